@@ -1,0 +1,18 @@
+"""One file for each family of algorithms; a new algorithm is a file here and its line below."""
+
+from jaxpruner.algorithms import pruners as pruners
+from jaxpruner.algorithms.acdc import ACDC as ACDC
+from jaxpruner.algorithms.adam_fisher import AdamFisherPruning as AdamFisherPruning
+from jaxpruner.algorithms.fixed_mask import FixedMask as FixedMask
+from jaxpruner.algorithms.fixed_mask import masks_from_zeros as masks_from_zeros
+from jaxpruner.algorithms.global_pruners import GlobalMagnitudePruning as GlobalMagnitudePruning
+from jaxpruner.algorithms.global_pruners import GlobalSaliencyPruning as GlobalSaliencyPruning
+from jaxpruner.algorithms.iterative_nm import IterativeNMPruning as IterativeNMPruning
+from jaxpruner.algorithms.pruners import MagnitudePruning as MagnitudePruning
+from jaxpruner.algorithms.pruners import RandomPruning as RandomPruning
+from jaxpruner.algorithms.pruners import SaliencyPruning as SaliencyPruning
+from jaxpruner.algorithms.sparse_trainers import SET as SET
+from jaxpruner.algorithms.sparse_trainers import RigL as RigL
+from jaxpruner.algorithms.sparse_trainers import StaticRandomSparse as StaticRandomSparse
+from jaxpruner.algorithms.ste import SteMagnitudePruning as SteMagnitudePruning
+from jaxpruner.algorithms.ste import SteRandomPruning as SteRandomPruning

@@ -1,0 +1,56 @@
+"""Pruning by the Fisher information that Adam keeps anyway."""
+
+import dataclasses
+
+import jax
+
+from jaxpruner import base_updater, optimizer_state
+from jaxpruner import tree as tree_lib
+
+
+@dataclasses.dataclass
+class AdamFisherPruning(base_updater.BaseUpdater):
+    r"""Removes the weights of least $w^2 \hat v$, where $\hat v$ is Adam's second moment of the gradient.
+
+    The second moment estimates the diagonal of the Fisher information, so that the score is (twice) the second-order
+    change of the loss: Theis et al., "Faster gaze prediction with dense networks and Fisher pruning", 2018.
+
+    Raises:
+      ValueError: in `init`, the optimizer keeps no second moment (`nu`) of a selected leaf's shape.
+
+    >>> import jax.numpy as jnp, optax
+    >>> updater = AdamFisherPruning(sparsity_distribution_fn=lambda params: {'w': 0.5})
+    >>> updater.wrap_optax(optax.adam(0.1)).init({'w': jnp.ones(2)}).masks
+    {'w': Array([1, 1], dtype=uint8)}
+    """
+
+    def check_optimizer(self, inner, params):
+        """Refuses optimizers without second moments."""
+        shapes = jax.eval_shape(lambda values: (inner.init(values), values), params)
+        self._second_moments(*shapes)
+
+    def _second_moments(self, inner_state, params):
+        moments = optimizer_state.second_moments(inner_state, params)
+        paths, leaves, treedef = tree_lib.flatten_with_paths(params)
+        targets = tree_lib.leaves_like(treedef, self.get_target_sparsities(params))
+        for path, leaf, moment, target in zip(paths, leaves, moments, targets, strict=True):
+            if target is not None and moment is None:
+                raise ValueError(
+                    f'adam_fisher scores weights by the second moment of their gradients, and this optimizer keeps none '
+                    f'(`nu`) of shape {tuple(leaf.shape)} for {tree_lib.path_string(path)}; use adam, adamw or rmsprop'
+                )
+        return moments
+
+    def calculate_scores(self, params, sparse_state=None, grads=None):
+        """Squared weights times second moments; `None` for dense leaves.
+
+        Raises:
+          ValueError: there is no optimizer state, as in one-shot pruning.
+        """
+        del grads
+        if sparse_state is None or sparse_state.inner_state is None:
+            raise ValueError("adam_fisher needs Adam's state; train with wrap_optax, or use SaliencyPruning for one-shot pruning")
+        moments = self._second_moments(sparse_state.inner_state, params)
+        leaves, treedef = jax.tree.flatten(params)
+        scores = [None if nu is None else leaf * leaf * nu for leaf, nu in zip(leaves, moments, strict=True)]
+        return jax.tree.unflatten(treedef, scores)

@@ -1,0 +1,91 @@
+"""Continuing with masks that are there: fine-tuning of a pruned model."""
+
+import dataclasses
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxpruner import base_updater, packing, sparsity_distributions
+from jaxpruner import tree as tree_lib
+from jaxpruner.sparse_state import kept_weights
+
+
+@dataclasses.dataclass
+class FixedMask(base_updater.BaseUpdater):
+    """Keeps given masks: fine-tuning at constant sparsity.
+
+    Attributes:
+      masks: tree like the parameters of masks, packed or not; `None` where dense.
+
+    Raises:
+      ValueError: in `init`, a mask that does not fit its parameter.
+
+    >>> updater = FixedMask(masks={'w': jnp.array([1, 0], jnp.uint8)})
+    >>> updater.instant_sparsify({'w': jnp.array([3.0, 4.0])})[0]
+    {'w': Array([3., 0.], dtype=float32)}
+    """
+
+    masks: Any = None
+    is_sparse_gradients: bool = True
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.masks is None:
+            raise ValueError('FixedMask needs masks: those of a pruner, or masks_from_zeros(params)')
+
+    def get_target_sparsities(self, params):
+        """The sparsities that the masks have."""
+
+        def sparsity(param, mask):
+            return None if mask is None else 1 - kept_weights(packing.unpack_like(mask, param.shape)) / max(param.size, 1)
+
+        return tree_lib.map_with_missing(sparsity, params, self.masks)
+
+    def get_initial_masks(self, params, target_sparsities):
+        """The given masks, unpacked."""
+        del target_sparsities
+
+        def unpacked(param, mask):
+            return None if mask is None else packing.unpack_like(jnp.asarray(mask), param.shape).astype(jnp.uint8)
+
+        return tree_lib.map_with_missing(unpacked, params, self.masks)
+
+    def update_state(self, sparse_state, params, grads):
+        """The state as it is."""
+        del params, grads
+        return sparse_state
+
+    def instant_sparsify(self, params, grads=None):
+        """Applies the masks."""
+        del grads
+        masks = self.get_initial_masks(params, None)
+        return self.apply_masks(params, masks), masks
+
+
+def masks_from_zeros(
+    params: tree_lib.PyTree, filter_fn: sparsity_distributions.FilterFn = sparsity_distributions.NOT_DIM_ONE_FILTER
+) -> tree_lib.PyTree:
+    """Reads masks off a pruned model: its zeros are what was pruned.
+
+    Args:
+      params: any pytree of concrete arrays.
+      filter_fn: `(path, leaf) -> bool`, selects the leaves that may have been pruned.
+
+    Returns:
+      A tree of uint8 masks, `None` where a leaf is not selected or has no zeros. A leaf of zeros alone was initialised so
+      rather than pruned: it is left dense, with a warning.
+
+    >>> masks_from_zeros({'bias': jnp.zeros(2), 'kernel': jnp.array([[0.0, 1.0]])})
+    {'bias': None, 'kernel': Array([[0, 1]], dtype=uint8)}
+    """
+    paths, leaves, treedef = tree_lib.flatten_with_paths(params)
+    masks = []
+    for path, leaf in zip(paths, leaves, strict=True):
+        mask = (leaf != 0).astype(jnp.uint8) if filter_fn(path, leaf) else None
+        kept = leaf.size if mask is None else int(kept_weights(mask))
+        if kept == 0 and leaf.size:
+            warnings.warn(f'{tree_lib.path_string(path)} is all zeros; it is left dense, not frozen', UserWarning, stacklevel=2)
+        masks.append(mask if 0 < kept < leaf.size else None)
+    return jax.tree.unflatten(treedef, masks)

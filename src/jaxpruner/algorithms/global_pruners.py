@@ -1,0 +1,101 @@
+"""Pruning by one ranking over all selected leaves."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from jaxpruner import base_updater, selection, sparsity_types
+from jaxpruner import tree as tree_lib
+from jaxpruner.algorithms import pruners
+
+
+@dataclasses.dataclass
+class GlobalUpdater(base_updater.BaseUpdater):
+    """Ranks the weights of all selected leaves together; the total sparsity is the targets', weighted by size.
+
+    Attributes:
+      normalize_scores: scores are divided by (their leaf's norm + 1e-8), so that leaves of small weights are not emptied.
+
+    Raises:
+      ValueError: another sparsity type than unstructured.
+
+    >>> GlobalMagnitudePruning(sparsity_type='2:4')
+    Traceback (most recent call last):
+      ...
+    ValueError: GlobalMagnitudePruning ranks single weights across leaves, so it needs Unstructured(), got NByM(n=2, m=4, axis=-1); use a local algorithm such as MagnitudePruning for N:M, blocks and channels
+    """
+
+    normalize_scores: bool = dataclasses.field(default=True, kw_only=True)
+
+    def __post_init__(self):
+        super().__post_init__()
+        if isinstance(self.sparsity_type, (sparsity_types.NByM, sparsity_types.Block, sparsity_types.Channel)):
+            self._refuse(self.sparsity_type)
+        if self.topk_fn is not None or self.stacked:
+            raise ValueError(f'{type(self).__name__} ranks all leaves together: topk_fn and stacked have no meaning for it')
+
+    def _refuse(self, sparsity_type: object) -> None:
+        raise ValueError(
+            f'{type(self).__name__} ranks single weights across leaves, so it needs Unstructured(), got {sparsity_type}; '
+            'use a local algorithm such as MagnitudePruning for N:M, blocks and channels'
+        )
+
+    def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
+        """As the base's; refuses a leaf whose type is not unstructured."""
+        paths, leaves, _ = tree_lib.flatten_with_paths(params)
+        for sparsity_type in self._leaf_types(paths, leaves):
+            if sparsity_type not in (None, sparsity_types.Unstructured()):
+                self._refuse(sparsity_type)
+        return super().get_target_sparsities(params)
+
+    def create_masks(self, scores: tree_lib.PyTree, sparsities: tree_lib.PyTree) -> tree_lib.PyTree:
+        """Masks from one ranking; of equal scores the first by leaf path, then by index, is kept."""
+        paths, leaves, treedef = tree_lib.flatten_with_paths(scores, keep_none=True)
+        targets = tree_lib.leaves_like(treedef, sparsities)
+        ranked = sorted((i for i in range(len(leaves)) if targets[i] is not None), key=lambda i: paths[i])
+        if not ranked:
+            return jax.tree.unflatten(treedef, [None] * len(leaves))
+        arrays = [leaves[i] for i in ranked]
+        norms = [jnp.linalg.norm(array.astype(jnp.float32)) + 1e-8 for array in arrays] if self.normalize_scores else None
+        total = _total_sparsity([targets[i] for i in ranked], [array.size for array in arrays])
+        count = selection.number_to_keep(sum(array.size for array in arrays), total)
+        masks = dict(zip(ranked, selection.keep_largest_jointly(arrays, count, norms), strict=True))
+        return jax.tree.unflatten(treedef, [masks.get(i) for i in range(len(leaves))])
+
+
+def _total_sparsity(targets: list, sizes: list[int]) -> jax.Array:
+    """The mean weighted by size; of equal targets the target itself, without rounding."""
+    stacked = jnp.stack([jnp.asarray(target, jnp.float32) for target in targets])
+    shares = jnp.asarray([size / max(sum(sizes), 1) for size in sizes], jnp.float32)
+    return jnp.where(jnp.all(stacked == stacked[0]), stacked[0], jnp.sum(stacked * shares))
+
+
+@dataclasses.dataclass
+class GlobalMagnitudePruning(GlobalUpdater):
+    """Removes the weights of least (normalised) magnitude in the whole model.
+
+    >>> updater = GlobalMagnitudePruning(sparsity_distribution_fn=lambda params: {'a': 0.5, 'b': 0.5}, normalize_scores=False)
+    >>> updater.instant_sparsify({'a': jnp.array([1.0, 4.0]), 'b': jnp.array([2.0, 3.0])})[1]
+    {'a': Array([0, 1], dtype=uint8), 'b': Array([0, 1], dtype=uint8)}
+    """
+
+    def calculate_scores(self, params, sparse_state=None, grads=None):
+        """The magnitudes."""
+        del sparse_state, grads
+        return pruners.magnitudes(params)
+
+
+@dataclasses.dataclass
+class GlobalSaliencyPruning(GlobalUpdater):
+    """Removes the weights of least (normalised) saliency in the whole model.
+
+    >>> updater = GlobalSaliencyPruning(sparsity_distribution_fn=lambda params: {'a': 0.5})
+    >>> updater.instant_sparsify({'a': jnp.array([1.0, 4.0])}, {'a': jnp.array([8.0, 1.0])})[1]
+    {'a': Array([1, 0], dtype=uint8)}
+    """
+
+    def calculate_scores(self, params, sparse_state=None, grads=None):
+        """The saliencies."""
+        del sparse_state
+        return pruners.saliencies(params, grads)

@@ -1,0 +1,100 @@
+"""Pruning by a score of each single weight: magnitude, saliency, chance."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxpruner import base_updater, utils
+from jaxpruner import tree as tree_lib
+
+
+def generate_random_scores(params: tree_lib.PyTree, rng_seed: Any) -> tree_lib.PyTree:
+    """Uniform scores in [0, 1), one key a leaf.
+
+    Args:
+      params: any pytree of arrays.
+      rng_seed: whole number, uint32 key or typed key.
+
+    Returns:
+      A tree like the parameters, in their shapes and (floating) dtypes.
+
+    >>> generate_random_scores({'w': jnp.ones(2)}, 8)['w'].shape
+    (2,)
+    """
+    leaves, treedef = jax.tree.flatten(params)
+    keys = jax.random.split(utils.prng_key(rng_seed), len(leaves)) if leaves else []
+    scores = [jax.random.uniform(key, leaf.shape, leaf.dtype) for key, leaf in zip(keys, leaves, strict=True)]
+    return jax.tree.unflatten(treedef, scores)
+
+
+def magnitudes(params: tree_lib.PyTree) -> tree_lib.PyTree:
+    """The absolute value of each weight.
+
+    >>> magnitudes({'w': jnp.array([-2.0, 1.0])})
+    {'w': Array([2., 1.], dtype=float32)}
+    """
+    return jax.tree.map(jnp.abs, params)
+
+
+def saliencies(params: tree_lib.PyTree, grads: tree_lib.PyTree | None) -> tree_lib.PyTree:
+    r"""$|w \cdot \partial L / \partial w|$, the first-order change of the loss when the weight is removed.
+
+    Raises:
+      ValueError: there are no gradients.
+
+    >>> saliencies({'w': jnp.array([-2.0, 1.0])}, {'w': jnp.array([0.5, 3.0])})
+    {'w': Array([1., 3.], dtype=float32)}
+    """
+    if grads is None:
+        raise ValueError('saliency scores need gradients; pass them: instant_sparsify(params, grads)')
+    return jax.tree.map(lambda param, grad: jnp.abs(param * grad), params, grads)
+
+
+@dataclasses.dataclass
+class MagnitudePruning(base_updater.BaseUpdater):
+    """Removes the weights of least magnitude. Zhu and Gupta, "To prune, or not to prune", 2017.
+
+    >>> updater = MagnitudePruning(sparsity_distribution_fn=lambda params: {'w': 0.5})
+    >>> updater.instant_sparsify({'w': jnp.array([-2.0, 1.0])})[0]
+    {'w': Array([-2.,  0.], dtype=float32)}
+    """
+
+    def calculate_scores(self, params, sparse_state=None, grads=None):
+        """The magnitudes."""
+        del sparse_state, grads
+        return magnitudes(params)
+
+
+@dataclasses.dataclass
+class SaliencyPruning(base_updater.BaseUpdater):
+    """Removes the weights whose removal changes the loss least, to first order. Molchanov et al., 2016.
+
+    >>> updater = SaliencyPruning(sparsity_distribution_fn=lambda params: {'w': 0.5})
+    >>> updater.instant_sparsify({'w': jnp.array([-2.0, 1.0])}, {'w': jnp.array([0.5, 3.0])})[0]
+    {'w': Array([0., 1.], dtype=float32)}
+    """
+
+    def calculate_scores(self, params, sparse_state=None, grads=None):
+        """The saliencies."""
+        del sparse_state
+        return saliencies(params, grads)
+
+
+@dataclasses.dataclass
+class RandomPruning(base_updater.BaseUpdater):
+    """Removes weights at random, new ones at each update: the baseline for every other score.
+
+    >>> updater = RandomPruning(sparsity_distribution_fn=lambda params: {'w': 0.5})
+    >>> int(updater.instant_sparsify({'w': jnp.ones(8)})[1]['w'].sum())
+    4
+    """
+
+    def calculate_scores(self, params, sparse_state=None, grads=None):
+        """Chance; weights that are pruned stay so."""
+        del grads
+        if sparse_state is None:
+            return generate_random_scores(params, self.rng_seed)
+        key = jax.random.fold_in(utils.prng_key(self.rng_seed), sparse_state.count)
+        return self.apply_masks(generate_random_scores(params, key), sparse_state.masks)

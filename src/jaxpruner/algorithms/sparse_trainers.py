@@ -1,0 +1,206 @@
+"""Training that is sparse from the first step: static masks, SET, RigL."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from jaxpruner import base_updater, mask_calculator, optimizer_state, selection, sparsity_types, utils
+from jaxpruner import tree as tree_lib
+from jaxpruner.algorithms import pruners
+
+
+@dataclasses.dataclass
+class StaticRandomSparse(base_updater.BaseUpdater):
+    """Random masks at initialisation, kept to the end.
+
+    Call `post_gradient_update` once after `init`, so that the first forward pass is sparse.
+
+    >>> updater = StaticRandomSparse(sparsity_distribution_fn=lambda params: {'w': 0.5})
+    >>> int(updater.init_state({'w': jnp.ones(8)}).masks['w'].sum())
+    4
+    """
+
+    approaches_target: ClassVar[bool] = False
+
+    is_sparse_gradients: bool = True
+
+    def get_initial_masks(self, params, target_sparsities):
+        """Random masks at the target sparsities."""
+        return self.create_masks(pruners.generate_random_scores(params, self.rng_seed), target_sparsities)
+
+    def update_state(self, sparse_state, params, grads):
+        """The state as it is."""
+        del params, grads
+        return sparse_state
+
+    def instant_sparsify(self, params, grads=None):
+        """Refused: there is nothing to train sparse.
+
+        Raises:
+          RuntimeError: always.
+        """
+        raise RuntimeError(
+            f'{type(self).__name__} trains sparse from the start: instant_sparsify is not supported in sparse training '
+            'methods; use wrap_optax, or RandomPruning for one-shot pruning at random'
+        )
+
+
+@dataclasses.dataclass
+class SET(StaticRandomSparse):
+    """Sparse evolutionary training: drops the smallest kept weights, regrows as many at random. Mocanu et al., 2018.
+
+    On update steps the optimizer is skipped. A weight that comes back starts at zero with zeroed moments; one that is
+    dropped and regrown in the same update keeps both. Call `post_gradient_update` once after `init`.
+
+    Attributes:
+      drop_fraction_fn: step -> share of the kept weights (or blocks, channels) to replace, in [0, 1].
+
+    Raises:
+      ValueError: N:M, in whose groups a weight cannot be replaced freely; or a drop fraction outside [0, 1].
+
+    >>> SET(drop_fraction_fn=lambda step: 0.3).skip_gradients
+    True
+    """
+
+    skip_gradients: bool = True
+    drop_fraction_fn: Callable[[Any], Any] = dataclasses.field(default=lambda step: 0.1)
+
+    def __post_init__(self):
+        super().__post_init__()
+        _refuse_n_by_m(self, [self.sparsity_type])
+        if not callable(self.drop_fraction_fn):
+            raise TypeError(
+                f'drop_fraction_fn must be a function of the step, got {self.drop_fraction_fn!r}; '
+                'for a constant pass optax.constant_schedule(…)'
+            )
+        # Schedules decay from their first value; a function of the step that needs more fails here, before training.
+        check_drop_fraction(self.drop_fraction_fn(0), 'drop_fraction_fn(0)')
+
+    def get_target_sparsities(self, params):
+        """As the base's; refuses leaves whose type is N:M."""
+        paths, leaves, _ = tree_lib.flatten_with_paths(params)
+        _refuse_n_by_m(self, self._leaf_types(paths, leaves))
+        return super().get_target_sparsities(params)
+
+    def check_optimizer(self, inner, params):
+        """Refuses optimizers whose moments cannot be zeroed."""
+        optimizer_state.check_resettable(inner, params)
+
+    def get_drop_scores(self, sparse_state, params, grads):
+        """Scores of the weights: the smallest kept ones are dropped."""
+        del sparse_state, grads
+        return pruners.magnitudes(params)
+
+    def get_grow_scores(self, sparse_state, params, grads):
+        """Scores of the weights: the largest that are not kept come back. Here chance, from the seed and the step."""
+        del grads
+        key = jax.random.fold_in(utils.prng_key(self.rng_seed), sparse_state.count)
+        return pruners.generate_random_scores(params, key)
+
+    def update_state(self, sparse_state, params, grads):
+        """Drops and regrows; the number of kept weights stays."""
+        fraction = self.drop_fraction_fn(sparse_state.count)
+        drop_scores = self.get_drop_scores(sparse_state, params, grads)
+        grow_scores = self.get_grow_scores(sparse_state, params, grads)
+        paths, leaves, treedef = tree_lib.flatten_with_paths(params)
+        entries = zip(
+            paths,
+            self._leaf_types(paths, leaves),
+            tree_lib.leaves_like(treedef, sparse_state.masks),
+            tree_lib.leaves_like(treedef, drop_scores),
+            tree_lib.leaves_like(treedef, grow_scores),
+            strict=True,
+        )
+        masks = [
+            None if mask is None else self._replaced(path, sparsity_type, mask, drop, grow, fraction)
+            for path, sparsity_type, mask, drop, grow in entries
+        ]
+        return sparse_state._replace(masks=jax.tree.unflatten(treedef, masks))
+
+    def _replaced(self, path, sparsity_type, mask, drop_scores, grow_scores, fraction):
+        def replace(*arrays):
+            return drop_and_grow(*arrays, fraction, sparsity_type)
+
+        return (jax.vmap(replace) if self._is_stacked(path) else replace)(mask, drop_scores, grow_scores)
+
+    def moments_to_reset(self, old_state, new_state):
+        """The weights that were pruned before and are kept now."""
+        leaves, treedef = jax.tree.flatten(new_state.masks)
+        old = tree_lib.leaves_like(treedef, old_state.masks)
+        return jax.tree.unflatten(treedef, [(new != 0) & (was == 0) for new, was in zip(leaves, old, strict=True)])
+
+
+@dataclasses.dataclass
+class RigL(SET):
+    """Rigging the lottery: as SET, but regrows where the gradient is largest. Evci et al., 2020.
+
+    >>> RigL(drop_fraction_fn=lambda step: 0.3).is_sparse_gradients
+    True
+    """
+
+    def get_grow_scores(self, sparse_state, params, grads):
+        """The gradients' magnitudes."""
+        del sparse_state, params
+        return pruners.magnitudes(grads)
+
+
+def check_drop_fraction(fraction: Any, name: str) -> None:
+    """Refuses a drop fraction outside [0, 1]; traced values pass.
+
+    Args:
+      fraction: a number or scalar array.
+      name: what it is called, for the message.
+
+    Raises:
+      ValueError: it lies outside.
+
+    >>> check_drop_fraction(0.3, 'drop_fraction')
+    """
+    if not isinstance(fraction, jax.core.Tracer) and not 0 <= float(fraction) <= 1:
+        raise ValueError(f'{name} must lie in [0, 1] (the share of kept weights that is replaced), got {fraction}')
+
+
+def drop_and_grow(
+    mask: jax.Array,
+    drop_scores: jax.Array,
+    grow_scores: jax.Array,
+    fraction: jax.Array | float,
+    sparsity_type: sparsity_types.SparsityType,
+) -> jax.Array:
+    """Replaces a share of the kept weights (or blocks, channels), whose number stays.
+
+    Args:
+      mask: uint8 mask.
+      drop_scores: of its shape; the kept ones with the smallest scores are dropped, `round(kept * fraction)` of them.
+      grow_scores: of its shape; of all that are not kept then, those with the largest scores come back.
+      fraction: scalar in [0, 1].
+      sparsity_type: unstructured, block or channel.
+
+    Returns:
+      The new mask.
+
+    >>> mask, scores = jnp.array([1, 1, 0, 0], jnp.uint8), jnp.array([3.0, 1.0, 0.0, 0.0])
+    >>> drop_and_grow(mask, scores, jnp.array([0.0, 0.0, 1.0, 2.0]), 0.5, sparsity_types.Unstructured())
+    Array([1, 0, 0, 1], dtype=uint8)
+    """
+    alive = mask_calculator.group_scores(mask.astype(jnp.float32), sparsity_type) > 0
+    number_alive = jnp.sum(alive, dtype=jnp.uint32)
+    number_kept = number_alive - selection.share_of(number_alive, fraction)
+    drop_groups = mask_calculator.group_scores(drop_scores, sparsity_type)
+    kept = (selection.keep_largest(jnp.where(alive, drop_groups, -jnp.inf), number_kept) != 0) & alive
+    grow_groups = mask_calculator.group_scores(grow_scores, sparsity_type)
+    number_grown = number_alive - jnp.sum(kept, dtype=jnp.uint32)
+    grown = selection.keep_largest(jnp.where(kept, -jnp.inf, grow_groups), number_grown)
+    return mask_calculator.spread_groups(kept.astype(jnp.uint8) | grown, sparsity_type, mask.shape)
+
+
+def _refuse_n_by_m(updater: base_updater.BaseUpdater, types: list[Any]) -> None:
+    for sparsity_type in types:
+        if isinstance(sparsity_type, sparsity_types.NByM):
+            raise ValueError(
+                f'{type(updater).__name__} replaces weights anywhere in a leaf, which N:M groups do not allow, got '
+                f'{sparsity_type}; use unstructured, block or channel sparsity, or StaticRandomSparse for N:M from the start'
+            )

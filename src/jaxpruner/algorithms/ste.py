@@ -1,0 +1,78 @@
+"""Straight-through methods: the forward pass is sparse, the weights that are trained stay dense."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from jaxpruner import base_updater, utils
+from jaxpruner import tree as tree_lib
+from jaxpruner.algorithms import pruners
+from jaxpruner.sparse_state import only_sparse_state
+
+
+@jax.custom_jvp
+def _straight_through(param: jax.Array, mask: jax.Array) -> jax.Array:
+    return jnp.where(mask != 0, param, jnp.zeros_like(param))
+
+
+@_straight_through.defjvp
+def _straight_through_jvp(primals, tangents):
+    return _straight_through(*primals), tangents[0]
+
+
+@dataclasses.dataclass
+class SteUpdater(base_updater.BaseUpdater):
+    """Prunes in `pre_forward_update`, at the scheduled sparsity of each step, and lets gradients pass.
+
+    The masks in the state are those of the last scheduled update, for reports; the forward pass selects anew each step.
+
+    >>> updater = SteMagnitudePruning(sparsity_distribution_fn=lambda params: {'w': 0.5})
+    >>> import optax
+    >>> params = {'w': jnp.array([-2.0, 1.0])}
+    >>> updater.pre_forward_update(params, updater.wrap_optax(optax.sgd(0.1)).init(params))
+    {'w': Array([-2.,  0.], dtype=float32)}
+    """
+
+    def pre_forward_update(self, params, sparse_state):
+        """The pruned parameters; the derivative is the identity, so that it may stand inside the loss."""
+        state = only_sparse_state(sparse_state)
+        sparsities = self.scheduler.get_sparsity_at_step(state.target_sparsities, state.count)
+        # Scores steer the selection alone; no gradient flows through it.
+        detached = jax.lax.stop_gradient(params)
+        masks = self.create_masks(self.calculate_scores(detached, sparse_state=state), sparsities)
+        return tree_lib.map_with_missing(lambda p, m: p if m is None else _straight_through(p, m), params, masks)
+
+    def post_gradient_update(self, params, sparse_state):
+        """The parameters as they are: dense."""
+        del sparse_state
+        return params
+
+
+@dataclasses.dataclass
+class SteMagnitudePruning(SteUpdater):
+    """Straight-through magnitude pruning: Top-KAST without its regularisation. Jayakumar et al., 2020.
+
+    >>> SteMagnitudePruning(sparsity_type='2:4').sparsity_type
+    NByM(n=2, m=4, axis=-1)
+    """
+
+    def calculate_scores(self, params, sparse_state=None, grads=None):
+        """The magnitudes."""
+        del sparse_state, grads
+        return pruners.magnitudes(params)
+
+
+@dataclasses.dataclass
+class SteRandomPruning(SteUpdater):
+    """Straight-through pruning at random, anew in each step: structured dropout's baseline.
+
+    >>> SteRandomPruning().rng_seed
+    8
+    """
+
+    def calculate_scores(self, params, sparse_state=None, grads=None):
+        """Chance, from the seed and the step."""
+        del grads
+        key = utils.prng_key(self.rng_seed)
+        return pruners.generate_random_scores(params, key if sparse_state is None else jax.random.fold_in(key, sparse_state.count))

@@ -1,0 +1,176 @@
+"""From a name and a flat configuration to an updater."""
+
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import tomllib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import optax
+
+from jaxpruner import algorithms, sparsity_distributions, sparsity_schedules
+from jaxpruner import tree as tree_lib
+from jaxpruner.algorithms.sparse_trainers import check_drop_fraction
+from jaxpruner.base_updater import BaseUpdater, NoPruning
+
+ALGORITHM_REGISTRY: dict[str, type[BaseUpdater]] = {
+    'no_prune': NoPruning,
+    'magnitude': algorithms.MagnitudePruning,
+    'random': algorithms.RandomPruning,
+    'saliency': algorithms.SaliencyPruning,
+    'magnitude_ste': algorithms.SteMagnitudePruning,
+    'random_ste': algorithms.SteRandomPruning,
+    'global_magnitude': algorithms.GlobalMagnitudePruning,
+    'global_saliency': algorithms.GlobalSaliencyPruning,
+    'static_sparse': algorithms.StaticRandomSparse,
+    'set': algorithms.SET,
+    'rigl': algorithms.RigL,
+    'acdc': algorithms.ACDC,
+    'adam_fisher': algorithms.AdamFisherPruning,
+    'iterative_nm': algorithms.IterativeNMPruning,
+}
+
+_DISTRIBUTIONS: dict[str, Callable[..., Any]] = {
+    'uniform': sparsity_distributions.uniform,
+    'erk': sparsity_distributions.erk,
+}
+
+# Keys that do not name a field of an updater.
+_DISTRIBUTION_KEYS = ('dist_type', 'sparsity', 'filter_fn', 'custom_sparsity_map', 'count_excluded')
+_SCHEDULE_KEYS = ('update_freq', 'update_start_step', 'update_end_step', 'power')
+_OTHER_KEYS = ('algorithm', 'drop_fraction')
+
+
+def all_algorithm_names() -> tuple[str, ...]:
+    """The names that `create_updater_from_config` knows.
+
+    >>> all_algorithm_names()[:3]
+    ('no_prune', 'magnitude', 'random')
+    """
+    return tuple(ALGORITHM_REGISTRY)
+
+
+def register_algorithm(name: str, algorithm: type[BaseUpdater]) -> None:
+    """Makes an algorithm known by name; its fields become config keys.
+
+    Args:
+      name: a new name.
+      algorithm: a subclass of `BaseUpdater`.
+
+    Raises:
+      ValueError: another algorithm has the name.
+      TypeError: it is no such class.
+
+    >>> register_algorithm('magnitude', algorithms.MagnitudePruning)
+    """
+    if not (isinstance(algorithm, type) and issubclass(algorithm, BaseUpdater)):
+        raise TypeError(f'an algorithm must be a subclass of jaxpruner.BaseUpdater, got {algorithm!r}')
+    if ALGORITHM_REGISTRY.setdefault(name, algorithm) is not algorithm:
+        raise ValueError(f'the name {name!r} belongs to {ALGORITHM_REGISTRY[name].__name__}; register {algorithm.__name__} under another')
+
+
+def create_updater_from_config(sparsity_config: Any) -> BaseUpdater:
+    """Makes an updater from a flat configuration.
+
+    Keys: `algorithm` (required); `dist_type` (`'uniform'` or `'erk'`), `sparsity`, `filter_fn`, `custom_sparsity_map`,
+    `count_excluded`; `update_freq`, `update_start_step`, `update_end_step`, `power`, or `scheduler` itself; `drop_fraction`;
+    and every field of an updater (`sparsity_type`, `rng_seed`, `use_packed_masks`, …). Without `update_freq` masks are
+    never updated. Values may be typed or text. Keys of another algorithm are accepted and unused, so that the algorithm
+    alone can be exchanged; `None` stands for a key that is not given.
+
+    Args:
+      sparsity_config: a mapping (a dict or an ml_collections `ConfigDict`), a dataclass, or the path of a TOML or JSON file.
+
+    Returns:
+      The updater.
+
+    Raises:
+      ValueError: an unknown key or name (the message tells the nearest), or a bad value.
+      FileNotFoundError: there is no such file.
+
+    >>> create_updater_from_config({'algorithm': 'magnitude', 'dist_type': 'erk', 'sparsity': 0.9, 'sparsity_type': '2:4'}).sparsity_type
+    NByM(n=2, m=4, axis=-1)
+    """
+    config = {key: value for key, value in _as_dict(sparsity_config).items() if value is not None}
+    _check_keys(config)
+    name = config.get('algorithm')
+    if name not in ALGORITHM_REGISTRY:
+        raise ValueError(f'algorithm {name!r} is unknown; {tree_lib.nearest(str(name), ALGORITHM_REGISTRY)}')
+    algorithm = ALGORITHM_REGISTRY[name]
+    if algorithm is NoPruning:
+        return NoPruning()
+    fields = {field.name for field in dataclasses.fields(algorithm) if field.init}
+    kwargs = {key: value for key, value in config.items() if key in fields}
+    if 'sparsity_distribution_fn' not in kwargs and 'sparsity' in config:
+        kwargs['sparsity_distribution_fn'] = _distribution(config)
+    if 'scheduler' not in kwargs and 'update_freq' in config:
+        kwargs['scheduler'] = _schedule(algorithm, config)
+    if 'drop_fraction_fn' in fields - set(kwargs) and 'drop_fraction' in config:
+        kwargs['drop_fraction_fn'] = _drop_fraction_fn(config)
+    return algorithm(**kwargs)
+
+
+def _as_dict(config: Any) -> dict[str, Any]:
+    if isinstance(config, (str, os.PathLike)):
+        return _read_file(pathlib.Path(config))
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    # A ConfigDict is no Mapping, but has its methods.
+    if isinstance(config, Mapping) or (hasattr(config, 'keys') and hasattr(config, '__getitem__')):
+        return {key: _plain(config[key]) for key in config.keys()}
+    raise TypeError(f'a configuration is a mapping, a dataclass, or the path of a TOML or JSON file; got {config!r}')
+
+
+def _plain(value: Any) -> Any:
+    """Nested ConfigDicts become dicts."""
+    return value.to_dict() if hasattr(value, 'to_dict') and not isinstance(value, Mapping) else value
+
+
+def _read_file(path: pathlib.Path) -> dict[str, Any]:
+    readers = {'.toml': tomllib.loads, '.json': json.loads}
+    if path.suffix not in readers:
+        raise ValueError(f'{path}: a configuration file must end in .toml or .json')
+    try:
+        content = readers[path.suffix](path.read_text())
+    except ValueError as error:  # both parsers' errors are ValueErrors
+        raise ValueError(f'{path} is no valid {path.suffix[1:].upper()}: {error}') from error
+    if not isinstance(content, dict):
+        raise ValueError(f'{path} must hold a table of keys, got {type(content).__name__}')
+    return content
+
+
+def _check_keys(config: dict[str, Any]) -> None:
+    known = {*_DISTRIBUTION_KEYS, *_SCHEDULE_KEYS, *_OTHER_KEYS}
+    for algorithm in ALGORITHM_REGISTRY.values():
+        known |= {field.name for field in dataclasses.fields(algorithm) if field.init}
+    for key in config:
+        if key not in known:
+            raise ValueError(f'config key {key!r} is unknown; {tree_lib.nearest(key, known)}')
+
+
+def _distribution(config: dict[str, Any]) -> Callable[..., Any]:
+    name = config.get('dist_type', 'uniform')
+    if name not in _DISTRIBUTIONS:
+        raise ValueError(f'dist_type {name!r} is unknown; {tree_lib.nearest(str(name), _DISTRIBUTIONS)}')
+    kwargs = {key: config[key] for key in ('sparsity', 'filter_fn', 'custom_sparsity_map') if key in config}
+    if name == 'erk' and 'count_excluded' in config:
+        kwargs['count_excluded'] = config['count_excluded']
+    return functools.partial(_DISTRIBUTIONS[name], **kwargs)
+
+
+def _schedule(algorithm: type[BaseUpdater], config: dict[str, Any]) -> sparsity_schedules.BaseSchedule:
+    steps = {key: config[key] for key in ('update_freq', 'update_start_step', 'update_end_step') if key in config}
+    # Without an end there is nothing to approach the target by.
+    if not algorithm.approaches_target or 'update_end_step' not in steps:
+        return sparsity_schedules.PeriodicSchedule(**steps)
+    return sparsity_schedules.PolynomialSchedule(**steps, **({'power': config['power']} if 'power' in config else {}))
+
+
+def _drop_fraction_fn(config: dict[str, Any]) -> Callable[[Any], Any]:
+    check_drop_fraction(config['drop_fraction'], 'drop_fraction')
+    if config.get('update_end_step'):
+        return optax.cosine_decay_schedule(config['drop_fraction'], config['update_end_step'])
+    return optax.constant_schedule(config['drop_fraction'])

@@ -1,0 +1,127 @@
+"""The state that a pruner keeps inside an optax state, and what can be read off it."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxpruner import tree as tree_lib
+
+
+class SparseState(NamedTuple):
+    """What a wrapped optimizer carries from step to step; plain arrays, so that it checkpoints, shards and vmaps.
+
+    >>> SparseState(masks={'kernel': None}).count is None
+    True
+    """
+
+    masks: Any  # tree like the parameters: uint8 masks or packed bits, None where dense
+    inner_state: Any = None  # the wrapped optimizer's state
+    target_sparsities: Any = None  # tree like the parameters: float32 scalars, None where dense
+    count: Any = None  # int32 scalar: steps so far
+    sizes: Any = None  # tree like the parameters: uint32 scalars, weights in each masked leaf (bits do not tell)
+
+
+def sparse_states(opt_state: Any) -> list[SparseState]:
+    """Every `SparseState` in an optimizer state, however deep in `chain`, `MultiSteps` or `multi_transform`.
+
+    Args:
+      opt_state: any optimizer state.
+
+    Returns:
+      The states in the order of the tree, outer before inner; an empty list if there is none.
+
+    >>> import optax, jaxpruner
+    >>> tx = optax.chain(optax.clip(1.0), jaxpruner.MagnitudePruning().wrap_optax(optax.sgd(0.1)))
+    >>> len(sparse_states(tx.init({'kernel': jnp.ones((2, 2))})))
+    1
+    """
+    found: list[SparseState] = []
+    for node in jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, SparseState)):
+        if isinstance(node, SparseState):
+            found.append(node)
+            found.extend(sparse_states(node.inner_state))
+    return found
+
+
+def only_sparse_state(opt_state: Any) -> SparseState:
+    """The one `SparseState` in an optimizer state.
+
+    Args:
+      opt_state: a `SparseState`, or any optimizer state that holds exactly one.
+
+    Returns:
+      The state, its count as a plain array (some front-ends box the arrays of an optimizer state).
+
+    Raises:
+      ValueError: there is none, or more than one.
+
+    >>> only_sparse_state((SparseState(masks=None),)).masks is None
+    True
+    """
+    states = [opt_state] if isinstance(opt_state, SparseState) else sparse_states(opt_state)
+    if len(states) != 1:
+        remedy = (
+            'wrap the optimizer with `updater.wrap_optax` and pass the state that its init made'
+            if not states
+            else 'pass the one that is meant: an entry of `jaxpruner.sparse_states(opt_state)`'
+        )
+        raise ValueError(f'expected one SparseState in the optimizer state, found {len(states)}; {remedy}')
+    count = jax.tree.leaves(states[0].count)
+    return states[0]._replace(count=count[0] if count else None)
+
+
+def sparsity_metrics(opt_state: Any) -> dict[str, jax.Array]:
+    """How sparse the masks in an optimizer state are now, for logging; safe under `jit`.
+
+    Args:
+      opt_state: any optimizer state; masks may be packed. Of states stacked by `vmap` the mean is returned.
+
+    Returns:
+      `{'a/b/kernel': sparsity}` for each masked leaf (float32 scalars), and for all masked leaves together
+      `'_total_sparsity'`, `'_target_sparsity'` (the target, weighted by size) and `'_count'` (steps). Where several
+      pruners share the model, the later ones' leaves follow.
+
+    Raises:
+      ValueError: there is no `SparseState`.
+
+    >>> import optax, jaxpruner
+    >>> tx = jaxpruner.StaticRandomSparse(sparsity_distribution_fn=lambda p: {'w': 0.75}).wrap_optax(optax.sgd(0.1))
+    >>> float(sparsity_metrics(tx.init({'w': jnp.ones((4, 4))}))['w'])
+    0.75
+    """
+    states = sparse_states(opt_state)
+    if not states:
+        raise ValueError('there is no SparseState in the optimizer state; wrap the optimizer with `updater.wrap_optax`')
+    metrics: dict[str, jax.Array] = {}
+    removed, wanted, total = jnp.float32(0), jnp.float32(0), jnp.float32(0)
+    for state in states:
+        paths, masks, treedef = tree_lib.flatten_with_paths(state.masks)
+        sizes = tree_lib.leaves_like(treedef, state.sizes)
+        targets = tree_lib.leaves_like(treedef, state.target_sparsities)
+        for path, mask, size, target in zip(paths, masks, sizes, targets, strict=True):
+            weights = jnp.float32(mask.size) if size is None else jnp.sum(size.astype(jnp.float32))
+            sparsity = 1 - kept_weights(mask).astype(jnp.float32) / weights
+            metrics[tree_lib.path_string(path)] = sparsity
+            removed, total = removed + sparsity * weights, total + weights
+            wanted += 0.0 if target is None else jnp.mean(target) * weights
+    metrics['_total_sparsity'] = removed / jnp.maximum(total, 1)
+    metrics['_target_sparsity'] = wanted / jnp.maximum(total, 1)
+    counts = jax.tree.leaves([state.count for state in states])
+    metrics['_count'] = counts[0] if counts else jnp.int32(0)
+    return metrics
+
+
+def kept_weights(mask: jax.Array) -> jax.Array:
+    """How many weights a mask keeps, packed or not: the number of bits that are set.
+
+    Args:
+      mask: uint8 array.
+
+    Returns:
+      uint32 scalar.
+
+    >>> int(kept_weights(jnp.array([160, 1], jnp.uint8)))
+    3
+    """
+    return jnp.sum(jax.lax.population_count(mask), dtype=jnp.uint32)

@@ -1,0 +1,206 @@
+"""How a total sparsity is shared among the leaves: a distribution maps parameters to one target per leaf.
+
+Any function `params -> tree of floats, None where dense` is a distribution; these are the two that papers use.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from jaxpruner import tree as tree_lib
+
+FilterFn = Callable[[tree_lib.Path, Any], bool]
+SparsityMap = Mapping[Any, float | None]
+
+# Last names of parameters that are vectors in one layer: 2-D means that layers are stacked.
+_VECTOR_NAMES = frozenset({'bias', 'b', 'scale', 'offset', 'beta', 'gamma'})
+
+
+def NOT_DIM_ONE_FILTER(path: tree_lib.Path, param: Any) -> bool:
+    """Selects the leaves with more than one dimension: kernels, not biases and norms.
+
+    >>> import numpy as np
+    >>> NOT_DIM_ONE_FILTER(('dense', 'bias'), np.ones(3))
+    False
+    """
+    del path
+    return param.ndim > 1
+
+
+def check_sparsity(sparsity: Any, name: str) -> None:
+    """Refuses a sparsity outside [0, 1]; values that are being traced cannot be checked and pass.
+
+    Args:
+      sparsity: a number or a scalar array.
+      name: what it is called, for the message.
+
+    Raises:
+      ValueError: it is NaN or outside [0, 1].
+      TypeError: it is no number.
+
+    >>> check_sparsity(0.9, 'sparsity')
+    """
+    if isinstance(sparsity, jax.core.Tracer):
+        return
+    try:
+        value = float(sparsity)
+    except (TypeError, ValueError):
+        raise TypeError(f'{name} must be a number between 0 and 1, got {sparsity!r}') from None
+    if isinstance(sparsity, (bool, str)):
+        raise TypeError(f'{name} must be a number between 0 and 1, got {sparsity!r}')
+    if not 0 <= value <= 1:
+        hint = f'; {value} per cent is {value / 100}' if 1 < value <= 100 else ''
+        raise ValueError(f'{name} must lie in [0, 1] (the share of weights removed), got {sparsity!r}{hint}')
+
+
+def uniform(
+    params: tree_lib.PyTree,
+    sparsity: Any,
+    filter_fn: FilterFn = NOT_DIM_ONE_FILTER,
+    custom_sparsity_map: SparsityMap | None = None,
+    stacked: Sequence[str] = (),
+) -> tree_lib.PyTree:
+    """The same sparsity for every selected leaf.
+
+    Args:
+      params: any pytree of arrays (or of shapes).
+      sparsity: share of weights to remove, in [0, 1].
+      filter_fn: `(path, leaf) -> bool`, selects leaves; default: those with more than one dimension.
+      custom_sparsity_map: leaf name or glob -> sparsity (`None` = dense); overrides the filter, the first match wins.
+      stacked: globs of leaves whose first axis counts layers; they are filtered by the shape of one layer.
+
+    Returns:
+      A tree like `params` with a sparsity for each leaf, `None` where it is dense.
+
+    Raises:
+      ValueError: a sparsity outside [0, 1], or a name that matches no leaf.
+
+    >>> import numpy as np
+    >>> uniform({'bias': np.ones(4), 'kernel': np.ones((2, 4))}, 0.5)
+    {'bias': None, 'kernel': 0.5}
+    """
+    check_sparsity(sparsity, 'sparsity')
+    _, treedef, custom, selected = _select(params, filter_fn, custom_sparsity_map, stacked)
+    targets = [custom[i] if i in custom else sparsity if i in selected else None for i in range(treedef.num_leaves)]
+    return jax.tree.unflatten(treedef, targets)
+
+
+def erk(
+    params: tree_lib.PyTree,
+    sparsity: float,
+    filter_fn: FilterFn = NOT_DIM_ONE_FILTER,
+    custom_sparsity_map: SparsityMap | None = None,
+    stacked: Sequence[str] = (),
+    count_excluded: bool = False,
+) -> tree_lib.PyTree:
+    r"""Erdős–Rényi-Kernel: small layers stay denser, the total is `sparsity`.
+
+    The share kept in a layer of shape $d$ is proportional to $\sum_i d_i / \prod_i d_i$, scaled so that all selected
+    layers together keep `1 - sparsity` of their weights; layers whose share would exceed 1 are left whole. From Evci et
+    al., "Rigging the Lottery", 2020.
+
+    Args:
+      params: any pytree of arrays (or of shapes).
+      sparsity: share of weights to remove, in [0, 1].
+      filter_fn: `(path, leaf) -> bool`, selects leaves; default: those with more than one dimension.
+      custom_sparsity_map: leaf name or glob -> sparsity (`None` = dense); overrides the filter, the first match wins.
+        These leaves are outside the budget.
+      stacked: globs of leaves whose first axis counts layers; shape and filter are those of one layer.
+      count_excluded: `sparsity` is meant of *all* parameters: what the leaves outside the budget keep is taken out of it.
+
+    Returns:
+      A tree like `params` with a sparsity for each leaf, `None` where it is dense.
+
+    Raises:
+      ValueError: a sparsity outside [0, 1], a name that matches no leaf, or excluded leaves that exceed the budget.
+      TypeError: a sparsity that is being traced; which layers stay whole depends on its value.
+
+    >>> import numpy as np
+    >>> erk({'wide': np.ones((64, 64)), 'narrow': np.ones((64, 8))}, 0.5)
+    {'narrow': 0.0, 'wide': 0.5625}
+    """
+    check_sparsity(sparsity, 'sparsity')
+    if isinstance(sparsity, jax.core.Tracer):
+        raise TypeError('erk needs a concrete sparsity, since its value decides which layers stay dense; got a traced value')
+    leaves, treedef, custom, selected = _select(params, filter_fn, custom_sparsity_map, stacked)
+    sizes = [math.prod(leaf.shape) for leaf in leaves]
+    # Whole numbers of weights, layer by layer, as the reference implementation counts them.
+    budget = sum(sizes[i] - math.floor(float(sparsity) * sizes[i]) for i in selected)
+    if count_excluded:
+        excluded = [i for i in range(len(leaves)) if i not in selected]
+        kept_outside = sum(sizes[i] * (1 - float(custom.get(i) or 0)) for i in excluded)
+        budget = (1 - float(sparsity)) * sum(sizes) - kept_outside
+        if budget < 0:
+            raise ValueError(
+                f'sparsity {sparsity} of all {sum(sizes)} parameters cannot be reached: the leaves outside the budget '
+                f'keep {kept_outside:.0f} weights; lower the sparsity, or select more leaves'
+            )
+    densities = _erk_densities([selected.get(i, ()) for i in sorted(selected)], [sizes[i] for i in sorted(selected)], budget)
+    by_leaf = dict(zip(sorted(selected), densities, strict=True))
+    targets = [custom[i] if i in custom else 1 - by_leaf[i] if i in by_leaf else None for i in range(len(leaves))]
+    return jax.tree.unflatten(treedef, targets)
+
+
+def _erk_densities(shapes: list[tuple[int, ...]], sizes: list[int], budget: float) -> list[float]:
+    """Shares of weights kept, so that they sum to `budget` weights; the layers that saturate do so one at a time."""
+    raw = [sum(shape) / max(math.prod(shape), 1) for shape in shapes]
+    whole: set[int] = set()
+    while True:
+        free = [i for i in range(len(raw)) if i not in whole]
+        unscaled = sum(raw[i] * sizes[i] for i in free)
+        if not unscaled:
+            return [1.0] * len(raw)
+        scale = (budget - sum(sizes[i] for i in whole)) / unscaled
+        densest = max(free, key=lambda i: raw[i])
+        if scale * raw[densest] <= 1:
+            return [1.0 if i in whole else scale * raw[i] for i in range(len(raw))]
+        whole |= {i for i in free if raw[i] == raw[densest]}
+
+
+def _select(
+    params: tree_lib.PyTree, filter_fn: FilterFn, custom_sparsity_map: SparsityMap | None, stacked: Sequence[str]
+) -> tuple[list[Any], Any, dict[int, float | None], dict[int, tuple[int, ...]]]:
+    """Leaves, structure, custom sparsities by leaf index, and layer shapes of the filtered leaves by leaf index."""
+    paths, leaves, treedef = tree_lib.flatten_with_paths(params)
+    custom_map = dict(custom_sparsity_map or {})
+    stacked = (stacked,) if isinstance(stacked, str) else tuple(stacked)
+    tree_lib.check_names(custom_map, paths, 'custom_sparsity_map')
+    tree_lib.check_names(stacked, paths, 'stacked')
+    for name, value in custom_map.items():
+        if value is not None:
+            check_sparsity(value, f'custom_sparsity_map[{name!r}]')
+    custom, selected = {}, {}
+    for i, (path, leaf) in enumerate(zip(paths, leaves, strict=True)):
+        named = [value for name, value in custom_map.items() if tree_lib.matches(name, path)]
+        is_stacked = any(tree_lib.matches(name, path) for name in stacked)
+        layer = jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) if is_stacked else leaf
+        if named:
+            custom[i] = named[0]
+        elif filter_fn(path, layer):
+            selected[i] = tuple(layer.shape)
+    if filter_fn is NOT_DIM_ONE_FILTER:
+        _warn_about_stacked_layers(paths, leaves, set(selected), stacked)
+    return leaves, treedef, custom, selected
+
+
+def _warn_about_stacked_layers(paths: list[tree_lib.Path], leaves: list[Any], selected: set[int], stacked: Sequence[str]) -> None:
+    """Layers stacked for `scan` have 2-D biases and norms, which the default filter takes for kernels."""
+    for i in sorted(selected):
+        if paths[i][-1] not in _VECTOR_NAMES or leaves[i].ndim != 2:
+            continue
+        if any(tree_lib.matches(name, paths[i]) for name in stacked):
+            continue
+        siblings = [j for j in range(len(paths)) if paths[j][:-1] == paths[i][:-1]]
+        if all(leaves[j].ndim >= 2 and leaves[j].shape[0] == leaves[i].shape[0] for j in siblings):
+            where = tree_lib.path_string(paths[i])
+            warnings.warn(
+                f'{where} has shape {tuple(leaves[i].shape)} and looks like a bias or norm of {leaves[i].shape[0]} '
+                f"stacked layers, which is now pruned; if so, name the stacked leaves: stacked='{paths[i][0]}/*', "
+                'otherwise silence this with a filter_fn',
+                UserWarning,
+                stacklevel=4,
+            )
+            return

@@ -1,0 +1,169 @@
+"""When masks are updated, and how sparse the parameters are at a step.
+
+A schedule is any object with the two methods of `BaseSchedule`; a new one is a frozen
+dataclass here or in a user's code.
+"""
+
+import dataclasses
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+
+class BaseSchedule(Protocol):
+    """What the driver asks of a schedule: two pure functions of the step.
+
+    >>> class Never:
+    ...     def is_mask_update_iter(self, step): return False
+    ...     def get_sparsity_at_step(self, target_sparsities, step): return target_sparsities
+    """
+
+    def is_mask_update_iter(self, step: Any) -> Any:
+        """Whether masks are updated at `step` (int32 scalar): a bool or a bool scalar. Python's `False` means never."""
+        ...
+
+    def get_sparsity_at_step(self, target_sparsities: Any, step: Any) -> Any:
+        """The sparsities at `step`: a tree like `target_sparsities`, in which `None` stays `None`."""
+        ...
+
+
+def _check_step(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not hasattr(value, '__index__'):
+        raise TypeError(f'{name} must be a whole number of steps, got {value!r}')
+    if value < 0:
+        raise ValueError(f'{name} must not be negative, got {value}')
+
+
+@dataclasses.dataclass(frozen=True)
+class NoUpdateSchedule:
+    """Masks are never updated.
+
+    >>> NoUpdateSchedule().is_mask_update_iter(3)
+    False
+    """
+
+    def is_mask_update_iter(self, step: Any) -> bool:
+        """Always False: the driver leaves the mask update out of the program."""
+        del step
+        return False
+
+    def get_sparsity_at_step(self, target_sparsities: Any, step: Any) -> Any:
+        """The targets at every step."""
+        del step
+        return target_sparsities
+
+
+@dataclasses.dataclass(frozen=True)
+class OneShotSchedule:
+    """Masks are updated once, to the target sparsity.
+
+    Attributes:
+      target_step: the step of the update.
+
+    Raises:
+      ValueError: the step is negative.
+
+    >>> bool(OneShotSchedule(target_step=5).is_mask_update_iter(5))
+    True
+    """
+
+    target_step: int
+
+    def __post_init__(self):
+        _check_step('target_step', self.target_step)
+
+    def is_mask_update_iter(self, step: Any) -> Any:
+        """True at `target_step` alone."""
+        return jnp.equal(step, self.target_step)
+
+    def get_sparsity_at_step(self, target_sparsities: Any, step: Any) -> Any:
+        """Zero before `target_step`, the targets from then on."""
+        reached = jnp.greater_equal(step, self.target_step)
+        return jax.tree.map(lambda target: jnp.where(reached, target, 0.0), target_sparsities)
+
+
+@dataclasses.dataclass(frozen=True)
+class PeriodicSchedule:
+    """Masks are updated every `update_freq` steps, always at the target sparsity.
+
+    Attributes:
+      update_freq: steps between updates; an update happens where `step % update_freq == 0`.
+      update_start_step: the first step at which one may happen.
+      update_end_step: the last such step, `None` for no end.
+
+    Raises:
+      ValueError: a period below 1, a negative step, an end before its start.
+
+    >>> schedule = PeriodicSchedule(update_freq=3, update_start_step=4, update_end_step=9)
+    >>> [step for step in range(12) if schedule.is_mask_update_iter(step)]
+    [6, 9]
+    """
+
+    update_freq: int
+    update_start_step: int = 0
+    update_end_step: int | None = None
+
+    def __post_init__(self):
+        _check_step('update_freq', self.update_freq)
+        if self.update_freq < 1:
+            raise ValueError(f'update_freq must be at least 1, got {self.update_freq}')
+        _check_step('update_start_step', self.update_start_step)
+        if self.update_end_step is not None:
+            _check_step('update_end_step', self.update_end_step)
+            if self.update_end_step < self.update_start_step:
+                raise ValueError(
+                    f'update_end_step={self.update_end_step} lies before update_start_step={self.update_start_step}; '
+                    'give a later end, or None for no end'
+                )
+
+    def is_mask_update_iter(self, step: Any) -> Any:
+        """True on multiples of `update_freq` from the start to the end, both included."""
+        step = jnp.asarray(step)
+        due = (step % self.update_freq == 0) & (step >= self.update_start_step)
+        return due if self.update_end_step is None else due & (step <= self.update_end_step)
+
+    def get_sparsity_at_step(self, target_sparsities: Any, step: Any) -> Any:
+        """The targets at every step."""
+        del step
+        return target_sparsities
+
+
+@dataclasses.dataclass(frozen=True)
+class PolynomialSchedule(PeriodicSchedule):
+    r"""Sparsity grows from 0 to the target along a polynomial.
+
+    With $t = \mathrm{clip}(step + 1 - start, 0, end - start) / (end - start)$ (1 where start = end) the sparsity is
+    $target (1 - (1 - t)^{power})$.
+
+    Attributes:
+      update_freq: steps between updates.
+      update_start_step: the first step at which sparsity is above 0.
+      update_end_step: the step at which the target has been reached; required.
+      power: exponent, 3 as in Zhu and Gupta, "To prune, or not to prune", 2017.
+
+    Raises:
+      ValueError: as `PeriodicSchedule`; also no end, or a power that is not positive.
+
+    >>> schedule = PolynomialSchedule(update_freq=1, update_start_step=0, update_end_step=10)
+    >>> [round(float(schedule.get_sparsity_at_step(0.8, step)), 3) for step in (0, 4, 9, 20)]
+    [0.217, 0.7, 0.8, 0.8]
+    """
+
+    power: float = 3
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.update_end_step is None:
+            raise ValueError('PolynomialSchedule needs update_end_step: the step at which the target sparsity is reached')
+        if not self.power > 0:
+            raise ValueError(f'power must be positive, got {self.power}')
+
+    def get_sparsity_at_step(self, target_sparsities: Any, step: Any) -> Any:
+        """The targets times `1 - (1 - progress) ** power`."""
+        assert self.update_end_step is not None
+        length = self.update_end_step - self.update_start_step
+        if length == 0:
+            return target_sparsities
+        progress = jnp.clip(jnp.asarray(step) + 1 - self.update_start_step, 0, length).astype(jnp.float32) / length
+        return jax.tree.map(lambda target: target * (1 - (1 - progress) ** self.power), target_sparsities)

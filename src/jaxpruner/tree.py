@@ -1,0 +1,187 @@
+"""Paths, selection by name, and maps over pytrees in which a mask may be `None`.
+
+A leaf is known by its path, a tuple of plain names. `None` in a tree of masks or of
+sparsities stands for "this leaf is dense"; `jax.tree.map` refuses such trees, the
+functions here take them.
+"""
+
+import difflib
+import fnmatch
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import optax
+
+Path = tuple[str, ...]
+PyTree = Any
+
+# The name under which a model that is one bare array is known.
+SINGLE_ARRAY_PATH: Path = ('kernel',)
+
+
+def _key_name(key: Any) -> str:
+    for attribute in ('key', 'name', 'idx'):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)
+
+
+def _path_names(key_path: Sequence[Any]) -> Path:
+    names = tuple(_key_name(key) for key in key_path)
+    # Flax variables hold their array under an attribute `value`, which is no part of the name.
+    if len(names) > 1 and names[-1] == 'value' and isinstance(key_path[-1], jax.tree_util.GetAttrKey):
+        names = names[:-1]
+    return names or SINGLE_ARRAY_PATH
+
+
+def flatten_with_paths(tree: PyTree, keep_none: bool = False) -> tuple[list[Path], list[Any], Any]:
+    """Flattens a pytree of arrays into paths, leaves and the tree's structure.
+
+    Args:
+      tree: any pytree.
+      keep_none: `None` counts as a leaf.
+
+    Returns:
+      The path of each leaf, the leaves, and the treedef that puts them together again.
+
+    >>> flatten_with_paths({'dense': {'bias': 1.0, 'kernel': 2.0}})[:2]
+    ([('dense', 'bias'), ('dense', 'kernel')], [1.0, 2.0])
+    >>> flatten_with_paths(3.0)[0]
+    [('kernel',)]
+    """
+    is_leaf = (lambda node: node is None) if keep_none else None
+    entries, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
+    return [_path_names(path) for path, _ in entries], [leaf for _, leaf in entries], treedef
+
+
+def leaves_like(treedef: Any, tree: PyTree) -> list[Any]:
+    """The entries of `tree` at the leaves of `treedef`, `None` where the tree holds no array.
+
+    Besides `None` itself, `optax.MaskedNode` (a leaf that belongs to another optimizer)
+    counts as no array.
+
+    Args:
+      treedef: the structure of the parameters.
+      tree: a tree of that structure in which leaves may be missing; `None` for a tree in which all are.
+
+    Returns:
+      One entry for each leaf of `treedef`.
+
+    Raises:
+      ValueError: the tree has another structure.
+
+    >>> leaves_like(jax.tree.structure({'a': 1, 'b': 2}), {'a': None, 'b': 5})
+    [None, 5]
+    """
+    if tree is None:
+        return [None] * treedef.num_leaves
+    try:
+        entries = treedef.flatten_up_to(tree)
+    except (ValueError, TypeError) as error:
+        entries = _same_number_of_leaves(treedef, tree)
+        if entries is None:
+            raise ValueError(
+                f'a tree of structure {jax.tree.structure(tree, is_leaf=_is_missing)} does not fit parameters of '
+                f'structure {treedef}; give one entry (an array or None) for each parameter'
+            ) from error
+    return [None if _is_missing(entry) else _unboxed(entry) for entry in entries]
+
+
+def _is_missing(entry: Any) -> bool:
+    return entry is None or isinstance(entry, optax.MaskedNode)
+
+
+def _unboxed(entry: Any) -> Any:
+    """The array inside a variable box (a node with one child), or None if the box is empty."""
+    if hasattr(entry, 'shape'):
+        return entry
+    inside = jax.tree.leaves(entry)
+    return inside[0] if len(inside) == 1 else (None if not inside else entry)
+
+
+def _same_number_of_leaves(treedef: Any, tree: PyTree) -> list[Any] | None:
+    """Containers that differ only in kind (dict and FrozenDict, a box and its value) are matched leaf by leaf."""
+    names = flatten_with_paths(jax.tree.unflatten(treedef, range(treedef.num_leaves)))[0]
+    entries = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_missing)[0]
+    found = {_path_names(path): entry for path, entry in entries}
+    if len(found) != len(entries) or set(found) != set(names):
+        return None
+    return [found[name] for name in names]
+
+
+def map_with_missing(function: Callable[..., Any], tree: PyTree, *rest: PyTree) -> PyTree:
+    """Maps over a tree and others like it in which leaves may be `None`.
+
+    Args:
+      function: called with the leaf of `tree` and the entries of `rest`, each an array or `None`.
+      tree: sets the structure.
+      *rest: trees of the same structure, leaves may be `None`.
+
+    Returns:
+      The results in the structure of `tree`.
+
+    >>> map_with_missing(lambda p, m: p if m is None else p * m, {'a': 3, 'b': 4}, {'a': None, 'b': 0})
+    {'a': 3, 'b': 0}
+    """
+    leaves, treedef = jax.tree.flatten(tree)
+    others = [leaves_like(treedef, other) for other in rest]
+    return jax.tree.unflatten(treedef, [function(*entries) for entries in zip(leaves, *others, strict=True)])
+
+
+def path_string(path: Path) -> str:
+    """The path as text, `'a/b/kernel'`.
+
+    >>> path_string(('encoder', '0', 'kernel'))
+    'encoder/0/kernel'
+    """
+    return '/'.join(path)
+
+
+def matches(name: str | Path, path: Path) -> bool:
+    """Whether a leaf's name as given in settings means the leaf at `path`.
+
+    Args:
+      name: the path as a tuple, as `'a/b/kernel'`, or as a glob, `'*/kernel'` (`*` also crosses `/`).
+      path: the leaf's path.
+
+    >>> matches('*/kernel', ('a', 'b', 'kernel')), matches(('a',), ('a', 'b'))
+    (True, False)
+    """
+    if not isinstance(name, str):
+        return tuple(str(part) for part in name) == path
+    return name == path_string(path) or fnmatch.fnmatchcase(path_string(path), name)
+
+
+def check_names(names: Iterable[str | Path], paths: Sequence[Path], setting: str) -> None:
+    """Refuses names that mean no leaf.
+
+    Args:
+      names: names or globs from a setting.
+      paths: the paths of all leaves.
+      setting: what the setting is called, for the message.
+
+    Raises:
+      ValueError: a name matches no leaf; the message lists the nearest ones.
+
+    >>> check_names(['*/kernel'], [('a', 'kernel')], 'stacked')
+    """
+    for name in names:
+        if not any(matches(name, path) for path in paths):
+            known = [path_string(path) for path in paths]
+            text = name if isinstance(name, str) else path_string(tuple(str(part) for part in name))
+            near = difflib.get_close_matches(text, known, n=3, cutoff=0.4) or known[:3]
+            raise ValueError(f'{setting}: {name!r} matches no parameter; the nearest are {", ".join(map(repr, near))}')
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Words for an error about an unknown name: the known names that look like it.
+
+    >>> nearest('magnitud', ['magnitude', 'random'])
+    "did you mean 'magnitude'?"
+    """
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    if near:
+        return f'did you mean {" or ".join(repr(word) for word in near)}?'
+    return f'known are {", ".join(repr(word) for word in known)}'

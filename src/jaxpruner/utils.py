@@ -1,0 +1,121 @@
+"""Counting zeros in parameters, and reading seeds."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpruner import tree as tree_lib
+
+_TOTAL_SPARSITY = '_total_sparsity'
+_NPARAMS = '_nparams'
+_NPARAMS_NNZ = '_nparams_nnz'
+_TOTAL_INTERSECTION = '_total_intersection'
+# Rows are counted in 32 bits, which a row below this length cannot exceed.
+_MAX_ROW = 2**30
+
+
+def summarize_sparsity(param_tree: tree_lib.PyTree, only_total_sparsity: bool = False) -> dict[str, Any]:
+    """Counts the zeros of a pytree of parameters or masks.
+
+    Args:
+      param_tree: any pytree of arrays; `None` leaves are skipped.
+      only_total_sparsity: leave the single leaves out.
+
+    Returns:
+      `{'a/b/kernel': sparsity}` for each leaf, `'_total_sparsity'`, `'_nparams'` (number of parameters) and
+      `'_nparams_nnz'` (those that are not zero). Counts are exact Python integers and shares Python floats; inside
+      `jit` counts of non-zeros and shares are scalars.
+
+    >>> summarize_sparsity({'w': jnp.array([[0.0, 1.0], [0.0, 0.0]])})
+    {'w': 0.75, '_total_sparsity': 0.75, '_nparams': 4, '_nparams_nnz': 1}
+    """
+    paths, leaves, _ = tree_lib.flatten_with_paths(param_tree)
+    sizes = [math.prod(leaf.shape) for leaf in leaves]
+    nonzeros = [_count_nonzero(leaf) for leaf in leaves]
+    summary: dict[str, Any] = {}
+    if not only_total_sparsity:
+        for path, size, nonzero in zip(paths, sizes, nonzeros, strict=True):
+            summary[tree_lib.path_string(path)] = 1 - _ratio(nonzero, size)
+    summary[_TOTAL_SPARSITY] = 1 - _ratio(sum(nonzeros), sum(sizes))
+    summary[_NPARAMS] = sum(sizes)
+    summary[_NPARAMS_NNZ] = sum(nonzeros)
+    return summary
+
+
+def summarize_intersection(mask_tree1: tree_lib.PyTree, mask_tree2: tree_lib.PyTree) -> dict[str, Any]:
+    """Which share of the first tree's non-zeros is non-zero in the second, too.
+
+    Args:
+      mask_tree1: any pytree of unpacked masks or parameters; `None` leaves are skipped.
+      mask_tree2: a tree of the same structure; a leaf that is `None` in either is skipped.
+
+    Returns:
+      `{'a/b/kernel': share}` for each leaf, and `'_total_intersection'` over all of them.
+
+    Raises:
+      ValueError: the trees or the shapes of their leaves differ.
+
+    >>> summarize_intersection({'w': jnp.array([1, 1, 0])}, {'w': jnp.array([0, 1, 1])})
+    {'w': 0.5, '_total_intersection': 0.5}
+    """
+    paths, leaves, treedef = tree_lib.flatten_with_paths(mask_tree1)
+    summary: dict[str, Any] = {}
+    both_total: Any = 0
+    first_total: Any = 0
+    for path, first, second in zip(paths, leaves, tree_lib.leaves_like(treedef, mask_tree2), strict=True):
+        if second is None:
+            continue
+        if first.shape != second.shape:
+            raise ValueError(f'{tree_lib.path_string(path)}: shapes differ, {first.shape} and {second.shape}')
+        both, ones = _count_nonzero((first != 0) & (second != 0)), _count_nonzero(first)
+        summary[tree_lib.path_string(path)] = _ratio(both, ones)
+        both_total, first_total = both_total + both, first_total + ones
+    summary[_TOTAL_INTERSECTION] = _ratio(both_total, first_total)
+    return summary
+
+
+def _count_nonzero(array: Any) -> Any:
+    """Exact number of non-zeros; NaN counts as one."""
+    if math.prod(array.shape) < _MAX_ROW:
+        count = jnp.count_nonzero(array)
+        return count if isinstance(count, jax.core.Tracer) else int(count)
+    return sum(_count_nonzero(array[i]) for i in range(array.shape[0]))
+
+
+def _ratio(part: Any, whole: Any) -> Any:
+    """part / whole, 0 of nothing."""
+    if isinstance(whole, int):
+        return part / whole if whole else 0.0
+    return part / jnp.maximum(whole, 1)
+
+
+def prng_key(seed: Any) -> jax.Array:
+    """The random key that a seed setting means.
+
+    Args:
+      seed: a whole number (also a traced integer scalar), a uint32 key, or a typed key.
+
+    Returns:
+      A key that `jax.random` takes.
+
+    Raises:
+      TypeError: it is none of these.
+
+    >>> prng_key(8)
+    Array([0, 8], dtype=uint32)
+    """
+    if isinstance(seed, (int, np.integer)) and not isinstance(seed, bool):
+        return jax.random.PRNGKey(seed)
+    dtype = getattr(seed, 'dtype', None)
+    if dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        if seed.ndim == 0:
+            return seed
+    elif dtype is not None and jnp.issubdtype(dtype, jnp.integer):
+        if seed.ndim == 0:
+            return jax.random.PRNGKey(seed)
+        if seed.ndim == 1 and dtype == jnp.uint32:
+            return jnp.asarray(seed)
+    raise TypeError(f'rng_seed must be a whole number, a uint32 key or a typed key, got {seed!r}')
