@@ -63,7 +63,7 @@ def leaves_like(treedef: Any, tree: PyTree) -> list[Any]:
 
     Args:
       treedef: the structure of the parameters.
-      tree: a tree of that structure in which leaves may be missing; `None` for a tree in which all are.
+      tree: a tree of that structure in which leaves or whole subtrees may be missing.
 
     Returns:
       One entry for each leaf of `treedef`.
@@ -74,12 +74,10 @@ def leaves_like(treedef: Any, tree: PyTree) -> list[Any]:
     >>> leaves_like(jax.tree.structure({'a': 1, 'b': 2}), {'a': None, 'b': 5})
     [None, 5]
     """
-    if tree is None:
-        return [None] * treedef.num_leaves
     try:
         entries = treedef.flatten_up_to(tree)
     except (ValueError, TypeError) as error:
-        entries = _same_number_of_leaves(treedef, tree)
+        entries = _by_name(treedef, tree)
         if entries is None:
             raise ValueError(
                 f'a tree of structure {jax.tree.structure(tree, is_leaf=_is_missing)} does not fit parameters of '
@@ -100,14 +98,19 @@ def _unboxed(entry: Any) -> Any:
     return inside[0] if len(inside) == 1 else (None if not inside else entry)
 
 
-def _same_number_of_leaves(treedef: Any, tree: PyTree) -> list[Any] | None:
-    """Containers that differ only in kind (dict and FrozenDict, a box and its value) are matched leaf by leaf."""
+def _by_name(treedef: Any, tree: PyTree) -> list[Any] | None:
+    """Containers that differ only in kind (dict and FrozenDict, a box and its value) are matched leaf by leaf.
+
+    What is missing may be a whole subtree, as in the states of `optax.masked`. `None` if the trees do not fit.
+    """
     names = flatten_with_paths(jax.tree.unflatten(treedef, range(treedef.num_leaves)))[0]
     entries = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_missing)[0]
-    found = {_path_names(path): entry for path, entry in entries}
-    if len(found) != len(entries) or set(found) != set(names):
+    found = {_path_names(path): entry for path, entry in entries if not _is_missing(entry)}
+    missing = [_path_names(path) if path else () for path, entry in entries if _is_missing(entry)]
+    absent = [name for name in names if name not in found]
+    if not set(found) <= set(names) or not all(any(name[: len(m)] == m for m in missing) for name in absent):
         return None
-    return [found[name] for name in names]
+    return [found.get(name) for name in names]
 
 
 def map_with_missing(function: Callable[..., Any], tree: PyTree, *rest: PyTree) -> PyTree:
