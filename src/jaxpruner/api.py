@@ -69,20 +69,24 @@ def register_algorithm(name: str, algorithm: type[BaseUpdater]) -> None:
     if not (isinstance(algorithm, type) and issubclass(algorithm, BaseUpdater)):
         raise TypeError(f'an algorithm must be a subclass of jaxpruner.BaseUpdater, got {algorithm!r}')
     if ALGORITHM_REGISTRY.setdefault(name, algorithm) is not algorithm:
-        raise ValueError(f'the name {name!r} belongs to {ALGORITHM_REGISTRY[name].__name__}; register {algorithm.__name__} under another')
+        raise ValueError(
+            f'the name {name!r} belongs to {ALGORITHM_REGISTRY[name].__name__}; register {algorithm.__name__} '
+            'under another'
+        )
 
 
 def create_updater_from_config(sparsity_config: Any) -> BaseUpdater:
     """Makes an updater from a flat configuration.
 
     Keys: `algorithm` (required); `dist_type` (`'uniform'` or `'erk'`), `sparsity`, `filter_fn`, `custom_sparsity_map`,
-    `count_excluded`; `update_freq`, `update_start_step`, `update_end_step`, `power`, or `scheduler` itself; `drop_fraction`;
-    and every field of an updater (`sparsity_type`, `rng_seed`, `use_packed_masks`, …). Without `update_freq` masks are
-    never updated. Values may be typed or text. Keys of another algorithm are accepted and unused, so that the algorithm
-    alone can be exchanged; `None` stands for a key that is not given.
+    `count_excluded`; `update_freq`, `update_start_step`, `update_end_step`, `power`, or `scheduler` itself;
+    `drop_fraction`; and every field of an updater (`sparsity_type`, `rng_seed`, `use_packed_masks`, …). Without
+    `update_freq` masks are never updated. Values may be typed or text. Keys of another algorithm are accepted and
+    unused, so that the algorithm alone can be exchanged; `None` stands for a key that is not given.
 
     Args:
-      sparsity_config: a mapping (a dict or an ml_collections `ConfigDict`), a dataclass, or the path of a TOML or JSON file.
+      sparsity_config: a mapping (a dict or an ml_collections `ConfigDict`), a dataclass, or the path of a TOML or JSON
+        file.
 
     Returns:
       The updater.
@@ -91,12 +95,15 @@ def create_updater_from_config(sparsity_config: Any) -> BaseUpdater:
       ValueError: an unknown key or name (the message tells the nearest), or a bad value.
       FileNotFoundError: there is no such file.
 
-    >>> create_updater_from_config({'algorithm': 'magnitude', 'dist_type': 'erk', 'sparsity': 0.9, 'sparsity_type': '2:4'}).sparsity_type
+    >>> config = {'algorithm': 'magnitude', 'dist_type': 'erk', 'sparsity': 0.9, 'sparsity_type': '2:4'}
+    >>> create_updater_from_config(config).sparsity_type
     NByM(n=2, m=4, axis=-1)
     """
     config = {key: value for key, value in _as_dict(sparsity_config).items() if value is not None}
     _check_keys(config)
-    name = config.get('algorithm')
+    if 'algorithm' not in config:
+        raise ValueError(f"the configuration lacks the key 'algorithm'; known are {', '.join(ALGORITHM_REGISTRY)}")
+    name = config['algorithm']
     if name not in ALGORITHM_REGISTRY:
         raise ValueError(f'algorithm {name!r} is unknown; {tree_lib.nearest(str(name), ALGORITHM_REGISTRY)}')
     algorithm = ALGORITHM_REGISTRY[name]
@@ -116,11 +123,11 @@ def create_updater_from_config(sparsity_config: Any) -> BaseUpdater:
 def _as_dict(config: Any) -> dict[str, Any]:
     if isinstance(config, (str, os.PathLike)):
         return _read_file(pathlib.Path(config))
-    if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     # A ConfigDict is no Mapping, but has its methods.
     if isinstance(config, Mapping) or (hasattr(config, 'keys') and hasattr(config, '__getitem__')):
-        return {key: _plain(config[key]) for key in config.keys()}
+        return {key: _plain(config[key]) for key in config}
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     raise TypeError(f'a configuration is a mapping, a dataclass, or the path of a TOML or JSON file; got {config!r}')
 
 

@@ -1,12 +1,10 @@
-"""The one driver: a pruner is a `BaseUpdater` that says how weights are scored.
+"""The base of all algorithms: a pruner is a `BaseUpdater` that says how weights are scored.
 
-`wrap_optax` puts masks, schedule and optimizer into one optax transformation. Masks are unpacked before a method that
-users override sees them, and packed again when it returns.
+Methods that users override see masks unpacked, and may return them packed or not.
 """
 
 import dataclasses
 import functools
-import inspect
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -16,51 +14,22 @@ import jax.numpy as jnp
 import optax
 
 from jaxpruner import (
+    driver,
     mask_calculator,
-    optimizer_state,
-    packing,
+    masking,
     sparsity_distributions,
     sparsity_schedules,
     sparsity_types,
     utils,
 )
 from jaxpruner import tree as tree_lib
-from jaxpruner.sparse_state import SparseState, only_sparse_state
+from jaxpruner.masking import apply_mask as apply_mask
+from jaxpruner.sparse_state import SparseState as SparseState
+from jaxpruner.sparse_state import only_sparse_state
 
 logger = logging.getLogger(__name__)
 
 DistributionFn = Callable[..., tree_lib.PyTree]
-
-# The words of optax for the same mistake.
-_NO_PARAMS = (
-    'You are using a transformation that requires the current value of parameters, but you are not passing `params` '
-    'when calling `update`.'
-)
-
-
-def apply_mask(params: tree_lib.PyTree, masks: tree_lib.PyTree, is_packed: bool | None = None) -> tree_lib.PyTree:
-    """Sets the pruned weights to zero, whatever they are (inf and NaN, too).
-
-    Args:
-      params: any pytree of arrays.
-      masks: a tree like it of masks, packed or not; `None` leaves are dense.
-      is_packed: accepted for code written for JaxPruner; the shapes tell.
-
-    Returns:
-      The masked parameters.
-
-    Raises:
-      ValueError: a mask does not fit its parameter.
-
-    >>> apply_mask({'w': jnp.array([3.0, 4.0])}, {'w': jnp.array([1, 0], jnp.uint8)})
-    {'w': Array([3., 0.], dtype=float32)}
-    """
-    del is_packed
-
-    def masked(param: jax.Array, mask: jax.Array | None) -> jax.Array:
-        return param if mask is None else jnp.where(packing.unpack_like(mask, param.shape) != 0, param, jnp.zeros_like(param))
-
-    return tree_lib.map_with_missing(masked, params, masks)
 
 
 @dataclasses.dataclass
@@ -113,7 +82,9 @@ class BaseUpdater:
         utils.prng_key(self.rng_seed)
         for name in ('is_mask_update_iter', 'get_sparsity_at_step'):
             if not callable(getattr(self.scheduler, name, None)):
-                raise TypeError(f'scheduler must have the method {name}, as those in sparsity_schedules; got {self.scheduler!r}')
+                raise TypeError(
+                    f'scheduler must have the method {name}, as those in sparsity_schedules; got {self.scheduler!r}'
+                )
         for name in ('sparsity_distribution_fn', 'topk_fn'):
             value = getattr(self, name)
             if value is not None and not callable(value):
@@ -123,7 +94,10 @@ class BaseUpdater:
     # What an algorithm overrides.
 
     def calculate_scores(
-        self, params: tree_lib.PyTree, sparse_state: SparseState | None = None, grads: tree_lib.PyTree | None = None
+        self,
+        params: tree_lib.PyTree,
+        sparse_state: SparseState | None = None,
+        grads: tree_lib.PyTree | None = None,
     ) -> tree_lib.PyTree:
         """Scores each weight: the larger, the longer it is kept.
 
@@ -168,7 +142,7 @@ class BaseUpdater:
           The state with new masks, packed or not.
         """
         sparsities = self.scheduler.get_sparsity_at_step(sparse_state.target_sparsities, sparse_state.count)
-        known = _known_arguments(self.calculate_scores, extra_args)
+        known = driver.known_arguments(self.calculate_scores, extra_args)
         scores = self.calculate_scores(params, sparse_state=sparse_state, grads=grads, **known)
         return sparse_state._replace(masks=self.create_masks(scores, sparsities))
 
@@ -206,7 +180,7 @@ class BaseUpdater:
           ValueError: sparsities or shapes do not fit.
         """
         targets = self.get_target_sparsities(params)
-        scores = self.calculate_scores(params, grads=grads, **_known_arguments(self.calculate_scores, extra_args))
+        scores = self.calculate_scores(params, grads=grads, **driver.known_arguments(self.calculate_scores, extra_args))
         masks = self.create_masks(scores, targets)
         return self.apply_masks(params, masks), masks
 
@@ -250,7 +224,7 @@ class BaseUpdater:
           A tree like the parameters, `None` where dense.
 
         Raises:
-          ValueError: a sparsity outside [0, 1], a shape that the sparsity type cannot divide, a name that matches nothing.
+          ValueError: a sparsity outside [0, 1], a shape that the sparsity type cannot divide, a name without a leaf.
         """
         paths, leaves, treedef = tree_lib.flatten_with_paths(params)
         if self.sparsity_distribution_fn is None:
@@ -258,14 +232,14 @@ class BaseUpdater:
         stacked = (self.stacked,) if isinstance(self.stacked, str) else tuple(self.stacked)
         tree_lib.check_names(stacked, paths, 'stacked')
         with_stacked = {'stacked': stacked} if stacked else {}
-        known = _known_arguments(self.sparsity_distribution_fn, with_stacked)
+        known = driver.known_arguments(self.sparsity_distribution_fn, with_stacked)
         targets = tree_lib.leaves_like(treedef, self.sparsity_distribution_fn(params, **known))
         types = self._leaf_types(paths, leaves)
         for i, (path, leaf, sparsity_type) in enumerate(zip(paths, leaves, types, strict=True)):
             where = tree_lib.path_string(path)
             if sparsity_type is None:
                 targets[i] = None
-            if targets[i] is not None:
+            elif targets[i] is not None:
                 sparsity_distributions.check_sparsity(targets[i], f'the sparsity of {where}')
                 if self.topk_fn is None:
                     sparsity_type.check_shape(leaf.shape[1:] if self._is_stacked(path) else leaf.shape, where)
@@ -284,7 +258,9 @@ class BaseUpdater:
         paths, leaves, treedef = tree_lib.flatten_with_paths(scores, keep_none=True)
         types = self._leaf_types(paths, leaves)
         masks = []
-        for path, leaf, sparsity, leaf_type in zip(paths, leaves, tree_lib.leaves_like(treedef, sparsities), types, strict=True):
+        for path, leaf, sparsity, leaf_type in zip(
+            paths, leaves, tree_lib.leaves_like(treedef, sparsities), types, strict=True
+        ):
             if sparsity is None or leaf is None or leaf_type is None:
                 masks.append(None)
                 continue
@@ -309,7 +285,7 @@ class BaseUpdater:
         masks = self.get_initial_masks(params, targets)
         sizes = tree_lib.map_with_missing(lambda p, m: None if m is None else jnp.uint32(p.size), params, masks)
         return SparseState(
-            masks=self._stored(masks, params),
+            masks=masking.store_masks(masks, params, self.packs_masks()),
             target_sparsities=jax.tree.map(lambda target: jnp.asarray(target, jnp.float32), targets),
             count=jnp.zeros([], jnp.int32),
             sizes=sizes,
@@ -322,108 +298,28 @@ class BaseUpdater:
           inner: any optax transformation.
 
         Returns:
-          A transformation whose `update(updates, state, params, **extra_args)` needs `params`. Extra arguments reach the
-          score function (those it names) and the inner optimizer (if it takes any).
+          A transformation whose `update(updates, state, params, **extra_args)` needs `params`. Extra arguments reach
+          the score function (those it names) and the inner optimizer (if it takes any).
 
         >>> import optax, jaxpruner
         >>> tx = jaxpruner.MagnitudePruning().wrap_optax(optax.sgd(0.1))
         >>> tx.init({'w': jnp.ones((2, 2))}).count
         Array(0, dtype=int32)
         """
-        inner = optax.with_extra_args_support(inner)
+        return driver.wrap(self, inner)
 
-        def init_fn(params: tree_lib.PyTree) -> SparseState:
-            self.check_optimizer(inner, params)
-            return self.init_state(params)._replace(inner_state=inner.init(params))
+    def lands_on_zero(self) -> bool:
+        """Whether updates land pruned weights on zero.
 
-        def update_fn(
-            updates: tree_lib.PyTree, state: SparseState, params: tree_lib.PyTree | None = None, **extra_args: Any
-        ) -> tuple[tree_lib.PyTree, SparseState]:
-            if params is None:
-                raise ValueError(_NO_PARAMS)
-            return self._update(inner, updates, state, params, extra_args)
-
-        return optax.GradientTransformationExtraArgs(init_fn, update_fn)
-
-    def _update(
-        self,
-        inner: optax.GradientTransformationExtraArgs,
-        grads: tree_lib.PyTree,
-        old_state: SparseState,
-        params: tree_lib.PyTree,
-        extra_args: dict[str, Any],
-    ) -> tuple[tree_lib.PyTree, SparseState]:
-        due = self.scheduler.is_mask_update_iter(old_state.count)
-        state = old_state
-        if due is not False:
-            due = jnp.asarray(due)
-            new_masks = functools.partial(self._updated_masks, inner, extra_args)
-            state = _run_once(due, new_masks, old_state, params, grads)
-        sparse_grads = self.apply_masks(grads, state.masks) if self.is_sparse_gradients else grads
-        skip = due if self.skip_gradients else False
-        updates, inner_state = _inner_update(inner, skip, sparse_grads, state.inner_state, params, extra_args)
-        updates = self.land_updates(updates, params, old_state.masks, state.masks, skip)
-        # The count stays at its maximum rather than becoming negative.
-        count = jnp.where(state.count < jnp.iinfo(jnp.int32).max, state.count + 1, state.count)
-        return updates, state._replace(inner_state=inner_state, count=count)
-
-    def _updated_masks(
-        self,
-        inner: optax.GradientTransformation,
-        extra_args: dict[str, Any],
-        state: SparseState,
-        params: tree_lib.PyTree,
-        grads: tree_lib.PyTree,
-    ) -> SparseState:
-        old_state = state._replace(masks=_unpacked(state.masks, params))
-        known = _known_arguments(self.update_state, extra_args)
-        new_state = self.update_state(old_state, params, grads, **known)
-        new_state = new_state._replace(masks=_unpacked(new_state.masks, params))
-        reset = self.moments_to_reset(old_state, new_state)
-        if reset is not None:
-            inner_state = optimizer_state.zero_moments(inner, new_state.inner_state, reset, params)
-            new_state = new_state._replace(inner_state=inner_state)
-        return new_state._replace(masks=self._stored(new_state.masks, params))
-
-    def land_updates(
-        self,
-        updates: tree_lib.PyTree,
-        params: tree_lib.PyTree,
-        old_masks: tree_lib.PyTree,
-        masks: tree_lib.PyTree,
-        skip: jax.Array | bool,
-    ) -> tree_lib.PyTree:
-        """Updates after which pruned weights are exactly zero: -p where the mask is 0.
-
-        On skipped steps kept weights get zero, and weights that come back land on zero, too. An algorithm that defines
-        `post_gradient_update` decides itself what becomes of pruned weights: its updates stay as they are.
-
-        Args:
-          updates: what the optimizer emits.
-          params: the parameters.
-          old_masks: the masks before this step, as stored.
-          masks: the masks of this step, as stored.
-          skip: whether the optimizer was left out in this step; Python's `False` means never.
-
-        Returns:
-          The updates; each leaf has the result type of update and parameter.
+        An algorithm that defines `post_gradient_update` decides itself what becomes of pruned weights, so its updates
+        stay as the optimizer makes them.
         """
-        lands = type(self).post_gradient_update is BaseUpdater.post_gradient_update
+        return type(self).post_gradient_update is BaseUpdater.post_gradient_update
 
-        def landed(param: jax.Array, update: Any, old_mask: Any, mask: Any) -> Any:
-            if update is None:
-                return None
-            if skip is not False:
-                update = jnp.where(skip, jnp.zeros_like(update), update)
-            if mask is None or not lands:
-                return update
-            kept = packing.unpack_like(mask, param.shape) != 0
-            if skip is not False:
-                kept &= ~skip | (packing.unpack_like(old_mask, param.shape) != 0)
-            dtype = jnp.result_type(update, param)
-            return jnp.where(kept, update.astype(dtype), -param.astype(dtype))
-
-        return tree_lib.map_with_missing(landed, params, updates, old_masks, masks)
+    def packs_masks(self) -> bool:
+        """Whether the state holds masks at one bit per weight."""
+        # Read here, too: a subclass may define `__post_init__` without calling the base's.
+        return self.use_packed_masks if self.is_packed is None else self.is_packed
 
     def _leaf_types(self, paths: Sequence[tree_lib.Path], leaves: Sequence[Any]) -> list[Any]:
         # Read here, too: a subclass may define `__post_init__` without calling the base's.
@@ -432,12 +328,6 @@ class BaseUpdater:
     def _is_stacked(self, path: tree_lib.Path) -> bool:
         names = (self.stacked,) if isinstance(self.stacked, str) else self.stacked
         return any(tree_lib.matches(name, path) for name in names)
-
-    def _stored(self, masks: tree_lib.PyTree, params: tree_lib.PyTree) -> tree_lib.PyTree:
-        """Masks as the state holds them; they may come packed by a method that a user wrote."""
-        is_packed = self.use_packed_masks if self.is_packed is None else self.is_packed
-        masks = _unpacked(masks, params)
-        return jax.tree.map(packing.pack, masks) if is_packed else masks
 
 
 @dataclasses.dataclass
@@ -463,63 +353,8 @@ class NoPruning(BaseUpdater):
         return jax.tree.map(lambda _: None, params)
 
 
-def _unpacked(masks: tree_lib.PyTree, params: tree_lib.PyTree) -> tree_lib.PyTree:
-    return tree_lib.map_with_missing(lambda p, m: None if m is None else packing.unpack_like(m, p.shape), params, masks)
-
-
-def _known_arguments(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
-    """Those arguments that a function takes by name."""
-    if not arguments:
-        return {}
-    parameters = inspect.signature(function).parameters.values()
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return arguments
-    names = {parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL}
-    return {name: value for name, value in arguments.items() if name in names}
-
-
 def _check_partial_sparsity(distribution_fn: Any) -> None:
     """The usual distribution is a partial with a number: a wrong one is refused before there are parameters."""
     sparsity = getattr(distribution_fn, 'keywords', {}).get('sparsity', 0.0)
     if isinstance(sparsity, (int, float)):
         sparsity_distributions.check_sparsity(sparsity, 'sparsity')
-
-
-def _run_once(when: jax.Array, function: Callable[..., Any], state: Any, *inputs: Any) -> Any:
-    """`function(state, *inputs)` when it is due, else the state.
-
-    A loop of at most one turn, where `cond` would do: its carry is updated in place, and `vmap` leaves it a loop,
-    where it makes of `cond` a select that always pays for both branches.
-    """
-
-    def body(carry: Any) -> Any:
-        pending, current = carry
-        # Without this barrier what depends on the inputs alone (scores) would be moved out of the loop and always paid.
-        _, current, barred = jax.lax.optimization_barrier((pending, current, inputs))
-        updated = function(current, *barred)
-        return jnp.zeros_like(pending), jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), updated, current)
-
-    return jax.lax.while_loop(lambda carry: carry[0], body, (when, state))[1]
-
-
-def _inner_update(
-    inner: optax.GradientTransformationExtraArgs,
-    skip: jax.Array | bool,
-    grads: tree_lib.PyTree,
-    inner_state: Any,
-    params: tree_lib.PyTree,
-    extra_args: dict[str, Any],
-) -> tuple[tree_lib.PyTree, Any]:
-    """The inner optimizer's update, left out where `skip`; the updates of a skipped step mean nothing."""
-
-    def update(gradients: tree_lib.PyTree, state: Any, current: tree_lib.PyTree) -> tuple[tree_lib.PyTree, Any]:
-        return inner.update(gradients, state, current, **extra_args)
-
-    if skip is False:
-        return update(grads, inner_state, params)
-    shapes, _ = jax.eval_shape(update, grads, inner_state, params)
-    # The gradients' memory becomes that of the updates.
-    buffer = jax.tree.map(lambda gradient, shape: gradient.astype(shape.dtype), grads, shapes)
-    return _run_once(
-        ~jnp.asarray(skip), lambda carry, current, gradients: update(gradients, carry[1], current), (buffer, inner_state), params, grads
-    )

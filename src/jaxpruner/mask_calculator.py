@@ -69,7 +69,7 @@ def topk_block_mask_calculator(
       sparsity: share of blocks to remove, scalar in [0, 1].
       block_height: length of a block along the axis before the last.
       block_width: length of a block along the last axis.
-      use_avg_pooling: a block's score is the mean of its scores, else their maximum. Blocks at the edges may be partial.
+      use_avg_pooling: a block's score is the mean of its scores, else their maximum. Edge blocks may be partial.
 
     Returns:
       uint8 array of the scores' shape.
@@ -124,7 +124,10 @@ def get_topk_fn(sparsity_type: sparsity_types.SparsityType | str) -> TopkFn:
             return functools.partial(topk_n_by_m_mask_calculator, sparsity_type=n_by_m)
         case sparsity_types.Block((height, width), use_avg_pooling):
             return functools.partial(
-                topk_block_mask_calculator, block_height=height, block_width=width, use_avg_pooling=use_avg_pooling
+                topk_block_mask_calculator,
+                block_height=height,
+                block_width=width,
+                use_avg_pooling=use_avg_pooling,
             )
         case sparsity_types.Channel() as channel:
             return functools.partial(topk_channel_mask_calculator, sparsity_type=channel)
@@ -186,7 +189,9 @@ def group_scores(scores: jax.Array, sparsity_type: sparsity_types.SparsityType) 
     raise TypeError(f'{sparsity_type!r} has no groups that are kept or removed whole')
 
 
-def spread_groups(group_mask: jax.Array, sparsity_type: sparsity_types.SparsityType, shape: tuple[int, ...]) -> jax.Array:
+def spread_groups(
+    group_mask: jax.Array, sparsity_type: sparsity_types.SparsityType, shape: tuple[int, ...]
+) -> jax.Array:
     """Gives each weight the verdict of its group: the way back from `group_scores`.
 
     Args:

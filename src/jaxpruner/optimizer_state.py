@@ -14,7 +14,9 @@ def _is_masked_node(node: Any) -> bool:
     return isinstance(node, optax.MaskedNode)
 
 
-def zero_moments(inner: optax.GradientTransformation, state: Any, where: tree_lib.PyTree, params: tree_lib.PyTree) -> Any:
+def zero_moments(
+    inner: optax.GradientTransformation, state: Any, where: tree_lib.PyTree, params: tree_lib.PyTree
+) -> Any:
     """Sets the moments of chosen weights to zero: whatever the optimizer keeps in a parameter's shape.
 
     What has another shape (adafactor's row and column averages, step counts) is left alone.

@@ -9,7 +9,7 @@ Order: NaN ranks lowest, -0.0 equals 0.0, of equal scores the one with the lower
 ranked as one, ties in the order of the arrays.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -129,7 +129,9 @@ def keep_largest_jointly(
     """
     size = sum(array.size for array in scores)
     if size > MAX_SIZE:
-        raise ValueError(f'{size} scores cannot be ranked together; at most {MAX_SIZE} can: split the leaf or rank per layer')
+        raise ValueError(
+            f'{size} scores cannot be ranked together; at most {MAX_SIZE} can: split the leaf or rank per layer'
+        )
     if not size:
         return [jnp.zeros(array.shape, jnp.uint8) for array in scores]
     ranked = _ranked_arrays(scores, divisors)
@@ -170,7 +172,10 @@ class _Order(NamedTuple):
     def of(cls, dtype: jnp.dtype) -> '_Order':
         width = jnp.dtype(dtype).itemsize
         wide = max(width, 4)
-        return cls(jnp.dtype(dtype), *(jnp.dtype(f'{kind}{8 * n}') for kind, n in (('int', width), ('int', wide), ('uint', wide))))
+        return cls(
+            jnp.dtype(dtype),
+            *(jnp.dtype(f'{kind}{8 * n}') for kind, n in (('int', width), ('int', wide), ('uint', wide))),
+        )
 
     def image(self, value: jax.Array) -> jax.Array:
         bits = lax.bitcast_convert_type(value, self.bits).astype(self.signed)
@@ -230,12 +235,19 @@ def _count_reaching(ranked: list[jax.Array], thresholds: list[jax.Array]) -> lis
 def _count_along(predicates: list[jax.Array], axes: tuple[int, ...]) -> list[jax.Array]:
     """Counts of several predicates in one pass: a lone sum of a predicate writes an array of integers on the CPU."""
     zeros = (_COUNT(0),) * len(predicates)
-    add: Callable = lambda left, right: tuple(a + b for a, b in zip(left, right, strict=True))
+
+    def add(left, right):
+        return tuple(a + b for a, b in zip(left, right, strict=True))
+
     return list(lax.reduce(tuple(predicate.astype(_COUNT) for predicate in predicates), zeros, add, axes))
 
 
 def _masks(
-    ranked: list[jax.Array], bracket: _Bracket, count: jax.Array, everything: jax.Array, shapes: Sequence[tuple[int, ...]]
+    ranked: list[jax.Array],
+    bracket: _Bracket,
+    count: jax.Array,
+    everything: jax.Array,
+    shapes: Sequence[tuple[int, ...]],
 ) -> list[jax.Array]:
     threshold = _Order.of(ranked[0].dtype).value(bracket.low)
     # Where the threshold is not met exactly, the bracket has closed and `reach_high` counts what is above it.
@@ -251,17 +263,20 @@ def _masks(
     return masks
 
 
-def _tie_cuts(ranked: list[jax.Array], threshold: jax.Array, wanted: jax.Array) -> list[tuple[jax.Array, tuple[jax.Array, ...]]]:
+def _tie_cuts(
+    ranked: list[jax.Array], threshold: jax.Array, wanted: jax.Array
+) -> list[tuple[jax.Array, tuple[jax.Array, ...]]]:
     """For each array whether any tie is kept, and the index of the last one that is."""
     cuts = []
     for array in ranked:
         tie, index, rest = array == threshold, [], wanted
+        total = _COUNT(0)
         for axis in range(array.ndim):
             others = tuple(i for i in range(array.ndim) if i != axis)
             reach, above = _count_along([tie | (array > threshold), array > threshold], others)
             counts = jnp.cumsum(reach - above, dtype=_COUNT)
-            if axis == 0:
-                total = counts[-1] if array.size else _COUNT(0)
+            if axis == 0 and array.size:
+                total = counts[-1]
             here = jnp.sum(counts < rest, dtype=jnp.int32)
             rest = rest - jnp.where(here > 0, counts[jnp.maximum(here - 1, 0)], 0)
             tie &= lax.broadcasted_iota(jnp.int32, array.shape, axis) == here

@@ -43,7 +43,7 @@ def check_sparsity(sparsity: Any, name: str) -> None:
 
     >>> check_sparsity(0.9, 'sparsity')
     """
-    if isinstance(sparsity, jax.core.Tracer):
+    if tree_lib.is_traced(sparsity):
         return
     try:
         value = float(sparsity)
@@ -84,7 +84,7 @@ def uniform(
     """
     check_sparsity(sparsity, 'sparsity')
     _, treedef, custom, selected = _select(params, filter_fn, custom_sparsity_map, stacked)
-    targets = [custom[i] if i in custom else sparsity if i in selected else None for i in range(treedef.num_leaves)]
+    targets = [custom.get(i, sparsity if i in selected else None) for i in range(treedef.num_leaves)]
     return jax.tree.unflatten(treedef, targets)
 
 
@@ -109,7 +109,7 @@ def erk(
       custom_sparsity_map: leaf name or glob -> sparsity (`None` = dense); overrides the filter, the first match wins.
         These leaves are outside the budget.
       stacked: globs of leaves whose first axis counts layers; shape and filter are those of one layer.
-      count_excluded: `sparsity` is meant of *all* parameters: what the leaves outside the budget keep is taken out of it.
+      count_excluded: `sparsity` is meant of *all* parameters: what leaves outside the budget keep is taken out of it.
 
     Returns:
       A tree like `params` with a sparsity for each leaf, `None` where it is dense.
@@ -123,8 +123,10 @@ def erk(
     {'narrow': 0.0, 'wide': 0.5625}
     """
     check_sparsity(sparsity, 'sparsity')
-    if isinstance(sparsity, jax.core.Tracer):
-        raise TypeError('erk needs a concrete sparsity, since its value decides which layers stay dense; got a traced value')
+    if tree_lib.is_traced(sparsity):
+        raise TypeError(
+            'erk needs a concrete sparsity, since its value decides which layers stay dense; got a traced value'
+        )
     leaves, treedef, custom, selected = _select(params, filter_fn, custom_sparsity_map, stacked)
     sizes = [math.prod(leaf.shape) for leaf in leaves]
     # Whole numbers of weights, layer by layer, as the reference implementation counts them.
@@ -138,7 +140,9 @@ def erk(
                 f'sparsity {sparsity} of all {sum(sizes)} parameters cannot be reached: the leaves outside the budget '
                 f'keep {kept_outside:.0f} weights; lower the sparsity, or select more leaves'
             )
-    densities = _erk_densities([selected.get(i, ()) for i in sorted(selected)], [sizes[i] for i in sorted(selected)], budget)
+    densities = _erk_densities(
+        [selected.get(i, ()) for i in sorted(selected)], [sizes[i] for i in sorted(selected)], budget
+    )
     by_leaf = dict(zip(sorted(selected), densities, strict=True))
     targets = [custom[i] if i in custom else 1 - by_leaf[i] if i in by_leaf else None for i in range(len(leaves))]
     return jax.tree.unflatten(treedef, targets)
@@ -161,7 +165,10 @@ def _erk_densities(shapes: list[tuple[int, ...]], sizes: list[int], budget: floa
 
 
 def _select(
-    params: tree_lib.PyTree, filter_fn: FilterFn, custom_sparsity_map: SparsityMap | None, stacked: Sequence[str]
+    params: tree_lib.PyTree,
+    filter_fn: FilterFn,
+    custom_sparsity_map: SparsityMap | None,
+    stacked: Sequence[str],
 ) -> tuple[list[Any], Any, dict[int, float | None], dict[int, tuple[int, ...]]]:
     """Leaves, structure, custom sparsities by leaf index, and layer shapes of the filtered leaves by leaf index."""
     paths, leaves, treedef = tree_lib.flatten_with_paths(params)
@@ -186,7 +193,9 @@ def _select(
     return leaves, treedef, custom, selected
 
 
-def _warn_about_stacked_layers(paths: list[tree_lib.Path], leaves: list[Any], selected: set[int], stacked: Sequence[str]) -> None:
+def _warn_about_stacked_layers(
+    paths: list[tree_lib.Path], leaves: list[Any], selected: set[int], stacked: Sequence[str]
+) -> None:
     """Layers stacked for `scan` have 2-D biases and norms, which the default filter takes for kernels."""
     for i in sorted(selected):
         if paths[i][-1] not in _VECTOR_NAMES or leaves[i].ndim != 2:

@@ -155,7 +155,9 @@ class PolynomialSchedule(PeriodicSchedule):
     def __post_init__(self):
         super().__post_init__()
         if self.update_end_step is None:
-            raise ValueError('PolynomialSchedule needs update_end_step: the step at which the target sparsity is reached')
+            raise ValueError(
+                'PolynomialSchedule needs update_end_step: the step at which the target sparsity is reached'
+            )
         if not self.power > 0:
             raise ValueError(f'power must be positive, got {self.power}')
 

@@ -100,7 +100,11 @@ class Block:
     use_avg_pooling: bool = True
 
     def __post_init__(self):
-        if not isinstance(self.block_shape, Sequence) or isinstance(self.block_shape, str) or len(self.block_shape) != 2:
+        if (
+            not isinstance(self.block_shape, Sequence)
+            or isinstance(self.block_shape, str)
+            or len(self.block_shape) != 2
+        ):
             raise ValueError(f'block_shape must be (height, width), got {self.block_shape!r}')
         # A list from a config file becomes hashable.
         object.__setattr__(self, 'block_shape', tuple(self.block_shape))
@@ -146,7 +150,9 @@ class Channel:
 
 def _axis_in(axis: int, shape: Sequence[int], where: str) -> int:
     if not -len(shape) <= axis < len(shape):
-        raise ValueError(f'{where}: axis {axis} does not exist in shape {tuple(shape)}; use one in [{-len(shape)}, {len(shape)})')
+        raise ValueError(
+            f'{where}: axis {axis} does not exist in shape {tuple(shape)}; use one in [{-len(shape)}, {len(shape)})'
+        )
     return axis
 
 
@@ -220,10 +226,14 @@ def _one_type(entry: Any) -> SparsityType:
     if isinstance(entry, _SPARSITY_TYPES):
         return entry
     hint = f'; write {entry.__name__}(…)' if isinstance(entry, type) else ''
-    raise TypeError(f'{entry!r} is no sparsity type{hint}; use Unstructured(), NByM, Block, Channel, or a string like "2:4"')
+    raise TypeError(
+        f'{entry!r} is no sparsity type{hint}; use Unstructured(), NByM, Block, Channel, or a string like "2:4"'
+    )
 
 
-def resolve(setting: SparsityTypeSetting, paths: Sequence[tree_lib.Path], leaves: Sequence[Any]) -> list[SparsityType | None]:
+def resolve(
+    setting: SparsityTypeSetting, paths: Sequence[tree_lib.Path], leaves: Sequence[Any]
+) -> list[SparsityType | None]:
     """The sparsity type of each leaf.
 
     Args:

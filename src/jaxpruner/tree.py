@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
+import jax.core
 import optax
 
 Path = tuple[str, ...]
@@ -175,6 +176,15 @@ def check_names(names: Iterable[str | Path], paths: Sequence[Path], setting: str
             text = name if isinstance(name, str) else path_string(tuple(str(part) for part in name))
             near = difflib.get_close_matches(text, known, n=3, cutoff=0.4) or known[:3]
             raise ValueError(f'{setting}: {name!r} matches no parameter; the nearest are {", ".join(map(repr, near))}')
+
+
+def is_traced(value: Any) -> bool:
+    """Whether a value is only known when the compiled program runs, so that it cannot be checked.
+
+    >>> is_traced(0.5)
+    False
+    """
+    return isinstance(value, jax.core.Tracer)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -38,8 +38,8 @@ def summarize_sparsity(param_tree: tree_lib.PyTree, only_total_sparsity: bool = 
     summary: dict[str, Any] = {}
     if not only_total_sparsity:
         for path, size, nonzero in zip(paths, sizes, nonzeros, strict=True):
-            summary[tree_lib.path_string(path)] = 1 - _ratio(nonzero, size)
-    summary[_TOTAL_SPARSITY] = 1 - _ratio(sum(nonzeros), sum(sizes))
+            summary[tree_lib.path_string(path)] = _ratio(size - nonzero, size)
+    summary[_TOTAL_SPARSITY] = _ratio(sum(sizes) - sum(nonzeros), sum(sizes))
     summary[_NPARAMS] = sum(sizes)
     summary[_NPARAMS_NNZ] = sum(nonzeros)
     return summary
@@ -81,12 +81,12 @@ def _count_nonzero(array: Any) -> Any:
     """Exact number of non-zeros; NaN counts as one."""
     if math.prod(array.shape) < _MAX_ROW:
         count = jnp.count_nonzero(array)
-        return count if isinstance(count, jax.core.Tracer) else int(count)
+        return count if tree_lib.is_traced(count) else int(count)
     return sum(_count_nonzero(array[i]) for i in range(array.shape[0]))
 
 
 def _ratio(part: Any, whole: Any) -> Any:
-    """part / whole, 0 of nothing."""
+    """The quotient, 0 of nothing."""
     if isinstance(whole, int):
         return part / whole if whole else 0.0
     return part / jnp.maximum(whole, 1)
@@ -107,15 +107,15 @@ def prng_key(seed: Any) -> jax.Array:
     >>> prng_key(8)
     Array([0, 8], dtype=uint32)
     """
-    if isinstance(seed, (int, np.integer)) and not isinstance(seed, bool):
-        return jax.random.PRNGKey(seed)
-    dtype = getattr(seed, 'dtype', None)
-    if dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
-        if seed.ndim == 0:
-            return seed
-    elif dtype is not None and jnp.issubdtype(dtype, jnp.integer):
-        if seed.ndim == 0:
-            return jax.random.PRNGKey(seed)
-        if seed.ndim == 1 and dtype == jnp.uint32:
-            return jnp.asarray(seed)
+    if isinstance(seed, int | np.integer) and not isinstance(seed, bool):
+        return jax.random.PRNGKey(int(seed))
+    if isinstance(seed, jax.Array | np.ndarray):
+        key = jnp.asarray(seed)
+        if key.ndim == 0:
+            if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+                return key
+            if jnp.issubdtype(key.dtype, jnp.integer):
+                return jax.random.PRNGKey(key)
+        elif key.ndim == 1 and key.dtype == jnp.uint32:
+            return key
     raise TypeError(f'rng_seed must be a whole number, a uint32 key or a typed key, got {seed!r}')

@@ -14,9 +14,9 @@ from jaxpruner.algorithms import pruners
 class ACDC(base_updater.BaseUpdater):
     """Alternating compressed and decompressed training. Peste et al., 2021.
 
-    Training starts dense. Each update of the (periodic) scheduler begins a phase, in turn a sparse one with the masks of
-    the largest weights, and a dense one in which all weights are trained. The last update begins a sparse phase that
-    lasts to the end. Without `update_end_step` phases go on for ever.
+    Training starts dense. Each update of the (periodic) scheduler begins a phase, in turn a sparse one with the masks
+    of the largest weights, and a dense one in which all weights are trained. The last update begins a sparse phase
+    that lasts to the end. Without `update_end_step` phases go on for ever.
 
     Attributes:
       scheduler: a `PeriodicSchedule`: `update_freq` is the length of a phase.
@@ -39,7 +39,9 @@ class ACDC(base_updater.BaseUpdater):
         super().__post_init__()
         periodic = isinstance(self.scheduler, sparsity_schedules.PeriodicSchedule)
         if not periodic and not isinstance(self.scheduler, sparsity_schedules.NoUpdateSchedule):
-            raise TypeError(f'ACDC needs a PeriodicSchedule, whose update_freq is the length of a phase; got {self.scheduler!r}')
+            raise TypeError(
+                f'ACDC needs a PeriodicSchedule, whose update_freq is the length of a phase; got {self.scheduler!r}'
+            )
 
     def begins_sparse(self, step):
         """Whether the phase that an update at `step` begins is sparse.

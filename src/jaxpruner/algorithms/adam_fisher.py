@@ -36,8 +36,9 @@ class AdamFisherPruning(base_updater.BaseUpdater):
         for path, leaf, moment, target in zip(paths, leaves, moments, targets, strict=True):
             if target is not None and moment is None:
                 raise ValueError(
-                    f'adam_fisher scores weights by the second moment of their gradients, and this optimizer keeps none '
-                    f'(`nu`) of shape {tuple(leaf.shape)} for {tree_lib.path_string(path)}; use adam, adamw or rmsprop'
+                    f'adam_fisher scores weights by the second moment of their gradients, and this optimizer keeps '
+                    f'none (`nu`) of shape {tuple(leaf.shape)} for {tree_lib.path_string(path)}; use adam, adamw '
+                    'or rmsprop'
                 )
         return moments
 
@@ -49,7 +50,9 @@ class AdamFisherPruning(base_updater.BaseUpdater):
         """
         del grads
         if sparse_state is None or sparse_state.inner_state is None:
-            raise ValueError("adam_fisher needs Adam's state; train with wrap_optax, or use SaliencyPruning for one-shot pruning")
+            raise ValueError(
+                "adam_fisher needs Adam's state; train with wrap_optax, or use SaliencyPruning for one-shot pruning"
+            )
         moments = self._second_moments(sparse_state.inner_state, params)
         leaves, treedef = jax.tree.flatten(params)
         scores = [None if nu is None else leaf * leaf * nu for leaf, nu in zip(leaves, moments, strict=True)]

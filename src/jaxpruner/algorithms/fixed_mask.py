@@ -39,7 +39,9 @@ class FixedMask(base_updater.BaseUpdater):
         """The sparsities that the masks have."""
 
         def sparsity(param, mask):
-            return None if mask is None else 1 - kept_weights(packing.unpack_like(mask, param.shape)) / max(param.size, 1)
+            return (
+                None if mask is None else 1 - kept_weights(packing.unpack_like(mask, param.shape)) / max(param.size, 1)
+            )
 
         return tree_lib.map_with_missing(sparsity, params, self.masks)
 
@@ -65,7 +67,8 @@ class FixedMask(base_updater.BaseUpdater):
 
 
 def masks_from_zeros(
-    params: tree_lib.PyTree, filter_fn: sparsity_distributions.FilterFn = sparsity_distributions.NOT_DIM_ONE_FILTER
+    params: tree_lib.PyTree,
+    filter_fn: sparsity_distributions.FilterFn = sparsity_distributions.NOT_DIM_ONE_FILTER,
 ) -> tree_lib.PyTree:
     """Reads masks off a pruned model: its zeros are what was pruned.
 
@@ -74,8 +77,8 @@ def masks_from_zeros(
       filter_fn: `(path, leaf) -> bool`, selects the leaves that may have been pruned.
 
     Returns:
-      A tree of uint8 masks, `None` where a leaf is not selected or has no zeros. A leaf of zeros alone was initialised so
-      rather than pruned: it is left dense, with a warning.
+      A tree of uint8 masks, `None` where a leaf is not selected or has no zeros. A leaf of zeros alone was
+      initialised so rather than pruned: it is left dense, with a warning.
 
     >>> masks_from_zeros({'bias': jnp.zeros(2), 'kernel': jnp.array([[0.0, 1.0]])})
     {'bias': None, 'kernel': Array([[0, 1]], dtype=uint8)}
@@ -86,6 +89,10 @@ def masks_from_zeros(
         mask = (leaf != 0).astype(jnp.uint8) if filter_fn(path, leaf) else None
         kept = leaf.size if mask is None else int(kept_weights(mask))
         if kept == 0 and leaf.size:
-            warnings.warn(f'{tree_lib.path_string(path)} is all zeros; it is left dense, not frozen', UserWarning, stacklevel=2)
+            warnings.warn(
+                f'{tree_lib.path_string(path)} is all zeros; it is left dense, not frozen',
+                UserWarning,
+                stacklevel=2,
+            )
         masks.append(mask if 0 < kept < leaf.size else None)
     return jax.tree.unflatten(treedef, masks)

@@ -15,15 +15,15 @@ class GlobalUpdater(base_updater.BaseUpdater):
     """Ranks the weights of all selected leaves together; the total sparsity is the targets', weighted by size.
 
     Attributes:
-      normalize_scores: scores are divided by (their leaf's norm + 1e-8), so that leaves of small weights are not emptied.
+      normalize_scores: scores are divided by (their leaf's norm + 1e-8), so that no leaf of small weights is emptied.
 
     Raises:
       ValueError: another sparsity type than unstructured.
 
-    >>> GlobalMagnitudePruning(sparsity_type='2:4')
+    >>> GlobalMagnitudePruning(sparsity_type='2:4')  # doctest: +ELLIPSIS
     Traceback (most recent call last):
       ...
-    ValueError: GlobalMagnitudePruning ranks single weights across leaves, so it needs Unstructured(), got NByM(n=2, m=4, axis=-1); use a local algorithm such as MagnitudePruning for N:M, blocks and channels
+    ValueError: GlobalMagnitudePruning ranks single weights across leaves, so it needs Unstructured(), got NByM(...
     """
 
     normalize_scores: bool = dataclasses.field(default=True, kw_only=True)
@@ -33,12 +33,14 @@ class GlobalUpdater(base_updater.BaseUpdater):
         if isinstance(self.sparsity_type, (sparsity_types.NByM, sparsity_types.Block, sparsity_types.Channel)):
             self._refuse(self.sparsity_type)
         if self.topk_fn is not None or self.stacked:
-            raise ValueError(f'{type(self).__name__} ranks all leaves together: topk_fn and stacked have no meaning for it')
+            raise ValueError(
+                f'{type(self).__name__} ranks all leaves together: topk_fn and stacked have no meaning for it'
+            )
 
     def _refuse(self, sparsity_type: object) -> None:
         raise ValueError(
-            f'{type(self).__name__} ranks single weights across leaves, so it needs Unstructured(), got {sparsity_type}; '
-            'use a local algorithm such as MagnitudePruning for N:M, blocks and channels'
+            f'{type(self).__name__} ranks single weights across leaves, so it needs Unstructured(), got '
+            f'{sparsity_type}; use a local algorithm such as MagnitudePruning for N:M, blocks and channels'
         )
 
     def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
@@ -57,7 +59,9 @@ class GlobalUpdater(base_updater.BaseUpdater):
         if not ranked:
             return jax.tree.unflatten(treedef, [None] * len(leaves))
         arrays = [leaves[i] for i in ranked]
-        norms = [jnp.linalg.norm(array.astype(jnp.float32)) + 1e-8 for array in arrays] if self.normalize_scores else None
+        norms = (
+            [jnp.linalg.norm(array.astype(jnp.float32)) + 1e-8 for array in arrays] if self.normalize_scores else None
+        )
         total = _total_sparsity([targets[i] for i in ranked], [array.size for array in arrays])
         count = selection.number_to_keep(sum(array.size for array in arrays), total)
         masks = dict(zip(ranked, selection.keep_largest_jointly(arrays, count, norms), strict=True))
@@ -75,7 +79,8 @@ def _total_sparsity(targets: list, sizes: list[int]) -> jax.Array:
 class GlobalMagnitudePruning(GlobalUpdater):
     """Removes the weights of least (normalised) magnitude in the whole model.
 
-    >>> updater = GlobalMagnitudePruning(sparsity_distribution_fn=lambda params: {'a': 0.5, 'b': 0.5}, normalize_scores=False)
+    >>> half = lambda params: {'a': 0.5, 'b': 0.5}
+    >>> updater = GlobalMagnitudePruning(sparsity_distribution_fn=half, normalize_scores=False)
     >>> updater.instant_sparsify({'a': jnp.array([1.0, 4.0]), 'b': jnp.array([2.0, 3.0])})[1]
     {'a': Array([0, 1], dtype=uint8), 'b': Array([0, 1], dtype=uint8)}
     """

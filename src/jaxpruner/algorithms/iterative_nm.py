@@ -84,4 +84,6 @@ class IterativeNMPruning(base_updater.BaseUpdater):
 
 def _check_n_by_m(sparsity_type: Any) -> None:
     if not isinstance(sparsity_type, sparsity_types.NByM):
-        raise ValueError(f"iterative_nm reaches N:M sparsity step by step, so it needs NByM, got {sparsity_type}; write '2:4'")
+        raise ValueError(
+            f"iterative_nm reaches N:M sparsity step by step, so it needs NByM, got {sparsity_type}; write '2:4'"
+        )

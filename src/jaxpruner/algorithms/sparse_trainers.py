@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from jaxpruner import base_updater, mask_calculator, optimizer_state, selection, sparsity_types, utils
 from jaxpruner import tree as tree_lib
@@ -66,7 +67,7 @@ class SET(StaticRandomSparse):
     """
 
     skip_gradients: bool = True
-    drop_fraction_fn: Callable[[Any], Any] = dataclasses.field(default=lambda step: 0.1)
+    drop_fraction_fn: Callable[[Any], Any] = optax.constant_schedule(0.1)
 
     def __post_init__(self):
         super().__post_init__()
@@ -121,8 +122,8 @@ class SET(StaticRandomSparse):
         return sparse_state._replace(masks=jax.tree.unflatten(treedef, masks))
 
     def _replaced(self, path, sparsity_type, mask, drop_scores, grow_scores, fraction):
-        def replace(*arrays):
-            return drop_and_grow(*arrays, fraction, sparsity_type)
+        def replace(kept, drop, grow):
+            return drop_and_grow(kept, drop, grow, fraction, sparsity_type)
 
         return (jax.vmap(replace) if self._is_stacked(path) else replace)(mask, drop_scores, grow_scores)
 
@@ -159,7 +160,7 @@ def check_drop_fraction(fraction: Any, name: str) -> None:
 
     >>> check_drop_fraction(0.3, 'drop_fraction')
     """
-    if not isinstance(fraction, jax.core.Tracer) and not 0 <= float(fraction) <= 1:
+    if not tree_lib.is_traced(fraction) and not 0 <= float(fraction) <= 1:
         raise ValueError(f'{name} must lie in [0, 1] (the share of kept weights that is replaced), got {fraction}')
 
 
@@ -202,5 +203,5 @@ def _refuse_n_by_m(updater: base_updater.BaseUpdater, types: list[Any]) -> None:
         if isinstance(sparsity_type, sparsity_types.NByM):
             raise ValueError(
                 f'{type(updater).__name__} replaces weights anywhere in a leaf, which N:M groups do not allow, got '
-                f'{sparsity_type}; use unstructured, block or channel sparsity, or StaticRandomSparse for N:M from the start'
+                f'{sparsity_type}; use unstructured, block or channel sparsity, or StaticRandomSparse for N:M'
             )

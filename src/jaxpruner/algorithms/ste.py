@@ -75,4 +75,6 @@ class SteRandomPruning(SteUpdater):
         """Chance, from the seed and the step."""
         del grads
         key = utils.prng_key(self.rng_seed)
-        return pruners.generate_random_scores(params, key if sparse_state is None else jax.random.fold_in(key, sparse_state.count))
+        return pruners.generate_random_scores(
+            params, key if sparse_state is None else jax.random.fold_in(key, sparse_state.count)
+        )

@@ -1,0 +1,112 @@
+#!/usr/bin/env bash
+# Tests, the demo and the checks; each makes the virtual environment that it needs. `bash run.sh help` lists them.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+trap 'exit 130' INT # pip catches Ctrl-C and ends as if it had merely failed
+
+usage() {
+  cat <<'EOF'
+bash run.sh [test ARGS]   all tests, in parallel; ARGS go to pytest
+bash run.sh demo [ARGS]   the demo; ARGS go to examples/digits.py, try --help
+bash run.sh lint          ruff, pyright and the import contracts
+bash run.sh lowest        all but the slow tests, with the oldest versions that pyproject.toml allows; needs Python 3.11
+
+The environments are .venv and .venv-lowest here. A second run finds them made; to make them anew, delete them.
+PYTHON=...  the Python that makes them (otherwise the first fitting one of python3, python3.11, python3.12, ...)
+JOBS=...    how many tests run at once (otherwise as many as there are cores, at most 8)
+EOF
+}
+
+fail() {
+  printf 'run.sh: %s\n' "$*" >&2
+  exit 1
+}
+
+# find_python CONDITION WORDS: sets `python` to the first Python whose `version` (major, minor) meets the condition.
+find_python() {
+  local condition=$1 words=$2 candidate version found=""
+  local candidates=(python3 python3.11 python3.12 python3.13 python3.14 python)
+  [ -z "${PYTHON:-}" ] || candidates=("$PYTHON")
+  for candidate in "${candidates[@]}"; do
+    version=$("$candidate" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || continue
+    found+="${found:+, }$candidate is $version"
+    if "$candidate" -c "import sys; version = sys.version_info[:2]; sys.exit(not ($condition))"; then
+      python=$candidate
+      "$python" -c 'import ensurepip, venv' 2>/dev/null ||
+        fail "$python has no venv or ensurepip module; on Debian and Ubuntu: apt install python3-venv"
+      return
+    fi
+  done
+  fail "needs $words; ${found:-none of ${candidates[*]} runs}. Name another with PYTHON=/path/to/python"
+}
+
+# environment DIRECTORY NAME PIP-ARGUMENTS: makes the environment and installs into it, unless that is done.
+environment() {
+  local directory=$1 stamp=$1/$2.installed; shift 2
+  local place wanted
+  place="$("$python" -VV) $PWD" # an environment breaks when its Python changes or its folder moves
+  wanted="$* $(cat pyproject.toml ci/lowest.txt | cksum)"
+
+  if [ -e "$directory" ]; then
+    if [ -e "$directory/unfinished" ] || [ "$(cat "$directory/place" 2>/dev/null)" != "$place" ]; then
+      echo "run.sh: $directory is unfinished or was made for another Python or place; making it anew" >&2
+      rm -rf "$directory"
+    elif [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
+      return
+    fi
+  fi
+
+  mkdir -p "$directory"
+  touch "$directory/unfinished"
+  if [ ! -e "$directory/place" ]; then
+    echo "run.sh: making $directory with $("$python" -V)" >&2
+    "$python" -m venv "$directory" || fail "$python could not make a virtual environment"
+    printf '%s\n' "$place" >"$directory/place"
+  fi
+  echo "run.sh: installing $*" >&2
+  if ! "$directory/bin/python" -m pip install --quiet --disable-pip-version-check "$@"; then
+    rm "$directory/unfinished" # pip has taken back what it could not finish
+    fail "pip could not install: its reason stands above. It has to reach a package index such as PyPI"
+  fi
+  printf '%s\n' "$wanted" >"$stamp"
+  rm "$directory/unfinished"
+}
+
+any_python() { find_python 'version >= (3, 11)' "Python 3.11 or newer"; }
+parallel=(-n "${JOBS:-auto}" --maxprocesses=8)
+
+command=${1:-test}
+[ $# -eq 0 ] || shift
+case $command in
+  test)
+    any_python
+    environment .venv test -e '.[test]'
+    exec .venv/bin/python -m pytest "${parallel[@]}" "$@"
+    ;;
+  demo)
+    any_python
+    environment .venv demo -e '.[demo]'
+    exec .venv/bin/python examples/digits.py "$@"
+    ;;
+  lint)
+    any_python
+    environment .venv lint -e '.[lint,test]' # pyright follows imports into what tests install
+    status=0
+    .venv/bin/ruff check --output-format concise || status=1
+    .venv/bin/ruff format --check --output-format concise || status=1
+    .venv/bin/pyright --pythonpath .venv/bin/python || status=1
+    .venv/bin/lint-imports --no-logo || status=1
+    exit $status
+    ;;
+  lowest)
+    find_python 'version == (3, 11)' "Python 3.11"
+    environment .venv-lowest test -r ci/lowest.txt -e '.[test]'
+    # Old releases warn that they use one another's old names.
+    exec .venv-lowest/bin/python -m pytest "${parallel[@]}" -W ignore::DeprecationWarning -m 'not slow' "$@"
+    ;;
+  help | -h | --help) usage ;;
+  *)
+    usage >&2
+    fail "unknown command '$command'"
+    ;;
+esac

@@ -1,0 +1,186 @@
+"""The one driver: a pruner and an optimizer become one optax transformation.
+
+A step: update the masks if they are due, mask the gradients if asked, run the optimizer unless it is skipped, and land
+pruned weights on zero. What happens on few steps stands in loops of at most one turn, so that the others do not pay.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxpruner import masking, optimizer_state, packing
+from jaxpruner import tree as tree_lib
+from jaxpruner.sparse_state import SparseState
+
+if TYPE_CHECKING:
+    from jaxpruner.base_updater import BaseUpdater
+
+# The words of optax for the same mistake.
+_NO_PARAMS = (
+    'You are using a transformation that requires the current value of parameters, but you are not passing `params` '
+    'when calling `update`.'
+)
+
+
+def wrap(updater: 'BaseUpdater', inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """Wraps an optimizer; see `BaseUpdater.wrap_optax`.
+
+    Args:
+      updater: the pruner.
+      inner: any optax transformation.
+
+    Returns:
+      The transformation whose state is a `SparseState`.
+
+    >>> import jaxpruner
+    >>> wrap(jaxpruner.MagnitudePruning(), optax.sgd(0.1)).init({'w': jnp.ones((2, 2))}).count
+    Array(0, dtype=int32)
+    """
+    inner_with_extra = optax.with_extra_args_support(inner)
+
+    def init_fn(params: tree_lib.PyTree) -> SparseState:
+        updater.check_optimizer(inner_with_extra, params)
+        return updater.init_state(params)._replace(inner_state=inner_with_extra.init(params))
+
+    def update_fn(
+        updates: tree_lib.PyTree, state: Any, params: tree_lib.PyTree | None = None, **extra_args: Any
+    ) -> tuple[tree_lib.PyTree, SparseState]:
+        if params is None:
+            raise ValueError(_NO_PARAMS)
+        return _step(updater, inner_with_extra, updates, state, params, extra_args)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def known_arguments(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    """Those arguments that a function takes by name.
+
+    Args:
+      function: any function.
+      arguments: by name.
+
+    >>> known_arguments(lambda a, b: None, {'b': 1, 'c': 2})
+    {'b': 1}
+    """
+    if not arguments:
+        return {}
+    parameters = inspect.signature(function).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return arguments
+    names = {parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL}
+    return {name: value for name, value in arguments.items() if name in names}
+
+
+def _step(
+    updater: 'BaseUpdater',
+    inner: optax.GradientTransformationExtraArgs,
+    grads: tree_lib.PyTree,
+    old_state: SparseState,
+    params: tree_lib.PyTree,
+    extra_args: dict[str, Any],
+) -> tuple[tree_lib.PyTree, SparseState]:
+    due = updater.scheduler.is_mask_update_iter(old_state.count)
+    state = old_state
+    if due is not False:
+        due = jnp.asarray(due)
+        new_masks = functools.partial(_updated_masks, updater, inner, extra_args)
+        state = _run_once(due, new_masks, old_state, params, grads)
+    skip = due if updater.skip_gradients else False
+    sparse_grads = masking.apply_mask(grads, state.masks) if updater.is_sparse_gradients else grads
+    updates, inner_state = _inner_update(inner, skip, sparse_grads, state.inner_state, params, extra_args)
+    if skip is not False:
+        updates = jax.tree.map(lambda update: jnp.where(skip, jnp.zeros_like(update), update), updates)
+    if updater.lands_on_zero():
+        updates = _land(updates, params, old_state.masks, state.masks, skip)
+    # The count stays at its maximum rather than becoming negative.
+    count = jnp.where(state.count < jnp.iinfo(jnp.int32).max, state.count + 1, state.count)
+    return updates, state._replace(inner_state=inner_state, count=count)
+
+
+def _updated_masks(
+    updater: 'BaseUpdater',
+    inner: optax.GradientTransformation,
+    extra_args: dict[str, Any],
+    state: SparseState,
+    params: tree_lib.PyTree,
+    grads: tree_lib.PyTree,
+) -> SparseState:
+    old_state = state._replace(masks=masking.unpack_masks(state.masks, params))
+    new_state = updater.update_state(old_state, params, grads, **known_arguments(updater.update_state, extra_args))
+    new_state = new_state._replace(masks=masking.unpack_masks(new_state.masks, params))
+    reset = updater.moments_to_reset(old_state, new_state)
+    if reset is not None:
+        inner_state = optimizer_state.zero_moments(inner, new_state.inner_state, reset, params)
+        new_state = new_state._replace(inner_state=inner_state)
+    return new_state._replace(masks=masking.store_masks(new_state.masks, params, updater.packs_masks()))
+
+
+def _land(
+    updates: tree_lib.PyTree,
+    params: tree_lib.PyTree,
+    old_masks: tree_lib.PyTree,
+    masks: tree_lib.PyTree,
+    skip: jax.Array | bool,
+) -> tree_lib.PyTree:
+    """Updates after which pruned weights are exactly zero: -p where the mask is 0.
+
+    On skipped steps weights that come back land on zero, too. Each leaf has the result type of update and parameter.
+    """
+
+    def landed(param: jax.Array, update: Any, old_mask: Any, mask: Any) -> Any:
+        if update is None or mask is None:
+            return update
+        kept = packing.unpack_like(mask, param.shape) != 0
+        if skip is not False:
+            kept &= ~skip | (packing.unpack_like(old_mask, param.shape) != 0)
+        dtype = jnp.result_type(update, param)
+        return jnp.where(kept, update.astype(dtype), -param.astype(dtype))
+
+    return tree_lib.map_with_missing(landed, params, updates, old_masks, masks)
+
+
+def _run_once(when: jax.Array, function: Callable[..., Any], state: Any, *inputs: Any) -> Any:
+    """`function(state, *inputs)` when it is due, else the state.
+
+    A loop of at most one turn, where `cond` would do: its carry is updated in place, and `vmap` leaves it a loop,
+    where it makes of `cond` a select that always pays for both branches.
+    """
+
+    def body(carry: Any) -> Any:
+        pending, current = carry
+        # Without this barrier what depends on the inputs alone (scores) would be moved out of the loop and always paid.
+        _, current, barred = jax.lax.optimization_barrier((pending, current, inputs))
+        updated = function(current, *barred)
+        return jnp.zeros_like(pending), jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), updated, current)
+
+    return jax.lax.while_loop(lambda carry: carry[0], body, (when, state))[1]
+
+
+def _inner_update(
+    inner: optax.GradientTransformationExtraArgs,
+    skip: jax.Array | bool,
+    grads: tree_lib.PyTree,
+    inner_state: Any,
+    params: tree_lib.PyTree,
+    extra_args: dict[str, Any],
+) -> tuple[tree_lib.PyTree, Any]:
+    """The inner optimizer's update, left out where `skip`; the updates of a skipped step mean nothing."""
+
+    def update(gradients: tree_lib.PyTree, state: Any, current: tree_lib.PyTree) -> tuple[tree_lib.PyTree, Any]:
+        return inner.update(gradients, state, current, **extra_args)
+
+    if skip is False:
+        return update(grads, inner_state, params)
+    shapes, _ = jax.eval_shape(update, grads, inner_state, params)
+    # The gradients' memory becomes that of the updates.
+    buffer = jax.tree.map(lambda gradient, shape: gradient.astype(shape.dtype), grads, shapes)
+
+    def body(carry: Any, current: tree_lib.PyTree, gradients: tree_lib.PyTree) -> tuple[tree_lib.PyTree, Any]:
+        return update(gradients, carry[1], current)
+
+    return _run_once(~jnp.asarray(skip), body, (buffer, inner_state), params, grads)

@@ -1,0 +1,73 @@
+"""Trees of masks beside trees of parameters: applied, packed, unpacked."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxpruner import packing
+from jaxpruner import tree as tree_lib
+
+
+def apply_mask(params: tree_lib.PyTree, masks: tree_lib.PyTree, is_packed: bool | None = None) -> tree_lib.PyTree:
+    """Sets the pruned weights to zero, whatever they are (inf and NaN, too).
+
+    Args:
+      params: any pytree of arrays.
+      masks: a tree like it of masks, packed or not; `None` leaves are dense.
+      is_packed: accepted for code written for JaxPruner; the shapes tell.
+
+    Returns:
+      The masked parameters.
+
+    Raises:
+      ValueError: a mask does not fit its parameter.
+
+    >>> apply_mask({'w': jnp.array([3.0, 4.0])}, {'w': jnp.array([1, 0], jnp.uint8)})
+    {'w': Array([3., 0.], dtype=float32)}
+    """
+    del is_packed
+
+    def masked(param: jax.Array | None, mask: jax.Array | None) -> jax.Array | None:
+        if param is None or mask is None:
+            return param
+        return jnp.where(packing.unpack_like(mask, param.shape) != 0, param, jnp.zeros_like(param))
+
+    return tree_lib.map_with_missing(masked, params, masks)
+
+
+def unpack_masks(masks: tree_lib.PyTree, params: tree_lib.PyTree) -> tree_lib.PyTree:
+    """The 0/1 masks of all parameters, however they are stored.
+
+    Args:
+      masks: a tree of masks, packed or not, `None` where dense.
+      params: the parameters, or their shapes.
+
+    Returns:
+      A tree of uint8 masks in the parameters' shapes, `None` where dense.
+
+    Raises:
+      ValueError: a mask does not fit its parameter.
+
+    >>> unpack_masks({'w': jnp.array([128], jnp.uint8)}, {'w': jnp.ones(2)})
+    {'w': Array([1, 0], dtype=uint8)}
+    """
+    return tree_lib.map_with_missing(
+        lambda param, mask: None if mask is None else packing.unpack_like(mask, param.shape), params, masks
+    )
+
+
+def store_masks(masks: tree_lib.PyTree, params: tree_lib.PyTree, packed: bool) -> tree_lib.PyTree:
+    """Masks as a state holds them.
+
+    Args:
+      masks: a tree of masks, packed or not, `None` where dense.
+      params: the parameters, or their shapes.
+      packed: at one bit per weight.
+
+    Returns:
+      A tree of uint8 arrays, `None` where dense.
+
+    >>> store_masks({'w': jnp.array([1, 0], jnp.uint8)}, {'w': jnp.ones(2)}, packed=True)
+    {'w': Array([128], dtype=uint8)}
+    """
+    unpacked = unpack_masks(masks, params)
+    return jax.tree.map(packing.pack, unpacked) if packed else unpacked

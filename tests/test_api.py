@@ -1,0 +1,194 @@
+"""Names and configurations: every source and key, and what is refused."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import optax
+import pytest
+
+import jaxpruner
+from jaxpruner import api, sparsity_schedules
+
+CONFIG = {
+    'algorithm': 'magnitude',
+    'dist_type': 'erk',
+    'sparsity': 0.9,
+    'update_freq': 10,
+    'update_start_step': 20,
+    'update_end_step': 100,
+    'sparsity_type': 'nm_2,4',
+    'rng_seed': 3,
+    'use_packed_masks': True,
+}
+
+
+@dataclasses.dataclass
+class Settings:
+    algorithm: str = 'magnitude'
+    dist_type: str = 'erk'
+    sparsity: float = 0.9
+    update_freq: int = 10
+    update_start_step: int = 20
+    update_end_step: int = 100
+    sparsity_type: str = 'nm_2,4'
+    rng_seed: int = 3
+    use_packed_masks: bool = True
+    drop_fraction: float | None = None
+
+
+def as_json(folder):
+    path = folder / 'config.json'
+    path.write_text(json.dumps(CONFIG))
+    return path
+
+
+def as_toml(folder):
+    path = folder / 'config.toml'
+    path.write_text('\n'.join(f'{key} = {json.dumps(value)}' for key, value in CONFIG.items()))
+    return str(path)
+
+
+SOURCES = {
+    'dict': lambda folder: CONFIG,
+    'ConfigDict': lambda folder: ml_collections.ConfigDict(CONFIG),
+    'FrozenConfigDict': lambda folder: ml_collections.FrozenConfigDict(CONFIG),
+    'dataclass': lambda folder: Settings(),
+    'JSON': as_json,
+    'TOML': as_toml,
+}
+
+
+@pytest.mark.parametrize('source', SOURCES.values(), ids=SOURCES)
+def test_every_source_gives_the_same_updater(source, tmp_path):
+    updater = api.create_updater_from_config(source(tmp_path))
+    assert type(updater) is jaxpruner.MagnitudePruning
+    assert updater.scheduler == sparsity_schedules.PolynomialSchedule(10, 20, 100)
+    assert updater.sparsity_type == jaxpruner.NByM(2, 4)
+    assert updater.rng_seed == 3
+    assert updater.use_packed_masks
+    assert updater.get_target_sparsities({'w': jnp.ones((8, 8)), 'b': jnp.ones(8)}) == {
+        'w': pytest.approx(0.9, abs=0.01),
+        'b': None,
+    }
+
+
+@pytest.mark.parametrize('name', jaxpruner.all_algorithm_names())
+def test_the_algorithm_alone_can_be_exchanged(name):
+    # Keys of other algorithms are accepted.
+    config = {
+        'drop_fraction': 0.3,
+        'normalize_scores': True,
+        'reset_optimizer': False,
+        'power': 2,
+        'count_excluded': False,
+    }
+    config |= {key: value for key, value in CONFIG.items() if key != 'sparsity_type'}
+    updater = api.create_updater_from_config(config | {'algorithm': name})
+    assert type(updater) is jaxpruner.ALGORITHM_REGISTRY[name]
+
+
+@pytest.mark.parametrize('name', ['static_sparse', 'set', 'rigl', 'acdc'])
+def test_methods_that_are_sparse_from_the_start_stay_at_their_target(name):
+    config = {key: value for key, value in CONFIG.items() if key != 'sparsity_type'} | {'algorithm': name}
+    assert api.create_updater_from_config(config).scheduler == sparsity_schedules.PeriodicSchedule(10, 20, 100)
+
+
+def test_the_drop_fraction_decays_to_the_end_of_updates():
+    updater = api.create_updater_from_config(
+        {'algorithm': 'rigl', 'drop_fraction': 0.3, 'update_freq': 10, 'update_end_step': 100}
+    )
+    assert [float(updater.drop_fraction_fn(step)) for step in (0, 50, 100)] == pytest.approx([0.3, 0.15, 0.0], abs=1e-6)
+    without_end = api.create_updater_from_config({'algorithm': 'rigl', 'drop_fraction': 0.3, 'update_freq': 10})
+    assert without_end.drop_fraction_fn(500) == 0.3
+
+
+def test_typed_values_and_is_packed():
+    schedule = sparsity_schedules.OneShotSchedule(3)
+    config = {'algorithm': 'magnitude', 'sparsity_type': {'*/head/*': None, '*': jaxpruner.Block((2, 2))}}
+    updater = api.create_updater_from_config(config | {'scheduler': schedule, 'is_packed': True})
+    assert updater.scheduler is schedule
+    assert updater.use_packed_masks
+    assert updater.sparsity_type == {'*/head/*': None, '*': jaxpruner.Block((2, 2))}
+
+
+def test_nested_config_dicts_keep_their_order():
+    config = ml_collections.ConfigDict({'algorithm': 'magnitude', 'sparsity_type': {'a': None, '*': '2:4'}})
+    assert api.create_updater_from_config(config).sparsity_type == {'a': None, '*': jaxpruner.NByM(2, 4)}
+
+
+def test_registering_an_algorithm(monkeypatch):
+    monkeypatch.setattr(api, 'ALGORITHM_REGISTRY', dict(api.ALGORITHM_REGISTRY))
+
+    @dataclasses.dataclass
+    class Smallest(jaxpruner.MagnitudePruning):
+        temperature: float = 1.0
+
+        def calculate_scores(self, params, sparse_state=None, grads=None):
+            return jax.tree.map(lambda param: -jnp.abs(param), params)
+
+    api.register_algorithm('smallest', Smallest)
+    updater = api.create_updater_from_config({'algorithm': 'smallest', 'sparsity': 0.5, 'temperature': 2.0})
+    assert updater.temperature == 2.0
+    assert updater.instant_sparsify({'w': jnp.array([[3.0, 1.0]])})[1]['w'].tolist() == [[0, 1]]
+    with pytest.raises(
+        ValueError, match=r"the name 'smallest' belongs to Smallest; register MagnitudePruning under another"
+    ):
+        api.register_algorithm('smallest', jaxpruner.MagnitudePruning)
+    with pytest.raises(TypeError, match=r'an algorithm must be a subclass of jaxpruner.BaseUpdater, got 3'):
+        api.register_algorithm('three', 3)
+
+
+BAD = [
+    ({'algorithm': 'magnitud'}, ValueError, r"algorithm 'magnitud' is unknown; did you mean 'magnitude'"),
+    ({'sparsity': 0.5}, ValueError, r"lacks the key 'algorithm'; known are no_prune, magnitude"),
+    (
+        {'algorithm': 'magnitude', 'sparsty': 0.5},
+        ValueError,
+        r"config key 'sparsty' is unknown; did you mean 'sparsity'",
+    ),
+    ({'algorithm': 'magnitude', 'dist_type': 'erdos', 'sparsity': 0.5}, ValueError, r"dist_type 'erdos' is unknown"),
+    ({'algorithm': 'magnitude', 'sparsity': 1.5}, ValueError, r'sparsity must lie in \[0, 1\]'),
+    ({'algorithm': 'magnitude', 'sparsity_type': 'nm_4,2'}, ValueError, r'n must not exceed m'),
+    ({'algorithm': 'rigl', 'drop_fraction': 1.5}, ValueError, r'drop_fraction must lie in \[0, 1\]'),
+    (
+        {'algorithm': 'magnitude', 'update_freq': 5, 'update_start_step': 9, 'update_end_step': 3},
+        ValueError,
+        'lies before',
+    ),
+    (17, TypeError, r'a configuration is a mapping, a dataclass, or the path of a TOML or JSON file; got 17'),
+]
+
+
+@pytest.mark.parametrize(('config', 'error', 'message'), BAD)
+def test_bad_configurations(config, error, message):
+    with pytest.raises(error, match=message):
+        api.create_updater_from_config(config)
+
+
+FILES = [
+    ('missing.toml', None, FileNotFoundError, 'missing.toml'),
+    ('config.yaml', 'a: 1', ValueError, r'config.yaml: a configuration file must end in .toml or .json'),
+    ('half.json', '{"algorithm": "magn', ValueError, r'half.json is no valid JSON'),
+    ('half.toml', 'algorithm = "magn', ValueError, r'half.toml is no valid TOML'),
+    ('list.json', '[1]', ValueError, r'list.json must hold a table of keys, got list'),
+]
+
+
+@pytest.mark.parametrize(('name', 'content', 'error', 'message'), FILES)
+def test_bad_files(name, content, error, message, tmp_path):
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(error, match=message):
+        api.create_updater_from_config(tmp_path / name)
+
+
+def test_no_prune_changes_nothing():
+    updater = api.create_updater_from_config({'algorithm': 'no_prune', 'sparsity': 0.9, 'update_freq': 1})
+    params = {'w': jnp.ones((4, 4))}
+    tx, plain = updater.wrap_optax(optax.sgd(0.1)), optax.sgd(0.1)
+    updates, state = tx.update(params, tx.init(params), params)
+    assert state.masks == {'w': None}
+    assert updates['w'].tolist() == plain.update(params, plain.init(params))[0]['w'].tolist()

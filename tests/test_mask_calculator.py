@@ -1,0 +1,164 @@
+"""Masks of every sparsity type: exact counts, ties, partial blocks, odd shapes."""
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpruner import mask_calculator, sparsity_types
+from jaxpruner.sparsity_types import Block, Channel, NByM, Unstructured
+
+
+def scores(*shape, seed=0):
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+@hypothesis.settings(max_examples=40)
+@hypothesis.given(
+    st.sampled_from([(1, 2), (2, 4), (3, 4), (1, 5), (4, 4), (2, 8)]), st.integers(0, 2), st.integers(0, 9)
+)
+def test_every_group_keeps_its_n_largest(pattern, axis, seed):
+    n, m = pattern
+    shape = [3, 5, 2]
+    shape[axis] *= m
+    values = np.round(np.asarray(scores(*shape, seed=seed)))  # rounded: ties
+    mask = mask_calculator.topk_n_by_m_mask_calculator(jnp.asarray(values), 0.5, NByM(n, m, axis))
+    groups = np.moveaxis(np.asarray(values), axis, -1).reshape(-1, m)
+    kept = np.moveaxis(np.asarray(mask), axis, -1).reshape(-1, m)
+    assert (kept.sum(1) == n).all()
+    for group, verdict in zip(groups, kept, strict=True):
+        # Ties go to the higher index: sort by value, then by index.
+        best = sorted(range(m), key=lambda i: (group[i], i))[-n:]
+        assert set(np.flatnonzero(verdict)) == set(best)
+
+
+N_BY_M_CASES = [
+    ('ties keep the higher index', [1.0, 1.0, 1.0, 1.0], [0, 0, 1, 1]),
+    ('NaN ranks lowest', [np.nan, 1.0, np.nan, -2.0], [0, 1, 0, 1]),
+    ('all NaN: the higher index', [np.nan] * 4, [0, 0, 1, 1]),
+    ('-0.0 equals 0.0', [0.0, -0.0, -1.0, -1.0], [1, 1, 0, 0]),
+    ('infinities', [np.inf, -np.inf, np.inf, 0.0], [1, 0, 1, 0]),
+]
+
+
+@pytest.mark.parametrize(('group', 'expected'), [c[1:] for c in N_BY_M_CASES], ids=[c[0] for c in N_BY_M_CASES])
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'float16'])
+def test_n_by_m_of_special_values(group, expected, dtype):
+    mask = mask_calculator.topk_n_by_m_mask_calculator(jnp.array(group, dtype), 0.5, NByM(2, 4))
+    np.testing.assert_array_equal(mask, expected)
+
+
+def pooled_blocks(values, block_shape, pool):
+    """Scores of all blocks and the slices they stand for, block after block in flat order."""
+    height, width = block_shape
+    found = []
+    for leading in np.ndindex(*values.shape[:-2]):
+        for row in range(0, values.shape[-2], height):
+            for column in range(0, values.shape[-1], width):
+                where = (*leading, slice(row, row + height), slice(column, column + width))
+                found.append((pool(values[where]), where))
+    return found
+
+
+@pytest.mark.parametrize('use_avg_pooling', [True, False])
+@pytest.mark.parametrize('sparsity', [0.0, 0.3, 0.75, 1.0])
+@pytest.mark.parametrize(
+    ('shape', 'block_shape'), [((8, 12), (4, 4)), ((9, 13), (4, 3)), ((3, 3, 6, 10), (4, 4)), ((3, 5), (8, 8))]
+)
+def test_the_best_blocks_are_kept_whole(shape, block_shape, sparsity, use_avg_pooling):
+    values = np.asarray(scores(*shape), np.float64)
+    blocks = pooled_blocks(values, block_shape, np.mean if use_avg_pooling else np.max)
+    count = max(1, int(np.round(np.float32(len(blocks)) * (1 - np.float32(sparsity)))))
+    expected = np.zeros(shape, np.uint8)
+    for _, where in sorted(blocks, key=lambda block: -block[0])[:count]:
+        expected[where] = 1
+    mask = mask_calculator.topk_block_mask_calculator(scores(*shape), sparsity, *block_shape, use_avg_pooling)
+    np.testing.assert_array_equal(mask, expected)
+
+
+def test_blocks_of_a_vector_lie_in_one_row():
+    mask = mask_calculator.topk_block_mask_calculator(jnp.array([1.0, 1.0, 9.0, 9.0, 2.0]), 0.5, 4, 2)
+    np.testing.assert_array_equal(mask, [0, 0, 1, 1, 1])  # round(1.5) blocks of three: 2
+
+
+@pytest.mark.parametrize('axis', [0, 1, -1, -2])
+def test_channels_are_ranked_by_their_sums(axis):
+    values = jnp.abs(scores(4, 6, 8))
+    mask = mask_calculator.topk_channel_mask_calculator(values, 0.5, Channel(axis))
+    sums = np.asarray(values).sum(tuple(i for i in range(3) if i != axis % 3))
+    kept = np.asarray(mask).any(tuple(i for i in range(3) if i != axis % 3))
+    assert set(np.flatnonzero(kept)) == set(np.argsort(-sums)[: len(sums) // 2])
+    np.testing.assert_array_equal(np.asarray(mask).mean(tuple(i for i in range(3) if i != axis % 3)), kept)
+
+
+ALL_TYPES = [Unstructured(), NByM(2, 4), Block((2, 2)), Block((2, 2), False), Channel()]
+
+
+@pytest.mark.parametrize('sparsity_type', ALL_TYPES, ids=str)
+def test_sparsity_zero_keeps_everything_nan_too(sparsity_type):
+    values = scores(8, 8).at[3, 3].set(jnp.nan).at[5].set(-jnp.inf)
+    assert int(mask_calculator.get_topk_fn(sparsity_type)(values, 0.0).sum()) == 64
+
+
+@pytest.mark.parametrize('sparsity_type', ALL_TYPES, ids=str)
+def test_empty_arrays(sparsity_type):
+    assert mask_calculator.get_topk_fn(sparsity_type)(jnp.zeros((0, 4)), 0.5).shape == (0, 4)
+
+
+@pytest.mark.parametrize('sparsity_type', [Unstructured(), Block((2, 2))], ids=str)
+def test_scalars(sparsity_type):
+    assert int(mask_calculator.get_topk_fn(sparsity_type)(jnp.float32(2), 0.9)) == 1
+
+
+@pytest.mark.parametrize('sparsity_type', ALL_TYPES, ids=str)
+@pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])
+def test_narrow_floats_keep_the_same_number(sparsity_type, dtype):
+    topk = mask_calculator.get_topk_fn(sparsity_type)
+    assert int(topk(scores(16, 16).astype(dtype), 0.5).sum()) == int(topk(scores(16, 16), 0.5).sum())
+
+
+@pytest.mark.parametrize('sparsity_type', ALL_TYPES, ids=str)
+def test_groups_spread_back_over_their_weights(sparsity_type):
+    if isinstance(sparsity_type, NByM):
+        with pytest.raises(TypeError, match='has no groups that are kept or removed whole'):
+            mask_calculator.group_scores(scores(4, 6), sparsity_type)
+        return
+    groups = mask_calculator.group_scores(scores(4, 6), sparsity_type)
+    verdict = (groups > 0).astype(jnp.uint8)
+    spread = mask_calculator.spread_groups(verdict, sparsity_type, (4, 6))
+    # Pooling the verdicts by their maximum gives them back.
+    if isinstance(sparsity_type, Block):
+        sparsity_type = Block(sparsity_type.block_shape, use_avg_pooling=False)
+    again = mask_calculator.group_scores(spread.astype(jnp.float32), sparsity_type) > 0
+    np.testing.assert_array_equal(again, verdict)
+
+
+BAD = [
+    (
+        lambda: mask_calculator.topk_n_by_m_mask_calculator(scores(4, 6), 0.5, NByM(2, 4)),
+        ValueError,
+        'scores: shape .4, 6.* m=4 does not divide',
+    ),
+    (
+        lambda: mask_calculator.topk_channel_mask_calculator(scores(4), 0.5, Channel(1)),
+        ValueError,
+        'axis 1 does not exist',
+    ),
+    (lambda: mask_calculator.get_topk_fn({'*': Unstructured()}), TypeError, 'is no single sparsity type'),
+    (lambda: mask_calculator.get_topk_fn(lambda path, leaf: None), TypeError, 'is no single sparsity type'),
+    (lambda: mask_calculator.get_topk_fn('nm'), ValueError, "unknown sparsity type 'nm'"),
+]
+
+
+@pytest.mark.parametrize(('make', 'error', 'message'), BAD)
+def test_bad_calls(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_the_functions_of_the_types():
+    for text in ('unstructured', '2:4', 'block_2,2', 'channel_-1'):
+        assert mask_calculator.get_topk_fn(text)(scores(8, 8), 0.5).dtype == mask_calculator.MASK_DTYPE
+    assert sparsity_types.parse_sparsity_type('2:4') == NByM(2, 4)

@@ -1,0 +1,71 @@
+"""Every public name is documented with an example, and stands where users of JaxPruner look for it."""
+
+import importlib
+import inspect
+import pkgutil
+
+import pytest
+
+import jaxpruner
+
+MODULES = [
+    importlib.import_module(info.name) for info in pkgutil.walk_packages(jaxpruner.__path__, prefix='jaxpruner.')
+]
+
+
+PUBLIC = {
+    f'{module.__name__}.{name}': value
+    for module in MODULES
+    for name, value in vars(module).items()
+    if (inspect.isclass(value) or inspect.isfunction(value))
+    and value.__module__ == module.__name__
+    and not name.startswith('_')
+}
+
+
+@pytest.mark.parametrize('value', PUBLIC.values(), ids=PUBLIC)
+def test_every_public_name_has_a_docstring_with_an_example(value):
+    assert value.__doc__, 'no docstring'
+    assert '>>>' in value.__doc__, 'no example'
+    if inspect.isclass(value):
+        for name, method in vars(value).items():
+            inherited = any(name in vars(base) for base in value.__mro__[1:])
+            inherited |= name in getattr(value, '__dataclass_fields__', ())
+            if inspect.isfunction(method) and not name.startswith('_') and not inherited:
+                assert method.__doc__, f'{name} has no docstring'
+
+
+@pytest.mark.parametrize('module', MODULES, ids=lambda module: module.__name__)
+def test_every_module_says_what_it_is_for(module):
+    assert module.__doc__
+
+
+NAMES = """
+    ACDC AdamFisherPruning ALGORITHM_REGISTRY BaseUpdater Block Channel FixedMask GlobalMagnitudePruning
+    GlobalSaliencyPruning IterativeNMPruning MagnitudePruning NByM NoPruning RandomPruning RigL SET SaliencyPruning
+    SparseState StaticRandomSparse SteMagnitudePruning SteRandomPruning Unstructured all_algorithm_names apply_mask
+    create_updater_from_config masks_from_zeros register_algorithm sparse_states sparsity_metrics summarize_intersection
+    summarize_sparsity sparsity_types.NByM sparsity_types.Block sparsity_types.Channel sparsity_types.Unstructured
+    sparsity_distributions.uniform sparsity_distributions.erk sparsity_schedules.NoUpdateSchedule
+    sparsity_schedules.OneShotSchedule sparsity_schedules.PeriodicSchedule sparsity_schedules.PolynomialSchedule
+    base_updater.SparseState base_updater.BaseUpdater base_updater.NoPruning base_updater.apply_mask
+    mask_calculator.topk_mask_calculator mask_calculator.topk_n_by_m_mask_calculator
+    mask_calculator.topk_block_mask_calculator mask_calculator.topk_channel_mask_calculator mask_calculator.get_topk_fn
+    mask_calculator.MASK_DTYPE algorithms.pruners.generate_random_scores pruners.generate_random_scores
+    utils.summarize_sparsity utils.summarize_intersection
+""".split()
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_names_of_the_interface(name):
+    value = jaxpruner
+    for part in name.split('.'):
+        value = getattr(value, part)
+
+
+def test_all_algorithms_are_registered_by_name():
+    names = """
+        no_prune magnitude random saliency magnitude_ste random_ste global_magnitude global_saliency static_sparse
+        set rigl acdc adam_fisher iterative_nm
+    """
+    assert jaxpruner.all_algorithm_names() == tuple(names.split())

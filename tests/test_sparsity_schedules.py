@@ -1,0 +1,63 @@
+"""Schedules: when they are due, what they reach, what they refuse."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpruner import sparsity_schedules as schedules
+
+DUE = {
+    'never': (schedules.NoUpdateSchedule(), []),
+    'once': (schedules.OneShotSchedule(7), [7]),
+    'from the start': (schedules.PeriodicSchedule(5), [0, 5, 10, 15]),
+    'both ends included': (schedules.PeriodicSchedule(5, 5, 15), [5, 10, 15]),
+    'multiples of the period, not of the start': (schedules.PeriodicSchedule(5, 6, 16), [10, 15]),
+    'polynomial': (schedules.PolynomialSchedule(5, 5, 10), [5, 10]),
+    'one step': (schedules.PolynomialSchedule(5, 10, 10), [10]),
+}
+
+
+@pytest.mark.parametrize(('schedule', 'steps'), DUE.values(), ids=DUE)
+def test_due_steps(schedule, steps):
+    assert [step for step in range(20) if schedule.is_mask_update_iter(step)] == steps
+    traced = jax.jit(jax.vmap(lambda step: jnp.asarray(schedule.is_mask_update_iter(step))))(jnp.arange(20))
+    assert np.flatnonzero(traced).tolist() == steps
+
+
+@pytest.mark.parametrize(('schedule', 'steps'), DUE.values(), ids=DUE)
+def test_dense_leaves_stay_dense_and_the_target_is_reached(schedule, steps):
+    reached = schedule.get_sparsity_at_step({'a': 0.8, 'b': None}, jnp.int32(100))
+    assert reached['b'] is None
+    np.testing.assert_allclose(reached['a'], 0.8, rtol=1e-6)
+
+
+def test_polynomial_grows_from_nothing_and_never_shrinks():
+    schedule = schedules.PolynomialSchedule(1, 10, 50, power=2)
+    values = [float(schedule.get_sparsity_at_step(0.9, step)) for step in range(60)]
+    assert values[:10] == [0.0] * 10
+    assert values == sorted(values)
+    assert values[10] == pytest.approx(0.9 * (1 - (1 - 1 / 40) ** 2), rel=1e-5)
+    assert values[49] == pytest.approx(0.9)
+
+
+def test_one_shot_is_dense_before():
+    assert float(schedules.OneShotSchedule(5).get_sparsity_at_step(0.5, 4)) == 0.0
+
+
+BAD = [
+    (lambda: schedules.PeriodicSchedule(0), ValueError, 'update_freq must be at least 1, got 0'),
+    (lambda: schedules.PeriodicSchedule(2.5), TypeError, 'update_freq must be a whole number of steps, got 2.5'),
+    (lambda: schedules.PeriodicSchedule(True), TypeError, 'update_freq must be a whole number of steps, got True'),
+    (lambda: schedules.PeriodicSchedule(2, -1), ValueError, 'update_start_step must not be negative, got -1'),
+    (lambda: schedules.PeriodicSchedule(2, 9, 3), ValueError, 'update_end_step=3 lies before update_start_step=9'),
+    (lambda: schedules.PolynomialSchedule(2, 9), ValueError, 'PolynomialSchedule needs update_end_step'),
+    (lambda: schedules.PolynomialSchedule(2, 0, 9, power=0), ValueError, 'power must be positive, got 0'),
+    (lambda: schedules.OneShotSchedule(-3), ValueError, 'target_step must not be negative, got -3'),
+]
+
+
+@pytest.mark.parametrize(('make', 'error', 'message'), BAD)
+def test_bad_settings(make, error, message):
+    with pytest.raises(error, match=message):
+        make()

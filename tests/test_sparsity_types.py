@@ -1,0 +1,79 @@
+"""Sparsity types: validated, hashable, read from text, chosen for each leaf."""
+
+import pytest
+
+from jaxpruner import sparsity_types as types
+
+STRINGS = {
+    'unstructured': types.Unstructured(),
+    'nm_2,4': types.NByM(2, 4),
+    'nm_1,5,0': types.NByM(1, 5, 0),
+    '2:4': types.NByM(2, 4),
+    ' 2 : 4 ': types.NByM(2, 4),
+    'block_4,8': types.Block((4, 8)),
+    'channel_-1': types.Channel(-1),
+    'channel_0': types.Channel(0),
+}
+
+
+@pytest.mark.parametrize(('text', 'expected'), STRINGS.items())
+def test_config_strings(text, expected):
+    assert types.parse_sparsity_type(text) == expected
+    assert hash(types.parse_sparsity_type(text)) == hash(expected)
+
+
+BAD = [
+    (lambda: types.NByM(5, 4), ValueError, r'n must not exceed m, got n=5, m=4'),
+    (lambda: types.NByM(0, 4), ValueError, r'n must be at least 1, got 0'),
+    (lambda: types.NByM(2.0, 4), TypeError, r'n must be a whole number, got 2.0'),
+    (lambda: types.Block((4,)), ValueError, r'block_shape must be \(height, width\), got \(4,\)'),
+    (lambda: types.Block((4, 0)), ValueError, r'block width must be at least 1, got 0'),
+    (lambda: types.Channel('last'), TypeError, r"axis must be a whole number, got 'last'"),
+    (lambda: types.parse_sparsity_type('2/4'), ValueError, r"unknown sparsity type '2/4'; write 'unstructured'"),
+    (lambda: types.parse_sparsity_type('5:4'), ValueError, r'n must not exceed m'),
+    (lambda: types.normalize_setting(types.NByM), TypeError, r'is no sparsity type; write NByM\(…\)'),
+    (lambda: types.normalize_setting(7), TypeError, r'7 is no sparsity type; use Unstructured\(\)'),
+    (
+        lambda: types.NByM(2, 4).check_shape((8, 10), 'd/kernel'),
+        ValueError,
+        r'd/kernel: shape \(8, 10\) has length 10 along axis -1, which m=4 does not divide',
+    ),
+    (
+        lambda: types.NByM(2, 4, 2).check_shape((8, 8), 'd/kernel'),
+        ValueError,
+        r'd/kernel: axis 2 does not exist in shape \(8, 8\)',
+    ),
+    (lambda: types.Channel(-3).check_shape((8, 8), 'd/kernel'), ValueError, r'd/kernel: axis -3 does not exist'),
+]
+
+
+@pytest.mark.parametrize(('make', 'error', 'message'), BAD)
+def test_bad_types(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_a_list_from_a_config_file_becomes_a_hashable_block():
+    assert hash(types.Block([2, 2])) == hash(types.Block((2, 2)))
+
+
+PATHS = [('a', 'kernel'), ('head', 'kernel')]
+
+
+def test_the_first_rule_that_matches_wins_and_the_rest_is_unstructured():
+    setting = types.normalize_setting({'head/*': None, '*/kernel': '2:4'})
+    assert types.resolve(setting, PATHS, [0, 0]) == [types.NByM(2, 4), None]
+    setting = types.normalize_setting({('head', 'kernel'): 'channel_-1'})
+    assert types.resolve(setting, PATHS, [0, 0]) == [types.Unstructured(), types.Channel(-1)]
+
+
+def test_a_function_chooses_by_path_and_leaf():
+    chosen = types.resolve(lambda path, leaf: '2:4' if leaf else None, PATHS, [True, False])
+    assert chosen == [types.NByM(2, 4), None]
+
+
+def test_a_rule_that_matches_nothing_is_refused():
+    with pytest.raises(
+        ValueError, match=r"sparsity_type: 'haed/\*' matches no parameter; the nearest are 'head/kernel'"
+    ):
+        types.resolve({'haed/*': None}, PATHS, [0, 0])

@@ -1,0 +1,77 @@
+"""Counting zeros, overlaps, and reading seeds."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpruner import utils
+
+TREE = {'a': {'kernel': jnp.array([[0.0, 1.0], [0.0, 0.0]]), 'bias': jnp.array([1.0, jnp.nan])}, 'b': None}
+
+
+def test_sparsity_summary():
+    assert utils.summarize_sparsity(TREE) == {
+        'a/kernel': 0.75,
+        'a/bias': 0.0,
+        '_total_sparsity': 0.5,
+        '_nparams': 6,
+        '_nparams_nnz': 3,
+    }
+
+
+def test_only_the_totals():
+    assert set(utils.summarize_sparsity(TREE, only_total_sparsity=True)) == {
+        '_total_sparsity',
+        '_nparams',
+        '_nparams_nnz',
+    }
+
+
+@pytest.mark.parametrize('tree', [jnp.zeros((3, 3)), [jnp.zeros((3, 3))], (jnp.zeros((3, 3)), None)])
+def test_every_pytree_is_summarized(tree):
+    assert utils.summarize_sparsity(tree)['_total_sparsity'] == 1.0
+
+
+def test_nothing_is_dense():
+    assert utils.summarize_sparsity({})['_total_sparsity'] == 0.0
+
+
+def test_counts_are_exact_above_float32():
+    # 2^24 + 1 ones: float32 cannot hold the number.
+    ones = jnp.ones(2**24 + 1, jnp.uint8)
+    assert utils.summarize_sparsity({'w': ones, 'v': jnp.zeros(1)})['_nparams_nnz'] == 2**24 + 1
+
+
+def test_it_works_inside_jit():
+    summary = jax.jit(utils.summarize_sparsity)(TREE)
+    assert float(summary['_total_sparsity']) == 0.5
+
+
+def test_intersection_is_the_share_of_the_first_trees_weights():
+    first = {'a': jnp.array([1, 1, 0, 1]), 'b': jnp.array([1]), 'c': jnp.ones(3)}
+    second = {'a': jnp.array([0, 1, 1, 1]), 'b': jnp.array([1]), 'c': None}
+    summary = utils.summarize_intersection(first, second)
+    assert summary == {'a': pytest.approx(2 / 3), 'b': 1.0, '_total_intersection': 0.75}
+
+
+def test_bad_intersections():
+    with pytest.raises(ValueError, match=r'a: shapes differ, \(2,\) and \(3,\)'):
+        utils.summarize_intersection({'a': jnp.ones(2)}, {'a': jnp.ones(3)})
+    with pytest.raises(ValueError, match='does not fit parameters of structure'):
+        utils.summarize_intersection({'a': jnp.ones(2)}, {'b': jnp.ones(2)})
+
+
+SEEDS = [8, np.int64(8), jnp.int32(8), jax.random.PRNGKey(8), jax.random.key(8)]
+
+
+@pytest.mark.parametrize('seed', SEEDS, ids=['int', 'numpy', 'array', 'raw key', 'typed key'])
+def test_every_seed_means_the_same_key(seed):
+    expected = jax.random.uniform(jax.random.PRNGKey(8), (3,))
+    np.testing.assert_array_equal(jax.random.uniform(utils.prng_key(seed), (3,)), expected)
+
+
+@pytest.mark.parametrize('seed', ['8', 8.0, None, True, jnp.ones(2), jnp.zeros((2, 2), jnp.uint32)])
+def test_bad_seeds(seed):
+    with pytest.raises(TypeError, match='rng_seed must be a whole number, a uint32 key or a typed key'):
+        utils.prng_key(seed)
