@@ -1,5 +1,7 @@
 """Masks of every sparsity type: exact counts, ties, partial blocks, odd shapes."""
 
+import dataclasses
+
 import hypothesis
 import hypothesis.strategies as st
 import jax
@@ -7,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxpruner
 from jaxpruner import mask_calculator, sparsity_types
 from jaxpruner.sparsity_types import Block, Channel, NByM, Unstructured
 
@@ -119,19 +122,15 @@ def test_narrow_floats_keep_the_same_number(sparsity_type, dtype):
     assert int(topk(scores(16, 16).astype(dtype), 0.5).sum()) == int(topk(scores(16, 16), 0.5).sum())
 
 
-@pytest.mark.parametrize('sparsity_type', ALL_TYPES, ids=str)
+@pytest.mark.parametrize('sparsity_type', [each for each in ALL_TYPES if not isinstance(each, NByM)], ids=str)
 def test_groups_spread_back_over_their_weights(sparsity_type):
-    if isinstance(sparsity_type, NByM):
-        with pytest.raises(TypeError, match='has no groups that are kept or removed whole'):
-            mask_calculator.group_scores(scores(4, 6), sparsity_type)
-        return
-    groups = mask_calculator.group_scores(scores(4, 6), sparsity_type)
+    groups = sparsity_type.group_scores(scores(4, 6))
     verdict = (groups > 0).astype(jnp.uint8)
-    spread = mask_calculator.spread_groups(verdict, sparsity_type, (4, 6))
+    spread = sparsity_type.spread_groups(verdict, (4, 6))
     # Pooling the verdicts by their maximum gives them back.
     if isinstance(sparsity_type, Block):
         sparsity_type = Block(sparsity_type.block_shape, use_avg_pooling=False)
-    again = mask_calculator.group_scores(spread.astype(jnp.float32), sparsity_type) > 0
+    again = sparsity_type.group_scores(spread.astype(jnp.float32)) > 0
     np.testing.assert_array_equal(again, verdict)
 
 
@@ -162,3 +161,30 @@ def test_the_functions_of_the_types():
     for text in ('unstructured', '2:4', 'block_2,2', 'channel_-1'):
         assert mask_calculator.get_topk_fn(text)(scores(8, 8), 0.5).dtype == mask_calculator.MASK_DTYPE
     assert sparsity_types.parse_sparsity_type('2:4') == NByM(2, 4)
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagonal:
+    """A type of a user's own: wrapped diagonals of a square matrix are kept or removed whole."""
+
+    def check_shape(self, shape, where):
+        if len(shape) != 2 or shape[0] != shape[1]:
+            raise ValueError(f'{where}: diagonals need a square matrix, got {shape}')
+
+    def group_scores(self, scores):
+        return jnp.stack([jnp.trace(jnp.roll(scores, -shift, 1)) for shift in range(scores.shape[0])])
+
+    def spread_groups(self, group_mask, shape):
+        rows, columns = jnp.indices(shape)
+        return group_mask[(columns - rows) % shape[0]]
+
+
+def test_a_type_of_a_users_own_is_two_methods():
+    mask = mask_calculator.get_topk_fn(Diagonal())(jnp.eye(4) + jnp.roll(jnp.eye(4), 2, 1) * 2, 0.5)
+    np.testing.assert_array_equal(mask, np.eye(4) + np.roll(np.eye(4), 2, 1))
+    updater = jaxpruner.MagnitudePruning(
+        sparsity_type={'w': Diagonal()}, sparsity_distribution_fn=lambda p: {'w': 0.75}
+    )
+    assert updater.instant_sparsify({'w': scores(8, 8)})[1]['w'].sum() == 16
+    with pytest.raises(ValueError, match='w: diagonals need a square matrix'):
+        updater.instant_sparsify({'w': scores(8, 4)})

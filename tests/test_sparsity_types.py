@@ -3,6 +3,7 @@
 import pytest
 
 from jaxpruner import sparsity_types as types
+from jaxpruner import type_rules
 
 STRINGS = {
     'unstructured': types.Unstructured(),
@@ -31,8 +32,8 @@ BAD = [
     (lambda: types.Channel('last'), TypeError, r"axis must be a whole number, got 'last'"),
     (lambda: types.parse_sparsity_type('2/4'), ValueError, r"unknown sparsity type '2/4'; write 'unstructured'"),
     (lambda: types.parse_sparsity_type('5:4'), ValueError, r'n must not exceed m'),
-    (lambda: types.normalize_setting(types.NByM), TypeError, r'is no sparsity type; write NByM\(…\)'),
-    (lambda: types.normalize_setting(7), TypeError, r'7 is no sparsity type; use Unstructured\(\)'),
+    (lambda: type_rules.normalize_setting(types.NByM), TypeError, r'is no sparsity type; write NByM\(…\)'),
+    (lambda: type_rules.normalize_setting(7), TypeError, r'7 is no sparsity type; use Unstructured\(\)'),
     (
         lambda: types.NByM(2, 4).check_shape((8, 10), 'd/kernel'),
         ValueError,
@@ -61,14 +62,14 @@ PATHS = [('a', 'kernel'), ('head', 'kernel')]
 
 
 def test_the_first_rule_that_matches_wins_and_the_rest_is_unstructured():
-    setting = types.normalize_setting({'head/*': None, '*/kernel': '2:4'})
-    assert types.resolve(setting, PATHS, [0, 0]) == [types.NByM(2, 4), None]
-    setting = types.normalize_setting({('head', 'kernel'): 'channel_-1'})
-    assert types.resolve(setting, PATHS, [0, 0]) == [types.Unstructured(), types.Channel(-1)]
+    setting = type_rules.normalize_setting({'head/*': None, '*/kernel': '2:4'})
+    assert type_rules.resolve(setting, PATHS, [0, 0]) == [types.NByM(2, 4), None]
+    setting = type_rules.normalize_setting({('head', 'kernel'): 'channel_-1'})
+    assert type_rules.resolve(setting, PATHS, [0, 0]) == [types.Unstructured(), types.Channel(-1)]
 
 
 def test_a_function_chooses_by_path_and_leaf():
-    chosen = types.resolve(lambda path, leaf: '2:4' if leaf else None, PATHS, [True, False])
+    chosen = type_rules.resolve(lambda path, leaf: '2:4' if leaf else None, PATHS, [True, False])
     assert chosen == [types.NByM(2, 4), None]
 
 
@@ -76,4 +77,4 @@ def test_a_rule_that_matches_nothing_is_refused():
     with pytest.raises(
         ValueError, match=r"sparsity_type: 'haed/\*' matches no parameter; the nearest are 'head/kernel'"
     ):
-        types.resolve({'haed/*': None}, PATHS, [0, 0])
+        type_rules.resolve({'haed/*': None}, PATHS, [0, 0])

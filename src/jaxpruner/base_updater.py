@@ -20,6 +20,7 @@ from jaxpruner import (
     sparsity_distributions,
     sparsity_schedules,
     sparsity_types,
+    type_rules,
     utils,
 )
 from jaxpruner import tree as tree_lib
@@ -78,7 +79,7 @@ class BaseUpdater:
     def __post_init__(self):
         if self.is_packed is not None:
             self.use_packed_masks, self.is_packed = self.is_packed, None
-        self.sparsity_type = sparsity_types.normalize_setting(self.sparsity_type)
+        self.sparsity_type = type_rules.normalize_setting(self.sparsity_type)
         utils.prng_key(self.rng_seed)
         for name in ('is_mask_update_iter', 'get_sparsity_at_step'):
             if not callable(getattr(self.scheduler, name, None)):
@@ -323,7 +324,7 @@ class BaseUpdater:
 
     def _leaf_types(self, paths: Sequence[tree_lib.Path], leaves: Sequence[Any]) -> list[Any]:
         # Read here, too: a subclass may define `__post_init__` without calling the base's.
-        return sparsity_types.resolve(sparsity_types.normalize_setting(self.sparsity_type), paths, leaves)
+        return type_rules.resolve(type_rules.normalize_setting(self.sparsity_type), paths, leaves)
 
     def _is_stacked(self, path: tree_lib.Path) -> bool:
         names = (self.stacked,) if isinstance(self.stacked, str) else self.stacked

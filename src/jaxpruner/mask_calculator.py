@@ -1,7 +1,7 @@
 """Scores, a sparsity and a sparsity type become a mask of the scores' shape.
 
-Unstructured, block and channel masks are one thing: scores are pooled over groups of weights, the best groups are
-selected, and each weight gets its group's verdict. N:M ranks inside small groups instead.
+Unstructured, block and channel masks are one thing: the type pools scores over groups of weights, the best groups are
+selected, and the type spreads their verdicts back. N:M ranks inside small groups instead.
 """
 
 import functools
@@ -18,7 +18,6 @@ MASK_DTYPE = jnp.uint8
 TopkFn = Callable[[jax.Array, Any], jax.Array]
 
 
-@jax.jit
 def topk_mask_calculator(scores: jax.Array, sparsity: Any) -> jax.Array:
     """Keeps the `max(1, round(size * (1 - sparsity)))` largest scores.
 
@@ -32,7 +31,36 @@ def topk_mask_calculator(scores: jax.Array, sparsity: Any) -> jax.Array:
     >>> topk_mask_calculator(jnp.array([4.0, 1.0, 3.0, 2.0]), 0.5)
     Array([1, 0, 1, 0], dtype=uint8)
     """
-    return _topk_groups(scores, sparsity, sparsity_types.Unstructured())
+    return topk_group_mask_calculator(scores, sparsity, sparsity_types.Unstructured())
+
+
+@functools.partial(jax.jit, static_argnames='sparsity_type')
+def topk_group_mask_calculator(
+    scores: jax.Array, sparsity: Any, sparsity_type: sparsity_types.GroupedType
+) -> jax.Array:
+    """Keeps the best groups of weights, `max(1, round(groups * (1 - sparsity)))` of them, in one ranking.
+
+    Args:
+      scores: float array.
+      sparsity: share of groups to remove, scalar in [0, 1]; 0 keeps everything.
+      sparsity_type: how scores are pooled into groups; hashable.
+
+    Returns:
+      uint8 array of the scores' shape. Of equal groups that of lower flat index is kept; NaN ranks lowest.
+
+    Raises:
+      ValueError: the type does not fit the shape.
+
+    >>> topk_group_mask_calculator(jnp.array([4.0, 1.0, 3.0]), 0.4, sparsity_types.Unstructured())
+    Array([1, 0, 1], dtype=uint8)
+    """
+    sparsity_type.check_shape(scores.shape, 'scores')
+    if not scores.size:
+        return jnp.ones(scores.shape, MASK_DTYPE)
+    groups = sparsity_type.group_scores(scores)
+    # Sparsity 0 keeps everything as a count of all does, NaN included.
+    mask = selection.keep_largest(groups, selection.number_to_keep(groups.size, sparsity))
+    return sparsity_type.spread_groups(mask, scores.shape)
 
 
 @functools.partial(jax.jit, static_argnames='sparsity_type')
@@ -58,7 +86,6 @@ def topk_n_by_m_mask_calculator(scores: jax.Array, sparsity: Any, sparsity_type:
     return mask | (jnp.asarray(sparsity) == 0).astype(MASK_DTYPE)
 
 
-@functools.partial(jax.jit, static_argnames=('block_height', 'block_width', 'use_avg_pooling'))
 def topk_block_mask_calculator(
     scores: jax.Array, sparsity: Any, block_height: int, block_width: int, use_avg_pooling: bool = True
 ) -> jax.Array:
@@ -78,10 +105,11 @@ def topk_block_mask_calculator(
     Array([[0, 0, 1],
            [0, 0, 1]], dtype=uint8)
     """
-    return _topk_groups(scores, sparsity, sparsity_types.Block((block_height, block_width), use_avg_pooling))
+    return topk_group_mask_calculator(
+        scores, sparsity, sparsity_types.Block((block_height, block_width), use_avg_pooling)
+    )
 
 
-@functools.partial(jax.jit, static_argnames='sparsity_type')
 def topk_channel_mask_calculator(scores: jax.Array, sparsity: Any, sparsity_type: sparsity_types.Channel) -> jax.Array:
     """Keeps the channels whose scores, summed over all other axes, are largest.
 
@@ -100,8 +128,7 @@ def topk_channel_mask_calculator(scores: jax.Array, sparsity: Any, sparsity_type
     Array([[0, 1],
            [0, 1]], dtype=uint8)
     """
-    sparsity_type.check_shape(scores.shape, 'scores')
-    return _topk_groups(scores, sparsity, sparsity_type)
+    return topk_group_mask_calculator(scores, sparsity, sparsity_type)
 
 
 def get_topk_fn(sparsity_type: sparsity_types.SparsityType | str) -> TopkFn:
@@ -117,21 +144,16 @@ def get_topk_fn(sparsity_type: sparsity_types.SparsityType | str) -> TopkFn:
     Array([[0],
            [1]], dtype=uint8)
     """
-    match sparsity_types.normalize_setting(sparsity_type):
-        case sparsity_types.Unstructured():
-            return topk_mask_calculator
-        case sparsity_types.NByM() as n_by_m:
-            return functools.partial(topk_n_by_m_mask_calculator, sparsity_type=n_by_m)
-        case sparsity_types.Block((height, width), use_avg_pooling):
-            return functools.partial(
-                topk_block_mask_calculator,
-                block_height=height,
-                block_width=width,
-                use_avg_pooling=use_avg_pooling,
-            )
-        case sparsity_types.Channel() as channel:
-            return functools.partial(topk_channel_mask_calculator, sparsity_type=channel)
-    raise TypeError(f'{sparsity_type!r} is no single sparsity type')
+    if isinstance(sparsity_type, str):
+        sparsity_type = sparsity_types.parse_sparsity_type(sparsity_type)
+    if isinstance(sparsity_type, sparsity_types.NByM):
+        return functools.partial(topk_n_by_m_mask_calculator, sparsity_type=sparsity_type)
+    if isinstance(sparsity_type, sparsity_types.GroupedType) and not isinstance(sparsity_type, type):
+        return functools.partial(topk_group_mask_calculator, sparsity_type=sparsity_type)
+    raise TypeError(
+        f'{sparsity_type!r} is no single sparsity type; give Unstructured(), NByM, Block, Channel, or an object with '
+        'the methods of sparsity_types.GroupedType'
+    )
 
 
 def n_by_m_mask(scores: jax.Array, n: jax.Array | int, m: int, axis: int = -1) -> jax.Array:
@@ -161,96 +183,3 @@ def n_by_m_mask(scores: jax.Array, n: jax.Array | int, m: int, axis: int = -1) -
             losses[later] += ~later_wins
     kept = [jnp.broadcast_to(lost < n, members[0].shape).astype(MASK_DTYPE) for lost in losses]
     return jnp.stack(kept, axis + 1).reshape(scores.shape)
-
-
-def group_scores(scores: jax.Array, sparsity_type: sparsity_types.SparsityType) -> jax.Array:
-    """Scores of the groups of weights that are kept or removed together.
-
-    Args:
-      scores: float array.
-      sparsity_type: unstructured (each weight is a group), block or channel.
-
-    Returns:
-      An array with one score for each group.
-
-    Raises:
-      TypeError: N:M, which ranks inside its groups.
-
-    >>> group_scores(jnp.array([[1.0, 2.0], [3.0, 4.0]]), sparsity_types.Channel(-1))
-    Array([4., 6.], dtype=float32)
-    """
-    match sparsity_type:
-        case sparsity_types.Unstructured():
-            return scores
-        case sparsity_types.Channel(axis):
-            return jnp.sum(scores, axis=tuple(i for i in range(scores.ndim) if i != axis % scores.ndim))
-        case sparsity_types.Block(block_shape, use_avg_pooling):
-            return _pool_blocks(scores, block_shape, use_avg_pooling)
-    raise TypeError(f'{sparsity_type!r} has no groups that are kept or removed whole')
-
-
-def spread_groups(
-    group_mask: jax.Array, sparsity_type: sparsity_types.SparsityType, shape: tuple[int, ...]
-) -> jax.Array:
-    """Gives each weight the verdict of its group: the way back from `group_scores`.
-
-    Args:
-      group_mask: uint8 array, one entry for each group.
-      sparsity_type: unstructured, block or channel.
-      shape: the parameter's shape.
-
-    Returns:
-      uint8 array of the given shape.
-
-    >>> spread_groups(jnp.array([0, 1], jnp.uint8), sparsity_types.Channel(-1), (2, 2))
-    Array([[0, 1],
-           [0, 1]], dtype=uint8)
-    """
-    match sparsity_type:
-        case sparsity_types.Channel(axis):
-            others = tuple(i for i in range(len(shape)) if i != axis % len(shape))
-            return jnp.broadcast_to(jnp.expand_dims(group_mask, others), shape)
-        case sparsity_types.Block(block_shape):
-            rank = len(shape)
-            for axis, length in _block_axes(rank, block_shape):
-                group_mask = jnp.repeat(group_mask, length, axis, total_repeat_length=group_mask.shape[axis] * length)
-                group_mask = jax.lax.slice_in_dim(group_mask, 0, shape[axis], axis=axis)
-    return group_mask
-
-
-def _topk_groups(scores: jax.Array, sparsity: Any, sparsity_type: sparsity_types.SparsityType) -> jax.Array:
-    if not scores.size:
-        return jnp.ones(scores.shape, MASK_DTYPE)
-    groups = group_scores(scores, sparsity_type)
-    count = selection.number_to_keep(groups.size, sparsity)
-    # Sparsity 0 keeps everything as a count of all does, NaN included.
-    return spread_groups(selection.keep_largest(groups, count), sparsity_type, scores.shape)
-
-
-def _block_axes(rank: int, block_shape: tuple[int, int]) -> list[tuple[int, int]]:
-    """Axis and block length for each blocked axis; a 1-D array is one row, a scalar one weight."""
-    return [(axis, length) for axis, length in zip((rank - 2, rank - 1), block_shape, strict=True) if axis >= 0]
-
-
-def _pool_blocks(scores: jax.Array, block_shape: tuple[int, int], use_avg_pooling: bool) -> jax.Array:
-    # Sums of 16-bit scores would lose what tells blocks apart.
-    pooled = scores.astype(jnp.promote_types(scores.dtype, jnp.float32)) if use_avg_pooling else scores
-    for axis, length in _block_axes(scores.ndim, block_shape):
-        size = scores.shape[axis]
-        blocks = -(-size // length)
-        padding = [(0, 0)] * scores.ndim
-        padding[axis] = (0, blocks * length - size)
-        padded = jnp.pad(pooled, padding, constant_values=0 if use_avg_pooling else -jnp.inf)
-        split = padded.reshape(*pooled.shape[:axis], blocks, length, *pooled.shape[axis + 1 :])
-        pooled = split.sum(axis + 1) if use_avg_pooling else split.max(axis + 1)
-    return pooled / _block_sizes(scores.shape, block_shape) if use_avg_pooling else pooled
-
-
-def _block_sizes(shape: tuple[int, ...], block_shape: tuple[int, int]) -> jax.Array:
-    """Number of weights in each block, smaller at the edges, in a shape that broadcasts over all blocks."""
-    sizes = jnp.float32(1)
-    for axis, length in _block_axes(len(shape), block_shape):
-        blocks = -(-shape[axis] // length)
-        along = jnp.minimum(length, shape[axis] - length * jnp.arange(blocks)).astype(jnp.float32)
-        sizes = sizes * along.reshape((blocks,) + (1,) * (len(shape) - 1 - axis))
-    return sizes

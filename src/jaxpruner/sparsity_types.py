@@ -1,14 +1,46 @@
 """Which sets of weights are removed together: single weights, N of M, blocks, channels.
 
-Strings are read once, by `parse_sparsity_type`; array code sees only the validated objects.
+A type that pools scores over groups of weights and spreads the groups' verdicts back is all that is needed: counting
+and selecting is the same for all (`mask_calculator`). N:M ranks inside its groups instead. Strings are read once, by
+`parse_sparsity_type`; array code sees only the validated objects.
 """
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
 
-from jaxpruner import tree as tree_lib
+import jax
+import jax.numpy as jnp
+
+
+@runtime_checkable
+class SparsityType(Protocol):
+    """What every sparsity type has: it is hashable and checks the shapes that it is used for.
+
+    >>> isinstance(Channel(), SparsityType)
+    True
+    """
+
+    def check_shape(self, shape: Sequence[int], where: str) -> None:
+        """Raises `ValueError` with the parameter's path `where` if the type does not fit the shape."""
+
+
+@runtime_checkable
+class GroupedType(SparsityType, Protocol):
+    """A type whose groups of weights are kept or removed whole, ranked over the leaf.
+
+    >>> isinstance(Channel(), GroupedType), isinstance(NByM(2, 4), GroupedType)
+    (True, False)
+    """
+
+    def group_scores(self, scores: jax.Array) -> jax.Array:
+        """Pools the scores of a leaf into an array with one score for each group."""
+        ...
+
+    def spread_groups(self, group_mask: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        """Gives each weight of a leaf of this shape the verdict of its group."""
+        ...
 
 
 def _check_whole(name: str, value: Any, minimum: int | None = None) -> None:
@@ -31,6 +63,15 @@ class Unstructured:
 
         >>> Unstructured().check_shape((3, 5), 'kernel')
         """
+
+    def group_scores(self, scores: jax.Array) -> jax.Array:
+        """The scores: each weight is a group."""
+        return scores
+
+    def spread_groups(self, group_mask: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        """The mask as it is."""
+        del shape
+        return group_mask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,6 +158,42 @@ class Block:
         >>> Block((4, 4)).check_shape((3, 3), 'kernel')
         """
 
+    def group_scores(self, scores: jax.Array) -> jax.Array:
+        """Means or maxima of the blocks, in one array with the blocks' rows and columns as its last axes.
+
+        >>> Block((1, 2)).group_scores(jnp.array([[1.0, 3.0, 5.0]]))
+        Array([[2., 5.]], dtype=float32)
+        """
+        # Sums of 16-bit scores would lose what tells blocks apart.
+        dtype = jnp.promote_types(scores.dtype, jnp.float32) if self.use_avg_pooling else scores.dtype
+        pooled, sizes = scores.astype(dtype), jnp.ones((), dtype)
+        for axis, length in self._axes(scores.ndim):
+            size, blocks = scores.shape[axis], -(-scores.shape[axis] // length)
+            padding = [(0, 0)] * scores.ndim
+            padding[axis] = (0, blocks * length - size)
+            padded = jnp.pad(pooled, padding, constant_values=0 if self.use_avg_pooling else -jnp.inf)
+            split = padded.reshape(*pooled.shape[:axis], blocks, length, *pooled.shape[axis + 1 :])
+            pooled = split.sum(axis + 1) if self.use_avg_pooling else split.max(axis + 1)
+            along = jnp.minimum(length, size - length * jnp.arange(blocks)).astype(dtype)
+            sizes = sizes * along.reshape((blocks,) + (1,) * (scores.ndim - 1 - axis))
+        return pooled / sizes if self.use_avg_pooling else pooled
+
+    def spread_groups(self, group_mask: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        """Each block's verdict for all of its weights.
+
+        >>> Block((1, 2)).spread_groups(jnp.array([[1, 0]], jnp.uint8), (1, 3))
+        Array([[1, 1, 0]], dtype=uint8)
+        """
+        for axis, length in self._axes(len(shape)):
+            group_mask = jnp.repeat(group_mask, length, axis, total_repeat_length=group_mask.shape[axis] * length)
+            group_mask = jax.lax.slice_in_dim(group_mask, 0, shape[axis], axis=axis)
+        return group_mask
+
+    def _axes(self, rank: int) -> list[tuple[int, int]]:
+        """Axis and block length for each blocked axis: none of a scalar, one of a vector."""
+        pairs = zip((rank - 2, rank - 1), self.block_shape, strict=True)
+        return [(axis, length) for axis, length in pairs if axis >= 0]
+
 
 @dataclasses.dataclass(frozen=True)
 class Channel:
@@ -147,6 +224,26 @@ class Channel:
         """
         _axis_in(self.axis, shape, where)
 
+    def group_scores(self, scores: jax.Array) -> jax.Array:
+        """Sums over all other axes: one score for each channel.
+
+        >>> Channel(-1).group_scores(jnp.array([[1.0, 2.0], [3.0, 4.0]]))
+        Array([4., 6.], dtype=float32)
+        """
+        return jnp.sum(scores, axis=self._others(scores.ndim))
+
+    def spread_groups(self, group_mask: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        """Each channel's verdict for all of its weights.
+
+        >>> Channel(-1).spread_groups(jnp.array([0, 1], jnp.uint8), (2, 2))
+        Array([[0, 1],
+               [0, 1]], dtype=uint8)
+        """
+        return jnp.broadcast_to(jnp.expand_dims(group_mask, self._others(len(shape))), shape)
+
+    def _others(self, rank: int) -> tuple[int, ...]:
+        return tuple(axis for axis in range(rank) if axis != self.axis % rank)
+
 
 def _axis_in(axis: int, shape: Sequence[int], where: str) -> int:
     if not -len(shape) <= axis < len(shape):
@@ -155,11 +252,6 @@ def _axis_in(axis: int, shape: Sequence[int], where: str) -> int:
         )
     return axis
 
-
-SparsityType = Unstructured | NByM | Block | Channel
-_SPARSITY_TYPES = (Unstructured, NByM, Block, Channel)
-# One type for all leaves, an ordered mapping from leaf names to types, or a function of path and leaf.
-SparsityTypeSetting = SparsityType | Mapping[Any, Any] | Callable[[tree_lib.Path, Any], Any]
 
 _INTEGER = r'\s*([+-]?\d+)\s*'
 _PATTERNS: tuple[tuple[str, Callable[..., SparsityType]], ...] = (
@@ -193,70 +285,3 @@ def parse_sparsity_type(text: str) -> SparsityType:
     raise ValueError(
         f"unknown sparsity type {text!r}; write 'unstructured', 'nm_2,4' or '2:4', 'block_4,4', or 'channel_-1'"
     )
-
-
-def normalize_setting(setting: Any) -> Any:
-    """Checks a `sparsity_type` setting and reads the strings in it.
-
-    Args:
-      setting: a type, a string, a mapping from leaf names to types (or strings, or `None` for dense), or a function
-        `(path, leaf) -> type or None`.
-
-    Returns:
-      The same with every string replaced by the type it names.
-
-    Raises:
-      TypeError: the setting is none of these.
-
-    >>> normalize_setting({'*/head/*': None, '*': '2:4'})
-    {'*/head/*': None, '*': NByM(n=2, m=4, axis=-1)}
-    """
-    if setting is None:
-        return Unstructured()
-    if isinstance(setting, Mapping):
-        return {name: None if entry is None else _one_type(entry) for name, entry in setting.items()}
-    if callable(setting) and not isinstance(setting, type):
-        return setting
-    return _one_type(setting)
-
-
-def _one_type(entry: Any) -> SparsityType:
-    if isinstance(entry, str):
-        return parse_sparsity_type(entry)
-    if isinstance(entry, _SPARSITY_TYPES):
-        return entry
-    hint = f'; write {entry.__name__}(…)' if isinstance(entry, type) else ''
-    raise TypeError(
-        f'{entry!r} is no sparsity type{hint}; use Unstructured(), NByM, Block, Channel, or a string like "2:4"'
-    )
-
-
-def resolve(
-    setting: SparsityTypeSetting, paths: Sequence[tree_lib.Path], leaves: Sequence[Any]
-) -> list[SparsityType | None]:
-    """The sparsity type of each leaf.
-
-    Args:
-      setting: a normalized `sparsity_type` setting.
-      paths: the leaves' paths.
-      leaves: the leaves; a function setting gets them.
-
-    Returns:
-      A type for each leaf, `None` where it is dense. In a mapping the first name that matches wins, and a leaf that no
-      name matches is unstructured.
-
-    Raises:
-      ValueError: a name in the mapping matches no leaf.
-
-    >>> resolve({'*/bias': None, '*': NByM(1, 2)}, [('a', 'bias'), ('a', 'kernel')], [0, 0])
-    [None, NByM(n=1, m=2, axis=-1)]
-    """
-    if isinstance(setting, Mapping):
-        tree_lib.check_names(setting, paths, 'sparsity_type')
-        default = {'*': Unstructured()}
-        rules = list(setting.items()) + list(default.items())
-        return [next(entry for name, entry in rules if name == '*' or tree_lib.matches(name, path)) for path in paths]
-    if isinstance(setting, _SPARSITY_TYPES):
-        return [setting] * len(paths)
-    chosen = [setting(path, leaf) for path, leaf in zip(paths, leaves, strict=True)]
-    return [None if entry is None else _one_type(entry) for entry in chosen]

@@ -1,6 +1,7 @@
 """What each algorithm does that the others do not."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -57,7 +58,7 @@ def test_random_masks_are_nested_and_depend_on_the_seed():
     masks = [
         state.masks['a'] for _, state in states(jaxpruner.RandomPruning(schedule, sparsity_distribution_fn=half), 6)
     ]
-    for earlier, later in zip(masks, masks[1:], strict=False):
+    for earlier, later in itertools.pairwise(masks):
         assert not ((later == 1) & (earlier == 0)).any()
     other = jaxpruner.RandomPruning(sparsity_distribution_fn=half, rng_seed=jax.random.key(1)).instant_sparsify(PARAMS)[
         1
@@ -114,7 +115,7 @@ def test_sparse_training_starts_sparse(algorithm):
         masks.append(np.asarray(state.masks['a']))
         assert masks[-1].sum() == 64
         assert not np.asarray(params['a'])[masks[-1] == 0].any()
-    changed = [not np.array_equal(*pair) for pair in zip(masks, masks[1:], strict=False)]
+    changed = [not np.array_equal(*pair) for pair in itertools.pairwise(masks)]
     assert any(changed) == (algorithm is not jaxpruner.StaticRandomSparse)
     with pytest.raises(RuntimeError, match='instant_sparsify is not supported in sparse training methods'):
         updater.instant_sparsify(PARAMS)

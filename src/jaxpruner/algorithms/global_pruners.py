@@ -30,7 +30,8 @@ class GlobalUpdater(base_updater.BaseUpdater):
 
     def __post_init__(self):
         super().__post_init__()
-        if isinstance(self.sparsity_type, (sparsity_types.NByM, sparsity_types.Block, sparsity_types.Channel)):
+        single = isinstance(self.sparsity_type, sparsity_types.SparsityType)
+        if single and self.sparsity_type != sparsity_types.Unstructured():
             self._refuse(self.sparsity_type)
         if self.topk_fn is not None or self.stacked:
             raise ValueError(

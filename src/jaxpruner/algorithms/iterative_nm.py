@@ -30,7 +30,7 @@ class IterativeNMPruning(base_updater.BaseUpdater):
 
     def __post_init__(self):
         super().__post_init__()
-        if not callable(self.sparsity_type) and not isinstance(self.sparsity_type, dict):
+        if isinstance(self.sparsity_type, sparsity_types.SparsityType):
             _check_n_by_m(self.sparsity_type)
         if self.topk_fn is not None:
             raise ValueError('IterativeNMPruning selects N of M itself: topk_fn has no meaning for it')

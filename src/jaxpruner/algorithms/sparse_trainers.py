@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxpruner import base_updater, mask_calculator, optimizer_state, selection, sparsity_types, utils
+from jaxpruner import base_updater, optimizer_state, selection, sparsity_types, utils
 from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import pruners
 
@@ -169,7 +169,7 @@ def drop_and_grow(
     drop_scores: jax.Array,
     grow_scores: jax.Array,
     fraction: jax.Array | float,
-    sparsity_type: sparsity_types.SparsityType,
+    sparsity_type: sparsity_types.GroupedType,
 ) -> jax.Array:
     """Replaces a share of the kept weights (or blocks, channels), whose number stays.
 
@@ -187,15 +187,15 @@ def drop_and_grow(
     >>> drop_and_grow(mask, scores, jnp.array([0.0, 0.0, 1.0, 2.0]), 0.5, sparsity_types.Unstructured())
     Array([1, 0, 0, 1], dtype=uint8)
     """
-    alive = mask_calculator.group_scores(mask.astype(jnp.float32), sparsity_type) > 0
+    alive = sparsity_type.group_scores(mask.astype(jnp.float32)) > 0
     number_alive = jnp.sum(alive, dtype=jnp.uint32)
     number_kept = number_alive - selection.share_of(number_alive, fraction)
-    drop_groups = mask_calculator.group_scores(drop_scores, sparsity_type)
+    drop_groups = sparsity_type.group_scores(drop_scores)
     kept = (selection.keep_largest(jnp.where(alive, drop_groups, -jnp.inf), number_kept) != 0) & alive
-    grow_groups = mask_calculator.group_scores(grow_scores, sparsity_type)
+    grow_groups = sparsity_type.group_scores(grow_scores)
     number_grown = number_alive - jnp.sum(kept, dtype=jnp.uint32)
     grown = selection.keep_largest(jnp.where(kept, -jnp.inf, grow_groups), number_grown)
-    return mask_calculator.spread_groups(kept.astype(jnp.uint8) | grown, sparsity_type, mask.shape)
+    return sparsity_type.spread_groups(kept.astype(jnp.uint8) | grown, mask.shape)
 
 
 def _refuse_n_by_m(updater: base_updater.BaseUpdater, types: list[Any]) -> None:
