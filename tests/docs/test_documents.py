@@ -1,0 +1,64 @@
+"""Every snippet of the documents runs, every command is one that is run, and every link leads somewhere."""
+
+import pathlib
+import re
+import subprocess
+
+import pytest
+
+from jaxpruner import api
+
+ROOT = pathlib.Path(__file__).parents[2]
+DOCUMENTS = sorted(path.relative_to(ROOT).as_posix() for path in [*ROOT.glob('*.md'), *ROOT.glob('docs/*.md')])
+
+
+def blocks(document, language):
+    return re.findall(rf'^```{language}\n(.*?)^```', (ROOT / document).read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize('document', [document for document in DOCUMENTS if blocks(document, 'python')])
+def test_snippets_run_in_order(document, monkeypatch):
+    monkeypatch.setattr(api, 'ALGORITHM_REGISTRY', dict(api.ALGORITHM_REGISTRY))
+    namespace = {'__name__': document}
+    for snippet in blocks(document, 'python'):
+        exec(compile(snippet, document, 'exec'), namespace)
+
+
+def test_the_documents_have_snippets():
+    assert len(blocks('README.md', 'python')) == 2
+    assert len(blocks('docs/guide.md', 'python')) >= 6
+
+
+def commands(document):
+    """Commands in blocks of shell code and in running text."""
+    text = (ROOT / document).read_text()
+    return set(''.join(blocks(document, 'bash')).split('\n')) - {''} | set(re.findall(r'`(bash run\.sh[^`]*)`', text))
+
+
+def test_every_command_is_run_by_the_checks():
+    jobs = re.search(r'for job in (.*); do', (ROOT / '.ci' / 'run').read_text())
+    assert jobs is not None
+    run = {'bash run.sh' if job == 'test' else f'bash run.sh {job}' for job in jobs[1].split()}
+    for document in DOCUMENTS:
+        assert commands(document) <= run, document
+
+
+def test_run_sh_knows_the_commands():
+    words = subprocess.run(['bash', 'run.sh', 'help'], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for document in DOCUMENTS:
+        for command in commands(document):
+            assert command.removeprefix('bash run.sh').strip() in words
+    wrong = subprocess.run(['bash', 'run.sh', 'tset'], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert wrong.returncode == 1
+    assert "unknown command 'tset'" in wrong.stderr
+
+
+@pytest.mark.parametrize('document', DOCUMENTS)
+def test_links_lead_somewhere(document):
+    for target in re.findall(r'\]\(([^)#:]+)\)', (ROOT / document).read_text()):
+        assert ((ROOT / document).parent / target).exists(), target
+
+
+def test_the_guide_lists_every_algorithm():
+    rows = re.findall(r'^\| `(\w+)` \| `(\w+)` \|', (ROOT / 'docs' / 'guide.md').read_text(), re.MULTILINE)
+    assert dict(rows) == {name: algorithm.__name__ for name, algorithm in api.ALGORITHM_REGISTRY.items()}
