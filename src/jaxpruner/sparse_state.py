@@ -39,9 +39,16 @@ def sparse_states(opt_state: Any) -> list[SparseState]:
     found: list[SparseState] = []
     for node in jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, SparseState)):
         if isinstance(node, SparseState):
-            found.append(node)
+            found.append(_without_boxes(node))
             found.extend(sparse_states(node.inner_state))
     return found
+
+
+def _without_boxes(state: SparseState) -> SparseState:
+    """The state of plain arrays: Flax NNX keeps each array of an optimizer state in a variable."""
+    state = jax.tree.map(lambda leaf: getattr(leaf, 'value', leaf), state)
+    counts = jax.tree.leaves(state.count)
+    return state._replace(count=counts[0] if counts else None)
 
 
 def only_sparse_state(opt_state: Any) -> SparseState:
@@ -51,7 +58,7 @@ def only_sparse_state(opt_state: Any) -> SparseState:
       opt_state: a `SparseState`, or any optimizer state that holds exactly one.
 
     Returns:
-      The state, its count as a plain array (some front-ends box the arrays of an optimizer state).
+      The state.
 
     Raises:
       ValueError: there is none, or more than one.
@@ -59,7 +66,7 @@ def only_sparse_state(opt_state: Any) -> SparseState:
     >>> only_sparse_state((SparseState(masks=None),)).masks is None
     True
     """
-    states = [opt_state] if isinstance(opt_state, SparseState) else sparse_states(opt_state)
+    states = [_without_boxes(opt_state)] if isinstance(opt_state, SparseState) else sparse_states(opt_state)
     if len(states) != 1:
         remedy = (
             'wrap the optimizer with `updater.wrap_optax` and pass the state that its init made'
@@ -67,8 +74,7 @@ def only_sparse_state(opt_state: Any) -> SparseState:
             else 'pass the one that is meant: an entry of `jaxpruner.sparse_states(opt_state)`'
         )
         raise ValueError(f'expected one SparseState in the optimizer state, found {len(states)}; {remedy}')
-    count = jax.tree.leaves(states[0].count)
-    return states[0]._replace(count=count[0] if count else None)
+    return states[0]
 
 
 def sparsity_metrics(opt_state: Any) -> dict[str, jax.Array]:
@@ -107,8 +113,7 @@ def sparsity_metrics(opt_state: Any) -> dict[str, jax.Array]:
             wanted += 0.0 if target is None else jnp.mean(target) * weights
     metrics['_total_sparsity'] = removed / jnp.maximum(total, 1)
     metrics['_target_sparsity'] = wanted / jnp.maximum(total, 1)
-    counts = jax.tree.leaves([state.count for state in states])
-    metrics['_count'] = counts[0] if counts else jnp.int32(0)
+    metrics['_count'] = jnp.int32(0) if states[0].count is None else states[0].count
     return metrics
 
 
