@@ -286,3 +286,34 @@ def test_bad_shapes_fail_before_anything_is_computed(settings, message):
         updater.wrap_optax(optax.sgd(0.1)).init(PARAMS)
     with pytest.raises(ValueError, match=message):
         updater.instant_sparsify(PARAMS)
+
+
+ODD = {
+    'scalar': jnp.float32(2.0),
+    'empty': jnp.zeros((0, 4)),
+    'one': jnp.ones((1, 1)),
+    'w': jnp.arange(1.0, 17).reshape(4, 4),
+}
+
+
+@pytest.mark.parametrize('packed', [False, True])
+@pytest.mark.parametrize('name', [name for name in jaxpruner.all_algorithm_names() if name != 'iterative_nm'])
+def test_leaves_of_no_dimension_and_of_no_element(name, packed):
+    config = {'algorithm': name, 'sparsity': 0.5, 'update_freq': 1, 'update_end_step': 2, 'is_packed': packed}
+    updater = jaxpruner.create_updater_from_config(config | {'filter_fn': lambda path, leaf: True})
+    tx = updater.wrap_optax(optax.adam(0.1))
+    params, state = ODD, tx.init(ODD)
+    params = updater.post_gradient_update(params, state)
+    for _ in range(3):
+        grads = jax.tree.map(jnp.ones_like, updater.pre_forward_update(params, state))
+        updates, state = jax.jit(tx.update)(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    kept = jaxpruner.summarize_sparsity(updater.pre_forward_update(params, state))
+    if name == 'no_prune':
+        assert kept['_nparams_nnz'] == 18
+    elif name.startswith('global'):
+        assert kept['_nparams_nnz'] == 9
+    else:
+        assert kept['w'] >= 0.5  # weights that have just come back are zero, too
+        assert float(jaxpruner.sparsity_metrics(state)['w']) == 0.5
+        assert kept['scalar'] == kept['one'] == 0.0  # at least one weight of a leaf stays

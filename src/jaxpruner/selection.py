@@ -132,14 +132,18 @@ def keep_largest_jointly(
         raise ValueError(
             f'{size} scores cannot be ranked together; at most {MAX_SIZE} can: split the leaf or rank per layer'
         )
-    if not size:
-        return [jnp.zeros(array.shape, jnp.uint8) for array in scores]
-    ranked = _ranked_arrays(scores, divisors)
+    masks = [jnp.zeros(array.shape, jnp.uint8) for array in scores]
+    filled = [i for i, array in enumerate(scores) if array.size]
+    if not filled:
+        return masks
+    ranked = _ranked_arrays([scores[i] for i in filled], divisors and [divisors[i] for i in filled])
     count = jnp.asarray(count).astype(_COUNT)
     # A bracket of one point would do for "everything", but NaN reaches no threshold.
     everything = count >= size
     bracket = _narrow_to(ranked, count, size)
-    return _masks(ranked, bracket, count, everything, [array.shape for array in scores])
+    for i, mask in zip(filled, _masks(ranked, bracket, count, everything), strict=True):
+        masks[i] = mask.reshape(scores[i].shape)
+    return masks
 
 
 def _ranked_arrays(scores: Sequence[jax.Array], divisors: Sequence[jax.Array] | None) -> list[jax.Array]:
@@ -242,13 +246,7 @@ def _count_along(predicates: list[jax.Array], axes: tuple[int, ...]) -> list[jax
     return list(lax.reduce(tuple(predicate.astype(_COUNT) for predicate in predicates), zeros, add, axes))
 
 
-def _masks(
-    ranked: list[jax.Array],
-    bracket: _Bracket,
-    count: jax.Array,
-    everything: jax.Array,
-    shapes: Sequence[tuple[int, ...]],
-) -> list[jax.Array]:
+def _masks(ranked: list[jax.Array], bracket: _Bracket, count: jax.Array, everything: jax.Array) -> list[jax.Array]:
     threshold = _Order.of(ranked[0].dtype).value(bracket.low)
     # Where the threshold is not met exactly, the bracket has closed and `reach_high` counts what is above it.
     cuts = lax.cond(
@@ -257,9 +255,9 @@ def _masks(
         lambda: [(jnp.bool_(True), tuple(jnp.int32(length) for length in array.shape)) for array in ranked],
     )
     masks = []
-    for array, (any_tie, cut), shape in zip(ranked, cuts, shapes, strict=True):
+    for array, (any_tie, cut) in zip(ranked, cuts, strict=True):
         kept = (array > threshold) | ((array == threshold) & _up_to(array.shape, cut, any_tie)) | everything
-        masks.append(kept.astype(jnp.uint8).reshape(shape))
+        masks.append(kept.astype(jnp.uint8))
     return masks
 
 
@@ -269,20 +267,19 @@ def _tie_cuts(
     """For each array whether any tie is kept, and the index of the last one that is."""
     cuts = []
     for array in ranked:
-        tie, index, rest = array == threshold, [], wanted
-        total = _COUNT(0)
+        tie, index, rest, ties = array == threshold, [], wanted, wanted
         for axis in range(array.ndim):
             others = tuple(i for i in range(array.ndim) if i != axis)
             reach, above = _count_along([tie | (array > threshold), array > threshold], others)
             counts = jnp.cumsum(reach - above, dtype=_COUNT)
-            if axis == 0 and array.size:
-                total = counts[-1]
+            if axis == 0:
+                ties = counts[-1]
             here = jnp.sum(counts < rest, dtype=jnp.int32)
             rest = rest - jnp.where(here > 0, counts[jnp.maximum(here - 1, 0)], 0)
             tie &= lax.broadcasted_iota(jnp.int32, array.shape, axis) == here
             index.append(here)
         cuts.append((wanted > 0, tuple(index)))
-        wanted = wanted - jnp.minimum(wanted, total)
+        wanted = wanted - jnp.minimum(wanted, ties)
     return cuts
 
 
