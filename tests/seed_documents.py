@@ -26,8 +26,8 @@ def find(*phrases):
 def cells(notebook):
     """The code cells of a notebook printed as text.
 
-    Only the beginning of a cell is marked, and text follows its code: a cell is the longest prefix that is Python, once the
-    lines for the shell (`!`) are gone.
+    Only the beginning of a cell is marked, and text follows its code: a cell is the longest prefix that is Python, once
+    the lines for the shell (`!`) are gone.
     """
     return [_longest_code(part) for part in notebook.split(CELL_MARK)[1:]]
 

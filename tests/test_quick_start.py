@@ -180,7 +180,15 @@ def test_a_config_makes_the_pruner(is_packed):
 
 
 def test_on_eight_devices(request):
-    eight_devices.run_checks(__file__, request.config)
+    eight_devices.run_checks(__file__, request.config, '-m', 'not slow')
+
+
+@pytest.mark.slow
+def test_further_algorithms_on_eight_devices(request):
+    eight_devices.run_checks(__file__, request.config, '-m', 'slow')
+
+
+SLOW = pytest.mark.slow
 
 
 def equal_to_one_device(params, state, pruner):
@@ -191,7 +199,7 @@ def equal_to_one_device(params, state, pruner):
 
 
 @pytest.mark.skipif(not hasattr(jax, 'pmap'), reason='this JAX has no pmap')
-@pytest.mark.parametrize('algorithm', ['magnitude', 'rigl'])
+@pytest.mark.parametrize('algorithm', ['magnitude', pytest.param('rigl', marks=SLOW)])
 def check_replicas_stay_alike(algorithm):
     pruner = jaxpruner.create_updater_from_config(config(algorithm=algorithm, drop_fraction=0.3))
     tx = pruner.wrap_optax(optax.adam(1e-2))
@@ -212,7 +220,9 @@ def check_replicas_stay_alike(algorithm):
     equal_to_one_device(*first, pruner)
 
 
-@pytest.mark.parametrize('algorithm', ['magnitude', 'rigl', 'global_magnitude'])
+@pytest.mark.parametrize(
+    'algorithm', ['rigl', pytest.param('magnitude', marks=SLOW), pytest.param('global_magnitude', marks=SLOW)]
+)
 def check_a_mesh_trains_as_one_device(algorithm):
     pruner = jaxpruner.create_updater_from_config(config(algorithm=algorithm, drop_fraction=0.3))
     tx = pruner.wrap_optax(optax.adam(1e-2))

@@ -284,12 +284,11 @@ class BaseUpdater:
         targets = self.get_target_sparsities(params)
         logger.info('target_sparsities: %s', targets)
         masks = self.get_initial_masks(params, targets)
-        sizes = tree_lib.map_with_missing(lambda p, m: None if m is None else jnp.uint32(p.size), params, masks)
         return SparseState(
             masks=masking.store_masks(masks, params, self.packs_masks()),
             target_sparsities=jax.tree.map(lambda target: jnp.asarray(target, jnp.float32), targets),
             count=jnp.zeros([], jnp.int32),
-            sizes=sizes,
+            sizes=masking.mask_sizes(masks, params),
         )
 
     def wrap_optax(self, inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:

@@ -45,7 +45,13 @@ def wrap(updater: 'BaseUpdater', inner: optax.GradientTransformation) -> optax.G
 
     def init_fn(params: tree_lib.PyTree) -> SparseState:
         updater.check_optimizer(inner_with_extra, params)
-        return updater.init_state(params)._replace(inner_state=inner_with_extra.init(params))
+        state = updater.init_state(params)
+        # A user's own `init_state` may pack masks in another way, or not at all, and know nothing of sizes.
+        return state._replace(
+            masks=masking.store_masks(state.masks, params, updater.packs_masks()),
+            sizes=masking.mask_sizes(state.masks, params),
+            inner_state=inner_with_extra.init(params),
+        )
 
     def update_fn(
         updates: tree_lib.PyTree, state: Any, params: tree_lib.PyTree | None = None, **extra_args: Any
@@ -151,19 +157,23 @@ def _run_once(when: jax.Array, function: Callable[..., Any], state: Any, *inputs
     where it makes of `cond` a select that always pays for both branches.
     """
 
+    def run(current: Any, *arguments: Any) -> Any:
+        return jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), function(current, *arguments), current)
+
     def body(carry: Any) -> Any:
         pending, current = carry
         # Without this barrier what depends on the inputs alone (scores) would be moved out of the loop and always paid.
         _, current, barred = jax.lax.optimization_barrier((pending, current, inputs))
-        updated = function(current, *barred)
-        return jnp.zeros_like(pending), jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), updated, current)
+        return jnp.zeros_like(pending), run(current, *barred)
 
+    if not tree_lib.is_traced(when):  # outside jit a loop would be compiled anew at each call
+        return run(state, *inputs) if when else state
     return jax.lax.while_loop(lambda carry: carry[0], body, (when, state))[1]
 
 
 def _inner_update(
     inner: optax.GradientTransformationExtraArgs,
-    skip: jax.Array | bool,
+    skip: Any,
     grads: tree_lib.PyTree,
     inner_state: Any,
     params: tree_lib.PyTree,
@@ -177,10 +187,18 @@ def _inner_update(
     if skip is False:
         return update(grads, inner_state, params)
     shapes, _ = jax.eval_shape(update, grads, inner_state, params)
-    # The gradients' memory becomes that of the updates.
-    buffer = jax.tree.map(lambda gradient, shape: gradient.astype(shape.dtype), grads, shapes)
+    if jax.tree.map(_dtype, shapes) == jax.tree.map(_dtype, grads):
+        # The gradients travel in the carry, where the updates take their memory.
+        return _run_once(
+            ~skip, lambda carry, current: update(carry[0], carry[1], current), (grads, inner_state), params
+        )
+    buffer = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
 
     def body(carry: Any, current: tree_lib.PyTree, gradients: tree_lib.PyTree) -> tuple[tree_lib.PyTree, Any]:
         return update(gradients, carry[1], current)
 
-    return _run_once(~jnp.asarray(skip), body, (buffer, inner_state), params, grads)
+    return _run_once(~skip, body, (buffer, inner_state), params, grads)
+
+
+def _dtype(leaf: Any) -> str:
+    return str(leaf.dtype)

@@ -55,6 +55,22 @@ def unpack_masks(masks: tree_lib.PyTree, params: tree_lib.PyTree) -> tree_lib.Py
     )
 
 
+def mask_sizes(masks: tree_lib.PyTree, params: tree_lib.PyTree) -> tree_lib.PyTree:
+    """How many weights each masked leaf has, which packed bits alone do not tell.
+
+    Args:
+      masks: a tree of masks, `None` where dense.
+      params: the parameters, or their shapes.
+
+    Returns:
+      A tree of uint32 scalars, `None` where dense.
+
+    >>> mask_sizes({'w': jnp.array([128], jnp.uint8), 'b': None}, {'w': jnp.ones(2), 'b': jnp.ones(2)})
+    {'b': None, 'w': Array(2, dtype=uint32)}
+    """
+    return tree_lib.map_with_missing(lambda p, m: None if m is None else jnp.uint32(p.size), params, masks)
+
+
 def store_masks(masks: tree_lib.PyTree, params: tree_lib.PyTree, packed: bool) -> tree_lib.PyTree:
     """Masks as a state holds them.
 

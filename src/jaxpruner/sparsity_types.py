@@ -185,8 +185,11 @@ class Block:
         Array([[1, 1, 0]], dtype=uint8)
         """
         for axis, length in self._axes(len(shape)):
-            group_mask = jnp.repeat(group_mask, length, axis, total_repeat_length=group_mask.shape[axis] * length)
-            group_mask = jax.lax.slice_in_dim(group_mask, 0, shape[axis], axis=axis)
+            # Broadcast, not jnp.repeat, which looks the verdicts up and gathers those of all devices for it.
+            before, after = group_mask.shape[: axis + 1], group_mask.shape[axis + 1 :]
+            spread = jnp.broadcast_to(jnp.expand_dims(group_mask, axis + 1), (*before, length, *after))
+            padded = spread.reshape(*before[:-1], before[-1] * length, *after)
+            group_mask = jax.lax.slice_in_dim(padded, 0, shape[axis], axis=axis)
         return group_mask
 
     def _axes(self, rank: int) -> list[tuple[int, int]]:

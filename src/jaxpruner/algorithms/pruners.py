@@ -25,8 +25,21 @@ def generate_random_scores(params: tree_lib.PyTree, rng_seed: Any) -> tree_lib.P
     """
     leaves, treedef = jax.tree.flatten(params)
     keys = jax.random.split(utils.prng_key(rng_seed), len(leaves)) if leaves else []
-    scores = [jax.random.uniform(key, leaf.shape, leaf.dtype) for key, leaf in zip(keys, leaves, strict=True)]
-    return jax.tree.unflatten(treedef, scores)
+    return jax.tree.unflatten(treedef, [_uniform_like(key, leaf) for key, leaf in zip(keys, leaves, strict=True)])
+
+
+def _uniform_like(key: jax.Array, leaf: jax.Array) -> jax.Array:
+    def draw(key: jax.Array) -> jax.Array:
+        return jax.random.uniform(key, leaf.shape, leaf.dtype)
+
+    if tree_lib.is_traced(key) or tree_lib.is_traced(leaf):
+        # The counters of the generator depend on the shape alone, so that XLA would compute them outside the loop in
+        # which masks are updated, in every step; out of a branch it moves nothing.
+        always = jax.lax.optimization_barrier(jnp.bool_(True))
+        return jax.lax.cond(always, draw, lambda key: jnp.zeros(leaf.shape, leaf.dtype), key)
+    if isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1:
+        return jax.jit(draw, out_shardings=leaf.sharding)(key)
+    return draw(key)
 
 
 def magnitudes(params: tree_lib.PyTree) -> tree_lib.PyTree:
