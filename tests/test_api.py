@@ -114,9 +114,24 @@ def test_typed_values_and_is_packed():
     assert updater.sparsity_type == {'*/head/*': None, '*': jaxpruner.Block((2, 2))}
 
 
-def test_nested_config_dicts_keep_their_order():
-    config = ml_collections.ConfigDict({'algorithm': 'magnitude', 'sparsity_type': {'a': None, '*': '2:4'}})
-    assert api.create_updater_from_config(config).sparsity_type == {'a': None, '*': jaxpruner.NByM(2, 4)}
+def test_rules_that_a_config_dict_has_sorted_are_refused_and_pairs_are_not():
+    rules = [['head/*', None], ['*', '2:4']]
+    params = {'head': jnp.ones((4, 4)), 'head2': {'w': jnp.ones((4, 4))}} | {'head': {'w': jnp.ones((4, 4))}}
+    sorted_rules = ml_collections.ConfigDict({'algorithm': 'magnitude', 'sparsity': 0.5, 'sparsity_type': dict(rules)})
+    with pytest.raises(ValueError, match=r"sparsity_type: 'head/\*' is never used.*ConfigDict sorts its keys"):
+        api.create_updater_from_config(sorted_rules).instant_sparsify(params)
+    pairs = ml_collections.ConfigDict({'algorithm': 'magnitude', 'sparsity': 0.5, 'sparsity_type': rules})
+    assert api.create_updater_from_config(pairs).instant_sparsify(params)[1]['head']['w'] is None
+    custom = {'algorithm': 'magnitude', 'sparsity': 0.5, 'custom_sparsity_map': [['head/*', None], ['*', 0.25]]}
+    assert api.create_updater_from_config(custom).get_target_sparsities(params) == {
+        'head': {'w': None},
+        'head2': {'w': 0.25},
+    }
+
+
+def test_a_table_without_none_says_dense():
+    updater = api.create_updater_from_config({'algorithm': 'magnitude', 'sparsity_type': {'a': 'dense', '*': '2:4'}})
+    assert updater.sparsity_type == {'a': None, '*': jaxpruner.NByM(2, 4)}
 
 
 def test_registering_an_algorithm(monkeypatch):
@@ -129,6 +144,9 @@ def test_registering_an_algorithm(monkeypatch):
         def calculate_scores(self, params, sparse_state=None, grads=None):
             return jax.tree.map(lambda param: -jnp.abs(param), params)
 
+    api.register_algorithm('smallest', Smallest)
+    again = type('Smallest', (Smallest,), {'__module__': __name__, '__qualname__': Smallest.__qualname__})
+    api.register_algorithm('smallest', again)  # as a cell of a notebook does that is run again
     api.register_algorithm('smallest', Smallest)
     updater = api.create_updater_from_config({'algorithm': 'smallest', 'sparsity': 0.5, 'temperature': 2.0})
     assert updater.temperature == 2.0
@@ -153,6 +171,17 @@ BAD = [
     ({'algorithm': 'magnitude', 'sparsity': 1.5}, ValueError, r'sparsity must lie in \[0, 1\]'),
     ({'algorithm': 'magnitude', 'sparsity_type': 'nm_4,2'}, ValueError, r'n must not exceed m'),
     ({'algorithm': 'rigl', 'drop_fraction': 1.5}, ValueError, r'drop_fraction must lie in \[0, 1\]'),
+    (
+        {'algorithm': 'rigl', 'drop_fraction': '0.5'},
+        TypeError,
+        r"drop_fraction must be a number between 0 and 1, got '0.5'",
+    ),
+    ({'algorithm': 'magnitude', 'dist_type': 'erk'}, ValueError, r'has dist_type but no sparsity'),
+    ({'algorithm': 'magnitude', 'update_end_step': 5}, ValueError, r'has update_end_step but no update_freq'),
+    ({'algorithm': 'magnitude', 'custom_sparsity_map': {'x': 1.5}}, ValueError, r"custom_sparsity_map\['x'\] must lie"),
+    ({'algorithm': 'no_prune', 'sparsity': 7}, ValueError, r'sparsity must lie in \[0, 1\]'),
+    ({'algorithm': 'no_prune', 'sparsity_type': 'zzz'}, ValueError, r"unknown sparsity type 'zzz'"),
+    ({'algorithm': 'no_prune', 'update_freq': -1}, ValueError, r'update_freq must'),
     (
         {'algorithm': 'magnitude', 'update_freq': 5, 'update_start_step': 9, 'update_end_step': 3},
         ValueError,

@@ -271,7 +271,7 @@ BAD_SHAPES = [
         {'sparsity_distribution_fn': lambda params: jax.tree.map(lambda _: 1.5, params)},
         r'the sparsity of a/bias must lie in \[0, 1\]',
     ),
-    ({'sparsity_distribution_fn': lambda params: {'a': 0.5}}, 'does not fit parameters of structure'),
+    ({'sparsity_distribution_fn': lambda params: {'a': 0.5}}, 'does not fit the structure of the parameters'),
 ]
 
 

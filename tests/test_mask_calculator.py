@@ -188,3 +188,9 @@ def test_a_type_of_a_users_own_is_two_methods():
     assert updater.instant_sparsify({'w': scores(8, 8)})[1]['w'].sum() == 16
     with pytest.raises(ValueError, match='w: diagonals need a square matrix'):
         updater.instant_sparsify({'w': scores(8, 4)})
+
+
+def test_channels_of_narrow_floats_do_not_overflow():
+    values = jnp.ones((70000, 4), jnp.float16) * jnp.array([1, 4, 3, 2], jnp.float16)
+    kept = mask_calculator.topk_channel_mask_calculator(values, 0.5, Channel())[0]
+    assert kept.tolist() == [0, 1, 1, 0]

@@ -52,11 +52,10 @@ def test_a_moment_of_another_shape_is_left_alone():
     assert jax.tree.all(jax.tree.map(lambda x, y: bool((x == y).all()), after, state))
 
 
-def test_lbfgs_is_refused():
-    with pytest.raises(
-        ValueError, match=r'the moments of weights that come back cannot be zeroed.*lbfgs.*use a first-order'
-    ):
-        optimizer_state.check_resettable(optax.lbfgs(), PARAMS)
+@pytest.mark.parametrize('tx', [optax.lbfgs(), optax.lbfgs(0.1, linesearch=None), optax.scale_by_lbfgs()])
+def test_lbfgs_is_refused(tx):
+    with pytest.raises(ValueError, match=r'cannot be zeroed.*lbfgs.*use a first-order'):
+        optimizer_state.check_resettable(tx, PARAMS)
 
 
 @pytest.mark.parametrize('name', ['adam', 'adamw', 'rmsprop', 'chain', 'MultiSteps', 'inject_hyperparams', 'lamb'])

@@ -61,3 +61,7 @@ def test_a_mask_of_another_parameter_is_refused():
         ValueError, match=r'a mask of shape \(5,\) does not fit a parameter of shape \(16, 4\).*packed \(2, 4\)'
     ):
         packing.unpack_like(jnp.zeros(5, jnp.uint8), (16, 4))
+
+
+def test_counting_kept_weights_counts_bits():
+    assert int(packing.kept_weights(jnp.array([[255, 0], [1, 128]], jnp.uint8))) == 10

@@ -79,7 +79,7 @@ def test_entries_are_matched_to_leaves(entries, expected):
     'entries', [{'a': {'x': 1}, 'b': 3}, {'a': 1, 'b': 2}, {'a': {'x': 1, 'y': 2, 'z': 3}, 'b': 3}, [1, 2, 3]]
 )
 def test_trees_of_another_structure_are_refused(entries):
-    with pytest.raises(ValueError, match='does not fit parameters of structure'):
+    with pytest.raises(ValueError, match='does not fit the structure of the parameters'):
         tree.leaves_like(STRUCTURE, entries)
 
 
@@ -111,3 +111,23 @@ def test_a_name_that_matches_nothing_is_refused_with_the_nearest():
 def test_words_for_an_unknown_name():
     assert tree.nearest('riggl', ['rigl', 'set']) == "did you mean 'rigl'?"
     assert tree.nearest('zzz', ['rigl', 'set']) == "known are 'rigl', 'set'"
+
+
+def test_a_misfit_names_the_paths():
+    with pytest.raises(ValueError, match=r"it lacks 'a/y' and has 'c' besides; give one entry"):
+        tree.leaves_like(STRUCTURE, {'a': {'x': 1}, 'b': 2, 'c': 3})
+
+
+def test_an_attribute_called_value_keeps_its_name_beside_others():
+    Attention = collections.namedtuple('Attention', 'query key value')
+    paths = tree.flatten_with_paths({'attn': Attention(1.0, 2.0, 3.0)})[0]
+    assert paths == [('attn', 'query'), ('attn', 'key'), ('attn', 'value')]
+
+
+def test_a_rule_that_is_never_used_is_refused():
+    paths = [('head', 'kernel'), ('a', 'kernel')]
+    assert tree.first_matches({'head/*': 0, 'a/*': 1, '*': 2}, paths, 'rules') == [0, 1]
+    with pytest.raises(
+        ValueError, match=r"rules: 'head/\*' is never used, since earlier names match all .* a list instead"
+    ):
+        tree.first_matches({'*': 0, 'head/*': 1}, paths, 'rules')

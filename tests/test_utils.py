@@ -58,7 +58,7 @@ def test_intersection_is_the_share_of_the_first_trees_weights():
 def test_bad_intersections():
     with pytest.raises(ValueError, match=r'a: shapes differ, \(2,\) and \(3,\)'):
         utils.summarize_intersection({'a': jnp.ones(2)}, {'a': jnp.ones(3)})
-    with pytest.raises(ValueError, match='does not fit parameters of structure'):
+    with pytest.raises(ValueError, match='does not fit the structure of the parameters'):
         utils.summarize_intersection({'a': jnp.ones(2)}, {'b': jnp.ones(2)})
 
 
@@ -71,7 +71,9 @@ def test_every_seed_means_the_same_key(seed):
     np.testing.assert_array_equal(jax.random.uniform(utils.prng_key(seed), (3,)), expected)
 
 
-@pytest.mark.parametrize('seed', ['8', 8.0, None, True, jnp.ones(2), jnp.zeros((2, 2), jnp.uint32)])
+@pytest.mark.parametrize(
+    'seed', ['8', 8.0, None, True, jnp.ones(2), jnp.zeros((2, 2), jnp.uint32), jnp.zeros(5, jnp.uint32)]
+)
 def test_bad_seeds(seed):
     with pytest.raises(TypeError, match='rng_seed must be a whole number, a uint32 key or a typed key'):
         utils.prng_key(seed)

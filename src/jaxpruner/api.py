@@ -68,11 +68,10 @@ def register_algorithm(name: str, algorithm: type[BaseUpdater]) -> None:
     """
     if not (isinstance(algorithm, type) and issubclass(algorithm, BaseUpdater)):
         raise TypeError(f'an algorithm must be a subclass of jaxpruner.BaseUpdater, got {algorithm!r}')
-    if ALGORITHM_REGISTRY.setdefault(name, algorithm) is not algorithm:
-        raise ValueError(
-            f'the name {name!r} belongs to {ALGORITHM_REGISTRY[name].__name__}; register {algorithm.__name__} '
-            'under another'
-        )
+    known = ALGORITHM_REGISTRY.setdefault(name, algorithm)
+    if (known.__module__, known.__qualname__) != (algorithm.__module__, algorithm.__qualname__):
+        raise ValueError(f'the name {name!r} belongs to {known.__name__}; register {algorithm.__name__} under another')
+    ALGORITHM_REGISTRY[name] = algorithm  # a cell of a notebook that is run again defines its class anew
 
 
 def create_updater_from_config(sparsity_config: Any) -> BaseUpdater:
@@ -81,8 +80,8 @@ def create_updater_from_config(sparsity_config: Any) -> BaseUpdater:
     Keys: `algorithm` (required); `dist_type` (`'uniform'` or `'erk'`), `sparsity`, `filter_fn`, `custom_sparsity_map`,
     `count_excluded`; `update_freq`, `update_start_step`, `update_end_step`, `power`, or `scheduler` itself;
     `drop_fraction`; and every field of an updater (`sparsity_type`, `rng_seed`, `use_packed_masks`, …). Without
-    `update_freq` masks are never updated. Values may be typed or text. Keys of another algorithm are accepted and
-    unused, so that the algorithm alone can be exchanged; `None` stands for a key that is not given.
+    `update_freq` masks are never updated. Keys of another algorithm are accepted and unused, so that the algorithm
+    alone can be exchanged; `None` stands for a key that is not given.
 
     Args:
       sparsity_config: a mapping (a dict or an ml_collections `ConfigDict`), a dataclass, or the path of a TOML or JSON
@@ -107,17 +106,19 @@ def create_updater_from_config(sparsity_config: Any) -> BaseUpdater:
     if name not in ALGORITHM_REGISTRY:
         raise ValueError(f'algorithm {name!r} is unknown; {tree_lib.nearest(str(name), ALGORITHM_REGISTRY)}')
     algorithm = ALGORITHM_REGISTRY[name]
-    if algorithm is NoPruning:
-        return NoPruning()
     fields = {field.name for field in dataclasses.fields(algorithm) if field.init}
     kwargs = {key: value for key, value in config.items() if key in fields}
-    if 'sparsity_distribution_fn' not in kwargs and 'sparsity' in config:
-        kwargs['sparsity_distribution_fn'] = _distribution(config)
-    if 'scheduler' not in kwargs and 'update_freq' in config:
-        kwargs['scheduler'] = _schedule(algorithm, config)
-    if 'drop_fraction_fn' in fields - set(kwargs) and 'drop_fraction' in config:
-        kwargs['drop_fraction_fn'] = _drop_fraction_fn(config)
-    return algorithm(**kwargs)
+    if 'sparsity_distribution_fn' not in kwargs:
+        kwargs |= _distribution(config, algorithm)
+    if 'scheduler' not in kwargs:
+        kwargs |= _schedule(config, algorithm)
+    if 'drop_fraction' in config:
+        drop_fraction_fn = _drop_fraction_fn(config)
+        if 'drop_fraction_fn' in fields - set(kwargs):
+            kwargs['drop_fraction_fn'] = drop_fraction_fn
+    updater = algorithm(**kwargs)
+    # Settings are checked for the dense baseline, too, but mean nothing to it.
+    return NoPruning() if algorithm is NoPruning else updater
 
 
 def _as_dict(config: Any) -> dict[str, Any]:
@@ -158,22 +159,37 @@ def _check_keys(config: dict[str, Any]) -> None:
             raise ValueError(f'config key {key!r} is unknown; {tree_lib.nearest(key, known)}')
 
 
-def _distribution(config: dict[str, Any]) -> Callable[..., Any]:
+def _distribution(config: dict[str, Any], algorithm: type[BaseUpdater]) -> dict[str, Any]:
+    given = [key for key in _DISTRIBUTION_KEYS if key in config]
+    if not given:
+        return {}
     name = config.get('dist_type', 'uniform')
     if name not in _DISTRIBUTIONS:
         raise ValueError(f'dist_type {name!r} is unknown; {tree_lib.nearest(str(name), _DISTRIBUTIONS)}')
-    kwargs = {key: config[key] for key in ('sparsity', 'filter_fn', 'custom_sparsity_map') if key in config}
+    if 'sparsity' not in config and 'custom_sparsity_map' not in config and algorithm is not NoPruning:
+        raise ValueError(f'the configuration has {", ".join(given)} but no sparsity, so that nothing would be pruned')
+    kwargs = {key: config[key] for key in ('filter_fn', 'custom_sparsity_map') if key in config}
     if name == 'erk' and 'count_excluded' in config:
         kwargs['count_excluded'] = config['count_excluded']
-    return functools.partial(_DISTRIBUTIONS[name], **kwargs)
+    sparsity = config.get('sparsity', 0.0)
+    return {'sparsity_distribution_fn': functools.partial(_DISTRIBUTIONS[name], sparsity=sparsity, **kwargs)}
 
 
-def _schedule(algorithm: type[BaseUpdater], config: dict[str, Any]) -> sparsity_schedules.BaseSchedule:
+def _schedule(config: dict[str, Any], algorithm: type[BaseUpdater]) -> dict[str, Any]:
+    given = [key for key in _SCHEDULE_KEYS if key in config]
+    if not given:
+        return {}
+    if 'update_freq' not in config:
+        raise ValueError(
+            f'the configuration has {", ".join(given)} but no update_freq, so that masks would never change'
+        )
     steps = {key: config[key] for key in ('update_freq', 'update_start_step', 'update_end_step') if key in config}
+    periodic = sparsity_schedules.PeriodicSchedule(**steps)
     # Without an end there is nothing to approach the target by.
     if not algorithm.approaches_target or 'update_end_step' not in steps:
-        return sparsity_schedules.PeriodicSchedule(**steps)
-    return sparsity_schedules.PolynomialSchedule(**steps, **({'power': config['power']} if 'power' in config else {}))
+        return {'scheduler': periodic}
+    power = {'power': config['power']} if 'power' in config else {}
+    return {'scheduler': sparsity_schedules.PolynomialSchedule(**steps, **power)}
 
 
 def _drop_fraction_fn(config: dict[str, Any]) -> Callable[[Any], Any]:

@@ -63,6 +63,8 @@ class BaseUpdater:
 
     # Whether configs give it a schedule that grows to the target; methods that are sparse from the start stay there.
     approaches_target: ClassVar[bool] = True
+    # Whether weights that come back start at zero, whatever they were before.
+    regrows_from_zero: ClassVar[bool] = False
 
     scheduler: sparsity_schedules.BaseSchedule = sparsity_schedules.NoUpdateSchedule()
     skip_gradients: bool = False
@@ -80,7 +82,9 @@ class BaseUpdater:
         if self.is_packed is not None:
             self.use_packed_masks, self.is_packed = self.is_packed, None
         self.sparsity_type = type_rules.normalize_setting(self.sparsity_type)
-        utils.prng_key(self.rng_seed)
+        utils.check_seed(self.rng_seed)
+        if not isinstance(self.stacked, str | list | tuple):
+            raise TypeError(f'stacked must be a glob or a list of globs, got {self.stacked!r}')
         for name in ('is_mask_update_iter', 'get_sparsity_at_step'):
             if not callable(getattr(self.scheduler, name, None)):
                 raise TypeError(
@@ -143,9 +147,15 @@ class BaseUpdater:
           The state with new masks, packed or not.
         """
         sparsities = self.scheduler.get_sparsity_at_step(sparse_state.target_sparsities, sparse_state.count)
-        known = driver.known_arguments(self.calculate_scores, extra_args)
-        scores = self.calculate_scores(params, sparse_state=sparse_state, grads=grads, **known)
+        scores = self.scores_now(params, sparse_state, grads, extra_args)
         return sparse_state._replace(masks=self.create_masks(scores, sparsities))
+
+    def scores_now(
+        self, params: tree_lib.PyTree, sparse_state: SparseState | None, grads: Any, extra_args: dict[str, Any]
+    ) -> tree_lib.PyTree:
+        """Calls `calculate_scores` with those extra arguments that it names."""
+        known = driver.known_arguments(self.calculate_scores, extra_args)
+        return self.calculate_scores(params, sparse_state=sparse_state, grads=grads, **known)
 
     def moments_to_reset(self, old_state: SparseState, new_state: SparseState) -> tree_lib.PyTree | None:
         """The weights whose moments in the optimizer become zero after a mask update.
@@ -181,8 +191,7 @@ class BaseUpdater:
           ValueError: sparsities or shapes do not fit.
         """
         targets = self.get_target_sparsities(params)
-        scores = self.calculate_scores(params, grads=grads, **driver.known_arguments(self.calculate_scores, extra_args))
-        masks = self.create_masks(scores, targets)
+        masks = self.create_masks(self.scores_now(params, None, grads, extra_args), targets)
         return self.apply_masks(params, masks), masks
 
     def pre_forward_update(self, params: tree_lib.PyTree, sparse_state: Any) -> tree_lib.PyTree:
@@ -190,7 +199,7 @@ class BaseUpdater:
 
         Args:
           params: the parameters.
-          sparse_state: a `SparseState`, or any optimizer state that holds one.
+          sparse_state: a `SparseState`, or any optimizer state that holds one; its masks are as stored.
         """
         del sparse_state
         return params
@@ -203,7 +212,7 @@ class BaseUpdater:
 
         Args:
           params: the parameters.
-          sparse_state: a `SparseState`, or any optimizer state that holds one.
+          sparse_state: a `SparseState`, or any optimizer state that holds one; its masks are as stored.
         """
         return self.apply_masks(params, only_sparse_state(sparse_state).masks)
 
@@ -230,10 +239,14 @@ class BaseUpdater:
         paths, leaves, treedef = tree_lib.flatten_with_paths(params)
         if self.sparsity_distribution_fn is None:
             return jax.tree.unflatten(treedef, [None] * len(leaves))
-        stacked = (self.stacked,) if isinstance(self.stacked, str) else tuple(self.stacked)
-        tree_lib.check_names(stacked, paths, 'stacked')
-        with_stacked = {'stacked': stacked} if stacked else {}
+        tree_lib.check_names(self._stacked_names(), paths, 'stacked')
+        with_stacked = {'stacked': self._stacked_names()} if self.stacked else {}
         known = driver.known_arguments(self.sparsity_distribution_fn, with_stacked)
+        if known != with_stacked:
+            raise ValueError(
+                'stacked layers change what a distribution selects, and this sparsity_distribution_fn takes no '
+                'argument `stacked`; pass functools.partial(uniform, sparsity=…), or a function of params and stacked'
+            )
         targets = tree_lib.leaves_like(treedef, self.sparsity_distribution_fn(params, **known))
         types = self._leaf_types(paths, leaves)
         for i, (path, leaf, sparsity_type) in enumerate(zip(paths, leaves, types, strict=True)):
@@ -266,7 +279,7 @@ class BaseUpdater:
                 masks.append(None)
                 continue
             topk = self.topk_fn or mask_calculator.get_topk_fn(leaf_type)
-            masks.append((jax.vmap(topk, (0, None)) if self._is_stacked(path) else topk)(leaf, sparsity))
+            masks.append(self._per_layer(path, topk, (0, None))(leaf, sparsity))
         return jax.tree.unflatten(treedef, masks)
 
     def init_state(self, params: tree_lib.PyTree) -> SparseState:
@@ -294,6 +307,9 @@ class BaseUpdater:
     def wrap_optax(self, inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
         """Wraps an optimizer: its state becomes a `SparseState`, its updates keep pruned weights at zero.
 
+        Nothing outside may rescale the updates afterwards. Loops that are compiled allow no reverse-mode derivative of
+        `update` itself (as meta-learning wants it); the loss and its gradients are not concerned.
+
         Args:
           inner: any optax transformation.
 
@@ -318,16 +334,27 @@ class BaseUpdater:
 
     def packs_masks(self) -> bool:
         """Whether the state holds masks at one bit per weight."""
-        # Read here, too: a subclass may define `__post_init__` without calling the base's.
         return self.use_packed_masks if self.is_packed is None else self.is_packed
 
     def _leaf_types(self, paths: Sequence[tree_lib.Path], leaves: Sequence[Any]) -> list[Any]:
         # Read here, too: a subclass may define `__post_init__` without calling the base's.
         return type_rules.resolve(type_rules.normalize_setting(self.sparsity_type), paths, leaves)
 
+    def _pruned_types(self, params: tree_lib.PyTree, targets: tree_lib.PyTree) -> list[tuple[tree_lib.Path, Any]]:
+        """Path and sparsity type of the leaves that have a target."""
+        paths, leaves, treedef = tree_lib.flatten_with_paths(params)
+        entries = zip(paths, self._leaf_types(paths, leaves), tree_lib.leaves_like(treedef, targets), strict=True)
+        return [(path, sparsity_type) for path, sparsity_type, target in entries if target is not None]
+
     def _is_stacked(self, path: tree_lib.Path) -> bool:
-        names = (self.stacked,) if isinstance(self.stacked, str) else self.stacked
-        return any(tree_lib.matches(name, path) for name in names)
+        return any(tree_lib.matches(name, path) for name in self._stacked_names())
+
+    def _stacked_names(self) -> tuple[str, ...]:
+        return (self.stacked,) if isinstance(self.stacked, str) else tuple(self.stacked)
+
+    def _per_layer(self, path: tree_lib.Path, function: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]:
+        """The function for each layer of a leaf, if its layers are stacked."""
+        return jax.vmap(function, in_axes) if self._is_stacked(path) else function
 
 
 @dataclasses.dataclass
@@ -354,7 +381,8 @@ class NoPruning(BaseUpdater):
 
 
 def _check_partial_sparsity(distribution_fn: Any) -> None:
-    """The usual distribution is a partial with a number: a wrong one is refused before there are parameters."""
-    sparsity = getattr(distribution_fn, 'keywords', {}).get('sparsity', 0.0)
-    if isinstance(sparsity, (int, float)):
-        sparsity_distributions.check_sparsity(sparsity, 'sparsity')
+    """The usual distribution is a partial with numbers: wrong ones are refused before there are parameters."""
+    keywords = getattr(distribution_fn, 'keywords', {})
+    if 'sparsity' in keywords:
+        sparsity_distributions.check_sparsity(keywords['sparsity'], 'sparsity')
+    sparsity_distributions.check_custom_map(keywords.get('custom_sparsity_map'))

@@ -37,10 +37,15 @@ def wrap(updater: 'BaseUpdater', inner: optax.GradientTransformation) -> optax.G
     Returns:
       The transformation whose state is a `SparseState`.
 
+    Raises:
+      TypeError: `inner` is no transformation.
+
     >>> import jaxpruner
     >>> wrap(jaxpruner.MagnitudePruning(), optax.sgd(0.1)).init({'w': jnp.ones((2, 2))}).count
     Array(0, dtype=int32)
     """
+    if not (callable(getattr(inner, 'init', None)) and callable(getattr(inner, 'update', None))):
+        raise TypeError(f'wrap_optax takes an optax transformation such as optax.adam(1e-3), got {inner!r}')
     inner_with_extra = optax.with_extra_args_support(inner)
 
     def init_fn(params: tree_lib.PyTree) -> SparseState:
@@ -58,6 +63,11 @@ def wrap(updater: 'BaseUpdater', inner: optax.GradientTransformation) -> optax.G
     ) -> tuple[tree_lib.PyTree, SparseState]:
         if params is None:
             raise ValueError(_NO_PARAMS)
+        if not isinstance(state, SparseState):
+            raise TypeError(
+                f'the state of a wrapped optimizer is a SparseState, got {type(state).__name__}; make it with the init '
+                'of the wrapped optimizer, and restore checkpoints with the target `jax.eval_shape(tx.init, params)`'
+            )
         return _step(updater, inner_with_extra, updates, state, params, extra_args)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
@@ -102,7 +112,8 @@ def _step(
     if skip is not False:
         updates = jax.tree.map(lambda update: jnp.where(skip, jnp.zeros_like(update), update), updates)
     if updater.lands_on_zero():
-        updates = _land(updates, params, old_state.masks, state.masks, skip)
+        regrow = due if updater.regrows_from_zero else False
+        updates = _land(updates, params, old_state.masks, state.masks, regrow)
     # The count stays at its maximum rather than becoming negative.
     count = jnp.where(state.count < jnp.iinfo(jnp.int32).max, state.count + 1, state.count)
     return updates, state._replace(inner_state=inner_state, count=count)
@@ -117,6 +128,8 @@ def _updated_masks(
     grads: tree_lib.PyTree,
 ) -> SparseState:
     old_state = state._replace(masks=masking.unpack_masks(state.masks, params))
+    # `update_state` has arguments of these names already.
+    extra_args = {key: value for key, value in extra_args.items() if key not in ('params', 'grads', 'sparse_state')}
     new_state = updater.update_state(old_state, params, grads, **known_arguments(updater.update_state, extra_args))
     new_state = new_state._replace(masks=masking.unpack_masks(new_state.masks, params))
     reset = updater.moments_to_reset(old_state, new_state)
@@ -131,19 +144,20 @@ def _land(
     params: tree_lib.PyTree,
     old_masks: tree_lib.PyTree,
     masks: tree_lib.PyTree,
-    skip: jax.Array | bool,
+    regrow: Any,
 ) -> tree_lib.PyTree:
     """Updates after which pruned weights are exactly zero: -p where the mask is 0.
 
-    On skipped steps weights that come back land on zero, too. Each leaf has the result type of update and parameter.
+    Where weights may come back (`regrow`, a bool scalar), those land on zero, too. Each leaf has the result type of
+    update and parameter.
     """
 
     def landed(param: jax.Array, update: Any, old_mask: Any, mask: Any) -> Any:
         if update is None or mask is None:
             return update
         kept = packing.unpack_like(mask, param.shape) != 0
-        if skip is not False:
-            kept &= ~skip | (packing.unpack_like(old_mask, param.shape) != 0)
+        if regrow is not False:
+            kept &= ~regrow | (packing.unpack_like(old_mask, param.shape) != 0)
         dtype = jnp.result_type(update, param)
         return jnp.where(kept, update.astype(dtype), -param.astype(dtype))
 

@@ -43,6 +43,8 @@ def zero_moments(
 
     def zeroed(moment: Any, flag: jax.Array) -> Any:
         if _is_masked_node(moment) or getattr(moment, 'shape', None) != flag.shape or not flag.ndim:
+            if flag.ndim and getattr(moment, 'shape', ())[1:] == flag.shape:
+                raise ValueError('a history of the parameter')  # as lbfgs keeps it
             return moment
         return jnp.where(flag, jnp.zeros_like(moment), moment)
 

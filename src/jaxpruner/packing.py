@@ -105,6 +105,8 @@ def unpack_like(mask: jax.Array, shape: Sequence[int]) -> jax.Array:
            [0, 0, 1]], dtype=uint8)
     """
     shape, size = tuple(shape), math.prod(shape)
+    if mask.dtype != jnp.uint8:  # a user's own, of booleans say
+        mask = (mask != 0).astype(jnp.uint8)
     if mask.shape == shape:
         # Where nothing is longer than 1, packed (128) and unpacked (1) masks look alike.
         return mask if size > 1 else (mask != 0).astype(jnp.uint8)
@@ -116,3 +118,18 @@ def unpack_like(mask: jax.Array, shape: Sequence[int]) -> jax.Array:
         f'a mask of shape {mask.shape} does not fit a parameter of shape {shape}; unpacked it has that shape, packed '
         f'{packed_shape(shape)}'
     )
+
+
+def kept_weights(mask: jax.Array) -> jax.Array:
+    """How many weights a mask keeps, packed or not: the number of bits that are set.
+
+    Args:
+      mask: uint8 array.
+
+    Returns:
+      uint32 scalar.
+
+    >>> int(kept_weights(jnp.array([160, 1], jnp.uint8)))
+    3
+    """
+    return jnp.sum(jax.lax.population_count(mask), dtype=jnp.uint32)

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxpruner import packing
 from jaxpruner import tree as tree_lib
 
 
@@ -69,7 +70,8 @@ def only_sparse_state(opt_state: Any) -> SparseState:
     states = [_without_boxes(opt_state)] if isinstance(opt_state, SparseState) else sparse_states(opt_state)
     if len(states) != 1:
         remedy = (
-            'wrap the optimizer with `updater.wrap_optax` and pass the state that its init made'
+            'pass the state that the init of `updater.wrap_optax(…)` made (a checkpoint restored without a target has '
+            'lost its types: restore it with the target `jax.eval_shape(tx.init, params)`)'
             if not states
             else 'pass the one that is meant: an entry of `jaxpruner.sparse_states(opt_state)`'
         )
@@ -107,26 +109,11 @@ def sparsity_metrics(opt_state: Any) -> dict[str, jax.Array]:
         targets = tree_lib.leaves_like(treedef, state.target_sparsities)
         for path, mask, size, target in zip(paths, masks, sizes, targets, strict=True):
             weights = jnp.float32(mask.size) if size is None else jnp.sum(size.astype(jnp.float32))
-            sparsity = 1 - kept_weights(mask).astype(jnp.float32) / weights
+            sparsity = 1 - packing.kept_weights(mask).astype(jnp.float32) / weights
             metrics[tree_lib.path_string(path)] = sparsity
             removed, total = removed + sparsity * weights, total + weights
             wanted += 0.0 if target is None else jnp.mean(target) * weights
     metrics['_total_sparsity'] = removed / jnp.maximum(total, 1)
     metrics['_target_sparsity'] = wanted / jnp.maximum(total, 1)
-    metrics['_count'] = jnp.int32(0) if states[0].count is None else states[0].count
+    metrics['_count'] = jnp.int32(0) if states[0].count is None else jnp.max(states[0].count)
     return metrics
-
-
-def kept_weights(mask: jax.Array) -> jax.Array:
-    """How many weights a mask keeps, packed or not: the number of bits that are set.
-
-    Args:
-      mask: uint8 array.
-
-    Returns:
-      uint32 scalar.
-
-    >>> int(kept_weights(jnp.array([160, 1], jnp.uint8)))
-    3
-    """
-    return jnp.sum(jax.lax.population_count(mask), dtype=jnp.uint32)

@@ -13,7 +13,7 @@ import jax
 from jaxpruner import tree as tree_lib
 
 FilterFn = Callable[[tree_lib.Path, Any], bool]
-SparsityMap = Mapping[Any, float | None]
+SparsityMap = Mapping[Any, float | None] | Sequence[tuple[Any, float | None]]
 
 # Last names of parameters that are vectors in one layer: 2-D means that layers are stacked.
 _VECTOR_NAMES = frozenset({'bias', 'b', 'scale', 'offset', 'beta', 'gamma'})
@@ -54,6 +54,28 @@ def check_sparsity(sparsity: Any, name: str) -> None:
     if not 0 <= value <= 1:
         hint = f'; {value} per cent is {value / 100}' if 1 < value <= 100 else ''
         raise ValueError(f'{name} must lie in [0, 1] (the share of weights removed), got {sparsity!r}{hint}')
+
+
+def check_custom_map(custom_sparsity_map: SparsityMap | None) -> dict[Any, float | None]:
+    """Checks the values of a custom sparsity map.
+
+    Args:
+      custom_sparsity_map: leaf name or glob -> sparsity (`None` = dense), as a mapping or a list of pairs.
+
+    Returns:
+      The map as a dict, empty for `None`.
+
+    Raises:
+      ValueError: a sparsity outside [0, 1].
+
+    >>> check_custom_map([('head/*', None)])
+    {'head/*': None}
+    """
+    custom_map = dict(custom_sparsity_map or {})
+    for name, value in custom_map.items():
+        if value is not None:
+            check_sparsity(value, f'custom_sparsity_map[{name!r}]')
+    return custom_map
 
 
 def uniform(
@@ -172,20 +194,17 @@ def _select(
 ) -> tuple[list[Any], Any, dict[int, float | None], dict[int, tuple[int, ...]]]:
     """Leaves, structure, custom sparsities by leaf index, and layer shapes of the filtered leaves by leaf index."""
     paths, leaves, treedef = tree_lib.flatten_with_paths(params)
-    custom_map = dict(custom_sparsity_map or {})
+    custom_map = check_custom_map(custom_sparsity_map)
     stacked = (stacked,) if isinstance(stacked, str) else tuple(stacked)
-    tree_lib.check_names(custom_map, paths, 'custom_sparsity_map')
+    rules = tree_lib.first_matches(custom_map, paths, 'custom_sparsity_map')
     tree_lib.check_names(stacked, paths, 'stacked')
-    for name, value in custom_map.items():
-        if value is not None:
-            check_sparsity(value, f'custom_sparsity_map[{name!r}]')
     custom, selected = {}, {}
-    for i, (path, leaf) in enumerate(zip(paths, leaves, strict=True)):
-        named = [value for name, value in custom_map.items() if tree_lib.matches(name, path)]
+    values = list(custom_map.values())
+    for i, (path, leaf, rule) in enumerate(zip(paths, leaves, rules, strict=True)):
         is_stacked = any(tree_lib.matches(name, path) for name in stacked)
         layer = jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) if is_stacked else leaf
-        if named:
-            custom[i] = named[0]
+        if rule is not None:
+            custom[i] = values[rule]
         elif filter_fn(path, layer):
             selected[i] = tuple(layer.shape)
     if filter_fn is NOT_DIM_ONE_FILTER:

@@ -139,7 +139,8 @@ class PolynomialSchedule(PeriodicSchedule):
     Attributes:
       update_freq: steps between updates.
       update_start_step: the first step at which sparsity is above 0.
-      update_end_step: the step at which the target has been reached; required.
+      update_end_step: the step at which the target has been reached; required. Masks reach it if the last update, the
+        last multiple of `update_freq`, comes at this step or the one before.
       power: exponent, 3 as in Zhu and Gupta, "To prune, or not to prune", 2017.
 
     Raises:
@@ -158,6 +159,8 @@ class PolynomialSchedule(PeriodicSchedule):
             raise ValueError(
                 'PolynomialSchedule needs update_end_step: the step at which the target sparsity is reached'
             )
+        if isinstance(self.power, str) or not hasattr(self.power, '__float__'):
+            raise TypeError(f'power must be a number, got {self.power!r}')
         if not self.power > 0:
             raise ValueError(f'power must be positive, got {self.power}')
 

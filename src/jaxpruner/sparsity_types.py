@@ -44,7 +44,7 @@ class GroupedType(SparsityType, Protocol):
 
 
 def _check_whole(name: str, value: Any, minimum: int | None = None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not hasattr(value, '__index__'):
         raise TypeError(f'{name} must be a whole number, got {value!r}')
     if minimum is not None and value < minimum:
         raise ValueError(f'{name} must be at least {minimum}, got {value}')
@@ -233,7 +233,9 @@ class Channel:
         >>> Channel(-1).group_scores(jnp.array([[1.0, 2.0], [3.0, 4.0]]))
         Array([4., 6.], dtype=float32)
         """
-        return jnp.sum(scores, axis=self._others(scores.ndim))
+        # Sums of 16-bit scores would overflow.
+        dtype = jnp.promote_types(scores.dtype, jnp.float32)
+        return jnp.sum(scores.astype(dtype), axis=self._others(scores.ndim))
 
     def spread_groups(self, group_mask: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         """Each channel's verdict for all of its weights.

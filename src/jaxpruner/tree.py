@@ -5,6 +5,7 @@ sparsities stands for "this leaf is dense"; `jax.tree.map` refuses such trees, t
 functions here take them.
 """
 
+import collections
 import difflib
 import fnmatch
 from collections.abc import Callable, Iterable, Sequence
@@ -29,11 +30,22 @@ def _key_name(key: Any) -> str:
 
 
 def _path_names(key_path: Sequence[Any]) -> Path:
-    names = tuple(_key_name(key) for key in key_path)
-    # Flax variables hold their array under an attribute `value`, which is no part of the name.
-    if len(names) > 1 and names[-1] == 'value' and isinstance(key_path[-1], jax.tree_util.GetAttrKey):
-        names = names[:-1]
-    return names or SINGLE_ARRAY_PATH
+    return tuple(_key_name(key) for key in key_path)
+
+
+def _is_box(key_path: Sequence[Any]) -> bool:
+    """Flax variables hold their array under an attribute `value`, which is no part of the name."""
+    return len(key_path) > 1 and key_path[-1] == jax.tree_util.GetAttrKey('value')
+
+
+def _named(entries: Sequence[tuple[Any, Any]]) -> list[Path]:
+    """The paths of all leaves; of an only child called `value` its parent's."""
+    siblings = collections.Counter(_path_names(path[:-1]) for path, _ in entries)
+    names = []
+    for path, _ in entries:
+        name = _path_names(path)
+        names.append((name[:-1] if _is_box(path) and siblings[name[:-1]] == 1 else name) or SINGLE_ARRAY_PATH)
+    return names
 
 
 def flatten_with_paths(tree: PyTree, keep_none: bool = False) -> tuple[list[Path], list[Any], Any]:
@@ -53,7 +65,7 @@ def flatten_with_paths(tree: PyTree, keep_none: bool = False) -> tuple[list[Path
     """
     is_leaf = (lambda node: node is None) if keep_none else None
     entries, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
-    return [_path_names(path) for path, _ in entries], [leaf for _, leaf in entries], treedef
+    return _named(entries), [leaf for _, leaf in entries], treedef
 
 
 def leaves_like(treedef: Any, tree: PyTree) -> list[Any]:
@@ -80,10 +92,7 @@ def leaves_like(treedef: Any, tree: PyTree) -> list[Any]:
     except (ValueError, TypeError) as error:
         entries = _by_name(treedef, tree)
         if entries is None:
-            raise ValueError(
-                f'a tree of structure {jax.tree.structure(tree, is_leaf=_is_missing)} does not fit parameters of '
-                f'structure {treedef}; give one entry (an array or None) for each parameter'
-            ) from error
+            raise ValueError(_misfit(treedef, tree)) from error
     return [None if _is_missing(entry) else _unboxed(entry) for entry in entries]
 
 
@@ -104,14 +113,33 @@ def _by_name(treedef: Any, tree: PyTree) -> list[Any] | None:
 
     What is missing may be a whole subtree, as in the states of `optax.masked`. `None` if the trees do not fit.
     """
-    names = flatten_with_paths(jax.tree.unflatten(treedef, range(treedef.num_leaves)))[0]
+    names = _leaf_names(treedef)
     entries = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_missing)[0]
-    found = {_path_names(path): entry for path, entry in entries if not _is_missing(entry)}
-    missing = [_path_names(path) if path else () for path, entry in entries if _is_missing(entry)]
+    named = list(zip(_named(entries), entries, strict=True))
+    found = {name: entry for name, (_, entry) in named if not _is_missing(entry)}
+    missing = [name if path else () for name, (path, entry) in named if _is_missing(entry)]
     absent = [name for name in names if name not in found]
     if not set(found) <= set(names) or not all(any(name[: len(m)] == m for m in missing) for name in absent):
         return None
     return [found.get(name) for name in names]
+
+
+def _leaf_names(treedef: Any) -> list[Path]:
+    return flatten_with_paths(jax.tree.unflatten(treedef, range(treedef.num_leaves)))[0]
+
+
+def _misfit(treedef: Any, tree: PyTree) -> str:
+    """Words for two trees of different structure: the paths that only one of them has."""
+    wanted = {path_string(name) for name in _leaf_names(treedef)}
+    given = {path_string(name) for name in flatten_with_paths(tree, keep_none=True)[0]}
+
+    def listed(names: set[str]) -> str:
+        return ', '.join(map(repr, sorted(names)[:4])) + (', …' if len(names) > 4 else '')
+
+    return (
+        f'a tree does not fit the structure of the parameters: it lacks {listed(wanted - given) or "nothing"} and has '
+        f'{listed(given - wanted) or "nothing"} besides; give one entry (an array or None) for each parameter'
+    )
 
 
 def map_with_missing(function: Callable[..., Any], tree: PyTree, *rest: PyTree) -> PyTree:
@@ -176,6 +204,36 @@ def check_names(names: Iterable[str | Path], paths: Sequence[Path], setting: str
             text = name if isinstance(name, str) else path_string(tuple(str(part) for part in name))
             near = difflib.get_close_matches(text, known, n=3, cutoff=0.4) or known[:3]
             raise ValueError(f'{setting}: {name!r} matches no parameter; the nearest are {", ".join(map(repr, near))}')
+
+
+def first_matches(rules: Any, paths: Sequence[Path], setting: str) -> list[int | None]:
+    """Which of some ordered rules each leaf takes: the first whose name matches it.
+
+    Args:
+      rules: a mapping whose keys are names or globs.
+      paths: the paths of all leaves.
+      setting: what the setting is called, for the messages.
+
+    Returns:
+      The rule's index for each leaf, `None` where no rule matches.
+
+    Raises:
+      ValueError: a name matches no leaf, or only leaves that earlier rules take.
+
+    >>> first_matches({'head/*': None, '*': 0.5}, [('head', 'kernel'), ('a', 'kernel')], 'custom_sparsity_map')
+    [0, 1]
+    """
+    names = list(rules)
+    check_names(names, paths, setting)
+    chosen = [next((i for i, name in enumerate(names) if matches(name, path)), None) for path in paths]
+    for i, name in enumerate(names):
+        # A last "all others" may well find nothing left.
+        if i not in chosen and not (name == '*' and i == len(names) - 1):
+            raise ValueError(
+                f'{setting}: {name!r} is never used, since earlier names match all of its parameters; put it before '
+                'them (a ConfigDict sorts its keys: give pairs of name and value in a list instead)'
+            )
+    return chosen
 
 
 def is_traced(value: Any) -> bool:

@@ -14,8 +14,8 @@ def normalize_setting(setting: Any) -> Any:
     """Checks a `sparsity_type` setting and reads the strings in it.
 
     Args:
-      setting: a type, a string, a mapping from leaf names to types (or strings, or `None` for dense), or a function
-        `(path, leaf) -> type or None`.
+      setting: a type, a string, a mapping (or a list of pairs) from leaf names to types (or strings; `None` or
+        `'dense'` for dense), or a function `(path, leaf) -> type or None`.
 
     Returns:
       The same with every string replaced by the type it names.
@@ -28,8 +28,10 @@ def normalize_setting(setting: Any) -> Any:
     """
     if setting is None:
         return sparsity_types.Unstructured()
+    if isinstance(setting, list | tuple):
+        setting = _from_pairs(setting)
     if isinstance(setting, Mapping):
-        return {name: None if entry is None else _one_type(entry) for name, entry in setting.items()}
+        return {name: None if entry in (None, 'dense') else _one_type(entry) for name, entry in setting.items()}
     if callable(setting) and not isinstance(setting, type | SparsityType):
         return setting
     return _one_type(setting)
@@ -38,12 +40,25 @@ def normalize_setting(setting: Any) -> Any:
 def _one_type(entry: Any) -> SparsityType:
     if isinstance(entry, str):
         return sparsity_types.parse_sparsity_type(entry)
-    if isinstance(entry, SparsityType) and not isinstance(entry, type):
-        return entry
-    hint = f'; write {entry.__name__}(…)' if isinstance(entry, type) else ''
-    raise TypeError(
-        f'{entry!r} is no sparsity type{hint}; use Unstructured(), NByM, Block, Channel, or a string like "2:4"'
-    )
+    usable = isinstance(entry, sparsity_types.NByM | sparsity_types.GroupedType) and not isinstance(entry, type)
+    if not usable:
+        hint = f'; write {entry.__name__}(…)' if isinstance(entry, type) else ''
+        raise TypeError(
+            f'{entry!r} is no sparsity type{hint}; use Unstructured(), NByM, Block, Channel, a string like "2:4", or '
+            'an object with the methods of sparsity_types.GroupedType'
+        )
+    try:
+        hash(entry)
+    except TypeError:
+        raise TypeError(f'the sparsity type {entry!r} must be hashable; make its dataclass frozen') from None
+    return entry
+
+
+def _from_pairs(pairs: Sequence[Any]) -> dict[Any, Any]:
+    for pair in pairs:
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise TypeError(f'sparsity_type as a list holds pairs of name and type, got {pair!r}')
+    return {tuple(name) if isinstance(name, list) else name: entry for name, entry in pairs}
 
 
 def resolve(
@@ -61,16 +76,15 @@ def resolve(
       name matches is unstructured.
 
     Raises:
-      ValueError: a name in the mapping matches no leaf.
+      ValueError: a name in the mapping matches no leaf, or only leaves that earlier names take.
 
     >>> resolve({'*/bias': None, '*': sparsity_types.NByM(1, 2)}, [('a', 'bias'), ('a', 'kernel')], [0, 0])
     [None, NByM(n=1, m=2, axis=-1)]
     """
     if isinstance(setting, Mapping):
-        tree_lib.check_names(setting, paths, 'sparsity_type')
-        default = {'*': sparsity_types.Unstructured()}
-        rules = list(setting.items()) + list(default.items())
-        return [next(entry for name, entry in rules if name == '*' or tree_lib.matches(name, path)) for path in paths]
+        types = list(setting.values())
+        chosen = tree_lib.first_matches(setting, paths, 'sparsity_type')
+        return [sparsity_types.Unstructured() if rule is None else types[rule] for rule in chosen]
     if isinstance(setting, SparsityType):
         return [setting] * len(paths)
     chosen = [setting(path, leaf) for path, leaf in zip(paths, leaves, strict=True)]

@@ -92,11 +92,34 @@ def _ratio(part: Any, whole: Any) -> Any:
     return part / jnp.maximum(whole, 1)
 
 
-def prng_key(seed: Any) -> jax.Array:
+def check_seed(seed: Any) -> None:
+    """Refuses what is no seed, without making a key (which would start JAX's backend).
+
+    Args:
+      seed: a whole number (also a traced integer scalar), a uint32 key, or a typed key.
+
+    Raises:
+      TypeError: it is none of these.
+
+    >>> check_seed(8)
+    """
+    if isinstance(seed, int | np.integer) and not isinstance(seed, bool):
+        return
+    if isinstance(seed, jax.Array | np.ndarray):
+        is_key = jnp.issubdtype(seed.dtype, jax.dtypes.prng_key)
+        if seed.ndim == 0 and (is_key or jnp.issubdtype(seed.dtype, jnp.integer)):
+            return
+        if seed.dtype == jnp.uint32 and seed.shape in ((2,), (4,)):
+            return
+    raise TypeError(f'rng_seed must be a whole number, a uint32 key or a typed key, got {seed!r}')
+
+
+def prng_key(seed: Any, step: Any = None) -> jax.Array:
     """The random key that a seed setting means.
 
     Args:
       seed: a whole number (also a traced integer scalar), a uint32 key, or a typed key.
+      step: int32 scalar to fold in; `None` for none.
 
     Returns:
       A key that `jax.random` takes.
@@ -107,15 +130,11 @@ def prng_key(seed: Any) -> jax.Array:
     >>> prng_key(8)
     Array([0, 8], dtype=uint32)
     """
-    if isinstance(seed, int | np.integer) and not isinstance(seed, bool):
-        return jax.random.PRNGKey(int(seed))
-    if isinstance(seed, jax.Array | np.ndarray):
+    check_seed(seed)
+    if not isinstance(seed, jax.Array | np.ndarray):
+        key = jax.random.PRNGKey(int(seed))
+    elif seed.ndim == 0 and not jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
+        key = jax.random.PRNGKey(jnp.asarray(seed))
+    else:
         key = jnp.asarray(seed)
-        if key.ndim == 0:
-            if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-                return key
-            if jnp.issubdtype(key.dtype, jnp.integer):
-                return jax.random.PRNGKey(key)
-        elif key.ndim == 1 and key.dtype == jnp.uint32:
-            return key
-    raise TypeError(f'rng_seed must be a whole number, a uint32 key or a typed key, got {seed!r}')
+    return key if step is None else jax.random.fold_in(key, step)

@@ -251,7 +251,18 @@ BAD = [
         'so it needs NByM',
     ),
     (lambda: jaxpruner.IterativeNMPruning(topk_fn=lambda s, p: s), ValueError, 'topk_fn has no meaning'),
-    (lambda: jaxpruner.FixedMask(), ValueError, 'FixedMask needs masks'),
+    (lambda: jaxpruner.FixedMask(None), ValueError, 'FixedMask needs masks'),
+    (lambda: jaxpruner.RigL(topk_fn=lambda s, p: s), ValueError, 'topk_fn has no meaning'),
+    (
+        lambda: jaxpruner.MagnitudePruning().wrap_optax(optax.adam),
+        TypeError,
+        'wrap_optax takes an optax transformation',
+    ),
+    (
+        lambda: jaxpruner.MagnitudePruning().wrap_optax(optax.sgd(0.1)).update(GRADS, (), PARAMS),
+        TypeError,
+        'the state of a wrapped optimizer is a SparseState, got tuple',
+    ),
     (
         lambda: jaxpruner.FixedMask(masks={'a': jnp.ones(3, jnp.uint8), 'b': None}).init_state(PARAMS),
         ValueError,
@@ -264,3 +275,52 @@ BAD = [
 def test_bad_settings(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+def test_no_weight_is_lost_to_nan_gradients():
+    updater = jaxpruner.RigL(periodic(1), sparsity_distribution_fn=half, drop_fraction_fn=lambda step: 0.3)
+    for share in (slice(None), slice(0, 12)):
+        grads = {leaf: grad.at[share].set(jnp.nan) for leaf, grad in GRADS.items()}
+        for _, state in states(updater, 3, optax.set_to_zero(), grads=grads):
+            assert int(state.masks['a'].sum()) == 64
+
+
+def test_regrown_weights_start_at_zero_even_where_the_optimizer_runs_and_no_one_masked_the_start():
+    updater = jaxpruner.RigL(periodic(1), sparsity_distribution_fn=half, skip_gradients=False)
+    tx = updater.wrap_optax(optax.sgd(0.1))
+    state = tx.init(PARAMS)
+    updates, new = jax.jit(tx.update)(GRADS, state, PARAMS)
+    params = optax.apply_updates(PARAMS, updates)
+    regrown = (np.asarray(new.masks['a']) == 1) & (np.asarray(state.masks['a']) == 0)
+    assert regrown.any()
+    np.testing.assert_array_equal(np.asarray(params['a'])[regrown], 0)
+
+
+@pytest.mark.parametrize('bad', [jnp.nan, jnp.inf])
+def test_one_number_that_is_not_finite_does_not_empty_a_leaf_in_global_ranking(bad):
+    params = {'a': jnp.arange(1.0, 9).at[0].set(bad), 'b': jnp.arange(1.0, 9)}
+    updater = jaxpruner.GlobalMagnitudePruning(sparsity_distribution_fn=lambda p: {'a': 0.5, 'b': 0.5})
+    masks = updater.instant_sparsify(params)[1]
+    assert 3 <= int(masks['a'].sum()) <= 5
+
+
+def test_extra_arguments_reach_scores_below_every_update():
+    @dataclasses.dataclass
+    class Weighted(jaxpruner.ACDC):
+        def calculate_scores(self, params, sparse_state=None, grads=None, importance=None):
+            return importance
+
+    tx = Weighted(periodic(), sparsity_distribution_fn=half).wrap_optax(optax.sgd(0.1))
+    # An argument that is called like one of ours reaches the optimizer alone.
+    _, state = tx.update(GRADS, tx.init(PARAMS), PARAMS, importance=GRADS, grads=3)
+    np.testing.assert_array_equal(state.masks['a'], GRADS['a'] > jnp.median(GRADS['a']))
+
+
+@pytest.mark.parametrize('packed', [False, True])
+def test_leaves_without_floats_are_left_alone(packed):
+    params = PARAMS | {'steps': jnp.arange(4), 'key': jax.random.key(0)}
+    for name in ('magnitude', 'random', 'global_magnitude'):
+        updater = jaxpruner.create_updater_from_config({'algorithm': name, 'sparsity': 0.5, 'is_packed': packed})
+        pruned, masks = updater.instant_sparsify(params)
+        assert masks['steps'] is masks['key'] is None
+        assert pruned['steps'] is params['steps']

@@ -53,3 +53,11 @@ def test_what_was_not_pruned_gets_no_mask():
 def test_a_leaf_of_zeros_is_not_frozen():
     with pytest.warns(UserWarning, match='out is all zeros; it is left dense, not frozen'):
         assert jaxpruner.masks_from_zeros({'out': jnp.zeros((3, 3))}) == {'out': None}
+
+
+def test_masks_of_booleans_are_taken():
+    pruned = {'kernel': KERNEL.at[0].set(0)}
+    updater = jaxpruner.FixedMask(jax.tree.map(lambda leaf: leaf != 0, pruned))
+    state = updater.wrap_optax(optax.sgd(0.1)).init(pruned)
+    assert state.masks['kernel'].dtype == jnp.uint8
+    assert float(jaxpruner.sparsity_metrics(state)['kernel']) == pytest.approx(1 / 12)

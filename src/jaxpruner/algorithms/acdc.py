@@ -71,12 +71,12 @@ class ACDC(base_updater.BaseUpdater):
         del sparse_state, grads
         return pruners.magnitudes(params)
 
-    def update_state(self, sparse_state, params, grads):
+    def update_state(self, sparse_state, params, grads, **extra_args):
         """Masks of the largest weights where a sparse phase begins, of all weights where a dense one does."""
         sparse = self.begins_sparse(sparse_state.count)
         # A phase is at its target at once, whatever grows in the schedule.
         targets = jax.tree.map(lambda target: jnp.where(sparse, target, 0.0), sparse_state.target_sparsities)
-        scores = self.calculate_scores(params, sparse_state=sparse_state, grads=grads)
+        scores = self.scores_now(params, sparse_state, grads, extra_args)
         return sparse_state._replace(masks=self.create_masks(scores, targets))
 
     def moments_to_reset(self, old_state, new_state):

@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 
 from jaxpruner import base_updater, optimizer_state
 from jaxpruner import tree as tree_lib
@@ -27,10 +28,7 @@ class AdamFisherPruning(base_updater.BaseUpdater):
     def check_optimizer(self, inner, params):
         """Refuses optimizers without second moments."""
         shapes = jax.eval_shape(lambda values: (inner.init(values), values), params)
-        self._second_moments(*shapes)
-
-    def _second_moments(self, inner_state, params):
-        moments = optimizer_state.second_moments(inner_state, params)
+        moments = optimizer_state.second_moments(*shapes)
         paths, leaves, treedef = tree_lib.flatten_with_paths(params)
         targets = tree_lib.leaves_like(treedef, self.get_target_sparsities(params))
         for path, leaf, moment, target in zip(paths, leaves, moments, targets, strict=True):
@@ -40,10 +38,9 @@ class AdamFisherPruning(base_updater.BaseUpdater):
                     f'none (`nu`) of shape {tuple(leaf.shape)} for {tree_lib.path_string(path)}; use adam, adamw '
                     'or rmsprop'
                 )
-        return moments
 
     def calculate_scores(self, params, sparse_state=None, grads=None):
-        """Squared weights times second moments; `None` for dense leaves.
+        """Roots of squared weights times second moments; `None` where none is kept.
 
         Raises:
           ValueError: there is no optimizer state, as in one-shot pruning.
@@ -53,7 +50,10 @@ class AdamFisherPruning(base_updater.BaseUpdater):
             raise ValueError(
                 "adam_fisher needs Adam's state; train with wrap_optax, or use SaliencyPruning for one-shot pruning"
             )
-        moments = self._second_moments(sparse_state.inner_state, params)
+        moments = optimizer_state.second_moments(sparse_state.inner_state, params)
         leaves, treedef = jax.tree.flatten(params)
-        scores = [None if nu is None else leaf * leaf * nu for leaf, nu in zip(leaves, moments, strict=True)]
+        # The root ranks alike, and does not vanish where 16-bit products would.
+        scores = [
+            None if nu is None else jnp.abs(leaf) * jnp.sqrt(nu) for leaf, nu in zip(leaves, moments, strict=True)
+        ]
         return jax.tree.unflatten(treedef, scores)

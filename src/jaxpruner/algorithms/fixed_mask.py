@@ -9,48 +9,49 @@ import jax.numpy as jnp
 
 from jaxpruner import base_updater, packing, sparsity_distributions
 from jaxpruner import tree as tree_lib
-from jaxpruner.sparse_state import kept_weights
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(init=False)
 class FixedMask(base_updater.BaseUpdater):
     """Keeps given masks: fine-tuning at constant sparsity.
 
     Attributes:
-      masks: tree like the parameters of masks, packed or not; `None` where dense.
+      masks: tree like the parameters of masks, packed or not, also of booleans; `None` where dense. The only argument
+        that need not be named.
 
     Raises:
-      ValueError: in `init`, a mask that does not fit its parameter.
+      ValueError: there are no masks; in `init`, a mask does not fit its parameter.
 
-    >>> updater = FixedMask(masks={'w': jnp.array([1, 0], jnp.uint8)})
+    >>> updater = FixedMask({'w': jnp.array([1, 0], jnp.uint8)})
     >>> updater.instant_sparsify({'w': jnp.array([3.0, 4.0])})[0]
     {'w': Array([3., 0.], dtype=float32)}
     """
 
-    masks: Any = None
-    is_sparse_gradients: bool = True
+    masks: Any
 
-    def __post_init__(self):
-        super().__post_init__()
-        if self.masks is None:
+    def __init__(self, masks: tree_lib.PyTree, **settings: Any):
+        settings.setdefault('is_sparse_gradients', True)
+        super().__init__(**settings)
+        if masks is None:
             raise ValueError('FixedMask needs masks: those of a pruner, or masks_from_zeros(params)')
+        self.masks = masks
 
     def get_target_sparsities(self, params):
         """The sparsities that the masks have."""
 
-        def sparsity(param, mask):
-            return (
-                None if mask is None else 1 - kept_weights(packing.unpack_like(mask, param.shape)) / max(param.size, 1)
-            )
+        def sparsity(mask):
+            return 1 - packing.kept_weights(mask) / max(mask.size, 1)
 
-        return tree_lib.map_with_missing(sparsity, params, self.masks)
+        return jax.tree.map(sparsity, self.get_initial_masks(params, None))
 
     def get_initial_masks(self, params, target_sparsities):
-        """The given masks, unpacked."""
+        """The given masks, unpacked, as zeros and ones."""
         del target_sparsities
 
         def unpacked(param, mask):
-            return None if mask is None else packing.unpack_like(jnp.asarray(mask), param.shape).astype(jnp.uint8)
+            return (
+                None if mask is None else (packing.unpack_like(jnp.asarray(mask), param.shape) != 0).astype(jnp.uint8)
+            )
 
         return tree_lib.map_with_missing(unpacked, params, self.masks)
 
@@ -87,7 +88,7 @@ def masks_from_zeros(
     masks = []
     for path, leaf in zip(paths, leaves, strict=True):
         mask = (leaf != 0).astype(jnp.uint8) if filter_fn(path, leaf) else None
-        kept = leaf.size if mask is None else int(kept_weights(mask))
+        kept = leaf.size if mask is None else int(packing.kept_weights(mask))
         if kept == 0 and leaf.size:
             warnings.warn(
                 f'{tree_lib.path_string(path)} is all zeros; it is left dense, not frozen',

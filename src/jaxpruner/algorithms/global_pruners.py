@@ -14,6 +14,8 @@ from jaxpruner.algorithms import pruners
 class GlobalUpdater(base_updater.BaseUpdater):
     """Ranks the weights of all selected leaves together; the total sparsity is the targets', weighted by size.
 
+    A leaf's own target counts in the total alone: only `None` keeps a leaf out of the ranking.
+
     Attributes:
       normalize_scores: scores are divided by (their leaf's norm + 1e-8), so that no leaf of small weights is emptied.
 
@@ -38,19 +40,19 @@ class GlobalUpdater(base_updater.BaseUpdater):
                 f'{type(self).__name__} ranks all leaves together: topk_fn and stacked have no meaning for it'
             )
 
-    def _refuse(self, sparsity_type: object) -> None:
+    def _refuse(self, sparsity_type: object, where: str = '') -> None:
         raise ValueError(
-            f'{type(self).__name__} ranks single weights across leaves, so it needs Unstructured(), got '
+            f'{where}{type(self).__name__} ranks single weights across leaves, so it needs Unstructured(), got '
             f'{sparsity_type}; use a local algorithm such as MagnitudePruning for N:M, blocks and channels'
         )
 
     def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
         """As the base's; refuses a leaf whose type is not unstructured."""
-        paths, leaves, _ = tree_lib.flatten_with_paths(params)
-        for sparsity_type in self._leaf_types(paths, leaves):
-            if sparsity_type not in (None, sparsity_types.Unstructured()):
-                self._refuse(sparsity_type)
-        return super().get_target_sparsities(params)
+        targets = super().get_target_sparsities(params)
+        for path, sparsity_type in self._pruned_types(params, targets):
+            if sparsity_type != sparsity_types.Unstructured():
+                self._refuse(sparsity_type, f'{tree_lib.path_string(path)}: ')
+        return targets
 
     def create_masks(self, scores: tree_lib.PyTree, sparsities: tree_lib.PyTree) -> tree_lib.PyTree:
         """Masks from one ranking; of equal scores the first by leaf path, then by index, is kept."""
@@ -60,13 +62,17 @@ class GlobalUpdater(base_updater.BaseUpdater):
         if not ranked:
             return jax.tree.unflatten(treedef, [None] * len(leaves))
         arrays = [leaves[i] for i in ranked]
-        norms = (
-            [jnp.linalg.norm(array.astype(jnp.float32)) + 1e-8 for array in arrays] if self.normalize_scores else None
-        )
+        norms = [_finite_norm(array) + 1e-8 for array in arrays] if self.normalize_scores else None
         total = _total_sparsity([targets[i] for i in ranked], [array.size for array in arrays])
         count = selection.number_to_keep(sum(array.size for array in arrays), total)
         masks = dict(zip(ranked, selection.keep_largest_jointly(arrays, count, norms), strict=True))
         return jax.tree.unflatten(treedef, [masks.get(i) for i in range(len(leaves))])
+
+
+def _finite_norm(scores: jax.Array) -> jax.Array:
+    """The norm of what is finite, so that one NaN or inf does not spoil a leaf."""
+    scores = scores.astype(jnp.float32)
+    return jnp.linalg.norm(jnp.where(jnp.isfinite(scores), scores, 0))
 
 
 def _total_sparsity(targets: list, sizes: list[int]) -> jax.Array:

@@ -42,23 +42,22 @@ class IterativeNMPruning(base_updater.BaseUpdater):
 
     def get_target_sparsities(self, params):
         """As the base's; refuses leaves whose type is not N:M."""
-        paths, leaves, _ = tree_lib.flatten_with_paths(params)
-        for leaf_type in self._leaf_types(paths, leaves):
-            if leaf_type is not None:
-                _check_n_by_m(leaf_type)
-        return super().get_target_sparsities(params)
+        targets = super().get_target_sparsities(params)
+        for path, leaf_type in self._pruned_types(params, targets):
+            _check_n_by_m(leaf_type, f'{tree_lib.path_string(path)}: ')
+        return targets
 
     def calculate_scores(self, params, sparse_state=None, grads=None):
         """The magnitudes."""
         del sparse_state, grads
         return pruners.magnitudes(params)
 
-    def update_state(self, sparse_state, params, grads):
+    def update_state(self, sparse_state, params, grads, **extra_args):
         """Masks with as many weights in each group as the schedule has reached."""
         targets = sparse_state.target_sparsities
         sparsities = self.scheduler.get_sparsity_at_step(targets, sparse_state.count)
-        scores = self.calculate_scores(params, sparse_state=sparse_state, grads=grads)
-        paths, leaves, treedef = tree_lib.flatten_with_paths(scores)
+        scores = self.scores_now(params, sparse_state, grads, extra_args)
+        paths, leaves, treedef = tree_lib.flatten_with_paths(scores, keep_none=True)
         entries = zip(
             paths,
             leaves,
@@ -79,11 +78,11 @@ class IterativeNMPruning(base_updater.BaseUpdater):
         def select(layer):
             return mask_calculator.n_by_m_mask(layer, kept, leaf_type.m, leaf_type.axis)
 
-        return (jax.vmap(select) if self._is_stacked(path) else select)(scores)
+        return self._per_layer(path, select)(scores)
 
 
-def _check_n_by_m(sparsity_type: Any) -> None:
+def _check_n_by_m(sparsity_type: Any, where: str = '') -> None:
     if not isinstance(sparsity_type, sparsity_types.NByM):
         raise ValueError(
-            f"iterative_nm reaches N:M sparsity step by step, so it needs NByM, got {sparsity_type}; write '2:4'"
+            f"{where}iterative_nm reaches N:M sparsity step by step, so it needs NByM, got {sparsity_type}; write '2:4'"
         )

@@ -18,7 +18,7 @@ def generate_random_scores(params: tree_lib.PyTree, rng_seed: Any) -> tree_lib.P
       rng_seed: whole number, uint32 key or typed key.
 
     Returns:
-      A tree like the parameters, in their shapes and (floating) dtypes.
+      A tree like the parameters, in their shapes; float64 where they are, else float32, which knows few ties.
 
     >>> generate_random_scores({'w': jnp.ones(2)}, 8)['w'].shape
     (2,)
@@ -29,26 +29,28 @@ def generate_random_scores(params: tree_lib.PyTree, rng_seed: Any) -> tree_lib.P
 
 
 def _uniform_like(key: jax.Array, leaf: jax.Array) -> jax.Array:
+    dtype = leaf.dtype if leaf.dtype == jnp.float64 else jnp.float32
+
     def draw(key: jax.Array) -> jax.Array:
-        return jax.random.uniform(key, leaf.shape, leaf.dtype)
+        return jax.random.uniform(key, leaf.shape, dtype)
 
     if tree_lib.is_traced(key) or tree_lib.is_traced(leaf):
         # The counters of the generator depend on the shape alone, so that XLA would compute them outside the loop in
         # which masks are updated, in every step; out of a branch it moves nothing.
         always = jax.lax.optimization_barrier(jnp.bool_(True))
-        return jax.lax.cond(always, draw, lambda key: jnp.zeros(leaf.shape, leaf.dtype), key)
+        return jax.lax.cond(always, draw, lambda key: jnp.zeros(leaf.shape, dtype), key)
     if isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1:
         return jax.jit(draw, out_shardings=leaf.sharding)(key)
     return draw(key)
 
 
 def magnitudes(params: tree_lib.PyTree) -> tree_lib.PyTree:
-    """The absolute value of each weight.
+    """The absolute value of each weight; `None` for leaves that hold no numbers, such as random keys.
 
     >>> magnitudes({'w': jnp.array([-2.0, 1.0])})
     {'w': Array([2., 1.], dtype=float32)}
     """
-    return jax.tree.map(jnp.abs, params)
+    return jax.tree.map(lambda leaf: jnp.abs(leaf) if jnp.issubdtype(leaf.dtype, jnp.number) else None, params)
 
 
 def saliencies(params: tree_lib.PyTree, grads: tree_lib.PyTree | None) -> tree_lib.PyTree:
@@ -62,7 +64,14 @@ def saliencies(params: tree_lib.PyTree, grads: tree_lib.PyTree | None) -> tree_l
     """
     if grads is None:
         raise ValueError('saliency scores need gradients; pass them: instant_sparsify(params, grads)')
-    return jax.tree.map(lambda param, grad: jnp.abs(param * grad), params, grads)
+
+    def saliency(param: jax.Array, grad: jax.Array | None) -> jax.Array | None:
+        if grad is None or grad.dtype == jax.dtypes.float0 or not jnp.issubdtype(param.dtype, jnp.number):
+            return None
+        # Products of 16-bit numbers would vanish.
+        return jnp.abs(param.astype(jnp.promote_types(param.dtype, jnp.float32)) * grad)
+
+    return tree_lib.map_with_missing(saliency, params, grads)
 
 
 @dataclasses.dataclass
@@ -109,5 +118,7 @@ class RandomPruning(base_updater.BaseUpdater):
         del grads
         if sparse_state is None:
             return generate_random_scores(params, self.rng_seed)
-        key = jax.random.fold_in(utils.prng_key(self.rng_seed), sparse_state.count)
-        return self.apply_masks(generate_random_scores(params, key), sparse_state.masks)
+        scores = generate_random_scores(params, utils.prng_key(self.rng_seed, sparse_state.count))
+        return tree_lib.map_with_missing(
+            lambda s, m: s if m is None else jnp.where(m, s, -1), scores, sparse_state.masks
+        )

@@ -66,12 +66,19 @@ class SET(StaticRandomSparse):
     True
     """
 
+    regrows_from_zero: ClassVar[bool] = True
+
     skip_gradients: bool = True
     drop_fraction_fn: Callable[[Any], Any] = optax.constant_schedule(0.1)
 
     def __post_init__(self):
         super().__post_init__()
-        _refuse_n_by_m(self, [self.sparsity_type])
+        if isinstance(self.sparsity_type, sparsity_types.NByM):
+            self._refuse(self.sparsity_type)
+        if self.topk_fn is not None:
+            raise ValueError(
+                f'{type(self).__name__} drops and regrows by its own ranking: topk_fn has no meaning for it'
+            )
         if not callable(self.drop_fraction_fn):
             raise TypeError(
                 f'drop_fraction_fn must be a function of the step, got {self.drop_fraction_fn!r}; '
@@ -82,9 +89,17 @@ class SET(StaticRandomSparse):
 
     def get_target_sparsities(self, params):
         """As the base's; refuses leaves whose type is N:M."""
-        paths, leaves, _ = tree_lib.flatten_with_paths(params)
-        _refuse_n_by_m(self, self._leaf_types(paths, leaves))
-        return super().get_target_sparsities(params)
+        targets = super().get_target_sparsities(params)
+        for path, sparsity_type in self._pruned_types(params, targets):
+            if isinstance(sparsity_type, sparsity_types.NByM):
+                self._refuse(sparsity_type, f'{tree_lib.path_string(path)}: ')
+        return targets
+
+    def _refuse(self, sparsity_type: Any, where: str = '') -> None:
+        raise ValueError(
+            f'{where}{type(self).__name__} replaces weights anywhere in a leaf, which N:M groups do not allow, got '
+            f'{sparsity_type}; use unstructured, block or channel sparsity, or StaticRandomSparse for N:M'
+        )
 
     def check_optimizer(self, inner, params):
         """Refuses optimizers whose moments cannot be zeroed."""
@@ -98,8 +113,7 @@ class SET(StaticRandomSparse):
     def get_grow_scores(self, sparse_state, params, grads):
         """Scores of the weights: the largest that are not kept come back. Here chance, from the seed and the step."""
         del grads
-        key = jax.random.fold_in(utils.prng_key(self.rng_seed), sparse_state.count)
-        return pruners.generate_random_scores(params, key)
+        return pruners.generate_random_scores(params, utils.prng_key(self.rng_seed, sparse_state.count))
 
     def update_state(self, sparse_state, params, grads):
         """Drops and regrows; the number of kept weights stays."""
@@ -125,7 +139,7 @@ class SET(StaticRandomSparse):
         def replace(kept, drop, grow):
             return drop_and_grow(kept, drop, grow, fraction, sparsity_type)
 
-        return (jax.vmap(replace) if self._is_stacked(path) else replace)(mask, drop_scores, grow_scores)
+        return self._per_layer(path, replace)(mask, drop_scores, grow_scores)
 
     def moments_to_reset(self, old_state, new_state):
         """The weights that were pruned before and are kept now."""
@@ -157,10 +171,15 @@ def check_drop_fraction(fraction: Any, name: str) -> None:
 
     Raises:
       ValueError: it lies outside.
+      TypeError: it is no number.
 
     >>> check_drop_fraction(0.3, 'drop_fraction')
     """
-    if not tree_lib.is_traced(fraction) and not 0 <= float(fraction) <= 1:
+    if tree_lib.is_traced(fraction):
+        return
+    if isinstance(fraction, str) or not hasattr(fraction, '__float__'):
+        raise TypeError(f'{name} must be a number between 0 and 1, got {fraction!r}')
+    if not 0 <= float(fraction) <= 1:
         raise ValueError(f'{name} must lie in [0, 1] (the share of kept weights that is replaced), got {fraction}')
 
 
@@ -193,15 +212,8 @@ def drop_and_grow(
     drop_groups = sparsity_type.group_scores(drop_scores)
     kept = (selection.keep_largest(jnp.where(alive, drop_groups, -jnp.inf), number_kept) != 0) & alive
     grow_groups = sparsity_type.group_scores(grow_scores)
+    # NaN would rank below what is kept: after an overflow weights must come back somewhere.
+    grow_groups = jnp.where(jnp.isnan(grow_groups), jnp.finfo(grow_groups.dtype).min, grow_groups)
     number_grown = number_alive - jnp.sum(kept, dtype=jnp.uint32)
     grown = selection.keep_largest(jnp.where(kept, -jnp.inf, grow_groups), number_grown)
     return sparsity_type.spread_groups(kept.astype(jnp.uint8) | grown, mask.shape)
-
-
-def _refuse_n_by_m(updater: base_updater.BaseUpdater, types: list[Any]) -> None:
-    for sparsity_type in types:
-        if isinstance(sparsity_type, sparsity_types.NByM):
-            raise ValueError(
-                f'{type(updater).__name__} replaces weights anywhere in a leaf, which N:M groups do not allow, got '
-                f'{sparsity_type}; use unstructured, block or channel sparsity, or StaticRandomSparse for N:M'
-            )

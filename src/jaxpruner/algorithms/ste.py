@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import base_updater, utils
+from jaxpruner import base_updater, masking, utils
 from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import pruners
 from jaxpruner.sparse_state import only_sparse_state
@@ -40,6 +40,7 @@ class SteUpdater(base_updater.BaseUpdater):
         sparsities = self.scheduler.get_sparsity_at_step(state.target_sparsities, state.count)
         # Scores steer the selection alone; no gradient flows through it.
         detached = jax.lax.stop_gradient(params)
+        state = state._replace(masks=masking.unpack_masks(state.masks, params))
         masks = self.create_masks(self.calculate_scores(detached, sparse_state=state), sparsities)
         return tree_lib.map_with_missing(lambda p, m: p if m is None else _straight_through(p, m), params, masks)
 
@@ -51,7 +52,7 @@ class SteUpdater(base_updater.BaseUpdater):
 
 @dataclasses.dataclass
 class SteMagnitudePruning(SteUpdater):
-    """Straight-through magnitude pruning: Top-KAST without its regularisation. Jayakumar et al., 2020.
+    """Straight-through magnitude pruning: the largest weights forward, all of them backward. Bengio et al., 2013.
 
     >>> SteMagnitudePruning(sparsity_type='2:4').sparsity_type
     NByM(n=2, m=4, axis=-1)
@@ -65,7 +66,7 @@ class SteMagnitudePruning(SteUpdater):
 
 @dataclasses.dataclass
 class SteRandomPruning(SteUpdater):
-    """Straight-through pruning at random, anew in each step: structured dropout's baseline.
+    """Straight-through pruning at random, anew in each step: the baseline for straight-through scores.
 
     >>> SteRandomPruning().rng_seed
     8
@@ -74,7 +75,5 @@ class SteRandomPruning(SteUpdater):
     def calculate_scores(self, params, sparse_state=None, grads=None):
         """Chance, from the seed and the step."""
         del grads
-        key = utils.prng_key(self.rng_seed)
-        return pruners.generate_random_scores(
-            params, key if sparse_state is None else jax.random.fold_in(key, sparse_state.count)
-        )
+        key = utils.prng_key(self.rng_seed, None if sparse_state is None else sparse_state.count)
+        return pruners.generate_random_scores(params, key)

@@ -1,0 +1,108 @@
+"""Every algorithm keeps its promises with every optimizer, front-end, sparsity type and way to store masks.
+
+The cases are an all-pairs cover: each two values of two dimensions meet in one case, unless an algorithm refuses one of
+them, which `test_refused_*` assert instead.
+"""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import optax
+import pytest
+
+import jaxpruner
+from contract import checks, cover, expected, front_ends, tables, training
+
+pytestmark = pytest.mark.filterwarnings('error')
+
+CASES = [pytest.param(c, id=str(c), marks=() if c in tables.QUICK else pytest.mark.slow) for c in tables.COVER]
+
+PLAIN = tables.Case('magnitude', True, 'adam', 'dict', 'unstructured', 'uniform')
+
+
+def test_table_names_every_algorithm():
+    assert tables.ALGORITHMS.keys() == set(jaxpruner.all_algorithm_names())
+
+
+def test_cover_meets_every_allowed_pair():
+    combinations = (
+        dict(zip(tables.DIMENSIONS, values, strict=True)) for values in itertools.product(*tables.DIMENSIONS.values())
+    )
+    possible = {
+        pair for combination in combinations if tables.is_allowed(combination) for pair in cover.pairs_of(combination)
+    }
+    covered = [dataclasses.asdict(case) for case in tables.COVER]
+    assert all(tables.is_allowed(combination) for combination in covered)
+    assert set().union(*map(cover.pairs_of, covered)) == possible
+
+
+def test_quick_cases_meet_every_value():
+    for name, values in tables.DIMENSIONS.items():
+        assert {getattr(case, name) for case in tables.QUICK} == set(values)
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_contract(case):
+    trained = training.trained(case)
+    params, opt_state = trained.history[-1]
+    assert trained.compilations == 1
+    assert all(np.isfinite(leaf).all() for leaf in training.by_path(params).values())
+    for state in trained.history:
+        checks.check_zeros(case, *state)
+    checks.check_storage(case, params, opt_state)
+    checks.check_counts(case, trained.setup.updater, params, opt_state)
+    if tables.ALGORITHMS[case.algorithm].starts_sparse:
+        checks.check_regrowth(case, trained.history)
+    training.assert_same(trained.setup.updater.post_gradient_update(params, opt_state), params)
+
+
+def refused(names):
+    """Each (algorithm, name) of which the table says that the algorithm refuses it, and the reason."""
+    return [
+        pytest.param(algorithm, name, reason, id=f'{algorithm}-{name}')
+        for algorithm, rules in tables.ALGORITHMS.items()
+        for name, reason in rules.refuses.items()
+        if name in names
+    ]
+
+
+@pytest.mark.parametrize(('algorithm', 'sparsity_type', 'reason'), refused(expected.MASK_CHECKS))
+def test_refused_sparsity_type(algorithm, sparsity_type, reason):
+    with pytest.raises(ValueError, match=reason):
+        training.set_up(dataclasses.replace(PLAIN, algorithm=algorithm, sparsity_type=sparsity_type))
+
+
+@pytest.mark.parametrize(('algorithm', 'optimizer', 'reason'), refused(tables.OPTIMIZERS))
+@pytest.mark.parametrize('front_end', ['dict', 'nnx'])
+def test_refused_optimizer(algorithm, optimizer, front_end, reason):
+    setup = training.set_up(dataclasses.replace(PLAIN, algorithm=algorithm, optimizer=optimizer, front_end=front_end))
+    with pytest.raises(ValueError, match=reason):
+        setup.start(seed=0)
+
+
+REFUSED_TOO = [
+    ('set', optax.lbfgs(), 'lbfgs keeps a history'),  # with its line search
+    ('rigl', optax.lbfgs(), 'lbfgs keeps a history'),
+    ('acdc', optax.lbfgs(), 'lbfgs keeps a history'),
+    ('adam_fisher', optax.novograd(1e-2), 'second moment'),  # it has one number for each leaf
+    ('adam_fisher', optax.masked(optax.adam(1e-2), tables.where(tables.is_first_kernel)), 'second moment'),
+]
+
+
+@pytest.mark.parametrize(('algorithm', 'inner', 'reason'), REFUSED_TOO)
+def test_refused_beyond_the_table(algorithm, inner, reason):
+    updater = training.set_up(dataclasses.replace(PLAIN, algorithm=algorithm)).updater
+    params, _ = front_ends.make('dict', 0)
+    with pytest.raises(ValueError, match=reason):
+        updater.wrap_optax(inner).init(params)
+
+
+def test_no_prune_trains_as_the_optimizer_alone():
+    case = dataclasses.replace(PLAIN, algorithm='no_prune', sparsity_type=tables.DENSE)
+    pruned = training.trained(case)
+    tx, (_, apply) = optax.adam(1e-2), front_ends.make(case.front_end, 0)
+    step = training.compiled(case, training.make_step(pruned.setup.updater, tx, apply))
+    params, _ = pruned.history[0]
+    alone = training.run(step, (params, tx.init(params)), training.batches())
+    training.assert_same(pruned.history[-1][0], alone[-1][0])
