@@ -1,0 +1,209 @@
+"""The model of the digits demo and its training: all seeds of one algorithm in one compiled program."""
+
+import dataclasses
+import functools
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+import jaxpruner
+from digits_data import Dataset
+
+FILTERS = 16, 32
+HIDDEN = 32
+CLASSES = 10
+CHUNKS = 40  # a run is cut into this many calls of the compiled program, between which the progress is shown
+TIMED_EVERY = 3  # every third chunk is compared with a dense one of the same length
+EVALUATION_BATCH = 500
+
+
+def conv_as_matmul(images: jax.Array, kernel: jax.Array, strides: Sequence[int], padding: Any, **_: Any) -> jax.Array:
+    """Convolves as `lax.conv_general_dilated` does, by a matrix product over shifted copies of the images.
+
+    On a CPU XLA's own convolution takes several times as long to differentiate.
+
+    Args:
+      images: [batch, height, width, channels].
+      kernel: [kernel height, kernel width, channels, filters].
+      strides: of the two axes.
+      padding: 'SAME', 'VALID', or the pixels before and after each axis.
+
+    Returns:
+      [batch, height / stride, width / stride, filters].
+    """
+    if isinstance(padding, str):
+        padding = jax.lax.padtype_to_pads(images.shape[1:3], kernel.shape[:2], strides, padding)
+    padded = jnp.pad(images, ((0, 0), *padding, (0, 0)))
+    last_row, last_column = (padded.shape[1 + axis] - kernel.shape[axis] for axis in (0, 1))
+    shifted = [
+        padded[:, row : row + last_row + 1 : strides[0], column : column + last_column + 1 : strides[1]]
+        for row in range(kernel.shape[0])
+        for column in range(kernel.shape[1])
+    ]
+    return jnp.concatenate(shifted, axis=-1) @ kernel.reshape(-1, kernel.shape[-1])
+
+
+class CNN(nnx.Module):
+    """Two 3x3 convolutions of stride 2 and two dense layers."""
+
+    def __init__(self, image_size: int, *, rngs: nnx.Rngs):
+        side = math.ceil(image_size / 4)  # each convolution halves it, rounding up
+        convolution = functools.partial(
+            nnx.Conv, kernel_size=(3, 3), strides=2, conv_general_dilated=conv_as_matmul, rngs=rngs
+        )
+        self.conv1 = convolution(1, FILTERS[0])
+        self.conv2 = convolution(FILTERS[0], FILTERS[1])
+        self.dense = nnx.Linear(side * side * FILTERS[1], HIDDEN, rngs=rngs)
+        self.head = nnx.Linear(HIDDEN, CLASSES, rngs=rngs)
+
+    def __call__(self, images: jax.Array) -> jax.Array:
+        features = nnx.relu(self.conv2(nnx.relu(self.conv1(images))))
+        return self.head(nnx.relu(self.dense(features.reshape(len(features), -1))))
+
+
+class TrainState(NamedTuple):
+    """What a training step carries; with several seeds every leaf has a leading axis of that length."""
+
+    params: Any  # nnx.State of CNN
+    opt_state: Any  # the optax state, with the masks in it
+    key: jax.Array  # typed key of the seed
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """The settings that every algorithm shares."""
+
+    steps: int
+    seeds: int
+    batch_size: int
+    learning_rate: float
+    over_seeds: Literal['map', 'vmap'] = 'map'
+
+    def chunks(self) -> list[tuple[int, int]]:
+        """Returns the (first, past the last) step of each chunk."""
+        edges = np.linspace(0, self.steps, min(CHUNKS, self.steps) + 1).astype(int).tolist()
+        return list(itertools.pairwise(edges))
+
+
+class Program(NamedTuple):
+    """One algorithm's compiled functions, over all seeds at once."""
+
+    start: TrainState
+    advance: Callable[[TrainState, int, int], TrainState]  # from a step up to another, not counting the latter
+    forward_params: Callable[[TrainState], Any]  # the weights that the forward pass sees
+
+
+class Outcome(NamedTuple):
+    """What a finished training leaves."""
+
+    params: Any  # nnx.State, the weights that the forward pass sees, seeds on the leading axis
+    relative_time: float  # time per step over that of dense, the median of interleaved repeats
+
+
+def build_program(config: dict[str, Any], dataset: Dataset, training: Training) -> Program:
+    """Compiles the training of one algorithm, given as the configuration of its updater."""
+    graph = nnx.graphdef(nnx.eval_shape(lambda: _build_model(dataset, jax.random.key(0))))
+    data = jnp.asarray(dataset.x_train), jnp.asarray(dataset.y_train)
+
+    def prepare(key: jax.Array) -> tuple[Any, optax.GradientTransformation]:
+        # The seed of the weights is also that of the masks, so that the spread over seeds includes both.
+        updater = jaxpruner.create_updater_from_config({**config, 'rng_seed': jax.random.fold_in(key, 1)})
+        optimizer = optax.adam(optax.cosine_decay_schedule(training.learning_rate, training.steps))
+        return updater, updater.wrap_optax(optimizer)
+
+    def initialize(key: jax.Array) -> TrainState:
+        updater, optimizer = prepare(key)
+        params = nnx.state(_build_model(dataset, key), nnx.Param)
+        opt_state = optimizer.init(params)
+        # Methods that are sparse from the start have masks already: without this the first step would be dense.
+        return TrainState(updater.post_gradient_update(params, opt_state), opt_state, key)
+
+    def step(data: tuple[jax.Array, jax.Array], index: jax.Array, state: TrainState) -> TrainState:
+        images, labels = data
+        updater, optimizer = prepare(state.key)
+        draw_key = jax.random.fold_in(jax.random.fold_in(state.key, 2), index)
+        batch = jax.random.randint(draw_key, (training.batch_size,), 0, len(images))
+
+        def loss(params):
+            # Straight-through methods mask here; for all others this changes nothing.
+            logits = nnx.merge(graph, updater.pre_forward_update(params, state.opt_state))(images[batch])
+            return optax.softmax_cross_entropy_with_integer_labels(logits, labels[batch]).mean()
+
+        updates, opt_state = optimizer.update(jax.grad(loss)(state.params), state.opt_state, state.params)
+        return TrainState(optax.apply_updates(state.params, updates), opt_state, state.key)
+
+    def advance(data: tuple[jax.Array, jax.Array], states: TrainState, first: int, stop: int) -> TrainState:
+        return over_seeds(lambda state: jax.lax.fori_loop(first, stop, functools.partial(step, data), state), states)
+
+    def forward_params(state: TrainState) -> Any:
+        return prepare(state.key)[0].pre_forward_update(state.params, state.opt_state)
+
+    def over_seeds(function: Callable[[TrainState], Any], states: TrainState) -> Any:
+        return jax.vmap(function)(states) if training.over_seeds == 'vmap' else jax.lax.map(function, states)
+
+    # Not under jit: the single operations are compiled once for all algorithms, which share most of them.
+    starts = [initialize(jax.random.key(seed)) for seed in range(training.seeds)]
+    start = jax.tree.map(lambda *leaves: jnp.stack(leaves), *starts)
+    compiled = jax.jit(advance).lower(data, start, 0, training.steps).compile()
+    return Program(start, functools.partial(compiled, data), jax.jit(functools.partial(over_seeds, forward_params)))
+
+
+def train(program: Program, dense: Program, training: Training, on_chunk: Callable[[int], None]) -> Outcome:
+    """Trains one algorithm and calls `on_chunk` with the steps done after each chunk.
+
+    The machine's speed drifts while a demo runs, so chunks are timed against dense ones that run next to them.
+    """
+    jax.block_until_ready(program.advance(program.start, 0, 1))  # the first call of a program is slower
+    states, ratios = program.start, []
+    for number, (first, stop) in enumerate(training.chunks()):
+        steps = first, stop
+        # Before or after in turn, since what runs second may find the machine in another state.
+        if number % TIMED_EVERY:
+            states = jax.block_until_ready(program.advance(states, *steps))
+        elif number // TIMED_EVERY % 2:
+            _, dense_seconds = _timed(dense.advance, dense.start, *steps)
+            states, seconds = _timed(program.advance, states, *steps)
+            ratios.append(seconds / dense_seconds)
+        else:
+            states, seconds = _timed(program.advance, states, *steps)
+            _, dense_seconds = _timed(dense.advance, dense.start, *steps)
+            ratios.append(seconds / dense_seconds)
+        on_chunk(stop)
+    return Outcome(program.forward_params(states), statistics.median(ratios))
+
+
+def test_accuracy(dataset: Dataset, params: Any) -> np.ndarray:
+    """Returns the share of the test images that each seed's weights classify rightly, float[seeds]."""
+    seeds = len(jax.tree.leaves(params)[0])
+    correct = np.zeros(seeds)
+    for at in range(0, len(dataset.x_test), EVALUATION_BATCH):
+        images, labels = (part[at : at + EVALUATION_BATCH] for part in (dataset.x_test, dataset.y_test))
+        correct += np.asarray(_predict(params, images) == labels).sum(axis=-1)
+    return correct / len(dataset.x_test)
+
+
+@jax.jit
+def _predict(params: Any, images: jax.Array) -> jax.Array:
+    """Returns the class of each image for each seed, int[seeds, images]."""
+    graph = nnx.graphdef(nnx.eval_shape(lambda: CNN(images.shape[1], rngs=nnx.Rngs(0))))
+    return jax.lax.map(lambda one_seed: nnx.merge(graph, one_seed)(images).argmax(axis=-1), params)
+
+
+def _build_model(dataset: Dataset, key: jax.Array) -> CNN:
+    return CNN(dataset.x_train.shape[1], rngs=nnx.Rngs(key))
+
+
+def _timed(advance: Callable, *arguments: Any) -> tuple[TrainState, float]:
+    """Returns the result of a compiled call, waited for, and its seconds."""
+    began = time.perf_counter()
+    result = jax.block_until_ready(advance(*arguments))
+    return result, time.perf_counter() - began
