@@ -111,10 +111,10 @@ def _accuracy_title(results: Sequence[Result], dense: Result | None) -> str:
     by_name = {result.name: result for result in results}
     if not dense or not {'magnitude', 'random'} <= set(by_name):
         return 'Accuracy by algorithm (sparsity asked in brackets)'
-    smart, chance = (100 * (dense.mean - by_name[name].mean) for name in ('magnitude', 'random'))
+    magnitude, chance = (100 * (by_name[name].mean - dense.mean) for name in ('magnitude', 'random'))
     return (
-        f'Without {by_name["magnitude"].asked} of its weights the network loses {smart:.1f} points of accuracy\n'
-        f'where magnitude chose them, and {chance:.1f} where chance did'
+        f'With {by_name["magnitude"].asked} of the weights removed accuracy changes by {magnitude:+.1f} points\n'
+        f'where magnitude chose them, and by {chance:+.1f} where chance did'
     )
 
 

@@ -109,52 +109,67 @@ class Outcome(NamedTuple):
     relative_time: float  # time per step over that of dense, the median of interleaved repeats
 
 
-def build_program(config: dict[str, Any], dataset: Dataset, training: Training) -> Program:
-    """Compiles the training of one algorithm, given as the configuration of its updater."""
-    graph = nnx.graphdef(nnx.eval_shape(lambda: _build_model(dataset, jax.random.key(0))))
-    data = jnp.asarray(dataset.x_train), jnp.asarray(dataset.y_train)
+@dataclasses.dataclass(frozen=True)
+class Algorithm:
+    """The training of one seed with one algorithm, as pure functions of a `TrainState`."""
 
-    def prepare(key: jax.Array) -> tuple[Any, optax.GradientTransformation]:
-        # The seed of the weights is also that of the masks, so that the spread over seeds includes both.
-        updater = jaxpruner.create_updater_from_config({**config, 'rng_seed': jax.random.fold_in(key, 1)})
-        optimizer = optax.adam(optax.cosine_decay_schedule(training.learning_rate, training.steps))
-        return updater, updater.wrap_optax(optimizer)
+    config: dict[str, Any]  # of the updater
+    training: Training
+    image_size: int
 
-    def initialize(key: jax.Array) -> TrainState:
-        updater, optimizer = prepare(key)
-        params = nnx.state(_build_model(dataset, key), nnx.Param)
-        opt_state = optimizer.init(params)
+    def updater(self, key: jax.Array) -> Any:
+        """Returns the pruner. Its random masks come from the seed of the weights: the spread over seeds has both."""
+        return jaxpruner.create_updater_from_config({**self.config, 'rng_seed': jax.random.fold_in(key, 1)})
+
+    def optimizer(self, key: jax.Array) -> optax.GradientTransformation:
+        """Returns Adam, wrapped by the pruner."""
+        schedule = optax.cosine_decay_schedule(self.training.learning_rate, self.training.steps)
+        return self.updater(key).wrap_optax(optax.adam(schedule))
+
+    def initialize(self, key: jax.Array) -> TrainState:
+        """Returns the state before the first step."""
+        params = nnx.state(CNN(self.image_size, rngs=nnx.Rngs(key)), nnx.Param)
+        opt_state = self.optimizer(key).init(params)
         # Methods that are sparse from the start have masks already: without this the first step would be dense.
-        return TrainState(updater.post_gradient_update(params, opt_state), opt_state, key)
+        return TrainState(self.updater(key).post_gradient_update(params, opt_state), opt_state, key)
 
-    def step(data: tuple[jax.Array, jax.Array], index: jax.Array, state: TrainState) -> TrainState:
-        images, labels = data
-        updater, optimizer = prepare(state.key)
+    def step(self, images: jax.Array, labels: jax.Array, index: jax.Array, state: TrainState) -> TrainState:
+        """Trains on one batch, drawn at random."""
         draw_key = jax.random.fold_in(jax.random.fold_in(state.key, 2), index)
-        batch = jax.random.randint(draw_key, (training.batch_size,), 0, len(images))
+        batch = jax.random.randint(draw_key, (self.training.batch_size,), 0, len(images))
 
-        def loss(params):
+        def loss(params: Any) -> jax.Array:
             # Straight-through methods mask here; for all others this changes nothing.
-            logits = nnx.merge(graph, updater.pre_forward_update(params, state.opt_state))(images[batch])
+            logits = apply_model(self.updater(state.key).pre_forward_update(params, state.opt_state), images[batch])
             return optax.softmax_cross_entropy_with_integer_labels(logits, labels[batch]).mean()
 
-        updates, opt_state = optimizer.update(jax.grad(loss)(state.params), state.opt_state, state.params)
+        grads = jax.grad(loss)(state.params)
+        updates, opt_state = self.optimizer(state.key).update(grads, state.opt_state, state.params)
         return TrainState(optax.apply_updates(state.params, updates), opt_state, state.key)
 
-    def advance(data: tuple[jax.Array, jax.Array], states: TrainState, first: int, stop: int) -> TrainState:
-        return over_seeds(lambda state: jax.lax.fori_loop(first, stop, functools.partial(step, data), state), states)
+    def forward_params(self, state: TrainState) -> Any:
+        """Returns the weights that the forward pass sees: those of a straight-through method are masked only there."""
+        return self.updater(state.key).pre_forward_update(state.params, state.opt_state)
 
-    def forward_params(state: TrainState) -> Any:
-        return prepare(state.key)[0].pre_forward_update(state.params, state.opt_state)
+
+def build_program(config: dict[str, Any], dataset: Dataset, training: Training) -> Program:
+    """Compiles the training of all seeds with one algorithm, given as the configuration of its updater."""
+    algorithm = Algorithm(config, training, dataset.x_train.shape[1])
+    data = jnp.asarray(dataset.x_train), jnp.asarray(dataset.y_train)
 
     def over_seeds(function: Callable[[TrainState], Any], states: TrainState) -> Any:
         return jax.vmap(function)(states) if training.over_seeds == 'vmap' else jax.lax.map(function, states)
 
+    def advance(data: tuple[jax.Array, jax.Array], states: TrainState, first: int, stop: int) -> TrainState:
+        step = functools.partial(algorithm.step, *data)
+        return over_seeds(lambda state: jax.lax.fori_loop(first, stop, step, state), states)
+
     # Not under jit: the single operations are compiled once for all algorithms, which share most of them.
-    starts = [initialize(jax.random.key(seed)) for seed in range(training.seeds)]
+    starts = [algorithm.initialize(jax.random.key(seed)) for seed in range(training.seeds)]
     start = jax.tree.map(lambda *leaves: jnp.stack(leaves), *starts)
     compiled = jax.jit(advance).lower(data, start, 0, training.steps).compile()
-    return Program(start, functools.partial(compiled, data), jax.jit(functools.partial(over_seeds, forward_params)))
+    forward_params = jax.jit(functools.partial(over_seeds, algorithm.forward_params))
+    return Program(start, functools.partial(compiled, data), forward_params)
 
 
 def train(program: Program, dense: Program, training: Training, on_chunk: Callable[[int], None]) -> Outcome:
@@ -165,18 +180,13 @@ def train(program: Program, dense: Program, training: Training, on_chunk: Callab
     jax.block_until_ready(program.advance(program.start, 0, 1))  # the first call of a program is slower
     states, ratios = program.start, []
     for number, (first, stop) in enumerate(training.chunks()):
-        steps = first, stop
-        # Before or after in turn, since what runs second may find the machine in another state.
-        if number % TIMED_EVERY:
-            states = jax.block_until_ready(program.advance(states, *steps))
-        elif number // TIMED_EVERY % 2:
-            _, dense_seconds = _timed(dense.advance, dense.start, *steps)
-            states, seconds = _timed(program.advance, states, *steps)
-            ratios.append(seconds / dense_seconds)
-        else:
-            states, seconds = _timed(program.advance, states, *steps)
-            _, dense_seconds = _timed(dense.advance, dense.start, *steps)
-            ratios.append(seconds / dense_seconds)
+        dense_call = functools.partial(_timed, dense.advance, dense.start, first, stop)
+        is_timed, dense_first = number % TIMED_EVERY == 0, number % 2 == 0
+        # Before and after in turn, since what runs second may find the machine in another state.
+        dense_seconds = dense_call()[1] if is_timed and dense_first else None
+        states, seconds = _timed(program.advance, states, first, stop)
+        if is_timed:
+            ratios.append(seconds / (dense_seconds or dense_call()[1]))
         on_chunk(stop)
     return Outcome(program.forward_params(states), statistics.median(ratios))
 
@@ -191,15 +201,16 @@ def test_accuracy(dataset: Dataset, params: Any) -> np.ndarray:
     return correct / len(dataset.x_test)
 
 
+def apply_model(params: Any, images: jax.Array) -> jax.Array:
+    """Returns the logits of a batch, float[batch, classes]."""
+    graph = nnx.graphdef(nnx.eval_shape(lambda: CNN(images.shape[1], rngs=nnx.Rngs(0))))
+    return nnx.merge(graph, params)(images)
+
+
 @jax.jit
 def _predict(params: Any, images: jax.Array) -> jax.Array:
     """Returns the class of each image for each seed, int[seeds, images]."""
-    graph = nnx.graphdef(nnx.eval_shape(lambda: CNN(images.shape[1], rngs=nnx.Rngs(0))))
-    return jax.lax.map(lambda one_seed: nnx.merge(graph, one_seed)(images).argmax(axis=-1), params)
-
-
-def _build_model(dataset: Dataset, key: jax.Array) -> CNN:
-    return CNN(dataset.x_train.shape[1], rngs=nnx.Rngs(key))
+    return jax.lax.map(lambda one_seed: apply_model(one_seed, images).argmax(axis=-1), params)
 
 
 def _timed(advance: Callable, *arguments: Any) -> tuple[TrainState, float]:

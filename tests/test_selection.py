@@ -32,7 +32,7 @@ def sorted_mask(arrays, count):
 
 
 # Few values, so that ties are common; the extremes and their neighbours. No denormals, which some devices round to 0.
-VALUES = [0.0, -0.0, 1.0, -1.0, 0.5, 1.5, np.inf, -np.inf, np.nan, 3e38, -3e38, 1.2e-38]
+VALUES = [0.0, -0.0, 1.0, -1.0, 0.5, 1.5, np.inf, -np.inf, np.nan, 2.0**127, -(2.0**127), 2.0**-126]
 scores = hypothesis_numpy.arrays(
     np.float32,
     hypothesis_numpy.array_shapes(min_dims=1, max_dims=3, max_side=4),

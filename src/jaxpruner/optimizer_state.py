@@ -42,9 +42,13 @@ def zero_moments(
     flags = tree_lib.map_with_missing(lambda p, flag: jnp.zeros((), bool) if flag is None else flag, params, where)
 
     def zeroed(moment: Any, flag: jax.Array) -> Any:
-        if _is_masked_node(moment) or getattr(moment, 'shape', None) != flag.shape or not flag.ndim:
-            if flag.ndim and getattr(moment, 'shape', ())[1:] == flag.shape:
-                raise ValueError('a history of the parameter')  # as lbfgs keeps it
+        # Dense leaves have flags of no dimensions; those of another optimizer are masked nodes.
+        if _is_masked_node(moment) or not getattr(flag, 'ndim', 0):
+            return moment
+        shape = getattr(moment, 'shape', None)
+        if shape is not None and shape[1:] == flag.shape:
+            raise ValueError('the state holds a history of the parameter')  # as lbfgs does
+        if shape != flag.shape:
             return moment
         return jnp.where(flag, jnp.zeros_like(moment), moment)
 

@@ -6,6 +6,7 @@ import pathlib
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 
@@ -13,6 +14,7 @@ import digits
 import digits_data
 import digits_plots
 import digits_report
+import digits_training
 
 EXAMPLE = pathlib.Path(digits.__file__)
 IMAGES, LABELS = 'train-images-idx3-ubyte', 'train-labels-idx1-ubyte'
@@ -176,6 +178,29 @@ def test_a_missing_folder_is_refused_by_name(tmp_path, capsys):
     assert digits.main(['--data-dir', str(tmp_path / 'nowhere'), '--out', str(tmp_path / 'out')]) == digits.REFUSED
     assert f'{tmp_path / "nowhere"} is not a folder' in capsys.readouterr().err
     assert not (tmp_path / 'out').exists()
+
+
+# The training.
+
+
+@pytest.mark.parametrize('size', [7, 8, 28])
+@pytest.mark.parametrize('stride', [1, 2, 3])
+@pytest.mark.parametrize('padding', ['SAME', 'VALID', ((1, 1), (0, 2))])
+def test_the_convolution_is_xlas(size, stride, padding):
+    images = jax.random.normal(jax.random.key(0), (2, size, size, 3))
+    kernel = jax.random.normal(jax.random.key(1), (3, 3, 3, 5))
+    expected = jax.lax.conv_general_dilated(
+        images, kernel, (stride, stride), padding, dimension_numbers=('NHWC', 'HWIO', 'NHWC')
+    )
+    found = digits_training.conv_as_matmul(images, kernel, (stride, stride), padding)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize('steps', [1, 39, 40, 41, 1000])
+def test_chunks_cover_each_step_once(steps):
+    chunks = digits_training.Training(steps, seeds=1, batch_size=1, learning_rate=0.1).chunks()
+    assert [step for first, stop in chunks for step in range(first, stop)] == list(range(steps))
+    assert all(first < stop for first, stop in chunks)
 
 
 # The run.
