@@ -86,6 +86,14 @@ def test_metrics_of_stacked_states_are_their_mean(packed):
     np.testing.assert_allclose(mean['b'], single['b'], rtol=1e-6)
 
 
+@pytest.mark.parametrize('packed', [False, True])
+def test_a_leaf_without_weights_does_not_spoil_the_total(packed):
+    state = static(packed).wrap_optax(optax.sgd(0.1)).init(PARAMS | {'empty': jnp.zeros((0, 4))})
+    metrics = jaxpruner.sparsity_metrics(state)
+    assert float(metrics['empty']) == 0.0
+    assert float(metrics['_total_sparsity']) == pytest.approx(1 - 12 / 47)
+
+
 def test_metrics_of_a_model_without_masks():
     metrics = jaxpruner.sparsity_metrics(jaxpruner.NoPruning().wrap_optax(optax.sgd(0.1)).init(PARAMS))
     assert float(metrics['_total_sparsity']) == 0.0

@@ -109,7 +109,8 @@ def sparsity_metrics(opt_state: Any) -> dict[str, jax.Array]:
         targets = tree_lib.leaves_like(treedef, state.target_sparsities)
         for path, mask, size, target in zip(paths, masks, sizes, targets, strict=True):
             weights = jnp.float32(mask.size) if size is None else jnp.sum(size.astype(jnp.float32))
-            sparsity = 1 - packing.kept_weights(mask).astype(jnp.float32) / weights
+            # A leaf without weights has lost none.
+            sparsity = (weights - packing.kept_weights(mask).astype(jnp.float32)) / jnp.maximum(weights, 1)
             metrics[tree_lib.path_string(path)] = sparsity
             removed, total = removed + sparsity * weights, total + weights
             wanted += 0.0 if target is None else jnp.mean(target) * weights
