@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxpruner import masking, optimizer_state, packing
+from jaxpruner import control, masking, optimizer_state, packing
 from jaxpruner import tree as tree_lib
 from jaxpruner.sparse_state import SparseState
 
@@ -105,7 +105,7 @@ def _step(
     if due is not False:
         due = jnp.asarray(due)
         new_masks = functools.partial(_updated_masks, updater, inner, extra_args)
-        state = _run_once(due, new_masks, old_state, params, grads)
+        state = control.run_once(due, new_masks, old_state, params, grads)
     skip = due if updater.skip_gradients else False
     sparse_grads = masking.apply_mask(grads, state.masks) if updater.is_sparse_gradients else grads
     updates, inner_state = _inner_update(inner, skip, sparse_grads, state.inner_state, params, extra_args)
@@ -164,27 +164,6 @@ def _land(
     return tree_lib.map_with_missing(landed, params, updates, old_masks, masks)
 
 
-def _run_once(when: jax.Array, function: Callable[..., Any], state: Any, *inputs: Any) -> Any:
-    """`function(state, *inputs)` when it is due, else the state.
-
-    A loop of at most one turn, where `cond` would do: its carry is updated in place, and `vmap` leaves it a loop,
-    where it makes of `cond` a select that always pays for both branches.
-    """
-
-    def run(current: Any, *arguments: Any) -> Any:
-        return jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), function(current, *arguments), current)
-
-    def body(carry: Any) -> Any:
-        pending, current = carry
-        # Without this barrier what depends on the inputs alone (scores) would be moved out of the loop and always paid.
-        _, current, barred = jax.lax.optimization_barrier((pending, current, inputs))
-        return jnp.zeros_like(pending), run(current, *barred)
-
-    if not tree_lib.is_traced(when):  # outside jit a loop would be compiled anew at each call
-        return run(state, *inputs) if when else state
-    return jax.lax.while_loop(lambda carry: carry[0], body, (when, state))[1]
-
-
 def _inner_update(
     inner: optax.GradientTransformationExtraArgs,
     skip: Any,
@@ -203,7 +182,7 @@ def _inner_update(
     shapes, _ = jax.eval_shape(update, grads, inner_state, params)
     if jax.tree.map(_dtype, shapes) == jax.tree.map(_dtype, grads):
         # The gradients travel in the carry, where the updates take their memory.
-        return _run_once(
+        return control.run_once(
             ~skip, lambda carry, current: update(carry[0], carry[1], current), (grads, inner_state), params
         )
     buffer = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
@@ -211,7 +190,7 @@ def _inner_update(
     def body(carry: Any, current: tree_lib.PyTree, gradients: tree_lib.PyTree) -> tuple[tree_lib.PyTree, Any]:
         return update(gradients, carry[1], current)
 
-    return _run_once(~skip, body, (buffer, inner_state), params, grads)
+    return control.run_once(~skip, body, (buffer, inner_state), params, grads)
 
 
 def _dtype(leaf: Any) -> str:

@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxpruner import control
+
 # Thresholds in one pass. Three settle two bits at the memory's speed; more make a pass slower than they save passes.
 _PROBES = 3
 _COUNT = jnp.uint32
@@ -249,10 +251,14 @@ def _count_along(predicates: list[jax.Array], axes: tuple[int, ...]) -> list[jax
 def _masks(ranked: list[jax.Array], bracket: _Bracket, count: jax.Array, everything: jax.Array) -> list[jax.Array]:
     threshold = _Order.of(ranked[0].dtype).value(bracket.low)
     # Where the threshold is not met exactly, the bracket has closed and `reach_high` counts what is above it.
-    cuts = lax.cond(
+    whole = [(jnp.bool_(True), tuple(jnp.int32(length) for length in array.shape)) for array in ranked]
+    cuts = control.run_once(
         bracket.reach_low > count,
-        lambda: _tie_cuts(ranked, threshold, count - bracket.reach_high),
-        lambda: [(jnp.bool_(True), tuple(jnp.int32(length) for length in array.shape)) for array in ranked],
+        lambda _, arrays, at, wanted: _tie_cuts(arrays, at, wanted),
+        whole,
+        ranked,
+        threshold,
+        count - bracket.reach_high,
     )
     masks = []
     for array, (any_tie, cut) in zip(ranked, cuts, strict=True):
