@@ -96,7 +96,7 @@ def create_updater_from_config(sparsity_config: Any) -> BaseUpdater:
 
     >>> config = {'algorithm': 'magnitude', 'dist_type': 'erk', 'sparsity': 0.9, 'sparsity_type': '2:4'}
     >>> create_updater_from_config(config).sparsity_type
-    NByM(n=2, m=4, axis=-1)
+    NByM(n=2, m=4, axis=-1, allow_partial=False)
     """
     config = {key: value for key, value in _as_dict(sparsity_config).items() if value is not None}
     _check_keys(config)

@@ -68,7 +68,7 @@ def topk_n_by_m_mask_calculator(scores: jax.Array, sparsity: Any, sparsity_type:
     """Keeps the n largest of each m consecutive scores along the type's axis.
 
     Args:
-      scores: float array whose axis m divides.
+      scores: float array; m divides its axis, or the type allows a partial last group.
       sparsity: 0 keeps everything, any other value means n of m.
       sparsity_type: n, m and the axis.
 
@@ -160,18 +160,29 @@ def n_by_m_mask(scores: jax.Array, n: jax.Array | int, m: int, axis: int = -1) -
     """N:M masks by a tournament: each pair of a group is compared once, and a weight is kept if fewer than n beat it.
 
     Args:
-      scores: float array whose axis m divides.
+      scores: float array.
       n: kept in each group; may be traced.
-      m: the groups' length.
+      m: the groups' length. Where it does not divide the axis, the last group is shorter and keeps min(n, its length).
       axis: the axis along which groups lie.
 
     Returns:
       uint8 array of the scores' shape.
 
-    >>> n_by_m_mask(jnp.array([1.0, 2.0, 2.0, 0.0]), 1, 4)
-    Array([0, 0, 1, 0], dtype=uint8)
+    >>> n_by_m_mask(jnp.array([1.0, 2.0, 2.0, 0.0, 5.0]), 1, 4)
+    Array([0, 0, 1, 0, 1], dtype=uint8)
     """
     axis %= scores.ndim
+    length = scores.shape[axis]
+    whole = length - length % m
+    if whole == length:
+        return _whole_groups_mask(scores, n, m, axis)
+    first = jax.lax.slice_in_dim(scores, 0, whole, axis=axis)
+    last = jax.lax.slice_in_dim(scores, whole, length, axis=axis)
+    parts = [_whole_groups_mask(first, n, m, axis), _whole_groups_mask(last, n, length - whole, axis)]
+    return jnp.concatenate(parts, axis)
+
+
+def _whole_groups_mask(scores: jax.Array, n: jax.Array | int, m: int, axis: int) -> jax.Array:
     grouped = scores.reshape(*scores.shape[:axis], scores.shape[axis] // m, m, *scores.shape[axis + 1 :])
     members = [jax.lax.index_in_dim(grouped, i, axis + 1, keepdims=False) for i in range(m)]
     losses: list[Any] = [jnp.int32(0)] * m

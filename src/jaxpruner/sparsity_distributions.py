@@ -56,6 +56,28 @@ def check_sparsity(sparsity: Any, name: str) -> None:
         raise ValueError(f'{name} must lie in [0, 1] (the share of weights removed), got {sparsity!r}{hint}')
 
 
+def check_density(density: Any, name: str) -> None:
+    """Refuses a density, the share of weights kept, outside (0, 1]; traced values pass.
+
+    Args:
+      density: a number or a scalar array.
+      name: what it is called, for the message.
+
+    Raises:
+      ValueError: it is NaN or outside (0, 1].
+      TypeError: it is no number.
+
+    >>> check_density(0.9, 'density')
+    """
+    if tree_lib.is_traced(density):
+        return
+    if isinstance(density, bool | str) or not hasattr(density, '__float__'):
+        raise TypeError(f'{name} must be a number above 0 and at most 1, got {density!r}')
+    if not 0 < float(density) <= 1:
+        hint = f'; {density} per cent is {float(density) / 100}' if 1 < float(density) <= 100 else ''
+        raise ValueError(f'{name} must lie in (0, 1] (the share that is kept), got {density!r}{hint}')
+
+
 def check_custom_map(custom_sparsity_map: SparsityMap | None) -> dict[Any, float | None]:
     """Checks the values of a custom sparsity map.
 

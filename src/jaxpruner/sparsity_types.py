@@ -82,18 +82,21 @@ class NByM:
       n: weights kept in a group.
       m: weights in a group.
       axis: the axis along which groups lie.
+      allow_partial: where m does not divide the axis, the last group is shorter and keeps min(n, its length); else
+        such a shape is refused.
 
     Raises:
       ValueError: n > m, or one of them is not positive.
       TypeError: a value is no whole number.
 
     >>> NByM(2, 4)
-    NByM(n=2, m=4, axis=-1)
+    NByM(n=2, m=4, axis=-1, allow_partial=False)
     """
 
     n: int
     m: int
     axis: int = -1
+    allow_partial: bool = False
 
     def __post_init__(self):
         _check_whole('n', self.n, 1)
@@ -114,12 +117,28 @@ class NByM:
 
         >>> NByM(2, 4).check_shape((3, 8), 'dense/kernel')
         """
-        length = shape[_axis_in(self.axis, shape, where)]
-        if length % self.m:
+        rest = self.partial_group(shape, where)
+        if rest and not self.allow_partial:
             raise ValueError(
-                f'{where}: shape {tuple(shape)} has length {length} along axis {self.axis}, which m={self.m} does not '
-                f"divide; choose another axis or m, or leave the leaf dense: sparsity_type={{'{where}': None, '*': …}}"
+                f'{where}: shape {tuple(shape)} has length {shape[self.axis]} along axis {self.axis}, which m={self.m} '
+                f"does not divide; choose another axis or m, or leave the leaf dense: sparsity_type={{'{where}': None, "
+                "'*': …}"
             )
+
+    def partial_group(self, shape: Sequence[int], where: str) -> int:
+        """The length of the last group where m does not divide the axis, else 0.
+
+        Args:
+          shape: the parameter's shape.
+          where: the parameter's path, for the message.
+
+        Raises:
+          ValueError: there is no such axis.
+
+        >>> NByM(2, 4).partial_group((3, 10), 'dense/kernel')
+        2
+        """
+        return shape[_axis_in(self.axis, shape, where)] % self.m
 
 
 @dataclasses.dataclass(frozen=True)
@@ -290,3 +309,29 @@ def parse_sparsity_type(text: str) -> SparsityType:
     raise ValueError(
         f"unknown sparsity type {text!r}; write 'unstructured', 'nm_2,4' or '2:4', 'block_4,4', or 'channel_-1'"
     )
+
+
+def parse_n_by_m(pattern: Any, axis: int = -1) -> NByM:
+    """Reads an N:M pattern as JAX-Pruning writes it; a partial last group is allowed.
+
+    Args:
+      pattern: `(n, m)` or `'n:m'`; an `NByM` is returned as it is.
+      axis: the axis along which groups lie.
+
+    Returns:
+      The validated type.
+
+    Raises:
+      TypeError: the pattern is none of these.
+      ValueError: n > m, or one of them is not positive.
+
+    >>> parse_n_by_m((2, 4)) == parse_n_by_m('2:4') == NByM(2, 4, allow_partial=True)
+    True
+    """
+    if isinstance(pattern, NByM):
+        return pattern
+    if isinstance(pattern, str) and (found := re.fullmatch(rf'{_INTEGER}:{_INTEGER}', pattern)):
+        pattern = tuple(map(int, found.groups()))
+    if not isinstance(pattern, list | tuple) or len(pattern) != 2:
+        raise TypeError(f"an N:M pattern is written (n, m) or 'n:m', such as (2, 4), got {pattern!r}")
+    return NByM(*pattern, axis=axis, allow_partial=True)

@@ -24,7 +24,7 @@ def normalize_setting(setting: Any) -> Any:
       TypeError: the setting is none of these.
 
     >>> normalize_setting({'*/head/*': None, '*': '2:4'})
-    {'*/head/*': None, '*': NByM(n=2, m=4, axis=-1)}
+    {'*/head/*': None, '*': NByM(n=2, m=4, axis=-1, allow_partial=False)}
     """
     if setting is None:
         return sparsity_types.Unstructured()
@@ -79,7 +79,7 @@ def resolve(
       ValueError: a name in the mapping matches no leaf, or only leaves that earlier names take.
 
     >>> resolve({'*/bias': None, '*': sparsity_types.NByM(1, 2)}, [('a', 'bias'), ('a', 'kernel')], [0, 0])
-    [None, NByM(n=1, m=2, axis=-1)]
+    [None, NByM(n=1, m=2, axis=-1, allow_partial=False)]
     """
     if isinstance(setting, Mapping):
         types = list(setting.values())

@@ -3,22 +3,11 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 
 from jaxpruner import base_updater, masking, utils
 from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import pruners
 from jaxpruner.sparse_state import only_sparse_state
-
-
-@jax.custom_jvp
-def _straight_through(param: jax.Array, mask: jax.Array) -> jax.Array:
-    return jnp.where(mask != 0, param, jnp.zeros_like(param))
-
-
-@_straight_through.defjvp
-def _straight_through_jvp(primals, tangents):
-    return _straight_through(*primals), tangents[0]
 
 
 @dataclasses.dataclass
@@ -42,7 +31,7 @@ class SteUpdater(base_updater.BaseUpdater):
         detached = jax.lax.stop_gradient(params)
         state = state._replace(masks=masking.unpack_masks(state.masks, params))
         masks = self.create_masks(self.calculate_scores(detached, sparse_state=state), sparsities)
-        return tree_lib.map_with_missing(lambda p, m: p if m is None else _straight_through(p, m), params, masks)
+        return tree_lib.map_with_missing(lambda p, m: p if m is None else masking.straight_through(p, m), params, masks)
 
     def post_gradient_update(self, params, sparse_state):
         """The parameters as they are: dense."""
@@ -55,7 +44,7 @@ class SteMagnitudePruning(SteUpdater):
     """Straight-through magnitude pruning: the largest weights forward, all of them backward. Bengio et al., 2013.
 
     >>> SteMagnitudePruning(sparsity_type='2:4').sparsity_type
-    NByM(n=2, m=4, axis=-1)
+    NByM(n=2, m=4, axis=-1, allow_partial=False)
     """
 
     def calculate_scores(self, params, sparse_state=None, grads=None):

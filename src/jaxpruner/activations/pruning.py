@@ -1,0 +1,136 @@
+"""Activations pruned by magnitude inside a model: the largest of each example, or N of each M consecutive ones."""
+
+import functools
+import math
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxpruner import mask_calculator, masking, selection, sparsity_distributions, sparsity_types
+
+
+def prune_act_unstruct(
+    x: jax.Array, density: Any, *, batch_axes: int | Sequence[int] | None = 0, straight_through: bool = False
+) -> jax.Array:
+    """Keeps the largest |x| of each example, `max(1, round(size * density))` of its `size` activations.
+
+    Each index along the batch axes is an example of its own. Of equal magnitudes the lower index is kept, and NaN ranks
+    lowest. A batch that is sharded along its batch axes stays where it is.
+
+    Args:
+      x: float array, the batch along axis 0 unless `batch_axes` says otherwise. An array of one dimension or none is
+        one example.
+      density: share kept, scalar in (0, 1]; 0.9 removes a tenth.
+      batch_axes: the axis or axes that count examples; `None` where the whole array is one example, as inside
+        `jax.vmap` and Equinox modules.
+      straight_through: gradients pass everywhere, not only through what was kept.
+
+    Returns:
+      An array like `x`, zero where it was pruned.
+
+    Raises:
+      ValueError: a density outside (0, 1], an axis that does not exist, or batch axes that leave nothing to an example.
+      TypeError: `x` holds no floats, or the density is no number.
+
+    >>> prune_act_unstruct(jnp.array([[-4.0, 1.0, 3.0, 2.0], [1.0, -1.0, 0.5, 2.0]]), 0.5)
+    Array([[-4.,  0.,  3.,  0.],
+           [ 1.,  0.,  0.,  2.]], dtype=float32)
+    """
+    x = _check_floats(x)
+    sparsity_distributions.check_density(density, 'density')
+    mask = _largest_of_each(jax.lax.stop_gradient(x), 1 - density, _example_axes(x, batch_axes))
+    return _masked(x, mask, straight_through)
+
+
+def prune_act_struct(
+    x: jax.Array, sparsity_pattern: Any, *, axis: int = -1, straight_through: bool = False
+) -> jax.Array:
+    """Keeps the n largest |x| of each m consecutive activations along an axis.
+
+    Of equal magnitudes the higher index is kept, and NaN ranks lowest. Where m does not divide the axis, the last group
+    is shorter and keeps min(n, its length), with a warning.
+
+    Args:
+      x: float array of at least one dimension.
+      sparsity_pattern: `(n, m)` or `'n:m'`; (2, 4) keeps half.
+      axis: the axis along which groups lie, the features by default.
+      straight_through: gradients pass everywhere, not only through what was kept.
+
+    Returns:
+      An array like `x`, zero where it was pruned.
+
+    Raises:
+      ValueError: n > m, one of them is not positive, or the axis does not exist.
+      TypeError: `x` holds no floats, or the pattern is no pair of whole numbers.
+
+    >>> prune_act_struct(jnp.array([[-4.0, 1.0, 3.0, 2.0]]), (2, 4))
+    Array([[-4.,  0.,  3.,  0.]], dtype=float32)
+    """
+    x = _check_floats(x)
+    pattern = sparsity_types.parse_n_by_m(sparsity_pattern, axis)
+    if rest := pattern.partial_group(x.shape, 'x'):
+        warnings.warn(
+            f'activations of shape {x.shape} have length {x.shape[pattern.axis]} along axis {pattern.axis}, which '
+            f'm={pattern.m} does not divide: the last group keeps {min(pattern.n, rest)} of {rest}',
+            UserWarning,
+            stacklevel=2,
+        )
+    scores = jnp.abs(jax.lax.stop_gradient(x))
+    return _masked(x, mask_calculator.n_by_m_mask(scores, pattern.n, pattern.m, pattern.axis), straight_through)
+
+
+def _check_floats(x: Any) -> jax.Array:
+    x = jnp.asarray(x)
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        raise TypeError(f'activations must be floats, got {x.dtype}{list(x.shape)}; convert them with x.astype(…)')
+    return x
+
+
+def _example_axes(x: jax.Array, batch_axes: int | Sequence[int] | None) -> tuple[int, ...]:
+    """The batch axes as non-negative numbers, in the order of the array."""
+    if batch_axes is None or x.ndim < 2:
+        return ()
+    axes = (batch_axes,) if isinstance(batch_axes, int) else tuple(batch_axes)
+    for axis in axes:
+        if not -x.ndim <= axis < x.ndim:
+            raise ValueError(f'batch_axes: axis {axis} does not exist in activations of shape {x.shape}')
+    unique = tuple(sorted({axis % x.ndim for axis in axes}))
+    if len(unique) == x.ndim:
+        raise ValueError(
+            f'batch_axes={batch_axes!r} leave nothing of activations of shape {x.shape} to an example; name fewer axes'
+        )
+    return unique
+
+
+def _near_square(size: int) -> tuple[int, int]:
+    """Rows and columns of an example: rows long enough to be counted fast, few enough for ties to be cut fast."""
+    rows = next((rows for rows in range(math.isqrt(size), 0, -1) if size % rows == 0), 1)
+    return rows, size // rows
+
+
+@functools.partial(jax.jit, static_argnames='axes')
+def _largest_of_each(x: jax.Array, sparsity: Any, axes: tuple[int, ...]) -> jax.Array:
+    """The mask of the largest magnitudes, one ranking for each index of the batch axes."""
+    scores = jnp.moveaxis(jnp.abs(x), axes, range(len(axes)))
+    batch, size = scores.shape[: len(axes)], math.prod(scores.shape[len(axes) :])
+    count = selection.number_to_keep(size, sparsity)
+
+    def keep(example: jax.Array) -> jax.Array:
+        return selection.keep_largest(example, count)
+
+    for _ in axes:
+        keep = jax.vmap(keep)
+    mask = keep(scores.reshape(*batch, *_near_square(size)))
+    return jnp.moveaxis(mask.reshape(scores.shape), range(len(axes)), axes)
+
+
+def _masked(x: jax.Array, mask: jax.Array, straight_through: bool) -> jax.Array:
+    return masking.straight_through(x, mask) if straight_through else jnp.where(mask != 0, x, jnp.zeros_like(x))
+
+
+# The spellings of JAX-Pruning's document.
+puning_act_unstruct = prune_act_unstruct
+pruning_act_struct = prune_act_struct
