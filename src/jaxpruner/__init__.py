@@ -1,12 +1,18 @@
 """Sparsity for JAX models: masks, schedules, selection, training, one-shot pruning."""
 
+from jaxpruner import activations as activations
 from jaxpruner import algorithms as algorithms
 from jaxpruner import base_updater as base_updater
+from jaxpruner import jax_pruning as jax_pruning
 from jaxpruner import mask_calculator as mask_calculator
 from jaxpruner import sparsity_distributions as sparsity_distributions
 from jaxpruner import sparsity_schedules as sparsity_schedules
 from jaxpruner import sparsity_types as sparsity_types
 from jaxpruner import utils as utils
+from jaxpruner.activations import prune_act_struct as prune_act_struct
+from jaxpruner.activations import prune_act_unstruct as prune_act_unstruct
+from jaxpruner.activations import pruning_act_struct as pruning_act_struct
+from jaxpruner.activations import puning_act_unstruct as puning_act_unstruct
 from jaxpruner.algorithms import ACDC as ACDC
 from jaxpruner.algorithms import SET as SET
 from jaxpruner.algorithms import AdamFisherPruning as AdamFisherPruning
@@ -30,6 +36,11 @@ from jaxpruner.api import register_algorithm as register_algorithm
 from jaxpruner.base_updater import BaseUpdater as BaseUpdater
 from jaxpruner.base_updater import NoPruning as NoPruning
 from jaxpruner.base_updater import apply_mask as apply_mask
+from jaxpruner.jax_pruning import PruningStrategy as PruningStrategy
+from jaxpruner.jax_pruning import StrategyPruning as StrategyPruning
+from jaxpruner.jax_pruning import gradual_strategy as gradual_strategy
+from jaxpruner.jax_pruning import pruning as pruning
+from jaxpruner.jax_pruning import pruning_apply as pruning_apply
 from jaxpruner.sparse_state import SparseState as SparseState
 from jaxpruner.sparse_state import sparse_states as sparse_states
 from jaxpruner.sparse_state import sparsity_metrics as sparsity_metrics

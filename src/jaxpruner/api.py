@@ -2,16 +2,13 @@
 
 import dataclasses
 import functools
-import json
 import os
-import pathlib
-import tomllib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import optax
 
-from jaxpruner import algorithms, sparsity_distributions, sparsity_schedules
+from jaxpruner import algorithms, config_files, sparsity_distributions, sparsity_schedules
 from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms.sparse_trainers import check_drop_fraction
 from jaxpruner.base_updater import BaseUpdater, NoPruning
@@ -123,7 +120,7 @@ def create_updater_from_config(sparsity_config: Any) -> BaseUpdater:
 
 def _as_dict(config: Any) -> dict[str, Any]:
     if isinstance(config, (str, os.PathLike)):
-        return _read_file(pathlib.Path(config))
+        return config_files.read(config)
     # A ConfigDict is no Mapping, but has its methods.
     if isinstance(config, Mapping) or (hasattr(config, 'keys') and hasattr(config, '__getitem__')):
         return {key: _plain(config[key]) for key in config}
@@ -135,19 +132,6 @@ def _as_dict(config: Any) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     """Nested ConfigDicts become dicts."""
     return value.to_dict() if hasattr(value, 'to_dict') and not isinstance(value, Mapping) else value
-
-
-def _read_file(path: pathlib.Path) -> dict[str, Any]:
-    readers = {'.toml': tomllib.loads, '.json': json.loads}
-    if path.suffix not in readers:
-        raise ValueError(f'{path}: a configuration file must end in .toml or .json')
-    try:
-        content = readers[path.suffix](path.read_text())
-    except ValueError as error:  # both parsers' errors are ValueErrors
-        raise ValueError(f'{path} is no valid {path.suffix[1:].upper()}: {error}') from error
-    if not isinstance(content, dict):
-        raise ValueError(f'{path} must hold a table of keys, got {type(content).__name__}')
-    return content
 
 
 def _check_keys(config: dict[str, Any]) -> None:

@@ -65,6 +65,8 @@ class BaseUpdater:
     approaches_target: ClassVar[bool] = True
     # Whether weights that come back start at zero, whatever they were before.
     regrows_from_zero: ClassVar[bool] = False
+    # Whether a mask update ranks the parameters as they are after the step; it then costs one more optimizer update.
+    ranks_next_params: ClassVar[bool] = False
 
     scheduler: sparsity_schedules.BaseSchedule = sparsity_schedules.NoUpdateSchedule()
     skip_gradients: bool = False

@@ -128,6 +128,8 @@ def _updated_masks(
     grads: tree_lib.PyTree,
 ) -> SparseState:
     old_state = state._replace(masks=masking.unpack_masks(state.masks, params))
+    if updater.ranks_next_params:
+        params = _next_params(updater, inner, extra_args, old_state, params, grads)
     # `update_state` has arguments of these names already.
     extra_args = {key: value for key, value in extra_args.items() if key not in ('params', 'grads', 'sparse_state')}
     new_state = updater.update_state(old_state, params, grads, **known_arguments(updater.update_state, extra_args))
@@ -137,6 +139,23 @@ def _updated_masks(
         inner_state = optimizer_state.zero_moments(inner, new_state.inner_state, reset, params)
         new_state = new_state._replace(inner_state=inner_state)
     return new_state._replace(masks=masking.store_masks(new_state.masks, params, updater.packs_masks()))
+
+
+def _next_params(
+    updater: 'BaseUpdater',
+    inner: optax.GradientTransformation,
+    extra_args: dict[str, Any],
+    state: SparseState,
+    params: tree_lib.PyTree,
+    grads: tree_lib.PyTree,
+) -> tree_lib.PyTree:
+    """The parameters after this step, if the masks stayed as they are.
+
+    The optimizer runs once more for it: handing its updates to the mask update would write them to memory in each step.
+    """
+    sparse_grads = masking.apply_mask(grads, state.masks) if updater.is_sparse_gradients else grads
+    updates, _ = inner.update(sparse_grads, state.inner_state, params, **extra_args)
+    return optax.apply_updates(params, _land(updates, params, state.masks, state.masks, regrow=False))
 
 
 def _land(

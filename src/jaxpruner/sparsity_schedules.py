@@ -84,6 +84,38 @@ class OneShotSchedule:
 
 
 @dataclasses.dataclass(frozen=True)
+class StepsSchedule:
+    """Masks are updated at the steps of a list, always at the target sparsity.
+
+    Attributes:
+      steps: the steps of the updates.
+
+    Raises:
+      ValueError: a step is negative.
+
+    >>> schedule = StepsSchedule((3, 7))
+    >>> [step for step in range(9) if schedule.is_mask_update_iter(step)]
+    [3, 7]
+    """
+
+    steps: tuple[int, ...]
+
+    def __post_init__(self):
+        object.__setattr__(self, 'steps', tuple(self.steps))
+        for step in self.steps:
+            _check_step('a step', step)
+
+    def is_mask_update_iter(self, step: Any) -> Any:
+        """True at the steps of the list alone."""
+        return jnp.any(jnp.equal(step, jnp.asarray(self.steps, jnp.int32)))
+
+    def get_sparsity_at_step(self, target_sparsities: Any, step: Any) -> Any:
+        """The targets at every step."""
+        del step
+        return target_sparsities
+
+
+@dataclasses.dataclass(frozen=True)
 class PeriodicSchedule:
     """Masks are updated every `update_freq` steps, always at the target sparsity.
 

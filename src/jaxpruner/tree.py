@@ -185,13 +185,21 @@ def matches(name: str | Path, path: Path) -> bool:
     return name == path_string(path) or fnmatch.fnmatchcase(path_string(path), name)
 
 
-def check_names(names: Iterable[str | Path], paths: Sequence[Path], setting: str) -> None:
+def check_names(
+    names: Iterable[str | Path],
+    paths: Sequence[Path],
+    setting: str,
+    matches: Callable[[Any, Path], bool] = matches,
+    separator: str = '/',
+) -> None:
     """Refuses names that mean no leaf.
 
     Args:
       names: names or globs from a setting.
       paths: the paths of all leaves.
       setting: what the setting is called, for the message.
+      matches: `(name, path) -> bool`, what a name means.
+      separator: what stands between the parts of a path, for the message.
 
     Raises:
       ValueError: a name matches no leaf; the message lists the nearest ones.
@@ -200,19 +208,27 @@ def check_names(names: Iterable[str | Path], paths: Sequence[Path], setting: str
     """
     for name in names:
         if not any(matches(name, path) for path in paths):
-            known = [path_string(path) for path in paths]
-            text = name if isinstance(name, str) else path_string(tuple(str(part) for part in name))
+            known = [separator.join(path) for path in paths]
+            text = name if isinstance(name, str) else separator.join(str(part) for part in name)
             near = difflib.get_close_matches(text, known, n=3, cutoff=0.4) or known[:3]
             raise ValueError(f'{setting}: {name!r} matches no parameter; the nearest are {", ".join(map(repr, near))}')
 
 
-def first_matches(rules: Any, paths: Sequence[Path], setting: str) -> list[int | None]:
+def first_matches(
+    rules: Any,
+    paths: Sequence[Path],
+    setting: str,
+    matches: Callable[[Any, Path], bool] = matches,
+    separator: str = '/',
+) -> list[int | None]:
     """Which of some ordered rules each leaf takes: the first whose name matches it.
 
     Args:
       rules: a mapping whose keys are names or globs.
       paths: the paths of all leaves.
       setting: what the setting is called, for the messages.
+      matches: `(name, path) -> bool`, what a name means.
+      separator: what stands between the parts of a path, for the messages.
 
     Returns:
       The rule's index for each leaf, `None` where no rule matches.
@@ -224,7 +240,7 @@ def first_matches(rules: Any, paths: Sequence[Path], setting: str) -> list[int |
     [0, 1]
     """
     names = list(rules)
-    check_names(names, paths, setting)
+    check_names(names, paths, setting, matches, separator)
     chosen = [next((i for i, name in enumerate(names) if matches(name, path)), None) for path in paths]
     for i, name in enumerate(names):
         # A last "all others" may well find nothing left.

@@ -1,0 +1,120 @@
+"""The two functions of an epoch loop: `pruning` makes masks when one is due, `pruning_apply` applies them."""
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from jaxpruner import masking
+from jaxpruner import tree as tree_lib
+from jaxpruner.jax_pruning.plan import EntryPlan, plan_entries, warn_about_partial_groups
+from jaxpruner.jax_pruning.strategy import PruningStrategy
+
+
+def pruning(
+    state: Any,
+    epoch: int | None = None,
+    mask_key: tree_lib.PyTree | None = None,
+    prune_strategy: Any = None,
+    *,
+    prune_axis: int | None = None,
+    use_packed_masks: bool = False,
+) -> tuple[bool, tree_lib.PyTree | None]:
+    """Makes new masks if the strategy has an entry for this epoch.
+
+    Weights are ranked by magnitude; those that `mask_key` prunes count as zero. Leaves that the entry does not mean
+    keep the masks that they have. Call it outside `jit`, or inside with a static `epoch`.
+
+    Args:
+      state: a flax `TrainState` (anything with `params` that can be replaced), an `nnx` state, or parameters.
+      epoch: the epoch that has ended, a whole number; with `None` nothing is due.
+      mask_key: the masks so far, `None` before the first.
+      prune_strategy: a `PruningStrategy` or what `PruningStrategy.parse` reads; with `None` nothing is due.
+      prune_axis: the axis along which N:M groups lie for entries that give none; the last by default.
+      use_packed_masks: make masks at one bit per weight.
+
+    Returns:
+      Whether masks are new, and the masks: a tree like the parameters of uint8 arrays, `None` where dense. When nothing
+      is due, `mask_key` as it was given.
+
+    Raises:
+      ValueError, TypeError: the strategy does not fit the parameters; any of its entries, not only one that is due.
+
+    >>> import jax.numpy as jnp
+    >>> params = {'Dense_0': {'bias': jnp.zeros(2), 'kernel': jnp.array([[1.0, -4.0], [3.0, -2.0]])}}
+    >>> pruning(params, 1, None, {1: {'method': 'unstr_global', 'prune_rate_pattern': 0.5}})[1]['Dense_0']['kernel']
+    Array([[0, 1],
+           [1, 0]], dtype=uint8)
+    """
+    if prune_strategy is None:
+        return False, mask_key
+    strategy = PruningStrategy.parse(prune_strategy)
+    params = _parameters(state)
+    plans = plan_entries(strategy, params, prune_axis)
+    if epoch is None or _whole(epoch) not in plans:
+        return False, mask_key
+    plan, sparsities = plans[_whole(epoch)]
+    warn_about_partial_groups(plan, params)
+    return True, _new_masks(params, mask_key, sparsities, plan=plan, packed=use_packed_masks)
+
+
+def pruning_apply(state: Any, mask_key: tree_lib.PyTree | None) -> tuple[Any, tree_lib.PyTree | None]:
+    """Sets the pruned weights to zero.
+
+    Args:
+      state: what `pruning` takes.
+      mask_key: the masks, packed or not; `None` before the first.
+
+    Returns:
+      The masked state (the state itself if there are no masks), and `mask_key`.
+
+    Raises:
+      ValueError: a mask does not fit its parameter.
+
+    >>> import jax.numpy as jnp
+    >>> pruning_apply({'kernel': jnp.array([3.0, 4.0])}, {'kernel': jnp.array([1, 0], jnp.uint8)})[0]
+    {'kernel': Array([3., 0.], dtype=float32)}
+    """
+    if mask_key is None:
+        return state, None
+    masked = masking.apply_mask(_parameters(state), mask_key)
+    return (_replace_parameters(state, masked) if _holds_parameters(state) else masked), mask_key
+
+
+@functools.partial(jax.jit, static_argnames=('plan', 'packed'))
+def _new_masks(
+    params: tree_lib.PyTree, old_masks: tree_lib.PyTree, sparsities: Any, *, plan: EntryPlan, packed: bool
+) -> tree_lib.PyTree:
+    return masking.store_masks(plan.new_masks(params, old_masks, sparsities), params, packed)
+
+
+def _whole(epoch: Any) -> int:
+    if tree_lib.is_traced(epoch):
+        raise TypeError(
+            'the epoch decides which masks are made, so it must be known when the function is traced; got a traced '
+            "value: jax.jit(…, static_argnames='epoch')"
+        )
+    if isinstance(epoch, bool) or not hasattr(epoch, '__index__'):
+        raise TypeError(f'epoch must be a whole number, got {epoch!r}')
+    return operator.index(epoch)
+
+
+def _holds_parameters(state: Any) -> bool:
+    """Whether the parameters are a field of the state; a container of parameters may have an entry of that name."""
+    return hasattr(state, 'params') and not isinstance(state, Mapping)
+
+
+def _parameters(state: Any) -> tree_lib.PyTree:
+    return state.params if _holds_parameters(state) else state
+
+
+def _replace_parameters(state: Any, params: tree_lib.PyTree) -> Any:
+    for name in ('replace', '_replace'):  # of flax's dataclasses, and of a NamedTuple
+        if callable(getattr(state, name, None)):
+            return getattr(state, name)(params=params)
+    if dataclasses.is_dataclass(state) and not isinstance(state, type):
+        return dataclasses.replace(state, params=params)
+    raise TypeError(f'{type(state).__name__} has params but no method `replace`; pass state.params instead')

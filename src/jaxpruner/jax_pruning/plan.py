@@ -1,0 +1,151 @@
+"""What an entry of a strategy means for given parameters, carried out by the core's magnitude pruners."""
+
+import dataclasses
+import functools
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from jaxpruner import algorithms, masking, sparsity_types
+from jaxpruner import tree as tree_lib
+from jaxpruner.jax_pruning import kernels
+from jaxpruner.jax_pruning.strategy import PruningEntry, PruningStrategy, Rate
+from jaxpruner.sparsity_types import NByM, SparsityType
+
+
+@dataclasses.dataclass(frozen=True)
+class EntryPlan:
+    """An entry with its names resolved; hashable, so that masks of equal plans are compiled once.
+
+    Attributes:
+      where: how messages call the entry.
+      is_global: one ranking over all chosen leaves.
+      types: the sparsity type of each leaf, `None` where the entry leaves it as it is.
+
+    >>> EntryPlan('prune_strategy[1]', False, (sparsity_types.Unstructured(), None)).types[1] is None
+    True
+    """
+
+    where: str = dataclasses.field(compare=False)
+    is_global: bool
+    types: tuple[SparsityType | None, ...]
+
+    def new_masks(
+        self, params: tree_lib.PyTree, old_masks: tree_lib.PyTree, sparsities: Sequence[Any]
+    ) -> tree_lib.PyTree:
+        """The masks after the entry: new ones of the leaves that it means, the old ones of all others.
+
+        Args:
+          params: the parameters; what is pruned by the old masks counts as zero.
+          old_masks: a tree like them, packed or not, `None` where dense; or `None`.
+          sparsities: one scalar for each leaf, `None` where the entry leaves it as it is.
+
+        Returns:
+          A tree of unpacked masks, `None` where dense.
+        """
+        paths, leaves, treedef = tree_lib.flatten_with_paths(params)
+        old = treedef.unflatten([None] * len(leaves)) if old_masks is None else old_masks
+        chosen = treedef.unflatten(
+            [None if leaf_type is None else leaf for leaf, leaf_type in zip(leaves, self.types, strict=True)]
+        )
+        kept = masking.apply_mask(params, old)
+        scores = tree_lib.map_with_missing(
+            lambda leaf, wanted: None if wanted is None else algorithms.pruners.magnitudes(leaf), kept, chosen
+        )
+        types = dict(zip(paths, self.types, strict=True))
+        new = self._updater(types).create_masks(scores, treedef.unflatten(list(sparsities)))
+        unpacked = masking.unpack_masks(old, params)
+        return tree_lib.map_with_missing(
+            lambda _, mine, before: before if mine is None else mine, params, new, unpacked
+        )
+
+    def _updater(self, types: dict[tree_lib.Path, SparsityType | None]) -> Any:
+        if self.is_global:
+            return algorithms.GlobalMagnitudePruning(normalize_scores=False)
+        return algorithms.MagnitudePruning(sparsity_type=lambda path, leaf: types[path])
+
+
+def plan_entries(
+    strategy: PruningStrategy, params: tree_lib.PyTree, prune_axis: int | None = None
+) -> dict[int, tuple[EntryPlan, tuple[float | None, ...]]]:
+    """Resolves and checks every entry against the parameters before anything is computed.
+
+    Args:
+      strategy: the strategy.
+      params: the parameters, or their shapes.
+      prune_axis: the axis of N:M groups for entries that give none.
+
+    Returns:
+      For each epoch its plan, and the sparsity of each leaf (`None` where the entry leaves it as it is).
+
+    Raises:
+      ValueError: a name that matches nothing, no kernel, or a shape that does not fit; the message names the entry.
+
+    >>> import jax.numpy as jnp
+    >>> strategy = PruningStrategy.parse({1: {'method': 'unstr_global', 'prune_rate_pattern': 0.75}})
+    >>> plan_entries(strategy, {'bias': jnp.ones(2), 'kernel': jnp.ones((2, 2))})[1][1]
+    (None, 0.25)
+    """
+    paths, leaves, _ = tree_lib.flatten_with_paths(params)
+    return {entry.epoch: _plan(entry, paths, leaves, prune_axis) for entry in strategy.entries}
+
+
+def warn_about_partial_groups(plan: EntryPlan, params: tree_lib.PyTree) -> None:
+    """Says which leaves end in a group of fewer than M weights.
+
+    Args:
+      plan: of an entry.
+      params: the parameters, or their shapes.
+
+    >>> import numpy as np
+    >>> warn_about_partial_groups(EntryPlan('prune_strategy[1]', False, (None,)), {'w': np.ones((2, 2))})
+    """
+    paths, leaves, _ = tree_lib.flatten_with_paths(params)
+    for path, leaf, leaf_type in zip(paths, leaves, plan.types, strict=True):
+        if isinstance(leaf_type, NByM) and (rest := leaf_type.partial_group(leaf.shape, tree_lib.path_string(path))):
+            warnings.warn(
+                f'{plan.where}: {kernels.SEPARATOR.join(path)} has length {leaf.shape[leaf_type.axis]} along axis '
+                f'{leaf_type.axis}, which m={leaf_type.m} does not divide: its last group keeps '
+                f'{min(leaf_type.n, rest)} of {rest}',
+                UserWarning,
+                stacklevel=3,
+            )
+
+
+def _plan(
+    entry: PruningEntry, paths: list[tree_lib.Path], leaves: list[Any], prune_axis: int | None
+) -> tuple[EntryPlan, tuple[float | None, ...]]:
+    rates = _leaf_rates(entry, paths, leaves)
+    if entry.prune_axis is None and prune_axis is not None:
+        rates = [dataclasses.replace(rate, axis=prune_axis) if isinstance(rate, NByM) else rate for rate in rates]
+    types: list[SparsityType | None] = []
+    for path, leaf, rate in zip(paths, leaves, rates, strict=True):
+        where = f'{entry.where}: {kernels.SEPARATOR.join(path)}'
+        if rate is not None and not kernels.is_prunable(leaf):
+            raise ValueError(f'{where} holds {leaf.dtype}, no floats; name only leaves that do')
+        types.append(rate if isinstance(rate, NByM) else None if rate is None else sparsity_types.Unstructured())
+        if isinstance(rate, NByM):
+            rate.check_shape(leaf.shape, where)
+    return EntryPlan(entry.where, entry.is_global, tuple(types)), tuple(map(_sparsity, rates))
+
+
+def _sparsity(rate: Rate | None) -> float | None:
+    """The share removed."""
+    if rate is None:
+        return None
+    return 1 - rate.n / rate.m if isinstance(rate, NByM) else 1 - rate
+
+
+def _leaf_rates(entry: PruningEntry, paths: list[tree_lib.Path], leaves: list[Any]) -> list[Rate | None]:
+    if isinstance(entry.rates, tuple):
+        first = functools.partial(tree_lib.first_matches, matches=kernels.names_leaf, separator=kernels.SEPARATOR)
+        chosen = first(dict(entry.rates), paths, entry.where)
+        return [None if rule is None else entry.rates[rule][1] for rule in chosen]
+    found = [kernels.is_kernel(path, leaf) for path, leaf in zip(paths, leaves, strict=True)]
+    if not any(found):
+        names = ', '.join(repr(kernels.SEPARATOR.join(path)) for path in paths[:6])
+        raise ValueError(
+            f'{entry.where}: none of the parameters is known as a kernel ({names}{", …" if len(paths) > 6 else ""}); '
+            "name those to prune: method='unstr_local', prune_rate_pattern={name: …}"
+        )
+    return [entry.rates if is_kernel else None for is_kernel in found]

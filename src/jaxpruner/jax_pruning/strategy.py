@@ -1,0 +1,240 @@
+"""Strategies: what is pruned at which epoch, read once from what users write into validated objects."""
+
+import dataclasses
+import itertools
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from jaxpruner import config_files, sparsity_distributions, sparsity_types
+from jaxpruner import tree as tree_lib
+from jaxpruner.sparsity_types import NByM
+
+SCOPES = ('global', 'unified_local', 'local')
+METHODS = tuple(f'{kind}_{scope}' for kind in ('unstr', 'str') for scope in SCOPES)
+DENSE = 'dense'
+
+# A density, the share kept, for unstructured methods; n of m for structured ones.
+Rate = float | NByM
+_KEYS = ('method', 'prune_rate_pattern', 'prune_axis')
+
+
+@dataclasses.dataclass(frozen=True)
+class PruningEntry:
+    """What is pruned at one epoch.
+
+    Attributes:
+      epoch: the epoch after whose last step new masks are made.
+      method: `'unstr_…'` or `'str_…'` followed by `'global'`, `'unified_local'` or `'local'`.
+      rates: one rate for all kernels, or pairs of a layer's name and its rate (`None`: left as it is), of which the
+        first that matches wins.
+      prune_axis: the axis along which N:M groups lie; `None` for the last.
+
+    Raises:
+      ValueError, TypeError: a value is wrong; the message names the entry.
+
+    >>> PruningEntry(1, 'unstr_global', 0.9).is_global
+    True
+    """
+
+    epoch: int
+    method: str
+    rates: Rate | tuple[tuple[Any, Rate | None], ...]
+    prune_axis: int | None = None
+
+    def __post_init__(self):
+        _check_method(self.method, self.where)
+        if self.prune_axis is not None and (isinstance(self.prune_axis, bool) or not isinstance(self.prune_axis, int)):
+            raise TypeError(f'{self.where}: prune_axis must be a whole number, got {self.prune_axis!r}')
+        if self.prune_axis is not None and not self.is_structured:
+            raise ValueError(f'{self.where}: prune_axis has no meaning for {self.method!r}; leave it out, or use str_…')
+        if self.names_layers and self.method == 'unstr_global':
+            raise ValueError(
+                f'{self.where}: unstr_global ranks all layers together, so it takes one density; to give layers '
+                "densities of their own use method='unstr_local'"
+            )
+
+    @property
+    def where(self) -> str:
+        """How messages call the entry."""
+        return f'prune_strategy[{self.epoch}]'
+
+    @property
+    def is_structured(self) -> bool:
+        """Whether it prunes N of M."""
+        return self.method.startswith('str_')
+
+    @property
+    def is_global(self) -> bool:
+        """Whether one ranking covers all layers; N:M is the same everywhere, so `str_global` has none."""
+        return self.method == 'unstr_global'
+
+    @property
+    def names_layers(self) -> bool:
+        """Whether each layer has a rate of its own."""
+        return isinstance(self.rates, tuple)
+
+
+@dataclasses.dataclass(frozen=True)
+class PruningStrategy:
+    """Which epochs prune what; hashable, so that it may be a static argument of `jit`.
+
+    Attributes:
+      entries: one entry an epoch, in their order.
+
+    Raises:
+      ValueError: two entries have the same epoch.
+
+    >>> strategy = PruningStrategy.parse({10: {'method': 'str_unified_local', 'prune_rate_pattern': '2:4'}})
+    >>> strategy.epochs
+    (10,)
+    """
+
+    entries: tuple[PruningEntry, ...]
+
+    def __post_init__(self):
+        entries = tuple(sorted(self.entries, key=lambda entry: entry.epoch))
+        object.__setattr__(self, 'entries', entries)
+        for earlier, later in itertools.pairwise(entries):
+            if earlier.epoch == later.epoch:
+                raise ValueError(f'prune_strategy has two entries for epoch {later.epoch}; put them into one')
+
+    @classmethod
+    def parse(cls, setting: Any) -> 'PruningStrategy':
+        """Reads a strategy.
+
+        Args:
+          setting: `{epoch: {'method': …, 'prune_rate_pattern': …, 'prune_axis': …}}` (epochs may be text; the axis is
+            optional), the path of a TOML or JSON file with such a table, or a strategy, which is returned as it is.
+
+        Returns:
+          The validated strategy.
+
+        Raises:
+          ValueError, TypeError: a value is wrong; the message names the entry and what would be right.
+          FileNotFoundError: there is no such file.
+
+        >>> PruningStrategy.parse({'1': {'method': 'unstr_global', 'prune_rate_pattern': 0.9}}).entries
+        (PruningEntry(epoch=1, method='unstr_global', rates=0.9, prune_axis=None),)
+        """
+        if isinstance(setting, cls):
+            return setting
+        if isinstance(setting, str | os.PathLike):
+            setting = config_files.read(setting)
+        if not isinstance(setting, Mapping):
+            raise TypeError(
+                'prune_strategy must be {epoch: {"method": …, "prune_rate_pattern": …}}, a PruningStrategy, or the '
+                f'path of a TOML or JSON file; got {setting!r}'
+            )
+        return cls(tuple(_parse_entry(_parse_epoch(epoch), entry) for epoch, entry in setting.items()))
+
+    @property
+    def epochs(self) -> tuple[int, ...]:
+        """The epochs that prune, ascending."""
+        return tuple(entry.epoch for entry in self.entries)
+
+
+def gradual_strategy(epochs: Iterable[int], final: Any, method: str | None = None, power: float = 1) -> PruningStrategy:
+    r"""A strategy that approaches a density, or an N:M pattern, over some epochs.
+
+    At the i-th of n epochs a share $1 - (1 - i/n)^{power}$ of what is to be removed has been removed; with N:M a
+    rounded number of the weights in each group.
+
+    Args:
+      epochs: the epochs that prune, ascending; of one epoch the rate is `final`.
+      final: the last density in (0, 1], or the last pattern, `(n, m)` or `'n:m'`.
+      method: `'unstr_unified_local'` for a density and `'str_unified_local'` for a pattern unless given.
+      power: 1 removes as much at each epoch, 3 most at first (Zhu and Gupta, "To prune, or not to prune", 2017).
+
+    Returns:
+      The strategy.
+
+    Raises:
+      ValueError, TypeError: a value is wrong.
+
+    >>> [entry.rates for entry in gradual_strategy(range(10, 100, 10), 0.1).entries]
+    [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1]
+    >>> gradual_strategy([50], (2, 4)).entries[0].method
+    'str_unified_local'
+    """
+    numbers = [_parse_epoch(epoch) for epoch in epochs]
+    if not numbers or numbers != sorted(set(numbers)):
+        raise ValueError(f'epochs must be ascending whole numbers, at least one, got {numbers}')
+    if not power > 0:
+        raise ValueError(f'power must be positive, got {power}')
+    is_pattern = isinstance(final, str | list | tuple | NByM)
+    method = method or ('str_unified_local' if is_pattern else 'unstr_unified_local')
+    _check_method(method, 'gradual_strategy')
+    last = _parse_rate(final, method.startswith('str_'), None, 'final')
+    removed = [1 - (1 - (i + 1) / len(numbers)) ** power for i in range(len(numbers))]
+    rates = [_part_of(last, share) for share in removed]
+    return PruningStrategy(tuple(PruningEntry(epoch, method, rate) for epoch, rate in zip(numbers, rates, strict=True)))
+
+
+def _part_of(last: Rate, share: float) -> Rate:
+    """The rate at which a share of what is to be removed has been removed."""
+    if isinstance(last, NByM):
+        return dataclasses.replace(last, n=last.m - round((last.m - last.n) * share))
+    # Twelve places make of 0.30000000000000004 the number that one would write.
+    return round(1 - (1 - last) * share, 12)
+
+
+def _parse_epoch(epoch: Any) -> int:
+    text = isinstance(epoch, str) and epoch.strip().isdecimal()
+    if not text and (isinstance(epoch, bool | str) or not hasattr(epoch, '__index__')):
+        raise TypeError(f'the keys of prune_strategy are epochs, whole numbers, got {epoch!r}')
+    number = int(epoch)
+    if number < 0:
+        raise ValueError(f'the keys of prune_strategy are epochs and must not be negative, got {number}')
+    return number
+
+
+def _parse_entry(epoch: int, entry: Any) -> PruningEntry:
+    where = f'prune_strategy[{epoch}]'
+    if isinstance(entry, PruningEntry):
+        return dataclasses.replace(entry, epoch=epoch)
+    if not isinstance(entry, Mapping):
+        raise TypeError(f'{where} must be {{"method": …, "prune_rate_pattern": …}}, got {entry!r}')
+    for key in entry:
+        if key not in _KEYS:
+            raise ValueError(f'{where}: key {key!r} is unknown; {tree_lib.nearest(str(key), _KEYS)}')
+    for key in _KEYS[:2]:
+        if key not in entry:
+            raise ValueError(f'{where} lacks the key {key!r}; write {{"method": …, "prune_rate_pattern": …}}')
+    method, pattern, axis = entry['method'], entry['prune_rate_pattern'], entry.get('prune_axis')
+    _check_method(method, where)
+    is_structured = method.startswith('str_')
+    if not isinstance(pattern, Mapping):
+        return PruningEntry(
+            epoch, method, _parse_rate(pattern, is_structured, axis, f'{where}: prune_rate_pattern'), axis
+        )
+    if not pattern:
+        raise ValueError(
+            f'{where}: prune_rate_pattern names no layer; write {{"Dense_0-kernel": …}}, or one rate for all'
+        )
+    rates = tuple(
+        (name, None if rate in (None, DENSE) else _parse_rate(rate, is_structured, axis, f'{where}: {name!r}'))
+        for name, rate in pattern.items()
+    )
+    return PruningEntry(epoch, method, rates, axis)
+
+
+def _check_method(method: Any, where: str) -> None:
+    if method not in METHODS:
+        raise ValueError(f'{where}: method {method!r} is unknown; {tree_lib.nearest(str(method), METHODS)}')
+
+
+def _parse_rate(rate: Any, is_structured: bool, axis: Any, where: str) -> Rate:
+    """A density or an N:M pattern, whichever the method takes."""
+    is_pattern = isinstance(rate, str | list | tuple | NByM)
+    if is_pattern != is_structured:
+        wanted = 'a str_ method takes (N, M)' if is_structured else 'an unstr_ method takes a density, the share kept'
+        other = 'unstr_' if is_structured else 'str_'
+        raise ValueError(f'{where}: {wanted}, got {rate!r}; write that, or a method that begins with {other}')
+    if not is_structured:
+        sparsity_distributions.check_density(rate, where)
+        return float(rate)
+    try:
+        return sparsity_types.parse_n_by_m(rate, -1 if axis is None else axis)
+    except (ValueError, TypeError) as error:
+        raise type(error)(f'{where}: {error}') from error
