@@ -29,9 +29,9 @@ def apply_mask(params: tree_lib.PyTree, masks: tree_lib.PyTree, is_packed: bool 
     def masked(param: jax.Array | None, mask: jax.Array | None) -> jax.Array | None:
         if param is None or mask is None:
             return param
-        return jnp.where(packing.unpack_like(mask, param.shape) != 0, param, jnp.zeros_like(param))
+        return jnp.where(mask != 0, param, jnp.zeros_like(param))
 
-    return tree_lib.map_with_missing(masked, params, masks)
+    return tree_lib.map_with_missing(masked, params, unpack_masks(masks, params))
 
 
 @jax.custom_jvp
@@ -72,9 +72,14 @@ def unpack_masks(masks: tree_lib.PyTree, params: tree_lib.PyTree) -> tree_lib.Py
     >>> unpack_masks({'w': jnp.array([128], jnp.uint8)}, {'w': jnp.ones(2)})
     {'w': Array([1, 0], dtype=uint8)}
     """
-    return tree_lib.map_with_missing(
-        lambda param, mask: None if mask is None else packing.unpack_like(mask, param.shape), params, masks
-    )
+    paths, leaves, treedef = tree_lib.flatten_with_paths(params)
+    unpacked = []
+    for path, param, mask in zip(paths, leaves, tree_lib.leaves_like(treedef, masks), strict=True):
+        try:
+            unpacked.append(None if mask is None else packing.unpack_like(mask, param.shape))
+        except ValueError as error:
+            raise ValueError(f'{tree_lib.path_string(path)}: {error}') from error
+    return jax.tree.unflatten(treedef, unpacked)
 
 
 def mask_sizes(masks: tree_lib.PyTree, params: tree_lib.PyTree) -> tree_lib.PyTree:

@@ -62,7 +62,7 @@ class EntryPlan:
     def _updater(self, types: dict[tree_lib.Path, SparsityType | None]) -> Any:
         if self.is_global:
             return algorithms.GlobalMagnitudePruning(normalize_scores=False)
-        return algorithms.MagnitudePruning(sparsity_type=lambda path, leaf: types[path])
+        return algorithms.MagnitudePruning(sparsity_type=lambda path, leaf: types.get(path))
 
 
 def plan_entries(
