@@ -147,3 +147,16 @@ def test_nothing_is_sorted():
     text = jax.jit(selection.keep_largest).lower(jnp.zeros((64, 64)), 5).compile().as_text()
     assert ' sort(' not in text
     assert 'top-k' not in text.lower()
+
+
+@pytest.mark.parametrize('batched', [False, True])
+def test_magnitudes_of_nan_rank_lowest(batched):
+    """XLA takes the magnitude of a NaN to be at least 0 where it can see both."""
+    x = jnp.full((2, 3, 4), jnp.nan)
+
+    def magnitude_mask(array):
+        return selection.keep_largest(jnp.abs(array), 2)
+
+    keep = jax.jit(jax.vmap(magnitude_mask) if batched else magnitude_mask)
+    assert int(keep(x).sum()) == 0
+    assert keep(x.at[:, 2, 1].set(-0.0))[:, 2, 1].tolist() == [1, 1]

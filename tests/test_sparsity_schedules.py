@@ -10,6 +10,7 @@ from jaxpruner import sparsity_schedules as schedules
 DUE = {
     'never': (schedules.NoUpdateSchedule(), []),
     'once': (schedules.OneShotSchedule(7), [7]),
+    'a list of steps': (schedules.StepsSchedule([3, 11]), [3, 11]),
     'from the start': (schedules.PeriodicSchedule(5), [0, 5, 10, 15]),
     'both ends included': (schedules.PeriodicSchedule(5, 5, 15), [5, 10, 15]),
     'multiples of the period, not of the start': (schedules.PeriodicSchedule(5, 6, 16), [10, 15]),
@@ -54,6 +55,8 @@ BAD = [
     (lambda: schedules.PolynomialSchedule(2, 9), ValueError, 'PolynomialSchedule needs update_end_step'),
     (lambda: schedules.PolynomialSchedule(2, 0, 9, power=0), ValueError, 'power must be positive, got 0'),
     (lambda: schedules.OneShotSchedule(-3), ValueError, 'target_step must not be negative, got -3'),
+    (lambda: schedules.StepsSchedule((1, -3)), ValueError, 'a step must not be negative, got -3'),
+    (lambda: schedules.StepsSchedule((1.5,)), TypeError, 'a step must be a whole number of steps, got 1.5'),
 ]
 
 

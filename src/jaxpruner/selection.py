@@ -200,9 +200,9 @@ def _narrow_to(ranked: list[jax.Array], count: jax.Array, size: int) -> _Bracket
         reach = _count_reaching(ranked, [order.value(probe) for probe in probes])
         low, high, reach_low, reach_high = bracket
         for probe, reaching in zip(probes, reach, strict=True):
-            inside = (probe > bracket.low) & (probe < bracket.high)
-            enough = inside & (reaching >= count) & (probe > low)
-            too_few = inside & (reaching < count) & (probe < high)
+            inside = (probe > low) & (probe < high)
+            enough = inside & (reaching >= count)
+            too_few = inside & (reaching < count)
             low, reach_low = jnp.where(enough, probe, low), jnp.where(enough, reaching, reach_low)
             high, reach_high = jnp.where(too_few, probe, high), jnp.where(too_few, reaching, reach_high)
         return _Bracket(low, high, reach_low, reach_high)
@@ -222,7 +222,8 @@ def _narrow_to(ranked: list[jax.Array], count: jax.Array, size: int) -> _Bracket
     # The ends stand outside all numbers: below -inf (where NaN is counted, too) and above +inf.
     start = _Bracket(-top - 1, top + 1, _COUNT(size), _COUNT(0))
     # Removed weights score 0, so that the wanted threshold often is 0 or just above.
-    zero = jnp.zeros_like(top)
+    # Behind a barrier: XLA takes `abs(x) >= 0` for true where it knows the 0, of NaN, too.
+    zero = lax.optimization_barrier(jnp.zeros_like(top))
     bracket = narrowed(start, [-top, zero, zero + 1])
     bracket = bracket._replace(reach_low=jnp.where(bracket.low < -top, count, bracket.reach_low))
     bracket = lax.while_loop(unsettled, body, bracket)

@@ -1,0 +1,65 @@
+"""Activation pruning against a ReLU, one pass over the memory, and pruning by sorting each example."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.report import Row
+from benchmarks.timing import interleaved, ratio
+from jaxpruner import activations
+
+SHAPES = {'cpu': [(128, 28, 28, 32), (128, 4096)], 'gpu': [(128, 28, 28, 32), (512, 56, 56, 64), (4096, 4096)]}
+COLUMNS = ('milliseconds', 'times a ReLU', 'passes over the memory', 'sorting takes times as long')
+
+
+def run(size: str, rounds: int) -> list[Row]:
+    """Times each function on normal activations and on those that a ReLU has made half zero."""
+    rows = []
+    for shape in SHAPES[size]:
+        x = jax.random.normal(jax.random.key(0), shape, jnp.float32)
+        for kind, values in (('normal', x), ('after a ReLU', jax.nn.relu(x))):
+            rows += _rows(f'{list(shape)} {kind}', values, rounds)
+    return rows
+
+
+def _rows(title: str, x: jax.Array, rounds: int) -> list[Row]:
+    pruned = {
+        **{
+            f'unstructured, density {density}': _bound(activations.prune_act_unstruct, x, density)
+            for density in (0.9, 0.5)
+        },
+        '2:4': _bound(activations.prune_act_struct, x, (2, 4)),
+    }
+    references = {
+        'relu': functools.partial(jax.jit(jax.nn.relu), x),
+        'pass': functools.partial(jax.jit(lambda x: jnp.max(x, axis=0)), x),
+    }
+    times = interleaved({**references, **pruned}, rounds)
+    # Hundreds of times slower: apart, and in few rounds.
+    sorting = interleaved({'sort': functools.partial(jax.jit(_by_sorting), x), **pruned}, 3)
+    return [
+        Row(
+            f'{title}: {name}',
+            (
+                f'{1e3 * times[name].median:.2f}',
+                str(ratio(times[name], times['relu'])),
+                str(ratio(times[name], times['pass'])),
+                '' if name == '2:4' else f'{sorting["sort"].median / times[name].median:.0f}',
+            ),
+        )
+        for name in pruned
+    ]
+
+
+def _bound(prune: Any, x: jax.Array, rate: Any) -> Any:
+    return functools.partial(jax.jit(lambda x: prune(x, rate)), x)
+
+
+def _by_sorting(x: jax.Array) -> jax.Array:
+    """What one would write without the library: each example's threshold from a sort, density 0.9."""
+    magnitudes = jnp.abs(x.reshape(len(x), -1))
+    kept = round(0.9 * magnitudes.shape[1])
+    threshold = jnp.sort(magnitudes, axis=1)[:, -kept][:, None]
+    return jnp.where(magnitudes >= threshold, x.reshape(len(x), -1), 0).reshape(x.shape)
