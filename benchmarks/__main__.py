@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import sys
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import jax
@@ -19,17 +20,17 @@ class Settings:
 
     subjects: Annotated[tuple[Subject, ...], tyro.conf.Positional] = ('activations',)
     """What to measure; each is a file here."""
-    size: Literal['cpu', 'gpu', 'auto'] = 'auto'
-    """Which sizes: those for the device at hand, unless named."""
+    size: Literal['small', 'cpu', 'gpu', 'auto'] = 'auto'
+    """Which sizes: those for the device at hand unless named; small ones show that a benchmark runs, and no more."""
     rounds: int = 20
     """How often each function is timed."""
     json: bool = False
     """Print JSON instead of tables."""
 
 
-def main() -> int:
-    """Runs the subjects; returns the exit status."""
-    settings = tyro.cli(Settings, description=__doc__)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the subjects with the arguments of a command line; returns the exit status."""
+    settings = tyro.cli(Settings, description=__doc__, args=arguments)
     if settings.rounds < 2:
         print(f'benchmarks: --rounds must be at least 2, got {settings.rounds}', file=sys.stderr)
         return 2

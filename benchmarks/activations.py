@@ -10,7 +10,11 @@ from benchmarks.report import Row
 from benchmarks.timing import interleaved, ratio
 from jaxpruner import activations
 
-SHAPES = {'cpu': [(128, 28, 28, 32), (128, 4096)], 'gpu': [(128, 28, 28, 32), (512, 56, 56, 64), (4096, 4096)]}
+SHAPES = {
+    'small': [(4, 8, 8, 4)],
+    'cpu': [(128, 28, 28, 32), (128, 4096)],
+    'gpu': [(128, 28, 28, 32), (512, 56, 56, 64), (4096, 4096)],
+}
 COLUMNS = ('milliseconds', 'times a ReLU', 'passes over the memory', 'sorting takes times as long')
 
 
@@ -34,7 +38,7 @@ def _rows(title: str, x: jax.Array, rounds: int) -> list[Row]:
     }
     references = {
         'relu': functools.partial(jax.jit(jax.nn.relu), x),
-        'pass': functools.partial(jax.jit(lambda x: jnp.max(x, axis=0)), x),
+        'pass': functools.partial(jax.jit(lambda x: jnp.max(x, axis=tuple(range(1, x.ndim)))), x),
     }
     times = interleaved({**references, **pruned}, rounds)
     # Hundreds of times slower: apart, and in few rounds.

@@ -13,6 +13,8 @@ from jaxpruner.activations import prune_act_struct as prune_act_struct
 from jaxpruner.activations import prune_act_unstruct as prune_act_unstruct
 from jaxpruner.activations import pruning_act_struct as pruning_act_struct
 from jaxpruner.activations import puning_act_unstruct as puning_act_unstruct
+from jaxpruner.activations import sparsify_activations as sparsify_activations
+from jaxpruner.activations import summarize_activations as summarize_activations
 from jaxpruner.algorithms import ACDC as ACDC
 from jaxpruner.algorithms import SET as SET
 from jaxpruner.algorithms import AdamFisherPruning as AdamFisherPruning

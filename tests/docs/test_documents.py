@@ -3,10 +3,11 @@
 import pathlib
 import re
 import subprocess
+import tomllib
 
 import pytest
 
-from jaxpruner import api
+from jaxpruner import api, jax_pruning
 
 ROOT = pathlib.Path(__file__).parents[2]
 DOCUMENTS = sorted(path.relative_to(ROOT).as_posix() for path in [*ROOT.glob('*.md'), *ROOT.glob('docs/*.md')])
@@ -27,6 +28,12 @@ def test_snippets_run_in_order(document, monkeypatch):
 def test_the_documents_have_snippets():
     assert len(blocks('README.md', 'python')) == 2
     assert len(blocks('docs/guide.md', 'python')) >= 6
+    assert len(blocks('docs/strategies.md', 'python')) >= 5
+
+
+def test_strategies_in_files_are_strategies():
+    strategies = [tomllib.loads(text) for text in blocks('docs/strategies.md', 'toml')]
+    assert [jax_pruning.PruningStrategy.parse(strategy).epochs for strategy in strategies] == [(10, 20)]
 
 
 def commands(document):

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 
 from jaxpruner import mask_calculator, masking, selection, sparsity_distributions, sparsity_types
 
+_SHORTEST_ROW = 256
+
 
 def prune_act_unstruct(
     x: jax.Array, density: Any, *, batch_axes: int | Sequence[int] | None = 0, straight_through: bool = False
@@ -69,17 +71,22 @@ def prune_act_struct(
     >>> prune_act_struct(jnp.array([[-4.0, 1.0, 3.0, 2.0]]), (2, 4))
     Array([[-4.,  0.,  3.,  0.]], dtype=float32)
     """
-    x = _check_floats(x)
-    pattern = sparsity_types.parse_n_by_m(sparsity_pattern, axis)
+    return _keep_groups(_check_floats(x), sparsity_types.parse_n_by_m(sparsity_pattern, axis), straight_through)
+
+
+def _keep_groups(x: jax.Array, pattern: sparsity_types.NByM, straight_through: bool, prefix: str = '') -> jax.Array:
+    """Keeps n of each m; the prefix says of a warning whose activations they are."""
     if rest := pattern.partial_group(x.shape, 'x'):
         warnings.warn(
-            f'activations of shape {x.shape} have length {x.shape[pattern.axis]} along axis {pattern.axis}, which '
-            f'm={pattern.m} does not divide: the last group keeps {min(pattern.n, rest)} of {rest}',
+            f'{prefix}activations of shape {x.shape} have length {x.shape[pattern.axis]} along axis {pattern.axis}, '
+            f'which m={pattern.m} does not divide: the last group keeps {min(pattern.n, rest)} of {rest}',
             UserWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
     scores = jnp.abs(jax.lax.stop_gradient(x))
-    return _masked(x, mask_calculator.n_by_m_mask(scores, pattern.n, pattern.m, pattern.axis), straight_through)
+    # Any sparsity but 0 means N:M.
+    mask = mask_calculator.topk_n_by_m_mask_calculator(scores, 1.0, pattern)
+    return _masked(x, mask, straight_through)
 
 
 def _check_floats(x: Any) -> jax.Array:
@@ -105,25 +112,35 @@ def _example_axes(x: jax.Array, batch_axes: int | Sequence[int] | None) -> tuple
     return unique
 
 
-def _near_square(size: int) -> tuple[int, int]:
-    """Rows and columns of an example: rows long enough to be counted fast, few enough for ties to be cut fast."""
-    rows = next((rows for rows in range(math.isqrt(size), 0, -1) if size % rows == 0), 1)
-    return rows, size // rows
+def _as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Rows and columns to read an example by: rows long enough to be counted fast, and short enough to cut ties fast.
+
+    Columns are whole trailing axes and a divisor of the one before, since a row that ends inside an axis reads slowly.
+    """
+    size, columns = math.prod(shape), 1
+    wanted = max(math.isqrt(size), _SHORTEST_ROW)
+    for length in reversed(shape):
+        whole = columns * length
+        if whole >= wanted:
+            columns *= next(d for d in range(1, length + 1) if length % d == 0 and columns * d >= wanted)
+            return size // columns, columns
+        columns = whole
+    return 1, size
 
 
 @functools.partial(jax.jit, static_argnames='axes')
 def _largest_of_each(x: jax.Array, sparsity: Any, axes: tuple[int, ...]) -> jax.Array:
     """The mask of the largest magnitudes, one ranking for each index of the batch axes."""
     scores = jnp.moveaxis(jnp.abs(x), axes, range(len(axes)))
-    batch, size = scores.shape[: len(axes)], math.prod(scores.shape[len(axes) :])
-    count = selection.number_to_keep(size, sparsity)
+    batch, example = scores.shape[: len(axes)], scores.shape[len(axes) :]
+    count = selection.number_to_keep(math.prod(example), sparsity)
 
-    def keep(example: jax.Array) -> jax.Array:
-        return selection.keep_largest(example, count)
+    def keep(matrix: jax.Array) -> jax.Array:
+        return selection.keep_largest(matrix, count)
 
     for _ in axes:
         keep = jax.vmap(keep)
-    mask = keep(scores.reshape(*batch, *_near_square(size)))
+    mask = keep(scores.reshape(*batch, *_as_matrix(example)))
     return jnp.moveaxis(mask.reshape(scores.shape), range(len(axes)), axes)
 
 

@@ -1,0 +1,72 @@
+"""flax.linen: a module whose `apply` is tapped, and the interceptor that tells of its layers."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+
+from jaxpruner.activations import calls
+from jaxpruner.activations import layers as layers_lib
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TappedModule:
+    """A linen module with a tap on its layers; what is not defined here, such as `init`, is the module's own.
+
+    Attributes:
+      module: the module, as it was given.
+      tap: the tap.
+
+    >>> import jax
+    >>> tap = calls.Tap((nn.Dense,), lambda name, call, args, kwargs: 0 * call(*args, **kwargs) + 1)
+    >>> TappedModule(nn.Dense(2), tap).init_with_output(jax.random.key(0), jax.numpy.ones((1, 3)))[0]
+    Array([[1., 1.]], dtype=float32)
+    """
+
+    module: Any
+    tap: calls.Tap
+
+    def init_with_output(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's `init_with_output`."""
+        return calls.tapped(self.module.init_with_output, self.tap)(*args, **kwargs)
+
+    def apply(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's `apply`."""
+        return calls.tapped(self.module.apply, self.tap)(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith('__') or name in ('module', 'tap'):  # copying asks before there is a module
+            raise AttributeError(name)
+        return getattr(self.module, name)
+
+
+def tapped(model: Any, tap: calls.Tap) -> TappedModule:
+    """The module with a tap on its layers.
+
+    Args:
+      model: a linen module, or a `TappedModule`.
+      tap: the tap.
+
+    >>> tap = calls.Tap(('*',), lambda name, call, args, kwargs: call(*args, **kwargs))
+    >>> tapped(nn.Dense(2), tap).features
+    2
+    """
+    return TappedModule(model, tap)
+
+
+def intercepting() -> contextlib.AbstractContextManager[None]:
+    """A context in which linen's layers run with the active taps.
+
+    >>> with intercepting():
+    ...     pass
+    """
+    return nn.intercept_methods(_intercept)
+
+
+def _intercept(call: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+    module = context.module
+    if module.scope is None:  # unbound, so it has no path
+        return call(*args, **kwargs)
+    return calls.run_layer(layers_lib.Layer(tuple(module.path), module, context.method_name), call, args, kwargs)

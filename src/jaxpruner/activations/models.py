@@ -1,0 +1,123 @@
+"""Layers of an existing model made to prune their activations, without a change to the model or its library."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from jaxpruner import tree as tree_lib
+from jaxpruner.activations import calls, layer_pruning
+from jaxpruner.activations import layers as layers_lib
+
+# Library, its kinds of model, and the file that knows them; asked only where the library has been imported.
+_KINDS = (
+    ('flax.linen', ('Module',), 'linen'),
+    ('jaxpruner.activations.linen', ('TappedModule',), 'linen'),
+    ('haiku', ('Transformed', 'TransformedWithState'), 'haiku'),
+    ('flax.nnx', ('Module',), 'nnx'),
+    ('equinox', ('Module',), 'equinox'),
+)
+
+
+def sparsify_activations(
+    apply_fn_or_module: Any,
+    where: Any,
+    *,
+    density: Any = None,
+    pattern: Any = None,
+    prune: str = 'outputs',
+    batch_axes: int | Sequence[int] | str | None = 'auto',
+    axis: int = -1,
+    straight_through: bool = False,
+) -> Any:
+    """Prunes the activations of chosen layers of a model: `prune_act_unstruct` or `prune_act_struct` at each call.
+
+    The model is not changed. Parameters, their paths and checkpoints fit both it and the result.
+
+    Args:
+      apply_fn_or_module: a flax module (linen or nnx), an Equinox module, an `hk.Transformed` or
+        `hk.TransformedWithState`; or a function that calls layers of linen or Haiku, such as `model.apply`. Not a
+        jitted function: put `jax.jit` around the result.
+      where: the layers: a name or glob on their paths (`'Dense_0'`, `'encoder/*'`, also `'encoder-Dense_0'`; a glob
+        never means the model itself), a class, a predicate `(name, layer) -> bool`, or a list of those. A linen or
+        Haiku method other than `__call__` has to be named, `'Embed_0.attend'`. In nnx and Equinox models functions
+        held in fields can be chosen, too: by the function itself (`nnx.relu`), or by a name of which the last part is
+        written out (`'layers/1'`, `'blocks/*/activation'`).
+      density: share kept, in (0, 1].
+      pattern: `(n, m)` or `'n:m'` instead of a density.
+      prune: `'outputs'`: every float array of at least one dimension that a layer returns; `'inputs'`: the first float
+        array that it is given, which is what a layer after a ReLU consumes.
+      batch_axes: the axes that count examples, with a density; by default 0, for an Equinox module, which sees one
+        example, `None`.
+      axis: the axis along which groups lie, with a pattern.
+      straight_through: gradients pass everywhere, not only through what was kept.
+
+    Returns:
+      The same kind of thing as was given. For a linen module an object whose `apply` and `init_with_output` prune;
+      other attributes, `init` and `bind` among them, are the module's own and prune nothing.
+
+    Raises:
+      ValueError: a value out of its range; both or none of density and pattern; `where` matches no layer (of a call,
+        in functions, linen and Haiku; each entry of a list, in nnx and Equinox).
+      TypeError: a value of the wrong type, or a jitted function.
+
+    >>> import flax.linen as nn, jax, jax.numpy as jnp
+    >>> model = nn.Sequential([nn.Dense(8), nn.relu, nn.Dense(4)])
+    >>> sparse = sparsify_activations(model, 'layers_2', density=0.5)
+    >>> x = jnp.ones((2, 3))
+    >>> int(jnp.count_nonzero(sparse.apply(sparse.init(jax.random.key(0), x), x)))
+    4
+    """
+    kind = kind_of(apply_fn_or_module)
+    if isinstance(batch_axes, str):
+        if batch_axes != 'auto':
+            raise ValueError(f"batch_axes must be a whole number, some of them, None or 'auto', got {batch_axes!r}")
+        batch_axes = None if kind == 'equinox' else 0
+    if kind in ('nnx', 'equinox') and tree_lib.is_traced(density):
+        raise TypeError(f'density of an {kind} model must be known before it is traced, got {density!r}')
+    action = layer_pruning.read_pruning(density, pattern, prune, batch_axes, axis, straight_through)
+    return tapped(apply_fn_or_module, calls.Tap(layers_lib.read_where(where), action))
+
+
+def kind_of(model: Any) -> str:
+    """Which kind of model it is, without importing a library.
+
+    Args:
+      model: a model or a function.
+
+    Returns:
+      `'linen'`, `'haiku'`, `'nnx'`, `'equinox'`, or `'function'`.
+
+    Raises:
+      TypeError: it is none of these.
+
+    >>> kind_of(lambda x: x)
+    'function'
+    """
+    for library, names, kind in _KINDS:
+        loaded = sys.modules.get(library)
+        if loaded is not None and isinstance(model, tuple(getattr(loaded, name) for name in names)):
+            return kind
+    if not callable(model) or isinstance(model, type):
+        raise TypeError(
+            'expected a flax or Equinox module, an hk.Transformed, or a function such as model.apply, got '
+            + (f'the class {model.__name__}; make a model of it' if isinstance(model, type) else repr(model))
+        )
+    return 'function'
+
+
+def tapped(model: Any, tap: calls.Tap) -> Any:
+    """The model with a tap on its layers: the same kind of thing as was given.
+
+    Args:
+      model: as for `sparsify_activations`.
+      tap: the tap.
+
+    >>> tap = calls.Tap(('*',), lambda name, call, args, kwargs: call(*args, **kwargs), refuses=False)
+    >>> tapped(abs, tap)(-1)
+    1
+    """
+    kind = kind_of(model)
+    if kind == 'function':
+        return calls.tapped(model, tap)
+    return importlib.import_module(f'jaxpruner.activations.{kind}').tapped(model, tap)

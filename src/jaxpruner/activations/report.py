@@ -1,0 +1,120 @@
+"""How sparse the activations of a model are when it runs."""
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import custom_batching
+
+from jaxpruner import tree as tree_lib
+from jaxpruner.activations import calls, models
+from jaxpruner.activations import layers as layers_lib
+
+
+def summarize_activations(
+    apply_fn_or_module: Any, *args: Any, where: Any = '*', call: Callable[..., Any] | None = None, **kwargs: Any
+) -> dict[str, Any]:
+    """Runs a model forward once and counts the zeros that its layers return.
+
+    A sparsified model shows what is left after pruning. A layer that is called several times, in a scan, too, counts
+    all calls; one that contains others counts besides them.
+
+    Args:
+      apply_fn_or_module: as for `sparsify_activations`.
+      *args: what the model is given: for linen and Haiku the arguments of `apply`, for a function, nnx and Equinox
+        those of the model itself.
+      where: the layers, as for `sparsify_activations`; functions in fields are counted where they are chosen.
+      call: how to run the model, a function of the model and the arguments, where that is another way. An Equinox
+        model is mapped over a batch by `call=lambda model, x: jax.vmap(model)(x)`.
+      **kwargs: named arguments of the model.
+
+    Returns:
+      `{'Conv_0': sparsity}` for each layer, `'_total_sparsity'`, `'_nactivations'` (number of activations) and
+      `'_nactivations_nnz'` (those that are not zero), as Python floats and integers.
+
+    Raises:
+      ValueError: `where` matches no layer.
+      TypeError: a jitted function, arguments traced by `jax.jit`, or something that is no model.
+
+    >>> import flax.linen as nn
+    >>> model, x = nn.Sequential([nn.Dense(4, kernel_init=nn.initializers.zeros)]), jnp.ones((2, 3))
+    >>> summarize_activations(model, model.init(jax.random.key(0), x), x)
+    {'layers_0': 1.0, '_total_sparsity': 1.0, '_nactivations': 8, '_nactivations_nnz': 0}
+    """
+    if any(map(tree_lib.is_traced, jax.tree.leaves((args, kwargs)))):
+        raise TypeError('summarize_activations runs the model and reads what comes out; call it outside jax.jit')
+    entries = layers_lib.read_where(where)
+    tap = calls.Tap(entries, _COUNT, token=(entries, _COUNT), refuses=False)
+    model = models.tapped(apply_fn_or_module, tap)
+    if call is None:
+        counts = _recorded(model if callable(model) else model.apply, args, kwargs)
+    else:
+        counts = _recorded(call, (model, *args), kwargs)
+    if not counts and models.kind_of(apply_fn_or_module) in ('function', 'linen', 'haiku'):
+        layers_lib.refuse_call(entries, tap.called)
+    return _summary(counts)
+
+
+def _summary(counts: dict[str, list[int]]) -> dict[str, Any]:
+    nonzero, size = (sum(numbers[i] for numbers in counts.values()) for i in (0, 1))
+    summary: dict[str, Any] = {name: (whole - part) / whole for name, (part, whole) in counts.items()}
+    summary['_total_sparsity'] = (size - nonzero) / size if size else 0.0
+    summary['_nactivations'] = size
+    summary['_nactivations_nnz'] = nonzero
+    return summary
+
+
+# Layer -> numbers of non-zeros and of activations. Compiled functions outlive a report, and callbacks come in threads
+# of their own, so the running report is found here; the lock lets one run at a time.
+_counts: dict[str, list[int]] = {}
+_lock = threading.RLock()
+
+
+def _recorded(function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, list[int]]:
+    """What arrives while a function runs."""
+    with _lock:
+        _counts.clear()
+        function(*args, **kwargs)
+        jax.effects_barrier()
+        return {name: list(numbers) for name, numbers in _counts.items() if numbers[1]}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Counting:
+    """The action that counts what a layer returns."""
+
+    def __call__(self, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        outputs = function(*args, **kwargs)
+        _counts.setdefault(name, [0, 0])  # in the order of the calls
+        for leaf in jax.tree.leaves(outputs):
+            if hasattr(leaf, 'dtype') and jnp.issubdtype(leaf.dtype, jnp.inexact):
+                jax.debug.callback(_Arrival(name), _count(jax.lax.stop_gradient(leaf)))
+        return outputs
+
+
+_COUNT = _Counting()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Arrival:
+    name: str
+
+    def __call__(self, numbers: Any) -> None:
+        entry = _counts.setdefault(self.name, [0, 0])
+        for i in (0, 1):
+            entry[i] += int(numbers[i])
+
+
+@custom_batching.custom_vmap
+def _count(x: jax.Array) -> jax.Array:
+    """Numbers of non-zeros and of elements, exact below 2^32; of a whole batch at once under `jax.vmap`."""
+    return jnp.stack([jnp.sum(x != 0, dtype=jnp.uint32), jnp.uint32(x.size)])
+
+
+@_count.def_vmap
+def _count_batch(axis_size: int, in_batched: Any, x: jax.Array) -> tuple[jax.Array, bool]:
+    del axis_size, in_batched
+    return _count(x), False
