@@ -107,7 +107,9 @@ def _step(
         new_masks = functools.partial(_updated_masks, updater, inner, extra_args)
         state = control.run_once(due, new_masks, old_state, params, grads)
     skip = due if updater.skip_gradients else False
-    sparse_grads = masking.apply_mask(grads, state.masks) if updater.is_sparse_gradients else grads
+    # Who ranks the parameters after the step has to take the step that was ranked.
+    masks_of_grads = (old_state if updater.ranks_next_params else state).masks
+    sparse_grads = masking.apply_mask(grads, masks_of_grads) if updater.is_sparse_gradients else grads
     updates, inner_state = _inner_update(inner, skip, sparse_grads, state.inner_state, params, extra_args)
     if skip is not False:
         updates = jax.tree.map(lambda update: jnp.where(skip, jnp.zeros_like(update), update), updates)
@@ -149,7 +151,7 @@ def _next_params(
     params: tree_lib.PyTree,
     grads: tree_lib.PyTree,
 ) -> tree_lib.PyTree:
-    """The parameters after this step, if the masks stayed as they are.
+    """The parameters after this step, if the masks stayed as they are; `state` has them unpacked.
 
     The optimizer runs once more for it: handing its updates to the mask update would write them to memory in each step.
     """

@@ -150,7 +150,8 @@ def keep_largest_jointly(
 
 def _ranked_arrays(scores: Sequence[jax.Array], divisors: Sequence[jax.Array] | None) -> list[jax.Array]:
     dtype = jnp.result_type(*scores, *(divisors or ()))
-    if not jnp.issubdtype(dtype, jnp.floating):
+    # Some floats of 8 bits have no infinity, which ends the search.
+    if not jnp.issubdtype(dtype, jnp.floating) or jnp.dtype(dtype).itemsize == 1:
         dtype = jnp.float32
     # Scalars become vectors: reductions need an axis.
     arrays = [jnp.atleast_1d(array).astype(dtype) for array in scores]

@@ -71,10 +71,14 @@ def check_density(density: Any, name: str) -> None:
     """
     if tree_lib.is_traced(density):
         return
-    if isinstance(density, bool | str) or not hasattr(density, '__float__'):
+    try:
+        value = float(density)
+    except (TypeError, ValueError):
+        raise TypeError(f'{name} must be a number above 0 and at most 1, got {density!r}') from None
+    if isinstance(density, bool | str):
         raise TypeError(f'{name} must be a number above 0 and at most 1, got {density!r}')
-    if not 0 < float(density) <= 1:
-        hint = f'; {density} per cent is {float(density) / 100}' if 1 < float(density) <= 100 else ''
+    if not 0 < value <= 1:
+        hint = f'; {density} per cent is {value / 100}' if 1 < value <= 100 else ''
         raise ValueError(f'{name} must lie in (0, 1] (the share that is kept), got {density!r}{hint}')
 
 

@@ -28,6 +28,9 @@ class BaseSchedule(Protocol):
         ...
 
 
+_LAST_STEP = 2**31 - 1  # steps are counted in int32
+
+
 def _check_step(name: str, value: Any) -> None:
     if isinstance(value, bool) or not hasattr(value, '__index__'):
         raise TypeError(f'{name} must be a whole number of steps, got {value!r}')
@@ -104,6 +107,8 @@ class StepsSchedule:
         object.__setattr__(self, 'steps', tuple(self.steps))
         for step in self.steps:
             _check_step('a step', step)
+            if step > _LAST_STEP:
+                raise ValueError(f'a step must be at most {_LAST_STEP}, the last that is counted, got {step}')
 
     def is_mask_update_iter(self, step: Any) -> Any:
         """True at the steps of the list alone."""

@@ -311,27 +311,31 @@ def parse_sparsity_type(text: str) -> SparsityType:
     )
 
 
-def parse_n_by_m(pattern: Any, axis: int = -1) -> NByM:
+def parse_n_by_m(pattern: Any, axis: int | None = None) -> NByM:
     """Reads an N:M pattern as JAX-Pruning writes it; a partial last group is allowed.
 
     Args:
-      pattern: `(n, m)` or `'n:m'`; an `NByM` is returned as it is.
-      axis: the axis along which groups lie.
+      pattern: `(n, m)`, `'n:m'`, or an `NByM`.
+      axis: the axis along which groups lie; `None` for that of the `NByM`, or the last.
 
     Returns:
       The validated type.
 
     Raises:
       TypeError: the pattern is none of these.
-      ValueError: n > m, or one of them is not positive.
+      ValueError: n > m, one of them is not positive, or an `NByM` has another axis.
 
     >>> parse_n_by_m((2, 4)) == parse_n_by_m('2:4') == NByM(2, 4, allow_partial=True)
     True
     """
     if isinstance(pattern, NByM):
-        return pattern
+        if axis not in (None, pattern.axis):
+            raise ValueError(
+                f'{pattern} lies along axis {pattern.axis}, but axis {axis} is asked for; give one of them'
+            )
+        return dataclasses.replace(pattern, allow_partial=True)
     if isinstance(pattern, str) and (found := re.fullmatch(rf'{_INTEGER}:{_INTEGER}', pattern)):
         pattern = tuple(map(int, found.groups()))
     if not isinstance(pattern, list | tuple) or len(pattern) != 2:
         raise TypeError(f"an N:M pattern is written (n, m) or 'n:m', such as (2, 4), got {pattern!r}")
-    return NByM(*pattern, axis=axis, allow_partial=True)
+    return NByM(*pattern, axis=-1 if axis is None else axis, allow_partial=True)

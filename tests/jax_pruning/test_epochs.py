@@ -174,11 +174,12 @@ def test_nnx_states_with_counters_and_keys():
             self.dropout = nnx.Dropout(0.5, rngs=rngs)
             self.norm = nnx.BatchNorm(12, rngs=rngs)
 
-    state = nnx.state(Net(nnx.Rngs(0)))
+    graph, state = nnx.split(Net(nnx.Rngs(0)))
     pruned, mask_key = pruning_apply(state, pruning(state, 3, None, HALF)[1])
+    merged = nnx.merge(graph, pruned)
     assert isinstance(pruned, nnx.State)
     assert len(jax.tree.leaves(mask_key)) == 1
-    assert jaxpruner.summarize_sparsity(nnx.filter_state(pruned, nnx.Param))['linear/kernel'] == 0.5
+    assert jaxpruner.summarize_sparsity(nnx.state(merged, nnx.Param))['linear/kernel'] == 0.5
 
 
 def test_equinox_modules_with_functions_filtered_out():
@@ -194,6 +195,51 @@ def test_a_container_may_have_an_entry_called_params():
     pruned, mask_key = pruning_apply(params, pruning(params, 3, None, HALF)[1])
     assert mask_key['params']['Dense_0']['kernel'].shape == VALUES.shape
     assert int((pruned['params']['Dense_0']['kernel'] == 0).sum()) == VALUES.size // 2
+
+
+class Holder(eqx.Module):
+    params: dict
+    head: eqx.nn.Linear
+
+
+class Trainer(eqx.Module):
+    params: dict
+    opt_state: Any
+
+
+def test_a_model_may_have_a_field_called_params():
+    model = Holder({'kernel': jnp.asarray(VALUES)}, eqx.nn.Linear(4, 4, key=jax.random.key(0)))
+    pruned, _ = pruning_apply(model, pruning(model, 3, None, HALF)[1])
+    sparsity = jaxpruner.summarize_sparsity(pruned)
+    assert (sparsity['params/kernel'], sparsity['head/weight']) == (0.5, 0.5)
+
+
+def test_moments_of_an_optimizer_are_no_parameters():
+    params = {'kernel': jnp.asarray(VALUES)}
+    with pytest.raises(TypeError, match=r'Trainer has params but no method `replace`; pass state\.params instead'):
+        pruning(Trainer(params, optax.adam(0.1).init(params)), 3, None, HALF)
+
+
+def test_stacked_layers_are_ranked_one_by_one():
+    kernels = jnp.asarray(np.random.default_rng(0).normal(size=(3, 8, 8)), jnp.float32)
+    params = {'layers': {'kernel': kernels * jnp.array([1.0, 2.0, 3.0])[:, None, None], 'kernel_0': jnp.ones((3, 8))}}
+    strategy = {**HALF, 4: {'method': 'str_local', 'prune_rate_pattern': {'layers-kernel': '1:2'}, 'prune_axis': 0}}
+    mask = pruning(params, 3, None, HALF, stacked='layers-*')[1]['layers']
+    assert mask['kernel'].sum((1, 2)).tolist() == [32] * 3
+    assert mask['kernel_0'] is None  # a vector of each layer
+    tx = jaxpruner.StrategyPruning(HALF, 1, first_epoch=3, stacked='layers').wrap_optax(optax.sgd(0.0))
+    state = tx.update(jax.tree.map(jnp.zeros_like, params), tx.init(params), params)[1]
+    np.testing.assert_array_equal(state.masks['layers']['kernel'], mask['kernel'])
+    groups = pruning(params, 4, None, strategy, stacked='layers')[1]['layers']['kernel'].reshape(3, 4, 2, 8)
+    assert jnp.all(groups.sum(2) == 1)
+    with pytest.raises(ValueError, match=r"stacked: 'blocks' matches no parameter; the nearest are 'layers-kernel"):
+        pruning(params, 3, None, HALF, stacked='blocks')
+
+
+def test_floats_without_infinity():
+    params = {'kernel': jnp.asarray(VALUES, jnp.float8_e4m3fn)}
+    for method in ('unstr_local', 'unstr_global'):
+        assert int(masks_of(params, method, 0.5)['kernel'].sum()) == VALUES.size // 2
 
 
 # Inside `jit`, and masks that go elsewhere.
@@ -235,6 +281,30 @@ def test_masks_are_restored_from_a_checkpoint(tmp_path, packed):
         restored = checkpointer.restore(tmp_path / 'masks', jax.eval_shape(lambda: mask_key))
     pruned, _ = pruning_apply(params, restored)
     np.testing.assert_array_equal(pruned['Dense_0']['kernel'], pruning_apply(params, mask_key)[0]['Dense_0']['kernel'])
+
+
+@pytest.mark.parametrize('packed', [False, True])
+def test_initial_masks_have_the_structure_of_all_later_ones(packed):
+    params = {name: {'kernel': jnp.asarray(VALUES), 'bias': jnp.ones(12)} for name in ('a', 'b', 'c')}
+    strategy = {
+        1: {'method': 'unstr_local', 'prune_rate_pattern': {'a-kernel': 0.5}},
+        2: {'method': 'unstr_local', 'prune_rate_pattern': {'b-kernel': 0.25}},
+    }
+    mask_key = jax_pruning.initial_masks(params, strategy, use_packed_masks=packed)
+    assert pruning_apply(params, mask_key)[0]['a']['kernel'].all()
+    structures = {jax.tree.structure(mask_key)}
+    for epoch in (1, 2):
+        _, mask_key = pruning(params, epoch, mask_key, strategy, use_packed_masks=packed)
+        structures.add(jax.tree.structure(mask_key))
+    tx = jaxpruner.StrategyPruning(strategy, 1, use_packed_masks=packed).wrap_optax(optax.sgd(0.1))
+    structures.add(jax.tree.structure(tx.init(params).masks))
+    assert len(structures) == 1
+    counts = jax.tree.map(lambda mask: int(packing.kept_weights(mask)), mask_key)
+    assert counts == {
+        'a': {'kernel': 96, 'bias': None},
+        'b': {'kernel': 48, 'bias': None},
+        'c': {'kernel': None, 'bias': None},
+    }
 
 
 def test_under_vmap():
@@ -331,8 +401,9 @@ REFUSED = {
 @pytest.mark.parametrize(('entry', 'message'), REFUSED.values(), ids=REFUSED)
 def test_entries_that_do_not_fit_are_refused_before_their_epoch(entry, message):
     params = {'Dense_0': {'kernel': jnp.asarray(VALUES), 'bias': jnp.ones(12)}, 'count': jnp.arange(3)}
-    with pytest.raises(ValueError, match=message):
-        pruning(params, 1, None, {**HALF, 7: entry})
+    for epoch in (None, 1):
+        with pytest.raises(ValueError, match=message):
+            pruning(params, epoch, None, {**HALF, 7: entry})
 
 
 def test_parameters_without_kernels_are_refused():
@@ -342,19 +413,31 @@ def test_parameters_without_kernels_are_refused():
         pruning({'a': {'table': jnp.ones((2, 2))}}, 1, None, HALF)
 
 
-@pytest.mark.parametrize('epoch', [1.0, True, 'three'])
+@pytest.mark.parametrize('epoch', [1.0, True, 'three', HALF])
 def test_an_epoch_that_is_none_is_refused(epoch):
-    with pytest.raises(TypeError, match='epoch must be a whole number'):
-        pruning({'kernel': jnp.ones((2, 2))}, epoch, None, HALF)
+    for strategy in (HALF, None):
+        with pytest.raises(TypeError, match='epoch must be a whole number'):
+            pruning({'kernel': jnp.ones((2, 2))}, epoch, None, strategy)
+
+
+@pytest.mark.parametrize('value', [jnp.tanh, 1.0])
+def test_what_is_no_array_is_refused(value):
+    with pytest.raises(TypeError, match=r'act holds .*, no array; pass parameters alone, .* eqx\.filter'):
+        pruning({'kernel': jnp.ones((2, 2)), 'act': value}, 1, None, HALF)
+
+
+def test_an_axis_that_is_none_is_refused():
+    with pytest.raises(TypeError, match=r"prune_axis must be a whole number, or None for the last axis, got '0'"):
+        pruning({'kernel': jnp.ones((2, 2))}, 1, None, HALF, prune_axis='0')
 
 
 def test_a_state_whose_parameters_cannot_be_replaced_is_refused():
-    class Holder:
+    class Box:
         def __init__(self):
             self.params = {'kernel': jnp.ones((2, 2))}
 
-    with pytest.raises(TypeError, match=r'Holder has params but no method `replace`; pass state\.params instead'):
-        pruning_apply(Holder(), {'kernel': jnp.ones((2, 2), jnp.uint8)})
+    with pytest.raises(TypeError, match=r'Box has params but no method `replace`; pass state\.params instead'):
+        pruning_apply(Box(), {'kernel': jnp.ones((2, 2), jnp.uint8)})
 
 
 def test_masks_of_another_model_are_refused():

@@ -75,6 +75,18 @@ MODELS = {
     'a list': (lambda: [jnp.ones((2, 2)), jnp.ones(2)], ['0']),
     'by hand': (lambda: {'W1': jnp.ones((2, 2)), 'b1': jnp.ones((2, 2)), 'window': jnp.ones((2, 2))}, ['W1']),
     'a list of kernels': (lambda: {'b': [jnp.ones((2, 2))], 'w': [jnp.ones((2, 2))]}, ['w/0']),
+    'tuples under layers': (
+        lambda: {'dense': (jnp.ones((2, 2)), jnp.ones(2)), 'embed': [jnp.ones((2, 2))], 'norm': [jnp.ones((2, 2))]},
+        ['dense/0'],
+    ),
+    'what belongs to a kernel': (
+        lambda: {name: jnp.ones((2, 2)) for name in ('kernel', 'kernel_scale', 'w_bias', 'weight_g', 'weight_in')},
+        ['kernel', 'weight_in'],
+    ),
+    'short names of other layers': (
+        lambda: {name: {'weight': jnp.ones((2, 2))} for name in ('wte', 'tok_emb', 'ln_f', 'ln1', 'inline', 'wo')},
+        ['inline/weight', 'wo/weight'],
+    ),
     'whole numbers': (lambda: {'kernel': jnp.ones((2, 2), jnp.int32)}, []),
     'keras': (
         lambda: {'conv': {'depthwise_kernel': jnp.ones((2, 2)), 'moving_mean': jnp.ones(2)}},

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from jaxpruner.jax_pruning import PruningEntry, PruningStrategy, gradual_strategy
@@ -23,6 +24,10 @@ GOOD = {
     'an axis': (
         {3: entry('str_local', (1, 2), prune_axis=0)},
         [PruningEntry(3, 'str_local', NByM(1, 2, 0, allow_partial=True), 0)],
+    ),
+    'an N:M type with its axis': (
+        {0: entry('str_global', NByM(2, 4, 0))},
+        [PruningEntry(0, 'str_global', NByM(2, 4, 0, allow_partial=True))],
     ),
     'layers': (
         {1: entry('unstr_local', {'head': None, 'out': 'dense', '*-kernel': 0.5})},
@@ -103,12 +108,32 @@ BAD = {
         r'takes a density, the share kept, got \(2, 4\)',
     ),
     'layers for global': ({1: entry(rate={'a-kernel': 0.5})}, ValueError, r"one density; .*use method='unstr_local'"),
-    'no layers': ({1: entry('unstr_local', {})}, ValueError, r'prune_rate_pattern names no layer'),
+    'no layers': (
+        {1: entry('unstr_local', {})},
+        ValueError,
+        r'prune_rate_pattern gives no layer a rate; .* leave the entry out',
+    ),
     'an axis for unstr': ({1: entry(prune_axis=0)}, ValueError, r"prune_axis has no meaning for 'unstr_global'"),
     'an axis that is none': (
         {1: entry('str_local', '2:4', prune_axis='x')},
         TypeError,
-        r"axis must be a whole number, got 'x'",
+        r"prune_axis must be a whole number, or None for the last axis, got 'x'",
+    ),
+    'nothing but dense layers': (
+        {1: entry('unstr_local', {'a': None, 'b': 'dense'})},
+        ValueError,
+        r'prune_strategy\[1\]: prune_rate_pattern gives no layer a rate',
+    ),
+    'a layer without a name': (
+        {1: entry('unstr_local', {3: 0.5})},
+        TypeError,
+        r"layers are named by text, such as 'Dense_0-kernel', got 3",
+    ),
+    'an array of densities': ({1: entry(rate=np.ones(2))}, TypeError, r'must be a number above 0 and at most 1'),
+    'two axes': (
+        {1: entry('str_local', NByM(2, 4, 1), prune_axis=0)},
+        ValueError,
+        r'lies along axis 1, but axis 0 is asked for',
     ),
     'no file': ('strategy.yaml', ValueError, r'must end in .toml or .json'),
 }
@@ -118,6 +143,28 @@ BAD = {
 def test_what_is_refused(setting, error, message):
     with pytest.raises(error, match=message):
         PruningStrategy.parse(setting)
+
+
+ENTRIES = [
+    ((1, 'unstr_global', 90), ValueError, r'prune_strategy\[1\]: prune_rate_pattern must lie in \(0, 1\]'),
+    ((1, 'str_global', 0.5), ValueError, r'a str_ method takes \(N, M\), got 0.5'),
+    ((-1, 'unstr_global', 0.5), ValueError, r'must not be negative, got -1'),
+    ((1, 'unstr_local', (('a', 5.0),)), ValueError, r"prune_strategy\[1\]: 'a' must lie in \(0, 1\]"),
+]
+
+
+@pytest.mark.parametrize(('arguments', 'error', 'message'), ENTRIES)
+def test_entries_made_by_hand_are_checked(arguments, error, message):
+    with pytest.raises(error, match=message):
+        PruningEntry(*arguments)
+
+
+def test_entries_made_by_hand_are_read():
+    assert PruningEntry(1, 'str_global', (2, 4)) == PruningEntry(1, 'str_global', TWO_OF_FOUR)
+    with pytest.raises(
+        TypeError, match=r'entries must be PruningEntry objects, got \{1: .* use PruningStrategy\.parse'
+    ):
+        PruningStrategy({1: entry()})
 
 
 TOML = """
@@ -143,6 +190,9 @@ def test_files(tmp_path):
     (tmp_path / 'half.toml').write_text(TOML[:30])
     with pytest.raises(ValueError, match=r'half\.toml is no valid TOML'):
         PruningStrategy.parse(str(tmp_path / 'half.toml'))
+    (tmp_path / 'wrong.json').write_text('{"10": {"method": "unstr_global", "prune_rate_pattern": 90}}')
+    with pytest.raises(ValueError, match=r'wrong\.json: prune_strategy\[10\]: prune_rate_pattern must lie in \(0, 1\]'):
+        PruningStrategy.parse(tmp_path / 'wrong.json')
     with pytest.raises(FileNotFoundError, match='missing'):
         PruningStrategy.parse(tmp_path / 'missing.json')
 
@@ -163,6 +213,7 @@ def test_gradual_strategies():
     patterns = [NByM(n, 8, allow_partial=True) for n in (6, 4, 2)]
     assert rates(gradual_strategy([1, 2, 3], '2:8')) == patterns
     assert rates(gradual_strategy([1], 1.0)) == [1.0]
+    assert rates(gradual_strategy([1, 2], 1e-13)) == [0.5, 1e-13]
 
 
 @pytest.mark.parametrize(
@@ -177,6 +228,8 @@ def test_gradual_strategies():
         (([1], 0.5, 'str_global'), ValueError, r'final: a str_ method takes \(N, M\), got 0.5'),
         (([1], 0.5, 'global'), ValueError, r"gradual_strategy: method 'global' is unknown"),
         (([1], 0.5, None, 0), ValueError, r'power must be positive, got 0'),
+        (([1], 0.5, None, '3'), TypeError, r"power must be a number, got '3'"),
+        ((10, 0.5), TypeError, r'epochs must be several whole numbers, such as range\(10, 100, 10\), got 10'),
     ],
 )
 def test_gradual_strategies_that_are_refused(arguments, error, message):

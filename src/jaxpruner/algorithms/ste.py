@@ -17,7 +17,7 @@ class SteUpdater(base_updater.BaseUpdater):
     The masks in the state are those of the last scheduled update, for reports; the forward pass selects anew each step.
 
     >>> updater = SteMagnitudePruning(sparsity_distribution_fn=lambda params: {'w': 0.5})
-    >>> import optax
+    >>> import jax.numpy as jnp, optax
     >>> params = {'w': jnp.array([-2.0, 1.0])}
     >>> updater.pre_forward_update(params, updater.wrap_optax(optax.sgd(0.1)).init(params))
     {'w': Array([-2.,  0.], dtype=float32)}

@@ -3,15 +3,21 @@
 import dataclasses
 import functools
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxpruner import masking
 from jaxpruner import tree as tree_lib
 from jaxpruner.jax_pruning.plan import EntryPlan, plan_entries, warn_about_partial_groups
 from jaxpruner.jax_pruning.strategy import PruningStrategy
+from jaxpruner.mask_calculator import MASK_DTYPE
+
+# Methods of flax's dataclasses, and of a NamedTuple.
+_REPLACE = ('replace', '_replace')
+_IRREPLACEABLE = '{} has params but no method `replace`; pass state.params instead'
 
 
 def pruning(
@@ -21,6 +27,7 @@ def pruning(
     prune_strategy: Any = None,
     *,
     prune_axis: int | None = None,
+    stacked: str | Sequence[str] = (),
     use_packed_masks: bool = False,
 ) -> tuple[bool, tree_lib.PyTree | None]:
     """Makes new masks if the strategy has an entry for this epoch.
@@ -30,10 +37,11 @@ def pruning(
 
     Args:
       state: a flax `TrainState` (anything with `params` that can be replaced), an `nnx` state, or parameters.
-      epoch: the epoch that has ended, a whole number; with `None` nothing is due.
+      epoch: the epoch that has ended, a whole number; with `None` nothing is due, and the strategy is only checked.
       mask_key: the masks so far, `None` before the first.
       prune_strategy: a `PruningStrategy` or what `PruningStrategy.parse` reads; with `None` nothing is due.
       prune_axis: the axis along which N:M groups lie for entries that give none; the last by default.
+      stacked: names or globs of leaves whose first axis counts layers (of a scan); each layer is ranked on its own.
       use_packed_masks: make masks at one bit per weight.
 
     Returns:
@@ -49,14 +57,14 @@ def pruning(
     Array([[0, 1],
            [1, 0]], dtype=uint8)
     """
+    epoch = None if epoch is None else _whole(epoch)
     if prune_strategy is None:
         return False, mask_key
-    strategy = PruningStrategy.parse(prune_strategy)
     params = _parameters(state)
-    plans = plan_entries(strategy, params, prune_axis)
-    if epoch is None or _whole(epoch) not in plans:
+    plans = plan_entries(PruningStrategy.parse(prune_strategy), params, prune_axis, stacked)
+    if epoch not in plans:
         return False, mask_key
-    plan, sparsities = plans[_whole(epoch)]
+    plan, sparsities = plans[epoch]
     warn_about_partial_groups(plan, params)
     return True, _new_masks(params, mask_key, sparsities, plan=plan, packed=use_packed_masks)
 
@@ -84,6 +92,39 @@ def pruning_apply(state: Any, mask_key: tree_lib.PyTree | None) -> tuple[Any, tr
     return (_replace_parameters(state, masked) if _holds_parameters(state) else masked), mask_key
 
 
+def initial_masks(
+    state: Any, prune_strategy: Any, *, stacked: str | Sequence[str] = (), use_packed_masks: bool = False
+) -> tree_lib.PyTree:
+    """The masks before the first epoch that prune nothing: a first `mask_key` whose structure stays what it is.
+
+    From `mask_key=None` on, a leaf has no mask before the first entry that means it; a checkpoint then needs another
+    target each time. `StrategyPruning` begins with these masks, too.
+
+    Args:
+      state: what `pruning` takes.
+      prune_strategy: a `PruningStrategy` or what `PruningStrategy.parse` reads.
+      stacked: as for `pruning`.
+      use_packed_masks: make masks at one bit per weight.
+
+    Returns:
+      A tree like the parameters: masks of ones for leaves that some entry means, `None` for all others.
+
+    Raises:
+      ValueError, TypeError: the strategy does not fit the parameters.
+
+    >>> import jax.numpy as jnp
+    >>> params = {'bias': jnp.ones(2), 'kernel': jnp.ones((1, 2))}
+    >>> initial_masks(params, {3: {'method': 'unstr_global', 'prune_rate_pattern': 0.5}})
+    {'bias': None, 'kernel': Array([[1, 1]], dtype=uint8)}
+    """
+    params = _parameters(state)
+    _, leaves, treedef = tree_lib.flatten_with_paths(params)
+    plans = [plan for plan, _ in plan_entries(PruningStrategy.parse(prune_strategy), params, None, stacked).values()]
+    meant = [any(plan.types[i] is not None for plan in plans) for i in range(len(leaves))]
+    masks = [jnp.ones(leaf.shape, MASK_DTYPE) if means else None for leaf, means in zip(leaves, meant, strict=True)]
+    return masking.store_masks(treedef.unflatten(masks), params, use_packed_masks)
+
+
 @functools.partial(jax.jit, static_argnames=('plan', 'packed'))
 def _new_masks(
     params: tree_lib.PyTree, old_masks: tree_lib.PyTree, sparsities: Any, *, plan: EntryPlan, packed: bool
@@ -103,8 +144,15 @@ def _whole(epoch: Any) -> int:
 
 
 def _holds_parameters(state: Any) -> bool:
-    """Whether the parameters are a field of the state; a container of parameters may have an entry of that name."""
-    return hasattr(state, 'params') and not isinstance(state, Mapping)
+    """Whether the parameters are a field of the state; a model may have a field or an entry of that name, too."""
+    if not hasattr(state, 'params') or isinstance(state, Mapping):
+        return False
+    if any(callable(getattr(state, name, None)) for name in _REPLACE) or jax.tree_util.all_leaves([state]):
+        return True
+    # Its parameters alone are meant, not the moments of an optimizer beside them.
+    if hasattr(state, 'opt_state'):
+        raise TypeError(_IRREPLACEABLE.format(type(state).__name__))
+    return False
 
 
 def _parameters(state: Any) -> tree_lib.PyTree:
@@ -112,9 +160,9 @@ def _parameters(state: Any) -> tree_lib.PyTree:
 
 
 def _replace_parameters(state: Any, params: tree_lib.PyTree) -> Any:
-    for name in ('replace', '_replace'):  # of flax's dataclasses, and of a NamedTuple
+    for name in _REPLACE:
         if callable(getattr(state, name, None)):
             return getattr(state, name)(params=params)
     if dataclasses.is_dataclass(state) and not isinstance(state, type):
         return dataclasses.replace(state, params=params)
-    raise TypeError(f'{type(state).__name__} has params but no method `replace`; pass state.params instead')
+    raise TypeError(_IRREPLACEABLE.format(type(state).__name__))

@@ -9,7 +9,12 @@ import jax.numpy as jnp
 from jaxpruner import tree as tree_lib
 
 # `kernel` in Flax and Keras, `weight` in Equinox, `w` in Haiku; also w1, w_in, weight_hh, depthwise_kernel.
-_KERNEL_NAME = re.compile(r'(?:.*_)?(?:kernel|weights?|w)(?:\d+|_.*)?')
+_KERNEL = re.compile(r'(?:.*_)?(?:kernel|weights?|w)(?:\d+|_.*)?')
+# Vectors of a layer, which stacking makes matrices; also kernel_scale, weight_g.
+_VECTOR = re.compile(r'(?:.*_)?(?:b|bias|scale|offset|beta|gamma|g|mean|var)\d*')
+# In Equinox norms and tables of embeddings have a `weight`, too, and norms may have more than one dimension.
+_NORM_LAYER = re.compile(r'.*norm.*|(?:.*_)?ln(?:\d+|_.*)?')
+_TABLE_LAYER = re.compile(r'.*embed.*|(?:.*_)?(?:emb|wte|wpe)(?:\d+|_.*)?')
 SEPARATOR = '-'
 
 
@@ -17,8 +22,8 @@ def is_kernel(path: tree_lib.Path, leaf: Any) -> bool:
     """Whether a leaf is the kernel of a layer: an array of floats with at least two dimensions and a kernel's name.
 
     The last name tells: `kernel` in Flax and Keras, `weight` in Equinox, `w` in Haiku, with what may follow (`w1`,
-    `weight_hh`). The `weight` of a layer that is called norm or embedding is none. Leaves without names (of lists and
-    tuples) are told by their dimensions alone.
+    `weight_hh`). The `weight` of a layer that is called norm or embedding is none. Leaves without a name of their own
+    (in lists and tuples) are told by their dimensions, unless they lie under the name of a bias, norm or embedding.
 
     Args:
       path: the leaf's path.
@@ -33,12 +38,15 @@ def is_kernel(path: tree_lib.Path, leaf: Any) -> bool:
     names = [name.lower() for name in path if not name.isdecimal()]
     if not names:
         return True
-    if not _KERNEL_NAME.fullmatch(names[-1]):
+    if _VECTOR.fullmatch(names[-1]):
         return False
-    # In Equinox norms and tables of embeddings have a `weight`, too, and norms may have more than one dimension.
+    if path[-1].isdecimal() and not _KERNEL.fullmatch(names[-1]):
+        return not (_NORM_LAYER.fullmatch(names[-1]) or _TABLE_LAYER.fullmatch(names[-1]))
+    if not _KERNEL.fullmatch(names[-1]):
+        return False
     layer = names[-2] if len(names) > 1 else ''
-    is_table = 'embed' in layer and names[-1].startswith('weight') and leaf.ndim == 2
-    return 'kernel' in names[-1] or not ('norm' in layer or is_table)
+    is_table = _TABLE_LAYER.fullmatch(layer) and names[-1].startswith('weight') and leaf.ndim == 2
+    return 'kernel' in names[-1] or not (_NORM_LAYER.fullmatch(layer) or is_table)
 
 
 def is_prunable(leaf: Any) -> bool:
@@ -68,6 +76,5 @@ def names_leaf(name: str | tree_lib.Path, path: tree_lib.Path) -> bool:
         return True
     if not isinstance(name, str):
         return False
-    whole = SEPARATOR.join(path)
     layers = [SEPARATOR.join(path[:length]) for length in range(1, len(path) + 1)]
-    return name in layers or fnmatch.fnmatchcase(whole, name)
+    return name in layers or fnmatch.fnmatchcase(layers[-1], name)

@@ -6,10 +6,12 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+
 from jaxpruner import algorithms, masking, sparsity_types
 from jaxpruner import tree as tree_lib
 from jaxpruner.jax_pruning import kernels
-from jaxpruner.jax_pruning.strategy import PruningEntry, PruningStrategy, Rate
+from jaxpruner.jax_pruning.strategy import PruningEntry, PruningStrategy, Rate, check_axis
 from jaxpruner.sparsity_types import NByM, SparsityType
 
 
@@ -21,6 +23,7 @@ class EntryPlan:
       where: how messages call the entry.
       is_global: one ranking over all chosen leaves.
       types: the sparsity type of each leaf, `None` where the entry leaves it as it is.
+      stacked: the paths of leaves whose first axis counts layers, which are ranked one by one.
 
     >>> EntryPlan('prune_strategy[1]', False, (sparsity_types.Unstructured(), None)).types[1] is None
     True
@@ -29,6 +32,7 @@ class EntryPlan:
     where: str = dataclasses.field(compare=False)
     is_global: bool
     types: tuple[SparsityType | None, ...]
+    stacked: tuple[tree_lib.Path, ...] = ()
 
     def new_masks(
         self, params: tree_lib.PyTree, old_masks: tree_lib.PyTree, sparsities: Sequence[Any]
@@ -62,11 +66,14 @@ class EntryPlan:
     def _updater(self, types: dict[tree_lib.Path, SparsityType | None]) -> Any:
         if self.is_global:
             return algorithms.GlobalMagnitudePruning(normalize_scores=False)
-        return algorithms.MagnitudePruning(sparsity_type=lambda path, leaf: types.get(path))
+        return algorithms.MagnitudePruning(sparsity_type=lambda path, leaf: types.get(path), stacked=self.stacked)
 
 
 def plan_entries(
-    strategy: PruningStrategy, params: tree_lib.PyTree, prune_axis: int | None = None
+    strategy: PruningStrategy,
+    params: tree_lib.PyTree,
+    prune_axis: int | None = None,
+    stacked: str | Sequence[str] = (),
 ) -> dict[int, tuple[EntryPlan, tuple[float | None, ...]]]:
     """Resolves and checks every entry against the parameters before anything is computed.
 
@@ -74,20 +81,37 @@ def plan_entries(
       strategy: the strategy.
       params: the parameters, or their shapes.
       prune_axis: the axis of N:M groups for entries that give none.
+      stacked: names or globs of leaves whose first axis counts layers.
 
     Returns:
       For each epoch its plan, and the sparsity of each leaf (`None` where the entry leaves it as it is).
 
     Raises:
       ValueError: a name that matches nothing, no kernel, or a shape that does not fit; the message names the entry.
+      TypeError: a parameter that is no array.
 
     >>> import jax.numpy as jnp
     >>> strategy = PruningStrategy.parse({1: {'method': 'unstr_global', 'prune_rate_pattern': 0.75}})
     >>> plan_entries(strategy, {'bias': jnp.ones(2), 'kernel': jnp.ones((2, 2))})[1][1]
     (None, 0.25)
     """
+    check_axis(prune_axis, 'prune_axis')
     paths, leaves, _ = tree_lib.flatten_with_paths(params)
-    return {entry.epoch: _plan(entry, paths, leaves, prune_axis) for entry in strategy.entries}
+    for path, leaf in zip(paths, leaves, strict=True):
+        if not hasattr(leaf, 'shape') or not hasattr(leaf, 'dtype'):
+            raise TypeError(
+                f'{kernels.SEPARATOR.join(path)} holds {leaf!r}, no array; pass parameters alone, such as state.params '
+                'or eqx.filter(model, eqx.is_array)'
+            )
+    names = (stacked,) if isinstance(stacked, str) else tuple(stacked)
+    tree_lib.check_names(names, paths, 'stacked', kernels.names_leaf, kernels.SEPARATOR)
+    layered = {path for path in paths if any(kernels.names_leaf(name, path) for name in names)}
+    layers = [_one_layer(leaf) if path in layered else leaf for path, leaf in zip(paths, leaves, strict=True)]
+    return {entry.epoch: _plan(entry, paths, layers, prune_axis, layered) for entry in strategy.entries}
+
+
+def _one_layer(leaf: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
 
 
 def warn_about_partial_groups(plan: EntryPlan, params: tree_lib.PyTree) -> None:
@@ -101,6 +125,7 @@ def warn_about_partial_groups(plan: EntryPlan, params: tree_lib.PyTree) -> None:
     >>> warn_about_partial_groups(EntryPlan('prune_strategy[1]', False, (None,)), {'w': np.ones((2, 2))})
     """
     paths, leaves, _ = tree_lib.flatten_with_paths(params)
+    leaves = [_one_layer(leaf) if path in plan.stacked else leaf for path, leaf in zip(paths, leaves, strict=True)]
     for path, leaf, leaf_type in zip(paths, leaves, plan.types, strict=True):
         if isinstance(leaf_type, NByM) and (rest := leaf_type.partial_group(leaf.shape, tree_lib.path_string(path))):
             warnings.warn(
@@ -113,11 +138,18 @@ def warn_about_partial_groups(plan: EntryPlan, params: tree_lib.PyTree) -> None:
 
 
 def _plan(
-    entry: PruningEntry, paths: list[tree_lib.Path], leaves: list[Any], prune_axis: int | None
+    entry: PruningEntry,
+    paths: list[tree_lib.Path],
+    leaves: list[Any],
+    prune_axis: int | None,
+    stacked: set[tree_lib.Path],
 ) -> tuple[EntryPlan, tuple[float | None, ...]]:
     rates = _leaf_rates(entry, paths, leaves)
     if entry.prune_axis is None and prune_axis is not None:
-        rates = [dataclasses.replace(rate, axis=prune_axis) if isinstance(rate, NByM) else rate for rate in rates]
+        rates = [
+            dataclasses.replace(rate, axis=prune_axis) if isinstance(rate, NByM) and rate.axis == -1 else rate
+            for rate in rates
+        ]
     types: list[SparsityType | None] = []
     for path, leaf, rate in zip(paths, leaves, rates, strict=True):
         where = f'{entry.where}: {kernels.SEPARATOR.join(path)}'
@@ -126,7 +158,8 @@ def _plan(
         types.append(rate if isinstance(rate, NByM) else None if rate is None else sparsity_types.Unstructured())
         if isinstance(rate, NByM):
             rate.check_shape(leaf.shape, where)
-    return EntryPlan(entry.where, entry.is_global, tuple(types)), tuple(map(_sparsity, rates))
+    layered = () if entry.is_global else tuple(path for path in paths if path in stacked)
+    return EntryPlan(entry.where, entry.is_global, tuple(types), layered), tuple(map(_sparsity, rates))
 
 
 def _sparsity(rate: Rate | None) -> float | None:
@@ -146,6 +179,6 @@ def _leaf_rates(entry: PruningEntry, paths: list[tree_lib.Path], leaves: list[An
         names = ', '.join(repr(kernels.SEPARATOR.join(path)) for path in paths[:6])
         raise ValueError(
             f'{entry.where}: none of the parameters is known as a kernel ({names}{", …" if len(paths) > 6 else ""}); '
-            "name those to prune: method='unstr_local', prune_rate_pattern={name: …}"
+            f"name those to prune: method='{entry.method.partition('_')[0]}_local', prune_rate_pattern={{name: …}}"
         )
     return [entry.rates if is_kernel else None for is_kernel in found]

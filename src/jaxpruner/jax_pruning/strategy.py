@@ -26,8 +26,8 @@ class PruningEntry:
     Attributes:
       epoch: the epoch after whose last step new masks are made.
       method: `'unstr_…'` or `'str_…'` followed by `'global'`, `'unified_local'` or `'local'`.
-      rates: one rate for all kernels, or pairs of a layer's name and its rate (`None`: left as it is), of which the
-        first that matches wins.
+      rates: one rate for all kernels (a density, or N:M), or pairs of a layer's name and its rate (`None`: left as it
+        is), of which the first that matches wins.
       prune_axis: the axis along which N:M groups lie; `None` for the last.
 
     Raises:
@@ -43,9 +43,9 @@ class PruningEntry:
     prune_axis: int | None = None
 
     def __post_init__(self):
+        object.__setattr__(self, 'epoch', _parse_epoch(self.epoch))
         _check_method(self.method, self.where)
-        if self.prune_axis is not None and (isinstance(self.prune_axis, bool) or not isinstance(self.prune_axis, int)):
-            raise TypeError(f'{self.where}: prune_axis must be a whole number, got {self.prune_axis!r}')
+        check_axis(self.prune_axis, f'{self.where}: prune_axis')
         if self.prune_axis is not None and not self.is_structured:
             raise ValueError(f'{self.where}: prune_axis has no meaning for {self.method!r}; leave it out, or use str_…')
         if self.names_layers and self.method == 'unstr_global':
@@ -53,6 +53,30 @@ class PruningEntry:
                 f'{self.where}: unstr_global ranks all layers together, so it takes one density; to give layers '
                 "densities of their own use method='unstr_local'"
             )
+        self._read_rates()
+
+    def _read_rates(self) -> None:
+        """Reads and checks the rates."""
+
+        def read(rate: Any, where: str) -> Rate:
+            return _parse_rate(rate, self.is_structured, self.prune_axis, f'{self.where}: {where}')
+
+        if not self.names_layers:
+            object.__setattr__(self, 'rates', read(self.rates, 'prune_rate_pattern'))
+            return
+        rates = []
+        for name, rate in self.rates:
+            if not isinstance(name, str | tuple):
+                raise TypeError(f"{self.where}: layers are named by text, such as 'Dense_0-kernel', got {name!r}")
+            rates.append(
+                (name, None if rate is None or (isinstance(rate, str) and rate == DENSE) else read(rate, repr(name)))
+            )
+        if all(rate is None for _, rate in rates):
+            raise ValueError(
+                f'{self.where}: prune_rate_pattern gives no layer a rate; write {{"Dense_0-kernel": …}}, or one rate '
+                'for all, or leave the entry out'
+            )
+        object.__setattr__(self, 'rates', tuple(rates))
 
     @property
     def where(self) -> str:
@@ -72,7 +96,8 @@ class PruningEntry:
     @property
     def names_layers(self) -> bool:
         """Whether each layer has a rate of its own."""
-        return isinstance(self.rates, tuple)
+        # A pair of numbers is N:M.
+        return isinstance(self.rates, tuple) and all(isinstance(pair, tuple) for pair in self.rates)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +118,10 @@ class PruningStrategy:
     entries: tuple[PruningEntry, ...]
 
     def __post_init__(self):
+        if isinstance(self.entries, str | Mapping) or not all(
+            isinstance(entry, PruningEntry) for entry in self.entries
+        ):
+            raise TypeError(f'entries must be PruningEntry objects, got {self.entries!r}; use PruningStrategy.parse')
         entries = tuple(sorted(self.entries, key=lambda entry: entry.epoch))
         object.__setattr__(self, 'entries', entries)
         for earlier, later in itertools.pairwise(entries):
@@ -105,7 +134,8 @@ class PruningStrategy:
 
         Args:
           setting: `{epoch: {'method': …, 'prune_rate_pattern': …, 'prune_axis': …}}` (epochs may be text; the axis is
-            optional), the path of a TOML or JSON file with such a table, or a strategy, which is returned as it is.
+            optional; a layer's rate may be `'dense'`, as files know no `None`), the path of a TOML or JSON file with
+            such a table, or a strategy, which is returned as it is.
 
         Returns:
           The validated strategy.
@@ -120,7 +150,11 @@ class PruningStrategy:
         if isinstance(setting, cls):
             return setting
         if isinstance(setting, str | os.PathLike):
-            setting = config_files.read(setting)
+            content = config_files.read(setting)
+            try:
+                return cls.parse(content)
+            except (ValueError, TypeError) as error:
+                raise type(error)(f'{os.fspath(setting)}: {error}') from error
         if not isinstance(setting, Mapping):
             raise TypeError(
                 'prune_strategy must be {epoch: {"method": …, "prune_rate_pattern": …}}, a PruningStrategy, or the '
@@ -157,6 +191,10 @@ def gradual_strategy(epochs: Iterable[int], final: Any, method: str | None = Non
     >>> gradual_strategy([50], (2, 4)).entries[0].method
     'str_unified_local'
     """
+    if not isinstance(epochs, Iterable) or isinstance(epochs, str):
+        raise TypeError(f'epochs must be several whole numbers, such as range(10, 100, 10), got {epochs!r}')
+    if isinstance(power, bool | str) or not hasattr(power, '__float__'):
+        raise TypeError(f'power must be a number, got {power!r}')
     numbers = [_parse_epoch(epoch) for epoch in epochs]
     if not numbers or numbers != sorted(set(numbers)):
         raise ValueError(f'epochs must be ascending whole numbers, at least one, got {numbers}')
@@ -175,8 +213,8 @@ def _part_of(last: Rate, share: float) -> Rate:
     """The rate at which a share of what is to be removed has been removed."""
     if isinstance(last, NByM):
         return dataclasses.replace(last, n=last.m - round((last.m - last.n) * share))
-    # Twelve places make of 0.30000000000000004 the number that one would write.
-    return round(1 - (1 - last) * share, 12)
+    # Twelve places make of 0.30000000000000004 the number that one would write; the last is the one that was given.
+    return last if share == 1 else round(1 - (1 - last) * share, 12)
 
 
 def _parse_epoch(epoch: Any) -> int:
@@ -201,22 +239,26 @@ def _parse_entry(epoch: int, entry: Any) -> PruningEntry:
     for key in _KEYS[:2]:
         if key not in entry:
             raise ValueError(f'{where} lacks the key {key!r}; write {{"method": …, "prune_rate_pattern": …}}')
-    method, pattern, axis = entry['method'], entry['prune_rate_pattern'], entry.get('prune_axis')
-    _check_method(method, where)
-    is_structured = method.startswith('str_')
-    if not isinstance(pattern, Mapping):
-        return PruningEntry(
-            epoch, method, _parse_rate(pattern, is_structured, axis, f'{where}: prune_rate_pattern'), axis
-        )
-    if not pattern:
-        raise ValueError(
-            f'{where}: prune_rate_pattern names no layer; write {{"Dense_0-kernel": …}}, or one rate for all'
-        )
-    rates = tuple(
-        (name, None if rate in (None, DENSE) else _parse_rate(rate, is_structured, axis, f'{where}: {name!r}'))
-        for name, rate in pattern.items()
-    )
-    return PruningEntry(epoch, method, rates, axis)
+    pattern = entry['prune_rate_pattern']
+    if isinstance(pattern, Mapping):
+        pattern = tuple((name, rate) for name, rate in pattern.items())
+    return PruningEntry(epoch, entry['method'], pattern, entry.get('prune_axis'))
+
+
+def check_axis(axis: Any, name: str) -> None:
+    """Refuses an axis that is neither a whole number nor `None`.
+
+    Args:
+      axis: the value.
+      name: what it is called, for the message.
+
+    Raises:
+      TypeError: it is neither.
+
+    >>> check_axis(-1, 'prune_axis')
+    """
+    if axis is not None and (isinstance(axis, bool) or not isinstance(axis, int)):
+        raise TypeError(f'{name} must be a whole number, or None for the last axis, got {axis!r}')
 
 
 def _check_method(method: Any, where: str) -> None:
@@ -235,6 +277,6 @@ def _parse_rate(rate: Any, is_structured: bool, axis: Any, where: str) -> Rate:
         sparsity_distributions.check_density(rate, where)
         return float(rate)
     try:
-        return sparsity_types.parse_n_by_m(rate, -1 if axis is None else axis)
+        return sparsity_types.parse_n_by_m(rate, axis)
     except (ValueError, TypeError) as error:
         raise type(error)(f'{where}: {error}') from error

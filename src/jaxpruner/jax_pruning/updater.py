@@ -9,15 +9,16 @@ import jax.numpy as jnp
 from jaxpruner import base_updater, sparsity_schedules
 from jaxpruner import tree as tree_lib
 from jaxpruner.jax_pruning.plan import EntryPlan, plan_entries, warn_about_partial_groups
-from jaxpruner.jax_pruning.strategy import PruningStrategy
+from jaxpruner.jax_pruning.strategy import PruningStrategy, check_axis
 
 
 @dataclasses.dataclass(init=False)
 class StrategyPruning(base_updater.BaseUpdater):
     """Carries out a strategy inside `wrap_optax`.
 
-    Equal to a loop over epochs that calls `pruning_apply` after every step, and `pruning` and `pruning_apply` after an
-    epoch's last one: on that step the parameters after the update are ranked, and the update lands on the new masks.
+    Equal, up to rounding, to a loop over epochs that calls `pruning_apply` after every step, and `pruning` and
+    `pruning_apply` after an epoch's last one: on that step the parameters after the update are ranked, and the update
+    lands on the new masks.
     A weight that a later entry keeps again starts at zero.
 
     Args:
@@ -25,7 +26,7 @@ class StrategyPruning(base_updater.BaseUpdater):
       steps_per_epoch: calls of `update` in an epoch.
       first_epoch: the number of the first epoch, 1 as in `for epoch in range(1, num_epochs + 1)`.
       prune_axis: the axis along which N:M groups lie for entries that give none; the last by default.
-      settings: `use_packed_masks` and `is_sparse_gradients` of `BaseUpdater`.
+      settings: `use_packed_masks`, `is_sparse_gradients` and `stacked` of `BaseUpdater`.
 
     Raises:
       ValueError, TypeError: a setting is wrong; in `init`, the strategy does not fit the parameters.
@@ -41,7 +42,7 @@ class StrategyPruning(base_updater.BaseUpdater):
     ranks_next_params: ClassVar[bool] = True
     regrows_from_zero: ClassVar[bool] = True
 
-    strategy: PruningStrategy
+    prune_strategy: PruningStrategy
     steps_per_epoch: int
     first_epoch: int
     prune_axis: int | None
@@ -56,12 +57,13 @@ class StrategyPruning(base_updater.BaseUpdater):
         **settings: Any,
     ):
         for name in settings:
-            if name not in ('use_packed_masks', 'is_packed', 'is_sparse_gradients'):
+            if name not in ('use_packed_masks', 'is_packed', 'is_sparse_gradients', 'stacked'):
                 raise TypeError(f'{name!r} is no setting of StrategyPruning: what is pruned, and when, is its strategy')
         for name, value, least in (('steps_per_epoch', steps_per_epoch, 1), ('first_epoch', first_epoch, 0)):
             if isinstance(value, bool) or not hasattr(value, '__index__') or value < least:
                 raise ValueError(f'{name} must be a whole number of at least {least}, got {value!r}')
-        self.strategy = PruningStrategy.parse(prune_strategy)
+        check_axis(prune_axis, 'prune_axis')
+        self.prune_strategy = PruningStrategy.parse(prune_strategy)
         self.steps_per_epoch, self.first_epoch, self.prune_axis = steps_per_epoch, first_epoch, prune_axis
         super().__init__(scheduler=self._schedule(), **settings)
 
@@ -102,19 +104,19 @@ class StrategyPruning(base_updater.BaseUpdater):
         return self.apply_masks(params, masks), masks
 
     def _plans(self, params: tree_lib.PyTree) -> list[tuple[EntryPlan, tuple[float | None, ...]]]:
-        return list(plan_entries(self.strategy, params, self.prune_axis).values())
+        return list(plan_entries(self.prune_strategy, params, self.prune_axis, self.stacked).values())
 
     def _steps(self) -> tuple[int, ...]:
         """The last step of each epoch that prunes, counted from 0."""
-        return tuple((epoch - self.first_epoch + 1) * self.steps_per_epoch - 1 for epoch in self.strategy.epochs)
+        return tuple((epoch - self.first_epoch + 1) * self.steps_per_epoch - 1 for epoch in self.prune_strategy.epochs)
 
     def _schedule(self) -> sparsity_schedules.BaseSchedule:
-        if not self.strategy.epochs:
+        if not self.prune_strategy.epochs:
             return sparsity_schedules.NoUpdateSchedule()
-        if self.strategy.epochs[0] < self.first_epoch:
+        if self.prune_strategy.epochs[0] < self.first_epoch:
             raise ValueError(
-                f'prune_strategy has an entry for epoch {self.strategy.epochs[0]}, but epochs begin with '
-                f'{self.first_epoch}; pass first_epoch={self.strategy.epochs[0]} if they are counted from there'
+                f'prune_strategy has an entry for epoch {self.prune_strategy.epochs[0]}, but epochs begin with '
+                f'{self.first_epoch}; pass first_epoch={self.prune_strategy.epochs[0]} if they are counted from there'
             )
         return sparsity_schedules.StepsSchedule(self._steps())
 
