@@ -33,7 +33,7 @@ import jaxpruner
 from digits_data import Dataset, load_dataset
 from jaxpruner import sparsity_types
 from jaxpruner.activations import prune_act_unstruct
-from jaxpruner.jax_pruning import PruningStrategy, gradual_strategy, pruning, pruning_apply
+from jaxpruner.jax_pruning import PruningStrategy, gradual_strategy, initial_masks, pruning, pruning_apply
 from mnist_strategies_run import Run, Snapshot
 from mnist_strategies_training import CNN, evaluate, train_epoch
 
@@ -146,8 +146,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if settings.batch_size > len(dataset.x_train):
             raise ValueError(f'--batch-size must be at most {len(dataset.x_train)}, got {settings.batch_size}')
         start = create_start(settings, dataset.x_train.shape[1:])
-        # At no epoch nothing is pruned, but every entry is checked against the parameters.
-        _named('--strategy', lambda: pruning(start.state, None, prune_strategy=strategy))
+        # Masks of ones instead of None, so that a saved state has one structure at all epochs; checks the strategy.
+        start = start._replace(mask_key=_named('--strategy', lambda: initial_masks(start.state, strategy)))
         run = Run(settings.out, settings.identity(strategy), settings.fresh)
         restored = run.restore(start)
     except (ValueError, OSError) as error:
@@ -210,7 +210,7 @@ def train(settings: Settings, strategy: PruningStrategy, dataset: Dataset, run: 
 
 
 def create_start(settings: Settings, image_shape: Sequence[int]) -> Snapshot:
-    """Returns what the first epoch starts from."""
+    """Returns what the first epoch starts from, without masks."""
     rng, init_rng = jax.random.split(jax.random.key(settings.seed))
     model = CNN(settings.activation_density, settings.activation_pattern)
     params = model.init(init_rng, jnp.ones((1, *image_shape)))['params']

@@ -27,7 +27,7 @@ class Snapshot(NamedTuple):
 
     epoch: int  # the last one that has ended, 0 before the first
     state: TrainState
-    mask_key: Any  # tree like the parameters of uint8 arrays or None where dense; None before the first masks
+    mask_key: Any  # tree like the parameters of uint8 arrays, None where dense
     rng: jax.Array  # typed key that the next epoch splits
 
 
@@ -101,19 +101,13 @@ class Run:
 
 
 def _as_tree(snapshot: Snapshot) -> dict[str, Any]:
-    """The arrays of a state. Its structure must not depend on the epoch, so where no mask is one of ones stands."""
-    state, masks = snapshot.state, snapshot.mask_key
-    if masks is None:
-        masks = jax.tree.map(lambda _: None, state.params)
-
-    def keep_all(leaf: jax.Array, mask: jax.Array | None) -> jax.Array:
-        return jnp.ones(leaf.shape, jnp.uint8) if mask is None else mask
-
+    """The arrays of a state; its structure is the same at all epochs."""
+    state = snapshot.state
     return {
         'step': jnp.asarray(state.step, jnp.int32),
         'params': state.params,
         'opt_state': state.opt_state,
-        'masks': jax.tree.map(keep_all, state.params, masks),
+        'masks': snapshot.mask_key,
         'rng': jax.random.key_data(snapshot.rng),
     }
 
