@@ -45,6 +45,7 @@ NAMES = """
     GlobalSaliencyPruning IterativeNMPruning MagnitudePruning NByM NoPruning RandomPruning RigL SET SaliencyPruning
     SparseState StaticRandomSparse SteMagnitudePruning SteRandomPruning Unstructured all_algorithm_names apply_mask
     PruningStrategy StrategyPruning gradual_strategy pruning pruning_apply jax_pruning.pruning jax_pruning.pruning_apply
+    jax_pruning.initial_masks sparsify_activations summarize_activations
     prune_act_struct prune_act_unstruct pruning_act_struct puning_act_unstruct activations.prune_act_struct
     activations.sparsify_activations activations.summarize_activations sparsity_schedules.StepsSchedule
     create_updater_from_config masks_from_zeros register_algorithm sparse_states sparsity_metrics summarize_intersection
