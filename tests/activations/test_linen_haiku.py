@@ -46,10 +46,7 @@ def hidden(module, variables):
     return module.apply(variables, X, method=lambda self, x: self.inner(x))
 
 
-OLD_JAX = pytest.mark.skipif(not hasattr(jax, 'make_user_context'), reason='older JAX keeps one cache for all contexts')
-
-
-@pytest.mark.parametrize('layer', [nn.Dense, Scaled, nn.remat(nn.Dense), pytest.param(nn.jit(nn.Dense), marks=OLD_JAX)])
+@pytest.mark.parametrize('layer', [nn.Dense, Scaled, nn.remat(nn.Dense), nn.jit(nn.Dense)])
 @pytest.mark.parametrize('where', ['inner/layers_0', 'inner-*', 'inner', nn.Dense])
 def test_submodules(layer, where):
     model = Outer(layer)
@@ -78,8 +75,10 @@ def test_the_model_itself_is_meant_by_its_class_alone():
     np.testing.assert_array_equal(sparse.apply(variables, X), half(model.apply(variables, X)))
     assert summarize_activations(sparse, variables, X, where=nn.Dense)['Dense'] == 0.5
     for where in ('*', lambda name, layer: True):
-        with pytest.raises(ValueError, match='matches no layer that was called'):
+        with pytest.raises(ValueError, match='never means the model itself: name its class'):
             sparsify_activations(model, where, density=0.5).apply(variables, X)
+    with pytest.raises(ValueError, match=r'only layers of .* one that is the whole model is meant by its class alone'):
+        sparsify_activations(model.apply, '*', density=0.5)(variables, X)
 
 
 def test_linen_scan_prunes_each_layer_of_the_stack():
@@ -159,6 +158,11 @@ def test_a_linen_object_behaves_like_its_module():
     again = copy.deepcopy(sparse)
     np.testing.assert_array_equal(again.apply(variables, X)[0], outputs[0])
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(sparse.module)).apply(variables, X)[0].shape, (5, HIDDEN))
+    for other in (sparse.clone(name='other'), sparse.copy(name='other')):
+        assert other.name == 'other'
+        np.testing.assert_array_equal(other.apply(variables, X)[0], outputs[0])
+    with pytest.raises(AttributeError, match=r'a bound module would run without .* use apply\(variables, …\)'):
+        sparse.bind(variables)
     with pytest.raises(AttributeError, match='no attribute'):
         _ = sparse.no_such_thing
 
@@ -169,30 +173,65 @@ def test_a_jitted_function_is_refused():
             use(jax.jit(LinenNetwork().apply))
 
 
-def test_calls_after_the_first_need_no_match():
+def test_each_entry_has_to_match_in_each_call():
     model = Outer()
     variables = model.init(KEY, X)
-    apply = sparsify_activations(model.apply, 'inner', density=0.5)
+    apply = sparsify_activations(model.apply, ['inner', 'innner/*'], density=0.5)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"where: 'innner/\*' matches no .* these were: .*'inner/layers_0'"):
+            apply(variables, X)
+    apply = sparsify_activations(model.apply, ['embed.attend', 'inner'], density=0.5)
     apply(variables, X)
-    apply(variables, jnp.ones((2, HIDDEN)), method=lambda self, x: self.embed.attend(x))
+    with pytest.raises(ValueError, match=r"where: 'inner' matches no layer .*; these were: 'embed\.attend'"):
+        apply(variables, jnp.ones((2, HIDDEN)), method=lambda self, x: self.embed.attend(x))
+    haiku = FRAMEWORKS['haiku'].make()
+    with pytest.raises(ValueError, match="where: 'linaer' matches no layer that was called; these were: 'linear'"):
+        sparsify_activations(haiku, ['linear', 'linaer'], density=0.5).apply(haiku.init(KEY, X), X)
 
 
-@OLD_JAX
-def test_functions_jitted_inside_are_compiled_apart():
+def _scanned(function):
+    def body(carry, x):
+        return carry, function(x)
+
+    return lambda x: jax.lax.scan(body, 0, x[None])[1][0]
+
+
+REUSED = {
+    'jit': jax.jit,
+    'checkpoint': jax.checkpoint,
+    'scan': _scanned,
+    'grad of checkpoint': lambda function: jax.grad(lambda x: (jax.checkpoint(function)(x) ** 2).sum()),
+    'jit in vmap': lambda function: jax.vmap(jax.jit(lambda x: function(x[None])[0])),
+}
+
+
+@pytest.mark.parametrize('dense_first', [True, False])
+@pytest.mark.parametrize('reuse', REUSED.values(), ids=REUSED)
+def test_functions_compiled_inside_are_compiled_apart(reuse, dense_first):
+    model = LinenNetwork()
+    variables = model.init(KEY, X)
+
+    def first(x):
+        return model.apply(variables, x)[0]
+
+    apply, dense, pruned = reuse(first), reuse(lambda x: first(x))(X), reuse(lambda x: half(first(x)))(X)
+    if dense_first:
+        np.testing.assert_allclose(apply(X), dense, rtol=1e-6)
+    for _ in range(2):
+        sparse = sparsify_activations(lambda x: apply(x), 'Dense_0', density=0.5)
+        for run in (sparse, sparse, jax.jit(sparse)):
+            np.testing.assert_allclose(run(X), pruned, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(apply(X), dense, rtol=1e-5, atol=1e-6)
+
+
+def test_reports_of_functions_that_jit_inside():
     model = LinenNetwork()
     variables = model.init(KEY, X)
     inner = jax.jit(model.apply)
-
-    def apply(variables, x):
-        return inner(variables, x)
-
-    dense = apply(variables, X)[0]
+    sparse = sparsify_activations(lambda variables, x: inner(variables, x), 'Dense_0', density=0.5)
     for _ in range(2):
-        sparse = sparsify_activations(apply, 'Dense_0', density=0.5)
-        for _ in range(2):
-            np.testing.assert_allclose(sparse(variables, X)[0], half(dense), rtol=1e-6)
-            np.testing.assert_array_equal(apply(variables, X)[0], dense)
-            assert summarize_activations(sparse, variables, X)['Dense_0'] == 0.5
+        assert summarize_activations(sparse, variables, X)['Dense_0'] == 0.5
+        np.testing.assert_allclose(sparse(variables, X)[0], half(inner(variables, X)[0]), rtol=1e-6)
 
 
 def test_an_error_inside_leaves_nothing_behind():

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import pickle
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -223,3 +224,25 @@ def test_each_entry_has_to_match_at_once(make):
         sparsify_activations(make(), ['first', 'frist'], density=0.5)
     with pytest.raises(ValueError, match='Embed'):
         summarize_activations(make(), X, where=nnx.Embed)
+
+
+@pytest.mark.parametrize('make', [lambda: nnx.Linear(2, 2, rngs=nnx.Rngs(0)), lambda: eqx.nn.Linear(2, 2, key=KEY)])
+def test_a_model_without_layers_is_meant_by_its_class(make):
+    with pytest.raises(ValueError, match=r'there is none in it; .* never means the model itself: name its class'):
+        sparsify_activations(make(), '*', density=0.5)
+    sparsify_activations(make(), type(make()), density=0.5)
+
+
+@pytest.mark.parametrize('make', [NnxNetwork, EquinoxNetwork])
+def test_a_result_is_copied_but_not_pickled(make):
+    model = make()
+    sparse = sparsify_activations(model, 'first', density=0.5)
+    x = X[0] if make is EquinoxNetwork else X
+    for one in (copy.copy(sparse), copy.deepcopy(sparse), *([nnx.clone(sparse)] if make is NnxNetwork else [])):
+        assert type(one.first) is type(sparse.first)
+        np.testing.assert_array_equal(one(x)[0], sparse(x)[0])
+    for copied in (copy.copy, copy.deepcopy):
+        np.testing.assert_array_equal(copied(sparse.first)(x), sparse.first(x))
+    for kept in (sparse, sparse.first):
+        with pytest.raises(TypeError, match='cannot be pickled; pickle the original model'):
+            pickle.dumps(kept)

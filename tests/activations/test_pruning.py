@@ -1,5 +1,6 @@
 """Activations pruned by magnitude: exact counts per example, gradients, every way in which JAX calls them."""
 
+import functools
 import math
 
 import equinox as eqx
@@ -19,6 +20,7 @@ import eight_devices
 import hlo
 from jaxpruner import activations, mask_calculator, selection
 from jaxpruner.activations import prune_act_struct, prune_act_unstruct
+from jaxpruner.sparsity_types import NByM
 
 SHAPES = {
     'conv': ((4, 7, 5, 6), 0),
@@ -35,11 +37,12 @@ DENSITIES = [1e-6, 0.1, 0.25, 0.5, 0.9, 0.999, 1.0]
 
 
 def examples_of(x, batch_axes):
-    """The examples as rows, in the order of the batch axes."""
+    """The examples as rows of float32, in the order of the batch axes; NumPy itself knows no bfloat16."""
+    x = np.asarray(x.astype(jnp.float32))
     if batch_axes is None or x.ndim < 2:
         return np.reshape(x, (1, -1))
     axes = sorted(axis % x.ndim for axis in np.atleast_1d(batch_axes))
-    moved = np.moveaxis(np.asarray(x), axes, range(len(axes)))
+    moved = np.moveaxis(x, axes, range(len(axes)))
     return moved.reshape(math.prod(moved.shape[: len(axes)]), -1)
 
 
@@ -127,13 +130,50 @@ def test_gradients(prune):
 @pytest.mark.parametrize('prune', FUNCTIONS.values(), ids=FUNCTIONS)
 def test_jit_vmap_scan_and_remat(prune):
     expected = prune(X)
-    batch = {'unstructured': {'batch_axes': None}}.get('unstructured' if prune is FUNCTIONS['unstructured'] else '', {})
     np.testing.assert_array_equal(jax.jit(prune)(X), expected)
-    np.testing.assert_array_equal(jax.vmap(lambda row: prune(row, **batch))(X), expected)
-    np.testing.assert_array_equal(jax.lax.map(lambda row: prune(row, **batch), X), expected)
+    np.testing.assert_array_equal(jax.vmap(prune)(X), expected)
+    np.testing.assert_array_equal(jax.lax.map(prune, X), expected)
     np.testing.assert_array_equal(jax.checkpoint(prune)(X), expected)
     stacked = jnp.stack([X, 2 * X])
     np.testing.assert_array_equal(jax.vmap(prune)(stacked), jnp.stack([expected, 2 * expected]))
+
+
+WRAPPED = {
+    'remat': jax.checkpoint,
+    'remat of jit': lambda prune: jax.checkpoint(jax.jit(prune)),
+    'map': lambda prune: lambda x: jax.lax.map(prune, x),
+    'scan': lambda prune: lambda x: jax.lax.scan(lambda carry, row: (carry, prune(row)), 0, x)[1],
+    'scan of remat': lambda prune: lambda x: jax.lax.scan(lambda c, row: (c, jax.checkpoint(prune)(row)), 0, x)[1],
+    'vmap': jax.vmap,
+}
+
+
+@pytest.mark.parametrize('straight_through', [False, True])
+@pytest.mark.parametrize('wrap', WRAPPED.values(), ids=WRAPPED)
+@pytest.mark.parametrize('prune', FUNCTIONS.values(), ids=FUNCTIONS)
+def test_gradients_under_remat_scan_and_vmap(prune, wrap, straight_through):
+    weights = jnp.arange(1.0, 33.0).reshape(4, 8)
+
+    def gradient(prune):
+        return jax.grad(lambda x: jnp.sum(weights * prune(jnp.sin(x)) ** 2))(X)
+
+    plain = functools.partial(prune, straight_through=straight_through)
+    np.testing.assert_allclose(gradient(wrap(plain)), gradient(plain), rtol=1e-6)
+
+
+@pytest.mark.parametrize('axes', [np.int64(-1), [np.int32(1)], (1,)])
+def test_ways_to_write_batch_axes(axes):
+    np.testing.assert_array_equal(prune_act_unstruct(X, 0.5, batch_axes=axes), prune_act_unstruct(X.T, 0.5).T)
+
+
+def test_a_pattern_with_its_own_axis():
+    np.testing.assert_array_equal(prune_act_struct(X, NByM(1, 2, axis=0)), prune_act_struct(X, (1, 2), axis=0))
+    with pytest.warns(UserWarning, match='along axis 0, which m=3'):
+        prune_act_struct(X, NByM(1, 3, axis=0))
+
+
+def test_the_count_at_a_half_is_the_core_s():
+    assert int((prune_act_unstruct(jnp.arange(1.0, 11.0), 0.15) != 0).sum()) == 1
 
 
 def test_a_density_may_be_traced():
@@ -159,6 +199,13 @@ REFUSED = [
     (lambda: prune_act_unstruct(jnp.arange(8), 0.5), TypeError, r'activations must be floats, got int32\[8\]'),
     (lambda: prune_act_unstruct(X, 0.5, batch_axes=2), ValueError, r'batch_axes: axis 2 does not exist .* \(4, 8\)'),
     (lambda: prune_act_unstruct(X, 0.5, batch_axes=(0, 1)), ValueError, r'batch_axes=\(0, 1\) leave nothing'),
+    (lambda: prune_act_unstruct(X[0], 0.5, batch_axes=7), ValueError, r'axis 7 does not exist .* \(8,\)'),
+    (lambda: prune_act_unstruct(X, 0.5, batch_axes=True), TypeError, r'batch_axes must be a whole number.* got True'),
+    (lambda: prune_act_unstruct(X, 0.5, batch_axes='01'), TypeError, r"batch_axes must be a whole number.* got '01'"),
+    (lambda: prune_act_unstruct(X, 0.5, batch_axes=[0.5]), TypeError, r'batch_axes must be a whole .* got \[0.5\]'),
+    (lambda: prune_act_unstruct(X, 0.5, straight_through=1), TypeError, 'straight_through must be True or .* got 1'),
+    (lambda: prune_act_struct(X, '1:4', straight_through='no'), TypeError, "straight_through must be .* got 'no'"),
+    (lambda: prune_act_struct(X, NByM(1, 4), axis=0), ValueError, 'lies along axis -1, but axis 0 is asked for'),
     (lambda: prune_act_struct(X, (5, 4)), ValueError, r'n must not exceed m, got n=5, m=4'),
     (lambda: prune_act_struct(X, 0.5), TypeError, r'an N:M pattern is written \(n, m\).* got 0.5'),
     (lambda: prune_act_struct(X, (1, 4), axis=2), ValueError, r'x: axis 2 does not exist in shape \(4, 8\)'),

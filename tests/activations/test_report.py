@@ -127,6 +127,42 @@ def test_the_innermost_of_several_taps_comes_first():
     assert report['_total_sparsity'] == 0  # measured before the outer function prunes
 
 
+@pytest.mark.parametrize('name', ['linen', 'haiku', 'nnx', 'equinox'])
+def test_inputs_as_the_layer_itself_sees_them(name):
+    framework = FRAMEWORKS[name]
+    first, second = framework.layers
+    model = framework.make()
+    params, x = framework.params(model), X.at[0, 0].set(0)
+
+    def report(model, **settings):
+        return summarize_activations(model, params, x, call=framework.run, **settings)
+
+    sparse = sparsify_activations(model, second, density=0.25, prune='inputs')
+    # 5 examples: 6 inputs of the first layer, one of them zero; 8 of the second, of which 2 are kept.
+    wanted = {first: 1 / 30, second: 0.75, '_total_sparsity': 31 / 70, '_nactivations': 70, '_nactivations_nnz': 39}
+    assert report(sparse, count='inputs') == wanted
+    assert report(sparse)[second] == 0
+    assert report(model, count='inputs')[second] == 0
+    # Two settings on a layer: what it is given at last.
+    twice = sparsify_activations(sparse, second, density=0.125, prune='inputs')
+    assert report(twice, count='inputs', where=second)[second] == 0.875
+
+
+def test_inputs_of_functions_and_of_layers_without_any():
+    model = nnx.Sequential(nnx.Embed(3, 4, rngs=nnx.Rngs(0)), nnx.relu)
+    sparse = sparsify_activations(model, nnx.relu, density=0.25, prune='inputs')
+    report = summarize_activations(sparse, jnp.arange(3), where=['layers/*', nnx.relu], count='inputs')
+    assert report == {'layers/1': 0.75, '_total_sparsity': 0.75, '_nactivations': 12, '_nactivations_nnz': 3}
+    embed = nn.Sequential([nn.Embed(3, 4)])
+    variables = embed.init(jax.random.key(0), jnp.arange(3))
+    assert summarize_activations(embed, variables, jnp.arange(3), count='inputs')['_nactivations'] == 0
+
+
+def test_what_is_counted_is_checked():
+    with pytest.raises(ValueError, match="count must be 'outputs' or 'inputs', got 'both'"):
+        summarize_activations(lambda x: x, X, count='both')
+
+
 def test_under_jit_it_is_refused():
     with pytest.raises(TypeError, match=r'call it outside jax\.jit'):
         jax.jit(lambda x: summarize_activations(jnp.tanh, x))(X)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from activations.frameworks import FRAMEWORKS, HIDDEN, X
 from jaxpruner import tree as tree_lib
 from jaxpruner.activations import prune_act_struct, prune_act_unstruct, sparsify_activations, summarize_activations
+from jaxpruner.sparsity_types import NByM
 
 
 @pytest.fixture(params=FRAMEWORKS)
@@ -46,6 +47,7 @@ def two_of_four(x):
 SETTINGS = {
     'density': ({'density': 0.5}, {'prune_first': half}),
     'pattern': ({'pattern': '2:4'}, {'prune_first': two_of_four}),
+    'pattern with its axis': ({'pattern': NByM(2, 4)}, {'prune_first': two_of_four}),
 }
 
 
@@ -185,9 +187,13 @@ REFUSED = {
     'pattern type': ({'pattern': 0.5}, TypeError, 'an N:M pattern is written'),
     'prune': ({'density': 0.5, 'prune': 'weights'}, ValueError, "prune must be 'outputs' or 'inputs', got 'weights'"),
     'batch axes': ({'density': 0.5, 'batch_axes': 0.5}, TypeError, 'batch_axes must be a whole number'),
+    'batch axes bool': ({'density': 0.5, 'batch_axes': (0, True)}, TypeError, r'or None, got \(0, True\)'),
+    'batch axes of a pattern': ({'pattern': '2:4', 'batch_axes': None}, ValueError, 'batch_axes=None means nothing'),
     'batch axes text': ({'density': 0.5, 'batch_axes': 'all'}, ValueError, "or 'auto', got 'all'"),
     'straight through': ({'density': 0.5, 'straight_through': 1}, TypeError, 'must be True or False, got 1'),
     'axis': ({'pattern': '2:4', 'axis': 0.5}, TypeError, 'axis must be a whole number'),
+    'axis of a density': ({'density': 0.5, 'axis': -1}, ValueError, 'axis=-1 means nothing with a density'),
+    'two axes': ({'pattern': NByM(2, 4, axis=0), 'axis': 1}, ValueError, 'lies along axis 0, but axis 1'),
     'no layers': ({'density': 0.5, 'where': []}, ValueError, "where names no layer; '\\*' means every one"),
     'where type': ({'density': 0.5, 'where': ['a', 3]}, TypeError, 'where must be a name or glob .* got 3'),
 }

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 
 from jaxpruner.activations import layers as layers_lib
+from jaxpruner.activations import traces
 
 # What stands in for a call of a layer: called with the layer's name, the call, and its arguments.
 Action = Callable[[str, Callable[..., Any], Any, Any], Any]
@@ -23,7 +24,7 @@ Action = Callable[[str, Callable[..., Any], Any, Any], Any]
 _INTERCEPTORS = {'flax.linen': 'jaxpruner.activations.linen', 'haiku': 'jaxpruner.activations.haiku'}
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Tap:
     """An action on chosen layers.
 
@@ -31,49 +32,70 @@ class Tap:
       entries: the layers, as `layers.read_where` returns them.
       action: what to do when one is called; hashable.
       token: taps of equal tokens do the same, so that what was compiled under one holds under the other.
-      refuses: a call in which no layer was chosen ends in an error.
-      called: the names of the layers that were called.
-      matched: a layer was chosen.
+      refuses: a call in which an entry chose no layer ends in an error.
+      innermost: the action stands next to the layer, inside those of all other taps.
+      called: the names of the layers that were called so far.
+      compiled: the entries, by number, that chose a layer inside jit, scan, …; a later call need not run it in Python.
 
-    >>> Tap(('Dense_*',), lambda name, call, args, kwargs: call(*args, **kwargs)).matched
-    False
+    >>> Tap(('Dense_*',), lambda name, call, args, kwargs: call(*args, **kwargs)).refuses
+    True
     """
 
     entries: tuple[Any, ...]
     action: Action
     token: Hashable = dataclasses.field(default_factory=object)
     refuses: bool = True
+    innermost: bool = False
     called: dict[str, None] = dataclasses.field(default_factory=dict)
-    matched: bool = False
+    compiled: set[int] = dataclasses.field(default_factory=set)
+
+
+class _Call:
+    """One call of a tapped function, and what was seen in it."""
+
+    def __init__(self, tap: Tap):
+        self.tap = tap
+        self._trace = traces.trace_state()
+        self._called: dict[str, None] = {}
+        self._methods: dict[str, None] = {}
+        self._matched: set[int] = set()
 
     def chooses(self, layer: layers_lib.Layer) -> bool:
         """Whether a layer that is called is one of the chosen; takes down that it was called."""
-        found = any(layers_lib.chosen(entry, layer) for entry in self.entries)
-        if layer.path and (found or layer.method == '__call__'):
-            self.called[layer.name] = None
-        self.matched |= found
-        return found
+        found = {i for i, entry in enumerate(self.tap.entries) if layers_lib.chosen(entry, layer)}
+        if layer.path and layer.method != 'setup':
+            called = self._called if found or layer.method == '__call__' else self._methods
+            called[layer.name] = self.tap.called[layer.name] = None
+        self._matched |= found
+        if self._trace != traces.trace_state():
+            self.tap.compiled.update(found)
+        return bool(found)
+
+    def check(self, kind: str) -> None:
+        """Refuses entries that chose nothing."""
+        known = self._matched | self.tap.compiled
+        missing = [entry for i, entry in enumerate(self.tap.entries) if i not in known]
+        if self.tap.refuses and missing:
+            layers_lib.refuse_call(missing, self._called or self._methods, kind)
 
 
 class _Thread(threading.local):
-    """What is going on in this thread: taps, outermost first, and the calls that are being run."""
+    """What is going on in this thread: calls of tapped functions, outermost first, and the layers that are run."""
 
-    taps: tuple[Tap, ...] = ()
+    calls: tuple[_Call, ...] = ()
     running: tuple[tuple[int, str], ...] = ()
 
 
 _thread = _Thread()
-# Functions jitted inside a tapped one are compiled apart from the same functions outside; single operations that run
-# outside jit are compiled anew for it, too. Older JAX cannot tell the two apart.
-_compiled_under = jax.make_user_context(()) if hasattr(jax, 'make_user_context') else contextlib.nullcontext
 
 
-def tapped(function: Callable[..., Any], tap: Tap) -> Callable[..., Any]:
+def tapped(function: Callable[..., Any], tap: Tap, kind: str = 'function') -> Callable[..., Any]:
     """The function, with a tap on the layers of flax.linen and Haiku that it calls.
 
     Args:
       function: any function.
       tap: the tap.
+      kind: the kind of model that it runs, for messages.
 
     Returns:
       A function that does the same otherwise.
@@ -93,10 +115,10 @@ def tapped(function: Callable[..., Any], tap: Tap) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        with _active(tap):
+        this = _Call(tap)
+        with _active(this):
             outputs = function(*args, **kwargs)
-        if tap.refuses and not tap.matched:
-            layers_lib.refuse_call(tap.entries, tap.called)
+        this.check(kind)
         return outputs
 
     return call
@@ -119,9 +141,10 @@ def run_layer(layer: layers_lib.Layer, call: Callable[..., Any], args: Any, kwar
     # Through `super()` a layer's method calls its base class's: one layer, one call.
     if this in before:
         return call(*args, **kwargs)
-    for tap in reversed(_thread.taps):
-        if tap.chooses(layer):
-            call = functools.partial(_acted, tap.action, layer.name, call)
+    from_within = sorted(_thread.calls, key=lambda each: each.tap.innermost)[::-1]
+    for each in from_within:
+        if each.chooses(layer):
+            call = acted(call, layer.name, each.tap.action)
     _thread.running = (*before, this)
     try:
         return call(*args, **kwargs)
@@ -129,22 +152,36 @@ def run_layer(layer: layers_lib.Layer, call: Callable[..., Any], args: Any, kwar
         _thread.running = before
 
 
-def _acted(action: Action, name: str, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    return action(name, call, args, kwargs)
+def acted(call: Callable[..., Any], name: str, action: Action) -> Callable[..., Any]:
+    """A call of a layer with an action in its place.
+
+    Args:
+      call: runs the layer.
+      name: the layer's name.
+      action: what to do.
+
+    >>> acted(max, 'max', lambda name, call, args, kwargs: -call(*args, **kwargs))(1, 2)
+    -2
+    """
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return action(name, call, args, kwargs)
+
+    return run
 
 
 @contextlib.contextmanager
-def _active(tap: Tap) -> Iterator[None]:
-    outer = _thread.taps
-    taps = (*outer, tap)
+def _active(call: _Call) -> Iterator[None]:
+    outer = _thread.calls
+    calls = (*outer, call)
     with contextlib.ExitStack() as stack:
         if not outer:
             for library, ours in _INTERCEPTORS.items():
                 if sys.modules.get(library) is not None:
                     stack.enter_context(importlib.import_module(ours).intercepting())
-        stack.enter_context(_compiled_under(tuple(each.token for each in taps)))
-        _thread.taps = taps
+        stack.enter_context(traces.compiled_under(tuple(each.tap.token for each in calls)))
+        _thread.calls = calls
         try:
             yield
         finally:
-            _thread.taps = outer
+            _thread.calls = outer

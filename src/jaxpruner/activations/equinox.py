@@ -43,8 +43,9 @@ def tapped(model: Any, tap: calls.Tap) -> Any:
         if layer.path not in paths:
             return layer.value
         if layer.is_function:
-            return substitutes.TappedFunction(layer.value, layer.name, action)
-        return _as_instance(layer.value, substitutes.tapped_class(type(layer.value), layer.name, action))
+            return substitutes.tapped_function(layer.value, layer.name, action, tap.innermost)
+        new_class = substitutes.tapped_class(type(layer.value), layer.name, action, tap.innermost)
+        return _as_instance(layer.value, new_class)
 
     return _mapped(model, (), substitute)
 

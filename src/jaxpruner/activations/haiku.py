@@ -27,7 +27,7 @@ def tapped(model: Any, tap: calls.Tap) -> Any:
     >>> model.apply(model.init(jax.random.key(0), x), x)
     Array([[1., 1.]], dtype=float32)
     """
-    return model._replace(apply=calls.tapped(model.apply, tap))
+    return model._replace(apply=calls.tapped(model.apply, tap, 'haiku'))
 
 
 def intercepting() -> contextlib.AbstractContextManager[Any]:

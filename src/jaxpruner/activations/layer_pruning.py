@@ -1,7 +1,7 @@
 """What a pruned layer does at each call: the settings, checked once, and their use on inputs or outputs."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -45,13 +45,12 @@ class LayerPruning:
         return self._pruned_outputs(name, function(*args, **kwargs))
 
     def _with_pruned_input(self, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        args, kwargs = list(args), dict(kwargs)
-        for arguments, keys in ((args, range(len(args))), (kwargs, list(kwargs))):
-            for key in keys:
-                if _is_prunable(arguments[key]):
-                    arguments[key] = self._pruned(name, arguments[key])
-                    return args, kwargs
-        raise ValueError(f"layer {name!r} was called without a float array; prune its outputs: prune='outputs'")
+        place = first_float_array(args, kwargs)
+        if place is None:
+            raise ValueError(f"layer {name!r} was called without a float array; prune its outputs: prune='outputs'")
+        if isinstance(place, str):
+            return args, {**kwargs, place: self._pruned(name, kwargs[place])}
+        return (*args[:place], self._pruned(name, args[place]), *args[place + 1 :]), kwargs
 
     def _pruned_outputs(self, name: str, outputs: Any) -> Any:
         leaves, treedef = jax.tree.flatten(outputs)
@@ -68,7 +67,7 @@ class LayerPruning:
     def _pruned(self, name: str, x: Any) -> jax.Array:
         try:
             if self.pattern is not None:
-                return pruning._keep_groups(jnp.asarray(x), self.pattern, self.straight_through, f'layer {name!r}: ')
+                return pruning.keep_groups(jnp.asarray(x), self.pattern, self.straight_through, name)
             return pruning.prune_act_unstruct(
                 x, self.density, batch_axes=self.batch_axes, straight_through=self.straight_through
             )
@@ -76,21 +75,48 @@ class LayerPruning:
             raise ValueError(f'layer {name!r}: {error}') from error
 
 
+def first_float_array(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | str | None:
+    """Where the first float array of at least one dimension stands among the arguments of a layer.
+
+    Args:
+      args: positional arguments.
+      kwargs: named arguments.
+
+    Returns:
+      Its number, its name, or `None` where there is none.
+
+    >>> first_float_array((3, jnp.ones(2)), {}), first_float_array((), {'x': jnp.ones(2)})
+    (1, 'x')
+    """
+    places: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+    return next((place for place, value in places if _is_prunable(value)), None)
+
+
 def read_pruning(
     density: Any,
     pattern: Any,
     prune: str,
-    batch_axes: int | Sequence[int] | None,
-    axis: int,
+    batch_axes: int | Sequence[int] | str | None,
+    axis: int | None,
     straight_through: bool,
+    own_axes: int | None = 0,
 ) -> LayerPruning:
     """Checks the settings of `sparsify_activations`.
 
+    Args:
+      density: share kept, or `None`.
+      pattern: N:M pattern, or `None`.
+      prune: `'outputs'` or `'inputs'`.
+      batch_axes: axes that count examples, or `'auto'` where none were given.
+      axis: the axis along which groups lie, or `None` where none was given.
+      straight_through: gradients pass everywhere.
+      own_axes: what `'auto'` means.
+
     Raises:
-      ValueError: both or none of density and pattern, or a value out of its range.
+      ValueError: both or none of density and pattern, a setting of the other one, or a value out of its range.
       TypeError: a value of the wrong type.
 
-    >>> read_pruning(None, '2:4', 'inputs', 0, -1, False).pattern
+    >>> read_pruning(None, '2:4', 'inputs', 'auto', None, False).pattern
     NByM(n=2, m=4, axis=-1, allow_partial=True)
     """
     if (density is None) == (pattern is None):
@@ -98,22 +124,21 @@ def read_pruning(
         raise ValueError(f"give one of density (such as 0.5) and pattern (such as '2:4'), got {got}")
     if prune not in _PRUNED:
         raise ValueError(f"prune must be 'outputs' or 'inputs', got {prune!r}")
-    if not isinstance(straight_through, bool):
-        raise TypeError(f'straight_through must be True or False, got {straight_through!r}')
-    if density is not None:
-        sparsity_distributions.check_density(density, 'density')
-        density = density if tree_lib.is_traced(density) else float(density)
-    n_by_m = None if pattern is None else sparsity_types.parse_n_by_m(pattern, axis)
-    return LayerPruning(density, n_by_m, prune, _read_axes(batch_axes), straight_through)
-
-
-def _read_axes(batch_axes: Any) -> tuple[int, ...] | None:
-    if batch_axes is None:
-        return None
-    axes = tuple(batch_axes) if isinstance(batch_axes, list | tuple) else (batch_axes,)
-    if not all(isinstance(axis, int | np.integer) and not isinstance(axis, bool) for axis in axes):
-        raise TypeError(f'batch_axes must be a whole number, some of them, or None, got {batch_axes!r}')
-    return tuple(map(int, axes))
+    pruning.check_straight_through(straight_through)
+    is_auto = isinstance(batch_axes, str) and batch_axes == 'auto'
+    if isinstance(batch_axes, str) and not is_auto:
+        raise ValueError(f"batch_axes must be a whole number, some of them, None or 'auto', got {batch_axes!r}")
+    if pattern is not None:
+        if not is_auto:
+            raise ValueError(f'batch_axes={batch_axes!r} means nothing with a pattern, whose groups lie along axis')
+        n_by_m = sparsity_types.parse_n_by_m(pattern, axis)
+        return LayerPruning(pattern=n_by_m, prune=prune, straight_through=straight_through)
+    if axis is not None:
+        raise ValueError(f'axis={axis!r} means nothing with a density, which ranks whole examples: see batch_axes')
+    sparsity_distributions.check_density(density, 'density')
+    density = density if tree_lib.is_traced(density) else float(density)
+    axes = pruning.read_batch_axes(own_axes if is_auto else batch_axes)
+    return LayerPruning(density, None, prune, axes, straight_through)
 
 
 def _is_prunable(value: Any) -> bool:

@@ -116,27 +116,29 @@ def choose(entries: Sequence[Any], layers: Sequence[Layer]) -> set[tree_lib.Path
         found = found or {layer.path for layer in layers if chosen(entry, layer)}
         if not found:
             modules = [layer.name for layer in layers if layer.path and not layer.is_function]
-            raise ValueError(f'where: {entry!r} matches no layer of the model; {_listed(entry, modules, "they are")}')
+            listed = _listed(entry, modules, 'they are', 'model')
+            raise ValueError(f'where: {entry!r} matches no layer of the model; {listed}')
         paths |= found
     return paths
 
 
-def refuse_call(entries: Sequence[Any], called: Iterable[str]) -> None:
-    """Refuses the end of a call in which no layer was meant.
+def refuse_call(entries: Sequence[Any], called: Iterable[str], kind: str) -> None:
+    """Refuses the end of a call in which entries meant no layer.
 
     Args:
-      entries: what `read_where` returned.
+      entries: those of `read_where`'s that meant none.
       called: the names of the layers that were called.
+      kind: the kind of model that was called, as `models.kind_of` names it.
 
     Raises:
       ValueError: always.
 
-    >>> refuse_call(['Dense_1'], ['Conv_0', 'Dense_0'])
+    >>> refuse_call(['Dense_1'], ['Conv_0', 'Dense_0'], 'linen')
     Traceback (most recent call last):
     ValueError: where: 'Dense_1' matches no layer that was called; these were: 'Dense_0', 'Conv_0'
     """
     names = ', '.join(map(repr, entries))
-    listed = _listed(entries[0], list(called), 'these were:')
+    listed = _listed(entries[0], list(called), 'these were:', kind)
     raise ValueError(f'where: {names} matches no layer that was called; {listed}')
 
 
@@ -172,13 +174,15 @@ def _predicate_holds(predicate: Callable[..., Any], layer: Layer) -> bool:
     return bool(holds)
 
 
-def _listed(entry: Any, names: Sequence[str], words: str) -> str:
+def _listed(entry: Any, names: Sequence[str], words: str, kind: str) -> str:
     """The layers that there are, the nearest first."""
-    if not names:
+    if not names and kind in ('function', 'haiku'):
         return (
-            'there was none: only layers of flax.linen and Haiku are seen in a function, and the model itself is none; '
-            'give an nnx or Equinox model as it is'
+            'there was none: only layers of flax.linen and Haiku are seen in a function, and one that is the whole '
+            'model is meant by its class alone; give an nnx or Equinox model as it is'
         )
+    if not names:
+        return 'there is none in it; a glob or a function never means the model itself: name its class'
     text = entry if isinstance(entry, str) else getattr(entry, '__name__', '')
 
     def distance(name: str) -> float:

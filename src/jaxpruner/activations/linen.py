@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import flax.linen as nn
 
@@ -30,13 +30,25 @@ class TappedModule:
 
     def init_with_output(self, *args: Any, **kwargs: Any) -> Any:
         """The module's `init_with_output`."""
-        return calls.tapped(self.module.init_with_output, self.tap)(*args, **kwargs)
+        return calls.tapped(self.module.init_with_output, self.tap, 'linen')(*args, **kwargs)
 
     def apply(self, *args: Any, **kwargs: Any) -> Any:
         """The module's `apply`."""
-        return calls.tapped(self.module.apply, self.tap)(*args, **kwargs)
+        return calls.tapped(self.module.apply, self.tap, 'linen')(*args, **kwargs)
+
+    def clone(self, **settings: Any) -> Self:
+        """The same with a clone of the module."""
+        return dataclasses.replace(self, module=self.module.clone(**settings))
+
+    def copy(self, **settings: Any) -> Self:
+        """The same with a copy of the module."""
+        return dataclasses.replace(self, module=self.module.copy(**settings))
 
     def __getattr__(self, name: str) -> Any:
+        if name == 'bind':
+            raise AttributeError(
+                'a bound module would run without the taps; use apply(variables, …), with method=… for another method'
+            )
         if name.startswith('__') or name in ('module', 'tap'):  # copying asks before there is a module
             raise AttributeError(name)
         return getattr(self.module, name)

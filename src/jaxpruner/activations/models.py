@@ -27,7 +27,7 @@ def sparsify_activations(
     pattern: Any = None,
     prune: str = 'outputs',
     batch_axes: int | Sequence[int] | str | None = 'auto',
-    axis: int = -1,
+    axis: int | None = None,
     straight_through: bool = False,
 ) -> Any:
     """Prunes the activations of chosen layers of a model: `prune_act_unstruct` or `prune_act_struct` at each call.
@@ -44,21 +44,26 @@ def sparsify_activations(
         held in fields can be chosen, too: by the function itself (`nnx.relu`), or by a name of which the last part is
         written out (`'layers/1'`, `'blocks/*/activation'`).
       density: share kept, in (0, 1].
-      pattern: `(n, m)` or `'n:m'` instead of a density.
+      pattern: `(n, m)`, `'n:m'` or an `NByM` instead of a density.
       prune: `'outputs'`: every float array of at least one dimension that a layer returns; `'inputs'`: the first float
         array that it is given, which is what a layer after a ReLU consumes.
       batch_axes: the axes that count examples, with a density; by default 0, for an Equinox module, which sees one
         example, `None`.
-      axis: the axis along which groups lie, with a pattern.
+      axis: the axis along which groups lie, with a pattern; by default that of the `NByM`, or the last.
       straight_through: gradients pass everywhere, not only through what was kept.
 
     Returns:
-      The same kind of thing as was given. For a linen module an object whose `apply` and `init_with_output` prune;
-      other attributes, `init` and `bind` among them, are the module's own and prune nothing.
+      The same kind of thing as was given, with these limits. For a linen module: an object whose `apply` and
+      `init_with_output` prune and whose `clone` and `copy` are of its kind. It is no `nn.Module`: it cannot be called,
+      bound, or be a submodule; other attributes, such as `init`, are the module's own and prune nothing. For nnx and
+      Equinox: a model in which the chosen layers are of another class. It cannot be pickled: pickle the original, and
+      sparsify what is loaded. An Equinox model becomes another type of tree, which optimizer states and gradients of
+      the original do not fit.
 
     Raises:
-      ValueError: a value out of its range; both or none of density and pattern; `where` matches no layer (of a call,
-        in functions, linen and Haiku; each entry of a list, in nnx and Equinox).
+      ValueError: a value out of its range; both or none of density and pattern, or an axis setting of the other one;
+        an entry of `where` that matches no layer: of a call, in functions, linen and Haiku (layers inside compiled
+        functions count once for all calls); of the model, in nnx and Equinox.
       TypeError: a value of the wrong type, or a jitted function.
 
     >>> import flax.linen as nn, jax, jax.numpy as jnp
@@ -69,13 +74,10 @@ def sparsify_activations(
     4
     """
     kind = kind_of(apply_fn_or_module)
-    if isinstance(batch_axes, str):
-        if batch_axes != 'auto':
-            raise ValueError(f"batch_axes must be a whole number, some of them, None or 'auto', got {batch_axes!r}")
-        batch_axes = None if kind == 'equinox' else 0
     if kind in ('nnx', 'equinox') and tree_lib.is_traced(density):
         raise TypeError(f'density of an {kind} model must be known before it is traced, got {density!r}')
-    action = layer_pruning.read_pruning(density, pattern, prune, batch_axes, axis, straight_through)
+    own_axes = None if kind == 'equinox' else 0
+    action = layer_pruning.read_pruning(density, pattern, prune, batch_axes, axis, straight_through, own_axes)
     return tapped(apply_fn_or_module, calls.Tap(layers_lib.read_where(where), action))
 
 

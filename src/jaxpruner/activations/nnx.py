@@ -34,10 +34,10 @@ def tapped(model: Any, tap: calls.Tap) -> Any:
         if layer.path not in paths:
             continue
         if layer.is_function:
-            _put(copy, path, substitutes.TappedFunction(layer.value, layer.name, tap.action))
+            _put(copy, path, substitutes.tapped_function(layer.value, layer.name, tap.action, tap.innermost))
         else:
-            base = type(layer.value)
-            new = substitutes.tapped_class(base, layer.name, tap.action, _class_settings(layer.value))
+            settings = _class_settings(layer.value)
+            new = substitutes.tapped_class(type(layer.value), layer.name, tap.action, tap.innermost, settings)
             object.__setattr__(layer.value, '__class__', new)
     return copy
 

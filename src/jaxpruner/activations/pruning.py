@@ -2,6 +2,7 @@
 
 import functools
 import math
+import operator
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -17,10 +18,12 @@ _SHORTEST_ROW = 256
 def prune_act_unstruct(
     x: jax.Array, density: Any, *, batch_axes: int | Sequence[int] | None = 0, straight_through: bool = False
 ) -> jax.Array:
-    """Keeps the largest |x| of each example, `max(1, round(size * density))` of its `size` activations.
+    """Keeps the largest |x| of each example.
 
-    Each index along the batch axes is an example of its own. Of equal magnitudes the lower index is kept, and NaN ranks
-    lowest. A batch that is sharded along its batch axes stays where it is.
+    Of an example's `size` activations `max(1, round(size * (1 - sparsity)))` are kept, where `sparsity = 1 - density`,
+    in float32, as weights are counted: 1 of 10 at a density of 0.15, which float32 puts just below a half. Each index
+    along the batch axes is an example of its own. Of equal magnitudes the lower index is kept, and NaN ranks lowest. A
+    batch that is sharded along its batch axes stays where it is.
 
     Args:
       x: float array, the batch along axis 0 unless `batch_axes` says otherwise. An array of one dimension or none is
@@ -35,7 +38,7 @@ def prune_act_unstruct(
 
     Raises:
       ValueError: a density outside (0, 1], an axis that does not exist, or batch axes that leave nothing to an example.
-      TypeError: `x` holds no floats, or the density is no number.
+      TypeError: `x` holds no floats, the density is no number, an axis no whole number, or `straight_through` no bool.
 
     >>> prune_act_unstruct(jnp.array([[-4.0, 1.0, 3.0, 2.0], [1.0, -1.0, 0.5, 2.0]]), 0.5)
     Array([[-4.,  0.,  3.,  0.],
@@ -43,12 +46,14 @@ def prune_act_unstruct(
     """
     x = _check_floats(x)
     sparsity_distributions.check_density(density, 'density')
-    mask = _largest_of_each(jax.lax.stop_gradient(x), 1 - density, _example_axes(x, batch_axes))
+    check_straight_through(straight_through)
+    axes = _example_axes(x.shape, read_batch_axes(batch_axes))
+    mask = _largest_of_each(jax.lax.stop_gradient(x), 1 - density, axes)
     return _masked(x, mask, straight_through)
 
 
 def prune_act_struct(
-    x: jax.Array, sparsity_pattern: Any, *, axis: int = -1, straight_through: bool = False
+    x: jax.Array, sparsity_pattern: Any, *, axis: int | None = None, straight_through: bool = False
 ) -> jax.Array:
     """Keeps the n largest |x| of each m consecutive activations along an axis.
 
@@ -57,26 +62,43 @@ def prune_act_struct(
 
     Args:
       x: float array of at least one dimension.
-      sparsity_pattern: `(n, m)` or `'n:m'`; (2, 4) keeps half.
-      axis: the axis along which groups lie, the features by default.
+      sparsity_pattern: `(n, m)`, `'n:m'` or an `NByM`; (2, 4) keeps half.
+      axis: the axis along which groups lie; by default that of the `NByM`, or the last, the features.
       straight_through: gradients pass everywhere, not only through what was kept.
 
     Returns:
       An array like `x`, zero where it was pruned.
 
     Raises:
-      ValueError: n > m, one of them is not positive, or the axis does not exist.
-      TypeError: `x` holds no floats, or the pattern is no pair of whole numbers.
+      ValueError: n > m, one of them is not positive, the axis does not exist or is not that of the `NByM`.
+      TypeError: `x` holds no floats, the pattern is no pair of whole numbers, or `straight_through` is no bool.
 
     >>> prune_act_struct(jnp.array([[-4.0, 1.0, 3.0, 2.0]]), (2, 4))
     Array([[-4.,  0.,  3.,  0.]], dtype=float32)
     """
-    return _keep_groups(_check_floats(x), sparsity_types.parse_n_by_m(sparsity_pattern, axis), straight_through)
+    check_straight_through(straight_through)
+    return keep_groups(_check_floats(x), sparsity_types.parse_n_by_m(sparsity_pattern, axis), straight_through)
 
 
-def _keep_groups(x: jax.Array, pattern: sparsity_types.NByM, straight_through: bool, prefix: str = '') -> jax.Array:
-    """Keeps n of each m; the prefix says of a warning whose activations they are."""
+def keep_groups(
+    x: jax.Array, pattern: sparsity_types.NByM, straight_through: bool, layer: str | None = None
+) -> jax.Array:
+    """`prune_act_struct` with settings that have been checked.
+
+    Args:
+      x: float array.
+      pattern: how many are kept of how many.
+      straight_through: gradients pass everywhere.
+      layer: whose activations they are, for the warning.
+
+    Raises:
+      ValueError: the axis does not exist.
+
+    >>> keep_groups(jnp.array([-4.0, 1.0, 3.0, 2.0]), sparsity_types.NByM(1, 2), False)
+    Array([-4.,  0.,  3.,  0.], dtype=float32)
+    """
     if rest := pattern.partial_group(x.shape, 'x'):
+        prefix = '' if layer is None else f'layer {layer!r}: '
         warnings.warn(
             f'{prefix}activations of shape {x.shape} have length {x.shape[pattern.axis]} along axis {pattern.axis}, '
             f'which m={pattern.m} does not divide: the last group keeps {min(pattern.n, rest)} of {rest}',
@@ -89,6 +111,46 @@ def _keep_groups(x: jax.Array, pattern: sparsity_types.NByM, straight_through: b
     return _masked(x, mask, straight_through)
 
 
+def read_batch_axes(batch_axes: Any) -> tuple[int, ...] | None:
+    """Reads the axes that count examples.
+
+    Args:
+      batch_axes: a whole number, a list or tuple of them, or `None`.
+
+    Raises:
+      TypeError: it is none of these.
+
+    >>> read_batch_axes(0), read_batch_axes([0, -1]), read_batch_axes(None)
+    ((0,), (0, -1), None)
+    """
+    if batch_axes is None:
+        return None
+    axes = batch_axes if isinstance(batch_axes, list | tuple) else (batch_axes,)
+    try:
+        if any(isinstance(axis, bool) for axis in axes):
+            raise TypeError
+        return tuple(map(operator.index, axes))
+    except TypeError:
+        raise TypeError(
+            f'batch_axes must be a whole number, a list or tuple of them, or None, got {batch_axes!r}'
+        ) from None
+
+
+def check_straight_through(straight_through: Any) -> None:
+    """Refuses what is no bool.
+
+    Args:
+      straight_through: the setting.
+
+    Raises:
+      TypeError: it is neither True nor False.
+
+    >>> check_straight_through(True)
+    """
+    if not isinstance(straight_through, bool):
+        raise TypeError(f'straight_through must be True or False, got {straight_through!r}')
+
+
 def _check_floats(x: Any) -> jax.Array:
     x = jnp.asarray(x)
     if not jnp.issubdtype(x.dtype, jnp.inexact):
@@ -96,19 +158,19 @@ def _check_floats(x: Any) -> jax.Array:
     return x
 
 
-def _example_axes(x: jax.Array, batch_axes: int | Sequence[int] | None) -> tuple[int, ...]:
+def _example_axes(shape: tuple[int, ...], axes: tuple[int, ...] | None) -> tuple[int, ...]:
     """The batch axes as non-negative numbers, in the order of the array."""
-    if batch_axes is None or x.ndim < 2:
+    if axes is None:
         return ()
-    axes = (batch_axes,) if isinstance(batch_axes, int) else tuple(batch_axes)
+    rank = max(len(shape), 1)  # the default axis is no mistake for a single number
     for axis in axes:
-        if not -x.ndim <= axis < x.ndim:
-            raise ValueError(f'batch_axes: axis {axis} does not exist in activations of shape {x.shape}')
-    unique = tuple(sorted({axis % x.ndim for axis in axes}))
-    if len(unique) == x.ndim:
-        raise ValueError(
-            f'batch_axes={batch_axes!r} leave nothing of activations of shape {x.shape} to an example; name fewer axes'
-        )
+        if not -rank <= axis < rank:
+            raise ValueError(f'batch_axes: axis {axis} does not exist in activations of shape {shape}')
+    if len(shape) < 2:
+        return ()
+    unique = tuple(sorted({axis % rank for axis in axes}))
+    if len(unique) == rank:
+        raise ValueError(f'batch_axes={axes} leave nothing of activations of shape {shape} to an example; name fewer')
     return unique
 
 

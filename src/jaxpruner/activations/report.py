@@ -10,23 +10,30 @@ import jax.numpy as jnp
 from jax import custom_batching
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.activations import calls, models
+from jaxpruner.activations import calls, layer_pruning, models
 from jaxpruner.activations import layers as layers_lib
 
 
 def summarize_activations(
-    apply_fn_or_module: Any, *args: Any, where: Any = '*', call: Callable[..., Any] | None = None, **kwargs: Any
+    apply_fn_or_module: Any,
+    *args: Any,
+    where: Any = '*',
+    count: str = 'outputs',
+    call: Callable[..., Any] | None = None,
+    **kwargs: Any,
 ) -> dict[str, Any]:
-    """Runs a model forward once and counts the zeros that its layers return.
+    """Runs a model forward once and counts the zeros that its layers return or are given.
 
-    A sparsified model shows what is left after pruning. A layer that is called several times, in a scan, too, counts
-    all calls; one that contains others counts besides them.
+    A sparsified model shows what is left after pruning; where it prunes inputs, count them. A layer that is called
+    several times, in a scan, too, counts all calls; one that contains others counts besides them.
 
     Args:
       apply_fn_or_module: as for `sparsify_activations`.
       *args: what the model is given: for linen and Haiku the arguments of `apply`, for a function, nnx and Equinox
         those of the model itself.
       where: the layers, as for `sparsify_activations`; functions in fields are counted where they are chosen.
+      count: `'outputs'`: every float array that a layer returns; `'inputs'`: the first float array of at least one
+        dimension that it is given, as the layer itself sees it, after all pruning. Layers without one are left out.
       call: how to run the model, a function of the model and the arguments, where that is another way. An Equinox
         model is mapped over a batch by `call=lambda model, x: jax.vmap(model)(x)`.
       **kwargs: named arguments of the model.
@@ -36,7 +43,7 @@ def summarize_activations(
       `'_nactivations_nnz'` (those that are not zero), as Python floats and integers.
 
     Raises:
-      ValueError: `where` matches no layer.
+      ValueError: `where` matches no layer, or `count` is neither.
       TypeError: a jitted function, arguments traced by `jax.jit`, or something that is no model.
 
     >>> import flax.linen as nn
@@ -46,16 +53,19 @@ def summarize_activations(
     """
     if any(map(tree_lib.is_traced, jax.tree.leaves((args, kwargs)))):
         raise TypeError('summarize_activations runs the model and reads what comes out; call it outside jax.jit')
-    entries = layers_lib.read_where(where)
-    tap = calls.Tap(entries, _COUNT, token=(entries, _COUNT), refuses=False)
+    if count not in ('outputs', 'inputs'):
+        raise ValueError(f"count must be 'outputs' or 'inputs', got {count!r}")
+    entries, action = layers_lib.read_where(where), _Counting(count)
+    tap = calls.Tap(entries, action, token=(entries, action), refuses=False, innermost=count == 'inputs')
     model = models.tapped(apply_fn_or_module, tap)
     if call is None:
         counts = _recorded(model if callable(model) else model.apply, args, kwargs)
     else:
         counts = _recorded(call, (model, *args), kwargs)
-    if not counts and models.kind_of(apply_fn_or_module) in ('function', 'linen', 'haiku'):
-        layers_lib.refuse_call(entries, tap.called)
-    return _summary(counts)
+    kind = models.kind_of(apply_fn_or_module)
+    if not counts and kind in ('function', 'linen', 'haiku'):
+        layers_lib.refuse_call(entries, tap.called, kind)
+    return _summary({name: numbers for name, numbers in counts.items() if numbers[1]})
 
 
 def _summary(counts: dict[str, list[int]]) -> dict[str, Any]:
@@ -68,7 +78,8 @@ def _summary(counts: dict[str, list[int]]) -> dict[str, Any]:
 
 
 # Layer -> numbers of non-zeros and of activations. Compiled functions outlive a report, and callbacks come in threads
-# of their own, so the running report is found here; the lock lets one run at a time.
+# of their own, so the running report is found here; the lock lets one run at a time. What was compiled of a model that
+# `call` kept from an earlier report, and runs in another thread meanwhile, is counted, too.
 _counts: dict[str, list[int]] = {}
 _lock = threading.RLock()
 
@@ -79,23 +90,30 @@ def _recorded(function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str,
         _counts.clear()
         function(*args, **kwargs)
         jax.effects_barrier()
-        return {name: list(numbers) for name, numbers in _counts.items() if numbers[1]}
+        return {name: list(numbers) for name, numbers in _counts.items()}
 
 
 @dataclasses.dataclass(frozen=True)
 class _Counting:
-    """The action that counts what a layer returns."""
+    """The action that counts what a layer returns or is given."""
+
+    count: str
 
     def __call__(self, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if self.count == 'inputs':
+            place = layer_pruning.first_float_array(args, kwargs)
+            _record(name, [] if place is None else kwargs[place] if isinstance(place, str) else args[place])
+            return function(*args, **kwargs)
         outputs = function(*args, **kwargs)
-        _counts.setdefault(name, [0, 0])  # in the order of the calls
-        for leaf in jax.tree.leaves(outputs):
-            if hasattr(leaf, 'dtype') and jnp.issubdtype(leaf.dtype, jnp.inexact):
-                jax.debug.callback(_Arrival(name), _count(jax.lax.stop_gradient(leaf)))
+        _record(name, outputs)
         return outputs
 
 
-_COUNT = _Counting()
+def _record(name: str, arrays: Any) -> None:
+    _counts.setdefault(name, [0, 0])  # in the order of the calls
+    for leaf in jax.tree.leaves(arrays):
+        if hasattr(leaf, 'dtype') and jnp.issubdtype(leaf.dtype, jnp.inexact):
+            jax.debug.callback(_Arrival(name), _count(jax.lax.stop_gradient(jnp.asarray(leaf))))
 
 
 @dataclasses.dataclass(frozen=True)

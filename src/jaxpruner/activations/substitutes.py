@@ -7,45 +7,66 @@ import dataclasses
 import functools
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from jaxpruner.activations import calls
+
+# Names of the layer and actions on it, innermost first.
+Actions = tuple[tuple[str, calls.Action], ...]
+# The attribute of a subclass that holds the layer's own class and the actions.
+_PARTS = '_jaxpruner_parts'
 
 
 @dataclasses.dataclass(frozen=True)
 class TappedFunction:
-    """A function with an action on its calls.
+    """A function with actions on its calls.
 
     Attributes:
       function: the function.
-      name: the layer's name.
-      action: what to do when it is called.
+      actions: what to do when it is called.
 
-    >>> TappedFunction(abs, 'act', lambda name, call, args, kwargs: 2 * call(*args, **kwargs))(-3)
+    >>> TappedFunction(abs, (('act', lambda name, call, args, kwargs: 2 * call(*args, **kwargs)),))(-3)
     6
     """
 
     function: Callable[..., Any]
-    name: str
-    action: calls.Action
+    actions: Actions
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
         return self.function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls it with the action."""
-        return self.action(self.name, self.function, args, kwargs)
+        """Calls it with the actions."""
+        return _run(self.function, self.actions, args, kwargs)
 
 
-@functools.cache
-def tapped_class(base: type, name: str, action: calls.Action, settings: tuple[tuple[str, Any], ...] = ()) -> type:
+def tapped_function(function: Callable[..., Any], name: str, action: calls.Action, innermost: bool) -> TappedFunction:
+    """A function with an action on its calls.
+
+    Args:
+      function: the function, tapped or not.
+      name: the layer's name.
+      action: what to do when it is called.
+      innermost: the action stands inside those that are there.
+
+    >>> tapped_function(abs, 'act', lambda name, call, args, kwargs: 2 * call(*args, **kwargs), False)(-3)
+    6
+    """
+    own, actions = (function.function, function.actions) if isinstance(function, TappedFunction) else (function, ())
+    return TappedFunction(own, _with(actions, (name, action), innermost))
+
+
+def tapped_class(
+    base: type, name: str, action: calls.Action, innermost: bool = False, settings: tuple[tuple[str, Any], ...] = ()
+) -> type:
     """A subclass whose `__call__` is run by an action.
 
     Args:
-      base: the layer's class.
+      base: the layer's class, tapped or not.
       name: the layer's name.
       action: what to do when it is called.
+      innermost: the action stands inside those that are there.
       settings: named arguments of the class statement.
 
     Returns:
@@ -57,11 +78,50 @@ def tapped_class(base: type, name: str, action: calls.Action, settings: tuple[tu
     >>> tapped_class(Layer, 'act', lambda name, call, args, kwargs: 2 * call(*args, **kwargs))()(3)
     6
     """
-    original: Any = base.__call__
+    own, actions = vars(base).get(_PARTS, (base, ()))
+    return _subclass(own, _with(actions, (name, action), innermost), settings)
+
+
+@functools.cache
+def _subclass(base: type, actions: Actions, settings: tuple[tuple[str, Any], ...]) -> type:
+    own: Any = base
+    original = own.__call__
 
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return action(name, functools.partial(original, self), args, kwargs)
+        return _run(functools.partial(original, self), actions, args, kwargs)
 
-    namespace = {'__call__': call, '__module__': base.__module__, '__doc__': base.__doc__}
+    def reduce(self: Any, protocol: Any) -> Any:
+        make, *rest = own.__reduce_ex__(self, protocol)
+        return (_Maker(make, base.__name__), *rest)
+
+    namespace = {'__call__': call, '__reduce_ex__': reduce, '__module__': __name__, '__doc__': base.__doc__}
+    namespace[_PARTS] = (base, actions)
     return types.new_class(f'Tapped{base.__name__}', (base,), dict(settings), lambda body: body.update(namespace))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Maker:
+    """Makes a copy, but does not let itself be pickled: where the pickle is read, there is no such subclass."""
+
+    make: Callable[..., Any]
+    name: str
+
+    def __call__(self, *args: Any) -> Any:
+        return self.make(*args)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f'the {self.name} of a sparsified model cannot be pickled; pickle the original model, and call '
+            'sparsify_activations after loading it'
+        )
+
+
+def _with(actions: Actions, new: tuple[str, calls.Action], innermost: bool) -> Actions:
+    return (new, *actions) if innermost else (*actions, new)
+
+
+def _run(call: Callable[..., Any], actions: Actions, args: Any, kwargs: Any) -> Any:
+    for name, action in actions:
+        call = calls.acted(call, name, action)
+    return call(*args, **kwargs)
