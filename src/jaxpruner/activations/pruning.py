@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jaxpruner import mask_calculator, masking, selection, sparsity_distributions, sparsity_types
 
-_SHORTEST_ROW = 256
+_SHORTEST_ROW = 256  # of the matrix that an example is read by; shorter ones are counted slowly
 
 
 def prune_act_unstruct(
