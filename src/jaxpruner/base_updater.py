@@ -51,7 +51,7 @@ class BaseUpdater:
       use_packed_masks: keep masks at one bit per weight.
       topk_fn: `(scores, sparsity) -> mask`, used for every leaf instead of the sparsity type's.
       is_packed: another name of `use_packed_masks`.
-      stacked: globs of leaves whose first axis counts layers; each layer is ranked on its own.
+      stacked: names or globs of leaves whose first axis counts layers; each layer is ranked on its own.
 
     Raises:
       TypeError, ValueError: a setting is wrong; the message says which and what would be right.
@@ -78,7 +78,7 @@ class BaseUpdater:
     topk_fn: mask_calculator.TopkFn | None = None
     _: dataclasses.KW_ONLY
     is_packed: bool | None = None
-    stacked: str | Sequence[str] = ()
+    stacked: str | Sequence[str | tree_lib.Path] = ()
 
     def __post_init__(self):
         if self.is_packed is not None:
@@ -351,7 +351,7 @@ class BaseUpdater:
     def _is_stacked(self, path: tree_lib.Path) -> bool:
         return any(tree_lib.matches(name, path) for name in self._stacked_names())
 
-    def _stacked_names(self) -> tuple[str, ...]:
+    def _stacked_names(self) -> tuple[str | tree_lib.Path, ...]:
         return (self.stacked,) if isinstance(self.stacked, str) else tuple(self.stacked)
 
     def _per_layer(self, path: tree_lib.Path, function: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]:

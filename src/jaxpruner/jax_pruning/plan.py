@@ -73,7 +73,7 @@ def plan_entries(
     strategy: PruningStrategy,
     params: tree_lib.PyTree,
     prune_axis: int | None = None,
-    stacked: str | Sequence[str] = (),
+    stacked: str | Sequence[str | tree_lib.Path] = (),
 ) -> dict[int, tuple[EntryPlan, tuple[float | None, ...]]]:
     """Resolves and checks every entry against the parameters before anything is computed.
 

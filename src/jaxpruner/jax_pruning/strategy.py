@@ -61,7 +61,7 @@ class PruningEntry:
         def read(rate: Any, where: str) -> Rate:
             return _parse_rate(rate, self.is_structured, self.prune_axis, f'{self.where}: {where}')
 
-        if not self.names_layers:
+        if not isinstance(self.rates, tuple) or not self.names_layers:
             object.__setattr__(self, 'rates', read(self.rates, 'prune_rate_pattern'))
             return
         rates = []
