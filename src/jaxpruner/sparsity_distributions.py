@@ -43,17 +43,9 @@ def check_sparsity(sparsity: Any, name: str) -> None:
 
     >>> check_sparsity(0.9, 'sparsity')
     """
-    if tree_lib.is_traced(sparsity):
-        return
-    try:
-        value = float(sparsity)
-    except (TypeError, ValueError):
-        raise TypeError(f'{name} must be a number between 0 and 1, got {sparsity!r}') from None
-    if isinstance(sparsity, (bool, str)):
-        raise TypeError(f'{name} must be a number between 0 and 1, got {sparsity!r}')
-    if not 0 <= value <= 1:
-        hint = f'; {value} per cent is {value / 100}' if 1 < value <= 100 else ''
-        raise ValueError(f'{name} must lie in [0, 1] (the share of weights removed), got {sparsity!r}{hint}')
+    _check_share(
+        sparsity, name, 'between 0 and 1', '[0, 1] (the share of weights removed)', lambda value: 0 <= value <= 1
+    )
 
 
 def check_density(density: Any, name: str) -> None:
@@ -69,17 +61,23 @@ def check_density(density: Any, name: str) -> None:
 
     >>> check_density(0.9, 'density')
     """
-    if tree_lib.is_traced(density):
+    _check_share(
+        density, name, 'above 0 and at most 1', '(0, 1] (the share that is kept)', lambda value: 0 < value <= 1
+    )
+
+
+def _check_share(share: Any, name: str, range_words: str, interval: str, is_inside: Callable[[float], bool]) -> None:
+    if tree_lib.is_traced(share):
         return
     try:
-        value = float(density)
+        value = float(share)
     except (TypeError, ValueError):
-        raise TypeError(f'{name} must be a number above 0 and at most 1, got {density!r}') from None
-    if isinstance(density, bool | str):
-        raise TypeError(f'{name} must be a number above 0 and at most 1, got {density!r}')
-    if not 0 < value <= 1:
-        hint = f'; {density} per cent is {value / 100}' if 1 < value <= 100 else ''
-        raise ValueError(f'{name} must lie in (0, 1] (the share that is kept), got {density!r}{hint}')
+        raise TypeError(f'{name} must be a number {range_words}, got {share!r}') from None
+    if isinstance(share, bool | str):
+        raise TypeError(f'{name} must be a number {range_words}, got {share!r}')
+    if not is_inside(value):
+        hint = f'; {value} per cent is {value / 100}' if 1 < value <= 100 else ''
+        raise ValueError(f'{name} must lie in {interval}, got {share!r}{hint}')
 
 
 def check_custom_map(custom_sparsity_map: SparsityMap | None) -> dict[Any, float | None]:

@@ -224,7 +224,7 @@ def first_matches(
     """Which of some ordered rules each leaf takes: the first whose name matches it.
 
     Args:
-      rules: a mapping whose keys are names or globs.
+      rules: names or globs in their order, or a mapping with such keys.
       paths: the paths of all leaves.
       setting: what the setting is called, for the messages.
       matches: `(name, path) -> bool`, what a name means.

@@ -194,7 +194,7 @@ def test_the_spellings_of_the_document():
 
 REFUSED = [
     (lambda: prune_act_unstruct(X, 0.0), ValueError, r'density must lie in \(0, 1\].* got 0.0'),
-    (lambda: prune_act_unstruct(X, 50), ValueError, r'50 per cent is 0.5'),
+    (lambda: prune_act_unstruct(X, 50), ValueError, r'50.0 per cent is 0.5'),
     (lambda: prune_act_unstruct(X, '0.5'), TypeError, r"density must be a number above 0 and at most 1, got '0.5'"),
     (lambda: prune_act_unstruct(jnp.arange(8), 0.5), TypeError, r'activations must be floats, got int32\[8\]'),
     (lambda: prune_act_unstruct(X, 0.5, batch_axes=2), ValueError, r'batch_axes: axis 2 does not exist .* \(4, 8\)'),

@@ -382,6 +382,12 @@ def test_a_partial_group_warns_and_names_the_leaf():
     np.testing.assert_array_equal(mask[:, 8:].sum(-1), np.ones(16))
 
 
+def test_a_layer_that_is_named_twice_is_refused():
+    entry = jax_pruning.PruningEntry(1, 'unstr_local', (('kernel', 0.5), ('kernel', 0.25)))
+    with pytest.raises(ValueError, match=r"prune_strategy\[1\]: 'kernel' is never used"):
+        pruning({'kernel': jnp.ones((2, 2))}, 1, None, jax_pruning.PruningStrategy((entry,)))
+
+
 REFUSED = {
     'a layer that is not there': (
         {'method': 'unstr_local', 'prune_rate_pattern': {'Dens_0-kernel': 0.5}},

@@ -80,7 +80,7 @@ BAD = {
         ValueError,
         r'prune_strategy\[1\]: prune_rate_pattern must lie in \(0, 1\].*got 0',
     ),
-    'density in per cent': ({1: entry(rate=90)}, ValueError, r'got 90; 90 per cent is 0.9'),
+    'density in per cent': ({1: entry(rate=90)}, ValueError, r'got 90; 90.0 per cent is 0.9'),
     'density NaN': ({1: entry(rate=float('nan'))}, ValueError, r'must lie in \(0, 1\]'),
     'density of a truth value': ({1: entry(rate=True)}, TypeError, r'must be a number above 0 and at most 1, got True'),
     'density of nothing': ({1: entry(rate=None)}, TypeError, r'must be a number above 0 and at most 1, got None'),

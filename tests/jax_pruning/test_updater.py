@@ -128,6 +128,32 @@ def test_bit_by_bit_with_bfloat16(strategy, first_epoch):
     training.assert_same(opt_state.masks, mask_key)
 
 
+def test_sparse_gradients_are_those_of_the_masks_before_the_step():
+    start, apply = front_ends.make('dict', seed=0)
+    start = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), start)
+    # Clipping makes each update depend on all gradients, so that those of pruned weights show.
+    inner = optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(1.0))
+    tx = StrategyPruning(STRATEGIES['gradual'](start), STEPS_PER_EPOCH, is_sparse_gradients=True).wrap_optax(inner)
+    step, ours, opt_state = make_step(tx, apply), start, tx.init(start)
+    theirs, inner_state, mask_key = start, inner.init(start), None
+    gradient = jax.jit(jax.grad(loss_of(apply)))
+    for number, batch in enumerate(training.batches(), 1):
+        ours, opt_state = step(ours, opt_state, batch)
+        grads, _ = pruning_apply(gradient(theirs, batch), mask_key)
+        updates, inner_state = jax.jit(inner.update)(grads, inner_state, theirs)
+        theirs, _ = pruning_apply(optax.apply_updates(theirs, updates), mask_key)
+        _, mask_key = pruning(
+            theirs,
+            number // STEPS_PER_EPOCH if number % STEPS_PER_EPOCH == 0 else None,
+            mask_key,
+            STRATEGIES['gradual'](start),
+        )
+        theirs, _ = pruning_apply(theirs, mask_key)
+    training.assert_same(opt_state.masks, mask_key)
+    for mine, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(mine.astype(jnp.float32), other.astype(jnp.float32), rtol=0.02, atol=1e-3)
+
+
 def assert_zero_where_pruned(params, opt_state):
     masks = masking.unpack_masks(jaxpruner.sparse_states(opt_state)[0].masks, params)
     treedef = jax.tree.structure(params)

@@ -1,4 +1,4 @@
-"""The two functions of an epoch loop: `pruning` makes masks when one is due, `pruning_apply` applies them."""
+"""The functions of an epoch loop: `pruning` makes masks when they are due, `pruning_apply` applies them."""
 
 import dataclasses
 import functools

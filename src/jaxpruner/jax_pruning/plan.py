@@ -1,7 +1,6 @@
 """What an entry of a strategy means for given parameters, carried out by the core's magnitude pruners."""
 
 import dataclasses
-import functools
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -48,20 +47,14 @@ class EntryPlan:
           A tree of unpacked masks, `None` where dense.
         """
         paths, leaves, treedef = tree_lib.flatten_with_paths(params)
-        old = treedef.unflatten([None] * len(leaves)) if old_masks is None else old_masks
-        chosen = treedef.unflatten(
-            [None if leaf_type is None else leaf for leaf, leaf_type in zip(leaves, self.types, strict=True)]
-        )
-        kept = masking.apply_mask(params, old)
-        scores = tree_lib.map_with_missing(
-            lambda leaf, wanted: None if wanted is None else algorithms.pruners.magnitudes(leaf), kept, chosen
+        old = treedef.unflatten([None] * len(leaves)) if old_masks is None else masking.unpack_masks(old_masks, params)
+        kept = zip(jax.tree.leaves(masking.apply_mask(params, old)), self.types, strict=True)
+        scores = treedef.unflatten(
+            [None if kind is None else algorithms.pruners.magnitudes(leaf) for leaf, kind in kept]
         )
         types = dict(zip(paths, self.types, strict=True))
         new = self._updater(types).create_masks(scores, treedef.unflatten(list(sparsities)))
-        unpacked = masking.unpack_masks(old, params)
-        return tree_lib.map_with_missing(
-            lambda _, mine, before: before if mine is None else mine, params, new, unpacked
-        )
+        return tree_lib.map_with_missing(lambda _, mine, before: before if mine is None else mine, params, new, old)
 
     def _updater(self, types: dict[tree_lib.Path, SparsityType | None]) -> Any:
         if self.is_global:
@@ -171,8 +164,8 @@ def _sparsity(rate: Rate | None) -> float | None:
 
 def _leaf_rates(entry: PruningEntry, paths: list[tree_lib.Path], leaves: list[Any]) -> list[Rate | None]:
     if isinstance(entry.rates, tuple):
-        first = functools.partial(tree_lib.first_matches, matches=kernels.names_leaf, separator=kernels.SEPARATOR)
-        chosen = first(dict(entry.rates), paths, entry.where)
+        names = [name for name, _ in entry.rates]
+        chosen = tree_lib.first_matches(names, paths, entry.where, kernels.names_leaf, kernels.SEPARATOR)
         return [None if rule is None else entry.rates[rule][1] for rule in chosen]
     found = [kernels.is_kernel(path, leaf) for path, leaf in zip(paths, leaves, strict=True)]
     if not any(found):

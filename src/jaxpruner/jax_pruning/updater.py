@@ -18,8 +18,7 @@ class StrategyPruning(base_updater.BaseUpdater):
 
     Equal, up to rounding, to a loop over epochs that calls `pruning_apply` after every step, and `pruning` and
     `pruning_apply` after an epoch's last one: on that step the parameters after the update are ranked, and the update
-    lands on the new masks.
-    A weight that a later entry keeps again starts at zero.
+    lands on the new masks. A weight that a later entry keeps again starts at zero.
 
     Args:
       prune_strategy: a `PruningStrategy` or what `PruningStrategy.parse` reads.
