@@ -1,1 +1,1 @@
-"""What the library claims about speed and memory, measured: `python -m benchmarks` lists the subjects."""
+"""What the library claims about speed and memory, measured: `python -m benchmarks --help` lists the subjects."""

@@ -2,43 +2,72 @@
 
 import dataclasses
 import importlib
+import os
+import subprocess
 import sys
-from collections.abc import Sequence
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal, get_args
 
 import jax
 import tyro
 
 from benchmarks import report
 
-Subject = Literal['activations']
+Subject = Literal[
+    'activations',
+    'selection',
+    'nm',
+    'block',
+    'channel',
+    'packing',
+    'global',
+    'step',
+    'memory',
+    'sharded',
+    'compile',
+]
+SUBJECTS: tuple[Subject, ...] = get_args(Subject)
+# Each subject is a file of its name; a word of the language cannot name one.
+_OTHER_NAMES = {'global': 'whole_model'}
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """Runs benchmarks on the machine as it is: nothing else should run meanwhile."""
 
-    subjects: Annotated[tuple[Subject, ...], tyro.conf.Positional] = ('activations',)
+    subjects: Annotated[tuple[Subject, ...], tyro.conf.Positional] = SUBJECTS
     """What to measure; each is a file here."""
     size: Literal['small', 'cpu', 'gpu', 'auto'] = 'auto'
     """Which sizes: those for the device at hand unless named; small ones show that a benchmark runs, and no more."""
-    rounds: int = 20
-    """How often each function is timed."""
+    rounds: int | None = None
+    """How often each function is timed; none: as often as the subject needs."""
     json: bool = False
-    """Print JSON instead of tables."""
+    """Print JSON instead of tables, a line for each subject."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the subjects with the arguments of a command line; returns the exit status."""
     settings = tyro.cli(Settings, description=__doc__, args=arguments)
-    if settings.rounds < 2:
+    if settings.rounds is not None and settings.rounds < 2:
         print(f'benchmarks: --rounds must be at least 2, got {settings.rounds}', file=sys.stderr)
         return 2
     size = ('cpu' if jax.default_backend() == 'cpu' else 'gpu') if settings.size == 'auto' else settings.size
     for name in settings.subjects:
-        subject = importlib.import_module(f'benchmarks.{name}')
-        report.show(name, subject.COLUMNS, subject.run(size, settings.rounds), settings.json)
+        subject = importlib.import_module(f'benchmarks.{_OTHER_NAMES.get(name, name)}')
+        rounds = settings.rounds or subject.ROUNDS
+        missing = subject.environment() if hasattr(subject, 'environment') else {}
+        if missing:
+            print(_printed_elsewhere(name, size, rounds, settings.json, missing), end='', flush=True)
+        else:
+            report.show(name, subject.COLUMNS, subject.run(size, rounds), settings.json)
     return 0
+
+
+def _printed_elsewhere(name: str, size: str, rounds: int, as_json: bool, missing: Mapping[str, str]) -> str:
+    """What a subject prints in a process that has the variables of the environment which this one is missing."""
+    command = [sys.executable, '-m', 'benchmarks', name, '--size', size, '--rounds', str(rounds)]
+    command += ['--json'] if as_json else []
+    return subprocess.run(command, env={**os.environ, **missing}, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 if __name__ == '__main__':

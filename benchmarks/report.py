@@ -11,13 +11,17 @@ import optax
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.timing import Ratio
+
+Value = Ratio | float | int | str | None
+
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One line of a table."""
+    """One line of a table: a value for each column, `None` where there is nothing to say."""
 
     name: str
-    values: tuple[str, ...]
+    values: tuple[Value, ...]
 
 
 def machine() -> str:
@@ -30,12 +34,33 @@ def machine() -> str:
 
 
 def show(subject: str, columns: Sequence[str], rows: Sequence[Row], as_json: bool) -> None:
-    """Prints a subject's table."""
+    """Prints a subject's table, as JSON on one line."""
     if as_json:
-        table = [{'name': row.name, **dict(zip(columns, row.values, strict=True))} for row in rows]
-        print(json.dumps({'subject': subject, 'machine': machine(), 'rows': table}, indent=2))
+        table = [{'name': row.name, **dict(zip(columns, map(_as_json, row.values), strict=True))} for row in rows]
+        print(json.dumps({'subject': subject, 'machine': machine(), 'rows': table}), flush=True)
         return
     table = Table('', *columns, title=f'{subject}: {machine()}')
     for row in rows:
-        table.add_row(row.name, *row.values)
+        table.add_row(row.name, *map(as_text, row.values))
     Console(highlight=False, width=None if os.isatty(1) else 160).print(table)
+
+
+def as_text(value: Value) -> str:
+    """A value as a table shows it: numbers with three or four digits, a ratio with its spread."""
+    if value is None:
+        return ''
+    if isinstance(value, Ratio):
+        digits = _decimals(value.median)
+        return f'{value.median:.{digits}f} ({value.low:.{digits}f}–{value.high:.{digits}f})'
+    if isinstance(value, float):
+        return f'{value:.{_decimals(value)}f}'
+    return str(value)
+
+
+def _decimals(number: float) -> int:
+    # Around 1 a thousandth is what tells a step from a dense one.
+    return next((decimals for limit, decimals in ((2, 3), (10, 2), (100, 1)) if abs(number) < limit), 0)
+
+
+def _as_json(value: Value) -> Value | dict[str, float]:
+    return value._asdict() if isinstance(value, Ratio) else value

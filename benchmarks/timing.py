@@ -1,5 +1,6 @@
 """Times functions against one another: all of them in each round, in changing order, so that drift hits all alike."""
 
+import functools
 import random
 import statistics
 import time
@@ -7,6 +8,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
+
+LONG_ENOUGH = 2e-3  # seconds: what is shorter is repeated inside a timing, so that the clock does not matter
+FEWEST_ROUNDS = 3  # of functions that are slow
+RESAMPLES = 1000
 
 
 class Timing(NamedTuple):
@@ -19,43 +25,79 @@ class Timing(NamedTuple):
         """The median over the rounds."""
         return statistics.median(self.rounds)
 
+    @property
+    def milliseconds(self) -> float:
+        """The median, in thousandths of a second."""
+        return 1e3 * self.median
+
 
 class Ratio(NamedTuple):
     """How many times as long as a reference, round by round."""
 
     median: float
-    low: float  # the first quartile
-    high: float  # the third quartile
-
-    def __str__(self) -> str:
-        """As a table shows it."""
-        digits = 0 if self.median >= 100 else 1 if self.median >= 10 else 2
-        return f'{self.median:.{digits}f} ({self.low:.{digits}f}–{self.high:.{digits}f})'
+    low: float  # the first quartile, or where an interval begins
+    high: float  # the third quartile, or where an interval ends
 
 
-def interleaved(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, Timing]:
-    """Times each call once a round, waiting for its result; one call before the first round is not counted.
+def bound(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
+    """The compiled function, called with these arguments; a function that closed over arrays would be folded away."""
+    return functools.partial(jax.jit(function), *arguments)
+
+
+def interleaved(
+    calls: dict[str, Callable[[], Any]], rounds: int, seconds: float = float('inf'), warm: bool = True
+) -> dict[str, Timing]:
+    """Times each call once a round, waiting for its result.
 
     Args:
       calls: functions without arguments by name.
       rounds: at least 2.
+      seconds: once so much time has passed no round begins, but the first few.
+      warm: one call before the first round is not counted, and short calls are repeated.
     """
-    for call in calls.values():
-        jax.block_until_ready(call())
+    repeats = {name: _warmed_repeats(call) if warm else 1 for name, call in calls.items()}
     times: dict[str, list[float]] = {name: [] for name in calls}
     order = list(calls)
     shuffle = random.Random(0).shuffle
-    for _ in range(rounds):
+    began = time.perf_counter()
+    for number in range(rounds):
+        if number >= FEWEST_ROUNDS and time.perf_counter() - began > seconds:
+            break
         shuffle(order)
         for name in order:
-            began = time.perf_counter()
-            jax.block_until_ready(calls[name]())
-            times[name].append(time.perf_counter() - began)
+            times[name].append(_seconds(calls[name], repeats[name]) / repeats[name])
     return {name: Timing(rounds) for name, rounds in times.items()}
 
 
 def ratio(of: Timing, to: Timing) -> Ratio:
     """The quartiles of the ratios of the rounds."""
-    ratios = [mine / other for mine, other in zip(of.rounds, to.rounds, strict=True)]
-    low, median, high = statistics.quantiles(ratios, n=4)
+    low, median, high = statistics.quantiles(_ratios(of, to), n=4)
     return Ratio(median, low, high)
+
+
+def interval(of: Timing, to: Timing) -> Ratio:
+    """The median of the ratios of the rounds, and between which values it lies at 95 %, by the bootstrap."""
+    ratios = np.array(_ratios(of, to))
+    drawn = np.random.default_rng(0).integers(len(ratios), size=(RESAMPLES, len(ratios)))
+    low, high = np.quantile(np.median(ratios[drawn], axis=1), (0.025, 0.975))
+    return Ratio(float(np.median(ratios)), float(low), float(high))
+
+
+def _ratios(of: Timing, to: Timing) -> list[float]:
+    return [mine / other for mine, other in zip(of.rounds, to.rounds, strict=True)]
+
+
+def _warmed_repeats(call: Callable[[], Any]) -> int:
+    """How often a call is repeated to take long enough; the first one compiles."""
+    _seconds(call, 1)
+    repeats = 1
+    while _seconds(call, repeats) < LONG_ENOUGH:
+        repeats *= 2
+    return repeats
+
+
+def _seconds(call: Callable[[], Any], repeats: int) -> float:
+    began = time.perf_counter()
+    for _ in range(repeats):
+        jax.block_until_ready(call())
+    return time.perf_counter() - began

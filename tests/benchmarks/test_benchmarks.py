@@ -1,40 +1,250 @@
 """The benchmarks run and print what they promise; what they measure is no matter of tests."""
 
+import importlib
 import json
+import math
 import subprocess
 import sys
-import typing
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+import jaxpruner
 from benchmarks import __main__ as benchmarks
-from benchmarks.timing import Timing, ratio
+from benchmarks import compiled, models, report, selection, timing, training
+from benchmarks.timing import Ratio, Timing, interleaved, interval, ratio
 
-SUBJECTS = typing.get_args(benchmarks.Subject)
+SLOW = ('global', 'step', 'memory', 'sharded', 'compile')  # what compiles many programs, or another process
+EACH_SUBJECT = [
+    pytest.param(subject, marks=pytest.mark.slow) if subject in SLOW else subject for subject in benchmarks.SUBJECTS
+]
+# Columns that not every row fills.
+MAY_BE_EMPTY = {'limit', 'top_k takes times as long', 'sorting takes times as long'}
+
+PROGRAM = """
+%body.1 (state: (f32[8], s32[])) -> (f32[8], s32[]) {
+  %sum.1 = f32[8]{0} all-reduce(%part), to_apply=%add
+  %both = (u32[], u32[4,2]{1,0}) all-reduce(%a, %b), to_apply=%add
+}
+
+%empty.2 (state: s32[]) -> s32[] {
+  ROOT %next = s32[] add(%state, %one)
+}
+
+ENTRY %main.3 (x: f32[4]) -> f32[8] {
+  %x = f32[4]{0} parameter(0)
+  %begun = (f32[4]{0}, f32[16]{0}) all-gather-start(%x), dimensions={0}
+  %gathered = f32[16]{0} all-gather-done(%begun)
+  %counted = s32[] while(%zero), condition=%test, body=%empty.2
+  %looped = (f32[8], s32[]) while(%gathered), condition=%test, body=%body.1
+  ROOT %out = f32[8]{0} conditional(%looped), true_computation=%then, false_computation=%otherwise
+}
+"""
 
 
-@pytest.mark.parametrize('subject', SUBJECTS)
+@pytest.mark.parametrize('subject', EACH_SUBJECT)
 def test_each_subject_runs(subject, capsys):
     assert benchmarks.main([subject, '--size', 'small', '--rounds', '2', '--json']) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed['subject'] == subject
     assert 'jax' in printed['machine']
-    assert all(value != '' or 'sort' in key for row in printed['rows'] for key, value in row.items())
+    assert printed['rows']
+    for row in printed['rows']:
+        assert row.pop('name')
+        empty = {column for column, value in row.items() if value is None}
+        assert empty <= MAY_BE_EMPTY
+        for column in row.keys() - empty:
+            check_number(row[column])
+
+
+def check_number(value):
+    if isinstance(value, dict):
+        assert value.keys() == {'median', 'low', 'high'}
+        assert value['low'] <= value['median'] <= value['high']
+        value = value['median']
+    assert isinstance(value, int | float)
+    assert math.isfinite(value)
 
 
 def test_as_a_command():
-    command = [sys.executable, '-m', 'benchmarks', 'activations', '--size', 'small', '--rounds', '2']
+    command = [sys.executable, '-m', 'benchmarks', 'channel', '--size', 'small', '--rounds', '2']
     table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert 'times a ReLU' in table
-    assert 'density 0.9' in table
+    assert 'passes over the memory' in table
+    assert 'channels along axis -1, [64, 64]' in table
 
 
-def test_too_few_rounds_are_refused(capsys):
-    assert benchmarks.main(['--rounds', '1']) == 2
-    assert '--rounds must be at least 2, got 1' in capsys.readouterr().err
+def test_several_subjects_are_printed_line_by_line(capsys):
+    assert benchmarks.main(['channel', 'packing', '--size', 'small', '--rounds', '2', '--json']) == 0
+    assert [json.loads(line)['subject'] for line in capsys.readouterr().out.splitlines()] == ['channel', 'packing']
+
+
+def test_without_subjects_all_are_measured(monkeypatch):
+    measured = []
+    monkeypatch.setattr(importlib, 'import_module', lambda name: measured.append(name) or Nothing)
+    monkeypatch.setattr(report, 'show', lambda *_: None)
+    assert benchmarks.main([]) == 0
+    assert len(set(measured)) == len(benchmarks.SUBJECTS)
+
+
+class Nothing:
+    ROUNDS, COLUMNS = 2, ()
+
+    @staticmethod
+    def run(size, rounds):
+        return []
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        (['--rounds', '1'], '--rounds must be at least 2, got 1'),
+        (['--rounds', '0'], '--rounds must be at least 2, got 0'),
+        (['sorting'], "'sorting'"),
+        (['nm', '--size', 'huge'], "'huge'"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, message, capsys):
+    try:
+        status = benchmarks.main(arguments)
+    except SystemExit as exit_of_tyro:
+        status = exit_of_tyro.code
+    assert status == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_reference_with_another_mask_is_refused(monkeypatch):
+    monkeypatch.setattr(selection, 'by_argsort', lambda x, kept: jnp.zeros_like(x))
+    with pytest.raises(AssertionError, match=r'the mask by argsort is another, for float32\[1000\]'):
+        selection.run('small', 2)
 
 
 def test_ratios_are_taken_round_by_round():
     slow, fast = Timing([2.0, 40.0, 6.0]), Timing([1.0, 10.0, 2.0])
-    assert ratio(slow, fast).median == 3.0
-    assert str(ratio(slow, fast)) == '3.00 (2.00–4.00)'
+    assert ratio(slow, fast) == Ratio(3.0, 2.0, 4.0)
+    assert slow.milliseconds == 6000
+
+
+def test_the_interval_of_a_median_is_narrower_than_the_quartiles():
+    of, to = Timing([1.0 + i / 100 for i in range(101)]), Timing([1.0] * 101)
+    quartiles, found = ratio(of, to), interval(of, to)
+    assert found.median == quartiles.median == 1.5
+    assert quartiles.low < found.low < 1.5 < found.high < quartiles.high
+    assert interval(of, to) == found  # no chance in it
+    assert interval(to, to) == Ratio(1.0, 1.0, 1.0)
+
+
+def test_models_are_as_large_as_is_said():
+    def leaves(model):
+        return jax.tree.leaves(jax.eval_shape(model.init))
+
+    on_cpu, on_gpu = (leaves(models.TRANSFORMERS[size]) for size in ('cpu', 'gpu'))
+    assert round(sum(leaf.size for leaf in on_cpu) / 1e6, 1) == 5.3
+    assert len([leaf for leaf in on_cpu if leaf.ndim > 1]) >= 30
+    assert round(sum(leaf.size for leaf in on_gpu) / 1e6) == 136
+    assert {leaf.dtype for leaf in on_gpu} == {jnp.dtype(jnp.bfloat16)}
+    many = importlib.import_module('benchmarks.compile').MANY_LEAVES
+    assert len(leaves(many)) == 214
+
+
+def test_a_transformer_learns_and_does_not_look_ahead():
+    model = models.TRANSFORMERS['small']
+    params, batch = jax.jit(model.init)(), model.batch()
+    training_run = training.Training(model, training.METHODS['dense'])
+    for _ in range(20):
+        trained, _ = training_run()
+    loss, losses = jax.jit(model.loss), jax.jit(model.losses)
+    assert loss(trained, batch) < 0.99 * loss(params, batch)
+    # The first three tokens are told as well as if there were no others.
+    three = models.Batch(batch.inputs[:, :3], batch.labels[:, :3])
+    shorter = {**params, 'positions': params['positions'][:3]}
+    assert jnp.allclose(losses(params, batch)[:, :3], losses(shorter, three), rtol=1e-4)
+
+
+def test_timed_steps_are_sparse():
+    model = models.TRAINED['small']['MLP']
+    timed = training.Training(model, training.METHODS['magnitude, host-driven'])
+    params, state = timed()
+    assert int(state.count) == 2
+    assert float(jaxpruner.sparsity_metrics(state)['_total_sparsity']) == pytest.approx(0.9, abs=0.02)
+    assert jnp.mean(params['layer_0']['kernel'] == 0) == pytest.approx(0.9, abs=0.02)
+
+
+class Clock:
+    """Time that passes in calls alone."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.calls = 0
+
+    def perf_counter(self):
+        return self.now
+
+    def call_of(self, seconds):
+        def call():
+            self.now += seconds
+            self.calls += 1
+
+        return call
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(timing, 'time', clock)
+    return clock
+
+
+def test_short_calls_are_repeated_until_the_clock_does_not_matter(clock):
+    short = timing.LONG_ENOUGH / 3
+    times = interleaved({'short': clock.call_of(short)}, 5)
+    assert times['short'].rounds == pytest.approx([short] * 5)
+    assert clock.calls == 1 + (1 + 2 + 4) + 5 * 4  # to compile, to find how often, and to time
+
+
+def test_long_calls_and_cold_ones_are_not_repeated(clock):
+    assert interleaved({'long': clock.call_of(1.0)}, 5)['long'].rounds == [1.0] * 5
+    assert clock.calls == 1 + 1 + 5
+    interleaved({'short': clock.call_of(1e-9)}, 5, warm=False)
+    assert clock.calls == 7 + 5
+
+
+def test_slow_calls_get_fewer_rounds(clock):
+    calls = {'fast': clock.call_of(0.5), 'slow': clock.call_of(1.5)}
+    assert [len(interleaved(calls, 10, seconds)['slow'].rounds) for seconds in (1, 9, 100)] == [3, 5, 10]
+
+
+@pytest.mark.parametrize(
+    ('value', 'text', 'in_json'),
+    [
+        (Ratio(1.0144, 0.99, 1.05), '1.014 (0.990–1.050)', {'median': 1.0144, 'low': 0.99, 'high': 1.05}),
+        (Ratio(3.0, 2.0, 4.0), '3.00 (2.00–4.00)', {'median': 3.0, 'low': 2.0, 'high': 4.0}),
+        (12.345, '12.3', 12.345),
+        (250.4, '250', 250.4),
+        (-0.5, '-0.500', -0.5),
+        (1024, '1024', 1024),
+        ('text', 'text', 'text'),
+        (None, '', None),
+    ],
+)
+def test_a_value_in_a_table_and_in_json(value, text, in_json, capsys):
+    assert report.as_text(value) == text
+    report.show('subject', ('column',), [report.Row('row', (value,))], as_json=True)
+    assert json.loads(capsys.readouterr().out)['rows'] == [{'name': 'row', 'column': in_json}]
+
+
+def test_collectives_are_read_off_a_program():
+    assert compiled.collectives(PROGRAM) == compiled.Collectives(largest=16, in_a_turn=2)
+    assert compiled.collectives('ENTRY %main () -> f32[] {\n}\n') == compiled.Collectives(0, 0)
+
+
+def test_loops_and_branches_are_counted():
+    assert compiled.loops_and_branches(PROGRAM) == 3
+    looped = jax.jit(lambda x: jax.lax.while_loop(lambda x: x < 9, lambda x: 2 * x, x))
+    assert compiled.loops_and_branches(looped.lower(1).compile().as_text()) == 1
+
+
+def test_temporary_bytes_are_those_of_what_is_neither_argument_nor_result():
+    x = jnp.ones((64, 64))
+    assert compiled.temporary_bytes(jnp.add, x, x) == 0
+    assert compiled.temporary_bytes(lambda x: jnp.sort(x.ravel())[0], x) >= x.nbytes

@@ -1,0 +1,51 @@
+"""What a compiled program says of itself: temporary memory, loops, and what devices tell one another."""
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+_COLLECTIVES = ('all-gather', 'all-to-all', 'all-reduce', 'collective-permute', 'reduce-scatter')
+# The type may be a tuple, with blanks in it; where a collective is in two parts its start is counted.
+_COLLECTIVE = re.compile(rf' = (?P<type>.+?) (?:{"|".join(_COLLECTIVES)})(?:-start)?\(')
+_ARRAY = re.compile(r'\b[a-z]+\d*\[([\d,]*)\]')
+_BRANCH = re.compile(r' = .+? (?:while|conditional)\(')
+_LOOP_BODY = re.compile(r' while\(.*\bbody=%?([\w.\-]+)')
+
+
+class Collectives(NamedTuple):
+    """What devices tell one another in a program."""
+
+    largest: int  # elements of the largest array that one collective brings to a device
+    in_a_turn: int  # number of collectives in each turn of the first loop that has any
+
+
+def temporary_bytes(function: Callable[..., Any], *arguments: Any) -> int:
+    """Memory that the compiled function needs besides its arguments and results, in bytes."""
+    return jax.jit(function).lower(*arguments).compile().memory_analysis().temp_size_in_bytes
+
+
+def loops_and_branches(text: str) -> int:
+    """How many loops and conditionals a program has, in whatever it calls, too."""
+    return len(_BRANCH.findall(text))
+
+
+def collectives(text: str) -> Collectives:
+    """Reads the collectives off a compiled program's text."""
+    largest = max(map(_largest_array, _COLLECTIVE.findall(text)), default=0)
+    parts = dict(_computations(text))
+    in_loops = [len(_COLLECTIVE.findall(parts[body])) for body in _LOOP_BODY.findall(parts['ENTRY'])]
+    return Collectives(largest, next(filter(None, in_loops), 0))
+
+
+def _largest_array(result_type: str) -> int:
+    shapes = _ARRAY.findall(result_type)
+    return max((math.prod(int(length) for length in shape.split(',') if length) for shape in shapes), default=0)
+
+
+def _computations(text: str) -> list[tuple[str, str]]:
+    """Names and texts of a program's computations; the program itself is `ENTRY`."""
+    parts = re.split(r'^(ENTRY|%?[\w.\-]+) .*\{$', text, flags=re.MULTILINE)
+    return [(name.lstrip('%'), body) for name, body in zip(parts[1::2], parts[2::2], strict=True)]

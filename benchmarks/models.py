@@ -1,0 +1,137 @@
+"""Models to time, in plain JAX: parameters are a dictionary, a model is the functions that make and use it."""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+Params = dict[str, Any]
+
+
+class Batch(NamedTuple):
+    """What a model is trained on."""
+
+    inputs: jax.Array
+    labels: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Mlp:
+    """A multilayer perceptron with ReLUs, on random images."""
+
+    widths: tuple[int, ...]
+    batch_size: int
+
+    def init(self) -> Params:
+        """Random parameters."""
+        pairs = zip(self.widths[:-1], self.widths[1:], strict=True)
+        return {f'layer_{i}': _dense(jax.random.key(i), *pair, jnp.float32) for i, pair in enumerate(pairs)}
+
+    def batch(self) -> Batch:
+        """Random images and labels."""
+        images = jax.random.normal(jax.random.key(0), (self.batch_size, self.widths[0]))
+        return Batch(images, jax.random.randint(jax.random.key(1), (self.batch_size,), 0, self.widths[-1]))
+
+    def loss(self, params: Params, batch: Batch) -> jax.Array:
+        """The mean cross entropy."""
+        *hidden, head = params.values()
+        x = functools.reduce(lambda x, layer: jax.nn.relu(_apply(layer, x)), hidden, batch.inputs)
+        return _cross_entropies(_apply(head, x), batch.labels).mean()
+
+
+@dataclasses.dataclass(frozen=True)
+class Transformer:
+    """A decoder-only transformer on random text: 16 arrays a block, and 6 around the blocks."""
+
+    blocks: int
+    width: int
+    heads: int
+    vocabulary: int
+    batch_size: int
+    sequence: int
+    dtype: Any = jnp.float32
+
+    def init(self) -> Params:
+        """Random parameters."""
+        keys = jax.random.split(jax.random.key(0), self.blocks + 3)
+        return {
+            'tokens': 0.02 * jax.random.normal(keys[-3], (self.vocabulary, self.width), self.dtype),
+            'positions': 0.02 * jax.random.normal(keys[-2], (self.sequence, self.width), self.dtype),
+            **{f'block_{i:02}': self._block(keys[i]) for i in range(self.blocks)},
+            'norm': self._norm(),
+            'head': _dense(keys[-1], self.width, self.vocabulary, self.dtype),
+        }
+
+    def batch(self) -> Batch:
+        """Random tokens, each to be told from those before it."""
+        tokens = jax.random.randint(jax.random.key(0), (self.batch_size, self.sequence + 1), 0, self.vocabulary)
+        return Batch(tokens[:, :-1], tokens[:, 1:])
+
+    def loss(self, params: Params, batch: Batch) -> jax.Array:
+        """The mean cross entropy."""
+        return self.losses(params, batch).mean()
+
+    def losses(self, params: Params, batch: Batch) -> jax.Array:
+        """The cross entropy of each token."""
+        x = params['tokens'][batch.inputs] + params['positions']
+        for i in range(self.blocks):
+            block = params[f'block_{i:02}']
+            x = x + self._attention(block, _normalized(block['norm_1'], x))
+            hidden = jax.nn.gelu(_apply(block['up'], _normalized(block['norm_2'], x)))
+            x = x + _apply(block['down'], hidden)
+        return _cross_entropies(_apply(params['head'], _normalized(params['norm'], x)), batch.labels)
+
+    def _block(self, key: jax.Array) -> Params:
+        width = self.width
+        shapes = dict.fromkeys(('query', 'key', 'value', 'out'), (width, width))
+        shapes |= {'up': (width, 4 * width), 'down': (4 * width, width)}
+        keys = jax.random.split(key, len(shapes))
+        layers = {name: _dense(key, *shapes[name], self.dtype) for name, key in zip(shapes, keys, strict=True)}
+        return {'norm_1': self._norm(), 'norm_2': self._norm(), **layers}
+
+    def _norm(self) -> Params:
+        return {'scale': jnp.ones(self.width, self.dtype), 'bias': jnp.zeros(self.width, self.dtype)}
+
+    def _attention(self, block: Params, x: jax.Array) -> jax.Array:
+        heads = (*x.shape[:-1], self.heads, self.width // self.heads)
+        query, key, value = (_apply(block[name], x).reshape(heads) for name in ('query', 'key', 'value'))
+        mixed = jax.nn.dot_product_attention(query, key, value, is_causal=True)
+        return _apply(block['out'], mixed.reshape(x.shape))
+
+
+Model = Mlp | Transformer
+
+TRANSFORMERS = {
+    'small': Transformer(1, 16, heads=2, vocabulary=32, batch_size=2, sequence=8),
+    # 5.3 million parameters.
+    'cpu': Transformer(6, 256, heads=4, vocabulary=1024, batch_size=4, sequence=64),
+    # 136 million.
+    'gpu': Transformer(12, 768, heads=12, vocabulary=32768, batch_size=8, sequence=512, dtype=jnp.bfloat16),
+}
+_MLP = Mlp((784, 300, 100, 10), batch_size=128)
+# What is trained at each size; small ones compile fast.
+TRAINED: dict[str, dict[str, Model]] = {
+    'small': {'MLP': Mlp((8, 8, 4), batch_size=4)},
+    'cpu': {'transformer': TRANSFORMERS['cpu'], 'MLP': _MLP},
+    'gpu': {'transformer': TRANSFORMERS['gpu'], 'MLP': _MLP},
+}
+
+
+def _dense(key: jax.Array, inputs: int, outputs: int, dtype: Any) -> Params:
+    kernel = jax.random.normal(key, (inputs, outputs), dtype) / jnp.sqrt(inputs).astype(dtype)
+    return {'kernel': kernel, 'bias': jnp.zeros(outputs, dtype)}
+
+
+def _apply(layer: Params, x: jax.Array) -> jax.Array:
+    return x @ layer['kernel'] + layer['bias']
+
+
+def _normalized(layer: Params, x: jax.Array) -> jax.Array:
+    return jax.nn.standardize(x, axis=-1) * layer['scale'] + layer['bias']
+
+
+def _cross_entropies(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    return optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), labels)

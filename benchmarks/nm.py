@@ -1,0 +1,59 @@
+"""N:M masks against ranking each group by sorting it twice."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.compiled import temporary_bytes
+from benchmarks.report import Row
+from benchmarks.timing import bound, interleaved, ratio
+from jaxpruner import mask_calculator
+from jaxpruner.sparsity_types import NByM
+
+SHAPES = {'small': (64, 64), 'cpu': (2048, 2048), 'gpu': (8192, 8192)}
+TYPES = [NByM(n, m, axis) for n, m in ((2, 4), (4, 8)) for axis in (-1, 0)]
+ROUNDS = 30
+SECONDS_FOR_SORTING = 12
+COLUMNS = (
+    'milliseconds',
+    'passes over the memory',
+    'sorting twice takes times as long',
+    'temporary bytes per weight',
+)
+
+
+def run(size: str, rounds: int) -> list[Row]:
+    """Times masks of normal magnitudes, with the groups along rows and along columns."""
+    shape = SHAPES[size]
+    return [_row(shape, dtype, kind, rounds) for dtype in (jnp.float32, jnp.bfloat16) for kind in TYPES]
+
+
+def _row(shape: tuple[int, ...], dtype: Any, kind: NByM, rounds: int) -> Row:
+    x = jnp.abs(jax.random.normal(jax.random.key(0), shape, dtype))
+    by_tournament = mask_calculator.get_topk_fn(kind)
+    mask = functools.partial(by_tournament, sparsity=kind.n / kind.m)
+    ours, sorting = bound(mask, x), bound(functools.partial(by_sorting_twice, kind=kind), x)
+    name = f'{kind.n}:{kind.m} along axis {kind.axis}, {list(shape)} {dtype.__name__}'
+    if not jnp.array_equal(ours(), sorting()):
+        raise AssertionError(f'the mask by sorting is another: {name}')
+    times = interleaved({'ours': ours, 'pass': bound(jnp.max, x)}, rounds)
+    slow = interleaved({'ours': ours, 'sorting': sorting}, rounds, SECONDS_FOR_SORTING)
+    return Row(
+        name,
+        (
+            times['ours'].milliseconds,
+            ratio(times['ours'], times['pass']),
+            ratio(slow['sorting'], slow['ours']),
+            temporary_bytes(mask, x) / x.size,
+        ),
+    )
+
+
+def by_sorting_twice(x: jax.Array, kind: NByM) -> jax.Array:
+    """What one would write without the library: the rank of each weight in its group, by `argsort(argsort)`."""
+    along = jnp.moveaxis(x, kind.axis, -1)
+    ranks = jnp.argsort(jnp.argsort(along.reshape(-1, kind.m)))
+    mask = (ranks >= kind.m - kind.n).astype(jnp.uint8)
+    return jnp.moveaxis(mask.reshape(along.shape), -1, kind.axis)

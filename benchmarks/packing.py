@@ -1,0 +1,48 @@
+"""Masks at one bit per weight: packing, unpacking and applying them, against a multiply by an unpacked mask."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.report import Row
+from benchmarks.selection import SPARSITY
+from benchmarks.timing import bound, interleaved, ratio
+from jaxpruner import masking, packing
+
+SHAPES = {
+    'small': [(64, 64), (98, 30)],
+    'cpu': [(2048, 2048), (784, 300), (3, 3, 256, 256)],
+    'gpu': [(8192, 8192), (784, 300), (3, 3, 2048, 2048)],
+}
+ROUNDS = 100
+COLUMNS = ('milliseconds', 'times an unpacked multiply', 'passes over the weights')
+
+
+def run(size: str, rounds: int) -> list[Row]:
+    """Times each function on random masks and normal weights."""
+    return [
+        row for shape in SHAPES[size] for dtype in (jnp.float32, jnp.bfloat16) for row in _rows(shape, dtype, rounds)
+    ]
+
+
+def _rows(shape: tuple[int, ...], dtype: Any, rounds: int) -> list[Row]:
+    key_of_weights, key_of_mask = jax.random.split(jax.random.key(0))
+    x = jax.random.normal(key_of_weights, shape, dtype)
+    mask = jax.random.bernoulli(key_of_mask, 1 - SPARSITY, shape).astype(jnp.uint8)
+    bits = packing.pack(mask)
+    calls = {
+        'pack': bound(packing.pack, mask),
+        'unpack': bound(lambda bits: packing.unpack(bits, shape), bits),
+        'apply a packed mask': bound(masking.apply_mask, x, bits),
+        'apply an unpacked mask': bound(masking.apply_mask, x, mask),
+    }
+    references = {'multiply': bound(jnp.multiply, x, mask), 'pass': bound(jnp.max, x)}
+    times = interleaved({**calls, **references}, rounds)
+    return [
+        Row(
+            f'{name}, {list(shape)} {dtype.__name__}',
+            (times[name].milliseconds, ratio(times[name], times['multiply']), ratio(times[name], times['pass'])),
+        )
+        for name in calls
+    ]

@@ -1,0 +1,101 @@
+"""Masks of the largest weights against a sort, numpy's partition, and (on a GPU) `jax.lax.top_k`.
+
+The references are given what the library computes for itself: how many weights are kept. By partition weights that
+equal the threshold are all kept, so that it does less.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.compiled import temporary_bytes
+from benchmarks.report import Row
+from benchmarks.timing import bound, interleaved, ratio
+from jaxpruner import mask_calculator, selection
+
+SPARSITY = 0.9
+SHAPES = {
+    'small': [(1000,), (30, 30)],
+    'cpu': [(10**4,), (10**5,), (10**6,), (10**7,), (1000, 1000)],
+    'gpu': [(10**4,), (10**5,), (10**6,), (10**7,), (10**8,), (1000, 1000), (10**4, 10**4)],
+}
+ROUNDS = 30
+SECONDS_FOR_REFERENCES = 12
+COLUMNS = (
+    'milliseconds',
+    'passes over the memory',
+    'argsort takes times as long',
+    'numpy.partition takes times as long',
+    'top_k takes times as long',
+    'temporary bytes per weight',
+)
+
+
+def run(size: str, rounds: int) -> list[Row]:
+    """Times masks of normal magnitudes."""
+    return [_row(shape, dtype, rounds) for dtype in (jnp.float32, jnp.bfloat16) for shape in SHAPES[size]]
+
+
+def _row(shape: tuple[int, ...], dtype: jnp.dtype, rounds: int) -> Row:
+    x = jnp.abs(jax.random.normal(jax.random.key(0), shape, dtype))
+    kept = number_kept(x.size)
+    ours = bound(by_counting, x)
+    references = {
+        'argsort': bound(functools.partial(by_argsort, kept=kept), x),
+        'partition': functools.partial(by_partition, np.asarray(x), kept),
+    }
+    if jax.default_backend() == 'gpu':
+        references['top_k'] = bound(functools.partial(by_top_k, kept=kept), x)
+    for name in references.keys() - {'partition'}:
+        if not jnp.array_equal(ours(), references[name]()):
+            raise AssertionError(f'the mask by {name} is another, for {dtype.__name__}{list(shape)}')
+    times = interleaved({'ours': ours, 'pass': bound(jnp.max, x)}, rounds)
+    # Hundreds of times slower: apart, and in few rounds.
+    slow = interleaved({**references, 'ours': ours}, rounds, SECONDS_FOR_REFERENCES)
+    return Row(
+        f'{list(shape)} {dtype.__name__}',
+        (
+            times['ours'].milliseconds,
+            ratio(times['ours'], times['pass']),
+            ratio(slow['argsort'], slow['ours']),
+            ratio(slow['partition'], slow['ours']),
+            ratio(slow['top_k'], slow['ours']) if 'top_k' in slow else None,
+            temporary_bytes(by_counting, x) / x.size,
+        ),
+    )
+
+
+def by_counting(x: jax.Array) -> jax.Array:
+    """The library's mask."""
+    return mask_calculator.topk_mask_calculator(x, SPARSITY)
+
+
+def number_kept(size: int) -> int:
+    """How many of so many weights are kept; known also while a reference is traced."""
+    with jax.ensure_compile_time_eval():
+        return int(selection.number_to_keep(size, SPARSITY))
+
+
+def by_argsort(x: jax.Array, kept: int) -> jax.Array:
+    """What one would write without the library. A stable sort has equal weights in the order of their indices."""
+    last = jnp.argsort(-x.ravel())[kept - 1]
+    return _up_to(x, x.ravel()[last], last)
+
+
+def by_top_k(x: jax.Array, kept: int) -> jax.Array:
+    """The same with the selection that JAX has; of equal weights it takes those of lower index, too."""
+    values, indices = jax.lax.top_k(x.ravel(), kept)
+    return _up_to(x, values[-1], indices[-1])
+
+
+def by_partition(x: np.ndarray, kept: int) -> np.ndarray:
+    """The threshold by numpy's selection, and the mask of what reaches it."""
+    place = x.size - kept
+    return (x >= np.partition(x, place, axis=None)[place]).astype(np.uint8)
+
+
+def _up_to(x: jax.Array, threshold: jax.Array, last: jax.Array) -> jax.Array:
+    index = jnp.arange(x.size).reshape(x.shape)
+    return ((x > threshold) | ((x == threshold) & (index <= last))).astype(jnp.uint8)
