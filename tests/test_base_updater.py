@@ -140,7 +140,7 @@ def test_a_subclass_without_the_base_post_init_works():
 
     updater = Own(**every(), sparsity_type='2:4', is_packed=True)
     _, state = run(updater.wrap_optax(optax.sgd(0.1)), 1)
-    assert state.masks['a']['kernel'].shape == (16, 1)
+    assert state.masks['a']['kernel'].shape == (2, 8)
     assert updater.instant_sparsify(PARAMS)[1]['b']['kernel'].reshape(-1, 4).sum(1).tolist() == [2] * 8
 
 

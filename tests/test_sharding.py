@@ -4,9 +4,11 @@ What devices tell one another while masks are made are counts: nothing larger th
 """
 
 import functools
+import logging
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -45,17 +47,13 @@ CASES = [
     ],
 ]
 
-# What is larger, and may be: numbers of elements that one collective brings to a device.
-# Packed, 'narrow' has 3 columns, which two devices cannot share: each row of devices puts its part together.
-PACKED_NARROW = 64 // 4 * 24
-
-
-def largest_allowed(case):
-    _, _, is_packed = case
-    sizes = [LONGEST]
-    if is_packed:
-        sizes.append(PACKED_NARROW)
-    return max(sizes)
+# How a parameter lies on the mesh.
+SPECS = [
+    PartitionSpec('rows', 'columns'),
+    PartitionSpec('rows', None),
+    PartitionSpec(None, 'columns'),
+    PartitionSpec(('rows', 'columns'), None),
+]
 
 
 def test_on_eight_devices(request):
@@ -86,9 +84,9 @@ def arrays(number):
     return {name: jax.random.normal(key, shape) for key, (name, shape) in zip(keys, SHAPES.items(), strict=True)}
 
 
-def sharding():
+def sharding(spec=SPECS[0]):
     devices = np.array(jax.devices()).reshape(tuple(MESH.values()))
-    return NamedSharding(Mesh(devices, tuple(MESH)), PartitionSpec(*MESH))
+    return NamedSharding(Mesh(devices, tuple(MESH)), spec)
 
 
 def case_name(case):
@@ -96,13 +94,9 @@ def case_name(case):
 
 
 def assert_sharded(result, shape):
-    """An array of the given shape lies on the mesh as a parameter does, as far as its axes can be divided."""
-    expected = [
-        name if length % count == 0 else None for (name, count), length in zip(MESH.items(), shape, strict=True)
-    ]
-    wanted = NamedSharding(sharding().mesh, PartitionSpec(*expected))
+    """An array of the given shape lies on the mesh as a parameter does."""
     assert result.shape == shape
-    assert result.sharding.is_equivalent_to(wanted, len(shape)), result.sharding
+    assert result.sharding.is_equivalent_to(sharding(), len(shape)), result.sharding
 
 
 @pytest.mark.parametrize('case', CASES, ids=case_name)
@@ -123,15 +117,19 @@ def check_masks_are_those_of_one_device(case):
     assert_small_collectives(compiled, case)
 
 
-def assert_small_collectives(compiled, case):
+def collectives_of(compiled):
     # XLA may write a collective as a pair, `all-gather-start` and `all-gather-done`.
-    collectives = [
+    return [
         (instruction.opcode, math.prod(shape))
         for instruction in hlo.reached(compiled.as_text())
         if instruction.opcode.removesuffix('-start') in COLLECTIVES
         for shape in instruction.shapes
     ]
-    assert [(name, size) for name, size in collectives if size > largest_allowed(case)] == []
+
+
+def assert_small_collectives(compiled, case):
+    collectives = collectives_of(compiled)
+    assert [(name, size) for name, size in collectives if size > LONGEST] == []
     # N:M ranks inside groups, which no device shares with another; the rest has to count together.
     ranks_in_groups = case[1] in ('2:4', 'nm_2,4,0')
     assert bool([name for name, size in collectives if size <= LONGEST]) is not ranks_in_groups
@@ -161,6 +159,92 @@ def check_initial_masks_lie_with_their_parameters(is_packed):
     state = make('magnitude', 'unstructured', is_packed).init_state(params)
     for name, shape in SHAPES.items():
         assert_sharded(state.masks[name], packing.packed_shape(shape) if is_packed else shape)
+
+
+def on_mesh(shapes, spec):
+    keys = jax.random.split(jax.random.PRNGKey(0), len(shapes))
+    params = {name: jax.random.normal(key, shape) for key, (name, shape) in zip(keys, shapes.items(), strict=True)}
+    return jax.device_put(params, sharding(spec))
+
+
+# Of each even two devices' part of the packed mask is larger than LONGEST. Alone the shape of 'across' would be packed
+# along its first axis, of which eight devices have no whole bytes.
+PACKED_SHAPES = {'wide': (256, 128), 'narrow': (256, 48), 'across': (96, 208), 'stacked': (3, 256, 16)}
+
+
+@pytest.mark.parametrize('spec', SPECS, ids=str)
+def check_packed_masks_stay_with_their_parameters(spec, caplog):
+    shapes = {name: shape for name, shape in PACKED_SHAPES.items() if len(shape) == 2}
+    params = on_mesh(shapes, spec)
+    params |= on_mesh({'stacked': PACKED_SHAPES['stacked']}, PartitionSpec(None, *spec))
+    placed = jax.tree.map(lambda param: param.sharding, params)
+    tx = make('magnitude', 'unstructured', True).wrap_optax(optax.adam(0.1))
+    with caplog.at_level(logging.WARNING):
+        state = tx.init(params)
+    assert caplog.text == ''
+    update = jax.jit(tx.update, donate_argnums=(0, 1))
+    compiled = update.lower(params, state, params).compile()
+
+    def assert_in_place(state):
+        for name, mask in state.masks.items():
+            assert mask.size == math.prod(PACKED_SHAPES[name]) // 8
+            assert mask.sharding.is_equivalent_to(placed[name], mask.ndim), (name, mask.sharding)
+
+    assert_in_place(state)
+    masks = state.masks
+    for _ in range(3):
+        grads = jax.tree.map(jnp.copy, params)
+        _, state = compiled(grads, state, params)
+        assert_in_place(state)
+    assert all(mask.is_deleted() for mask in jax.tree.leaves(masks)), 'donated'
+    # A target for a checkpoint, which knows no sharding, has the same shapes but for 'across'.
+    target = jax.eval_shape(tx.init, params)
+    assert all(target.masks[name].shape == state.masks[name].shape for name in shapes.keys() - {'across'})
+    # Nothing but counts is sent.
+    assert [(name, size) for name, size in collectives_of(compiled) if size > LONGEST] == []
+
+
+@pytest.mark.skipif(not hasattr(jax, 'typeof'), reason='types of this version of JAX have no sharding')
+def check_shardings_that_are_part_of_types_are_known_where_init_is_traced():
+    explicit = (jax.sharding.AxisType.Explicit,) * len(MESH)
+    mesh = Mesh(sharding().mesh.devices, tuple(MESH), axis_types=explicit)
+    shape = PACKED_SHAPES['across']
+    params = jax.device_put(np.ones(shape, np.float32), NamedSharding(mesh, SPECS[-1]))
+    traced = jax.eval_shape(make('magnitude', 'unstructured', True).init_state, params).masks
+    assert traced.shape == packing.packed_shape(shape, -1) != packing.packed_shape(shape)
+
+
+# Spec, and shapes of which a byte holds weights of several devices, and of which none does: an axis that is not divided
+# can always be packed.
+TORN = [
+    (PartitionSpec('rows', 'columns'), {'torn': (24, 10)}, {'whole': (24, 16)}),
+    (PartitionSpec('columns', 'rows'), {'torn': (10, 60)}, {'whole': (10, 64)}),
+    (PartitionSpec('rows', None), {}, {'whole': (60, 20)}),
+    (PartitionSpec(None, 'columns'), {}, {'whole': (6, 20)}),
+    (PartitionSpec(('rows', 'columns'), None), {}, {'whole': (24, 10)}),
+]
+
+
+@pytest.mark.parametrize(('spec', 'torn', 'whole'), TORN, ids=str)
+def check_a_warning_names_masks_that_devices_share(spec, torn, whole, caplog):
+    alone = {name: np.asarray(param) for name, param in on_mesh(torn | whole, spec).items()}
+    params = on_mesh(torn | whole, spec)
+    tx = make('magnitude', 'unstructured', True).wrap_optax(optax.adam(0.1))
+    with caplog.at_level(logging.WARNING):
+        state = tx.init(params)
+    assert [record.name for record in caplog.records] == ['jaxpruner.masking'] * len(torn)
+    for shape in torn.values():
+        assert f'torn of shape {shape}, sharded as {spec}' in caplog.text
+        assert 'send them to one another at each update (use_packed_masks=False avoids it)' in caplog.text
+    assert 'whole of shape' not in caplog.text
+    caplog.clear()
+    _, state = jax.jit(tx.update)(params, state, params)
+    assert caplog.text == ''
+    # They are right all the same.
+    _, expected = jax.jit(tx.update)(alone, tx.init(alone), alone)
+    for name, shape in (torn | whole).items():
+        mask = packing.unpack_like(state.masks[name], shape)
+        np.testing.assert_array_equal(mask, packing.unpack_like(expected.masks[name], shape))
 
 
 @pytest.mark.parametrize('kind', ['unstructured', 'block_4,4', '2:4'])

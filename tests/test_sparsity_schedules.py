@@ -26,6 +26,24 @@ def test_due_steps(schedule, steps):
     assert np.flatnonzero(traced).tolist() == steps
 
 
+@pytest.mark.parametrize('kind', [int, np.int32, np.uint8, np.int64], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(('schedule', 'steps'), DUE.values(), ids=DUE)
+def test_the_host_is_answered_without_a_device(schedule, steps, kind, monkeypatch):
+    monkeypatch.setattr(schedules, 'jnp', None)
+    monkeypatch.setattr(schedules, 'jax', None)
+    answers = [schedule.is_mask_update_iter(kind(step)) for step in range(20)]
+    assert {type(answer) for answer in answers} == {bool}
+    assert [step for step, answer in enumerate(answers) if answer] == steps
+
+
+def test_steps_of_numpy_are_those_of_python():
+    schedule = schedules.PeriodicSchedule(np.int64(5), np.int32(0), jnp.int32(10))
+    assert schedule == schedules.PeriodicSchedule(5, 0, 10)
+    assert schedule.is_mask_update_iter(5) is True
+    assert schedules.StepsSchedule(np.array([3, 7])).steps == (3, 7)
+    assert schedules.OneShotSchedule(np.int8(3)).is_mask_update_iter(2) is False
+
+
 @pytest.mark.parametrize(('schedule', 'steps'), DUE.values(), ids=DUE)
 def test_dense_leaves_stay_dense_and_the_target_is_reached(schedule, steps):
     reached = schedule.get_sparsity_at_step({'a': 0.8, 'b': None}, jnp.int32(100))

@@ -159,6 +159,19 @@ class BaseUpdater:
         known = driver.known_arguments(self.calculate_scores, extra_args)
         return self.calculate_scores(params, sparse_state=sparse_state, grads=grads, **known)
 
+    def track(self, sparse_state: SparseState, params: tree_lib.PyTree) -> SparseState:
+        """What `update` keeps in every step, besides masks; by default nothing.
+
+        Args:
+          sparse_state: the state, masks as they are stored.
+          params: the parameters.
+
+        Returns:
+          The state.
+        """
+        del params
+        return sparse_state
+
     def moments_to_reset(self, old_state: SparseState, new_state: SparseState) -> tree_lib.PyTree | None:
         """The weights whose moments in the optimizer become zero after a mask update.
 
@@ -271,18 +284,35 @@ class BaseUpdater:
         Returns:
           A tree of uint8 masks, `None` where dense.
         """
+        return self.select_masks(scores, sparsities)[0]
+
+    def select_masks(
+        self, scores: tree_lib.PyTree, sparsities: tree_lib.PyTree, thresholds: tree_lib.PyTree | None = None
+    ) -> tuple[tree_lib.PyTree, tree_lib.PyTree]:
+        """As `create_masks`, beginning at earlier thresholds; the masks do not depend on them.
+
+        Args:
+          scores: a tree like the parameters.
+          sparsities: a tree like it of scalars, `None` where dense.
+          thresholds: the thresholds of an earlier selection.
+
+        Returns:
+          The masks, and a tree of their thresholds: a float a leaf (one a layer, where layers are stacked), `None`
+          where nothing is ranked over the whole leaf.
+        """
         paths, leaves, treedef = tree_lib.flatten_with_paths(scores, keep_none=True)
-        types = self._leaf_types(paths, leaves)
-        masks = []
-        for path, leaf, sparsity, leaf_type in zip(
-            paths, leaves, tree_lib.leaves_like(treedef, sparsities), types, strict=True
-        ):
-            if sparsity is None or leaf is None or leaf_type is None:
-                masks.append(None)
-                continue
-            topk = self.topk_fn or mask_calculator.get_topk_fn(leaf_type)
-            masks.append(self._per_layer(path, topk, (0, None))(leaf, sparsity))
-        return jax.tree.unflatten(treedef, masks)
+        selected = mask_calculator.select_leaves(
+            leaves,
+            tree_lib.leaves_like(treedef, sparsities),
+            self._leaf_types(paths, leaves),
+            [self._is_stacked(path) for path in paths],
+            None if thresholds is None else tree_lib.leaves_like(treedef, thresholds),
+            self.topk_fn,
+        )
+        masks = [None if leaf is None else leaf.mask for leaf in selected]
+        return jax.tree.unflatten(treedef, masks), jax.tree.unflatten(
+            treedef, [None if leaf is None else leaf.threshold for leaf in selected]
+        )
 
     def init_state(self, params: tree_lib.PyTree) -> SparseState:
         """The state before the first step, without the optimizer's.
@@ -316,8 +346,10 @@ class BaseUpdater:
           inner: any optax transformation.
 
         Returns:
-          A transformation whose `update(updates, state, params, **extra_args)` needs `params`. Extra arguments reach
-          the score function (those it names) and the inner optimizer (if it takes any).
+          A transformation whose `update(updates, state, params, *, update_masks=None, **extra_args)` needs `params`.
+          Where `update_masks` is `None`, the schedule decides inside the compiled program; a bool of Python, static
+          under `jit`, decides for it, and `False` leaves the mask update out of the program. Extra arguments reach the
+          score function (those it names) and the inner optimizer (if it takes any).
 
         >>> import optax, jaxpruner
         >>> tx = jaxpruner.MagnitudePruning().wrap_optax(optax.sgd(0.1))

@@ -15,6 +15,8 @@ def run_once(when: jax.Array | bool, function: Callable[..., Any], state: Any, *
     A loop of at most one turn, where `cond` would do: its carry is updated in place, and `vmap` leaves it a loop,
     where it makes of `cond` a select that always pays for both branches.
 
+    What is known as the program is traced needs no loop: it is the function or nothing.
+
     Args:
       when: bool scalar.
       function: called with the state and the inputs; returns a tree like the state, whose dtypes are kept.
@@ -37,6 +39,20 @@ def run_once(when: jax.Array | bool, function: Callable[..., Any], state: Any, *
         _, current, barred = jax.lax.optimization_barrier((pending, current, inputs))
         return jnp.zeros_like(pending), run(current, *barred)
 
-    if not tree_lib.is_traced(when):  # outside jit a loop would be compiled anew at each call
-        return run(state, *inputs) if when else state
+    if not tree_lib.is_traced(when):  # also outside jit, where a loop would be compiled anew at each call
+        return _apart(run, state, *inputs) if when else state
     return jax.lax.while_loop(lambda carry: carry[0], body, (when, state))[1]
+
+
+def _apart(function: Callable[..., Any], *inputs: Any) -> Any:
+    """Calls a function; compiled, it is not fused with what surrounds it, and so rounds as it does in a loop."""
+    if not any(map(tree_lib.is_traced, jax.tree.leaves(inputs))):
+        return function(*inputs)
+
+    def unreachable(*arguments: Any) -> Any:
+        shapes = jax.eval_shape(function, *arguments)
+        return jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+
+    # XLA fuses nothing across the border of a branch; barriers alone vanish before it does.
+    always = jax.lax.optimization_barrier(jnp.bool_(True))
+    return jax.lax.cond(always, function, unreachable, *inputs)

@@ -1,7 +1,8 @@
 """The one driver: a pruner and an optimizer become one optax transformation.
 
 A step: update the masks if they are due, mask the gradients if asked, run the optimizer unless it is skipped, and land
-pruned weights on zero. What happens on few steps stands in loops of at most one turn, so that the others do not pay.
+pruned weights on zero. What happens on few steps stands in loops of at most one turn, so that the others do not pay;
+where the host decides, it stands there without a loop, or not at all.
 """
 
 import functools
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxpruner import control, masking, optimizer_state, packing
@@ -59,7 +61,12 @@ def wrap(updater: 'BaseUpdater', inner: optax.GradientTransformation) -> optax.G
         )
 
     def update_fn(
-        updates: tree_lib.PyTree, state: Any, params: tree_lib.PyTree | None = None, **extra_args: Any
+        updates: tree_lib.PyTree,
+        state: Any,
+        params: tree_lib.PyTree | None = None,
+        *,
+        update_masks: bool | None = None,
+        **extra_args: Any,
     ) -> tuple[tree_lib.PyTree, SparseState]:
         if params is None:
             raise ValueError(_NO_PARAMS)
@@ -68,7 +75,8 @@ def wrap(updater: 'BaseUpdater', inner: optax.GradientTransformation) -> optax.G
                 f'the state of a wrapped optimizer is a SparseState, got {type(state).__name__}; make it with the init '
                 'of the wrapped optimizer, and restore checkpoints with the target `jax.eval_shape(tx.init, params)`'
             )
-        return _step(updater, inner_with_extra, updates, state, params, extra_args)
+        due = _is_due(updater, state, update_masks)
+        return _step(updater, inner_with_extra, due, updates, state, params, extra_args)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -92,29 +100,39 @@ def known_arguments(function: Callable[..., Any], arguments: dict[str, Any]) -> 
     return {name: value for name, value in arguments.items() if name in names}
 
 
+def _is_due(updater: 'BaseUpdater', state: SparseState, update_masks: Any) -> Any:
+    """Whether this step updates the masks: a bool where that is known now, else a traced scalar."""
+    if update_masks is None:
+        due = updater.scheduler.is_mask_update_iter(state.count)
+        return due if tree_lib.is_traced(due) else bool(due)
+    if not isinstance(update_masks, bool | np.bool_):
+        raise TypeError(
+            f'update_masks must be a bool of Python, got {update_masks!r}; under jit it has to be static '
+            "(static_argnames='update_masks'), and bool(updater.scheduler.is_mask_update_iter(step)) gives it for a "
+            'step that the host counts'
+        )
+    return bool(update_masks)
+
+
 def _step(
     updater: 'BaseUpdater',
     inner: optax.GradientTransformationExtraArgs,
+    due: Any,
     grads: tree_lib.PyTree,
     old_state: SparseState,
     params: tree_lib.PyTree,
     extra_args: dict[str, Any],
 ) -> tuple[tree_lib.PyTree, SparseState]:
-    due = updater.scheduler.is_mask_update_iter(old_state.count)
-    state = old_state
-    if due is not False:
-        due = jnp.asarray(due)
-        new_masks = functools.partial(_updated_masks, updater, inner, extra_args)
-        state = control.run_once(due, new_masks, old_state, params, grads)
-    skip = due if updater.skip_gradients else False
+    new_masks = functools.partial(_updated_masks, updater, inner, extra_args)
+    state = control.run_once(due, new_masks, updater.track(old_state, params), params, grads)
     # Who ranks the parameters after the step has to take the step that was ranked.
     masks_of_grads = (old_state if updater.ranks_next_params else state).masks
-    sparse_grads = masking.apply_mask(grads, masks_of_grads) if updater.is_sparse_gradients else grads
-    updates, inner_state = _inner_update(inner, skip, sparse_grads, state.inner_state, params, extra_args)
-    if skip is not False:
-        updates = jax.tree.map(lambda update: jnp.where(skip, jnp.zeros_like(update), update), updates)
+    update = functools.partial(_masked_update, updater, inner, extra_args)
+    if updater.skip_gradients:
+        update = functools.partial(_update_unless, due, update)
+    updates, inner_state = update(grads, state.inner_state, params, masks_of_grads)
     if updater.lands_on_zero():
-        regrow = due if updater.regrows_from_zero else False
+        regrow = updater.regrows_from_zero and due
         updates = _land(updates, params, old_state.masks, state.masks, regrow)
     # The count stays at its maximum rather than becoming negative.
     count = jnp.where(state.count < jnp.iinfo(jnp.int32).max, state.count + 1, state.count)
@@ -123,7 +141,7 @@ def _step(
 
 def _updated_masks(
     updater: 'BaseUpdater',
-    inner: optax.GradientTransformation,
+    inner: optax.GradientTransformationExtraArgs,
     extra_args: dict[str, Any],
     state: SparseState,
     params: tree_lib.PyTree,
@@ -140,12 +158,13 @@ def _updated_masks(
     if reset is not None:
         inner_state = optimizer_state.zero_moments(inner, new_state.inner_state, reset, params)
         new_state = new_state._replace(inner_state=inner_state)
-    return new_state._replace(masks=masking.store_masks(new_state.masks, params, updater.packs_masks()))
+    stored = masking.store_masks(new_state.masks, params, updater.packs_masks(), like=state.masks)
+    return new_state._replace(masks=stored)
 
 
 def _next_params(
     updater: 'BaseUpdater',
-    inner: optax.GradientTransformation,
+    inner: optax.GradientTransformationExtraArgs,
     extra_args: dict[str, Any],
     state: SparseState,
     params: tree_lib.PyTree,
@@ -155,8 +174,7 @@ def _next_params(
 
     The optimizer runs once more for it: handing its updates to the mask update would write them to memory in each step.
     """
-    sparse_grads = masking.apply_mask(grads, state.masks) if updater.is_sparse_gradients else grads
-    updates, _ = inner.update(sparse_grads, state.inner_state, params, **extra_args)
+    updates, _ = _masked_update(updater, inner, extra_args, grads, state.inner_state, params, state.masks)
     return optax.apply_updates(params, _land(updates, params, state.masks, state.masks, regrow=False))
 
 
@@ -169,7 +187,7 @@ def _land(
 ) -> tree_lib.PyTree:
     """Updates after which pruned weights are exactly zero: -p where the mask is 0.
 
-    Where weights may come back (`regrow`, a bool scalar), those land on zero, too. Each leaf has the result type of
+    Where weights come back (`regrow`, a bool or a scalar), those land on zero, too. Each leaf has the result type of
     update and parameter.
     """
 
@@ -178,40 +196,72 @@ def _land(
             return update
         kept = packing.unpack_like(mask, param.shape) != 0
         if regrow is not False:
-            kept &= ~regrow | (packing.unpack_like(old_mask, param.shape) != 0)
+            kept &= jnp.logical_not(regrow) | (packing.unpack_like(old_mask, param.shape) != 0)
         dtype = jnp.result_type(update, param)
         return jnp.where(kept, update.astype(dtype), -param.astype(dtype))
 
     return tree_lib.map_with_missing(landed, params, updates, old_masks, masks)
 
 
-def _inner_update(
+def _masked_update(
+    updater: 'BaseUpdater',
     inner: optax.GradientTransformationExtraArgs,
-    skip: Any,
+    extra_args: dict[str, Any],
     grads: tree_lib.PyTree,
     inner_state: Any,
     params: tree_lib.PyTree,
-    extra_args: dict[str, Any],
+    masks: tree_lib.PyTree,
 ) -> tuple[tree_lib.PyTree, Any]:
-    """The inner optimizer's update, left out where `skip`; the updates of a skipped step mean nothing."""
+    """The optimizer's update; its gradients are masked if asked."""
+    sparse_grads = masking.apply_mask(grads, masks) if updater.is_sparse_gradients else grads
+    return inner.update(sparse_grads, inner_state, params, **extra_args)
 
-    def update(gradients: tree_lib.PyTree, state: Any, current: tree_lib.PyTree) -> tuple[tree_lib.PyTree, Any]:
-        return inner.update(gradients, state, current, **extra_args)
 
+def _update_unless(
+    skip: Any,
+    update: Callable[..., tuple[tree_lib.PyTree, Any]],
+    grads: tree_lib.PyTree,
+    inner_state: Any,
+    params: tree_lib.PyTree,
+    masks: tree_lib.PyTree,
+) -> tuple[tree_lib.PyTree, Any]:
+    """The optimizer's update where `skip`, a bool or a traced scalar, is false; else zeros and the state as it is."""
     if skip is False:
-        return update(grads, inner_state, params)
-    shapes, _ = jax.eval_shape(update, grads, inner_state, params)
-    if jax.tree.map(_dtype, shapes) == jax.tree.map(_dtype, grads):
-        # The gradients travel in the carry, where the updates take their memory.
-        return control.run_once(
-            ~skip, lambda carry, current: update(carry[0], carry[1], current), (grads, inner_state), params
-        )
-    buffer = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+        updates, new_state = update(grads, inner_state, params, masks)
+        # A loop's carry keeps its dtypes.
+        new_state = jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), new_state, inner_state)
+        return _rounded(updates, params), new_state
+    shapes, _ = jax.eval_shape(update, grads, inner_state, params, masks)
 
-    def body(carry: Any, current: tree_lib.PyTree, gradients: tree_lib.PyTree) -> tuple[tree_lib.PyTree, Any]:
-        return update(gradients, carry[1], current)
+    def zeros() -> tree_lib.PyTree:
+        return jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
 
-    return control.run_once(~skip, body, (buffer, inner_state), params, grads)
+    if skip is True:
+        return zeros(), inner_state
+
+    def body(carry: Any, gradients: tree_lib.PyTree, *inputs: tree_lib.PyTree) -> tuple[tree_lib.PyTree, Any]:
+        return update(carry[0] if gradients is None else gradients, carry[1], *inputs)
+
+    same = jax.tree.map(_dtype, shapes) == jax.tree.map(_dtype, grads)
+    # Where they can, gradients travel in the carry, where the updates take their memory.
+    carry, gradients = ((grads, inner_state), None) if same else ((zeros(), inner_state), grads)
+    updates, inner_state = control.run_once(~skip, body, carry, gradients, params, masks)
+    return jax.tree.map(lambda leaf: jnp.where(skip, jnp.zeros_like(leaf), leaf), updates), inner_state
+
+
+def _rounded(updates: tree_lib.PyTree, params: tree_lib.PyTree) -> tree_lib.PyTree:
+    """Updates that are rounded before they are added to the parameters, as those that leave a loop are.
+
+    Fused with that addition they would become multiply-adds, which round once. A choice that depends on each weight is
+    in the way, and writes nothing to memory: what is NaN stays so, whatever is added.
+    """
+
+    def rounded(param: jax.Array, update: Any) -> Any:
+        if update is None or not jnp.issubdtype(update.dtype, jnp.inexact):
+            return update
+        return jnp.where(jnp.isnan(param), jnp.asarray(jnp.nan, update.dtype), update)
+
+    return tree_lib.map_with_missing(rounded, params, updates)
 
 
 def _dtype(leaf: Any) -> str:

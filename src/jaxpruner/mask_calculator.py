@@ -5,7 +5,8 @@ selected, and the type spreads their verdicts back. N:M ranks inside small group
 """
 
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -34,7 +35,6 @@ def topk_mask_calculator(scores: jax.Array, sparsity: Any) -> jax.Array:
     return topk_group_mask_calculator(scores, sparsity, sparsity_types.Unstructured())
 
 
-@functools.partial(jax.jit, static_argnames='sparsity_type')
 def topk_group_mask_calculator(
     scores: jax.Array, sparsity: Any, sparsity_type: sparsity_types.GroupedType
 ) -> jax.Array:
@@ -54,13 +54,67 @@ def topk_group_mask_calculator(
     >>> topk_group_mask_calculator(jnp.array([4.0, 1.0, 3.0]), 0.4, sparsity_types.Unstructured())
     Array([1, 0, 1], dtype=uint8)
     """
-    sparsity_type.check_shape(scores.shape, 'scores')
-    if not scores.size:
-        return jnp.ones(scores.shape, MASK_DTYPE)
-    groups = sparsity_type.group_scores(scores)
-    # Sparsity 0 keeps everything as a count of all does, NaN included.
-    mask = selection.keep_largest(groups, selection.number_to_keep(groups.size, sparsity))
-    return sparsity_type.spread_groups(mask, scores.shape)
+    return best_groups([scores], [sparsity], (sparsity_type,))[0].mask
+
+
+def best_groups(
+    scores: Sequence[jax.Array],
+    sparsities: Sequence[Any],
+    types: Sequence[sparsity_types.GroupedType],
+    starts: Sequence[jax.Array | None] | None = None,
+    stacked: Sequence[bool] | None = None,
+) -> list[selection.Selected]:
+    """As `topk_group_mask_calculator` for many arrays, which share the passes of one selection.
+
+    Args:
+      scores: float arrays.
+      sparsities: for each array a scalar.
+      types: for each array how its scores are pooled; hashable.
+      starts: for each array the threshold of an earlier selection, or `None`; see `selection.keep_largest_each`.
+      stacked: for each array whether its first axis counts layers, each of which is ranked on its own.
+
+    Returns:
+      For each array its mask, and the threshold among groups: a scalar, or one a layer.
+
+    Raises:
+      ValueError: a type does not fit its shape.
+
+    >>> types = [sparsity_types.Unstructured()] * 2
+    >>> first, second = best_groups([jnp.array([4.0, 1.0]), jnp.eye(2)], [0.5, 0.75], types)
+    >>> first.mask.tolist(), second.mask.tolist()
+    ([1, 0], [[1, 0], [0, 0]])
+    """
+    stacked = tuple(stacked or [False] * len(scores))
+    starts = list(starts or [None] * len(scores))
+    return _best_groups(list(scores), list(sparsities), starts, types=tuple(types), stacked=stacked)
+
+
+@functools.partial(jax.jit, static_argnames=('types', 'stacked'))
+def _best_groups(scores, sparsities, starts, types, stacked) -> list[selection.Selected]:
+    groups, counts = [], []
+    for array, sparsity, kind, in_layers in zip(scores, sparsities, types, stacked, strict=True):
+        kind.check_shape(array.shape[1:] if in_layers else array.shape, 'scores')
+        pool = jax.vmap(kind.group_scores) if in_layers else kind.group_scores
+        # No weights make no groups: types need not know what to pool then.
+        empty = (*array.shape[:1], 0) if in_layers else (0,)
+        groups.append(pool(array) if array.size else jnp.zeros(empty, array.dtype))
+        number = math.prod(groups[-1].shape[1:] if in_layers else groups[-1].shape)
+        # Sparsity 0 keeps everything as a count of all does, NaN included.
+        counts.append(selection.number_to_keep(number, sparsity))
+    results = []
+    pooled = [not isinstance(kind, sparsity_types.Unstructured) for kind in types]
+    selected = selection.keep_largest_each(groups, counts, starts, stacked, pooled)
+    for array, kind, in_layers, (mask, threshold) in zip(scores, types, stacked, selected, strict=True):
+        if array.size and in_layers:
+            mask = jax.vmap(lambda verdicts, kind=kind, shape=array.shape[1:]: kind.spread_groups(verdicts, shape))(
+                mask
+            )
+        elif array.size:
+            mask = kind.spread_groups(mask, array.shape)
+        else:
+            mask = jnp.ones(array.shape, MASK_DTYPE)
+        results.append(selection.Selected(mask, threshold))
+    return results
 
 
 @functools.partial(jax.jit, static_argnames='sparsity_type')
@@ -154,6 +208,50 @@ def get_topk_fn(sparsity_type: sparsity_types.SparsityType | str) -> TopkFn:
         f'{sparsity_type!r} is no single sparsity type; give Unstructured(), NByM, Block, Channel, or an object with '
         'the methods of sparsity_types.GroupedType'
     )
+
+
+def select_leaves(
+    scores: Sequence[jax.Array | None],
+    sparsities: Sequence[Any],
+    types: Sequence[sparsity_types.SparsityType | None],
+    stacked: Sequence[bool],
+    starts: Sequence[Any] | None = None,
+    topk_fn: TopkFn | None = None,
+) -> list[selection.Selected | None]:
+    """What is kept of each leaf of a model.
+
+    Args:
+      scores: for each leaf its scores.
+      sparsities: for each leaf a scalar.
+      types: for each leaf its type; where this, the scores or the sparsity are `None`, so is the result.
+      stacked: for each leaf whether its first axis counts layers.
+      starts: for each leaf the threshold of an earlier selection, or `None`.
+      topk_fn: used for all leaves instead of their types'.
+
+    Returns:
+      For each leaf its mask, and the threshold among its groups, `None` where nothing is ranked over the whole leaf.
+
+    >>> types = [sparsity_types.Unstructured(), None]
+    >>> kept = select_leaves([jnp.array([4.0, 1.0]), None], [0.5, None], types, [False, False])
+    >>> kept[0].mask.tolist(), kept[1]
+    ([1, 0], None)
+    """
+    results: list[selection.Selected | None] = [None] * len(scores)
+    grouped: dict[int, tuple] = {}
+    columns = zip(scores, sparsities, types, starts or [None] * len(scores), stacked, strict=True)
+    for i, (leaf, sparsity, kind, start, in_layers) in enumerate(columns):
+        if leaf is None or sparsity is None or kind is None:
+            continue
+        topk = topk_fn or get_topk_fn(kind)
+        if topk_fn is None and not isinstance(kind, sparsity_types.NByM):
+            grouped[i] = leaf, sparsity, kind, start, in_layers
+        else:
+            mask = (jax.vmap(topk, (0, None)) if in_layers else topk)(leaf, sparsity)
+            results[i] = selection.Selected(mask, None)
+    if grouped:
+        for i, selected in zip(grouped, best_groups(*zip(*grouped.values(), strict=True)), strict=True):
+            results[i] = selected
+    return results
 
 
 def n_by_m_mask(scores: jax.Array, n: jax.Array | int, m: int, axis: int = -1) -> jax.Array:

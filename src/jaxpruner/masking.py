@@ -1,10 +1,18 @@
 """Trees of masks beside trees of parameters: applied, packed, unpacked."""
 
+import logging
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
 from jaxpruner import packing
 from jaxpruner import tree as tree_lib
+
+logger = logging.getLogger(__name__)
+
+# How many leaves a warning names.
+_NAMED = 8
 
 
 def apply_mask(params: tree_lib.PyTree, masks: tree_lib.PyTree, is_packed: bool | None = None) -> tree_lib.PyTree:
@@ -98,19 +106,90 @@ def mask_sizes(masks: tree_lib.PyTree, params: tree_lib.PyTree) -> tree_lib.PyTr
     return tree_lib.map_with_missing(lambda p, m: None if m is None else jnp.uint32(p.size), params, masks)
 
 
-def store_masks(masks: tree_lib.PyTree, params: tree_lib.PyTree, packed: bool) -> tree_lib.PyTree:
+def store_masks(
+    masks: tree_lib.PyTree, params: tree_lib.PyTree, packed: bool, like: tree_lib.PyTree = None
+) -> tree_lib.PyTree:
     """Masks as a state holds them.
+
+    Packed masks lie on devices as their parameters do if some axis is not divided, or its length on each device is a
+    multiple of 8; a warning names the others. Where shardings are not known (inside `jit`), shapes alone decide.
 
     Args:
       masks: a tree of masks, packed or not, `None` where dense.
       params: the parameters, or their shapes.
       packed: at one bit per weight.
+      like: a tree of stored masks that these replace; what is packed there is packed along the same axis.
 
     Returns:
       A tree of uint8 arrays, `None` where dense.
+
+    Raises:
+      ValueError: a mask does not fit its parameter.
 
     >>> store_masks({'w': jnp.array([1, 0], jnp.uint8)}, {'w': jnp.ones(2)}, packed=True)
     {'w': Array([128], dtype=uint8)}
     """
     unpacked = unpack_masks(masks, params)
-    return jax.tree.map(packing.pack, unpacked) if packed else unpacked
+    if not packed:
+        return unpacked
+    _, leaves, treedef = tree_lib.flatten_with_paths(params)
+    new, old = tree_lib.leaves_like(treedef, unpacked), tree_lib.leaves_like(treedef, like)
+    stored = jax.tree.unflatten(
+        treedef,
+        [
+            None if mask is None else packing.pack(mask, _axis(param, replaced))
+            for param, mask, replaced in zip(leaves, new, old, strict=True)
+        ],
+    )
+    if like is None:
+        _warn_of_shared_bytes(stored, masks, params)
+    return stored
+
+
+def _axis(param: Any, stored: Any) -> int | None:
+    """The axis along which a parameter's mask is packed: that of its stored mask, if there is one that is packed."""
+    # Where nothing is longer than 1, the shapes are equal, and there is one way to pack.
+    if stored is not None and stored.shape != param.shape:
+        axis = packing.axis_of_bits(stored.shape, param.shape)
+        if axis is not None:
+            return axis
+    return packing.packed_axis(param.shape, _local_shape(param)) if param.shape else None
+
+
+def _sharding(param: Any) -> Any:
+    """How a parameter lies on devices, `None` where that is unknown."""
+    if tree_lib.is_traced(param):
+        # Known where shardings are part of types.
+        param = jax.typeof(param) if hasattr(jax, 'typeof') else None
+    return getattr(param, 'sharding', None)
+
+
+def _local_shape(param: Any) -> tuple[int, ...]:
+    """The shape of what one device holds of a parameter; the whole where that is unknown."""
+    sharding = _sharding(param)
+    return param.shape if sharding is None else sharding.shard_shape(param.shape)
+
+
+def _warn_of_shared_bytes(stored: tree_lib.PyTree, given: tree_lib.PyTree, params: tree_lib.PyTree) -> None:
+    """Names the masks of which single bytes hold weights of several devices, unless they were given so."""
+    paths, leaves, treedef = tree_lib.flatten_with_paths(params)
+    masks, before = tree_lib.leaves_like(treedef, stored), tree_lib.leaves_like(treedef, given)
+    named = []
+    for path, param, mask, mask_before in zip(paths, leaves, masks, before, strict=True):
+        if mask is None or mask.shape == mask_before.shape:
+            continue
+        lengths = zip(param.shape, mask.shape, _local_shape(param), strict=True)
+        if any(packed != whole != local and local % packing.BITS for whole, packed, local in lengths):
+            sharding = _sharding(param)
+            text = getattr(sharding, 'spec', sharding)
+            named.append(f'{tree_lib.path_string(path)} of shape {param.shape}, sharded as {text}')
+    if named:
+        more = f'; and {len(named) - _NAMED} more' if len(named) > _NAMED else ''
+        logger.warning(
+            'all axes of these parameters are divided, and none has a multiple of %d weights on each device, so that '
+            'devices share bytes of their packed masks and send them to one another at each update '
+            '(use_packed_masks=False avoids it): %s%s',
+            packing.BITS,
+            '; '.join(named[:_NAMED]),
+            more,
+        )

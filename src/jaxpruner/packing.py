@@ -1,8 +1,7 @@
 """Masks at one bit per weight.
 
-A packed mask is a plain uint8 array of the parameter's rank, `jnp.packbits(mask, axis=a)`. The axis `a` is
-negative and depends on the shape alone: the last axis whose length is a multiple of 8, else the longest axis. So a
-sharded parameter keeps its mask sharded alike, and parameters stacked along a new first axis pack alike.
+A packed mask is a plain uint8 array of the parameter's rank, `jnp.packbits(mask, axis=a)`. Who packs chooses the axis
+`a`, so that each device packs what it has of a sharded parameter; who unpacks reads it off the two shapes.
 """
 
 import math
@@ -17,68 +16,104 @@ BITS = 8
 _BIT_VALUES = np.left_shift(np.uint8(1), np.arange(BITS - 1, -1, -1, dtype=np.uint8))
 
 
-def packed_axis(shape: Sequence[int]) -> int:
-    """The axis along which a mask of this shape is packed, as a negative number.
+def packed_axis(shape: Sequence[int], local_shape: Sequence[int] | None = None) -> int:
+    """The axis along which a mask of this shape is to be packed, as a negative number.
+
+    Of the axes whose length on each device is a multiple of 8 that whose length has the most factors of two: as a rule
+    the one that would be chosen for the whole shape, too. Where there is none, the longest of those that devices do not
+    share, and where there is none of these either, the longest. Of several the last.
 
     Args:
       shape: the parameter's shape, of at least one dimension.
+      local_shape: the shape of what one device holds of it; by default all.
 
-    >>> packed_axis((3, 3, 16, 10)), packed_axis((300, 10))
-    (-2, -2)
+    >>> packed_axis((3, 3, 16, 10)), packed_axis((300, 10)), packed_axis((64, 48)), packed_axis((60, 20), (15, 20))
+    (-2, -2, -2, -1)
     """
     rank = len(shape)
-    for axis in range(rank - 1, -1, -1):
-        if shape[axis] % BITS == 0:
-            return axis - rank
-    # Of several longest axes the last, like the rule for multiples of 8.
-    return max(range(rank), key=lambda axis: (shape[axis], axis)) - rank
+    local_shape = shape if local_shape is None else local_shape
+    axes = [axis for axis in range(rank) if local_shape[axis] % BITS == 0]
+    if axes:
+        return max(axes, key=lambda axis: (shape[axis] & -shape[axis], axis)) - rank
+    undivided = [axis for axis in range(rank) if local_shape[axis] == shape[axis]]
+    return max(undivided or range(rank), key=lambda axis: (shape[axis], axis)) - rank
 
 
-def packed_shape(shape: Sequence[int]) -> tuple[int, ...]:
+def packed_shape(shape: Sequence[int], axis: int | None = None) -> tuple[int, ...]:
     """The shape of the packed mask of a parameter of this shape.
 
-    >>> packed_shape((784, 300)), packed_shape(())
-    ((98, 300), ())
+    Args:
+      shape: the parameter's shape.
+      axis: the axis along which it is packed; by default `packed_axis(shape)`.
+
+    >>> packed_shape((784, 300)), packed_shape((784, 300), -1), packed_shape(())
+    ((98, 300), (784, 38), ())
     """
     if not shape:
         return ()
-    axis = packed_axis(shape) + len(shape)
-    return tuple(-(-length // BITS) if i == axis else length for i, length in enumerate(shape))
+    axis = range(len(shape))[packed_axis(shape) if axis is None else axis]
+    return (*shape[:axis], -(-shape[axis] // BITS), *shape[axis + 1 :])
 
 
-def pack(mask: jax.Array) -> jax.Array:
+def axis_of_bits(bits_shape: Sequence[int], shape: Sequence[int]) -> int | None:
+    """The axis along which a mask is packed, as a negative number: the one that is shorter than the parameter's.
+
+    Args:
+      bits_shape: the packed mask's shape.
+      shape: the parameter's shape.
+
+    Returns:
+      The axis (any of length 1, where all are), or `None` if bits of that shape are not of such a parameter.
+
+    >>> axis_of_bits((98, 300), (784, 300)), axis_of_bits((784, 38), (784, 300)), axis_of_bits((1, 1), (784, 300))
+    (-2, -1, None)
+    """
+    fitting = (axis for axis in range(-len(shape), 0) if packed_shape(shape, axis) == tuple(bits_shape))
+    return next(fitting, None)
+
+
+def pack(mask: jax.Array, axis: int | None = None) -> jax.Array:
     """Packs a mask into bits.
 
     Args:
       mask: uint8 0/1 array of any shape; a scalar is returned as it is.
+      axis: the axis along which eight weights become a byte; by default `packed_axis(mask.shape)`.
 
     Returns:
-      uint8 array of shape `packed_shape(mask.shape)`.
+      uint8 array of shape `packed_shape(mask.shape, axis)`.
 
     >>> pack(jnp.array([[1, 0, 1], [0, 0, 1]], jnp.uint8))
     Array([[160],
            [ 32]], dtype=uint8)
     """
-    return mask if mask.ndim == 0 else jnp.packbits(mask, axis=packed_axis(mask.shape))
+    if mask.ndim == 0:
+        return mask
+    return jnp.packbits(mask, axis=packed_axis(mask.shape) if axis is None else axis)
 
 
 def unpack(bits: jax.Array, shape: Sequence[int]) -> jax.Array:
-    """The mask of which `pack` made these bits.
+    """The mask of which `pack` made these bits, along whatever axis.
 
     Args:
-      bits: uint8 array of shape `packed_shape(shape)`.
+      bits: uint8 array of shape `packed_shape(shape, axis)` for some axis.
       shape: the parameter's shape.
 
     Returns:
       uint8 0/1 array of the given shape.
 
+    Raises:
+      ValueError: the bits are of another shape.
+
     >>> unpack(jnp.array([[160], [32]], jnp.uint8), (2, 3))
     Array([[1, 0, 1],
            [0, 0, 1]], dtype=uint8)
     """
-    if not shape:
+    if not shape and not bits.shape:
         return (bits != 0).astype(jnp.uint8)
-    axis = packed_axis(shape) + len(shape)
+    axis = axis_of_bits(bits.shape, shape)
+    if axis is None:
+        raise ValueError(_misfit(bits.shape, shape))
+    axis += len(shape)
     values = jnp.asarray(_BIT_VALUES).reshape((BITS,) + (1,) * (len(shape) - 1 - axis))
     # Testing one bit of a repeated byte fuses into the consumer; shifting each byte does not.
     spread = (jnp.expand_dims(bits, axis + 1) & values) != 0
@@ -97,7 +132,7 @@ def unpack_like(mask: jax.Array, shape: Sequence[int]) -> jax.Array:
       uint8 0/1 array of the given shape.
 
     Raises:
-      ValueError: the mask's shape is none of the three.
+      ValueError: the mask's shape is none of these.
 
     >>> unpack_like(jnp.packbits(jnp.eye(3, dtype=jnp.uint8)), (3, 3))
     Array([[1, 0, 0],
@@ -110,14 +145,9 @@ def unpack_like(mask: jax.Array, shape: Sequence[int]) -> jax.Array:
     if mask.shape == shape:
         # Where nothing is longer than 1, packed (128) and unpacked (1) masks look alike.
         return mask if size > 1 else (mask != 0).astype(jnp.uint8)
-    if mask.shape == packed_shape(shape):
-        return unpack(mask, shape)
-    if mask.shape == (-(-size // BITS),):
+    if mask.shape == packed_shape((size,)) and axis_of_bits(mask.shape, shape) is None:
         return unpack(mask, (size,)).reshape(shape)
-    raise ValueError(
-        f'a mask of shape {mask.shape} does not fit a parameter of shape {shape}; unpacked it has that shape, packed '
-        f'{packed_shape(shape)}'
-    )
+    return unpack(mask, shape)
 
 
 def kept_weights(mask: jax.Array) -> jax.Array:
@@ -133,3 +163,12 @@ def kept_weights(mask: jax.Array) -> jax.Array:
     3
     """
     return jnp.sum(jax.lax.population_count(mask), dtype=jnp.uint32)
+
+
+def _misfit(stored_shape: Sequence[int], shape: Sequence[int]) -> str:
+    """Words for a mask that fits no way to store the mask of a parameter."""
+    packed = dict.fromkeys(packed_shape(shape, axis) for axis in range(len(shape)))
+    return (
+        f'a mask of shape {tuple(stored_shape)} does not fit a parameter of shape {tuple(shape)}; unpacked it has that '
+        f'shape, packed {" or ".join(map(str, packed))}, packed flat {packed_shape((math.prod(shape),))}'
+    )

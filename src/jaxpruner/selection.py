@@ -1,113 +1,122 @@
 """Exact selection of the largest scores by counting, without sorting.
 
-How many to keep goes in, a mask comes out. A bracket of two thresholds is narrowed by passes that count, for three
-thresholds at once, how many scores reach them; thresholds are probed in the order-preserving integer image of the
-floats, so that two bits are settled by a pass. Passes stop as soon as a threshold is met by exactly the wanted number.
-Arrays are read in their own shape: nothing is reshaped or gathered, so that sharded scores stay where they are.
+How many to keep goes in (`number_to_keep` tells it for a sparsity), a mask comes out. A threshold lies between two
+floats; passes over the scores that count how many reach each of some probes narrow the bracket, and stop as soon as a
+threshold is met by exactly the wanted number. Of equal scores at the threshold those before a place in flat order are
+kept, which is found by the same counting. First probes come from a sample, or from the threshold of an earlier
+selection; the result does not depend on them.
 
-Order: NaN ranks lowest, -0.0 equals 0.0, of equal scores the one with the lower flat index is kept. Many arrays are
-ranked as one, ties in the order of the arrays.
+Order: NaN ranks lowest, -0.0 equals 0.0, of equal scores the one with the lower flat index is kept.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpruner import control
+from jaxpruner import brackets, counting, first_probes, whole_numbers
+from jaxpruner.brackets import Brackets
+from jaxpruner.ordered_floats import Order
+from jaxpruner.whole_numbers import number_to_keep as number_to_keep
 
-# Thresholds in one pass. Three settle two bits at the memory's speed; more make a pass slower than they save passes.
-_PROBES = 3
-_COUNT = jnp.uint32
-MAX_SIZE = 2**32 - 1
-# Up to here a float32 holds every whole number.
-_EXACT_IN_FLOAT32 = 2**24
-_FIXED_POINT_BITS = 31
+# Probes of a pass. Three settle two bits at the memory's speed on a CPU, and more make a pass slower than they save
+# passes; an accelerator computes while it reads, and asking it whether to go on costs more than a pass.
+_PROBES_ON_CPU = 3
+_PROBES_ELSEWHERE = 15
 
 
-def number_to_keep(size: int, sparsity: jax.Array | float) -> jax.Array:
-    """How many of `size` scores a sparsity keeps: `max(1, round(size * (1 - sparsity)))`.
+class Selected(NamedTuple):
+    """What a selection found.
 
-    The product is rounded half to even, in float32 up to 2^24 scores (as JaxPruner does) and in whole numbers above,
-    where float32 would miss the count.
-
-    Args:
-      size: number of scores, below 2^32.
-      sparsity: share to remove, a scalar in [0, 1]; taken as float32.
-
-    Returns:
-      uint32 scalar.
-
-    >>> [int(number_to_keep(10, sparsity)) for sparsity in (0.0, 0.25, 1.0)]
-    [10, 8, 1]
+    >>> Selected(mask=jnp.array([1, 0]), threshold=jnp.float32(3)).threshold.shape
+    ()
     """
-    sparsity = jnp.asarray(sparsity, jnp.float32)
-    if size <= _EXACT_IN_FLOAT32:
-        kept = jnp.round(size * (1 - sparsity)).astype(_COUNT)
-    else:
-        removed_share = _fixed_point(sparsity)
-        kept = _multiply_round(_COUNT(size), _COUNT(1 << _FIXED_POINT_BITS) - removed_share)
-    return jnp.maximum(kept, _COUNT(min(size, 1)))
 
-
-def share_of(count: jax.Array, share: jax.Array | float) -> jax.Array:
-    """`round(count * share)`, half to even: in float32 up to a count of 2^24, in whole numbers above.
-
-    Args:
-      count: uint32 scalar.
-      share: scalar in [0, 1]; taken as float32.
-
-    Returns:
-      uint32 scalar.
-
-    >>> int(share_of(jnp.uint32(192), 0.3))
-    58
-    """
-    share = jnp.asarray(share, jnp.float32)
-    small = jnp.round(count.astype(jnp.float32) * share).astype(_COUNT)
-    return jnp.where(count <= _EXACT_IN_FLOAT32, small, _multiply_round(count, _fixed_point(share)))
-
-
-def _fixed_point(share: jax.Array) -> jax.Array:
-    """A share in [0, 1] as a whole number of 2^-31: exact for every float32 from 2^-7 up, else to 2^-32."""
-    return jnp.round(share * float(1 << _FIXED_POINT_BITS)).astype(_COUNT)
-
-
-def _multiply_round(count: jax.Array, share: jax.Array) -> jax.Array:
-    """`round(count * share / 2^31)` half to even, the 64-bit product made of 16-bit halves."""
-    low, high = (lambda x: x & 0xFFFF), (lambda x: x >> 16)
-    cross_a, cross_b = high(count) * low(share), low(count) * high(share)
-    lowest = low(count) * low(share)
-    middle = high(lowest) + low(cross_a) + low(cross_b)
-    upper = high(count) * high(share) + high(cross_a) + high(cross_b) + high(middle)
-    lower = (low(middle) << 16) | low(lowest)
-    whole = (upper << 1) | (lower >> _FIXED_POINT_BITS)
-    rest, half = lower & _COUNT((1 << _FIXED_POINT_BITS) - 1), _COUNT(1 << (_FIXED_POINT_BITS - 1))
-    round_up = (rest > half) | ((rest == half) & (whole % 2 == 1))
-    return whole + round_up.astype(_COUNT)
+    mask: jax.Array  # uint8, 1 = kept
+    threshold: jax.Array | None  # one float for each ranking, at most the smallest score that is kept
 
 
 def keep_largest(scores: jax.Array, count: jax.Array | int) -> jax.Array:
     """The mask of the `count` largest scores.
 
     Args:
-      scores: float array of any shape, below 2^32 elements.
-      count: uint32 scalar; 0 keeps nothing, the size or more keeps everything, NaN included. Otherwise NaN is never
+      scores: float array of any shape.
+      count: unsigned scalar; 0 keeps nothing, the size or more keeps everything, NaN included. Otherwise NaN is never
         kept, even if fewer than `count` remain.
 
     Returns:
       uint8 array of the scores' shape, 1 = kept.
 
     Raises:
-      ValueError: the array is too large.
+      ValueError: the array is too large to count in 32 bits, and 64 are not enabled.
 
     >>> keep_largest(jnp.array([[3.0, 1.0], [2.0, 2.0]]), 2)
     Array([[1, 0],
            [1, 0]], dtype=uint8)
     """
-    return keep_largest_jointly([scores], count)[0]
+    return keep_largest_each([scores], [count])[0].mask
+
+
+def keep_largest_each(
+    scores: Sequence[jax.Array],
+    counts: Sequence[jax.Array | int],
+    starts: Sequence[jax.Array | None] | None = None,
+    in_rows: Sequence[bool] | None = None,
+    left_to_xla: Sequence[bool] | None = None,
+) -> list[Selected]:
+    """The `count` largest scores of each of many arrays, which share their passes.
+
+    Args:
+      scores: float arrays of any shapes.
+      counts: for each array an unsigned scalar, as in `keep_largest`; for one in rows a scalar or one a row.
+      starts: for each array where to look first: the threshold of an earlier selection (NaN or `None` for none). The
+        result does not depend on it.
+      in_rows: for each array whether each index of its first axis is a ranking of its own.
+      left_to_xla: for each array whether XLA is to find how devices count that share it (see `counting`).
+
+    Returns:
+      For each array mask and threshold (a scalar, or a vector with one a row).
+
+    Raises:
+      ValueError: an array is too large to count in 32 bits, and 64 are not enabled.
+
+    >>> first, second = keep_largest_each([jnp.array([1.0, 4.0]), jnp.array([[3.0, 2.0]])], [1, 2])
+    >>> first.mask.tolist(), second.mask.tolist(), float(first.threshold) <= 4.0
+    ([0, 1], [[1, 1]], True)
+    """
+    none = [None] * len(scores)
+    flags = [tuple(map(bool, column or none)) for column in (in_rows, left_to_xla)]
+    return _keep_largest_each(list(scores), list(counts), list(starts or none), *flags)
+
+
+@functools.partial(jax.jit, static_argnums=(3, 4))
+def _keep_largest_each(
+    scores: list, counts: list, starts: list, in_rows: tuple[bool, ...], left_to_xla: tuple[bool, ...]
+) -> list[Selected]:
+    arrays = [_with_rows(array, rows) for array, rows in zip(scores, in_rows, strict=True)]
+    found: dict[int, tuple[jax.Array, jax.Array]] = {
+        i: (jnp.zeros(array.shape, jnp.uint8), jnp.zeros(array.shape[0], array.dtype))
+        for i, array in enumerate(arrays)
+        if not array.size
+    }
+    # Arrays of one dtype are sought in one order of floats.
+    for dtype in dict.fromkeys(array.dtype for array in arrays):
+        some = [i for i, array in enumerate(arrays) if array.dtype == dtype and array.size]
+        if some:
+            results = _select_each(
+                [arrays[i] for i in some],
+                [counts[i] for i in some],
+                [starts[i] for i in some],
+                [left_to_xla[i] for i in some],
+            )
+            found.update(zip(some, results, strict=True))
+    return [
+        Selected(found[i][0].reshape(jnp.shape(array)), found[i][1] if rows else found[i][1][0])
+        for i, (array, rows) in enumerate(zip(scores, in_rows, strict=True))
+    ]
 
 
 def keep_largest_jointly(
@@ -116,185 +125,212 @@ def keep_largest_jointly(
     """The masks of the `count` largest among the scores of many arrays, which are never put together.
 
     Args:
-      scores: float arrays of any shapes, together below 2^32 elements; ranked in their common dtype.
-      count: uint32 scalar, as in `keep_largest`.
-      divisors: one scalar an array: the arrays are ranked by `scores / divisor`, of which no copy is kept.
+      scores: float arrays of any shapes, ranked in their common dtype; ties in the order of the arrays.
+      count: unsigned scalar, as in `keep_largest`.
+      divisors: a positive scalar for each array: they are ranked by `scores / divisor`, which is never written down:
+        each pass translates its thresholds into those of each array.
 
     Returns:
       A uint8 array for each array of scores.
 
     Raises:
-      ValueError: the arrays are too large together.
+      ValueError: the arrays are too large together to count in 32 bits, and 64 are not enabled.
 
     >>> keep_largest_jointly([jnp.array([1.0, 4.0]), jnp.array([3.0])], 2)
     [Array([0, 1], dtype=uint8), Array([1], dtype=uint8)]
     """
-    size = sum(array.size for array in scores)
-    if size > MAX_SIZE:
-        raise ValueError(
-            f'{size} scores cannot be ranked together; at most {MAX_SIZE} can: split the leaf or rank per layer'
-        )
-    masks = [jnp.zeros(array.shape, jnp.uint8) for array in scores]
+    return _keep_largest_jointly(list(scores), count, None if divisors is None else list(divisors))
+
+
+@jax.jit
+def _keep_largest_jointly(scores: list, count: jax.Array | int, divisors: list | None) -> list[jax.Array]:
+    masks = [jnp.zeros(jnp.shape(array), jnp.uint8) for array in scores]
     filled = [i for i, array in enumerate(scores) if array.size]
     if not filled:
         return masks
-    ranked = _ranked_arrays([scores[i] for i in filled], divisors and [divisors[i] for i in filled])
-    count = jnp.asarray(count).astype(_COUNT)
-    # A bracket of one point would do for "everything", but NaN reaches no threshold.
-    everything = count >= size
-    bracket = _narrow_to(ranked, count, size)
-    for i, mask in zip(filled, _masks(ranked, bracket, count, everything), strict=True):
-        masks[i] = mask.reshape(scores[i].shape)
+    arrays = [_with_rows(scores[i], in_rows=False) for i in filled]
+    for i, mask in zip(filled, _select_jointly(arrays, count, divisors and [divisors[i] for i in filled]), strict=True):
+        masks[i] = mask.reshape(jnp.shape(scores[i]))
     return masks
 
 
-def _ranked_arrays(scores: Sequence[jax.Array], divisors: Sequence[jax.Array] | None) -> list[jax.Array]:
-    dtype = jnp.result_type(*scores, *(divisors or ()))
+def _with_rows(array: jax.Array, in_rows: bool) -> jax.Array:
+    array = jnp.asarray(array)
     # Some floats of 8 bits have no infinity, which ends the search.
-    if not jnp.issubdtype(dtype, jnp.floating) or jnp.dtype(dtype).itemsize == 1:
-        dtype = jnp.float32
-    # Scalars become vectors: reductions need an axis.
-    arrays = [jnp.atleast_1d(array).astype(dtype) for array in scores]
-    return arrays if divisors is None else [array / scale for array, scale in zip(arrays, divisors, strict=True)]
+    if not jnp.issubdtype(array.dtype, jnp.floating) or array.dtype.itemsize == 1:
+        array = array.astype(jnp.float32)
+    array = array if in_rows else array[None]
+    return array if array.ndim > 1 else array[:, None]  # reductions need an axis
 
 
-class _Bracket(NamedTuple):
-    """Thresholds as ordered integers, between which the count passes the wanted one."""
+class _Ranking(NamedTuple):
+    """Arrays in which thresholds are sought: `n` rankings, each over one row of an array or over many arrays."""
 
-    low: jax.Array  # integer scalar: at least `count` scores reach this threshold
-    high: jax.Array  # integer scalar: fewer do
-    reach_low: jax.Array  # uint32 scalar: how many reach `low`
-    reach_high: jax.Array  # uint32 scalar: how many reach `high`
-
-
-class _Order(NamedTuple):
-    """The order-preserving map between floats of one dtype and integers; -0.0 and 0.0 share an image."""
-
-    dtype: jnp.dtype
-    bits: jnp.dtype  # integers as wide as the float
-    signed: jnp.dtype  # integers to compute in
-    unsigned: jnp.dtype  # for distances, which may exceed the signed range
-
-    @classmethod
-    def of(cls, dtype: jnp.dtype) -> '_Order':
-        width = jnp.dtype(dtype).itemsize
-        wide = max(width, 4)
-        return cls(
-            jnp.dtype(dtype),
-            *(jnp.dtype(f'{kind}{8 * n}') for kind, n in (('int', width), ('int', wide), ('uint', wide))),
-        )
-
-    def image(self, value: jax.Array) -> jax.Array:
-        bits = lax.bitcast_convert_type(value, self.bits).astype(self.signed)
-        return jnp.where(bits >= 0, bits, jnp.iinfo(self.bits).min - bits)
-
-    def value(self, image: jax.Array) -> jax.Array:
-        bits = jnp.where(image >= 0, image, jnp.iinfo(self.bits).min - image)
-        return lax.bitcast_convert_type(bits.astype(self.bits), self.dtype)
+    order: Order  # of the values that are ranked
+    sizes: list[int]  # how many scores each ranking has
+    thresholds: Callable[[jax.Array], list[jax.Array]]  # images [n, columns] -> what each array has to reach
+    reaching: Callable[[list[jax.Array]], jax.Array]  # these -> how many reach them [n, columns]
+    ends: Callable[[jax.Array], list[jax.Array]]  # places in flat order [n, columns] -> places in each array
+    ties: Callable[[list, list, list], jax.Array]  # low, high, ends of each array -> ties before them [n, columns]
+    counter: jnp.dtype
 
 
-def _narrow_to(ranked: list[jax.Array], count: jax.Array, size: int) -> _Bracket:
-    order = _Order.of(ranked[0].dtype)
-    top = order.image(jnp.array(jnp.inf, order.dtype))
+def _select_each(
+    arrays: list[jax.Array], counts: list, starts: list, left_to_xla: list[bool]
+) -> list[tuple[jax.Array, jax.Array]]:
+    """Mask and thresholds of each array `[rows, …]`; all have one dtype."""
+    order = Order.of(arrays[0].dtype)
+    rows = [array.shape[0] for array in arrays]
+    sizes = [array[0].size for array in arrays for _ in range(array.shape[0])]
+    counter = whole_numbers.counter_for(max(sizes))
 
-    def narrowed(bracket: _Bracket, probes: list[jax.Array]) -> _Bracket:
-        reach = _count_reaching(ranked, [order.value(probe) for probe in probes])
-        low, high, reach_low, reach_high = bracket
-        for probe, reaching in zip(probes, reach, strict=True):
-            inside = (probe > low) & (probe < high)
-            enough = inside & (reaching >= count)
-            too_few = inside & (reaching < count)
-            low, reach_low = jnp.where(enough, probe, low), jnp.where(enough, reaching, reach_low)
-            high, reach_high = jnp.where(too_few, probe, high), jnp.where(too_few, reaching, reach_high)
-        return _Bracket(low, high, reach_low, reach_high)
+    def split(table: jax.Array) -> list[jax.Array]:
+        return [table[sum(rows[:i]) : sum(rows[: i + 1])] for i in range(len(rows))]
 
-    def distance(bracket: _Bracket) -> jax.Array:
-        return bracket.high.astype(order.unsigned) - bracket.low.astype(order.unsigned)
-
-    def unsettled(bracket: _Bracket) -> jax.Array:
-        return (bracket.reach_low != count) & (distance(bracket) > 1)
-
-    def body(bracket: _Bracket) -> _Bracket:
-        width = distance(bracket)
-        part, rest = width // (_PROBES + 1), width % (_PROBES + 1)
-        steps = [jnp.clip(part * i + rest * i // (_PROBES + 1), 1, width - 1) for i in range(1, _PROBES + 1)]
-        return narrowed(bracket, [(bracket.low.astype(order.unsigned) + step).astype(order.signed) for step in steps])
-
-    # The ends stand outside all numbers: below -inf (where NaN is counted, too) and above +inf.
-    start = _Bracket(-top - 1, top + 1, _COUNT(size), _COUNT(0))
-    # Removed weights score 0, so that the wanted threshold often is 0 or just above.
-    # Behind a barrier: XLA takes `abs(x) >= 0` for true where it knows the 0, of NaN, too.
-    zero = lax.optimization_barrier(jnp.zeros_like(top))
-    bracket = narrowed(start, [-top, zero, zero + 1])
-    bracket = bracket._replace(reach_low=jnp.where(bracket.low < -top, count, bracket.reach_low))
-    bracket = lax.while_loop(unsettled, body, bracket)
-    return bracket._replace(low=jnp.maximum(bracket.low, -top))
-
-
-def _count_reaching(ranked: list[jax.Array], thresholds: list[jax.Array]) -> list[jax.Array]:
-    """How many scores of all arrays reach each threshold; NaN reaches none."""
-    totals = [_COUNT(0)] * len(thresholds)
-    for array in ranked:
-        counts = _count_along([array >= threshold for threshold in thresholds], tuple(range(1, array.ndim)) or (0,))
-        totals = [total + jnp.sum(one, dtype=_COUNT) for total, one in zip(totals, counts, strict=True)]
-    return totals
-
-
-def _count_along(predicates: list[jax.Array], axes: tuple[int, ...]) -> list[jax.Array]:
-    """Counts of several predicates in one pass: a lone sum of a predicate writes an array of integers on the CPU."""
-    zeros = (_COUNT(0),) * len(predicates)
-
-    def add(left, right):
-        return tuple(a + b for a, b in zip(left, right, strict=True))
-
-    return list(lax.reduce(tuple(predicate.astype(_COUNT) for predicate in predicates), zeros, add, axes))
-
-
-def _masks(ranked: list[jax.Array], bracket: _Bracket, count: jax.Array, everything: jax.Array) -> list[jax.Array]:
-    threshold = _Order.of(ranked[0].dtype).value(bracket.low)
-    # Where the threshold is not met exactly, the bracket has closed and `reach_high` counts what is above it.
-    whole = [(jnp.bool_(True), tuple(jnp.int32(length) for length in array.shape)) for array in ranked]
-    cuts = control.run_once(
-        bracket.reach_low > count,
-        lambda _, arrays, at, wanted: _tie_cuts(arrays, at, wanted),
-        whole,
-        ranked,
-        threshold,
-        count - bracket.reach_high,
+    ranking = _Ranking(
+        order,
+        sizes,
+        thresholds=lambda images: split(order.value(images)),
+        reaching=lambda thresholds: counting.count_reaching(arrays, thresholds, counter, left_to_xla),
+        ends=split,
+        ties=lambda low, high, ends: counting.count_between_before(arrays, low, high, ends, counter, left_to_xla),
+        counter=counter,
     )
-    masks = []
-    for array, (any_tie, cut) in zip(ranked, cuts, strict=True):
-        kept = (array > threshold) | ((array == threshold) & _up_to(array.shape, cut, any_tie)) | everything
-        masks.append(kept.astype(jnp.uint8))
-    return masks
+    wanted = _per_row(counts, rows, counter)
+    start = _per_row([jnp.nan if one is None else one for one in starts], rows, order.dtype)
+    probes = first_probes.near(order, start, lambda: first_probes.sampled(arrays, wanted, sizes, order))
+    low, high, ends = _search(ranking, wanted, probes)
+    everything = split((wanted >= jnp.array(sizes, counter))[:, None])
+    masks = map(_mask, arrays, low, high, ends, everything)
+    return [(mask, threshold[:, 0]) for mask, threshold in zip(masks, low, strict=True)]
 
 
-def _tie_cuts(
-    ranked: list[jax.Array], threshold: jax.Array, wanted: jax.Array
-) -> list[tuple[jax.Array, tuple[jax.Array, ...]]]:
-    """For each array whether any tie is kept, and the index of the last one that is."""
-    cuts = []
-    for array in ranked:
-        tie, index, rest, ties = array == threshold, [], wanted, wanted
-        for axis in range(array.ndim):
-            others = tuple(i for i in range(array.ndim) if i != axis)
-            reach, above = _count_along([tie | (array > threshold), array > threshold], others)
-            counts = jnp.cumsum(reach - above, dtype=_COUNT)
-            if axis == 0:
-                ties = counts[-1]
-            here = jnp.sum(counts < rest, dtype=jnp.int32)
-            rest = rest - jnp.where(here > 0, counts[jnp.maximum(here - 1, 0)], 0)
-            tie &= lax.broadcasted_iota(jnp.int32, array.shape, axis) == here
-            index.append(here)
-        cuts.append((wanted > 0, tuple(index)))
-        wanted = wanted - jnp.minimum(wanted, ties)
-    return cuts
+def _per_row(values: list, rows: list[int], dtype: jnp.dtype) -> jax.Array:
+    return jnp.concatenate(
+        [jnp.broadcast_to(jnp.asarray(value).astype(dtype), (n,)) for value, n in zip(values, rows, strict=True)]
+    )
 
 
-def _up_to(shape: tuple[int, ...], cut: tuple[jax.Array, ...], included: jax.Array) -> jax.Array:
-    """Whether an index does not come after `cut` in flat order; `cut` itself if `included`."""
-    upto = included
-    for axis in reversed(range(len(shape))):
-        index = lax.broadcasted_iota(jnp.int32, shape, axis)
-        upto = (index < cut[axis]) | ((index == cut[axis]) & upto)
-    return jnp.broadcast_to(upto, shape)
+def _select_jointly(arrays: list[jax.Array], count: jax.Array | int, divisors: Sequence | None) -> list[jax.Array]:
+    """A mask for each array `[1, …]`, of one ranking."""
+    sizes = [array.size for array in arrays]
+    counter = whole_numbers.counter_for(sum(sizes))
+    dtype = jnp.result_type(*arrays, *(divisors or ()))
+    order = Order.of(dtype)
+    scales = jnp.stack([jnp.asarray(divisor).astype(dtype) for divisor in divisors or [1] * len(arrays)])
+    offsets = jnp.array([sum(sizes[:i]) for i in range(len(sizes))], counter)[:, None]
+    lengths = jnp.array(sizes, counter)[:, None]
+    plain = divisors is None and all(array.dtype == dtype for array in arrays)
+
+    def own(images: jax.Array) -> list[jax.Array]:
+        """Thresholds `[1, columns]` as each array has to reach them."""
+        values = order.value(images)
+        return [values] * len(arrays) if plain else _smallest_reaching(arrays, scales, values[0])
+
+    def own_ends(ends: jax.Array) -> list[jax.Array]:
+        inside = jnp.where(ends > offsets, jnp.minimum(ends - offsets, lengths), 0)
+        return [inside[i : i + 1] for i in range(len(arrays))]
+
+    def together(counts: jax.Array) -> jax.Array:
+        return jnp.sum(counts, 0, keepdims=True, dtype=counter)
+
+    ranking = _Ranking(
+        order,
+        [sum(sizes)],
+        thresholds=own,
+        reaching=lambda thresholds: together(counting.count_reaching(arrays, thresholds, counter)),
+        ends=own_ends,
+        ties=lambda low, high, ends: together(counting.count_between_before(arrays, low, high, ends, counter)),
+        counter=counter,
+    )
+    wanted = jnp.asarray(count).astype(counter)[None]
+    probes = first_probes.sampled_jointly(arrays, scales, wanted, order)
+    low, high, ends = _search(ranking, wanted, probes)
+    everything = (wanted >= sum(sizes))[:, None]
+    return [_mask(*found, everything) for found in zip(arrays, low, high, ends, strict=True)]
+
+
+def _smallest_reaching(arrays: list, scales: jax.Array, values: jax.Array) -> list[jax.Array]:
+    """For each array the smallest floats of its own dtype that reach some values when they are divided by its scale."""
+    found: list[jax.Array] = [values] * len(arrays)
+    for own_dtype in dict.fromkeys(array.dtype for array in arrays):
+        some = [i for i, array in enumerate(arrays) if array.dtype == own_dtype]
+        scale = jnp.stack([scales[i] for i in some])[:, None]
+        table = _smallest_quotients_reaching(
+            Order.of(own_dtype), jnp.broadcast_to(scale, (len(some), len(values))), values
+        )
+        for row, i in enumerate(some):
+            found[i] = table[row : row + 1]
+    return found
+
+
+def _smallest_quotients_reaching(order: Order, scale: jax.Array, values: jax.Array) -> jax.Array:
+    """`[arrays, values]` floats. Division rounds, so that value times scale is but near; from there it is searched.
+
+    All divisions stand in the loop: elsewhere XLA may multiply by a reciprocal instead, which rounds in another way,
+    and a threshold that was counted with would not be found again.
+    """
+    near = order.image((values * scale).astype(order.dtype))
+    # `low` does not reach the value; `high` does, or stands after all numbers.
+    low, high = jnp.full_like(near, order.lowest - 1), jnp.full_like(near, order.highest + 1)
+
+    def halve(state):
+        turn, low, high = state
+        guess = jnp.where(turn == 0, near + 8, jnp.where(turn == 1, near - 8, low + (high - low) // 2))
+        probe = jnp.where((guess > low) & (guess < high), guess, low + (high - low) // 2)
+        inside, enough = high - low > 1, order.value(probe).astype(values.dtype) / scale >= values
+        return turn + 1, jnp.where(inside & ~enough, probe, low), jnp.where(inside & enough, probe, high)
+
+    found = lax.while_loop(lambda state: jnp.any(state[2] - state[1] > 1), halve, (jnp.int32(0), low, high))
+    return order.value(found[2])
+
+
+def _search(ranking: _Ranking, wanted: jax.Array, probes: jax.Array | None) -> tuple[list, list, list]:
+    """For each array the thresholds between which ties lie, and the place before which these are kept."""
+    order, sizes = ranking.order, jnp.array(ranking.sizes, ranking.counter)
+    everywhere = jnp.zeros(len(ranking.sizes), order.unsigned)
+    # The ends stand outside all numbers: below -inf, where NaN is counted, too, and above inf.
+    start = Brackets.between(
+        everywhere + order.lowest - 1, everywhere + order.highest + 1, sizes, jnp.zeros_like(sizes)
+    )
+    columns, turns = _PROBES_ON_CPU, None
+    if jax.default_backend() != 'cpu':
+        columns, probes = _PROBES_ELSEWHERE, None
+        turns = -(-order.width // ((columns + 1).bit_length() - 1))
+    bracket = brackets.settle(start, wanted, ranking.thresholds, ranking.reaching, probes, columns, turns)
+    # Fewer numbers than wanted: all of them are kept, and no NaN.
+    short = (bracket.low < order.lowest) & (wanted < sizes)
+    bracket = bracket._replace(
+        low=jnp.maximum(bracket.low, order.lowest), count_low=jnp.where(short, wanted, bracket.count_low)
+    )
+    # As many columns as the passes had: what is computed alike rounds alike.
+    found = ranking.thresholds(jnp.stack([bracket.low] + [bracket.high] * (columns - 1), 1))
+    low, high = [table[:, :1] for table in found], [table[:, 1:2] for table in found]
+    return low, high, ranking.ends(_ends_of_ties(ranking, wanted, bracket, low, high)[:, None])
+
+
+def _ends_of_ties(ranking: _Ranking, wanted: jax.Array, bracket: Brackets, low: list, high: list) -> jax.Array:
+    """Where as many ties stand before as there is room for; the size where all of them are kept."""
+    sizes = jnp.array(ranking.sizes, ranking.counter)
+    ties = bracket.count_low - bracket.count_high
+    room = jnp.where(bracket.count_low > wanted, wanted - bracket.count_high, ties)
+    # Counts have to fall, so that places are counted from the end.
+    backward = Brackets.between(jnp.zeros_like(sizes), sizes, ties, jnp.zeros_like(ties))
+    found = brackets.settle(
+        backward,
+        room,
+        spread=lambda places: (low, high, ranking.ends(sizes[:, None] - places)),
+        count=lambda bounds: ranking.ties(*bounds),
+    )
+    return jnp.where(room > 0, sizes - found.low, 0)  # no room: nothing at all is kept
+
+
+def _mask(array: jax.Array, low: jax.Array, high: jax.Array, end: jax.Array, everything: jax.Array) -> jax.Array:
+    """The mask of an array `[rows, …]`; the others are `[rows, 1]`."""
+
+    def column(values: jax.Array) -> jax.Array:
+        return values.reshape(-1, *(1,) * (array.ndim - 1))
+
+    first = counting.before(array.shape, end[:, 0])
+    kept = (array >= column(low)) & ((array >= column(high)) | first)
+    return (kept | column(everything)).astype(jnp.uint8)

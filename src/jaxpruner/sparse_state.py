@@ -21,6 +21,7 @@ class SparseState(NamedTuple):
     target_sparsities: Any = None  # tree like the parameters: float32 scalars, None where dense
     count: Any = None  # int32 scalar: steps so far
     sizes: Any = None  # tree like the parameters: uint32 scalars, weights in each masked leaf (bits do not tell)
+    thresholds: Any = None  # tree like the parameters: where methods that select in every step look first
 
 
 def sparse_states(opt_state: Any) -> list[SparseState]:

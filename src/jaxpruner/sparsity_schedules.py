@@ -5,10 +5,12 @@ dataclass here or in a user's code.
 """
 
 import dataclasses
+import operator
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 class BaseSchedule(Protocol):
@@ -20,7 +22,10 @@ class BaseSchedule(Protocol):
     """
 
     def is_mask_update_iter(self, step: Any) -> Any:
-        """Whether masks are updated at `step` (int32 scalar): a bool or a bool scalar. Python's `False` means never."""
+        """Whether masks are updated at `step`: a bool scalar of an int32 scalar, a bool of Python's number of it.
+
+        Python's `False` for an int32 scalar means never.
+        """
         ...
 
     def get_sparsity_at_step(self, target_sparsities: Any, step: Any) -> Any:
@@ -31,11 +36,22 @@ class BaseSchedule(Protocol):
 _LAST_STEP = 2**31 - 1  # steps are counted in int32
 
 
-def _check_step(name: str, value: Any) -> None:
+def _checked_step(name: str, value: Any) -> int:
     if isinstance(value, bool) or not hasattr(value, '__index__'):
         raise TypeError(f'{name} must be a whole number of steps, got {value!r}')
     if value < 0:
         raise ValueError(f'{name} must not be negative, got {value}')
+    return operator.index(value)
+
+
+def _check_step(schedule: Any, name: str) -> None:
+    """Checks a field, and makes it a number of Python's: what the host asks is answered with bools of Python's."""
+    object.__setattr__(schedule, name, _checked_step(name, getattr(schedule, name)))
+
+
+def _number(step: Any) -> Any:
+    """A number of Python's for a step that the host counts, so that it asks no device; else an array."""
+    return int(step) if isinstance(step, int | np.integer) else jnp.asarray(step)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,18 +83,18 @@ class OneShotSchedule:
     Raises:
       ValueError: the step is negative.
 
-    >>> bool(OneShotSchedule(target_step=5).is_mask_update_iter(5))
+    >>> OneShotSchedule(target_step=5).is_mask_update_iter(5)
     True
     """
 
     target_step: int
 
     def __post_init__(self):
-        _check_step('target_step', self.target_step)
+        _check_step(self, 'target_step')
 
     def is_mask_update_iter(self, step: Any) -> Any:
         """True at `target_step` alone."""
-        return jnp.equal(step, self.target_step)
+        return _number(step) == self.target_step
 
     def get_sparsity_at_step(self, target_sparsities: Any, step: Any) -> Any:
         """Zero before `target_step`, the targets from then on."""
@@ -104,15 +120,15 @@ class StepsSchedule:
     steps: tuple[int, ...]
 
     def __post_init__(self):
-        object.__setattr__(self, 'steps', tuple(self.steps))
+        object.__setattr__(self, 'steps', tuple(_checked_step('a step', step) for step in self.steps))
         for step in self.steps:
-            _check_step('a step', step)
             if step > _LAST_STEP:
                 raise ValueError(f'a step must be at most {_LAST_STEP}, the last that is counted, got {step}')
 
     def is_mask_update_iter(self, step: Any) -> Any:
         """True at the steps of the list alone."""
-        return jnp.any(jnp.equal(step, jnp.asarray(self.steps, jnp.int32)))
+        step = _number(step)
+        return step in self.steps if isinstance(step, int) else jnp.any(step == jnp.asarray(self.steps, jnp.int32))
 
     def get_sparsity_at_step(self, target_sparsities: Any, step: Any) -> Any:
         """The targets at every step."""
@@ -142,12 +158,12 @@ class PeriodicSchedule:
     update_end_step: int | None = None
 
     def __post_init__(self):
-        _check_step('update_freq', self.update_freq)
+        _check_step(self, 'update_freq')
         if self.update_freq < 1:
             raise ValueError(f'update_freq must be at least 1, got {self.update_freq}')
-        _check_step('update_start_step', self.update_start_step)
+        _check_step(self, 'update_start_step')
         if self.update_end_step is not None:
-            _check_step('update_end_step', self.update_end_step)
+            _check_step(self, 'update_end_step')
             if self.update_end_step < self.update_start_step:
                 raise ValueError(
                     f'update_end_step={self.update_end_step} lies before update_start_step={self.update_start_step}; '
@@ -156,7 +172,7 @@ class PeriodicSchedule:
 
     def is_mask_update_iter(self, step: Any) -> Any:
         """True on multiples of `update_freq` from the start to the end, both included."""
-        step = jnp.asarray(step)
+        step = _number(step)
         due = (step % self.update_freq == 0) & (step >= self.update_start_step)
         return due if self.update_end_step is None else due & (step <= self.update_end_step)
 

@@ -137,13 +137,16 @@ def test_regrown_weights_start_at_zero_with_zeroed_moments():
 def test_rigl_regrows_where_gradients_are_largest():
     mask = jnp.array([1, 1, 1, 0, 0, 0], jnp.uint8)
     magnitudes, gradients = jnp.array([3.0, 1.0, 2.0, 0.0, 0.0, 0.0]), jnp.array([9.0, 5.0, 9.0, 1.0, 7.0, 2.0])
-    replace = sparse_trainers.drop_and_grow
-    unstructured = jaxpruner.Unstructured()
-    assert replace(mask, magnitudes, gradients, 1 / 3, unstructured).tolist() == [1, 0, 1, 0, 1, 0]
-    assert replace(mask, magnitudes, gradients, 0.0, unstructured).tolist() == mask.tolist()
+
+    def replace(mask, drop, grow, fraction):
+        (new,) = sparse_trainers.drop_and_grow([mask], [drop], [grow], [jaxpruner.Unstructured()], fraction=fraction)
+        return new
+
+    assert replace(mask, magnitudes, gradients, 1 / 3).tolist() == [1, 0, 1, 0, 1, 0]
+    assert replace(mask, magnitudes, gradients, 0.0).tolist() == mask.tolist()
     # A dropped weight may come back at once; a pruned one never outranks a kept one that is zero.
-    assert replace(mask, magnitudes, gradients.at[1].set(8.0), 1 / 3, unstructured).tolist() == mask.tolist()
-    assert replace(mask, magnitudes.at[0].set(0.0), gradients, 0.0, unstructured).tolist() == mask.tolist()
+    assert replace(mask, magnitudes, gradients.at[1].set(8.0), 1 / 3).tolist() == mask.tolist()
+    assert replace(mask, magnitudes.at[0].set(0.0), gradients, 0.0).tolist() == mask.tolist()
 
 
 @pytest.mark.parametrize('sparsity_type', [jaxpruner.Block((4, 4)), jaxpruner.Channel()], ids=str)

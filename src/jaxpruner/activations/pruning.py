@@ -12,8 +12,6 @@ import jax.numpy as jnp
 
 from jaxpruner import mask_calculator, masking, selection, sparsity_distributions, sparsity_types
 
-_SHORTEST_ROW = 256  # of the matrix that an example is read by; shorter ones are counted slowly
-
 
 def prune_act_unstruct(
     x: jax.Array, density: Any, *, batch_axes: int | Sequence[int] | None = 0, straight_through: bool = False
@@ -174,35 +172,15 @@ def _example_axes(shape: tuple[int, ...], axes: tuple[int, ...] | None) -> tuple
     return unique
 
 
-def _as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Rows and columns to read an example by: rows long enough to be counted fast, and short enough to cut ties fast.
-
-    Columns are whole trailing axes and a divisor of the one before, since a row that ends inside an axis reads slowly.
-    """
-    size, columns = math.prod(shape), 1
-    wanted = max(math.isqrt(size), _SHORTEST_ROW)
-    for length in reversed(shape):
-        whole = columns * length
-        if whole >= wanted:
-            columns *= next(d for d in range(1, length + 1) if length % d == 0 and columns * d >= wanted)
-            return size // columns, columns
-        columns = whole
-    return 1, size
-
-
 @functools.partial(jax.jit, static_argnames='axes')
 def _largest_of_each(x: jax.Array, sparsity: Any, axes: tuple[int, ...]) -> jax.Array:
     """The mask of the largest magnitudes, one ranking for each index of the batch axes."""
     scores = jnp.moveaxis(jnp.abs(x), axes, range(len(axes)))
     batch, example = scores.shape[: len(axes)], scores.shape[len(axes) :]
     count = selection.number_to_keep(math.prod(example), sparsity)
-
-    def keep(matrix: jax.Array) -> jax.Array:
-        return selection.keep_largest(matrix, count)
-
-    for _ in axes:
-        keep = jax.vmap(keep)
-    mask = keep(scores.reshape(*batch, *_as_matrix(example)))
+    # Devices mostly have whole examples, which they count without one another.
+    rows = scores.reshape(math.prod(batch), *example) if len(axes) > 1 else scores
+    mask = selection.keep_largest_each([rows], [count], in_rows=[bool(axes)], left_to_xla=[bool(axes)])[0].mask
     return jnp.moveaxis(mask.reshape(scores.shape), range(len(axes)), axes)
 
 

@@ -1,14 +1,14 @@
 """Training that is sparse from the first step: static masks, SET, RigL."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxpruner import base_updater, optimizer_state, selection, sparsity_types, utils
+from jaxpruner import base_updater, optimizer_state, selection, sparsity_types, utils, whole_numbers
 from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import pruners
 
@@ -121,25 +121,19 @@ class SET(StaticRandomSparse):
         drop_scores = self.get_drop_scores(sparse_state, params, grads)
         grow_scores = self.get_grow_scores(sparse_state, params, grads)
         paths, leaves, treedef = tree_lib.flatten_with_paths(params)
-        entries = zip(
-            paths,
-            self._leaf_types(paths, leaves),
-            tree_lib.leaves_like(treedef, sparse_state.masks),
-            tree_lib.leaves_like(treedef, drop_scores),
-            tree_lib.leaves_like(treedef, grow_scores),
-            strict=True,
+        types = self._leaf_types(paths, leaves)
+        old, drop, grow = (tree_lib.leaves_like(treedef, t) for t in (sparse_state.masks, drop_scores, grow_scores))
+        masked = [i for i, mask in enumerate(old) if mask is not None]
+        replaced = drop_and_grow(
+            [old[i] for i in masked],
+            [drop[i] for i in masked],
+            [grow[i] for i in masked],
+            [types[i] for i in masked],
+            [self._is_stacked(paths[i]) for i in masked],
+            fraction=fraction,
         )
-        masks = [
-            None if mask is None else self._replaced(path, sparsity_type, mask, drop, grow, fraction)
-            for path, sparsity_type, mask, drop, grow in entries
-        ]
-        return sparse_state._replace(masks=jax.tree.unflatten(treedef, masks))
-
-    def _replaced(self, path, sparsity_type, mask, drop_scores, grow_scores, fraction):
-        def replace(kept, drop, grow):
-            return drop_and_grow(kept, drop, grow, fraction, sparsity_type)
-
-        return self._per_layer(path, replace)(mask, drop_scores, grow_scores)
+        masks = dict(zip(masked, replaced, strict=True))
+        return sparse_state._replace(masks=jax.tree.unflatten(treedef, [masks.get(i) for i in range(len(leaves))]))
 
     def moments_to_reset(self, old_state, new_state):
         """The weights that were pruned before and are kept now."""
@@ -184,36 +178,75 @@ def check_drop_fraction(fraction: Any, name: str) -> None:
 
 
 def drop_and_grow(
-    mask: jax.Array,
-    drop_scores: jax.Array,
-    grow_scores: jax.Array,
+    masks: Sequence[jax.Array],
+    drop_scores: Sequence[jax.Array],
+    grow_scores: Sequence[jax.Array],
+    types: Sequence[sparsity_types.GroupedType],
+    stacked: Sequence[bool] | None = None,
+    *,
     fraction: jax.Array | float,
-    sparsity_type: sparsity_types.GroupedType,
-) -> jax.Array:
-    """Replaces a share of the kept weights (or blocks, channels), whose number stays.
+) -> list[jax.Array]:
+    """Replaces a share of the kept weights (or blocks, channels) of each leaf, whose number stays.
 
     Args:
-      mask: uint8 mask.
-      drop_scores: of its shape; the kept ones with the smallest scores are dropped, `round(kept * fraction)` of them.
-      grow_scores: of its shape; of all that are not kept then, those with the largest scores come back.
+      masks: uint8 masks.
+      drop_scores: of their shapes; of the kept ones those with the smallest scores are dropped,
+        `round(kept * fraction)` of them.
+      grow_scores: of their shapes; of all that are not kept then, those with the largest scores come back.
+      types: unstructured, block or channel.
+      stacked: whether the first axis of a leaf counts layers, in each of which weights are replaced.
       fraction: scalar in [0, 1].
-      sparsity_type: unstructured, block or channel.
 
     Returns:
-      The new mask.
+      The new masks.
 
     >>> mask, scores = jnp.array([1, 1, 0, 0], jnp.uint8), jnp.array([3.0, 1.0, 0.0, 0.0])
-    >>> drop_and_grow(mask, scores, jnp.array([0.0, 0.0, 1.0, 2.0]), 0.5, sparsity_types.Unstructured())
-    Array([1, 0, 0, 1], dtype=uint8)
+    >>> types = [sparsity_types.Unstructured()]
+    >>> drop_and_grow([mask], [scores], [jnp.array([0.0, 0.0, 1.0, 2.0])], types, fraction=0.5)
+    [Array([1, 0, 0, 1], dtype=uint8)]
     """
-    alive = sparsity_type.group_scores(mask.astype(jnp.float32)) > 0
-    number_alive = jnp.sum(alive, dtype=jnp.uint32)
-    number_kept = number_alive - selection.share_of(number_alive, fraction)
-    drop_groups = sparsity_type.group_scores(drop_scores)
-    kept = (selection.keep_largest(jnp.where(alive, drop_groups, -jnp.inf), number_kept) != 0) & alive
-    grow_groups = sparsity_type.group_scores(grow_scores)
+    stacked = list(stacked or [False] * len(masks))
+    leaves = list(zip(masks, drop_scores, grow_scores, types, stacked, strict=True))
+    pooled = [_pooled(*leaf) for leaf in leaves]
+    left_to_xla = [not isinstance(kind, sparsity_types.Unstructured) for kind in types]
+    alive_numbers = [_number(alive, in_layers) for (alive, _, _), in_layers in zip(pooled, stacked, strict=True)]
+    kept = selection.keep_largest_each(
+        [jnp.where(alive, drop, -jnp.inf) for alive, drop, _ in pooled],
+        [alive - whole_numbers.share_of(alive, fraction) for alive in alive_numbers],
+        in_rows=stacked,
+        left_to_xla=left_to_xla,
+    )
+    kept = [(chosen.mask != 0) & alive for chosen, (alive, _, _) in zip(kept, pooled, strict=True)]
+    missing = [
+        alive - _number(left, in_layers) for alive, left, in_layers in zip(alive_numbers, kept, stacked, strict=True)
+    ]
+    grown = selection.keep_largest_each(
+        [jnp.where(left, -jnp.inf, grow) for left, (_, _, grow) in zip(kept, pooled, strict=True)],
+        missing,
+        in_rows=stacked,
+        left_to_xla=left_to_xla,
+    )
+    new = [left.astype(jnp.uint8) | chosen.mask for left, chosen in zip(kept, grown, strict=True)]
+    return [
+        _per_layer(lambda one, kind=kind, shape=mask.shape[in_layers:]: kind.spread_groups(one, shape), in_layers)(
+            groups
+        )
+        for groups, (mask, _, _, kind, in_layers) in zip(new, leaves, strict=True)
+    ]
+
+
+def _pooled(mask, drop, grow, kind, in_layers) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Whether groups are alive, and their scores."""
+    pool = _per_layer(kind.group_scores, in_layers)
+    grow = pool(grow)
     # NaN would rank below what is kept: after an overflow weights must come back somewhere.
-    grow_groups = jnp.where(jnp.isnan(grow_groups), jnp.finfo(grow_groups.dtype).min, grow_groups)
-    number_grown = number_alive - jnp.sum(kept, dtype=jnp.uint32)
-    grown = selection.keep_largest(jnp.where(kept, -jnp.inf, grow_groups), number_grown)
-    return sparsity_type.spread_groups(kept.astype(jnp.uint8) | grown, mask.shape)
+    grow = jnp.where(jnp.isnan(grow), jnp.finfo(grow.dtype).min, grow)
+    return pool(mask.astype(jnp.float32)) > 0, pool(drop), grow
+
+
+def _number(flags: jax.Array, in_layers: bool) -> jax.Array:
+    return jnp.sum(flags, tuple(range(int(in_layers), flags.ndim)), dtype=whole_numbers.counter_for(flags.size))
+
+
+def _per_layer(function: Callable[..., Any], in_layers: bool) -> Callable[..., Any]:
+    return jax.vmap(function) if in_layers else function

@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 
 from jaxpruner import base_updater, masking, utils
 from jaxpruner import tree as tree_lib
@@ -15,23 +16,48 @@ class SteUpdater(base_updater.BaseUpdater):
     """Prunes in `pre_forward_update`, at the scheduled sparsity of each step, and lets gradients pass.
 
     The masks in the state are those of the last scheduled update, for reports; the forward pass selects anew each step.
+    It begins at the thresholds of the step before, which `update` stores: it repeats the selection of the forward pass
+    on the same parameters, and where both stand in one jitted step, the two become one.
 
     >>> updater = SteMagnitudePruning(sparsity_distribution_fn=lambda params: {'w': 0.5})
-    >>> import jax.numpy as jnp, optax
+    >>> import optax
     >>> params = {'w': jnp.array([-2.0, 1.0])}
     >>> updater.pre_forward_update(params, updater.wrap_optax(optax.sgd(0.1)).init(params))
     {'w': Array([-2.,  0.], dtype=float32)}
     """
 
+    def init_state(self, params):
+        """As the base's; the first selection has no threshold to begin at."""
+        state = super().init_state(params)
+        _, thresholds = jax.eval_shape(self._selected, params, state)
+        nowhere = jax.tree.map(lambda threshold: jnp.full(threshold.shape, jnp.nan, threshold.dtype), thresholds)
+        return state._replace(thresholds=nowhere)
+
     def pre_forward_update(self, params, sparse_state):
         """The pruned parameters; the derivative is the identity, so that it may stand inside the loss."""
-        state = only_sparse_state(sparse_state)
+        masks, _ = self._selected(params, only_sparse_state(sparse_state))
+        return tree_lib.map_with_missing(lambda p, m: p if m is None else masking.straight_through(p, m), params, masks)
+
+    def track(self, sparse_state, params):
+        """The thresholds of this step, for the next one."""
+        if sparse_state.thresholds is None:  # a state that somebody else made
+            return sparse_state
+        return sparse_state._replace(thresholds=self._selected(params, sparse_state)[1])
+
+    def update_state(self, sparse_state, params, grads, **extra_args):
+        """The masks of this step's forward pass."""
+        del grads, extra_args
+        return sparse_state._replace(masks=self._selected(params, sparse_state)[0])
+
+    def _selected(self, params, state):
         sparsities = self.scheduler.get_sparsity_at_step(state.target_sparsities, state.count)
         # Scores steer the selection alone; no gradient flows through it.
         detached = jax.lax.stop_gradient(params)
         state = state._replace(masks=masking.unpack_masks(state.masks, params))
-        masks = self.create_masks(self.calculate_scores(detached, sparse_state=state), sparsities)
-        return tree_lib.map_with_missing(lambda p, m: p if m is None else masking.straight_through(p, m), params, masks)
+        scores = self.calculate_scores(detached, sparse_state=state)
+        if type(self).create_masks is not base_updater.BaseUpdater.create_masks:  # a ranking of its own
+            return self.create_masks(scores, sparsities), None
+        return self.select_masks(scores, sparsities, state.thresholds)
 
     def post_gradient_update(self, params, sparse_state):
         """The parameters as they are: dense."""

@@ -66,7 +66,8 @@ def pruning(
         return False, mask_key
     plan, sparsities = plans[epoch]
     warn_about_partial_groups(plan, params)
-    return True, _new_masks(params, mask_key, sparsities, plan=plan, packed=use_packed_masks)
+    masks = _new_masks(params, mask_key, sparsities, plan=plan)
+    return True, masking.store_masks(masks, params, use_packed_masks, like=mask_key)
 
 
 def pruning_apply(state: Any, mask_key: tree_lib.PyTree | None) -> tuple[Any, tree_lib.PyTree | None]:
@@ -125,11 +126,11 @@ def initial_masks(
     return masking.store_masks(treedef.unflatten(masks), params, use_packed_masks)
 
 
-@functools.partial(jax.jit, static_argnames=('plan', 'packed'))
+@functools.partial(jax.jit, static_argnames='plan')
 def _new_masks(
-    params: tree_lib.PyTree, old_masks: tree_lib.PyTree, sparsities: Any, *, plan: EntryPlan, packed: bool
+    params: tree_lib.PyTree, old_masks: tree_lib.PyTree, sparsities: Any, *, plan: EntryPlan
 ) -> tree_lib.PyTree:
-    return masking.store_masks(plan.new_masks(params, old_masks, sparsities), params, packed)
+    return plan.new_masks(params, old_masks, sparsities)
 
 
 def _whole(epoch: Any) -> int:

@@ -1,0 +1,103 @@
+"""Whole numbers that do not overflow: how many to keep of how many, in as many bits as it takes."""
+
+import jax
+import jax.numpy as jnp
+
+# Up to here a float32 holds every whole number.
+_EXACT_IN_FLOAT32 = 2**24
+
+
+def counter_for(size: int) -> jnp.dtype:
+    """The dtype that counts to `size`: uint32, or uint64 where that is too short.
+
+    Args:
+      size: the largest count.
+
+    Raises:
+      ValueError: it takes uint64, which JAX has not been asked for.
+
+    >>> counter_for(2**31)
+    dtype('uint32')
+    """
+    if size <= jnp.iinfo(jnp.uint32).max:
+        return jnp.dtype('uint32')
+    if jax.dtypes.canonicalize_dtype(jnp.uint64) != jnp.uint64:
+        raise ValueError(
+            f'{size} scores cannot be ranked together in 32 bits; at most {jnp.iinfo(jnp.uint32).max} can: split the '
+            "leaf, rank per layer, or call jax.config.update('jax_enable_x64', True) first"
+        )
+    return jnp.dtype('uint64')
+
+
+def number_to_keep(size: int, sparsity: jax.Array | float) -> jax.Array:
+    """How many of `size` scores a sparsity keeps: `max(1, round(size * (1 - sparsity)))`.
+
+    The product is rounded half to even, in float32 up to 2^24 scores (as JaxPruner does) and in whole numbers above,
+    where float32 would miss the count.
+
+    Args:
+      size: number of scores.
+      sparsity: share to remove, a scalar in [0, 1]; taken as float32.
+
+    Returns:
+      Scalar of the dtype that counts to `size`.
+
+    Raises:
+      ValueError: it takes 64 bits, which are not enabled.
+
+    >>> [int(number_to_keep(10, sparsity)) for sparsity in (0.0, 0.25, 1.0)]
+    [10, 8, 1]
+    """
+    counter = counter_for(size)
+    sparsity = jnp.asarray(sparsity, jnp.float32)
+    if size <= _EXACT_IN_FLOAT32:
+        kept = jnp.round(size * (1 - sparsity)).astype(counter)
+    else:
+        whole = jnp.array(1 << _fraction_bits(counter), counter)
+        kept = _multiply_round(jnp.array(size, counter), whole - _fixed_point(sparsity, counter))
+    return jnp.maximum(kept, jnp.array(min(size, 1), counter))
+
+
+def share_of(count: jax.Array, share: jax.Array | float) -> jax.Array:
+    """`round(count * share)`, half to even: in float32 up to a count of 2^24, in whole numbers above.
+
+    Args:
+      count: uint32 (or uint64) scalar.
+      share: scalar in [0, 1]; taken as float32.
+
+    Returns:
+      Scalar of the count's dtype.
+
+    >>> int(share_of(jnp.uint32(192), 0.3))
+    58
+    """
+    share = jnp.asarray(share, jnp.float32)
+    small = jnp.round(count.astype(jnp.float32) * share).astype(count.dtype)
+    return jnp.where(count <= _EXACT_IN_FLOAT32, small, _multiply_round(count, _fixed_point(share, count.dtype)))
+
+
+def _fraction_bits(counter: jnp.dtype) -> int:
+    return jnp.iinfo(counter).bits - 1
+
+
+def _fixed_point(share: jax.Array, counter: jnp.dtype) -> jax.Array:
+    """A share in [0, 1] as a whole number of 2^-31 (2^-63): exact for every float32 from 2^-7 up."""
+    return jnp.round(share * float(1 << _fraction_bits(counter))).astype(counter)
+
+
+def _multiply_round(count: jax.Array, share: jax.Array) -> jax.Array:
+    """`round(count * share)`, half to even, of a share in fixed point; the double-width product is made of halves."""
+    counter = count.dtype
+    fraction_bits, half_bits = _fraction_bits(counter), jnp.iinfo(counter).bits // 2
+    low_half = jnp.array((1 << half_bits) - 1, counter)
+    low, high = (lambda x: x & low_half), (lambda x: x >> half_bits)
+    cross_a, cross_b = high(count) * low(share), low(count) * high(share)
+    lowest = low(count) * low(share)
+    middle = high(lowest) + low(cross_a) + low(cross_b)
+    upper = high(count) * high(share) + high(cross_a) + high(cross_b) + high(middle)
+    lower = (low(middle) << half_bits) | low(lowest)
+    whole = (upper << 1) | (lower >> fraction_bits)
+    rest = lower & jnp.array((1 << fraction_bits) - 1, counter)
+    half = jnp.array(1 << (fraction_bits - 1), counter)
+    round_up = (rest > half) | ((rest == half) & (whole % 2 == 1))
+    return whole + round_up.astype(counter)

@@ -1,0 +1,111 @@
+"""Straight-through methods select once a step, and begin where the step before found the threshold."""
+
+import collections
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import hlo
+import jaxpruner
+from jaxpruner import sparsity_distributions, sparsity_schedules
+
+ninety = functools.partial(sparsity_distributions.uniform, sparsity=0.9)
+at_once = {'scheduler': sparsity_schedules.PeriodicSchedule(update_freq=3), 'sparsity_distribution_fn': ninety}
+METHODS = [jaxpruner.SteMagnitudePruning, jaxpruner.SteRandomPruning]
+each_method = pytest.mark.parametrize('method', METHODS)
+
+
+def make_params():
+    keys = jax.random.split(jax.random.key(0), 2)
+    return {'in': jax.random.normal(keys[0], (64, 128)), 'out': jax.random.normal(keys[1], (128, 8)), 'b': jnp.ones(8)}
+
+
+def make_step(updater, tx, **settings):
+    def step(params, state, x):
+        def loss(params):
+            sparse = updater.pre_forward_update(params, state)
+            return jnp.mean((jnp.tanh(x @ sparse['in']) @ sparse['out'] + sparse['b']) ** 2)
+
+        updates, new_state = tx.update(jax.grad(loss)(params), state, params, **settings)
+        return optax.apply_updates(params, updates), new_state
+
+    return step
+
+
+def loops(step, *arguments):
+    text = jax.jit(step).lower(*arguments).compile().as_text()
+    return collections.Counter(i.opcode for i in hlo.reached(text, follow_loops=False))['while']
+
+
+@pytest.mark.parametrize(
+    ('kind', 'selections'), [('unstructured', 1), ('block_4,4', 1), ('channel_-1', 1), ('2:4', 0)], ids=str
+)
+@pytest.mark.parametrize('packed', [False, True], ids=['unpacked', 'packed'])
+def test_a_step_selects_once(kind, selections, packed):
+    updater = jaxpruner.SteMagnitudePruning(**at_once, sparsity_type=kind, use_packed_masks=packed)
+    tx, params, x = updater.wrap_optax(optax.adam(1e-2)), make_params(), jnp.ones((4, 64))
+    state = tx.init(params)
+    # A selection is a loop for thresholds and one for ties; the mask update is one more.
+    assert loops(make_step(updater, tx, update_masks=False), params, state, x) == 2 * selections
+    assert loops(make_step(updater, tx), params, state, x) == 2 * selections + 1
+
+
+@each_method
+@pytest.mark.parametrize('start', ['nowhere', 'anywhere', 'not kept'])
+def test_the_threshold_to_begin_at_changes_nothing(method, start):
+    updater = method(**at_once)
+    tx, params = updater.wrap_optax(optax.adam(1e-2)), make_params()
+    state = expected = tx.init(params)
+    step = jax.jit(make_step(updater, tx))
+    first, expected = step(params, expected, jnp.ones((4, 64)))
+    assert all(np.isfinite(expected.thresholds[name]) for name in ('in', 'out'))
+    assert expected.thresholds['b'] is None
+    others = {
+        'nowhere': state.thresholds,
+        'anywhere': {'in': jnp.float32(1e30), 'out': jnp.float32(-0.0), 'b': None},
+        'not kept': None,
+    }[start]
+    params, got = step(params, state._replace(thresholds=others), jnp.ones((4, 64)))
+    jax.tree.map(np.testing.assert_array_equal, params, first)
+    jax.tree.map(np.testing.assert_array_equal, got.masks, expected.masks)
+    assert (got.thresholds is None) is (start == 'not kept')
+
+
+@each_method
+def test_masks_of_an_update_are_those_of_its_forward_pass(method):
+    updater = method(**at_once)
+    tx, params = updater.wrap_optax(optax.sgd(1e-2)), make_params()
+    state = tx.init(params)
+    forward = updater.pre_forward_update(params, state)
+    _, state = jax.jit(tx.update)(params, state, params)
+    np.testing.assert_array_equal(state.masks['in'] != 0, forward['in'] != 0)
+    assert int(state.masks['in'].sum()) == 819
+
+
+def test_a_ranking_of_its_own_is_used():
+    class Halves(jaxpruner.SteMagnitudePruning):
+        def create_masks(self, scores, sparsities):
+            del sparsities
+            return jax.tree.map(lambda s: None if s.ndim < 2 else jnp.zeros(s.shape, jnp.uint8).at[:4].set(1), scores)
+
+    updater = Halves(**at_once)
+    tx, params = updater.wrap_optax(optax.sgd(1e-2)), make_params()
+    state = tx.init(params)
+    assert state.thresholds is None
+    _, state = tx.update(params, state, params)
+    assert int(state.masks['in'].sum()) == 4 * 128
+    assert int((updater.pre_forward_update(params, state)['in'] != 0).sum()) == 4 * 128
+
+
+def test_stacked_layers_have_a_threshold_each():
+    updater = jaxpruner.SteMagnitudePruning(**at_once, stacked='layers')
+    tx = updater.wrap_optax(optax.sgd(1e-2))
+    params = {'layers': jax.random.normal(jax.random.key(1), (3, 16, 8)) * jnp.arange(1.0, 4.0)[:, None, None]}
+    _, state = jax.jit(tx.update)(params, tx.init(params), params)
+    assert state.thresholds['layers'].shape == (3,)
+    assert np.all(np.diff(state.thresholds['layers']) > 0)
+    assert state.masks['layers'].sum((1, 2)).tolist() == [13] * 3

@@ -1,0 +1,109 @@
+"""A training that runs in one process on one device, or in two that share a mesh of four devices.
+
+As a script this is one of the two: `python two_processes.py PORT PROCESS GROUP FILE` trains the cases of a group and
+writes what the process holds of the results, for `test_processes.py` to compare. All processes see the same numbers:
+weights, batches and, but in REAL, gradients are drawn on the host.
+"""
+
+import pathlib
+import pickle
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import jaxpruner
+
+STEPS = 6  # masks are updated before steps 0, 2 and 4, weights after all, or after the others
+SHAPES = {'first': {'kernel': (32, 64), 'bias': (64,)}, 'second': {'kernel': (64, 24), 'bias': (24,)}}
+ALGORITHMS = ('magnitude', 'global_magnitude', 'rigl', 'magnitude_ste')
+# Algorithm, whether masks are packed, whether gradients are those of a loss.
+REAL = ('magnitude', True, True)
+GROUPS = {
+    'packed': [(algorithm, True, False) for algorithm in ALGORITHMS],
+    'unpacked': [(algorithm, False, False) for algorithm in ALGORITHMS],
+    'real': [REAL],
+}
+
+
+def draw(seed):
+    """A tree of numbers like the parameters."""
+    random = np.random.default_rng(seed)
+    return jax.tree.map(
+        lambda shape: random.normal(size=shape).astype(np.float32), SHAPES, is_leaf=lambda node: isinstance(node, tuple)
+    )
+
+
+def everywhere():
+    """The mesh over all devices of all processes: rows of parameters lie on processes, columns on their devices."""
+    return Mesh(np.array(jax.devices()).reshape(2, 2), ('rows', 'columns'))
+
+
+def place(tree, mesh):
+    """Puts host arrays onto a mesh, or, where that is `None`, onto the one device."""
+    if mesh is None:
+        return jax.tree.map(jnp.asarray, tree)
+
+    def placed(array):
+        spec = PartitionSpec(*(('rows', 'columns') if array.ndim == 2 else ('columns',)))
+        return jax.make_array_from_callback(array.shape, NamedSharding(mesh, spec), lambda index: array[index])
+
+    return jax.tree.map(placed, tree)
+
+
+def loss(params, batch):
+    hidden = jax.nn.relu(batch @ params['first']['kernel'] + params['first']['bias'])
+    return jnp.mean((hidden @ params['second']['kernel'] + params['second']['bias'] - 1) ** 2)
+
+
+def train(case, mesh):
+    """Trains one case.
+
+    Returns:
+      By step, layer and name: the mask as the state holds it, and the weights as the forward pass uses them.
+    """
+    algorithm, is_packed, is_real = case
+    schedule = {'update_freq': 2, 'update_start_step': 0, 'update_end_step': 4, 'drop_fraction': 0.3}
+    config = {'algorithm': algorithm, 'sparsity': 0.75, 'use_packed_masks': is_packed} | schedule
+    updater = jaxpruner.create_updater_from_config(config)
+    tx = updater.wrap_optax(optax.adam(0.05))
+
+    @jax.jit
+    def step(params, state, given):
+        grads = jax.grad(lambda p: loss(updater.pre_forward_update(p, state), given))(params) if is_real else given
+        updates, state = tx.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+        return params, state, updater.pre_forward_update(params, state)
+
+    params = place(draw(0), mesh)
+    state = tx.init(params)
+    history = {}
+    for number in range(1, STEPS + 1):
+        given = draw(number)
+        given = given['first']['kernel'].T if is_real else place(given, mesh)
+        params, state, used = step(params, state, given)
+        for layer in SHAPES:
+            history[number, layer, 'masks'] = state.masks[layer]['kernel']
+            history[number, layer, 'used'] = used[layer]['kernel']
+    return history
+
+
+def own_part(array):
+    """What this process holds: pairs of a place in the whole array, and the numbers there."""
+    return [(shard.index, np.asarray(shard.data)) for shard in array.addressable_shards]
+
+
+def main(port, process, group, path):
+    jax.config.update('jax_cpu_collectives_implementation', 'gloo')
+    jax.distributed.initialize(f'localhost:{port}', num_processes=2, process_id=int(process), initialization_timeout=60)
+    assert (jax.process_count(), jax.local_device_count(), jax.device_count()) == (2, 2, 4)
+    parts = {case: jax.tree.map(own_part, train(case, everywhere())) for case in GROUPS[group]}
+    pathlib.Path(path).write_bytes(pickle.dumps(parts))
+    jax.distributed.shutdown()
+
+
+if __name__ == '__main__':
+    main(*sys.argv[1:])
