@@ -10,6 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import eight_devices
 import hlo
+import jaxpruner
 from jaxpruner import counting, mask_calculator, selection, sparsity_types
 
 COLLECTIVES = ('all-gather', 'all-to-all', 'all-reduce', 'collective-permute', 'reduce-scatter')
@@ -49,10 +50,10 @@ def check_counts_are_those_of_one_device(spec):
 
     @jax.jit
     def both(scores, thresholds):
-        reaching = counting.count_reaching([scores], [thresholds], jnp.dtype('uint32'))
+        reaching = counting.count_reaching([scores], [thresholds], jnp.dtype('uint32'), [True])
         ends = jnp.array([[1, 50, 128]] * 4, jnp.uint32)
         low, high = thresholds[:, :1], thresholds[:, 1:2]
-        return reaching, counting.count_between_before([scores], [low], [high], [ends], jnp.dtype('uint32'))
+        return reaching, counting.count_between_before([scores], [low], [high], [ends], jnp.dtype('uint32'), [True])
 
     compiled = both.lower(sharded, thresholds).compile()
     reaching, between = compiled(sharded, thresholds)
@@ -70,7 +71,7 @@ def check_one_sum_for_many_arrays():
     sharded = [jax.device_put(a, NamedSharding(mesh(), s)) for a, s in zip(arrays, shardings, strict=True)]
 
     def masks(arrays):
-        return [kept.mask for kept in selection.keep_largest_each(arrays, [10, 20, 30, 40])]
+        return [kept.mask for kept in selection.keep_largest_each(arrays, [10, 20, 30, 40], apart=[True] * 4)]
 
     compiled = jax.jit(masks).lower(sharded).compile()
     for mask, array, count in zip(compiled(sharded), arrays, (10, 20, 30, 40), strict=True):
@@ -90,9 +91,28 @@ def check_pooled_scores_that_no_mesh_axis_divides(kind):
     np.testing.assert_array_equal(mask(sharded), mask(scores))
 
 
+def check_scores_that_were_reshaped():
+    scores = jax.random.normal(jax.random.key(0), (24, 16))
+    sharded = jax.device_put(scores, NamedSharding(mesh(), PartitionSpec('x', 'y')))
+    for keep in (selection.keep_largest, lambda scores, count: selection.keep_largest_jointly([scores], count)[0]):
+        mask = jax.jit(lambda scores, keep=keep: keep(scores.reshape(6, 4, 16).sum(1), 20))
+        np.testing.assert_array_equal(mask(sharded), mask(scores))
+
+
+def check_masks_have_no_derivative():
+    def kept(params):
+        pruned, _ = jaxpruner.MagnitudePruning(sparsity_distribution_fn=lambda _: {'w': 0.5}).instant_sparsify(params)
+        return jnp.sum(pruned['w'] ** 2)
+
+    params = {'w': jnp.arange(1.0, 17.0).reshape(4, 4)}
+    sharded = jax.device_put(params, NamedSharding(mesh(), PartitionSpec('x', 'y')))
+    gradient = jax.jit(jax.grad(kept))(sharded)['w']
+    np.testing.assert_array_equal(gradient, jnp.where(params['w'] > 8, 2 * params['w'], 0))
+
+
 def check_batches_are_counted_as_xla_likes():
     scores = jax.random.normal(jax.random.key(0), (3, 16, 8))
     sharded = jax.device_put(scores, NamedSharding(mesh(), PartitionSpec(None, 'x', 'y')))
-    masks = jax.jit(jax.vmap(lambda one: selection.keep_largest(one, 17)))(sharded)
+    masks = jax.jit(jax.vmap(lambda one: selection.keep_largest_each([one], [17], apart=[True])[0].mask))(sharded)
     assert masks.sum((1, 2)).tolist() == [17, 17, 17]
     np.testing.assert_array_equal(masks, jnp.stack([selection.keep_largest(one, 17) for one in scores]))

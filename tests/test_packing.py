@@ -69,7 +69,9 @@ def test_a_device_has_whole_bytes_wherever_some_axis_allows_it(divided):
         most = max(factors_of_two(shape[other]) for other in whole)
         assert axis == max(other for other in whole if factors_of_two(shape[other]) == most)
     else:
-        assert axis == max(other for other in range(-len(shape), 0) if shape[other] == max(shape))
+        undivided = [other for other in range(-len(shape), 0) if local_shape[other] == shape[other] > 1]
+        among = undivided or range(-len(shape), 0)
+        assert axis == max(other for other in among if shape[other] == max(shape[one] for one in among))
     assert shape[axis] > 1 or math.prod(shape) == 1
     # An axis of the whole shape that suits the devices is taken, so that both layouts are one.
     if local_shape[packing.packed_axis(shape)] % 8 == 0:

@@ -220,6 +220,15 @@ def test_it_maps_over_a_batch():
         np.testing.assert_array_equal(mask, sorted_mask([array], count)[0])
 
 
+def test_three_thousand_million_scores():
+    """Traced alone: nothing of a program for so many fails for its numbers."""
+    big = jax.ShapeDtypeStruct((1500, 10**6), jnp.bfloat16)
+    twice = jax.ShapeDtypeStruct((3000, 10**6), jnp.bfloat16)
+    assert jax.eval_shape(selection.keep_largest, twice, jnp.uint32(5)).shape == twice.shape
+    masks = jax.eval_shape(selection.keep_largest_jointly, [big, big], jnp.uint32(5), [jnp.float32(2)] * 2)
+    assert [mask.shape for mask in masks] == [big.shape] * 2
+
+
 def test_more_scores_than_a_counter_holds_are_refused():
     big = jax.ShapeDtypeStruct((2**16, 2**16), jnp.bfloat16)
     with pytest.raises(ValueError, match='4294967296 scores cannot be ranked together in 32 bits; at most 4294967295'):

@@ -159,18 +159,18 @@ class BaseUpdater:
         known = driver.known_arguments(self.calculate_scores, extra_args)
         return self.calculate_scores(params, sparse_state=sparse_state, grads=grads, **known)
 
-    def track(self, sparse_state: SparseState, params: tree_lib.PyTree) -> SparseState:
-        """What `update` keeps in every step, besides masks; by default nothing.
+    def track(self, sparse_state: SparseState, params: tree_lib.PyTree) -> tuple[SparseState, Any]:
+        """What `update` computes in every step, besides masks that are due; by default nothing.
 
         Args:
           sparse_state: the state, masks as they are stored.
           params: the parameters.
 
         Returns:
-          The state.
+          The state, and what `update_state` gets as its argument `tracked` if masks are due, `None` for nothing.
         """
         del params
-        return sparse_state
+        return sparse_state, None
 
     def moments_to_reset(self, old_state: SparseState, new_state: SparseState) -> tree_lib.PyTree | None:
         """The weights whose moments in the optimizer become zero after a mask update.

@@ -172,7 +172,11 @@ def settle(
         positions = following(current)
         return current, positions, spread(positions)
 
-    positions = following(brackets) if first is None else first
+    if first is None:
+        positions = following(brackets)
+    else:
+        # A guess that is wrong is followed by an even division, as any other.
+        positions, brackets = first, brackets._replace(evenly=jnp.zeros_like(brackets.evenly))
     state = (brackets, positions, spread(positions))
     if turns is not None:
         return lax.fori_loop(0, turns, lambda _, current: turn(current), state)[0]

@@ -31,7 +31,9 @@ def run_once(when: jax.Array | bool, function: Callable[..., Any], state: Any, *
     """
 
     def run(current: Any, *arguments: Any) -> Any:
-        return jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), function(current, *arguments), current)
+        return jax.tree.map(
+            lambda new, old: jnp.asarray(new, jnp.result_type(old)), function(current, *arguments), current
+        )
 
     def body(carry: Any) -> Any:
         pending, current = carry
@@ -45,13 +47,15 @@ def run_once(when: jax.Array | bool, function: Callable[..., Any], state: Any, *
 
 
 def _apart(function: Callable[..., Any], *inputs: Any) -> Any:
-    """Calls a function; compiled, it is not fused with what surrounds it, and so rounds as it does in a loop."""
+    """Calls `function(state, …)`, which returns a tree like the state.
+
+    Compiled, it is not fused with what surrounds it, and so rounds as it does in a loop.
+    """
     if not any(map(tree_lib.is_traced, jax.tree.leaves(inputs))):
         return function(*inputs)
 
-    def unreachable(*arguments: Any) -> Any:
-        shapes = jax.eval_shape(function, *arguments)
-        return jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+    def unreachable(state: Any, *_: Any) -> Any:
+        return jax.tree.map(jnp.asarray, state)
 
     # XLA fuses nothing across the border of a branch; barriers alone vanish before it does.
     always = jax.lax.optimization_barrier(jnp.bool_(True))

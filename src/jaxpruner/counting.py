@@ -1,12 +1,13 @@
 """Counts of scores, taken where the scores are.
 
 A pass reads every array once, in its own shape, and counts for several bounds at a time. On one device the array may be
-viewed in rows, which threads share. Where there are more devices, each counts its own part of an array and the sums are
-made of these counts: scores are never sent, and no array is reshaped.
+viewed in shares for threads. Where there are more devices, each counts its own part of an array and the sums are
+made of these counts: scores are never sent, and no axis that they share is reshaped.
 
-An array has a first axis of rows that are counted apart (of length 1 where there is one ranking). Some arrays are left
-to XLA: what was made by pooling or reshaping may lie in parts that no axis of the mesh names, which JAX cannot tell a
-partitioned function, and where each device has whole rows, there is nothing to sum.
+An array has a first axis of rows that are counted each for itself (of length 1 where there is one ranking). Only arrays
+that lie on devices as parameters do are counted in parts: what was pooled or reshaped may be divided in ways that no
+axis of the mesh names, which JAX cannot tell a partitioned function, and where each device has whole rows, there is
+nothing to sum. Those XLA is left to divide.
 """
 
 import functools
@@ -33,7 +34,7 @@ def count_reaching(
     arrays: Sequence[jax.Array],
     thresholds: Sequence[jax.Array],
     counter: jnp.dtype,
-    left_to_xla: Sequence[bool] | None = None,
+    apart: Sequence[bool] | None = None,
 ) -> jax.Array:
     """How many scores of each row reach each threshold; NaN reaches none.
 
@@ -41,7 +42,7 @@ def count_reaching(
       arrays: floats `[rows, …]`.
       thresholds: for each array `[rows, columns]` of its dtype.
       counter: unsigned dtype that holds the counts.
-      left_to_xla: for each array whether XLA is to find how devices count that share it; none by default.
+      apart: for each array whether devices that share it count their own parts; none by default.
 
     Returns:
       Counts `[all rows, columns]`.
@@ -49,7 +50,7 @@ def count_reaching(
     >>> count_reaching([jnp.array([[1.0, 2.0, 3.0]])], [jnp.array([[2.0, 3.0]])], jnp.uint32)
     Array([[2, 1]], dtype=uint32)
     """
-    return _counts(_reaching, arrays, [(bounds,) for bounds in thresholds], counter, left_to_xla)
+    return _counts(_reaching, arrays, [(bounds,) for bounds in thresholds], counter, apart)
 
 
 def count_between_before(
@@ -58,7 +59,7 @@ def count_between_before(
     high: Sequence[jax.Array],
     ends: Sequence[jax.Array],
     counter: jnp.dtype,
-    left_to_xla: Sequence[bool] | None = None,
+    apart: Sequence[bool] | None = None,
 ) -> jax.Array:
     """How many scores of each row reach `low`, not `high`, and stand before each end in flat order.
 
@@ -68,7 +69,7 @@ def count_between_before(
       high: likewise.
       ends: for each array `[rows, columns]` of the counter's dtype.
       counter: unsigned dtype that holds the counts.
-      left_to_xla: as in `count_reaching`.
+      apart: as in `count_reaching`.
 
     Returns:
       Counts `[all rows, columns]`.
@@ -78,7 +79,7 @@ def count_between_before(
     >>> count_between_before([jnp.array([[2.0, 2.0, 3.0]])], [low], [high], [ends], jnp.uint32)
     Array([[1, 2]], dtype=uint32)
     """
-    return _counts(_between_before, arrays, list(zip(low, high, ends, strict=True)), counter, left_to_xla)
+    return _counts(_between_before, arrays, list(zip(low, high, ends, strict=True)), counter, apart)
 
 
 def before(shape: Sequence[int], ends: jax.Array) -> jax.Array:
@@ -147,14 +148,14 @@ def _counts(
     arrays: Sequence[jax.Array],
     bounds: Sequence[tuple],
     counter: Any,
-    left_to_xla: Sequence[bool] | None,
+    apart: Sequence[bool] | None,
 ) -> jax.Array:
     if jax.device_count() == 1:
         return _counts_here(predicates, counter, tuple(arrays), tuple(bounds))
-    left_to_xla = left_to_xla or [False] * len(arrays)
+    apart = apart or [False] * len(arrays)
     tables: dict[int, jax.Array] = {}
-    for is_left, count in ((False, _counts_apart), (True, _counts_by_xla)):
-        some = [i for i, flag in enumerate(left_to_xla) if bool(flag) is is_left]
+    for in_parts, count in ((True, _counts_apart), (False, _counts_by_xla)):
+        some = [i for i, flag in enumerate(apart) if bool(flag) is in_parts]
         if some:
             table = count(
                 predicates, jnp.dtype(counter), *(tuple(column[i] for i in some) for column in (arrays, bounds))
@@ -305,7 +306,7 @@ def _count_on_device(predicates, counter, mesh, specs, shapes, parts, bounds):
     used = {name for spec in specs for entry in spec for name in _names(entry)}
     totals = []
     for spec, shape, part, bound in zip(specs, shapes, parts, bounds, strict=True):
-        origin = [_place(mesh, entry) * length for entry, length in zip(spec, part.shape, strict=True)]
+        origin = [_place(mesh, entry, counter) * length for entry, length in zip(spec, part.shape, strict=True)]
         mine = [lax.dynamic_slice_in_dim(rows, origin[0], part.shape[0]) for rows in bound]
         counts = _count_part(predicates, counter, part, mine, origin, shape, may_split=True)
         # Of devices that hold the same part one counts.
@@ -319,9 +320,9 @@ def _count_on_device(predicates, counter, mesh, specs, shapes, parts, bounds):
     return lax.psum(total, tuple(sorted(used))) if used else total
 
 
-def _place(mesh: Any, entry: Any) -> Any:
+def _place(mesh: Any, entry: Any, counter: jnp.dtype) -> jax.Array:
     """The number of this device's part along an axis."""
-    place = jnp.uint32(0)
+    place = jnp.zeros((), counter)
     for name in _names(entry):
-        place = place * mesh.shape[name] + lax.axis_index(name).astype(jnp.uint32)
+        place = place * mesh.shape[name] + lax.axis_index(name).astype(counter)
     return place

@@ -124,7 +124,8 @@ def _step(
     extra_args: dict[str, Any],
 ) -> tuple[tree_lib.PyTree, SparseState]:
     new_masks = functools.partial(_updated_masks, updater, inner, extra_args)
-    state = control.run_once(due, new_masks, updater.track(old_state, params), params, grads)
+    tracking_state, tracked = updater.track(old_state, params)
+    state = control.run_once(due, new_masks, tracking_state, params, grads, tracked)
     # Who ranks the parameters after the step has to take the step that was ranked.
     masks_of_grads = (old_state if updater.ranks_next_params else state).masks
     update = functools.partial(_masked_update, updater, inner, extra_args)
@@ -146,12 +147,15 @@ def _updated_masks(
     state: SparseState,
     params: tree_lib.PyTree,
     grads: tree_lib.PyTree,
+    tracked: Any,
 ) -> SparseState:
     old_state = state._replace(masks=masking.unpack_masks(state.masks, params))
     if updater.ranks_next_params:
         params = _next_params(updater, inner, extra_args, old_state, params, grads)
     # `update_state` has arguments of these names already.
     extra_args = {key: value for key, value in extra_args.items() if key not in ('params', 'grads', 'sparse_state')}
+    if tracked is not None:
+        extra_args['tracked'] = tracked
     new_state = updater.update_state(old_state, params, grads, **known_arguments(updater.update_state, extra_args))
     new_state = new_state._replace(masks=masking.unpack_masks(new_state.masks, params))
     reset = updater.moments_to_reset(old_state, new_state)
@@ -229,8 +233,8 @@ def _update_unless(
     if skip is False:
         updates, new_state = update(grads, inner_state, params, masks)
         # A loop's carry keeps its dtypes.
-        new_state = jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), new_state, inner_state)
-        return _rounded(updates, params), new_state
+        new_state = jax.tree.map(lambda new, old: jnp.asarray(new, jnp.result_type(old)), new_state, inner_state)
+        return _kept_from_fusing(updates, params), new_state
     shapes, _ = jax.eval_shape(update, grads, inner_state, params, masks)
 
     def zeros() -> tree_lib.PyTree:
@@ -242,18 +246,18 @@ def _update_unless(
     def body(carry: Any, gradients: tree_lib.PyTree, *inputs: tree_lib.PyTree) -> tuple[tree_lib.PyTree, Any]:
         return update(carry[0] if gradients is None else gradients, carry[1], *inputs)
 
-    same = jax.tree.map(_dtype, shapes) == jax.tree.map(_dtype, grads)
+    same = [leaf.dtype for leaf in jax.tree.leaves(shapes)] == [leaf.dtype for leaf in jax.tree.leaves(grads)]
     # Where they can, gradients travel in the carry, where the updates take their memory.
     carry, gradients = ((grads, inner_state), None) if same else ((zeros(), inner_state), grads)
     updates, inner_state = control.run_once(~skip, body, carry, gradients, params, masks)
     return jax.tree.map(lambda leaf: jnp.where(skip, jnp.zeros_like(leaf), leaf), updates), inner_state
 
 
-def _rounded(updates: tree_lib.PyTree, params: tree_lib.PyTree) -> tree_lib.PyTree:
+def _kept_from_fusing(updates: tree_lib.PyTree, params: tree_lib.PyTree) -> tree_lib.PyTree:
     """Updates that are rounded before they are added to the parameters, as those that leave a loop are.
 
-    Fused with that addition they would become multiply-adds, which round once. A choice that depends on each weight is
-    in the way, and writes nothing to memory: what is NaN stays so, whatever is added.
+    LLVM makes one multiply-add of an update's last product and that addition, which rounds once and not twice. A select
+    on the parameter between the two prevents it, in registers: NaN plus anything is NaN, so that sums are the same.
     """
 
     def rounded(param: jax.Array, update: Any) -> Any:
@@ -262,7 +266,3 @@ def _rounded(updates: tree_lib.PyTree, params: tree_lib.PyTree) -> tree_lib.PyTr
         return jnp.where(jnp.isnan(param), jnp.asarray(jnp.nan, update.dtype), update)
 
     return tree_lib.map_with_missing(rounded, params, updates)
-
-
-def _dtype(leaf: Any) -> str:
-    return str(leaf.dtype)

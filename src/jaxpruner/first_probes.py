@@ -3,7 +3,7 @@
 A good guess saves passes and changes nothing else.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -22,26 +22,27 @@ _BITS_KEPT = 8
 _MOST_ARRAYS = 32
 
 
-def near(order: Order, start: jax.Array, otherwise: Callable[[], jax.Array | None]) -> jax.Array | None:
+def near(order: Order, start: jax.Array, otherwise: jax.Array | None = None) -> jax.Array:
     """Probes around earlier thresholds.
 
     Args:
       order: of the scores' dtype.
       start: vector of `n` thresholds; NaN where there is none.
-      otherwise: makes the probes of the others, if it can.
+      otherwise: probes `[n, 3]` where there is none; by default some that divide all numbers evenly.
 
     Returns:
-      Images `[n, 3]`, or `None`.
+      Images `[n, 3]`.
 
-    >>> probes = near(Order.of(jnp.float32), jnp.array([2.0]), lambda: None)
+    >>> probes = near(Order.of(jnp.float32), jnp.array([2.0]))
     >>> [round(float(value), 3) for value in Order.of(jnp.float32).value(probes)[0]]
     [1.996, 2.0, 2.008]
     """
-    step = jnp.array(max(1, 1 << max(0, jnp.finfo(order.dtype).nmant - _BITS_KEPT)), order.unsigned)
+    step = jnp.array(1 << max(0, jnp.finfo(order.dtype).nmant - _BITS_KEPT), order.unsigned)
     middle = jnp.clip(order.image(start), order.lowest + step, order.highest - step)
-    around = jnp.stack([middle - step, middle, middle + step], 1)
-    others = otherwise()
-    return around if others is None else jnp.where(jnp.isnan(start)[:, None], others, around)
+    if otherwise is None:
+        quarter = (order.highest - order.lowest) // 4
+        otherwise = jnp.stack([order.lowest + quarter * i for i in (1, 2, 3)])[None]
+    return jnp.where(jnp.isnan(start)[:, None], otherwise, jnp.stack([middle - step, middle, middle + step], 1))
 
 
 def sampled(arrays: Sequence[jax.Array], wanted: jax.Array, sizes: Sequence[int], order: Order) -> jax.Array | None:
@@ -86,7 +87,7 @@ def sampled_jointly(
     for i in largest:
         number = max(1, round(_sample_size(size) * arrays[i].size / size))
         parts.append(_strided(arrays[i], number)[0].astype(order.dtype) / scales[i])
-    return _quantiles(order, jnp.concatenate(parts)[None], wanted.astype(jnp.float32) / size)
+    return _quantiles(order, jnp.concatenate(parts)[None], wanted.astype(jnp.float32) / float(size))
 
 
 def _sample_size(size: int) -> int:

@@ -102,8 +102,8 @@ def _best_groups(scores, sparsities, starts, types, stacked) -> list[selection.S
         # Sparsity 0 keeps everything as a count of all does, NaN included.
         counts.append(selection.number_to_keep(number, sparsity))
     results = []
-    pooled = [not isinstance(kind, sparsity_types.Unstructured) for kind in types]
-    selected = selection.keep_largest_each(groups, counts, starts, stacked, pooled)
+    as_params = [isinstance(kind, sparsity_types.Unstructured) for kind in types]
+    selected = selection.keep_largest_each(groups, counts, starts, stacked, as_params)
     for array, kind, in_layers, (mask, threshold) in zip(scores, types, stacked, selected, strict=True):
         if array.size and in_layers:
             mask = jax.vmap(lambda verdicts, kind=kind, shape=array.shape[1:]: kind.spread_groups(verdicts, shape))(

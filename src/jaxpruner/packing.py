@@ -9,11 +9,8 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 BITS = 8
-# packbits puts the first weight into the highest bit.
-_BIT_VALUES = np.left_shift(np.uint8(1), np.arange(BITS - 1, -1, -1, dtype=np.uint8))
 
 
 def packed_axis(shape: Sequence[int], local_shape: Sequence[int] | None = None) -> int:
@@ -35,7 +32,8 @@ def packed_axis(shape: Sequence[int], local_shape: Sequence[int] | None = None) 
     axes = [axis for axis in range(rank) if local_shape[axis] % BITS == 0]
     if axes:
         return max(axes, key=lambda axis: (shape[axis] & -shape[axis], axis)) - rank
-    undivided = [axis for axis in range(rank) if local_shape[axis] == shape[axis]]
+    # What is packed along an axis of length 1 would look as if it were not packed.
+    undivided = [axis for axis in range(rank) if local_shape[axis] == shape[axis] > 1]
     return max(undivided or range(rank), key=lambda axis: (shape[axis], axis)) - rank
 
 
@@ -114,9 +112,10 @@ def unpack(bits: jax.Array, shape: Sequence[int]) -> jax.Array:
     if axis is None:
         raise ValueError(_misfit(bits.shape, shape))
     axis += len(shape)
-    values = jnp.asarray(_BIT_VALUES).reshape((BITS,) + (1,) * (len(shape) - 1 - axis))
-    # Testing one bit of a repeated byte fuses into the consumer; shifting each byte does not.
-    spread = (jnp.expand_dims(bits, axis + 1) & values) != 0
+    places = jnp.arange(BITS, dtype=jnp.uint8).reshape((BITS,) + (1,) * (len(shape) - 1 - axis))
+    # packbits puts the first weight into the highest bit, which is the sign of a signed byte: tests of signs are read
+    # fast along every axis, tests of single bits are not.
+    spread = jax.lax.bitcast_convert_type(jnp.expand_dims(bits, axis + 1) << places, jnp.int8) < 0
     padded = spread.reshape(*bits.shape[:axis], bits.shape[axis] * BITS, *bits.shape[axis + 1 :])
     return jax.lax.slice_in_dim(padded, 0, shape[axis], axis=axis).astype(jnp.uint8)
 

@@ -65,7 +65,7 @@ def keep_largest_each(
     counts: Sequence[jax.Array | int],
     starts: Sequence[jax.Array | None] | None = None,
     in_rows: Sequence[bool] | None = None,
-    left_to_xla: Sequence[bool] | None = None,
+    apart: Sequence[bool] | None = None,
 ) -> list[Selected]:
     """The `count` largest scores of each of many arrays, which share their passes.
 
@@ -75,7 +75,8 @@ def keep_largest_each(
       starts: for each array where to look first: the threshold of an earlier selection (NaN or `None` for none). The
         result does not depend on it.
       in_rows: for each array whether each index of its first axis is a ranking of its own.
-      left_to_xla: for each array whether XLA is to find how devices count that share it (see `counting`).
+      apart: for each array whether devices that share it count their own parts, which needs it to be sharded along axes
+        of the mesh as parameters are. What was pooled or reshaped is left to XLA, as everything is by default.
 
     Returns:
       For each array mask and threshold (a scalar, or a vector with one a row).
@@ -88,13 +89,13 @@ def keep_largest_each(
     ([0, 1], [[1, 1]], True)
     """
     none = [None] * len(scores)
-    flags = [tuple(map(bool, column or none)) for column in (in_rows, left_to_xla)]
+    flags = [tuple(map(bool, column or none)) for column in (in_rows, apart)]
     return _keep_largest_each(list(scores), list(counts), list(starts or none), *flags)
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4))
 def _keep_largest_each(
-    scores: list, counts: list, starts: list, in_rows: tuple[bool, ...], left_to_xla: tuple[bool, ...]
+    scores: list, counts: list, starts: list, in_rows: tuple[bool, ...], apart: tuple[bool, ...]
 ) -> list[Selected]:
     arrays = [_with_rows(array, rows) for array, rows in zip(scores, in_rows, strict=True)]
     found: dict[int, tuple[jax.Array, jax.Array]] = {
@@ -110,7 +111,7 @@ def _keep_largest_each(
                 [arrays[i] for i in some],
                 [counts[i] for i in some],
                 [starts[i] for i in some],
-                [left_to_xla[i] for i in some],
+                [apart[i] for i in some],
             )
             found.update(zip(some, results, strict=True))
     return [
@@ -120,15 +121,19 @@ def _keep_largest_each(
 
 
 def keep_largest_jointly(
-    scores: Sequence[jax.Array], count: jax.Array | int, divisors: Sequence[jax.Array] | None = None
+    scores: Sequence[jax.Array],
+    count: jax.Array | int,
+    divisors: Sequence[jax.Array] | None = None,
+    apart: bool = False,
 ) -> list[jax.Array]:
     """The masks of the `count` largest among the scores of many arrays, which are never put together.
 
     Args:
       scores: float arrays of any shapes, ranked in their common dtype; ties in the order of the arrays.
       count: unsigned scalar, as in `keep_largest`.
-      divisors: a positive scalar for each array: they are ranked by `scores / divisor`, which is never written down:
-        each pass translates its thresholds into those of each array.
+      divisors: a positive, finite scalar for each array: they are ranked by `scores / divisor`, which is never written
+        down: each pass translates its thresholds into those of each array.
+      apart: as in `keep_largest_each`, for all arrays.
 
     Returns:
       A uint8 array for each array of scores.
@@ -139,23 +144,24 @@ def keep_largest_jointly(
     >>> keep_largest_jointly([jnp.array([1.0, 4.0]), jnp.array([3.0])], 2)
     [Array([0, 1], dtype=uint8), Array([1], dtype=uint8)]
     """
-    return _keep_largest_jointly(list(scores), count, None if divisors is None else list(divisors))
+    return _keep_largest_jointly(list(scores), count, None if divisors is None else list(divisors), apart)
 
 
-@jax.jit
-def _keep_largest_jointly(scores: list, count: jax.Array | int, divisors: list | None) -> list[jax.Array]:
+@functools.partial(jax.jit, static_argnums=3)
+def _keep_largest_jointly(scores: list, count: jax.Array | int, divisors: list | None, apart: bool) -> list[jax.Array]:
     masks = [jnp.zeros(jnp.shape(array), jnp.uint8) for array in scores]
     filled = [i for i, array in enumerate(scores) if array.size]
     if not filled:
         return masks
     arrays = [_with_rows(scores[i], in_rows=False) for i in filled]
-    for i, mask in zip(filled, _select_jointly(arrays, count, divisors and [divisors[i] for i in filled]), strict=True):
+    scales = divisors and [lax.stop_gradient(divisors[i]) for i in filled]
+    for i, mask in zip(filled, _select_jointly(arrays, count, scales, apart), strict=True):
         masks[i] = mask.reshape(jnp.shape(scores[i]))
     return masks
 
 
 def _with_rows(array: jax.Array, in_rows: bool) -> jax.Array:
-    array = jnp.asarray(array)
+    array = lax.stop_gradient(jnp.asarray(array))  # masks have no derivative
     # Some floats of 8 bits have no infinity, which ends the search.
     if not jnp.issubdtype(array.dtype, jnp.floating) or array.dtype.itemsize == 1:
         array = array.astype(jnp.float32)
@@ -176,7 +182,7 @@ class _Ranking(NamedTuple):
 
 
 def _select_each(
-    arrays: list[jax.Array], counts: list, starts: list, left_to_xla: list[bool]
+    arrays: list[jax.Array], counts: list, starts: list, apart: list[bool]
 ) -> list[tuple[jax.Array, jax.Array]]:
     """Mask and thresholds of each array `[rows, …]`; all have one dtype."""
     order = Order.of(arrays[0].dtype)
@@ -191,14 +197,16 @@ def _select_each(
         order,
         sizes,
         thresholds=lambda images: split(order.value(images)),
-        reaching=lambda thresholds: counting.count_reaching(arrays, thresholds, counter, left_to_xla),
+        reaching=lambda thresholds: counting.count_reaching(arrays, thresholds, counter, apart),
         ends=split,
-        ties=lambda low, high, ends: counting.count_between_before(arrays, low, high, ends, counter, left_to_xla),
+        ties=lambda low, high, ends: counting.count_between_before(arrays, low, high, ends, counter, apart),
         counter=counter,
     )
     wanted = _per_row(counts, rows, counter)
-    start = _per_row([jnp.nan if one is None else one for one in starts], rows, order.dtype)
-    probes = first_probes.near(order, start, lambda: first_probes.sampled(arrays, wanted, sizes, order))
+    probes = first_probes.sampled(arrays, wanted, sizes, order)
+    if any(start is not None for start in starts):
+        start = _per_row([jnp.nan if one is None else one for one in starts], rows, order.dtype)
+        probes = first_probes.near(order, start, probes)
     low, high, ends = _search(ranking, wanted, probes)
     everything = split((wanted >= jnp.array(sizes, counter))[:, None])
     masks = map(_mask, arrays, low, high, ends, everything)
@@ -211,9 +219,11 @@ def _per_row(values: list, rows: list[int], dtype: jnp.dtype) -> jax.Array:
     )
 
 
-def _select_jointly(arrays: list[jax.Array], count: jax.Array | int, divisors: Sequence | None) -> list[jax.Array]:
+def _select_jointly(
+    arrays: list[jax.Array], count: jax.Array | int, divisors: Sequence | None, apart: bool
+) -> list[jax.Array]:
     """A mask for each array `[1, …]`, of one ranking."""
-    sizes = [array.size for array in arrays]
+    sizes, each_apart = [array.size for array in arrays], [apart] * len(arrays)
     counter = whole_numbers.counter_for(sum(sizes))
     dtype = jnp.result_type(*arrays, *(divisors or ()))
     order = Order.of(dtype)
@@ -238,15 +248,17 @@ def _select_jointly(arrays: list[jax.Array], count: jax.Array | int, divisors: S
         order,
         [sum(sizes)],
         thresholds=own,
-        reaching=lambda thresholds: together(counting.count_reaching(arrays, thresholds, counter)),
+        reaching=lambda thresholds: together(counting.count_reaching(arrays, thresholds, counter, each_apart)),
         ends=own_ends,
-        ties=lambda low, high, ends: together(counting.count_between_before(arrays, low, high, ends, counter)),
+        ties=lambda low, high, ends: together(
+            counting.count_between_before(arrays, low, high, ends, counter, each_apart)
+        ),
         counter=counter,
     )
     wanted = jnp.asarray(count).astype(counter)[None]
     probes = first_probes.sampled_jointly(arrays, scales, wanted, order)
     low, high, ends = _search(ranking, wanted, probes)
-    everything = (wanted >= sum(sizes))[:, None]
+    everything = (wanted >= jnp.array(sum(sizes), counter))[:, None]
     return [_mask(*found, everything) for found in zip(arrays, low, high, ends, strict=True)]
 
 

@@ -41,6 +41,8 @@ def _checked_step(name: str, value: Any) -> int:
         raise TypeError(f'{name} must be a whole number of steps, got {value!r}')
     if value < 0:
         raise ValueError(f'{name} must not be negative, got {value}')
+    if value > _LAST_STEP:
+        raise ValueError(f'{name} must be at most {_LAST_STEP}, the last step that is counted, got {value}')
     return operator.index(value)
 
 
@@ -121,9 +123,6 @@ class StepsSchedule:
 
     def __post_init__(self):
         object.__setattr__(self, 'steps', tuple(_checked_step('a step', step) for step in self.steps))
-        for step in self.steps:
-            if step > _LAST_STEP:
-                raise ValueError(f'a step must be at most {_LAST_STEP}, the last that is counted, got {step}')
 
     def is_mask_update_iter(self, step: Any) -> Any:
         """True at the steps of the list alone."""

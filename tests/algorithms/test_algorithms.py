@@ -143,6 +143,7 @@ def test_rigl_regrows_where_gradients_are_largest():
         return new
 
     assert replace(mask, magnitudes, gradients, 1 / 3).tolist() == [1, 0, 1, 0, 1, 0]
+    assert replace(mask, magnitudes, gradients.astype(int), 1 / 3).tolist() == [1, 0, 1, 0, 1, 0]
     assert replace(mask, magnitudes, gradients, 0.0).tolist() == mask.tolist()
     # A dropped weight may come back at once; a pruned one never outranks a kept one that is zero.
     assert replace(mask, magnitudes, gradients.at[1].set(8.0), 1 / 3).tolist() == mask.tolist()

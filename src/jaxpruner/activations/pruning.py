@@ -178,9 +178,8 @@ def _largest_of_each(x: jax.Array, sparsity: Any, axes: tuple[int, ...]) -> jax.
     scores = jnp.moveaxis(jnp.abs(x), axes, range(len(axes)))
     batch, example = scores.shape[: len(axes)], scores.shape[len(axes) :]
     count = selection.number_to_keep(math.prod(example), sparsity)
-    # Devices mostly have whole examples, which they count without one another.
     rows = scores.reshape(math.prod(batch), *example) if len(axes) > 1 else scores
-    mask = selection.keep_largest_each([rows], [count], in_rows=[bool(axes)], left_to_xla=[bool(axes)])[0].mask
+    mask = selection.keep_largest_each([rows], [count], in_rows=[bool(axes)])[0].mask
     return jnp.moveaxis(mask.reshape(scores.shape), range(len(axes)), axes)
 
 

@@ -65,7 +65,7 @@ class GlobalUpdater(base_updater.BaseUpdater):
         norms = [_finite_norm(array) + 1e-8 for array in arrays] if self.normalize_scores else None
         total = _total_sparsity([targets[i] for i in ranked], [array.size for array in arrays])
         count = selection.number_to_keep(sum(array.size for array in arrays), total)
-        masks = dict(zip(ranked, selection.keep_largest_jointly(arrays, count, norms), strict=True))
+        masks = dict(zip(ranked, selection.keep_largest_jointly(arrays, count, norms, apart=True), strict=True))
         return jax.tree.unflatten(treedef, [masks.get(i) for i in range(len(leaves))])
 
 

@@ -208,13 +208,13 @@ def drop_and_grow(
     stacked = list(stacked or [False] * len(masks))
     leaves = list(zip(masks, drop_scores, grow_scores, types, stacked, strict=True))
     pooled = [_pooled(*leaf) for leaf in leaves]
-    left_to_xla = [not isinstance(kind, sparsity_types.Unstructured) for kind in types]
+    apart = [isinstance(kind, sparsity_types.Unstructured) for kind in types]
     alive_numbers = [_number(alive, in_layers) for (alive, _, _), in_layers in zip(pooled, stacked, strict=True)]
     kept = selection.keep_largest_each(
         [jnp.where(alive, drop, -jnp.inf) for alive, drop, _ in pooled],
         [alive - whole_numbers.share_of(alive, fraction) for alive in alive_numbers],
         in_rows=stacked,
-        left_to_xla=left_to_xla,
+        apart=apart,
     )
     kept = [(chosen.mask != 0) & alive for chosen, (alive, _, _) in zip(kept, pooled, strict=True)]
     missing = [
@@ -224,7 +224,7 @@ def drop_and_grow(
         [jnp.where(left, -jnp.inf, grow) for left, (_, _, grow) in zip(kept, pooled, strict=True)],
         missing,
         in_rows=stacked,
-        left_to_xla=left_to_xla,
+        apart=apart,
     )
     new = [left.astype(jnp.uint8) | chosen.mask for left, chosen in zip(kept, grown, strict=True)]
     return [
@@ -238,7 +238,7 @@ def drop_and_grow(
 def _pooled(mask, drop, grow, kind, in_layers) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Whether groups are alive, and their scores."""
     pool = _per_layer(kind.group_scores, in_layers)
-    grow = pool(grow)
+    grow = pool(grow if jnp.issubdtype(grow.dtype, jnp.floating) else grow.astype(jnp.float32))
     # NaN would rank below what is kept: after an overflow weights must come back somewhere.
     grow = jnp.where(jnp.isnan(grow), jnp.finfo(grow.dtype).min, grow)
     return pool(mask.astype(jnp.float32)) > 0, pool(drop), grow

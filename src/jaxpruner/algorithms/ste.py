@@ -39,15 +39,17 @@ class SteUpdater(base_updater.BaseUpdater):
         return tree_lib.map_with_missing(lambda p, m: p if m is None else masking.straight_through(p, m), params, masks)
 
     def track(self, sparse_state, params):
-        """The thresholds of this step, for the next one."""
-        if sparse_state.thresholds is None:  # a state that somebody else made
-            return sparse_state
-        return sparse_state._replace(thresholds=self._selected(params, sparse_state)[1])
+        """The masks of this step's forward pass; their thresholds are kept for the next one."""
+        masks, thresholds = self._selected(params, sparse_state)
+        if sparse_state.thresholds is None:  # a state that somebody else made, or a ranking of its own
+            return sparse_state, masks
+        return sparse_state._replace(thresholds=thresholds), masks
 
-    def update_state(self, sparse_state, params, grads, **extra_args):
+    def update_state(self, sparse_state, params, grads, tracked=None, **extra_args):
         """The masks of this step's forward pass."""
         del grads, extra_args
-        return sparse_state._replace(masks=self._selected(params, sparse_state)[0])
+        masks = self._selected(params, sparse_state)[0] if tracked is None else tracked
+        return sparse_state._replace(masks=masks)
 
     def _selected(self, params, state):
         sparsities = self.scheduler.get_sparsity_at_step(state.target_sparsities, state.count)
