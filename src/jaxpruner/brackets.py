@@ -167,17 +167,33 @@ def settle(
         return even if probes > 3 else jnp.where(current.evenly[:, None], even, likely_probes(current, wanted))
 
     def turn(state: tuple) -> tuple:
-        current, positions, placed = state
+        table, placed = state
+        current, positions = _from_table(table, brackets)
         current = narrow(current, wanted, positions, count(placed))
         positions = following(current)
-        return current, positions, spread(positions)
+        return _as_table(current, positions), spread(positions)
 
     if first is None:
-        positions = following(brackets)
+        first = following(brackets)
     else:
         # A guess that is wrong is followed by an even division, as any other.
-        positions, brackets = first, brackets._replace(evenly=jnp.zeros_like(brackets.evenly))
-    state = (brackets, positions, spread(positions))
+        brackets = brackets._replace(evenly=jnp.zeros_like(brackets.evenly))
+    state = _as_table(brackets, first), spread(first)
     if turns is not None:
-        return lax.fori_loop(0, turns, lambda _, current: turn(current), state)[0]
-    return lax.while_loop(lambda current: jnp.any(unsettled(current[0], wanted)), turn, state)[0]
+        table, _ = lax.fori_loop(0, turns, lambda _, current: turn(current), state)
+    else:
+        table, _ = lax.while_loop(
+            lambda current: jnp.any(unsettled(_from_table(current[0], brackets)[0], wanted)), turn, state
+        )
+    return _from_table(table, brackets)[0]
+
+
+def _as_table(brackets: Brackets, probes: jax.Array) -> jax.Array:
+    """One array, so that a turn is few programs: handing many from thread to thread costs more than they do."""
+    dtype = jnp.result_type(brackets.low, brackets.count_low)
+    return jnp.concatenate([jnp.stack([field.astype(dtype) for field in brackets], 1), probes.astype(dtype)], 1)
+
+
+def _from_table(table: jax.Array, like: Brackets) -> tuple[Brackets, jax.Array]:
+    columns = [table[:, i].astype(field.dtype) for i, field in enumerate(like)]
+    return Brackets(*columns), table[:, len(like) :].astype(like.low.dtype)
