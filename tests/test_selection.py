@@ -220,6 +220,14 @@ def test_it_maps_over_a_batch():
         np.testing.assert_array_equal(mask, sorted_mask([array], count)[0])
 
 
+def test_counts_of_python():
+    scores = jnp.array([1.0, 3.0, jnp.nan])
+    assert selection.keep_largest(scores, 3 * 10**9).tolist() == [1, 1, 1]
+    for keep in (selection.keep_largest, lambda scores, count: selection.keep_largest_jointly([scores], count)):
+        with pytest.raises(ValueError, match='count must not be negative, got -1'):
+            keep(scores, -1)
+
+
 def test_three_thousand_million_scores():
     """Traced alone: nothing of a program for so many fails for its numbers."""
     big = jax.ShapeDtypeStruct((1500, 10**6), jnp.bfloat16)

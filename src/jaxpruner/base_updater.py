@@ -167,7 +167,8 @@ class BaseUpdater:
           params: the parameters.
 
         Returns:
-          The state, and what `update_state` gets as its argument `tracked` if masks are due, `None` for nothing.
+          The state, and what `update_state` gets as its argument `tracked` where the host has said that masks are due,
+          `None` for nothing.
         """
         del params
         return sparse_state, None

@@ -125,7 +125,8 @@ def _step(
 ) -> tuple[tree_lib.PyTree, SparseState]:
     new_masks = functools.partial(_updated_masks, updater, inner, extra_args)
     tracking_state, tracked = updater.track(old_state, params)
-    state = control.run_once(due, new_masks, tracking_state, params, grads, tracked)
+    # Into a loop it would be handed through memory, in every step; whoever needs it there finds it again.
+    state = control.run_once(due, new_masks, tracking_state, params, grads, tracked if due is True else None)
     # Who ranks the parameters after the step has to take the step that was ranked.
     masks_of_grads = (old_state if updater.ranks_next_params else state).masks
     update = functools.partial(_masked_update, updater, inner, extra_args)

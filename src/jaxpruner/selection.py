@@ -11,10 +11,11 @@ Order: NaN ranks lowest, -0.0 equals 0.0, of equal scores the one with the lower
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxpruner import brackets, counting, first_probes, whole_numbers
@@ -51,7 +52,7 @@ def keep_largest(scores: jax.Array, count: jax.Array | int) -> jax.Array:
       uint8 array of the scores' shape, 1 = kept.
 
     Raises:
-      ValueError: the array is too large to count in 32 bits, and 64 are not enabled.
+      ValueError: the count is negative; or the array is too large to count in 32 bits, and 64 are not enabled.
 
     >>> keep_largest(jnp.array([[3.0, 1.0], [2.0, 2.0]]), 2)
     Array([[1, 0],
@@ -90,7 +91,7 @@ def keep_largest_each(
     """
     none = [None] * len(scores)
     flags = [tuple(map(bool, column or none)) for column in (in_rows, apart)]
-    return _keep_largest_each(list(scores), list(counts), list(starts or none), *flags)
+    return _keep_largest_each(list(scores), [_as_count(count) for count in counts], list(starts or none), *flags)
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4))
@@ -144,7 +145,7 @@ def keep_largest_jointly(
     >>> keep_largest_jointly([jnp.array([1.0, 4.0]), jnp.array([3.0])], 2)
     [Array([0, 1], dtype=uint8), Array([1], dtype=uint8)]
     """
-    return _keep_largest_jointly(list(scores), count, None if divisors is None else list(divisors), apart)
+    return _keep_largest_jointly(list(scores), _as_count(count), None if divisors is None else list(divisors), apart)
 
 
 @functools.partial(jax.jit, static_argnums=3)
@@ -158,6 +159,16 @@ def _keep_largest_jointly(scores: list, count: jax.Array | int, divisors: list |
     for i, mask in zip(filled, _select_jointly(arrays, count, scales, apart), strict=True):
         masks[i] = mask.reshape(jnp.shape(scores[i]))
     return masks
+
+
+def _as_count(count: jax.Array | int) -> Any:
+    """A count of Python's in as many bits as there are, since JAX would take it for an int32."""
+    if not isinstance(count, int):
+        return count
+    if count < 0:
+        raise ValueError(f'count must not be negative, got {count}')
+    widest = jax.dtypes.canonicalize_dtype(np.uint64)
+    return np.asarray(min(count, np.iinfo(widest).max), widest)
 
 
 def _with_rows(array: jax.Array, in_rows: bool) -> jax.Array:
