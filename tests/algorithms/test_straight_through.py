@@ -49,8 +49,8 @@ def test_a_step_selects_once(kind, selections, packed):
     updater = jaxpruner.SteMagnitudePruning(**at_once, sparsity_type=kind, use_packed_masks=packed)
     tx, params, x = updater.wrap_optax(optax.adam(1e-2)), make_params(), jnp.ones((4, 64))
     state = tx.init(params)
-    # A selection is a loop for thresholds and one for ties. In the graph the mask update is one more, and finds its masks
-    # again inside, in one pass, since it begins at their thresholds.
+    # A selection is a loop for thresholds and one for ties. In the graph the mask update is one more, and finds its
+    # masks again inside, in one pass, since it begins at their thresholds.
     assert loops(make_step(updater, tx, update_masks=False), params, state, x) == 2 * selections
     assert loops(make_step(updater, tx, update_masks=True), params, state, x) == 2 * selections
     assert loops(make_step(updater, tx), params, state, x, follow_loops=False) == 2 * selections + 1
