@@ -102,7 +102,9 @@ def equations(jaxpr, follow_loops):
 def selects(equation):
     """Whether an operation belongs to scores, random numbers or a selection; optimizers do without these."""
     if equation.primitive.name in {'ge', 'gt', 'le', 'lt'}:
-        return any(math.prod(variable.aval.shape) >= SMALLEST for variable in equation.invars)
+        # Of floats: bits of packed masks are read by a comparison, too.
+        floats = [v for v in equation.invars if jnp.issubdtype(v.aval.dtype, jnp.floating)]
+        return any(math.prod(variable.aval.shape) >= SMALLEST for variable in floats)
     names = {
         'abs',
         'sort',
