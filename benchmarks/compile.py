@@ -18,9 +18,9 @@ from jaxpruner import sparsity_distributions, sparsity_schedules
 MANY_LEAVES = Transformer(13, 256, heads=4, vocabulary=1024, batch_size=4, sequence=64)
 MODELS = {'small': TRANSFORMERS['small'], 'cpu': MANY_LEAVES, 'gpu': MANY_LEAVES}
 PRUNERS = {
-    'magnitude': functools.partial(jaxpruner.MagnitudePruning),
-    'global magnitude': functools.partial(jaxpruner.GlobalMagnitudePruning),
-    'RigL': functools.partial(jaxpruner.RigL),
+    'magnitude': jaxpruner.MagnitudePruning,
+    'global magnitude': jaxpruner.GlobalMagnitudePruning,
+    'RigL': jaxpruner.RigL,
     'magnitude, 2:4': functools.partial(jaxpruner.MagnitudePruning, sparsity_type='2:4'),
 }
 DENSE = 'dense training step'

@@ -15,6 +15,7 @@ LIMITS = {
     'magnitude, host-driven': (1.01, 1.03),
     'magnitude, in-graph': (1.03, 1.05),
     'magnitude, in-graph, packed': (1.03, 1.05),
+    'RigL, host-driven': (1.01, 1.03),
     'RigL, in-graph': (1.06, 1.12),
     'straight-through magnitude': (1.12, 1.40),
     'magnitude, an update due': (1.5, 1.5),

@@ -40,6 +40,7 @@ METHODS = {
     'magnitude, host-driven': Method(jaxpruner.MagnitudePruning(**_once), update_masks=False),
     'magnitude, in-graph': Method(jaxpruner.MagnitudePruning(**_once)),
     'magnitude, in-graph, packed': Method(jaxpruner.MagnitudePruning(**_once, use_packed_masks=True)),
+    'RigL, host-driven': Method(jaxpruner.RigL(**_once), update_masks=False),
     'RigL, in-graph': Method(jaxpruner.RigL(**_once)),
     'straight-through magnitude': Method(jaxpruner.SteMagnitudePruning(**_once)),
     'magnitude, an update due': Method(jaxpruner.MagnitudePruning(**_settings(scheduler=_EACH_STEP))),
