@@ -7,10 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.compiled import temporary_bytes
+from benchmarks import masks
 from benchmarks.report import Row
 from benchmarks.selection import SPARSITY, by_argsort, number_kept
-from benchmarks.timing import bound, interleaved, ratio
 from jaxpruner import mask_calculator
 
 SHAPES = {
@@ -19,7 +18,7 @@ SHAPES = {
     'gpu': [(8192, 8192), (3, 3, 2048, 2048)],
 }
 ROUNDS = 30
-COLUMNS = ('milliseconds', 'passes over the memory', 'sorting takes times as long', 'temporary bytes per weight')
+COLUMNS = masks.COLUMNS
 
 # A sparsity type, and its mask as one would write it without the library.
 Pair = tuple[Any, Callable[[jax.Array], jax.Array]]
@@ -34,19 +33,7 @@ def _row(name: str, shape: tuple[int, ...], kind: Any, reference: Callable[..., 
     x = jnp.abs(jax.random.normal(jax.random.key(0), shape))
     mask = functools.partial(mask_calculator.topk_group_mask_calculator, sparsity=SPARSITY, sparsity_type=kind)
     # Sums of whole numbers do not depend on their order, so that the masks are the same.
-    whole = jnp.round(8 * x)
-    if not jnp.array_equal(jax.jit(mask)(whole), jax.jit(reference)(whole)):
-        raise AssertionError(f'the mask by sorting is another: {name}')
-    times = interleaved({'ours': bound(mask, x), 'sorting': bound(reference, x), 'pass': bound(jnp.max, x)}, rounds)
-    return Row(
-        name,
-        (
-            times['ours'].milliseconds,
-            ratio(times['ours'], times['pass']),
-            ratio(times['sorting'], times['ours']),
-            temporary_bytes(mask, x) / x.size,
-        ),
-    )
+    return masks.row_of(name, mask, reference, x, rounds, compared_on=jnp.round(8 * x))
 
 
 def keep_by_argsort(pooled: jax.Array) -> jax.Array:

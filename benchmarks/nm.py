@@ -6,22 +6,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.compiled import temporary_bytes
+from benchmarks import masks
 from benchmarks.report import Row
-from benchmarks.timing import bound, interleaved, ratio
 from jaxpruner import mask_calculator
 from jaxpruner.sparsity_types import NByM
 
 SHAPES = {'small': (64, 64), 'cpu': (2048, 2048), 'gpu': (8192, 8192)}
 TYPES = [NByM(n, m, axis) for n, m in ((2, 4), (4, 8)) for axis in (-1, 0)]
 ROUNDS = 30
-SECONDS_FOR_SORTING = 12
-COLUMNS = (
-    'milliseconds',
-    'passes over the memory',
-    'sorting twice takes times as long',
-    'temporary bytes per weight',
-)
+COLUMNS = masks.COLUMNS
 
 
 def run(size: str, rounds: int) -> list[Row]:
@@ -32,23 +25,9 @@ def run(size: str, rounds: int) -> list[Row]:
 
 def _row(shape: tuple[int, ...], dtype: Any, kind: NByM, rounds: int) -> Row:
     x = jnp.abs(jax.random.normal(jax.random.key(0), shape, dtype))
-    by_tournament = mask_calculator.get_topk_fn(kind)
-    mask = functools.partial(by_tournament, sparsity=kind.n / kind.m)
-    ours, sorting = bound(mask, x), bound(functools.partial(by_sorting_twice, kind=kind), x)
+    mask = functools.partial(mask_calculator.get_topk_fn(kind), sparsity=kind.n / kind.m)
     name = f'{kind.n}:{kind.m} along axis {kind.axis}, {list(shape)} {dtype.__name__}'
-    if not jnp.array_equal(ours(), sorting()):
-        raise AssertionError(f'the mask by sorting is another: {name}')
-    times = interleaved({'ours': ours, 'pass': bound(jnp.max, x)}, rounds)
-    slow = interleaved({'ours': ours, 'sorting': sorting}, rounds, SECONDS_FOR_SORTING)
-    return Row(
-        name,
-        (
-            times['ours'].milliseconds,
-            ratio(times['ours'], times['pass']),
-            ratio(slow['sorting'], slow['ours']),
-            temporary_bytes(mask, x) / x.size,
-        ),
-    )
+    return masks.row_of(name, mask, functools.partial(by_sorting_twice, kind=kind), x, rounds)
 
 
 def by_sorting_twice(x: jax.Array, kind: NByM) -> jax.Array:

@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.compiled import temporary_bytes
 from benchmarks.report import Row
-from benchmarks.timing import bound, interleaved, ratio
+from benchmarks.timing import bound, in_program, interleaved, ratio
 from jaxpruner import mask_calculator, selection
 
 SPARSITY = 0.9
@@ -29,8 +29,13 @@ COLUMNS = (
     'argsort takes times as long',
     'numpy.partition takes times as long',
     'top_k takes times as long',
+    'milliseconds inside a program',
+    'argsort takes times as long there',
     'temporary bytes per weight',
 )
+# Up to so many weights a mask takes less time than it takes to hand a program over.
+SHORT = 10**5
+CALLS = 32
 
 
 def run(size: str, rounds: int) -> list[Row]:
@@ -54,6 +59,10 @@ def _row(shape: tuple[int, ...], dtype: jnp.dtype, rounds: int) -> Row:
     times = interleaved({'ours': ours, 'pass': bound(jnp.max, x)}, rounds)
     # Hundreds of times slower: apart, and in few rounds.
     slow = interleaved({**references, 'ours': ours}, rounds, SECONDS_FOR_REFERENCES)
+    inside = None
+    if x.size <= SHORT:
+        calls = {'ours': by_counting, 'argsort': functools.partial(by_argsort, kept=kept)}
+        inside = interleaved({name: in_program(CALLS, mask, x) for name, mask in calls.items()}, rounds)
     return Row(
         f'{list(shape)} {dtype.__name__}',
         (
@@ -62,6 +71,8 @@ def _row(shape: tuple[int, ...], dtype: jnp.dtype, rounds: int) -> Row:
             ratio(slow['argsort'], slow['ours']),
             ratio(slow['partition'], slow['ours']),
             ratio(slow['top_k'], slow['ours']) if 'top_k' in slow else None,
+            inside and inside['ours'].milliseconds / CALLS,
+            inside and ratio(inside['argsort'], inside['ours']),
             temporary_bytes(by_counting, x) / x.size,
         ),
     )

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 LONG_ENOUGH = 2e-3  # seconds: what is shorter is repeated inside a timing, so that the clock does not matter
@@ -42,6 +43,26 @@ class Ratio(NamedTuple):
 def bound(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
     """The compiled function, called with these arguments; a function that closed over arrays would be folded away."""
     return functools.partial(jax.jit(function), *arguments)
+
+
+def in_program(times: int, function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
+    """One compiled program that calls the function so many times, as a training step calls it among other things.
+
+    What is short takes less time than it takes to hand a program over from Python; here that is shared.
+    """
+
+    def program(*arguments: Any) -> Any:
+        def call(_: Any, previous: Any) -> Any:
+            # Behind a barrier with the result before, each call has to be made.
+            arguments_again, _ = jax.lax.optimization_barrier((arguments, previous))
+            return function(*arguments_again)
+
+        nothing = jax.tree.map(
+            lambda result: jnp.zeros(result.shape, result.dtype), jax.eval_shape(function, *arguments)
+        )
+        return jax.lax.fori_loop(0, times, call, nothing)
+
+    return bound(program, *arguments)
 
 
 def interleaved(

@@ -20,6 +20,7 @@ from jaxpruner import (
     sparsity_distributions,
     sparsity_schedules,
     sparsity_types,
+    targets,
     type_rules,
     utils,
 )
@@ -92,11 +93,10 @@ class BaseUpdater:
                 raise TypeError(
                     f'scheduler must have the method {name}, as those in sparsity_schedules; got {self.scheduler!r}'
                 )
-        for name in ('sparsity_distribution_fn', 'topk_fn'):
-            value = getattr(self, name)
-            if value is not None and not callable(value):
-                raise TypeError(f'{name} must be a function, got {value!r}')
-        _check_partial_sparsity(self.sparsity_distribution_fn)
+        utils.check_callable('topk_fn', self.topk_fn)
+        targets.check_distribution(self.sparsity_distribution_fn)
+        if isinstance(self.sparsity_type, sparsity_types.SparsityType):
+            self.check_type(self.sparsity_type)
 
     # What an algorithm overrides.
 
@@ -156,7 +156,7 @@ class BaseUpdater:
         self, params: tree_lib.PyTree, sparse_state: SparseState | None, grads: Any, extra_args: dict[str, Any]
     ) -> tree_lib.PyTree:
         """Calls `calculate_scores` with those extra arguments that it names."""
-        known = driver.known_arguments(self.calculate_scores, extra_args)
+        known = utils.known_arguments(self.calculate_scores, extra_args)
         return self.calculate_scores(params, sparse_state=sparse_state, grads=grads, **known)
 
     def track(self, sparse_state: SparseState, params: tree_lib.PyTree) -> tuple[SparseState, Any]:
@@ -186,6 +186,15 @@ class BaseUpdater:
         del old_state, new_state
         return None
 
+    def check_type(self, sparsity_type: sparsity_types.SparsityType, where: str = '') -> None:
+        """Refuses a sparsity type with which the algorithm cannot work.
+
+        Args:
+          sparsity_type: the type of all leaves, or of one that is to be pruned.
+          where: how the message begins: the leaf's path and a colon.
+        """
+        del sparsity_type, where
+
     def check_optimizer(self, inner: optax.GradientTransformation, params: tree_lib.PyTree) -> None:
         """Refuses an optimizer with which the algorithm cannot work; called by `init` before anything is computed."""
         del inner, params
@@ -206,8 +215,8 @@ class BaseUpdater:
         Raises:
           ValueError: sparsities or shapes do not fit.
         """
-        targets = self.get_target_sparsities(params)
-        masks = self.create_masks(self.scores_now(params, None, grads, extra_args), targets)
+        sparsities = self.get_target_sparsities(params)
+        masks = self.create_masks(self.scores_now(params, None, grads, extra_args), sparsities)
         return self.apply_masks(params, masks), masks
 
     def pre_forward_update(self, params: tree_lib.PyTree, sparse_state: Any) -> tree_lib.PyTree:
@@ -252,28 +261,17 @@ class BaseUpdater:
         Raises:
           ValueError: a sparsity outside [0, 1], a shape that the sparsity type cannot divide, a name without a leaf.
         """
-        paths, leaves, treedef = tree_lib.flatten_with_paths(params)
-        if self.sparsity_distribution_fn is None:
-            return jax.tree.unflatten(treedef, [None] * len(leaves))
-        tree_lib.check_names(self._stacked_names(), paths, 'stacked')
-        with_stacked = {'stacked': self._stacked_names()} if self.stacked else {}
-        known = driver.known_arguments(self.sparsity_distribution_fn, with_stacked)
-        if known != with_stacked:
-            raise ValueError(
-                'stacked layers change what a distribution selects, and this sparsity_distribution_fn takes no '
-                'argument `stacked`; pass functools.partial(uniform, sparsity=…), or a function of params and stacked'
-            )
-        targets = tree_lib.leaves_like(treedef, self.sparsity_distribution_fn(params, **known))
-        types = self._leaf_types(paths, leaves)
-        for i, (path, leaf, sparsity_type) in enumerate(zip(paths, leaves, types, strict=True)):
+        paths, leaves, _ = tree_lib.flatten_with_paths(params)
+
+        def check(sparsity_type: Any, path: tree_lib.Path, shape: tuple[int, ...]) -> None:
             where = tree_lib.path_string(path)
-            if sparsity_type is None:
-                targets[i] = None
-            elif targets[i] is not None:
-                sparsity_distributions.check_sparsity(targets[i], f'the sparsity of {where}')
-                if self.topk_fn is None:
-                    sparsity_type.check_shape(leaf.shape[1:] if self._is_stacked(path) else leaf.shape, where)
-        return jax.tree.unflatten(treedef, targets)
+            self.check_type(sparsity_type, f'{where}: ')
+            if self.topk_fn is None:
+                sparsity_type.check_shape(shape, where)
+
+        return targets.of_leaves(
+            self.sparsity_distribution_fn, params, self._leaf_types(paths, leaves), self.stacked, check
+        )
 
     def create_masks(self, scores: tree_lib.PyTree, sparsities: tree_lib.PyTree) -> tree_lib.PyTree:
         """A mask for each leaf from its scores and its sparsity.
@@ -306,7 +304,7 @@ class BaseUpdater:
             leaves,
             tree_lib.leaves_like(treedef, sparsities),
             self._leaf_types(paths, leaves),
-            [self._is_stacked(path) for path in paths],
+            targets.are_stacked(self.stacked, paths),
             None if thresholds is None else tree_lib.leaves_like(treedef, thresholds),
             self.topk_fn,
         )
@@ -327,12 +325,12 @@ class BaseUpdater:
         Raises:
           ValueError: sparsities or shapes do not fit.
         """
-        targets = self.get_target_sparsities(params)
-        logger.info('target_sparsities: %s', targets)
-        masks = self.get_initial_masks(params, targets)
+        sparsities = self.get_target_sparsities(params)
+        logger.info('target_sparsities: %s', sparsities)
+        masks = self.get_initial_masks(params, sparsities)
         return SparseState(
             masks=masking.store_masks(masks, params, self.packs_masks()),
-            target_sparsities=jax.tree.map(lambda target: jnp.asarray(target, jnp.float32), targets),
+            target_sparsities=jax.tree.map(lambda target: jnp.asarray(target, jnp.float32), sparsities),
             count=jnp.zeros([], jnp.int32),
             sizes=masking.mask_sizes(masks, params),
         )
@@ -375,22 +373,6 @@ class BaseUpdater:
         # Read here, too: a subclass may define `__post_init__` without calling the base's.
         return type_rules.resolve(type_rules.normalize_setting(self.sparsity_type), paths, leaves)
 
-    def _pruned_types(self, params: tree_lib.PyTree, targets: tree_lib.PyTree) -> list[tuple[tree_lib.Path, Any]]:
-        """Path and sparsity type of the leaves that have a target."""
-        paths, leaves, treedef = tree_lib.flatten_with_paths(params)
-        entries = zip(paths, self._leaf_types(paths, leaves), tree_lib.leaves_like(treedef, targets), strict=True)
-        return [(path, sparsity_type) for path, sparsity_type, target in entries if target is not None]
-
-    def _is_stacked(self, path: tree_lib.Path) -> bool:
-        return any(tree_lib.matches(name, path) for name in self._stacked_names())
-
-    def _stacked_names(self) -> tuple[str | tree_lib.Path, ...]:
-        return (self.stacked,) if isinstance(self.stacked, str) else tuple(self.stacked)
-
-    def _per_layer(self, path: tree_lib.Path, function: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]:
-        """The function for each layer of a leaf, if its layers are stacked."""
-        return jax.vmap(function, in_axes) if self._is_stacked(path) else function
-
 
 @dataclasses.dataclass
 class NoPruning(BaseUpdater):
@@ -413,11 +395,3 @@ class NoPruning(BaseUpdater):
         """Nothing is scored."""
         del sparse_state, grads
         return jax.tree.map(lambda _: None, params)
-
-
-def _check_partial_sparsity(distribution_fn: Any) -> None:
-    """The usual distribution is a partial with numbers: wrong ones are refused before there are parameters."""
-    keywords = getattr(distribution_fn, 'keywords', {})
-    if 'sparsity' in keywords:
-        sparsity_distributions.check_sparsity(keywords['sparsity'], 'sparsity')
-    sparsity_distributions.check_custom_map(keywords.get('custom_sparsity_map'))

@@ -6,7 +6,6 @@ where the host decides, it stands there without a loop, or not at all.
 """
 
 import functools
-import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxpruner import control, masking, optimizer_state, packing
+from jaxpruner import control, masking, optimizer_state, packing, utils
 from jaxpruner import tree as tree_lib
 from jaxpruner.sparse_state import SparseState
 
@@ -81,25 +80,6 @@ def wrap(updater: 'BaseUpdater', inner: optax.GradientTransformation) -> optax.G
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def known_arguments(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
-    """Those arguments that a function takes by name.
-
-    Args:
-      function: any function.
-      arguments: by name.
-
-    >>> known_arguments(lambda a, b: None, {'b': 1, 'c': 2})
-    {'b': 1}
-    """
-    if not arguments:
-        return {}
-    parameters = inspect.signature(function).parameters.values()
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return arguments
-    names = {parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL}
-    return {name: value for name, value in arguments.items() if name in names}
-
-
 def _is_due(updater: 'BaseUpdater', state: SparseState, update_masks: Any) -> Any:
     """Whether this step updates the masks: a bool where that is known now, else a traced scalar."""
     if update_masks is None:
@@ -157,7 +137,9 @@ def _updated_masks(
     extra_args = {key: value for key, value in extra_args.items() if key not in ('params', 'grads', 'sparse_state')}
     if tracked is not None:
         extra_args['tracked'] = tracked
-    new_state = updater.update_state(old_state, params, grads, **known_arguments(updater.update_state, extra_args))
+    new_state = updater.update_state(
+        old_state, params, grads, **utils.known_arguments(updater.update_state, extra_args)
+    )
     new_state = new_state._replace(masks=masking.unpack_masks(new_state.masks, params))
     reset = updater.moments_to_reset(old_state, new_state)
     if reset is not None:

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import selection, sparsity_types
+from jaxpruner import groups, n_by_m, selection, sparsity_types
 
 MASK_DTYPE = jnp.uint8
 
@@ -91,30 +91,18 @@ def best_groups(
 
 @functools.partial(jax.jit, static_argnames=('types', 'stacked'))
 def _best_groups(scores, sparsities, starts, types, stacked) -> list[selection.Selected]:
-    groups, counts = [], []
+    pooled, counts = [], []
     for array, sparsity, kind, in_layers in zip(scores, sparsities, types, stacked, strict=True):
-        kind.check_shape(array.shape[1:] if in_layers else array.shape, 'scores')
-        pool = jax.vmap(kind.group_scores) if in_layers else kind.group_scores
-        # No weights make no groups: types need not know what to pool then.
-        empty = (*array.shape[:1], 0) if in_layers else (0,)
-        groups.append(pool(array) if array.size else jnp.zeros(empty, array.dtype))
-        number = math.prod(groups[-1].shape[1:] if in_layers else groups[-1].shape)
+        kind.check_shape(array.shape[in_layers:], 'scores')
+        pooled.append(groups.pool(kind, array, in_layers))
         # Sparsity 0 keeps everything as a count of all does, NaN included.
-        counts.append(selection.number_to_keep(number, sparsity))
-    results = []
+        counts.append(selection.number_to_keep(math.prod(pooled[-1].shape[in_layers:]), sparsity))
     as_params = [isinstance(kind, sparsity_types.Unstructured) for kind in types]
-    selected = selection.keep_largest_each(groups, counts, starts, stacked, as_params)
-    for array, kind, in_layers, (mask, threshold) in zip(scores, types, stacked, selected, strict=True):
-        if array.size and in_layers:
-            mask = jax.vmap(lambda verdicts, kind=kind, shape=array.shape[1:]: kind.spread_groups(verdicts, shape))(
-                mask
-            )
-        elif array.size:
-            mask = kind.spread_groups(mask, array.shape)
-        else:
-            mask = jnp.ones(array.shape, MASK_DTYPE)
-        results.append(selection.Selected(mask, threshold))
-    return results
+    selected = selection.keep_largest_each(pooled, counts, starts, stacked, as_params)
+    return [
+        one._replace(mask=groups.spread(kind, one.mask, array.shape, in_layers))
+        for one, kind, array, in_layers in zip(selected, types, scores, stacked, strict=True)
+    ]
 
 
 @functools.partial(jax.jit, static_argnames='sparsity_type')
@@ -136,7 +124,7 @@ def topk_n_by_m_mask_calculator(scores: jax.Array, sparsity: Any, sparsity_type:
     Array([0, 1, 1, 0], dtype=uint8)
     """
     sparsity_type.check_shape(scores.shape, 'scores')
-    mask = n_by_m_mask(scores, sparsity_type.n, sparsity_type.m, sparsity_type.axis)
+    mask = n_by_m.keep_n_of_m(scores, sparsity_type.n, sparsity_type.m, sparsity_type.axis)
     return mask | (jnp.asarray(sparsity) == 0).astype(MASK_DTYPE)
 
 
@@ -246,49 +234,9 @@ def select_leaves(
         if topk_fn is None and not isinstance(kind, sparsity_types.NByM):
             grouped[i] = leaf, sparsity, kind, start, in_layers
         else:
-            mask = (jax.vmap(topk, (0, None)) if in_layers else topk)(leaf, sparsity)
+            mask = groups.per_layer(topk, in_layers, (0, None))(leaf, sparsity)
             results[i] = selection.Selected(mask, None)
     if grouped:
         for i, selected in zip(grouped, best_groups(*zip(*grouped.values(), strict=True)), strict=True):
             results[i] = selected
     return results
-
-
-def n_by_m_mask(scores: jax.Array, n: jax.Array | int, m: int, axis: int = -1) -> jax.Array:
-    """N:M masks by a tournament: each pair of a group is compared once, and a weight is kept if fewer than n beat it.
-
-    Args:
-      scores: float array.
-      n: kept in each group; may be traced.
-      m: the groups' length. Where it does not divide the axis, the last group is shorter and keeps min(n, its length).
-      axis: the axis along which groups lie.
-
-    Returns:
-      uint8 array of the scores' shape.
-
-    >>> n_by_m_mask(jnp.array([1.0, 2.0, 2.0, 0.0, 5.0]), 1, 4)
-    Array([0, 0, 1, 0, 1], dtype=uint8)
-    """
-    axis %= scores.ndim
-    length = scores.shape[axis]
-    whole = length - length % m
-    if whole == length:
-        return _whole_groups_mask(scores, n, m, axis)
-    first = jax.lax.slice_in_dim(scores, 0, whole, axis=axis)
-    last = jax.lax.slice_in_dim(scores, whole, length, axis=axis)
-    parts = [_whole_groups_mask(first, n, m, axis), _whole_groups_mask(last, n, length - whole, axis)]
-    return jnp.concatenate(parts, axis)
-
-
-def _whole_groups_mask(scores: jax.Array, n: jax.Array | int, m: int, axis: int) -> jax.Array:
-    grouped = scores.reshape(*scores.shape[:axis], scores.shape[axis] // m, m, *scores.shape[axis + 1 :])
-    members = [jax.lax.index_in_dim(grouped, i, axis + 1, keepdims=False) for i in range(m)]
-    losses: list[Any] = [jnp.int32(0)] * m
-    for earlier in range(m):
-        for later in range(earlier + 1, m):
-            # Ties go to the later one, and so does a NaN before it.
-            later_wins = (members[later] >= members[earlier]) | jnp.isnan(members[earlier])
-            losses[earlier] += later_wins
-            losses[later] += ~later_wins
-    kept = [jnp.broadcast_to(lost < n, members[0].shape).astype(MASK_DTYPE) for lost in losses]
-    return jnp.stack(kept, axis + 1).reshape(scores.shape)

@@ -1,6 +1,8 @@
-"""Counting zeros in parameters, and reading seeds."""
+"""Counting zeros in parameters, reading seeds, and calling functions with those arguments that they know."""
 
+import inspect
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -92,6 +94,22 @@ def _ratio(part: Any, whole: Any) -> Any:
     return part / jnp.maximum(whole, 1)
 
 
+def check_callable(name: str, value: Any) -> None:
+    """Refuses a setting that is neither a function nor `None`.
+
+    Args:
+      name: the setting's, for the message.
+      value: what it was given.
+
+    Raises:
+      TypeError: it cannot be called.
+
+    >>> check_callable('topk_fn', None)
+    """
+    if value is not None and not callable(value):
+        raise TypeError(f'{name} must be a function, got {value!r}')
+
+
 def check_seed(seed: Any) -> None:
     """Refuses what is no seed, without making a key (which would start JAX's backend).
 
@@ -138,3 +156,22 @@ def prng_key(seed: Any, step: Any = None) -> jax.Array:
     else:
         key = jnp.asarray(seed)
     return key if step is None else jax.random.fold_in(key, step)
+
+
+def known_arguments(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    """Those arguments that a function takes by name.
+
+    Args:
+      function: any function.
+      arguments: by name.
+
+    >>> known_arguments(lambda a, b: None, {'b': 1, 'c': 2})
+    {'b': 1}
+    """
+    if not arguments:
+        return {}
+    parameters = inspect.signature(function).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return arguments
+    names = {parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL}
+    return {name: value for name, value in arguments.items() if name in names}

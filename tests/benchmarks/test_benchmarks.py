@@ -20,7 +20,7 @@ EACH_SUBJECT = [
     pytest.param(subject, marks=pytest.mark.slow) if subject in SLOW else subject for subject in benchmarks.SUBJECTS
 ]
 # Columns that not every row fills.
-MAY_BE_EMPTY = {'limit', 'top_k takes times as long', 'sorting takes times as long'}
+MAY_BE_EMPTY = {'limit', 'top_k takes times as long'}
 
 PROGRAM = """
 %body.1 (state: (f32[8], s32[])) -> (f32[8], s32[]) {
@@ -207,6 +207,18 @@ def test_long_calls_and_cold_ones_are_not_repeated(clock):
     assert clock.calls == 1 + 1 + 5
     interleaved({'short': clock.call_of(1e-9)}, 5, warm=False)
     assert clock.calls == 7 + 5
+
+
+def test_a_program_calls_as_often_as_it_says():
+    calls = []
+
+    def function(x):
+        jax.debug.callback(lambda: calls.append(1))
+        return x + 1
+
+    assert timing.in_program(3, function, jnp.float32(1))() == 2
+    jax.effects_barrier()
+    assert len(calls) == 3
 
 
 def test_slow_calls_get_fewer_rounds(clock):

@@ -32,27 +32,18 @@ class GlobalUpdater(base_updater.BaseUpdater):
 
     def __post_init__(self):
         super().__post_init__()
-        single = isinstance(self.sparsity_type, sparsity_types.SparsityType)
-        if single and self.sparsity_type != sparsity_types.Unstructured():
-            self._refuse(self.sparsity_type)
         if self.topk_fn is not None or self.stacked:
             raise ValueError(
                 f'{type(self).__name__} ranks all leaves together: topk_fn and stacked have no meaning for it'
             )
 
-    def _refuse(self, sparsity_type: object, where: str = '') -> None:
-        raise ValueError(
-            f'{where}{type(self).__name__} ranks single weights across leaves, so it needs Unstructured(), got '
-            f'{sparsity_type}; use a local algorithm such as MagnitudePruning for N:M, blocks and channels'
-        )
-
-    def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
-        """As the base's; refuses a leaf whose type is not unstructured."""
-        targets = super().get_target_sparsities(params)
-        for path, sparsity_type in self._pruned_types(params, targets):
-            if sparsity_type != sparsity_types.Unstructured():
-                self._refuse(sparsity_type, f'{tree_lib.path_string(path)}: ')
-        return targets
+    def check_type(self, sparsity_type: sparsity_types.SparsityType, where: str = '') -> None:
+        """Refuses any type but unstructured."""
+        if sparsity_type != sparsity_types.Unstructured():
+            raise ValueError(
+                f'{where}{type(self).__name__} ranks single weights across leaves, so it needs Unstructured(), got '
+                f'{sparsity_type}; use a local algorithm such as MagnitudePruning for N:M, blocks and channels'
+            )
 
     def create_masks(self, scores: tree_lib.PyTree, sparsities: tree_lib.PyTree) -> tree_lib.PyTree:
         """Masks from one ranking; of equal scores the first by leaf path, then by index, is kept."""

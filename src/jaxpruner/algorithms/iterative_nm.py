@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import base_updater, mask_calculator, sparsity_types
+from jaxpruner import base_updater, groups, n_by_m, sparsity_types, targets
 from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import pruners
 
@@ -30,8 +30,6 @@ class IterativeNMPruning(base_updater.BaseUpdater):
 
     def __post_init__(self):
         super().__post_init__()
-        if isinstance(self.sparsity_type, sparsity_types.SparsityType):
-            _check_n_by_m(self.sparsity_type)
         if self.topk_fn is not None:
             raise ValueError('IterativeNMPruning selects N of M itself: topk_fn has no meaning for it')
 
@@ -40,12 +38,13 @@ class IterativeNMPruning(base_updater.BaseUpdater):
         removed = jnp.round((sparsity_type.m - sparsity_type.n) * jnp.clip(progress, 0.0, 1.0))
         return sparsity_type.m - removed.astype(jnp.int32)
 
-    def get_target_sparsities(self, params):
-        """As the base's; refuses leaves whose type is not N:M."""
-        targets = super().get_target_sparsities(params)
-        for path, leaf_type in self._pruned_types(params, targets):
-            _check_n_by_m(leaf_type, f'{tree_lib.path_string(path)}: ')
-        return targets
+    def check_type(self, sparsity_type, where=''):
+        """Refuses any type but N:M."""
+        if not isinstance(sparsity_type, sparsity_types.NByM):
+            raise ValueError(
+                f'{where}iterative_nm reaches N:M sparsity step by step, so it needs NByM, got {sparsity_type}; write '
+                "'2:4'"
+            )
 
     def calculate_scores(self, params, sparse_state=None, grads=None):
         """The magnitudes."""
@@ -54,35 +53,28 @@ class IterativeNMPruning(base_updater.BaseUpdater):
 
     def update_state(self, sparse_state, params, grads, **extra_args):
         """Masks with as many weights in each group as the schedule has reached."""
-        targets = sparse_state.target_sparsities
-        sparsities = self.scheduler.get_sparsity_at_step(targets, sparse_state.count)
+        wanted = sparse_state.target_sparsities
+        sparsities = self.scheduler.get_sparsity_at_step(wanted, sparse_state.count)
         scores = self.scores_now(params, sparse_state, grads, extra_args)
         paths, leaves, treedef = tree_lib.flatten_with_paths(scores, keep_none=True)
         entries = zip(
-            paths,
             leaves,
             self._leaf_types(paths, leaves),
-            tree_lib.leaves_like(treedef, targets),
+            targets.are_stacked(self.stacked, paths),
+            tree_lib.leaves_like(treedef, wanted),
             tree_lib.leaves_like(treedef, sparsities),
             strict=True,
         )
         masks = [
-            None if target is None else self._mask(path, leaf, leaf_type, sparsity / jnp.where(target > 0, target, 1))
-            for path, leaf, leaf_type, target, sparsity in entries
+            None if target is None else self._mask(leaf, kind, in_layers, sparsity / jnp.where(target > 0, target, 1))
+            for leaf, kind, in_layers, target, sparsity in entries
         ]
         return sparse_state._replace(masks=jax.tree.unflatten(treedef, masks))
 
-    def _mask(self, path, scores, leaf_type, progress):
+    def _mask(self, scores, leaf_type, in_layers, progress):
         kept = self.kept_per_group(leaf_type, progress)
 
         def select(layer):
-            return mask_calculator.n_by_m_mask(layer, kept, leaf_type.m, leaf_type.axis)
+            return n_by_m.keep_n_of_m(layer, kept, leaf_type.m, leaf_type.axis)
 
-        return self._per_layer(path, select)(scores)
-
-
-def _check_n_by_m(sparsity_type: Any, where: str = '') -> None:
-    if not isinstance(sparsity_type, sparsity_types.NByM):
-        raise ValueError(
-            f"{where}iterative_nm reaches N:M sparsity step by step, so it needs NByM, got {sparsity_type}; write '2:4'"
-        )
+        return groups.per_layer(select, in_layers)(scores)

@@ -1,6 +1,7 @@
 """Training that is sparse from the first step: static masks, SET, RigL."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -8,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxpruner import base_updater, optimizer_state, selection, sparsity_types, utils, whole_numbers
+from jaxpruner import base_updater, groups, optimizer_state, selection, sparsity_types, targets, utils
 from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import pruners
 
@@ -73,8 +74,6 @@ class SET(StaticRandomSparse):
 
     def __post_init__(self):
         super().__post_init__()
-        if isinstance(self.sparsity_type, sparsity_types.NByM):
-            self._refuse(self.sparsity_type)
         if self.topk_fn is not None:
             raise ValueError(
                 f'{type(self).__name__} drops and regrows by its own ranking: topk_fn has no meaning for it'
@@ -87,19 +86,13 @@ class SET(StaticRandomSparse):
         # Schedules decay from their first value; a function of the step that needs more fails here, before training.
         check_drop_fraction(self.drop_fraction_fn(0), 'drop_fraction_fn(0)')
 
-    def get_target_sparsities(self, params):
-        """As the base's; refuses leaves whose type is N:M."""
-        targets = super().get_target_sparsities(params)
-        for path, sparsity_type in self._pruned_types(params, targets):
-            if isinstance(sparsity_type, sparsity_types.NByM):
-                self._refuse(sparsity_type, f'{tree_lib.path_string(path)}: ')
-        return targets
-
-    def _refuse(self, sparsity_type: Any, where: str = '') -> None:
-        raise ValueError(
-            f'{where}{type(self).__name__} replaces weights anywhere in a leaf, which N:M groups do not allow, got '
-            f'{sparsity_type}; use unstructured, block or channel sparsity, or StaticRandomSparse for N:M'
-        )
+    def check_type(self, sparsity_type, where=''):
+        """Refuses N:M."""
+        if isinstance(sparsity_type, sparsity_types.NByM):
+            raise ValueError(
+                f'{where}{type(self).__name__} replaces weights anywhere in a leaf, which N:M groups do not allow, got '
+                f'{sparsity_type}; use unstructured, block or channel sparsity, or StaticRandomSparse for N:M'
+            )
 
     def check_optimizer(self, inner, params):
         """Refuses optimizers whose moments cannot be zeroed."""
@@ -121,7 +114,7 @@ class SET(StaticRandomSparse):
         drop_scores = self.get_drop_scores(sparse_state, params, grads)
         grow_scores = self.get_grow_scores(sparse_state, params, grads)
         paths, leaves, treedef = tree_lib.flatten_with_paths(params)
-        types = self._leaf_types(paths, leaves)
+        types, stacked = self._leaf_types(paths, leaves), targets.are_stacked(self.stacked, paths)
         old, drop, grow = (tree_lib.leaves_like(treedef, t) for t in (sparse_state.masks, drop_scores, grow_scores))
         masked = [i for i, mask in enumerate(old) if mask is not None]
         replaced = drop_and_grow(
@@ -129,7 +122,7 @@ class SET(StaticRandomSparse):
             [drop[i] for i in masked],
             [grow[i] for i in masked],
             [types[i] for i in masked],
-            [self._is_stacked(paths[i]) for i in masked],
+            [stacked[i] for i in masked],
             fraction=fraction,
         )
         masks = dict(zip(masked, replaced, strict=True))
@@ -212,7 +205,7 @@ def drop_and_grow(
     alive_numbers = [_number(alive, in_layers) for (alive, _, _), in_layers in zip(pooled, stacked, strict=True)]
     kept = selection.keep_largest_each(
         [jnp.where(alive, drop, -jnp.inf) for alive, drop, _ in pooled],
-        [alive - whole_numbers.share_of(alive, fraction) for alive in alive_numbers],
+        [alive - selection.share_of(alive, fraction) for alive in alive_numbers],
         in_rows=stacked,
         apart=apart,
     )
@@ -228,16 +221,14 @@ def drop_and_grow(
     )
     new = [left.astype(jnp.uint8) | chosen.mask for left, chosen in zip(kept, grown, strict=True)]
     return [
-        _per_layer(lambda one, kind=kind, shape=mask.shape[in_layers:]: kind.spread_groups(one, shape), in_layers)(
-            groups
-        )
-        for groups, (mask, _, _, kind, in_layers) in zip(new, leaves, strict=True)
+        groups.spread(kind, verdicts, mask.shape, in_layers)
+        for verdicts, (mask, _, _, kind, in_layers) in zip(new, leaves, strict=True)
     ]
 
 
 def _pooled(mask, drop, grow, kind, in_layers) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Whether groups are alive, and their scores."""
-    pool = _per_layer(kind.group_scores, in_layers)
+    pool = functools.partial(groups.pool, kind, in_layers=in_layers)
     grow = pool(grow if jnp.issubdtype(grow.dtype, jnp.floating) else grow.astype(jnp.float32))
     # NaN would rank below what is kept: after an overflow weights must come back somewhere.
     grow = jnp.where(jnp.isnan(grow), jnp.finfo(grow.dtype).min, grow)
@@ -245,8 +236,4 @@ def _pooled(mask, drop, grow, kind, in_layers) -> tuple[jax.Array, jax.Array, ja
 
 
 def _number(flags: jax.Array, in_layers: bool) -> jax.Array:
-    return jnp.sum(flags, tuple(range(int(in_layers), flags.ndim)), dtype=whole_numbers.counter_for(flags.size))
-
-
-def _per_layer(function: Callable[..., Any], in_layers: bool) -> Callable[..., Any]:
-    return jax.vmap(function) if in_layers else function
+    return jnp.sum(flags, tuple(range(int(in_layers), flags.ndim)), dtype=selection.counter_for(flags.size))

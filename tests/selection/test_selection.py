@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpruner import selection, whole_numbers
+from jaxpruner import selection
+from jaxpruner.selection import whole_numbers
 
 keep_largest = jax.jit(selection.keep_largest)
 
@@ -111,7 +112,8 @@ def test_float64_scores_that_float32_cannot_tell_apart():
 import jax
 jax.config.update('jax_enable_x64', True)
 import jax.numpy as jnp
-from jaxpruner import selection, whole_numbers
+from jaxpruner import selection
+from jaxpruner.selection import whole_numbers
 array = jnp.asarray([1.0, 1.0 + 1e-12, 1.0 + 2e-12])
 print(selection.keep_largest(array, 1), selection.keep_largest(array, 2), selection.number_to_keep(3, 0.5).dtype)
 """

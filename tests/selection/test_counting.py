@@ -11,7 +11,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import eight_devices
 import hlo
 import jaxpruner
-from jaxpruner import counting, mask_calculator, selection, sparsity_types
+from jaxpruner import mask_calculator, selection, sparsity_types
+from jaxpruner.selection import counting
 
 COLLECTIVES = ('all-gather', 'all-to-all', 'all-reduce', 'collective-permute', 'reduce-scatter')
 SHAPE = (4, 16, 8)
@@ -52,8 +53,7 @@ def check_counts_are_those_of_one_device(spec):
     def both(scores, thresholds):
         reaching = counting.count_reaching([scores], [thresholds], jnp.dtype('uint32'), [True])
         ends = jnp.array([[1, 50, 128]] * 4, jnp.uint32)
-        low, high = thresholds[:, :1], thresholds[:, 1:2]
-        return reaching, counting.count_between_before([scores], [low], [high], [ends], jnp.dtype('uint32'), [True])
+        return reaching, counting.count_between_before([scores], [thresholds], [ends], jnp.dtype('uint32'), [True])
 
     compiled = both.lower(sharded, thresholds).compile()
     reaching, between = compiled(sharded, thresholds)

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpruner import brackets
-from jaxpruner.brackets import Brackets
+from jaxpruner.selection import brackets
+from jaxpruner.selection.brackets import Brackets
 
 WIDTH = 4**5
 # Three probes settle two bits; each turn that narrows by little is followed by one that divides evenly.
@@ -20,10 +20,9 @@ TURNS = 2 * 5 + 1
 @functools.partial(jax.jit, static_argnames=('probes', 'turns'))
 def settle(counts, wanted, probes=3, turns=None):
     low, high = jnp.zeros(len(counts), jnp.uint32), jnp.full(len(counts), WIDTH, jnp.uint32)
-    start = Brackets.between(low, high, counts[:, 0], counts[:, -1])
+    start = Brackets.between(low, high, counts[:, 0], counts[:, -1], wanted)
     return brackets.settle(
         start,
-        wanted,
         spread=lambda probes: probes,
         count=lambda probes: jnp.take_along_axis(counts, probes.astype(jnp.int32), 1),
         probes=probes,
@@ -49,7 +48,7 @@ def test_each_bracket_settles(first, second, share, other_share, how):
     wanted = np.array([max(1, round(s * len(p))) for s, p in ((share, first), (other_share, second))], np.uint32)
     probes, turns = how
     found = settle(counts, wanted, probes, turns)
-    assert not brackets.unsettled(found, wanted).any()
+    assert not brackets.unsettled(found).any()
     rows = np.arange(2)
     np.testing.assert_array_equal(found.count_low, counts[rows, found.low])
     np.testing.assert_array_equal(found.count_high, counts[rows, found.high])
@@ -66,9 +65,9 @@ def test_an_even_fall_is_guessed_at_once():
 @pytest.mark.parametrize('width', [2, 3, 4, 5, 8, 2**32 - 1])
 def test_probes_rise_inside_the_bracket(width):
     low = 7 if width < 2**31 else 0
-    start = Brackets.between(*(jnp.array([n], jnp.uint32) for n in (low, low + width, 1000, 0)))
     for wanted in (1, 500, 1000):
-        for probes in (brackets.likely_probes(start, jnp.array([wanted], jnp.uint32)), brackets.even_probes(start, 3)):
+        start = Brackets.between(*(jnp.array([n], jnp.uint32) for n in (low, low + width, 1000, 0, wanted)))
+        for probes in (brackets.likely_probes(start), brackets.even_probes(start, 3)):
             (row,) = np.asarray(probes).astype(np.int64)
             assert np.all((row > low) & (row < low + width))
             assert np.all(np.diff(row) >= 0)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpruner import whole_numbers
+from jaxpruner.selection import whole_numbers
 
 
 @hypothesis.given(st.integers(1, 2**24), st.floats(0, 1, width=32))

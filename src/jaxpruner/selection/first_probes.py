@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpruner.ordered_floats import Order
+from jaxpruner.selection.counts_of_parts import reduce_together, sum_together
+from jaxpruner.selection.ordered_floats import Order
 
 # Scores in a sample of a ranking, which are compared pair by pair; more of them pay where passes take longer.
 _LARGEST_SAMPLE = 256
@@ -22,27 +23,25 @@ _BITS_KEPT = 8
 _MOST_ARRAYS = 32
 
 
-def near(order: Order, start: jax.Array, otherwise: jax.Array | None = None) -> jax.Array:
+def near(order: Order, start: jax.Array, otherwise: jax.Array) -> jax.Array:
     """Probes around earlier thresholds.
 
     Args:
       order: of the scores' dtype.
       start: vector of `n` thresholds; NaN where there is none.
-      otherwise: probes `[n, 3]` where there is none; by default some that divide all numbers evenly.
+      otherwise: probes `[n, 3]` where there is none.
 
     Returns:
       Images `[n, 3]`.
 
-    >>> probes = near(Order.of(jnp.float32), jnp.array([2.0]))
-    >>> [round(float(value), 3) for value in Order.of(jnp.float32).value(probes)[0]]
-    [1.996, 2.0, 2.008]
+    >>> order = Order.of(jnp.float32)
+    >>> probes = near(order, jnp.array([2.0, jnp.nan]), order.image(jnp.array([[1.0, 2.0, 3.0]] * 2)))
+    >>> [[round(float(value), 3) for value in three] for three in order.value(probes)]
+    [[1.996, 2.0, 2.008], [1.0, 2.0, 3.0]]
     """
     step = jnp.array(1 << max(0, jnp.finfo(order.dtype).nmant - _BITS_KEPT), order.unsigned)
-    middle = jnp.clip(order.image(start), order.lowest + step, order.highest - step)
-    if otherwise is None:
-        quarter = (order.highest - order.lowest) // 4
-        otherwise = jnp.stack([order.lowest + quarter * i for i in (1, 2, 3)])[None]
-    return jnp.where(jnp.isnan(start)[:, None], otherwise, jnp.stack([middle - step, middle, middle + step], 1))
+    middle = jnp.clip(order.image(start), order.lowest + step, order.highest - step)[:, None]
+    return jnp.where(jnp.isnan(start)[:, None], otherwise, middle - step + np.arange(3, dtype=order.unsigned) * step)
 
 
 def sampled(arrays: Sequence[jax.Array], wanted: jax.Array, sizes: Sequence[int], order: Order) -> jax.Array | None:
@@ -107,29 +106,18 @@ def _strided(array: jax.Array, number: int) -> jax.Array:
 
 def _quantiles(order: Order, sample: jax.Array, share: jax.Array) -> jax.Array:
     """Images `[n, 3]` of the scores of a sample `[n, number]` that about a share of it reaches."""
-    number = sample.shape[1]
-    reached = _ranks(sample)
-    room = number - jnp.sum(jnp.isnan(sample), 1)  # padding reaches nothing
-    middle = share * room
-    away = _DEVIATIONS * jnp.sqrt(jnp.maximum(middle * (1 - share), 0)) + 1
-    images = order.image(sample)
-    probes = []
-    for rank in (middle + away, middle, middle - away):
-        enough = reached >= jnp.maximum(rank, 1)[:, None]
-        probes.append(jnp.max(jnp.where(enough, images, 0), 1))
-        if len(probes) > 1:
-            probes[-1] = jnp.maximum(probes[-1], probes[-2] + 1)
-    return jnp.stack(probes, 1)
-
-
-def _ranks(sample: jax.Array) -> jax.Array:
-    """How many of a sample reach each of its scores."""
     others, own = sample[:, :, None], sample[:, None, :]
-    # Two different sums together: the CPU would write the pairs of a lone one down.
-    operands = ((others >= own).astype(jnp.uint32), (others > own).astype(jnp.uint32))
-    zero = jnp.zeros((), jnp.uint32)
-
-    def add(left, right):
-        return left[0] + right[0], left[1] + right[1]
-
-    return lax.reduce(operands, (zero, zero), add, (1,))[0].astype(jnp.float32)
+    # For each score how many reach it, and how many do or do not: padding, which is no number, does neither.
+    reached, numbers = (
+        count.astype(jnp.float32)
+        for count in sum_together([others >= own, (others >= own) | (others < own)], (1,), jnp.uint32)
+    )
+    rank = share[:, None] * numbers
+    away = _DEVIATIONS * jnp.sqrt(jnp.maximum(rank * (1 - share[:, None]), 0)) + 1
+    images = order.image(sample)
+    enough = [reached >= jnp.maximum(least, 1) for least in (rank + away, rank, rank - away)]
+    low, middle, high = reduce_together([jnp.where(flags, images, 0) for flags in enough], 0, lax.max, (1,))
+    above = jnp.maximum(middle, low + 1)
+    place = np.arange(3)
+    highest = jnp.where(place == 1, above[:, None], jnp.maximum(high, above + 1)[:, None])
+    return jnp.where(place == 0, low[:, None], highest)

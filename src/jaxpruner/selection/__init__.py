@@ -1,0 +1,18 @@
+"""Exact selection of the largest scores by counting, without sorting.
+
+How many to keep goes in (`number_to_keep` tells it for a sparsity), a mask comes out. A threshold lies between two
+floats; passes over the scores that count how many reach each of some probes narrow the bracket, and stop as soon as a
+threshold is met by exactly the wanted number. Of equal scores at the threshold those before a place in flat order are
+kept, which is found by the same counting. First probes come from a sample, or from the threshold of an earlier
+selection; the result does not depend on them.
+
+Order: NaN ranks lowest, -0.0 equals 0.0, of equal scores the one with the lower flat index is kept.
+"""
+
+from jaxpruner.selection.largest import Selected as Selected
+from jaxpruner.selection.largest import keep_largest as keep_largest
+from jaxpruner.selection.largest import keep_largest_each as keep_largest_each
+from jaxpruner.selection.largest import keep_largest_jointly as keep_largest_jointly
+from jaxpruner.selection.whole_numbers import counter_for as counter_for
+from jaxpruner.selection.whole_numbers import number_to_keep as number_to_keep
+from jaxpruner.selection.whole_numbers import share_of as share_of

@@ -1,0 +1,225 @@
+"""Rankings, and the search for their thresholds: each over one row of an array, or over many arrays together."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxpruner.selection import brackets, counting, counts_of_parts, first_probes, whole_numbers
+from jaxpruner.selection.brackets import Brackets
+from jaxpruner.selection.counts_of_parts import of_rows
+from jaxpruner.selection.ordered_floats import Order
+
+# Probes of a pass. Three settle two bits at the memory's speed on a CPU, and more make a pass slower than they save
+# passes; an accelerator computes while it reads, and asking it whether to go on costs more than a pass.
+_PROBES_ON_CPU = 3
+_PROBES_ELSEWHERE = 15
+
+
+class _Ranking(NamedTuple):
+    """Arrays in which thresholds are sought: `n` rankings, each over one row of an array or over many arrays."""
+
+    order: Order  # of the values that are ranked
+    sizes: list[int]  # how many scores each ranking has
+    thresholds: Callable[[jax.Array], list[jax.Array]]  # images [n, columns] -> what each array has to reach
+    reaching: Callable[[list[jax.Array]], jax.Array]  # these -> how many reach them [n, columns]
+    ends: Callable[[jax.Array], list[jax.Array]]  # places in flat order [n, columns] -> places in each array
+    ties: Callable[
+        [list, list], jax.Array
+    ]  # thresholds and ends of each array -> scores between and before [n, columns]
+    counter: jnp.dtype
+
+
+def select_each(
+    arrays: list[jax.Array], counts: list, starts: list, apart: list[bool]
+) -> list[tuple[jax.Array, jax.Array]]:
+    """Selects in each row of each array.
+
+    Args:
+      arrays: floats `[rows, …]` of one dtype, none of them empty.
+      counts: for each array a scalar, or one a row.
+      starts: for each array thresholds to begin at, or `None`.
+      apart: for each array whether devices that share it count their own parts.
+
+    Returns:
+      For each array its mask and the threshold of each row.
+
+    >>> ((mask, thresholds),) = select_each([jnp.array([[3.0, 1.0], [2.0, 4.0]])], [1], [None], [False])
+    >>> mask.tolist(), thresholds.shape
+    ([[1, 0], [0, 1]], (2,))
+    """
+    order = Order.of(arrays[0].dtype)
+    rows = [array.shape[0] for array in arrays]
+    sizes = [array[0].size for array in arrays for _ in range(array.shape[0])]
+    counter = whole_numbers.counter_for(max(sizes))
+
+    def split(table: jax.Array) -> list[jax.Array]:
+        return [table[sum(rows[:i]) : sum(rows[: i + 1])] for i in range(len(rows))]
+
+    ranking = _Ranking(
+        order,
+        sizes,
+        thresholds=lambda images: split(order.value(images)),
+        reaching=lambda thresholds: counting.count_reaching(arrays, thresholds, counter, apart),
+        ends=split,
+        ties=lambda between, ends: counting.count_between_before(arrays, between, ends, counter, apart),
+        counter=counter,
+    )
+    wanted = _per_row(counts, rows, counter)
+    start = None
+    if any(one is not None for one in starts):
+        start = _per_row([jnp.nan if one is None else one for one in starts], rows, order.dtype)
+    between, ends = _search(ranking, wanted, first_probes.sampled(arrays, wanted, sizes, order), start)
+    everything = split((wanted >= jnp.array(sizes, counter))[:, None])
+    masks = map(_mask, arrays, between, ends, everything)
+    return [(mask, thresholds[:, 0]) for mask, thresholds in zip(masks, between, strict=True)]
+
+
+def _per_row(values: list, rows: list[int], dtype: jnp.dtype) -> jax.Array:
+    return jnp.concatenate(
+        [jnp.broadcast_to(jnp.asarray(value).astype(dtype), (n,)) for value, n in zip(values, rows, strict=True)]
+    )
+
+
+def select_jointly(
+    arrays: list[jax.Array], count: jax.Array | int, divisors: Sequence | None, apart: bool
+) -> list[jax.Array]:
+    """Selects among the scores of all arrays.
+
+    Args:
+      arrays: floats `[1, …]`, none of them empty.
+      count: a scalar.
+      divisors: for each array what its scores are divided by, or `None`.
+      apart: whether devices that share arrays count their own parts.
+
+    Returns:
+      A mask for each array.
+
+    >>> [mask.tolist() for mask in select_jointly([jnp.array([[3.0, 1.0]]), jnp.array([[2.0]])], 2, None, False)]
+    [[[1, 0]], [[1]]]
+    """
+    sizes, each_apart = [array.size for array in arrays], [apart] * len(arrays)
+    counter = whole_numbers.counter_for(sum(sizes))
+    dtype = jnp.result_type(*arrays, *(divisors or ()))
+    order = Order.of(dtype)
+    scales = jnp.stack([jnp.asarray(divisor).astype(dtype) for divisor in divisors or [1] * len(arrays)])
+    offsets = jnp.array([sum(sizes[:i]) for i in range(len(sizes))], counter)[:, None]
+    lengths = jnp.array(sizes, counter)[:, None]
+    plain = divisors is None and all(array.dtype == dtype for array in arrays)
+
+    def own(images: jax.Array) -> list[jax.Array]:
+        """Thresholds `[1, columns]` as each array has to reach them."""
+        values = order.value(images)
+        return [values] * len(arrays) if plain else _smallest_reaching(arrays, scales, values[0])
+
+    def own_ends(ends: jax.Array) -> list[jax.Array]:
+        inside = jnp.where(ends > offsets, jnp.minimum(ends - offsets, lengths), 0)
+        return [inside[i : i + 1] for i in range(len(arrays))]
+
+    def together(counts: jax.Array) -> jax.Array:
+        return jnp.sum(counts, 0, keepdims=True, dtype=counter)
+
+    ranking = _Ranking(
+        order,
+        [sum(sizes)],
+        thresholds=own,
+        reaching=lambda thresholds: together(counting.count_reaching(arrays, thresholds, counter, each_apart)),
+        ends=own_ends,
+        ties=lambda between, ends: together(counting.count_between_before(arrays, between, ends, counter, each_apart)),
+        counter=counter,
+    )
+    wanted = jnp.asarray(count).astype(counter)[None]
+    probes = first_probes.sampled_jointly(arrays, scales, wanted, order)
+    everything = (wanted >= jnp.array(sum(sizes), counter))[:, None]
+    return [_mask(*found, everything) for found in zip(arrays, *_search(ranking, wanted, probes), strict=True)]
+
+
+def _smallest_reaching(arrays: list, scales: jax.Array, values: jax.Array) -> list[jax.Array]:
+    """For each array the smallest floats of its own dtype that reach some values when they are divided by its scale."""
+    found: list[jax.Array] = [values] * len(arrays)
+    for own_dtype in dict.fromkeys(array.dtype for array in arrays):
+        some = [i for i, array in enumerate(arrays) if array.dtype == own_dtype]
+        scale = jnp.stack([scales[i] for i in some])[:, None]
+        table = _smallest_quotients_reaching(
+            Order.of(own_dtype), jnp.broadcast_to(scale, (len(some), len(values))), values
+        )
+        for row, i in enumerate(some):
+            found[i] = table[row : row + 1]
+    return found
+
+
+def _smallest_quotients_reaching(order: Order, scale: jax.Array, values: jax.Array) -> jax.Array:
+    """`[arrays, values]` floats. Division rounds, so that value times scale is but near; from there it is searched.
+
+    All divisions stand in the loop: elsewhere XLA may multiply by a reciprocal instead, which rounds in another way,
+    and a threshold that was counted with would not be found again.
+    """
+    near = order.image((values * scale).astype(order.dtype))
+    # `low` does not reach the value; `high` does, or stands after all numbers.
+    low, high = jnp.full_like(near, order.lowest - 1), jnp.full_like(near, order.highest + 1)
+
+    def halve(state):
+        turn, low, high = state
+        guess = jnp.where(turn == 0, near + 8, jnp.where(turn == 1, near - 8, low + (high - low) // 2))
+        probe = jnp.where((guess > low) & (guess < high), guess, low + (high - low) // 2)
+        inside, enough = high - low > 1, order.value(probe).astype(values.dtype) / scale >= values
+        return turn + 1, jnp.where(inside & ~enough, probe, low), jnp.where(inside & enough, probe, high)
+
+    found = lax.while_loop(lambda state: jnp.any(state[2] - state[1] > 1), halve, (jnp.int32(0), low, high))
+    return order.value(found[2])
+
+
+def _search(
+    ranking: _Ranking, wanted: jax.Array, probes: jax.Array | None, earlier: jax.Array | None = None
+) -> tuple[list[jax.Array], list[jax.Array]]:
+    """For each array the thresholds between which ties lie, and the place before which these are kept."""
+    order, sizes = ranking.order, jnp.array(ranking.sizes, ranking.counter)
+    everywhere = jnp.zeros(len(ranking.sizes), order.unsigned)
+    # The ends stand outside all numbers: below -inf, where NaN is counted, too, and above inf.
+    start = Brackets.between(
+        everywhere + order.lowest - 1, everywhere + order.highest + 1, sizes, jnp.zeros_like(sizes), wanted
+    )
+    columns, turns = _PROBES_ON_CPU, None
+    if earlier is not None:
+        probes = first_probes.near(order, earlier, brackets.even_probes(start, columns) if probes is None else probes)
+    if jax.default_backend() != 'cpu':
+        columns, probes = _PROBES_ELSEWHERE, None
+        turns = -(-order.width // ((columns + 1).bit_length() - 1))
+    bracket = brackets.settle(start, ranking.thresholds, ranking.reaching, probes, columns, turns)
+    # Fewer numbers than wanted: all of them are kept, and no NaN.
+    short = (bracket.low < order.lowest) & (wanted < sizes)
+    bracket = bracket._replace(
+        low=jnp.maximum(bracket.low, order.lowest), count_low=jnp.where(short, wanted, bracket.count_low)
+    )
+    # As many columns as the passes had: what is computed alike rounds alike.
+    images = jnp.where(np.arange(columns) == 0, bracket.low[:, None], bracket.high[:, None])
+    between = ranking.thresholds(images)
+    return between, ranking.ends(_ends_of_ties(ranking, bracket, between)[:, None])
+
+
+def _ends_of_ties(ranking: _Ranking, bracket: Brackets, between: list[jax.Array]) -> jax.Array:
+    """Where as many ties stand before as there is room for; the size where all of them are kept."""
+    sizes = jnp.array(ranking.sizes, ranking.counter)
+    ties = bracket.count_low - bracket.count_high
+    room = jnp.where(bracket.count_low > bracket.wanted, bracket.wanted - bracket.count_high, ties)
+    # Counts have to fall, so that places are counted from the end.
+    backward = Brackets.between(jnp.zeros_like(sizes), sizes, ties, jnp.zeros_like(ties), room)
+    # Ties lie scattered: no even division has to come first.
+    backward = backward._replace(evenly=jnp.zeros_like(backward.evenly))
+    found = brackets.settle(
+        backward,
+        spread=lambda places: ranking.ends(sizes[:, None] - places),
+        count=lambda ends: ranking.ties(between, ends),
+    )
+    return jnp.where(found.wanted > 0, sizes - found.low, 0)  # no room: nothing at all is kept
+
+
+def _mask(array: jax.Array, between: jax.Array, end: jax.Array, everything: jax.Array) -> jax.Array:
+    """The mask of an array `[rows, …]`; the others are tables of its rows."""
+    places = counts_of_parts.coordinates(end, array.shape, (0,) * array.ndim)
+    first = counts_of_parts.before(places, array.shape, 0)
+    kept = (array >= of_rows(between, 0, array.ndim)) & ((array >= of_rows(between, 1, array.ndim)) | first)
+    return (kept | of_rows(everything, 0, array.ndim)).astype(jnp.uint8)
