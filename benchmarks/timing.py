@@ -45,24 +45,27 @@ def bound(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
     return functools.partial(jax.jit(function), *arguments)
 
 
-def in_program(times: int, function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
+def in_program(times: int, function: Callable[[jax.Array], jax.Array], x: jax.Array) -> Callable[[], Any]:
     """One compiled program that calls the function so many times, as a training step calls it among other things.
 
-    What is short takes less time than it takes to hand a program over from Python; here that is shared.
+    What is short takes less time than it takes to hand a program over from Python; here that is shared. Each call gets
+    an array in which one element was written anew, since what stays the same would be computed but once.
     """
 
-    def program(*arguments: Any) -> Any:
-        def call(_: Any, previous: Any) -> Any:
-            # Behind a barrier with the result before, each call has to be made.
-            arguments_again, _ = jax.lax.optimization_barrier((arguments, previous))
-            return function(*arguments_again)
+    def program(x: jax.Array) -> jax.Array:
+        def call(_: Any, carried: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            current, previous = carried
+            first = (0,) * current.ndim
+            same = (
+                current[first] + previous[first].astype(current.dtype) * 0
+            )  # which a compiler may not assume of floats
+            current = current.at[first].set(same)
+            return current, function(current)
 
-        nothing = jax.tree.map(
-            lambda result: jnp.zeros(result.shape, result.dtype), jax.eval_shape(function, *arguments)
-        )
-        return jax.lax.fori_loop(0, times, call, nothing)
+        shape = jax.eval_shape(function, x)
+        return jax.lax.fori_loop(0, times, call, (x, jnp.zeros(shape.shape, shape.dtype)))[1]
 
-    return bound(program, *arguments)
+    return bound(program, x)
 
 
 def interleaved(

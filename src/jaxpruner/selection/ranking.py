@@ -1,5 +1,6 @@
 """Rankings, and the search for their thresholds: each over one row of an array, or over many arrays together."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -56,13 +57,11 @@ def select_each(
     sizes = [array[0].size for array in arrays for _ in range(array.shape[0])]
     counter = whole_numbers.counter_for(max(sizes))
 
-    def split(table: jax.Array) -> list[jax.Array]:
-        return [table[sum(rows[:i]) : sum(rows[: i + 1])] for i in range(len(rows))]
-
+    split = functools.partial(_split, rows=rows)
     ranking = _Ranking(
         order,
         sizes,
-        thresholds=lambda images: split(order.value(images)),
+        thresholds=lambda images: list(map(order.value, split(images))),
         reaching=lambda thresholds: counting.count_reaching(arrays, thresholds, counter, apart),
         ends=split,
         ties=lambda between, ends: counting.count_between_before(arrays, between, ends, counter, apart),
@@ -73,9 +72,30 @@ def select_each(
     if any(one is not None for one in starts):
         start = _per_row([jnp.nan if one is None else one for one in starts], rows, order.dtype)
     between, ends = _search(ranking, wanted, first_probes.sampled(arrays, wanted, sizes, order), start)
-    everything = split((wanted >= jnp.array(sizes, counter))[:, None])
+    everything = split(_wide((wanted >= jnp.array(sizes, counter)).astype(counter)))
     masks = map(_mask, arrays, between, ends, everything)
     return [(mask, thresholds[:, 0]) for mask, thresholds in zip(masks, between, strict=True)]
+
+
+def _split(table: jax.Array, rows: Sequence[int]) -> list[jax.Array]:
+    """The parts of a table with so many rows each."""
+    if len(rows) == 1:
+        return [table]
+
+    def parts(table: jax.Array) -> list[jax.Array]:
+        return jnp.split(table, np.cumsum(rows)[:-1])
+
+    if jax.default_backend() != 'cpu':
+        return parts(table)
+    # XLA fuses nothing across the border of a branch. Fused with what makes the table or with what reads a part, each
+    # part would be several programs to compile; in a branch it is the same one wherever a table is split. Both branches
+    # do it: a condition that is always true would be seen through, or would keep equal selections from becoming one.
+    return lax.cond(table[0, 0] == 0, parts, lambda table: parts(table), table)
+
+
+def _wide(column: jax.Array) -> jax.Array:
+    """A table of equal columns, as many as there are probes: it is split by the program that splits these."""
+    return jnp.broadcast_to(column[:, None], (*column.shape, _PROBES_ON_CPU))
 
 
 def _per_row(values: list, rows: list[int], dtype: jnp.dtype) -> jax.Array:
@@ -116,8 +136,7 @@ def select_jointly(
         return [values] * len(arrays) if plain else _smallest_reaching(arrays, scales, values[0])
 
     def own_ends(ends: jax.Array) -> list[jax.Array]:
-        inside = jnp.where(ends > offsets, jnp.minimum(ends - offsets, lengths), 0)
-        return [inside[i : i + 1] for i in range(len(arrays))]
+        return _split(jnp.where(ends > offsets, jnp.minimum(ends - offsets, lengths), 0), [1] * len(arrays))
 
     def together(counts: jax.Array) -> jax.Array:
         return jnp.sum(counts, 0, keepdims=True, dtype=counter)
@@ -133,7 +152,7 @@ def select_jointly(
     )
     wanted = jnp.asarray(count).astype(counter)[None]
     probes = first_probes.sampled_jointly(arrays, scales, wanted, order)
-    everything = (wanted >= jnp.array(sum(sizes), counter))[:, None]
+    everything = (wanted >= jnp.array(sum(sizes), counter)).astype(counter)[:, None]
     return [_mask(*found, everything) for found in zip(arrays, *_search(ranking, wanted, probes), strict=True)]
 
 
@@ -146,8 +165,8 @@ def _smallest_reaching(arrays: list, scales: jax.Array, values: jax.Array) -> li
         table = _smallest_quotients_reaching(
             Order.of(own_dtype), jnp.broadcast_to(scale, (len(some), len(values))), values
         )
-        for row, i in enumerate(some):
-            found[i] = table[row : row + 1]
+        for i, thresholds in zip(some, _split(table, [1] * len(some)), strict=True):
+            found[i] = thresholds
     return found
 
 
@@ -197,7 +216,7 @@ def _search(
     # As many columns as the passes had: what is computed alike rounds alike.
     images = jnp.where(np.arange(columns) == 0, bracket.low[:, None], bracket.high[:, None])
     between = ranking.thresholds(images)
-    return between, ranking.ends(_ends_of_ties(ranking, bracket, between)[:, None])
+    return between, ranking.ends(_wide(_ends_of_ties(ranking, bracket, between)))
 
 
 def _ends_of_ties(ranking: _Ranking, bracket: Brackets, between: list[jax.Array]) -> jax.Array:
@@ -222,4 +241,4 @@ def _mask(array: jax.Array, between: jax.Array, end: jax.Array, everything: jax.
     places = counts_of_parts.coordinates(end, array.shape, (0,) * array.ndim)
     first = counts_of_parts.before(places, array.shape, 0)
     kept = (array >= of_rows(between, 0, array.ndim)) & ((array >= of_rows(between, 1, array.ndim)) | first)
-    return (kept | of_rows(everything, 0, array.ndim)).astype(jnp.uint8)
+    return (kept | (of_rows(everything, 0, array.ndim) != 0)).astype(jnp.uint8)
