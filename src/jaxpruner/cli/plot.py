@@ -16,8 +16,8 @@ class Plot:
 
     Needs matplotlib: pip install 'jaxpruner[plot]'.
 
-    >>> Plot((Path('out/resnet'),), kind='layers').path
-    PosixPath('out/resnet/layers.png')
+    >>> Plot((Path('out/resnet'),), kind='layers').path.as_posix()
+    'out/resnet/layers.png'
     """
 
     results: Annotated[tuple[Path, ...], tyro.conf.Positional]

@@ -46,10 +46,10 @@ def animate_masks(folder: Path, cell_name: str, path: Path) -> None:
     path = plots.check_ending(path, ('.gif',))
     steps, kernels = read_masks(folder, cell_name)
     frames = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), _MOST_FRAMES)).round().astype(int))
-    frames_per_second = min(max(len(frames) / _SECONDS, 2.0), 10.0)
+    frames_per_second = min(max(round(len(frames) / _SECONDS), 2), 10)
     held = [frames[-1]] * round(_HOLD * frames_per_second)
-    figure = plots.import_matplotlib('figure').Figure(figsize=(4.4 * len(kernels), 4.9), layout='constrained')
-    figure.get_layout_engine().set(w_pad=0.15)
+    figure = plots.new_figure(4.4 * len(kernels), 4.9)
+    figure.set_layout_engine('constrained', w_pad=0.15)
     images = _draw_first(figure, kernels)
 
     def show(frame: int) -> None:
@@ -61,7 +61,9 @@ def animate_masks(folder: Path, cell_name: str, path: Path) -> None:
             image.axes.set_title(_describe(name, masks[frame]), fontsize=9, color=plots.INK)
 
     def write(beside: Path) -> None:
-        writer = plots.import_matplotlib('animation').PillowWriter(fps=frames_per_second)
+        from matplotlib.animation import PillowWriter
+
+        writer = PillowWriter(fps=frames_per_second)
         with writer.saving(figure, str(beside), dpi=100):
             for frame in [*frames, *held]:
                 show(frame)
@@ -100,7 +102,7 @@ def read_masks(folder: Path, cell_name: str) -> tuple[np.ndarray, dict[str, np.n
         kept = ', '.join(mask_names(folder)) or 'none'
         raise FileNotFoundError(f'no masks of {cell_name}: looked for {path}; cells with masks there: {kept}')
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open('rb') as stream, np.load(stream, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     except (ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f'{path} is no file of masks: {error}') from error
@@ -159,7 +161,9 @@ def lay_out(mask: np.ndarray) -> np.ndarray:
 
 def _draw_first(figure: Any, kernels: dict[str, np.ndarray]) -> list[Any]:
     """A panel for each kernel, with the picture of its first mask."""
-    colors = plots.import_matplotlib('colors').LinearSegmentedColormap.from_list('masks', _COLORS)
+    from matplotlib.colors import LinearSegmentedColormap
+
+    colors = LinearSegmentedColormap.from_list('masks', _COLORS)
     images = []
     for axes, masks in zip(figure.subplots(1, len(kernels), squeeze=False).flat, kernels.values(), strict=True):
         picture = lay_out(masks[0])
@@ -185,8 +189,9 @@ def _block(length: int) -> int:
 
 def _describe(name: str, mask: np.ndarray) -> str:
     shape, detail = '×'.join(map(str, mask.shape)), ''
+    sides = len(mask), mask.size // len(mask)
     if mask.ndim >= 4 and max(mask.shape[-2:]) > _MOST_CHANNELS and mask.shape[-2] > 1:
-        detail = f', first {_MOST_CHANNELS} channels shown'
-    elif mask.ndim == 2 and max(mask.shape) > _MOST_PIXELS:
-        detail = f', a pixel is {_block(mask.shape[0])}×{_block(mask.shape[1])} weights'
-    return f'{name} [{shape}{detail}]\n{int(mask.sum()):,} of {mask.size:,} kept'
+        detail = f'first {_MOST_CHANNELS} channels shown, '
+    elif 1 < mask.ndim < 4 and max(sides) > _MOST_PIXELS:
+        detail = f'a pixel is {_block(sides[0])}×{_block(sides[1])} weights, '
+    return f'{name}\n{shape}, {detail}{int(mask.sum()):,} of {mask.size:,} kept'

@@ -3,7 +3,6 @@
 No display is needed, and nothing of matplotlib's global state is touched.
 """
 
-import importlib
 import math
 import os
 from collections.abc import Callable, Iterable
@@ -17,6 +16,7 @@ from jaxpruner.report.results import Cell
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 INK = '#222222'
 _GRID = '#dddddd'
@@ -55,7 +55,7 @@ def plot_metric_against_sparsity(cells: Iterable[Cell], path: Path) -> None:
     styles = _styles(names)
     columns = min(len(experiments), 2)
     rows = -(-len(experiments) // columns)
-    figure = import_matplotlib('figure').Figure(figsize=(5 * columns + 1.8, 3.8 * rows), layout='constrained')
+    figure = new_figure(5 * columns + 1.8, 3.8 * rows)
     panels = figure.subplots(rows, columns, squeeze=False).flat
     for axes, experiment in zip(panels, experiments, strict=False):
         _draw_experiment(axes, experiment, styles)
@@ -72,7 +72,7 @@ def plot_metric_against_sparsity(cells: Iterable[Cell], path: Path) -> None:
 def plot_layer_sparsity(cells: Iterable[Cell], path: Path) -> None:
     """Draws the sparsity of each layer as bars: a panel for each algorithm, a row of panels for each sparsity.
 
-    Means over seeds; a vertical line is the sparsity asked for.
+    Means over seeds; the dashed line is the sparsity asked for.
 
     Args:
       cells: of any workloads; dense ones are left out.
@@ -98,16 +98,16 @@ def plot_layer_sparsity(cells: Iterable[Cell], path: Path) -> None:
     names = experiments_lib.in_order(cell.algorithm for cell in layers)
     styles = _styles(names)
     places = [(experiment, sparsity) for experiment in experiments for sparsity in experiment.sparsities]
-    heights = [_BAR_HEIGHT * len(_layer_names(experiment)) + 0.75 for experiment, _ in places]
-    figure = import_matplotlib('figure').Figure(figsize=(2.4 + 1.35 * len(names), sum(heights)), layout='constrained')
-    grid = figure.subplots(len(places), len(names), squeeze=False, sharex=True, sharey='row', height_ratios=heights)
-    for panels, (experiment, sparsity) in zip(grid, places, strict=True):
-        for axes, name in zip(panels, names, strict=True):
+    heights = [_BAR_HEIGHT * len(_layer_names(experiment)) + 1 for experiment, _ in places]
+    figure = new_figure(2.4 + 1.35 * len(names), sum(heights) + 0.3)
+    blocks = figure.subfigures(len(places), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for block, (experiment, sparsity) in zip(blocks, places, strict=True):
+        label = f'{experiment.label}, {100 * sparsity:.4g}% asked for (dashed)'
+        block.suptitle(label, x=0.01, ha='left', fontsize=11, color=INK)
+        block.supxlabel('sparsity of the layer (%), mean over seeds', fontsize=9, color=INK)
+        for axes, name in zip(block.subplots(1, len(names), squeeze=False, sharey=True)[0], names, strict=True):
             _draw_layers(axes, experiment, name, sparsity, styles[name]['color'])
-        panels[0].set_ylabel(f'{experiment.label}\n{100 * sparsity:.4g}% asked', color=INK)
-    for axes, name in zip(grid[0], names, strict=True):
-        axes.set_title(name, fontsize=9, color=INK)
-    figure.supxlabel('sparsity of the layer (%), mean over seeds; dashed: asked for', fontsize=9, color=INK)
+            axes.set_title(name, fontsize=9, color=INK)
     replace_whole(path, lambda beside: figure.savefig(beside, dpi=150))
 
 
@@ -125,19 +125,20 @@ def check_ending(path: Path, endings: tuple[str, ...]) -> Path:
     return Path(path)
 
 
-def import_matplotlib(module: str) -> Any:
-    """Imports a module of matplotlib, which is installed only where plots are wanted.
+def new_figure(width: float, height: float) -> 'Figure':
+    """Returns an empty figure of a size in inches, made without matplotlib's global state.
 
     Raises:
-      ImportError: it is not installed.
+      ImportError: matplotlib is not installed.
 
-    >>> import_matplotlib('figure').__name__
-    'matplotlib.figure'
+    >>> new_figure(4, 3).axes
+    []
     """
     try:
-        return importlib.import_module(f'matplotlib.{module}')
+        from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("plots need matplotlib: pip install 'jaxpruner[plot]'") from error
+    return Figure(figsize=(width, height), layout='constrained')
 
 
 def replace_whole(path: Path, write: Callable[[Path], Any]) -> None:
@@ -158,7 +159,7 @@ def replace_whole(path: Path, write: Callable[[Path], Any]) -> None:
         beside.unlink(missing_ok=True)
 
 
-def _styles(names: Iterable[str]) -> dict[str, dict[str, str]]:
+def _styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """A colour and mark for each algorithm, the same in every plot for those of the original's table."""
     known = [name for name in experiments_lib.ALGORITHM_ORDER if name != experiments_lib.DENSE]
     others = [name for name in names if name not in experiments_lib.ALGORITHM_ORDER]
@@ -170,7 +171,7 @@ def _styles(names: Iterable[str]) -> dict[str, dict[str, str]]:
     return styles
 
 
-def _draw_experiment(axes: 'Axes', experiment: experiments_lib.Experiment, styles: dict[str, dict[str, str]]) -> None:
+def _draw_experiment(axes: 'Axes', experiment: experiments_lib.Experiment, styles: dict[str, dict[str, Any]]) -> None:
     sparsities = experiment.sparsities
     names = [name for name in experiment.algorithms if name != experiments_lib.DENSE]
     for number, name in enumerate(names):
@@ -180,7 +181,8 @@ def _draw_experiment(axes: 'Axes', experiment: experiments_lib.Experiment, style
         deviations = np.array([experiment.factor * (summary.deviation or 0.0) for _, summary in points])
         if len(sparsities) == 1:  # no lines to follow: side by side
             xs = xs + number - (len(names) - 1) / 2
-            axes.errorbar(xs, means, deviations, label=name, capsize=3, ms=6, **styles[name] | {'linestyle': ''})
+            marks: dict[str, Any] = styles[name] | {'linestyle': ''}
+            axes.errorbar(xs, means, deviations, label=name, capsize=3, ms=6, **marks)
         else:
             axes.plot(xs, means, label=name, ms=5, **styles[name])
             color = styles[name]['color']
@@ -220,7 +222,7 @@ def _draw_layers(
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.set_ylim(len(names) - 0.4, -0.6)  # the first layer on top
     axes.set_xlim(0, 102)
-    axes.set_xticks([0, 50, 100])
+    axes.set_xticks([0, 50, 100], ['0', '50', '100'], fontsize=8)
     _clean(axes, 'x')
 
 
