@@ -1,6 +1,8 @@
 """Plots: what is drawn where, and how the files are written. How they look, people judge."""
 
+import subprocess
 import sys
+from pathlib import Path
 
 import matplotlib.figure
 import numpy as np
@@ -150,5 +152,25 @@ def test_without_matplotlib_the_error_says_what_to_install(tmp_path, monkeypatch
         plot_layer_sparsity(BOTH, tmp_path / 'a.png')
 
 
-def test_nothing_of_pyplot_is_loaded():
-    assert 'matplotlib.pyplot' not in vars(plots)
+# In a process of its own, for other tests load what they like.
+DRAW = """
+import sys, tempfile
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+import numpy as np
+from jaxpruner import report
+from made_up_cells import make_cell
+with tempfile.TemporaryDirectory() as folder:
+    report.plot_layer_sparsity([make_cell()], Path(folder, 'a.png'))
+    Path(folder, 'masks').mkdir()
+    np.savez(Path(folder, 'masks', 'a.npz'), steps=np.arange(1), kernel=np.ones((1, 2, 2), np.uint8))
+    report.animate_masks(Path(folder), 'a', Path(folder, 'a.gif'))
+print('matplotlib.pyplot' in sys.modules)
+"""
+
+
+def test_no_global_state_of_matplotlib_is_touched():
+    command = [sys.executable, '-c', DRAW, str(Path(__file__).resolve().parents[1])]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split() == ['False']

@@ -151,20 +151,29 @@ def test_csv_has_a_line_for_each_mean_and_dense_once():
     assert {line['workload'] for line in lines} == {'resnet'}
 
 
-@pytest.mark.parametrize(('width', 'first'), [(200, 'resnet'), (70, 'sparsity')])
-def test_a_terminal_gets_the_table_on_its_side_where_it_is_narrow(width, first):
+@pytest.mark.parametrize(
+    ('width', 'first', 'parts'),
+    [
+        (200, 'resnet (digits): accuracy (%) ↑ │ 80% │ 98.50 ± 0.71', 1),
+        (70, 'sparsity │ 80% │ 95%', 1),
+        (40, 'sparsity │ 80%', 2),
+    ],
+)
+def test_a_terminal_gets_the_table_on_its_side_where_it_is_narrow(width, first, parts):
     console = rich.console.Console(width=width, record=True, file=io.StringIO())
-    console.print(to_rich(make_table(make_cells(VALUES)), width))
+    group = to_rich(make_table(make_cells(VALUES)), width)
+    console.print(group)
     text = console.export_text()
     rows = [line.strip('│ ') for line in text.splitlines() if line.startswith('│')]
-    assert rows[0].startswith(first)
+    assert ' │ '.join(text.strip() for text in rows[0].split('│')).startswith(first)
+    assert len(group.renderables) == parts
     assert max(map(len, text.splitlines())) <= width
-    for entry in ('94.00 ± 1.41', '98.50 ± 0.71', '1–3'):
+    for entry in ('94.00 ± 1.41', '98.50 ± 0.71', '1–3', 'accuracy'):
         assert entry in text
     assert '…' not in text
 
 
 def test_the_best_is_bold_in_a_terminal():
-    table = to_rich(make_table(make_cells(VALUES)), 200)
+    (table,) = to_rich(make_table(make_cells(VALUES)), 200).renderables
     cells = {str(cell): str(cell.style) for column in table.columns for cell in column.cells}
     assert [text for text, style in cells.items() if style == 'bold'] == ['75.00 ± 7.07', '94.00 ± 1.41']

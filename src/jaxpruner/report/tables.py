@@ -7,6 +7,7 @@ import csv
 import dataclasses
 import io
 import math
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,10 @@ from jaxpruner.report import experiments as experiments_lib
 from jaxpruner.report.results import Cell
 
 if TYPE_CHECKING:
+    import rich.console
     import rich.table
 
+_Grid = list[Sequence[tuple[str, bool]]]  # texts, and whether they are bold
 MISSING = '-'
 _DIGITS = 4  # that the largest value of a row shows
 _MOST_DECIMALS = 8
@@ -145,33 +148,29 @@ def to_csv(table: ResultTable) -> str:
     return file.getvalue()
 
 
-def to_rich(table: ResultTable, width: int) -> 'rich.table.Table':
-    """Makes the table for a terminal, turned on its side where it would be wider than that.
+def to_rich(table: ResultTable, width: int) -> 'rich.console.Group':
+    """Makes the table for a terminal; where it would be too wide, it is turned on its side and cut into parts that fit.
 
     Args:
       table: what `make_table` returns.
       width: of the terminal, in characters.
 
+    Returns:
+      One or more tables.
+
     >>> cell = Cell('resnet', 'digits', 'rigl', 0.8, 0, 'accuracy', 'high', 0.97, {}, 0.8, {}, 1000, 12.3, '5d41402a')
-    >>> to_rich(make_table([cell]), width=80).row_count
+    >>> len(to_rich(make_table([cell]), width=80).renderables)
     1
     """
-    import rich.table
-    import rich.text
+    import rich.console
 
     grid = _grid(table)
     rows = table.rows
     blocks = {number for number in range(1, len(rows)) if rows[number - 1].sparsity != rows[number].sparsity}
-    if sum(max(len(text) for text, _ in column) + 3 for column in zip(*grid, strict=True)) >= width:
-        grid = list(zip(*grid, strict=True))
-        blocks = {1, len(grid) - 2}  # lines below the sparsities and above the numbers of seeds
-    result = rich.table.Table()
-    for number, (heading, _) in enumerate(grid[0]):
-        result.add_column(rich.text.Text(heading), justify='right' if number else 'left')
-    for number, row in enumerate(grid[1:], 1):
-        texts = [rich.text.Text(text, style='bold' if bold else '') for text, bold in row]
-        result.add_row(*texts, end_section=number in blocks)
-    return result
+    if sum(max(len(text) for text, _ in column) + 3 for column in zip(*grid, strict=True)) < width:
+        return rich.console.Group(_rich_table(grid, blocks))
+    blocks = {1, len(table.columns) + 1}  # lines below the sparsities and above the numbers of seeds
+    return rich.console.Group(*(_rich_table(part, blocks) for part in _turn(grid, width)))
 
 
 def _make_row(experiment: experiments_lib.Experiment, sparsity: float, columns: Sequence[str]) -> Row:
@@ -207,9 +206,36 @@ def _make_row(experiment: experiments_lib.Experiment, sparsity: float, columns: 
     )
 
 
-def _grid(table: ResultTable) -> list[Sequence[tuple[str, bool]]]:
+def _turn(grid: _Grid, width: int) -> list[_Grid]:
+    """The grid on its side, in parts that are no wider than the terminal, if at all possible."""
+    names, *rows = grid
+    parts, room = [], 0
+    for (label, _), *entries in rows:
+        widest = max(len(text) for text in [*label.split(), *(text for text, _ in entries)])
+        if widest + 3 > room:
+            parts.append([names])
+            room = width - max(len(text) for text, _ in names) - 4
+        parts[-1].append([(textwrap.fill(label, widest), False), *entries])
+        room -= widest + 3
+    return [list(zip(*part, strict=True)) for part in parts]
+
+
+def _rich_table(grid: _Grid, blocks: set[int]) -> 'rich.table.Table':
+    import rich.table
+    import rich.text
+
+    result = rich.table.Table()
+    for number, (heading, _) in enumerate(grid[0]):
+        result.add_column(rich.text.Text(heading), justify='right' if number else 'left', no_wrap=True)
+    for number, row in enumerate(grid[1:], 1):
+        texts = [rich.text.Text(text, style='bold' if bold else '') for text, bold in row]
+        result.add_row(*texts, end_section=number in blocks)
+    return result
+
+
+def _grid(table: ResultTable) -> _Grid:
     """The table as texts, each with whether it is bold; headings first."""
-    grid: list[Sequence[tuple[str, bool]]] = [[(text, False) for text in ('', 'sparsity', *table.columns, 'seeds')]]
+    grid: _Grid = [[(text, False) for text in ('', 'sparsity', *table.columns, 'seeds')]]
     for row in table.rows:
         entries = [(entry.text, entry.best) if entry else (MISSING, False) for entry in row.entries]
         grid.append([(row.label, False), (f'{100 * row.sparsity:.4g}%', False), *entries, (row.seeds, False)])
