@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from jaxpruner.cli.table import read_folders
+from jaxpruner.cli.table import Folders, OptionalPath, read_folders
 from jaxpruner.report import animation, plots
 
 
@@ -20,14 +20,14 @@ class Plot:
     'out/resnet/layers.png'
     """
 
-    results: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    results: Folders = ()
     """Folders of results, as `jaxpruner compare` and `jaxpruner run` leave them."""
     kind: Literal['sparsity', 'layers', 'masks'] = 'sparsity'
     """sparsity: the metric against the sparsity; layers: the sparsity of each layer; masks: an animation of the masks
     of one cell."""
-    cell: str | None = None
+    cell: Annotated[str | None, tyro.conf.arg(metavar='CELL')] = None
     """Whose masks: algorithm, sparsity and seed, as in magnitude_0.8_0. Not needed where only one was kept."""
-    out: Path | None = None
+    out: OptionalPath = None
     """The image: .png, .pdf or .svg, for masks .gif. Without it, a file named for the kind in the first folder."""
 
     @property

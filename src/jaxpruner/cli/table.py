@@ -10,6 +10,9 @@ import tyro
 from jaxpruner.report import plots, results, tables
 
 _ENDINGS = {'.md': 'markdown', '.csv': 'csv'}
+# As --help shows them.
+Folders = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar='FOLDERS')]
+OptionalPath = Annotated[Path | None, tyro.conf.arg(metavar='PATH')]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,17 +26,19 @@ class Table:
     'markdown'
     """
 
-    results: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    results: Folders = ()
     """Folders of results, as `jaxpruner compare` and `jaxpruner run` leave them."""
-    format: Literal['markdown', 'csv', 'terminal'] | None = None
-    """How to write it; without it what the ending of --out says (.md, .csv), or for the terminal."""
-    out: Path | None = None
+    format: Literal['auto', 'markdown', 'csv', 'terminal'] = 'auto'
+    """How to write it; auto: as the ending of --out says (.md, .csv), without --out for the terminal."""
+    out: OptionalPath = None
     """A file to write instead of the terminal."""
 
     @property
     def chosen_format(self) -> str:
         """The format that is asked for or follows from the file's ending; a wrong combination is a ValueError."""
-        chosen = self.format or ('terminal' if self.out is None else _ENDINGS.get(self.out.suffix))
+        chosen = self.format
+        if chosen == 'auto':
+            chosen = 'terminal' if self.out is None else _ENDINGS.get(self.out.suffix)
         if chosen is None:
             raise ValueError(f'--out {self.out}: end it in .md or .csv, or say --format markdown or csv')
         if self.out is not None and chosen == 'terminal':
