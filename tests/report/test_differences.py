@@ -46,6 +46,7 @@ def test_quantiles(degrees):
         (Difference(-1.0, -2.5, 0.5, 3), True, False),
         (Difference(-1.0, -1.5, -0.5, 3), False, False),
         (Difference(0.0, 0.0, 0.0, 3), True, False),
+        (Difference(math.nan, math.nan, math.nan, 3), True, False),
     ],
 )
 def test_an_order_holds_unless_the_interval_contradicts_it(difference, holds, certain):
@@ -62,6 +63,13 @@ def test_only_shared_seeds_count():
 def test_dense_is_compared_at_every_sparsity():
     (experiment,) = group_cells([make_cell('no_prune', 0.0, value=1.0), make_cell('rigl', 0.95, value=0.5)])
     assert paired_difference(experiment, 'no_prune', 'rigl', 0.95).mean == 0.5
+
+
+@pytest.mark.parametrize('value', [math.nan, math.inf])
+def test_runs_that_diverged_contradict_nothing(value):
+    values = {('random', 0.8): [3.0, 3.1, 3.2], ('magnitude', 0.8): [2.5, value, 2.7]}
+    (check,) = check_original_order(make_cells(values, workload='t5', better='low'))
+    assert check.verdict == 'differs'
 
 
 def test_no_shared_seed_is_refused():

@@ -29,8 +29,8 @@ class Difference:
 
     @property
     def holds(self) -> bool:
-        """Whether the interval does not contradict that the first is better."""
-        return self.high >= 0
+        """Whether the interval does not contradict that the first is better; that of a run that diverged never does."""
+        return not self.high < 0
 
     @property
     def is_certain(self) -> bool:
@@ -105,7 +105,8 @@ def paired_difference(experiment: experiments_lib.Experiment, first: str, second
     mean = float(differences.mean())
     if len(seeds) == 1:
         return Difference(mean, -math.inf, math.inf, 1)
-    half = student_quantile(len(seeds) - 1) * float(differences.std(ddof=1)) / math.sqrt(len(seeds))
+    with np.errstate(invalid='ignore'):  # an infinite loss has a NaN for deviation
+        half = student_quantile(len(seeds) - 1) * float(differences.std(ddof=1)) / math.sqrt(len(seeds))
     return Difference(mean, mean - half, mean + half, len(seeds))
 
 
