@@ -1,0 +1,1 @@
+"""The commands of `jaxpruner …`, one file each."""
