@@ -13,7 +13,7 @@ import orbax.checkpoint as ocp
 
 import jaxpruner  # added
 
-CONFIG = {'algorithm': 'rigl', 'sparsity': 0.75, 'update_freq': 5, 'update_end_step': 30, 'drop_fraction': 0.3}  # added
+CONFIG = {'algorithm': 'magnitude', 'sparsity': 0.75, 'update_freq': 5, 'update_end_step': 30}  # added
 CONFIG['use_packed_masks'] = True  # added: checkpoints hold masks at one bit per weight
 STEPS, SAVED_AT = 40, 18
 
@@ -26,7 +26,6 @@ def main():
     pruner = jaxpruner.create_updater_from_config(CONFIG)  # added
     tx = pruner.wrap_optax(optax.adam(1e-2))  # added: it was optax.adam(1e-2)
     opt_state = tx.init(params)
-    params = pruner.post_gradient_update(params, opt_state)  # added: RigL starts sparse
 
     def loss_fn(params):
         logits = jax.nn.relu(x @ params['hidden']) @ params['logits']
