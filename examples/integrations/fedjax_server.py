@@ -12,7 +12,7 @@ import optax
 
 import jaxpruner  # added
 
-jax.tree_map = jax.tree.map  # FedJAX 0.0.17 calls it by the name that JAX 0.6 removed; not for pruning's sake
+jax.tree_map = jax.tree.map  # FedJAX 0.0.17 calls it by a name that JAX has removed; not for pruning's sake
 
 CONFIG = {'algorithm': 'magnitude', 'sparsity': 0.75, 'update_freq': 2, 'update_end_step': 10}  # added: in rounds
 CLIENTS, ROUNDS = 6, 24

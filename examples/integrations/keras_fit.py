@@ -19,7 +19,7 @@ CONFIG = {'algorithm': 'magnitude', 'sparsity': 0.75, 'update_freq': 5, 'update_
 
 
 class Optax(keras.optimizers.Optimizer):
-    """An optax optimizer, whose state lies in Keras variables: `fit` carries, donates and saves it as its own."""
+    """An optax optimizer, whose state lies in Keras variables: `fit` carries it as its own."""
 
     def __init__(self, tx, name='optax'):
         super().__init__(learning_rate=0.0, name=name)  # the learning rate is in `tx`
