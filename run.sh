@@ -10,8 +10,9 @@ bash run.sh [test ARGS]   all tests, in parallel; ARGS go to pytest
 bash run.sh demo [ARGS]   the demo; ARGS go to examples/digits.py, try --help
 bash run.sh lint          ruff, pyright and the import contracts
 bash run.sh lowest        all but the slow tests, with the oldest versions that pyproject.toml allows; needs Python 3.11
+bash run.sh integrations  the scripts for Dopamine and Kauldron; installs 6 GB, TensorFlow twice
 
-The environments are .venv and .venv-lowest here. A second run finds them made; to make them anew, delete them.
+The environments are .venv, .venv-lowest, .venv-dopamine and .venv-kauldron here. A second run finds them made; to make them anew, delete them.
 PYTHON=...  the Python that makes them (otherwise the first fitting one of python3, python3.11, python3.12, ...)
 JOBS=...    how many tests run at once (otherwise as many as there are cores, at most 8)
 EOF
@@ -45,7 +46,7 @@ environment() {
   local directory=$1 stamp=$1/$2.installed; shift 2
   local place wanted
   place="$("$python" -VV) $PWD" # an environment breaks when its Python changes or its folder moves
-  wanted="$* $(cat pyproject.toml ci/lowest.txt | cksum)"
+  wanted="$* $(cat pyproject.toml ci/*.txt | cksum)"
 
   if [ -e "$directory" ]; then
     if [ -e "$directory/unfinished" ] || [ "$(cat "$directory/place" 2>/dev/null)" != "$place" ]; then
@@ -103,6 +104,19 @@ case $command in
     environment .venv-lowest test -r ci/lowest.txt -e '.[test]'
     # Old releases warn that they use one another's old names.
     exec .venv-lowest/bin/python -m pytest "${parallel[@]}" -W ignore::DeprecationWarning -m 'not slow' "$@"
+    ;;
+  integrations)
+    any_python
+    status=0
+    # Dopamine wants a tensorflow-probability that new JAX breaks; the nightly, in the same folder, has to come after it.
+    environment .venv-dopamine dopamine -e . dopamine-rl==4.1.2 tensorboard
+    environment .venv-dopamine nightly --no-deps --force-reinstall tfp-nightly==0.26.0.dev20261027
+    .venv-dopamine/bin/python examples/integrations/dopamine_dqn.py || status=1
+    # Kauldron's launcher wants packages for which pip finds no fitting versions in minutes; training needs none of them.
+    environment .venv-kauldron requirements -e . -r ci/kauldron.txt
+    environment .venv-kauldron kauldron --no-deps kauldron==1.4.2
+    .venv-kauldron/bin/python examples/integrations/kauldron_trainer.py || status=1
+    exit $status
     ;;
   help | -h | --help) usage ;;
   *)
