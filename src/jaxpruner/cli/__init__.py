@@ -1,0 +1,1 @@
+"""The command `jaxpruner`: one file for each of its commands, put together in `main`."""
