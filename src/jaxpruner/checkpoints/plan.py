@@ -13,7 +13,7 @@ from jaxpruner import tree as tree_lib
 from jaxpruner.checkpoints.base import Leaf
 
 # Floats of 8 bits come with scales that stand in other tensors.
-PRUNABLE = tuple(map(np.dtype, ('float16', ml_dtypes.bfloat16, 'float32', 'float64')))
+PRUNABLE = (np.dtype('float16'), np.dtype(ml_dtypes.bfloat16), np.dtype('float32'), np.dtype('float64'))
 
 _DISTRIBUTIONS = {'uniform': sparsity_distributions.uniform, 'erk': sparsity_distributions.erk}
 

@@ -12,6 +12,8 @@ import traceback
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from jaxpruner.cli import interrupts
+
 
 class Command(NamedTuple):
     """A row of the table of commands.
@@ -45,7 +47,7 @@ examples:
   jaxpruner inspect model.safetensors
   jaxpruner prune model.safetensors --sparsity 0.8 --out sparse.safetensors
 
-`jaxpruner COMMAND --help` says more. `jaxpruner --tyro-print-completion bash` (or zsh, tcsh) prints a completion script.
+`jaxpruner COMMAND --help` says more. `jaxpruner --tyro-print-completion bash` (or zsh, tcsh) prints completion.
 --traceback, anywhere, or JAXPRUNER_TRACEBACK=1 shows where an error comes from."""
 
 _TRACEBACK = '--traceback'
@@ -71,7 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     shown = _TRACEBACK in given or os.environ.get('JAXPRUNER_TRACEBACK') == '1'
     given = [argument for argument in given if argument != _TRACEBACK]
     try:
-        return _run(given)
+        with interrupts.heard_interrupts():
+            return _run(given)
     except SystemExit as ending:  # tyro has said why
         return ending.code if isinstance(ending.code, int) else int(ending.code is not None)
     except KeyboardInterrupt:
