@@ -79,10 +79,11 @@ def test_nan_is_no_zero_and_minus_zero_is():
     assert structure_of(np.array([np.nan, -0.0, 0.0, 1.0])).nonzeros == 2
 
 
+@hypothesis.settings(max_examples=40)
 @hypothesis.given(
     st.sampled_from(['2:4', 'nm_1,4,0', 'block_2,4', 'channel_0', 'channel_-1', 'unstructured']),
     st.integers(1, 200),
-    st.integers(0, 2),
+    st.integers(0, 1),
 )
 def test_parts_tell_the_same_as_the_whole(kind, size, lead):
     array = masked(kind, (*(2,) * lead, 32, 16) if not kind.startswith('nm') else (32, 16))

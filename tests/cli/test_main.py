@@ -25,11 +25,6 @@ def test_every_command_has_help_with_examples(name, capsys):
     assert '>>>' not in shown
 
 
-def test_version(capsys):
-    assert cli.main(['--version']) == 0
-    assert capsys.readouterr().out.startswith('jaxpruner ')
-
-
 def test_an_unknown_command_is_refused_with_the_nearest(capsys):
     assert cli.main(['inspekt']) == 2
     assert capsys.readouterr().err == "jaxpruner: there is no command 'inspekt'; did you mean 'inspect'?\n"

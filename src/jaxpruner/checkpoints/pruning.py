@@ -77,6 +77,7 @@ def prune(
     """
     if scores not in ('magnitude', 'random'):
         raise ValueError(f"scores: {scores!r} is unknown; use 'magnitude' or 'random'")
+    leaf_masks.random_scores('', seed)  # a wrong seed is refused before anything is written
     out = Path(out)
     masks_out = None if masks_out is None else Path(masks_out)
     sharded = isinstance(checkpoint, ShardedSafetensors)

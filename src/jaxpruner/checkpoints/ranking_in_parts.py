@@ -50,14 +50,14 @@ def threshold(parts: Callable[[], Iterable[np.ndarray]], count: int, total: int)
 
     Args:
       parts: begins a pass over the scores: contiguous non-negative float arrays of one dtype in flat order.
-      count: how many to keep; 0 keeps nothing, `total` everything. Otherwise NaN is never kept.
+      count: how many to keep, at least 1 of any; `total` keeps everything. Otherwise NaN is never kept.
       total: how many there are.
 
     >>> threshold(lambda: [np.array([1.0, 4.0]), np.array([4.0, 3.0])], 1, 4).ties
     1
     """
-    if count >= total or count <= 0:
-        return Threshold(0, 0, count >= total)
+    if count >= total:
+        return Threshold(0, 0, everything=True)
     prefix, room, shift = 0, count, None
     while shift is None or shift:
         histogram = np.zeros(1 << _DIGIT, np.int64)

@@ -65,8 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
       The exit status: 0, 2 after an error, 130 after Ctrl-C, or what the command says.
 
-    >>> main(['--version']) # doctest: +ELLIPSIS
-    jaxpruner ...
+    >>> main(['--help'])
+    usage: jaxpruner COMMAND …
+    ...
     0
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -96,11 +97,6 @@ def _run(given: list[str]) -> int:
     if not given or given[0] in ('-h', '--help'):
         print(_overview())
         return 0 if given else 2
-    if given[0] == '--version':
-        from importlib import metadata
-
-        print('jaxpruner', metadata.version('jaxpruner'))
-        return 0
     if given[0].startswith(_COMPLETION):
         return _complete(given)
     if given[0] not in COMMANDS:
