@@ -53,6 +53,7 @@ class OrbaxFolder:
         }
 
     def read(self, name: str, part: Part | None = None) -> np.ndarray:
+        """A tensor, or a part of it; see `Checkpoint`."""
         leaf = self.leaves[name]
         if self._held is None or self._held[0] != name:
             self._held = None  # before the next is read, not after

@@ -116,6 +116,7 @@ class SafetensorsFile:
         self.leaves: Mapping[str, Leaf] = {name: self.header.leaves[name] for name in in_file}
 
     def read(self, name: str, part: Part | None = None) -> np.ndarray:
+        """A tensor, or a part of it; see `Checkpoint`."""
         leaf = self.leaves[name]
         array = np.empty(leaf.shape if part is None else part.shape, leaf.dtype)
         with self.path.open('rb', buffering=0) as file:
@@ -171,6 +172,7 @@ class ShardedSafetensors:
             raise ValueError(f'{self._file_of[stray[0]].path} has {stray[0]}, which {index} does not place there')
 
     def read(self, name: str, part: Part | None = None) -> np.ndarray:
+        """A tensor, or a part of it; see `Checkpoint`."""
         return self._file_of[name].read(name, part)
 
 
