@@ -1,1 +1,1 @@
-"""The commands of `jaxpruner …`, one file each."""
+"""The command `jaxpruner`: one file for each of its commands, put together in `main`."""

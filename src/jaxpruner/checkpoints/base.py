@@ -1,0 +1,66 @@
+"""What can be asked of a checkpoint, whatever its format: names, shapes and dtypes at once, weights leaf by leaf."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+
+from jaxpruner.checkpoints.parts import Part
+
+
+class Leaf(NamedTuple):
+    """Shape and dtype of a tensor in a checkpoint.
+
+    >>> Leaf((2, 3), np.dtype('float16')).bytes
+    12
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def size(self) -> int:
+        """How many weights it has."""
+        return math.prod(self.shape)
+
+    @property
+    def ndim(self) -> int:
+        """How many axes it has."""
+        return len(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """How long it is, stored dense."""
+        return self.size * self.dtype.itemsize
+
+
+@runtime_checkable
+class Checkpoint(Protocol):
+    """Tensors by name, read one at a time.
+
+    >>> import tempfile
+    >>> from jaxpruner.checkpoints import open_checkpoint, write_safetensors
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_safetensors(Path(folder) / 'a.safetensors', {'w': np.ones(2)})
+    ...     isinstance(open_checkpoint(Path(folder) / 'a.safetensors'), Checkpoint)
+    True
+    """
+
+    path: Path
+    leaves: Mapping[str, Leaf]  # in the order of their bytes
+    metadata: Mapping[str, str]
+
+    def read(self, name: str, part: Part | None = None) -> np.ndarray:
+        """A tensor, or a part of it, as an array of its own that may be written to.
+
+        Args:
+          name: the tensor's.
+          part: which part, as `parts_of` its shape; `None` for all.
+
+        Raises:
+          KeyError: there is no such tensor.
+          ValueError: the file ends too early.
+        """
+        ...

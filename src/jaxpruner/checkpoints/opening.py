@@ -1,0 +1,61 @@
+"""Finds out what kind of checkpoint lies under a path."""
+
+from pathlib import Path
+
+from jaxpruner.checkpoints.base import Checkpoint
+from jaxpruner.checkpoints.safetensors_reader import INDEX_NAME, SafetensorsFile, ShardedSafetensors
+
+_INDEX_ENDING = '.safetensors.index.json'
+# In a step's folder orbax keeps what it saved under a name, this one by default.
+_ORBAX_ITEMS = ('.', 'default')
+
+
+def open_checkpoint(path: Path | str) -> Checkpoint:
+    """Opens a checkpoint; reads names, shapes and dtypes, no weights.
+
+    Args:
+      path: a `.safetensors` file; a folder with such a file or with a `model.safetensors.index.json`, or that index; or
+        a folder that orbax wrote.
+
+    Raises:
+      ValueError: it is none of these, or only a part of one.
+      FileNotFoundError: there is nothing under the path.
+
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from jaxpruner.checkpoints import write_safetensors
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_safetensors(Path(folder) / 'a.safetensors', {'w': np.ones((2, 3))})
+    ...     open_checkpoint(folder).leaves
+    {'w': Leaf(shape=(2, 3), dtype=dtype('float64'))}
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f'{path}: there is no such file or folder')
+    if path.is_dir():
+        return _open_folder(path)
+    return ShardedSafetensors(path) if path.name.endswith(_INDEX_ENDING) else SafetensorsFile(path)
+
+
+def _open_folder(path: Path) -> Checkpoint:
+    files = sorted(path.glob('*.safetensors'))
+    indexes = sorted(path.glob(f'*{_INDEX_ENDING}'))
+    if len(indexes) == 1:
+        return ShardedSafetensors(indexes[0])
+    if len(files) == 1 and not indexes:
+        return SafetensorsFile(files[0])
+    if files or indexes:
+        found = ', '.join(file.name for file in (indexes or files)[:4])
+        raise ValueError(f'{path} has several safetensors files ({found}); name one of them')
+    if 'orbax-checkpoint-tmp' in path.name:
+        raise ValueError(f'{path} is what orbax had not finished writing; use a finished checkpoint')
+    for item in _ORBAX_ITEMS:
+        if (path / item / '_METADATA').is_file():
+            from jaxpruner.checkpoints.orbax_folder import OrbaxFolder  # orbax takes seconds to load
+
+            return OrbaxFolder(path / item)
+    steps = sorted(entry.name for entry in path.iterdir() if entry.name.isdecimal() and entry.is_dir())
+    hint = f'; it has the steps {", ".join(steps[-4:])}: name one of these folders' if steps else ''
+    raise ValueError(
+        f'{path} is no checkpoint: it has no *.safetensors, no {INDEX_NAME}, and no _METADATA as orbax leaves{hint}'
+    )

@@ -1,0 +1,130 @@
+"""Which leaves of a checkpoint are pruned, how far, and to which sparsity type."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import jax
+import ml_dtypes
+import numpy as np
+
+from jaxpruner import sparsity_distributions, sparsity_types
+from jaxpruner import tree as tree_lib
+from jaxpruner.checkpoints.base import Leaf
+
+# Floats of 8 bits come with scales that stand in other tensors.
+PRUNABLE = (np.dtype('float16'), np.dtype(ml_dtypes.bfloat16), np.dtype('float32'), np.dtype('float64'))
+
+_DISTRIBUTIONS = {'uniform': sparsity_distributions.uniform, 'erk': sparsity_distributions.erk}
+
+
+class Choice(NamedTuple):
+    """What happens to a leaf.
+
+    >>> Choice(0.5, sparsity_types.Unstructured()).sparsity
+    0.5
+    """
+
+    sparsity: float  # share to remove; N:M removes its own, unless this is 0
+    kind: sparsity_types.SparsityType
+
+
+def choose(
+    leaves: Mapping[str, Leaf],
+    sparsity: float | None = None,
+    distribution: Literal['uniform', 'erk'] = 'uniform',
+    types: Sequence[tuple[str, str]] = (),
+    only: Sequence[str] = (),
+    skip: Sequence[str] = (),
+) -> dict[str, Choice]:
+    """Decides what happens to each leaf that is pruned.
+
+    By default these are the floats of 16 to 64 bits with more than one dimension. `only` and `skip` choose among these
+    by globs; a leaf whose full name stands in `only` is pruned whatever its rank.
+
+    Args:
+      leaves: all tensors of the checkpoint.
+      sparsity: share to remove, in [0, 1]; not needed where all types are N:M.
+      distribution: `'uniform'`, the same for each leaf, or `'erk'`.
+      types: globs and config strings of sparsity types, or `'dense'`; the first match wins, without any a leaf is
+        unstructured.
+      only: globs of the leaves to prune; all that can be by default.
+      skip: globs of leaves to leave as they are.
+
+    Returns:
+      By name, in the order of `leaves`, those that are pruned.
+
+    Raises:
+      ValueError: a setting is wrong, a name matches nothing, a type does not fit a shape, a leaf named in full has no
+        floats that can be pruned, or nothing is chosen.
+
+    >>> leaves = {'a': Leaf((4, 4), np.dtype('float32')), 'b': Leaf((4,), np.dtype('float32'))}
+    >>> choose(leaves, 0.5, types=[('*', '2:4')])
+    {'a': Choice(sparsity=0.5, kind=NByM(n=2, m=4, axis=-1, allow_partial=False))}
+    """
+    if distribution not in _DISTRIBUTIONS:
+        raise ValueError(f'distribution: {distribution!r} is unknown; {tree_lib.nearest(distribution, _DISTRIBUTIONS)}')
+    if sparsity is not None:
+        sparsity_distributions.check_sparsity(sparsity, 'sparsity')
+    selected = _selected(leaves, only, skip)
+    kinds = {name: kind for name, kind in _kinds(leaves, types).items() if name in selected and kind is not None}
+    if not kinds:
+        raise ValueError(
+            'no leaf is left to prune; those with more than one dimension and floats of 16 to 64 bits are, and vectors '
+            'of such floats if their full name stands in only'
+        )
+    for name, kind in kinds.items():
+        kind.check_shape(leaves[name].shape, name)
+    if sparsity is None:
+        return {name: Choice(_own_sparsity(name, kind), kind) for name, kind in kinds.items()}
+    # Only those that are pruned, so that the budget is theirs.
+    shapes = {name: jax.ShapeDtypeStruct(leaves[name].shape, np.float32) for name in kinds}
+    share = functools.partial(_DISTRIBUTIONS[distribution], filter_fn=lambda path, leaf: True)
+    targets = share(shapes, sparsity)
+    return {name: Choice(float(targets[name]), kind) for name, kind in kinds.items()}
+
+
+def _own_sparsity(name: str, kind: sparsity_types.SparsityType) -> float:
+    if not isinstance(kind, sparsity_types.NByM):
+        raise ValueError(f'sparsity: {name} needs one, since its type is {kind}; only N:M types can do without')
+    return 1 - kind.n / kind.m
+
+
+def _selected(leaves: Mapping[str, Leaf], only: Sequence[str], skip: Sequence[str]) -> set[str]:
+    paths = [(name,) for name in leaves]
+    for setting, globs in (('only', only), ('skip', skip)):
+        tree_lib.check_names(globs, paths, setting)
+    _check_prunable(only, leaves, 'only')
+
+    def is_meant(name: str) -> bool:
+        by_rule = leaves[name].ndim > 1 and (not only or _any(only, name))
+        return (name in only or by_rule) and leaves[name].dtype in PRUNABLE and not _any(skip, name)
+
+    return {name for name in leaves if is_meant(name)}
+
+
+def _check_prunable(names: Sequence[str], leaves: Mapping[str, Leaf], setting: str) -> None:
+    for name in names:
+        if name in leaves and leaves[name].dtype not in PRUNABLE:
+            known = ', '.join(dtype.name for dtype in PRUNABLE)
+            raise ValueError(f'{setting}: {name} is {leaves[name].dtype}, which is not pruned; {known} are')
+
+
+def _any(globs: Sequence[str], name: str) -> bool:
+    return any(tree_lib.matches(glob, (name,)) for glob in globs)
+
+
+def _kinds(
+    leaves: Mapping[str, Leaf], types: Sequence[tuple[str, str]]
+) -> dict[str, sparsity_types.SparsityType | None]:
+    kinds = [None if text == 'dense' else sparsity_types.parse_sparsity_type(text) for _, text in types]
+    globs = [glob for glob, _ in types]
+    repeated = [glob for i, glob in enumerate(globs) if glob in globs[:i]]
+    if repeated:
+        raise ValueError(f'types: {repeated[0]!r} stands there twice; only the first would count')
+    _check_prunable([glob for glob, text in types if text != 'dense'], leaves, 'types')
+    rules = tree_lib.first_matches(globs, [(name,) for name in leaves], 'types')
+    return {
+        name: sparsity_types.Unstructured() if rule is None else kinds[rule]
+        for name, rule in zip(leaves, rules, strict=True)
+    }

@@ -1,0 +1,34 @@
+"""Ctrl-C that is always heard."""
+
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+
+_SECONDS_UNTIL_AGAIN = 0.05
+
+
+@contextlib.contextmanager
+def heard_interrupts() -> Iterator[None]:
+    """Repeats a Ctrl-C that Python has dropped.
+
+    Where a `KeyboardInterrupt` comes up inside a callback of the garbage collector, of which JAX has one, or inside
+    `__del__`, Python ignores it and the program goes on.
+
+    >>> with heard_interrupts():
+    ...     pass
+    """
+    before = sys.unraisablehook
+
+    def repeat(ignored: 'sys.UnraisableHookArgs') -> None:
+        if issubclass(ignored.exc_type, KeyboardInterrupt):
+            threading.Timer(_SECONDS_UNTIL_AGAIN, signal.raise_signal, (signal.SIGINT,)).start()
+        else:
+            before(ignored)
+
+    sys.unraisablehook = repeat
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before

@@ -1,0 +1,164 @@
+"""`jaxpruner COMMAND …`: finds the command, reads its options, runs it, and turns errors into one line.
+
+A command is a row in `COMMANDS` and a file with a frozen dataclass: its fields are the options, `run` does the work.
+Its file is loaded only when it is called, so that each needs its own extra alone.
+"""
+
+import importlib
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from jaxpruner.cli import interrupts
+
+
+class Command(NamedTuple):
+    """A row of the table of commands.
+
+    >>> Command('jaxpruner.cli.inspect', 'Inspect', 'CHECKPOINT', 'what is in a checkpoint', 'checkpoint').extra
+    'checkpoint'
+    """
+
+    module: str
+    name: str  # of the dataclass
+    arguments: str  # those without a name, for the list of commands
+    words: str  # what it does, for the same list
+    extra: str  # installs what it needs
+
+
+COMMANDS = {
+    'inspect': Command(
+        'jaxpruner.cli.inspect', 'Inspect', 'CHECKPOINT', 'sparsity, structure and bytes, leaf by leaf', 'checkpoint'
+    ),
+    'prune': Command(
+        'jaxpruner.cli.prune',
+        'Prune',
+        'CHECKPOINT',
+        'write a checkpoint with its smallest weights removed',
+        'checkpoint',
+    ),
+}
+
+_EXAMPLES = """\
+examples:
+  jaxpruner inspect model.safetensors
+  jaxpruner prune model.safetensors --sparsity 0.8 --out sparse.safetensors
+
+`jaxpruner COMMAND --help` says more. `jaxpruner --tyro-print-completion bash` (or zsh, tcsh) prints completion.
+--traceback, anywhere, or JAXPRUNER_TRACEBACK=1 shows where an error comes from."""
+
+_TRACEBACK = '--traceback'
+_COMPLETION = '--tyro-'
+# What a shell reports of a program that SIGINT ended.
+_INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command.
+
+    Args:
+      arguments: the command line behind `jaxpruner`; by default that of this process.
+
+    Returns:
+      The exit status: 0, 2 after an error, 130 after Ctrl-C, or what the command says.
+
+    >>> main(['--help'])
+    usage: jaxpruner COMMAND …
+    ...
+    0
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    shown = _TRACEBACK in given or os.environ.get('JAXPRUNER_TRACEBACK') == '1'
+    given = [argument for argument in given if argument != _TRACEBACK]
+    try:
+        with interrupts.heard_interrupts():
+            return _run(given)
+    except SystemExit as ending:  # tyro has said why
+        return ending.code if isinstance(ending.code, int) else int(ending.code is not None)
+    except KeyboardInterrupt:
+        print('jaxpruner: stopped', file=sys.stderr)
+        return _INTERRUPTED
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (ValueError, TypeError, KeyError, OSError, ImportError) as error:
+        if shown:
+            traceback.print_exc()
+        # A KeyError's text is the quoted key.
+        text = error.args[0] if isinstance(error, KeyError) and error.args else error
+        print('jaxpruner:', ' '.join(str(text).split()), file=sys.stderr)
+        return 2
+
+
+def _run(given: list[str]) -> int:
+    if not given or given[0] in ('-h', '--help'):
+        print(_overview())
+        return 0 if given else 2
+    if given[0].startswith(_COMPLETION):
+        return _complete(given)
+    if given[0] not in COMMANDS:
+        from jaxpruner import tree
+
+        raise ValueError(f'there is no command {given[0]!r}; {tree.nearest(given[0], COMMANDS)}')
+    command = COMMANDS[given[0]]
+    try:
+        import tyro
+
+        options = _load(command)
+        chosen = tyro.cli(options, prog=f'jaxpruner {given[0]}', description=_description(options), args=given[1:])
+        return chosen.run() or 0
+    except ModuleNotFoundError as error:
+        raise _without_extra(given[0], command.extra, error) from error
+
+
+def _load(command: Command) -> type:
+    return getattr(importlib.import_module(command.module), command.name)
+
+
+def _without_extra(what: str, extra: str, error: ModuleNotFoundError) -> ImportError:
+    if error.name is None or error.name.partition('.')[0] == 'jaxpruner':
+        return error
+    extras = ','.join(dict.fromkeys(('cli', extra)))
+    return ImportError(f"{what} needs {error.name}, which is not installed: pip install 'jaxpruner[{extras}]'")
+
+
+def _description(options: type) -> str:
+    """The docstring without its doctest."""
+    return (inspect.getdoc(options) or '').partition('>>>')[0].strip()
+
+
+def _complete(given: list[str]) -> int:
+    """Prints the completion script, for those commands whose needs are installed."""
+    try:
+        from tyro import extras
+    except ModuleNotFoundError as error:
+        raise _without_extra('completion', 'cli', error) from error
+    loaded = {}
+    for name, command in COMMANDS.items():
+        try:
+            loaded[name] = _load(command)
+        except ModuleNotFoundError as error:
+            print(f'jaxpruner: left out: {_without_extra(name, command.extra, error)}', file=sys.stderr)
+    extras.subcommand_cli_from_dict(loaded, prog='jaxpruner', args=given)
+    return 0
+
+
+def _overview() -> str:
+    rows = [(f'{name} {command.arguments}', command.words) for name, command in COMMANDS.items()]
+    width = max(len(call) for call, _ in rows)
+    lines = [f'  {call:<{width}}   {words}' for call, words in rows]
+    return '\n'.join(
+        [
+            'usage: jaxpruner COMMAND …',
+            '',
+            'Pruning and sparse training for JAX.',
+            '',
+            'commands:',
+            *lines,
+            '',
+            _EXAMPLES,
+        ]
+    )

@@ -1,0 +1,82 @@
+"""`jaxpruner prune CHECKPOINT --sparsity … --out …`: prunes a checkpoint once, without training."""
+
+import dataclasses
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+from jaxpruner.cli.progress import leaf_progress
+
+
+@dataclasses.dataclass(frozen=True)
+class Prune:
+    """Write a checkpoint in which the weights of least magnitude are zero.
+
+    CHECKPOINT is a .safetensors file, a folder with one or with a model.safetensors.index.json (OUT is then a folder of
+    shards), or a folder that orbax wrote. It is read in parts and never held in memory; dtypes, metadata and all other
+    tensors stay as they are, byte for byte. OUT appears when it is whole.
+
+    By default all tensors of floating point with more than one dimension are pruned. A name may be a glob, in which `*`
+    stands for anything; one that matches nothing is an error.
+
+    Examples:
+      jaxpruner prune model.safetensors --sparsity 0.8 --out sparse.safetensors
+      jaxpruner prune model.safetensors --types '*mlp*=2:4' '*=dense' --out sparse.safetensors
+      jaxpruner prune sharded/ --sparsity 0.5 --distribution erk --skip '*embed*' 'lm_head*' --out sparse/
+
+    >>> Prune(Path('model.safetensors'), Path('sparse.safetensors'), sparsity=0.8).scores
+    'magnitude'
+    """
+
+    checkpoint: tyro.conf.Positional[Path]
+    """File or folder."""
+    out: Path
+    """What to write: a .safetensors file, or a folder for shards."""
+    sparsity: float | None = None
+    """Share of weights to remove, in [0, 1]; N:M types do without."""
+    scores: Literal['magnitude', 'random'] = 'magnitude'
+    """What ranks the weights of a tensor."""
+    distribution: Literal['uniform', 'erk'] = 'uniform'
+    """How the sparsity is shared among tensors: the same for each, or small ones denser."""
+    types: tuple[str, ...] = ()
+    """Which weights stand together, as NAME=TYPE: unstructured, 2:4, nm_2,4,0 (along axis 0), block_4,4, channel_-1, or
+    dense; of several names the first that matches counts. TYPE alone is for all."""
+    only: tuple[str, ...] = ()
+    """Names of the tensors to prune; a vector only by its full name."""
+    skip: tuple[str, ...] = ()
+    """Names of tensors to leave as they are."""
+    masks_out: Path | None = None
+    """Also write the masks there, as uint8 safetensors, 1 where a weight is kept."""
+    seed: int = 8
+    """Of random scores."""
+    overwrite: bool = False
+    """Replace a file that is there."""
+    progress: bool = True
+    """Show a progress bar if stderr is a terminal."""
+
+    def run(self) -> None:
+        """Prunes and says what has been removed."""
+        from jaxpruner import checkpoints
+
+        checkpoint = checkpoints.open_checkpoint(self.checkpoint)
+        rules = [_rule(text) for text in self.types]
+        choices = checkpoints.choose(checkpoint.leaves, self.sparsity, self.distribution, rules, self.only, self.skip)
+        with leaf_progress(checkpoint.leaves, self.progress) as on_leaf:
+            kept = checkpoints.prune(
+                checkpoint, self.out, choices, self.scores, self.seed, self.masks_out, self.overwrite, on_leaf
+            )
+        size = sum(leaf.size for leaf in kept)
+        removed = size - sum(leaf.kept for leaf in kept)
+        total = sum(leaf.size for leaf in checkpoint.leaves.values())
+        print(
+            f'{self.out}: {len(kept)} of {len(checkpoint.leaves)} tensors pruned, {removed:,} of their {size:,} '
+            f'weights removed ({removed / max(size, 1):.2%}; {removed / max(total, 1):.2%} of all {total:,})'
+        )
+
+
+def _rule(text: str) -> tuple[str, str]:
+    name, separator, kind = text.rpartition('=')
+    if separator and not name:
+        raise ValueError(f'types: {text!r} has no name before =; write NAME=TYPE, such as *mlp*=2:4, or TYPE alone')
+    return name or '*', kind.strip()

@@ -1,0 +1,129 @@
+"""The command itself: its help, its errors in one line, its exit statuses."""
+
+import subprocess
+import sys
+
+import pytest
+
+from jaxpruner.cli import main as cli
+
+
+def test_help_lists_every_command(capsys):
+    assert cli.main(['--help']) == 0
+    shown = capsys.readouterr().out
+    assert all(f'  {name} {command.arguments}' in shown for name, command in cli.COMMANDS.items())
+    assert 'examples:' in shown
+    assert cli.main([]) == 2
+
+
+@pytest.mark.parametrize('name', cli.COMMANDS)
+def test_every_command_has_help_with_examples(name, capsys):
+    assert cli.main([name, '--help']) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f'usage: jaxpruner {name}')
+    assert f'  jaxpruner {name} ' in shown
+    assert '>>>' not in shown
+
+
+def test_an_unknown_command_is_refused_with_the_nearest(capsys):
+    assert cli.main(['inspekt']) == 2
+    assert capsys.readouterr().err == "jaxpruner: there is no command 'inspekt'; did you mean 'inspect'?\n"
+
+
+def test_unknown_options_are_tyros_to_refuse(capsys):
+    assert cli.main(['inspect', 'x', '--sparsity', '3']) == 2
+    assert '--sparsity' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('shell', ['bash', 'zsh'])
+def test_completion_knows_commands_and_options(shell, capsys):
+    assert cli.main(['--tyro-print-completion', shell]) == 0
+    script = capsys.readouterr().out
+    assert all(name in script for name in (*cli.COMMANDS, '--masks-out'))
+
+
+class Failing:
+    """A command, in place of one from the table."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def run(self):
+        raise self.error
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    def fail(error):
+        monkeypatch.setattr(cli, '_load', lambda command: Failing)
+        monkeypatch.setattr('tyro.cli', lambda *args, **kwargs: Failing(error))
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ('error', 'status', 'line'),
+    [
+        (ValueError('wrong\n  value'), 2, 'wrong value'),
+        (TypeError('wrong type'), 2, 'wrong type'),
+        (KeyError('no such key'), 2, 'no such key'),
+        (FileNotFoundError(2, 'No such file or directory', 'x'), 2, "[Errno 2] No such file or directory: 'x'"),
+        (OSError(28, 'No space left on device'), 2, '[Errno 28] No space left on device'),
+        (
+            ModuleNotFoundError("No module named 'flax.nnx'", name='flax.nnx'),
+            2,
+            "inspect needs flax.nnx, which is not installed: pip install 'jaxpruner[cli,checkpoint]'",
+        ),
+        (KeyboardInterrupt(), 130, 'stopped'),
+    ],
+)
+def test_errors_are_one_line(failing, capsys, error, status, line):
+    failing(error)
+    assert cli.main(['inspect', 'x']) == status
+    assert capsys.readouterr() == ('', f'jaxpruner: {line}\n')
+
+
+def test_mistakes_of_the_code_are_not_hidden(failing):
+    failing(AssertionError('a bug'))
+    with pytest.raises(AssertionError):
+        cli.main(['inspect', 'x'])
+
+
+def test_a_traceback_is_shown_when_asked_for(failing, capsys, monkeypatch):
+    failing(ValueError('wrong'))
+    for arguments in (['--traceback', 'inspect', 'x'], ['inspect', 'x', '--traceback']):
+        assert cli.main(arguments) == 2
+        assert 'Traceback (most recent call last)' in capsys.readouterr().err
+    monkeypatch.setenv('JAXPRUNER_TRACEBACK', '1')
+    assert cli.main(['inspect', 'x']) == 2
+    assert 'Traceback' in capsys.readouterr().err
+
+
+def test_completion_leaves_out_what_is_not_installed(monkeypatch, capsys):
+    missing = cli.COMMANDS['prune']._replace(module='jaxpruner_needs_what_is_not_there')
+    monkeypatch.setitem(cli.COMMANDS, 'prune', missing)
+    assert cli.main(['--tyro-print-completion', 'bash']) == 0
+    assert 'left out: prune needs jaxpruner_needs_what_is_not_there' in capsys.readouterr().err
+
+
+def test_as_a_module_in_a_process_of_its_own(tmp_path):
+    run = subprocess.run(
+        [sys.executable, '-m', 'jaxpruner.cli', 'inspect', tmp_path / 'nowhere'],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 2
+    assert run.stderr == f'jaxpruner: {tmp_path}/nowhere: there is no such file or folder\n'
+
+
+def test_a_pipe_may_close_early(tmp_path):
+    run = subprocess.run(
+        f'{sys.executable} -m jaxpruner.cli --help | true; exit ${{PIPESTATUS[0]}}',
+        shell=True,
+        executable='/bin/bash',
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (run.returncode, run.stderr) == (0, '')
