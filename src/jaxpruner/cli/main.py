@@ -40,12 +40,16 @@ COMMANDS = {
         'write a checkpoint with its smallest weights removed',
         'checkpoint',
     ),
+    'table': Command('jaxpruner.cli.table', 'Table', 'FOLDERS', 'results of runs as a table', 'cli'),
+    'plot': Command('jaxpruner.cli.plot', 'Plot', 'FOLDERS', 'results of runs as images', 'plot'),
 }
 
 _EXAMPLES = """\
 examples:
   jaxpruner inspect model.safetensors
   jaxpruner prune model.safetensors --sparsity 0.8 --out sparse.safetensors
+  jaxpruner table out/resnet out/vit --out table.md
+  jaxpruner plot out/resnet --kind sparsity --out plot.png
 
 `jaxpruner COMMAND --help` says more. `jaxpruner --tyro-print-completion bash` (or zsh, tcsh) prints completion.
 --traceback, anywhere, or JAXPRUNER_TRACEBACK=1 shows where an error comes from."""

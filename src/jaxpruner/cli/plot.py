@@ -14,7 +14,9 @@ from jaxpruner.report import animation, plots
 class Plot:
     """Draws results: the metric against the sparsity, the sparsity of each layer, or the masks while they change.
 
-    Needs matplotlib: pip install 'jaxpruner[plot]'.
+    Examples:
+      jaxpruner plot out/resnet
+      jaxpruner plot out/resnet --kind masks --cell magnitude_0.8_0 --out masks.gif
 
     >>> Plot((Path('out/resnet'),), kind='layers').path.as_posix()
     'out/resnet/layers.png'

@@ -22,6 +22,10 @@ class Table:
     A row is a workload at one sparsity, a column an algorithm. Results that were trained with different recipes stand
     in rows of their own. Dense (no_prune) results stand in the rows of every sparsity.
 
+    Examples:
+      jaxpruner table out/resnet out/vit
+      jaxpruner table out/resnet --out table.md
+
     >>> Table((Path('out/resnet'),), out=Path('table.md')).chosen_format
     'markdown'
     """
