@@ -1,0 +1,1 @@
+"""The workloads on which algorithms are compared: recipes, tasks, training, sweeps."""
