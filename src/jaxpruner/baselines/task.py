@@ -89,7 +89,7 @@ class Workload(Protocol):
           data_dir: where it lies, `None` for data that come with a package.
 
         Returns:
-          What `task` takes; it has a field `name`.
+          A pytree of arrays, or `None` for a task that makes its own data.
 
         Raises:
           ValueError: a file is missing or damaged.
@@ -99,8 +99,11 @@ class Workload(Protocol):
     def task(self, recipe: Recipe, data: Any) -> Task:
         """The training that the recipe describes.
 
+        Compiled programs take the data as an argument and call this while they are traced (data that a program closes
+        over would be compiled into it). So it may look at shapes, not at values.
+
         Args:
           recipe: model, batch size and steps.
-          data: from `data`.
+          data: from `data`, or traced.
         """
         ...
