@@ -86,13 +86,13 @@ class ImageWorkload:
             return optax.softmax_cross_entropy(logits, targets).mean(), state
 
         def evaluate(params: Any, state: Any) -> dict[str, jax.Array]:
-            def one(example: Any) -> tuple[jax.Array, jax.Array]:
-                image, label = example
-                logits = model.apply(params, state, image[None], train=False)[0][0]
-                return logits.argmax() == label, optax.softmax_cross_entropy_with_integer_labels(logits, label)
+            def of_batch(batch: Any) -> tuple[jax.Array, jax.Array]:
+                images, labels = batch
+                logits = model.apply(params, state, images, train=False)[0]
+                losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+                return logits.argmax(axis=-1) == labels, losses
 
-            batch_size = min(_EVALUATION_BATCH, len(data.x_test))
-            right, losses = jax.lax.map(one, (data.x_test, data.y_test), batch_size=batch_size)
+            right, losses = jax.lax.map(of_batch, _in_batches((data.x_test, data.y_test)))
             return {'accuracy': right.mean(), 'loss': losses.mean()}
 
         return Task(
@@ -119,6 +119,13 @@ def is_kernel(path: tree_lib.Path, leaf: Any) -> bool:
     """
     del leaf
     return path[-1] == 'kernel'
+
+
+def _in_batches(arrays: Any) -> Any:
+    """Adds an axis of batches, the largest of equal size."""
+    images = len(jax.tree.leaves(arrays)[0])
+    size = max(size for size in range(1, _EVALUATION_BATCH + 1) if images % size == 0)
+    return jax.tree.map(lambda array: array.reshape(-1, size, *array.shape[1:]), arrays)
 
 
 def _shifted(images: jax.Array, key: jax.Array, most: Any) -> jax.Array:

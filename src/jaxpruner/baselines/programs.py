@@ -9,14 +9,44 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpruner import tree as tree_lib
-from jaxpruner.baselines.task import Carry
-from jaxpruner.baselines.training import Training, zeros_of
+from jaxpruner.baselines.pruners import DENSE
+from jaxpruner.baselines.recipe import Recipe
+from jaxpruner.baselines.task import Carry, Workload
+from jaxpruner.baselines.training import Training
 
 Over = Literal['each', 'map', 'vmap']
 OVERS: tuple[Over, ...] = get_args(Over)
-_SNAPSHOT_KERNELS = 2
 _MEASURED_STEPS, _MEASURED_ROUNDS = 5, 3
+
+
+class Common:
+    """What all algorithms share, compiled once for all of them; every array has a leading axis of cells.
+
+    >>> from jaxpruner.baselines import WORKLOADS
+    >>> workload = WORKLOADS['lenet']
+    >>> recipe = workload.default('default').updated({'steps': 2, 'model': {'hidden': [4]}})
+    >>> common = Common(workload, recipe, workload.data(recipe, None), 'map')
+    >>> common.evaluate(*common.init(jnp.arange(3)))['accuracy'].shape
+    (3,)
+    """
+
+    def __init__(self, workload: Workload, recipe: Recipe, data: Any, over: Over):
+        """Compiles nothing yet.
+
+        Args:
+          workload: what is trained.
+          recipe: its numbers.
+          data: of the workload.
+          over: 'map' and 'each' train one cell after the other (a sweep hands over one at a time with 'each'), 'vmap'
+            all at once.
+        """
+        self.workload, self.recipe, self.data = workload, recipe, data
+        self.spread = _vmap if over == 'vmap' else _map
+        dense = Training(workload, recipe, DENSE)
+        init = jax.jit(lambda data, seeds: self.spread(dense.init, data)(seeds))
+        evaluate = jax.jit(lambda data, params, state: self.spread(dense.evaluate, data)(params, state))
+        self.init: Callable[[jax.Array], Any] = functools.partial(init, data)  # int32[cells] -> parameters, state
+        self.evaluate: Callable[..., Any] = functools.partial(evaluate, data)  # parameters, state -> metrics
 
 
 class Programs:
@@ -25,31 +55,29 @@ class Programs:
     >>> from jaxpruner.baselines import WORKLOADS
     >>> workload = WORKLOADS['lenet']
     >>> recipe = workload.default('default').updated({'steps': 2, 'model': {'hidden': [4]}})
-    >>> programs = Programs(Training(workload, recipe, 'random'), workload.data(recipe, None), 'map')
-    >>> carries = programs.advance(programs.targets([0.5, 0.8]), programs.start(programs.targets([0.5, 0.8]), [0, 0]), 0, 2)
-    >>> carries.key.shape
+    >>> programs = Programs(Common(workload, recipe, workload.data(recipe, None), 'map'), 'random')
+    >>> targets = programs.targets([0.5, 0.8])
+    >>> programs.advance(targets, programs.start(targets, [0, 0]), 0, 2).key.shape
     (2,)
     """
 
-    def __init__(self, training: Training, data: Any, over: Over):
+    def __init__(self, common: Common, algorithm: str):
         """Compiles nothing yet.
 
         Args:
-          training: with its algorithm.
-          data: of the workload.
-          over: 'map' and 'each' train one cell after the other (a sweep hands over one at a time with 'each'), 'vmap'
-            all at once.
+          common: what the algorithms share.
+          algorithm: its name.
         """
-        self._training, self._data = training, data
-        spread = self._vmap if over == 'vmap' else self._map
-        self._start = jax.jit(lambda data, targets, seeds: spread(training.start, data)(targets, seeds))
+        self._common, spread = common, common.spread
+        self._training = training = Training(common.workload, common.recipe, algorithm)
+        self._start = jax.jit(lambda *arrays: spread(training.start)(*arrays))
         self._advance = jax.jit(
             lambda data, targets, carries, first, stop: spread(training.advance, data)(
                 targets, carries, first=first, stop=stop
             ),
             donate_argnums=2,
         )
-        self._report = jax.jit(lambda data, targets, carries: spread(self._report_one, data)(targets, carries))
+        self._forward = jax.jit(lambda targets, carries: spread(training.forward)(targets, carries))
 
     def targets(self, sparsities: Sequence[float]) -> Any:
         """The target of each leaf for each cell.
@@ -60,7 +88,7 @@ class Programs:
         Returns:
           A tree like the parameters of float32[cells], `None` where dense.
         """
-        trees = [self._training.targets(self._data, sparsity) for sparsity in sparsities]
+        trees = [self._training.targets(self._common.data, sparsity) for sparsity in sparsities]
         return jax.tree.map(lambda *leaves: jnp.asarray(leaves, jnp.float32), *trees)
 
     def start(self, targets: Any, seeds: Sequence[int]) -> Carry:
@@ -70,16 +98,8 @@ class Programs:
           targets: from `targets`.
           seeds: one for each cell.
         """
-        return self._start(self._data, targets, jnp.asarray(seeds, jnp.int32))
-
-    def abstract_start(self, targets: Any, seeds: Sequence[int]) -> Carry:
-        """The shapes of what `start` returns.
-
-        Args:
-          targets: from `targets`.
-          seeds: one for each cell.
-        """
-        return jax.eval_shape(self._start, self._data, targets, jnp.asarray(seeds, jnp.int32))
+        numbers = jnp.asarray(seeds, jnp.int32)
+        return self._start(targets, numbers, *self._common.init(numbers))
 
     def advance(self, targets: Any, carries: Carry, first: int, stop: int) -> Carry:
         """Trains all cells from a step up to another; the carries given are used up.
@@ -90,9 +110,9 @@ class Programs:
           first: the first step.
           stop: past the last.
         """
-        return self._advance(self._data, targets, carries, jnp.int32(first), jnp.int32(stop))
+        return self._advance(self._common.data, targets, carries, jnp.int32(first), jnp.int32(stop))
 
-    def report(self, targets: Any, carries: Carry) -> tuple[dict, dict, dict]:
+    def report(self, targets: Any, carries: Carry) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """What is known of the cells now.
 
         Args:
@@ -100,53 +120,49 @@ class Programs:
           carries: of any step.
 
         Returns:
-          Metrics by name, float[cells]; sparsities by leaf path, float32[cells]; masks of up to two kernels by leaf
-          path, uint8[cells, …leaf shape], none for an algorithm without masks.
+          Metrics by name, float[cells]; and as the forward pass sees them the leaves that may be pruned by path,
+          [cells, …leaf shape].
         """
-        return jax.device_get(self._report(self._data, targets, carries))
-
-    def _report_one(self, data: Any, targets: Any, carry: Carry) -> tuple[dict, dict, dict]:
-        params = self._training.forward(targets, carry)
-        kernels = self._training.kernels(data, params)
-        metrics = dict(self._training.evaluate(data, params, carry.state))
-        paths = [tree_lib.path_string(path) for path in tree_lib.flatten_with_paths(targets)[0]]
-        masks = {path: (kernels[path] != 0).astype(jnp.uint8) for path in _shown(paths, kernels)}
-        return metrics, zeros_of(kernels), masks
-
-    @staticmethod
-    def _map(function: Callable, data: Any) -> Callable:
-        # A cell alone needs no loop around it.
-        def mapped(*arrays: Any, **same: Any) -> Any:
-            call = functools.partial(function, data, **same)
-            if jax.tree.leaves(arrays)[0].shape[0] == 1:
-                return jax.tree.map(lambda leaf: leaf[None], call(*jax.tree.map(lambda leaf: leaf[0], arrays)))
-            return jax.lax.map(lambda one: call(*one), arrays)
-
-        return mapped
-
-    @staticmethod
-    def _vmap(function: Callable, data: Any) -> Callable:
-        return lambda *arrays, **same: jax.vmap(lambda *one: function(data, *one, **same))(*arrays)
+        params = self._forward(targets, carries)
+        kernels = self._training.kernels(self._common.data, params)
+        return jax.device_get((dict(self._common.evaluate(params, carries.state)), kernels))
 
 
-def choose_over(training: Training, data: Any, cells: int) -> Over:
-    """Measures which way of training several cells is the fastest here.
+def _map(function: Callable, *data: Any) -> Callable:
+    def mapped(*arrays: Any, **same: Any) -> Any:
+        call = functools.partial(function, *data, **same)
+        if jax.tree.leaves(arrays)[0].shape[0] == 1:  # a cell alone needs no loop around it
+            return jax.tree.map(lambda leaf: leaf[None], call(*jax.tree.map(lambda leaf: leaf[0], arrays)))
+        return jax.lax.map(lambda one: call(*one), arrays)
+
+    return mapped
+
+
+def _vmap(function: Callable, *data: Any) -> Callable:
+    return lambda *arrays, **same: jax.vmap(lambda *one: function(*data, *one, **same))(*arrays)
+
+
+def choose_over(workload: Workload, recipe: Recipe, data: Any, cells: int) -> Over:
+    """Measures which way of training several cells is the fastest here, with the dense model.
 
     Args:
-      training: of the dense model; the others differ little.
+      workload: what is trained.
+      recipe: its numbers.
       data: of the workload.
       cells: how many are trained in one program.
 
     Returns:
       The way with the smallest time for a few steps of all cells; 'map' for a single cell.
 
-    >>> choose_over(None, None, cells=1)
+    >>> from jaxpruner.baselines import WORKLOADS
+    >>> workload = WORKLOADS['resnet']
+    >>> choose_over(workload, workload.default('default'), None, cells=1)
     'map'
     """
     if cells == 1:
         return 'map'
     seconds: dict[Over, list[float]] = {over: [] for over in OVERS}
-    runs = {over: _measured(training, data, over, cells) for over in OVERS}
+    runs = {over: _measured(Common(workload, recipe, data, over), over, cells) for over in OVERS}
     for _ in range(_MEASURED_ROUNDS):
         for over, run in runs.items():
             began = time.perf_counter()
@@ -155,9 +171,9 @@ def choose_over(training: Training, data: Any, cells: int) -> Over:
     return min(OVERS, key=lambda over: float(np.median(seconds[over])))
 
 
-def _measured(training: Training, data: Any, over: Over, cells: int) -> Callable[[], None]:
+def _measured(common: Common, over: Over, cells: int) -> Callable[[], None]:
     """A call that trains all cells for some steps; it is compiled already."""
-    programs = Programs(training, data, over)
+    programs = Programs(common, DENSE)
     together = 1 if over == 'each' else cells
     targets = programs.targets([0.0] * together)
     held = [programs.start(targets, range(together)) for _ in range(cells // together)]
@@ -168,10 +184,3 @@ def _measured(training: Training, data: Any, over: Over, cells: int) -> Callable
 
     run()
     return run
-
-
-def _shown(pruned: Sequence[str], kernels: dict[str, Any]) -> list[str]:
-    """The kernels whose masks are kept over time: the first, and the largest of the others."""
-    first = [path for path in kernels if path in pruned][:1]
-    others = [path for path in kernels if path in pruned and path not in first]
-    return [*first, *sorted(others, key=lambda path: -kernels[path].size)][:_SNAPSHOT_KERNELS]

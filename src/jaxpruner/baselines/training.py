@@ -7,7 +7,6 @@ import dataclasses
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from jaxpruner import tree as tree_lib
@@ -32,7 +31,7 @@ class Training:
     >>> recipe = workload.default('default').updated({'steps': 2, 'model': {'hidden': [4]}})
     >>> training, data = Training(workload, recipe, 'magnitude'), workload.data(recipe, None)
     >>> targets = training.targets(data, 0.5)
-    >>> carry = training.advance(data, targets, training.start(data, targets, 0), 0, 2)
+    >>> carry = training.advance(data, targets, training.start(targets, 0, *training.init(data, 0)), 0, 2)
     >>> sorted(training.evaluate(data, training.forward(targets, carry), carry.state))
     ['accuracy', 'loss']
     """
@@ -55,17 +54,27 @@ class Training:
         params = jax.eval_shape(task.init, jax.random.key(0))
         return target_sparsities(params, self.algorithm, sparsity, self.recipe, task.filter_fn)
 
-    def start(self, data: Any, targets: Any, seed: Any) -> Carry:
-        """The carry before the first step.
+    def init(self, data: Any, seed: Any) -> tuple[Any, Any]:
+        """Parameters and state before pruning, the same for every algorithm.
 
         Args:
           data: of the workload.
-          targets: from `targets`, or an array for each of its floats.
           seed: int32 scalar.
         """
         task, key = self._task(data), jax.random.key(seed)
         params = task.init(jax.random.fold_in(key, _INIT))
-        state = task.init_state(params, jax.random.fold_in(key, _STATE))
+        return params, task.init_state(params, jax.random.fold_in(key, _STATE))
+
+    def start(self, targets: Any, seed: Any, params: Any, state: Any) -> Carry:
+        """The carry before the first step.
+
+        Args:
+          targets: from `targets`, or an array for each of its floats.
+          seed: as for `init`.
+          params: from `init`.
+          state: from `init`.
+        """
+        key = jax.random.key(seed)
         updater, tx = self._pruner(targets, key)
         opt_state = tx.init(params)
         # Methods that are sparse from the beginning have masks already: without this the first step would be dense.
@@ -157,17 +166,3 @@ def generic_step(
     params: Any = optax.apply_updates(carry.params, updates)
     return carry._replace(params=params, state=state, opt_state=opt_state)
 
-
-def zeros_of(kernels: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """The share of zeros in each array.
-
-    Args:
-      kernels: arrays by path.
-
-    Returns:
-      float32 scalars by path.
-
-    >>> zeros_of({'kernel': jnp.array([0.0, 1.0])})
-    {'kernel': Array(0.5, dtype=float32)}
-    """
-    return {path: jnp.mean(leaf == 0, dtype=jnp.float32) for path, leaf in kernels.items()}

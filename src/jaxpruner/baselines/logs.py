@@ -1,0 +1,82 @@
+"""What is written of a cell besides its result: metrics over time as JSON lines and for TensorBoard, masks over time."""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_SHOWN_KERNELS = 2  # whose masks are kept over time
+
+
+def write_logs(
+    out: Path,
+    name: str,
+    history: Sequence[dict[str, float]],
+    masks: dict[str, np.ndarray],
+    tensorboard: bool = False,
+) -> None:
+    """Writes `metrics/<name>.jsonl`, `masks/<name>.npz` and, if asked, TensorBoard's events; each replaces an older one.
+
+    Args:
+      out: the folder of results.
+      name: of the cell.
+      history: of each evaluation `{'step': …, name: value, …}`.
+      masks: leaf path -> uint8[1 + evaluations, …leaf shape], the first before the first step; none for a dense model.
+      tensorboard: also write `tensorboard/<name>/`.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_logs(Path(folder), 'set_0.8_0', [{'step': 5, 'loss': 0.5}], {})
+    ...     Path(folder, 'metrics', 'set_0.8_0.jsonl').read_text()
+    '{"step": 5, "loss": 0.5}\\n'
+    """
+    lines = ''.join(json.dumps(entry) + '\n' for entry in history).encode()
+    _replace(out / 'metrics' / f'{name}.jsonl', lambda beside: beside.write_bytes(lines))
+    if masks:
+        steps = np.asarray([0, *(entry['step'] for entry in history)], np.int64)
+        _replace(out / 'masks' / f'{name}.npz', lambda beside: _write_npz(beside, {'steps': steps, **masks}))
+    if tensorboard:
+        from tensorboardX import SummaryWriter
+
+        with SummaryWriter(str(out / 'tensorboard' / name)) as writer:
+            for entry in history:
+                for key in entry.keys() - {'step'}:
+                    writer.add_scalar(key, entry[key], entry['step'])
+
+
+def with_snapshot(
+    snapshots: dict[str, np.ndarray], pruned: Sequence[str], kernels: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Adds the masks of this moment: of the first kernel that is pruned, and of the largest other one.
+
+    Args:
+      snapshots: leaf path -> uint8[moments, cells, …leaf shape]; empty at first.
+      pruned: paths of the leaves that have a target.
+      kernels: leaf path -> [cells, …leaf shape], zero where pruned.
+
+    Returns:
+      As `snapshots`, one moment longer.
+
+    >>> with_snapshot({}, ['kernel'], {'kernel': np.array([[0.5, 0.0]])})
+    {'kernel': array([[[1, 0]]], dtype=uint8)}
+    """
+    chosen = [path for path in kernels if path in pruned]
+    chosen = [*chosen[:1], *sorted(chosen[1:], key=lambda path: -kernels[path].size)][:_SHOWN_KERNELS]
+    masks = {path: (kernels[path] != 0).astype(np.uint8)[None] for path in chosen}
+    return {path: np.concatenate([snapshots[path], mask]) if snapshots else mask for path, mask in masks.items()}
+
+
+def _replace(path: Path, write: Callable[[Path], Any]) -> None:
+    """Writes beside the file and renames, so that a reader never meets half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(path.name + '.new')
+    write(beside)
+    os.replace(beside, path)
+
+
+def _write_npz(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    with path.open('wb') as file:  # a name alone would get another ending
+        np.savez_compressed(file, allow_pickle=False, **arrays)
