@@ -13,6 +13,9 @@ from jaxpruner.baselines.recipe import Recipe
 from jaxpruner.sparsity_distributions import NOT_DIM_ONE_FILTER, FilterFn
 
 
+STEPS = 2  # what a seed's key is folded with before the number of a step
+
+
 class Metric(NamedTuple):
     """The number by which runs are compared.
 
@@ -35,6 +38,19 @@ class Carry(NamedTuple):
     state: Any  # what else the task carries, None for nothing
     opt_state: Any  # the optax state, with the masks in it
     key: jax.Array  # the typed key of the seed; it stays: a step folds its number in
+
+
+def step_key(key: jax.Array, step: Any) -> jax.Array:
+    """The key of a step; what else a seed's key is folded with are other numbers.
+
+    Args:
+      key: of the seed, from `Carry`.
+      step: its number, int32 scalar.
+
+    >>> step_key(jax.random.key(0), 3).shape
+    ()
+    """
+    return jax.random.fold_in(jax.random.fold_in(key, STEPS), step)
 
 
 class Task(NamedTuple):

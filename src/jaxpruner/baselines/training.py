@@ -14,10 +14,10 @@ from jaxpruner.base_updater import BaseUpdater
 from jaxpruner.baselines.optimizers import make_optimizer
 from jaxpruner.baselines.pruners import make_updater, target_sparsities
 from jaxpruner.baselines.recipe import Recipe
-from jaxpruner.baselines.task import Carry, Task, Workload
+from jaxpruner.baselines.task import Carry, Task, Workload, step_key
 
 # What a key is folded with: other numbers for other uses.
-_INIT, _MASKS, _STEPS, _STATE = range(4)
+_INIT, _MASKS, _STATE = 0, 1, 3  # and the steps: `task.STEPS`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +155,7 @@ def generic_step(
     >>> generic_step.__name__
     'generic_step'
     """
-    batch_key, loss_key = jax.random.split(jax.random.fold_in(jax.random.fold_in(carry.key, _STEPS), step))
+    batch_key, loss_key = jax.random.split(step_key(carry.key, step))
     batch = task.batch(batch_key, step)
 
     def loss(params: Any) -> tuple[jax.Array, Any]:
