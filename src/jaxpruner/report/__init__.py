@@ -1,1 +1,20 @@
-"""Results of runs as tables and plots."""
+"""What runs left on disk, as tables and plots."""
+
+from jaxpruner.report.animation import animate_masks as animate_masks
+from jaxpruner.report.differences import Difference as Difference
+from jaxpruner.report.differences import OrderCheck as OrderCheck
+from jaxpruner.report.differences import check_original_order as check_original_order
+from jaxpruner.report.differences import paired_difference as paired_difference
+from jaxpruner.report.experiments import Experiment as Experiment
+from jaxpruner.report.experiments import group_cells as group_cells
+from jaxpruner.report.original import ORIGINAL as ORIGINAL
+from jaxpruner.report.plots import plot_layer_sparsity as plot_layer_sparsity
+from jaxpruner.report.plots import plot_metric_against_sparsity as plot_metric_against_sparsity
+from jaxpruner.report.results import Cell as Cell
+from jaxpruner.report.results import read_cells as read_cells
+from jaxpruner.report.results import write_cell as write_cell
+from jaxpruner.report.tables import ResultTable as ResultTable
+from jaxpruner.report.tables import make_table as make_table
+from jaxpruner.report.tables import to_csv as to_csv
+from jaxpruner.report.tables import to_markdown as to_markdown
+from jaxpruner.report.tables import to_rich as to_rich

@@ -1,0 +1,67 @@
+"""`jaxpruner plot`: results of runs as images."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from jaxpruner.cli.table import read_folders
+from jaxpruner.report import animation, plots
+
+
+@dataclasses.dataclass(frozen=True)
+class Plot:
+    """Draws results: the metric against the sparsity, the sparsity of each layer, or the masks while they change.
+
+    Needs matplotlib: pip install 'jaxpruner[plot]'.
+
+    >>> Plot((Path('out/resnet'),), kind='layers').path.as_posix()
+    'out/resnet/layers.png'
+    """
+
+    results: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Folders of results, as `jaxpruner compare` and `jaxpruner run` leave them."""
+    kind: Literal['sparsity', 'layers', 'masks'] = 'sparsity'
+    """sparsity: the metric against the sparsity; layers: the sparsity of each layer; masks: an animation of the masks
+    of one cell."""
+    cell: str | None = None
+    """Whose masks: algorithm, sparsity and seed, as in magnitude_0.8_0. Not needed where only one was kept."""
+    out: Path | None = None
+    """The image: .png, .pdf or .svg, for masks .gif. Without it, a file named for the kind in the first folder."""
+
+    @property
+    def path(self) -> Path:
+        """The file that is written."""
+        if self.out is not None:
+            return self.out
+        if not self.results:
+            raise ValueError('name at least one folder of results')
+        return self.results[0] / (f'masks_{self.masked_cell}.gif' if self.kind == 'masks' else f'{self.kind}.png')
+
+    @property
+    def masked_cell(self) -> str:
+        """The cell whose masks are drawn: the one that is named, or the only one."""
+        if len(self.results) != 1:
+            raise ValueError(f'--kind masks draws one folder of results, got {len(self.results)}')
+        if self.cell is not None:
+            return self.cell
+        folder = self.results[0]
+        names = animation.mask_names(folder)
+        if not names:
+            raise FileNotFoundError(f'no masks in {folder}: looked for {folder / "masks" / "*.npz"}')
+        if len(names) > 1:
+            raise ValueError(f'say which masks to draw with --cell: {", ".join(names)}')
+        return names[0]
+
+    def run(self) -> None:
+        """Writes the image and prints its path."""
+        if self.cell is not None and self.kind != 'masks':
+            raise ValueError(f'--cell {self.cell} is for --kind masks; --kind {self.kind} draws all cells')
+        path = self.path
+        if self.kind == 'masks':
+            animation.animate_masks(self.results[0], self.masked_cell, path)
+        else:
+            draw = plots.plot_metric_against_sparsity if self.kind == 'sparsity' else plots.plot_layer_sparsity
+            draw(read_folders(self.results), path)
+        print(path)

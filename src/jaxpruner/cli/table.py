@@ -1,0 +1,73 @@
+"""`jaxpruner table`: results of runs as a table."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Literal
+
+import rich.console
+import tyro
+
+from jaxpruner.report import plots, results, tables
+
+_ENDINGS = {'.md': 'markdown', '.csv': 'csv'}
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Shows results as a table: mean ± standard deviation over seeds, the best sparse value of a row bold.
+
+    A row is a workload at one sparsity, a column an algorithm. Results that were trained with different recipes stand
+    in rows of their own. Dense (no_prune) results stand in the rows of every sparsity.
+
+    >>> Table((Path('out/resnet'),), out=Path('table.md')).chosen_format
+    'markdown'
+    """
+
+    results: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Folders of results, as `jaxpruner compare` and `jaxpruner run` leave them."""
+    format: Literal['markdown', 'csv', 'terminal'] | None = None
+    """How to write it; without it what the ending of --out says (.md, .csv), or for the terminal."""
+    out: Path | None = None
+    """A file to write instead of the terminal."""
+
+    @property
+    def chosen_format(self) -> str:
+        """The format that is asked for or follows from the file's ending; a wrong combination is a ValueError."""
+        chosen = self.format or ('terminal' if self.out is None else _ENDINGS.get(self.out.suffix))
+        if chosen is None:
+            raise ValueError(f'--out {self.out}: end it in .md or .csv, or say --format markdown or csv')
+        if self.out is not None and chosen == 'terminal':
+            raise ValueError('--format terminal cannot go to a file; leave out --out, or say --format markdown or csv')
+        return chosen
+
+    def run(self) -> None:
+        """Prints the table or writes the file."""
+        chosen = self.chosen_format
+        table = tables.make_table(read_folders(self.results))
+        if chosen == 'terminal':
+            console = rich.console.Console()
+            console.print(tables.to_rich(table, console.width))
+            return
+        text = tables.to_markdown(table) if chosen == 'markdown' else tables.to_csv(table)
+        if self.out is None:
+            print(text, end='')
+        else:
+            plots.replace_whole(self.out, lambda beside: beside.write_text(text))
+            print(self.out)
+
+
+def read_folders(folders: tuple[Path, ...]) -> list[results.Cell]:
+    """Reads the cells of several folders of results.
+
+    Raises:
+      ValueError: no folder is named.
+      FileNotFoundError: one has no results.
+
+    >>> read_folders(())
+    Traceback (most recent call last):
+      ...
+    ValueError: name at least one folder of results
+    """
+    if not folders:
+        raise ValueError('name at least one folder of results')
+    return [cell for folder in folders for cell in results.read_cells(folder)]

@@ -1,0 +1,144 @@
+"""Cells that may be compared: one workload on one data set under one recipe, and what their seeds say together."""
+
+import collections
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from jaxpruner.report.results import Cell
+
+DENSE = 'no_prune'
+# Columns and rows of the original's table; any other name comes after these.
+ALGORITHM_ORDER = tuple(
+    f'{DENSE} random magnitude saliency global_magnitude magnitude_ste static_sparse set rigl'.split()
+)
+WORKLOAD_ORDER = ('resnet', 'vit', 'federated', 't5', 'dqn')
+
+
+class Summary(NamedTuple):
+    """What several seeds say together.
+
+    >>> Summary(mean=0.5, deviation=None, seeds=1).seeds
+    1
+    """
+
+    mean: float
+    deviation: float | None  # standard deviation of a sample; None for one seed
+    seeds: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """All cells of one workload, data set and recipe; made by `group_cells`.
+
+    >>> Experiment('resnet (digits)', 'resnet', 'digits', 'accuracy', 'high', '5d41402a', ()).axis
+    'accuracy (%)'
+    """
+
+    label: str  # of a row or a panel; names the recipe, too, where there is more than one
+    workload: str
+    data: str
+    metric: str
+    better: Literal['high', 'low']
+    recipe: str
+    cells: tuple[Cell, ...]
+
+    @property
+    def factor(self) -> int:
+        """What values are multiplied with to be shown: accuracies are shown in per cent."""
+        return 100 if self.metric == 'accuracy' else 1
+
+    @property
+    def axis(self) -> str:
+        """The metric with its unit."""
+        return 'accuracy (%)' if self.metric == 'accuracy' else self.metric
+
+    @property
+    def algorithms(self) -> list[str]:
+        """The algorithms in the order of columns."""
+        return in_order(cell.algorithm for cell in self.cells)
+
+    @property
+    def sparsities(self) -> list[float]:
+        """The sparsities asked for, those of the dense baseline left out."""
+        return sorted({cell.sparsity for cell in self.cells if cell.algorithm != DENSE})
+
+    def select(self, algorithm: str, sparsity: float) -> list[Cell]:
+        """The cells of an algorithm at a sparsity, by seed; dense ones belong to every sparsity."""
+        return [c for c in self.cells if c.algorithm == algorithm and (algorithm == DENSE or c.sparsity == sparsity)]
+
+    def summarize(self, algorithm: str, sparsity: float) -> Summary | None:
+        """Mean and deviation of the metric, or None where there is no such cell."""
+        values = [cell.value for cell in self.select(algorithm, sparsity)]
+        return summarize(values) if values else None
+
+
+def group_cells(cells: Iterable[Cell]) -> list[Experiment]:
+    """Sorts cells into those that may be compared, in the order of the original's rows.
+
+    A cell that occurs twice with the same value, as when a folder is named twice, counts once.
+
+    Args:
+      cells: of any workloads and folders.
+
+    Returns:
+      One experiment for each workload, data set, metric and recipe.
+
+    Raises:
+      ValueError: there is no cell, or one occurs twice with different values.
+
+    >>> cell = Cell('resnet', 'digits', 'rigl', 0.8, 0, 'accuracy', 'high', 0.97, {}, 0.8, {}, 1000, 12.3, '5d41402a')
+    >>> [(experiment.label, len(experiment.cells)) for experiment in group_cells([cell, cell])]
+    [('resnet (digits)', 1)]
+    """
+    groups: dict[tuple, dict[str, Cell]] = collections.defaultdict(dict)
+    for cell in cells:
+        group = groups[cell.workload, cell.data, cell.metric, cell.better, cell.recipe]
+        earlier = group.setdefault(cell.name, cell)
+        if not _same(earlier.value, cell.value):
+            raise ValueError(
+                f'{cell.workload} ({cell.data}) has {cell.name} twice under one recipe, with {cell.metric} '
+                f'{earlier.value} and {cell.value}; show the folders one at a time'
+            )
+    if not groups:
+        raise ValueError('no readable cell to show')
+    recipes = collections.Counter((*key[:3],) for key in groups)
+    experiments = []
+    for (workload, data, metric, better, recipe), group in groups.items():
+        details = data if recipes[workload, data, metric] == 1 else f'{data}, recipe {recipe[:6]}'
+        members = sorted(group.values(), key=lambda cell: (cell.algorithm, cell.sparsity, cell.seed))
+        label = f'{workload} ({details})'
+        experiments.append(Experiment(label, workload, data, metric, better, recipe, tuple(members)))
+    return sorted(experiments, key=_place)
+
+
+def in_order(algorithms: Iterable[str]) -> list[str]:
+    """Returns each name once, those of the original's table in its order, then the others by name.
+
+    >>> in_order(['acdc', 'rigl', 'no_prune', 'rigl'])
+    ['no_prune', 'rigl', 'acdc']
+    """
+    names = set(algorithms)
+    return [name for name in ALGORITHM_ORDER if name in names] + sorted(names - set(ALGORITHM_ORDER))
+
+
+def summarize(values: Sequence[float]) -> Summary:
+    """Returns mean, standard deviation of a sample and number of values, of which there is at least one.
+
+    >>> summarize([1.0, 3.0])
+    Summary(mean=2.0, deviation=1.4142135623730951, seeds=2)
+    """
+    with np.errstate(invalid='ignore'):  # infinite losses have a NaN for deviation
+        deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
+        return Summary(float(np.mean(values)), deviation, len(values))
+
+
+def _same(first: float, second: float) -> bool:
+    return first == second or (first != first and second != second)  # NaN is the same result as NaN
+
+
+def _place(experiment: Experiment) -> tuple[int, str]:
+    known = experiment.workload in WORKLOAD_ORDER
+    return (WORKLOAD_ORDER.index(experiment.workload) if known else len(WORKLOAD_ORDER)), experiment.label

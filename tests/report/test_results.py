@@ -1,0 +1,142 @@
+"""Cells on disk: what is written is read back, and what is no cell is named."""
+
+import dataclasses
+import json
+import warnings
+from pathlib import Path
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+
+from jaxpruner.report import Cell, read_cells, write_cell
+from made_up_cells import make_cell
+
+texts = st.text(min_size=1, max_size=8)
+shares = st.floats(0, 1)
+CELLS = st.builds(
+    Cell,
+    workload=texts,
+    data=texts,
+    algorithm=st.from_regex(r'[a-z_]{1,12}', fullmatch=True),
+    sparsity=shares | st.sampled_from([0, 1]),
+    seed=st.integers(0, 2**40),
+    metric=texts,
+    better=st.sampled_from(['high', 'low']),
+    value=st.floats(),
+    metrics=st.dictionaries(texts, st.floats()),
+    reached=shares,
+    layers=st.dictionaries(texts, shares),
+    steps=st.integers(0, 10**9),
+    seconds=st.floats(0, 1e6),
+    recipe=texts,
+)
+
+
+def as_text(cell):
+    return json.dumps(dataclasses.asdict(cell))  # in which NaN equals NaN
+
+
+@hypothesis.given(CELLS)
+@hypothesis.settings(max_examples=40)
+def test_a_cell_comes_back_as_it_was(tmp_path_factory, cell):
+    folder = tmp_path_factory.mktemp('results')
+    write_cell(folder, cell)
+    (back,) = read_cells(folder)
+    assert as_text(back) == as_text(cell)
+    assert [path.name for path in folder.glob('cells/*')] == [f'{cell.name}.json']
+
+
+def test_the_file_is_what_the_format_says(tmp_path):
+    write_cell(tmp_path, make_cell())
+    content = json.loads((tmp_path / 'cells' / 'magnitude_0.8_0.json').read_text())
+    keys = """version workload data algorithm sparsity seed metric better value metrics reached layers steps seconds
+    recipe"""
+    assert list(content) == keys.split()
+    assert content['version'] == 1
+
+
+def test_a_second_write_replaces_the_first(tmp_path):
+    write_cell(tmp_path, make_cell(value=0.1))
+    write_cell(tmp_path, make_cell(value=0.2))
+    assert [cell.value for cell in read_cells(tmp_path)] == [0.2]
+
+
+def test_dense_cells_are_named_the_same_whether_zero_is_whole_or_not():
+    assert make_cell('no_prune', 0).name == make_cell('no_prune', 0.0).name == 'no_prune_0.0_0'
+
+
+@pytest.mark.parametrize(
+    ('changes', 'message'),
+    [
+        ({'sparsity': 1.5}, r'sparsity must be a number in \[0, 1\], got 1.5 of type float'),
+        ({'reached': float('nan')}, r'reached must be a number in \[0, 1\], got nan'),
+        ({'seed': -1}, 'seed must be a whole number of at least 0, got -1'),
+        ({'seed': True}, 'seed must be a whole number of at least 0, got True'),
+        ({'steps': 1.0}, 'steps must be a whole number of at least 0, got 1.0'),
+        ({'better': 'more'}, "better must be 'high' or 'low', got 'more'"),
+        ({'better': ['high']}, "better must be 'high' or 'low'"),
+        ({'value': '0.9'}, "value must be a number, got '0.9' of type str"),
+        ({'layers': {'conv/kernel': 80}}, r'layers must be a dict of numbers in \[0, 1\]'),
+        ({'metrics': [0.1]}, 'metrics must be a dict of numbers'),
+        ({'workload': ''}, 'workload must be a text that is not empty'),
+        ({'algorithm': '../rigl'}, r"algorithm must be a text of .*, got '\.\./rigl'"),
+        ({'version': 2}, 'version must be 1, got 2'),
+    ],
+)
+def test_a_cell_refuses_what_it_cannot_hold(changes, message):
+    with pytest.raises(ValueError, match=message):
+        make_cell(**changes)
+
+
+def change_content(**changes):
+    def write(path):
+        content = {**json.loads(path.read_text()), **changes}
+        path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+    return write
+
+
+CORRUPT = {
+    'empty': (lambda path: path.write_text(''), 'Expecting value'),
+    'cut': (lambda path: path.write_text(path.read_text()[:100]), 'Expecting|Unterminated'),
+    'bytes': (lambda path: path.write_bytes(b'\xff\xfe\x00'), 'invalid start byte'),
+    'a list': (lambda path: path.write_text('[]'), 'holds no table of keys but list'),
+    'other version': (change_content(version=2), 'its version is 2, not 1'),
+    'no version': (change_content(version=None), 'its version is None, not 1'),
+    'too little': (change_content(value=None, seed=None), 'it lacks seed, value'),
+    'too much': (change_content(colour='red'), 'it has unknown colour'),
+    'a wrong value': (change_content(reached=80), r'reached must be a number in \[0, 1\], got 80'),
+    'another name': (change_content(seed=7), 'it holds the cell magnitude_0.8_7'),
+}
+
+
+@pytest.mark.parametrize(('spoil', 'message'), CORRUPT.values(), ids=CORRUPT)
+@pytest.mark.parametrize('set_aside', [False, True])
+def test_a_corrupt_cell_is_named_and_set_aside_if_asked(tmp_path, spoil, message, set_aside):
+    write_cell(tmp_path, make_cell())
+    write_cell(tmp_path, make_cell('rigl'))
+    path = tmp_path / 'cells' / 'magnitude_0.8_0.json'
+    spoil(path)
+    with pytest.warns(UserWarning, match=rf'magnitude_0.8_0.json is no result of this version: .*({message})'):
+        cells = read_cells(tmp_path, set_aside)
+    assert [cell.name for cell in cells] == ['rigl_0.8_0']
+    assert path.exists() != set_aside
+    assert path.with_suffix('.json.corrupt').exists() == set_aside
+    if set_aside:
+        with warnings.catch_warnings():
+            warnings.simplefilter('error')
+            assert len(read_cells(tmp_path)) == 1
+
+
+def test_a_half_written_file_is_no_cell(tmp_path):
+    write_cell(tmp_path, make_cell())
+    (tmp_path / 'cells' / 'rigl_0.8_0.json.new').write_text('{"version"')
+    assert [cell.name for cell in read_cells(tmp_path)] == ['magnitude_0.8_0']
+
+
+def test_no_results_are_an_error_that_says_what_was_looked_for(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r'no results in .*: looked for .*cells.\*\.json'):
+        read_cells(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r'no folder .*nowhere'):
+        read_cells(Path(tmp_path, 'nowhere'))
