@@ -8,6 +8,7 @@ import os
 import shutil
 import warnings
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -26,7 +27,9 @@ class Progress(NamedTuple):
     step: int
     seconds: float = 0.0
     history: tuple = ()  # of each evaluation so far: {'step': …, name: [one for each cell]}
-    snapshots: Any = {}  # leaf path -> uint8[evaluations, cells, …leaf shape]; a mask at each evaluation
+    snapshots: Any = MappingProxyType(
+        {}
+    )  # leaf path -> uint8[evaluations, cells, …leaf shape]; a mask at each evaluation
 
 
 class Checkpoints:

@@ -1,7 +1,7 @@
 """The workloads that classify images: ResNet, ViT and LeNet-300-100.
 
-The presets train on scikit-learn's digits (`default`) and on MNIST (`data`); `full` is the size of the original's table.
-Numbers were fixed before any algorithm was compared, by what trains the dense model well in a few seconds.
+The presets train on scikit-learn's digits (`default`) and on MNIST (`data`); `full` is the original's
+size. Numbers were fixed before any algorithm was compared, by what trains the dense model well in a few seconds.
 """
 
 import dataclasses

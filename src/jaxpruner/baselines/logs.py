@@ -1,4 +1,4 @@
-"""What is written of a cell besides its result: metrics over time as JSON lines and for TensorBoard, masks over time."""
+"""What is written of a cell besides its result: metrics over time, as JSON lines and for TensorBoard, and masks."""
 
 import json
 import os
@@ -18,7 +18,7 @@ def write_logs(
     masks: dict[str, np.ndarray],
     tensorboard: bool = False,
 ) -> None:
-    """Writes `metrics/<name>.jsonl`, `masks/<name>.npz` and, if asked, TensorBoard's events; each replaces an older one.
+    """Writes `metrics/<name>.jsonl`, `masks/<name>.npz` and, if asked, TensorBoard's events, over older ones.
 
     Args:
       out: the folder of results.
@@ -30,8 +30,8 @@ def write_logs(
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     write_logs(Path(folder), 'set_0.8_0', [{'step': 5, 'loss': 0.5}], {})
-    ...     Path(folder, 'metrics', 'set_0.8_0.jsonl').read_text()
-    '{"step": 5, "loss": 0.5}\\n'
+    ...     print(Path(folder, 'metrics', 'set_0.8_0.jsonl').read_text(), end='')
+    {"step": 5, "loss": 0.5}
     """
     lines = ''.join(json.dumps(entry) + '\n' for entry in history).encode()
     _replace(out / 'metrics' / f'{name}.jsonl', lambda beside: beside.write_bytes(lines))

@@ -90,9 +90,7 @@ def _l2(numbers: Optimizer) -> list[optax.GradientTransformation]:
 
 
 def _sgd(numbers: Optimizer, schedule: optax.Schedule) -> optax.GradientTransformation:
-    return optax.chain(
-        *_l2(numbers), optax.sgd(schedule, momentum=numbers.momentum or None, nesterov=numbers.nesterov)
-    )
+    return optax.chain(*_l2(numbers), optax.sgd(schedule, momentum=numbers.momentum or None, nesterov=numbers.nesterov))
 
 
 def _adam(numbers: Optimizer, schedule: optax.Schedule) -> optax.GradientTransformation:
@@ -100,9 +98,7 @@ def _adam(numbers: Optimizer, schedule: optax.Schedule) -> optax.GradientTransfo
 
 
 def _adamw(numbers: Optimizer, schedule: optax.Schedule) -> optax.GradientTransformation:
-    return optax.adamw(
-        schedule, b2=numbers.beta2, weight_decay=numbers.weight_decay, mask=_decay_mask(numbers)
-    )
+    return optax.adamw(schedule, b2=numbers.beta2, weight_decay=numbers.weight_decay, mask=_decay_mask(numbers))
 
 
 def _adafactor(numbers: Optimizer, schedule: optax.Schedule) -> optax.GradientTransformation:

@@ -238,9 +238,7 @@ def _converted(value: Any, old: Any, name: str) -> Any:
 def _check_shares(section: str, record: Any, names: str) -> None:
     for name in names.split():
         if not 0 <= getattr(record, name) <= 1:
-            raise ValueError(
-                f'{section}.{name} must lie in [0, 1] (a share of the steps), got {getattr(record, name)}'
-            )
+            raise ValueError(f'{section}.{name} must lie in [0, 1] (a share of the steps), got {getattr(record, name)}')
 
 
 def _toml(value: Any) -> str:

@@ -41,7 +41,7 @@ class CellKey(NamedTuple):
         return f'{self.algorithm}_{self.sparsity}_{self.seed}'
 
 
-class Interrupted(Exception):  # noqa: N818
+class Interrupted(Exception):
     """The sweep was asked to stop; what is done is in its checkpoint.
 
     >>> str(Interrupted('stopped'))
@@ -113,14 +113,14 @@ class Sweep:
     def run(
         self,
         cells: Sequence[CellKey],
-        on_chunk: Callable[[CellKey, int, int], None] = lambda first, cells, step: None,
+        on_chunk: Callable[[Sequence[CellKey], int], None] = lambda group, step: None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         """Trains the cells that have no result yet.
 
         Args:
           cells: from `plan`.
-          on_chunk: called with the first cell, the number of cells and the step after each chunk of steps.
+          on_chunk: called after each chunk of steps with the cells that are trained together and the step.
           should_stop: asked after each chunk.
 
         Raises:
@@ -194,7 +194,7 @@ class Sweep:
                 with_snapshot(progress.snapshots, pruned, kernels),
             )
             checkpoints.save(progress, carries)
-            on_chunk(group[0], len(group), stop)
+            on_chunk(group, stop)
             if stop < self.recipe.steps and should_stop():
                 raise Interrupted(f'stopped after step {stop} of {group[0].algorithm}')
         self._write(group, progress, kernels)

@@ -12,7 +12,6 @@ import jax
 from jaxpruner.baselines.recipe import Recipe
 from jaxpruner.sparsity_distributions import NOT_DIM_ONE_FILTER, FilterFn
 
-
 STEPS = 2  # what a seed's key is folded with before the number of a step
 
 

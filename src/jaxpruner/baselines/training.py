@@ -137,9 +137,7 @@ class Training:
         return updater, updater.wrap_optax(make_optimizer(self.recipe))
 
 
-def generic_step(
-    task: Task, updater: BaseUpdater, tx: optax.GradientTransformation, carry: Carry, step: Any
-) -> Carry:
+def generic_step(task: Task, updater: BaseUpdater, tx: optax.GradientTransformation, carry: Carry, step: Any) -> Carry:
     """One update of the optimizer on one batch.
 
     Args:
@@ -165,4 +163,3 @@ def generic_step(
     updates, opt_state = tx.update(grads, carry.opt_state, carry.params)
     params: Any = optax.apply_updates(carry.params, updates)
     return carry._replace(params=params, state=state, opt_state=opt_state)
-
