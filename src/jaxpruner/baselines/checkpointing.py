@@ -7,11 +7,13 @@ import json
 import os
 import shutil
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
@@ -23,13 +25,11 @@ class Progress(NamedTuple):
     0.0
     """
 
-    cells: list[tuple[str, float, int]]  # algorithm, sparsity, seed
+    cells: Sequence[tuple[str, float, int]]  # algorithm, sparsity, seed
     step: int
     seconds: float = 0.0
     history: tuple = ()  # of each evaluation so far: {'step': …, name: [one for each cell]}
-    snapshots: Any = MappingProxyType(
-        {}
-    )  # leaf path -> uint8[evaluations, cells, …leaf shape]; a mask at each evaluation
+    snapshots: Any = MappingProxyType({})  # leaf path -> uint8[1 + evaluations, cells, …leaf shape]
 
 
 class Checkpoints:
@@ -151,10 +151,10 @@ def _unnumbered(arrays: dict[str, np.ndarray], like: Any) -> Any:
         plain = jax.eval_shape(_plain, leaf)
         if array.shape != plain.shape or array.dtype != plain.dtype:
             raise ValueError(f'an array is {array.dtype}{array.shape} where {plain.dtype}{plain.shape} belongs')
-        is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        restored.append(jax.random.wrap_key_data(array) if is_key else jax.numpy.asarray(array))
+        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        restored.append(jax.random.wrap_key_data(array) if is_key else jnp.asarray(array))
     return jax.tree.unflatten(treedef, restored)
 
 
 def _plain(leaf: Any) -> Any:
-    return jax.random.key_data(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+    return jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf

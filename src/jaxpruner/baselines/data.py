@@ -9,7 +9,7 @@ import math
 import zipfile
 import zlib
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -66,7 +66,7 @@ def load_digits(split_seed: int = 0, test_share: float = 0.25) -> Images:
     x_train, x_test, y_train, y_test = train_test_split(
         images, labels, test_size=test_share, random_state=split_seed, stratify=labels
     )
-    arrays = {'x_train': x_train, 'y_train': y_train, 'x_test': x_test, 'y_test': y_test}
+    arrays: dict[str, Any] = {'x_train': x_train, 'y_train': y_train, 'x_test': x_test, 'y_test': y_test}
     return _on_device(arrays)
 
 

@@ -50,7 +50,7 @@ class ImageWorkload:
     def data(self, recipe: Recipe, data_dir: Path | None) -> data_lib.Images:
         """As `Workload.data`: digits need no folder, MNIST does."""
         if recipe.data == 'digits':
-            return data_lib.load_digits(recipe.task['split_seed'])
+            return data_lib.load_digits(_number(recipe, 'split_seed'))
         if recipe.data != 'mnist':
             known = "'digits' and 'mnist' are read"
             raise ValueError(f'data {recipe.data!r} cannot be read by {self.name}: {known}; other images by a program')
@@ -70,13 +70,13 @@ class ImageWorkload:
     def task(self, recipe: Recipe, data: data_lib.Images) -> Task:
         """As `Workload.task`."""
         model = self.model(recipe)
-        smoothing = recipe.task['label_smoothing']
+        smoothing: Any = recipe.task['label_smoothing']
 
         def batch(key: jax.Array, step: jax.Array) -> tuple[jax.Array, jax.Array]:
             del step
             draw, move = jax.random.split(key)
             chosen = jax.random.randint(draw, (recipe.batch_size,), 0, len(data.x_train))
-            return _shifted(data.x_train[chosen], move, recipe.task['shift']), data.y_train[chosen]
+            return _shifted(data.x_train[chosen], move, _number(recipe, 'shift')), data.y_train[chosen]
 
         def loss(params: Any, state: Any, batch: Any, key: jax.Array) -> tuple[jax.Array, Any]:
             del key
@@ -119,6 +119,11 @@ def is_kernel(path: tree_lib.Path, leaf: Any) -> bool:
     """
     del leaf
     return path[-1] == 'kernel'
+
+
+def _number(recipe: Recipe, key: str) -> int:
+    value: Any = recipe.task[key]
+    return value
 
 
 def _in_batches(arrays: Any) -> Any:

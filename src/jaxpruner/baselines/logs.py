@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ _SHOWN_KERNELS = 2  # whose masks are kept over time
 def write_logs(
     out: Path,
     name: str,
-    history: Sequence[dict[str, float]],
+    history: Sequence[dict[str, Any]],
     masks: dict[str, np.ndarray],
     tensorboard: bool = False,
 ) -> None:
@@ -47,26 +47,24 @@ def write_logs(
                     writer.add_scalar(key, entry[key], entry['step'])
 
 
-def with_snapshot(
-    snapshots: dict[str, np.ndarray], pruned: Sequence[str], kernels: dict[str, np.ndarray]
-) -> dict[str, np.ndarray]:
-    """Adds the masks of this moment: of the first kernel that is pruned, and of the largest other one.
+def with_snapshot(snapshots: Mapping[str, np.ndarray], masks: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Adds the masks of this moment: of the first kernel, and of the largest other one.
 
     Args:
       snapshots: leaf path -> uint8[moments, cells, …leaf shape]; empty at first.
-      pruned: paths of the leaves that have a target.
-      kernels: leaf path -> [cells, …leaf shape], zero where pruned.
+      masks: leaf path -> uint8[cells, …leaf shape].
 
     Returns:
       As `snapshots`, one moment longer.
 
-    >>> with_snapshot({}, ['kernel'], {'kernel': np.array([[0.5, 0.0]])})
+    >>> with_snapshot({}, {'kernel': np.array([[1, 0]], np.uint8)})
     {'kernel': array([[[1, 0]]], dtype=uint8)}
     """
-    chosen = [path for path in kernels if path in pruned]
-    chosen = [*chosen[:1], *sorted(chosen[1:], key=lambda path: -kernels[path].size)][:_SHOWN_KERNELS]
-    masks = {path: (kernels[path] != 0).astype(np.uint8)[None] for path in chosen}
-    return {path: np.concatenate([snapshots[path], mask]) if snapshots else mask for path, mask in masks.items()}
+    first, others = list(masks)[:1], list(masks)[1:]
+    shown = [*first, *sorted(others, key=lambda path: -masks[path].size)][:_SHOWN_KERNELS]
+    return {
+        path: np.concatenate([snapshots[path], masks[path][None]]) if snapshots else masks[path][None] for path in shown
+    }
 
 
 def _replace(path: Path, write: Callable[[Path], Any]) -> None:

@@ -35,7 +35,8 @@ class Functional:
         Args:
           key: a typed key.
         """
-        return nnx.split(self._make(nnx.Rngs(key)), nnx.Param, nnx.BatchStat)[1:]
+        _, params, state = nnx.split(self._make(nnx.Rngs(key)), nnx.Param, nnx.BatchStat)
+        return params, state
 
     def apply(self, params: Any, state: Any, images: jax.Array, train: bool) -> tuple[jax.Array, Any]:
         """Logits, and the batch statistics afterwards.

@@ -9,10 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpruner import tree as tree_lib
 from jaxpruner.baselines.pruners import DENSE
 from jaxpruner.baselines.recipe import Recipe
 from jaxpruner.baselines.task import Carry, Workload
 from jaxpruner.baselines.training import Training
+from jaxpruner.sparse_state import sparse_states
 
 Over = Literal['each', 'map', 'vmap']
 OVERS: tuple[Over, ...] = get_args(Over)
@@ -120,12 +122,19 @@ class Programs:
           carries: of any step.
 
         Returns:
-          Metrics by name, float[cells]; and as the forward pass sees them the leaves that may be pruned by path,
-          [cells, …leaf shape].
+          Metrics by name, float[cells]; and masks by leaf path, uint8[cells, …leaf shape]; leaves that stay dense have
+          none.
         """
-        params = self._forward(targets, carries)
-        kernels = self._training.kernels(self._common.data, params)
-        return jax.device_get((dict(self._common.evaluate(params, carries.state)), kernels))
+        metrics = self._common.evaluate(self._forward(targets, carries), carries.state)
+        masks = {}
+        for state in sparse_states(carries.opt_state):
+            paths, leaves, _ = tree_lib.flatten_with_paths(state.masks)
+            masks |= dict(zip(map(tree_lib.path_string, paths), leaves, strict=True))
+        return jax.device_get((dict(metrics), masks))
+
+    def prunable(self) -> dict[str, int]:
+        """The leaves that may be pruned: their number of weights by path."""
+        return self._training.prunable(self._common.data)
 
 
 def _map(function: Callable, *data: Any) -> Callable:
@@ -162,7 +171,9 @@ def choose_over(workload: Workload, recipe: Recipe, data: Any, cells: int) -> Ov
     if cells == 1:
         return 'map'
     seconds: dict[Over, list[float]] = {over: [] for over in OVERS}
-    runs = {over: _measured(Common(workload, recipe, data, over), over, cells) for over in OVERS}
+    runs: dict[Over, Callable[[], None]] = {
+        over: _measured(Common(workload, recipe, data, over), over, cells) for over in OVERS
+    }
     for _ in range(_MEASURED_ROUNDS):
         for over, run in runs.items():
             began = time.perf_counter()

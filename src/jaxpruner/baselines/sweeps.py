@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
-from jaxpruner import tree as tree_lib
 from jaxpruner.baselines.checkpointing import Checkpoints, Progress
 from jaxpruner.baselines.logs import with_snapshot, write_logs
 from jaxpruner.baselines.programs import Common, Over, Programs
@@ -171,38 +171,42 @@ class Sweep:
         """Trains cells of one algorithm from their checkpoint, if there is one, to the end."""
         checkpoints, seeds = self._checkpoints(), [cell.seed for cell in group]
         targets = programs.targets([cell.sparsity for cell in group])
-        pruned = [tree_lib.path_string(path) for path in tree_lib.flatten_with_paths(targets)[0]]
         began = time.perf_counter()
-        carries = programs.start(targets, seeds)
-        progress = Progress([tuple(cell) for cell in group], 0)
-        restored = checkpoints.restore(carries)
-        if restored is not None and restored[0].cells == progress.cells:
+        latest = checkpoints.latest()
+        is_begun = latest is not None and [CellKey(*cell) for cell in latest.cells] == group
+        like = jax.eval_shape(lambda: programs.start(targets, seeds))
+        restored = checkpoints.restore(like) if is_begun else None
+        if restored is None:
+            carries = programs.start(targets, seeds)
+            masks = programs.report(targets, carries)[1]
+            progress = Progress(list(group), 0, snapshots=with_snapshot({}, masks))
+        else:
             progress, carries = restored
+            masks = programs.report(targets, carries)[1]
         began -= progress.seconds
-        metrics, kernels = programs.report(targets, carries)
-        if not progress.step:
-            progress = progress._replace(snapshots=with_snapshot({}, pruned, kernels))
         for stop in [edge for edge in _edges(self.recipe) if edge > progress.step]:
             carries = programs.advance(targets, carries, progress.step, stop)
-            metrics, kernels = programs.report(targets, carries)
+            metrics, masks = programs.report(targets, carries)
             entry = {'step': stop, **{name: np.asarray(values).tolist() for name, values in metrics.items()}}
             progress = Progress(
                 progress.cells,
                 stop,
                 time.perf_counter() - began,
                 (*progress.history, entry),
-                with_snapshot(progress.snapshots, pruned, kernels),
+                with_snapshot(progress.snapshots, masks),
             )
             checkpoints.save(progress, carries)
             on_chunk(group, stop)
             if stop < self.recipe.steps and should_stop():
                 raise Interrupted(f'stopped after step {stop} of {group[0].algorithm}')
-        self._write(group, progress, kernels)
+        self._write(group, progress, masks, programs.prunable())
         checkpoints.clear()
         if should_stop():
             raise Interrupted(f'stopped after {group[0].algorithm}')
 
-    def _write(self, group: list[CellKey], progress: Progress, kernels: dict[str, np.ndarray]) -> None:
+    def _write(
+        self, group: list[CellKey], progress: Progress, masks: dict[str, np.ndarray], sizes: dict[str, int]
+    ) -> None:
         """Writes the results of finished cells, the cell's file last: where it is, the others are."""
         metric = self.workload.task(self.recipe, self.data).metric
         done = set(self.finished())
@@ -213,11 +217,10 @@ class Sweep:
                 {name: value if name == 'step' else value[number] for name, value in entry.items()}
                 for entry in progress.history
             ]
-            masks = {path: mask[:, number] for path, mask in progress.snapshots.items()}
-            write_logs(self.out, key.name, history, masks, self.tensorboard)
+            shown = {path: mask[:, number] for path, mask in progress.snapshots.items()}
+            write_logs(self.out, key.name, history, shown, self.tensorboard)
             last = {name: float(value) for name, value in history[-1].items() if name != 'step'}
-            zeros = {path: int((leaf[number] == 0).sum()) for path, leaf in kernels.items()}
-            sizes = {path: leaf[number].size for path, leaf in kernels.items()}
+            zeros = {path: int((masks[path][number] == 0).sum()) if path in masks else 0 for path in sizes}
             cell = Cell(
                 workload=self.workload.name,
                 data=self.recipe.data,
@@ -229,7 +232,7 @@ class Sweep:
                 value=last.pop(metric.name),
                 metrics=last,
                 reached=sum(zeros.values()) / max(1, sum(sizes.values())),
-                layers={path: zeros[path] / max(1, sizes[path]) for path in kernels},
+                layers={path: zeros[path] / max(1, size) for path, size in sizes.items()},
                 steps=self.recipe.steps,
                 seconds=progress.seconds / len(group),
                 recipe=self.recipe.digest(),

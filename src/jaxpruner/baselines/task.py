@@ -82,8 +82,15 @@ class Workload(Protocol):
     'vit'
     """
 
-    name: str
-    presets: tuple[str, ...]
+    @property
+    def name(self) -> str:
+        """As the command line calls it."""
+        ...
+
+    @property
+    def presets(self) -> tuple[str, ...]:
+        """Names of its recipes."""
+        ...
 
     def default(self, preset: str) -> Recipe:
         """The recipe of a preset.

@@ -4,6 +4,7 @@ Nothing here is compiled; a sweep compiles it for as many cells as it trains.
 """
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -117,17 +118,16 @@ class Training:
         """
         return self._task(data).evaluate(params, state)
 
-    def kernels(self, data: Any, params: Any) -> dict[str, Any]:
-        """The leaves that may be pruned, by path.
+    def prunable(self, data: Any) -> dict[str, int]:
+        """The leaves that may be pruned: their number of weights by path.
 
         Args:
           data: of the workload.
-          params: the parameters, or any tree like them.
         """
-        filter_fn = self._task(data).filter_fn
-        paths, leaves, _ = tree_lib.flatten_with_paths(params)
-        chosen = zip(paths, leaves, strict=True)
-        return {tree_lib.path_string(path): leaf for path, leaf in chosen if filter_fn(path, leaf)}
+        task = self._task(data)
+        paths, leaves, _ = tree_lib.flatten_with_paths(jax.eval_shape(task.init, jax.random.key(0)))
+        chosen = [(path, leaf) for path, leaf in zip(paths, leaves, strict=True) if task.filter_fn(path, leaf)]
+        return {tree_lib.path_string(path): math.prod(leaf.shape) for path, leaf in chosen}
 
     def _task(self, data: Any) -> Task:
         return self.workload.task(self.recipe, data)
