@@ -70,8 +70,7 @@ class DQNWorkload:
           ValueError: gymnax has no such game.
         """
         del data_dir
-        import gymnax
-
+        gymnax = _gymnax()
         if recipe.data not in gymnax.registered_envs or not recipe.data.endswith('MinAtar'):
             games = [name for name in gymnax.registered_envs if name.endswith('MinAtar')]
             raise ValueError(f"dqn plays MinAtar's games, not {recipe.data!r}: set data to one of {', '.join(games)}")
@@ -130,8 +129,6 @@ def explore(key: jax.Array, values: jax.Array, epsilon: jax.Array | float) -> ja
 
 
 def _make(recipe: Recipe) -> Task:
-    import gymnax  # here, so that the other workloads do without
-
     numbers: Any = recipe.task
     model: Any = recipe.model
     count, batch_size = numbers['environments'], recipe.batch_size
@@ -140,7 +137,7 @@ def _make(recipe: Recipe) -> Task:
             f'task.replay {numbers["replay"]} and task.replay_start {numbers["replay_start"]} must be multiples of '
             f'task.environments {count}'
         )
-    game, settings = gymnax.make(recipe.data)
+    game, settings = _gymnax().make(recipe.data)
     shape = game.observation_space(settings).shape
     convolutions = list(zip(model['filters'], model['kernel_sizes'], model['strides'], strict=True))
 
@@ -238,3 +235,12 @@ def _epsilon(recipe: Recipe, number: jax.Array) -> jax.Array:
     numbers: Any = recipe.task
     done = jnp.clip(number / max(1, recipe.share(numbers['epsilon_until'])), 0, 1)
     return 1 + done * (numbers['epsilon_end'] - 1)
+
+
+def _gymnax() -> Any:
+    """The package of the games; imported here, so that the other workloads do without."""
+    try:
+        import gymnax
+    except ImportError as error:
+        raise ImportError(f"dqn plays games of gymnax ({error}): pip install 'jaxpruner[games]'") from error
+    return gymnax

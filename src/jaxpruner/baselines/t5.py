@@ -20,7 +20,16 @@ from jaxpruner.baselines.task import Metric, Task
 
 SHAKESPEARE = 'tinyshakespeare.txt'
 TEST_SHARE = 10  # the last tenth of a text is for testing
-SMALL = {'vocabulary': 0, 'width': 64, 'heads': 4, 'head_width': 16, 'mlp_width': 128, 'layers': 2}
+SMALL = {
+    'vocabulary': 0,
+    'width': 64,
+    'heads': 4,
+    'head_width': 16,
+    'mlp_width': 128,
+    'layers': 2,
+    'buckets': 32,
+    'distance': 128,
+}
 CORRUPTION = {'length': 64, 'noise_density': 0.15, 'mean_span': 3.0, 'test_examples': 256}
 
 
