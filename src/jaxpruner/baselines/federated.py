@@ -1,7 +1,7 @@
 """The workload `federated`: federated averaging over clients whose data differ, on images of digits.
 
 Each client trains alone for some steps of SGD; the mean of what they changed is the gradient that the server's wrapped
-optimizer gets, so masks live on the server (McMahan et al. 2017, https://arxiv.org/abs/1602.05629; server optimizers:
+optimizer gets. Masks live on the server: clients begin with its pruned weights and change them all (McMahan et al. 2017, https://arxiv.org/abs/1602.05629; server optimizers:
 Reddi et al. 2021, https://arxiv.org/abs/2003.00295).
 """
 
