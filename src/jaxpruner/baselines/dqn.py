@@ -4,6 +4,8 @@ DQN is that of Mnih et al. 2015 (https://doi.org/10.1038/nature14236) with Adam 
 network are those of MinAtar (Young and Tian 2019, https://arxiv.org/abs/1903.03176) as gymnax has them (Lange 2022).
 """
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +16,7 @@ from flax import nnx
 
 from jaxpruner.baselines import replay as replays
 from jaxpruner.baselines.dqn_model import QNetwork
+from jaxpruner.baselines.games import Games
 from jaxpruner.baselines.recipe import Optimizer, Recipe, Schedule
 from jaxpruner.baselines.replay import Transitions
 from jaxpruner.baselines.task import Carry, Metric, Task, step_key
@@ -70,10 +73,7 @@ class DQNWorkload:
           ValueError: gymnax has no such game.
         """
         del data_dir
-        gymnax = _gymnax()
-        if recipe.data not in gymnax.registered_envs or not recipe.data.endswith('MinAtar'):
-            games = [name for name in gymnax.registered_envs if name.endswith('MinAtar')]
-            raise ValueError(f"dqn plays MinAtar's games, not {recipe.data!r}: set data to one of {', '.join(games)}")
+        Games(recipe.data)
 
     def task(self, recipe: Recipe, data: None = None) -> Task:
         """The training.
@@ -128,6 +128,39 @@ def explore(key: jax.Array, values: jax.Array, epsilon: jax.Array | float) -> ja
     return jnp.where(at_random, random, values.argmax(axis=-1)).astype(jnp.int32)
 
 
+def returns(
+    key: jax.Array, game: Games, values: Callable[[jax.Array], jax.Array], count: int, epsilon: float
+) -> jax.Array:
+    """Plays whole games.
+
+    Args:
+      key: a typed key.
+      game: which.
+      values: from observations to the value of each action.
+      count: how many games, at the same time.
+      epsilon: how often any action is taken instead of the best.
+
+    Returns:
+      The sum of the rewards of each, float32[count].
+
+    >>> no_move = lambda observations: jnp.zeros((len(observations), 3))
+    >>> jax.jit(lambda key: returns(key, Games('Breakout-MinAtar'), no_move, 2, 0.0))(jax.random.key(0)).shape
+    (2,)
+    """
+    key_reset, key_play = jax.random.split(key)
+    observations, games = game.reset(key_reset, count)
+
+    def move(now: tuple[Any, ...]) -> tuple[Any, ...]:
+        number, games, observations, sums, playing = now
+        key_action, key_game = jax.random.split(jax.random.fold_in(key_play, number))
+        actions = explore(key_action, values(observations), epsilon)
+        after, games, new, done = game.play(key_game, games, observations, actions)
+        return number + 1, games, after, sums + new.reward * playing, playing & ~done
+
+    start = 0, games, observations, jnp.zeros(count), jnp.ones(count, bool)
+    return jax.lax.while_loop(lambda now: now[-1].any(), move, start)[3]
+
+
 def _make(recipe: Recipe) -> Task:
     numbers: Any = recipe.task
     model: Any = recipe.model
@@ -137,43 +170,31 @@ def _make(recipe: Recipe) -> Task:
             f'task.replay {numbers["replay"]} and task.replay_start {numbers["replay_start"]} must be multiples of '
             f'task.environments {count}'
         )
-    game, settings = _gymnax().make(recipe.data)
-    shape = game.observation_space(settings).shape
+    game = Games(recipe.data)
     convolutions = list(zip(model['filters'], model['kernel_sizes'], model['strides'], strict=True))
 
     def network(key: jax.Array) -> QNetwork:
         dtype = jnp.dtype(recipe.dtype)
-        return QNetwork(shape, convolutions, model['hidden'], game.num_actions, dtype, rngs=nnx.Rngs(key))
+        return QNetwork(game.shape, convolutions, model['hidden'], game.actions, dtype, rngs=nnx.Rngs(key))
 
     graph, _ = nnx.split(nnx.eval_shape(lambda: network(jax.random.key(0))))
 
     def values(params: Any, observations: jax.Array) -> jax.Array:
         return nnx.merge(graph, params)(observations)
 
-    def reset(key: jax.Array, games: int) -> tuple[jax.Array, Any]:
-        return jax.vmap(game.reset, (0, None))(jax.random.split(key, games), settings)
-
-    def play(key: jax.Array, games: Any, observations: jax.Array, actions: jax.Array) -> tuple[Any, ...]:
-        keys = jax.random.split(key, len(actions))
-        after, games, rewards, terminal, truncated, info = jax.vmap(game.step, (0, 0, 0, None))(
-            keys, games, actions, settings
-        )
-        new = Transitions(observations, actions, rewards, info['final_observation'], terminal)
-        return games, after, new, terminal | truncated
-
     def init_state(params: Any, key: jax.Array) -> Agent:
         key_reset, key_play = jax.random.split(key)
-        observations, games = reset(key_reset, count)
+        observations, games = game.reset(key_reset, count)
 
         def move(number: jax.Array, agent: Agent) -> Agent:
             key_action, key_game = jax.random.split(jax.random.fold_in(key_play, number))
-            actions = explore(key_action, jnp.zeros((count, game.num_actions)), 1.0)
-            games, after, new, _ = play(key_game, agent.games, agent.observations, actions)
+            actions = explore(key_action, jnp.zeros((count, game.actions)), 1.0)
+            after, games, new, _ = game.play(key_game, agent.games, agent.observations, actions)
             return agent._replace(
                 games=games, observations=after, replay=replays.insert(agent.replay, new, number * count)
             )
 
-        agent = Agent(params, games, observations, replays.empty(numbers['replay'], shape))
+        agent = Agent(params, games, observations, replays.empty(numbers['replay'], game.shape))
         return jax.lax.fori_loop(0, numbers['replay_start'] // count, move, agent)
 
     def loss(params: Any, state: Agent, batch: Transitions, key: Any = None) -> tuple[jax.Array, Agent]:
@@ -187,7 +208,7 @@ def _make(recipe: Recipe) -> Task:
         params, agent, opt_state, _ = carry
         seen = values(updater.pre_forward_update(params, opt_state), agent.observations)
         actions = explore(key_action, seen, _epsilon(recipe, number))
-        games, after, new, _ = play(key_game, agent.games, agent.observations, actions)
+        after, games, new, _ = game.play(key_game, agent.games, agent.observations, actions)
         before = numbers['replay_start'] + number * count
         agent = Agent(agent.target, games, after, replays.insert(agent.replay, new, before))
         batch = replays.sample(key_sample, agent.replay, before + count, batch_size)
@@ -204,19 +225,8 @@ def _make(recipe: Recipe) -> Task:
 
     def evaluate(params: Any, state: Any) -> dict[str, jax.Array]:
         del state
-        key_reset, key_play = jax.random.split(jax.random.key(0))
-        observations, games = reset(key_reset, numbers['test_games'])
-
-        def move(now: tuple[Any, ...]) -> tuple[Any, ...]:
-            number, games, observations, returns, playing = now
-            key_action, key_game = jax.random.split(jax.random.fold_in(key_play, number))
-            actions = explore(key_action, values(params, observations), numbers['test_epsilon'])
-            games, after, new, done = play(key_game, games, observations, actions)
-            return number + 1, games, after, returns + new.reward * playing, playing & ~done
-
-        start = 0, games, observations, jnp.zeros(numbers['test_games']), jnp.ones(numbers['test_games'], bool)
-        returns = jax.lax.while_loop(lambda now: now[-1].any(), move, start)[3]
-        return {'return': returns.mean()}
+        act = functools.partial(values, params)
+        return {'return': returns(jax.random.key(0), game, act, numbers['test_games'], numbers['test_epsilon']).mean()}
 
     return Task(
         metric=Metric('return', 'high'),
@@ -235,12 +245,3 @@ def _epsilon(recipe: Recipe, number: jax.Array) -> jax.Array:
     numbers: Any = recipe.task
     done = jnp.clip(number / max(1, recipe.share(numbers['epsilon_until'])), 0, 1)
     return 1 + done * (numbers['epsilon_end'] - 1)
-
-
-def _gymnax() -> Any:
-    """The package of the games; imported here, so that the other workloads do without."""
-    try:
-        import gymnax
-    except ImportError as error:
-        raise ImportError(f"dqn plays games of gymnax ({error}): pip install 'jaxpruner[games]'") from error
-    return gymnax

@@ -1,8 +1,8 @@
 """The workload `federated`: federated averaging over clients whose data differ, on images of digits.
 
 Each client trains alone for some steps of SGD; the mean of what they changed is the gradient that the server's wrapped
-optimizer gets. Masks live on the server: clients begin with its pruned weights and change them all (McMahan et al. 2017, https://arxiv.org/abs/1602.05629; server optimizers:
-Reddi et al. 2021, https://arxiv.org/abs/2003.00295).
+optimizer gets. Masks live on the server: clients begin with its pruned weights and change them all (McMahan et al.
+2017, https://arxiv.org/abs/1602.05629; server optimizers: Reddi et al. 2021, https://arxiv.org/abs/2003.00295).
 """
 
 import dataclasses
