@@ -18,7 +18,7 @@ from flax import nnx
 from jaxpruner import tree as tree_lib
 from jaxpruner.baselines import data as data_lib
 from jaxpruner.baselines.federated_model import ClientCNN
-from jaxpruner.baselines.recipe import Optimizer, Recipe, Schedule
+from jaxpruner.baselines.recipe import Optimizer, Pruning, Recipe, Schedule
 from jaxpruner.baselines.task import Carry, Metric, Task, step_key
 
 _EVALUATION_BATCH = 500
@@ -179,6 +179,7 @@ _DIGITS = Recipe(
     batch_size=16,
     optimizer=Optimizer('adam', learning_rate=3e-3),
     schedule=Schedule(decay='cosine'),
+    pruning=Pruning(distribution='erk'),  # as the other image workloads
     model={'filters': (16, 32), 'hidden': 64, 'classes': 10, 'dropout': (0.0, 0.0)},
     task={'clients': 20, 'shards': 2, 'clients_per_round': 5, 'local_steps': 4, 'client_learning_rate': 0.05},
 )
