@@ -3,7 +3,6 @@
 A checkpoint replaces the one before it only when it is complete; one that cannot be read is set aside.
 """
 
-import json
 import os
 import shutil
 import warnings
@@ -61,6 +60,8 @@ class Checkpoints:
         del about['snapshots']
         arrays = {'carries': _numbered(carries), 'snapshots': _numbered(_in_order(progress.snapshots))}
         older = self._found()
+        for killed in self._folder.glob('*tmp*'):  # what a run that was killed had begun to write
+            shutil.rmtree(killed)
         path = self._folder / f'{int(older[-1].name) + 1 if older else 0:06d}'
         with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
             saved = ocp.args.PyTreeSave({name: tree for name, tree in arrays.items() if tree})
@@ -72,12 +73,12 @@ class Checkpoints:
         """What the last complete checkpoint says of its cells, without snapshots; `None` where there is none."""
         while found := self._found():
             try:
-                about = json.loads((found[-1] / 'about' / 'metadata').read_text())
+                about = _restore(found[-1], about=ocp.args.JsonRestore())
                 if about['identity'] != self._identity:
                     raise ValueError('it belongs to another recipe')
                 cells = [(str(algorithm), float(sparsity), int(seed)) for algorithm, sparsity, seed in about['cells']]
                 return Progress(cells, about['step'], about['seconds'], tuple(about['history']))
-            except (OSError, ValueError, KeyError, TypeError) as error:
+            except Exception as error:  # whatever orbax raises for damaged files
                 self._set_aside(found[-1], error)
         return None
 
@@ -95,17 +96,14 @@ class Checkpoints:
             return None
         path = self._found()[-1]
         try:
-            leaves = json.loads((path / 'about' / 'metadata').read_text())['leaves']
-            with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-                target = {'carries': _numbered_shapes(like)}
-                if leaves:
-                    target['snapshots'] = {f'{number:05d}': 0 for number in range(len(leaves))}
-                kind = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), target)
-                arrays = checkpointer.restore(
-                    path / 'arrays', args=ocp.args.PyTreeRestore(item=target, restore_args=kind)
-                )
+            leaves = _restore(path, about=ocp.args.JsonRestore())['leaves']
+            target = {'carries': _numbers(jax.tree.leaves(like))}
+            if leaves:
+                target['snapshots'] = _numbers(leaves)
+            kinds = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), target)
+            arrays = _restore(path, arrays=ocp.args.PyTreeRestore(item=target, restore_args=kinds))
             carries = _unnumbered(arrays['carries'], like)
-        except Exception as error:  # whatever orbax and its storage raise for a damaged file
+        except Exception as error:  # whatever orbax raises for damaged files
             self._set_aside(path, error)
             return None
         snapshots = dict(zip(leaves, _in_order(arrays.get('snapshots', {})), strict=True))
@@ -140,8 +138,14 @@ def _numbered(tree: Any) -> dict[str, np.ndarray]:
     return {f'{number:05d}': np.asarray(_plain(leaf)) for number, leaf in enumerate(leaves)}
 
 
-def _numbered_shapes(like: Any) -> dict[str, Any]:
-    return {f'{number:05d}': 0 for number in range(len(jax.tree.leaves(like)))}
+def _numbers(leaves: Sequence[Any]) -> dict[str, int]:
+    return {f'{number:05d}': 0 for number in range(len(leaves))}
+
+
+def _restore(path: Path, **item: Any) -> Any:
+    """One item of a checkpoint."""
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+        return checkpointer.restore(path, ocp.args.Composite(**item))[next(iter(item))]
 
 
 def _unnumbered(arrays: dict[str, np.ndarray], like: Any) -> Any:

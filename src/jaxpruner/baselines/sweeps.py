@@ -179,7 +179,9 @@ class Sweep:
         if restored is None:
             carries = programs.start(targets, seeds)
             masks = programs.report(targets, carries)[1]
-            progress = Progress(list(group), 0, snapshots=with_snapshot({}, masks))
+            progress = Progress(
+                [(cell.algorithm, cell.sparsity, cell.seed) for cell in group], 0, snapshots=with_snapshot({}, masks)
+            )
         else:
             progress, carries = restored
             masks = programs.report(targets, carries)[1]
