@@ -81,7 +81,7 @@ command=${1:-test}
 case $command in
   test)
     any_python
-    environment .venv test -e '.[test]'
+    environment .venv test -e '.[games,test]'
     exec .venv/bin/python -m pytest "${parallel[@]}" "$@"
     ;;
   demo)

@@ -37,8 +37,8 @@ def test_import_loads_only_core_dependencies():
 
 def test_every_lower_bound_is_the_version_tested_as_lowest():
     bounds = {}
-    # The linters are not part of what the lowest versions test.
-    for requirement in [*CORE, *(r for name, extra in EXTRAS.items() if name != 'lint' for r in extra)]:
+    # The linters are not part of what the lowest versions test, nor are games, which need a newer jax.
+    for requirement in [*CORE, *(r for name, extra in EXTRAS.items() if name not in ('games', 'lint') for r in extra)]:
         if requirement.name != PROJECT['name']:
             assert [s.operator for s in requirement.specifier] == ['>='], f'one lower bound: {requirement}'
             bound = next(iter(requirement.specifier)).version

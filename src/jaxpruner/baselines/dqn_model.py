@@ -1,0 +1,67 @@
+"""The network of DQN in flax nnx: convolutions without padding and one dense layer, of MinAtar's sizes or Nature's."""
+
+import functools
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxpruner.baselines.convolutions import fastest_convolution
+
+NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # Mnih et al. 2015, with 512 hidden units; images of 84 x 84 x 4
+
+
+class QNetwork(nnx.Module):
+    """From what is observed to the value of each action.
+
+    Args:
+      shape: of an observation: height, width, channels.
+      convolutions: filters, size and stride of each.
+      hidden: units of the dense layer.
+      actions: how many there are.
+      dtype: of the computation.
+      rngs: for the initial parameters.
+
+    >>> network = lambda: QNetwork((10, 10, 4), [(16, 3, 1)], 128, 3, rngs=nnx.Rngs(0))
+    >>> nnx.eval_shape(lambda: network()(jnp.zeros((5, 10, 10, 4), bool))).shape
+    (5, 3)
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        convolutions: Sequence[Sequence[int]],
+        hidden: int,
+        actions: int,
+        dtype: jax.typing.DTypeLike = jnp.float32,
+        *,
+        rngs: nnx.Rngs,
+    ):
+        self.dtype = dtype
+        height, width, channels = shape
+        self.layers = len(convolutions)
+        convolution = functools.partial(
+            nnx.Conv, padding='VALID', dtype=dtype, conv_general_dilated=fastest_convolution(), rngs=rngs
+        )
+        for number, (filters, size, stride) in enumerate(convolutions):
+            setattr(self, f'conv{number + 1}', convolution(channels, filters, (size, size), stride))
+            height, width, channels = (height - size) // stride + 1, (width - size) // stride + 1, filters
+        self.dense = nnx.Linear(math.prod((height, width, channels)), hidden, dtype=dtype, rngs=rngs)
+        self.head = nnx.Linear(hidden, actions, dtype=dtype, rngs=rngs)
+
+    def __call__(self, observations: jax.Array) -> jax.Array:
+        """Values actions.
+
+        Args:
+          observations: [batch, height, width, channels], of any dtype.
+
+        Returns:
+          float32[batch, actions].
+        """
+        features = observations.astype(self.dtype)
+        for number in range(self.layers):
+            features = nnx.relu(getattr(self, f'conv{number + 1}')(features))
+        features = nnx.relu(self.dense(features.reshape(len(features), -1)))
+        return self.head(features).astype(jnp.float32)

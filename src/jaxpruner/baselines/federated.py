@@ -1,0 +1,209 @@
+"""The workload `federated`: federated averaging over clients whose data differ, on images of digits.
+
+Each client trains alone for some steps of SGD; the mean of what they changed is the gradient that the server's wrapped
+optimizer gets. Masks live on the server: clients begin with its pruned weights and change them all (McMahan et al.
+2017, https://arxiv.org/abs/1602.05629; server optimizers: Reddi et al. 2021, https://arxiv.org/abs/2003.00295).
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from jaxpruner import tree as tree_lib
+from jaxpruner.baselines import data as data_lib
+from jaxpruner.baselines.federated_model import ClientCNN
+from jaxpruner.baselines.recipe import Optimizer, Pruning, Recipe, Schedule
+from jaxpruner.baselines.task import Carry, Metric, Task, step_key
+
+_EVALUATION_BATCH = 500
+
+
+class Clients(NamedTuple):
+    """Images and labels of each client, and those of the test; a pytree of arrays.
+
+    >>> Clients(*map(np.zeros, [(5, 4, 8, 8, 1), (5, 4), (3, 8, 8, 1), 3])).labels.shape
+    (5, 4)
+    """
+
+    images: jax.Array | np.ndarray  # float32[clients, examples, height, width, 1]
+    labels: jax.Array | np.ndarray  # int32[clients, examples]
+    x_test: jax.Array | np.ndarray  # float32[tests, height, width, 1]
+    y_test: jax.Array | np.ndarray  # int32[tests]
+
+
+def split_by_label(labels: Any, clients: int, shards: int, seed: int = 0) -> np.ndarray:
+    """Gives each client a few shards of the examples sorted by label, so that it has few of the labels.
+
+    Args:
+      labels: int[examples].
+      clients: how many there are.
+      shards: of each client; the fewer, the more clients differ.
+      seed: says which client gets which.
+
+    Returns:
+      int[clients, examples of a client], places in `labels`; what does not divide is left over.
+
+    Raises:
+      ValueError: more shards than examples.
+
+    >>> sorted(split_by_label(np.array([1, 0, 1, 0]), clients=2, shards=1).tolist())
+    [[0, 2], [1, 3]]
+    """
+    size = len(labels) // (clients * shards)
+    if not size:
+        raise ValueError(
+            f'{len(labels)} examples cannot be cut into {clients} x {shards} shards: set task.clients or task.shards '
+            'to less'
+        )
+    order = np.argsort(np.asarray(labels), kind='stable')[: size * clients * shards].reshape(-1, size)
+    return np.random.default_rng(seed).permutation(order).reshape(clients, -1)
+
+
+class FederatedWorkload:
+    """Federated averaging; the metric is the accuracy of the server's model. A step is a round.
+
+    >>> FederatedWorkload().default('full').steps
+    1500
+    """
+
+    name = 'federated'
+    presets = ('default', 'data', 'full')
+
+    def default(self, preset: str) -> Recipe:
+        """As `Workload.default`: clients of digits, of MNIST, or the sizes of EMNIST."""
+        if preset not in _RECIPES:
+            raise ValueError(f'{self.name} has no preset {preset!r}; {tree_lib.nearest(preset, _RECIPES)}')
+        return _RECIPES[preset]
+
+    def data(self, recipe: Recipe, data_dir: Path | None) -> Clients:
+        """As `Workload.data`: digits need no folder, MNIST does."""
+        if recipe.data not in ('digits', 'mnist'):
+            raise ValueError(f"data {recipe.data!r} cannot be read by federated: 'digits' and 'mnist' are read")
+        if recipe.data == 'mnist' and data_dir is None:
+            raise ValueError(f'the preset {recipe.preset!r} of federated needs --data-dir: a folder with MNIST')
+        images = data_lib.load_mnist(Path(data_dir)) if data_dir and recipe.data == 'mnist' else data_lib.load_digits()
+        numbers: Any = recipe.task
+        places = split_by_label(images.y_train, numbers['clients'], numbers['shards'])
+        return Clients(images.x_train[places], images.y_train[places], images.x_test, images.y_test)
+
+    def task(self, recipe: Recipe, data: Clients) -> Task:
+        """The training.
+
+        Args:
+          recipe: `batch_size` is that of a client's step; `task` are the numbers of a round, where `clients` and
+            `shards` say how data are split.
+          data: from `data`, or traced.
+
+        Raises:
+          ValueError: a round with more clients than there are, or a batch with more examples than a client has.
+        """
+        return _make(recipe, data)
+
+
+def _make(recipe: Recipe, data: Clients) -> Task:
+    numbers: Any = recipe.task
+    model: Any = recipe.model
+    clients, examples, side = data.images.shape[:3]
+    if not 1 <= numbers['clients_per_round'] <= clients:
+        raise ValueError(f'task.clients_per_round must lie in 1 to {clients}, got {numbers["clients_per_round"]}')
+    if recipe.batch_size > examples:
+        raise ValueError(f'batch_size must be at most {examples}, what a client has; got {recipe.batch_size}')
+
+    def network(key: jax.Array) -> ClientCNN:
+        return ClientCNN(side, **model, dtype=jnp.dtype(recipe.dtype), rngs=nnx.Rngs(key))
+
+    graph, _ = nnx.split(nnx.eval_shape(lambda: network(jax.random.key(0))))
+    local = optax.sgd(numbers['client_learning_rate'])
+
+    def loss(params: Any, state: Any, batch: tuple[jax.Array, jax.Array], key: Any) -> tuple[jax.Array, Any]:
+        images, labels = batch
+        logits = nnx.merge(graph, params)(images, key)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean(), state
+
+    def train_client(params: Any, client: jax.Array, key: jax.Array) -> Any:
+        """The parameters after a client's steps: through its examples in a random order, again and again."""
+        key_order, key_loss = jax.random.split(key)
+        order = jax.random.permutation(key_order, examples)
+
+        def step(number: jax.Array, params: Any) -> Any:
+            places = order[(number * recipe.batch_size + jnp.arange(recipe.batch_size)) % examples]
+            batch = jnp.asarray(data.images)[client, places], jnp.asarray(data.labels)[client, places]
+            grads = jax.grad(lambda p: loss(p, None, batch, jax.random.fold_in(key_loss, number))[0])(params)
+            return optax.apply_updates(params, local.update(grads, local.init(params))[0])
+
+        return jax.lax.fori_loop(0, numbers['local_steps'], step, params)
+
+    def play_round(updater: Any, tx: Any, carry: Carry, number: jax.Array) -> Carry:
+        key_choice, key_train = jax.random.split(step_key(carry.key, number))
+        chosen = jax.random.choice(key_choice, clients, (numbers['clients_per_round'],), replace=False)
+        sent = updater.pre_forward_update(carry.params, carry.opt_state)
+        keys = jax.random.split(key_train, len(chosen))
+        trained = jax.vmap(train_client, (None, 0, 0))(sent, chosen, keys)
+        change = jax.tree.map(lambda old, new: (old - new).mean(axis=0), sent, trained)
+        updates, opt_state = tx.update(change, carry.opt_state, carry.params)
+        return carry._replace(params=optax.apply_updates(carry.params, updates), opt_state=opt_state)
+
+    def evaluate(params: Any, state: Any) -> dict[str, jax.Array]:
+        del state
+
+        def one(example: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            image, label = example
+            logits = nnx.merge(graph, params)(image[None])[0]
+            return logits.argmax() == label, optax.softmax_cross_entropy_with_integer_labels(logits, label)
+
+        batch_size = min(_EVALUATION_BATCH, len(data.x_test))
+        right, losses = jax.lax.map(one, (jnp.asarray(data.x_test), jnp.asarray(data.y_test)), batch_size=batch_size)
+        return {'accuracy': right.mean(), 'loss': losses.mean()}
+
+    return Task(
+        metric=Metric('accuracy', 'high'),
+        steps=recipe.steps,
+        init=lambda key: nnx.state(network(key), nnx.Param),
+        init_state=lambda params, key: None,
+        batch=lambda key, number: None,
+        loss=loss,
+        evaluate=evaluate,
+        step=play_round,
+    )
+
+
+_DIGITS = Recipe(
+    workload='federated',
+    steps=300,
+    batch_size=16,
+    optimizer=Optimizer('adam', learning_rate=3e-3),
+    schedule=Schedule(decay='cosine'),
+    pruning=Pruning(distribution='erk'),  # as the other image workloads
+    model={'filters': (16, 32), 'hidden': 64, 'classes': 10, 'dropout': (0.0, 0.0)},
+    task={'clients': 20, 'shards': 2, 'clients_per_round': 5, 'local_steps': 4, 'client_learning_rate': 0.05},
+)
+_MNIST: dict[str, Any] = {'preset': 'data', 'data': 'mnist', 'steps': 500, 'batch_size': 20}
+_RECIPES = {
+    'default': _DIGITS,
+    'data': _DIGITS.updated({**_MNIST, 'task': {'clients': 100, 'clients_per_round': 10, 'local_steps': 10}}),
+    # The rates that FedJAX's example has for EMNIST; ten clients a round and its 62 classes.
+    'full': dataclasses.replace(
+        _DIGITS,
+        preset='full',
+        data='emnist',
+        steps=1500,
+        batch_size=20,
+        eval_every=0.01,
+        optimizer=Optimizer('adam', learning_rate=10**-2.5),
+        schedule=Schedule(decay='constant'),
+        model={'filters': (32, 64), 'hidden': 128, 'classes': 62, 'dropout': (0.25, 0.5)},
+        task={
+            'clients': 3400,
+            'shards': 2,
+            'clients_per_round': 10,
+            'local_steps': 10,
+            'client_learning_rate': 10**-1.5,
+        },
+    ),
+}

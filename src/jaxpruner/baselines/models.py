@@ -1,0 +1,265 @@
+"""ResNet, ViT and LeNet-300-100 in flax nnx; the small models and the full-size ones are the same classes.
+
+Every model is called with images and whether it trains, and returns logits.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxpruner.baselines.convolutions import fastest_convolution
+
+
+class Functional:
+    """A model taken apart into pure functions of its parameters and its batch statistics.
+
+    >>> model = Functional(lambda rngs: LeNet(16, hidden=(8, 4), classes=3, dtype='float32', rngs=rngs))
+    >>> params, state = model.init(jax.random.key(0))
+    >>> model.apply(params, state, jnp.ones((2, 4, 4, 1)), train=False)[0].shape
+    (2, 3)
+    """
+
+    def __init__(self, make: Callable[[nnx.Rngs], Any]):
+        """Takes a function from `nnx.Rngs` to a model; nothing is computed."""
+        self._make = make
+        # Traced, so that no array is made.
+        self._graph = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))), nnx.Param, nnx.BatchStat)[0]
+
+    def init(self, key: jax.Array) -> tuple[Any, Any]:
+        """The parameters and the batch statistics, each an `nnx.State`.
+
+        Args:
+          key: a typed key.
+        """
+        _, params, state = nnx.split(self._make(nnx.Rngs(key)), nnx.Param, nnx.BatchStat)
+        return params, state
+
+    def apply(self, params: Any, state: Any, images: jax.Array, train: bool) -> tuple[jax.Array, Any]:
+        """Logits, and the batch statistics afterwards.
+
+        Args:
+          params: from `init`.
+          state: from `init`.
+          images: float32[batch, height, width, channels].
+          train: whether batches are normalized by themselves.
+
+        Returns:
+          float32[batch, classes], and the state.
+        """
+        # Variables of their own: those of an outer trace must not be written to.
+        model = nnx.merge(self._graph, params, jax.tree.map(lambda leaf: leaf, state))
+        logits = model(images, train)
+        return logits.astype(jnp.float32), nnx.state(model, nnx.BatchStat)
+
+
+class _ConvNorm(nnx.Module):
+    """A convolution without bias and a batch normalization."""
+
+    def __init__(self, inputs: int, outputs: int, size: int, stride: int, dtype: Any, rngs: nnx.Rngs, zero=False):
+        self.conv = nnx.Conv(
+            inputs,
+            outputs,
+            (size, size),
+            strides=stride,
+            use_bias=False,
+            dtype=dtype,
+            kernel_init=nnx.initializers.variance_scaling(2.0, 'fan_out', 'normal'),
+            conv_general_dilated=fastest_convolution(),
+            rngs=rngs,
+        )
+        # The last one of a block begins at zero, so that the block begins as the identity (Goyal et al., 2017).
+        init = nnx.initializers.zeros if zero else nnx.initializers.ones
+        self.norm = nnx.BatchNorm(outputs, momentum=0.9, scale_init=init, dtype=dtype, rngs=rngs)
+
+    def __call__(self, images: jax.Array, train: bool) -> jax.Array:
+        return self.norm(self.conv(images), use_running_average=not train)
+
+
+class _Block(nnx.Module):
+    """A residual block: two 3x3 convolutions, or as a bottleneck 1x1, 3x3 and 1x1 to four times the width."""
+
+    def __init__(self, inputs: int, width: int, stride: int, bottleneck: bool, dtype: Any, rngs: nnx.Rngs):
+        outputs = 4 * width if bottleneck else width
+        layer = functools.partial(_ConvNorm, dtype=dtype, rngs=rngs)
+        if bottleneck:
+            self.layer1 = layer(inputs, width, 1, 1)
+            self.layer2 = layer(width, width, 3, stride)
+            self.layer3 = layer(width, outputs, 1, 1, zero=True)
+        else:
+            self.layer1 = layer(inputs, width, 3, stride)
+            self.layer2 = layer(width, outputs, 3, 1, zero=True)
+        self.depth = 3 if bottleneck else 2
+        self.has_shortcut = stride != 1 or inputs != outputs
+        if self.has_shortcut:
+            self.shortcut = layer(inputs, outputs, 1, stride)
+
+    def __call__(self, images: jax.Array, train: bool) -> jax.Array:
+        hidden = images
+        for number in range(1, self.depth + 1):
+            hidden = getattr(self, f'layer{number}')(hidden, train)
+            hidden = nnx.relu(hidden) if number < self.depth else hidden
+        return nnx.relu(hidden + (self.shortcut(images, train) if self.has_shortcut else images))
+
+
+class ResNet(nnx.Module):
+    """A residual network (He et al., 2015), with the stem of ImageNet or one 3x3 convolution for small images.
+
+    >>> net = nnx.eval_shape(lambda: ResNet(1, (1, 1), 8, False, False, 10, 'float32', rngs=nnx.Rngs(0)))
+    >>> net.head.kernel.shape
+    (16, 10)
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        stages: Sequence[int],
+        width: int,
+        bottleneck: bool,
+        large_stem: bool,
+        classes: int,
+        dtype: Any,
+        *,
+        rngs: nnx.Rngs,
+    ):
+        """Builds it.
+
+        Args:
+          channels: of the images.
+          stages: number of blocks in each stage; the first keeps the image's size, each further one halves it.
+          width: of the first stage; each further one doubles it.
+          bottleneck: three layers in a block, the last of four times the width.
+          large_stem: a 7x7 convolution of stride 2 and a pooling of stride 2.
+          classes: number of logits.
+          dtype: of the computation.
+          rngs: of the initial values.
+        """
+        self.large_stem, self.names = large_stem, []
+        self.stem = _ConvNorm(channels, width, 7 if large_stem else 3, 2 if large_stem else 1, dtype, rngs)
+        features = width
+        for stage, blocks in enumerate(stages):
+            for number in range(blocks):
+                name = f'stage{stage + 1}_block{number + 1}'
+                stride = 2 if stage and not number else 1
+                setattr(self, name, _Block(features, width << stage, stride, bottleneck, dtype, rngs))
+                self.names.append(name)
+                features = (width << stage) * (4 if bottleneck else 1)
+        self.names = tuple(self.names)
+        self.head = nnx.Linear(features, classes, dtype=dtype, rngs=rngs)
+
+    def __call__(self, images: jax.Array, train: bool) -> jax.Array:
+        hidden = nnx.relu(self.stem(images, train))
+        if self.large_stem:
+            hidden = nnx.max_pool(hidden, (3, 3), (2, 2), padding='SAME')
+        for name in self.names:
+            hidden = getattr(self, name)(hidden, train)
+        return self.head(hidden.mean(axis=(1, 2)))
+
+
+class _EncoderLayer(nnx.Module):
+    """Attention and two dense layers, each after a normalization and beside a shortcut."""
+
+    def __init__(self, width: int, heads: int, hidden: int, dtype: Any, rngs: nnx.Rngs):
+        self.norm1 = nnx.LayerNorm(width, epsilon=1e-6, dtype=dtype, rngs=rngs)
+        self.attention = nnx.MultiHeadAttention(heads, width, decode=False, dtype=dtype, rngs=rngs)
+        self.norm2 = nnx.LayerNorm(width, epsilon=1e-6, dtype=dtype, rngs=rngs)
+        self.dense1 = nnx.Linear(width, hidden, dtype=dtype, rngs=rngs)
+        self.dense2 = nnx.Linear(hidden, width, dtype=dtype, rngs=rngs)
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        tokens = tokens + self.attention(self.norm1(tokens))
+        return tokens + self.dense2(nnx.gelu(self.dense1(self.norm2(tokens))))
+
+
+class ViT(nnx.Module):
+    """A vision transformer (Dosovitskiy et al., 2020) with a class token.
+
+    >>> net = nnx.eval_shape(lambda: ViT((8, 8, 1), 2, 16, 2, 4, 32, 10, 'float32', rngs=nnx.Rngs(0)))
+    >>> net.positions.shape
+    (1, 17, 16)
+    """
+
+    def __init__(
+        self,
+        image: tuple[int, int, int],
+        patch: int,
+        width: int,
+        layers: int,
+        heads: int,
+        hidden: int,
+        classes: int,
+        dtype: Any,
+        *,
+        rngs: nnx.Rngs,
+    ):
+        """Builds it.
+
+        Args:
+          image: height, width and channels.
+          patch: side of a patch; divides height and width.
+          width: of a token.
+          layers: of the encoder.
+          heads: of the attention; divides the width.
+          hidden: width of the layer between tokens.
+          classes: number of logits.
+          dtype: of the computation.
+          rngs: of the initial values.
+        """
+        if image[0] % patch or image[1] % patch:
+            raise ValueError(f'model.patch {patch} does not divide images of {image[0]}x{image[1]} pixels')
+        self.patch, self.layers = patch, layers
+        tokens = (image[0] // patch) * (image[1] // patch) + 1
+        self.embed = nnx.Linear(patch * patch * image[2], width, dtype=dtype, rngs=rngs)
+        self.token = nnx.Param(jnp.zeros((1, 1, width)))
+        self.positions = nnx.Param(0.02 * jax.random.normal(rngs.params(), (1, tokens, width)))
+        for number in range(layers):
+            setattr(self, f'layer{number + 1}', _EncoderLayer(width, heads, hidden, dtype, rngs))
+        self.norm = nnx.LayerNorm(width, epsilon=1e-6, dtype=dtype, rngs=rngs)
+        self.head = nnx.Linear(width, classes, dtype=dtype, rngs=rngs)
+
+    def __call__(self, images: jax.Array, train: bool) -> jax.Array:
+        del train
+        batch, height, width, channels = images.shape
+        rows, columns = height // self.patch, width // self.patch
+        patches = images.reshape(batch, rows, self.patch, columns, self.patch, channels).swapaxes(2, 3)
+        tokens = self.embed(patches.reshape(batch, rows * columns, -1))
+        first = jnp.broadcast_to(self.token[...], (batch, 1, tokens.shape[-1])).astype(tokens.dtype)
+        tokens = jnp.concatenate([first, tokens], axis=1)
+        tokens = tokens + self.positions[...].astype(tokens.dtype)
+        for number in range(self.layers):
+            tokens = getattr(self, f'layer{number + 1}')(tokens)
+        return self.head(self.norm(tokens)[:, 0])
+
+
+class LeNet(nnx.Module):
+    """LeNet-300-100: dense layers alone (LeCun et al., 1998).
+
+    >>> LeNet(4, hidden=(3, 2), classes=2, dtype='float32', rngs=nnx.Rngs(0))(jnp.ones((1, 2, 2, 1)), True).shape
+    (1, 2)
+    """
+
+    def __init__(self, inputs: int, hidden: Sequence[int], classes: int, dtype: Any, *, rngs: nnx.Rngs):
+        """Builds it.
+
+        Args:
+          inputs: pixels of an image.
+          hidden: widths of the layers before the last.
+          classes: number of logits.
+          dtype: of the computation.
+          rngs: of the initial values.
+        """
+        sizes = [inputs, *hidden, classes]
+        self.depth = len(sizes) - 1
+        for number in range(self.depth):
+            layer = nnx.Linear(sizes[number], sizes[number + 1], dtype=dtype, rngs=rngs)
+            setattr(self, f'dense{number + 1}', layer)
+
+    def __call__(self, images: jax.Array, train: bool) -> jax.Array:
+        del train
+        hidden = images.reshape(len(images), -1)
+        for number in range(1, self.depth):
+            hidden = nnx.relu(getattr(self, f'dense{number}')(hidden))
+        return getattr(self, f'dense{self.depth}')(hidden)

@@ -1,0 +1,197 @@
+"""The training of many cells with one algorithm as compiled programs: one after another, under `lax.map`, or `vmap`."""
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpruner import tree as tree_lib
+from jaxpruner.baselines.pruners import DENSE
+from jaxpruner.baselines.recipe import Recipe
+from jaxpruner.baselines.task import Carry, Workload
+from jaxpruner.baselines.training import Training
+from jaxpruner.sparse_state import sparse_states
+
+Over = Literal['each', 'map', 'vmap']
+OVERS: tuple[Over, ...] = get_args(Over)
+_MEASURED_STEPS, _MEASURED_ROUNDS = 5, 3
+
+
+class Common:
+    """What all algorithms share, compiled once for all of them; every array has a leading axis of cells.
+
+    >>> from jaxpruner.baselines import WORKLOADS
+    >>> workload = WORKLOADS['lenet']
+    >>> recipe = workload.default('default').updated({'steps': 2, 'model': {'hidden': [4]}})
+    >>> common = Common(workload, recipe, workload.data(recipe, None), 'map')
+    >>> common.evaluate(*common.init(jnp.arange(3)))['accuracy'].shape
+    (3,)
+    """
+
+    def __init__(self, workload: Workload, recipe: Recipe, data: Any, over: Over):
+        """Compiles nothing yet.
+
+        Args:
+          workload: what is trained.
+          recipe: its numbers.
+          data: of the workload.
+          over: 'map' and 'each' train one cell after the other (a sweep hands over one at a time with 'each'), 'vmap'
+            all at once.
+        """
+        self.workload, self.recipe, self.data = workload, recipe, data
+        self.spread = _vmap if over == 'vmap' else _map
+        dense = Training(workload, recipe, DENSE)
+        init = jax.jit(lambda data, seeds: self.spread(dense.init, data)(seeds))
+        evaluate = jax.jit(lambda data, params, state: self.spread(dense.evaluate, data)(params, state))
+        self.init: Callable[[jax.Array], Any] = functools.partial(init, data)  # int32[cells] -> parameters, state
+        self.evaluate: Callable[..., Any] = functools.partial(evaluate, data)  # parameters, state -> metrics
+
+
+class Programs:
+    """The compiled functions of one algorithm; every array has a leading axis of cells.
+
+    >>> from jaxpruner.baselines import WORKLOADS
+    >>> workload = WORKLOADS['lenet']
+    >>> recipe = workload.default('default').updated({'steps': 2, 'model': {'hidden': [4]}})
+    >>> programs = Programs(Common(workload, recipe, workload.data(recipe, None), 'map'), 'random')
+    >>> targets = programs.targets([0.5, 0.8])
+    >>> programs.advance(targets, programs.start(targets, [0, 0]), 0, 2).key.shape
+    (2,)
+    """
+
+    def __init__(self, common: Common, algorithm: str):
+        """Compiles nothing yet.
+
+        Args:
+          common: what the algorithms share.
+          algorithm: its name.
+        """
+        self._common, spread = common, common.spread
+        self._training = training = Training(common.workload, common.recipe, algorithm)
+        self._start = jax.jit(lambda *arrays: spread(training.start)(*arrays))
+        self._advance = jax.jit(
+            lambda data, targets, carries, first, stop: spread(training.advance, data)(
+                targets, carries, first=first, stop=stop
+            ),
+            donate_argnums=2,
+        )
+        self._forward = jax.jit(lambda targets, carries: spread(training.forward)(targets, carries))
+
+    def targets(self, sparsities: Sequence[float]) -> Any:
+        """The target of each leaf for each cell.
+
+        Args:
+          sparsities: one for each cell.
+
+        Returns:
+          A tree like the parameters of float32[cells], `None` where dense.
+        """
+        trees = [self._training.targets(self._common.data, sparsity) for sparsity in sparsities]
+        return jax.tree.map(lambda *leaves: jnp.asarray(leaves, jnp.float32), *trees)
+
+    def start(self, targets: Any, seeds: Sequence[int]) -> Carry:
+        """The carries before the first step.
+
+        Args:
+          targets: from `targets`.
+          seeds: one for each cell.
+        """
+        numbers = jnp.asarray(seeds, jnp.int32)
+        return self._start(targets, numbers, *self._common.init(numbers))
+
+    def advance(self, targets: Any, carries: Carry, first: int, stop: int) -> Carry:
+        """Trains all cells from a step up to another; the carries given are used up.
+
+        Args:
+          targets: from `targets`.
+          carries: before step `first`.
+          first: the first step.
+          stop: past the last.
+        """
+        return self._advance(self._common.data, targets, carries, jnp.int32(first), jnp.int32(stop))
+
+    def report(self, targets: Any, carries: Carry) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """What is known of the cells now.
+
+        Args:
+          targets: from `targets`.
+          carries: of any step.
+
+        Returns:
+          Metrics by name, float[cells]; and masks by leaf path, uint8[cells, …leaf shape]; leaves that stay dense have
+          none.
+        """
+        metrics = self._common.evaluate(self._forward(targets, carries), carries.state)
+        masks = {}
+        for state in sparse_states(carries.opt_state):
+            paths, leaves, _ = tree_lib.flatten_with_paths(state.masks)
+            masks |= dict(zip(map(tree_lib.path_string, paths), leaves, strict=True))
+        return jax.device_get((dict(metrics), masks))
+
+    def prunable(self) -> dict[str, int]:
+        """The leaves that may be pruned: their number of weights by path."""
+        return self._training.prunable(self._common.data)
+
+
+def _map(function: Callable, *data: Any) -> Callable:
+    def mapped(*arrays: Any, **same: Any) -> Any:
+        call = functools.partial(function, *data, **same)
+        if jax.tree.leaves(arrays)[0].shape[0] == 1:  # a cell alone needs no loop around it
+            return jax.tree.map(lambda leaf: leaf[None], call(*jax.tree.map(lambda leaf: leaf[0], arrays)))
+        return jax.lax.map(lambda one: call(*one), arrays)
+
+    return mapped
+
+
+def _vmap(function: Callable, *data: Any) -> Callable:
+    return lambda *arrays, **same: jax.vmap(lambda *one: function(*data, *one, **same))(*arrays)
+
+
+def choose_over(workload: Workload, recipe: Recipe, data: Any, cells: int) -> Over:
+    """Measures which way of training several cells is the fastest here, with the dense model.
+
+    Args:
+      workload: what is trained.
+      recipe: its numbers.
+      data: of the workload.
+      cells: how many are trained in one program.
+
+    Returns:
+      The way with the smallest time for a few steps of all cells; 'map' for a single cell.
+
+    >>> from jaxpruner.baselines import WORKLOADS
+    >>> workload = WORKLOADS['resnet']
+    >>> choose_over(workload, workload.default('default'), None, cells=1)
+    'map'
+    """
+    if cells == 1:
+        return 'map'
+    seconds: dict[Over, list[float]] = {over: [] for over in OVERS}
+    runs: dict[Over, Callable[[], None]] = {
+        over: _measured(Common(workload, recipe, data, over), over, cells) for over in OVERS
+    }
+    for _ in range(_MEASURED_ROUNDS):
+        for over, run in runs.items():
+            began = time.perf_counter()
+            run()
+            seconds[over].append(time.perf_counter() - began)
+    return min(OVERS, key=lambda over: float(np.median(seconds[over])))
+
+
+def _measured(common: Common, over: Over, cells: int) -> Callable[[], None]:
+    """A call that trains all cells for some steps; it is compiled already."""
+    programs = Programs(common, DENSE)
+    together = 1 if over == 'each' else cells
+    targets = programs.targets([0.0] * together)
+    held = [programs.start(targets, range(together)) for _ in range(cells // together)]
+
+    def run() -> None:
+        for at, carries in enumerate(held):
+            held[at] = jax.block_until_ready(programs.advance(targets, carries, 0, _MEASURED_STEPS))
+
+    run()
+    return run

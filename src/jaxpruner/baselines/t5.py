@@ -1,0 +1,213 @@
+"""The workload `t5`: an encoder-decoder transformer that learns to fill in spans of text, bytes as tokens.
+
+The model is T5 1.1 (Raffel et al. 2020, https://arxiv.org/abs/1910.10683; Shazeer 2020,
+https://arxiv.org/abs/2002.05202), bytes as in ByT5 (Xue et al. 2022, https://arxiv.org/abs/2105.13626).
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from jaxpruner.baselines import span_corruption
+from jaxpruner.baselines.recipe import Optimizer, Recipe, Schedule
+from jaxpruner.baselines.t5_model import T5, Sizes
+from jaxpruner.baselines.task import Metric, Task
+
+SHAKESPEARE = 'tinyshakespeare.txt'
+TEST_SHARE = 10  # the last tenth of a text is for testing
+SMALL = {
+    'vocabulary': 0,
+    'width': 64,
+    'heads': 4,
+    'head_width': 16,
+    'mlp_width': 128,
+    'layers': 2,
+    'buckets': 32,
+    'distance': 128,
+}
+CORRUPTION = {'length': 64, 'noise_density': 0.15, 'mean_span': 3.0, 'test_examples': 256}
+
+
+class Text(NamedTuple):
+    """A text as numbers, from `span_corruption.SYMBOLS` on.
+
+    >>> Text.of(b'hello' * 4).symbols.tobytes()
+    b'ehlo'
+    """
+
+    train: jax.Array | np.ndarray  # int32[n]
+    test: jax.Array | np.ndarray  # int32[m], the last tenth
+    symbols: jax.Array | np.ndarray  # uint8[different bytes]; others would be rows of the embedding that nothing uses
+
+    @classmethod
+    def of(cls, content: bytes) -> 'Text':
+        """Numbers the bytes that occur.
+
+        Args:
+          content: the bytes.
+        """
+        symbols, tokens = np.unique(np.frombuffer(content, np.uint8), return_inverse=True)
+        tokens = tokens.astype(np.int32) + span_corruption.SYMBOLS
+        held_out = len(tokens) // TEST_SHARE
+        return cls(tokens[:-held_out], tokens[-held_out:], symbols)
+
+
+class T5Workload:
+    """Span corruption; the metric is the loss per predicted token, in nats.
+
+    >>> T5Workload().default('default').model['layers']
+    2
+    """
+
+    name = 't5'
+    presets = ('default', 'data', 'full')
+
+    def default(self, preset: str) -> Recipe:
+        """The recipe of a preset: the text inside CPython, tiny Shakespeare, or T5 Base on C4 (its shapes alone)."""
+        adam = Optimizer(name='adam', learning_rate=5e-3, clip_norm=1.0)
+        small = Recipe(
+            't5', data='pydoc', steps=1000, batch_size=32, optimizer=adam, schedule=Schedule(warmup=0.1),
+            model=SMALL, task=CORRUPTION,
+        )  # fmt: skip
+        match preset:
+            case 'default':
+                return small
+            case 'data':
+                return small.updated({'preset': preset, 'data': 'tinyshakespeare', 'steps': 3000})
+            case 'full':  # as pre-trained by Raffel et al., section 3.1.2
+                return Recipe(
+                    't5', preset, data='c4', steps=2**19, batch_size=128, eval_every=0.01, dtype='bfloat16',
+                    optimizer=Optimizer(name='adafactor', learning_rate=0.01),
+                    schedule=Schedule(warmup=10_000 / 2**19, decay='inverse_sqrt'),
+                    model=Sizes()._asdict(), task={**CORRUPTION, 'length': 568},
+                )  # fmt: skip
+        raise ValueError(f't5 has no preset {preset!r}; it has {", ".join(self.presets)}')
+
+    def data(self, recipe: Recipe, data_dir: Path | None) -> Text:
+        """Reads the text.
+
+        Args:
+          recipe: its field `data` says which.
+          data_dir: the folder of `tinyshakespeare.txt`.
+
+        Raises:
+          ValueError: no such text, or not in that folder.
+        """
+        match recipe.data:
+            case 'pydoc':
+                from pydoc_data import topics
+
+                return Text.of('\n'.join(topics.topics[key] for key in sorted(topics.topics)).encode())
+            case 'tinyshakespeare':
+                return Text.of(_read_text(data_dir))
+        raise ValueError(f"t5 reads 'pydoc' or 'tinyshakespeare', not {recipe.data!r}: set data to one of them")
+
+    def task(self, recipe: Recipe, data: Text) -> Task:
+        """The training.
+
+        Args:
+          recipe: `model` are `Sizes` (vocabulary 0: as many tokens as the text needs), `task` the corruption.
+          data: the text.
+
+        Raises:
+          ValueError: the text is too short, or the vocabulary too small.
+        """
+        numbers: Any = recipe.task
+        lengths = span_corruption.Lengths.of(numbers['length'], numbers['noise_density'], numbers['mean_span'])
+        sizes = _sized(recipe, data, lengths)
+        train, test = jnp.asarray(data.train), jnp.asarray(data.test)
+        if len(test) < lengths.text:
+            raise ValueError(
+                f'the text of {recipe.data} leaves {len(test)} bytes for testing, too few for examples of '
+                f'{lengths.text}: set task.length to at most that'
+            )
+        graph, _ = nnx.split(nnx.eval_shape(lambda: _model(sizes, recipe, jax.random.key(0))))
+
+        def examples(text: jax.Array, starts: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+            def one(start: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+                window = jax.lax.dynamic_slice(text, (start,), (lengths.text,))
+                mask = span_corruption.noise_mask(key, lengths)
+                return span_corruption.corrupt(window, mask, lengths, sizes.vocabulary)
+
+            return jax.vmap(one)(starts, jax.random.split(key, len(starts)))
+
+        def batch(key: jax.Array, step: jax.Array) -> tuple[jax.Array, jax.Array]:
+            del step
+            key_place, key_noise = jax.random.split(key)
+            starts = jax.random.randint(key_place, (recipe.batch_size,), 0, len(train) - lengths.text + 1)
+            return examples(train, starts, key_noise)
+
+        def loss(params: Any, state: Any, batch: tuple[jax.Array, jax.Array], key: Any) -> tuple[jax.Array, Any]:
+            del key
+            return token_losses(nnx.merge(graph, params), *batch).mean(), state
+
+        def evaluate(params: Any, state: Any) -> dict[str, jax.Array]:
+            del state
+            starts = jnp.linspace(0, len(test) - lengths.text, numbers['test_examples']).astype(jnp.int32)
+            tests = examples(test, starts, jax.random.key(0))
+            losses = jax.lax.map(
+                lambda one: token_losses(nnx.merge(graph, params), one[0][None], one[1][None])[0],
+                tests,
+                batch_size=min(recipe.batch_size, len(starts)),
+            )
+            return {'loss': losses.mean()}
+
+        return Task(
+            metric=Metric('loss', 'low'),
+            steps=recipe.steps,
+            init=lambda key: nnx.state(_model(sizes, recipe, key), nnx.Param),
+            init_state=lambda params, key: None,
+            batch=batch,
+            loss=loss,
+            evaluate=evaluate,
+        )
+
+
+def token_losses(model: T5, inputs: jax.Array, targets: jax.Array) -> jax.Array:
+    """The cross-entropy of each target.
+
+    Args:
+      model: the model.
+      inputs: int[batch, input length].
+      targets: int[batch, target length].
+
+    Returns:
+      float32[batch, target length], in nats.
+
+    >>> sizes = Sizes(vocabulary=9, width=4, heads=2, head_width=2, mlp_width=8, layers=1)
+    >>> model = lambda: T5(sizes, rngs=nnx.Rngs(0))
+    >>> nnx.eval_shape(lambda: token_losses(model(), jnp.zeros((3, 7), int), jnp.zeros((3, 5), int))).shape
+    (3, 5)
+    """
+    so_far = jnp.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=span_corruption.START)
+    return optax.softmax_cross_entropy_with_integer_labels(model(inputs, so_far), targets)
+
+
+def _model(sizes: Sizes, recipe: Recipe, key: jax.Array) -> T5:
+    return T5(sizes, jnp.dtype(recipe.dtype), rngs=nnx.Rngs(key))
+
+
+def _sized(recipe: Recipe, data: Text, lengths: span_corruption.Lengths) -> Sizes:
+    model: Any = dict(recipe.model)
+    needed = span_corruption.SYMBOLS + len(data.symbols) + lengths.spans
+    model['vocabulary'] = model['vocabulary'] or needed
+    if model['vocabulary'] < needed:
+        raise ValueError(
+            f'model.vocabulary is {model["vocabulary"]}, but {recipe.data} needs {needed} '
+            f'({len(data.symbols)} different bytes and {lengths.spans} sentinels): set it to 0 or at least that'
+        )
+    return Sizes(**model)
+
+
+def _read_text(folder: Path | None) -> bytes:
+    if folder is None:
+        raise ValueError(f'tinyshakespeare is read from a folder: pass --data-dir with one that holds {SHAKESPEARE}')
+    path = Path(folder) / SHAKESPEARE
+    if not path.is_file():
+        raise ValueError(f'{path} does not exist: put tiny Shakespeare (one text file) there')
+    return path.read_bytes()

@@ -1,0 +1,221 @@
+"""T5 1.1 in flax nnx: an encoder and a decoder of pre-normalised blocks with relative position biases.
+
+As in T5 1.1: RMSNorm, no biases, gated GELU, attention that is not divided by the square root of its width, and an
+output layer of its own (untied from the embedding). No dropout, as in its pre-training.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+FAN_IN = nnx.initializers.variance_scaling(1.0, 'fan_in', 'normal')
+MASKED = -1e9  # added to scores of positions that may not be seen
+
+
+class Sizes(NamedTuple):
+    """The sizes of the model; the defaults are those of T5 1.1 Base (248 million parameters).
+
+    >>> Sizes().width
+    768
+    """
+
+    vocabulary: int = 32_128
+    width: int = 768  # of the residual stream
+    heads: int = 12
+    head_width: int = 64
+    mlp_width: int = 2_048
+    layers: int = 12  # of the encoder, and as many of the decoder
+    buckets: int = 32  # of relative positions
+    distance: int = 128  # from which on all positions share a bucket
+
+
+class T5(nnx.Module):
+    """The model: tokens that are given and tokens so far, to logits of the next token.
+
+    Args:
+      sizes: its sizes.
+      dtype: of the computation; parameters, normalisation, softmax and logits are float32.
+      rngs: for the initial parameters.
+
+    >>> sizes = Sizes(vocabulary=9, width=4, heads=2, head_width=2, mlp_width=8, layers=1)
+    >>> model = lambda: T5(sizes, rngs=nnx.Rngs(0))
+    >>> nnx.eval_shape(lambda: model()(jnp.zeros((3, 7), int), jnp.zeros((3, 5), int))).shape
+    (3, 5, 9)
+    """
+
+    def __init__(self, sizes: Sizes, dtype: jax.typing.DTypeLike = jnp.float32, *, rngs: nnx.Rngs):
+        self.embedding = nnx.Embed(
+            sizes.vocabulary, sizes.width, dtype=dtype, embedding_init=nnx.initializers.normal(1.0), rngs=rngs
+        )
+        self.encoder = Stack(sizes, dtype, is_decoder=False, rngs=rngs)
+        self.decoder = Stack(sizes, dtype, is_decoder=True, rngs=rngs)
+        self.head = _linear(sizes.width, sizes.vocabulary, dtype, rngs)
+
+    def __call__(self, inputs: jax.Array, targets_so_far: jax.Array) -> jax.Array:
+        """Predicts each target.
+
+        Args:
+          inputs: tokens, int[batch, input length].
+          targets_so_far: the targets shifted right by one, int[batch, target length].
+
+        Returns:
+          Logits, float32[batch, target length, vocabulary].
+        """
+        encoded = self.encoder(self.embedding(inputs))
+        decoded = self.decoder(self.embedding(targets_so_far), encoded)
+        return self.head(decoded).astype(jnp.float32)
+
+
+class Stack(nnx.Module):
+    """The encoder, or the decoder: blocks that share one relative position bias.
+
+    >>> sizes = Sizes(width=4, heads=2, head_width=2, mlp_width=8, layers=1)
+    >>> Stack(sizes, jnp.float32, is_decoder=False, rngs=nnx.Rngs(0))(jnp.ones((3, 7, 4))).shape
+    (3, 7, 4)
+    """
+
+    def __init__(self, sizes: Sizes, dtype: jax.typing.DTypeLike, is_decoder: bool, *, rngs: nnx.Rngs):
+        self.is_decoder = is_decoder
+        self.buckets, self.distance = sizes.buckets, sizes.distance
+        self.position_bias = nnx.Embed(sizes.buckets, sizes.heads, embedding_init=FAN_IN, rngs=rngs)
+        self.layers = sizes.layers
+        for number in range(sizes.layers):
+            setattr(self, f'block{number + 1}', Block(sizes, dtype, is_decoder, rngs=rngs))
+        self.norm = _norm(sizes.width, dtype, rngs)
+
+    def __call__(self, hidden: jax.Array, encoded: jax.Array | None = None) -> jax.Array:
+        """Runs the blocks.
+
+        Args:
+          hidden: embedded tokens, [batch, length, width].
+          encoded: what the encoder returned, [batch, input length, width]; of the decoder alone.
+
+        Returns:
+          [batch, length, width], normalised.
+        """
+        length = hidden.shape[1]
+        positions = position_buckets(length, not self.is_decoder, self.buckets, self.distance)
+        bias = self.position_bias(jnp.asarray(positions)).transpose(2, 0, 1)
+        if self.is_decoder:
+            bias += jnp.where(jnp.tri(length, dtype=bool), 0.0, MASKED)
+        for number in range(self.layers):
+            hidden = getattr(self, f'block{number + 1}')(hidden, bias, encoded)
+        return self.norm(hidden)
+
+
+class Block(nnx.Module):
+    """Self-attention, in the decoder attention to what was encoded, and a gated MLP.
+
+    >>> sizes = Sizes(width=4, heads=2, head_width=2, mlp_width=8)
+    >>> block = Block(sizes, jnp.float32, is_decoder=False, rngs=nnx.Rngs(0))
+    >>> block(jnp.ones((3, 7, 4)), jnp.zeros((2, 7, 7))).shape
+    (3, 7, 4)
+    """
+
+    def __init__(self, sizes: Sizes, dtype: jax.typing.DTypeLike, is_decoder: bool, *, rngs: nnx.Rngs):
+        self.attention = Attention(sizes, dtype, rngs=rngs)
+        self.attention_norm = _norm(sizes.width, dtype, rngs)
+        if is_decoder:
+            self.cross_attention = Attention(sizes, dtype, rngs=rngs)
+            self.cross_attention_norm = _norm(sizes.width, dtype, rngs)
+        self.gate = _linear(sizes.width, sizes.mlp_width, dtype, rngs)
+        self.up = _linear(sizes.width, sizes.mlp_width, dtype, rngs)
+        self.down = _linear(sizes.mlp_width, sizes.width, dtype, rngs)
+        self.mlp_norm = _norm(sizes.width, dtype, rngs)
+
+    def __call__(self, hidden: jax.Array, bias: jax.Array, encoded: jax.Array | None = None) -> jax.Array:
+        """Adds to the residual stream.
+
+        Args:
+          hidden: [batch, length, width].
+          bias: added to the scores of self-attention, [heads, length, length].
+          encoded: [batch, input length, width], of the decoder alone.
+
+        Returns:
+          [batch, length, width].
+        """
+        normed = self.attention_norm(hidden)
+        hidden += self.attention(normed, normed, bias)
+        if encoded is not None:
+            hidden += self.cross_attention(self.cross_attention_norm(hidden), encoded)
+        normed = self.mlp_norm(hidden)
+        return hidden + self.down(nnx.gelu(self.gate(normed)) * self.up(normed))
+
+
+class Attention(nnx.Module):
+    """Attention of several heads.
+
+    >>> attention = Attention(Sizes(width=4, heads=2, head_width=2), jnp.float32, rngs=nnx.Rngs(0))
+    >>> attention(jnp.ones((3, 5, 4)), jnp.ones((3, 7, 4))).shape
+    (3, 5, 4)
+    """
+
+    def __init__(self, sizes: Sizes, dtype: jax.typing.DTypeLike, *, rngs: nnx.Rngs):
+        joined = sizes.heads * sizes.head_width
+        self.heads, self.dtype = sizes.heads, dtype
+        # What other models divide the scores by is in the initial query instead.
+        narrow = nnx.initializers.variance_scaling(1 / sizes.head_width, 'fan_in', 'normal')
+        self.query = _linear(sizes.width, joined, dtype, rngs, narrow)
+        self.key = _linear(sizes.width, joined, dtype, rngs)
+        self.value = _linear(sizes.width, joined, dtype, rngs)
+        self.out = _linear(joined, sizes.width, dtype, rngs)
+
+    def __call__(self, queries: jax.Array, seen: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+        """Attends.
+
+        Args:
+          queries: [batch, length, width].
+          seen: what may be attended to, [batch, seen length, width].
+          bias: added to the scores, [heads, length, seen length].
+
+        Returns:
+          [batch, length, width].
+        """
+
+        def split(joined: jax.Array) -> jax.Array:
+            return joined.reshape(*joined.shape[:2], self.heads, -1)
+
+        query, key, value = split(self.query(queries)), split(self.key(seen)), split(self.value(seen))
+        scores = jnp.einsum('bqhd,bkhd->bhqk', query, key).astype(jnp.float32)
+        weights = jax.nn.softmax(scores if bias is None else scores + bias).astype(self.dtype)
+        attended = jnp.einsum('bhqk,bkhd->bqhd', weights, value)
+        return self.out(attended.reshape(*attended.shape[:2], -1))
+
+
+def position_buckets(length: int, bidirectional: bool, buckets: int, distance: int) -> np.ndarray:
+    """The bucket of each pair of positions: one each for near ones, then ever wider ones.
+
+    Args:
+      length: of the sequence.
+      bidirectional: whether later positions have buckets of their own (half of all); else they share the first.
+      buckets: how many there are.
+      distance: from which on all positions share the last bucket.
+
+    Returns:
+      int[length (query), length (key)].
+
+    >>> position_buckets(4, False, 32, 128)[3]
+    array([3, 2, 1, 0])
+    """
+    relative = np.arange(length)[None, :] - np.arange(length)[:, None]
+    if bidirectional:
+        buckets //= 2
+    away = np.abs(relative) if bidirectional else np.maximum(-relative, 0)
+    near = buckets // 2
+    # In float32 and with its epsilon, as in T5: distances on an edge fall to the same side.
+    ratio = np.log(np.maximum(away, 1).astype(np.float32) / near + np.finfo(np.float32).eps) / np.log(distance / near)
+    far = np.minimum(near + (ratio * (buckets - near)).astype(int), buckets - 1)
+    return np.where(away < near, away, far) + (buckets * (relative > 0) if bidirectional else 0)
+
+
+def _linear(
+    inputs: int, outputs: int, dtype: jax.typing.DTypeLike, rngs: nnx.Rngs, init: nnx.Initializer = FAN_IN
+) -> nnx.Linear:
+    return nnx.Linear(inputs, outputs, use_bias=False, dtype=dtype, kernel_init=init, rngs=rngs)
+
+
+def _norm(width: int, dtype: jax.typing.DTypeLike, rngs: nnx.Rngs) -> nnx.RMSNorm:
+    return nnx.RMSNorm(width, dtype=dtype, rngs=rngs)

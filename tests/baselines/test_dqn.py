@@ -1,0 +1,138 @@
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import jaxpruner
+from jaxpruner.baselines import replay as replays
+from jaxpruner.baselines.dqn import DQNWorkload, explore, td_targets
+from jaxpruner.baselines.dqn_model import NATURE, QNetwork
+from jaxpruner.baselines.replay import Transitions
+from jaxpruner.baselines.task import Carry
+from jaxpruner.sparsity_distributions import uniform
+from jaxpruner.sparsity_schedules import OneShotSchedule
+
+pytest.importorskip('gymnax', reason='the games are those of gymnax')
+WORKLOAD = DQNWorkload()
+HALF = functools.partial(uniform, sparsity=0.5)
+TINY = {
+    'steps': 8,
+    'batch_size': 4,
+    'model': {'filters': [2], 'hidden': 4},
+    'task': {'environments': 2, 'replay': 12, 'replay_start': 6, 'target_every': 3, 'test_games': 3},
+}
+
+
+def transitions(rewards, terminal=False):
+    count = len(rewards)
+    observations = jnp.zeros((count, 10, 10, 4), bool)
+    return Transitions(
+        observations, jnp.arange(count) % 3, jnp.array(rewards, jnp.float32), observations, jnp.full(count, terminal)
+    )
+
+
+@pytest.fixture(scope='module')
+def played():
+    """The first carry, and those after 3 and after 8 steps of a tiny run with a pruner, all under jit."""
+    task = WORKLOAD.task(WORKLOAD.default('default').updated(TINY))
+    updater = jaxpruner.MagnitudePruning(scheduler=OneShotSchedule(target_step=1), sparsity_distribution_fn=HALF)
+    tx = updater.wrap_optax(optax.adam(1e-2))
+
+    @jax.jit
+    def start():
+        params = task.init(jax.random.key(0))
+        return Carry(params, task.init_state(params, jax.random.key(1)), tx.init(params), jax.random.key(2))
+
+    @jax.jit
+    def advance(carry, first, stop):
+        return jax.lax.fori_loop(first, stop, lambda number, carry: task.step(updater, tx, carry, number), carry)
+
+    first = start()
+    third = advance(first, 0, 3)
+    return task, first, third, advance(third, 3, 8)
+
+
+def test_td_targets_of_a_case_worked_by_hand():
+    batch = transitions([1.0, 0.0, 2.0])._replace(terminal=jnp.array([False, False, True]))
+    next_values = jnp.array([[1.0, 3.0, 2.0], [-1.0, -2.0, -4.0], [9.0, 9.0, 9.0]])
+    np.testing.assert_allclose(td_targets(batch, next_values, 0.9), [1 + 0.9 * 3, -0.9, 2.0], rtol=1e-6)
+
+
+def test_the_loss_is_that_of_the_action_taken(played):
+    """With all parameters zero every value is zero: the error is the reward, of which Huber takes |e| - 1/2 above 1."""
+    task, first, *_ = played
+    zeros = jax.tree.map(jnp.zeros_like, first.params)
+    state = first.state._replace(target=zeros)
+    loss, _ = task.loss(zeros, state, transitions([3.0, 0.5, 0.0]), None)
+    np.testing.assert_allclose(loss, (2.5 + 0.125 + 0.0) / 3, rtol=1e-6)
+    grads = jax.grad(lambda p: task.loss(p, state, transitions([3.0, 0.5, 0.0]), None)[0])(zeros)
+    np.testing.assert_allclose(grads['head']['bias'][...], np.array([-1.0, -0.5, 0.0]) / 3, rtol=1e-6)
+
+
+def test_games_are_played_and_kept(played):
+    _, first, third, last = played
+    replay = last.state.replay
+    assert first.state.replay.observation[:6].any(axis=(1, 2, 3)).all()  # random play before the first update
+    assert not first.state.replay.observation[6:].any()
+    assert replay.observation.any(axis=(1, 2, 3)).all()  # 6 + 8 * 2 moves went into 12 places
+    assert third.state.replay.observation.shape == (12, 10, 10, 4)
+    running = ~replay.terminal[2:8:2]
+    after = replay.next_observation[2:8:2][running]
+    np.testing.assert_array_equal(after, replay.observation[4:10:2][running])  # a game goes on where it was
+
+
+def test_the_target_network_follows_now_and_then(played):
+    _, _, third, last = played
+
+    def differ(one, other):
+        return any(jax.tree.leaves(jax.tree.map(lambda a, b: bool((a != b).any()), one, other)))
+
+    assert differ(third.state.target, third.params)
+    assert differ(third.state.target, last.state.target)
+    assert jaxpruner.summarize_sparsity(last.params)['dense/kernel'] == 0.5
+
+
+def test_returns_of_whole_games(played):
+    task, first, *_ = played
+    values = jax.jit(task.evaluate)(first.params, None)
+    assert set(values) == {'return'}
+    assert 0 <= values['return'] < 100
+
+
+def test_a_full_buffer_loses_the_oldest():
+    replay = replays.empty(4, (10, 10, 4))
+    for before, reward in [(0, 1.0), (2, 2.0), (4, 3.0)]:
+        replay = replays.insert(replay, transitions([reward] * 2), before)
+    assert replay.reward.tolist() == [3.0, 3.0, 2.0, 2.0]
+
+
+def test_exploring():
+    values = jnp.tile(jnp.array([0.0, 5.0, 1.0]), (3000, 1))
+    assert (explore(jax.random.key(0), values, 0.0) == 1).all()
+    shares = np.bincount(explore(jax.random.key(0), values, 0.3), minlength=3) / 3000
+    np.testing.assert_allclose(shares, [0.1, 0.8, 0.1], atol=0.03)
+
+
+@pytest.mark.parametrize(
+    ('shape', 'convolutions', 'hidden', 'actions', 'expected'),
+    [((10, 10, 4), [(16, 3, 1)], 128, 3, 132_179), ((84, 84, 4), NATURE, 512, 9, 1_688_745)],
+    ids=['minatar', 'nature'],
+)
+def test_sizes_of_the_papers(shape, convolutions, hidden, actions, expected):
+    network = nnx.eval_shape(lambda: QNetwork(shape, convolutions, hidden, actions, rngs=nnx.Rngs(0)))
+    assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(network, nnx.Param))) == expected
+
+
+def test_what_does_not_fit_is_refused():
+    recipe = WORKLOAD.default('default')
+    with pytest.raises(ValueError, match='multiples of'):
+        WORKLOAD.task(recipe.updated({'task': {'replay': 1001}}))
+    with pytest.raises(ValueError, match="not 'Pong'"):
+        WORKLOAD.data(recipe.updated({'data': 'Pong'}), None)
+    with pytest.raises(ValueError, match="no preset 'full'"):
+        WORKLOAD.default('full')

@@ -1,0 +1,142 @@
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import jaxpruner
+from jaxpruner.baselines.federated import Clients, FederatedWorkload, split_by_label
+from jaxpruner.baselines.federated_model import ClientCNN
+from jaxpruner.baselines.task import Carry
+from jaxpruner.sparsity_distributions import uniform
+from jaxpruner.sparsity_schedules import OneShotSchedule
+
+WORKLOAD = FederatedWorkload()
+HALF = functools.partial(uniform, sparsity=0.5)
+TINY = {
+    'steps': 3,
+    'batch_size': 6,
+    'model': {'filters': [2, 3], 'hidden': 5, 'classes': 3},
+    'task': {'clients': 4, 'clients_per_round': 2, 'local_steps': 2},
+}
+
+
+def clients(count=4, examples=6):
+    """Images whose label is where they are bright."""
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 3, (count, examples)).astype(np.int32)
+    images = random.normal(size=(count, examples, 8, 8, 1)).astype(np.float32) * 0.1
+    images[..., :2, :, 0] += labels[..., None, None]
+    return Clients(images, labels, images[0], labels[0])
+
+
+def start(task, updater, tx):
+    params = task.init(jax.random.key(0))
+    return Carry(params, None, tx.init(params), jax.random.key(1))
+
+
+def test_clients_have_few_labels_and_share_no_example():
+    labels = np.random.default_rng(0).integers(0, 10, 1000)
+    places = split_by_label(labels, clients=20, shards=2)
+    assert places.shape == (20, 50)
+    assert len(np.unique(places)) == places.size
+    assert max(len(np.unique(labels[mine])) for mine in places) <= 4
+    with pytest.raises(ValueError, match='3 examples cannot be cut into 2 x 2 shards'):
+        split_by_label(labels[:3], 2, 2)
+
+
+def test_one_client_and_one_step_are_sgd():
+    """The pseudo-gradient is then the client's rate times the gradient on all its examples."""
+    recipe = WORKLOAD.default('default').updated(
+        {**TINY, 'task': {'clients_per_round': 1, 'local_steps': 1, 'client_learning_rate': 0.5}}
+    )
+    data = clients(count=1)
+    task = WORKLOAD.task(recipe, data)
+    updater = jaxpruner.NoPruning()
+    tx = updater.wrap_optax(optax.sgd(1.0))
+    carry = start(task, updater, tx)
+    after = jax.jit(lambda carry: task.step(updater, tx, carry, 0).params)(carry)
+    grads = jax.jit(jax.grad(lambda p: task.loss(p, None, (data.images[0], data.labels[0]), None)[0]))(carry.params)
+    expected = jax.tree.map(lambda p, g: p - 0.5 * g, carry.params, grads)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), after, expected)
+
+
+def test_rounds_lower_the_loss_and_keep_the_server_sparse():
+    recipe = WORKLOAD.default('default').updated(TINY)
+    updater = jaxpruner.MagnitudePruning(scheduler=OneShotSchedule(target_step=1), sparsity_distribution_fn=HALF)
+    tx = updater.wrap_optax(optax.adam(3e-2))
+
+    @jax.jit
+    def train(data):
+        task = WORKLOAD.task(recipe, data)
+        carry = start(task, updater, tx)
+        after = jax.lax.fori_loop(0, 60, lambda number, carry: task.step(updater, tx, carry, number), carry)
+        return task.evaluate(carry.params, None), task.evaluate(after.params, None), after.params
+
+    before, after, params = train(clients())
+    assert after['loss'] < 0.7 * before['loss']
+    assert set(after) == {'accuracy', 'loss'}
+    sparsities = jaxpruner.summarize_sparsity(params)
+    assert sparsities['conv2/kernel'] == 0.5
+    assert sparsities['conv2/bias'] == 0
+
+
+def test_dropout_scales_what_it_keeps():
+    model = nnx.eval_shape(lambda: ClientCNN(8, (4, 4), 6, 3, (0.5, 0.0), rngs=nnx.Rngs(0)))
+    features = jnp.ones((100, 16))
+    dropped = model._drop(0, features, jax.random.key(0))
+    assert set(np.unique(dropped)) == {0.0, 2.0}
+    assert abs(float(dropped.mean()) - 1) < 0.1
+    assert model._drop(1, features, jax.random.key(0)) is features
+    assert model._drop(0, features, None) is features
+
+
+def test_full_preset_has_the_sizes_of_emnist():
+    recipe = WORKLOAD.default('full')
+    assert (recipe.steps, recipe.task['clients_per_round']) == (1500, 10)
+    shapes = Clients(
+        jax.ShapeDtypeStruct((3400, 100, 28, 28, 1), jnp.float32),
+        jax.ShapeDtypeStruct((3400, 100), jnp.int32),
+        jax.ShapeDtypeStruct((500, 28, 28, 1), jnp.float32),
+        jax.ShapeDtypeStruct((500,), jnp.int32),
+    )
+    updater = jaxpruner.NoPruning()
+    tx = updater.wrap_optax(optax.sgd(0.1))
+
+    def one_round(data):
+        task = WORKLOAD.task(recipe, data)
+        return task.step(updater, tx, start(task, updater, tx), 0).params
+
+    params = jax.eval_shape(one_round, shapes)
+    assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)) == 1_206_590  # FedJAX's network
+
+
+def test_digits_are_read():
+    data = WORKLOAD.data(WORKLOAD.default('default'), None)
+    assert data.images.shape == (20, 66, 8, 8, 1)
+    assert data.labels.shape == (20, 66)
+
+
+@pytest.mark.parametrize(
+    ('changes', 'message'),
+    [
+        ({'task': {'clients_per_round': 9}}, 'clients_per_round must lie in 1 to 4, got 9'),
+        ({'batch_size': 99, 'task': {'clients_per_round': 2}}, 'batch_size must be at most 6'),
+    ],
+)
+def test_numbers_that_do_not_fit_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        WORKLOAD.task(WORKLOAD.default('default').updated(changes), clients())
+
+
+def test_data_that_are_not_there_are_refused():
+    with pytest.raises(ValueError, match='--data-dir'):
+        WORKLOAD.data(WORKLOAD.default('data'), None)
+    with pytest.raises(ValueError, match="data 'emnist' cannot be read"):
+        WORKLOAD.data(WORKLOAD.default('full'), None)
+    with pytest.raises(ValueError, match="no preset 'huge'"):
+        WORKLOAD.default('huge')

@@ -1,0 +1,174 @@
+"""The image workloads: sizes of the full presets, what may be pruned, data, and what is refused."""
+
+import gzip
+import math
+import os
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxpruner.baselines import WORKLOADS, data, images, models
+from jaxpruner.baselines.convolutions import convolution_as_matmul
+
+SHARED = os.environ.get('JAXPRUNER_SHARED')
+
+
+def shapes_of(name, preset):
+    recipe = WORKLOADS[name].default(preset)
+    return jax.eval_shape(WORKLOADS[name].model(recipe).init, jax.random.key(0))[0]
+
+
+@pytest.mark.parametrize(
+    ('name', 'preset', 'parameters'),
+    [('resnet', 'full', 25_557_032), ('vit', 'full', 86_567_656), ('lenet', 'data', 266_610)],
+)
+def test_full_sizes_have_the_published_number_of_parameters(name, preset, parameters):
+    assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes_of(name, preset))) == parameters
+
+
+@pytest.mark.parametrize('name', ['resnet', 'vit'])
+def test_full_sizes_classify_images(name):
+    recipe = WORKLOADS[name].default('full')
+    model = WORKLOADS[name].model(recipe)
+    pixels = jax.ShapeDtypeStruct((2, 224, 224, 3), 'float32')
+    logits = jax.eval_shape(
+        lambda key, pixels: model.apply(*model.init(key), pixels, train=True)[0], jax.random.key(0), pixels
+    )
+    assert (logits.shape, logits.dtype) == ((2, 1000), np.float32)
+
+
+@pytest.mark.parametrize('name', ['resnet', 'vit', 'lenet'])
+def test_a_loss_falls_on_one_batch(name):
+    workload = WORKLOADS[name]
+    sizes = {
+        'resnet': {'stages': (1, 1), 'width': 4},
+        'vit': {'patch': 4, 'width': 8, 'layers': 1, 'heads': 2, 'hidden': 8},
+        'lenet': {'hidden': (8,)},
+    }
+    recipe = workload.default('default').updated({'batch_size': 16, 'model': sizes[name], 'task': {'shift': 1}})
+    task = workload.task(recipe, data.load_digits())
+    params, key = task.init(jax.random.key(0)), jax.random.key(1)
+    state, batch = task.init_state(params, key), task.batch(key, 0)
+
+    @jax.jit
+    def step(params, state):
+        (loss, state), grads = jax.value_and_grad(task.loss, has_aux=True)(params, state, batch, key)
+        return jax.tree.map(lambda leaf, grad: leaf - 0.1 * grad, params, grads), state, loss
+
+    losses = []
+    for _ in range(15):
+        params, state, loss = step(params, state)
+        losses.append(float(loss))
+    assert losses[-1] < 0.97 * losses[0]
+
+
+def test_kernels_alone_may_be_pruned():
+    params = shapes_of('vit', 'default')
+    assert params['positions'].ndim == 3
+    chosen = [path for path in nnx.to_flat_state(params).paths if images.is_kernel(path, None)]
+    assert len(chosen) == 1 + 3 * 6 + 1
+
+
+def test_images_move_within_their_frame():
+    frame = jnp.zeros((40, 5, 5, 1)).at[:, 2, 2].set(1.0)
+    moved = np.asarray(images._shifted(frame, jax.random.key(0), 1))[..., 0]
+    places = np.argwhere(moved == 1)[:, 1:]
+    assert len(places) == 40
+    assert {1, 2, 3} == set(places.ravel().tolist())
+
+
+@pytest.mark.parametrize('strides', [(1, 1), (2, 2)])
+@pytest.mark.parametrize('size', [1, 3, 7])
+def test_convolution_as_matmul_is_a_convolution(strides, size):
+    pixels, kernel = jax.random.normal(jax.random.key(0), (2, 9, 8, 3)), jnp.ones((size, size, 3, 4)) / size
+    expected = jax.lax.conv_general_dilated(
+        pixels, kernel, strides, 'SAME', dimension_numbers=('NHWC', 'HWIO', 'NHWC'), precision='highest'
+    )
+    np.testing.assert_allclose(convolution_as_matmul(pixels, kernel, strides, 'SAME'), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ('name', 'preset', 'message'),
+    [
+        ('resnet', 'data', 'needs --data-dir'),
+        ('resnet', 'full', "data 'imagenet' cannot be read by resnet"),
+    ],
+)
+def test_data_that_are_refused(name, preset, message):
+    with pytest.raises(ValueError, match=message):
+        WORKLOADS[name].data(WORKLOADS[name].default(preset), None)
+
+
+def test_unknown_presets_are_refused():
+    with pytest.raises(ValueError, match="lenet has no preset 'date'; did you mean 'data'"):
+        WORKLOADS['lenet'].default('date')
+
+
+def test_patches_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match=r'model\.patch 3 does not divide images of 8x8'):
+        models.ViT((8, 8, 1), 3, 8, 1, 2, 8, 10, 'float32', rngs=nnx.Rngs(0))
+
+
+def write_idx(path, array, magic):
+    header = magic.to_bytes(4, 'big') + b''.join(size.to_bytes(4, 'big') for size in array.shape)
+    content = header + array.astype(np.uint8).tobytes()
+    path.write_bytes(gzip.compress(content) if path.suffix == '.gz' else content)
+
+
+def write_all(folder):
+    random = np.random.default_rng(0)
+    for part, number in (('train', 30), ('t10k', 20)):
+        write_idx(folder / f'{part}-images-idx3-ubyte.gz', random.integers(0, 256, (number, 6, 6)), 2051)
+        write_idx(folder / f'{part}-labels-idx1-ubyte', random.integers(0, 10, number), 2049)
+
+
+def test_idx_files(tmp_path):
+    write_all(tmp_path)
+    loaded = data.load_mnist(tmp_path)
+    assert loaded.x_train.shape == (30, 6, 6, 1)
+    assert loaded.y_test.shape == (20,)
+    np.testing.assert_allclose([loaded.x_train.mean(), loaded.x_train.std()], [0, 1], atol=1e-5)
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+@pytest.mark.parametrize(
+    ('damage', 'message'),
+    [
+        (lambda folder: cut(folder / 't10k-labels-idx1-ubyte'), 'holds 25 bytes where its header promises 28'),
+        (lambda folder: cut(folder / 'train-images-idx3-ubyte.gz'), 'cannot be read'),
+        (lambda folder: (folder / 'train-labels-idx1-ubyte').unlink(), r'neither mnist.npz nor train-labels'),
+        (lambda folder: (folder / 'mnist.npz').write_bytes(b'no'), 'is no npz archive'),
+        (lambda folder: np.savez(folder / 'mnist.npz', x_train=np.zeros(3)), 'lacks y_train, x_test, y_test'),
+        (
+            lambda folder: write_idx(folder / 't10k-labels-idx1-ubyte', np.zeros(3), 2049),
+            'has 20 images and labels of shape',
+        ),
+        (
+            lambda folder: write_idx(folder / 't10k-labels-idx1-ubyte', np.full(20, 11), 2049),
+            'holds other values than the digits',
+        ),
+        (
+            lambda folder: write_idx(folder / 't10k-labels-idx1-ubyte', np.zeros((2, 2, 2)), 2051),
+            'no IDX file of labels',
+        ),
+    ],
+)
+def test_damaged_files_are_named(damage, message, tmp_path):
+    write_all(tmp_path)
+    damage(tmp_path)
+    with pytest.raises(data.DataError, match=message):
+        data.load_mnist(tmp_path)
+
+
+@pytest.mark.skipif(SHARED is None, reason='MNIST is found through the environment variable JAXPRUNER_SHARED')
+def test_mnist():
+    loaded = data.load_mnist(Path(SHARED or '') / 'data')
+    assert loaded.x_train.shape == (60_000, 28, 28, 1)
+    assert loaded.x_test.shape == (10_000, 28, 28, 1)

@@ -1,0 +1,72 @@
+"""From names and recipes to updaters."""
+
+import jax
+import numpy as np
+import pytest
+
+import jaxpruner
+from jaxpruner.baselines.pruners import make_updater, target_sparsities
+from jaxpruner.baselines.recipe import Pruning, Recipe
+from jaxpruner.sparsity_distributions import NOT_DIM_ONE_FILTER
+
+RECIPE = Recipe('resnet', steps=1000)
+SHAPES = {'wide': jax.ShapeDtypeStruct((64, 64), 'float32'), 'bias': jax.ShapeDtypeStruct((64,), 'float32')}
+
+
+@pytest.mark.parametrize('name', jaxpruner.all_algorithm_names())
+def test_every_algorithm_is_made(name):
+    if name == 'iterative_nm':
+        pytest.skip('it takes N:M types alone')
+    updater = make_updater(name, {'wide': 0.5, 'bias': None}, RECIPE)
+    assert isinstance(updater, jaxpruner.ALGORITHM_REGISTRY[name])
+
+
+@pytest.mark.parametrize(
+    ('name', 'start', 'end'),
+    [('magnitude', 200, 750), ('rigl', 0, 750), ('set', 0, 750), ('magnitude_ste', 0, 750), ('saliency', 200, 750)],
+)
+def test_when_masks_change(name, start, end):
+    scheduler = make_updater(name, {'wide': 0.5, 'bias': None}, RECIPE).scheduler
+    assert (scheduler.update_start_step, scheduler.update_end_step) == (start, end)
+
+
+@pytest.mark.parametrize('end', [0.5, 0.73, 0.75, 0.999])
+def test_gradual_pruning_reaches_its_target_at_the_last_update(end):
+    recipe = Recipe('resnet', steps=997, pruning=Pruning(end=end))
+    scheduler = make_updater('magnitude', {'wide': 0.5}, recipe).scheduler
+    last = max(step for step in range(997) if scheduler.is_mask_update_iter(step))
+    assert float(scheduler.get_sparsity_at_step(0.5, last)) == 0.5
+
+
+@pytest.mark.parametrize('distribution', ['uniform', 'erk'])
+def test_targets(distribution):
+    recipe = Recipe('resnet', pruning=Pruning(distribution=distribution))
+    assert target_sparsities(SHAPES, 'set', 0.5, recipe, NOT_DIM_ONE_FILTER) == {'wide': 0.5, 'bias': None}
+    assert target_sparsities(SHAPES, 'no_prune', 0.0, recipe, NOT_DIM_ONE_FILTER) == {'wide': None, 'bias': None}
+
+
+def test_one_program_serves_every_sparsity():
+    params = {'wide': np.random.default_rng(0).normal(size=(16, 16)).astype(np.float32)}
+
+    @jax.jit
+    def zeros(sparsity):
+        updater = make_updater('magnitude', {'wide': sparsity}, RECIPE)
+        return (updater.instant_sparsify(params)[0]['wide'] == 0).mean()
+
+    np.testing.assert_allclose([zeros(sparsity) for sparsity in (0.25, 0.5, 0.75)], [0.25, 0.5, 0.75])
+
+
+@pytest.mark.parametrize(
+    ('name', 'sparsity', 'pruning', 'message'),
+    [
+        ('rigel', 0.5, Pruning(), "algorithm 'rigel' is unknown; did you mean 'rigl'"),
+        ('rigl', 80.0, Pruning(), r'must lie in \[0, 1\]'),
+        ('rigl', 0.5, Pruning(distribution='erik'), "'erik' is unknown; did you mean 'erk'"),
+        ('rigl', 0.5, Pruning(trainer_start=0.8), r'the end 0.75 lies before the start 0.8'),
+        ('set', 0.5, Pruning(drop_fraction=1.5), 'drop_fraction must lie in'),
+    ],
+)
+def test_what_is_refused(name, sparsity, pruning, message):
+    recipe = Recipe('resnet', pruning=pruning)
+    with pytest.raises(ValueError, match=message):
+        make_updater(name, target_sparsities(SHAPES, name, sparsity, recipe, NOT_DIM_ONE_FILTER), recipe)

@@ -1,0 +1,137 @@
+"""Recipes: to TOML and back, overrides, and what is refused."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from jaxpruner.baselines import WORKLOADS
+from jaxpruner.baselines.optimizers import make_optimizer, make_schedule
+from jaxpruner.baselines.recipe import Optimizer, Pruning, Recipe, Schedule, parse_override, read_recipe
+
+ALL = [(workload, preset) for workload in WORKLOADS.values() for preset in workload.presets]
+BASE = Recipe('resnet', model={'width': 8, 'stages': (1, 1)}, task={'shift': 0, 'name': 'a "b"\n'})
+
+
+@pytest.mark.parametrize(('workload', 'preset'), ALL, ids=lambda value: getattr(value, 'name', value))
+def test_presets_go_to_toml_and_back(workload, preset, tmp_path):
+    recipe = workload.default(preset)
+    assert (recipe.workload, recipe.preset) == (workload.name, preset)
+    recipe.write(tmp_path / 'recipe.toml')
+    changed = dataclasses.replace(recipe, steps=1, optimizer=Optimizer('adam'))
+    assert changed.digest() != recipe.digest()
+    again = read_recipe(tmp_path / 'recipe.toml', changed)
+    assert again == recipe
+    assert again.digest() == recipe.digest()
+    assert [path.name for path in tmp_path.iterdir()] == ['recipe.toml']
+
+
+@pytest.mark.parametrize(
+    ('text', 'changes'),
+    [
+        ('steps=10', {'steps': 10}),
+        ('optimizer.learning_rate = 1', {'optimizer': {'learning_rate': 1.0}}),
+        ('optimizer.name=adam', {'optimizer': {'name': 'adam'}}),
+        ('optimizer.name="adam"', {'optimizer': {'name': 'adam'}}),
+        ('model.stages=[2, 2]', {'model': {'stages': (2, 2)}}),
+        ('task.name=x', {'task': {'name': 'x'}}),
+    ],
+)
+def test_overrides(text, changes):
+    assert BASE.updated(parse_override(text)) == BASE.updated(changes) != BASE
+
+
+@pytest.mark.parametrize(
+    ('text', 'message'),
+    [
+        ('steps', "'steps' is no key=value"),
+        ('stepz=3', "no key 'stepz'; did you mean 'steps'"),
+        ('optimizer.momentun=1', "no key 'optimizer.momentun'; did you mean 'momentum'"),
+        ('model.widht=1', "no key 'model.widht'; did you mean 'width'"),
+        ('steps=1.5', 'steps must be a whole number, got 1.5'),
+        ('steps=true', 'steps must be a whole number, got True'),
+        ('optimizer=3', 'optimizer is a table of keys, got 3'),
+        ('model.stages=1', 'model.stages must be a list, got 1'),
+        ('optimizer.nesterov=1', 'optimizer.nesterov must be true or false'),
+        ('steps=0', 'steps must be at least 1, got 0'),
+        ('eval_every=0.0', 'eval_every must lie in'),
+        ('dtype=float16', "dtype must be 'float32' or 'bfloat16'"),
+        ('pruning.end=75.0', 'pruning.end must lie in'),
+    ],
+)
+def test_what_is_refused(text, message):
+    with pytest.raises(ValueError, match=message.replace('(', r'\(')):
+        BASE.updated(parse_override(text))
+
+
+@pytest.mark.parametrize(
+    ('content', 'message'),
+    [
+        ('steps = ', 'no valid TOML'),
+        ('workload = "vit"', "recipe of the workload 'vit', not of 'resnet'"),
+        ('[pruning]\nstrat = 0.1', "recipe.toml: the recipe has no key 'pruning.strat'; did you mean 'start'"),
+    ],
+)
+def test_files_that_are_refused(content, message, tmp_path):
+    path = tmp_path / 'recipe.toml'
+    path.write_text(content)
+    with pytest.raises(ValueError, match=message):
+        read_recipe(path, BASE)
+
+
+@pytest.mark.parametrize('name', ['sgd', 'adam', 'adamw', 'adafactor'])
+def test_every_optimizer_lowers_a_loss(name):
+    recipe = Recipe('resnet', steps=50, optimizer=Optimizer(name, 0.05, weight_decay=1e-4, clip_norm=1.0))
+    tx, params = make_optimizer(recipe), {'kernel': np.ones((4, 4), np.float32)}
+    state = tx.init(params)
+    for _ in range(20):
+        updates, state = tx.update(jax.tree.map(lambda leaf: leaf * 2, params), state, params)
+        params = optax.apply_updates(params, updates)
+    assert np.abs(params['kernel']).max() < 0.9
+
+
+@pytest.mark.parametrize(
+    ('schedule', 'rates'),
+    [
+        (Schedule(warmup=0.1, decay='constant'), {0: 0.0, 5: 0.5, 10: 1.0, 99: 1.0}),
+        (Schedule(warmup=0.1, decay='cosine'), {0: 0.0, 10: 1.0, 55: 0.5, 100: 0.0}),
+        (Schedule(decay='steps', boundaries=(0.5, 0.75)), {0: 1.0, 49: 1.0, 51: 0.1, 76: 0.01}),
+        (Schedule(warmup=0.1, decay='steps', boundaries=(0.5,)), {10: 1.0, 49: 1.0, 51: 0.1}),
+        (Schedule(decay='inverse_sqrt'), {0: 1.0, 3: 0.5}),
+    ],
+)
+def test_learning_rates(schedule, rates):
+    rate = make_schedule(Recipe('resnet', steps=100, optimizer=Optimizer(learning_rate=1.0), schedule=schedule))
+    np.testing.assert_allclose([rate(step) for step in rates], list(rates.values()), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ('recipe', 'message'),
+    [
+        (Recipe('resnet', optimizer=Optimizer('adm')), "'adm' is unknown; did you mean 'adam'"),
+        (Recipe('resnet', schedule=Schedule(decay='cosin')), "'cosin' is unknown; did you mean 'cosine'"),
+        (Recipe('resnet', schedule=Schedule(decay='steps')), 'must be growing shares'),
+        (Recipe('resnet', schedule=Schedule(decay='steps', boundaries=(0.5, 0.2))), 'must be growing shares'),
+    ],
+)
+def test_optimizers_that_are_refused(recipe, message):
+    with pytest.raises(ValueError, match=message):
+        make_optimizer(recipe)
+
+
+def test_weight_decay_of_kernels_only():
+    params = {'kernel': np.ones((2, 2), np.float32), 'bias': np.ones(2, np.float32)}
+    zeros = jax.tree.map(np.zeros_like, params)
+    for kernels_only in (True, False):
+        numbers = Optimizer(weight_decay=0.5, decay_kernels_only=kernels_only)
+        tx = make_optimizer(Recipe('resnet', optimizer=numbers))
+        updates, _ = tx.update(zeros, tx.init(params), params)
+        assert (updates['bias'] == 0).all() == kernels_only
+        assert (updates['kernel'] < 0).all()
+
+
+def test_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Pruning().start = 0.5

@@ -1,0 +1,158 @@
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from jaxpruner.baselines.span_corruption import END, Lengths, corrupt, noise_mask
+from jaxpruner.baselines.t5 import T5Workload, Text
+from jaxpruner.baselines.t5_model import T5, Sizes, position_buckets
+
+TINY = {
+    'steps': 3,
+    'batch_size': 4,
+    'model': {'width': 8, 'heads': 2, 'head_width': 4, 'mlp_width': 8, 'layers': 1},
+    'task': {'length': 20, 'test_examples': 6},
+}
+
+
+def reference_corruption(tokens, is_noise, vocabulary):
+    """Token by token, as the paper describes it."""
+    inputs, targets, sentinel, before = [], [], vocabulary, False
+    for token, noise in zip(tokens.tolist(), is_noise.tolist(), strict=True):
+        if noise and not before:
+            sentinel -= 1
+            inputs.append(sentinel)
+            targets.append(sentinel)
+        (targets if noise else inputs).append(token)
+        before = noise
+    return [*inputs, END], [*targets, END]
+
+
+SHAPES = [Lengths.of(20, 0.15, 3.0), Lengths.of(60, 0.5, 2.0), Lengths.of(10, 0.1, 3.0)]
+
+
+@pytest.mark.parametrize('lengths', SHAPES, ids=str)
+def test_span_corruption_equals_the_reference(lengths):
+    tokens = np.random.default_rng(0).integers(2, 90, lengths.text)
+
+    @jax.jit
+    @jax.vmap
+    def draw(key):
+        mask = noise_mask(key, lengths)
+        return mask, *corrupt(jnp.asarray(tokens), mask, lengths, 100)
+
+    for mask, inputs, targets in zip(*map(np.asarray, draw(jax.random.split(jax.random.key(0), 50))), strict=True):
+        assert (inputs.tolist(), targets.tolist()) == reference_corruption(tokens, mask, 100)
+        assert mask.sum() == lengths.noise
+        assert (np.diff(mask.astype(int), prepend=0) == 1).sum() == lengths.spans
+        assert not mask[0]
+
+
+def test_every_division_into_spans_is_drawn():
+    lengths = Lengths(text=8, noise=3, spans=2)
+    masks = jax.jit(jax.vmap(lambda key: noise_mask(key, lengths)))(jax.random.split(jax.random.key(0), 4000))
+    _, counts = np.unique(np.asarray(masks), axis=0, return_counts=True)
+    assert len(counts) == 2 * 4  # two ways to cut 3 tokens of noise, four ways to cut 5 others
+    assert counts.min() > 400
+
+
+def test_t5_lengths_of_the_paper():
+    lengths = Lengths.of(568, 0.15, 3.0)
+    assert (lengths.inputs, lengths.targets) == (512, 114)
+
+
+@pytest.mark.parametrize(('text', 'density'), [(2, 0.15), (10, 0.95)])
+def test_lengths_that_do_not_fit_are_refused(text, density):
+    with pytest.raises(ValueError, match=f'{text} tokens with noise_density {density}'):
+        Lengths.of(text, density, 3.0)
+
+
+@pytest.mark.parametrize('bidirectional', [True, False])
+def test_position_buckets_are_those_of_t5(bidirectional):
+    """Against its definition, one pair at a time."""
+    buckets = position_buckets(300, bidirectional, 32, 128)
+    count = 16 if bidirectional else 32
+    for query, key in [(0, 0), (5, 3), (3, 5), (40, 20), (20, 40), (299, 0), (0, 299), (150, 99)]:
+        away = abs(query - key) if bidirectional else max(query - key, 0)
+        near = count // 2
+        far = near + int(math.log(max(away, 1) / near + 1e-7) / math.log(128 / near) * (count - near))
+        expected = away if away < near else min(far, count - 1)
+        assert buckets[query, key] == expected + (16 if bidirectional and key > query else 0)
+
+
+def test_the_decoder_sees_no_later_token():
+    sizes = Sizes(vocabulary=11, width=8, heads=2, head_width=4, mlp_width=8, layers=2)
+    model = T5(sizes, rngs=nnx.Rngs(0))
+    inputs, so_far = jnp.arange(10)[None] % 11, jnp.arange(6)[None]
+    graph, params = nnx.split(model)
+    apply = jax.jit(lambda so_far: nnx.merge(graph, params)(inputs, so_far))
+    changed = apply(so_far.at[0, 4].set(9)) - apply(so_far)
+    np.testing.assert_array_equal(np.asarray(jnp.abs(changed[0]).max(axis=-1) > 0), [False] * 4 + [True] * 2)
+
+
+def test_full_preset_is_t5_base():
+    """247,577,856 parameters: what the released checkpoint of T5 1.1 Base has."""
+    workload = T5Workload()
+    recipe = workload.default('full')
+    task = workload.task(recipe, Text.of(bytes(range(256)) * 40))
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)) == 247_577_856
+    inputs, targets = jax.eval_shape(task.batch, jax.random.key(0), 0)
+    assert (inputs.shape, targets.shape) == ((128, 512), (128, 114))
+    assert jax.eval_shape(task.loss, params, None, (inputs, targets), jax.random.key(0))[0].shape == ()
+
+
+def test_the_loss_falls_and_data_may_be_traced():
+    workload = T5Workload()
+    recipe = workload.default('default').updated({**TINY, 'steps': 30})
+    tx = optax.adam(1e-2)
+
+    @jax.jit
+    def train(data):
+        task = workload.task(recipe, data)
+        params = task.init(jax.random.key(0))
+
+        def step(number, carry):
+            batch = task.batch(jax.random.fold_in(jax.random.key(1), number), number)
+            grads = jax.grad(lambda p: task.loss(p, None, batch, None)[0])(carry[0])
+            updates, opt_state = tx.update(grads, carry[1])
+            return optax.apply_updates(carry[0], updates), opt_state
+
+        after, _ = jax.lax.fori_loop(0, recipe.steps, step, (params, tx.init(params)))
+        return task.evaluate(params, None)['loss'], task.evaluate(after, None)['loss']
+
+    before, after = train(Text.of(b'a text that says the same again and again. ' * 20))
+    assert after < 0.8 * before
+
+
+def test_texts_are_read(tmp_path):
+    workload = T5Workload()
+    (tmp_path / 'tinyshakespeare.txt').write_bytes(b'abc' * 100)
+    data = workload.data(workload.default('data'), tmp_path)
+    assert (len(data.train), len(data.test), len(data.symbols)) == (270, 30, 3)
+    assert len(workload.data(workload.default('default'), None).train) > 300_000
+
+
+def test_what_cannot_be_read_is_refused(tmp_path):
+    workload = T5Workload()
+    with pytest.raises(ValueError, match='--data-dir'):
+        workload.data(workload.default('data'), None)
+    with pytest.raises(ValueError, match=r'tinyshakespeare\.txt does not exist'):
+        workload.data(workload.default('data'), tmp_path)
+    with pytest.raises(ValueError, match="not 'c4'"):
+        workload.data(workload.default('full'), tmp_path)
+    with pytest.raises(ValueError, match="no preset 'huge'"):
+        workload.default('huge')
+
+
+def test_numbers_that_do_not_fit_are_refused():
+    workload = T5Workload()
+    text = Text.of(b'abcd' * 100)
+    with pytest.raises(ValueError, match='leaves 40 bytes'):
+        workload.task(workload.default('default'), text)
+    with pytest.raises(ValueError, match=r'model\.vocabulary is 5, but pydoc needs 7'):
+        workload.task(workload.default('default').updated({**TINY, 'model': {'vocabulary': 5}}), text)
