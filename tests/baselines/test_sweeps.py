@@ -302,7 +302,7 @@ def test_signals(undisturbed, tmp_path):
     process = start()
     reached = wait_for_checkpoint('')
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.communicate()
     process = start()
     wait_for_checkpoint(reached)
     process.send_signal(signal.SIGINT)

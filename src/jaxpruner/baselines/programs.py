@@ -26,7 +26,7 @@ class Common:
 
     >>> from jaxpruner.baselines import WORKLOADS
     >>> workload = WORKLOADS['lenet']
-    >>> recipe = workload.default('default').updated({'steps': 2, 'model': {'hidden': [4]}})
+    >>> recipe = workload.default('default').updated({'steps': 8, 'model': {'hidden': [4]}})
     >>> common = Common(workload, recipe, workload.data(recipe, None), 'map')
     >>> common.evaluate(*common.init(jnp.arange(3)))['accuracy'].shape
     (3,)
@@ -56,7 +56,7 @@ class Programs:
 
     >>> from jaxpruner.baselines import WORKLOADS
     >>> workload = WORKLOADS['lenet']
-    >>> recipe = workload.default('default').updated({'steps': 2, 'model': {'hidden': [4]}})
+    >>> recipe = workload.default('default').updated({'steps': 8, 'model': {'hidden': [4]}})
     >>> programs = Programs(Common(workload, recipe, workload.data(recipe, None), 'map'), 'random')
     >>> targets = programs.targets([0.5, 0.8])
     >>> programs.advance(targets, programs.start(targets, [0, 0]), 0, 2).key.shape

@@ -78,7 +78,7 @@ def make_updater(algorithm: str, targets: Any, recipe: Recipe, seed: Any = 0) ->
     >>> make_updater('rigl', {'kernel': 0.5}, Recipe('resnet', steps=100)).scheduler
     PeriodicSchedule(update_freq=2, update_start_step=0, update_end_step=75)
     >>> make_updater('magnitude', {'kernel': 0.5}, Recipe('resnet', steps=100)).scheduler
-    PolynomialSchedule(update_freq=2, update_start_step=20, update_end_step=75, power=3.0)
+    PolynomialSchedule(update_freq=2, update_start_step=20, update_end_step=74, power=3.0)
     """
     check_algorithm(algorithm)
     start, end = _interval(algorithm, recipe)

@@ -84,7 +84,7 @@ class Sweep:
     >>> import tempfile
     >>> from jaxpruner.baselines import WORKLOADS
     >>> workload = WORKLOADS['lenet']
-    >>> recipe = workload.default('default').updated({'steps': 2, 'model': {'hidden': [4]}})
+    >>> recipe = workload.default('default').updated({'steps': 8, 'model': {'hidden': [4]}})
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     sweep = Sweep(workload, recipe, workload.data(recipe, None), Path(folder))
     ...     sweep.run(plan(['random'], [0.5], [0, 1]))

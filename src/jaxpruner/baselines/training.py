@@ -29,7 +29,7 @@ class Training:
 
     >>> from jaxpruner.baselines import WORKLOADS
     >>> workload = WORKLOADS['lenet']
-    >>> recipe = workload.default('default').updated({'steps': 2, 'model': {'hidden': [4]}})
+    >>> recipe = workload.default('default').updated({'steps': 8, 'model': {'hidden': [4]}})
     >>> training, data = Training(workload, recipe, 'magnitude'), workload.data(recipe, None)
     >>> targets = training.targets(data, 0.5)
     >>> carry = training.advance(data, targets, training.start(targets, 0, *training.init(data, 0)), 0, 2)

@@ -129,8 +129,7 @@ def sweep(options: Options, algorithms: Sequence[str], sparsities: Sequence[floa
 
     >>> import contextlib, io
     >>> with contextlib.redirect_stdout(io.StringIO()) as printed:
-    ...     sweep(Options('vit', print_recipe=True), ['set'], [0.8], [0])
-    0
+    ...     status = sweep(Options('vit', print_recipe=True), ['set'], [0.8], [0])
     >>> printed.getvalue().splitlines()[0]
     'workload = "vit"'
     """
