@@ -30,6 +30,8 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
+    'run': Command('jaxpruner.cli.run', 'Run', 'WORKLOAD', 'train a model with one algorithm', 'baselines'),
+    'compare': Command('jaxpruner.cli.compare', 'Compare', 'WORKLOAD', 'train it with each algorithm', 'baselines'),
     'inspect': Command(
         'jaxpruner.cli.inspect', 'Inspect', 'CHECKPOINT', 'sparsity, structure and bytes, leaf by leaf', 'checkpoint'
     ),
@@ -46,6 +48,7 @@ COMMANDS = {
 
 _EXAMPLES = """\
 examples:
+  jaxpruner compare resnet --algorithms magnitude rigl --sparsities 0.8 0.95
   jaxpruner inspect model.safetensors
   jaxpruner prune model.safetensors --sparsity 0.8 --out sparse.safetensors
   jaxpruner table out/resnet out/vit --out table.md
