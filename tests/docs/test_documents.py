@@ -2,12 +2,16 @@
 
 import pathlib
 import re
+import shlex
 import subprocess
 import tomllib
 
+import numpy as np
 import pytest
+import safetensors.numpy
 
 from jaxpruner import api, jax_pruning
+from jaxpruner.cli import main as cli
 
 ROOT = pathlib.Path(__file__).parents[2]
 DOCUMENTS = sorted(path.relative_to(ROOT).as_posix() for path in [*ROOT.glob('*.md'), *ROOT.glob('docs/*.md')])
@@ -50,6 +54,19 @@ def test_every_command_is_run_by_the_checks():
     run.add('bash run.sh integrations')  # installs gigabytes: docs/integrations.md records its last result instead
     for document in DOCUMENTS:
         assert commands(document) <= run, document
+
+
+@pytest.mark.slow
+def test_the_command_line_runs_in_order(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    weights = np.random.default_rng(0).normal(size=(32, 64)).astype(np.float32)
+    safetensors.numpy.save_file({'kernel': weights}, 'model.safetensors')
+    lines = ''.join(blocks('docs/command_line.md', 'console')).splitlines()
+    assert len(lines) >= 8
+    for line in lines:
+        program, *arguments = shlex.split(line)
+        assert program == 'jaxpruner'
+        assert cli.main(arguments) == 0, capsys.readouterr().err
 
 
 def test_run_sh_knows_the_commands():
