@@ -91,7 +91,7 @@ case $command in
     ;;
   lint)
     any_python
-    environment .venv lint -e '.[lint,test]' # pyright follows imports into what tests install
+    environment .venv lint -e '.[games,lint,test]' # pyright follows imports into what tests install
     status=0
     .venv/bin/ruff check --output-format concise || status=1
     .venv/bin/ruff format --check --output-format concise || status=1
