@@ -30,9 +30,9 @@ def test_workload_and_algorithm_fit(name, algorithm):
 
     seeds = jnp.arange(3)
     carry, after, values = jax.eval_shape(jax.vmap(train, (None, 0)), data, seeds)
-    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), carry) == jax.tree.map(
-        lambda leaf: (leaf.shape, leaf.dtype), after
-    )
+    assert jax.tree.structure(carry) == jax.tree.structure(after)
+    before = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(carry)]
+    assert before == [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(after)]
     metric = workload.task(recipe, data).metric
     assert values[metric.name].shape == (3,)
 

@@ -156,7 +156,8 @@ def _unnumbered(arrays: dict[str, np.ndarray], like: Any) -> Any:
         if array.shape != plain.shape or array.dtype != plain.dtype:
             raise ValueError(f'an array is {array.dtype}{array.shape} where {plain.dtype}{plain.shape} belongs')
         is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        restored.append(jax.random.wrap_key_data(array) if is_key else jnp.asarray(array))
+        # A copy: carries are donated, and an array that shares NumPy's memory must not be.
+        restored.append(jax.random.wrap_key_data(array) if is_key else jnp.array(array, copy=True))
     return jax.tree.unflatten(treedef, restored)
 
 

@@ -130,7 +130,8 @@ class Programs:
         for state in sparse_states(carries.opt_state):
             paths, leaves, _ = tree_lib.flatten_with_paths(state.masks)
             masks |= dict(zip(map(tree_lib.path_string, paths), leaves, strict=True))
-        return jax.device_get((dict(metrics), masks))
+        # Copies: what device_get returns may share the memory of carries, which the next chunk takes over.
+        return jax.tree.map(np.array, (dict(metrics), masks))
 
     def prunable(self) -> dict[str, int]:
         """The leaves that may be pruned: their number of weights by path."""
