@@ -68,7 +68,7 @@ def threshold(parts: Callable[[], Iterable[np.ndarray]], count: int, total: int)
             if shift < 8 * scores.dtype.itemsize:
                 digits = digits[digits >> shift == prefix]
             digits = (digits >> (shift - _DIGIT)) & ((1 << _DIGIT) - 1)
-            histogram += np.bincount(digits, minlength=1 << _DIGIT)
+            histogram += np.bincount(digits.astype(np.int64), minlength=1 << _DIGIT)
         assert shift is not None
         above = np.cumsum(histogram[::-1])[::-1]  # scores with this digit or a higher one
         digit = int(np.flatnonzero(above >= room)[-1])
