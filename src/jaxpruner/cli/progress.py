@@ -26,9 +26,11 @@ def leaf_progress(leaves: 'Mapping[str, Leaf]', wanted: bool = True) -> 'Iterato
     >>> with leaf_progress({}, wanted=False) as on_leaf:
     ...     pass
     """
+    if not (wanted and sys.stderr.isatty()):  # a bar that is not shown would still end its line, in older releases
+        yield lambda name, leaf: None
+        return
     columns = (TextColumn('{task.description}', markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not (wanted and sys.stderr.isatty())) as progress:
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task('', total=sum(leaf.bytes for leaf in leaves.values()))
         before = 0
 

@@ -109,8 +109,8 @@ def likely_probes(brackets: Brackets) -> jax.Array:
       Unsigned `[n, 3]`.
 
     >>> even = Brackets.between(*(jnp.uint32(n)[None] for n in (0, 4000, 1000, 0, 500)))
-    >>> likely_probes(even)
-    Array([[1736, 1999, 2262]], dtype=uint32)
+    >>> [round(int(probe), -1) for probe in likely_probes(even)[0]]
+    [1740, 2000, 2260]
     """
     width = brackets.high - brackets.low
     # The deviation of the share is at most half of this; a lone root is all that does not come cheap.
