@@ -6,7 +6,7 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -17,6 +17,7 @@ from flax import nnx
 
 import jaxpruner
 from digits_data import Dataset
+from jaxpruner.baselines.convolutions import convolution_as_matmul
 
 FILTERS = 16, 32
 HIDDEN = 32
@@ -26,39 +27,13 @@ TIMED_EVERY = 3  # every third chunk is compared with a dense one of the same le
 EVALUATION_BATCH = 500
 
 
-def conv_as_matmul(images: jax.Array, kernel: jax.Array, strides: Sequence[int], padding: Any, **_: Any) -> jax.Array:
-    """Convolves as `lax.conv_general_dilated` does, by a matrix product over shifted copies of the images.
-
-    On a CPU XLA's own convolution takes several times as long to differentiate.
-
-    Args:
-      images: [batch, height, width, channels].
-      kernel: [kernel height, kernel width, channels, filters].
-      strides: of the two axes.
-      padding: 'SAME', 'VALID', or the pixels before and after each axis.
-
-    Returns:
-      [batch, height / stride, width / stride, filters].
-    """
-    if isinstance(padding, str):
-        padding = jax.lax.padtype_to_pads(images.shape[1:3], kernel.shape[:2], strides, padding)
-    padded = jnp.pad(images, ((0, 0), *padding, (0, 0)))
-    last_row, last_column = (padded.shape[1 + axis] - kernel.shape[axis] for axis in (0, 1))
-    shifted = [
-        padded[:, row : row + last_row + 1 : strides[0], column : column + last_column + 1 : strides[1]]
-        for row in range(kernel.shape[0])
-        for column in range(kernel.shape[1])
-    ]
-    return jnp.concatenate(shifted, axis=-1) @ kernel.reshape(-1, kernel.shape[-1])
-
-
 class CNN(nnx.Module):
     """Two 3x3 convolutions of stride 2 and two dense layers."""
 
     def __init__(self, image_size: int, *, rngs: nnx.Rngs):
         side = math.ceil(image_size / 4)  # each convolution halves it, rounding up
         convolution = functools.partial(
-            nnx.Conv, kernel_size=(3, 3), strides=2, conv_general_dilated=conv_as_matmul, rngs=rngs
+            nnx.Conv, kernel_size=(3, 3), strides=2, conv_general_dilated=convolution_as_matmul, rngs=rngs
         )
         self.conv1 = convolution(1, FILTERS[0])
         self.conv2 = convolution(FILTERS[0], FILTERS[1])

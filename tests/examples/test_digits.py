@@ -15,6 +15,8 @@ import digits_data
 import digits_plots
 import digits_report
 import digits_training
+from jaxpruner.baselines import data
+from jaxpruner.baselines.convolutions import convolution_as_matmul
 
 EXAMPLE = pathlib.Path(digits.__file__)
 IMAGES, LABELS = 'train-images-idx3-ubyte', 'train-labels-idx1-ubyte'
@@ -40,7 +42,7 @@ def write_npz(folder, **changes):
 
 
 def write_idx(folder, suffix='', dot=False):
-    for key, name in digits_data.IDX_NAMES.items():
+    for key, name in data.IDX_NAMES.items():
         content = idx_bytes(mnist_arrays()[key])
         path = folder / (name.replace('-idx', '.idx') + suffix if dot else name + suffix)
         path.write_bytes(gzip.compress(content) if suffix else content)
@@ -166,7 +168,7 @@ def spoil(kind, folder):
 )
 def test_a_bad_file_is_refused_by_name_with_the_remedy(tmp_path, kind, words):
     spoil(kind, tmp_path)
-    with pytest.raises(digits_data.DataError) as caught:
+    with pytest.raises(data.DataError) as caught:
         digits_data.load_dataset(tmp_path)
     message = str(caught.value)
     assert str(tmp_path) in message
@@ -192,7 +194,7 @@ def test_the_convolution_is_xlas(size, stride, padding):
     expected = jax.lax.conv_general_dilated(
         images, kernel, (stride, stride), padding, dimension_numbers=('NHWC', 'HWIO', 'NHWC')
     )
-    found = digits_training.conv_as_matmul(images, kernel, (stride, stride), padding)
+    found = convolution_as_matmul(images, kernel, (stride, stride), padding)
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 

@@ -49,7 +49,7 @@ class Images(NamedTuple):
 
 
 def load_digits(split_seed: int = 0, test_share: float = 0.25) -> Images:
-    """Loads the 1,797 digits of 8x8 pixels that lie inside the scikit-learn wheel, split alike for every class.
+    """As `read_digits`, normalized and on the device.
 
     Args:
       split_seed: says which are held out for testing.
@@ -57,6 +57,39 @@ def load_digits(split_seed: int = 0, test_share: float = 0.25) -> Images:
 
     >>> load_digits().x_test.shape
     (450, 8, 8, 1)
+    """
+    return _on_device(read_digits(split_seed, test_share))
+
+
+def load_mnist(folder: Path) -> Images:
+    """As `read_mnist`, normalized and on the device.
+
+    Args:
+      folder: where the files lie.
+
+    Raises:
+      DataError: the folder or a file in it is missing, cut short or of another kind.
+
+    >>> load_mnist(Path('nowhere'))
+    Traceback (most recent call last):
+    ...
+    jaxpruner.baselines.data.DataError: nowhere is not a folder: pass one that holds mnist.npz or the four IDX ...
+    """
+    return _on_device(read_mnist(folder))
+
+
+def read_digits(split_seed: int = 0, test_share: float = 0.25) -> dict[str, np.ndarray]:
+    """Reads the 1,797 digits of 8x8 pixels that lie inside the scikit-learn wheel, split alike for every class.
+
+    Args:
+      split_seed: says which are held out for testing.
+      test_share: how many.
+
+    Returns:
+      `x_train`, `y_train`, `x_test`, `y_test`: pixels from 0 to 16, labels from 0 to 9.
+
+    >>> read_digits()['x_test'].shape
+    (450, 8, 8)
     """
     from sklearn import datasets
     from sklearn.model_selection import train_test_split
@@ -67,19 +100,22 @@ def load_digits(split_seed: int = 0, test_share: float = 0.25) -> Images:
         images, labels, test_size=test_share, random_state=split_seed, stratify=labels
     )
     arrays: dict[str, Any] = {'x_train': x_train, 'y_train': y_train, 'x_test': x_test, 'y_test': y_test}
-    return _on_device(arrays)
+    return arrays
 
 
-def load_mnist(folder: Path) -> Images:
-    """Loads MNIST from a folder that holds `mnist.npz` or the four IDX files.
+def read_mnist(folder: Path) -> dict[str, np.ndarray]:
+    """Reads MNIST from a folder that holds `mnist.npz` or the four IDX files.
 
     Args:
       folder: where they lie.
 
+    Returns:
+      `x_train`, `y_train`, `x_test`, `y_test`: pixels from 0 to 255, labels from 0 to 9.
+
     Raises:
       DataError: the folder or a file in it is missing, cut short or of another kind.
 
-    >>> load_mnist(Path('nowhere'))
+    >>> read_mnist(Path('nowhere'))
     Traceback (most recent call last):
     ...
     jaxpruner.baselines.data.DataError: nowhere is not a folder: pass one that holds mnist.npz or the four IDX ...
@@ -93,7 +129,7 @@ def load_mnist(folder: Path) -> Images:
         paths = {key: _find_idx(folder, name) for key, name in IDX_NAMES.items()}
         arrays = {key: _read_idx(path, _magic_for(key)) for key, path in paths.items()}
     _check_arrays(arrays, folder)
-    return _on_device(arrays)
+    return arrays
 
 
 def _read_idx(path: Path, magic: int) -> np.ndarray:
