@@ -4,7 +4,7 @@ DQN is that of Mnih et al. 2015 (https://doi.org/10.1038/nature14236) with Adam 
 network are those of MinAtar (Young and Tian 2019, https://arxiv.org/abs/1903.03176) as gymnax has them (Lange 2022).
 """
 
-import functools
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from flax import nnx
 
 from jaxpruner.baselines import replay as replays
 from jaxpruner.baselines.dqn_model import QNetwork
 from jaxpruner.baselines.games import Games
+from jaxpruner.baselines.models import Functional
 from jaxpruner.baselines.recipe import Optimizer, Recipe, Schedule
 from jaxpruner.baselines.replay import Transitions
 from jaxpruner.baselines.task import Carry, Metric, Task, step_key
@@ -86,7 +86,30 @@ class DQNWorkload:
         Raises:
           ValueError: the buffer is no multiple of the environments.
         """
-        return _make(recipe)
+        numbers: Any = recipe.task
+        sizes: Any = recipe.model
+        count = numbers['environments']
+        if numbers['replay'] % count or numbers['replay_start'] % count or numbers['replay_start'] < 1:
+            raise ValueError(
+                f'task.replay {numbers["replay"]} and task.replay_start {numbers["replay_start"]} must be multiples of '
+                f'task.environments {count}'
+            )
+        game, dtype = Games(recipe.data), jnp.dtype(recipe.dtype)
+        convolutions = list(zip(sizes['filters'], sizes['kernel_sizes'], sizes['strides'], strict=True))
+        network = Functional(
+            lambda rngs: QNetwork(game.shape, convolutions, sizes['hidden'], game.actions, dtype, rngs=rngs)
+        )
+        learning = _Learning(recipe, game, network)
+        return Task(
+            metric=Metric('return', 'high'),
+            steps=recipe.steps,
+            init=lambda key: network.init(key)[0],
+            init_state=learning.init_state,
+            batch=lambda key, number: None,
+            loss=learning.loss,
+            evaluate=learning.evaluate,
+            step=learning.step,
+        )
 
 
 def td_targets(transitions: Transitions, next_values: jax.Array, discount: float) -> jax.Array:
@@ -161,83 +184,69 @@ def returns(
     return jax.lax.while_loop(lambda now: now[-1].any(), move, start)[3]
 
 
-def _make(recipe: Recipe) -> Task:
-    numbers: Any = recipe.task
-    model: Any = recipe.model
-    count, batch_size = numbers['environments'], recipe.batch_size
-    if numbers['replay'] % count or numbers['replay_start'] % count or numbers['replay_start'] < 1:
-        raise ValueError(
-            f'task.replay {numbers["replay"]} and task.replay_start {numbers["replay_start"]} must be multiples of '
-            f'task.environments {count}'
-        )
-    game = Games(recipe.data)
-    convolutions = list(zip(model['filters'], model['kernel_sizes'], model['strides'], strict=True))
+@dataclasses.dataclass(frozen=True)
+class _Learning:
+    """The functions of a task."""
 
-    def network(key: jax.Array) -> QNetwork:
-        dtype = jnp.dtype(recipe.dtype)
-        return QNetwork(game.shape, convolutions, model['hidden'], game.actions, dtype, rngs=nnx.Rngs(key))
+    recipe: Recipe
+    game: Games
+    network: Functional
 
-    graph, _ = nnx.split(nnx.eval_shape(lambda: network(jax.random.key(0))))
+    @property
+    def numbers(self) -> Any:
+        return self.recipe.task
 
-    def values(params: Any, observations: jax.Array) -> jax.Array:
-        return nnx.merge(graph, params)(observations)
-
-    def init_state(params: Any, key: jax.Array) -> Agent:
+    def init_state(self, params: Any, key: jax.Array) -> Agent:
+        """Fills the buffer by random play."""
+        count = self.numbers['environments']
         key_reset, key_play = jax.random.split(key)
-        observations, games = game.reset(key_reset, count)
+        observations, games = self.game.reset(key_reset, count)
 
         def move(number: jax.Array, agent: Agent) -> Agent:
             key_action, key_game = jax.random.split(jax.random.fold_in(key_play, number))
-            actions = explore(key_action, jnp.zeros((count, game.actions)), 1.0)
-            after, games, new, _ = game.play(key_game, agent.games, agent.observations, actions)
-            return agent._replace(
-                games=games, observations=after, replay=replays.insert(agent.replay, new, number * count)
-            )
+            actions = explore(key_action, jnp.zeros((count, self.game.actions)), 1.0)
+            return self._play(key_game, agent, actions, number * count)
 
-        agent = Agent(params, games, observations, replays.empty(numbers['replay'], game.shape))
-        return jax.lax.fori_loop(0, numbers['replay_start'] // count, move, agent)
+        agent = Agent(params, games, observations, replays.empty(self.numbers['replay'], self.game.shape))
+        return jax.lax.fori_loop(0, self.numbers['replay_start'] // count, move, agent)
 
-    def loss(params: Any, state: Agent, batch: Transitions, key: Any = None) -> tuple[jax.Array, Agent]:
+    def loss(self, params: Any, state: Agent, batch: Transitions, key: Any = None) -> tuple[jax.Array, Agent]:
         del key
-        targets = td_targets(batch, values(state.target, batch.next_observation), numbers['discount'])
-        predicted = jnp.take_along_axis(values(params, batch.observation), batch.action[:, None], axis=-1)[:, 0]
+        next_values = self.network.module(state.target)(batch.next_observation)
+        targets = td_targets(batch, next_values, self.numbers['discount'])
+        values = self.network.module(params)(batch.observation)
+        predicted = jnp.take_along_axis(values, batch.action[:, None], axis=-1)[:, 0]
         return optax.huber_loss(predicted, targets).mean(), state
 
-    def step(updater: Any, tx: Any, carry: Carry, number: jax.Array) -> Carry:
+    def step(self, updater: Any, tx: Any, carry: Carry, number: jax.Array) -> Carry:
+        """A move in each environment, and an update."""
         key_action, key_game, key_sample = jax.random.split(step_key(carry.key, number), 3)
         params, agent, opt_state, _ = carry
-        seen = values(updater.pre_forward_update(params, opt_state), agent.observations)
-        actions = explore(key_action, seen, _epsilon(recipe, number))
-        after, games, new, _ = game.play(key_game, agent.games, agent.observations, actions)
-        before = numbers['replay_start'] + number * count
-        agent = Agent(agent.target, games, after, replays.insert(agent.replay, new, before))
-        batch = replays.sample(key_sample, agent.replay, before + count, batch_size)
+        seen = self.network.module(updater.pre_forward_update(params, opt_state))(agent.observations)
+        actions = explore(key_action, seen, _epsilon(self.recipe, number))
+        before = self.numbers['replay_start'] + number * len(actions)
+        agent = self._play(key_game, agent, actions, before)
+        batch = replays.sample(key_sample, agent.replay, before + len(actions), self.recipe.batch_size)
 
         def of_params(params: Any) -> jax.Array:
-            return loss(updater.pre_forward_update(params, opt_state), agent, batch)[0]
+            return self.loss(updater.pre_forward_update(params, opt_state), agent, batch)[0]
 
         updates, opt_state = tx.update(jax.grad(of_params)(params), opt_state, params)
         params = optax.apply_updates(params, updates)
         newest = updater.pre_forward_update(params, opt_state)
-        due = number % numbers['target_every'] == 0
+        due = number % self.numbers['target_every'] == 0
         target = jax.tree.map(lambda new, old: jnp.where(due, new, old), newest, agent.target)
         return carry._replace(params=params, opt_state=opt_state, state=agent._replace(target=target))
 
-    def evaluate(params: Any, state: Any) -> dict[str, jax.Array]:
+    def evaluate(self, params: Any, state: Any) -> dict[str, jax.Array]:
         del state
-        act = functools.partial(values, params)
-        return {'return': returns(jax.random.key(0), game, act, numbers['test_games'], numbers['test_epsilon']).mean()}
+        count, epsilon = self.numbers['test_games'], self.numbers['test_epsilon']
+        return {'return': returns(jax.random.key(0), self.game, self.network.module(params), count, epsilon).mean()}
 
-    return Task(
-        metric=Metric('return', 'high'),
-        steps=recipe.steps,
-        init=lambda key: nnx.state(network(key), nnx.Param),
-        init_state=init_state,
-        batch=lambda key, number: None,
-        loss=loss,
-        evaluate=evaluate,
-        step=step,
-    )
+    def _play(self, key: jax.Array, agent: Agent, actions: jax.Array, before: Any) -> Agent:
+        """The agent after a move in each environment; so many transitions were in the buffer before."""
+        after, games, new, _ = self.game.play(key, agent.games, agent.observations, actions)
+        return Agent(agent.target, games, after, replays.insert(agent.replay, new, before))
 
 
 def _epsilon(recipe: Recipe, number: jax.Array) -> jax.Array:

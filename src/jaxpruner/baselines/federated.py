@@ -13,15 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import nnx
 
 from jaxpruner import tree as tree_lib
 from jaxpruner.baselines import data as data_lib
 from jaxpruner.baselines.federated_model import ClientCNN
+from jaxpruner.baselines.metrics import classification_metrics
+from jaxpruner.baselines.models import Functional
 from jaxpruner.baselines.recipe import Optimizer, Pruning, Recipe, Schedule
 from jaxpruner.baselines.task import Carry, Metric, Task, step_key
-
-_EVALUATION_BATCH = 500
 
 
 class Clients(NamedTuple):
@@ -103,74 +102,73 @@ class FederatedWorkload:
         Raises:
           ValueError: a round with more clients than there are, or a batch with more examples than a client has.
         """
-        return _make(recipe, data)
+        numbers: Any = recipe.task
+        sizes: Any = recipe.model
+        clients, examples, side = data.images.shape[:3]
+        if not 1 <= numbers['clients_per_round'] <= clients:
+            raise ValueError(f'task.clients_per_round must lie in 1 to {clients}, got {numbers["clients_per_round"]}')
+        if recipe.batch_size > examples:
+            raise ValueError(f'batch_size must be at most {examples}, what a client has; got {recipe.batch_size}')
+        model = Functional(lambda rngs: ClientCNN(side, **sizes, dtype=jnp.dtype(recipe.dtype), rngs=rngs))
+        rounds = _Rounds(recipe, data, model)
+        return Task(
+            metric=Metric('accuracy', 'high'),
+            steps=recipe.steps,
+            init=lambda key: model.init(key)[0],
+            init_state=lambda params, key: None,
+            batch=lambda key, number: None,
+            loss=rounds.loss,
+            evaluate=rounds.evaluate,
+            step=rounds.step,
+        )
 
 
-def _make(recipe: Recipe, data: Clients) -> Task:
-    numbers: Any = recipe.task
-    model: Any = recipe.model
-    clients, examples, side = data.images.shape[:3]
-    if not 1 <= numbers['clients_per_round'] <= clients:
-        raise ValueError(f'task.clients_per_round must lie in 1 to {clients}, got {numbers["clients_per_round"]}')
-    if recipe.batch_size > examples:
-        raise ValueError(f'batch_size must be at most {examples}, what a client has; got {recipe.batch_size}')
+@dataclasses.dataclass(frozen=True)
+class _Rounds:
+    """The functions of a task."""
 
-    def network(key: jax.Array) -> ClientCNN:
-        return ClientCNN(side, **model, dtype=jnp.dtype(recipe.dtype), rngs=nnx.Rngs(key))
+    recipe: Recipe
+    data: Clients
+    model: Functional
 
-    graph, _ = nnx.split(nnx.eval_shape(lambda: network(jax.random.key(0))))
-    local = optax.sgd(numbers['client_learning_rate'])
+    @property
+    def numbers(self) -> Any:
+        return self.recipe.task
 
-    def loss(params: Any, state: Any, batch: tuple[jax.Array, jax.Array], key: Any) -> tuple[jax.Array, Any]:
+    def loss(self, params: Any, state: Any, batch: tuple[jax.Array, jax.Array], key: Any) -> tuple[jax.Array, Any]:
         images, labels = batch
-        logits = nnx.merge(graph, params)(images, key)
+        logits = self.model.module(params)(images, key)
         return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean(), state
 
-    def train_client(params: Any, client: jax.Array, key: jax.Array) -> Any:
+    def train_client(self, params: Any, client: jax.Array, key: jax.Array) -> Any:
         """The parameters after a client's steps: through its examples in a random order, again and again."""
+        images, labels, size = jnp.asarray(self.data.images), jnp.asarray(self.data.labels), self.recipe.batch_size
         key_order, key_loss = jax.random.split(key)
-        order = jax.random.permutation(key_order, examples)
+        order = jax.random.permutation(key_order, images.shape[1])
+        local = optax.sgd(self.numbers['client_learning_rate'])
 
         def step(number: jax.Array, params: Any) -> Any:
-            places = order[(number * recipe.batch_size + jnp.arange(recipe.batch_size)) % examples]
-            batch = jnp.asarray(data.images)[client, places], jnp.asarray(data.labels)[client, places]
-            grads = jax.grad(lambda p: loss(p, None, batch, jax.random.fold_in(key_loss, number))[0])(params)
+            places = order[(number * size + jnp.arange(size)) % len(order)]
+            batch = images[client, places], labels[client, places]
+            grads = jax.grad(lambda p: self.loss(p, None, batch, jax.random.fold_in(key_loss, number))[0])(params)
             return optax.apply_updates(params, local.update(grads, local.init(params))[0])
 
-        return jax.lax.fori_loop(0, numbers['local_steps'], step, params)
+        return jax.lax.fori_loop(0, self.numbers['local_steps'], step, params)
 
-    def play_round(updater: Any, tx: Any, carry: Carry, number: jax.Array) -> Carry:
+    def step(self, updater: Any, tx: Any, carry: Carry, number: jax.Array) -> Carry:
+        """A round: some clients train, and the mean of what they changed is the server's gradient."""
         key_choice, key_train = jax.random.split(step_key(carry.key, number))
-        chosen = jax.random.choice(key_choice, clients, (numbers['clients_per_round'],), replace=False)
+        clients, chosen_number = len(self.data.images), self.numbers['clients_per_round']
+        chosen = jax.random.choice(key_choice, clients, (chosen_number,), replace=False)
         sent = updater.pre_forward_update(carry.params, carry.opt_state)
-        keys = jax.random.split(key_train, len(chosen))
-        trained = jax.vmap(train_client, (None, 0, 0))(sent, chosen, keys)
+        trained = jax.vmap(self.train_client, (None, 0, 0))(sent, chosen, jax.random.split(key_train, chosen_number))
         change = jax.tree.map(lambda old, new: (old - new).mean(axis=0), sent, trained)
         updates, opt_state = tx.update(change, carry.opt_state, carry.params)
         return carry._replace(params=optax.apply_updates(carry.params, updates), opt_state=opt_state)
 
-    def evaluate(params: Any, state: Any) -> dict[str, jax.Array]:
+    def evaluate(self, params: Any, state: Any) -> dict[str, jax.Array]:
         del state
-
-        def one(example: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            image, label = example
-            logits = nnx.merge(graph, params)(image[None])[0]
-            return logits.argmax() == label, optax.softmax_cross_entropy_with_integer_labels(logits, label)
-
-        batch_size = min(_EVALUATION_BATCH, len(data.x_test))
-        right, losses = jax.lax.map(one, (jnp.asarray(data.x_test), jnp.asarray(data.y_test)), batch_size=batch_size)
-        return {'accuracy': right.mean(), 'loss': losses.mean()}
-
-    return Task(
-        metric=Metric('accuracy', 'high'),
-        steps=recipe.steps,
-        init=lambda key: nnx.state(network(key), nnx.Param),
-        init_state=lambda params, key: None,
-        batch=lambda key, number: None,
-        loss=loss,
-        evaluate=evaluate,
-        step=play_round,
-    )
+        return classification_metrics(self.model.module(params), self.data.x_test, self.data.y_test)
 
 
 _DIGITS = Recipe(
@@ -179,7 +177,8 @@ _DIGITS = Recipe(
     batch_size=16,
     optimizer=Optimizer('adam', learning_rate=3e-3),
     schedule=Schedule(decay='cosine'),
-    pruning=Pruning(distribution='erk'),  # as the other image workloads
+    # As the other image workloads. It was uniform until one seed at 95 % had shown most algorithms collapse.
+    pruning=Pruning(distribution='erk'),
     model={'filters': (16, 32), 'hidden': 64, 'classes': 10, 'dropout': (0.0, 0.0)},
     task={'clients': 20, 'shards': 2, 'clients_per_round': 5, 'local_steps': 4, 'client_learning_rate': 0.05},
 )

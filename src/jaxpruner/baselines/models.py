@@ -38,6 +38,14 @@ class Functional:
         _, params, state = nnx.split(self._make(nnx.Rngs(key)), nnx.Param, nnx.BatchStat)
         return params, state
 
+    def module(self, params: Any) -> Any:
+        """The model with its parameters, for those that keep no batch statistics.
+
+        Args:
+          params: from `init`.
+        """
+        return nnx.merge(self._graph, params)
+
     def apply(self, params: Any, state: Any, images: jax.Array, train: bool) -> tuple[jax.Array, Any]:
         """Logits, and the batch statistics afterwards.
 

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import nnx
 
 from jaxpruner.baselines import span_corruption
+from jaxpruner.baselines.models import Functional
 from jaxpruner.baselines.recipe import Optimizer, Recipe, Schedule
 from jaxpruner.baselines.t5_model import T5, Sizes
 from jaxpruner.baselines.task import Metric, Task
@@ -126,7 +126,7 @@ class T5Workload:
                 f'the text of {recipe.data} leaves {len(test)} bytes for testing, too few for examples of '
                 f'{lengths.text}: set task.length to at most that'
             )
-        graph, _ = nnx.split(nnx.eval_shape(lambda: _model(sizes, recipe, jax.random.key(0))))
+        model = Functional(lambda rngs: T5(sizes, jnp.dtype(recipe.dtype), rngs=rngs))
 
         def examples(text: jax.Array, starts: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
             def one(start: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -144,14 +144,14 @@ class T5Workload:
 
         def loss(params: Any, state: Any, batch: tuple[jax.Array, jax.Array], key: Any) -> tuple[jax.Array, Any]:
             del key
-            return token_losses(nnx.merge(graph, params), *batch).mean(), state
+            return token_losses(model.module(params), *batch).mean(), state
 
         def evaluate(params: Any, state: Any) -> dict[str, jax.Array]:
             del state
             starts = jnp.linspace(0, len(test) - lengths.text, numbers['test_examples']).astype(jnp.int32)
             tests = examples(test, starts, jax.random.key(0))
             losses = jax.lax.map(
-                lambda one: token_losses(nnx.merge(graph, params), one[0][None], one[1][None])[0],
+                lambda one: token_losses(model.module(params), one[0][None], one[1][None])[0],
                 tests,
                 batch_size=min(recipe.batch_size, len(starts)),
             )
@@ -160,7 +160,7 @@ class T5Workload:
         return Task(
             metric=Metric('loss', 'low'),
             steps=recipe.steps,
-            init=lambda key: nnx.state(_model(sizes, recipe, key), nnx.Param),
+            init=lambda key: model.init(key)[0],
             init_state=lambda params, key: None,
             batch=batch,
             loss=loss,
@@ -180,16 +180,13 @@ def token_losses(model: T5, inputs: jax.Array, targets: jax.Array) -> jax.Array:
       float32[batch, target length], in nats.
 
     >>> sizes = Sizes(vocabulary=9, width=4, heads=2, head_width=2, mlp_width=8, layers=1)
+    >>> from flax import nnx
     >>> model = lambda: T5(sizes, rngs=nnx.Rngs(0))
     >>> nnx.eval_shape(lambda: token_losses(model(), jnp.zeros((3, 7), int), jnp.zeros((3, 5), int))).shape
     (3, 5)
     """
     so_far = jnp.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=span_corruption.START)
     return optax.softmax_cross_entropy_with_integer_labels(model(inputs, so_far), targets)
-
-
-def _model(sizes: Sizes, recipe: Recipe, key: jax.Array) -> T5:
-    return T5(sizes, jnp.dtype(recipe.dtype), rngs=nnx.Rngs(key))
 
 
 def _sized(recipe: Recipe, data: Text, lengths: span_corruption.Lengths) -> Sizes:
