@@ -5,6 +5,8 @@ equal the threshold are all kept, so that it does less.
 """
 
 import functools
+import os
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +38,15 @@ COLUMNS = (
 # Up to so many weights a mask takes less time than it takes to hand a program over.
 SHORT = 10**5
 CALLS = 32
+
+
+def environment() -> Mapping[str, str]:
+    """What a process needs to run programs on the thread that calls them, if this one does not.
+
+    Each call is waited for, so that another thread has nothing to add but the way to it: longer than a short mask.
+    """
+    wanted = {'JAX_CPU_ENABLE_ASYNC_DISPATCH': 'false'}
+    return {} if wanted.items() <= os.environ.items() else wanted
 
 
 def run(size: str, rounds: int) -> list[Row]:
