@@ -12,6 +12,7 @@ import jax
 import tyro
 
 from benchmarks import report
+from benchmarks.timing import IN_PLACE
 
 Subject = Literal[
     'activations',
@@ -47,6 +48,8 @@ class Settings:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the subjects with the arguments of a command line; returns the exit status."""
+    if IN_PLACE in os.environ:
+        jax.config.update('jax_cpu_enable_async_dispatch', False)
     settings = tyro.cli(Settings, description=__doc__, args=arguments)
     if settings.rounds is not None and settings.rounds < 2:
         print(f'benchmarks: --rounds must be at least 2, got {settings.rounds}', file=sys.stderr)

@@ -14,6 +14,7 @@ import numpy as np
 LONG_ENOUGH = 2e-3  # seconds: what is shorter is repeated inside a timing, so that the clock does not matter
 FEWEST_ROUNDS = 3  # of functions that are slow
 RESAMPLES = 1000
+IN_PLACE = 'BENCHMARKS_IN_PLACE'  # in the environment: JAX runs programs on the thread that calls them
 
 
 class Timing(NamedTuple):

@@ -81,6 +81,12 @@ def test_global_ranking_without_normalisation_empties_small_layers():
         np.testing.assert_array_equal(normal[leaf], flat[leaf] >= threshold)
 
 
+def test_normalised_ranking_writes_no_copy_of_the_scores():
+    scores, targets = {'a': jnp.ones((1000, 300)), 'b': jnp.ones((3, 3, 100, 100))}, {'a': 0.5, 'b': 0.5}
+    compiled = jax.jit(jaxpruner.GlobalMagnitudePruning().create_masks).lower(scores, targets).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 0.2 * (300_000 + 90_000)
+
+
 def test_global_leaves_keep_what_their_own_targets_sum_to():
     updater = jaxpruner.GlobalMagnitudePruning(sparsity_distribution_fn=lambda params: {'a': 0.75, 'b': 0.25})
     masks = updater.instant_sparsify(PARAMS)[1]

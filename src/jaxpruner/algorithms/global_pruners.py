@@ -53,17 +53,32 @@ class GlobalUpdater(base_updater.BaseUpdater):
         if not ranked:
             return jax.tree.unflatten(treedef, [None] * len(leaves))
         arrays = [leaves[i] for i in ranked]
-        norms = [_finite_norm(array) + 1e-8 for array in arrays] if self.normalize_scores else None
+        norms = [norm + 1e-8 for norm in _finite_norms(arrays)] if self.normalize_scores else None
         total = _total_sparsity([targets[i] for i in ranked], [array.size for array in arrays])
         count = selection.number_to_keep(sum(array.size for array in arrays), total)
         masks = dict(zip(ranked, selection.keep_largest_jointly(arrays, count, norms, apart=True), strict=True))
         return jax.tree.unflatten(treedef, [masks.get(i) for i in range(len(leaves))])
 
 
-def _finite_norm(scores: jax.Array) -> jax.Array:
-    """The norm of what is finite, so that one NaN or inf does not spoil a leaf."""
-    scores = scores.astype(jnp.float32)
-    return jnp.linalg.norm(jnp.where(jnp.isfinite(scores), scores, 0))
+def _finite_norms(arrays: list[jax.Array]) -> list[jax.Array]:
+    """The norm of what is finite in each array, so that one NaN or inf does not spoil a leaf."""
+    squares = jnp.stack([jnp.sum(jnp.square(array.astype(jnp.float32))) for array in arrays])
+    squares = jax.lax.cond(
+        jnp.all(jnp.isfinite(squares)), lambda: squares, lambda: jnp.stack([_finite_squares(array) for array in arrays])
+    )
+    return list(jnp.sqrt(squares))
+
+
+def _finite_squares(array: jax.Array) -> jax.Array:
+    """Their sum. Chosen terms of one sum XLA would write down; two results of a reduction it finds in passing."""
+    finite = jnp.where(jnp.isfinite(array), array, 0).astype(jnp.float32)
+    sums, largest = jax.lax.reduce(
+        (jnp.square(finite), jnp.abs(finite)),
+        (jnp.float32(0), jnp.float32(0)),
+        lambda one, other: (one[0] + other[0], jnp.maximum(one[1], other[1])),
+        range(max(array.ndim - 1, 0), array.ndim),
+    )
+    return jnp.where(jnp.max(largest, initial=0) > 0, jnp.sum(sums), 0)
 
 
 def _total_sparsity(targets: list, sizes: list[int]) -> jax.Array:
