@@ -43,6 +43,7 @@ COMMANDS = {
         'checkpoint',
     ),
     'table': Command('jaxpruner.cli.table', 'Table', 'FOLDERS', 'results of runs as a table', 'cli'),
+    'order': Command('jaxpruner.cli.order', 'Order', 'FOLDERS', "their order against the original's table", 'cli'),
     'plot': Command('jaxpruner.cli.plot', 'Plot', 'FOLDERS', 'results of runs as images', 'plot'),
 }
 
