@@ -3,12 +3,13 @@
 Since nothing here has a state of its own, many seeds and sparsities can be trained in one compiled program.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 
+from jaxpruner.baselines.feeds import Feed, Values
 from jaxpruner.baselines.recipe import Recipe
 from jaxpruner.sparsity_distributions import NOT_DIM_ONE_FILTER, FilterFn
 
@@ -69,9 +70,18 @@ class Task(NamedTuple):
     batch: Callable[[jax.Array, jax.Array], Any]  # key of the step, step -> a batch, drawn inside the program
     loss: Callable[..., tuple[jax.Array, Any]]  # parameters, state, batch, key -> loss, state
     evaluate: Callable[[Any, Any], dict[str, jax.Array]]  # parameters, state -> scalars; the metric is among them
-    # updater, tx, carry, step -> carry; in place of the generic step (federated rounds, reinforcement learning).
+    # updater, tx, carry, step -> carry; in place of the generic step (federated rounds, reinforcement learning). With a
+    # feed its batch comes last.
     step: Callable[..., Carry] | None = None
     filter_fn: FilterFn = NOT_DIM_ONE_FILTER  # (path, leaf) -> whether it may be pruned
+    # Where batches come from the host, `batch` is not used, and a sweep trains one cell at a time.
+    feed: Callable[[int], Feed] | None = None  # seed -> a new feed
+    values: Callable[[Any, Any], Any] | None = None  # forward parameters, observations -> what `Feed.next` may ask for
+    # In place of `evaluate`, played on the host: `values` with the parameters bound, seed -> metrics.
+    evaluate_host: Callable[[Values, int], dict[str, float]] | None = None
+    # Test batches from the host: `evaluate` then gets each behind parameters and state, and returns the metrics of each
+    # example, float[n]; their means are reported.
+    tests: Callable[[], Iterator[Any]] | None = None
 
 
 class Workload(Protocol):
