@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -18,27 +17,14 @@ from jaxpruner.baselines.programs import choose_over
 from jaxpruner.baselines.sweeps import CellKey, Interrupted, Sweep, plan
 from jaxpruner.report.results import read_cells
 
+pytestmark = pytest.mark.usefixtures('compiled_once')
+
 WORKLOAD = WORKLOADS['lenet']
 CHANGES = {'steps': 8, 'eval_every': 0.5, 'batch_size': 8, 'model': {'hidden': [6]}, 'pruning': {'frequency': 0.2}}
 RECIPE = WORKLOAD.default('default').updated(CHANGES)
 CELLS = plan(['no_prune', 'set'], [0.8], [0, 1])
 CHUNKS = 2
 SEED_CELLS = plan(['magnitude'], [0.5], [0, 1])
-
-
-@pytest.fixture(scope='module', autouse=True)
-def compiled_once(tmp_path_factory):
-    """Every restart compiles the same programs."""
-    from jax.experimental.compilation_cache import compilation_cache
-
-    before = jax.config.jax_compilation_cache_dir, jax.config.jax_persistent_cache_min_compile_time_secs
-    jax.config.update('jax_compilation_cache_dir', str(tmp_path_factory.mktemp('compiled')))
-    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
-    compilation_cache.reset_cache()
-    yield
-    jax.config.update('jax_compilation_cache_dir', before[0])
-    jax.config.update('jax_persistent_cache_min_compile_time_secs', before[1])
-    compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope='module')

@@ -16,6 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
+from jaxpruner.baselines.feeds import Feed
+
+_FEED = '.feed'  # what the name of a feed's folder has behind the checkpoint's
+
 
 class Progress(NamedTuple):
     """What is known of the cells that are being trained, besides their carries; plain values and NumPy arrays.
@@ -49,12 +53,13 @@ class Checkpoints:
         """
         self._folder, self._identity = folder.absolute(), identity
 
-    def save(self, progress: Progress, carries: Any) -> None:
+    def save(self, progress: Progress, carries: Any, feed: Feed | None = None) -> None:
         """Writes a checkpoint and removes the one before.
 
         Args:
           progress: what belongs to the carries.
           carries: a pytree of arrays, typed keys among them.
+          feed: where batches come from, if not from the program.
         """
         about = {**progress._asdict(), 'identity': self._identity, 'leaves': sorted(progress.snapshots)}
         del about['snapshots']
@@ -63,11 +68,15 @@ class Checkpoints:
         for killed in self._folder.glob('*tmp*'):  # what a run that was killed had begun to write
             shutil.rmtree(killed)
         path = self._folder / f'{int(older[-1].name) + 1 if older else 0:06d}'
+        self._remove_stray_feeds()
+        if feed is not None:  # before the checkpoint, whose own folder says that all is there
+            _feed_folder(path).mkdir(parents=True)
+            feed.save(_feed_folder(path))
         with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
             saved = ocp.args.PyTreeSave({name: tree for name, tree in arrays.items() if tree})
             checkpointer.save(path, ocp.args.Composite(arrays=saved, about=ocp.args.JsonSave(about)))
         for old in older:
-            shutil.rmtree(old)
+            _remove(old)
 
     def latest(self) -> Progress | None:
         """What the last complete checkpoint says of its cells, without snapshots; `None` where there is none."""
@@ -82,11 +91,12 @@ class Checkpoints:
                 self._set_aside(found[-1], error)
         return None
 
-    def restore(self, like: Any) -> tuple[Progress, Any] | None:
+    def restore(self, like: Any, feed: Feed | None = None) -> tuple[Progress, Any] | None:
         """Reads the last complete checkpoint; one that is damaged is set aside.
 
         Args:
           like: a pytree of the carries' shapes and dtypes.
+          feed: a new one, which takes up its position.
 
         Returns:
           The progress and the carries, `None` where there is nothing (left) to restore.
@@ -103,6 +113,8 @@ class Checkpoints:
             kinds = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), target)
             arrays = _restore(path, arrays=ocp.args.PyTreeRestore(item=target, restore_args=kinds))
             carries = _unnumbered(arrays['carries'], like)
+            if feed is not None:
+                feed.restore(_feed_folder(path))
         except Exception as error:  # whatever orbax raises for damaged files
             self._set_aside(path, error)
             return None
@@ -112,20 +124,39 @@ class Checkpoints:
     def clear(self) -> None:
         """Removes the checkpoint: its cells are finished."""
         for path in self._found():
-            shutil.rmtree(path)
+            _remove(path)
+        self._remove_stray_feeds()
 
     def _found(self) -> list[Path]:
         # Orbax writes under a longer name and renames, so that a name of digits alone is complete.
         paths = self._folder.iterdir() if self._folder.is_dir() else []
         return sorted(path for path in paths if path.name.isdigit())
 
+    def _remove_stray_feeds(self) -> None:
+        """Removes what a run left that was killed before the checkpoint was complete, or while it was removed."""
+        for path in self._folder.glob(f'*{_FEED}'):
+            if path.stem.isdigit() and not path.with_suffix('').exists():
+                shutil.rmtree(path)
+
     def _set_aside(self, path: Path, error: Exception) -> None:
         aside = path.with_name(path.name + '.corrupt')
-        if aside.exists():
-            shutil.rmtree(aside)
-        os.replace(path, aside)
+        for there, to in ((path, aside), (_feed_folder(path), _feed_folder(aside))):
+            if to.exists():
+                shutil.rmtree(to)
+            if there.exists():
+                os.replace(there, to)
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         warnings.warn(f'{path} cannot be resumed from ({reason}); it is now {aside.name}', stacklevel=3)
+
+
+def _feed_folder(path: Path) -> Path:
+    return path.with_name(path.name + _FEED)
+
+
+def _remove(path: Path) -> None:
+    """The feed's folder last: where the checkpoint is, it is whole."""
+    shutil.rmtree(path)
+    shutil.rmtree(_feed_folder(path), ignore_errors=True)
 
 
 def _in_order(table: dict[str, Any]) -> list[Any]:

@@ -126,16 +126,49 @@ class Programs:
           none.
         """
         metrics = self._common.evaluate(self._forward(targets, carries), carries.state)
-        masks = {}
-        for state in sparse_states(carries.opt_state):
-            paths, leaves, _ = tree_lib.flatten_with_paths(state.masks)
-            masks |= dict(zip(map(tree_lib.path_string, paths), leaves, strict=True))
-        # Copies: what device_get returns may share the memory of carries, which the next chunk takes over.
-        return jax.tree.map(np.array, (dict(metrics), masks))
+        return jax.tree.map(np.array, dict(metrics)), self.masks(carries)
+
+    def masks(self, carries: Carry) -> dict[str, np.ndarray]:
+        """The masks by leaf path, uint8[cells, …leaf shape]; leaves that stay dense have none.
+
+        Args:
+          carries: of any step.
+        """
+        return masks_by_path(carries.opt_state)
+
+    def open(self, seeds: Sequence[int]) -> None:
+        """Does nothing: batches are drawn inside the program. `fed.Fed` makes its feed here.
+
+        Args:
+          seeds: one for each cell.
+        """
+
+    def close(self) -> None:
+        """Does nothing."""
 
     def prunable(self) -> dict[str, int]:
         """The leaves that may be pruned: their number of weights by path."""
         return self._training.prunable(self._common.data)
+
+
+def masks_by_path(opt_state: Any) -> dict[str, np.ndarray]:
+    """Copies of the masks in an optimizer's state.
+
+    Args:
+      opt_state: of a wrapped optimizer.
+
+    Returns:
+      uint8 arrays by the path of their leaf; leaves that stay dense have none.
+
+    >>> masks_by_path(())
+    {}
+    """
+    masks = {}
+    for state in sparse_states(opt_state):
+        paths, leaves, _ = tree_lib.flatten_with_paths(state.masks)
+        masks |= dict(zip(map(tree_lib.path_string, paths), leaves, strict=True))
+    # Copies: what device_get returns may share the memory of carries, which the next chunk takes over.
+    return jax.tree.map(np.array, masks)
 
 
 def _map(function: Callable, *data: Any) -> Callable:
@@ -162,7 +195,8 @@ def choose_over(workload: Workload, recipe: Recipe, data: Any, cells: int) -> Ov
       cells: how many are trained in one program.
 
     Returns:
-      The way with the smallest time for a few steps of all cells; 'map' for a single cell.
+      The way with the smallest time for a few steps of all cells; 'map' for a single cell, 'each' for tasks with
+      a feed, which know no other.
 
     >>> from jaxpruner.baselines import WORKLOADS
     >>> workload = WORKLOADS['resnet']
@@ -171,6 +205,8 @@ def choose_over(workload: Workload, recipe: Recipe, data: Any, cells: int) -> Ov
     """
     if cells == 1:
         return 'map'
+    if workload.task(recipe, data).feed is not None:
+        return 'each'
     seconds: dict[Over, list[float]] = {over: [] for over in OVERS}
     runs: dict[Over, Callable[[], None]] = {
         over: _measured(Common(workload, recipe, data, over), over, cells) for over in OVERS

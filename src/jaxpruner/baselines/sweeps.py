@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from jaxpruner.baselines.checkpointing import Checkpoints, Progress
+from jaxpruner.baselines.fed import Fed
 from jaxpruner.baselines.logs import with_snapshot, write_logs
 from jaxpruner.baselines.programs import Common, Over, Programs
 from jaxpruner.baselines.pruners import DENSE, check_algorithm
@@ -129,12 +130,20 @@ class Sweep:
         """
         self._claim_folder()
         common = Common(self.workload, self.recipe, self.data, self.over)
-        programs: Programs | None = None
+        is_fed = self._is_fed()
+        programs: Programs | Fed | None = None
         trained = ''
         while group := self._next_group(cells):
             if programs is None or trained != group[0].algorithm:
-                programs, trained = Programs(common, group[0].algorithm), group[0].algorithm
-            self._run_group(programs, group, on_chunk, should_stop)
+                trained = group[0].algorithm
+                programs = Fed(self.workload, self.recipe, self.data, trained) if is_fed else Programs(common, trained)
+            try:
+                self._run_group(programs, group, on_chunk, should_stop)
+            finally:
+                programs.close()
+
+    def _is_fed(self) -> bool:
+        return self.workload.task(self.recipe, self.data).feed is not None
 
     def _claim_folder(self) -> None:
         """Writes the recipe, or compares it with the one that is there."""
@@ -165,9 +174,11 @@ class Sweep:
             if set(begun) <= set(wanted) and any(cell in pending for cell in begun):
                 return begun
         group = [cell for cell in pending if cell.algorithm == pending[0].algorithm]
-        return group[:1] if self.over == 'each' else group
+        return group[:1] if self.over == 'each' or self._is_fed() else group
 
-    def _run_group(self, programs: Programs, group: list[CellKey], on_chunk: Callable, should_stop: Callable) -> None:
+    def _run_group(
+        self, programs: Programs | Fed, group: list[CellKey], on_chunk: Callable, should_stop: Callable
+    ) -> None:
         """Trains cells of one algorithm from their checkpoint, if there is one, to the end."""
         checkpoints, seeds = self._checkpoints(), [cell.seed for cell in group]
         targets = programs.targets([cell.sparsity for cell in group])
@@ -175,16 +186,18 @@ class Sweep:
         latest = checkpoints.latest()
         is_begun = latest is not None and [CellKey(*cell) for cell in latest.cells] == group
         like = jax.eval_shape(lambda: programs.start(targets, seeds))
-        restored = checkpoints.restore(like) if is_begun else None
+        feed = programs.open(seeds)
+        restored = checkpoints.restore(like, feed) if is_begun else None
         if restored is None:
+            feed = programs.open(seeds) if is_begun else feed  # one that was restored in part is not used
             carries = programs.start(targets, seeds)
-            masks = programs.report(targets, carries)[1]
+            masks = programs.masks(carries)
             progress = Progress(
                 [(cell.algorithm, cell.sparsity, cell.seed) for cell in group], 0, snapshots=with_snapshot({}, masks)
             )
         else:
             progress, carries = restored
-            masks = programs.report(targets, carries)[1]
+            masks = programs.masks(carries)
         began -= progress.seconds
         for stop in [edge for edge in _edges(self.recipe) if edge > progress.step]:
             carries = programs.advance(targets, carries, progress.step, stop)
@@ -197,7 +210,7 @@ class Sweep:
                 (*progress.history, entry),
                 with_snapshot(progress.snapshots, masks),
             )
-            checkpoints.save(progress, carries)
+            checkpoints.save(progress, carries, feed)
             on_chunk(group, stop)
             if stop < self.recipe.steps and should_stop():
                 raise Interrupted(f'stopped after step {stop} of {group[0].algorithm}')

@@ -94,10 +94,25 @@ class Training:
         Returns:
           The carry before step `stop`.
         """
+        return jax.lax.fori_loop(first, stop, lambda number, carry: self.step(data, targets, carry, number), carry)
+
+    def step(self, data: Any, targets: Any, carry: Carry, number: Any, *batch: Any) -> Carry:
+        """One step.
+
+        Args:
+          data: of the workload.
+          targets: as for `start`.
+          carry: before the step.
+          number: of the step, int32 scalar.
+          *batch: the batch, of a task with a feed.
+
+        Returns:
+          The carry after it.
+        """
         task = self._task(data)
         updater, tx = self._pruner(targets, carry.key)
         step = task.step or (lambda *arguments: generic_step(task, *arguments))
-        return jax.lax.fori_loop(first, stop, lambda number, carry: step(updater, tx, carry, number), carry)
+        return step(updater, tx, carry, number, *batch)
 
     def forward(self, targets: Any, carry: Carry) -> Any:
         """The parameters that the forward pass sees: those of a straight-through method are pruned only there.
@@ -137,7 +152,9 @@ class Training:
         return updater, updater.wrap_optax(make_optimizer(self.recipe))
 
 
-def generic_step(task: Task, updater: BaseUpdater, tx: optax.GradientTransformation, carry: Carry, step: Any) -> Carry:
+def generic_step(
+    task: Task, updater: BaseUpdater, tx: optax.GradientTransformation, carry: Carry, step: Any, batch: Any = None
+) -> Carry:
     """One update of the optimizer on one batch.
 
     Args:
@@ -146,6 +163,7 @@ def generic_step(task: Task, updater: BaseUpdater, tx: optax.GradientTransformat
       tx: the optimizer that it wraps.
       carry: before the step.
       step: its number, int32 scalar.
+      batch: of a task with a feed; others draw their own.
 
     Returns:
       The carry after it.
@@ -154,7 +172,7 @@ def generic_step(task: Task, updater: BaseUpdater, tx: optax.GradientTransformat
     'generic_step'
     """
     batch_key, loss_key = jax.random.split(step_key(carry.key, step))
-    batch = task.batch(batch_key, step)
+    batch = task.batch(batch_key, step) if batch is None else batch
 
     def loss(params: Any) -> tuple[jax.Array, Any]:
         return task.loss(updater.pre_forward_update(params, carry.opt_state), carry.state, batch, loss_key)
