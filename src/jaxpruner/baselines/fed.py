@@ -49,13 +49,15 @@ class Fed:
         self._data, self._task = data, workload.task(recipe, data)
         self._feed: Feed | None = None
         self._seed = 0
-        self._start = jax.jit(lambda targets, seed: training.start(targets, seed, *training.init(data, seed)))
+        self._start = jax.jit(
+            lambda targets, seed: _many(training.start(_one(targets), seed, *training.init(data, seed)))
+        )
         # The second result says when the step has been computed; the carry is given away before it could be asked.
         self._step = jax.jit(
             lambda targets, carry, number, batch: (training.step(data, targets, carry, number, batch), number + 1),
             donate_argnums=1,
         )
-        self._forward = jax.jit(training.forward)
+        self._forward = jax.jit(lambda targets, carries: training.forward(_one(targets), _one(carries)))
         self._evaluate = jax.jit(self._task.evaluate)
         if self._task.values is not None:
             values = self._task.values
@@ -101,7 +103,7 @@ class Fed:
           seeds: of the one cell.
         """
         (seed,) = seeds
-        return _many(self._start(_one(targets), jnp.int32(seed)))
+        return self._start(targets, jnp.int32(seed))
 
     def advance(self, targets: Any, carries: Carry, first: int, stop: int) -> Carry:
         """As `Programs.advance`, with the batches of the feed that `open` made.
@@ -113,7 +115,7 @@ class Fed:
           stop: past the last.
         """
         assert self._feed is not None, 'open comes before advance'
-        target, carry = _one(targets), _one(carries)
+        target, carry = _ONE((targets, carries))
         begun: collections.deque[jax.Array] = collections.deque()
         for number in range(first, stop):
             batch = self._feed.next(self._bound(target, carry))
@@ -124,7 +126,7 @@ class Fed:
             begun.append(done)
             if len(begun) > _AHEAD:
                 begun.popleft().block_until_ready()
-        return _many(carry)
+        return _MANY(carry)
 
     def report(self, targets: Any, carries: Carry) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """As `Programs.report`.
@@ -133,14 +135,12 @@ class Fed:
           targets: from `targets`.
           carries: of any step.
         """
-        target, carry = _one(targets), _one(carries)
-        params = self._forward(target, carry)
         if self._task.evaluate_host is not None:
-            metrics: Any = self._task.evaluate_host(self._bound(target, carry), self._seed)
+            metrics: Any = self._task.evaluate_host(self._bound(*_ONE((targets, carries))), self._seed)
         elif self._task.tests is not None:
-            metrics = self._means(params, carry.state)
+            metrics = self._means(self._forward(targets, carries), _ONE(carries.state))
         else:
-            metrics = self._evaluate(params, carry.state)
+            metrics = self._evaluate(self._forward(targets, carries), _ONE(carries.state))
         return jax.tree.map(lambda leaf: np.array(leaf)[None], dict(metrics)), self.masks(carries)
 
     def masks(self, carries: Carry) -> dict[str, np.ndarray]:
@@ -212,3 +212,6 @@ def _one(cells: Any) -> Any:
 
 def _many(cell: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf[None], cell)
+
+
+_ONE, _MANY = jax.jit(_one), jax.jit(_many)  # one program for all leaves

@@ -1,11 +1,13 @@
 """The workloads that classify images: ResNet, ViT and LeNet-300-100.
 
-The presets train on scikit-learn's digits (`default`) and on MNIST (`data`); `full` is the original's size. Numbers
-were fixed before algorithms were compared, after one dense training of each model on the digits.
+The presets train on scikit-learn's digits (`default`) and on MNIST (`data`); `full` is the original's size, on ImageNet
+from disk. Numbers of the small ones were fixed before algorithms were compared, after one dense training of each model
+on the digits.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,16 @@ import optax
 from jaxpruner import tree as tree_lib
 from jaxpruner.baselines import data as data_lib
 from jaxpruner.baselines import models
-from jaxpruner.baselines.metrics import classification_metrics
+from jaxpruner.baselines.feeds import Feed
+from jaxpruner.baselines.metrics import classification_metrics, example_metrics
+from jaxpruner.baselines.readers import pictures, pipelines
+from jaxpruner.baselines.readers.imagenet import ImageFiles, read_imagenet
 from jaxpruner.baselines.recipe import Optimizer, Pruning, Recipe, Schedule
 from jaxpruner.baselines.task import Metric, Task
 
-_IMAGE_SHAPES = {'digits': (8, 8, 1), 'mnist': (28, 28, 1), 'imagenet': (224, 224, 3)}
-_CLASSES = {'digits': 10, 'mnist': 10, 'imagenet': 1000}
+_IMAGE_SHAPES = {'digits': (8, 8, 1), 'mnist': (28, 28, 1)}
+_CLASSES = 10
+_FOLDERS = {'mnist': 'MNIST', 'imagenet': 'ImageNet'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,16 +53,22 @@ class ImageWorkload:
             raise ValueError(f'{self.name} has no preset {preset!r}; {tree_lib.nearest(preset, self.recipes)}')
         return self.recipes[preset]
 
-    def data(self, recipe: Recipe, data_dir: Path | None) -> data_lib.Images:
-        """As `Workload.data`: digits need no folder, MNIST does."""
+    def data(self, recipe: Recipe, data_dir: Path | None) -> data_lib.Images | ImageFiles:
+        """As `Workload.data`: digits need no folder, MNIST and ImageNet do; images of ImageNet stay on disk."""
         if recipe.data == 'digits':
             return data_lib.load_digits(_number(recipe, 'split_seed'))
-        if recipe.data != 'mnist':
-            known = "'digits' and 'mnist' are read"
+        if recipe.data not in _FOLDERS:
+            known = "'digits', 'mnist' and 'imagenet' are read"
             raise ValueError(f'data {recipe.data!r} cannot be read by {self.name}: {known}; other images by a program')
         if data_dir is None:
-            raise ValueError(f'the preset {recipe.preset!r} of {self.name} needs --data-dir: a folder with MNIST')
-        return data_lib.load_mnist(data_dir)
+            what = _FOLDERS[recipe.data]
+            raise ValueError(f'the preset {recipe.preset!r} of {self.name} needs --data-dir: a folder with {what}')
+        if recipe.data == 'mnist':
+            return data_lib.load_mnist(data_dir)
+        files, classes = read_imagenet(data_dir), _number(recipe, 'classes')
+        if files.classes not in (None, classes):
+            raise ValueError(f'{data_dir} has {files.classes} classes and task.classes is {classes}: make them equal')
+        return files
 
     def model(self, recipe: Recipe) -> models.Functional:
         """The model as pure functions; nothing is computed, so that full sizes can be looked at.
@@ -64,13 +76,18 @@ class ImageWorkload:
         Args:
           recipe: its sizes.
         """
-        shape, classes = _IMAGE_SHAPES[recipe.data], _CLASSES[recipe.data]
+        if recipe.data == 'imagenet':
+            side = _number(recipe, 'image_size')
+            shape, classes = (side, side, 3), _number(recipe, 'classes')
+        else:
+            shape, classes = _IMAGE_SHAPES[recipe.data], _CLASSES
         return models.Functional(lambda rngs: self.make(recipe, shape, classes, rngs))
 
-    def task(self, recipe: Recipe, data: data_lib.Images) -> Task:
+    def task(self, recipe: Recipe, data: data_lib.Images | ImageFiles) -> Task:
         """As `Workload.task`."""
+        if isinstance(data, ImageFiles):
+            return self._fed_task(recipe, data)
         model = self.model(recipe)
-        smoothing: Any = recipe.task['label_smoothing']
 
         def batch(key: jax.Array, step: jax.Array) -> tuple[jax.Array, jax.Array]:
             del step
@@ -80,10 +97,7 @@ class ImageWorkload:
 
         def loss(params: Any, state: Any, batch: Any, key: jax.Array) -> tuple[jax.Array, Any]:
             del key
-            images, labels = batch
-            logits, state = model.apply(params, state, images, train=True)
-            targets = optax.smooth_labels(jax.nn.one_hot(labels, logits.shape[-1]), smoothing)
-            return optax.softmax_cross_entropy(logits, targets).mean(), state
+            return _loss(recipe, model, params, state, *batch)
 
         def evaluate(params: Any, state: Any) -> dict[str, jax.Array]:
             def logits(images: jax.Array) -> jax.Array:
@@ -100,6 +114,37 @@ class ImageWorkload:
             loss=loss,
             evaluate=evaluate,
             filter_fn=is_kernel,
+        )
+
+    def _fed_task(self, recipe: Recipe, files: ImageFiles) -> Task:
+        model, size = self.model(recipe), _number(recipe, 'image_size')
+
+        def loss(params: Any, state: Any, batch: Any, key: jax.Array) -> tuple[jax.Array, Any]:
+            del key
+            return _loss(recipe, model, params, state, _normalized(batch['image']), batch['label'])
+
+        def evaluate(params: Any, state: Any, batch: Any) -> dict[str, jax.Array]:
+            logits = model.apply(params, state, _normalized(batch['image']), train=False)[0]
+            return example_metrics(logits, batch['label'])
+
+        def feed(seed: int) -> Feed:
+            part = functools.partial(pictures.random_part, size=size)
+            return pipelines.mixed(files.train, part, recipe.batch_size, seed)
+
+        def tests() -> Iterator[Any]:
+            return pipelines.in_order(files.test, functools.partial(pictures.middle, size=size), recipe.batch_size)
+
+        return Task(
+            metric=Metric('accuracy', 'high'),
+            steps=recipe.steps,
+            init=lambda key: model.init(key)[0],
+            init_state=lambda params, key: model.init(key)[1],
+            batch=lambda key, step: None,
+            loss=loss,
+            evaluate=evaluate,
+            filter_fn=is_kernel,
+            feed=feed,
+            tests=tests,
         )
 
 
@@ -120,6 +165,20 @@ def is_kernel(path: tree_lib.Path, leaf: Any) -> bool:
 def _number(recipe: Recipe, key: str) -> int:
     value: Any = recipe.task[key]
     return value
+
+
+def _loss(
+    recipe: Recipe, model: models.Functional, params: Any, state: Any, images: jax.Array, labels: jax.Array
+) -> tuple[jax.Array, Any]:
+    logits, state = model.apply(params, state, images, train=True)
+    smoothing: Any = recipe.task['label_smoothing']
+    targets = optax.smooth_labels(jax.nn.one_hot(labels, logits.shape[-1]), smoothing)
+    return optax.softmax_cross_entropy(logits, targets).mean(), state
+
+
+def _normalized(pixels: jax.Array) -> jax.Array:
+    """On the device, so that bytes are what goes there."""
+    return (pixels / 255.0 - jnp.array(pictures.MEAN)) / jnp.array(pictures.DEVIATION)
 
 
 def _shifted(images: jax.Array, key: jax.Array, most: Any) -> jax.Array:
@@ -149,6 +208,7 @@ def _make_lenet(recipe: Recipe, shape: tuple[int, ...], classes: int, rngs: Any)
 
 
 _TASK = {'split_seed': 0, 'shift': 0, 'label_smoothing': 0.0}
+_IMAGENET = {'image_size': 224, 'classes': 1000, 'label_smoothing': 0.1}
 
 _RESNET = Recipe(
     workload='resnet',
@@ -202,7 +262,7 @@ RESNET = ImageWorkload(
             optimizer=Optimizer('sgd', learning_rate=0.4, momentum=0.9, nesterov=True, weight_decay=1e-4),
             pruning=Pruning(distribution='erk', frequency=0.01),
             model={'stages': (3, 4, 6, 3), 'width': 64, 'bottleneck': True, 'large_stem': True},
-            task={**_TASK, 'label_smoothing': 0.1},
+            task=_IMAGENET,
         ),
     },
     _make_resnet,
@@ -224,7 +284,7 @@ VIT = ImageWorkload(
             optimizer=Optimizer('adamw', learning_rate=1e-3, weight_decay=0.1, clip_norm=1.0),
             pruning=Pruning(distribution='erk', frequency=0.01),
             model={'patch': 16, 'width': 768, 'layers': 12, 'heads': 12, 'hidden': 3072},
-            task={**_TASK, 'label_smoothing': 0.1},
+            task=_IMAGENET,
         ),
     },
     _make_vit,

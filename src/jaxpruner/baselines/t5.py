@@ -13,7 +13,10 @@ import numpy as np
 import optax
 
 from jaxpruner.baselines import span_corruption
+from jaxpruner.baselines.feeds import Feed
 from jaxpruner.baselines.models import Functional
+from jaxpruner.baselines.readers import pipelines
+from jaxpruner.baselines.readers.texts import Corpus, read_corpus
 from jaxpruner.baselines.recipe import Optimizer, Recipe, Schedule
 from jaxpruner.baselines.t5_model import T5, Sizes
 from jaxpruner.baselines.task import Metric, Task
@@ -68,7 +71,7 @@ class T5Workload:
     presets = ('default', 'data', 'full')
 
     def default(self, preset: str) -> Recipe:
-        """The recipe of a preset: the text inside CPython, tiny Shakespeare, or T5 Base on C4 (its shapes alone)."""
+        """The recipe of a preset: the text inside CPython, tiny Shakespeare, or T5 Base on C4 from disk."""
         adam = Optimizer(name='adam', learning_rate=5e-3, clip_norm=1.0)
         small = Recipe(
             't5', data='pydoc', steps=1000, batch_size=32, optimizer=adam, schedule=Schedule(warmup=0.1),
@@ -88,16 +91,17 @@ class T5Workload:
                 )  # fmt: skip
         raise ValueError(f't5 has no preset {preset!r}; it has {", ".join(self.presets)}')
 
-    def data(self, recipe: Recipe, data_dir: Path | None) -> Text:
-        """Reads the text.
+    def data(self, recipe: Recipe, data_dir: Path | None) -> Text | Corpus:
+        """Reads the text; that of C4 stays on disk but for what is for testing.
 
         Args:
           recipe: its field `data` says which.
-          data_dir: the folder of `tinyshakespeare.txt`.
+          data_dir: the folder of `tinyshakespeare.txt`, or of C4 as `readers.texts.read_corpus` wants it.
 
         Raises:
           ValueError: no such text, or not in that folder.
         """
+        numbers: Any = recipe.task
         match recipe.data:
             case 'pydoc':
                 from pydoc_data import topics
@@ -105,9 +109,13 @@ class T5Workload:
                 return Text.of('\n'.join(topics.topics[key] for key in sorted(topics.topics)).encode())
             case 'tinyshakespeare':
                 return Text.of(_read_text(data_dir))
-        raise ValueError(f"t5 reads 'pydoc' or 'tinyshakespeare', not {recipe.data!r}: set data to one of them")
+            case 'c4':
+                if data_dir is None:
+                    raise ValueError('c4 is read from a folder: pass --data-dir with one that holds its files')
+                return read_corpus(data_dir, numbers['length'] * numbers['test_examples'])
+        raise ValueError(f"t5 reads 'pydoc', 'tinyshakespeare' or 'c4', not {recipe.data!r}: set data to one of them")
 
-    def task(self, recipe: Recipe, data: Text) -> Task:
+    def task(self, recipe: Recipe, data: Text | Corpus) -> Task:
         """The training.
 
         Args:
@@ -120,7 +128,7 @@ class T5Workload:
         numbers: Any = recipe.task
         lengths = span_corruption.Lengths.of(numbers['length'], numbers['noise_density'], numbers['mean_span'])
         sizes = _sized(recipe, data, lengths)
-        train, test = jnp.asarray(data.train), jnp.asarray(data.test)
+        test = _tokens(data.test) if isinstance(data, Corpus) else jnp.asarray(data.test)
         if len(test) < lengths.text:
             raise ValueError(
                 f'the text of {recipe.data} leaves {len(test)} bytes for testing, too few for examples of '
@@ -128,23 +136,26 @@ class T5Workload:
             )
         model = Functional(lambda rngs: T5(sizes, jnp.dtype(recipe.dtype), rngs=rngs))
 
-        def examples(text: jax.Array, starts: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-            def one(start: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-                window = jax.lax.dynamic_slice(text, (start,), (lengths.text,))
+        def corrupted(texts: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+            def one(text: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
                 mask = span_corruption.noise_mask(key, lengths)
-                return span_corruption.corrupt(window, mask, lengths, sizes.vocabulary)
+                return span_corruption.corrupt(text, mask, lengths, sizes.vocabulary)
 
-            return jax.vmap(one)(starts, jax.random.split(key, len(starts)))
+            return jax.vmap(one)(texts, jax.random.split(key, len(texts)))
+
+        def examples(text: jax.Array, starts: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+            return corrupted(jax.vmap(lambda at: jax.lax.dynamic_slice(text, (at,), (lengths.text,)))(starts), key)
 
         def batch(key: jax.Array, step: jax.Array) -> tuple[jax.Array, jax.Array]:
             del step
+            train: Any = jnp.asarray(data.train)
             key_place, key_noise = jax.random.split(key)
             starts = jax.random.randint(key_place, (recipe.batch_size,), 0, len(train) - lengths.text + 1)
             return examples(train, starts, key_noise)
 
-        def loss(params: Any, state: Any, batch: tuple[jax.Array, jax.Array], key: Any) -> tuple[jax.Array, Any]:
-            del key
-            return token_losses(model.module(params), *batch).mean(), state
+        def loss(params: Any, state: Any, batch: Any, key: Any) -> tuple[jax.Array, Any]:
+            pair = corrupted(_tokens(batch), key) if isinstance(data, Corpus) else batch
+            return token_losses(model.module(params), *pair).mean(), state
 
         def evaluate(params: Any, state: Any) -> dict[str, jax.Array]:
             del state
@@ -157,6 +168,10 @@ class T5Workload:
             )
             return {'loss': losses.mean()}
 
+        def feed(seed: int) -> Feed:
+            texts: Any = data.train
+            return pipelines.windows(texts, lengths.text, recipe.batch_size, seed)
+
         return Task(
             metric=Metric('loss', 'low'),
             steps=recipe.steps,
@@ -165,6 +180,7 @@ class T5Workload:
             batch=batch,
             loss=loss,
             evaluate=evaluate,
+            feed=feed if isinstance(data, Corpus) else None,
         )
 
 
@@ -189,7 +205,12 @@ def token_losses(model: T5, inputs: jax.Array, targets: jax.Array) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(model(inputs, so_far), targets)
 
 
-def _sized(recipe: Recipe, data: Text, lengths: span_corruption.Lengths) -> Sizes:
+def _tokens(content: Any) -> jax.Array:
+    """Bytes as tokens, each with the number that `Corpus.symbols` gives it."""
+    return jnp.asarray(content, jnp.int32) + span_corruption.SYMBOLS
+
+
+def _sized(recipe: Recipe, data: Text | Corpus, lengths: span_corruption.Lengths) -> Sizes:
     model: Any = dict(recipe.model)
     needed = span_corruption.SYMBOLS + len(data.symbols) + lengths.spans
     model['vocabulary'] = model['vocabulary'] or needed

@@ -69,7 +69,7 @@ class Task(NamedTuple):
     init_state: Callable[[Any, jax.Array], Any]  # parameters, key -> what else is carried, may be None
     batch: Callable[[jax.Array, jax.Array], Any]  # key of the step, step -> a batch, drawn inside the program
     loss: Callable[..., tuple[jax.Array, Any]]  # parameters, state, batch, key -> loss, state
-    evaluate: Callable[[Any, Any], dict[str, jax.Array]]  # parameters, state -> scalars; the metric is among them
+    evaluate: Callable[..., dict[str, jax.Array]]  # parameters, state -> scalars; the metric is among them
     # updater, tx, carry, step -> carry; in place of the generic step (federated rounds, reinforcement learning). With a
     # feed its batch comes last.
     step: Callable[..., Carry] | None = None

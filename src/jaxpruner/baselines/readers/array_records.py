@@ -1,0 +1,113 @@
+"""Pictures in array-record files as TensorFlow Datasets writes them.
+
+Each record is a `tf.train.Example` with the features `image` (the bytes of a JPEG or PNG file) and `label` (a whole
+number); TensorFlow is not needed to read it.
+"""
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxpruner.baselines.data import DOWNLOAD_AGAIN, DataError
+from jaxpruner.baselines.readers.optional import imported
+from jaxpruner.baselines.readers.pictures import Picture
+
+_USE = 'array-record files'
+
+
+class ArrayRecords:
+    """A reader of the pictures in array-record files.
+
+    >>> ArrayRecords([Path('nowhere.array_record')])
+    Traceback (most recent call last):
+    ...
+    jaxpruner.baselines.data.DataError: nowhere.array_record cannot be read as an array-record file ...
+    """
+
+    def __init__(self, paths: Sequence[Path]):
+        """Counts the records.
+
+        Args:
+          paths: of the files, whose records follow one another.
+
+        Raises:
+          DataError: a file is missing or none of this kind.
+        """
+        self._paths = list(paths)
+        self._sources = [_opened(path) for path in self._paths]
+        self._ends = np.cumsum([len(source) for source in self._sources])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, index: int) -> Picture:
+        file = int(np.searchsorted(self._ends, index, side='right'))
+        place = index - (int(self._ends[file - 1]) if file else 0)
+        name = f'{self._paths[file]}, record {place}'
+        try:
+            features = parse_example(self._sources[file][place])
+        except Exception as error:  # array_record and protobuf have their own
+            raise DataError(f'{name} cannot be read ({error}): {DOWNLOAD_AGAIN}') from error
+        try:
+            (content,), (label,) = features['image'], features['label']
+        except (KeyError, ValueError):
+            raise DataError(
+                f"{name} has the features {sorted(features)}; it needs one 'image' (a file's bytes) and one 'label'"
+            ) from None
+        return Picture(name, content, label)
+
+
+def parse_example(record: bytes) -> dict[str, list[Any]]:
+    r"""The features of a `tf.train.Example`: bytes and whole numbers.
+
+    Args:
+      record: the serialized message.
+
+    Raises:
+      google.protobuf.message.DecodeError: it is none.
+
+    >>> parse_example(b'\n\x10\n\x0e\n\x05label\x12\x05\x1a\x03\n\x01\x07')
+    {'label': [7]}
+    """
+    features = _example().FromString(record).features.feature
+    return {entry.key: [*entry.value.bytes_list.value, *entry.value.int64_list.value] for entry in features}
+
+
+def _opened(path: Path) -> Any:
+    module = imported('array_record.python.array_record_data_source', _USE)
+    try:
+        return module.ArrayRecordDataSource(str(path))
+    except Exception as error:  # a RuntimeError or ValueError of the C++ library
+        raise DataError(f'{path} cannot be read as an array-record file ({error}): {DOWNLOAD_AGAIN}') from error
+
+
+@functools.cache
+def _example() -> Any:
+    """The message, described by hand; a map is, in bytes, a list of pairs."""
+    kinds = imported('google.protobuf.descriptor_pb2', _USE)
+    field = kinds.FieldDescriptorProto
+    file = kinds.FileDescriptorProto(name='example.proto', package='example')
+
+    def message(name: str, *fields: tuple[str, int, bool, Any]) -> None:
+        described = file.message_type.add(name=name)
+        for title, number, repeated, kind in fields:
+            added = described.field.add(name=title, number=number)
+            added.label = field.LABEL_REPEATED if repeated else field.LABEL_OPTIONAL
+            if isinstance(kind, str):
+                added.type, added.type_name = field.TYPE_MESSAGE, f'.example.{kind}'
+            else:
+                added.type = kind
+
+    message('Bytes', ('value', 1, True, field.TYPE_BYTES))
+    message('Integers', ('value', 1, True, field.TYPE_INT64))
+    message('Feature', ('bytes_list', 1, False, 'Bytes'), ('int64_list', 3, False, 'Integers'))
+    message('Pair', ('key', 1, False, field.TYPE_STRING), ('value', 2, False, 'Feature'))
+    message('Features', ('feature', 1, True, 'Pair'))
+    message('Example', ('features', 1, False, 'Features'))
+    pool = imported('google.protobuf.descriptor_pool', _USE).DescriptorPool()
+    pool.Add(file)
+    described = pool.FindMessageTypeByName('example.Example')
+    return imported('google.protobuf.message_factory', _USE).GetMessageClass(described)

@@ -1,0 +1,58 @@
+"""Pictures in folders: one folder for each class, `train/<class>/*.JPEG` and `val/<class>/*.JPEG`."""
+
+import os
+from pathlib import Path
+
+from jaxpruner.baselines.data import DataError
+from jaxpruner.baselines.readers.pictures import Picture
+
+SUFFIXES = '.jpeg', '.jpg', '.png'
+
+
+class ImageFolder:
+    """A reader of the pictures of a folder that has one folder for each class.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     (Path(folder) / 'cat').mkdir()
+    ...     _ = (Path(folder) / 'cat' / '1.png').write_bytes(b'pixels')
+    ...     reader = ImageFolder(Path(folder))
+    ...     len(reader), reader[0].content
+    (1, b'pixels')
+    """
+
+    def __init__(self, folder: Path, classes: tuple[str, ...] | None = None):
+        """Lists the files.
+
+        Args:
+          folder: of the classes.
+          classes: their names in the order of their labels; by default the folder's own, sorted.
+
+        Raises:
+          DataError: a class without pictures, or without a folder.
+        """
+        found = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+        self.classes = tuple(found) if classes is None else classes
+        for name in {*self.classes} ^ {*found}:
+            there = f'no folder {name}' if name in self.classes else f'a folder {name} that the training part lacks'
+            raise DataError(f'{folder} has {there}: both parts need the same classes, one folder each')
+        self._folder = folder
+        self._files: list[tuple[str, int]] = []
+        for label, name in enumerate(self.classes):
+            files = sorted(entry.name for entry in os.scandir(folder / name) if entry.name.lower().endswith(SUFFIXES))
+            if not files:
+                raise DataError(
+                    f'{folder / name} holds no images ({", ".join(SUFFIXES)}): put those of its class there'
+                )
+            self._files += [(f'{name}/{file}', label) for file in files]
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, index: int) -> Picture:
+        name, label = self._files[index]
+        path = self._folder / name
+        try:
+            return Picture(str(path), path.read_bytes(), label)
+        except OSError as error:
+            raise DataError(f'{path} cannot be read ({error}): put it back') from error

@@ -1,0 +1,49 @@
+"""ImageNet in a folder: images in folders of their classes, or array-record files."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from jaxpruner.baselines.data import DataError
+from jaxpruner.baselines.readers.array_records import ArrayRecords
+from jaxpruner.baselines.readers.image_folder import ImageFolder
+from jaxpruner.baselines.readers.pictures import Picture
+from jaxpruner.baselines.readers.pipelines import Reader
+
+
+class ImageFiles(NamedTuple):
+    """Readers of both parts.
+
+    >>> ImageFiles(train=[Picture('1.png', b'', 0)], test=[], classes=1).classes
+    1
+    """
+
+    train: Reader[Picture]
+    test: Reader[Picture]
+    classes: int | None  # None where files do not say
+
+
+def read_imagenet(folder: Path) -> ImageFiles:
+    """Finds the files; images are read when they are asked for.
+
+    Args:
+      folder: holds `train/<class>/*.JPEG` and `val/<class>/*.JPEG`, or files `*train*.array_record*` and
+        `*validation*.array_record*`.
+
+    Raises:
+      DataError: it holds neither, or a part of one.
+
+    >>> read_imagenet(Path('nowhere'))
+    Traceback (most recent call last):
+    ...
+    jaxpruner.baselines.data.DataError: nowhere is not a folder: pass one with train/<class>/*.JPEG ...
+    """
+    wanted = 'train/<class>/*.JPEG and val/<class>/*.JPEG, or *train*.array_record* and *validation*.array_record*'
+    if not folder.is_dir():
+        raise DataError(f'{folder} is not a folder: pass one with {wanted}')
+    if (folder / 'train').is_dir() and (folder / 'val').is_dir():
+        train = ImageFolder(folder / 'train')
+        return ImageFiles(train, ImageFolder(folder / 'val', train.classes), len(train.classes))
+    records = {part: sorted(folder.glob(f'*{part}*.array_record*')) for part in ('train', 'validation')}
+    if not all(records.values()):
+        raise DataError(f'{folder} does not hold both parts of ImageNet: it needs {wanted}')
+    return ImageFiles(ArrayRecords(records['train']), ArrayRecords(records['validation']), None)

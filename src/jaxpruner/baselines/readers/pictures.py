@@ -1,0 +1,126 @@
+"""Pictures in files to arrays of one size: a random part for training, the middle for testing."""
+
+import io
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxpruner.baselines.data import DOWNLOAD_AGAIN, DataError
+from jaxpruner.baselines.readers.optional import imported
+
+Box = tuple[float, float, float, float]  # left, upper, right, lower, in pixels
+MARGIN = 256 / 224  # of the shorter side when testing: what is cut off was seen in training, larger
+MEAN = (0.485, 0.456, 0.406)  # of ImageNet's red, green and blue, in [0, 1]
+DEVIATION = (0.229, 0.224, 0.225)
+_AREA = 0.08, 1.0  # share of the picture that a random part has
+_RATIO = 3 / 4, 4 / 3  # of its width to its height
+_TRIES = 10
+
+
+class Picture(NamedTuple):
+    """A picture as it lies on disk.
+
+    >>> Picture('train/cat/1.JPEG', b'', 0).label
+    0
+    """
+
+    name: str  # of the file, and of the record in it; for errors
+    content: bytes  # JPEG, PNG and what else pillow reads
+    label: int
+
+
+def random_part(random: np.random.Generator, picture: Picture, size: int) -> dict[str, Any]:
+    """A random part, half of the time mirrored (Szegedy et al. 2015, https://arxiv.org/abs/1409.4842).
+
+    Args:
+      random: decides.
+      picture: to be decoded.
+      size: height and width of the result.
+
+    Returns:
+      `image` uint8[size, size, 3] and `label` int32.
+
+    Raises:
+      DataError: no picture; the message names it.
+
+    >>> from PIL import Image
+    >>> file = io.BytesIO()
+    >>> Image.new('L', (9, 7)).save(file, 'png')
+    >>> random_part(np.random.default_rng(0), Picture('grey.png', file.getvalue(), 1), size=4)['image'].shape
+    (4, 4, 3)
+    """
+    image = _decoded(picture)
+    pixels = _resized(image, random_box(random, *image.size), size)
+    return {'image': pixels[:, ::-1] if random.random() < 0.5 else pixels, 'label': np.int32(picture.label)}
+
+
+def middle(picture: Picture, size: int) -> dict[str, Any]:
+    """The square in the middle, without a margin.
+
+    Args:
+      picture: to be decoded.
+      size: height and width of the result.
+
+    Returns:
+      `image` uint8[size, size, 3] and `label` int32.
+
+    Raises:
+      DataError: no picture; the message names it.
+
+    >>> middle(Picture('empty.png', b'', 1), size=4)
+    Traceback (most recent call last):
+    ...
+    jaxpruner.baselines.data.DataError: empty.png cannot be read as an image ...
+    """
+    image = _decoded(picture)
+    return {'image': _resized(image, middle_box(*image.size), size), 'label': np.int32(picture.label)}
+
+
+def random_box(random: np.random.Generator, width: int, height: int) -> Box:
+    """A part with a random area and ratio; the middle where none of a few fits.
+
+    Args:
+      random: decides.
+      width: of the picture.
+      height: of the picture.
+
+    >>> random_box(np.random.default_rng(0), 1000, 1)
+    (499.33..., 0.0, 500.66..., 1.0)
+    """
+    for _ in range(_TRIES):
+        area = random.uniform(*_AREA) * width * height
+        ratio = math.exp(random.uniform(math.log(_RATIO[0]), math.log(_RATIO[1])))
+        wide, high = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < wide <= width and 0 < high <= height:
+            left, upper = int(random.integers(width - wide + 1)), int(random.integers(height - high + 1))
+            return left, upper, left + wide, upper + high
+    wide, high = min(width, height * _RATIO[1]), min(height, width / _RATIO[0])
+    return (width - wide) / 2, (height - high) / 2, (width + wide) / 2, (height + high) / 2
+
+
+def middle_box(width: int, height: int) -> Box:
+    """What is left of the square in the middle without its margin.
+
+    Args:
+      width: of the picture.
+      height: of the picture.
+
+    >>> middle_box(256, 512)
+    (16.0, 144.0, 240.0, 368.0)
+    """
+    side = min(width, height) / MARGIN
+    return (width - side) / 2, (height - side) / 2, (width + side) / 2, (height + side) / 2
+
+
+def _decoded(picture: Picture) -> Any:
+    module = imported('PIL.Image', 'images')
+    try:
+        return module.open(io.BytesIO(picture.content)).convert('RGB')
+    except (OSError, SyntaxError, ValueError, module.DecompressionBombError) as error:
+        raise DataError(f'{picture.name} cannot be read as an image ({error}): {DOWNLOAD_AGAIN}') from error
+
+
+def _resized(image: Any, box: Box, size: int) -> np.ndarray:
+    bilinear = imported('PIL.Image', 'images').Resampling.BILINEAR
+    return np.asarray(image.resize((size, size), bilinear, box=box))

@@ -1,0 +1,164 @@
+"""From a reader to batches, with grain: examples in an order that a seed decides, read ahead by threads."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from jaxpruner.baselines.feeds import Values
+from jaxpruner.baselines.readers.optional import imported
+
+_THREADS = 16
+_BATCHES_AHEAD = 2
+_POOL = 16  # parts of a text whose windows are mixed
+_STATE = 'position.json'
+_EPOCHS = 2**20  # more than anyone waits for; without a number lengths no longer fit into 64 bits
+Item = TypeVar('Item', covariant=True)
+
+
+class Reader(Protocol[Item]):
+    """A sequence whose items are read when they are asked for, by several threads at once.
+
+    >>> reader: Reader[str] = ['an image', 'another']
+    >>> len(reader)
+    2
+    """
+
+    def __len__(self) -> int:
+        """How many items there are."""
+        ...
+
+    def __getitem__(self, index: int, /) -> Item:
+        """Reads one."""
+        ...
+
+
+class GrainFeed:
+    """A feed of what a grain dataset yields; its position is that of the dataset's iterator.
+
+    >>> import grain
+    >>> feed = GrainFeed(grain.MapDataset.range(6).to_iter_dataset().batch(2))
+    >>> feed.next(None).tolist()
+    [0, 1]
+    """
+
+    def __init__(self, dataset: Any):
+        """Begins to read.
+
+        Args:
+          dataset: a `grain.IterDataset` without an end.
+        """
+        self._iterator = iter(dataset)
+
+    def next(self, values: Values | None) -> Any:
+        """As `Feed.next`."""
+        del values
+        return next(self._iterator)
+
+    def save(self, folder: Path) -> None:
+        """As `Feed.save`."""
+        (folder / _STATE).write_text(json.dumps(self._iterator.get_state()))
+
+    def restore(self, folder: Path) -> None:
+        """As `Feed.restore`."""
+        self._iterator.set_state(json.loads((folder / _STATE).read_text()))
+
+    def close(self) -> None:
+        """As `Feed.close`."""
+        self._iterator.close()
+
+
+def mixed(
+    reader: Reader[Any], prepare: Callable[[np.random.Generator, Any], Any], batch_size: int, seed: int
+) -> GrainFeed:
+    """All examples in a random order, again and again in another.
+
+    Args:
+      reader: of the examples.
+      prepare: (random numbers of its own, item) -> an example: a pytree of arrays.
+      batch_size: examples in a batch.
+      seed: of the order, and of the random numbers.
+
+    >>> feed = mixed([1, 2, 3], lambda random, item: np.float32(item), batch_size=3, seed=0)
+    >>> sorted(feed.next(None).tolist())
+    [1.0, 2.0, 3.0]
+    """
+    dataset = _grain().MapDataset.source(reader).shuffle(seed=seed).repeat(_EPOCHS)
+    dataset = dataset.map_with_index(lambda index, item: prepare(np.random.default_rng((seed, index)), item))
+    return GrainFeed(_read_ahead(dataset, batch_size))
+
+
+def numbered(make: Callable[[int], Any]) -> GrainFeed:
+    """Batches that are made from their numbers.
+
+    Args:
+      make: 0, 1, … -> a batch.
+
+    >>> feed = numbered(lambda number: np.full(2, number))
+    >>> feed.next(None).tolist(), feed.next(None).tolist()
+    ([0, 0], [1, 1])
+    """
+    grain = _grain()
+    options = grain.ReadOptions(num_threads=_BATCHES_AHEAD, prefetch_buffer_size=_BATCHES_AHEAD)
+    return GrainFeed(grain.MapDataset.range(2**31 - 1).map(make).to_iter_dataset(options))
+
+
+def windows(parts: Reader[np.ndarray], length: int, batch_size: int, seed: int) -> GrainFeed:
+    """Pieces of texts, all of one length: those of a few random parts are mixed at a time.
+
+    Args:
+      parts: of a text, uint8[bytes]; what is left at a part's end is not used.
+      length: of a piece, in bytes.
+      batch_size: pieces in a batch.
+      seed: of the order.
+
+    Raises:
+      ValueError: the first parts are all shorter than a piece.
+
+    >>> windows([np.arange(7, dtype=np.uint8)], length=3, batch_size=2, seed=0).next(None).shape
+    (2, 3)
+    """
+    grain = _grain()
+
+    class Windows(grain.experimental.FlatMapTransform):
+        max_fan_out = 2**31
+
+        def flat_map(self, element: np.ndarray) -> np.ndarray:
+            return element
+
+    def pool(number: int, texts: list[np.ndarray]) -> np.ndarray:
+        pieces = np.concatenate([text[: len(text) // length * length].reshape(-1, length) for text in texts])
+        if not len(pieces):
+            raise ValueError(f'{len(texts)} parts of the text are all shorter than {length} bytes: use longer files')
+        return np.random.default_rng((seed, number)).permutation(pieces)
+
+    parts_of_pool = min(_POOL, len(parts))  # more would have a part twice
+    pools = grain.MapDataset.source(parts).shuffle(seed=seed).repeat(_EPOCHS).batch(parts_of_pool, batch_fn=list)
+    options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)
+    pieces = grain.experimental.FlatMapIterDataset(pools.map_with_index(pool).to_iter_dataset(options), Windows())
+    return GrainFeed(pieces.batch(batch_size))
+
+
+def in_order(reader: Reader[Any], prepare: Callable[[Any], Any], batch_size: int) -> Iterator[Any]:
+    """All examples once; the last batch may be shorter.
+
+    Args:
+      reader: of the examples.
+      prepare: item -> an example.
+      batch_size: examples in a batch.
+
+    >>> [batch.tolist() for batch in in_order([1, 2, 3], np.float32, batch_size=2)]
+    [[1.0, 2.0], [3.0]]
+    """
+    yield from _read_ahead(_grain().MapDataset.source(reader).map(prepare), batch_size)
+
+
+def _read_ahead(examples: Any, batch_size: int) -> Any:
+    options = _grain().ReadOptions(num_threads=_THREADS, prefetch_buffer_size=_BATCHES_AHEAD * batch_size)
+    return examples.to_iter_dataset(options).batch(batch_size)
+
+
+def _grain() -> Any:
+    return imported('grain', 'data that are read from disk')
