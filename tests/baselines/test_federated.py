@@ -136,7 +136,9 @@ def test_numbers_that_do_not_fit_are_refused(changes, message):
 def test_data_that_are_not_there_are_refused():
     with pytest.raises(ValueError, match='--data-dir'):
         WORKLOAD.data(WORKLOAD.default('data'), None)
-    with pytest.raises(ValueError, match="data 'emnist' cannot be read"):
+    with pytest.raises(ValueError, match='--data-dir: a folder with EMNIST'):
         WORKLOAD.data(WORKLOAD.default('full'), None)
+    with pytest.raises(ValueError, match="data 'c4' cannot be read by federated: 'digits', 'mnist' and 'emnist'"):
+        WORKLOAD.data(WORKLOAD.default('full').updated({'data': 'c4'}), None)
     with pytest.raises(ValueError, match="no preset 'huge'"):
         WORKLOAD.default('huge')

@@ -96,13 +96,18 @@ def test_convolution_as_matmul_is_a_convolution(strides, size):
 @pytest.mark.parametrize(
     ('name', 'preset', 'message'),
     [
-        ('resnet', 'data', 'needs --data-dir'),
-        ('resnet', 'full', "data 'imagenet' cannot be read by resnet"),
+        ('resnet', 'data', 'needs --data-dir: a folder with MNIST'),
+        ('vit', 'full', 'needs --data-dir: a folder with ImageNet'),
     ],
 )
-def test_data_that_are_refused(name, preset, message):
+def test_data_without_a_folder_are_refused(name, preset, message):
     with pytest.raises(ValueError, match=message):
         WORKLOADS[name].data(WORKLOADS[name].default(preset), None)
+
+
+def test_unknown_data_are_refused():
+    with pytest.raises(ValueError, match="data 'c4' cannot be read by vit: 'digits', 'mnist' and 'imagenet' are read"):
+        WORKLOADS['vit'].data(WORKLOADS['vit'].default('default').updated({'data': 'c4'}), None)
 
 
 def test_unknown_presets_are_refused():

@@ -143,8 +143,10 @@ def test_what_cannot_be_read_is_refused(tmp_path):
         workload.data(workload.default('data'), None)
     with pytest.raises(ValueError, match=r'tinyshakespeare\.txt does not exist'):
         workload.data(workload.default('data'), tmp_path)
-    with pytest.raises(ValueError, match="not 'c4'"):
-        workload.data(workload.default('full'), tmp_path)
+    with pytest.raises(ValueError, match='c4 is read from a folder: pass --data-dir'):
+        workload.data(workload.default('full'), None)
+    with pytest.raises(ValueError, match="not 'mnist'"):
+        workload.data(workload.default('default').updated({'data': 'mnist'}), tmp_path)
     with pytest.raises(ValueError, match="no preset 'huge'"):
         workload.default('huge')
 
