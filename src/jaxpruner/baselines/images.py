@@ -258,6 +258,7 @@ RESNET = ImageWorkload(
             data='imagenet',
             steps=112_590,  # 90 epochs of 1,281,167 images
             batch_size=1024,
+            eval_every=0.01,
             dtype='bfloat16',
             optimizer=Optimizer('sgd', learning_rate=0.4, momentum=0.9, nesterov=True, weight_decay=1e-4),
             pruning=Pruning(distribution='erk', frequency=0.01),
@@ -280,6 +281,7 @@ VIT = ImageWorkload(
             data='imagenet',
             steps=112_590,
             batch_size=1024,
+            eval_every=0.01,
             dtype='bfloat16',
             optimizer=Optimizer('adamw', learning_rate=1e-3, weight_decay=0.1, clip_norm=1.0),
             pruning=Pruning(distribution='erk', frequency=0.01),
