@@ -4,4 +4,6 @@ import importlib.util
 
 collect_ignore = []
 if importlib.util.find_spec('gymnax') is None:
-    collect_ignore += ['src/jaxpruner/baselines/dqn.py', 'src/jaxpruner/baselines/games.py']
+    collect_ignore += ['src/jaxpruner/baselines/games.py', 'src/jaxpruner/baselines/minatar.py']
+if importlib.util.find_spec('ale_py') is None:
+    collect_ignore += ['src/jaxpruner/baselines/atari.py', 'src/jaxpruner/baselines/atari_feed.py']

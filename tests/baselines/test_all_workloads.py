@@ -43,4 +43,4 @@ def test_recipes_go_to_toml_and_back(name):
     for preset in workload.presets:
         recipe = workload.default(preset)
         assert (recipe.workload, recipe.preset) == (name, preset)
-        assert workload.default('default').updated(tomllib.loads(recipe.to_toml())) == recipe
+        assert workload.default(preset).updated(tomllib.loads(recipe.to_toml())) == recipe

@@ -10,8 +10,10 @@ from flax import nnx
 
 import jaxpruner
 from jaxpruner.baselines import replay as replays
-from jaxpruner.baselines.dqn import DQNWorkload, explore, td_targets
+from jaxpruner.baselines.dqn import DQNWorkload
+from jaxpruner.baselines.dqn_learning import td_targets
 from jaxpruner.baselines.dqn_model import NATURE, QNetwork
+from jaxpruner.baselines.minatar import explore
 from jaxpruner.baselines.replay import Transitions
 from jaxpruner.baselines.task import Carry
 from jaxpruner.sparsity_distributions import uniform
@@ -134,5 +136,5 @@ def test_what_does_not_fit_is_refused():
         WORKLOAD.task(recipe.updated({'task': {'replay': 1001}}))
     with pytest.raises(ValueError, match="not 'Pong'"):
         WORKLOAD.data(recipe.updated({'data': 'Pong'}), None)
-    with pytest.raises(ValueError, match="no preset 'full'"):
-        WORKLOAD.default('full')
+    with pytest.raises(ValueError, match="no preset 'data'"):
+        WORKLOAD.default('data')

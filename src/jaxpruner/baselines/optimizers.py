@@ -94,11 +94,13 @@ def _sgd(numbers: Optimizer, schedule: optax.Schedule) -> optax.GradientTransfor
 
 
 def _adam(numbers: Optimizer, schedule: optax.Schedule) -> optax.GradientTransformation:
-    return optax.chain(*_l2(numbers), optax.adam(schedule, b2=numbers.beta2))
+    return optax.chain(*_l2(numbers), optax.adam(schedule, b2=numbers.beta2, eps=numbers.epsilon))
 
 
 def _adamw(numbers: Optimizer, schedule: optax.Schedule) -> optax.GradientTransformation:
-    return optax.adamw(schedule, b2=numbers.beta2, weight_decay=numbers.weight_decay, mask=_decay_mask(numbers))
+    return optax.adamw(
+        schedule, b2=numbers.beta2, eps=numbers.epsilon, weight_decay=numbers.weight_decay, mask=_decay_mask(numbers)
+    )
 
 
 def _adafactor(numbers: Optimizer, schedule: optax.Schedule) -> optax.GradientTransformation:

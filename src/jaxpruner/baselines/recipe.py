@@ -32,6 +32,7 @@ class Optimizer:
     momentum: float = 0.9  # of sgd
     nesterov: bool = False  # of sgd
     beta2: float = 0.999  # of adam and adamw
+    epsilon: float = 1e-8  # of adam and adamw: added to the root of the second moment
     weight_decay: float = 0.0  # sgd, adam: added to the gradient (L2); adamw, adafactor: apart from it
     decay_kernels_only: bool = True  # weights with more than one dimension, not biases and norms
     clip_norm: float = 0.0  # of the whole gradient; 0 for no limit

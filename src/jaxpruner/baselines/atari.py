@@ -1,0 +1,283 @@
+"""Atari games of the Arcade Learning Environment (ale-py, whose wheel holds the games), several in lock-step.
+
+Frames are those of Dopamine (Castro et al. 2018, https://arxiv.org/abs/1812.06110), which follows Machado et al. 2018
+(https://doi.org/10.1613/jair.5699): gray, the maximum of the last two of four frames, 84 x 84 by area, sticky actions.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxpruner import tree as tree_lib
+
+SIZE, STACK = 84, 4
+SHAPE = (SIZE, SIZE, STACK)  # of an observation
+
+
+class Conventions(NamedTuple):
+    """How a game is played; the actions are those that the game knows (the minimal set).
+
+    A lost life does not end a game, unlike in Mnih et al. 2015.
+
+    >>> Conventions().frame_skip
+    4
+    """
+
+    frame_skip: int = 4  # frames for which an action is held
+    sticky: float = 0.25  # probability in each frame that the action before is held on (Machado et al. 2018)
+    no_ops: int = 30  # a game begins with up to so many frames without an action (Mnih et al. 2015)
+    longest: int = 27_000  # moves after which a game is cut off: half an hour
+
+
+class Outcome(NamedTuple):
+    """What a move in each game brought.
+
+    >>> Outcome(np.ones(2), np.zeros(2, bool), np.zeros(2, bool)).reward.tolist()
+    [1.0, 1.0]
+    """
+
+    reward: np.ndarray  # float64[count]: change of the score
+    over: np.ndarray  # bool[count]: the game ended
+    cut: np.ndarray  # bool[count]: the game would go on, but reached its time limit
+
+
+class Emulators:
+    """A game played several times at once; one that ends begins anew.
+
+    `observations`, uint8[count, 84, 84, 4], is what is seen now, the oldest frame first and zeros where the game is
+    younger; `behind`, uint8[count], counts the frames that belong to the game besides the newest.
+
+    >>> emulators = Emulators('MsPacman', 2, np.random.default_rng(0))
+    >>> emulators.actions, emulators.observations.shape, emulators.step(np.zeros(2, int)).reward.tolist()
+    (9, (2, 84, 84, 4), [0.0, 0.0])
+    """
+
+    def __init__(self, game: str, count: int, rng: np.random.Generator, conventions: Conventions = Conventions()):
+        """Begins the games.
+
+        Args:
+          game: its name in the Arcade Learning Environment, such as 'MsPacman'.
+          count: how many are played.
+          rng: for their seeds and their first frames; it is used on.
+          conventions: how they are played.
+
+        Raises:
+          ValueError: there is no such game.
+          ImportError: ale-py is not installed.
+        """
+        self._rng, self._conventions = rng, conventions
+        self._games = [_load(game, int(rng.integers(2**31)), conventions.sticky) for _ in range(count)]
+        self._actions = self._games[0].getMinimalActionSet()
+        self._screens = np.zeros((count, 2, *self._games[0].getScreenDims()), np.uint8)
+        self._moves = np.zeros(count, np.int64)
+        self.actions: int = len(self._actions)
+        self.observations = np.zeros((count, *SHAPE), np.uint8)
+        self.behind = np.zeros(count, np.uint8)
+        self._begin(np.ones(count, bool))
+        self.observations[..., -1] = resize(self._screens.max(axis=1))
+
+    def step(self, actions: np.ndarray) -> Outcome:
+        """Makes a move in each game.
+
+        Args:
+          actions: whole numbers below `actions`, [count].
+        """
+        reward = np.array([self._play(number, self._actions[action]) for number, action in enumerate(actions)])
+        over = np.array([game.game_over() for game in self._games])
+        self._moves += 1
+        cut = ~over & (self._moves >= self._conventions.longest)
+        self.observations = np.roll(self.observations, -1, axis=-1)
+        self.behind = np.minimum(self.behind + 1, STACK - 1).astype(np.uint8)
+        self._begin(over | cut)
+        self.observations[..., -1] = resize(self._screens.max(axis=1))
+        return Outcome(reward, over, cut)
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Everything that the next moves depend on, but the generator."""
+        states = [game.cloneState(include_rng=True).serialize() for game in self._games]
+        arrays = {f'game{number}': np.frombuffer(state, np.uint8) for number, state in enumerate(states)}
+        return {'observations': self.observations, 'behind': self.behind, 'moves': self._moves, **arrays}
+
+    def set_state(self, arrays: Any) -> None:
+        """Goes on where other emulators were.
+
+        Args:
+          arrays: from `state` of as many emulators of the same game.
+        """
+        saved = _ale().ALEState
+        for number, game in enumerate(self._games):
+            game.restoreState(saved(arrays[f'game{number}'].tobytes()))
+        self.observations, self.behind, self._moves = (
+            np.array(arrays[name]) for name in ('observations', 'behind', 'moves')
+        )
+
+    def _play(self, number: int, action: Any) -> float:
+        """Holds an action for some frames, of which the last two are kept; the change of the score."""
+        game, reward, skip = self._games[number], 0.0, self._conventions.frame_skip
+        for frame in range(skip):
+            reward += game.act(action)
+            if game.game_over():
+                break
+            if frame >= skip - 2:
+                game.getScreenGrayscale(self._screens[number, frame % 2])
+        return reward
+
+    def _begin(self, which: np.ndarray) -> None:
+        """Begins some of the games anew."""
+        self.observations[which] = 0
+        self._moves[which] = self.behind[which] = 0
+        for number in np.flatnonzero(which):
+            game = self._games[number]
+            game.reset_game()
+            for _ in range(self._rng.integers(self._conventions.no_ops + 1)):
+                game.act(self._actions[0])
+            self._screens[number, 1] = 0
+            game.getScreenGrayscale(self._screens[number, 0])
+
+
+def resize(screens: np.ndarray) -> np.ndarray:
+    """Shrinks gray screens to 84 x 84; each new pixel is the mean over its area.
+
+    Args:
+      screens: uint8[n, height, width].
+
+    Returns:
+      uint8[n, 84, 84].
+
+    >>> np.unique(resize(np.full((1, 210, 160), 7, np.uint8))).tolist()
+    [7]
+    """
+    return np.rint(_means(_means(screens).swapaxes(1, 2)).swapaxes(1, 2)).astype(np.uint8)
+
+
+def games() -> dict[str, str]:
+    """The games by name, with the file's name in ale-py.
+
+    Raises:
+      ImportError: ale-py is not installed.
+
+    >>> games()['MsPacman']
+    'ms_pacman'
+    """
+    identifiers = _ale().roms.get_all_rom_ids()
+    return {''.join(part.capitalize() for part in name.split('_')): name for name in identifiers}
+
+
+def check_game(name: str) -> str:
+    """The file's name of a game in ale-py.
+
+    Args:
+      name: such as 'MsPacman'.
+
+    Raises:
+      ValueError: there is no such game.
+      ImportError: ale-py is not installed.
+
+    >>> check_game('Pong')
+    'pong'
+    """
+    known = games()
+    if name not in known:
+        raise ValueError(f'data: the Arcade Learning Environment has no game {name!r}; {tree_lib.nearest(name, known)}')
+    return known[name]
+
+
+@functools.cache
+def count_actions(name: str) -> int:
+    """How many actions a game knows.
+
+    Args:
+      name: such as 'MsPacman'.
+
+    >>> count_actions('Breakout')
+    4
+    """
+    return len(_load(name, 0, 0.0).getMinimalActionSet())
+
+
+def play_games(
+    emulators: Emulators, values: Callable[[np.ndarray], np.ndarray], epsilon: float, rng: np.random.Generator
+) -> np.ndarray:
+    """Plays one whole game in each emulator.
+
+    Args:
+      emulators: which have just begun.
+      values: from observations to the value of each action, float32[count, actions].
+      epsilon: how often any action is taken instead of the best.
+      rng: for these.
+
+    Returns:
+      The sum of the unclipped rewards of each, float64[count].
+
+    >>> short = Emulators('Pong', 2, np.random.default_rng(0), Conventions(longest=5))
+    >>> play_games(short, lambda observations: np.zeros((2, 6)), 1.0, np.random.default_rng(0)).tolist()
+    [0.0, 0.0]
+    """
+    sums = np.zeros(len(emulators.observations))
+    playing = np.ones(len(sums), bool)
+    while playing.any():
+        outcome = emulators.step(choose(emulators, values, epsilon, rng))
+        sums += outcome.reward * playing
+        playing &= ~(outcome.over | outcome.cut)
+    return sums
+
+
+def choose(
+    emulators: Emulators, values: Callable[[np.ndarray], np.ndarray], epsilon: float, rng: np.random.Generator
+) -> np.ndarray:
+    """Picks the best action in each game, or with a probability of epsilon any.
+
+    Args:
+      emulators: their observations are looked at.
+      values: from observations to the value of each action; not asked where no action depends on it.
+      epsilon: the probability.
+      rng: for these.
+
+    Returns:
+      int64[count].
+
+    >>> rng = np.random.default_rng(0)
+    >>> choose(Emulators('Pong', 1, rng), lambda seen: np.eye(6)[[3]], 0.0, rng)
+    array([3])
+    """
+    count = len(emulators.observations)
+    at_random = rng.random(count) < epsilon
+    random = rng.integers(emulators.actions, size=count)
+    if at_random.all():
+        return random
+    return np.where(at_random, random, np.asarray(values(emulators.observations)).argmax(axis=-1))
+
+
+def _means(pixels: np.ndarray) -> np.ndarray:
+    """Means over 84 equal parts of the second axis, from the sums up to their edges."""
+    # Not as a matrix product: on a busy machine the threads of BLAS wait for one another a hundred times as long.
+    size = pixels.shape[1]
+    edges = np.arange(SIZE + 1) * (size / SIZE)
+    whole = edges.astype(int)
+    sums = np.zeros((len(pixels), size + 1, pixels.shape[2]), np.float32)
+    np.cumsum(pixels, axis=1, out=sums[:, 1:])
+    begun = pixels[:, np.minimum(whole, size - 1)] * (edges - whole).astype(np.float32)[:, None]
+    return np.diff(sums[:, whole] + begun, axis=1) * np.float32(SIZE / size)
+
+
+def _load(name: str, seed: int, sticky: float) -> Any:
+    ale = _ale()
+    game = ale.ALEInterface()
+    game.setInt('random_seed', seed)
+    game.setFloat('repeat_action_probability', sticky)
+    game.loadROM(ale.roms.get_rom_path(check_game(name)))
+    return game
+
+
+@functools.cache
+def _ale() -> Any:
+    """The package of the games; imported here, so that the other workloads do without."""
+    try:
+        import ale_py
+        import ale_py.roms
+    except ImportError as error:
+        raise ImportError(f"dqn plays Atari games of ale-py ({error}): pip install 'jaxpruner[games]'") from error
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+    return ale_py

@@ -1,0 +1,170 @@
+"""DQN on MinAtar's games: environments and replay inside the compiled program.
+
+The games and the network are those of MinAtar (Young and Tian 2019, https://arxiv.org/abs/1903.03176) as gymnax has
+them (Lange 2022).
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxpruner.baselines import replay as replays
+from jaxpruner.baselines.dqn_learning import DeepQLearning, exploration
+from jaxpruner.baselines.games import Games
+from jaxpruner.baselines.recipe import Recipe
+from jaxpruner.baselines.task import Carry, Metric, Task, step_key
+
+
+class Agent(NamedTuple):
+    """What DQN carries besides the trained parameters.
+
+    >>> Agent(target={}, games=None, observations=jnp.zeros((8, 10, 10, 4)), replay=None).observations.shape
+    (8, 10, 10, 4)
+    """
+
+    target: Any  # parameters of the target network
+    games: Any  # the environments' states, a leading axis of `environments`
+    observations: jax.Array  # float32[environments, height, width, channels]
+    replay: Any  # Transitions
+
+
+def minatar_task(recipe: Recipe) -> Task:
+    """The training on one of MinAtar's games.
+
+    Args:
+      recipe: of the workload `dqn`.
+
+    Raises:
+      ValueError: an unknown game, or the buffer is no multiple of the environments.
+      ImportError: gymnax is not installed.
+
+    >>> from jaxpruner.baselines import WORKLOADS
+    >>> minatar_task(WORKLOADS['dqn'].default('default')).steps
+    20000
+    """
+    numbers: Any = recipe.task
+    count = numbers['environments']
+    if numbers['replay'] % count or numbers['replay_start'] % count or numbers['replay_start'] < 1:
+        raise ValueError(
+            f'task.replay {numbers["replay"]} and task.replay_start {numbers["replay_start"]} must be multiples of '
+            f'task.environments {count}'
+        )
+    game = Games(recipe.data)
+    learning = DeepQLearning(recipe, game.shape, game.actions)
+    playing = _Playing(recipe, game, learning)
+    return Task(
+        metric=Metric('return', 'high'),
+        steps=recipe.steps,
+        init=learning.init,
+        init_state=playing.init_state,
+        batch=lambda key, number: None,
+        loss=learning.loss,
+        evaluate=playing.evaluate,
+        step=playing.step,
+    )
+
+
+def explore(key: jax.Array, values: jax.Array, epsilon: jax.Array | float) -> jax.Array:
+    """Picks the best action, or with a probability of epsilon any.
+
+    Args:
+      key: a typed key.
+      values: of each action, float32[n, actions].
+      epsilon: the probability.
+
+    Returns:
+      int32[n].
+
+    >>> explore(jax.random.key(0), jnp.array([[0.0, 1.0], [1.0, 0.0]]), 0.0).tolist()
+    [1, 0]
+    """
+    key_choice, key_action = jax.random.split(key)
+    random = jax.random.randint(key_action, values.shape[:1], 0, values.shape[-1])
+    at_random = jax.random.uniform(key_choice, values.shape[:1]) < epsilon
+    return jnp.where(at_random, random, values.argmax(axis=-1)).astype(jnp.int32)
+
+
+def returns(
+    key: jax.Array, game: Games, values: Callable[[jax.Array], jax.Array], count: int, epsilon: float
+) -> jax.Array:
+    """Plays whole games.
+
+    Args:
+      key: a typed key.
+      game: which.
+      values: from observations to the value of each action.
+      count: how many games, at the same time.
+      epsilon: how often any action is taken instead of the best.
+
+    Returns:
+      The sum of the rewards of each, float32[count].
+
+    >>> no_move = lambda observations: jnp.zeros((len(observations), 3))
+    >>> jax.jit(lambda key: returns(key, Games('Breakout-MinAtar'), no_move, 2, 0.0))(jax.random.key(0)).shape
+    (2,)
+    """
+    key_reset, key_play = jax.random.split(key)
+    observations, games = game.reset(key_reset, count)
+
+    def move(now: tuple[Any, ...]) -> tuple[Any, ...]:
+        number, games, observations, sums, playing = now
+        key_action, key_game = jax.random.split(jax.random.fold_in(key_play, number))
+        actions = explore(key_action, values(observations), epsilon)
+        after, games, new, done = game.play(key_game, games, observations, actions)
+        return number + 1, games, after, sums + new.reward * playing, playing & ~done
+
+    start = 0, games, observations, jnp.zeros(count), jnp.ones(count, bool)
+    return jax.lax.while_loop(lambda now: now[-1].any(), move, start)[3]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Playing:
+    """The functions of a task that differ from those of games on the host."""
+
+    recipe: Recipe
+    game: Games
+    learning: DeepQLearning
+
+    @property
+    def numbers(self) -> Any:
+        return self.recipe.task
+
+    def init_state(self, params: Any, key: jax.Array) -> Agent:
+        """Fills the buffer by random play."""
+        count = self.numbers['environments']
+        key_reset, key_play = jax.random.split(key)
+        observations, games = self.game.reset(key_reset, count)
+
+        def move(number: jax.Array, agent: Agent) -> Agent:
+            key_action, key_game = jax.random.split(jax.random.fold_in(key_play, number))
+            actions = explore(key_action, jnp.zeros((count, self.game.actions)), 1.0)
+            return self._play(key_game, agent, actions, number * count)
+
+        agent = Agent(params, games, observations, replays.empty(self.numbers['replay'], self.game.shape))
+        return jax.lax.fori_loop(0, self.numbers['replay_start'] // count, move, agent)
+
+    def step(self, updater: Any, tx: Any, carry: Carry, number: jax.Array) -> Carry:
+        """A move in each environment, and an update."""
+        key_action, key_game, key_sample = jax.random.split(step_key(carry.key, number), 3)
+        params, agent, opt_state, _ = carry
+        seen = self.learning.values(updater.pre_forward_update(params, opt_state), agent.observations)
+        actions = explore(key_action, seen, exploration(self.recipe, number))
+        before = self.numbers['replay_start'] + number * len(actions)
+        agent = self._play(key_game, agent, actions, before)
+        batch = replays.sample(key_sample, agent.replay, before + len(actions), self.recipe.batch_size)
+        return self.learning.update(updater, tx, carry._replace(state=agent), number, batch)
+
+    def evaluate(self, params: Any, state: Any) -> dict[str, jax.Array]:
+        del state
+        count, epsilon = self.numbers['test_games'], self.numbers['test_epsilon']
+        values = functools.partial(self.learning.values, params)
+        return {'return': returns(jax.random.key(0), self.game, values, count, epsilon).mean()}
+
+    def _play(self, key: jax.Array, agent: Agent, actions: jax.Array, before: Any) -> Agent:
+        """The agent after a move in each environment; so many transitions were in the buffer before."""
+        after, games, new, _ = self.game.play(key, agent.games, agent.observations, actions)
+        return Agent(agent.target, games, after, replays.insert(agent.replay, new, before))
