@@ -66,11 +66,12 @@ class AtariFeed:
         Args:
           folder: empty.
         """
-        arrays = self._replay.kept()
         about = {'batches': self._batches, 'moves': len(self._replay), 'rng': self._rng.bit_generator.state}
-        _write(folder / _FRAMES, lambda file: np.save(file, arrays.pop('frames')))
-        games = {f'emulators_{name}': array for name, array in self._emulators.state().items()}
-        _write(folder / _REST, lambda file: np.savez(file, about=np.array(json.dumps(about)), **arrays, **games))
+        arrays: dict[str, Any] = {**self._replay.kept(), 'about': np.array(json.dumps(about))}
+        arrays |= {f'emulators_{name}': array for name, array in self._emulators.state().items()}
+        frames = arrays.pop('frames')
+        _write(folder / _FRAMES, lambda file: np.save(file, frames))
+        _write(folder / _REST, lambda file: np.savez(file, **arrays))
 
     def restore(self, folder: Path) -> None:
         """Goes on where `save` was called.

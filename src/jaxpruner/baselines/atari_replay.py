@@ -1,6 +1,7 @@
 """The replay buffer of games that are played on the host: keeps each frame once and puts observations together."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -70,13 +71,14 @@ class FrameReplay:
         while (cut := self.ending[rows % self._rows, games] == _CUT).any():
             rows[cut], games[cut] = self._draw(rng, int(cut.sum()))
         at = rows % self._rows, games
-        return Transitions(
-            observation=self._stacked(rows, games),
-            action=self.action[at].astype(np.int32),
-            reward=self.reward[at],
-            next_observation=self._stacked(rows + 1, games),
-            terminal=self.ending[at] == _OVER,
-        )
+        drawn: dict[str, Any] = {
+            'observation': self._stacked(rows, games),
+            'action': self.action[at].astype(np.int32),
+            'reward': self.reward[at],
+            'next_observation': self._stacked(rows + 1, games),
+            'terminal': self.ending[at] == _OVER,
+        }
+        return Transitions(**drawn)
 
     def kept(self) -> dict[str, np.ndarray]:
         """The rows that are in use, by the names of the arrays; no copies."""

@@ -13,10 +13,10 @@ class Transitions(NamedTuple):
     (2,)
     """
 
-    observation: jax.Array  # bool[n, height, width, channels]
+    observation: jax.Array  # bool[n, height, width, channels], or uint8
     action: jax.Array  # int32[n]
     reward: jax.Array  # float32[n]
-    next_observation: jax.Array  # bool[n, height, width, channels]; of the episode's end, not of the next one's start
+    next_observation: jax.Array  # like observation; of the episode's end, not of the next one's start
     terminal: jax.Array  # bool[n]; not where an episode was cut off for its length
 
 
