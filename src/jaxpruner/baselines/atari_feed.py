@@ -176,7 +176,7 @@ def random_returns(recipe: Recipe, seed: int = 0) -> np.ndarray:
       seed: as for `returns`.
 
     >>> from jaxpruner.baselines import WORKLOADS
-    >>> random_returns(WORKLOADS['dqn'].default('atari').updated({'task': {'test_longest': 3}})).sum()
+    >>> float(random_returns(WORKLOADS['dqn'].default('atari').updated({'task': {'test_longest': 3}})).sum())
     0.0
     """
     return returns(recipe, lambda observations: np.zeros(0), seed, 1.0)
