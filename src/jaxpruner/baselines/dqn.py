@@ -87,7 +87,7 @@ def _default() -> Recipe:
 
 
 def _atari() -> Recipe:
-    """What two idle cores can train in 20 minutes: 100,000 moves, of which the first 2,000 are random."""
+    """Half an hour of processor time: 100,000 moves, of which the first 2,000 are random."""
     return Recipe(
         'dqn', 'atari', data='MsPacman', steps=24_500, batch_size=32, eval_every=0.2,
         optimizer=Optimizer(name='adam', learning_rate=2.5e-4, epsilon=1.5e-4), schedule=Schedule(decay='constant'),
