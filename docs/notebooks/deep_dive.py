@@ -54,6 +54,8 @@ import jaxpruner
 from jaxpruner import packing, pruners, sparsity_distributions, sparsity_schedules, tree
 from jaxpruner.baselines import data
 
+# %matplotlib inline
+
 # %% [markdown]
 # ## The task
 #

@@ -39,6 +39,8 @@ import optax
 import jaxpruner
 from jaxpruner.baselines import data
 
+# %matplotlib inline
+
 MNIST = os.environ.get('MNIST')  # the folder, or None
 TRAINED_ON = 10_000  # of MNIST's 60,000 images: minutes become seconds
 BATCH_SIZE = 100

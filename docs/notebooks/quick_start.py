@@ -36,6 +36,8 @@ from matplotlib.patches import Patch
 import jaxpruner
 from jaxpruner import sparsity_distributions, sparsity_schedules
 
+# %matplotlib inline
+
 # %% [markdown]
 # ## Pruning at once
 #
