@@ -1,0 +1,112 @@
+"""The notebooks are notebooks, and run as such: each in a kernel of its own, all cells in order, without a warning."""
+
+import os
+import pathlib
+import re
+import tempfile
+
+import jupytext
+import nbclient
+import nbclient.exceptions
+import pytest
+
+import jaxpruner
+
+ROOT = pathlib.Path(__file__).parents[2]
+FOLDER = ROOT / 'docs' / 'notebooks'
+NOTEBOOKS = sorted(path.stem for path in FOLDER.glob('*.py'))
+SECONDS = 300  # for one cell, on a machine that does other things, too
+
+
+def read(name):
+    return jupytext.read(FOLDER / f'{name}.py')
+
+
+@pytest.fixture
+def execute(tmp_path, monkeypatch):
+    """Runs a notebook in a kernel of this Python, without any user's settings, and returns what its cells gave out."""
+    for name in ('IPYTHONDIR', 'JUPYTER_CONFIG_DIR', 'JUPYTER_DATA_DIR', 'JUPYTER_RUNTIME_DIR'):
+        monkeypatch.setenv(name, str(tmp_path / name.lower()))
+    for name in ('MNIST', 'MPLBACKEND'):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv('PYTHONPATH', str(pathlib.Path(jaxpruner.__file__).parents[1]))
+
+    def run(notebook):
+        # Sockets in files, where tests that run at once cannot take one another's ports; their paths must be short.
+        with tempfile.TemporaryDirectory() as folder:
+            client = nbclient.NotebookClient(notebook, timeout=SECONDS, resources={'metadata': {'path': str(tmp_path)}})
+            manager = client.create_kernel_manager()
+            manager.transport, manager.connection_file = 'ipc', f'{folder}/kernel.json'
+            client.execute()
+        return [output for cell in notebook.cells if cell.cell_type == 'code' for output in cell.outputs]
+
+    return run
+
+
+def printed(outputs, name='stdout'):
+    return ''.join(output.text for output in outputs if output.output_type == 'stream' and output.name == name)
+
+
+def plots(outputs):
+    return [output for output in outputs if 'image/png' in output.get('data', {})]
+
+
+def test_there_are_three():
+    assert NOTEBOOKS == ['deep_dive', 'mnist_pruning', 'quick_start']
+
+
+@pytest.mark.parametrize('name', NOTEBOOKS)
+def test_is_a_percent_notebook_that_begins_with_a_title(name):
+    notebook = read(name)
+    assert notebook.metadata['jupytext']['text_representation']['format_name'] == 'percent'
+    assert notebook.metadata['kernelspec']['name'] == 'python3'
+    title, *rest = notebook.cells
+    assert title.cell_type == 'markdown'
+    assert re.match(r'# \w', title.source)
+    assert {cell.cell_type for cell in rest} == {'code', 'markdown'}
+    for cell in rest:
+        assert cell.source.strip(), 'an empty cell'
+    # Written anew by jupytext, it has the same cells.
+    again = jupytext.reads(jupytext.writes(notebook, 'py:percent'), 'py:percent')
+    assert [(cell.cell_type, cell.source) for cell in again.cells] == [
+        (cell.cell_type, cell.source) for cell in notebook.cells
+    ]
+
+
+@pytest.mark.parametrize('name', NOTEBOOKS)
+def test_links_lead_somewhere(name):
+    targets = re.findall(r'\]\(([^)#:]+)\)', (FOLDER / f'{name}.py').read_text())
+    assert targets
+    for target in targets:
+        assert (FOLDER / target).exists(), target
+
+
+def test_a_cell_that_fails_is_seen(execute):
+    """And what a cell prints, warns of and draws: without that, the tests below would pass whatever happens."""
+    source = '# %%\nimport warnings\n\nprint("said")\nwarnings.warn("careful")\n\n# %%\nassert 1 == 2, "not so"\n'
+    notebook = jupytext.reads(source, 'py:percent')
+    with pytest.raises(nbclient.exceptions.CellExecutionError, match='not so'):
+        execute(notebook)
+    outputs = notebook.cells[0].outputs
+    assert printed(outputs) == 'said\n'
+    assert 'careful' in printed(outputs, 'stderr')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', NOTEBOOKS)
+def test_runs(name, execute):
+    outputs = execute(read(name))
+    assert printed(outputs, 'stderr') == ''
+    assert len(plots(outputs)) >= 3
+
+
+@pytest.mark.slow
+@pytest.mark.skipif('JAXPRUNER_SHARED' not in os.environ, reason='JAXPRUNER_SHARED does not name a folder with MNIST')
+def test_mnist_pruning_runs_on_mnist(execute, monkeypatch):
+    folder = pathlib.Path(os.environ['JAXPRUNER_SHARED']) / 'data'
+    if not (folder / 'mnist.npz').exists():
+        pytest.skip(f'{folder / "mnist.npz"} does not exist')
+    monkeypatch.setenv('MNIST', str(folder))
+    outputs = execute(read('mnist_pruning'))
+    assert printed(outputs, 'stderr') == ''
+    assert printed(outputs).startswith('MNIST: 10,000 images of 28x28')
