@@ -1,0 +1,174 @@
+"""What is known of how a model uses its parameters: `UseGraph` maps each leaf's path to its uses."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from jaxpruner import tree as tree_lib
+from jaxpruner.uses.views import View
+
+
+class UnsupportedPrimitive(NotImplementedError):
+    """A parameter goes through an operation that is not understood, so nothing is said about its uses.
+
+    >>> raise UnsupportedPrimitive('kernel: no rule for svd')
+    Traceback (most recent call last):
+        ...
+    jaxpruner.uses.graph.UnsupportedPrimitive: kernel: no rule for svd
+    """
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """Where in the program a parameter meets data.
+
+    Attributes:
+      path: number of the equation, then for each program inside an equation which one it is, and the number therein.
+      equation: the equation itself, `None` for a result of the program.
+      operand: which of its operands is read from the parameter.
+      view: how.
+
+    >>> Site((3,), None, 1, None).path
+    (3,)
+    """
+
+    path: tuple[int, ...]
+    equation: Any
+    operand: int
+    view: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Use:
+    """One use of a parameter: an operation in which it, or what is computed from it alone, meets data.
+
+    Axes are those of the parameter, in ascending order. An axis that is indexed or summed away before is in none.
+
+    Attributes:
+      op: `'dot'`, `'conv'`, `'gather'` (rows looked up by data), `'elementwise'` (added, multiplied, concatenated, …),
+        or `'output'` (returned without meeting data).
+      contract: axes that are summed over, the inputs.
+      free: axes that the result has, the outputs.
+      batch: axes that the result and the other operand have.
+      stack: axes of which each trip of a loop takes one element.
+      flops: floating point operations of all trips: two for each product of a contraction that is summed, one for each
+        element of an elementwise result. Uses in the same operation each count all of it.
+      trips: how often it runs; `None` where data decide, and `flops` counts a loop's body or a branch once.
+      exact: the operand holds the parameter's own elements, at most moved, cast or copied.
+      where: source line.
+      site: the operation in the program.
+
+    >>> Use('dot', (0,), (1,), (), (), 48, 1, True, 'model.py:3').contract
+    (0,)
+    """
+
+    op: str
+    contract: tuple[int, ...]
+    free: tuple[int, ...]
+    batch: tuple[int, ...]
+    stack: tuple[int, ...]
+    flops: int
+    trips: int | None
+    exact: bool
+    where: str
+    site: Site = dataclasses.field(default=Site((), None, 0, None), repr=False, compare=False)
+
+    def read(self, leaf: Any) -> Any:
+        """The operand of the operation, made from the parameter.
+
+        A linear function of it; `jax.linear_transpose` turns it round. Axes that loops have taken apart stand in
+        front.
+
+        Args:
+          leaf: the parameter.
+
+        Raises:
+          ValueError: the use is not exact.
+        """
+        view: View = self.site.view
+        return view.read(leaf)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All but the site, for JSON."""
+        return {name: value for name, value in vars(self).items() if name != 'site'}
+
+
+class UseGraph(Mapping[tree_lib.Path, tuple[Use, ...]]):
+    """The uses of a model's parameters, by path. Each leaf is in the mapping, in `opaque`, or in `unused`.
+
+    Attributes:
+      opaque: path -> reason, of leaves that go through an operation that is not understood.
+      unused: paths of leaves that have no part in the results: zeroing them changes nothing.
+      flops: floating point operations of the model: of all contractions, those between activations included, and of
+        elementwise operations with parameters.
+      program: the traced program, a `jax.extend.core.ClosedJaxpr` of parameters and inputs.
+
+    >>> from jaxpruner.uses import param_uses
+    >>> import jax.numpy as jnp
+    >>> graph = param_uses(lambda p, x: x @ p['w'], {'w': jnp.ones((3, 4)), 'old': jnp.ones(2)}, jnp.ones((2, 3)))
+    >>> list(graph), graph.unused, graph.flops
+    ([('w',)], (('old',),), 48)
+    >>> graph['w'][0].contract  # as in settings, a leaf may also be named by a string
+    (0,)
+    """
+
+    def __init__(
+        self,
+        uses: Mapping[tree_lib.Path, tuple[Use, ...]],
+        opaque: Mapping[tree_lib.Path, str],
+        unused: tuple[tree_lib.Path, ...],
+        flops: int,
+        program: Any = None,
+    ):
+        self._uses = dict(uses)
+        self._by_name = {tree_lib.path_string(path): found for path, found in uses.items()}
+        self.opaque = dict(opaque)
+        self.unused = unused
+        self.flops = flops
+        self.program = program
+
+    def __getitem__(self, path: tree_lib.Path | str) -> tuple[Use, ...]:
+        name = path if isinstance(path, str) else tree_lib.path_string(path)
+        if name in self._by_name:
+            return self._by_name[name]
+        for opaque, reason in self.opaque.items():
+            if tree_lib.path_string(opaque) == name:
+                raise UnsupportedPrimitive(f'{name}: {reason}; leave this leaf out, or write the model without it')
+        if name in map(tree_lib.path_string, self.unused):
+            raise KeyError(f'{name!r} has no part in the results of the model: zeroing it changes nothing')
+        raise KeyError(f'no parameter {name!r}; {tree_lib.nearest(name, self._by_name)}')
+
+    def __contains__(self, path: Any) -> bool:
+        return path in self._uses or path in self._by_name
+
+    def __iter__(self) -> Iterator[tree_lib.Path]:
+        return iter(self._uses)
+
+    def __len__(self) -> int:
+        return len(self._uses)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the program, under strings, for JSON."""
+        return {
+            'uses': {tree_lib.path_string(path): [use.to_dict() for use in uses] for path, uses in self.items()},
+            'opaque': {tree_lib.path_string(path): reason for path, reason in self.opaque.items()},
+            'unused': [tree_lib.path_string(path) for path in self.unused],
+            'flops': self.flops,
+        }
+
+    def __repr__(self) -> str:
+        return f'UseGraph({len(self)} used, {len(self.opaque)} opaque, {len(self.unused)} unused, {self.flops:,} FLOPs)'
+
+    def __str__(self) -> str:
+        head = ['leaf', 'operation', 'contract', 'free', 'batch', 'stack', 'exact', 'FLOPs', 'trips']
+        rows = [head]
+        for path, uses in self.items():
+            for use in uses:
+                axes = [','.join(map(str, axes)) or '-' for axes in (use.contract, use.free, use.batch, use.stack)]
+                counts = [f'{use.flops:,}', '?' if use.trips is None else str(use.trips)]
+                rows.append([tree_lib.path_string(path), use.op, *axes, 'yes' if use.exact else 'no', *counts])
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ['  '.join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        lines += [f'{tree_lib.path_string(path)}  opaque: {reason}' for path, reason in self.opaque.items()]
+        lines += [f'{tree_lib.path_string(path)}  unused' for path in self.unused]
+        return '\n'.join([*lines, f'{self.flops:,} FLOPs in all'])

@@ -1,0 +1,86 @@
+"""What the walk through a program knows of a value, where it is, and what it has found."""
+
+from typing import Any, NamedTuple
+
+from jax.extend import source_info_util
+
+from jaxpruner.uses.graph import Use
+from jaxpruner.uses.views import View
+
+
+class Value(NamedTuple):
+    """What is known of a value.
+
+    Attributes:
+      data: it depends on an input of the model.
+      views: how it is read or computed from parameters; only where it is not data.
+      number: a whole number that is known.
+
+    >>> Value()  # a constant
+    Value(data=False, views=(), number=None)
+    """
+
+    data: bool = False
+    views: tuple[View, ...] = ()
+    number: int | None = None
+
+
+DATA = Value(True)
+
+
+class Scope(NamedTuple):
+    """Where the walk is.
+
+    Attributes:
+      path: the equation's, see `Site`.
+      trips: how often it runs; a while loop's body and a branch count once.
+      certain: that this is known.
+      devices: how many devices run it.
+
+    >>> Scope().at(2).at(0).path
+    (2, 0)
+    """
+
+    path: tuple[int, ...] = ()
+    trips: int = 1
+    certain: bool = True
+    devices: int = 1
+
+    def at(self, number: int) -> 'Scope':
+        """An equation in this program, or a program in this equation."""
+        return self._replace(path=(*self.path, number))
+
+
+class Records:
+    """What the walk has found.
+
+    Attributes:
+      uses: by path of the equation, operand, leaf and region.
+      opaque: leaf -> reason.
+      flops: by path of the equation.
+
+    >>> Records().copy().opaque
+    {}
+    """
+
+    def __init__(self):
+        self.uses: dict[Any, tuple[int, Use]] = {}
+        self.opaque: dict[int, str] = {}
+        self.flops: dict[tuple[int, ...], int] = {}
+
+    def copy(self) -> 'Records':
+        """The same, to be changed apart."""
+        other = Records()
+        other.uses, other.opaque, other.flops = dict(self.uses), dict(self.opaque), dict(self.flops)
+        return other
+
+
+def where(equation: Any) -> str:
+    """The line of the source that an equation comes from.
+
+    >>> import jax
+    >>> equation = jax.make_jaxpr(lambda x: x + 1)(2.0).eqns[0]
+    >>> '(<lambda>)' in where(equation)
+    True
+    """
+    return source_info_util.summarize(equation.source_info)
