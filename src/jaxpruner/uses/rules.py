@@ -58,10 +58,13 @@ def views_of_results(
 def _elementwise(equation: Any, operands: Sequence[Views]) -> list[Views]:
     if len(equation.outvars) == len(operands) > 1:  # a collective over several arrays
         return [moves.joined(operand) for operand in operands]
-    shape = shape_of(equation.outvars[0])
-    every = [view for operand in operands for view in operand]
-    # Scalars may stand among arrays.
-    return [moves.joined([view if view.axes else moves.broadcast(view, (), shape, ()) for view in every])]
+    result, found = shape_of(equation.outvars[0]), []
+    for variable, operand in zip(equation.invars, operands, strict=True):
+        shape = shape_of(variable)
+        # Scalars and axes of length 1 may stand among arrays.
+        dimensions = range(len(result) - len(shape), len(result))
+        found += [moves.broadcast(view, shape, result, dimensions) for view in operand]
+    return [moves.joined(found)]
 
 
 def _reduce(equation: Any, operands: Sequence[Views]) -> list[Views]:

@@ -1,0 +1,128 @@
+"""Models of Haiku for the table of uses."""
+
+import haiku as hk
+import jax
+import jax.numpy as jnp
+
+from uses.table import BIAS, KEY, Model, floats, rotary, stacked, tokens
+
+
+def _model(function, *inputs, state=False):
+    def make():
+        if state:
+            network = hk.without_apply_rng(hk.transform_with_state(function))
+            # Running means begin in a step of training.
+            params, states = jax.eval_shape(lambda *x: network.init(KEY, *x, is_training=True), *inputs)
+            return (lambda both, *x: network.apply(*both, *x)[0]), (params, states), inputs
+        network = hk.without_apply_rng(hk.transform(function))
+        return network.apply, jax.eval_shape(network.init, KEY, *inputs), inputs
+
+    return make
+
+
+def _mlp(x):
+    return hk.Linear(5)(jax.nn.gelu(hk.Linear(4)(x)))
+
+
+def _resnet(x, is_training=False):
+    x = hk.Conv2D(4, 3)(x)
+    norm = hk.BatchNorm(True, True, 0.9)
+    x = x + hk.Conv2D(4, 3, with_bias=False)(jax.nn.relu(norm(x, is_training=is_training)))
+    return hk.Linear(5)(hk.Flatten()(hk.avg_pool(x, (1, 2, 2, 1), (1, 2, 2, 1), 'SAME')))
+
+
+def _norm():
+    return hk.LayerNorm(-1, True, True)
+
+
+def _block(x):
+    start = hk.initializers.VarianceScaling(1.0)
+    h = _norm()(x)
+    x = x + hk.MultiHeadAttention(2, 4, w_init=start)(h, h, h)
+    return x + hk.Linear(8)(jax.nn.gelu(hk.Linear(16)(_norm()(x))))
+
+
+def _transformer(words):
+    positions = hk.get_parameter('positions', (16, 8), init=jnp.zeros)
+    return hk.Linear(11)(_block(hk.Embed(11, 8)(words) + positions[: words.shape[1]]))
+
+
+def _scanned(x):
+    return hk.experimental.layer_stack(3)(hk.remat(_block))(x)
+
+
+def _recurrent(x):
+    cell = hk.LSTM(6)
+    return hk.dynamic_unroll(cell, x, cell.initial_state(x.shape[0]), time_major=False)[0]
+
+
+def _tied(words):
+    embed = hk.Embed(11, 8)
+    return embed(words) @ embed.embeddings.T
+
+
+def _convolutions(x):
+    x = hk.Conv2D(8, 3, feature_group_count=2, with_bias=False, name='grouped')(x)
+    x = hk.DepthwiseConv2D(1, 3, with_bias=False, name='depthwise')(x)
+    return hk.Conv2DTranspose(4, 3, stride=2, with_bias=False, name='transposed')(x)
+
+
+def _rms_norm(x):
+    return hk.Linear(4)(hk.RMSNorm(-1)(x))
+
+
+def _grouped_queries(x):
+    def heads(count, name):
+        return hk.Linear(count * 6, with_bias=False, name=name)(x).reshape(*x.shape[:2], count, 6)
+
+    query, key, value = rotary(heads(4, 'query')), rotary(heads(2, 'key')), heads(2, 'value')
+    out = jax.nn.dot_product_attention(query, key, value)
+    return hk.Linear(8, with_bias=False, name='out')(out.reshape(*x.shape[:2], -1))
+
+
+def _class_token(x):
+    token = hk.get_parameter('token', (1, 1, 8), init=jnp.zeros)
+    positions = hk.get_parameter('positions', (1, 5, 8), init=jnp.zeros)
+    return (jnp.concatenate([jnp.tile(token, (x.shape[0], 1, 1)), x], 1) + positions)[:, 0]
+
+
+def _weight_norm(x):
+    v = hk.get_parameter('v', (3, 4), init=jnp.ones)
+    g = hk.get_parameter('g', (4,), init=jnp.ones)
+    return x @ (g * v / jnp.linalg.norm(v, axis=0))
+
+
+REST = {'*/w': 'dot 0>1', '*/b': BIAS, '*/scale': BIAS, '*/offset': BIAS}
+
+MODELS = {
+    'mlp': Model(_model(_mlp, floats(2, 3)), REST, flops=2 * 2 * (3 * 4 + 4 * 5) + 2 * (4 + 5)),
+    'resnet': Model(
+        _model(_resnet, floats(2, 8, 8, 3), state=True),
+        {
+            '*conv*/w': 'conv 012>3',
+            '*linear/w': 'dot 0>1',
+            '*mean_ema/average': 'elementwise >0123',
+            '*var_ema/average': '~elementwise >0123',
+            '*batch_norm/scale': '~elementwise >0123',
+            '*batch_norm/offset': 'elementwise >0123',
+            '*/b': BIAS,
+        },
+        unused=('*_ema/counter', '*_ema/hidden'),
+    ),
+    'transformer': Model(
+        _model(_transformer, tokens(2, 6)),
+        {'*embeddings': 'gather >01', '*positions': 'elementwise >01', **REST},
+    ),
+    'scanned': Model(_model(_scanned, floats(2, 6, 8)), stacked(REST)),
+    'recurrent': Model(_model(_recurrent, floats(2, 7, 3)), REST),
+    'tied': Model(_model(_tied, tokens(2, 6)), {'*': 'gather >01, dot 1>0'}),
+    'convolutions': Model(
+        _model(_convolutions, floats(2, 8, 8, 4)),
+        {'transposed/w': 'conv 013>2', '*': 'conv 012>3'},
+        flops=2 * 2 * 64 * (9 * 2 * 8 + 9 * 8 + 9 * 8 * 4),
+    ),
+    'rms norm': Model(_model(_rms_norm, floats(2, 3)), REST),
+    'grouped queries': Model(_model(_grouped_queries, floats(2, 6, 8)), REST),
+    'class token': Model(_model(_class_token, floats(2, 4, 8)), {'*': 'elementwise >012'}),
+    'weight norm': Model(_model(_weight_norm, floats(2, 3)), {'*/v': '~dot 0>1', '*/g': '~dot >0'}),
+}
