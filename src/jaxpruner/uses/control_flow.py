@@ -64,7 +64,7 @@ def _until_stable(
             _record_lost(walk, equation, after, carried, scope.at(-1))
             return carried, results
         walk.records, carried = records, joined
-    walk.make_opaque(carried, f'what {equation.primitive.name} carries does not settle', equation)
+    walk.make_opaque(carried, f'what {equation.primitive.name} carries does not settle', equation, scope)
     carried = [DATA if value.views else value for value in carried]
     return carried, body(carried)
 
@@ -129,7 +129,7 @@ def _while(walk: 'Walk', equation: Any, values: list[Value], scope: Scope, wante
     first = carried
     carried, _ = _until_stable(walk, equation, carried, body, wanted, scope)
     (again,) = walk.program(loop.condition, [*condition_constants, *carried], inner.at(0), (True,))
-    walk.make_opaque([again], 'it decides how often a loop runs', equation)
+    walk.make_opaque([again], 'it decides how often a loop runs', equation, scope)
     if again.data:  # how far a counter has got depends on data, then
         passed = [a is b for a, b in zip(loop.body.jaxpr.outvars, loop.body.jaxpr.invars[-len(first) :], strict=True)]
         after = [value if same else DATA for value, same in zip(carried, passed, strict=True)]
@@ -140,7 +140,7 @@ def _while(walk: 'Walk', equation: Any, values: list[Value], scope: Scope, wante
 
 def _cond(walk: 'Walk', equation: Any, values: list[Value], scope: Scope, wanted: liveness.Wanted) -> list[Value]:
     index, operands = values[0], values[1:]
-    walk.make_opaque([index], 'it decides which branch runs', equation)
+    walk.make_opaque([index], 'it decides which branch runs', equation, scope)
     inner = scope._replace(certain=False)
     each = [
         walk.program(branch, operands, inner.at(number), wanted)
@@ -164,7 +164,7 @@ def _shard_map(walk: 'Walk', equation: Any, values: list[Value], scope: Scope, w
         try:
             found = tuple(_scaled(view, shape_of(outer), shape_of(inner)) for view in value.views)
         except NoRuleError as reason:
-            walk.make_opaque([value], str(reason), equation)
+            walk.make_opaque([value], str(reason), equation, scope)
             found = ()
         inside.append(value._replace(views=found))
     devices = math.prod(dict(equation.params['mesh'].shape).values())

@@ -81,12 +81,24 @@ def _reverse(equation: Any, view: View, step: Move) -> View:
     return views.moved(view, view.axes, region, step)
 
 
-def _pad(equation: Any, view: View, step: Move) -> View:
-    for axis, (before, after, between) in enumerate(equation.params['padding_config']):
-        if between or before < 0 or after < 0:
-            raise NoRuleError('no rule for pad between elements, or by a negative length')
-        view = moves.shift(view, axis, before)
-    return views.moved(view, view.axes, view.region, step)
+def _pad(equation: Any, view: View, step: Move) -> View | None:
+    shape, padding = shape_of(equation.invars[0]), equation.params['padding_config']
+    # Negative padding takes elements away.
+    starts = [max(0, -before) for before, _, _ in padding]
+    limits = [n - max(0, -after) for n, (_, after, _) in zip(shape, padding, strict=True)]
+    inside = moves.cut(view, starts, limits, None)
+    if inside is None:
+        return None
+    axes, region = list(inside.axes), list(inside.region)
+    for axis, (before, _, between) in enumerate(padding):
+        # Zeros between elements: from here on the view is that of all in between.
+        low, high = ((between + 1) * i for i in region[axis])
+        region[axis] = (max(0, before) + low, max(0, before) + high - between)
+        if between:
+            axes[axis] = views.mixed(axes[axis], high - between - low)
+    if any(between for _, _, between in padding):
+        return views.computed(view, axes, region)
+    return views.moved(view, axes, region, step)
 
 
 def _tile(equation: Any, view: View, step: Move) -> View:

@@ -36,6 +36,7 @@ class Scope(NamedTuple):
       trips: how often it runs; a while loop's body and a branch count once.
       certain: that this is known.
       devices: how many devices run it.
+      line: of the source, the nearest that is known.
 
     >>> Scope().at(2).at(0).path
     (2, 0)
@@ -45,10 +46,15 @@ class Scope(NamedTuple):
     trips: int = 1
     certain: bool = True
     devices: int = 1
+    line: str = 'an unknown line'
 
     def at(self, number: int) -> 'Scope':
         """An equation in this program, or a program in this equation."""
         return self._replace(path=(*self.path, number))
+
+    def where(self, equation: Any) -> str:
+        """The line of the source that an equation comes from; within JAX, that of the call which led there."""
+        return source_info_util.summarize(equation.source_info) or self.line
 
 
 class Records:
@@ -73,14 +79,3 @@ class Records:
         other = Records()
         other.uses, other.opaque, other.flops = dict(self.uses), dict(self.opaque), dict(self.flops)
         return other
-
-
-def where(equation: Any) -> str:
-    """The line of the source that an equation comes from.
-
-    >>> import jax
-    >>> equation = jax.make_jaxpr(lambda x: x + 1)(2.0).eqns[0]
-    >>> '(<lambda>)' in where(equation)
-    True
-    """
-    return source_info_util.summarize(equation.source_info)

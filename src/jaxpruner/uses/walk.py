@@ -13,7 +13,7 @@ from jax.extend.core import Literal
 from jaxpruner.uses import bodies, contractions, control_flow, liveness, numbers, rules
 from jaxpruner.uses.graph import Site, Use
 from jaxpruner.uses.indexing_rules import SCATTERS
-from jaxpruner.uses.records import Records, Scope, Value, where
+from jaxpruner.uses.records import Records, Scope, Value
 from jaxpruner.uses.views import NoRuleError, View, along
 
 # Operations in which a parameter takes its place among data, beside the elementwise ones.
@@ -61,6 +61,7 @@ class Walk:
     def _equation(self, equation: Any, values: list[Value], scope: Scope, parts: liveness.Wanted) -> list[Value]:
         name = equation.primitive.name
         if name in control_flow.RULES:
+            scope = scope._replace(line=scope.where(equation))
             return control_flow.RULES[name](self, equation, values, scope, parts)
         if name in contractions.OPERATIONS:
             self.records.flops[scope.path] = contractions.flops(equation) * scope.trips * scope.devices
@@ -78,14 +79,14 @@ class Walk:
             found = rules.views_of_results(equation, [value.views for value in values], known)
             return [Value(views=views) for views in found]
         except NoRuleError as reason:
-            self.make_opaque(values, str(reason), equation)
+            self.make_opaque(values, str(reason), equation, scope)
             return results
 
-    def make_opaque(self, values: Sequence[Value], reason: str, equation: Any) -> None:
+    def make_opaque(self, values: Sequence[Value], reason: str, equation: Any, scope: Scope) -> None:
         """Says that the parameters in these values cannot be followed further."""
         for value in values:
             for view in value.views:
-                self.records.opaque.setdefault(view.leaf, f'{reason} ({where(equation)})')
+                self.records.opaque.setdefault(view.leaf, f'{reason} ({scope.where(equation)})')
 
     def _meet(self, equation: Any, values: Sequence[Value], scope: Scope) -> None:
         """An equation in which parameters meet data."""
@@ -156,7 +157,7 @@ class Walk:
             flops=round(flops * scope.trips * scope.devices * share),
             trips=trips if scope.certain else None,
             exact=view.exact,
-            where='the result' if equation is None else where(equation),
+            where='the result' if equation is None else scope.where(equation),
             site=Site(scope.path, equation, operand, view),
         )
         self.records.uses[scope.path, operand, view.leaf, view.region] = (view.leaf, use)

@@ -1,0 +1,251 @@
+"""What a graph says of leaves that are used, opaque or unused, and how it says it."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpruner.uses import UnsupportedPrimitive, param_uses
+from uses.table import floats, short_uses, tokens
+
+DEAD = {'w': floats(4, 4), 'b': floats(4)}
+
+
+def _dead_code(params, x):
+    _ = x @ params['w'] + params['b']
+    return x
+
+
+def _dead_result_of_jit(params, x):
+    return jax.jit(lambda w, b, x: (x @ w + b, x * 2))(params['w'], params['b'], x)[1]
+
+
+def _dead_carry(params, x):
+    def body(carried, _):
+        x, y = carried
+        return (x * 2, y @ params['w'] + params['b']), None
+
+    return jax.lax.scan(body, (x, x), length=3)[0][0]
+
+
+def _dead_in_loop(params, x):
+    def body(carried):
+        number, x, y = carried
+        return number + 1, x * 2, y @ params['w'] + params['b']
+
+    return jax.lax.while_loop(lambda carried: carried[0] < 9, body, (0, x, x))[1]
+
+
+def _dead_in_branch(params, x):
+    return jax.lax.cond(x.sum() > 0, lambda x: (x, x @ params['w'] + params['b']), lambda x: (x, x), x)[0]
+
+
+def _sliced_away(params, x):
+    return x + jnp.concatenate([jnp.ones((4, 4)), params['w'], params['b'][None]])[:2, :3].sum()
+
+
+UNUSED = [_dead_code, _dead_result_of_jit, _dead_carry, _dead_in_loop, _dead_in_branch, _sliced_away]
+
+
+@pytest.mark.parametrize('apply_fn', UNUSED, ids=lambda function: function.__name__.strip('_'))
+def test_unused_leaves_change_nothing(apply_fn):
+    x = jnp.arange(8.0).reshape(2, 4)
+    graph = param_uses(apply_fn, DEAD, x)
+    assert graph.unused == (('b',), ('w',))
+    assert len(graph) == len(graph.opaque) == 0
+    ones, zeros = (jax.tree.map(lambda leaf, value=value: jnp.full(leaf.shape, value), DEAD) for value in (1.0, 0.0))
+    np.testing.assert_array_equal(apply_fn(ones, x), apply_fn(zeros, x))
+
+
+SQUARE, ROW, X = {'w': floats(4, 4)}, {'w': floats(4)}, floats(2, 4)
+OPAQUE = {
+    'svd': (lambda p, x: x @ jnp.linalg.svd(p['w'])[0], SQUARE, 'no rule for svd'),
+    'fft': (lambda p, x: x + jnp.fft.fft(p['w']).real, ROW, 'no rule for fft'),
+    'solve': (lambda p, x: jnp.linalg.solve(p['w'], x.T), SQUARE, 'no rule for lu'),
+    'callback': (lambda p, x: x + jax.pure_callback(np.sin, floats(4), p['w']), ROW, 'no rule for pure_callback'),
+    'scatter': (lambda p, x: x + jnp.zeros(9).at[jnp.arange(4)].set(p['w'])[:4], ROW, 'no rule for scatter'),
+    'index': (lambda p, x: x[jnp.argmax(p['w'])], ROW, 'no rule for (gather|dynamic_slice)'),
+    'image': (
+        lambda p, x: jax.lax.conv(p['w'][None, None], x[None, None], (1, 1), 'SAME'),
+        SQUARE,
+        'a parameter as its image',
+    ),
+    'branch': (lambda p, x: jax.lax.cond(p['w'][0] > 0, jnp.sin, jnp.cos, x), ROW, 'which branch runs'),
+    'loop': (
+        lambda p, x: jax.lax.while_loop(lambda x: p['w'].sum() > 0, lambda x: x * 2, x),
+        ROW,
+        'how often a loop runs',
+    ),
+    'cut': (
+        lambda p, x: x + jnp.concatenate([p['w'], p['w'], p['w'][:1]]).reshape(3, 3)[0, 0],
+        ROW,
+        'reshape of a concatenation',
+    ),
+}
+
+
+@pytest.mark.parametrize(('apply_fn', 'params', 'reason'), OPAQUE.values(), ids=OPAQUE)
+def test_what_has_no_rule_is_opaque(apply_fn, params, reason):
+    params = {**params, 'bias': floats(4)}
+    graph = param_uses(lambda p, x: (apply_fn(p, x), x + p['bias']), params, X)
+    with pytest.raises(UnsupportedPrimitive, match=rf'w: .*{reason}.*test_graph.py:\d+.*leave this leaf out'):
+        graph['w']
+    assert list(graph) == [('bias',)]
+    assert list(graph.opaque) == [('w',)]
+    assert ('w',) not in graph
+
+
+def test_strict():
+    with pytest.raises(UnsupportedPrimitive, match=r'w: no rule for svd .*graph.opaque'):
+        param_uses(lambda p, x: x @ jnp.linalg.svd(p['w'])[0], SQUARE, X, strict=True)
+
+
+def test_names():
+    params = {'layer': {'kernel': floats(4, 4), 'old': floats(4)}}
+    graph = param_uses(lambda p, x: x @ p['layer']['kernel'], params, X)
+    assert graph['layer/kernel'] == graph['layer', 'kernel']
+    assert 'layer/kernel' in graph
+    assert ('layer', 'kernel') in graph
+    with pytest.raises(KeyError, match='zeroing it changes nothing'):
+        graph['layer/old']
+    with pytest.raises(KeyError, match=r"no parameter 'layer/kernal'; did you mean 'layer/kernel'"):
+        graph['layer/kernal']
+
+
+def test_what_is_no_model_is_refused():
+    with pytest.raises(ValueError, match='needs the inputs of the model'):
+        param_uses(lambda p: p['w'], SQUARE)
+    with pytest.raises(TypeError, match=r'layer/activation is no array but <.*equinox.partition'):
+        param_uses(lambda p, x: x, {'layer': {'activation': jnp.tanh}}, X)
+
+
+def test_table_and_dict():
+    params = {'old': floats(3), 'w': floats(4, 4), 'q': floats(4, 4)}
+    graph = param_uses(lambda p, x: x @ p['w'] @ jnp.linalg.qr(p['q'])[0], params, X)
+    lines = str(graph).splitlines()
+    assert lines[1].split() == ['w', 'dot', '0', '1', '-', '-', 'yes', '64', '1']
+    assert lines[2].startswith('q  opaque: no rule for')
+    assert lines[3:] == ['old  unused', f'{graph.flops:,} FLOPs in all']
+    assert repr(graph) == f'UseGraph(1 used, 1 opaque, 1 unused, {graph.flops:,} FLOPs)'
+    found = json.loads(json.dumps(graph.to_dict()))
+    assert found['uses']['w'][0]['contract'] == [0]
+    assert found['unused'] == ['old']
+
+
+def _looped(params, x):
+    def body(number, x):
+        return jnp.tanh(x @ params['w'][number])
+
+    x = jax.lax.fori_loop(0, 3, body, x)
+    return jax.lax.while_loop(lambda x: x.sum() < 9, lambda x: x @ params['v'], x)
+
+
+def _learned_state(params, x):
+    return jax.lax.scan(lambda h, x: (jnp.tanh(h + x @ params['w']), None), params['h'], x)[0]
+
+
+USES = {
+    'indexed in a loop': (_looped, {'w': floats(3, 4, 4), 'v': floats(4, 4)}, X, {'w': '~dot 1>2@0', 'v': 'dot 0>1'}),
+    'first state': (_learned_state, {'w': floats(4, 4), 'h': floats(4)}, X, {'w': 'dot 0>1', 'h': 'elementwise >0'}),
+    'ensemble': (jax.vmap(lambda p, x: x @ p['w'], (0, None)), {'w': floats(5, 4, 3)}, X, {'w': 'dot 1>02'}),
+    'batched': (jax.vmap(lambda p, x: x @ p['w']), {'w': floats(2, 4, 3)}, X, {'w': 'dot 1>2|0'}),
+    'stacked inside': (
+        lambda p, x: jax.lax.scan(lambda x, w: (x @ w, None), x, jnp.stack([p['a'], p['b']]))[0],
+        {'a': floats(4, 4), 'b': floats(4, 4)},
+        X,
+        {'a': 'dot 0>1', 'b': 'dot 0>1'},
+    ),
+    'irregular reshape': (lambda p, x: x @ p['w'].reshape(4, 3), {'w': floats(3, 4)}, X, {'w': 'dot 01>01'}),
+    'merged': (lambda p, x: x @ p['w'].reshape(4, 6), {'w': floats(2, 2, 2, 3)}, X, {'w': 'dot 01>23'}),
+    'both ways': (lambda p, x: x @ (p['w'] + p['w'].T), SQUARE, X, {'w': '~dot 01>01'}),
+    'quantised': (lambda p, x: x @ p['w'].astype(jnp.int8).astype(jnp.float32), SQUARE, X, {'w': '~dot 0>1'}),
+    'half precision': (lambda p, x: x.astype(jnp.bfloat16) @ p['w'].astype(jnp.bfloat16), SQUARE, X, {'w': 'dot 0>1'}),
+    'spectral norm': (lambda p, x: x @ (p['w'] / jnp.abs(p['w']).max()), SQUARE, X, {'w': '~dot 0>1'}),
+    'relative positions': (lambda p, x: x + p['w'][np.array([0, 2, 1, 0])], ROW, X, {'w': '~elementwise >0'}),
+    'lookup': (lambda p, x: p['w'][x], SQUARE, tokens(3), {'w': 'gather >01'}),
+    'window': (
+        lambda p, x: jax.lax.dynamic_slice(p['w'], (x[0], 0), (2, 4)),
+        SQUARE,
+        tokens(3),
+        {'w': 'gather >01'},
+    ),
+    'returned': (lambda p, x: (x, p['w']), SQUARE, X, {'w': 'output >01'}),
+    'one of two': (
+        lambda p, x: x @ jax.lax.cond(x.sum() > 0, lambda: p['a'], lambda: p['b']),
+        {'a': floats(4, 4), 'b': floats(4, 4)},
+        X,
+        {'a': 'elementwise >01', 'b': 'elementwise >01'},
+    ),
+    'updated': (
+        lambda p, x: jax.lax.fori_loop(0, 2, lambda _, w: w - w @ x.T @ x, p['w']),
+        SQUARE,
+        X,
+        {'w': 'elementwise >01'},
+    ),
+    'linear recurrence': (
+        lambda p, x: jax.lax.associative_scan(
+            lambda a, b: (a[0] * b[0], a[1] * b[0] + b[1]), (jnp.broadcast_to(p['w'], x.shape), x)
+        )[1],
+        ROW,
+        floats(8, 4),
+        {'w': 'elementwise >0, ~elementwise >0'},
+    ),
+}
+
+
+@pytest.mark.parametrize(('apply_fn', 'params', 'x', 'expected'), USES.values(), ids=USES)
+def test_uses(apply_fn, params, x, expected):
+    graph = param_uses(apply_fn, params, x)
+    assert short_uses(graph) == expected
+    assert graph.opaque == {}
+    assert graph.unused == ()
+
+
+FLOPS = {
+    'dot': (lambda p, x: x @ p['w'], {'w': floats(4, 5)}, X, 2 * 2 * 4 * 5),
+    'batch': (lambda p, x: jnp.einsum('bi,bio->bo', x, p['w']), {'w': floats(2, 4, 5)}, X, 2 * 2 * 4 * 5),
+    'bias': (lambda p, x: x + p['w'], ROW, X, 8),
+    'lookup': (lambda p, x: p['w'][x], SQUARE, tokens(3), 0),
+    'scan': (lambda p, x: jax.lax.scan(lambda x, w: (x @ w, None), x, p['w'])[0], {'w': floats(7, 4, 4)}, X, 7 * 64),
+    'recurrence': (lambda p, x: jax.lax.fori_loop(0, 7, lambda _, x: x @ p['w'], x), SQUARE, X, 7 * 64),
+    'loop of unknown length': (
+        lambda p, x: jax.lax.while_loop(lambda x: x.sum() < 9, lambda x: x @ p['w'], x),
+        SQUARE,
+        X,
+        64,
+    ),
+    'part': (lambda p, x: x @ jnp.concatenate([p['w'], jnp.ones((4, 3))], 1), {'w': floats(4, 5)}, X, 2 * 2 * 4 * 5),
+}
+
+
+@pytest.mark.parametrize(('apply_fn', 'params', 'x', 'flops'), FLOPS.values(), ids=FLOPS)
+def test_flops(apply_fn, params, x, flops):
+    assert sum(use.flops for use in param_uses(apply_fn, params, x)['w']) == flops
+
+
+def test_flops_of_activations_and_of_a_shared_operation_count_once():
+    graph = param_uses(lambda p, x: (x @ x.T, x @ (p['a'] + p['b'])), {'a': floats(4, 3), 'b': floats(4, 3)}, X)
+    assert graph.flops == 2 * 2 * 4 * 2 + 2 * 2 * 4 * 3
+    assert graph['a'][0].flops == graph['b'][0].flops == 2 * 2 * 4 * 3
+
+
+def test_trips():
+    graph = param_uses(_looped, {'w': floats(3, 4, 4), 'v': floats(4, 4)}, X)
+    assert graph['w'][0].trips == 3
+    assert graph['v'][0].trips is None
+
+
+def test_shard_map():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ('model',))
+    try:
+        from jax import shard_map
+    except ImportError:
+        from jax.experimental.shard_map import shard_map
+    spec = jax.sharding.PartitionSpec
+    specs = {'in_specs': (spec('model'), spec(None, 'model')), 'out_specs': spec()}
+    sharded = shard_map(lambda w, x: jax.lax.psum(x @ w, 'model'), mesh=mesh, **specs)
+    graph = param_uses(lambda p, x: sharded(p['w'], x), SQUARE, X)
+    assert short_uses(graph) == {'w': '~dot 0>1'}
+    assert graph.flops == 64
