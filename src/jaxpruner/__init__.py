@@ -8,6 +8,7 @@ from jaxpruner import mask_calculator as mask_calculator
 from jaxpruner import sparsity_distributions as sparsity_distributions
 from jaxpruner import sparsity_schedules as sparsity_schedules
 from jaxpruner import sparsity_types as sparsity_types
+from jaxpruner import uses as uses
 from jaxpruner import utils as utils
 from jaxpruner.activations import prune_act_struct as prune_act_struct
 from jaxpruner.activations import prune_act_unstruct as prune_act_unstruct
@@ -50,5 +51,9 @@ from jaxpruner.sparsity_types import Block as Block
 from jaxpruner.sparsity_types import Channel as Channel
 from jaxpruner.sparsity_types import NByM as NByM
 from jaxpruner.sparsity_types import Unstructured as Unstructured
+from jaxpruner.uses import UnsupportedPrimitive as UnsupportedPrimitive
+from jaxpruner.uses import Use as Use
+from jaxpruner.uses import UseGraph as UseGraph
+from jaxpruner.uses import param_uses as param_uses
 from jaxpruner.utils import summarize_intersection as summarize_intersection
 from jaxpruner.utils import summarize_sparsity as summarize_sparsity

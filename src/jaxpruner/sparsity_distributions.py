@@ -141,6 +141,7 @@ def erk(
     custom_sparsity_map: SparsityMap | None = None,
     stacked: Sequence[str] = (),
     count_excluded: bool = False,
+    flops: Mapping[Any, float] | None = None,
 ) -> tree_lib.PyTree:
     r"""Erdős–Rényi-Kernel: small layers stay denser, the total is `sparsity`.
 
@@ -156,17 +157,22 @@ def erk(
         These leaves are outside the budget.
       stacked: globs of leaves whose first axis counts layers; shape and filter are those of one layer.
       count_excluded: `sparsity` is meant of *all* parameters: what leaves outside the budget keep is taken out of it.
+      flops: leaf name or glob -> floating point operations (`UseGraph.leaf_flops`): `sparsity` is meant of these, not
+        of weights.
 
     Returns:
       A tree like `params` with a sparsity for each leaf, `None` where it is dense.
 
     Raises:
-      ValueError: a sparsity outside [0, 1], a name that matches no leaf, or excluded leaves that exceed the budget.
+      ValueError: a sparsity outside [0, 1], a name that matches no leaf, a selected leaf without `flops`, or excluded
+        leaves that exceed the budget.
       TypeError: a sparsity that is being traced; which layers stay whole depends on its value.
 
     >>> import numpy as np
     >>> erk({'wide': np.ones((64, 64)), 'narrow': np.ones((64, 8))}, 0.5)
     {'narrow': 0.0, 'wide': 0.5625}
+    >>> erk({'wide': np.ones((64, 64)), 'narrow': np.ones((64, 8))}, 0.5, flops={'wide': 800.0, 'narrow': 400.0})
+    {'narrow': 0.0, 'wide': 0.75}
     """
     check_sparsity(sparsity, 'sparsity')
     if tree_lib.is_traced(sparsity):
@@ -186,16 +192,37 @@ def erk(
                 f'sparsity {sparsity} of all {sum(sizes)} parameters cannot be reached: the leaves outside the budget '
                 f'keep {kept_outside:.0f} weights; lower the sparsity, or select more leaves'
             )
+    weights: Sequence[float] = sizes
+    if flops is not None:
+        if count_excluded:
+            raise ValueError('count_excluded counts weights, and flops counts operations; give one of them')
+        weights = _flops_of_leaves(params, flops, selected)
+        budget = (1 - float(sparsity)) * sum(weights[i] for i in selected)
     densities = _erk_densities(
-        [selected.get(i, ()) for i in sorted(selected)], [sizes[i] for i in sorted(selected)], budget
+        [selected.get(i, ()) for i in sorted(selected)], [weights[i] for i in sorted(selected)], budget
     )
     by_leaf = dict(zip(sorted(selected), densities, strict=True))
     targets = [custom[i] if i in custom else 1 - by_leaf[i] if i in by_leaf else None for i in range(len(leaves))]
     return jax.tree.unflatten(treedef, targets)
 
 
-def _erk_densities(shapes: list[tuple[int, ...]], sizes: list[int], budget: float) -> list[float]:
-    """Shares of weights kept, so that they sum to `budget` weights; the layers that saturate do so one at a time."""
+def _flops_of_leaves(
+    params: tree_lib.PyTree, flops: Mapping[Any, float], selected: Mapping[int, tuple[int, ...]]
+) -> list[float]:
+    paths = tree_lib.flatten_with_paths(params)[0]
+    rules, values = tree_lib.first_matches(flops, paths, 'flops'), list(flops.values())
+    for i in sorted(selected):
+        if rules[i] is None:
+            name = tree_lib.path_string(paths[i])
+            raise ValueError(
+                f'flops: nothing is said of {name}, which is to be pruned; give its operations, or leave it out of the '
+                f"budget: custom_sparsity_map={{'{name}': None}}"
+            )
+    return [0.0 if rule is None else float(values[rule]) for rule in rules]
+
+
+def _erk_densities(shapes: list[tuple[int, ...]], sizes: list[float], budget: float) -> list[float]:
+    """Shares kept, so that they sum to `budget` weights or operations; the layers that saturate do so one at a time."""
     raw = [sum(shape) / max(math.prod(shape), 1) for shape in shapes]
     whole: set[int] = set()
     while True:

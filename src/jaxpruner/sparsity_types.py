@@ -74,6 +74,10 @@ class Unstructured:
         return group_mask
 
 
+# The axis along which a model sums, in whatever layout its framework has.
+INPUT_AXIS = 'input'
+
+
 @dataclasses.dataclass(frozen=True)
 class NByM:
     """Of each `m` consecutive weights along `axis`, the best `n` are kept. Config strings: `'nm_2,4'`, `'2:4'`.
@@ -81,7 +85,8 @@ class NByM:
     Attributes:
       n: weights kept in a group.
       m: weights in a group.
-      axis: the axis along which groups lie.
+      axis: the axis along which groups lie; `'input'` for that along which the model sums, which
+        `uses.with_input_axes` replaces by a number for each leaf.
       allow_partial: where m does not divide the axis, the last group is shorter and keeps min(n, its length); else
         such a shape is refused.
 
@@ -95,13 +100,16 @@ class NByM:
 
     n: int
     m: int
-    axis: int = -1
+    axis: Any = -1
     allow_partial: bool = False
 
     def __post_init__(self):
         _check_whole('n', self.n, 1)
         _check_whole('m', self.m, 1)
-        _check_whole('axis', self.axis)
+        if isinstance(self.axis, str) and self.axis != INPUT_AXIS:
+            raise TypeError(f"axis must be a whole number or 'input', got {self.axis!r}")
+        if self.axis != INPUT_AXIS:
+            _check_whole('axis', self.axis)
         if self.n > self.m:
             raise ValueError(f'N:M sparsity keeps n of m weights, so n must not exceed m, got n={self.n}, m={self.m}')
 
@@ -133,11 +141,16 @@ class NByM:
           where: the parameter's path, for the message.
 
         Raises:
-          ValueError: there is no such axis.
+          ValueError: there is no such axis, or it is not known yet.
 
         >>> NByM(2, 4).partial_group((3, 10), 'dense/kernel')
         2
         """
+        if self.axis == INPUT_AXIS:
+            raise ValueError(
+                f'{where}: {self} is not known to lie along an axis; which one the model sums over, its trace says: '
+                'sparsity_type=uses.with_input_axes(…, uses.param_uses(apply_fn, params, inputs))'
+            )
         return shape[_axis_in(self.axis, shape, where)] % self.m
 
 
@@ -329,6 +342,10 @@ def parse_n_by_m(pattern: Any, axis: int | None = None) -> NByM:
     True
     """
     if isinstance(pattern, NByM):
+        if pattern.axis == INPUT_AXIS:
+            raise ValueError(
+                f'{pattern} is for the parameters of a model whose uses are known; give a number as its axis'
+            )
         if axis not in (None, pattern.axis):
             raise ValueError(
                 f'{pattern} lies along axis {pattern.axis}, but axis {axis} is asked for; give one of them'

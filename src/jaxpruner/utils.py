@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,17 +19,25 @@ _TOTAL_INTERSECTION = '_total_intersection'
 _MAX_ROW = 2**30
 
 
-def summarize_sparsity(param_tree: tree_lib.PyTree, only_total_sparsity: bool = False) -> dict[str, Any]:
+def summarize_sparsity(
+    param_tree: tree_lib.PyTree, only_total_sparsity: bool = False, flops: Mapping[Any, float] | None = None
+) -> dict[str, Any]:
     """Counts the zeros of a pytree of parameters or masks.
 
     Args:
       param_tree: any pytree of arrays; `None` leaves are skipped.
       only_total_sparsity: leave the single leaves out.
+      flops: leaf name or glob -> floating point operations (`UseGraph.leaf_flops`): adds those and the memory.
 
     Returns:
       `{'a/b/kernel': sparsity}` for each leaf, `'_total_sparsity'`, `'_nparams'` (number of parameters) and
       `'_nparams_nnz'` (those that are not zero). Counts are exact Python integers and shares Python floats; inside
-      `jit` counts of non-zeros and shares are scalars.
+      `jit` counts of non-zeros and shares are scalars. With `flops` also `'_flops'`, `'_flops_nnz'` (those with weights
+      that are not zero), `'_nbytes'` and `'_nbytes_nnz'` (the weights that are not zero, and one bit for each weight
+      that says which, where that is less).
+
+    Raises:
+      ValueError: a name in `flops` matches no leaf.
 
     >>> summarize_sparsity({'w': jnp.array([[0.0, 1.0], [0.0, 0.0]])})
     {'w': 0.75, '_total_sparsity': 0.75, '_nparams': 4, '_nparams_nnz': 1}
@@ -44,7 +52,24 @@ def summarize_sparsity(param_tree: tree_lib.PyTree, only_total_sparsity: bool = 
     summary[_TOTAL_SPARSITY] = _ratio(sum(sizes) - sum(nonzeros), sum(sizes))
     summary[_NPARAMS] = sum(sizes)
     summary[_NPARAMS_NNZ] = sum(nonzeros)
+    if flops is not None:
+        rules, values = tree_lib.first_matches(flops, paths, 'flops'), list(flops.values())
+        operations = [0 if rule is None else values[rule] for rule in rules]
+        densities = [_ratio(nonzero, size) for nonzero, size in zip(nonzeros, sizes, strict=True)]
+        summary['_flops'] = sum(operations)
+        summary['_flops_nnz'] = sum(a * b for a, b in zip(operations, densities, strict=True))
+        summary |= _memory(leaves, sizes, nonzeros)
     return summary
+
+
+def _memory(leaves: Sequence[Any], sizes: Sequence[int], nonzeros: Sequence[Any]) -> dict[str, Any]:
+    dense, sparse = 0, 0
+    for leaf, size, nonzero in zip(leaves, sizes, nonzeros, strict=True):
+        whole = size * leaf.dtype.itemsize
+        packed = nonzero * leaf.dtype.itemsize + -(-size // 8)
+        dense += whole
+        sparse += jnp.minimum(whole, packed) if tree_lib.is_traced(packed) else min(whole, packed)
+    return {'_nbytes': dense, '_nbytes_nnz': sparse}
 
 
 def summarize_intersection(mask_tree1: tree_lib.PyTree, mask_tree2: tree_lib.PyTree) -> dict[str, Any]:

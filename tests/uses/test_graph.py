@@ -231,6 +231,14 @@ def test_flops_of_activations_and_of_a_shared_operation_count_once():
     assert graph['a'][0].flops == graph['b'][0].flops == 2 * 2 * 4 * 3
 
 
+def test_a_program_that_is_called_twice_is_two_uses():
+    layer = jax.jit(lambda w, x: x @ w)
+    params = {'a': floats(4, 4), 'b': floats(4, 4)}
+    graph = param_uses(lambda p, x: layer(p['a'], layer(p['b'], layer(p['a'], x))), params, X)
+    assert [len(graph[name]) for name in 'ab'] == [2, 1]
+    assert len({use.site.path for uses in graph.values() for use in uses}) == 3
+
+
 def test_trips():
     graph = param_uses(_looped, {'w': floats(3, 4, 4), 'v': floats(4, 4)}, X)
     assert graph['w'][0].trips == 3

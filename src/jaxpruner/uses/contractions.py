@@ -67,3 +67,21 @@ def flops(equation: Any) -> int:
         if dilation > 1 and equation.params['window_strides'][k] == 1:
             positions[2 + k] = left[numbers.lhs_spec[2 + k]]
     return 2 * math.prod(positions) * math.prod(right[i] for i in numbers.rhs_spec[1:])
+
+
+def innermost(equation: Any, operand: int) -> int:
+    """Which of an operand's contracted axes lies innermost where they are laid out as the rows of a matrix.
+
+    Args:
+      equation: a contraction.
+      operand: 0 or 1.
+
+    >>> import jax, jax.numpy as jnp
+    >>> equation = jax.make_jaxpr(jnp.dot)(jnp.ones((2, 3)), jnp.ones((3, 4))).eqns[0]
+    >>> innermost(equation, 1)
+    0
+    """
+    numbers = equation.params['dimension_numbers']
+    if equation.primitive.name == 'dot_general':
+        return max(numbers[0][operand])
+    return numbers.rhs_spec[1]

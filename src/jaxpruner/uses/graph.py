@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxpruner import tree as tree_lib
+from jaxpruner.uses import contractions
 from jaxpruner.uses.views import View
 
 
@@ -88,6 +89,20 @@ class Use:
         view: View = self.site.view
         return view.read(leaf)
 
+    @property
+    def input_axis(self) -> int | None:
+        """The contracted axis whose elements follow one another in a matrix product.
+
+        Of a convolution that is the axis of the input channels. `None` where nothing is contracted, or where several
+        axes are mixed in it.
+        """
+        if not self.contract:
+            return None
+        site = self.site
+        factors = site.view.axes[contractions.innermost(site.equation, site.operand)]
+        inner = [factor for factor in factors if factor.axes and factor.axes[0] in self.contract]
+        return inner[-1].axes[0] if inner and len(inner[-1].axes) == 1 else None
+
     def to_dict(self) -> dict[str, Any]:
         """All but the site, for JSON."""
         return {name: value for name, value in vars(self).items() if name != 'site'}
@@ -146,6 +161,12 @@ class UseGraph(Mapping[tree_lib.Path, tuple[Use, ...]]):
 
     def __len__(self) -> int:
         return len(self._uses)
+
+    @property
+    def leaf_flops(self) -> dict[tree_lib.Path, int]:
+        """For each leaf that is contracted the floating point operations of its contractions, as `erk` takes them."""
+        found = {path: sum(use.flops for use in uses if use.op in ('dot', 'conv')) for path, uses in self.items()}
+        return {path: flops for path, flops in found.items() if flops}
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the program, under strings, for JSON."""

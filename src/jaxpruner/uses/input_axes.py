@@ -1,0 +1,70 @@
+"""N:M along the axis over which a model sums, whatever the layout of its framework."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from jaxpruner import sparsity_types, type_rules
+from jaxpruner import tree as tree_lib
+from jaxpruner.uses.graph import UseGraph
+
+
+def with_input_axes(
+    sparsity_type: Any, graph: UseGraph
+) -> Callable[[tree_lib.Path, Any], sparsity_types.SparsityType | None]:
+    """A `sparsity_type` setting in which each `NByM(…, axis='input')` lies along the axis that the model sums over.
+
+    Hardware wants the groups of N:M there. For a matrix that is its input axis; for a convolution the input channels;
+    of several axes the innermost. Leaves that are in no contraction (embeddings that are only looked up, biases) stay
+    dense.
+
+    Args:
+      sparsity_type: a type, a string, a mapping from names to types, or a function, as for any algorithm.
+      graph: from `param_uses`.
+
+    Returns:
+      A function of a leaf's path and the leaf, which is a `sparsity_type` setting as well. It raises
+      `UnsupportedPrimitive` for a leaf of which the graph says nothing, and `ValueError` for one that is summed along
+      several axes; a mapping with `None` or a number as their axis leaves them out.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxpruner.uses import param_uses
+    >>> params = {'out_by_in': jnp.ones((8, 4)), 'bias': jnp.ones(8)}
+    >>> graph = param_uses(lambda p, x: x @ p['out_by_in'].T + p['bias'], params, jnp.ones((2, 4)))
+    >>> setting = with_input_axes(sparsity_types.NByM(2, 4, axis='input'), graph)
+    >>> setting(('out_by_in',), params['out_by_in'])
+    NByM(n=2, m=4, axis=-1, allow_partial=False)
+    """
+    setting = type_rules.normalize_setting(sparsity_type)
+    by_path: dict[tree_lib.Path, sparsity_types.SparsityType | None] | None = None
+    if not callable(setting):
+        paths = [*graph, *graph.opaque, *graph.unused]
+        by_path = dict(zip(paths, type_rules.resolve(setting, paths, paths), strict=True))
+
+    def resolved(path: tree_lib.Path, leaf: Any) -> Any:
+        if by_path is not None and path not in by_path:
+            raise ValueError(f'{tree_lib.path_string(path)} is no leaf of the model that the graph was made of')
+        kind = by_path[path] if by_path is not None else setting(path, leaf)
+        if not isinstance(kind, sparsity_types.NByM) or kind.axis != sparsity_types.INPUT_AXIS:
+            return kind
+        axis = None if path in graph.unused else _input_axis(path, graph)
+        # Counted from the end, the axis is the same in one layer of a stack.
+        return None if axis is None else dataclasses.replace(kind, axis=axis - leaf.ndim)
+
+    return resolved
+
+
+def _input_axis(path: tree_lib.Path, graph: UseGraph) -> int | None:
+    contractions = [use for use in graph[path] if use.op in ('dot', 'conv') and use.contract]
+    axes = {use.input_axis for use in contractions}
+    if not axes:
+        return None
+    (axis, *others) = axes
+    if others or axis is None:
+        name = tree_lib.path_string(path)
+        named = sorted({axis for use in contractions for axis in use.contract})
+        raise ValueError(
+            f'{name}: the model sums it along several axes, {named} ({contractions[-1].where}); name one, or leave it '
+            f"dense: sparsity_type={{'{name}': None, '*': …}}"
+        )
+    return axis

@@ -1,0 +1,122 @@
+"""N:M along the axis over which the model sums, and what else is counted by uses: distributions and summaries."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxpruner
+from jaxpruner import NByM, sparsity_distributions, tree, uses
+from uses import equinox_models, linen_models
+from uses.table import floats
+
+TWO_OF_FOUR = NByM(2, 4, axis='input')
+
+
+def _axes(model, sparsity_type=TWO_OF_FOUR):
+    apply_fn, params, inputs = model.make()
+    setting = uses.with_input_axes(sparsity_type, uses.param_uses(apply_fn, params, *inputs))
+    paths, leaves, _ = tree.flatten_with_paths(params)
+    kinds = {tree.path_string(path): setting(path, leaf) for path, leaf in zip(paths, leaves, strict=True)}
+    return {name: None if kind is None else kind.axis for name, kind in kinds.items()}
+
+
+def test_axes_in_two_layouts():
+    linen = _axes(linen_models.MODELS['convolutions'])
+    assert set(linen.values()) == {-2}  # (height, width, inputs, outputs)
+    equinox = _axes(equinox_models.MODELS['convolutions'])
+    assert set(equinox.values()) == {-3}  # (outputs, inputs, height, width)
+    assert _axes(equinox_models.MODELS['mlp'])['layers/0/weight'] == -1
+
+
+def test_axes_in_a_transformer():
+    axes = _axes(linen_models.MODELS['transformer'])
+    assert axes['params/block/attention/query/kernel'] == -3
+    assert axes['params/block/attention/out/kernel'] == -2  # (heads, features, outputs): groups lie within a head
+    assert axes['params/Embed_0/embedding'] is axes['params/positions'] is axes['params/head/bias'] is None
+    stacked = _axes(linen_models.MODELS['scanned'])
+    assert stacked['params/layers/attention/query/kernel'] == -3
+
+
+def test_other_types_stay_as_they_are():
+    graph = uses.param_uses(lambda p, x: x @ p['a'] @ p['b'], {'a': floats(4, 4), 'b': floats(4, 4)}, floats(2, 4))
+    setting = uses.with_input_axes({'a': '1:2', '*': TWO_OF_FOUR}, graph)
+    assert setting(('a',), floats(4, 4)) == NByM(1, 2)
+    assert setting(('b',), floats(4, 4)) == NByM(2, 4, axis=-2)
+    by_function = uses.with_input_axes(lambda path, leaf: TWO_OF_FOUR, graph)
+    assert by_function(('a',), floats(4, 4)) == NByM(2, 4, axis=-2)
+    with pytest.raises(ValueError, match='c is no leaf of the model'):
+        setting(('c',), floats(4))
+
+
+def test_what_has_no_one_axis_is_refused():
+    params = {'tied': floats(4, 4), 'opaque': floats(4, 4), 'old': floats(4, 4)}
+
+    def apply(p, x):
+        return x @ p['tied'] @ p['tied'].T @ jnp.linalg.svd(p['opaque'])[0]
+
+    graph = uses.param_uses(apply, params, floats(2, 4))
+    setting = uses.with_input_axes(TWO_OF_FOUR, graph)
+    with pytest.raises(ValueError, match=r"tied: the model sums it along several axes, \[0, 1\] .*'tied': None"):
+        setting(('tied',), params['tied'])
+    with pytest.raises(uses.UnsupportedPrimitive, match='no rule for svd'):
+        setting(('opaque',), params['opaque'])
+    assert setting(('old',), params['old']) is None
+
+
+PARAMS = {'first': jnp.arange(1.0, 33.0).reshape(4, 8), 'second': jnp.arange(1.0, 17.0).reshape(2, 8)}
+
+
+def _apply(params, x):
+    return x @ params['first'] @ params['second'].T
+
+
+@pytest.fixture(scope='module')
+def graph():
+    return uses.param_uses(_apply, PARAMS, floats(3, 4))
+
+
+def test_a_pruner_prunes_along_the_inputs(graph):
+    uniform = functools.partial(sparsity_distributions.uniform, sparsity=0.5)
+    setting = uses.with_input_axes(TWO_OF_FOUR, graph)
+    pruner = jaxpruner.MagnitudePruning(sparsity_distribution_fn=uniform, sparsity_type=setting)
+    pruned, _ = pruner.instant_sparsify(PARAMS)
+    np.testing.assert_array_equal(np.count_nonzero(pruned['first'], axis=0), 2)
+    np.testing.assert_array_equal(np.count_nonzero(pruned['second'].reshape(2, 2, 4), axis=-1), 2)
+
+
+def test_a_pruner_without_the_graph_says_how_to_get_it():
+    uniform = functools.partial(sparsity_distributions.uniform, sparsity=0.5)
+    pruner = jaxpruner.MagnitudePruning(sparsity_distribution_fn=uniform, sparsity_type=TWO_OF_FOUR)
+    with pytest.raises(ValueError, match=r'first: .*uses.with_input_axes\(…, uses.param_uses'):
+        pruner.wrap_optax(optax.sgd(0.1)).init(PARAMS)
+
+
+def test_erk_by_operations(graph):
+    assert graph.leaf_flops == {('first',): 2 * 3 * 4 * 8, ('second',): 2 * 3 * 8 * 2}
+    targets = sparsity_distributions.erk(PARAMS, 0.8, flops=graph.leaf_flops)
+    kept = sum((1 - targets[name]) * flops for (name,), flops in graph.leaf_flops.items())
+    assert kept == pytest.approx(0.2 * graph.flops)
+
+
+def test_summary_with_operations_and_memory(graph):
+    half = jax.tree.map(lambda leaf: leaf.at[:, ::2].set(0), PARAMS)
+    summary = jaxpruner.summarize_sparsity(half, only_total_sparsity=True, flops=graph.leaf_flops)
+    assert (summary['_flops'], summary['_flops_nnz']) == (graph.flops, graph.flops / 2)
+    assert (summary['_nbytes'], summary['_nbytes_nnz']) == (4 * 48, 4 * 24 + 48 // 8)
+    dense = jaxpruner.summarize_sparsity(PARAMS, flops={})
+    assert dense['_nbytes_nnz'] == dense['_nbytes']
+    traced = jax.jit(functools.partial(jaxpruner.summarize_sparsity, flops=graph.leaf_flops))(half)
+    assert int(traced['_nbytes_nnz']) == summary['_nbytes_nnz']
+    with pytest.raises(ValueError, match="flops: 'third' matches no parameter"):
+        jaxpruner.summarize_sparsity(half, flops={'third': 1})
+
+
+def test_operations_of_all_that_is_pruned_have_to_be_known():
+    with pytest.raises(ValueError, match=r"nothing is said of second, .*custom_sparsity_map={'second': None}"):
+        sparsity_distributions.erk(PARAMS, 0.5, flops={'first': 8})
+    with pytest.raises(ValueError, match='give one of them'):
+        sparsity_distributions.erk(PARAMS, 0.5, flops={'*': 8}, count_excluded=True)
