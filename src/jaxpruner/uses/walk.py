@@ -18,6 +18,8 @@ from jaxpruner.uses.views import NoRuleError, View, along
 
 # Operations in which a parameter takes its place among data, beside the elementwise ones.
 _PLACES = frozenset('concatenate dynamic_update_slice pad stack'.split())
+# What these read may have been written by any equation before.
+_READS_MEMORY = frozenset(('addupdate', 'get', 'swap'))
 _LOOKS_UP = frozenset(('dynamic_slice', 'gather'))
 
 
@@ -65,7 +67,7 @@ class Walk:
             return control_flow.RULES[name](self, equation, values, scope, parts)
         if name in contractions.OPERATIONS:
             self.records.flops[scope.path] = contractions.flops(equation) * scope.trips * scope.devices
-        data = any(value.data for value in values)
+        data = name in _READS_MEMORY or any(value.data for value in values)
         results = [Value(data)] * len(equation.outvars)
         known = [value.number for value in values]
         if not any(value.views for value in values):
