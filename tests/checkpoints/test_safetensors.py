@@ -218,8 +218,8 @@ def test_an_index_that_leaves_out_a_tensor_is_refused(tmp_path):
         open_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize('text', ['', '[]', '{}', '{"weight_map": 3}'])
-def test_a_damaged_index_is_refused(tmp_path, text):
-    (sharded(tmp_path) / INDEX_NAME).write_text(text)
+@pytest.mark.parametrize('content', [b'', b'[]', b'{}', b'{"weight_map": 3}', b'\xff'])
+def test_a_damaged_index_is_refused(tmp_path, content):
+    (sharded(tmp_path) / INDEX_NAME).write_bytes(content)
     with pytest.raises(ValueError, match=r'index\.json is no index of safetensors files'):
         open_checkpoint(tmp_path)

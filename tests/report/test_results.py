@@ -81,6 +81,7 @@ def test_dense_cells_are_named_the_same_whether_zero_is_whole_or_not():
         ({'metrics': [0.1]}, 'metrics must be a dict of numbers'),
         ({'workload': ''}, 'workload must be a text that is not empty'),
         ({'algorithm': '../rigl'}, r"algorithm must be a text of .*, got '\.\./rigl'"),
+        ({'algorithm': 'größe'}, 'algorithm must be a text of letters without accents'),
         ({'version': 2}, 'version must be 1, got 2'),
     ],
 )

@@ -54,7 +54,7 @@ def _open_folder(path: Path) -> Checkpoint:
             from jaxpruner.checkpoints.orbax_folder import OrbaxFolder  # orbax takes seconds to load
 
             return OrbaxFolder(path / item)
-    steps = sorted(entry.name for entry in path.iterdir() if entry.name.isdecimal() and entry.is_dir())
+    steps = sorted((entry.name for entry in path.iterdir() if entry.name.isdecimal() and entry.is_dir()), key=int)
     hint = f'; it has the steps {", ".join(steps[-4:])}: name one of these folders' if steps else ''
     raise ValueError(
         f'{path} is no checkpoint: it has no *.safetensors, no {INDEX_NAME}, and no _METADATA as orbax leaves{hint}'

@@ -179,7 +179,7 @@ class ShardedSafetensors:
 def _read_index(index: Path) -> dict[str, str]:
     """Which file each tensor stands in."""
     try:
-        content = json.loads(index.read_text())
+        content = json.loads(index.read_bytes())
         file_of = dict(content['weight_map'])
         if not all(isinstance(file, str) and Path(file).name == file for file in file_of.values()):
             raise TypeError('a file in weight_map is no plain file name')

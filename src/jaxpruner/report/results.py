@@ -167,8 +167,8 @@ _FIELDS = {
     'workload': _TEXT,
     'data': _TEXT,
     'algorithm': (
-        lambda text: _is_text(text) and bool(re.fullmatch(r'[\w.-]+', text)),
-        'a text of a-z, 0-9, _, - or .',
+        lambda text: _is_text(text) and bool(re.fullmatch(r'[A-Za-z0-9_.-]+', text)),
+        'a text of letters without accents, digits, _, - or .',
     ),
     'sparsity': _SHARE,
     'seed': _COUNT,
