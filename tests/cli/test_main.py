@@ -1,11 +1,17 @@
 """The command itself: its help, its errors in one line, its exit statuses."""
 
+import io
+import os
 import subprocess
 import sys
+import warnings
+from pathlib import Path
 
 import pytest
 
 from jaxpruner.cli import main as cli
+from jaxpruner.report import write_cell
+from made_up_cells import make_cell
 
 
 def test_help_lists_every_command(capsys):
@@ -117,13 +123,42 @@ def test_as_a_module_in_a_process_of_its_own(tmp_path):
     assert run.stderr == f'jaxpruner: {tmp_path}/nowhere: there is no such file or folder\n'
 
 
-def test_a_pipe_may_close_early(tmp_path):
-    run = subprocess.run(
-        f'{sys.executable} -m jaxpruner.cli --help | true; exit ${{PIPESTATUS[0]}}',
-        shell=True,
-        executable='/bin/bash',
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (run.returncode, run.stderr) == (0, '')
+@pytest.fixture
+def results(tmp_path):
+    write_cell(tmp_path, make_cell())
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize('command', [['--help'], ['table'], ['table', '--format', 'csv']])
+@pytest.mark.parametrize('where', ['closed pipe', 'full disk'])
+def test_output_that_cannot_be_written(command, where, results, monkeypatch, capsys):
+    if where == 'full disk':
+        descriptor = os.open('/dev/full', os.O_WRONLY)
+    else:
+        reader, descriptor = os.pipe()
+        os.close(reader)
+    arguments = [*command, results] if command[0] == 'table' else command
+    with os.fdopen(descriptor, 'w') as output:  # closing it writes what is left
+        monkeypatch.setattr(sys, 'stdout', output)
+        status = cli.main(arguments)
+        monkeypatch.undo()
+    said = 'jaxpruner: [Errno 28] No space left on device\n'
+    assert (status, capsys.readouterr().err) == ((2, said) if where == 'full disk' else (0, ''))
+
+
+def test_letters_that_the_output_does_not_have(results, monkeypatch):
+    output = io.TextIOWrapper(io.BytesIO(), 'ascii')
+    monkeypatch.setattr(sys, 'stdout', output)
+    assert cli.main(['table', results]) == 0
+    assert rb'accuracy (%) \u2191' in output.buffer.getvalue()
+
+
+def test_warnings_are_one_line(results, capsys):
+    path = Path(results, 'cells', 'rigl_0.8_0.json')
+    path.write_bytes(b'\xff')
+    with warnings.catch_warnings():
+        warnings.simplefilter('default')
+        assert cli.main(['table', results]) == 0
+    said = capsys.readouterr().err
+    assert said.startswith(f'jaxpruner: warning: {path} is no result of this version: ')
+    assert said.count('\n') == 1

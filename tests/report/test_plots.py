@@ -8,7 +8,7 @@ import matplotlib.figure
 import numpy as np
 import pytest
 
-from jaxpruner.report import plot_layer_sparsity, plot_metric_against_sparsity, plots
+from jaxpruner.report import figures, plot_layer_sparsity, plot_metric_against_sparsity
 from made_up_cells import make_cell, make_cells
 
 VALUES = {
@@ -63,7 +63,7 @@ def test_a_failed_write_leaves_the_earlier_file(tmp_path):
         raise OSError('disk full')
 
     with pytest.raises(OSError, match='disk full'):
-        plots.replace_whole(path, fail)
+        figures.replace_whole(path, fail)
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [('plot.png', 'earlier')]
 
 
@@ -101,11 +101,55 @@ def test_more_algorithms_than_colours_still_differ(tmp_path, figure):
     assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == len(names)
 
 
-def test_sparsity_one_has_a_place(tmp_path, figure):
-    plot_metric_against_sparsity([make_cell(sparsity=s) for s in (0.0, 0.5, 1.0)], tmp_path / 'a.png')
-    xs = figure().axes[0].lines[0].get_xdata()
-    assert np.isfinite(xs).all()
-    assert (np.diff(xs) > 0).all()
+def test_the_legend_of_many_algorithms_fits(tmp_path, figure):
+    names = [f'a_rather_long_own_name_{number}' for number in range(25)]
+    plot_metric_against_sparsity([make_cell(name, s) for name in names for s in (0.8, 0.9)], tmp_path / 'a.png')
+    figure().draw_without_rendering()
+    legend, whole = figure().legends[0].get_window_extent(), figure().bbox
+    assert whole.y0 <= legend.y0 < legend.y1 <= whole.y1
+    assert whole.x0 <= legend.x0 < legend.x1 <= whole.x1
+
+
+def test_places_without_a_workload_stay_empty(tmp_path, figure):
+    plot_metric_against_sparsity([make_cell(workload=name) for name in ('resnet', 'vit', 't5')], tmp_path / 'a.png')
+    assert [axes.axison for axes in figure().axes] == [True, True, True, False]
+
+
+def test_sparsities_have_their_places(tmp_path, figure):
+    sparsities = (0.0, 0.05, 0.5, 0.75, 1.0)
+    plot_metric_against_sparsity([make_cell(sparsity=s) for s in sparsities], tmp_path / 'a.png')
+    (axes,) = figure().axes
+    np.testing.assert_allclose(axes.lines[0].get_xdata(), [0, 0.074, 1, 2, 3], atol=1e-3)
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ['0', '', '50', '75', '100']
+    assert overlaps(figure()) == []
+
+
+def test_runs_that_diverged_are_left_out(tmp_path, figure):
+    nan, inf = float('nan'), float('inf')
+    values = {('rigl', 0.5): [1.0], ('rigl', 0.8): [inf, 1.0], ('rigl', 0.9): [3.0], ('set', 0.8): [nan]}
+    dense = {('no_prune', 0.0): [inf, 1.0]}
+    plot_metric_against_sparsity(make_cells(values | dense, metric='loss', better='low'), tmp_path / 'a.png')
+    assert labels(figure()) == ['rigl']
+    np.testing.assert_array_equal(figure().axes[0].lines[0].get_ydata(), [1, nan, 3])
+    plot_metric_against_sparsity(make_cells({('set', 0.8): [nan]}), tmp_path / 'a.png')
+    assert labels(figure()) == []
+
+
+@pytest.mark.parametrize('better', ['high', 'low'])
+@pytest.mark.parametrize('sparsities', [(0.8,), (0.8, 0.9)])
+def test_one_that_is_far_worse_is_named_at_the_edge(tmp_path, figure, better, sparsities):
+    sign = 1 if better == 'high' else -1
+    good = {
+        (name, s): [sign * (90.0 + n - 10 * s)] for n, name in enumerate(('set', 'rigl', 'acdc')) for s in sparsities
+    }
+    bad = {('random', 0.8): [sign * 10.0], ('no_prune', 0.0): [sign * 93.0]}
+    plot_metric_against_sparsity(make_cells(good | bad, metric='return', better=better), tmp_path / 'a.png')
+    (axes,) = figure().axes
+    assert [text.get_text() for text in axes.texts] == ['random 10 ↓' if sign > 0 else 'random -10 ↑']
+    low, high = sorted(sign * end for end in axes.get_ylim())
+    assert 70 < low < 82
+    assert 93 < high < 95
+    assert overlaps(figure()) == []
 
 
 def test_layers_have_a_row_for_each_sparsity_and_a_column_for_each_algorithm(tmp_path, figure):
@@ -121,6 +165,14 @@ def test_layers_have_a_row_for_each_sparsity_and_a_column_for_each_algorithm(tmp
     assert widths == [[70, 100], [70], [90], []]
     assert [text.get_text() for text in panels[3].texts] == ['not run']
     assert [tick.get_text() for tick in panels[0].get_yticklabels()] == ['a/kernel', 'b/kernel']
+    assert overlaps(figure()) == []
+
+
+def test_panels_of_many_algorithms_stand_in_rows(tmp_path, figure):
+    names = [f'a_rather_long_own_name_{number}' for number in range(11)]
+    plot_layer_sparsity([make_cell(name) for name in names], tmp_path / 'a.png')
+    assert len({axes.get_position().y0 for axes in figure().axes}) == 2
+    assert [axes.get_title() for axes in figure().axes if axes.axison] == sorted(names)
     assert overlaps(figure()) == []
 
 

@@ -2,23 +2,17 @@
 
 import dataclasses
 import json
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import tyro
 from rich import filesize
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from jaxpruner.cli import arguments, output
 from jaxpruner.cli.progress import leaf_progress
 
 if TYPE_CHECKING:
     from jaxpruner.checkpoints import LeafReport
-
-# Where the width of the terminal is not known, long names still stand in one line.
-_WIDTH_IN_A_FILE = 200
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,11 +27,12 @@ class Inspect:
       jaxpruner inspect model.safetensors
       jaxpruner inspect checkpoints/1000 --json > report.json
 
-    >>> Inspect(Path('model.safetensors')).json
+    >>> import pathlib
+    >>> Inspect(pathlib.Path('model.safetensors')).json
     False
     """
 
-    checkpoint: tyro.conf.Positional[Path]
+    checkpoint: arguments.CheckpointPath
     """File or folder."""
     json: bool = False
     """Print JSON instead of a table."""
@@ -68,7 +63,7 @@ class Inspect:
         table.add_section()
         sizes = [filesize.decimal(total[key]) for key in ('bytes', 'packed_bytes')]
         table.add_row(f'{total["leaves"]} leaves', f'{total["weights"]:,}', '', f'{total["sparsity"]:.2%}', '', *sizes)
-        Console(width=None if sys.stdout.isatty() else _WIDTH_IN_A_FILE).print(table)
+        output.console().print(table)
 
 
 def _row(report: 'LeafReport') -> list[str]:

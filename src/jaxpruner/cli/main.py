@@ -4,12 +4,14 @@ A command is a row in `COMMANDS` and a file with a frozen dataclass: its fields 
 Its file is loaded only when it is called, so that each needs its own extra alone.
 """
 
+import contextlib
 import importlib
 import inspect
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from jaxpruner.cli import interrupts
@@ -49,11 +51,11 @@ COMMANDS = {
 
 _EXAMPLES = """\
 examples:
-  jaxpruner compare resnet --algorithms magnitude rigl --sparsities 0.8 0.95
+  jaxpruner compare digits-resnet --algorithms magnitude rigl --sparsities 0.8 0.95
   jaxpruner inspect model.safetensors
   jaxpruner prune model.safetensors --sparsity 0.8 --out sparse.safetensors
-  jaxpruner table out/resnet out/vit --out table.md
-  jaxpruner plot out/resnet --kind sparsity --out plot.png
+  jaxpruner table out/digits-resnet out/vit --out table.md
+  jaxpruner plot out/digits-resnet --kind sparsity --out plot.png
 
 `jaxpruner COMMAND --help` says more. `jaxpruner --tyro-print-completion bash` (or zsh, tcsh) prints completion.
 --traceback, anywhere, or JAXPRUNER_TRACEBACK=1 shows where an error comes from."""
@@ -82,23 +84,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     shown = _TRACEBACK in given or os.environ.get('JAXPRUNER_TRACEBACK') == '1'
     given = [argument for argument in given if argument != _TRACEBACK]
     try:
-        with interrupts.heard_interrupts():
-            return _run(given)
-    except SystemExit as ending:  # tyro has said why
-        return ending.code if isinstance(ending.code, int) else int(ending.code is not None)
+        with interrupts.heard_interrupts(), _warnings_in_one_line(), _whole_output():
+            return _status(given)
     except KeyboardInterrupt:
         print('jaxpruner: stopped', file=sys.stderr)
         return _INTERRUPTED
     except BrokenPipeError:  # whoever read the output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ValueError, TypeError, KeyError, OSError, ImportError) as error:
         if shown:
             traceback.print_exc()
         # A KeyError's text is the quoted key.
-        text = error.args[0] if isinstance(error, KeyError) and error.args else error
-        print('jaxpruner:', ' '.join(str(text).split()), file=sys.stderr)
+        _complain(error.args[0] if isinstance(error, KeyError) and error.args else error)
         return 2
+
+
+def _status(given: list[str]) -> int:
+    try:
+        return _run(given)
+    except SystemExit as ending:  # tyro has said why
+        return ending.code if isinstance(ending.code, int) else int(ending.code is not None)
 
 
 def _run(given: list[str]) -> int:
@@ -120,6 +125,39 @@ def _run(given: list[str]) -> int:
         return chosen.run() or 0
     except ModuleNotFoundError as error:
         raise _without_extra(given[0], command.extra, error) from error
+
+
+def _complain(what: object) -> None:
+    print('jaxpruner:', ' '.join(str(what).split()), file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _warnings_in_one_line() -> Iterator[None]:
+    """Without the line of code that warns, which says nothing to who called a command."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *where: _complain(f'warning: {message}')
+        yield
+
+
+@contextlib.contextmanager
+def _whole_output() -> Iterator[None]:
+    """Writes what is still in the buffer, while a full disk or a closed pipe can be told; at exit it is too late."""
+    with contextlib.suppress(AttributeError):  # tests put other objects there
+        sys.stdout.reconfigure(errors='backslashreplace')  # pyright: ignore  # names that are no UTF-8
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError:
+        _discard_output()
+        raise
+
+
+def _discard_output() -> None:
+    """Sends the buffer nowhere, if it cannot be written."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _load(command: Command) -> type:
@@ -149,7 +187,7 @@ def _complete(given: list[str]) -> int:
         try:
             loaded[name] = _load(command)
         except ModuleNotFoundError as error:
-            print(f'jaxpruner: left out: {_without_extra(name, command.extra, error)}', file=sys.stderr)
+            _complain(f'left out: {_without_extra(name, command.extra, error)}')
     extras.subcommand_cli_from_dict(loaded, prog='jaxpruner', args=given)
     return 0
 

@@ -2,11 +2,10 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-import tyro
-
-from jaxpruner.cli.table import Folders, OptionalPath, read_folders
+from jaxpruner.cli import arguments
+from jaxpruner.cli.table import read_folders
 from jaxpruner.report import animation, plots
 
 
@@ -22,14 +21,13 @@ class Plot:
     'out/resnet/layers.png'
     """
 
-    results: Folders = ()
+    results: arguments.Folders = ()
     """Folders of results, as `jaxpruner compare` and `jaxpruner run` leave them."""
     kind: Literal['sparsity', 'layers', 'masks'] = 'sparsity'
-    """sparsity: the metric against the sparsity; layers: the sparsity of each layer; masks: an animation of the masks
-    of one cell."""
-    cell: Annotated[str | None, tyro.conf.arg(metavar='CELL')] = None
+    """sparsity: the metric against it; layers: the sparsity of each; masks: those of one cell, as an animation."""
+    cell: arguments.OptionalName = None
     """Whose masks: algorithm, sparsity and seed, as in magnitude_0.8_0. Not needed where only one was kept."""
-    out: OptionalPath = None
+    out: arguments.OptionalPath = None
     """The image: .png, .pdf or .svg, for masks .gif. Without it, a file named for the kind in the first folder."""
 
     @property

@@ -4,8 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Literal
 
-import tyro
-
+from jaxpruner.cli import arguments
 from jaxpruner.cli.progress import leaf_progress
 
 
@@ -18,7 +17,8 @@ class Prune:
     tensors stay as they are, byte for byte. OUT appears when it is whole.
 
     By default all tensors of floating point with more than one dimension are pruned. A name may be a glob, in which `*`
-    stands for anything; one that matches nothing is an error.
+    stands for anything; one that matches nothing is an error. A type is unstructured, 2:4, nm_2,4,0 (along axis 0),
+    block_4,4, channel_-1 or dense.
 
     Examples:
       jaxpruner prune model.safetensors --sparsity 0.8 --out sparse.safetensors
@@ -29,24 +29,23 @@ class Prune:
     'magnitude'
     """
 
-    checkpoint: tyro.conf.Positional[Path]
+    checkpoint: arguments.CheckpointPath
     """File or folder."""
     out: Path
     """What to write: a .safetensors file, or a folder for shards."""
-    sparsity: float | None = None
+    sparsity: arguments.OptionalShare = None
     """Share of weights to remove, in [0, 1]; N:M types do without."""
     scores: Literal['magnitude', 'random'] = 'magnitude'
     """What ranks the weights of a tensor."""
     distribution: Literal['uniform', 'erk'] = 'uniform'
     """How the sparsity is shared among tensors: the same for each, or small ones denser."""
-    types: tuple[str, ...] = ()
-    """Which weights stand together, as NAME=TYPE: unstructured, 2:4, nm_2,4,0 (along axis 0), block_4,4, channel_-1, or
-    dense; of several names the first that matches counts. TYPE alone is for all."""
-    only: tuple[str, ...] = ()
+    types: arguments.Types = ()
+    """Which weights stand together; the first name that matches counts, TYPE alone is for all."""
+    only: arguments.Names = ()
     """Names of the tensors to prune; a vector only by its full name."""
-    skip: tuple[str, ...] = ()
+    skip: arguments.Names = ()
     """Names of tensors to leave as they are."""
-    masks_out: Path | None = None
+    masks_out: arguments.OptionalPath = None
     """Also write the masks there, as uint8 safetensors, 1 where a weight is kept."""
     seed: int = 8
     """Of random scores."""

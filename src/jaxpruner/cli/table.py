@@ -2,17 +2,12 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-import rich.console
-import tyro
-
-from jaxpruner.report import plots, results, tables
+from jaxpruner.cli import arguments, output
+from jaxpruner.report import figures, results, tables
 
 _ENDINGS = {'.md': 'markdown', '.csv': 'csv'}
-# As --help shows them.
-Folders = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar='FOLDERS')]
-OptionalPath = Annotated[Path | None, tyro.conf.arg(metavar='PATH')]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,11 +25,11 @@ class Table:
     'markdown'
     """
 
-    results: Folders = ()
+    results: arguments.Folders = ()
     """Folders of results, as `jaxpruner compare` and `jaxpruner run` leave them."""
     format: Literal['auto', 'markdown', 'csv', 'terminal'] = 'auto'
     """How to write it; auto: as the ending of --out says (.md, .csv), without --out for the terminal."""
-    out: OptionalPath = None
+    out: arguments.OptionalPath = None
     """A file to write instead of the terminal."""
 
     @property
@@ -54,14 +49,14 @@ class Table:
         chosen = self.chosen_format
         table = tables.make_table(read_folders(self.results))
         if chosen == 'terminal':
-            console = rich.console.Console()
+            console = output.console()
             console.print(tables.to_rich(table, console.width))
             return
         text = tables.to_markdown(table) if chosen == 'markdown' else tables.to_csv(table)
         if self.out is None:
             print(text, end='')
         else:
-            plots.replace_whole(self.out, lambda beside: beside.write_text(text))
+            figures.replace_whole(self.out, lambda beside: beside.write_text(text))
             print(self.out)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxpruner.report import plots
+from jaxpruner.report import figures
 
 _MOST_FRAMES = 60
 _SECONDS = 6.0  # that the whole animation takes, its last picture apart
@@ -43,22 +43,22 @@ def animate_masks(folder: Path, cell_name: str, path: Path) -> None:
     ...     Path(folder, 'masks.gif').exists()
     True
     """
-    path = plots.check_ending(path, ('.gif',))
+    path = figures.check_ending(path, ('.gif',))
     steps, kernels = read_masks(folder, cell_name)
     frames = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), _MOST_FRAMES)).round().astype(int))
     frames_per_second = min(max(round(len(frames) / _SECONDS), 2), 10)
     held = [frames[-1]] * round(_HOLD * frames_per_second)
-    figure = plots.new_figure(4.4 * len(kernels), 4.9)
+    figure = figures.new_figure(4.4 * len(kernels), 4.9)
     figure.set_layout_engine('constrained', w_pad=0.15)
     images = _draw_first(figure, kernels)
 
     def show(frame: int) -> None:
         kept = sum(int(masks[frame].sum()) for masks in kernels.values())
         pruned = 1 - kept / sum(masks[frame].size for masks in kernels.values())
-        figure.suptitle(f'{cell_name}   step {steps[frame]:,}   {100 * pruned:.1f}% pruned', color=plots.INK)
+        figure.suptitle(f'{cell_name}   step {steps[frame]:,}   {100 * pruned:.1f}% pruned', color=figures.INK)
         for image, (name, masks) in zip(images, kernels.items(), strict=True):
             image.set_data(lay_out(masks[frame]))
-            image.axes.set_title(_describe(name, masks[frame]), fontsize=9, color=plots.INK)
+            image.axes.set_title(_describe(name, masks[frame]), fontsize=9, color=figures.INK)
 
     def write(beside: Path) -> None:
         from matplotlib.animation import PillowWriter
@@ -72,7 +72,7 @@ def animate_masks(folder: Path, cell_name: str, path: Path) -> None:
     show(frames[0])
     figure.draw_without_rendering()
     figure.set_layout_engine('none')  # laid out once: nothing moves from picture to picture
-    plots.replace_whole(path, write)
+    figures.replace_whole(path, write)
 
 
 def read_masks(folder: Path, cell_name: str) -> tuple[np.ndarray, dict[str, np.ndarray]]:

@@ -1,36 +1,34 @@
-"""Results as plots: the metric against the sparsity, and the sparsity of each layer. Needs matplotlib.
-
-No display is needed, and nothing of matplotlib's global state is touched.
-"""
+"""Results as plots: the metric against the sparsity, and the sparsity of each layer. Needs matplotlib."""
 
 import math
-import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from jaxpruner.report import experiments as experiments_lib
+from jaxpruner.report import figures
+from jaxpruner.report.figures import INK
 from jaxpruner.report.results import Cell
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-INK = '#222222'
-_GRID = '#dddddd'
-# Paul Tol's 'muted' colours, which differ for colour-blind eyes, too; marks tell them apart in grey.
-_COLORS = '#332288 #cc6677 #117733 #999933 #88ccee #882255 #44aa99 #aa4499 #ddaa33'.split()
-_MARKS = 'osD^vPX*h'
 _IMAGE_ENDINGS = ('.png', '.pdf', '.svg')
 _BAR_HEIGHT = 0.17  # inches a layer
+_LETTER_WIDTH = 0.075  # inches a letter of a panel's title
+_MOST_PANELS = 9  # in a row
+_LEGEND_LINE = 0.22  # inches
+_TEXT_HEIGHT = 0.05  # of a panel
+_LABEL_WIDTH = 0.08  # of the label of a sparsity, as a share of its axis
 
 
 def plot_metric_against_sparsity(cells: Iterable[Cell], path: Path) -> None:
     """Draws the metric over the sparsity: a line for each algorithm, a panel for each workload.
 
-    Bands and bars are one standard deviation over seeds; the dense baseline is a horizontal line.
+    Bands and bars are one standard deviation over seeds; the dense baseline is a horizontal line. Means that are not
+    finite, since a run diverged, are left out; those that are far worse than all others are named at the edge.
 
     Args:
       cells: of any workloads.
@@ -47,26 +45,26 @@ def plot_metric_against_sparsity(cells: Iterable[Cell], path: Path) -> None:
     ...     [path.name for path in Path(folder).iterdir()]
     ['sparsity.png']
     """
-    path = check_ending(path, _IMAGE_ENDINGS)
+    path = figures.check_ending(path, _IMAGE_ENDINGS)
     experiments = [experiment for experiment in experiments_lib.group_cells(cells) if experiment.sparsities]
     if not experiments:
         raise ValueError('no cell of a sparse algorithm to draw, only of the dense baseline')
     names = experiments_lib.in_order(name for experiment in experiments for name in experiment.algorithms)
-    styles = _styles(names)
+    styles = figures.styles_of(names)
     columns = min(len(experiments), 2)
     rows = -(-len(experiments) // columns)
-    figure = new_figure(5 * columns + 1.8, 3.8 * rows)
-    panels = figure.subplots(rows, columns, squeeze=False).flat
+    figure = figures.new_figure(5 * columns + 1.8, max(3.8 * rows, _LEGEND_LINE * (len(names) + 1)))
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axes, experiment in zip(panels, experiments, strict=False):
         _draw_experiment(axes, experiment, styles)
-    for axes in list(panels)[len(experiments) :]:
+    for axes in panels[len(experiments) :]:
         axes.axis('off')
-    handles = {}
-    for axes in figure.axes:
-        handles |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    handles: dict[str, Any] = {}
+    for axes in panels:
+        handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True)) | handles
     shown = [name for name in names if name in handles]
     figure.legend([handles[name] for name in shown], shown, loc='outside right upper', frameon=False)
-    replace_whole(path, lambda beside: figure.savefig(beside, dpi=150))
+    figures.replace_whole(path, lambda beside: figure.savefig(beside, dpi=150))
 
 
 def plot_layer_sparsity(cells: Iterable[Cell], path: Path) -> None:
@@ -90,118 +88,140 @@ def plot_layer_sparsity(cells: Iterable[Cell], path: Path) -> None:
     ...     [path.name for path in Path(folder).iterdir()]
     ['layers.png']
     """
-    path = check_ending(path, _IMAGE_ENDINGS)
+    path = figures.check_ending(path, _IMAGE_ENDINGS)
     layers = [cell for cell in cells if cell.layers and cell.algorithm != experiments_lib.DENSE]
     if not layers:
         raise ValueError('no cell of a sparse algorithm that names its layers')
     experiments = experiments_lib.group_cells(layers)
     names = experiments_lib.in_order(cell.algorithm for cell in layers)
-    styles = _styles(names)
+    styles = figures.styles_of(names)
     places = [(experiment, sparsity) for experiment in experiments for sparsity in experiment.sparsities]
-    heights = [_BAR_HEIGHT * len(_layer_names(experiment)) + 1 for experiment, _ in places]
-    figure = new_figure(2.4 + 1.35 * len(names), sum(heights) + 0.3)
+    columns, rows = min(len(names), _MOST_PANELS), -(-len(names) // _MOST_PANELS)
+    heights = [rows * (_BAR_HEIGHT * len(_layer_names(experiment)) + 0.5) + 0.5 for experiment, _ in places]
+    width = max(1.35, _LETTER_WIDTH * max(map(len, names)))
+    figure = figures.new_figure(2.4 + width * columns, sum(heights) + 0.3)
     blocks = figure.subfigures(len(places), 1, squeeze=False, height_ratios=heights)[:, 0]
     for block, (experiment, sparsity) in zip(blocks, places, strict=True):
         label = f'{experiment.label}, {100 * sparsity:.4g}% asked for (dashed)'
         block.suptitle(label, x=0.01, ha='left', fontsize=11, color=INK)
         block.supxlabel('sparsity of the layer (%), mean over seeds', fontsize=9, color=INK)
-        for axes, name in zip(block.subplots(1, len(names), squeeze=False, sharey=True)[0], names, strict=True):
+        panels = list(block.subplots(rows, columns, squeeze=False, sharey=True).flat)
+        for axes, name in zip(panels, names, strict=False):
             _draw_layers(axes, experiment, name, sparsity, styles[name]['color'])
             axes.set_title(name, fontsize=9, color=INK)
-    replace_whole(path, lambda beside: figure.savefig(beside, dpi=150))
+        for axes in panels[len(names) :]:
+            axes.axis('off')
+    figures.replace_whole(path, lambda beside: figure.savefig(beside, dpi=150))
 
 
-def check_ending(path: Path, endings: tuple[str, ...]) -> Path:
-    """Returns the path of an image if its ending says a format that can be written.
+class _Series(NamedTuple):
+    """What one algorithm reached: a mean and deviation for each place on the axis of sparsities, NaN if not finite."""
 
-    Raises:
-      ValueError: it does not.
-
-    >>> check_ending(Path('masks.gif'), ('.gif',)).name
-    'masks.gif'
-    """
-    if Path(path).suffix not in endings:
-        raise ValueError(f'cannot write {path}: its name must end in {" or ".join(endings)}')
-    return Path(path)
-
-
-def new_figure(width: float, height: float) -> 'Figure':
-    """Returns an empty figure of a size in inches, made without matplotlib's global state.
-
-    Raises:
-      ImportError: matplotlib is not installed.
-
-    >>> new_figure(4, 3).axes
-    []
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("plots need matplotlib: pip install 'jaxpruner[plot]'") from error
-    return Figure(figsize=(width, height), layout='constrained')
-
-
-def replace_whole(path: Path, write: Callable[[Path], Any]) -> None:
-    """Has a file written beside its place and renamed, so that nobody meets half of it.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     replace_whole(Path(folder, 'a.txt'), lambda beside: beside.write_text('whole'))
-    ...     Path(folder, 'a.txt').read_text()
-    'whole'
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(f'.new{path.suffix}')  # the ending says the format
-    try:
-        write(beside)
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
-
-
-def _styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """A colour and mark for each algorithm, the same in every plot for those of the original's table."""
-    known = [name for name in experiments_lib.ALGORITHM_ORDER if name != experiments_lib.DENSE]
-    others = [name for name in names if name not in experiments_lib.ALGORITHM_ORDER]
-    styles = {experiments_lib.DENSE: {'color': INK, 'marker': ''}}
-    for number, name in enumerate(known + others):
-        style = {'color': _COLORS[number % len(_COLORS)], 'marker': _MARKS[number % len(_MARKS)]}
-        # Beyond the colours there are, lines differ.
-        styles[name] = style | {'linestyle': ('-', '--', ':')[number // len(_COLORS) % 3]}
-    return styles
+    name: str
+    xs: np.ndarray
+    means: np.ndarray
+    deviations: np.ndarray
 
 
 def _draw_experiment(axes: 'Axes', experiment: experiments_lib.Experiment, styles: dict[str, dict[str, Any]]) -> None:
-    sparsities = experiment.sparsities
-    names = [name for name in experiment.algorithms if name != experiments_lib.DENSE]
-    for number, name in enumerate(names):
-        points = [(s, summary) for s in sparsities if (summary := experiment.summarize(name, s))]
-        xs = np.array([_position(sparsity) for sparsity, _ in points])
-        means = np.array([experiment.factor * summary.mean for _, summary in points])
-        deviations = np.array([experiment.factor * (summary.deviation or 0.0) for _, summary in points])
-        if len(sparsities) == 1:  # no lines to follow: side by side
-            xs = xs + number - (len(names) - 1) / 2
+    positions = _positions(experiment.sparsities)
+    is_single = len(positions) == 1
+    algorithms = [name for name in experiment.algorithms if name != experiments_lib.DENSE]
+    series = [_series(experiment, name, positions) for name in algorithms]
+    for number, (name, xs, means, deviations) in enumerate(series):
+        if is_single:  # no lines to follow: side by side
+            xs += number
+        if np.isnan(means).all():
+            continue
+        if is_single:
             marks: dict[str, Any] = styles[name] | {'linestyle': ''}
             axes.errorbar(xs, means, deviations, label=name, capsize=3, ms=6, **marks)
         else:
             axes.plot(xs, means, label=name, ms=5, **styles[name])
             color = styles[name]['color']
             axes.fill_between(xs, means - deviations, means + deviations, color=color, alpha=0.15, lw=0)
-    dense = experiment.summarize(experiments_lib.DENSE, 0.0)
-    if dense:
-        mean, deviation = experiment.factor * dense.mean, experiment.factor * (dense.deviation or 0.0)
-        axes.axhline(mean, color=INK, ls='--', lw=1.2, label=experiments_lib.DENSE, zorder=1)
-        axes.axhspan(mean - deviation, mean + deviation, color=INK, alpha=0.08, lw=0, zorder=0)
-    axes.set_xticks([_position(sparsity) for sparsity in sparsities], [f'{100 * s:.4g}' for s in sparsities])
-    axes.set_xlabel('sparsity (%)')
+    dense = _series(experiment, experiments_lib.DENSE, {0.0: 0.0})
+    for mean, deviation in zip(dense.means, dense.deviations, strict=True):
+        if math.isfinite(mean):
+            axes.axhline(mean, color=INK, ls='--', lw=1.2, label=experiments_lib.DENSE, zorder=1)
+            axes.axhspan(mean - deviation, mean + deviation, color=INK, alpha=0.08, lw=0, zorder=0)
+    _cut_far_outliers(axes, experiment, [*series, dense], styles)
+    if is_single:
+        axes.set_xticks([])
+        axes.set_xlabel(f'sparsity {100 * experiment.sparsities[0]:.4g}%')
+    else:
+        axes.set_xticks(list(positions.values()), _tick_labels(positions))
+        axes.set_xlabel('sparsity (%)')
     axes.set_ylabel(f'{experiment.axis}, {experiment.better} is good')
     axes.set_title(experiment.label, loc='left', fontsize=11, color=INK)
-    _clean(axes, 'y')
+    figures.clean(axes, 'y')
 
 
-def _position(sparsity: float) -> float:
-    """Where a sparsity stands on its axis: each halving of what is kept is as long as the last."""
-    return -math.log2(max(1 - sparsity, 1e-6))
+def _series(experiment: experiments_lib.Experiment, name: str, positions: dict[float, float]) -> _Series:
+    points = [(x, summary) for sparsity, x in positions.items() if (summary := experiment.summarize(name, sparsity))]
+    means = np.array([experiment.factor * summary.mean for _, summary in points])
+    means[~np.isfinite(means)] = np.nan
+    deviations = np.array([experiment.factor * (summary.deviation or 0.0) for _, summary in points])
+    return _Series(name, np.array([x for x, _ in points]), means, deviations)
+
+
+def _cut_far_outliers(
+    axes: 'Axes', experiment: experiments_lib.Experiment, series: list[_Series], styles: dict[str, dict[str, Any]]
+) -> None:
+    """Ends the axis before means that are far worse than all others, which would be squeezed into a line; names them.
+
+    Far is what lies beyond Tukey's outer fence, three times the distance between the quartiles from the worse one.
+    """
+    sign = 1 if experiment.better == 'high' else -1  # times the metric: more is better
+    means = sign * np.concatenate([one.means for one in series])
+    deviations = np.concatenate([one.deviations for one in series])[~np.isnan(means)]
+    means = means[~np.isnan(means)]
+    if not means.size:
+        return
+    lower, upper = np.quantile(means, [0.25, 0.75])
+    far = means < lower - 3 * (upper - lower)
+    worst, best = (means - deviations)[~far].min(), (means + deviations)[~far].max()
+    if not far.any() or worst - means.min() < best - worst or worst == best:  # little would be gained, or nothing left
+        return
+    low_is_good = sign < 0
+    lines: dict[float, int] = {}  # of text at each place
+    left, right = axes.get_xlim()
+    for name, xs, values, _ in series:
+        for x, value in zip(xs, values, strict=True):
+            if sign * value < worst:
+                share = (x - left) / (right - left)
+                axes.text(
+                    x,
+                    0.98 - _TEXT_HEIGHT * lines.get(x, 0) if low_is_good else 0.02 + _TEXT_HEIGHT * lines.get(x, 0),
+                    f'{name} {value:.4g} {"↑" if low_is_good else "↓"}',
+                    transform=axes.get_xaxis_transform(),
+                    ha='left' if share < 1 / 3 else 'right' if share > 2 / 3 else 'center',
+                    va='top' if low_is_good else 'bottom',
+                    fontsize=8,
+                    color=styles[name]['color'],
+                )
+                lines[x] = lines.get(x, 0) + 1
+    margin = 0.05 * (best - worst)
+    room = margin + _TEXT_HEIGHT * max(lines.values()) * (best - worst)
+    axes.set_ylim(*sorted((sign * (worst - room), sign * (best + margin))))
+
+
+def _positions(sparsities: Sequence[float]) -> dict[float, float]:
+    """Where sparsities stand on their axis: each halving of what is kept is as long as the last, and so is the end."""
+    positions = {sparsity: -math.log2(1 - sparsity) for sparsity in sparsities if sparsity < 1}
+    end = max(positions.values(), default=0.0) + 1
+    return {sparsity: positions.get(sparsity, end) for sparsity in sparsities}
+
+
+def _tick_labels(positions: dict[float, float]) -> list[str]:
+    """The sparsities in per cent, without those that would lie over the one before."""
+    room = _LABEL_WIDTH * (max(positions.values()) - min(positions.values()))
+    labels, last = [], -math.inf
+    for sparsity, position in positions.items():
+        fits = position - last >= room
+        labels.append(f'{100 * sparsity:.4g}' if fits else '')
+        last = position if fits else last
+    return labels
 
 
 def _layer_names(experiment: experiments_lib.Experiment) -> list[str]:
@@ -223,10 +243,4 @@ def _draw_layers(
     axes.set_ylim(len(names) - 0.4, -0.6)  # the first layer on top
     axes.set_xlim(0, 102)
     axes.set_xticks([0, 50, 100], ['0', '50', '100'], fontsize=8)
-    _clean(axes, 'x')
-
-
-def _clean(axes: 'Axes', grid: Any) -> None:
-    axes.grid(axis=grid, color=_GRID, lw=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[['top', 'right']].set_visible(False)
+    figures.clean(axes, 'x')
