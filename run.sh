@@ -7,7 +7,7 @@ trap 'exit 130' INT # pip catches Ctrl-C and ends as if it had merely failed
 usage() {
   cat <<'EOF'
 bash run.sh [test ARGS]   all tests, in parallel; ARGS go to pytest
-bash run.sh demo [ARGS]   the demo; ARGS go to examples/digits.py, try --help
+bash run.sh demo [ARGS]   the demo: jaxpruner compare digits-lenet; ARGS go to it, try --help
 bash run.sh lint          ruff, pyright and the import contracts
 bash run.sh lowest        all but the slow tests, with the oldest versions that pyproject.toml allows; needs Python 3.11
 bash run.sh integrations  the scripts for Dopamine and Kauldron; installs 6 GB, TensorFlow twice
@@ -86,8 +86,8 @@ case $command in
     ;;
   demo)
     any_python
-    environment .venv demo -e '.[demo]'
-    exec .venv/bin/python examples/digits.py "$@"
+    environment .venv demo -e '.[baselines]'
+    exec .venv/bin/jaxpruner compare digits-lenet --sparsities 0.8 0.95 --plots "$@"
     ;;
   lint)
     any_python

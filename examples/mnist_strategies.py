@@ -30,10 +30,10 @@ from flax.training.train_state import TrainState
 from rich.console import Console
 
 import jaxpruner
-from digits_data import Dataset, load_dataset
 from jaxpruner import sparsity_types
 from jaxpruner.activations import prune_act_unstruct
 from jaxpruner.jax_pruning import PruningStrategy, gradual_strategy, initial_masks, pruning, pruning_apply
+from mnist_strategies_data import Dataset, load_dataset
 from mnist_strategies_run import Run, Snapshot
 from mnist_strategies_training import CNN, evaluate, train_epoch
 

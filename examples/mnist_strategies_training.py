@@ -10,9 +10,9 @@ import numpy as np
 import optax
 from flax.training.train_state import TrainState
 
-from digits_data import Dataset
 from jaxpruner.activations import prune_act_struct, prune_act_unstruct
 from jaxpruner.jax_pruning import pruning_apply
+from mnist_strategies_data import Dataset
 
 EVALUATION_BATCH = 500
 

@@ -1,9 +1,6 @@
 """The image workloads: sizes of the full presets, what may be pruned, data, and what is refused."""
 
-import gzip
 import math
-import os
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +11,6 @@ from flax import nnx
 from jaxpruner import tree
 from jaxpruner.baselines import WORKLOADS, data, images, models
 from jaxpruner.baselines.convolutions import convolution_as_matmul
-
-SHARED = os.environ.get('JAXPRUNER_SHARED')
 
 
 def shapes_of(name, preset):
@@ -83,14 +78,28 @@ def test_images_move_within_their_frame():
     assert {1, 2, 3} == set(places.ravel().tolist())
 
 
-@pytest.mark.parametrize('strides', [(1, 1), (2, 2)])
-@pytest.mark.parametrize('size', [1, 3, 7])
-def test_convolution_as_matmul_is_a_convolution(strides, size):
-    pixels, kernel = jax.random.normal(jax.random.key(0), (2, 9, 8, 3)), jnp.ones((size, size, 3, 4)) / size
+@pytest.mark.parametrize(
+    ('size', 'strides', 'padding'),
+    [
+        (1, (1, 1), 'SAME'),
+        (3, (1, 1), 'SAME'),
+        (7, (1, 1), 'SAME'),
+        (1, (2, 2), 'SAME'),
+        (3, (2, 2), 'SAME'),
+        (7, (2, 2), 'SAME'),
+        (3, (3, 3), 'SAME'),
+        (3, (1, 1), 'VALID'),
+        (3, (2, 3), 'VALID'),
+        (3, (2, 2), ((1, 1), (0, 2))),
+    ],
+)
+def test_convolution_as_matmul_is_a_convolution(size, strides, padding):
+    pixels = jax.random.normal(jax.random.key(0), (2, 9, 8, 3))
+    kernel = jax.random.normal(jax.random.key(1), (size, size, 3, 4)) / size
     expected = jax.lax.conv_general_dilated(
-        pixels, kernel, strides, 'SAME', dimension_numbers=('NHWC', 'HWIO', 'NHWC'), precision='highest'
+        pixels, kernel, strides, padding, dimension_numbers=('NHWC', 'HWIO', 'NHWC'), precision='highest'
     )
-    np.testing.assert_allclose(convolution_as_matmul(pixels, kernel, strides, 'SAME'), expected, atol=1e-4)
+    np.testing.assert_allclose(convolution_as_matmul(pixels, kernel, strides, padding), expected, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -118,64 +127,3 @@ def test_unknown_presets_are_refused():
 def test_patches_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=r'model\.patch 3 does not divide images of 8x8'):
         models.ViT((8, 8, 1), 3, 8, 1, 2, 8, 10, 'float32', rngs=nnx.Rngs(0))
-
-
-def write_idx(path, array, magic):
-    header = magic.to_bytes(4, 'big') + b''.join(size.to_bytes(4, 'big') for size in array.shape)
-    content = header + array.astype(np.uint8).tobytes()
-    path.write_bytes(gzip.compress(content) if path.suffix == '.gz' else content)
-
-
-def write_all(folder):
-    random = np.random.default_rng(0)
-    for part, number in (('train', 30), ('t10k', 20)):
-        write_idx(folder / f'{part}-images-idx3-ubyte.gz', random.integers(0, 256, (number, 6, 6)), 2051)
-        write_idx(folder / f'{part}-labels-idx1-ubyte', random.integers(0, 10, number), 2049)
-
-
-def test_idx_files(tmp_path):
-    write_all(tmp_path)
-    loaded = data.load_mnist(tmp_path)
-    assert loaded.x_train.shape == (30, 6, 6, 1)
-    assert loaded.y_test.shape == (20,)
-    np.testing.assert_allclose([loaded.x_train.mean(), loaded.x_train.std()], [0, 1], atol=1e-5)
-
-
-def cut(path):
-    path.write_bytes(path.read_bytes()[:-3])
-
-
-@pytest.mark.parametrize(
-    ('damage', 'message'),
-    [
-        (lambda folder: cut(folder / 't10k-labels-idx1-ubyte'), 'holds 25 bytes where its header promises 28'),
-        (lambda folder: cut(folder / 'train-images-idx3-ubyte.gz'), 'cannot be read'),
-        (lambda folder: (folder / 'train-labels-idx1-ubyte').unlink(), r'neither mnist.npz nor train-labels'),
-        (lambda folder: (folder / 'mnist.npz').write_bytes(b'no'), 'is no npz archive'),
-        (lambda folder: np.savez(folder / 'mnist.npz', x_train=np.zeros(3)), 'lacks y_train, x_test, y_test'),
-        (
-            lambda folder: write_idx(folder / 't10k-labels-idx1-ubyte', np.zeros(3), 2049),
-            'has 20 images and labels of shape',
-        ),
-        (
-            lambda folder: write_idx(folder / 't10k-labels-idx1-ubyte', np.full(20, 11), 2049),
-            'holds other values than the digits',
-        ),
-        (
-            lambda folder: write_idx(folder / 't10k-labels-idx1-ubyte', np.zeros((2, 2, 2)), 2051),
-            'no IDX file of labels',
-        ),
-    ],
-)
-def test_damaged_files_are_named(damage, message, tmp_path):
-    write_all(tmp_path)
-    damage(tmp_path)
-    with pytest.raises(data.DataError, match=message):
-        data.load_mnist(tmp_path)
-
-
-@pytest.mark.skipif(SHARED is None, reason='MNIST is found through the environment variable JAXPRUNER_SHARED')
-def test_mnist():
-    loaded = data.load_mnist(Path(SHARED or '') / 'data')
-    assert loaded.x_train.shape == (60_000, 28, 28, 1)
-    assert loaded.x_test.shape == (10_000, 28, 28, 1)

@@ -19,8 +19,8 @@ import mnist_strategies
 import mnist_strategies_run
 import mnist_strategies_training
 import seed_documents
-from digits_data import Dataset
 from jaxpruner import activations
+from mnist_strategies_data import Dataset
 
 EXAMPLE = pathlib.Path(mnist_strategies.__file__)
 PARTIAL_GROUPS = pytest.mark.filterwarnings('ignore:.*Dense_1-kernel.*does not divide:UserWarning')

@@ -6,19 +6,19 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import rich.console
 import rich.progress
-import tyro
 
-from jaxpruner.baselines import WORKLOADS
-from jaxpruner.baselines.programs import choose_over
-from jaxpruner.baselines.recipe import Recipe, parse_override, read_recipe
-from jaxpruner.baselines.sweeps import CellKey, Interrupted, Sweep, plan
-from jaxpruner.baselines.task import Workload
-from jaxpruner.report import results, tables
-from jaxpruner.tree import nearest
+from jaxpruner.cli import arguments, output
+from jaxpruner.report import experiments, figures, plots, results, tables
+
+if TYPE_CHECKING:  # loaded where they are used: flax and orbax take seconds, which --help need not wait for
+    from jaxpruner.baselines.recipe import Recipe
+    from jaxpruner.baselines.sweeps import CellKey, Sweep
+    from jaxpruner.baselines.task import Workload
+    from jaxpruner.cli.workload_names import Named
 
 _INTERRUPTED = 130  # the exit status of a program that Ctrl-C ended
 # The columns of the original's table.
@@ -39,22 +39,21 @@ _ALGORITHMS = (
 class Options:
     """What `run` and `compare` share.
 
-    >>> Options('vit').recipe_of(WORKLOADS['vit']).optimizer.name
-    'adamw'
+    >>> Options('vit', preset='full').preset
+    'full'
     """
 
-    workload: tyro.conf.Positional[str]
-    """What is trained, such as resnet, vit or lenet."""
-    preset: str | None = None
-    """Which recipe: default (small, needs no files), data (with --data-dir), full (the original's size); without it
-    data where --data-dir is given, else default."""
-    data_dir: Path | None = None
+    workload: arguments.WorkloadName
+    """resnet, vit, lenet, federated, t5 or dqn; or with data before it, as in digits-resnet or mnist-vit."""
+    preset: arguments.OptionalName = None
+    """Such as default (small, needs no files), data (the default with --data-dir) or full (the original's size)."""
+    data_dir: arguments.OptionalPath = None
     """Folder with the data that the recipe names, such as mnist.npz."""
-    recipe: Path | None = None
+    recipe: arguments.OptionalPath = None
     """A TOML file with a whole recipe, or with what differs from the preset."""
-    set: tuple[str, ...] = ()
-    """Single values of the recipe, as key=value: steps=500 optimizer.learning_rate=0.05."""
-    out: Path | None = None
+    set: arguments.Settings = ()
+    """Single values of the recipe, such as steps=500 optimizer.learning_rate=0.05."""
+    out: arguments.OptionalPath = None
     """Folder for the results; without it out/WORKLOAD."""
     print_recipe: bool = False
     """Print the recipe as TOML and train nothing."""
@@ -63,23 +62,32 @@ class Options:
     call for every cell); auto measures which is the fastest, once for a folder."""
     tensorboard: bool = False
     """Also write TensorBoard's event files."""
+    plots: bool = False
+    """Also draw sparsity.png and layers.png into the folder; `jaxpruner plot` draws more."""
     progress: bool = True
     """Show a progress bar; without a terminal there is none."""
 
-    def recipe_of(self, workload: Workload) -> Recipe:
+    def recipe_of(self, named: 'Named') -> 'Recipe':
         """The recipe of the preset with what the file and --set change.
 
         Args:
-          workload: whose presets they are.
+          named: what WORKLOAD means.
 
         Raises:
-          ValueError: no such preset, or a wrong key or value.
+          ValueError: no such preset, a wrong key or value, or other data than those that WORKLOAD names.
         """
-        recipe = workload.default(self.preset or ('data' if self.data_dir else 'default'))
+        from jaxpruner.baselines.recipe import parse_override, read_recipe
+
+        recipe = named.workload.default(self.preset or named.preset or ('data' if self.data_dir else 'default'))
         if self.recipe is not None:
             recipe = read_recipe(self.recipe, recipe)
         for text in self.set:
             recipe = recipe.updated(parse_override(text), f'--set {text}')
+        if named.data not in (None, recipe.data):
+            raise ValueError(
+                f'{self.workload} trains on {named.data}, but --preset, --recipe or --set ask for {recipe.data}: '
+                f'leave them out, or say {named.workload.name}'
+            )
         return recipe
 
 
@@ -92,19 +100,19 @@ class Compare(Options):
     there; further algorithms, sparsities and seeds can be added later.
 
     Examples:
-      jaxpruner compare resnet
+      jaxpruner compare digits-resnet --plots
       jaxpruner compare vit --algorithms no_prune magnitude rigl --sparsities 0.8 0.95 --seeds 0 1 2 3 4
-      jaxpruner compare resnet --data-dir mnist --out out/mnist
+      jaxpruner compare mnist-resnet --data-dir mnist
 
     >>> Compare('resnet').seeds
     (0, 1, 2)
     """
 
-    algorithms: tuple[str, ...] = _ALGORITHMS
+    algorithms: arguments.Names = _ALGORITHMS
     """Names of algorithms; no_prune is the dense model."""
-    sparsities: tuple[float, ...] = (0.8,)
+    sparsities: arguments.Shares = (0.8,)
     """Shares of the weights to remove, in [0, 1]."""
-    seeds: tuple[int, ...] = (0, 1, 2)
+    seeds: arguments.Numbers = (0, 1, 2)
     """Of initial weights, batches and random masks."""
 
     def run(self) -> int:
@@ -133,30 +141,35 @@ def sweep(options: Options, algorithms: Sequence[str], sparsities: Sequence[floa
     >>> printed.getvalue().splitlines()[0]
     'workload = "vit"'
     """
-    if options.workload not in WORKLOADS:
-        raise ValueError(f'there is no workload {options.workload!r}; {nearest(options.workload, WORKLOADS)}')
-    workload = WORKLOADS[options.workload]
-    recipe, cells = options.recipe_of(workload), plan(algorithms, sparsities, seeds)
+    from jaxpruner.baselines.sweeps import Sweep, plan
+    from jaxpruner.cli.workload_names import find_workload
+
+    named = find_workload(options.workload)
+    workload, recipe, cells = named.workload, options.recipe_of(named), plan(algorithms, sparsities, seeds)
     if options.print_recipe:
         print(recipe.to_toml(), end='')
         return 0
+    if options.plots:
+        figures.new_figure(1, 1)  # before hours of training: is matplotlib there?
     data = workload.data(recipe, options.data_dir)
-    out = options.out or Path('out') / workload.name
-    console, began = rich.console.Console(highlight=False), time.perf_counter()
+    out = options.out or Path('out') / options.workload
+    began = time.perf_counter()
     over = options.over
     if over == 'auto':
         largest = max(sum(cell.algorithm == name for cell in cells) for name in algorithms)
         over = _chosen_over(out, workload, recipe, data, largest)
     trained = Sweep(workload, recipe, data, out, over, options.tensorboard)
     finished = _run(trained, cells, options.progress)
-    _show(trained, cells, console, time.perf_counter() - began)
+    _show(trained, cells, options.plots, time.perf_counter() - began)
     if not finished:
-        console.print('Interrupted; the same command goes on from there.')
+        print('Interrupted; the same command goes on from there.')
     return 0 if finished else _INTERRUPTED
 
 
-def _chosen_over(out: Path, workload: Workload, recipe: Recipe, data: Any, cells: int) -> Any:
+def _chosen_over(out: Path, workload: 'Workload', recipe: 'Recipe', data: Any, cells: int) -> Any:
     """The fastest way, measured when a folder is begun: what goes on in another way would differ in rounding."""
+    from jaxpruner.baselines.programs import choose_over
+
     path = out / 'over.txt'
     if path.exists():
         return path.read_text().strip()
@@ -166,8 +179,10 @@ def _chosen_over(out: Path, workload: Workload, recipe: Recipe, data: Any, cells
     return over
 
 
-def _run(trained: Sweep, cells: Sequence[CellKey], wants_progress: bool) -> bool:
+def _run(trained: 'Sweep', cells: 'Sequence[CellKey]', wants_progress: bool) -> bool:
     """Runs the sweep under a progress bar; the first Ctrl-C stops it after the chunk at hand, the second at once."""
+    from jaxpruner.baselines.sweeps import Interrupted
+
     asked_to_stop: list[int] = []
 
     def on_signal(number: int, frame: Any) -> None:
@@ -183,7 +198,7 @@ def _run(trained: Sweep, cells: Sequence[CellKey], wants_progress: bool) -> bool
             done = dict.fromkeys(set(trained.finished()) & set(cells), steps)
             task = bar.add_task('compiling', total=len(cells) * steps, completed=sum(done.values()))
 
-            def on_chunk(group: Sequence[CellKey], step: int) -> None:
+            def on_chunk(group: 'Sequence[CellKey]', step: int) -> None:
                 done.update(dict.fromkeys(group, step))
                 bar.update(task, description=group[0].algorithm, completed=sum(done.values()))
 
@@ -195,20 +210,28 @@ def _run(trained: Sweep, cells: Sequence[CellKey], wants_progress: bool) -> bool
     return True
 
 
-def _show(trained: Sweep, cells: Sequence[CellKey], console: rich.console.Console, seconds: float) -> None:
-    """Prints the table of the cells that have finished."""
-    done = set(trained.finished()) & set(cells)
-    if done:
-        found = [cell for cell in results.read_cells(trained.out) if CellKey(*_key(cell)) in done]
+def _show(trained: 'Sweep', cells: 'Sequence[CellKey]', wants_plots: bool, seconds: float) -> None:
+    """Prints the table of the cells that have finished, and draws them."""
+    names = {cell.name for cell in set(trained.finished()) & set(cells)}
+    found = [cell for cell in results.read_cells(trained.out) if cell.name in names] if names else []
+    if found:
+        console = output.console()
         console.print(tables.to_rich(tables.make_table(found), console.width))
     minutes, left = divmod(round(seconds), 60)
-    console.print(
-        f'{len(done)} of {len(cells)} cells are in {trained.out}; this took {minutes}:{left:02d} min.', soft_wrap=True
-    )
+    print(f'{len(found)} of {len(cells)} cells are in {trained.out}; this took {minutes}:{left:02d} min.')
+    if wants_plots:
+        for path in _draw(found, trained.out):
+            print(path)
 
 
-def _key(cell: results.Cell) -> tuple[str, float, int]:
-    return cell.algorithm, float(cell.sparsity), cell.seed
+def _draw(cells: Sequence[results.Cell], out: Path) -> list[Path]:
+    """Draws what can be: of dense models there is nothing to be seen."""
+    if all(cell.algorithm == experiments.DENSE for cell in cells):
+        return []
+    drawings = {'sparsity.png': plots.plot_metric_against_sparsity, 'layers.png': plots.plot_layer_sparsity}
+    for name, draw in drawings.items():
+        draw(cells, out / name)
+    return [out / name for name in drawings]
 
 
 def _progress_bar(wanted: bool) -> rich.progress.Progress:

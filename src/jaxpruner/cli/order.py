@@ -3,7 +3,8 @@
 import collections
 import dataclasses
 
-from jaxpruner.cli.table import Folders, read_folders
+from jaxpruner.cli import arguments
+from jaxpruner.cli.table import read_folders
 from jaxpruner.report.differences import OrderCheck, check_original_order
 from jaxpruner.report.original import SPARSITY
 
@@ -24,7 +25,7 @@ class Order:
     0.8
     """
 
-    results: Folders = ()
+    results: arguments.Folders = ()
     """Folders of results, as `jaxpruner compare` leaves them."""
     sparsity: float = SPARSITY
     """Of the results; the original's is 0.8."""

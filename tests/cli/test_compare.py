@@ -1,0 +1,98 @@
+"""`jaxpruner run` and `jaxpruner compare`: what WORKLOAD means, what is refused, a short training."""
+
+import sys
+import tomllib
+
+import pytest
+
+from jaxpruner.baselines import WORKLOADS
+from jaxpruner.cli.main import main
+from jaxpruner.cli.workload_names import find_workload
+from jaxpruner.report import read_cells
+
+TINY = ['--set', 'steps=4', 'eval_every=1.0', 'batch_size=8', 'model.hidden=[4]']
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'data', 'preset'),
+    [
+        (['lenet'], 'digits', 'default'),
+        (['digits-lenet'], 'digits', 'default'),
+        (['mnist-lenet'], 'mnist', 'data'),
+        (['mnist-lenet', '--preset', 'data'], 'mnist', 'data'),
+        (['lenet', '--data-dir', 'nowhere'], 'mnist', 'data'),
+        (['lenet', '--preset', 'data', '--data-dir', 'nowhere'], 'mnist', 'data'),
+        (['imagenet-vit'], 'imagenet', 'full'),
+    ],
+)
+@pytest.mark.parametrize('command', ['run', 'compare'])
+def test_a_name_may_begin_with_data(command, arguments, data, preset, capsys):
+    assert main([command, *arguments, '--print-recipe']) == 0
+    recipe = tomllib.loads(capsys.readouterr().out)
+    assert (recipe['data'], recipe['preset']) == (data, preset)
+
+
+def test_every_preset_is_reached_by_a_name():
+    for workload in WORKLOADS.values():
+        assert find_workload(workload.name).preset is None
+        for preset in workload.presets:
+            data = workload.default(preset).data
+            named = find_workload(f'{data}-{workload.name}')
+            assert named.workload is workload
+            assert workload.default(named.preset).data == data
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'words'),
+    [
+        (['lenett'], "there is no workload 'lenett'; did you mean 'lenet'"),
+        (['mnits-vit'], "there is no workload 'mnits-vit'; did you mean 'mnist-vit'"),
+        (
+            ['digits-lenet', '--preset', 'data'],
+            'lenet trains on digits, but --preset, --recipe or --set ask for mnist',
+        ),
+        (['digits-lenet', '--set', 'data=mnist'], 'ask for mnist: leave them out, or say lenet'),
+        (['mnist-lenet'], "the preset 'data' of lenet needs --data-dir"),
+        (['lenet', '--preset', 'ful'], "lenet has no preset 'ful'"),
+        (['lenet', '--set', 'step=3'], "--set step=3: the recipe has no key 'step'; did you mean 'steps'?"),
+        (['lenet', '--recipe', 'nowhere.toml'], "No such file or directory: 'nowhere.toml'"),
+        (['lenet', '--algorithms', 'riggl'], "algorithm 'riggl' is unknown; did you mean 'rigl'?"),
+        (['lenet', '--sparsities', '80'], 'sparsity must lie in [0, 1] (the share of weights removed), got 80.0'),
+        (['lenet', '--seeds', '-1'], 'a seed must be a whole number from 0'),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_any_work(arguments, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(['compare', *arguments]) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.count('\n')) == ('', 1)
+    assert words in printed.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_plots_are_refused_before_training_where_they_cannot_be_drawn(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, 'matplotlib.figure', None)
+    assert main(['compare', 'lenet', '--plots']) == 2
+    assert "plots need matplotlib: pip install 'jaxpruner[plot]'" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_comparison_prints_its_table_and_draws(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / 'out' / 'digits-lenet'
+    options = ['digits-lenet', *TINY, '--plots', '--seeds', '0', '--algorithms']
+    assert main(['compare', *options, 'no_prune']) == 0
+    assert '1 of 1 cells are in out/digits-lenet' in capsys.readouterr().out
+    assert not list(out.glob('*.png'))  # nothing to be seen of a dense model
+
+    assert main(['compare', *options, 'no_prune', 'random', '--sparsities', '0.5', '0.9']) == 0
+    printed = capsys.readouterr()
+    for words in ('lenet (digits): accuracy (%) ↑', '50%', '90%', '3 of 3 cells', 'sparsity.png', 'layers.png'):
+        assert words in printed.out
+    assert printed.err == ''
+    assert sorted(path.name for path in out.glob('*.png')) == ['layers.png', 'sparsity.png']
+    assert {cell.name for cell in read_cells(out)} == {'no_prune_0.0_0', 'random_0.5_0', 'random_0.9_0'}
+
+    assert main(['compare', 'digits-lenet', '--seeds', '0']) == 2  # other steps
+    assert 'recipe.toml is another recipe' in capsys.readouterr().err
