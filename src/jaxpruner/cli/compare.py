@@ -6,14 +6,15 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import rich.console
 import rich.progress
 import tyro
 
 from jaxpruner.baselines import WORKLOADS
-from jaxpruner.baselines.programs import choose_over
+from jaxpruner.baselines.fastest import read_choice
+from jaxpruner.baselines.over import Wanted
 from jaxpruner.baselines.recipe import Recipe, parse_override, read_recipe
 from jaxpruner.baselines.sweeps import CellKey, Interrupted, Sweep, plan
 from jaxpruner.baselines.task import Workload
@@ -58,9 +59,10 @@ class Options:
     """Folder for the results; without it out/WORKLOAD."""
     print_recipe: bool = False
     """Print the recipe as TOML and train nothing."""
-    over: Literal['auto', 'map', 'vmap', 'each'] = 'map'
-    """How one program trains the cells of an algorithm: map (one after the other), vmap (together), each (a program's
-    call for every cell); auto measures which is the fastest, once for a folder."""
+    over: Wanted | None = None
+    """How the cells of an algorithm are trained: each (one after another), map (so, but in one program), vmap
+    (together), devices (a share on each device); auto measures which is the fastest. Without it, as the folder was
+    begun, or else as is known to be fast on this kind of device."""
     tensorboard: bool = False
     """Also write TensorBoard's event files."""
     progress: bool = True
@@ -143,27 +145,12 @@ def sweep(options: Options, algorithms: Sequence[str], sparsities: Sequence[floa
     data = workload.data(recipe, options.data_dir)
     out = options.out or Path('out') / workload.name
     console, began = rich.console.Console(highlight=False), time.perf_counter()
-    over = options.over
-    if over == 'auto':
-        largest = max(sum(cell.algorithm == name for cell in cells) for name in algorithms)
-        over = _chosen_over(out, workload, recipe, data, largest)
-    trained = Sweep(workload, recipe, data, out, over, options.tensorboard)
+    trained = Sweep(workload, recipe, data, out, options.over, options.tensorboard)
     finished = _run(trained, cells, options.progress)
     _show(trained, cells, console, time.perf_counter() - began)
     if not finished:
         console.print('Interrupted; the same command goes on from there.')
     return 0 if finished else _INTERRUPTED
-
-
-def _chosen_over(out: Path, workload: Workload, recipe: Recipe, data: Any, cells: int) -> Any:
-    """The fastest way, measured when a folder is begun: what goes on in another way would differ in rounding."""
-    path = out / 'over.txt'
-    if path.exists():
-        return path.read_text().strip()
-    over = choose_over(workload, recipe, data, cells)
-    out.mkdir(parents=True, exist_ok=True)
-    path.write_text(over + '\n')
-    return over
 
 
 def _run(trained: Sweep, cells: Sequence[CellKey], wants_progress: bool) -> bool:
@@ -202,8 +189,11 @@ def _show(trained: Sweep, cells: Sequence[CellKey], console: rich.console.Consol
         found = [cell for cell in results.read_cells(trained.out) if CellKey(*_key(cell)) in done]
         console.print(tables.to_rich(tables.make_table(found), console.width))
     minutes, left = divmod(round(seconds), 60)
+    choice = read_choice(trained.out)
+    how = f', {choice.words()}' if choice else ''
     console.print(
-        f'{len(done)} of {len(cells)} cells are in {trained.out}; this took {minutes}:{left:02d} min.', soft_wrap=True
+        f'{len(done)} of {len(cells)} cells are in {trained.out}; this took {minutes}:{left:02d} min{how}.',
+        soft_wrap=True,
     )
 
 
