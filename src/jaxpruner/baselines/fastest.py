@@ -34,7 +34,7 @@ class Choice(NamedTuple):
 
     over: Over
     reason: Literal['given', 'default', 'measured']
-    ratios: Mapping[str, float] = MappingProxyType({})  # of ways that were measured: times one after another
+    ratios: Mapping[Over, float] = MappingProxyType({})  # of ways that were measured: times one after another
 
     def words(self) -> str:
         """The choice in a line."""
@@ -123,10 +123,10 @@ def choose_over(workload: Workload, recipe: Recipe, data: Any, cells: int) -> Ch
     """
     if cells == 1:
         return Choice('each', 'measured')
-    runs = {over: _run_of(Common(workload, recipe, data, over), over, cells) for over in ways()}
+    order = list(ways())
+    runs = {over: _run_of(Common(workload, recipe, data, over), over, cells) for over in order}
     steps = _steps_that_last(runs['each'], recipe.steps)
-    seconds: dict[Over, list[float]] = {over: [] for over in runs}
-    order = list(runs)
+    seconds: dict[Over, list[float]] = {over: [] for over in order}
     for number in range(_ROUNDS):
         for over in order[number % len(order) :] + order[: number % len(order)]:
             seconds[over].append(_timed(runs[over], steps))
@@ -142,8 +142,9 @@ def fastest(seconds: Mapping[Over, list[float]]) -> Choice:
     >>> fastest({'each': [1.0, 2.0, 1.0], 'map': [0.97, 1.94, 3.0], 'vmap': [0.5, 1.0, 3.0]}).over
     'vmap'
     """
-    pairs = {over: zip(times, seconds['each'], strict=True) for over, times in seconds.items()}
-    ratios = {over: statistics.median(mine / each for mine, each in rounds) for over, rounds in pairs.items()}
+    ratios: dict[Over, float] = {}
+    for over, times in seconds.items():
+        ratios[over] = statistics.median(mine / each for mine, each in zip(times, seconds['each'], strict=True))
     best = min(ratios, key=lambda over: ratios[over])
     return Choice(best if ratios[best] < 1 - _MARGIN else 'each', 'measured', ratios)
 
