@@ -26,6 +26,7 @@ Subject = Literal[
     'memory',
     'sharded',
     'compile',
+    'sweep',
 ]
 SUBJECTS: tuple[Subject, ...] = get_args(Subject)
 # Each subject is a file of its name; a word of the language cannot name one.

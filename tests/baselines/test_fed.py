@@ -8,7 +8,6 @@ import pytest
 import eight_devices
 from jaxpruner.baselines.checkpointing import Checkpoints
 from jaxpruner.baselines.fed import Fed
-from jaxpruner.baselines.programs import choose_over
 from jaxpruner.baselines.sweeps import Interrupted, Sweep, plan
 from jaxpruner.report.results import read_cells
 from tiny_feed import RECIPE, TinyFeed, TinyWorkload
@@ -98,11 +97,11 @@ def test_a_feed_whose_position_is_lost_begins_again(undisturbed, tmp_path):
     sweep = Sweep(TinyWorkload(wants_values=True), RECIPE, None, tmp_path)
     with pytest.raises(Interrupted):
         sweep.run(CELLS, should_stop=lambda: True)
-    (position,) = tmp_path.glob('checkpoints/*.feed')
+    (position,) = tmp_path.glob('checkpoints/*/*.feed')
     (position / 'state.json').write_text('{')
     with pytest.warns(UserWarning, match='000000 cannot be resumed from'):
         sweep.run(CELLS)
-    assert {path.name for path in (tmp_path / 'checkpoints').iterdir()} == {'000000.corrupt', '000000.corrupt.feed'}
+    assert {path.name for path in tmp_path.glob('checkpoints/*/*')} == {'000000.corrupt', '000000.corrupt.feed'}
     assert content(tmp_path) == undisturbed
 
 
@@ -135,8 +134,9 @@ def test_the_three_ways_of_evaluating(evaluates):
     assert fed.prunable() == {'kernel': 16}
 
 
-def test_nothing_is_measured_for_a_feed():
-    assert choose_over(TinyWorkload(), RECIPE, None, cells=3) == 'each'
+def test_cells_with_a_feed_are_trained_one_after_another(tmp_path):
+    with pytest.raises(ValueError, match=r"over 'vmap': batches of .* come from the host"):
+        Sweep(TinyWorkload(), RECIPE, None, tmp_path, over='vmap').run(CELLS)
 
 
 def check_the_batch_is_spread_over_the_devices(monkeypatch):

@@ -1,30 +1,46 @@
 """Sweeps: results, interruptions, damaged files, and the ways of training several cells."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpruner.baselines import WORKLOADS, sweeps
+from jaxpruner.baselines import WORKLOADS, fastest, folders, sweeps
 from jaxpruner.baselines.checkpointing import Checkpoints, Progress
-from jaxpruner.baselines.programs import choose_over
-from jaxpruner.baselines.sweeps import CellKey, Interrupted, Sweep, plan
+from jaxpruner.baselines.programs import Common, Programs
+from jaxpruner.baselines.sweeps import Interrupted, Sweep, plan
+from jaxpruner.cli import main as cli
 from jaxpruner.report.results import read_cells
-
-pytestmark = pytest.mark.usefixtures('compiled_once')
 
 WORKLOAD = WORKLOADS['lenet']
 CHANGES = {'steps': 8, 'eval_every': 0.5, 'batch_size': 8, 'model': {'hidden': [6]}, 'pruning': {'frequency': 0.2}}
 RECIPE = WORKLOAD.default('default').updated(CHANGES)
-CELLS = plan(['no_prune', 'set'], [0.8], [0, 1])
+CELLS = plan(['no_prune', 'magnitude'], [0.8], [0, 1])
 CHUNKS = 2
-SEED_CELLS = plan(['magnitude'], [0.5], [0, 1])
+SEED_CELLS = CELLS[2:]
+
+
+@pytest.fixture(scope='module', autouse=True)
+def shared_programs():
+    """All sweeps of a recipe share their programs, as if each process found them compiled."""
+    commons, programs = {}, {}
+
+    def common(workload, recipe, data, over):
+        key = recipe.digest(), 'map' if over == 'each' else over  # which are the same programs
+        return commons.setdefault(key, Common(workload, recipe, data, over))
+
+    def programs_of(common, algorithm):
+        return programs.setdefault((common, algorithm), Programs(common, algorithm))
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (sweeps, fastest):
+            patch.setattr(module, 'Common', common)
+            patch.setattr(module, 'Programs', programs_of)
+        yield
 
 
 @pytest.fixture(scope='module')
@@ -48,7 +64,7 @@ def content(out):
             with np.load(path) as arrays:
                 found[name] = {key: arrays[key].tolist() for key in arrays}
         else:
-            found[name] = path.read_text()
+            found[name] = path.read_text(errors='replace')
             if path.suffix == '.json':
                 found[name] = {**json.loads(found[name]), 'seconds': None}
     return found
@@ -74,6 +90,8 @@ def test_what_is_written(undisturbed):
     assert {path.stem for path in undisturbed.glob('metrics/*.jsonl')} == names
     assert {path.stem for path in undisturbed.glob('masks/*.npz')} == {name for name in names if 'no_prune' not in name}
     assert not list((undisturbed / 'checkpoints').iterdir())
+    assert (undisturbed / '.lock').read_text() == ''
+    assert json.loads((undisturbed / 'over.json').read_text()) == {'over': 'map', 'reason': 'default', 'ratios': {}}
     assert not list(undisturbed.rglob('*.new'))
     for cell in read_cells(undisturbed):
         assert abs(cell.reached - cell.sparsity) < 0.01
@@ -82,7 +100,7 @@ def test_what_is_written(undisturbed):
         lines = (undisturbed / 'metrics' / f'{cell.name}.jsonl').read_text().splitlines()
         assert [json.loads(line)['step'] for line in lines] == [4, 8]
         assert json.loads(lines[-1])['accuracy'] == cell.value
-    with np.load(undisturbed / 'masks' / 'set_0.8_0.npz') as masks:
+    with np.load(undisturbed / 'masks' / 'magnitude_0.8_0.npz') as masks:
         assert masks['steps'].tolist() == [0, 4, 8]
         assert masks['dense1/kernel'].shape == (3, 64, 6)
         assert masks['dense1/kernel'].dtype == np.uint8
@@ -93,7 +111,7 @@ def test_seeds_are_paired_and_differ(undisturbed):
     assert len(set(values.values())) == len(values)
 
 
-@pytest.mark.parametrize('over', ['map', 'each'])
+@pytest.mark.parametrize('over', [None, 'each'])
 def test_stopped_after_every_chunk(over, undisturbed, digits, tmp_path):
     chunks = []
     for _ in range(100):
@@ -104,11 +122,11 @@ def test_stopped_after_every_chunk(over, undisturbed, digits, tmp_path):
             break
         except Interrupted:
             chunks += watch.chunks
-    assert len(chunks) == len(set(chunks)) == CHUNKS * (2 if over == 'map' else len(CELLS))
-    if over == 'map':  # another program may round otherwise
-        assert content(tmp_path) == content(undisturbed)
+    assert len(chunks) == len(set(chunks)) == CHUNKS * (len(CELLS) if over == 'each' else 2)
+    if over == 'each':  # another program may round otherwise
+        check_alike(tmp_path, undisturbed, SEED_CELLS)
     else:
-        assert content(tmp_path).keys() == content(undisturbed).keys()
+        assert content(tmp_path) == content(undisturbed)
 
 
 class Killed(BaseException):
@@ -139,19 +157,13 @@ def test_killed_at_every_place(place, undisturbed, digits, tmp_path, monkeypatch
             if place == 'write_cell':
                 patch.setattr(sweeps, place, kill_before(sweeps.write_cell, 2))
             elif place != 'on_chunk':
-                patch.setattr(Checkpoints, place, kill_before(getattr(Checkpoints, place), 2 if place == 'save' else 1))
+                patch.setattr(Checkpoints, place, kill_before(getattr(Checkpoints, place), 2))
             try:
                 sweep.run(CELLS, on_chunk)
                 break
             except Killed:
                 continue
     assert kills > 1
-    # Where the last removal was cut off, the checkpoint of finished cells is left; it is not taken up.
-    for path in (tmp_path / 'checkpoints').iterdir():
-        assert place == 'clear'
-        for file in sorted(path.rglob('*'), reverse=True):
-            file.unlink() if file.is_file() else file.rmdir()
-        path.rmdir()
     assert content(tmp_path) == content(undisturbed)
 
 
@@ -166,44 +178,78 @@ def test_more_cells_can_be_added(digits, tmp_path):
     sweep, watch = Sweep(WORKLOAD, RECIPE, digits, tmp_path), Watch()
     sweep.run(SEED_CELLS[:1])
     sweep.run(SEED_CELLS, watch.on_chunk)
-    assert {group for group, _ in watch.chunks} == {(CellKey('magnitude', 0.5, 1),)}
+    assert {group for group, _ in watch.chunks} == {tuple(SEED_CELLS[1:])}
 
 
-def test_a_corrupt_result_is_named_and_run_again(digits, tmp_path):
-    sweep = Sweep(WORKLOAD, RECIPE, digits, tmp_path)
-    sweep.run(SEED_CELLS)
+@pytest.mark.parametrize(
+    'damage', [b'', b'{', b'[]', b'{"version": 0}', b'\xff', 'half', 'another cell'], ids=lambda damage: str(damage)
+)
+def test_a_corrupt_result_is_named_and_run_again(damage, digits, tmp_path):
+    Sweep(WORKLOAD, RECIPE, digits, tmp_path).run(SEED_CELLS)
     before = content(tmp_path)
-    path = tmp_path / 'cells' / 'magnitude_0.5_1.json'
-    path.write_text('{')
-    with pytest.warns(UserWarning, match=r'magnitude_0\.5_1\.json'):
-        sweep.run(SEED_CELLS)
-    assert path.with_suffix('.json.corrupt').exists()
-    assert {name: value for name, value in content(tmp_path).items() if 'corrupt' not in name} == before
+    first, path = (tmp_path / 'cells' / f'{cell.name}.json' for cell in SEED_CELLS)
+    whole = path.read_bytes()
+    damaged = {'half': whole[: len(whole) // 2], 'another cell': first.read_bytes()}.get(damage, damage)
+    path.write_bytes(damaged)
+    with pytest.warns(UserWarning, match=r'magnitude_0\.8_1\.json is no result.*magnitude_0\.8_1\.json\.corrupt'):
+        assert {group for group, _ in chunks_of(digits, tmp_path, SEED_CELLS)} == {tuple(SEED_CELLS[1:])}
+    assert path.with_suffix('.json.corrupt').read_bytes() == damaged
+    after = {name: value for name, value in content(tmp_path).items() if 'corrupt' not in name}
+    assert after.keys() == before.keys()
 
 
-@pytest.mark.parametrize('damage', ['arrays', 'about'])
-def test_a_corrupt_checkpoint_is_named_and_its_cells_run_again(damage, digits, tmp_path):
+def stopped(digits, out, cells=SEED_CELLS, over=None):
+    """A folder with the checkpoint of cells that are half done."""
     watch = Watch(stop_after=1)
     with pytest.raises(Interrupted):
-        Sweep(WORKLOAD, RECIPE, digits, tmp_path).run(SEED_CELLS, watch.on_chunk, watch.should_stop)
-    (checkpoint,) = (tmp_path / 'checkpoints').iterdir()
-    for path in (checkpoint / damage).rglob('*'):
-        if path.is_file():
+        Sweep(WORKLOAD, RECIPE, digits, out, over).run(cells, watch.on_chunk, watch.should_stop)
+    (checkpoint,) = (out / 'checkpoints').glob('*/*')
+    return checkpoint
+
+
+def chunks_of(digits, out, cells, over=None):
+    watch = Watch()
+    Sweep(WORKLOAD, RECIPE, digits, out, over).run(cells, watch.on_chunk)
+    return watch.chunks
+
+
+@pytest.mark.parametrize('damage', ['arrays', 'about', 'arrays are gone', 'everything is gone'])
+def test_a_corrupt_checkpoint_is_named_and_its_cells_run_again(damage, digits, tmp_path):
+    checkpoint = stopped(digits, tmp_path)
+    for path in (checkpoint if damage == 'everything is gone' else checkpoint / damage.split()[0]).rglob('*'):
+        if path.is_file() and 'gone' in damage:
+            path.unlink()
+        elif path.is_file():
             path.write_bytes(path.read_bytes()[:3])
-    with pytest.warns(UserWarning, match='cannot be resumed from'):
-        Sweep(WORKLOAD, RECIPE, digits, tmp_path).run(SEED_CELLS)
-    assert [path.name for path in (tmp_path / 'checkpoints').iterdir()] == [checkpoint.name + '.corrupt']
+    with pytest.warns(UserWarning, match=rf'{checkpoint} cannot be resumed from.*it is now {checkpoint.name}\.corrupt'):
+        assert [step for _, step in chunks_of(digits, tmp_path, SEED_CELLS)] == [4, 8]
+    assert list((tmp_path / 'checkpoints').glob('*/*')) == [checkpoint.with_name(checkpoint.name + '.corrupt')]
     assert len(read_cells(tmp_path)) == 2
 
 
-def test_a_checkpoint_of_other_cells_is_not_taken_up(digits, tmp_path):
-    watch = Watch(stop_after=1)
-    sweep = Sweep(WORKLOAD, RECIPE, digits, tmp_path)
-    with pytest.raises(Interrupted):
-        sweep.run(plan(['set'], [0.5], [0, 1]), watch.on_chunk, watch.should_stop)
-    again = Watch()
-    sweep.run(plan(['rigl'], [0.5], [0, 1]), again.on_chunk)
-    assert [step for _, step in again.chunks] == [4, 8]
+def test_other_cells_leave_a_checkpoint_alone(digits, tmp_path):
+    stopped(digits, tmp_path)
+    assert [step for _, step in chunks_of(digits, tmp_path, CELLS[:1])] == [4, 8]
+    assert chunks_of(digits, tmp_path, SEED_CELLS) == [(tuple(SEED_CELLS), 8)]
+    assert not list((tmp_path / 'checkpoints').iterdir())
+
+
+def test_some_cells_of_a_checkpoint_go_on_without_the_others(undisturbed, digits, tmp_path):
+    stopped(digits, tmp_path)
+    for cell in reversed(SEED_CELLS):
+        assert chunks_of(digits, tmp_path, [cell]) == [((cell,), 8)]
+    assert not list((tmp_path / 'checkpoints').iterdir())
+    check_alike(tmp_path, undisturbed, SEED_CELLS)
+
+
+@pytest.mark.parametrize(('before', 'after'), [('map', 'each'), ('vmap', 'each'), ('each', 'map')])
+def test_a_sweep_goes_on_in_another_way(before, after, undisturbed, digits, tmp_path):
+    stopped(digits, tmp_path, over=before)
+    done = {(cell, 4) for cell in (SEED_CELLS[:1] if before == 'each' else SEED_CELLS)}
+    run = [(cell, step) for group, step in chunks_of(digits, tmp_path, SEED_CELLS, after) for cell in group]
+    assert len(run) == len(set(run))
+    assert set(run) == {(cell, step) for cell in SEED_CELLS for step in (4, 8)} - done
+    check_alike(tmp_path, undisturbed, SEED_CELLS)
 
 
 def test_another_recipe_is_refused(undisturbed, digits):
@@ -212,26 +258,36 @@ def test_another_recipe_is_refused(undisturbed, digits):
         sweep.run(CELLS)
 
 
-def test_the_ways_of_training_agree(digits, tmp_path):
-    cells = plan(['rigl'], [0.5, 0.8], [0])
-    for over in ('map', 'vmap', 'each'):
-        Sweep(WORKLOAD, RECIPE, digits, tmp_path / over, over).run(cells)
-    results = {over: content(tmp_path / over) for over in ('map', 'vmap', 'each')}
-    for over in ('vmap', 'each'):
-        for cell in cells:
-            name = f'masks/{cell.name}.npz'
-            assert results[over][name]['dense1/kernel'][:2] == results['map'][name]['dense1/kernel'][:2]
-            value, mapped = (results[o][f'cells/{cell.name}.json']['value'] for o in (over, 'map'))
-            assert abs(value - mapped) < 1.5 / 450
+def check_alike(out, reference, cells):
+    """The same but for rounding: the first masks are equal, accuracies within a test example."""
+    found, wanted = content(out), content(reference)
+    for cell in cells:
+        name = f'masks/{cell.name}.npz'
+        assert found[name]['dense1/kernel'][:2] == wanted[name]['dense1/kernel'][:2]
+        value, other = (results[f'cells/{cell.name}.json']['value'] for results in (found, wanted))
+        assert abs(value - other) < 1.5 / 450
 
 
-def test_the_fastest_way_is_measured(digits):
-    assert choose_over(WORKLOAD, RECIPE, digits, 2) in ('map', 'vmap', 'each')
+def test_the_fastest_way_is_kept_and_trains_alike(undisturbed, digits, tmp_path, monkeypatch):
+    asked = []
+
+    def choose(workload, recipe, data, cells):
+        asked.append(cells)
+        return fastest.Choice('vmap', 'measured', {'each': 1.0, 'vmap': 0.5})
+
+    monkeypatch.setattr(sweeps, 'choose_over', choose)
+    for over in ('auto', None, 'auto'):
+        Sweep(WORKLOAD, RECIPE, digits, tmp_path, over).run(SEED_CELLS)
+        assert fastest.read_choice(tmp_path) == fastest.Choice('vmap', 'measured', {'each': 1.0, 'vmap': 0.5})
+        check_alike(tmp_path, undisturbed, SEED_CELLS)
+        for path in tmp_path.glob('cells/*.json'):
+            path.unlink()
+    assert asked == [2]
 
 
 def test_tensorboard(digits, tmp_path):
     Sweep(WORKLOAD, RECIPE, digits, tmp_path, tensorboard=True).run(SEED_CELLS[:1])
-    assert list((tmp_path / 'tensorboard' / 'magnitude_0.5_0').glob('events*'))
+    assert list((tmp_path / 'tensorboard' / SEED_CELLS[0].name).glob('events*'))
 
 
 @pytest.mark.parametrize(
@@ -251,53 +307,74 @@ def test_a_checkpoint_keeps_keys_and_dtypes(tmp_path):
     from jax import random
 
     carries = {'key': random.split(random.key(3), 2), 'half': jnp.ones(3, jnp.bfloat16), 'none': None}
-    checkpoints = Checkpoints(tmp_path, 'identity')
+    checkpoints, cells = Checkpoints(tmp_path, 'identity'), [('set', 0.5, 0)]
     for step in (1, 2):
-        checkpoints.save(Progress([('set', 0.5, 0)], step, snapshots={'b/a': np.eye(2, dtype=np.uint8)}), carries)
-    progress, restored = checkpoints.restore(carries)
+        checkpoints.save(Progress(cells, step, snapshots={'b/a': np.eye(2, dtype=np.uint8)}), carries)
+    (begun,) = checkpoints.begun()
+    progress, restored = checkpoints.restore(begun, cells, carries)
     assert progress.step == 2
     assert progress.snapshots['b/a'].tolist() == [[1, 0], [0, 1]]
     assert (random.key_data(restored['key']) == random.key_data(carries['key'])).all()
     assert restored['half'].dtype == jnp.bfloat16
     with pytest.warns(UserWarning, match='belongs to another recipe'):
-        assert Checkpoints(tmp_path, 'another').latest() is None
+        assert not Checkpoints(tmp_path, 'another').begun()
 
 
-COMMAND = """
-import sys, tyro
-from jaxpruner.cli.compare import Compare
-sys.exit(tyro.cli(Compare).run())
+def test_ctrl_c_keeps_what_is_done(undisturbed, tmp_path, capsys, monkeypatch):
+    recipe = tmp_path / 'recipe.toml'
+    RECIPE.write(recipe)
+    command = ['compare', 'lenet', '--recipe', str(recipe), '--out', str(tmp_path / 'out')]
+    command += ['--algorithms', 'magnitude', '--sparsities', '0.8', '--seeds', '0', '1']
+    save, presses = Checkpoints.save, [1, 2, 0, 0]
+
+    def save_and_press(*arguments):
+        save(*arguments)
+        for _ in range(presses.pop(0)):
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Checkpoints, 'save', save_and_press)
+    assert cli.main(command) == 130
+    printed = capsys.readouterr()
+    assert 'goes on from there' in printed.out
+    assert 'stopping after this chunk' in printed.err
+    assert cli.main([*command, '--seeds', '0', '1', '2']) == 130  # pressed twice, at its last chunk
+    assert cli.main(command) == 0
+    assert '2 of 2 cells' in capsys.readouterr().out
+    assert len(presses) == 2
+    for cell in SEED_CELLS:
+        name = f'cells/{cell.name}.json'
+        assert content(tmp_path / 'out')[name] == content(undisturbed)[name]
+
+
+HOLDER = """
+import fcntl, sys
+file = open(sys.argv[1], 'a')
+fcntl.lockf(file, fcntl.LOCK_EX)
+print('process 7 on another', file=file, flush=True)
+print('locked', flush=True)
+sys.stdin.read()
 """
 
 
-@pytest.mark.slow
-def test_signals(undisturbed, tmp_path):
-    options = ['lenet', '--algorithms', 'set', '--sparsities', '0.5', '--seeds', '0', '1', '--out', str(tmp_path)]
-    changes = ['steps=3000', 'eval_every=0.02', 'batch_size=8', 'model.hidden=[6]']
-    environment = {**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path)}
+def test_two_processes_do_not_share_a_folder(digits, tmp_path):
+    sweep = Sweep(WORKLOAD, RECIPE, digits, tmp_path)
+    command = [sys.executable, '-c', HOLDER, str(tmp_path / '.lock')]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        with pytest.raises(ValueError, match=r'process 7 on another is writing to .*: wait until it has finished, or'):
+            sweep.run(SEED_CELLS)
+        process.kill()
+    sweep.run([])
+    assert (tmp_path / '.lock').read_text() == ''
 
-    def start():
-        command = [sys.executable, '-c', COMMAND, *options, '--set', *changes]
-        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
-    def wait_for_checkpoint(after):
-        while not any(path.name.isdigit() and path.name > after for path in Path(tmp_path).glob('checkpoints/*')):
-            assert process.poll() is None, process.communicate()
-        return max(path.name for path in Path(tmp_path).glob('checkpoints/*') if path.name.isdigit())
+def test_a_folder_that_cannot_be_locked(digits, tmp_path, monkeypatch):
+    def no_locks(*_):
+        raise OSError(37, 'No locks available')
 
-    process = start()
-    reached = wait_for_checkpoint('')
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    process = start()
-    wait_for_checkpoint(reached)
-    process.send_signal(signal.SIGINT)
-    printed = process.communicate()
-    assert process.returncode == 130, printed
-    assert 'goes on from there' in printed[0]
-    assert 'stopping after this chunk' in printed[1]
-    process = start()
-    printed = process.communicate()
-    assert process.returncode == 0, printed
-    assert '2 of 2 cells' in printed[0]
-    assert len(read_cells(tmp_path)) == 2
+    monkeypatch.setattr(folders.fcntl, 'lockf', no_locks)
+    with pytest.warns(UserWarning, match=r'cannot be locked \(.*No locks available\): see to it that no other process'):
+        Sweep(WORKLOAD, RECIPE, digits, tmp_path).run([])
+    monkeypatch.setattr(folders, 'fcntl', None)
+    Sweep(WORKLOAD, RECIPE, digits, tmp_path).run([])

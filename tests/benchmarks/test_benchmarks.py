@@ -15,7 +15,7 @@ from benchmarks import __main__ as benchmarks
 from benchmarks import compiled, models, report, selection, timing, training
 from benchmarks.timing import Ratio, Timing, interleaved, interval, ratio
 
-SLOW = ('global', 'step', 'memory', 'sharded', 'compile')  # what compiles many programs, or another process
+SLOW = ('global', 'step', 'memory', 'sharded', 'compile', 'sweep')  # what compiles many programs, or another process
 EACH_SUBJECT = [
     pytest.param(subject, marks=pytest.mark.slow) if subject in SLOW else subject for subject in benchmarks.SUBJECTS
 ]
@@ -26,6 +26,9 @@ MAY_BE_EMPTY = {
     'sorting takes times as long',
     'milliseconds inside a program',
     'argsort takes times as long there',
+    'seconds',
+    'difference of the metric',
+    'in test examples',
 }
 
 PROGRAM = """

@@ -2,10 +2,12 @@
 
 import sys
 import tomllib
+from typing import get_args
 
 import pytest
 
-from jaxpruner.baselines import WORKLOADS
+from jaxpruner.baselines import WORKLOADS, over
+from jaxpruner.cli import compare
 from jaxpruner.cli.main import main
 from jaxpruner.cli.workload_names import find_workload
 from jaxpruner.report import read_cells
@@ -30,6 +32,10 @@ def test_a_name_may_begin_with_data(command, arguments, data, preset, capsys):
     assert main([command, *arguments, '--print-recipe']) == 0
     recipe = tomllib.loads(capsys.readouterr().out)
     assert (recipe['data'], recipe['preset']) == (data, preset)
+
+
+def test_the_ways_of_training_are_those_of_sweeps():
+    assert set(get_args(compare.Over)) == set(get_args(over.Wanted))
 
 
 def test_every_preset_is_reached_by_a_name():

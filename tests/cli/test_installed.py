@@ -118,7 +118,7 @@ def test_ctrl_c_keeps_what_is_done(place):
     options = '--algorithms no_prune random --seeds 0 --out begun --set batch_size=8 model.hidden=[4] eval_every=0.01'
     process = start(place, f'compare digits-lenet {options} steps=100000')
     end = time.monotonic() + 120
-    while not list(place.glob('begun/checkpoints/*')) and process.poll() is None and time.monotonic() < end:
+    while not list(place.glob('begun/checkpoints/*/*')) and process.poll() is None and time.monotonic() < end:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     status, out, err = finish(process)

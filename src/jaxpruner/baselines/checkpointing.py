@@ -1,12 +1,13 @@
-"""Where an unfinished sweep is: the carries of the cells that are being trained, in one orbax checkpoint.
+"""Where an unfinished sweep is: an orbax checkpoint for each group of cells that are trained together.
 
 A checkpoint replaces the one before it only when it is complete; one that cannot be read is set aside.
 """
 
+import hashlib
 import os
 import shutil
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -36,39 +37,40 @@ class Progress(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoint of a sweep in a folder of its own; at most one, but for the moment in which the next replaces it.
+    """The checkpoints of a sweep: one for each group of cells, but for the moment in which the next replaces it.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     Checkpoints(Path(folder), 'a recipe').latest() is None
-    True
+    ...     Checkpoints(Path(folder), 'a recipe').begun()
+    []
     """
 
     def __init__(self, folder: Path, identity: str):
         """Touches nothing yet.
 
         Args:
-          folder: made when it is needed.
+          folder: made when it is needed; each group has its own in it.
           identity: of the recipe; a checkpoint of another one is set aside.
         """
         self._folder, self._identity = folder.absolute(), identity
 
     def save(self, progress: Progress, carries: Any, feed: Feed | None = None) -> None:
-        """Writes a checkpoint and removes the one before.
+        """Writes a checkpoint and removes the one before of the same cells.
 
         Args:
           progress: what belongs to the carries.
-          carries: a pytree of arrays, typed keys among them.
+          carries: a pytree of arrays with a leading axis of cells, typed keys among them.
           feed: where batches come from, if not from the program.
         """
         about = {**progress._asdict(), 'identity': self._identity, 'leaves': sorted(progress.snapshots)}
         del about['snapshots']
         arrays = {'carries': _numbered(carries), 'snapshots': _numbered(_in_order(progress.snapshots))}
-        older = self._found()
-        for killed in self._folder.glob('*tmp*'):  # what a run that was killed had begun to write
+        group = self._group(progress.cells)
+        older = _complete(group)
+        for killed in group.glob('*tmp*'):  # what a run that was killed had begun to write or to remove
             shutil.rmtree(killed)
-        path = self._folder / f'{int(older[-1].name) + 1 if older else 0:06d}'
-        self._remove_stray_feeds()
+        path = group / f'{int(older[-1].name) + 1 if older else 0:06d}'
+        _remove_stray_feeds(group)
         if feed is not None:  # before the checkpoint, whose own folder says that all is there
             _feed_folder(path).mkdir(parents=True)
             feed.save(_feed_folder(path))
@@ -78,33 +80,31 @@ class Checkpoints:
         for old in older:
             _remove(old)
 
-    def latest(self) -> Progress | None:
-        """What the last complete checkpoint says of its cells, without snapshots; `None` where there is none."""
-        while found := self._found():
-            try:
-                about = _restore(found[-1], about=ocp.args.JsonRestore())
-                if about['identity'] != self._identity:
-                    raise ValueError('it belongs to another recipe')
-                cells = [(str(algorithm), float(sparsity), int(seed)) for algorithm, sparsity, seed in about['cells']]
-                return Progress(cells, about['step'], about['seconds'], tuple(about['history']))
-            except Exception as error:  # whatever orbax raises for damaged files
-                self._set_aside(found[-1], error)
-        return None
+    def begun(self) -> list[Progress]:
+        """What the last complete checkpoint of each group says, without arrays, the furthest first.
 
-    def restore(self, like: Any, feed: Feed | None = None) -> tuple[Progress, Any] | None:
-        """Reads the last complete checkpoint; one that is damaged is set aside.
+        A checkpoint that is damaged is set aside.
+        """
+        found = [progress for group in self._groups() if (progress := self._latest(group)) is not None]
+        return sorted(found, key=lambda progress: -progress.step)
+
+    def restore(
+        self, begun: Progress, cells: Sequence[tuple[str, float, int]], like: Any, feed: Feed | None = None
+    ) -> tuple[Progress, Any] | None:
+        """Reads the last complete checkpoint of a group; one that is damaged is set aside.
 
         Args:
-          like: a pytree of the carries' shapes and dtypes.
+          begun: from `begun`.
+          cells: those of the group that are to go on; its checkpoint stays as it is for the others.
+          like: a pytree of the shapes and dtypes of their carries.
           feed: a new one, which takes up its position.
 
         Returns:
-          The progress and the carries, `None` where there is nothing (left) to restore.
+          The progress and the carries, `None` where they could not be read.
         """
-        progress = self.latest()
-        if progress is None:
-            return None
-        path = self._found()[-1]
+        path = _complete(self._group(begun.cells))[-1]
+        places = [list(begun.cells).index(cell) for cell in cells]
+        chosen = None if len(places) == len(begun.cells) else np.asarray(places)
         try:
             leaves = _restore(path, about=ocp.args.JsonRestore())['leaves']
             target = {'carries': _numbers(jax.tree.leaves(like))}
@@ -112,41 +112,72 @@ class Checkpoints:
                 target['snapshots'] = _numbers(leaves)
             kinds = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), target)
             arrays = _restore(path, arrays=ocp.args.PyTreeRestore(item=target, restore_args=kinds))
-            carries = _unnumbered(arrays['carries'], like)
+            carries = _unnumbered(arrays['carries'], like, chosen)
             if feed is not None:
                 feed.restore(_feed_folder(path))
         except Exception as error:  # whatever orbax raises for damaged files
-            self._set_aside(path, error)
+            _set_aside(path, error)
             return None
         snapshots = dict(zip(leaves, _in_order(arrays.get('snapshots', {})), strict=True))
-        return progress._replace(snapshots=snapshots), carries
+        return _of_cells(begun._replace(snapshots=snapshots), chosen), carries
 
-    def clear(self) -> None:
-        """Removes the checkpoint: its cells are finished."""
-        for path in self._found():
-            _remove(path)
-        self._remove_stray_feeds()
+    def clear(self, finished: Collection[tuple[str, float, int]]) -> None:
+        """Removes the checkpoints that are needed no longer.
 
-    def _found(self) -> list[Path]:
-        # Orbax writes under a longer name and renames, so that a name of digits alone is complete.
-        paths = self._folder.iterdir() if self._folder.is_dir() else []
-        return sorted(path for path in paths if path.name.isdigit())
+        Args:
+          finished: cells with a result.
+        """
+        for group in self._groups():
+            progress = self._latest(group)
+            if progress is None or set(progress.cells) <= set(finished):
+                for path in _complete(group):
+                    _remove(path)
+                for killed in group.glob('*tmp*'):
+                    shutil.rmtree(killed)
+                _remove_stray_feeds(group)
+                if not any(group.iterdir()):  # what was set aside stays
+                    group.rmdir()
 
-    def _remove_stray_feeds(self) -> None:
-        """Removes what a run left that was killed before the checkpoint was complete, or while it was removed."""
-        for path in self._folder.glob(f'*{_FEED}'):
-            if path.stem.isdigit() and not path.with_suffix('').exists():
-                shutil.rmtree(path)
+    def _groups(self) -> list[Path]:
+        return sorted(path for path in self._folder.iterdir() if path.is_dir()) if self._folder.is_dir() else []
 
-    def _set_aside(self, path: Path, error: Exception) -> None:
-        aside = path.with_name(path.name + '.corrupt')
-        for there, to in ((path, aside), (_feed_folder(path), _feed_folder(aside))):
-            if to.exists():
-                shutil.rmtree(to)
-            if there.exists():
-                os.replace(there, to)
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        warnings.warn(f'{path} cannot be resumed from ({reason}); it is now {aside.name}', stacklevel=3)
+    def _group(self, cells: Sequence[tuple[str, float, int]]) -> Path:
+        named = ' '.join(f'{algorithm}_{sparsity}_{seed}' for algorithm, sparsity, seed in cells)
+        return self._folder / f'{cells[0][0]}_{hashlib.sha256(named.encode()).hexdigest()[:8]}'
+
+    def _latest(self, group: Path) -> Progress | None:
+        while found := _complete(group):
+            try:
+                about = _restore(found[-1], about=ocp.args.JsonRestore())
+                if about['identity'] != self._identity:
+                    raise ValueError('it belongs to another recipe')
+                cells = [(str(algorithm), float(sparsity), int(seed)) for algorithm, sparsity, seed in about['cells']]
+                return Progress(cells, about['step'], about['seconds'], tuple(about['history']))
+            except Exception as error:  # whatever orbax raises for damaged files
+                _set_aside(found[-1], error)
+        return None
+
+
+def _of_cells(progress: Progress, places: np.ndarray | None) -> Progress:
+    """Some of the cells of a group; `None` for all."""
+    if places is None:
+        return progress
+    return Progress(
+        [progress.cells[place] for place in places],
+        progress.step,
+        progress.seconds * len(places) / len(progress.cells),
+        tuple(
+            {name: value if name == 'step' else [value[place] for place in places] for name, value in entry.items()}
+            for entry in progress.history
+        ),
+        {path: masks[:, places] for path, masks in progress.snapshots.items()},
+    )
+
+
+def _complete(group: Path) -> list[Path]:
+    # Orbax writes under a longer name and renames, so that a name of digits alone is complete.
+    paths = group.iterdir() if group.is_dir() else []
+    return sorted(path for path in paths if path.name.isdigit())
 
 
 def _feed_folder(path: Path) -> Path:
@@ -154,9 +185,29 @@ def _feed_folder(path: Path) -> Path:
 
 
 def _remove(path: Path) -> None:
-    """The feed's folder last: where the checkpoint is, it is whole."""
-    shutil.rmtree(path)
+    """Renames first: half a checkpoint would be taken for a damaged one. The feed's folder goes last."""
+    going = path.with_name(f'{path.name}.tmp')
+    os.replace(path, going)
+    shutil.rmtree(going)
     shutil.rmtree(_feed_folder(path), ignore_errors=True)
+
+
+def _remove_stray_feeds(group: Path) -> None:
+    """Removes what a run left that was killed before the checkpoint was complete, or while it was removed."""
+    for path in group.glob(f'*{_FEED}'):
+        if path.stem.isdigit() and not path.with_suffix('').exists():
+            shutil.rmtree(path)
+
+
+def _set_aside(path: Path, error: Exception) -> None:
+    aside = path.with_name(path.name + '.corrupt')
+    for there, to in ((path, aside), (_feed_folder(path), _feed_folder(aside))):
+        if to.exists():
+            shutil.rmtree(to)
+        if there.exists():
+            os.replace(there, to)
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    warnings.warn(f'{path} cannot be resumed from ({reason}); it is now {aside.name}', stacklevel=3)
 
 
 def _in_order(table: dict[str, Any]) -> list[Any]:
@@ -179,11 +230,12 @@ def _restore(path: Path, **item: Any) -> Any:
         return checkpointer.restore(path, ocp.args.Composite(**item))[next(iter(item))]
 
 
-def _unnumbered(arrays: dict[str, np.ndarray], like: Any) -> Any:
+def _unnumbered(arrays: dict[str, np.ndarray], like: Any, chosen: np.ndarray | None) -> Any:
+    """The arrays as the leaves of a tree; `chosen` are places along the axis of cells, `None` for all."""
     leaves, treedef = jax.tree.flatten(like)
     restored = []
-    for leaf, array in zip(leaves, _in_order(arrays), strict=True):
-        plain = jax.eval_shape(_plain, leaf)
+    for leaf, stored in zip(leaves, _in_order(arrays), strict=True):
+        array, plain = stored if chosen is None else stored[chosen], jax.eval_shape(_plain, leaf)
         if array.shape != plain.shape or array.dtype != plain.dtype:
             raise ValueError(f'an array is {array.dtype}{array.shape} where {plain.dtype}{plain.shape} belongs')
         is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)

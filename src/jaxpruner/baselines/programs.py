@@ -1,24 +1,21 @@
-"""The training of many cells with one algorithm as compiled programs: one after another, under `lax.map`, or `vmap`."""
+"""The training of many cells with one algorithm as compiled programs."""
 
 import functools
-import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, get_args
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxpruner import tree as tree_lib
+from jaxpruner.baselines import over as over_lib
+from jaxpruner.baselines.over import Over
 from jaxpruner.baselines.pruners import DENSE
 from jaxpruner.baselines.recipe import Recipe
 from jaxpruner.baselines.task import Carry, Workload
 from jaxpruner.baselines.training import Training
 from jaxpruner.sparse_state import sparse_states
-
-Over = Literal['each', 'map', 'vmap']
-OVERS: tuple[Over, ...] = get_args(Over)
-_MEASURED_STEPS, _MEASURED_ROUNDS = 5, 3
 
 
 class Common:
@@ -39,16 +36,15 @@ class Common:
           workload: what is trained.
           recipe: its numbers.
           data: of the workload.
-          over: 'map' and 'each' train one cell after the other (a sweep hands over one at a time with 'each'), 'vmap'
-            all at once.
+          over: how cells are trained together, as `over.spread` takes it.
         """
-        self.workload, self.recipe, self.data = workload, recipe, data
-        self.spread = _vmap if over == 'vmap' else _map
+        self.workload, self.recipe, self.data = workload, recipe, over_lib.shared(over, data)
+        self.spread = functools.partial(over_lib.spread, over)
         dense = Training(workload, recipe, DENSE)
         init = jax.jit(lambda data, seeds: self.spread(dense.init, data)(seeds))
         evaluate = jax.jit(lambda data, params, state: self.spread(dense.evaluate, data)(params, state))
-        self.init: Callable[[jax.Array], Any] = functools.partial(init, data)  # int32[cells] -> parameters, state
-        self.evaluate: Callable[..., Any] = functools.partial(evaluate, data)  # parameters, state -> metrics
+        self.init: Callable[[jax.Array], Any] = functools.partial(init, self.data)  # int32[cells] -> parameters, state
+        self.evaluate: Callable[..., Any] = functools.partial(evaluate, self.data)  # parameters, state -> metrics
 
 
 class Programs:
@@ -169,66 +165,3 @@ def masks_by_path(opt_state: Any) -> dict[str, np.ndarray]:
         masks |= dict(zip(map(tree_lib.path_string, paths), leaves, strict=True))
     # Copies: what device_get returns may share the memory of carries, which the next chunk takes over.
     return jax.tree.map(np.array, masks)
-
-
-def _map(function: Callable, *data: Any) -> Callable:
-    def mapped(*arrays: Any, **same: Any) -> Any:
-        call = functools.partial(function, *data, **same)
-        if jax.tree.leaves(arrays)[0].shape[0] == 1:  # a cell alone needs no loop around it
-            return jax.tree.map(lambda leaf: leaf[None], call(*jax.tree.map(lambda leaf: leaf[0], arrays)))
-        return jax.lax.map(lambda one: call(*one), arrays)
-
-    return mapped
-
-
-def _vmap(function: Callable, *data: Any) -> Callable:
-    return lambda *arrays, **same: jax.vmap(lambda *one: function(*data, *one, **same))(*arrays)
-
-
-def choose_over(workload: Workload, recipe: Recipe, data: Any, cells: int) -> Over:
-    """Measures which way of training several cells is the fastest here, with the dense model.
-
-    Args:
-      workload: what is trained.
-      recipe: its numbers.
-      data: of the workload.
-      cells: how many are trained in one program.
-
-    Returns:
-      The way with the smallest time for a few steps of all cells; 'map' for a single cell, 'each' for tasks with
-      a feed, which know no other.
-
-    >>> from jaxpruner.baselines import WORKLOADS
-    >>> workload = WORKLOADS['resnet']
-    >>> choose_over(workload, workload.default('default'), None, cells=1)
-    'map'
-    """
-    if cells == 1:
-        return 'map'
-    if workload.task(recipe, data).feed is not None:
-        return 'each'
-    seconds: dict[Over, list[float]] = {over: [] for over in OVERS}
-    runs: dict[Over, Callable[[], None]] = {
-        over: _measured(Common(workload, recipe, data, over), over, cells) for over in OVERS
-    }
-    for _ in range(_MEASURED_ROUNDS):
-        for over, run in runs.items():
-            began = time.perf_counter()
-            run()
-            seconds[over].append(time.perf_counter() - began)
-    return min(OVERS, key=lambda over: float(np.median(seconds[over])))
-
-
-def _measured(common: Common, over: Over, cells: int) -> Callable[[], None]:
-    """A call that trains all cells for some steps; it is compiled already."""
-    programs = Programs(common, DENSE)
-    together = 1 if over == 'each' else cells
-    targets = programs.targets([0.0] * together)
-    held = [programs.start(targets, range(together)) for _ in range(cells // together)]
-
-    def run() -> None:
-        for at, carries in enumerate(held):
-            held[at] = jax.block_until_ready(programs.advance(targets, carries, 0, _MEASURED_STEPS))
-
-    run()
-    return run

@@ -4,7 +4,9 @@ Results go to a folder, one file for each finished cell. A sweep that was interr
 checkpoint is; cells that have finished are not run again.
 """
 
+import collections
 import dataclasses
+import functools
 import itertools
 import time
 from collections.abc import Callable, Sequence
@@ -15,11 +17,14 @@ import jax
 import numpy as np
 
 from jaxpruner.baselines.checkpointing import Checkpoints, Progress
+from jaxpruner.baselines.fastest import choose_over, settle_over
 from jaxpruner.baselines.fed import Fed
+from jaxpruner.baselines.folders import claimed
 from jaxpruner.baselines.logs import with_snapshot, write_logs
-from jaxpruner.baselines.programs import Common, Over, Programs
+from jaxpruner.baselines.over import Over, Wanted
+from jaxpruner.baselines.programs import Common, Programs
 from jaxpruner.baselines.pruners import DENSE, check_algorithm
-from jaxpruner.baselines.recipe import Recipe, read_recipe
+from jaxpruner.baselines.recipe import Recipe
 from jaxpruner.baselines.task import Workload
 from jaxpruner.report.results import Cell, read_cells, write_cell
 from jaxpruner.sparsity_distributions import check_sparsity
@@ -97,7 +102,7 @@ class Sweep:
     recipe: Recipe
     data: Any  # of the workload
     out: Path  # made when it is missing
-    over: Over = 'map'  # how the cells of an algorithm are trained
+    over: Wanted | None = None  # how the cells of an algorithm are trained, as `settle_over` takes it
     tensorboard: bool = False  # also write event files
 
     def finished(self, set_aside: bool = True) -> list[CellKey]:
@@ -126,70 +131,78 @@ class Sweep:
 
         Raises:
           Interrupted: `should_stop` said so.
-          ValueError: the folder holds results of another recipe.
+          ValueError: the folder holds results of another recipe, another process writes there, or there is no such way
+            to train cells.
         """
-        self._claim_folder()
-        common = Common(self.workload, self.recipe, self.data, self.over)
-        is_fed = self._is_fed()
-        programs: Programs | Fed | None = None
-        trained = ''
-        while group := self._next_group(cells):
-            if programs is None or trained != group[0].algorithm:
-                trained = group[0].algorithm
-                programs = Fed(self.workload, self.recipe, self.data, trained) if is_fed else Programs(common, trained)
-            try:
-                self._run_group(programs, group, on_chunk, should_stop)
-            finally:
-                programs.close()
+        with claimed(self.out, self.recipe):
+            if not (pending := self._pending(cells)):
+                return
+            over, programs_of = self._settle(pending)
+            programs: Programs | Fed | None = None
+            trained = ''
+            while pending:
+                group, begun = self._next_group(pending, over)
+                if programs is None or trained != group[0].algorithm:
+                    trained = group[0].algorithm
+                    programs = programs_of(trained)
+                try:
+                    self._run_group(programs, group, begun, on_chunk, should_stop)
+                finally:
+                    programs.close()
+                pending = self._pending(cells)
+                if should_stop():
+                    raise Interrupted(f'stopped after {group[0].algorithm}')
 
-    def _is_fed(self) -> bool:
-        return self.workload.task(self.recipe, self.data).feed is not None
-
-    def _claim_folder(self) -> None:
-        """Writes the recipe, or compares it with the one that is there."""
-        self.out.mkdir(parents=True, exist_ok=True)
-        path = self.out / 'recipe.toml'
-        if not path.exists():
-            self.recipe.write(path)
-            return
-        there = read_recipe(path, self.recipe)
-        if there != self.recipe:
-            ours, theirs = self.recipe.to_toml().splitlines(), there.to_toml().splitlines()
-            differing = next((pair for pair in zip(ours, theirs, strict=False) if pair[0] != pair[1]), ('', ''))
-            raise ValueError(
-                f'{path} is another recipe ({differing[1]!r} there, {differing[0]!r} now); its results cannot be '
-                'continued: choose another --out, or the same recipe'
-            )
+    def _settle(self, pending: Sequence[CellKey]) -> tuple[Over, Callable[[str], Programs | Fed]]:
+        """How cells are trained together, and what makes the programs of an algorithm."""
+        if self.workload.task(self.recipe, self.data).feed is not None:
+            if self.over not in ('each', 'auto', None):
+                raise ValueError(
+                    f'over {self.over!r}: batches of {self.recipe.data} come from the host, so that cells are trained '
+                    "one after another; leave it out, or say 'each'"
+                )
+            return 'each', functools.partial(Fed, self.workload, self.recipe, self.data)
+        largest = max(collections.Counter(cell.algorithm for cell in pending).values())
+        over = settle_over(
+            self.out, self.over, lambda: choose_over(self.workload, self.recipe, self.data, largest)
+        ).over
+        return over, functools.partial(Programs, Common(self.workload, self.recipe, self.data, over))
 
     def _checkpoints(self) -> Checkpoints:
         return Checkpoints(self.out / 'checkpoints', self.recipe.digest())
 
-    def _next_group(self, wanted: Sequence[CellKey]) -> list[CellKey]:
-        """The cells that are trained next in one program: those of the checkpoint, or all of an algorithm."""
+    def _pending(self, wanted: Sequence[CellKey]) -> list[CellKey]:
+        """The cells that have no result; checkpoints of those that have one are removed."""
         done = set(self.finished())
-        pending = [cell for cell in wanted if cell not in done]
-        progress = self._checkpoints().latest()
-        if progress is not None:
-            begun = [CellKey(*cell) for cell in progress.cells]
-            if set(begun) <= set(wanted) and any(cell in pending for cell in begun):
-                return begun
-        group = [cell for cell in pending if cell.algorithm == pending[0].algorithm]
-        return group[:1] if self.over == 'each' or self._is_fed() else group
+        self._checkpoints().clear(done)
+        return [cell for cell in wanted if cell not in done]
+
+    def _next_group(self, pending: Sequence[CellKey], over: Over) -> tuple[list[CellKey], Progress | None]:
+        """The cells that are trained next in one program, with their checkpoint; or all of an algorithm."""
+        group, checkpoint = [cell for cell in pending if cell.algorithm == pending[0].algorithm], None
+        for progress in self._checkpoints().begun():
+            if unfinished := [CellKey(*cell) for cell in progress.cells if cell in pending]:
+                group, checkpoint = unfinished, progress
+                break
+        return group[:1] if over == 'each' else group, checkpoint
 
     def _run_group(
-        self, programs: Programs | Fed, group: list[CellKey], on_chunk: Callable, should_stop: Callable
+        self,
+        programs: Programs | Fed,
+        group: list[CellKey],
+        begun: Progress | None,
+        on_chunk: Callable,
+        should_stop: Callable,
     ) -> None:
         """Trains cells of one algorithm from their checkpoint, if there is one, to the end."""
         checkpoints, seeds = self._checkpoints(), [cell.seed for cell in group]
         targets = programs.targets([cell.sparsity for cell in group])
         began = time.perf_counter()
-        latest = checkpoints.latest()
-        is_begun = latest is not None and [CellKey(*cell) for cell in latest.cells] == group
         like = jax.eval_shape(lambda: programs.start(targets, seeds))
         feed = programs.open(seeds)
-        restored = checkpoints.restore(like, feed) if is_begun else None
+        restored = checkpoints.restore(begun, group, like, feed) if begun else None
         if restored is None:
-            feed = programs.open(seeds) if is_begun else feed  # one that was restored in part is not used
+            feed = programs.open(seeds) if begun else feed  # one that was restored in part is not used
             carries = programs.start(targets, seeds)
             masks = programs.masks(carries)
             progress = Progress(
@@ -215,19 +228,13 @@ class Sweep:
             if stop < self.recipe.steps and should_stop():
                 raise Interrupted(f'stopped after step {stop} of {group[0].algorithm}')
         self._write(group, progress, masks, programs.prunable())
-        checkpoints.clear()
-        if should_stop():
-            raise Interrupted(f'stopped after {group[0].algorithm}')
 
     def _write(
         self, group: list[CellKey], progress: Progress, masks: dict[str, np.ndarray], sizes: dict[str, int]
     ) -> None:
         """Writes the results of finished cells, the cell's file last: where it is, the others are."""
         metric = self.workload.task(self.recipe, self.data).metric
-        done = set(self.finished())
         for number, key in enumerate(group):
-            if key in done:  # a run that was killed while it wrote
-                continue
             history = [
                 {name: value if name == 'step' else value[number] for name, value in entry.items()}
                 for entry in progress.history

@@ -17,8 +17,9 @@ from jaxpruner.report import experiments, figures, plots, results, tables
 if TYPE_CHECKING:  # loaded where they are used: flax and orbax take seconds, which --help need not wait for
     from jaxpruner.baselines.recipe import Recipe
     from jaxpruner.baselines.sweeps import CellKey, Sweep
-    from jaxpruner.baselines.task import Workload
     from jaxpruner.cli.workload_names import Named
+
+Over = Literal['auto', 'each', 'map', 'vmap', 'devices']  # `baselines.over.Wanted`
 
 _INTERRUPTED = 130  # the exit status of a program that Ctrl-C ended
 # The columns of the original's table.
@@ -57,9 +58,10 @@ class Options:
     """Folder for the results; without it out/WORKLOAD."""
     print_recipe: bool = False
     """Print the recipe as TOML and train nothing."""
-    over: Literal['auto', 'map', 'vmap', 'each'] = 'map'
-    """How one program trains the cells of an algorithm: map (one after the other), vmap (together), each (a program's
-    call for every cell); auto measures which is the fastest, once for a folder."""
+    over: Over | None = None
+    """How the cells of an algorithm are trained: each (one after another), map (so, but in one program), vmap
+    (together), devices (a share on each device); auto measures which is the fastest. Without it, as the folder was
+    begun, or else as is known to be fast on this kind of device."""
     tensorboard: bool = False
     """Also write TensorBoard's event files."""
     plots: bool = False
@@ -154,29 +156,12 @@ def sweep(options: Options, algorithms: Sequence[str], sparsities: Sequence[floa
     data = workload.data(recipe, options.data_dir)
     out = options.out or Path('out') / options.workload
     began = time.perf_counter()
-    over = options.over
-    if over == 'auto':
-        largest = max(sum(cell.algorithm == name for cell in cells) for name in algorithms)
-        over = _chosen_over(out, workload, recipe, data, largest)
-    trained = Sweep(workload, recipe, data, out, over, options.tensorboard)
+    trained = Sweep(workload, recipe, data, out, options.over, options.tensorboard)
     finished = _run(trained, cells, options.progress)
     _show(trained, cells, options.plots, time.perf_counter() - began)
     if not finished:
         print('Interrupted; the same command goes on from there.')
     return 0 if finished else _INTERRUPTED
-
-
-def _chosen_over(out: Path, workload: 'Workload', recipe: 'Recipe', data: Any, cells: int) -> Any:
-    """The fastest way, measured when a folder is begun: what goes on in another way would differ in rounding."""
-    from jaxpruner.baselines.programs import choose_over
-
-    path = out / 'over.txt'
-    if path.exists():
-        return path.read_text().strip()
-    over = choose_over(workload, recipe, data, cells)
-    out.mkdir(parents=True, exist_ok=True)
-    path.write_text(over + '\n')
-    return over
 
 
 def _run(trained: 'Sweep', cells: 'Sequence[CellKey]', wants_progress: bool) -> bool:
@@ -212,13 +197,17 @@ def _run(trained: 'Sweep', cells: 'Sequence[CellKey]', wants_progress: bool) -> 
 
 def _show(trained: 'Sweep', cells: 'Sequence[CellKey]', wants_plots: bool, seconds: float) -> None:
     """Prints the table of the cells that have finished, and draws them."""
+    from jaxpruner.baselines.fastest import read_choice
+
     names = {cell.name for cell in set(trained.finished()) & set(cells)}
     found = [cell for cell in results.read_cells(trained.out) if cell.name in names] if names else []
     if found:
         console = output.console()
         console.print(tables.to_rich(tables.make_table(found), console.width))
     minutes, left = divmod(round(seconds), 60)
-    print(f'{len(found)} of {len(cells)} cells are in {trained.out}; this took {minutes}:{left:02d} min.')
+    choice = read_choice(trained.out)
+    how = f', {choice.words()}' if choice else ''
+    print(f'{len(found)} of {len(cells)} cells are in {trained.out}; this took {minutes}:{left:02d} min{how}.')
     if wants_plots:
         for path in _draw(found, trained.out):
             print(path)

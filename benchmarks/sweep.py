@@ -1,0 +1,145 @@
+"""Training the cells of an algorithm together, in one program, or over devices, against one after another."""
+
+import importlib.util
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from benchmarks.report import Row
+from benchmarks.timing import Timing, interleaved, ratio
+from jaxpruner.baselines import WORKLOADS
+from jaxpruner.baselines.fastest import choose_over
+from jaxpruner.baselines.over import Over, ways
+from jaxpruner.baselines.programs import Common, Programs
+from jaxpruner.baselines.recipe import Recipe
+from jaxpruner.baselines.task import Carry
+from jaxpruner.sparse_state import sparse_states
+
+ALGORITHM, SPARSITY = 'magnitude', 0.8
+CELLS = {'small': 3, 'cpu': 4, 'gpu': 16}
+STEPS = {
+    'small': {'lenet': 8},
+    'cpu': {'resnet': 20, 'vit': 20, 'lenet': 200, 'federated': 12, 't5': 12, 'dqn': 200},
+    'gpu': {'resnet': 100, 'vit': 100, 'lenet': 500, 'federated': 50, 't5': 100, 'dqn': 1000},
+}
+ROUNDS = 7
+COLUMNS = (
+    'seconds',
+    'times one after another',
+    'seconds to compile',
+    'difference of the metric',
+    'in test examples',
+)
+
+
+def environment() -> Mapping[str, str]:
+    """What a process needs for a CPU's cores to be devices, if this one has it not."""
+    cores = os.cpu_count() or 1
+    if jax.default_backend() != 'cpu' or jax.device_count() > 1 or cores == 1:
+        return {}
+    flags = f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_platform_device_count={cores}'.strip()
+    return {'XLA_FLAGS': flags, 'JAX_PLATFORMS': 'cpu'}
+
+
+def run(size: str, rounds: int) -> list[Row]:
+    """Times each workload in each way, and the measuring by which a sweep picks one."""
+    rows = []
+    for name, steps in STEPS[size].items():
+        if name != 'dqn' or importlib.util.find_spec('gymnax'):
+            rows += _rows(name, steps, CELLS[size], rounds)
+    return rows
+
+
+class Trained(NamedTuple):
+    """What came out of all cells."""
+
+    metric: np.ndarray  # float[cells]
+    masks: list[np.ndarray]  # of the leaves after the first update that prunes, uint8[cells, …leaf shape]
+
+
+def _rows(name: str, steps: int, cells: int, rounds: int) -> list[Row]:
+    workload = WORKLOADS[name]
+    # Few updates of masks, as in a whole training most steps have none.
+    recipe = workload.default('default').updated({'steps': steps, 'pruning': {'frequency': 0.25}})
+    data = workload.data(recipe, None)
+    metric = workload.task(recipe, data).metric.name
+    sides = {over: _Side(Common(workload, recipe, data, over), over, cells) for over in ways()}
+    cold = {over: _seconds(side.train) for over, side in sides.items()}
+    times = interleaved({over: side.train for over, side in sides.items()}, rounds)
+    first = sides['each'].first_update()
+    trained = {over: side.trained(first, metric) for over, side in sides.items()}
+    tests = len(data.y_test) if metric == 'accuracy' else None
+    rows = []
+    for over in sides:
+        for mine, reference in zip(trained[over].masks, trained['each'].masks, strict=True):
+            differing = int((mine != reference).sum())
+            assert not differing, f'{name} over {over}: {differing} weights are masked otherwise at step {first}'
+        difference = float(np.abs(trained[over].metric - trained['each'].metric).max())
+        rows.append(
+            Row(
+                f'{name}, {cells} cells of {steps} steps: {over}',
+                (
+                    times[over].median,
+                    ratio(times[over], times['each']),
+                    max(0.0, cold[over] - times[over].median),
+                    difference,
+                    None if tests is None else round(difference * tests),
+                ),
+            )
+        )
+    return [*rows, _row_of_the_choice(name, recipe, data, cells, times)]
+
+
+def _row_of_the_choice(name: str, recipe: Recipe, data: Any, cells: int, times: Mapping[str, Timing]) -> Row:
+    began = time.perf_counter()
+    chosen = choose_over(WORKLOADS[name], recipe, data, cells).over
+    took = time.perf_counter() - began
+    return Row(f'{name}: auto picks {chosen}', (None, ratio(times[chosen], times['each']), took, None, None))
+
+
+class _Side:
+    """One way of training."""
+
+    def __init__(self, common: Common, over: Over, cells: int):
+        self.programs, self.steps = Programs(common, ALGORITHM), common.recipe.steps
+        together = 1 if over == 'each' else cells
+        self.groups = [range(at, at + together) for at in range(0, cells, together)]
+        self.targets = self.programs.targets([SPARSITY] * together)
+
+    def train(self, stop: int | None = None) -> list[Carry]:
+        stop = self.steps if stop is None else stop
+        programs, targets = self.programs, self.targets
+        # Waited for, as a sweep does: a CPU would begin with the next ones meanwhile.
+        return [
+            jax.block_until_ready(programs.advance(targets, programs.start(targets, seeds), 0, stop))
+            for seeds in self.groups
+        ]
+
+    def first_update(self) -> int:
+        """The number of steps after which the first masks have zeros."""
+        for stop in range(1, self.steps + 1):
+            if any((mask == 0).any() for mask in _masks(self.train(stop))):
+                return stop
+        raise AssertionError(f'nothing was pruned in {self.steps} steps')
+
+    def trained(self, first: int, metric: str) -> Trained:
+        values = [self.programs.report(self.targets, carries)[0][metric] for carries in self.train()]
+        return Trained(np.concatenate(values), _masks(self.train(first)))
+
+
+def _masks(groups: list[Carry]) -> list[np.ndarray]:
+    of_groups = [
+        [np.asarray(leaf) for state in sparse_states(carries.opt_state) for leaf in jax.tree.leaves(state.masks)]
+        for carries in groups
+    ]
+    return [np.concatenate(parts) for parts in zip(*of_groups, strict=True)]
+
+
+def _seconds(call: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    jax.block_until_ready(call())
+    return time.perf_counter() - began
