@@ -5,6 +5,7 @@ import warnings
 from typing import NamedTuple
 
 import jax
+import numpy as np
 
 from jaxpruner import tree as tree_lib
 
@@ -13,7 +14,7 @@ class InputStatistics(NamedTuple):
     """Sums over samples of the inputs that a leaf's weight matrices meet. Leading axes are those of the matrices.
 
     Attributes:
-      count: number of samples, scalar.
+      count: number of samples, a scalar, or one for each of the layers that a loop goes through.
       second_moment: sum of squares of each input, `[..., inputs]`.
       gram: sum of products of each two inputs, `[..., inputs, inputs]`; `None` where it was not asked for.
 
@@ -55,11 +56,13 @@ def check_statistics(statistics: InputStatistics, shape: tuple[int, ...], where:
                 f'{where}: {name} has shape {tuple(array.shape)}, and weight matrices of shape {tuple(shape)} need '
                 f'{tuple(wanted)}'
             )
-    if not tree_lib.is_traced(statistics.count) and statistics.count < inputs:
+    if tree_lib.is_traced(statistics.count):
+        return
+    count = int(np.min(statistics.count))
+    if count < inputs:
         warnings.warn(
-            f'{where}: {int(statistics.count)} samples are fewer than its {inputs} inputs, so that what they say of '
-            f'these is uncertain; calibrate with at least {math.ceil(inputs / max(int(statistics.count), 1))} times '
-            'as many',
+            f'{where}: {count} samples are fewer than its {inputs} inputs, so that what they say of these is '
+            f'uncertain; calibrate with at least {math.ceil(inputs / max(count, 1))} times as many',
             UserWarning,
             stacklevel=3,
         )
