@@ -133,3 +133,12 @@ def test_sharded_batches_and_parameters_give_the_same(grams):
     batches = [jax.device_put(batch, sharding) for batch in model.BATCHES]
     found = calibrate(model.apply, model.PARAMS, batches, kind='gram', only='out')
     np.testing.assert_allclose(found['out'][0].statistics.gram, grams['out'][0].statistics.gram, rtol=1e-5)
+
+
+def test_inputs_of_several_axes_are_counted_as_the_weights_lie():
+    params = {'w': model.normal(2, 3, 4)}
+    x = model.normal(5, 3, 2)  # its axes stand the other way round
+    (entry,) = calibrate(lambda p, x: jnp.einsum('nba,abo->no', x, p['w']), params, [x], kind='gram')['w']
+    samples = np.asarray(x).swapaxes(1, 2).reshape(5, 6)
+    np.testing.assert_allclose(entry.statistics.gram, samples.T @ samples, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(entry.matrices.read(params['w']), params['w'].reshape(6, 4))

@@ -11,8 +11,7 @@ from jaxpruner import tree as tree_lib
 from jaxpruner.oneshot import moments
 from jaxpruner.oneshot.input_statistics import InputStatistics
 from jaxpruner.oneshot.weight_matrices import WeightMatrices, contracted_axes, find_matrices
-from jaxpruner.uses import UseGraph, param_uses
-from jaxpruner.uses.taps import run_with_taps
+from jaxpruner.uses import UseGraph, param_uses, run_with_taps
 
 logger = logging.getLogger(__name__)
 
@@ -153,7 +152,7 @@ def _value_key(use: Any) -> Any:
     data = equation.invars[1 - site.operand]
     stack = tuple(entry.loop for entry in site.view.stack)
     if equation.primitive.name == 'dot_general':
-        return site.path[:-1], id(data), contracted_axes(equation, 1 - site.operand), stack
+        return site.path[:-1], id(data), contracted_axes(equation, site.operand)[2:], stack
     same = {name: value for name, value in equation.params.items() if name != 'precision'}
     kernel = [equation.invars[1].aval.shape[axis] for axis in equation.params['dimension_numbers'].rhs_spec[1:]]
     return site.path[:-1], id(data), str(same), tuple(kernel), stack

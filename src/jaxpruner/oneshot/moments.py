@@ -52,7 +52,7 @@ def statistics_of(equation: Any, operand: int, data: jax.Array, with_gram: bool)
 def _second_moment(equation: Any, operand: int, data: jax.Array) -> jax.Array:
     """`[batch or groups…, inputs]`: one output takes part for all, since each adds the same."""
     shape = list(equation.invars[operand].aval.shape)
-    contract, batch = contracted_axes(equation, operand)
+    contract, batch = contracted_axes(equation, operand)[:2]
     free = tuple(i for i in range(len(shape)) if i not in (*contract, *batch))
     groups = equation.params.get('feature_group_count', 1)
     for axis in free:
@@ -75,7 +75,7 @@ def _second_moment(equation: Any, operand: int, data: jax.Array) -> jax.Array:
 
 def _samples_of_dot(equation: Any, operand: int, data: jax.Array) -> jax.Array:
     """`[batch…, samples, inputs]`."""
-    contract, batch = contracted_axes(equation, 1 - operand)
+    contract, batch = contracted_axes(equation, operand)[2:]
     rest = tuple(i for i in range(data.ndim) if i not in (*contract, *batch))
     lengths = [math.prod(data.shape[axis] for axis in axes) for axes in (rest, contract)]
     return data.transpose(*batch, *rest, *contract).reshape(*(data.shape[axis] for axis in batch), *lengths)

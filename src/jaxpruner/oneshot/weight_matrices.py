@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -72,7 +72,7 @@ def layout_of(use: Use) -> MatrixLayout:
     equation, operand = use.site.equation, use.site.operand
     stack = tuple(entry.length for entry in use.site.view.stack)
     shape = stack + tuple(equation.invars[operand].aval.shape)
-    contract, batch = contracted_axes(equation, operand)
+    contract, batch = contracted_axes(equation, operand)[:2]
     free = tuple(i for i in range(len(shape) - len(stack)) if i not in (*contract, *batch))
     contract, batch, free = (tuple(len(stack) + axis for axis in axes) for axes in (contract, batch, free))
     return MatrixLayout(
@@ -80,22 +80,38 @@ def layout_of(use: Use) -> MatrixLayout:
     )
 
 
-def contracted_axes(equation: Any, operand: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Axes of an operand that a contraction sums over, in the order of the inputs, and those that it shares.
+class Contracted(NamedTuple):
+    """The axes that a contraction sums over and shares, of the weights and of the data in the same order.
+
+    >>> Contracted((0,), (), (1,), ()).of_data
+    (1,)
+    """
+
+    of_weights: tuple[int, ...]
+    batch_of_weights: tuple[int, ...]
+    of_data: tuple[int, ...]
+    batch_of_data: tuple[int, ...]
+
+
+def contracted_axes(equation: Any, operand: int) -> Contracted:
+    """Axes of a contraction, in the order in which inputs are counted: that of the weights, channels last in kernels.
 
     Args:
-      equation: a `dot_general`, or a convolution, of which the operand is the kernel.
-      operand: 0 or 1.
+      equation: a `dot_general`, or a convolution, of which the weights are the kernel; its data have windows, not axes.
+      operand: which operand the weights are.
 
     >>> equation = jax.make_jaxpr(jnp.dot)(jnp.ones((2, 3)), jnp.ones((3, 4))).eqns[0]
     >>> contracted_axes(equation, 1)
-    ((0,), ())
+    Contracted(of_weights=(0,), batch_of_weights=(), of_data=(1,), batch_of_data=())
     """
     numbers = equation.params['dimension_numbers']
-    if equation.primitive.name == 'dot_general':
-        return tuple(numbers[0][operand]), tuple(numbers[1][operand])
-    _, channels, *window = numbers.rhs_spec
-    return (*window, channels), ()
+    if equation.primitive.name != 'dot_general':
+        _, channels, *window = numbers.rhs_spec
+        return Contracted((*window, channels), (), (), ())
+    contract, batch = numbers
+    pairs = sorted(zip(contract[operand], contract[1 - operand], strict=True))
+    of_weights, of_data = ([pair[side] for pair in pairs] for side in (0, 1))
+    return Contracted(tuple(of_weights), tuple(batch[operand]), tuple(of_data), tuple(batch[1 - operand]))
 
 
 def find_matrices(graph: UseGraph, path: tree_lib.Path) -> tuple[WeightMatrices, ...]:
