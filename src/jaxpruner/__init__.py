@@ -5,6 +5,7 @@ from jaxpruner import algorithms as algorithms
 from jaxpruner import base_updater as base_updater
 from jaxpruner import jax_pruning as jax_pruning
 from jaxpruner import mask_calculator as mask_calculator
+from jaxpruner import oneshot as oneshot
 from jaxpruner import sparsity_distributions as sparsity_distributions
 from jaxpruner import sparsity_schedules as sparsity_schedules
 from jaxpruner import sparsity_types as sparsity_types
@@ -44,6 +45,7 @@ from jaxpruner.jax_pruning import StrategyPruning as StrategyPruning
 from jaxpruner.jax_pruning import gradual_strategy as gradual_strategy
 from jaxpruner.jax_pruning import pruning as pruning
 from jaxpruner.jax_pruning import pruning_apply as pruning_apply
+from jaxpruner.oneshot import prune as prune
 from jaxpruner.sparse_state import SparseState as SparseState
 from jaxpruner.sparse_state import sparse_states as sparse_states
 from jaxpruner.sparse_state import sparsity_metrics as sparsity_metrics

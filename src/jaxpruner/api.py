@@ -30,6 +30,9 @@ ALGORITHM_REGISTRY: dict[str, type[BaseUpdater]] = {
     'iterative_nm': algorithms.IterativeNMPruning,
 }
 
+# Algorithms that prune once and train nothing; the room that has them registers them.
+ONE_SHOT_REGISTRY: dict[str, type[BaseUpdater]] = {}
+
 _DISTRIBUTIONS: dict[str, Callable[..., Any]] = {
     'uniform': sparsity_distributions.uniform,
     'erk': sparsity_distributions.erk,
@@ -42,7 +45,7 @@ _OTHER_KEYS = ('algorithm', 'drop_fraction')
 
 
 def all_algorithm_names() -> tuple[str, ...]:
-    """The names that `create_updater_from_config` knows.
+    """The names of the algorithms that wrap an optimizer; one-shot ones are in `ONE_SHOT_REGISTRY`.
 
     >>> all_algorithm_names()[:3]
     ('no_prune', 'magnitude', 'random')
@@ -63,12 +66,37 @@ def register_algorithm(name: str, algorithm: type[BaseUpdater]) -> None:
 
     >>> register_algorithm('magnitude', algorithms.MagnitudePruning)
     """
+    _register(name, algorithm, ALGORITHM_REGISTRY)
+
+
+def register_one_shot_algorithm(name: str, algorithm: type[BaseUpdater]) -> None:
+    """As `register_algorithm`, for one that prunes once and wraps no optimizer.
+
+    Args:
+      name: a new name.
+      algorithm: a subclass of `BaseUpdater`.
+
+    Raises:
+      ValueError: another algorithm has the name.
+      TypeError: it is no such class.
+
+    >>> from jaxpruner.oneshot import Wanda
+    >>> register_one_shot_algorithm('wanda', Wanda)
+    """
+    _register(name, algorithm, ONE_SHOT_REGISTRY)
+
+
+def _register(name: str, algorithm: type[BaseUpdater], registry: dict[str, type[BaseUpdater]]) -> None:
     if not (isinstance(algorithm, type) and issubclass(algorithm, BaseUpdater)):
         raise TypeError(f'an algorithm must be a subclass of jaxpruner.BaseUpdater, got {algorithm!r}')
-    known = ALGORITHM_REGISTRY.setdefault(name, algorithm)
+    known = _known_algorithms().get(name, algorithm)
     if (known.__module__, known.__qualname__) != (algorithm.__module__, algorithm.__qualname__):
         raise ValueError(f'the name {name!r} belongs to {known.__name__}; register {algorithm.__name__} under another')
-    ALGORITHM_REGISTRY[name] = algorithm  # a cell of a notebook that is run again defines its class anew
+    registry[name] = algorithm  # a cell of a notebook that is run again defines its class anew
+
+
+def _known_algorithms() -> dict[str, type[BaseUpdater]]:
+    return ALGORITHM_REGISTRY | ONE_SHOT_REGISTRY
 
 
 def create_updater_from_config(sparsity_config: Any) -> BaseUpdater:
@@ -98,11 +126,12 @@ def create_updater_from_config(sparsity_config: Any) -> BaseUpdater:
     config = {key: value for key, value in _as_dict(sparsity_config).items() if value is not None}
     _check_keys(config)
     if 'algorithm' not in config:
-        raise ValueError(f"the configuration lacks the key 'algorithm'; known are {', '.join(ALGORITHM_REGISTRY)}")
+        raise ValueError(f"the configuration lacks the key 'algorithm'; known are {', '.join(_known_algorithms())}")
     name = config['algorithm']
-    if name not in ALGORITHM_REGISTRY:
-        raise ValueError(f'algorithm {name!r} is unknown; {tree_lib.nearest(str(name), ALGORITHM_REGISTRY)}')
-    algorithm = ALGORITHM_REGISTRY[name]
+    algorithms_by_name = _known_algorithms()
+    if name not in algorithms_by_name:
+        raise ValueError(f'algorithm {name!r} is unknown; {tree_lib.nearest(str(name), algorithms_by_name)}')
+    algorithm = algorithms_by_name[name]
     fields = {field.name for field in dataclasses.fields(algorithm) if field.init}
     kwargs = {key: value for key, value in config.items() if key in fields}
     if 'sparsity_distribution_fn' not in kwargs:
@@ -136,7 +165,7 @@ def _plain(value: Any) -> Any:
 
 def _check_keys(config: dict[str, Any]) -> None:
     known = {*_DISTRIBUTION_KEYS, *_SCHEDULE_KEYS, *_OTHER_KEYS}
-    for algorithm in ALGORITHM_REGISTRY.values():
+    for algorithm in _known_algorithms().values():
         known |= {field.name for field in dataclasses.fields(algorithm) if field.init}
     for key in config:
         if key not in known:

@@ -1,0 +1,216 @@
+"""The base of pruners that calibrate a model on some batches, then prune it once."""
+
+import dataclasses
+import itertools
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxpruner import base_updater, mask_calculator, sparsity_types, targets
+from jaxpruner import tree as tree_lib
+from jaxpruner.oneshot import matrix_masks, owl, wanda
+from jaxpruner.oneshot.calibration import CalibratedMatrices, Calibration, as_inputs, calibrate
+from jaxpruner.oneshot.input_statistics import InputStatistics, check_statistics
+from jaxpruner.oneshot.weight_matrices import WeightMatrices, find_matrices
+from jaxpruner.uses import param_uses
+
+
+@dataclasses.dataclass
+class CalibratedPruning(base_updater.BaseUpdater):
+    """Base of the pruners that look at what the inputs of each weight matrix are.
+
+    Leaves that the distribution selects and that are contracted with data are pruned; all others (embeddings that are
+    looked up, biases, norms) stay dense. Masks are made once: to fine-tune with them, use `FixedMask`.
+
+    Attributes:
+      per: what is ranked together where unstructured: the inputs of one `'output'`, or a `'layer'`.
+      owl: layers with many outliers stay denser; the mean over all leaves stays what the distribution says.
+      owl_multiple: an outlier exceeds this multiple of the mean score of its layer.
+      owl_deviation: how far a layer's sparsity may be from the mean.
+
+    Raises:
+      TypeError, ValueError: a setting is wrong.
+
+    >>> CalibratedPruning(sparsity_type='2:4').per
+    'output'
+    """
+
+    kind: ClassVar[str] = 'second_moment'
+
+    per: str = 'output'
+    owl: bool = False
+    owl_multiple: float = 5.0
+    owl_deviation: float = 0.08
+
+    def __post_init__(self):
+        super().__post_init__()
+        matrix_masks.check_comparison(self.per)
+        if self.topk_fn is not None:
+            raise ValueError(f'{type(self).__name__} ranks weights itself and takes no topk_fn, got {self.topk_fn!r}')
+
+    def check_type(self, sparsity_type: sparsity_types.SparsityType, where: str = '') -> None:
+        """Refuses all but unstructured and N:M, and OWL with N:M, which leaves no choice of a sparsity."""
+        if isinstance(sparsity_type, sparsity_types.NByM):
+            if self.owl:
+                raise ValueError(f'{where}owl=True chooses sparsities, which {sparsity_type!r} sets; leave one out')
+        elif not isinstance(sparsity_type, sparsity_types.Unstructured):
+            raise TypeError(f'{where}calibrated pruning is unstructured or N:M, got {sparsity_type!r}')
+
+    def prune_matrices(
+        self,
+        weights: jax.Array,
+        statistics: InputStatistics,
+        sparsity: Any,
+        sparsity_type: sparsity_types.SparsityType,
+        where: str,
+    ) -> tuple[jax.Array | None, jax.Array]:
+        """Prunes the weight matrices of a leaf.
+
+        Args:
+          weights: `[..., inputs, outputs]`.
+          statistics: of their inputs.
+          sparsity: a scalar, or one for each matrix.
+          sparsity_type: unstructured, or N:M along the inputs.
+          where: the leaf's path, for messages.
+
+        Returns:
+          New weights (`None` if those that are kept do not change), and the mask.
+        """
+        raise NotImplementedError(f'{type(self).__name__} must define prune_matrices')
+
+    def instant_sparsify(
+        self,
+        params: tree_lib.PyTree,
+        grads: None = None,
+        *,
+        apply_fn: Callable[..., Any] | None = None,
+        batches: Iterable[Any] | None = None,
+        calibration: Calibration | None = None,
+        **extra_args: Any,
+    ) -> tuple[tree_lib.PyTree, tree_lib.PyTree]:
+        """Calibrates the model and prunes it to the target sparsities.
+
+        Args:
+          params: any pytree of arrays.
+          grads: not used.
+          apply_fn: `(params, *inputs) -> results`, the model.
+          batches: any iterable of batches: a tuple holds the inputs, anything else is the only input.
+          calibration: statistics from `calibrate` with the same model and parameters, instead of the two.
+          **extra_args: not used.
+
+        Returns:
+          The pruned parameters, and the (unpacked) masks.
+
+        Raises:
+          ValueError: sparsities or shapes do not fit, or what it takes to calibrate is missing.
+          UnsupportedPrimitive: a selected leaf goes through an operation that is not understood.
+        """
+        del grads, extra_args
+        sparsities = self.get_target_sparsities(params)
+        paths, leaves, treedef = tree_lib.flatten_with_paths(params)
+        kinds = self._leaf_types(paths, leaves)
+        selected = {
+            path: (leaf, sparsity, kind)
+            for path, leaf, sparsity, kind in zip(
+                paths, leaves, tree_lib.leaves_like(treedef, sparsities), kinds, strict=True
+            )
+            if sparsity is not None
+        }
+        if calibration is None:
+            calibration = self._calibrate(params, apply_fn, batches, selected)
+        chosen = [(path, entry) for path in selected if path in calibration for entry in calibration[path]]
+        for path, entry in chosen:
+            self._check(path, entry.matrices, selected[path][2])
+            where, shape = tree_lib.path_string(path), entry.matrices.layout.matrices_shape
+            check_statistics(entry.statistics, shape, where, self.kind == 'gram')
+        each = self._sparsities(chosen, selected)
+        found: dict[tree_lib.Path, Any] = {}
+        for (path, entry), sparsity in zip(chosen, each, strict=True):
+            leaf, mask = found.get(path, (selected[path][0], None))
+            found[path] = self._prune_part(path, leaf, mask, entry, sparsity, selected[path][2])
+        masks = [found[path][1] if path in found else None for path in paths]
+        new = [found[path][0] if path in found else leaf for path, leaf in zip(paths, leaves, strict=True)]
+        masks = jax.tree.unflatten(treedef, masks)
+        return self.apply_masks(jax.tree.unflatten(treedef, new), masks), masks
+
+    def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
+        """The target of each leaf; whether its sparsity type fits is seen when it is known how the leaf is used."""
+        paths, leaves, _ = tree_lib.flatten_with_paths(params)
+
+        def check(sparsity_type: Any, path: tree_lib.Path, shape: tuple[int, ...]) -> None:
+            del shape
+            self.check_type(sparsity_type, f'{tree_lib.path_string(path)}: ')
+
+        with warnings.catch_warnings():
+            # Biases of stacked layers stay dense, whatever the filter takes them for.
+            warnings.filterwarnings('ignore', '.*looks like a bias or norm')
+            return targets.of_leaves(
+                self.sparsity_distribution_fn, params, self._leaf_types(paths, leaves), self.stacked, check
+            )
+
+    def wrap_optax(self, inner: optax.GradientTransformation) -> NoReturn:
+        """Refused: masks are made once, from batches that an optimizer does not see."""
+        raise TypeError(
+            f'{type(self).__name__} prunes once and wraps no optimizer; call instant_sparsify(params, apply_fn=…, '
+            'batches=…), then FixedMask(masks).wrap_optax(tx) to fine-tune'
+        )
+
+    def _calibrate(
+        self, params: tree_lib.PyTree, apply_fn: Any, batches: Iterable[Any] | None, selected: dict[tree_lib.Path, Any]
+    ) -> Calibration:
+        if apply_fn is None or batches is None:
+            raise ValueError(
+                f'{type(self).__name__} looks at the inputs of each layer; give instant_sparsify the model and data: '
+                'apply_fn=…, batches=…'
+            )
+        batches = iter(batches)
+        first = list(itertools.islice(batches, 1))
+        for batch in first:  # what does not fit is said before anything is computed
+            graph = param_uses(apply_fn, params, *as_inputs(batch))
+            for path in selected:
+                for matrices in find_matrices(graph, path) if path not in graph.unused else ():
+                    self._check(path, matrices, selected[path][2])
+        return calibrate(apply_fn, params, itertools.chain(first, batches), self.kind, list(selected))
+
+    def _check(self, path: tree_lib.Path, matrices: WeightMatrices, kind: Any) -> None:
+        matrix_masks.check_matrix_type(kind, matrices.layout.matrices_shape, tree_lib.path_string(path))
+
+    def _sparsities(self, chosen: list[tuple[tree_lib.Path, CalibratedMatrices]], selected: dict) -> list[Any]:
+        """One for each of the chosen, or with OWL one for each of their matrices."""
+        each = [jnp.asarray(selected[path][1], jnp.float32) for path, _ in chosen]
+        if not self.owl or not chosen:
+            return each
+        shares, sizes, means = [], [], []
+        for (path, entry), sparsity in zip(chosen, each, strict=True):
+            weights = entry.matrices.read(selected[path][0])
+            scores = wanda.wanda_scores(weights, entry.statistics.second_moment)
+            shares.append(owl.outlier_shares(scores, self.owl_multiple))
+            sizes += [scores.size // shares[-1].size] * shares[-1].size
+            means += [float(sparsity)] * shares[-1].size
+        flat = jnp.concatenate([share.ravel() for share in shares]).tolist()
+        found = owl.owl_sparsities(flat, sizes, float(np.average(means, weights=sizes)), self.owl_deviation)
+        ends = itertools.accumulate(share.size for share in shares)
+        return [
+            jnp.asarray(found[end - share.size : end], jnp.float32).reshape(share.shape)
+            for end, share in zip(ends, shares, strict=True)
+        ]
+
+    def _prune_part(
+        self, path: tree_lib.Path, leaf: jax.Array, mask: Any, entry: CalibratedMatrices, sparsity: Any, kind: Any
+    ) -> tuple[jax.Array, jax.Array]:
+        """The leaf and its mask, after one of the matrices that are read from it."""
+        matrices, where = entry.matrices, tree_lib.path_string(path)
+        new, kept = self.prune_matrices(matrices.read(leaf), entry.statistics, sparsity, kind, where)
+        removed = matrices.write(1 - kept.astype(jnp.float32), leaf) > 0
+        mask = jnp.where(removed, 0, 1 if mask is None else mask).astype(mask_calculator.MASK_DTYPE)
+        if new is None:
+            return leaf, mask
+        if not bool(jnp.isfinite(new).all()):
+            raise ValueError(f'{where}: its new weights are not finite; look for NaN or inf in it and in its inputs')
+        taken = matrices.write(jnp.ones(kept.shape), leaf) > 0
+        return jnp.where(taken, matrices.write(new, leaf).astype(leaf.dtype), leaf), mask

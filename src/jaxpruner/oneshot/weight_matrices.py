@@ -1,0 +1,191 @@
+"""The weight matrices that a model makes of a parameter: where it is contracted with data, and how it is read there."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxpruner import tree as tree_lib
+from jaxpruner.oneshot.matrices import MatrixLayout
+from jaxpruner.uses import Use, UseGraph
+
+CONTRACTIONS = ('dot', 'conv')
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightMatrices:
+    """Weight matrices that are read from one parameter, all of it or a part (as queries are from a fused projection).
+
+    Attributes:
+      uses: the contractions that read them, all of them alike.
+      layout: of the operand of these, layers that loops take apart in front.
+
+    >>> from jaxpruner.uses import param_uses
+    >>> params = {'w': jnp.arange(6.0).reshape(3, 2)}
+    >>> graph = param_uses(lambda params, x: x @ params['w'], params, jnp.ones((4, 3)))
+    >>> matrices = WeightMatrices(graph['w'], layout_of(graph['w'][0]))
+    >>> matrices.read(params['w']).shape
+    (3, 2)
+    """
+
+    uses: tuple[Use, ...]
+    layout: MatrixLayout
+
+    def read(self, leaf: jax.Array) -> jax.Array:
+        """The matrices `[..., inputs, outputs]`, in the dtype in which the model uses them.
+
+        Args:
+          leaf: the parameter.
+        """
+        return self.layout.to_matrices(self.uses[0].read(leaf))
+
+    def write(self, matrices: jax.Array, leaf: Any) -> jax.Array:
+        """Puts matrices where `read` found them.
+
+        Args:
+          matrices: float `[..., inputs, outputs]`.
+          leaf: the parameter, or its shape.
+
+        Returns:
+          An array of the parameter's shape, in float32 or wider; zero where `read` took nothing.
+        """
+        shape = jax.ShapeDtypeStruct(leaf.shape, jnp.promote_types(leaf.dtype, jnp.float32))
+        operand = jax.eval_shape(self.uses[0].read, shape)
+        moved = self.layout.from_matrices(matrices).astype(operand.dtype)
+        (written,) = jax.linear_transpose(self.uses[0].read, shape)(moved)
+        return written
+
+
+def layout_of(use: Use) -> MatrixLayout:
+    """How the operand of a contraction is arranged, with the axes that loops have taken apart in front.
+
+    The inputs of a convolution are counted by height, width, channels, so that N:M groups lie along the channels.
+
+    >>> from jaxpruner.uses import param_uses
+    >>> graph = param_uses(lambda params, x: x @ params['w'].T, {'w': jnp.ones((2, 3))}, jnp.ones((4, 3)))
+    >>> layout_of(graph['w'][0]).contract
+    (0,)
+    """
+    equation, operand = use.site.equation, use.site.operand
+    stack = tuple(entry.length for entry in use.site.view.stack)
+    shape = stack + tuple(equation.invars[operand].aval.shape)
+    contract, batch = contracted_axes(equation, operand)[:2]
+    free = tuple(i for i in range(len(shape) - len(stack)) if i not in (*contract, *batch))
+    contract, batch, free = (tuple(len(stack) + axis for axis in axes) for axes in (contract, batch, free))
+    return MatrixLayout(
+        shape, contract, free, (*range(len(stack)), *batch), equation.params.get('feature_group_count', 1)
+    )
+
+
+class Contracted(NamedTuple):
+    """The axes that a contraction sums over and shares, of the weights and of the data in the same order.
+
+    >>> Contracted((0,), (), (1,), ()).of_data
+    (1,)
+    """
+
+    of_weights: tuple[int, ...]
+    batch_of_weights: tuple[int, ...]
+    of_data: tuple[int, ...]
+    batch_of_data: tuple[int, ...]
+
+
+def contracted_axes(equation: Any, operand: int) -> Contracted:
+    """Axes of a contraction, in the order in which inputs are counted: that of the weights, channels last in kernels.
+
+    Args:
+      equation: a `dot_general`, or a convolution, of which the weights are the kernel; its data have windows, not axes.
+      operand: which operand the weights are.
+
+    >>> equation = jax.make_jaxpr(jnp.dot)(jnp.ones((2, 3)), jnp.ones((3, 4))).eqns[0]
+    >>> contracted_axes(equation, 1)
+    Contracted(of_weights=(0,), batch_of_weights=(), of_data=(1,), batch_of_data=())
+    """
+    numbers = equation.params['dimension_numbers']
+    if equation.primitive.name != 'dot_general':
+        _, channels, *window = numbers.rhs_spec
+        return Contracted((*window, channels), (), (), ())
+    contract, batch = numbers
+    pairs = sorted(zip(contract[operand], contract[1 - operand], strict=True))
+    of_weights, of_data = ([pair[side] for pair in pairs] for side in (0, 1))
+    return Contracted(tuple(of_weights), tuple(batch[operand]), tuple(of_data), tuple(batch[1 - operand]))
+
+
+def find_matrices(graph: UseGraph, path: tree_lib.Path) -> tuple[WeightMatrices, ...]:
+    """The weight matrices of a leaf.
+
+    Args:
+      graph: of the model.
+      path: of a leaf that is in the graph.
+
+    Returns:
+      One for each way in which contractions read the leaf; none if it has no part in any.
+
+    Raises:
+      UnsupportedPrimitive: the leaf cannot be followed.
+      ValueError: a contraction meets something that is computed from the leaf, that other parameters have a part in,
+        or that other contractions contract along other axes.
+
+    >>> from jaxpruner.uses import param_uses
+    >>> params = {'w': jnp.ones((3, 2)), 'b': jnp.ones(2)}
+    >>> graph = param_uses(lambda params, x: x @ params['w'] + params['b'], params, jnp.ones((4, 3)))
+    >>> len(find_matrices(graph, ('w',))), len(find_matrices(graph, ('b',)))
+    (1, 0)
+    """
+    alike: dict[Any, list[Use]] = {}
+    for use in graph[path]:
+        if use.op in CONTRACTIONS:
+            _check_use(use, path)
+            alike.setdefault((layout_of(use), _steps(use)), []).append(use)
+    found = tuple(WeightMatrices(tuple(uses), layout) for (layout, _), uses in alike.items())
+    if found:
+        view = found[0].uses[0].site.view
+        _check_disjoint(found, graph.program.in_avals[view.leaf], path)
+    return found
+
+
+def _check_use(use: Use, path: tree_lib.Path) -> None:
+    name, equation, operand = tree_lib.path_string(path), use.site.equation, use.site.operand
+    dense = f"leave the leaf dense (sparsity_type={{'{name}': None, '*': …}}), or out of only=…"
+    if not use.exact:
+        raise ValueError(
+            f'{name}: what is contracted at {use.where} is computed from this leaf, not read from it, so that there '
+            f'are no weights to prune; {dense}'
+        )
+    shape = equation.invars[operand].aval.shape
+    if use.site.view.region != tuple((0, n) for n in shape):
+        raise ValueError(f'{name}: other parameters are put beside this leaf before {use.where}; {dense}')
+    if equation.params.get('batch_group_count', 1) != 1:
+        raise ValueError(f'{name}: the convolution at {use.where} has batch groups, which have no rule; {dense}')
+
+
+def _steps(use: Use) -> tuple[Any, ...]:
+    """How the leaf is read, to be compared."""
+
+    def named(step: Any) -> Any:
+        if isinstance(step, str):
+            return step
+        return step.equation.primitive.name, str(step.equation.params), step.operand, step.result
+
+    return tuple(named(step) for step in use.site.view.steps)
+
+
+def _check_disjoint(found: Sequence[WeightMatrices], leaf: Any, path: tree_lib.Path) -> None:
+    """Each weight must stand in one matrix, and there once."""
+    sizes = [math.prod(matrices.layout.shape) for matrices in found]
+    if len(found) == 1:
+        repeated = sizes[0] > leaf.size
+    else:  # parts of the leaf may lie beside each other
+        times = [matrices.write(jnp.ones(matrices.layout.matrices_shape), leaf) for matrices in found]
+        repeated = bool(jnp.max(sum(times)) > 1)
+    if repeated:
+        lines = ' and '.join(dict.fromkeys(use.where for matrices in found for use in matrices.uses))
+        name = tree_lib.path_string(path)
+        raise ValueError(
+            f'{name}: a weight of this leaf stands in more than one place of its weight matrices ({lines}), so that it '
+            f"has more than one kind of input; leave the leaf dense (sparsity_type={{'{name}': None, '*': …}}), or out "
+            'of only=…'
+        )

@@ -1,0 +1,155 @@
+"""Whole models pruned with statistics of their inputs, against NumPy in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpruner
+from jaxpruner.oneshot import RIA, SparseGPT, Wanda, calibrate, owl_sparsities
+from jaxpruner.sparsity_types import Block, NByM
+from oneshot import model, references
+
+DENSE = ('embedding', 'bias')
+
+
+@pytest.fixture(scope='module')
+def calibration():
+    return calibrate(model.apply, model.PARAMS, model.BATCHES, kind='gram')
+
+
+@pytest.fixture(scope='module')
+def samples():
+    return model.samples(model.PARAMS)
+
+
+def matrices_of(tree, calibration, name):
+    """All weight matrices of a leaf, `[number, inputs, outputs]`."""
+    parts = [entry.matrices.read(tree[name].astype(jnp.float32)) for entry in calibration[name]]
+    return np.concatenate([np.asarray(part).reshape(-1, *part.shape[-2:]) for part in parts])
+
+
+SCORES = {'wanda': references.wanda, 'ria': references.ria}
+
+
+@pytest.mark.parametrize('pattern', ['unstructured', '2:4'])
+@pytest.mark.parametrize('algorithm', ['wanda', 'ria', 'sparsegpt'])
+def test_models_are_pruned_as_the_references_prune_matrices(algorithm, pattern, calibration, samples):
+    config = {'algorithm': algorithm, 'sparsity': 0.5, 'sparsity_type': pattern}
+    pruner = jaxpruner.create_updater_from_config(config)
+    params, masks = pruner.instant_sparsify(model.PARAMS, calibration=calibration)
+    assert all(masks[name] is None and params[name] is model.PARAMS[name] for name in DENSE)
+    n_by_m = None if pattern == 'unstructured' else (2, 4)
+    for name in samples:
+        inputs = samples[name].reshape(-1, *samples[name].shape[-2:])
+        old, new, kept = (matrices_of(tree, calibration, name) for tree in (model.PARAMS, params, masks))
+        for i, (before, after, mask) in enumerate(zip(old, new, kept, strict=True)):
+            x = inputs[i % len(inputs)]
+            if algorithm == 'sparsegpt':
+                weights, expected = references.sparsegpt(before, x, 0.5, n_by_m)
+            else:
+                scores = SCORES[algorithm](before.astype(np.float64), x)
+                expected = references.mask_of(scores, 0.5, n_by_m, 'output' if algorithm == 'wanda' else 'layer')
+                weights = before * expected
+            np.testing.assert_array_equal(mask, expected, err_msg=name)
+            np.testing.assert_allclose(after, weights, atol=1e-4 * np.abs(weights).max(), err_msg=name)
+
+
+def test_one_call_calibrates_and_prunes(calibration):
+    params, masks = jaxpruner.prune(
+        model.PARAMS, 0.5, 'wanda', apply_fn=model.apply, batches=iter(model.BATCHES), per='layer'
+    )
+    expected, _ = jaxpruner.prune(model.PARAMS, 0.5, 'magnitude')
+    assert jax.tree.structure(params) == jax.tree.structure(expected)
+    alone = Wanda(per='layer', sparsity_distribution_fn=lambda params: dict.fromkeys(params, 0.5))
+    again = alone.instant_sparsify(model.PARAMS, calibration=calibration)[1]
+    jax.tree.map(np.testing.assert_array_equal, masks, again)
+    tuned = jaxpruner.FixedMask(masks).instant_sparsify(params)[0]
+    jax.tree.map(np.testing.assert_array_equal, tuned, params)
+
+
+def test_owl_gives_each_layer_its_own_sparsity(calibration, samples):
+    pruner = Wanda(
+        sparsity_distribution_fn=lambda params: dict.fromkeys(params, None) | {'stack': 0.5, 'out': 0.7},
+        owl=True,
+        owl_multiple=1.5,
+    )
+    _, masks = pruner.instant_sparsify(model.PARAMS, calibration=calibration)
+    layers = [*zip(np.asarray(model.PARAMS['stack']), samples['stack'], strict=True)]
+    layers.append((np.asarray(model.PARAMS['out']).T, samples['out']))
+    scores = [references.wanda(weights.astype(np.float64), inputs) for weights, inputs in layers]
+    shares, sizes = [(one > 1.5 * one.mean()).mean() for one in scores], [one.size for one in scores]
+    found = owl_sparsities(shares, sizes, (0.5 * 192 + 0.7 * 24) / 216)
+    kept = [masks['stack'][0], masks['stack'][1], masks['stack'][2], masks['out'].T]
+    for mask, sparsity, score in zip(kept, found, scores, strict=True):
+        np.testing.assert_array_equal(mask, references.mask_of(score, sparsity))
+
+
+def test_weights_that_are_cast_keep_their_dtype_and_place():
+    params = {'w': model.normal(8, 4), 'b': jnp.ones(4)}
+
+    def apply(params, x):
+        return x.astype(jnp.bfloat16) @ params['w'].astype(jnp.bfloat16) + params['b']
+
+    new, masks = jaxpruner.prune(params, 0.5, 'sparsegpt', apply_fn=apply, batches=[model.normal(32, 8)])
+    assert new['w'].dtype == jnp.float32
+    assert masks['w'].sum() == 16
+    assert (np.asarray(new['w'] == 0) == np.asarray(masks['w'] == 0)).all()
+    wanda, masks = jaxpruner.prune(params, 0.5, 'wanda', apply_fn=apply, batches=[model.normal(32, 8)])
+    np.testing.assert_array_equal(wanda['w'], params['w'] * masks['w'])
+
+
+def linear(params, x):
+    return x @ params['w']
+
+
+PARAMS = {'w': jnp.ones((6, 4))}
+X = [jnp.asarray(np.random.default_rng(0).normal(size=(9, 6)), jnp.float32)]
+BAD = [
+    (lambda: jaxpruner.prune(PARAMS, 0.5, 'wanda'), ValueError, 'Wanda looks at the inputs of each layer; give'),
+    (
+        lambda: jaxpruner.prune(PARAMS, 0.5, 'ria', apply_fn=linear, batches=X, sparsity_type='2:4'),
+        ValueError,
+        'w: its 6 inputs do not divide into groups of m=4',
+    ),
+    (
+        lambda: jaxpruner.prune(PARAMS, 0.5, 'ria', apply_fn=linear, batches=[]),
+        ValueError,
+        'batches are empty',
+    ),
+    (
+        lambda: jaxpruner.prune(PARAMS, 0.5, 'sparsegpt', apply_fn=linear, batches=[X[0] * jnp.nan]),
+        ValueError,
+        'w: its new weights are not finite; look for NaN or inf',
+    ),
+    (lambda: Wanda(sparsity_type=Block((2, 2))), TypeError, 'calibrated pruning is unstructured or N:M, got Block'),
+    (lambda: Wanda(sparsity_type='2:4', owl=True), ValueError, 'owl=True chooses sparsities, which NByM'),
+    (lambda: RIA(per='row'), ValueError, "got per='row'"),
+    (lambda: Wanda(topk_fn=jnp.abs), ValueError, 'Wanda ranks weights itself and takes no topk_fn'),
+    (lambda: SparseGPT(damping=-1.0), ValueError, 'damping must not be negative, got -1.0'),
+    (lambda: SparseGPT().wrap_optax(None), TypeError, r'SparseGPT prunes once .* FixedMask\(masks\)'),
+    (lambda: jaxpruner.prune(PARAMS, 0.5, 'wandas'), ValueError, "algorithm 'wandas' is unknown; did you mean 'wanda'"),
+]
+
+
+@pytest.mark.filterwarnings('ignore:.*Gram matrix could not be decomposed')
+@pytest.mark.parametrize(('call', 'error', 'message'), BAD)
+def test_bad_calls(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_few_samples_and_more_damping_are_warned_of():
+    with pytest.warns(UserWarning, match='w: 2 samples are fewer than its 6 inputs'):
+        jaxpruner.prune(PARAMS, 0.5, 'wanda', apply_fn=linear, batches=[X[0][:2]])
+    with pytest.warns(UserWarning, match=r'w: its Gram matrix could not be decomposed with damping 0.0, and'):
+        jaxpruner.prune(PARAMS, 0.5, 'sparsegpt', apply_fn=linear, batches=[jnp.ones((9, 6))], damping=0.0)
+
+
+def test_n_by_m_lies_along_the_inputs_whatever_the_layout(calibration):
+    pruner = Wanda(
+        sparsity_type={'conv': NByM(1, 4), '*': None}, sparsity_distribution_fn=lambda p: dict.fromkeys(p, 0.5)
+    )
+    _, masks = pruner.instant_sparsify(model.PARAMS, calibration=calibration)
+    assert [name for name, mask in masks.items() if mask is not None] == ['conv']
+    np.testing.assert_array_equal(masks['conv'].sum(2), 1)  # one of four channels, at each place of each output

@@ -1,0 +1,36 @@
+"""Parameters and batches on eight devices are calibrated and pruned as on one."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import eight_devices
+import jaxpruner
+from oneshot import model
+
+
+@pytest.mark.slow
+def test_on_eight_devices(pytestconfig):
+    eight_devices.run_checks(__file__, pytestconfig)
+
+
+def apply(params, x):
+    x, _ = jax.lax.scan(lambda x, w: (jax.numpy.tanh(x @ w), None), x, params['stack'])
+    return x @ params['out'].T
+
+
+@pytest.mark.parametrize('algorithm', ['wanda', 'sparsegpt'])
+def check_masks_are_those_of_one_device(algorithm):
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ('data', 'model'))
+    params = {'stack': model.normal(2, 16, 16), 'out': model.normal(12, 16)}
+    batches = [model.normal(24, 16) for _ in range(2)]
+    specs = {'stack': PartitionSpec(None, None, 'model'), 'out': PartitionSpec('model')}
+    shardings = {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
+    expected = jaxpruner.prune(params, 0.5, algorithm, apply_fn=apply, batches=batches)
+    parted = [jax.device_put(batch, NamedSharding(mesh, PartitionSpec('data'))) for batch in batches]
+    found = jaxpruner.prune(jax.device_put(params, shardings), 0.5, algorithm, apply_fn=apply, batches=parted)
+    for name in params:
+        np.testing.assert_array_equal(found[1][name], expected[1][name])
+        np.testing.assert_allclose(found[0][name], expected[0][name], rtol=1e-3, atol=1e-4)
+        assert len(found[0][name].sharding.device_set) == 8
