@@ -74,7 +74,7 @@ environment() {
 }
 
 any_python() { find_python 'version >= (3, 11)' "Python 3.11 or newer"; }
-parallel=(-n "${JOBS:-auto}" --maxprocesses=8)
+parallel=(-n "${JOBS:-auto}" --maxprocesses=8 --dist worksteal) # neighbours share what they have compiled
 
 command=${1:-test}
 [ $# -eq 0 ] || shift

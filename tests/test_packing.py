@@ -13,8 +13,10 @@ import pytest
 
 from jaxpruner import masking, packing
 
-masks = hypothesis_numpy.arrays(
-    np.uint8, hypothesis_numpy.array_shapes(min_dims=0, max_dims=4, min_side=1, max_side=17), elements=st.integers(0, 1)
+# Operations are compiled for each shape: few shapes, with all kinds of axes (of length 1, whole bytes, bits beyond).
+SHAPES = [(), (1,), (7,), (8,), (1, 1), (1, 9), (16, 3), (3, 16), (5, 1, 3), (2, 8, 4), (9, 17, 2), (2, 1, 3, 12)]
+masks = st.sampled_from(SHAPES).flatmap(
+    lambda shape: hypothesis_numpy.arrays(np.uint8, shape, elements=st.integers(0, 1))
 )
 # For each axis how much of it a device has, and how many devices it is divided over.
 divided_shapes = st.lists(st.tuples(st.integers(1, 40), st.sampled_from([1, 2, 3, 4, 8])), min_size=1, max_size=4)

@@ -12,8 +12,6 @@ from jaxpruner.baselines.sweeps import Interrupted, Sweep, plan
 from jaxpruner.report.results import read_cells
 from tiny_feed import RECIPE, TinyFeed, TinyWorkload
 
-pytestmark = pytest.mark.usefixtures('compiled_once')
-
 CELLS = plan(['set'], [0.5], [3, 4])
 
 

@@ -14,8 +14,6 @@ from jaxpruner.baselines.sweeps import Interrupted, Sweep, plan
 from jaxpruner.cli.main import main
 from jaxpruner.report.results import read_cells
 
-pytestmark = pytest.mark.usefixtures('compiled_once')
-
 TRAINING = {'steps': 4, 'eval_every': 0.5, 'batch_size': 8, 'pruning': {'start': 0.0, 'frequency': 0.25}}
 IMAGES = {'image_size': 8, 'classes': 2}
 TINY = {

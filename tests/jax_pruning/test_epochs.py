@@ -50,18 +50,20 @@ def reference_n_by_m(scores, n, m):
 
 
 # Few values, so that there are many ties, and both signs.
-MATRICES = hypothesis_numpy.arrays(
-    np.float32,
-    st.sampled_from([(4, 6), (3, 10), (2, 2, 8), (1, 1)]),
-    elements=st.sampled_from([-3.0, -2.0, -1.0, -0.5, 0.0, -0.0, 0.5, 1.0, 2.0, 3.0]),
+VALUE = st.sampled_from([-3.0, -2.0, -1.0, -0.5, 0.0, -0.0, 0.5, 1.0, 2.0, 3.0])
+MATRICES = hypothesis_numpy.arrays(np.float32, st.sampled_from([(4, 6), (3, 10), (2, 2, 8), (1, 1)]), elements=VALUE)
+# A program is compiled for each two shapes: few of them, many values.
+TWO_MATRICES = st.sampled_from([((4, 6), (2, 2, 8)), ((3, 10), (1, 1)), ((1, 1), (4, 6))]).flatmap(
+    lambda shapes: st.tuples(*(hypothesis_numpy.arrays(np.float32, shape, elements=VALUE) for shape in shapes))
 )
 DENSITIES = st.sampled_from([0.05, 0.1, 0.3, 0.5, 0.75, 0.9, 1.0])
 SETTINGS = hypothesis.settings(max_examples=40)
 
 
 @SETTINGS
-@hypothesis.given(MATRICES, MATRICES, DENSITIES)
-def test_unstructured_masks(first, second, density):
+@hypothesis.given(TWO_MATRICES, DENSITIES)
+def test_unstructured_masks(matrices, density):
+    first, second = matrices
     params = {'a': {'kernel': jnp.asarray(first), 'bias': jnp.ones(3)}, 'b': {'kernel': jnp.asarray(second)}}
     uniform = functools.partial(sparsity_distributions.uniform, sparsity=1 - density)
     for method in ('unstr_local', 'unstr_unified_local'):

@@ -75,12 +75,16 @@ def test_the_cases_are_complete():
 
 
 def packed_cases():
-    """One training of each algorithm, and as slow tests the others: bits change storage, not arithmetic."""
+    """Those that show a new algorithm, sparsity type or distribution: bits change storage, not arithmetic."""
     seen = set()
     for number, case in enumerate(CASES):
-        algorithm = case['config']['algorithm']
-        yield pytest.param(number, marks=[pytest.mark.slow] if algorithm in seen else [], id=name_of(number))
-        seen.add(algorithm)
+        config = case['config']
+        values = {config['algorithm'], config['dist_type'], config.get('sparsity_type')}
+        if not values <= seen:
+            yield pytest.param(
+                number, marks=[pytest.mark.slow] if config['algorithm'] in seen else [], id=name_of(number)
+            )
+            seen |= values
 
 
 @pytest.mark.parametrize('number', range(len(CASES)), ids=name_of)
