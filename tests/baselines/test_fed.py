@@ -41,7 +41,7 @@ def undisturbed(tmp_path_factory):
 
 def test_a_sweep_trains_one_cell_after_the_other(tmp_path):
     seen = []
-    sweep = Sweep(TinyWorkload(), RECIPE, None, tmp_path)
+    sweep = Sweep(TinyWorkload(), RECIPE, None, tmp_path, over='auto')  # of which there is nothing to measure
     sweep.run(CELLS, lambda group, step: seen.append((group[0].seed, step)))
     assert seen == [(seed, step) for seed in (3, 4) for step in (2, 4, 6, 8)]
     assert not list((tmp_path / 'checkpoints').iterdir())

@@ -2,30 +2,33 @@
 
 import json
 import signal
-import subprocess
-import sys
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpruner.baselines import WORKLOADS, fastest, folders, sweeps
+from jaxpruner.baselines import fastest, sweeps
 from jaxpruner.baselines.checkpointing import Checkpoints, Progress
 from jaxpruner.baselines.programs import Common, Programs
 from jaxpruner.baselines.sweeps import Interrupted, Sweep, plan
 from jaxpruner.cli import main as cli
 from jaxpruner.report.results import read_cells
-
-WORKLOAD = WORKLOADS['lenet']
-CHANGES = {'steps': 8, 'eval_every': 0.5, 'batch_size': 8, 'model': {'hidden': [6]}, 'pruning': {'frequency': 0.2}}
-RECIPE = WORKLOAD.default('default').updated(CHANGES)
-CELLS = plan(['no_prune', 'magnitude'], [0.8], [0, 1])
-CHUNKS = 2
-SEED_CELLS = CELLS[2:]
+from tiny_sweeps import (
+    CELLS,
+    CHUNKS,
+    RECIPE,
+    SEED_CELLS,
+    WORKLOAD,
+    Watch,
+    check_alike,
+    chunks_of,
+    content,
+    stopped,
+)
 
 
 @pytest.fixture(scope='module', autouse=True)
-def shared_programs():
+def made_once():
     """All sweeps of a recipe share their programs, as if each process found them compiled."""
     commons, programs = {}, {}
 
@@ -53,34 +56,6 @@ def undisturbed(digits, tmp_path_factory):
     out = tmp_path_factory.mktemp('undisturbed')
     Sweep(WORKLOAD, RECIPE, digits, out).run(CELLS)
     return out
-
-
-def content(out):
-    """Everything that a sweep wrote, without times."""
-    found = {}
-    for path in sorted(path for path in out.rglob('*') if path.is_file()):
-        name = str(path.relative_to(out))
-        if path.suffix == '.npz':
-            with np.load(path) as arrays:
-                found[name] = {key: arrays[key].tolist() for key in arrays}
-        else:
-            found[name] = path.read_text(errors='replace')
-            if path.suffix == '.json':
-                found[name] = {**json.loads(found[name]), 'seconds': None}
-    return found
-
-
-class Watch:
-    """Counts chunks and asks to stop after some of them."""
-
-    def __init__(self, stop_after=None):
-        self.chunks, self.stop_after = [], stop_after
-
-    def on_chunk(self, group, step):
-        self.chunks.append((tuple(group), step))
-
-    def should_stop(self):
-        return self.stop_after is not None and len(self.chunks) >= self.stop_after
 
 
 def test_what_is_written(undisturbed):
@@ -198,21 +173,6 @@ def test_a_corrupt_result_is_named_and_run_again(damage, digits, tmp_path):
     assert after.keys() == before.keys()
 
 
-def stopped(digits, out, cells=SEED_CELLS, over=None):
-    """A folder with the checkpoint of cells that are half done."""
-    watch = Watch(stop_after=1)
-    with pytest.raises(Interrupted):
-        Sweep(WORKLOAD, RECIPE, digits, out, over).run(cells, watch.on_chunk, watch.should_stop)
-    (checkpoint,) = (out / 'checkpoints').glob('*/*')
-    return checkpoint
-
-
-def chunks_of(digits, out, cells, over=None):
-    watch = Watch()
-    Sweep(WORKLOAD, RECIPE, digits, out, over).run(cells, watch.on_chunk)
-    return watch.chunks
-
-
 @pytest.mark.parametrize('damage', ['arrays', 'about', 'arrays are gone', 'everything is gone'])
 def test_a_corrupt_checkpoint_is_named_and_its_cells_run_again(damage, digits, tmp_path):
     checkpoint = stopped(digits, tmp_path)
@@ -256,16 +216,6 @@ def test_another_recipe_is_refused(undisturbed, digits):
     sweep = Sweep(WORKLOAD, RECIPE.updated({'steps': 10}), digits, undisturbed)
     with pytest.raises(ValueError, match=r"is another recipe \('steps = 8' there, 'steps = 10' now\).*another --out"):
         sweep.run(CELLS)
-
-
-def check_alike(out, reference, cells):
-    """The same but for rounding: the first masks are equal, accuracies within a test example."""
-    found, wanted = content(out), content(reference)
-    for cell in cells:
-        name = f'masks/{cell.name}.npz'
-        assert found[name]['dense1/kernel'][:2] == wanted[name]['dense1/kernel'][:2]
-        value, other = (results[f'cells/{cell.name}.json']['value'] for results in (found, wanted))
-        assert abs(value - other) < 1.5 / 450
 
 
 def test_the_fastest_way_is_kept_and_trains_alike(undisturbed, digits, tmp_path, monkeypatch):
@@ -344,37 +294,3 @@ def test_ctrl_c_keeps_what_is_done(undisturbed, tmp_path, capsys, monkeypatch):
     for cell in SEED_CELLS:
         name = f'cells/{cell.name}.json'
         assert content(tmp_path / 'out')[name] == content(undisturbed)[name]
-
-
-HOLDER = """
-import fcntl, sys
-file = open(sys.argv[1], 'a')
-fcntl.lockf(file, fcntl.LOCK_EX)
-print('process 7 on another', file=file, flush=True)
-print('locked', flush=True)
-sys.stdin.read()
-"""
-
-
-def test_two_processes_do_not_share_a_folder(digits, tmp_path):
-    sweep = Sweep(WORKLOAD, RECIPE, digits, tmp_path)
-    command = [sys.executable, '-c', HOLDER, str(tmp_path / '.lock')]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        with pytest.raises(ValueError, match=r'process 7 on another is writing to .*: wait until it has finished, or'):
-            sweep.run(SEED_CELLS)
-        process.kill()
-    sweep.run([])
-    assert (tmp_path / '.lock').read_text() == ''
-
-
-def test_a_folder_that_cannot_be_locked(digits, tmp_path, monkeypatch):
-    def no_locks(*_):
-        raise OSError(37, 'No locks available')
-
-    monkeypatch.setattr(folders.fcntl, 'lockf', no_locks)
-    with pytest.warns(UserWarning, match=r'cannot be locked \(.*No locks available\): see to it that no other process'):
-        Sweep(WORKLOAD, RECIPE, digits, tmp_path).run([])
-    monkeypatch.setattr(folders, 'fcntl', None)
-    Sweep(WORKLOAD, RECIPE, digits, tmp_path).run([])

@@ -19,9 +19,9 @@ from jaxpruner.baselines.recipe import Recipe
 from jaxpruner.baselines.task import Workload
 
 FILE = 'over.json'
-# By backend; where nothing is written, a sweep measures. On a CPU no way on one device was faster by a twentieth than
-# one after another (`python -m benchmarks sweep`), and to measure it once more would take a quarter of the time that
-# ResNet's nine algorithms with three seeds take on two cores: compiling the dense training for each way is what costs.
+# By backend; where nothing is written, a sweep measures. On a CPU no way on one device was faster than `map` by a
+# twentieth (`python -m benchmarks sweep`), and compiling ResNet's dense training for each way takes a quarter of the
+# time in which nine algorithms with three seeds are trained.
 MEASURED: Mapping[str, Over] = {'cpu': 'map'}
 _SECONDS, _ROUNDS = 0.2, 5  # of a timing; of them for each way
 _MARGIN = 0.05  # by which a way must be faster than one after another

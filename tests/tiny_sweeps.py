@@ -1,0 +1,69 @@
+"""A tiny sweep for tests, and what is looked at in its folder."""
+
+import json
+
+import numpy as np
+import pytest
+
+from jaxpruner.baselines import WORKLOADS
+from jaxpruner.baselines.sweeps import Interrupted, Sweep, plan
+
+WORKLOAD = WORKLOADS['lenet']
+CHANGES = {'steps': 8, 'eval_every': 0.5, 'batch_size': 8, 'model': {'hidden': [6]}, 'pruning': {'frequency': 0.2}}
+RECIPE = WORKLOAD.default('default').updated(CHANGES)
+CELLS = plan(['no_prune', 'magnitude'], [0.8], [0, 1])
+CHUNKS = 2
+SEED_CELLS = CELLS[2:]
+
+
+def content(out):
+    """Everything that a sweep wrote, without times."""
+    found = {}
+    for path in sorted(path for path in out.rglob('*') if path.is_file()):
+        name = str(path.relative_to(out))
+        if path.suffix == '.npz':
+            with np.load(path) as arrays:
+                found[name] = {key: arrays[key].tolist() for key in arrays}
+        else:
+            found[name] = path.read_text(errors='replace')
+            if path.suffix == '.json':
+                found[name] = {**json.loads(found[name]), 'seconds': None}
+    return found
+
+
+class Watch:
+    """Counts chunks and asks to stop after some of them."""
+
+    def __init__(self, stop_after=None):
+        self.chunks, self.stop_after = [], stop_after
+
+    def on_chunk(self, group, step):
+        self.chunks.append((tuple(group), step))
+
+    def should_stop(self):
+        return self.stop_after is not None and len(self.chunks) >= self.stop_after
+
+
+def stopped(digits, out, cells=SEED_CELLS, over=None):
+    """A folder with the checkpoint of cells that are half done."""
+    watch = Watch(stop_after=1)
+    with pytest.raises(Interrupted):
+        Sweep(WORKLOAD, RECIPE, digits, out, over).run(cells, watch.on_chunk, watch.should_stop)
+    (checkpoint,) = (out / 'checkpoints').glob('*/*')
+    return checkpoint
+
+
+def chunks_of(digits, out, cells, over=None):
+    watch = Watch()
+    Sweep(WORKLOAD, RECIPE, digits, out, over).run(cells, watch.on_chunk)
+    return watch.chunks
+
+
+def check_alike(out, reference, cells):
+    """The same but for rounding: the first masks are equal, accuracies within a test example."""
+    found, wanted = content(out), content(reference)
+    for cell in cells:
+        name = f'masks/{cell.name}.npz'
+        assert found[name]['dense1/kernel'][:2] == wanted[name]['dense1/kernel'][:2]
+        value, other = (results[f'cells/{cell.name}.json']['value'] for results in (found, wanted))
+        assert abs(value - other) < 1.5 / 450
