@@ -41,22 +41,40 @@ def run_once(when: jax.Array | bool, function: Callable[..., Any], state: Any, *
         _, current, barred = jax.lax.optimization_barrier((pending, current, inputs))
         return jnp.zeros_like(pending), run(current, *barred)
 
+    def unchanged(current: Any, *_: Any) -> Any:
+        return jax.tree.map(jnp.asarray, current)
+
     if not tree_lib.is_traced(when):  # also outside jit, where a loop would be compiled anew at each call
-        return _apart(run, state, *inputs) if when else state
+        return _in_branch(run, unchanged, state, *inputs) if when else state
     return jax.lax.while_loop(lambda carry: carry[0], body, (when, state))[1]
 
 
-def _apart(function: Callable[..., Any], *inputs: Any) -> Any:
-    """Calls `function(state, …)`, which returns a tree like the state.
+def apart(function: Callable[..., Any], *inputs: Any) -> Any:
+    """`function(*inputs)`, which XLA does not fuse with what surrounds it.
 
-    Compiled, it is not fused with what surrounds it, and so rounds as it does in a loop.
+    What the function reads is then computed once, where fused code would compute it anew for each result.
+
+    Args:
+      function: of pytrees of arrays.
+      *inputs: what it reads.
+
+    Returns:
+      Its result.
+
+    >>> int(apart(jnp.add, 1, 2))
+    3
     """
+
+    def zeros(*_: Any) -> Any:
+        return jax.tree.map(lambda result: jnp.zeros(result.shape, result.dtype), jax.eval_shape(function, *inputs))
+
+    return _in_branch(function, zeros, *inputs)
+
+
+def _in_branch(function: Callable[..., Any], unreachable: Callable[..., Any], *inputs: Any) -> Any:
+    """`function(*inputs)` in a branch that is always taken; compiled, it rounds as it does in a loop."""
     if not any(map(tree_lib.is_traced, jax.tree.leaves(inputs))):
         return function(*inputs)
-
-    def unreachable(state: Any, *_: Any) -> Any:
-        return jax.tree.map(jnp.asarray, state)
-
     # XLA fuses nothing across the border of a branch; barriers alone vanish before it does.
     always = jax.lax.optimization_barrier(jnp.bool_(True))
     return jax.lax.cond(always, function, unreachable, *inputs)

@@ -1,9 +1,14 @@
 """N:M masks by a tournament inside each group."""
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from jaxpruner import control
+
+_MOST_BITS = 32  # of the numbers that stand for groups
 
 
 def keep_n_of_m(scores: jax.Array, n: jax.Array | int, m: int, axis: int = -1) -> jax.Array:
@@ -42,5 +47,16 @@ def _whole_groups_mask(scores: jax.Array, n: jax.Array | int, m: int, axis: int)
             later_wins = (members[later] >= members[earlier]) | jnp.isnan(members[earlier])
             losses[earlier] += later_wins
             losses[later] += ~later_wins
-    kept = [jnp.broadcast_to(lost < n, members[0].shape).astype(jnp.uint8) for lost in losses]
-    return jnp.stack(kept, axis + 1).reshape(scores.shape)
+    kept = [jnp.broadcast_to(lost < n, members[0].shape) for lost in losses]
+    if jax.default_backend() != 'cpu' or m > _MOST_BITS:
+        return jnp.stack(kept, axis + 1).astype(jnp.uint8).reshape(scores.shape)
+    # Stacked, they would be found by a loop over all groups for each place, which reads all scores.
+    dtype = next(dtype for dtype in (jnp.uint8, jnp.uint16, jnp.uint32) if m <= jnp.iinfo(dtype).bits)
+    bits = functools.reduce(jnp.bitwise_or, [one.astype(dtype) << place for place, one in enumerate(kept)])
+    return control.apart(functools.partial(_spread, m=m, axis=axis), bits).reshape(scores.shape)
+
+
+def _spread(bits: jax.Array, m: int, axis: int) -> jax.Array:
+    """The mask of groups of which each has a number whose bit `i` says whether the i-th of `m` is kept."""
+    places = jnp.arange(m, dtype=bits.dtype).reshape(m, *[1] * (bits.ndim - axis - 1))
+    return (jnp.expand_dims(bits, axis + 1) >> places & 1).astype(jnp.uint8)
