@@ -69,6 +69,15 @@ def test_the_command_line_runs_in_order(tmp_path, monkeypatch, capsys):
         assert cli.main(arguments) == 0, capsys.readouterr().err
 
 
+def test_the_commands_of_the_baselines_are_understood(capsys):
+    lines = ''.join(blocks('docs/baselines.md', 'console')).splitlines()
+    assert lines
+    for line in lines:  # what they train takes an hour
+        program, *arguments = shlex.split(line)
+        assert program == 'jaxpruner'
+        assert cli.main([*arguments, '--print-recipe']) == 0, capsys.readouterr().err
+
+
 def test_run_sh_knows_the_commands():
     words = subprocess.run(['bash', 'run.sh', 'help'], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for document in DOCUMENTS:
