@@ -1,5 +1,6 @@
 """Results as plots: the metric against the sparsity, and the sparsity of each layer. Needs matplotlib."""
 
+import collections
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -168,42 +169,46 @@ def _series(experiment: experiments_lib.Experiment, name: str, positions: dict[f
 def _cut_far_outliers(
     axes: 'Axes', experiment: experiments_lib.Experiment, series: list[_Series], styles: dict[str, dict[str, Any]]
 ) -> None:
-    """Ends the axis before means that are far worse than all others, which would be squeezed into a line; names them.
-
-    Far is what lies beyond Tukey's outer fence, three times the distance between the quartiles from the worse one.
-    """
+    """Ends the axis before means that are far worse than all others, which they would squeeze flat, and names them."""
     sign = 1 if experiment.better == 'high' else -1  # times the metric: more is better
     means = sign * np.concatenate([one.means for one in series])
-    deviations = np.concatenate([one.deviations for one in series])[~np.isnan(means)]
-    means = means[~np.isnan(means)]
-    if not means.size:
+    deviations = np.concatenate([one.deviations for one in series])
+    shown = _range_without_outliers(means[~np.isnan(means)], deviations[~np.isnan(means)])
+    if shown is None:
         return
-    lower, upper = np.quantile(means, [0.25, 0.75])
-    far = means < lower - 3 * (upper - lower)
-    worst, best = (means - deviations)[~far].min(), (means + deviations)[~far].max()
-    if not far.any() or worst - means.min() < best - worst or worst == best:  # little would be gained, or nothing left
-        return
-    low_is_good = sign < 0
-    lines: dict[float, int] = {}  # of text at each place
+    worst, best = shown
+    far = [(x, name, y) for name, xs, ys, _ in series for x, y in zip(xs, ys, strict=True) if sign * y < worst]
     left, right = axes.get_xlim()
-    for name, xs, values, _ in series:
-        for x, value in zip(xs, values, strict=True):
-            if sign * value < worst:
-                share = (x - left) / (right - left)
-                axes.text(
-                    x,
-                    0.98 - _TEXT_HEIGHT * lines.get(x, 0) if low_is_good else 0.02 + _TEXT_HEIGHT * lines.get(x, 0),
-                    f'{name} {value:.4g} {"↑" if low_is_good else "↓"}',
-                    transform=axes.get_xaxis_transform(),
-                    ha='left' if share < 1 / 3 else 'right' if share > 2 / 3 else 'center',
-                    va='top' if low_is_good else 'bottom',
-                    fontsize=8,
-                    color=styles[name]['color'],
-                )
-                lines[x] = lines.get(x, 0) + 1
-    margin = 0.05 * (best - worst)
-    room = margin + _TEXT_HEIGHT * max(lines.values()) * (best - worst)
-    axes.set_ylim(*sorted((sign * (worst - room), sign * (best + margin))))
+    lines: collections.Counter[float] = collections.Counter()  # of text at each place
+    for x, name, y in far:
+        height, share = 0.02 + _TEXT_HEIGHT * lines[x], (x - left) / (right - left)
+        lines[x] += 1
+        axes.text(
+            x,
+            height if sign > 0 else 1 - height,
+            f'{name} {y:.4g} {"↓" if sign > 0 else "↑"}',
+            transform=axes.get_xaxis_transform(),
+            ha='left' if share < 1 / 3 else 'right' if share > 2 / 3 else 'center',
+            va='bottom' if sign > 0 else 'top',
+            fontsize=8,
+            color=styles[name]['color'],
+        )
+    margin, text = 0.05 * (best - worst), _TEXT_HEIGHT * max(lines.values()) * (best - worst)
+    axes.set_ylim(*sorted((sign * (worst - margin - text), sign * (best + margin))))
+
+
+def _range_without_outliers(means: np.ndarray, deviations: np.ndarray) -> tuple[float, float] | None:
+    """The range to show where some means, of which more is better, lie far below the others; None to show all.
+
+    Far is beyond Tukey's outer fence: three times the distance between the quartiles from the lower one.
+    """
+    if not means.size:
+        return None
+    lower, upper = np.quantile(means, [0.25, 0.75])
+    near = means >= lower - 3 * (upper - lower)
+    worst, best = (means - deviations)[near].min(), (means + deviations)[near].max()
+    is_worth_it = worst < best and worst - means.min() >= best - worst
+    return (worst, best) if is_worth_it and not near.all() else None
 
 
 def _positions(sparsities: Sequence[float]) -> dict[float, float]:
