@@ -77,7 +77,7 @@ CALLS = {
         ['resnet (digits): accuracy (%) ↑', '95.50 ± 0.71'],
         'jaxpruner: warning: my results/cells/set_0.8_0.json is no result of this version: ',
     ),
-    'order': ('order "my results"', ['of 1 pairs 1 agree'], 'jaxpruner: warning: '),
+    'order': ('order "my results"', ['of 3 pairs 3 agree'], 'jaxpruner: warning: '),
     'plot': ('plot "my results" --out "a b.png"', ['a b.png'], 'jaxpruner: warning: '),
 }
 

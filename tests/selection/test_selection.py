@@ -36,7 +36,7 @@ def sorted_mask(arrays, count):
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, 1.5, np.inf, -np.inf, np.nan, 2.0**127, -(2.0**127), 2.0**-126, 1e-40, -1e-45]
 DTYPES = ['float32', 'bfloat16', 'float16']
 # A program is compiled for each shape: few shapes, many scores.
-SHAPES = [(1,), (7,), (64,), (5, 9), (4, 1, 6), (2, 3, 2, 4)]
+SHAPES = [(1,), (7,), (64,), (5, 9), (2, 3, 1, 4)]
 
 
 def as_compared(array):
@@ -87,7 +87,7 @@ def compiled_as_elsewhere(shape, dtype):
 
 
 @hypothesis.settings(max_examples=200, deadline=None)
-@hypothesis.given(rankings(SHAPES[2:4]))
+@hypothesis.given(rankings(SHAPES[3:4]))
 def test_many_probes_in_fixed_turns_find_the_same(ranking):
     array, count, _ = ranking
     mask = compiled_as_elsewhere(array.shape, array.dtype)(array, jnp.uint32(count))
