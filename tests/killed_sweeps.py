@@ -9,9 +9,9 @@ from jaxpruner.baselines import WORKLOADS
 from jaxpruner.baselines.sweeps import Sweep, plan
 
 WORKLOAD = WORKLOADS['lenet']
-CHUNKS = 20
+CHUNKS = 30
 RECIPE = WORKLOAD.default('default').updated(
-    {'steps': 40, 'eval_every': 1 / CHUNKS, 'batch_size': 8, 'model': {'hidden': [4]}, 'pruning': {'frequency': 0.1}}
+    {'steps': 60, 'eval_every': 1 / CHUNKS, 'batch_size': 8, 'model': {'hidden': [4]}, 'pruning': {'frequency': 0.1}}
 )
 CELLS = plan(['no_prune', 'magnitude'], [0.8], [0, 1, 2])
 

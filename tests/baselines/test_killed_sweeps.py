@@ -58,13 +58,14 @@ def test_a_sweep_that_is_killed_at_random_moments(process, tmp_path):
     whole = process(undisturbed)
     whole.join()
     assert whole.exitcode == 0
+    seconds_a_chunk = sum(cell.seconds for cell in read_cells(undisturbed)) / (2 * killed_sweeps.CHUNKS)
     written = {}
     for _ in range(KILLS):
-        reached = len(lines(out)) + draw.randint(0, 5)
+        reached = len(lines(out)) + draw.randint(0, 2)
         victim = process(out)
         while len(lines(out)) < reached and victim.is_alive():
             time.sleep(0.002)
-        time.sleep(draw.uniform(0, 0.2))
+        time.sleep(draw.uniform(0, 2 * seconds_a_chunk))
         victim.kill()
         victim.join()
         assert victim.exitcode == -signal.SIGKILL
