@@ -119,7 +119,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('seconds', [0, 0.3, 1])
+@pytest.mark.parametrize('seconds', [0, 0.1, 0.3])
 def test_ctrl_c_leaves_nothing_behind(tmp_path, seconds):
     dense, beside = tmp_path / 'dense.safetensors', tmp_path / 'out.new'
     write_safetensors(dense, {str(i): RNG.standard_normal((512, 8192), np.float32) for i in range(8)})
@@ -145,5 +145,10 @@ def test_an_interrupt_that_python_drops_is_repeated():
         for _ in range(1000):
             time.sleep(0.01)
 
-    with pytest.raises(KeyboardInterrupt), heard_interrupts():
-        work()
+    # What a shell starts with & begins without it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), heard_interrupts():
+            work()
+    finally:
+        signal.signal(signal.SIGINT, before)
