@@ -76,10 +76,10 @@ def test_it_keeps_what_a_stable_sort_keeps(ranking):
 
 
 @functools.cache
-def compiled_as_elsewhere(shape, dtype):
-    """What accelerators run: passes of many probes in a number of turns that is known; here on the CPU."""
+def compiled_as_elsewhere(shape, dtype, name, value):
+    """What runs on accelerators (many probes in a number of turns that is known), or on many devices (counts alone)."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax, 'default_backend', lambda: 'gpu')
+        patch.setattr(jax, name, lambda: value)
         jax.clear_caches()
         lowered = jax.jit(selection.keep_largest).lower(jax.ShapeDtypeStruct(shape, dtype), jnp.uint32(0))
         jax.clear_caches()
@@ -87,10 +87,10 @@ def compiled_as_elsewhere(shape, dtype):
 
 
 @hypothesis.settings(max_examples=200, deadline=None)
-@hypothesis.given(rankings(SHAPES[3:4]))
-def test_many_probes_in_fixed_turns_find_the_same(ranking):
+@hypothesis.given(rankings(SHAPES[3:4]), st.sampled_from([('default_backend', 'gpu'), ('device_count', 2)]))
+def test_programs_for_other_machines_find_the_same(ranking, machine):
     array, count, _ = ranking
-    mask = compiled_as_elsewhere(array.shape, array.dtype)(array, jnp.uint32(count))
+    mask = compiled_as_elsewhere(array.shape, array.dtype, *machine)(array, jnp.uint32(count))
     np.testing.assert_array_equal(mask, sorted_mask([as_compared(array)], count)[0])
 
 

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpruner.selection import brackets, counting, counts_of_parts, first_probes, whole_numbers
+from jaxpruner import control
+from jaxpruner.selection import brackets, counting, counts_of_parts, first_probes, tie_ends, whole_numbers
 from jaxpruner.selection.brackets import Brackets
 from jaxpruner.selection.counts_of_parts import of_rows
 from jaxpruner.selection.ordered_floats import Order
@@ -23,14 +24,16 @@ _PROBES_ELSEWHERE = 15
 class _Ranking(NamedTuple):
     """Arrays in which thresholds are sought: `n` rankings, each over one row of an array or over many arrays."""
 
+    arrays: list[jax.Array]
     order: Order  # of the values that are ranked
     sizes: list[int]  # how many scores each ranking has
     thresholds: Callable[[jax.Array], list[jax.Array]]  # images [n, columns] -> what each array has to reach
     reaching: Callable[[list[jax.Array]], jax.Array]  # these -> how many reach them [n, columns]
     ends: Callable[[jax.Array], list[jax.Array]]  # places in flat order [n, columns] -> places in each array
-    ties: Callable[
-        [list, list], jax.Array
-    ]  # thresholds and ends of each array -> scores between and before [n, columns]
+    # thresholds and ends of each array -> scores between and before [n, columns]
+    ties: Callable[[list, list], jax.Array]
+    # how many ties are kept [n], and thresholds of each array -> how many are kept of each row of all arrays
+    rooms: Callable[[jax.Array, list], jax.Array]
     counter: jnp.dtype
 
 
@@ -59,12 +62,14 @@ def select_each(
 
     split = functools.partial(_split, rows=rows)
     ranking = _Ranking(
+        arrays,
         order,
         sizes,
         thresholds=lambda images: list(map(order.value, split(images))),
         reaching=lambda thresholds: counting.count_reaching(arrays, thresholds, counter, apart),
         ends=split,
         ties=lambda between, ends: counting.count_between_before(arrays, between, ends, counter, apart),
+        rooms=lambda room, between: room,
         counter=counter,
     )
     wanted = _per_row(counts, rows, counter)
@@ -138,16 +143,24 @@ def select_jointly(
     def own_ends(ends: jax.Array) -> list[jax.Array]:
         return _split(jnp.where(ends > offsets, jnp.minimum(ends - offsets, lengths), 0), [1] * len(arrays))
 
+    def own_rooms(room: jax.Array, between: list[jax.Array]) -> jax.Array:
+        reaching = counting.count_reaching(arrays, between, counter, each_apart)
+        ties = reaching[:, :1] - reaching[:, 1:2]
+        earlier = jnp.concatenate([jnp.zeros_like(ties[:1]), jnp.cumsum(ties, 0, dtype=counter)[:-1]])
+        return jnp.where(room > earlier, jnp.minimum(room - earlier, ties), 0)[:, 0]
+
     def together(counts: jax.Array) -> jax.Array:
         return jnp.sum(counts, 0, keepdims=True, dtype=counter)
 
     ranking = _Ranking(
+        arrays,
         order,
         [sum(sizes)],
         thresholds=own,
         reaching=lambda thresholds: together(counting.count_reaching(arrays, thresholds, counter, each_apart)),
         ends=own_ends,
         ties=lambda between, ends: together(counting.count_between_before(arrays, between, ends, counter, each_apart)),
+        rooms=own_rooms,
         counter=counter,
     )
     wanted = jnp.asarray(count).astype(counter)[None]
@@ -216,14 +229,29 @@ def _search(
     # As many columns as the passes had: what is computed alike rounds alike.
     images = jnp.where(np.arange(columns) == 0, bracket.low[:, None], bracket.high[:, None])
     between = ranking.thresholds(images)
-    return between, ranking.ends(_wide(_ends_of_ties(ranking, bracket, between)))
-
-
-def _ends_of_ties(ranking: _Ranking, bracket: Brackets, between: list[jax.Array]) -> jax.Array:
-    """Where as many ties stand before as there is room for; the size where all of them are kept."""
-    sizes = jnp.array(ranking.sizes, ranking.counter)
     ties = bracket.count_low - bracket.count_high
     room = jnp.where(bracket.count_low > bracket.wanted, bracket.wanted - bracket.count_high, ties)
+    if jax.device_count() > 1:
+        return between, ranking.ends(_wide(_ends_by_probes(ranking, ties, room, between)))
+    ends = _ends_by_parts(ranking, ties, room, between)
+    return between, _split(_wide(ends), [len(array) for array in ranking.arrays])
+
+
+def _ends_by_parts(ranking: _Ranking, ties: jax.Array, room: jax.Array, between: list[jax.Array]) -> jax.Array:
+    """Where as many ties stand before as there is room for, in each row of all arrays, which lie on one device."""
+
+    def cut(ends: jax.Array, room: jax.Array, between: list, arrays: list) -> jax.Array:
+        del ends
+        return tie_ends.of_rooms(arrays, between, ranking.rooms(room, between))
+
+    sizes = [array[0].size for array in ranking.arrays for _ in range(len(array))]
+    everywhere = jnp.array(sizes, ranking.counter)
+    return control.run_once(jnp.any(room < ties), cut, everywhere, room, between, ranking.arrays)
+
+
+def _ends_by_probes(ranking: _Ranking, ties: jax.Array, room: jax.Array, between: list[jax.Array]) -> jax.Array:
+    """As `_ends_by_parts`, by counts alone, and in the order of each ranking."""
+    sizes = jnp.array(ranking.sizes, ranking.counter)
     # Counts have to fall, so that places are counted from the end.
     backward = Brackets.between(jnp.zeros_like(sizes), sizes, ties, jnp.zeros_like(ties), room)
     # Ties lie scattered: no even division has to come first.

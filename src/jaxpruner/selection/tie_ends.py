@@ -1,0 +1,87 @@
+"""Where the ties end that are kept, in arrays that lie on one device: one pass over them, then a short part of each."""
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxpruner.selection.counts_of_parts import of_rows, sum_together
+
+
+def of_rooms(arrays: Sequence[jax.Array], between: Sequence[jax.Array], room: jax.Array) -> jax.Array:
+    """Where in the flat order of each row as many ties stand before as there is room for.
+
+    Args:
+      arrays: floats `[rows, …]`.
+      between: for each array `[rows, 2 or more]` of its dtype: ties reach the first bound, and not the second.
+      room: unsigned `[all rows]`, at most the number of ties.
+
+    Returns:
+      Unsigned `[all rows]`: the place after the last tie that there is room for, 0 where there is room for none.
+
+    >>> of_rooms([jnp.array([[2.0, 3.0, 2.0, 2.0]])], [jnp.array([[2.0, 3.0]])], jnp.array([2], jnp.uint32))
+    Array([3], dtype=uint32)
+    """
+    counter = room.dtype.type
+    rows = [array.reshape(array.shape[0], -1) for array in arrays]
+    length = _part_length(max(row.shape[1] for row in rows))
+    numbers = [row.shape[1] // length for row in rows]  # what is left over at the end is shorter than a part
+    counts = jnp.concatenate(
+        [
+            _padded(_ties_in_parts(row, bounds, number, length, counter), max(numbers))
+            for row, bounds, number in zip(rows, between, numbers, strict=True)
+        ]
+    )
+    part, left = _where_it_ends(counts, room)
+    ends = jnp.concatenate([jnp.full(len(row), number, counter) for row, number in zip(rows, numbers, strict=True)])
+    starts = jnp.split(jnp.minimum(part, ends) * counter(length), _borders(rows))
+    found = [_ties_from(*one, length) for one in zip(rows, between, starts, strict=True)]
+    first, ties = (jnp.concatenate(column) for column in zip(*found, strict=True))
+
+    short = math.isqrt(length)
+    ties = _padded(ties, -(-length // short) * short).reshape(len(ties), -1, short)
+    part, left = _where_it_ends(jnp.sum(ties, 2, dtype=counter), left)
+    last, _ = _where_it_ends(jnp.take_along_axis(ties, part[:, None, None], 1)[:, 0].astype(counter), left)
+    return jnp.where(room > 0, first + part * counter(short) + last + 1, 0)
+
+
+def _part_length(size: int) -> int:
+    """As many scores as there are few hundred parts, and parts of parts, to count."""
+    third = round(size ** (1 / 3))
+    return max(third * third // 2, 1)
+
+
+def _borders(rows: Sequence[jax.Array]) -> list[int]:
+    return [sum(len(row) for row in rows[:i]) for i in range(1, len(rows))]
+
+
+def _padded(table: jax.Array, length: int) -> jax.Array:
+    return jnp.pad(table, ((0, 0), (0, length - table.shape[1])))
+
+
+def _ties_in_parts(rows: jax.Array, between: jax.Array, number: int, length: int, counter: type) -> jax.Array:
+    """How many ties each part of each row has, `[rows, number]`."""
+    parts = rows[:, : number * length].reshape(len(rows), number, length)
+    reaching, above = sum_together([parts >= of_rows(between, column, 3) for column in (0, 1)], (2,), counter)
+    return reaching - above
+
+
+def _ties_from(rows: jax.Array, between: jax.Array, starts: jax.Array, length: int) -> tuple[jax.Array, jax.Array]:
+    """A stretch of each row with the scores from `starts` on: where it begins, and which of it are ties."""
+    here = min(length, rows.shape[1])
+    first = jnp.minimum(starts, starts.dtype.type(rows.shape[1] - here))
+    stretch = jax.vmap(lambda row, begin: lax.dynamic_slice_in_dim(row, begin, here))(rows, first)
+    low, high = (of_rows(between, column, 2) for column in (0, 1))
+    is_new = lax.iota(starts.dtype, here) >= (starts - first)[:, None]
+    return first, _padded(is_new & (stretch >= low) & ~(stretch >= high), length)
+
+
+def _where_it_ends(counts: jax.Array, room: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Where the sum of each row of counts `[rows, n]` reaches the room, and how much of this is left there."""
+    place = lax.iota(jnp.int32, counts.shape[1])
+    # One program, where a cumulative sum would be many.
+    running = jnp.sum(jnp.where(place <= place[:, None], counts[:, None], 0), 2, dtype=counts.dtype)
+    passed = running < room[:, None]
+    return jnp.sum(passed, 1, dtype=room.dtype), room - jnp.max(jnp.where(passed, running, 0), 1, initial=0)
