@@ -105,20 +105,25 @@ def _step(
 ) -> tuple[tree_lib.PyTree, SparseState]:
     new_masks = functools.partial(_updated_masks, updater, inner, extra_args)
     tracking_state, tracked = updater.track(old_state, params)
-    # Into a loop it would be handed through memory, in every step; whoever needs it there finds it again.
-    state = control.run_once(due, new_masks, tracking_state, params, grads, tracked if due is True else None)
-    # Who ranks the parameters after the step has to take the step that was ranked.
-    masks_of_grads = (old_state if updater.ranks_next_params else state).masks
     update = functools.partial(_masked_update, updater, inner, extra_args)
-    if updater.skip_gradients:
-        update = functools.partial(_update_unless, due, update)
-    updates, inner_state = update(grads, state.inner_state, params, masks_of_grads)
-    if updater.lands_on_zero():
+    if updater.skip_gradients and due is not False:
+        updates, state = _masks_or_update(updater, due, new_masks, update, grads, tracking_state, params)
+        regrow = False
+    else:
+        # Into a loop it would be handed through memory, in every step; whoever needs it there finds it again.
+        state = control.run_once(due, new_masks, tracking_state, params, grads, tracked if due is True else None)
+        # Who ranks the parameters after the step has to take the step that was ranked.
+        masks_of_grads = (old_state if updater.ranks_next_params else state).masks
+        updates, inner_state = update(grads, state.inner_state, params, masks_of_grads)
+        if updater.skip_gradients:
+            updates, inner_state = _as_from_a_loop(updates, inner_state, state.inner_state, params)
+        state = state._replace(inner_state=inner_state)
         regrow = updater.regrows_from_zero and due
+    if updater.lands_on_zero():
         updates = _land(updates, params, old_state.masks, state.masks, regrow)
     # The count stays at its maximum rather than becoming negative.
     count = jnp.where(state.count < jnp.iinfo(jnp.int32).max, state.count + 1, state.count)
-    return updates, state._replace(inner_state=inner_state, count=count)
+    return updates, state._replace(count=count)
 
 
 def _updated_masks(
@@ -204,36 +209,53 @@ def _masked_update(
     return inner.update(sparse_grads, inner_state, params, **extra_args)
 
 
-def _update_unless(
-    skip: Any,
+def _masks_or_update(
+    updater: 'BaseUpdater',
+    due: Any,
+    new_masks: Callable[..., SparseState],
     update: Callable[..., tuple[tree_lib.PyTree, Any]],
     grads: tree_lib.PyTree,
-    inner_state: Any,
+    old_state: SparseState,
     params: tree_lib.PyTree,
-    masks: tree_lib.PyTree,
-) -> tuple[tree_lib.PyTree, Any]:
-    """The optimizer's update where `skip`, a bool or a traced scalar, is false; else zeros and the state as it is."""
-    if skip is False:
-        updates, new_state = update(grads, inner_state, params, masks)
-        # A loop's carry keeps its dtypes.
-        new_state = jax.tree.map(lambda new, old: jnp.asarray(new, jnp.result_type(old)), new_state, inner_state)
-        return _kept_from_fusing(updates, params), new_state
-    shapes, _ = jax.eval_shape(update, grads, inner_state, params, masks)
+) -> tuple[tree_lib.PyTree, SparseState]:
+    """New masks where they are due, and then no more than weights that come back at zero; else the optimizer's update.
 
-    def zeros() -> tree_lib.PyTree:
-        return jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
-
-    if skip is True:
-        return zeros(), inner_state
-
-    def body(carry: Any, gradients: tree_lib.PyTree, *inputs: tree_lib.PyTree) -> tuple[tree_lib.PyTree, Any]:
-        return update(carry[0] if gradients is None else gradients, carry[1], *inputs)
-
+    Nothing reads the old masks after the first loop, which therefore updates them in place.
+    """
+    shapes, _ = jax.eval_shape(update, grads, old_state.inner_state, params, old_state.masks)
     same = [leaf.dtype for leaf in jax.tree.leaves(shapes)] == [leaf.dtype for leaf in jax.tree.leaves(grads)]
     # Where they can, gradients travel in the carry, where the updates take their memory.
-    carry, gradients = ((grads, inner_state), None) if same else ((zeros(), inner_state), grads)
-    updates, inner_state = control.run_once(~skip, body, carry, gradients, params, masks)
-    return jax.tree.map(lambda leaf: jnp.where(skip, jnp.zeros_like(leaf), leaf), updates), inner_state
+    start, gradients = (grads, None) if same else (_zeros(shapes), grads)
+
+    def only_masks(carry: Any, gradients: tree_lib.PyTree, params: tree_lib.PyTree) -> Any:
+        grads, state = carry
+        new_state = new_masks(state, params, grads if gradients is None else gradients, None)
+        updates = _zeros(shapes)
+        if updater.regrows_from_zero and updater.lands_on_zero():
+            updates = _land(updates, params, state.masks, new_state.masks, regrow=True)
+        return updates, new_state
+
+    def only_update(carry: Any, gradients: tree_lib.PyTree, *inputs: tree_lib.PyTree) -> Any:
+        grads, inner_state = carry
+        return update(grads if gradients is None else gradients, inner_state, *inputs)
+
+    carry, state = control.run_once(due, only_masks, (start, old_state), gradients, params)
+    if due is True:
+        return carry, state
+    updates, inner_state = control.run_once(
+        ~due, only_update, (carry, state.inner_state), gradients, params, state.masks
+    )
+    return updates, state._replace(inner_state=inner_state)
+
+
+def _zeros(shapes: tree_lib.PyTree) -> tree_lib.PyTree:
+    return jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+
+
+def _as_from_a_loop(updates: tree_lib.PyTree, new_state: Any, old_state: Any, params: tree_lib.PyTree) -> Any:
+    """The optimizer's results as they are after a loop, whose carry keeps its dtypes."""
+    new_state = jax.tree.map(lambda new, old: jnp.asarray(new, jnp.result_type(old)), new_state, old_state)
+    return _kept_from_fusing(updates, params), new_state
 
 
 def _kept_from_fusing(updates: tree_lib.PyTree, params: tree_lib.PyTree) -> tree_lib.PyTree:
