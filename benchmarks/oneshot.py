@@ -110,20 +110,21 @@ def _memory(model: Transformer) -> list[Row]:
         sparsity_distribution_fn=functools.partial(sparsity_distributions.uniform, sparsity=0.5),
         sparsity_type={PRUNED: 'unstructured', '*': None},
     )
-    calls: dict[str, Callable[[], Any]] = {
-        'calibrating': lambda: oneshot.calibrate(model.logits, params, [tokens], 'gram', only=PRUNED),
-        'calibrating and pruning': lambda: pruner.instant_sparsify(params, apply_fn=model.logits, batches=[tokens]),
+    calls: dict[str, tuple[Callable[[], Any], float | None]] = {
+        'calibrating': (lambda: oneshot.calibrate(model.logits, params, [tokens], 'gram', only=PRUNED), MOST_MEMORY),
+        # There are new weights and masks, too.
+        'and pruning': (lambda: pruner.instant_sparsify(params, apply_fn=model.logits, batches=[tokens]), None),
     }
     needed = _bytes(params) + _gram_bytes(model)
     rows = []
-    for name, call in calls.items():
+    for name, (call, limit) in calls.items():
         others = live_bytes() - _bytes(params)
         with watched((sparsegpt, 'prune_by_sparsegpt')) as watch, warnings.catch_warnings():
             warnings.filterwarnings('ignore', '.*samples are fewer', UserWarning)  # how good the masks are is no matter
             call()
         taken = watch.bytes - others
         title = f'{name} {model.blocks} scanned blocks, against parameters and Gram matrices'
-        rows.append(Row(title, (None, None, taken / 2**20, taken / needed, MOST_MEMORY)))
+        rows.append(Row(title, (None, None, taken / 2**20, taken / needed, limit)))
     return rows
 
 
