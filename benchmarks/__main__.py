@@ -27,6 +27,7 @@ Subject = Literal[
     'sharded',
     'compile',
     'sweep',
+    'oneshot',
 ]
 SUBJECTS: tuple[Subject, ...] = get_args(Subject)
 # Each subject is a file of its name; a word of the language cannot name one.

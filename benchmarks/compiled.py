@@ -1,9 +1,11 @@
 """What a compiled program says of itself: temporary memory, loops, and what devices tell one another."""
 
+import contextlib
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
+from unittest import mock
 
 import jax
 
@@ -25,6 +27,49 @@ class Collectives(NamedTuple):
 def temporary_bytes(function: Callable[..., Any], *arguments: Any) -> int:
     """Memory that the compiled function needs besides its arguments and results, in bytes."""
     return jax.jit(function).lower(*arguments).compile().memory_analysis().temp_size_in_bytes
+
+
+class Watch:
+    """The most memory that arrays, results and temporaries took at any call of the programs that were watched."""
+
+    def __init__(self):
+        self.bytes = 0
+
+    def program(self, program: Any) -> Callable[..., Any]:
+        """A compiled function that is watched.
+
+        Args:
+          program: what `jax.jit` returns.
+        """
+
+        def run(*arguments: Any) -> Any:
+            if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(arguments)):
+                memory = program.lower(*arguments).compile().memory_analysis()
+                new = memory.output_size_in_bytes - memory.alias_size_in_bytes + memory.temp_size_in_bytes
+                self.bytes = max(self.bytes, live_bytes() + new)
+            return program(*arguments)
+
+        return run
+
+
+@contextlib.contextmanager
+def watched(*places: tuple[Any, str]) -> Iterator[Watch]:
+    """Watches what is compiled with `jax.jit` inside the context.
+
+    Args:
+      *places: modules and names in them of functions that were compiled before, to be watched, too.
+    """
+    watch, jit = Watch(), jax.jit
+    with contextlib.ExitStack() as stack:
+        for module, name in places:
+            stack.enter_context(mock.patch.object(module, name, watch.program(getattr(module, name))))
+        stack.enter_context(mock.patch.object(jax, 'jit', lambda *given, **named: watch.program(jit(*given, **named))))
+        yield watch
+
+
+def live_bytes() -> int:
+    """What all arrays take together."""
+    return sum(array.nbytes for array in jax.live_arrays() if not array.is_deleted())
 
 
 def loops_and_branches(text: str) -> int:

@@ -44,7 +44,10 @@ class Mlp:
 
 @dataclasses.dataclass(frozen=True)
 class Transformer:
-    """A decoder-only transformer on random text: 16 arrays a block, and 6 around the blocks."""
+    """A decoder-only transformer on random text: 16 arrays a block, and 6 around the blocks.
+
+    Where it is scanned, the blocks are stacked, and one loop goes through them.
+    """
 
     blocks: int
     width: int
@@ -53,14 +56,18 @@ class Transformer:
     batch_size: int
     sequence: int
     dtype: Any = jnp.float32
+    scanned: bool = False
 
     def init(self) -> Params:
         """Random parameters."""
         keys = jax.random.split(jax.random.key(0), self.blocks + 3)
+        blocks = {f'block_{i:02}': self._block(keys[i]) for i in range(self.blocks)}
+        if self.scanned:
+            blocks = {'blocks': jax.tree.map(lambda *leaves: jnp.stack(leaves), *blocks.values())}
         return {
             'tokens': 0.02 * jax.random.normal(keys[-3], (self.vocabulary, self.width), self.dtype),
             'positions': 0.02 * jax.random.normal(keys[-2], (self.sequence, self.width), self.dtype),
-            **{f'block_{i:02}': self._block(keys[i]) for i in range(self.blocks)},
+            **blocks,
             'norm': self._norm(),
             'head': _dense(keys[-1], self.width, self.vocabulary, self.dtype),
         }
@@ -76,13 +83,22 @@ class Transformer:
 
     def losses(self, params: Params, batch: Batch) -> jax.Array:
         """The cross entropy of each token."""
-        x = params['tokens'][batch.inputs] + params['positions']
-        for i in range(self.blocks):
-            block = params[f'block_{i:02}']
-            x = x + self._attention(block, _normalized(block['norm_1'], x))
-            hidden = jax.nn.gelu(_apply(block['up'], _normalized(block['norm_2'], x)))
-            x = x + _apply(block['down'], hidden)
-        return _cross_entropies(_apply(params['head'], _normalized(params['norm'], x)), batch.labels)
+        return _cross_entropies(self.logits(params, batch.inputs), batch.labels)
+
+    def logits(self, params: Params, tokens: jax.Array) -> jax.Array:
+        """What the model makes of tokens, `[batch, sequence, vocabulary]`."""
+        x = params['tokens'][tokens] + params['positions']
+        if self.scanned:
+            x, _ = jax.lax.scan(lambda x, block: (self._through(block, x), None), x, params['blocks'])
+        else:
+            for i in range(self.blocks):
+                x = self._through(params[f'block_{i:02}'], x)
+        return _apply(params['head'], _normalized(params['norm'], x))
+
+    def _through(self, block: Params, x: jax.Array) -> jax.Array:
+        x = x + self._attention(block, _normalized(block['norm_1'], x))
+        hidden = jax.nn.gelu(_apply(block['up'], _normalized(block['norm_2'], x)))
+        return x + _apply(block['down'], hidden)
 
     def _block(self, key: jax.Array) -> Params:
         width = self.width

@@ -1,10 +1,12 @@
 """The benchmarks run and print what they promise; what they measure is no matter of tests."""
 
+import dataclasses
 import importlib
 import json
 import math
 import subprocess
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,15 @@ from benchmarks import __main__ as benchmarks
 from benchmarks import compiled, models, report, selection, timing, training
 from benchmarks.timing import Ratio, Timing, interleaved, interval, ratio
 
-SLOW = ('global', 'step', 'memory', 'sharded', 'compile', 'sweep')  # what compiles many programs, or another process
+SLOW = (
+    'global',
+    'step',
+    'memory',
+    'sharded',
+    'compile',
+    'sweep',
+    'oneshot',
+)  # what compiles many programs, or another process
 EACH_SUBJECT = [
     pytest.param(subject, marks=pytest.mark.slow) if subject in SLOW else subject for subject in benchmarks.SUBJECTS
 ]
@@ -29,6 +39,10 @@ MAY_BE_EMPTY = {
     'seconds',
     'difference of the metric',
     'in test examples',
+    'milliseconds',
+    'limit in milliseconds',
+    'MiB',
+    'limit of that',
 }
 
 PROGRAM = """
@@ -170,6 +184,16 @@ def test_a_transformer_learns_and_does_not_look_ahead():
     assert jnp.allclose(losses(params, batch)[:, :3], losses(shorter, three), rtol=1e-4)
 
 
+def test_scanned_blocks_do_what_the_same_blocks_do():
+    model = dataclasses.replace(models.TRANSFORMERS['small'], blocks=2)
+    scanned = dataclasses.replace(model, scanned=True)
+    params, tokens = jax.jit(model.init)(), model.batch().inputs
+    stacked = jax.jit(scanned.init)()
+    assert stacked['blocks']['up']['kernel'].shape == (2, 16, 64)
+    expected = jax.jit(model.logits)(params, tokens)
+    assert jnp.allclose(jax.jit(scanned.logits)(stacked, tokens), expected, atol=1e-5)
+
+
 def test_timed_steps_are_sparse():
     model = models.TRAINED['small']['MLP']
     timed = training.Training(model, training.METHODS['magnitude, host-driven'])
@@ -263,6 +287,22 @@ def test_loops_and_branches_are_counted():
     assert compiled.loops_and_branches(PROGRAM) == 3
     looped = jax.jit(lambda x: jax.lax.while_loop(lambda x: x < 9, lambda x: 2 * x, x))
     assert compiled.loops_and_branches(looped.lower(1).compile().as_text()) == 1
+
+
+def test_watched_programs_say_what_memory_they_took_at_most():
+    before, module = jax.jit, types.SimpleNamespace(compiled=jax.jit(jnp.square))
+    with compiled.watched((module, 'compiled')) as watch:
+        x = jnp.ones(2**20)
+        live = compiled.live_bytes()
+        assert watch.bytes == 0
+        module.compiled(x)
+        assert watch.bytes == live + x.nbytes
+        jax.jit(lambda x: jnp.stack([x, x]))(x)
+        assert watch.bytes == live + 2 * x.nbytes
+        x = jax.jit(lambda x: x + 1, donate_argnums=0)(x)
+        jax.jit(jax.jit(jnp.sum))(x)
+        assert watch.bytes == live + 2 * x.nbytes
+    assert jax.jit is before
 
 
 def test_temporary_bytes_are_those_of_what_is_neither_argument_nor_result():

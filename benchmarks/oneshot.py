@@ -1,0 +1,137 @@
+"""Calibration against the forward pass, SparseGPT on one layer, and the memory that pruning a deep model takes.
+
+Calibration asks for a batch when it is done with the one before: its time is what passes between. The forward pass of
+the same batch is timed in between, so that drift hits both.
+"""
+
+import functools
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.compiled import live_bytes, watched
+from benchmarks.models import TRANSFORMERS, Transformer
+from benchmarks.report import Row
+from benchmarks.selection import environment as environment
+from benchmarks.timing import Timing, bound, interleaved, ratio
+from jaxpruner import oneshot, sparsity_distributions
+from jaxpruner.oneshot import sparsegpt
+from jaxpruner.sparsity_types import NByM, Unstructured
+
+ROUNDS = 30
+SECONDS = 60
+COLUMNS = ('milliseconds', 'limit in milliseconds', 'MiB', 'times the reference', 'limit of that')
+
+# On a CPU the model of examples/oneshot_shakespeare.py.
+CALIBRATED = {
+    'small': TRANSFORMERS['small'],
+    'cpu': Transformer(4, 160, heads=4, vocabulary=65, batch_size=16, sequence=128),
+    'gpu': TRANSFORMERS['gpu'],
+}
+KINDS = {'second_moment': ('second moments', 1.4), 'gram': ('Gram matrices', 4.0)}
+LAYERS = {'small': 32, 'cpu': 2048, 'gpu': 8192}
+MOST_MILLISECONDS = 1500.0
+DEEP = {
+    'small': Transformer(2, 16, heads=2, vocabulary=32, batch_size=2, sequence=8, scanned=True),
+    'cpu': Transformer(24, 256, heads=4, vocabulary=64, batch_size=2, sequence=64, scanned=True),
+    'gpu': Transformer(24, 1024, heads=16, vocabulary=1024, batch_size=2, sequence=256, scanned=True),
+}
+MOST_MEMORY = 1.1
+PRUNED = 'blocks/*/kernel'
+
+
+def run(size: str, rounds: int) -> list[Row]:
+    """Times calibration and SparseGPT, then counts memory."""
+    return [*_calibration(CALIBRATED[size], rounds), *_sparsegpt(LAYERS[size], rounds), *_memory(DEEP[size])]
+
+
+def _calibration(model: Transformer, rounds: int) -> list[Row]:
+    params, tokens = jax.jit(model.init)(), model.batch().inputs
+    forward = bound(model.logits, params, tokens)
+    rows = []
+    for kind, (name, limit) in KINDS.items():
+        taken, reference = Timing([]), Timing([])
+        batches = _timed_batches(tokens, forward, rounds, taken, reference)
+        oneshot.calibrate(model.logits, params, batches, kind)
+        rows.append(Row(f'{name} against the forward pass', (*_times(taken), ratio(taken, reference), limit)))
+    return rows
+
+
+def _timed_batches(
+    batch: Any, forward: Callable[[], Any], rounds: int, taken: Timing, reference: Timing
+) -> Iterator[Any]:
+    """The batch again and again; with the first one calibration is compiled."""
+    for number in range(rounds + 1):
+        began = time.perf_counter()
+        yield batch
+        jax.block_until_ready(jnp.zeros(()))  # waits for what was handed to the device before
+        calibrated = time.perf_counter()
+        jax.block_until_ready(forward())
+        if number:
+            taken.rounds.append(calibrated - began)
+            reference.rounds.append(time.perf_counter() - calibrated)
+
+
+def _sparsegpt(width: int, rounds: int) -> list[Row]:
+    """The reference is what no implementation can do without: a decomposition, and a pass over the weights."""
+    weights, samples = (jax.random.normal(jax.random.key(i), (n, width)) for i, n in enumerate((width, 2 * width)))
+    gram = samples.T @ samples
+    damped, dense = np.array(gram), np.asarray(weights)
+    damped[np.diag_indices(width)] *= 1.01
+    types = {'50 %': Unstructured(), '2:4': NByM(2, 4)}
+    calls = {
+        name: bound(functools.partial(oneshot.prune_by_sparsegpt, sparsity=0.5, sparsity_type=kind), weights, gram)
+        for name, kind in types.items()
+    }
+    reference: Any = lambda: np.linalg.cholesky(damped) @ dense  # noqa: E731
+    times = interleaved({**calls, 'reference': reference}, rounds, SECONDS)
+    return [
+        Row(
+            f'SparseGPT, {list(weights.shape)}, {name}, against a Cholesky decomposition and a product in NumPy',
+            (times[name].milliseconds, MOST_MILLISECONDS, None, ratio(times[name], times['reference']), None),
+        )
+        for name in types
+    ]
+
+
+def _times(timing: Timing) -> tuple[float, None, None]:
+    return timing.milliseconds, None, None
+
+
+def _memory(model: Transformer) -> list[Row]:
+    """What there has to be at the same time is the parameters and the Gram matrices of the layers that are pruned."""
+    params, tokens = jax.jit(model.init)(), model.batch().inputs
+    pruner = oneshot.SparseGPT(
+        sparsity_distribution_fn=functools.partial(sparsity_distributions.uniform, sparsity=0.5),
+        sparsity_type={PRUNED: 'unstructured', '*': None},
+    )
+    calls: dict[str, tuple[Callable[[], Any], float | None]] = {
+        'calibrating': (lambda: oneshot.calibrate(model.logits, params, [tokens], 'gram', only=PRUNED), MOST_MEMORY),
+        # There are new weights and masks, too.
+        'and pruning': (lambda: pruner.instant_sparsify(params, apply_fn=model.logits, batches=[tokens]), None),
+    }
+    needed = _bytes(params) + _gram_bytes(model)
+    rows = []
+    for name, (call, limit) in calls.items():
+        others = live_bytes() - _bytes(params)
+        with watched((sparsegpt, 'prune_by_sparsegpt')) as watch, warnings.catch_warnings():
+            warnings.filterwarnings('ignore', '.*samples are fewer', UserWarning)  # how good the masks are is no matter
+            call()
+        taken = watch.bytes - others
+        title = f'{name} {model.blocks} scanned blocks, against parameters and Gram matrices'
+        rows.append(Row(title, (None, None, taken / 2**20, taken / needed, limit)))
+    return rows
+
+
+def _gram_bytes(model: Transformer) -> int:
+    """Queries, keys and values share their inputs; those of the MLP's second layer are four times as many."""
+    return 4 * model.blocks * (3 + 4**2) * model.width**2
+
+
+def _bytes(tree: Any) -> int:
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))

@@ -1,0 +1,134 @@
+"""Trains a character transformer, prunes it once in many ways, and shows what each costs.
+
+    python examples/oneshot_shakespeare.py --data-dir folder  # with tinyshakespeare.txt: three seeds, an hour on a core
+    python examples/oneshot_shakespeare.py --small            # a tiny model on the text inside CPython, seconds
+    python examples/oneshot_shakespeare.py --table            # what is there so far
+
+Leaves in `--out` the recipe, checkpoints of the trained models, a JSON file for each result, `table.md`,
+`differences.md` and `sparsity.png`. Ctrl-C loses no more than the last hundred steps: the same command goes on.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import rich.progress
+import tyro
+from rich.console import Console
+
+from jaxpruner.baselines.checkpointing import Checkpoints
+from jaxpruner.baselines.folders import claimed
+from jaxpruner.baselines.recipe import Recipe
+from jaxpruner.report import figures, plots, tables
+from oneshot_shakespeare_differences import differences
+from oneshot_shakespeare_pruning import prune_all, read_cells, results_of, variants
+from oneshot_shakespeare_training import RECIPE, SMALL, Training, read_text
+
+REFUSED = 2  # the exit status of a program that was called wrongly
+INTERRUPTED = 130  # the exit status of a program that Ctrl-C ended
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Trains a character transformer and prunes it once by magnitude, Wanda, RIA and SparseGPT."""
+
+    data_dir: Path | None = None
+    """Folder with tinyshakespeare.txt; none: the folder data/ in the one that JAXPRUNER_SHARED names."""
+    out: Path = Path('out/oneshot_shakespeare')
+    """Folder for checkpoints and results."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Of the models; batches follow from them, too."""
+    small: bool = False
+    """A tiny model and few steps, on the text inside CPython: shows that everything runs, and no more."""
+    table: bool = False
+    """Train and prune nothing: write table, differences and plot of what is there."""
+    progress: bool = True
+    """Show a progress bar; without a terminal there is none."""
+
+    def check(self) -> None:
+        """Refuses what cannot be meant, before any work.
+
+        Raises:
+          ValueError: with the value and what would be right.
+        """
+        if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f'--seeds must be different whole numbers from 0 on, got {self.seeds}')
+
+    @property
+    def recipe(self) -> Recipe:
+        """Every number of the experiment."""
+        return SMALL if self.small else RECIPE
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the example with the arguments of a command line; returns the exit status."""
+    try:
+        settings = tyro.cli(Settings, description=__doc__, args=arguments)
+        settings.check()
+        if not settings.table:
+            run(settings)
+        report(settings)
+    except (ValueError, OSError) as error:
+        print(f'oneshot_shakespeare.py: {error}', file=sys.stderr)
+        return REFUSED
+    except KeyboardInterrupt:
+        print('Interrupted. The same command goes on.')
+        return INTERRUPTED
+    return 0
+
+
+def run(settings: Settings) -> None:
+    """Trains and prunes what has no result yet."""
+    recipe, shared = settings.recipe, os.environ.get('JAXPRUNER_SHARED')
+    text = read_text(recipe, settings.data_dir or (Path(shared, 'data') if shared else None))
+    training = Training(recipe, text)
+    with claimed(settings.out, recipe), progress(settings.progress) as show:
+        checkpoints = Checkpoints(settings.out / 'checkpoints', recipe.digest())
+        for seed in settings.seeds:
+            trained = training.train(seed, checkpoints, functools.partial(show, f'seed {seed}: training', recipe.steps))
+            number = len(results_of(recipe))
+            prune_all(training, text, trained, settings.out, functools.partial(show, f'seed {seed}: pruning', number))
+
+
+def report(settings: Settings) -> None:
+    """Prints the table and the differences, and writes them and the plot."""
+    recipe, out = settings.recipe, settings.out
+    cells = [cell for variant in variants(recipe) for cell in read_cells(out / variant.folder)]
+    if not cells:
+        raise FileNotFoundError(f'no results in {out}; without --table they are made, --small has others')
+    texts = {'table.md': tables.to_markdown(tables.make_table(cells)), 'differences.md': differences(recipe, out)}
+    for name, text in texts.items():
+        figures.replace_whole(out / name, lambda beside, text=text: beside.write_text(text))
+        print(text)
+    plots.plot_metric_against_sparsity(cells, out / 'sparsity.png')
+    print(', '.join(str(out / name) for name in (*texts, 'sparsity.png')))
+
+
+@contextlib.contextmanager
+def progress(wanted: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """Shows a bar on stderr; yields a function that is told what is done, of how much, and how far it is."""
+    shown = wanted and sys.stderr.isatty()
+    columns = (
+        rich.progress.TextColumn('{task.description:16}'),
+        rich.progress.BarColumn(),
+        rich.progress.TimeElapsedColumn(),
+        rich.progress.TimeRemainingColumn(),
+    )
+    console = Console(stderr=True, quiet=not shown)
+    with rich.progress.Progress(*columns, console=console, transient=True, disable=not shown) as bar:
+        task = bar.add_task('')
+
+        def show(description: str, total: int, done: int) -> None:
+            if bar.tasks[0].description != description:
+                bar.reset(task)  # or the time that remains would be told by another work
+            bar.update(task, description=description, total=total, completed=done)
+
+        yield show
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,211 @@
+"""The one-shot example with a tiny model: its results, what it does after an interruption, what it refuses."""
+
+import functools
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import oneshot_shakespeare as example
+import oneshot_shakespeare_pruning
+import oneshot_shakespeare_training
+from jaxpruner.baselines.checkpointing import Checkpoints
+from oneshot_shakespeare_differences import over_seeds, over_sequences
+from oneshot_shakespeare_pruning import DENSE, read_cells, results_of, variants
+from oneshot_shakespeare_training import RECIPE, SMALL, Text, Training, draw, read_text, windows
+
+EXAMPLE = pathlib.Path(example.__file__)
+ROOT = EXAMPLE.parents[1]
+ARGUMENTS = ['--small', '--seeds', '3']
+
+
+def interrupt_at(number, function):
+    """Ctrl-C at a call."""
+    calls = []
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == number:
+            raise KeyboardInterrupt
+        return function(*args, **kwargs)
+
+    return call
+
+
+def never(*_):
+    raise AssertionError('it was done before')
+
+
+@pytest.fixture(scope='module')
+def finished(tmp_path_factory):
+    """The folder of a run that was interrupted while it pruned, and then went on."""
+    out = tmp_path_factory.mktemp('finished')
+    arguments = [*ARGUMENTS, '--out', str(out)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            oneshot_shakespeare_pruning, 'write_losses', interrupt_at(4, oneshot_shakespeare_pruning.write_losses)
+        )
+        assert example.main(arguments) == example.INTERRUPTED
+    before = {cell.name: cell for cell in read_cells(out / 'unstructured')}
+    assert len(before) == 3
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Training, '_one_step', never)
+        assert example.main(arguments) == 0
+    after = {cell.name: cell for cell in read_cells(out / 'unstructured')}
+    assert before.items() <= after.items()
+    return out
+
+
+def cells_of(out):
+    return {
+        (way.folder, cell.algorithm, cell.sparsity): cell
+        for way in variants(SMALL)
+        for cell in read_cells(out / way.folder)
+    }
+
+
+def test_every_way_has_a_result(finished):
+    cells = cells_of(finished)
+    assert cells.keys() == {(way.folder, *rest) for way, *rest in results_of(SMALL)}
+    for (_, algorithm, sparsity), cell in cells.items():
+        assert cell.value < np.log(200)
+        assert cell.reached == pytest.approx(sparsity, abs=0.02)
+        if algorithm != DENSE:
+            parts = 'attention/query attention/key attention/value attention/out up down'.split()
+            assert cell.layers.keys() == {f'block_0/{part}/kernel' for part in parts}
+    for sparsity in SMALL.task['sparsities']:
+        assert cells['owl', 'magnitude', sparsity].layers == cells['owl', 'wanda', sparsity].layers
+        assert len(set(cells['owl', 'wanda', sparsity].layers.values())) > 1
+
+
+def test_table_differences_and_plot_are_written_and_printed(finished, capsys, monkeypatch):
+    monkeypatch.setattr(example, 'run', never)
+    assert example.main([*ARGUMENTS, '--out', str(finished), '--table']) == 0
+    printed = capsys.readouterr().out
+    for name in ('table.md', 'differences.md'):
+        assert (finished / name).read_text() in printed
+    assert '| 2:4 (pydoc): loss ↓' in printed
+    assert len(re.findall(r'^\| .* \| -?[\d.]+ \| -inf to inf \| .* \| 1 \|$', printed, re.MULTILINE)) == 18
+    assert (finished / 'sparsity.png').read_bytes().startswith(b'\x89PNG')
+
+
+def test_results_of_others_and_damaged_ones_are_named(finished, capsys):
+    losses = finished / 'owl' / 'losses' / 'ria_0.5_3.npy'
+    content = losses.read_bytes()
+    losses.write_bytes(content[:50])
+    assert example.main([*ARGUMENTS, '--out', str(finished), '--table']) == example.REFUSED
+    assert f'{losses} does not hold the losses of a result' in capsys.readouterr().err
+    losses.write_bytes(content)
+    arguments = ['--seeds', '3', '--out', str(finished), '--data-dir', str(finished)]
+    (finished / 'tinyshakespeare.txt').write_text('To be, or not to be. ' * 100)
+    assert example.main(arguments) == example.REFUSED
+    assert 'recipe.toml is another recipe' in capsys.readouterr().err
+
+
+REFUSED = [
+    (['--seeds', '1', '1'], '--seeds must be different whole numbers from 0 on, got (1, 1)'),
+    (['--seeds', '-1'], '--seeds must be'),
+    ([], 'pass --data-dir with one that holds tinyshakespeare.txt'),
+    (['--data-dir', 'nowhere'], 'nowhere/tinyshakespeare.txt does not exist'),
+    (['--table'], 'no results in out; without --table they are made'),
+]
+
+
+@pytest.mark.parametrize(('arguments', 'message'), REFUSED)
+def test_what_cannot_be_meant(arguments, message, capsys, monkeypatch, tmp_path):
+    monkeypatch.delenv('JAXPRUNER_SHARED', raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert example.main([*arguments, '--out', 'out']) == example.REFUSED
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+TEXT = Text(np.arange(5000) % 7, np.arange(300) % 7, 7)
+
+
+def test_an_interrupted_training_ends_as_any_other(tmp_path, monkeypatch):
+    monkeypatch.setattr(oneshot_shakespeare_training, 'SAVE_EVERY', 5)
+    training = Training(SMALL, TEXT)
+    checkpoints = {name: Checkpoints(tmp_path / name, SMALL.digest()) for name in ('whole', 'parts')}
+    whole = training.train(0, checkpoints['whole'])
+    with monkeypatch.context() as patch:
+        patch.setattr(training, '_step', interrupt_at(13, training._step))
+        with pytest.raises(KeyboardInterrupt):
+            training.train(0, checkpoints['parts'])
+    steps = []
+    parts = training.train(0, checkpoints['parts'], steps.append)
+    assert steps == list(range(11, 21))
+    jax.tree.map(np.testing.assert_array_equal, parts.params, whole.params)
+    assert whole.seconds > 0
+    training.train(0, checkpoints['parts'], never)
+    losses = training.evaluate(whole.params, windows(TEXT.validation, 16))
+    assert losses.shape == (18,)
+    assert losses.mean() < np.log(7)
+
+
+def test_the_model_has_a_million_parameters_and_does_not_look_ahead():
+    sizes = jax.tree.leaves(jax.eval_shape(lambda: Training(RECIPE, Text(TEXT.train, TEXT.validation, 65)).start(0)))
+    assert sum(leaf.size for leaf in sizes) == 1_278_785
+    training = Training(SMALL, TEXT)
+    params, tokens = training.start(0), jnp.arange(16)[None] % 7
+    other = tokens.at[:, 10:].set(0)
+    apply = jax.jit(training.apply)
+    np.testing.assert_allclose(apply(params, tokens)[:, :10], apply(params, other)[:, :10], atol=1e-5)
+    assert not jnp.allclose(apply(params, tokens)[:, 10:], apply(params, other)[:, 10:])
+
+
+def test_sequences_of_a_text():
+    text = np.arange(50)
+    np.testing.assert_array_equal(windows(text, 16)[:, 0], [0, 16, 32])
+    np.testing.assert_array_equal(windows(text, 16)[-1], np.arange(32, 49))
+    drawn = draw(jnp.asarray(text), jax.random.key(0), 200, 16)
+    np.testing.assert_array_equal(drawn - drawn[:, :1], np.tile(np.arange(17), (200, 1)))
+    assert {int(drawn.min()), int(drawn.max())} == {0, 49}
+
+
+@pytest.mark.skipif('JAXPRUNER_SHARED' not in os.environ, reason='JAXPRUNER_SHARED does not name a folder with a text')
+def test_tiny_shakespeare():
+    text = read_text(RECIPE, pathlib.Path(os.environ['JAXPRUNER_SHARED'], 'data'))
+    assert text.symbols == 65
+    assert (len(text.train), len(text.validation)) == (1_003_855, 111_539)
+    assert len(windows(text.validation, RECIPE.model['context'])) == 871
+
+
+def test_intervals():
+    values = np.array([[1.0, 3.0], [2.0, 4.0], [3.0, 5.0]])
+    low, high = over_seeds(values)
+    assert (low, high) == pytest.approx((3 - 4.30265 / np.sqrt(3), 3 + 4.30265 / np.sqrt(3)))
+    assert over_seeds(values[:1]) == (-np.inf, np.inf)
+    assert over_sequences(values) == (2.0, 4.0)
+    wide = np.random.default_rng(0).normal(1, 1, (3, 1000))
+    low, high = over_sequences(wide)
+    half = 1.96 * wide.mean(0).std() / np.sqrt(1000)
+    assert (wide.mean() - low, high - wide.mean()) == pytest.approx((half, half), rel=0.1)
+
+
+def test_the_script_runs_on_its_own():
+    """From anywhere, without the tests' search path for modules."""
+    done = subprocess.run([sys.executable, str(EXAMPLE), '--help'], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert '--table' in done.stdout
+
+
+def test_the_command_of_the_document_is_understood(monkeypatch):
+    called = []
+    monkeypatch.setattr(example, 'run', called.append)
+    monkeypatch.setattr(example, 'report', called.append)
+    lines = re.findall(
+        r'^python examples/oneshot_shakespeare.py (.*)$', (ROOT / 'docs/oneshot.md').read_text(), re.MULTILINE
+    )
+    assert lines
+    for line in lines:
+        assert example.main(shlex.split(line)) == 0
+    assert called
