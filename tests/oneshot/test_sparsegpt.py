@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpruner.oneshot import cholesky, sparsegpt
+from jaxpruner.oneshot import cholesky, sparsegpt_matrices
 from jaxpruner.sparsity_types import Block, NByM, Unstructured
 from oneshot import references
 
@@ -20,7 +20,7 @@ def made_up(inputs, outputs, samples=None, seed=0):
 
 def pruned(weights, inputs, *args, **kwargs):
     gram = jnp.asarray(inputs.T @ inputs, jnp.float32)
-    return sparsegpt.prune_by_sparsegpt(jnp.asarray(weights), gram, *args, **kwargs)
+    return sparsegpt_matrices.prune_by_sparsegpt(jnp.asarray(weights), gram, *args, **kwargs)
 
 
 CASES = [
@@ -55,14 +55,14 @@ def test_stacked_matrices_are_pruned_each_by_itself():
     gram = jnp.stack([jnp.asarray(inputs.T @ inputs, jnp.float32) for _, inputs in pairs])
     gram = gram.at[1].set(jnp.ones((20, 20)))  # of rank 1
     sparsities = jnp.array([0.5, 0.25, 0.0])
-    found = sparsegpt.prune_by_sparsegpt(weights, gram, sparsities, damping=0.0)
+    found = sparsegpt_matrices.prune_by_sparsegpt(weights, gram, sparsities, damping=0.0)
     assert found.mask.sum((1, 2)).tolist() == [60, 90, 120]
     assert found.damping.tolist()[::2] == [0.0, 0.0]
     assert found.damping[1] >= 1e-6  # more was tried
     assert found.weights.dtype == jnp.bfloat16
     np.testing.assert_array_equal(found.weights[2], weights[2])  # sparsity 0 changes nothing
     for i in range(2):
-        alone = sparsegpt.prune_by_sparsegpt(weights[i], gram[i], sparsities[i], damping=0.0)
+        alone = sparsegpt_matrices.prune_by_sparsegpt(weights[i], gram[i], sparsities[i], damping=0.0)
         np.testing.assert_array_equal(found.mask[i], alone.mask)
         np.testing.assert_array_equal(found.weights[i], alone.weights)
     assert np.isfinite(np.asarray(found.weights, np.float32)).all()
@@ -76,7 +76,7 @@ def test_outputs_change_less_than_without_making_up():
 
 
 def test_a_gram_matrix_that_is_not_finite_is_seen_in_the_weights():
-    found = sparsegpt.prune_by_sparsegpt(jnp.ones((3, 2)), jnp.full((3, 3), jnp.nan), 0.5)
+    found = sparsegpt_matrices.prune_by_sparsegpt(jnp.ones((3, 2)), jnp.full((3, 3), jnp.nan), 0.5)
     assert not np.isfinite(found.weights).any()
     assert found.damping > 1e5
 
@@ -101,8 +101,8 @@ BAD = [
 @pytest.mark.parametrize(('arguments', 'error', 'message'), BAD)
 def test_bad_calls(arguments, error, message):
     with pytest.raises(error, match=message):
-        sparsegpt.prune_by_sparsegpt(jnp.ones((6, 2)), jnp.eye(6), 0.5, **arguments)
+        sparsegpt_matrices.prune_by_sparsegpt(jnp.ones((6, 2)), jnp.eye(6), 0.5, **arguments)
 
 
 def test_empty_matrices():
-    assert sparsegpt.prune_by_sparsegpt(jnp.ones((2, 0, 3)), jnp.ones((2, 0, 0)), 0.5).damping.shape == (2,)
+    assert sparsegpt_matrices.prune_by_sparsegpt(jnp.ones((2, 0, 3)), jnp.ones((2, 0, 0)), 0.5).damping.shape == (2,)

@@ -13,7 +13,7 @@ import optax
 
 from jaxpruner import base_updater, mask_calculator, sparsity_types, targets
 from jaxpruner import tree as tree_lib
-from jaxpruner.oneshot import matrix_masks, owl, wanda
+from jaxpruner.oneshot import matrix_masks, matrix_scores, owl
 from jaxpruner.oneshot.calibration import CalibratedMatrices, Calibration, as_inputs, calibrate
 from jaxpruner.oneshot.input_statistics import InputStatistics, check_statistics
 from jaxpruner.oneshot.weight_matrices import WeightMatrices, find_matrices
@@ -188,7 +188,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
         shares, sizes, means = [], [], []
         for (path, entry), sparsity in zip(chosen, each, strict=True):
             weights = entry.matrices.read(selected[path][0])
-            scores = wanda.wanda_scores(weights, entry.statistics.second_moment)
+            scores = matrix_scores.wanda_scores(weights, entry.statistics.second_moment)
             shares.append(owl.outlier_shares(scores, self.owl_multiple))
             sizes += [scores.size // shares[-1].size] * shares[-1].size
             means += [float(sparsity)] * shares[-1].size

@@ -1,37 +1,27 @@
 """RIA: a weight counts by its share of its input's and of its output's weights, and by what its input brings."""
 
-from typing import Any
+import dataclasses
 
-import jax
-import jax.numpy as jnp
+from jaxpruner.oneshot import matrix_masks, matrix_scores
+from jaxpruner.oneshot.calibrated_pruning import CalibratedPruning
 
 
-def ria_scores(weights: jax.Array, second_moment: jax.Array, power: Any = 0.5) -> jax.Array:
-    r"""Relative importance and activations.
+@dataclasses.dataclass
+class RIA(CalibratedPruning):
+    """Removes the weights of least relative importance and activation. Zhang et al., 2024.
 
-    $$\left(\frac{|w_{ij}|}{\sum_k |w_{kj}|} + \frac{|w_{ij}|}{\sum_k |w_{ik}|}\right) \lVert x_i \rVert_2^a$$
+    Attributes:
+      power: of the norm of the inputs.
 
-    From Zhang et al., "Plug-and-Play: An Efficient Post-training Pruning Method for Large Language Models", 2024, which
-    compares the weights of a layer.
-
-    Args:
-      weights: float `[..., inputs, outputs]`.
-      second_moment: sum of squares of each input, `[..., inputs]`.
-      power: $a$.
-
-    Returns:
-      Scores in the weights' shape, float32 (float64 where the weights are).
-
-    >>> ria_scores(jnp.array([[3.0, 1.0], [0.0, 1.0]]), jnp.ones(2)).tolist()
-    [[1.75, 0.75], [0.0, 1.5]]
+    >>> RIA().per
+    'layer'
     """
-    dtype = jnp.promote_types(weights.dtype, jnp.float32)
-    sizes = jnp.abs(weights.astype(dtype))
-    importance = _shares(sizes, -2) + _shares(sizes, -1)
-    return importance * (second_moment.astype(dtype) ** (power / 2))[..., None]
 
+    per: str = 'layer'
+    power: float = 0.5
 
-def _shares(sizes: jax.Array, axis: int) -> jax.Array:
-    """Of the sum along the axis; of nothing the share is 0."""
-    sums = sizes.sum(axis, keepdims=True)
-    return sizes / jnp.where(sums == 0, 1, sums)
+    def prune_matrices(self, weights, statistics, sparsity, sparsity_type, where):
+        """The mask; weights that are kept do not change."""
+        del where
+        scores = matrix_scores.ria_scores(weights, statistics.second_moment, self.power)
+        return None, matrix_masks.keep_in_matrices(scores, sparsity, sparsity_type, self.per)

@@ -1,209 +1,55 @@
-"""SparseGPT: weights are removed input by input, and those of later inputs are changed to make up for it."""
+"""SparseGPT: weights are removed input by input, and the others are changed to make up for it."""
 
-import functools
-import math
-from typing import Any, NamedTuple
+import dataclasses
+import warnings
+from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
-from jax import lax
 
-from jaxpruner import n_by_m, selection, sparsity_types
-from jaxpruner.oneshot import cholesky, matrix_masks
-
-_BLOCK = 128  # inputs whose weights are chosen together, as in the paper
-_PART = 16  # inputs that are gone through before the rest of a block is told
+from jaxpruner.oneshot.calibrated_pruning import CalibratedPruning
+from jaxpruner.oneshot.sparsegpt_matrices import prune_by_sparsegpt
 
 
-class PrunedMatrices(NamedTuple):
-    """What `prune_by_sparsegpt` returns.
+@dataclasses.dataclass
+class SparseGPT(CalibratedPruning):
+    """Removes weights input by input and changes the others to make up for it. Frantar and Alistarh, 2023.
 
     Attributes:
-      weights: `[..., inputs, outputs]`, in the dtype that was given; pruned ones are zero, the others changed.
-      mask: uint8 in the same shape.
-      damping: that was used, `[...]`.
-
-    >>> PrunedMatrices(jnp.ones((2, 1)), jnp.ones((2, 1), jnp.uint8), jnp.float32(0.01)).mask.shape
-    (2, 1)
-    """
-
-    weights: jax.Array
-    mask: jax.Array
-    damping: jax.Array
-
-
-@functools.partial(jax.jit, static_argnames=('sparsity_type', 'per'))
-def prune_by_sparsegpt(
-    weights: jax.Array,
-    gram: jax.Array,
-    sparsity: Any,
-    sparsity_type: sparsity_types.SparsityType = sparsity_types.Unstructured(),
-    per: str = 'layer',
-    damping: Any = 0.01,
-) -> PrunedMatrices:
-    r"""Prunes weight matrices so that their outputs change little.
-
-    With $U$ the upper Cholesky factor of the inverse of the damped Gram matrix, the inputs are gone through in order:
-    removing weight $j$ of input $i$ costs $w_{ij}^2 / U_{ii}^2$, and changes those of each later input $k$ by $-w_{ij}
-    U_{ik} / U_{ii}$. Which weights go is decided for 128 inputs at a time, in N:M for each group. From Frantar and
-    Alistarh, "SparseGPT: Massive Language Models Can Be Accurately Pruned in One-Shot", 2023.
-
-    Matrices are pruned one after another, so that one at a time takes memory.
-
-    Args:
-      weights: float `[..., inputs, outputs]`.
-      gram: sums of products of each two inputs, `[..., inputs, inputs]`, in at least float32.
-      sparsity: share to remove, a scalar or one for each matrix; 0 changes nothing. N:M takes any other value alike.
-      sparsity_type: `Unstructured()`, or `NByM`, whose groups lie along the inputs whatever its axis.
-      per: what is ranked together among 128 inputs where unstructured: all weights (`'layer'`), or those of each
-        `'output'`.
-      damping: what is added to the Gram matrix's diagonal, as a share of its mean. Where that is not enough to
-        decompose it, ten times as much is tried, again and again.
-
-    Returns:
-      New weights, the mask, and the damping that was used. Weights are not finite where the Gram matrix is not.
+      damping: what is added to a Gram matrix's diagonal, as a share of its mean; ten times as much where that is not
+        enough, with a warning.
 
     Raises:
-      TypeError: another sparsity type.
-      ValueError: m does not divide the inputs, or something else to compare.
+      ValueError: a setting is wrong.
 
-    >>> inputs = jnp.array([[1.0, 1.0], [2.0, 2.0], [1.0, 0.9]])  # nearly the same: one can stand for both
-    >>> pruned = prune_by_sparsegpt(jnp.array([[1.0], [1.0]]), inputs.T @ inputs, 0.5)
-    >>> pruned.weights.round(1).tolist(), pruned.mask.tolist()
-    ([[0.0], [2.0]], [[0], [1]])
-    """
-    matrix_masks.check_comparison(per)
-    matrix_masks.check_matrix_type(sparsity_type, weights.shape, 'weights')
-    *leading, inputs, outputs = weights.shape
-    each = jnp.broadcast_to(jnp.asarray(sparsity, jnp.float32), leading)
-    dtype = jnp.promote_types(gram.dtype, jnp.float32)
-
-    def prune(matrix: tuple[jax.Array, jax.Array, jax.Array]) -> PrunedMatrices:
-        return _prune(matrix[0], matrix[1].astype(dtype), matrix[2], sparsity_type, per, damping)
-
-    if not weights.size:
-        return PrunedMatrices(weights, jnp.ones(weights.shape, jnp.uint8), jnp.full(leading, damping, dtype))
-    matrices = weights.reshape(-1, inputs, outputs), gram.reshape(-1, inputs, inputs), each.ravel()
-    if math.prod(leading) == 1:
-        pruned = jax.tree.map(lambda array: array[None], prune(jax.tree.map(lambda array: array[0], matrices)))
-    else:
-        pruned = lax.map(prune, matrices)
-    return jax.tree.map(lambda array: array.reshape(*leading, *array.shape[1:]), pruned)
-
-
-def _prune(
-    weights: jax.Array, gram: jax.Array, sparsity: jax.Array, kind: Any, per: str, damping: Any
-) -> PrunedMatrices:
-    """One matrix, block by block; a block asks for what earlier ones have changed when its turn comes."""
-    inputs, outputs = weights.shape
-    length, *parts = _lengths(kind, inputs)
-    blocks = -(-inputs // length)
-    padding = blocks * length - inputs
-    factor, damping = cholesky.flipped_cholesky(gram, damping)
-    factor = jnp.pad(factor, ((0, padding), (0, padding))) + jnp.diag((jnp.arange(inputs + padding) >= inputs) * 1.0)
-    start_weights = jnp.pad(weights.astype(gram.dtype), ((0, padding), (0, 0)))
-    # Weights of inputs that never occur cost nothing; those that pad the last block are never preferred.
-    limits = jnp.where(jnp.diagonal(gram) == 0, 0, jnp.inf).astype(gram.dtype)
-    limits = jnp.pad(limits, (0, padding), constant_values=-jnp.inf)[:, None]
-
-    def prune_block(changes: jax.Array, block: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, Any]:
-        number, count = block
-        start = number * length
-        corner = lax.dynamic_slice(factor, (start, start), (length, length))
-        inverse = lax.linalg.triangular_solve(corner, jnp.eye(length, dtype=corner.dtype), left_side=True)
-        old = lax.dynamic_slice_in_dim(start_weights, start, length)
-        rows = old + _product(inverse, _told(factor, changes, number, length))
-        limit = lax.dynamic_slice_in_dim(limits, start, length)
-        mask = jnp.ones(rows.shape, bool)
-        if isinstance(kind, sparsity_types.Unstructured):
-            mask = _keep(_costs(rows, inverse, limit), count, per)
-        rows, mask, _ = _eliminate(rows, mask, inverse, limit, sparsity, kind, parts)
-        return lax.dynamic_update_slice_in_dim(changes, old - rows, start, 0), (rows, mask)
-
-    counts = _counts(inputs, outputs, length, sparsity, per)
-    _, (rows, mask) = lax.scan(prune_block, jnp.zeros_like(start_weights), (jnp.arange(blocks), counts))
-    rows, mask = (array.reshape(-1, outputs)[:inputs] for array in (rows, mask))
-    return PrunedMatrices(rows.astype(weights.dtype), mask.astype(jnp.uint8), damping)
-
-
-def _lengths(kind: Any, inputs: int) -> list[int]:
-    """How many inputs a block has, a part of it, and so on down to one; groups of N:M are not torn apart."""
-    group = kind.m if isinstance(kind, sparsity_types.NByM) else 1
-    part = group * max(_PART // group, 1)
-    block = part * max(min(_BLOCK, inputs + part - 1) // part, 1)
-    return list(dict.fromkeys([block, part, group, 1]))
-
-
-def _counts(inputs: int, outputs: int, length: int, sparsity: jax.Array, per: str) -> jax.Array:
-    """How many weights each block keeps (of each output), so that the sum is what the library keeps of all."""
-    ends = [min(end, inputs) for end in range(length, inputs + length, length)]
-    kept = [selection.number_to_keep(end * (outputs if per == 'layer' else 1), sparsity) for end in ends]
-    return jnp.diff(jnp.stack(kept), prepend=jnp.zeros((1,), kept[0].dtype))
-
-
-def _told(factor: jax.Array, changes: jax.Array, number: jax.Array, length: int) -> jax.Array:
-    """What earlier blocks have to tell a block.
-
-    With D the changes of all weights and E their errors, D = U^T E, so that R^T D = E: of U no more is needed than its
-    diagonal blocks, which are the inverses of those of R.
+    >>> pruner = SparseGPT(sparsity_distribution_fn=lambda params: {'w': 0.5})
+    >>> batches = [jnp.array([[1.0, 1.0], [2.0, 2.0], [1.0, 0.9]])]  # one input can stand for both
+    >>> params = {'w': jnp.ones((2, 1))}
+    >>> pruned, _ = pruner.instant_sparsify(params, apply_fn=lambda params, x: x @ params['w'], batches=batches)
+    >>> pruned['w'].round(1).tolist()
+    [[0.0], [2.0]]
     """
 
-    def add(earlier: jax.Array, total: jax.Array) -> jax.Array:
-        part = lax.dynamic_slice(factor, (earlier * length, number * length), (length, length))
-        return total + _product(part, lax.dynamic_slice_in_dim(changes, earlier * length, length))
+    kind: ClassVar[str] = 'gram'
 
-    return lax.fori_loop(0, number, add, jnp.zeros((length, changes.shape[1]), changes.dtype))
+    per: str = 'layer'
+    damping: float = 0.01
 
+    def __post_init__(self):
+        super().__post_init__()
+        if not self.damping >= 0:
+            raise ValueError(f'damping must not be negative, got {self.damping!r}')
 
-def _eliminate(
-    rows: jax.Array,
-    mask: jax.Array,
-    inverse: jax.Array,
-    limits: jax.Array,
-    sparsity: jax.Array,
-    kind: Any,
-    lengths: list[int],
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Removes weights of some inputs in order: their new weights, their mask, and the errors that this made.
-
-    The first of `lengths` says how many inputs are gone through before the others are told.
-    """
-    group = isinstance(kind, sparsity_types.NByM) and rows.shape[0] == kind.m
-    if group:
-        mask = (n_by_m.keep_n_of_m(_costs(rows, inverse, limits), kind.n, kind.m, 0) != 0) | (sparsity == 0)
-    if not lengths:
-        new = jnp.where(mask, rows, 0)
-        return new, mask, (rows - new) / inverse
-    length, *rest = lengths
-
-    def step(number: jax.Array, carry: Any) -> Any:
-        rows, mask, errors = carry
-        start = number * length
-        corner = lax.dynamic_slice(inverse, (start, start), (length, length))
-        part, chosen, limit = (lax.dynamic_slice_in_dim(array, start, length) for array in (rows, mask, limits))
-        new, kept, error = _eliminate(part, chosen, corner, limit, sparsity, kind, rest)
-        later = jnp.arange(rows.shape[0]) >= start + length
-        weights = jnp.where(later, lax.dynamic_slice_in_dim(inverse, start, length), 0)
-        rows = rows - (weights.T * error if length == 1 else _product(weights, error))
-        return [
-            lax.dynamic_update_slice_in_dim(array, update, start, 0)
-            for array, update in zip((rows, mask, errors), (new, kept, error), strict=True)
-        ]
-
-    return tuple(lax.fori_loop(0, rows.shape[0] // length, step, [rows, mask, jnp.zeros_like(rows)]))
-
-
-def _costs(rows: jax.Array, inverse: jax.Array, limits: jax.Array) -> jax.Array:
-    """The root of what removing each weight costs."""
-    return jnp.minimum(jnp.abs(rows) / jnp.diagonal(inverse)[:, None], limits)
-
-
-def _keep(scores: jax.Array, count: jax.Array, per: str) -> jax.Array:
-    if per == 'layer':
-        return selection.keep_largest(scores, count) != 0
-    (kept,) = selection.keep_largest_each([scores.T], [count], in_rows=[True])
-    return kept.mask.T != 0
-
-
-def _product(transposed: jax.Array, other: jax.Array) -> jax.Array:
-    return jnp.matmul(transposed.T, other, precision=lax.Precision.HIGHEST)
+    def prune_matrices(self, weights, statistics, sparsity, sparsity_type, where):
+        """New weights and the mask."""
+        pruned = prune_by_sparsegpt(
+            weights, statistics.gram, sparsity, sparsity_type, self.per, jnp.float32(self.damping)
+        )
+        most = float(jnp.max(pruned.damping, initial=0))
+        if most > self.damping * 1.001:
+            warnings.warn(
+                f'{where}: its Gram matrix could not be decomposed with damping {self.damping}, and {most:.2g} was '
+                'used; calibrate with more samples, or set damping',
+                UserWarning,
+                stacklevel=4,
+            )
+        return pruned.weights, pruned.mask

@@ -1,24 +1,25 @@
 """Wanda: a weight counts as much as its magnitude times what its input brings."""
 
-import jax
-import jax.numpy as jnp
+import dataclasses
+
+from jaxpruner.oneshot import matrix_masks, matrix_scores
+from jaxpruner.oneshot.calibrated_pruning import CalibratedPruning
 
 
-def wanda_scores(weights: jax.Array, second_moment: jax.Array) -> jax.Array:
-    r"""$|w_{ij}| \cdot \lVert x_i \rVert_2$ of weight $j$ of input $i$.
+@dataclasses.dataclass
+class Wanda(CalibratedPruning):
+    """Removes the weights of least magnitude times norm of their input. Sun et al., 2023.
 
-    From Sun et al., "A Simple and Effective Pruning Approach for Large Language Models", 2023, which compares the
-    weights of each output.
-
-    Args:
-      weights: float `[..., inputs, outputs]`.
-      second_moment: sum of squares of each input, `[..., inputs]`.
-
-    Returns:
-      Scores in the weights' shape, float32 (float64 where the weights are).
-
-    >>> wanda_scores(jnp.array([[2.0], [-3.0]]), jnp.array([9.0, 1.0])).tolist()
-    [[6.0], [3.0]]
+    >>> import jax.numpy as jnp
+    >>> pruner = Wanda(sparsity_distribution_fn=lambda params: {'w': 0.5})
+    >>> params = {'w': jnp.array([[1.0], [2.0]])}
+    >>> batches = [jnp.array([[9.0, 1.0], [9.0, 1.0]])]  # the first input is the larger
+    >>> pruner.instant_sparsify(params, apply_fn=lambda params, x: x @ params['w'], batches=batches)[1]['w'].tolist()
+    [[1], [0]]
     """
-    dtype = jnp.promote_types(weights.dtype, jnp.float32)
-    return jnp.abs(weights.astype(dtype)) * jnp.sqrt(second_moment.astype(dtype))[..., None]
+
+    def prune_matrices(self, weights, statistics, sparsity, sparsity_type, where):
+        """The mask; weights that are kept do not change."""
+        del where
+        scores = matrix_scores.wanda_scores(weights, statistics.second_moment)
+        return None, matrix_masks.keep_in_matrices(scores, sparsity, sparsity_type, self.per)

@@ -1,0 +1,57 @@
+"""Scores of weight matrices from the weights and the size of their inputs: the larger, the longer a weight is kept."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def wanda_scores(weights: jax.Array, second_moment: jax.Array) -> jax.Array:
+    r"""$|w_{ij}| \cdot \lVert x_i \rVert_2$ of weight $j$ of input $i$.
+
+    From Sun et al., "A Simple and Effective Pruning Approach for Large Language Models", 2023, which compares the
+    weights of each output.
+
+    Args:
+      weights: float `[..., inputs, outputs]`.
+      second_moment: sum of squares of each input, `[..., inputs]`.
+
+    Returns:
+      Scores in the weights' shape, float32 (float64 where the weights are).
+
+    >>> wanda_scores(jnp.array([[2.0], [-3.0]]), jnp.array([9.0, 1.0])).tolist()
+    [[6.0], [3.0]]
+    """
+    dtype = jnp.promote_types(weights.dtype, jnp.float32)
+    return jnp.abs(weights.astype(dtype)) * jnp.sqrt(second_moment.astype(dtype))[..., None]
+
+
+def ria_scores(weights: jax.Array, second_moment: jax.Array, power: Any = 0.5) -> jax.Array:
+    r"""Relative importance and activations.
+
+    $$\left(\frac{|w_{ij}|}{\sum_k |w_{kj}|} + \frac{|w_{ij}|}{\sum_k |w_{ik}|}\right) \lVert x_i \rVert_2^a$$
+
+    From Zhang et al., "Plug-and-Play: An Efficient Post-training Pruning Method for Large Language Models", 2024, which
+    compares the weights of a layer.
+
+    Args:
+      weights: float `[..., inputs, outputs]`.
+      second_moment: sum of squares of each input, `[..., inputs]`.
+      power: $a$.
+
+    Returns:
+      Scores in the weights' shape, float32 (float64 where the weights are).
+
+    >>> ria_scores(jnp.array([[3.0, 1.0], [0.0, 1.0]]), jnp.ones(2)).tolist()
+    [[1.75, 0.75], [0.0, 1.5]]
+    """
+    dtype = jnp.promote_types(weights.dtype, jnp.float32)
+    sizes = jnp.abs(weights.astype(dtype))
+    importance = _shares(sizes, -2) + _shares(sizes, -1)
+    return importance * (second_moment.astype(dtype) ** (power / 2))[..., None]
+
+
+def _shares(sizes: jax.Array, axis: int) -> jax.Array:
+    """Of the sum along the axis; of nothing the share is 0."""
+    sums = sizes.sum(axis, keepdims=True)
+    return sizes / jnp.where(sums == 0, 1, sums)

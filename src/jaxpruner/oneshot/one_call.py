@@ -1,0 +1,50 @@
+"""Pruning in one call, by name; the names of the one-shot algorithms."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from jaxpruner import api
+from jaxpruner import tree as tree_lib
+from jaxpruner.oneshot.calibrated_pruning import CalibratedPruning
+from jaxpruner.oneshot.ria import RIA
+from jaxpruner.oneshot.sparsegpt import SparseGPT
+from jaxpruner.oneshot.wanda import Wanda
+
+
+def prune(
+    params: tree_lib.PyTree,
+    sparsity: float,
+    algorithm: str = 'magnitude',
+    *,
+    apply_fn: Callable[..., Any] | None = None,
+    batches: Iterable[Any] | None = None,
+    **settings: Any,
+) -> tuple[tree_lib.PyTree, tree_lib.PyTree]:
+    """Prunes a trained model in one call.
+
+    Args:
+      params: any pytree of arrays.
+      sparsity: share of weights to remove, in [0, 1].
+      algorithm: a name that `create_updater_from_config` knows.
+      apply_fn: `(params, *inputs) -> results`, the model; for algorithms that calibrate (wanda, ria, sparsegpt).
+      batches: any iterable of its inputs; for the same.
+      **settings: further keys of a configuration, such as `sparsity_type='2:4'`.
+
+    Returns:
+      The pruned parameters, and the masks, `None` where dense.
+
+    Raises:
+      ValueError: a wrong setting; the message says which.
+
+    >>> import jax.numpy as jnp
+    >>> prune({'w': jnp.array([[1.0, 2.0]])}, 0.5)[0]['w'].tolist()
+    [[0.0, 2.0]]
+    """
+    updater = api.create_updater_from_config({'algorithm': algorithm, 'sparsity': sparsity, **settings})
+    if isinstance(updater, CalibratedPruning):
+        return updater.instant_sparsify(params, apply_fn=apply_fn, batches=batches)
+    return updater.instant_sparsify(params)
+
+
+for _name, _pruner in {'wanda': Wanda, 'ria': RIA, 'sparsegpt': SparseGPT}.items():
+    api.register_one_shot_algorithm(_name, _pruner)
