@@ -54,10 +54,28 @@ class GlobalUpdater(base_updater.BaseUpdater):
             return jax.tree.unflatten(treedef, [None] * len(leaves))
         arrays = [leaves[i] for i in ranked]
         norms = [norm + 1e-8 for norm in _finite_norms(arrays)] if self.normalize_scores else None
-        total = _total_sparsity([targets[i] for i in ranked], [array.size for array in arrays])
+        total = total_sparsity([targets[i] for i in ranked], [array.size for array in arrays])
         count = selection.number_to_keep(sum(array.size for array in arrays), total)
         masks = dict(zip(ranked, selection.keep_largest_jointly(arrays, count, norms, apart=True), strict=True))
         return jax.tree.unflatten(treedef, [masks.get(i) for i in range(len(leaves))])
+
+
+def total_sparsity(targets: list, sizes: list[int]) -> jax.Array:
+    """The mean weighted by size; of equal targets the target itself, without rounding.
+
+    Args:
+      targets: a sparsity for each leaf, at least one.
+      sizes: how many weights each leaf has.
+
+    Returns:
+      A float32 scalar.
+
+    >>> float(total_sparsity([0.5, 1.0], [30, 10]))
+    0.625
+    """
+    stacked = jnp.stack([jnp.asarray(target, jnp.float32) for target in targets])
+    shares = jnp.asarray([size / max(sum(sizes), 1) for size in sizes], jnp.float32)
+    return jnp.where(jnp.all(stacked == stacked[0]), stacked[0], jnp.sum(stacked * shares))
 
 
 def _finite_norms(arrays: list[jax.Array]) -> list[jax.Array]:
@@ -79,13 +97,6 @@ def _finite_squares(array: jax.Array) -> jax.Array:
         range(max(array.ndim - 1, 0), array.ndim),
     )
     return jnp.where(jnp.max(largest, initial=0) > 0, jnp.sum(sums), 0)
-
-
-def _total_sparsity(targets: list, sizes: list[int]) -> jax.Array:
-    """The mean weighted by size; of equal targets the target itself, without rounding."""
-    stacked = jnp.stack([jnp.asarray(target, jnp.float32) for target in targets])
-    shares = jnp.asarray([size / max(sum(sizes), 1) for size in sizes], jnp.float32)
-    return jnp.where(jnp.all(stacked == stacked[0]), stacked[0], jnp.sum(stacked * shares))
 
 
 @dataclasses.dataclass

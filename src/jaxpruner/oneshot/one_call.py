@@ -6,9 +6,18 @@ from typing import Any
 from jaxpruner import api
 from jaxpruner import tree as tree_lib
 from jaxpruner.oneshot.calibrated_pruning import CalibratedPruning
+from jaxpruner.oneshot.grasp import GraSP
+from jaxpruner.oneshot.pruning_at_initialization import PruningAtInitialization
 from jaxpruner.oneshot.ria import RIA
+from jaxpruner.oneshot.snip import SNIP
 from jaxpruner.oneshot.sparsegpt import SparseGPT
+from jaxpruner.oneshot.synflow import SynFlow
 from jaxpruner.oneshot.wanda import Wanda
+
+_ALGORITHMS = {'wanda': Wanda, 'ria': RIA, 'sparsegpt': SparseGPT, 'snip': SNIP, 'grasp': GraSP, 'synflow': SynFlow}
+
+for _name, _algorithm in _ALGORITHMS.items():
+    api.register_one_shot_algorithm(_name, _algorithm)
 
 
 def prune(
@@ -17,17 +26,20 @@ def prune(
     algorithm: str = 'magnitude',
     *,
     apply_fn: Callable[..., Any] | None = None,
+    loss_fn: Callable[..., Any] | None = None,
     batches: Iterable[Any] | None = None,
     **settings: Any,
 ) -> tuple[tree_lib.PyTree, tree_lib.PyTree]:
-    """Prunes a trained model in one call.
+    """Prunes a model in one call.
 
     Args:
       params: any pytree of arrays.
       sparsity: share of weights to remove, in [0, 1].
       algorithm: a name that `create_updater_from_config` knows.
-      apply_fn: `(params, *inputs) -> results`, the model; for algorithms that calibrate (wanda, ria, sparsegpt).
-      batches: any iterable of its inputs; for the same.
+      apply_fn: `(params, *inputs) -> results`, the model; for wanda, ria, sparsegpt and synflow.
+      loss_fn: `(params, *inputs) -> scalar`; for snip and grasp.
+      batches: an iterable of inputs, for all that take one of the two: a tuple holds them, anything else is the only
+        one.
       **settings: further keys of a configuration, such as `sparsity_type='2:4'`.
 
     Returns:
@@ -41,10 +53,10 @@ def prune(
     [[0.0, 2.0]]
     """
     updater = api.create_updater_from_config({'algorithm': algorithm, 'sparsity': sparsity, **settings})
+    if isinstance(updater, PruningAtInitialization):
+        return updater.instant_sparsify(params, apply_fn=apply_fn, loss_fn=loss_fn, batches=batches)
+    if loss_fn is not None:
+        raise ValueError(f'{algorithm!r} looks at no loss: leave loss_fn out, or choose snip or grasp')
     if isinstance(updater, CalibratedPruning):
         return updater.instant_sparsify(params, apply_fn=apply_fn, batches=batches)
     return updater.instant_sparsify(params)
-
-
-for _name, _pruner in {'wanda': Wanda, 'ria': RIA, 'sparsegpt': SparseGPT}.items():
-    api.register_one_shot_algorithm(_name, _pruner)

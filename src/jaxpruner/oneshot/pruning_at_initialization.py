@@ -1,0 +1,270 @@
+"""The base of pruners that look at derivatives of an untrained model: SNIP, GraSP, SynFlow.
+
+In each round derivatives are summed over the batches, weights are scored by them, and the best of the whole model kept.
+"""
+
+import dataclasses
+import functools
+import itertools
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxpruner import tree as tree_lib
+from jaxpruner.algorithms import global_pruners
+from jaxpruner.oneshot.calibration import as_inputs
+
+logger = logging.getLogger(__name__)
+
+LossFn = Callable[..., jax.Array]
+
+_READ_AGAIN = 'give a list, or another iterable that begins anew each time'
+
+
+def gradients(loss: LossFn, weights: tree_lib.PyTree) -> tree_lib.PyTree:
+    """What most algorithms sum over the batches.
+
+    Args:
+      loss: `weights -> scalar`, of one batch.
+      weights: a tree like the parameters, `None` where dense.
+
+    Returns:
+      A tree like the weights.
+
+    >>> gradients(lambda weights: 3 * weights['w'], {'w': 1.0, 'b': None})
+    {'b': None, 'w': Array(3., dtype=float32, weak_type=True)}
+    """
+    return jax.grad(loss)(weights)
+
+
+def sparsities_of_rounds(sparsity: float, rounds: int) -> list[float]:
+    r"""The sparsity after each round: what is kept shrinks by the same factor in each.
+
+    $1 - (1 - s)^{n / N}$ after round $n$ of $N$.
+
+    Args:
+      sparsity: $s$, in [0, 1], that of the last round.
+      rounds: $N$.
+
+    >>> [round(sparsity, 3) for sparsity in sparsities_of_rounds(0.99, 2)]
+    [0.9, 0.99]
+    """
+    return [min(1 - (1 - sparsity) ** (number / rounds), sparsity) for number in range(1, rounds)] + [sparsity]
+
+
+@dataclasses.dataclass
+class PruningAtInitialization(global_pruners.GlobalUpdater):
+    """Base of the pruners that score weights by derivatives before training; one defines `calculate_scores`.
+
+    All weights of the leaves that the distribution selects are ranked together, in rounds: each prunes some more, and
+    takes derivatives anew of the model that the one before has left. What is pruned stays so. Masks are made once: to
+    train with them, use `FixedMask`.
+
+    Attributes:
+      rounds: how often weights are scored and pruned.
+      normalize_scores: as for other global pruners; the papers do not.
+
+    Raises:
+      TypeError, ValueError: a setting is wrong.
+
+    >>> PruningAtInitialization(rounds=3).rounds
+    3
+    """
+
+    # What gives the batches a meaning: 'loss_fn', or 'apply_fn'.
+    function: ClassVar[str] = 'loss_fn'
+    # What is summed over the batches, one pass after another: `(loss, weights, *sums of earlier passes) -> tree`.
+    passes: ClassVar[tuple[Callable[..., tree_lib.PyTree], ...]] = (gradients,)
+
+    rounds: int = 1
+    normalize_scores: bool = dataclasses.field(default=False, kw_only=True)
+
+    def __post_init__(self):
+        super().__post_init__()
+        if isinstance(self.rounds, bool) or not isinstance(self.rounds, int | np.integer) or self.rounds < 1:
+            raise ValueError(f'rounds must be a whole number from 1 up, got {self.rounds!r}')
+
+    def instant_sparsify(
+        self,
+        params: tree_lib.PyTree,
+        grads: None = None,
+        *,
+        loss_fn: LossFn | None = None,
+        apply_fn: Callable[..., Any] | None = None,
+        batches: Iterable[Any] | None = None,
+    ) -> tuple[tree_lib.PyTree, tree_lib.PyTree]:
+        """Scores the weights and prunes them, round by round.
+
+        Args:
+          params: any pytree of arrays. Leaves that hold no floats stay as they are.
+          grads: not used.
+          loss_fn: `(params, *inputs) -> scalar`; not for `SynFlow`.
+          apply_fn: `(params, *inputs) -> results`, the model; for `SynFlow` alone.
+          batches: an iterable of batches, a list if they are read more than once: a tuple holds the inputs, anything
+            else is the only input. Derivatives are summed over them. Each new shape is compiled anew.
+
+        Returns:
+          The pruned parameters, and the (unpacked) masks.
+
+        Raises:
+          ValueError: sparsities do not fit, something is missing or not wanted, there are no batches, the loss is no
+            scalar, or scores are not finite.
+        """
+        del grads
+        given = {'loss_fn': loss_fn, 'apply_fn': apply_fn, 'batches': batches}
+        self._check_given([name for name, value in given.items() if value is not None])
+        sparsities = self.get_target_sparsities(params)
+        loss, batches = self.as_loss(given[self.function], given['batches'])
+        first, batches = first_batch(batches, self.rounds * len(self.passes))
+        self._check_loss(loss, params, first)
+        masks = self.get_initial_masks(params, sparsities)
+        if not jax.tree.leaves(masks):
+            return params, masks
+        # Compiled once for all rounds.
+        adders = [jax.jit(functools.partial(_add, loss, derive), donate_argnums=0) for derive in self.passes]
+        score = jax.jit(lambda *arguments: self._score(*arguments), donate_argnums=0)
+        for number, sparsity in enumerate(sparsities_of_rounds(_total(masks, sparsities), self.rounds), 1):
+            sums: list[tree_lib.PyTree] = []
+            for add in adders:
+                sums.append(_sum_over(batches, add, params, masks, sums))
+            scores, are_finite, largest = score(sums.pop(), params, masks)
+            self._check_scores(masks, are_finite, largest, number)
+            masks = self.create_masks(scores, jax.tree.map(lambda _, now=sparsity: now, scores))
+            logger.info('%s: sparsity %.4f after round %d of %d', type(self).__name__, sparsity, number, self.rounds)
+        return self.apply_masks(params, masks), masks
+
+    def as_loss(self, function: Callable[..., Any], batches: Iterable[Any]) -> tuple[LossFn, Iterable[Any]]:
+        """The loss whose derivatives are taken, and the batches over which they are summed.
+
+        Args:
+          function: what was given: the loss or the model.
+          batches: what was given.
+        """
+        return function, batches
+
+    def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
+        """As in the base; leaves that hold no floats have no derivatives, and stay dense."""
+
+        def of_floats(leaf: Any, target: Any) -> Any:
+            return target if jnp.issubdtype(leaf.dtype, jnp.inexact) else None
+
+        return tree_lib.map_with_missing(of_floats, params, super().get_target_sparsities(params))
+
+    def wrap_optax(self, inner: optax.GradientTransformation) -> NoReturn:
+        """Refused: masks are made once, before training."""
+        raise TypeError(
+            f'{type(self).__name__} prunes once and wraps no optimizer; call instant_sparsify(params, '
+            f'{self.function}=…, batches=…), then FixedMask(masks).wrap_optax(tx) to train'
+        )
+
+    def _score(self, sums: Any, params: Any, masks: Any) -> tuple[tree_lib.PyTree, jax.Array, jax.Array]:
+        """The scores, whether those of each leaf are finite, and the largest of all."""
+        scores = self.calculate_scores(_selected(params, masks), grads=sums)
+        leaves = jax.tree.leaves(scores)
+        are_finite = jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves])
+        largest = jnp.stack([jnp.abs(leaf).max(initial=0) for leaf in leaves]).max()
+        # What is pruned stays so.
+        scores = jax.tree.map(lambda leaf, mask: jnp.where(mask != 0, leaf, -jnp.inf), scores, masks)
+        return scores, are_finite, largest
+
+    def _check_given(self, names: list[str]) -> None:
+        if set(names) != {self.function, 'batches'}:
+            others = {'loss_fn', 'apply_fn'} - {self.function}
+            raise ValueError(
+                f'{type(self).__name__} takes {self.function}=… and batches=…, and no {others.pop()}; got '
+                f'{" and ".join(names) or "none of them"}'
+            )
+
+    def _check_loss(self, loss: LossFn, params: tree_lib.PyTree, batch: Any) -> None:
+        result = jax.eval_shape(loss, params, *as_inputs(batch))
+        if getattr(result, 'shape', None) != () or not jnp.issubdtype(result.dtype, jnp.floating):
+            raise ValueError(
+                f'{type(self).__name__} takes derivatives of one number, and {self.function} leads to {result}; return '
+                'a float scalar alone, such as the mean over the batch'
+            )
+
+    def _check_scores(self, masks: tree_lib.PyTree, are_finite: jax.Array, largest: jax.Array, number: int) -> None:
+        for path, is_finite in zip(tree_lib.flatten_with_paths(masks)[0], are_finite.tolist(), strict=True):
+            if not is_finite:
+                raise ValueError(
+                    f'{tree_lib.path_string(path)}: its scores are not finite in round {number}; look for NaN or inf '
+                    'in parameters and batches, and where numbers are merely too large, give the parameters in '
+                    "float64, after jax.config.update('jax_enable_x64', True): the masks fit narrower ones, too"
+                )
+        if number == 1 and not float(largest) > 0:
+            raise ValueError(
+                f'all scores of {type(self).__name__} are zero: what {self.function} returns does not depend on the '
+                'leaves that are to be pruned, or its derivatives are too small for their dtype'
+            )
+
+
+def first_batch(batches: Iterable[Any], times: int = 1) -> tuple[Any, Iterable[Any]]:
+    """Looks at the first batch.
+
+    Args:
+      batches: an iterable of batches.
+      times: how often they will be read.
+
+    Returns:
+      The first batch, and an iterable of all, the first included.
+
+    Raises:
+      ValueError: there is none, or they cannot be read that often.
+
+    >>> first_batch(iter([1, 2]))[0]
+    1
+    """
+    iterator = iter(batches)
+    if iterator is batches and times > 1:
+        raise ValueError(f'batches are read {times} times, and an iterator can be read once; {_READ_AGAIN}')
+    for first in iterator:
+        return first, itertools.chain([first], iterator) if iterator is batches else batches
+    raise ValueError('batches are empty; give at least one')
+
+
+def _sum_over(batches: Iterable[Any], add: Callable[..., Any], params: Any, masks: Any, sums: Any) -> tree_lib.PyTree:
+    """One pass over the batches; sums are float32 or wider, and lie on the devices of the parameters."""
+    total = None
+    for batch in batches:
+        if total is None:
+            total = jax.tree.map(_wide_zeros, _selected(params, masks))
+        total = add(total, sums, params, masks, *as_inputs(batch))
+    if total is None:
+        raise ValueError(f'batches were empty when they were read again; {_READ_AGAIN}')
+    return total
+
+
+def _add(
+    loss_fn: LossFn, derive: Callable[..., Any], total: Any, sums: Any, params: Any, masks: Any, *inputs: Any
+) -> Any:
+    """Adds what a pass derives from a batch, for the model without its pruned weights."""
+
+    def loss(weights: tree_lib.PyTree) -> jax.Array:
+        def put_back(leaf: jax.Array, weight: jax.Array | None, mask: jax.Array | None) -> jax.Array:
+            return leaf if weight is None else jnp.where(mask != 0, weight, 0)
+
+        return loss_fn(tree_lib.map_with_missing(put_back, params, weights, masks), *inputs)
+
+    terms = derive(loss, _selected(params, masks), *sums)
+    return jax.tree.map(lambda one, other: one + other.astype(one.dtype), total, terms)
+
+
+def _wide_zeros(leaf: Any) -> jax.Array:
+    leaf = jnp.asarray(leaf)  # NumPy's float64 is only that where 64 bits are enabled
+    return jnp.zeros_like(leaf, dtype=jnp.promote_types(leaf.dtype, jnp.float32))
+
+
+def _selected(params: tree_lib.PyTree, masks: tree_lib.PyTree) -> tree_lib.PyTree:
+    """The leaves that have a mask, `None` for the others."""
+    return tree_lib.map_with_missing(lambda leaf, mask: None if mask is None else leaf, params, masks)
+
+
+def _total(masks: tree_lib.PyTree, sparsities: tree_lib.PyTree) -> float:
+    """The sparsity of all weights that are ranked."""
+    sizes = [mask.size for mask in jax.tree.leaves(masks)]
+    return float(global_pruners.total_sparsity(jax.tree.leaves(sparsities), sizes))

@@ -1,0 +1,61 @@
+"""SynFlow: a weight counts by what flows through it, in a model of magnitudes that is fed with ones."""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from jaxpruner.algorithms import pruners
+from jaxpruner.oneshot.calibration import as_inputs
+from jaxpruner.oneshot.pruning_at_initialization import LossFn, PruningAtInitialization, first_batch
+
+
+@dataclasses.dataclass
+class SynFlow(PruningAtInitialization):
+    r"""Keeps the weights with the largest $|w \cdot \partial R / \partial w|$, and needs no data.
+
+    $R$ is the sum of the outputs when all parameters are replaced by their magnitudes, and all inputs by ones: of the
+    batches only the first one's shapes and dtypes are used, which `jax.ShapeDtypeStruct` can give. Whole numbers are
+    ones, too. Apply the model as in evaluation: without dropout, and with constant statistics in batch norm. Where $R$
+    exceeds float32, as in deep models, an error says so. From Tanaka et al., "Pruning neural networks without any data
+    by iteratively conserving synaptic flow", 2020.
+
+    >>> params = {'in': jnp.array([[3.0, -2.0]]), 'out': jnp.array([[-1.0], [4.0]])}  # 3 x 1 here, 2 x 4 there
+    >>> pruner = SynFlow(sparsity_distribution_fn=lambda params: {'in': 0.5, 'out': 0.5})
+    >>> apply_fn = lambda params, x: x @ params['in'] @ params['out']
+    >>> _, masks = pruner.instant_sparsify(params, apply_fn=apply_fn, batches=[jnp.zeros((1, 1))])
+    >>> masks['in'].tolist(), masks['out'].tolist()
+    ([[0, 1]], [[0], [1]])
+    """
+
+    function: ClassVar[str] = 'apply_fn'
+
+    rounds: int = 100
+
+    def as_loss(self, function: Callable[..., Any], batches: Iterable[Any]) -> tuple[LossFn, Iterable[Any]]:
+        """The flow, and one batch of ones."""
+
+        def flow(params: Any, *inputs: Any) -> Any:
+            sizes = jax.tree.map(lambda leaf: jnp.abs(leaf) if _is_float(leaf) else leaf, params)
+            results = [leaf for leaf in jax.tree.leaves(function(sizes, *inputs)) if _is_float(leaf)]
+            return sum(jnp.sum(leaf, dtype=jnp.promote_types(leaf.dtype, jnp.float32)) for leaf in results)
+
+        inputs = as_inputs(first_batch(batches)[0])
+        for leaf in jax.tree.leaves(inputs):
+            if not hasattr(leaf, 'shape') or not hasattr(leaf, 'dtype'):
+                raise ValueError(
+                    'batches tell SynFlow the shapes of the inputs, by arrays or jax.ShapeDtypeStruct(shape, dtype); '
+                    f'got {leaf!r}'
+                )
+        return flow, [jax.tree.map(lambda leaf: jnp.ones(leaf.shape, leaf.dtype), inputs)]
+
+    def calculate_scores(self, params, sparse_state=None, grads=None):
+        """Weights times derivatives of the flow."""
+        del sparse_state
+        return pruners.saliencies(params, grads)
+
+
+def _is_float(leaf: Any) -> bool:
+    return hasattr(leaf, 'dtype') and jnp.issubdtype(leaf.dtype, jnp.inexact)

@@ -1,0 +1,310 @@
+"""SNIP, GraSP and SynFlow against the papers' equations in NumPy and float64."""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import jaxpruner
+from jaxpruner import api
+from jaxpruner.oneshot import SNIP, GraSP, SynFlow
+from jaxpruner.oneshot.pruning_at_initialization import first_batch, sparsities_of_rounds
+from oneshot import references
+
+RANDOM = np.random.default_rng(0)
+SHAPES = {'hidden': (6, 8), 'bias': (8,), 'out': (8, 3)}
+PARAMS = {name: jnp.asarray(RANDOM.normal(size=shape), jnp.float32) for name, shape in SHAPES.items()}
+PARAMS |= {'numbers': jnp.arange(4).reshape(2, 2), 'nothing': None}
+X, Y = (jnp.asarray(RANDOM.normal(size=(12, width)), jnp.float32) for width in (6, 3))
+BATCHES = [(X[:4], Y[:4]), (X[4:8], Y[4:8]), (X[8:], Y[8:])]
+WEIGHTS = ('hidden', 'out')
+
+
+def apply(params, x):
+    return jnp.tanh(x @ params['hidden'] + params['bias']) @ params['out']
+
+
+def loss_fn(params, x, y):
+    return jnp.sum((apply(params, x) - y) ** 2)
+
+
+def positive(params, x):
+    return jax.nn.relu(x @ params['hidden'] + params['bias']) @ params['out']
+
+
+def gradients(weights):
+    """Of the sum of squares over all samples, by hand."""
+    bias, x, y = (np.asarray(array, np.float64) for array in (PARAMS['bias'], X, Y))
+    hidden = np.tanh(x @ weights['hidden'] + bias)
+    error = 2 * (hidden @ weights['out'] - y)
+    before = (error @ weights['out'].T) * (1 - hidden**2)
+    return {'hidden': x.T @ before, 'out': hidden.T @ error}
+
+
+def snip_scores(weights, masks):
+    return {name: np.abs(weights[name] * grad) for name, grad in gradients(weights).items()}
+
+
+def grasp_scores(weights, masks):
+    """Minus half of what the squared norm of the gradient gains when a weight begins to go, one weight at a time."""
+
+    def squared_norm(name, i, factor):
+        changed = {key: value.copy() for key, value in weights.items()}
+        changed[name].flat[i] *= factor
+        return sum(np.sum((grad * masks[key]) ** 2) for key, grad in gradients(changed).items())
+
+    def score(name, i):
+        return -(squared_norm(name, i, 1 - 1e-5) - squared_norm(name, i, 1 + 1e-5)) / 4e-5
+
+    return {
+        name: np.array([score(name, i) for i in range(weights[name].size)]).reshape(weights[name].shape)
+        for name in WEIGHTS
+    }
+
+
+def synflow_scores(weights, masks):
+    sizes = {name: np.abs(value) for name, value in weights.items()}
+    to_hidden = np.ones(6) @ sizes['hidden'] + np.abs(np.asarray(PARAMS['bias'], np.float64))
+    return {'hidden': sizes['hidden'] * sizes['out'].sum(1), 'out': sizes['out'] * to_hidden[:, None]}
+
+
+def reference(scores_of, sparsity, rounds):
+    """Masks after each round."""
+    weights = {name: np.asarray(PARAMS[name], np.float64) for name in WEIGHTS}
+    masks, found = {name: np.ones(weights[name].shape, bool) for name in WEIGHTS}, []
+    for number in range(1, rounds + 1):
+        scores = scores_of({name: weights[name] * masks[name] for name in WEIGHTS}, masks)
+        flat = np.concatenate([np.where(masks[name], scores[name], -np.inf).ravel() for name in WEIGHTS])
+        count = references.number_kept(flat.size, 1 - (1 - sparsity) ** (number / rounds))
+        parts = np.split(references.keep_best(flat, count), [weights['hidden'].size])
+        masks = {name: part.reshape(weights[name].shape) for name, part in zip(WEIGHTS, parts, strict=True)}
+        found.append(masks)
+    return found
+
+
+REFERENCES = {'snip': snip_scores, 'grasp': grasp_scores, 'synflow': synflow_scores}
+GIVEN = {
+    'snip': {'loss_fn': loss_fn, 'batches': BATCHES},
+    'grasp': {'loss_fn': loss_fn, 'batches': BATCHES},
+    'synflow': {'apply_fn': positive, 'batches': [jax.ShapeDtypeStruct((1, 6), jnp.float32)]},
+}
+CASES = [('snip', 0.7, 1), ('snip', 0.9, 4), ('grasp', 0.6, 1), ('grasp', 0.8, 3), ('synflow', 0.9, 100)]
+
+
+@pytest.mark.parametrize(('algorithm', 'sparsity', 'rounds'), CASES)
+def test_masks_equal_the_reference(algorithm, sparsity, rounds):
+    params, masks = jaxpruner.prune(PARAMS, sparsity, algorithm, rounds=rounds, **GIVEN[algorithm])
+    expected = reference(REFERENCES[algorithm], sparsity, rounds)[-1]
+    for name in PARAMS:
+        if name in WEIGHTS:
+            np.testing.assert_array_equal(masks[name], expected[name], err_msg=name)
+            np.testing.assert_array_equal(params[name], PARAMS[name] * expected[name])
+        else:
+            assert masks[name] is None
+            assert params[name] is PARAMS[name]
+    assert sum(masks[name].sum() for name in WEIGHTS) == references.number_kept(72, sparsity)
+
+
+def test_published_numbers_of_rounds():
+    assert [api.create_updater_from_config({'algorithm': name}).rounds for name in GIVEN] == [1, 1, 100]
+    assert SNIP(rounds=2, normalize_scores=True).normalize_scores
+
+
+def test_rounds_are_nested_and_compiled_once():
+    found, traces = [], []
+
+    @dataclasses.dataclass
+    class Recorded(SNIP):
+        def create_masks(self, scores, sparsities):
+            found.append(super().create_masks(scores, sparsities))
+            return found[-1]
+
+    def counted(*arguments):
+        traces.append(1)
+        return loss_fn(*arguments)
+
+    targets = {'hidden': 0.9, 'bias': None, 'out': 0.5, 'numbers': 0.5, 'nothing': None}
+    pruner = Recorded(rounds=5, sparsity_distribution_fn=lambda params: targets)
+    pruner.instant_sparsify(PARAMS, loss_fn=counted, batches=BATCHES)
+    assert len(traces) == 2  # one of them only to see what the loss is
+    total = (0.9 * 48 + 0.5 * 24) / 72
+    kept = [int(sum(mask.sum() for mask in jax.tree.leaves(masks))) for masks in found]
+    assert kept == [references.number_kept(72, sparsity) for sparsity in sparsities_of_rounds(total, 5)]
+    for before, after in itertools.pairwise(found):
+        assert all((after[name] <= before[name]).all() for name in WEIGHTS)
+
+
+@pytest.mark.parametrize('algorithm', ['snip', 'grasp'])
+def test_a_batch_in_two_parts_counts_as_the_whole(algorithm):
+    def mean_loss(params, x, y):
+        return loss_fn(params, x, y) / len(x)
+
+    for loss in (loss_fn, mean_loss):
+        whole, parted = (
+            jaxpruner.prune(PARAMS, 0.7, algorithm, loss_fn=loss, batches=batches)[1]
+            for batches in ([(X, Y)], [(X[:6], Y[:6]), (X[6:], Y[6:])])
+        )
+        jax.tree.map(np.testing.assert_array_equal, whole, parted)
+
+
+def test_narrow_weights_have_wide_sums():
+    params = {name: PARAMS[name].astype(jnp.bfloat16) for name in SHAPES}
+    first, then = (jnp.zeros((6, 8), jnp.bfloat16).at[0, column].set(1) for column in (0, 1))
+
+    def loss(params, size, place):
+        return jnp.sum(size * place * params['hidden'])
+
+    ones = jax.tree.map(jnp.ones_like, params)
+    batches = [(jnp.bfloat16(256), first)] + [(jnp.bfloat16(1), then)] * 300
+    pruned, masks = jaxpruner.prune(ones, 1.0, 'snip', loss_fn=loss, batches=iter(batches))
+    np.testing.assert_array_equal(masks['hidden'], then)
+    assert pruned['hidden'].dtype == jnp.bfloat16
+    for algorithm in ('grasp', 'synflow'):
+        _, masks = jaxpruner.prune(params, 0.5, algorithm, **GIVEN[algorithm] | {'rounds': 2})
+        assert sum(masks[name].sum() for name in WEIGHTS) == 36
+
+
+def test_training_goes_on_with_the_masks():
+    params, masks = jaxpruner.prune(PARAMS, 0.7, 'snip', **GIVEN['snip'])
+    params = {name: params[name] for name in SHAPES}
+    tx = jaxpruner.FixedMask({name: masks[name] for name in SHAPES}).wrap_optax(optax.sgd(0.1))
+    updates, _ = tx.update(jax.grad(loss_fn)(params, X, Y), tx.init(params), params)
+    trained = optax.apply_updates(params, updates)
+    for name in WEIGHTS:
+        np.testing.assert_array_equal(trained[name] != 0, masks[name] != 0)
+        assert (trained[name] != params[name]).any()
+
+
+class Boxes(nnx.Module):
+    def __init__(self):
+        self.hidden, self.out = nnx.Linear(6, 8, rngs=nnx.Rngs(0)), nnx.Linear(8, 3, rngs=nnx.Rngs(1))
+
+
+def test_models_in_boxes():
+    graph, weights = nnx.split(Boxes(), nnx.Param)
+
+    def loss(weights, x, y):
+        model = nnx.merge(graph, weights)
+        return jnp.sum((model.out(jnp.tanh(model.hidden(x))) - y) ** 2)
+
+    _, masks = jaxpruner.prune(weights, 0.5, 'grasp', loss_fn=loss, batches=BATCHES)
+    assert [mask.shape for mask in jax.tree.leaves(masks)] == [(6, 8), (8, 3)]
+    assert sum(mask.sum() for mask in jax.tree.leaves(masks)) == 36
+
+
+def deep(params, x):
+    for _ in range(24):
+        x = x @ params['w']
+    return x
+
+
+def test_flows_beyond_float32_are_refused_and_float64_holds_them():
+    params = {'w': np.full((2, 2), 60.0, np.float32) + np.arange(4, dtype=np.float32).reshape(2, 2)}
+    given = {'apply_fn': deep, 'batches': [np.zeros((1, 2), np.float32)], 'rounds': 2}
+    with pytest.raises(ValueError, match=r'w: its scores are not finite in round 1; .* give the parameters in float64'):
+        jaxpruner.prune(params, 0.5, 'synflow', **given)
+    with jax.enable_x64(True) if hasattr(jax, 'enable_x64') else jax.experimental.enable_x64():
+        _, masks = jaxpruner.prune({'w': params['w'].astype(np.float64)}, 0.5, 'synflow', **given)
+        assert masks['w'].sum() == 2
+    np.testing.assert_array_equal(jaxpruner.FixedMask(masks).instant_sparsify(params)[1]['w'], masks['w'])
+
+
+def prune(algorithm, params=PARAMS, **given):
+    return jaxpruner.prune(params, 0.5, algorithm, **given)
+
+
+class ReadOnce:
+    """Says that it begins anew, and does not."""
+
+    def __init__(self):
+        self.batches = [[(X, Y)], [(X, Y)], []]
+
+    def __iter__(self):
+        return iter(self.batches.pop(0))
+
+
+BAD = [
+    (lambda: prune('snip'), ValueError, 'SNIP takes loss_fn=… and batches=…, and no apply_fn; got none of them'),
+    (lambda: prune('grasp', loss_fn=loss_fn), ValueError, 'GraSP takes loss_fn=… and batches=….* got loss_fn'),
+    (lambda: prune('snip', apply_fn=apply, batches=BATCHES), ValueError, 'no apply_fn; got apply_fn and batches'),
+    (
+        lambda: prune('synflow', **GIVEN['snip']),
+        ValueError,
+        'SynFlow takes apply_fn=… .* no loss_fn; got loss',
+    ),
+    (lambda: prune('magnitude', loss_fn=loss_fn), ValueError, "'magnitude' looks at no loss: leave loss_fn out"),
+    (lambda: prune('wanda', loss_fn=loss_fn), ValueError, "'wanda' looks at no loss"),
+    (lambda: prune('snip', loss_fn=loss_fn, batches=[]), ValueError, 'batches are empty; give at least one'),
+    (lambda: prune('synflow', apply_fn=apply, batches=iter([])), ValueError, 'batches are empty'),
+    (
+        lambda: prune('grasp', loss_fn=loss_fn, batches=iter(BATCHES)),
+        ValueError,
+        'batches are read 2 times, and',
+    ),
+    (
+        lambda: prune('snip', loss_fn=loss_fn, batches=ReadOnce(), rounds=2),
+        ValueError,
+        'empty when they were read ag',
+    ),
+    (lambda: prune('synflow', apply_fn=apply, batches=[(1, 6)]), ValueError, r'jax.ShapeDtypeStruct\(.*; got 1'),
+    (
+        lambda: prune('snip', loss_fn=lambda p, x, y: apply(p, x)[:, 0], batches=BATCHES),
+        ValueError,
+        r'derivatives of one number, and loss_fn leads to ShapeDtypeStruct\(shape=\(4,\)',
+    ),
+    (lambda: prune('snip', loss_fn=lambda p, x, y: (1.0, x), batches=BATCHES), ValueError, r'loss_fn leads to \('),
+    (lambda: prune('synflow', apply_fn=lambda p, x: 3, batches=[X]), ValueError, 'apply_fn leads to .*int32'),
+    (
+        lambda: prune('snip', loss_fn=loss_fn, batches=[(X * jnp.nan, Y)]),
+        ValueError,
+        'hidden: its scores are not finite in round 1; look for NaN or inf in parameters and batches',
+    ),
+    (
+        lambda: prune('snip', loss_fn=lambda p, x, y: jnp.sum(x * p['bias'][:6]), batches=BATCHES),
+        ValueError,
+        'all scores of SNIP are zero: what loss_fn returns does not depend on the leaves',
+    ),
+    (lambda: SNIP(rounds=0), ValueError, 'rounds must be a whole number from 1 up, got 0'),
+    (lambda: GraSP(rounds=True), ValueError, 'rounds must be .* got True'),
+    (lambda: SynFlow(rounds=2.0), ValueError, 'rounds must be .* got 2.0'),
+    (
+        lambda: prune('snip', **GIVEN['snip'], sparsity_type='2:4'),
+        ValueError,
+        r'SNIP ranks .* needs Unstructured\(\)',
+    ),
+    (lambda: SNIP(stacked='hidden'), ValueError, 'SNIP ranks all leaves together: topk_fn and stacked have no meaning'),
+    (
+        lambda: SynFlow().wrap_optax(None),
+        TypeError,
+        r'SynFlow prunes once .* apply_fn=….* FixedMask\(masks\)',
+    ),
+]
+
+
+@pytest.mark.parametrize(('call', 'error', 'message'), BAD)
+def test_bad_calls(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_where_nothing_is_selected_nothing_is_computed():
+    params, masks = SNIP(sparsity_distribution_fn=None).instant_sparsify(PARAMS, loss_fn=loss_fn, batches=BATCHES)
+    assert params is PARAMS
+    assert jax.tree.leaves(masks) == []
+
+
+def test_an_iterator_is_not_advanced():
+    first, batches = first_batch(iter('abc'))
+    assert [first, *batches] == ['a', 'a', 'b', 'c']
+
+
+def test_rounds_end_at_the_target():
+    for sparsity in (0.0, 1e-9, 0.3, 0.999, 1.0):
+        found = sparsities_of_rounds(sparsity, 7)
+        assert found == sorted(found)
+        assert found[-1] == sparsity
