@@ -169,6 +169,19 @@ def test_narrow_weights_have_wide_sums():
         assert sum(masks[name].sum() for name in WEIGHTS) == 36
 
 
+@pytest.mark.parametrize('algorithm', GIVEN)
+def test_arrays_of_numpy_are_taken(algorithm):
+    params = {name: np.asarray(PARAMS[name], np.float64) for name in SHAPES}
+    batches = [X[:1]] if algorithm == 'synflow' else BATCHES
+    given = GIVEN[algorithm] | {'batches': jax.tree.map(lambda array: np.asarray(array, np.float64), batches)}
+    masks = [
+        jaxpruner.prune(tree, 0.7, algorithm, rounds=2, **each)[1]
+        for tree, each in ((params, given), (PARAMS, GIVEN[algorithm]))
+    ]
+    for name in WEIGHTS:
+        np.testing.assert_array_equal(masks[0][name], masks[1][name])
+
+
 def test_training_goes_on_with_the_masks():
     params, masks = jaxpruner.prune(PARAMS, 0.7, 'snip', **GIVEN['snip'])
     params = {name: params[name] for name in SHAPES}

@@ -49,7 +49,8 @@ class SynFlow(PruningAtInitialization):
                     'batches tell SynFlow the shapes of the inputs, by arrays or jax.ShapeDtypeStruct(shape, dtype); '
                     f'got {leaf!r}'
                 )
-        return flow, [jax.tree.map(lambda leaf: jnp.ones(leaf.shape, leaf.dtype), inputs)]
+        ones = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype)), inputs)
+        return flow, [ones]
 
     def calculate_scores(self, params, sparse_state=None, grads=None):
         """Weights times derivatives of the flow."""
