@@ -1,7 +1,9 @@
 """The base of pruners that calibrate a model on some batches, then prune it once."""
 
+import collections
 import dataclasses
 import itertools
+import math
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, NoReturn
@@ -11,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxpruner import base_updater, mask_calculator, sparsity_types, targets
+from jaxpruner import base_updater, sparsity_types, targets
 from jaxpruner import tree as tree_lib
-from jaxpruner.oneshot import matrix_masks, matrix_scores, owl
+from jaxpruner.oneshot import matrix_masks, matrix_scores, owl, pruned_leaves
 from jaxpruner.oneshot.calibration import CalibratedMatrices, Calibration, as_inputs, calibrate
 from jaxpruner.oneshot.input_statistics import InputStatistics, check_statistics
 from jaxpruner.oneshot.weight_matrices import WeightMatrices, find_matrices
@@ -124,19 +126,22 @@ class CalibratedPruning(base_updater.BaseUpdater):
         if calibration is None:
             calibration = self._calibrate(params, apply_fn, batches, selected)
         chosen = [(path, entry) for path in selected if path in calibration for entry in calibration[path]]
+        del calibration
         for path, entry in chosen:
             self._check(path, entry.matrices, selected[path][2])
             where, shape = tree_lib.path_string(path), entry.matrices.layout.matrices_shape
             check_statistics(entry.statistics, shape, where, self.kind == 'gram')
         each = self._sparsities(chosen, selected)
-        found: dict[tree_lib.Path, Any] = {}
-        for (path, entry), sparsity in zip(chosen, each, strict=True):
-            leaf, mask = found.get(path, (selected[path][0], None))
-            found[path] = self._prune_part(path, leaf, mask, entry, sparsity, selected[path][2])
-        masks = [found[path][1] if path in found else None for path in paths]
-        new = [found[path][0] if path in found else leaf for path, leaf in zip(paths, leaves, strict=True)]
-        masks = jax.tree.unflatten(treedef, masks)
-        return self.apply_masks(jax.tree.unflatten(treedef, new), masks), masks
+        found = pruned_leaves.PrunedLeaves(params)
+        jobs = [(path, *entry, sparsity) for (path, entry), sparsity in zip(chosen, each, strict=True)]
+        del chosen
+        while jobs:
+            path, matrices, statistics, sparsity = jobs.pop(_next(jobs))
+            weights, where = found.read(path, matrices), tree_lib.path_string(path)
+            new, kept = self.prune_matrices(weights, statistics, sparsity, selected[path][2], where)
+            del weights, statistics  # before more memory is taken
+            found.replace(path, matrices, new, kept)
+        return found.params, found.masks
 
     def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
         """The target of each leaf; whether its sparsity type fits is seen when it is known how the leaf is used."""
@@ -200,17 +205,14 @@ class CalibratedPruning(base_updater.BaseUpdater):
             for end, share in zip(ends, shares, strict=True)
         ]
 
-    def _prune_part(
-        self, path: tree_lib.Path, leaf: jax.Array, mask: Any, entry: CalibratedMatrices, sparsity: Any, kind: Any
-    ) -> tuple[jax.Array, jax.Array]:
-        """The leaf and its mask, after one of the matrices that are read from it."""
-        matrices, where = entry.matrices, tree_lib.path_string(path)
-        new, kept = self.prune_matrices(matrices.read(leaf), entry.statistics, sparsity, kind, where)
-        removed = matrices.write(1 - kept.astype(jnp.float32), leaf) > 0
-        mask = jnp.where(removed, 0, 1 if mask is None else mask).astype(mask_calculator.MASK_DTYPE)
-        if new is None:
-            return leaf, mask
-        if not bool(jnp.isfinite(new).all()):
-            raise ValueError(f'{where}: its new weights are not finite; look for NaN or inf in it and in its inputs')
-        taken = matrices.write(jnp.ones(kept.shape), leaf) > 0
-        return jnp.where(taken, matrices.write(new, leaf).astype(leaf.dtype), leaf), mask
+
+def _next(jobs: list[Any]) -> int:
+    """The one that makes most room: it takes the memory of a leaf and its mask, and frees that of its statistics."""
+    users = collections.Counter(id(statistics) for *_, statistics, _ in jobs)
+
+    def room(number: int) -> float:
+        _, matrices, statistics, _ = jobs[number]
+        freed = sum(leaf.nbytes for leaf in jax.tree.leaves(statistics) if hasattr(leaf, 'nbytes'))
+        return freed / users[id(statistics)] - 5 * math.prod(matrices.layout.shape)
+
+    return max(range(len(jobs)), key=room)

@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxpruner import tree as tree_lib
-from jaxpruner.oneshot import moments
 from jaxpruner.oneshot.input_statistics import InputStatistics
-from jaxpruner.oneshot.weight_matrices import WeightMatrices, contracted_axes, find_matrices
-from jaxpruner.uses import UseGraph, param_uses, run_with_taps
+from jaxpruner.oneshot.observed import Observed, find_observed, input_taps
+from jaxpruner.oneshot.weight_matrices import WeightMatrices
+from jaxpruner.uses import UseGraph, param_uses
+from jaxpruner.uses.taps import Taps
 
 logger = logging.getLogger(__name__)
 
@@ -90,25 +91,23 @@ def calibrate(
     """
     if kind not in KINDS:
         raise ValueError(f'kind is {" or ".join(map(repr, KINDS))}, got {kind!r}')
-    totals, plan, step, shape = None, _Plan({}, []), None, None
+    totals, observed, step, shape = None, Observed([], []), None, None
     for batch in batches:
         inputs = as_inputs(batch)
-        new_shape = jax.tree.map(lambda array: (jnp.shape(array), jnp.result_type(array)), inputs)
+        new_shape = shapes_of(inputs)
         if step is None or new_shape != shape:
             graph = param_uses(apply_fn, params, *inputs)
-            plan, shape = _plan(graph, only), new_shape
-            step = jax.jit(_step(graph, plan, kind == 'gram'), donate_argnums=0)
-        if totals is None:
-            totals = _zeros(step, plan, params, inputs)
+            observed, shape = find_observed(graph, only), new_shape
+            taps = input_taps(observed.values, kind == 'gram')
+            step = _step(taps, graph)
+            totals = _begin(taps, observed) if totals is None else totals
         totals = step(totals, params, *inputs)
     if totals is None:
         raise ValueError('batches are empty; calibration needs at least one')
-    return Calibration(
-        {
-            path: tuple(CalibratedMatrices(one, totals[number]) for one, number in entries)
-            for path, entries in plan.leaves.items()
-        }
-    )
+    by_leaf: dict[tree_lib.Path, list[CalibratedMatrices]] = {}
+    for part in observed.parts:
+        by_leaf.setdefault(part.path, []).append(CalibratedMatrices(part.matrices, totals[part.value]))
+    return Calibration({path: tuple(entries) for path, entries in by_leaf.items()})
 
 
 def as_inputs(batch: Any) -> tuple[Any, ...]:
@@ -120,72 +119,30 @@ def as_inputs(batch: Any) -> tuple[Any, ...]:
     return batch if isinstance(batch, tuple) else (batch,)
 
 
-class _Plan(NamedTuple):
-    """Which values are observed: for each leaf its matrices and the number of their value; for each value its uses."""
+def shapes_of(inputs: Any) -> Any:
+    """Shapes and dtypes of inputs, to be compared.
 
-    leaves: dict[tree_lib.Path, list[tuple[WeightMatrices, int]]]
-    values: list[list[Any]]
-
-
-def _plan(graph: UseGraph, only: Sequence[str | tree_lib.Path] | str | None) -> _Plan:
-    names = (only,) if isinstance(only, str) else only
-    if names is not None:
-        tree_lib.check_names(names, [*graph, *graph.opaque, *graph.unused], 'only')
-        chosen = [path for path in (*graph, *graph.opaque) if any(tree_lib.matches(name, path) for name in names)]
-    else:
-        chosen = list(graph)
-    leaves: dict[tree_lib.Path, list[tuple[WeightMatrices, int]]] = {}
-    values: dict[Any, list[Any]] = {}
-    for path in chosen:
-        for matrices in find_matrices(graph, path):
-            # Leaves of which all uses meet the same values share a place.
-            key = tuple(_value_key(use) for use in matrices.uses)
-            values.setdefault(key, list(matrices.uses))
-            leaves.setdefault(path, []).append((matrices, list(values).index(key)))
-    return _Plan(leaves, list(values.values()))
+    >>> shapes_of((jnp.ones(3),))
+    (((3,), dtype('float32')),)
+    """
+    return jax.tree.map(lambda array: (jnp.shape(array), jnp.result_type(array)), inputs)
 
 
-def _value_key(use: Any) -> Any:
-    """What the statistics of a use depend on."""
-    site = use.site
-    equation = site.equation
-    data = equation.invars[1 - site.operand]
-    stack = tuple(entry.loop for entry in site.view.stack)
-    if equation.primitive.name == 'dot_general':
-        return site.path[:-1], id(data), contracted_axes(equation, site.operand)[2:], stack
-    same = {name: value for name, value in equation.params.items() if name != 'precision'}
-    kernel = [equation.invars[1].aval.shape[axis] for axis in equation.params['dimension_numbers'].rhs_spec[1:]]
-    return site.path[:-1], id(data), str(same), tuple(kernel), stack
+def _step(taps: Taps, graph: UseGraph) -> Callable[..., list[InputStatistics]]:
+    """Adds the statistics of a batch, in place."""
+
+    def step(totals: list[InputStatistics], params: Any, *inputs: Any) -> list[InputStatistics]:
+        return taps.run(graph, totals, params, *inputs)[1]
+
+    return jax.jit(step, donate_argnums=0)
 
 
-def _step(graph: UseGraph, plan: _Plan, with_gram: bool) -> Callable[..., list[InputStatistics]]:
-    uses = [use for value in plan.values for use in value]
-
-    def statistic(use: Any, operands: list[jax.Array]) -> InputStatistics:
-        operand = use.site.operand
-        return moments.statistics_of(use.site.equation, operand, operands[1 - operand], with_gram)
-
-    def step(totals: list[InputStatistics] | None, params: Any, *inputs: Any) -> list[InputStatistics]:
-        _, found = run_with_taps(graph, uses, statistic, params, *inputs)
-        rest = iter(found)
-        sums = []
-        for value in plan.values:
-            first, *others = [next(rest) for _ in value]
-            for other in others:
-                first = jax.tree.map(jnp.add, first, other)
-            sums.append(first)
-        return sums if totals is None else jax.tree.map(jnp.add, totals, sums)
-
-    return step
-
-
-def _zeros(step: Callable[..., Any], plan: _Plan, params: Any, inputs: tuple[Any, ...]) -> list[InputStatistics]:
-    shapes = jax.eval_shape(step, None, params, *inputs)
-    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+def _begin(taps: Taps, observed: Observed) -> list[InputStatistics]:
+    sizes = [leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(jax.eval_shape(taps.zeros))]
     logger.info(
         'calibration: statistics of %d leaves in %d places take %.1f MiB; only=… makes them fewer',
-        len(plan.leaves),
-        len(plan.values),
-        size / 2**20,
+        len({part.path for part in observed.parts}),
+        len(observed.values),
+        sum(sizes) / 2**20,
     )
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    return taps.zeros()

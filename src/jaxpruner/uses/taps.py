@@ -1,10 +1,10 @@
-"""Runs a traced model and hands out what goes into chosen operations: here statistics of activations are taken.
+"""Runs a traced model and adds up what goes into chosen operations: here statistics of activations are taken.
 
-The program is evaluated as it was traced. Only equations on the way to a chosen operation are taken apart; what is
-found in the trips of a loop is added up, or stacked where each trip uses another element of the parameter.
+The program is evaluated as it was traced; only equations on the way to a chosen operation are taken apart. Totals go
+along through loops and branches and are added to in place, so that they take memory once if they are donated.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,7 +17,10 @@ from jaxpruner.uses import bodies
 from jaxpruner.uses.graph import UnsupportedPrimitive, Use, UseGraph
 
 Path = tuple[int, ...]
-Found = dict[int, Any]
+# By number of the place.
+Totals = dict[int, Any]
+# In which trip each loop is, by its path.
+Trips = Mapping[Path, Any]
 Statistic = Callable[[Use, list[jax.Array]], Any]
 
 
@@ -50,115 +53,166 @@ def run_with_taps(
     >>> squares
     Array([ 9., 17., 29.], dtype=float32)
     """
-    taps: dict[Path, list[int]] = {}
-    for number, use in enumerate(uses):
-        taps.setdefault(use.site.path, []).append(number)
-    program = bodies.Program(graph.program.jaxpr, tuple(graph.program.consts))
-    results, found = _Run(uses, statistic, taps).program(program, jax.tree.leaves((params, inputs)), ())
-    return results, [found[number] for number in range(len(uses))]
+    taps = Taps([[use] for use in uses], statistic)
+    return taps.run(graph, taps.zeros(), params, *inputs)
 
 
-class _Run:
-    """One evaluation of a program; each rule returns an equation's results and what was found inside."""
+class Taps:
+    """Operations that are observed, and the places where their statistics are added up.
 
-    def __init__(self, uses: Sequence[Use], statistic: Statistic, taps: dict[Path, list[int]]):
-        self.uses, self.statistic, self.taps = uses, statistic, taps
+    Attributes:
+      places: the uses of each place, all with statistics of the same shape.
+      statistic: `(use, operands) -> pytree of arrays`.
+
+    >>> from jaxpruner.uses import param_uses
+    >>> params, x = {'w': jnp.ones((3, 3))}, jnp.ones((2, 3))
+    >>> graph = param_uses(lambda params, x: x @ params['w'] @ params['w'], params, x)
+    >>> taps = Taps([graph['w']], lambda use, xs: xs[0].sum(0))
+    >>> taps.run(graph, taps.zeros(), params, x)[1][0].tolist()  # 2 from the first product, 6 from the second
+    [8.0, 8.0, 8.0]
+    """
+
+    def __init__(self, places: Sequence[Sequence[Use]], statistic: Statistic):
+        self.places, self.statistic = places, statistic
+        self._taps: dict[Path, list[tuple[int, Use]]] = {}
+        for place, uses in enumerate(places):
+            for use in uses:
+                self._taps.setdefault(use.site.path, []).append((place, use))
         # Equations that have to be taken apart.
-        self.open = {path[:length] for path in taps for length in range(1, len(path), 2)}
+        self.opened = frozenset(path[:length] for path in self._taps for length in range(1, len(path), 2))
 
-    def program(self, program: bodies.Program, values: Sequence[Any], path: Path) -> tuple[list[Any], Found]:
+    def zeros(self, within: Path | None = None) -> list[Any]:
+        """Totals to begin with, one for each place.
+
+        Args:
+          within: path of a loop of which a single trip is going to be run.
+        """
+
+        def of_place(use: Use) -> Any:
+            operands = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in use.site.equation.invars]
+            found = jax.eval_shape(lambda *operands: self.statistic(use, list(operands)), *operands)
+            lengths = tuple(entry.length for entry in use.site.view.stack if entry.loop not in ((), within))
+            return jax.tree.map(lambda leaf: jnp.zeros((*lengths, *leaf.shape), leaf.dtype), found)
+
+        return [of_place(uses[0]) for uses in self.places]
+
+    def run(
+        self, graph: UseGraph, totals: Sequence[Any], params: tree_lib.PyTree, *inputs: Any
+    ) -> tuple[list[jax.Array], list[Any]]:
+        """Runs the model.
+
+        Args:
+          graph: of the model, traced with inputs of these shapes.
+          totals: what has been found before.
+          params: the parameters.
+          *inputs: the inputs.
+
+        Returns:
+          The leaves of the model's results, and the totals with what was found.
+
+        Raises:
+          UnsupportedPrimitive: an operation lies in a program that cannot be taken apart.
+        """
+        program = bodies.Program(graph.program.jaxpr, tuple(graph.program.consts))
+        values = jax.tree.leaves((params, inputs))
+        results, found = self.program(program, values, (), dict(enumerate(totals)), {})
+        return results, [found[place] for place in range(len(self.places))]
+
+    def program(
+        self, program: bodies.Program, values: Sequence[Any], path: Path, totals: Totals, trips: Trips
+    ) -> tuple[list[Any], Totals]:
+        """Runs a program.
+
+        Args:
+          program: which.
+          values: of its inputs.
+          path: where it stands.
+          totals: of the places that it may add to.
+          trips: in which trip the loops around it are.
+
+        Returns:
+          Its results, and the totals with what was found.
+        """
         jaxpr = program.jaxpr
         known = dict(zip(map(id, (*jaxpr.constvars, *jaxpr.invars)), (*program.constants, *values), strict=True))
-        found: Found = {}
 
         def read(variable: Any) -> Any:
             return variable.val if isinstance(variable, Literal) else known[id(variable)]
 
         for number, equation in enumerate(jaxpr.eqns):
-            here, operands = (*path, number), [read(variable) for variable in equation.invars]
-            for tap in self.taps.get(here, ()):
-                found[tap] = self.statistic(self.uses[tap], operands)
-            if here in self.open:
-                results, inside = self._open(equation, operands, here)
-                found.update(inside)
-            else:
-                results = _bind(equation, operands)
+            operands = [read(variable) for variable in equation.invars]
+            results, totals = self.equation(equation, operands, (*path, number), totals, trips)
             known.update(zip(map(id, equation.outvars), results, strict=True))
-        return [read(variable) for variable in jaxpr.outvars], found
+        return [read(variable) for variable in jaxpr.outvars], totals
 
-    def _open(self, equation: Any, operands: list[Any], path: Path) -> tuple[list[Any], Found]:
+    def equation(
+        self, equation: Any, operands: list[Any], path: Path, totals: Totals, trips: Trips
+    ) -> tuple[list[Any], Totals]:
+        """Runs an equation, as `program` does."""
+        for place, use in self._taps.get(path, ()):
+            found, entries = self.statistic(use, operands), use.site.view.stack
+            index = tuple(trips[entry.loop] for entry in entries if entry.loop in trips)
+            totals = totals | {place: jax.tree.map(lambda *pair, at=index: _add(*pair, at), totals[place], found)}
+        if path not in self.opened:
+            return _bind(equation, operands), totals
         name = equation.primitive.name
         if name in bodies.CALLS - {'shard_map'}:
-            return self.program(bodies.called(equation), operands, (*path, 0))
-        inside = [at for at in self.taps if at[: len(path)] == path]
+            return self.program(bodies.called(equation), operands, (*path, 0), totals, trips)
+        inside = {at: taps for at, taps in self._taps.items() if at[: len(path)] == path}
         if name not in ('scan', 'while', 'cond') or (name == 'while' and any(at[len(path)] == 0 for at in inside)):
-            where = self.uses[self.taps[inside[0]][0]].where
-            raise UnsupportedPrimitive(f'nothing can be observed inside {name} or the condition of a loop ({where})')
-        return getattr(self, f'_{name}')(equation, operands, path)
+            ((_, use), *_) = next(iter(inside.values()))
+            raise UnsupportedPrimitive(f'nothing can be observed inside {name} or the condition of a loop ({use.where})')
+        part = {place: totals[place] for taps in inside.values() for place, _ in taps}
+        results, part = getattr(self, f'_{name}')(equation, operands, path, part, trips)
+        return results, totals | part
 
-    def _scan(self, equation: Any, operands: list[Any], path: Path) -> tuple[list[Any], Found]:
+    def _scan(self, equation: Any, operands: list[Any], path: Path, totals: Totals, trips: Trips) -> Any:
         scan = bodies.Scan.of(equation)
         constants, carried, sliced = scan.split(operands)
-
-        def trip(carried: list[Any], taken: list[Any]) -> tuple[list[Any], Found]:
-            return self.program(scan.body, [*constants, *carried, *taken], (*path, 0))
+        reverse = equation.params['reverse']
 
         def body(state: Any, taken: list[Any]) -> Any:
-            carried, sums = state
-            results, found = trip(carried, taken)
-            stacked = {tap: value for tap, value in found.items() if self._is_stacked(tap, path)}
-            sums = {tap: jax.tree.map(jnp.add, total, found[tap]) for tap, total in sums.items()}
-            return (results[: scan.carried], sums), (results[scan.carried :], stacked)
+            carried, totals, trip = state
+            inner = {**trips, path: trip}
+            results, totals = self.program(scan.body, [*constants, *carried, *taken], (*path, 0), totals, inner)
+            return (results[: scan.carried], totals, trip + (-1 if reverse else 1)), results[scan.carried :]
 
-        first = [jax.eval_shape(lambda array: array[0], array) for array in sliced]
-        shapes = jax.eval_shape(lambda *both: trip(*both)[1], carried, first)
-        sums = {tap: _zeros(shape) for tap, shape in shapes.items() if not self._is_stacked(tap, path)}
+        first = jnp.int32(scan.length - 1 if reverse else 0)
         options = {name: equation.params[name] for name in ('length', 'reverse', 'unroll')}
-        (carried, sums), (outputs, stacked) = lax.scan(body, (carried, sums), sliced, **options)
-        return [*carried, *outputs], {**sums, **stacked}
+        (carried, totals, _), outputs = lax.scan(body, (carried, totals, first), sliced, **options)
+        return [*carried, *outputs], totals
 
-    def _is_stacked(self, tap: int, path: Path) -> bool:
-        return any(entry.loop == path for entry in self.uses[tap].site.view.stack)
-
-    def _while(self, equation: Any, operands: list[Any], path: Path) -> tuple[list[Any], Found]:
+    def _while(self, equation: Any, operands: list[Any], path: Path, totals: Totals, trips: Trips) -> Any:
         loop = bodies.While.of(equation)
         condition_constants, body_constants, carried = loop.split(operands)
 
-        def trip(carried: list[Any]) -> tuple[list[Any], Found]:
-            return self.program(loop.body, [*body_constants, *carried], (*path, 1))
-
         def condition(state: Any) -> Any:
-            return self.program(loop.condition, [*condition_constants, *state[0]], (*path, 0))[0][0]
+            return self.program(loop.condition, [*condition_constants, *state[0]], (*path, 0), {}, trips)[0][0]
 
         def body(state: Any) -> Any:
-            results, found = trip(state[0])
-            return results, jax.tree.map(jnp.add, state[1], found)
+            return self.program(loop.body, [*body_constants, *state[0]], (*path, 1), state[1], trips)
 
-        sums = _zeros(jax.eval_shape(lambda carried: trip(carried)[1], carried))
-        return lax.while_loop(condition, body, (carried, sums))
+        return lax.while_loop(condition, body, (carried, totals))
 
-    def _cond(self, equation: Any, operands: list[Any], path: Path) -> tuple[list[Any], Found]:
+    def _cond(self, equation: Any, operands: list[Any], path: Path, totals: Totals, trips: Trips) -> Any:
         index, *values = operands
         branches = [
-            lambda *values, number=number, program=program: self.program(program, values, (*path, number))
+            lambda totals, *values, at=(*path, number), program=program: self.program(
+                program, values, at, totals, trips
+            )
             for number, program in enumerate(bodies.branches(equation))
         ]
-        shapes: Found = {}
-        for branch in branches:
-            shapes |= jax.eval_shape(lambda *values, branch=branch: branch(*values)[1], *values)
-
-        def complete(branch: Callable[..., tuple[list[Any], Found]]) -> Callable[..., tuple[list[Any], Found]]:
-            def run(*values: Any) -> tuple[list[Any], Found]:
-                results, found = branch(*values)
-                return results, {tap: found[tap] if tap in found else _zeros(shapes[tap]) for tap in shapes}
-
-            return run
-
-        return lax.switch(index, [complete(branch) for branch in branches], *values)
+        return lax.switch(index, branches, totals, *values)
 
 
-def _zeros(shapes: Any) -> Any:
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+def _add(total: jax.Array, found: jax.Array, index: tuple[Any, ...]) -> jax.Array:
+    """To the whole, or to the element of stacked totals that belongs to the trip."""
+    if not index:
+        return total + found
+    found = jnp.expand_dims(found, tuple(range(len(index))))
+    start = (*index, *[0] * (found.ndim - len(index)))
+    old = lax.dynamic_slice(total, start, found.shape)
+    return lax.dynamic_update_slice(total, old + found, start)
 
 
 def _bind(equation: Any, operands: list[Any]) -> list[Any]:

@@ -1,0 +1,105 @@
+"""Which values a calibration has to look at: leaves that are multiplied with the same value share its statistics."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxpruner import tree as tree_lib
+from jaxpruner.oneshot import moments
+from jaxpruner.oneshot.input_statistics import InputStatistics
+from jaxpruner.oneshot.weight_matrices import WeightMatrices, contracted_axes, find_matrices
+from jaxpruner.uses import Use, UseGraph
+from jaxpruner.uses.taps import Taps
+
+
+class Part(NamedTuple):
+    """Weight matrices of a leaf, and which value they meet.
+
+    >>> Part(('w',), None, 0).value
+    0
+    """
+
+    path: tree_lib.Path
+    matrices: WeightMatrices
+    value: int
+
+
+class Observed(NamedTuple):
+    """What is calibrated.
+
+    Attributes:
+      parts: weight matrices, in the order of the leaves.
+      values: for each value the uses that meet it.
+
+    >>> Observed([], []).values
+    []
+    """
+
+    parts: list[Part]
+    values: list[tuple[Use, ...]]
+
+
+def find_observed(graph: UseGraph, only: Sequence[str | tree_lib.Path] | str | None = None) -> Observed:
+    """The weight matrices of a model, and the values that they meet.
+
+    Args:
+      graph: of the model.
+      only: names, globs or paths of leaves; by default all that are contracted with data.
+
+    Raises:
+      ValueError: a name matches no leaf, or weights of a leaf cannot be told.
+      UnsupportedPrimitive: a leaf named by `only` goes through an operation that is not understood.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxpruner.uses import param_uses
+    >>> params = {'a': jnp.ones((3, 2)), 'b': jnp.ones((3, 2))}
+    >>> graph = param_uses(lambda params, x: x @ params['a'] + x @ params['b'], params, jnp.ones((4, 3)))
+    >>> [part.value for part in find_observed(graph).parts]
+    [0, 0]
+    """
+    names = (only,) if isinstance(only, str) else only
+    if names is not None:
+        tree_lib.check_names(names, [*graph, *graph.opaque, *graph.unused], 'only')
+        chosen = [path for path in (*graph, *graph.opaque) if any(tree_lib.matches(name, path) for name in names)]
+    else:
+        chosen = list(graph)
+    parts, values = [], {}
+    for path in chosen:
+        for matrices in find_matrices(graph, path):
+            # Leaves of which all uses meet the same values share a place.
+            key = tuple(_value_key(use) for use in matrices.uses)
+            values.setdefault(key, matrices.uses)
+            parts.append(Part(path, matrices, list(values).index(key)))
+    return Observed(parts, list(values.values()))
+
+
+def _value_key(use: Use) -> Any:
+    """What the statistics of a use depend on."""
+    site = use.site
+    equation = site.equation
+    data = equation.invars[1 - site.operand]
+    stack = tuple(entry.loop for entry in site.view.stack)
+    if equation.primitive.name == 'dot_general':
+        return site.path[:-1], id(data), contracted_axes(equation, site.operand)[2:], stack
+    same = {name: value for name, value in equation.params.items() if name != 'precision'}
+    kernel = [equation.invars[1].aval.shape[axis] for axis in equation.params['dimension_numbers'].rhs_spec[1:]]
+    return site.path[:-1], id(data), str(same), tuple(kernel), stack
+
+
+def input_taps(values: Sequence[Sequence[Use]], with_gram: bool) -> Taps:
+    """Takes the statistics of values.
+
+    Args:
+      values: for each value the uses that meet it.
+      with_gram: whether to take Gram matrices.
+
+    >>> input_taps([], with_gram=False).zeros()
+    []
+    """
+
+    def statistic(use: Use, operands: list[jax.Array]) -> InputStatistics:
+        operand = use.site.operand
+        return moments.statistics_of(use.site.equation, operand, operands[1 - operand], with_gram)
+
+    return Taps(values, statistic)

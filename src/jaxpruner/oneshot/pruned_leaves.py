@@ -1,0 +1,107 @@
+"""Leaves while they are pruned: copies that are changed in place, one part after another."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxpruner import mask_calculator
+from jaxpruner import tree as tree_lib
+from jaxpruner.oneshot.weight_matrices import WeightMatrices
+
+
+class PrunedLeaves:
+    """The leaves of a model and their masks; those that are given are left as they are.
+
+    Args:
+      params: any pytree of arrays.
+
+    >>> leaves = PrunedLeaves({'w': jnp.ones(2), 'b': jnp.ones(1)})
+    >>> leaves.masks
+    {'b': None, 'w': None}
+    """
+
+    def __init__(self, params: tree_lib.PyTree):
+        paths, leaves, self._treedef = tree_lib.flatten_with_paths(params)
+        self._leaves: dict[tree_lib.Path, Any] = dict(zip(paths, leaves, strict=True))
+        self._masks: dict[tree_lib.Path, jax.Array] = {}
+        # By identity of the matrices, which are held so that it stays theirs.
+        self._compiled: dict[int, tuple[WeightMatrices, Any, Any]] = {}
+
+    @property
+    def params(self) -> tree_lib.PyTree:
+        """The parameters as they are now; what is pruned later changes them in place."""
+        return jax.tree.unflatten(self._treedef, list(self._leaves.values()))
+
+    @property
+    def masks(self) -> tree_lib.PyTree:
+        """uint8 masks in the parameters' shapes, `None` for leaves of which nothing was pruned."""
+        return jax.tree.unflatten(self._treedef, [self._masks.get(path) for path in self._leaves])
+
+    def read(self, path: tree_lib.Path, matrices: WeightMatrices, layer: int | None = None) -> jax.Array:
+        """Weight matrices of a leaf, as they are now.
+
+        Args:
+          path: the leaf's.
+          matrices: which of its matrices.
+          layer: the number of one layer of a stack, for its matrices alone.
+        """
+        return self._functions(matrices)[0](self._leaves[path], layer)
+
+    def replace(
+        self,
+        path: tree_lib.Path,
+        matrices: WeightMatrices,
+        new: jax.Array | None,
+        kept: jax.Array,
+        layer: int | None = None,
+    ) -> None:
+        """Puts pruned matrices in place of those that `read` gives.
+
+        Args:
+          path: the leaf's.
+          matrices: which of its matrices.
+          new: float `[..., inputs, outputs]`; `None` where weights that are kept do not change.
+          kept: their mask.
+          layer: as in `read`.
+
+        Raises:
+          ValueError: new weights are not finite.
+        """
+        leaf, mask = self._leaves[path], self._masks.get(path)
+        if mask is None:  # what is given away below must not be the caller's
+            leaf = jnp.array(leaf, copy=True)
+            mask = jnp.ones_like(leaf, dtype=mask_calculator.MASK_DTYPE)
+        found = self._functions(matrices)[1](leaf, mask, new, kept, layer)
+        self._leaves[path], self._masks[path], finite = found
+        if not finite:
+            raise ValueError(
+                f'{tree_lib.path_string(path)}: its new weights are not finite; look for NaN or inf in it and in its '
+                'inputs'
+            )
+
+    def _functions(self, matrices: WeightMatrices) -> tuple[Any, Any]:
+        if id(matrices) not in self._compiled:
+
+            def read(leaf: jax.Array, layer: Any) -> jax.Array:
+                found = matrices.read(leaf)
+                return found if layer is None else lax.dynamic_index_in_dim(found, layer, keepdims=False)
+
+            def replace(leaf: jax.Array, mask: jax.Array, new: Any, kept: jax.Array, layer: Any) -> Any:
+                def written(part: jax.Array) -> jax.Array:
+                    if layer is not None:
+                        rest = jnp.zeros(matrices.layout.matrices_shape, part.dtype)
+                        part = lax.dynamic_update_index_in_dim(rest, part, layer, 0)
+                    return matrices.write(part, leaf)
+
+                removed = written(1 - kept.astype(jnp.float32)) > 0
+                finite = True
+                if new is not None:
+                    finite = jnp.isfinite(new).all()
+                    leaf = jnp.where(written(jnp.ones(kept.shape)) > 0, written(new).astype(leaf.dtype), leaf)
+                return jnp.where(removed, jnp.zeros_like(leaf), leaf), jnp.where(removed, 0, mask), finite
+
+            functions = jax.jit(read), jax.jit(replace, donate_argnums=(0, 1))
+            self._compiled[id(matrices)] = (matrices, *functions)
+        return self._compiled[id(matrices)][1:]
