@@ -142,3 +142,9 @@ def test_inputs_of_several_axes_are_counted_as_the_weights_lie():
     samples = np.asarray(x).swapaxes(1, 2).reshape(5, 6)
     np.testing.assert_allclose(entry.statistics.gram, samples.T @ samples, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(entry.matrices.read(params['w']), params['w'].reshape(6, 4))
+
+
+def test_a_layer_that_is_taken_by_its_number():
+    params, x = {'w': model.normal(3, 4, 2)}, model.normal(5, 4)
+    (entry,) = calibrate(lambda p, x: x @ jax.lax.dynamic_index_in_dim(p['w'], 2, keepdims=False), params, [x])['w']
+    np.testing.assert_array_equal(entry.matrices.read(params['w']), params['w'][2])

@@ -30,18 +30,19 @@ AT_INITIALIZATION = {
     'synflow': {'apply_fn': apply},
 }
 FUNCTIONS = {'wanda': {'apply_fn': apply}, 'sparsegpt': {'apply_fn': apply}} | AT_INITIALIZATION
+CASES = [*FUNCTIONS.items(), ('sparsegpt', {'apply_fn': apply, 'sequential': True})]
 
 
-@pytest.mark.parametrize('algorithm', FUNCTIONS)
-def check_masks_are_those_of_one_device(algorithm):
+@pytest.mark.parametrize(('algorithm', 'settings'), CASES)
+def check_masks_are_those_of_one_device(algorithm, settings):
     mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ('data', 'model'))
     params = {'stack': model.normal(2, 16, 16), 'out': model.normal(12, 16)}
     batches = [model.normal(24, 16) for _ in range(2)]
     specs = {'stack': PartitionSpec(None, None, 'model'), 'out': PartitionSpec('model')}
     shardings = {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
-    expected = jaxpruner.prune(params, 0.5, algorithm, **FUNCTIONS[algorithm], batches=batches)
+    expected = jaxpruner.prune(params, 0.5, algorithm, **settings, batches=batches)
     parted = [jax.device_put(batch, NamedSharding(mesh, PartitionSpec('data'))) for batch in batches]
-    found = jaxpruner.prune(jax.device_put(params, shardings), 0.5, algorithm, **FUNCTIONS[algorithm], batches=parted)
+    found = jaxpruner.prune(jax.device_put(params, shardings), 0.5, algorithm, **settings, batches=parted)
     for name in params:
         np.testing.assert_array_equal(found[1][name], expected[1][name])
         np.testing.assert_allclose(found[0][name], expected[0][name], rtol=1e-3, atol=1e-4)

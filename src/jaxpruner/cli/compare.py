@@ -8,10 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import rich.console
-import rich.progress
-
 from jaxpruner.cli import arguments, output
+from jaxpruner.progress import progress_bar
 from jaxpruner.report import experiments, figures, plots, results, tables
 
 if TYPE_CHECKING:  # loaded where they are used: flax and orbax take seconds, which --help need not wait for
@@ -178,14 +176,14 @@ def _run(trained: 'Sweep', cells: 'Sequence[CellKey]', wants_progress: bool) -> 
 
     before = signal.signal(signal.SIGINT, on_signal)
     try:
-        with _progress_bar(wants_progress) as bar:
-            steps = trained.recipe.steps
+        steps = trained.recipe.steps
+        with progress_bar(len(cells) * steps, wants_progress) as show:
             done = dict.fromkeys(set(trained.finished()) & set(cells), steps)
-            task = bar.add_task('compiling', total=len(cells) * steps, completed=sum(done.values()))
+            show('compiling', sum(done.values()))
 
             def on_chunk(group: 'Sequence[CellKey]', step: int) -> None:
                 done.update(dict.fromkeys(group, step))
-                bar.update(task, description=group[0].algorithm, completed=sum(done.values()))
+                show(group[0].algorithm, sum(done.values()))
 
             trained.run(cells, on_chunk, lambda: bool(asked_to_stop))
     except (Interrupted, KeyboardInterrupt):
@@ -221,16 +219,3 @@ def _draw(cells: Sequence[results.Cell], out: Path) -> list[Path]:
     for name, draw in drawings.items():
         draw(cells, out / name)
     return [out / name for name in drawings]
-
-
-def _progress_bar(wanted: bool) -> rich.progress.Progress:
-    """On the error stream, so that the table can be redirected alone."""
-    shown = wanted and sys.stderr.isatty()
-    columns = (
-        rich.progress.TextColumn('{task.description:16}'),
-        rich.progress.BarColumn(),
-        rich.progress.TimeElapsedColumn(),
-        rich.progress.TimeRemainingColumn(),
-    )
-    console = rich.console.Console(stderr=True, quiet=not shown)
-    return rich.progress.Progress(*columns, console=console, transient=True, disable=not shown)

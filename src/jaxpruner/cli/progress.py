@@ -1,12 +1,10 @@
-"""A progress bar over the tensors of a checkpoint; none where nobody watches."""
+"""A progress bar over the tensors of a checkpoint."""
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from jaxpruner.progress import progress_bar
 
 if TYPE_CHECKING:
     from jaxpruner.checkpoints import Leaf
@@ -26,17 +24,12 @@ def leaf_progress(leaves: 'Mapping[str, Leaf]', wanted: bool = True) -> 'Iterato
     >>> with leaf_progress({}, wanted=False) as on_leaf:
     ...     pass
     """
-    if not (wanted and sys.stderr.isatty()):  # a bar that is not shown would still end its line, in older releases
-        yield lambda name, leaf: None
-        return
-    columns = (TextColumn('{task.description}', markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task('', total=sum(leaf.bytes for leaf in leaves.values()))
+    with progress_bar(sum(leaf.bytes for leaf in leaves.values()), wanted, in_bytes=True) as show:
         before = 0
 
         def on_leaf(name: str, leaf: 'Leaf') -> None:
             nonlocal before
-            progress.update(task, description=name, advance=before)
-            before = leaf.bytes
+            show(name, before)
+            before += leaf.bytes
 
         yield on_leaf

@@ -5,8 +5,8 @@ import dataclasses
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, NoReturn
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +15,14 @@ import optax
 
 from jaxpruner import base_updater, sparsity_types, targets
 from jaxpruner import tree as tree_lib
-from jaxpruner.oneshot import matrix_masks, matrix_scores, owl, pruned_leaves
+from jaxpruner.oneshot import matrix_masks, matrix_scores, owl
+from jaxpruner.oneshot.blocks import Names, check_blocks
 from jaxpruner.oneshot.calibration import CalibratedMatrices, Calibration, as_inputs, calibrate
 from jaxpruner.oneshot.input_statistics import InputStatistics, check_statistics
+from jaxpruner.oneshot.pruned_leaves import PrunedLeaves
+from jaxpruner.oneshot.sequential import SequentialCalibration
 from jaxpruner.oneshot.weight_matrices import WeightMatrices, find_matrices
+from jaxpruner.progress import progress_bar
 from jaxpruner.uses import param_uses
 
 
@@ -34,6 +38,10 @@ class CalibratedPruning(base_updater.BaseUpdater):
       owl: layers with many outliers stay denser; the mean over all leaves stays what the distribution says.
       owl_multiple: an outlier exceeds this multiple of the mean score of its layer.
       owl_deviation: how far a layer's sparsity may be from the mean.
+      sequential: statistics of a block are taken when the blocks before it have been pruned, so that only its own take
+        memory. Each block is run twice; all batches are held, as they are at the boundary of the block.
+      blocks: which leaves make a block if sequential: a glob or a list of globs for each, such as `['layer_0/*',
+        'layer_1/*']`. Of other leaves those make a block that meet the same value, or stand in the same trip of a scan.
 
     Raises:
       TypeError, ValueError: a setting is wrong.
@@ -48,10 +56,15 @@ class CalibratedPruning(base_updater.BaseUpdater):
     owl: bool = False
     owl_multiple: float = 5.0
     owl_deviation: float = 0.08
+    sequential: bool = False
+    blocks: Sequence[Names] | None = None
 
     def __post_init__(self):
         super().__post_init__()
         matrix_masks.check_comparison(self.per)
+        check_blocks(self.blocks)
+        if self.blocks is not None and not self.sequential:
+            raise ValueError('blocks are pruned one after another with sequential=True alone; set it, or no blocks')
         if self.topk_fn is not None:
             raise ValueError(f'{type(self).__name__} ranks weights itself and takes no topk_fn, got {self.topk_fn!r}')
 
@@ -93,6 +106,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
         apply_fn: Callable[..., Any] | None = None,
         batches: Iterable[Any] | None = None,
         calibration: Calibration | None = None,
+        progress: bool = True,
         **extra_args: Any,
     ) -> tuple[tree_lib.PyTree, tree_lib.PyTree]:
         """Calibrates the model and prunes it to the target sparsities.
@@ -103,6 +117,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
           apply_fn: `(params, *inputs) -> results`, the model.
           batches: any iterable of batches: a tuple holds the inputs, anything else is the only input.
           calibration: statistics from `calibrate` with the same model and parameters, instead of the two.
+          progress: show a progress bar, if stderr is a terminal and rich is installed.
           **extra_args: not used.
 
         Returns:
@@ -113,34 +128,26 @@ class CalibratedPruning(base_updater.BaseUpdater):
           UnsupportedPrimitive: a selected leaf goes through an operation that is not understood.
         """
         del grads, extra_args
-        sparsities = self.get_target_sparsities(params)
-        paths, leaves, treedef = tree_lib.flatten_with_paths(params)
-        kinds = self._leaf_types(paths, leaves)
-        selected = {
-            path: (leaf, sparsity, kind)
-            for path, leaf, sparsity, kind in zip(
-                paths, leaves, tree_lib.leaves_like(treedef, sparsities), kinds, strict=True
+        selected = self._selected(params)
+        if calibration is None and (apply_fn is None or batches is None):
+            raise ValueError(
+                f'{type(self).__name__} looks at the inputs of each layer; give instant_sparsify the model and data: '
+                'apply_fn=…, batches=…'
             )
-            if sparsity is not None
-        }
+        found = PrunedLeaves(params)
+        if self.sequential:
+            if calibration is not None:
+                raise ValueError('sequential=True takes statistics as it goes; give apply_fn and batches alone')
+            self._prune_in_blocks(found, apply_fn, list(batches), selected, progress)
+            return found.params, found.masks
         if calibration is None:
-            calibration = self._calibrate(params, apply_fn, batches, selected)
+            calibration = self._calibrate(params, apply_fn, batches, selected, progress)
         chosen = [(path, entry) for path in selected if path in calibration for entry in calibration[path]]
-        del calibration
-        for path, entry in chosen:
-            self._check(path, entry.matrices, selected[path][2])
-            where, shape = tree_lib.path_string(path), entry.matrices.layout.matrices_shape
-            check_statistics(entry.statistics, shape, where, self.kind == 'gram')
+        self._check_statistics([(path, *entry) for path, entry in chosen], selected)
         each = self._sparsities(chosen, selected)
-        found = pruned_leaves.PrunedLeaves(params)
-        jobs = [(path, *entry, sparsity) for (path, entry), sparsity in zip(chosen, each, strict=True)]
-        del chosen
-        while jobs:
-            path, matrices, statistics, sparsity = jobs.pop(_next(jobs))
-            weights, where = found.read(path, matrices), tree_lib.path_string(path)
-            new, kept = self.prune_matrices(weights, statistics, sparsity, selected[path][2], where)
-            del weights, statistics  # before more memory is taken
-            found.replace(path, matrices, new, kept)
+        jobs = [_Job(path, *entry, sparsity) for (path, entry), sparsity in zip(chosen, each, strict=True)]
+        del calibration, chosen  # statistics are freed one after another
+        self._prune(found, jobs, selected)
         return found.params, found.masks
 
     def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
@@ -165,34 +172,84 @@ class CalibratedPruning(base_updater.BaseUpdater):
             'batches=…), then FixedMask(masks).wrap_optax(tx) to fine-tune'
         )
 
+    def _selected(self, params: tree_lib.PyTree) -> dict[tree_lib.Path, '_Selected']:
+        sparsities = self.get_target_sparsities(params)
+        paths, leaves, treedef = tree_lib.flatten_with_paths(params)
+        for names in self.blocks or ():
+            tree_lib.check_names((names,) if isinstance(names, str) else names, paths, 'blocks')
+        rows = zip(
+            paths, leaves, tree_lib.leaves_like(treedef, sparsities), self._leaf_types(paths, leaves), strict=True
+        )
+        return {path: _Selected(leaf, sparsity, kind) for path, leaf, sparsity, kind in rows if sparsity is not None}
+
     def _calibrate(
-        self, params: tree_lib.PyTree, apply_fn: Any, batches: Iterable[Any] | None, selected: dict[tree_lib.Path, Any]
+        self, params: tree_lib.PyTree, apply_fn: Any, batches: Any, selected: dict[Any, '_Selected'], progress: bool
     ) -> Calibration:
-        if apply_fn is None or batches is None:
-            raise ValueError(
-                f'{type(self).__name__} looks at the inputs of each layer; give instant_sparsify the model and data: '
-                'apply_fn=…, batches=…'
-            )
-        batches = iter(batches)
-        first = list(itertools.islice(batches, 1))
+        source = iter(batches)
+        first = list(itertools.islice(source, 1))
         for batch in first:  # what does not fit is said before anything is computed
             graph = param_uses(apply_fn, params, *as_inputs(batch))
             for path in selected:
                 for matrices in find_matrices(graph, path) if path not in graph.unused else ():
-                    self._check(path, matrices, selected[path][2])
-        return calibrate(apply_fn, params, itertools.chain(first, batches), self.kind, list(selected))
+                    self._check(path, matrices, selected[path].kind)
+        if source is batches:
+            batches = itertools.chain(first, source)
+        return calibrate(apply_fn, params, batches, self.kind, list(selected), progress)
+
+    def _prune_in_blocks(
+        self, found: PrunedLeaves, apply_fn: Any, batches: list[Any], selected: dict[Any, '_Selected'], progress: bool
+    ) -> None:
+        """Each block when those before it are pruned."""
+        run = SequentialCalibration(apply_fn, found.params, batches, self.kind, list(selected), self.blocks)
+        for part in run.parts:
+            self._check(part.path, part.matrices, selected[part.path].kind)
+        each = [selected[part.path].sparsity for part in run.parts]
+        if self.owl:
+            whole = calibrate(apply_fn, found.params, batches, 'second_moment', list(selected), progress)
+            each = self._sparsities([(path, entry) for path in whole for entry in whole[path]], selected)
+        with progress_bar(len(run.blocks) * len(batches), progress) as show:
+            done = itertools.count(1)
+            for number, block in enumerate(run.blocks):
+                name = f'block {number + 1} of {len(run.blocks)}'
+                taken = run.take(number, found.params, lambda arrays, name=name: show(name, next(done), arrays))
+                self._check_statistics([(*part[:2], statistics) for part, statistics in taken], selected, block.layer)
+                jobs = [
+                    _Job(*part[:2], statistics, _of_layer(each[i], block.layer), block.layer)
+                    for i, (part, statistics) in zip(block.parts, taken, strict=True)
+                ]
+                del taken
+                self._prune(found, jobs, selected)
+
+    def _check_statistics(
+        self, taken: list[tuple[Any, ...]], selected: dict[Any, '_Selected'], layer: int | None = None
+    ) -> None:
+        for path, matrices, statistics in taken:
+            self._check(path, matrices, selected[path].kind)
+            shape = matrices.layout.matrices_shape[0 if layer is None else 1 :]
+            check_statistics(statistics, shape, tree_lib.path_string(path), self.kind == 'gram')
+
+    def _prune(self, found: PrunedLeaves, jobs: list['_Job'], selected: dict[Any, '_Selected']) -> None:
+        while jobs:
+            path, matrices, statistics, sparsity, layer = jobs.pop(_next(jobs))
+            weights, where = found.read(path, matrices, layer), tree_lib.path_string(path)
+            sparsity, kind = jnp.asarray(sparsity, jnp.float32), selected[path].kind
+            new, kept = self.prune_matrices(weights, statistics, sparsity, kind, where)
+            del weights, statistics  # before more memory is taken
+            found.replace(path, matrices, new, kept, layer)
 
     def _check(self, path: tree_lib.Path, matrices: WeightMatrices, kind: Any) -> None:
         matrix_masks.check_matrix_type(kind, matrices.layout.matrices_shape, tree_lib.path_string(path))
 
-    def _sparsities(self, chosen: list[tuple[tree_lib.Path, CalibratedMatrices]], selected: dict) -> list[Any]:
+    def _sparsities(
+        self, chosen: list[tuple[tree_lib.Path, CalibratedMatrices]], selected: dict[Any, '_Selected']
+    ) -> list[Any]:
         """One for each of the chosen, or with OWL one for each of their matrices."""
-        each = [jnp.asarray(selected[path][1], jnp.float32) for path, _ in chosen]
+        each = [selected[path].sparsity for path, _ in chosen]
         if not self.owl or not chosen:
             return each
         shares, sizes, means = [], [], []
         for (path, entry), sparsity in zip(chosen, each, strict=True):
-            weights = entry.matrices.read(selected[path][0])
+            weights = entry.matrices.read(selected[path].leaf)
             scores = matrix_scores.wanda_scores(weights, entry.statistics.second_moment)
             shares.append(owl.outlier_shares(scores, self.owl_multiple))
             sizes += [scores.size // shares[-1].size] * shares[-1].size
@@ -206,13 +263,35 @@ class CalibratedPruning(base_updater.BaseUpdater):
         ]
 
 
-def _next(jobs: list[Any]) -> int:
+class _Selected(NamedTuple):
+    """A leaf that is to be pruned."""
+
+    leaf: Any
+    sparsity: Any
+    kind: sparsity_types.SparsityType
+
+
+class _Job(NamedTuple):
+    """Weight matrices that are ready to be pruned; of a stack one layer, or all."""
+
+    path: tree_lib.Path
+    matrices: WeightMatrices
+    statistics: InputStatistics
+    sparsity: Any
+    layer: int | None = None
+
+
+def _of_layer(sparsity: Any, layer: int | None) -> Any:
+    return sparsity if layer is None or not jnp.ndim(sparsity) else sparsity[layer]
+
+
+def _next(jobs: list[_Job]) -> int:
     """The one that makes most room: it takes the memory of a leaf and its mask, and frees that of its statistics."""
-    users = collections.Counter(id(statistics) for *_, statistics, _ in jobs)
+    users = collections.Counter(id(job.statistics) for job in jobs)
 
     def room(number: int) -> float:
-        _, matrices, statistics, _ = jobs[number]
-        freed = sum(leaf.nbytes for leaf in jax.tree.leaves(statistics) if hasattr(leaf, 'nbytes'))
-        return freed / users[id(statistics)] - 5 * math.prod(matrices.layout.shape)
+        job = jobs[number]
+        freed = sum(leaf.nbytes for leaf in jax.tree.leaves(job.statistics) if hasattr(leaf, 'nbytes'))
+        return freed / users[id(job.statistics)] - 5 * math.prod(job.matrices.layout.shape)
 
     return max(range(len(jobs)), key=room)

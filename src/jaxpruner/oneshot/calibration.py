@@ -1,7 +1,7 @@
 """Runs a model on some batches and takes the statistics of what its weight matrices meet."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any, NamedTuple
 
 import jax
@@ -11,6 +11,7 @@ from jaxpruner import tree as tree_lib
 from jaxpruner.oneshot.input_statistics import InputStatistics
 from jaxpruner.oneshot.observed import Observed, find_observed, input_taps
 from jaxpruner.oneshot.weight_matrices import WeightMatrices
+from jaxpruner.progress import progress_bar
 from jaxpruner.uses import UseGraph, param_uses
 from jaxpruner.uses.taps import Taps
 
@@ -62,6 +63,7 @@ def calibrate(
     batches: Iterable[Any],
     kind: str = 'second_moment',
     only: Sequence[str | tree_lib.Path] | str | None = None,
+    progress: bool = True,
 ) -> Calibration:
     """Statistics of the inputs of each leaf that is contracted with data, in whatever framework the model is written.
 
@@ -75,6 +77,7 @@ def calibrate(
         compiled anew.
       kind: `'second_moment'` (sums of squares), or `'gram'` (also of the products of each two inputs).
       only: names, globs or paths of leaves; by default all that are contracted with data.
+      progress: show a progress bar, if stderr is a terminal and rich is installed.
 
     Returns:
       Statistics by leaf path.
@@ -92,16 +95,18 @@ def calibrate(
     if kind not in KINDS:
         raise ValueError(f'kind is {" or ".join(map(repr, KINDS))}, got {kind!r}')
     totals, observed, step, shape = None, Observed([], []), None, None
-    for batch in batches:
-        inputs = as_inputs(batch)
-        new_shape = shapes_of(inputs)
-        if step is None or new_shape != shape:
-            graph = param_uses(apply_fn, params, *inputs)
-            observed, shape = find_observed(graph, only), new_shape
-            taps = input_taps(observed.values, kind == 'gram')
-            step = _step(taps, graph)
-            totals = _begin(taps, observed) if totals is None else totals
-        totals = step(totals, params, *inputs)
+    with progress_bar(len(batches) if isinstance(batches, Sized) else None, progress) as show:
+        for number, batch in enumerate(batches):
+            show('calibrating', number, totals)
+            inputs = as_inputs(batch)
+            new_shape = shapes_of(inputs)
+            if step is None or new_shape != shape:
+                graph = param_uses(apply_fn, params, *inputs)
+                observed, shape = find_observed(graph, only), new_shape
+                taps = input_taps(observed.values, kind == 'gram')
+                step = _step(taps, graph)
+                totals = _begin(taps, observed) if totals is None else totals
+            totals = step(totals, params, *inputs)
     if totals is None:
         raise ValueError('batches are empty; calibration needs at least one')
     by_leaf: dict[tree_lib.Path, list[CalibratedMatrices]] = {}

@@ -26,8 +26,7 @@ class PrunedLeaves:
         paths, leaves, self._treedef = tree_lib.flatten_with_paths(params)
         self._leaves: dict[tree_lib.Path, Any] = dict(zip(paths, leaves, strict=True))
         self._masks: dict[tree_lib.Path, jax.Array] = {}
-        # By identity of the matrices, which are held so that it stays theirs.
-        self._compiled: dict[int, tuple[WeightMatrices, Any, Any]] = {}
+        self._compiled: dict[Any, tuple[Any, Any]] = {}  # shared by leaves that are read alike
 
     @property
     def params(self) -> tree_lib.PyTree:
@@ -82,7 +81,7 @@ class PrunedLeaves:
             )
 
     def _functions(self, matrices: WeightMatrices) -> tuple[Any, Any]:
-        if id(matrices) not in self._compiled:
+        if matrices.key not in self._compiled:
 
             def read(leaf: jax.Array, layer: Any) -> jax.Array:
                 found = matrices.read(leaf)
@@ -102,6 +101,5 @@ class PrunedLeaves:
                     leaf = jnp.where(written(jnp.ones(kept.shape)) > 0, written(new).astype(leaf.dtype), leaf)
                 return jnp.where(removed, jnp.zeros_like(leaf), leaf), jnp.where(removed, 0, mask), finite
 
-            functions = jax.jit(read), jax.jit(replace, donate_argnums=(0, 1))
-            self._compiled[id(matrices)] = (matrices, *functions)
-        return self._compiled[id(matrices)][1:]
+            self._compiled[matrices.key] = jax.jit(read), jax.jit(replace, donate_argnums=(0, 1))
+        return self._compiled[matrices.key]

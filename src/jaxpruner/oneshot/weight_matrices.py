@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxpruner import tree as tree_lib
 from jaxpruner.oneshot.matrices import MatrixLayout
 from jaxpruner.uses import Use, UseGraph
+from jaxpruner.uses.views import Move
 
 CONTRACTIONS = ('dot', 'conv')
 
@@ -33,6 +34,11 @@ class WeightMatrices:
 
     uses: tuple[Use, ...]
     layout: MatrixLayout
+
+    @property
+    def key(self) -> Any:
+        """What `read` and `write` do, to be compared: leaves of one shape and key are read alike."""
+        return self.layout, _steps(self.uses[0])
 
     def read(self, leaf: jax.Array) -> jax.Array:
         """The matrices `[..., inputs, outputs]`, in the dtype in which the model uses them.
@@ -166,9 +172,11 @@ def _steps(use: Use) -> tuple[Any, ...]:
     """How the leaf is read, to be compared."""
 
     def named(step: Any) -> Any:
-        if isinstance(step, str):
-            return step
-        return step.equation.primitive.name, str(step.equation.params), step.operand, step.result
+        if not isinstance(step, Move):
+            return str(step)
+        equation = step.equation
+        shapes = tuple(variable.aval.shape for variable in equation.invars)
+        return equation.primitive.name, str(equation.params), shapes, step.operand, step.result
 
     return tuple(named(step) for step in use.site.view.steps)
 

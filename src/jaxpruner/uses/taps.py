@@ -161,7 +161,9 @@ class Taps:
         inside = {at: taps for at, taps in self._taps.items() if at[: len(path)] == path}
         if name not in ('scan', 'while', 'cond') or (name == 'while' and any(at[len(path)] == 0 for at in inside)):
             ((_, use), *_) = next(iter(inside.values()))
-            raise UnsupportedPrimitive(f'nothing can be observed inside {name} or the condition of a loop ({use.where})')
+            raise UnsupportedPrimitive(
+                f'nothing can be observed inside {name} or the condition of a loop ({use.where})'
+            )
         part = {place: totals[place] for taps in inside.values() for place, _ in taps}
         results, part = getattr(self, f'_{name}')(equation, operands, path, part, trips)
         return results, totals | part

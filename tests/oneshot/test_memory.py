@@ -1,0 +1,62 @@
+"""What calibration takes: the parameters and the statistics once, of all layers or of one block."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxpruner.oneshot import observed
+from jaxpruner.uses import param_uses
+from jaxpruner.uses.segments import Cut, Segments
+
+LAYERS, WIDTH = 24, 64
+
+
+def _apply(params, x):
+    def layer(x, taken):
+        query, key, value = jnp.split(x @ taken['qkv'], 3, -1)
+        weights = jax.nn.softmax(query @ key.T)
+        x = x + weights @ value @ taken['out']
+        return x + jax.nn.gelu(x @ taken['up']) @ taken['down'], None
+
+    return jax.lax.scan(layer, x, params)[0]
+
+
+SHAPES = {'qkv': (WIDTH, 3 * WIDTH), 'out': (WIDTH, WIDTH), 'up': (WIDTH, 4 * WIDTH), 'down': (4 * WIDTH, WIDTH)}
+PARAMS = {name: jax.ShapeDtypeStruct((LAYERS, *shape), jnp.float32) for name, shape in SHAPES.items()}
+X = jax.ShapeDtypeStruct((16, WIDTH), jnp.float32)
+
+
+def _bytes(tree):
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def _peak(function, *arguments):
+    found = function.lower(*arguments).compile().memory_analysis()
+    held = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
+    return held + found.temp_size_in_bytes
+
+
+@pytest.fixture(scope='module')
+def graph():
+    return param_uses(_apply, PARAMS, X)
+
+
+@pytest.fixture(scope='module')
+def taps(graph):
+    return observed.input_taps(observed.find_observed(graph).values, with_gram=True)
+
+
+def test_of_all_layers_at_once(graph, taps):
+    totals = jax.eval_shape(taps.zeros)
+    assert _bytes(totals) > LAYERS * 19 * WIDTH**2 * 4
+    step = jax.jit(lambda totals, *arguments: taps.run(graph, totals, *arguments)[1], donate_argnums=0)
+    assert _peak(step, totals, PARAMS, X) <= 1.1 * (_bytes(PARAMS) + _bytes(totals))
+
+
+def test_of_one_layer_after_another(graph, taps):
+    segments = Segments(graph, [use for uses in taps.places for use in uses])
+    state = segments.begin(X)._replace(carried=[X])
+    totals = jax.eval_shape(lambda: taps.zeros((0,)))
+    assert _bytes(totals) < 20 * WIDTH**2 * 4
+    observe = segments.observe(taps, Cut(0, 0), 1)
+    assert _peak(observe, totals, PARAMS, state, 3) <= 1.1 * (_bytes(PARAMS) + _bytes(totals))
