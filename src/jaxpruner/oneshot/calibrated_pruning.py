@@ -138,13 +138,13 @@ class CalibratedPruning(base_updater.BaseUpdater):
         if self.sequential:
             if calibration is not None:
                 raise ValueError('sequential=True takes statistics as it goes; give apply_fn and batches alone')
-            self._prune_in_blocks(found, apply_fn, list(batches), selected, progress)
+            self._prune_in_blocks(found, apply_fn, list(batches or ()), selected, progress)
             return found.params, found.masks
         if calibration is None:
             calibration = self._calibrate(params, apply_fn, batches, selected, progress)
         chosen = [(path, entry) for path in selected if path in calibration for entry in calibration[path]]
         self._check_statistics([(path, *entry) for path, entry in chosen], selected)
-        each = self._sparsities(chosen, selected)
+        each = self._sparsities(found, chosen, selected)
         jobs = [_Job(path, *entry, sparsity) for (path, entry), sparsity in zip(chosen, each, strict=True)]
         del calibration, chosen  # statistics are freed one after another
         self._prune(found, jobs, selected)
@@ -177,10 +177,8 @@ class CalibratedPruning(base_updater.BaseUpdater):
         paths, leaves, treedef = tree_lib.flatten_with_paths(params)
         for names in self.blocks or ():
             tree_lib.check_names((names,) if isinstance(names, str) else names, paths, 'blocks')
-        rows = zip(
-            paths, leaves, tree_lib.leaves_like(treedef, sparsities), self._leaf_types(paths, leaves), strict=True
-        )
-        return {path: _Selected(leaf, sparsity, kind) for path, leaf, sparsity, kind in rows if sparsity is not None}
+        rows = zip(paths, tree_lib.leaves_like(treedef, sparsities), self._leaf_types(paths, leaves), strict=True)
+        return {path: _Selected(sparsity, kind) for path, sparsity, kind in rows if sparsity is not None}
 
     def _calibrate(
         self, params: tree_lib.PyTree, apply_fn: Any, batches: Any, selected: dict[Any, '_Selected'], progress: bool
@@ -206,9 +204,10 @@ class CalibratedPruning(base_updater.BaseUpdater):
         each = [selected[part.path].sparsity for part in run.parts]
         if self.owl:
             whole = calibrate(apply_fn, found.params, batches, 'second_moment', list(selected), progress)
-            each = self._sparsities([(path, entry) for path in whole for entry in whole[path]], selected)
-        with progress_bar(len(run.blocks) * len(batches), progress) as show:
-            done = itertools.count(1)
+            each = self._sparsities(found, [(path, entry) for path in whole for entry in whole[path]], selected)
+        total, done = len(run.blocks) * len(batches), itertools.count(1)
+        del batches  # they go on as what they become
+        with progress_bar(total, progress) as show:
             for number, block in enumerate(run.blocks):
                 name = f'block {number + 1} of {len(run.blocks)}'
                 taken = run.take(number, found.params, lambda arrays, name=name: show(name, next(done), arrays))
@@ -241,7 +240,10 @@ class CalibratedPruning(base_updater.BaseUpdater):
         matrix_masks.check_matrix_type(kind, matrices.layout.matrices_shape, tree_lib.path_string(path))
 
     def _sparsities(
-        self, chosen: list[tuple[tree_lib.Path, CalibratedMatrices]], selected: dict[Any, '_Selected']
+        self,
+        found: PrunedLeaves,
+        chosen: list[tuple[tree_lib.Path, CalibratedMatrices]],
+        selected: dict[Any, '_Selected'],
     ) -> list[Any]:
         """One for each of the chosen, or with OWL one for each of their matrices."""
         each = [selected[path].sparsity for path, _ in chosen]
@@ -249,16 +251,16 @@ class CalibratedPruning(base_updater.BaseUpdater):
             return each
         shares, sizes, means = [], [], []
         for (path, entry), sparsity in zip(chosen, each, strict=True):
-            weights = entry.matrices.read(selected[path].leaf)
+            weights = found.read(path, entry.matrices)
             scores = matrix_scores.wanda_scores(weights, entry.statistics.second_moment)
             shares.append(owl.outlier_shares(scores, self.owl_multiple))
             sizes += [scores.size // shares[-1].size] * shares[-1].size
             means += [float(sparsity)] * shares[-1].size
         flat = jnp.concatenate([share.ravel() for share in shares]).tolist()
-        found = owl.owl_sparsities(flat, sizes, float(np.average(means, weights=sizes)), self.owl_deviation)
+        sparsities = owl.owl_sparsities(flat, sizes, float(np.average(means, weights=sizes)), self.owl_deviation)
         ends = itertools.accumulate(share.size for share in shares)
         return [
-            jnp.asarray(found[end - share.size : end], jnp.float32).reshape(share.shape)
+            jnp.asarray(sparsities[end - share.size : end], jnp.float32).reshape(share.shape)
             for end, share in zip(ends, shares, strict=True)
         ]
 
@@ -266,7 +268,6 @@ class CalibratedPruning(base_updater.BaseUpdater):
 class _Selected(NamedTuple):
     """A leaf that is to be pruned."""
 
-    leaf: Any
     sparsity: Any
     kind: sparsity_types.SparsityType
 

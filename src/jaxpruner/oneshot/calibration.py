@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpruner import tree as tree_lib
+from jaxpruner.oneshot.explicit_meshes import on_explicit_mesh
 from jaxpruner.oneshot.input_statistics import InputStatistics
 from jaxpruner.oneshot.observed import Observed, find_observed, input_taps
 from jaxpruner.oneshot.weight_matrices import WeightMatrices
@@ -105,7 +106,8 @@ def calibrate(
                 observed, shape = find_observed(graph, only), new_shape
                 taps = input_taps(observed.values, kind == 'gram')
                 step = _step(taps, graph)
-                totals = _begin(taps, observed) if totals is None else totals
+                if totals is None:
+                    totals = on_explicit_mesh(_begin(taps, observed), (params, inputs))
             totals = step(totals, params, *inputs)
     if totals is None:
         raise ValueError('batches are empty; calibration needs at least one')

@@ -4,6 +4,7 @@ The sum of squares of each input of any bilinear operation is the transpose of t
 data, so that strides, groups and dilation need no code of their own.
 """
 
+import functools
 import math
 from typing import Any
 
@@ -11,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxpruner.oneshot.explicit_meshes import without_explicit_axes
 from jaxpruner.oneshot.input_statistics import InputStatistics
 from jaxpruner.oneshot.matrices import MatrixLayout
 from jaxpruner.oneshot.weight_matrices import contracted_axes
@@ -37,6 +39,11 @@ def statistics_of(equation: Any, operand: int, data: jax.Array, with_gram: bool)
     (2, [2.0, 4.0, 0.0], [2.0, 2.0, 0.0])
     """
     data = data.astype(jnp.promote_types(data.dtype, jnp.float32))
+    take = functools.partial(_statistics_of, equation=equation, operand=operand, with_gram=with_gram)
+    return without_explicit_axes(take, data, False)(data)
+
+
+def _statistics_of(data: jax.Array, equation: Any, operand: int, with_gram: bool) -> InputStatistics:
     if equation.primitive.name == 'dot_general':
         samples = _samples_of_dot(equation, operand, data)
         count = samples.shape[-2]
@@ -61,6 +68,8 @@ def _second_moment(equation: Any, operand: int, data: jax.Array) -> jax.Array:
         'precision': (lax.Precision.HIGHEST, lax.Precision.HIGHEST),
         'preferred_element_type': data.dtype,
     }
+    if 'out_sharding' in params:
+        params['out_sharding'] = None
 
     def contracted(weights: jax.Array) -> jax.Array:
         operands = [jnp.square(data)] * 2

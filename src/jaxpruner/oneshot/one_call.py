@@ -28,6 +28,7 @@ def prune(
     apply_fn: Callable[..., Any] | None = None,
     loss_fn: Callable[..., Any] | None = None,
     batches: Iterable[Any] | None = None,
+    progress: bool = True,
     **settings: Any,
 ) -> tuple[tree_lib.PyTree, tree_lib.PyTree]:
     """Prunes a model in one call.
@@ -40,6 +41,7 @@ def prune(
       loss_fn: `(params, *inputs) -> scalar`; for snip and grasp.
       batches: an iterable of inputs, for all that take one of the two: a tuple holds them, anything else is the only
         one.
+      progress: wanda, ria and sparsegpt show a progress bar, if stderr is a terminal and rich is installed.
       **settings: further keys of a configuration, such as `sparsity_type='2:4'`.
 
     Returns:
@@ -58,5 +60,5 @@ def prune(
     if loss_fn is not None:
         raise ValueError(f'{algorithm!r} looks at no loss: leave loss_fn out, or choose snip or grasp')
     if isinstance(updater, CalibratedPruning):
-        return updater.instant_sparsify(params, apply_fn=apply_fn, batches=batches)
+        return updater.instant_sparsify(params, apply_fn=apply_fn, batches=batches, progress=progress)
     return updater.instant_sparsify(params)

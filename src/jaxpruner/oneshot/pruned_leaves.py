@@ -1,5 +1,7 @@
 """Leaves while they are pruned: copies that are changed in place, one part after another."""
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -8,6 +10,7 @@ from jax import lax
 
 from jaxpruner import mask_calculator
 from jaxpruner import tree as tree_lib
+from jaxpruner.oneshot.explicit_meshes import has_explicit_axes, without_explicit_axes
 from jaxpruner.oneshot.weight_matrices import WeightMatrices
 
 
@@ -46,7 +49,10 @@ class PrunedLeaves:
           matrices: which of its matrices.
           layer: the number of one layer of a stack, for its matrices alone.
         """
-        return self._functions(matrices)[0](self._leaves[path], layer)
+        leaf = self._leaves[path]
+        if layer is None and not has_explicit_axes(leaf):
+            return matrices.read(leaf)  # no copy, where nothing is moved
+        return self._functions(matrices)[0](leaf, layer)
 
     def replace(
         self,
@@ -82,24 +88,58 @@ class PrunedLeaves:
 
     def _functions(self, matrices: WeightMatrices) -> tuple[Any, Any]:
         if matrices.key not in self._compiled:
+            reader, writer = _reader(matrices), _writer(matrices)
 
             def read(leaf: jax.Array, layer: Any) -> jax.Array:
-                found = matrices.read(leaf)
-                return found if layer is None else lax.dynamic_index_in_dim(found, layer, keepdims=False)
+                return without_explicit_axes(reader, leaf, False)(leaf, layer)
 
-            def replace(leaf: jax.Array, mask: jax.Array, new: Any, kept: jax.Array, layer: Any) -> Any:
-                def written(part: jax.Array) -> jax.Array:
-                    if layer is not None:
-                        rest = jnp.zeros(matrices.layout.matrices_shape, part.dtype)
-                        part = lax.dynamic_update_index_in_dim(rest, part, layer, 0)
-                    return matrices.write(part, leaf)
-
-                removed = written(1 - kept.astype(jnp.float32)) > 0
-                finite = True
-                if new is not None:
-                    finite = jnp.isfinite(new).all()
-                    leaf = jnp.where(written(jnp.ones(kept.shape)) > 0, written(new).astype(leaf.dtype), leaf)
-                return jnp.where(removed, jnp.zeros_like(leaf), leaf), jnp.where(removed, 0, mask), finite
+            def replace(leaf: jax.Array, *rest: Any) -> Any:
+                return without_explicit_axes(writer, leaf, True, True, False)(leaf, *rest)
 
             self._compiled[matrices.key] = jax.jit(read), jax.jit(replace, donate_argnums=(0, 1))
         return self._compiled[matrices.key]
+
+
+def _reader(matrices: WeightMatrices) -> Callable[..., jax.Array]:
+    """Reads them all, or those of a layer."""
+    alone = matrices.of_one_layer()
+
+    def read(leaf: jax.Array, layer: Any) -> jax.Array:
+        if layer is None:
+            return matrices.read(leaf)
+        if alone is None:
+            return lax.dynamic_index_in_dim(matrices.read(leaf), layer, keepdims=False)
+        return alone.read(lax.dynamic_index_in_dim(leaf, layer, keepdims=False))
+
+    return read
+
+
+def _writer(matrices: WeightMatrices) -> Callable[..., Any]:
+    """Writes them all, or those of a layer: in place, if nothing moves the stack before it is taken apart."""
+    alone = matrices.of_one_layer()
+
+    def replace(leaf: jax.Array, mask: jax.Array, new: Any, kept: jax.Array, layer: Any) -> Any:
+        def write(part: jax.Array) -> jax.Array:
+            if layer is not None:
+                rest = jnp.zeros(matrices.layout.matrices_shape, part.dtype)
+                part = lax.dynamic_update_index_in_dim(rest, part, layer, 0)
+            return matrices.write(part, leaf)
+
+        if layer is None or alone is None:
+            return _change(write, leaf, mask, new, kept)
+        part, part_mask = (lax.dynamic_index_in_dim(array, layer, keepdims=False) for array in (leaf, mask))
+        *changed, finite = _change(functools.partial(alone.write, leaf=part), part, part_mask, new, kept)
+        pairs = zip((leaf, mask), changed, strict=True)
+        return *(lax.dynamic_update_index_in_dim(*pair, layer, 0) for pair in pairs), finite
+
+    return replace
+
+
+def _change(write: Callable[[jax.Array], jax.Array], leaf: Any, mask: Any, new: Any, kept: jax.Array) -> Any:
+    """A leaf and its mask after some of its matrices, and whether these are finite."""
+    removed = write(1 - kept.astype(jnp.float32)) > 0
+    finite = jnp.bool_(True)
+    if new is not None:
+        finite = jnp.isfinite(new).all()
+        leaf = jnp.where(write(jnp.ones(kept.shape)) > 0, write(new).astype(leaf.dtype), leaf)
+    return jnp.where(removed, jnp.zeros_like(leaf), leaf), jnp.where(removed, 0, mask), finite

@@ -9,6 +9,7 @@ import jax
 from jaxpruner import tree as tree_lib
 from jaxpruner.oneshot.blocks import Names, find_blocks
 from jaxpruner.oneshot.calibration import as_inputs, shapes_of
+from jaxpruner.oneshot.explicit_meshes import on_explicit_mesh
 from jaxpruner.oneshot.input_statistics import InputStatistics
 from jaxpruner.oneshot.observed import Part, find_observed, input_taps
 from jaxpruner.uses import UseGraph, param_uses
@@ -106,7 +107,7 @@ class SequentialCalibration:
             taps, observe = model.observer(tuple(values), block.cut.step, block.stop, block.layer is not None)
             if totals is None:
                 within = None if block.layer is None else model.segments.program.steps[block.cut.step].path
-                totals = taps.zeros(within)
+                totals = on_explicit_mesh(taps.zeros(within), (params, state))
             totals = observe(totals, params, state, block.cut.trips)
             on_batch(totals)
         of_value = dict(zip(values, totals or (), strict=True))

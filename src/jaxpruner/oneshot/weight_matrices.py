@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxpruner import tree as tree_lib
 from jaxpruner.oneshot.matrices import MatrixLayout
 from jaxpruner.uses import Use, UseGraph
-from jaxpruner.uses.views import Move
+from jaxpruner.uses.views import ENTER_LOOP, LEAVE_LOOP, Move
 
 CONTRACTIONS = ('dot', 'conv')
 
@@ -47,6 +47,27 @@ class WeightMatrices:
           leaf: the parameter.
         """
         return self.layout.to_matrices(self.uses[0].read(leaf))
+
+    def of_one_layer(self) -> 'WeightMatrices | None':
+        """The matrices of one element of the leaf's first axis, if a loop takes the leaf apart along it as it is.
+
+        Returns:
+          What reads them from that element; `None` where the leaf is moved before it is taken apart.
+        """
+        use, layout = self.uses[0], self.layout
+        steps, depth = use.site.view.steps, 0
+        for number, step in enumerate(steps):
+            depth += {ENTER_LOOP: 1, LEAVE_LOOP: -1}.get(step, 0) if isinstance(step, str) else 0
+            if depth == 0 or (number == 0 and step != ENTER_LOOP):
+                return None
+        if not steps:
+            return None
+        view = dataclasses.replace(use.site.view, steps=steps[1:])
+        use = dataclasses.replace(use, site=dataclasses.replace(use.site, view=view))
+        contract, free, leading = (
+            tuple(axis - 1 for axis in axes if axis) for axes in (layout.contract, layout.free, layout.leading)
+        )
+        return WeightMatrices((use,), MatrixLayout(layout.shape[1:], contract, free, leading, layout.groups))
 
     def write(self, matrices: jax.Array, leaf: Any) -> jax.Array:
         """Puts matrices where `read` found them.

@@ -4,6 +4,7 @@ The program is evaluated as it was traced; only equations on the way to a chosen
 along through loops and branches and are added to in place, so that they take memory once if they are donated.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -152,7 +153,8 @@ class Taps:
         for place, use in self._taps.get(path, ()):
             found, entries = self.statistic(use, operands), use.site.view.stack
             index = tuple(trips[entry.loop] for entry in entries if entry.loop in trips)
-            totals = totals | {place: jax.tree.map(lambda *pair, at=index: _add(*pair, at), totals[place], found)}
+            add = functools.partial(_add, index=index)
+            totals = totals | {place: jax.tree.map(add, totals[place], found)}
         if path not in self.opened:
             return _bind(equation, operands), totals
         name = equation.primitive.name

@@ -1,0 +1,58 @@
+"""Arrays whose types say how they are divided over devices: inside, that is left to the compiler."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+
+def has_explicit_axes(array: Any) -> bool:
+    """Whether the type of an array says how it is divided; the oldest JAX has no such types.
+
+    >>> has_explicit_axes(jax.numpy.ones(3))
+    False
+    """
+    sharding = getattr(jax.typeof(array), 'sharding', None) if hasattr(jax, 'typeof') else None
+    kinds = getattr(getattr(sharding, 'mesh', None), 'axis_types', None) or ()
+    return any(getattr(kind, 'name', None) == 'Explicit' for kind in kinds)
+
+
+def without_explicit_axes(function: Callable[..., Any], like: Any, *divided: bool) -> Callable[..., Any]:
+    """A function that may do what explicit axes of a mesh leave open, such as a sum over an axis that is divided.
+
+    Args:
+      function: of arrays.
+      like: one of them.
+      divided: for each result (one, or those of a tuple) whether it is divided as `like` is; others are whole on each
+        device.
+
+    Returns:
+      The function itself where `like` lies on no such mesh.
+
+    >>> import jax.numpy as jnp
+    >>> without_explicit_axes(jnp.sum, jnp.ones(3), False)(jnp.ones(3))
+    Array(3., dtype=float32)
+    """
+    if not has_explicit_axes(like):
+        return function
+    sharding = jax.typeof(like).sharding
+    whole = NamedSharding(sharding.mesh, PartitionSpec())
+    first, *others = (sharding if one else whole for one in divided)
+    return jax.sharding.auto_axes(function, out_sharding=(first, *others) if others else first)
+
+
+def on_explicit_mesh(tree: Any, like: Any) -> Any:
+    """New arrays, each whole on all devices of the mesh on which the types of others say how they are divided.
+
+    Args:
+      tree: a pytree of arrays.
+      like: another; if none of its arrays lies on such a mesh, nothing is done.
+
+    >>> on_explicit_mesh({'a': 1.0}, [])
+    {'a': 1.0}
+    """
+    for leaf in jax.tree.leaves(like):
+        if isinstance(leaf, jax.Array) and has_explicit_axes(leaf):
+            return jax.device_put(tree, NamedSharding(leaf.sharding.mesh, PartitionSpec()))
+    return tree
