@@ -20,7 +20,7 @@ from benchmarks.report import Row
 from benchmarks.selection import environment as environment
 from benchmarks.timing import Timing, bound, interleaved, ratio
 from jaxpruner import oneshot, sparsity_distributions
-from jaxpruner.oneshot import sparsegpt
+from jaxpruner.oneshot import sequential, sparsegpt
 from jaxpruner.sparsity_types import NByM, Unstructured
 
 ROUNDS = 30
@@ -104,33 +104,48 @@ def _times(timing: Timing) -> tuple[float, None, None]:
 
 
 def _memory(model: Transformer) -> list[Row]:
-    """What there has to be at the same time is the parameters and the Gram matrices of the layers that are pruned."""
+    """What there has to be at the same time is the parameters and the Gram matrices, of all blocks or of one."""
     params, tokens = jax.jit(model.init)(), model.batch().inputs
     pruner = oneshot.SparseGPT(
         sparsity_distribution_fn=functools.partial(sparsity_distributions.uniform, sparsity=0.5),
         sparsity_type={PRUNED: 'unstructured', '*': None},
     )
-    calls: dict[str, tuple[Callable[[], Any], float | None]] = {
-        'calibrating': (lambda: oneshot.calibrate(model.logits, params, [tokens], 'gram', only=PRUNED), MOST_MEMORY),
+
+    def in_turn() -> None:
+        run = sequential.SequentialCalibration(model.logits, params, [tokens], 'gram', only=PRUNED)
+        for number in range(len(run.blocks)):
+            run.take(number, params)
+
+    calls: dict[str, tuple[Callable[[], Any], int, float | None]] = {
+        'calibrating': (
+            lambda: oneshot.calibrate(model.logits, params, [tokens], 'gram', only=PRUNED),
+            model.blocks,
+            MOST_MEMORY,
+        ),
         # There are new weights and masks, too.
-        'and pruning': (lambda: pruner.instant_sparsify(params, apply_fn=model.logits, batches=[tokens]), None),
+        'and pruning': (
+            lambda: pruner.instant_sparsify(params, apply_fn=model.logits, batches=[tokens]),
+            model.blocks,
+            None,
+        ),
+        'calibrating one after another': (in_turn, 1, MOST_MEMORY),
     }
-    needed = _bytes(params) + _gram_bytes(model)
     rows = []
-    for name, (call, limit) in calls.items():
+    for name, (call, blocks, limit) in calls.items():
+        needed = _bytes(params) + blocks * _gram_bytes(model)
         others = live_bytes() - _bytes(params)
         with watched((sparsegpt, 'prune_by_sparsegpt')) as watch, warnings.catch_warnings():
             warnings.filterwarnings('ignore', '.*samples are fewer', UserWarning)  # how good the masks are is no matter
             call()
         taken = watch.bytes - others
-        title = f'{name} {model.blocks} scanned blocks, against parameters and Gram matrices'
+        title = f'{name} {model.blocks} scanned blocks, against parameters and Gram matrices of {blocks}'
         rows.append(Row(title, (None, None, taken / 2**20, taken / needed, limit)))
     return rows
 
 
 def _gram_bytes(model: Transformer) -> int:
-    """Queries, keys and values share their inputs; those of the MLP's second layer are four times as many."""
-    return 4 * model.blocks * (3 + 4**2) * model.width**2
+    """Of a block: queries, keys and values share their inputs; the MLP's second layer has four times as many."""
+    return 4 * (3 + 4**2) * model.width**2
 
 
 def _bytes(tree: Any) -> int:

@@ -53,6 +53,7 @@ def on_explicit_mesh(tree: Any, like: Any) -> Any:
     {'a': 1.0}
     """
     for leaf in jax.tree.leaves(like):
-        if isinstance(leaf, jax.Array) and has_explicit_axes(leaf):
-            return jax.device_put(tree, NamedSharding(leaf.sharding.mesh, PartitionSpec()))
+        sharding = getattr(leaf, 'sharding', None)
+        if isinstance(sharding, NamedSharding) and has_explicit_axes(leaf):
+            return jax.device_put(tree, NamedSharding(sharding.mesh, PartitionSpec()))
     return tree
