@@ -52,7 +52,7 @@ class PrunedLeaves:
         leaf = self._leaves[path]
         if layer is None and not has_explicit_axes(leaf):
             return matrices.read(leaf)  # no copy, where nothing is moved
-        return self._functions(matrices)[0](leaf, layer)
+        return self._functions(matrices, leaf)[0](leaf, layer)
 
     def replace(
         self,
@@ -78,7 +78,7 @@ class PrunedLeaves:
         if mask is None:  # what is given away below must not be the caller's
             leaf = jnp.array(leaf, copy=True)
             mask = jnp.ones_like(leaf, dtype=mask_calculator.MASK_DTYPE)
-        found = self._functions(matrices)[1](leaf, mask, new, kept, layer)
+        found = self._functions(matrices, leaf)[1](leaf, mask, new, kept, layer)
         self._leaves[path], self._masks[path], finite = found
         if not finite:
             raise ValueError(
@@ -86,8 +86,12 @@ class PrunedLeaves:
                 'inputs'
             )
 
-    def _functions(self, matrices: WeightMatrices) -> tuple[Any, Any]:
-        if matrices.key not in self._compiled:
+    def _functions(self, matrices: WeightMatrices, leaf: jax.Array) -> tuple[Any, Any]:
+        # Left to itself, the compiler may make a leaf or its mask whole on each device.
+        sharding = getattr(leaf, 'sharding', None)
+        divided = sharding if sharding is not None and len(sharding.device_set) > 1 else None
+        key = matrices.key, divided
+        if key not in self._compiled:
             reader, writer = _reader(matrices), _writer(matrices)
 
             def read(leaf: jax.Array, layer: Any) -> jax.Array:
@@ -96,8 +100,9 @@ class PrunedLeaves:
             def replace(leaf: jax.Array, *rest: Any) -> Any:
                 return without_explicit_axes(writer, leaf, True, True, False)(leaf, *rest)
 
-            self._compiled[matrices.key] = jax.jit(read), jax.jit(replace, donate_argnums=(0, 1))
-        return self._compiled[matrices.key]
+            placed = jax.jit(replace, donate_argnums=(0, 1), out_shardings=(divided, divided, None))
+            self._compiled[key] = jax.jit(read), placed
+        return self._compiled[key]
 
 
 def _reader(matrices: WeightMatrices) -> Callable[..., jax.Array]:
