@@ -80,7 +80,8 @@ def _ties_from(rows: jax.Array, between: jax.Array, starts: jax.Array, length: i
 
 def _where_it_ends(counts: jax.Array, room: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Where the sum of each row of counts `[rows, n]` reaches the room, and how much of this is left there."""
-    place = lax.iota(jnp.int32, counts.shape[1])
+    # Behind the barrier it seems to change: what is constant would be moved out of loops, and made in every step.
+    counts, place = lax.optimization_barrier((counts, lax.iota(jnp.int32, counts.shape[1])))
     # One program, where a cumulative sum would be many.
     running = jnp.sum(jnp.where(place <= place[:, None], counts[:, None], 0), 2, dtype=counts.dtype)
     passed = running < room[:, None]
