@@ -4,28 +4,27 @@
     python examples/oneshot_shakespeare.py --small            # a tiny model on the text inside CPython, seconds
     python examples/oneshot_shakespeare.py --table            # what is there so far
 
-Leaves in `--out` the recipe, checkpoints of the trained models, a JSON file for each result, `table.md`,
-`differences.md` and `sparsity.png`. Ctrl-C loses no more than the last hundred steps: the same command goes on.
+Leaves in `--out` the recipe, checkpoints of the trained models, a JSON file for each result, `table.md` (losses),
+`errors.md` (of the outputs of layers), `differences.md` and `sparsity.png`. Ctrl-C loses no more than the last hundred
+steps: the same command goes on.
 """
 
-import contextlib
 import dataclasses
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import rich.progress
 import tyro
-from rich.console import Console
 
 from jaxpruner.baselines.checkpointing import Checkpoints
 from jaxpruner.baselines.folders import claimed
 from jaxpruner.baselines.recipe import Recipe
+from jaxpruner.progress import progress_bar
 from jaxpruner.report import figures, plots, tables
 from oneshot_shakespeare_differences import differences
-from oneshot_shakespeare_pruning import prune_all, read_cells, results_of, variants
+from oneshot_shakespeare_pruning import DENSE, OUTPUT_ERROR, prune_all, read_cells, variants
 from oneshot_shakespeare_training import RECIPE, SMALL, Training, read_text
 
 REFUSED = 2  # the exit status of a program that was called wrongly
@@ -86,12 +85,12 @@ def run(settings: Settings) -> None:
     recipe, shared = settings.recipe, os.environ.get('JAXPRUNER_SHARED')
     text = read_text(recipe, settings.data_dir or (Path(shared, 'data') if shared else None))
     training = Training(recipe, text)
-    with claimed(settings.out, recipe), progress(settings.progress) as show:
+    with claimed(settings.out, recipe):
         checkpoints = Checkpoints(settings.out / 'checkpoints', recipe.digest())
         for seed in settings.seeds:
-            trained = training.train(seed, checkpoints, functools.partial(show, f'seed {seed}: training', recipe.steps))
-            number = len(results_of(recipe))
-            prune_all(training, text, trained, settings.out, functools.partial(show, f'seed {seed}: pruning', number))
+            with progress_bar(recipe.steps, settings.progress) as show:
+                trained = training.train(seed, checkpoints, functools.partial(show, f'seed {seed}: training'))
+            prune_all(training, text, trained, settings.out)
 
 
 def report(settings: Settings) -> None:
@@ -100,34 +99,21 @@ def report(settings: Settings) -> None:
     cells = [cell for variant in variants(recipe) for cell in read_cells(out / variant.folder)]
     if not cells:
         raise FileNotFoundError(f'no results in {out}; without --table they are made, --small has others')
-    texts = {'table.md': tables.to_markdown(tables.make_table(cells)), 'differences.md': differences(recipe, out)}
+    errors = [
+        dataclasses.replace(cell, metric=OUTPUT_ERROR, value=cell.metrics[OUTPUT_ERROR])
+        for cell in cells
+        if cell.algorithm != DENSE
+    ]
+    texts = {
+        'table.md': tables.to_markdown(tables.make_table(cells)),
+        'errors.md': tables.to_markdown(tables.make_table(errors)),
+        'differences.md': differences(recipe, out),
+    }
     for name, text in texts.items():
         figures.replace_whole(out / name, lambda beside, text=text: beside.write_text(text))
         print(text)
     plots.plot_metric_against_sparsity(cells, out / 'sparsity.png')
     print(', '.join(str(out / name) for name in (*texts, 'sparsity.png')))
-
-
-@contextlib.contextmanager
-def progress(wanted: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """Shows a bar on stderr; yields a function that is told what is done, of how much, and how far it is."""
-    shown = wanted and sys.stderr.isatty()
-    columns = (
-        rich.progress.TextColumn('{task.description:16}'),
-        rich.progress.BarColumn(),
-        rich.progress.TimeElapsedColumn(),
-        rich.progress.TimeRemainingColumn(),
-    )
-    console = Console(stderr=True, quiet=not shown)
-    with rich.progress.Progress(*columns, console=console, transient=True, disable=not shown) as bar:
-        task = bar.add_task('')
-
-        def show(description: str, total: int, done: int) -> None:
-            if bar.tasks[0].description != description:
-                bar.reset(task)  # or the time that remains would be told by another work
-            bar.update(task, description=description, total=total, completed=done)
-
-        yield show
 
 
 if __name__ == '__main__':

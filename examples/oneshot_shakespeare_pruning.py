@@ -1,8 +1,8 @@
 """What the one-shot example prunes a trained model with, and what it keeps of each pruned model."""
 
+import functools
 import itertools
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from oneshot_shakespeare_training import Text, Trained, Training, draw, windows
 
 ALGORITHMS = ('magnitude', 'ria', 'sparsegpt', 'wanda')
 DENSE = 'no_prune'
+OUTPUT_ERROR = 'error of layer outputs'
 PRUNED = 'block_*/kernel'
 
 
@@ -29,6 +30,12 @@ class Variant(NamedTuple):
     sparsity_type: Any
     sparsities: tuple[float, ...]
     owl: bool = False
+    sequential: bool = False
+
+    @property
+    def algorithms(self) -> tuple[str, ...]:
+        """Magnitude takes no statistics that could be taken block by block."""
+        return tuple(name for name in ALGORITHMS if not (self.sequential and name == 'magnitude'))
 
     @property
     def is_n_by_m(self) -> bool:
@@ -37,14 +44,17 @@ class Variant(NamedTuple):
 
 
 def variants(recipe: Recipe) -> tuple[Variant, ...]:
-    """The ways of a recipe: unstructured without and with OWL, and N:M."""
+    """The ways of a recipe: unstructured without and with OWL, and N:M; with statistics taken at once or in turn."""
     task: Any = recipe.task
     n, m = map(int, task['n_by_m'].split(':'))
-    along_inputs = jaxpruner.NByM(n, m, axis='input')
+    unstructured = 'unstructured', task['sparsities']
+    n_by_m = jaxpruner.NByM(n, m, axis='input'), (1 - n / m,)
     return (
-        Variant('unstructured', 'unstructured', 'unstructured', task['sparsities']),
-        Variant('owl', 'unstructured with OWL', 'unstructured', task['sparsities'], owl=True),
-        Variant('n_by_m', f'{n}:{m}', along_inputs, (1 - n / m,)),
+        Variant('unstructured', 'unstructured', *unstructured),
+        Variant('owl', 'unstructured with OWL', *unstructured, owl=True),
+        Variant('n_by_m', f'{n}:{m}', *n_by_m),
+        Variant('sequential', 'unstructured, block by block', *unstructured, sequential=True),
+        Variant('sequential_n_by_m', f'{n}:{m}, block by block', *n_by_m, sequential=True),
     )
 
 
@@ -53,19 +63,18 @@ def results_of(recipe: Recipe) -> list[tuple[Variant, str, float]]:
     return [
         (variant, algorithm, sparsity)
         for variant in variants(recipe)
-        for algorithm, sparsity in ((DENSE, 0.0), *itertools.product(ALGORITHMS, variant.sparsities))
+        for algorithm, sparsity in ((DENSE, 0.0), *itertools.product(variant.algorithms, variant.sparsities))
     ]
 
 
-def prune_all(training: Training, text: Text, trained: Trained, out: Path, on_result: Callable[[int], None]) -> None:
-    """Prunes a model in every way that has no result yet, and writes results and the losses of validation sequences.
+def prune_all(training: Training, text: Text, trained: Trained, out: Path) -> None:
+    """Prunes a model in every way that has no result yet; writes results and the losses of validation sequences.
 
     Args:
       training: of the model.
       text: calibration takes sequences of its training part.
       trained: the model.
       out: the folder of all results.
-      on_result: called after each result, with the number of results.
     """
     recipe, seed = training.recipe, trained.seed
     validation = windows(text.validation, training.context)
@@ -73,8 +82,7 @@ def prune_all(training: Training, text: Text, trained: Trained, out: Path, on_re
         variant.folder: {cell.name for cell in read_cells(out / variant.folder)} for variant in variants(recipe)
     }
     pruning: Pruning | None = None
-    for number, (variant, algorithm, sparsity) in enumerate(results_of(recipe)):
-        on_result(number)
+    for variant, algorithm, sparsity in results_of(recipe):
         folder = out / variant.folder
         if f'{algorithm}_{sparsity}_{seed}' in finished[variant.folder]:
             continue
@@ -85,11 +93,13 @@ def prune_all(training: Training, text: Text, trained: Trained, out: Path, on_re
         losses = np.asarray(training.evaluate(pruned, validation))
         cell = results.Cell(
             workload=variant.title, data=recipe.data, algorithm=algorithm, sparsity=sparsity, seed=seed,
-            metric='loss', better='low', value=float(losses.mean(dtype=np.float64)), metrics={},
-            reached=reached, layers=layers, steps=recipe.steps, seconds=seconds, recipe=recipe.digest(),
+            metric='loss', better='low', value=float(losses.mean(dtype=np.float64)),
+            metrics={OUTPUT_ERROR: pruning.output_error(pruned)}, reached=reached, layers=layers,
+            steps=recipe.steps, seconds=seconds, recipe=recipe.digest(),
         )  # fmt: skip
         write_losses(folder, cell, losses)
         results.write_cell(folder, cell)
+        print(f'seed {seed}, {variant.title}: {algorithm} {100 * sparsity:.4g} %: loss {cell.value:.4f}', flush=True)
 
 
 class Pruning:
@@ -101,7 +111,8 @@ class Pruning:
         key = jax.random.key(task['calibration_seed'])
         tokens = draw(jnp.asarray(text.train), key, task['calibration_sequences'], training.context)[:, :-1]
         batches = [tokens[at : at + recipe.batch_size] for at in range(0, len(tokens), recipe.batch_size)]
-        self.params = params
+        self.apply, self.params, self.batches = training.apply, params, batches
+        self.blocks = [f'block_{layer}/*' for layer in range(recipe.model['layers'])]
         self.graph = jaxpruner.param_uses(training.apply, params, batches[0])
         self.calibration = oneshot.calibrate(training.apply, params, batches, kind='gram', only=PRUNED)
 
@@ -117,15 +128,37 @@ class Pruning:
                 'algorithm': algorithm,
                 'sparsity': sparsity,
                 'sparsity_type': uses.with_input_axes({PRUNED: variant.sparsity_type, '*': None}, self.graph),
-                'owl': variant.owl,
                 'custom_sparsity_map': layer_sparsities,
+                'owl': variant.owl,
+                'sequential': variant.sequential,
+                'blocks': self.blocks if variant.sequential else None,
             }
         )
-        known = {'calibration': self.calibration} if isinstance(pruner, oneshot.CalibratedPruning) else {}
+        known: dict[str, Any] = {}
+        if isinstance(pruner, oneshot.CalibratedPruning):
+            data = {'apply_fn': self.apply, 'batches': self.batches}
+            known = data if variant.sequential else {'calibration': self.calibration}
         pruned, masks = pruner.instant_sparsify(self.params, **known)
         summary = jaxpruner.summarize_sparsity(masks)
         layers = {name: summary[name] for name in summary if not name.startswith('_')}
         return pruned, layers, summary['_total_sparsity']
+
+    def output_error(self, pruned: Any) -> float:
+        """The squared error of a layer's outputs as a share of their squares, with the inputs of the dense model.
+
+        It is what SparseGPT minimizes, and Wanda as if inputs were uncorrelated; the mean over layers.
+        """
+        shares = []
+        for path, entries in self.calibration.items():
+            dense, new = (functools.reduce(lambda tree, key: tree[key], path, tree) for tree in (self.params, pruned))
+            for matrices, statistics in entries:
+                weights, change = matrices.read(dense), matrices.read(dense) - matrices.read(new)
+                shares.append(_squares(statistics.gram, change) / _squares(statistics.gram, weights))
+        return float(np.mean(shares))
+
+
+def _squares(gram: jax.Array, weights: jax.Array) -> float:
+    return float(jnp.sum(weights * jnp.matmul(gram, weights, precision='highest')))
 
 
 def write_losses(folder: Path, cell: results.Cell, losses: np.ndarray) -> None:

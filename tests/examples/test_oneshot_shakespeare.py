@@ -18,7 +18,7 @@ import oneshot_shakespeare_pruning
 import oneshot_shakespeare_training
 from jaxpruner.baselines.checkpointing import Checkpoints
 from oneshot_shakespeare_differences import over_seeds, over_sequences
-from oneshot_shakespeare_pruning import DENSE, read_cells, results_of, variants
+from oneshot_shakespeare_pruning import DENSE, OUTPUT_ERROR, read_cells, results_of, variants
 from oneshot_shakespeare_training import RECIPE, SMALL, Text, Training, draw, read_text, windows
 
 EXAMPLE = pathlib.Path(example.__file__)
@@ -81,6 +81,9 @@ def test_every_way_has_a_result(finished):
         if algorithm != DENSE:
             parts = 'attention/query attention/key attention/value attention/out up down'.split()
             assert cell.layers.keys() == {f'block_0/{part}/kernel' for part in parts}
+        error = cell.metrics[OUTPUT_ERROR]
+        assert error == 0 if algorithm == DENSE else 0 < error < 1
+    assert cells['n_by_m', 'sparsegpt', 0.5].metrics[OUTPUT_ERROR] < cells['n_by_m', 'wanda', 0.5].metrics[OUTPUT_ERROR]
     for sparsity in SMALL.task['sparsities']:
         assert cells['owl', 'magnitude', sparsity].layers == cells['owl', 'wanda', sparsity].layers
         assert len(set(cells['owl', 'wanda', sparsity].layers.values())) > 1
@@ -90,10 +93,10 @@ def test_table_differences_and_plot_are_written_and_printed(finished, capsys, mo
     monkeypatch.setattr(example, 'run', never)
     assert example.main([*ARGUMENTS, '--out', str(finished), '--table']) == 0
     printed = capsys.readouterr().out
-    for name in ('table.md', 'differences.md'):
+    for name in ('table.md', 'errors.md', 'differences.md'):
         assert (finished / name).read_text() in printed
     assert '| 2:4 (pydoc): loss ↓' in printed
-    assert len(re.findall(r'^\| .* \| -?[\d.]+ \| -inf to inf \| .* \| 1 \|$', printed, re.MULTILINE)) == 18
+    assert len(re.findall(r'^\| .* \| -?[\d.]+ \| -inf to inf \| .* \| 1 \|$', printed, re.MULTILINE)) == 21
     assert (finished / 'sparsity.png').read_bytes().startswith(b'\x89PNG')
 
 

@@ -1,7 +1,7 @@
 """What the inputs of one contraction add to the statistics of its weight matrices.
 
-The sum of squares of each input of any bilinear operation is the transpose of the operation with the squares of its
-data, so that strides, groups and dilation need no code of their own.
+The sum of squares of each input of a convolution is the transpose of the operation with the squares of its data, so
+that strides, groups and dilation need no code of their own.
 """
 
 import functools
@@ -48,22 +48,25 @@ def _statistics_of(data: jax.Array, equation: Any, operand: int, with_gram: bool
         samples = _samples_of_dot(equation, operand, data)
         count = samples.shape[-2]
         gram = _gram(samples) if with_gram else None
+        second_moment = jnp.sum(jnp.square(samples), -2) if gram is None else _diagonal(gram)
     else:
         result, numbers = equation.outvars[0].aval.shape, equation.params['dimension_numbers']
         count = math.prod(result) // result[numbers.out_spec[1]]
         gram = _gram_of_windows(equation, data) if with_gram else None
-    second_moment = _second_moment(equation, operand, data) if gram is None else jnp.diagonal(gram, 0, -2, -1)
+        second_moment = _second_moment_of_windows(equation, operand, data) if gram is None else _diagonal(gram)
     return InputStatistics(jnp.float32(count), second_moment, gram)
 
 
-def _second_moment(equation: Any, operand: int, data: jax.Array) -> jax.Array:
-    """`[batch or groups…, inputs]`: one output takes part for all, since each adds the same."""
+def _diagonal(gram: jax.Array) -> jax.Array:
+    return jnp.diagonal(gram, 0, -2, -1)
+
+
+def _second_moment_of_windows(equation: Any, operand: int, data: jax.Array) -> jax.Array:
+    """`[groups…, inputs]`: one output takes part for all, since each adds the same."""
     shape = list(equation.invars[operand].aval.shape)
-    contract, batch = contracted_axes(equation, operand)[:2]
-    free = tuple(i for i in range(len(shape)) if i not in (*contract, *batch))
-    groups = equation.params.get('feature_group_count', 1)
-    for axis in free:
-        shape[axis] = groups
+    contract = contracted_axes(equation, operand).of_weights
+    (free,) = (axis for axis in range(len(shape)) if axis not in contract)
+    groups = shape[free] = equation.params['feature_group_count']
     params = equation.params | {
         'precision': (lax.Precision.HIGHEST, lax.Precision.HIGHEST),
         'preferred_element_type': data.dtype,
@@ -79,7 +82,7 @@ def _second_moment(equation: Any, operand: int, data: jax.Array) -> jax.Array:
     weights = jax.ShapeDtypeStruct(shape, data.dtype)
     result = jax.eval_shape(contracted, weights)
     (sums,) = jax.linear_transpose(contracted, weights)(jnp.ones(result.shape, result.dtype))
-    return MatrixLayout(tuple(shape), contract, free, batch, groups).to_matrices(sums)[..., 0]
+    return MatrixLayout(tuple(shape), contract, (free,), (), groups).to_matrices(sums)[..., 0]
 
 
 def _samples_of_dot(equation: Any, operand: int, data: jax.Array) -> jax.Array:
