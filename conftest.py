@@ -1,8 +1,11 @@
-"""Settings for all tests and doctests: compiled programs are shared, and what needs a missing library is left out."""
+"""Settings for all tests and doctests: programs compile quickly, and once; what needs a missing library is left out."""
 
+import gc
 import importlib.util
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 
 collect_ignore = []
@@ -11,21 +14,47 @@ if importlib.util.find_spec('gymnax') is None:
 if importlib.util.find_spec('ale_py') is None:
     collect_ignore += ['src/jaxpruner/baselines/atari.py', 'src/jaxpruner/baselines/atari_feed.py']
 
+_FLAGS = 'XLA_FLAGS'
+# No optimizations by LLVM, the way of older releases of XLA to write down fusions, and one piece for LLVM.
+_QUICK = (
+    '--xla_backend_optimization_level=0',
+    '--xla_cpu_use_fusion_emitters=false',
+    '--xla_cpu_parallel_codegen_split_count=1',
+)
 _FOLDER = 'JAX_COMPILATION_CACHE_DIR'
 _made = []
 
 
 def pytest_configure():
-    """What one process has compiled no other compiles again: workers, and processes that tests start, inherit this.
+    """Workers, and processes that tests start, inherit what stands in the environment.
 
-    The folder lives as long as the run, so that each run begins with nothing. To keep programs from run to run, name a
-    folder yourself: `JAX_COMPILATION_CACHE_DIR=… bash run.sh`.
+    Programs are compiled in a third of the time, most of a run's; `tests/compiling.py` says where they must be
+    those of users. To compile them all so: `XLA_FLAGS= bash run.sh`.
+
+    What one process has compiled no other compiles again. The folder lives as long as the run, so that each run begins
+    with nothing. To keep programs from run to run, name a folder yourself: `JAX_COMPILATION_CACHE_DIR=… bash run.sh`.
     """
+    if _FLAGS not in os.environ:
+        os.environ[_FLAGS] = ' '.join(flag for flag in _QUICK if _is_known(flag))
     if _FOLDER not in os.environ:
         _made.append(tempfile.mkdtemp(prefix='jaxpruner_compiled_'))
         os.environ[_FOLDER] = _made[0]
     os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
     os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES', '-1')
+
+
+def _is_known(flag):
+    """Not every release of XLA has every flag, and one that it does not know ends the process."""
+    program = [sys.executable, '-c', 'import jax; jax.devices()']
+    environment = os.environ | {_FLAGS: flag, 'JAX_PLATFORMS': 'cpu'}
+    return subprocess.run(program, env=environment, capture_output=True, check=False).returncode == 0
+
+
+def pytest_collection_finish():
+    """What is imported stays, and need not be searched for garbage again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
 
 
 def pytest_unconfigure():

@@ -9,6 +9,7 @@ import optax
 import pytest
 from flax import nnx
 
+import compiling
 import hlo
 import jaxpruner
 from jaxpruner import sparsity_distributions, sparsity_schedules
@@ -176,7 +177,7 @@ def compiled_step(pruner, scale, packed=False):
 
     params = jax.eval_shape(functools.partial(make_params, scale=scale))
     arguments = (params, jax.eval_shape(tx.init, params), make_batches(scale)[0])
-    return jax.jit(step, donate_argnums=(0, 1)).lower(*arguments).compile()
+    return compiling.as_written(jax.jit(step, donate_argnums=(0, 1)).lower(*arguments))
 
 
 @functools.cache

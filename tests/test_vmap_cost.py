@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 
+import compiling
 import hlo
 import jaxpruner
 from jaxpruner import sparsity_distributions, sparsity_schedules
@@ -144,7 +145,7 @@ def is_large(instruction):
 def test_selection_is_compiled_inside_a_loop(case):
     step, arguments = vmapped_step(case)
     # State and parameters are donated in training; without that each result is a copy anyway.
-    text = jax.jit(step, donate_argnums=(2, 3)).lower(*arguments).compile().as_text()
+    text = compiling.as_written(jax.jit(step, donate_argnums=(2, 3)).lower(*arguments)).as_text()
     outside = hlo.reached(text, follow_loops=False)
     opcodes = collections.Counter(instruction.opcode for instruction in outside)
     assert opcodes['while'] == 1 + (case[0] in ('set', 'rigl'))

@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 
+import compiling
 import hlo
 import jaxpruner
 from jaxpruner import sparsity_distributions, sparsity_schedules
@@ -37,7 +38,7 @@ def make_step(updater, tx, **settings):
 
 
 def loops(step, *arguments, follow_loops=True):
-    text = jax.jit(step).lower(*arguments).compile().as_text()
+    text = compiling.as_written(jax.jit(step).lower(*arguments)).as_text()
     return collections.Counter(i.opcode for i in hlo.reached(text, follow_loops=follow_loops))['while']
 
 

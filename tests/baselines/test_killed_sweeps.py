@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import os
 import random
 import signal
 import sys
@@ -14,16 +15,17 @@ import killed_sweeps
 from jaxpruner.report.results import read_cells
 
 KILLS = 10
+FLAG = '--xla_force_host_platform_device_count=2'
 
 
 @pytest.fixture
-def process(tmp_path, monkeypatch):
+def process(monkeypatch):
     """Makes processes that have imported everything and find their programs compiled, on two devices."""
     monkeypatch.setenv('PYTHONPATH', ':'.join(path for path in sys.path if path))
-    monkeypatch.setenv('XLA_FLAGS', '--xla_force_host_platform_device_count=2')
+    monkeypatch.setenv(
+        'XLA_FLAGS', f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_platform_device_count=2'.strip()
+    )
     monkeypatch.setenv('JAX_PLATFORMS', 'cpu')
-    monkeypatch.setenv('JAX_COMPILATION_CACHE_DIR', str(tmp_path / 'compiled'))
-    monkeypatch.setenv('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
     context = multiprocessing.get_context('forkserver')
     context.set_forkserver_preload(['killed_sweeps'])
 

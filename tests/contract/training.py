@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+import compiling
 import jaxpruner
 from contract import front_ends, tables
 
@@ -75,8 +76,8 @@ def set_up(case: tables.Case) -> Setup:
 
 
 def compiled(case: tables.Case, step: Callable) -> Callable:
-    """The jitted step. Quick cases are compiled as users' programs are, the others at level 0 in half the time."""
-    return jax.jit(step, compiler_options={} if case in tables.QUICK else {'xla_backend_optimization_level': 0})
+    """The jitted step. Quick cases are compiled as users' programs are."""
+    return jax.jit(step, compiler_options=compiling.AS_USERS if case in tables.QUICK else {})
 
 
 @dataclasses.dataclass

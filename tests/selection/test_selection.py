@@ -12,10 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import compiling
 from jaxpruner import selection
 from jaxpruner.selection import whole_numbers
 
-keep_largest = jax.jit(selection.keep_largest)
+as_users = functools.partial(jax.jit, compiler_options=compiling.AS_USERS)
+keep_largest = as_users(selection.keep_largest)
 
 
 def sorted_mask(arrays, count):
@@ -59,7 +61,7 @@ def rankings(draw, shapes=SHAPES):
     return jnp.asarray(array).astype(dtype), count, jnp.asarray(start).astype(dtype)
 
 
-@jax.jit
+@as_users
 def keep_from(array, count, start):
     return selection.keep_largest_each([array], [count], [start])[0]
 
@@ -147,7 +149,7 @@ def test_scalars_and_empty_arrays():
     assert second.mask.tolist() == [1, 1, 0]
 
 
-@jax.jit
+@as_users
 def keep_jointly(arrays, count, divisors):
     return selection.keep_largest_jointly(arrays, count, divisors)
 
@@ -257,12 +259,12 @@ def test_nothing_as_large_as_the_scores_is_written_but_the_mask(dtype, jointly):
             return selection.keep_largest_jointly(arrays, 5, [jnp.float32(2), jnp.float32(3)])
         return [kept.mask for kept in selection.keep_largest_each(arrays, [5, 5])]
 
-    temporary = jax.jit(masks).lower(arrays).compile().memory_analysis().temp_size_in_bytes
+    temporary = compiling.as_written(jax.jit(masks).lower(arrays)).memory_analysis().temp_size_in_bytes
     assert temporary <= 0.05 * sum(array.size for array in arrays)
 
 
 def test_nothing_is_sorted():
-    text = jax.jit(selection.keep_largest).lower(jnp.zeros((64, 64)), 5).compile().as_text()
+    text = compiling.as_written(jax.jit(selection.keep_largest).lower(jnp.zeros((64, 64)), 5)).as_text()
     assert ' sort(' not in text
     assert 'top-k' not in text.lower()
 
