@@ -11,3 +11,8 @@ AS_USERS = {name: value for name, value in _OF_USERS.items() if f'--{name}=' in 
 def as_written(lowered):
     """Compiles a program that a test reads, or whose memory it asks for: users' operations, not optimized by LLVM."""
     return lowered.compile(compiler_options=AS_USERS | {'xla_backend_optimization_level': 0})
+
+
+def environment_of_users():
+    """For processes that train long enough to be worth optimizing."""
+    return {name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'}
