@@ -51,9 +51,8 @@ def _is_known(flag):
 
 
 def pytest_collection_finish():
-    """What is imported stays, and need not be searched for garbage again and again."""
+    """What is imported stays, and need not be searched for garbage so often."""
     gc.collect()
-    gc.freeze()
     gc.set_threshold(20_000, 20, 50)
 
 
