@@ -111,6 +111,9 @@ def _memory(model: Transformer) -> list[Row]:
         sparsity_type={PRUNED: 'unstructured', '*': None},
     )
 
+    def prune(donate: bool = False) -> None:
+        pruner.instant_sparsify(params, apply_fn=model.logits, batches=[tokens], donate=donate)
+
     def in_turn() -> None:
         run = sequential.SequentialCalibration(model.logits, params, [tokens], 'gram', only=PRUNED)
         for number in range(len(run.blocks)):
@@ -123,12 +126,9 @@ def _memory(model: Transformer) -> list[Row]:
             MOST_MEMORY,
         ),
         # There are new weights and masks, too.
-        'and pruning': (
-            lambda: pruner.instant_sparsify(params, apply_fn=model.logits, batches=[tokens]),
-            model.blocks,
-            None,
-        ),
+        'calibrating and pruning': (prune, model.blocks, None),
         'calibrating one after another': (in_turn, 1, MOST_MEMORY),
+        'calibrating and pruning in place': (lambda: prune(donate=True), model.blocks, MOST_MEMORY),  # the last, then
     }
     rows = []
     for name, (call, blocks, limit) in calls.items():

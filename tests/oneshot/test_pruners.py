@@ -68,6 +68,31 @@ def test_one_call_calibrates_and_prunes(calibration):
     jax.tree.map(np.testing.assert_array_equal, tuned, params)
 
 
+def test_parameters_that_are_given_away_are_changed_in_place(calibration):
+    given = jax.tree.map(jnp.copy, model.PARAMS)
+    pruner = jaxpruner.create_updater_from_config({'algorithm': 'sparsegpt', 'sparsity': 0.5})
+    taken, taken_masks = pruner.instant_sparsify(given, calibration=calibration, donate=True)
+    pruned, masks = pruner.instant_sparsify(model.PARAMS, calibration=calibration)
+    jax.tree.map(np.testing.assert_array_equal, (taken, taken_masks), (pruned, masks))
+    assert {name for name, array in given.items() if array.is_deleted()} == {
+        name for name, mask in masks.items() if mask is not None
+    }
+    assert not any(array.is_deleted() for array in model.PARAMS.values())
+
+
+def test_an_array_that_is_two_leaves_is_not_given_away_twice():
+    kernel = jnp.arange(1.0, 10).reshape(3, 3)
+    pruned, _ = jaxpruner.prune(
+        {'first': kernel, 'second': kernel},
+        1 / 3,
+        'wanda',
+        apply_fn=lambda params, x: jnp.tanh(x @ params['first']) @ params['second'],
+        batches=[jnp.eye(3)],
+        donate=True,
+    )
+    assert int((pruned['first'] == 0).sum()) == int((pruned['second'] == 0).sum()) == 3
+
+
 def test_owl_gives_each_layer_its_own_sparsity(calibration, samples):
     pruner = Wanda(
         sparsity_distribution_fn=lambda params: dict.fromkeys(params, None) | {'stack': 0.5, 'out': 0.7},
@@ -121,6 +146,11 @@ BAD = [
         lambda: jaxpruner.prune(PARAMS, 0.5, 'sparsegpt', apply_fn=linear, batches=[X[0] * jnp.nan]),
         ValueError,
         'w: its new weights are not finite; look for NaN or inf',
+    ),
+    (
+        lambda: jaxpruner.prune(PARAMS, 0.5, donate=True),
+        ValueError,
+        "'magnitude' makes a copy: leave donate out, or choose wanda, ria or sparsegpt",
     ),
     (lambda: Wanda(sparsity_type=Block((2, 2))), TypeError, 'calibrated pruning is unstructured or N:M, got Block'),
     (lambda: Wanda(sparsity_type='2:4', owl=True), ValueError, 'owl=True chooses sparsities, which NByM'),

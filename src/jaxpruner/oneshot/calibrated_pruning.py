@@ -1,9 +1,7 @@
 """The base of pruners that calibrate a model on some batches, then prune it once."""
 
-import collections
 import dataclasses
 import itertools
-import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple, NoReturn
@@ -19,6 +17,7 @@ from jaxpruner.oneshot import matrix_masks, matrix_scores, owl
 from jaxpruner.oneshot.blocks import Names, check_blocks
 from jaxpruner.oneshot.calibration import CalibratedMatrices, Calibration, as_inputs, calibrate
 from jaxpruner.oneshot.input_statistics import InputStatistics, check_statistics
+from jaxpruner.oneshot.jobs import Job, next_job, of_layer, one_by_one
 from jaxpruner.oneshot.pruned_leaves import PrunedLeaves
 from jaxpruner.oneshot.sequential import SequentialCalibration
 from jaxpruner.oneshot.weight_matrices import WeightMatrices, find_matrices
@@ -107,6 +106,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
         batches: Iterable[Any] | None = None,
         calibration: Calibration | None = None,
         progress: bool = True,
+        donate: bool = False,
         **extra_args: Any,
     ) -> tuple[tree_lib.PyTree, tree_lib.PyTree]:
         """Calibrates the model and prunes it to the target sparsities.
@@ -118,6 +118,8 @@ class CalibratedPruning(base_updater.BaseUpdater):
           batches: any iterable of batches: a tuple holds the inputs, anything else is the only input.
           calibration: statistics from `calibrate` with the same model and parameters, instead of the two.
           progress: show a progress bar, if stderr is a terminal and rich is installed.
+          donate: change the parameters in place, where there is no memory for another copy: the arrays of `params` that
+            are pruned can no longer be used, not even after an error.
           **extra_args: not used.
 
         Returns:
@@ -134,7 +136,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
                 f'{type(self).__name__} looks at the inputs of each layer; give instant_sparsify the model and data: '
                 'apply_fn=…, batches=…'
             )
-        found = PrunedLeaves(params)
+        found = PrunedLeaves(params, donate)
         if self.sequential:
             if calibration is not None:
                 raise ValueError('sequential=True takes statistics as it goes; give apply_fn and batches alone')
@@ -145,7 +147,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
         chosen = [(path, entry) for path in selected if path in calibration for entry in calibration[path]]
         self._check_statistics([(path, *entry) for path, entry in chosen], selected)
         each = self._sparsities(found, chosen, selected)
-        jobs = [_Job(path, *entry, sparsity) for (path, entry), sparsity in zip(chosen, each, strict=True)]
+        jobs = [Job(path, *entry, sparsity) for (path, entry), sparsity in zip(chosen, each, strict=True)]
         del calibration, chosen  # statistics are freed one after another
         self._prune(found, jobs, selected)
         return found.params, found.masks
@@ -213,7 +215,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
                 taken = run.take(number, found.params, lambda arrays, name=name: show(name, next(done), arrays))
                 self._check_statistics([(*part[:2], statistics) for part, statistics in taken], selected, block.layer)
                 jobs = [
-                    _Job(*part[:2], statistics, _of_layer(each[i], block.layer), block.layer)
+                    Job(*part[:2], statistics, of_layer(each[i], block.layer), block.layer)
                     for i, (part, statistics) in zip(block.parts, taken, strict=True)
                 ]
                 del taken
@@ -227,14 +229,16 @@ class CalibratedPruning(base_updater.BaseUpdater):
             shape = matrices.layout.matrices_shape[0 if layer is None else 1 :]
             check_statistics(statistics, shape, tree_lib.path_string(path), self.kind == 'gram')
 
-    def _prune(self, found: PrunedLeaves, jobs: list['_Job'], selected: dict[Any, '_Selected']) -> None:
+    def _prune(self, found: PrunedLeaves, jobs: list[Job], selected: dict[Any, '_Selected']) -> None:
         while jobs:
-            path, matrices, statistics, sparsity, layer = jobs.pop(_next(jobs))
-            weights, where = found.read(path, matrices, layer), tree_lib.path_string(path)
-            sparsity, kind = jnp.asarray(sparsity, jnp.float32), selected[path].kind
-            new, kept = self.prune_matrices(weights, statistics, sparsity, kind, where)
-            del weights, statistics  # before more memory is taken
-            found.replace(path, matrices, new, kept, layer)
+            for path, matrices, statistics, sparsity, layer in one_by_one(jobs.pop(next_job(jobs)), found):
+                weights, where = found.read(path, matrices, layer), tree_lib.path_string(path)
+                if layer is not None:
+                    where = f'{where}, layer {layer}'
+                sparsity, kind = jnp.asarray(sparsity, jnp.float32), selected[path].kind
+                new, kept = self.prune_matrices(weights, statistics, sparsity, kind, where)
+                del weights, statistics  # before more memory is taken
+                found.replace(path, matrices, new, kept, layer)
 
     def _check(self, path: tree_lib.Path, matrices: WeightMatrices, kind: Any) -> None:
         matrix_masks.check_matrix_type(kind, matrices.layout.matrices_shape, tree_lib.path_string(path))
@@ -270,29 +274,3 @@ class _Selected(NamedTuple):
 
     sparsity: Any
     kind: sparsity_types.SparsityType
-
-
-class _Job(NamedTuple):
-    """Weight matrices that are ready to be pruned; of a stack one layer, or all."""
-
-    path: tree_lib.Path
-    matrices: WeightMatrices
-    statistics: InputStatistics
-    sparsity: Any
-    layer: int | None = None
-
-
-def _of_layer(sparsity: Any, layer: int | None) -> Any:
-    return sparsity if layer is None or not jnp.ndim(sparsity) else sparsity[layer]
-
-
-def _next(jobs: list[_Job]) -> int:
-    """The one that makes most room: it takes the memory of a leaf and its mask, and frees that of its statistics."""
-    users = collections.Counter(id(job.statistics) for job in jobs)
-
-    def room(number: int) -> float:
-        job = jobs[number]
-        freed = sum(leaf.nbytes for leaf in jax.tree.leaves(job.statistics) if hasattr(leaf, 'nbytes'))
-        return freed / users[id(job.statistics)] - 5 * math.prod(job.matrices.layout.shape)
-
-    return max(range(len(jobs)), key=room)

@@ -35,30 +35,32 @@ def flipped_cholesky(gram: jax.Array, damping: Any) -> tuple[jax.Array, jax.Arra
     occurs = diagonal != 0
     mean = jnp.where(occurs.any(), jnp.sum(diagonal) / jnp.maximum(jnp.sum(occurs), 1), 1)
     alone = jnp.where(occurs, diagonal, mean)
-    identity = jnp.eye(gram.shape[0], dtype=bool)
-
-    def factor(damping: jax.Array) -> jax.Array:
-        damped = jnp.where(identity, alone + damping * mean, gram)
-        return _decompose(damped)
 
     def more(tried: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        damping = jnp.maximum(10 * tried[1], 1e-6)
-        return factor(damping), damping
+        damping = jnp.where(tried[1] < 0, start, jnp.maximum(10 * tried[1], 1e-6))
+        # The transpose is the same, and as LAPACK wants it.
+        return _decompose(gram.T, alone + damping * mean - diagonal), damping
 
     def failed(tried: tuple[jax.Array, jax.Array]) -> jax.Array:
         return ~jnp.isfinite(jnp.diagonal(tried[0])).all() & (tried[1] < _MAX_DAMPING)
 
     start = jnp.asarray(damping, gram.dtype)
-    return lax.while_loop(failed, more, (factor(start), start))
+    # The first try is a turn of the loop, too: the program is half as long, and holds one factor instead of two.
+    return lax.while_loop(failed, more, (jnp.full_like(gram, jnp.nan), -jnp.ones_like(start)))
 
 
-def _decompose(matrix: jax.Array) -> jax.Array:
-    """The last rows and columns first: what they leave of the others is decomposed next."""
+def _decompose(matrix: jax.Array, added: jax.Array) -> jax.Array:
+    """The last rows and columns first: what they leave of the others is decomposed next.
+
+    What is added to the diagonal is added where it is used, so that the sum takes no memory.
+    """
     size = matrix.shape[0]
     if size <= _LEAF:
-        return jnp.flip(lax.linalg.cholesky(jnp.flip(matrix), symmetrize_input=False))
+        return jnp.flip(lax.linalg.cholesky(jnp.flip(matrix + jnp.diag(added)), symmetrize_input=False))
     first = -(-size // (2 * _LEAF)) * _LEAF
-    last = _decompose(matrix[first:, first:])
+    last = _decompose(matrix[first:, first:], added[first:])
     beside = lax.linalg.triangular_solve(last, matrix[:first, first:], transpose_a=True)
-    left = _decompose(matrix[:first, :first] - jnp.matmul(beside, beside.T, precision=lax.Precision.HIGHEST))
-    return jnp.block([[left, beside], [jnp.zeros((size - first, first), matrix.dtype), last]])
+    left = matrix[:first, :first] - jnp.matmul(beside, beside.T, precision=lax.Precision.HIGHEST)
+    left = _decompose(left, added[:first])
+    whole = jnp.zeros_like(matrix).at[first:, first:].set(last).at[:first, first:].set(beside)
+    return whole.at[:first, :first].set(left)

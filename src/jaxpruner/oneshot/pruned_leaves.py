@@ -1,5 +1,6 @@
 """Leaves while they are pruned: copies that are changed in place, one part after another."""
 
+import collections
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -19,15 +20,18 @@ class PrunedLeaves:
 
     Args:
       params: any pytree of arrays.
+      donate: no copies are made: arrays in `params` that are pruned are gone.
 
     >>> leaves = PrunedLeaves({'w': jnp.ones(2), 'b': jnp.ones(1)})
     >>> leaves.masks
     {'b': None, 'w': None}
     """
 
-    def __init__(self, params: tree_lib.PyTree):
+    def __init__(self, params: tree_lib.PyTree, donate: bool = False):
         paths, leaves, self._treedef = tree_lib.flatten_with_paths(params)
         self._leaves: dict[tree_lib.Path, Any] = dict(zip(paths, leaves, strict=True))
+        times = collections.Counter(map(id, leaves))
+        self._given = {path for path, leaf in self._leaves.items() if donate and times[id(leaf)] == 1}
         self._masks: dict[tree_lib.Path, jax.Array] = {}
         self._compiled: dict[Any, tuple[Any, Any]] = {}  # shared by leaves that are read alike
 
@@ -40,6 +44,18 @@ class PrunedLeaves:
     def masks(self) -> tree_lib.PyTree:
         """uint8 masks in the parameters' shapes, `None` for leaves of which nothing was pruned."""
         return jax.tree.unflatten(self._treedef, [self._masks.get(path) for path in self._leaves])
+
+    def has_layers(self, path: tree_lib.Path, matrices: WeightMatrices) -> bool:
+        """Whether the layers of a stack can be read and replaced one by one: each device has its part of each of them.
+
+        Args:
+          path: the leaf's.
+          matrices: which of its matrices.
+        """
+        leaf = self._leaves[path]
+        sharding = getattr(leaf, 'sharding', None)
+        divided = sharding is not None and sharding.shard_shape(leaf.shape)[:1] != leaf.shape[:1]
+        return not divided and matrices.of_one_layer() is not None
 
     def read(self, path: tree_lib.Path, matrices: WeightMatrices, layer: int | None = None) -> jax.Array:
         """Weight matrices of a leaf, as they are now.
@@ -75,8 +91,9 @@ class PrunedLeaves:
           ValueError: new weights are not finite.
         """
         leaf, mask = self._leaves[path], self._masks.get(path)
-        if mask is None:  # what is given away below must not be the caller's
-            leaf = jnp.array(leaf, copy=True)
+        if mask is None:
+            # What is given away below must not be the caller's, nor another leaf's.
+            leaf = jnp.array(leaf, copy=path not in self._given)
             mask = jnp.ones_like(leaf, dtype=mask_calculator.MASK_DTYPE)
         found = self._functions(matrices, leaf)[1](leaf, mask, new, kept, layer)
         self._leaves[path], self._masks[path], finite = found

@@ -100,7 +100,9 @@ def _prune(
     blocks = -(-inputs // length)
     padding = blocks * length - inputs
     factor, damping = cholesky.flipped_cholesky(gram, damping)
-    factor = jnp.pad(factor, ((0, padding), (0, padding))) + jnp.diag((jnp.arange(inputs + padding) >= inputs) * 1.0)
+    if padding:
+        padded = jnp.diag((jnp.arange(inputs + padding) >= inputs).astype(factor.dtype))
+        factor = padded.at[:inputs, :inputs].set(factor)
     start_weights = jnp.pad(weights.astype(gram.dtype), ((0, padding), (0, 0)))
     # Weights of inputs that never occur cost nothing; those that pad the last block are never preferred.
     limits = jnp.where(jnp.diagonal(gram) == 0, 0, jnp.inf).astype(gram.dtype)
@@ -110,7 +112,9 @@ def _prune(
         number, count = block
         start = number * length
         corner = lax.dynamic_slice(factor, (start, start), (length, length))
-        inverse = lax.linalg.triangular_solve(corner, jnp.eye(length, dtype=corner.dtype), left_side=True)
+        eye = jnp.eye(length, dtype=corner.dtype)
+        # Transposed it is as LAPACK wants it, and the factor need not be copied.
+        inverse = lax.linalg.triangular_solve(corner.T, eye, left_side=True, lower=True, transpose_a=True)
         old = lax.dynamic_slice_in_dim(start_weights, start, length)
         rows = old + _product(inverse, _told(factor, changes, number, length))
         limit = lax.dynamic_slice_in_dim(limits, start, length)

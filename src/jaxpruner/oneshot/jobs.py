@@ -1,0 +1,83 @@
+"""Weight matrices whose statistics are known: in which order they are pruned, and how much of each at once."""
+
+import collections
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxpruner import tree as tree_lib
+from jaxpruner.oneshot.input_statistics import InputStatistics
+from jaxpruner.oneshot.pruned_leaves import PrunedLeaves
+from jaxpruner.oneshot.weight_matrices import WeightMatrices
+
+
+class Job(NamedTuple):
+    """Weight matrices that are ready to be pruned.
+
+    Attributes:
+      path: of their leaf.
+      matrices: how they are read from it.
+      statistics: of their inputs.
+      sparsity: a scalar, or one for each of them.
+      layer: which layer of a stack they are, `None` for all or where there is no stack.
+
+    >>> Job(('w',), None, InputStatistics(2, jnp.ones(3)), 0.5).layer is None
+    True
+    """
+
+    path: tree_lib.Path
+    matrices: WeightMatrices
+    statistics: InputStatistics
+    sparsity: Any
+    layer: int | None = None
+
+
+def next_job(jobs: list[Job]) -> int:
+    """The number of the job that makes most room: it takes the memory of a leaf and its mask, and frees statistics.
+
+    Args:
+      jobs: at least one.
+    """
+    users = collections.Counter(id(job.statistics) for job in jobs)
+
+    def room(number: int) -> float:
+        job = jobs[number]
+        freed = sum(leaf.nbytes for leaf in jax.tree.leaves(job.statistics) if hasattr(leaf, 'nbytes'))
+        return freed / users[id(job.statistics)] - 5 * math.prod(job.matrices.layout.shape)
+
+    return max(range(len(jobs)), key=room)
+
+
+def one_by_one(job: Job, found: PrunedLeaves) -> Iterator[Job]:
+    """The layers of a stack one after another, so that only one's new weights lie beside the old ones.
+
+    Args:
+      job: whose statistics live until the last layer is asked for, if nothing else holds them.
+      found: the leaves.
+
+    Yields:
+      A job for each layer; the job itself where there is no stack that can be taken apart.
+    """
+    if job.layer is not None or not found.has_layers(job.path, job.matrices):
+        yield job
+        return
+    count, *sums = job.statistics
+    for layer in range(job.matrices.layout.shape[0]):
+        statistics = InputStatistics(of_layer(count, layer), *(None if each is None else each[layer] for each in sums))
+        yield job._replace(statistics=statistics, sparsity=of_layer(job.sparsity, layer), layer=layer)
+
+
+def of_layer(each: Any, layer: int | None) -> Any:
+    """The value for a layer where there is one for each, else the one for all.
+
+    Args:
+      each: a scalar or an array.
+      layer: `None` for all layers.
+
+    >>> of_layer(jnp.array([1, 2]), 1).item(), of_layer(3, 1)
+    (2, 3)
+    """
+    return each if layer is None or not jnp.ndim(each) else each[layer]
