@@ -33,6 +33,15 @@ def test_every_pytree_is_summarized(tree):
     assert utils.summarize_sparsity(tree)['_total_sparsity'] == 1.0
 
 
+def test_random_keys_are_no_parameters():
+    assert utils.summarize_sparsity({'w': jnp.zeros(3), 'rng': jax.random.key(0)}) == {
+        'w': 1.0,
+        '_total_sparsity': 1.0,
+        '_nparams': 3,
+        '_nparams_nnz': 0,
+    }
+
+
 def test_nothing_is_dense():
     assert utils.summarize_sparsity({})['_total_sparsity'] == 0.0
 

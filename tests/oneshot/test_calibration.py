@@ -97,7 +97,7 @@ def apply_scaled(params, x):
 
 
 def apply_beside(params, x):
-    return x @ jnp.concatenate([params['w'], params['v']], 1)
+    return jnp.concatenate([x, x[:, :2]], 1) @ jnp.concatenate([params['w'], params['v']], 0)
 
 
 def apply_opaque(params, x):
@@ -107,7 +107,7 @@ def apply_opaque(params, x):
 BAD = [
     (apply_tied, {}, ValueError, r'w: a weight of this leaf stands in more than one place .*test_calibration'),
     (apply_scaled, {}, ValueError, r'w: what is contracted at .* is computed from this leaf'),
-    (apply_beside, {'only': 'w'}, ValueError, r'w: other parameters are put beside this leaf before'),
+    (apply_beside, {'only': 'w'}, ValueError, r'w: other parameters are put beside this leaf before .* so that it'),
     (apply_opaque, {'only': ['w']}, UnsupportedPrimitive, 'w: no rule'),
     (apply_tied, {'kind': 'hessian'}, ValueError, "kind is 'second_moment' or 'gram', got 'hessian'"),
     (apply_tied, {'only': ['x']}, ValueError, "only: 'x' matches no parameter"),
@@ -117,7 +117,7 @@ BAD = [
 
 @pytest.mark.parametrize(('apply_fn', 'arguments', 'error', 'message'), BAD)
 def test_what_cannot_be_calibrated(apply_fn, arguments, error, message):
-    params = {'w': jnp.ones((3, 3)), 'v': jnp.ones((3, 2))}
+    params = {'w': jnp.ones((3, 3)), 'v': jnp.ones((2, 3))}
     with pytest.raises(error, match=message):
         calibrate(apply_fn, params, **({'batches': [jnp.ones((2, 3))]} | arguments))
 

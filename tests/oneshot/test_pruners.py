@@ -93,6 +93,24 @@ def test_an_array_that_is_two_leaves_is_not_given_away_twice():
     assert int((pruned['first'] == 0).sum()) == int((pruned['second'] == 0).sum()) == 3
 
 
+@pytest.mark.parametrize('algorithm', ['wanda', 'sparsegpt'])
+def test_leaves_that_are_put_beside_each_other_are_pruned_as_if_alone(algorithm):
+    params = {'hidden': {'kernel': model.normal(8, 6), 'bias': model.normal(6)}, 'gate': {'kernel': model.normal(8, 4)}}
+
+    def beside(params, x):
+        kernels = jnp.concatenate([params['gate']['kernel'], params['hidden']['kernel']], -1)
+        gate, hidden = jnp.split(x @ kernels, [4], -1)
+        return jnp.tanh(gate) @ jnp.ones((4, 6)) * (hidden + params['hidden']['bias'])
+
+    def alone(params, x):
+        return x @ params['gate']['kernel'], x @ params['hidden']['kernel'] + params['hidden']['bias']
+
+    settings = {'sparsity': 0.5, 'algorithm': algorithm, 'batches': [model.normal(32, 8)]}
+    found, expected = (jaxpruner.prune(params, apply_fn=apply_fn, **settings) for apply_fn in (beside, alone))
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert found[1]['gate']['kernel'].sum() == 16
+
+
 def test_owl_gives_each_layer_its_own_sparsity(calibration, samples):
     pruner = Wanda(
         sparsity_distribution_fn=lambda params: dict.fromkeys(params, None) | {'stack': 0.5, 'out': 0.7},

@@ -46,7 +46,7 @@ class WeightMatrices:
         Args:
           leaf: the parameter.
         """
-        return self.layout.to_matrices(self.uses[0].read(leaf))
+        return self.layout.to_matrices(self._operand(leaf))
 
     def of_one_layer(self) -> 'WeightMatrices | None':
         """The matrices of one element of the leaf's first axis, if a loop takes the leaf apart along it as it is.
@@ -80,14 +80,19 @@ class WeightMatrices:
           An array of the parameter's shape, in float32 or wider; zero where `read` took nothing.
         """
         shape = jax.ShapeDtypeStruct(leaf.shape, jnp.promote_types(leaf.dtype, jnp.float32))
-        operand = jax.eval_shape(self.uses[0].read, shape)
+        operand = jax.eval_shape(self._operand, shape)
         moved = self.layout.from_matrices(matrices).astype(operand.dtype)
-        (written,) = jax.linear_transpose(self.uses[0].read, shape)(moved)
+        (written,) = jax.linear_transpose(self._operand, shape)(moved)
         return written
+
+    def _operand(self, leaf: jax.Array) -> jax.Array:
+        """What the contraction is given, less what other parameters put beside the leaf."""
+        operand, region = self.uses[0].read(leaf), self.uses[0].site.view.region
+        return operand[(..., *(slice(*ends) for ends in region))]
 
 
 def layout_of(use: Use) -> MatrixLayout:
-    """How the operand of a contraction is arranged, with the axes that loops have taken apart in front.
+    """How a leaf's part in the operand of a contraction is arranged, with axes that loops have taken apart in front.
 
     The inputs of a convolution are counted by height, width, channels, so that N:M groups lie along the channels.
 
@@ -98,7 +103,7 @@ def layout_of(use: Use) -> MatrixLayout:
     """
     equation, operand = use.site.equation, use.site.operand
     stack = tuple(entry.length for entry in use.site.view.stack)
-    shape = stack + tuple(equation.invars[operand].aval.shape)
+    shape = stack + tuple(stop - start for start, stop in use.site.view.region)
     contract, batch = contracted_axes(equation, operand)[:2]
     free = tuple(i for i in range(len(shape) - len(stack)) if i not in (*contract, *batch))
     contract, batch, free = (tuple(len(stack) + axis for axis in axes) for axes in (contract, batch, free))
@@ -182,9 +187,14 @@ def _check_use(use: Use, path: tree_lib.Path) -> None:
             f'{name}: what is contracted at {use.where} is computed from this leaf, not read from it, so that there '
             f'are no weights to prune; {dense}'
         )
-    shape = equation.invars[operand].aval.shape
-    if use.site.view.region != tuple((0, n) for n in shape):
-        raise ValueError(f'{name}: other parameters are put beside this leaf before {use.where}; {dense}')
+    shape, region = equation.invars[operand].aval.shape, use.site.view.region
+    partial = {axis for axis, n in enumerate(shape) if region[axis] != (0, n)}
+    contract, batch = contracted_axes(equation, operand)[:2]
+    if partial & {*contract, *batch} or partial and equation.params.get('feature_group_count', 1) != 1:
+        raise ValueError(
+            f'{name}: other parameters are put beside this leaf before {use.where}, so that it meets a part of the '
+            f'inputs; {dense}'
+        )
     if equation.params.get('batch_group_count', 1) != 1:
         raise ValueError(f'{name}: the convolution at {use.where} has batch groups, which have no rule; {dense}')
 
