@@ -190,7 +190,8 @@ def _check_use(use: Use, path: tree_lib.Path) -> None:
     shape, region = equation.invars[operand].aval.shape, use.site.view.region
     partial = {axis for axis, n in enumerate(shape) if region[axis] != (0, n)}
     contract, batch = contracted_axes(equation, operand)[:2]
-    if partial & {*contract, *batch} or partial and equation.params.get('feature_group_count', 1) != 1:
+    grouped = equation.params.get('feature_group_count', 1) != 1
+    if partial and (grouped or partial & {*contract, *batch}):
         raise ValueError(
             f'{name}: other parameters are put beside this leaf before {use.where}, so that it meets a part of the '
             f'inputs; {dense}'
