@@ -305,6 +305,16 @@ def test_bad_calls(call, error, message):
         call()
 
 
+def test_leaves_of_which_nothing_is_left_are_warned_of():
+    def almost_without_hidden(params, x, y):
+        return jnp.sum(params['out'] ** 2) + 1e-6 * jnp.sum(params['hidden'] ** 2)
+
+    with pytest.warns(UserWarning, match='^hidden: SNIP left no weight there, .* take more rounds'):
+        _, masks = jaxpruner.prune(PARAMS, 0.9, 'snip', loss_fn=almost_without_hidden, batches=BATCHES)
+    assert not masks['hidden'].any()
+    jaxpruner.prune(PARAMS, 1.0, 'snip', **GIVEN['snip'])  # as asked for
+
+
 def test_where_nothing_is_selected_nothing_is_computed():
     params, masks = SNIP(sparsity_distribution_fn=None).instant_sparsify(PARAMS, loss_fn=loss_fn, batches=BATCHES)
     assert params is PARAMS

@@ -101,6 +101,14 @@ def test_more_algorithms_than_colours_still_differ(tmp_path, figure):
     assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == len(names)
 
 
+def test_own_algorithms_look_like_none_beside_them(tmp_path, figure):
+    names = ['magnitude', 'wanda', 'ria', 'sparsegpt']
+    plot_metric_against_sparsity(
+        make_cells({(name, s): [0.5] for name in names for s in (0.5, 0.6)}), tmp_path / 'a.png'
+    )
+    assert len({line.get_color() for line in figure().axes[0].lines}) == len(names)
+
+
 def test_the_legend_of_many_algorithms_fits(tmp_path, figure):
     names = [f'a_rather_long_own_name_{number}' for number in range(25)]
     plot_metric_against_sparsity([make_cell(name, s) for name in names for s in (0.8, 0.9)], tmp_path / 'a.png')

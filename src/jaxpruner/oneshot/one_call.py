@@ -42,7 +42,7 @@ def prune(
       loss_fn: `(params, *inputs) -> scalar`; for snip and grasp.
       batches: an iterable of inputs, for all that take one of the two: a tuple holds them, anything else is the only
         one.
-      progress: wanda, ria and sparsegpt show a progress bar, if stderr is a terminal and rich is installed.
+      progress: those show a progress bar, if stderr is a terminal and rich is installed.
       donate: wanda, ria and sparsegpt change the parameters in place, where there is no memory for another copy: the
         arrays of `params` that are pruned can no longer be used, not even after an error.
       **settings: further keys of a configuration, such as `sparsity_type='2:4'`.
@@ -61,7 +61,7 @@ def prune(
     if donate and not isinstance(updater, CalibratedPruning):
         raise ValueError(f'{algorithm!r} makes a copy: leave donate out, or choose wanda, ria or sparsegpt')
     if isinstance(updater, PruningAtInitialization):
-        return updater.instant_sparsify(params, apply_fn=apply_fn, loss_fn=loss_fn, batches=batches)
+        return updater.instant_sparsify(params, apply_fn=apply_fn, loss_fn=loss_fn, batches=batches, progress=progress)
     if loss_fn is not None:
         raise ValueError(f'{algorithm!r} looks at no loss: leave loss_fn out, or choose snip or grasp')
     if isinstance(updater, CalibratedPruning):

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import itertools
 import logging
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, NoReturn
 
@@ -18,6 +19,7 @@ import optax
 from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import global_pruners
 from jaxpruner.oneshot.calibration import as_inputs
+from jaxpruner.progress import progress_bar
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +99,7 @@ class PruningAtInitialization(global_pruners.GlobalUpdater):
         loss_fn: LossFn | None = None,
         apply_fn: Callable[..., Any] | None = None,
         batches: Iterable[Any] | None = None,
+        progress: bool = True,
     ) -> tuple[tree_lib.PyTree, tree_lib.PyTree]:
         """Scores the weights and prunes them, round by round.
 
@@ -107,9 +110,10 @@ class PruningAtInitialization(global_pruners.GlobalUpdater):
           apply_fn: `(params, *inputs) -> results`, the model; for `SynFlow` alone.
           batches: an iterable of batches, a list if they are read more than once: a tuple holds the inputs, anything
             else is the only input. Derivatives are summed over them. Each new shape is compiled anew.
+          progress: show a progress bar over the rounds, if stderr is a terminal and rich is installed.
 
         Returns:
-          The pruned parameters, and the (unpacked) masks.
+          The pruned parameters, and the (unpacked) masks. Leaves of which nothing is left are warned of.
 
         Raises:
           ValueError: sparsities do not fit, something is missing or not wanted, there are no batches, the loss is no
@@ -128,14 +132,19 @@ class PruningAtInitialization(global_pruners.GlobalUpdater):
         # Compiled once for all rounds.
         adders = [jax.jit(functools.partial(_add, loss, derive), donate_argnums=0) for derive in self.passes]
         score = jax.jit(lambda *arguments: self._score(*arguments), donate_argnums=0)
-        for number, sparsity in enumerate(sparsities_of_rounds(_total(masks, sparsities), self.rounds), 1):
-            sums: list[tree_lib.PyTree] = []
-            for add in adders:
-                sums.append(_sum_over(batches, add, params, masks, sums))
-            scores, are_finite, largest = score(sums.pop(), params, masks)
-            self._check_scores(masks, are_finite, largest, number)
-            masks = self.create_masks(scores, jax.tree.map(lambda _, now=sparsity: now, scores))
-            logger.info('%s: sparsity %.4f after round %d of %d', type(self).__name__, sparsity, number, self.rounds)
+        rounds, name = sparsities_of_rounds(_total(masks, sparsities), self.rounds), type(self).__name__
+        with progress_bar(self.rounds, progress) as show:
+            for number, sparsity in enumerate(rounds, 1):
+                sums: list[tree_lib.PyTree] = []
+                for add in adders:
+                    sums.append(_sum_over(batches, add, params, masks, sums))
+                scores, are_finite, largest = score(sums.pop(), params, masks)
+                self._check_scores(masks, are_finite, largest, number)
+                masks = self.create_masks(scores, jax.tree.map(lambda _, now=sparsity: now, scores))
+                logger.info('%s: sparsity %.4f after round %d of %d', name, sparsity, number, self.rounds)
+                show(name, number, masks)
+        if rounds[-1] < 1:
+            self._warn_of_collapse(masks)
         return self.apply_masks(params, masks), masks
 
     def as_loss(self, function: Callable[..., Any], batches: Iterable[Any]) -> tuple[LossFn, Iterable[Any]]:
@@ -200,6 +209,18 @@ class PruningAtInitialization(global_pruners.GlobalUpdater):
             raise ValueError(
                 f'all scores of {type(self).__name__} are zero: what {self.function} returns does not depend on the '
                 'leaves that are to be pruned, or its derivatives are too small for their dtype'
+            )
+
+    def _warn_of_collapse(self, masks: tree_lib.PyTree) -> None:
+        """A leaf without weights mostly cuts the model in two."""
+        paths, leaves, _ = tree_lib.flatten_with_paths(masks)
+        gone = [path for path, mask in zip(paths, leaves, strict=True) if mask.size and not mask.any()]
+        if gone:
+            warnings.warn(
+                f'{", ".join(map(tree_lib.path_string, gone))}: {type(self).__name__} left no weight there, so that '
+                'what comes before may have no effect; take more rounds=…, a lower sparsity, or synflow',
+                UserWarning,
+                stacklevel=3,
             )
 
 

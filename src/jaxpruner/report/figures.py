@@ -78,10 +78,14 @@ def styles_of(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     >>> styles_of(['own'])['own'] != styles_of(['own'])['rigl']
     True
     """
+    names = list(names)
     known = [name for name in experiments.ALGORITHM_ORDER if name != experiments.DENSE]
     others = [name for name in names if name not in experiments.ALGORITHM_ORDER]
+    # Others look like those that are not in this plot, while there are any.
+    numbers = [number for number, name in enumerate(known) if name not in names]
+    numbers += range(len(known), len(known) + len(others))
     styles = {experiments.DENSE: {'color': INK, 'marker': ''}}
-    for number, name in enumerate(known + others):
+    for number, name in [*enumerate(known), *zip(numbers, others, strict=False)]:
         style = {'color': _COLORS[number % len(_COLORS)], 'marker': _MARKS[number % len(_MARKS)]}
         # Beyond the colours there are, lines differ.
         styles[name] = style | {'linestyle': ('-', '--', ':')[number // len(_COLORS) % 3]}
