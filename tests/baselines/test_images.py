@@ -114,6 +114,13 @@ def test_data_without_a_folder_are_refused(name, preset, message):
         WORKLOADS[name].data(WORKLOADS[name].default(preset), None)
 
 
+@pytest.mark.parametrize('name', ['resnet', 'federated', 't5', 'dqn'])
+def test_a_folder_that_would_not_be_read_is_refused(name, tmp_path):
+    recipe = WORKLOADS[name].default('default')
+    with pytest.raises(ValueError, match=f'{recipe.data} is read from no folder: leave --data-dir {tmp_path} out'):
+        WORKLOADS[name].data(recipe, tmp_path)
+
+
 def test_unknown_data_are_refused():
     with pytest.raises(ValueError, match="data 'c4' cannot be read by vit: 'digits', 'mnist' and 'imagenet' are read"):
         WORKLOADS['vit'].data(WORKLOADS['vit'].default('default').updated({'data': 'c4'}), None)

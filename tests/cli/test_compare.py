@@ -58,6 +58,7 @@ def test_every_preset_is_reached_by_a_name():
             'lenet trains on digits, but --preset, --recipe or --set ask for mnist',
         ),
         (['digits-lenet', '--set', 'data=mnist'], 'ask for mnist: leave them out, or say lenet'),
+        (['digits-lenet', '--data-dir', 'here'], 'digits is read from no folder: leave --data-dir here out'),
         (['mnist-lenet'], "the preset 'data' of lenet needs --data-dir"),
         (['lenet', '--preset', 'ful'], "lenet has no preset 'ful'"),
         (['lenet', '--set', 'step=3'], "--set step=3: the recipe has no key 'step'; did you mean 'steps'?"),

@@ -48,6 +48,22 @@ class Images(NamedTuple):
     y_test: jax.Array
 
 
+def check_no_folder(name: str, folder: Path | None) -> None:
+    """Refuses a folder for data that come with a package: it would not be read.
+
+    Args:
+      name: of the data.
+      folder: what was given, `None` if nothing.
+
+    Raises:
+      DataError: a folder was given.
+
+    >>> check_no_folder('digits', None)
+    """
+    if folder is not None:
+        raise DataError(f'{name} is read from no folder: leave --data-dir {folder} out, or name other data')
+
+
 def load_digits(split_seed: int = 0, test_share: float = 0.25) -> Images:
     """As `read_digits`, normalized and on the device.
 

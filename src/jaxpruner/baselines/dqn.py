@@ -10,6 +10,7 @@ import jax
 
 from jaxpruner.baselines import atari_feed
 from jaxpruner.baselines.atari import SHAPE, check_game, count_actions
+from jaxpruner.baselines.data import check_no_folder
 from jaxpruner.baselines.dqn_learning import DeepQLearning, TargetNetwork
 from jaxpruner.baselines.dqn_model import NATURE
 from jaxpruner.baselines.feeds import Values
@@ -47,12 +48,12 @@ class DQNWorkload:
 
         Args:
           recipe: its field `data` names the game.
-          data_dir: unused.
+          data_dir: has to be `None`.
 
         Raises:
-          ValueError: there is no such game.
+          ValueError: there is no such game, or a folder is given.
         """
-        del data_dir
+        check_no_folder(recipe.data, data_dir)
         if _is_atari(recipe):
             check_game(recipe.data)
         else:

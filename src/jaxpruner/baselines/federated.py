@@ -95,9 +95,11 @@ class FederatedWorkload:
         if recipe.data != 'digits' and data_dir is None:
             what = recipe.data.upper()
             raise ValueError(f'the preset {recipe.preset!r} of federated needs --data-dir: a folder with {what}')
+        if recipe.data == 'digits':
+            data_lib.check_no_folder(recipe.data, data_dir)
         if data_dir and recipe.data == 'emnist':
             return read_emnist(Path(data_dir))
-        images = data_lib.load_mnist(Path(data_dir)) if data_dir and recipe.data == 'mnist' else data_lib.load_digits()
+        images = data_lib.load_mnist(Path(data_dir)) if data_dir else data_lib.load_digits()
         numbers: Any = recipe.task
         places = split_by_label(images.y_train, numbers['clients'], numbers['shards'])
         return Clients(images.x_train[places], images.y_train[places], images.x_test, images.y_test)

@@ -56,6 +56,7 @@ class ImageWorkload:
     def data(self, recipe: Recipe, data_dir: Path | None) -> data_lib.Images | ImageFiles:
         """As `Workload.data`: digits need no folder, MNIST and ImageNet do; images of ImageNet stay on disk."""
         if recipe.data == 'digits':
+            data_lib.check_no_folder(recipe.data, data_dir)
             return data_lib.load_digits(_number(recipe, 'split_seed'))
         if recipe.data not in _FOLDERS:
             known = "'digits', 'mnist' and 'imagenet' are read"

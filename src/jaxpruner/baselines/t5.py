@@ -13,6 +13,7 @@ import numpy as np
 import optax
 
 from jaxpruner.baselines import span_corruption
+from jaxpruner.baselines.data import check_no_folder
 from jaxpruner.baselines.feeds import Feed
 from jaxpruner.baselines.models import Functional
 from jaxpruner.baselines.readers import pipelines
@@ -104,6 +105,7 @@ class T5Workload:
         numbers: Any = recipe.task
         match recipe.data:
             case 'pydoc':
+                check_no_folder(recipe.data, data_dir)
                 from pydoc_data import topics
 
                 return Text.of('\n'.join(topics.topics[key] for key in sorted(topics.topics)).encode())
