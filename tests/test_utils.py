@@ -33,8 +33,8 @@ def test_every_pytree_is_summarized(tree):
     assert utils.summarize_sparsity(tree)['_total_sparsity'] == 1.0
 
 
-def test_random_keys_are_no_parameters():
-    assert utils.summarize_sparsity({'w': jnp.zeros(3), 'rng': jax.random.key(0)}) == {
+def test_random_keys_and_numbers_of_python_are_no_parameters():
+    assert utils.summarize_sparsity({'w': jnp.zeros(3), 'rng': jax.random.key(0), 'scale': 2.0}) == {
         'w': 1.0,
         '_total_sparsity': 1.0,
         '_nparams': 3,

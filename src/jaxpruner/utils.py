@@ -25,7 +25,7 @@ def summarize_sparsity(
     """Counts the zeros of a pytree of parameters or masks.
 
     Args:
-      param_tree: any pytree of arrays; `None` leaves and random keys are skipped.
+      param_tree: any pytree of arrays; `None`, random keys and numbers of Python are skipped.
       only_total_sparsity: leave the single leaves out.
       flops: leaf name or glob -> floating point operations (`UseGraph.leaf_flops`): adds those and the memory.
 
@@ -42,7 +42,7 @@ def summarize_sparsity(
     >>> summarize_sparsity({'w': jnp.array([[0.0, 1.0], [0.0, 0.0]])})
     {'w': 0.75, '_total_sparsity': 0.75, '_nparams': 4, '_nparams_nnz': 1}
     """
-    paths, leaves, _ = tree_lib.flatten_with_paths(jax.tree.map(_unless_key, param_tree))
+    paths, leaves, _ = tree_lib.flatten_with_paths(jax.tree.map(_if_numbers, param_tree))
     sizes = [math.prod(leaf.shape) for leaf in leaves]
     nonzeros = [_count_nonzero(leaf) for leaf in leaves]
     summary: dict[str, Any] = {}
@@ -62,8 +62,8 @@ def summarize_sparsity(
     return summary
 
 
-def _unless_key(leaf: Any) -> Any:
-    return None if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+def _if_numbers(leaf: Any) -> Any:
+    return leaf if hasattr(leaf, 'dtype') and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else None
 
 
 def _memory(leaves: Sequence[Any], sizes: Sequence[int], nonzeros: Sequence[Any]) -> dict[str, Any]:

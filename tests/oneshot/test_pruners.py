@@ -161,7 +161,7 @@ BAD = [
         'batches are empty',
     ),
     (
-        lambda: jaxpruner.prune(PARAMS, 0.5, 'sparsegpt', apply_fn=linear, batches=[X[0] * jnp.nan]),
+        lambda: jaxpruner.prune({'w': PARAMS['w'] * jnp.nan}, 0.5, 'sparsegpt', apply_fn=linear, batches=X),
         ValueError,
         'w: its new weights are not finite; look for NaN or inf',
     ),

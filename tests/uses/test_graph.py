@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 
 from jaxpruner.uses import UnsupportedPrimitive, param_uses
 from uses.table import floats, short_uses, tokens
@@ -95,6 +96,36 @@ def test_what_has_no_rule_is_opaque(apply_fn, params, reason):
     assert list(graph) == [('bias',)]
     assert list(graph.opaque) == [('w',)]
     assert ('w',) not in graph
+
+
+def _behind_a_barrier(params, x):
+    params, x = jax.lax.optimization_barrier((params, x))
+    return x @ params['w'] + params['b']
+
+
+def _put_on_a_device(params, x):
+    params, x = jax.device_put((params, x))
+    return x @ params['w'] + params['b']
+
+
+def _named(params, x):
+    return x @ checkpoint_name(params['w'], 'w') + params['b']
+
+
+@pytest.mark.parametrize('apply_fn', [_behind_a_barrier, _put_on_a_device, _named])
+def test_what_changes_nothing_is_followed(apply_fn):
+    graph = param_uses(apply_fn, DEAD, jnp.ones((2, 4)))
+    assert not graph.opaque
+    ((use,), _) = (graph[name] for name in 'wb')
+    assert (use.op, use.contract, use.exact) == ('dot', (0,), True)
+    (turned,) = jax.linear_transpose(use.read, DEAD['w'])(jnp.ones((4, 4)))
+    assert turned.all()
+
+
+def test_paths_of_one_name_are_told_apart():
+    params = {'a': {'b': jnp.ones((8, 4))}, 'a/b': jnp.ones((4, 6))}
+    graph = param_uses(lambda params, x: x @ params['a']['b'] @ params['a/b'], params, jnp.ones((2, 8)))
+    assert [graph[path][0].flops for path in (('a', 'b'), ('a/b',))] == [2 * 2 * 8 * 4, 2 * 2 * 4 * 6]
 
 
 def test_strict():

@@ -45,12 +45,16 @@ def _uniform_like(key: jax.Array, leaf: jax.Array) -> jax.Array:
 
 
 def magnitudes(params: tree_lib.PyTree) -> tree_lib.PyTree:
-    """The absolute value of each weight; `None` for leaves that hold no numbers, such as random keys.
+    """The absolute value of each weight; `None` for leaves that are no arrays of numbers, such as random keys.
 
     >>> magnitudes({'w': jnp.array([-2.0, 1.0])})
     {'w': Array([2., 1.], dtype=float32)}
     """
-    return jax.tree.map(lambda leaf: jnp.abs(leaf) if jnp.issubdtype(leaf.dtype, jnp.number) else None, params)
+
+    def magnitude(leaf: Any) -> jax.Array | None:
+        return jnp.abs(leaf) if hasattr(leaf, 'dtype') and jnp.issubdtype(leaf.dtype, jnp.number) else None
+
+    return jax.tree.map(magnitude, params)
 
 
 def saliencies(params: tree_lib.PyTree, grads: tree_lib.PyTree | None) -> tree_lib.PyTree:

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import jax
@@ -192,7 +192,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
             for path in selected:
                 for matrices in find_matrices(graph, path) if path not in graph.unused else ():
                     self._check(path, matrices, selected[path].kind)
-        if source is batches:
+        if not isinstance(batches, Sized):  # it may be that they can be read once
             batches = itertools.chain(first, source)
         return calibrate(apply_fn, params, batches, self.kind, list(selected), progress)
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxpruner import tree as tree_lib
 from jaxpruner.oneshot.explicit_meshes import on_explicit_mesh
 from jaxpruner.oneshot.input_statistics import InputStatistics
-from jaxpruner.oneshot.observed import Observed, find_observed, input_taps
+from jaxpruner.oneshot.observed import Observed, Part, check_alike, find_observed, input_taps
 from jaxpruner.oneshot.weight_matrices import WeightMatrices
 from jaxpruner.progress import progress_bar
 from jaxpruner.uses import UseGraph, param_uses
@@ -103,7 +103,9 @@ def calibrate(
             new_shape = shapes_of(inputs)
             if step is None or new_shape != shape:
                 graph = param_uses(apply_fn, params, *inputs)
-                observed, shape = find_observed(graph, only), new_shape
+                before, observed, shape = observed, find_observed(graph, only), new_shape
+                if step is not None:
+                    check_alike(before, observed)
                 taps = input_taps(observed.values, kind == 'gram')
                 step = _step(taps, graph)
                 if totals is None:
@@ -113,8 +115,16 @@ def calibrate(
         raise ValueError('batches are empty; calibration needs at least one')
     by_leaf: dict[tree_lib.Path, list[CalibratedMatrices]] = {}
     for part in observed.parts:
-        by_leaf.setdefault(part.path, []).append(CalibratedMatrices(part.matrices, totals[part.value]))
+        by_leaf.setdefault(part.path, []).append(CalibratedMatrices(part.matrices, _of_part(part, totals[part.value])))
     return Calibration({path: tuple(entries) for path, entries in by_leaf.items()})
+
+
+def _of_part(part: Part, statistics: InputStatistics) -> InputStatistics:
+    """The statistics of those trips of loops that get a part of the leaf."""
+    if part.matrices.of_all_trips:
+        return statistics
+    trips = tuple(slice(*ends) for ends in part.matrices.trips)
+    return jax.tree.map(lambda array: array[trips] if array.ndim else array, statistics)
 
 
 def as_inputs(batch: Any) -> tuple[Any, ...]:

@@ -5,6 +5,7 @@ import warnings
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxpruner import tree as tree_lib
@@ -18,7 +19,6 @@ class InputStatistics(NamedTuple):
       second_moment: sum of squares of each input, `[..., inputs]`.
       gram: sum of products of each two inputs, `[..., inputs, inputs]`; `None` where it was not asked for.
 
-    >>> import jax.numpy as jnp
     >>> inputs = jnp.array([[1.0, 2.0], [0.0, 2.0], [1.0, 0.0]])
     >>> InputStatistics(3, jnp.sum(inputs**2, 0), inputs.T @ inputs).second_moment.tolist()
     [2.0, 8.0]
@@ -39,9 +39,8 @@ def check_statistics(statistics: InputStatistics, shape: tuple[int, ...], where:
       needs_gram: whether its Gram matrix is used.
 
     Raises:
-      ValueError: a shape is another, or the Gram matrix is missing.
+      ValueError: a shape is another, the Gram matrix is missing, or inputs are not finite.
 
-    >>> import jax.numpy as jnp
     >>> check_statistics(InputStatistics(9, jnp.ones(4)), (4, 2), 'dense/kernel')
     """
     inputs = shape[-2]
@@ -58,6 +57,8 @@ def check_statistics(statistics: InputStatistics, shape: tuple[int, ...], where:
             )
     if tree_lib.is_traced(statistics.count):
         return
+    if not jnp.isfinite(statistics.second_moment).all():
+        raise ValueError(f'{where}: its inputs are not finite; look for NaN or inf in the batches and in the model')
     count = int(np.min(statistics.count))
     if count < inputs:
         warnings.warn(

@@ -74,6 +74,27 @@ def find_observed(graph: UseGraph, only: Sequence[str | tree_lib.Path] | str | N
     return Observed(parts, list(values.values()))
 
 
+def check_alike(first: Observed, other: Observed) -> None:
+    """Refuses a model that with other shapes of its inputs uses its leaves in another way.
+
+    Args:
+      first: with the inputs of some shape.
+      other: with those of another.
+
+    Raises:
+      ValueError: leaves differ, or which of them meet the same value.
+
+    >>> check_alike(Observed([], []), Observed([], []))
+    """
+    if [(part.path, part.matrices.key, part.value) for part in first.parts] != [
+        (part.path, part.matrices.key, part.value) for part in other.parts
+    ]:
+        raise ValueError(
+            'with batches of different shapes the model uses its leaves in different ways, or other leaves meet the '
+            'same value, so that their statistics cannot be added up; give batches of one shape'
+        )
+
+
 def _value_key(use: Use) -> Any:
     """What the statistics of a use depend on."""
     site = use.site

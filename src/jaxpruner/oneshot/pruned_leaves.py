@@ -95,6 +95,8 @@ class PrunedLeaves:
             # What is given away below must not be the caller's, nor another leaf's.
             leaf = jnp.array(leaf, copy=path not in self._given)
             mask = jnp.ones_like(leaf, dtype=mask_calculator.MASK_DTYPE)
+        if new is leaf:
+            new = jnp.array(new, copy=True)
         found = self._functions(matrices, leaf)[1](leaf, mask, new, kept, layer)
         self._leaves[path], self._masks[path], finite = found
         if not finite:

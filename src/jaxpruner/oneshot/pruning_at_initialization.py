@@ -8,7 +8,7 @@ import functools
 import itertools
 import logging
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sized
 from typing import Any, ClassVar, NoReturn
 
 import jax
@@ -160,7 +160,7 @@ class PruningAtInitialization(global_pruners.GlobalUpdater):
         """As in the base; leaves that hold no floats have no derivatives, and stay dense."""
 
         def of_floats(leaf: Any, target: Any) -> Any:
-            return target if jnp.issubdtype(leaf.dtype, jnp.inexact) else None
+            return target if target is not None and jnp.issubdtype(leaf.dtype, jnp.inexact) else None
 
         return tree_lib.map_with_missing(of_floats, params, super().get_target_sparsities(params))
 
@@ -244,7 +244,8 @@ def first_batch(batches: Iterable[Any], times: int = 1) -> tuple[Any, Iterable[A
     if iterator is batches and times > 1:
         raise ValueError(f'batches are read {times} times, and an iterator can be read once; {_READ_AGAIN}')
     for first in iterator:
-        return first, itertools.chain([first], iterator) if iterator is batches else batches
+        once = times == 1 and not isinstance(batches, Sized)  # it may be that they can be read no more often
+        return first, itertools.chain([first], iterator) if once else batches
     raise ValueError('batches are empty; give at least one')
 
 

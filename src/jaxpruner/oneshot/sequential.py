@@ -11,7 +11,7 @@ from jaxpruner.oneshot.blocks import Names, find_blocks
 from jaxpruner.oneshot.calibration import as_inputs, shapes_of
 from jaxpruner.oneshot.explicit_meshes import on_explicit_mesh
 from jaxpruner.oneshot.input_statistics import InputStatistics
-from jaxpruner.oneshot.observed import Part, find_observed, input_taps
+from jaxpruner.oneshot.observed import Part, check_alike, find_observed, input_taps
 from jaxpruner.uses import UseGraph, param_uses
 from jaxpruner.uses.segments import Cut, Segments, State
 from jaxpruner.uses.taps import Taps
@@ -73,6 +73,14 @@ class SequentialCalibration:
         self._models = list(models.values())
         self._first, *others = self._models
         self.blocks = self._first.blocks
+        for part in self.parts:
+            if not part.matrices.of_all_trips:
+                raise ValueError(
+                    f'{tree_lib.path_string(part.path)}: a loop goes through this leaf and others, so that its trips '
+                    'cannot be pruned one after another; leave sequential out'
+                )
+        for model in others:
+            check_alike(self._first.observed, model.observed)
         if any(model.order() != self._first.order() for model in others):
             raise ValueError(
                 'with batches of different shapes the model comes to its leaves in different orders, so that they '

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
+from itertools import filterfalse
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +15,8 @@ from jaxpruner.uses import Use, UseGraph
 from jaxpruner.uses.views import ENTER_LOOP, LEAVE_LOOP, Move
 
 CONTRACTIONS = ('dot', 'conv')
+# These may put an element in several places.
+_REPEATS = frozenset('broadcast_in_dim concatenate gather stack tile'.split())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +44,7 @@ class WeightMatrices:
         return self.layout, _steps(self.uses[0])
 
     def read(self, leaf: jax.Array) -> jax.Array:
-        """The matrices `[..., inputs, outputs]`, in the dtype in which the model uses them.
+        """The matrices `[..., inputs, outputs]`, in the leaf's own dtype, whatever the model casts it to.
 
         Args:
           leaf: the parameter.
@@ -85,10 +88,23 @@ class WeightMatrices:
         (written,) = jax.linear_transpose(self._operand, shape)(moved)
         return written
 
+    @property
+    def trips(self) -> tuple[tuple[int, int], ...]:
+        """For each loop that takes the leaf apart, which of its trips get a part of it; others are of other leaves."""
+        return tuple(entry.range for entry in self.uses[0].site.view.stack if entry.loop)
+
+    @property
+    def of_all_trips(self) -> bool:
+        """Whether no other leaf stands in the same stacks."""
+        return all(entry.range == (0, entry.length) for entry in self.uses[0].site.view.stack)
+
     def _operand(self, leaf: jax.Array) -> jax.Array:
         """What the contraction is given, less what other parameters put beside the leaf."""
-        operand, region = self.uses[0].read(leaf), self.uses[0].site.view.region
-        return operand[(..., *(slice(*ends) for ends in region))]
+        view = self.uses[0].site.view
+        operand = dataclasses.replace(view, steps=tuple(filterfalse(_is_cast, view.steps))).read(leaf)
+        # Of a stack that has been entered already there is one layer.
+        stack = view.stack[len(view.stack) + len(view.region) - operand.ndim :]
+        return operand[tuple(slice(*ends) for ends in (*(entry.range for entry in stack), *view.region))]
 
 
 def layout_of(use: Use) -> MatrixLayout:
@@ -102,7 +118,7 @@ def layout_of(use: Use) -> MatrixLayout:
     (0,)
     """
     equation, operand = use.site.equation, use.site.operand
-    stack = tuple(entry.length for entry in use.site.view.stack)
+    stack = tuple(entry.range[1] - entry.range[0] for entry in use.site.view.stack)
     shape = stack + tuple(stop - start for start, stop in use.site.view.region)
     contract, batch = contracted_axes(equation, operand)[:2]
     free = tuple(i for i in range(len(shape) - len(stack)) if i not in (*contract, *batch))
@@ -179,6 +195,11 @@ def find_matrices(graph: UseGraph, path: tree_lib.Path) -> tuple[WeightMatrices,
     return found
 
 
+def _is_cast(step: Any) -> bool:
+    """Whether a step gives floats another dtype; exact views are not cast to and from others."""
+    return isinstance(step, Move) and step.equation.primitive.name in ('convert_element_type', 'reduce_precision')
+
+
 def _check_use(use: Use, path: tree_lib.Path) -> None:
     name, equation, operand = tree_lib.path_string(path), use.site.equation, use.site.operand
     dense = f"leave the leaf dense (sparsity_type={{'{name}': None, '*': …}}), or out of only=…"
@@ -187,6 +208,8 @@ def _check_use(use: Use, path: tree_lib.Path) -> None:
             f'{name}: what is contracted at {use.where} is computed from this leaf, not read from it, so that there '
             f'are no weights to prune; {dense}'
         )
+    if jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.complexfloating):
+        raise ValueError(f'{name}: what it is multiplied with at {use.where} is complex, which has no rule; {dense}')
     shape, region = equation.invars[operand].aval.shape, use.site.view.region
     partial = {axis for axis, n in enumerate(shape) if region[axis] != (0, n)}
     contract, batch = contracted_axes(equation, operand)[:2]
@@ -215,9 +238,11 @@ def _steps(use: Use) -> tuple[Any, ...]:
 
 def _check_disjoint(found: Sequence[WeightMatrices], leaf: Any, path: tree_lib.Path) -> None:
     """Each weight must stand in one matrix, and there once."""
-    sizes = [math.prod(matrices.layout.shape) for matrices in found]
-    if len(found) == 1:
-        repeated = sizes[0] > leaf.size
+    steps = [step for matrices in found for step in matrices.uses[0].site.view.steps]
+    if len(found) == 1 and not any(
+        isinstance(step, Move) and step.equation.primitive.name in _REPEATS for step in steps
+    ):
+        repeated = math.prod(found[0].layout.shape) > leaf.size
     else:  # parts of the leaf may lie beside each other
         times = [matrices.write(jnp.ones(matrices.layout.matrices_shape), leaf) for matrices in found]
         repeated = bool(jnp.max(sum(times)) > 1)

@@ -143,6 +143,8 @@ class UseGraph(Mapping[tree_lib.Path, tuple[Use, ...]]):
         self.program = program
 
     def __getitem__(self, path: tree_lib.Path | str) -> tuple[Use, ...]:
+        if path in self._uses:  # the names of two paths may be the same
+            return self._uses[path]
         name = path if isinstance(path, str) else tree_lib.path_string(path)
         if name in self._by_name:
             return self._by_name[name]

@@ -13,7 +13,7 @@ Views = tuple[View, ...]
 Rule = Callable[[Any, Sequence[Views]], list[Views]]
 
 # The operands as they are, cast or placed elsewhere; as many results.
-_SAME = frozenset(
+SAME = frozenset(
     """
     convert_element_type copy copy_p device_put mesh_cast name optimization_barrier pbroadcast pvary reduce_precision
     reshard sharding_constraint stop_gradient
@@ -142,14 +142,26 @@ def _stack(equation: Any, operands: Sequence[Views]) -> list[Views]:
     return [tuple(found)]
 
 
-def _same(equation: Any, operands: Sequence[Views]) -> list[Views]:
+def same(equation: Any, operands: Sequence[Views]) -> list[Views]:
+    """A rule of operations that leave each operand as it is, but for its dtype or place.
+
+    Args:
+      equation: of as many results as operands.
+      operands: their views.
+
+    >>> import jax
+    >>> cast = jax.make_jaxpr(lambda x: x.astype(jnp.bfloat16))(jnp.ones((2, 3))).eqns[0]
+    >>> same(cast, [(views.whole(0, (2, 3)),)])[0][0].exact
+    True
+    """
     results = []
     for i, operand in enumerate(operands):
         before, after = equation.invars[i].aval.dtype, equation.outvars[i].aval.dtype
         exact = before == after or (jnp.issubdtype(before, jnp.inexact) and jnp.issubdtype(after, jnp.inexact))
-        step = Move(equation, i, i)
+        # A name changes nothing, and its primitive has no transpose.
+        steps = () if equation.primitive.name == 'name' else (Move(equation, i, i),)
         if exact:
-            results.append(tuple(views.moved(view, view.axes, view.region, step) for view in operand))
+            results.append(tuple(views.moved(view, view.axes, view.region, *steps) for view in operand))
         else:
             results.append(tuple(views.computed(view) for view in operand))
     return results
@@ -168,7 +180,7 @@ def _all_gather(equation: Any, view: View, step: Move) -> View:
 
 
 MOVING: dict[str, Rule] = {
-    **dict.fromkeys(_SAME, _same),
+    **dict.fromkeys(SAME, same),
     'all_gather': moving(_all_gather),
     'broadcast_in_dim': moving(_broadcast),
     'concatenate': _concatenate,

@@ -1,4 +1,4 @@
-"""A traced model as one list of steps, calls on the way to observed operations taken apart."""
+"""A traced model as one list of steps, calls taken apart."""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -48,7 +48,6 @@ class Steps:
 
     def __init__(self, graph: UseGraph, uses: Iterable[Use]):
         paths = [use.site.path for use in uses]
-        self._opened = {path[:length] for path in paths for length in range(1, len(path), 2)}
         self._numbers = itertools.count()
         self.steps: list[Step] = []
         self.constants: dict[int, Any] = {}
@@ -129,7 +128,8 @@ class Steps:
             numbers[id(variable)] = constant(value)
         for place, equation in enumerate(jaxpr.eqns):
             here, reads = (*path, place), tuple(map(number_of, equation.invars))
-            if here in self._opened and equation.primitive.name in bodies.CALLS - {'shard_map'}:
+            # All calls are taken apart: one that returns a parameter beside data does not make it data.
+            if equation.primitive.name in bodies.CALLS - {'shard_map'}:
                 writes = self._append(bodies.called(equation), reads, (*here, 0))
             else:
                 writes = [next(self._numbers) for _ in equation.outvars]

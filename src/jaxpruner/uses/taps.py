@@ -214,7 +214,7 @@ def _add(total: jax.Array, found: jax.Array, index: tuple[Any, ...]) -> jax.Arra
     if not index:
         return total + found
     found = jnp.expand_dims(found, tuple(range(len(index))))
-    start = (*index, *[0] * (found.ndim - len(index)))
+    start = (*index, *[jnp.zeros_like(index[0])] * (found.ndim - len(index)))  # of one dtype, whatever that is
     old = lax.dynamic_slice(total, start, found.shape)
     return lax.dynamic_update_slice(total, old + found, start)
 

@@ -81,15 +81,16 @@ class Move:
     result: int = 0
 
     def __call__(self, value: jax.Array) -> jax.Array:
-        """The result, with zeros in place of the other operands."""
-        operands = []
+        """The result, with zeros in place of the other operands; those of the moved one's dtype are cast with it."""
+        operands, known = [], self.equation.invars[self.operand].aval.dtype
         for i, variable in enumerate(self.equation.invars):
+            dtype = value.dtype if variable.aval.dtype == known else variable.aval.dtype
             if i == self.operand:
                 operands.append(value)
             elif isinstance(variable, jax.extend.core.Literal):
-                operands.append(variable.val)
+                operands.append(jnp.asarray(variable.val, dtype))
             else:
-                operands.append(jnp.zeros(variable.aval.shape, variable.aval.dtype))
+                operands.append(jnp.zeros(variable.aval.shape, dtype))
         results = self.equation.primitive.bind(*operands, **self.equation.params)
         return results[self.result] if self.equation.primitive.multiple_results else results
 

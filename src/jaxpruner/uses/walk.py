@@ -13,6 +13,7 @@ from jax.extend.core import Literal
 from jaxpruner.uses import bodies, contractions, control_flow, liveness, numbers, rules
 from jaxpruner.uses.graph import Site, Use
 from jaxpruner.uses.indexing_rules import SCATTERS
+from jaxpruner.uses.moving_rules import SAME, same
 from jaxpruner.uses.records import Records, Scope, Value
 from jaxpruner.uses.views import NoRuleError, View, along
 
@@ -75,6 +76,9 @@ class Walk:
                 results if data else [result._replace(number=numbers.of_result(equation, known)) for result in results]
             )
         try:
+            if name in SAME and len(values) > 1:  # each for itself, whatever stands beside it
+                moved = same(equation, [value.views for value in values])
+                return [value._replace(views=views) for value, views in zip(values, moved, strict=True)]
             if data:
                 self._meet(equation, values, scope)
                 return results

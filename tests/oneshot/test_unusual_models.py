@@ -1,0 +1,195 @@
+"""Models, trees and batches that are seldom seen."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpruner
+from jaxpruner.oneshot import SparseGPT, Wanda, calibrate, sequential
+from oneshot.model import normal
+
+
+def linear(params, x):
+    return x @ params['w']
+
+
+def moment(calibration, path):
+    (entry,) = calibration[path]
+    return np.asarray(entry.statistics.second_moment)
+
+
+def last_four(params, x):
+    """Of short batches both leaves meet the same value."""
+    recent = x if x.shape[1] <= 4 else x[:, -4:]
+    return (recent @ params['a']).sum() + (x @ params['b']).sum()
+
+
+@pytest.mark.parametrize('lengths', [(6, 4), (4, 6)])
+@pytest.mark.parametrize('in_blocks', [False, True])
+def test_shapes_with_which_other_leaves_share_their_inputs_are_refused(lengths, in_blocks):
+    params = {'a': normal(8, 4), 'b': normal(8, 4)}
+    take = sequential.SequentialCalibration if in_blocks else calibrate
+    with pytest.raises(ValueError, match=r'other leaves meet the same value, .* give batches of one shape'):
+        take(last_four, params, [normal(2, length, 8) for length in lengths])
+
+
+def test_batches_of_several_lengths_are_added_up():
+    batches = [normal(2, length, 8) for length in (6, 4, 6)]
+    found = calibrate(linear, {'w': normal(8, 4)}, batches)
+    expected = sum((np.asarray(batch, np.float64) ** 2).sum((0, 1)) for batch in batches)
+    np.testing.assert_allclose(moment(found, 'w'), expected, rtol=1e-5)
+
+
+def test_scanned_layers_with_64_bits():
+    def scanned(params, x):
+        return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, params['w'])[0]
+
+    with jax.enable_x64(True):
+        found = calibrate(scanned, {'w': jnp.ones((3, 4, 4), jnp.float32)}, [jnp.ones((5, 4), jnp.float32)])
+    assert moment(found, 'w').shape == (3, 4)
+
+
+BESIDE = {
+    'concatenated': lambda q, k: jnp.concatenate([q, k], 1),
+    'stacked': lambda q, k: jnp.stack([q, k], 1).reshape(8, -1),
+    'padded': lambda q, k: jnp.pad(q, ((0, 0), (0, 4))) + jnp.pad(k, ((0, 0), (4, 0))),
+}
+
+
+@pytest.mark.parametrize('dtype', [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize('how', ['concatenated', 'stacked'])
+def test_narrow_leaves_that_are_put_beside_each_other(how, dtype):
+    params = {'q': normal(8, 4).astype(dtype), 'k': normal(8, 4).astype(dtype)}
+    _, masks = jaxpruner.prune(
+        params,
+        0.5,
+        'wanda',
+        apply_fn=lambda params, x: x @ BESIDE[how](params['q'], params['k']),
+        batches=[normal(16, 8).astype(dtype)],
+    )
+    assert {name: int(mask.sum()) for name, mask in masks.items()} == {'q': 16, 'k': 16}
+
+
+def test_a_parameter_that_a_compiled_helper_hands_on_beside_data_stays_a_parameter():
+    helper = jax.jit(lambda x, params: (x / (1 + jnp.abs(x)), params))
+
+    def apply(params, x):
+        x, handed = helper(x, {'b': params['b']})
+        return jnp.tanh(jnp.tanh(x @ params['a']) @ handed['b']) @ params['c']
+
+    params = {name: normal(8, 8) for name in 'abc'}
+    run = sequential.SequentialCalibration(apply, params, [normal(16, 8)])
+    for number in range(2):
+        run.take(number, params)
+    ((part, statistics),) = run.take(2, params | {'b': jnp.zeros((8, 8))})
+    assert part.path == ('c',)
+    assert not statistics.second_moment.any()
+
+
+def scan_of_leaves(params, x):
+    stack = jnp.concatenate([jnp.stack([params['first'], params['second']]), params['others']])
+    return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, stack)[0]
+
+
+def loop_of_leaves(params, x):
+    for w in (params['first'], params['second'], *params['others']):
+        x = jnp.tanh(x @ w)
+    return x
+
+
+LEAVES = {'first': normal(8, 8), 'second': normal(8, 8), 'others': normal(2, 8, 8)}
+
+
+@pytest.mark.parametrize('algorithm', ['wanda', 'sparsegpt'])
+def test_leaves_that_one_scan_goes_through_are_pruned_as_without_it(algorithm):
+    given = {'sparsity': 0.5, 'algorithm': algorithm, 'batches': [normal(32, 8)]}
+    found, masks = jaxpruner.prune(LEAVES, apply_fn=scan_of_leaves, **given)
+    expected, expected_masks = jaxpruner.prune(LEAVES, apply_fn=loop_of_leaves, **given)
+    jax.tree.map(np.testing.assert_array_equal, masks, expected_masks)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), found, expected)
+
+
+def test_leaves_that_one_scan_goes_through_have_no_order():
+    with pytest.raises(ValueError, match=r'first: a loop goes through this leaf and others, .* leave sequential out'):
+        jaxpruner.prune(LEAVES, 0.5, 'wanda', apply_fn=scan_of_leaves, batches=[normal(32, 8)], sequential=True)
+
+
+@pytest.mark.parametrize('algorithm', ['wanda', 'ria', 'sparsegpt'])
+@pytest.mark.parametrize('value', [jnp.nan, jnp.inf])
+def test_batches_that_are_not_finite_are_refused(algorithm, value):
+    with pytest.raises(ValueError, match='w: its inputs are not finite; look for NaN or inf in the batches'):
+        jaxpruner.prune(
+            {'w': normal(8, 4)}, 0.5, algorithm, apply_fn=linear, batches=[normal(16, 8).at[0, 0].set(value)]
+        )
+
+
+def test_complex_weights_are_refused():
+    weights, x = (normal(*shape) + 1j * normal(*shape) for shape in ((8, 4), (16, 8)))
+    with pytest.raises(ValueError, match=r'w: what it is multiplied with at .* is complex, which has no rule'):
+        calibrate(linear, {'w': weights}, [x], only='w')
+
+
+@pytest.mark.parametrize('algorithm', ['magnitude', 'wanda', 'sparsegpt', 'synflow'])
+def test_numbers_of_python_stay_as_they_are(algorithm):
+    given = {} if algorithm == 'magnitude' else {'apply_fn': scaled, 'batches': [normal(16, 8)]}
+    pruned, masks = jaxpruner.prune({'w': normal(8, 4), 'scale': 2.0, 'power': 3}, 0.5, algorithm, **given)
+    assert (pruned['scale'], pruned['power'], masks['scale'], masks['power']) == (2.0, 3, None, None)
+    assert masks['w'].sum() == 16
+
+
+def scaled(params, x):
+    return x @ params['w'] * params['scale']
+
+
+class Loader:
+    """Begins where it was, and does not say so."""
+
+    def __init__(self, batches):
+        self.left = iter(batches)
+
+    def __iter__(self):
+        return (batch for batch in self.left)
+
+
+@pytest.mark.parametrize('algorithm', ['wanda', 'snip'])
+def test_no_batch_of_what_can_be_read_once_is_lost(algorithm):
+    first, second = jnp.zeros((16, 8)).at[:, 0].set(100.0), normal(16, 8) / 100
+    params = {'w': jnp.ones((8, 4))}
+    given = {'loss_fn': lambda p, x: jnp.mean(linear(p, x))} if algorithm == 'snip' else {'apply_fn': linear}
+    _, masks = jaxpruner.prune(params, 7 / 8, algorithm, batches=Loader([first, second]), **given)
+    assert masks['w'][0].all()  # what the first batch is about
+
+
+class AsTheyAre(Wanda):
+    """Returns the weights that it was given."""
+
+    def prune_matrices(self, weights, statistics, sparsity, sparsity_type, where):
+        return weights, super().prune_matrices(weights, statistics, sparsity, sparsity_type, where)[1]
+
+
+def test_weights_that_are_returned_as_they_were_may_be_given_away():
+    pruner = AsTheyAre(sparsity_distribution_fn=lambda params: {'w': 0.5})
+    weights, x = normal(8, 4), normal(16, 8)
+    expected, _ = pruner.instant_sparsify({'w': weights}, apply_fn=linear, batches=[x])
+    pruned, masks = pruner.instant_sparsify({'w': jnp.copy(weights)}, apply_fn=linear, batches=[x], donate=True)
+    np.testing.assert_array_equal(pruned['w'], expected['w'])
+    np.testing.assert_array_equal(pruned['w'], weights * masks['w'])
+
+
+def test_weights_that_stand_in_two_places_are_refused():
+    def tiled(params, x):
+        return x @ jnp.tile(params['w'][:4], (2, 1))
+
+    with pytest.raises(ValueError, match='w: a weight of this leaf stands in more than one place'):
+        calibrate(tiled, {'w': normal(8, 4)}, [normal(16, 8)])
+
+
+def test_weights_that_are_computed_with_in_fewer_bits_keep_theirs():
+    def narrow(params, x):
+        return x.astype(jnp.bfloat16) @ params['w'].astype(jnp.bfloat16)
+
+    weights = normal(8, 4)
+    pruner = SparseGPT(sparsity_distribution_fn=lambda params: {'w': 0.0})
+    pruned, _ = pruner.instant_sparsify({'w': weights}, apply_fn=narrow, batches=[normal(32, 8)])
+    np.testing.assert_array_equal(pruned['w'], weights)
