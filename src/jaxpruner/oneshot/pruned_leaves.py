@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -43,7 +44,7 @@ class PrunedLeaves:
     @property
     def masks(self) -> tree_lib.PyTree:
         """uint8 masks in the parameters' shapes, `None` for leaves of which nothing was pruned."""
-        return jax.tree.unflatten(self._treedef, [self._masks.get(path) for path in self._leaves])
+        return jax.tree.unflatten(self._treedef, [self._mask(path) for path in self._leaves])
 
     def has_layers(self, path: tree_lib.Path, matrices: WeightMatrices) -> bool:
         """Whether the layers of a stack can be read and replaced one by one: each device has its part of each of them.
@@ -91,10 +92,13 @@ class PrunedLeaves:
           ValueError: new weights are not finite.
         """
         leaf, mask = self._leaves[path], self._masks.get(path)
+        by_layer = layer is not None and matrices.of_one_layer() is not None
         if mask is None:
             # What is given away below must not be the caller's, nor another leaf's.
             leaf = jnp.array(leaf, copy=path not in self._given)
-            mask = jnp.ones_like(leaf, dtype=mask_calculator.MASK_DTYPE)
+            mask = _packed_ones(leaf) if by_layer else jnp.ones_like(leaf, dtype=mask_calculator.MASK_DTYPE)
+        elif not by_layer:
+            mask = self._mask(path)
         if new is leaf:
             new = jnp.array(new, copy=True)
         found = self._functions(matrices, leaf)[1](leaf, mask, new, kept, layer)
@@ -104,6 +108,12 @@ class PrunedLeaves:
                 f'{tree_lib.path_string(path)}: its new weights are not finite; look for NaN or inf in it and in its '
                 'inputs'
             )
+
+    def _mask(self, path: tree_lib.Path) -> jax.Array | None:
+        leaf, mask = self._leaves[path], self._masks.get(path)
+        if mask is None or mask.ndim == leaf.ndim:
+            return mask
+        return jax.vmap(lambda bits: _unpacked(bits, leaf.shape[1:]))(mask)
 
     def _functions(self, matrices: WeightMatrices, leaf: jax.Array) -> tuple[Any, Any]:
         # Left to itself, the compiler may make a leaf or its mask whole on each device.
@@ -152,7 +162,11 @@ def _writer(matrices: WeightMatrices) -> Callable[..., Any]:
         if layer is None or alone is None:
             return _change(write, leaf, mask, new, kept)
         part, part_mask = (lax.dynamic_index_in_dim(array, layer, keepdims=False) for array in (leaf, mask))
-        *changed, finite = _change(functools.partial(alone.write, leaf=part), part, part_mask, new, kept)
+        is_packed = mask.ndim != leaf.ndim
+        if is_packed:
+            part_mask = _unpacked(part_mask, part.shape)
+        part, part_mask, finite = _change(functools.partial(alone.write, leaf=part), part, part_mask, new, kept)
+        changed = part, jnp.packbits(part_mask) if is_packed else part_mask
         pairs = zip((leaf, mask), changed, strict=True)
         return *(lax.dynamic_update_index_in_dim(*pair, layer, 0) for pair in pairs), finite
 
@@ -167,3 +181,18 @@ def _change(write: Callable[[jax.Array], jax.Array], leaf: Any, mask: Any, new: 
         finite = jnp.isfinite(new).all()
         leaf = jnp.where(write(jnp.ones(kept.shape)) > 0, write(new).astype(leaf.dtype), leaf)
     return jnp.where(removed, jnp.zeros_like(leaf), leaf), jnp.where(removed, 0, mask), finite
+
+
+def _packed_ones(leaf: jax.Array) -> jax.Array:
+    """The mask of a stack that is pruned layer by layer, while other layers' statistics take memory: bits, if they fit.
+
+    Returns:
+      uint8 `[layers, bytes]`, or unpacked where devices share the leaf, since bytes would cross their borders.
+    """
+    if len(leaf.sharding.device_set) > 1:
+        return jnp.ones_like(leaf, dtype=mask_calculator.MASK_DTYPE)
+    return jnp.full((leaf.shape[0], -(-math.prod(leaf.shape[1:]) // 8)), 255, jnp.uint8)
+
+
+def _unpacked(bits: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    return jnp.unpackbits(bits, count=math.prod(shape)).reshape(shape)
