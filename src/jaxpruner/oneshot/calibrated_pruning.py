@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import jax
@@ -192,9 +192,9 @@ class CalibratedPruning(base_updater.BaseUpdater):
             for path in selected:
                 for matrices in find_matrices(graph, path) if path not in graph.unused else ():
                     self._check(path, matrices, selected[path].kind)
-        if not isinstance(batches, Sized):  # it may be that they can be read once
-            batches = itertools.chain(first, source)
-        return calibrate(apply_fn, params, batches, self.kind, list(selected), progress)
+        # What has no length can perhaps be read once.
+        whole = batches if hasattr(batches, '__len__') else itertools.chain(first, source)
+        return calibrate(apply_fn, params, whole, self.kind, list(selected), progress)
 
     def _prune_in_blocks(
         self, found: PrunedLeaves, apply_fn: Any, batches: list[Any], selected: dict[Any, '_Selected'], progress: bool

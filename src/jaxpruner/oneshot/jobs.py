@@ -64,9 +64,11 @@ def one_by_one(job: Job, found: PrunedLeaves) -> Iterator[Job]:
     if job.layer is not None or not found.has_layers(job.path, job.matrices):
         yield job
         return
-    count, *sums = job.statistics
+    count, second_moment, gram = job.statistics
     for layer in range(job.matrices.layout.shape[0]):
-        statistics = InputStatistics(of_layer(count, layer), *(None if each is None else each[layer] for each in sums))
+        statistics = InputStatistics(
+            of_layer(count, layer), second_moment[layer], None if gram is None else gram[layer]
+        )
         yield job._replace(statistics=statistics, sparsity=of_layer(job.sparsity, layer), layer=layer)
 
 
