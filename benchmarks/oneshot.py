@@ -105,38 +105,44 @@ def _times(timing: Timing) -> tuple[float, None, None]:
 
 def _memory(model: Transformer) -> list[Row]:
     """What there has to be at the same time is the parameters and the Gram matrices, of all blocks or of one."""
-    params, tokens = jax.jit(model.init)(), model.batch().inputs
-    pruner = oneshot.SparseGPT(
-        sparsity_distribution_fn=functools.partial(sparsity_distributions.uniform, sparsity=0.5),
-        sparsity_type={PRUNED: 'unstructured', '*': None},
-    )
+    tokens = model.batch().inputs
 
-    def prune(donate: bool = False) -> None:
-        pruner.instant_sparsify(params, apply_fn=model.logits, batches=[tokens], donate=donate)
+    def calibrate(params: Any) -> None:
+        oneshot.calibrate(model.logits, params, [tokens], 'gram', only=PRUNED)
 
-    def in_turn() -> None:
+    def calibrate_in_turn(params: Any) -> None:
         run = sequential.SequentialCalibration(model.logits, params, [tokens], 'gram', only=PRUNED)
         for number in range(len(run.blocks)):
             run.take(number, params)
 
-    calls: dict[str, tuple[Callable[[], Any], int, float | None]] = {
-        'calibrating': (
-            lambda: oneshot.calibrate(model.logits, params, [tokens], 'gram', only=PRUNED),
-            model.blocks,
-            MOST_MEMORY,
-        ),
+    def prune(params: Any, donate: bool = False, in_turn: bool = False) -> None:
+        pruner = oneshot.SparseGPT(
+            sparsity_distribution_fn=functools.partial(sparsity_distributions.uniform, sparsity=0.5),
+            sparsity_type={PRUNED: 'unstructured', '*': None},
+            sequential=in_turn,
+        )
+        pruner.instant_sparsify(params, apply_fn=model.logits, batches=[tokens], donate=donate)
+
+    calls: dict[str, tuple[Callable[[Any], None], int, float | None]] = {
+        'calibrating': (calibrate, model.blocks, MOST_MEMORY),
         # There are new weights and masks, too.
         'calibrating and pruning': (prune, model.blocks, None),
-        'calibrating one after another': (in_turn, 1, MOST_MEMORY),
-        'calibrating and pruning in place': (lambda: prune(donate=True), model.blocks, MOST_MEMORY),  # the last, then
+        'calibrating and pruning in place': (functools.partial(prune, donate=True), model.blocks, MOST_MEMORY),
+        'calibrating one after another': (calibrate_in_turn, 1, MOST_MEMORY),
+        'calibrating and pruning one after another in place': (
+            functools.partial(prune, donate=True, in_turn=True),
+            1,
+            MOST_MEMORY,
+        ),
     }
     rows = []
     for name, (call, blocks, limit) in calls.items():
+        params = jax.jit(model.init)()
         needed = _bytes(params) + blocks * _gram_bytes(model)
         others = live_bytes() - _bytes(params)
         with watched((sparsegpt, 'prune_by_sparsegpt')) as watch, warnings.catch_warnings():
             warnings.filterwarnings('ignore', '.*samples are fewer', UserWarning)  # how good the masks are is no matter
-            call()
+            call(params)
         taken = watch.bytes - others
         title = f'{name} {model.blocks} scanned blocks, against parameters and Gram matrices of {blocks}'
         rows.append(Row(title, (None, None, taken / 2**20, taken / needed, limit)))
