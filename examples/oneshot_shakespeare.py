@@ -83,7 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(settings: Settings) -> None:
     """Trains and prunes what has no result yet."""
     recipe, shared = settings.recipe, os.environ.get('JAXPRUNER_SHARED')
-    text = read_text(recipe, settings.data_dir or (Path(shared, 'data') if shared else None))
+    known = Path(shared, 'data') if shared and not settings.small else None  # the small text lies in a package
+    text = read_text(recipe, settings.data_dir or known)
     training = Training(recipe, text)
     with claimed(settings.out, recipe):
         checkpoints = Checkpoints(settings.out / 'checkpoints', recipe.digest())

@@ -40,6 +40,12 @@ def next_job(jobs: list[Job]) -> int:
 
     Args:
       jobs: at least one.
+
+    >>> from jaxpruner.oneshot.calibration import calibrate
+    >>> params = {'few': jnp.ones((2, 8)), 'many': jnp.ones((8, 2))}
+    >>> found = calibrate(lambda p, x: x @ p['few'] @ p['many'], params, [jnp.ones((3, 2))], 'gram')
+    >>> next_job([Job(path, *found[path][0], 0.5) for path in found])
+    1
     """
     users = collections.Counter(id(job.statistics) for job in jobs)
 
@@ -60,6 +66,13 @@ def one_by_one(job: Job, found: PrunedLeaves) -> Iterator[Job]:
 
     Yields:
       A job for each layer; the job itself where there is no stack that can be taken apart.
+
+    >>> from jaxpruner.oneshot.calibration import calibrate
+    >>> params = {'w': jnp.ones((3, 2, 2))}
+    >>> apply_fn = lambda params, x: jax.lax.scan(lambda x, w: (x @ w, None), x, params['w'])[0]
+    >>> (entry,) = calibrate(apply_fn, params, [jnp.ones((4, 2))])['w']
+    >>> [job.layer for job in one_by_one(Job(('w',), *entry, 0.5), PrunedLeaves(params))]
+    [0, 1, 2]
     """
     if job.layer is not None or not found.has_layers(job.path, job.matrices):
         yield job
