@@ -45,7 +45,7 @@ def test_scanned_layers_with_64_bits():
     def scanned(params, x):
         return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, params['w'])[0]
 
-    with jax.enable_x64(True):
+    with jax.enable_x64(True) if hasattr(jax, 'enable_x64') else jax.experimental.enable_x64():
         found = calibrate(scanned, {'w': jnp.ones((3, 4, 4), jnp.float32)}, [jnp.ones((5, 4), jnp.float32)])
     assert moment(found, 'w').shape == (3, 4)
 

@@ -21,6 +21,10 @@ SAME = frozenset(
 )
 
 
+# These change nothing at all, and have no transpose in some releases of JAX.
+_NOTHING = frozenset(('name', 'optimization_barrier'))
+
+
 def shape_of(variable: Any) -> tuple[int, ...]:
     """The shape of a variable.
 
@@ -158,8 +162,7 @@ def same(equation: Any, operands: Sequence[Views]) -> list[Views]:
     for i, operand in enumerate(operands):
         before, after = equation.invars[i].aval.dtype, equation.outvars[i].aval.dtype
         exact = before == after or (jnp.issubdtype(before, jnp.inexact) and jnp.issubdtype(after, jnp.inexact))
-        # A name changes nothing, and its primitive has no transpose.
-        steps = () if equation.primitive.name == 'name' else (Move(equation, i, i),)
+        steps = () if equation.primitive.name in _NOTHING else (Move(equation, i, i),)
         if exact:
             results.append(tuple(views.moved(view, view.axes, view.region, *steps) for view in operand))
         else:
