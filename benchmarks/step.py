@@ -27,7 +27,7 @@ LIMITS = {
 }
 
 # A step takes its temporaries anew. glibc would have the kernel map them and take them back each time, which takes a
-# fifth of a dense step here, and more where there are more of them.
+# fifth of a dense step here.
 _KEEP_MEMORY = {'MALLOC_MMAP_MAX_': '0', 'MALLOC_TRIM_THRESHOLD_': str(2**40), 'MALLOC_TOP_PAD_': str(2**28)}
 
 

@@ -22,9 +22,7 @@ FLAG = '--xla_force_host_platform_device_count=2'
 def process(monkeypatch):
     """Makes processes that have imported everything and find their programs compiled, on two devices."""
     monkeypatch.setenv('PYTHONPATH', ':'.join(path for path in sys.path if path))
-    monkeypatch.setenv(
-        'XLA_FLAGS', f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_platform_device_count=2'.strip()
-    )
+    monkeypatch.setenv('XLA_FLAGS', f'{os.environ.get("XLA_FLAGS", "")} {FLAG}'.strip())
     monkeypatch.setenv('JAX_PLATFORMS', 'cpu')
     context = multiprocessing.get_context('forkserver')
     context.set_forkserver_preload(['killed_sweeps'])

@@ -13,7 +13,8 @@ from flax import nnx
 import jaxpruner
 from jaxpruner import api
 from jaxpruner.oneshot import SNIP, GraSP, SynFlow
-from jaxpruner.oneshot.pruning_at_initialization import first_batch, sparsities_of_rounds
+from jaxpruner.oneshot.batches import first_batch
+from jaxpruner.oneshot.pruning_at_initialization import sparsities_of_rounds
 from oneshot import references
 
 RANDOM = np.random.default_rng(0)

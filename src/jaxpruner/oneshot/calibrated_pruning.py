@@ -14,6 +14,7 @@ import optax
 from jaxpruner import base_updater, sparsity_types, targets
 from jaxpruner import tree as tree_lib
 from jaxpruner.oneshot import matrix_masks, matrix_scores, owl
+from jaxpruner.oneshot.batches import first_batch
 from jaxpruner.oneshot.blocks import Names, check_blocks
 from jaxpruner.oneshot.calibration import CalibratedMatrices, Calibration, as_inputs, calibrate
 from jaxpruner.oneshot.input_statistics import InputStatistics, check_statistics
@@ -185,16 +186,13 @@ class CalibratedPruning(base_updater.BaseUpdater):
     def _calibrate(
         self, params: tree_lib.PyTree, apply_fn: Any, batches: Any, selected: dict[Any, '_Selected'], progress: bool
     ) -> Calibration:
-        source = iter(batches)
-        first = list(itertools.islice(source, 1))
-        for batch in first:  # what does not fit is said before anything is computed
-            graph = param_uses(apply_fn, params, *as_inputs(batch))
-            for path in selected:
-                for matrices in find_matrices(graph, path) if path not in graph.unused else ():
-                    self._check(path, matrices, selected[path].kind)
-        # What has no length can perhaps be read once.
-        whole = batches if hasattr(batches, '__len__') else itertools.chain(first, source)
-        return calibrate(apply_fn, params, whole, self.kind, list(selected), progress)
+        first, batches = first_batch(batches)
+        # What does not fit is said before anything is computed.
+        graph = param_uses(apply_fn, params, *as_inputs(first))
+        for path in selected:
+            for matrices in find_matrices(graph, path) if path not in graph.unused else ():
+                self._check(path, matrices, selected[path].kind)
+        return calibrate(apply_fn, params, batches, self.kind, list(selected), progress)
 
     def _prune_in_blocks(
         self, found: PrunedLeaves, apply_fn: Any, batches: list[Any], selected: dict[Any, '_Selected'], progress: bool

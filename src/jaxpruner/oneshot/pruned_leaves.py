@@ -2,7 +2,6 @@
 
 import collections
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpruner import mask_calculator
+from jaxpruner import mask_calculator, packing
 from jaxpruner import tree as tree_lib
 from jaxpruner.oneshot.explicit_meshes import has_explicit_axes, without_explicit_axes
 from jaxpruner.oneshot.weight_matrices import WeightMatrices
@@ -99,7 +98,7 @@ class PrunedLeaves:
             mask = _packed_ones(leaf) if by_layer else jnp.ones_like(leaf, dtype=mask_calculator.MASK_DTYPE)
         elif not by_layer:
             mask = self._mask(path)
-        if new is leaf:
+        if new is leaf:  # it is given away below
             new = jnp.array(new, copy=True)
         found = self._functions(matrices, leaf)[1](leaf, mask, new, kept, layer)
         self._leaves[path], self._masks[path], finite = found
@@ -111,9 +110,7 @@ class PrunedLeaves:
 
     def _mask(self, path: tree_lib.Path) -> jax.Array | None:
         leaf, mask = self._leaves[path], self._masks.get(path)
-        if mask is None or mask.ndim == leaf.ndim:
-            return mask
-        return jax.vmap(lambda bits: _unpacked(bits, leaf.shape[1:]))(mask)
+        return None if mask is None else packing.unpack_like(mask, leaf.shape)
 
     def _functions(self, matrices: WeightMatrices, leaf: jax.Array) -> tuple[Any, Any]:
         # Left to itself, the compiler may make a leaf or its mask whole on each device.
@@ -162,11 +159,9 @@ def _writer(matrices: WeightMatrices) -> Callable[..., Any]:
         if layer is None or alone is None:
             return _change(write, leaf, mask, new, kept)
         part, part_mask = (lax.dynamic_index_in_dim(array, layer, keepdims=False) for array in (leaf, mask))
-        is_packed = mask.ndim != leaf.ndim
-        if is_packed:
-            part_mask = _unpacked(part_mask, part.shape)
+        part_mask = packing.unpack_like(part_mask, part.shape)
         part, part_mask, finite = _change(functools.partial(alone.write, leaf=part), part, part_mask, new, kept)
-        changed = part, jnp.packbits(part_mask) if is_packed else part_mask
+        changed = part, part_mask if mask.shape == leaf.shape else packing.pack(part_mask)
         pairs = zip((leaf, mask), changed, strict=True)
         return *(lax.dynamic_update_index_in_dim(*pair, layer, 0) for pair in pairs), finite
 
@@ -184,15 +179,12 @@ def _change(write: Callable[[jax.Array], jax.Array], leaf: Any, mask: Any, new: 
 
 
 def _packed_ones(leaf: jax.Array) -> jax.Array:
-    """The mask of a stack that is pruned layer by layer, while other layers' statistics take memory: bits, if they fit.
+    """The mask of a stack that is pruned layer by layer, while statistics take memory: packed, if it fits.
 
     Returns:
-      uint8 `[layers, bytes]`, or unpacked where devices share the leaf, since bytes would cross their borders.
+      Each layer packed by itself; unpacked where devices share the leaf, since bytes would cross their borders.
     """
-    if len(leaf.sharding.device_set) > 1:
+    shape = leaf.shape[0], *packing.packed_shape(leaf.shape[1:])
+    if len(leaf.sharding.device_set) > 1 or shape == leaf.shape:
         return jnp.ones_like(leaf, dtype=mask_calculator.MASK_DTYPE)
-    return jnp.full((leaf.shape[0], -(-math.prod(leaf.shape[1:]) // 8)), 255, jnp.uint8)
-
-
-def _unpacked(bits: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    return jnp.unpackbits(bits, count=math.prod(shape)).reshape(shape)
+    return jnp.full(shape, 255, jnp.uint8)

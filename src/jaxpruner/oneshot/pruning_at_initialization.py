@@ -5,10 +5,9 @@ In each round derivatives are summed over the batches, weights are scored by the
 
 import dataclasses
 import functools
-import itertools
 import logging
 import warnings
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, NoReturn
 
 import jax
@@ -18,14 +17,13 @@ import optax
 
 from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import global_pruners
+from jaxpruner.oneshot.batches import READ_AGAIN, first_batch
 from jaxpruner.oneshot.calibration import as_inputs
 from jaxpruner.progress import progress_bar
 
 logger = logging.getLogger(__name__)
 
 LossFn = Callable[..., jax.Array]
-
-_READ_AGAIN = 'give a list, or another iterable that begins anew each time'
 
 
 def gradients(loss: LossFn, weights: tree_lib.PyTree) -> tree_lib.PyTree:
@@ -224,31 +222,6 @@ class PruningAtInitialization(global_pruners.GlobalUpdater):
             )
 
 
-def first_batch(batches: Iterable[Any], times: int = 1) -> tuple[Any, Iterable[Any]]:
-    """Looks at the first batch.
-
-    Args:
-      batches: an iterable of batches.
-      times: how often they will be read.
-
-    Returns:
-      The first batch, and an iterable of all, the first included.
-
-    Raises:
-      ValueError: there is none, or they cannot be read that often.
-
-    >>> first_batch(iter([1, 2]))[0]
-    1
-    """
-    iterator = iter(batches)
-    if iterator is batches and times > 1:
-        raise ValueError(f'batches are read {times} times, and an iterator can be read once; {_READ_AGAIN}')
-    for first in iterator:
-        once = times == 1 and not isinstance(batches, Sized)  # it may be that they can be read no more often
-        return first, itertools.chain([first], iterator) if once else batches
-    raise ValueError('batches are empty; give at least one')
-
-
 def _sum_over(batches: Iterable[Any], add: Callable[..., Any], params: Any, masks: Any, sums: Any) -> tree_lib.PyTree:
     """One pass over the batches; sums are float32 or wider, and lie on the devices of the parameters."""
     total = None
@@ -257,7 +230,7 @@ def _sum_over(batches: Iterable[Any], add: Callable[..., Any], params: Any, mask
             total = jax.tree.map(_wide_zeros, _selected(params, masks))
         total = add(total, sums, params, masks, *as_inputs(batch))
     if total is None:
-        raise ValueError(f'batches were empty when they were read again; {_READ_AGAIN}')
+        raise ValueError(f'batches were empty when they were read again; {READ_AGAIN}')
     return total
 
 

@@ -76,7 +76,7 @@ class Walk:
                 results if data else [result._replace(number=numbers.of_result(equation, known)) for result in results]
             )
         try:
-            if name in SAME and len(values) > 1:  # each for itself, whatever stands beside it
+            if name in SAME:  # each for itself, whatever stands beside it
                 moved = same(equation, [value.views for value in values])
                 return [value._replace(views=views) for value, views in zip(values, moved, strict=True)]
             if data:
