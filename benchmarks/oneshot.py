@@ -43,6 +43,7 @@ DEEP = {
 }
 MOST_MEMORY = 1.1
 PRUNED = 'blocks/*/kernel'
+COMPILED = [(sparsegpt, name) for name in ('decompose', 'decompose_in_place', 'prune_by_factors')]
 
 
 def run(size: str, rounds: int) -> list[Row]:
@@ -140,7 +141,7 @@ def _memory(model: Transformer) -> list[Row]:
         params = jax.jit(model.init)()
         needed = _bytes(params) + blocks * _gram_bytes(model)
         others = live_bytes() - _bytes(params)
-        with watched((sparsegpt, 'prune_by_sparsegpt')) as watch, warnings.catch_warnings():
+        with watched(*COMPILED) as watch, warnings.catch_warnings():
             warnings.filterwarnings('ignore', '.*samples are fewer', UserWarning)  # how good the masks are is no matter
             call(params)
         taken = watch.bytes - others

@@ -80,6 +80,30 @@ def test_parameters_that_are_given_away_are_changed_in_place(calibration):
     assert not any(array.is_deleted() for array in model.PARAMS.values())
 
 
+class Counting(SparseGPT):
+    """Counts how often Gram matrices are decomposed."""
+
+    def prepare(self, statistics, donate):
+        self.prepared = [*getattr(self, 'prepared', []), statistics]
+        return super().prepare(statistics, donate)
+
+
+@pytest.mark.parametrize('sequential', [False, True])
+def test_leaves_that_share_their_inputs_share_a_decomposition(sequential):
+    params = {name: model.normal(8, 6) for name in ('query', 'key', 'value')} | {'out': model.normal(6, 8)}
+
+    def attention(params, x):
+        query, key, value = (x @ params[name] for name in ('query', 'key', 'value'))
+        return jax.nn.softmax(query @ key.T) @ value @ params['out']
+
+    half = {'sparsity_distribution_fn': lambda params: dict.fromkeys(params, 0.5)}
+    counting = Counting(**half, sequential=sequential)
+    _, masks = counting.instant_sparsify(params, apply_fn=attention, batches=[model.normal(32, 8)])
+    assert sorted(statistics.gram.shape for statistics in counting.prepared) == [(6, 6), (8, 8)]
+    assert all(statistics.gram.is_deleted() for statistics in counting.prepared)  # the factors have taken their place
+    assert all(int(mask.sum()) == 24 for mask in masks.values())
+
+
 def test_an_array_that_is_two_leaves_is_not_given_away_twice():
     kernel = jnp.arange(1.0, 10).reshape(3, 3)
     pruned, _ = jaxpruner.prune(

@@ -1,5 +1,6 @@
 """SparseGPT against NumPy in float64, and what surrounds it."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -84,11 +85,29 @@ def test_a_gram_matrix_that_is_not_finite_is_seen_in_the_weights():
 def test_the_factor_is_that_of_the_damped_matrix():
     _, inputs = made_up(300, 1)
     gram = inputs.T @ inputs
-    factor, damping = cholesky.flipped_cholesky(jnp.asarray(gram, jnp.float32), 0.1)
-    damped = gram + 0.1 * np.diag(gram).mean() * np.eye(300)
-    np.testing.assert_allclose(factor @ factor.T, damped, atol=1e-4 * damped.max())
-    np.testing.assert_array_equal(np.tril(factor, -1), 0)
-    assert damping == np.float32(0.1)
+    factors = cholesky.flipped_cholesky(jnp.asarray(gram, jnp.float32), 0.1)
+    damped, upper = gram + 0.1 * np.diag(gram).mean() * np.eye(300), np.triu(factors.upper)
+    np.testing.assert_allclose(upper @ upper.T, damped, atol=1e-4 * damped.max())
+    assert factors.occurs.all()
+    assert factors.damping == np.float32(0.1)
+
+
+def test_more_damping_is_tried_with_the_matrix_that_was_given():
+    gram = jnp.ones((300, 300)).at[7].set(0).at[:, 7].set(0)
+    factors = cholesky.flipped_cholesky(gram, 0.0)  # of which the last corner cannot be decomposed
+    again = cholesky.flipped_cholesky(gram, factors.damping)
+    np.testing.assert_array_equal(factors.upper, again.upper)
+    assert factors.damping >= 1e-6
+    assert factors.occurs.tolist() == [i != 7 for i in range(300)]
+
+
+def test_factors_take_the_place_of_the_gram_matrices():
+    inputs, number = 1024, 3
+    gram = jax.ShapeDtypeStruct((number, inputs, inputs), jnp.float32)
+    compiled = jax.jit(cholesky.flipped_cholesky, donate_argnums=0).lower(gram, 0.01).compile()
+    memory = compiled.memory_analysis()
+    assert memory.alias_size_in_bytes == 4 * number * inputs**2
+    assert memory.temp_size_in_bytes < 2 * 4 * inputs**2
 
 
 BAD = [

@@ -1,6 +1,7 @@
 """The base of pruners that calibrate a model on some batches, then prune it once."""
 
 import dataclasses
+import functools
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +19,7 @@ from jaxpruner.oneshot.batches import first_batch
 from jaxpruner.oneshot.blocks import Names, check_blocks
 from jaxpruner.oneshot.calibration import CalibratedMatrices, Calibration, as_inputs, calibrate
 from jaxpruner.oneshot.input_statistics import InputStatistics, check_statistics
-from jaxpruner.oneshot.jobs import Job, next_job, of_layer, one_by_one
+from jaxpruner.oneshot.jobs import Job, of_layer, one_by_one, take_job
 from jaxpruner.oneshot.pruned_leaves import PrunedLeaves
 from jaxpruner.oneshot.sequential import SequentialCalibration
 from jaxpruner.oneshot.weight_matrices import WeightMatrices, find_matrices
@@ -76,10 +77,23 @@ class CalibratedPruning(base_updater.BaseUpdater):
         elif not isinstance(sparsity_type, sparsity_types.Unstructured):
             raise TypeError(f'{where}calibrated pruning is unstructured or N:M, got {sparsity_type!r}')
 
+    def prepare(self, statistics: InputStatistics, donate: bool) -> Any:
+        """What `prune_matrices` is to be given for statistics; made once for all leaves that share them.
+
+        Args:
+          statistics: of the inputs of some weight matrices.
+          donate: nobody else looks at the statistics: what is returned may take their memory.
+
+        Returns:
+          Any pytree of arrays; those of a stack have an axis of the layers first, as in the statistics.
+        """
+        del donate
+        return statistics
+
     def prune_matrices(
         self,
         weights: jax.Array,
-        statistics: InputStatistics,
+        statistics: Any,
         sparsity: Any,
         sparsity_type: sparsity_types.SparsityType,
         where: str,
@@ -88,7 +102,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
 
         Args:
           weights: `[..., inputs, outputs]`.
-          statistics: of their inputs.
+          statistics: of their inputs, as `prepare` returns them.
           sparsity: a scalar, or one for each matrix.
           sparsity_type: unstructured, or N:M along the inputs.
           where: the leaf's path, for messages.
@@ -143,6 +157,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
                 raise ValueError('sequential=True takes statistics as it goes; give apply_fn and batches alone')
             self._prune_in_blocks(found, apply_fn, list(batches or ()), selected, progress)
             return found.params, found.masks
+        own = calibration is None
         if calibration is None:
             calibration = self._calibrate(params, apply_fn, batches, selected, progress)
         chosen = [(path, entry) for path in selected if path in calibration for entry in calibration[path]]
@@ -150,7 +165,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
         each = self._sparsities(found, chosen, selected)
         jobs = [Job(path, *entry, sparsity) for (path, entry), sparsity in zip(chosen, each, strict=True)]
         del calibration, chosen  # statistics are freed one after another
-        self._prune(found, jobs, selected)
+        self._prune(found, jobs, selected, donate=own)
         return found.params, found.masks
 
     def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
@@ -217,7 +232,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
                     for i, (part, statistics) in zip(block.parts, taken, strict=True)
                 ]
                 del taken
-                self._prune(found, jobs, selected)
+                self._prune(found, jobs, selected, donate=True)
 
     def _check_statistics(
         self, taken: list[tuple[Any, ...]], selected: dict[Any, '_Selected'], layer: int | None = None
@@ -227,9 +242,10 @@ class CalibratedPruning(base_updater.BaseUpdater):
             shape = matrices.layout.matrices_shape[0 if layer is None else 1 :]
             check_statistics(statistics, shape, tree_lib.path_string(path), self.kind == 'gram')
 
-    def _prune(self, found: PrunedLeaves, jobs: list[Job], selected: dict[Any, '_Selected']) -> None:
+    def _prune(self, found: PrunedLeaves, jobs: list[Job], selected: dict[Any, '_Selected'], donate: bool) -> None:
+        prepare = functools.partial(self.prepare, donate=donate)
         while jobs:
-            for path, matrices, statistics, sparsity, layer in one_by_one(jobs.pop(next_job(jobs)), found):
+            for path, matrices, statistics, sparsity, layer, _ in one_by_one(take_job(jobs, prepare), found):
                 weights, where = found.read(path, matrices, layer), tree_lib.path_string(path)
                 if layer is not None:
                     where = f'{where}, layer {layer}'

@@ -1,8 +1,9 @@
 """Weight matrices whose statistics are known: in which order they are pruned, and how much of each at once."""
 
 import collections
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -20,9 +21,10 @@ class Job(NamedTuple):
     Attributes:
       path: of their leaf.
       matrices: how they are read from it.
-      statistics: of their inputs.
+      statistics: of their inputs, or what a pruner has prepared of them.
       sparsity: a scalar, or one for each of them.
       layer: which layer of a stack they are, `None` for all or where there is no stack.
+      prepared: whether the statistics are.
 
     >>> Job(('w',), None, InputStatistics(2, jnp.ones(3)), 0.5).layer is None
     True
@@ -30,22 +32,25 @@ class Job(NamedTuple):
 
     path: tree_lib.Path
     matrices: WeightMatrices
-    statistics: InputStatistics
+    statistics: Any
     sparsity: Any
     layer: int | None = None
+    prepared: bool = False
 
 
-def next_job(jobs: list[Job]) -> int:
-    """The number of the job that makes most room: it takes the memory of a leaf and its mask, and frees statistics.
+def take_job(jobs: list[Job], prepare: Callable[[InputStatistics], Any]) -> Job:
+    """Takes the job that makes most room: it takes the memory of a leaf and its mask, and frees statistics.
 
     Args:
-      jobs: at least one.
+      jobs: at least one; it is taken from the list.
+      prepare: what a pruner makes of statistics, once for all jobs that share them.
 
     >>> from jaxpruner.oneshot.calibration import calibrate
     >>> params = {'few': jnp.ones((2, 8)), 'many': jnp.ones((8, 2))}
     >>> found = calibrate(lambda p, x: x @ p['few'] @ p['many'], params, [jnp.ones((3, 2))], 'gram')
-    >>> next_job([Job(path, *found[path][0], 0.5) for path in found])
-    1
+    >>> jobs = [Job(path, *found[path][0], 0.5) for path in found]
+    >>> take_job(jobs, lambda statistics: statistics.gram).path, len(jobs)
+    (('many',), 1)
     """
     users = collections.Counter(id(job.statistics) for job in jobs)
 
@@ -54,7 +59,12 @@ def next_job(jobs: list[Job]) -> int:
         freed = sum(leaf.nbytes for leaf in jax.tree.leaves(job.statistics) if hasattr(leaf, 'nbytes'))
         return freed / users[id(job.statistics)] - 5 * math.prod(job.matrices.layout.shape)
 
-    return max(range(len(jobs)), key=room)
+    taken = max(range(len(jobs)), key=room)
+    if not jobs[taken].prepared:
+        given = jobs[taken].statistics
+        prepared = prepare(given)
+        jobs[:] = [job._replace(statistics=prepared, prepared=True) if job.statistics is given else job for job in jobs]
+    return jobs.pop(taken)
 
 
 def one_by_one(job: Job, found: PrunedLeaves) -> Iterator[Job]:
@@ -77,11 +87,8 @@ def one_by_one(job: Job, found: PrunedLeaves) -> Iterator[Job]:
     if job.layer is not None or not found.has_layers(job.path, job.matrices):
         yield job
         return
-    count, second_moment, gram = job.statistics
     for layer in range(job.matrices.layout.shape[0]):
-        statistics = InputStatistics(
-            of_layer(count, layer), second_moment[layer], None if gram is None else gram[layer]
-        )
+        statistics = jax.tree.map(functools.partial(of_layer, layer=layer), job.statistics)
         yield job._replace(statistics=statistics, sparsity=of_layer(job.sparsity, layer), layer=layer)
 
 

@@ -4,10 +4,15 @@ import dataclasses
 import warnings
 from typing import ClassVar
 
+import jax
 import jax.numpy as jnp
 
 from jaxpruner.oneshot.calibrated_pruning import CalibratedPruning
-from jaxpruner.oneshot.sparsegpt_matrices import prune_by_sparsegpt
+from jaxpruner.oneshot.cholesky import flipped_cholesky
+from jaxpruner.oneshot.sparsegpt_matrices import prune_by_factors
+
+decompose = jax.jit(flipped_cholesky)
+decompose_in_place = jax.jit(flipped_cholesky, donate_argnums=0)
 
 
 @dataclasses.dataclass
@@ -39,11 +44,13 @@ class SparseGPT(CalibratedPruning):
         if not self.damping >= 0:
             raise ValueError(f'damping must not be negative, got {self.damping!r}')
 
+    def prepare(self, statistics, donate):
+        """The factors of the Gram matrices, in their place if they are given away."""
+        return (decompose_in_place if donate else decompose)(statistics.gram, jnp.float32(self.damping))
+
     def prune_matrices(self, weights, statistics, sparsity, sparsity_type, where):
         """New weights and the mask."""
-        pruned = prune_by_sparsegpt(
-            weights, statistics.gram, sparsity, sparsity_type, self.per, jnp.float32(self.damping)
-        )
+        pruned = prune_by_factors(weights, statistics, sparsity, sparsity_type, self.per)
         most = float(jnp.max(pruned.damping, initial=0))
         if most > self.damping * 1.001:
             warnings.warn(

@@ -48,7 +48,7 @@ def prune_by_sparsegpt(
     U_{ik} / U_{ii}$. Which weights go is decided for 128 inputs at a time, in N:M for each group. From Frantar and
     Alistarh, "SparseGPT: Massive Language Models Can Be Accurately Pruned in One-Shot", 2023.
 
-    Matrices are pruned one after another, so that one at a time takes memory.
+    The factors take as much memory as the Gram matrices; besides, one matrix at a time takes memory.
 
     Args:
       weights: float `[..., inputs, outputs]`.
@@ -72,40 +72,72 @@ def prune_by_sparsegpt(
     >>> pruned.weights.round(1).tolist(), pruned.mask.tolist()
     ([[0.0], [2.0]], [[0], [1]])
     """
-    matrix_masks.check_comparison(per)
-    matrix_masks.check_matrix_type(sparsity_type, weights.shape, 'weights')
-    *leading, inputs, outputs = weights.shape
-    each = jnp.broadcast_to(jnp.asarray(sparsity, jnp.float32), leading)
-    dtype = jnp.promote_types(gram.dtype, jnp.float32)
+    _check(weights, sparsity_type, per)
+    factors = cholesky.flipped_cholesky(gram.astype(jnp.promote_types(gram.dtype, jnp.float32)), damping)
+    return prune_by_factors(weights, factors, sparsity, sparsity_type, per)
 
-    def prune(matrix: tuple[jax.Array, jax.Array, jax.Array]) -> PrunedMatrices:
-        return _prune(matrix[0], matrix[1].astype(dtype), matrix[2], sparsity_type, per, damping)
 
+@functools.partial(jax.jit, static_argnames=('sparsity_type', 'per'))
+def prune_by_factors(
+    weights: jax.Array,
+    factors: cholesky.Factors,
+    sparsity: Any,
+    sparsity_type: sparsity_types.SparsityType = sparsity_types.Unstructured(),
+    per: str = 'layer',
+) -> PrunedMatrices:
+    """`prune_by_sparsegpt` where the Gram matrices are decomposed already, as those of leaves that share their inputs.
+
+    Args:
+      weights: as there.
+      factors: of the damped Gram matrices.
+      sparsity: as there.
+      sparsity_type: as there.
+      per: as there.
+
+    Raises:
+      TypeError, ValueError: as there.
+
+    >>> inputs = jnp.array([[1.0, 1.0], [2.0, 2.0], [1.0, 0.9]])
+    >>> factors = cholesky.flipped_cholesky(inputs.T @ inputs, 0.01)
+    >>> prune_by_factors(jnp.array([[1.0], [1.0]]), factors, 0.5).weights.round(1).tolist()
+    [[0.0], [2.0]]
+    """
+    _check(weights, sparsity_type, per)
     if not weights.size:
-        return PrunedMatrices(weights, jnp.ones(weights.shape, jnp.uint8), jnp.full(leading, damping, dtype))
-    matrices = weights.reshape(-1, inputs, outputs), gram.reshape(-1, inputs, inputs), each.ravel()
-    if math.prod(leading) == 1:
+        return PrunedMatrices(weights, jnp.ones(weights.shape, jnp.uint8), factors.damping)
+    leading = weights.shape[:-2]
+    number = math.prod(leading)
+    each = jnp.broadcast_to(jnp.asarray(sparsity, jnp.float32), leading)
+
+    def prune(matrix: tuple[jax.Array, cholesky.Factors, jax.Array]) -> PrunedMatrices:
+        return _prune(*matrix, sparsity_type, per)
+
+    matrices = jax.tree.map(lambda array: array.reshape(number, *array.shape[len(leading) :]), (weights, factors, each))
+    if number == 1:
         pruned = jax.tree.map(lambda array: array[None], prune(jax.tree.map(lambda array: array[0], matrices)))
     else:
         pruned = lax.map(prune, matrices)
     return jax.tree.map(lambda array: array.reshape(*leading, *array.shape[1:]), pruned)
 
 
-def _prune(
-    weights: jax.Array, gram: jax.Array, sparsity: jax.Array, kind: Any, per: str, damping: Any
-) -> PrunedMatrices:
+def _check(weights: jax.Array, sparsity_type: sparsity_types.SparsityType, per: str) -> None:
+    matrix_masks.check_comparison(per)
+    matrix_masks.check_matrix_type(sparsity_type, weights.shape, 'weights')
+
+
+def _prune(weights: jax.Array, factors: cholesky.Factors, sparsity: jax.Array, kind: Any, per: str) -> PrunedMatrices:
     """One matrix, block by block; a block asks for what earlier ones have changed when its turn comes."""
     inputs, outputs = weights.shape
     length, *parts = _lengths(kind, inputs)
     blocks = -(-inputs // length)
     padding = blocks * length - inputs
-    factor, damping = cholesky.flipped_cholesky(gram, damping)
+    factor = factors.upper
     if padding:
         padded = jnp.diag((jnp.arange(inputs + padding) >= inputs).astype(factor.dtype))
         factor = padded.at[:inputs, :inputs].set(factor)
-    start_weights = jnp.pad(weights.astype(gram.dtype), ((0, padding), (0, 0)))
+    start_weights = jnp.pad(weights.astype(factor.dtype), ((0, padding), (0, 0)))
     # Weights of inputs that never occur cost nothing; those that pad the last block are never preferred.
-    limits = jnp.where(jnp.diagonal(gram) == 0, 0, jnp.inf).astype(gram.dtype)
+    limits = jnp.where(factors.occurs, jnp.inf, 0).astype(factor.dtype)
     limits = jnp.pad(limits, (0, padding), constant_values=-jnp.inf)[:, None]
 
     def prune_block(changes: jax.Array, block: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, Any]:
@@ -127,7 +159,7 @@ def _prune(
     counts = _counts(inputs, outputs, length, sparsity, per)
     _, (rows, mask) = lax.scan(prune_block, jnp.zeros_like(start_weights), (jnp.arange(blocks), counts))
     rows, mask = (array.reshape(-1, outputs)[:inputs] for array in (rows, mask))
-    return PrunedMatrices(rows.astype(weights.dtype), mask.astype(jnp.uint8), damping)
+    return PrunedMatrices(rows.astype(weights.dtype), mask.astype(jnp.uint8), factors.damping)
 
 
 def _lengths(kind: Any, inputs: int) -> list[int]:

@@ -72,6 +72,8 @@ def _until_stable(
 def _scan(walk: 'Walk', equation: Any, values: list[Value], scope: Scope, wanted: liveness.Wanted) -> list[Value]:
     scan = bodies.Scan.of(equation)
     constants, carried, sliced = scan.split(values)
+    if not scan.length:
+        return [*carried, *[DATA] * (len(equation.outvars) - scan.carried)]
     wanted = liveness.wanted_of_scan(equation, wanted)
     inner = scope.at(0)._replace(trips=scope.trips * scan.length)
     taken = [

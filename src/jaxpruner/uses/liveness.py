@@ -66,6 +66,9 @@ def _inputs(equation: Any, wanted: Wanted) -> Wanted:
         return live(bodies.called(equation).jaxpr, wanted).inputs
     if name == 'scan':
         scan = bodies.Scan.of(equation)
+        if not scan.length:  # what is carried goes through, and nothing else does
+            after = len(equation.invars) - scan.constants - scan.carried
+            return (*(False,) * scan.constants, *wanted[: scan.carried], *(False,) * after)
         inputs = live(scan.body.jaxpr, wanted_of_scan(equation, wanted)).inputs
         _, carried, sliced = scan.split(list(inputs))
         # What is carried out without having gone through the body is the operand itself.
