@@ -327,9 +327,9 @@ class BaseUpdater:
         """
         sparsities = self.get_target_sparsities(params)
         logger.info('target_sparsities: %s', sparsities)
-        masks = self.get_initial_masks(params, sparsities)
+        masks = masking.store_masks(self.get_initial_masks(params, sparsities), params, self.packs_masks())
         return SparseState(
-            masks=masking.store_masks(masks, params, self.packs_masks()),
+            masks=masks,
             target_sparsities=jax.tree.map(lambda target: jnp.asarray(target, jnp.float32), sparsities),
             count=jnp.zeros([], jnp.int32),
             sizes=masking.mask_sizes(masks, params),

@@ -53,10 +53,9 @@ def wrap(updater: 'BaseUpdater', inner: optax.GradientTransformation) -> optax.G
         updater.check_optimizer(inner_with_extra, params)
         state = updater.init_state(params)
         # A user's own `init_state` may pack masks in another way, or not at all, and know nothing of sizes.
+        masks = masking.store_masks(state.masks, params, updater.packs_masks())
         return state._replace(
-            masks=masking.store_masks(state.masks, params, updater.packs_masks()),
-            sizes=masking.mask_sizes(state.masks, params),
-            inner_state=inner_with_extra.init(params),
+            masks=masks, sizes=masking.mask_sizes(masks, params), inner_state=inner_with_extra.init(params)
         )
 
     def update_fn(
