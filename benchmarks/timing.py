@@ -100,11 +100,18 @@ def ratio(of: Timing, to: Timing) -> Ratio:
     return Ratio(median, low, high)
 
 
-def interval(of: Timing, to: Timing) -> Ratio:
-    """The median of the ratios of the rounds, and between which values it lies at 95 %, by the bootstrap."""
-    ratios = np.array(_ratios(of, to))
-    drawn = np.random.default_rng(0).integers(len(ratios), size=(RESAMPLES, len(ratios)))
-    low, high = np.quantile(np.median(ratios[drawn], axis=1), (0.025, 0.975))
+def interval(of: Timing, to: Timing, parts: int = 1) -> Ratio:
+    """The median of the ratios of the rounds, and between which values it lies at 95 %, by the bootstrap.
+
+    Args:
+      of: a function's times.
+      to: the reference's.
+      parts: of how many processes these are the rounds, as many of each: they are drawn first, and then their rounds.
+    """
+    ratios = np.array(_ratios(of, to)).reshape(parts, -1)
+    draw = np.random.default_rng(0).integers
+    drawn = draw(parts, size=(RESAMPLES, parts, 1)), draw(ratios.shape[1], size=(RESAMPLES, *ratios.shape))
+    low, high = np.quantile(np.median(ratios[drawn], axis=(1, 2)), (0.025, 0.975))
     return Ratio(float(np.median(ratios)), float(low), float(high))
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import jaxpruner
 from benchmarks import __main__ as benchmarks
-from benchmarks import compiled, models, report, selection, timing, training
+from benchmarks import compiled, models, report, selection, step, timing, training
 from benchmarks.timing import Ratio, Timing, interleaved, interval, ratio
 
 SLOW = (
@@ -155,6 +155,22 @@ def test_the_interval_of_a_median_is_narrower_than_the_quartiles():
     assert quartiles.low < found.low < 1.5 < found.high < quartiles.high
     assert interval(of, to) == found  # no chance in it
     assert interval(to, to) == Ratio(1.0, 1.0, 1.0)
+
+
+def test_where_processes_differ_the_interval_is_as_wide():
+    of, to = Timing([1.0] * 20 + [1.2] * 20 + [1.4] * 20), Timing([1.0] * 60)
+    assert interval(of, to, parts=3) == Ratio(1.2, 1.0, 1.4)
+    assert interval(of, to).high == 1.2
+
+
+@pytest.mark.slow
+def test_steps_are_timed_in_several_processes(monkeypatch):
+    monkeypatch.setattr(step, 'FEWEST_ROUNDS', 1)
+    calls, run = [], subprocess.run
+    monkeypatch.setattr(step.subprocess, 'run', lambda command, **named: calls.append(command) or run(command, **named))
+    rows = step.run('small', 2)
+    assert [command[-1] for command in calls] == ['1', '1']
+    assert len(rows) == len(models.TRAINED['small']) * len(training.METHODS)
 
 
 def test_models_are_as_large_as_is_said():
