@@ -249,15 +249,19 @@ def test_more_scores_than_a_counter_holds_are_refused():
         jax.eval_shape(lambda x: selection.keep_largest(x, 1), big)
 
 
+LARGE = {'few': [(1000, 1000), (2**20,)], 'many': [(256, 1024), *[(256, 256)] * 20]}
+
+
 @pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('shapes', LARGE.values(), ids=LARGE)
 @pytest.mark.parametrize('jointly', [False, True])
-def test_nothing_as_large_as_the_scores_is_written_but_the_mask(dtype, jointly):
-    arrays = [jnp.zeros((1000, 1000), dtype), jnp.zeros(2**20, dtype)]
+def test_nothing_as_large_as_the_scores_is_written_but_the_mask(dtype, shapes, jointly):
+    arrays = [jnp.zeros(shape, dtype) for shape in shapes]
 
     def masks(arrays):
         if jointly:
-            return selection.keep_largest_jointly(arrays, 5, [jnp.float32(2), jnp.float32(3)])
-        return [kept.mask for kept in selection.keep_largest_each(arrays, [5, 5])]
+            return selection.keep_largest_jointly(arrays, 5, [jnp.float32(2 + i) for i in range(len(arrays))])
+        return [kept.mask for kept in selection.keep_largest_each(arrays, [5] * len(arrays))]
 
     temporary = compiling.as_written(jax.jit(masks).lower(arrays)).memory_analysis().temp_size_in_bytes
     assert temporary <= 0.05 * sum(array.size for array in arrays)

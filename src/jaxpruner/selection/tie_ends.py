@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpruner.selection.counts_of_parts import of_rows, sum_together
+from jaxpruner.selection.counts_of_parts import of_rows, reduce_together, sum_together
 
 
 def of_rooms(arrays: Sequence[jax.Array], between: Sequence[jax.Array], room: jax.Array) -> jax.Array:
@@ -38,12 +38,16 @@ def of_rooms(arrays: Sequence[jax.Array], between: Sequence[jax.Array], room: ja
     ends = jnp.concatenate([jnp.full(len(row), number, counter) for row, number in zip(rows, numbers, strict=True)])
     starts = jnp.split(jnp.minimum(part, ends) * counter(length), _borders(rows))
     found = [_ties_from(*one, length) for one in zip(rows, between, starts, strict=True)]
-    first, ties = (jnp.concatenate(column) for column in zip(*found, strict=True))
+    first, *stretches = (jnp.concatenate(column) for column in zip(*found, strict=True))
 
     short = math.isqrt(length)
-    ties = _padded(ties, -(-length // short) * short).reshape(len(ties), -1, short)
-    part, left = _where_it_ends(jnp.sum(ties, 2, dtype=counter), left)
-    last, _ = _where_it_ends(jnp.take_along_axis(ties, part[:, None, None], 1)[:, 0].astype(counter), left)
+    reaching, above = (
+        _padded(flags, -(-length // short) * short).reshape(len(flags), -1, short) for flags in stretches
+    )
+    in_parts = sum_together([reaching, above], (2,), counter)
+    part, left = _where_it_ends(in_parts[0] - in_parts[1], left)
+    ties = jnp.take_along_axis(reaching & ~above, part[:, None, None], 1)[:, 0]
+    last, _ = _where_it_ends(ties.astype(counter), left)
     return jnp.where(room > 0, first + part * counter(short) + last + 1, 0)
 
 
@@ -68,21 +72,27 @@ def _ties_in_parts(rows: jax.Array, between: jax.Array, number: int, length: int
     return reaching - above
 
 
-def _ties_from(rows: jax.Array, between: jax.Array, starts: jax.Array, length: int) -> tuple[jax.Array, jax.Array]:
-    """A stretch of each row with the scores from `starts` on: where it begins, and which of it are ties."""
+def _ties_from(rows: jax.Array, between: jax.Array, starts: jax.Array, length: int) -> tuple[jax.Array, ...]:
+    """A stretch of each row with the scores from `starts` on: where it begins, and which reach each bound of ties."""
     here = min(length, rows.shape[1])
     first = jnp.minimum(starts, starts.dtype.type(rows.shape[1] - here))
     stretch = jax.vmap(lambda row, begin: lax.dynamic_slice_in_dim(row, begin, here))(rows, first)
     low, high = (of_rows(between, column, 2) for column in (0, 1))
     is_new = lax.iota(starts.dtype, here) >= (starts - first)[:, None]
-    return first, _padded(is_new & (stretch >= low) & ~(stretch >= high), length)
+    return first, *(_padded(is_new & (stretch >= bound), length) for bound in (low, high))
 
 
 def _where_it_ends(counts: jax.Array, room: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Where the sum of each row of counts `[rows, n]` reaches the room, and how much of this is left there."""
     # Behind the barrier it seems to change: what is constant would be moved out of loops, and made in every step.
     counts, place = lax.optimization_barrier((counts, lax.iota(jnp.int32, counts.shape[1])))
-    # One program, where a cumulative sum would be many.
-    running = jnp.sum(jnp.where(place <= place[:, None], counts[:, None], 0), 2, dtype=counts.dtype)
+    # One program, where a cumulative sum would be many. Two sums, since what a lone one reads is written down first.
+    running, before = reduce_together(
+        [jnp.where(flags, counts[:, None], 0) for flags in (place <= place[:, None], place < place[:, None])],
+        0,
+        lax.add,
+        (2,),
+    )
     passed = running < room[:, None]
-    return jnp.sum(passed, 1, dtype=room.dtype), room - jnp.max(jnp.where(passed, running, 0), 1, initial=0)
+    used = jnp.max(jnp.where(passed, jnp.maximum(running, before), 0), 1, initial=0)
+    return jnp.sum(passed, 1, dtype=room.dtype), room - used
