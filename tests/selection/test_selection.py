@@ -249,11 +249,15 @@ def test_more_scores_than_a_counter_holds_are_refused():
         jax.eval_shape(lambda x: selection.keep_largest(x, 1), big)
 
 
-LARGE = {'few': [(1000, 1000), (2**20,)], 'many': [(256, 1024), *[(256, 256)] * 20]}
+OLDER_XLA = pytest.mark.skipif(jax.__version_info__ < (0, 10), reason='older XLA writes what is compared in a tie cut')
+LARGE = [
+    pytest.param([(1000, 1000), (2**20,)], id='few'),
+    pytest.param([(256, 1024), *[(256, 256)] * 20], id='many', marks=OLDER_XLA),
+]
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
-@pytest.mark.parametrize('shapes', LARGE.values(), ids=LARGE)
+@pytest.mark.parametrize('shapes', LARGE)
 @pytest.mark.parametrize('jointly', [False, True])
 def test_nothing_as_large_as_the_scores_is_written_but_the_mask(dtype, shapes, jointly):
     arrays = [jnp.zeros(shape, dtype) for shape in shapes]
