@@ -101,6 +101,12 @@ def test_more_damping_is_tried_with_the_matrix_that_was_given():
     assert factors.occurs.tolist() == [i != 7 for i in range(300)]
 
 
+def test_a_gram_matrix_of_few_bits_is_decomposed_in_float32():
+    factors = cholesky.flipped_cholesky(jnp.full((2, 2), 2, jnp.bfloat16) + 2 * jnp.eye(2, dtype=jnp.bfloat16), 0.25)
+    upper = jnp.triu(factors.upper)
+    np.testing.assert_allclose(upper @ upper.T, [[5, 2], [2, 5]], rtol=1e-6)
+
+
 def test_factors_take_the_place_of_the_gram_matrices():
     inputs, number = 1024, 3
     gram = jax.ShapeDtypeStruct((number, inputs, inputs), jnp.float32)

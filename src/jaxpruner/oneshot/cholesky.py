@@ -39,7 +39,7 @@ def flipped_cholesky(gram: jax.Array, damping: Any) -> Factors:
     Factors take the place of the Gram matrices: compiled with `gram` donated, they take no more memory than these.
 
     Args:
-      gram: float `[..., inputs, inputs]`, symmetric and not negative.
+      gram: float `[..., inputs, inputs]`, symmetric and not negative; decomposed in at least float32.
       damping: $d$; where the decomposition is not finite, ten times as much is tried, again and again.
 
     Returns:
@@ -52,6 +52,7 @@ def flipped_cholesky(gram: jax.Array, damping: Any) -> Factors:
     ([[5.0, 2.0], [2.0, 5.0]], 0.25)
     """
     *leading, inputs, _ = gram.shape
+    gram = gram.astype(jnp.promote_types(gram.dtype, jnp.float32))
     start = jnp.asarray(damping, gram.dtype)
     if not gram.size:
         return Factors(gram, jnp.zeros(gram.shape[:-1], bool), jnp.full(leading, start))

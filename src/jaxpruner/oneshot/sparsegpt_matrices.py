@@ -52,7 +52,7 @@ def prune_by_sparsegpt(
 
     Args:
       weights: float `[..., inputs, outputs]`.
-      gram: sums of products of each two inputs, `[..., inputs, inputs]`, in at least float32.
+      gram: sums of products of each two inputs, `[..., inputs, inputs]`.
       sparsity: share to remove, a scalar or one for each matrix; 0 changes nothing. N:M takes any other value alike.
       sparsity_type: `Unstructured()`, or `NByM`, whose groups lie along the inputs whatever its axis.
       per: what is ranked together among 128 inputs where unstructured: all weights (`'layer'`), or those of each
@@ -73,8 +73,7 @@ def prune_by_sparsegpt(
     ([[0.0], [2.0]], [[0], [1]])
     """
     _check(weights, sparsity_type, per)
-    factors = cholesky.flipped_cholesky(gram.astype(jnp.promote_types(gram.dtype, jnp.float32)), damping)
-    return prune_by_factors(weights, factors, sparsity, sparsity_type, per)
+    return prune_by_factors(weights, cholesky.flipped_cholesky(gram, damping), sparsity, sparsity_type, per)
 
 
 @functools.partial(jax.jit, static_argnames=('sparsity_type', 'per'))
