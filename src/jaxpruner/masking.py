@@ -90,7 +90,7 @@ def unpack_masks(masks: tree_lib.PyTree, params: tree_lib.PyTree) -> tree_lib.Py
     return jax.tree.unflatten(treedef, unpacked)
 
 
-def mask_sizes(masks: tree_lib.PyTree, params: tree_lib.PyTree) -> jax.Array | None:
+def mask_sizes(masks: tree_lib.PyTree, params: tree_lib.PyTree) -> tree_lib.PyTree:
     """How many weights each masked leaf has, if masks are packed, whose bits alone do not tell.
 
     Args:
@@ -98,20 +98,18 @@ def mask_sizes(masks: tree_lib.PyTree, params: tree_lib.PyTree) -> jax.Array | N
       params: the parameters, or their shapes.
 
     Returns:
-      uint32 `[masked leaves]` in the order of the tree: one array, since a step takes some microseconds for each.
-      `None` where no mask is packed.
+      A tree of uint32 scalars, `None` where dense; `None` where no mask is packed, since each array of a state costs a
+      step some microseconds.
 
     >>> mask_sizes({'w': jnp.array([128], jnp.uint8), 'b': None}, {'w': jnp.ones(2), 'b': jnp.ones(2)})
-    Array([2], dtype=uint32)
+    {'b': None, 'w': Array(2, dtype=uint32)}
     >>> mask_sizes({'w': jnp.ones(2, jnp.uint8)}, {'w': jnp.ones(2)}) is None
     True
     """
-    _, leaves, treedef = tree_lib.flatten_with_paths(params)
-    pairs = zip(leaves, tree_lib.leaves_like(treedef, masks), strict=True)
-    masked = [(param, mask) for param, mask in pairs if mask is not None]
-    if all(mask.shape == param.shape for param, mask in masked):
+    unpacked = tree_lib.map_with_missing(lambda p, m: m is None or m.shape == p.shape, params, masks)
+    if all(jax.tree.leaves(unpacked)):
         return None
-    return jnp.array([param.size for param, _ in masked], jnp.uint32)
+    return tree_lib.map_with_missing(lambda p, m: None if m is None else jnp.uint32(p.size), params, masks)
 
 
 def store_masks(

@@ -20,7 +20,9 @@ class SparseState(NamedTuple):
     inner_state: Any = None  # the wrapped optimizer's state
     target_sparsities: Any = None  # tree like the parameters: float32 scalars, None where dense
     count: Any = None  # int32 scalar: steps so far
-    sizes: Any = None  # uint32 [masked leaves]: weights in each, if masks are packed (bits do not tell)
+    sizes: Any = (
+        None  # if masks are packed: tree like the parameters of uint32 scalars, the weights in each masked leaf
+    )
     thresholds: Any = None  # tree like the parameters: where methods that select in every step look first
 
 
@@ -107,9 +109,9 @@ def sparsity_metrics(opt_state: Any) -> dict[str, jax.Array]:
     for state in states:
         paths, masks, treedef = tree_lib.flatten_with_paths(state.masks)
         targets = tree_lib.leaves_like(treedef, state.target_sparsities)
-        for number, (path, mask, target) in enumerate(zip(paths, masks, targets, strict=True)):
-            packed = state.sizes is not None
-            weights = jnp.sum(state.sizes[..., number].astype(jnp.float32)) if packed else jnp.float32(mask.size)
+        sizes = tree_lib.leaves_like(treedef, state.sizes)
+        for path, mask, size, target in zip(paths, masks, sizes, targets, strict=True):
+            weights = jnp.float32(mask.size) if size is None else jnp.sum(size.astype(jnp.float32))
             # A leaf without weights has lost none.
             sparsity = (weights - packing.kept_weights(mask).astype(jnp.float32)) / jnp.maximum(weights, 1)
             metrics[tree_lib.path_string(path)] = sparsity

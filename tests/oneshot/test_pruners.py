@@ -104,6 +104,33 @@ def test_leaves_that_share_their_inputs_share_a_decomposition(sequential):
     assert all(int(mask.sum()) == 24 for mask in masks.values())
 
 
+@pytest.mark.parametrize('dtype', ['float16', 'bfloat16', 'int32', 'numpy'])
+def test_statistics_that_are_given_may_have_any_dtype_and_stay(dtype):
+    params, x = {'w': model.normal(8, 6)}, jnp.round(4 * model.normal(32, 8))
+    found = calibrate(lambda params, x: x @ params['w'], params, [x], kind='gram')
+    (entry,) = found['w']
+    gram = np.asarray(entry.statistics.gram) if dtype == 'numpy' else entry.statistics.gram.astype(dtype)
+    given = {('w',): (entry._replace(statistics=entry.statistics._replace(gram=gram)),)}
+    pruner = SparseGPT(sparsity_distribution_fn=lambda params: {'w': 0.5})
+    expected, _ = pruner.instant_sparsify(params, calibration=found)
+    for _ in range(2):
+        pruned, _ = pruner.instant_sparsify(params, calibration=given)
+        np.testing.assert_allclose(pruned['w'], expected['w'], rtol=2e-2, atol=2e-2)
+
+
+def test_of_statistics_that_are_given_one_layer_is_decomposed_at_a_time():
+    params = {'w': model.normal(3, 6, 6)}
+    found = calibrate(
+        lambda params, x: jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, params['w'])[0],
+        params,
+        [model.normal(32, 6)],
+        kind='gram',
+    )
+    counting = Counting(sparsity_distribution_fn=lambda params: {'w': 0.5})
+    counting.instant_sparsify(params, calibration=found)
+    assert [statistics.gram.shape for statistics in counting.prepared] == [(6, 6)] * 3
+
+
 def test_an_array_that_is_two_leaves_is_not_given_away_twice():
     kernel = jnp.arange(1.0, 10).reshape(3, 3)
     pruned, _ = jaxpruner.prune(

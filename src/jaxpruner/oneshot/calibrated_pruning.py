@@ -78,7 +78,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
             raise TypeError(f'{where}calibrated pruning is unstructured or N:M, got {sparsity_type!r}')
 
     def prepare(self, statistics: InputStatistics, donate: bool) -> Any:
-        """What `prune_matrices` is to be given for statistics; made once for all leaves that share them.
+        """What `prune_matrices` is to be given for statistics; made once for leaves that share them, if it can be.
 
         Args:
           statistics: of the inputs of some weight matrices.
@@ -243,9 +243,12 @@ class CalibratedPruning(base_updater.BaseUpdater):
             check_statistics(statistics, shape, tree_lib.path_string(path), self.kind == 'gram')
 
     def _prune(self, found: PrunedLeaves, jobs: list[Job], selected: dict[Any, '_Selected'], donate: bool) -> None:
-        prepare = functools.partial(self.prepare, donate=donate)
+        # Beside statistics that stay there is what is made of a layer's, and no more.
+        prepare = functools.partial(self.prepare, donate=True) if donate else None
         while jobs:
-            for path, matrices, statistics, sparsity, layer, _ in one_by_one(take_job(jobs, prepare), found):
+            for path, matrices, statistics, sparsity, layer, prepared in one_by_one(take_job(jobs, prepare), found):
+                if not prepared:
+                    statistics = self.prepare(statistics, donate=False)
                 weights, where = found.read(path, matrices, layer), tree_lib.path_string(path)
                 if layer is not None:
                     where = f'{where}, layer {layer}'

@@ -60,7 +60,7 @@ def flipped_cholesky(gram: jax.Array, damping: Any) -> Factors:
 
     def replace(place: jax.Array, done: Factors) -> Factors:
         found = _factor(lax.dynamic_index_in_dim(done.upper, place, keepdims=False), start)
-        return jax.tree.map(lambda stack, new: lax.dynamic_update_index_in_dim(stack, new, place, 0), done, found)
+        return jax.tree.map(lambda each, new: lax.dynamic_update_index_in_dim(each, new, place, 0), done, found)
 
     if stack.shape[0] == 1:
         upper, occurs, damping = _factor(stack[0], start)
@@ -77,25 +77,24 @@ def _factor(gram: jax.Array, start: jax.Array) -> Factors:
     occurs = diagonal != 0
     mean = jnp.where(occurs.any(), jnp.sum(diagonal) / jnp.maximum(jnp.sum(occurs), 1), 1)
     alone = jnp.where(occurs, diagonal, mean)
-    untried = jnp.full_like(start, -jnp.inf)
     ranges = [(max(end - _BLOCK, 0), end) for end in range(gram.shape[0], 0, -_BLOCK)]
     corners = [gram[begin:end, begin:end] for begin, end in ranges]
 
-    def more(tried: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        matrix, damping = tried
-        damping = jnp.where(damping == untried, start, jnp.maximum(10 * damping, 1e-6))
+    def more(tried: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        matrix, damping, first = tried
+        damping = jnp.where(first, start, jnp.maximum(10 * damping, 1e-6))
         for (begin, end), corner in zip(ranges, corners, strict=True):
             eye = jnp.eye(end - begin, dtype=bool)
             damped = jnp.where(eye, (alone + damping * mean)[begin:end], corner)
             matrix = _add_columns(matrix, damped, begin)
-        return matrix, damping
+        return matrix, damping, jnp.zeros_like(first)
 
-    def failed(tried: tuple[jax.Array, jax.Array]) -> jax.Array:
-        finite = jnp.isfinite(jnp.diagonal(tried[0])).all()
-        return (tried[1] == untried) | ~finite & (tried[1] < _MAX_DAMPING)
+    def failed(tried: tuple[jax.Array, ...]) -> jax.Array:
+        matrix, damping, first = tried
+        return first | ~jnp.isfinite(jnp.diagonal(matrix)).all() & (damping < _MAX_DAMPING)
 
     # The first try is a turn of the loop, too: the program is half as long.
-    upper, damping = lax.while_loop(failed, more, (gram, untried))
+    upper, damping, _ = lax.while_loop(failed, more, (gram, start, jnp.bool_(True)))
     return Factors(upper, occurs, damping)
 
 

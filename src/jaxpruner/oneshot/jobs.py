@@ -38,12 +38,12 @@ class Job(NamedTuple):
     prepared: bool = False
 
 
-def take_job(jobs: list[Job], prepare: Callable[[InputStatistics], Any]) -> Job:
+def take_job(jobs: list[Job], prepare: Callable[[InputStatistics], Any] | None = None) -> Job:
     """Takes the job that makes most room: it takes the memory of a leaf and its mask, and frees statistics.
 
     Args:
       jobs: at least one; it is taken from the list.
-      prepare: what a pruner makes of statistics, once for all jobs that share them.
+      prepare: what a pruner makes of statistics, once for all jobs that share them; `None` leaves them as they are.
 
     >>> from jaxpruner.oneshot.calibration import calibrate
     >>> params = {'few': jnp.ones((2, 8)), 'many': jnp.ones((8, 2))}
@@ -60,7 +60,7 @@ def take_job(jobs: list[Job], prepare: Callable[[InputStatistics], Any]) -> Job:
         return freed / users[id(job.statistics)] - 5 * math.prod(job.matrices.layout.shape)
 
     taken = max(range(len(jobs)), key=room)
-    if not jobs[taken].prepared:
+    if prepare is not None and not jobs[taken].prepared:
         given = jobs[taken].statistics
         prepared = prepare(given)
         jobs[:] = [job._replace(statistics=prepared, prepared=True) if job.statistics is given else job for job in jobs]

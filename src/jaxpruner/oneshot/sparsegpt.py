@@ -49,7 +49,7 @@ class SparseGPT(CalibratedPruning):
         return (decompose_in_place if donate else decompose)(statistics.gram, jnp.float32(self.damping))
 
     def prune_matrices(self, weights, statistics, sparsity, sparsity_type, where):
-        """New weights and the mask."""
+        """New weights and the mask; `statistics` are the factors that `prepare` made."""
         pruned = prune_by_factors(weights, statistics, sparsity, sparsity_type, self.per)
         most = float(jnp.max(pruned.damping, initial=0))
         if most > self.damping * 1.001:

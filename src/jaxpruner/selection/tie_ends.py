@@ -86,7 +86,8 @@ def _where_it_ends(counts: jax.Array, room: jax.Array) -> tuple[jax.Array, jax.A
     """Where the sum of each row of counts `[rows, n]` reaches the room, and how much of this is left there."""
     # Behind the barrier it seems to change: what is constant would be moved out of loops, and made in every step.
     counts, place = lax.optimization_barrier((counts, lax.iota(jnp.int32, counts.shape[1])))
-    # One program, where a cumulative sum would be many. Two sums, since what a lone one reads is written down first.
+    # One program, where a cumulative sum would be many. Two sums, both of them used though the later is never less than
+    # the earlier, since what a lone one reads is written down first.
     running, before = reduce_together(
         [jnp.where(flags, counts[:, None], 0) for flags in (place <= place[:, None], place < place[:, None])],
         0,
