@@ -19,7 +19,7 @@ from benchmarks.timing import Timing, interleaved, interval, ratio
 from benchmarks.training import METHODS, Training
 
 ROUNDS = 200
-PROCESSES, FEWEST_ROUNDS = 5, 20
+PROCESSES, FEWEST_IN_A_PROCESS = 5, 20
 COLUMNS = ('milliseconds', 'times the dense step', 'interval of the median', 'limit')
 # What the lower end of the interval has to stay below, for the transformer and for the MLP, whose step is short.
 LIMITS = {
@@ -44,7 +44,7 @@ def environment() -> Mapping[str, str]:
 
 def run(size: str, rounds: int) -> list[Row]:
     """Times the steps of each model by each method."""
-    processes = min(PROCESSES, rounds // FEWEST_ROUNDS) if jax.default_backend() == 'cpu' else 1
+    processes = min(PROCESSES, rounds // FEWEST_IN_A_PROCESS) if jax.default_backend() == 'cpu' else 1
     if processes > 1:
         parts = [_timed_elsewhere(size, rounds // processes) for _ in range(processes)]
     else:

@@ -165,7 +165,7 @@ def test_where_processes_differ_the_interval_is_as_wide():
 
 @pytest.mark.slow
 def test_steps_are_timed_in_several_processes(monkeypatch):
-    monkeypatch.setattr(step, 'FEWEST_ROUNDS', 1)
+    monkeypatch.setattr(step, 'FEWEST_IN_A_PROCESS', 1)
     calls, run = [], subprocess.run
     monkeypatch.setattr(step.subprocess, 'run', lambda command, **named: calls.append(command) or run(command, **named))
     rows = step.run('small', 2)

@@ -29,6 +29,7 @@ class Factors(NamedTuple):
     damping: jax.Array
 
 
+@jax.jit
 def flipped_cholesky(gram: jax.Array, damping: Any) -> Factors:
     r"""The upper triangular $R$ with $H = R R^\top$, of $H = G + d \cdot \operatorname{mean}(\operatorname{diag} G) I$.
 
@@ -36,7 +37,7 @@ def flipped_cholesky(gram: jax.Array, damping: Any) -> Factors:
     is the factor of $H^{-1}$ that SparseGPT goes by, and the diagonal blocks of one are the inverses of those of the
     other. Inputs that never occur stand alone, and are left out of the mean.
 
-    Factors take the place of the Gram matrices: compiled with `gram` donated, they take no more memory than these.
+    Where `gram` is donated the factors take its place, and not quite two matrices more are held meanwhile.
 
     Args:
       gram: float `[..., inputs, inputs]`, symmetric and not negative; decomposed in at least float32.

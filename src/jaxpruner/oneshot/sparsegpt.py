@@ -11,7 +11,6 @@ from jaxpruner.oneshot.calibrated_pruning import CalibratedPruning
 from jaxpruner.oneshot.cholesky import flipped_cholesky
 from jaxpruner.oneshot.sparsegpt_matrices import prune_by_factors
 
-decompose = jax.jit(flipped_cholesky)
 decompose_in_place = jax.jit(flipped_cholesky, donate_argnums=0)
 
 
@@ -46,7 +45,7 @@ class SparseGPT(CalibratedPruning):
 
     def prepare(self, statistics, donate):
         """The factors of the Gram matrices, in their place if they are given away."""
-        return (decompose_in_place if donate else decompose)(statistics.gram, jnp.float32(self.damping))
+        return (decompose_in_place if donate else flipped_cholesky)(statistics.gram, jnp.float32(self.damping))
 
     def prune_matrices(self, weights, statistics, sparsity, sparsity_type, where):
         """New weights and the mask; `statistics` are the factors that `prepare` made."""

@@ -72,7 +72,6 @@ def prune_by_sparsegpt(
     >>> pruned.weights.round(1).tolist(), pruned.mask.tolist()
     ([[0.0], [2.0]], [[0], [1]])
     """
-    _check(weights, sparsity_type, per)
     return prune_by_factors(weights, cholesky.flipped_cholesky(gram, damping), sparsity, sparsity_type, per)
 
 
@@ -101,7 +100,8 @@ def prune_by_factors(
     >>> prune_by_factors(jnp.array([[1.0], [1.0]]), factors, 0.5).weights.round(1).tolist()
     [[0.0], [2.0]]
     """
-    _check(weights, sparsity_type, per)
+    matrix_masks.check_comparison(per)
+    matrix_masks.check_matrix_type(sparsity_type, weights.shape, 'weights')
     if not weights.size:
         return PrunedMatrices(weights, jnp.ones(weights.shape, jnp.uint8), factors.damping)
     leading = weights.shape[:-2]
@@ -117,11 +117,6 @@ def prune_by_factors(
     else:
         pruned = lax.map(prune, matrices)
     return jax.tree.map(lambda array: array.reshape(*leading, *array.shape[1:]), pruned)
-
-
-def _check(weights: jax.Array, sparsity_type: sparsity_types.SparsityType, per: str) -> None:
-    matrix_masks.check_comparison(per)
-    matrix_masks.check_matrix_type(sparsity_type, weights.shape, 'weights')
 
 
 def _prune(weights: jax.Array, factors: cholesky.Factors, sparsity: jax.Array, kind: Any, per: str) -> PrunedMatrices:
