@@ -245,6 +245,9 @@ class ViT(nnx.Module):
 class LeNet(nnx.Module):
     """LeNet-300-100: dense layers alone (LeCun et al., 1998).
 
+    Weights and biases begin evenly between -1/√inputs and 1/√inputs of their layer, as in PyTorch, where the results
+    that this model is compared with were trained.
+
     >>> LeNet(4, hidden=(3, 2), classes=2, dtype='float32', rngs=nnx.Rngs(0))(jnp.ones((1, 2, 2, 1)), True).shape
     (1, 2)
     """
@@ -262,7 +265,11 @@ class LeNet(nnx.Module):
         sizes = [inputs, *hidden, classes]
         self.depth = len(sizes) - 1
         for number in range(self.depth):
-            layer = nnx.Linear(sizes[number], sizes[number + 1], dtype=dtype, rngs=rngs)
+            bound = sizes[number] ** -0.5
+            values = functools.partial(jax.random.uniform, minval=-bound, maxval=bound)
+            layer = nnx.Linear(
+                sizes[number], sizes[number + 1], dtype=dtype, kernel_init=values, bias_init=values, rngs=rngs
+            )
             setattr(self, f'dense{number + 1}', layer)
 
     def __call__(self, images: jax.Array, train: bool) -> jax.Array:
