@@ -67,6 +67,21 @@ def test_images_are_normalized_on_the_device(tmp_path):
     np.testing.assert_allclose([loaded.x_train.mean(), loaded.x_train.std()], [0, 1], atol=1e-5)
 
 
+@pytest.mark.parametrize(('share', 'left'), [(0.0, 1347), (0.1, 1212), (0.5, 674)])
+def test_a_share_of_the_training_images_is_held_out(share, left):
+    images = data.load_digits()
+    kept = data.hold_out(images, share)
+    np.testing.assert_array_equal(kept.x_train, images.x_train[:left])
+    np.testing.assert_array_equal(kept.y_train, images.y_train[:left])
+    assert kept.x_test is images.x_test
+
+
+@pytest.mark.parametrize('share', [-0.1, 1.0])
+def test_a_share_that_leaves_nothing_is_refused(share):
+    with pytest.raises(ValueError, match=r'task.held_out must lie in \[0, 1\) .*, got ' + str(share)):
+        data.hold_out(data.load_digits(), share)
+
+
 def test_scikit_learns_digits_need_no_file():
     arrays = data.read_digits()
     assert len(arrays['x_train']) + len(arrays['x_test']) == 1797

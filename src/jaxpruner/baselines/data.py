@@ -94,6 +94,25 @@ def load_mnist(folder: Path) -> Images:
     return _on_device(read_mnist(folder))
 
 
+def hold_out(images: Images, share: float) -> Images:
+    """Leaves the last of the training images out, which some recipes keep for validation.
+
+    Args:
+      images: all of them.
+      share: how many to leave out, in [0, 1).
+
+    Raises:
+      ValueError: another share.
+
+    >>> hold_out(load_digits(), 0.1).x_train.shape
+    (1212, 8, 8, 1)
+    """
+    if not 0 <= share < 1:
+        raise ValueError(f'task.held_out must lie in [0, 1) (the share of training images left out), got {share}')
+    kept = round(len(images.x_train) * (1 - share))
+    return images._replace(x_train=images.x_train[:kept], y_train=images.y_train[:kept])
+
+
 def read_digits(split_seed: int = 0, test_share: float = 0.25) -> dict[str, np.ndarray]:
     """Reads the 1,797 digits of 8x8 pixels that lie inside the scikit-learn wheel, split alike for every class.
 
