@@ -17,6 +17,7 @@ from jaxpruner import (
     driver,
     mask_calculator,
     masking,
+    scoring,
     sparsity_distributions,
     sparsity_schedules,
     sparsity_types,
@@ -155,7 +156,14 @@ class BaseUpdater:
     def scores_now(
         self, params: tree_lib.PyTree, sparse_state: SparseState | None, grads: Any, extra_args: dict[str, Any]
     ) -> tree_lib.PyTree:
-        """Calls `calculate_scores` with those extra arguments that it names."""
+        """The scores of `calculate_scores`, which gets those extra arguments that it names.
+
+        Where they are a function of each weight (`scoring.of_each_weight`) and masks are made by `select_masks`, they
+        are not computed yet, and leaves are `selection.Scores`.
+        """
+        of_each_weight = scoring.function_of(self.calculate_scores)
+        if of_each_weight is not None and type(self).create_masks is BaseUpdater.create_masks:
+            return scoring.each_weight(params, of_each_weight)
         known = utils.known_arguments(self.calculate_scores, extra_args)
         return self.calculate_scores(params, sparse_state=sparse_state, grads=grads, **known)
 
@@ -291,7 +299,7 @@ class BaseUpdater:
         """As `create_masks`, beginning at earlier thresholds; the masks do not depend on them.
 
         Args:
-          scores: a tree like the parameters.
+          scores: a tree like the parameters of arrays, or of `selection.Scores`.
           sparsities: a tree like it of scalars, `None` where dense.
           thresholds: the thresholds of an earlier selection.
 
@@ -299,7 +307,7 @@ class BaseUpdater:
           The masks, and a tree of their thresholds: a float a leaf (one a layer, where layers are stacked), `None`
           where nothing is ranked over the whole leaf.
         """
-        paths, leaves, treedef = tree_lib.flatten_with_paths(scores, keep_none=True)
+        paths, leaves, treedef = scoring.flatten(scores)
         selected = mask_calculator.select_leaves(
             leaves,
             tree_lib.leaves_like(treedef, sparsities),

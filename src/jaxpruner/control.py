@@ -4,12 +4,15 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.extend.core
 import jax.numpy as jnp
 
 from jaxpruner import tree as tree_lib
 
 
-def run_once(when: jax.Array | bool, function: Callable[..., Any], state: Any, *inputs: Any) -> Any:
+def run_once(
+    when: jax.Array | bool, function: Callable[..., Any], state: Any, *inputs: Any, narrow: bool = False
+) -> Any:
     """`function(state, *inputs)` when it is due, else the state.
 
     A loop of at most one turn, where `cond` would do: its carry is updated in place, and `vmap` leaves it a loop,
@@ -22,6 +25,8 @@ def run_once(when: jax.Array | bool, function: Callable[..., Any], state: Any, *
       function: called with the state and the inputs; returns a tree like the state, whose dtypes are kept.
       state: any pytree of arrays.
       *inputs: what else the function reads.
+      narrow: the loop has nothing to do with those arrays of the state that the function leaves as they are, nor with
+        inputs that it never reads: what follows may begin before the loop ends, and the loop before they are computed.
 
     Returns:
       A tree like the state.
@@ -46,7 +51,35 @@ def run_once(when: jax.Array | bool, function: Callable[..., Any], state: Any, *
 
     if not tree_lib.is_traced(when):  # also outside jit, where a loop would be compiled anew at each call
         return _in_branch(run, unchanged, state, *inputs) if when else state
+    if narrow:
+        return _run_once_narrowly(when, run, state, *inputs)
     return jax.lax.while_loop(lambda carry: carry[0], body, (when, state))[1]
+
+
+def _run_once_narrowly(when: jax.Array, function: Callable[..., Any], state: Any, *inputs: Any) -> Any:
+    leaves, treedef = jax.tree.flatten(state)
+    values = [*leaves, *jax.tree.leaves(inputs)]
+    program = jax.make_jaxpr(function)(state, *inputs)
+    changed, read = _changed_and_read(program.jaxpr, len(leaves))
+    compute = jax.extend.core.jaxpr_as_fun(program)
+
+    def change(current: list, known: list) -> list:
+        given = {**dict(zip(changed, current, strict=True)), **dict(zip(read, known, strict=True))}
+        results = compute(*[given.get(i, value) for i, value in enumerate(values)])
+        return [results[i] for i in changed]
+
+    new = run_once(when, change, [leaves[i] for i in changed], [values[i] for i in read])
+    found = dict(zip(changed, new, strict=True))
+    return jax.tree.unflatten(treedef, [found.get(i, leaf) for i, leaf in enumerate(leaves)])
+
+
+def _changed_and_read(program: jax.extend.core.Jaxpr, number: int) -> tuple[list[int], list[int]]:
+    """Which of the first `number` arguments come out changed, and which of the others are read at all."""
+    changed = [i for i in range(number) if program.outvars[i] is not program.invars[i]]
+    variables = [variable for equation in program.eqns for variable in equation.invars]
+    variables += [program.outvars[i] for i in changed]
+    seen = {variable for variable in variables if not isinstance(variable, jax.extend.core.Literal)}
+    return changed, [i for i, variable in enumerate(program.invars) if variable in seen and i not in changed]
 
 
 def apart(function: Callable[..., Any], *inputs: Any) -> Any:

@@ -110,7 +110,11 @@ def _step(
         regrow = False
     else:
         # Into a loop it would be handed through memory, in every step; whoever needs it there finds it again.
-        state = control.run_once(due, new_masks, tracking_state, params, grads, tracked if due is True else None)
+        tracked = tracked if due is True else None
+        # A loop that reads no gradients lets the optimizer run while some are still computed. But parameters that wait
+        # for masks are copied by XLA, as in a dense step, if they need not wait for all gradients, too.
+        narrow = not updater.lands_on_zero()
+        state = control.run_once(due, new_masks, tracking_state, params, grads, tracked, narrow=narrow)
         # Who ranks the parameters after the step has to take the step that was ranked.
         masks_of_grads = (old_state if updater.ranks_next_params else state).masks
         updates, inner_state = update(grads, state.inner_state, params, masks_of_grads)

@@ -58,7 +58,7 @@ def topk_group_mask_calculator(
 
 
 def best_groups(
-    scores: Sequence[jax.Array],
+    scores: Sequence[jax.Array | selection.Scores],
     sparsities: Sequence[Any],
     types: Sequence[sparsity_types.GroupedType],
     starts: Sequence[jax.Array | None] | None = None,
@@ -67,7 +67,7 @@ def best_groups(
     """As `topk_group_mask_calculator` for many arrays, which share the passes of one selection.
 
     Args:
-      scores: float arrays.
+      scores: float arrays, or `selection.Scores`.
       sparsities: for each array a scalar.
       types: for each array how its scores are pooled; hashable.
       starts: for each array the threshold of an earlier selection, or `None`; see `selection.keep_largest_each`.
@@ -94,7 +94,8 @@ def _best_groups(scores, sparsities, starts, types, stacked) -> list[selection.S
     pooled, counts = [], []
     for array, sparsity, kind, in_layers in zip(scores, sparsities, types, stacked, strict=True):
         kind.check_shape(array.shape[in_layers:], 'scores')
-        pooled.append(groups.pool(kind, array, in_layers))
+        alone = isinstance(kind, sparsity_types.Unstructured)
+        pooled.append(array if alone else groups.pool(kind, selection.read(array), in_layers))
         # Sparsity 0 keeps everything as a count of all does, NaN included.
         counts.append(selection.number_to_keep(math.prod(pooled[-1].shape[in_layers:]), sparsity))
     as_params = [isinstance(kind, sparsity_types.Unstructured) for kind in types]
@@ -199,7 +200,7 @@ def get_topk_fn(sparsity_type: sparsity_types.SparsityType | str) -> TopkFn:
 
 
 def select_leaves(
-    scores: Sequence[jax.Array | None],
+    scores: Sequence[jax.Array | selection.Scores | None],
     sparsities: Sequence[Any],
     types: Sequence[sparsity_types.SparsityType | None],
     stacked: Sequence[bool],
@@ -234,7 +235,7 @@ def select_leaves(
         if topk_fn is None and not isinstance(kind, sparsity_types.NByM):
             grouped[i] = leaf, sparsity, kind, start, in_layers
         else:
-            mask = groups.per_layer(topk, in_layers, (0, None))(leaf, sparsity)
+            mask = groups.per_layer(topk, in_layers, (0, None))(selection.read(leaf), sparsity)
             results[i] = selection.Selected(mask, None)
     if grouped:
         for i, selected in zip(grouped, best_groups(*zip(*grouped.values(), strict=True)), strict=True):

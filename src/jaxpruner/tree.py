@@ -48,12 +48,12 @@ def _named(entries: Sequence[tuple[Any, Any]]) -> list[Path]:
     return names
 
 
-def flatten_with_paths(tree: PyTree, keep_none: bool = False) -> tuple[list[Path], list[Any], Any]:
+def flatten_with_paths(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Path], list[Any], Any]:
     """Flattens a pytree of arrays into paths, leaves and the tree's structure.
 
     Args:
       tree: any pytree.
-      keep_none: `None` counts as a leaf.
+      is_leaf: which nodes count as leaves besides arrays, as in `jax.tree.flatten`.
 
     Returns:
       The path of each leaf, the leaves, and the treedef that puts them together again.
@@ -63,7 +63,6 @@ def flatten_with_paths(tree: PyTree, keep_none: bool = False) -> tuple[list[Path
     >>> flatten_with_paths(3.0)[0]
     [('kernel',)]
     """
-    is_leaf = (lambda node: node is None) if keep_none else None
     entries, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
     return _named(entries), [leaf for _, leaf in entries], treedef
 
@@ -131,7 +130,7 @@ def _leaf_names(treedef: Any) -> list[Path]:
 def _misfit(treedef: Any, tree: PyTree) -> str:
     """Words for two trees of different structure: the paths that only one of them has."""
     wanted = {path_string(name) for name in _leaf_names(treedef)}
-    given = {path_string(name) for name in flatten_with_paths(tree, keep_none=True)[0]}
+    given = {path_string(name) for name in flatten_with_paths(tree, is_leaf=lambda node: node is None)[0]}
 
     def listed(names: set[str]) -> str:
         return ', '.join(map(repr, sorted(names)[:4])) + (', …' if len(names) > 4 else '')

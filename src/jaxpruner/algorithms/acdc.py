@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import base_updater, optimizer_state, sparsity_schedules
+from jaxpruner import base_updater, optimizer_state, scoring, sparsity_schedules
 from jaxpruner.algorithms import pruners
 
 
@@ -66,6 +66,7 @@ class ACDC(base_updater.BaseUpdater):
         if self.reset_optimizer:
             optimizer_state.check_resettable(inner, params)
 
+    @scoring.of_each_weight(jnp.abs)
     def calculate_scores(self, params, sparse_state=None, grads=None):
         """The magnitudes."""
         del sparse_state, grads

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import base_updater, selection, sparsity_types
+from jaxpruner import base_updater, scoring, selection, sparsity_types
 from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import pruners
 
@@ -45,19 +45,22 @@ class GlobalUpdater(base_updater.BaseUpdater):
                 f'{sparsity_type}; use a local algorithm such as MagnitudePruning for N:M, blocks and channels'
             )
 
-    def create_masks(self, scores: tree_lib.PyTree, sparsities: tree_lib.PyTree) -> tree_lib.PyTree:
-        """Masks from one ranking; of equal scores the first by leaf path, then by index, is kept."""
-        paths, leaves, treedef = tree_lib.flatten_with_paths(scores, keep_none=True)
+    def select_masks(
+        self, scores: tree_lib.PyTree, sparsities: tree_lib.PyTree, thresholds: tree_lib.PyTree | None = None
+    ) -> tuple[tree_lib.PyTree, None]:
+        """Masks from one ranking, and no thresholds; of equal scores the first by leaf path, then by index, is kept."""
+        del thresholds
+        paths, leaves, treedef = scoring.flatten(scores)
         targets = tree_lib.leaves_like(treedef, sparsities)
         ranked = sorted((i for i in range(len(leaves)) if targets[i] is not None), key=lambda i: paths[i])
         if not ranked:
-            return jax.tree.unflatten(treedef, [None] * len(leaves))
+            return jax.tree.unflatten(treedef, [None] * len(leaves)), None
         arrays = [leaves[i] for i in ranked]
         norms = [norm + 1e-8 for norm in _finite_norms(arrays)] if self.normalize_scores else None
         total = total_sparsity([targets[i] for i in ranked], [array.size for array in arrays])
         count = selection.number_to_keep(sum(array.size for array in arrays), total)
         masks = dict(zip(ranked, selection.keep_largest_jointly(arrays, count, norms, apart=True), strict=True))
-        return jax.tree.unflatten(treedef, [masks.get(i) for i in range(len(leaves))])
+        return jax.tree.unflatten(treedef, [masks.get(i) for i in range(len(leaves))]), None
 
 
 def total_sparsity(targets: list, sizes: list[int]) -> jax.Array:
@@ -78,17 +81,18 @@ def total_sparsity(targets: list, sizes: list[int]) -> jax.Array:
     return jnp.where(jnp.all(stacked == stacked[0]), stacked[0], jnp.sum(stacked * shares))
 
 
-def _finite_norms(arrays: list[jax.Array]) -> list[jax.Array]:
+def _finite_norms(arrays: list[jax.Array | selection.Scores]) -> list[jax.Array]:
     """The norm of what is finite in each array, so that one NaN or inf does not spoil a leaf."""
-    squares = jnp.stack([jnp.sum(jnp.square(array.astype(jnp.float32))) for array in arrays])
+    squares = jnp.stack([jnp.sum(jnp.square(selection.read(array).astype(jnp.float32))) for array in arrays])
     squares = jax.lax.cond(
         jnp.all(jnp.isfinite(squares)), lambda: squares, lambda: jnp.stack([_finite_squares(array) for array in arrays])
     )
     return list(jnp.sqrt(squares))
 
 
-def _finite_squares(array: jax.Array) -> jax.Array:
+def _finite_squares(scores: jax.Array | selection.Scores) -> jax.Array:
     """Their sum. Chosen terms of one sum XLA would write down; two results of a reduction it finds in passing."""
+    array = selection.read(scores)
     finite = jnp.where(jnp.isfinite(array), array, 0).astype(jnp.float32)
     sums, largest = jax.lax.reduce(
         (jnp.square(finite), jnp.abs(finite)),
@@ -109,6 +113,7 @@ class GlobalMagnitudePruning(GlobalUpdater):
     {'a': Array([0, 1], dtype=uint8), 'b': Array([0, 1], dtype=uint8)}
     """
 
+    @scoring.of_each_weight(jnp.abs)
     def calculate_scores(self, params, sparse_state=None, grads=None):
         """The magnitudes."""
         del sparse_state, grads

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import base_updater, groups, n_by_m, sparsity_types, targets
+from jaxpruner import base_updater, groups, n_by_m, scoring, sparsity_types, targets
 from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import pruners
 
@@ -56,7 +56,7 @@ class IterativeNMPruning(base_updater.BaseUpdater):
         wanted = sparse_state.target_sparsities
         sparsities = self.scheduler.get_sparsity_at_step(wanted, sparse_state.count)
         scores = self.scores_now(params, sparse_state, grads, extra_args)
-        paths, leaves, treedef = tree_lib.flatten_with_paths(scores, keep_none=True)
+        paths, leaves, treedef = scoring.flatten(scores)
         entries = zip(
             leaves,
             self._leaf_types(paths, leaves),

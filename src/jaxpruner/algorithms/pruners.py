@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import base_updater, utils
+from jaxpruner import base_updater, scoring, utils
 from jaxpruner import tree as tree_lib
 
 
@@ -50,11 +50,7 @@ def magnitudes(params: tree_lib.PyTree) -> tree_lib.PyTree:
     >>> magnitudes({'w': jnp.array([-2.0, 1.0])})
     {'w': Array([2., 1.], dtype=float32)}
     """
-
-    def magnitude(leaf: Any) -> jax.Array | None:
-        return jnp.abs(leaf) if hasattr(leaf, 'dtype') and jnp.issubdtype(leaf.dtype, jnp.number) else None
-
-    return jax.tree.map(magnitude, params)
+    return scoring.written_down(scoring.each_weight(params, jnp.abs))
 
 
 def saliencies(params: tree_lib.PyTree, grads: tree_lib.PyTree | None) -> tree_lib.PyTree:
@@ -87,6 +83,7 @@ class MagnitudePruning(base_updater.BaseUpdater):
     {'w': Array([-2.,  0.], dtype=float32)}
     """
 
+    @scoring.of_each_weight(jnp.abs)
     def calculate_scores(self, params, sparse_state=None, grads=None):
         """The magnitudes."""
         del sparse_state, grads

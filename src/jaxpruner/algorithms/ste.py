@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import base_updater, masking, utils
+from jaxpruner import base_updater, masking, scoring, utils
 from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import pruners
 from jaxpruner.sparse_state import only_sparse_state
@@ -56,7 +56,7 @@ class SteUpdater(base_updater.BaseUpdater):
         # Scores steer the selection alone; no gradient flows through it.
         detached = jax.lax.stop_gradient(params)
         state = state._replace(masks=masking.unpack_masks(state.masks, params))
-        scores = self.calculate_scores(detached, sparse_state=state)
+        scores = self.scores_now(detached, state, None, {})
         if type(self).create_masks is not base_updater.BaseUpdater.create_masks:  # a ranking of its own
             return self.create_masks(scores, sparsities), None
         return self.select_masks(scores, sparsities, state.thresholds)
@@ -75,6 +75,7 @@ class SteMagnitudePruning(SteUpdater):
     NByM(n=2, m=4, axis=-1, allow_partial=False)
     """
 
+    @scoring.of_each_weight(jnp.abs)
     def calculate_scores(self, params, sparse_state=None, grads=None):
         """The magnitudes."""
         del sparse_state, grads

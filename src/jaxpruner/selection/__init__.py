@@ -13,6 +13,8 @@ from jaxpruner.selection.largest import Selected as Selected
 from jaxpruner.selection.largest import keep_largest as keep_largest
 from jaxpruner.selection.largest import keep_largest_each as keep_largest_each
 from jaxpruner.selection.largest import keep_largest_jointly as keep_largest_jointly
+from jaxpruner.selection.scores import Scores as Scores
+from jaxpruner.selection.scores import read as read
 from jaxpruner.selection.whole_numbers import counter_for as counter_for
 from jaxpruner.selection.whole_numbers import number_to_keep as number_to_keep
 from jaxpruner.selection.whole_numbers import share_of as share_of

@@ -16,10 +16,11 @@ import numpy as np
 
 from jaxpruner.selection.counts_of_parts import Predicates, before, count_all, of_rows
 from jaxpruner.selection.counts_over_devices import count_apart, count_by_xla
+from jaxpruner.selection.scores import Scores
 
 
 def count_reaching(
-    arrays: Sequence[jax.Array],
+    arrays: Sequence[jax.Array | Scores],
     thresholds: Sequence[jax.Array],
     counter: jnp.dtype,
     apart: Sequence[bool] | None = None,
@@ -27,7 +28,7 @@ def count_reaching(
     """How many scores of each row reach each threshold; NaN reaches none.
 
     Args:
-      arrays: floats `[rows, …]`.
+      arrays: floats `[rows, …]`, or `Scores`.
       thresholds: for each array `[rows, columns]` of its dtype.
       counter: unsigned dtype that holds the counts.
       apart: for each array whether devices that share it count their own parts; none by default.
@@ -42,7 +43,7 @@ def count_reaching(
 
 
 def count_between_before(
-    arrays: Sequence[jax.Array],
+    arrays: Sequence[jax.Array | Scores],
     brackets: Sequence[jax.Array],
     ends: Sequence[jax.Array],
     counter: jnp.dtype,
@@ -51,7 +52,7 @@ def count_between_before(
     """How many scores of each row lie in a bracket, and stand before each end in flat order.
 
     Args:
-      arrays: floats `[rows, …]`.
+      arrays: floats `[rows, …]`, or `Scores`.
       brackets: for each array `[rows, 2 or more]` of its dtype: the first bound is to be reached, the second not.
       ends: for each array `[rows, columns]` of the counter's dtype.
       counter: unsigned dtype that holds the counts.
@@ -82,7 +83,7 @@ def _between_before(array, place, bounds):
 
 def _counts(
     predicates: Predicates,
-    arrays: Sequence[jax.Array],
+    arrays: Sequence[jax.Array | Scores],
     bounds: Sequence[tuple],
     counter: Any,
     apart: Sequence[bool] | None,

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxpruner.selection.scores import Scores, read
+
 # An array of fewer scores is read by one thread, in one piece.
 _WORTH_SHARING = 2**17
 _SHARES = 64
@@ -21,7 +23,7 @@ Coordinates = list[tuple[jax.Array, jax.Array]]
 def count_all(
     predicates: Predicates,
     counter: jnp.dtype,
-    arrays: Sequence[jax.Array],
+    arrays: Sequence[jax.Array | Scores],
     bounds: Sequence[Sequence[jax.Array]],
     may_split: bool = True,
 ) -> jax.Array:
@@ -30,7 +32,7 @@ def count_all(
     Args:
       predicates: what is counted.
       counter: unsigned dtype that holds the counts.
-      arrays: floats `[rows, …]`.
+      arrays: floats `[rows, …]`, or `Scores`.
       bounds: for each array what its predicates compare with.
       may_split: whether an axis may be viewed in shares.
 
@@ -45,41 +47,41 @@ def count_all(
     # What does not change from turn to turn of a loop would be moved out of it and written down: wider copies of 16-bit
     # scores. Behind a barrier everything seems to change.
     arrays, bounds = lax.optimization_barrier((tuple(arrays), tuple(bounds)))
-    return jnp.concatenate(
-        [
-            count_part(predicates, counter, array, bound, (0,) * array.ndim, array.shape, may_split)
-            for array, bound in zip(arrays, bounds, strict=True)
-        ]
-    )
+    parts = [
+        count_part(predicates, counter, array, bound, (0,) * array.ndim, array.shape, may_split)
+        for array, bound in zip(arrays, bounds, strict=True)
+    ]
+    # Put together once: a table of each array would be one more program for each.
+    return jnp.stack([jnp.concatenate(column) for column in zip(*parts, strict=True)], 1)
 
 
 def count_part(
     predicates: Predicates,
     counter: jnp.dtype,
-    part: jax.Array,
+    part: jax.Array | Scores,
     bounds: Sequence[jax.Array],
     origin: Sequence[Any],
     whole: Sequence[int],
     may_split: bool,
-) -> jax.Array:
+) -> list[jax.Array]:
     """Counts of a part of an array.
 
     Args:
       predicates: what is counted.
       counter: unsigned dtype that holds the counts.
-      part: floats `[rows, …]`.
+      part: floats `[rows, …]`, or `Scores`.
       bounds: of its rows.
       origin: where it begins in the whole array.
       whole: the shape of the whole array.
       may_split: whether an axis may be viewed in shares.
 
     Returns:
-      Counts `[rows, columns]`.
+      The columns of counts, each of them `[rows]`.
 
     >>> def positive(array, place, bounds):
     ...     return [array > 0]
     >>> count_part(positive, jnp.uint32, jnp.array([[1.0, 2.0]]), (), (0, 2), (1, 4), may_split=True)
-    Array([[2]], dtype=uint32)
+    [Array([2], dtype=uint32)]
     """
     view, kept, split = _in_shares(part.shape) if may_split else (part.shape, 1, None)
 
@@ -91,11 +93,9 @@ def count_part(
             found[split - 1 : split] = [(end // length, reached), (end % length, jnp.ones_like(reached))]
         return found
 
-    columns = predicates(part.reshape(view), place, bounds)
+    columns = predicates(read(jax.tree.map(lambda own: own.reshape(view), part)), place, bounds)
     counts = sum_together(columns, tuple(range(kept, len(view))), counter)
-    if kept > 1:
-        counts = reduce_together(counts, 0, lax.add, tuple(range(1, kept)))
-    return jnp.stack(counts, 1)
+    return reduce_together(counts, 0, lax.add, tuple(range(1, kept))) if kept > 1 else counts
 
 
 def sum_together(predicates: Sequence[jax.Array], axes: tuple[int, ...], counter: Any) -> list[jax.Array]:

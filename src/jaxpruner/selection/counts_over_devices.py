@@ -73,9 +73,7 @@ def _partitioned(predicates: Predicates, counter: jnp.dtype, treedef: Any, ranks
         shardings = [NamedSharding(mesh, spec) for spec in specs] + [whole] * (len(arguments) - number)
 
         def count_part_of_all(*leaves):
-            return _count_on_device(
-                predicates, counter, mesh, specs, shapes, leaves[:number], *jax.tree.unflatten(treedef, leaves)[1:]
-            )
+            return _count_on_device(predicates, counter, mesh, specs, shapes, *jax.tree.unflatten(treedef, leaves))
 
         return mesh, count_part_of_all, whole, tuple(shardings)
 
@@ -111,7 +109,7 @@ def _count_on_device(predicates, counter, mesh, specs, shapes, parts, bounds):
     for spec, shape, part, bound in zip(specs, shapes, parts, bounds, strict=True):
         origin = [_place(mesh, entry, counter) * length for entry, length in zip(spec, part.shape, strict=True)]
         mine = [lax.dynamic_slice_in_dim(rows, origin[0], part.shape[0]) for rows in bound]
-        counts = count_part(predicates, counter, part, mine, origin, shape, may_split=True)
+        counts = jnp.stack(count_part(predicates, counter, part, mine, origin, shape, may_split=True), 1)
         # Of devices that hold the same part one counts.
         for name in sorted(used - {name for entry in spec for name in _names(entry)}):
             counts = jnp.where(lax.axis_index(name) == 0, counts, 0)

@@ -3,6 +3,7 @@
 A good guess saves passes and changes nothing else.
 """
 
+import math
 from collections.abc import Sequence
 
 import jax
@@ -12,6 +13,7 @@ from jax import lax
 
 from jaxpruner.selection.counts_of_parts import reduce_together, sum_together
 from jaxpruner.selection.ordered_floats import Order
+from jaxpruner.selection.scores import Scores, read
 
 # Scores in a sample of a ranking, which are compared pair by pair; more of them pay where passes take longer.
 _LARGEST_SAMPLE = 256
@@ -44,11 +46,13 @@ def near(order: Order, start: jax.Array, otherwise: jax.Array) -> jax.Array:
     return jnp.where(jnp.isnan(start)[:, None], otherwise, middle - step + np.arange(3, dtype=order.unsigned) * step)
 
 
-def sampled(arrays: Sequence[jax.Array], wanted: jax.Array, sizes: Sequence[int], order: Order) -> jax.Array | None:
+def sampled(
+    arrays: Sequence[jax.Array | Scores], wanted: jax.Array, sizes: Sequence[int], order: Order
+) -> jax.Array | None:
     """Probes around the threshold of a sample of each row.
 
     Args:
-      arrays: floats `[rows, …]` of one dtype.
+      arrays: floats `[rows, …]` of one dtype, or `Scores`.
       wanted: how many to keep of each row.
       sizes: of the rows.
       order: of the arrays' dtype.
@@ -70,7 +74,7 @@ def sampled(arrays: Sequence[jax.Array], wanted: jax.Array, sizes: Sequence[int]
 
 
 def sampled_jointly(
-    arrays: Sequence[jax.Array], scales: jax.Array, wanted: jax.Array, order: Order
+    arrays: Sequence[jax.Array | Scores], scales: jax.Array, wanted: jax.Array, order: Order
 ) -> jax.Array | None:
     """Probes around the threshold of a sample of all arrays, each divided by its scale; as `sampled`.
 
@@ -93,13 +97,18 @@ def _sample_size(size: int) -> int:
     return _LARGEST_SAMPLE if size >= 2**19 else _LARGEST_SAMPLE // 2 if size >= 2**16 else _LARGEST_SAMPLE // 4
 
 
-def _strided(array: jax.Array, number: int) -> jax.Array:
+def _strided(array: jax.Array | Scores, number: int) -> jax.Array:
     """`[rows, number]` scores of each row, spread over it; NaN where a row has fewer."""
-    flat = array.reshape(array.shape[0], -1)
-    stride = max(1, flat.shape[1] // number)
+    length = math.prod(array.shape[1:])
+    stride = max(1, length // number)
     # An odd stride meets every column of a matrix whose rows have an even length.
     stride = stride if stride % 2 else max(1, stride - 1)
-    taken = lax.slice_in_dim(flat, 0, min(flat.shape[1], stride * number), stride, 1)
+
+    def some(own: jax.Array) -> jax.Array:
+        flat = own.reshape(len(own), -1)
+        return lax.slice_in_dim(flat, 0, min(length, stride * number), stride, 1)
+
+    taken = read(jax.tree.map(some, array))
     missing = number - taken.shape[1]
     return jnp.pad(taken, ((0, 0), (0, missing)), constant_values=jnp.nan) if missing else taken
 

@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 
 from jaxpruner.selection.ranking import select_each, select_jointly
+from jaxpruner.selection.scores import Scores, read
 
 
 class Selected(NamedTuple):
@@ -23,11 +24,11 @@ class Selected(NamedTuple):
     threshold: jax.Array | None  # one float for each ranking, at most the smallest score that is kept
 
 
-def keep_largest(scores: jax.Array, count: jax.Array | int) -> jax.Array:
+def keep_largest(scores: jax.Array | Scores, count: jax.Array | int) -> jax.Array:
     """The mask of the `count` largest scores.
 
     Args:
-      scores: float array of any shape.
+      scores: float array of any shape, or `Scores`.
       count: unsigned scalar; 0 keeps nothing, the size or more keeps everything, NaN included. Otherwise NaN is never
         kept, even if fewer than `count` remain.
 
@@ -45,7 +46,7 @@ def keep_largest(scores: jax.Array, count: jax.Array | int) -> jax.Array:
 
 
 def keep_largest_each(
-    scores: Sequence[jax.Array],
+    scores: Sequence[jax.Array | Scores],
     counts: Sequence[jax.Array | int],
     starts: Sequence[jax.Array | None] | None = None,
     in_rows: Sequence[bool] | None = None,
@@ -54,7 +55,7 @@ def keep_largest_each(
     """The `count` largest scores of each of many arrays, which share their passes.
 
     Args:
-      scores: float arrays of any shapes.
+      scores: float arrays of any shapes, or `Scores`.
       counts: for each array an unsigned scalar, as in `keep_largest`; for one in rows a scalar or one a row.
       starts: for each array where to look first: the threshold of an earlier selection (NaN or `None` for none). The
         result does not depend on it.
@@ -99,13 +100,13 @@ def _keep_largest_each(
             )
             found.update(zip(some, results, strict=True))
     return [
-        Selected(found[i][0].reshape(jnp.shape(array)), found[i][1] if rows else found[i][1][0])
+        Selected(found[i][0].reshape(array.shape), found[i][1] if rows else found[i][1][0])
         for i, (array, rows) in enumerate(zip(scores, in_rows, strict=True))
     ]
 
 
 def keep_largest_jointly(
-    scores: Sequence[jax.Array],
+    scores: Sequence[jax.Array | Scores],
     count: jax.Array | int,
     divisors: Sequence[jax.Array] | None = None,
     apart: bool = False,
@@ -113,7 +114,7 @@ def keep_largest_jointly(
     """The masks of the `count` largest among the scores of many arrays, which are never put together.
 
     Args:
-      scores: float arrays of any shapes, ranked in their common dtype; ties in the order of the arrays.
+      scores: float arrays of any shapes, or `Scores`; ranked in their common dtype, ties in the order of the arrays.
       count: unsigned scalar, as in `keep_largest`.
       divisors: a positive, finite scalar for each array: they are ranked by `scores / divisor`, which is never written
         down: each pass translates its thresholds into those of each array.
@@ -133,14 +134,14 @@ def keep_largest_jointly(
 
 @functools.partial(jax.jit, static_argnums=3)
 def _keep_largest_jointly(scores: list, count: jax.Array | int, divisors: list | None, apart: bool) -> list[jax.Array]:
-    masks = [jnp.zeros(jnp.shape(array), jnp.uint8) for array in scores]
+    masks = [jnp.zeros(array.shape, jnp.uint8) for array in scores]
     filled = [i for i, array in enumerate(scores) if array.size]
     if not filled:
         return masks
     arrays = [_with_rows(scores[i], in_rows=False) for i in filled]
     scales = divisors and [lax.stop_gradient(divisors[i]) for i in filled]
     for i, mask in zip(filled, select_jointly(arrays, count, scales, apart), strict=True):
-        masks[i] = mask.reshape(jnp.shape(scores[i]))
+        masks[i] = mask.reshape(scores[i].shape)
     return masks
 
 
@@ -154,10 +155,14 @@ def _as_count(count: jax.Array | int) -> Any:
     return np.asarray(min(count, np.iinfo(widest).max), widest)
 
 
-def _with_rows(array: jax.Array, in_rows: bool) -> jax.Array:
-    array = lax.stop_gradient(jnp.asarray(array))  # masks have no derivative
+def _with_rows(array: jax.Array | Scores, in_rows: bool) -> jax.Array | Scores:
+    array = lax.stop_gradient(array)  # masks have no derivative
     # Some floats of 8 bits have no infinity, which ends the search.
     if not jnp.issubdtype(array.dtype, jnp.floating) or array.dtype.itemsize == 1:
-        array = array.astype(jnp.float32)
-    array = array if in_rows else array[None]
-    return array if array.ndim > 1 else array[:, None]  # reductions need an axis
+        array = read(array).astype(jnp.float32)
+
+    def with_axes(own: jax.Array) -> jax.Array:
+        own = own if in_rows else own[None]
+        return own if own.ndim > 1 else own[:, None]  # reductions need an axis
+
+    return jax.tree.map(with_axes, array)

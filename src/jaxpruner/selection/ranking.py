@@ -1,6 +1,7 @@
 """Rankings, and the search for their thresholds: each over one row of an array, or over many arrays together."""
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from jaxpruner.selection import brackets, counting, counts_of_parts, first_probe
 from jaxpruner.selection.brackets import Brackets
 from jaxpruner.selection.counts_of_parts import of_rows
 from jaxpruner.selection.ordered_floats import Order
+from jaxpruner.selection.scores import Scores, read
 
 # Probes of a pass. Three settle two bits at the memory's speed on a CPU, and more make a pass slower than they save
 # passes; an accelerator computes while it reads, and asking it whether to go on costs more than a pass.
@@ -24,7 +26,7 @@ _PROBES_ELSEWHERE = 15
 class _Ranking(NamedTuple):
     """Arrays in which thresholds are sought: `n` rankings, each over one row of an array or over many arrays."""
 
-    arrays: list[jax.Array]
+    arrays: list[jax.Array | Scores]
     order: Order  # of the values that are ranked
     sizes: list[int]  # how many scores each ranking has
     thresholds: Callable[[jax.Array], list[jax.Array]]  # images [n, columns] -> what each array has to reach
@@ -38,12 +40,12 @@ class _Ranking(NamedTuple):
 
 
 def select_each(
-    arrays: list[jax.Array], counts: list, starts: list, apart: list[bool]
+    arrays: list[jax.Array | Scores], counts: list, starts: list, apart: list[bool]
 ) -> list[tuple[jax.Array, jax.Array]]:
     """Selects in each row of each array.
 
     Args:
-      arrays: floats `[rows, …]` of one dtype, none of them empty.
+      arrays: floats `[rows, …]` of one dtype, or `Scores`, none of them empty.
       counts: for each array a scalar, or one a row.
       starts: for each array thresholds to begin at, or `None`.
       apart: for each array whether devices that share it count their own parts.
@@ -57,7 +59,7 @@ def select_each(
     """
     order = Order.of(arrays[0].dtype)
     rows = [array.shape[0] for array in arrays]
-    sizes = [array[0].size for array in arrays for _ in range(array.shape[0])]
+    sizes = [size for array in arrays for size in _row_sizes(array)]
     counter = whole_numbers.counter_for(max(sizes))
 
     split = functools.partial(_split, rows=rows)
@@ -65,7 +67,7 @@ def select_each(
         arrays,
         order,
         sizes,
-        thresholds=lambda images: list(map(order.value, split(images))),
+        thresholds=lambda images: split(order.value(images)),
         reaching=lambda thresholds: counting.count_reaching(arrays, thresholds, counter, apart),
         ends=split,
         ties=lambda between, ends: counting.count_between_before(arrays, between, ends, counter, apart),
@@ -80,6 +82,11 @@ def select_each(
     everything = split(_wide((wanted >= jnp.array(sizes, counter)).astype(counter)))
     masks = map(_mask, arrays, between, ends, everything)
     return [(mask, thresholds[:, 0]) for mask, thresholds in zip(masks, between, strict=True)]
+
+
+def _row_sizes(array: jax.Array | Scores) -> list[int]:
+    """How many scores each row has."""
+    return [math.prod(array.shape[1:])] * array.shape[0]
 
 
 def _split(table: jax.Array, rows: Sequence[int]) -> list[jax.Array]:
@@ -110,12 +117,12 @@ def _per_row(values: list, rows: list[int], dtype: jnp.dtype) -> jax.Array:
 
 
 def select_jointly(
-    arrays: list[jax.Array], count: jax.Array | int, divisors: Sequence | None, apart: bool
+    arrays: list[jax.Array | Scores], count: jax.Array | int, divisors: Sequence | None, apart: bool
 ) -> list[jax.Array]:
     """Selects among the scores of all arrays.
 
     Args:
-      arrays: floats `[1, …]`, none of them empty.
+      arrays: floats `[1, …]`, or `Scores`, none of them empty.
       count: a scalar.
       divisors: for each array what its scores are divided by, or `None`.
       apart: whether devices that share arrays count their own parts.
@@ -128,7 +135,7 @@ def select_jointly(
     """
     sizes, each_apart = [array.size for array in arrays], [apart] * len(arrays)
     counter = whole_numbers.counter_for(sum(sizes))
-    dtype = jnp.result_type(*arrays, *(divisors or ()))
+    dtype = jnp.result_type(*(array.dtype for array in arrays), *(divisors or ()))
     order = Order.of(dtype)
     scales = jnp.stack([jnp.asarray(divisor).astype(dtype) for divisor in divisors or [1] * len(arrays)])
     offsets = jnp.array([sum(sizes[:i]) for i in range(len(sizes))], counter)[:, None]
@@ -234,7 +241,7 @@ def _search(
     if jax.device_count() > 1:
         return between, ranking.ends(_wide(_ends_by_probes(ranking, ties, room, between)))
     ends = _ends_by_parts(ranking, ties, room, between)
-    return between, _split(_wide(ends), [len(array) for array in ranking.arrays])
+    return between, _split(_wide(ends), [array.shape[0] for array in ranking.arrays])
 
 
 def _ends_by_parts(ranking: _Ranking, ties: jax.Array, room: jax.Array, between: list[jax.Array]) -> jax.Array:
@@ -244,8 +251,7 @@ def _ends_by_parts(ranking: _Ranking, ties: jax.Array, room: jax.Array, between:
         del ends
         return tie_ends.of_rooms(arrays, between, ranking.rooms(room, between))
 
-    sizes = [array[0].size for array in ranking.arrays for _ in range(len(array))]
-    everywhere = jnp.array(sizes, ranking.counter)
+    everywhere = jnp.array([size for array in ranking.arrays for size in _row_sizes(array)], ranking.counter)
     return control.run_once(jnp.any(room < ties), cut, everywhere, room, between, ranking.arrays)
 
 
@@ -264,8 +270,9 @@ def _ends_by_probes(ranking: _Ranking, ties: jax.Array, room: jax.Array, between
     return jnp.where(found.wanted > 0, sizes - found.low, 0)  # no room: nothing at all is kept
 
 
-def _mask(array: jax.Array, between: jax.Array, end: jax.Array, everything: jax.Array) -> jax.Array:
-    """The mask of an array `[rows, …]`; the others are tables of its rows."""
+def _mask(scores: jax.Array | Scores, between: jax.Array, end: jax.Array, everything: jax.Array) -> jax.Array:
+    """The mask of scores `[rows, …]`; the others are tables of their rows."""
+    array = read(scores)
     places = counts_of_parts.coordinates(end, array.shape, (0,) * array.ndim)
     first = counts_of_parts.before(places, array.shape, 0)
     kept = (array >= of_rows(between, 0, array.ndim)) & ((array >= of_rows(between, 1, array.ndim)) | first)

@@ -8,13 +8,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpruner.selection.counts_of_parts import of_rows, reduce_together, sum_together
+from jaxpruner.selection.scores import Scores, read
 
 
-def of_rooms(arrays: Sequence[jax.Array], between: Sequence[jax.Array], room: jax.Array) -> jax.Array:
+def of_rooms(arrays: Sequence[jax.Array | Scores], between: Sequence[jax.Array], room: jax.Array) -> jax.Array:
     """Where in the flat order of each row as many ties stand before as there is room for.
 
     Args:
-      arrays: floats `[rows, …]`.
+      arrays: floats `[rows, …]`, or `Scores`.
       between: for each array `[rows, 2 or more]` of its dtype: ties reach the first bound, and not the second.
       room: unsigned `[all rows]`, at most the number of ties.
 
@@ -25,7 +26,7 @@ def of_rooms(arrays: Sequence[jax.Array], between: Sequence[jax.Array], room: ja
     Array([3], dtype=uint32)
     """
     counter = room.dtype.type
-    rows = [array.reshape(array.shape[0], -1) for array in arrays]
+    rows = [jax.tree.map(lambda own: own.reshape(len(own), -1), array) for array in arrays]
     length = _part_length(max(row.shape[1] for row in rows))
     numbers = [row.shape[1] // length for row in rows]  # what is left over at the end is shorter than a part
     counts = jnp.concatenate(
@@ -35,7 +36,7 @@ def of_rooms(arrays: Sequence[jax.Array], between: Sequence[jax.Array], room: ja
         ]
     )
     part, left = _where_it_ends(counts, room)
-    ends = jnp.concatenate([jnp.full(len(row), number, counter) for row, number in zip(rows, numbers, strict=True)])
+    ends = jnp.concatenate([jnp.full(row.shape[0], number, counter) for row, number in zip(rows, numbers, strict=True)])
     starts = jnp.split(jnp.minimum(part, ends) * counter(length), _borders(rows))
     found = [_ties_from(*one, length) for one in zip(rows, between, starts, strict=True)]
     first, *stretches = (jnp.concatenate(column) for column in zip(*found, strict=True))
@@ -57,26 +58,27 @@ def _part_length(size: int) -> int:
     return max(third * third // 2, 1)
 
 
-def _borders(rows: Sequence[jax.Array]) -> list[int]:
-    return [sum(len(row) for row in rows[:i]) for i in range(1, len(rows))]
+def _borders(rows: Sequence[jax.Array | Scores]) -> list[int]:
+    return [sum(row.shape[0] for row in rows[:i]) for i in range(1, len(rows))]
 
 
 def _padded(table: jax.Array, length: int) -> jax.Array:
     return jnp.pad(table, ((0, 0), (0, length - table.shape[1])))
 
 
-def _ties_in_parts(rows: jax.Array, between: jax.Array, number: int, length: int, counter: type) -> jax.Array:
+def _ties_in_parts(rows: jax.Array | Scores, between: jax.Array, number: int, length: int, counter: type) -> jax.Array:
     """How many ties each part of each row has, `[rows, number]`."""
-    parts = rows[:, : number * length].reshape(len(rows), number, length)
+    parts = read(jax.tree.map(lambda own: own[:, : number * length].reshape(len(own), number, length), rows))
     reaching, above = sum_together([parts >= of_rows(between, column, 3) for column in (0, 1)], (2,), counter)
     return reaching - above
 
 
-def _ties_from(rows: jax.Array, between: jax.Array, starts: jax.Array, length: int) -> tuple[jax.Array, ...]:
+def _ties_from(rows: jax.Array | Scores, between: jax.Array, starts: jax.Array, length: int) -> tuple[jax.Array, ...]:
     """A stretch of each row with the scores from `starts` on: where it begins, and which reach each bound of ties."""
     here = min(length, rows.shape[1])
     first = jnp.minimum(starts, starts.dtype.type(rows.shape[1] - here))
-    stretch = jax.vmap(lambda row, begin: lax.dynamic_slice_in_dim(row, begin, here))(rows, first)
+    cut = jax.vmap(lambda row, begin: lax.dynamic_slice_in_dim(row, begin, here))
+    stretch = read(jax.tree.map(lambda own: cut(own, first), rows))
     low, high = (of_rows(between, column, 2) for column in (0, 1))
     is_new = lax.iota(starts.dtype, here) >= (starts - first)[:, None]
     return first, *(_padded(is_new & (stretch >= bound), length) for bound in (low, high))
