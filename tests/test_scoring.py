@@ -1,8 +1,11 @@
 """Scores that are not written down: the masks are those of arrays, and take no more memory than masks."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import compiling
@@ -80,25 +83,112 @@ def test_pruning_takes_no_memory_for_scores(name):
     assert compiling.as_written(lowered).memory_analysis().temp_size_in_bytes < 0.2 * weights
 
 
-def test_who_overrides_the_scores_is_asked_for_them():
-    class Smallest(jaxpruner.MagnitudePruning):
+def negative(scores):
+    return jax.tree.map(jnp.negative, scores)
+
+
+class Smallest(jaxpruner.MagnitudePruning):
+    def calculate_scores(self, params, sparse_state=None, grads=None):
+        return negative(super().calculate_scores(params))
+
+
+class Wrapped(jaxpruner.MagnitudePruning):
+    @functools.wraps(jaxpruner.MagnitudePruning.calculate_scores)
+    def calculate_scores(self, params, sparse_state=None, grads=None):
+        return negative(super().calculate_scores(params))
+
+
+class Made(jaxpruner.MagnitudePruning):
+    def create_masks(self, scores, sparsities):
+        return super().create_masks(negative(scores), sparsities)
+
+
+class Selected(jaxpruner.MagnitudePruning):
+    def select_masks(self, scores, sparsities, thresholds=None):
+        return super().select_masks(negative(scores), sparsities, thresholds)
+
+
+class MadeGlobally(jaxpruner.GlobalMagnitudePruning):
+    def create_masks(self, scores, sparsities):
+        return super().create_masks(negative(scores), sparsities)
+
+
+class Updated(jaxpruner.MagnitudePruning):
+    def update_state(self, sparse_state, params, grads):
+        scores = negative(self.scores_now(params, sparse_state, grads, {}))
+        return sparse_state._replace(masks=self.create_masks(scores, sparse_state.target_sparsities))
+
+
+class Marked(jaxpruner.BaseUpdater):
+    @scoring.of_each_weight(jnp.negative)
+    def calculate_scores(self, params, sparse_state=None, grads=None):
+        raise AssertionError('the method of a function of each weight is not called')
+
+
+class MarkedAnew(jaxpruner.MagnitudePruning):
+    calculate_scores = scoring.of_each_weight(jnp.negative)(jaxpruner.MagnitudePruning.calculate_scores)
+
+
+class StraightThrough(jaxpruner.SteMagnitudePruning):
+    def calculate_scores(self, params, sparse_state=None):  # gradients are never given there
+        return negative(pruners.magnitudes(params))
+
+
+@pytest.mark.parametrize(
+    'kind', [Smallest, Wrapped, Made, Selected, MadeGlobally, Updated, Marked, MarkedAnew, StraightThrough]
+)
+def test_what_is_overridden_is_asked(kind):
+    updater = kind(sparsity_distribution_fn=half, scheduler=jaxpruner.sparsity_schedules.OneShotSchedule(0))
+    params = {'w': jnp.array([2.0, 1.0])}
+    optimizer = updater.wrap_optax(optax.sgd(0.0))
+    _, state = jax.jit(optimizer.update)(params, optimizer.init(params), params)
+    assert state.masks['w'].tolist() == [0, 1]
+
+
+def test_marking_a_method_anew_leaves_it_as_it_is():
+    assert scoring.function_of(MarkedAnew.calculate_scores) is jnp.negative
+    assert scoring.function_of(jaxpruner.MagnitudePruning.calculate_scores) is jnp.abs
+
+
+def test_types_of_ones_own_pool_scores():
+    class Smallest(jaxpruner.sparsity_types.Unstructured):
+        def group_scores(self, scores):
+            return -scores
+
+    updater = jaxpruner.MagnitudePruning(sparsity_distribution_fn=half, sparsity_type=Smallest())
+    assert updater.instant_sparsify({'w': jnp.array([2.0, -1.0])})[1]['w'].tolist() == [0, 1]
+
+
+def test_scores_under_n_of_m_may_be_of_each_weight():
+    class Squares(jaxpruner.algorithms.IterativeNMPruning):
+        @scoring.of_each_weight(jnp.square)
         def calculate_scores(self, params, sparse_state=None, grads=None):
-            return jax.tree.map(jnp.negative, super().calculate_scores(params))
+            return jax.tree.map(jnp.square, params)
 
-    updater = Smallest(sparsity_distribution_fn=half)
-    assert updater.instant_sparsify({'w': jnp.array([-2.0, 1.0])})[1]['w'].tolist() == [0, 1]
+    schedule = jaxpruner.sparsity_schedules.OneShotSchedule(0)
+    updater = Squares(sparsity_type='1:2', sparsity_distribution_fn=half, scheduler=schedule)
+    params = {'w': jnp.array([[-2.0, 1.0]])}
+    optimizer = updater.wrap_optax(optax.sgd(0.0))
+    _, state = jax.jit(optimizer.update)(params, optimizer.init(params), params)
+    assert state.masks['w'].tolist() == [[1, 0]]
 
 
-def test_who_overrides_the_masks_gets_arrays():
-    given = []
+@pytest.mark.parametrize(
+    ('function', 'words'),
+    [
+        (lambda w: w.astype(jnp.bfloat16), r'deep/w: .* float32\[2, 3\], got bfloat16\[2, 3\] from'),
+        (jnp.ravel, r'deep/w: .* got float32\[6\] from .*; leave of_each_weight out'),
+    ],
+)
+def test_scores_of_another_shape_or_dtype_are_refused(function, words):
+    with pytest.raises(ValueError, match=words):
+        scoring.each_weight({'deep': {'w': jnp.ones((2, 3))}}, function)
 
-    class Watching(jaxpruner.MagnitudePruning):
-        def create_masks(self, scores, sparsities):
-            given.append(scores['w'].tolist())
-            return super().create_masks(scores, sparsities)
 
-    Watching(sparsity_distribution_fn=half).instant_sparsify({'w': jnp.array([-2.0, 1.0])})
-    assert given == [[2.0, 1.0]]
+@pytest.mark.parametrize('function', ['abs', [jnp.abs]])
+def test_what_is_no_function_is_refused(function):
+    with pytest.raises(TypeError, match='of_each_weight takes a hashable function of weights, got'):
+        scoring.of_each_weight(function)
 
 
 @pytest.mark.parametrize(

@@ -150,20 +150,13 @@ class BaseUpdater:
           The state with new masks, packed or not.
         """
         sparsities = self.scheduler.get_sparsity_at_step(sparse_state.target_sparsities, sparse_state.count)
-        scores = self.scores_now(params, sparse_state, grads, extra_args)
+        scores = scoring.to_rank(self, params, sparse_state, grads, extra_args)
         return sparse_state._replace(masks=self.create_masks(scores, sparsities))
 
     def scores_now(
         self, params: tree_lib.PyTree, sparse_state: SparseState | None, grads: Any, extra_args: dict[str, Any]
     ) -> tree_lib.PyTree:
-        """The scores of `calculate_scores`, which gets those extra arguments that it names.
-
-        Where they are a function of each weight (`scoring.of_each_weight`) and masks are made by `select_masks`, they
-        are not computed yet, and leaves are `selection.Scores`.
-        """
-        of_each_weight = scoring.function_of(self.calculate_scores)
-        if of_each_weight is not None and type(self).create_masks is BaseUpdater.create_masks:
-            return scoring.each_weight(params, of_each_weight)
+        """Calls `calculate_scores` with those extra arguments that it names."""
         known = utils.known_arguments(self.calculate_scores, extra_args)
         return self.calculate_scores(params, sparse_state=sparse_state, grads=grads, **known)
 
@@ -224,7 +217,7 @@ class BaseUpdater:
           ValueError: sparsities or shapes do not fit.
         """
         sparsities = self.get_target_sparsities(params)
-        masks = self.create_masks(self.scores_now(params, None, grads, extra_args), sparsities)
+        masks = self.create_masks(scoring.to_rank(self, params, None, grads, extra_args), sparsities)
         return self.apply_masks(params, masks), masks
 
     def pre_forward_update(self, params: tree_lib.PyTree, sparse_state: Any) -> tree_lib.PyTree:
@@ -281,6 +274,7 @@ class BaseUpdater:
             self.sparsity_distribution_fn, params, self._leaf_types(paths, leaves), self.stacked, check
         )
 
+    @scoring.ranks_unwritten
     def create_masks(self, scores: tree_lib.PyTree, sparsities: tree_lib.PyTree) -> tree_lib.PyTree:
         """A mask for each leaf from its scores and its sparsity.
 
@@ -293,6 +287,7 @@ class BaseUpdater:
         """
         return self.select_masks(scores, sparsities)[0]
 
+    @scoring.ranks_unwritten
     def select_masks(
         self, scores: tree_lib.PyTree, sparsities: tree_lib.PyTree, thresholds: tree_lib.PyTree | None = None
     ) -> tuple[tree_lib.PyTree, tree_lib.PyTree]:

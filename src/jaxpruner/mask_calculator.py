@@ -94,7 +94,7 @@ def _best_groups(scores, sparsities, starts, types, stacked) -> list[selection.S
     pooled, counts = [], []
     for array, sparsity, kind, in_layers in zip(scores, sparsities, types, stacked, strict=True):
         kind.check_shape(array.shape[in_layers:], 'scores')
-        alone = isinstance(kind, sparsity_types.Unstructured)
+        alone = type(kind) is sparsity_types.Unstructured
         pooled.append(array if alone else groups.pool(kind, selection.read(array), in_layers))
         # Sparsity 0 keeps everything as a count of all does, NaN included.
         counts.append(selection.number_to_keep(math.prod(pooled[-1].shape[in_layers:]), sparsity))

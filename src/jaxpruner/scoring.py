@@ -1,7 +1,8 @@
 """Scores that are a function of each weight by itself, such as magnitudes, need not be written down to be ranked."""
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+import functools
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -9,21 +10,29 @@ import jax.numpy as jnp
 from jaxpruner import selection
 from jaxpruner import tree as tree_lib
 
+if TYPE_CHECKING:
+    from jaxpruner.base_updater import BaseUpdater
+
 Method = TypeVar('Method', bound=Callable[..., Any])
-_MARK = 'score_of_each_weight'
+_OF_EACH_WEIGHT, _RANKS_UNWRITTEN = 'scores_of_each_weight', 'ranks_unwritten_scores'
 
 
 def of_each_weight(function: Callable[[jax.Array], jax.Array]) -> Callable[[Method], Method]:
     """Says of a method `calculate_scores` that it scores each weight by a function of that weight alone.
 
-    Masks are then made from the weights: a pass that reads them computes the scores, which take no memory. A subclass
-    that overrides the method has to say so again, or its scores are arrays like any others.
+    Masks are then made from the weights, and the method is not called for them: a pass that reads weights computes the
+    scores, and unstructured masks of floats of 16 bits or more take no memory for scores. A subclass that overrides the
+    method, or the making of masks, is asked for arrays again.
 
     Args:
-      function: of an array of weights, to scores of its shape and dtype; hashable.
+      function: of an array of weights, to scores of its shape and dtype; hashable, and one function, not made anew each
+        time. It has to round alike wherever it is compiled, as single operations do.
 
     Returns:
-      A decorator that leaves the method as it is.
+      A decorator.
+
+    Raises:
+      TypeError: what is given is no hashable function.
 
     >>> import jaxpruner
     >>> class Largest(jaxpruner.BaseUpdater):  # negative weights go first
@@ -34,12 +43,23 @@ def of_each_weight(function: Callable[[jax.Array], jax.Array]) -> Callable[[Meth
     >>> updater.instant_sparsify({'w': jnp.array([-2.0, 1.0])})[1]
     {'w': Array([0, 1], dtype=uint8)}
     """
+    if not callable(function) or not isinstance(function, Hashable):
+        raise TypeError(f'of_each_weight takes a hashable function of weights, got {function!r}')
 
     def mark(method: Method) -> Method:
-        setattr(method, _MARK, function)
-        return method
+        return _marked(method, _OF_EACH_WEIGHT, function)
 
     return mark
+
+
+def ranks_unwritten(method: Method) -> Method:
+    """Says of a method that makes masks that it takes `selection.Scores`, too.
+
+    >>> import jaxpruner
+    >>> takes_unwritten(jaxpruner.MagnitudePruning.create_masks)
+    True
+    """
+    return _marked(method, _RANKS_UNWRITTEN, True)
 
 
 def function_of(method: Callable[..., Any]) -> Callable[[jax.Array], jax.Array] | None:
@@ -52,7 +72,32 @@ def function_of(method: Callable[..., Any]) -> Callable[[jax.Array], jax.Array] 
     >>> function_of(jaxpruner.MagnitudePruning().calculate_scores) is jnp.abs
     True
     """
-    return getattr(method, _MARK, None)
+    return _said_of(method, _OF_EACH_WEIGHT)
+
+
+def takes_unwritten(method: Callable[..., Any]) -> bool:
+    """Whether `ranks_unwritten` was said of a method.
+
+    >>> takes_unwritten(print)
+    False
+    """
+    return _said_of(method, _RANKS_UNWRITTEN) is True
+
+
+def _marked(method: Method, name: str, value: Any) -> Method:
+    @functools.wraps(method)
+    def marked(*arguments: Any, **named: Any) -> Any:
+        return method(*arguments, **named)
+
+    setattr(marked, name, (marked, value))
+    return cast(Method, marked)
+
+
+def _said_of(method: Callable[..., Any], name: str) -> Any:
+    function = getattr(method, '__func__', method)
+    mark = getattr(function, name, None)
+    # What wraps a marked function has its attributes, and may do something else.
+    return mark[1] if isinstance(mark, tuple) and mark[0] is function else None
 
 
 def each_weight(params: tree_lib.PyTree, function: Callable[[jax.Array], jax.Array]) -> tree_lib.PyTree:
@@ -66,18 +111,63 @@ def each_weight(params: tree_lib.PyTree, function: Callable[[jax.Array], jax.Arr
       A tree like the parameters: `selection.Scores` of arrays of floats, arrays of scores of other numbers, `None` for
       leaves that are no arrays of numbers, such as random keys.
 
+    Raises:
+      ValueError: the scores of a leaf have another shape or dtype than its weights.
+
     >>> scores = each_weight({'w': jnp.array([-2.0]), 'n': jnp.array([-3]), 'key': jax.random.key(0)}, jnp.abs)
     >>> type(scores['w']).__name__, scores['n'].tolist(), scores['key']
     ('Scores', [3], None)
     """
+    paths, leaves, treedef = tree_lib.flatten_with_paths(params)
 
-    def score(leaf: Any) -> Any:
+    def score(path: tree_lib.Path, leaf: Any) -> Any:
         dtype = getattr(leaf, 'dtype', None)
         if dtype is None or not jnp.issubdtype(dtype, jnp.number):
             return None
-        return selection.Scores(leaf, function) if jnp.issubdtype(dtype, jnp.floating) else function(leaf)
+        if not jnp.issubdtype(dtype, jnp.floating):
+            return function(leaf)
+        found = jax.eval_shape(function, jax.ShapeDtypeStruct(leaf.shape, dtype))
+        if (found.shape, found.dtype) != (leaf.shape, dtype):
+            raise ValueError(
+                f'{tree_lib.path_string(path)}: a score of each weight must have its shape and dtype, {dtype}'
+                f'{list(leaf.shape)}, got {found.dtype}{list(found.shape)} from {function!r}; leave of_each_weight out'
+            )
+        return selection.Scores(leaf, function)
 
-    return jax.tree.map(score, params)
+    return jax.tree.unflatten(treedef, [score(*entry) for entry in zip(paths, leaves, strict=True)])
+
+
+def unwritten(updater: 'BaseUpdater', params: tree_lib.PyTree) -> tree_lib.PyTree | None:
+    """An updater's scores as `each_weight` has them; `None` where they, or its masks, are made otherwise.
+
+    Args:
+      updater: whose `calculate_scores`, `create_masks` and `select_masks` are looked at.
+      params: the parameters.
+
+    >>> import jaxpruner
+    >>> unwritten(jaxpruner.RandomPruning(), {'w': jnp.ones(2)}) is None
+    True
+    """
+    function = function_of(updater.calculate_scores)
+    if function is None or not all(map(takes_unwritten, (updater.create_masks, updater.select_masks))):
+        return None
+    return each_weight(params, function)
+
+
+def to_rank(updater: 'BaseUpdater', params: tree_lib.PyTree, *rest: Any) -> tree_lib.PyTree:
+    """The scores for `updater.create_masks`: unwritten, or else from `updater.scores_now`.
+
+    Args:
+      updater: any.
+      params: the parameters.
+      *rest: what else `scores_now` takes.
+
+    >>> import jaxpruner
+    >>> type(to_rank(jaxpruner.MagnitudePruning(), {'w': jnp.ones(2)}, None, None, {})['w']).__name__
+    'Scores'
+    """
+    scores = unwritten(updater, params)
+    return updater.scores_now(params, *rest) if scores is None else scores
 
 
 def written_down(scores: tree_lib.PyTree) -> tree_lib.PyTree:

@@ -78,7 +78,7 @@ def test_a_share_of_the_training_images_is_held_out(share, left):
 
 @pytest.mark.parametrize('share', [-0.1, 1.0])
 def test_a_share_that_leaves_nothing_is_refused(share):
-    with pytest.raises(ValueError, match=r'task.held_out must lie in \[0, 1\) .*, got ' + str(share)):
+    with pytest.raises(ValueError, match=r'held out must lie in \[0, 1\), got ' + str(share)):
         data.hold_out(data.load_digits(), share)
 
 

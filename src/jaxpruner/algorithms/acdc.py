@@ -77,7 +77,7 @@ class ACDC(base_updater.BaseUpdater):
         sparse = self.begins_sparse(sparse_state.count)
         # A phase is at its target at once, whatever grows in the schedule.
         targets = jax.tree.map(lambda target: jnp.where(sparse, target, 0.0), sparse_state.target_sparsities)
-        scores = self.scores_now(params, sparse_state, grads, extra_args)
+        scores = scoring.to_rank(self, params, sparse_state, grads, extra_args)
         return sparse_state._replace(masks=self.create_masks(scores, targets))
 
     def moments_to_reset(self, old_state, new_state):

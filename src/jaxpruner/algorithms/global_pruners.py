@@ -45,22 +45,20 @@ class GlobalUpdater(base_updater.BaseUpdater):
                 f'{sparsity_type}; use a local algorithm such as MagnitudePruning for N:M, blocks and channels'
             )
 
-    def select_masks(
-        self, scores: tree_lib.PyTree, sparsities: tree_lib.PyTree, thresholds: tree_lib.PyTree | None = None
-    ) -> tuple[tree_lib.PyTree, None]:
-        """Masks from one ranking, and no thresholds; of equal scores the first by leaf path, then by index, is kept."""
-        del thresholds
+    @scoring.ranks_unwritten
+    def create_masks(self, scores: tree_lib.PyTree, sparsities: tree_lib.PyTree) -> tree_lib.PyTree:
+        """Masks from one ranking; of equal scores the first by leaf path, then by index, is kept."""
         paths, leaves, treedef = scoring.flatten(scores)
         targets = tree_lib.leaves_like(treedef, sparsities)
         ranked = sorted((i for i in range(len(leaves)) if targets[i] is not None), key=lambda i: paths[i])
         if not ranked:
-            return jax.tree.unflatten(treedef, [None] * len(leaves)), None
+            return jax.tree.unflatten(treedef, [None] * len(leaves))
         arrays = [leaves[i] for i in ranked]
         norms = [norm + 1e-8 for norm in _finite_norms(arrays)] if self.normalize_scores else None
         total = total_sparsity([targets[i] for i in ranked], [array.size for array in arrays])
         count = selection.number_to_keep(sum(array.size for array in arrays), total)
         masks = dict(zip(ranked, selection.keep_largest_jointly(arrays, count, norms, apart=True), strict=True))
-        return jax.tree.unflatten(treedef, [masks.get(i) for i in range(len(leaves))]), None
+        return jax.tree.unflatten(treedef, [masks.get(i) for i in range(len(leaves))])
 
 
 def total_sparsity(targets: list, sizes: list[int]) -> jax.Array:

@@ -56,7 +56,9 @@ class SteUpdater(base_updater.BaseUpdater):
         # Scores steer the selection alone; no gradient flows through it.
         detached = jax.lax.stop_gradient(params)
         state = state._replace(masks=masking.unpack_masks(state.masks, params))
-        scores = self.scores_now(detached, state, None, {})
+        scores = scoring.unwritten(self, detached)
+        if scores is None:
+            scores = self.calculate_scores(detached, sparse_state=state)
         if type(self).create_masks is not base_updater.BaseUpdater.create_masks:  # a ranking of its own
             return self.create_masks(scores, sparsities), None
         return self.select_masks(scores, sparsities, state.thresholds)

@@ -95,7 +95,7 @@ def load_mnist(folder: Path) -> Images:
 
 
 def hold_out(images: Images, share: float) -> Images:
-    """Leaves the last of the training images out, which some recipes keep for validation.
+    """Leaves the last of the training images out, which some recipes keep for validation; one remains at least.
 
     Args:
       images: all of them.
@@ -108,8 +108,8 @@ def hold_out(images: Images, share: float) -> Images:
     (1212, 8, 8, 1)
     """
     if not 0 <= share < 1:
-        raise ValueError(f'task.held_out must lie in [0, 1) (the share of training images left out), got {share}')
-    kept = round(len(images.x_train) * (1 - share))
+        raise ValueError(f'the share of training images that are held out must lie in [0, 1), got {share}')
+    kept = max(1, round(len(images.x_train) * (1 - share)))
     return images._replace(x_train=images.x_train[:kept], y_train=images.y_train[:kept])
 
 

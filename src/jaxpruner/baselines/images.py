@@ -163,9 +163,8 @@ def is_kernel(path: tree_lib.Path, leaf: Any) -> bool:
     return path[-1] == 'kernel'
 
 
-def _number(recipe: Recipe, key: str) -> int:
-    value: Any = recipe.task[key]
-    return value
+def _number(recipe: Recipe, key: str) -> Any:
+    return recipe.task[key]
 
 
 def _loss(

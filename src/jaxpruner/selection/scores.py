@@ -13,12 +13,12 @@ import jax
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=['weights'], meta_fields=['of'])
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Scores:
     """The scores `of(weights)`, which are never written down; what moves weights, moves them, too (`jax.tree.map`).
 
     Attributes:
-      weights: float array.
+      weights: float array; those of 8 bits, which are ranked in wider ones, are scored before.
       of: gives the score of each weight by itself, in the weight's dtype; hashable.
 
     >>> import jax.numpy as jnp
