@@ -56,7 +56,7 @@ def run_once(
     return jax.lax.while_loop(lambda carry: carry[0], body, (when, state))[1]
 
 
-def _run_once_narrowly(when: jax.Array, function: Callable[..., Any], state: Any, *inputs: Any) -> Any:
+def _run_once_narrowly(when: jax.Array | bool, function: Callable[..., Any], state: Any, *inputs: Any) -> Any:
     leaves, treedef = jax.tree.flatten(state)
     values = [*leaves, *jax.tree.leaves(inputs)]
     program = jax.make_jaxpr(function)(state, *inputs)
