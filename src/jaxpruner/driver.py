@@ -111,8 +111,8 @@ def _step(
     else:
         # Into a loop it would be handed through memory, in every step; whoever needs it there finds it again.
         tracked = tracked if due is True else None
-        # A loop that reads no gradients lets the optimizer run while some are still computed. But parameters that wait
-        # for masks are copied by XLA, as in a dense step, if they need not wait for all gradients, too.
+        # A loop that reads no gradients lets the optimizer run while some are still computed. Straight-through steps
+        # are faster so on a CPU; those whose parameters land on zero, and so wait for masks anyway, are slower.
         narrow = not updater.lands_on_zero()
         state = control.run_once(due, new_masks, tracking_state, params, grads, tracked, narrow=narrow)
         # Who ranks the parameters after the step has to take the step that was ranked.

@@ -20,9 +20,8 @@ class SparseState(NamedTuple):
     inner_state: Any = None  # the wrapped optimizer's state
     target_sparsities: Any = None  # tree like the parameters: float32 scalars, None where dense
     count: Any = None  # int32 scalar: steps so far
-    sizes: Any = (
-        None  # if masks are packed: tree like the parameters of uint32 scalars, the weights in each masked leaf
-    )
+    # If masks are packed: tree like the parameters of uint32 scalars, the weights in each masked leaf.
+    sizes: Any = None
     thresholds: Any = None  # tree like the parameters: where methods that select in every step look first
 
 

@@ -1,7 +1,7 @@
 """Scores that are a function of each weight by itself, and are computed wherever they are read.
 
 Written down, the scores of a model take as much memory as its weights. A pass that reads the weights and computes the
-scores as it goes takes none, and no longer.
+scores as it goes takes none.
 """
 
 import dataclasses
