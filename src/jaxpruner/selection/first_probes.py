@@ -11,13 +11,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpruner.selection.counts_of_parts import reduce_together, sum_together
+from jaxpruner import control
+from jaxpruner.selection import brackets
+from jaxpruner.selection.brackets import Brackets
+from jaxpruner.selection.counts_of_parts import of_rows, reduce_together, sum_together
 from jaxpruner.selection.ordered_floats import Order
 from jaxpruner.selection.scores import Scores, read
 
-# Scores in a sample of a ranking, which are compared pair by pair; more of them pay where passes take longer.
-_LARGEST_SAMPLE = 256
+# Scores in a sample of a ranking. Up to so many are compared pair by pair, which takes no loop; more of them pay where
+# passes take longer.
+_PAIRED = 128
+_LARGEST_SAMPLE = 2**14
+_SCORES_FOR_EACH_SAMPLED = 128
 _MANY = 16
+# Neighbours that are taken together, where the memory is read by so many.
+_RUN = 8
 # How far the outer probes stand, in standard deviations of the sample's rank.
 _DEVIATIONS = 2.0
 # An earlier threshold is taken to be right to about this many bits.
@@ -68,8 +76,8 @@ def sampled(
     """
     if jax.device_count() > 1:
         return None
-    number = _sample_size(max(sizes)) // (2 if len(sizes) > _MANY else 1)
-    sample = jnp.concatenate([_strided(array, number) for array in arrays])
+    number = _sample_size(sum(sizes) // len(sizes)) // (2 if len(sizes) > _MANY else 1)
+    sample = jnp.concatenate([_spread(array, number) for array in arrays])
     return _quantiles(order, sample, wanted.astype(jnp.float32) / np.array(sizes, np.float32))
 
 
@@ -89,24 +97,31 @@ def sampled_jointly(
     parts = []
     for i in largest:
         number = max(1, round(_sample_size(size) * arrays[i].size / size))
-        parts.append(_strided(arrays[i], number)[0].astype(order.dtype) / scales[i])
+        parts.append(_spread(arrays[i], number)[0].astype(order.dtype) / scales[i])
     return _quantiles(order, jnp.concatenate(parts)[None], wanted.astype(jnp.float32) / float(size))
 
 
 def _sample_size(size: int) -> int:
-    return _LARGEST_SAMPLE if size >= 2**19 else _LARGEST_SAMPLE // 2 if size >= 2**16 else _LARGEST_SAMPLE // 4
+    if size < 2**19:
+        return _PAIRED if size >= 2**16 else _PAIRED // 2
+    return min(1 << (size // _SCORES_FOR_EACH_SAMPLED).bit_length() - 1, _LARGEST_SAMPLE)
 
 
-def _strided(array: jax.Array | Scores, number: int) -> jax.Array:
+def _spread(array: jax.Array | Scores, number: int) -> jax.Array:
     """`[rows, number]` scores of each row, spread over it; NaN where a row has fewer."""
     length = math.prod(array.shape[1:])
-    stride = max(1, length // number)
+    run = _RUN if _PAIRED < number <= length // _RUN else 1
+    places = number // run
+    stride = max(1, length // places)
     # An odd stride meets every column of a matrix whose rows have an even length.
     stride = stride if stride % 2 else max(1, stride - 1)
+    end = min(length, stride * places)
 
     def some(own: jax.Array) -> jax.Array:
         flat = own.reshape(len(own), -1)
-        return lax.slice_in_dim(flat, 0, min(length, stride * number), stride, 1)
+        if run == 1:
+            return lax.slice_in_dim(flat, 0, end, stride, 1)
+        return flat[:, :end].reshape(len(own), places, stride)[:, :, :run].reshape(len(own), -1)
 
     taken = read(jax.tree.map(some, array))
     missing = number - taken.shape[1]
@@ -115,18 +130,52 @@ def _strided(array: jax.Array | Scores, number: int) -> jax.Array:
 
 def _quantiles(order: Order, sample: jax.Array, share: jax.Array) -> jax.Array:
     """Images `[n, 3]` of the scores of a sample `[n, number]` that about a share of it reaches."""
+    if sample.shape[1] <= _PAIRED:
+        low, middle, high = _by_pairs(order, sample, share)
+    else:
+        low, middle, high = _by_counts(order, sample, share)
+    above = jnp.maximum(middle, low + 1)
+    place = np.arange(3)
+    highest = jnp.where(place == 1, above[:, None], jnp.maximum(high, above + 1)[:, None])
+    return jnp.where(place == 0, low[:, None], highest)
+
+
+def _ranks(share: jax.Array, numbers: jax.Array) -> list[jax.Array]:
+    """Those of the three quantiles: how many of so many numbers reach each; at least one does."""
+    rank = share * numbers
+    away = _DEVIATIONS * jnp.sqrt(jnp.maximum(rank * (1 - share), 0)) + 1
+    return [jnp.maximum(least, 1) for least in (rank + away, rank, rank - away)]
+
+
+def _by_pairs(order: Order, sample: jax.Array, share: jax.Array) -> list[jax.Array]:
     others, own = sample[:, :, None], sample[:, None, :]
     # For each score how many reach it, and how many do or do not: padding, which is no number, does neither.
     reached, numbers = (
         count.astype(jnp.float32)
         for count in sum_together([others >= own, (others >= own) | (others < own)], (1,), jnp.uint32)
     )
-    rank = share[:, None] * numbers
-    away = _DEVIATIONS * jnp.sqrt(jnp.maximum(rank * (1 - share[:, None]), 0)) + 1
     images = order.image(sample)
-    enough = [reached >= jnp.maximum(least, 1) for least in (rank + away, rank, rank - away)]
-    low, middle, high = reduce_together([jnp.where(flags, images, 0) for flags in enough], 0, lax.max, (1,))
-    above = jnp.maximum(middle, low + 1)
-    place = np.arange(3)
-    highest = jnp.where(place == 1, above[:, None], jnp.maximum(high, above + 1)[:, None])
-    return jnp.where(place == 0, low[:, None], highest)
+    enough = [reached >= least for least in _ranks(share[:, None], numbers)]
+    return reduce_together([jnp.where(flags, images, 0) for flags in enough], 0, lax.max, (1,))
+
+
+def _by_counts(order: Order, sample: jax.Array, share: jax.Array) -> list[jax.Array]:
+    """A selection in the sample, which begins where a sample of the sample has the quantiles."""
+    # Read from the array by each comparison, a sample takes longer than all that is done with it.
+    sample = control.apart(jnp.positive, sample)
+    few = sample[:, :: sample.shape[1] // (_PAIRED // 2)]
+    first = jnp.repeat(_quantiles(order, few, share), 3, 0)
+    numbers = jnp.sum(sample == sample, 1, dtype=jnp.uint32)
+    ranks = jnp.stack(_ranks(share, numbers.astype(jnp.float32)), 1)
+    wanted = jnp.minimum(ranks.astype(jnp.uint32), numbers[:, None]).ravel()
+    nowhere = jnp.zeros(wanted.shape, order.unsigned)
+    start = Brackets.between(
+        nowhere + order.lowest - 1, nowhere + order.highest + 1, jnp.repeat(numbers, 3), jnp.zeros_like(wanted), wanted
+    )
+
+    def count(thresholds: jax.Array) -> jax.Array:
+        columns = thresholds.reshape(len(sample), -1)
+        reaching = [sample >= of_rows(columns, i, 2) for i in range(columns.shape[1])]
+        return jnp.stack(sum_together(reaching, (1,), jnp.uint32), 1).reshape(thresholds.shape)
+
+    return list(brackets.settle(start, order.value, count, first).low.reshape(-1, 3).T)
