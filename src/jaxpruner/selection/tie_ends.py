@@ -97,5 +97,11 @@ def _where_it_ends(counts: jax.Array, room: jax.Array) -> tuple[jax.Array, jax.A
         (2,),
     )
     passed = running < room[:, None]
-    used = jnp.max(jnp.where(passed, jnp.maximum(running, before), 0), 1, initial=0)
-    return jnp.sum(passed, 1, dtype=room.dtype), room - used
+    # Those that are passed stand first, so that the largest of what they have used and of their places says all.
+    used, parts = reduce_together(
+        [jnp.where(passed, found, 0) for found in (jnp.maximum(running, before), (place + 1).astype(room.dtype))],
+        0,
+        lax.max,
+        (1,),
+    )
+    return parts, room - used
