@@ -15,9 +15,11 @@ import numpy as np
 from jax import lax
 
 # How far probes stand from where the count should pass: in standard deviations of a count that is scattered evenly, and
-# in shares of the bracket, over which the fall may bend. Both were tried out on magnitudes of several distributions.
+# in shares of the bracket, over which the fall may bend (more than so much of it in no bracket, and in short ones in
+# proportion to their width). All were tried out on magnitudes of several distributions.
 _DEVIATIONS = 1.0
 _BEND = 0.2
+_BEND_IN_A_SCALE = 2.0
 
 
 class Brackets(NamedTuple):
@@ -80,7 +82,7 @@ def narrow(brackets: Brackets, probes: jax.Array, counts: jax.Array) -> Brackets
         enough, too_few = inside & (here >= wanted), inside & (here < wanted)
         low, count_low = _where(enough, jnp.maximum, low, probe), _where(enough, jnp.minimum, count_low, here)
         high, count_high = _where(too_few, jnp.minimum, high, probe), _where(too_few, jnp.maximum, count_high, here)
-    by_little = high - low > (brackets.high - brackets.low) // (probes.shape[1] + 1)
+    by_little = high - low > (brackets.high - brackets.low) // 2
     return Brackets(low, high, count_low, count_high, wanted, by_little & ~evenly)
 
 
@@ -102,21 +104,28 @@ def even_probes(brackets: Brackets, number: int) -> jax.Array:
     return _inside(brackets, width // (number + 1) * place + width % (number + 1) * place // (number + 1))
 
 
-def likely_probes(brackets: Brackets) -> jax.Array:
+def likely_probes(brackets: Brackets, scale: int | None = None) -> jax.Array:
     """Three probes around the place where an even fall of the count would pass the wanted number.
+
+    Args:
+      brackets: `n` of them.
+      scale: of the positions over which the fall bends: shorter brackets bend less.
 
     Returns:
       Unsigned `[n, 3]`.
 
     >>> even = Brackets.between(*(jnp.uint32(n)[None] for n in (0, 4000, 1000, 0, 500)))
-    >>> [round(int(probe), -1) for probe in likely_probes(even)[0]]
-    [1740, 2000, 2260]
+    >>> [[round(int(probe), -1) for probe in likely_probes(even, scale)[0]] for scale in (None, 10**6)]
+    [[1740, 2000, 2260], [1930, 2000, 2070]]
     """
     width = brackets.high - brackets.low
-    # The deviation of the share is at most half of this; a lone root is all that does not come cheap.
-    scatter = lax.rsqrt(jnp.maximum((brackets.count_low - brackets.count_high).astype(jnp.float32), 1))
-    share = (brackets.count_low - brackets.wanted).astype(jnp.float32) * scatter * scatter
-    reach = _DEVIATIONS / 2 * scatter + _BEND * share * (1 - share)
+    bend = _BEND if scale is None else jnp.minimum(_BEND, width.astype(jnp.float32) * (_BEND_IN_A_SCALE / scale))
+    # Where the wanted number is expected and how it scatters, if each count falls anywhere in the bracket.
+    number = (brackets.count_low - brackets.count_high).astype(jnp.float32)
+    share = ((brackets.count_low - brackets.wanted).astype(jnp.float32) + 0.5) / (number + 1)
+    share = jnp.minimum(share, 1)  # where more are wanted than there are, the difference is no number
+    scatter = share * (1 - share)
+    reach = _DEVIATIONS * jnp.sqrt(scatter / (number + 2)) + bend * scatter
 
     def steps(part: jax.Array) -> jax.Array:
         # Rounded up to the width of all numbers, a float would not convert back.
@@ -143,6 +152,7 @@ def settle(
     first: jax.Array | None = None,
     probes: int = 3,
     turns: int | None = None,
+    scale: int | None = None,
 ) -> Brackets:
     """Narrows brackets until all are settled.
 
@@ -154,6 +164,7 @@ def settle(
       first: the first probes; even ones if there are none.
       probes: how many a turn; more than three always divide evenly.
       turns: so many, and no device is asked whether that is enough; it takes `(probes + 1) ** turns` of the width.
+      scale: as in `likely_probes`.
 
     Returns:
       The settled brackets.
@@ -165,7 +176,7 @@ def settle(
 
     def following(current: Brackets) -> jax.Array:
         even = even_probes(current, probes)
-        return even if probes > 3 else jnp.where(current.evenly[:, None], even, likely_probes(current))
+        return even if probes > 3 else jnp.where(current.evenly[:, None], even, likely_probes(current, scale))
 
     def turn(state: tuple) -> tuple:
         table, placed = state

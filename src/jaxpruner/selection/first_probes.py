@@ -178,4 +178,4 @@ def _by_counts(order: Order, sample: jax.Array, share: jax.Array) -> list[jax.Ar
         reaching = [sample >= of_rows(columns, i, 2) for i in range(columns.shape[1])]
         return jnp.stack(sum_together(reaching, (1,), jnp.uint32), 1).reshape(thresholds.shape)
 
-    return list(brackets.settle(start, order.value, count, first).low.reshape(-1, 3).T)
+    return list(brackets.settle(start, order.value, count, first, scale=order.octave).low.reshape(-1, 3).T)

@@ -51,6 +51,11 @@ class Order(NamedTuple):
         return self._zero + self._infinity
 
     @property
+    def octave(self) -> int:
+        """How many images lie from a number to its double."""
+        return 1 << jnp.finfo(self.dtype).nmant
+
+    @property
     def width(self) -> int:
         """How many images there are, at most, in bits."""
         return 8 * self.dtype.itemsize

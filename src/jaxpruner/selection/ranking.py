@@ -230,7 +230,7 @@ def _search(
     if jax.default_backend() != 'cpu':
         columns, probes = _PROBES_ELSEWHERE, None
         turns = -(-order.width // ((columns + 1).bit_length() - 1))
-    bracket = brackets.settle(start, ranking.thresholds, ranking.reaching, probes, columns, turns)
+    bracket = brackets.settle(start, ranking.thresholds, ranking.reaching, probes, columns, turns, order.octave)
     # Fewer numbers than wanted: all of them are kept, and no NaN.
     short = (bracket.low < order.lowest) & (wanted < sizes)
     bracket = bracket._replace(
