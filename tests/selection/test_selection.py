@@ -271,6 +271,25 @@ def test_nothing_as_large_as_the_scores_is_written_but_the_mask(dtype, shapes, j
     assert temporary <= 0.05 * sum(array.size for array in arrays)
 
 
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('batch', [None, 4])
+def test_nothing_as_large_as_one_array_or_a_batch_is_written(dtype, batch):
+    def mask(scores):
+        return selection.keep_largest(scores, 5)
+
+    scores = jax.ShapeDtypeStruct((1024, 1024) if batch is None else (batch, 1024, 1024), dtype)
+    function = mask if batch is None else jax.vmap(mask)
+    temporary = compiling.as_written(jax.jit(function).lower(scores)).memory_analysis().temp_size_in_bytes
+    assert temporary <= 0.05 * scores.size
+
+
+def test_strict_promotion_of_dtypes():
+    with jax.numpy_dtype_promotion('strict'):
+        for dtype in DTYPES:
+            assert int(selection.keep_largest(jnp.ones(3, dtype), 2).sum()) == 2
+            assert int(selection.keep_largest(jnp.ones(2**19, dtype), 2).sum()) == 2
+
+
 def test_nothing_is_sorted():
     text = compiling.as_written(jax.jit(selection.keep_largest).lower(jnp.zeros((64, 64)), 5)).as_text()
     assert ' sort(' not in text

@@ -19,18 +19,18 @@ from jaxpruner.selection.ordered_floats import Order
 from jaxpruner.selection.scores import Scores, read
 
 # Scores in a sample of a ranking. Up to so many are compared pair by pair, which takes no loop; more of them pay where
-# passes take longer.
+# passes take longer, and are so few of all that their memory does not count.
 _PAIRED = 128
 _LARGEST_SAMPLE = 2**14
-_SCORES_FOR_EACH_SAMPLED = 128
+_SCORES_FOR_EACH_SAMPLED = 192
 _MANY = 16
-# Neighbours that are taken together, where the memory is read by so many.
+# Neighbours that are taken together, since the memory is read by so many.
 _RUN = 8
+_GOLDEN_RATIO = (5**0.5 - 1) / 2
 # How far the outer probes stand, in standard deviations of the sample's rank.
 _DEVIATIONS = 2.0
 # An earlier threshold is taken to be right to about this many bits.
 _BITS_KEPT = 8
-_MOST_ARRAYS = 32
 
 
 def near(order: Order, start: jax.Array, otherwise: jax.Array) -> jax.Array:
@@ -92,44 +92,46 @@ def sampled_jointly(
     if jax.device_count() > 1:
         return None
     size = sum(array.size for array in arrays)
-    # The largest arrays stand for the others.
-    largest = sorted(range(len(arrays)), key=lambda i: -arrays[i].size)[:_MOST_ARRAYS]
     parts = []
-    for i in largest:
-        number = max(1, round(_sample_size(size) * arrays[i].size / size))
-        parts.append(_spread(arrays[i], number)[0].astype(order.dtype) / scales[i])
+    for array, scale in zip(arrays, scales, strict=True):
+        number = max(1, round(_sample_size(size) * array.size / size))
+        parts.append(_spread(array, number)[0].astype(order.dtype) / scale)
     return _quantiles(order, jnp.concatenate(parts)[None], wanted.astype(jnp.float32) / float(size))
 
 
 def _sample_size(size: int) -> int:
     if size < 2**19:
         return _PAIRED if size >= 2**16 else _PAIRED // 2
-    return min(1 << (size // _SCORES_FOR_EACH_SAMPLED).bit_length() - 1, _LARGEST_SAMPLE)
+    return min(size // _SCORES_FOR_EACH_SAMPLED, _LARGEST_SAMPLE)
 
 
 def _spread(array: jax.Array | Scores, number: int) -> jax.Array:
-    """`[rows, number]` scores of each row, spread over it; NaN where a row has fewer."""
+    """`[rows, number]` scores of each row, spread over it; NaN where fewer are taken."""
     length = math.prod(array.shape[1:])
-    run = _RUN if _PAIRED < number <= length // _RUN else 1
-    places = number // run
-    stride = max(1, length // places)
-    # An odd stride meets every column of a matrix whose rows have an even length.
-    stride = stride if stride % 2 else max(1, stride - 1)
-    end = min(length, stride * places)
-
-    def some(own: jax.Array) -> jax.Array:
-        flat = own.reshape(len(own), -1)
-        if run == 1:
-            return lax.slice_in_dim(flat, 0, end, stride, 1)
-        return flat[:, :end].reshape(len(own), places, stride)[:, :, :run].reshape(len(own), -1)
-
-    taken = read(jax.tree.map(some, array))
+    taken = read(jax.tree.map(lambda own: _columns(own.reshape(len(own), -1), min(number, length)), array))
     missing = number - taken.shape[1]
     return jnp.pad(taken, ((0, 0), (0, missing)), constant_values=jnp.nan) if missing else taken
 
 
+def _columns(flat: jax.Array, number: int) -> jax.Array:
+    """At most so many columns of a table `[rows, length]`."""
+    length = flat.shape[1]
+    if number <= _PAIRED:
+        stride = length // number
+        # An odd stride meets every column of a matrix whose rows have an even length.
+        stride = stride if stride % 2 else max(1, stride - 1)
+        return lax.slice_in_dim(flat, 0, stride * number, stride, 1)
+    places = np.arange(number // _RUN)
+    stride = length // len(places)
+    # Where a run stands in its stretch meets no period: multiples of the golden ratio are spread evenly.
+    begins = places * stride + (places * _GOLDEN_RATIO % 1 * (stride - _RUN + 1)).astype(np.int64)
+    indices = (begins[:, None] + np.arange(_RUN)).ravel()
+    dtype = np.uint32 if length <= np.iinfo(np.uint32).max else np.uint64
+    return jnp.take(flat, indices.astype(dtype), axis=1, mode='clip', unique_indices=True, indices_are_sorted=True)
+
+
 def _quantiles(order: Order, sample: jax.Array, share: jax.Array) -> jax.Array:
-    """Images `[n, 3]` of the scores of a sample `[n, number]` that about a share of it reaches."""
+    """Images `[n, 3]`, rising, that about a share of a sample `[n, number]` reaches."""
     if sample.shape[1] <= _PAIRED:
         low, middle, high = _by_pairs(order, sample, share)
     else:
@@ -141,7 +143,7 @@ def _quantiles(order: Order, sample: jax.Array, share: jax.Array) -> jax.Array:
 
 
 def _ranks(share: jax.Array, numbers: jax.Array) -> list[jax.Array]:
-    """Those of the three quantiles: how many of so many numbers reach each; at least one does."""
+    """How many of so many numbers are to reach each of three probes, falling; at least one is."""
     rank = share * numbers
     away = _DEVIATIONS * jnp.sqrt(jnp.maximum(rank * (1 - share), 0)) + 1
     return [jnp.maximum(least, 1) for least in (rank + away, rank, rank - away)]

@@ -62,15 +62,12 @@ def select_each(
     sizes = [size for array in arrays for size in _row_sizes(array)]
     counter = whole_numbers.counter_for(max(sizes))
 
-    # What 16-bit floats are compared in; converted one by one, thresholds would be programs of their own.
-    compared = jnp.promote_types(order.dtype, jnp.float32)
-
     split = functools.partial(_split, rows=rows)
     ranking = _Ranking(
         arrays,
         order,
         sizes,
-        thresholds=lambda images: split(order.value(images).astype(compared)),
+        thresholds=lambda images: split(order.value(images)),
         reaching=lambda thresholds: counting.count_reaching(arrays, thresholds, counter, apart),
         ends=split,
         ties=lambda between, ends: counting.count_between_before(arrays, between, ends, counter, apart),
@@ -84,7 +81,7 @@ def select_each(
     between, ends = _search(ranking, wanted, first_probes.sampled(arrays, wanted, sizes, order), start)
     everything = split(_wide((wanted >= jnp.array(sizes, counter)).astype(counter)))
     masks = map(_mask, arrays, between, ends, everything)
-    return [(mask, thresholds[:, 0].astype(order.dtype)) for mask, thresholds in zip(masks, between, strict=True)]
+    return [(mask, thresholds[:, 0]) for mask, thresholds in zip(masks, between, strict=True)]
 
 
 def _row_sizes(array: jax.Array | Scores) -> list[int]:
