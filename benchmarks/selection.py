@@ -5,8 +5,9 @@ equal the threshold are all kept, so that it does less.
 """
 
 import functools
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ import numpy as np
 
 from benchmarks.compiled import temporary_bytes
 from benchmarks.report import Row
-from benchmarks.timing import IN_PLACE, bound, in_program, interleaved, ratio
+from benchmarks.timing import IN_PLACE, Timing, bound, in_program, interleaved, joined, ratio
 from jaxpruner import mask_calculator, selection
 
 SPARSITY = 0.9
@@ -24,6 +25,7 @@ SHAPES = {
     'gpu': [(10**4,), (10**5,), (10**6,), (10**7,), (10**8,), (1000, 1000), (10**4, 10**4)],
 }
 ROUNDS = 30
+DRAWS = 3
 SECONDS_FOR_REFERENCES = 12
 COLUMNS = (
     'milliseconds',
@@ -54,25 +56,12 @@ def run(size: str, rounds: int) -> list[Row]:
 
 
 def _row(shape: tuple[int, ...], dtype: jnp.dtype, rounds: int) -> Row:
-    x = jnp.abs(jax.random.normal(jax.random.key(0), shape, dtype))
-    kept = number_kept(x.size)
-    ours = bound(by_counting, x)
-    references = {
-        'argsort': bound(functools.partial(by_argsort, kept=kept), x),
-        'partition': functools.partial(by_partition, np.asarray(x), kept),
-    }
+    functions = {'ours': by_counting, 'pass': jnp.max, 'argsort': _with_kept(by_argsort, shape)}
     if jax.default_backend() == 'gpu':
-        references['top_k'] = bound(functools.partial(by_top_k, kept=kept), x)
-    for name in references.keys() - {'partition'}:
-        if not jnp.array_equal(ours(), references[name]()):
-            raise AssertionError(f'the mask by {name} is another, for {dtype.__name__}{list(shape)}')
-    times = interleaved({'ours': ours, 'pass': bound(jnp.max, x)}, rounds)
-    # Hundreds of times slower: apart, and in few rounds.
-    slow = interleaved({**references, 'ours': ours}, rounds, SECONDS_FOR_REFERENCES)
-    inside = None
-    if x.size <= SHORT:
-        calls = {'ours': by_counting, 'argsort': functools.partial(by_argsort, kept=kept)}
-        inside = interleaved({name: in_program(CALLS, mask, x) for name, mask in calls.items()}, rounds)
+        functions['top_k'] = _with_kept(by_top_k, shape)
+    # How many passes it takes differs from draw to draw.
+    draws = [_timed(jax.random.key(seed), shape, dtype, functions, -(-rounds // DRAWS)) for seed in range(DRAWS)]
+    times, slow, inside = ({name: joined(draw[i][name] for draw in draws) for name in draws[0][i]} for i in range(3))
     return Row(
         f'{list(shape)} {dtype.__name__}',
         (
@@ -81,11 +70,35 @@ def _row(shape: tuple[int, ...], dtype: jnp.dtype, rounds: int) -> Row:
             ratio(slow['argsort'], slow['ours']),
             ratio(slow['partition'], slow['ours']),
             ratio(slow['top_k'], slow['ours']) if 'top_k' in slow else None,
-            inside and inside['ours'].milliseconds / CALLS,
-            inside and ratio(inside['argsort'], inside['ours']),
-            temporary_bytes(by_counting, x) / x.size,
+            inside['ours'].milliseconds / CALLS if inside else None,
+            ratio(inside['argsort'], inside['ours']) if inside else None,
+            temporary_bytes(by_counting, jax.ShapeDtypeStruct(shape, dtype)) / math.prod(shape),
         ),
     )
+
+
+def _with_kept(reference: Callable[..., jax.Array], shape: tuple[int, ...]) -> Callable[[jax.Array], jax.Array]:
+    return functools.partial(reference, kept=number_kept(math.prod(shape)))
+
+
+def _timed(
+    key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype, functions: Mapping[str, Callable], rounds: int
+) -> tuple[dict[str, Timing], ...]:
+    """Of one draw: a mask beside a pass over the memory, beside the references, and inside a program if it is short."""
+    x = jnp.abs(jax.random.normal(key, shape, dtype))
+    calls = {name: bound(function, x) for name, function in functions.items()}
+    for name in calls.keys() - {'ours', 'pass'}:
+        if not jnp.array_equal(calls['ours'](), calls[name]()):
+            raise AssertionError(f'the mask by {name} is another, for {dtype.__name__}{list(shape)}')
+    times = interleaved({name: calls[name] for name in ('ours', 'pass')}, rounds)
+    # Hundreds of times slower: apart, and in few rounds.
+    references = {name: call for name, call in calls.items() if name != 'pass'}
+    references['partition'] = functools.partial(by_partition, np.asarray(x), number_kept(x.size))
+    slow = interleaved(references, rounds, SECONDS_FOR_REFERENCES / DRAWS)
+    if x.size > SHORT:
+        return times, slow, {}
+    inside = {name: in_program(CALLS, functions[name], x) for name in ('ours', 'argsort')}
+    return times, slow, interleaved(inside, rounds)
 
 
 def by_counting(x: jax.Array) -> jax.Array:

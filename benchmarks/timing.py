@@ -4,7 +4,7 @@ import functools
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -92,6 +92,11 @@ def interleaved(
         for name in order:
             times[name].append(_seconds(calls[name], repeats[name]) / repeats[name])
     return {name: Timing(rounds) for name, rounds in times.items()}
+
+
+def joined(parts: Iterable[Timing]) -> Timing:
+    """The rounds of all parts, one after another."""
+    return Timing([seconds for part in parts for seconds in part.rounds])
 
 
 def ratio(of: Timing, to: Timing) -> Ratio:
