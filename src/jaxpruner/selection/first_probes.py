@@ -118,7 +118,7 @@ def _columns(flat: jax.Array, number: int) -> jax.Array:
     length = flat.shape[1]
     if number <= _PAIRED:
         stride = length // number
-        # An odd stride meets every column of a matrix whose rows have an even length.
+        # An odd stride meets other columns from row to row where rows have an even length.
         stride = stride if stride % 2 else max(1, stride - 1)
         return lax.slice_in_dim(flat, 0, stride * number, stride, 1)
     places = np.arange(number // _RUN)
