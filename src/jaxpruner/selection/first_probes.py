@@ -12,9 +12,9 @@ import numpy as np
 from jax import lax
 
 from jaxpruner import control
-from jaxpruner.selection import brackets
+from jaxpruner.selection import brackets, counting
 from jaxpruner.selection.brackets import Brackets
-from jaxpruner.selection.counts_of_parts import of_rows, reduce_together, sum_together
+from jaxpruner.selection.counts_of_parts import reduce_together, sum_together
 from jaxpruner.selection.ordered_floats import Order
 from jaxpruner.selection.scores import Scores, read
 
@@ -24,7 +24,7 @@ _PAIRED = 128
 _LARGEST_SAMPLE = 2**14
 _SCORES_FOR_EACH_SAMPLED = 192
 _MANY = 16
-# Neighbours that are taken together, since the memory is read by so many.
+# Neighbours that are taken together of many, since the memory is read by so many.
 _RUN = 8
 _GOLDEN_RATIO = (5**0.5 - 1) / 2
 # How far the outer probes stand, in standard deviations of the sample's rank.
@@ -116,16 +116,12 @@ def _spread(array: jax.Array | Scores, number: int) -> jax.Array:
 def _columns(flat: jax.Array, number: int) -> jax.Array:
     """At most so many columns of a table `[rows, length]`."""
     length = flat.shape[1]
-    if number <= _PAIRED:
-        stride = length // number
-        # An odd stride meets other columns from row to row where rows have an even length.
-        stride = stride if stride % 2 else max(1, stride - 1)
-        return lax.slice_in_dim(flat, 0, stride * number, stride, 1)
-    places = np.arange(number // _RUN)
+    run = _RUN if number > _PAIRED else 1
+    places = np.arange(number // run)
     stride = length // len(places)
     # Where a run stands in its stretch meets no period: multiples of the golden ratio are spread evenly.
-    begins = places * stride + (places * _GOLDEN_RATIO % 1 * (stride - _RUN + 1)).astype(np.int64)
-    indices = (begins[:, None] + np.arange(_RUN)).ravel()
+    begins = places * stride + (places * _GOLDEN_RATIO % 1 * (stride - run + 1)).astype(np.int64)
+    indices = (begins[:, None] + np.arange(run)).ravel()
     dtype = np.uint32 if length <= np.iinfo(np.uint32).max else np.uint64
     return jnp.take(flat, indices.astype(dtype), axis=1, mode='clip', unique_indices=True, indices_are_sorted=True)
 
@@ -170,14 +166,10 @@ def _by_counts(order: Order, sample: jax.Array, share: jax.Array) -> list[jax.Ar
     numbers = jnp.sum(sample == sample, 1, dtype=jnp.uint32)
     ranks = jnp.stack(_ranks(share, numbers.astype(jnp.float32)), 1)
     wanted = jnp.minimum(ranks.astype(jnp.uint32), numbers[:, None]).ravel()
-    nowhere = jnp.zeros(wanted.shape, order.unsigned)
-    start = Brackets.between(
-        nowhere + order.lowest - 1, nowhere + order.highest + 1, jnp.repeat(numbers, 3), jnp.zeros_like(wanted), wanted
-    )
+    start = Brackets.of_all_numbers(order, jnp.repeat(numbers, 3), wanted)
 
     def count(thresholds: jax.Array) -> jax.Array:
-        columns = thresholds.reshape(len(sample), -1)
-        reaching = [sample >= of_rows(columns, i, 2) for i in range(columns.shape[1])]
-        return jnp.stack(sum_together(reaching, (1,), jnp.uint32), 1).reshape(thresholds.shape)
+        of_each_row = thresholds.reshape(len(sample), -1)
+        return counting.count_reaching([sample], [of_each_row], jnp.uint32).reshape(thresholds.shape)
 
     return list(brackets.settle(start, order.value, count, first, scale=order.octave).low.reshape(-1, 3).T)

@@ -216,11 +216,7 @@ def _search(
 ) -> tuple[list[jax.Array], list[jax.Array]]:
     """For each array the thresholds between which ties lie, and the place before which these are kept."""
     order, sizes = ranking.order, jnp.array(ranking.sizes, ranking.counter)
-    everywhere = jnp.zeros(len(ranking.sizes), order.unsigned)
-    # The ends stand outside all numbers: below -inf, where NaN is counted, too, and above inf.
-    start = Brackets.between(
-        everywhere + order.lowest - 1, everywhere + order.highest + 1, sizes, jnp.zeros_like(sizes), wanted
-    )
+    start = Brackets.of_all_numbers(order, sizes, wanted)
     columns, turns = _PROBES_ON_CPU, None
     if earlier is not None:
         probes = first_probes.near(order, earlier, brackets.even_probes(start, columns) if probes is None else probes)
