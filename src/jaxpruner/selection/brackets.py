@@ -14,8 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpruner.selection.ordered_floats import Order
-
 # How far probes stand from where the count should pass: in standard deviations of a count that is scattered evenly, and
 # in shares of the bracket, over which the fall may bend (more than so much of it in no bracket, and in short ones in
 # proportion to their width). All were tried out on magnitudes of several distributions.
@@ -48,20 +46,6 @@ class Brackets(NamedTuple):
         Array([ True], dtype=bool)
         """
         return cls(low, high, count_low, count_high, wanted, jnp.ones_like(low, bool))
-
-    @classmethod
-    def of_all_numbers(cls, order: Order, sizes: jax.Array, wanted: jax.Array) -> 'Brackets':
-        """Brackets whose ends stand outside all floats: below -inf, where NaN is counted, too, and above inf.
-
-        >>> order = Order.of(jnp.float32)
-        >>> start = Brackets.of_all_numbers(order, jnp.uint32([9]), jnp.uint32([3]))
-        >>> bool(start.low < order.image(-jnp.inf)), bool(start.high > order.image(jnp.inf)), start.count_low.tolist()
-        (True, True, [9])
-        """
-        nowhere = jnp.zeros(sizes.shape, order.unsigned)
-        return cls.between(
-            nowhere + order.lowest - 1, nowhere + order.highest + 1, sizes, jnp.zeros_like(sizes), wanted
-        )
 
 
 def unsettled(brackets: Brackets) -> jax.Array:

@@ -33,6 +33,20 @@ _DEVIATIONS = 2.0
 _BITS_KEPT = 8
 
 
+def over_all_numbers(order: Order, sizes: jax.Array, wanted: jax.Array) -> Brackets:
+    """Brackets whose ends stand outside all floats: below -inf, where NaN is counted, too, and above inf.
+
+    >>> order = Order.of(jnp.float32)
+    >>> start = over_all_numbers(order, jnp.uint32([9]), jnp.uint32([3]))
+    >>> bool(start.low < order.image(-jnp.inf)), bool(start.high > order.image(jnp.inf)), start.count_low.tolist()
+    (True, True, [9])
+    """
+    nowhere = jnp.zeros(sizes.shape, order.unsigned)
+    return Brackets.between(
+        nowhere + order.lowest - 1, nowhere + order.highest + 1, sizes, jnp.zeros_like(sizes), wanted
+    )
+
+
 def near(order: Order, start: jax.Array, otherwise: jax.Array) -> jax.Array:
     """Probes around earlier thresholds.
 
@@ -166,7 +180,7 @@ def _by_counts(order: Order, sample: jax.Array, share: jax.Array) -> list[jax.Ar
     numbers = jnp.sum(sample == sample, 1, dtype=jnp.uint32)
     ranks = jnp.stack(_ranks(share, numbers.astype(jnp.float32)), 1)
     wanted = jnp.minimum(ranks.astype(jnp.uint32), numbers[:, None]).ravel()
-    start = Brackets.of_all_numbers(order, jnp.repeat(numbers, 3), wanted)
+    start = over_all_numbers(order, jnp.repeat(numbers, 3), wanted)
 
     def count(thresholds: jax.Array) -> jax.Array:
         of_each_row = thresholds.reshape(len(sample), -1)

@@ -216,7 +216,7 @@ def _search(
 ) -> tuple[list[jax.Array], list[jax.Array]]:
     """For each array the thresholds between which ties lie, and the place before which these are kept."""
     order, sizes = ranking.order, jnp.array(ranking.sizes, ranking.counter)
-    start = Brackets.of_all_numbers(order, sizes, wanted)
+    start = first_probes.over_all_numbers(order, sizes, wanted)
     columns, turns = _PROBES_ON_CPU, None
     if earlier is not None:
         probes = first_probes.near(order, earlier, brackets.even_probes(start, columns) if probes is None else probes)
