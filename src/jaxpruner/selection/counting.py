@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpruner.selection.counts_of_parts import Predicates, before, count_all, of_rows
+from jaxpruner.selection.counts_of_parts import Predicates, before, count_all, of_rows, reaching
 from jaxpruner.selection.counts_over_devices import count_apart, count_by_xla
 from jaxpruner.selection.scores import Scores
 
@@ -39,7 +39,7 @@ def count_reaching(
     >>> count_reaching([jnp.array([[1.0, 2.0, 3.0]])], [jnp.array([[2.0, 3.0]])], jnp.uint32)
     Array([[2, 1]], dtype=uint32)
     """
-    return _counts(_reaching, arrays, [(bounds,) for bounds in thresholds], counter, apart)
+    return _counts(reaching, arrays, [(bounds,) for bounds in thresholds], counter, apart)
 
 
 def count_between_before(
@@ -66,12 +66,6 @@ def count_between_before(
     Array([[1, 2]], dtype=uint32)
     """
     return _counts(_between_before, arrays, list(zip(brackets, ends, strict=True)), counter, apart)
-
-
-def _reaching(array, place, bounds):
-    del place
-    (thresholds,) = bounds
-    return [array >= of_rows(thresholds, column, array.ndim) for column in range(thresholds.shape[1])]
 
 
 def _between_before(array, place, bounds):

@@ -55,6 +55,22 @@ def count_all(
     return jnp.stack([jnp.concatenate(column) for column in zip(*parts, strict=True)], 1)
 
 
+def reaching(array: jax.Array, place: Callable[[jax.Array], list], bounds: Sequence[jax.Array]) -> list[jax.Array]:
+    """Which scores reach each threshold of their row; the predicates of a count.
+
+    Args:
+      array: floats `[rows, …]`.
+      place: is not needed.
+      bounds: thresholds `[rows, columns]`, alone.
+
+    >>> reaching(jnp.array([[1.0, 2.0]]), lambda ends: [], [jnp.array([[2.0]])])
+    [Array([[False,  True]], dtype=bool)]
+    """
+    del place
+    (thresholds,) = bounds
+    return [array >= of_rows(thresholds, column, array.ndim) for column in range(thresholds.shape[1])]
+
+
 def count_part(
     predicates: Predicates,
     counter: jnp.dtype,

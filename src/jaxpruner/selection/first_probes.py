@@ -12,9 +12,9 @@ import numpy as np
 from jax import lax
 
 from jaxpruner import control
-from jaxpruner.selection import brackets, counting
+from jaxpruner.selection import brackets
 from jaxpruner.selection.brackets import Brackets
-from jaxpruner.selection.counts_of_parts import reduce_together, sum_together
+from jaxpruner.selection.counts_of_parts import count_all, reaching, reduce_together, sum_together
 from jaxpruner.selection.ordered_floats import Order
 from jaxpruner.selection.scores import Scores, read
 
@@ -184,6 +184,6 @@ def _by_counts(order: Order, sample: jax.Array, share: jax.Array) -> list[jax.Ar
 
     def count(thresholds: jax.Array) -> jax.Array:
         of_each_row = thresholds.reshape(len(sample), -1)
-        return counting.count_reaching([sample], [of_each_row], jnp.uint32).reshape(thresholds.shape)
+        return count_all(reaching, jnp.dtype('uint32'), [sample], [(of_each_row,)]).reshape(thresholds.shape)
 
     return list(brackets.settle(start, order.value, count, first, scale=order.octave).low.reshape(-1, 3).T)
