@@ -130,6 +130,21 @@ def test_both_ways_have_one_result(algorithm, optimizer, packed, dtype, source):
     assert_one_result(pruner, tx, make_params(dtype), batches, gradients)
 
 
+@pytest.mark.parametrize('optimizer', OPTIMIZERS)
+@pytest.mark.parametrize('is_pruned', [True, False])
+def test_optimized_programs_round_alike(is_pruned, optimizer):
+    """LLVM joins a product and a sum where it sees both, which it does not across the border of a loop."""
+    tx = jaxpruner.RigL(
+        scheduler=sparsity_schedules.PeriodicSchedule(update_freq=2, update_start_step=4),
+        sparsity_distribution_fn=lambda _: {'w': 0.75 if is_pruned else None},
+    ).wrap_optax(OPTIMIZERS[optimizer])
+    random = np.random.default_rng(0)
+    params, grads = ({'w': jnp.asarray(random.normal(size=4097), jnp.float32)} for _ in range(2))
+    step = jax.jit(make_step(tx, given), static_argnames='update_masks', compiler_options=compiling.AS_USERS)
+    state = tx.init(params)
+    assert_same(step(params, state, grads, update_masks=False), step(params, state, grads))
+
+
 def every_operation(jaxpr):
     for equation in jaxpr.eqns:
         yield equation.primitive.name

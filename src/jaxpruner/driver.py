@@ -119,7 +119,9 @@ def _step(
         masks_of_grads = (old_state if updater.ranks_next_params else state).masks
         updates, inner_state = update(grads, state.inner_state, params, masks_of_grads)
         if updater.skip_gradients:
-            updates, inner_state = _as_from_a_loop(updates, inner_state, state.inner_state, params)
+            landing = state.masks if updater.lands_on_zero() else jax.tree.map(lambda _: None, params)
+            updates = _kept_from_fusing(updates, params, landing)
+            inner_state = _with_dtypes_of(state.inner_state, inner_state)
         state = state._replace(inner_state=inner_state)
         regrow = updater.regrows_from_zero and due
     if updater.lands_on_zero():
@@ -255,22 +257,22 @@ def _zeros(shapes: tree_lib.PyTree) -> tree_lib.PyTree:
     return jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
 
 
-def _as_from_a_loop(updates: tree_lib.PyTree, new_state: Any, old_state: Any, params: tree_lib.PyTree) -> Any:
-    """The optimizer's results as they are after a loop, whose carry keeps its dtypes."""
-    new_state = jax.tree.map(lambda new, old: jnp.asarray(new, jnp.result_type(old)), new_state, old_state)
-    return _kept_from_fusing(updates, params), new_state
+def _with_dtypes_of(old_state: Any, new_state: Any) -> Any:
+    """The optimizer's new state as it is after a loop, whose carry keeps its dtypes."""
+    return jax.tree.map(lambda new, old: jnp.asarray(new, jnp.result_type(old)), new_state, old_state)
 
 
-def _kept_from_fusing(updates: tree_lib.PyTree, params: tree_lib.PyTree) -> tree_lib.PyTree:
+def _kept_from_fusing(updates: tree_lib.PyTree, params: tree_lib.PyTree, landing: tree_lib.PyTree) -> tree_lib.PyTree:
     """Updates that are rounded before they are added to the parameters, as those that leave a loop are.
 
     LLVM makes one multiply-add of an update's last product and that addition, which rounds once and not twice. A select
-    on the parameter between the two prevents it, in registers: NaN plus anything is NaN, so that sums are the same.
+    between the two prevents it, in registers. Leaves that land on zero have one, by the masks in `landing`; others
+    select on the parameter: NaN plus anything is NaN, so that sums are the same.
     """
 
-    def rounded(param: jax.Array, update: Any) -> Any:
-        if update is None or not jnp.issubdtype(update.dtype, jnp.inexact):
+    def rounded(param: jax.Array, update: Any, mask: Any) -> Any:
+        if update is None or mask is not None or not jnp.issubdtype(update.dtype, jnp.inexact):
             return update
         return jnp.where(jnp.isnan(param), jnp.asarray(jnp.nan, update.dtype), update)
 
-    return tree_lib.map_with_missing(rounded, params, updates)
+    return tree_lib.map_with_missing(rounded, params, updates, landing)
