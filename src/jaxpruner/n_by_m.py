@@ -1,14 +1,18 @@
 """N:M masks by a tournament inside each group."""
 
+import collections
 import functools
-from typing import Any
+import itertools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxpruner import control
 
 _MOST_BITS = 32  # of the numbers that stand for groups
+_WORD = 32  # bits in which wins are counted
 
 
 def keep_n_of_m(scores: jax.Array, n: jax.Array | int, m: int, axis: int = -1) -> jax.Array:
@@ -39,21 +43,42 @@ def keep_n_of_m(scores: jax.Array, n: jax.Array | int, m: int, axis: int = -1) -
 
 def _whole_groups_mask(scores: jax.Array, n: jax.Array | int, m: int, axis: int) -> jax.Array:
     grouped = scores.reshape(*scores.shape[:axis], scores.shape[axis] // m, m, *scores.shape[axis + 1 :])
-    members = [jax.lax.index_in_dim(grouped, i, axis + 1, keepdims=False) for i in range(m)]
-    losses: list[Any] = [jnp.int32(0)] * m
-    for earlier in range(m):
-        for later in range(earlier + 1, m):
-            # Ties go to the later one, and so does a NaN before it.
-            later_wins = (members[later] >= members[earlier]) | jnp.isnan(members[earlier])
-            losses[earlier] += later_wins
-            losses[later] += ~later_wins
-    kept = [jnp.broadcast_to(lost < n, members[0].shape) for lost in losses]
+    kept = _winners([jax.lax.index_in_dim(grouped, i, axis + 1, keepdims=False) for i in range(m)], n)
     if jax.default_backend() != 'cpu' or m > _MOST_BITS:
         return jnp.stack(kept, axis + 1).astype(jnp.uint8).reshape(scores.shape)
     # Stacked, they would be found by a loop over all groups for each place, which reads all scores.
     dtype = next(dtype for dtype in (jnp.uint8, jnp.uint16, jnp.uint32) if m <= jnp.iinfo(dtype).bits)
-    bits = functools.reduce(jnp.bitwise_or, [one.astype(dtype) << place for place, one in enumerate(kept)])
+    bits = functools.reduce(jnp.bitwise_or, [one << place for place, one in enumerate(kept)]).astype(dtype)
     return control.apart(functools.partial(_spread, m=m, axis=axis), bits).reshape(scores.shape)
+
+
+def _winners(members: Sequence[jax.Array], n: jax.Array | int) -> list[jax.Array]:
+    """For each member of the groups 1 where it is one of the best n, else 0, in uint32.
+
+    Words hold a count of wins for several members each: in one word, one addition counts for both of a pair. A member's
+    field has a bit more than its wins need, which is set as soon as they are enough.
+    """
+    m = len(members)
+    field = (m - 1).bit_length() + 1
+    in_a_word = _WORD // field
+    units = [1 << field * (place % in_a_word) for place in range(m)]
+    words = [places // in_a_word for places in range(m)]
+    # They begin as if the earlier one had won each pair, and with what lacks to the last bit of a field: wins over all
+    # but n make up for it.
+    few = (jnp.clip(jnp.asarray(n), 0, m) + (2 ** (field - 1) - m)).astype(jnp.uint32)
+    counts = []
+    for word in range(words[-1] + 1):
+        own = [place for place in range(m) if words[place] == word]
+        start = few * np.uint32(sum(units[i] for i in own)) + np.uint32(sum((m - 1 - i) * units[i] for i in own))
+        counts.append(jnp.broadcast_to(start, members[0].shape))
+    for earlier, later in itertools.combinations(range(m), 2):
+        # Ties go to the later one, and so does a NaN before it.
+        later_wins = (members[later] >= members[earlier]) | jnp.isnan(members[earlier])
+        changes = collections.Counter({words[later]: units[later]})
+        changes[words[earlier]] -= units[earlier]
+        for word, change in changes.items():
+            counts[word] += jnp.where(later_wins, np.uint32(change % 2**_WORD), np.uint32(0))
+    return [counts[words[i]] >> (field * (i % in_a_word) + field - 1) & 1 for i in range(m)]
 
 
 def _spread(bits: jax.Array, m: int, axis: int) -> jax.Array:

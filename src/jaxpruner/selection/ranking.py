@@ -267,9 +267,16 @@ def _ends_by_probes(ranking: _Ranking, ties: jax.Array, room: jax.Array, between
 
 
 def _mask(scores: jax.Array | Scores, between: jax.Array, end: jax.Array, everything: jax.Array) -> jax.Array:
-    """The mask of scores `[rows, …]`; the others are tables of their rows."""
-    array = read(scores)
+    """The mask of scores `[rows, …]`; the others are tables of their rows.
+
+    It takes few operations: for many XLA wakes other threads, which lasts longer than a small mask.
+    """
+    # Behind the barrier XLA does not give what else reads the scores a copy that was widened and narrowed.
+    array = read(lax.optimization_barrier(scores))
     places = counts_of_parts.coordinates(end, array.shape, (0,) * array.ndim)
     first = counts_of_parts.before(places, array.shape, 0)
-    kept = (array >= of_rows(between, 0, array.ndim)) & ((array >= of_rows(between, 1, array.ndim)) | first)
-    return (kept | (of_rows(everything, 0, array.ndim) != 0)).astype(jnp.uint8)
+    # As XLA compares floats of 16 bits: a select between them would be widened anew for each score.
+    wide = jnp.float32 if array.dtype.itemsize < 4 else array.dtype
+    low, high = (of_rows(between, column, array.ndim).astype(wide) for column in (0, 1))
+    kept = array.astype(wide) >= jnp.where(first, low, high)
+    return jnp.where(kept, jnp.uint8(1), of_rows(everything, 0, array.ndim).astype(jnp.uint8))

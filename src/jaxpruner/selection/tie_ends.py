@@ -39,15 +39,13 @@ def of_rooms(arrays: Sequence[jax.Array | Scores], between: Sequence[jax.Array],
     ends = jnp.concatenate([jnp.full(row.shape[0], number, counter) for row, number in zip(rows, numbers, strict=True)])
     starts = jnp.split(jnp.minimum(part, ends) * counter(length), _borders(rows))
     found = [_ties_from(*one, length) for one in zip(rows, between, starts, strict=True)]
-    first, *stretches = (jnp.concatenate(column) for column in zip(*found, strict=True))
+    first, reached = (jnp.concatenate(column) for column in zip(*found, strict=True))
 
     short = math.isqrt(length)
-    reaching, above = (
-        _padded(flags, -(-length // short) * short).reshape(len(flags), -1, short) for flags in stretches
-    )
-    in_parts = sum_together([reaching, above], (2,), counter)
-    part, left = _where_it_ends(in_parts[0] - in_parts[1], left)
-    ties = jnp.take_along_axis(reaching & ~above, part[:, None, None], 1)[:, 0]
+    reached = _padded(reached, -(-length // short) * short).reshape(len(reached), -1, short)
+    reaching, above = sum_together([reached > 0, reached > 1], (2,), counter)
+    part, left = _where_it_ends(reaching - above, left)
+    ties = jnp.take_along_axis(reached, part[:, None, None], 1)[:, 0] == 1
     last, _ = _where_it_ends(ties.astype(counter), left)
     return jnp.where(room > 0, first + part * counter(short) + last + 1, 0)
 
@@ -73,15 +71,17 @@ def _ties_in_parts(rows: jax.Array | Scores, between: jax.Array, number: int, le
     return reaching - above
 
 
-def _ties_from(rows: jax.Array | Scores, between: jax.Array, starts: jax.Array, length: int) -> tuple[jax.Array, ...]:
-    """A stretch of each row with the scores from `starts` on: where it begins, and which reach each bound of ties."""
+def _ties_from(
+    rows: jax.Array | Scores, between: jax.Array, starts: jax.Array, length: int
+) -> tuple[jax.Array, jax.Array]:
+    """A stretch of each row: where it begins, and how many bounds of ties each score from `starts` on reaches there."""
     here = min(length, rows.shape[1])
     first = jnp.minimum(starts, starts.dtype.type(rows.shape[1] - here))
     cut = jax.vmap(lambda row, begin: lax.dynamic_slice_in_dim(row, begin, here))
     stretch = read(jax.tree.map(lambda own: cut(own, first), rows))
-    low, high = (of_rows(between, column, 2) for column in (0, 1))
+    low, high = ((stretch >= of_rows(between, column, 2)).astype(jnp.uint8) for column in (0, 1))
     is_new = lax.iota(starts.dtype, here) >= (starts - first)[:, None]
-    return first, *(_padded(is_new & (stretch >= bound), length) for bound in (low, high))
+    return first, _padded(jnp.where(is_new, low + high, 0), length)
 
 
 def _where_it_ends(counts: jax.Array, room: jax.Array) -> tuple[jax.Array, jax.Array]:
