@@ -63,13 +63,13 @@ def _winners(members: Sequence[jax.Array], n: jax.Array | int) -> list[jax.Array
     in_a_word = _WORD // field
     units = [1 << field * (place % in_a_word) for place in range(m)]
     words = [places // in_a_word for places in range(m)]
-    # They begin as if the earlier one had won each pair, and with what lacks to the last bit of a field: wins over all
-    # but n make up for it.
-    few = (jnp.clip(jnp.asarray(n), 0, m) + (2 ** (field - 1) - m)).astype(jnp.uint32)
+    # They begin as if the earlier one had won each pair, and with a head start: wins over all but n reach the last bit.
+    head_start = (jnp.clip(jnp.asarray(n), 0, m) + (2 ** (field - 1) - m)).astype(jnp.uint32)
     counts = []
     for word in range(words[-1] + 1):
         own = [place for place in range(m) if words[place] == word]
-        start = few * np.uint32(sum(units[i] for i in own)) + np.uint32(sum((m - 1 - i) * units[i] for i in own))
+        start = head_start * np.uint32(sum(units[i] for i in own))
+        start += np.uint32(sum((m - 1 - i) * units[i] for i in own))
         counts.append(jnp.broadcast_to(start, members[0].shape))
     for earlier, later in itertools.combinations(range(m), 2):
         # Ties go to the later one, and so does a NaN before it.
