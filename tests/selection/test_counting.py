@@ -24,6 +24,14 @@ def test_on_eight_devices(request):
     eight_devices.run_checks(__file__, request.config)
 
 
+@pytest.mark.parametrize('axes', [(), (0,), (1, 2), (0, 1, 2)])
+def test_flags(axes):
+    flags = jax.random.bernoulli(jax.random.key(0), 0.3, SHAPE)
+    counts = selection.count_true(flags, axes, jnp.dtype('uint32'))
+    assert counts.dtype == jnp.uint32
+    np.testing.assert_array_equal(counts, np.asarray(flags).sum(axes))
+
+
 def test_on_one_device():
     scores, thresholds = jax.random.normal(jax.random.key(0), SHAPE), jnp.array([[-1.0, 0.5]] * SHAPE[0])
     counts = counting.count_reaching([scores], [thresholds], jnp.dtype('uint32'))

@@ -205,7 +205,10 @@ def drop_and_grow(
     alive_numbers = [_number(alive, in_layers) for (alive, _, _), in_layers in zip(pooled, stacked, strict=True)]
     kept = selection.keep_largest_each(
         [jnp.where(alive, drop, -jnp.inf) for alive, drop, _ in pooled],
-        [alive - selection.share_of(alive, fraction) for alive in alive_numbers],
+        [
+            number - selection.share_of(number, fraction, most=alive.size)
+            for number, (alive, _, _) in zip(alive_numbers, pooled, strict=True)
+        ],
         in_rows=stacked,
         apart=apart,
     )
@@ -236,4 +239,4 @@ def _pooled(mask, drop, grow, kind, in_layers) -> tuple[jax.Array, jax.Array, ja
 
 
 def _number(flags: jax.Array, in_layers: bool) -> jax.Array:
-    return jnp.sum(flags, tuple(range(int(in_layers), flags.ndim)), dtype=selection.counter_for(flags.size))
+    return selection.count_true(flags, tuple(range(int(in_layers), flags.ndim)), selection.counter_for(flags.size))

@@ -9,6 +9,7 @@ selection; the result does not depend on them.
 Order: NaN ranks lowest, -0.0 equals 0.0, of equal scores the one with the lower flat index is kept.
 """
 
+from jaxpruner.selection.counts_of_parts import count_true as count_true
 from jaxpruner.selection.largest import Selected as Selected
 from jaxpruner.selection.largest import keep_largest as keep_largest
 from jaxpruner.selection.largest import keep_largest_each as keep_largest_each

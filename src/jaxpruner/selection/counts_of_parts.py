@@ -114,6 +114,25 @@ def count_part(
     return reduce_together(counts, 0, lax.add, tuple(range(1, kept))) if kept > 1 else counts
 
 
+def count_true(flags: jax.Array, axes: tuple[int, ...], counter: Any) -> jax.Array:
+    """How many of some flags are set.
+
+    Args:
+      flags: booleans of any shape.
+      axes: over which they are counted.
+      counter: unsigned dtype that holds the counts.
+
+    >>> count_true(jnp.array([[True, False], [True, True]]), (1,), jnp.uint32).tolist()
+    [1, 2]
+    """
+    size = math.prod(flags.shape[axis] for axis in axes)
+    if not axes or jax.device_count() > 1:
+        return jnp.sum(flags, axes, dtype=counter)
+    # A lone sum is of numbers that are written down first, four bytes for each flag: both of two are used, which agree.
+    set_flags, others = sum_together([flags, ~flags], axes, counter)
+    return jnp.minimum(set_flags, jnp.array(size, counter) - others)
+
+
 def sum_together(predicates: Sequence[jax.Array], axes: tuple[int, ...], counter: Any) -> list[jax.Array]:
     """Sums of several predicates in one pass.
 

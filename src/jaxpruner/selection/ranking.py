@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from jaxpruner import control
-from jaxpruner.selection import brackets, counting, counts_of_parts, first_probes, tie_ends, whole_numbers
+from jaxpruner.selection import brackets, counting, counts_of_parts, first_probes, tables, tie_ends, whole_numbers
 from jaxpruner.selection.brackets import Brackets
 from jaxpruner.selection.counts_of_parts import of_rows
 from jaxpruner.selection.ordered_floats import Order
@@ -62,7 +62,7 @@ def select_each(
     sizes = [size for array in arrays for size in _row_sizes(array)]
     counter = whole_numbers.counter_for(max(sizes))
 
-    split = functools.partial(_split, rows=rows)
+    split = functools.partial(tables.split, rows=rows)
     ranking = _Ranking(
         arrays,
         order,
@@ -79,35 +79,13 @@ def select_each(
     if any(one is not None for one in starts):
         start = _per_row([jnp.nan if one is None else one for one in starts], rows, order.dtype)
     between, ends = _search(ranking, wanted, first_probes.sampled(arrays, wanted, sizes, order), start)
-    everything = split(_wide((wanted >= jnp.array(sizes, counter)).astype(counter)))
-    masks = map(_mask, arrays, between, ends, everything)
+    masks = map(_mask, arrays, between, ends)
     return [(mask, thresholds[:, 0]) for mask, thresholds in zip(masks, between, strict=True)]
 
 
 def _row_sizes(array: jax.Array | Scores) -> list[int]:
     """How many scores each row has."""
     return [math.prod(array.shape[1:])] * array.shape[0]
-
-
-def _split(table: jax.Array, rows: Sequence[int]) -> list[jax.Array]:
-    """The parts of a table with so many rows each."""
-    if len(rows) == 1:
-        return [table]
-
-    def parts(table: jax.Array) -> list[jax.Array]:
-        return jnp.split(table, np.cumsum(rows)[:-1])
-
-    if jax.default_backend() != 'cpu':
-        return parts(table)
-    # XLA fuses nothing across the border of a branch. Fused with what makes the table or with what reads a part, each
-    # part would be several programs to compile; in a branch it is the same one wherever a table is split. Both branches
-    # do it: a condition that is always true would be seen through, or would keep equal selections from becoming one.
-    return lax.cond(table[0, 0] == 0, parts, lambda table: parts(table), table)
-
-
-def _wide(column: jax.Array) -> jax.Array:
-    """A table of equal columns, as many as there are probes: it is split by the program that splits these."""
-    return jnp.broadcast_to(column[:, None], (*column.shape, _PROBES_ON_CPU))
 
 
 def _per_row(values: list, rows: list[int], dtype: jnp.dtype) -> jax.Array:
@@ -148,7 +126,7 @@ def select_jointly(
         return [values] * len(arrays) if plain else _smallest_reaching(arrays, scales, values[0])
 
     def own_ends(ends: jax.Array) -> list[jax.Array]:
-        return _split(jnp.where(ends > offsets, jnp.minimum(ends - offsets, lengths), 0), [1] * len(arrays))
+        return tables.split(jnp.where(ends > offsets, jnp.minimum(ends - offsets, lengths), 0), [1] * len(arrays))
 
     def own_rooms(room: jax.Array, between: list[jax.Array]) -> jax.Array:
         reaching = counting.count_reaching(arrays, between, counter, each_apart)
@@ -172,8 +150,7 @@ def select_jointly(
     )
     wanted = jnp.asarray(count).astype(counter)[None]
     probes = first_probes.sampled_jointly(arrays, scales, wanted, order)
-    everything = (wanted >= jnp.array(sum(sizes), counter)).astype(counter)[:, None]
-    return [_mask(*found, everything) for found in zip(arrays, *_search(ranking, wanted, probes), strict=True)]
+    return [_mask(*found) for found in zip(arrays, *_search(ranking, wanted, probes), strict=True)]
 
 
 def _smallest_reaching(arrays: list, scales: jax.Array, values: jax.Array) -> list[jax.Array]:
@@ -185,7 +162,7 @@ def _smallest_reaching(arrays: list, scales: jax.Array, values: jax.Array) -> li
         table = _smallest_quotients_reaching(
             Order.of(own_dtype), jnp.broadcast_to(scale, (len(some), len(values))), values
         )
-        for i, thresholds in zip(some, _split(table, [1] * len(some)), strict=True):
+        for i, thresholds in zip(some, tables.split(table, [1] * len(some)), strict=True):
             found[i] = thresholds
     return found
 
@@ -214,7 +191,10 @@ def _smallest_quotients_reaching(order: Order, scale: jax.Array, values: jax.Arr
 def _search(
     ranking: _Ranking, wanted: jax.Array, probes: jax.Array | None, earlier: jax.Array | None = None
 ) -> tuple[list[jax.Array], list[jax.Array]]:
-    """For each array the thresholds between which ties lie, and the place before which these are kept."""
+    """For each array the thresholds between which ties lie, and a table `[rows, 2 or more]`.
+
+    Its first column says before which place ties are kept, the second is not 0 where everything is.
+    """
     order, sizes = ranking.order, jnp.array(ranking.sizes, ranking.counter)
     start = first_probes.over_all_numbers(order, sizes, wanted)
     columns, turns = _PROBES_ON_CPU, None
@@ -235,9 +215,13 @@ def _search(
     ties = bracket.count_low - bracket.count_high
     room = jnp.where(bracket.count_low > bracket.wanted, bracket.wanted - bracket.count_high, ties)
     if jax.device_count() > 1:
-        return between, ranking.ends(_wide(_ends_by_probes(ranking, ties, room, between)))
-    ends = _ends_by_parts(ranking, ties, room, between)
-    return between, _split(_wide(ends), [array.shape[0] for array in ranking.arrays])
+        places = ranking.ends(tables.wide(_ends_by_probes(ranking, ties, room, between), _PROBES_ON_CPU))
+        ends = jnp.concatenate([table[:, 0] for table in places])
+    else:
+        ends = _ends_by_parts(ranking, ties, room, between)
+    everything = tables.wide(jnp.broadcast_to(wanted >= sizes, ends.shape), _PROBES_ON_CPU)
+    verdicts = jnp.where(np.arange(_PROBES_ON_CPU) == 0, ends[:, None], everything.astype(ranking.counter))
+    return between, tables.split(verdicts, [array.shape[0] for array in ranking.arrays])
 
 
 def _ends_by_parts(ranking: _Ranking, ties: jax.Array, room: jax.Array, between: list[jax.Array]) -> jax.Array:
@@ -266,17 +250,17 @@ def _ends_by_probes(ranking: _Ranking, ties: jax.Array, room: jax.Array, between
     return jnp.where(found.wanted > 0, sizes - found.low, 0)  # no room: nothing at all is kept
 
 
-def _mask(scores: jax.Array | Scores, between: jax.Array, end: jax.Array, everything: jax.Array) -> jax.Array:
-    """The mask of scores `[rows, …]`; the others are tables of their rows.
+def _mask(scores: jax.Array | Scores, between: jax.Array, ends: jax.Array) -> jax.Array:
+    """The mask of scores `[rows, …]`; the others are tables of their rows, as `_search` returns them.
 
     It takes few operations: for many XLA wakes other threads, which lasts longer than a small mask.
     """
     # Behind the barrier XLA does not give what else reads the scores a copy that was widened and narrowed.
     array = read(lax.optimization_barrier(scores))
-    places = counts_of_parts.coordinates(end, array.shape, (0,) * array.ndim)
+    places = counts_of_parts.coordinates(ends[:, :1], array.shape, (0,) * array.ndim)
     first = counts_of_parts.before(places, array.shape, 0)
     # As XLA compares floats of 16 bits: a select between them would be widened anew for each score.
     wide = jnp.float32 if array.dtype.itemsize < 4 else array.dtype
     low, high = (of_rows(between, column, array.ndim).astype(wide) for column in (0, 1))
     kept = array.astype(wide) >= jnp.where(first, low, high)
-    return jnp.where(kept, jnp.uint8(1), of_rows(everything, 0, array.ndim).astype(jnp.uint8))
+    return jnp.where(kept, jnp.uint8(1), of_rows(ends, 1, array.ndim).astype(jnp.uint8))

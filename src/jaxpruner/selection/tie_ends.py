@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxpruner.selection import tables
 from jaxpruner.selection.counts_of_parts import of_rows, reduce_together, sum_together
 from jaxpruner.selection.scores import Scores, read
 
@@ -37,7 +38,8 @@ def of_rooms(arrays: Sequence[jax.Array | Scores], between: Sequence[jax.Array],
     )
     part, left = _where_it_ends(counts, room)
     ends = jnp.concatenate([jnp.full(row.shape[0], number, counter) for row, number in zip(rows, numbers, strict=True)])
-    starts = jnp.split(jnp.minimum(part, ends) * counter(length), _borders(rows))
+    begins = tables.wide(jnp.minimum(part, ends) * counter(length), between[0].shape[1])
+    starts = [table[:, 0] for table in tables.split(begins, [row.shape[0] for row in rows])]
     found = [_ties_from(*one, length) for one in zip(rows, between, starts, strict=True)]
     first, reached = (jnp.concatenate(column) for column in zip(*found, strict=True))
 
@@ -54,10 +56,6 @@ def _part_length(size: int) -> int:
     """As many scores as there are few hundred parts, and parts of parts, to count."""
     third = round(size ** (1 / 3))
     return max(third * third // 2, 1)
-
-
-def _borders(rows: Sequence[jax.Array | Scores]) -> list[int]:
-    return [sum(row.shape[0] for row in rows[:i]) for i in range(1, len(rows))]
 
 
 def _padded(table: jax.Array, length: int) -> jax.Array:

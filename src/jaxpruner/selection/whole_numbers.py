@@ -58,12 +58,13 @@ def number_to_keep(size: int, sparsity: jax.Array | float) -> jax.Array:
     return jnp.maximum(kept, jnp.array(min(size, 1), counter))
 
 
-def share_of(count: jax.Array, share: jax.Array | float) -> jax.Array:
+def share_of(count: jax.Array, share: jax.Array | float, most: int | None = None) -> jax.Array:
     """`round(count * share)`, half to even: in float32 up to a count of 2^24, in whole numbers above.
 
     Args:
       count: uint32 (or uint64) scalar.
       share: scalar in [0, 1]; taken as float32.
+      most: what the count cannot exceed, if that is known: a small one takes less to compile.
 
     Returns:
       Scalar of the count's dtype.
@@ -73,6 +74,8 @@ def share_of(count: jax.Array, share: jax.Array | float) -> jax.Array:
     """
     share = jnp.asarray(share, jnp.float32)
     small = jnp.round(count.astype(jnp.float32) * share).astype(count.dtype)
+    if most is not None and most <= _EXACT_IN_FLOAT32:
+        return small
     return jnp.where(count <= _EXACT_IN_FLOAT32, small, _multiply_round(count, _fixed_point(share, count.dtype)))
 
 
