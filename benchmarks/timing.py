@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Seconds: what is shorter is repeated inside a timing, so that neither the clock nor what another call left in the caches
-# matters.
+# Seconds: what is shorter is repeated inside a timing, so that neither the clock matters nor caches that others filled.
 LONG_ENOUGH = 2e-2
 FEWEST_ROUNDS = 3  # of functions that are slow
 RESAMPLES = 1000
