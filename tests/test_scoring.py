@@ -83,6 +83,20 @@ def test_pruning_takes_no_memory_for_scores(name):
     assert compiling.as_written(lowered).memory_analysis().temp_size_in_bytes < 0.2 * weights
 
 
+@pytest.mark.parametrize('function', [jnp.square, jnp.exp, jnp.tanh])
+@pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])
+def test_scores_that_are_rounded_are_counted_and_kept_alike(function, dtype):
+    """XLA may keep what it computes for 16 bits in more, and would then keep other weights than it has counted."""
+    weights = jax.random.normal(KEY, (300, 17)).astype(dtype)
+
+    def mask(weights, count):
+        return selection.keep_largest(selection.Scores(weights, function), count)
+
+    keep = jax.jit(mask, compiler_options=compiling.AS_USERS)
+    for count in (1, 510, 2550, 4000):
+        assert int(keep(weights, count).sum()) == count
+
+
 def negative(scores):
     return jax.tree.map(jnp.negative, scores)
 

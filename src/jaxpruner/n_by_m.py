@@ -13,6 +13,7 @@ from jaxpruner import control
 
 _MOST_BITS = 32  # of the numbers that stand for groups
 _WORD = 32  # bits in which wins are counted
+_MOST_THAT_SHARE = 16  # of more members so few fit in a word that sharing saves nothing
 
 
 def keep_n_of_m(scores: jax.Array, n: jax.Array | int, m: int, axis: int = -1) -> jax.Array:
@@ -45,7 +46,7 @@ def _whole_groups_mask(scores: jax.Array, n: jax.Array | int, m: int, axis: int)
     grouped = scores.reshape(*scores.shape[:axis], scores.shape[axis] // m, m, *scores.shape[axis + 1 :])
     kept = _winners([jax.lax.index_in_dim(grouped, i, axis + 1, keepdims=False) for i in range(m)], n)
     if jax.default_backend() != 'cpu' or m > _MOST_BITS:
-        return jnp.stack(kept, axis + 1).astype(jnp.uint8).reshape(scores.shape)
+        return jnp.stack([one.astype(jnp.uint8) for one in kept], axis + 1).reshape(scores.shape)
     # Stacked, they would be found by a loop over all groups for each place, which reads all scores.
     dtype = next(dtype for dtype in (jnp.uint8, jnp.uint16, jnp.uint32) if m <= jnp.iinfo(dtype).bits)
     bits = functools.reduce(jnp.bitwise_or, [one << place for place, one in enumerate(kept)]).astype(dtype)
@@ -55,16 +56,17 @@ def _whole_groups_mask(scores: jax.Array, n: jax.Array | int, m: int, axis: int)
 def _winners(members: Sequence[jax.Array], n: jax.Array | int) -> list[jax.Array]:
     """For each member of the groups 1 where it is one of the best n, else 0, in uint32.
 
-    Words hold a count of wins for several members each: in one word, one addition counts for both of a pair. A member's
-    field has a bit more than its wins need, which is set as soon as they are enough.
+    Words hold a count of wins for several members each, if these are not too many: in one word, one addition counts for
+    both of a pair. A member's field has a bit more than its wins need, which is set as soon as they are enough.
     """
     m = len(members)
     field = (m - 1).bit_length() + 1
-    in_a_word = _WORD // field
+    in_a_word = _WORD // field if m <= _MOST_THAT_SHARE else 1
     units = [1 << field * (place % in_a_word) for place in range(m)]
     words = [places // in_a_word for places in range(m)]
     # They begin as if the earlier one had won each pair, and with a head start: wins over all but n reach the last bit.
-    head_start = (jnp.clip(jnp.asarray(n), 0, m) + (2 ** (field - 1) - m)).astype(jnp.uint32)
+    most = jnp.clip(jnp.asarray(n).astype(jnp.int32), 0, m)
+    head_start = (most + (2 ** (field - 1) - m)).astype(jnp.uint32)
     counts = []
     for word in range(words[-1] + 1):
         own = [place for place in range(m) if words[place] == word]

@@ -255,12 +255,14 @@ def _mask(scores: jax.Array | Scores, between: jax.Array, ends: jax.Array) -> ja
 
     It takes few operations: for many XLA wakes other threads, which lasts longer than a small mask.
     """
-    # Behind the barrier XLA does not give what else reads the scores a copy that was widened and narrowed.
-    array = read(lax.optimization_barrier(scores))
+    array = read(scores)
     places = counts_of_parts.coordinates(ends[:, :1], array.shape, (0,) * array.ndim)
     first = counts_of_parts.before(places, array.shape, 0)
-    # As XLA compares floats of 16 bits: a select between them would be widened anew for each score.
-    wide = jnp.float32 if array.dtype.itemsize < 4 else array.dtype
-    low, high = (of_rows(between, column, array.ndim).astype(wide) for column in (0, 1))
-    kept = array.astype(wide) >= jnp.where(first, low, high)
+    low, high = (of_rows(between, column, array.ndim) for column in (0, 1))
+    if array.dtype.itemsize < 4:
+        # XLA compares these as wider floats. A select between them would be widened anew for each score; widened here,
+        # scores that are computed would not be rounded to their dtype as they are where they are counted.
+        kept = (array >= low) & ((array >= high) | first)
+    else:
+        kept = array >= jnp.where(first, low, high)
     return jnp.where(kept, jnp.uint8(1), of_rows(ends, 1, array.ndim).astype(jnp.uint8))
