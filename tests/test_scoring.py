@@ -83,11 +83,12 @@ def test_pruning_takes_no_memory_for_scores(name):
     assert compiling.as_written(lowered).memory_analysis().temp_size_in_bytes < 0.2 * weights
 
 
-@pytest.mark.skipif(jax.__version_info__ < (0, 10), reason='older XLA computes an exponential of float16 in more bits')
 @pytest.mark.parametrize('function', [jnp.square, jnp.exp, jnp.tanh])
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])
 def test_scores_that_are_rounded_are_counted_and_kept_alike(function, dtype):
     """XLA may keep what it computes for 16 bits in more, and would then keep other weights than it has counted."""
+    if jax.__version_info__ < (0, 10) and (function, dtype) == (jnp.exp, 'float16'):
+        pytest.skip('older XLA computes an exponential of float16 in more bits')
     weights = jax.random.normal(KEY, (300, 17)).astype(dtype)
 
     def mask(weights, count):

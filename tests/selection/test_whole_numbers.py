@@ -33,15 +33,13 @@ def test_shares_of_a_traced_count(count, share):
 
 @hypothesis.given(st.integers(0, 2**24), st.floats(0, 1, width=32))
 def test_shares_of_a_count_that_is_known_to_be_small(count, share):
-    assert whole_numbers.share_of(jnp.uint32(count), share, most=2**24) == whole_numbers.share_of(
-        jnp.uint32(count), share
-    )
+    number = jnp.uint32(count)
+    assert whole_numbers.share_of(number, share, most=2**24) == whole_numbers.share_of(number, share)
 
 
 def test_what_a_count_cannot_exceed_may_be_much():
-    assert (
-        int(whole_numbers.share_of(jnp.uint32(2**31 - 1), 1.0, most=2**31)) == 2**31 - 1
-    )  # float32 has no such number
+    odd = 2**31 - 1  # no float32
+    assert int(whole_numbers.share_of(jnp.uint32(odd), 1.0, most=2**31)) == odd
 
 
 def test_counts_beyond_32_bits_need_64():
