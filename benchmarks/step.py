@@ -1,26 +1,39 @@
 """Training steps against dense ones: Adam, donated buffers, masks at a sparsity of 0.9.
 
-Each is timed in pairs with the dense step. Dense against a copy of itself, compiled apart, says what is noise. Where
-memory comes to lie differs from process to process, and short steps with it: on a CPU several processes take a part of
-the pairs each.
+Each is timed in pairs with the dense step, twice: steps that are waited for one by one, and loops of steps as training
+makes them, where one is handed over while others run. Dense against a copy of itself, compiled apart, says what is
+noise. Where memory comes to lie differs from process to process, and short steps with it: on a CPU several processes
+take a part of the pairs each.
 """
 
+import functools
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import jax
 
 from benchmarks.models import TRAINED
 from benchmarks.report import Row
-from benchmarks.timing import Timing, interleaved, interval, ratio
+from benchmarks.timing import Ratio, Timing, interleaved, interval, ratio
 from benchmarks.training import METHODS, Training
 
 ROUNDS = 200
 PROCESSES, FEWEST_IN_A_PROCESS = 5, 20
-COLUMNS = ('milliseconds', 'times the dense step', 'interval of the median', 'limit')
+# A pair of loops is of so many pairs of steps, and a loop lasts so many seconds at least.
+PAIRS_IN_A_LOOP, LOOP_SECONDS = 4, 0.05
+COLUMNS = (
+    'milliseconds, waited for',
+    'times the dense step',
+    'interval of the median',
+    'limit',
+    'milliseconds in a loop',
+    'times the dense loop',
+    'interval of its median',
+)
 # What the lower end of the interval has to stay below, for the transformer and for the MLP, whose step is short.
 LIMITS = {
     'magnitude, host-driven': (1.01, 1.03),
@@ -52,20 +65,39 @@ def run(size: str, rounds: int) -> list[Row]:
     return [_row(title, name, [part[title][name] for part in parts]) for title in TRAINED[size] for name in METHODS]
 
 
-# For each model and method the times of the dense steps and of those beside them.
-_Times = dict[str, dict[str, tuple[list[float], list[float]]]]
+# Seconds that each dense step took, and each one beside it.
+_Pairs = tuple[list[float], list[float]]
+# For each model and method the pairs of steps that were waited for, and those of steps in loops.
+_Times = dict[str, dict[str, tuple[_Pairs, _Pairs]]]
 
 
 def _timed(size: str, rounds: int) -> _Times:
     return {title: dict(_timed_model(title, size, rounds)) for title in TRAINED[size]}
 
 
-def _timed_model(title: str, size: str, rounds: int) -> Iterator[tuple[str, tuple[list[float], list[float]]]]:
+def _timed_model(title: str, size: str, rounds: int) -> Iterator[tuple[str, tuple[_Pairs, _Pairs]]]:
     model = TRAINED[size][title]
     dense = Training(model, METHODS['dense'])
     for name, method in METHODS.items():
-        times = interleaved({'dense': dense, 'other': Training(model, method)}, rounds)
-        yield name, (times['dense'].rounds, times['other'].rounds)
+        pair = dense, Training(model, method)
+        waited = _pairs(pair, rounds)
+        length = max(PAIRS_IN_A_LOOP, round(LOOP_SECONDS / Timing(waited[0]).median))
+        yield name, (waited, _pairs(pair, max(2, rounds // PAIRS_IN_A_LOOP), length))
+
+
+def _pairs(pair: tuple[Training, Training], rounds: int, length: int = 1) -> _Pairs:
+    """Loops of so many steps, each of them waited for as a whole."""
+    calls = [functools.partial(_last_of, training, length) for training in pair]
+    times = interleaved(dict(zip(('dense', 'other'), calls, strict=True)), rounds)
+    dense, other = ([seconds / length for seconds in times[name].rounds] for name in ('dense', 'other'))
+    return dense, other
+
+
+def _last_of(training: Training, length: int) -> Any:
+    """What the last of so many steps leaves, none of which is waited for."""
+    for _ in range(length - 1):
+        training()
+    return training()
 
 
 def _timed_elsewhere(size: str, rounds: int) -> _Times:
@@ -73,11 +105,16 @@ def _timed_elsewhere(size: str, rounds: int) -> _Times:
     return json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
 
 
-def _row(title: str, name: str, parts: list[tuple[list[float], list[float]]]) -> Row:
-    dense, other = (Timing([time for part in parts for time in part[side]]) for side in (0, 1))
+def _row(title: str, name: str, parts: list[tuple[_Pairs, _Pairs]]) -> Row:
+    waited, looped = (_compared([part[way] for part in parts]) for way in (0, 1))
     limit = LIMITS[name][title.startswith('MLP')] if name in LIMITS else None
-    ratios = ratio(other, dense), interval(other, dense, len(parts))
-    return Row(f'{title}: {name}', (other.milliseconds, *ratios, limit))
+    return Row(f'{title}: {name}', (*waited, limit, *looped))
+
+
+def _compared(parts: list[_Pairs]) -> tuple[float, Ratio, Ratio]:
+    """Milliseconds, times the dense step, and the interval of the median of that."""
+    dense, other = (Timing([time for part in parts for time in part[side]]) for side in (0, 1))
+    return other.milliseconds, ratio(other, dense), interval(other, dense, len(parts))
 
 
 if __name__ == '__main__':
