@@ -57,7 +57,7 @@ def _update(pruner: jaxpruner.BaseUpdater, params: Any) -> Callable[[], None]:
 def _dense_step(model: Transformer, params: Any) -> Callable[[], None]:
     state = jax.eval_shape(METHODS['dense'].optimizer().init, params)
     batch = jax.eval_shape(model.batch)
-    return lambda: _compile(compiled_step(model, METHODS['dense']), params, state, batch)
+    return lambda: _compile(compiled_step(model, METHODS['dense']), params, state, (), batch)
 
 
 def _compile(function: Any, *shapes: Any) -> None:

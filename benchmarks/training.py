@@ -34,6 +34,10 @@ class Method(NamedTuple):
             return optax.with_extra_args_support(DENSE_OPTIMIZER)
         return self.pruner.wrap_optax(DENSE_OPTIMIZER)
 
+    def split(self, opt_state: Any) -> tuple[Any, tuple]:
+        """The optimizer's state, and the masks that steps only read, where these are apart."""
+        return jaxpruner.split_masks(opt_state) if self.update_masks is False else (opt_state, ())
+
 
 METHODS = {
     'dense': Method(None),
@@ -56,28 +60,35 @@ class Training:
         opt_state = method.optimizer().init(params)
         if method.pruner is not None:
             params = method.pruner.post_gradient_update(params, opt_state)
-        self._carried = params, opt_state
         self._step = compiled_step(model, method)
         if method.update_masks is False:  # makes the masks sparse, as the schedule does in the other runs
-            self._carried = compiled_step(model, method._replace(update_masks=True))(*self._carried, self._batch)
+            update_step = compiled_step(model, method._replace(update_masks=True))
+            params, opt_state = update_step(params, opt_state, (), self._batch)
+        rest, self._masks = method.split(opt_state)
+        self._carried = params, rest
 
     def __call__(self) -> Any:
-        """The parameters and the optimizer's state after one more step."""
-        self._carried = self._step(*self._carried, self._batch)
+        """The parameters and the optimizer's state after one more step, without masks that it only read."""
+        self._carried = self._step(*self._carried, self._masks, self._batch)
         return self._carried
 
 
 def compiled_step(model: Model, method: Method) -> Callable[..., tuple[Params, Any]]:
-    """A training step `(params, opt_state, batch) -> (params, opt_state)`; the first two are donated."""
+    """A training step `(params, opt_state, masks, batch) -> (params, opt_state)`; the first two are donated.
+
+    The optimizer's state and the masks are what `method.split` returns.
+    """
     optimizer = method.optimizer()
     decided = {} if method.pruner is None else {'update_masks': method.update_masks}
 
-    def step(params: Params, opt_state: Any, batch: Batch) -> tuple[Params, Any]:
+    def step(params: Params, rest: Any, masks: tuple, batch: Batch) -> tuple[Params, Any]:
+        opt_state = jaxpruner.join_masks(rest, masks)
+
         def loss(trained: Params) -> jax.Array:
             used = trained if method.pruner is None else method.pruner.pre_forward_update(trained, opt_state)
             return model.loss(used, batch)
 
         updates, new_state = optimizer.update(jax.grad(loss)(params), opt_state, params, **decided)
-        return optax.apply_updates(params, updates), new_state
+        return optax.apply_updates(params, updates), method.split(new_state)[0]
 
     return jax.jit(step, donate_argnums=(0, 1))

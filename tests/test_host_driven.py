@@ -248,6 +248,90 @@ def test_training_may_change_over_and_be_resumed():
         assert_same(changing, in_graph)
 
 
+def make_split_steps(tx):
+    """As `make_step` with given gradients: the program of most steps, and the one that updates masks."""
+
+    def step(params, rest, masks, grads, update_masks):
+        opt_state = jaxpruner.join_masks(rest, masks)
+        updates, opt_state = tx.update(grads, opt_state, params, update_masks=update_masks)
+        return optax.apply_updates(params, updates), *jaxpruner.split_masks(opt_state)
+
+    def hot_step(*arguments):
+        return step(*arguments, update_masks=False)[:2]
+
+    mask_step = functools.partial(step, update_masks=True)
+    return jax.jit(hot_step, donate_argnums=(0, 1)), jax.jit(mask_step, donate_argnums=(0, 1, 2))
+
+
+@pytest.mark.parametrize('packed', [False, True], ids=['unpacked', 'packed'])
+@pytest.mark.parametrize('algorithm', jaxpruner.all_algorithm_names())
+def test_masks_may_be_an_argument_of_their_own(algorithm, packed):
+    pruner = make_pruner(algorithm, packed)
+    tx = optax.chain(optax.scale(0.5), pruner.wrap_optax(optax.adam(1e-2)))
+    whole_step, (hot_step, mask_step) = make_step(tx, given), make_split_steps(tx)
+    params, whole = make_params(), (make_params(), tx.init(make_params()))
+    rest, masks = jaxpruner.split_masks(tx.init(params))
+    for i, grads in enumerate(make_gradients()):
+        due = pruner.scheduler.is_mask_update_iter(i)
+        whole = whole_step(*whole, grads, update_masks=due)
+        if due:
+            params, rest, masks = mask_step(params, rest, masks, grads)
+        else:
+            params, rest = hot_step(params, rest, masks, grads)
+        assert_same((params, jaxpruner.join_masks(rest, masks)), whole)
+    assert hot_step._cache_size() == 1
+    assert len(masks) == 1
+    pruned = 0 if algorithm == 'no_prune' else 0.5
+    assert float(jaxpruner.sparsity_metrics(masks)['_total_sparsity']) >= pruned
+
+
+@pytest.mark.parametrize('packed', [False, True], ids=['unpacked', 'packed'])
+def test_a_step_returns_nothing_that_was_split_off(packed):
+    tx = make_pruner('rigl', packed).wrap_optax(optax.adam(1e-2))
+    params = make_params()
+    rest, masks = jaxpruner.split_masks(tx.init(params))
+    hot_step, _ = make_split_steps(tx)
+    lowered = hot_step.lower(params, rest, masks, params)
+    assert len(jax.tree.leaves(lowered.out_info)) == len(jax.tree.leaves((params, rest)))
+    assert {'masks', 'target_sparsities', 'sizes'}.isdisjoint(
+        name for name, value in rest._asdict().items() if jax.tree.leaves(value)
+    )
+
+
+def test_masks_of_pruners_inside_one_another_are_split_off_and_joined():
+    pruners = [make_pruner('magnitude'), make_pruner('set')]
+    tx = optax.chain(
+        pruners[0].wrap_optax(pruners[1].wrap_optax(optax.adam(1e-2))), pruners[1].wrap_optax(optax.sgd(0.1))
+    )
+    state = tx.init(make_params())
+    rest, masks = jaxpruner.split_masks(state)
+    assert len(masks) == 3
+    assert_same(jaxpruner.join_masks(rest, masks), state)
+    assert_same(jaxpruner.join_masks(state, ()), state)
+
+
+def test_a_state_without_its_masks_is_refused():
+    pruner = make_pruner('magnitude')
+    tx, params = pruner.wrap_optax(optax.sgd(0.1)), make_params()
+    rest, masks = jaxpruner.split_masks(tx.init(params))
+    uses = {
+        'update': lambda: tx.update(params, rest, params),
+        'post_gradient_update': lambda: pruner.post_gradient_update(params, rest),
+        'sparsity_metrics': lambda: jaxpruner.sparsity_metrics((rest,)),
+        'split_masks': lambda: jaxpruner.split_masks(rest),
+    }
+    for use in uses.values():
+        with pytest.raises(ValueError, match=r'were split off by split_masks; give join_masks\(rest, masks\) instead'):
+            use()
+    for wrong, given_masks, words in [
+        (rest, (), 'the masks of 1 pruners, and those of 0 are given'),
+        (rest, masks * 2, 'the masks of 1 pruners, and those of 2 are given'),
+        (jaxpruner.join_masks(rest, masks), masks, 'the masks of 0 pruners, and those of 1 are given'),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            jaxpruner.join_masks(wrong, given_masks)
+
+
 WRONG = [
     (jnp.bool_(True), 'Array'),
     (np.array(True), 'array'),

@@ -16,7 +16,7 @@ import optax
 
 from jaxpruner import control, masking, optimizer_state, packing, utils
 from jaxpruner import tree as tree_lib
-from jaxpruner.sparse_state import SparseState
+from jaxpruner.sparse_state import SparseState, check_has_masks
 
 if TYPE_CHECKING:
     from jaxpruner.base_updater import BaseUpdater
@@ -73,6 +73,7 @@ def wrap(updater: 'BaseUpdater', inner: optax.GradientTransformation) -> optax.G
                 f'the state of a wrapped optimizer is a SparseState, got {type(state).__name__}; make it with the init '
                 'of the wrapped optimizer, and restore checkpoints with the target `jax.eval_shape(tx.init, params)`'
             )
+        check_has_masks(state)
         due = _is_due(updater, state, update_masks)
         return _step(updater, inner_with_extra, due, updates, state, params, extra_args)
 

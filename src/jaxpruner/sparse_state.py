@@ -1,5 +1,6 @@
-"""The state that a pruner keeps inside an optax state, and what can be read off it."""
+"""The state that a pruner keeps inside an optax state, what can be read off it, and how its masks are held apart."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -25,6 +26,108 @@ class SparseState(NamedTuple):
     thresholds: Any = None  # tree like the parameters: where methods that select in every step look first
 
 
+class _SplitOff(NamedTuple):
+    """Stands where masks were split off; without leaves, so that it travels through compiled programs."""
+
+
+def split_masks(opt_state: Any) -> tuple[Any, tuple[SparseState, ...]]:
+    """Splits what only mask updates change off an optimizer state, so that a step may read it without handing it on.
+
+    Each array that a step takes and returns costs it some microseconds. Masks, targets and sizes that are an argument
+    of their own, which is not donated, stay where they are.
+
+    Args:
+      opt_state: any optimizer state.
+
+    Returns:
+      The rest, a state of the same structure without those arrays, and a `SparseState` of them for each pruner.
+
+    Raises:
+      ValueError: the masks were split off already.
+
+    >>> import optax, jaxpruner
+    >>> state = jaxpruner.MagnitudePruning().wrap_optax(optax.adam(1e-3)).init({'kernel': jnp.ones((2, 2))})
+    >>> rest, masks = split_masks(state)
+    >>> masks[0].masks['kernel'].shape, jax.tree.structure(join_masks(rest, masks)) == jax.tree.structure(state)
+    ((2, 2), True)
+    """
+    held: list[SparseState] = []
+
+    def take(state: SparseState) -> SparseState:
+        check_has_masks(state)
+        held.append(SparseState(state.masks, target_sparsities=state.target_sparsities, sizes=state.sizes))
+        return state._replace(masks=_SplitOff(), target_sparsities=None, sizes=None)
+
+    rest = _map_states(take, opt_state)
+    return rest, tuple(held)
+
+
+def join_masks(rest: Any, masks: tuple[SparseState, ...]) -> Any:
+    """The optimizer state of which `split_masks` made these two.
+
+    Args:
+      rest: the state without masks, or what a step made of it.
+      masks: a `SparseState` for each pruner.
+
+    Returns:
+      The state that a wrapped optimizer takes.
+
+    Raises:
+      ValueError: `rest` lacks the masks of more or fewer pruners than are given.
+
+    >>> rest, masks = split_masks(SparseState(masks={'kernel': None}, count=3))
+    >>> join_masks(rest._replace(count=4), masks)
+    SparseState(masks={'kernel': None}, inner_state=None, target_sparsities=None, count=4, sizes=None, thresholds=None)
+    """
+    left = list(masks)
+    missing = 0
+
+    def give(state: SparseState) -> SparseState:
+        nonlocal missing
+        if not isinstance(state.masks, _SplitOff):
+            return state
+        missing += 1
+        held = left.pop(0) if left else state
+        return state._replace(masks=held.masks, target_sparsities=held.target_sparsities, sizes=held.sizes)
+
+    joined = _map_states(give, rest)
+    if missing != len(masks):
+        raise ValueError(
+            f'the state lacks the masks of {missing} pruners, and those of {len(masks)} are given; join what one call '
+            'of split_masks returned, or the rest that a step made of it'
+        )
+    return joined
+
+
+def _map_states(change: Callable[[SparseState], SparseState], opt_state: Any) -> Any:
+    """An optimizer state in which each `SparseState` is changed, outer before inner."""
+
+    def changed(node: Any) -> Any:
+        if not isinstance(node, SparseState):
+            return node
+        node = change(node)
+        return node._replace(inner_state=_map_states(change, node.inner_state))
+
+    return jax.tree.map(changed, opt_state, is_leaf=lambda node: isinstance(node, SparseState))
+
+
+def check_has_masks(state: SparseState) -> None:
+    """Refuses a state whose masks were split off.
+
+    Args:
+      state: the state.
+
+    Raises:
+      ValueError: they were.
+
+    >>> check_has_masks(SparseState(masks={'kernel': None}))
+    """
+    if isinstance(state.masks, _SplitOff):
+        raise ValueError(
+            'the masks of this SparseState were split off by split_masks; give join_masks(rest, masks) instead'
+        )
+
+
 def sparse_states(opt_state: Any) -> list[SparseState]:
     """Every `SparseState` in an optimizer state, however deep in `chain`, `MultiSteps` or `multi_transform`.
 
@@ -33,6 +136,9 @@ def sparse_states(opt_state: Any) -> list[SparseState]:
 
     Returns:
       The states in the order of the tree, outer before inner; an empty list if there is none.
+
+    Raises:
+      ValueError: masks were split off.
 
     >>> import optax, jaxpruner
     >>> tx = optax.chain(optax.clip(1.0), jaxpruner.MagnitudePruning().wrap_optax(optax.sgd(0.1)))
@@ -49,6 +155,7 @@ def sparse_states(opt_state: Any) -> list[SparseState]:
 
 def _without_boxes(state: SparseState) -> SparseState:
     """The state of plain arrays: Flax NNX keeps each array of an optimizer state in a variable."""
+    check_has_masks(state)
     state = jax.tree.map(lambda leaf: getattr(leaf, 'value', leaf), state)
     counts = jax.tree.leaves(state.count)
     return state._replace(count=counts[0] if counts else None)
@@ -64,7 +171,7 @@ def only_sparse_state(opt_state: Any) -> SparseState:
       The state.
 
     Raises:
-      ValueError: there is none, or more than one.
+      ValueError: there is none, or more than one, or its masks were split off.
 
     >>> only_sparse_state((SparseState(masks=None),)).masks is None
     True

@@ -31,9 +31,9 @@ class _Ranking(NamedTuple):
     sizes: list[int]  # how many scores each ranking has
     thresholds: Callable[[jax.Array], list[jax.Array]]  # images [n, columns] -> what each array has to reach
     reaching: Callable[[list[jax.Array]], jax.Array]  # these -> how many reach them [n, columns]
-    ends: Callable[[jax.Array], list[jax.Array]]  # places in flat order [n, columns] -> places in each array
-    # thresholds and ends of each array -> scores between and before [n, columns]
-    ties: Callable[[list, list], jax.Array]
+    ends: Callable[[jax.Array], jax.Array]  # places in flat order [n, columns] -> in each row of all arrays
+    # thresholds of each array and ends [all rows, columns] -> scores between and before [n, columns]
+    ties: Callable[[list, jax.Array], jax.Array]
     # how many ties are kept [n], and thresholds of each array -> how many are kept of each row of all arrays
     rooms: Callable[[jax.Array, list], jax.Array]
     counter: jnp.dtype
@@ -69,8 +69,8 @@ def select_each(
         sizes,
         thresholds=lambda images: split(order.value(images)),
         reaching=lambda thresholds: counting.count_reaching(arrays, thresholds, counter, apart),
-        ends=split,
-        ties=lambda between, ends: counting.count_between_before(arrays, between, ends, counter, apart),
+        ends=lambda ends: ends,
+        ties=lambda between, ends: counting.count_between_before(arrays, between, split(ends), counter, apart),
         rooms=lambda room, between: room,
         counter=counter,
     )
@@ -125,8 +125,12 @@ def select_jointly(
         values = order.value(images)
         return [values] * len(arrays) if plain else _smallest_reaching(arrays, scales, values[0])
 
-    def own_ends(ends: jax.Array) -> list[jax.Array]:
-        return tables.split(jnp.where(ends > offsets, jnp.minimum(ends - offsets, lengths), 0), [1] * len(arrays))
+    def own_ends(ends: jax.Array) -> jax.Array:
+        return jnp.where(ends > offsets, jnp.minimum(ends - offsets, lengths), 0)
+
+    def own_ties(between: list[jax.Array], ends: jax.Array) -> jax.Array:
+        own = tables.split(ends, [1] * len(arrays))
+        return together(counting.count_between_before(arrays, between, own, counter, each_apart))
 
     def own_rooms(room: jax.Array, between: list[jax.Array]) -> jax.Array:
         reaching = counting.count_reaching(arrays, between, counter, each_apart)
@@ -144,7 +148,7 @@ def select_jointly(
         thresholds=own,
         reaching=lambda thresholds: together(counting.count_reaching(arrays, thresholds, counter, each_apart)),
         ends=own_ends,
-        ties=lambda between, ends: together(counting.count_between_before(arrays, between, ends, counter, each_apart)),
+        ties=own_ties,
         rooms=own_rooms,
         counter=counter,
     )
@@ -215,8 +219,7 @@ def _search(
     ties = bracket.count_low - bracket.count_high
     room = jnp.where(bracket.count_low > bracket.wanted, bracket.wanted - bracket.count_high, ties)
     if jax.device_count() > 1:
-        places = ranking.ends(tables.wide(_ends_by_probes(ranking, ties, room, between), _PROBES_ON_CPU))
-        ends = jnp.concatenate([table[:, 0] for table in places])
+        ends = ranking.ends(_ends_by_probes(ranking, ties, room, between)[:, None])[:, 0]
     else:
         ends = _ends_by_parts(ranking, ties, room, between)
     everything = tables.wide(jnp.broadcast_to(wanted >= sizes, ends.shape), _PROBES_ON_CPU)
