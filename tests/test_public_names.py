@@ -56,8 +56,8 @@ NAMES = """
     mask_calculator.topk_mask_calculator mask_calculator.topk_n_by_m_mask_calculator
     mask_calculator.topk_block_mask_calculator mask_calculator.topk_channel_mask_calculator mask_calculator.get_topk_fn
     mask_calculator.MASK_DTYPE algorithms.pruners.generate_random_scores pruners.generate_random_scores
-    utils.summarize_sparsity utils.summarize_intersection param_uses Use UseGraph UnsupportedPrimitive split_masks join_masks
-    uses.param_uses uses.with_input_axes uses.run_with_taps
+    utils.summarize_sparsity utils.summarize_intersection param_uses Use UseGraph UnsupportedPrimitive
+    uses.param_uses uses.with_input_axes uses.run_with_taps split_masks join_masks
 """.split()
 
 
