@@ -48,6 +48,26 @@ def test_they_are_selected_as_arrays_are(shape, dtype, in_rows):
     np.testing.assert_array_equal(select(selection.Scores(weights, jnp.abs)), expected)
 
 
+def magnitudes_of_flagged(weights_and_flags):
+    weights, flags = weights_and_flags
+    return jnp.where(flags, jnp.abs(weights), -jnp.inf)
+
+
+@pytest.mark.parametrize('shape', SHAPES)
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'float16'])
+@pytest.mark.parametrize('in_rows', [False, True])
+def test_scores_of_several_arrays_are_selected_as_arrays_are(shape, dtype, in_rows):
+    weights = weights_of(shape, dtype), jax.random.bernoulli(KEY, 0.8, shape)
+    count = 2 if in_rows else weights[0].size // 3
+    scores = selection.Scores(weights, magnitudes_of_flagged)
+    assert (scores.shape, scores.dtype, scores.size) == (shape, jnp.dtype(dtype), weights[0].size)
+    masks = [
+        selection.keep_largest_each([one], [count], in_rows=[in_rows])[0].mask
+        for one in (scores, magnitudes_of_flagged(weights))
+    ]
+    np.testing.assert_array_equal(*masks)
+
+
 @pytest.mark.parametrize('divisors', [None, [2.0, 0.5]])
 def test_they_are_ranked_together_with_arrays(divisors):
     first, second = weights_of((5, 9)), weights_of((40,), 'bfloat16')
@@ -201,10 +221,11 @@ def test_scores_of_another_shape_or_dtype_are_refused(function, words):
         scoring.each_weight({'deep': {'w': jnp.ones((2, 3))}}, function)
 
 
+@pytest.mark.parametrize('mark', [scoring.of_each_weight, scoring.of_each_gradient])
 @pytest.mark.parametrize('function', ['abs', [jnp.abs]])
-def test_what_is_no_function_is_refused(function):
-    with pytest.raises(TypeError, match='of_each_weight takes a hashable function of weights, got'):
-        scoring.of_each_weight(function)
+def test_what_is_no_function_is_refused(function, mark):
+    with pytest.raises(TypeError, match=f'{mark.__name__} takes a hashable function of an array, got'):
+        mark(function)
 
 
 @pytest.mark.parametrize(

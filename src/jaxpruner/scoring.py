@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from jaxpruner.base_updater import BaseUpdater
 
 Method = TypeVar('Method', bound=Callable[..., Any])
-_OF_EACH_WEIGHT, _RANKS_UNWRITTEN = 'scores_of_each_weight', 'ranks_unwritten_scores'
+_OF_EACH_WEIGHT, _OF_EACH_GRADIENT = 'scores_of_each_weight', 'scores_of_each_gradient'
+_RANKS_UNWRITTEN = 'ranks_unwritten_scores'
 
 
 def of_each_weight(function: Callable[[jax.Array], jax.Array]) -> Callable[[Method], Method]:
@@ -43,13 +44,36 @@ def of_each_weight(function: Callable[[jax.Array], jax.Array]) -> Callable[[Meth
     >>> updater.instant_sparsify({'w': jnp.array([-2.0, 1.0])})[1]
     {'w': Array([0, 1], dtype=uint8)}
     """
+    return _marks(_OF_EACH_WEIGHT, 'of_each_weight', function)
+
+
+def of_each_gradient(function: Callable[[jax.Array], jax.Array]) -> Callable[[Method], Method]:
+    """Says of `get_drop_scores` or `get_grow_scores` that it scores each weight by a function of its gradient alone.
+
+    Args:
+      function: of an array of gradients, as that of `of_each_weight`, which these methods may have instead.
+
+    Returns:
+      A decorator.
+
+    Raises:
+      TypeError: what is given is no hashable function.
+
+    >>> import jaxpruner
+    >>> class MostNegative(jaxpruner.RigL):
+    ...     @of_each_gradient(jnp.negative)
+    ...     def get_grow_scores(self, sparse_state, params, grads):
+    ...         return jax.tree.map(jnp.negative, grads)
+    >>> said_of(MostNegative().get_grow_scores, None, {'w': jnp.array([2.0])})['w'].of is jnp.negative
+    True
+    """
+    return _marks(_OF_EACH_GRADIENT, 'of_each_gradient', function)
+
+
+def _marks(mark: str, name: str, function: Any) -> Callable[[Method], Method]:
     if not callable(function) or not isinstance(function, Hashable):
-        raise TypeError(f'of_each_weight takes a hashable function of weights, got {function!r}')
-
-    def mark(method: Method) -> Method:
-        return _marked(method, _OF_EACH_WEIGHT, function)
-
-    return mark
+        raise TypeError(f'{name} takes a hashable function of an array, got {function!r}')
+    return lambda method: _marked(method, mark, function)
 
 
 def ranks_unwritten(method: Method) -> Method:
@@ -73,6 +97,25 @@ def function_of(method: Callable[..., Any]) -> Callable[[jax.Array], jax.Array] 
     True
     """
     return _said_of(method, _OF_EACH_WEIGHT)
+
+
+def said_of(method: Callable[..., Any], params: tree_lib.PyTree, grads: tree_lib.PyTree) -> tree_lib.PyTree | None:
+    """Scores as `of_each_weight` or `of_each_gradient` says them of a method; `None` where neither does.
+
+    Args:
+      method: that of an updater.
+      params: the parameters.
+      grads: their gradients.
+
+    >>> import jaxpruner
+    >>> said_of(jaxpruner.SET().get_drop_scores, {'w': jnp.array([-2.0])}, None)['w'].of is jnp.abs
+    True
+    """
+    for mark, tree in ((_OF_EACH_WEIGHT, params), (_OF_EACH_GRADIENT, grads)):
+        function = _said_of(method, mark)
+        if function is not None:
+            return each_weight(tree, function)
+    return None
 
 
 def takes_unwritten(method: Callable[..., Any]) -> bool:

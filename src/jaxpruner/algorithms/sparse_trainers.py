@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxpruner import base_updater, groups, optimizer_state, selection, sparsity_types, targets, utils
+from jaxpruner import base_updater, groups, optimizer_state, scoring, selection, sparsity_types, targets, utils
 from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import pruners
 
@@ -98,6 +98,7 @@ class SET(StaticRandomSparse):
         """Refuses optimizers whose moments cannot be zeroed."""
         optimizer_state.check_resettable(inner, params)
 
+    @scoring.of_each_weight(jnp.abs)
     def get_drop_scores(self, sparse_state, params, grads):
         """Scores of the weights: the smallest kept ones are dropped."""
         del sparse_state, grads
@@ -111,8 +112,9 @@ class SET(StaticRandomSparse):
     def update_state(self, sparse_state, params, grads):
         """Drops and regrows; the number of kept weights stays."""
         fraction = self.drop_fraction_fn(sparse_state.count)
-        drop_scores = self.get_drop_scores(sparse_state, params, grads)
-        grow_scores = self.get_grow_scores(sparse_state, params, grads)
+        drop_scores, grow_scores = (
+            _scores(method, sparse_state, params, grads) for method in (self.get_drop_scores, self.get_grow_scores)
+        )
         paths, leaves, treedef = tree_lib.flatten_with_paths(params)
         types, stacked = self._leaf_types(paths, leaves), targets.are_stacked(self.stacked, paths)
         old, drop, grow = (tree_lib.leaves_like(treedef, t) for t in (sparse_state.masks, drop_scores, grow_scores))
@@ -143,6 +145,7 @@ class RigL(SET):
     True
     """
 
+    @scoring.of_each_gradient(jnp.abs)
     def get_grow_scores(self, sparse_state, params, grads):
         """The gradients' magnitudes."""
         del sparse_state, params
@@ -172,8 +175,8 @@ def check_drop_fraction(fraction: Any, name: str) -> None:
 
 def drop_and_grow(
     masks: Sequence[jax.Array],
-    drop_scores: Sequence[jax.Array],
-    grow_scores: Sequence[jax.Array],
+    drop_scores: Sequence[jax.Array | selection.Scores],
+    grow_scores: Sequence[jax.Array | selection.Scores],
     types: Sequence[sparsity_types.GroupedType],
     stacked: Sequence[bool] | None = None,
     *,
@@ -183,9 +186,9 @@ def drop_and_grow(
 
     Args:
       masks: uint8 masks.
-      drop_scores: of their shapes; of the kept ones those with the smallest scores are dropped,
+      drop_scores: of their shapes, or `Scores`; of the kept ones those with the smallest scores are dropped,
         `round(kept * fraction)` of them.
-      grow_scores: of their shapes; of all that are not kept then, those with the largest scores come back.
+      grow_scores: of their shapes, or `Scores`; of all that are not kept then, those with the largest scores come back.
       types: unstructured, block or channel.
       stacked: whether the first axis of a leaf counts layers, in each of which weights are replaced.
       fraction: scalar in [0, 1].
@@ -204,7 +207,7 @@ def drop_and_grow(
     apart = [isinstance(kind, sparsity_types.Unstructured) for kind in types]
     alive_numbers = [_number(alive, in_layers) for (alive, _, _), in_layers in zip(pooled, stacked, strict=True)]
     kept = selection.keep_largest_each(
-        [jnp.where(alive, drop, -jnp.inf) for alive, drop, _ in pooled],
+        [_beside(alive, drop, _OfKept) for alive, drop, _ in pooled],
         [
             number - selection.share_of(number, fraction, most=alive.size)
             for number, (alive, _, _) in zip(alive_numbers, pooled, strict=True)
@@ -217,7 +220,7 @@ def drop_and_grow(
         alive - _number(left, in_layers) for alive, left, in_layers in zip(alive_numbers, kept, stacked, strict=True)
     ]
     grown = selection.keep_largest_each(
-        [jnp.where(left, -jnp.inf, grow) for left, (_, _, grow) in zip(kept, pooled, strict=True)],
+        [_beside(left, grow, _OfMissing) for left, (_, _, grow) in zip(kept, pooled, strict=True)],
         missing,
         in_rows=stacked,
         apart=apart,
@@ -229,13 +232,52 @@ def drop_and_grow(
     ]
 
 
-def _pooled(mask, drop, grow, kind, in_layers) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _scores(method: Callable[..., Any], sparse_state: Any, params: Any, grads: Any) -> Any:
+    """What a method returns, not written down where that can be."""
+    scores = scoring.said_of(method, params, grads)
+    return method(sparse_state, params, grads) if scores is None else scores
+
+
+def _pooled(mask, drop, grow, kind, in_layers) -> tuple[jax.Array, Any, Any]:
     """Whether groups are alive, and their scores."""
+    if type(kind) is sparsity_types.Unstructured and mask.size:  # a subclass may pool in another way
+        return mask != 0, drop, grow
     pool = functools.partial(groups.pool, kind, in_layers=in_layers)
-    grow = pool(grow if jnp.issubdtype(grow.dtype, jnp.floating) else grow.astype(jnp.float32))
-    # NaN would rank below what is kept: after an overflow weights must come back somewhere.
-    grow = jnp.where(jnp.isnan(grow), jnp.finfo(grow.dtype).min, grow)
-    return pool(mask.astype(jnp.float32)) > 0, pool(drop), grow
+    return pool(mask.astype(jnp.float32)) > 0, pool(selection.read(drop)), pool(selection.read(grow))
+
+
+def _beside(kept: jax.Array, scores: jax.Array | selection.Scores, kind: type) -> selection.Scores:
+    """Scores of weights (or groups) that depend on which of them are kept, and are not written down."""
+    if isinstance(scores, selection.Scores):
+        return selection.Scores((scores.weights, kept), kind(scores.of))
+    if not jnp.issubdtype(scores.dtype, jnp.floating):
+        scores = scores.astype(jnp.float32)
+    return selection.Scores((scores, kept), kind(jnp.positive))
+
+
+@dataclasses.dataclass(frozen=True)
+class _OfKept:
+    """Scores of what is kept; the rest comes last."""
+
+    of: Callable[[jax.Array], jax.Array]
+
+    def __call__(self, weights_and_kept: tuple[jax.Array, jax.Array]) -> jax.Array:
+        weights, kept = weights_and_kept
+        return jnp.where(kept, self.of(weights), -jnp.inf)
+
+
+@dataclasses.dataclass(frozen=True)
+class _OfMissing:
+    """Scores of what is not kept; the rest comes last."""
+
+    of: Callable[[jax.Array], jax.Array]
+
+    def __call__(self, weights_and_kept: tuple[jax.Array, jax.Array]) -> jax.Array:
+        weights, kept = weights_and_kept
+        scores = self.of(weights)
+        # NaN would rank below what is kept: after an overflow weights must come back somewhere.
+        scores = jnp.where(jnp.isnan(scores), jnp.finfo(scores.dtype).min, scores)
+        return jnp.where(kept, -jnp.inf, scores)
 
 
 def _number(flags: jax.Array, in_layers: bool) -> jax.Array:

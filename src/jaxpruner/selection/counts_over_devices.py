@@ -27,7 +27,8 @@ def count_apart(predicates: Predicates, counter: jnp.dtype, arrays: tuple, bound
     Array([[2]], dtype=uint32)
     """
     flat, treedef = jax.tree.flatten((arrays, bounds))
-    count = _partitioned(predicates, counter, treedef, tuple(array.ndim for array in flat), len(arrays))
+    parts = tuple(len(jax.tree.leaves(array)) for array in arrays)  # scores may depend on several arrays
+    count = _partitioned(predicates, counter, treedef, tuple(array.ndim for array in flat), parts)
 
     def by_xla(*leaves):
         return count_by_xla(predicates, counter, *jax.tree.unflatten(treedef, leaves))
@@ -58,8 +59,14 @@ def count_by_xla(predicates: Predicates, counter: jnp.dtype, arrays: tuple, boun
 
 
 @functools.cache
-def _partitioned(predicates: Predicates, counter: jnp.dtype, treedef: Any, ranks: tuple[int, ...], number: int) -> Any:
-    """The function that XLA asks how to count when it knows how the arrays (the first `number`) are sharded."""
+def _partitioned(
+    predicates: Predicates, counter: jnp.dtype, treedef: Any, ranks: tuple[int, ...], parts: tuple[int, ...]
+) -> Any:
+    """The function that XLA asks how to count when it knows how the arrays are sharded.
+
+    They stand first; those of which `parts` counts several lie on devices as the first of these does.
+    """
+    firsts = [sum(parts[:i]) for i in range(len(parts))]
 
     @custom_partitioning
     def function(*leaves):
@@ -68,9 +75,10 @@ def _partitioned(predicates: Predicates, counter: jnp.dtype, treedef: Any, ranks
     def partition(mesh, arguments, result):
         del result
         whole = NamedSharding(mesh, PartitionSpec())
-        specs = [_even_spec(mesh, argument) for argument in arguments[:number]]
-        shapes = [argument.shape for argument in arguments[:number]]
-        shardings = [NamedSharding(mesh, spec) for spec in specs] + [whole] * (len(arguments) - number)
+        specs = [_even_spec(mesh, arguments[first]) for first in firsts]
+        shapes = [arguments[first].shape for first in firsts]
+        shardings = [NamedSharding(mesh, specs[i]) for i, number in enumerate(parts) for _ in range(number)]
+        shardings += [whole] * (len(arguments) - len(shardings))
 
         def count_part_of_all(*leaves):
             return _count_on_device(predicates, counter, mesh, specs, shapes, *jax.tree.unflatten(treedef, leaves))

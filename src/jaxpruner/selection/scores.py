@@ -1,4 +1,4 @@
-"""Scores that are a function of each weight by itself, and are computed wherever they are read.
+"""Scores that are a function of what is known of each weight, and are computed wherever they are read.
 
 Written down, the scores of a model take as much memory as its weights. A pass that reads the weights and computes the
 scores as it goes takes none.
@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 
@@ -18,8 +19,9 @@ class Scores:
     """The scores `of(weights)`, which are never written down; what moves weights, moves them, too (`jax.tree.map`).
 
     Attributes:
-      weights: float array; those of 8 bits, which are ranked in wider ones, are scored before.
-      of: gives the score of each weight by itself, in the weight's dtype; hashable.
+      weights: float array, or a tuple of one and of others of its shape, say of flags, that lie on devices as it does;
+        floats of 8 bits, which are ranked in wider ones, are scored before.
+      of: gives the score of each weight by itself, from that array or tuple, in the weight's dtype; hashable.
 
     >>> import jax.numpy as jnp
     >>> scores = Scores(jnp.array([[-2.0, 1.0]]), jnp.abs)
@@ -27,18 +29,18 @@ class Scores:
     ((1, 2), (2,), [[2.0, 1.0]])
     """
 
-    weights: jax.Array
-    of: Callable[[jax.Array], jax.Array]
+    weights: jax.Array | tuple[jax.Array, ...]
+    of: Callable[[Any], jax.Array]
 
     @property
     def shape(self) -> tuple[int, ...]:
         """That of the weights."""
-        return self.weights.shape
+        return self._array.shape
 
     @property
     def dtype(self) -> jax.numpy.dtype:
         """That of the weights."""
-        return self.weights.dtype
+        return self._array.dtype
 
     @property
     def ndim(self) -> int:
@@ -49,6 +51,10 @@ class Scores:
     def size(self) -> int:
         """Number of scores."""
         return math.prod(self.shape)
+
+    @property
+    def _array(self) -> jax.Array:
+        return jax.tree.leaves(self.weights)[0]
 
 
 def read(scores: jax.Array | Scores) -> jax.Array:
