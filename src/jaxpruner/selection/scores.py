@@ -29,7 +29,7 @@ class Scores:
     ((1, 2), (2,), [[2.0, 1.0]])
     """
 
-    weights: jax.Array | tuple[jax.Array, ...]
+    weights: jax.Array | tuple[Any, ...]
     of: Callable[[Any], jax.Array]
 
     @property
