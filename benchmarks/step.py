@@ -23,8 +23,8 @@ from benchmarks.training import METHODS, Training
 
 ROUNDS = 200
 PROCESSES, FEWEST_IN_A_PROCESS = 5, 20
-# A pair of loops is of so many pairs of steps, and a loop lasts so many seconds at least.
-PAIRS_IN_A_LOOP, LOOP_SECONDS = 4, 0.05
+# Of loops there is one pair for so many pairs of steps; each has so many steps and lasts so many seconds at least.
+PAIRS_FOR_A_LOOP, FEWEST_STEPS, LOOP_SECONDS = 4, 4, 0.05
 COLUMNS = (
     'milliseconds, waited for',
     'times the dense step',
@@ -81,8 +81,8 @@ def _timed_model(title: str, size: str, rounds: int) -> Iterator[tuple[str, tupl
     for name, method in METHODS.items():
         pair = dense, Training(model, method)
         waited = _pairs(pair, rounds)
-        length = max(PAIRS_IN_A_LOOP, round(LOOP_SECONDS / Timing(waited[0]).median))
-        yield name, (waited, _pairs(pair, max(2, rounds // PAIRS_IN_A_LOOP), length))
+        length = max(FEWEST_STEPS, round(LOOP_SECONDS / Timing(waited[0]).median))
+        yield name, (waited, _pairs(pair, max(2, rounds // PAIRS_FOR_A_LOOP), length))
 
 
 def _pairs(pair: tuple[Training, Training], rounds: int, length: int = 1) -> _Pairs:

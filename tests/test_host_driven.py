@@ -324,12 +324,17 @@ def test_a_state_without_its_masks_is_refused():
         with pytest.raises(ValueError, match=r'were split off by split_masks; give join_masks\(rest, masks\) instead'):
             use()
     for wrong, given_masks, words in [
-        (rest, (), 'the masks of 1 pruners, and those of 0 are given'),
-        (rest, masks * 2, 'the masks of 1 pruners, and those of 2 are given'),
-        (jaxpruner.join_masks(rest, masks), masks, 'the masks of 0 pruners, and those of 1 are given'),
+        (rest, (), 'lacks: 1, and whose masks are given: 0'),
+        (rest, masks * 2, 'lacks: 1, and whose masks are given: 2'),
+        (jaxpruner.join_masks(rest, masks), masks, 'lacks: 0, and whose masks are given: 1'),
     ]:
         with pytest.raises(ValueError, match=words):
             jaxpruner.join_masks(wrong, given_masks)
+    for wrong in (masks[0], params):
+        with pytest.raises(TypeError, match='masks must be the second result of split_masks, a tuple of SparseState'):
+            jaxpruner.join_masks(rest, wrong)
+    with pytest.raises(ValueError, match='there is no SparseState in the optimizer state; wrap'):
+        jaxpruner.split_masks(optax.adam(1e-3).init(params))
 
 
 WRONG = [

@@ -221,6 +221,18 @@ def test_scores_of_another_shape_or_dtype_are_refused(function, words):
         scoring.each_weight({'deep': {'w': jnp.ones((2, 3))}}, function)
 
 
+def test_scores_of_gradients_of_another_shape_are_refused():
+    class Ravelled(jaxpruner.RigL):
+        @scoring.of_each_gradient(jnp.ravel)
+        def get_grow_scores(self, sparse_state, params, grads):
+            return jax.tree.map(jnp.ravel, grads)
+
+    params = {'w': jnp.ones((2, 3))}
+    updater = Ravelled(sparsity_distribution_fn=half)
+    with pytest.raises(ValueError, match=r'w: a score .* got float32\[6\] from .*; leave of_each_gradient out'):
+        updater.update_state(updater.init_state(params), params, params)
+
+
 @pytest.mark.parametrize('mark', [scoring.of_each_weight, scoring.of_each_gradient])
 @pytest.mark.parametrize('function', ['abs', [jnp.abs]])
 def test_what_is_no_function_is_refused(function, mark):

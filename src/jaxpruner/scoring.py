@@ -1,4 +1,4 @@
-"""Scores that are a function of each weight by itself, such as magnitudes, need not be written down to be ranked."""
+"""Scores that are a function of each weight, or gradient, by itself need not be written down to be ranked."""
 
 import functools
 from collections.abc import Callable, Hashable
@@ -19,7 +19,7 @@ _RANKS_UNWRITTEN = 'ranks_unwritten_scores'
 
 
 def of_each_weight(function: Callable[[jax.Array], jax.Array]) -> Callable[[Method], Method]:
-    """Says of a method `calculate_scores` that it scores each weight by a function of that weight alone.
+    """Says of `calculate_scores` (or what SET and RigL drop and grow by) that it is a function of each weight alone.
 
     Masks are then made from the weights, and the method is not called for them: a pass that reads weights computes the
     scores, and unstructured masks of floats of 16 bits or more take no memory for scores. A subclass that overrides the
@@ -64,7 +64,8 @@ def of_each_gradient(function: Callable[[jax.Array], jax.Array]) -> Callable[[Me
     ...     @of_each_gradient(jnp.negative)
     ...     def get_grow_scores(self, sparse_state, params, grads):
     ...         return jax.tree.map(jnp.negative, grads)
-    >>> said_of(MostNegative().get_grow_scores, None, {'w': jnp.array([2.0])})['w'].of is jnp.negative
+    >>> params = grads = {'w': jnp.array([2.0])}
+    >>> said_of(MostNegative().get_grow_scores, params, grads)['w'].of is jnp.negative
     True
     """
     return _marks(_OF_EACH_GRADIENT, 'of_each_gradient', function)
@@ -111,11 +112,16 @@ def said_of(method: Callable[..., Any], params: tree_lib.PyTree, grads: tree_lib
     >>> said_of(jaxpruner.SET().get_drop_scores, {'w': jnp.array([-2.0])}, None)['w'].of is jnp.abs
     True
     """
-    for mark, tree in ((_OF_EACH_WEIGHT, params), (_OF_EACH_GRADIENT, grads)):
-        function = _said_of(method, mark)
-        if function is not None:
-            return each_weight(tree, function)
-    return None
+    function = function_of(method)
+    if function is not None:
+        return each_weight(params, function)
+    function = _said_of(method, _OF_EACH_GRADIENT)
+    if function is None:
+        return None
+    # Gradients may come in containers of another kind than the parameters.
+    treedef = tree_lib.flatten_with_paths(params)[2]
+    grads = jax.tree.unflatten(treedef, tree_lib.leaves_like(treedef, grads))
+    return each_weight(grads, function, 'of_each_gradient')
 
 
 def takes_unwritten(method: Callable[..., Any]) -> bool:
@@ -143,12 +149,15 @@ def _said_of(method: Callable[..., Any], name: str) -> Any:
     return mark[1] if isinstance(mark, tuple) and mark[0] is function else None
 
 
-def each_weight(params: tree_lib.PyTree, function: Callable[[jax.Array], jax.Array]) -> tree_lib.PyTree:
+def each_weight(
+    params: tree_lib.PyTree, function: Callable[[jax.Array], jax.Array], mark: str = 'of_each_weight'
+) -> tree_lib.PyTree:
     """Scores of each weight by itself, not written down where that can be.
 
     Args:
       params: any pytree.
       function: as in `of_each_weight`.
+      mark: who said so, for messages.
 
     Returns:
       A tree like the parameters: `selection.Scores` of arrays of floats, arrays of scores of other numbers, `None` for
@@ -173,7 +182,7 @@ def each_weight(params: tree_lib.PyTree, function: Callable[[jax.Array], jax.Arr
         if (found.shape, found.dtype) != (leaf.shape, dtype):
             raise ValueError(
                 f'{tree_lib.path_string(path)}: a score of each weight must have its shape and dtype, {dtype}'
-                f'{list(leaf.shape)}, got {found.dtype}{list(found.shape)} from {function!r}; leave of_each_weight out'
+                f'{list(leaf.shape)}, got {found.dtype}{list(found.shape)} from {function!r}; leave {mark} out'
             )
         return selection.Scores(leaf, function)
 

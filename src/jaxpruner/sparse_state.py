@@ -26,6 +26,9 @@ class SparseState(NamedTuple):
     thresholds: Any = None  # tree like the parameters: where methods that select in every step look first
 
 
+_NO_STATE = 'there is no SparseState in the optimizer state; wrap the optimizer with `updater.wrap_optax`'
+
+
 class _SplitOff(NamedTuple):
     """Stands where masks were split off; without leaves, so that it travels through compiled programs."""
 
@@ -34,7 +37,8 @@ def split_masks(opt_state: Any) -> tuple[Any, tuple[SparseState, ...]]:
     """Splits what only mask updates change off an optimizer state, so that a step may read it without handing it on.
 
     Each array that a step takes and returns costs it some microseconds. Masks, targets and sizes that are an argument
-    of their own, which is not donated, stay where they are.
+    of their own, which is not donated, stay where they are. A step may leave the new ones out if it calls `update` with
+    `update_masks=False`, and not else: masks that the schedule updates would be lost.
 
     Args:
       opt_state: any optimizer state.
@@ -43,7 +47,7 @@ def split_masks(opt_state: Any) -> tuple[Any, tuple[SparseState, ...]]:
       The rest, a state of the same structure without those arrays, and a `SparseState` of them for each pruner.
 
     Raises:
-      ValueError: the masks were split off already.
+      ValueError: the masks were split off already, or there is no `SparseState`.
 
     >>> import optax, jaxpruner
     >>> state = jaxpruner.MagnitudePruning().wrap_optax(optax.adam(1e-3)).init({'kernel': jnp.ones((2, 2))})
@@ -59,6 +63,8 @@ def split_masks(opt_state: Any) -> tuple[Any, tuple[SparseState, ...]]:
         return state._replace(masks=_SplitOff(), target_sparsities=None, sizes=None)
 
     rest = _map_states(take, opt_state)
+    if not held:
+        raise ValueError(_NO_STATE)
     return rest, tuple(held)
 
 
@@ -73,12 +79,15 @@ def join_masks(rest: Any, masks: tuple[SparseState, ...]) -> Any:
       The state that a wrapped optimizer takes.
 
     Raises:
+      TypeError: `masks` is no tuple of `SparseState`.
       ValueError: `rest` lacks the masks of more or fewer pruners than are given.
 
     >>> rest, masks = split_masks(SparseState(masks={'kernel': None}, count=3))
     >>> join_masks(rest._replace(count=4), masks)
     SparseState(masks={'kernel': None}, inner_state=None, target_sparsities=None, count=4, sizes=None, thresholds=None)
     """
+    if isinstance(masks, SparseState) or not all(isinstance(held, SparseState) for held in masks):
+        raise TypeError(f'masks must be the second result of split_masks, a tuple of SparseState, got {type(masks)}')
     left = list(masks)
     missing = 0
 
@@ -93,8 +102,8 @@ def join_masks(rest: Any, masks: tuple[SparseState, ...]) -> Any:
     joined = _map_states(give, rest)
     if missing != len(masks):
         raise ValueError(
-            f'the state lacks the masks of {missing} pruners, and those of {len(masks)} are given; join what one call '
-            'of split_masks returned, or the rest that a step made of it'
+            f'number of pruners whose masks the state lacks: {missing}, and whose masks are given: {len(masks)}; join '
+            'what one call of split_masks returned, or the rest that a step made of it'
         )
     return joined
 
@@ -209,7 +218,7 @@ def sparsity_metrics(opt_state: Any) -> dict[str, jax.Array]:
     """
     states = sparse_states(opt_state)
     if not states:
-        raise ValueError('there is no SparseState in the optimizer state; wrap the optimizer with `updater.wrap_optax`')
+        raise ValueError(_NO_STATE)
     metrics: dict[str, jax.Array] = {}
     removed, wanted, total = jnp.float32(0), jnp.float32(0), jnp.float32(0)
     for state in states:

@@ -1,9 +1,11 @@
 """What each algorithm does that the others do not."""
 
+import collections
 import dataclasses
 import functools
 import itertools
 
+import flax.core
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,7 @@ import pytest
 
 import compiling
 import jaxpruner
-from jaxpruner import scoring, sparsity_distributions, sparsity_schedules
+from jaxpruner import scoring, selection, sparsity_distributions, sparsity_schedules
 from jaxpruner.algorithms import sparse_trainers
 
 PARAMS = {'a': jax.random.normal(jax.random.key(0), (16, 8)), 'b': jax.random.normal(jax.random.key(1), (8, 8)) * 0.01}
@@ -190,6 +192,37 @@ class OppositeUnwritten(jaxpruner.RigL):
     @scoring.of_each_gradient(opposite_magnitude)
     def get_grow_scores(self, sparse_state, params, grads):
         raise AssertionError('the method of a function of each gradient is not called')
+
+
+@pytest.mark.parametrize('bad', [np.nan, np.inf, -np.inf, 0.0])
+@pytest.mark.parametrize('function', [jnp.abs, jnp.negative, opposite_magnitude])
+def test_no_weight_is_lost_whatever_the_scores_are(function, bad):
+    mask, drop = jnp.array([1, 1, 1, 1, 0, 0, 0, 0], jnp.uint8), jnp.arange(8.0)
+    for grow in (selection.Scores(jnp.full(8, bad), function), function(jnp.full(8, bad))):
+        (new,) = sparse_trainers.drop_and_grow([mask], [drop], [grow], [jaxpruner.Unstructured()], fraction=0.5)
+        assert int(new.sum()) == 4
+        assert new[2:4].tolist() == [1, 1]
+
+
+def test_scores_of_whole_numbers_and_of_empty_leaves_replace_weights():
+    mask, types = jnp.array([1, 0, 0], jnp.uint8), [jaxpruner.Unstructured()] * 2
+    whole = selection.Scores(jnp.array([0, 2, 9]), jnp.negative)
+    empty = jnp.zeros((0, 5), jnp.uint8), selection.Scores(jnp.zeros((0, 5)), jnp.abs)
+    new, none = sparse_trainers.drop_and_grow(
+        [mask, empty[0]], [jnp.ones(3), empty[1]], [whole, empty[1]], types, fraction=1.0
+    )
+    assert new.tolist() == [1, 0, 0]
+    assert none.shape == (0, 5)
+    with pytest.raises(ValueError, match=r'scores of shape \(2,\) do not fit a mask of shape \(3,\); give one score'):
+        sparse_trainers.drop_and_grow([mask], [jnp.ones(2)], [jnp.ones(3)], types[:1], fraction=0.5)
+
+
+@pytest.mark.parametrize('container', [collections.OrderedDict, flax.core.freeze])
+def test_gradients_may_come_in_another_container(container):
+    updater = jaxpruner.RigL(sparsity_distribution_fn=half)
+    state = updater.init_state(PARAMS)
+    expected, got = (updater.update_state(state, PARAMS, grads).masks for grads in (GRADS, container(GRADS)))
+    jax.tree.map(np.testing.assert_array_equal, got, expected)
 
 
 @pytest.mark.parametrize('stacked', [(), 'w'], ids=['alone', 'stacked'])

@@ -113,7 +113,7 @@ class SET(StaticRandomSparse):
         """Drops and regrows; the number of kept weights stays."""
         fraction = self.drop_fraction_fn(sparse_state.count)
         drop_scores, grow_scores = (
-            _scores(method, sparse_state, params, grads) for method in (self.get_drop_scores, self.get_grow_scores)
+            _scores_of(method, sparse_state, params, grads) for method in (self.get_drop_scores, self.get_grow_scores)
         )
         paths, leaves, treedef = tree_lib.flatten_with_paths(params)
         types, stacked = self._leaf_types(paths, leaves), targets.are_stacked(self.stacked, paths)
@@ -196,6 +196,9 @@ def drop_and_grow(
     Returns:
       The new masks.
 
+    Raises:
+      ValueError: scores have another shape than their mask.
+
     >>> mask, scores = jnp.array([1, 1, 0, 0], jnp.uint8), jnp.array([3.0, 1.0, 0.0, 0.0])
     >>> types = [sparsity_types.Unstructured()]
     >>> drop_and_grow([mask], [scores], [jnp.array([0.0, 0.0, 1.0, 2.0])], types, fraction=0.5)
@@ -204,10 +207,10 @@ def drop_and_grow(
     stacked = list(stacked or [False] * len(masks))
     leaves = list(zip(masks, drop_scores, grow_scores, types, stacked, strict=True))
     pooled = [_pooled(*leaf) for leaf in leaves]
-    apart = [isinstance(kind, sparsity_types.Unstructured) for kind in types]
+    apart = [_is_of_weights(kind) for kind in types]
     alive_numbers = [_number(alive, in_layers) for (alive, _, _), in_layers in zip(pooled, stacked, strict=True)]
     kept = selection.keep_largest_each(
-        [_beside(alive, drop, _OfKept) for alive, drop, _ in pooled],
+        [_masked_scores(alive, drop, _OfKept) for alive, drop, _ in pooled],
         [
             number - selection.share_of(number, fraction, most=alive.size)
             for number, (alive, _, _) in zip(alive_numbers, pooled, strict=True)
@@ -220,7 +223,7 @@ def drop_and_grow(
         alive - _number(left, in_layers) for alive, left, in_layers in zip(alive_numbers, kept, stacked, strict=True)
     ]
     grown = selection.keep_largest_each(
-        [_beside(left, grow, _OfMissing) for left, (_, _, grow) in zip(kept, pooled, strict=True)],
+        [_masked_scores(left, grow, _OfMissing) for left, (_, _, grow) in zip(kept, pooled, strict=True)],
         missing,
         in_rows=stacked,
         apart=apart,
@@ -232,27 +235,36 @@ def drop_and_grow(
     ]
 
 
-def _scores(method: Callable[..., Any], sparse_state: Any, params: Any, grads: Any) -> Any:
+def _scores_of(method: Callable[..., Any], sparse_state: Any, params: Any, grads: Any) -> Any:
     """What a method returns, not written down where that can be."""
     scores = scoring.said_of(method, params, grads)
     return method(sparse_state, params, grads) if scores is None else scores
 
 
+def _is_of_weights(kind: sparsity_types.GroupedType) -> bool:
+    """Whether single weights are ranked, as they lie; a subclass may pool them in another way."""
+    return type(kind) is sparsity_types.Unstructured
+
+
 def _pooled(mask, drop, grow, kind, in_layers) -> tuple[jax.Array, Any, Any]:
     """Whether groups are alive, and their scores."""
-    if type(kind) is sparsity_types.Unstructured and mask.size:  # a subclass may pool in another way
+    if _is_of_weights(kind) and mask.size:
         return mask != 0, drop, grow
     pool = functools.partial(groups.pool, kind, in_layers=in_layers)
     return pool(mask.astype(jnp.float32)) > 0, pool(selection.read(drop)), pool(selection.read(grow))
 
 
-def _beside(kept: jax.Array, scores: jax.Array | selection.Scores, kind: type) -> selection.Scores:
+def _masked_scores(kept: jax.Array, scores: jax.Array | selection.Scores, form: type) -> selection.Scores:
     """Scores of weights (or groups) that depend on which of them are kept, and are not written down."""
-    if isinstance(scores, selection.Scores):
-        return selection.Scores((scores.weights, kept), kind(scores.of))
+    if scores.shape != kept.shape:
+        raise ValueError(
+            f'scores of shape {scores.shape} do not fit a mask of shape {kept.shape}; give one score for each weight'
+        )
     if not jnp.issubdtype(scores.dtype, jnp.floating):
-        scores = scores.astype(jnp.float32)
-    return selection.Scores((scores, kept), kind(jnp.positive))
+        scores = selection.read(scores).astype(jnp.float32)
+    if isinstance(scores, selection.Scores):
+        return selection.Scores((scores.weights, kept), form(scores.of))
+    return selection.Scores((scores, kept), form(jnp.positive))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -275,8 +287,9 @@ class _OfMissing:
     def __call__(self, weights_and_kept: tuple[jax.Array, jax.Array]) -> jax.Array:
         weights, kept = weights_and_kept
         scores = self.of(weights)
-        # NaN would rank below what is kept: after an overflow weights must come back somewhere.
-        scores = jnp.where(jnp.isnan(scores), jnp.finfo(scores.dtype).min, scores)
+        # NaN and -inf would not rank above what is kept: after an overflow weights must come back somewhere.
+        lowest = jnp.finfo(scores.dtype).min
+        scores = jnp.where(scores >= lowest, scores, lowest)
         return jnp.where(kept, -jnp.inf, scores)
 
 

@@ -19,8 +19,8 @@ class Scores:
     """The scores `of(weights)`, which are never written down; what moves weights, moves them, too (`jax.tree.map`).
 
     Attributes:
-      weights: float array, or a tuple of one and of others of its shape, say of flags, that lie on devices as it does;
-        floats of 8 bits, which are ranked in wider ones, are scored before.
+      weights: float array, or a tuple that begins with one, and has others of its shape, say of flags, which are moved
+        to the devices where it lies; floats of 8 bits, which are ranked in wider ones, are scored before.
       of: gives the score of each weight by itself, from that array or tuple, in the weight's dtype; hashable.
 
     >>> import jax.numpy as jnp
