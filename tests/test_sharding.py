@@ -18,6 +18,7 @@ import eight_devices
 import hlo
 import jaxpruner
 from jaxpruner import packing
+from jaxpruner.algorithms import sparse_trainers
 
 SHAPES = {'wide': (256, 128), 'narrow': (64, 24)}
 MESH = {'rows': 4, 'columns': 2}
@@ -120,6 +121,14 @@ def check_masks_are_those_of_one_device(case):
         assert 1 - mask.mean() > 0.1, 'the update has pruned'
         assert_sharded(state.masks[name], packing.packed_shape(shape) if is_packed else shape)
     assert_small_collectives(compiled, case)
+
+
+@pytest.mark.parametrize('algorithm', ['set', 'rigl'])
+def check_replacing_weights_of_large_leaves(algorithm, monkeypatch):
+    """Their scores are not written down; those of one device are."""
+    masks_of_one_device(algorithm, 'unstructured')
+    monkeypatch.setattr(sparse_trainers, '_WORTH_SPARING', 0)
+    check_masks_are_those_of_one_device((algorithm, 'unstructured', False))
 
 
 def collectives_of(compiled):

@@ -13,6 +13,10 @@ from jaxpruner import base_updater, groups, optimizer_state, scoring, selection,
 from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import pruners
 
+# A leaf of fewer weights has its scores written down: programs that only read them compile faster, which counts where
+# leaves are many, and memory counts where they are large.
+_WORTH_SPARING = 2**19
+
 
 @dataclasses.dataclass
 class StaticRandomSparse(base_updater.BaseUpdater):
@@ -254,17 +258,18 @@ def _pooled(mask, drop, grow, kind, in_layers) -> tuple[jax.Array, Any, Any]:
     return pool(mask.astype(jnp.float32)) > 0, pool(selection.read(drop)), pool(selection.read(grow))
 
 
-def _masked_scores(kept: jax.Array, scores: jax.Array | selection.Scores, form: type) -> selection.Scores:
-    """Scores of weights (or groups) that depend on which of them are kept, and are not written down."""
+def _masked_scores(kept: jax.Array, scores: jax.Array | selection.Scores, form: type) -> jax.Array | selection.Scores:
+    """Scores of weights (or groups) that depend on which of them are kept; many are not written down."""
     if scores.shape != kept.shape:
         raise ValueError(
             f'scores of shape {scores.shape} do not fit a mask of shape {kept.shape}; give one score for each weight'
         )
     if not jnp.issubdtype(scores.dtype, jnp.floating):
         scores = selection.read(scores).astype(jnp.float32)
-    if isinstance(scores, selection.Scores):
-        return selection.Scores((scores.weights, kept), form(scores.of))
-    return selection.Scores((scores, kept), form(jnp.positive))
+    if not isinstance(scores, selection.Scores):
+        scores = selection.Scores(scores, jnp.positive)
+    masked = selection.Scores((scores.weights, kept), form(scores.of))
+    return masked if masked.size >= _WORTH_SPARING else selection.read(masked)
 
 
 @dataclasses.dataclass(frozen=True)
