@@ -88,24 +88,22 @@ def join_masks(rest: Any, masks: tuple[SparseState, ...]) -> Any:
     """
     if isinstance(masks, SparseState) or not all(isinstance(held, SparseState) for held in masks):
         raise TypeError(f'masks must be the second result of split_masks, a tuple of SparseState, got {type(masks)}')
-    left = list(masks)
-    missing = 0
-
-    def give(state: SparseState) -> SparseState:
-        nonlocal missing
-        if not isinstance(state.masks, _SplitOff):
-            return state
-        missing += 1
-        held = left.pop(0) if left else state
-        return state._replace(masks=held.masks, target_sparsities=held.target_sparsities, sizes=held.sizes)
-
-    joined = _map_states(give, rest)
-    if missing != len(masks):
+    nodes = jax.tree.leaves(rest, is_leaf=lambda node: isinstance(node, _SplitOff))
+    lacking = sum(isinstance(node, _SplitOff) for node in nodes)
+    if lacking != len(masks):
         raise ValueError(
-            f'number of pruners whose masks the state lacks: {missing}, and whose masks are given: {len(masks)}; join '
+            f'number of pruners whose masks the state lacks: {lacking}, and whose masks are given: {len(masks)}; join '
             'what one call of split_masks returned, or the rest that a step made of it'
         )
-    return joined
+    given = iter(masks)
+
+    def give(state: SparseState) -> SparseState:
+        if not isinstance(state.masks, _SplitOff):
+            return state
+        held = next(given)
+        return state._replace(masks=held.masks, target_sparsities=held.target_sparsities, sizes=held.sizes)
+
+    return _map_states(give, rest)
 
 
 def _map_states(change: Callable[[SparseState], SparseState], opt_state: Any) -> Any:

@@ -85,10 +85,6 @@ def test_global_ranking_without_normalisation_empties_small_layers():
         np.testing.assert_array_equal(normal[leaf], flat[leaf] >= threshold)
 
 
-def opposite_magnitude(weights):
-    return -jnp.abs(weights)
-
-
 @pytest.mark.skipif(jax.__version_info__ < (0, 10), reason='older XLA writes squares down before it adds them')
 def test_normalised_ranking_writes_no_copy_of_the_scores():
     scores, targets = {'a': jnp.ones((1000, 300)), 'b': jnp.ones((3, 3, 100, 100))}, {'a': 0.5, 'b': 0.5}
@@ -182,6 +178,10 @@ class Opposite(jaxpruner.RigL):
 
     def get_grow_scores(self, sparse_state, params, grads):
         return jax.tree.map(jnp.negative, super().get_grow_scores(sparse_state, params, grads))
+
+
+def opposite_magnitude(weights):
+    return -jnp.abs(weights)
 
 
 class OppositeUnwritten(jaxpruner.RigL):
