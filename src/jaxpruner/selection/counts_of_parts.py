@@ -111,7 +111,7 @@ def count_part(
 
     columns = predicates(read(jax.tree.map(lambda own: own.reshape(view), part)), place, bounds)
     counts = sum_together(columns, tuple(range(kept, len(view))), counter)
-    return reduce_together(counts, 0, lax.add, tuple(range(1, kept))) if kept > 1 else counts
+    return list(sum_small(jnp.stack(counts), kept - 1)) if kept > 1 else counts
 
 
 def count_true(flags: jax.Array, axes: tuple[int, ...], counter: Any) -> jax.Array:
@@ -165,6 +165,22 @@ def reduce_together(
     """
     start = jnp.array(initial, operands[0].dtype)
     return list(lax.reduce(tuple(operands), (start,) * len(operands), lambda *pairs: tuple(map(combine, *pairs)), axes))
+
+
+def sum_small(table: jax.Array, axes: int = 1) -> jax.Array:
+    """Sums over the last axes of what is so small that it may be written down first.
+
+    XLA takes memory for the arguments and results of each scalar function that reduces something, whenever it calls a
+    program on the CPU, and also where that program does not get there. A product with ones has no such function.
+
+    Args:
+      table: numbers of any shape.
+      axes: how many axes are summed over.
+
+    >>> sum_small(jnp.array([[1, 2], [3, 4]], jnp.uint32)).tolist()
+    [3, 7]
+    """
+    return jnp.tensordot(table, jnp.ones(table.shape[-axes:], table.dtype), axes)
 
 
 def coordinates(ends: jax.Array, whole: Sequence[int], origin: Sequence[Any]) -> Coordinates:

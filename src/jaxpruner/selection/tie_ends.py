@@ -1,5 +1,6 @@
 """Where the ties end that are kept, in arrays that lie on one device: one pass over them, then a short part of each."""
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -8,8 +9,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpruner.selection import tables
-from jaxpruner.selection.counts_of_parts import of_rows, reduce_together, sum_together
+from jaxpruner.selection.counts_of_parts import of_rows, reduce_together, sum_small, sum_together
 from jaxpruner.selection.scores import Scores, read
+
+# So few parts are counted side by side, by one thread. Rows of at most so many scores have no more: to wake another
+# thread takes longer than to count them.
+_FEW_PARTS = 4
+_FEW_SCORES = 2**14
 
 
 def of_rooms(arrays: Sequence[jax.Array | Scores], between: Sequence[jax.Array], room: jax.Array) -> jax.Array:
@@ -45,15 +51,16 @@ def of_rooms(arrays: Sequence[jax.Array | Scores], between: Sequence[jax.Array],
 
     short = math.isqrt(length)
     reached = _padded(reached, -(-length // short) * short).reshape(len(reached), -1, short)
-    reaching, above = sum_together([reached > 0, reached > 1], (2,), counter)
-    part, left = _where_it_ends(reaching - above, left)
+    part, left = _where_it_ends(sum_small((reached == 1).astype(counter)), left)
     ties = jnp.take_along_axis(reached, part[:, None, None], 1)[:, 0] == 1
     last, _ = _where_it_ends(ties.astype(counter), left)
     return jnp.where(room > 0, first + part * counter(short) + last + 1, 0)
 
 
 def _part_length(size: int) -> int:
-    """As many scores as there are few hundred parts, and parts of parts, to count."""
+    """As many scores as there are few hundred parts, and parts of parts, to count; fewer parts of few scores."""
+    if size <= _FEW_SCORES:
+        return max(-(-size // _FEW_PARTS), 1)
     third = round(size ** (1 / 3))
     return max(third * third // 2, 1)
 
@@ -64,6 +71,13 @@ def _padded(table: jax.Array, length: int) -> jax.Array:
 
 def _ties_in_parts(rows: jax.Array | Scores, between: jax.Array, number: int, length: int, counter: type) -> jax.Array:
     """How many ties each part of each row has, `[rows, number]`."""
+    if 0 < number <= _FEW_PARTS:
+        begins = range(0, number * length, length)
+        cut = functools.partial(lax.slice_in_dim, axis=1)
+        parts = [read(jax.tree.map(lambda own, at=at: cut(own, at, at + length), rows)) for at in begins]
+        bounds = [of_rows(between, column, 2) for column in (0, 1)]
+        counts = sum_together([part >= bound for part in parts for bound in bounds], (1,), counter)
+        return jnp.stack(counts[::2], 1) - jnp.stack(counts[1::2], 1)
     parts = read(jax.tree.map(lambda own: own[:, : number * length].reshape(len(own), number, length), rows))
     reaching, above = sum_together([parts >= of_rows(between, column, 3) for column in (0, 1)], (2,), counter)
     return reaching - above
@@ -95,11 +109,8 @@ def _where_it_ends(counts: jax.Array, room: jax.Array) -> tuple[jax.Array, jax.A
         (2,),
     )
     passed = running < room[:, None]
-    # Those that are passed stand first, so that the largest of what they have used and of their places says all.
-    used, parts = reduce_together(
-        [jnp.where(passed, found, 0) for found in (jnp.maximum(running, before), (place + 1).astype(room.dtype))],
-        0,
-        lax.max,
-        (1,),
-    )
-    return parts, room - used
+    # Those that are passed stand first.
+    parts = sum_small(passed.astype(room.dtype))
+    last = jnp.maximum(parts, 1) - 1
+    used = jnp.take_along_axis(jnp.maximum(running, before), last[:, None], 1, mode='clip')[:, 0]
+    return parts, room - jnp.where(parts > 0, used, 0)
