@@ -17,8 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import eight_devices
 import hlo
 import jaxpruner
-from jaxpruner import packing
-from jaxpruner.algorithms import sparse_trainers
+from jaxpruner import packing, replacement
 
 SHAPES = {'wide': (256, 128), 'narrow': (64, 24)}
 MESH = {'rows': 4, 'columns': 2}
@@ -127,7 +126,7 @@ def check_masks_are_those_of_one_device(case):
 def check_replacing_weights_of_large_leaves(algorithm, monkeypatch):
     """Their scores are not written down; those of one device are."""
     masks_of_one_device(algorithm, 'unstructured')
-    monkeypatch.setattr(sparse_trainers, '_WORTH_SPARING', 0)
+    monkeypatch.setattr(replacement, '_WORTH_SPARING', 0)
     check_masks_are_those_of_one_device((algorithm, 'unstructured', False))
 
 

@@ -14,8 +14,7 @@ import pytest
 
 import compiling
 import jaxpruner
-from jaxpruner import scoring, selection, sparsity_distributions, sparsity_schedules
-from jaxpruner.algorithms import sparse_trainers
+from jaxpruner import replacement, scoring, selection, sparsity_distributions, sparsity_schedules
 
 PARAMS = {'a': jax.random.normal(jax.random.key(0), (16, 8)), 'b': jax.random.normal(jax.random.key(1), (8, 8)) * 0.01}
 GRADS = jax.tree.map(lambda leaf: leaf[::-1], PARAMS)
@@ -98,7 +97,7 @@ def test_replacing_weights_of_large_leaves_writes_no_scores_down():
     params = {'w': jax.ShapeDtypeStruct((1000, 600), 'float32')}
     state = jax.eval_shape(updater.init_state, params)
     temporary = compiling.as_written(jax.jit(updater.update_state).lower(state, params, params)).memory_analysis()
-    assert temporary.temp_size_in_bytes < 0.2 * 600_000
+    assert temporary.temp_size_in_bytes < 1.2 * 600_000  # what becomes of each weight takes a byte
 
 
 def test_global_leaves_keep_what_their_own_targets_sum_to():
@@ -159,7 +158,7 @@ def test_rigl_regrows_where_gradients_are_largest():
     magnitudes, gradients = jnp.array([3.0, 1.0, 2.0, 0.0, 0.0, 0.0]), jnp.array([9.0, 5.0, 9.0, 1.0, 7.0, 2.0])
 
     def replace(mask, drop, grow, fraction):
-        (new,) = sparse_trainers.drop_and_grow([mask], [drop], [grow], [jaxpruner.Unstructured()], fraction=fraction)
+        (new,) = replacement.drop_and_grow([mask], [drop], [grow], [jaxpruner.Unstructured()], fraction=fraction)
         return new
 
     assert replace(mask, magnitudes, gradients, 1 / 3).tolist() == [1, 0, 1, 0, 1, 0]
@@ -197,7 +196,7 @@ class OppositeUnwritten(jaxpruner.RigL):
 @pytest.fixture(params=[0, 2**30], ids=['unwritten', 'written'])
 def worth_sparing(request, monkeypatch):
     """Leaves of so many weights have scores that are not written down."""
-    monkeypatch.setattr(sparse_trainers, '_WORTH_SPARING', request.param)
+    monkeypatch.setattr(replacement, '_WORTH_SPARING', request.param)
 
 
 @pytest.mark.usefixtures('worth_sparing')
@@ -206,7 +205,7 @@ def worth_sparing(request, monkeypatch):
 def test_no_weight_is_lost_whatever_the_scores_are(function, bad):
     mask, drop = jnp.array([1, 1, 1, 1, 0, 0, 0, 0], jnp.uint8), jnp.arange(8.0)
     for grow in (selection.Scores(jnp.full(8, bad), function), function(jnp.full(8, bad))):
-        (new,) = sparse_trainers.drop_and_grow([mask], [drop], [grow], [jaxpruner.Unstructured()], fraction=0.5)
+        (new,) = replacement.drop_and_grow([mask], [drop], [grow], [jaxpruner.Unstructured()], fraction=0.5)
         assert int(new.sum()) == 4
         assert new[2:4].tolist() == [1, 1]
 
@@ -216,13 +215,13 @@ def test_scores_of_whole_numbers_and_of_empty_leaves_replace_weights():
     mask, types = jnp.array([1, 0, 0], jnp.uint8), [jaxpruner.Unstructured()] * 2
     whole = selection.Scores(jnp.array([0, 2, 9]), jnp.negative)
     empty = jnp.zeros((0, 5), jnp.uint8), selection.Scores(jnp.zeros((0, 5)), jnp.abs)
-    new, none = sparse_trainers.drop_and_grow(
+    new, none = replacement.drop_and_grow(
         [mask, empty[0]], [jnp.ones(3), empty[1]], [whole, empty[1]], types, fraction=1.0
     )
     assert new.tolist() == [1, 0, 0]
     assert none.shape == (0, 5)
     with pytest.raises(ValueError, match=r'scores of shape \(2,\) do not fit a mask of shape \(3,\); give one score'):
-        sparse_trainers.drop_and_grow([mask], [jnp.ones(2)], [jnp.ones(3)], types[:1], fraction=0.5)
+        replacement.drop_and_grow([mask], [jnp.ones(2)], [jnp.ones(3)], types[:1], fraction=0.5)
 
 
 @pytest.mark.parametrize('container', [collections.OrderedDict, flax.core.freeze])
@@ -252,7 +251,7 @@ def test_scores_replace_the_same_weights_written_down_or_not(kind, drop, grow, d
         {'w': jnp.abs(jax.random.normal(jax.random.key(i), (4, 30, 20))).round(1).astype(dtype)} for i in range(2)
     )
     state = updater.init_state(params)
-    (expected,) = sparse_trainers.drop_and_grow(
+    (expected,) = replacement.drop_and_grow(
         [state.masks['w']],
         [drop * params['w']],
         [grow * grads['w']],

@@ -1,21 +1,16 @@
 """Training that is sparse from the first step: static masks, SET, RigL."""
 
 import dataclasses
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxpruner import base_updater, groups, optimizer_state, scoring, selection, sparsity_types, targets, utils
+from jaxpruner import base_updater, optimizer_state, replacement, scoring, sparsity_types, targets, utils
 from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import pruners
-
-# A leaf of fewer weights has its scores written down: programs that only read them compile faster, which counts where
-# leaves are many, and memory counts where they are large.
-_WORTH_SPARING = 2**19
 
 
 @dataclasses.dataclass
@@ -123,7 +118,7 @@ class SET(StaticRandomSparse):
         types, stacked = self._leaf_types(paths, leaves), targets.are_stacked(self.stacked, paths)
         old, drop, grow = (tree_lib.leaves_like(treedef, t) for t in (sparse_state.masks, drop_scores, grow_scores))
         masked = [i for i, mask in enumerate(old) if mask is not None]
-        replaced = drop_and_grow(
+        replaced = replacement.drop_and_grow(
             [old[i] for i in masked],
             [drop[i] for i in masked],
             [grow[i] for i in masked],
@@ -177,126 +172,7 @@ def check_drop_fraction(fraction: Any, name: str) -> None:
         raise ValueError(f'{name} must lie in [0, 1] (the share of kept weights that is replaced), got {fraction}')
 
 
-def drop_and_grow(
-    masks: Sequence[jax.Array],
-    drop_scores: Sequence[jax.Array | selection.Scores],
-    grow_scores: Sequence[jax.Array | selection.Scores],
-    types: Sequence[sparsity_types.GroupedType],
-    stacked: Sequence[bool] | None = None,
-    *,
-    fraction: jax.Array | float,
-) -> list[jax.Array]:
-    """Replaces a share of the kept weights (or blocks, channels) of each leaf, whose number stays.
-
-    Args:
-      masks: uint8 masks.
-      drop_scores: of their shapes, or `Scores`; of the kept ones those with the smallest scores are dropped,
-        `round(kept * fraction)` of them.
-      grow_scores: of their shapes, or `Scores`; of all that are not kept then, those with the largest scores come back.
-      types: unstructured, block or channel.
-      stacked: whether the first axis of a leaf counts layers, in each of which weights are replaced.
-      fraction: scalar in [0, 1].
-
-    Returns:
-      The new masks.
-
-    Raises:
-      ValueError: scores have another shape than their mask.
-
-    >>> mask, scores = jnp.array([1, 1, 0, 0], jnp.uint8), jnp.array([3.0, 1.0, 0.0, 0.0])
-    >>> types = [sparsity_types.Unstructured()]
-    >>> drop_and_grow([mask], [scores], [jnp.array([0.0, 0.0, 1.0, 2.0])], types, fraction=0.5)
-    [Array([1, 0, 0, 1], dtype=uint8)]
-    """
-    stacked = list(stacked or [False] * len(masks))
-    leaves = list(zip(masks, drop_scores, grow_scores, types, stacked, strict=True))
-    pooled = [_pooled(*leaf) for leaf in leaves]
-    apart = [_is_of_weights(kind) for kind in types]
-    alive_numbers = [_number(alive, in_layers) for (alive, _, _), in_layers in zip(pooled, stacked, strict=True)]
-    kept = selection.keep_largest_each(
-        [_masked_scores(alive, drop, _OfKept) for alive, drop, _ in pooled],
-        [
-            number - selection.share_of(number, fraction, most=alive.size)
-            for number, (alive, _, _) in zip(alive_numbers, pooled, strict=True)
-        ],
-        in_rows=stacked,
-        apart=apart,
-    )
-    kept = [(chosen.mask != 0) & alive for chosen, (alive, _, _) in zip(kept, pooled, strict=True)]
-    missing = [
-        alive - _number(left, in_layers) for alive, left, in_layers in zip(alive_numbers, kept, stacked, strict=True)
-    ]
-    grown = selection.keep_largest_each(
-        [_masked_scores(left, grow, _OfMissing) for left, (_, _, grow) in zip(kept, pooled, strict=True)],
-        missing,
-        in_rows=stacked,
-        apart=apart,
-    )
-    new = [left.astype(jnp.uint8) | chosen.mask for left, chosen in zip(kept, grown, strict=True)]
-    return [
-        groups.spread(kind, verdicts, mask.shape, in_layers)
-        for verdicts, (mask, _, _, kind, in_layers) in zip(new, leaves, strict=True)
-    ]
-
-
 def _scores_of(method: Callable[..., Any], sparse_state: Any, params: Any, grads: Any) -> Any:
     """What a method returns, not written down where that can be."""
     scores = scoring.said_of(method, params, grads)
     return method(sparse_state, params, grads) if scores is None else scores
-
-
-def _is_of_weights(kind: sparsity_types.GroupedType) -> bool:
-    """Whether single weights are ranked, as they lie; a subclass may pool them in another way."""
-    return type(kind) is sparsity_types.Unstructured
-
-
-def _pooled(mask, drop, grow, kind, in_layers) -> tuple[jax.Array, Any, Any]:
-    """Whether groups are alive, and their scores."""
-    if _is_of_weights(kind) and mask.size:
-        return mask != 0, drop, grow
-    pool = functools.partial(groups.pool, kind, in_layers=in_layers)
-    return pool(mask.astype(jnp.float32)) > 0, pool(selection.read(drop)), pool(selection.read(grow))
-
-
-def _masked_scores(kept: jax.Array, scores: jax.Array | selection.Scores, form: type) -> jax.Array | selection.Scores:
-    """Scores of weights (or groups) that depend on which of them are kept; many are not written down."""
-    if scores.shape != kept.shape:
-        raise ValueError(
-            f'scores of shape {scores.shape} do not fit a mask of shape {kept.shape}; give one score for each weight'
-        )
-    if not jnp.issubdtype(scores.dtype, jnp.floating):
-        scores = selection.read(scores).astype(jnp.float32)
-    if not isinstance(scores, selection.Scores):
-        scores = selection.Scores(scores, jnp.positive)
-    masked = selection.Scores((scores.weights, kept), form(scores.of))
-    return masked if masked.size >= _WORTH_SPARING else selection.read(masked)
-
-
-@dataclasses.dataclass(frozen=True)
-class _OfKept:
-    """Scores of what is kept; the rest comes last."""
-
-    of: Callable[[jax.Array], jax.Array]
-
-    def __call__(self, weights_and_kept: tuple[jax.Array, jax.Array]) -> jax.Array:
-        weights, kept = weights_and_kept
-        return jnp.where(kept, self.of(weights), -jnp.inf)
-
-
-@dataclasses.dataclass(frozen=True)
-class _OfMissing:
-    """Scores of what is not kept; the rest comes last."""
-
-    of: Callable[[jax.Array], jax.Array]
-
-    def __call__(self, weights_and_kept: tuple[jax.Array, jax.Array]) -> jax.Array:
-        weights, kept = weights_and_kept
-        scores = self.of(weights)
-        # NaN and -inf would not rank above what is kept: after an overflow weights must come back somewhere.
-        lowest = jnp.finfo(scores.dtype).min
-        scores = jnp.where(scores >= lowest, scores, lowest)
-        return jnp.where(kept, -jnp.inf, scores)
-
-
-def _number(flags: jax.Array, in_layers: bool) -> jax.Array:
-    return selection.count_true(flags, tuple(range(int(in_layers), flags.ndim)), selection.counter_for(flags.size))
