@@ -13,7 +13,7 @@ from jaxpruner import groups, selection, sparsity_types
 
 # A leaf of fewer weights has its scores written down: programs that only read them compile faster, which counts where
 # leaves are many, and memory counts where they are large.
-_WORTH_SPARING = 2**19
+_WORTH_SPARING = 2**17
 
 # What becomes of a weight. The first and the third are ranked: what may be dropped, and what may come back.
 _KEPT, _PRUNED, _MISSING, _STAYS = np.arange(4, dtype=np.uint8)
