@@ -56,7 +56,7 @@ def drop_and_grow(
     flags = _drop_and_grow(
         [alive for alive, _, _ in pooled],
         [_both_scores(*leaf) for leaf in pooled],
-        fraction,
+        jnp.asarray(fraction, jnp.float32),
         in_rows=tuple(stacked),
         apart=tuple(map(_is_of_weights, types)),
         written=tuple(alive.size < _WORTH_SPARING for alive, _, _ in pooled),
@@ -71,7 +71,7 @@ def drop_and_grow(
 def _drop_and_grow(
     alive: list[jax.Array],
     scores: list[selection.Scores],
-    fraction: jax.Array | float,
+    fraction: jax.Array,
     in_rows: tuple[bool, ...],
     apart: tuple[bool, ...],
     written: tuple[bool, ...],
@@ -103,7 +103,10 @@ def _drop_and_grow(
 
 
 def _next_role(growing: jax.Array | bool, role: jax.Array, chosen: jax.Array) -> jax.Array:
-    """What stays after a turn, and what is missing then; where too few are ranked others are chosen, too."""
+    """What stays after a turn, and what is missing then.
+
+    Scores to drop by that are NaN or -inf do not rank above what is pruned, so that this may be chosen, too.
+    """
     stays = jnp.where(growing, (role == _STAYS) | chosen, (role == _KEPT) & chosen)
     return jnp.where(stays, _STAYS, _MISSING)
 
@@ -126,10 +129,14 @@ def _both_scores(
 ) -> selection.Scores:
     """Scores for which the weights' roles are still to be added."""
     drop, grow = _as_floats(drop, alive.shape), _as_floats(grow, alive.shape)
-    if drop.dtype != grow.dtype:
-        common = jnp.promote_types(drop.dtype, grow.dtype)
-        drop, grow = (selection.Scores(selection.read(own).astype(common), jnp.positive) for own in (drop, grow))
-    return selection.Scores((drop.weights, grow.weights), _OfRoles(drop.of, grow.of))
+    common = _common_dtype(drop.dtype, grow.dtype)
+    if common not in (drop.dtype, grow.dtype):
+        drop = selection.Scores(selection.read(drop).astype(common), jnp.positive)
+        grow = selection.Scores(_at_least_lowest(selection.read(grow)).astype(common), jnp.positive)
+    # What comes first says of which dtype scores are.
+    grow_first = drop.dtype != common
+    weights = (grow.weights, drop.weights) if grow_first else (drop.weights, grow.weights)
+    return selection.Scores(weights, _OfRoles(drop.of, grow.of, common, grow_first))
 
 
 def _as_floats(scores: jax.Array | selection.Scores, shape: tuple[int, ...]) -> selection.Scores:
@@ -139,7 +146,18 @@ def _as_floats(scores: jax.Array | selection.Scores, shape: tuple[int, ...]) -> 
         )
     if not jnp.issubdtype(scores.dtype, jnp.floating):
         scores = selection.read(scores).astype(jnp.float32)
-    return scores if isinstance(scores, selection.Scores) else selection.Scores(scores, jnp.positive)
+    return scores if isinstance(scores, selection.Scores) else selection.Scores(jnp.asarray(scores), jnp.positive)
+
+
+def _common_dtype(first: jnp.dtype, second: jnp.dtype) -> jnp.dtype:
+    """One that holds all numbers of both; JAX promotes no floats of 8 bits, and none at all where it is strict."""
+    return first if first == second else jnp.dtype('float64' if 'float64' in (first, second) else 'float32')
+
+
+def _at_least_lowest(scores: jax.Array) -> jax.Array:
+    """NaN and -inf would not rank above what is kept: after an overflow weights must come back somewhere."""
+    lowest = jnp.finfo(scores.dtype).min
+    return jnp.where(scores >= lowest, scores, lowest)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,14 +166,14 @@ class _OfRoles:
 
     drop: Callable[[Any], jax.Array]
     grow: Callable[[Any], jax.Array]
+    dtype: jnp.dtype
+    grow_first: bool
 
     def __call__(self, known: tuple[Any, Any, jax.Array]) -> jax.Array:
-        dropped, grown, role = known
-        grow = self.grow(grown)
-        # NaN and -inf would not rank above what is kept: after an overflow weights must come back somewhere.
-        lowest = jnp.finfo(grow.dtype).min
-        grow = jnp.where(grow >= lowest, grow, lowest)
-        return jnp.where(role == _KEPT, self.drop(dropped), jnp.where(role == _MISSING, grow, -jnp.inf))
+        *weights, role = known
+        dropped, grown = reversed(weights) if self.grow_first else weights
+        drop, grow = self.drop(dropped).astype(self.dtype), _at_least_lowest(self.grow(grown)).astype(self.dtype)
+        return jnp.where(role == _KEPT, drop, jnp.where(role == _MISSING, grow, -jnp.inf))
 
 
 def _number(flags: jax.Array, in_layers: bool) -> jax.Array:

@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import functools
 import itertools
 
 import flax.core
@@ -14,7 +13,7 @@ import pytest
 
 import compiling
 import jaxpruner
-from jaxpruner import replacement, scoring, selection, sparsity_distributions, sparsity_schedules
+from jaxpruner import sparsity_distributions, sparsity_schedules
 
 PARAMS = {'a': jax.random.normal(jax.random.key(0), (16, 8)), 'b': jax.random.normal(jax.random.key(1), (8, 8)) * 0.01}
 GRADS = jax.tree.map(lambda leaf: leaf[::-1], PARAMS)
@@ -91,15 +90,6 @@ def test_normalised_ranking_writes_no_copy_of_the_scores():
     assert compiling.as_written(lowered).memory_analysis().temp_size_in_bytes < 0.2 * (300_000 + 90_000)
 
 
-@pytest.mark.skipif(jax.__version_info__ < (0, 10), reason='older XLA writes more down')
-def test_replacing_weights_of_large_leaves_writes_no_scores_down():
-    updater = jaxpruner.RigL(sparsity_distribution_fn=lambda _: {'w': 0.9})
-    params = {'w': jax.ShapeDtypeStruct((1000, 600), 'float32')}
-    state = jax.eval_shape(updater.init_state, params)
-    temporary = compiling.as_written(jax.jit(updater.update_state).lower(state, params, params)).memory_analysis()
-    assert temporary.temp_size_in_bytes < 1.2 * 600_000  # what becomes of each weight takes a byte
-
-
 def test_global_leaves_keep_what_their_own_targets_sum_to():
     updater = jaxpruner.GlobalMagnitudePruning(sparsity_distribution_fn=lambda params: {'a': 0.75, 'b': 0.25})
     masks = updater.instant_sparsify(PARAMS)[1]
@@ -153,116 +143,12 @@ def test_regrown_weights_start_at_zero_with_zeroed_moments():
     np.testing.assert_array_equal(np.asarray(after['a'])[kept], np.asarray(before['a'])[kept])
 
 
-def test_rigl_regrows_where_gradients_are_largest():
-    mask = jnp.array([1, 1, 1, 0, 0, 0], jnp.uint8)
-    magnitudes, gradients = jnp.array([3.0, 1.0, 2.0, 0.0, 0.0, 0.0]), jnp.array([9.0, 5.0, 9.0, 1.0, 7.0, 2.0])
-
-    def replace(mask, drop, grow, fraction):
-        (new,) = replacement.drop_and_grow([mask], [drop], [grow], [jaxpruner.Unstructured()], fraction=fraction)
-        return new
-
-    assert replace(mask, magnitudes, gradients, 1 / 3).tolist() == [1, 0, 1, 0, 1, 0]
-    assert replace(mask, magnitudes, gradients.astype(int), 1 / 3).tolist() == [1, 0, 1, 0, 1, 0]
-    assert replace(mask, magnitudes, gradients, 0.0).tolist() == mask.tolist()
-    # A dropped weight may come back at once; a pruned one never outranks a kept one that is zero.
-    assert replace(mask, magnitudes, gradients.at[1].set(8.0), 1 / 3).tolist() == mask.tolist()
-    assert replace(mask, magnitudes.at[0].set(0.0), gradients, 0.0).tolist() == mask.tolist()
-
-
-class Opposite(jaxpruner.RigL):
-    """Drops the largest, and regrows where gradients are smallest."""
-
-    def get_drop_scores(self, sparse_state, params, grads):
-        return jax.tree.map(jnp.negative, super().get_drop_scores(sparse_state, params, grads))
-
-    def get_grow_scores(self, sparse_state, params, grads):
-        return jax.tree.map(jnp.negative, super().get_grow_scores(sparse_state, params, grads))
-
-
-def opposite_magnitude(weights):
-    return -jnp.abs(weights)
-
-
-class OppositeUnwritten(jaxpruner.RigL):
-    @scoring.of_each_weight(opposite_magnitude)
-    def get_drop_scores(self, sparse_state, params, grads):
-        raise AssertionError('the method of a function of each weight is not called')
-
-    @scoring.of_each_gradient(opposite_magnitude)
-    def get_grow_scores(self, sparse_state, params, grads):
-        raise AssertionError('the method of a function of each gradient is not called')
-
-
-@pytest.fixture(params=[0, 2**30], ids=['unwritten', 'written'])
-def worth_sparing(request, monkeypatch):
-    """Leaves of so many weights have scores that are not written down."""
-    monkeypatch.setattr(replacement, '_WORTH_SPARING', request.param)
-
-
-@pytest.mark.usefixtures('worth_sparing')
-@pytest.mark.parametrize('bad', [np.nan, np.inf, -np.inf, 0.0])
-@pytest.mark.parametrize('function', [jnp.abs, jnp.negative, opposite_magnitude])
-def test_no_weight_is_lost_whatever_the_scores_are(function, bad):
-    mask, drop = jnp.array([1, 1, 1, 1, 0, 0, 0, 0], jnp.uint8), jnp.arange(8.0)
-    for grow in (selection.Scores(jnp.full(8, bad), function), function(jnp.full(8, bad))):
-        (new,) = replacement.drop_and_grow([mask], [drop], [grow], [jaxpruner.Unstructured()], fraction=0.5)
-        assert int(new.sum()) == 4
-        assert new[2:4].tolist() == [1, 1]
-
-
-@pytest.mark.usefixtures('worth_sparing')
-def test_scores_of_whole_numbers_and_of_empty_leaves_replace_weights():
-    mask, types = jnp.array([1, 0, 0], jnp.uint8), [jaxpruner.Unstructured()] * 2
-    whole = selection.Scores(jnp.array([0, 2, 9]), jnp.negative)
-    empty = jnp.zeros((0, 5), jnp.uint8), selection.Scores(jnp.zeros((0, 5)), jnp.abs)
-    new, none = replacement.drop_and_grow(
-        [mask, empty[0]], [jnp.ones(3), empty[1]], [whole, empty[1]], types, fraction=1.0
-    )
-    assert new.tolist() == [1, 0, 0]
-    assert none.shape == (0, 5)
-    with pytest.raises(ValueError, match=r'scores of shape \(2,\) do not fit a mask of shape \(3,\); give one score'):
-        replacement.drop_and_grow([mask], [jnp.ones(2)], [jnp.ones(3)], types[:1], fraction=0.5)
-
-
 @pytest.mark.parametrize('container', [collections.OrderedDict, flax.core.freeze])
 def test_gradients_may_come_in_another_container(container):
     updater = jaxpruner.RigL(sparsity_distribution_fn=half)
     state = updater.init_state(PARAMS)
     expected, got = (updater.update_state(state, PARAMS, grads).masks for grads in (GRADS, container(GRADS)))
     jax.tree.map(np.testing.assert_array_equal, got, expected)
-
-
-@pytest.mark.usefixtures('worth_sparing')
-@pytest.mark.parametrize('stacked', [(), 'w'], ids=['alone', 'stacked'])
-@pytest.mark.parametrize('sparsity_type', ['unstructured', 'channel_-1'])
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-@pytest.mark.parametrize(
-    ('kind', 'drop', 'grow'),
-    [(jaxpruner.RigL, 1, 1), (Opposite, -1, -1), (OppositeUnwritten, -1, -1)],
-)
-def test_scores_replace_the_same_weights_written_down_or_not(kind, drop, grow, dtype, sparsity_type, stacked):
-    updater = kind(
-        sparsity_distribution_fn=functools.partial(sparsity_distributions.uniform, sparsity=0.5),
-        drop_fraction_fn=lambda step: 0.3,
-        sparsity_type=sparsity_type,
-        stacked=stacked,
-    )
-    params, grads = (
-        {'w': jnp.abs(jax.random.normal(jax.random.key(i), (4, 30, 20))).round(1).astype(dtype)} for i in range(2)
-    )
-    state = updater.init_state(params)
-    (expected,) = replacement.drop_and_grow(
-        [state.masks['w']],
-        [drop * params['w']],
-        [grow * grads['w']],
-        [updater.sparsity_type],
-        [bool(stacked)],
-        fraction=0.3,
-    )
-    new = updater.update_state(state, params, grads)
-    np.testing.assert_array_equal(new.masks['w'], expected)
-    assert not np.array_equal(new.masks['w'], state.masks['w'])
-    assert int(new.masks['w'].sum()) == int(state.masks['w'].sum())
 
 
 @pytest.mark.parametrize('sparsity_type', [jaxpruner.Block((4, 4)), jaxpruner.Channel()], ids=str)

@@ -192,6 +192,14 @@ def test_rows_are_rankings_of_their_own():
         np.testing.assert_array_equal(mask, sorted_mask([row], int(count))[0])
 
 
+@pytest.mark.parametrize('precision', ['BF16_BF16_F32', 'F32_F32_F32', 'highest'])
+def test_the_precision_of_products_does_not_matter(precision):
+    scores = jnp.round(jax.random.normal(jax.random.key(3), (3, 600, 100)) * 64)
+    with jax.default_matmul_precision(precision):
+        mask = jax.jit(selection.keep_largest)(scores, 50_000)
+    np.testing.assert_array_equal(mask, sorted_mask([scores], 50_000)[0])
+
+
 @pytest.mark.parametrize('dtype', DTYPES)
 def test_large_arrays_are_read_in_shares(dtype):
     scores = jnp.round(jax.random.normal(jax.random.key(3), (3, 600, 100)) * 64).astype(dtype)  # ties everywhere

@@ -170,8 +170,8 @@ def reduce_together(
 def sum_small(table: jax.Array, axes: int = 1) -> jax.Array:
     """Sums over the last axes of what is so small that it may be written down first.
 
-    XLA takes memory for the arguments and results of each scalar function that reduces something, whenever it calls a
-    program on the CPU, and also where that program does not get there. A product with ones has no such function.
+    On the CPU XLA takes memory for the arguments and results of each scalar function that reduces something, whenever
+    it calls a program, and also where that does not get there. A product with ones has no such function.
 
     Args:
       table: numbers of any shape.
@@ -180,7 +180,10 @@ def sum_small(table: jax.Array, axes: int = 1) -> jax.Array:
     >>> sum_small(jnp.array([[1, 2], [3, 4]], jnp.uint32)).tolist()
     [3, 7]
     """
-    return jnp.tensordot(table, jnp.ones(table.shape[-axes:], table.dtype), axes)
+    if jax.default_backend() != 'cpu':
+        return jnp.sum(table, tuple(range(-axes, 0)), dtype=table.dtype)
+    # The precision that users set for products is of floats: whole numbers would be refused.
+    return jnp.tensordot(table, jnp.ones(table.shape[-axes:], table.dtype), axes, precision=lax.Precision.DEFAULT)
 
 
 def coordinates(ends: jax.Array, whole: Sequence[int], origin: Sequence[Any]) -> Coordinates:

@@ -12,10 +12,9 @@ from jaxpruner.selection import tables
 from jaxpruner.selection.counts_of_parts import of_rows, reduce_together, sum_small, sum_together
 from jaxpruner.selection.scores import Scores, read
 
-# So few parts are counted side by side, by one thread. Rows of at most so many scores have no more: to wake another
-# thread takes longer than to count them.
-_FEW_PARTS = 4
+# Rows of at most so many scores have so few parts, which one thread counts side by side: to wake another takes longer.
 _FEW_SCORES = 2**14
+_FEW_PARTS = 4
 
 
 def of_rooms(arrays: Sequence[jax.Array | Scores], between: Sequence[jax.Array], room: jax.Array) -> jax.Array:
@@ -58,7 +57,7 @@ def of_rooms(arrays: Sequence[jax.Array | Scores], between: Sequence[jax.Array],
 
 
 def _part_length(size: int) -> int:
-    """As many scores as there are few hundred parts, and parts of parts, to count; fewer parts of few scores."""
+    """How many scores a part has: a few of them make up few scores, and some hundred more scores."""
     if size <= _FEW_SCORES:
         return max(-(-size // _FEW_PARTS), 1)
     third = round(size ** (1 / 3))
