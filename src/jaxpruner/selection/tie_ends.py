@@ -50,7 +50,8 @@ def of_rooms(arrays: Sequence[jax.Array | Scores], between: Sequence[jax.Array],
 
     short = math.isqrt(length)
     reached = _padded(reached, -(-length // short) * short).reshape(len(reached), -1, short)
-    part, left = _where_it_ends(sum_small((reached == 1).astype(counter)), left)
+    reaching, above = sum_together([reached > 0, reached > 1], (2,), counter)
+    part, left = _where_it_ends(reaching - above, left)
     ties = jnp.take_along_axis(reached, part[:, None, None], 1)[:, 0] == 1
     last, _ = _where_it_ends(ties.astype(counter), left)
     return jnp.where(room > 0, first + part * counter(short) + last + 1, 0)
