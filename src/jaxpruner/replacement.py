@@ -76,7 +76,7 @@ def _drop_and_grow(
     apart: tuple[bool, ...],
     written: tuple[bool, ...],
 ) -> list[jax.Array]:
-    """Flags of what is kept then: one selection, which is compiled once and runs twice."""
+    """Flags of what is kept then, by one selection that is compiled once and runs twice: to drop, and to regrow."""
 
     def turn(number: jax.Array | int, carry: tuple[list, list]) -> tuple[list, list]:
         # Behind a barrier scores seem to change: what does not would be computed before the loop, and written down.
