@@ -155,7 +155,10 @@ def _common_dtype(first: jnp.dtype, second: jnp.dtype) -> jnp.dtype:
 
 
 def _at_least_lowest(scores: jax.Array) -> jax.Array:
-    """NaN and -inf would not rank above what is kept: after an overflow weights must come back somewhere."""
+    """Scores without NaN and -inf, which are as low as the lowest number instead.
+
+    They would not rank above what is kept: after an overflow weights must come back somewhere.
+    """
     lowest = jnp.finfo(scores.dtype).min
     return jnp.where(scores >= lowest, scores, lowest)
 

@@ -58,7 +58,7 @@ def of_rooms(arrays: Sequence[jax.Array | Scores], between: Sequence[jax.Array],
 
 
 def _part_length(size: int) -> int:
-    """How many scores a part has: a few of them make up few scores, and some hundred more scores."""
+    """How many scores a part has, so that few scores have few parts, and more have some dozens or hundreds."""
     if size <= _FEW_SCORES:
         return max(-(-size // _FEW_PARTS), 1)
     third = round(size ** (1 / 3))
