@@ -4,12 +4,12 @@ Any function `params -> tree of floats, None where dense` is a distribution; the
 """
 
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
+from jaxpruner import caller_warnings
 from jaxpruner import tree as tree_lib
 
 FilterFn = Callable[[tree_lib.Path, Any], bool]
@@ -275,11 +275,9 @@ def _warn_about_stacked_layers(
         siblings = [j for j in range(len(paths)) if paths[j][:-1] == paths[i][:-1]]
         if all(leaves[j].ndim >= 2 and leaves[j].shape[0] == leaves[i].shape[0] for j in siblings):
             where = tree_lib.path_string(paths[i])
-            warnings.warn(
+            caller_warnings.warn(
                 f'{where} has shape {tuple(leaves[i].shape)} and looks like a bias or norm of {leaves[i].shape[0]} '
                 f"stacked layers, which is now pruned; if so, name the stacked leaves: stacked='{paths[i][0]}/*', "
-                'otherwise silence this with a filter_fn',
-                UserWarning,
-                stacklevel=4,
+                'otherwise silence this with a filter_fn'
             )
             return

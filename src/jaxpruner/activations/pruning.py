@@ -3,14 +3,13 @@
 import functools
 import math
 import operator
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import mask_calculator, masking, selection, sparsity_distributions, sparsity_types
+from jaxpruner import caller_warnings, mask_calculator, masking, selection, sparsity_distributions, sparsity_types
 
 
 def prune_act_unstruct(
@@ -97,11 +96,9 @@ def keep_groups(
     """
     if rest := pattern.partial_group(x.shape, 'x'):
         prefix = '' if layer is None else f'layer {layer!r}: '
-        warnings.warn(
+        caller_warnings.warn(
             f'{prefix}activations of shape {x.shape} have length {x.shape[pattern.axis]} along axis {pattern.axis}, '
-            f'which m={pattern.m} does not divide: the last group keeps {min(pattern.n, rest)} of {rest}',
-            UserWarning,
-            stacklevel=3,
+            f'which m={pattern.m} does not divide: the last group keeps {min(pattern.n, rest)} of {rest}'
         )
     scores = jnp.abs(jax.lax.stop_gradient(x))
     # Any sparsity but 0 means N:M.

@@ -1,13 +1,12 @@
 """Continuing with masks that are there: fine-tuning of a pruned model."""
 
 import dataclasses
-import warnings
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import base_updater, packing, sparsity_distributions
+from jaxpruner import base_updater, caller_warnings, packing, sparsity_distributions
 from jaxpruner import tree as tree_lib
 
 
@@ -90,10 +89,6 @@ def masks_from_zeros(
         mask = (leaf != 0).astype(jnp.uint8) if filter_fn(path, leaf) else None
         kept = leaf.size if mask is None else int(packing.kept_weights(mask))
         if kept == 0 and leaf.size:
-            warnings.warn(
-                f'{tree_lib.path_string(path)} is all zeros; it is left dense, not frozen',
-                UserWarning,
-                stacklevel=2,
-            )
+            caller_warnings.warn(f'{tree_lib.path_string(path)} is all zeros; it is left dense, not frozen')
         masks.append(mask if 0 < kept < leaf.size else None)
     return jax.tree.unflatten(treedef, masks)

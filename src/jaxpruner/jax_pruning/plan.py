@@ -1,13 +1,12 @@
 """What an entry of a strategy means for given parameters, carried out by the core's magnitude pruners."""
 
 import dataclasses
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 
-from jaxpruner import algorithms, masking, sparsity_types
+from jaxpruner import algorithms, caller_warnings, masking, sparsity_types
 from jaxpruner import tree as tree_lib
 from jaxpruner.jax_pruning import kernels
 from jaxpruner.jax_pruning.strategy import PruningEntry, PruningStrategy, Rate, check_axis
@@ -121,12 +120,10 @@ def warn_about_partial_groups(plan: EntryPlan, params: tree_lib.PyTree) -> None:
     leaves = [_one_layer(leaf) if path in plan.stacked else leaf for path, leaf in zip(paths, leaves, strict=True)]
     for path, leaf, leaf_type in zip(paths, leaves, plan.types, strict=True):
         if isinstance(leaf_type, NByM) and (rest := leaf_type.partial_group(leaf.shape, tree_lib.path_string(path))):
-            warnings.warn(
+            caller_warnings.warn(
                 f'{plan.where}: {kernels.SEPARATOR.join(path)} has length {leaf.shape[leaf_type.axis]} along axis '
                 f'{leaf_type.axis}, which m={leaf_type.m} does not divide: its last group keeps '
-                f'{min(leaf_type.n, rest)} of {rest}',
-                UserWarning,
-                stacklevel=3,
+                f'{min(leaf_type.n, rest)} of {rest}'
             )
 
 
