@@ -282,7 +282,7 @@ def test_masks_may_be_an_argument_of_their_own(algorithm, packed):
     assert hot_step._cache_size() == 1
     assert len(masks) == 1
     pruned = 0 if algorithm == 'no_prune' else 0.5
-    assert float(jaxpruner.sparsity_metrics(masks)['_total_sparsity']) >= pruned
+    assert float(jaxpruner.sparsity_metrics(masks)['_mask_sparsity']) >= pruned
 
 
 @pytest.mark.parametrize('packed', [False, True], ids=['unpacked', 'packed'])

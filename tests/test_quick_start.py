@@ -173,7 +173,7 @@ def test_a_config_makes_the_pruner(is_packed):
     assert sparsity(kernels) == pytest.approx(0.75, abs=1e-3)
     assert sparsity(kernels['last']) < sparsity(kernels['middle']), 'small layers stay denser'
     metrics = jaxpruner.sparsity_metrics(state)
-    assert float(metrics['_total_sparsity']) == pytest.approx(float(sparsity(kernels)))
+    assert float(metrics['_mask_sparsity']) == pytest.approx(float(sparsity(kernels)))
 
 
 # On many devices.

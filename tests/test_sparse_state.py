@@ -72,7 +72,7 @@ def test_metrics_are_exact_under_jit(packed):
     assert float(metrics['a']) == pytest.approx(1 - 4 / 15)  # 15 weights, whose bits fill two bytes and do not tell
     assert float(metrics['b']) == pytest.approx(0.75)
     assert 'bias' not in metrics
-    assert float(metrics['_total_sparsity']) == pytest.approx(1 - 12 / 47)
+    assert float(metrics['_mask_sparsity']) == pytest.approx(1 - 12 / 47)
     assert float(metrics['_target_sparsity']) == pytest.approx(0.75)
     assert int(metrics['_count']) == 0
 
@@ -82,7 +82,7 @@ def test_metrics_of_stacked_states_are_their_mean(packed):
     tx = static(packed).wrap_optax(optax.sgd(0.1))
     stacked = jax.vmap(tx.init)(jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), PARAMS))
     single, mean = jaxpruner.sparsity_metrics(tx.init(PARAMS)), jaxpruner.sparsity_metrics(stacked)
-    np.testing.assert_allclose(mean['_total_sparsity'], single['_total_sparsity'], rtol=1e-6)
+    np.testing.assert_allclose(mean['_mask_sparsity'], single['_mask_sparsity'], rtol=1e-6)
     np.testing.assert_allclose(mean['b'], single['b'], rtol=1e-6)
 
 
@@ -91,12 +91,12 @@ def test_a_leaf_without_weights_does_not_spoil_the_total(packed):
     state = static(packed).wrap_optax(optax.sgd(0.1)).init(PARAMS | {'empty': jnp.zeros((0, 4))})
     metrics = jaxpruner.sparsity_metrics(state)
     assert float(metrics['empty']) == 0.0
-    assert float(metrics['_total_sparsity']) == pytest.approx(1 - 12 / 47)
+    assert float(metrics['_mask_sparsity']) == pytest.approx(1 - 12 / 47)
 
 
 def test_metrics_of_a_model_without_masks():
     metrics = jaxpruner.sparsity_metrics(jaxpruner.NoPruning().wrap_optax(optax.sgd(0.1)).init(PARAMS))
-    assert float(metrics['_total_sparsity']) == 0.0
+    assert float(metrics['_mask_sparsity']) == 0.0
 
 
 def test_boxed_states_of_nnx_are_read():

@@ -110,7 +110,7 @@ def train(**config):
 
         value, grads = jax.value_and_grad(batch_loss)(params)
         updates, opt_state = tx.update(grads, opt_state, params)
-        seen = {'loss': value, 'sparsity': jaxpruner.sparsity_metrics(opt_state)['_total_sparsity']}
+        seen = {'loss': value, 'sparsity': jaxpruner.sparsity_metrics(opt_state)['_mask_sparsity']}
         return (optax.apply_updates(params, updates), opt_state), seen
 
     @jax.jit

@@ -145,7 +145,7 @@ def train(pruner, params):
         value, grads = jax.value_and_grad(lambda params: loss(pruner.pre_forward_update(params, opt_state)))(params)
         updates, opt_state = tx.update(grads, opt_state, params)
         params = optax.apply_updates(params, updates)
-        return (params, opt_state), (value, jaxpruner.sparsity_metrics(opt_state)['_total_sparsity'])
+        return (params, opt_state), (value, jaxpruner.sparsity_metrics(opt_state)['_mask_sparsity'])
 
     @jax.jit
     def run(params):

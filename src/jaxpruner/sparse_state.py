@@ -203,7 +203,7 @@ def sparsity_metrics(opt_state: Any) -> dict[str, jax.Array]:
 
     Returns:
       `{'a/b/kernel': sparsity}` for each masked leaf (float32 scalars), and for all masked leaves together
-      `'_total_sparsity'`, `'_target_sparsity'` (the target, weighted by size) and `'_count'` (steps). Where several
+      `'_mask_sparsity'`, `'_target_sparsity'` (the target, weighted by size) and `'_count'` (steps). Where several
       pruners share the model, the later ones' leaves follow.
 
     Raises:
@@ -230,7 +230,7 @@ def sparsity_metrics(opt_state: Any) -> dict[str, jax.Array]:
             metrics[tree_lib.path_string(path)] = sparsity
             removed, total = removed + sparsity * weights, total + weights
             wanted += 0.0 if target is None else jnp.mean(target) * weights
-    metrics['_total_sparsity'] = removed / jnp.maximum(total, 1)
+    metrics['_mask_sparsity'] = removed / jnp.maximum(total, 1)
     metrics['_target_sparsity'] = wanted / jnp.maximum(total, 1)
     metrics['_count'] = jnp.int32(0) if states[0].count is None else jnp.max(states[0].count)
     return metrics

@@ -216,7 +216,7 @@ def test_timed_steps_are_sparse():
     params, rest = timed()
     state = jaxpruner.join_masks(rest, timed._masks)
     assert int(state.count) == 2
-    assert float(jaxpruner.sparsity_metrics(state)['_total_sparsity']) == pytest.approx(0.9, abs=0.02)
+    assert float(jaxpruner.sparsity_metrics(state)['_mask_sparsity']) == pytest.approx(0.9, abs=0.02)
     assert jnp.mean(params['layer_0']['kernel'] == 0) == pytest.approx(0.9, abs=0.02)
 
 
