@@ -4,7 +4,6 @@ orbax writes a state beside the last one and renames it, so that an interruption
 """
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from flax.training.train_state import TrainState
+
+from jaxpruner import atomic_files
 
 SETTINGS_NAME = 'mnist_strategies.json'
 STATES_NAME = 'mnist_strategies_states'
@@ -54,9 +55,8 @@ class Run:
         elif self._states.exists():
             shutil.rmtree(self._states)
         self._states.mkdir(parents=True, exist_ok=True)
-        beside = folder / f'{SETTINGS_NAME}.new'
-        beside.write_text(json.dumps(identity, indent=1) + '\n')
-        os.replace(beside, folder / SETTINGS_NAME)
+        text = json.dumps(identity, indent=1) + '\n'
+        atomic_files.replace_file(folder / SETTINGS_NAME, lambda temporary: temporary.write_text(text))
 
     def save(self, snapshot: Snapshot) -> None:
         """Writes the state after an epoch; the one before it is removed then."""

@@ -18,11 +18,12 @@ from pathlib import Path
 
 import tyro
 
+from jaxpruner import atomic_files
 from jaxpruner.baselines.checkpointing import Checkpoints
 from jaxpruner.baselines.folders import claimed
 from jaxpruner.baselines.recipe import Recipe
 from jaxpruner.progress import progress_bar
-from jaxpruner.report import figures, plots, tables
+from jaxpruner.report import plots, tables
 from oneshot_shakespeare_differences import differences
 from oneshot_shakespeare_pruning import DENSE, OUTPUT_ERROR, prune_all, read_cells, variants
 from oneshot_shakespeare_training import RECIPE, SMALL, Training, read_text
@@ -111,7 +112,7 @@ def report(settings: Settings) -> None:
         'differences.md': differences(recipe, out),
     }
     for name, text in texts.items():
-        figures.replace_whole(out / name, lambda beside, text=text: beside.write_text(text))
+        atomic_files.replace_file(out / name, lambda temporary, text=text: temporary.write_text(text))
         print(text)
     plots.plot_metric_against_sparsity(cells, out / 'sparsity.png')
     print(', '.join(str(out / name) for name in (*texts, 'sparsity.png')))

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxpruner
-from jaxpruner import oneshot, uses
+from jaxpruner import atomic_files, oneshot, uses
 from jaxpruner.baselines.recipe import Recipe
-from jaxpruner.report import figures, results
+from jaxpruner.report import results
 from oneshot_shakespeare_training import Text, Trained, Training, draw, windows
 
 ALGORITHMS = ('magnitude', 'ria', 'sparsegpt', 'wanda')
@@ -164,7 +164,7 @@ def _squares(gram: jax.Array, weights: jax.Array) -> float:
 def write_losses(folder: Path, cell: results.Cell, losses: np.ndarray) -> None:
     """Keeps the loss of each validation sequence of a result."""
     path = folder / 'losses' / f'{cell.name}.npy'
-    figures.replace_whole(path, lambda beside: np.save(beside, losses))
+    atomic_files.replace_file(path, lambda temporary: np.save(temporary, losses), keeps_ending=True)
 
 
 def read_cells(folder: Path) -> list[results.Cell]:

@@ -82,7 +82,7 @@ def test_a_sweep_that_is_killed_at_random_moments(process, tmp_path):
     assert all((out / 'cells' / name).stat().st_mtime_ns == moment for name, moment in written.items())
     assert results(out) == results(undisturbed)
     assert not list((out / 'checkpoints').iterdir())
-    assert not list(out.rglob('*.corrupt')) + list(out.rglob('*.new'))
+    assert not list(out.rglob('*.corrupt')) + list(out.rglob('*jaxpruner-tmp*'))
     spread = process(tmp_path / 'spread', 'devices')
     spread.join()
     assert spread.exitcode == 0

@@ -67,7 +67,7 @@ def test_what_is_written(undisturbed):
     assert not list((undisturbed / 'checkpoints').iterdir())
     assert (undisturbed / '.lock').read_text() == ''
     assert json.loads((undisturbed / 'over.json').read_text()) == {'over': 'map', 'reason': 'default', 'ratios': {}}
-    assert not list(undisturbed.rglob('*.new'))
+    assert not list(undisturbed.rglob('*jaxpruner-tmp*'))
     for cell in read_cells(undisturbed):
         assert abs(cell.reached - cell.sparsity) < 0.01
         assert set(cell.layers) == {'dense1/kernel', 'dense2/kernel'}

@@ -8,7 +8,7 @@ import matplotlib.figure
 import numpy as np
 import pytest
 
-from jaxpruner.report import figures, plot_layer_sparsity, plot_metric_against_sparsity
+from jaxpruner.report import plot_layer_sparsity, plot_metric_against_sparsity
 from made_up_cells import make_cell, make_cells
 
 VALUES = {
@@ -52,19 +52,6 @@ def test_a_file_is_written_whole(tmp_path, draw, ending):
     draw(BOTH, path)
     assert [file.name for file in path.parent.iterdir()] == [path.name]
     assert path.stat().st_size > 1000
-
-
-def test_a_failed_write_leaves_the_earlier_file(tmp_path):
-    path = tmp_path / 'plot.png'
-    path.write_text('earlier')
-
-    def fail(beside):
-        beside.write_text('half')
-        raise OSError('disk full')
-
-    with pytest.raises(OSError, match='disk full'):
-        figures.replace_whole(path, fail)
-    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [('plot.png', 'earlier')]
 
 
 def test_a_panel_for_each_workload_and_a_line_for_each_algorithm(tmp_path, figure):

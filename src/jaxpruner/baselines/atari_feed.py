@@ -1,13 +1,13 @@
 """The feed of DQN on Atari games: it plays, keeps what it saw, and hands out what it draws of that."""
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from jaxpruner.atomic_files import replacing
 from jaxpruner.baselines.atari import Conventions, Emulators, choose, play_games
 from jaxpruner.baselines.atari_replay import FrameReplay
 from jaxpruner.baselines.dqn_learning import exploration
@@ -186,8 +186,5 @@ _FRAMES, _REST = 'frames.npy', 'player.npz'
 
 
 def _write(path: Path, write: Callable[[Any], None]) -> None:
-    """Writes a file beside its place and renames it."""
-    beside = path.with_name(path.name + '.new')
-    with beside.open('wb') as file:
+    with replacing(path) as temporary, temporary.open('wb') as file:
         write(file)
-    os.replace(beside, path)

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -12,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 
+from jaxpruner import atomic_files
 from jaxpruner.baselines.over import OVERS, Over, Wanted, check_over, ways
 from jaxpruner.baselines.programs import Common, Programs
 from jaxpruner.baselines.pruners import DENSE
@@ -75,9 +75,8 @@ def settle_over(out: Path, wanted: Wanted | None, measure: Callable[[], Choice])
         return kept
     else:
         choice = Choice(default, 'default') if wanted is None and default else measure()
-    beside = out / f'{FILE}.new'
-    beside.write_text(json.dumps({**choice._asdict(), 'ratios': dict(choice.ratios)}, indent=1) + '\n')
-    os.replace(beside, out / FILE)
+    text = json.dumps({**choice._asdict(), 'ratios': dict(choice.ratios)}, indent=1) + '\n'
+    atomic_files.replace_file(out / FILE, lambda temporary: temporary.write_text(text))
     return choice
 
 

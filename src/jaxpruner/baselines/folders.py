@@ -1,21 +1,14 @@
 """The folder of a sweep's results: it belongs to one recipe, and one process at a time writes to it."""
 
 import contextlib
-import os
-import socket
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
+from jaxpruner import atomic_files
 from jaxpruner.baselines.recipe import Recipe, read_recipe
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
-
 _LOCK, _RECIPE = '.lock', 'recipe.toml'
+_WRITTEN_BY_SWEEPS = ('cells', 'metrics', 'masks')
 
 
 @contextlib.contextmanager
@@ -30,38 +23,24 @@ def claimed(out: Path, recipe: Recipe) -> Iterator[None]:
 
     Raises:
       ValueError: another process writes there, or the folder has results of another recipe.
+      OSError: nothing can be written there.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder, claimed(Path(folder), Recipe('resnet')):
     ...     sorted(path.name for path in Path(folder).iterdir())
     ['.lock', 'recipe.toml']
     """
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / _LOCK).open('a+') as lock:
-        _acquire(lock, out)
-        lock.truncate(0)
-        lock.write(f'process {os.getpid()} on {socket.gethostname()}\n')
-        lock.flush()
-        try:
-            _check_recipe(out / _RECIPE, recipe)
-            yield
-        finally:
-            lock.truncate(0)
-
-
-def _acquire(lock: IO[str], out: Path) -> None:
-    if fcntl is None:
-        return
-    try:
-        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        lock.seek(0)
-        raise ValueError(
-            f'{lock.read().strip() or "another process"} is writing to {out}: wait until it has finished, or choose '
-            'another --out'
-        ) from None
-    except OSError as error:  # some network file systems have no locks
-        warnings.warn(f'{out} cannot be locked ({error}): see to it that no other process writes there', stacklevel=4)
+    with contextlib.ExitStack() as stack:
+        with atomic_files.errors_named(out):
+            out.mkdir(parents=True, exist_ok=True)
+            try:
+                stack.enter_context(atomic_files.locked(out / _LOCK, out))
+            except BlockingIOError as error:
+                raise ValueError(f'{error}, to another --out') from None
+        for folder in _WRITTEN_BY_SWEEPS:
+            atomic_files.remove_strays(out / folder)
+        _check_recipe(out / _RECIPE, recipe)
+        yield
 
 
 def _check_recipe(path: Path, recipe: Recipe) -> None:

@@ -1,12 +1,13 @@
 """What is written of a cell besides its result: metrics over time, as JSON lines and for TensorBoard, and masks."""
 
 import json
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from jaxpruner.atomic_files import replace_file
 
 _SHOWN_KERNELS = 2  # whose masks are kept over time
 
@@ -34,10 +35,10 @@ def write_logs(
     {"step": 5, "loss": 0.5}
     """
     lines = ''.join(json.dumps(entry) + '\n' for entry in history).encode()
-    _replace(out / 'metrics' / f'{name}.jsonl', lambda beside: beside.write_bytes(lines))
+    replace_file(out / 'metrics' / f'{name}.jsonl', lambda temporary: temporary.write_bytes(lines))
     if masks:
         steps = np.asarray([0, *(entry['step'] for entry in history)], np.int64)
-        _replace(out / 'masks' / f'{name}.npz', lambda beside: _write_npz(beside, {'steps': steps, **masks}))
+        replace_file(out / 'masks' / f'{name}.npz', lambda temporary: _write_npz(temporary, {'steps': steps, **masks}))
     if tensorboard:
         from tensorboardX import SummaryWriter
 
@@ -65,14 +66,6 @@ def with_snapshot(snapshots: Mapping[str, np.ndarray], masks: Mapping[str, np.nd
     return {
         path: np.concatenate([snapshots[path], masks[path][None]]) if snapshots else masks[path][None] for path in shown
     }
-
-
-def _replace(path: Path, write: Callable[[Path], Any]) -> None:
-    """Writes beside the file and renames, so that a reader never meets half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + '.new')
-    write(beside)
-    os.replace(beside, path)
 
 
 def _write_npz(path: Path, arrays: dict[str, np.ndarray]) -> None:

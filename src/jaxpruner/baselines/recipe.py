@@ -7,13 +7,12 @@ exist is refused with the nearest known one.
 import dataclasses
 import hashlib
 import json
-import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxpruner import config_files
+from jaxpruner import atomic_files, config_files
 from jaxpruner import tree as tree_lib
 
 Plain = str | bool | int | float | tuple
@@ -139,14 +138,12 @@ class Recipe:
         return hashlib.sha256(self.to_toml().encode()).hexdigest()
 
     def write(self, path: Path) -> None:
-        """Writes the TOML file, beside its place and then renamed.
+        """Writes the TOML file, which appears when it is whole.
 
         Args:
-          path: of the file; its folder exists.
+          path: of the file.
         """
-        beside = path.with_suffix('.toml.new')
-        beside.write_text(self.to_toml())
-        os.replace(beside, path)
+        atomic_files.replace_file(path, lambda temporary: temporary.write_text(self.to_toml()))
 
     def share(self, share: float) -> int:
         """A share of the steps in whole steps.

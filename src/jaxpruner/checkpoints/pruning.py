@@ -1,14 +1,13 @@
 """Prunes a checkpoint into another, leaf by leaf and in parts, so that memory stays low whatever the size of either."""
 
 import contextlib
-import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 
+from jaxpruner import atomic_files
 from jaxpruner.checkpoints import leaf_masks
 from jaxpruner.checkpoints.base import Checkpoint, Leaf
 from jaxpruner.checkpoints.parts import PART_SIZE, parts_of
@@ -65,6 +64,7 @@ def prune(
       ValueError: the scores are unknown, or `masks_out` is `out`.
       FileExistsError: something stands where to write.
       FileNotFoundError: its folder does not exist.
+      BlockingIOError: another process is writing there.
 
     >>> import tempfile
     >>> from jaxpruner.checkpoints import choose, open_checkpoint, write_safetensors
@@ -87,10 +87,10 @@ def prune(
         masks = None
         if masks_out is not None:
             shapes = {name: Leaf(checkpoint.leaves[name].shape, np.dtype('uint8')) for name in choices}
-            masks = stack.enter_context(SafetensorsWriter(masks_out, shapes))
-        turn = _Turn(choices, scores, seed, masks, on_leaf, part_size)
+            masks = stack.enter_context(SafetensorsWriter(masks_out, shapes, overwrite=overwrite))
+        turn = _Turn(choices, scores, seed, masks, overwrite, on_leaf, part_size)
         if isinstance(checkpoint, ShardedSafetensors):
-            with _folder_beside(out) as folder:
+            with atomic_files.target_claimed(out), atomic_files.new_folder(out) as folder:
                 for name, shard in checkpoint.files.items():
                     kept += turn.file(shard, folder / name)
                 (folder / checkpoint.index.name).write_bytes(checkpoint.index.read_bytes())
@@ -106,12 +106,13 @@ class _Turn(NamedTuple):
     scores: str
     seed: int
     masks: SafetensorsWriter | None
+    overwrite: bool
     on_leaf: Callable[[str, Leaf], None]
     part_size: int
 
     def file(self, checkpoint: Checkpoint, out: Path) -> Iterator[Kept]:
         keys = list(checkpoint.header.leaves) if isinstance(checkpoint, SafetensorsFile) else None
-        with SafetensorsWriter(out, checkpoint.leaves, checkpoint.metadata, keys) as writer:
+        with SafetensorsWriter(out, checkpoint.leaves, checkpoint.metadata, keys, self.overwrite) as writer:
             for name, leaf in checkpoint.leaves.items():
                 self.on_leaf(name, leaf)
                 if name in self.choices:
@@ -143,17 +144,3 @@ def _check_places(out: Path, masks_out: Path | None, overwrite: bool, sharded: b
         if place.exists() and (is_folder or not overwrite):
             hint = 'choose another name' if is_folder else 'choose another name, or overwrite it'
             raise FileExistsError(f'{place} exists; {hint}')
-
-
-@contextlib.contextmanager
-def _folder_beside(out: Path) -> Iterator[Path]:
-    """A folder that gets its name when all that belongs into it has been written."""
-    folder = out.with_name(f'{out.name}.new')
-    if folder.exists():
-        raise FileExistsError(f'{folder} is left from an earlier run; delete it')
-    folder.mkdir()
-    try:
-        yield folder
-        os.replace(folder, out)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

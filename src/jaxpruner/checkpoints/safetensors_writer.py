@@ -1,7 +1,7 @@
 """Writes safetensors in parts: the header first, then the weights one after another, beside the file until whole."""
 
+import contextlib
 import json
-import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +9,7 @@ from types import TracebackType
 
 import numpy as np
 
+from jaxpruner import atomic_files
 from jaxpruner.checkpoints.base import Leaf
 from jaxpruner.checkpoints.safetensors_reader import DTYPES, METADATA_KEY
 
@@ -20,17 +21,22 @@ _ALIGNMENT = 8
 class SafetensorsWriter:
     """Writes a file of tensors whose shapes are known, never holding more than it is given at a time.
 
-    Used as a context: what stands under the file's name afterwards is all of it, or what was there before.
+    Used as a context: what stands under the file's name afterwards is all of it, or what was there before. Meanwhile no
+    other process writes to that file.
 
     Args:
-      path: the file; until all is written, it has `.new` behind its name.
+      path: the file.
       leaves: the tensors in the order in which they will be given.
       metadata: strings by name.
       keys: the tensors in the order in which the header names them; by default the same.
+      overwrite: whether a file that is there is replaced.
 
     Raises:
       ValueError: a dtype that safetensors has no name for, or not all weights have been given.
       FileNotFoundError: the folder does not exist.
+      FileExistsError: a file is there that must not be replaced, or no file.
+      BlockingIOError: another process is writing to it.
+      OSError: it cannot be written; the error names it.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -47,22 +53,24 @@ class SafetensorsWriter:
         leaves: Mapping[str, Leaf],
         metadata: Mapping[str, str] | None = None,
         keys: list[str] | None = None,
+        overwrite: bool = True,
     ):
         self.path = Path(path)
+        self._overwrite = overwrite
         self._header = _header(self.path, leaves, metadata or {}, keys or list(leaves))
         self._left = {name: leaf.bytes for name, leaf in leaves.items()}
         self._dtypes = {name: leaf.dtype for name, leaf in leaves.items()}
-        self._beside = self.path.with_name(f'{self.path.name}.new')
+        self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> 'SafetensorsWriter':
         if not self.path.parent.is_dir():
             raise FileNotFoundError(f'{self.path}: there is no folder {self.path.parent}')
-        self._file = self._beside.open('wb')
-        try:
-            self._file.write(self._header)
-        except BaseException:
-            self._discard()
-            raise
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(atomic_files.target_claimed(self.path))
+            temporary = stack.enter_context(atomic_files.replacing(self.path, overwrite=self._overwrite))
+            self._file = stack.enter_context(temporary.open('wb', buffering=0))
+            self._write(self._header)
+            self._stack = stack.pop_all()
         return self
 
     def write(self, name: str, array: np.ndarray) -> None:
@@ -89,28 +97,23 @@ class SafetensorsWriter:
             )
         self._left[name] -= array.nbytes
         if array.nbytes:
-            self._file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+            self._write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        try:
+        with self._stack:
             lacking = [name for name, left in self._left.items() if left]
-            if kind is None and lacking:
+            if error is not None:
+                raise error
+            if lacking:
                 raise ValueError(f'{self.path}: {lacking[0]} lacks {self._left[lacking[0]]} bytes')
-            if kind is None:
-                self._file.flush()
-                os.fsync(self._file.fileno())
-                self._file.close()
-                os.replace(self._beside, self.path)
-        finally:
-            self._discard()
 
-    def _discard(self) -> None:
-        try:
-            self._file.close()  # may fail again, where the disk is full
-        finally:
-            self._beside.unlink(missing_ok=True)
+    def _write(self, data: bytes | memoryview) -> None:
+        rest = memoryview(data)
+        with atomic_files.errors_named(self.path):
+            while rest:  # a write is cut short at 2 GiB, and where the disk becomes full
+                rest = rest[self._file.write(rest) :]
 
 
 def _header(path: Path, leaves: Mapping[str, Leaf], metadata: Mapping[str, str], keys: list[str]) -> bytes:

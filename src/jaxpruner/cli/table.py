@@ -4,8 +4,9 @@ import dataclasses
 from pathlib import Path
 from typing import Literal
 
+from jaxpruner import atomic_files
 from jaxpruner.cli import arguments, output
-from jaxpruner.report import figures, results, tables
+from jaxpruner.report import results, tables
 
 _ENDINGS = {'.md': 'markdown', '.csv': 'csv'}
 
@@ -56,7 +57,7 @@ class Table:
         if self.out is None:
             print(text, end='')
         else:
-            figures.replace_whole(self.out, lambda beside: beside.write_text(text))
+            atomic_files.replace_file(self.out, lambda temporary: temporary.write_text(text))
             print(self.out)
 
 

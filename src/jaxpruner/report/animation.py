@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxpruner import atomic_files
 from jaxpruner.report import figures
 
 _MOST_FRAMES = 60
@@ -60,11 +61,11 @@ def animate_masks(folder: Path, cell_name: str, path: Path) -> None:
             image.set_data(lay_out(masks[frame]))
             image.axes.set_title(_describe(name, masks[frame]), fontsize=9, color=figures.INK)
 
-    def write(beside: Path) -> None:
+    def write(temporary: Path) -> None:
         from matplotlib.animation import PillowWriter
 
         writer = PillowWriter(fps=frames_per_second)
-        with writer.saving(figure, str(beside), dpi=100):
+        with writer.saving(figure, str(temporary), dpi=100):
             for frame in [*frames, *held]:
                 show(frame)
                 writer.grab_frame()
@@ -72,7 +73,7 @@ def animate_masks(folder: Path, cell_name: str, path: Path) -> None:
     show(frames[0])
     figure.draw_without_rendering()
     figure.set_layout_engine('none')  # laid out once: nothing moves from picture to picture
-    figures.replace_whole(path, write)
+    atomic_files.replace_file(path, write, keeps_ending=True)
 
 
 def read_masks(folder: Path, cell_name: str) -> tuple[np.ndarray, dict[str, np.ndarray]]:

@@ -1,10 +1,9 @@
-"""What all plots share: their figures, colours and files. Needs matplotlib.
+"""What all plots share: their figures and colours. Needs matplotlib.
 
 No display is needed, and nothing of matplotlib's global state is touched.
 """
 
-import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -49,24 +48,6 @@ def new_figure(width: float, height: float) -> 'Figure':
     except ImportError as error:
         raise ImportError("plots need matplotlib: pip install 'jaxpruner[plot]'") from error
     return Figure(figsize=(width, height), layout='constrained')
-
-
-def replace_whole(path: Path, write: Callable[[Path], Any]) -> None:
-    """Has a file written beside its place and renamed, so that nobody meets half of it.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     replace_whole(Path(folder, 'a.txt'), lambda beside: beside.write_text('whole'))
-    ...     Path(folder, 'a.txt').read_text()
-    'whole'
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(f'.new{path.suffix}')  # the ending says the format
-    try:
-        write(beside)
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def styles_of(names: Iterable[str]) -> dict[str, dict[str, Any]]:

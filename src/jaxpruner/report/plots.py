@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from jaxpruner import atomic_files
 from jaxpruner.report import experiments as experiments_lib
 from jaxpruner.report import figures
 from jaxpruner.report.figures import INK
@@ -65,7 +66,7 @@ def plot_metric_against_sparsity(cells: Iterable[Cell], path: Path) -> None:
         handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True)) | handles
     shown = [name for name in names if name in handles]
     figure.legend([handles[name] for name in shown], shown, loc='outside right upper', frameon=False)
-    figures.replace_whole(path, lambda beside: figure.savefig(beside, dpi=150))
+    atomic_files.replace_file(path, lambda temporary: figure.savefig(temporary, dpi=150), keeps_ending=True)
 
 
 def plot_layer_sparsity(cells: Iterable[Cell], path: Path) -> None:
@@ -112,7 +113,7 @@ def plot_layer_sparsity(cells: Iterable[Cell], path: Path) -> None:
             axes.set_title(name, fontsize=9, color=INK)
         for axes in panels[len(names) :]:
             axes.axis('off')
-    figures.replace_whole(path, lambda beside: figure.savefig(beside, dpi=150))
+    atomic_files.replace_file(path, lambda temporary: figure.savefig(temporary, dpi=150), keeps_ending=True)
 
 
 class _Series(NamedTuple):

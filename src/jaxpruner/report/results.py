@@ -11,6 +11,8 @@ import warnings
 from pathlib import Path
 from typing import Any, Literal
 
+from jaxpruner import atomic_files
+
 VERSION = 1
 
 
@@ -76,10 +78,8 @@ def write_cell(folder: Path, cell: Cell) -> None:
     ['rigl_0.8_0.json']
     """
     path = Path(folder) / 'cells' / f'{cell.name}.json'
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix('.json.new')
-    beside.write_text(json.dumps({'version': cell.version} | dataclasses.asdict(cell), indent=1) + '\n')
-    os.replace(beside, path)
+    text = json.dumps({'version': cell.version} | dataclasses.asdict(cell), indent=1) + '\n'
+    atomic_files.replace_file(path, lambda temporary: temporary.write_text(text))
 
 
 def read_cells(folder: Path, set_aside: bool = False) -> list[Cell]:

@@ -1,0 +1,163 @@
+"""Files and folders appear whole or not at all, whatever happens to who writes them."""
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import jaxpruner
+from jaxpruner import atomic_files
+
+SOURCE = str(Path(jaxpruner.__file__).parents[1])
+
+
+def names(folder):
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+@pytest.mark.parametrize('before', [None, 'earlier'])
+@pytest.mark.parametrize('error', [OSError('broken'), KeyboardInterrupt(), ValueError('no')])
+def test_a_failed_write_leaves_what_was_there(tmp_path, before, error):
+    path = tmp_path / 'a.txt'
+    if before:
+        path.write_text(before)
+
+    def fail(temporary):
+        temporary.write_text('half')
+        raise error
+
+    with pytest.raises(type(error)):
+        atomic_files.replace_file(path, fail)
+    assert names(tmp_path) == (['a.txt'] if before else [])
+    assert not before or path.read_text() == before
+
+
+def test_what_others_left_beside_is_theirs(tmp_path):
+    others = [
+        'a.txt.new',
+        '.a.txt.new',
+        'a.new.txt',
+        '.a.txt.1234.jaxpruner-tmp',
+        '.b.txt.0123456789abcdef.jaxpruner-tmp',
+    ]
+    for name in others:
+        (tmp_path / name).write_text(name)
+    with atomic_files.target_claimed(tmp_path / 'a.txt'):
+        atomic_files.replace_file(tmp_path / 'a.txt', lambda temporary: temporary.write_text('whole'))
+    assert names(tmp_path) == sorted([*others, 'a.txt'])
+    assert all((tmp_path / name).read_text() == name for name in others)
+
+
+def test_temporaries_of_a_killed_process_are_removed_by_the_next(tmp_path):
+    for name in ('.a.txt.0123456789abcdef.jaxpruner-tmp', '.a.png.0123456789abcdef.jaxpruner-tmp.png'):
+        (tmp_path / name).write_text('half')
+    (tmp_path / '.a.txt.0123456789abcdee.jaxpruner-tmp').mkdir()
+    with atomic_files.target_claimed(tmp_path / 'a.txt'):
+        assert names(tmp_path) == ['.a.png.0123456789abcdef.jaxpruner-tmp.png', '.a.txt.lock']
+    atomic_files.remove_strays(tmp_path)
+    assert names(tmp_path) == []
+
+
+def test_the_ending_is_kept_where_it_says_the_format(tmp_path):
+    endings = []
+    for keeps_ending in (False, True):
+        atomic_files.replace_file(tmp_path / 'a.png', lambda path: endings.append(path.suffix), keeps_ending)
+    assert endings == ['.jaxpruner-tmp', '.png']
+
+
+@pytest.mark.parametrize('place', ['folder', 'pipe', 'loop'])
+def test_only_files_are_replaced(tmp_path, place):
+    path = tmp_path / place
+    {'folder': path.mkdir, 'pipe': lambda: os.mkfifo(path), 'loop': lambda: path.symlink_to(path)}[place]()
+    with pytest.raises(OSError, match=place):
+        atomic_files.replace_file(path, lambda temporary: temporary.write_text('whole'))
+    assert names(tmp_path) == [place]
+
+
+def test_a_file_that_must_not_be_replaced_is_kept_when_it_comes_meanwhile(tmp_path):
+    path = tmp_path / 'a.txt'
+    with pytest.raises(FileExistsError, match='exists; choose another'), atomic_files.replacing(path, overwrite=False):
+        path.write_text('theirs')
+    assert path.read_text() == 'theirs'
+    assert names(tmp_path) == ['a.txt']
+    with pytest.raises(FileExistsError, match='exists; choose another'), atomic_files.new_folder(path):
+        pass
+
+
+@pytest.mark.parametrize(
+    ('number', 'remedy'), [(errno.ENOSPC, 'free some there'), (errno.EFBIG, 'larger files'), (errno.EIO, '')]
+)
+def test_errors_of_the_system_name_the_target_and_the_remedy(tmp_path, monkeypatch, number, remedy):
+    def fail(descriptor):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, 'fsync', fail)
+    for write in (
+        lambda: atomic_files.replace_file(tmp_path / 'a.txt', lambda temporary: temporary.write_text('whole')),
+        lambda: fill_folder(tmp_path / 'a.txt'),
+    ):
+        with pytest.raises(OSError, match=rf'{os.strerror(number)}.*{remedy}.*a\.txt') as raised:
+            write()
+        assert raised.value.errno == number
+        assert names(tmp_path) == []
+
+
+def fill_folder(path):
+    with atomic_files.new_folder(path) as folder:
+        (folder / 'inside').write_text('whole')
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from jaxpruner import atomic_files
+with atomic_files.target_claimed(Path(sys.argv[1])):
+    print('claimed', flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_claim_ends_with_its_process(tmp_path):
+    path = tmp_path / 'a.txt'
+    command = [sys.executable, '-c', HOLDER, str(path)]
+    environment = {**os.environ, 'PYTHONPATH': SOURCE}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        words = rf'process {process.pid} on .* is writing to .*a\.txt: wait until it has finished, or'
+        with pytest.raises(BlockingIOError, match=words), atomic_files.target_claimed(path):
+            pass
+        process.kill()
+    assert names(tmp_path) == ['.a.txt.lock']
+    with atomic_files.target_claimed(path):
+        pass
+    assert names(tmp_path) == []
+
+
+def test_threads_do_not_share_a_claim(tmp_path):
+    inside, most, refused = [], [], []
+    guard = threading.Lock()
+
+    def work():
+        for _ in range(50):
+            try:
+                with atomic_files.target_claimed(tmp_path / 'a.txt'):
+                    inside.append(1)
+                    most.append(len(inside))
+                    inside.pop()
+            except BlockingIOError:
+                with guard:
+                    refused.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert max(most) == 1
+    assert len(most) + len(refused) == 200
+    assert names(tmp_path) == []
