@@ -1,5 +1,6 @@
 """What a graph says of leaves that are used, opaque or unused, and how it says it."""
 
+import inspect
 import json
 
 import jax
@@ -86,6 +87,7 @@ OPAQUE = {
         ROW,
         'how often a loop runs',
     ),
+    'spread': (lambda p, x: x + jax.lax.pad(p['w'][:3], 0.0, ((-1, 0, 1),))[0], ROW, 'puts zeros between elements'),
     'cut': (
         lambda p, x: x + jnp.concatenate([p['w'], p['w'], p['w'][:1]]).reshape(3, 3)[0, 0],
         ROW,
@@ -184,6 +186,10 @@ def _learned_state(params, x):
     return jax.lax.scan(lambda h, x: (jnp.tanh(h + x @ params['w']), None), params['h'], x)[0]
 
 
+def _conv(x, w):
+    return jax.lax.conv_general_dilated(x, w, (1, 1), 'SAME', dimension_numbers=('NHWC', 'HWIO', 'NHWC'))
+
+
 USES = {
     'indexed in a loop': (_looped, {'w': floats(3, 4, 4), 'v': floats(4, 4)}, X, {'w': '~dot 1>2@0', 'v': 'dot 0>1'}),
     'first state': (_learned_state, {'w': floats(4, 4), 'h': floats(4)}, X, {'w': 'dot 0>1', 'h': 'elementwise >0'}),
@@ -197,6 +203,26 @@ USES = {
     ),
     'irregular reshape': (lambda p, x: x @ p['w'].reshape(4, 3), {'w': floats(3, 4)}, X, {'w': 'dot 01>01'}),
     'merged': (lambda p, x: x @ p['w'].reshape(4, 6), {'w': floats(2, 2, 2, 3)}, X, {'w': 'dot 01>23'}),
+    'order F': (lambda p, x: x @ p['w'].reshape(4, 6, order='F'), {'w': floats(2, 2, 6)}, X, {'w': 'dot 01>2'}),
+    'order F of a matrix': (
+        lambda p, x: x @ p['w'].reshape(4, 6, order='F'),
+        {'w': floats(8, 3)},
+        X,
+        {'w': 'dot 0>01'},
+    ),
+    'convolutions with weights of their own': (
+        jax.vmap(lambda p, x: _conv(x, p['w']), (3, 0)),
+        {'w': floats(2, 2, 3, 5, 6)},
+        floats(5, 2, 4, 4, 3),
+        {'w': 'conv 012>34'},
+    ),
+    'convolutions of one image': (
+        jax.vmap(lambda p, x: _conv(x, p['w']), (1, None)),
+        {'w': floats(2, 5, 2, 3, 6)},
+        floats(2, 4, 4, 3),
+        {'w': 'conv 023>14'},
+    ),
+    'top k': (lambda p, x: x @ jax.lax.top_k(p['w'], 2)[0].T, {'w': floats(6, 4)}, floats(2, 2), {'w': '~dot 1>0'}),
     'both ways': (lambda p, x: x @ (p['w'] + p['w'].T), SQUARE, X, {'w': '~dot 01>01'}),
     'quantised': (lambda p, x: x @ p['w'].astype(jnp.int8).astype(jnp.float32), SQUARE, X, {'w': '~dot 0>1'}),
     'half precision': (lambda p, x: x.astype(jnp.bfloat16) @ p['w'].astype(jnp.bfloat16), SQUARE, X, {'w': 'dot 0>1'}),
@@ -231,6 +257,15 @@ USES = {
         {'w': 'elementwise >0, ~elementwise >0'},
     ),
 }
+
+
+if 'axis' in inspect.signature(jax.lax.top_k).parameters:
+    USES['top k of another axis'] = (
+        lambda p, x: x @ jax.lax.top_k(p['w'], 2, axis=0)[0],
+        {'w': floats(6, 4)},
+        floats(3, 2),
+        {'w': '~dot 0>1'},
+    )
 
 
 @pytest.mark.parametrize(('apply_fn', 'params', 'x', 'expected'), USES.values(), ids=USES)

@@ -100,3 +100,72 @@ def test_conditions_of_loops_cannot_be_observed():
     graph = param_uses(apply, params, X)
     with pytest.raises(UnsupportedPrimitive, match='condition of a loop'):
         run_with_taps(graph, graph['w'], lambda use, operands: 0.0, params, X)
+
+
+def _scanned_state(params, x):
+    """What is carried has two more values before the parameter, and constants stand before it."""
+
+    def body(carried, taken):
+        count, other, state = carried
+        return (count + 1, other * 2, jnp.tanh(state @ params['w'] + taken)), None
+
+    first = jnp.broadcast_to(params['h'], x.shape)
+    return jax.lax.scan(body, (0, x, first), jnp.stack([x, x]))[0][2]
+
+
+def _looped_state(params, x):
+    def body(carried):
+        count, other, state = carried
+        return count + 1, other * 2, jnp.tanh(state @ params['w'] + other)
+
+    first = jnp.broadcast_to(params['h'], x.shape)
+    return jax.lax.while_loop(lambda carried: carried[0] < len(params['w']), body, (0, x, first))[2]
+
+
+@pytest.mark.parametrize('apply', [_scanned_state, _looped_state])
+def test_a_learned_state_is_observed_among_the_operands_of_its_loop(apply):
+    params = {'w': _normal(4, 4), 'h': _normal(4)}
+    graph = param_uses(apply, params, X)
+    (use,) = graph['h']
+    _, (found,) = run_with_taps(graph, [use], lambda use, operands: operands[use.site.operand], params, X)
+    np.testing.assert_array_equal(found, np.broadcast_to(params['h'], X.shape))
+    np.testing.assert_array_equal(found, use.read(params['h']))
+
+
+def _one_of_two(params, x):
+    return jax.lax.cond(x.sum() > 0, lambda: params['w'], lambda: x) + 1
+
+
+def _state_that_is_replaced(params, x):
+    return jax.lax.scan(lambda h, x: (params['w'], h), x, x[:, :, None])[1]
+
+
+def _returned(params, x):
+    return x, params['w']
+
+
+@pytest.mark.parametrize('apply', [_one_of_two, _state_that_is_replaced, _returned])
+def test_parameters_that_are_results_of_a_program_cannot_be_observed(apply):
+    params = {'w': _normal(*X.shape)}
+    graph = param_uses(apply, params, X)
+    with pytest.raises(UnsupportedPrimitive, match='there is no tap'):
+        run_with_taps(graph, graph['w'], lambda use, operands: operands[0], params, X)
+
+
+def test_numbers_of_python_are_read():
+    params = {'w': jnp.ones((4, 4)), 'scale': 2.0}
+    graph = param_uses(lambda params, x: x @ params['w'] * params['scale'], params, X)
+    (use,) = graph['scale']
+    np.testing.assert_array_equal(use.read(params['scale']), 2.0)
+    cast = param_uses(lambda params, x: x * jnp.full((2, 4), params['scale']).astype(jnp.bfloat16), params, X)
+    (use,) = cast['scale']
+    np.testing.assert_array_equal(use.read(2), np.full((2, 4), 2.0))
+
+
+def test_what_a_parameter_is_padded_with_is_not_read():
+    params = {'w': _normal(3, 4)}
+    graph = param_uses(lambda params, x: x @ jnp.pad(params['w'], ((1, 0), (0, 0)), constant_values=1), params, X)
+    read = graph['w'][0].read(params['w'])
+    np.testing.assert_array_equal(read, np.pad(params['w'], ((1, 0), (0, 0))))
+    (back,) = jax.linear_transpose(graph['w'][0].read, params['w'])(read)
+    np.testing.assert_array_equal(back, params['w'])

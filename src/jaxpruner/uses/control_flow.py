@@ -32,11 +32,22 @@ def _join(before: Value, after: Value) -> Value:
     return Value(views=moves.joined([*before.views, *after.views]))
 
 
-def _record_lost(walk: 'Walk', equation: Any, values: Sequence[Value], joined: Sequence[Value], scope: Scope) -> None:
-    """Parameters that go where data go, too, are used there: a learned first state, or one of two branches."""
-    for operand, (value, result) in enumerate(zip(values, joined, strict=True)):
+def _record_lost(
+    walk: 'Walk', equation: Any, values: Sequence[Value], joined: Sequence[Value], scope: Scope, first: int = 0
+) -> None:
+    """Parameters that go where data go, too, are used there: a learned first state, or one of two branches.
+
+    Args:
+      walk: what records.
+      equation: the loop or the branch.
+      values: of operands that follow one another, or of results of the program inside.
+      joined: what they become.
+      scope: where they stand: a negative number for the results of a program inside.
+      first: the number of the first of them.
+    """
+    for number, (value, result) in enumerate(zip(values, joined, strict=True), first):
         for view in value.views if result.data else ():
-            walk.record('elementwise', equation, operand, view, scope)
+            walk.record('elementwise', equation, number, view, scope)
 
 
 def _until_stable(
@@ -46,9 +57,12 @@ def _until_stable(
     body: Callable[[list[Value]], list[Value]],
     wanted: liveness.Wanted,
     scope: Scope,
+    constants: int,
     leave: Callable[[Value], Value] = lambda value: value,
 ) -> tuple[list[Value], list[Value]]:
     """Walks through a loop's body until what is carried stays the same; only the last walk is kept.
+
+    `constants` is how many of the loop's operands stand before those that it carries.
 
     Returns:
       What is carried, and the results of the body.
@@ -60,7 +74,7 @@ def _until_stable(
         after = [leave(value) for value in results[:count]]
         joined = [_join(*pair) if part else pair[0] for *pair, part in zip(carried, after, wanted, strict=False)]
         if joined == carried:
-            _record_lost(walk, equation, first, carried, scope)
+            _record_lost(walk, equation, first, carried, scope, constants)
             _record_lost(walk, equation, after, carried, scope.at(-1))
             return carried, results
         walk.records, carried = records, joined
@@ -87,7 +101,7 @@ def _scan(walk: 'Walk', equation: Any, values: list[Value], scope: Scope, wanted
         """As it is carried to the next trip, where other elements of the stacks are at hand."""
         return value._replace(views=tuple(_without(view, scope.path) for view in value.views))
 
-    carried, results = _until_stable(walk, equation, carried, body, wanted, scope, leave)
+    carried, results = _until_stable(walk, equation, carried, body, wanted, scope, scan.constants, leave)
     stacked = [
         value._replace(views=tuple(_leave(view, scope.path, scan.length) for view in value.views))
         for value in results[scan.carried :]
@@ -129,7 +143,8 @@ def _while(walk: 'Walk', equation: Any, values: list[Value], scope: Scope, wante
         return walk.program(loop.body, [*body_constants, *carried], inner.at(1), wanted)
 
     first = carried
-    carried, _ = _until_stable(walk, equation, carried, body, wanted, scope)
+    constants = loop.condition_constants + loop.body_constants
+    carried, _ = _until_stable(walk, equation, carried, body, wanted, scope, constants)
     (again,) = walk.program(loop.condition, [*condition_constants, *carried], inner.at(0), (True,))
     walk.make_opaque([again], 'it decides how often a loop runs', equation, scope)
     if again.data:  # how far a counter has got depends on data, then

@@ -25,8 +25,9 @@ class Site:
 
     Attributes:
       path: number of the equation, then for each program inside an equation which one it is, and the number therein.
+        Its last number is negative where a loop or branch takes over what a program inside it returns.
       equation: the equation itself, `None` for a result of the program.
-      operand: which of its operands is read from the parameter.
+      operand: which of its operands is read from the parameter; of results of a program, which of them.
       view: how.
 
     >>> Site((3,), None, 1, None).path

@@ -84,13 +84,15 @@ def _update(equation: Any, operands: Sequence[Views]) -> list[Views]:
 
 
 def _top_k(equation: Any, operands: Sequence[Views]) -> list[Views]:
-    found = []
+    shape, found = shape_of(equation.invars[0]), []
+    axis = equation.params.get('axis', -1) % len(shape)  # older JAX knows the last alone
+    size = shape_of(equation.outvars[0])[axis]
     for view in operands[0]:
-        if view.region[-1] != (0, shape_of(equation.invars[0])[-1]):
+        if view.region[axis] != (0, shape[axis]):
             raise NoRuleError('no rule for top_k along a concatenation')
-        size = shape_of(equation.outvars[0])[-1]
-        axes = (*view.axes[:-1], views.mixed(view.axes[-1], size))
-        found.append(views.computed(view, axes, (*view.region[:-1], (0, size))))
+        axes, region = list(view.axes), list(view.region)
+        axes[axis], region[axis] = views.mixed(axes[axis], size), (0, size)
+        found.append(views.computed(view, axes, region))
     return [tuple(found)] * 2
 
 

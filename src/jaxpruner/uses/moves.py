@@ -74,6 +74,8 @@ def _cut_factors(factors: Factors, start: int, stop: int, stride: int) -> Factor
         return _cut_factors(factors[1:], start % inner, (stop - 1) % inner + 1, stride)
     if stride == 1 and start % inner == 0 and stop % inner == 0:
         return (Factor(factors[0].axes, count // inner), *factors[1:])
+    if stride % inner == 0:  # the same element of each turn of the inner factors
+        return _cut_factors(factors[:1], start // inner, (stop - 1) // inner + 1, stride // inner)
     return mixed(factors, count)
 
 

@@ -64,7 +64,12 @@ def _squeeze(equation: Any, view: View, step: Move) -> View:
 
 
 def _reshape(equation: Any, view: View, step: Move) -> View:
-    return reshaping.reshape(view, shape_of(equation.invars[0]), shape_of(equation.outvars[0]), step)
+    shape = shape_of(equation.invars[0])
+    order = equation.params.get('dimensions')
+    if order is not None:  # the elements are read in this order of the axes, last one first with order='F'
+        view = moves.transpose(view, order)
+        shape = tuple(shape[axis] for axis in order)
+    return reshaping.reshape(view, shape, shape_of(equation.outvars[0]), step)
 
 
 def _broadcast(equation: Any, view: View, step: Move) -> View:
@@ -87,6 +92,8 @@ def _reverse(equation: Any, view: View, step: Move) -> View:
 
 def _pad(equation: Any, view: View, step: Move) -> View | None:
     shape, padding = shape_of(equation.invars[0]), equation.params['padding_config']
+    if any(between and min(before, after) < 0 for before, after, between in padding):
+        raise NoRuleError('no rule for padding that puts zeros between elements and takes elements away')
     # Negative padding takes elements away.
     starts = [max(0, -before) for before, _, _ in padding]
     limits = [n - max(0, -after) for n, (_, after, _) in zip(shape, padding, strict=True)]

@@ -76,23 +76,47 @@ def _ranges(start: int, stop: int, sizes: Sequence[int]) -> list[Range]:
 
 def _deal(factors: Factors, sizes: Sequence[int]) -> list[Factors]:
     """Deals the factors out to axes of these sizes, in order."""
+    rest, dealt, missing = _deal_from_front(factors, sizes)
+    if missing == 1:
+        if rest and dealt:  # axes of length 1
+            dealt[-1] = (*dealt[-1], *rest)
+        return dealt
+    # A factor does not divide what an axis misses. From behind, more may be known.
+    first = len(dealt) - 1
+    other_sizes = [*sizes[first + 1 :][::-1], missing]
+    backwards, from_behind, other_missing = _deal_from_front(tuple(rest[::-1]), other_sizes)
+    last = len(sizes) - len(from_behind)
+    behind = [factors[::-1] for factors in from_behind[::-1]]
+    if last == first:
+        dealt[first] = (*dealt[first], *behind.pop(0))
+        return [*dealt, *behind]
+    between = [mixed(tuple(backwards), n) for n in sizes[first + 1 : last]]
+    dealt[first] = (*dealt[first], *mixed(tuple(backwards), missing))
+    behind[0] = (*mixed(tuple(backwards), other_missing), *behind[0])
+    return [*dealt, *between, *behind]
+
+
+def _deal_from_front(factors: Factors, sizes: Sequence[int]) -> tuple[list[Factor], list[Factors], int]:
+    """Deals factors out as long as they divide what an axis misses, or this divides them.
+
+    Returns:
+      The factors that are left, those of each axis, and how much the last of these axes misses: 1 if it is complete.
+    """
     rest, dealt = list(factors), []
     for size in sizes:
         taken: list[Factor] = []
         if size == 1 and rest and rest[0].size == 1:
             taken.append(rest.pop(0))
         while size > 1:
-            factor = rest.pop(0)
+            factor = rest[0]
             if size % factor.size == 0:
-                taken.append(factor)
+                taken.append(rest.pop(0))
                 size //= factor.size
             elif factor.size % size == 0:
                 taken.append(Factor(factor.axes, size))
-                rest.insert(0, Factor(factor.axes, factor.size // size))
+                rest[0] = Factor(factor.axes, factor.size // size)
                 size = 1
-            else:  # neither divides the other: all that is known is which axes are in it
-                return [mixed(factors, n) for n in sizes]
+            else:
+                return rest, [*dealt, tuple(taken)], size
         dealt.append(tuple(taken))
-    if rest and dealt:
-        dealt[-1] = (*dealt[-1], *rest)
-    return dealt
+    return rest, dealt, 1

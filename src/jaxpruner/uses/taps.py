@@ -78,6 +78,7 @@ class Taps:
         self._taps: dict[Path, list[tuple[int, Use]]] = {}
         for place, uses in enumerate(places):
             for use in uses:
+                _check_observable(use)
                 self._taps.setdefault(use.site.path, []).append((place, use))
         # Equations that have to be taken apart.
         self.opened = frozenset(path[:length] for path in self._taps for length in range(1, len(path), 2))
@@ -207,6 +208,18 @@ class Taps:
             for number, program in enumerate(bodies.branches(equation))
         ]
         return lax.switch(index, branches, totals, *values)
+
+
+def _check_observable(use: Use) -> None:
+    site = use.site
+    if site.equation is None:
+        raise UnsupportedPrimitive('a parameter that the model returns is an operand of nothing, so there is no tap')
+    if min(site.path) < 0:
+        name = site.equation.primitive.name
+        raise UnsupportedPrimitive(
+            f'a parameter leaves a program inside {name} as one of its results ({use.where}); it is an operand of '
+            'nothing there, so there is no tap'
+        )
 
 
 def _add(total: jax.Array, found: jax.Array, index: tuple[Any, ...]) -> jax.Array:

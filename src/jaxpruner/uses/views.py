@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.extend.core
 import jax.numpy as jnp
 
 
@@ -82,15 +81,13 @@ class Move:
 
     def __call__(self, value: jax.Array) -> jax.Array:
         """The result, with zeros in place of the other operands; those of the moved one's dtype are cast with it."""
-        operands, known = [], self.equation.invars[self.operand].aval.dtype
+        operands, moved_dtype = [], self.equation.invars[self.operand].aval.dtype
         for i, variable in enumerate(self.equation.invars):
-            dtype = value.dtype if variable.aval.dtype == known else variable.aval.dtype
             if i == self.operand:
                 operands.append(value)
-            elif isinstance(variable, jax.extend.core.Literal):
-                operands.append(jnp.asarray(variable.val, dtype))
-            else:
-                operands.append(jnp.zeros(variable.aval.shape, dtype))
+                continue
+            dtype = variable.aval.dtype
+            operands.append(jnp.zeros(variable.aval.shape, value.dtype if dtype == moved_dtype else dtype))
         results = self.equation.primitive.bind(*operands, **self.equation.params)
         return results[self.result] if self.equation.primitive.multiple_results else results
 
@@ -135,7 +132,7 @@ class View:
         """
         if not self.exact:
             raise ValueError('this value is computed from its parameter, not read from it; see Use.exact')
-        value, depth = leaf, 0
+        value, depth = jnp.asarray(leaf), 0  # a number of Python has no dtype
         for step in self.steps:
             if step in (ENTER_LOOP, LEAVE_LOOP):
                 depth += 1 if step == ENTER_LOOP else -1
