@@ -16,7 +16,7 @@ from jaxpruner import sparsity_distributions, sparsity_schedules
 
 STEPS = 8
 WIDTHS = (16, 24, 8)
-STRAIGHT_THROUGH = {'magnitude_ste', 'random_ste'}
+STRAIGHT_THROUGH = {'magnitude_ste', 'random_ste', 'movement'}
 OPTIMIZERS = {
     'momentum': optax.sgd(1e-2, momentum=0.9),
     'adam': optax.adam(1e-2),
@@ -158,7 +158,7 @@ def every_operation(jaxpr):
 @pytest.mark.parametrize('packed', [False, True], ids=['unpacked', 'packed'])
 @pytest.mark.parametrize(
     'algorithm',
-    [name for name in jaxpruner.all_algorithm_names() if not name.endswith('_ste')],  # those select in every step
+    [name for name in jaxpruner.all_algorithm_names() if name not in STRAIGHT_THROUGH],  # those select in every step
 )
 def test_hot_update_is_traced_without_control_flow(algorithm, packed):
     tx = make_pruner(algorithm, packed).wrap_optax(optax.adam(1e-2))

@@ -43,7 +43,8 @@ def test_every_module_says_what_it_is_for(module):
 NAMES = """
     ACDC AdamFisherPruning ALGORITHM_REGISTRY BaseUpdater Block Channel FixedMask GlobalMagnitudePruning
     GlobalSaliencyPruning IterativeNMPruning MagnitudePruning NByM NoPruning RandomPruning RigL SET SaliencyPruning
-    SparseState StaticRandomSparse SteMagnitudePruning SteRandomPruning Unstructured all_algorithm_names apply_mask
+    MovementPruning SparseState StaticRandomSparse SteMagnitudePruning SteRandomPruning Unstructured all_algorithm_names
+    apply_mask
     PruningStrategy StrategyPruning gradual_strategy pruning pruning_apply jax_pruning.pruning jax_pruning.pruning_apply
     jax_pruning.initial_masks sparsify_activations summarize_activations
     prune_act_struct prune_act_unstruct pruning_act_struct puning_act_unstruct activations.prune_act_struct
@@ -71,6 +72,6 @@ def test_names_of_the_interface(name):
 def test_all_algorithms_are_registered_by_name():
     names = """
         no_prune magnitude random saliency magnitude_ste random_ste global_magnitude global_saliency static_sparse
-        set rigl acdc adam_fisher iterative_nm
+        set rigl acdc adam_fisher iterative_nm movement
     """
     assert jaxpruner.all_algorithm_names() == tuple(names.split())

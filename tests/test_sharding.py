@@ -174,6 +174,16 @@ def check_initial_masks_lie_with_their_parameters(is_packed):
         assert_sharded(state.masks[name], packing.packed_shape(shape) if is_packed else shape)
 
 
+def check_values_of_an_algorithm_lie_with_their_parameters():
+    updater = make('movement', 'unstructured', False)
+    tx = updater.wrap_optax(optax.adam(0.1))
+    params = jax.device_put(arrays(0), sharding())
+    _, state = jax.jit(tx.update)(params, tx.init(params), params)
+    for name, shape in SHAPES.items():
+        assert_sharded(tx.init(params).algorithm_state[name], shape)
+        assert_sharded(state.algorithm_state[name], shape)
+
+
 def on_mesh(shapes, spec):
     keys = jax.random.split(jax.random.PRNGKey(0), len(shapes))
     params = {name: jax.random.normal(key, shape) for key, (name, shape) in zip(keys, shapes.items(), strict=True)}

@@ -25,6 +25,7 @@ from jaxpruner.algorithms import GlobalMagnitudePruning as GlobalMagnitudePrunin
 from jaxpruner.algorithms import GlobalSaliencyPruning as GlobalSaliencyPruning
 from jaxpruner.algorithms import IterativeNMPruning as IterativeNMPruning
 from jaxpruner.algorithms import MagnitudePruning as MagnitudePruning
+from jaxpruner.algorithms import MovementPruning as MovementPruning
 from jaxpruner.algorithms import RandomPruning as RandomPruning
 from jaxpruner.algorithms import RigL as RigL
 from jaxpruner.algorithms import SaliencyPruning as SaliencyPruning

@@ -28,6 +28,7 @@ ALGORITHM_REGISTRY: dict[str, type[BaseUpdater]] = {
     'acdc': algorithms.ACDC,
     'adam_fisher': algorithms.AdamFisherPruning,
     'iterative_nm': algorithms.IterativeNMPruning,
+    'movement': algorithms.MovementPruning,
 }
 
 # Algorithms that prune once and train nothing; the room that has them registers them.

@@ -27,6 +27,7 @@ from jaxpruner import (
 )
 from jaxpruner import tree as tree_lib
 from jaxpruner.masking import apply_mask as apply_mask
+from jaxpruner.optional_hooks import OptionalHooks
 from jaxpruner.sparse_state import SparseState as SparseState
 from jaxpruner.sparse_state import only_sparse_state
 
@@ -36,7 +37,7 @@ DistributionFn = Callable[..., tree_lib.PyTree]
 
 
 @dataclasses.dataclass
-class BaseUpdater:
+class BaseUpdater(OptionalHooks):
     """Base of all algorithms; an algorithm overrides `calculate_scores`, or the methods around it.
 
     The wrapped optimizer emits updates that land pruned weights on exactly zero. That is exact as long as nothing
@@ -159,46 +160,6 @@ class BaseUpdater:
         """Calls `calculate_scores` with those extra arguments that it names."""
         known = utils.known_arguments(self.calculate_scores, extra_args)
         return self.calculate_scores(params, sparse_state=sparse_state, grads=grads, **known)
-
-    def track(self, sparse_state: SparseState, params: tree_lib.PyTree) -> tuple[SparseState, Any]:
-        """What `update` computes in every step, besides masks that are due; by default nothing.
-
-        Args:
-          sparse_state: the state, masks as they are stored.
-          params: the parameters.
-
-        Returns:
-          The state, and what `update_state` gets as its argument `tracked` where the host has said that masks are due,
-          `None` for nothing.
-        """
-        del params
-        return sparse_state, None
-
-    def moments_to_reset(self, old_state: SparseState, new_state: SparseState) -> tree_lib.PyTree | None:
-        """The weights whose moments in the optimizer become zero after a mask update.
-
-        Args:
-          old_state: the state before the update, masks unpacked.
-          new_state: the state after it.
-
-        Returns:
-          A tree of boolean arrays (`None` for none of a leaf), or `None` for none at all.
-        """
-        del old_state, new_state
-        return None
-
-    def check_type(self, sparsity_type: sparsity_types.SparsityType, where: str = '') -> None:
-        """Refuses a sparsity type with which the algorithm cannot work.
-
-        Args:
-          sparsity_type: the type of all leaves, or of one that is to be pruned.
-          where: how the message begins: the leaf's path and a colon.
-        """
-        del sparsity_type, where
-
-    def check_optimizer(self, inner: optax.GradientTransformation, params: tree_lib.PyTree) -> None:
-        """Refuses an optimizer with which the algorithm cannot work; called by `init` before anything is computed."""
-        del inner, params
 
     def instant_sparsify(
         self, params: tree_lib.PyTree, grads: tree_lib.PyTree | None = None, **extra_args: Any
@@ -336,6 +297,7 @@ class BaseUpdater:
             target_sparsities=jax.tree.map(lambda target: jnp.asarray(target, jnp.float32), sparsities),
             count=jnp.zeros([], jnp.int32),
             sizes=masking.mask_sizes(masks, params),
+            algorithm_state=self.init_algorithm_state(params, sparsities),
         )
 
     def wrap_optax(self, inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:

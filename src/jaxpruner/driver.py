@@ -52,10 +52,16 @@ def wrap(updater: 'BaseUpdater', inner: optax.GradientTransformation) -> optax.G
     def init_fn(params: tree_lib.PyTree) -> SparseState:
         updater.check_optimizer(inner_with_extra, params)
         state = updater.init_state(params)
-        # A user's own `init_state` may pack masks in another way, or not at all, and know nothing of sizes.
+        # A user's own `init_state` may pack masks in another way, or not at all, and know nothing of other fields.
         masks = masking.store_masks(state.masks, params, updater.packs_masks())
+        algorithm_state = state.algorithm_state
+        if algorithm_state is None:
+            algorithm_state = updater.init_algorithm_state(params, state.target_sparsities)
         return state._replace(
-            masks=masks, sizes=masking.mask_sizes(masks, params), inner_state=inner_with_extra.init(params)
+            masks=masks,
+            inner_state=inner_with_extra.init(params),
+            sizes=masking.mask_sizes(masks, params),
+            algorithm_state=algorithm_state,
         )
 
     def update_fn(
@@ -104,7 +110,7 @@ def _step(
     extra_args: dict[str, Any],
 ) -> tuple[tree_lib.PyTree, SparseState]:
     new_masks = functools.partial(_updated_masks, updater, inner, extra_args)
-    tracking_state, tracked = updater.track(old_state, params)
+    tracking_state, tracked = _track(updater, old_state, params, grads, extra_args)
     update = functools.partial(_masked_update, updater, inner, extra_args)
     if updater.skip_gradients and due is not False:
         updates, state = _masks_or_update(updater, due, new_masks, update, grads, tracking_state, params)
@@ -130,6 +136,19 @@ def _step(
     # The count stays at its maximum rather than becoming negative.
     count = jnp.where(state.count < jnp.iinfo(jnp.int32).max, state.count + 1, state.count)
     return updates, state._replace(count=count)
+
+
+def _track(
+    updater: 'BaseUpdater',
+    state: SparseState,
+    params: tree_lib.PyTree,
+    grads: tree_lib.PyTree,
+    extra_args: dict[str, Any],
+) -> tuple[SparseState, Any]:
+    """What the algorithm keeps of every step; it gets gradients and extra arguments by naming them."""
+    arguments = {name: value for name, value in extra_args.items() if name != 'sparse_state'}
+    arguments['grads'] = grads
+    return updater.track(state, params, **utils.known_arguments(updater.track, arguments))
 
 
 def _updated_masks(

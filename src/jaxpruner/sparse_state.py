@@ -24,6 +24,7 @@ class SparseState(NamedTuple):
     # If masks are packed: tree like the parameters of uint32 scalars, the weights in each masked leaf.
     sizes: Any = None
     thresholds: Any = None  # tree like the parameters: where methods that select in every step look first
+    algorithm_state: Any = None  # any pytree of arrays: what `init_algorithm_state` and `track` of the algorithm make
 
 
 _NO_STATE = 'there is no SparseState in the optimizer state; wrap the optimizer with `updater.wrap_optax`'
@@ -83,8 +84,8 @@ def join_masks(rest: Any, masks: tuple[SparseState, ...]) -> Any:
       ValueError: `rest` lacks the masks of more or fewer pruners than are given.
 
     >>> rest, masks = split_masks(SparseState(masks={'kernel': None}, count=3))
-    >>> join_masks(rest._replace(count=4), masks)
-    SparseState(masks={'kernel': None}, inner_state=None, target_sparsities=None, count=4, sizes=None, thresholds=None)
+    >>> join_masks(rest._replace(count=4), masks)[:4]
+    ({'kernel': None}, None, None, 4)
     """
     if isinstance(masks, SparseState) or not all(isinstance(held, SparseState) for held in masks):
         raise TypeError(f'masks must be the second result of split_masks, a tuple of SparseState, got {type(masks)}')

@@ -68,6 +68,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     'acdc': Algorithm(refuses=_LBFGS),  # the schedules below end in its last sparse phase
     'adam_fisher': Algorithm(refuses=_NO_NU),
     'iterative_nm': Algorithm(refuses={n: _NEEDS_GROUPS for n in MASK_CHECKS if n not in _N_BY_M}),
+    'movement': Algorithm(straight_through=True),
 }
 
 

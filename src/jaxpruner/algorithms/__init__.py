@@ -8,6 +8,7 @@ from jaxpruner.algorithms.fixed_mask import masks_from_zeros as masks_from_zeros
 from jaxpruner.algorithms.global_pruners import GlobalMagnitudePruning as GlobalMagnitudePruning
 from jaxpruner.algorithms.global_pruners import GlobalSaliencyPruning as GlobalSaliencyPruning
 from jaxpruner.algorithms.iterative_nm import IterativeNMPruning as IterativeNMPruning
+from jaxpruner.algorithms.movement import MovementPruning as MovementPruning
 from jaxpruner.algorithms.pruners import MagnitudePruning as MagnitudePruning
 from jaxpruner.algorithms.pruners import RandomPruning as RandomPruning
 from jaxpruner.algorithms.pruners import SaliencyPruning as SaliencyPruning

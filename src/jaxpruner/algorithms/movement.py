@@ -1,0 +1,67 @@
+"""Movement pruning: weights that training moves away from zero are kept."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from jaxpruner import tree as tree_lib
+from jaxpruner.algorithms import ste
+
+
+@dataclasses.dataclass
+class MovementPruning(ste.SteUpdater):
+    r"""Keeps the weights that fine-tuning moves away from zero. Sanh et al., "Movement Pruning", 2020.
+
+    The score of a weight is a sum over all steps, $S = -\sum_t w_t \cdot \partial L_t / \partial w_t$, which the state
+    holds (`algorithm_state`). The forward pass uses the weights with the largest scores (`pre_forward_update`), and
+    gradients pass to the pruned weights, too, so that these may come back. All scores begin at zero: let the sparsity
+    grow from the first step on (`PolynomialSchedule`), or ties decide.
+
+    A mask update ranks the scores after the step's gradients. By default a pruned weight does not learn, as published,
+    but keeps its value: the masks of the last update decide, those of each step with `update_freq=1`.
+
+    >>> import optax
+    >>> updater = MovementPruning(sparsity_distribution_fn=lambda params: {'w': 0.5})
+    >>> tx, params = updater.wrap_optax(optax.sgd(0.1)), {'w': jnp.array([2.0, 1.0])}
+    >>> _, state = tx.update({'w': jnp.array([1.0, -1.0])}, tx.init(params), params)
+    >>> state.algorithm_state['w'].tolist(), updater.pre_forward_update(params, state)['w'].tolist()
+    ([-2.0, 1.0], [0.0, 1.0])
+    """
+
+    is_sparse_gradients: bool = True
+
+    def init_algorithm_state(self, params, target_sparsities):
+        """Scores of zero for each leaf that is pruned, in 32 bits at least: products of 16-bit numbers would vanish."""
+        return tree_lib.map_with_missing(_first_scores, params, target_sparsities)
+
+    def track(self, sparse_state, params, grads):
+        """Adds the movement of this step to the scores."""
+        state, _ = super().track(sparse_state, params)
+        scores = _add_movements(params, grads, state.algorithm_state)
+        return state._replace(algorithm_state=scores), None
+
+    def calculate_scores(self, params, sparse_state=None, grads=None):
+        """The sums so far; in one-shot pruning those of the given gradients."""
+        if sparse_state is not None:
+            return sparse_state.algorithm_state
+        if grads is None:
+            raise ValueError('movement scores need gradients; pass them: instant_sparsify(params, grads)')
+        return _add_movements(params, grads, jax.tree.map(lambda param: _first_scores(param, 0.0), params))
+
+
+def _first_scores(param, target):
+    if target is None or not jnp.issubdtype(param.dtype, jnp.floating):
+        return None
+    return jnp.zeros_like(param, dtype=jnp.promote_types(param.dtype, jnp.float32))
+
+
+def _add_movements(params, grads, scores):
+    """The scores less weight times gradient."""
+
+    def moved(param, grad, score):
+        if score is None or grad is None:
+            return score
+        return score - param.astype(score.dtype) * grad.astype(score.dtype)
+
+    return tree_lib.map_with_missing(moved, params, grads, scores)
