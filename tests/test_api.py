@@ -98,11 +98,59 @@ def test_methods_that_are_sparse_from_the_start_stay_at_their_target(name):
 
 def test_the_drop_fraction_decays_to_the_end_of_updates():
     updater = api.create_updater_from_config(
-        {'algorithm': 'rigl', 'drop_fraction': 0.3, 'update_freq': 10, 'update_end_step': 100}
+        {'algorithm': 'rigl', 'drop_fraction': 0.3, 'update_freq': 10, 'update_start_step': 0, 'update_end_step': 100}
     )
     assert [float(updater.drop_fraction_fn(step)) for step in (0, 50, 100)] == pytest.approx([0.3, 0.15, 0.0], abs=1e-6)
     without_end = api.create_updater_from_config({'algorithm': 'rigl', 'drop_fraction': 0.3, 'update_freq': 10})
     assert without_end.drop_fraction_fn(500) == 0.3
+
+
+def test_a_tenth_is_dropped_by_default():
+    updater = api.create_updater_from_config({'algorithm': 'set', 'update_end_step': 100.0})
+    assert [float(updater.drop_fraction_fn(step)) for step in (0, 50, 100)] == pytest.approx([0.1, 0.05, 0.0], abs=1e-6)
+    assert api.create_updater_from_config({'algorithm': 'set', 'update_end_step': 0}).drop_fraction_fn(500) == 0.1
+
+
+NEVER = sparsity_schedules.NoUpdateSchedule()
+WHEN = {
+    'nothing': ({}, NEVER),
+    'no start': ({'update_freq': 10, 'update_end_step': 100}, NEVER),
+    'a start of None': ({'update_freq': 10, 'update_start_step': None, 'update_end_step': 100}, NEVER),
+    'a power alone': ({'power': 2}, NEVER),
+    'one-shot': (
+        {'update_freq': 1000, 'update_start_step': 1, 'update_end_step': 1},
+        sparsity_schedules.OneShotSchedule(1),
+    ),
+    'one-shot without a period': (
+        {'update_start_step': 0, 'update_end_step': 0},
+        sparsity_schedules.OneShotSchedule(0),
+    ),
+    'no end': ({'update_freq': 10, 'update_start_step': 5}, sparsity_schedules.PeriodicSchedule(10, 5)),
+    'whole-valued floats': (
+        {'update_freq': 1e3, 'update_start_step': 1e4, 'update_end_step': 4e5},
+        sparsity_schedules.PolynomialSchedule(1000, 10000, 400000),
+    ),
+}
+
+
+@pytest.mark.parametrize(('config', 'schedule'), WHEN.values(), ids=WHEN)
+@pytest.mark.parametrize('source', [dict, ml_collections.ConfigDict], ids=['dict', 'ConfigDict'])
+def test_when_masks_are_updated(config, schedule, source):
+    updater = api.create_updater_from_config(source({'algorithm': 'magnitude', 'sparsity': 0.5} | config))
+    assert updater.scheduler == schedule
+
+
+@pytest.mark.parametrize('name', [name for name in jaxpruner.all_algorithm_names() if name != 'no_prune'])
+def test_every_algorithm_takes_one_shot(name):
+    config = {'algorithm': name, 'sparsity': 0.5, 'update_freq': 1000, 'update_start_step': 1, 'update_end_step': 1}
+    updater = api.create_updater_from_config(config)
+    tx, params = updater.wrap_optax(optax.adam(0.1)), {'w': jnp.arange(1.0, 17).reshape(4, 4)}
+    state = tx.init(params)
+    params = updater.post_gradient_update(params, state)
+    for _ in range(3):
+        updates, state = jax.jit(tx.update)(jax.tree.map(jnp.ones_like, params), state, params)
+        params = optax.apply_updates(params, updates)
+    assert jaxpruner.sparsity_metrics(state)['w'] == 0.5
 
 
 def test_typed_values_and_is_packed():
@@ -151,12 +199,37 @@ def test_registering_an_algorithm(monkeypatch):
     updater = api.create_updater_from_config({'algorithm': 'smallest', 'sparsity': 0.5, 'temperature': 2.0})
     assert updater.temperature == 2.0
     assert updater.instant_sparsify({'w': jnp.array([[3.0, 1.0]])})[1]['w'].tolist() == [[0, 1]]
-    with pytest.raises(
-        ValueError, match=r"the name 'smallest' belongs to Smallest; register MagnitudePruning under another"
-    ):
-        api.register_algorithm('smallest', jaxpruner.MagnitudePruning)
-    with pytest.raises(TypeError, match=r'an algorithm must be a subclass of jaxpruner.BaseUpdater, got 3'):
+    with pytest.raises(TypeError, match=r"'three': an algorithm must be a subclass of jaxpruner.BaseUpdater.*got 3"):
         api.register_algorithm('three', 3)
+    with pytest.raises(TypeError, match=r'the name of an algorithm must be a string.*got 3'):
+        api.register_algorithm(3, Smallest)
+
+
+def test_registering_a_name_that_is_taken_replaces_it_and_says_so(monkeypatch, caplog):
+    monkeypatch.setattr(api, 'ALGORITHM_REGISTRY', dict(api.ALGORITHM_REGISTRY))
+    monkeypatch.setattr(api, 'ONE_SHOT_REGISTRY', dict(api.ONE_SHOT_REGISTRY))
+
+    @dataclasses.dataclass
+    class Mine(jaxpruner.MagnitudePruning):
+        pass
+
+    names = api.all_algorithm_names()
+    for name in ('acdc', 'adam-fisher', 'wanda'):
+        assert type(api.create_updater_from_config({'algorithm': name})) is not Mine
+        api.register_algorithm(algorithm_name=name, algorithm=Mine)
+        assert type(api.create_updater_from_config({'algorithm': name})) is Mine
+        assert caplog.messages[-1].startswith(f"the algorithm '{name}' is now {__name__}.test_registering")
+    assert {*api.all_algorithm_names()} - {*names} == {'adam-fisher', 'wanda'}
+    assert type(api.create_updater_from_config({'algorithm': 'adam_fisher'})) is jaxpruner.AdamFisherPruning
+    said = len(caplog.messages)
+    api.register_algorithm('acdc', Mine)
+    assert len(caplog.messages) == said, 'the same class again is no news'
+
+
+def test_an_algorithm_of_two_names_is_listed_once():
+    assert api.ALGORITHMS is api.ALGORITHM_REGISTRY
+    assert api.ALGORITHMS['adam-fisher'] is api.ALGORITHMS['adam_fisher'] is jaxpruner.AdamFisherPruning
+    assert 'adam-fisher' not in jaxpruner.all_algorithm_names()
 
 
 BAD = [
@@ -177,11 +250,16 @@ BAD = [
         r"drop_fraction must be a number between 0 and 1, got '0.5'",
     ),
     ({'algorithm': 'magnitude', 'dist_type': 'erk'}, ValueError, r'has dist_type but no sparsity'),
-    ({'algorithm': 'magnitude', 'update_end_step': 5}, ValueError, r'has update_end_step but no update_freq'),
+    (
+        {'algorithm': 'magnitude', 'update_start_step': 5, 'update_end_step': 9},
+        ValueError,
+        r'has update_start_step=5 but no update_freq.*give update_freq',
+    ),
+    ({'algorithm': 'rigl', 'update_start_step': 5}, ValueError, r'has update_start_step=5 but no update_freq'),
     ({'algorithm': 'magnitude', 'custom_sparsity_map': {'x': 1.5}}, ValueError, r"custom_sparsity_map\['x'\] must lie"),
     ({'algorithm': 'no_prune', 'sparsity': 7}, ValueError, r'sparsity must lie in \[0, 1\]'),
     ({'algorithm': 'no_prune', 'sparsity_type': 'zzz'}, ValueError, r"unknown sparsity type 'zzz'"),
-    ({'algorithm': 'no_prune', 'update_freq': -1}, ValueError, r'update_freq must'),
+    ({'algorithm': 'no_prune', 'update_freq': -1, 'update_start_step': 0}, ValueError, r'update_freq must'),
     (
         {'algorithm': 'magnitude', 'update_freq': 5, 'update_start_step': 9, 'update_end_step': 3},
         ValueError,

@@ -299,8 +299,8 @@ ODD = {
 @pytest.mark.parametrize('packed', [False, True])
 @pytest.mark.parametrize('name', [name for name in jaxpruner.all_algorithm_names() if name != 'iterative_nm'])
 def test_leaves_of_no_dimension_and_of_no_element(name, packed):
-    config = {'algorithm': name, 'sparsity': 0.5, 'update_freq': 1, 'update_end_step': 2, 'is_packed': packed}
-    updater = jaxpruner.create_updater_from_config(config | {'filter_fn': lambda path, leaf: True})
+    config = {'algorithm': name, 'sparsity': 0.5, 'update_freq': 1, 'update_start_step': 0, 'update_end_step': 2}
+    updater = jaxpruner.create_updater_from_config(config | {'is_packed': packed, 'filter_fn': lambda path, leaf: True})
     tx = updater.wrap_optax(optax.adam(0.1))
     params, state = ODD, tx.init(ODD)
     params = updater.post_gradient_update(params, state)

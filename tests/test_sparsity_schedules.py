@@ -60,14 +60,33 @@ def test_polynomial_grows_from_nothing_and_never_shrinks():
     assert values[49] == pytest.approx(0.9)
 
 
-def test_one_shot_is_dense_before():
-    assert float(schedules.OneShotSchedule(5).get_sparsity_at_step(0.5, 4)) == 0.0
+def test_one_shot_tells_the_target_at_any_step():
+    targets = {'a': 0.5, 'b': None}
+    assert schedules.OneShotSchedule(5).get_sparsity_at_step(targets, jnp.int32(4)) is targets
+
+
+@pytest.mark.parametrize(('schedule', 'steps'), DUE.values(), ids=DUE)
+def test_nothing_is_due_at_no_step(schedule, steps):
+    assert schedule.is_mask_update_iter(None) is False
+
+
+@pytest.mark.parametrize('number', [4e5, np.float64(4e5), np.float32(4e5), jnp.float32(4e5), jnp.int32(400000)])
+def test_whole_valued_floats_are_steps(number):
+    assert schedules.PolynomialSchedule(number, 0.0, number) == schedules.PolynomialSchedule(400000, 0, 400000)
+    for schedule in (schedules.OneShotSchedule(number), schedules.StepsSchedule((number,))):
+        assert schedule.is_mask_update_iter(400000) is True
 
 
 BAD = [
     (lambda: schedules.PeriodicSchedule(0), ValueError, 'update_freq must be at least 1, got 0'),
     (lambda: schedules.PeriodicSchedule(2.5), TypeError, 'update_freq must be a whole number of steps, got 2.5'),
     (lambda: schedules.PeriodicSchedule(True), TypeError, 'update_freq must be a whole number of steps, got True'),
+    (lambda: schedules.PeriodicSchedule(jnp.float32(2.5)), TypeError, 'update_freq must be a whole number of steps'),
+    (lambda: schedules.PeriodicSchedule(jnp.array(True)), TypeError, 'update_freq must be a whole number of steps'),
+    (lambda: schedules.PeriodicSchedule(np.array([2])), TypeError, 'update_freq must be a whole number of steps'),
+    (lambda: schedules.PeriodicSchedule('2'), TypeError, "update_freq must be a whole number of steps, got '2'"),
+    (lambda: schedules.PeriodicSchedule(float('inf')), TypeError, 'update_freq must be a whole number of steps'),
+    (lambda: schedules.PeriodicSchedule(2, 0, 1e10), ValueError, 'update_end_step must be at most'),
     (lambda: schedules.PeriodicSchedule(2, -1), ValueError, 'update_start_step must not be negative, got -1'),
     (lambda: schedules.PeriodicSchedule(2, 9, 3), ValueError, 'update_end_step=3 lies before update_start_step=9'),
     (lambda: schedules.PolynomialSchedule(2, 9), ValueError, 'PolynomialSchedule needs update_end_step'),

@@ -439,6 +439,7 @@ config = {
     'sparsity': 0.875,
     'custom_sparsity_map': {'head/*': None},
     'update_freq': 20,
+    'update_start_step': 0,
     'update_end_step': 200,
     'drop_fraction': 0.3,  # of SET and RigL
     'replaced_share': 0.3,  # of ours

@@ -21,7 +21,8 @@ from dopamine.jax.agents.dqn import dqn_agent
 
 import jaxpruner  # added
 
-CONFIG = {'algorithm': 'magnitude', 'sparsity': 0.9, 'update_freq': 10, 'update_end_step': 50}  # added
+SCHEDULE = {'update_freq': 10, 'update_start_step': 0, 'update_end_step': 50}  # added
+CONFIG = {'algorithm': 'magnitude', 'sparsity': 0.9, **SCHEDULE}  # added
 
 SETTINGS = """
 ReplayBuffer.max_capacity = 1000

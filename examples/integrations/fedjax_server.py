@@ -14,7 +14,8 @@ import jaxpruner  # added
 
 jax.tree_map = jax.tree.map  # FedJAX 0.0.17 calls it by a name that JAX has removed; not for pruning's sake
 
-CONFIG = {'algorithm': 'magnitude', 'sparsity': 0.75, 'update_freq': 2, 'update_end_step': 10}  # added: in rounds
+SCHEDULE = {'update_freq': 2, 'update_start_step': 0, 'update_end_step': 10}  # added: in rounds
+CONFIG = {'algorithm': 'magnitude', 'sparsity': 0.75, **SCHEDULE}  # added
 CLIENTS, ROUNDS = 6, 24
 
 

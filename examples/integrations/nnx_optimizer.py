@@ -7,7 +7,8 @@ from flax import nnx
 
 import jaxpruner  # added
 
-CONFIG = {'algorithm': 'magnitude', 'sparsity': 0.75, 'update_freq': 5, 'update_end_step': 20}  # added
+SCHEDULE = {'update_freq': 5, 'update_start_step': 0, 'update_end_step': 20}  # added
+CONFIG = {'algorithm': 'magnitude', 'sparsity': 0.75, **SCHEDULE}  # added
 
 
 class Network(nnx.Module):

@@ -13,7 +13,8 @@ import orbax.checkpoint as ocp
 
 import jaxpruner  # added
 
-CONFIG = {'algorithm': 'magnitude', 'sparsity': 0.75, 'update_freq': 5, 'update_end_step': 30}  # added
+SCHEDULE = {'update_freq': 5, 'update_start_step': 0, 'update_end_step': 30}  # added
+CONFIG = {'algorithm': 'magnitude', 'sparsity': 0.75, **SCHEDULE}  # added
 CONFIG['use_packed_masks'] = True  # added: checkpoints hold masks at one bit per weight
 STEPS, SAVED_AT = 40, 18
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import logging
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,6 +13,8 @@ from jaxpruner import algorithms, config_files, sparsity_distributions, sparsity
 from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms.sparse_trainers import check_drop_fraction
 from jaxpruner.base_updater import BaseUpdater, NoPruning
+
+logger = logging.getLogger(__name__)
 
 ALGORITHM_REGISTRY: dict[str, type[BaseUpdater]] = {
     'no_prune': NoPruning,
@@ -27,9 +30,14 @@ ALGORITHM_REGISTRY: dict[str, type[BaseUpdater]] = {
     'rigl': algorithms.RigL,
     'acdc': algorithms.ACDC,
     'adam_fisher': algorithms.AdamFisherPruning,
+    'adam-fisher': algorithms.AdamFisherPruning,
     'iterative_nm': algorithms.IterativeNMPruning,
     'movement': algorithms.MovementPruning,
 }
+ALGORITHMS = ALGORITHM_REGISTRY
+
+# Second name -> first name of the same algorithm.
+_SECOND_NAMES = {'adam-fisher': 'adam_fisher'}
 
 # Algorithms that prune once and train nothing; the room that has them registers them.
 ONE_SHOT_REGISTRY: dict[str, type[BaseUpdater]] = {}
@@ -48,52 +56,73 @@ _OTHER_KEYS = ('algorithm', 'drop_fraction')
 def all_algorithm_names() -> tuple[str, ...]:
     """The names of the algorithms that wrap an optimizer; one-shot ones are in `ONE_SHOT_REGISTRY`.
 
+    An algorithm of two names is listed once.
+
     >>> all_algorithm_names()[:3]
     ('no_prune', 'magnitude', 'random')
     """
-    return tuple(ALGORITHM_REGISTRY)
+    return tuple(name for name in ALGORITHM_REGISTRY if not _is_second_name(name))
 
 
-def register_algorithm(name: str, algorithm: type[BaseUpdater]) -> None:
+def _is_second_name(name: str) -> bool:
+    first = _SECOND_NAMES.get(name)
+    return first is not None and ALGORITHM_REGISTRY[name] is ALGORITHM_REGISTRY.get(first)
+
+
+def register_algorithm(algorithm_name: str, algorithm: type[BaseUpdater]) -> None:
     """Makes an algorithm known by name; its fields become config keys.
 
+    It replaces the algorithm that has the name, and a line of the log says so.
+
     Args:
-      name: a new name.
+      algorithm_name: its name in configs.
       algorithm: a subclass of `BaseUpdater`.
 
     Raises:
-      ValueError: another algorithm has the name.
-      TypeError: it is no such class.
+      TypeError: it is no such class, or the name is no string.
 
     >>> register_algorithm('magnitude', algorithms.MagnitudePruning)
     """
-    _register(name, algorithm, ALGORITHM_REGISTRY)
+    _register(algorithm_name, algorithm, ALGORITHM_REGISTRY)
+    ONE_SHOT_REGISTRY.pop(algorithm_name, None)
 
 
-def register_one_shot_algorithm(name: str, algorithm: type[BaseUpdater]) -> None:
+def register_one_shot_algorithm(algorithm_name: str, algorithm: type[BaseUpdater]) -> None:
     """As `register_algorithm`, for one that prunes once and wraps no optimizer.
 
     Args:
-      name: a new name.
+      algorithm_name: its name in configs.
       algorithm: a subclass of `BaseUpdater`.
 
     Raises:
-      ValueError: another algorithm has the name.
-      TypeError: it is no such class.
+      TypeError: it is no such class, or the name is no string.
 
     >>> from jaxpruner.oneshot import Wanda
     >>> register_one_shot_algorithm('wanda', Wanda)
     """
-    _register(name, algorithm, ONE_SHOT_REGISTRY)
+    _register(algorithm_name, algorithm, ONE_SHOT_REGISTRY)
+    ALGORITHM_REGISTRY.pop(algorithm_name, None)
 
 
 def _register(name: str, algorithm: type[BaseUpdater], registry: dict[str, type[BaseUpdater]]) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"the name of an algorithm must be a string, such as 'my_pruner', got {name!r}")
     if not (isinstance(algorithm, type) and issubclass(algorithm, BaseUpdater)):
-        raise TypeError(f'an algorithm must be a subclass of jaxpruner.BaseUpdater, got {algorithm!r}')
-    known = _known_algorithms().get(name, algorithm)
-    if (known.__module__, known.__qualname__) != (algorithm.__module__, algorithm.__qualname__):
-        raise ValueError(f'the name {name!r} belongs to {known.__name__}; register {algorithm.__name__} under another')
-    registry[name] = algorithm  # a cell of a notebook that is run again defines its class anew
+        raise TypeError(
+            f'{name!r}: an algorithm must be a subclass of jaxpruner.BaseUpdater (the class, not an instance), got '
+            f'{algorithm!r}'
+        )
+    replaced = _known_algorithms().get(name)
+    # A cell of a notebook that is run again defines its class anew: that is no news.
+    if replaced is not None and _qualified_name(replaced) != _qualified_name(algorithm):
+        logger.warning(
+            'the algorithm %r is now %s; it was %s', name, _qualified_name(algorithm), _qualified_name(replaced)
+        )
+    registry[name] = algorithm
+
+
+def _qualified_name(algorithm: type[BaseUpdater]) -> str:
+    return f'{algorithm.__module__}.{algorithm.__qualname__}'
 
 
 def _known_algorithms() -> dict[str, type[BaseUpdater]]:
@@ -105,9 +134,13 @@ def create_updater_from_config(sparsity_config: Any) -> BaseUpdater:
 
     Keys: `algorithm` (required); `dist_type` (`'uniform'` or `'erk'`), `sparsity`, `filter_fn`, `custom_sparsity_map`,
     `count_excluded`; `update_freq`, `update_start_step`, `update_end_step`, `power`, or `scheduler` itself;
-    `drop_fraction`; and every field of an updater (`sparsity_type`, `rng_seed`, `use_packed_masks`, …). Without
-    `update_freq` masks are never updated. Keys of another algorithm are accepted and unused, so that the algorithm
-    alone can be exchanged; `None` stands for a key that is not given.
+    `drop_fraction`; and every field of an updater (`sparsity_type`, `rng_seed`, `use_packed_masks`, …).
+
+    Without `update_start_step` masks are never updated. Where it equals `update_end_step` they are updated once, at
+    that step, whatever `update_freq` is. Else they are updated every `update_freq` steps from the start to the end.
+
+    Keys of another algorithm are accepted and unused, so that the algorithm alone can be exchanged; `None` stands for a
+    key that is not given.
 
     Args:
       sparsity_config: a mapping (a dict or an ml_collections `ConfigDict`), a dataclass, or the path of a TOML or JSON
@@ -139,10 +172,9 @@ def create_updater_from_config(sparsity_config: Any) -> BaseUpdater:
         kwargs |= _distribution(config, algorithm)
     if 'scheduler' not in kwargs:
         kwargs |= _schedule(config, algorithm)
-    if 'drop_fraction' in config:
-        drop_fraction_fn = _drop_fraction_fn(config)
-        if 'drop_fraction_fn' in fields - set(kwargs):
-            kwargs['drop_fraction_fn'] = drop_fraction_fn
+    drop_fraction_fn = _drop_fraction_fn(config)
+    if 'drop_fraction_fn' in fields - set(kwargs):
+        kwargs['drop_fraction_fn'] = drop_fraction_fn
     updater = algorithm(**kwargs)
     # Settings are checked for the dense baseline, too, but mean nothing to it.
     return NoPruning() if algorithm is NoPruning else updater
@@ -190,24 +222,30 @@ def _distribution(config: dict[str, Any], algorithm: type[BaseUpdater]) -> dict[
 
 
 def _schedule(config: dict[str, Any], algorithm: type[BaseUpdater]) -> dict[str, Any]:
-    given = [key for key in _SCHEDULE_KEYS if key in config]
-    if not given:
+    """The schedule that the keys mean; nothing where none is given, so that the class's own default holds."""
+    if not any(key in config for key in _SCHEDULE_KEYS):
         return {}
+    start, end = config.get('update_start_step'), config.get('update_end_step')
+    if start is None:
+        return {'scheduler': sparsity_schedules.NoUpdateSchedule()}
+    if start == end:
+        return {'scheduler': sparsity_schedules.OneShotSchedule(start)}
     if 'update_freq' not in config:
         raise ValueError(
-            f'the configuration has {", ".join(given)} but no update_freq, so that masks would never change'
+            f'the configuration has update_start_step={start} but no update_freq, so that it does not say when masks '
+            f'change; give update_freq, or update_end_step={start} to prune once at that step'
         )
-    steps = {key: config[key] for key in ('update_freq', 'update_start_step', 'update_end_step') if key in config}
-    periodic = sparsity_schedules.PeriodicSchedule(**steps)
+    periodic = sparsity_schedules.PeriodicSchedule(config['update_freq'], start, end)
     # Without an end there is nothing to approach the target by.
-    if not algorithm.approaches_target or 'update_end_step' not in steps:
+    if not algorithm.approaches_target or end is None:
         return {'scheduler': periodic}
     power = {'power': config['power']} if 'power' in config else {}
-    return {'scheduler': sparsity_schedules.PolynomialSchedule(**steps, **power)}
+    return {'scheduler': sparsity_schedules.PolynomialSchedule(config['update_freq'], start, end, **power)}
 
 
 def _drop_fraction_fn(config: dict[str, Any]) -> Callable[[Any], Any]:
-    check_drop_fraction(config['drop_fraction'], 'drop_fraction')
-    if config.get('update_end_step'):
-        return optax.cosine_decay_schedule(config['drop_fraction'], config['update_end_step'])
-    return optax.constant_schedule(config['drop_fraction'])
+    first = config.get('drop_fraction', 0.1)
+    check_drop_fraction(first, 'drop_fraction')
+    if end := config.get('update_end_step'):
+        return optax.cosine_decay_schedule(first, end)
+    return optax.constant_schedule(first)

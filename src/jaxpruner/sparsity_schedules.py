@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpruner import tree as tree_lib
+
 
 class BaseSchedule(Protocol):
     """What the driver asks of a schedule: two pure functions of the step.
@@ -36,19 +38,50 @@ class BaseSchedule(Protocol):
 _LAST_STEP = 2**31 - 1  # steps are counted in int32
 
 
-def _checked_step(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not hasattr(value, '__index__'):
+def checked_step(name: str, value: Any) -> int:
+    """Reads a setting that counts steps; a float that is a whole number, such as `4e5`, is one.
+
+    Args:
+      name: the setting's, for the message.
+      value: what it was given.
+
+    Returns:
+      The number of steps, from 0 up.
+
+    Raises:
+      TypeError: it is no whole number.
+      ValueError: it is negative, or too large to be counted in int32.
+
+    >>> checked_step('update_end_step', 4e5)
+    400000
+    """
+    number = _whole_number(value)
+    if number is None:
         raise TypeError(f'{name} must be a whole number of steps, got {value!r}')
-    if value < 0:
-        raise ValueError(f'{name} must not be negative, got {value}')
-    if value > _LAST_STEP:
-        raise ValueError(f'{name} must be at most {_LAST_STEP}, the last step that is counted, got {value}')
-    return operator.index(value)
+    if number < 0:
+        raise ValueError(f'{name} must not be negative, got {number}')
+    if number > _LAST_STEP:
+        raise ValueError(f'{name} must be at most {_LAST_STEP}, the last step that is counted, got {number}')
+    return number
+
+
+def _whole_number(value: Any) -> int | None:
+    """The integer that a scalar of Python, NumPy or JAX is; `None` for anything else."""
+    dtype = getattr(value, 'dtype', None)
+    is_bool = isinstance(value, bool) or dtype == np.bool_
+    if is_bool or np.ndim(value) or tree_lib.is_traced(value):
+        return None
+    if isinstance(value, float) or (dtype is not None and jnp.issubdtype(dtype, jnp.floating)):
+        return int(value) if float(value).is_integer() else None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
 
 
 def _check_step(schedule: Any, name: str) -> None:
     """Checks a field, and makes it a number of Python's: what the host asks is answered with bools of Python's."""
-    object.__setattr__(schedule, name, _checked_step(name, getattr(schedule, name)))
+    object.__setattr__(schedule, name, checked_step(name, getattr(schedule, name)))
 
 
 def _number(step: Any) -> Any:
@@ -79,6 +112,9 @@ class NoUpdateSchedule:
 class OneShotSchedule:
     """Masks are updated once, to the target sparsity.
 
+    Straight-through methods select in every forward pass, at the sparsity of the step, so that they are sparse before
+    `target_step`, too. A `PolynomialSchedule` keeps them dense until its start.
+
     Attributes:
       target_step: the step of the update.
 
@@ -95,13 +131,13 @@ class OneShotSchedule:
         _check_step(self, 'target_step')
 
     def is_mask_update_iter(self, step: Any) -> Any:
-        """True at `target_step` alone."""
-        return _number(step) == self.target_step
+        """True at `target_step` alone; False for no step (`None`)."""
+        return step is not None and _number(step) == self.target_step
 
     def get_sparsity_at_step(self, target_sparsities: Any, step: Any) -> Any:
-        """Zero before `target_step`, the targets from then on."""
-        reached = jnp.greater_equal(step, self.target_step)
-        return jax.tree.map(lambda target: jnp.where(reached, target, 0.0), target_sparsities)
+        """The targets at every step: `is_mask_update_iter` alone knows when."""
+        del step
+        return target_sparsities
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,10 +158,12 @@ class StepsSchedule:
     steps: tuple[int, ...]
 
     def __post_init__(self):
-        object.__setattr__(self, 'steps', tuple(_checked_step('a step', step) for step in self.steps))
+        object.__setattr__(self, 'steps', tuple(checked_step('a step', step) for step in self.steps))
 
     def is_mask_update_iter(self, step: Any) -> Any:
-        """True at the steps of the list alone."""
+        """True at the steps of the list alone; False for no step (`None`)."""
+        if step is None:
+            return False
         step = _number(step)
         return step in self.steps if isinstance(step, int) else jnp.any(step == jnp.asarray(self.steps, jnp.int32))
 
@@ -170,7 +208,9 @@ class PeriodicSchedule:
                 )
 
     def is_mask_update_iter(self, step: Any) -> Any:
-        """True on multiples of `update_freq` from the start to the end, both included."""
+        """True on multiples of `update_freq` from the start to the end, both included; False for no step (`None`)."""
+        if step is None:
+            return False
         step = _number(step)
         due = (step % self.update_freq == 0) & (step >= self.update_start_step)
         return due if self.update_end_step is None else due & (step <= self.update_end_step)

@@ -234,7 +234,7 @@ BAD = [
     ),
     (lambda: jaxpruner.RigL().wrap_optax(optax.lbfgs()).init(PARAMS), ValueError, 'cannot be zeroed in this optimizer'),
     (lambda: jaxpruner.ACDC().wrap_optax(optax.lbfgs()).init(PARAMS), ValueError, 'cannot be zeroed in this optimizer'),
-    (lambda: jaxpruner.ACDC(sparsity_schedules.OneShotSchedule(3)), TypeError, 'ACDC needs a PeriodicSchedule'),
+    (lambda: jaxpruner.ACDC(sparsity_schedules.StepsSchedule((3,))), TypeError, 'ACDC needs a PeriodicSchedule'),
     (
         lambda: jaxpruner.AdamFisherPruning(sparsity_distribution_fn=half).wrap_optax(optax.sgd(0.1)).init(PARAMS),
         ValueError,

@@ -9,6 +9,13 @@ import jax.numpy as jnp
 from jaxpruner import base_updater, optimizer_state, scoring, sparsity_schedules
 from jaxpruner.algorithms import pruners
 
+# One update begins the only phase, a sparse one; none leaves training dense.
+_SCHEDULES = (
+    sparsity_schedules.PeriodicSchedule,
+    sparsity_schedules.OneShotSchedule,
+    sparsity_schedules.NoUpdateSchedule,
+)
+
 
 @dataclasses.dataclass
 class ACDC(base_updater.BaseUpdater):
@@ -37,8 +44,7 @@ class ACDC(base_updater.BaseUpdater):
 
     def __post_init__(self):
         super().__post_init__()
-        periodic = isinstance(self.scheduler, sparsity_schedules.PeriodicSchedule)
-        if not periodic and not isinstance(self.scheduler, sparsity_schedules.NoUpdateSchedule):
+        if not isinstance(self.scheduler, _SCHEDULES):
             raise TypeError(
                 f'ACDC needs a PeriodicSchedule, whose update_freq is the length of a phase; got {self.scheduler!r}'
             )
