@@ -17,7 +17,7 @@ SEED_CELLS = CELLS[2:]
 
 
 def content(out):
-    """Everything that a sweep wrote, without times."""
+    """Everything that a sweep wrote, without times and the checksums of files that hold them."""
     found = {}
     for path in sorted(path for path in out.rglob('*') if path.is_file()):
         name = str(path.relative_to(out))
@@ -27,7 +27,7 @@ def content(out):
         else:
             found[name] = path.read_text(errors='replace')
             if path.suffix == '.json':
-                found[name] = {**json.loads(found[name]), 'seconds': None}
+                found[name] = {**json.loads(found[name]), 'seconds': None, 'checksum': None}
     return found
 
 

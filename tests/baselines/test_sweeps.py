@@ -173,6 +173,18 @@ def test_a_corrupt_result_is_named_and_run_again(damage, digits, tmp_path):
     assert after.keys() == before.keys()
 
 
+@pytest.mark.parametrize('name', ['metrics/magnitude_0.8_1.jsonl', 'masks/magnitude_0.8_1.npz'])
+def test_a_cell_whose_metrics_or_masks_have_changed_is_run_again(name, digits, tmp_path):
+    Sweep(WORKLOAD, RECIPE, digits, tmp_path).run(SEED_CELLS)
+    whole = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
+    with pytest.warns(
+        UserWarning, match=rf'{name} has changed since .* now .*\.corrupt, and its cell magnitude_0\.8_1'
+    ):
+        assert {group for group, _ in chunks_of(digits, tmp_path, SEED_CELLS)} == {tuple(SEED_CELLS[1:])}
+    assert (tmp_path / name).read_bytes() == whole
+
+
 @pytest.mark.parametrize('damage', ['arrays', 'about', 'arrays are gone', 'everything is gone'])
 def test_a_corrupt_checkpoint_is_named_and_its_cells_run_again(damage, digits, tmp_path):
     checkpoint = stopped(digits, tmp_path)

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import random
 import warnings
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from jaxpruner.report import Cell, read_cells, write_cell
+from jaxpruner.report import Cell, read_cells, seals, write_cell
 from made_up_cells import make_cell
 
 texts = st.text(min_size=1, max_size=8)
@@ -52,8 +54,8 @@ def test_the_file_is_what_the_format_says(tmp_path):
     content = json.loads((tmp_path / 'cells' / 'magnitude_0.8_0.json').read_text())
     keys = """version workload data algorithm sparsity seed metric better value metrics reached layers steps seconds
     recipe"""
-    assert list(content) == keys.split()
-    assert content['version'] == 1
+    assert list(content) == [*keys.split(), 'files', 'checksum']
+    assert content['version'] == 2
 
 
 def test_a_second_write_replaces_the_first(tmp_path):
@@ -82,7 +84,7 @@ def test_dense_cells_are_named_the_same_whether_zero_is_whole_or_not():
         ({'workload': ''}, 'workload must be a text that is not empty'),
         ({'algorithm': '../rigl'}, r"algorithm must be a text of .*, got '\.\./rigl'"),
         ({'algorithm': 'größe'}, 'algorithm must be a text of letters without accents'),
-        ({'version': 2}, 'version must be 1, got 2'),
+        ({'version': 1}, 'version must be 2, got 1'),
     ],
 )
 def test_a_cell_refuses_what_it_cannot_hold(changes, message):
@@ -93,7 +95,17 @@ def test_a_cell_refuses_what_it_cannot_hold(changes, message):
 def change_content(**changes):
     def write(path):
         content = {**json.loads(path.read_text()), **changes}
-        path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+        del content['checksum']
+        kept = {key: value for key, value in content.items() if value is not None}
+        path.write_bytes(seals.seal(json.dumps(kept)))
+
+    return write
+
+
+def replace_by(make):
+    def write(path):
+        path.unlink()
+        make(path)
 
     return write
 
@@ -103,11 +115,20 @@ CORRUPT = {
     'cut': (lambda path: path.write_text(path.read_text()[:100]), 'Expecting|Unterminated'),
     'bytes': (lambda path: path.write_bytes(b'\xff\xfe\x00'), 'invalid start byte'),
     'a list': (lambda path: path.write_text('[]'), 'holds no table of keys but list'),
-    'other version': (change_content(version=2), 'its version is 2, not 1'),
-    'no version': (change_content(version=None), 'its version is None, not 1'),
+    'other version': (change_content(version=3), 'its version is 3, not 2'),
+    'no version': (change_content(version=None), 'its version is None, not 2'),
     'too little': (change_content(value=None, seed=None), 'it lacks seed, value'),
     'too much': (change_content(colour='red'), 'it has unknown colour'),
     'a wrong value': (change_content(reached=80), r'reached must be a number in \[0, 1\], got 80'),
+    'a key twice': (
+        lambda path: path.write_bytes(seals.seal('{"version": 2, "version": 2}')),
+        "'version' stands there twice",
+    ),
+    'nested': (lambda path: path.write_text('[' * 100_000), 'nested too deep'),
+    'a pipe': (replace_by(os.mkfifo), 'is a pipe, a socket or a device'),
+    'a folder': (replace_by(os.mkdir), 'is a folder where a file belongs'),
+    'itself': (replace_by(lambda path: path.symlink_to(path)), 'Too many levels of symbolic links'),
+    'other files': (change_content(files={'../a': ''}), 'files must be metrics/magnitude_0.8_0.jsonl or'),
     'another name': (change_content(seed=7), 'it holds the cell magnitude_0.8_7'),
 }
 
@@ -122,12 +143,81 @@ def test_a_corrupt_cell_is_named_and_set_aside_if_asked(tmp_path, spoil, message
     with pytest.warns(UserWarning, match=rf'magnitude_0.8_0.json is no result of this version: .*({message})'):
         cells = read_cells(tmp_path, set_aside)
     assert [cell.name for cell in cells] == ['rigl_0.8_0']
-    assert path.exists() != set_aside
-    assert path.with_suffix('.json.corrupt').exists() == set_aside
+    assert os.path.lexists(path) != set_aside
+    assert os.path.lexists(path.with_suffix('.json.corrupt')) == set_aside
     if set_aside:
         with warnings.catch_warnings():
             warnings.simplefilter('error')
             assert len(read_cells(tmp_path)) == 1
+
+
+FLIPS = 300
+
+
+def flipped(content, draw):
+    place = draw.randrange(8 * len(content))
+    changed = bytearray(content)
+    changed[place // 8] ^= 1 << place % 8
+    return bytes(changed)
+
+
+def test_no_flipped_bit_of_a_cell_is_taken(tmp_path):
+    draw = random.Random(0)
+    write_cell(tmp_path, make_cell(value=1e-07, metrics={'loss': 0.1, 'größe': float('nan')}))
+    path = tmp_path / 'cells' / 'magnitude_0.8_0.json'
+    whole = path.read_bytes()
+    for _ in range(FLIPS):
+        path.write_bytes(flipped(whole, draw))
+        with pytest.warns(UserWarning, match='is no result of this version'):
+            assert read_cells(tmp_path) == []
+
+
+def write_with_files(folder, cell):
+    for place, content in (('metrics', b'{"step": 5, "loss": 0.5}\n'), ('masks', b'arrays')):
+        (folder / place).mkdir(exist_ok=True)
+        (folder / place / f'{cell.name}.{"jsonl" if place == "metrics" else "npz"}').write_bytes(content)
+    write_cell(folder, cell)
+
+
+@pytest.mark.parametrize('name', ['metrics/rigl_0.8_0.jsonl', 'masks/rigl_0.8_0.npz'])
+@pytest.mark.parametrize('spoil', ['flip', 'cut', 'folder'])
+def test_what_belongs_to_a_cell_is_checked(tmp_path, name, spoil):
+    write_with_files(tmp_path, make_cell('rigl'))
+    assert len(read_cells(tmp_path)) == 1
+    path = tmp_path / name
+    content = path.read_bytes()
+    path.unlink()
+    if spoil == 'folder':
+        path.mkdir()
+    else:
+        path.write_bytes(flipped(content, random.Random(0)) if spoil == 'flip' else content[:-1])
+    words = rf'{name} has changed since it was written: its checksum does not match'
+    with pytest.warns(UserWarning, match=rf'{words}; the result beside it is whole'):
+        assert len(read_cells(tmp_path)) == 1
+    with pytest.warns(UserWarning, match=rf'{words}; it is now .*\.corrupt, and its cell rigl_0.8_0 runs again'):
+        assert read_cells(tmp_path, set_aside=True) == []
+    assert not list(tmp_path.glob('cells/*.json'))
+
+
+def test_what_is_missing_beside_cells_is_said_once(tmp_path):
+    for seed in range(2):
+        write_with_files(tmp_path, make_cell('rigl', seed=seed))
+        (tmp_path / 'masks' / f'rigl_0.8_{seed}.npz').unlink()
+    with pytest.warns(UserWarning, match='2 files that belong to results .* are missing') as caught:
+        assert len(read_cells(tmp_path, set_aside=True)) == 2
+    assert len(caught) == 1
+
+
+def test_cells_of_the_first_version_are_read_with_one_warning(tmp_path):
+    for seed in range(2):
+        cell = make_cell('rigl', seed=seed)
+        content = {**dataclasses.asdict(cell), 'version': 1}
+        (tmp_path / 'cells').mkdir(exist_ok=True)
+        (tmp_path / 'cells' / f'{cell.name}.json').write_text(json.dumps(content, indent=1) + '\n')
+    write_cell(tmp_path, make_cell())
+    with pytest.warns(UserWarning, match='2 results in .* have no checksum, since version 0.1.0 wrote') as caught:
+        assert len(read_cells(tmp_path)) == 3
+    assert len(caught) == 1
 
 
 def test_a_half_written_file_is_no_cell(tmp_path):

@@ -1,19 +1,21 @@
 """Results on disk: one JSON file for each finished cell of a comparison, which is an algorithm, sparsity and seed.
 
-A cell is written beside its file and renamed; one that cannot be read is named, and never taken for a result.
+A cell's file appears when it is whole, and holds checksums of itself and of what belongs to it. One that cannot be
+read, or has changed since, is named and never taken for a result.
 """
 
 import dataclasses
 import json
 import os
 import re
-import warnings
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from jaxpruner import atomic_files
+from jaxpruner import atomic_files, input_files
+from jaxpruner.caller_warnings import warn
+from jaxpruner.report import seals
 
-VERSION = 1
+VERSION = 2  # 1 had no checksums
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +68,8 @@ class Cell:
 def write_cell(folder: Path, cell: Cell) -> None:
     """Writes `cells/<name>.json` into a folder of results, which is made where it is missing.
 
+    The file ends with a checksum, and holds those of the cell's metrics and masks that are there already.
+
     Args:
       folder: the folder of results.
       cell: what to write; a file of the same name is replaced.
@@ -77,20 +81,23 @@ def write_cell(folder: Path, cell: Cell) -> None:
     ...     [path.name for path in Path(folder, 'cells').iterdir()]
     ['rigl_0.8_0.json']
     """
-    path = Path(folder) / 'cells' / f'{cell.name}.json'
-    text = json.dumps({'version': cell.version} | dataclasses.asdict(cell), indent=1) + '\n'
-    atomic_files.replace_file(path, lambda temporary: temporary.write_text(text))
+    folder = Path(folder)
+    files = {name: seals.checksum(folder / name) for name in _files_of(cell.name) if (folder / name).is_file()}
+    text = json.dumps({'version': cell.version, **dataclasses.asdict(cell), 'files': files}, indent=1)
+    path = folder / 'cells' / f'{cell.name}.json'
+    atomic_files.replace_file(path, lambda temporary: temporary.write_bytes(seals.seal(text)))
 
 
 def read_cells(folder: Path, set_aside: bool = False) -> list[Cell]:
-    """Reads all cells of a folder of results; warns of each file that is none.
+    """Reads all cells of a folder of results; warns of each file that is none, or has changed since it was written.
 
     Args:
       folder: the folder of results.
-      set_aside: also rename such a file to `….json.corrupt`, so that its cell counts as not yet run.
+      set_aside: also rename such a file to `….corrupt`, so that its cell counts as not yet run. A cell whose metrics or
+        masks have changed then counts as not yet run, too.
 
     Returns:
-      The cells that could be read, by file name.
+      The cells that could be read, by file name. Those that version 0.1.0 wrote have no checksum; a warning says so.
 
     Raises:
       FileNotFoundError: the folder, or any `cells/*.json` in it, is missing.
@@ -110,33 +117,103 @@ def read_cells(folder: Path, set_aside: bool = False) -> list[Cell]:
     paths = sorted(folder.glob('cells/*.json'))
     if not paths:
         raise FileNotFoundError(f'no results in {folder}: looked for {folder / "cells" / "*.json"}')
-    cells = []
-    for path in paths:
-        try:
-            cells.append(_read_cell(path))
-        except ValueError as error:
-            done = 'it is left out'
-            if set_aside:
-                aside = path.with_suffix('.json.corrupt')
-                os.replace(path, aside)
-                done = f'it is now {aside.name}'
-            warnings.warn(f'{path} is no result of this version: {error}; {done}', stacklevel=2)
-    return cells
+    stored = [found for path in paths if (found := _read_or_warn(path, set_aside)) is not None]
+    _warn_of_old(folder, [found for found in stored if not found.is_sealed])
+    _warn_of_missing(folder, [name for found in stored for name in found.files if not (folder / name).exists()])
+    return [found.cell for found in stored if _check_files(folder, found, set_aside)]
 
 
-def _read_cell(path: Path) -> Cell:
-    content = json.loads(path.read_bytes().decode())  # what both raise are ValueErrors
+class _Stored(NamedTuple):
+    """What a file says."""
+
+    cell: Cell
+    path: Path
+    is_sealed: bool
+    files: dict[str, str]  # checksums of files that belong to the cell, by their paths in the folder
+
+
+def _read_or_warn(path: Path, set_aside: bool) -> _Stored | None:
+    try:
+        return _read_cell(path)
+    except (ValueError, OSError) as error:
+        done = f'it is now {_set_aside(path)}' if set_aside else 'it is left out; a sweep runs its cell again'
+        warn(f'{path} is no result of this version: {error}; {done}')
+        return None
+
+
+def _read_cell(path: Path) -> _Stored:
+    data = input_files.read_file(path)
+    is_sealed = seals.is_sealed(data)
+    content = input_files.parse_json(data)
     if not isinstance(content, dict):
         raise ValueError(f'it holds no table of keys but {type(content).__name__}')
-    if content.get('version') != VERSION:
-        raise ValueError(f'its version is {content.get("version")!r}, not {VERSION}')
-    for problem, keys in (('lacks', _FIELDS.keys() - content.keys()), ('has unknown', content.keys() - _FIELDS.keys())):
+    version = content.get('version')
+    if version not in (1, VERSION):
+        raise ValueError(f'its version is {version!r}, not {VERSION}')
+    expected = _FIELDS.keys() | ({'files', 'checksum'} if version == VERSION else set())
+    for problem, keys in (('lacks', expected - content.keys()), ('has unknown', content.keys() - expected)):
         if keys:
             raise ValueError(f'it {problem} {", ".join(sorted(keys))}')
-    cell = Cell(**content)
+    if version == VERSION and not is_sealed:
+        raise ValueError('its checksum does not stand at its end')
+    files = content.get('files', {})
+    if not (isinstance(files, dict) and files.keys() <= set(_files_of(path.stem))):
+        raise ValueError(f'files must be {" or ".join(_files_of(path.stem))}, got {files!r}')
+    fields = {name: content[name] for name in _FIELDS if name != 'version'}
+    cell = Cell(**fields)
     if cell.name != path.stem:
         raise ValueError(f'it holds the cell {cell.name}')
-    return cell
+    return _Stored(cell, path, is_sealed, files)
+
+
+def _files_of(name: str) -> tuple[str, ...]:
+    """What lies in a folder of results beside a cell."""
+    return f'metrics/{name}.jsonl', f'masks/{name}.npz'
+
+
+def _check_files(folder: Path, stored: _Stored, set_aside: bool) -> bool:
+    """Warns of files of a cell that have changed; says whether the cell counts."""
+    changed = [folder / name for name, digest in stored.files.items() if _has_changed(folder / name, digest)]
+    for path in changed:
+        done = 'the result beside it is whole; a sweep runs its cell again'
+        if set_aside:
+            done = f'it is now {_set_aside(path)}, and its cell {stored.cell.name} runs again'
+        warn(f'{path} has changed since it was written: its checksum does not match; {done}')
+    if changed and set_aside:
+        _set_aside(stored.path)
+    return not (changed and set_aside)
+
+
+def _has_changed(path: Path, digest: str) -> bool:
+    if not path.exists():
+        return False
+    try:
+        input_files.check_file(path)
+        return seals.checksum(path) != digest
+    except OSError:
+        return True
+
+
+def _set_aside(path: Path) -> str:
+    aside = path.with_name(f'{path.name}.corrupt')
+    os.replace(path, aside)
+    return aside.name
+
+
+def _warn_of_old(folder: Path, old: list[_Stored]) -> None:
+    if old:
+        warn(
+            f'{len(old)} results in {folder} have no checksum, since version 0.1.0 wrote them ({old[0].path.name}): '
+            'damage to them is not noticed; train them again into another folder if that matters'
+        )
+
+
+def _warn_of_missing(folder: Path, missing: list[str]) -> None:
+    if missing:
+        warn(
+            f'{len(missing)} files that belong to results in {folder} are missing ({missing[0]}): the results count; '
+            'to have a cell run again, remove its file in cells/'
+        )
 
 
 def _is_number(value: Any) -> bool:
