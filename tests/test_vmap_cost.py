@@ -23,12 +23,14 @@ SEEDS = 3
 SHAPES = {'first': (16, 24), 'last': (24, 8)}
 SMALLEST = min(math.prod(shape) for shape in SHAPES.values())
 
+SELECT_IN_EVERY_STEP = {'magnitude_ste', 'random_ste', 'movement'}
+
 # Algorithm, sparsity type, whether masks are packed.
 CASES = [
     *[
         (name, 'unstructured', False)
         for name in jaxpruner.all_algorithm_names()
-        if name not in ('no_prune', 'iterative_nm') and not name.endswith('_ste')  # those select in every step
+        if name not in {'no_prune', 'iterative_nm', *SELECT_IN_EVERY_STEP}
     ],
     *[('magnitude', kind, False) for kind in ('2:4', 'block_4,4', 'channel_-1')],
     ('iterative_nm', '2:4', False),

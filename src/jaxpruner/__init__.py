@@ -46,11 +46,11 @@ from jaxpruner.jax_pruning import StrategyPruning as StrategyPruning
 from jaxpruner.jax_pruning import gradual_strategy as gradual_strategy
 from jaxpruner.jax_pruning import pruning as pruning
 from jaxpruner.jax_pruning import pruning_apply as pruning_apply
+from jaxpruner.mask_metrics import sparsity_metrics as sparsity_metrics
 from jaxpruner.oneshot import prune as prune
 from jaxpruner.sparse_state import SparseState as SparseState
 from jaxpruner.sparse_state import join_masks as join_masks
 from jaxpruner.sparse_state import sparse_states as sparse_states
-from jaxpruner.sparse_state import sparsity_metrics as sparsity_metrics
 from jaxpruner.sparse_state import split_masks as split_masks
 from jaxpruner.sparsity_types import Block as Block
 from jaxpruner.sparsity_types import Channel as Channel

@@ -4,10 +4,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
-
-from jaxpruner import packing
-from jaxpruner import tree as tree_lib
 
 
 class SparseState(NamedTuple):
@@ -27,7 +23,8 @@ class SparseState(NamedTuple):
     algorithm_state: Any = None  # any pytree of arrays: what `init_algorithm_state` and `track` of the algorithm make
 
 
-_NO_STATE = 'there is no SparseState in the optimizer state; wrap the optimizer with `updater.wrap_optax`'
+# What is said where a state of a pruner is needed.
+NO_STATE = 'there is no SparseState in the optimizer state; wrap the optimizer with `updater.wrap_optax`'
 
 
 class _SplitOff(NamedTuple):
@@ -50,7 +47,7 @@ def split_masks(opt_state: Any) -> tuple[Any, tuple[SparseState, ...]]:
     Raises:
       ValueError: the masks were split off already, or there is no `SparseState`.
 
-    >>> import optax, jaxpruner
+    >>> import jax.numpy as jnp, optax, jaxpruner
     >>> state = jaxpruner.MagnitudePruning().wrap_optax(optax.adam(1e-3)).init({'kernel': jnp.ones((2, 2))})
     >>> rest, masks = split_masks(state)
     >>> masks[0].masks['kernel'].shape, jax.tree.structure(join_masks(rest, masks)) == jax.tree.structure(state)
@@ -65,7 +62,7 @@ def split_masks(opt_state: Any) -> tuple[Any, tuple[SparseState, ...]]:
 
     rest = _map_states(take, opt_state)
     if not held:
-        raise ValueError(_NO_STATE)
+        raise ValueError(NO_STATE)
     return rest, tuple(held)
 
 
@@ -148,7 +145,7 @@ def sparse_states(opt_state: Any) -> list[SparseState]:
     Raises:
       ValueError: masks were split off.
 
-    >>> import optax, jaxpruner
+    >>> import jax.numpy as jnp, optax, jaxpruner
     >>> tx = optax.chain(optax.clip(1.0), jaxpruner.MagnitudePruning().wrap_optax(optax.sgd(0.1)))
     >>> len(sparse_states(tx.init({'kernel': jnp.ones((2, 2))})))
     1
@@ -194,44 +191,3 @@ def only_sparse_state(opt_state: Any) -> SparseState:
         )
         raise ValueError(f'expected one SparseState in the optimizer state, found {len(states)}; {remedy}')
     return states[0]
-
-
-def sparsity_metrics(opt_state: Any) -> dict[str, jax.Array]:
-    """How sparse the masks in an optimizer state are now, for logging; safe under `jit`.
-
-    Args:
-      opt_state: any optimizer state; masks may be packed. Of states stacked by `vmap` the mean is returned.
-
-    Returns:
-      `{'a/b/kernel': sparsity}` for each masked leaf (float32 scalars), and for all masked leaves together
-      `'_mask_sparsity'`, `'_target_sparsity'` (the target, weighted by size) and `'_count'` (steps). Where several
-      pruners share the model, the later ones' leaves follow.
-
-    Raises:
-      ValueError: there is no `SparseState`.
-
-    >>> import optax, jaxpruner
-    >>> tx = jaxpruner.StaticRandomSparse(sparsity_distribution_fn=lambda p: {'w': 0.75}).wrap_optax(optax.sgd(0.1))
-    >>> float(sparsity_metrics(tx.init({'w': jnp.ones((4, 4))}))['w'])
-    0.75
-    """
-    states = sparse_states(opt_state)
-    if not states:
-        raise ValueError(_NO_STATE)
-    metrics: dict[str, jax.Array] = {}
-    removed, wanted, total = jnp.float32(0), jnp.float32(0), jnp.float32(0)
-    for state in states:
-        paths, masks, treedef = tree_lib.flatten_with_paths(state.masks)
-        targets = tree_lib.leaves_like(treedef, state.target_sparsities)
-        sizes = tree_lib.leaves_like(treedef, state.sizes)
-        for path, mask, size, target in zip(paths, masks, sizes, targets, strict=True):
-            weights = jnp.float32(mask.size) if size is None else jnp.sum(size.astype(jnp.float32))
-            # A leaf without weights has lost none.
-            sparsity = (weights - packing.kept_weights(mask).astype(jnp.float32)) / jnp.maximum(weights, 1)
-            metrics[tree_lib.path_string(path)] = sparsity
-            removed, total = removed + sparsity * weights, total + weights
-            wanted += 0.0 if target is None else jnp.mean(target) * weights
-    metrics['_mask_sparsity'] = removed / jnp.maximum(total, 1)
-    metrics['_target_sparsity'] = wanted / jnp.maximum(total, 1)
-    metrics['_count'] = jnp.int32(0) if states[0].count is None else jnp.max(states[0].count)
-    return metrics

@@ -1,0 +1,102 @@
+"""Numbers to log about the masks in an optimizer state, and whether the weights agree with them."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxpruner import masking, packing, sparse_state
+from jaxpruner import tree as tree_lib
+
+_DISAGREEMENT = '_disagreement'
+
+
+class _Leaf(NamedTuple):
+    """A masked leaf in numbers, float32 scalars."""
+
+    name: str
+    weights: Any
+    sparsity: Any  # share of the weights that the mask prunes
+    target: Any
+
+
+def sparsity_metrics(opt_state: Any, params: tree_lib.PyTree | None = None) -> dict[str, jax.Array]:
+    """How sparse the masks in an optimizer state are now, for logging; safe under `jit`.
+
+    The numbers are of masks: `summarize_sparsity(params)` counts zeros of all parameters, whatever masks say. With
+    `params` both are compared. What rescales updates outside the pruner, as `optax.chain(pruner.wrap_optax(adam),
+    optax.scale(0.5))` does, keeps pruned weights from landing on zero: put it inside `wrap_optax`, or call
+    `post_gradient_update` after each step. Straight-through methods keep dense weights: compare the parameters that
+    their `pre_forward_update` returns.
+
+    Args:
+      opt_state: any optimizer state; masks may be packed. Of states stacked by `vmap` the mean is returned.
+      params: the parameters after the step that made the state (stacked, if it is); `None` compares nothing.
+
+    Returns:
+      `{'a/b/kernel': sparsity}` for each masked leaf (float32 scalars), and for all masked leaves together
+      `'_mask_sparsity'`, `'_target_sparsity'` (the target, weighted by size) and `'_count'` (steps). Where several
+      pruners share the model, the later ones' leaves follow. With `params` also `'_disagreement/a/b/kernel'` for each
+      masked leaf and `'_disagreement'` for all together: of the weights that masks prune the share that is not zero.
+
+    Raises:
+      ValueError: there is no `SparseState`, or masks do not fit the parameters.
+
+    >>> import optax, jaxpruner
+    >>> tx = jaxpruner.StaticRandomSparse(sparsity_distribution_fn=lambda p: {'w': 0.75}).wrap_optax(optax.sgd(0.1))
+    >>> params = {'w': jnp.ones((4, 4))}
+    >>> metrics = sparsity_metrics(tx.init(params), params)
+    >>> float(metrics['w']), float(metrics['_disagreement'])  # before the first step, weights are dense
+    (0.75, 1.0)
+    """
+    states = sparse_state.sparse_states(opt_state)
+    if not states:
+        raise ValueError(sparse_state.NO_STATE)
+    leaves = [leaf for state in states for leaf in _masked_leaves(state)]
+    metrics = {leaf.name: leaf.sparsity for leaf in leaves}
+    weights = sum((leaf.weights for leaf in leaves), jnp.float32(0))
+    removed = sum((leaf.sparsity * leaf.weights for leaf in leaves), jnp.float32(0))
+    asked = sum((leaf.target * leaf.weights for leaf in leaves), jnp.float32(0))
+    metrics['_mask_sparsity'] = removed / jnp.maximum(weights, 1)
+    metrics['_target_sparsity'] = asked / jnp.maximum(weights, 1)
+    metrics['_count'] = jnp.int32(0) if states[0].count is None else jnp.max(states[0].count)
+    if params is not None:
+        metrics |= _disagreements(states, params)
+    return metrics
+
+
+def _masked_leaves(state: sparse_state.SparseState) -> list[_Leaf]:
+    paths, masks, treedef = tree_lib.flatten_with_paths(state.masks)
+    targets = tree_lib.leaves_like(treedef, state.target_sparsities)
+    sizes = tree_lib.leaves_like(treedef, state.sizes)
+    leaves = []
+    for path, mask, size, target in zip(paths, masks, sizes, targets, strict=True):
+        weights = jnp.float32(mask.size) if size is None else jnp.sum(size.astype(jnp.float32))
+        kept = packing.kept_weights(mask).astype(jnp.float32)
+        # A leaf without weights has lost none.
+        sparsity = (weights - kept) / jnp.maximum(weights, 1)
+        mean_target = jnp.float32(0) if target is None else jnp.mean(target)
+        leaves.append(_Leaf(tree_lib.path_string(path), weights, sparsity, mean_target))
+    return leaves
+
+
+def _disagreements(states: list[sparse_state.SparseState], params: tree_lib.PyTree) -> dict[str, jax.Array]:
+    """The share of pruned weights that is not zero, for each masked leaf and for all."""
+    metrics = {}
+    nonzeros, pruned = jnp.float32(0), jnp.float32(0)
+    for state in states:
+        paths, leaves, treedef = tree_lib.flatten_with_paths(params)
+        masks = tree_lib.leaves_like(treedef, masking.unpack_masks(state.masks, params))
+        for path, leaf, mask in zip(paths, leaves, masks, strict=True):
+            if mask is None:
+                continue
+            leaf_nonzeros = _count((mask == 0) & (leaf != 0))
+            leaf_pruned = _count(mask == 0)
+            metrics[f'{_DISAGREEMENT}/{tree_lib.path_string(path)}'] = leaf_nonzeros / jnp.maximum(leaf_pruned, 1)
+            nonzeros, pruned = nonzeros + leaf_nonzeros, pruned + leaf_pruned
+    metrics[_DISAGREEMENT] = nonzeros / jnp.maximum(pruned, 1)
+    return metrics
+
+
+def _count(flags: jax.Array) -> jax.Array:
+    return jnp.sum(flags, dtype=jnp.uint32).astype(jnp.float32)

@@ -1,0 +1,124 @@
+"""What is logged of masks, and where weights and masks disagree."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import jaxpruner
+from jaxpruner import sparsity_schedules
+
+PARAMS = {'a': jnp.ones((3, 5)), 'b': jnp.ones((4, 8)), 'bias': jnp.ones(8)}
+ADAM = optax.adam(0.1)
+
+
+def half(params):
+    return jax.tree.map(lambda leaf: 0.5 if leaf.ndim > 1 else None, params)
+
+
+def pruner(cls=jaxpruner.MagnitudePruning, packed=False):
+    once = sparsity_schedules.OneShotSchedule(target_step=0)
+    return cls(scheduler=once, sparsity_distribution_fn=half, use_packed_masks=packed)
+
+
+def train(tx, steps=3, after=lambda params, state: params):
+    params, state = PARAMS, tx.init(PARAMS)
+    for step in range(steps):
+        grads = jax.tree.map(lambda leaf, step=step: jnp.cos(step + jnp.arange(leaf.size)).reshape(leaf.shape), params)
+        updates, state = jax.jit(tx.update)(grads, state, params)
+        params = after(optax.apply_updates(params, updates), state)
+    return params, state
+
+
+@pytest.mark.parametrize('packed', [False, True])
+def test_weights_that_land_on_zero_agree(packed):
+    params, state = train(pruner(packed=packed).wrap_optax(ADAM))
+    metrics = jax.jit(jaxpruner.sparsity_metrics)(state, params)
+    assert float(metrics['_disagreement']) == 0.0
+    assert {name for name in metrics if name.startswith('_disagreement/')} == {'_disagreement/a', '_disagreement/b'}
+
+
+@pytest.mark.parametrize('packed', [False, True])
+def test_disagreements_are_counted(packed):
+    params, state = train(pruner(packed=packed).wrap_optax(ADAM))
+    # 8 of 15 and 16 of 32 weights are kept; two pruned weights of `b` are not zero any more, one of them not a number.
+    rows, columns = np.nonzero(np.asarray(params['b']) == 0)
+    params['b'] = params['b'].at[rows[:2], columns[:2]].set(jnp.array([1.0, jnp.nan]))
+    metrics = jax.jit(jaxpruner.sparsity_metrics)(state, params)
+    assert float(metrics['_disagreement/a']) == 0.0
+    assert float(metrics['_disagreement/b']) == pytest.approx(2 / 16)
+    assert float(metrics['_disagreement']) == pytest.approx(2 / (7 + 16))
+    assert float(metrics['_mask_sparsity']) == pytest.approx((7 + 16) / 47)
+    assert float(jaxpruner.summarize_sparsity(params)['_total_sparsity']) == pytest.approx((7 + 14) / 55)
+
+
+def test_nothing_is_compared_without_parameters():
+    assert not [name for name in jaxpruner.sparsity_metrics(train(pruner().wrap_optax(ADAM))[1]) if 'disagree' in name]
+
+
+@pytest.mark.parametrize(('factor', 'left'), [(0.5, 0.5**3), (2.0, -1.0)])
+def test_a_scale_outside_the_pruner_leaves_pruned_weights_beside_zero(factor, left):
+    """The pruner emits -p for a pruned weight p; half of it halves p in each step, and twice of it turns its sign."""
+    params, state = train(optax.chain(pruner().wrap_optax(ADAM), optax.scale(factor)))
+    metrics = jaxpruner.sparsity_metrics(state, params)
+    assert float(metrics['_mask_sparsity']) == pytest.approx(23 / 47)
+    assert float(metrics['_disagreement']) == 1.0
+    assert float(jaxpruner.summarize_sparsity(params)['_total_sparsity']) == 0.0
+    (sparse_state,) = jaxpruner.sparse_states(state)
+    np.testing.assert_allclose(np.asarray(params['b'])[np.asarray(sparse_state.masks['b']) == 0], left, rtol=1e-5)
+
+
+REMEDIES = {
+    'inside': (pruner().wrap_optax(optax.chain(ADAM, optax.scale(0.5))), lambda params, state: params),
+    'before': (optax.chain(optax.scale(0.5), pruner().wrap_optax(ADAM)), lambda params, state: params),
+    'masks applied': (optax.chain(pruner().wrap_optax(ADAM), optax.scale(0.5)), pruner().post_gradient_update),
+}
+
+
+@pytest.mark.parametrize('name', REMEDIES)
+def test_remedies_for_a_scale_outside(name):
+    tx, after = REMEDIES[name]
+    params, state = train(tx, after=after)
+    assert float(jaxpruner.sparsity_metrics(state, params)['_disagreement']) == 0.0
+
+
+def test_straight_through_weights_stay_dense():
+    updater = pruner(jaxpruner.SteMagnitudePruning)
+    params, state = train(updater.wrap_optax(ADAM), steps=1)
+    assert float(jaxpruner.sparsity_metrics(state, params)['_disagreement']) > 0.9
+    masks = jaxpruner.sparse_states(state)[0].masks
+    used = updater.apply_masks(params, masks)
+    assert float(jaxpruner.sparsity_metrics(state, used)['_disagreement']) == 0.0
+
+
+@pytest.mark.parametrize('packed', [False, True])
+def test_stacked_states_are_compared_with_stacked_parameters(packed):
+    tx = pruner(packed=packed).wrap_optax(ADAM)
+    params = jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf, 3 * leaf]), PARAMS)
+    updates, state = jax.vmap(tx.update)(params, jax.vmap(tx.init)(params), params)
+    landed = optax.apply_updates(params, updates)
+    assert float(jaxpruner.sparsity_metrics(state, landed)['_disagreement']) == 0.0
+    dense_again = jax.tree.map(lambda new, old: new.at[0].set(old[0]), landed, params)
+    assert float(jaxpruner.sparsity_metrics(state, dense_again)['_disagreement']) == pytest.approx(1 / 3)
+
+
+def test_a_pruner_of_some_leaves_is_compared_with_these():
+    tx = optax.masked(pruner().wrap_optax(ADAM), {'a': True, 'b': False, 'bias': False})
+    metrics = jaxpruner.sparsity_metrics(*reversed(train(tx)))
+    assert {name for name in metrics if name.startswith('_disagreement')} == {'_disagreement', '_disagreement/a'}
+    assert float(metrics['_disagreement']) == 0.0
+
+
+def test_models_of_nnx_are_compared():
+    model = nnx.Linear(8, 4, rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, pruner(packed=True).wrap_optax(ADAM), wrt=nnx.Param)
+    metrics = jaxpruner.sparsity_metrics(optimizer.opt_state, nnx.state(model, nnx.Param))
+    assert float(metrics['_disagreement/kernel']) == 0.0
+
+
+def test_other_parameters_are_refused_by_name():
+    state = pruner().wrap_optax(ADAM).init(PARAMS)
+    with pytest.raises(ValueError, match=r'^a: .*\(3, 5\).*\(2, 2\)'):
+        jaxpruner.sparsity_metrics(state, PARAMS | {'a': jnp.ones((2, 2))})
