@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from jaxpruner.caller_warnings import warn
+from jaxpruner.system_errors import errors_named
 
 if sys.platform == 'win32':
     import msvcrt
@@ -27,16 +28,6 @@ else:
 
 _MARK = 'jaxpruner-tmp'
 _TEMPORARY = re.compile(rf'\.(.+)\.[0-9a-f]{{16}}\.{_MARK}(\..*)?', re.DOTALL)
-_REMEDIES = {
-    errno.ENOSPC: 'free some there, or write elsewhere',
-    errno.EDQUOT: 'free some there, or write elsewhere',
-    errno.EFBIG: 'write to a file system, or under a limit, that allows larger files',
-    errno.EACCES: 'write elsewhere, or change its permissions',
-    errno.EPERM: 'write elsewhere, or change its permissions',
-    errno.EROFS: 'write elsewhere',
-    errno.ENAMETOOLONG: 'choose a shorter name',
-    errno.ELOOP: 'a symbolic link there leads to itself: remove it, or write elsewhere',
-}
 
 # Locks that this process holds: the system's own locks do not keep two of its threads apart.
 _held: set[Path] = set()
@@ -238,34 +229,6 @@ def sync(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-@contextlib.contextmanager
-def errors_named(path: Path, temporary: Path | None = None) -> Iterator[None]:
-    """Says in an error of the system which file was to be written, and what to do.
-
-    Args:
-      path: the file.
-      temporary: another name that it has meanwhile.
-
-    Raises:
-      OSError: of the same class and number, with the path and the remedy.
-
-    >>> with errors_named(Path('a.txt')):
-    ...     raise OSError(errno.ENOSPC, 'No space left on device')
-    Traceback (most recent call last):
-      ...
-    OSError: [Errno 28] No space left on device; free some there, or write elsewhere: 'a.txt'
-    """
-    try:
-        yield
-    except OSError as error:
-        ours = ('None', str(path), str(temporary))
-        if error.errno is None or str(error.filename) not in ours:
-            raise
-        reason = error.strerror or os.strerror(error.errno)
-        remedy = f'; {_REMEDIES[error.errno]}' if error.errno in _REMEDIES else ''
-        raise OSError(error.errno, f'{reason}{remedy}', str(path)) from error
 
 
 @contextlib.contextmanager

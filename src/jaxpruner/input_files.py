@@ -5,6 +5,8 @@ import stat
 from pathlib import Path
 from typing import Any
 
+from jaxpruner.system_errors import errors_named
+
 
 def check_file(path: Path) -> None:
     """Refuses what is no file, before opening it could wait forever.
@@ -20,7 +22,8 @@ def check_file(path: Path) -> None:
       ...
     IsADirectoryError: /dev is a folder where a file belongs; name the file
     """
-    mode = path.stat().st_mode
+    with errors_named(path):
+        mode = path.stat().st_mode
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(f'{path} is a folder where a file belongs; name the file')
     if not stat.S_ISREG(mode):
@@ -40,7 +43,8 @@ def read_file(path: Path) -> bytes:
     b'whole'
     """
     check_file(path)
-    return path.read_bytes()
+    with errors_named(path):
+        return path.read_bytes()
 
 
 def parse_json(content: bytes | bytearray) -> Any:

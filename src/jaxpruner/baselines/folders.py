@@ -6,6 +6,7 @@ from pathlib import Path
 
 from jaxpruner import atomic_files
 from jaxpruner.baselines.recipe import Recipe, read_recipe
+from jaxpruner.system_errors import errors_named
 
 _LOCK, _RECIPE = '.lock', 'recipe.toml'
 _WRITTEN_BY_SWEEPS = ('cells', 'metrics', 'masks')
@@ -31,7 +32,7 @@ def claimed(out: Path, recipe: Recipe) -> Iterator[None]:
     ['.lock', 'recipe.toml']
     """
     with contextlib.ExitStack() as stack:
-        with atomic_files.errors_named(out):
+        with errors_named(out):
             out.mkdir(parents=True, exist_ok=True)
             try:
                 stack.enter_context(atomic_files.locked(out / _LOCK, out))

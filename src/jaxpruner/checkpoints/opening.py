@@ -1,9 +1,11 @@
 """Finds out what kind of checkpoint lies under a path."""
 
+import os
 from pathlib import Path
 
 from jaxpruner.checkpoints.base import Checkpoint
 from jaxpruner.checkpoints.safetensors_reader import INDEX_NAME, SafetensorsFile, ShardedSafetensors
+from jaxpruner.system_errors import errors_named
 
 _INDEX_ENDING = '.safetensors.index.json'
 # In a step's folder orbax keeps what it saved under a name, this one by default.
@@ -20,6 +22,7 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
     Raises:
       ValueError: it is none of these, or only a part of one.
       FileNotFoundError: there is nothing under the path.
+      OSError: it cannot be read, or is a pipe or a device; the error names it.
 
     >>> import tempfile
     >>> import numpy as np
@@ -30,14 +33,19 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
     {'w': Leaf(shape=(2, 3), dtype=dtype('float64'))}
     """
     path = Path(path)
-    if not path.exists():
-        raise FileNotFoundError(f'{path}: there is no such file or folder')
+    with errors_named(path):
+        if not path.exists() and path.is_symlink():
+            raise FileNotFoundError(f'{path} is a symbolic link that leads nowhere; name another file or folder')
+        if not path.exists():
+            raise FileNotFoundError(f'{path}: there is no such file or folder')
     if path.is_dir():
         return _open_folder(path)
     return ShardedSafetensors(path) if path.name.endswith(_INDEX_ENDING) else SafetensorsFile(path)
 
 
 def _open_folder(path: Path) -> Checkpoint:
+    with errors_named(path):
+        os.scandir(path).close()  # which glob would not say that it may not
     files = sorted(path.glob('*.safetensors'))
     indexes = sorted(path.glob(f'*{_INDEX_ENDING}'))
     if len(indexes) == 1:

@@ -1,6 +1,11 @@
 """Reads orbax checkpoints one leaf at a time."""
 
-from collections.abc import Mapping
+import contextlib
+import functools
+import gc
+import logging
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +16,9 @@ import orbax.checkpoint as ocp
 from jaxpruner import tree as tree_lib
 from jaxpruner.checkpoints.base import Leaf
 from jaxpruner.checkpoints.parts import Part
+
+_REMEDY = 'it is damaged or was copied in part; copy or save it anew'
+_LONGEST_REASON = 300  # letters
 
 
 class OrbaxFolder:
@@ -36,21 +44,20 @@ class OrbaxFolder:
         self.path = Path(path).absolute()
         self.metadata: Mapping[str, str] = {}
         self._held: tuple[str, np.ndarray] | None = None
-        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-            try:
-                described: Any = checkpointer.metadata(self.path)
-            except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
-                raise ValueError(f'{self.path}: orbax cannot read what was saved here: {error}') from error
-        # Releases differ in how deep the tree lies.
-        for inside in ('item_metadata', 'tree'):
-            described = getattr(described, inside, described)
-        paths, leaves, self._treedef = tree_lib.flatten_with_paths(described)
+        with _orbax(self.path) as checkpointer:
+            described: Any = checkpointer.metadata(self.path)
+            # Releases differ in how deep the tree lies.
+            for inside in ('item_metadata', 'tree'):
+                described = getattr(described, inside, described)
+            paths, leaves, self._treedef = tree_lib.flatten_with_paths(described)
         self._names = [tree_lib.path_string(path) for path in paths]
         self.leaves: Mapping[str, Leaf] = {
             name: Leaf(tuple(leaf.shape), np.dtype(leaf.dtype))
             for name, leaf in zip(self._names, leaves, strict=True)
             if hasattr(leaf, 'shape')  # no strings
         }
+        if not self.leaves:  # for some kinds of damage orbax only logs a warning
+            raise ValueError(f'{self.path}: orbax finds no arrays in what was saved here; {_REMEDY}')
 
     def read(self, name: str, part: Part | None = None) -> np.ndarray:
         """A tensor, or a part of it; see `Checkpoint`."""
@@ -67,8 +74,57 @@ class OrbaxFolder:
         others = getattr(ocp, 'PLACEHOLDER', 0)
         item = jax.tree.unflatten(self._treedef, [0 if other == name else others for other in self._names])
         restore_args = jax.tree.unflatten(self._treedef, [ocp.RestoreArgs(restore_type=np.ndarray)] * len(self._names))
-        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        with _orbax(self.path, name) as checkpointer:
             restored = checkpointer.restore(
                 self.path, args=ocp.args.PyTreeRestore(item=item, restore_args=restore_args)
             )
-        return np.asarray(self._treedef.flatten_up_to(restored)[self._names.index(name)])
+            return np.asarray(self._treedef.flatten_up_to(restored)[self._names.index(name)])
+
+
+@contextlib.contextmanager
+def _orbax(path: Path, leaf: str = '') -> Iterator[Any]:
+    """A checkpointer whose errors are one line, and whose libraries do not print theirs."""
+    with _silenced():
+        try:
+            with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+                yield checkpointer
+        except Exception as error:  # whatever orbax and tensorstore raise for damaged files
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            what = f'{leaf}, which was saved here' if leaf else 'what was saved here'
+            raise ValueError(f'{path}: orbax cannot read {what}: {reason[:_LONGEST_REASON]}; {_REMEDY}') from error
+        finally:
+            gc.collect()  # so that futures that nobody waits for complain now
+
+
+@contextlib.contextmanager
+def _silenced() -> Iterator[None]:
+    """Keeps from stderr what orbax, asyncio and tensorstore's threads say of errors that are raised anyway."""
+    _silence_closed_loops()
+    loggers = [logging.getLogger(name) for name in ('absl', 'asyncio', 'orbax')]
+    for logger in loggers:
+        logger.addFilter(_is_critical)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(_is_critical)
+
+
+def _is_critical(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.CRITICAL
+
+
+@functools.cache
+def _silence_closed_loops() -> None:
+    """After the first error tensorstore's threads still report to an event loop that has been closed.
+
+    They do so at any time afterwards, so that this stays as it is once set.
+    """
+    before = sys.unraisablehook
+
+    def hook(ignored: 'sys.UnraisableHookArgs') -> None:
+        is_of_a_closed_loop = isinstance(ignored.exc_value, RuntimeError) and 'loop is closed' in str(ignored.exc_value)
+        if not is_of_a_closed_loop:
+            before(ignored)
+
+    sys.unraisablehook = hook

@@ -4,21 +4,24 @@ The library checks a file's header; the weights are read past it, since it maps 
 of it know no bfloat16 in NumPy.
 """
 
-import json
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from jaxpruner import input_files
 from jaxpruner.checkpoints.base import Leaf
 from jaxpruner.checkpoints.parts import Part
+from jaxpruner.system_errors import errors_named
 
 INDEX_NAME = 'model.safetensors.index.json'
 METADATA_KEY = '__metadata__'
+_MOST_AXES = 32  # of an array in the oldest NumPy that is allowed
+_LONGEST_AXIS = 2**31  # of a tensor without weights; others are as long as the file at most
 
 DTYPES: dict[str, np.dtype] = {
     'BOOL': np.dtype('bool'),
@@ -60,8 +63,8 @@ def read_header(path: Path) -> Header:
       path: the file.
 
     Raises:
-      ValueError: it is no safetensors file, or not all of one, or has a dtype that is not known here.
-      FileNotFoundError: there is no such file.
+      ValueError: it is no safetensors file, or not all of one, or has a dtype or a shape that is not read here.
+      OSError: there is no such file, or it is no file, or cannot be read.
 
     >>> import tempfile
     >>> from jaxpruner.checkpoints import write_safetensors
@@ -70,24 +73,32 @@ def read_header(path: Path) -> Header:
     ...     read_header(Path(folder) / 'a.safetensors').metadata
     {'format': 'np'}
     """
+    input_files.check_file(path)
     try:
-        with safe_open(path, framework='numpy'):
+        with errors_named(path), safe_open(path, framework='numpy'):
             pass
-    except SafetensorError as error:
+        with errors_named(path), path.open('rb') as file:
+            (length,) = struct.unpack('<Q', file.read(8))
+            entries = input_files.parse_json(file.read(length))
+    except (SafetensorError, ValueError) as error:
         raise ValueError(
             f'{path} is no safetensors file, or only a part of one: {error} (it has {path.stat().st_size} bytes); '
             'write or download it anew'
         ) from error
-    with path.open('rb') as file:
-        (length,) = struct.unpack('<Q', file.read(8))
-        entries = json.loads(file.read(length))
     metadata = entries.pop(METADATA_KEY, None) or {}
-    unknown = {entry['dtype'] for entry in entries.values()} - DTYPES.keys()
-    if unknown:
-        name = next(name for name, entry in entries.items() if entry['dtype'] in unknown)
-        raise ValueError(f'{path}: {name} has dtype {entries[name]["dtype"]}; known are {", ".join(DTYPES)}')
+    for name, entry in entries.items():
+        if entry['dtype'] not in DTYPES:
+            raise ValueError(f'{path}: {name} has dtype {entry["dtype"]}; known are {", ".join(DTYPES)}')
+        _check_shape(entry['shape'], f'{path}: {name}')
     leaves = {name: Leaf(tuple(entry['shape']), DTYPES[entry['dtype']]) for name, entry in entries.items()}
     return Header(leaves, {name: 8 + length + entry['data_offsets'][0] for name, entry in entries.items()}, metadata)
+
+
+def _check_shape(shape: list[int], where: str) -> None:
+    if len(shape) > _MOST_AXES:
+        raise ValueError(f'{where} has {len(shape)} axes; at most {_MOST_AXES} are read')
+    if 0 in shape and max(shape) > _LONGEST_AXIS:
+        raise ValueError(f'{where} has no weights, but an axis of length {max(shape)}; at most 2^31 is read')
 
 
 class SafetensorsFile:
@@ -119,7 +130,7 @@ class SafetensorsFile:
         """A tensor, or a part of it; see `Checkpoint`."""
         leaf = self.leaves[name]
         array = np.empty(leaf.shape if part is None else part.shape, leaf.dtype)
-        with self.path.open('rb', buffering=0) as file:
+        with errors_named(self.path), self.path.open('rb', buffering=0) as file:
             file.seek(self.header.starts[name] + (part.start * leaf.dtype.itemsize if part else 0))
             _fill(file, array, f'{self.path}: {name}')
         return array
@@ -179,15 +190,32 @@ class ShardedSafetensors:
 def _read_index(index: Path) -> dict[str, str]:
     """Which file each tensor stands in."""
     try:
-        content = json.loads(index.read_bytes())
-        file_of = dict(content['weight_map'])
-        if not all(isinstance(file, str) and Path(file).name == file for file in file_of.values()):
-            raise TypeError('a file in weight_map is no plain file name')
-    except (ValueError, KeyError, TypeError) as error:
+        content = input_files.parse_json(input_files.read_file(index))
+        file_of = _weight_map(content)
+    except ValueError as error:
         raise ValueError(
-            f'{index} is no index of safetensors files, {{"weight_map": {{"tensor": "file"}}}}: {error!r}'
+            f'{index} is no index of safetensors files, {{"weight_map": {{"tensor": "file"}}}}: {error}; '
+            'write or download it anew'
         ) from error
     missing = sorted({file for file in file_of.values() if not (index.parent / file).exists()})
     if missing:
-        raise FileNotFoundError(f'{index} names {missing[0]}, which is not beside it')
+        raise FileNotFoundError(f'{index} names {missing[0]}, which is not beside it: download it, too')
     return file_of
+
+
+def _weight_map(content: Any) -> dict[str, str]:
+    if not isinstance(content, dict) or 'weight_map' not in content:
+        raise ValueError('it has no key weight_map')
+    file_of = content['weight_map']
+    if not isinstance(file_of, dict) or not file_of:
+        raise ValueError('weight_map is no table of tensors')
+    for name, file in file_of.items():
+        if not name:
+            raise ValueError('a tensor in weight_map has an empty name')
+        if not _is_plain_name(file):
+            raise ValueError(f'the file of {name} in weight_map is {file!r}, which is no plain file name')
+    return file_of
+
+
+def _is_plain_name(file: Any) -> bool:
+    return isinstance(file, str) and file not in ('', '.', '..') and not set(file) & set('/\\\0') and file.isprintable()

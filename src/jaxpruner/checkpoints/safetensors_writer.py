@@ -12,6 +12,7 @@ import numpy as np
 from jaxpruner import atomic_files
 from jaxpruner.checkpoints.base import Leaf
 from jaxpruner.checkpoints.safetensors_reader import DTYPES, METADATA_KEY
+from jaxpruner.system_errors import errors_named
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 # The header's length is a multiple of this, so that weights lie where their dtype wants them.
@@ -111,7 +112,7 @@ class SafetensorsWriter:
 
     def _write(self, data: bytes | memoryview) -> None:
         rest = memoryview(data)
-        with atomic_files.errors_named(self.path):
+        with errors_named(self.path):
             while rest:  # a write is cut short at 2 GiB, and where the disk becomes full
                 rest = rest[self._file.write(rest) :]
 

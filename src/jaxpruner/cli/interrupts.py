@@ -31,4 +31,5 @@ def heard_interrupts() -> Iterator[None]:
     try:
         yield
     finally:
-        sys.unraisablehook = before
+        if sys.unraisablehook is repeat:  # what a library has put there since stays
+            sys.unraisablehook = before
