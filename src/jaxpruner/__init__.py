@@ -56,6 +56,7 @@ from jaxpruner.sparsity_types import Block as Block
 from jaxpruner.sparsity_types import Channel as Channel
 from jaxpruner.sparsity_types import NByM as NByM
 from jaxpruner.sparsity_types import Unstructured as Unstructured
+from jaxpruner.tabulation import tabulate as tabulate
 from jaxpruner.uses import UnsupportedPrimitive as UnsupportedPrimitive
 from jaxpruner.uses import Use as Use
 from jaxpruner.uses import UseGraph as UseGraph

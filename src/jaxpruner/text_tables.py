@@ -12,6 +12,7 @@ WIDTH = 80
 _LEAST_WIDTH = 8
 _GAP = '  '
 _ELLIPSIS = '…'
+_SEPARATORS = '/×'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,8 +26,8 @@ class Column:
     heading: str
     align: Literal['left', 'right'] = 'left'
     # What happens where the table is too wide: the column keeps its texts whole, takes the middle out of them (names of
-    # leaves), or wraps them onto further lines (sentences).
-    overflow: Literal['keep', 'middle', 'wrap'] = 'keep'
+    # leaves), folds them behind a `/` or `×`, or wraps them between words.
+    overflow: Literal['keep', 'middle', 'fold', 'wrap'] = 'keep'
 
 
 def to_text(
@@ -109,6 +110,8 @@ def _cells(column: Column, texts: Sequence[str], width: int) -> list[list[str]]:
     """The lines of each text of a column."""
     if column.overflow == 'keep':
         return [[text] for text in texts]
+    if column.overflow == 'fold':
+        return [_folded(text, width) for text in texts]
     if column.overflow == 'wrap':
         return [textwrap.wrap(text, width) or [''] for text in texts]
     # Two names that look alike without their middles stay whole, on several lines.
@@ -121,10 +124,10 @@ def _cells(column: Column, texts: Sequence[str], width: int) -> list[list[str]]:
 
 
 def _folded(name: str, width: int) -> list[str]:
-    """A name on several lines, broken behind a `/` where there is one."""
+    """A name or a shape on several lines, broken behind a separator where there is one."""
     lines = []
     while len(name) > width:
-        end = name.rfind('/', 0, width) + 1 or width
+        end = max(name.rfind(separator, 0, width) for separator in _SEPARATORS) + 1 or width
         lines.append(name[:end])
         name = name[end:]
     return [*lines, name]

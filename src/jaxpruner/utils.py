@@ -17,6 +17,7 @@ _NPARAMS_NNZ = '_nparams_nnz'
 _TOTAL_INTERSECTION = '_total_intersection'
 # Rows are counted in 32 bits, which a row below this length cannot exceed.
 _MAX_ROW = 2**30
+_BITS_IN_A_BYTE = 8
 
 
 def summarize_sparsity(
@@ -42,9 +43,9 @@ def summarize_sparsity(
     >>> summarize_sparsity({'w': jnp.array([[0.0, 1.0], [0.0, 0.0]])})
     {'w': 0.75, '_total_sparsity': 0.75, '_nparams': 4, '_nparams_nnz': 1}
     """
-    paths, leaves, _ = tree_lib.flatten_with_paths(jax.tree.map(_if_numbers, param_tree))
+    paths, leaves, _ = tree_lib.flatten_with_paths(jax.tree.map(array_of_numbers, param_tree))
     sizes = [math.prod(leaf.shape) for leaf in leaves]
-    nonzeros = [_count_nonzero(leaf) for leaf in leaves]
+    nonzeros = [count_nonzero(leaf) for leaf in leaves]
     summary: dict[str, Any] = {}
     if not only_total_sparsity:
         for path, size, nonzero in zip(paths, sizes, nonzeros, strict=True):
@@ -62,18 +63,40 @@ def summarize_sparsity(
     return summary
 
 
-def _if_numbers(leaf: Any) -> Any:
+def array_of_numbers(leaf: Any) -> Any:
+    """The leaf, or `None` where it has no zeros to count: random keys, numbers of Python.
+
+    >>> array_of_numbers(jnp.ones(1)), array_of_numbers(3)
+    (Array([1.], dtype=float32), None)
+    """
     return leaf if hasattr(leaf, 'dtype') and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else None
 
 
 def _memory(leaves: Sequence[Any], sizes: Sequence[int], nonzeros: Sequence[Any]) -> dict[str, Any]:
     dense, sparse = 0, 0
     for leaf, size, nonzero in zip(leaves, sizes, nonzeros, strict=True):
-        whole = size * leaf.dtype.itemsize
-        packed = nonzero * leaf.dtype.itemsize + -(-size // 8)
-        dense += whole
-        sparse += jnp.minimum(whole, packed) if tree_lib.is_traced(packed) else min(whole, packed)
+        dense += size * leaf.dtype.itemsize
+        sparse += packed_bytes(size, nonzero, leaf.dtype.itemsize)
     return {'_nbytes': dense, '_nbytes_nnz': sparse}
+
+
+def packed_bytes(weights: int, kept: Any, bytes_per_weight: int) -> Any:
+    """What a leaf takes as one bit a weight and its kept weights, or dense where that is less.
+
+    Args:
+      weights: number of weights.
+      kept: number of those that are kept, an integer or a traced scalar.
+      bytes_per_weight: of a dense one.
+
+    Returns:
+      Bytes, a scalar array where `kept` is traced.
+
+    >>> packed_bytes(100, 10, 4), packed_bytes(100, 100, 4)
+    (53, 400)
+    """
+    dense = weights * bytes_per_weight
+    packed = -(-weights // _BITS_IN_A_BYTE) + kept * bytes_per_weight
+    return jnp.minimum(dense, packed) if tree_lib.is_traced(packed) else min(dense, packed)
 
 
 def summarize_intersection(mask_tree1: tree_lib.PyTree, mask_tree2: tree_lib.PyTree) -> dict[str, Any]:
@@ -101,19 +124,23 @@ def summarize_intersection(mask_tree1: tree_lib.PyTree, mask_tree2: tree_lib.PyT
             continue
         if first.shape != second.shape:
             raise ValueError(f'{tree_lib.path_string(path)}: shapes differ, {first.shape} and {second.shape}')
-        both, ones = _count_nonzero((first != 0) & (second != 0)), _count_nonzero(first)
+        both, ones = count_nonzero((first != 0) & (second != 0)), count_nonzero(first)
         summary[tree_lib.path_string(path)] = _ratio(both, ones)
         both_total, first_total = both_total + both, first_total + ones
     summary[_TOTAL_INTERSECTION] = _ratio(both_total, first_total)
     return summary
 
 
-def _count_nonzero(array: Any) -> Any:
-    """Exact number of non-zeros; NaN counts as one."""
+def count_nonzero(array: Any) -> Any:
+    """Exact number of non-zeros, a scalar array inside `jit`; NaN counts as one.
+
+    >>> count_nonzero(jnp.array([0.0, jnp.nan, 2.0]))
+    2
+    """
     if math.prod(array.shape) < _MAX_ROW:
         count = jnp.count_nonzero(array)
         return count if tree_lib.is_traced(count) else int(count)
-    return sum(_count_nonzero(array[i]) for i in range(array.shape[0]))
+    return sum(count_nonzero(array[i]) for i in range(array.shape[0]))
 
 
 def _ratio(part: Any, whole: Any) -> Any:

@@ -1,9 +1,9 @@
 """What is in a checkpoint, leaf by leaf: sparsity, structure, bytes."""
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
+from jaxpruner import utils
 from jaxpruner.checkpoints.base import Checkpoint, Leaf
 from jaxpruner.checkpoints.parts import parts_of
 from jaxpruner.checkpoints.structure import Structure, Survey
@@ -28,8 +28,8 @@ class LeafReport(NamedTuple):
 
     @property
     def packed_bytes(self) -> int:
-        """Bytes of a mask of one bit a weight and the weights that are not zero."""
-        return math.ceil(self.leaf.size / 8) + self.structure.nonzeros * self.leaf.dtype.itemsize
+        """Bytes of a mask of one bit a weight and the weights that are not zero, or dense where that is less."""
+        return utils.packed_bytes(self.leaf.size, self.structure.nonzeros, self.leaf.dtype.itemsize)
 
     def as_dict(self) -> dict[str, Any]:
         """The report as JSON has it."""
@@ -73,7 +73,7 @@ def inspect_leaves(
 
 
 def totals(reports: Iterable[LeafReport]) -> dict[str, Any]:
-    """All leaves together. Packed, each has the fewer of its bytes dense and packed.
+    """All leaves together.
 
     >>> totals([])
     {'leaves': 0, 'weights': 0, 'sparsity': 0.0, 'bytes': 0, 'packed_bytes': 0}
@@ -86,5 +86,5 @@ def totals(reports: Iterable[LeafReport]) -> dict[str, Any]:
         'weights': weights,
         'sparsity': 1 - nonzeros / weights if weights else 0.0,
         'bytes': sum(report.leaf.bytes for report in reports),
-        'packed_bytes': sum(min(report.leaf.bytes, report.packed_bytes) for report in reports),
+        'packed_bytes': sum(report.packed_bytes for report in reports),
     }

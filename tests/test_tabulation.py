@@ -1,0 +1,186 @@
+"""A model as a table: the numbers of each leaf, their sums, and text that fits."""
+
+import io
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import rich.console
+from flax import nnx
+
+import jaxpruner
+from jaxpruner import tabulation
+from jaxpruner.uses import param_uses
+
+PARAMS = {
+    'hidden': {'kernel': jnp.ones((16, 8)), 'bias': jnp.zeros(8)},
+    'out': {'kernel': jnp.ones((8, 3), jnp.bfloat16)},
+}
+HIDDEN_MASK = (jnp.arange(128).reshape(16, 8) % 4 == 0).astype(jnp.uint8)  # 32 of 128
+OUT_MASK = (jnp.arange(24).reshape(8, 3) % 3 == 0).astype(jnp.uint8)  # 8 of 24
+MASKS = {'hidden': {'kernel': HIDDEN_MASK, 'bias': None}, 'out': {'kernel': OUT_MASK}}
+# Leaf, weights, kept, bytes dense, bytes packed: bits and kept weights.
+EXPECTED = [
+    ('hidden/bias', 8, 8, 32, 32),
+    ('hidden/kernel', 128, 32, 512, 16 + 32 * 4),
+    ('out/kernel', 24, 8, 48, 3 + 8 * 2),
+]
+
+
+def numbers(table):
+    return [(row.name, row.weights, row.kept, row.dense_bytes, row.packed_bytes) for row in table]
+
+
+def packed(masks):
+    return jax.tree.map(lambda mask: jnp.packbits(mask, axis=0), masks)
+
+
+def state_of(masks, tx=lambda tx: tx):
+    return tx(jaxpruner.FixedMask(masks=masks, use_packed_masks=True).wrap_optax(optax.adam(0.1))).init(PARAMS)
+
+
+GIVEN = {
+    'masks': MASKS,
+    'packed masks': packed(MASKS),
+    'masks of booleans': jax.tree.map(lambda mask: mask != 0, MASKS),
+    'masks of numpy': jax.tree.map(np.asarray, MASKS),
+    'a sparse state': state_of(MASKS),
+    'a chained state': state_of(MASKS, lambda tx: optax.chain(optax.clip(1.0), tx)),
+}
+
+
+@pytest.mark.parametrize('name', GIVEN)
+def test_masks_are_counted(name):
+    assert numbers(jaxpruner.tabulate(PARAMS, GIVEN[name])) == EXPECTED
+
+
+def test_states_of_two_pruners_make_one_table():
+    def labels(params):
+        return {'hidden': {'kernel': 'first', 'bias': 'first'}, 'out': {'kernel': 'second'}}
+
+    def pruner(masks):
+        return jaxpruner.FixedMask(masks=masks).wrap_optax(optax.adam(0.1))
+
+    first = pruner({'hidden': MASKS['hidden'], 'out': {'kernel': None}})
+    second = pruner({'hidden': {'kernel': None, 'bias': None}, 'out': MASKS['out']})
+    state = optax.multi_transform({'first': first, 'second': second}, labels).init(PARAMS)
+    assert numbers(jaxpruner.tabulate(PARAMS, state)) == EXPECTED
+
+
+def test_shapes_will_do_where_masks_are_given():
+    assert numbers(jaxpruner.tabulate(jax.eval_shape(lambda: PARAMS), MASKS)) == EXPECTED
+
+
+def test_zeros_are_counted_without_masks():
+    table = jaxpruner.tabulate(jaxpruner.apply_mask(PARAMS, MASKS))
+    assert [row.kept for row in table] == [0, 32, 8]
+
+
+def test_what_is_no_array_of_numbers_is_left_out():
+    params = {'key': jax.random.key(0), 'none': None, 'number': 3, 'w': jnp.ones(2)}
+    assert [row.name for row in jaxpruner.tabulate(params)] == ['w']
+
+
+@pytest.mark.parametrize('masks', [MASKS, None])
+def test_totals_are_sums(masks):
+    table = jaxpruner.tabulate(PARAMS, masks)
+    for column in ('weights', 'kept', 'dense_bytes', 'packed_bytes'):
+        assert getattr(table.total, column) == sum(getattr(row, column) for row in table.rows), column
+    assert table.total.sparsity == pytest.approx(1 - table.total.kept / 160)
+
+
+def test_no_leaves():
+    table = jaxpruner.tabulate({})
+    assert len(table) == 0
+    assert table.total.kept == 0
+    assert 'total' in str(table)
+
+
+def test_packed_is_never_more_than_dense():
+    params = {'full': jnp.ones(64, jnp.int8)}
+    (row,) = jaxpruner.tabulate(params, {'full': jnp.ones(64, jnp.uint8)})
+    assert (row.dense_bytes, row.packed_bytes) == (64, 64)
+
+
+def apply(params, inputs):
+    hidden = jnp.tanh(inputs @ params['hidden']['kernel'] + params['hidden']['bias'])
+    return hidden @ params['out']['kernel']
+
+
+def test_a_graph_adds_operations():
+    graph = param_uses(apply, PARAMS, jnp.ones((5, 16)))
+    for given in (graph, graph.leaf_flops, {'hidden/kernel': 1280, 'out/*': 240}):
+        table = jaxpruner.tabulate(PARAMS, MASKS, given)
+        assert [row.flops for row in table] == [None, 2 * 5 * 16 * 8, 2 * 5 * 8 * 3]
+        assert table.total.flops == 1280 + 240
+        assert str(table).split('\n')[0].endswith('FLOPs')
+        assert [line.split()[-1] for line in str(table).split('\n')[2:5]] == ['-', 'k', '240']
+
+
+def test_numbers_have_three_digits():
+    table = tabulation.SparsityTable(
+        (tabulation.TableRow('w', (10**6, 5), 'float32', 5 * 10**6, 5, 20_000_000, 625_020, flops=12_345_678_901),),
+        has_flops=True,
+    )
+    assert str(table).split('\n')[2].split() == 'w 1000000×5 float32 100.00% 5 20 MB 625 kB 12.3 G'.split()
+
+
+LONG = {
+    f'transformer/encoder/layers/{i}/attention/{name}': jax.ShapeDtypeStruct((50257, 1600), jnp.bfloat16)
+    for i in range(3)
+    for name in ('query', 'key')
+}
+
+
+@pytest.mark.parametrize('graph', [None, dict.fromkeys(LONG, 164_700_000_000)])
+def test_text_fits_eighty_columns_and_names_stay_apart(graph):
+    masks = dict.fromkeys(LONG, None)
+    text = str(jaxpruner.tabulate(LONG, masks, graph))
+    assert max(map(len, text.split('\n'))) <= 80
+    heading, _, *body = text.split('\n')
+    start = heading.index('shape')
+    names = ''.join(line[:start].strip() for line in body)
+    for name in LONG:
+        assert name in names
+
+
+def rendered(table, width=80):
+    console = rich.console.Console(file=io.StringIO(), width=width)
+    console.print(table)
+    return console.file.getvalue()
+
+
+def test_rich_renders_every_row_and_the_total():
+    text = rendered(jaxpruner.tabulate(PARAMS, MASKS))
+    for word in ('hidden/bias', 'hidden/kernel', 'out/kernel', 'total', '75.00%', 'bfloat16', '144 B'):
+        assert word in text
+    assert max(map(len, text.split('\n'))) <= 80
+
+
+def test_names_are_no_markup():
+    assert '[red]w' in rendered(jaxpruner.tabulate({'[red]w': jnp.ones(2)}))
+
+
+def test_models_of_nnx():
+    model = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
+    table = jaxpruner.tabulate(nnx.state(model, nnx.Param))
+    assert [(row.name, row.shape) for row in table] == [('bias', (2,)), ('kernel', (4, 2))]
+
+
+def test_other_masks_are_refused_by_name():
+    with pytest.raises(ValueError, match=r'^hidden/kernel: .*\(2, 2\)'):
+        jaxpruner.tabulate(PARAMS, {'hidden': {'kernel': jnp.ones((2, 2), jnp.uint8), 'bias': None}, 'out': None})
+
+
+def test_unknown_names_of_operations_are_refused():
+    with pytest.raises(ValueError, match=r"graph: 'hiden/kernel'.*hidden/kernel"):
+        jaxpruner.tabulate(PARAMS, MASKS, {'hiden/kernel': 3})
+
+
+def test_numbers_that_are_not_known_are_refused_by_name():
+    with pytest.raises(TypeError, match=r'hidden/bias: .*outside jit'):
+        jaxpruner.tabulate(jax.eval_shape(lambda: PARAMS))
+    with pytest.raises(TypeError, match=r'hidden/kernel: .*outside jit'):
+        jax.jit(lambda masks: jaxpruner.tabulate(PARAMS, masks))(MASKS)
