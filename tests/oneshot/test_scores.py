@@ -108,6 +108,9 @@ def test_bad_calls(call, message):
         call()
 
 
-def test_few_samples_are_warned_of():
-    with pytest.warns(UserWarning, match='a/w: 3 samples are fewer than its 8 inputs.*at least 3 times'):
-        input_statistics.check_statistics(InputStatistics(3, jnp.ones(8)), (8, 2), 'a/w')
+def test_few_samples_are_warned_of_once():
+    assert input_statistics.too_few_samples(InputStatistics(8, jnp.ones(8)), (8, 2), 'b') is None
+    lacking = [input_statistics.too_few_samples(InputStatistics(3, jnp.ones(8)), (8, 2), f'a{i}') for i in range(7)]
+    with pytest.warns(UserWarning, match=r'a0 \(3 samples, 8 inputs\), .* and 2 more; .* 3 times') as caught:
+        input_statistics.warn_of_few_samples(lacking)
+    assert len(caught) == 1

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import itertools
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
@@ -12,19 +11,27 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxpruner import base_updater, sparsity_types, targets
+from jaxpruner import base_updater, caller_warnings, sparsity_types, targets
 from jaxpruner import tree as tree_lib
 from jaxpruner.oneshot import matrix_masks, matrix_scores, owl
-from jaxpruner.oneshot.batches import first_batch
+from jaxpruner.oneshot.batches import as_inputs, check_inputs, first_batch
 from jaxpruner.oneshot.blocks import Names, check_blocks
-from jaxpruner.oneshot.calibration import CalibratedMatrices, Calibration, as_inputs, calibrate
-from jaxpruner.oneshot.input_statistics import InputStatistics, check_statistics
+from jaxpruner.oneshot.calibration import CalibratedMatrices, Calibration, calibrate
+from jaxpruner.oneshot.followed_leaves import choose_leaves, follow_leaves, ignore_vectors
+from jaxpruner.oneshot.input_statistics import (
+    InputStatistics,
+    TooFewSamples,
+    check_statistics,
+    too_few_samples,
+    warn_of_few_samples,
+)
 from jaxpruner.oneshot.jobs import Job, of_layer, one_by_one, take_job
+from jaxpruner.oneshot.named_leaves import names_of
 from jaxpruner.oneshot.pruned_leaves import PrunedLeaves
 from jaxpruner.oneshot.sequential import SequentialCalibration
-from jaxpruner.oneshot.weight_matrices import WeightMatrices, find_matrices
+from jaxpruner.oneshot.weight_matrices import WeightMatrices
 from jaxpruner.progress import progress_bar
-from jaxpruner.uses import param_uses
+from jaxpruner.uses import UseGraph, param_uses
 
 
 @dataclasses.dataclass
@@ -151,22 +158,22 @@ class CalibratedPruning(base_updater.BaseUpdater):
                 f'{type(self).__name__} looks at the inputs of each layer; give instant_sparsify the model and data: '
                 'apply_fn=…, batches=…'
             )
-        found = PrunedLeaves(params, donate)
+        if calibration is not None and self.sequential:
+            raise ValueError('sequential=True takes statistics as it goes; give apply_fn and batches alone')
+        pruned = PrunedLeaves(params, donate)
+        if calibration is not None:
+            selected = self._with_statistics(calibration, selected)
+            self._prune_at_once(pruned, calibration, selected, donate=False)
+            return pruned.params, pruned.masks
+        first, batches = first_batch(batches)
+        check_inputs(apply_fn, first)
+        selected = self._followed(param_uses(apply_fn, params, *as_inputs(first)), selected)
         if self.sequential:
-            if calibration is not None:
-                raise ValueError('sequential=True takes statistics as it goes; give apply_fn and batches alone')
-            self._prune_in_blocks(found, apply_fn, list(batches or ()), selected, progress)
-            return found.params, found.masks
-        own = calibration is None
-        if calibration is None:
-            calibration = self._calibrate(params, apply_fn, batches, selected, progress)
-        chosen = [(path, entry) for path in selected if path in calibration for entry in calibration[path]]
-        self._check_statistics([(path, *entry) for path, entry in chosen], selected)
-        each = self._sparsities(found, chosen, selected)
-        jobs = [Job(path, *entry, sparsity) for (path, entry), sparsity in zip(chosen, each, strict=True)]
-        del calibration, chosen  # statistics are freed one after another
-        self._prune(found, jobs, selected, donate=own)
-        return found.params, found.masks
+            self._prune_in_blocks(pruned, apply_fn, list(batches), selected, progress)
+        else:
+            calibration = calibrate(apply_fn, params, batches, self.kind, list(selected), progress)
+            self._prune_at_once(pruned, calibration, selected, donate=True)
+        return pruned.params, pruned.masks
 
     def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
         """The target of each leaf; whether its sparsity type fits is seen when it is known how the leaf is used."""
@@ -176,9 +183,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
             del shape
             self.check_type(sparsity_type, f'{tree_lib.path_string(path)}: ')
 
-        with warnings.catch_warnings():
-            # Biases of stacked layers stay dense, whatever the filter takes them for.
-            warnings.filterwarnings('ignore', '.*looks like a bias or norm')
+        with ignore_vectors():
             return targets.of_leaves(
                 self.sparsity_distribution_fn, params, self._leaf_types(paths, leaves), self.stacked, check
             )
@@ -198,71 +203,103 @@ class CalibratedPruning(base_updater.BaseUpdater):
         rows = zip(paths, tree_lib.leaves_like(treedef, sparsities), self._leaf_types(paths, leaves), strict=True)
         return {path: _Selected(sparsity, kind) for path, sparsity, kind in rows if sparsity is not None}
 
-    def _calibrate(
-        self, params: tree_lib.PyTree, apply_fn: Any, batches: Any, selected: dict[Any, '_Selected'], progress: bool
-    ) -> Calibration:
-        first, batches = first_batch(batches)
-        # What does not fit is said before anything is computed.
-        graph = param_uses(apply_fn, params, *as_inputs(first))
-        for path in selected:
-            for matrices in find_matrices(graph, path) if path not in graph.unused else ():
+    def _followed(self, graph: UseGraph, selected: dict[Any, '_Selected']) -> dict[Any, '_Selected']:
+        """Those leaves that can be pruned; what does not fit is said before anything is computed."""
+        followed = follow_leaves(graph, selected)
+        chosen = choose_leaves(followed, names_of(self), type(self).__name__)
+        for path in chosen:
+            for matrices in followed.matrices[path]:
                 self._check(path, matrices, selected[path].kind)
-        return calibrate(apply_fn, params, batches, self.kind, list(selected), progress)
+        return {path: selected[path] for path in chosen}
+
+    def _with_statistics(self, calibration: Calibration, selected: dict[Any, '_Selected']) -> dict[Any, '_Selected']:
+        """Those leaves of which statistics are given; says of others why they stay dense."""
+        followed = getattr(calibration, 'followed', None)
+        chosen = [path for path in selected if path in calibration]
+        if followed is not None:
+            chosen = choose_leaves(followed.among(selected), names_of(self), type(self).__name__)
+        known = {*chosen, *(followed.paths if followed is not None else ())}
+        missing = [tree_lib.path_string(path) for path in selected if path not in known]
+        if missing:
+            caller_warnings.warn(
+                f'{", ".join(missing)}: the calibration has no statistics of these leaves, which stay dense; calibrate '
+                'without only=…, or leave them out of sparsity_distribution_fn'
+            )
+        return {path: selected[path] for path in chosen}
+
+    def _prune_at_once(
+        self, pruned: PrunedLeaves, calibration: Calibration, selected: dict[Any, '_Selected'], donate: bool
+    ) -> None:
+        """All leaves by statistics of the dense model."""
+        chosen = [(path, entry) for path in selected for entry in calibration[path]]
+        lacking = self._check_statistics([(path, *entry) for path, entry in chosen], selected)
+        warn_of_few_samples(lacking)
+        each = self._sparsities(pruned, chosen, selected)
+        jobs = [Job(path, *entry, sparsity) for (path, entry), sparsity in zip(chosen, each, strict=True)]
+        del calibration, chosen  # statistics are freed one after another
+        self._prune(pruned, jobs, selected, donate)
 
     def _prune_in_blocks(
-        self, found: PrunedLeaves, apply_fn: Any, batches: list[Any], selected: dict[Any, '_Selected'], progress: bool
+        self, pruned: PrunedLeaves, apply_fn: Any, batches: list[Any], selected: dict[Any, '_Selected'], progress: bool
     ) -> None:
         """Each block when those before it are pruned."""
-        run = SequentialCalibration(apply_fn, found.params, batches, self.kind, list(selected), self.blocks)
+        run = SequentialCalibration(apply_fn, pruned.params, batches, self.kind, list(selected), self.blocks)
         for part in run.parts:
             self._check(part.path, part.matrices, selected[part.path].kind)
         each = [selected[part.path].sparsity for part in run.parts]
         if self.owl:
-            whole = calibrate(apply_fn, found.params, batches, 'second_moment', list(selected), progress)
-            each = self._sparsities(found, [(path, entry) for path in whole for entry in whole[path]], selected)
+            whole = calibrate(apply_fn, pruned.params, batches, 'second_moment', list(selected), progress)
+            each = self._sparsities(pruned, [(path, entry) for path in whole for entry in whole[path]], selected)
         total, done = len(run.blocks) * len(batches), itertools.count(1)
+        lacking: list[TooFewSamples] = []
         del batches  # they go on as what they become
         with progress_bar(total, progress) as show:
             for number, block in enumerate(run.blocks):
                 name = f'block {number + 1} of {len(run.blocks)}'
-                taken = run.take(number, found.params, lambda arrays, name=name: show(name, next(done), arrays))
-                self._check_statistics([(*part[:2], statistics) for part, statistics in taken], selected, block.layer)
+                taken = run.take(number, pruned.params, lambda arrays, name=name: show(name, next(done), arrays))
+                entries = [(*part[:2], statistics) for part, statistics in taken]
+                lacking += self._check_statistics(entries, selected, block.layer)
                 jobs = [
                     Job(*part[:2], statistics, of_layer(each[i], block.layer), block.layer)
                     for i, (part, statistics) in zip(block.parts, taken, strict=True)
                 ]
-                del taken
-                self._prune(found, jobs, selected, donate=True)
+                del taken, entries
+                self._prune(pruned, jobs, selected, donate=True)
+        warn_of_few_samples(lacking)
 
     def _check_statistics(
         self, taken: list[tuple[Any, ...]], selected: dict[Any, '_Selected'], layer: int | None = None
-    ) -> None:
+    ) -> list[TooFewSamples]:
+        """Refuses statistics that do not fit; returns the leaves with too few samples."""
+        lacking = []
         for path, matrices, statistics in taken:
             self._check(path, matrices, selected[path].kind)
-            shape = matrices.layout.matrices_shape[0 if layer is None else 1 :]
-            check_statistics(statistics, shape, tree_lib.path_string(path), self.kind == 'gram')
+            where, shape = tree_lib.path_string(path), matrices.layout.matrices_shape[0 if layer is None else 1 :]
+            check_statistics(statistics, shape, where, self.kind == 'gram')
+            lacking.append(too_few_samples(statistics, shape, where))
+        return [leaf for leaf in lacking if leaf is not None]
 
-    def _prune(self, found: PrunedLeaves, jobs: list[Job], selected: dict[Any, '_Selected'], donate: bool) -> None:
+    def _prune(self, pruned: PrunedLeaves, jobs: list[Job], selected: dict[Any, '_Selected'], donate: bool) -> None:
         # Beside statistics that stay there is what is made of a layer's, and no more.
         prepare = functools.partial(self.prepare, donate=True) if donate else None
         while jobs:
-            for path, matrices, statistics, sparsity, layer, prepared in one_by_one(take_job(jobs, prepare), found):
+            for path, matrices, statistics, sparsity, layer, prepared in one_by_one(take_job(jobs, prepare), pruned):
                 if not prepared:
                     statistics = self.prepare(statistics, donate=False)
-                weights, where = found.read(path, matrices, layer), tree_lib.path_string(path)
+                weights, where = pruned.read(path, matrices, layer), tree_lib.path_string(path)
                 if layer is not None:
                     where = f'{where}, layer {layer}'
                 sparsity, kind = jnp.asarray(sparsity, jnp.float32), selected[path].kind
                 new, kept = self.prune_matrices(weights, statistics, sparsity, kind, where)
                 del weights, statistics  # before more memory is taken
-                found.replace(path, matrices, new, kept, layer)
+                pruned.replace(path, matrices, new, kept, layer)
 
     def _check(self, path: tree_lib.Path, matrices: WeightMatrices, kind: Any) -> None:
         matrix_masks.check_matrix_type(kind, matrices.layout.matrices_shape, tree_lib.path_string(path))
 
     def _sparsities(
         self,
-        found: PrunedLeaves,
+        pruned: PrunedLeaves,
         chosen: list[tuple[tree_lib.Path, CalibratedMatrices]],
         selected: dict[Any, '_Selected'],
     ) -> list[Any]:
@@ -272,7 +309,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
             return each
         shares, sizes, means = [], [], []
         for (path, entry), sparsity in zip(chosen, each, strict=True):
-            weights = found.read(path, entry.matrices)
+            weights = pruned.read(path, entry.matrices)
             scores = matrix_scores.wanda_scores(weights, entry.statistics.second_moment)
             shares.append(owl.outlier_shares(scores, self.owl_multiple))
             sizes += [scores.size // shares[-1].size] * shares[-1].size

@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from jaxpruner import tree as tree_lib
+from jaxpruner.oneshot.batches import as_batches, as_inputs, check_inputs, shapes_of
 from jaxpruner.oneshot.explicit_meshes import on_explicit_mesh
+from jaxpruner.oneshot.followed_leaves import FollowedLeaves, check_used, warn_of_unclear
 from jaxpruner.oneshot.input_statistics import InputStatistics
 from jaxpruner.oneshot.observed import Observed, Part, check_alike, find_observed, input_taps
 from jaxpruner.oneshot.weight_matrices import WeightMatrices
@@ -24,7 +25,7 @@ KINDS = ('second_moment', 'gram')
 class CalibratedMatrices(NamedTuple):
     """Weight matrices of a leaf, and the statistics of their inputs.
 
-    >>> CalibratedMatrices(None, InputStatistics(2, jnp.ones(3))).statistics.count
+    >>> CalibratedMatrices(None, InputStatistics(2, jax.numpy.ones(3))).statistics.count
     2
     """
 
@@ -35,13 +36,18 @@ class CalibratedMatrices(NamedTuple):
 class Calibration(Mapping[tree_lib.Path, tuple[CalibratedMatrices, ...]]):
     """Statistics by leaf path; a leaf has one entry for each way in which it is read, mostly one.
 
+    >>> import jax.numpy as jnp
     >>> found = calibrate(lambda params, x: x @ params['w'], {'w': jnp.ones((2, 3))}, [jnp.eye(2)])
     >>> [entry.statistics.second_moment.tolist() for entry in found['w']]
     [[1.0, 1.0]]
     """
 
-    def __init__(self, by_leaf: Mapping[tree_lib.Path, tuple[CalibratedMatrices, ...]]):
+    def __init__(
+        self, by_leaf: Mapping[tree_lib.Path, tuple[CalibratedMatrices, ...]], followed: FollowedLeaves | None = None
+    ):
         self._by_leaf = dict(by_leaf)
+        # Of all leaves that were asked for, so that it can be said why some have no statistics.
+        self.followed = followed
 
     def __getitem__(self, path: tree_lib.Path | str) -> tuple[CalibratedMatrices, ...]:
         for known, entries in self._by_leaf.items():
@@ -84,9 +90,12 @@ def calibrate(
       Statistics by leaf path.
 
     Raises:
-      ValueError: another kind, a name that matches no leaf, no batches, or a leaf of which weights cannot be told.
-      UnsupportedPrimitive: a leaf named by `only` goes through an operation that is not understood.
+      TypeError: a batch holds another number of inputs than the model takes.
+      ValueError: another kind, a name that matches no leaf, no batches, a model that does not use its parameters, or a
+        leaf that `only` names itself and of which weights cannot be told. Of other such leaves a warning says so.
+      UnsupportedPrimitive: a leaf that `only` names itself goes through an operation that is not understood.
 
+    >>> import jax.numpy as jnp
     >>> params = {'w': jnp.ones((2, 3)), 'b': jnp.ones(3)}
     >>> batches = [jnp.array([[1.0, 2.0]]), jnp.array([[3.0, 0.0]])]
     >>> (entry,) = calibrate(lambda p, x: x @ p['w'] + p['b'], params, batches, kind='gram')['w']
@@ -96,16 +105,21 @@ def calibrate(
     if kind not in KINDS:
         raise ValueError(f'kind is {" or ".join(map(repr, KINDS))}, got {kind!r}')
     totals, observed, step, shape = None, Observed([], []), None, None
+    batches = as_batches(batches)
     with progress_bar(len(batches) if isinstance(batches, Sized) else None, progress) as show:
         for number, batch in enumerate(batches):
             show('calibrating', number, totals)
             inputs = as_inputs(batch)
             new_shape = shapes_of(inputs)
             if step is None or new_shape != shape:
+                check_inputs(apply_fn, batch)
                 graph = param_uses(apply_fn, params, *inputs)
                 before, observed, shape = observed, find_observed(graph, only), new_shape
                 if step is not None:
                     check_alike(before, observed)
+                else:
+                    check_used(observed.followed, 'calibrate')
+                    warn_of_unclear(observed.followed.unclear, 'have no statistics')
                 taps = input_taps(observed.values, kind == 'gram')
                 step = _step(taps, graph)
                 if totals is None:
@@ -116,7 +130,7 @@ def calibrate(
     by_leaf: dict[tree_lib.Path, list[CalibratedMatrices]] = {}
     for part in observed.parts:
         by_leaf.setdefault(part.path, []).append(CalibratedMatrices(part.matrices, _of_part(part, totals[part.value])))
-    return Calibration({path: tuple(entries) for path, entries in by_leaf.items()})
+    return Calibration({path: tuple(entries) for path, entries in by_leaf.items()}, observed.followed)
 
 
 def _of_part(part: Part, statistics: InputStatistics) -> InputStatistics:
@@ -125,24 +139,6 @@ def _of_part(part: Part, statistics: InputStatistics) -> InputStatistics:
         return statistics
     trips = tuple(slice(*ends) for ends in part.matrices.trips)
     return jax.tree.map(lambda array: array[trips] if array.ndim else array, statistics)
-
-
-def as_inputs(batch: Any) -> tuple[Any, ...]:
-    """The inputs in a batch: a tuple holds them, anything else is the only one.
-
-    >>> as_inputs(3)
-    (3,)
-    """
-    return batch if isinstance(batch, tuple) else (batch,)
-
-
-def shapes_of(inputs: Any) -> Any:
-    """Shapes and dtypes of inputs, to be compared.
-
-    >>> shapes_of((jnp.ones(3),))
-    (((3,), dtype('float32')),)
-    """
-    return jax.tree.map(lambda array: (jnp.shape(array), jnp.result_type(array)), inputs)
 
 
 def _step(taps: Taps, graph: UseGraph) -> Callable[..., list[InputStatistics]]:

@@ -1,14 +1,17 @@
 """What calibration finds out about the inputs of a weight matrix."""
 
 import math
-import warnings
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpruner import caller_warnings
 from jaxpruner import tree as tree_lib
+
+_MOST_NAMED = 5  # leaves in a warning
 
 
 class InputStatistics(NamedTuple):
@@ -30,7 +33,7 @@ class InputStatistics(NamedTuple):
 
 
 def check_statistics(statistics: InputStatistics, shape: tuple[int, ...], where: str, needs_gram: bool = False) -> None:
-    """Refuses statistics that do not belong to a leaf's matrices, and warns of too few samples.
+    """Refuses statistics that do not belong to a leaf's matrices, or that are not finite.
 
     Args:
       statistics: the leaf's.
@@ -55,15 +58,53 @@ def check_statistics(statistics: InputStatistics, shape: tuple[int, ...], where:
                 f'{where}: {name} has shape {tuple(array.shape)}, and weight matrices of shape {tuple(shape)} need '
                 f'{tuple(wanted)}'
             )
-    if tree_lib.is_traced(statistics.count):
-        return
-    if not jnp.isfinite(statistics.second_moment).all():
+    if not tree_lib.is_traced(statistics.count) and not jnp.isfinite(statistics.second_moment).all():
         raise ValueError(f'{where}: its inputs are not finite; look for NaN or inf in the batches and in the model')
-    count = int(np.min(statistics.count))
-    if count < inputs:
-        warnings.warn(
-            f'{where}: {count} samples are fewer than its {inputs} inputs, so that what they say of these is '
-            f'uncertain; calibrate with at least {math.ceil(inputs / max(count, 1))} times as many',
-            UserWarning,
-            stacklevel=3,
-        )
+
+
+class TooFewSamples(NamedTuple):
+    """A leaf whose inputs were seen less often than there are inputs.
+
+    >>> TooFewSamples('w', 2, 6).inputs
+    6
+    """
+
+    where: str
+    samples: int
+    inputs: int
+
+
+def too_few_samples(statistics: InputStatistics, shape: tuple[int, ...], where: str) -> TooFewSamples | None:
+    """Says so where a leaf's matrices have more inputs than samples.
+
+    Args:
+      statistics: the leaf's.
+      shape: of its matrices, `[..., inputs, outputs]`.
+      where: the leaf's path.
+
+    >>> too_few_samples(InputStatistics(3, jnp.ones(4)), (4, 2), 'dense/kernel')
+    TooFewSamples(where='dense/kernel', samples=3, inputs=4)
+    """
+    if tree_lib.is_traced(statistics.count):
+        return None
+    samples, inputs = int(np.min(statistics.count)), shape[-2]
+    return TooFewSamples(where, samples, inputs) if samples < inputs else None
+
+
+def warn_of_few_samples(leaves: Sequence[TooFewSamples]) -> None:
+    """One warning for all leaves.
+
+    Args:
+      leaves: those with more inputs than samples, if there are any.
+
+    >>> warn_of_few_samples([])
+    """
+    if not leaves:
+        return
+    names = ', '.join(f'{leaf.where} ({leaf.samples} samples, {leaf.inputs} inputs)' for leaf in leaves[:_MOST_NAMED])
+    more = f' and {len(leaves) - _MOST_NAMED} more' if len(leaves) > _MOST_NAMED else ''
+    times = max(math.ceil(leaf.inputs / max(leaf.samples, 1)) for leaf in leaves)
+    caller_warnings.warn(
+        f'samples are fewer than inputs, so that what they say of these is uncertain: {names}{more}; calibrate with at '
+        f'least {times} times as many'
+    )

@@ -7,6 +7,7 @@ import jax
 
 from jaxpruner import tree as tree_lib
 from jaxpruner.oneshot import moments
+from jaxpruner.oneshot.followed_leaves import FollowedLeaves, follow_leaves
 from jaxpruner.oneshot.input_statistics import InputStatistics
 from jaxpruner.oneshot.weight_matrices import WeightMatrices, contracted_axes, find_matrices
 from jaxpruner.uses import Use, UseGraph
@@ -31,6 +32,7 @@ class Observed(NamedTuple):
     Attributes:
       parts: weight matrices, in the order of the leaves.
       values: for each value the uses that meet it.
+      followed: what is known of all leaves that were asked for, those that have no part included.
 
     >>> Observed([], []).values
     []
@@ -38,6 +40,7 @@ class Observed(NamedTuple):
 
     parts: list[Part]
     values: list[tuple[Use, ...]]
+    followed: FollowedLeaves = FollowedLeaves({}, {}, (), (), frozenset())
 
 
 def find_observed(graph: UseGraph, only: Sequence[str | tree_lib.Path] | str | None = None) -> Observed:
@@ -48,8 +51,8 @@ def find_observed(graph: UseGraph, only: Sequence[str | tree_lib.Path] | str | N
       only: names, globs or paths of leaves; by default all that are contracted with data.
 
     Raises:
-      ValueError: a name matches no leaf, or weights of a leaf cannot be told.
-      UnsupportedPrimitive: a leaf named by `only` goes through an operation that is not understood.
+      ValueError: a name matches no leaf, or weights of a leaf cannot be told that `only` names itself, or of any.
+      UnsupportedPrimitive: a leaf that `only` names itself goes through an operation that is not understood.
 
     >>> import jax.numpy as jnp
     >>> from jaxpruner.uses import param_uses
@@ -58,20 +61,24 @@ def find_observed(graph: UseGraph, only: Sequence[str | tree_lib.Path] | str | N
     >>> [part.value for part in find_observed(graph).parts]
     [0, 0]
     """
-    names = (only,) if isinstance(only, str) else only
-    if names is not None:
-        tree_lib.check_names(names, [*graph, *graph.opaque, *graph.unused], 'only')
-        chosen = [path for path in (*graph, *graph.opaque) if any(tree_lib.matches(name, path) for name in names)]
-    else:
-        chosen = list(graph)
+    leaves = [*graph, *graph.opaque, *graph.unused]
+    names: Sequence[str | tree_lib.Path] = ('*',) if only is None else (only,) if isinstance(only, str) else only
+    if only is not None:
+        tree_lib.check_names(names, leaves, 'only')
+    chosen = [path for path in leaves if any(tree_lib.matches(name, path) for name in names)]
+    followed = follow_leaves(graph, chosen)
+    itself = {path for path in chosen if path in names or tree_lib.path_string(path) in names}
+    for path in followed.unclear:
+        if path in itself or not followed.matrices:
+            find_matrices(graph, path)  # raises, with the reason and the remedy
     parts, values = [], {}
-    for path in chosen:
-        for matrices in find_matrices(graph, path):
+    for path, found in followed.matrices.items():
+        for matrices in found:
             # Leaves of which all uses meet the same values share a place.
             key = tuple(_value_key(use) for use in matrices.uses)
             values.setdefault(key, matrices.uses)
             parts.append(Part(path, matrices, list(values).index(key)))
-    return Observed(parts, list(values.values()))
+    return Observed(parts, list(values.values()), followed)
 
 
 def check_alike(first: Observed, other: Observed) -> None:

@@ -1,18 +1,23 @@
 """Pruning in one call, by name; the names of the one-shot algorithms."""
 
-from collections.abc import Callable, Iterable
+import functools
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from jaxpruner import api
+from jaxpruner import api, sparsity_types, type_rules
 from jaxpruner import tree as tree_lib
+from jaxpruner.oneshot.along_inputs import prune_along_inputs
+from jaxpruner.oneshot.batches import as_inputs, check_inputs, first_batch
 from jaxpruner.oneshot.calibrated_pruning import CalibratedPruning
 from jaxpruner.oneshot.grasp import GraSP
+from jaxpruner.oneshot.named_leaves import sparsities_by_name
 from jaxpruner.oneshot.pruning_at_initialization import PruningAtInitialization
 from jaxpruner.oneshot.ria import RIA
 from jaxpruner.oneshot.snip import SNIP
 from jaxpruner.oneshot.sparsegpt import SparseGPT
 from jaxpruner.oneshot.synflow import SynFlow
 from jaxpruner.oneshot.wanda import Wanda
+from jaxpruner.uses import param_uses
 
 _ALGORITHMS = {'wanda': Wanda, 'ria': RIA, 'sparsegpt': SparseGPT, 'snip': SNIP, 'grasp': GraSP, 'synflow': SynFlow}
 
@@ -22,7 +27,7 @@ for _name, _algorithm in _ALGORITHMS.items():
 
 def prune(
     params: tree_lib.PyTree,
-    sparsity: float,
+    sparsity: float | Mapping[Any, float | None] | None = None,
     algorithm: str = 'magnitude',
     *,
     apply_fn: Callable[..., Any] | None = None,
@@ -34,14 +39,22 @@ def prune(
 ) -> tuple[tree_lib.PyTree, tree_lib.PyTree]:
     """Prunes a model in one call.
 
+    With `apply_fn` and `batches` any algorithm sees what the model does with each leaf. Groups of N:M then lie along
+    the inputs, the axis that the model sums over (an axis that is named stays, except -1, the default). Leaves that no
+    contraction reads (biases, norms, positions) and lookups (embeddings, tied ones, too) stay dense, which is logged;
+    one that `custom_sparsity_map`, `sparsity_type` or `sparsity` names itself is pruned. Without a model groups lie
+    along the last axis. SNIP, GraSP and SynFlow rank all leaves that are selected together and leave none alone.
+
     Args:
       params: any pytree of arrays.
-      sparsity: share of weights to remove, in [0, 1].
+      sparsity: share of weights to remove, in [0, 1]; or a mapping from leaf names or globs to shares (`None` = dense),
+        of which the first that matches counts, and leaves without one stay dense. A glob selects leaves of more than
+        one dimension (or those of `filter_fn`), a full name any leaf. May be left out where `sparsity_type` is N:M.
       algorithm: a name that `create_updater_from_config` knows.
-      apply_fn: `(params, *inputs) -> results`, the model; for wanda, ria, sparsegpt and synflow.
+      apply_fn: `(params, *inputs) -> results`, the model; wanda, ria, sparsegpt and synflow need it.
       loss_fn: `(params, *inputs) -> scalar`; for snip and grasp.
       batches: an iterable of inputs, for all that take one of the two: a tuple holds them, anything else is the only
-        one.
+        one. Algorithms that look at weights alone read the first one's shapes.
       progress: those show a progress bar, if stderr is a terminal and rich is installed.
       donate: wanda, ria and sparsegpt change the parameters in place, where there is no memory for another copy: the
         arrays of `params` that are pruned can no longer be used, not even after an error.
@@ -51,13 +64,18 @@ def prune(
       The pruned parameters, and the masks, `None` where dense.
 
     Raises:
-      ValueError: a wrong setting; the message says which.
+      TypeError: `sparsity` is no number and no mapping, or a batch holds another number of inputs than the model takes.
+      ValueError: a wrong setting, or a model that does not use its parameters; the message says which.
 
     >>> import jax.numpy as jnp
     >>> prune({'w': jnp.array([[1.0, 2.0]])}, 0.5)[0]['w'].tolist()
     [[0.0, 2.0]]
+    >>> params = {'a': jnp.array([[1.0, 2.0]]), 'b': jnp.array([[3.0, 4.0]])}
+    >>> prune(params, {'a': 0.5})[1]
+    {'a': Array([[0, 1]], dtype=uint8), 'b': None}
     """
-    updater = api.create_updater_from_config({'algorithm': algorithm, 'sparsity': sparsity, **settings})
+    config = {'algorithm': algorithm, **_sparsity_keys(sparsity, settings), **settings}
+    updater = api.create_updater_from_config(config)
     if donate and not isinstance(updater, CalibratedPruning):
         raise ValueError(f'{algorithm!r} makes a copy: leave donate out, or choose wanda, ria or sparsegpt')
     if isinstance(updater, PruningAtInitialization):
@@ -66,4 +84,42 @@ def prune(
         raise ValueError(f'{algorithm!r} looks at no loss: leave loss_fn out, or choose snip or grasp')
     if isinstance(updater, CalibratedPruning):
         return updater.instant_sparsify(params, apply_fn=apply_fn, batches=batches, progress=progress, donate=donate)
-    return updater.instant_sparsify(params)
+    if apply_fn is None and batches is None:
+        return updater.instant_sparsify(params)
+    if apply_fn is None or batches is None:
+        raise ValueError(
+            f'{algorithm!r} reads from a model which axes are its inputs, and takes both apply_fn=… and batches=… for '
+            'that, or neither'
+        )
+    first, _ = first_batch(batches)
+    check_inputs(apply_fn, first)
+    graph = param_uses(apply_fn, params, *as_inputs(first))
+    return prune_along_inputs(updater, graph, params)
+
+
+def _sparsity_keys(sparsity: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    """What the argument `sparsity` means, as keys of a configuration."""
+    if sparsity is None:
+        share = _share_of_types(settings.get('sparsity_type'))
+        if share is None and not {'custom_sparsity_map', 'sparsity_distribution_fn'} & settings.keys():
+            raise ValueError('prune needs a sparsity, such as 0.5, unless sparsity_type is N:M or custom_sparsity_map')
+        return {} if share is None else {'sparsity': share}
+    if isinstance(sparsity, str):
+        raise TypeError(f'sparsity is a number or a mapping, got {sparsity!r}: prune(params, 0.5, {sparsity!r})')
+    if not isinstance(sparsity, Mapping):
+        return {'sparsity': sparsity}
+    for key in ('custom_sparsity_map', 'sparsity_distribution_fn', 'dist_type'):
+        if key in settings:
+            raise ValueError(f'a mapping of sparsities says all about the distribution: leave {key} out')
+    given = {'filter_fn': settings.pop('filter_fn')} if 'filter_fn' in settings else {}
+    return {'sparsity_distribution_fn': functools.partial(sparsities_by_name, sparsities=dict(sparsity), **given)}
+
+
+def _share_of_types(setting: Any) -> float | None:
+    """The share that N:M removes, of the first such type."""
+    if setting is None or (callable(setting) and not isinstance(setting, sparsity_types.SparsityType)):
+        return None
+    normalized = type_rules.normalize_setting(setting)
+    types = normalized.values() if isinstance(normalized, Mapping) else [normalized]
+    shares = [1 - kind.n / kind.m for kind in types if isinstance(kind, sparsity_types.NByM)]
+    return shares[0] if shares else None

@@ -17,8 +17,7 @@ import optax
 
 from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import global_pruners
-from jaxpruner.oneshot.batches import READ_AGAIN, first_batch
-from jaxpruner.oneshot.calibration import as_inputs
+from jaxpruner.oneshot.batches import READ_AGAIN, as_batches, as_inputs, check_inputs, first_batch
 from jaxpruner.progress import progress_bar
 
 logger = logging.getLogger(__name__)
@@ -121,8 +120,10 @@ class PruningAtInitialization(global_pruners.GlobalUpdater):
         given = {'loss_fn': loss_fn, 'apply_fn': apply_fn, 'batches': batches}
         self._check_given([name for name, value in given.items() if value is not None])
         sparsities = self.get_target_sparsities(params)
-        loss, batches = self.as_loss(given[self.function], given['batches'])
+        batches = as_batches(batches)
+        loss, batches = self.as_loss(given[self.function], batches)
         first, batches = first_batch(batches, self.rounds * len(self.passes))
+        check_inputs(given[self.function], first, self.function)
         self._check_loss(loss, params, first)
         masks = self.get_initial_masks(params, sparsities)
         if not jax.tree.leaves(masks):

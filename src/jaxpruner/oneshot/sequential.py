@@ -7,8 +7,8 @@ from typing import Any
 import jax
 
 from jaxpruner import tree as tree_lib
+from jaxpruner.oneshot.batches import as_batches, as_inputs, check_inputs, shapes_of
 from jaxpruner.oneshot.blocks import Names, find_blocks
-from jaxpruner.oneshot.calibration import as_inputs, shapes_of
 from jaxpruner.oneshot.explicit_meshes import on_explicit_mesh
 from jaxpruner.oneshot.input_statistics import InputStatistics
 from jaxpruner.oneshot.observed import Part, check_alike, find_observed, input_taps
@@ -61,11 +61,12 @@ class SequentialCalibration:
     ):
         models: dict[Any, _Model] = {}
         self._batches: list[tuple[_Model, State]] = []
-        for batch in batches:
+        for batch in as_batches(batches):
             inputs = as_inputs(batch)
             leaves, treedef = jax.tree.flatten(inputs)
             key = treedef, tuple(map(shapes_of, leaves))
             if key not in models:
+                check_inputs(apply_fn, batch)
                 models[key] = _Model(param_uses(apply_fn, params, *inputs), kind == 'gram', only, names)
             self._batches.append((models[key], models[key].segments.begin(*inputs)))
         if not models:

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxpruner.algorithms import pruners
-from jaxpruner.oneshot.calibration import as_inputs
-from jaxpruner.oneshot.pruning_at_initialization import LossFn, PruningAtInitialization, first_batch
+from jaxpruner.oneshot.batches import as_inputs, first_batch
+from jaxpruner.oneshot.pruning_at_initialization import LossFn, PruningAtInitialization
 
 
 @dataclasses.dataclass

@@ -19,6 +19,24 @@ CONTRACTIONS = ('dot', 'conv')
 _REPEATS = frozenset('broadcast_in_dim concatenate gather stack tile'.split())
 
 
+class UnknownWeightsError(ValueError):
+    """A leaf goes into a contraction, and it cannot be said which weight meets which input.
+
+    Attributes:
+      reason: why, without the leaf's name.
+
+    >>> raise UnknownWeightsError(('w',), 'it is computed with')
+    Traceback (most recent call last):
+        ...
+    jaxpruner.oneshot.weight_matrices.UnknownWeightsError: w: it is computed with; leave the leaf dense ...
+    """
+
+    def __init__(self, path: tree_lib.Path, reason: str):
+        name = tree_lib.path_string(path)
+        self.reason = reason
+        super().__init__(f"{name}: {reason}; leave the leaf dense (sparsity_type={{'{name}': None, '*': …}})")
+
+
 @dataclasses.dataclass(frozen=True)
 class WeightMatrices:
     """Weight matrices that are read from one parameter, all of it or a part (as queries are from a fused projection).
@@ -174,8 +192,8 @@ def find_matrices(graph: UseGraph, path: tree_lib.Path) -> tuple[WeightMatrices,
 
     Raises:
       UnsupportedPrimitive: the leaf cannot be followed.
-      ValueError: a contraction meets something that is computed from the leaf, that other parameters have a part in,
-        or that other contractions contract along other axes.
+      UnknownWeightsError: a contraction meets something that is computed from the leaf, that other parameters have a
+        part in, or that other contractions contract along other axes.
 
     >>> from jaxpruner.uses import param_uses
     >>> params = {'w': jnp.ones((3, 2)), 'b': jnp.ones(2)}
@@ -201,26 +219,23 @@ def _is_cast(step: Any) -> bool:
 
 
 def _check_use(use: Use, path: tree_lib.Path) -> None:
-    name, equation, operand = tree_lib.path_string(path), use.site.equation, use.site.operand
-    dense = f"leave the leaf dense (sparsity_type={{'{name}': None, '*': …}}), or out of only=…"
+    equation, operand = use.site.equation, use.site.operand
     if not use.exact:
-        raise ValueError(
-            f'{name}: what is contracted at {use.where} is computed from this leaf, not read from it, so that there '
-            f'are no weights to prune; {dense}'
+        raise UnknownWeightsError(
+            path, f'what is contracted at {use.where} is computed from this leaf, not read from it'
         )
     if jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.complexfloating):
-        raise ValueError(f'{name}: what it is multiplied with at {use.where} is complex, which has no rule; {dense}')
+        raise UnknownWeightsError(path, f'what it is multiplied with at {use.where} is complex, which has no rule')
     shape, region = equation.invars[operand].aval.shape, use.site.view.region
     partial = {axis for axis, n in enumerate(shape) if region[axis] != (0, n)}
     contract, batch = contracted_axes(equation, operand)[:2]
     grouped = equation.params.get('feature_group_count', 1) != 1
     if partial and (grouped or partial & {*contract, *batch}):
-        raise ValueError(
-            f'{name}: other parameters are put beside this leaf before {use.where}, so that it meets a part of the '
-            f'inputs; {dense}'
+        raise UnknownWeightsError(
+            path, f'other parameters are put beside this leaf before {use.where}, so that it meets a part of the inputs'
         )
     if equation.params.get('batch_group_count', 1) != 1:
-        raise ValueError(f'{name}: the convolution at {use.where} has batch groups, which have no rule; {dense}')
+        raise UnknownWeightsError(path, f'the convolution at {use.where} has batch groups, which have no rule')
 
 
 def _steps(use: Use) -> tuple[Any, ...]:
@@ -248,9 +263,8 @@ def _check_disjoint(found: Sequence[WeightMatrices], leaf: Any, path: tree_lib.P
         repeated = bool(jnp.max(sum(times)) > 1)
     if repeated:
         lines = ' and '.join(dict.fromkeys(use.where for matrices in found for use in matrices.uses))
-        name = tree_lib.path_string(path)
-        raise ValueError(
-            f'{name}: a weight of this leaf stands in more than one place of its weight matrices ({lines}), so that it '
-            f"has more than one kind of input; leave the leaf dense (sparsity_type={{'{name}': None, '*': …}}), or out "
-            'of only=…'
+        raise UnknownWeightsError(
+            path,
+            f'a weight of this leaf stands in more than one place of its weight matrices ({lines}), so that it has '
+            'more than one kind of input',
         )

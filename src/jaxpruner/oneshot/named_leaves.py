@@ -1,0 +1,91 @@
+"""Leaves that a setting names: these are pruned whatever the model does with them, tied embeddings, too."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from jaxpruner import sparsity_distributions
+from jaxpruner import tree as tree_lib
+from jaxpruner.base_updater import BaseUpdater
+
+_ALL = '*'  # names nothing in particular
+
+
+def sparsities_by_name(
+    params: tree_lib.PyTree,
+    sparsities: Mapping[Any, float | None],
+    filter_fn: Callable[[tree_lib.Path, Any], bool] = sparsity_distributions.NOT_DIM_ONE_FILTER,
+    stacked: Sequence[str] = (),
+) -> tree_lib.PyTree:
+    """A distribution that gives leaves the sparsities of the first names that match them.
+
+    Args:
+      params: the parameters, or their shapes.
+      sparsities: leaf name or glob -> sparsity (`None` = dense). Leaves that no name matches stay dense.
+      filter_fn: which leaves a glob selects; one that is named in full is pruned whatever its shape.
+      stacked: names of leaves whose first axis counts layers; the filter sees one layer.
+
+    Returns:
+      A tree like the parameters, `None` where dense.
+
+    Raises:
+      ValueError: a sparsity outside [0, 1], or a name that matches no leaf.
+
+    >>> import jax.numpy as jnp
+    >>> params = {'a': {'kernel': jnp.ones((2, 2)), 'bias': jnp.ones(2)}, 'b': {'kernel': jnp.ones((2, 2))}}
+    >>> sparsities_by_name(params, {'a/*': 0.5})
+    {'a': {'bias': None, 'kernel': 0.5}, 'b': {'kernel': None}}
+    """
+    for name, value in sparsities.items():
+        if value is not None:
+            sparsity_distributions.check_sparsity(value, f'sparsity[{name!r}]')
+    paths, leaves, treedef = tree_lib.flatten_with_paths(params)
+    tree_lib.check_names([name for name in sparsities if name != _ALL], paths, 'sparsity')
+
+    def target(path: tree_lib.Path, leaf: Any) -> float | None:
+        is_stacked = any(tree_lib.matches(name, path) for name in stacked)
+        layer = jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) if is_stacked else leaf
+        is_full_name = path in sparsities or tree_lib.path_string(path) in sparsities
+        if not is_full_name and not filter_fn(path, layer):
+            return None
+        return next((value for name, value in sparsities.items() if tree_lib.matches(name, path)), None)
+
+    return treedef.unflatten([target(path, leaf) for path, leaf in zip(paths, leaves, strict=True)])
+
+
+def names_of(updater: BaseUpdater) -> Callable[[tree_lib.Path], bool]:
+    """Whether a setting of an updater names a leaf: its custom sparsities, its types, or a distribution of one's own.
+
+    Args:
+      updater: any.
+
+    >>> import jaxpruner
+    >>> pruner = jaxpruner.create_updater_from_config(
+    ...     {'algorithm': 'magnitude', 'sparsity': 0.5, 'custom_sparsity_map': {'tokens': 0.5}}
+    ... )
+    >>> is_named = names_of(pruner)
+    >>> is_named(('tokens',)), is_named(('head',))
+    (True, False)
+    """
+    distribution = updater.sparsity_distribution_fn
+    function = distribution.func if isinstance(distribution, functools.partial) else distribution
+    known = (sparsity_distributions.uniform, sparsity_distributions.erk, sparsities_by_name, None)
+    if function not in known:
+        return lambda path: True
+    keywords = getattr(distribution, 'keywords', {})
+    rules = [
+        sparsity_distributions.check_custom_map(keywords.get('custom_sparsity_map')),
+        keywords.get('sparsities', {}),
+        updater.sparsity_type if isinstance(updater.sparsity_type, Mapping) else {},
+    ]
+    return lambda path: any(_names(mapping, path) for mapping in rules)
+
+
+def _names(rules: Mapping[Any, Any], path: tree_lib.Path) -> bool:
+    """Whether the first rule that matches a leaf names it, and prunes it."""
+    for name, value in rules.items():
+        if tree_lib.matches(name, path):
+            return name != _ALL and value is not None
+    return False

@@ -1,0 +1,253 @@
+"""Calls that once pruned nothing, or something else, and said nothing."""
+
+import logging
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpruner
+from jaxpruner.oneshot import calibrate
+from jaxpruner.sparsity_types import NByM
+from oneshot.model import normal
+
+PARAMS = {'up': normal(8, 16), 'down': normal(16, 8), 'bias': normal(8)}
+X = normal(32, 8)
+CALIBRATED = ['wanda', 'ria', 'sparsegpt']
+
+
+def mlp(params, x):
+    return jnp.tanh(x @ params['up']) @ params['down'] + params['bias']
+
+
+def groups_along(mask, axis, n=2, m=4):
+    """Whether of each m consecutive weights along an axis n are kept."""
+    moved = np.moveaxis(np.asarray(mask), axis, -1)
+    return bool((moved.reshape(-1, m).sum(-1) == n).all())
+
+
+@pytest.mark.parametrize('algorithm', [*CALIBRATED, 'magnitude'])
+def test_a_model_that_ignores_its_params_is_refused(algorithm):
+    with pytest.raises(ValueError, match=r'does not depend on .*\(down, up\).*lambda params, x: model\.'):
+        jaxpruner.prune(PARAMS, 0.5, algorithm, apply_fn=lambda params, x: mlp(PARAMS, x), batches=[X])
+
+
+def test_to_calibrate_such_a_model_is_refused():
+    with pytest.raises(ValueError, match='calibrate: what apply_fn returns does not depend on'):
+        calibrate(lambda params, x: mlp(PARAMS, x), PARAMS, [X])
+
+
+@pytest.mark.parametrize('settings', [{}, {'sequential': True}])
+@pytest.mark.parametrize('algorithm', CALIBRATED)
+def test_one_leaf_that_has_no_part_is_warned_of_once(algorithm, settings):
+    params = PARAMS | {'old': normal(4, 4)}
+    with pytest.warns(UserWarning, match=r"old: this leaf has no part .* dense; .*\{'old': None, '\*': …\}") as seen:
+        _, masks = jaxpruner.prune(params, 0.5, algorithm, apply_fn=mlp, batches=[X], **settings)
+    assert len(seen) == 1
+    assert seen[0].filename == __file__
+    assert masks['old'] is None
+    assert masks['up'].sum() == 64
+
+
+def test_a_leaf_that_is_named_dense_is_not_warned_of():
+    params = PARAMS | {'old': normal(4, 4)}
+    _, masks = jaxpruner.prune(
+        params, 0.5, 'wanda', apply_fn=mlp, batches=[X], sparsity_type={'old': None, '*': 'unstructured'}
+    )
+    assert masks['old'] is None
+
+
+def normed(params, x):
+    """Weight norm: what is contracted is computed from the leaf."""
+    return mlp(params | {'up': params['up'] / jnp.linalg.norm(params['up'], axis=0)}, x)
+
+
+@pytest.mark.parametrize('settings', [{}, {'sequential': True}])
+@pytest.mark.parametrize('algorithm', CALIBRATED)
+def test_a_leaf_that_is_computed_with_before_use_stays_dense_alone(algorithm, settings):
+    with pytest.warns(UserWarning, match=r"up: what is contracted .* computed .*\{'up': None, '\*': …\}") as seen:
+        _, masks = jaxpruner.prune(PARAMS, 0.5, algorithm, apply_fn=normed, batches=[X], **settings)
+    assert len(seen) == 1
+    assert masks['up'] is None
+    assert masks['down'].sum() == 64
+
+
+def test_to_calibrate_follows_the_leaves_that_are_read_as_they_are():
+    with pytest.warns(UserWarning, match='these leaves have no statistics, .* up: what is contracted'):
+        assert list(calibrate(normed, PARAMS, [X])) == [('down',)]
+    with pytest.raises(ValueError, match='up: what is contracted'):
+        calibrate(normed, PARAMS, [X], only='up')
+
+
+def test_leaves_without_statistics_are_warned_of():
+    calibration = calibrate(mlp, PARAMS, [X], only='up')
+    pruner = jaxpruner.create_updater_from_config({'algorithm': 'wanda', 'sparsity': 0.5})
+    with pytest.warns(UserWarning, match='down: the calibration has no statistics of these leaves'):
+        assert pruner.instant_sparsify(PARAMS, calibration=calibration)[1]['down'] is None
+
+
+@pytest.mark.parametrize('sparsity_type', ['2:4', NByM(2, 4, axis='input'), {'up': '2:4', '*': NByM(2, 4)}])
+@pytest.mark.parametrize('algorithm', ['magnitude', 'random', *CALIBRATED])
+def test_groups_lie_along_the_inputs_of_a_model_that_is_given(algorithm, sparsity_type):
+    params = {'up': normal(8, 12), 'down': normal(8, 12)}  # inputs first, then outputs first
+
+    def apply(params, x):
+        return jnp.tanh(x @ params['up']) @ params['down'].T
+
+    _, masks = jaxpruner.prune(params, 0.5, algorithm, apply_fn=apply, batches=[X], sparsity_type=sparsity_type)
+    assert groups_along(masks['up'], 0)
+    assert groups_along(masks['down'], 1)
+
+
+def test_groups_of_stacked_layers_lie_along_their_inputs():
+    params = {'layers': {'kernel': normal(3, 8, 8), 'bias': normal(3, 8)}}
+
+    def apply(params, x):
+        body = lambda x, layer: (jnp.tanh(x @ layer['kernel'] + layer['bias']), None)  # noqa: E731
+        return jax.lax.scan(body, x, params['layers'])[0]
+
+    _, masks = jaxpruner.prune(params, 0.5, apply_fn=apply, batches=[X], sparsity_type='2:4', stacked='layers/*')
+    assert groups_along(masks['layers']['kernel'], 1)
+    _, masks = jaxpruner.prune(params, 0.5, apply_fn=apply, batches=[X], sparsity_type='2:4')
+    assert masks['layers']['bias'] is None  # two-dimensional, and no contraction reads it
+
+
+def test_an_axis_that_is_named_stays_and_without_a_model_it_is_the_last():
+    params = {'w': normal(8, 8)}
+    given = {'apply_fn': lambda params, x: x @ params['w'].T, 'batches': [X]}
+    _, masks = jaxpruner.prune(params, 0.5, sparsity_type='nm_2,4,0', **given)
+    assert groups_along(masks['w'], 0)
+    _, masks = jaxpruner.prune(params, 0.5, sparsity_type='2:4')
+    assert groups_along(masks['w'], 1)
+
+
+TIED = {'wte': normal(12, 8), 'wpe': normal(4, 8), 'w': normal(8, 8)}
+TOKENS = jnp.arange(32).reshape(8, 4) % 12
+
+
+def tied(params, tokens):
+    x = params['wte'][tokens] + params['wpe']
+    return jnp.tanh(x @ params['w']) @ params['wte'].T
+
+
+@pytest.mark.parametrize('settings', [{}, {'sequential': True}])
+@pytest.mark.parametrize('algorithm', CALIBRATED)
+def test_tied_lookups_are_left_alone_unless_they_are_named(algorithm, settings, caplog):
+    given = {'algorithm': algorithm, 'apply_fn': tied, 'batches': [TOKENS]} | settings
+    with caplog.at_level(logging.INFO, 'jaxpruner'):
+        _, masks = jaxpruner.prune(TIED, 0.5, **given)
+    assert (masks['wte'], masks['wpe']) == (None, None)
+    assert masks['w'].sum() == 32
+    assert 'wte stays dense: data look up its rows' in caplog.text
+    for named in ({'custom_sparsity_map': {'wte': 0.5}}, {'sparsity_type': {'wt*': 'unstructured', '*': None}}):
+        _, masks = jaxpruner.prune(TIED, 0.5, **given, **named)
+        assert masks['wte'].sum() == 48
+
+
+def test_lookups_are_left_alone_by_algorithms_that_look_at_weights_alone():
+    given = {'apply_fn': tied, 'batches': [TOKENS]}
+    _, masks = jaxpruner.prune(TIED, 0.5, **given)
+    assert [name for name, mask in masks.items() if mask is not None] == ['w']
+    _, masks = jaxpruner.prune(TIED, 0.5, **given, custom_sparsity_map={'wte': 0.5, 'wpe': 0.25})
+    assert (masks['wte'].sum(), masks['wpe'].sum()) == (48, 24)
+    _, masks = jaxpruner.prune(TIED, {'wte': 0.5, '*': 0.5}, **given, sparsity_type='2:4')
+    assert masks['wpe'] is None
+    assert groups_along(masks['wte'], 1)  # as the product that it is tied to reads it
+    _, masks = jaxpruner.prune(TIED, 0.5)
+    assert all(mask is not None for mask in masks.values())
+
+
+def test_a_calibration_knows_lookups():
+    calibration = calibrate(tied, TIED, [TOKENS])
+    pruner = jaxpruner.create_updater_from_config({'algorithm': 'wanda', 'sparsity': 0.5})
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        _, masks = pruner.instant_sparsify(TIED, calibration=calibration)
+    assert [name for name, mask in masks.items() if mask is not None] == ['w']
+
+
+def test_nothing_to_prune_is_refused():
+    with pytest.raises(ValueError, match=r'Wanda has nothing to prune: .*\(wpe, wte\) none is a weight matrix'):
+        jaxpruner.prune(
+            TIED, 0.5, 'wanda', apply_fn=tied, batches=[TOKENS], sparsity_type={'w': None, '*': 'unstructured'}
+        )
+
+
+def two_inputs(params, x, y):
+    return mlp(params, x + y)
+
+
+def loss(params, x, y):
+    return jnp.mean(two_inputs(params, x, y) ** 2)
+
+
+@pytest.mark.parametrize('batches', [[X, X], [[X, X]], (X, X), [(X, X, X)]])
+@pytest.mark.parametrize('algorithm', [*CALIBRATED, 'magnitude', 'snip', 'synflow'])
+def test_batches_that_hold_another_number_of_inputs_are_refused(algorithm, batches):
+    name = 'loss_fn' if algorithm == 'snip' else 'apply_fn'
+    given = {name: loss if algorithm == 'snip' else two_inputs}
+    with pytest.raises(TypeError, match=rf'{name} takes params and 2 inputs, .* is a tuple: batches=\[\(x, y\), …\]'):
+        jaxpruner.prune(PARAMS, 0.5, algorithm, batches=batches, **given)
+
+
+@pytest.mark.parametrize('settings', [{}, {'sequential': True}])
+def test_an_array_as_batches_is_one_batch_with_a_warning(settings):
+    expected = jaxpruner.prune(PARAMS, 0.5, 'wanda', apply_fn=mlp, batches=[X], **settings)
+    with pytest.warns(UserWarning, match=r'array of shape \(32, 8\), .* one batch; .*batches=\[x\]') as seen:
+        found = jaxpruner.prune(PARAMS, 0.5, 'wanda', apply_fn=mlp, batches=X, **settings)
+    assert len(seen) == 1
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_few_samples_of_many_leaves_are_one_warning():
+    for settings in ({}, {'sequential': True}):
+        with pytest.warns(UserWarning, match=r'samples are fewer than inputs.*: (up .*, down|down .*, up) ') as seen:
+            jaxpruner.prune(
+                {'up': PARAMS['up'], 'down': PARAMS['down']},
+                0.5,
+                'wanda',
+                apply_fn=lambda params, x: jnp.tanh(x @ params['up']) @ params['down'],
+                batches=[X[:2]],
+                **settings,
+            )
+        assert len(seen) == 1
+
+
+@pytest.mark.parametrize('algorithm', ['magnitude', 'wanda'])
+def test_a_mapping_of_sparsities(algorithm):
+    given = {'apply_fn': mlp, 'batches': [X]} if algorithm == 'wanda' else {}
+    _, masks = jaxpruner.prune(PARAMS, {'up': 0.25, 'd*': 0.5}, algorithm, **given)
+    assert (masks['up'].sum(), masks['down'].sum(), masks['bias']) == (96, 64, None)
+
+
+def test_globs_take_no_biases_and_full_names_do():
+    _, masks = jaxpruner.prune(PARAMS, {'up': None, '*': 0.5})
+    assert (masks['up'], masks['bias']) == (None, None)
+    _, masks = jaxpruner.prune(PARAMS, {'bias': 0.5})
+    assert masks['bias'].sum() == 4
+    _, masks = jaxpruner.prune(PARAMS, {'*': 0.5}, filter_fn=lambda path, leaf: leaf.ndim == 1)
+    assert [name for name, mask in masks.items() if mask is not None] == ['bias']
+
+
+def test_n_by_m_needs_no_sparsity():
+    _, masks = jaxpruner.prune(PARAMS, sparsity_type='1:4')
+    assert groups_along(masks['up'], 1, 1)
+
+
+BAD = [
+    (lambda: jaxpruner.prune(PARAMS), ValueError, 'prune needs a sparsity'),
+    (lambda: jaxpruner.prune(PARAMS, 'wanda'), TypeError, r"got 'wanda': prune\(params, 0.5, 'wanda'\)"),
+    (lambda: jaxpruner.prune(PARAMS, {'upp': 0.5}), ValueError, "sparsity: 'upp' matches no parameter"),
+    (lambda: jaxpruner.prune(PARAMS, {'up': 1.5}), ValueError, r"sparsity\['up'\] must lie in \[0, 1\]"),
+    (lambda: jaxpruner.prune(PARAMS, {'up': 0.5}, dist_type='erk'), ValueError, 'leave dist_type out'),
+    (lambda: jaxpruner.prune(PARAMS, 0.5, apply_fn=mlp), ValueError, 'takes both apply_fn=… and batches=…'),
+    (lambda: jaxpruner.prune(PARAMS, 0.5, apply_fn=mlp, batches=3), TypeError, 'iterable of batches, .* got 3'),
+]
+
+
+@pytest.mark.parametrize(('call', 'error', 'message'), BAD)
+def test_bad_calls(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
