@@ -25,7 +25,7 @@ def as_batches(batches: Any) -> Iterable[Any]:
     [1, 2]
     """
     if hasattr(batches, 'shape') or isinstance(batches, Mapping):
-        what = f'an array of shape {tuple(batches.shape)}' if hasattr(batches, 'shape') else 'a mapping'
+        what = 'a mapping' if isinstance(batches, Mapping) else f'an array of shape {tuple(batches.shape)}'
         caller_warnings.warn(f'batches is {what}, which is taken as one batch; give a list of batches: batches=[x]')
         return [batches]
     if not isinstance(batches, Iterable):

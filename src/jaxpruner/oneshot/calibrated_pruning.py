@@ -153,11 +153,6 @@ class CalibratedPruning(base_updater.BaseUpdater):
         """
         del grads, extra_args
         selected = self._selected(params)
-        if calibration is None and (apply_fn is None or batches is None):
-            raise ValueError(
-                f'{type(self).__name__} looks at the inputs of each layer; give instant_sparsify the model and data: '
-                'apply_fn=…, batches=…'
-            )
         if calibration is not None and self.sequential:
             raise ValueError('sequential=True takes statistics as it goes; give apply_fn and batches alone')
         pruned = PrunedLeaves(params, donate)
@@ -165,6 +160,11 @@ class CalibratedPruning(base_updater.BaseUpdater):
             selected = self._with_statistics(calibration, selected)
             self._prune_at_once(pruned, calibration, selected, donate=False)
             return pruned.params, pruned.masks
+        if apply_fn is None or batches is None:
+            raise ValueError(
+                f'{type(self).__name__} looks at the inputs of each layer; give instant_sparsify the model and data: '
+                'apply_fn=…, batches=…'
+            )
         first, batches = first_batch(batches)
         check_inputs(apply_fn, first)
         selected = self._followed(param_uses(apply_fn, params, *as_inputs(first)), selected)
