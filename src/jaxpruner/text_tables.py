@@ -12,7 +12,7 @@ WIDTH = 80
 _LEAST_WIDTH = 8
 _GAP = '  '
 _ELLIPSIS = '…'
-_SEPARATORS = '/×'
+_SEPARATORS = '/.×'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Column:
     heading: str
     align: Literal['left', 'right'] = 'left'
     # What happens where the table is too wide: the column keeps its texts whole, takes the middle out of them (names of
-    # leaves), folds them behind a `/` or `×`, or wraps them between words.
+    # leaves), folds them behind a `/`, `.` or `×`, or wraps them between words.
     overflow: Literal['keep', 'middle', 'fold', 'wrap'] = 'keep'
 
 

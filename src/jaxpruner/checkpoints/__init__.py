@@ -8,8 +8,11 @@ from jaxpruner.checkpoints.base import Leaf as Leaf
 from jaxpruner.checkpoints.inspection import LeafReport as LeafReport
 from jaxpruner.checkpoints.inspection import inspect_leaves as inspect_leaves
 from jaxpruner.checkpoints.opening import open_checkpoint as open_checkpoint
+from jaxpruner.checkpoints.optimizer_state import OptimizerTensor as OptimizerTensor
+from jaxpruner.checkpoints.optimizer_state import find_optimizer_state as find_optimizer_state
 from jaxpruner.checkpoints.plan import Choice as Choice
 from jaxpruner.checkpoints.plan import choose as choose
+from jaxpruner.checkpoints.plan import left_out as left_out
 from jaxpruner.checkpoints.pruning import Kept as Kept
 from jaxpruner.checkpoints.pruning import prune as prune
 from jaxpruner.checkpoints.safetensors_writer import SafetensorsWriter as SafetensorsWriter

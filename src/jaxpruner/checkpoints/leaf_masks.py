@@ -65,6 +65,7 @@ class Pruned(NamedTuple):
 
     weights: np.ndarray  # zero where removed
     mask: np.ndarray  # uint8 of their shape, 1 = kept
+    nans: int = 0  # weights that were NaN
 
 
 def prune_leaf(
@@ -113,8 +114,9 @@ def prune_leaf(
     mask_of = _mask_function(kind, sparsity, leaf, weights)
     for part, array, scores in weights():
         mask = mask_of(part, scores)
+        nans = int(np.count_nonzero(np.isnan(array)))
         np.copyto(array, np.zeros((), array.dtype), where=mask == 0)
-        yield Pruned(array, mask)
+        yield Pruned(array, mask, nans)
 
 
 def _cuts(kind: sparsity_types.SparsityType, rank: int) -> tuple[int | None, int]:

@@ -11,6 +11,7 @@ import numpy as np
 from jaxpruner import sparsity_distributions, sparsity_types
 from jaxpruner import tree as tree_lib
 from jaxpruner.checkpoints.base import Leaf
+from jaxpruner.checkpoints.optimizer_state import find_optimizer_state
 
 # Floats of 8 bits come with scales that stand in other tensors.
 PRUNABLE = (np.dtype('float16'), np.dtype(ml_dtypes.bfloat16), np.dtype('float32'), np.dtype('float64'))
@@ -39,8 +40,9 @@ def choose(
 ) -> dict[str, Choice]:
     """Decides what happens to each leaf that is pruned.
 
-    By default these are the floats of 16 to 64 bits with more than one dimension. `only` and `skip` choose among these
-    by globs; a leaf whose full name stands in `only` is pruned whatever its rank.
+    By default these are the floats of 16 to 64 bits with more than one dimension that are no optimizer's state. `only`
+    and `skip` choose among these by globs; a leaf whose full name stands in `only` is pruned whatever its rank. What
+    stays as it is, and why, is what `left_out` says.
 
     Args:
       leaves: all tensors of the checkpoint.
@@ -66,8 +68,8 @@ def choose(
         raise ValueError(f'distribution: {distribution!r} is unknown; {tree_lib.nearest(distribution, _DISTRIBUTIONS)}')
     if sparsity is not None:
         sparsity_distributions.check_sparsity(sparsity, 'sparsity')
-    selected = _selected(leaves, only, skip)
-    kinds = {name: kind for name, kind in _kinds(leaves, types).items() if name in selected and kind is not None}
+    reasons = left_out(leaves, types, only, skip)
+    kinds = {name: kind for name, kind in _kinds(leaves, types).items() if name not in reasons and kind is not None}
     if not kinds:
         raise ValueError(
             'no leaf is left to prune; those with more than one dimension and floats of 16 to 64 bits are, and vectors '
@@ -90,17 +92,55 @@ def _own_sparsity(name: str, kind: sparsity_types.SparsityType) -> float:
     return 1 - kind.n / kind.m
 
 
-def _selected(leaves: Mapping[str, Leaf], only: Sequence[str], skip: Sequence[str]) -> set[str]:
+def left_out(
+    leaves: Mapping[str, Leaf],
+    types: Sequence[tuple[str, str]] = (),
+    only: Sequence[str] = (),
+    skip: Sequence[str] = (),
+) -> dict[str, str]:
+    """Says of each leaf that is not pruned why it stays as it is.
+
+    Args:
+      leaves: as for `choose`.
+      types: as for `choose`.
+      only: as for `choose`.
+      skip: as for `choose`.
+
+    Returns:
+      By name, in the order of `leaves`, a few words.
+
+    Raises:
+      ValueError: as `choose`.
+
+    >>> leaf = Leaf((4, 4), np.dtype('float32'))
+    >>> left_out({'kernel': leaf, 'opt_state/0/nu/kernel': leaf, 'bias': Leaf((4,), leaf.dtype)})
+    {'opt_state/0/nu/kernel': "optimizer's state (nu)", 'bias': 'one dimension or none'}
+    """
     paths = [(name,) for name in leaves]
     for setting, globs in (('only', only), ('skip', skip)):
         tree_lib.check_names(globs, paths, setting)
     _check_prunable(only, leaves, 'only')
+    of_optimizer = find_optimizer_state(leaves)
+    kinds = _kinds(leaves, types)
 
-    def is_meant(name: str) -> bool:
-        by_rule = leaves[name].ndim > 1 and (not only or _any(only, name))
-        return (name in only or by_rule) and leaves[name].dtype in PRUNABLE and not _any(skip, name)
+    def reason(name: str) -> str | None:
+        if _any(skip, name):
+            return 'named in skip'
+        if leaves[name].dtype not in PRUNABLE:
+            return f'{leaves[name].dtype.name}, which is not pruned'
+        if kinds[name] is None:
+            return 'of type dense'
+        if name in only:
+            return None
+        if name in of_optimizer:
+            field = of_optimizer[name].field
+            return f"optimizer's state ({field})" if field else "optimizer's state"
+        if leaves[name].ndim < 2:
+            return 'one dimension or none'
+        return 'not named in only' if only and not _any(only, name) else None
 
-    return {name for name in leaves if is_meant(name)}
+    reasons = {name: reason(name) for name in leaves}
+    return {name: words for name, words in reasons.items() if words is not None}
 
 
 def _check_prunable(names: Sequence[str], leaves: Mapping[str, Leaf], setting: str) -> None:

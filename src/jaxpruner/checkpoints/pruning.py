@@ -8,12 +8,16 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from jaxpruner import atomic_files
+from jaxpruner.caller_warnings import warn
 from jaxpruner.checkpoints import leaf_masks
 from jaxpruner.checkpoints.base import Checkpoint, Leaf
-from jaxpruner.checkpoints.parts import PART_SIZE, parts_of
+from jaxpruner.checkpoints.optimizer_state import find_optimizer_state
+from jaxpruner.checkpoints.parts import PART_SIZE, Part, parts_of
 from jaxpruner.checkpoints.plan import Choice
 from jaxpruner.checkpoints.safetensors_reader import SafetensorsFile, ShardedSafetensors
 from jaxpruner.checkpoints.safetensors_writer import SafetensorsWriter
+
+_NAMED = 4  # tensors in a warning
 
 
 class Kept(NamedTuple):
@@ -26,6 +30,8 @@ class Kept(NamedTuple):
     name: str
     size: int
     kept: int  # weights that the mask keeps
+    nans: int = 0  # weights that were NaN, which ranks lowest
+    stale: tuple[str, ...] = ()  # tensors of the optimizer's state that are not zero where weights were removed
 
     @property
     def sparsity(self) -> float:
@@ -58,7 +64,8 @@ def prune(
       part_size: weights held at a time.
 
     Returns:
-      What was kept of each pruned leaf.
+      What was kept of each pruned leaf. A warning names the leaves that hold NaN, and another the moments of an
+      optimizer that are not zero where weights were removed.
 
     Raises:
       ValueError: the scores are unknown, or `masks_out` is `out`.
@@ -73,7 +80,7 @@ def prune(
     ...     dense = open_checkpoint(folder)
     ...     kept = prune(dense, Path(folder) / 'b.safetensors', choose(dense.leaves, 0.5))
     ...     open_checkpoint(Path(folder) / 'b.safetensors').read('w'), kept
-    (array([[-3.,  0.]]), [Kept(name='w', size=2, kept=1)])
+    (array([[-3.,  0.]]), [Kept(name='w', size=2, kept=1, nans=0, stale=())])
     """
     if scores not in ('magnitude', 'random'):
         raise ValueError(f"scores: {scores!r} is unknown; use 'magnitude' or 'random'")
@@ -88,7 +95,7 @@ def prune(
         if masks_out is not None:
             shapes = {name: Leaf(checkpoint.leaves[name].shape, np.dtype('uint8')) for name in choices}
             masks = stack.enter_context(SafetensorsWriter(masks_out, shapes, overwrite=overwrite))
-        turn = _Turn(choices, scores, seed, masks, overwrite, on_leaf, part_size)
+        turn = _Turn(checkpoint, _moments(checkpoint), choices, scores, seed, masks, overwrite, on_leaf, part_size)
         if isinstance(checkpoint, ShardedSafetensors):
             with atomic_files.target_claimed(out), atomic_files.new_folder(out) as folder:
                 for name, shard in checkpoint.files.items():
@@ -96,12 +103,16 @@ def prune(
                 (folder / checkpoint.index.name).write_bytes(checkpoint.index.read_bytes())
         else:
             kept += turn.file(checkpoint, out)
+    _warn_of_nans(kept)
+    _warn_of_stale_moments(kept)
     return kept
 
 
 class _Turn(NamedTuple):
     """The settings with which one file after another is pruned."""
 
+    whole: Checkpoint  # all files
+    moments: Mapping[str, list[str]]  # of each leaf, in the optimizer's state
     choices: Mapping[str, Choice]
     scores: str
     seed: int
@@ -122,14 +133,71 @@ class _Turn(NamedTuple):
                     writer.write(name, checkpoint.read(name, part))
 
     def _pruned(self, checkpoint: Checkpoint, name: str, writer: SafetensorsWriter) -> Kept:
-        choice, kept = self.choices[name], 0
+        choice, kept, nans = self.choices[name], 0, 0
+        removed = _Removed(self.whole, self.moments.get(name, []))
         score = leaf_masks.random_scores(name, self.seed) if self.scores == 'random' else leaf_masks.magnitude
         for part in leaf_masks.prune_leaf(checkpoint, name, choice.kind, choice.sparsity, score, self.part_size):
             writer.write(name, part.weights)
             if self.masks is not None:
                 self.masks.write(name, part.mask)
+            removed.add(part.mask)
+            nans += part.nans
             kept += int(np.count_nonzero(part.mask))
-        return Kept(name, checkpoint.leaves[name].size, kept)
+        return Kept(name, checkpoint.leaves[name].size, kept, nans, removed.stale_moments())
+
+
+def _moments(checkpoint: Checkpoint) -> dict[str, list[str]]:
+    moments: dict[str, list[str]] = {}
+    for name, tensor in find_optimizer_state(checkpoint.leaves).items():
+        if tensor.weights is not None:
+            moments.setdefault(tensor.weights, []).append(name)
+    return moments
+
+
+class _Removed:
+    """Which weights of a leaf were removed, as bits, for as long as its moments are looked at."""
+
+    def __init__(self, checkpoint: Checkpoint, moments: list[str]):
+        self._checkpoint, self._moments = checkpoint, moments
+        self._parts: list[tuple[Part, np.ndarray]] = []
+        self._end = 0
+
+    def add(self, mask: np.ndarray) -> None:
+        """Takes the next part of the mask."""
+        if self._moments and mask.size:
+            self._parts.append((Part(self._end, (), (mask.size,)), np.packbits(mask.reshape(-1) == 0)))
+            self._end += mask.size
+
+    def stale_moments(self) -> tuple[str, ...]:
+        """The moments that are not zero there; of each only as much is read as decides it."""
+        return tuple(name for name in self._moments if any(self._is_stale(name, *part) for part in self._parts))
+
+    def _is_stale(self, name: str, part: Part, bits: np.ndarray) -> bool:
+        removed = np.unpackbits(bits, count=part.size).view(bool)
+        return bool((self._checkpoint.read(name, part)[removed] != 0).any())
+
+
+def _warn_of_nans(kept: list[Kept]) -> None:
+    with_nans = [leaf for leaf in kept if leaf.nans]
+    if with_nans:
+        words = ', '.join(f'{leaf.name} ({leaf.nans:,} of {leaf.size:,})' for leaf in with_nans[:_NAMED])
+        more = f' and {len(with_nans) - _NAMED} more' if len(with_nans) > _NAMED else ''
+        warn(
+            f'NaN in {words}{more}: NaN ranks lowest and is removed first; look where it comes from, or leave these '
+            'tensors out with skip'
+        )
+
+
+def _warn_of_stale_moments(kept: list[Kept]) -> None:
+    stale = [name for leaf in kept for name in leaf.stale]
+    if stale:
+        words = ', '.join(stale[:_NAMED])
+        more = f' and {len(stale) - _NAMED} more' if len(stale) > _NAMED else ''
+        warn(
+            f"the optimizer's state stays as it is, and is not zero where weights were removed: {words}{more}. Its "
+            'next step would bring these weights back: train on with jaxpruner.FixedMask and masks_from_zeros, '
+            'or with an optimizer that begins anew'
+        )
 
 
 def _check_places(out: Path, masks_out: Path | None, overwrite: bool, sharded: bool) -> None:

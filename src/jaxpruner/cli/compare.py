@@ -200,8 +200,7 @@ def _show(trained: 'Sweep', cells: 'Sequence[CellKey]', wants_plots: bool, secon
     names = {cell.name for cell in set(trained.finished()) & set(cells)}
     found = [cell for cell in results.read_cells(trained.out) if cell.name in names] if names else []
     if found:
-        console = output.console()
-        console.print(tables.to_rich(tables.make_table(found), console.width))
+        output.print_rich(tables.to_rich(tables.make_table(found), output.width()))
     minutes, left = divmod(round(seconds), 60)
     choice = read_choice(trained.out)
     how = f', {choice.words()}' if choice else ''

@@ -2,12 +2,9 @@
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rich import filesize
-from rich.markup import escape
-from rich.table import Table
-
+from jaxpruner import text_tables
 from jaxpruner.cli import arguments, output
 from jaxpruner.cli.progress import leaf_progress
 
@@ -21,7 +18,8 @@ class Inspect:
 
     CHECKPOINT is a .safetensors file, a folder with one or with a model.safetensors.index.json, or a folder that orbax
     wrote. Structure is N:M (of each M weights along an axis at most N are not zero), blocks over the last two axes, and
-    channels that are zero throughout. Packed means a mask of one bit a weight and the weights that are not zero.
+    channels that are zero throughout. Packed means a mask of one bit a weight and the weights that are not zero, or all
+    weights where that is less.
 
     Examples:
       jaxpruner inspect model.safetensors
@@ -53,30 +51,56 @@ class Inspect:
             content['metadata'] = dict(checkpoint.metadata)
             print(json.dumps(content, indent=2))
             return
-        table = Table()
-        table.add_column('leaf', overflow='fold')
-        for name in ('shape', 'dtype', 'sparsity', 'structure', 'dense', 'packed'):
-            right = name in ('sparsity', 'dense', 'packed')
-            table.add_column(name, justify='right' if right else 'left', overflow='fold')
-        for report in reports:
-            table.add_row(*_row(report))
-        table.add_section()
-        sizes = [filesize.decimal(total[key]) for key in ('bytes', 'packed_bytes')]
-        table.add_row(f'{total["leaves"]} leaves', f'{total["weights"]:,}', '', f'{total["sparsity"]:.2%}', '', *sizes)
-        output.console().print(table)
+        print(_table(reports, total))
+
+
+_COLUMNS = (
+    text_tables.Column('leaf', overflow='fold'),
+    text_tables.Column('shape'),
+    text_tables.Column('dtype'),
+    text_tables.Column('sparsity', align='right'),
+    text_tables.Column('dense', align='right'),
+    text_tables.Column('packed', align='right'),
+)
+_NOTES = (text_tables.Column('leaf', overflow='fold'), text_tables.Column('structure of its zeros', overflow='wrap'))
+
+
+def _table(reports: 'list[LeafReport]', total: dict[str, Any]) -> str:
+    rows = [_row(report) for report in reports]
+    last = [
+        f'{total["leaves"]} leaves',
+        f'{total["weights"]:,}',
+        '',
+        f'{total["sparsity"]:.2%}',
+        _size(total['bytes']),
+        _size(total['packed_bytes']),
+    ]
+    text = text_tables.to_text(_COLUMNS, rows, last, output.width())
+    notes = [(output.printable(report.name), _structure(report)) for report in reports if _structure(report)]
+    if not notes:
+        return text
+    return f'{text}\n\n{text_tables.to_text(_NOTES, notes, width=output.width())}'
 
 
 def _row(report: 'LeafReport') -> list[str]:
     leaf = report.leaf
     return [
-        escape(report.name),
+        output.printable(report.name),
         '×'.join(map(str, leaf.shape)) or 'scalar',
         leaf.dtype.name,
         f'{report.structure.sparsity:.2%}',
-        _structure(report),
-        filesize.decimal(leaf.bytes),
-        filesize.decimal(report.packed_bytes),
+        _size(leaf.bytes),
+        _size(report.packed_bytes),
     ]
+
+
+def _size(count: int) -> str:
+    """Bytes in a unit of thousands, as `5.2 MB`."""
+    size, units = float(count), iter(('kB', 'MB', 'GB', 'TB', 'PB'))
+    unit = 'B'
+    while size >= 1000:
+        size, unit = size / 1000, next(units)
+    return f'{count} B' if unit == 'B' else f'{size:.1f} {unit}'
 
 
 def _structure(report: 'LeafReport') -> str:

@@ -50,8 +50,7 @@ class Table:
         chosen = self.chosen_format
         table = tables.make_table(read_folders(self.results))
         if chosen == 'terminal':
-            console = output.console()
-            console.print(tables.to_rich(table, console.width))
+            output.print_rich(tables.to_rich(table, output.width()))
             return
         text = tables.to_markdown(table) if chosen == 'markdown' else tables.to_csv(table)
         if self.out is None:
