@@ -52,9 +52,14 @@ from jaxpruner.sparse_state import SparseState as SparseState
 from jaxpruner.sparse_state import join_masks as join_masks
 from jaxpruner.sparse_state import sparse_states as sparse_states
 from jaxpruner.sparse_state import split_masks as split_masks
+from jaxpruner.sparsity_schedules import NoUpdateSchedule as NoUpdateSchedule
+from jaxpruner.sparsity_schedules import OneShotSchedule as OneShotSchedule
+from jaxpruner.sparsity_schedules import PeriodicSchedule as PeriodicSchedule
+from jaxpruner.sparsity_schedules import PolynomialSchedule as PolynomialSchedule
 from jaxpruner.sparsity_types import Block as Block
 from jaxpruner.sparsity_types import Channel as Channel
 from jaxpruner.sparsity_types import NByM as NByM
+from jaxpruner.sparsity_types import SparsityType as SparsityType
 from jaxpruner.sparsity_types import Unstructured as Unstructured
 from jaxpruner.tabulation import tabulate as tabulate
 from jaxpruner.uses import UnsupportedPrimitive as UnsupportedPrimitive

@@ -167,7 +167,7 @@ def create_updater_from_config(sparsity_config: Any) -> BaseUpdater:
         raise ValueError(f'algorithm {name!r} is unknown; {tree_lib.nearest(str(name), algorithms_by_name)}')
     algorithm = algorithms_by_name[name]
     fields = {field.name for field in dataclasses.fields(algorithm) if field.init}
-    kwargs = {key: value for key, value in config.items() if key in fields}
+    kwargs = {key: value for key, value in config.items() if key in fields and key not in _DISTRIBUTION_KEYS}
     if 'sparsity_distribution_fn' not in kwargs:
         kwargs |= _distribution(config, algorithm)
     if 'scheduler' not in kwargs:
@@ -215,6 +215,9 @@ def _distribution(config: dict[str, Any], algorithm: type[BaseUpdater]) -> dict[
     if 'sparsity' not in config and 'custom_sparsity_map' not in config and algorithm is not NoPruning:
         raise ValueError(f'the configuration has {", ".join(given)} but no sparsity, so that nothing would be pruned')
     kwargs = {key: config[key] for key in ('filter_fn', 'custom_sparsity_map') if key in config}
+    if getattr(algorithm, 'ranks_named_leaves_alone', False):
+        # A distribution of one budget over all leaves has no meaning; the class itself takes what selects them.
+        return kwargs | {key: config[key] for key in ('sparsity',) if key in config}
     if name == 'erk' and 'count_excluded' in config:
         kwargs['count_excluded'] = config['count_excluded']
     sparsity = config.get('sparsity', 0.0)

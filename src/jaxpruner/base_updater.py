@@ -20,6 +20,7 @@ from jaxpruner import (
     scoring,
     sparsity_distributions,
     sparsity_schedules,
+    sparsity_setting,
     sparsity_types,
     targets,
     type_rules,
@@ -34,6 +35,7 @@ from jaxpruner.sparse_state import only_sparse_state
 logger = logging.getLogger(__name__)
 
 DistributionFn = Callable[..., tree_lib.PyTree]
+_SEED = utils.SeedField()
 
 
 @dataclasses.dataclass
@@ -50,18 +52,18 @@ class BaseUpdater(OptionalHooks):
       sparsity_type: a type, its config string, an ordered mapping from leaf names to types (`None` = dense; first match
         wins), or a function `(path, leaf) -> type`.
       sparsity_distribution_fn: `params -> tree of target sparsities`, `None` where dense.
-      rng_seed: whole number, uint32 key or typed key.
+      rng_seed: whole number, uint32 key or typed key; `None` for the default key, 8.
       use_packed_masks: keep masks at one bit per weight.
-      topk_fn: `(scores, sparsity) -> mask`, used for every leaf instead of the sparsity type's.
+      topk_fn: `(scores, sparsity) -> mask`, used for every leaf; unless given, that of the sparsity type.
       is_packed: another name of `use_packed_masks`.
       stacked: names or globs of leaves whose first axis counts layers; each layer is ranked on its own.
+      sparsity: the sparsity of every selected leaf, short for `sparsity_distribution_fn=partial(uniform, sparsity=…)`.
 
     Raises:
       TypeError, ValueError: a setting is wrong; the message says which and what would be right.
 
-    >>> updater = BaseUpdater(sparsity_distribution_fn=functools.partial(sparsity_distributions.uniform, sparsity=0.5))
-    >>> updater.get_initial_masks({'w': jnp.ones((1, 2))}, {'w': 0.5})
-    {'w': Array([[1, 1]], dtype=uint8)}
+    >>> BaseUpdater(sparsity=0.5).get_target_sparsities({'w': jnp.ones((1, 2)), 'b': jnp.ones(2)})
+    {'b': None, 'w': 0.5}
     """
 
     # Whether configs give it a schedule that grows to the target; methods that are sparse from the start stay there.
@@ -76,18 +78,19 @@ class BaseUpdater(OptionalHooks):
     is_sparse_gradients: bool = False
     sparsity_type: Any = sparsity_types.Unstructured()
     sparsity_distribution_fn: DistributionFn | None = functools.partial(sparsity_distributions.uniform, sparsity=0.0)
-    rng_seed: Any = 8
+    rng_seed: Any = _SEED
     use_packed_masks: bool = False
     topk_fn: mask_calculator.TopkFn | None = None
     _: dataclasses.KW_ONLY
     is_packed: bool | None = None
     stacked: str | Sequence[str | tree_lib.Path] = ()
+    sparsity: Any = None
 
     def __post_init__(self):
         if self.is_packed is not None:
             self.use_packed_masks, self.is_packed = self.is_packed, None
         self.sparsity_type = type_rules.normalize_setting(self.sparsity_type)
-        utils.check_seed(self.rng_seed)
+        utils.check_seed(vars(self).get('rng_seed'))
         if not isinstance(self.stacked, str | list | tuple):
             raise TypeError(f'stacked must be a glob or a list of globs, got {self.stacked!r}')
         for name in ('is_mask_update_iter', 'get_sparsity_at_step'):
@@ -96,6 +99,9 @@ class BaseUpdater(OptionalHooks):
                     f'scheduler must have the method {name}, as those in sparsity_schedules; got {self.scheduler!r}'
                 )
         utils.check_callable('topk_fn', self.topk_fn)
+        if mask_calculator.own_topk_fn(self.topk_fn) is None:
+            self.topk_fn = mask_calculator.TopkOfType(self.sparsity_type)
+        self.sparsity_distribution_fn = self.distribution()
         targets.check_distribution(self.sparsity_distribution_fn)
         if isinstance(self.sparsity_type, sparsity_types.SparsityType):
             self.check_type(self.sparsity_type)
@@ -107,6 +113,7 @@ class BaseUpdater(OptionalHooks):
         params: tree_lib.PyTree,
         sparse_state: SparseState | None = None,
         grads: tree_lib.PyTree | None = None,
+        **kwargs: Any,
     ) -> tree_lib.PyTree:
         """Scores each weight: the larger, the longer it is kept.
 
@@ -114,9 +121,10 @@ class BaseUpdater(OptionalHooks):
           params: the parameters.
           sparse_state: the state, masks unpacked; `None` in one-shot pruning.
           grads: gradients of the parameters, `None` in one-shot pruning without them.
+          **kwargs: extra arguments of `update`; an override names those that it takes.
 
         Returns:
-          A tree like the parameters. Further named arguments receive the extra arguments of `update`.
+          A tree like the parameters.
         """
         raise NotImplementedError(f'{type(self).__name__} must define calculate_scores')
 
@@ -181,17 +189,22 @@ class BaseUpdater(OptionalHooks):
         masks = self.create_masks(scoring.to_rank(self, params, None, grads, extra_args), sparsities)
         return self.apply_masks(params, masks), masks
 
-    def pre_forward_update(self, params: tree_lib.PyTree, sparse_state: Any) -> tree_lib.PyTree:
+    def pre_forward_update(
+        self, params: tree_lib.PyTree, opt_state: Any = None, *, sparse_state: Any = None
+    ) -> tree_lib.PyTree:
         """The parameters that the forward pass uses; straight-through methods prune here. Default: as they are.
 
         Args:
           params: the parameters.
-          sparse_state: a `SparseState`, or any optimizer state that holds one; its masks are as stored.
+          opt_state: a `SparseState`, or any optimizer state that holds one; its masks are as stored.
+          sparse_state: another name of `opt_state`.
         """
-        del sparse_state
+        del opt_state, sparse_state
         return params
 
-    def post_gradient_update(self, params: tree_lib.PyTree, sparse_state: Any) -> tree_lib.PyTree:
+    def post_gradient_update(
+        self, params: tree_lib.PyTree, sparse_state: Any = None, *, opt_state: Any = None
+    ) -> tree_lib.PyTree:
         """Applies the masks to the parameters.
 
         After an update this changes nothing that is finite. Call it once after `init` if the algorithm starts sparse
@@ -200,12 +213,11 @@ class BaseUpdater(OptionalHooks):
         Args:
           params: the parameters.
           sparse_state: a `SparseState`, or any optimizer state that holds one; its masks are as stored.
+          opt_state: another name of `sparse_state`.
         """
-        return self.apply_masks(params, only_sparse_state(sparse_state).masks)
+        return self.apply_masks(params, only_sparse_state(utils.given_state(sparse_state, opt_state)).masks)
 
-    def apply_masks(
-        self, params: tree_lib.PyTree, masks: tree_lib.PyTree, is_packed: bool | None = None
-    ) -> tree_lib.PyTree:
+    def apply_masks(self, params: tree_lib.PyTree, masks: tree_lib.PyTree, is_packed: bool = False) -> tree_lib.PyTree:
         """Sets the pruned weights to zero, as `apply_mask`; for averaged weights (EMA), too."""
         return apply_mask(params, masks, is_packed)
 
@@ -228,12 +240,14 @@ class BaseUpdater(OptionalHooks):
         def check(sparsity_type: Any, path: tree_lib.Path, shape: tuple[int, ...]) -> None:
             where = tree_lib.path_string(path)
             self.check_type(sparsity_type, f'{where}: ')
-            if self.topk_fn is None:
+            if mask_calculator.own_topk_fn(self.topk_fn) is None:
                 sparsity_type.check_shape(shape, where)
 
-        return targets.of_leaves(
-            self.sparsity_distribution_fn, params, self._leaf_types(paths, leaves), self.stacked, check
-        )
+        return targets.of_leaves(self.distribution(), params, self._leaf_types(paths, leaves), self.stacked, check)
+
+    def distribution(self) -> DistributionFn | None:
+        """What `sparsity` and `sparsity_distribution_fn` mean together; `None` for no target at all."""
+        return sparsity_setting.distribution_of(self)
 
     @scoring.ranks_unwritten
     def create_masks(self, scores: tree_lib.PyTree, sparsities: tree_lib.PyTree) -> tree_lib.PyTree:
@@ -360,3 +374,24 @@ class NoPruning(BaseUpdater):
         """Nothing is scored."""
         del sparse_state, grads
         return jax.tree.map(lambda _: None, params)
+
+
+def check_mixed_in_first(cls: type, mixin: type) -> None:
+    """Refuses a class in which a mixin comes after the pruner, whose methods then hide those of the mixin.
+
+    Args:
+      cls: a new class.
+      mixin: one of its bases.
+
+    Raises:
+      TypeError: the mixin comes too late.
+
+    >>> check_mixed_in_first(BaseUpdater, BaseUpdater)
+    """
+    bases = cls.__mro__
+    if BaseUpdater in bases and bases.index(mixin) > bases.index(BaseUpdater):
+        names = ', '.join(base.__name__ for base in cls.__bases__)
+        raise TypeError(
+            f'class {cls.__name__}({names}): {mixin.__name__} has no effect after a pruner; write it first, '
+            f'class {cls.__name__}({mixin.__name__}, …)'
+        )

@@ -16,7 +16,7 @@ import optax
 
 from jaxpruner import control, masking, optimizer_state, packing, utils
 from jaxpruner import tree as tree_lib
-from jaxpruner.sparse_state import SparseState, check_has_masks
+from jaxpruner.sparse_state import SparseState, check_has_masks, leaf_targets
 
 if TYPE_CHECKING:
     from jaxpruner.base_updater import BaseUpdater
@@ -56,7 +56,7 @@ def wrap(updater: 'BaseUpdater', inner: optax.GradientTransformation) -> optax.G
         masks = masking.store_masks(state.masks, params, updater.packs_masks())
         algorithm_state = state.algorithm_state
         if algorithm_state is None:
-            algorithm_state = updater.init_algorithm_state(params, state.target_sparsities)
+            algorithm_state = updater.init_algorithm_state(params, leaf_targets(state))
         return state._replace(
             masks=masks,
             inner_state=inner_with_extra.init(params),

@@ -4,6 +4,7 @@ Unstructured, block and channel masks are one thing: the type pools scores over 
 selected, and the type spreads their verdicts back. N:M ranks inside small groups instead.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -17,13 +18,14 @@ from jaxpruner import groups, n_by_m, selection, sparsity_types
 MASK_DTYPE = jnp.uint8
 
 TopkFn = Callable[[jax.Array, Any], jax.Array]
+TopkFnType = TopkFn  # its name in JaxPruner
 
 
-def topk_mask_calculator(scores: jax.Array, sparsity: Any) -> jax.Array:
+def topk_mask_calculator(scores: Any, sparsity: Any) -> jax.Array:
     """Keeps the `max(1, round(size * (1 - sparsity)))` largest scores.
 
     Args:
-      scores: float array of any shape.
+      scores: floats of any shape: an array, or what `jnp.asarray` makes one of.
       sparsity: share to remove, scalar in [0, 1]; 0 keeps everything, NaN included.
 
     Returns:
@@ -35,13 +37,14 @@ def topk_mask_calculator(scores: jax.Array, sparsity: Any) -> jax.Array:
     return topk_group_mask_calculator(scores, sparsity, sparsity_types.Unstructured())
 
 
-def topk_group_mask_calculator(
-    scores: jax.Array, sparsity: Any, sparsity_type: sparsity_types.GroupedType
-) -> jax.Array:
+_topk_mask_calculator_internal = topk_mask_calculator  # extensions of JaxPruner call it by this name
+
+
+def topk_group_mask_calculator(scores: Any, sparsity: Any, sparsity_type: sparsity_types.GroupedType) -> jax.Array:
     """Keeps the best groups of weights, `max(1, round(groups * (1 - sparsity)))` of them, in one ranking.
 
     Args:
-      scores: float array.
+      scores: float array, or nested lists.
       sparsity: share of groups to remove, scalar in [0, 1]; 0 keeps everything.
       sparsity_type: how scores are pooled into groups; hashable.
 
@@ -54,7 +57,7 @@ def topk_group_mask_calculator(
     >>> topk_group_mask_calculator(jnp.array([4.0, 1.0, 3.0]), 0.4, sparsity_types.Unstructured())
     Array([1, 0, 1], dtype=uint8)
     """
-    return best_groups([scores], [sparsity], (sparsity_type,))[0].mask
+    return best_groups([jnp.asarray(scores)], [sparsity], (sparsity_type,))[0].mask
 
 
 def best_groups(
@@ -106,12 +109,11 @@ def _best_groups(scores, sparsities, starts, types, stacked) -> list[selection.S
     ]
 
 
-@functools.partial(jax.jit, static_argnames='sparsity_type')
-def topk_n_by_m_mask_calculator(scores: jax.Array, sparsity: Any, sparsity_type: sparsity_types.NByM) -> jax.Array:
+def topk_n_by_m_mask_calculator(scores: Any, sparsity: Any, sparsity_type: sparsity_types.NByM) -> jax.Array:
     """Keeps the n largest of each m consecutive scores along the type's axis.
 
     Args:
-      scores: float array; m divides its axis, or the type allows a partial last group.
+      scores: float array, or nested lists; m divides its axis, or the type allows a partial last group.
       sparsity: 0 keeps everything, any other value means n of m.
       sparsity_type: n, m and the axis.
 
@@ -124,18 +126,23 @@ def topk_n_by_m_mask_calculator(scores: jax.Array, sparsity: Any, sparsity_type:
     >>> topk_n_by_m_mask_calculator(jnp.array([1.0, 2.0, 4.0, 3.0]), 0.5, sparsity_types.NByM(1, 2))
     Array([0, 1, 1, 0], dtype=uint8)
     """
+    return _n_by_m_mask(jnp.asarray(scores), sparsity, sparsity_type=sparsity_type)
+
+
+@functools.partial(jax.jit, static_argnames='sparsity_type')
+def _n_by_m_mask(scores: jax.Array, sparsity: Any, sparsity_type: sparsity_types.NByM) -> jax.Array:
     sparsity_type.check_shape(scores.shape, 'scores')
     mask = n_by_m.keep_n_of_m(scores, sparsity_type.n, sparsity_type.m, sparsity_type.axis)
     return mask | (jnp.asarray(sparsity) == 0).astype(MASK_DTYPE)
 
 
 def topk_block_mask_calculator(
-    scores: jax.Array, sparsity: Any, block_height: int, block_width: int, use_avg_pooling: bool = True
+    scores: Any, sparsity: Any, block_height: int, block_width: int, use_avg_pooling: bool = True
 ) -> jax.Array:
     """Keeps the best blocks over the last two axes, in one ranking over all blocks of the array.
 
     Args:
-      scores: float array; one dimension counts as one row.
+      scores: float array, or nested lists; one dimension counts as one row.
       sparsity: share of blocks to remove, scalar in [0, 1].
       block_height: length of a block along the axis before the last.
       block_width: length of a block along the last axis.
@@ -153,11 +160,11 @@ def topk_block_mask_calculator(
     )
 
 
-def topk_channel_mask_calculator(scores: jax.Array, sparsity: Any, sparsity_type: sparsity_types.Channel) -> jax.Array:
+def topk_channel_mask_calculator(scores: Any, sparsity: Any, sparsity_type: sparsity_types.Channel) -> jax.Array:
     """Keeps the channels whose scores, summed over all other axes, are largest.
 
     Args:
-      scores: float array.
+      scores: float array, or nested lists.
       sparsity: share of channels to remove, scalar in [0, 1].
       sparsity_type: the channels' axis.
 
@@ -174,11 +181,11 @@ def topk_channel_mask_calculator(scores: jax.Array, sparsity: Any, sparsity_type
     return topk_group_mask_calculator(scores, sparsity, sparsity_type)
 
 
-def get_topk_fn(sparsity_type: sparsity_types.SparsityType | str) -> TopkFn:
+def get_topk_fn(sparsity_type: Any) -> TopkFn:
     """The function `(scores, sparsity) -> mask` of a sparsity type.
 
     Args:
-      sparsity_type: a type or its config string.
+      sparsity_type: a type, its config string, or the class `Unstructured`.
 
     Raises:
       TypeError: it is no sparsity type.
@@ -189,6 +196,8 @@ def get_topk_fn(sparsity_type: sparsity_types.SparsityType | str) -> TopkFn:
     """
     if isinstance(sparsity_type, str):
         sparsity_type = sparsity_types.parse_sparsity_type(sparsity_type)
+    if sparsity_type is sparsity_types.Unstructured:
+        sparsity_type = sparsity_types.Unstructured()
     if isinstance(sparsity_type, sparsity_types.NByM):
         return functools.partial(topk_n_by_m_mask_calculator, sparsity_type=sparsity_type)
     if isinstance(sparsity_type, sparsity_types.GroupedType) and not isinstance(sparsity_type, type):
@@ -197,6 +206,35 @@ def get_topk_fn(sparsity_type: sparsity_types.SparsityType | str) -> TopkFn:
         f'{sparsity_type!r} is no single sparsity type; give Unstructured(), NByM, Block, Channel, or an object with '
         'the methods of sparsity_types.GroupedType'
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class TopkOfType:
+    """The `topk_fn` of an updater that was given none: it ranks as the updater's sparsity type says.
+
+    Attributes:
+      sparsity_type: the updater's setting; one that names a type for each leaf has no single ranking.
+
+    >>> TopkOfType(sparsity_types.Unstructured())(jnp.array([4.0, 1.0]), 0.5)
+    Array([1, 0], dtype=uint8)
+    """
+
+    sparsity_type: Any
+
+    def __call__(self, scores: Any, sparsity: Any) -> jax.Array:
+        return get_topk_fn(self.sparsity_type)(scores, sparsity)
+
+
+def own_topk_fn(topk_fn: TopkFn | None) -> TopkFn | None:
+    """The ranking that a user gave; `None` where it is that of the sparsity type.
+
+    Args:
+      topk_fn: that of an updater.
+
+    >>> own_topk_fn(TopkOfType(sparsity_types.Unstructured())) is None
+    True
+    """
+    return None if isinstance(topk_fn, TopkOfType) else topk_fn
 
 
 def select_leaves(
@@ -215,7 +253,7 @@ def select_leaves(
       types: for each leaf its type; where this, the scores or the sparsity are `None`, so is the result.
       stacked: for each leaf whether its first axis counts layers.
       starts: for each leaf the threshold of an earlier selection, or `None`.
-      topk_fn: used for all leaves instead of their types'.
+      topk_fn: used for all leaves instead of their types', if it is a user's own.
 
     Returns:
       For each leaf its mask, and the threshold among its groups, `None` where nothing is ranked over the whole leaf.
@@ -225,6 +263,7 @@ def select_leaves(
     >>> kept[0].mask.tolist(), kept[1]
     ([1, 0], None)
     """
+    topk_fn = own_topk_fn(topk_fn)
     results: list[selection.Selected | None] = [None] * len(scores)
     grouped: dict[int, tuple] = {}
     columns = zip(scores, sparsities, types, starts or [None] * len(scores), stacked, strict=True)

@@ -67,7 +67,7 @@ def sparsity_metrics(opt_state: Any, params: tree_lib.PyTree | None = None) -> d
 
 def _masked_leaves(state: sparse_state.SparseState) -> list[_Leaf]:
     paths, masks, treedef = tree_lib.flatten_with_paths(state.masks)
-    targets = tree_lib.leaves_like(treedef, state.target_sparsities)
+    targets = tree_lib.leaves_like(treedef, sparse_state.leaf_targets(state))
     sizes = tree_lib.leaves_like(treedef, state.sizes)
     leaves = []
     for path, mask, size, target in zip(paths, masks, sizes, targets, strict=True):

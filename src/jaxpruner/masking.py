@@ -15,16 +15,16 @@ logger = logging.getLogger(__name__)
 _NAMED = 8
 
 
-def apply_mask(params: tree_lib.PyTree, masks: tree_lib.PyTree, is_packed: bool | None = None) -> tree_lib.PyTree:
+def apply_mask(param: tree_lib.PyTree, mask: tree_lib.PyTree, is_packed: bool = False) -> tree_lib.PyTree:
     """Sets the pruned weights to zero, whatever they are (inf and NaN, too).
 
     Args:
-      params: any pytree of arrays.
-      masks: a tree like it of masks, packed or not; `None` leaves are dense.
+      param: an array, or any pytree of arrays.
+      mask: its mask, packed or not, or a tree of masks; `None` is dense.
       is_packed: accepted for code written for JaxPruner; the shapes tell.
 
     Returns:
-      The masked parameters.
+      What was given, masked.
 
     Raises:
       ValueError: a mask does not fit its parameter.
@@ -34,12 +34,12 @@ def apply_mask(params: tree_lib.PyTree, masks: tree_lib.PyTree, is_packed: bool 
     """
     del is_packed
 
-    def masked(param: jax.Array | None, mask: jax.Array | None) -> jax.Array | None:
-        if param is None or mask is None:
-            return param
-        return jnp.where(mask != 0, param, jnp.zeros_like(param))
+    def masked(leaf: jax.Array | None, leaf_mask: jax.Array | None) -> jax.Array | None:
+        if leaf is None or leaf_mask is None:
+            return leaf
+        return jnp.where(leaf_mask != 0, leaf, jnp.zeros_like(leaf))
 
-    return tree_lib.map_with_missing(masked, params, unpack_masks(masks, params))
+    return tree_lib.map_with_missing(masked, param, unpack_masks(mask, param))
 
 
 @jax.custom_jvp

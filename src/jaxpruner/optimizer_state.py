@@ -58,6 +58,42 @@ def zero_moments(
         raise ValueError(_CANNOT_RESET) from error
 
 
+def restart_inner_state(state: Any, masks_activated: tree_lib.PyTree) -> Any:
+    """Sets the moments of chosen weights to zero, as `zero_moments`, where the optimizer itself is not at hand.
+
+    An array of the state belongs to a parameter if its path ends with the parameter's path, and it has its shape.
+
+    Args:
+      state: the state of an optimizer.
+      masks_activated: tree like the parameters of arrays, not 0 where moments are zeroed, `None` for none of a leaf.
+
+    Returns:
+      The state with zeros.
+
+    Raises:
+      ValueError: the state keeps a history of a parameter, as that of lbfgs does.
+
+    >>> tx, params = optax.sgd(0.1, momentum=0.9), {'w': jnp.ones(2)}
+    >>> state = tx.update(params, tx.init(params))[1]
+    >>> restart_inner_state(state, {'w': jnp.array([1, 0])})[0].trace
+    {'w': Array([0., 1.], dtype=float32)}
+    """
+    flags = dict(jax.tree_util.tree_flatten_with_path(masks_activated, is_leaf=lambda node: node is None)[0])
+    lengths = sorted({len(path) for path in flags}, reverse=True)
+
+    def restarted(path: tuple[Any, ...], moment: Any) -> Any:
+        endings = [path[len(path) - length :] for length in lengths if length <= len(path)]
+        flag = next((flags[ending] for ending in endings if ending in flags), None)
+        shape = getattr(moment, 'shape', None)
+        if flag is None or not flag.ndim or shape is None:
+            return moment
+        if shape[1:] == flag.shape:
+            raise ValueError(_CANNOT_RESET)
+        return jnp.where(flag != 0, jnp.zeros_like(moment), moment) if shape == flag.shape else moment
+
+    return jax.tree_util.tree_map_with_path(restarted, state)
+
+
 _CANNOT_RESET = (
     'the moments of weights that come back cannot be zeroed in this optimizer: optax.tree_utils.tree_map_params cannot '
     'tell which parts of its state belong to which parameter (lbfgs keeps a history of all parameters); use a '

@@ -15,7 +15,8 @@ class SparseState(NamedTuple):
 
     masks: Any  # tree like the parameters: uint8 masks or packed bits, None where dense
     inner_state: Any = None  # the wrapped optimizer's state
-    target_sparsities: Any = None  # tree like the parameters: float32 scalars, None where dense
+    # Tree like the parameters: float32 scalars, None where dense; or one scalar for all leaves together.
+    target_sparsities: Any = None
     count: Any = None  # int32 scalar: steps so far
     # If masks are packed: tree like the parameters of uint32 scalars, the weights in each masked leaf.
     sizes: Any = None
@@ -191,3 +192,20 @@ def only_sparse_state(opt_state: Any) -> SparseState:
         )
         raise ValueError(f'expected one SparseState in the optimizer state, found {len(states)}; {remedy}')
     return states[0]
+
+
+def leaf_targets(state: SparseState) -> Any:
+    """The target of each leaf, also where a state holds one for all leaves together.
+
+    Args:
+      state: the state.
+
+    Returns:
+      A tree like the parameters of scalars, `None` where dense.
+
+    >>> import jax.numpy as jnp
+    >>> leaf_targets(SparseState(masks={'a': jnp.ones(2), 'b': None}, target_sparsities=jnp.float32(0.5)))
+    {'a': Array(0.5, dtype=float32), 'b': None}
+    """
+    target = state.target_sparsities
+    return jax.tree.map(lambda _: target, state.masks) if hasattr(target, 'shape') else target

@@ -9,25 +9,49 @@ from typing import Any
 
 import jax
 
-from jaxpruner import caller_warnings
+from jaxpruner import caller_warnings, erdos_renyi
 from jaxpruner import tree as tree_lib
+from jaxpruner.erdos_renyi import get_n_zeros as get_n_zeros
+from jaxpruner.erdos_renyi import get_sparsities_erdos_renyi as get_sparsities_erdos_renyi
 
 FilterFn = Callable[[tree_lib.Path, Any], bool]
+FilterFnType = FilterFn  # its name in JaxPruner
 SparsityMap = Mapping[Any, float | None] | Sequence[tuple[Any, float | None]]
 
 # Last names of parameters that are vectors in one layer: 2-D means that layers are stacked.
 _VECTOR_NAMES = frozenset({'bias', 'b', 'scale', 'offset', 'beta', 'gamma'})
 
 
-def NOT_DIM_ONE_FILTER(path: tree_lib.Path, param: Any) -> bool:
+def NOT_DIM_ONE_FILTER(key: tree_lib.Path, param: Any) -> bool:
     """Selects the leaves with more than one dimension: kernels, not biases and norms.
+
+    Args:
+      key: the leaf's path.
+      param: the leaf.
 
     >>> import numpy as np
     >>> NOT_DIM_ONE_FILTER(('dense', 'bias'), np.ones(3))
     False
     """
-    del path
+    del key
     return getattr(param, 'ndim', 0) > 1  # a number of Python has none
+
+
+NOT_DIM_ONE_FILTER_FN = NOT_DIM_ONE_FILTER  # its name in JaxPruner
+
+
+def KERNEL_FILTER_FN(key: tree_lib.Path, param: Any) -> bool:
+    """Selects the leaves whose last name is `kernel`.
+
+    Args:
+      key: the leaf's path.
+      param: the leaf.
+
+    >>> KERNEL_FILTER_FN(('dense', 'kernel'), None)
+    True
+    """
+    del param
+    return key[-1] == 'kernel'
 
 
 def check_sparsity(sparsity: Any, name: str) -> None:
@@ -135,7 +159,7 @@ def uniform(
 
 
 def erk(
-    params: tree_lib.PyTree,
+    param_tree: tree_lib.PyTree,
     sparsity: float,
     filter_fn: FilterFn = NOT_DIM_ONE_FILTER,
     custom_sparsity_map: SparsityMap | None = None,
@@ -150,7 +174,7 @@ def erk(
     al., "Rigging the Lottery", 2020.
 
     Args:
-      params: any pytree of arrays (or of shapes).
+      param_tree: any pytree of arrays (or of shapes).
       sparsity: share of weights to remove, in [0, 1].
       filter_fn: `(path, leaf) -> bool`, selects leaves; default: those with more than one dimension.
       custom_sparsity_map: leaf name or glob -> sparsity (`None` = dense); overrides the filter, the first match wins.
@@ -161,7 +185,7 @@ def erk(
         of weights.
 
     Returns:
-      A tree like `params` with a sparsity for each leaf, `None` where it is dense.
+      A tree like `param_tree` with a sparsity for each leaf, `None` where it is dense.
 
     Raises:
       ValueError: a sparsity outside [0, 1], a name that matches no leaf, a selected leaf without `flops`, or excluded
@@ -179,7 +203,7 @@ def erk(
         raise TypeError(
             'erk needs a concrete sparsity, since its value decides which layers stay dense; got a traced value'
         )
-    leaves, treedef, custom, selected = _select(params, filter_fn, custom_sparsity_map, stacked)
+    leaves, treedef, custom, selected = _select(param_tree, filter_fn, custom_sparsity_map, stacked)
     sizes = [math.prod(leaf.shape) for leaf in leaves]
     # Whole numbers of weights, layer by layer, as the reference implementation counts them.
     budget = sum(sizes[i] - math.floor(float(sparsity) * sizes[i]) for i in selected)
@@ -196,12 +220,12 @@ def erk(
     if flops is not None:
         if count_excluded:
             raise ValueError('count_excluded counts weights, and flops counts operations; give one of them')
-        weights = _flops_of_leaves(params, flops, selected)
+        weights = _flops_of_leaves(param_tree, flops, selected)
         budget = (1 - float(sparsity)) * sum(weights[i] for i in selected)
-    densities = _erk_densities(
-        [selected.get(i, ()) for i in sorted(selected)], [weights[i] for i in sorted(selected)], budget
-    )
-    by_leaf = dict(zip(sorted(selected), densities, strict=True))
+    ordered = sorted(selected)
+    raw = [erdos_renyi.raw_density(selected[i]) for i in ordered]
+    densities = erdos_renyi.scaled_densities(raw, [weights[i] for i in ordered], budget)
+    by_leaf = dict(zip(ordered, densities, strict=True))
     targets = [custom[i] if i in custom else 1 - by_leaf[i] if i in by_leaf else None for i in range(len(leaves))]
     return jax.tree.unflatten(treedef, targets)
 
@@ -219,22 +243,6 @@ def _flops_of_leaves(
                 f"budget: custom_sparsity_map={{'{name}': None}}"
             )
     return [0.0 if rule is None else float(values[rule]) for rule in rules]
-
-
-def _erk_densities(shapes: list[tuple[int, ...]], sizes: list[float], budget: float) -> list[float]:
-    """Shares kept, so that they sum to `budget` weights or operations; the layers that saturate do so one at a time."""
-    raw = [sum(shape) / max(math.prod(shape), 1) for shape in shapes]
-    whole: set[int] = set()
-    while True:
-        free = [i for i in range(len(raw)) if i not in whole]
-        unscaled = sum(raw[i] * sizes[i] for i in free)
-        if not unscaled:
-            return [1.0] * len(raw)
-        scale = (budget - sum(sizes[i] for i in whole)) / unscaled
-        densest = max(free, key=lambda i: raw[i])
-        if scale * raw[densest] <= 1:
-            return [1.0 if i in whole else scale * raw[i] for i in range(len(raw))]
-        whole |= {i for i in free if raw[i] == raw[densest]}
 
 
 def _select(

@@ -13,6 +13,8 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 
+from jaxpruner.named_fields import NamedFields
+
 
 @runtime_checkable
 class SparsityType(Protocol):
@@ -43,6 +45,18 @@ class GroupedType(SparsityType, Protocol):
         ...
 
 
+def is_sparsity_type(instance_to_check: Any) -> bool:
+    """Whether something is a single sparsity type; a class is none.
+
+    Args:
+      instance_to_check: anything.
+
+    >>> is_sparsity_type(NByM(2, 4)), is_sparsity_type('2:4'), is_sparsity_type(NByM)
+    (True, False, False)
+    """
+    return isinstance(instance_to_check, SparsityType) and not isinstance(instance_to_check, type)
+
+
 def _check_whole(name: str, value: Any, minimum: int | None = None) -> None:
     if isinstance(value, bool) or not hasattr(value, '__index__'):
         raise TypeError(f'{name} must be a whole number, got {value!r}')
@@ -51,12 +65,14 @@ def _check_whole(name: str, value: Any, minimum: int | None = None) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Unstructured:
+class Unstructured(NamedFields):
     """Every weight stands alone. Config string: `'unstructured'`.
 
     >>> Unstructured()
     Unstructured()
     """
+
+    _fields = ()
 
     def check_shape(self, shape: Sequence[int], where: str) -> None:
         """Accepts every shape.
@@ -79,7 +95,7 @@ INPUT_AXIS = 'input'
 
 
 @dataclasses.dataclass(frozen=True)
-class NByM:
+class NByM(NamedFields):
     """Of each `m` consecutive weights along `axis`, the best `n` are kept. Config strings: `'nm_2,4'`, `'2:4'`.
 
     Attributes:
@@ -96,7 +112,12 @@ class NByM:
 
     >>> NByM(2, 4)
     NByM(n=2, m=4, axis=-1, allow_partial=False)
+    >>> n, m, axis = NByM(2, 4)._replace(axis=0)
+    >>> n, m, axis
+    (2, 4, 0)
     """
+
+    _fields = ('n', 'm', 'axis')  # those of JaxPruner, which its users unpack
 
     n: int
     m: int
@@ -155,7 +176,7 @@ class NByM:
 
 
 @dataclasses.dataclass(frozen=True)
-class Block:
+class Block(NamedFields):
     """Blocks over the last two axes are kept or removed whole. Config string: `'block_4,4'`.
 
     Attributes:
@@ -168,6 +189,8 @@ class Block:
     >>> Block((4, 4))
     Block(block_shape=(4, 4), use_avg_pooling=True)
     """
+
+    _fields = ('block_shape', 'use_avg_pooling')
 
     block_shape: tuple[int, int]
     use_avg_pooling: bool = True
@@ -231,7 +254,7 @@ class Block:
 
 
 @dataclasses.dataclass(frozen=True)
-class Channel:
+class Channel(NamedFields):
     """All weights with the same index along `axis` are kept or removed together. Config string: `'channel_-1'`.
 
     Attributes:
@@ -243,6 +266,8 @@ class Channel:
     >>> Channel()
     Channel(axis=-1)
     """
+
+    _fields = ('axis',)
 
     axis: int = -1
 

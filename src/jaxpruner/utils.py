@@ -18,6 +18,7 @@ _TOTAL_INTERSECTION = '_total_intersection'
 # Rows are counted in 32 bits, which a row below this length cannot exceed.
 _MAX_ROW = 2**30
 _BITS_IN_A_BYTE = 8
+_DEFAULT_SEED = 8
 
 
 def summarize_sparsity(
@@ -99,12 +100,15 @@ def packed_bytes(weights: int, kept: Any, bytes_per_weight: int) -> Any:
     return jnp.minimum(dense, packed) if tree_lib.is_traced(packed) else min(dense, packed)
 
 
-def summarize_intersection(mask_tree1: tree_lib.PyTree, mask_tree2: tree_lib.PyTree) -> dict[str, Any]:
+def summarize_intersection(
+    mask_tree1: tree_lib.PyTree, mask_tree2: tree_lib.PyTree, only_total_intersection: bool = False
+) -> dict[str, Any]:
     """Which share of the first tree's non-zeros is non-zero in the second, too.
 
     Args:
       mask_tree1: any pytree of unpacked masks or parameters; `None` leaves are skipped.
       mask_tree2: a tree of the same structure; a leaf that is `None` in either is skipped.
+      only_total_intersection: leave the single leaves out.
 
     Returns:
       `{'a/b/kernel': share}` for each leaf, and `'_total_intersection'` over all of them.
@@ -125,7 +129,8 @@ def summarize_intersection(mask_tree1: tree_lib.PyTree, mask_tree2: tree_lib.PyT
         if first.shape != second.shape:
             raise ValueError(f'{tree_lib.path_string(path)}: shapes differ, {first.shape} and {second.shape}')
         both, ones = count_nonzero((first != 0) & (second != 0)), count_nonzero(first)
-        summary[tree_lib.path_string(path)] = _ratio(both, ones)
+        if not only_total_intersection:
+            summary[tree_lib.path_string(path)] = _ratio(both, ones)
         both_total, first_total = both_total + both, first_total + ones
     summary[_TOTAL_INTERSECTION] = _ratio(both_total, first_total)
     return summary
@@ -166,18 +171,43 @@ def check_callable(name: str, value: Any) -> None:
         raise TypeError(f'{name} must be a function, got {value!r}')
 
 
+class SeedField:
+    """A dataclass field for a seed: where none was given, it reads as the default key.
+
+    The key is made when it is read, since making it starts JAX's backend.
+
+    >>> class Settings:
+    ...     rng_seed = SeedField()
+    >>> settings = Settings()
+    >>> settings.rng_seed == jax.random.key(8)
+    Array(True, dtype=bool)
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, settings: Any, owner: type | None = None) -> Any:
+        if settings is None:  # a dataclass asks its class for the default
+            return None
+        seed = vars(settings).get(self._name)
+        return jax.random.key(_DEFAULT_SEED) if seed is None else seed
+
+    def __set__(self, settings: Any, seed: Any) -> None:
+        vars(settings)[self._name] = seed
+
+
 def check_seed(seed: Any) -> None:
     """Refuses what is no seed, without making a key (which would start JAX's backend).
 
     Args:
-      seed: a whole number (also a traced integer scalar), a uint32 key, or a typed key.
+      seed: a whole number (also a traced integer scalar), a uint32 key, a typed key, or `None` for the default.
 
     Raises:
       TypeError: it is none of these.
 
     >>> check_seed(8)
     """
-    if isinstance(seed, int | np.integer) and not isinstance(seed, bool):
+    if seed is None or (isinstance(seed, int | np.integer) and not isinstance(seed, bool)):
         return
     if isinstance(seed, jax.Array | np.ndarray):
         is_key = jnp.issubdtype(seed.dtype, jax.dtypes.prng_key)
@@ -192,7 +222,7 @@ def prng_key(seed: Any, step: Any = None) -> jax.Array:
     """The random key that a seed setting means.
 
     Args:
-      seed: a whole number (also a traced integer scalar), a uint32 key, or a typed key.
+      seed: a whole number (also a traced integer scalar), a uint32 key, a typed key, or `None` for the default, 8.
       step: int32 scalar to fold in; `None` for none.
 
     Returns:
@@ -205,6 +235,7 @@ def prng_key(seed: Any, step: Any = None) -> jax.Array:
     Array([0, 8], dtype=uint32)
     """
     check_seed(seed)
+    seed = _DEFAULT_SEED if seed is None else seed
     if not isinstance(seed, jax.Array | np.ndarray):
         key = jax.random.PRNGKey(int(seed))
     elif seed.ndim == 0 and not jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
@@ -212,6 +243,24 @@ def prng_key(seed: Any, step: Any = None) -> jax.Array:
     else:
         key = jnp.asarray(seed)
     return key if step is None else jax.random.fold_in(key, step)
+
+
+def given_state(state: Any, other: Any) -> Any:
+    """The state that a method was given under one of its two names, `opt_state` and `sparse_state`.
+
+    Args:
+      state: what came under the one.
+      other: what came under the other.
+
+    Raises:
+      TypeError: none or both were given.
+
+    >>> given_state(None, 'state')
+    'state'
+    """
+    if (state is None) == (other is None):
+        raise TypeError('give the optimizer state once, as opt_state or as sparse_state')
+    return other if state is None else state
 
 
 def known_arguments(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:

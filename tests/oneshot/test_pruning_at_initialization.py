@@ -113,7 +113,7 @@ def test_masks_equal_the_reference(algorithm, sparsity, rounds):
 
 def test_published_numbers_of_rounds():
     assert [api.create_updater_from_config({'algorithm': name}).rounds for name in GIVEN] == [1, 1, 100]
-    assert SNIP(rounds=2, normalize_scores=True).normalize_scores
+    assert SNIP(rounds=2, normalize_scores=True).use_normalization
 
 
 def test_rounds_are_nested_and_compiled_once():

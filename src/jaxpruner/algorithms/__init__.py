@@ -6,6 +6,7 @@ from jaxpruner.algorithms.adam_fisher import AdamFisherPruning as AdamFisherPrun
 from jaxpruner.algorithms.fixed_mask import FixedMask as FixedMask
 from jaxpruner.algorithms.fixed_mask import masks_from_zeros as masks_from_zeros
 from jaxpruner.algorithms.global_pruners import GlobalMagnitudePruning as GlobalMagnitudePruning
+from jaxpruner.algorithms.global_pruners import GlobalPruningMixin as GlobalPruningMixin
 from jaxpruner.algorithms.global_pruners import GlobalSaliencyPruning as GlobalSaliencyPruning
 from jaxpruner.algorithms.iterative_nm import IterativeNMPruning as IterativeNMPruning
 from jaxpruner.algorithms.movement import MovementPruning as MovementPruning
@@ -16,4 +17,5 @@ from jaxpruner.algorithms.sparse_trainers import SET as SET
 from jaxpruner.algorithms.sparse_trainers import RigL as RigL
 from jaxpruner.algorithms.sparse_trainers import StaticRandomSparse as StaticRandomSparse
 from jaxpruner.algorithms.ste import SteMagnitudePruning as SteMagnitudePruning
+from jaxpruner.algorithms.ste import SteMixin as SteMixin
 from jaxpruner.algorithms.ste import SteRandomPruning as SteRandomPruning

@@ -1,38 +1,80 @@
 """Pruning by one ranking over all selected leaves."""
 
 import dataclasses
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import base_updater, scoring, selection, sparsity_types
+from jaxpruner import (
+    base_updater,
+    mask_calculator,
+    scoring,
+    selection,
+    sparsity_distributions,
+    sparsity_setting,
+    sparsity_types,
+)
 from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import pruners
 
+# A mixin calls the methods of the pruner that it is mixed into.
+_Pruner = base_updater.BaseUpdater if TYPE_CHECKING else object
+
 
 @dataclasses.dataclass
-class GlobalUpdater(base_updater.BaseUpdater):
-    """Ranks the weights of all selected leaves together; the total sparsity is the targets', weighted by size.
+class GlobalPruningMixin(_Pruner):
+    """Ranks the weights of all selected leaves together, by the scores of the pruner that it is mixed into.
 
-    A leaf's own target counts in the total alone: only `None` keeps a leaf out of the ranking.
+    With a `sparsity_distribution_fn` the total sparsity is that of its targets, weighted by size: a leaf's own target
+    counts in the total alone, and `None` keeps a leaf out of the ranking.
 
     Attributes:
-      normalize_scores: scores are divided by (their leaf's norm + 1e-8), so that no leaf of small weights is emptied.
+      custom_sparsity_map: leaf name or glob -> sparsity (`None` = dense). These leaves are ranked alone, at this
+        sparsity from the first mask update on, and do not count in `sparsity`.
+      filter_fn: `(path, leaf) -> bool`, selects the leaves that are ranked together; by default those with more than
+        one dimension.
+      normalization_eps: what is added to a leaf's norm before its scores are divided by it.
+      use_normalization: scores are divided by their leaf's norm, so that no leaf of small weights is emptied.
+      sparsity: the sparsity of all weights together that are ranked together.
+      normalize_scores: another name of `use_normalization`.
 
     Raises:
-      ValueError: another sparsity type than unstructured.
+      ValueError: another sparsity type than unstructured, or settings that exclude each other.
 
-    >>> GlobalMagnitudePruning(sparsity_type='2:4')  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-      ...
-    ValueError: GlobalMagnitudePruning ranks single weights across leaves, so it needs Unstructured(), got NByM(...
+    >>> @dataclasses.dataclass
+    ... class Mine(GlobalPruningMixin, pruners.RandomPruning):
+    ...     pass
+    >>> masks = Mine(sparsity=0.75).instant_sparsify({'u': jnp.ones((2, 2)), 'v': jnp.ones((2, 2))})[1]
+    >>> int(masks['u'].sum() + masks['v'].sum())
+    2
     """
 
-    normalize_scores: bool = dataclasses.field(default=True, kw_only=True)
+    # Whether the leaves in `custom_sparsity_map` are ranked apart from the others.
+    ranks_named_leaves_alone: ClassVar[bool] = True
+
+    custom_sparsity_map: Any = None
+    filter_fn: sparsity_distributions.FilterFn = sparsity_distributions.NOT_DIM_ONE_FILTER
+    normalization_eps: float = 1e-8
+    use_normalization: bool = True
+    sparsity: Any = 0.0
+    normalize_scores: bool | None = dataclasses.field(default=None, kw_only=True)
+
+    def __init_subclass__(cls, **settings: Any):
+        super().__init_subclass__(**settings)
+        base_updater.check_mixed_in_first(cls, GlobalPruningMixin)
 
     def __post_init__(self):
+        if not isinstance(self, base_updater.BaseUpdater):
+            return  # settings alone
         super().__post_init__()
-        if self.topk_fn is not None or self.stacked:
+        if self.normalize_scores is not None:
+            self.use_normalization, self.normalize_scores = self.normalize_scores, None
+        if not self.normalization_eps >= 0:
+            raise ValueError(f'normalization_eps must not be negative, got {self.normalization_eps!r}')
+        if mask_calculator.own_topk_fn(self.topk_fn) is not None or self.stacked:
             raise ValueError(
                 f'{type(self).__name__} ranks all leaves together: topk_fn and stacked have no meaning for it'
             )
@@ -45,20 +87,124 @@ class GlobalUpdater(base_updater.BaseUpdater):
                 f'{sparsity_type}; use a local algorithm such as MagnitudePruning for N:M, blocks and channels'
             )
 
+    def distribution(self):
+        """The user's distribution, else one of `sparsity`, `filter_fn` and `custom_sparsity_map`."""
+        if not sparsity_setting.is_given(self):
+            return sparsity_setting.FromSparsity(
+                sparsity_distributions.uniform,
+                sparsity=self._sparsity_or_zero(),
+                filter_fn=self.filter_fn,
+                custom_sparsity_map=self.custom_sparsity_map,
+            )
+        has_sparsity = tree_lib.is_traced(self.sparsity) or bool(self.sparsity)
+        has_filter = self.filter_fn is not sparsity_distributions.NOT_DIM_ONE_FILTER
+        given = {
+            'sparsity': has_sparsity,
+            'filter_fn': has_filter,
+            'custom_sparsity_map': bool(self.custom_sparsity_map),
+        }
+        names = [name for name, is_given in given.items() if is_given]
+        if names:
+            sparsity_setting.check_not_both(self, ', '.join(names))
+        return self.sparsity_distribution_fn
+
+    def init_state(self, params: tree_lib.PyTree) -> base_updater.SparseState:
+        """As the base's; unless a distribution was given, the target is one number."""
+        state = super().init_state(params)
+        if sparsity_setting.is_given(self):
+            return state
+        return state._replace(target_sparsities=jnp.asarray(self._sparsity_or_zero(), jnp.float32))
+
+    def instant_sparsify(self, params: tree_lib.PyTree, grads: tree_lib.PyTree | None = None, **extra_args: Any):
+        """One-shot pruning to the total sparsity, as `BaseUpdater.instant_sparsify`."""
+        return super().instant_sparsify(params, grads, **extra_args)
+
     @scoring.ranks_unwritten
-    def create_masks(self, scores: tree_lib.PyTree, sparsities: tree_lib.PyTree) -> tree_lib.PyTree:
-        """Masks from one ranking; of equal scores the first by leaf path, then by index, is kept."""
+    def create_masks(self, scores: tree_lib.PyTree, target_sparsity: Any) -> tree_lib.PyTree:
+        """Masks from one ranking; of equal scores the first by leaf path, then by index, is kept.
+
+        Args:
+          scores: a tree like the parameters; leaves may be `None` where dense.
+          target_sparsity: the sparsity of all leaves that are ranked together, or a tree of sparsities, `None` where
+            dense, of which it is the mean weighted by size.
+
+        Returns:
+          A tree of uint8 masks, `None` where dense.
+        """
         paths, leaves, treedef = scoring.flatten(scores)
-        targets = tree_lib.leaves_like(treedef, sparsities)
-        ranked = sorted((i for i in range(len(leaves)) if targets[i] is not None), key=lambda i: paths[i])
-        if not ranked:
-            return jax.tree.unflatten(treedef, [None] * len(leaves))
-        arrays = [leaves[i] for i in ranked]
-        norms = [norm + 1e-8 for norm in _finite_norms(arrays)] if self.normalize_scores else None
-        total = total_sparsity([targets[i] for i in ranked], [array.size for array in arrays])
+        targets = self._targets(paths, leaves, treedef, target_sparsity)
+        alone = tree_lib.first_matches(self.custom_sparsity_map or {}, paths, 'custom_sparsity_map')
+        masks: list[Any] = [None] * len(leaves)
+        together = []
+        for i in sorted(range(len(leaves)), key=lambda i: paths[i]):
+            if targets[i] is None:
+                continue
+            if alone[i] is None:
+                together.append(i)
+            else:
+                masks[i] = mask_calculator.topk_mask_calculator(selection.read(leaves[i]), targets[i])
+        ranked = self._ranked_together([leaves[i] for i in together], [targets[i] for i in together])
+        for i, mask in zip(together, ranked, strict=True):
+            masks[i] = mask
+        return jax.tree.unflatten(treedef, masks)
+
+    def _sparsity_or_zero(self) -> Any:
+        return 0.0 if self.sparsity is None else self.sparsity
+
+    def _targets(self, paths: Sequence[tree_lib.Path], leaves: Sequence[Any], treedef: Any, sparsity: Any) -> list[Any]:
+        """The sparsity of each leaf, from a tree of them or from the one number of the leaves ranked together."""
+        if not _is_one_number(sparsity) or treedef.num_nodes == 1:
+            return tree_lib.leaves_like(treedef, sparsity)
+        custom = sparsity_distributions.check_custom_map(self.custom_sparsity_map)
+        values = list(custom.values())
+        rules = tree_lib.first_matches(custom, paths, 'custom_sparsity_map')
+        types = self._leaf_types(paths, leaves)
+        targets: list[Any] = []
+        for path, leaf, leaf_type, rule in zip(paths, leaves, types, rules, strict=True):
+            if leaf is None or leaf_type is None:
+                targets.append(None)
+            elif rule is not None:
+                targets.append(values[rule])
+            else:
+                shape = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+                targets.append(sparsity if self.filter_fn(path, shape) else None)
+        return targets
+
+    def _ranked_together(self, arrays: list[Any], targets: list[Any]) -> list[jax.Array]:
+        if not arrays:
+            return []
+        normalizes = self.use_normalization if self.normalize_scores is None else self.normalize_scores
+        norms = [norm + self.normalization_eps for norm in _finite_norms(arrays)] if normalizes else None
+        total = total_sparsity(targets, [array.size for array in arrays])
         count = selection.number_to_keep(sum(array.size for array in arrays), total)
-        masks = dict(zip(ranked, selection.keep_largest_jointly(arrays, count, norms, apart=True), strict=True))
-        return jax.tree.unflatten(treedef, [masks.get(i) for i in range(len(leaves))])
+        return selection.keep_largest_jointly(arrays, count, norms, apart=True)
+
+
+def _is_one_number(sparsities: Any) -> bool:
+    return isinstance(sparsities, int | float) or (hasattr(sparsities, 'shape') and math.prod(sparsities.shape) == 1)
+
+
+@dataclasses.dataclass
+class _PublishedOrder:
+    """Gives the fields of the classes below JaxPruner's order.
+
+    A dataclass puts a field where the last of its bases has it. `sparsity` is a keyword of every updater, but here the
+    last positional field.
+    """
+
+    scheduler: Any = None
+    skip_gradients: Any = None
+    is_sparse_gradients: Any = None
+    sparsity_type: Any = None
+    sparsity_distribution_fn: Any = None
+    rng_seed: Any = None
+    use_packed_masks: Any = None
+    topk_fn: Any = None
+    custom_sparsity_map: Any = None
+    filter_fn: Any = None
+    normalization_eps: Any = None
+    use_normalization: Any = None
+    sparsity: Any = None
 
 
 def total_sparsity(targets: list, sizes: list[int]) -> jax.Array:
@@ -102,32 +248,20 @@ def _finite_squares(scores: jax.Array | selection.Scores) -> jax.Array:
 
 
 @dataclasses.dataclass
-class GlobalMagnitudePruning(GlobalUpdater):
+class GlobalMagnitudePruning(GlobalPruningMixin, pruners.MagnitudePruning, _PublishedOrder):
     """Removes the weights of least (normalised) magnitude in the whole model.
 
-    >>> half = lambda params: {'a': 0.5, 'b': 0.5}
-    >>> updater = GlobalMagnitudePruning(sparsity_distribution_fn=half, normalize_scores=False)
-    >>> updater.instant_sparsify({'a': jnp.array([1.0, 4.0]), 'b': jnp.array([2.0, 3.0])})[1]
-    {'a': Array([0, 1], dtype=uint8), 'b': Array([0, 1], dtype=uint8)}
+    >>> updater = GlobalMagnitudePruning(sparsity=0.5, use_normalization=False)
+    >>> updater.instant_sparsify({'u': jnp.array([[1.0, 4.0]]), 'v': jnp.array([[2.0, 3.0]])})[1]
+    {'u': Array([[0, 1]], dtype=uint8), 'v': Array([[0, 1]], dtype=uint8)}
     """
-
-    @scoring.of_each_weight(jnp.abs)
-    def calculate_scores(self, params, sparse_state=None, grads=None):
-        """The magnitudes."""
-        del sparse_state, grads
-        return pruners.magnitudes(params)
 
 
 @dataclasses.dataclass
-class GlobalSaliencyPruning(GlobalUpdater):
+class GlobalSaliencyPruning(GlobalPruningMixin, pruners.SaliencyPruning, _PublishedOrder):
     """Removes the weights of least (normalised) saliency in the whole model.
 
     >>> updater = GlobalSaliencyPruning(sparsity_distribution_fn=lambda params: {'a': 0.5})
     >>> updater.instant_sparsify({'a': jnp.array([1.0, 4.0])}, {'a': jnp.array([8.0, 1.0])})[1]
     {'a': Array([1, 0], dtype=uint8)}
     """
-
-    def calculate_scores(self, params, sparse_state=None, grads=None):
-        """The saliencies."""
-        del sparse_state
-        return pruners.saliencies(params, grads)

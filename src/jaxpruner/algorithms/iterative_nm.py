@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import base_updater, groups, n_by_m, scoring, sparsity_types, targets
+from jaxpruner import base_updater, groups, mask_calculator, n_by_m, scoring, sparsity_types, targets
 from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import pruners
 
@@ -30,7 +30,7 @@ class IterativeNMPruning(base_updater.BaseUpdater):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.topk_fn is not None:
+        if mask_calculator.own_topk_fn(self.topk_fn) is not None:
             raise ValueError('IterativeNMPruning selects N of M itself: topk_fn has no meaning for it')
 
     def kept_per_group(self, sparsity_type: sparsity_types.NByM, progress: Any) -> jax.Array:

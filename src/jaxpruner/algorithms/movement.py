@@ -5,12 +5,13 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from jaxpruner import base_updater
 from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import ste
 
 
 @dataclasses.dataclass
-class MovementPruning(ste.SteUpdater):
+class MovementPruning(ste.SteMixin, base_updater.BaseUpdater):
     r"""Keeps the weights that fine-tuning moves away from zero. Sanh et al., "Movement Pruning", 2020.
 
     The score of a weight is a sum over all steps, $S = -\sum_t w_t \cdot \partial L_t / \partial w_t$, which the state

@@ -1,5 +1,6 @@
 """Training that is sparse from the first step: static masks, SET, RigL."""
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -8,9 +9,20 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxpruner import base_updater, optimizer_state, replacement, scoring, sparsity_types, targets, utils
+from jaxpruner import (
+    base_updater,
+    groups,
+    mask_calculator,
+    optimizer_state,
+    replacement,
+    scoring,
+    sparsity_types,
+    targets,
+    utils,
+)
 from jaxpruner import tree as tree_lib
-from jaxpruner.algorithms import pruners
+from jaxpruner.algorithms import overridden_names, pruners
+from jaxpruner.optimizer_state import restart_inner_state as restart_inner_state
 
 
 @dataclasses.dataclass
@@ -56,11 +68,17 @@ class SET(StaticRandomSparse):
     On update steps the optimizer is skipped. A weight that comes back starts at zero with zeroed moments; one that is
     dropped and regrown in the same update keeps both. Call `post_gradient_update` once after `init`.
 
+    A subclass overrides `get_drop_scores` or `get_grow_scores`, to rank weights otherwise, or `update_masks`, to choose
+    the mask of a leaf otherwise. JaxPruner's names, with an underscore in front, mean the same methods.
+
     Attributes:
+      eps: accepted for code written for JaxPruner, and not used: weights are ranked exactly.
       drop_fraction_fn: step -> share of the kept weights (or blocks, channels) to replace, in [0, 1].
+      is_debug: print step, drop fraction and the number of weights that came back at each mask update.
 
     Raises:
       ValueError: N:M, in whose groups a weight cannot be replaced freely; or a drop fraction outside [0, 1].
+      TypeError: where a subclass is defined that overrides what is never called.
 
     >>> SET(drop_fraction_fn=lambda step: 0.3).skip_gradients
     True
@@ -69,11 +87,17 @@ class SET(StaticRandomSparse):
     regrows_from_zero: ClassVar[bool] = True
 
     skip_gradients: bool = True
-    drop_fraction_fn: Callable[[Any], Any] = optax.constant_schedule(0.1)
+    eps: float = 1e-5
+    drop_fraction_fn: Callable[[Any], Any] = optax.constant_schedule(0.3)
+    is_debug: bool = False
+
+    def __init_subclass__(cls, **settings: Any):
+        super().__init_subclass__(**settings)
+        overridden_names.unify_names(cls, SET)
 
     def __post_init__(self):
         super().__post_init__()
-        if self.topk_fn is not None:
+        if mask_calculator.own_topk_fn(self.topk_fn) is not None:
             raise ValueError(
                 f'{type(self).__name__} drops and regrows by its own ranking: topk_fn has no meaning for it'
             )
@@ -108,32 +132,121 @@ class SET(StaticRandomSparse):
         del grads
         return pruners.generate_random_scores(params, utils.prng_key(self.rng_seed, sparse_state.count))
 
-    def update_state(self, sparse_state, params, grads):
-        """Drops and regrows; the number of kept weights stays."""
-        fraction = self.drop_fraction_fn(sparse_state.count)
-        drop_scores, grow_scores = (
-            _scores_of(method, sparse_state, params, grads) for method in (self.get_drop_scores, self.get_grow_scores)
-        )
-        paths, leaves, treedef = tree_lib.flatten_with_paths(params)
-        types, stacked = self._leaf_types(paths, leaves), targets.are_stacked(self.stacked, paths)
-        old, drop, grow = (tree_lib.leaves_like(treedef, t) for t in (sparse_state.masks, drop_scores, grow_scores))
-        masked = [i for i, mask in enumerate(old) if mask is not None]
-        replaced = replacement.drop_and_grow(
-            [old[i] for i in masked],
-            [drop[i] for i in masked],
-            [grow[i] for i in masked],
-            [types[i] for i in masked],
-            [stacked[i] for i in masked],
-            fraction=fraction,
-        )
-        masks = dict(zip(masked, replaced, strict=True))
-        return sparse_state._replace(masks=jax.tree.unflatten(treedef, [masks.get(i) for i in range(len(leaves))]))
+    def update_masks(self, old_mask, drop_score, grow_score, drop_fraction):
+        """Drops and regrows in one leaf.
 
-    def moments_to_reset(self, old_state, new_state):
-        """The weights that were pruned before and are kept now."""
+        Args:
+          old_mask: the mask of the leaf (of one layer, where layers are stacked), unpacked.
+          drop_score: of its shape; the smallest of the kept weights are dropped.
+          grow_score: of its shape; the largest that are not kept come back.
+          drop_fraction: share of the kept weights to replace.
+
+        Returns:
+          The new mask, which keeps as many weights.
+
+        Raises:
+          TypeError: called by hand where `sparsity_type` names types by leaf, so that the leaf's is not known.
+        """
+        if not isinstance(self.sparsity_type, sparsity_types.GroupedType):
+            raise TypeError(
+                f'update_masks works on one leaf, and {self.sparsity_type!r} does not tell its type; set sparsity_type '
+                'to a single type'
+            )
+        return replacement.drop_and_grow(
+            [old_mask], [drop_score], [grow_score], [self.sparsity_type], fraction=drop_fraction
+        )[0]
+
+    # JaxPruner's names. Whatever name a subclass overrides, `unify_names` gives both to its method.
+    _get_drop_scores = get_drop_scores
+    _get_grow_scores = get_grow_scores
+    _update_masks = update_masks
+
+    def update_state(self, sparse_state, params, grads):
+        """Drops and regrows; the number of kept weights stays, and moments of weights that come back become zero."""
+        fraction = self.drop_fraction_fn(sparse_state.count)
+        paths, leaves, treedef = tree_lib.flatten_with_paths(params)
+        rows = zip(
+            tree_lib.leaves_like(treedef, sparse_state.masks),
+            *self._drop_and_grow_scores(treedef, sparse_state, params, grads),
+            self._leaf_types(paths, leaves),
+            targets.are_stacked(self.stacked, paths),
+            strict=True,
+        )
+        masked = {i: _MaskedLeaf(*row) for i, row in enumerate(rows) if row[0] is not None}
+        masks = dict(zip(masked, self._replaced(list(masked.values()), fraction), strict=True))
+        new_state = sparse_state._replace(masks=jax.tree.unflatten(treedef, [masks.get(i) for i in range(len(leaves))]))
+        activated = self.weights_that_came_back(sparse_state, new_state)
+        if self.is_debug:
+            _print_update(type(self).__name__, sparse_state.count, fraction, activated)
+        return new_state._replace(inner_state=restart_inner_state(sparse_state.inner_state, activated))
+
+    def weights_that_came_back(self, old_state, new_state):
+        """The weights that were pruned in one state and are kept in the other: a tree of flags, `None` where dense."""
         leaves, treedef = jax.tree.flatten(new_state.masks)
         old = tree_lib.leaves_like(treedef, old_state.masks)
         return jax.tree.unflatten(treedef, [(new != 0) & (was == 0) for new, was in zip(leaves, old, strict=True)])
+
+    def moments_to_reset(self, old_state, new_state):
+        """The weights that came back, where a subclass has chosen masks and left the optimizer's state as it was."""
+        if new_state.inner_state is not old_state.inner_state:
+            return None
+        return self.weights_that_came_back(old_state, new_state)
+
+    def _drop_and_grow_scores(self, treedef, sparse_state, params, grads):
+        scores = []
+        for method in (self.get_drop_scores, self.get_grow_scores):
+            lazy = None if self._updates_masks_itself() else scoring.said_of(method, params, grads)
+            tree = method(sparse_state, params, grads) if lazy is None else lazy
+            scores.append(tree_lib.leaves_like(treedef, tree))
+        return scores
+
+    def _updates_masks_itself(self) -> bool:
+        return getattr(self.update_masks, '__func__', None) is not SET.update_masks
+
+    def _replaced(self, leaves: 'list[_MaskedLeaf]', fraction: Any) -> list[jax.Array]:
+        if self._updates_masks_itself():
+            return [self._replaced_by_override(leaf, fraction) for leaf in leaves]
+        return replacement.drop_and_grow(
+            [leaf.mask for leaf in leaves],
+            [leaf.drop_scores for leaf in leaves],
+            [leaf.grow_scores for leaf in leaves],
+            [leaf.sparsity_type for leaf in leaves],
+            [leaf.is_stacked for leaf in leaves],
+            fraction=fraction,
+        )
+
+    def _replaced_by_override(self, leaf: '_MaskedLeaf', fraction: Any) -> jax.Array:
+        """The mask from a subclass's `update_masks`, which sees the leaf's own type, and one layer at a time."""
+        updater = copy.copy(self)
+        updater.sparsity_type = leaf.sparsity_type
+
+        def update(mask: jax.Array, drop: jax.Array, grow: jax.Array) -> jax.Array:
+            return updater.update_masks(mask, drop, grow, drop_fraction=fraction)
+
+        new = groups.per_layer(update, leaf.is_stacked)(leaf.mask, leaf.drop_scores, leaf.grow_scores)
+        return (jnp.asarray(new) != 0).astype(leaf.mask.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class _MaskedLeaf:
+    """A leaf in which weights are replaced."""
+
+    mask: jax.Array
+    drop_scores: Any
+    grow_scores: Any
+    sparsity_type: Any
+    is_stacked: bool
+
+
+def _print_update(name: str, step: Any, fraction: Any, activated: tree_lib.PyTree) -> None:
+    number = sum(jnp.sum(flags) for flags in jax.tree.leaves(activated))
+    jax.debug.print(
+        '{name}: masks updated at step {step}, drop fraction {fraction}, {number} weights came back',
+        name=name,
+        step=step,
+        fraction=fraction,
+        number=number,
+    )
 
 
 @dataclasses.dataclass
@@ -170,9 +283,3 @@ def check_drop_fraction(fraction: Any, name: str) -> None:
         raise TypeError(f'{name} must be a number between 0 and 1, got {fraction!r}')
     if not 0 <= float(fraction) <= 1:
         raise ValueError(f'{name} must lie in [0, 1] (the share of kept weights that is replaced), got {fraction}')
-
-
-def _scores_of(method: Callable[..., Any], sparse_state: Any, params: Any, grads: Any) -> Any:
-    """What a method returns, not written down where that can be."""
-    scores = scoring.said_of(method, params, grads)
-    return method(sparse_state, params, grads) if scores is None else scores

@@ -1,6 +1,7 @@
 """Straight-through methods: the forward pass is sparse, the weights that are trained stay dense."""
 
 import dataclasses
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -10,21 +11,33 @@ from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import pruners
 from jaxpruner.sparse_state import only_sparse_state
 
+# A mixin calls the methods of the pruner that it is mixed into.
+_Pruner = base_updater.BaseUpdater if TYPE_CHECKING else object
 
-@dataclasses.dataclass
-class SteUpdater(base_updater.BaseUpdater):
+
+@dataclasses.dataclass(init=False)  # that of the pruner takes its settings
+class SteMixin(_Pruner):
     """Prunes in `pre_forward_update`, at the scheduled sparsity of each step, and lets gradients pass.
+
+    Scores are those of the pruner that it is mixed into.
 
     The masks in the state are those of the last scheduled update, for reports; the forward pass selects anew each step.
     It begins at the thresholds of the step before, which `update` stores: it repeats the selection of the forward pass
     on the same parameters, and where both stand in one jitted step, the two become one.
 
-    >>> updater = SteMagnitudePruning(sparsity_distribution_fn=lambda params: {'w': 0.5})
+    >>> @dataclasses.dataclass
+    ... class Mine(SteMixin, pruners.MagnitudePruning):
+    ...     pass
+    >>> updater = Mine(sparsity_distribution_fn=lambda params: {'w': 0.5})
     >>> import optax
     >>> params = {'w': jnp.array([-2.0, 1.0])}
     >>> updater.pre_forward_update(params, updater.wrap_optax(optax.sgd(0.1)).init(params))
     {'w': Array([-2.,  0.], dtype=float32)}
     """
+
+    def __init_subclass__(cls, **settings: Any):
+        super().__init_subclass__(**settings)
+        base_updater.check_mixed_in_first(cls, SteMixin)
 
     def init_state(self, params):
         """As the base's; the first selection has no threshold to begin at."""
@@ -33,9 +46,10 @@ class SteUpdater(base_updater.BaseUpdater):
         nowhere = jax.tree.map(lambda threshold: jnp.full(threshold.shape, jnp.nan, threshold.dtype), thresholds)
         return state._replace(thresholds=nowhere)
 
-    def pre_forward_update(self, params, sparse_state):
+    def pre_forward_update(self, params, opt_state=None, *, sparse_state=None):
         """The pruned parameters; the derivative is the identity, so that it may stand inside the loss."""
-        masks, _ = self._selected(params, only_sparse_state(sparse_state))
+        state = only_sparse_state(utils.given_state(opt_state, sparse_state))
+        masks, _ = self._selected(params, state)
         return tree_lib.map_with_missing(lambda p, m: p if m is None else masking.straight_through(p, m), params, masks)
 
     def track(self, sparse_state, params):
@@ -63,33 +77,27 @@ class SteUpdater(base_updater.BaseUpdater):
             return self.create_masks(scores, sparsities), None
         return self.select_masks(scores, sparsities, state.thresholds)
 
-    def post_gradient_update(self, params, sparse_state):
+    def post_gradient_update(self, params, opt_state=None, *, sparse_state=None):
         """The parameters as they are: dense."""
-        del sparse_state
+        del opt_state, sparse_state
         return params
 
 
 @dataclasses.dataclass
-class SteMagnitudePruning(SteUpdater):
+class SteMagnitudePruning(SteMixin, pruners.MagnitudePruning):
     """Straight-through magnitude pruning: the largest weights forward, all of them backward. Bengio et al., 2013.
 
     >>> SteMagnitudePruning(sparsity_type='2:4').sparsity_type
     NByM(n=2, m=4, axis=-1, allow_partial=False)
     """
 
-    @scoring.of_each_weight(jnp.abs)
-    def calculate_scores(self, params, sparse_state=None, grads=None):
-        """The magnitudes."""
-        del sparse_state, grads
-        return pruners.magnitudes(params)
-
 
 @dataclasses.dataclass
-class SteRandomPruning(SteUpdater):
+class SteRandomPruning(SteMixin, pruners.RandomPruning):
     """Straight-through pruning at random, anew in each step: the baseline for straight-through scores.
 
-    >>> SteRandomPruning().rng_seed
-    8
+    >>> SteRandomPruning(rng_seed=3).rng_seed
+    3
     """
 
     def calculate_scores(self, params, sparse_state=None, grads=None):

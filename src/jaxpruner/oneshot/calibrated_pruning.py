@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxpruner import base_updater, caller_warnings, sparsity_types, targets
+from jaxpruner import base_updater, caller_warnings, mask_calculator, sparsity_types, targets
 from jaxpruner import tree as tree_lib
 from jaxpruner.oneshot import matrix_masks, matrix_scores, owl
 from jaxpruner.oneshot.batches import as_inputs, check_inputs, first_batch
@@ -73,7 +73,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
         check_blocks(self.blocks)
         if self.blocks is not None and not self.sequential:
             raise ValueError('blocks are pruned one after another with sequential=True alone; set it, or no blocks')
-        if self.topk_fn is not None:
+        if mask_calculator.own_topk_fn(self.topk_fn) is not None:
             raise ValueError(f'{type(self).__name__} ranks weights itself and takes no topk_fn, got {self.topk_fn!r}')
 
     def check_type(self, sparsity_type: sparsity_types.SparsityType, where: str = '') -> None:

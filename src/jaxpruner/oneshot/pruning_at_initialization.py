@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jaxpruner import base_updater
 from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import global_pruners
 from jaxpruner.oneshot.batches import READ_AGAIN, as_batches, as_inputs, check_inputs, first_batch
@@ -57,7 +58,7 @@ def sparsities_of_rounds(sparsity: float, rounds: int) -> list[float]:
 
 
 @dataclasses.dataclass
-class PruningAtInitialization(global_pruners.GlobalUpdater):
+class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.BaseUpdater):
     """Base of the pruners that score weights by derivatives before training; one defines `calculate_scores`.
 
     All weights of the leaves that the distribution selects are ranked together, in rounds: each prunes some more, and
@@ -66,7 +67,7 @@ class PruningAtInitialization(global_pruners.GlobalUpdater):
 
     Attributes:
       rounds: how often weights are scored and pruned.
-      normalize_scores: as for other global pruners; the papers do not.
+      use_normalization: as for other global pruners; the papers do not.
 
     Raises:
       TypeError, ValueError: a setting is wrong.
@@ -80,11 +81,19 @@ class PruningAtInitialization(global_pruners.GlobalUpdater):
     # What is summed over the batches, one pass after another: `(loss, weights, *sums of earlier passes) -> tree`.
     passes: ClassVar[tuple[Callable[..., tree_lib.PyTree], ...]] = (gradients,)
 
+    ranks_named_leaves_alone: ClassVar[bool] = False
+
     rounds: int = 1
-    normalize_scores: bool = dataclasses.field(default=False, kw_only=True)
+    use_normalization: bool = False
 
     def __post_init__(self):
         super().__post_init__()
+        if self.custom_sparsity_map:
+            raise ValueError(
+                f'{type(self).__name__} ranks all leaves together, those of custom_sparsity_map, too; pass '
+                'sparsity_distribution_fn=functools.partial(uniform, sparsity=…, custom_sparsity_map=…), whose targets '
+                'count in the total'
+            )
         if isinstance(self.rounds, bool) or not isinstance(self.rounds, int | np.integer) or self.rounds < 1:
             raise ValueError(f'rounds must be a whole number from 1 up, got {self.rounds!r}')
 

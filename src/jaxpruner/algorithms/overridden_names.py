@@ -1,0 +1,84 @@
+"""What a subclass of SET or RigL overrides is what gets called, under JaxPruner's names and under ours.
+
+JaxPruner's methods had an underscore in front, and subclasses override and call them so. Every class gets both names
+for one method, whichever of them it defines, so that `self` and `super()` lead to the same method under both.
+"""
+
+import inspect
+from typing import Any
+
+# Our name -> what the method is called with, besides the updater.
+_SCORES = ('sparse_state', 'params', 'grads')
+_ARGUMENTS = {
+    'get_drop_scores': _SCORES,
+    'get_grow_scores': _SCORES,
+    'update_masks': ('old_mask', 'drop_score', 'grow_score', 'drop_fraction'),
+}
+
+
+def unify_names(cls: type, root: type) -> None:
+    """Gives a new subclass both names of each method, and refuses what would never be called.
+
+    Args:
+      cls: the subclass.
+      root: the class that calls the methods.
+
+    Raises:
+      TypeError: the class defines a method under both names, with other arguments than it is called with, or
+        `calculate_scores` alone, which is never called.
+
+    >>> import jaxpruner
+    >>> class Mine(jaxpruner.SET):
+    ...     def _get_drop_scores(self, sparse_state, params, grads):
+    ...         return grads
+    >>> Mine.get_drop_scores is Mine._get_drop_scores
+    True
+    """
+    for name, arguments in _ARGUMENTS.items():
+        method = _nearest_definition(cls, name)
+        _check_arguments(cls, name, method, arguments)
+        for alias in (name, f'_{name}'):
+            if inspect.getattr_static(cls, alias) is not method:
+                setattr(cls, alias, method)
+    _check_is_called(cls, root)
+
+
+def _nearest_definition(cls: type, name: str) -> Any:
+    """The definition under either name that comes first among the class and its bases."""
+    for base in cls.__mro__:
+        definitions = [vars(base)[alias] for alias in (name, f'_{name}') if alias in vars(base)]
+        if len(definitions) == 2 and definitions[0] is not definitions[1]:
+            raise TypeError(
+                f'{base.__name__} defines both {name} and _{name}, which are two names of one method; define one of '
+                'them, and call a helper by another name'
+            )
+        if definitions:
+            return definitions[0]
+    raise AssertionError(name)
+
+
+def _check_arguments(cls: type, name: str, method: Any, arguments: tuple[str, ...]) -> None:
+    function = getattr(method, '__func__', method)  # of a staticmethod or classmethod
+    first = () if isinstance(method, staticmethod) else (None,)
+    # The last argument of `update_masks` is given by name.
+    by_name = {argument: None for argument in arguments if argument == 'drop_fraction'}
+    positional = (*first, *[None for argument in arguments if argument not in by_name])
+    try:
+        inspect.signature(function).bind(*positional, **by_name)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f'{cls.__name__}.{name} (or _{name}) must take ({", ".join(("self", *arguments))}), got '
+            f'{function!r}: {error}'
+        ) from None
+
+
+def _check_is_called(cls: type, root: type) -> None:
+    own = [base for base in cls.__mro__ if not base.__module__.startswith('jaxpruner.') and base is not object]
+    defined = {name for base in own for name in vars(base)}
+    used = {'update_state', *_ARGUMENTS, *(f'_{name}' for name in _ARGUMENTS)}
+    if 'calculate_scores' in defined and not defined & used:
+        raise TypeError(
+            f'{cls.__name__} overrides calculate_scores, which {root.__name__} and its subclasses never call; override '
+            'get_drop_scores(sparse_state, params, grads) or get_grow_scores(sparse_state, params, grads), or derive '
+            'from BaseUpdater'
+        )

@@ -1,0 +1,83 @@
+"""The keyword `sparsity` of an updater: one number where a distribution would be much to write."""
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from jaxpruner import sparsity_distributions
+
+if TYPE_CHECKING:
+    from jaxpruner.base_updater import BaseUpdater
+
+
+_NAME = 'sparsity_distribution_fn'
+
+
+class FromSparsity(functools.partial):
+    """A distribution that an updater made of its own settings: another `sparsity` replaces it.
+
+    >>> FromSparsity(sparsity_distributions.uniform, sparsity=0.5).keywords
+    {'sparsity': 0.5}
+    """
+
+
+def is_given(updater: 'BaseUpdater') -> bool:
+    """Whether a user gave the updater a distribution.
+
+    Args:
+      updater: any.
+
+    >>> import jaxpruner
+    >>> is_given(jaxpruner.MagnitudePruning(sparsity=0.9))
+    False
+    """
+    distribution = updater.sparsity_distribution_fn
+    return not (distribution is None or distribution is _default(updater) or isinstance(distribution, FromSparsity))
+
+
+def distribution_of(updater: 'BaseUpdater') -> Any:
+    """The distribution that an updater's settings mean.
+
+    Args:
+      updater: whose `sparsity` and `sparsity_distribution_fn` are read.
+
+    Returns:
+      Uniform at `sparsity` where that is given, else `sparsity_distribution_fn`.
+
+    Raises:
+      TypeError, ValueError: both are given, or the sparsity is none.
+
+    >>> import jaxpruner
+    >>> distribution_of(jaxpruner.MagnitudePruning(sparsity=0.9)).keywords
+    {'sparsity': 0.9}
+    """
+    if updater.sparsity is None:
+        made_here = isinstance(updater.sparsity_distribution_fn, FromSparsity)
+        return _default(updater) if made_here else updater.sparsity_distribution_fn
+    check_not_both(updater)
+    return FromSparsity(sparsity_distributions.uniform, sparsity=updater.sparsity)
+
+
+def check_not_both(updater: 'BaseUpdater', names: str = 'sparsity') -> None:
+    """Refuses settings beside a distribution, which would have no effect.
+
+    Args:
+      updater: any.
+      names: those settings, for the message.
+
+    Raises:
+      ValueError: a distribution is given.
+
+    >>> import jaxpruner
+    >>> check_not_both(jaxpruner.MagnitudePruning(sparsity=0.9))
+    """
+    if is_given(updater):
+        raise ValueError(
+            f'{type(updater).__name__} got {names} and sparsity_distribution_fn={updater.sparsity_distribution_fn!r}, '
+            'which both say how sparse leaves are to be; give one of them (in dataclasses.replace also sparsity=None)'
+        )
+
+
+def _default(updater: 'BaseUpdater') -> Any:
+    # Of a class that is no dataclass itself, a mixin among its bases may show its own fields alone.
+    tables = [vars(base).get('__dataclass_fields__', {}) for base in type(updater).__mro__]
+    return next(fields[_NAME].default for fields in tables if _NAME in fields)
