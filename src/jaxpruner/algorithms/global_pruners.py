@@ -89,29 +89,27 @@ class GlobalPruningMixin(_Pruner):
 
     def distribution(self):
         """The user's distribution, else one of `sparsity`, `filter_fn` and `custom_sparsity_map`."""
-        if not sparsity_setting.is_given(self):
-            return sparsity_setting.FromSparsity(
-                sparsity_distributions.uniform,
-                sparsity=self._sparsity_or_zero(),
-                filter_fn=self.filter_fn,
-                custom_sparsity_map=self.custom_sparsity_map,
-            )
-        has_sparsity = tree_lib.is_traced(self.sparsity) or bool(self.sparsity)
-        has_filter = self.filter_fn is not sparsity_distributions.NOT_DIM_ONE_FILTER
         given = {
-            'sparsity': has_sparsity,
-            'filter_fn': has_filter,
+            'sparsity': tree_lib.is_traced(self.sparsity) or bool(self.sparsity),
+            'filter_fn': self.filter_fn is not sparsity_distributions.NOT_DIM_ONE_FILTER,
             'custom_sparsity_map': bool(self.custom_sparsity_map),
         }
         names = [name for name, is_given in given.items() if is_given]
         if names:
             sparsity_setting.check_not_both(self, ', '.join(names))
-        return self.sparsity_distribution_fn
+        elif sparsity_setting.is_given(self) or self.sparsity_distribution_fn is None:
+            return self.sparsity_distribution_fn
+        return sparsity_setting.FromSparsity(
+            sparsity_distributions.uniform,
+            sparsity=self._sparsity_or_zero(),
+            filter_fn=self.filter_fn,
+            custom_sparsity_map=self.custom_sparsity_map,
+        )
 
     def init_state(self, params: tree_lib.PyTree) -> base_updater.SparseState:
         """As the base's; unless a distribution was given, the target is one number."""
         state = super().init_state(params)
-        if sparsity_setting.is_given(self):
+        if not isinstance(self.distribution(), sparsity_setting.FromSparsity):
             return state
         return state._replace(target_sparsities=jnp.asarray(self._sparsity_or_zero(), jnp.float32))
 
