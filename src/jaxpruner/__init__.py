@@ -1,70 +1,30 @@
-"""Sparsity for JAX models: masks, schedules, selection, training, one-shot pruning."""
+"""Sparsity for JAX models: masks, schedules, selection, training, one-shot pruning.
 
-from jaxpruner import activations as activations
-from jaxpruner import algorithms as algorithms
-from jaxpruner import base_updater as base_updater
-from jaxpruner import jax_pruning as jax_pruning
-from jaxpruner import mask_calculator as mask_calculator
-from jaxpruner import oneshot as oneshot
-from jaxpruner import sparsity_distributions as sparsity_distributions
-from jaxpruner import sparsity_schedules as sparsity_schedules
-from jaxpruner import sparsity_types as sparsity_types
-from jaxpruner import uses as uses
-from jaxpruner import utils as utils
-from jaxpruner.activations import prune_act_struct as prune_act_struct
-from jaxpruner.activations import prune_act_unstruct as prune_act_unstruct
-from jaxpruner.activations import pruning_act_struct as pruning_act_struct
-from jaxpruner.activations import puning_act_unstruct as puning_act_unstruct
-from jaxpruner.activations import sparsify_activations as sparsify_activations
-from jaxpruner.activations import summarize_activations as summarize_activations
-from jaxpruner.algorithms import ACDC as ACDC
-from jaxpruner.algorithms import SET as SET
-from jaxpruner.algorithms import AdamFisherPruning as AdamFisherPruning
-from jaxpruner.algorithms import FixedMask as FixedMask
-from jaxpruner.algorithms import GlobalMagnitudePruning as GlobalMagnitudePruning
-from jaxpruner.algorithms import GlobalSaliencyPruning as GlobalSaliencyPruning
-from jaxpruner.algorithms import IterativeNMPruning as IterativeNMPruning
-from jaxpruner.algorithms import MagnitudePruning as MagnitudePruning
-from jaxpruner.algorithms import MovementPruning as MovementPruning
-from jaxpruner.algorithms import RandomPruning as RandomPruning
-from jaxpruner.algorithms import RigL as RigL
-from jaxpruner.algorithms import SaliencyPruning as SaliencyPruning
-from jaxpruner.algorithms import StaticRandomSparse as StaticRandomSparse
-from jaxpruner.algorithms import SteMagnitudePruning as SteMagnitudePruning
-from jaxpruner.algorithms import SteRandomPruning as SteRandomPruning
-from jaxpruner.algorithms import masks_from_zeros as masks_from_zeros
-from jaxpruner.algorithms import pruners as pruners
-from jaxpruner.api import ALGORITHM_REGISTRY as ALGORITHM_REGISTRY
-from jaxpruner.api import all_algorithm_names as all_algorithm_names
-from jaxpruner.api import create_updater_from_config as create_updater_from_config
-from jaxpruner.api import register_algorithm as register_algorithm
-from jaxpruner.base_updater import BaseUpdater as BaseUpdater
-from jaxpruner.base_updater import NoPruning as NoPruning
-from jaxpruner.base_updater import apply_mask as apply_mask
-from jaxpruner.jax_pruning import PruningStrategy as PruningStrategy
-from jaxpruner.jax_pruning import StrategyPruning as StrategyPruning
-from jaxpruner.jax_pruning import gradual_strategy as gradual_strategy
-from jaxpruner.jax_pruning import pruning as pruning
-from jaxpruner.jax_pruning import pruning_apply as pruning_apply
-from jaxpruner.mask_metrics import sparsity_metrics as sparsity_metrics
-from jaxpruner.oneshot import prune as prune
-from jaxpruner.sparse_state import SparseState as SparseState
-from jaxpruner.sparse_state import join_masks as join_masks
-from jaxpruner.sparse_state import sparse_states as sparse_states
-from jaxpruner.sparse_state import split_masks as split_masks
-from jaxpruner.sparsity_schedules import NoUpdateSchedule as NoUpdateSchedule
-from jaxpruner.sparsity_schedules import OneShotSchedule as OneShotSchedule
-from jaxpruner.sparsity_schedules import PeriodicSchedule as PeriodicSchedule
-from jaxpruner.sparsity_schedules import PolynomialSchedule as PolynomialSchedule
-from jaxpruner.sparsity_types import Block as Block
-from jaxpruner.sparsity_types import Channel as Channel
-from jaxpruner.sparsity_types import NByM as NByM
-from jaxpruner.sparsity_types import SparsityType as SparsityType
-from jaxpruner.sparsity_types import Unstructured as Unstructured
-from jaxpruner.tabulation import tabulate as tabulate
-from jaxpruner.uses import UnsupportedPrimitive as UnsupportedPrimitive
-from jaxpruner.uses import Use as Use
-from jaxpruner.uses import UseGraph as UseGraph
-from jaxpruner.uses import param_uses as param_uses
-from jaxpruner.utils import summarize_intersection as summarize_intersection
-from jaxpruner.utils import summarize_sparsity as summarize_sparsity
+The public names stand in `public_names.py`. They are loaded when one of them is first asked for, so that the command
+line answers `--help` without loading JAX.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jaxpruner.public_names import *  # noqa: F403 (what a type checker sees)
+else:
+
+    def __getattr__(name):
+        """Finds a module of the package, or a public name."""
+        from importlib import import_module, util
+
+        is_special = name.startswith('__') and name != '__all__'
+        if not is_special and util.find_spec(f'{__name__}.{name}') is not None:
+            return import_module(f'{__name__}.{name}')
+        names = {} if is_special else vars(import_module(f'{__name__}.public_names'))
+        public = {public: value for public, value in names.items() if not public.startswith('_')}
+        if name == '__all__':
+            return sorted(public)
+        if name not in public:
+            raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+        globals().update(public)
+        return public[name]
+
+    def __dir__():
+        return sorted({*globals(), *__getattr__('__all__')})
