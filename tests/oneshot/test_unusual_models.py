@@ -192,3 +192,77 @@ def test_weights_that_are_computed_with_in_fewer_bits_keep_theirs():
     pruner = SparseGPT(sparsity_distribution_fn=lambda params: {'w': 0.0})
     pruned, _ = pruner.instant_sparsify({'w': weights}, apply_fn=narrow, batches=[normal(32, 8)])
     np.testing.assert_array_equal(pruned['w'], weights)
+
+
+MASK = np.tri(8, dtype=np.float32)
+ORDER = np.array([3, 1, 0, 7, 2, 6, 5, 4])
+
+
+def scan_of_layers(params, x):
+    return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, params['w'])[0]
+
+
+def layers_by_a_counter(params, x):
+    return jax.lax.fori_loop(0, 3, lambda number, x: jnp.tanh(x @ params['w'][number]), x)
+
+
+@pytest.mark.parametrize('algorithm', ['wanda', 'ria', 'sparsegpt'])
+@pytest.mark.parametrize('in_blocks', [False, True])
+def test_layers_that_a_counter_takes_are_pruned_as_those_of_a_scan(algorithm, in_blocks):
+    params, given = {'w': normal(3, 8, 8)}, {'batches': [normal(32, 8)], 'sequential': in_blocks}
+    found, masks = jaxpruner.prune(params, 0.5, algorithm, apply_fn=layers_by_a_counter, **given)
+    expected, expected_masks = jaxpruner.prune(params, 0.5, algorithm, apply_fn=scan_of_layers, **given)
+    jax.tree.map(np.testing.assert_array_equal, masks, expected_masks)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), found, expected)
+
+
+@pytest.mark.parametrize('in_blocks', [False, True])
+def test_layers_that_a_counter_takes_from_behind_have_the_inputs_that_they_meet(in_blocks):
+    def from_behind(params, x):
+        return jax.lax.fori_loop(0, 3, lambda number, x: jnp.tanh(x @ params['w'][:, 2 - number]), x)
+
+    weights, given = normal(3, 8, 8), {'batches': [normal(32, 8)], 'sequential': in_blocks}
+    params = {'w': weights[::-1].swapaxes(0, 1)}
+    _, masks = jaxpruner.prune(params, 0.5, 'wanda', apply_fn=from_behind, **given)
+    _, expected = jaxpruner.prune({'w': weights}, 0.5, 'wanda', apply_fn=scan_of_layers, **given)
+    np.testing.assert_array_equal(masks['w'].swapaxes(0, 1)[::-1], expected['w'])
+
+
+@pytest.mark.parametrize('repeated', [(0, 0), (0, 1, 2, 0)])
+def test_layers_that_are_used_twice_are_not_followed(repeated):
+    def cycling(params, x):
+        return jax.lax.scan(lambda x, i: (jnp.tanh(x @ params['w'][i]), None), x, np.array(repeated))[0]
+
+    with pytest.raises(ValueError, match='w: a weight of this leaf stands in more than one place'):
+        calibrate(cycling, {'w': normal(3, 8, 8)}, [normal(16, 8)], only='w')
+
+
+@pytest.mark.parametrize('algorithm', ['wanda', 'ria', 'sparsegpt'])
+def test_permuted_weights_are_pruned_by_the_inputs_that_they_meet(algorithm):
+    weights, x = normal(8, 4), normal(32, 8) * np.arange(1, 9)
+    found, masks = jaxpruner.prune({'w': weights}, 0.5, algorithm, apply_fn=lambda p, x: x @ p['w'][ORDER], batches=[x])
+    expected, expected_masks = jaxpruner.prune({'w': weights[ORDER]}, 0.5, algorithm, apply_fn=linear, batches=[x])
+    np.testing.assert_array_equal(masks['w'][ORDER], expected_masks['w'])
+    np.testing.assert_allclose(found['w'][ORDER], expected['w'], atol=1e-6)
+
+
+def test_permutations_that_differ_are_not_taken_for_each_other():
+    """Their text is the same: NumPy shortens long arrays."""
+    order = np.arange(2000)
+    other = order.copy()
+    other[[900, 1100]] = other[[1100, 900]]
+    params = {'w': normal(2000, 1)}
+    with pytest.raises(ValueError, match='w: a weight of this leaf stands in more than one place'):
+        calibrate(lambda p, x: x @ p['w'][order] + x @ p['w'][other], params, [normal(4, 2000)], only='w')
+
+
+@pytest.mark.parametrize('algorithm', ['wanda', 'sparsegpt'])
+@pytest.mark.parametrize('masked', [lambda w: w * MASK, lambda w: jnp.where(MASK > 0, w, 0)], ids=['product', 'where'])
+def test_weights_behind_a_constant_mask_are_pruned_first(algorithm, masked):
+    params, x = {'w': normal(8, 8)}, normal(32, 8)
+    found, masks = jaxpruner.prune(params, 0.75, algorithm, apply_fn=lambda p, x: x @ masked(p['w']), batches=[x])
+    assert masks['w'].sum() == 16
+    np.testing.assert_array_equal(found['w'] == 0, masks['w'] == 0)
+    expected, expected_masks = jaxpruner.prune({'w': params['w'] * MASK}, 0.75, algorithm, apply_fn=linear, batches=[x])
+    np.testing.assert_array_equal(masks['w'], expected_masks['w'])
+    np.testing.assert_allclose(found['w'] * MASK, expected['w'] * MASK, atol=1e-5)

@@ -207,6 +207,46 @@ MODELS = {
         X,
     ),
     'layers used twice': (lambda p, x: lax.fori_loop(0, 6, lambda i, x: jnp.tanh(x @ p['w'][i // 2]), x), STACK, X),
+    'indexed by cycling': (lambda p, x: lax.fori_loop(0, 6, lambda i, x: jnp.tanh(x @ p['w'][i % 3]), x), STACK, X),
+    'indexed from the second on': (lambda p, x: lax.fori_loop(1, 3, lambda i, x: jnp.tanh(x @ p['w'][i]), x), STACK, X),
+    'indexed by a carried counter of two': (
+        lambda p, x: lax.scan(lambda c, _: ((c[0] + 2, jnp.tanh(c[1] @ p['w'][c[0]])), None), (0, x), None, 2)[0][1],
+        STACK,
+        X,
+    ),
+    'indexed by a counter in reverse': (
+        lambda p, x: lax.scan(
+            lambda c, _: ((c[0] + 1, jnp.tanh(c[1] @ p['w'][c[0]])), None), (0, x), None, 3, reverse=True
+        )[0][1],
+        STACK,
+        X,
+    ),
+    'indexed by the negative': (
+        lambda p, x: lax.fori_loop(0, 3, lambda i, x: jnp.tanh(x @ p['w'][-1 - i]), x),
+        STACK,
+        X,
+    ),
+    'indexed beyond the end': (lambda p, x: lax.fori_loop(0, 5, lambda i, x: jnp.tanh(x @ p['w'][i]), x), STACK, X),
+    'a stack of leaves by a counter': (
+        lambda p, x: lax.fori_loop(0, 3, lambda i, x: jnp.tanh(x @ jnp.stack([p['a'], p['b'], p['c']])[i]), x),
+        {'a': floats(4, 4), 'b': floats(4, 4), 'c': floats(4, 4)},
+        X,
+    ),
+    'a stack of leaves and layers, from behind': (
+        lambda p, x: lax.fori_loop(0, 4, lambda i, x: jnp.tanh(x @ jnp.concatenate([p['a'][None], p['w']])[3 - i]), x),
+        {'a': floats(4, 4), 'w': floats(3, 4, 4)},
+        X,
+    ),
+    'a column of blocks by a counter': (
+        lambda p, x: lax.fori_loop(0, 3, lambda i, x: jnp.tanh(x @ p['w'][:, 1:, i]), x),
+        {'w': floats(4, 5, 3)},
+        X,
+    ),
+    'one layer to the next': (
+        lambda p, x: _scan(lambda x, w: jnp.tanh(x @ w[0] @ w[1]), x, (p['w'][:-1], p['w'][1:])),
+        STACK,
+        X,
+    ),
     'indexed by two counters': (
         lambda p, x: lax.fori_loop(
             0, 2, lambda i, x: lax.fori_loop(0, 3, lambda j, x: jnp.tanh(x @ p['w'][i, j]), x), x
@@ -247,6 +287,7 @@ MODELS = {
         {'a': floats(4, 3), 'b': floats(3, 5)},
         X,
     ),
+    'diagonal': (lambda p, x: x @ jnp.diag(p['w']), {'w': floats(4)}, X),
     'outer': (lambda p, x: x @ jnp.outer(p['a'], p['b']), {'a': floats(4), 'b': floats(6)}, X),
     'kronecker': (lambda p, x: x @ jnp.kron(p['a'], p['b']), {'a': floats(2, 3), 'b': floats(2, 4)}, X),
     'bilinear': (lambda p, x: jnp.einsum('bi,oij,bj->bo', x, p['w'], x), {'w': floats(3, 4, 4)}, X),
@@ -325,6 +366,27 @@ MODELS = {
         {'w': floats(4, 3, 2)},
         X,
     ),
+    'permuted on a grid': (lambda p, x: x @ p['w'][np.ix_([3, 1, 0, 2], [4, 2, 0])], W, X),
+    'one row at a place': (lambda p, x: x @ p['w'][np.array(1)], {'w': floats(3, 4, 6)}, X),
+    'windows at places': (
+        lambda p, x: jnp.einsum(
+            'bi,kio->bko', x, jax.vmap(lambda i: lax.dynamic_slice(p['w'], (i, 0), (4, 6)))(np.array([0, 2]))
+        ),
+        {'w': floats(7, 6)},
+        X,
+    ),
+    'masked stack': (
+        lambda p, x: _scan(lambda x, w: jnp.tanh(x @ w), x, p['w'] * np.tri(4, dtype=np.float32)),
+        STACK,
+        X,
+    ),
+    'masked in a loop': (lambda p, x: _scan(lambda x, w: jnp.tanh(x @ jnp.tril(w)), x, p['w']), STACK, X),
+    'rows of one mask': (
+        lambda p, x: x @ (p['w'][:, None] * np.array([[1, 0, 1], [0, 1, 1], [1, 1, 0], [0, 0, 1]], np.float32)),
+        {'w': floats(4)},
+        X,
+    ),
+    'blocks on a diagonal': (lambda p, x: x @ jax.scipy.linalg.block_diag(*p['w']), {'w': floats(2, 2, 3)}, X),
     'masked': (lambda p, x: x @ jnp.where(np.tri(4, 6) > 0, p['w'], 0), W, X),
     'masked by a product': (lambda p, x: x @ (p['w'] * np.tri(4, 6, dtype=np.float32)), W, X),
     'triangular': (lambda p, x: x @ jnp.tril(p['w']), W, X),

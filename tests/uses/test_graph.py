@@ -182,6 +182,10 @@ def _looped(params, x):
     return jax.lax.while_loop(lambda x: x.sum() < 9, lambda x: x @ params['v'], x)
 
 
+def _indexed_from_behind(params, x):
+    return jax.lax.fori_loop(0, 3, lambda number, x: jnp.tanh(x @ params['w'][:, 2 - number].T), x)
+
+
 def _learned_state(params, x):
     return jax.lax.scan(lambda h, x: (jnp.tanh(h + x @ params['w']), None), params['h'], x)[0]
 
@@ -191,7 +195,7 @@ def _conv(x, w):
 
 
 USES = {
-    'indexed in a loop': (_looped, {'w': floats(3, 4, 4), 'v': floats(4, 4)}, X, {'w': '~dot 1>2@0', 'v': 'dot 0>1'}),
+    'indexed in a loop': (_looped, {'w': floats(3, 4, 4), 'v': floats(4, 4)}, X, {'w': 'dot 1>2@0', 'v': 'dot 0>1'}),
     'first state': (_learned_state, {'w': floats(4, 4), 'h': floats(4)}, X, {'w': 'dot 0>1', 'h': 'elementwise >0'}),
     'ensemble': (jax.vmap(lambda p, x: x @ p['w'], (0, None)), {'w': floats(5, 4, 3)}, X, {'w': 'dot 1>02'}),
     'batched': (jax.vmap(lambda p, x: x @ p['w']), {'w': floats(2, 4, 3)}, X, {'w': 'dot 1>2|0'}),
@@ -227,7 +231,13 @@ USES = {
     'quantised': (lambda p, x: x @ p['w'].astype(jnp.int8).astype(jnp.float32), SQUARE, X, {'w': '~dot 0>1'}),
     'half precision': (lambda p, x: x.astype(jnp.bfloat16) @ p['w'].astype(jnp.bfloat16), SQUARE, X, {'w': 'dot 0>1'}),
     'spectral norm': (lambda p, x: x @ (p['w'] / jnp.abs(p['w']).max()), SQUARE, X, {'w': '~dot 0>1'}),
-    'relative positions': (lambda p, x: x + p['w'][np.array([0, 2, 1, 0])], ROW, X, {'w': '~elementwise >0'}),
+    'relative positions': (lambda p, x: x + p['w'][np.array([0, 2, 1, 0])], ROW, X, {'w': 'elementwise >0'}),
+    'masked': (lambda p, x: x @ jnp.where(np.tri(4) > 0, p['w'], 0), SQUARE, X, {'w': 'dot 0>1'}),
+    'masked by a product': (lambda p, x: x @ (p['w'] * np.tri(4, dtype='f')), SQUARE, X, {'w': 'dot 0>1'}),
+    'lower triangle': (lambda p, x: x @ jnp.tril(p['w']), SQUARE, X, {'w': 'dot 0>1'}),
+    'scaled by a constant': (lambda p, x: x @ (p['w'] * np.float32(2)), SQUARE, X, {'w': '~dot 0>1'}),
+    'permuted': (lambda p, x: x @ p['w'][:, np.array([1, 3, 0, 2])].T, SQUARE, X, {'w': 'dot 1>0'}),
+    'one after another': (_indexed_from_behind, {'w': floats(4, 3, 4)}, X, {'w': 'dot 2>0@1'}),
     'lookup': (lambda p, x: p['w'][x], SQUARE, tokens(3), {'w': 'gather >01'}),
     'window': (
         lambda p, x: jax.lax.dynamic_slice(p['w'], (x[0], 0), (2, 4)),

@@ -1,9 +1,9 @@
 """The weight matrices that a model makes of a parameter: where it is contracted with data, and how it is read there."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
-from itertools import filterfalse
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +17,10 @@ from jaxpruner.uses.views import ENTER_LOOP, LEAVE_LOOP, Move
 CONTRACTIONS = ('dot', 'conv')
 # These may put an element in several places.
 _REPEATS = frozenset('broadcast_in_dim concatenate gather stack tile'.split())
+# These give floats another dtype; exact views are not cast to and from others.
+_CASTS = frozenset(('convert_element_type', 'reduce_precision'))
+# Exact views go through these where a constant mask puts zeros in place of some weights.
+_MASKS = frozenset(('mul', 'select_n'))
 
 
 class UnknownWeightsError(ValueError):
@@ -101,9 +105,11 @@ class WeightMatrices:
           An array of the parameter's shape, in float32 or wider; zero where `read` took nothing.
         """
         shape = jax.ShapeDtypeStruct(leaf.shape, jnp.promote_types(leaf.dtype, jnp.float32))
-        operand = jax.eval_shape(self._operand, shape)
+        # What the model masks has its place in the matrices, too: it is pruned there like any weight that is zero.
+        place = functools.partial(self._operand, masked=False)
+        operand = jax.eval_shape(place, shape)
         moved = self.layout.from_matrices(matrices).astype(operand.dtype)
-        (written,) = jax.linear_transpose(self._operand, shape)(moved)
+        (written,) = jax.linear_transpose(place, shape)(moved)
         return written
 
     @property
@@ -116,10 +122,12 @@ class WeightMatrices:
         """Whether no other leaf stands in the same stacks."""
         return all(entry.range == (0, entry.length) for entry in self.uses[0].site.view.stack)
 
-    def _operand(self, leaf: jax.Array) -> jax.Array:
+    def _operand(self, leaf: jax.Array, masked: bool = True) -> jax.Array:
         """What the contraction is given, less what other parameters put beside the leaf."""
         view = self.uses[0].site.view
-        operand = dataclasses.replace(view, steps=tuple(filterfalse(_is_cast, view.steps))).read(leaf)
+        left_out = _CASTS if masked else _CASTS | _MASKS
+        steps = tuple(step for step in view.steps if _name(step) not in left_out)
+        operand = dataclasses.replace(view, steps=steps).read(leaf)
         # Of a stack that has been entered already there is one layer.
         stack = view.stack[len(view.stack) + len(view.region) - operand.ndim :]
         return operand[tuple(slice(*ends) for ends in (*(entry.range for entry in stack), *view.region))]
@@ -213,9 +221,9 @@ def find_matrices(graph: UseGraph, path: tree_lib.Path) -> tuple[WeightMatrices,
     return found
 
 
-def _is_cast(step: Any) -> bool:
-    """Whether a step gives floats another dtype; exact views are not cast to and from others."""
-    return isinstance(step, Move) and step.equation.primitive.name in ('convert_element_type', 'reduce_precision')
+def _name(step: Any) -> str | None:
+    """The primitive of a step of a view; `None` for what is no equation."""
+    return step.equation.primitive.name if isinstance(step, Move) else None
 
 
 def _check_use(use: Use, path: tree_lib.Path) -> None:
@@ -246,17 +254,21 @@ def _steps(use: Use) -> tuple[Any, ...]:
             return str(step)
         equation = step.equation
         shapes = tuple(variable.aval.shape for variable in equation.invars)
-        return equation.primitive.name, str(equation.params), shapes, step.operand, step.result
+        others = tuple((number, array.shape, array.tobytes()) for number, array in step.others.items())
+        return _name(step), str(equation.params), shapes, step.operand, step.result, others
 
     return tuple(named(step) for step in use.site.view.steps)
+
+
+def _may_repeat(step: Any) -> bool:
+    """Whether a step may put an element in several places; what is neither an equation nor a loop takes indices."""
+    return _name(step) in _REPEATS if isinstance(step, Move) else not isinstance(step, str)
 
 
 def _check_disjoint(found: Sequence[WeightMatrices], leaf: Any, path: tree_lib.Path) -> None:
     """Each weight must stand in one matrix, and there once."""
     steps = [step for matrices in found for step in matrices.uses[0].site.view.steps]
-    if len(found) == 1 and not any(
-        isinstance(step, Move) and step.equation.primitive.name in _REPEATS for step in steps
-    ):
+    if len(found) == 1 and not any(map(_may_repeat, steps)):
         repeated = math.prod(found[0].layout.shape) > leaf.size
     else:  # parts of the leaf may lie beside each other
         times = [matrices.write(jnp.ones(matrices.layout.matrices_shape), leaf) for matrices in found]

@@ -5,7 +5,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxpruner.uses import bodies, liveness, moves, views
+import jax.numpy as jnp
+from jax.extend.core import Literal
+
+from jaxpruner.uses import bodies, liveness, moves, numbers, views
 from jaxpruner.uses.moving_rules import shape_of
 from jaxpruner.uses.records import DATA, Scope, Value
 from jaxpruner.uses.views import NoRuleError, View
@@ -27,9 +30,9 @@ def _join(before: Value, after: Value) -> Value:
     """What holds of either of two values."""
     if before.data or after.data:
         return DATA
-    if before.views == after.views:
-        return before if before.number == after.number else before._replace(number=None)
-    return Value(views=moves.joined([*before.views, *after.views]))
+    if before.views != after.views:
+        return Value(views=moves.joined([*before.views, *after.views]))
+    return before if before == after else Value(views=before.views)
 
 
 def _record_lost(
@@ -90,23 +93,55 @@ def _scan(walk: 'Walk', equation: Any, values: list[Value], scope: Scope, wanted
         return [*carried, *[DATA] * (len(equation.outvars) - scan.carried)]
     wanted = liveness.wanted_of_scan(equation, wanted)
     inner = scope.at(0)._replace(trips=scope.trips * scan.length)
-    taken = [
-        value._replace(views=tuple(_enter(view, scope.path, scan.length) for view in value.views)) for value in sliced
-    ]
+    inputs = scan.body.jaxpr.invars[scan.constants + scan.carried :]
+    taken = [_element(*pair, scope.path, scan.length) for pair in zip(sliced, inputs, strict=True)]
+    counters = _counters(equation, scan, carried, scope.path)
 
     def body(carried: list[Value]) -> list[Value]:
-        return walk.program(scan.body, [*constants, *carried, *taken], inner, wanted)
+        inside = [counters.get(number, value) for number, value in enumerate(carried)]
+        results = walk.program(scan.body, [*constants, *inside, *taken], inner, wanted)
+        return [carried[number] if number in counters else value for number, value in enumerate(results)]
 
     def leave(value: Value) -> Value:
         """As it is carried to the next trip, where other elements of the stacks are at hand."""
         return value._replace(views=tuple(_without(view, scope.path) for view in value.views))
 
     carried, results = _until_stable(walk, equation, carried, body, wanted, scope, scan.constants, leave)
+    after = [Value() if number in counters else value for number, value in enumerate(carried)]
     stacked = [
-        value._replace(views=tuple(_leave(view, scope.path, scan.length) for view in value.views))
+        Value(value.data, tuple(_leave(view, scope.path, scan.length) for view in value.views))
         for value in results[scan.carried :]
     ]
-    return [*carried, *stacked]
+    return [*after, *stacked]
+
+
+def _counters(equation: Any, scan: bodies.Scan, carried: Sequence[Value], loop: tuple[int, ...]) -> dict[int, Value]:
+    """What is carried and only counts, such as the number of a `fori_loop`'s trip: by its number among the carried."""
+    jaxpr, found = scan.body.jaxpr, {}
+    made_by = {id(variable): inside for inside in jaxpr.eqns for variable in inside.outvars}
+    for number, value in enumerate(carried):
+        before, after = jaxpr.invars[scan.constants + number], made_by.get(id(jaxpr.outvars[number]))
+        if not isinstance(value.number, int) or after is None or after.primitive.name != 'add':
+            continue
+        steps = [numbers.of_literal(v) for v in after.invars if isinstance(v, Literal)]
+        if (
+            before in [v for v in after.invars if not isinstance(v, Literal)]
+            and len(steps) == 1
+            and steps[0] is not None
+        ):
+            values = [value.number + trip * steps[0] for trip in range(scan.length)]
+            in_order = values[::-1] if equation.params['reverse'] else values
+            found[number] = Value(number=numbers.Counter(loop, tuple(in_order)))
+    return found
+
+
+def _element(value: Value, inside: Any, loop: tuple[int, ...], length: int) -> Value:
+    """What each trip of a scan gets of a value; of a list of whole numbers that is known."""
+    found = Value(value.data, tuple(_enter(view, loop, length) for view in value.views))
+    if value.constant is None or inside.aval.shape or not jnp.issubdtype(inside.aval.dtype, jnp.integer):
+        return found
+    array = value.constant.array()
+    return found if array is None else found._replace(number=numbers.Counter(loop, tuple(array.tolist())))
 
 
 def _enter(view: View, loop: tuple[int, ...], length: int) -> View:
@@ -183,13 +218,13 @@ def _shard_map(walk: 'Walk', equation: Any, values: list[Value], scope: Scope, w
         except NoRuleError as reason:
             walk.make_opaque([value], str(reason), equation, scope)
             found = ()
-        inside.append(value._replace(views=found))
+        inside.append(Value(value.data, found))
     devices = math.prod(dict(equation.params['mesh'].shape).values())
     results = walk.program(program, inside, scope.at(0)._replace(devices=scope.devices * devices), wanted)
     outside = []
     for value, inner, outer in zip(results, program.jaxpr.outvars, equation.outvars, strict=True):
         found = tuple(_scaled(view, shape_of(inner), shape_of(outer)) for view in value.views)
-        outside.append(value._replace(views=found))
+        outside.append(Value(value.data, found))
     return outside
 
 

@@ -1,38 +1,12 @@
-"""Rules for primitives that take or replace elements at indices which do not depend on data."""
+"""Rules for primitives that take or replace elements at indices which do not depend on data, and are not known."""
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
-
-import jax
 
 from jaxpruner.uses import moves, views
 from jaxpruner.uses.moving_rules import Rule, Views, moving, shape_of
 from jaxpruner.uses.views import Factor, Move, NoRuleError, View
-
-
-def slice_at(numbers: Sequence[int]) -> Rule:
-    """The rule of a dynamic slice at indices that are known.
-
-    Args:
-      numbers: an index for each axis.
-
-    >>> import jax.numpy as jnp
-    >>> equation = jax.make_jaxpr(lambda w, i: jax.lax.dynamic_slice(w, [i], [2]))(jnp.ones(8), 3).eqns[-1]
-    >>> slice_at([3])(equation, [(views.whole(0, (8,)),), ()])[0][0].axes
-    ((Factor(axes=(0,), size=2),),)
-    """
-    return moving(functools.partial(_slice_at, numbers))
-
-
-def _slice_at(numbers: Sequence[int], equation: Any, view: View, step: Move) -> View | None:
-    del step
-    rows = zip(numbers, shape_of(equation.invars[0]), equation.params['slice_sizes'], strict=True)
-    starts = [min(max(start, 0), length - size) for start, length, size in rows]
-    limits = [start + size for start, size in zip(starts, equation.params['slice_sizes'], strict=True)]
-    step_taken = functools.partial(jax.lax.slice, start_indices=starts, limit_indices=limits)
-    return moves.cut(view, starts, limits, None, step_taken)
 
 
 def _dynamic_slice(equation: Any, view: View, step: Move) -> View:

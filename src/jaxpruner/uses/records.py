@@ -4,7 +4,9 @@ from typing import Any, NamedTuple
 
 from jax.extend import source_info_util
 
+from jaxpruner.uses.constants import Constant
 from jaxpruner.uses.graph import Use
+from jaxpruner.uses.numbers import Number
 from jaxpruner.uses.views import View
 
 
@@ -14,15 +16,17 @@ class Value(NamedTuple):
     Attributes:
       data: it depends on an input of the model.
       views: how it is read or computed from parameters; only where it is not data.
-      number: a whole number that is known.
+      number: a whole number that is known, maybe another one in each trip of a loop.
+      constant: what it is, where it is made of constants alone and no loop goes through them.
 
-    >>> Value()  # a constant
-    Value(data=False, views=(), number=None)
+    >>> Value()  # a constant of which nothing is known
+    Value(data=False, views=(), number=None, constant=None)
     """
 
     data: bool = False
     views: tuple[View, ...] = ()
-    number: int | None = None
+    number: Number | None = None
+    constant: Constant | None = None
 
 
 DATA = Value(True)

@@ -7,8 +7,9 @@ result. What has no rule here makes its parameters opaque.
 from collections.abc import Sequence
 from typing import Any
 
-from jaxpruner.uses import indexing_rules, moves, views
+from jaxpruner.uses import constant_rules, indexing_rules, moves, views
 from jaxpruner.uses.moving_rules import MOVING, Rule, Views, shape_of
+from jaxpruner.uses.records import Value
 from jaxpruner.uses.views import NoRuleError
 
 # One result, each element of it from the elements of the operands at the same place.
@@ -28,30 +29,29 @@ _REDUCTIONS = frozenset(
 _ALONG_AN_AXIS = frozenset('cumlogsumexp cummax cummin cumprod cumsum sort'.split())
 
 
-def views_of_results(
-    equation: Any, operands: Sequence[Views], numbers: Sequence[int | None] | None = None
-) -> list[Views]:
+def views_of_results(equation: Any, values: Sequence[Value]) -> list[Views]:
     """The views of an equation's results, where nothing depends on data.
 
     Args:
       equation: of a program.
-      operands: the views of each operand.
-      numbers: the operands that are known whole numbers; `None` for none.
+      values: its operands.
 
     Raises:
       NoRuleError: there is no rule for the primitive, or it does what the rule cannot follow.
 
     >>> import jax, jax.numpy as jnp
     >>> equation = jax.make_jaxpr(lambda w: w.T)(jnp.ones((2, 3))).eqns[0]
-    >>> views_of_results(equation, [(views.whole(0, (2, 3)),)])[0][0].region
+    >>> views_of_results(equation, [Value(views=(views.whole(0, (2, 3)),))])[0][0].region
     ((0, 3), (0, 2))
     """
     name = equation.primitive.name
     if name not in RULES:
         raise NoRuleError(f'no rule for {name}')
-    known = [number for number in (numbers or ())[1:] if number is not None]
-    if name == 'dynamic_slice' and len(known) == len(operands) - 1:
-        return indexing_rules.slice_at(known)(equation, operands)
+    operands = [value.views for value in values]
+    if name in constant_rules.RULES:
+        found = constant_rules.RULES[name](equation, values)
+        if found is not None:
+            return found
     return RULES[name](equation, operands)
 
 

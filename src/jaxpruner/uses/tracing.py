@@ -50,7 +50,7 @@ def param_uses(apply_fn: Callable[..., Any], params: tree_lib.PyTree, *inputs: A
     arguments = [records.Value(views=(views.whole(i, shape),)) for i, shape in enumerate(shapes)]
     arguments += [records.DATA] * (len(program.jaxpr.invars) - len(arguments))
     walker = walk.Walk(shapes)
-    results = walker.program(bodies.Program(program.jaxpr, ()), arguments, records.Scope(), wanted)
+    results = walker.program(bodies.Program(program.jaxpr, tuple(program.consts)), arguments, records.Scope(), wanted)
     for number, result in enumerate(results):
         for view in result.views:
             walker.record('output', None, number, view, records.Scope())

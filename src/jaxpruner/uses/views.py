@@ -5,11 +5,12 @@ views; values computed from it keep what is still known of the axes.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 class NoRuleError(Exception):
@@ -70,6 +71,7 @@ class Move:
       equation: of a program.
       operand: which of its operands is moved.
       result: to which of its results.
+      others: constants that are operands, too, by number: indices, a mask.
 
     >>> Move(jax.make_jaxpr(jnp.transpose)(jnp.ones((2, 3))).eqns[0])(jnp.ones((2, 3))).shape
     (3, 2)
@@ -78,16 +80,18 @@ class Move:
     equation: Any
     operand: int = 0
     result: int = 0
+    others: Mapping[int, np.ndarray] = dataclasses.field(default_factory=dict)
 
     def __call__(self, value: jax.Array) -> jax.Array:
-        """The result, with zeros in place of the other operands; those of the moved one's dtype are cast with it."""
+        """The result, with zeros for operands that are not known; those of the moved one's dtype are cast with it."""
         operands, moved_dtype = [], self.equation.invars[self.operand].aval.dtype
         for i, variable in enumerate(self.equation.invars):
             if i == self.operand:
                 operands.append(value)
                 continue
-            dtype = variable.aval.dtype
-            operands.append(jnp.zeros(variable.aval.shape, value.dtype if dtype == moved_dtype else dtype))
+            dtype = value.dtype if variable.aval.dtype == moved_dtype else variable.aval.dtype
+            known = self.others.get(i, 0)
+            operands.append(jnp.broadcast_to(jnp.asarray(known, dtype), variable.aval.shape))
         results = self.equation.primitive.bind(*operands, **self.equation.params)
         return results[self.result] if self.equation.primitive.multiple_results else results
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from jax.extend.core import Literal
 
-from jaxpruner.uses import bodies, contractions, control_flow, liveness, numbers, rules
+from jaxpruner.uses import bodies, constants, contractions, control_flow, liveness, numbers, rules
 from jaxpruner.uses.graph import Site, Use
 from jaxpruner.uses.indexing_rules import SCATTERS
 from jaxpruner.uses.moving_rules import SAME, same
@@ -48,11 +48,13 @@ class Walk:
         """
         jaxpr = program.jaxpr
         known = {id(variable): value for variable, value in zip(jaxpr.invars, values, strict=True)}
+        for variable, constant in zip(jaxpr.constvars, program.constants, strict=True):
+            known[id(variable)] = Value(constant=constants.of_value(constant))
 
         def read(variable: Any) -> Value:
             if isinstance(variable, Literal):
-                return Value(number=numbers.of_literal(variable))
-            return known.get(id(variable), Value())
+                return Value(number=numbers.of_literal(variable), constant=constants.of_value(variable.val))
+            return known.get(id(variable), Value())  # nothing is known of what is not wanted
 
         live = liveness.live(jaxpr, wanted)
         for number, (equation, parts) in enumerate(zip(jaxpr.eqns, live.results, strict=True)):
@@ -70,11 +72,8 @@ class Walk:
             self.records.flops[scope.path] = contractions.flops(equation) * scope.trips * scope.devices
         data = name in _READS_MEMORY or any(value.data for value in values)
         results = [Value(data)] * len(equation.outvars)
-        known = [value.number for value in values]
         if not any(value.views for value in values):
-            return (
-                results if data else [result._replace(number=numbers.of_result(equation, known)) for result in results]
-            )
+            return results if data else _constants(equation, values)
         try:
             if name in SAME:  # each for itself, whatever stands beside it
                 moved = same(equation, [value.views for value in values])
@@ -82,8 +81,7 @@ class Walk:
             if data:
                 self._meet(equation, values, scope)
                 return results
-            found = rules.views_of_results(equation, [value.views for value in values], known)
-            return [Value(views=views) for views in found]
+            return [Value(views=views) for views in rules.views_of_results(equation, values)]
         except NoRuleError as reason:
             self.make_opaque(values, str(reason), equation, scope)
             return results
@@ -167,3 +165,10 @@ class Walk:
             site=Site(scope.path, equation, operand, view),
         )
         self.records.uses[scope.path, operand, view.leaf, view.region] = (view.leaf, use)
+
+
+def _constants(equation: Any, values: Sequence[Value]) -> list[Value]:
+    """The results of an equation that no parameter and no input has a part in."""
+    number = numbers.of_result(equation, [value.number for value in values])
+    found = constants.of_results(equation, [value.constant for value in values])
+    return [Value(number=number, constant=constant) for constant in found]
