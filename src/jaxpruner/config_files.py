@@ -6,6 +6,8 @@ import pathlib
 import tomllib
 from typing import Any
 
+from jaxpruner import input_files
+
 _READERS = {'.toml': tomllib.loads, '.json': json.loads}
 
 
@@ -33,7 +35,9 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     if path.suffix not in _READERS:
         raise ValueError(f'{path}: a configuration file must end in .toml or .json')
     try:
-        content = _READERS[path.suffix](path.read_text())
+        content = _READERS[path.suffix](input_files.read_file(path).decode())
+    except RecursionError:
+        raise ValueError(f'{path} is no valid {path.suffix[1:].upper()}: it is nested too deep') from None
     except ValueError as error:  # both parsers' errors are ValueErrors
         raise ValueError(f'{path} is no valid {path.suffix[1:].upper()}: {error}') from error
     if not isinstance(content, dict):

@@ -6,8 +6,6 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
-
 
 @contextlib.contextmanager
 def progress_bar(total: float | None, wanted: bool = True, in_bytes: bool = False) -> Iterator[Callable[..., None]]:
@@ -43,7 +41,10 @@ def progress_bar(total: float | None, wanted: bool = True, in_bytes: bool = Fals
         task = progress.add_task('', total=total)
 
         def show(description: str, done: float, arrays: Any = None) -> None:
-            jax.block_until_ready(arrays)
+            if arrays is not None:
+                import jax  # which --help of the commands need not wait for
+
+                jax.block_until_ready(arrays)
             progress.update(task, description=description, completed=done)
 
         yield show

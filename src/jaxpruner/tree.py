@@ -15,6 +15,8 @@ import jax
 import jax.core
 import optax
 
+from jaxpruner.nearest_names import nearest as nearest
+
 Path = tuple[str, ...]
 PyTree = Any
 
@@ -258,16 +260,3 @@ def is_traced(value: Any) -> bool:
     False
     """
     return isinstance(value, jax.core.Tracer)
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Words for an error about an unknown name: the known names that look like it.
-
-    >>> nearest('magnitud', ['magnitude', 'random'])
-    "did you mean 'magnitude'?"
-    """
-    known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    if near:
-        return f'did you mean {" or ".join(repr(word) for word in near)}?'
-    return f'known are {", ".join(repr(word) for word in known)}'

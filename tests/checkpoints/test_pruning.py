@@ -252,7 +252,7 @@ def test_leaves_are_chosen_by_name(settings, kinds):
         ({'sparsity': 0.5, 'types': [('*', '2:4'), ('wide', '1:4')]}, "types: 'wide' is never used"),
         ({'sparsity': 0.5, 'types': [('*', '2:4'), ('*', '1:4')]}, "types: '*' stands there twice"),
         ({'types': [('*', '2:5')]}, 'z.weight: shape (16, 8) has length 8 along axis -1, which m=5 does not divide'),
-        ({}, 'sparsity: z.weight needs one, since its type is Unstructured()'),
+        ({}, 'sparsity: z.weight needs one, since its type is unstructured'),
         ({'sparsity': 0.5, 'only': ['ids']}, 'only: ids is int64, which is not pruned; float16, bfloat16, float32'),
         ({'sparsity': 0.5, 'only': ['fp8']}, 'only: fp8 is float8_e4m3fn, which is not pruned'),
         ({'types': [('fp8', '2:4')]}, 'types: fp8 is float8_e4m3fn, which is not pruned'),

@@ -35,7 +35,14 @@ def test_prune_then_inspect(dense, tmp_path, capsys):
     arguments = ['--types', '*up=2:4', '--sparsity', '0.75', '--masks-out', str(tmp_path / 'masks.safetensors')]
     assert main(['prune', str(dense), *arguments, '--out', str(out)]) == 0
     said = '2 of 3 tensors pruned, 112 of their 192 weights removed (58.33%; 56.00% of all 200)'
-    assert capsys.readouterr() == (f'{out}: {said}\n', '')
+    printed, errors = capsys.readouterr()
+    assert (printed.splitlines()[0], errors) == (f'{out}: {said}', '')
+    rows = [' '.join(line.split()) for line in printed.splitlines()[3:]]
+    assert rows == [
+        '1 128 pruned: 2:4 along axis -1 mlp.up',
+        '1 64 pruned: unstructured head',
+        '1 8 left: one dimension or none mlp.norm[0]',
+    ]
     assert open_checkpoint(tmp_path / 'masks.safetensors').read('head').sum() == 16
 
     assert main(['inspect', str(out)]) == 0
@@ -79,13 +86,13 @@ def test_random_scores_and_erk(dense, tmp_path):
 @pytest.mark.parametrize(
     ('arguments', 'words'),
     [
-        (['--sparsity', '80'], 'sparsity must lie in [0, 1] (the share of weights removed), got 80.0; 80.0 per cent'),
-        (['--sparsity', '0.5', '--types', '=2:4'], "types: '=2:4' has no name before =; write NAME=TYPE"),
+        (['--sparsity', '80'], '--sparsity must lie in [0, 1] (the share of weights removed), got 80.0; 80.0 per cent'),
+        (['--sparsity', '0.5', '--types', '=2:4'], "--types: '=2:4' has no name before =; write NAME=TYPE"),
         (['--sparsity', '0.5', '--types', 'head=4:2'], 'n must not exceed m'),
-        (['--sparsity', '0.5', '--only', 'hed'], "only: 'hed' matches no parameter; the nearest are 'head'"),
-        (['--types', 'head=2:4'], 'sparsity: mlp.up needs one'),
-        (['--sparsity', '0.5', '--seed', '-1'], 'seed must not be negative, got -1'),
-        (['--sparsity', '0.5', '--masks-out', 'OUT'], 'masks_out and out are the same file'),
+        (['--sparsity', '0.5', '--only', 'hed'], "--only: 'hed' matches no parameter; the nearest are 'head'"),
+        (['--types', 'head=2:4'], '--sparsity: mlp.up needs one, since its type is unstructured'),
+        (['--sparsity', '0.5', '--seed', '-1'], '--seed must not be negative, got -1'),
+        (['--sparsity', '0.5', '--masks-out', 'OUT'], '--masks-out and --out are the same file'),
     ],
 )
 def test_errors_name_the_remedy_and_leave_nothing(dense, tmp_path, capsys, arguments, words):
@@ -107,7 +114,7 @@ def test_a_truncated_file_is_refused_by_name(dense, capsys):
 
 def test_an_existing_file_is_kept(dense, capsys):
     assert main(['prune', str(dense), '--sparsity', '0.5', '--out', str(dense)]) == 2
-    assert capsys.readouterr().err == f'jaxpruner: {dense} exists; choose another name, or overwrite it\n'
+    assert capsys.readouterr().err == f'jaxpruner: {dense} exists; choose another name, or say --overwrite\n'
 
 
 # A shell's background job ignores SIGINT, and its children would, too.

@@ -5,10 +5,12 @@ import os
 import subprocess
 import sys
 import warnings
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
+import jaxpruner
 from jaxpruner.cli import main as cli
 from jaxpruner.report import write_cell
 from made_up_cells import make_cell
@@ -34,6 +36,32 @@ def test_every_command_has_help_with_examples(name, capsys):
 def test_an_unknown_command_is_refused_with_the_nearest(capsys):
     assert cli.main(['inspekt']) == 2
     assert capsys.readouterr().err == "jaxpruner: there is no command 'inspekt'; did you mean 'inspect'?\n"
+
+
+def test_the_version_is_that_of_the_package(capsys):
+    assert cli.main(['--version']) == 0
+    assert capsys.readouterr().out == f'jaxpruner {metadata.version("jaxpruner")}\n'
+
+
+@pytest.mark.parametrize('arguments', [[], *([name] for name in cli.COMMANDS)], ids=str)
+def test_help_stands_in_lines_of_80(arguments, capsys):
+    assert cli.main([*arguments, '--help']) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80, max(lines, key=len)
+
+
+@pytest.mark.parametrize('arguments', ['--help', '--version', 'inspekt', 'inspect --help', 'prune x --seed y', 'table'])
+def test_jax_is_not_loaded_for_help_and_wrong_arguments(arguments):
+    """What takes the most time to load; the rest is a fraction of it."""
+    code = f"""
+import sys
+from jaxpruner.cli.main import main
+main({arguments.split()!r})
+print(sorted({{'jax', 'flax', 'orbax', 'matplotlib', 'rich'}} & sys.modules.keys()))
+"""
+    environment = {**os.environ, 'PYTHONPATH': str(Path(jaxpruner.__file__).parents[1])}
+    run = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True, env=environment)
+    assert run.stdout.splitlines()[-1] == '[]'
 
 
 def test_unknown_options_are_tyros_to_refuse(capsys):
@@ -74,7 +102,8 @@ def failing(monkeypatch):
         (TypeError('wrong type'), 2, 'wrong type'),
         (KeyError('no such key'), 2, 'no such key'),
         (FileNotFoundError(2, 'No such file or directory', 'x'), 2, "[Errno 2] No such file or directory: 'x'"),
-        (OSError(28, 'No space left on device'), 2, '[Errno 28] No space left on device'),
+        (OSError(5, 'Input/output error'), 2, '[Errno 5] Input/output error'),
+        (MemoryError('of 8 GiB'), 2, 'there is not enough memory: of 8 GiB'),
         (
             ModuleNotFoundError("No module named 'flax.nnx'", name='flax.nnx'),
             2,
@@ -142,7 +171,8 @@ def test_output_that_cannot_be_written(command, where, results, monkeypatch, cap
         monkeypatch.setattr(sys, 'stdout', output)
         status = cli.main(arguments)
         monkeypatch.undo()
-    said = 'jaxpruner: [Errno 28] No space left on device\n'
+    remedy = 'free some there, or name another place'
+    said = f"jaxpruner: [Errno 28] No space left on device; {remedy}: 'standard output'\n"
     assert (status, capsys.readouterr().err) == ((2, said) if where == 'full disk' else (0, ''))
 
 

@@ -86,9 +86,27 @@ def choose(
     return {name: Choice(float(targets[name]), kind) for name, kind in kinds.items()}
 
 
+def type_words(kind: sparsity_types.SparsityType) -> str:
+    """A sparsity type in words.
+
+    >>> type_words(sparsity_types.NByM(2, 4))
+    '2:4 along axis -1'
+    """
+    match kind:
+        case sparsity_types.NByM():
+            return f'{kind.n}:{kind.m} along axis {kind.axis}'
+        case sparsity_types.Block():
+            return 'blocks of {}×{}'.format(*kind.block_shape)
+        case sparsity_types.Channel():
+            return f'channels of axis {kind.axis}'
+    return 'unstructured'
+
+
 def _own_sparsity(name: str, kind: sparsity_types.SparsityType) -> float:
     if not isinstance(kind, sparsity_types.NByM):
-        raise ValueError(f'sparsity: {name} needs one, since its type is {kind}; only N:M types can do without')
+        raise ValueError(
+            f'sparsity: {name} needs one, since its type is {type_words(kind)}; only N:M types can do without'
+        )
     return 1 - kind.n / kind.m
 
 
@@ -126,15 +144,15 @@ def left_out(
     def reason(name: str) -> str | None:
         if _any(skip, name):
             return 'named in skip'
+        if name in of_optimizer and name not in only:
+            field = of_optimizer[name].field
+            return f"optimizer's state ({field})" if field else "optimizer's state"
         if leaves[name].dtype not in PRUNABLE:
             return f'{leaves[name].dtype.name}, which is not pruned'
         if kinds[name] is None:
             return 'of type dense'
         if name in only:
             return None
-        if name in of_optimizer:
-            field = of_optimizer[name].field
-            return f"optimizer's state ({field})" if field else "optimizer's state"
         if leaves[name].ndim < 2:
             return 'one dimension or none'
         return 'not named in only' if only and not _any(only, name) else None

@@ -101,7 +101,7 @@ class Compare(Options):
 
     Examples:
       jaxpruner compare digits-resnet --plots
-      jaxpruner compare vit --algorithms no_prune magnitude rigl --sparsities 0.8 0.95 --seeds 0 1 2 3 4
+      jaxpruner compare vit --algorithms no_prune rigl --sparsities 0.8 0.95
       jaxpruner compare mnist-resnet --data-dir mnist
 
     >>> Compare('resnet').seeds

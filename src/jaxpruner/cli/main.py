@@ -1,20 +1,25 @@
 """`jaxpruner COMMAND …`: finds the command, reads its options, runs it, and turns errors into one line.
 
 A command is a row in `COMMANDS` and a file with a frozen dataclass: its fields are the options, `run` does the work.
-Its file is loaded only when it is called, so that each needs its own extra alone.
+Its file is loaded only when it is called, so that each needs its own extra alone, and JAX only when it runs.
 """
 
 import contextlib
+import errno
 import importlib
 import inspect
+import io
 import os
 import sys
+import textwrap
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
-from jaxpruner.cli import interrupts
+from jaxpruner.cli import interrupts, wording
+from jaxpruner.nearest_names import nearest
+from jaxpruner.system_errors import with_remedy
 
 
 class Command(NamedTuple):
@@ -51,17 +56,21 @@ COMMANDS = {
 
 _EXAMPLES = """\
 examples:
-  jaxpruner compare digits-resnet --algorithms magnitude rigl --sparsities 0.8 0.95
+  jaxpruner compare digits-resnet --algorithms magnitude rigl --sparsities 0.8
   jaxpruner inspect model.safetensors
   jaxpruner prune model.safetensors --sparsity 0.8 --out sparse.safetensors
   jaxpruner table out/digits-resnet out/vit --out table.md
   jaxpruner plot out/digits-resnet --kind sparsity --out plot.png
 
-`jaxpruner COMMAND --help` says more. `jaxpruner --tyro-print-completion bash` (or zsh, tcsh) prints completion.
---traceback, anywhere, or JAXPRUNER_TRACEBACK=1 shows where an error comes from."""
+`jaxpruner COMMAND --help` says more; `jaxpruner --version` names the release.
+`jaxpruner --tyro-print-completion bash` (or zsh, tcsh) prints completion.
+--traceback, anywhere, or JAXPRUNER_TRACEBACK=1 shows where an error comes from.
+Tables are as wide as COLUMNS says, else as the terminal, else 80 columns."""
 
 _TRACEBACK = '--traceback'
 _COMPLETION = '--tyro-'
+_HELP_WIDTH = 80
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE)
 # What a shell reports of a program that SIGINT ended.
 _INTERRUPTED = 130
 
@@ -83,59 +92,81 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     shown = _TRACEBACK in given or os.environ.get('JAXPRUNER_TRACEBACK') == '1'
     given = [argument for argument in given if argument != _TRACEBACK]
+    options: set[str] = set()  # of the command, once it is known
     try:
-        with interrupts.heard_interrupts(), _warnings_in_one_line(), _whole_output():
-            return _status(given)
+        with interrupts.heard_interrupts(), _warnings_in_one_line(options), _whole_output():
+            return _status(given, options)
     except KeyboardInterrupt:
         print('jaxpruner: stopped', file=sys.stderr)
         return _INTERRUPTED
     except BrokenPipeError:  # whoever read the output has seen enough
         return 0
-    except (ValueError, TypeError, KeyError, OSError, ImportError) as error:
+    except (ValueError, TypeError, KeyError, OSError, ImportError, MemoryError) as error:
         if shown:
             traceback.print_exc()
-        # A KeyError's text is the quoted key.
-        _complain(error.args[0] if isinstance(error, KeyError) and error.args else error)
+        _complain(_words(error), options)
         return 2
 
 
-def _status(given: list[str]) -> int:
+def _words(error: BaseException) -> object:
+    if isinstance(error, OSError):
+        return with_remedy(error)
+    if isinstance(error, MemoryError):
+        return f'there is not enough memory: {error}'
+    return error.args[0] if isinstance(error, KeyError) and error.args else error  # its text is the quoted key
+
+
+def _status(given: list[str], options: set[str]) -> int:
     try:
-        return _run(given)
+        return _run(given, options)
     except SystemExit as ending:  # tyro has said why
         return ending.code if isinstance(ending.code, int) else int(ending.code is not None)
 
 
-def _run(given: list[str]) -> int:
+def _run(given: list[str], options: set[str]) -> int:
     if not given or given[0] in ('-h', '--help'):
         print(_overview())
         return 0 if given else 2
+    if given[0] == '--version':
+        print(f'jaxpruner {_version()}')
+        return 0
     if given[0].startswith(_COMPLETION):
         return _complete(given)
     if given[0] not in COMMANDS:
-        from jaxpruner import tree
-
-        raise ValueError(f'there is no command {given[0]!r}; {tree.nearest(given[0], COMMANDS)}')
+        raise ValueError(f'there is no command {given[0]!r}; {nearest(given[0], COMMANDS)}')
     command = COMMANDS[given[0]]
     try:
         import tyro
 
-        options = _load(command)
-        chosen = tyro.cli(options, prog=f'jaxpruner {given[0]}', description=_description(options), args=given[1:])
+        kind = _load(command)
+        options.update(getattr(kind, '__dataclass_fields__', ()))
+        with _help_in_lines():
+            chosen = tyro.cli(kind, prog=f'jaxpruner {given[0]}', description=_description(kind), args=given[1:])
         return chosen.run() or 0
     except ModuleNotFoundError as error:
         raise _without_extra(given[0], command.extra, error) from error
 
 
-def _complain(what: object) -> None:
-    print('jaxpruner:', ' '.join(str(what).split()), file=sys.stderr)
+def _version() -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version('jaxpruner')
+    except metadata.PackageNotFoundError:
+        return 'of a source tree that is not installed'
+
+
+def _complain(what: object, options: Collection[str] = (), start: str = '') -> None:
+    text = ' '.join(wording.in_options(str(what), options).split())
+    shown = ''.join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+    print(f'jaxpruner: {start}{shown}', file=sys.stderr)
 
 
 @contextlib.contextmanager
-def _warnings_in_one_line() -> Iterator[None]:
+def _warnings_in_one_line(options: Collection[str]) -> Iterator[None]:
     """Without the line of code that warns, which says nothing to who called a command."""
     with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *where: _complain(f'warning: {message}')
+        warnings.showwarning = lambda message, *where: _complain(message, options, 'warning: ')
         yield
 
 
@@ -147,8 +178,10 @@ def _whole_output() -> Iterator[None]:
     try:
         yield
         sys.stdout.flush()
-    except OSError:
+    except OSError as error:
         _discard_output()
+        if error.filename is None and error.errno in _FULL:
+            raise with_remedy(error, 'standard output') from error
         raise
 
 
@@ -174,6 +207,20 @@ def _without_extra(what: str, extra: str, error: ModuleNotFoundError) -> ImportE
 def _description(options: type) -> str:
     """The docstring without its doctest."""
     return (inspect.getdoc(options) or '').partition('>>>')[0].strip()
+
+
+@contextlib.contextmanager
+def _help_in_lines() -> Iterator[None]:
+    """Wraps what tyro prints into lines that fit; it does so itself only inside of its boxes."""
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            yield
+    finally:
+        for line in printed.getvalue().splitlines():
+            is_free = len(line) > _HELP_WIDTH and line[0].isalpha()
+            indent = ' ' * 7 if line.startswith('usage: ') else ''
+            print(textwrap.fill(line, _HELP_WIDTH, subsequent_indent=indent) if is_free else line.rstrip())
 
 
 def _complete(given: list[str]) -> int:

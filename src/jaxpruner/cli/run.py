@@ -14,7 +14,7 @@ class Run(Options):
 
     Examples:
       jaxpruner run resnet --algorithm rigl --sparsity 0.9
-      jaxpruner run lenet --preset data --data-dir mnist --algorithm set --sparsity 0.95
+      jaxpruner run lenet --preset data --data-dir mnist --algorithm set
       jaxpruner run vit --set steps=2000 optimizer.learning_rate=1e-3 --print-recipe
 
     >>> Run('resnet', algorithm='set').sparsity

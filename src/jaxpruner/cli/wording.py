@@ -1,0 +1,41 @@
+"""Messages of the library in the words of the command line: `--masks-out` where it speaks of `masks_out`."""
+
+import re
+from collections.abc import Collection
+
+# Where a message speaks of an argument in the middle of a sentence.
+_PHRASES = {
+    'or overwrite it': 'or say --overwrite',
+    'full name stands in only': 'full name stands in --only',
+    'tensors out with skip': 'tensors out with --skip',
+    'masks_out and out are': '--masks-out and --out are',
+    'give one of them': 'say one of them',
+}
+
+
+def in_options(message: str, options: Collection[str]) -> str:
+    """Puts the names of options where a message begins with the arguments that they stand for.
+
+    Args:
+      message: of an error or a warning.
+      options: the fields of the command that was called; none where none was.
+
+    >>> in_options('only: hed matches no parameter', ['only', 'seeds'])
+    '--only: hed matches no parameter'
+    >>> in_options('seed must not be negative', ['only', 'seeds'])
+    '--seeds must not be negative'
+    """
+    if not options:
+        return message
+    for phrase, words in _PHRASES.items():
+        message = message.replace(phrase, words)
+    first = re.match(r'(?:an? )?([a-z_]+)', message)
+    option = None if first is None else _option_of(first[1], options)
+    if first is None or option is None:
+        return message
+    return f'--{option.replace("_", "-")}{message[first.end() :]}'
+
+
+def _option_of(word: str, options: Collection[str]) -> str | None:
+    plural = f'{word[:-1]}ies' if word.endswith('y') else f'{word}s'
+    return next((name for name in (word, plural) if name in options), None)
