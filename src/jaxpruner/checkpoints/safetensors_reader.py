@@ -96,9 +96,11 @@ def read_header(path: Path) -> Header:
 
 def _check_shape(shape: list[int], where: str) -> None:
     if len(shape) > _MOST_AXES:
-        raise ValueError(f'{where} has {len(shape)} axes; at most {_MOST_AXES} are read')
+        raise ValueError(f'{where} has {len(shape)} axes; at most {_MOST_AXES} are read: write the file anew')
     if 0 in shape and max(shape) > _LONGEST_AXIS:
-        raise ValueError(f'{where} has no weights, but an axis of length {max(shape)}; at most 2^31 is read')
+        raise ValueError(
+            f'{where} has no weights, but an axis of length {max(shape)}; at most 2^31 is read: write the file anew'
+        )
 
 
 class SafetensorsFile:
@@ -177,10 +179,12 @@ class ShardedSafetensors:
         self.metadata: Mapping[str, str] = {k: v for file in self.files.values() for k, v in file.metadata.items()}
         for name, file in file_of.items():
             if name not in self.files[file].leaves:
-                raise ValueError(f'{index}: {name} is to stand in {file}, which does not have it')
+                raise ValueError(f'{index}: {name} is to stand in {file}, which does not have it; download both anew')
         stray = [name for name, file in self._file_of.items() if file_of.get(name) != file.path.name]
         if stray:
-            raise ValueError(f'{self._file_of[stray[0]].path} has {stray[0]}, which {index} does not place there')
+            raise ValueError(
+                f'{self._file_of[stray[0]].path} has {stray[0]}, which {index} does not place there; download both anew'
+            )
 
     def read(self, name: str, part: Part | None = None) -> np.ndarray:
         """A tensor, or a part of it; see `Checkpoint`."""
