@@ -239,7 +239,11 @@ BAD = [
         TypeError,
         'sparsity_distribution_fn must be a function, got 0.5',
     ),
-    (lambda: jaxpruner.MagnitudePruning(topk_fn=3), TypeError, 'topk_fn must be a function, got 3'),
+    (
+        lambda: jaxpruner.MagnitudePruning(topk_fn=3),
+        TypeError,
+        r'topk_fn must be a function \(scores, sparsity\) -> mask, got 3',
+    ),
     (lambda: jaxpruner.MagnitudePruning(rng_seed='a'), TypeError, 'rng_seed must be a whole number'),
     (lambda: jaxpruner.MagnitudePruning(sparsity_type='3:2'), ValueError, 'n must not exceed m'),
     (

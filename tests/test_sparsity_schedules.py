@@ -90,7 +90,7 @@ BAD = [
     (lambda: schedules.PeriodicSchedule(2, -1), ValueError, 'update_start_step must not be negative, got -1'),
     (lambda: schedules.PeriodicSchedule(2, 9, 3), ValueError, 'update_end_step=3 lies before update_start_step=9'),
     (lambda: schedules.PolynomialSchedule(2, 9), ValueError, 'PolynomialSchedule needs update_end_step'),
-    (lambda: schedules.PolynomialSchedule(2, 0, 9, power=0), ValueError, 'power must be positive, got 0'),
+    (lambda: schedules.PolynomialSchedule(2, 0, 9, power=0), ValueError, 'power must be positive and finite, got 0'),
     (lambda: schedules.OneShotSchedule(-3), ValueError, 'target_step must not be negative, got -3'),
     (lambda: schedules.StepsSchedule((1, -3)), ValueError, 'a step must not be negative, got -3'),
     (lambda: schedules.StepsSchedule((1.5,)), TypeError, 'a step must be a whole number of steps, got 1.5'),

@@ -9,9 +9,8 @@ from typing import Any
 
 import optax
 
-from jaxpruner import algorithms, config_files, sparsity_distributions, sparsity_schedules
+from jaxpruner import algorithms, config_files, config_keys, sparsity_distributions, sparsity_schedules
 from jaxpruner import tree as tree_lib
-from jaxpruner.algorithms.sparse_trainers import check_drop_fraction
 from jaxpruner.base_updater import BaseUpdater, NoPruning
 
 logger = logging.getLogger(__name__)
@@ -47,10 +46,14 @@ _DISTRIBUTIONS: dict[str, Callable[..., Any]] = {
     'erk': sparsity_distributions.erk,
 }
 
-# Keys that do not name a field of an updater.
 _DISTRIBUTION_KEYS = ('dist_type', 'sparsity', 'filter_fn', 'custom_sparsity_map', 'count_excluded')
-_SCHEDULE_KEYS = ('update_freq', 'update_start_step', 'update_end_step', 'power')
-_OTHER_KEYS = ('algorithm', 'drop_fraction')
+_STEP_KEYS = ('update_freq', 'update_start_step', 'update_end_step')
+# Key -> keys that say the same in other words.
+_EITHER = {
+    'sparsity_distribution_fn': _DISTRIBUTION_KEYS,
+    'scheduler': _STEP_KEYS,
+    'drop_fraction_fn': ('drop_fraction',),
+}
 
 
 def all_algorithm_names() -> tuple[str, ...]:
@@ -143,14 +146,15 @@ def create_updater_from_config(sparsity_config: Any) -> BaseUpdater:
     key that is not given.
 
     Args:
-      sparsity_config: a mapping (a dict or an ml_collections `ConfigDict`), a dataclass, or the path of a TOML or JSON
-        file.
+      sparsity_config: a mapping (a dict or an ml_collections `ConfigDict`), a dataclass, a namespace, or the path of a
+        TOML or JSON file.
 
     Returns:
       The updater.
 
     Raises:
-      ValueError: an unknown key or name (the message tells the nearest), or a bad value.
+      TypeError, ValueError: an unknown key or name (the message tells the nearest), or a value of the wrong type or out
+        of range (the message names its key).
       FileNotFoundError: there is no such file.
 
     >>> config = {'algorithm': 'magnitude', 'dist_type': 'erk', 'sparsity': 0.9, 'sparsity_type': '2:4'}
@@ -158,24 +162,21 @@ def create_updater_from_config(sparsity_config: Any) -> BaseUpdater:
     NByM(n=2, m=4, axis=-1, allow_partial=False)
     """
     config = {key: value for key, value in _as_dict(sparsity_config).items() if value is not None}
-    _check_keys(config)
-    if 'algorithm' not in config:
-        raise ValueError(f"the configuration lacks the key 'algorithm'; known are {', '.join(_known_algorithms())}")
-    name = config['algorithm']
-    algorithms_by_name = _known_algorithms()
-    if name not in algorithms_by_name:
-        raise ValueError(f'algorithm {name!r} is unknown; {tree_lib.nearest(str(name), algorithms_by_name)}')
-    algorithm = algorithms_by_name[name]
+    _check_names(config)
+    algorithm = _algorithm(config)
+    for key, value in config.items():
+        if not config_keys.is_users_own(algorithm, key):
+            config_keys.check_key(key, value)
+    _check_contradictions(config)
     fields = {field.name for field in dataclasses.fields(algorithm) if field.init}
-    kwargs = {key: value for key, value in config.items() if key in fields and key not in _DISTRIBUTION_KEYS}
-    if 'sparsity_distribution_fn' not in kwargs:
-        kwargs |= _distribution(config, algorithm)
-    if 'scheduler' not in kwargs:
-        kwargs |= _schedule(config, algorithm)
-    drop_fraction_fn = _drop_fraction_fn(config)
-    if 'drop_fraction_fn' in fields - set(kwargs):
-        kwargs['drop_fraction_fn'] = drop_fraction_fn
-    updater = algorithm(**kwargs)
+    settings = {key: value for key, value in config.items() if key in fields and _is_for_class(key, algorithm)}
+    if 'sparsity_distribution_fn' not in settings:
+        settings |= _distribution(config, algorithm)
+    if 'scheduler' not in settings:
+        settings |= _schedule(config, algorithm)
+    if 'drop_fraction_fn' in fields - set(settings):
+        settings['drop_fraction_fn'] = _drop_fraction_fn(config)
+    updater = algorithm(**settings)
     # Settings are checked for the dense baseline, too, but mean nothing to it.
     return NoPruning() if algorithm is NoPruning else updater
 
@@ -185,48 +186,83 @@ def _as_dict(config: Any) -> dict[str, Any]:
         return config_files.read(config)
     # A ConfigDict is no Mapping, but has its methods.
     if isinstance(config, Mapping) or (hasattr(config, 'keys') and hasattr(config, '__getitem__')):
-        return {key: _plain(config[key]) for key in config}
+        return {key: _value(config, key) for key in config}
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    if hasattr(config, '_asdict'):  # a named tuple
+        return config._asdict()
+    if not isinstance(config, type) and 'algorithm' in getattr(config, '__dict__', {}):  # a namespace
+        return dict(vars(config))
     raise TypeError(f'a configuration is a mapping, a dataclass, or the path of a TOML or JSON file; got {config!r}')
 
 
-def _plain(value: Any) -> Any:
-    """Nested ConfigDicts become dicts."""
+def _value(config: Any, key: Any) -> Any:
+    """The value of a key; nested ConfigDicts become dicts."""
+    try:
+        value = config[key]
+    except Exception as error:  # a placeholder of a ConfigDict that must be filled
+        raise ValueError(f'config key {key!r} has no value: {error}') from error
     return value.to_dict() if hasattr(value, 'to_dict') and not isinstance(value, Mapping) else value
 
 
-def _check_keys(config: dict[str, Any]) -> None:
-    known = {*_DISTRIBUTION_KEYS, *_SCHEDULE_KEYS, *_OTHER_KEYS}
+def _check_names(config: dict[str, Any]) -> None:
+    known = set(config_keys.CONFIG_KEYS)
     for algorithm in _known_algorithms().values():
         known |= {field.name for field in dataclasses.fields(algorithm) if field.init}
     for key in config:
+        if not isinstance(key, str):
+            raise TypeError(f"config key {key!r} is no string; keys are names such as 'sparsity'")
         if key not in known:
             raise ValueError(f'config key {key!r} is unknown; {tree_lib.nearest(key, known)}')
+
+
+def _algorithm(config: dict[str, Any]) -> type[BaseUpdater]:
+    algorithms_by_name = _known_algorithms()
+    if 'algorithm' not in config:
+        raise ValueError(f"the configuration lacks the key 'algorithm'; known are {', '.join(algorithms_by_name)}")
+    name = config['algorithm']
+    config_keys.check_key('algorithm', name)
+    if name not in algorithms_by_name:
+        raise ValueError(f'algorithm {name!r} is unknown; {tree_lib.nearest(name, algorithms_by_name)}')
+    return algorithms_by_name[name]
+
+
+def _is_for_class(key: str, algorithm: type[BaseUpdater]) -> bool:
+    """Whether a key that is a field goes to the class as it is; others become a distribution first."""
+    return key not in _DISTRIBUTION_KEYS or config_keys.is_users_own(algorithm, key)
+
+
+def _check_contradictions(config: dict[str, Any]) -> None:
+    """Refuses two keys that say the same thing, of which one would have no effect."""
+    for key, others in _EITHER.items():
+        given = [other for other in others if other in config]
+        if key in config and given:
+            raise ValueError(f'{key}={config[key]!r} leaves no meaning for {", ".join(given)}; give one of them')
+    first, second = config.get('use_packed_masks'), config.get('is_packed')
+    if first is not None and second is not None and bool(first) != bool(second):
+        raise ValueError(f'use_packed_masks={first!r} and is_packed={second!r} are two names of one setting; give one')
 
 
 def _distribution(config: dict[str, Any], algorithm: type[BaseUpdater]) -> dict[str, Any]:
     given = [key for key in _DISTRIBUTION_KEYS if key in config]
     if not given:
         return {}
-    name = config.get('dist_type', 'uniform')
-    if name not in _DISTRIBUTIONS:
-        raise ValueError(f'dist_type {name!r} is unknown; {tree_lib.nearest(str(name), _DISTRIBUTIONS)}')
     if 'sparsity' not in config and 'custom_sparsity_map' not in config and algorithm is not NoPruning:
         raise ValueError(f'the configuration has {", ".join(given)} but no sparsity, so that nothing would be pruned')
-    kwargs = {key: config[key] for key in ('filter_fn', 'custom_sparsity_map') if key in config}
+    settings = {key: config[key] for key in ('filter_fn', 'custom_sparsity_map') if key in config}
     if getattr(algorithm, 'ranks_named_leaves_alone', False):
         # A distribution of one budget over all leaves has no meaning; the class itself takes what selects them.
-        return kwargs | {key: config[key] for key in ('sparsity',) if key in config}
+        return settings | {key: config[key] for key in ('sparsity',) if key in config}
+    name = config.get('dist_type', 'uniform')
     if name == 'erk' and 'count_excluded' in config:
-        kwargs['count_excluded'] = config['count_excluded']
+        settings['count_excluded'] = config['count_excluded']
     sparsity = config.get('sparsity', 0.0)
-    return {'sparsity_distribution_fn': functools.partial(_DISTRIBUTIONS[name], sparsity=sparsity, **kwargs)}
+    return {'sparsity_distribution_fn': functools.partial(_DISTRIBUTIONS[name], sparsity=sparsity, **settings)}
 
 
 def _schedule(config: dict[str, Any], algorithm: type[BaseUpdater]) -> dict[str, Any]:
     """The schedule that the keys mean; nothing where none is given, so that the class's own default holds."""
-    if not any(key in config for key in _SCHEDULE_KEYS):
+    if not any(key in config for key in _STEP_KEYS):
         return {}
     start, end = config.get('update_start_step'), config.get('update_end_step')
     if start is None:
@@ -248,7 +284,6 @@ def _schedule(config: dict[str, Any], algorithm: type[BaseUpdater]) -> dict[str,
 
 def _drop_fraction_fn(config: dict[str, Any]) -> Callable[[Any], Any]:
     first = config.get('drop_fraction', 0.1)
-    check_drop_fraction(first, 'drop_fraction')
     if end := config.get('update_end_step'):
         return optax.cosine_decay_schedule(first, end)
     return optax.constant_schedule(first)

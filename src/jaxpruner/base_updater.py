@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxpruner import (
+    config_keys,
     driver,
     mask_calculator,
     masking,
@@ -87,24 +88,15 @@ class BaseUpdater(OptionalHooks):
     sparsity: Any = None
 
     def __post_init__(self):
+        config_keys.check_fields(self)
         if self.is_packed is not None:
             self.use_packed_masks, self.is_packed = self.is_packed, None
         self.sparsity_type = type_rules.normalize_setting(self.sparsity_type)
-        utils.check_seed(vars(self).get('rng_seed'))
-        if not isinstance(self.stacked, str | list | tuple):
-            raise TypeError(f'stacked must be a glob or a list of globs, got {self.stacked!r}')
-        for name in ('is_mask_update_iter', 'get_sparsity_at_step'):
-            if not callable(getattr(self.scheduler, name, None)):
-                raise TypeError(
-                    f'scheduler must have the method {name}, as those in sparsity_schedules; got {self.scheduler!r}'
-                )
-        utils.check_callable('topk_fn', self.topk_fn)
         if mask_calculator.own_topk_fn(self.topk_fn) is None:
             self.topk_fn = mask_calculator.TopkOfType(self.sparsity_type)
         self.sparsity_distribution_fn = self.distribution()
-        targets.check_distribution(self.sparsity_distribution_fn)
         if isinstance(self.sparsity_type, sparsity_types.SparsityType):
-            self.check_type(self.sparsity_type)
+            self.check_type(self.sparsity_type, 'sparsity_type: ')
 
     # What an algorithm overrides.
 

@@ -5,7 +5,7 @@ dataclass here or in a user's code.
 """
 
 import dataclasses
-import operator
+import math
 from typing import Any, Protocol
 
 import jax
@@ -38,19 +38,20 @@ class BaseSchedule(Protocol):
 _LAST_STEP = 2**31 - 1  # steps are counted in int32
 
 
-def checked_step(name: str, value: Any) -> int:
+def checked_step(name: str, value: Any, minimum: int = 0) -> int:
     """Reads a setting that counts steps; a float that is a whole number, such as `4e5`, is one.
 
     Args:
       name: the setting's, for the message.
       value: what it was given.
+      minimum: the least that makes sense.
 
     Returns:
-      The number of steps, from 0 up.
+      The number of steps.
 
     Raises:
       TypeError: it is no whole number.
-      ValueError: it is negative, or too large to be counted in int32.
+      ValueError: it is below the minimum, or too large to be counted in int32.
 
     >>> checked_step('update_end_step', 4e5)
     400000
@@ -58,8 +59,9 @@ def checked_step(name: str, value: Any) -> int:
     number = _whole_number(value)
     if number is None:
         raise TypeError(f'{name} must be a whole number of steps, got {value!r}')
-    if number < 0:
-        raise ValueError(f'{name} must not be negative, got {number}')
+    if number < minimum:
+        must = f'be at least {minimum}' if minimum else 'not be negative'
+        raise ValueError(f'{name} must {must}, got {number}')
     if number > _LAST_STEP:
         raise ValueError(f'{name} must be at most {_LAST_STEP}, the last step that is counted, got {number}')
     return number
@@ -67,21 +69,34 @@ def checked_step(name: str, value: Any) -> int:
 
 def _whole_number(value: Any) -> int | None:
     """The integer that a scalar of Python, NumPy or JAX is; `None` for anything else."""
-    dtype = getattr(value, 'dtype', None)
-    is_bool = isinstance(value, bool) or dtype == np.bool_
-    if is_bool or np.ndim(value) or tree_lib.is_traced(value):
+    if not tree_lib.is_number(value) or tree_lib.is_traced(value):
         return None
-    if isinstance(value, float) or (dtype is not None and jnp.issubdtype(dtype, jnp.floating)):
-        return int(value) if float(value).is_integer() else None
-    try:
-        return operator.index(value)
-    except TypeError:
-        return None
+    is_whole = isinstance(value, int) or float(value).is_integer()
+    return int(value) if is_whole else None
 
 
-def _check_step(schedule: Any, name: str) -> None:
+def check_power(value: Any, name: str) -> None:
+    """Refuses what is no exponent of a polynomial schedule.
+
+    Args:
+      value: what the setting was given.
+      name: the setting's, for the message.
+
+    Raises:
+      TypeError: it is no number.
+      ValueError: it is not positive, or not finite.
+
+    >>> check_power(3, 'power')
+    """
+    if not tree_lib.is_number(value):
+        raise TypeError(f'{name} must be a number above 0, such as 3, got {value!r}')
+    if not 0 < value < math.inf:
+        raise ValueError(f'{name} must be positive and finite, got {value}')
+
+
+def _check_step(schedule: Any, name: str, minimum: int = 0) -> None:
     """Checks a field, and makes it a number of Python's: what the host asks is answered with bools of Python's."""
-    object.__setattr__(schedule, name, checked_step(name, getattr(schedule, name)))
+    object.__setattr__(schedule, name, checked_step(name, getattr(schedule, name), minimum))
 
 
 def _number(step: Any) -> Any:
@@ -195,9 +210,7 @@ class PeriodicSchedule:
     update_end_step: int | None = None
 
     def __post_init__(self):
-        _check_step(self, 'update_freq')
-        if self.update_freq < 1:
-            raise ValueError(f'update_freq must be at least 1, got {self.update_freq}')
+        _check_step(self, 'update_freq', minimum=1)
         _check_step(self, 'update_start_step')
         if self.update_end_step is not None:
             _check_step(self, 'update_end_step')
@@ -251,10 +264,7 @@ class PolynomialSchedule(PeriodicSchedule):
             raise ValueError(
                 'PolynomialSchedule needs update_end_step: the step at which the target sparsity is reached'
             )
-        if isinstance(self.power, str) or not hasattr(self.power, '__float__'):
-            raise TypeError(f'power must be a number, got {self.power!r}')
-        if not self.power > 0:
-            raise ValueError(f'power must be positive, got {self.power}')
+        check_power(self.power, 'power')
 
     def get_sparsity_at_step(self, target_sparsities: Any, step: Any) -> Any:
         """The targets times `1 - (1 - progress) ** power`."""

@@ -25,6 +25,7 @@ def check_distribution(function: Any) -> None:
     keywords = getattr(function, 'keywords', {})
     if 'sparsity' in keywords:
         sparsity_distributions.check_sparsity(keywords['sparsity'], 'sparsity')
+    utils.check_callable('filter_fn', keywords.get('filter_fn'))
     sparsity_distributions.check_custom_map(keywords.get('custom_sparsity_map'))
 
 

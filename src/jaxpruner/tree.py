@@ -8,11 +8,13 @@ functions here take them.
 import collections
 import difflib
 import fnmatch
+import numbers
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.core
+import jax.numpy as jnp
 import optax
 
 from jaxpruner.nearest_names import nearest as nearest
@@ -186,6 +188,26 @@ def matches(name: str | Path, path: Path) -> bool:
     return name == path_string(path) or fnmatch.fnmatchcase(path_string(path), name)
 
 
+def rule_name(name: Any, where: str = '') -> str | Path:
+    """Reads the name of leaves in a setting; a list, as files and configs hold it, is a path.
+
+    Args:
+      name: a path, or a glob.
+      where: how the message begins: the setting and a colon.
+
+    Raises:
+      TypeError: it is neither.
+
+    >>> rule_name(['a', 'kernel'])
+    ('a', 'kernel')
+    """
+    if isinstance(name, str):
+        return name
+    if isinstance(name, list | tuple) and all(isinstance(part, str) for part in name):
+        return tuple(name)
+    raise TypeError(f"{where}leaves are named by 'a/kernel', ('a', 'kernel') or a glob such as 'a/*', got {name!r}")
+
+
 def check_names(
     names: Iterable[str | Path],
     paths: Sequence[Path],
@@ -260,3 +282,16 @@ def is_traced(value: Any) -> bool:
     False
     """
     return isinstance(value, jax.core.Tracer)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a real scalar of Python, NumPy or JAX, perhaps a traced one; a bool is none.
+
+    >>> is_number(0.5), is_number('0.5'), is_number(True)
+    (True, False, False)
+    """
+    dtype = getattr(value, 'dtype', None)
+    if dtype is None:
+        return isinstance(value, numbers.Real) and not isinstance(value, bool)
+    is_real = jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
+    return is_real and getattr(value, 'ndim', None) == 0

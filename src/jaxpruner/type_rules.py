@@ -21,17 +21,26 @@ def normalize_setting(setting: Any) -> Any:
       The same with every string replaced by the type it names.
 
     Raises:
-      TypeError: the setting is none of these.
+      TypeError, ValueError: the setting is none of these.
 
     >>> normalize_setting({'*/head/*': None, '*': '2:4'})
     {'*/head/*': None, '*': NByM(n=2, m=4, axis=-1, allow_partial=False)}
     """
+    try:
+        return _normalized(setting)
+    except (TypeError, ValueError) as error:
+        refusal = TypeError if isinstance(error, TypeError) else ValueError
+        raise refusal(f'sparsity_type={setting!r}: {error}') from None
+
+
+def _normalized(setting: Any) -> Any:
     if setting is None:
         return sparsity_types.Unstructured()
     if isinstance(setting, list | tuple):
-        setting = _from_pairs(setting)
+        _check_pairs(setting)
+        return _read_rules(setting)
     if isinstance(setting, Mapping):
-        return {name: None if entry in (None, 'dense') else _one_type(entry) for name, entry in setting.items()}
+        return _read_rules(list(setting.items()))
     if callable(setting) and not isinstance(setting, type | SparsityType):
         return setting
     return _one_type(setting)
@@ -54,11 +63,20 @@ def _one_type(entry: Any) -> SparsityType:
     return entry
 
 
-def _from_pairs(pairs: Sequence[Any]) -> dict[Any, Any]:
+def _check_pairs(pairs: Sequence[Any]) -> None:
     for pair in pairs:
         if not isinstance(pair, list | tuple) or len(pair) != 2:
-            raise TypeError(f'sparsity_type as a list holds pairs of name and type, got {pair!r}')
-    return {tuple(name) if isinstance(name, list) else name: entry for name, entry in pairs}
+            raise TypeError(f"a list holds pairs of name and type, such as ['head/*', '2:4'], got {pair!r}")
+
+
+def _read_rules(pairs: Sequence[Any]) -> dict[Any, Any]:
+    if not pairs:
+        raise ValueError("it has no rule; write {'*': '2:4'} for all leaves, or leave it out")
+    rules = {}
+    for name, entry in pairs:
+        is_dense = entry is None or (isinstance(entry, str) and entry == 'dense')
+        rules[tree_lib.rule_name(name)] = None if is_dense else _one_type(entry)
+    return rules
 
 
 def resolve(

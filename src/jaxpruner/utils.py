@@ -19,6 +19,7 @@ _TOTAL_INTERSECTION = '_total_intersection'
 _MAX_ROW = 2**30
 _BITS_IN_A_BYTE = 8
 _DEFAULT_SEED = 8
+_SEED_LIMIT = 2**63  # JAX takes no larger number for a seed
 
 
 def summarize_sparsity(
@@ -204,10 +205,15 @@ def check_seed(seed: Any) -> None:
 
     Raises:
       TypeError: it is none of these.
+      ValueError: the number is negative, or has more than 63 bits.
 
     >>> check_seed(8)
     """
-    if seed is None or (isinstance(seed, int | np.integer) and not isinstance(seed, bool)):
+    if seed is None:
+        return
+    if isinstance(seed, int | np.integer) and not isinstance(seed, bool):
+        if not 0 <= seed < _SEED_LIMIT:
+            raise ValueError(f'rng_seed must be a whole number from 0 to {_SEED_LIMIT - 1}, got {seed}')
         return
     if isinstance(seed, jax.Array | np.ndarray):
         is_key = jnp.issubdtype(seed.dtype, jax.dtypes.prng_key)

@@ -225,7 +225,7 @@ BAD = [
     (
         lambda: jaxpruner.RigL(drop_fraction_fn=0.3),
         TypeError,
-        'drop_fraction_fn must be a function of the step, got 0.3',
+        'drop_fraction_fn must be a function of the step.* got 0.3',
     ),
     (
         lambda: jaxpruner.RigL(drop_fraction_fn=lambda step: 1.3),

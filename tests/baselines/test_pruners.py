@@ -63,7 +63,7 @@ def test_one_program_serves_every_sparsity():
         ('rigl', 80.0, Pruning(), r'must lie in \[0, 1\]'),
         ('rigl', 0.5, Pruning(distribution='erik'), "'erik' is unknown; did you mean 'erk'"),
         ('rigl', 0.5, Pruning(trainer_start=0.8), r'the end 0.75 lies before the start 0.8'),
-        ('set', 0.5, Pruning(drop_fraction=1.5), 'drop_fraction must lie in'),
+        ('set', 0.5, Pruning(drop_fraction=1.5), 'drop_fraction must be a number between 0 and 1'),
     ],
 )
 def test_what_is_refused(name, sparsity, pruning, message):

@@ -223,9 +223,9 @@ BAD = [
     ),
     (lambda: Wanda(sparsity_type=Block((2, 2))), TypeError, 'calibrated pruning is unstructured or N:M, got Block'),
     (lambda: Wanda(sparsity_type='2:4', owl=True), ValueError, 'owl=True chooses sparsities, which NByM'),
-    (lambda: RIA(per='row'), ValueError, "got per='row'"),
+    (lambda: RIA(per='row'), ValueError, "per must be .* got 'row'"),
     (lambda: Wanda(topk_fn=jnp.abs), ValueError, 'Wanda ranks weights itself and takes no topk_fn'),
-    (lambda: SparseGPT(damping=-1.0), ValueError, 'damping must not be negative, got -1.0'),
+    (lambda: SparseGPT(damping=-1.0), ValueError, 'damping must be a finite number from 0 up, got -1.0'),
     (lambda: SparseGPT().wrap_optax(None), TypeError, r'SparseGPT prunes once .* FixedMask\(masks\)'),
     (lambda: jaxpruner.prune(PARAMS, 0.5, 'wandas'), ValueError, "algorithm 'wandas' is unknown; did you mean 'wanda'"),
 ]

@@ -284,8 +284,8 @@ BAD = [
         'all scores of SNIP are zero: what loss_fn returns does not depend on the leaves',
     ),
     (lambda: SNIP(rounds=0), ValueError, 'rounds must be a whole number from 1 up, got 0'),
-    (lambda: GraSP(rounds=True), ValueError, 'rounds must be .* got True'),
-    (lambda: SynFlow(rounds=2.0), ValueError, 'rounds must be .* got 2.0'),
+    (lambda: GraSP(rounds=True), TypeError, 'rounds must be .* got True'),
+    (lambda: SynFlow(rounds=2.0), TypeError, 'rounds must be .* got 2.0'),
     (
         lambda: prune('snip', **GIVEN['snip'], sparsity_type='2:4'),
         ValueError,

@@ -113,8 +113,8 @@ def by_length(params, x):
 SQUARE = {'a': jnp.ones((8, 8)), 'b': jnp.ones((8, 8))}
 BAD = [
     ({'blocks': ['a']}, {}, ValueError, 'blocks are pruned one after another with sequential=True alone'),
-    ({'blocks': 'a', 'sequential': True}, {}, TypeError, "blocks is a list with a glob .* got 'a'"),
-    ({'blocks': [3], 'sequential': True}, {}, TypeError, r'blocks is a list .* got \[3\]'),
+    ({'blocks': 'a', 'sequential': True}, {}, TypeError, "blocks must be a list with a glob .* got 'a'"),
+    ({'blocks': [3], 'sequential': True}, {}, TypeError, r'blocks must be a list .* got \[3\]'),
     ({'blocks': ['a', ['c']], 'sequential': True}, {}, ValueError, "blocks: 'c' matches no parameter"),
     ({'sequential': True}, {'calibration': {}}, ValueError, 'sequential=True takes statistics as it goes'),
     ({'sequential': True}, {'batches': []}, ValueError, 'batches are empty'),
