@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -129,6 +130,8 @@ def _qualified_name(algorithm: type[BaseUpdater]) -> str:
 
 
 def _known_algorithms() -> dict[str, type[BaseUpdater]]:
+    # The room above registers its algorithms when it is loaded, which `import jaxpruner.api` alone does not do.
+    importlib.import_module('jaxpruner.oneshot')
     return ALGORITHM_REGISTRY | ONE_SHOT_REGISTRY
 
 
@@ -189,8 +192,8 @@ def _as_dict(config: Any) -> dict[str, Any]:
         return {key: _value(config, key) for key in config}
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    if hasattr(config, '_asdict'):  # a named tuple
-        return config._asdict()
+    if isinstance(config, tuple) and hasattr(config, '_fields'):  # a named tuple
+        return dict(zip(config._fields, config, strict=True))
     if not isinstance(config, type) and 'algorithm' in getattr(config, '__dict__', {}):  # a namespace
         return dict(vars(config))
     raise TypeError(f'a configuration is a mapping, a dataclass, or the path of a TOML or JSON file; got {config!r}')

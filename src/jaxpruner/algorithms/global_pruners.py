@@ -72,8 +72,6 @@ class GlobalPruningMixin(_Pruner):
         super().__post_init__()
         if self.normalize_scores is not None:
             self.use_normalization, self.normalize_scores = self.normalize_scores, None
-        if not self.normalization_eps >= 0:
-            raise ValueError(f'normalization_eps must not be negative, got {self.normalization_eps!r}')
         if mask_calculator.own_topk_fn(self.topk_fn) is not None or self.stacked:
             raise ValueError(
                 f'{type(self).__name__} ranks all leaves together: topk_fn and stacked have no meaning for it'

@@ -101,11 +101,6 @@ class SET(StaticRandomSparse):
             raise ValueError(
                 f'{type(self).__name__} drops and regrows by its own ranking: topk_fn has no meaning for it'
             )
-        if not callable(self.drop_fraction_fn):
-            raise TypeError(
-                f'drop_fraction_fn must be a function of the step, got {self.drop_fraction_fn!r}; '
-                'for a constant pass optax.constant_schedule(…)'
-            )
         # Schedules decay from their first value; a function of the step that needs more fails here, before training.
         check_drop_fraction(self.drop_fraction_fn(0), 'drop_fraction_fn(0)')
 

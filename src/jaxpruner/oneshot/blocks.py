@@ -32,23 +32,6 @@ class Block(NamedTuple):
     layer: int | None = None
 
 
-def check_blocks(blocks: Sequence[Names] | None) -> None:
-    """Refuses what does not name leaves.
-
-    Raises:
-      TypeError: it is no sequence of names and of lists of names.
-
-    >>> check_blocks(['layer_0/*', ('query', 'key')])
-    """
-    if blocks is None:
-        return
-    if not isinstance(blocks, list | tuple) or not all(isinstance(names, str | list | tuple) for names in blocks):
-        raise TypeError(
-            "blocks is a list with a glob or a list of globs for each block, such as ['layer_0/*', 'layer_1/*']; got "
-            f'{blocks!r}'
-        )
-
-
 def find_blocks(observed: Observed, program: Steps, blocks: Sequence[Names] | None = None) -> list[Block]:
     """The blocks of a model, in the order in which the program comes to them.
 

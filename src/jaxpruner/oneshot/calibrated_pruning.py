@@ -15,7 +15,7 @@ from jaxpruner import base_updater, caller_warnings, mask_calculator, sparsity_t
 from jaxpruner import tree as tree_lib
 from jaxpruner.oneshot import matrix_masks, matrix_scores, owl
 from jaxpruner.oneshot.batches import as_inputs, check_inputs, first_batch
-from jaxpruner.oneshot.blocks import Names, check_blocks
+from jaxpruner.oneshot.blocks import Names
 from jaxpruner.oneshot.calibration import CalibratedMatrices, Calibration, calibrate
 from jaxpruner.oneshot.followed_leaves import choose_leaves, follow_leaves, ignore_vectors
 from jaxpruner.oneshot.input_statistics import (
@@ -69,8 +69,6 @@ class CalibratedPruning(base_updater.BaseUpdater):
 
     def __post_init__(self):
         super().__post_init__()
-        matrix_masks.check_comparison(self.per)
-        check_blocks(self.blocks)
         if self.blocks is not None and not self.sequential:
             raise ValueError('blocks are pruned one after another with sequential=True alone; set it, or no blocks')
         if mask_calculator.own_topk_fn(self.topk_fn) is not None:

@@ -12,7 +12,6 @@ from typing import Any, ClassVar, NoReturn
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from jaxpruner import base_updater
@@ -94,8 +93,6 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
                 'sparsity_distribution_fn=functools.partial(uniform, sparsity=…, custom_sparsity_map=…), whose targets '
                 'count in the total'
             )
-        if isinstance(self.rounds, bool) or not isinstance(self.rounds, int | np.integer) or self.rounds < 1:
-            raise ValueError(f'rounds must be a whole number from 1 up, got {self.rounds!r}')
 
     def instant_sparsify(
         self,

@@ -38,11 +38,6 @@ class SparseGPT(CalibratedPruning):
     per: str = 'layer'
     damping: float = 0.01
 
-    def __post_init__(self):
-        super().__post_init__()
-        if not self.damping >= 0:
-            raise ValueError(f'damping must not be negative, got {self.damping!r}')
-
     def prepare(self, statistics, donate):
         """The factors of the Gram matrices, in their place if they are given away."""
         return (decompose_in_place if donate else flipped_cholesky)(statistics.gram, jnp.float32(self.damping))
