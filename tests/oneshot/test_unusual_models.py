@@ -266,3 +266,65 @@ def test_weights_behind_a_constant_mask_are_pruned_first(algorithm, masked):
     expected, expected_masks = jaxpruner.prune({'w': params['w'] * MASK}, 0.75, algorithm, apply_fn=linear, batches=[x])
     np.testing.assert_array_equal(masks['w'], expected_masks['w'])
     np.testing.assert_allclose(found['w'] * MASK, expected['w'] * MASK, atol=1e-5)
+
+
+SIZES = np.array([9, 0, 16, 5])
+
+
+@pytest.mark.parametrize('algorithm', ['wanda', 'ria', 'sparsegpt'])
+def test_experts_that_meet_groups_of_rows_are_pruned_by_their_own_rows(algorithm):
+    def experts(params, x):
+        return jax.lax.ragged_dot(x, params['w'].swapaxes(1, 2), jnp.asarray(SIZES))
+
+    weights, x = normal(4, 6, 8), normal(32, 8)  # two rows belong to no expert
+    with pytest.warns(UserWarning, match=r'w \(0 samples, 8 inputs\)'):
+        found, masks = jaxpruner.prune({'w': weights}, 0.5, algorithm, apply_fn=experts, batches=[x])
+    starts = np.cumsum(SIZES) - SIZES
+    for expert in (0, 2):
+        rows = x[starts[expert] :][: SIZES[expert]]
+        each = {'w': weights[expert].T}
+        expected, expected_masks = jaxpruner.prune(each, 0.5, algorithm, apply_fn=linear, batches=[rows])
+        np.testing.assert_array_equal(masks['w'][expert].T, expected_masks['w'])
+        np.testing.assert_allclose(found['w'][expert].T, expected['w'], atol=1e-5)
+
+
+@pytest.mark.parametrize('kind', ['second_moment', 'gram'])
+def test_experts_in_a_scan_of_layers_have_statistics_of_their_own(kind):
+    def layers(params, x):
+        def layer(x, w):
+            return jnp.tanh(jax.lax.ragged_dot(x, w, jnp.array([4, 8]))), x
+
+        return jax.lax.scan(layer, x, params['w'])
+
+    params, x = {'w': normal(3, 2, 8, 8)}, normal(12, 8)
+    (entry,) = calibrate(layers, params, [x, x], kind=kind)['w']
+    inputs = np.asarray(layers(params, x)[1], np.float64)
+    expected = np.stack([2 * (inputs[:, :4] ** 2).sum(1), 2 * (inputs[:, 4:] ** 2).sum(1)], 1)
+    np.testing.assert_allclose(entry.statistics.second_moment, expected, rtol=1e-4)
+    np.testing.assert_array_equal(entry.statistics.count, [[8, 16]] * 3)
+    if kind == 'gram':
+        assert entry.statistics.gram.shape == (3, 2, 8, 8)
+
+
+def test_rows_of_parameters_that_groups_of_data_meet_are_not_followed():
+    params = {'rows': normal(6, 8), 'w': normal(8, 8)}
+
+    def apply(params, x):
+        return jax.lax.ragged_dot(params['rows'], x @ params['w'], jnp.array([2, 4]))
+
+    with pytest.warns(UserWarning, match='rows: groups of rows at'):
+        assert list(calibrate(apply, params, [normal(2, 8, 8)])) == [('w',)]
+
+
+def test_depthwise_kernels_without_an_axis_of_inputs_stay_dense_with_a_warning():
+    def depthwise(params, x):
+        kernel = params['w'].reshape(3, 3, 1, 8)
+        numbers = ('NHWC', 'HWIO', 'NHWC')
+        options = {'dimension_numbers': numbers, 'feature_group_count': 2}
+        return jax.lax.conv_general_dilated(x, kernel, (1, 1), 'SAME', **options)
+
+    params = {'w': normal(3, 3, 2, 4)}  # four outputs of each channel
+    given = {'apply_fn': depthwise, 'batches': [normal(2, 5, 5, 2)], 'sparsity_type': '2:4'}
+    with pytest.warns(UserWarning, match='w: a depthwise convolution sums over no channels'):
+        _, masks = jaxpruner.prune(params, 0.5, 'magnitude', **given)
+    assert masks['w'] is None

@@ -292,6 +292,16 @@ MODELS = {
     'kronecker': (lambda p, x: x @ jnp.kron(p['a'], p['b']), {'a': floats(2, 3), 'b': floats(2, 4)}, X),
     'bilinear': (lambda p, x: jnp.einsum('bi,oij,bj->bo', x, p['w'], x), {'w': floats(3, 4, 4)}, X),
     'lora': (_lora, {'w': floats(4, 6), 'a': floats(4, 2), 'b': floats(2, 6)}, X),
+    'rows in groups': (
+        lambda p, x: lax.ragged_dot(x, p['w'], jnp.array([2, 1, 2])),
+        {'w': floats(3, 4, 6)},
+        floats(5, 4),
+    ),
+    'rows in groups of two layers': (
+        lambda p, x: _scan(lambda x, w: jnp.tanh(lax.ragged_dot(x, w.swapaxes(1, 2), jnp.array([2, 1, 2]))), x, p['w']),
+        {'w': floats(2, 3, 4, 4)},
+        floats(5, 4),
+    ),
     'experts by einsum': (lambda p, x: jnp.einsum('ei,oie->eo', x, p['w']), {'w': floats(6, 4, 2)}, X),
     'tied': (lambda p, x: p['w'][x] @ p['w'].T, {'w': floats(5, 4)}, tokens(3)),
     'convolution OIHW': (

@@ -167,8 +167,8 @@ def test_table_and_dict():
     lines = str(graph).splitlines()
     assert lines[1].split() == ['w', 'dot', '0', '1', '-', '-', 'yes', '64', '1']
     assert lines[2].startswith('q  opaque: no rule for')
-    assert lines[3:] == ['old  unused', f'{graph.flops:,} FLOPs in all']
-    assert repr(graph) == f'UseGraph(1 used, 1 opaque, 1 unused, {graph.flops:,} FLOPs)'
+    assert lines[3:5] == ['old  unused', f'{graph.flops:,} FLOPs in all']
+    assert repr(graph).startswith(f'UseGraph(1 used, 1 opaque, 1 unused, {graph.flops:,} FLOPs, without ')
     found = json.loads(json.dumps(graph.to_dict()))
     assert found['uses']['w'][0]['contract'] == [0]
     assert found['unused'] == ['old']
@@ -238,6 +238,18 @@ USES = {
     'scaled by a constant': (lambda p, x: x @ (p['w'] * np.float32(2)), SQUARE, X, {'w': '~dot 0>1'}),
     'permuted': (lambda p, x: x @ p['w'][:, np.array([1, 3, 0, 2])].T, SQUARE, X, {'w': 'dot 1>0'}),
     'one after another': (_indexed_from_behind, {'w': floats(4, 3, 4)}, X, {'w': 'dot 2>0@1'}),
+    'rows in groups': (
+        lambda p, x: jax.lax.ragged_dot(x, p['w'], jnp.array([2, 0, 3])),
+        {'w': floats(3, 4, 6)},
+        floats(5, 4),
+        {'w': 'dot 1>2|0'},
+    ),
+    'rows in groups, outputs first': (
+        lambda p, x: jax.lax.ragged_dot(x[0], p['w'].transpose(0, 2, 1), x[1]),
+        {'w': floats(3, 6, 4)},
+        (floats(5, 4), tokens(3)),
+        {'w': 'dot 2>1|0'},
+    ),
     'lookup': (lambda p, x: p['w'][x], SQUARE, tokens(3), {'w': 'gather >01'}),
     'window': (
         lambda p, x: jax.lax.dynamic_slice(p['w'], (x[0], 0), (2, 4)),
@@ -299,6 +311,12 @@ FLOPS = {
         X,
         64,
     ),
+    'rows in groups': (
+        lambda p, x: jax.lax.ragged_dot(x, p['w'], jnp.array([2, 0, 3])),
+        {'w': floats(3, 4, 6)},
+        floats(5, 4),
+        2 * 5 * 4 * 6,
+    ),
     'part': (lambda p, x: x @ jnp.concatenate([p['w'], jnp.ones((4, 3))], 1), {'w': floats(4, 5)}, X, 2 * 2 * 4 * 5),
 }
 
@@ -312,6 +330,26 @@ def test_flops_of_activations_and_of_a_shared_operation_count_once():
     graph = param_uses(lambda p, x: (x @ x.T, x @ (p['a'] + p['b'])), {'a': floats(4, 3), 'b': floats(4, 3)}, X)
     assert graph.flops == 2 * 2 * 4 * 2 + 2 * 2 * 4 * 3
     assert graph['a'][0].flops == graph['b'][0].flops == 2 * 2 * 4 * 3
+
+
+def test_operations_that_are_not_counted_are_named():
+    def apply(params, x):
+        x = jnp.fft.fft(x @ params['w']).real
+        return jnp.linalg.cholesky(x.T @ x + jnp.eye(4)) + jax.random.normal(jax.random.key(0), (4,))
+
+    graph = param_uses(apply, SQUARE, X)
+    assert sorted(graph.uncounted) == ['cholesky', 'fft']
+    assert 'test_graph.py' in graph.uncounted['fft']
+    assert 'not counted: fft (' in str(graph)
+    assert 'without fft, cholesky' in repr(graph)
+    assert list(graph.to_dict()['uncounted']) == list(graph.uncounted)
+    assert param_uses(lambda p, x: x @ p['w'], SQUARE, X).uncounted == {}
+
+
+def test_sizes_of_groups_that_are_made_of_parameters_have_no_rule():
+    params = {'sizes': tokens(3), 'w': floats(3, 4, 6)}
+    graph = param_uses(lambda p, x: jax.lax.ragged_dot(x, p['w'], p['sizes']), params, X)
+    assert list(graph.opaque) == [('sizes',), ('w',)]
 
 
 def test_a_program_that_is_called_twice_is_two_uses():

@@ -41,6 +41,42 @@ def test_axes_in_a_transformer():
     assert stacked['params/layers/attention/query/kernel'] == -3
 
 
+def _convolution(x, w, groups):
+    numbers = ('NHWC', 'HWIO', 'NHWC')
+    return jax.lax.conv_general_dilated(x, w, (1, 1), 'SAME', dimension_numbers=numbers, feature_group_count=groups)
+
+
+@pytest.mark.parametrize('shape', [(3, 3, 8, 1), (3, 3, 8, 2)])
+def test_depthwise_kernels_without_an_axis_of_inputs_stay_dense(shape, caplog):
+    """Keras has the channels and the outputs of each last, others an axis of length 1 for the inputs."""
+    outputs = shape[2] * shape[3]
+    params = {'depthwise': floats(*shape), 'pointwise': floats(1, 1, outputs, 4)}
+
+    def apply(p, x):
+        return _convolution(_convolution(x, p['depthwise'].reshape(3, 3, 1, outputs), 8), p['pointwise'], 1)
+
+    graph = uses.param_uses(apply, params, floats(2, 6, 6, 8))
+    setting = uses.with_input_axes(TWO_OF_FOUR, graph)
+    with caplog.at_level('INFO'):
+        assert setting(('depthwise',), params['depthwise']) is None
+    assert 'depthwise stays dense' in caplog.text
+    assert setting(('pointwise',), params['pointwise']).axis == -2
+
+
+def test_weights_of_vmapped_convolutions_and_reordered_reshapes():
+    params = {'members': floats(3, 3, 8, 5, 16), 'turned': floats(8, 4, 6)}
+
+    def apply(p, images, x):
+        return jax.vmap(lambda w, x: _convolution(x, w, 1), (3, 0))(p['members'], images), x @ p['turned'].reshape(
+            (8, 24), order='F'
+        )
+
+    graph = uses.param_uses(apply, params, floats(5, 2, 6, 6, 8), floats(2, 8))
+    setting = uses.with_input_axes(TWO_OF_FOUR, graph)
+    assert setting(('members',), params['members']).axis == -3
+    assert setting(('turned',), params['turned']).axis == -3
+
+
 def test_other_types_stay_as_they_are():
     graph = uses.param_uses(lambda p, x: x @ p['a'] @ p['b'], {'a': floats(4, 4), 'b': floats(4, 4)}, floats(2, 4))
     setting = uses.with_input_axes({'a': '1:2', '*': TWO_OF_FOUR}, graph)

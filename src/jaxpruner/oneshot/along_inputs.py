@@ -90,8 +90,11 @@ def _input_axes(
         if leaf_type.axis not in (_DEFAULT_AXIS, sparsity_types.INPUT_AXIS):
             continue
         try:
-            # A leaf that is named and in no contraction has no inputs.
-            found[path] = along_inputs(path, leaf) or dataclasses.replace(leaf_type, axis=_DEFAULT_AXIS)
+            found[path] = along_inputs(path, leaf)
+            if found[path] is None and any(use.contract for use in graph[path]):
+                unclear[path] = 'a depthwise convolution sums over no channels'
+            elif found[path] is None:  # it is named and in no contraction, so that it has no inputs
+                found[path] = dataclasses.replace(leaf_type, axis=_DEFAULT_AXIS)
         except (UnsupportedPrimitive, ValueError) as error:
             unclear[path] = str(error).removeprefix(f'{tree_lib.path_string(path)}: ')
     return found, unclear

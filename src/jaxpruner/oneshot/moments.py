@@ -21,14 +21,17 @@ from jaxpruner.oneshot.weight_matrices import contracted_axes
 _PATCHES = 2**26
 
 
-def statistics_of(equation: Any, operand: int, data: jax.Array, with_gram: bool) -> InputStatistics:
+def statistics_of(
+    equation: Any, operand: int, data: jax.Array, with_gram: bool, sizes: jax.Array | None = None
+) -> InputStatistics:
     """Statistics of the data that one contraction meets.
 
     Args:
-      equation: a `dot_general`, or a convolution.
+      equation: a product, or a convolution.
       operand: which operand the weights are; a convolution's are its kernel.
       data: the other operand.
       with_gram: whether to take the Gram matrix.
+      sizes: of the groups of rows, where each has a matrix.
 
     Returns:
       Sums over the samples (of a convolution: over its windows) in float32, at highest precision.
@@ -40,10 +43,14 @@ def statistics_of(equation: Any, operand: int, data: jax.Array, with_gram: bool)
     """
     data = data.astype(jnp.promote_types(data.dtype, jnp.float32))
     take = functools.partial(_statistics_of, equation=equation, operand=operand, with_gram=with_gram)
-    return without_explicit_axes(take, data, False)(data)
+    return without_explicit_axes(take, data, False)(data, sizes)
 
 
-def _statistics_of(data: jax.Array, equation: Any, operand: int, with_gram: bool) -> InputStatistics:
+def _statistics_of(
+    data: jax.Array, sizes: jax.Array | None, equation: Any, operand: int, with_gram: bool
+) -> InputStatistics:
+    if sizes is not None:
+        return _statistics_of_groups(_samples_of_dot(equation, operand, data), sizes, with_gram)
     if equation.primitive.name == 'dot_general':
         samples = _samples_of_dot(equation, operand, data)
         count = samples.shape[-2]
@@ -55,6 +62,20 @@ def _statistics_of(data: jax.Array, equation: Any, operand: int, with_gram: bool
         gram = _gram_of_windows(equation, data) if with_gram else None
         second_moment = _second_moment_of_windows(equation, operand, data) if gram is None else _diagonal(gram)
     return InputStatistics(jnp.float32(count), second_moment, gram)
+
+
+def _statistics_of_groups(samples: jax.Array, sizes: jax.Array, with_gram: bool) -> InputStatistics:
+    """Rows that follow one another are a group; those behind the last group meet no weights."""
+    ends = jnp.cumsum(sizes)
+    rows = jnp.arange(len(samples))[:, None]
+    is_member = ((rows >= ends - sizes) & (rows < ends)).astype(samples.dtype)
+
+    def gram_of(is_member: jax.Array) -> jax.Array:
+        return _gram(samples * is_member[:, None])
+
+    gram = lax.map(gram_of, is_member.T) if with_gram else None
+    squares = jnp.matmul(is_member.T, jnp.square(samples), precision=lax.Precision.HIGHEST)
+    return InputStatistics(sizes.astype(jnp.float32), squares if gram is None else _diagonal(gram), gram)
 
 
 def _diagonal(gram: jax.Array) -> jax.Array:

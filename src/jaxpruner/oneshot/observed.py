@@ -108,8 +108,9 @@ def _value_key(use: Use) -> Any:
     equation = site.equation
     data = equation.invars[1 - site.operand]
     stack = tuple(entry.loop for entry in site.view.stack)
-    if equation.primitive.name == 'dot_general':
-        return site.path[:-1], id(data), contracted_axes(equation, site.operand)[2:], stack
+    if use.op == 'dot':
+        groups = tuple(map(id, equation.invars[2:]))
+        return site.path[:-1], id(data), groups, contracted_axes(equation, site.operand)[2:], stack
     same = {name: value for name, value in equation.params.items() if name != 'precision'}
     kernel = [equation.invars[1].aval.shape[axis] for axis in equation.params['dimension_numbers'].rhs_spec[1:]]
     return site.path[:-1], id(data), str(same), tuple(kernel), stack
@@ -128,6 +129,6 @@ def input_taps(values: Sequence[Sequence[Use]], with_gram: bool) -> Taps:
 
     def statistic(use: Use, operands: list[jax.Array]) -> InputStatistics:
         operand = use.site.operand
-        return moments.statistics_of(use.site.equation, operand, operands[1 - operand], with_gram)
+        return moments.statistics_of(use.site.equation, operand, operands[1 - operand], with_gram, *operands[2:])
 
     return Taps(values, statistic)

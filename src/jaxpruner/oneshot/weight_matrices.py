@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jaxpruner import tree as tree_lib
 from jaxpruner.oneshot.matrices import MatrixLayout
-from jaxpruner.uses import Use, UseGraph
+from jaxpruner.uses import Use, UseGraph, contractions
 from jaxpruner.uses.views import ENTER_LOOP, LEAVE_LOOP, Move
 
 CONTRACTIONS = ('dot', 'conv')
@@ -171,21 +171,21 @@ def contracted_axes(equation: Any, operand: int) -> Contracted:
     """Axes of a contraction, in the order in which inputs are counted: that of the weights, channels last in kernels.
 
     Args:
-      equation: a `dot_general`, or a convolution, of which the weights are the kernel; its data have windows, not axes.
+      equation: a product, or a convolution, of which the weights are the kernel; its data have windows, not axes.
       operand: which operand the weights are.
 
     >>> equation = jax.make_jaxpr(jnp.dot)(jnp.ones((2, 3)), jnp.ones((3, 4))).eqns[0]
     >>> contracted_axes(equation, 1)
     Contracted(of_weights=(0,), batch_of_weights=(), of_data=(1,), batch_of_data=())
     """
-    numbers = equation.params['dimension_numbers']
-    if equation.primitive.name != 'dot_general':
-        _, channels, *window = numbers.rhs_spec
+    if equation.primitive.name == 'conv_general_dilated':
+        _, channels, *window = equation.params['dimension_numbers'].rhs_spec
         return Contracted((*window, channels), (), (), ())
-    contract, batch = numbers
+    contract, batch, _ = contractions.dot_axes(equation)
     pairs = sorted(zip(contract[operand], contract[1 - operand], strict=True))
     of_weights, of_data = ([pair[side] for pair in pairs] for side in (0, 1))
-    return Contracted(tuple(of_weights), tuple(batch[operand]), tuple(of_data), tuple(batch[1 - operand]))
+    batch_of_weights = contractions.roles(equation, operand).batch  # with the axis of groups, which data do not have
+    return Contracted(tuple(of_weights), batch_of_weights, tuple(of_data), batch[1 - operand])
 
 
 def find_matrices(graph: UseGraph, path: tree_lib.Path) -> tuple[WeightMatrices, ...]:
@@ -242,8 +242,15 @@ def _check_use(use: Use, path: tree_lib.Path) -> None:
         raise UnknownWeightsError(
             path, f'other parameters are put beside this leaf before {use.where}, so that it meets a part of the inputs'
         )
+    if equation.primitive.name in contractions.RAGGED and not _is_one_matrix_for_each_group(equation, operand):
+        raise UnknownWeightsError(path, f'groups of rows at {use.where} are not those of data that meet a matrix each')
     if equation.params.get('batch_group_count', 1) != 1:
         raise UnknownWeightsError(path, f'the convolution at {use.where} has batch groups, which have no rule')
+
+
+def _is_one_matrix_for_each_group(equation: Any, operand: int) -> bool:
+    axes, left = contractions.dot_axes(equation), equation.invars[0].aval
+    return operand == 1 and len(axes.groups) == 1 and left.ndim == 2 and not axes.batch[0]
 
 
 def _steps(use: Use) -> tuple[Any, ...]:

@@ -163,7 +163,8 @@ def _masked(equation: Any, found: Views, step: Move, mask: np.ndarray) -> list[V
         view = moves.broadcast(view, given, shape, range(len(shape) - len(given), len(shape)))
         copied = [axis for axis in range(len(shape)) if _has_copies(view, axis) and np.diff(mask, axis=axis).any()]
         if not copied:
-            result.append(views.moved(view, view.axes, view.region, step))
+            moved = views.moved(view, view.axes, view.region, step)
+            result.append(moved if given == shape else views.computed(moved))
             continue
         axes = list(view.axes)  # a diagonal is made of copies of a row
         for axis in copied:

@@ -47,11 +47,11 @@ class Use:
     Axes are those of the parameter, in ascending order. An axis that is indexed or summed away before is in none.
 
     Attributes:
-      op: `'dot'`, `'conv'`, `'gather'` (rows looked up by data), `'elementwise'` (added, multiplied, concatenated, …),
-        or `'output'` (returned without meeting data).
+      op: `'dot'` (also of groups of rows with a matrix each), `'conv'`, `'gather'` (rows looked up by data),
+        `'elementwise'` (added, multiplied, concatenated, …), or `'output'` (returned without meeting data).
       contract: axes that are summed over, the inputs.
       free: axes that the result has, the outputs.
-      batch: axes that the result and the other operand have.
+      batch: axes that the result and the other operand have, or of which each group of rows meets one element.
       stack: axes of which each trip of a loop takes one element.
       flops: floating point operations of all trips: two for each product of a contraction that is summed, one for each
         element of an elementwise result. Uses in the same operation each count all of it.
@@ -102,6 +102,7 @@ class Use:
         site = self.site
         factors = site.view.axes[contractions.innermost(site.equation, site.operand)]
         inner = [factor for factor in factors if factor.axes and factor.axes[0] in self.contract]
+        inner = [factor for factor in inner if factor.size > 1] or inner
         return inner[-1].axes[0] if inner and len(inner[-1].axes) == 1 else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -116,7 +117,9 @@ class UseGraph(Mapping[tree_lib.Path, tuple[Use, ...]]):
       opaque: path -> reason, of leaves that go through an operation that is not understood.
       unused: paths of leaves that have no part in the results: zeroing them changes nothing.
       flops: floating point operations of the model: of all contractions, those between activations included, and of
-        elementwise operations with parameters.
+        elementwise operations with parameters. What a loop or branch does that data decide counts once.
+      uncounted: operations that may cost much and are not in `flops`, such as a Fourier transform or a kernel of one's
+        own: name of the primitive -> source line.
       program: the traced program, a `jax.extend.core.ClosedJaxpr` of parameters and inputs.
 
     >>> from jaxpruner.uses import param_uses
@@ -135,12 +138,14 @@ class UseGraph(Mapping[tree_lib.Path, tuple[Use, ...]]):
         unused: tuple[tree_lib.Path, ...],
         flops: int,
         program: Any = None,
+        uncounted: Mapping[str, str] | None = None,
     ):
         self._uses = dict(uses)
         self._by_name = {tree_lib.path_string(path): found for path, found in uses.items()}
         self.opaque = dict(opaque)
         self.unused = unused
         self.flops = flops
+        self.uncounted = dict(uncounted or {})
         self.program = program
 
     def __getitem__(self, path: tree_lib.Path | str) -> tuple[Use, ...]:
@@ -178,10 +183,19 @@ class UseGraph(Mapping[tree_lib.Path, tuple[Use, ...]]):
             'opaque': {tree_lib.path_string(path): reason for path, reason in self.opaque.items()},
             'unused': [tree_lib.path_string(path) for path in self.unused],
             'flops': self.flops,
+            'uncounted': self.uncounted,
         }
 
     def __repr__(self) -> str:
-        return f'UseGraph({len(self)} used, {len(self.opaque)} opaque, {len(self.unused)} unused, {self.flops:,} FLOPs)'
+        parts = [
+            f'{len(self)} used',
+            f'{len(self.opaque)} opaque',
+            f'{len(self.unused)} unused',
+            f'{self.flops:,} FLOPs',
+        ]
+        if self.uncounted:
+            parts.append(f'without {", ".join(self.uncounted)}')
+        return f'UseGraph({", ".join(parts)})'
 
     def __str__(self) -> str:
         head = ['leaf', 'operation', 'contract', 'free', 'batch', 'stack', 'exact', 'FLOPs', 'trips']
@@ -195,4 +209,6 @@ class UseGraph(Mapping[tree_lib.Path, tuple[Use, ...]]):
         lines = ['  '.join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         lines += [f'{tree_lib.path_string(path)}  opaque: {reason}' for path, reason in self.opaque.items()]
         lines += [f'{tree_lib.path_string(path)}  unused' for path in self.unused]
-        return '\n'.join([*lines, f'{self.flops:,} FLOPs in all'])
+        lines.append(f'{self.flops:,} FLOPs in all')
+        lines += [f'not counted: {name} ({where})' for name, where in self.uncounted.items()]
+        return '\n'.join(lines)

@@ -1,12 +1,16 @@
 """N:M along the axis over which a model sums, whatever the layout of its framework."""
 
 import dataclasses
+import logging
 from collections.abc import Callable
 from typing import Any
 
 from jaxpruner import sparsity_types, type_rules
 from jaxpruner import tree as tree_lib
-from jaxpruner.uses.graph import UseGraph
+from jaxpruner.uses import contractions, views
+from jaxpruner.uses.graph import Use, UseGraph
+
+logger = logging.getLogger(__name__)
 
 
 def with_input_axes(
@@ -16,7 +20,8 @@ def with_input_axes(
 
     Hardware wants the groups of N:M there. For a matrix that is its input axis; for a convolution the input channels;
     of several axes the innermost. Leaves that are in no contraction (embeddings that are only looked up, biases) stay
-    dense.
+    dense, and with a log line kernels of depthwise convolutions that have no axis of input channels, `(height, width,
+    channels, 1)`.
 
     Args:
       sparsity_type: a type, a string, a mapping from names to types, or a function, as for any algorithm.
@@ -55,16 +60,27 @@ def with_input_axes(
 
 
 def _input_axis(path: tree_lib.Path, graph: UseGraph) -> int | None:
-    contractions = [use for use in graph[path] if use.op in ('dot', 'conv') and use.contract]
-    axes = {use.input_axis for use in contractions}
+    found = [use for use in graph[path] if use.op in ('dot', 'conv') and use.contract]
+    axes = {use.input_axis for use in found if not _has_no_channels(use)}
     if not axes:
+        if found:
+            logger.info('%s stays dense: a depthwise convolution sums over no channels', tree_lib.path_string(path))
         return None
     (axis, *others) = axes
     if others or axis is None:
         name = tree_lib.path_string(path)
-        named = sorted({axis for use in contractions for axis in use.contract})
+        named = sorted({axis for use in found for axis in use.contract})
         raise ValueError(
-            f'{name}: the model sums it along several axes, {named} ({contractions[-1].where}); name one, or leave it '
+            f'{name}: the model sums it along several axes, {named} ({found[-1].where}); name one, or leave it '
             f"dense: sparsity_type={{'{name}': None, '*': …}}"
         )
     return axis
+
+
+def _has_no_channels(use: Use) -> bool:
+    """Whether a kernel sums over windows alone, and the axis of its input channels is none of the leaf's."""
+    if use.op != 'conv':
+        return False
+    view = use.site.view
+    channels = contractions.innermost(use.site.equation, use.site.operand)
+    return not views.along(view.axes[channels]) and view.region[channels] == (0, 1)

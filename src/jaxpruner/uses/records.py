@@ -68,6 +68,7 @@ class Records:
       uses: by path of the equation, operand, leaf and region.
       opaque: leaf -> reason.
       flops: by path of the equation.
+      uncounted: primitive -> source line.
 
     >>> Records().copy().opaque
     {}
@@ -77,9 +78,11 @@ class Records:
         self.uses: dict[Any, tuple[int, Use]] = {}
         self.opaque: dict[int, str] = {}
         self.flops: dict[tuple[int, ...], int] = {}
+        self.uncounted: dict[str, str] = {}
 
     def copy(self) -> 'Records':
         """The same, to be changed apart."""
         other = Records()
-        other.uses, other.opaque, other.flops = dict(self.uses), dict(self.opaque), dict(self.flops)
+        other.uses, other.opaque = dict(self.uses), dict(self.opaque)
+        other.flops, other.uncounted = dict(self.flops), dict(self.uncounted)
         return other

@@ -7,7 +7,7 @@ result. What has no rule here makes its parameters opaque.
 from collections.abc import Sequence
 from typing import Any
 
-from jaxpruner.uses import constant_rules, indexing_rules, moves, views
+from jaxpruner.uses import constant_rules, contractions, indexing_rules, moves, views
 from jaxpruner.uses.moving_rules import MOVING, Rule, Views, shape_of
 from jaxpruner.uses.records import Value
 from jaxpruner.uses.views import NoRuleError
@@ -82,7 +82,7 @@ def _along_an_axis(equation: Any, operands: Sequence[Views]) -> list[Views]:
 
 def _dot(equation: Any, operands: Sequence[Views]) -> list[Views]:
     """A contraction of two values that are computed from parameters alone."""
-    contracted, batched = equation.params['dimension_numbers']
+    contracted, batched, _ = contractions.dot_axes(equation)
     shapes = [shape_of(variable) for variable in equation.invars]
     free = [[i for i in range(len(shapes[k])) if i not in (*contracted[k], *batched[k])] for k in (0, 1)]
     found = []
@@ -104,3 +104,20 @@ RULES: dict[str, Rule] = {
     **indexing_rules.INDEXING,
     'dot_general': _dot,
 }
+
+# What costs no more than a few operations for each element, which are not counted, and contractions, which are. Others
+# may cost anything, so that they are named.
+CHEAP = (
+    frozenset(RULES)
+    | frozenset(contractions.OPERATIONS)
+    | frozenset(
+        """
+    addupdate all_to_all approx_top_k argsort axis_index bitcast_convert_type create_token debug_callback debug_print
+    empty full_like get igamma igamma_grad_a igammac iota pcast pgather platform_index polygamma
+    ragged_all_to_all random_bits random_clone random_fold_in random_gamma random_seed random_split
+    random_unwrap random_wrap reduce reduce_scatter reduce_window reduce_window_max reduce_window_min
+    reduce_window_sum regularized_incomplete_beta rng_bit_generator rng_uniform scatter_max scatter_min scatter_sub
+    select_and_gather_add select_and_scatter select_and_scatter_add swap threefry2x32 zeta
+    """.split()
+    )
+)

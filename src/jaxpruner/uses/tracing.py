@@ -71,7 +71,7 @@ def _graph(paths: list[tree_lib.Path], found: records.Records, program: Any, str
         if leaf in by_leaf and path not in opaque
     }
     unused = tuple(path for path in paths if path not in uses and path not in opaque)
-    return UseGraph(uses, opaque, unused, sum(found.flops.values()), program)
+    return UseGraph(uses, opaque, unused, sum(found.flops.values()), program, found.uncounted)
 
 
 def _shape(leaf: Any, path: tree_lib.Path) -> tuple[int, ...]:

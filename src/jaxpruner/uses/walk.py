@@ -71,6 +71,8 @@ class Walk:
         if name in contractions.OPERATIONS:
             self.records.flops[scope.path] = contractions.flops(equation) * scope.trips * scope.devices
         data = name in _READS_MEMORY or any(value.data for value in values)
+        if name not in rules.CHEAP and (data or any(value.views for value in values)):
+            self.records.uncounted.setdefault(name, scope.where(equation))
         results = [Value(data)] * len(equation.outvars)
         if not any(value.views for value in values):
             return results if data else _constants(equation, values)
@@ -97,7 +99,9 @@ class Walk:
         name = equation.primitive.name
         operands = [i for i, value in enumerate(values) if value.views]
         if name in contractions.OPERATIONS:
-            (operand,) = operands
+            operand, *others = operands
+            if others:
+                raise NoRuleError(f'no rule for {name} of several parameters')
             roles = contractions.roles(equation, operand)
             flops = contractions.flops(equation)
             for view in values[operand].views:
