@@ -45,6 +45,7 @@ STEP = Values((0, 7, 8.0, np.int64(9), jnp.int32(3)), NOT_A_STEP)
 SHARE = Values((0, 0.0, 0.9, 1, np.float32(0.5), jnp.float32(0.25)), (*NOT_A_NUMBER, -0.1, 1.5, 90, math.nan, math.inf))
 FUNCTION = Values((lambda *values: None,), NOT_A_FUNCTION)
 FROM_ZERO = Values((0, 1e-8, 3, np.float64(1.0)), (*NOT_A_NUMBER, -1, math.nan, math.inf))
+COUNT = Values((1, 100, np.int32(3)), (0, -1, 2.0, 1.5, '3', True, [], {}, math.nan))
 ABOVE_ZERO = Values((0.5, 3, np.float64(1.0)), (*NOT_A_NUMBER, 0, -1, math.nan, math.inf))
 
 VALUES = {
@@ -117,12 +118,14 @@ VALUES = {
     'cycle_dense_steps': STEP,
     'per': Values(('output', 'layer'), ('', 'row', {}, 3, True, ['layer'])),
     'owl': FLAG,
+    'owl_per': Values(('block', 'leaf'), ('', 'row', {}, 3, True)),
     'owl_multiple': ABOVE_ZERO,
     'owl_deviation': SHARE,
     'sequential': FLAG,
     'blocks': Values((['a/*', 'head/*'], [['a/*', ('head', 'kernel')]]), ('a/*', 3, True, [3], {'a': 1}, [[3]])),
     'damping': FROM_ZERO,
-    'rounds': Values((1, 100, np.int32(3)), (0, -1, 2.0, 1.5, '3', True, [], {}, math.nan)),
+    'block_size': COUNT,
+    'rounds': COUNT,
 }
 BAD = [(key, value) for key, values in VALUES.items() for value in values.bad]
 GOOD = [(key, value) for key, values in VALUES.items() for value in values.good]
@@ -171,6 +174,9 @@ def test_a_good_value_is_taken(key, value):
         ('MagnitudePruning', 'rng_seed'),
         ('MagnitudePruning', 'sparsity_type'),
         ('MagnitudePruning', 'scheduler'),
+        ('GlobalMagnitudePruning', 'normalization_eps'),
+        ('GlobalMagnitudePruning', 'custom_sparsity_map'),
+        ('GlobalMagnitudePruning', 'filter_fn'),
         ('SET', 'drop_fraction_fn'),
         ('ACDC', 'reset_optimizer'),
     ],
@@ -274,6 +280,7 @@ RIGHT_JUNK = {
     'SHARE': (0, 1, 0.5),
     'FUNCTION': (half,),
     'FROM_ZERO': (0, 1, 0.5, 1.5, 90, 2**40),
+    'COUNT': (1, 90, 2**40),
     'ABOVE_ZERO': (1, 0.5, 1.5, 90, 2**40),
     'filter_fn': (half,),
     'drop_fraction_fn': (half,),
@@ -284,9 +291,8 @@ RIGHT_JUNK = {
     'rng_seed': (0, 1, 90, 2**40),
     'stacked': ('x', '', [], ['set']),
     'blocks': ([], ['set']),
-    'rounds': (1, 90, 2**40),
 }
-for _name in ('FLAG', 'STEP', 'SHARE', 'FUNCTION', 'FROM_ZERO', 'ABOVE_ZERO'):
+for _name in ('FLAG', 'STEP', 'SHARE', 'FUNCTION', 'FROM_ZERO', 'COUNT', 'ABOVE_ZERO'):
     for _key, _values in VALUES.items():
         if _values is globals()[_name]:
             RIGHT_JUNK[_key] = RIGHT_JUNK[_name]
@@ -340,4 +346,3 @@ def test_random_configurations_are_taken_or_refused_by_name():
             counts['wrong, refused' if wrong else 'right one by one, refused together'] += 1
             assert names_one_of(message, wrong or TOGETHER), (config, message)
     assert min(counts.values()) > 20, counts
-    print(counts)

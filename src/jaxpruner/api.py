@@ -192,8 +192,9 @@ def _as_dict(config: Any) -> dict[str, Any]:
         return {key: _value(config, key) for key in config}
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    if isinstance(config, tuple) and hasattr(config, '_fields'):  # a named tuple
-        return dict(zip(config._fields, config, strict=True))
+    names = getattr(config, '_fields', None)
+    if isinstance(config, tuple) and names:  # a named tuple
+        return dict(zip(names, config, strict=True))
     if not isinstance(config, type) and 'algorithm' in getattr(config, '__dict__', {}):  # a namespace
         return dict(vars(config))
     raise TypeError(f'a configuration is a mapping, a dataclass, or the path of a TOML or JSON file; got {config!r}')

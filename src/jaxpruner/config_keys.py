@@ -83,7 +83,7 @@ def check_fields(updater: Any) -> None:
     for field in dataclasses.fields(updater):
         # Not by attribute: a field may be a descriptor that makes something of the setting.
         value = vars(updater).get(field.name)
-        is_left_out = value is None and field.name in _MAY_BE_NONE
+        is_left_out = value is None and (field.default is None or field.name in _MAY_BE_NONE)
         if not is_left_out and not is_users_own(type(updater), field.name):
             check_key(field.name, value)
 
@@ -231,25 +231,16 @@ CONFIG_KEYS: Mapping[str, Check] = {
     # Pruned once.
     'per': _choice('output', 'layer'),
     'owl': _FLAG,
+    'owl_per': _choice('block', 'leaf'),
     'owl_multiple': _POSITIVE,
     'owl_deviation': Setting('a number between 0 and 1', tree_lib.is_number, _number_in(0, 1)),
     'sequential': _FLAG,
     'blocks': Setting('a list with a glob or a list of globs for each block', _are_blocks),
     'damping': _NOT_NEGATIVE,
+    'block_size': _COUNT,
     'rounds': _COUNT,
 }
 
-# Fields in which `None` means something; in a configuration it stands for any key that is not given.
-_MAY_BE_NONE = frozenset(
-    (
-        'sparsity',
-        'custom_sparsity_map',
-        'sparsity_distribution_fn',
-        'sparsity_type',
-        'topk_fn',
-        'rng_seed',
-        'is_packed',
-        'normalize_scores',
-        'blocks',
-    )
-)
+# Fields in which `None` means something besides those of which it is the default; in a configuration it stands for any
+# key that is not given.
+_MAY_BE_NONE = frozenset(('sparsity', 'sparsity_distribution_fn', 'sparsity_type'))
