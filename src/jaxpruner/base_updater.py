@@ -353,6 +353,8 @@ class NoPruning(BaseUpdater):
     {'w': None}
     """
 
+    sparsity_distribution_fn: DistributionFn | None = None
+
     def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
         """No leaf has a target."""
         return jax.tree.map(lambda _: None, params)

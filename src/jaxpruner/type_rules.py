@@ -49,6 +49,8 @@ def _normalized(setting: Any) -> Any:
 def _one_type(entry: Any) -> SparsityType:
     if isinstance(entry, str):
         return sparsity_types.parse_sparsity_type(entry)
+    if entry is sparsity_types.Unstructured:
+        return sparsity_types.Unstructured()
     usable = isinstance(entry, sparsity_types.NByM | sparsity_types.GroupedType) and not isinstance(entry, type)
     if not usable:
         hint = f'; write {entry.__name__}(…)' if isinstance(entry, type) else ''

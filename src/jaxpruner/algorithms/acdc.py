@@ -1,16 +1,80 @@
 """AC/DC: dense and sparse phases in turn."""
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxpruner import base_updater, optimizer_state, scoring, sparsity_schedules
 from jaxpruner.algorithms import pruners
 
+
+
+@dataclasses.dataclass(frozen=True)
+class PhasesSchedule:
+    """Masks are updated where a dense or a sparse phase begins.
+
+    Training is dense until `init_dense_steps_end`. Then sparse and dense phases follow one another, and from
+    `final_sparse_steps_start` on it is sparse.
+
+    Attributes:
+      init_dense_steps_end: the first step of the first sparse phase.
+      final_sparse_steps_start: the first step of the last phase, a sparse one.
+      cycle_sparse_steps: length of a sparse phase.
+      cycle_dense_steps: length of a dense phase.
+
+    Raises:
+      ValueError: a negative number, phases without a length, or an end before its start.
+
+    >>> schedule = PhasesSchedule(2, 9, 3, 1)
+    >>> [step for step in range(12) if schedule.is_sparse(step)], [s for s in range(12) if schedule.is_mask_update_iter(s)]
+    ([2, 3, 4, 6, 7, 8, 9, 10, 11], [2, 5, 6])
+    """
+
+    init_dense_steps_end: int
+    final_sparse_steps_start: int
+    cycle_sparse_steps: int
+    cycle_dense_steps: int
+
+    def __post_init__(self):
+        for name in COUNTS:
+            object.__setattr__(self, name, sparsity_schedules.checked_step(name, getattr(self, name)))
+        if self.final_sparse_steps_start < self.init_dense_steps_end:
+            raise ValueError(
+                f'final_sparse_steps_start={self.final_sparse_steps_start} lies before '
+                f'init_dense_steps_end={self.init_dense_steps_end}; give a later start of the last sparse phase'
+            )
+        if self.final_sparse_steps_start > self.init_dense_steps_end and not self.cycle_sparse_steps:
+            raise ValueError(
+                f'cycle_sparse_steps is 0, so that nothing is sparse from step {self.init_dense_steps_end} to '
+                f'{self.final_sparse_steps_start}; give the length of a sparse phase, or the same step for both'
+            )
+
+    def is_sparse(self, step: Any) -> Any:
+        """Whether training is sparse at a step: a bool for a number of Python's, else a bool scalar."""
+        step = int(step) if isinstance(step, int | np.integer) else jnp.asarray(step)
+        since_start = step - self.init_dense_steps_end
+        length = max(self.cycle_sparse_steps + self.cycle_dense_steps, 1)
+        is_in_sparse_phase = (since_start >= 0) & (since_start % length < self.cycle_sparse_steps)
+        return is_in_sparse_phase | (step >= self.final_sparse_steps_start)
+
+    def is_mask_update_iter(self, step: Any) -> Any:
+        """True where a phase begins."""
+        return self.is_sparse(step) != self.is_sparse(step - 1)
+
+    def get_sparsity_at_step(self, target_sparsities: Any, step: Any) -> Any:
+        """The targets in sparse phases, 0 in dense ones."""
+        sparse = self.is_sparse(step)
+        return jax.tree.map(lambda target: jnp.where(sparse, target, 0.0), target_sparsities)
+
+
+COUNTS = tuple(field.name for field in dataclasses.fields(PhasesSchedule))
+
 # One update begins the only phase, a sparse one; none leaves training dense.
 _SCHEDULES = (
+    PhasesSchedule,
     sparsity_schedules.PeriodicSchedule,
     sparsity_schedules.OneShotSchedule,
     sparsity_schedules.NoUpdateSchedule,
@@ -21,16 +85,24 @@ _SCHEDULES = (
 class ACDC(base_updater.BaseUpdater):
     """Alternating compressed and decompressed training. Peste et al., 2021.
 
-    Training starts dense. Each update of the (periodic) scheduler begins a phase, in turn a sparse one with the masks
-    of the largest weights, and a dense one in which all weights are trained. The last update begins a sparse phase
+    Training starts dense. Then sparse phases, with masks of the largest weights, and dense ones, in which all weights
+    are trained, follow one another. Their steps are given by a schedule or by four counts.
+
+    Each update of a (periodic) scheduler begins a phase, the first one sparse. The last update begins a sparse phase
     that lasts to the end. Without `update_end_step` phases go on for ever.
 
     Attributes:
       scheduler: a `PeriodicSchedule`: `update_freq` is the length of a phase.
-      reset_optimizer: the optimizer's moments become zero where a phase begins dense.
+      init_dense_steps_end: with the next three instead of a scheduler: the first step of the first sparse phase.
+      final_sparse_steps_start: the first step of the last phase, a sparse one.
+      cycle_sparse_steps: length of a sparse phase.
+      cycle_dense_steps: length of a dense phase.
+      reset_optimizer: the optimizer's moments become zero where a phase begins dense, as published. `None`: they do
+        with a scheduler, and do not with counts, as in JaxPruner.
 
     Raises:
       TypeError: the scheduler is not periodic.
+      ValueError: a scheduler and counts are given, or counts that do not fit together.
 
     >>> schedule = sparsity_schedules.PeriodicSchedule(update_freq=10, update_start_step=10, update_end_step=40)
     >>> updater = ACDC(schedule)
@@ -40,14 +112,29 @@ class ACDC(base_updater.BaseUpdater):
 
     approaches_target: ClassVar[bool] = False
 
-    reset_optimizer: bool = dataclasses.field(default=True, kw_only=True)
+    init_dense_steps_end: int = 0
+    final_sparse_steps_start: int = 0
+    cycle_sparse_steps: int = 0
+    cycle_dense_steps: int = 0
+    reset_optimizer: bool | None = None
 
     def __post_init__(self):
+        has_counts = any(getattr(self, name) for name in COUNTS)
+        if has_counts:
+            self._take_counts()
+        if self.reset_optimizer is None:
+            self.reset_optimizer = not has_counts
         super().__post_init__()
         if not isinstance(self.scheduler, _SCHEDULES):
             raise TypeError(
                 f'ACDC needs a PeriodicSchedule, whose update_freq is the length of a phase; got {self.scheduler!r}'
             )
+
+    def _take_counts(self):
+        if not isinstance(self.scheduler, sparsity_schedules.NoUpdateSchedule | PhasesSchedule):
+            given = ', '.join(f'{name}={getattr(self, name)!r}' for name in COUNTS if getattr(self, name))
+            raise ValueError(f'ACDC takes a scheduler or counts of steps, got {self.scheduler!r} and {given}')
+        self.scheduler = PhasesSchedule(*[getattr(self, name) for name in COUNTS])
 
     def begins_sparse(self, step):
         """Whether the phase that an update at `step` begins is sparse.
@@ -59,6 +146,8 @@ class ACDC(base_updater.BaseUpdater):
           A bool scalar: true of the first update, the third and so on, and of the last.
         """
         schedule = self.scheduler
+        if isinstance(schedule, PhasesSchedule):
+            return jnp.asarray(schedule.is_sparse(step))
         if not isinstance(schedule, sparsity_schedules.PeriodicSchedule):
             return jnp.bool_(True)
         first = -(-schedule.update_start_step // schedule.update_freq)

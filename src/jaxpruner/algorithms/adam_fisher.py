@@ -16,6 +16,9 @@ class AdamFisherPruning(base_updater.BaseUpdater):
     The second moment estimates the diagonal of the Fisher information, so that the score is (twice) the second-order
     change of the loss: Theis et al., "Faster gaze prediction with dense networks and Fisher pruning", 2018.
 
+    Attributes:
+      reset_adam: after a mask update the moments of all weights are zero, those of dense leaves, too.
+
     Raises:
       ValueError: in `init`, the optimizer keeps no second moment (`nu`) of a selected leaf's shape.
 
@@ -24,6 +27,17 @@ class AdamFisherPruning(base_updater.BaseUpdater):
     >>> updater.wrap_optax(optax.adam(0.1)).init({'w': jnp.ones(2)}).masks
     {'w': Array([1, 1], dtype=uint8)}
     """
+
+    reset_adam: bool = False
+
+    def update_state(self, sparse_state, params, grads, **extra_args):
+        """As the base's; then the moments become zero, if they are to."""
+        new_state = super().update_state(sparse_state, params, grads, **extra_args)
+        if not self.reset_adam:
+            return new_state
+        everything = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, bool), params)
+        inner_state = optimizer_state.restart_inner_state(new_state.inner_state, everything)
+        return new_state._replace(inner_state=inner_state)
 
     def check_optimizer(self, inner, params):
         """Refuses optimizers without second moments."""

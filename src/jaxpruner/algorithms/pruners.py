@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from jaxpruner import base_updater, scoring, utils
 from jaxpruner import tree as tree_lib
+from jaxpruner.base_updater import BaseUpdater as BaseUpdater
 
 
 def generate_random_scores(params: tree_lib.PyTree, rng_seed: Any) -> tree_lib.PyTree:

@@ -46,6 +46,10 @@ class SteMixin(_Pruner):
         nowhere = jax.tree.map(lambda threshold: jnp.full(threshold.shape, jnp.nan, threshold.dtype), thresholds)
         return state._replace(thresholds=nowhere)
 
+    def get_initial_masks(self, params, target_sparsities):
+        """Those of the pruner; no update applies them."""
+        return super().get_initial_masks(params, target_sparsities)
+
     def pre_forward_update(self, params, opt_state=None, *, sparse_state=None):
         """The pruned parameters; the derivative is the identity, so that it may stand inside the loss."""
         state = only_sparse_state(utils.given_state(opt_state, sparse_state))
