@@ -29,7 +29,7 @@ def updated(cls, **settings):
 def replaced(mask, drop, grow, fraction=0.4):
     """The published rule in NumPy."""
     mask, drop, grow = mask.ravel().copy(), np.asarray(drop).ravel(), np.asarray(grow).ravel()
-    number = int(round(mask.sum() * fraction))
+    number = round(float(mask.sum()) * fraction)
     kept = np.flatnonzero(mask)
     mask[kept[np.argsort(drop[kept], kind='stable')[:number]]] = 0
     free = np.flatnonzero(mask == 0)

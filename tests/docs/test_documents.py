@@ -32,6 +32,7 @@ def test_snippets_run_in_order(document, monkeypatch):
 def test_the_documents_have_snippets():
     assert len(blocks('README.md', 'python')) == 2
     assert len(blocks('docs/guide.md', 'python')) >= 6
+    assert len(blocks('docs/migrating.md', 'python')) == 11  # ten uses, and what they share
     assert len(blocks('docs/strategies.md', 'python')) >= 5
     assert len(blocks('docs/integrations.md', 'python')) == 2
 
@@ -92,6 +93,26 @@ def test_run_sh_knows_the_commands():
 def test_links_lead_somewhere(document):
     for target in re.findall(r'\]\(([^)#:]+)\)', (ROOT / document).read_text()):
         assert ((ROOT / document).parent / target).exists(), target
+
+
+def table_rows(document):
+    """Rows of tables, as numbers of their lines with their cells; code between backquotes may hold bars."""
+    in_code = False
+    for number, line in enumerate((ROOT / document).read_text().splitlines(), 1):
+        in_code ^= line.startswith('```')
+        if line.startswith('|') and not in_code:
+            cells = re.sub(r'`[^`]*`', '', line.strip()).replace(r'\|', '').strip('|').split('|')
+            yield number, cells
+
+
+@pytest.mark.parametrize('document', DOCUMENTS)
+def test_rows_of_tables_have_as_many_cells_as_their_header(document):
+    last, width = -1, 0
+    for number, cells in table_rows(document):
+        if number != last + 1:
+            width = len(cells)
+        assert len(cells) == width, f'{document}:{number}'
+        last = number
 
 
 def test_the_guide_lists_every_algorithm():

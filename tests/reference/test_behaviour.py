@@ -252,7 +252,7 @@ def test_every_updater_takes_a_sparsity(cls):
 def test_a_distribution_replaces_a_sparsity_where_that_is_taken_back():
     updater = jaxpruner.MagnitudePruning(sparsity=0.75)
     erk = functools.partial(sparsity_distributions.erk, sparsity=0.5)
-    with pytest.raises(ValueError, match='in dataclasses.replace also sparsity=None'):
+    with pytest.raises(ValueError, match='also sparsity=None'):
         dataclasses.replace(updater, sparsity_distribution_fn=erk)
     replaced = dataclasses.replace(updater, sparsity_distribution_fn=erk, sparsity=None)
     assert replaced.get_target_sparsities(PARAMS) == erk(PARAMS)
@@ -273,7 +273,11 @@ def test_methods_take_the_state_by_either_name(name, method):
     state = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, leaf.dtype), state)
     call = getattr(updater, method)
     expected = call(PARAMS, state)
-    for named in (call(PARAMS, opt_state=state), call(PARAMS, sparse_state=state), call(params=PARAMS, opt_state=state)):
+    for named in (
+        call(PARAMS, opt_state=state),
+        call(PARAMS, sparse_state=state),
+        call(params=PARAMS, opt_state=state),
+    ):
         jax.tree.map(np.testing.assert_array_equal, named, expected)
 
 
@@ -317,7 +321,7 @@ def test_a_topk_fn_of_ones_own_is_still_used_and_still_refused():
     for cls in (jaxpruner.SET, jaxpruner.RigL, *GLOBAL, jaxpruner.IterativeNMPruning):
         stock = cls()
         assert dataclasses.replace(stock, rng_seed=3).rng_seed == 3  # the default ranking is not taken for one's own
-        with pytest.raises(ValueError, match='topk_fn .*ha(s|ve) no meaning'):
+        with pytest.raises(ValueError, match=r'topk_fn .*ha(s|ve) no meaning'):
             cls(topk_fn=first_of_all)
 
 

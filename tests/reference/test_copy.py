@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-FILES = ('distributions.json', 'interface.json', 'masks.json', 'masks.npz', 'schedules.json', 'trajectories.json', 'trajectories.npz')
+FILES = (
+    'distributions.json',
+    'interface.json',
+    'masks.json',
+    'masks.npz',
+    'schedules.json',
+    'trajectories.json',
+    'trajectories.npz',
+)
 
 
 def test_every_data_file_is_named_here():

@@ -11,7 +11,6 @@ from jaxpruner import base_updater, optimizer_state, scoring, sparsity_schedules
 from jaxpruner.algorithms import pruners
 
 
-
 @dataclasses.dataclass(frozen=True)
 class PhasesSchedule:
     """Masks are updated where a dense or a sparse phase begins.
@@ -29,8 +28,10 @@ class PhasesSchedule:
       ValueError: a negative number, phases without a length, or an end before its start.
 
     >>> schedule = PhasesSchedule(2, 9, 3, 1)
-    >>> [step for step in range(12) if schedule.is_sparse(step)], [s for s in range(12) if schedule.is_mask_update_iter(s)]
-    ([2, 3, 4, 6, 7, 8, 9, 10, 11], [2, 5, 6])
+    >>> [step for step in range(12) if schedule.is_sparse(step)]
+    [2, 3, 4, 6, 7, 8, 9, 10, 11]
+    >>> [step for step in range(12) if schedule.is_mask_update_iter(step)]
+    [2, 5, 6]
     """
 
     init_dense_steps_end: int
