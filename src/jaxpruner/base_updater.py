@@ -30,6 +30,7 @@ from jaxpruner import (
 from jaxpruner import tree as tree_lib
 from jaxpruner.masking import apply_mask as apply_mask
 from jaxpruner.optional_hooks import OptionalHooks
+from jaxpruner.short_repr import ShortRepr
 from jaxpruner.sparse_state import SparseState as SparseState
 from jaxpruner.sparse_state import only_sparse_state
 
@@ -40,7 +41,7 @@ _SEED = utils.SeedField()
 
 
 @dataclasses.dataclass
-class BaseUpdater(OptionalHooks):
+class BaseUpdater(OptionalHooks, ShortRepr):
     """Base of all algorithms; an algorithm overrides `calculate_scores`, or the methods around it.
 
     The wrapped optimizer emits updates that land pruned weights on exactly zero. That is exact as long as nothing

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -218,6 +218,9 @@ class TopkOfType:
     >>> TopkOfType(sparsity_types.Unstructured())(jnp.array([4.0, 1.0]), 0.5)
     Array([1, 0], dtype=uint8)
     """
+
+    # What is shown of the updater is the sparsity type itself.
+    is_derived_setting: ClassVar[bool] = True
 
     sparsity_type: Any
 

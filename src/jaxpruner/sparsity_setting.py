@@ -19,6 +19,9 @@ class FromSparsity(functools.partial):
     {'sparsity': 0.5}
     """
 
+    # What is shown of the updater are the settings themselves.
+    is_derived_setting = True
+
 
 def is_given(updater: 'BaseUpdater') -> bool:
     """Whether a user gave the updater a distribution.

@@ -26,6 +26,7 @@ class FixedMask(base_updater.BaseUpdater):
     {'w': Array([3., 0.], dtype=float32)}
     """
 
+    is_sparse_gradients: bool = True
     masks: Any
 
     def __init__(self, masks: tree_lib.PyTree, **settings: Any):
