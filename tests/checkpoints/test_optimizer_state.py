@@ -1,0 +1,150 @@
+"""An optimizer's state is told from weights by its structure, and is left alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+from flax import nnx
+from flax.training.train_state import TrainState
+
+from jaxpruner.checkpoints import (
+    Leaf,
+    choose,
+    find_optimizer_state,
+    left_out,
+    open_checkpoint,
+    prune,
+    write_safetensors,
+)
+from jaxpruner.tree import flatten_with_paths, path_string
+
+PARAMS = {'dense': {'kernel': jnp.ones((8, 8)), 'bias': jnp.ones(8)}, 'out': {'kernel': jnp.ones((8, 4))}}
+KERNELS = {'dense/kernel', 'out/kernel'}
+
+
+def leaves_of(tree):
+    paths, values, _ = flatten_with_paths(tree)
+    return {
+        path_string(path): Leaf(tuple(np.shape(value)), np.asarray(value).dtype)
+        for path, value in zip(paths, values, strict=True)
+    }
+
+
+OPTIMIZERS = {
+    'adam': optax.adam(0.1),
+    'adamw after clipping': optax.chain(optax.clip(1.0), optax.adamw(0.1)),
+    'sgd with momentum': optax.sgd(0.1, momentum=0.9),
+    'rmsprop': optax.rmsprop(0.1, momentum=0.9),
+    'lion': optax.lion(0.1),
+    'amsgrad': optax.amsgrad(0.1),
+    'accumulated': optax.MultiSteps(optax.adam(0.1), 4).gradient_transformation(),
+    'masked': optax.masked(optax.adam(0.1), {'dense': True, 'out': False}),
+}
+
+
+@pytest.mark.parametrize('container', ['opt_state', 'state of the optimizer'])
+@pytest.mark.parametrize('optimizer', OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_optimizers_of_optax(optimizer, container):
+    leaves = leaves_of({'params': PARAMS, container: optimizer.init(PARAMS)})
+    moments = {name for name, leaf in leaves.items() if name.startswith(container) and leaf.ndim > 1}
+    assert moments
+    found = find_optimizer_state(leaves)
+    assert moments <= found.keys()
+    assert not any(name.startswith('params') for name in found)
+    assert {found[name].weights for name in moments} <= {f'params/{name}' for name in KERNELS}
+    assert choose(leaves, 0.5).keys() == {f'params/{name}' for name in KERNELS}
+
+
+MATRIX = Leaf((8, 4), np.dtype('float32'))
+
+
+@pytest.mark.parametrize(
+    'names',
+    [
+        ('encoder/mu/kernel', 'encoder/nu/kernel', 'encoder/dense/kernel', 'decoder/kernel'),  # a variational encoder
+        ('encoder/mu/kernel', 'encoder/logvar/kernel', 'decoder/out/kernel'),
+        ('attention/q/kernel', 'attention/k/kernel', 'attention/v/kernel', 'mlp/kernel'),
+        ('opt/mu/kernel', 'opt/nu/kernel'),  # no weights that they could belong to
+        ('opt.decoder.layers.0.fc1.weight', 'opt.decoder.layers.1.fc1.weight'),  # a family of language models
+        ('trace', 'kernel'),
+    ],
+)
+def test_weights_that_look_like_moments_are_weights(names):
+    assert find_optimizer_state(dict.fromkeys(names, MATRIX)) == {}
+
+
+def test_names_with_dots():
+    found = find_optimizer_state({'layer.weight': MATRIX, 'optimizer_state.layer.exp_avg': MATRIX})
+    assert list(found) == ['optimizer_state.layer.exp_avg']
+
+
+def test_what_is_left_out_is_said_with_the_reason():
+    leaves = leaves_of({'params': PARAMS, 'opt_state': optax.adam(0.1).init(PARAMS), 'step': np.int64(3)})
+    reasons = left_out(leaves, [('*out*', 'dense')], skip=['*/dense/kernel'], only=['params/*'])
+    assert reasons['params/dense/kernel'] == 'named in skip'
+    assert reasons['params/out/kernel'] == 'of type dense'
+    assert reasons['params/dense/bias'] == 'one dimension or none'
+    assert reasons['opt_state/0/nu/out/kernel'] == "optimizer's state (nu)"
+    assert reasons['step'] == 'int64, which is not pruned'
+    assert reasons.keys() == leaves.keys()
+
+
+def test_a_moment_that_is_named_in_full_is_pruned():
+    leaves = {'kernel': MATRIX, 'opt_state/mu/kernel': MATRIX}
+    assert choose(leaves, 0.5, only=['opt_state/mu/kernel']).keys() == {'opt_state/mu/kernel'}
+    with pytest.raises(ValueError, match='no leaf is left to prune'):
+        choose(leaves, 0.5, only=['opt_state/*'])
+
+
+@pytest.fixture(params=['TrainState', 'nnx'])
+def trained(request, tmp_path):
+    """An orbax checkpoint after one step of Adam."""
+    if request.param == 'nnx':
+        model = nnx.Linear(8, 4, rngs=nnx.Rngs(0))
+        moments = jax.tree.map(jnp.ones_like, optax.adam(0.1).init(nnx.state(model)))
+        tree = {'model': nnx.state(model), 'optimizer': {'opt_state': moments}}
+    else:
+        state = TrainState.create(apply_fn=None, params=PARAMS, tx=optax.adam(0.1))
+        tree = state.apply_gradients(grads=jax.tree.map(jnp.ones_like, PARAMS))
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / 'saved', tree)
+    return tmp_path / 'saved'
+
+
+def test_the_state_of_a_training_is_left_as_it_is(trained, tmp_path):
+    dense = open_checkpoint(trained)
+    with pytest.warns(UserWarning, match=r"optimizer's state .* is not zero .*/mu/.*kernel.*jaxpruner\.FixedMask"):
+        kept = prune(dense, tmp_path / 'out', choose(dense.leaves, 0.5), part_size=10)
+    pruned = {leaf.name for leaf in kept}
+    assert pruned == {name for name in dense.leaves if 'opt_state' not in name and dense.leaves[name].ndim > 1}
+    assert all(len(leaf.stale) == 2 for leaf in kept)
+    out = open_checkpoint(tmp_path / 'out')
+    for name in dense.leaves.keys() - pruned:
+        np.testing.assert_array_equal(out.read(name), dense.read(name))
+
+
+def test_moments_that_are_zero_where_weights_go_are_no_reason_to_warn(tmp_path):
+    weights = np.array([[4.0, 3.0, 2.0, 1.0]])
+    for moment, stale in (([1.0, 1.0, 0.0, 0.0], ()), ([0.0, 0.0, 0.0, 1.0], ('opt_state.mu.w',))):
+        write_safetensors(tmp_path / 'dense', {'w': weights, 'opt_state.mu.w': np.array([moment])})
+        dense = open_checkpoint(tmp_path / 'dense')
+        choices = choose(dense.leaves, 0.5)
+        if stale:
+            with pytest.warns(UserWarning, match=r'removed: opt_state\.mu\.w\. Its next step'):
+                (kept,) = prune(dense, tmp_path / 'out', choices, overwrite=True, part_size=3)
+        else:
+            (kept,) = prune(dense, tmp_path / 'out', choices, overwrite=True, part_size=3)
+        assert kept.stale == stale
+
+
+def test_nan_is_named(tmp_path):
+    write_safetensors(
+        tmp_path / 'dense',
+        {'a': np.full((2, 4), np.nan, np.float32), 'b': np.array([[1.0, np.nan]]), 'c': np.ones((2, 2))},
+    )
+    dense = open_checkpoint(tmp_path / 'dense')
+    with pytest.warns(UserWarning, match=r'NaN in a \(8 of 8\), b \(1 of 2\): NaN ranks lowest .* with skip'):
+        kept = prune(dense, tmp_path / 'out', choose(dense.leaves, 0.5))
+    assert [leaf.nans for leaf in kept] == [8, 1, 0]
