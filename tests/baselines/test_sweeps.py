@@ -1,6 +1,7 @@
 """Sweeps: results, interruptions, damaged files, and the ways of training several cells."""
 
 import json
+import resource
 import signal
 
 import jax.numpy as jnp
@@ -197,6 +198,26 @@ def test_a_corrupt_checkpoint_is_named_and_its_cells_run_again(damage, digits, t
         assert [step for _, step in chunks_of(digits, tmp_path, SEED_CELLS)] == [4, 8]
     assert list((tmp_path / 'checkpoints').glob('*/*')) == [checkpoint.with_name(checkpoint.name + '.corrupt')]
     assert len(read_cells(tmp_path)) == 2
+
+
+def test_a_checkpoint_that_cannot_be_written_is_an_error_that_names_it(digits, tmp_path, monkeypatch, capfd):
+    save = Checkpoints.save
+
+    def save_on_a_full_disk(*arguments):
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+        try:
+            save(*arguments)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    words = rf'{tmp_path}/checkpoints/magnitude_.*/000000: the checkpoint cannot be written: .*; free'
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, 'save', save_on_a_full_disk)
+        with pytest.raises(OSError, match=words):
+            Sweep(WORKLOAD, RECIPE, digits, tmp_path).run(SEED_CELLS)
+    assert 'Traceback' not in capfd.readouterr().err
+    assert chunks_of(digits, tmp_path, SEED_CELLS) == [(tuple(SEED_CELLS), 4), (tuple(SEED_CELLS), 8)]
 
 
 def test_other_cells_leave_a_checkpoint_alone(digits, tmp_path):

@@ -1,6 +1,7 @@
 """Each hostile checkpoint is one line that names the file, in the command line, and one clean error in Python."""
 
 import os
+import resource
 
 import numpy as np
 import orbax.checkpoint as ocp
@@ -87,6 +88,20 @@ def test_hostile_targets(make, name, tmp_path, capsys):
     checkpoint = open_checkpoint(dense)
     with pytest.raises(OSError, match=out.name):
         prune(checkpoint, out, choose(checkpoint.leaves, 0.5), overwrite=True)
+
+
+def test_a_target_that_grows_too_large(tmp_path, capsys):
+    dense, out = tmp_path / 'dense.safetensors', tmp_path / 'out'
+    write_safetensors(dense, {'w': np.ones((64, 64))})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        assert main(['prune', str(dense), '--sparsity', '0.5', '--out', str(out)]) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    remedy = 'name a place where larger files are allowed'
+    assert capsys.readouterr().err == f"jaxpruner: [Errno 27] File too large; {remedy}: '{out}'\n"
+    assert [path.name for path in tmp_path.iterdir()] == ['dense.safetensors']
 
 
 @pytest.fixture(scope='module')

@@ -18,6 +18,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxpruner.baselines.feeds import Feed
+from jaxpruner.checkpoints.orbax_errors import orbax_errors
 
 _FEED = '.feed'  # what the name of a feed's folder has behind the checkpoint's
 
@@ -61,6 +62,9 @@ class Checkpoints:
           progress: what belongs to the carries.
           carries: a pytree of arrays with a leading axis of cells, typed keys among them.
           feed: where batches come from, if not from the program.
+
+        Raises:
+          OSError: it cannot be written; the one before stays.
         """
         about = {**progress._asdict(), 'identity': self._identity, 'leaves': sorted(progress.snapshots)}
         del about['snapshots']
@@ -74,8 +78,13 @@ class Checkpoints:
         if feed is not None:  # before the checkpoint, whose own folder says that all is there
             _feed_folder(path).mkdir(parents=True)
             feed.save(_feed_folder(path))
-        with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
-            saved = ocp.args.PyTreeSave({name: tree for name, tree in arrays.items() if tree})
+        saved = ocp.args.PyTreeSave({name: tree for name, tree in arrays.items() if tree})
+        with (
+            orbax_errors(
+                f'{path}: the checkpoint cannot be written', 'free space there, or choose another --out', OSError
+            ),
+            ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer,
+        ):
             checkpointer.save(path, ocp.args.Composite(arrays=saved, about=ocp.args.JsonSave(about)))
         for old in older:
             _remove(old)
@@ -226,7 +235,10 @@ def _numbers(leaves: Sequence[Any]) -> dict[str, int]:
 
 def _restore(path: Path, **item: Any) -> Any:
     """One item of a checkpoint."""
-    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+    with (
+        orbax_errors('orbax cannot read it', 'its cells begin anew'),
+        ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer,
+    ):
         return checkpointer.restore(path, ocp.args.Composite(**item))[next(iter(item))]
 
 

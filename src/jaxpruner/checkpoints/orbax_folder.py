@@ -1,10 +1,6 @@
 """Reads orbax checkpoints one leaf at a time."""
 
 import contextlib
-import functools
-import gc
-import logging
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,10 +11,10 @@ import orbax.checkpoint as ocp
 
 from jaxpruner import tree as tree_lib
 from jaxpruner.checkpoints.base import Leaf
+from jaxpruner.checkpoints.orbax_errors import orbax_errors
 from jaxpruner.checkpoints.parts import Part
 
 _REMEDY = 'it is damaged or was copied in part; copy or save it anew'
-_LONGEST_REASON = 300  # letters
 
 
 class OrbaxFolder:
@@ -83,48 +79,10 @@ class OrbaxFolder:
 
 @contextlib.contextmanager
 def _orbax(path: Path, leaf: str = '') -> Iterator[Any]:
-    """A checkpointer whose errors are one line, and whose libraries do not print theirs."""
-    with _silenced():
-        try:
-            with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-                yield checkpointer
-        except Exception as error:  # whatever orbax and tensorstore raise for damaged files
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            what = f'{leaf}, which was saved here' if leaf else 'what was saved here'
-            raise ValueError(f'{path}: orbax cannot read {what}: {reason[:_LONGEST_REASON]}; {_REMEDY}') from error
-        finally:
-            gc.collect()  # so that futures that nobody waits for complain now
-
-
-@contextlib.contextmanager
-def _silenced() -> Iterator[None]:
-    """Keeps from stderr what orbax, asyncio and tensorstore's threads say of errors that are raised anyway."""
-    _silence_closed_loops()
-    loggers = [logging.getLogger(name) for name in ('absl', 'asyncio', 'orbax')]
-    for logger in loggers:
-        logger.addFilter(_is_critical)
-    try:
-        yield
-    finally:
-        for logger in loggers:
-            logger.removeFilter(_is_critical)
-
-
-def _is_critical(record: logging.LogRecord) -> bool:
-    return record.levelno >= logging.CRITICAL
-
-
-@functools.cache
-def _silence_closed_loops() -> None:
-    """After the first error tensorstore's threads still report to an event loop that has been closed.
-
-    They do so at any time afterwards, so that this stays as it is once set.
-    """
-    before = sys.unraisablehook
-
-    def hook(ignored: 'sys.UnraisableHookArgs') -> None:
-        is_of_a_closed_loop = isinstance(ignored.exc_value, RuntimeError) and 'loop is closed' in str(ignored.exc_value)
-        if not is_of_a_closed_loop:
-            before(ignored)
-
-    sys.unraisablehook = hook
+    """A checkpointer whose errors are one line."""
+    what = f'{leaf}, which was saved here' if leaf else 'what was saved here'
+    with (
+        orbax_errors(f'{path}: orbax cannot read {what}', _REMEDY),
+        ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer,
+    ):
+        yield checkpointer
