@@ -4,6 +4,7 @@ Models of other seeds differ, and so do places of the text: one interval is that
 other that of the mean over validation sequences (from the bootstrap, the losses of all seeds taken together).
 """
 
+import itertools
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,7 +55,7 @@ def _losses(folder: Path) -> dict[tuple[str, float], dict[int, np.ndarray]]:
 
 
 def pairs(recipe: Recipe) -> Iterator[Pair]:
-    """The expected order in each way to prune, then what OWL does to each algorithm."""
+    """The expected order in each way to prune, then what OWL does to each algorithm, per block and per leaf."""
     ways = variants(recipe)
     for variant in ways:
         for sparsity in variant.sparsities:
@@ -64,11 +65,16 @@ def pairs(recipe: Recipe) -> Iterator[Pair]:
                     continue
                 words = f'{first} than {second}, {share}{variant.title}'
                 yield Pair(words, (variant, first), (variant, second), sparsity)
-    unstructured, owl = ways[:2]
-    for sparsity in owl.sparsities:
-        for algorithm in ALGORITHMS:
-            words = f'{algorithm} with OWL than without, {100 * sparsity:.4g} %'
-            yield Pair(words, (owl, algorithm), (unstructured, algorithm), sparsity)
+    unstructured, owl, owl_leaf = ways[:3]
+    for better, worse, words in (
+        (owl, unstructured, 'with OWL than without'),
+        (owl_leaf, unstructured, 'with OWL per leaf than without'),
+        (owl, owl_leaf, 'with OWL per block than per leaf'),
+    ):
+        for sparsity, algorithm in itertools.product(better.sparsities, ALGORITHMS):
+            yield Pair(
+                f'{algorithm} {words}, {100 * sparsity:.4g} %', (better, algorithm), (worse, algorithm), sparsity
+            )
 
 
 def over_seeds(values: np.ndarray) -> tuple[float, float]:

@@ -29,7 +29,7 @@ class Variant(NamedTuple):
     title: str
     sparsity_type: Any
     sparsities: tuple[float, ...]
-    owl: bool = False
+    owl_per: str | None = None  # what has one sparsity with OWL, a 'block' or a 'leaf'; `None` is without OWL
     sequential: bool = False
 
     @property
@@ -44,14 +44,15 @@ class Variant(NamedTuple):
 
 
 def variants(recipe: Recipe) -> tuple[Variant, ...]:
-    """The ways of a recipe: unstructured without and with OWL, and N:M; with statistics taken at once or in turn."""
+    """The ways of a recipe: unstructured without OWL and with it, and N:M; with statistics taken at once or in turn."""
     task: Any = recipe.task
     n, m = map(int, task['n_by_m'].split(':'))
     unstructured = 'unstructured', task['sparsities']
     n_by_m = jaxpruner.NByM(n, m, axis='input'), (1 - n / m,)
     return (
         Variant('unstructured', 'unstructured', *unstructured),
-        Variant('owl', 'unstructured with OWL', *unstructured, owl=True),
+        Variant('owl', 'unstructured with OWL', *unstructured, owl_per='block'),
+        Variant('owl_leaf', 'unstructured with OWL per leaf', *unstructured, owl_per='leaf'),
         Variant('n_by_m', f'{n}:{m}', *n_by_m),
         Variant('sequential', 'unstructured, block by block', *unstructured, sequential=True),
         Variant('sequential_n_by_m', f'{n}:{m}, block by block', *n_by_m, sequential=True),
@@ -121,7 +122,9 @@ class Pruning:
         if algorithm == DENSE:
             return self.params, {}, 0.0
         layer_sparsities = None
-        if algorithm == 'magnitude' and variant.owl:  # which looks at no inputs: it gets the sparsities of the others
+        if (
+            algorithm == 'magnitude' and variant.owl_per
+        ):  # which looks at no inputs: it gets the sparsities of the others
             layer_sparsities = self.prune(variant, 'wanda', sparsity)[1]
         pruner = jaxpruner.create_updater_from_config(
             {
@@ -129,7 +132,8 @@ class Pruning:
                 'sparsity': sparsity,
                 'sparsity_type': uses.with_input_axes({PRUNED: variant.sparsity_type, '*': None}, self.graph),
                 'custom_sparsity_map': layer_sparsities,
-                'owl': variant.owl,
+                'owl': variant.owl_per is not None,
+                'owl_per': variant.owl_per,
                 'sequential': variant.sequential,
                 'blocks': self.blocks if variant.sequential else None,
             }

@@ -85,8 +85,9 @@ def test_every_way_has_a_result(finished):
         assert error == 0 if algorithm == DENSE else 0 < error < 1
     assert cells['n_by_m', 'sparsegpt', 0.5].metrics[OUTPUT_ERROR] < cells['n_by_m', 'wanda', 0.5].metrics[OUTPUT_ERROR]
     for sparsity in SMALL.task['sparsities']:
-        assert cells['owl', 'magnitude', sparsity].layers == cells['owl', 'wanda', sparsity].layers
-        assert len(set(cells['owl', 'wanda', sparsity].layers.values())) > 1
+        assert cells['owl_leaf', 'magnitude', sparsity].layers == cells['owl_leaf', 'wanda', sparsity].layers
+        assert len(set(cells['owl_leaf', 'wanda', sparsity].layers.values())) > 1
+        assert len({round(share, 2) for share in cells['owl', 'wanda', sparsity].layers.values()}) == 1  # one block
 
 
 def test_table_differences_and_plot_are_written_and_printed(finished, capsys, monkeypatch):
@@ -96,7 +97,7 @@ def test_table_differences_and_plot_are_written_and_printed(finished, capsys, mo
     for name in ('table.md', 'errors.md', 'differences.md'):
         assert (finished / name).read_text() in printed
     assert '| 2:4 (pydoc): loss ↓' in printed
-    assert len(re.findall(r'^\| .* \| -?[\d.]+ \| -inf to inf \| .* \| 1 \|$', printed, re.MULTILINE)) == 21
+    assert len(re.findall(r'^\| .* \| -?[\d.]+ \| -inf to inf \| .* \| 1 \|$', printed, re.MULTILINE)) == 41
     assert (finished / 'sparsity.png').read_bytes().startswith(b'\x89PNG')
 
 

@@ -44,8 +44,27 @@ def ria(weights, inputs, power=0.5):
     return importance * np.linalg.norm(inputs, axis=0)[:, None] ** power
 
 
-def sparsegpt(weights, inputs, sparsity, n_by_m=None, per='layer', block=128, damping=0.01):
-    """One input after another, each error told to all later inputs at once."""
+def owl(blocks, sparsity, multiple=5.0, deviation=0.08):
+    """The sparsity of each block, of blocks of one size: as the published code has it.
+
+    Args:
+      blocks: for each block its matrices and their inputs, `[(weights, inputs), …]`.
+      sparsity: the mean.
+      multiple: M.
+      deviation: lambda.
+    """
+    shares = []
+    for matrices in blocks:
+        scores = [np.abs(weights) * np.sqrt((inputs**2).mean(0))[:, None] for weights, inputs in matrices]
+        flat = np.concatenate([score.ravel() for score in scores])
+        shares.append((flat > multiple * flat.mean()).mean())
+    shares = np.array(shares)
+    kept = (shares - shares.min()) * (1 / (shares.max() - shares.min()) * deviation * 2)
+    return 1 - (kept - kept.mean() + (1 - sparsity))
+
+
+def sparsegpt(weights, inputs, sparsity, n_by_m=None, per='layer', block=128, damping=0.01, given=None):
+    """One input after another, each error told to all later inputs at once; `given` is a mask that is known."""
     weights = weights.astype(np.float64).copy()
     hessian = inputs.astype(np.float64).T @ inputs
     size = len(weights)
@@ -55,11 +74,11 @@ def sparsegpt(weights, inputs, sparsity, n_by_m=None, per='layer', block=128, da
     hessian += damping * mean * np.eye(size)
     upper = np.linalg.cholesky(np.linalg.inv(hessian)).T
     diagonal = np.where(dead, np.inf, np.diag(upper))[:, None]  # their weights cost nothing
-    mask = np.ones(weights.shape, bool)
+    mask = np.ones(weights.shape, bool) if given is None else np.array(given, bool)
     kept = 0
     for start in range(0, size, block):
         rows = slice(start, min(start + block, size))
-        if not n_by_m:
+        if not n_by_m and given is None:
             unit = weights.shape[1] if per == 'layer' else 1
             count = number_kept(rows.stop * unit, sparsity) - kept
             kept += count
@@ -69,7 +88,7 @@ def sparsegpt(weights, inputs, sparsity, n_by_m=None, per='layer', block=128, da
             else:
                 mask[rows] = np.stack([keep_best(column, count) for column in costs.T], 1)
         for i in range(rows.start, rows.stop):
-            if n_by_m and i % n_by_m[1] == 0:
+            if n_by_m and given is None and i % n_by_m[1] == 0:
                 group = slice(i, i + n_by_m[1])
                 mask[group] = keep_n_of_m(weights[group] ** 2 / diagonal[group] ** 2, *n_by_m)
             error = np.where(mask[i], 0, weights[i]) / upper[i, i]

@@ -162,10 +162,11 @@ def test_leaves_that_are_put_beside_each_other_are_pruned_as_if_alone(algorithm)
     assert found[1]['gate']['kernel'].sum() == 16
 
 
-def test_owl_gives_each_layer_its_own_sparsity(calibration, samples):
+def test_owl_gives_each_leaf_its_own_sparsity(calibration, samples):
     pruner = Wanda(
         sparsity_distribution_fn=lambda params: dict.fromkeys(params, None) | {'stack': 0.5, 'out': 0.7},
         owl=True,
+        owl_per='leaf',
         owl_multiple=1.5,
     )
     _, masks = pruner.instant_sparsify(model.PARAMS, calibration=calibration)
@@ -223,6 +224,7 @@ BAD = [
     ),
     (lambda: Wanda(sparsity_type=Block((2, 2))), TypeError, 'calibrated pruning is unstructured or N:M, got Block'),
     (lambda: Wanda(sparsity_type='2:4', owl=True), ValueError, 'owl=True chooses sparsities, which NByM'),
+    (lambda: Wanda(owl=True, owl_per='layer'), ValueError, "owl_per must be .* got 'layer'"),
     (lambda: RIA(per='row'), ValueError, "per must be .* got 'row'"),
     (lambda: Wanda(topk_fn=jnp.abs), ValueError, 'Wanda ranks weights itself and takes no topk_fn'),
     (lambda: SparseGPT(damping=-1.0), ValueError, 'damping must be a finite number from 0 up, got -1.0'),
@@ -231,7 +233,7 @@ BAD = [
 ]
 
 
-@pytest.mark.filterwarnings('ignore:.*Gram matrix could not be decomposed')
+@pytest.mark.filterwarnings('ignore:.*Gram matrices could not be decomposed')
 @pytest.mark.parametrize(('call', 'error', 'message'), BAD)
 def test_bad_calls(call, error, message):
     with pytest.raises(error, match=message):
@@ -241,7 +243,7 @@ def test_bad_calls(call, error, message):
 def test_few_samples_and_more_damping_are_warned_of():
     with pytest.warns(UserWarning, match=r'samples are fewer than inputs.*: w \(2 samples, 6 inputs\); .* 3 times'):
         jaxpruner.prune(PARAMS, 0.5, 'wanda', apply_fn=linear, batches=[X[0][:2]])
-    with pytest.warns(UserWarning, match=r'w: its Gram matrix could not be decomposed with damping 0.0, and'):
+    with pytest.warns(UserWarning, match=r'Gram matrices could not be decomposed with damping 0.0: w \('):
         jaxpruner.prune(PARAMS, 0.5, 'sparsegpt', apply_fn=linear, batches=[jnp.ones((9, 6))], damping=0.0)
 
 

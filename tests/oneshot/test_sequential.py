@@ -112,7 +112,7 @@ def by_length(params, x):
 
 SQUARE = {'a': jnp.ones((8, 8)), 'b': jnp.ones((8, 8))}
 BAD = [
-    ({'blocks': ['a']}, {}, ValueError, 'blocks are pruned one after another with sequential=True alone'),
+    ({'blocks': ['a']}, {}, ValueError, 'blocks are for sequential=True, or for owl=True per block'),
     ({'blocks': 'a', 'sequential': True}, {}, TypeError, "blocks must be a list with a glob .* got 'a'"),
     ({'blocks': [3], 'sequential': True}, {}, TypeError, r'blocks must be a list .* got \[3\]'),
     ({'blocks': ['a', ['c']], 'sequential': True}, {}, ValueError, "blocks: 'c' matches no parameter"),

@@ -55,7 +55,7 @@ def find_blocks(observed: Observed, program: Steps, blocks: Sequence[Names] | No
     """
     together: dict[tuple[int | None, int, int], list[int]] = {}
     for number, part in enumerate(observed.parts):
-        scan, named = program.scan_of(part.matrices.uses), _block_of(part.path, blocks or ())
+        scan, named = program.scan_of(part.matrices.uses), block_of(part.path, blocks or ())
         alone = part.value if named is None and scan is None else -1
         together.setdefault((scan, -1 if named is None else named, alone), []).append(number)
     ordered = []
@@ -73,7 +73,16 @@ def find_blocks(observed: Observed, program: Steps, blocks: Sequence[Names] | No
     return [block for _, block in sorted(ordered, key=lambda pair: pair[0])]
 
 
-def _block_of(path: tree_lib.Path, blocks: Sequence[Names]) -> int | None:
+def block_of(path: tree_lib.Path, blocks: Sequence[Names]) -> int | None:
+    """The number of the first block that names a leaf, `None` if none does.
+
+    Args:
+      path: the leaf's.
+      blocks: globs or paths for each block.
+
+    >>> block_of(('layer_1', 'w'), ['layer_0/*', ('layer_1/*', 'head')])
+    1
+    """
     for number, names in enumerate(blocks):
         if any(tree_lib.matches(name, path) for name in ((names,) if isinstance(names, str) else names)):
             return number

@@ -1,37 +1,34 @@
 """The base of pruners that calibrate a model on some batches, then prune it once."""
 
 import dataclasses
-import functools
-import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar, NamedTuple, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from jaxpruner import base_updater, caller_warnings, mask_calculator, sparsity_types, targets
 from jaxpruner import tree as tree_lib
-from jaxpruner.oneshot import matrix_masks, matrix_scores, owl
+from jaxpruner.oneshot import given_masks, matrix_masks, owl_blocks
 from jaxpruner.oneshot.batches import as_inputs, check_inputs, first_batch
 from jaxpruner.oneshot.blocks import Names
-from jaxpruner.oneshot.calibration import CalibratedMatrices, Calibration, calibrate
-from jaxpruner.oneshot.followed_leaves import choose_leaves, follow_leaves, ignore_vectors
-from jaxpruner.oneshot.input_statistics import (
-    InputStatistics,
-    TooFewSamples,
-    check_statistics,
-    too_few_samples,
-    warn_of_few_samples,
+from jaxpruner.oneshot.calibration import Calibration, calibrate
+from jaxpruner.oneshot.followed_leaves import (
+    FollowedLeaves,
+    check_used,
+    choose_leaves,
+    follow_leaves,
+    ignore_vectors,
+    warn_of_unclear,
 )
-from jaxpruner.oneshot.jobs import Job, of_layer, one_by_one, take_job
+from jaxpruner.oneshot.input_statistics import InputStatistics
 from jaxpruner.oneshot.named_leaves import names_of
 from jaxpruner.oneshot.pruned_leaves import PrunedLeaves
-from jaxpruner.oneshot.sequential import SequentialCalibration
-from jaxpruner.oneshot.weight_matrices import WeightMatrices
-from jaxpruner.progress import progress_bar
+from jaxpruner.oneshot.pruning_run import PruningRun, Selected
 from jaxpruner.uses import UseGraph, param_uses
+
+_ANY_TYPE = sparsity_types.Unstructured()
 
 
 @dataclasses.dataclass
@@ -43,13 +40,16 @@ class CalibratedPruning(base_updater.BaseUpdater):
 
     Attributes:
       per: what is ranked together where unstructured: the inputs of one `'output'`, or a `'layer'`.
-      owl: layers with many outliers stay denser; the mean over all leaves stays what the distribution says.
-      owl_multiple: an outlier exceeds this multiple of the mean score of its layer.
-      owl_deviation: how far a layer's sparsity may be from the mean.
+      owl: blocks with many outliers stay denser; the mean over all weights stays what the distribution says.
+      owl_per: what has one sparsity with OWL: a `'block'` (all matrices of a transformer's layer, as published), or a
+        `'leaf'` (each matrix of a stack).
+      owl_multiple: an outlier exceeds this multiple of the mean score of its block.
+      owl_deviation: how far a block's sparsity may be from the mean.
       sequential: statistics of a block are taken when the blocks before it have been pruned, so that only its own take
         memory. Each block is run twice; all batches are held, as they are at the boundary of the block.
-      blocks: which leaves make a block if sequential: a glob or a list of globs for each, such as `['layer_0/*',
-        'layer_1/*']`. Of other leaves those make a block that meet the same value, or stand in the same trip of a scan.
+      blocks: which leaves make a block: a glob or a list of globs for each, such as `['layer_0/*', 'layer_1/*']`. Of
+        other leaves those make a block that stand in the same trip of a scan; of the rest it is those that meet the
+        same value if sequential, and for OWL those whose paths begin alike up to a part that is numbered.
 
     Raises:
       TypeError, ValueError: a setting is wrong.
@@ -62,6 +62,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
 
     per: str = 'output'
     owl: bool = False
+    owl_per: str = 'block'
     owl_multiple: float = 5.0
     owl_deviation: float = 0.08
     sequential: bool = False
@@ -69,8 +70,8 @@ class CalibratedPruning(base_updater.BaseUpdater):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.blocks is not None and not self.sequential:
-            raise ValueError('blocks are pruned one after another with sequential=True alone; set it, or no blocks')
+        if self.blocks is not None and not (self.sequential or (self.owl and self.owl_per == 'block')):
+            raise ValueError('blocks are for sequential=True, or for owl=True per block; set one of them, or no blocks')
         if mask_calculator.own_topk_fn(self.topk_fn) is not None:
             raise ValueError(f'{type(self).__name__} ranks weights itself and takes no topk_fn, got {self.topk_fn!r}')
 
@@ -117,6 +118,38 @@ class CalibratedPruning(base_updater.BaseUpdater):
         """
         raise NotImplementedError(f'{type(self).__name__} must define prune_matrices')
 
+    def reconstruct_matrices(
+        self, weights: jax.Array, statistics: Any, mask: jax.Array
+    ) -> tuple[jax.Array | None, jax.Array]:
+        """Changes the weights that a mask from elsewhere keeps, to make up for the others; SparseGPT alone does.
+
+        Args:
+          weights: `[..., inputs, outputs]`.
+          statistics: of their inputs, as `prepare` returns them.
+          mask: in the weights' shape.
+
+        Returns:
+          New weights, and the mask.
+        """
+        raise NotImplementedError(f'{type(self).__name__} must define reconstruct_matrices')
+
+    def doubt(self, prepared: Any, where: str) -> str | None:
+        """What a warning says of a leaf's statistics, `None` for nothing.
+
+        Args:
+          prepared: as `prepare` returned them.
+          where: the leaf's path.
+        """
+        del prepared, where
+
+    def warn_of_doubts(self, doubts: Sequence[str]) -> None:
+        """One warning of all doubts.
+
+        Args:
+          doubts: at the end, as `doubt` returned them.
+        """
+        del doubts
+
     def instant_sparsify(
         self,
         params: tree_lib.PyTree,
@@ -125,6 +158,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
         apply_fn: Callable[..., Any] | None = None,
         batches: Iterable[Any] | None = None,
         calibration: Calibration | None = None,
+        masks: tree_lib.PyTree | None = None,
         progress: bool = True,
         donate: bool = False,
         **extra_args: Any,
@@ -137,6 +171,8 @@ class CalibratedPruning(base_updater.BaseUpdater):
           apply_fn: `(params, *inputs) -> results`, the model.
           batches: any iterable of batches: a tuple holds the inputs, anything else is the only input.
           calibration: statistics from `calibrate` with the same model and parameters, instead of the two.
+          masks: from elsewhere, 0/1 in the parameters' shapes, `None` where dense. SparseGPT changes the weights that
+            they keep; sparsities and types are not looked at.
           progress: show a progress bar, if stderr is a terminal and rich is installed.
           donate: change the parameters in place, where there is no memory for another copy: the arrays of `params` that
             are pruned can no longer be used, not even after an error.
@@ -150,14 +186,19 @@ class CalibratedPruning(base_updater.BaseUpdater):
           UnsupportedPrimitive: a selected leaf goes through an operation that is not understood.
         """
         del grads, extra_args
-        selected = self._selected(params)
+        if masks is not None:
+            self._check_reconstructs()
+            given = given_masks.check_masks(params, masks)
+            selected = {path: Selected(0.0, _ANY_TYPE, mask.astype(jnp.float32)) for path, mask in given.items()}
+        else:
+            given, selected = {}, self._selected(params)
         if calibration is not None and self.sequential:
             raise ValueError('sequential=True takes statistics as it goes; give apply_fn and batches alone')
         pruned = PrunedLeaves(params, donate)
         if calibration is not None:
-            selected = self._with_statistics(calibration, selected)
-            self._prune_at_once(pruned, calibration, selected, donate=False)
-            return pruned.params, pruned.masks
+            run = PruningRun(self, pruned, self._with_statistics(calibration, selected))
+            run.prune_at_once(calibration, donate=False)
+            return self._result(pruned, given)
         if apply_fn is None or batches is None:
             raise ValueError(
                 f'{type(self).__name__} looks at the inputs of each layer; give instant_sparsify the model and data: '
@@ -165,13 +206,13 @@ class CalibratedPruning(base_updater.BaseUpdater):
             )
         first, batches = first_batch(batches)
         check_inputs(apply_fn, first)
-        selected = self._followed(param_uses(apply_fn, params, *as_inputs(first)), selected)
+        run = PruningRun(self, pruned, self._followed(param_uses(apply_fn, params, *as_inputs(first)), selected))
         if self.sequential:
-            self._prune_in_blocks(pruned, apply_fn, list(batches), selected, progress)
+            run.prune_in_blocks(apply_fn, list(batches), progress)
         else:
-            calibration = calibrate(apply_fn, params, batches, self.kind, list(selected), progress)
-            self._prune_at_once(pruned, calibration, selected, donate=True)
-        return pruned.params, pruned.masks
+            only = list(run.selected)
+            run.prune_at_once(calibrate(apply_fn, params, batches, self.kind, only, progress), donate=True)
+        return self._result(pruned, given)
 
     def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
         """The target of each leaf; whether its sparsity type fits is seen when it is known how the leaf is used."""
@@ -193,29 +234,48 @@ class CalibratedPruning(base_updater.BaseUpdater):
             'batches=…), then FixedMask(masks).wrap_optax(tx) to fine-tune'
         )
 
-    def _selected(self, params: tree_lib.PyTree) -> dict[tree_lib.Path, '_Selected']:
+    def _selected(self, params: tree_lib.PyTree) -> dict[tree_lib.Path, Selected]:
         sparsities = self.get_target_sparsities(params)
         paths, leaves, treedef = tree_lib.flatten_with_paths(params)
         for names in self.blocks or ():
             tree_lib.check_names((names,) if isinstance(names, str) else names, paths, 'blocks')
         rows = zip(paths, tree_lib.leaves_like(treedef, sparsities), self._leaf_types(paths, leaves), strict=True)
-        return {path: _Selected(sparsity, kind) for path, sparsity, kind in rows if sparsity is not None}
+        return {path: Selected(sparsity, kind) for path, sparsity, kind in rows if sparsity is not None}
 
-    def _followed(self, graph: UseGraph, selected: dict[Any, '_Selected']) -> dict[Any, '_Selected']:
+    def _followed(self, graph: UseGraph, selected: dict[Any, Selected]) -> dict[Any, Selected]:
         """Those leaves that can be pruned; what does not fit is said before anything is computed."""
-        followed = follow_leaves(graph, selected)
+        chosen = self._choose(follow_leaves(graph, selected), selected)
+        return {path: selected[path] for path in chosen}
+
+    def _choose(self, followed: FollowedLeaves, selected: dict[Any, Selected]) -> list[tree_lib.Path]:
+        if any(leaf.mask is not None for leaf in selected.values()):
+            check_used(followed, type(self).__name__)
+            warn_of_unclear(followed.unclear, 'are masked, and nothing makes up for what they lose')
+            return list(followed.matrices)
         chosen = choose_leaves(followed, names_of(self), type(self).__name__)
         for path in chosen:
             for matrices in followed.matrices[path]:
-                self._check(path, matrices, selected[path].kind)
-        return {path: selected[path] for path in chosen}
+                selected[path].check(path, matrices)
+        return chosen
 
-    def _with_statistics(self, calibration: Calibration, selected: dict[Any, '_Selected']) -> dict[Any, '_Selected']:
+    def _check_reconstructs(self) -> None:
+        if type(self).reconstruct_matrices is CalibratedPruning.reconstruct_matrices:
+            raise ValueError(
+                f'{type(self).__name__} changes no weight that stays, so that masks=… would merely be applied: choose '
+                'sparsegpt, or jaxpruner.FixedMask(masks)'
+            )
+        if self.owl:
+            raise ValueError('owl=True chooses sparsities, which masks=… have already; leave one out')
+
+    def _result(self, pruned: PrunedLeaves, given: dict[Any, jax.Array]) -> tuple[tree_lib.PyTree, tree_lib.PyTree]:
+        return given_masks.apply_masks(pruned.params, given) if given else (pruned.params, pruned.masks)
+
+    def _with_statistics(self, calibration: Calibration, selected: dict[Any, Selected]) -> dict[Any, Selected]:
         """Those leaves of which statistics are given; says of others why they stay dense."""
         followed = getattr(calibration, 'followed', None)
         chosen = [path for path in selected if path in calibration]
         if followed is not None:
-            chosen = choose_leaves(followed.among(selected), names_of(self), type(self).__name__)
+            chosen = self._choose(followed.among(selected), selected)
         known = {*chosen, *(followed.paths if followed is not None else ())}
         missing = [tree_lib.path_string(path) for path in selected if path not in known]
         if missing:
@@ -224,105 +284,3 @@ class CalibratedPruning(base_updater.BaseUpdater):
                 'without only=…, or leave them out of sparsity_distribution_fn'
             )
         return {path: selected[path] for path in chosen}
-
-    def _prune_at_once(
-        self, pruned: PrunedLeaves, calibration: Calibration, selected: dict[Any, '_Selected'], donate: bool
-    ) -> None:
-        """All leaves by statistics of the dense model."""
-        chosen = [(path, entry) for path in selected for entry in calibration[path]]
-        lacking = self._check_statistics([(path, *entry) for path, entry in chosen], selected)
-        warn_of_few_samples(lacking)
-        each = self._sparsities(pruned, chosen, selected)
-        jobs = [Job(path, *entry, sparsity) for (path, entry), sparsity in zip(chosen, each, strict=True)]
-        del calibration, chosen  # statistics are freed one after another
-        self._prune(pruned, jobs, selected, donate)
-
-    def _prune_in_blocks(
-        self, pruned: PrunedLeaves, apply_fn: Any, batches: list[Any], selected: dict[Any, '_Selected'], progress: bool
-    ) -> None:
-        """Each block when those before it are pruned."""
-        run = SequentialCalibration(apply_fn, pruned.params, batches, self.kind, list(selected), self.blocks)
-        for part in run.parts:
-            self._check(part.path, part.matrices, selected[part.path].kind)
-        each = [selected[part.path].sparsity for part in run.parts]
-        if self.owl:
-            whole = calibrate(apply_fn, pruned.params, batches, 'second_moment', list(selected), progress)
-            each = self._sparsities(pruned, [(path, entry) for path in whole for entry in whole[path]], selected)
-        total, done = len(run.blocks) * len(batches), itertools.count(1)
-        lacking: list[TooFewSamples] = []
-        del batches  # they go on as what they become
-        with progress_bar(total, progress) as show:
-            for number, block in enumerate(run.blocks):
-                name = f'block {number + 1} of {len(run.blocks)}'
-                taken = run.take(number, pruned.params, lambda arrays, name=name: show(name, next(done), arrays))
-                entries = [(*part[:2], statistics) for part, statistics in taken]
-                lacking += self._check_statistics(entries, selected, block.layer)
-                jobs = [
-                    Job(*part[:2], statistics, of_layer(each[i], block.layer), block.layer)
-                    for i, (part, statistics) in zip(block.parts, taken, strict=True)
-                ]
-                del taken, entries
-                self._prune(pruned, jobs, selected, donate=True)
-        warn_of_few_samples(lacking)
-
-    def _check_statistics(
-        self, taken: list[tuple[Any, ...]], selected: dict[Any, '_Selected'], layer: int | None = None
-    ) -> list[TooFewSamples]:
-        """Refuses statistics that do not fit; returns the leaves with too few samples."""
-        lacking = []
-        for path, matrices, statistics in taken:
-            self._check(path, matrices, selected[path].kind)
-            where, shape = tree_lib.path_string(path), matrices.layout.matrices_shape[0 if layer is None else 1 :]
-            check_statistics(statistics, shape, where, self.kind == 'gram')
-            lacking.append(too_few_samples(statistics, shape, where))
-        return [leaf for leaf in lacking if leaf is not None]
-
-    def _prune(self, pruned: PrunedLeaves, jobs: list[Job], selected: dict[Any, '_Selected'], donate: bool) -> None:
-        # Beside statistics that stay there is what is made of a layer's, and no more.
-        prepare = functools.partial(self.prepare, donate=True) if donate else None
-        while jobs:
-            for path, matrices, statistics, sparsity, layer, prepared in one_by_one(take_job(jobs, prepare), pruned):
-                if not prepared:
-                    statistics = self.prepare(statistics, donate=False)
-                weights, where = pruned.read(path, matrices, layer), tree_lib.path_string(path)
-                if layer is not None:
-                    where = f'{where}, layer {layer}'
-                sparsity, kind = jnp.asarray(sparsity, jnp.float32), selected[path].kind
-                new, kept = self.prune_matrices(weights, statistics, sparsity, kind, where)
-                del weights, statistics  # before more memory is taken
-                pruned.replace(path, matrices, new, kept, layer)
-
-    def _check(self, path: tree_lib.Path, matrices: WeightMatrices, kind: Any) -> None:
-        matrix_masks.check_matrix_type(kind, matrices.layout.matrices_shape, tree_lib.path_string(path))
-
-    def _sparsities(
-        self,
-        pruned: PrunedLeaves,
-        chosen: list[tuple[tree_lib.Path, CalibratedMatrices]],
-        selected: dict[Any, '_Selected'],
-    ) -> list[Any]:
-        """One for each of the chosen, or with OWL one for each of their matrices."""
-        each = [selected[path].sparsity for path, _ in chosen]
-        if not self.owl or not chosen:
-            return each
-        shares, sizes, means = [], [], []
-        for (path, entry), sparsity in zip(chosen, each, strict=True):
-            weights = pruned.read(path, entry.matrices)
-            scores = matrix_scores.wanda_scores(weights, entry.statistics.second_moment)
-            shares.append(owl.outlier_shares(scores, self.owl_multiple))
-            sizes += [scores.size // shares[-1].size] * shares[-1].size
-            means += [float(sparsity)] * shares[-1].size
-        flat = jnp.concatenate([share.ravel() for share in shares]).tolist()
-        sparsities = owl.owl_sparsities(flat, sizes, float(np.average(means, weights=sizes)), self.owl_deviation)
-        ends = itertools.accumulate(share.size for share in shares)
-        return [
-            jnp.asarray(sparsities[end - share.size : end], jnp.float32).reshape(share.shape)
-            for end, share in zip(ends, shares, strict=True)
-        ]
-
-
-class _Selected(NamedTuple):
-    """A leaf that is to be pruned."""
-
-    sparsity: Any
-    kind: sparsity_types.SparsityType

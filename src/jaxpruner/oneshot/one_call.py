@@ -33,6 +33,7 @@ def prune(
     apply_fn: Callable[..., Any] | None = None,
     loss_fn: Callable[..., Any] | None = None,
     batches: Iterable[Any] | None = None,
+    masks: tree_lib.PyTree | None = None,
     progress: bool = True,
     donate: bool = False,
     **settings: Any,
@@ -55,6 +56,8 @@ def prune(
       loss_fn: `(params, *inputs) -> scalar`; for snip and grasp.
       batches: an iterable of inputs, for all that take one of the two: a tuple holds them, anything else is the only
         one. Algorithms that look at weights alone read the first one's shapes.
+      masks: for sparsegpt alone: masks from elsewhere, 0/1 in the parameters' shapes, `None` where dense. The weights
+        that they keep make up for the others; a sparsity is not wanted then.
       progress: those show a progress bar, if stderr is a terminal and rich is installed.
       donate: wanda, ria and sparsegpt change the parameters in place, where there is no memory for another copy: the
         arrays of `params` that are pruned can no longer be used, not even after an error.
@@ -74,8 +77,12 @@ def prune(
     >>> prune(params, {'a': 0.5})[1]
     {'a': Array([[0, 1]], dtype=uint8), 'b': None}
     """
-    config = {'algorithm': algorithm, **_sparsity_keys(sparsity, settings), **settings}
-    updater = api.create_updater_from_config(config)
+    if masks is not None and sparsity is not None:
+        raise ValueError('masks say which weights go: leave the sparsity out')
+    own = {} if masks is not None else _sparsity_keys(sparsity, settings)
+    updater = api.create_updater_from_config({'algorithm': algorithm, **own, **settings})
+    if masks is not None and not isinstance(updater, CalibratedPruning):
+        raise ValueError(f'{algorithm!r} makes masks of its own: leave masks out, or choose sparsegpt')
     if donate and not isinstance(updater, CalibratedPruning):
         raise ValueError(f'{algorithm!r} makes a copy: leave donate out, or choose wanda, ria or sparsegpt')
     if isinstance(updater, PruningAtInitialization):
@@ -83,7 +90,8 @@ def prune(
     if loss_fn is not None:
         raise ValueError(f'{algorithm!r} looks at no loss: leave loss_fn out, or choose snip or grasp')
     if isinstance(updater, CalibratedPruning):
-        return updater.instant_sparsify(params, apply_fn=apply_fn, batches=batches, progress=progress, donate=donate)
+        given = {'apply_fn': apply_fn, 'batches': batches, 'masks': masks}
+        return updater.instant_sparsify(params, progress=progress, donate=donate, **given)
     if apply_fn is None and batches is None:
         return updater.instant_sparsify(params)
     if apply_fn is None or batches is None:

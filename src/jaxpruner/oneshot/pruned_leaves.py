@@ -57,15 +57,22 @@ class PrunedLeaves:
         divided = sharding is not None and sharding.shard_shape(leaf.shape)[:1] != leaf.shape[:1]
         return not divided and matrices.of_one_layer() is not None
 
-    def read(self, path: tree_lib.Path, matrices: WeightMatrices, layer: int | None = None) -> jax.Array:
+    def read(
+        self,
+        path: tree_lib.Path,
+        matrices: WeightMatrices,
+        layer: int | None = None,
+        other: jax.Array | None = None,
+    ) -> jax.Array:
         """Weight matrices of a leaf, as they are now.
 
         Args:
           path: the leaf's.
           matrices: which of its matrices.
           layer: the number of one layer of a stack, for its matrices alone.
+          other: an array of the leaf's shape to read instead, such as its mask.
         """
-        leaf = self._leaves[path]
+        leaf = self._leaves[path] if other is None else other
         if layer is None and not has_explicit_axes(leaf):
             return matrices.read(leaf)  # no copy, where nothing is moved
         return self._functions(matrices, leaf)[0](leaf, layer)

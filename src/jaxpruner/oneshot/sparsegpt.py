@@ -1,15 +1,17 @@
 """SparseGPT: weights are removed input by input, and the others are changed to make up for it."""
 
 import dataclasses
-import warnings
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
+from jaxpruner import caller_warnings
 from jaxpruner.oneshot.calibrated_pruning import CalibratedPruning
 from jaxpruner.oneshot.cholesky import flipped_cholesky
-from jaxpruner.oneshot.sparsegpt_matrices import prune_by_factors
+from jaxpruner.oneshot.sparsegpt_matrices import BLOCK_SIZE, prune_by_factors
+
+_MOST_NAMED = 5  # leaves in a warning
 
 decompose_in_place = jax.jit(flipped_cholesky, donate_argnums=0)
 
@@ -21,6 +23,11 @@ class SparseGPT(CalibratedPruning):
     Attributes:
       damping: what is added to a Gram matrix's diagonal, as a share of its mean; ten times as much where that is not
         enough, with a warning.
+      block_size: inputs among which unstructured weights are ranked together, 128 as published; a smaller one spreads
+        what is pruned more evenly, a larger one leaves more choice.
+
+    With `masks` from elsewhere (`instant_sparsify(params, masks=masks, apply_fn=…, batches=…)`) the weights that they
+    keep are changed in the same way.
 
     Raises:
       ValueError: a setting is wrong.
@@ -37,6 +44,7 @@ class SparseGPT(CalibratedPruning):
 
     per: str = 'layer'
     damping: float = 0.01
+    block_size: int = BLOCK_SIZE
 
     def prepare(self, statistics, donate):
         """The factors of the Gram matrices, in their place if they are given away."""
@@ -44,13 +52,25 @@ class SparseGPT(CalibratedPruning):
 
     def prune_matrices(self, weights, statistics, sparsity, sparsity_type, where):
         """New weights and the mask; `statistics` are the factors that `prepare` made."""
-        pruned = prune_by_factors(weights, statistics, sparsity, sparsity_type, self.per)
-        most = float(jnp.max(pruned.damping, initial=0))
-        if most > self.damping * 1.001:
-            warnings.warn(
-                f'{where}: its Gram matrix could not be decomposed with damping {self.damping}, and {most:.2g} was '
-                'used; calibrate with more samples, or set damping',
-                UserWarning,
-                stacklevel=4,
-            )
+        del where
+        pruned = prune_by_factors(weights, statistics, sparsity, sparsity_type, self.per, block_size=self.block_size)
         return pruned.weights, pruned.mask
+
+    def reconstruct_matrices(self, weights, statistics, mask):
+        """New weights under a mask from elsewhere."""
+        pruned = prune_by_factors(weights, statistics, jnp.float32(0), block_size=self.block_size, mask=mask)
+        return pruned.weights, pruned.mask
+
+    def doubt(self, prepared, where):
+        """The leaf, where its Gram matrix needed more damping."""
+        most = float(jnp.max(prepared.damping, initial=0))
+        return f'{where} ({most:.2g} was used)' if most > self.damping * 1.001 else None
+
+    def warn_of_doubts(self, doubts):
+        """One warning for all Gram matrices."""
+        if doubts:
+            more = f' and {len(doubts) - _MOST_NAMED} more' if len(doubts) > _MOST_NAMED else ''
+            caller_warnings.warn(
+                f'Gram matrices could not be decomposed with damping {self.damping}: {", ".join(doubts[:_MOST_NAMED])}'
+                f'{more}; calibrate with more samples, or set damping'
+            )

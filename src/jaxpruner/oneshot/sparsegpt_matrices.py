@@ -11,7 +11,7 @@ from jax import lax
 from jaxpruner import n_by_m, selection, sparsity_types
 from jaxpruner.oneshot import cholesky, matrix_masks
 
-_BLOCK = 128  # inputs whose weights are chosen together, as in the paper
+BLOCK_SIZE = 128  # inputs whose weights are chosen together, as in the paper
 _PART = 16  # inputs that are gone through before the rest of a block is told
 
 
@@ -32,7 +32,7 @@ class PrunedMatrices(NamedTuple):
     damping: jax.Array
 
 
-@functools.partial(jax.jit, static_argnames=('sparsity_type', 'per'))
+@functools.partial(jax.jit, static_argnames=('sparsity_type', 'per', 'block_size'))
 def prune_by_sparsegpt(
     weights: jax.Array,
     gram: jax.Array,
@@ -40,13 +40,17 @@ def prune_by_sparsegpt(
     sparsity_type: sparsity_types.SparsityType = sparsity_types.Unstructured(),
     per: str = 'layer',
     damping: Any = 0.01,
+    *,
+    block_size: int = BLOCK_SIZE,
+    mask: jax.Array | None = None,
 ) -> PrunedMatrices:
     r"""Prunes weight matrices so that their outputs change little.
 
     With $U$ the upper Cholesky factor of the inverse of the damped Gram matrix, the inputs are gone through in order:
     removing weight $j$ of input $i$ costs $w_{ij}^2 / U_{ii}^2$, and changes those of each later input $k$ by $-w_{ij}
-    U_{ik} / U_{ii}$. Which weights go is decided for 128 inputs at a time, in N:M for each group. From Frantar and
-    Alistarh, "SparseGPT: Massive Language Models Can Be Accurately Pruned in One-Shot", 2023.
+    U_{ik} / U_{ii}$. Which weights go is decided for a block of inputs at a time, in N:M for each group; or `mask` says
+    it, and the weights that it keeps make up for the others. From Frantar and Alistarh, "SparseGPT: Massive Language
+    Models Can Be Accurately Pruned in One-Shot", 2023.
 
     The factors take as much memory as the Gram matrices; besides, one matrix at a time takes memory.
 
@@ -55,10 +59,12 @@ def prune_by_sparsegpt(
       gram: sums of products of each two inputs, `[..., inputs, inputs]`.
       sparsity: share to remove, a scalar or one for each matrix; 0 changes nothing. N:M takes any other value alike.
       sparsity_type: `Unstructured()`, or `NByM`, whose groups lie along the inputs whatever its axis.
-      per: what is ranked together among 128 inputs where unstructured: all weights (`'layer'`), or those of each
-        `'output'`.
+      per: what is ranked together among the inputs of a block where unstructured: all weights (`'layer'`), or those of
+        each `'output'`.
       damping: what is added to the Gram matrix's diagonal, as a share of its mean. Where that is not enough to
         decompose it, ten times as much is tried, again and again.
+      block_size: how many inputs make a block; the paper has 128.
+      mask: 0/1 in the weights' shape (1 = kept), of whichever origin; sparsity and type are not looked at then.
 
     Returns:
       New weights, the mask, and the damping that was used. Weights are not finite where the Gram matrix is not.
@@ -72,16 +78,20 @@ def prune_by_sparsegpt(
     >>> pruned.weights.round(1).tolist(), pruned.mask.tolist()
     ([[0.0], [2.0]], [[0], [1]])
     """
-    return prune_by_factors(weights, cholesky.flipped_cholesky(gram, damping), sparsity, sparsity_type, per)
+    factors = cholesky.flipped_cholesky(gram, damping)
+    return prune_by_factors(weights, factors, sparsity, sparsity_type, per, block_size=block_size, mask=mask)
 
 
-@functools.partial(jax.jit, static_argnames=('sparsity_type', 'per'))
+@functools.partial(jax.jit, static_argnames=('sparsity_type', 'per', 'block_size'))
 def prune_by_factors(
     weights: jax.Array,
     factors: cholesky.Factors,
     sparsity: Any,
     sparsity_type: sparsity_types.SparsityType = sparsity_types.Unstructured(),
     per: str = 'layer',
+    *,
+    block_size: int = BLOCK_SIZE,
+    mask: jax.Array | None = None,
 ) -> PrunedMatrices:
     """`prune_by_sparsegpt` where the Gram matrices are decomposed already, as those of leaves that share their inputs.
 
@@ -91,6 +101,8 @@ def prune_by_factors(
       sparsity: as there.
       sparsity_type: as there.
       per: as there.
+      block_size: as there.
+      mask: as there.
 
     Raises:
       TypeError, ValueError: as there.
@@ -101,17 +113,25 @@ def prune_by_factors(
     [[0.0], [2.0]]
     """
     matrix_masks.check_comparison(per)
-    matrix_masks.check_matrix_type(sparsity_type, weights.shape, 'weights')
+    if block_size < 1:
+        raise ValueError(f'block_size is a number of inputs from 1 up, got {block_size!r}')
+    if mask is None:
+        matrix_masks.check_matrix_type(sparsity_type, weights.shape, 'weights')
+    else:
+        sparsity_type = sparsity_types.Unstructured()
     if not weights.size:
         return PrunedMatrices(weights, jnp.ones(weights.shape, jnp.uint8), factors.damping)
     leading = weights.shape[:-2]
     number = math.prod(leading)
     each = jnp.broadcast_to(jnp.asarray(sparsity, jnp.float32), leading)
 
-    def prune(matrix: tuple[jax.Array, cholesky.Factors, jax.Array]) -> PrunedMatrices:
-        return _prune(*matrix, sparsity_type, per)
+    def prune(matrix: tuple[jax.Array, cholesky.Factors, jax.Array, jax.Array | None]) -> PrunedMatrices:
+        weights, factors, sparsity, mask = matrix
+        return _prune(weights, factors, _Choice(sparsity, sparsity_type, per, block_size, mask))
 
-    matrices = jax.tree.map(lambda array: array.reshape(number, *array.shape[len(leading) :]), (weights, factors, each))
+    matrices = jax.tree.map(
+        lambda array: array.reshape(number, *array.shape[len(leading) :]), (weights, factors, each, mask)
+    )
     if number == 1:
         pruned = jax.tree.map(lambda array: array[None], prune(jax.tree.map(lambda array: array[0], matrices)))
     else:
@@ -119,10 +139,21 @@ def prune_by_factors(
     return jax.tree.map(lambda array: array.reshape(*leading, *array.shape[1:]), pruned)
 
 
-def _prune(weights: jax.Array, factors: cholesky.Factors, sparsity: jax.Array, kind: Any, per: str) -> PrunedMatrices:
+class _Choice(NamedTuple):
+    """Which weights of a matrix go."""
+
+    sparsity: jax.Array
+    sparsity_type: Any
+    per: str
+    block_size: int
+    mask: jax.Array | None  # where it is known already
+
+
+def _prune(weights: jax.Array, factors: cholesky.Factors, choice: _Choice) -> PrunedMatrices:
     """One matrix, block by block; a block asks for what earlier ones have changed when its turn comes."""
     inputs, outputs = weights.shape
-    length, *parts = _lengths(kind, inputs)
+    sparsity, kind, per = choice[:3]
+    length, *parts = _lengths(kind, inputs, choice.block_size)
     blocks = -(-inputs // length)
     padding = blocks * length - inputs
     factor = factors.upper
@@ -133,6 +164,7 @@ def _prune(weights: jax.Array, factors: cholesky.Factors, sparsity: jax.Array, k
     # Weights of inputs that never occur cost nothing; those that pad the last block are never preferred.
     limits = jnp.where(factors.occurs, jnp.inf, 0).astype(factor.dtype)
     limits = jnp.pad(limits, (0, padding), constant_values=-jnp.inf)[:, None]
+    given = None if choice.mask is None else jnp.pad(choice.mask != 0, ((0, padding), (0, 0)), constant_values=True)
 
     def prune_block(changes: jax.Array, block: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, Any]:
         number, count = block
@@ -145,7 +177,9 @@ def _prune(weights: jax.Array, factors: cholesky.Factors, sparsity: jax.Array, k
         rows = old + _product(inverse, _told(factor, changes, number, length))
         limit = lax.dynamic_slice_in_dim(limits, start, length)
         mask = jnp.ones(rows.shape, bool)
-        if isinstance(kind, sparsity_types.Unstructured):
+        if given is not None:
+            mask = lax.dynamic_slice_in_dim(given, start, length)
+        elif isinstance(kind, sparsity_types.Unstructured):
             mask = _keep(_costs(rows, inverse, limit), count, per)
         rows, mask, _ = _eliminate(rows, mask, inverse, limit, sparsity, kind, parts)
         return lax.dynamic_update_slice_in_dim(changes, old - rows, start, 0), (rows, mask)
@@ -156,12 +190,16 @@ def _prune(weights: jax.Array, factors: cholesky.Factors, sparsity: jax.Array, k
     return PrunedMatrices(rows.astype(weights.dtype), mask.astype(jnp.uint8), factors.damping)
 
 
-def _lengths(kind: Any, inputs: int) -> list[int]:
+def _lengths(kind: Any, inputs: int, block_size: int) -> list[int]:
     """How many inputs a block has, a part of it, and so on down to one; groups of N:M are not torn apart."""
-    group = kind.m if isinstance(kind, sparsity_types.NByM) else 1
-    part = group * max(_PART // group, 1)
-    block = part * max(min(_BLOCK, inputs + part - 1) // part, 1)
-    return list(dict.fromkeys([block, part, group, 1]))
+    if isinstance(kind, sparsity_types.NByM):  # each group is chosen by itself, whatever the blocks
+        part = kind.m * max(_PART // kind.m, 1)
+        block = part * max(min(block_size, inputs + part - 1) // part, 1)
+        return list(dict.fromkeys([block, part, kind.m, 1]))
+    if block_size > inputs:  # one block, padded
+        return list(dict.fromkeys([-(-inputs // _PART) * _PART, _PART, 1]))
+    part = next(part for part in range(min(_PART, block_size), 0, -1) if block_size % part == 0)
+    return list(dict.fromkeys([block_size, part, 1]))
 
 
 def _counts(inputs: int, outputs: int, length: int, sparsity: jax.Array, per: str) -> jax.Array:
