@@ -10,7 +10,7 @@ import optax
 
 from jaxpruner import base_updater, caller_warnings, mask_calculator, sparsity_types, targets
 from jaxpruner import tree as tree_lib
-from jaxpruner.oneshot import given_masks, matrix_masks, owl_blocks
+from jaxpruner.oneshot import given_masks
 from jaxpruner.oneshot.batches import as_inputs, check_inputs, first_batch
 from jaxpruner.oneshot.blocks import Names
 from jaxpruner.oneshot.calibration import Calibration, calibrate
