@@ -13,7 +13,7 @@ RECIPE = Recipe('resnet', steps=1000)
 SHAPES = {'wide': jax.ShapeDtypeStruct((64, 64), 'float32'), 'bias': jax.ShapeDtypeStruct((64,), 'float32')}
 
 
-@pytest.mark.parametrize('name', jaxpruner.all_algorithm_names())
+@pytest.mark.parametrize('name', [*jaxpruner.all_algorithm_names(), 'adam-fisher'])
 def test_every_algorithm_is_made(name):
     if name == 'iterative_nm':
         pytest.skip('it takes N:M types alone')

@@ -43,6 +43,10 @@ def test_overrides(text, changes):
     assert BASE.updated(parse_override(text)) == BASE.updated(changes) != BASE
 
 
+def test_whole_valued_floats_are_whole_numbers():
+    assert repr(BASE.updated(parse_override('steps=4e5')).steps) == '400000'
+
+
 @pytest.mark.parametrize(
     ('text', 'message'),
     [

@@ -30,9 +30,8 @@ def check_algorithm(name: str) -> None:
 
     >>> check_algorithm('rigl')
     """
-    known = api.all_algorithm_names()
-    if name not in known:
-        raise ValueError(f'algorithm {name!r} is unknown; {tree_lib.nearest(name, known)}')
+    if name not in api.ALGORITHM_REGISTRY:
+        raise ValueError(f'algorithm {name!r} is unknown; {tree_lib.nearest(name, api.all_algorithm_names())}')
 
 
 def target_sparsities(params: Any, algorithm: str, sparsity: float, recipe: Recipe, filter_fn: FilterFn) -> Any:

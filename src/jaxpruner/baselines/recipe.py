@@ -226,6 +226,8 @@ def _converted(value: Any, old: Any, name: str) -> Any:
     wanted = type(old)
     if wanted is float and type(value) is int:
         value = float(value)
+    if wanted is int and type(value) is float and value.is_integer():
+        value = int(value)  # steps are often written 4e5
     if wanted is tuple and isinstance(value, list | tuple):
         return tuple(value)
     if type(value) is not wanted:

@@ -58,12 +58,12 @@ class StrategyPruning(base_updater.BaseUpdater):
         for name in settings:
             if name not in ('use_packed_masks', 'is_packed', 'is_sparse_gradients', 'stacked'):
                 raise TypeError(f'{name!r} is no setting of StrategyPruning: what is pruned, and when, is its strategy')
-        for name, value, least in (('steps_per_epoch', steps_per_epoch, 1), ('first_epoch', first_epoch, 0)):
-            if isinstance(value, bool) or not hasattr(value, '__index__') or value < least:
-                raise ValueError(f'{name} must be a whole number of at least {least}, got {value!r}')
+        if isinstance(first_epoch, bool) or not hasattr(first_epoch, '__index__') or first_epoch < 0:
+            raise ValueError(f'first_epoch must be a whole number of at least 0, got {first_epoch!r}')
         check_axis(prune_axis, 'prune_axis')
         self.prune_strategy = PruningStrategy.parse(prune_strategy)
-        self.steps_per_epoch, self.first_epoch, self.prune_axis = steps_per_epoch, first_epoch, prune_axis
+        self.steps_per_epoch = sparsity_schedules.checked_step('steps_per_epoch', steps_per_epoch, minimum=1)
+        self.first_epoch, self.prune_axis = first_epoch, prune_axis
         super().__init__(scheduler=self._schedule(), **settings)
 
     def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
