@@ -96,6 +96,20 @@ def test_methods_that_are_sparse_from_the_start_stay_at_their_target(name):
     assert api.create_updater_from_config(config).scheduler == sparsity_schedules.PeriodicSchedule(10, 20, 100)
 
 
+def test_acdc_counts_its_phases_itself_where_it_is_told_their_lengths():
+    counts = {
+        'init_dense_steps_end': 2,
+        'final_sparse_steps_start': 9.0,
+        'cycle_sparse_steps': 3,
+        'cycle_dense_steps': 1,
+    }
+    for others in ({}, {'update_freq': 10, 'update_start_step': 20, 'update_end_step': 100}):
+        config = {'algorithm': 'acdc', 'sparsity': 0.5} | counts | others
+        schedule = api.create_updater_from_config(config).scheduler
+        assert [step for step in range(12) if schedule.is_mask_update_iter(step)] == [2, 5, 6]
+        assert api.create_updater_from_config(config | {'algorithm': 'magnitude'}).scheduler != schedule
+
+
 def test_the_drop_fraction_decays_to_the_end_of_updates():
     updater = api.create_updater_from_config(
         {'algorithm': 'rigl', 'drop_fraction': 0.3, 'update_freq': 10, 'update_start_step': 0, 'update_end_step': 100}

@@ -12,6 +12,7 @@ import optax
 
 from jaxpruner import algorithms, config_files, config_keys, sparsity_distributions, sparsity_schedules
 from jaxpruner import tree as tree_lib
+from jaxpruner.algorithms import acdc
 from jaxpruner.base_updater import BaseUpdater, NoPruning
 
 logger = logging.getLogger(__name__)
@@ -266,7 +267,8 @@ def _distribution(config: dict[str, Any], algorithm: type[BaseUpdater]) -> dict[
 
 def _schedule(config: dict[str, Any], algorithm: type[BaseUpdater]) -> dict[str, Any]:
     """The schedule that the keys mean; nothing where none is given, so that the class's own default holds."""
-    if not any(key in config for key in _STEP_KEYS):
+    counts_phases = issubclass(algorithm, algorithms.ACDC) and any(config.get(key) for key in acdc.COUNTS)
+    if counts_phases or not any(key in config for key in _STEP_KEYS):
         return {}
     start, end = config.get('update_start_step'), config.get('update_end_step')
     if start is None:
