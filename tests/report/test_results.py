@@ -9,9 +9,10 @@ from pathlib import Path
 
 import hypothesis
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 
-from jaxpruner.report import Cell, read_cells, seals, write_cell
+from jaxpruner.report import Cell, animation, read_cells, seals, write_cell
 from made_up_cells import make_cell
 
 texts = st.text(min_size=1, max_size=8)
@@ -197,6 +198,29 @@ def test_what_belongs_to_a_cell_is_checked(tmp_path, name, spoil):
     with pytest.warns(UserWarning, match=rf'{words}; it is now .*\.corrupt, and its cell rigl_0.8_0 runs again'):
         assert read_cells(tmp_path, set_aside=True) == []
     assert not list(tmp_path.glob('cells/*.json'))
+
+
+def test_masks_that_have_changed_are_not_drawn(tmp_path):
+    (tmp_path / 'masks').mkdir()
+    path = tmp_path / 'masks' / 'rigl_0.8_0.npz'
+    np.savez_compressed(path, steps=np.arange(2), kernel=np.eye(4, dtype=np.uint8)[None].repeat(2, 0))
+    write_cell(tmp_path, make_cell('rigl'))
+    whole, draw = path.read_bytes(), random.Random(0)
+    assert animation.read_masks(tmp_path, 'rigl_0.8_0')[1]['kernel'].shape == (2, 4, 4)
+    for _ in range(FLIPS // 3):
+        path.write_bytes(flipped(whole, draw))
+        with pytest.raises(ValueError, match=r'rigl_0.8_0\.npz has changed since it was written'):
+            animation.read_masks(tmp_path, 'rigl_0.8_0')
+    (tmp_path / 'cells' / 'rigl_0.8_0.json').unlink()  # no checksum then, but damage is an error that names the file
+    refused = []
+    for _ in range(FLIPS):
+        path.write_bytes(flipped(whole, draw))
+        try:
+            animation.read_masks(tmp_path, 'rigl_0.8_0')
+        except ValueError as error:
+            refused.append(str(error))
+    assert len(refused) > FLIPS // 2
+    assert all(str(path) in words for words in refused)
 
 
 def test_what_is_missing_beside_cells_is_said_once(tmp_path):

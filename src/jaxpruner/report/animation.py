@@ -1,14 +1,13 @@
 """How masks change while a model trains, as an animated GIF: kept weights dark, pruned ones light. Needs matplotlib."""
 
 import math
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jaxpruner import atomic_files
-from jaxpruner.report import figures
+from jaxpruner.report import figures, results
 
 _MOST_FRAMES = 60
 _SECONDS = 6.0  # that the whole animation takes, its last picture apart
@@ -102,10 +101,12 @@ def read_masks(folder: Path, cell_name: str) -> tuple[np.ndarray, dict[str, np.n
     if not path.is_file():
         kept = ', '.join(mask_names(folder)) or 'none'
         raise FileNotFoundError(f'no masks of {cell_name}: looked for {path}; cells with masks there: {kept}')
+    if results.has_changed(Path(folder), cell_name, path):
+        raise ValueError(f'{path} has changed since it was written: its checksum does not match; run its cell again')
     try:
         with path.open('rb') as stream, np.load(stream, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+    except Exception as error:  # of a dozen classes, if a zip file is damaged
         raise ValueError(f'{path} is no file of masks: {error}') from error
     steps = arrays.pop('steps', None)
     if steps is None or steps.ndim != 1 or not len(steps) or not arrays:

@@ -123,6 +123,25 @@ def read_cells(folder: Path, set_aside: bool = False) -> list[Cell]:
     return [found.cell for found in stored if _check_files(folder, found, set_aside)]
 
 
+def has_changed(folder: Path, cell_name: str, path: Path) -> bool:
+    """Says whether a file that belongs to a cell has changed since; of one that no cell speaks of this is not known.
+
+    Args:
+      folder: the folder of results.
+      cell_name: as `Cell.name`.
+      path: the file.
+
+    >>> has_changed(Path('no such folder'), 'rigl_0.8_0', Path('a'))
+    False
+    """
+    try:
+        stored = _read_cell(folder / 'cells' / f'{cell_name}.json')
+    except (ValueError, OSError):
+        return False
+    digest = stored.files.get(path.relative_to(folder).as_posix())
+    return digest is not None and _has_changed(path, digest)
+
+
 class _Stored(NamedTuple):
     """What a file says."""
 
