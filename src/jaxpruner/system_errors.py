@@ -15,6 +15,8 @@ _REMEDIES = {
     errno.EACCES: _FORBIDDEN,
     errno.EPERM: _FORBIDDEN,
     errno.EROFS: 'name another place',
+    errno.EEXIST: 'choose another name',
+    errno.ENOTDIR: 'a part of this path is a file; name another place',
     errno.ENAMETOOLONG: 'choose a shorter name',
     errno.ELOOP: 'a symbolic link there leads to itself; remove it, or name another place',
 }

@@ -63,9 +63,9 @@ def test_every_preset_is_reached_by_a_name():
         (['lenet', '--preset', 'ful'], "lenet has no preset 'ful'"),
         (['lenet', '--set', 'step=3'], "--set step=3: the recipe has no key 'step'; did you mean 'steps'?"),
         (['lenet', '--recipe', 'nowhere.toml'], "No such file or directory: 'nowhere.toml'"),
-        (['lenet', '--algorithms', 'riggl'], "algorithm 'riggl' is unknown; did you mean 'rigl'?"),
-        (['lenet', '--sparsities', '80'], 'sparsity must lie in [0, 1] (the share of weights removed), got 80.0'),
-        (['lenet', '--seeds', '-1'], 'a seed must be a whole number from 0'),
+        (['lenet', '--algorithms', 'riggl'], "--algorithms 'riggl' is unknown; did you mean 'rigl'?"),
+        (['lenet', '--sparsities', '80'], '--sparsities must lie in [0, 1] (the share of weights removed), got 80.0'),
+        (['lenet', '--seeds', '-1'], '--seeds must be a whole number from 0'),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_any_work(arguments, words, tmp_path, monkeypatch, capsys):

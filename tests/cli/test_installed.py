@@ -74,7 +74,7 @@ CALLS = {
     'run': (f'run digits-lenet --algorithm random {TINY} --out trained', ['1 of 1 cells are in trained'], ''),
     'table': (
         'table "my results"',
-        ['resnet (digits): accuracy (%) ↑', '95.50 ± 0.71'],
+        ['resnet', '(digits):', 'accuracy', '95.50 ± 0.71'],
         'jaxpruner: warning: my results/cells/set_0.8_0.json is no result of this version: ',
     ),
     'order': ('order "my results"', ['of 3 pairs 3 agree'], 'jaxpruner: warning: '),

@@ -57,7 +57,7 @@ def test_jax_is_not_loaded_for_help_and_wrong_arguments(arguments):
 import sys
 from jaxpruner.cli.main import main
 main({arguments.split()!r})
-print(sorted({{'jax', 'flax', 'orbax', 'matplotlib', 'rich'}} & sys.modules.keys()))
+print(sorted({{'jax', 'flax', 'orbax', 'matplotlib'}} & sys.modules.keys()))
 """
     environment = {**os.environ, 'PYTHONPATH': str(Path(jaxpruner.__file__).parents[1])}
     run = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True, env=environment)

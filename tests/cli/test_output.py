@@ -108,8 +108,21 @@ def test_a_flax_kernel_is_told_where_its_inputs_are(tmp_path, capsys):
         (['compare', 'vit', '--sparsities', '80'], '--sparsities must lie in'),
         (['compare', 'vit', '--seeds', '-1'], '--seeds must be a whole number'),
         (['run', 'vit', '--sparsity', '1.5'], '--sparsity must lie in'),
+        (['run', 'vit', '--algorithm', 'sett'], "--algorithm 'sett' is unknown"),
+        (['run', 'vit', '--set', 'steps'], "--set: 'steps' is no key=value"),
+        (['prune', 'FILE', '--types', '2-4'], "--types: '2-4': unknown sparsity type"),
+        (['prune', 'FILE', '--types', 'w=4:2'], "--types: 'w=4:2': N:M sparsity keeps n of m"),
+        (['prune', 'FILE', '--types', '2:4'], "leave the leaf dense: --types 'w=dense'"),
+        (['prune', 'FILE', '--skip', '*', '--sparsity', '0.5'], 'if their full name stands in --only'),
+        (['prune', 'FILE'], '--sparsity: w needs one, since its type is unstructured'),
     ],
 )
-def test_messages_speak_of_options(arguments, words, capsys):
-    assert main([*arguments, '--print-recipe']) == 2
-    assert words in capsys.readouterr().err
+def test_messages_speak_of_options(arguments, words, tmp_path, capsys):
+    path = tmp_path / 'a.safetensors'
+    write_safetensors(path, {'w': np.ones((6, 6))})
+    command = [str(path) if argument == 'FILE' else argument for argument in arguments]
+    command += ['--out', str(tmp_path / 'out')] if 'FILE' in arguments else ['--print-recipe']
+    assert main(command) == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert 'sparsity_type=' not in said

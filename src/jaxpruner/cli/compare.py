@@ -76,13 +76,13 @@ class Options:
         Raises:
           ValueError: no such preset, a wrong key or value, or other data than those that WORKLOAD names.
         """
-        from jaxpruner.baselines.recipe import parse_override, read_recipe
+        from jaxpruner.baselines.recipe import read_recipe
 
         recipe = named.workload.default(self.preset or named.preset or ('data' if self.data_dir else 'default'))
         if self.recipe is not None:
             recipe = read_recipe(self.recipe, recipe)
         for text in self.set:
-            recipe = recipe.updated(parse_override(text), f'--set {text}')
+            recipe = recipe.updated(_override(text), f'--set {text}')
         if named.data not in (None, recipe.data):
             raise ValueError(
                 f'{self.workload} trains on {named.data}, but --preset, --recipe or --set ask for {recipe.data}: '
@@ -118,6 +118,15 @@ class Compare(Options):
     def run(self) -> int:
         """Trains, and prints the table; returns the exit status."""
         return sweep(self, self.algorithms, self.sparsities, self.seeds)
+
+
+def _override(text: str) -> dict[str, Any]:
+    from jaxpruner.baselines.recipe import parse_override
+
+    try:
+        return parse_override(text)
+    except ValueError as error:
+        raise ValueError(f'--set: {error}') from None
 
 
 def sweep(options: Options, algorithms: Sequence[str], sparsities: Sequence[float], seeds: Sequence[int]) -> int:

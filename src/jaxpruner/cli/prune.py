@@ -121,7 +121,14 @@ def _pruned_words(name: str, kind: 'SparsityType') -> str:
 
 
 def _rule(text: str) -> tuple[str, str]:
+    from jaxpruner.sparsity_types import parse_sparsity_type
+
     name, separator, kind = text.rpartition('=')
     if separator and not name:
         raise ValueError(f'types: {text!r} has no name before =; write NAME=TYPE, such as *mlp*=2:4, or TYPE alone')
+    if kind.strip() != 'dense':
+        try:
+            parse_sparsity_type(kind)
+        except ValueError as error:
+            raise ValueError(f'types: {text!r}: {error}') from None
     return name or '*', kind.strip()

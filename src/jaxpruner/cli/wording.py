@@ -9,8 +9,9 @@ _PHRASES = {
     'full name stands in only': 'full name stands in --only',
     'tensors out with skip': 'tensors out with --skip',
     'masks_out and out are': '--masks-out and --out are',
-    'give one of them': 'say one of them',
+    ' (a ConfigDict sorts its keys: give pairs of name and value in a list instead)': '',
 }
+_DENSE_TYPE = re.compile(r"sparsity_type=\{'([^']+)': None, '\*': …\}")
 
 
 def in_options(message: str, options: Collection[str]) -> str:
@@ -29,6 +30,7 @@ def in_options(message: str, options: Collection[str]) -> str:
         return message
     for phrase, words in _PHRASES.items():
         message = message.replace(phrase, words)
+    message = _DENSE_TYPE.sub(r"--types '\1=dense' …", message)
     first = re.match(r'(?:an? )?([a-z_]+)', message)
     option = None if first is None else _option_of(first[1], options)
     if first is None or option is None:
