@@ -162,6 +162,15 @@ def test_named_leaves_are_ranked_alone_at_their_own_sparsity(cls):
     assert dense.instant_sparsify(PARAMS, GRADS)[1]['second'] == {'kernel': None, 'bias': None}
 
 
+@pytest.mark.parametrize('custom', [{('second', 'kernel'): 0.25}, [('*/bias', None), ('second/*', 0.25)]])
+def test_configurations_give_global_algorithms_what_they_rank(custom):
+    config = {'algorithm': 'global_magnitude', 'dist_type': 'erk', 'sparsity': 0.75, 'custom_sparsity_map': custom}
+    updater = jaxpruner.create_updater_from_config({**config, 'use_normalization': False, 'normalization_eps': 1e-5})
+    assert (updater.use_normalization, updater.normalization_eps) == (False, 1e-5)
+    masks = updater.instant_sparsify(PARAMS)[1]
+    assert [kept(masks[name]) for name in PARAMS] == [32, 48]
+
+
 def test_global_create_masks_takes_one_number():
     updater = jaxpruner.GlobalMagnitudePruning(sparsity=0.8)
     scores = updater.calculate_scores(PARAMS)
@@ -247,6 +256,22 @@ def test_every_updater_takes_a_sparsity(cls):
     other = dataclasses.replace(updater, sparsity=0.5, use_packed_masks=True)
     assert other.get_target_sparsities(PARAMS)['first']['kernel'] == 0.5
     assert updater.get_target_sparsities(PARAMS) == targets
+
+
+def test_a_sparsity_can_be_mapped_over():
+    def number_kept(sparsity):
+        return [
+            sum(jnp.sum(mask) for mask in jax.tree.leaves(cls(sparsity=sparsity).instant_sparsify(PARAMS)[1]))
+            for cls in (jaxpruner.MagnitudePruning, jaxpruner.GlobalMagnitudePruning)
+        ]
+
+    local, together = jax.vmap(number_kept)(jnp.array([0.0, 0.5, 0.75]))
+    assert local.tolist() == together.tolist() == [192, 96, 48]
+
+
+def test_masks_that_are_given_leave_no_meaning_for_a_sparsity():
+    with pytest.raises(ValueError, match='has no meaning: the masks say'):
+        jaxpruner.FixedMask({'w': jnp.ones(2)}, sparsity=0.9)
 
 
 def test_a_distribution_replaces_a_sparsity_where_that_is_taken_back():

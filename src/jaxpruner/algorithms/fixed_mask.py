@@ -19,7 +19,7 @@ class FixedMask(base_updater.BaseUpdater):
         that need not be named.
 
     Raises:
-      ValueError: there are no masks; in `init`, a mask does not fit its parameter.
+      ValueError: there are no masks, or a sparsity beside them; in `init`, a mask does not fit its parameter.
 
     >>> updater = FixedMask({'w': jnp.array([1, 0], jnp.uint8)})
     >>> updater.instant_sparsify({'w': jnp.array([3.0, 4.0])})[0]
@@ -30,6 +30,10 @@ class FixedMask(base_updater.BaseUpdater):
     masks: Any
 
     def __init__(self, masks: tree_lib.PyTree, **settings: Any):
+        if settings.get('sparsity') is not None:
+            raise ValueError(
+                f'sparsity={settings["sparsity"]!r} has no meaning: the masks say what is pruned; leave it out'
+            )
         settings.setdefault('is_sparse_gradients', True)
         super().__init__(**settings)
         if masks is None:

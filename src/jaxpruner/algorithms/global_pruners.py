@@ -129,7 +129,8 @@ class GlobalPruningMixin(_Pruner):
         """
         paths, leaves, treedef = scoring.flatten(scores)
         targets = self._targets(paths, leaves, treedef, target_sparsity)
-        alone = tree_lib.first_matches(self.custom_sparsity_map or {}, paths, 'custom_sparsity_map')
+        custom = sparsity_distributions.check_custom_map(self.custom_sparsity_map)
+        alone = tree_lib.first_matches(custom, paths, 'custom_sparsity_map')
         masks: list[Any] = [None] * len(leaves)
         together = []
         for i in sorted(range(len(leaves)), key=lambda i: paths[i]):
