@@ -48,6 +48,7 @@ from jaxpruner.jax_pruning import pruning as pruning
 from jaxpruner.jax_pruning import pruning_apply as pruning_apply
 from jaxpruner.mask_metrics import sparsity_metrics as sparsity_metrics
 from jaxpruner.oneshot import prune as prune
+from jaxpruner.saving import save_safetensors as save_safetensors
 from jaxpruner.sparse_state import SparseState as SparseState
 from jaxpruner.sparse_state import join_masks as join_masks
 from jaxpruner.sparse_state import sparse_states as sparse_states

@@ -1,0 +1,114 @@
+"""Saves a pytree as one safetensors file, leaf by leaf."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpruner import tree as tree_lib
+
+_NAME_OF_METADATA = '__metadata__'  # the format's own
+
+
+def save_safetensors(tree: tree_lib.PyTree, path: Path | str, metadata: Mapping[str, str] | None = None) -> None:
+    """Saves a pytree of arrays as a safetensors file, its leaves under dotted names; pruned weights are zeros in it.
+
+    Arrays that are sharded over the devices of this process come to the host one leaf at a time. The file appears when
+    it is whole, and replaces one that is there. `jaxpruner.checkpoints.open_checkpoint` reads it, and so does every
+    library that knows the format. Needs the extra `jaxpruner[checkpoint]`.
+
+    Args:
+      tree: any pytree of arrays or numbers, such as parameters or masks; leaves that are `None` are skipped.
+      path: the file; its folder exists.
+      metadata: strings by name, kept in the file's header.
+
+    Raises:
+      ValueError: two leaves have one name, or a dtype that safetensors files do not hold; the message names the leaves.
+      TypeError: a leaf is no array whose values this process has, or metadata are no strings.
+      FileNotFoundError: the folder does not exist.
+      ImportError: safetensors is not installed.
+
+    >>> import tempfile
+    >>> from jaxpruner import checkpoints
+    >>> tree = {'block': [{'kernel': np.array([[0.0, 2.0]], np.float32), 'bias': None}]}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_safetensors(tree, Path(folder, 'model.safetensors'))
+    ...     saved = checkpoints.open_checkpoint(folder)
+    ...     list(saved.leaves), saved.read('block.0.kernel')
+    (['block.0.kernel'], array([[0., 2.]], dtype=float32))
+    """
+    checkpoints = _checkpoints()
+    arrays = _arrays_by_name(tree)
+    _check_metadata(metadata or {})
+    shapes = {name: checkpoints.Leaf(tuple(array.shape), np.dtype(array.dtype)) for name, array in arrays.items()}
+    # Wide numbers first, as the format's own library has it: each tensor then begins where its dtype may.
+    names = sorted(shapes, key=lambda name: -shapes[name].dtype.itemsize)
+    with checkpoints.SafetensorsWriter(Path(path), {name: shapes[name] for name in names}, metadata) as writer:
+        for name in names:
+            writer.write(name, _on_host(arrays[name]))
+
+
+def _checkpoints() -> ModuleType:
+    try:
+        from jaxpruner import checkpoints  # loads libraries that the core does without
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"save_safetensors needs {error.name}, which is not installed: pip install 'jaxpruner[checkpoint]'"
+        ) from error
+    return checkpoints
+
+
+def _arrays_by_name(tree: tree_lib.PyTree) -> dict[str, Any]:
+    """The leaves as arrays, under dotted names."""
+    paths, leaves, _ = tree_lib.flatten_with_paths(tree)
+    arrays: dict[str, Any] = {}
+    owners: dict[str, tree_lib.Path] = {}
+    for path, leaf in zip(paths, leaves, strict=True):
+        name = '.'.join(path)
+        if name == _NAME_OF_METADATA:
+            raise ValueError(f'{name}: safetensors files keep this name for metadata; rename the leaf')
+        if name in arrays:
+            raise ValueError(f'the leaves {owners[name]} and {path} are both called {name!r} in a file; rename one')
+        owners[name] = path
+        arrays[name] = _checked_array(name, leaf)
+    return arrays
+
+
+def _checked_array(name: str, leaf: Any) -> Any:
+    if isinstance(leaf, bool | int | float | complex):
+        return np.asarray(leaf)
+    is_array = isinstance(leaf, jax.Array | np.ndarray | np.generic)
+    if not is_array or tree_lib.is_traced(leaf):
+        raise TypeError(
+            f'{name}: a leaf must be an array whose values are known, got {type(leaf).__name__}; save outside jit, and '
+            'leave out what is no array (for Equinox: eqx.filter(model, eqx.is_array))'
+        )
+    if isinstance(leaf, jax.Array):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            raise TypeError(f'{name}: a file holds no typed random keys; save jax.random.key_data(key) instead')
+        if not leaf.is_fully_addressable:
+            raise TypeError(
+                f'{name}: other processes hold parts of this array; gather it first, for instance with '
+                'jax.experimental.multihost_utils.process_allgather(leaf, tiled=True)'
+            )
+    return leaf
+
+
+def _check_metadata(metadata: Mapping[Any, Any]) -> None:
+    for name, text in metadata.items():
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise TypeError(f'metadata must map strings to strings, got {name!r}: {text!r}')
+
+
+def _on_host(array: Any) -> np.ndarray:
+    """The array's values, which are freed when the caller is done with them."""
+    if not isinstance(array, jax.Array):
+        return np.asarray(array)
+    # An array keeps the copy that is fetched from it. Another array of the same buffers takes it with it.
+    buffers = [shard.data for shard in array.addressable_shards]
+    same = jax.make_array_from_single_device_arrays(array.shape, array.sharding, buffers)
+    return np.asarray(same)

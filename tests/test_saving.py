@@ -1,0 +1,177 @@
+"""A pytree as one safetensors file: names, dtypes, shards, and what is refused."""
+
+import collections
+import sys
+import tracemalloc
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+from flax import nnx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import eight_devices
+import jaxpruner
+from jaxpruner import checkpoints
+
+Point = collections.namedtuple('Point', 'x y')
+
+TREE = {
+    'block': [{'kernel': jnp.arange(6.0).reshape(2, 3), 'bias': None}, {'kernel': jnp.zeros((2, 2), jnp.bfloat16)}],
+    'point': Point(np.array([1, 2], np.int64), jnp.array([True, False])),
+    'step': jnp.int32(7),
+}
+
+
+def saved(tree, path, **more):
+    jaxpruner.save_safetensors(tree, path, **more)
+    checkpoint = checkpoints.open_checkpoint(path)
+    return {name: checkpoint.read(name) for name in checkpoint.leaves}
+
+
+def assert_same_arrays(found, expected):
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        array = np.asarray(array)
+        assert found[name].dtype == array.dtype, name
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+
+def test_leaves_have_dotted_names(tmp_path):
+    found = saved(TREE, tmp_path / 'a.safetensors')
+    expected = {
+        'block.0.kernel': TREE['block'][0]['kernel'],
+        'block.1.kernel': TREE['block'][1]['kernel'],
+        'point.x': TREE['point'].x,
+        'point.y': TREE['point'].y,
+        'step': TREE['step'],
+    }
+    assert_same_arrays(found, expected)
+
+
+def test_the_formats_own_library_reads_the_file(tmp_path):
+    path = tmp_path / 'a.safetensors'
+    tree = {'first': np.int8([1, 2, 3]), 'second': np.arange(4.0), 'third': np.float16([5])}
+    jaxpruner.save_safetensors(tree, str(path), metadata={'sparsity': '0.9'})
+    assert_same_arrays(safetensors.numpy.load_file(path), tree)
+    with safetensors.safe_open(path, 'numpy') as file:
+        assert file.metadata() == {'sparsity': '0.9'}
+
+
+def test_pruned_weights_are_zeros(tmp_path):
+    pruned, _ = jaxpruner.MagnitudePruning(sparsity=0.5).instant_sparsify({'w': jnp.arange(1.0, 9.0).reshape(2, 4)})
+    assert np.count_nonzero(saved(pruned, tmp_path / 'a.safetensors')['w'] == 0) == 4
+
+
+DTYPES = [*'bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 float32 float64 complex64'.split()]
+DTYPES += [ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2]
+
+
+@pytest.mark.parametrize('dtype', DTYPES, ids=lambda dtype: np.dtype(dtype).name)
+@pytest.mark.parametrize('shape', [(), (0, 3), (2, 3)])
+def test_dtypes(dtype, shape, tmp_path):
+    tree = {'w': np.ones(shape, dtype)}
+    assert_same_arrays(saved(tree, tmp_path / 'a.safetensors'), tree)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.dictionaries(st.text('ab', min_size=1, max_size=3), st.sampled_from(DTYPES), max_size=6))
+def test_every_tensor_begins_where_its_dtype_may(tmp_path_factory, dtypes):
+    path = tmp_path_factory.mktemp('saved') / 'a.safetensors'
+    tree = {name: np.ones(3, dtype) for name, dtype in dtypes.items()}
+    assert_same_arrays(saved(tree, path), tree)
+    checkpoint = checkpoints.open_checkpoint(path)
+    assert isinstance(checkpoint, checkpoints.safetensors_reader.SafetensorsFile)
+    widths = [leaf.dtype.itemsize for leaf in checkpoint.leaves.values()]
+    assert widths == sorted(widths, reverse=True)
+
+
+def test_models_and_numbers(tmp_path):
+    model = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
+    assert saved(nnx.state(model, nnx.Param), tmp_path / 'a.safetensors').keys() == {'kernel', 'bias'}
+    assert saved({'steps': 3, 'rate': 0.5}, tmp_path / 'b.safetensors') == {'steps': 3, 'rate': 0.5}
+    assert saved(jnp.ones(2), tmp_path / 'c.safetensors').keys() == {'kernel'}
+    assert saved({}, tmp_path / 'd.safetensors') == {}
+
+
+def test_a_file_is_replaced(tmp_path):
+    path = tmp_path / 'a.safetensors'
+    saved({'old': np.ones(9)}, path)
+    assert saved({'new': np.ones(2)}, path).keys() == {'new'}
+    assert [file.name for file in tmp_path.iterdir()] == ['a.safetensors']
+
+
+REFUSED = [
+    ({'a.b': np.ones(1), 'a': {'b': np.ones(1)}}, ValueError, r"\('a', 'b'\) and \('a\.b',\).*'a\.b'"),
+    ({'__metadata__': np.ones(1)}, ValueError, '^__metadata__: '),
+    ({'a': {'key': jax.random.key(0)}}, TypeError, r'^a\.key: .*key_data'),
+    ({'a': {'name': 'text'}}, TypeError, r'^a\.name: .*str'),
+    ({'a': {'shape': jax.ShapeDtypeStruct((2,), jnp.float32)}}, TypeError, r'^a\.shape: .*ShapeDtypeStruct'),
+    ({'a': {'apply': jnp.tanh}}, TypeError, r'^a\.apply: '),
+    ({'a': {'wide': np.ones(1, np.complex128)}}, ValueError, r'a\.wide has dtype complex128'),
+    ({'a': {'narrow': jnp.ones(2, jnp.int4)}}, ValueError, r'a\.narrow has dtype int4'),
+]
+
+
+@pytest.mark.parametrize(('tree', 'error', 'words'), REFUSED)
+def test_refused_leaves_are_named(tree, error, words, tmp_path):
+    with pytest.raises(error, match=words):
+        jaxpruner.save_safetensors(tree, tmp_path / 'a.safetensors')
+    assert not list(tmp_path.iterdir())
+
+
+def test_values_inside_jit_are_refused(tmp_path):
+    with pytest.raises(TypeError, match=r'^w: .*outside jit'):
+        jax.jit(lambda w: jaxpruner.save_safetensors({'w': w}, tmp_path / 'a.safetensors'))(jnp.ones(2))
+
+
+def test_metadata_are_strings(tmp_path):
+    with pytest.raises(TypeError, match=r"'sparsity': 0\.9"):
+        jaxpruner.save_safetensors(TREE, tmp_path / 'a.safetensors', metadata={'sparsity': 0.9})
+
+
+def test_a_folder_that_is_missing_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match='nowhere'):
+        jaxpruner.save_safetensors(TREE, tmp_path / 'nowhere' / 'a.safetensors')
+
+
+def test_the_extra_that_is_missing_is_named(tmp_path, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith('jaxpruner.checkpoints')]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr(jaxpruner, 'checkpoints')
+    monkeypatch.setitem(sys.modules, 'safetensors', None)
+    with pytest.raises(ImportError, match=r'jaxpruner\[checkpoint\]'):
+        jaxpruner.save_safetensors(TREE, tmp_path / 'a.safetensors')
+
+
+def test_on_eight_devices(request):
+    eight_devices.run_checks(__file__, request.config)
+
+
+def sharding(*spec):
+    return NamedSharding(Mesh(np.array(jax.devices()).reshape(4, 2), ('rows', 'columns')), PartitionSpec(*spec))
+
+
+@pytest.mark.parametrize('spec', [('rows', 'columns'), ('columns',), ()], ids=str)
+def check_sharded_arrays_are_saved_whole(spec, tmp_path):
+    values = np.arange(128.0, dtype=np.float32).reshape(16, 8)
+    tree = {'w': jax.device_put(values, sharding(*spec)), 'b': jax.device_put(values, jax.devices()[3])}
+    assert_same_arrays(saved(tree, tmp_path / 'a.safetensors'), {'w': values, 'b': values})
+
+
+def check_one_leaf_is_on_the_host_at_a_time(tmp_path):
+    values = np.ones((256, 1024), np.float32)
+    tree = {f'w{i}': jax.device_put(values, sharding('rows', 'columns')) for i in range(8)}
+    tracemalloc.start()
+    try:
+        jaxpruner.save_safetensors(tree, tmp_path / 'a.safetensors')
+        left, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 3 * values.nbytes
+    assert left < values.nbytes
