@@ -2,11 +2,16 @@
 
 import importlib
 import inspect
+import os
+import pathlib
 import pkgutil
+import subprocess
+import sys
 
 import pytest
 
 import jaxpruner
+from jaxpruner import public_names
 
 MODULES = [
     importlib.import_module(info.name) for info in pkgutil.walk_packages(jaxpruner.__path__, prefix='jaxpruner.')
@@ -75,3 +80,28 @@ def test_all_algorithms_are_registered_by_name():
         set rigl acdc adam_fisher iterative_nm movement
     """
     assert jaxpruner.all_algorithm_names() == tuple(names.split())
+
+
+def test_public_names_are_loaded_when_one_is_asked_for():
+    code = """
+import sys
+import jaxpruner
+assert 'jax' not in sys.modules
+from jaxpruner import text_tables
+assert 'jax' not in sys.modules
+assert jaxpruner.RigL is sys.modules['jaxpruner.algorithms'].RigL
+assert 'MagnitudePruning' in vars(jaxpruner)
+"""
+    environment = {**os.environ, 'PYTHONPATH': str(pathlib.Path(jaxpruner.__file__).parents[1])}
+    subprocess.run([sys.executable, '-c', code], check=True, env=environment)
+
+
+def test_the_package_has_what_the_public_list_has():
+    listed = {name: value for name, value in vars(public_names).items() if not name.startswith('_')}
+    assert {name: getattr(jaxpruner, name) for name in listed} == listed
+    assert listed.keys() <= set(dir(jaxpruner))
+    found = {}
+    exec('from jaxpruner import *', found)
+    assert listed.keys() <= found.keys()
+    with pytest.raises(AttributeError, match="module 'jaxpruner' has no attribute 'MagnitudPruning'"):
+        _ = jaxpruner.MagnitudPruning
