@@ -52,7 +52,7 @@ def find_optimizer_state(leaves: Mapping[str, Leaf]) -> dict[str, OptimizerTenso
     for prefix, members in _states_without_container(paths).items():
         if _is_mirrored(prefix, members, paths, leaves):
             found.update({name: len(prefix) - 1 for name in members})
-    weights = {name: path for name, path in paths.items() if name not in found}
+    weights = _by_ending({name: path for name, path in paths.items() if name not in found})
     return {
         name: OptimizerTensor(
             '' if place is None else paths[name][place], _weights_of(name, place, paths[name], weights, leaves)
@@ -97,16 +97,24 @@ def _is_mirrored(
     return any(all(shapes.get(other + suffix) == shape for suffix, shape in suffixes.items()) for other in others)
 
 
+def _by_ending(paths: Mapping[str, tuple[str, ...]]) -> dict[tuple[str, ...], list[str]]:
+    """The names of the paths that end in each way."""
+    endings: dict[tuple[str, ...], list[str]] = {}
+    for name, path in paths.items():
+        for place in range(len(path)):
+            endings.setdefault(path[place:], []).append(name)
+    return endings
+
+
 def _weights_of(
     name: str,
     place: int | None,
     path: tuple[str, ...],
-    weights: Mapping[str, tuple[str, ...]],
+    weights: Mapping[tuple[str, ...], list[str]],
     leaves: Mapping[str, Leaf],
 ) -> str | None:
     """The tensor outside the state whose name ends alike and whose shape is the same."""
-    if place is None or place + 1 == len(path):
+    if place is None:
         return None
-    suffix = path[place + 1 :]
-    alike = (other for other, theirs in weights.items() if theirs[-len(suffix) :] == suffix)
+    alike = weights.get(path[place + 1 :], [])
     return next((other for other in alike if leaves[other].shape == leaves[name].shape), None)
