@@ -104,7 +104,7 @@ def _check_axes(graph, uses, with_leaf, leaf, inputs, name):
 def _check_read(use, leaf, operand, runs, name):
     read = np.asarray(use.read(leaf), np.float32)
     inside = tuple(slice(*ends) for ends in (*(e.range for e in use.site.view.stack), *use.site.view.region))
-    runs = np.asarray(runs)
+    operand, runs = np.asarray(operand), np.asarray(runs)
     times = runs[tuple(slice(*e.range) for e in use.site.view.stack)].reshape(-1)[0] if runs.ndim else runs
     np.testing.assert_allclose(read[inside] * times, operand[inside], rtol=2e-2, atol=1e-5, err_msg=f'{name}: {use}')
 

@@ -366,15 +366,29 @@ def test_trips():
     assert graph['v'][0].trips is None
 
 
-def test_shard_map():
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ('model',))
+def _abstract_mesh(**sizes):
     try:
-        from jax import shard_map
-    except ImportError:
-        from jax.experimental.shard_map import shard_map
+        return jax.sharding.AbstractMesh(tuple(sizes.values()), tuple(sizes))
+    except TypeError:
+        return jax.sharding.AbstractMesh(tuple(sizes.items()))
+
+
+def _partly_manual(function, mesh, axes, **specs):
+    """`shard_map` over some axes of a mesh; the others are left to the compiler."""
+    if hasattr(jax, 'shard_map'):
+        return jax.shard_map(function, mesh=mesh, axis_names=axes, **specs)
+    from jax.experimental.shard_map import shard_map
+
+    return shard_map(function, mesh, auto=frozenset(mesh.axis_names) - axes, check_rep=False, **specs)
+
+
+@pytest.mark.parametrize('axes', [{'model'}, {'model', 'data'}])
+def test_shard_map(axes):
     spec = jax.sharding.PartitionSpec
-    specs = {'in_specs': (spec('model'), spec(None, 'model')), 'out_specs': spec()}
-    sharded = shard_map(lambda w, x: jax.lax.psum(x @ w, 'model'), mesh=mesh, **specs)
-    graph = param_uses(lambda p, x: sharded(p['w'], x), SQUARE, X)
+    data = 'data' if 'data' in axes else None
+    specs = {'in_specs': (spec('model'), spec(data, 'model')), 'out_specs': spec(data)}
+    mesh = _abstract_mesh(data=2, model=4)
+    sharded = _partly_manual(lambda w, x: jax.lax.psum(x @ w, 'model'), mesh, axes, **specs)
+    graph = param_uses(lambda p, x: sharded(p['w'], x), {'w': floats(8, 6)}, floats(4, 8))
     assert short_uses(graph) == {'w': '~dot 0>1'}
-    assert graph.flops == 64
+    assert graph.flops == 2 * 4 * 8 * 6

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
@@ -219,13 +219,22 @@ def _shard_map(walk: 'Walk', equation: Any, values: list[Value], scope: Scope, w
             walk.make_opaque([value], str(reason), equation, scope)
             found = ()
         inside.append(Value(value.data, found))
-    devices = math.prod(dict(equation.params['mesh'].shape).values())
-    results = walk.program(program, inside, scope.at(0)._replace(devices=scope.devices * devices), wanted)
+    devices = scope.devices * _devices(equation.params)
+    results = walk.program(program, inside, scope.at(0)._replace(devices=devices), wanted)
     outside = []
     for value, inner, outer in zip(results, program.jaxpr.outvars, equation.outvars, strict=True):
         found = tuple(_scaled(view, shape_of(inner), shape_of(outer)) for view in value.views)
         outside.append(Value(value.data, found))
     return outside
+
+
+def _devices(params: Mapping[str, Any]) -> int:
+    """How many parts a shard_map has: axes of the mesh that are left to the compiler divide nothing."""
+    sizes = dict(params['mesh'].shape)
+    manual = params.get('newly_manual_axes', params.get('manual_axes'))
+    if manual is None:
+        manual = set(sizes) - set(params.get('auto', ()))
+    return math.prod(sizes[name] for name in manual)
 
 
 def _scaled(view: View, shape: Sequence[int], new_shape: Sequence[int]) -> View:

@@ -117,7 +117,8 @@ class UseGraph(Mapping[tree_lib.Path, tuple[Use, ...]]):
       opaque: path -> reason, of leaves that go through an operation that is not understood.
       unused: paths of leaves that have no part in the results: zeroing them changes nothing.
       flops: floating point operations of the model: of all contractions, those between activations included, and of
-        elementwise operations with parameters. What a loop or branch does that data decide counts once.
+        elementwise operations with parameters. What a loop or branch does that data decide counts once, and
+        what all devices of a shard_map do alike counts for each.
       uncounted: operations that may cost much and are not in `flops`, such as a Fourier transform or a kernel of one's
         own: name of the primitive -> source line.
       program: the traced program, a `jax.extend.core.ClosedJaxpr` of parameters and inputs.
