@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from uses import layers
 from uses.table import floats, tokens
 
 HALF = jax.ShapeDtypeStruct((3, 4), jnp.bfloat16)
@@ -16,124 +17,6 @@ X = floats(2, 4)
 IMAGE = floats(2, 4, 4, 3)
 PERMUTATION = np.array([2, 0, 3, 1])
 
-
-def _conv(x, w, numbers=('NHWC', 'HWIO', 'NHWC'), **options):
-    return lax.conv_general_dilated(
-        x, w, **{'window_strides': (1, 1), 'padding': 'SAME', **options}, dimension_numbers=numbers
-    )
-
-
-def _scan(body, first, *args, **options):
-    return lax.scan(lambda carried, taken: (body(carried, taken), None), first, *args, **options)[0]
-
-
-def _learned_states(p, x):
-    """A carry of three, of which the last is the parameter; constants stand before it."""
-
-    def body(carried, taken):
-        count, other, state = carried
-        return (count + 1, other * 2, jnp.tanh(state @ p['w'] + taken)), state
-
-    (_, other, state), states = lax.scan(body, (0, x[0], jnp.broadcast_to(p['h'], x[0].shape)), x)
-    return other + state + states.sum(0)
-
-
-def _learned_state_of_while(p, x):
-    def body(carried):
-        count, other, state = carried
-        return count + 1, other * 2, jnp.tanh(state @ p['w']) + x
-
-    return lax.while_loop(lambda carried: carried[0] < 3, body, (0, x, jnp.broadcast_to(p['h'], x.shape)))[2]
-
-
-def _state_from_branch(p, x):
-    return lax.cond(x.sum() > 0, lambda x, h: jnp.tanh(x + h), lambda x, h: x * h, x, p['h']) @ p['w']
-
-
-def _cell(h, x, p):
-    update, reset = jnp.split(jax.nn.sigmoid(x @ p['i'] + h @ p['h']), 2, -1)
-    return update * h + (1 - update) * jnp.tanh(x @ p['c'] + reset * h)
-
-
-@jax.custom_vjp
-def _matmul(x, w):
-    return x @ w
-
-
-_matmul.defvjp(lambda x, w: (x @ w, (x, w)), lambda saved, g: (g @ saved[1].T, saved[0].T @ g))
-
-
-@jax.custom_jvp
-def _clipped(w):
-    return jnp.clip(w, -1, 1)
-
-
-_clipped.defjvp(lambda primals, tangents: (_clipped(*primals), tangents[0]))
-
-
-def _layers(p, x):
-    return _scan(jax.checkpoint(lambda x, w: jnp.tanh(jnp.einsum('bi,oi->bo', x, w))), x, p['w'])
-
-
-def _attention(p, x):
-    """Projections to and from heads; the query's kernel has its heads last."""
-    query = jnp.einsum('btf,fdh->bthd', x, p['q'])
-    key = jnp.einsum('btf,hfd->bthd', x, p['k'])
-    value = jnp.einsum('btf,dhf->bthd', x, p['v'])
-    scores = jax.nn.softmax(jnp.einsum('bqhd,bkhd->bhqk', query, key))
-    return jnp.einsum('bhqk,bkhd,dho->bqo', scores, value, p['o'])
-
-
-def _nested(p, x):
-    """Layers within groups: a scan in a scan, the inner axis first."""
-
-    def group(x, ws):
-        return _scan(lambda x, w: jnp.tanh(x @ w), x, ws)
-
-    return _scan(group, x, jnp.swapaxes(p['w'], 0, 1))
-
-
-def _window(p, x):
-    return _scan(lambda x, i: jnp.tanh(x @ lax.dynamic_slice(p['w'], (0, 4 * i), (4, 4))), x, jnp.arange(3))
-
-
-def _standardised(p, x):
-    w = p['w']
-    w = (w - w.mean((0, 1, 2), keepdims=True)) / (w.std((0, 1, 2), keepdims=True) + 1)
-    return _conv(x, w * p['gain'])
-
-
-def _routed(p, x):
-    """Tokens to experts, as many as each takes: dispatch and combine."""
-    gate = jax.nn.softmax(x @ p['gate'])
-    dispatched = jnp.einsum('te,tf->ef', gate, x)
-    hidden = jax.vmap(lambda w, x: jnp.tanh(w @ x))(p['up'], dispatched)
-    return jnp.einsum('te,eh,efh->tf', gate, hidden, p['down'])
-
-
-def _ring(p, x):
-    """Weights that go round in what a loop carries."""
-
-    def body(_, carried):
-        x, a, b, c = carried
-        return jnp.tanh(x @ a), b, c, a
-
-    return lax.fori_loop(0, 5, body, (x, p['a'], p['b'], p['c']))[0]
-
-
-def _shared_state(p, x):
-    """A while loop that carries the weights through."""
-    return lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, jnp.tanh(c[1] @ c[2]), c[2]), (0, x, p['w']))[1]
-
-
-def _lora(p, x):
-    return x @ (p['w'] + 0.5 * jnp.einsum('ir,ro->io', p['a'], p['b'])) + x @ p['a'] @ p['b']
-
-
-def _deq(p, x):
-    return lax.fori_loop(0, 4, lambda i, z: jnp.tanh(z @ p['w'].T + x), jnp.zeros_like(x))
-
-
 MODELS = {
     # reshape by dimensions
     'order F': (lambda p, x: x @ p['w'].reshape(4, 6, order='F'), {'w': floats(2, 3, 4)}, X),
@@ -141,53 +24,57 @@ MODELS = {
     'order F merged': (lambda p, x: x @ p['w'].reshape((6, 4), order='F').T, {'w': floats(3, 2, 4)}, X),
     'ravel F': (lambda p, x: x * p['w'].ravel(order='F'), {'w': floats(3, 2)}, floats(2, 6)),
     'convolutions over the last axis of weights': (
-        jax.vmap(lambda w, x: _conv(x, w), (4, None)),
+        jax.vmap(lambda w, x: layers.conv(x, w), (4, None)),
         floats(3, 2, 3, 4, 5),
         IMAGE,
     ),
-    'convolutions over the output axis': (jax.vmap(lambda w, x: _conv(x, w), (3, None)), floats(3, 2, 3, 5, 4), IMAGE),
+    'convolutions over the output axis': (
+        jax.vmap(lambda w, x: layers.conv(x, w), (3, None)),
+        floats(3, 2, 3, 5, 4),
+        IMAGE,
+    ),
     'convolutions over both': (
-        jax.vmap(lambda w, x: _conv(x, w), (2, 0)),
+        jax.vmap(lambda w, x: layers.conv(x, w), (2, 0)),
         floats(3, 2, 5, 3, 4),
         floats(5, 2, 4, 4, 3),
     ),
     'convolutions over both, images last': (
-        jax.vmap(lambda w, x: _conv(x, w), (4, 3)),
+        jax.vmap(lambda w, x: layers.conv(x, w), (4, 3)),
         floats(3, 2, 3, 4, 5),
         floats(2, 4, 4, 5, 3),
     ),
     'grouped convolutions over weights': (
-        jax.vmap(lambda w, x: _conv(x, w, feature_group_count=3), (1, None)),
+        jax.vmap(lambda w, x: layers.conv(x, w, feature_group_count=3), (1, None)),
         floats(3, 5, 2, 1, 6),
         IMAGE,
     ),
     'grouped convolutions over both': (
-        jax.vmap(lambda w, x: _conv(x, w, feature_group_count=3), (3, 0)),
+        jax.vmap(lambda w, x: layers.conv(x, w, feature_group_count=3), (3, 0)),
         floats(3, 2, 1, 5, 6),
         floats(5, 2, 4, 4, 3),
     ),
     # loops
-    'learned states': (_learned_states, {'w': floats(4, 4), 'h': floats(4)}, floats(3, 2, 4)),
-    'learned state of while': (_learned_state_of_while, {'w': floats(4, 4), 'h': floats(4)}, X),
-    'state into a branch': (_state_from_branch, {'w': floats(4, 6), 'h': floats(4)}, X),
+    'learned states': (layers.learned_states, {'w': floats(4, 4), 'h': floats(4)}, floats(3, 2, 4)),
+    'learned state of while': (layers.learned_state_of_while, {'w': floats(4, 4), 'h': floats(4)}, X),
+    'state into a branch': (layers.state_from_branch, {'w': floats(4, 6), 'h': floats(4)}, X),
     'state out of a branch': (
         lambda p, x: lax.cond(x.sum() > 0, lambda: x, lambda: jnp.broadcast_to(p['h'], x.shape)) @ p['w'],
         {'w': floats(4, 6), 'h': floats(4)},
         X,
     ),
     'gru': (
-        lambda p, x: _scan(lambda h, x: _cell(h, x, p), jnp.broadcast_to(p['first'], (2, 5)), x),
+        lambda p, x: layers.scan(lambda h, x: layers.cell(h, x, p), jnp.broadcast_to(p['first'], (2, 5)), x),
         {'i': floats(4, 10), 'h': floats(5, 10), 'c': floats(4, 5), 'first': floats(5)},
         floats(3, 2, 4),
     ),
-    'nested scans': (_nested, {'w': floats(2, 3, 4, 4)}, X),
-    'reverse scan': (lambda p, x: _scan(lambda x, w: jnp.tanh(x @ w), x, p['w'], reverse=True), STACK, X),
+    'nested scans': (layers.nested, {'w': floats(2, 3, 4, 4)}, X),
+    'reverse scan': (lambda p, x: layers.scan(lambda x, w: jnp.tanh(x @ w), x, p['w'], reverse=True), STACK, X),
     'layers with their axis last': (
-        lambda p, x: _scan(lambda x, w: jnp.tanh(x @ w), x, jnp.moveaxis(p['w'], -1, 0)),
+        lambda p, x: layers.scan(lambda x, w: jnp.tanh(x @ w), x, jnp.moveaxis(p['w'], -1, 0)),
         {'w': floats(4, 4, 3)},
         X,
     ),
-    'remat': (_layers, STACK, X),
+    'remat': (layers.layers, STACK, X),
     'indexed': (lambda p, x: lax.fori_loop(0, 3, lambda i, x: jnp.tanh(x @ p['w'][i]), x), STACK, X),
     'indexed from behind': (lambda p, x: lax.fori_loop(0, 3, lambda i, x: jnp.tanh(x @ p['w'][2 - i]), x), STACK, X),
     'indexed on another axis': (
@@ -195,9 +82,9 @@ MODELS = {
         {'w': floats(4, 3, 4)},
         X,
     ),
-    'indexed by a range': (lambda p, x: _scan(lambda x, i: jnp.tanh(x @ p['w'][i]), x, jnp.arange(3)), STACK, X),
+    'indexed by a range': (lambda p, x: layers.scan(lambda x, i: jnp.tanh(x @ p['w'][i]), x, jnp.arange(3)), STACK, X),
     'indexed by a range in reverse': (
-        lambda p, x: _scan(lambda x, i: jnp.tanh(x @ p['w'][i]), x, jnp.arange(3), reverse=True),
+        lambda p, x: layers.scan(lambda x, i: jnp.tanh(x @ p['w'][i]), x, jnp.arange(3), reverse=True),
         STACK,
         X,
     ),
@@ -243,7 +130,7 @@ MODELS = {
         X,
     ),
     'one layer to the next': (
-        lambda p, x: _scan(lambda x, w: jnp.tanh(x @ w[0] @ w[1]), x, (p['w'][:-1], p['w'][1:])),
+        lambda p, x: layers.scan(lambda x, w: jnp.tanh(x @ w[0] @ w[1]), x, (p['w'][:-1], p['w'][1:])),
         STACK,
         X,
     ),
@@ -259,28 +146,28 @@ MODELS = {
         STACK,
         X,
     ),
-    'windows by a counter': (_window, {'w': floats(4, 12)}, X),
+    'windows by a counter': (layers.window, {'w': floats(4, 12)}, X),
     'indexed members': (
         jax.vmap(lambda p, x: lax.fori_loop(0, 3, lambda i, x: jnp.tanh(x @ p['w'][i]), x), (1, None)),
         {'w': floats(3, 5, 4, 4)},
         X,
     ),
-    'ring': (_ring, {'a': floats(4, 4), 'b': floats(4, 4), 'c': floats(4, 4)}, X),
-    'carried through while': (_shared_state, {'w': floats(4, 4)}, X),
-    'fixed point': (_deq, {'w': floats(4, 4)}, X),
+    'ring': (layers.ring, {'a': floats(4, 4), 'b': floats(4, 4), 'c': floats(4, 4)}, X),
+    'carried through while': (layers.shared_state, {'w': floats(4, 4)}, X),
+    'fixed point': (layers.deq, {'w': floats(4, 4)}, X),
     'ensemble over the last axis': (jax.vmap(lambda w, x: x @ w, (2, None)), floats(4, 6, 5), X),
     'ensemble out of a loop': (
-        lambda p, x: jax.vmap(lambda p, x: _layers(p, x), (1, None))(p, x),
+        lambda p, x: jax.vmap(lambda p, x: layers.layers(p, x), (1, None))(p, x),
         {'w': floats(3, 5, 4, 4)},
         X,
     ),
     # contractions
     'attention': (
-        _attention,
+        layers.attention,
         {'q': floats(4, 2, 3), 'k': floats(3, 4, 2), 'v': floats(2, 3, 4), 'o': floats(2, 3, 6)},
         floats(2, 5, 4),
     ),
-    'routed': (_routed, {'gate': floats(4, 3), 'up': floats(3, 5, 4), 'down': floats(3, 4, 5)}, floats(7, 4)),
+    'routed': (layers.routed, {'gate': floats(4, 3), 'up': floats(3, 5, 4), 'down': floats(3, 4, 5)}, floats(7, 4)),
     'weights on the left': (lambda p, x: p['w'] @ x.T, {'w': floats(6, 4)}, X),
     'weights of two': (
         lambda p, x: jnp.einsum('bi,io,oq->bq', x, p['a'], p['b']),
@@ -291,45 +178,47 @@ MODELS = {
     'outer': (lambda p, x: x @ jnp.outer(p['a'], p['b']), {'a': floats(4), 'b': floats(6)}, X),
     'kronecker': (lambda p, x: x @ jnp.kron(p['a'], p['b']), {'a': floats(2, 3), 'b': floats(2, 4)}, X),
     'bilinear': (lambda p, x: jnp.einsum('bi,oij,bj->bo', x, p['w'], x), {'w': floats(3, 4, 4)}, X),
-    'lora': (_lora, {'w': floats(4, 6), 'a': floats(4, 2), 'b': floats(2, 6)}, X),
+    'lora': (layers.lora, {'w': floats(4, 6), 'a': floats(4, 2), 'b': floats(2, 6)}, X),
     'rows in groups': (
         lambda p, x: lax.ragged_dot(x, p['w'], jnp.array([2, 1, 2])),
         {'w': floats(3, 4, 6)},
         floats(5, 4),
     ),
     'rows in groups of two layers': (
-        lambda p, x: _scan(lambda x, w: jnp.tanh(lax.ragged_dot(x, w.swapaxes(1, 2), jnp.array([2, 1, 2]))), x, p['w']),
+        lambda p, x: layers.scan(
+            lambda x, w: jnp.tanh(lax.ragged_dot(x, w.swapaxes(1, 2), jnp.array([2, 1, 2]))), x, p['w']
+        ),
         {'w': floats(2, 3, 4, 4)},
         floats(5, 4),
     ),
     'experts by einsum': (lambda p, x: jnp.einsum('ei,oie->eo', x, p['w']), {'w': floats(6, 4, 2)}, X),
     'tied': (lambda p, x: p['w'][x] @ p['w'].T, {'w': floats(5, 4)}, tokens(3)),
     'convolution OIHW': (
-        lambda p, x: _conv(x, p['w'], ('NCHW', 'OIHW', 'NCHW')),
+        lambda p, x: layers.conv(x, p['w'], ('NCHW', 'OIHW', 'NCHW')),
         {'w': floats(5, 3, 2, 2)},
         floats(2, 3, 4, 4),
     ),
     'convolution by letters': (
-        lambda p, x: _conv(x, p['w'], ('HNCW', 'IWOH', 'CWNH')),
+        lambda p, x: layers.conv(x, p['w'], ('HNCW', 'IWOH', 'CWNH')),
         {'w': floats(3, 2, 5, 3)},
         floats(4, 2, 3, 4),
     ),
-    'grouped': (lambda p, x: _conv(x, p['w'], feature_group_count=3), {'w': floats(2, 3, 1, 6)}, IMAGE),
-    'batch groups': (lambda p, x: _conv(x, p['w'], batch_group_count=2), {'w': floats(2, 3, 3, 6)}, IMAGE),
+    'grouped': (lambda p, x: layers.conv(x, p['w'], feature_group_count=3), {'w': floats(2, 3, 1, 6)}, IMAGE),
+    'batch groups': (lambda p, x: layers.conv(x, p['w'], batch_group_count=2), {'w': floats(2, 3, 3, 6)}, IMAGE),
     'transposed': (lambda p, x: lax.conv_transpose(x, p['w'], (2, 2), 'SAME'), {'w': floats(2, 2, 3, 5)}, IMAGE),
     'transposed, kernel too': (
         lambda p, x: lax.conv_transpose(x, p['w'], (2, 2), 'SAME', transpose_kernel=True),
         {'w': floats(2, 2, 5, 3)},
         IMAGE,
     ),
-    'dilated': (lambda p, x: _conv(x, p['w'], rhs_dilation=(2, 1)), {'w': floats(2, 2, 3, 5)}, IMAGE),
+    'dilated': (lambda p, x: layers.conv(x, p['w'], rhs_dilation=(2, 1)), {'w': floats(2, 2, 3, 5)}, IMAGE),
     'depthwise': (
-        lambda p, x: _conv(x, p['w'].reshape(2, 3, 1, 3), feature_group_count=3),
+        lambda p, x: layers.conv(x, p['w'].reshape(2, 3, 1, 3), feature_group_count=3),
         {'w': floats(2, 3, 3, 1)},
         IMAGE,
     ),
     'depthwise with a multiplier': (
-        lambda p, x: _conv(x, p['w'].reshape(2, 3, 1, 6), feature_group_count=3),
+        lambda p, x: layers.conv(x, p['w'].reshape(2, 3, 1, 6), feature_group_count=3),
         {'w': floats(2, 3, 3, 2)},
         IMAGE,
     ),
@@ -386,11 +275,11 @@ MODELS = {
         X,
     ),
     'masked stack': (
-        lambda p, x: _scan(lambda x, w: jnp.tanh(x @ w), x, p['w'] * np.tri(4, dtype=np.float32)),
+        lambda p, x: layers.scan(lambda x, w: jnp.tanh(x @ w), x, p['w'] * np.tri(4, dtype=np.float32)),
         STACK,
         X,
     ),
-    'masked in a loop': (lambda p, x: _scan(lambda x, w: jnp.tanh(x @ jnp.tril(w)), x, p['w']), STACK, X),
+    'masked in a loop': (lambda p, x: layers.scan(lambda x, w: jnp.tanh(x @ jnp.tril(w)), x, p['w']), STACK, X),
     'rows of one mask': (
         lambda p, x: x @ (p['w'][:, None] * np.array([[1, 0, 1], [0, 1, 1], [1, 1, 0], [0, 0, 1]], np.float32)),
         {'w': floats(4)},
@@ -411,11 +300,11 @@ MODELS = {
     'half precision': (lambda p, x: x.astype(jnp.bfloat16) @ p['w'].astype(jnp.bfloat16), W, X),
     'half precision weights': (lambda p, x: x @ p['w'].astype(jnp.float32), {'w': HALF}, floats(2, 3)),
     'barrier': (lambda p, x: x @ lax.optimization_barrier(p['w']), W, X),
-    'custom vjp': (lambda p, x: _matmul(x, p['w'].T), {'w': floats(6, 4)}, X),
-    'custom jvp': (lambda p, x: x @ _clipped(p['w']), W, X),
+    'custom vjp': (lambda p, x: layers.matmul(x, p['w'].T), {'w': floats(6, 4)}, X),
+    'custom jvp': (lambda p, x: x @ layers.clipped(p['w']), W, X),
     'jit in jit': (lambda p, x: jax.jit(lambda w: jax.jit(lambda w: x @ w)(w.T))(p['w']), {'w': floats(6, 4)}, X),
     'cumulated': (lambda p, x: x * jnp.cumsum(p['w'], 1)[:, :4].sum(0), {'w': floats(2, 4)}, X),
-    'standardised': (_standardised, {'w': floats(2, 3, 3, 5), 'gain': floats(5)}, IMAGE),
+    'standardised': (layers.standardised, {'w': floats(2, 3, 3, 5), 'gain': floats(5)}, IMAGE),
     'summed': (lambda p, x: x @ p['w'].sum(1), {'w': floats(4, 3, 6)}, X),
     'weight norm': (
         lambda p, x: x @ (p['v'] / jnp.linalg.norm(p['v'], axis=0) * p['g']),

@@ -96,7 +96,7 @@ def _check_axes(graph, uses, with_leaf, leaf, inputs, name):
         if not changes.any():
             assert use.trips is None, f'{name}: {use} does not depend on it'  # it stands in another branch
             continue
-        _compare(use, changes.reshape(*leaf.shape, *operand.shape), leaf.ndim, name)
+        _compare(use, changes.reshape((*leaf.shape, *operand.shape)), leaf.ndim, name)
         if use.exact:
             _check_read(use, leaf, operand, runs, name)
 

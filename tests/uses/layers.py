@@ -1,0 +1,122 @@
+"""Layers and models of plain JAX from which adversarial models are made."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+
+def conv(x, w, numbers=('NHWC', 'HWIO', 'NHWC'), **options):
+    return lax.conv_general_dilated(
+        x, w, **{'window_strides': (1, 1), 'padding': 'SAME', **options}, dimension_numbers=numbers
+    )
+
+
+def scan(body, first, *args, **options):
+    return lax.scan(lambda carried, taken: (body(carried, taken), None), first, *args, **options)[0]
+
+
+def learned_states(p, x):
+    """A carry of three, of which the last is the parameter; constants stand before it."""
+
+    def body(carried, taken):
+        count, other, state = carried
+        return (count + 1, other * 2, jnp.tanh(state @ p['w'] + taken)), state
+
+    (_, other, state), states = lax.scan(body, (0, x[0], jnp.broadcast_to(p['h'], x[0].shape)), x)
+    return other + state + states.sum(0)
+
+
+def learned_state_of_while(p, x):
+    def body(carried):
+        count, other, state = carried
+        return count + 1, other * 2, jnp.tanh(state @ p['w']) + x
+
+    return lax.while_loop(lambda carried: carried[0] < 3, body, (0, x, jnp.broadcast_to(p['h'], x.shape)))[2]
+
+
+def state_from_branch(p, x):
+    return lax.cond(x.sum() > 0, lambda x, h: jnp.tanh(x + h), lambda x, h: x * h, x, p['h']) @ p['w']
+
+
+def cell(h, x, p):
+    update, reset = jnp.split(jax.nn.sigmoid(x @ p['i'] + h @ p['h']), 2, -1)
+    return update * h + (1 - update) * jnp.tanh(x @ p['c'] + reset * h)
+
+
+@jax.custom_vjp
+def matmul(x, w):
+    return x @ w
+
+
+matmul.defvjp(lambda x, w: (x @ w, (x, w)), lambda saved, g: (g @ saved[1].T, saved[0].T @ g))
+
+
+@jax.custom_jvp
+def clipped(w):
+    return jnp.clip(w, -1, 1)
+
+
+clipped.defjvp(lambda primals, tangents: (clipped(*primals), tangents[0]))
+
+
+def layers(p, x):
+    return scan(jax.checkpoint(lambda x, w: jnp.tanh(jnp.einsum('bi,oi->bo', x, w))), x, p['w'])
+
+
+def attention(p, x):
+    """Projections to and from heads; the query's kernel has its heads last."""
+    query = jnp.einsum('btf,fdh->bthd', x, p['q'])
+    key = jnp.einsum('btf,hfd->bthd', x, p['k'])
+    value = jnp.einsum('btf,dhf->bthd', x, p['v'])
+    scores = jax.nn.softmax(jnp.einsum('bqhd,bkhd->bhqk', query, key))
+    return jnp.einsum('bhqk,bkhd,dho->bqo', scores, value, p['o'])
+
+
+def nested(p, x):
+    """Layers within groups: a scan in a scan, the inner axis first."""
+
+    def group(x, ws):
+        return scan(lambda x, w: jnp.tanh(x @ w), x, ws)
+
+    return scan(group, x, jnp.swapaxes(p['w'], 0, 1))
+
+
+def window(p, x):
+    return scan(lambda x, i: jnp.tanh(x @ lax.dynamic_slice(p['w'], (0, 4 * i), (4, 4))), x, jnp.arange(3))
+
+
+def standardised(p, x):
+    w = p['w']
+    w = (w - w.mean((0, 1, 2), keepdims=True)) / (w.std((0, 1, 2), keepdims=True) + 1)
+    return conv(x, w * p['gain'])
+
+
+def routed(p, x):
+    """Tokens to experts, as many as each takes: dispatch and combine."""
+    gate = jax.nn.softmax(x @ p['gate'])
+    dispatched = jnp.einsum('te,tf->ef', gate, x)
+    hidden = jax.vmap(lambda w, x: jnp.tanh(w @ x))(p['up'], dispatched)
+    return jnp.einsum('te,eh,efh->tf', gate, hidden, p['down'])
+
+
+def ring(p, x):
+    """Weights that go round in what a loop carries."""
+
+    def body(_, carried):
+        x, a, b, c = carried
+        return jnp.tanh(x @ a), b, c, a
+
+    return lax.fori_loop(0, 5, body, (x, p['a'], p['b'], p['c']))[0]
+
+
+def shared_state(p, x):
+    """A while loop that carries the weights through."""
+    return lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, jnp.tanh(c[1] @ c[2]), c[2]), (0, x, p['w']))[1]
+
+
+def lora(p, x):
+    return x @ (p['w'] + 0.5 * jnp.einsum('ir,ro->io', p['a'], p['b'])) + x @ p['a'] @ p['b']
+
+
+def deq(p, x):
+    return lax.fori_loop(0, 4, lambda i, z: jnp.tanh(z @ p['w'].T + x), jnp.zeros_like(x))
