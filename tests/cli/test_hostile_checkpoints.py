@@ -1,7 +1,11 @@
 """Each hostile checkpoint is one line that names the file, in the command line, and one clean error in Python."""
 
+import contextlib
 import os
 import resource
+import shutil
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import orbax.checkpoint as ocp
@@ -47,16 +51,47 @@ def test_hostile_indices(name, tmp_path, capsys):
     check_refused(make_index(tmp_path / 'hostile', name), tmp_path / 'out', capsys)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason='nothing is forbidden to root')
-def test_what_may_not_be_read(tmp_path, capsys):
-    path = tmp_path / 'hostile.safetensors'
-    write_safetensors(path, {'w': np.ones((2, 4))})
-    path.chmod(0)
-    check_refused(path, tmp_path / 'out', capsys)
-    folder = make_index(tmp_path / 'folder', 'a missing shard')
-    folder.chmod(0)
-    check_refused(folder, tmp_path / 'out', capsys)
-    folder.chmod(0o700)
+@contextlib.contextmanager
+def as_a_user():
+    """Nothing is forbidden to root."""
+    if os.geteuid():
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_what_is_forbidden(capsys):
+    with tempfile.TemporaryDirectory() as name:  # every folder above which a user may enter
+        place = Path(name)
+        place.chmod(0o755)
+        dense, secret, closed = place / 'dense.safetensors', place / 'secret.safetensors', place / 'closed'
+        for path in (dense, secret):
+            write_safetensors(path, {'w': np.arange(8.0).reshape(2, 4)})
+        checkpoint = open_checkpoint(dense)  # loads everything while that is allowed
+        prune(checkpoint, place / 'there', choose(checkpoint.leaves, 0.5))
+        closed.mkdir()
+        secret.chmod(0)
+        closed.chmod(0)
+        place.chmod(0o555)
+        into = ['--sparsity', '0.5', '--overwrite', '--out']
+        with as_a_user():
+            for arguments in (
+                ['inspect', secret],
+                ['inspect', closed],
+                ['inspect', closed / 'a'],
+                ['prune', dense, *into, place / 'new'],
+                ['prune', dense, *into, place / 'there'],
+            ):
+                assert main([str(argument) for argument in arguments]) == 2
+                said = capsys.readouterr().err
+                assert said.startswith('jaxpruner: [Errno 13] Permission denied; change its permissions, or name')
+                assert said.endswith(f": '{arguments[-1]}'\n")
+        place.chmod(0o755)
+        closed.chmod(0o755)
 
 
 TARGETS = {
@@ -135,8 +170,6 @@ DAMAGES = {
 
 @pytest.mark.parametrize('change', DAMAGES.values(), ids=DAMAGES)
 def test_damaged_orbax_folders(change, saved, tmp_path, capfd):
-    import shutil
-
     folder = tmp_path / 'damaged'
     shutil.copytree(saved, folder)
     change(folder)

@@ -75,9 +75,9 @@ def read_header(path: Path) -> Header:
     """
     input_files.check_file(path)
     try:
-        with errors_named(path), safe_open(path, framework='numpy'):
-            pass
         with errors_named(path), path.open('rb') as file:
+            with safe_open(path, framework='numpy'):  # which calls a file missing that may not be read
+                pass
             (length,) = struct.unpack('<Q', file.read(8))
             entries = input_files.parse_json(file.read(length))
     except (SafetensorError, ValueError) as error:
