@@ -1,5 +1,6 @@
 """What sequential pruning prunes together: the leaves that meet one value, a trip of a scan, or what names say."""
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -71,6 +72,54 @@ def find_blocks(observed: Observed, program: Steps, blocks: Sequence[Names] | No
             layer = length - 1 - trip if equation.params['reverse'] else trip
             ordered.append(((scan, trip, min(paths)), Block(tuple(parts), Cut(scan, trip), scan + 1, layer)))
     return [block for _, block in sorted(ordered, key=lambda pair: pair[0])]
+
+
+def find_cuts(blocks: Sequence[Block], program: Steps) -> list[Cut]:
+    """Where batches are kept while the statistics of each block are taken: at or before its cut.
+
+    From one cut to the next the values differ that are kept of a batch: between the layers of a transformer they are
+    one array, before the second product of its MLP five times as much. A batch stays where it is if that takes less,
+    and is run from there, but for no two blocks in turn, so that each step is run no more than three times.
+
+    Args:
+      blocks: in their order.
+      program: of the model.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from jaxpruner.oneshot.observed import find_observed
+    >>> from jaxpruner.uses import param_uses
+    >>> def apply(params, x):
+    ...     for w in 'abc':
+    ...         x = x + jnp.tanh(x @ params['up' + w]) @ params['down' + w]
+    ...     return x
+    >>> params = {name + w: jnp.ones(shape) for w in 'abc' for name, shape in (('up', (2, 8)), ('down', (8, 2)))}
+    >>> graph = param_uses(apply, params, jnp.ones((4, 2)))
+    >>> observed = find_observed(graph)
+    >>> program = Steps(graph, [use for uses in observed.values for use in uses])
+    >>> [cut.step for cut in find_cuts(find_blocks(observed, program), program)]
+    [0, 0, 4, 4, 8, 8]
+    """
+    kept = program.bytes_kept()
+    places: list[int | None] = []  # `None` within a scan
+    earliest = 0
+    for block in blocks:
+        first = block.cut.step
+        if block.cut.trips is None:
+            candidates = range(min(earliest, first), first + 1)
+            places.append(min(candidates, key=lambda place: (kept[place], -place)))
+        else:
+            places.append(None)
+        earliest = max(earliest, block.stop)
+    sizes = [0 if place is None else kept[place] for place in places]
+    limit = max((min(pair) for pair in itertools.pairwise(sizes)), default=0)
+    cuts, here = [], Cut(0)
+    for block, place, size in zip(blocks, places, sizes, strict=True):
+        if place is None:
+            here = block.cut
+        elif here.trips is not None or (size <= limit and place > here.step):
+            here = Cut(place)
+        cuts.append(here)
+    return cuts
 
 
 def block_of(path: tree_lib.Path, blocks: Sequence[Names]) -> int | None:

@@ -46,7 +46,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
       owl_multiple: an outlier exceeds this multiple of the mean score of its block.
       owl_deviation: how far a block's sparsity may be from the mean.
       sequential: statistics of a block are taken when the blocks before it have been pruned, so that only its own take
-        memory. Each block is run twice; all batches are held, as they are at the boundary of the block.
+        memory. Each block is run two or three times; all batches are held, as they are between two blocks.
       blocks: which leaves make a block: a glob or a list of globs for each, such as `['layer_0/*', 'layer_1/*']`. Of
         other leaves those make a block that stand in the same trip of a scan; of the rest it is those that meet the
         same value if sequential, and for OWL those whose paths begin alike up to a part that is numbered.

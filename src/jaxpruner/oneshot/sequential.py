@@ -8,7 +8,7 @@ import jax
 
 from jaxpruner import tree as tree_lib
 from jaxpruner.oneshot.batches import as_batches, as_inputs, check_inputs, shapes_of
-from jaxpruner.oneshot.blocks import Names, find_blocks
+from jaxpruner.oneshot.blocks import Names, find_blocks, find_cuts
 from jaxpruner.oneshot.explicit_meshes import on_explicit_mesh
 from jaxpruner.oneshot.input_statistics import InputStatistics
 from jaxpruner.oneshot.observed import Part, check_alike, find_observed, input_taps
@@ -20,8 +20,9 @@ from jaxpruner.uses.taps import Taps
 class SequentialCalibration:
     """A model that is calibrated one block after another, with parameters that change in between.
 
-    Of each batch the values at the boundary of a block are kept, and each block is run twice: as it is, for its
-    statistics, and once it is pruned.
+    Of each batch some values are kept, those between two blocks: where a block begins with more than others, such as
+    the second product of an MLP, it is run from where the block before it began. Each block is run two or three times:
+    as it is, for its statistics, and once it is pruned.
 
     Attributes:
       blocks: in the order in which they have to be pruned.
@@ -110,14 +111,14 @@ class SequentialCalibration:
         totals: list[InputStatistics] | None = None
         reached = {model: model.reach(number) for model in self._models}
         for place, (model, state) in enumerate(self._batches):
-            block = model.blocks[number]
-            state = model.segments.advance(params, state, reached[model], block.cut)
+            block, cut = model.blocks[number], model.cuts[number]
+            state = model.segments.advance(params, state, reached[model], cut)
             self._batches[place] = (model, state)
-            taps, observe = model.observer(tuple(values), block.cut.step, block.stop, block.layer is not None)
+            taps, observe = model.observer(tuple(values), cut.step, block.stop, block.layer is not None)
             if totals is None:
-                within = None if block.layer is None else model.segments.program.steps[block.cut.step].path
+                within = None if block.layer is None else model.segments.program.steps[cut.step].path
                 totals = on_explicit_mesh(taps.zeros(within), (params, state))
-            totals = observe(totals, params, state, block.cut.trips)
+            totals = observe(totals, params, state, cut.trips)
             on_batch(totals)
         of_value = dict(zip(values, totals or (), strict=True))
         return [(self.parts[part], of_value[self.parts[part].value]) for part in self.blocks[number].parts]
@@ -136,6 +137,7 @@ class _Model:
         self.observed = find_observed(graph, only)
         self.segments = Segments(graph, [use for uses in self.observed.values for use in uses])
         self.blocks = find_blocks(self.observed, self.segments.program, names)
+        self.cuts = find_cuts(self.blocks, self.segments.program)
         self._with_gram = with_gram
         self._cut = Cut(0)
         # One compiled program for all trips of a scan.
@@ -147,7 +149,7 @@ class _Model:
 
     def reach(self, number: int) -> Cut:
         """Goes to a block; returns where the batches are."""
-        before, self._cut = self._cut, self.blocks[number].cut
+        before, self._cut = self._cut, self.cuts[number]
         return before
 
     def _observer(self, values: tuple[int, ...], step: int, stop: int, in_trip: bool) -> tuple[Taps, Any]:

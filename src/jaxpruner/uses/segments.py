@@ -14,6 +14,7 @@ from jax import lax
 
 from jaxpruner import tree as tree_lib
 from jaxpruner.uses import bodies
+from jaxpruner.uses.compiled_once import CompiledOnce
 from jaxpruner.uses.graph import Use, UseGraph
 from jaxpruner.uses.steps import Step, Steps
 from jaxpruner.uses.taps import Taps
@@ -51,6 +52,29 @@ class State(NamedTuple):
     outputs: Sequence[Any] = ()
 
 
+class Observer(NamedTuple):
+    """Adds what goes into operations to their totals, in place.
+
+    Attributes:
+      compiled: of the totals, the leaves that it reads, the state of a batch, and how many trips of a scan are done.
+      leaves_of: the leaves that it reads, of the parameters.
+
+    >>> Observer(CompiledOnce(lambda totals, *rest: totals), lambda params: [])([], {}, State({}), None)
+    []
+    """
+
+    compiled: CompiledOnce
+    leaves_of: Callable[[tree_lib.PyTree], list[Any]]
+
+    def __call__(self, totals: list[Any], params: tree_lib.PyTree, state: State, trips: Any) -> list[Any]:
+        """The new totals."""
+        return self.compiled(totals, self.leaves_of(params), state, trips)
+
+    def lower(self, totals: Any, params: tree_lib.PyTree, state: State, trips: Any) -> Any:
+        """The lowered program of arguments, or of their shapes."""
+        return self.compiled.lower(totals, self.leaves_of(params), state, trips)
+
+
 class Segments:
     """A model that is run from cut to cut.
 
@@ -72,7 +96,7 @@ class Segments:
 
     def __init__(self, graph: UseGraph, uses: Iterable[Use]):
         self.program = Steps(graph, uses)
-        self._compiled = functools.cache(lambda make, *places: jax.jit(make(*places)))
+        self._compiled = functools.cache(lambda make, *places: CompiledOnce(make(*places)))
 
     def begin(self, *inputs: Any) -> State:
         """A batch before the first step.
@@ -96,21 +120,25 @@ class Segments:
         Returns:
           The state at `there`.
         """
-        leaves = jax.tree.leaves(params)
         while here != there:
-            if here.trips is None and here.step < there.step:
-                state = self._compiled(self._segment, here.step, there.step)(leaves, state)
+            step = here.step
+            if here.trips is None and step < there.step:
+                numbers = self._reads(step, there.step) + self.program.live(there.step)
+                leaves = self._leaves_of(params, step, numbers)
+                state = self._compiled(self._segment, step, there.step)(leaves, state)
                 here = Cut(there.step)
             elif here.trips is None:
-                state, here = self._compiled(self._enter, here.step)(leaves, state), Cut(here.step, 0)
-            elif here.trips < self._scan(here.step)[1].length:
-                state = self._compiled(self._trip, here.step)(leaves, state, here.trips)
-                here = Cut(here.step, here.trips + 1)
+                leaves = self._leaves_of(params, step, self.program.steps[step].reads)
+                state, here = self._compiled(self._enter, step)(leaves, state), Cut(step, 0)
+            elif here.trips < self._scan(step)[1].length:
+                leaves = self._leaves_of(params, step, self.program.steps[step].reads)
+                state = self._compiled(self._trip, step)(leaves, state, here.trips)
+                here = Cut(step, here.trips + 1)
             else:
-                state, here = self._leave(here.step, state), Cut(here.step + 1)
+                state, here = self._leave(step, state), Cut(step + 1)
         return state
 
-    def observe(self, taps: Taps, here: Cut, stop: int) -> Callable[..., list[Any]]:
+    def observe(self, taps: Taps, here: Cut, stop: int) -> 'Observer':
         """A compiled function that adds what goes into operations to their totals, in place.
 
         Args:
@@ -122,8 +150,8 @@ class Segments:
           A function of the totals, the parameters, the state of a batch, and how many trips of the scan it is behind.
         """
 
-        def observe(totals: list[Any], params: tree_lib.PyTree, state: State, trips: Any) -> list[Any]:
-            leaves, found = jax.tree.leaves(params), dict(enumerate(totals))
+        def run(totals: list[Any], leaves: list[Any], state: State, trips: Any) -> list[Any]:
+            found = dict(enumerate(totals))
             if here.trips is None:
                 found = self._run(leaves, state, here.step, stop, taps, found)[1]
             else:
@@ -132,12 +160,25 @@ class Segments:
                 found = taps.program(scan.body, operands, (*step.path, 0), found, {})[1]
             return [found[place] for place in range(len(totals))]
 
-        return jax.jit(observe, donate_argnums=0)
+        compiled = CompiledOnce(run, donate_argnums=(0,))
+        numbers = self._reads(here.step, max(stop, here.step + 1))
+        return Observer(compiled, lambda params: self._leaves_of(params, here.step, numbers))
+
+    def _reads(self, start: int, stop: int) -> list[int]:
+        return [number for step in self.program.steps[start:stop] for number in step.reads]
+
+    def _leaves_of(self, params: tree_lib.PyTree, place: int, numbers: Iterable[int]) -> list[Any]:
+        """The leaves of which some values are made, `None` in place of others: segments of like layers take alike."""
+        numbers = list(numbers)
+        needed = {number for step in self.program.made_anew(numbers, place) for number in step.reads}.union(numbers)
+        pairs = zip(self.program.inputs, jax.tree.leaves(params), strict=False)
+        return [leaf if number in needed else None for number, leaf in pairs]
 
     def _known(self, leaves: list[Any], state: State, place: int, numbers: Iterable[int]) -> Values:
         """All that is known before a step, with some values that are made of parameters alone."""
         program = self.program
-        known = {**program.constants, **dict(zip(program.inputs, leaves, strict=False)), **state.values}
+        given = {number: leaf for number, leaf in zip(program.inputs, leaves, strict=False) if leaf is not None}
+        known = {**program.constants, **given, **state.values}
         for step in program.made_anew(numbers, place):
             self._evaluate(step, known)
         return known

@@ -1,6 +1,7 @@
 """A traced model as one list of steps, calls taken apart."""
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -52,8 +53,10 @@ class Steps:
         self.steps: list[Step] = []
         self.constants: dict[int, Any] = {}
         jaxpr = graph.program.jaxpr
+        self._bytes: dict[int, int] = {}
         self.inputs = [next(self._numbers) for _ in jaxpr.invars]
         self._data = set(self.inputs[len(graph) + len(graph.opaque) + len(graph.unused) :])
+        self._bytes.update(zip(self.inputs, map(_bytes_of, jaxpr.invars), strict=True))
         self._append(bodies.Program(jaxpr, tuple(graph.program.consts)), self.inputs, ())
         self._places = {step.path: place for place, step in enumerate(self.steps)}
         del self.steps[max(map(self.place_of, paths), default=-1) + 1 :]
@@ -88,6 +91,19 @@ class Steps:
         later = self.steps[place:]
         reads = {number for step in later for number in step.reads}
         return sorted(reads & self._data - {number for step in later for number in step.writes})
+
+    def bytes_kept(self) -> list[int]:
+        """For each place, the end included, how many bytes the values take that `live` names there."""
+        first = dict.fromkeys(self.inputs, 0)
+        last: dict[int, int] = {}
+        for place, step in enumerate(self.steps):
+            first |= dict.fromkeys(step.writes, place + 1)
+            last |= dict.fromkeys(step.reads, place)
+        changes = [0] * (len(self.steps) + 2)
+        for number in self._data & last.keys():
+            changes[first[number]] += self._bytes[number]
+            changes[last[number] + 1] -= self._bytes[number]
+        return list(itertools.accumulate(changes))[:-1]
 
     def of_data(self, numbers: Iterable[int]) -> list[int]:
         """Those of some values that depend on the inputs.
@@ -133,8 +149,14 @@ class Steps:
                 writes = self._append(bodies.called(equation), reads, (*here, 0))
             else:
                 writes = [next(self._numbers) for _ in equation.outvars]
+                self._bytes.update(zip(writes, map(_bytes_of, equation.outvars), strict=True))
                 self.steps.append(Step(equation, here, reads, tuple(writes)))
                 if self._data.intersection(reads):
                     self._data.update(writes)
             numbers.update(zip(map(id, equation.outvars), writes, strict=True))
         return [number_of(variable) for variable in jaxpr.outvars]
+
+
+def _bytes_of(variable: Any) -> int:
+    aval = variable.aval
+    return math.prod(aval.shape) * aval.dtype.itemsize if hasattr(aval, 'shape') else 0
