@@ -485,7 +485,7 @@ for wrong in ({'replaced_share': 1.5}, {'replaced_shares': 0.3}, {'sparsity': 90
 # | `get_initial_masks` | start sparse |
 # | `update_state` | choose masks otherwise than by a ranking at the scheduled sparsity |
 # | `create_masks` | rank over more than one leaf |
-# | `track` | keep something of every step, not only of mask updates |
+# | `init_algorithm_state`, `track` | keep values of one's own, renewed in every step |
 # | `moments_to_reset` | forget the optimizer's moments of some weights after a mask update |
 # | `check_type`, `check_optimizer` | refuse sparsity types, or optimizers, with which it cannot work |
 # | `pre_forward_update` | prune in the forward pass alone |
