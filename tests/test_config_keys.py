@@ -299,7 +299,7 @@ for _name in ('FLAG', 'STEP', 'SHARE', 'FUNCTION', 'FROM_ZERO', 'COUNT', 'ABOVE_
 # Of keys that are right one by one some exclude each other, or miss another: what such a refusal names.
 TOGETHER = (
     'scheduler sparsity_distribution_fn drop_fraction_fn is_packed sparsity sparsity_type topk_fn stacked blocks owl '
-    'update_freq update_end_step custom_sparsity_map'
+    'update_freq update_end_step custom_sparsity_map init_dense_steps_end cycle_sparse_steps'
 ).split()
 
 
