@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -123,6 +124,18 @@ def test_a_tenth_is_dropped_by_default():
     updater = api.create_updater_from_config({'algorithm': 'set', 'update_end_step': 100.0})
     assert [float(updater.drop_fraction_fn(step)) for step in (0, 50, 100)] == pytest.approx([0.1, 0.05, 0.0], abs=1e-6)
     assert api.create_updater_from_config({'algorithm': 'set', 'update_end_step': 0}).drop_fraction_fn(500) == 0.1
+
+
+def test_a_class_keeps_a_drop_fraction_of_its_own(monkeypatch):
+    monkeypatch.setattr(api, 'ALGORITHM_REGISTRY', dict(api.ALGORITHM_REGISTRY))
+
+    @dataclasses.dataclass
+    class Half(jaxpruner.RigL):
+        drop_fraction_fn: Any = optax.constant_schedule(0.5)
+
+    api.register_algorithm('half', Half)
+    assert api.create_updater_from_config({'algorithm': 'half'}).drop_fraction_fn(0) == 0.5
+    assert api.create_updater_from_config({'algorithm': 'half', 'drop_fraction': 0.2}).drop_fraction_fn(0) == 0.2
 
 
 NEVER = sparsity_schedules.NoUpdateSchedule()

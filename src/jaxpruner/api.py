@@ -172,14 +172,14 @@ def create_updater_from_config(sparsity_config: Any) -> BaseUpdater:
         if not config_keys.is_users_own(algorithm, key):
             config_keys.check_key(key, value)
     _check_contradictions(config)
-    fields = {field.name for field in dataclasses.fields(algorithm) if field.init}
+    fields = {field.name: field for field in dataclasses.fields(algorithm) if field.init}
     settings = {key: value for key, value in config.items() if key in fields and _is_for_class(key, algorithm)}
     if 'sparsity_distribution_fn' not in settings:
         settings |= _distribution(config, algorithm)
     if 'scheduler' not in settings:
         settings |= _schedule(config, algorithm)
-    if 'drop_fraction_fn' in fields - set(settings):
-        settings['drop_fraction_fn'] = _drop_fraction_fn(config)
+    if 'drop_fraction_fn' in fields and 'drop_fraction_fn' not in settings:
+        settings |= _drop_fraction(config, fields['drop_fraction_fn'].default)
     updater = algorithm(**settings)
     # Settings are checked for the dense baseline, too, but mean nothing to it.
     return NoPruning() if algorithm is NoPruning else updater
@@ -288,8 +288,12 @@ def _schedule(config: dict[str, Any], algorithm: type[BaseUpdater]) -> dict[str,
     return {'scheduler': sparsity_schedules.PolynomialSchedule(config['update_freq'], start, end, **power)}
 
 
-def _drop_fraction_fn(config: dict[str, Any]) -> Callable[[Any], Any]:
+def _drop_fraction(config: dict[str, Any], default: Any) -> dict[str, Any]:
+    """The drop fraction that the keys mean; nothing where none is given and the class has a default of its own."""
+    is_own_default = default is not algorithms.SET.drop_fraction_fn
+    if is_own_default and 'drop_fraction' not in config:
+        return {}
     first = config.get('drop_fraction', 0.1)
-    if end := config.get('update_end_step'):
-        return optax.cosine_decay_schedule(first, end)
-    return optax.constant_schedule(first)
+    end = config.get('update_end_step')
+    decays = optax.cosine_decay_schedule(first, end) if end else optax.constant_schedule(first)
+    return {'drop_fraction_fn': decays}
