@@ -117,6 +117,20 @@ def test_the_default_key_can_be_folded_as_in_the_original():
     np.testing.assert_array_equal(*(updated(cls)[1] for cls in (FromGradsOfCount, jaxpruner.SET)))
 
 
+def test_a_method_that_is_replaced_later_is_called(monkeypatch):
+    def negative(sparse_state, params, grads):
+        return jax.tree.map(jnp.negative, grads)
+
+    updater = jaxpruner.SET(**SETTINGS)
+    state = updater.init_state(PARAMS)
+    expected = replaced(np.asarray(state.masks['u']), U, -G)
+    monkeypatch.setattr(updater, '_get_grow_scores', negative)
+    np.testing.assert_array_equal(updater.update_state(state, PARAMS, GRADS).masks['u'], expected)
+    monkeypatch.setattr(jaxpruner.RigL, '_get_grow_scores', lambda self, *arguments: negative(*arguments))
+    replaced_class = jaxpruner.RigL(**SETTINGS)
+    np.testing.assert_array_equal(replaced_class.update_state(state, PARAMS, GRADS).masks['u'], expected)
+
+
 class KeepsTheFirst(jaxpruner.SET):
     def _update_masks(self, old_mask, drop_score, grow_score, drop_fraction):
         number = jnp.sum(old_mask)
@@ -138,7 +152,8 @@ class OwnUpdate(jaxpruner.RigL):
 
 def test_masks_are_those_of_an_overridden_update_masks():
     before, after = updated(KeepsTheFirst)
-    assert after.ravel().tolist() == [1] * before.sum() + [0] * (before.size - before.sum())
+    number = int(before.sum())
+    assert after.ravel().tolist() == [1] * number + [0] * (before.size - number)
     for cls in (HalvesTheFraction, OwnUpdate):
         before, after = updated(cls)
         np.testing.assert_array_equal(after, replaced(before, U, np.abs(G), fraction=0.2))

@@ -189,14 +189,15 @@ class SET(StaticRandomSparse):
 
     def _drop_and_grow_scores(self, treedef, sparse_state, params, grads):
         scores = []
-        for method in (self.get_drop_scores, self.get_grow_scores):
+        # Under JaxPruner's names: code that replaces a method of a class or of one updater knows these.
+        for method in (self._get_drop_scores, self._get_grow_scores):
             lazy = None if self._updates_masks_itself() else scoring.said_of(method, params, grads)
             tree = method(sparse_state, params, grads) if lazy is None else lazy
             scores.append(tree_lib.leaves_like(treedef, tree))
         return scores
 
     def _updates_masks_itself(self) -> bool:
-        return getattr(self.update_masks, '__func__', None) is not SET.update_masks
+        return getattr(self._update_masks, '__func__', None) is not SET.update_masks
 
     def _replaced(self, leaves: 'list[_MaskedLeaf]', fraction: Any) -> list[jax.Array]:
         if self._updates_masks_itself():
@@ -216,7 +217,7 @@ class SET(StaticRandomSparse):
         updater.sparsity_type = leaf.sparsity_type
 
         def update(mask: jax.Array, drop: jax.Array, grow: jax.Array) -> jax.Array:
-            return updater.update_masks(mask, drop, grow, drop_fraction=fraction)
+            return updater._update_masks(mask, drop, grow, drop_fraction=fraction)
 
         new = groups.per_layer(update, leaf.is_stacked)(leaf.mask, leaf.drop_scores, leaf.grow_scores)
         return (jnp.asarray(new) != 0).astype(leaf.mask.dtype)
