@@ -1,5 +1,6 @@
 """Names and configurations: every source and key, and what is refused."""
 
+import contextlib
 import dataclasses
 import json
 from typing import Any
@@ -20,7 +21,7 @@ CONFIG = {
     'update_freq': 10,
     'update_start_step': 20,
     'update_end_step': 100,
-    'sparsity_type': 'nm_2,4',
+    'sparsity_type': 'block_2,2',
     'rng_seed': 3,
     'use_packed_masks': True,
 }
@@ -34,7 +35,7 @@ class Settings:
     update_freq: int = 10
     update_start_step: int = 20
     update_end_step: int = 100
-    sparsity_type: str = 'nm_2,4'
+    sparsity_type: str = 'block_2,2'
     rng_seed: int = 3
     use_packed_masks: bool = True
     drop_fraction: float | None = None
@@ -67,7 +68,7 @@ def test_every_source_gives_the_same_updater(source, tmp_path):
     updater = api.create_updater_from_config(source(tmp_path))
     assert type(updater) is jaxpruner.MagnitudePruning
     assert updater.scheduler == sparsity_schedules.PolynomialSchedule(10, 20, 100)
-    assert updater.sparsity_type == jaxpruner.NByM(2, 4)
+    assert updater.sparsity_type == jaxpruner.Block((2, 2))
     assert updater.rng_seed == 3
     assert updater.use_packed_masks
     assert updater.get_target_sparsities({'w': jnp.ones((8, 8)), 'b': jnp.ones(8)}) == {
@@ -172,7 +173,10 @@ def test_every_algorithm_takes_one_shot(name):
     config = {'algorithm': name, 'sparsity': 0.5, 'update_freq': 1000, 'update_start_step': 1, 'update_end_step': 1}
     updater = api.create_updater_from_config(config)
     tx, params = updater.wrap_optax(optax.adam(0.1)), {'w': jnp.arange(1.0, 17).reshape(4, 4)}
-    state = tx.init(params)
+    # The drop fraction decays to 0 at the end, which is here the only update.
+    is_replaced = name in ('set', 'rigl')
+    with pytest.warns(UserWarning, match='replaces no weight') if is_replaced else contextlib.nullcontext():
+        state = tx.init(params)
     params = updater.post_gradient_update(params, state)
     for _ in range(3):
         updates, state = jax.jit(tx.update)(jax.tree.map(jnp.ones_like, params), state, params)

@@ -67,7 +67,7 @@ def test_updates_have_the_result_type(param, grad):
 
 
 def test_missing_params_give_the_error_of_optax():
-    tx, reference = jaxpruner.MagnitudePruning().wrap_optax(optax.sgd(0.1)), optax.add_decayed_weights(0.1)
+    tx, reference = jaxpruner.MagnitudePruning(**every()).wrap_optax(optax.sgd(0.1)), optax.add_decayed_weights(0.1)
     with pytest.raises(ValueError, match='not passing `params`') as theirs:
         reference.update(GRADS, reference.init(PARAMS), None)
     with pytest.raises(ValueError, match='not passing `params`') as ours:
@@ -76,7 +76,7 @@ def test_missing_params_give_the_error_of_optax():
 
 
 def test_params_may_be_named():
-    tx = jaxpruner.MagnitudePruning().wrap_optax(optax.sgd(0.1))
+    tx = jaxpruner.MagnitudePruning(**every()).wrap_optax(optax.sgd(0.1))
     tx.update(updates=GRADS, state=tx.init(PARAMS), params=PARAMS)
 
 
@@ -179,7 +179,7 @@ def test_is_packed_is_another_name():
 
 
 def test_init_can_be_evaluated_abstractly():
-    tx = jaxpruner.RigL(sparsity_distribution_fn=half, use_packed_masks=True).wrap_optax(optax.adam(0.1))
+    tx = jaxpruner.RigL(**every(), use_packed_masks=True).wrap_optax(optax.adam(0.1))
     shapes = jax.eval_shape(tx.init, PARAMS)
     real = tx.init(PARAMS)
     assert jax.tree.structure(shapes) == jax.tree.structure(real)

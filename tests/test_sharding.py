@@ -72,7 +72,7 @@ def make(algorithm, kind, is_packed):
             'algorithm': algorithm,
             'sparsity_type': kind,
             'use_packed_masks': is_packed,
-            'sparsity': 0.75,
+            'sparsity': 0.5 if kind in ('2:4', 'nm_2,4,0') else 0.75,
             **settings,
         }
     )

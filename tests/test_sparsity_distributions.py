@@ -96,11 +96,41 @@ def test_stacked_layers_are_warned_about_and_named():
     assert targets == {'blocks': {'norm': {'scale': None}, 'mlp': {'kernel': pytest.approx(0.5), 'bias': None}}}
 
 
-def test_attention_biases_are_not_taken_for_stacked_layers():
-    params = {'query': {'kernel': jnp.zeros((64, 4, 16)), 'bias': jnp.zeros((4, 16))}}
-    with warnings.catch_warnings():
-        warnings.simplefilter('error')
-        distributions.uniform(params, 0.5)
+# As the attention layers of Flax NNX have them.
+ATTENTION = {
+    name: {'kernel': jnp.zeros((64, 4, 16)), 'bias': jnp.zeros((4, 16))} for name in ('query', 'key', 'value', 'extra')
+} | {'out': {'kernel': jnp.zeros((4, 16, 64)), 'bias': jnp.zeros(64)}}
+
+
+def test_biases_of_two_dimensions_are_named_with_the_filter_that_leaves_them_out():
+    with pytest.warns(UserWarning, match=r'extra/bias \(4, 16\), key/bias.* and 1 more .*NOT_BIAS_FILTER') as caught:
+        targets = distributions.uniform(ATTENTION, 0.5)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    assert targets['query'] == {'bias': 0.5, 'kernel': 0.5}  # by the published filter
+    targets = distributions.uniform(ATTENTION, 0.5, filter_fn=distributions.NOT_BIAS_FILTER)
+    assert targets['query'] == {'bias': None, 'kernel': 0.5}
+    assert distributions.uniform(ATTENTION, 0.5, filter_fn=lambda path, leaf: leaf.ndim > 1)['key']['bias'] == 0.5
+
+
+def test_biases_of_two_dimensions_in_stacked_layers():
+    stacked = {'blocks': {'query': {'kernel': jnp.zeros((6, 64, 4, 16)), 'bias': jnp.zeros((6, 4, 16))}}}
+    with pytest.warns(UserWarning, match=r'blocks/query/bias has shape .* 6 stacked layers'):
+        distributions.uniform(stacked, 0.5)
+    with pytest.warns(UserWarning, match=r'blocks/query/bias \(6, 4, 16\) .*NOT_BIAS_FILTER'):
+        distributions.uniform(stacked, 0.5, stacked='blocks/*')
+
+
+def test_a_b_beside_a_kernel_is_a_bias_and_a_b_of_lora_is_none():
+    haiku = {'query': {'w': jnp.zeros((64, 4, 16)), 'b': jnp.zeros((4, 16))}}
+    with pytest.warns(UserWarning, match='query/b'):
+        distributions.uniform(haiku, 0.5)
+    distributions.uniform({'lora': {'a': jnp.zeros((64, 4)), 'b': jnp.zeros((4, 64))}}, 0.5)
+
+
+def test_norms_with_axes_of_length_one_are_no_stacks():
+    with pytest.warns(UserWarning, match=r'norm/beta \(1, 1, 8\), norm/gamma .*NOT_BIAS_FILTER'):
+        distributions.uniform({'norm': {'beta': jnp.zeros((1, 1, 8)), 'gamma': jnp.zeros((1, 1, 8))}}, 0.5)
 
 
 BAD = [

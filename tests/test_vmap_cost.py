@@ -53,7 +53,7 @@ def transformation(case, seed):
             'algorithm': algorithm,
             'sparsity_type': kind,
             'use_packed_masks': is_packed,
-            'sparsity': 0.75,
+            'sparsity': 0.5 if kind == '2:4' else 0.75,
             'rng_seed': seed,
             **settings,
         }

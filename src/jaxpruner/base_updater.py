@@ -4,7 +4,6 @@ Methods that users override see masks unpacked, and may return them packed or no
 """
 
 import dataclasses
-import functools
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -16,6 +15,8 @@ import optax
 from jaxpruner import (
     config_keys,
     driver,
+    init_checks,
+    leaf_plans,
     mask_calculator,
     masking,
     scoring,
@@ -74,12 +75,14 @@ class BaseUpdater(OptionalHooks, ShortRepr):
     regrows_from_zero: ClassVar[bool] = False
     # Whether a mask update ranks the parameters as they are after the step; it then costs one more optimizer update.
     ranks_next_params: ClassVar[bool] = False
+    # What one ranking holds: a 'leaf' (or a layer), the 'model', or 'other' sets, whose counts a plan cannot tell.
+    ranked_together: ClassVar[str] = 'leaf'
 
     scheduler: sparsity_schedules.BaseSchedule = sparsity_schedules.NoUpdateSchedule()
     skip_gradients: bool = False
     is_sparse_gradients: bool = False
     sparsity_type: Any = sparsity_types.Unstructured()
-    sparsity_distribution_fn: DistributionFn | None = functools.partial(sparsity_distributions.uniform, sparsity=0.0)
+    sparsity_distribution_fn: DistributionFn | None = sparsity_distributions.NOT_GIVEN
     rng_seed: Any = _SEED
     use_packed_masks: bool = False
     topk_fn: mask_calculator.TopkFn | None = None
@@ -162,6 +165,10 @@ class BaseUpdater(OptionalHooks, ShortRepr):
         known = utils.known_arguments(self.calculate_scores, extra_args)
         return self.calculate_scores(params, sparse_state=sparse_state, grads=grads, **known)
 
+    def check_plan(self, plan: leaf_plans.PruningPlan) -> None:
+        """Warns where the masks cannot become what was asked for; called by `init` with `plan(params)`."""
+        init_checks.check_plan(self, plan)
+
     def instant_sparsify(
         self, params: tree_lib.PyTree, grads: tree_lib.PyTree | None = None, **extra_args: Any
     ) -> tuple[tree_lib.PyTree, tree_lib.PyTree]:
@@ -178,8 +185,10 @@ class BaseUpdater(OptionalHooks, ShortRepr):
         Raises:
           ValueError: sparsities or shapes do not fit.
         """
-        sparsities = self.get_target_sparsities(params)
-        masks = self.create_masks(scoring.to_rank(self, params, None, grads, extra_args), sparsities)
+        arrays, grads = tree_lib.as_arrays(params), tree_lib.as_arrays(grads)
+        sparsities = self.get_target_sparsities(arrays)
+        masks = self.create_masks(scoring.to_rank(self, arrays, None, grads, extra_args), sparsities)
+        masking.warn_of_emptied(masks, arrays, grads)
         return self.apply_masks(params, masks), masks
 
     def pre_forward_update(
@@ -214,6 +223,19 @@ class BaseUpdater(OptionalHooks, ShortRepr):
         """Sets the pruned weights to zero, as `apply_mask`; for averaged weights (EMA), too."""
         return apply_mask(params, masks, is_packed)
 
+    def plan(self, params: tree_lib.PyTree) -> leaf_plans.PruningPlan:
+        """What will happen to each leaf: its type, its target, how many weights stay, or why it stays dense.
+
+        Nothing is computed on a device. `print(pruner.plan(params))` shows a table.
+
+        Args:
+          params: the parameters, or their shapes.
+
+        Raises:
+          ValueError: sparsities or shapes do not fit.
+        """
+        return leaf_plans.plan_leaves(self, params)
+
     # What the driver is made of.
 
     def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
@@ -228,6 +250,7 @@ class BaseUpdater(OptionalHooks, ShortRepr):
         Raises:
           ValueError: a sparsity outside [0, 1], a shape that the sparsity type cannot divide, a name without a leaf.
         """
+        params = tree_lib.as_arrays(params)
         paths, leaves, _ = tree_lib.flatten_with_paths(params)
 
         def check(sparsity_type: Any, path: tree_lib.Path, shape: tuple[int, ...]) -> None:
@@ -236,7 +259,14 @@ class BaseUpdater(OptionalHooks, ShortRepr):
             if mask_calculator.own_topk_fn(self.topk_fn) is None:
                 sparsity_type.check_shape(shape, where)
 
-        return targets.of_leaves(self.distribution(), params, self._leaf_types(paths, leaves), self.stacked, check)
+        return targets.of_leaves(
+            self.distribution(),
+            params,
+            self._leaf_types(paths, leaves),
+            self.stacked,
+            check,
+            types_decide=mask_calculator.own_topk_fn(self.topk_fn) is None,
+        )
 
     def distribution(self) -> DistributionFn | None:
         """What `sparsity` and `sparsity_distribution_fn` mean together; `None` for no target at all."""
@@ -296,6 +326,7 @@ class BaseUpdater(OptionalHooks, ShortRepr):
         Raises:
           ValueError: sparsities or shapes do not fit.
         """
+        params = tree_lib.as_arrays(params)
         sparsities = self.get_target_sparsities(params)
         logger.info('target_sparsities: %s', sparsities)
         masks = masking.store_masks(self.get_initial_masks(params, sparsities), params, self.packs_masks())
@@ -323,7 +354,7 @@ class BaseUpdater(OptionalHooks, ShortRepr):
           score function (those it names) and the inner optimizer (if it takes any).
 
         >>> import optax, jaxpruner
-        >>> tx = jaxpruner.MagnitudePruning().wrap_optax(optax.sgd(0.1))
+        >>> tx = jaxpruner.NoPruning().wrap_optax(optax.sgd(0.1))
         >>> tx.init({'w': jnp.ones((2, 2))}).count
         Array(0, dtype=int32)
         """
@@ -335,7 +366,11 @@ class BaseUpdater(OptionalHooks, ShortRepr):
         An algorithm that defines `post_gradient_update` decides itself what becomes of pruned weights, so its updates
         stay as the optimizer makes them.
         """
-        return type(self).post_gradient_update is BaseUpdater.post_gradient_update
+        return not self.overrides('post_gradient_update')
+
+    def overrides(self, method: str) -> bool:
+        """Whether the algorithm defines a method of `BaseUpdater` itself."""
+        return getattr(type(self), method) is not getattr(BaseUpdater, method)
 
     def packs_masks(self) -> bool:
         """Whether the state holds masks at one bit per weight."""
@@ -359,6 +394,9 @@ class NoPruning(BaseUpdater):
     def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
         """No leaf has a target."""
         return jax.tree.map(lambda _: None, params)
+
+    def check_plan(self, plan):
+        """Dense is what was asked for."""
 
     def update_state(self, sparse_state, params, grads):
         """Nothing changes."""

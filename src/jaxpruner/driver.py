@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxpruner import control, masking, optimizer_state, packing, utils
+from jaxpruner import caller_warnings, control, masking, optimizer_state, packing, utils
 from jaxpruner import tree as tree_lib
 from jaxpruner.sparse_state import SparseState, check_has_masks, leaf_targets
 
@@ -42,16 +42,21 @@ def wrap(updater: 'BaseUpdater', inner: optax.GradientTransformation) -> optax.G
       TypeError: `inner` is no transformation.
 
     >>> import jaxpruner
-    >>> wrap(jaxpruner.MagnitudePruning(), optax.sgd(0.1)).init({'w': jnp.ones((2, 2))}).count
+    >>> wrap(jaxpruner.NoPruning(), optax.sgd(0.1)).init({'w': jnp.ones((2, 2))}).count
     Array(0, dtype=int32)
     """
     if not (callable(getattr(inner, 'init', None)) and callable(getattr(inner, 'update', None))):
         raise TypeError(f'wrap_optax takes an optax transformation such as optax.adam(1e-3), got {inner!r}')
     inner_with_extra = optax.with_extra_args_support(inner)
 
+    said: set[str] = set()
+
     def init_fn(params: tree_lib.PyTree) -> SparseState:
-        updater.check_optimizer(inner_with_extra, params)
-        state = updater.init_state(params)
+        params = tree_lib.as_arrays(params)
+        with caller_warnings.each_once(said):
+            updater.check_optimizer(inner_with_extra, params)
+            state = updater.init_state(params)
+            updater.check_plan(updater.plan(params))
         # A user's own `init_state` may pack masks in another way, or not at all, and know nothing of other fields.
         masks = masking.store_masks(state.masks, params, updater.packs_masks())
         algorithm_state = state.algorithm_state
@@ -80,6 +85,7 @@ def wrap(updater: 'BaseUpdater', inner: optax.GradientTransformation) -> optax.G
                 'of the wrapped optimizer, and restore checkpoints with the target `jax.eval_shape(tx.init, params)`'
             )
         check_has_masks(state)
+        updates, params = tree_lib.as_arrays(updates), tree_lib.as_arrays(params)
         due = _is_due(updater, state, update_masks)
         return _step(updater, inner_with_extra, due, updates, state, params, extra_args)
 

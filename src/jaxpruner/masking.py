@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import packing
+from jaxpruner import caller_warnings, packing
 from jaxpruner import tree as tree_lib
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ def unpack_masks(masks: tree_lib.PyTree, params: tree_lib.PyTree) -> tree_lib.Py
     >>> unpack_masks({'w': jnp.array([128], jnp.uint8)}, {'w': jnp.ones(2)})
     {'w': Array([1, 0], dtype=uint8)}
     """
-    paths, leaves, treedef = tree_lib.flatten_with_paths(params)
+    paths, leaves, treedef = tree_lib.flatten_with_paths(tree_lib.as_arrays(params))
     unpacked = []
     for path, param, mask in zip(paths, leaves, tree_lib.leaves_like(treedef, masks), strict=True):
         try:
@@ -199,3 +199,42 @@ def _warn_of_shared_bytes(stored: tree_lib.PyTree, given: tree_lib.PyTree, param
             '; '.join(named[:_NAMED]),
             more,
         )
+
+
+def warn_of_emptied(masks: tree_lib.PyTree, params: tree_lib.PyTree, grads: tree_lib.PyTree | None) -> None:
+    """Names the leaves of which nothing is kept because they, or their gradients, are NaN throughout.
+
+    NaN ranks lowest and is never kept, so that such a leaf becomes zero. Nothing is looked at where values are traced.
+
+    Args:
+      masks: unpacked masks that were made from the parameters, `None` where dense.
+      params: the parameters.
+      grads: their gradients, or `None`.
+
+    >>> warn_of_emptied({'w': jnp.array([1, 0], jnp.uint8)}, {'w': jnp.array([2.0, jnp.nan])}, None)
+    """
+    paths, leaves, treedef = tree_lib.flatten_with_paths(params)
+    rows = zip(paths, leaves, tree_lib.leaves_like(treedef, masks), strict=True)
+    masked = [(path, leaf, mask) for path, leaf, mask in rows if mask is not None and mask.size]
+    if any(tree_lib.is_traced(mask) for _, _, mask in masked):
+        return
+    # All are computed before the first is waited for.
+    keeps_any = [_keeps_any(mask) for _, _, mask in masked]
+    emptied = {path: leaf for (path, leaf, _), kept in zip(masked, keeps_any, strict=True) if not kept}
+    if not emptied:
+        return
+    arrays = {f'{tree_lib.path_string(path)} holds': leaf for path, leaf in emptied.items()}
+    if grads is not None:
+        gradients = dict(zip(paths, tree_lib.leaves_like(treedef, grads), strict=True))
+        arrays |= {f'the gradients of {tree_lib.path_string(path)} hold': gradients[path] for path in emptied}
+    found = [words for words, array in arrays.items() if array is not None and bool(jnp.all(jnp.isnan(array)))]
+    if found:
+        more = f' (so do {len(found) - 1} more leaves)' if len(found) > 1 else ''
+        caller_warnings.warn(
+            f'{found[0]} NaN alone{more}: nothing of it is kept, so that it becomes zero; look where NaN come from'
+        )
+
+
+@jax.jit
+def _keeps_any(mask: jax.Array) -> jax.Array:
+    return jnp.any(mask != 0)

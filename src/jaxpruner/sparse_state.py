@@ -49,7 +49,8 @@ def split_masks(opt_state: Any) -> tuple[Any, tuple[SparseState, ...]]:
       ValueError: the masks were split off already, or there is no `SparseState`.
 
     >>> import jax.numpy as jnp, optax, jaxpruner
-    >>> state = jaxpruner.MagnitudePruning().wrap_optax(optax.adam(1e-3)).init({'kernel': jnp.ones((2, 2))})
+    >>> tx = jaxpruner.StaticRandomSparse(sparsity_type='1:2').wrap_optax(optax.adam(1e-3))
+    >>> state = tx.init({'kernel': jnp.ones((2, 2))})
     >>> rest, masks = split_masks(state)
     >>> masks[0].masks['kernel'].shape, jax.tree.structure(join_masks(rest, masks)) == jax.tree.structure(state)
     ((2, 2), True)
@@ -147,7 +148,7 @@ def sparse_states(opt_state: Any) -> list[SparseState]:
       ValueError: masks were split off.
 
     >>> import jax.numpy as jnp, optax, jaxpruner
-    >>> tx = optax.chain(optax.clip(1.0), jaxpruner.MagnitudePruning().wrap_optax(optax.sgd(0.1)))
+    >>> tx = optax.chain(optax.clip(1.0), jaxpruner.NoPruning().wrap_optax(optax.sgd(0.1)))
     >>> len(sparse_states(tx.init({'kernel': jnp.ones((2, 2))})))
     1
     """

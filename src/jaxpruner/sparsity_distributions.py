@@ -3,6 +3,7 @@
 Any function `params -> tree of floats, None where dense` is a distribution; these are the two that papers use.
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ SparsityMap = Mapping[Any, float | None] | Sequence[tuple[Any, float | None]]
 
 # Last names of parameters that are vectors in one layer: 2-D means that layers are stacked.
 _VECTOR_NAMES = frozenset({'bias', 'b', 'scale', 'offset', 'beta', 'gamma'})
+_MOST_NAMED = 3
 
 
 def NOT_DIM_ONE_FILTER(key: tree_lib.Path, param: Any) -> bool:
@@ -52,6 +54,18 @@ def KERNEL_FILTER_FN(key: tree_lib.Path, param: Any) -> bool:
     """
     del param
     return key[-1] == 'kernel'
+
+
+def NOT_BIAS_FILTER(path: tree_lib.Path, param: Any) -> bool:
+    """Selects the leaves with more than one dimension whose name is not that of a bias or norm.
+
+    The biases of attention layers have two dimensions in some libraries, heads and their width.
+
+    >>> import numpy as np
+    >>> NOT_BIAS_FILTER(('query', 'bias'), np.ones((8, 64))), NOT_BIAS_FILTER(('query', 'kernel'), np.ones((8, 64)))
+    (False, True)
+    """
+    return NOT_DIM_ONE_FILTER(path, param) and path[-1] not in _VECTOR_NAMES
 
 
 def check_sparsity(sparsity: Any, name: str) -> None:
@@ -170,6 +184,18 @@ def uniform(
     return jax.tree.unflatten(treedef, targets)
 
 
+class NotGiven(functools.partial):
+    """A distribution that stands where nobody has given one, so that only types that say it themselves prune.
+
+    >>> type(NOT_GIVEN).__name__, NOT_GIVEN.keywords
+    ('NotGiven', {'sparsity': 0.0})
+    """
+
+
+# The default of all updaters: N:M prunes to its own share, everything else stays dense.
+NOT_GIVEN = NotGiven(uniform, sparsity=0.0)
+
+
 def erk(
     param_tree: tree_lib.PyTree,
     sparsity: float,
@@ -242,6 +268,45 @@ def erk(
     return jax.tree.unflatten(treedef, targets)
 
 
+def why_dense(
+    distribution: Callable[..., tree_lib.PyTree] | None, params: tree_lib.PyTree, stacked: str | Sequence[Any] = ()
+) -> list[str]:
+    """For each leaf the reason for which a distribution leaves it dense, if it does.
+
+    Args:
+      distribution: any, `None` for none.
+      params: the parameters, or their shapes.
+      stacked: names of leaves that are stacks of layers.
+
+    >>> why_dense(functools.partial(uniform, sparsity=0.5), {'b': jax.ShapeDtypeStruct((4,), 'float32')})
+    ['the default filter leaves out 1-D leaves']
+    """
+    paths, leaves, _ = tree_lib.flatten_with_paths(tree_lib.as_arrays(params))
+    if distribution is None:
+        return ['sparsity_distribution_fn is None'] * len(leaves)
+    if getattr(distribution, 'func', None) not in (uniform, erk):
+        return [f'{_name_of(distribution, "sparsity_distribution_fn")} gives it no target'] * len(leaves)
+    settings = getattr(distribution, 'keywords', {})
+    rules = tree_lib.first_matches(check_custom_map(settings.get('custom_sparsity_map')), paths, 'custom_sparsity_map')
+    filter_fn = settings.get('filter_fn', NOT_DIM_ONE_FILTER)
+    names = (stacked,) if isinstance(stacked, str) else tuple(stacked)
+    reasons = []
+    for path, leaf, rule in zip(paths, leaves, rules, strict=True):
+        is_stacked = any(tree_lib.matches(name, path) for name in names)
+        if rule is not None:
+            reasons.append('custom_sparsity_map says None')
+        elif filter_fn is NOT_DIM_ONE_FILTER:
+            reasons.append(f'the default filter leaves out {leaf.ndim - is_stacked}-D leaves')
+        else:
+            reasons.append(f'{_name_of(filter_fn, "filter_fn")} leaves it out')
+    return reasons
+
+
+def _name_of(function: Any, otherwise: str) -> str:
+    name = getattr(function, '__name__', '<lambda>')
+    return otherwise if name == '<lambda>' else name
+
+
 def _flops_of_leaves(
     params: tree_lib.PyTree, flops: Mapping[Any, float], selected: Mapping[int, tuple[int, ...]]
 ) -> list[float]:
@@ -264,7 +329,7 @@ def _select(
     stacked: Sequence[str],
 ) -> tuple[list[Any], Any, dict[int, float | None], dict[int, tuple[int, ...]]]:
     """Leaves, structure, custom sparsities by leaf index, and layer shapes of the filtered leaves by leaf index."""
-    paths, leaves, treedef = tree_lib.flatten_with_paths(params)
+    paths, leaves, treedef = tree_lib.flatten_with_paths(tree_lib.as_arrays(params))
     custom_map = check_custom_map(custom_sparsity_map)
     stacked = (stacked,) if isinstance(stacked, str) else tuple(stacked)
     rules = tree_lib.first_matches(custom_map, paths, 'custom_sparsity_map')
@@ -279,25 +344,54 @@ def _select(
         elif filter_fn(path, layer):
             selected[i] = tuple(layer.shape)
     if filter_fn is NOT_DIM_ONE_FILTER:
-        _warn_about_stacked_layers(paths, leaves, set(selected), stacked)
+        _warn_about_vectors(paths, leaves, selected, stacked)
     return leaves, treedef, custom, selected
 
 
-def _warn_about_stacked_layers(
-    paths: list[tree_lib.Path], leaves: list[Any], selected: set[int], stacked: Sequence[str]
+def _warn_about_vectors(
+    paths: list[tree_lib.Path], leaves: list[Any], selected: Mapping[int, tuple[int, ...]], stacked: Sequence[str]
 ) -> None:
-    """Layers stacked for `scan` have 2-D biases and norms, which the default filter takes for kernels."""
+    """The default filter takes all that has two dimensions for a kernel: biases of heads, and of stacked layers."""
+    biases = []
     for i in sorted(selected):
-        if paths[i][-1] not in _VECTOR_NAMES or leaves[i].ndim != 2:
-            continue
-        if any(tree_lib.matches(name, paths[i]) for name in stacked):
+        if paths[i][-1] not in _VECTOR_NAMES:
             continue
         siblings = [j for j in range(len(paths)) if paths[j][:-1] == paths[i][:-1]]
-        if all(leaves[j].ndim >= 2 and leaves[j].shape[0] == leaves[i].shape[0] for j in siblings):
-            where = tree_lib.path_string(paths[i])
-            caller_warnings.warn(
-                f'{where} has shape {tuple(leaves[i].shape)} and looks like a bias or norm of {leaves[i].shape[0]} '
-                f"stacked layers, which is now pruned; if so, name the stacked leaves: stacked='{paths[i][0]}/*', "
-                'otherwise silence this with a filter_fn'
-            )
+        if paths[i][-1] == 'b' and not any(_adds_to(leaves[i].shape, leaves[j].shape) for j in siblings):
+            continue  # as in LoRA, where `a` and `b` are kernels
+        is_named = any(tree_lib.matches(name, paths[i]) for name in stacked)
+        if not is_named and _look_stacked(leaves, siblings, leaves[i]):
+            _warn_about_stacked_layers(paths[i], leaves[i])
             return
+        if len(selected[i]) > 1:
+            biases.append(i)
+    if biases:
+        names = ', '.join(f'{tree_lib.path_string(paths[i])} {tuple(leaves[i].shape)}' for i in biases[:_MOST_NAMED])
+        more = f' and {len(biases) - _MOST_NAMED} more' if len(biases) > _MOST_NAMED else ''
+        caller_warnings.warn(
+            f'{names}{more} looks like a bias or norm, but has more than one dimension, so that the default filter '
+            'takes it for a kernel. filter_fn=sparsity_distributions.NOT_BIAS_FILTER leaves such leaves dense; any '
+            'other filter_fn says that you have decided'
+        )
+
+
+def _look_stacked(leaves: list[Any], siblings: list[int], leaf: Any) -> bool:
+    """Whether a leaf and all beside it begin with an axis of the same length: layers that are stacked for `scan`."""
+    return leaf.shape[0] > 1 and all(leaves[j].ndim >= 2 and leaves[j].shape[0] == leaf.shape[0] for j in siblings)
+
+
+def _adds_to(bias: tuple[int, ...], kernel: tuple[int, ...]) -> bool:
+    """Whether a leaf has the shape of a bias for the outputs of another, in each layer where both are stacked."""
+    if len(kernel) <= len(bias):
+        return False
+    is_stacked = kernel[0] == bias[0] and kernel[len(kernel) - len(bias) + 1 :] == bias[1:]
+    return kernel[len(kernel) - len(bias) :] == bias or is_stacked
+
+
+def _warn_about_stacked_layers(path: tree_lib.Path, leaf: Any) -> None:
+    caller_warnings.warn(
+        f'{tree_lib.path_string(path)} has shape {tuple(leaf.shape)} and looks like a bias or norm of {leaf.shape[0]} '
+        f"stacked layers, which is now pruned; if so, name the stacked leaves: stacked='{path[0]}/*', "
+        'otherwise leave it out with filter_fn=sparsity_distributions.NOT_BIAS_FILTER, or silence this with another '
+        'filter_fn'
+    )

@@ -34,7 +34,8 @@ def is_given(updater: 'BaseUpdater') -> bool:
     False
     """
     distribution = updater.sparsity_distribution_fn
-    return not (distribution is None or distribution is _default(updater) or isinstance(distribution, FromSparsity))
+    made_here = isinstance(distribution, FromSparsity | sparsity_distributions.NotGiven)
+    return not (distribution is None or distribution is _default(updater) or made_here)
 
 
 def distribution_of(updater: 'BaseUpdater') -> Any:

@@ -4,13 +4,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from jaxpruner import sparsity_distributions, utils
+from jaxpruner import caller_warnings, sparsity_distributions, utils
 from jaxpruner import tree as tree_lib
-from jaxpruner.sparsity_types import SparsityType
+from jaxpruner.sparsity_types import NByM, SparsityType
 
 # A glob or a path, or several.
 Stacked = str | Sequence[str | tree_lib.Path]
+# A sparsity that is a rounded share of N:M, such as 0.33 for 2:3, does not contradict it.
+_ROUNDING = 0.005
 
 
 def check_distribution(function: Any) -> None:
@@ -44,6 +47,7 @@ def of_leaves(
     types: Sequence[SparsityType | None],
     stacked: Stacked,
     check: Callable[[SparsityType, tree_lib.Path, tuple[int, ...]], None],
+    types_decide: bool = True,
 ) -> tree_lib.PyTree:
     """The target of each leaf.
 
@@ -53,6 +57,8 @@ def of_leaves(
       types: the sparsity type of each leaf, `None` where dense.
       stacked: names of leaves that are stacks of layers.
       check: refuses the type, path and shape (of one layer) of a leaf that is to be pruned.
+      types_decide: leaves of N:M have the share of N:M as their target: whatever other sparsity they are given, with a
+        warning; and where nobody has given any. A sparsity of 0 keeps them dense.
 
     Returns:
       A tree like the parameters, `None` where dense.
@@ -66,6 +72,7 @@ def of_leaves(
     >>> of_leaves(half, {'w': jax.numpy.ones(2), 'b': jax.numpy.ones(2)}, [Unstructured()] * 2, (), lambda *leaf: None)
     {'b': None, 'w': 0.5}
     """
+    params = tree_lib.as_arrays(params)
     paths, leaves, treedef = tree_lib.flatten_with_paths(params)
     if distribution is None:
         return jax.tree.unflatten(treedef, [None] * len(leaves))
@@ -81,12 +88,52 @@ def of_leaves(
     targets = tree_lib.leaves_like(treedef, distribution(params, **known))
     rows = zip(targets, types, paths, leaves, are_stacked(stacked, paths), strict=True)
     for i, (target, kind, path, leaf, in_layers) in enumerate(rows):
-        if kind is None:
+        if kind is None or not jnp.issubdtype(leaf.dtype, jnp.number):  # flags and random keys cannot be ranked
             targets[i] = None
         elif target is not None:
             sparsity_distributions.check_sparsity(target, f'the sparsity of {tree_lib.path_string(path)}')
             check(kind, path, leaf.shape[in_layers:])
+    if types_decide:
+        is_given = not isinstance(distribution, sparsity_distributions.NotGiven)
+        targets = _with_shares_of_n_by_m(targets, types, paths, is_given)
     return jax.tree.unflatten(treedef, targets)
+
+
+def _with_shares_of_n_by_m(
+    targets: Sequence[Any], types: Sequence[SparsityType | None], paths: Sequence[tree_lib.Path], is_given: bool
+) -> list[Any]:
+    """The targets, with its share for each leaf of N:M; whether sparsities were given says what 0 means."""
+    reached, contradictions = list(targets), []
+    for i, (target, leaf_type) in enumerate(zip(targets, types, strict=True)):
+        if target is None or not isinstance(leaf_type, NByM):
+            continue
+        share = (leaf_type.m - leaf_type.n) / leaf_type.m
+        if tree_lib.is_traced(target):
+            reached[i] = jnp.where(target == 0, 0.0, share)
+        elif float(target) != 0 or not is_given:
+            reached[i] = share
+            if is_given and abs(float(target) - share) > _ROUNDING:
+                contradictions.append(i)
+    if contradictions:
+        _warn_about_contradictions(contradictions, targets, types, paths)
+    return reached
+
+
+def _warn_about_contradictions(
+    which: Sequence[int],
+    targets: Sequence[Any],
+    types: Sequence[SparsityType | None],
+    paths: Sequence[tree_lib.Path],
+) -> None:
+    leaf_type, given = types[which[0]], float(targets[which[0]])
+    assert isinstance(leaf_type, NByM)
+    n, m = leaf_type.n, leaf_type.m
+    others = f' (and {len(which) - 1} more leaves)' if len(which) > 1 else ''
+    caller_warnings.warn(
+        f'{tree_lib.path_string(paths[which[0]])}{others}: sparsity {given:.4g} contradicts the sparsity type {n}:{m}, '
+        f'which removes {(m - n) / m:.4g}; the share of {n}:{m} holds. Leave the sparsity out, give '
+        f'{(m - n) / m:.4g}, or choose another type; print(pruner.plan(params)) shows each leaf'
+    )
 
 
 def _names(stacked: Stacked) -> tuple[str | tree_lib.Path, ...]:

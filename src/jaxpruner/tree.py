@@ -15,12 +15,15 @@ from typing import Any
 import jax
 import jax.core
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxpruner.nearest_names import nearest as nearest
 
 Path = tuple[str, ...]
 PyTree = Any
+
+_NUMBERS = (bool, int, float, complex)
 
 # The name under which a model that is one bare array is known.
 SINGLE_ARRAY_PATH: Path = ('kernel',)
@@ -69,6 +72,24 @@ def flatten_with_paths(tree: PyTree, is_leaf: Callable[[Any], bool] | None = Non
     """
     entries, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
     return _named(entries), [leaf for _, leaf in entries], treedef
+
+
+def as_arrays(tree: PyTree) -> PyTree:
+    """The tree with arrays for numbers of Python, as `jax.jit` takes them; the same tree if there are none.
+
+    Args:
+      tree: any pytree.
+
+    >>> as_arrays({'scale': 1.0})
+    {'scale': array(1., dtype=float32)}
+    """
+    if not any(isinstance(leaf, _NUMBERS) for leaf in jax.tree.leaves(tree)):
+        return tree
+    return jax.tree.map(_as_array, tree)
+
+
+def _as_array(leaf: Any) -> Any:
+    return np.asarray(leaf, jax.dtypes.result_type(leaf)) if isinstance(leaf, _NUMBERS) else leaf
 
 
 def leaves_like(treedef: Any, tree: PyTree) -> list[Any]:

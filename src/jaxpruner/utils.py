@@ -120,6 +120,7 @@ def summarize_intersection(
     >>> summarize_intersection({'w': jnp.array([1, 1, 0])}, {'w': jnp.array([0, 1, 1])})
     {'w': 0.5, '_total_intersection': 0.5}
     """
+    mask_tree1, mask_tree2 = tree_lib.as_arrays(mask_tree1), tree_lib.as_arrays(mask_tree2)
     paths, leaves, treedef = tree_lib.flatten_with_paths(mask_tree1)
     summary: dict[str, Any] = {}
     both_total: Any = 0

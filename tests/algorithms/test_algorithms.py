@@ -186,7 +186,7 @@ def test_adam_fisher_ranks_by_weight_and_second_moment():
 
 def test_iterative_nm_removes_one_more_of_each_group_at_a_time():
     schedule = sparsity_schedules.PolynomialSchedule(1, 0, 10, power=1)
-    updater = jaxpruner.IterativeNMPruning(schedule, sparsity_distribution_fn=half, sparsity_type='1:4')
+    updater = jaxpruner.IterativeNMPruning(schedule, sparsity_type='1:4')
     kept = [set(np.asarray(state.masks['a']).reshape(-1, 4).sum(1).tolist()) for _, state in states(updater, 12)]
     assert kept[0] == {4}
     assert kept[-1] == {1}

@@ -47,10 +47,10 @@ def _all_but(kept: str, reason: str) -> dict[str, str]:
     return {name: reason for name in MASK_CHECKS if not name.startswith(kept)}
 
 
-_N_BY_M = {'2:4': _NOT_IN_GROUPS, 'nm_1,4,0': _NOT_IN_GROUPS}
+N_BY_M = {'2:4': _NOT_IN_GROUPS, 'nm_1,4,0': _NOT_IN_GROUPS}
 _NO_NU = dict.fromkeys(('sgd_momentum', 'adafactor', 'lion', 'muon', 'lbfgs'), _NO_SECOND_MOMENT)
 _LBFGS = {'lbfgs': _NOT_RESETTABLE}
-_SPARSE_TRAINER = Algorithm(refuses=_N_BY_M | _LBFGS, starts_sparse=True, regrows=True)
+_SPARSE_TRAINER = Algorithm(refuses=N_BY_M | _LBFGS, starts_sparse=True, regrows=True)
 _GLOBAL = Algorithm(refuses=_all_but('unstructured', _ACROSS_LEAVES), joint=True)
 
 ALGORITHMS: dict[str, Algorithm] = {
@@ -67,7 +67,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     'rigl': _SPARSE_TRAINER,
     'acdc': Algorithm(refuses=_LBFGS),  # the schedules below end in its last sparse phase
     'adam_fisher': Algorithm(refuses=_NO_NU),
-    'iterative_nm': Algorithm(refuses={n: _NEEDS_GROUPS for n in MASK_CHECKS if n not in _N_BY_M}),
+    'iterative_nm': Algorithm(refuses={n: _NEEDS_GROUPS for n in MASK_CHECKS if n not in N_BY_M}),
     'movement': Algorithm(straight_through=True),
 }
 

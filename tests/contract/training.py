@@ -45,12 +45,12 @@ def config_of(case: tables.Case) -> dict[str, Any]:
     """A flat config, as users write it; the keys that an algorithm does not know are given to all."""
     config = {
         'algorithm': case.algorithm,
-        'dist_type': case.distribution,
-        'sparsity': SPARSITY,
         'drop_fraction': 0.3,
         'use_packed_masks': case.packed,
         **tables.OPTIMIZERS[case.optimizer].schedule,
     }
+    if case.sparsity_type not in tables.N_BY_M:  # N:M says itself how much is removed
+        config |= {'dist_type': case.distribution, 'sparsity': SPARSITY}
     return config if case.sparsity_type == tables.DENSE else config | {'sparsity_type': case.sparsity_type}
 
 

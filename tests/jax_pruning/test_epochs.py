@@ -91,9 +91,7 @@ def test_structured_masks(weights, pattern, axis):
         mask = masks_of(params, method, pattern, prune_axis=None if axis == -1 else axis)['kernel']
         np.testing.assert_array_equal(np.moveaxis(np.asarray(mask), axis, -1), expected)
     if weights.shape[axis] % pattern[1] == 0:
-        updater = jaxpruner.MagnitudePruning(
-            sparsity_type=jaxpruner.NByM(*pattern, axis), sparsity_distribution_fn=lambda params: {'kernel': 0.5}
-        )
+        updater = jaxpruner.MagnitudePruning(sparsity_type=jaxpruner.NByM(*pattern, axis))
         np.testing.assert_array_equal(mask, updater.instant_sparsify(params)[1]['kernel'])
 
 

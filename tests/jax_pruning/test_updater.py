@@ -225,6 +225,10 @@ def test_the_target_is_what_the_last_entry_gives():
     strategy = STRATEGIES['mixed'](start) | {3: {'method': 'str_local', 'prune_rate_pattern': {'second-kernel': '1:4'}}}
     targets = StrategyPruning(strategy, 10).get_target_sparsities(start)
     assert targets == {'first': {'bias': None, 'kernel': 0.5}, 'second': {'bias': None, 'kernel': 0.75}}
+    plan = StrategyPruning(strategy, 10).plan(start)
+    assert [plan[name].target for name in ('first/kernel', 'second/kernel')] == [0.5, 0.75]
+    assert plan['second/kernel'].kept == 12 * 4 // 4
+    assert plan['first/bias'].why_dense == 'no entry of the strategy means it'
     metrics = jaxpruner.sparsity_metrics(StrategyPruning(strategy, 10).wrap_optax(optax.sgd(0.1)).init(start))
     assert float(metrics['first/kernel']) == 0.0
     assert float(metrics['_target_sparsity']) == pytest.approx((0.5 * 16 * 12 + 0.75 * 12 * 4) / (16 * 12 + 12 * 4))

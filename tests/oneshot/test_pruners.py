@@ -249,7 +249,7 @@ def test_few_samples_and_more_damping_are_warned_of():
 
 def test_n_by_m_lies_along_the_inputs_whatever_the_layout(calibration):
     pruner = Wanda(
-        sparsity_type={'conv': NByM(1, 4), '*': None}, sparsity_distribution_fn=lambda p: dict.fromkeys(p, 0.5)
+        sparsity_type={'conv': NByM(1, 4), '*': None}, sparsity_distribution_fn=lambda p: dict.fromkeys(p, 0.75)
     )
     _, masks = pruner.instant_sparsify(model.PARAMS, calibration=calibration)
     assert [name for name, mask in masks.items() if mask is not None] == ['conv']

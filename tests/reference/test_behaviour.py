@@ -142,7 +142,7 @@ GLOBAL = [jaxpruner.GlobalMagnitudePruning, jaxpruner.GlobalSaliencyPruning]
 
 @pytest.mark.parametrize('cls', GLOBAL)
 def test_global_sparsity_is_that_of_all_selected_leaves(cls):
-    updater = cls(sparsity=0.75)
+    updater = cls(sparsity_schedules.OneShotSchedule(0), sparsity=0.75)
     _, masks = updater.instant_sparsify(PARAMS, GRADS)
     assert kept(masks) == (128 + 64) // 4
     assert masks['first']['bias'] is None
@@ -293,7 +293,8 @@ def test_a_bad_sparsity_is_refused(sparsity):
 @pytest.mark.parametrize('name', jaxpruner.all_algorithm_names())
 @pytest.mark.parametrize('method', ['pre_forward_update', 'post_gradient_update'])
 def test_methods_take_the_state_by_either_name(name, method):
-    updater = jaxpruner.create_updater_from_config({'algorithm': name})
+    schedule = {'update_freq': 1, 'update_start_step': 0, 'update_end_step': 10}
+    updater = jaxpruner.create_updater_from_config({'algorithm': name, 'sparsity': 0.5} | schedule)
     state = jax.eval_shape(updater.wrap_optax(optax.adam(0.1)).init, PARAMS)
     state = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, leaf.dtype), state)
     call = getattr(updater, method)

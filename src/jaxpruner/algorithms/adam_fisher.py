@@ -23,7 +23,9 @@ class AdamFisherPruning(base_updater.BaseUpdater):
       ValueError: in `init`, the optimizer keeps no second moment (`nu`) of a selected leaf's shape.
 
     >>> import jax.numpy as jnp, optax
-    >>> updater = AdamFisherPruning(sparsity_distribution_fn=lambda params: {'w': 0.5})
+    >>> from jaxpruner import sparsity_schedules
+    >>> once = sparsity_schedules.OneShotSchedule(target_step=1000)
+    >>> updater = AdamFisherPruning(once, sparsity_distribution_fn=lambda params: {'w': 0.5})
     >>> updater.wrap_optax(optax.adam(0.1)).init({'w': jnp.ones(2)}).masks
     {'w': Array([1, 1], dtype=uint8)}
     """

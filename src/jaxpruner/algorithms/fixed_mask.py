@@ -57,7 +57,7 @@ class FixedMask(base_updater.BaseUpdater):
                 None if mask is None else (packing.unpack_like(jnp.asarray(mask), param.shape) != 0).astype(jnp.uint8)
             )
 
-        return tree_lib.map_with_missing(unpacked, params, self.masks)
+        return tree_lib.map_with_missing(unpacked, tree_lib.as_arrays(params), self.masks)
 
     def update_state(self, sparse_state, params, grads):
         """The state as it is."""
@@ -88,7 +88,7 @@ def masks_from_zeros(
     >>> masks_from_zeros({'bias': jnp.zeros(2), 'kernel': jnp.array([[0.0, 1.0]])})
     {'bias': None, 'kernel': Array([[0, 1]], dtype=uint8)}
     """
-    paths, leaves, treedef = tree_lib.flatten_with_paths(params)
+    paths, leaves, treedef = tree_lib.flatten_with_paths(tree_lib.as_arrays(params))
     masks = []
     for path, leaf in zip(paths, leaves, strict=True):
         mask = (leaf != 0).astype(jnp.uint8) if filter_fn(path, leaf) else None

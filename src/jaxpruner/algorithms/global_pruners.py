@@ -52,6 +52,7 @@ class GlobalPruningMixin(_Pruner):
     2
     """
 
+    ranked_together: ClassVar[str] = 'model'
     # Whether the leaves in `custom_sparsity_map` are ranked apart from the others.
     ranks_named_leaves_alone: ClassVar[bool] = True
 

@@ -6,7 +6,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import base_updater, groups, mask_calculator, n_by_m, scoring, sparsity_types, targets
+from jaxpruner import (
+    base_updater,
+    groups,
+    init_checks,
+    mask_calculator,
+    n_by_m,
+    schedule_reach,
+    scoring,
+    sparsity_types,
+    targets,
+)
 from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import pruners
 
@@ -45,6 +55,22 @@ class IterativeNMPruning(base_updater.BaseUpdater):
                 f'{where}iterative_nm reaches N:M sparsity step by step, so it needs NByM, got {sparsity_type}; write '
                 "'2:4'"
             )
+
+    def check_plan(self, plan):
+        """Also warns where the last update leaves more than N of M."""
+        super().check_plan(plan)
+        steps = schedule_reach.update_steps(self.scheduler)
+        share = schedule_reach.share_at(self.scheduler, steps[-1]) if steps else None
+        if not steps or share is None:
+            return
+        for leaf in plan.pruned:
+            leaf_type = leaf.sparsity_type
+            assert isinstance(leaf_type, sparsity_types.NByM)
+            kept = leaf_type.m - round((leaf_type.m - leaf_type.n) * share)
+            if kept > leaf_type.n:
+                reached = f'{kept} of {leaf_type.m}, not {leaf_type.n}'
+                init_checks.warn_of_fewer_removed(tree_lib.path_string(leaf.path), self.scheduler, steps[-1], reached)
+                return
 
     def calculate_scores(self, params, sparse_state=None, grads=None):
         """The magnitudes."""

@@ -12,6 +12,7 @@ import optax
 from jaxpruner import (
     base_updater,
     groups,
+    init_checks,
     mask_calculator,
     optimizer_state,
     replacement,
@@ -115,6 +116,11 @@ class SET(StaticRandomSparse):
     def check_optimizer(self, inner, params):
         """Refuses optimizers whose moments cannot be zeroed."""
         optimizer_state.check_resettable(inner, params)
+
+    def check_plan(self, plan):
+        """Also warns where no weight is ever replaced."""
+        super().check_plan(plan)
+        init_checks.check_replacement(self, plan, self.drop_fraction_fn)
 
     @scoring.of_each_weight(jnp.abs)
     def get_drop_scores(self, sparse_state, params, grads):

@@ -52,6 +52,7 @@ class SteMixin(_Pruner):
 
     def pre_forward_update(self, params, opt_state=None, *, sparse_state=None):
         """The pruned parameters; the derivative is the identity, so that it may stand inside the loss."""
+        params = tree_lib.as_arrays(params)
         state = only_sparse_state(utils.given_state(opt_state, sparse_state))
         masks, _ = self._selected(params, state)
         return tree_lib.map_with_missing(lambda p, m: p if m is None else masking.straight_through(p, m), params, masks)

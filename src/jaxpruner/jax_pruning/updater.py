@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import base_updater, sparsity_schedules
+from jaxpruner import base_updater, leaf_plans, sparsity_schedules
 from jaxpruner import tree as tree_lib
 from jaxpruner.jax_pruning.plan import EntryPlan, plan_entries, warn_about_partial_groups
 from jaxpruner.jax_pruning.strategy import PruningStrategy, check_axis
@@ -74,6 +74,27 @@ class StrategyPruning(base_updater.BaseUpdater):
             warn_about_partial_groups(plan, params)
             targets = [old if new is None else new for old, new in zip(targets, sparsities, strict=True)]
         return jax.tree.unflatten(treedef, targets)
+
+    def plan(self, params: tree_lib.PyTree) -> leaf_plans.PruningPlan:
+        """As the base's: each leaf as the last entry leaves it that means it."""
+        paths, leaves, _ = tree_lib.flatten_with_paths(params)
+        planned = []
+        for i, path in enumerate(paths):
+            leaf = leaf_plans.unpruned_leaf(path, leaves[i], None, False)
+            planned.append(dataclasses.replace(leaf, why_dense='no entry of the strategy means it'))
+        for entry, sparsities in self._plans(params):
+            for i, sparsity in enumerate(sparsities):
+                if sparsity is not None:
+                    leaf = leaf_plans.unpruned_leaf(paths[i], leaves[i], entry.types[i], paths[i] in entry.stacked)
+                    planned[i] = leaf_plans.with_target(leaf, sparsity, '', is_counted=not entry.is_global)
+        is_known = all(leaf.kept is not None for leaf in planned)
+        kept = sum(leaf.kept or 0 for leaf in planned) if is_known else None
+        return leaf_plans.PruningPlan(type(self).__name__, tuple(planned), kept)
+
+    def check_plan(self, plan: leaf_plans.PruningPlan) -> None:
+        """A strategy without entries asks for dense training."""
+        if self.prune_strategy.epochs:
+            super().check_plan(plan)
 
     def update_state(self, sparse_state, params, grads):
         """The masks after this epoch's entry."""

@@ -59,6 +59,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
     """
 
     kind: ClassVar[str] = 'second_moment'
+    ranked_together: ClassVar[str] = 'other'
 
     per: str = 'output'
     owl: bool = False

@@ -18,4 +18,5 @@ from jaxpruner.selection.scores import Scores as Scores
 from jaxpruner.selection.scores import read as read
 from jaxpruner.selection.whole_numbers import counter_for as counter_for
 from jaxpruner.selection.whole_numbers import number_to_keep as number_to_keep
+from jaxpruner.selection.whole_numbers import number_to_keep_on_host as number_to_keep_on_host
 from jaxpruner.selection.whole_numbers import share_of as share_of

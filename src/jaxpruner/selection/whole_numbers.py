@@ -1,7 +1,10 @@
 """Whole numbers that do not overflow: how many to keep of how many, in as many bits as it takes."""
 
+import fractions
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 # Up to here a float32 holds every whole number.
 _EXACT_IN_FLOAT32 = 2**24
@@ -56,6 +59,26 @@ def number_to_keep(size: int, sparsity: jax.Array | float) -> jax.Array:
         whole = jnp.array(1 << _fraction_bits(counter), counter)
         kept = _multiply_round(jnp.array(size, counter), whole - _fixed_point(sparsity, counter))
     return jnp.maximum(kept, jnp.array(min(size, 1), counter))
+
+
+def number_to_keep_on_host(size: int, sparsity: float) -> int:
+    """As `number_to_keep`, of numbers of Python: nothing is computed on a device.
+
+    Args:
+      size: number of scores.
+      sparsity: share to remove, in [0, 1]; taken as float32.
+
+    >>> number_to_keep_on_host(10, 0.25)
+    8
+    """
+    share = np.float32(sparsity)
+    if size <= _EXACT_IN_FLOAT32:
+        kept = int(np.round(np.float32(size) * (np.float32(1) - share)))
+    else:
+        whole = 1 << (31 if size <= jnp.iinfo(jnp.uint32).max else 63)
+        removed = round(float(share) * whole)
+        kept = round(fractions.Fraction(size * (whole - removed), whole))
+    return max(kept, min(size, 1))
 
 
 def share_of(count: jax.Array, share: jax.Array | float, most: int | None = None) -> jax.Array:

@@ -1,0 +1,63 @@
+"""At which steps a schedule updates masks, and how near the target it comes: told in Python, before anything is run.
+
+Only the schedules of `sparsity_schedules` can be read so; of any other object nothing is said.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jaxpruner import sparsity_schedules
+
+_LAST_STEP = 2**31 - 1  # steps are counted in int32
+
+
+def update_steps(schedule: Any) -> Sequence[int] | None:
+    """All steps at which masks are updated, in order; not written down where they are many.
+
+    Args:
+      schedule: any.
+
+    Returns:
+      The steps, or `None` for a schedule that cannot be read.
+
+    >>> from jaxpruner.sparsity_schedules import PeriodicSchedule
+    >>> list(update_steps(PeriodicSchedule(update_freq=100, update_start_step=1, update_end_step=250)))
+    [100, 200]
+    """
+    if _has_method_of(schedule, sparsity_schedules.NoUpdateSchedule, 'is_mask_update_iter'):
+        return ()
+    if _has_method_of(schedule, sparsity_schedules.OneShotSchedule, 'is_mask_update_iter'):
+        return (schedule.target_step,)
+    if _has_method_of(schedule, sparsity_schedules.StepsSchedule, 'is_mask_update_iter'):
+        return tuple(sorted(schedule.steps))
+    if _has_method_of(schedule, sparsity_schedules.PeriodicSchedule, 'is_mask_update_iter'):
+        first = -(-schedule.update_start_step // schedule.update_freq) * schedule.update_freq
+        end = _LAST_STEP if schedule.update_end_step is None else schedule.update_end_step
+        return range(first, end + 1, schedule.update_freq)
+    return None
+
+
+def share_at(schedule: Any, step: int) -> float | None:
+    """The share of its target that a schedule has reached at a step.
+
+    Args:
+      schedule: any.
+      step: counted by the host.
+
+    Returns:
+      A number in [0, 1], or `None` for a schedule that cannot be read.
+
+    >>> from jaxpruner.sparsity_schedules import PolynomialSchedule
+    >>> round(share_at(PolynomialSchedule(update_freq=100, update_start_step=0, update_end_step=150), 100), 3)
+    0.965
+    """
+    if not _has_method_of(schedule, sparsity_schedules.PolynomialSchedule, 'get_sparsity_at_step'):
+        return None
+    length = schedule.update_end_step - schedule.update_start_step
+    progress = min(max(step + 1 - schedule.update_start_step, 0), length) / length if length else 1
+    return 1 - (1 - progress) ** float(schedule.power)
+
+
+def _has_method_of(schedule: Any, kind: type, method: str) -> bool:
+    """Whether a schedule is of a kind, and a subclass has not defined the method anew."""
+    return isinstance(schedule, kind) and getattr(type(schedule), method) is getattr(kind, method)

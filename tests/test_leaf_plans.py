@@ -1,0 +1,211 @@
+"""What a plan says of each leaf is what happens to it."""
+
+import functools
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpruner
+from jaxpruner import sparsity_distributions, sparsity_types
+
+PARAMS = {
+    'encoder': {'kernel': jnp.ones((32, 16)), 'bias': jnp.zeros(16)},
+    'head': {'kernel': jnp.ones((16, 10)), 'bias': jnp.zeros(10)},
+}
+
+
+def at(sparsity, **settings):
+    return functools.partial(sparsity_distributions.uniform, sparsity=sparsity, **settings)
+
+
+def magnitude(sparsity=0.75, sparsity_type='unstructured', **settings):
+    return jaxpruner.MagnitudePruning(sparsity_distribution_fn=at(sparsity), sparsity_type=sparsity_type, **settings)
+
+
+def kept_by_masks(updater, params):
+    """How many weights of each leaf have a mask of 1, a leaf without a mask all of them."""
+    masks = updater.create_masks(updater.calculate_scores(params), updater.get_target_sparsities(params))
+    leaves, treedef = jax.tree.flatten(params)
+    rows = zip(leaves, treedef.flatten_up_to(masks), strict=True)
+    return [int(np.sum(leaf.size if mask is None else mask)) for leaf, mask in rows]
+
+
+SIZES = st.integers(0, 9)
+TYPES = st.one_of(
+    st.just(sparsity_types.Unstructured()),
+    st.builds(
+        lambda n, more, axis: sparsity_types.NByM(n, n + more, axis, allow_partial=True),
+        *(st.integers(1, 4), st.integers(0, 4), st.sampled_from([0, -1])),
+    ),
+    st.builds(sparsity_types.Block, st.tuples(st.integers(1, 4), st.integers(1, 4))),
+    st.builds(sparsity_types.Channel, st.sampled_from([0, -1])),
+)
+
+
+@hypothesis.given(SIZES, SIZES, TYPES, st.floats(0, 1, width=32), st.sampled_from([(), 'w']))
+@hypothesis.settings(deadline=None, max_examples=60)
+@pytest.mark.filterwarnings('ignore:.*contradicts the sparsity type')
+def test_as_many_weights_are_kept_as_the_plan_says(height, width, sparsity_type, sparsity, stacked):
+    shape = (2, height, width) if stacked else (height, width)
+    params = {'w': jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)}
+    updater = magnitude(sparsity, sparsity_type, stacked=stacked)
+    plan = updater.plan(params)
+    leaf = plan['w']
+    assert leaf.is_stacked == bool(stacked)
+    assert leaf.size == params['w'].size
+    kept = kept_by_masks(updater, params)[0]
+    if leaf.kept is None:
+        # Blocks at the edges have fewer weights: which blocks are kept depends on the scores.
+        assert height % sparsity_type.block_shape[0] or width % sparsity_type.block_shape[1]
+        assert plan.kept is None
+    else:
+        assert leaf.kept == plan.kept == kept
+    assert leaf.is_pruned or kept == leaf.size
+
+
+@hypothesis.given(st.lists(st.integers(1, 40), min_size=1, max_size=4), st.floats(0, 1, width=32))
+@hypothesis.settings(deadline=None, max_examples=30)
+def test_of_leaves_that_are_ranked_together_the_total_is_told(sizes, sparsity):
+    params = {f'w{i}': jnp.arange(1.0, 2 * size + 1).reshape(2, size) for i, size in enumerate(sizes)}
+    updater = jaxpruner.GlobalMagnitudePruning(sparsity_distribution_fn=at(sparsity))
+    plan = updater.plan(params)
+    assert plan.kept == sum(kept_by_masks(updater, params))
+    assert all(leaf.kept is None for leaf in plan.pruned)
+
+
+def test_shapes_are_enough_and_nothing_is_computed_on_a_device():
+    shapes = jax.eval_shape(lambda: PARAMS)
+    updater = magnitude()
+    with jax.transfer_guard('disallow'):
+        plan = updater.plan(shapes)
+    assert [leaf.kept for leaf in plan] == [leaf.kept for leaf in updater.plan(PARAMS)] == [16, 128, 10, 40]
+    huge = updater.plan({'w': jax.ShapeDtypeStruct((2**20, 2**12), jnp.bfloat16)})
+    assert huge['w'].kept == 2**30
+
+
+def test_leaves_are_found_by_path_and_by_name():
+    plan = magnitude().plan(PARAMS)
+    assert plan['encoder', 'kernel'] is plan['encoder/kernel']
+    assert [leaf.path for leaf in plan.pruned] == [('encoder', 'kernel'), ('head', 'kernel')]
+    assert len(plan) == 4
+    with pytest.raises(KeyError, match=r"'encoder/kernle'; .*encoder/kernel"):
+        plan['encoder/kernle']
+
+
+def test_each_line_of_the_table_fits_80_columns():
+    deep = {f'transformer_block_{i}': {'self_attention': {'query_projection': PARAMS}} for i in range(3)}
+    lines = str(magnitude().plan(deep)).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0] == 'MagnitudePruning prunes 6 of 12 leaves'
+    assert lines[-1].split() == ['total', '0.7221', '582', '2,094']
+
+
+def own_distribution(params):
+    return jax.tree.map(lambda leaf: None, params)
+
+
+# A pruner, a leaf's name, and words of the reason.
+REASONS = [
+    (magnitude(), 'head/bias', 'default filter leaves out 1-D leaves'),
+    (magnitude(0.0), 'head/kernel', 'target is 0'),
+    (magnitude(0.001), 'head/kernel', 'less than one weight'),
+    (magnitude(sparsity_type={'head/*': None, '*': 'unstructured'}), 'head/kernel', 'sparsity type is None'),
+    (jaxpruner.MagnitudePruning(sparsity_distribution_fn=own_distribution), 'head/kernel', 'own_distribution'),
+    (jaxpruner.MagnitudePruning(sparsity_distribution_fn=None), 'head/kernel', 'sparsity_distribution_fn is None'),
+    (
+        jaxpruner.MagnitudePruning(sparsity_distribution_fn=at(0.5, custom_sparsity_map={'head/*': None})),
+        'head/kernel',
+        'custom_sparsity_map says None',
+    ),
+    (
+        jaxpruner.MagnitudePruning(sparsity_distribution_fn=at(0.5, filter_fn=lambda path, leaf: False)),
+        'head/kernel',
+        'filter_fn leaves it out',
+    ),
+    (jaxpruner.NoPruning(), 'head/kernel', 'NoPruning gives it no target'),
+]
+
+
+@pytest.mark.parametrize(('updater', 'name', 'words'), REASONS, ids=[words for _, _, words in REASONS])
+def test_the_reason_is_given_why_a_leaf_stays_dense(updater, name, words):
+    leaf = updater.plan(PARAMS)[name]
+    assert words in leaf.why_dense
+    assert not leaf.is_pruned
+    assert leaf.kept == leaf.size
+
+
+def test_what_a_plan_cannot_count_it_does_not_count():
+    own_ranking = magnitude(topk_fn=lambda scores, sparsity: jnp.ones_like(scores, jnp.uint8))
+    plan = own_ranking.plan(PARAMS)
+    assert plan['head/kernel'].is_pruned
+    assert plan['head/kernel'].kept is None
+    assert plan.kept is None
+    assert '?' in str(plan)
+
+
+def test_targets_that_are_traced_are_not_read():
+    def kept(sparsity):
+        return magnitude(sparsity).plan(PARAMS)['head/kernel']
+
+    leaves = []
+    jax.jit(lambda sparsity: leaves.append(kept(sparsity)))(0.5)
+    assert leaves[0].is_pruned
+    assert leaves[0].target is None
+
+
+def test_leaves_that_are_numbers_of_python_have_a_place():
+    plan = magnitude().plan({'scale': 1.0, 'w': jnp.ones((4, 4))})
+    assert (plan['scale'].size, plan['scale'].is_pruned) == (1, False)
+
+
+# N:M prunes to its own share: a pruner, what it says of 'w', and what it warns of.
+HALF_OF_FOUR = {'w': jnp.arange(1.0, 33).reshape(4, 8)}
+
+
+def test_n_by_m_without_a_sparsity_prunes_to_n_by_m():
+    updater = jaxpruner.MagnitudePruning(sparsity_type='1:4')
+    assert updater.plan(HALF_OF_FOUR)['w'].target == 0.75
+    pruned, _ = updater.instant_sparsify(HALF_OF_FOUR)
+    assert jaxpruner.summarize_sparsity(pruned)['w'] == 0.75
+
+
+def test_n_by_m_of_a_configuration_without_a_sparsity_prunes_to_n_by_m():
+    updater = jaxpruner.create_updater_from_config({'algorithm': 'magnitude', 'sparsity_type': '2:4'})
+    assert updater.get_target_sparsities(HALF_OF_FOUR) == {'w': 0.5}
+
+
+def test_sparsity_0_keeps_everything():
+    updater = magnitude(0.0, '2:4')
+    assert updater.plan(HALF_OF_FOUR)['w'].why_dense == 'its target is 0'
+    masks = updater.instant_sparsify(HALF_OF_FOUR)[1]
+    assert int(masks['w'].sum()) == 32
+
+
+def test_a_sparsity_that_contradicts_n_by_m_is_said_and_n_by_m_holds():
+    params = {'a': HALF_OF_FOUR, 'b': HALF_OF_FOUR}
+    with pytest.warns(UserWarning, match=r'a/w \(and 1 more leaves\): sparsity 0.9 .*2:4.*0.5') as caught:
+        targets = magnitude(0.9, '2:4').get_target_sparsities(params)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    assert targets == {'a': {'w': 0.5}, 'b': {'w': 0.5}}
+
+
+@pytest.mark.parametrize(('sparsity', 'sparsity_type'), [(0.5, '2:4'), (0.67, '1:3'), (0.333, '2:3')])
+def test_a_rounded_share_contradicts_nothing(sparsity, sparsity_type):
+    params = {'w': jnp.ones((2, 12))}
+    n, m = map(int, sparsity_type.split(':'))
+    assert magnitude(sparsity, sparsity_type).get_target_sparsities(params) == {'w': (m - n) / m}
+
+
+def test_a_traced_sparsity_of_n_by_m_becomes_its_share():
+    masks = jax.vmap(lambda sparsity: magnitude(sparsity, '2:4').get_target_sparsities(HALF_OF_FOUR)['w'])
+    assert masks(jnp.array([0.0, 0.9])).tolist() == [0.0, 0.5]
+
+
+def test_a_ranking_of_ones_own_decides_instead_of_the_type():
+    updater = magnitude(0.9, '2:4', topk_fn=lambda scores, sparsity: jnp.ones_like(scores, jnp.uint8))
+    assert updater.get_target_sparsities(HALF_OF_FOUR) == {'w': 0.9}
