@@ -186,6 +186,14 @@ def _indexed_from_behind(params, x):
     return jax.lax.fori_loop(0, 3, lambda number, x: jnp.tanh(x @ params['w'][:, 2 - number].T), x)
 
 
+def _indexed_by_a_carried_array(params, x):
+    def body(carried, _):
+        number, x = carried
+        return (number + 1, jnp.tanh(x @ params['w'][number + jnp.int32(-1)])), None
+
+    return jax.lax.scan(body, (jnp.ones((), jnp.int32), x), length=3)[0][1]
+
+
 def _learned_state(params, x):
     return jax.lax.scan(lambda h, x: (jnp.tanh(h + x @ params['w']), None), params['h'], x)[0]
 
@@ -237,6 +245,8 @@ USES = {
     'lower triangle': (lambda p, x: x @ jnp.tril(p['w']), SQUARE, X, {'w': 'dot 0>1'}),
     'scaled by a constant': (lambda p, x: x @ (p['w'] * np.float32(2)), SQUARE, X, {'w': '~dot 0>1'}),
     'permuted': (lambda p, x: x @ p['w'][:, np.array([1, 3, 0, 2])].T, SQUARE, X, {'w': 'dot 1>0'}),
+    'by an array that counts': (_indexed_by_a_carried_array, {'w': floats(3, 4, 4)}, X, {'w': 'dot 1>2@0'}),
+    'at an array': (lambda p, x: x @ p['w'][jnp.asarray(1)], {'w': floats(3, 4, 4)}, X, {'w': 'dot 1>2'}),
     'one after another': (_indexed_from_behind, {'w': floats(4, 3, 4)}, X, {'w': 'dot 2>0@1'}),
     'rows in groups': (
         lambda p, x: jax.lax.ragged_dot(x, p['w'], jnp.array([2, 0, 3])),

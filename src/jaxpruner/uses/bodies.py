@@ -95,6 +95,19 @@ class While(NamedTuple):
         return operands[: self.condition_constants], operands[self.condition_constants : first], operands[first:]
 
 
+def first_carried(equation: Any) -> int:
+    """The number of the first operand of a loop that it carries: constants stand before it.
+
+    >>> equation = jax.make_jaxpr(lambda x: jax.lax.while_loop(lambda x: x < 9, lambda x: x + 1, x))(1).eqns[0]
+    >>> first_carried(equation)
+    0
+    """
+    if equation.primitive.name == 'scan':
+        return Scan.of(equation).constants
+    loop = While.of(equation)
+    return loop.condition_constants + loop.body_constants
+
+
 def branches(equation: Any) -> list[Program]:
     """The programs of which `cond` or `switch` runs one; the first operand says which.
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -40,6 +41,23 @@ class Constant:
             results = equation.primitive.bind(*operands, **equation.params)
             self._value = results[self._result] if equation.primitive.multiple_results else results
         return self._value
+
+
+def whole_number(constant: Constant | None, aval: Any) -> int | None:
+    """The value where it is a whole number.
+
+    Args:
+      constant: maybe one.
+      aval: its shape and dtype.
+
+    >>> import jax.numpy as jnp
+    >>> whole_number(of_value(jnp.int32(3)), jax.ShapeDtypeStruct((), jnp.int32))
+    3
+    """
+    if constant is None or aval.shape or not jnp.issubdtype(aval.dtype, jnp.integer):
+        return None
+    array = constant.array()
+    return None if array is None else int(array)
 
 
 def of_value(value: Any) -> Constant:

@@ -60,12 +60,9 @@ def _until_stable(
     body: Callable[[list[Value]], list[Value]],
     wanted: liveness.Wanted,
     scope: Scope,
-    constants: int,
     leave: Callable[[Value], Value] = lambda value: value,
 ) -> tuple[list[Value], list[Value]]:
     """Walks through a loop's body until what is carried stays the same; only the last walk is kept.
-
-    `constants` is how many of the loop's operands stand before those that it carries.
 
     Returns:
       What is carried, and the results of the body.
@@ -77,7 +74,7 @@ def _until_stable(
         after = [leave(value) for value in results[:count]]
         joined = [_join(*pair) if part else pair[0] for *pair, part in zip(carried, after, wanted, strict=False)]
         if joined == carried:
-            _record_lost(walk, equation, first, carried, scope, constants)
+            _record_lost(walk, equation, first, carried, scope, bodies.first_carried(equation))
             _record_lost(walk, equation, after, carried, scope.at(-1))
             return carried, results
         walk.records, carried = records, joined
@@ -106,7 +103,7 @@ def _scan(walk: 'Walk', equation: Any, values: list[Value], scope: Scope, wanted
         """As it is carried to the next trip, where other elements of the stacks are at hand."""
         return value._replace(views=tuple(_without(view, scope.path) for view in value.views))
 
-    carried, results = _until_stable(walk, equation, carried, body, wanted, scope, scan.constants, leave)
+    carried, results = _until_stable(walk, equation, carried, body, wanted, scope, leave)
     after = [Value() if number in counters else value for number, value in enumerate(carried)]
     stacked = [
         Value(value.data, tuple(_leave(view, scope.path, scan.length) for view in value.views))
@@ -178,8 +175,7 @@ def _while(walk: 'Walk', equation: Any, values: list[Value], scope: Scope, wante
         return walk.program(loop.body, [*body_constants, *carried], inner.at(1), wanted)
 
     first = carried
-    constants = loop.condition_constants + loop.body_constants
-    carried, _ = _until_stable(walk, equation, carried, body, wanted, scope, constants)
+    carried, _ = _until_stable(walk, equation, carried, body, wanted, scope)
     (again,) = walk.program(loop.condition, [*condition_constants, *carried], inner.at(0), (True,))
     walk.make_opaque([again], 'it decides how often a loop runs', equation, scope)
     if again.data:  # how far a counter has got depends on data, then

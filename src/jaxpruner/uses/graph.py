@@ -56,7 +56,7 @@ class Use:
       flops: floating point operations of all trips: two for each product of a contraction that is summed, one for each
         element of an elementwise result. Uses in the same operation each count all of it.
       trips: how often it runs; `None` where data decide, and `flops` counts a loop's body or a branch once.
-      exact: the operand holds the parameter's own elements, at most moved, cast or copied.
+      exact: the operand holds the parameter's own elements, at most moved, cast, copied or masked by constants.
       where: source line.
       site: the operation in the program.
 

@@ -49,7 +49,7 @@ class Walk:
         jaxpr = program.jaxpr
         known = {id(variable): value for variable, value in zip(jaxpr.invars, values, strict=True)}
         for variable, constant in zip(jaxpr.constvars, program.constants, strict=True):
-            known[id(variable)] = Value(constant=constants.of_value(constant))
+            known[id(variable)] = _constant(constants.of_value(constant), variable)
 
         def read(variable: Any) -> Value:
             if isinstance(variable, Literal):
@@ -175,4 +175,10 @@ def _constants(equation: Any, values: Sequence[Value]) -> list[Value]:
     """The results of an equation that no parameter and no input has a part in."""
     number = numbers.of_result(equation, [value.number for value in values])
     found = constants.of_results(equation, [value.constant for value in values])
-    return [Value(number=number, constant=constant) for constant in found]
+    if number is not None:
+        return [Value(number=number, constant=found[0])]
+    return [_constant(*pair) for pair in zip(found, equation.outvars, strict=True)]
+
+
+def _constant(constant: constants.Constant | None, variable: Any) -> Value:
+    return Value(number=constants.whole_number(constant, variable.aval), constant=constant)
