@@ -2,6 +2,7 @@
 
 import json
 import re
+import warnings
 
 import hypothesis
 import hypothesis.strategies as st
@@ -237,6 +238,25 @@ def test_leaves_are_chosen_by_name(settings, kinds):
         name: sparsity_types.parse_sparsity_type(kind) for name, kind in kinds.items()
     }
     assert list(choices) == [name for name in LEAVES if name in choices]
+
+
+@pytest.mark.parametrize(
+    ('sparsity', 'types', 'is_told'),
+    [
+        (0.9, [('*', '2:4')], True),
+        (0.5, [('*', '2:4')], False),
+        (0.75, [('wide', '1:4'), ('*', '2:4')], False),
+        (0.9, [('wide', '2:4')], False),  # for the others
+        (0.0, [('*', '2:4')], False),  # everything stays dense
+    ],
+)
+def test_a_sparsity_that_holds_for_no_leaf_is_told(sparsity, types, is_told):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        choose(LEAVES, sparsity, types=types)
+    assert [str(warning.message).split(' (')[0] for warning in caught] == is_told * [
+        'sparsity 0.9 holds for no leaf: all are pruned to N:M, whose own share holds'
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Which leaves of a checkpoint are pruned, how far, and to which sparsity type."""
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from jaxpruner import sparsity_distributions, sparsity_types
 from jaxpruner import tree as tree_lib
+from jaxpruner.caller_warnings import warn
 from jaxpruner.checkpoints.base import Leaf
 from jaxpruner.checkpoints.optimizer_state import find_optimizer_state
 
@@ -77,6 +79,7 @@ def choose(
         )
     for name, kind in kinds.items():
         kind.check_shape(leaves[name].shape, name)
+    _warn_of_own_shares(kinds, sparsity)
     if sparsity is None:
         return {name: Choice(_own_sparsity(name, kind), kind) for name, kind in kinds.items()}
     # Only those that are pruned, so that the budget is theirs.
@@ -84,6 +87,20 @@ def choose(
     share = functools.partial(_DISTRIBUTIONS[distribution], filter_fn=lambda path, leaf: True)
     targets = share(shapes, sparsity)
     return {name: Choice(float(targets[name]), kind) for name, kind in kinds.items()}
+
+
+def _warn_of_own_shares(kinds: Mapping[str, sparsity_types.SparsityType], sparsity: float | None) -> None:
+    """Says so where no leaf has the sparsity that was asked for, since all have N:M types of another one."""
+    shares = {}
+    for kind in kinds.values():
+        if not isinstance(kind, sparsity_types.NByM):
+            return
+        shares[f'{kind.n}:{kind.m} removes {1 - kind.n / kind.m:.4g}'] = 1 - kind.n / kind.m
+    if sparsity and not any(math.isclose(share, sparsity) for share in shares.values()):
+        warn(
+            f'sparsity {sparsity} holds for no leaf: all are pruned to N:M, whose own share holds '
+            f'({", ".join(shares)}); leave it out'
+        )
 
 
 def type_words(kind: sparsity_types.SparsityType) -> str:
