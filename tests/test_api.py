@@ -213,6 +213,18 @@ def test_a_table_without_none_says_dense():
     assert updater.sparsity_type == {'a': None, '*': jaxpruner.NByM(2, 4)}
 
 
+@pytest.mark.parametrize('name', ['magnitude', 'iterative_nm'])
+def test_n_by_m_needs_no_sparsity_beside_a_filter(name):
+    config = {'algorithm': name, 'dist_type': 'erk', 'filter_fn': lambda path, leaf: path[0] != 'head'}
+    if name == 'magnitude':
+        with pytest.raises(ValueError, match=r'has dist_type, filter_fn but no sparsity'):
+            api.create_updater_from_config(config | {'sparsity_type': 'block_2,2'})
+        config['sparsity_type'] = {'*': '1:4'}
+    params = {'body': jnp.ones((4, 8)), 'head': jnp.ones((4, 8))}
+    share = 0.75 if name == 'magnitude' else 0.5
+    assert api.create_updater_from_config(config).get_target_sparsities(params) == {'body': share, 'head': None}
+
+
 def test_registering_an_algorithm(monkeypatch):
     monkeypatch.setattr(api, 'ALGORITHM_REGISTRY', dict(api.ALGORITHM_REGISTRY))
 

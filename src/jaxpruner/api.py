@@ -4,13 +4,20 @@ import dataclasses
 import functools
 import importlib
 import logging
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import optax
 
-from jaxpruner import algorithms, config_files, config_keys, sparsity_distributions, sparsity_schedules
+from jaxpruner import (
+    algorithms,
+    config_files,
+    config_keys,
+    sparsity_distributions,
+    sparsity_schedules,
+    sparsity_types,
+    type_rules,
+)
 from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import acdc
 from jaxpruner.base_updater import BaseUpdater, NoPruning
@@ -165,7 +172,7 @@ def create_updater_from_config(sparsity_config: Any) -> BaseUpdater:
     >>> create_updater_from_config(config).sparsity_type
     NByM(n=2, m=4, axis=-1, allow_partial=False)
     """
-    config = {key: value for key, value in _as_dict(sparsity_config).items() if value is not None}
+    config = {key: value for key, value in config_files.as_dict(sparsity_config).items() if value is not None}
     _check_names(config)
     algorithm = _algorithm(config)
     for key, value in config.items():
@@ -183,31 +190,6 @@ def create_updater_from_config(sparsity_config: Any) -> BaseUpdater:
     updater = algorithm(**settings)
     # Settings are checked for the dense baseline, too, but mean nothing to it.
     return NoPruning() if algorithm is NoPruning else updater
-
-
-def _as_dict(config: Any) -> dict[str, Any]:
-    if isinstance(config, (str, os.PathLike)):
-        return config_files.read(config)
-    # A ConfigDict is no Mapping, but has its methods.
-    if isinstance(config, Mapping) or (hasattr(config, 'keys') and hasattr(config, '__getitem__')):
-        return {key: _value(config, key) for key in config}
-    if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    names = getattr(config, '_fields', None)
-    if isinstance(config, tuple) and names:  # a named tuple
-        return dict(zip(names, config, strict=True))
-    if not isinstance(config, type) and 'algorithm' in getattr(config, '__dict__', {}):  # a namespace
-        return dict(vars(config))
-    raise TypeError(f'a configuration is a mapping, a dataclass, or the path of a TOML or JSON file; got {config!r}')
-
-
-def _value(config: Any, key: Any) -> Any:
-    """The value of a key; nested ConfigDicts become dicts."""
-    try:
-        value = config[key]
-    except Exception as error:  # a placeholder of a ConfigDict that must be filled
-        raise ValueError(f'config key {key!r} has no value: {error}') from error
-    return value.to_dict() if hasattr(value, 'to_dict') and not isinstance(value, Mapping) else value
 
 
 def _check_names(config: dict[str, Any]) -> None:
@@ -252,7 +234,8 @@ def _distribution(config: dict[str, Any], algorithm: type[BaseUpdater]) -> dict[
     given = [key for key in _DISTRIBUTION_KEYS if key in config]
     if not given:
         return {}
-    if 'sparsity' not in config and 'custom_sparsity_map' not in config and algorithm is not NoPruning:
+    has_target = 'sparsity' in config or 'custom_sparsity_map' in config
+    if not has_target and algorithm is not NoPruning and not _types_prune(config, algorithm):
         raise ValueError(f'the configuration has {", ".join(given)} but no sparsity, so that nothing would be pruned')
     settings = {key: config[key] for key in ('filter_fn', 'custom_sparsity_map') if key in config}
     if getattr(algorithm, 'ranks_named_leaves_alone', False):
@@ -261,8 +244,17 @@ def _distribution(config: dict[str, Any], algorithm: type[BaseUpdater]) -> dict[
     name = config.get('dist_type', 'uniform')
     if name == 'erk' and 'count_excluded' in config:
         settings['count_excluded'] = config['count_excluded']
+    partial = functools.partial if has_target else sparsity_distributions.NotGiven
     sparsity = config.get('sparsity', 0.0)
-    return {'sparsity_distribution_fn': functools.partial(_DISTRIBUTIONS[name], sparsity=sparsity, **settings)}
+    return {'sparsity_distribution_fn': partial(_DISTRIBUTIONS[name], sparsity=sparsity, **settings)}
+
+
+def _types_prune(config: dict[str, Any], algorithm: type[BaseUpdater]) -> bool:
+    """Whether a sparsity type says itself how much is pruned, as N:M does; of a function that is not known."""
+    setting = type_rules.normalize_setting(config.get('sparsity_type', algorithm.sparsity_type))
+    if isinstance(setting, Mapping):
+        return any(isinstance(entry, sparsity_types.NByM) for entry in setting.values())
+    return isinstance(setting, sparsity_types.NByM) or not isinstance(setting, sparsity_types.SparsityType)
 
 
 def _schedule(config: dict[str, Any], algorithm: type[BaseUpdater]) -> dict[str, Any]:
