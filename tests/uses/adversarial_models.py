@@ -288,6 +288,42 @@ MODELS = {
     'blocks on a diagonal': (lambda p, x: x @ jax.scipy.linalg.block_diag(*p['w']), {'w': floats(2, 2, 3)}, X),
     'masked': (lambda p, x: x @ jnp.where(np.tri(4, 6) > 0, p['w'], 0), W, X),
     'masked by a product': (lambda p, x: x @ (p['w'] * np.tri(4, 6, dtype=np.float32)), W, X),
+    'masked from above': (lambda p, x: x @ jnp.where(np.tri(4, 6) > 0, 0.0, p['w']), W, X),
+    'masked by ones': (lambda p, x: x @ jnp.where(np.tri(4, 6) > 0, p['w'], 1.0), W, X),
+    'masked and scaled': (lambda p, x: x @ (p['w'] * (2 * np.tri(4, 6, dtype=np.float32))), W, X),
+    'columns of one mask': (lambda p, x: x @ (p['w'] * np.tri(4, 6, dtype=np.float32)), {'w': floats(6)}, X),
+    'a choice by two masks': (
+        lambda p, x: x @ jnp.where(np.tri(4, 6) > 0, p['a'], p['b']),
+        {'a': floats(4, 6), 'b': floats(4, 6)},
+        X,
+    ),
+    'two masked leaves': (
+        lambda p, x: jnp.tanh(x @ jnp.tril(p['a'])) @ jnp.triu(p['b']),
+        {'a': floats(4, 6), 'b': floats(6, 4)},
+        X,
+    ),
+    'rows beyond the end are zero': (
+        lambda p, x: x @ p['w'].at[np.array([0, 9, 1, 2])].get(mode='fill', fill_value=0),
+        W,
+        X,
+    ),
+    'rows from behind': (lambda p, x: x @ p['w'][np.array([-1, -2, 0, 1])], W, X),
+    'toeplitz': (lambda p, x: x @ p['w'][np.arange(4)[:, None] - np.arange(5) + 4], {'w': floats(8)}, X),
+    'biases of relative positions': (
+        lambda p, x: x + p['w'][np.abs(np.arange(4)[:, None] - np.arange(4))].transpose(2, 0, 1)[:, None],
+        {'w': floats(4, 3)},
+        floats(3, 2, 4, 4),
+    ),
+    'layers in another order': (
+        lambda p, x: layers.scan(lambda x, i: jnp.tanh(x @ p['w'][i]), x, np.array([2, 0, 1])),
+        STACK,
+        X,
+    ),
+    'kernels by a counter': (
+        lambda p, x: lax.fori_loop(0, 2, lambda i, x: jnp.tanh(layers.conv(x, p['w'][..., i])), x),
+        {'w': floats(2, 2, 3, 3, 2)},
+        IMAGE,
+    ),
     'triangular': (lambda p, x: x @ jnp.tril(p['w']), W, X),
     'triangle from a vector': (
         lambda p, x: x @ jnp.zeros((4, 4)).at[np.tril_indices(4)].set(1.0) * p['w'],
