@@ -15,6 +15,7 @@ from jaxpruner.oneshot.observed import Observed, Part, check_alike, find_observe
 from jaxpruner.oneshot.weight_matrices import WeightMatrices
 from jaxpruner.progress import progress_bar
 from jaxpruner.uses import UseGraph, param_uses
+from jaxpruner.uses.compiled_once import CompiledOnce
 from jaxpruner.uses.taps import Taps
 
 logger = logging.getLogger(__name__)
@@ -147,7 +148,7 @@ def _step(taps: Taps, graph: UseGraph) -> Callable[..., list[InputStatistics]]:
     def step(totals: list[InputStatistics], params: Any, *inputs: Any) -> list[InputStatistics]:
         return taps.run(graph, totals, params, *inputs)[1]
 
-    return jax.jit(step, donate_argnums=0)
+    return CompiledOnce(step, donate_argnums=(0,))
 
 
 def _begin(taps: Taps, observed: Observed) -> list[InputStatistics]:

@@ -13,6 +13,7 @@ from jaxpruner import mask_calculator, packing
 from jaxpruner import tree as tree_lib
 from jaxpruner.oneshot.explicit_meshes import has_explicit_axes, without_explicit_axes
 from jaxpruner.oneshot.weight_matrices import WeightMatrices
+from jaxpruner.uses.compiled_once import CompiledOnce
 
 
 class PrunedLeaves:
@@ -133,8 +134,11 @@ class PrunedLeaves:
             def replace(leaf: jax.Array, *rest: Any) -> Any:
                 return without_explicit_axes(writer, leaf, True, True, False)(leaf, *rest)
 
-            placed = jax.jit(replace, donate_argnums=(0, 1), out_shardings=(divided, divided, None))
-            self._compiled[key] = jax.jit(read), placed
+            if divided is None:
+                self._compiled[key] = CompiledOnce(read), CompiledOnce(replace, donate_argnums=(0, 1))
+            else:
+                placed = jax.jit(replace, donate_argnums=(0, 1), out_shardings=(divided, divided, None))
+                self._compiled[key] = jax.jit(read), placed
         return self._compiled[key]
 
 

@@ -1,6 +1,10 @@
 """Wanda: a weight counts as much as its magnitude times what its input brings."""
 
 import dataclasses
+import functools
+from typing import Any
+
+import jax
 
 from jaxpruner.oneshot import matrix_masks, matrix_scores
 from jaxpruner.oneshot.calibrated_pruning import CalibratedPruning
@@ -21,5 +25,11 @@ class Wanda(CalibratedPruning):
     def prune_matrices(self, weights, statistics, sparsity, sparsity_type, where):
         """The mask; weights that are kept do not change."""
         del where
-        scores = matrix_scores.wanda_scores(weights, statistics.second_moment)
-        return None, matrix_masks.keep_in_matrices(scores, sparsity, sparsity_type, self.per)
+        return None, _mask(weights, statistics.second_moment, sparsity, sparsity_type, self.per)
+
+
+@functools.partial(jax.jit, static_argnums=(3, 4))
+def _mask(weights: jax.Array, second_moment: jax.Array, sparsity: Any, sparsity_type: Any, per: str) -> jax.Array:
+    """One program for each shape, not one for each operation."""
+    scores = matrix_scores.wanda_scores(weights, second_moment)
+    return matrix_masks.keep_in_matrices(scores, sparsity, sparsity_type, per)
