@@ -107,7 +107,13 @@ WARNINGS = {
     ),
     'the default updater': (
         lambda: jaxpruner.MagnitudePruning(),
-        ['MagnitudePruning prunes no leaf of 2', 'dense/kernel: its target is 0', 'dense/bias', 'NoPruning()'],
+        [
+            'MagnitudePruning prunes no leaf of 2',
+            'dense/kernel: its target is 0',
+            'dense/bias',
+            'sparsity=0.9',
+            'NoPruning()',
+        ],
     ),
     'sparsity 0 of one that starts sparse': (
         lambda: jaxpruner.StaticRandomSparse(**at(0.0)),

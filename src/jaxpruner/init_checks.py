@@ -130,8 +130,9 @@ def _warn_that_nothing_is_pruned(plan: PruningPlan) -> None:
         names.setdefault(str(leaf.why_dense), []).append(tree_lib.path_string(leaf.path))
     reasons = '; '.join(f'{_some_of(leaves)}: {reason}' for reason, leaves in names.items())
     caller_warnings.warn(
-        f'{plan.algorithm} prunes no leaf of {len(plan)}. {reasons}. {_SEE_PLAN}. Give sparsity_distribution_fn a '
-        'sparsity above 0 and a filter_fn that selects kernels; or take NoPruning() for training without pruning'
+        f'{plan.algorithm} prunes no leaf of {len(plan)}. {reasons}. {_SEE_PLAN}. Give a sparsity '
+        'above 0, such as sparsity=0.9, and a filter_fn that selects kernels; or take NoPruning() for training without '
+        'pruning'
     )
 
 

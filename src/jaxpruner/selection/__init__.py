@@ -6,7 +6,9 @@ threshold is met by exactly the wanted number. Of equal scores at the threshold 
 kept, which is found by the same counting. First probes come from a sample, or from the threshold of an earlier
 selection; the result does not depend on them.
 
-Order: NaN ranks lowest, -0.0 equals 0.0, of equal scores the one with the lower flat index is kept.
+Order: NaN ranks lowest, -0.0 equals 0.0, of equal scores the one with the lower flat index is kept. On a CPU, XLA
+compares denormal numbers (float32 and bfloat16 below 1.2e-38, float64 below 2.2e-308) as zero, so that these are ties
+of zero; those of float16 are ranked. To rank bits instead would cost each pass several operations a score.
 """
 
 from jaxpruner.selection.counts_of_parts import count_true as count_true
