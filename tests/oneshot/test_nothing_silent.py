@@ -234,6 +234,19 @@ def test_globs_take_no_biases_and_full_names_do():
 def test_n_by_m_needs_no_sparsity():
     _, masks = jaxpruner.prune(PARAMS, sparsity_type='1:4')
     assert groups_along(masks['up'], 1, 1)
+    given = {'apply_fn': mlp, 'batches': [X], 'sparsity_type': {'up': '1:4', '*': '2:4'}}
+    for algorithm in ('magnitude', 'sparsegpt'):
+        _, masks = jaxpruner.prune(PARAMS, algorithm=algorithm, **given)
+        assert groups_along(masks['up'], 0, 1)
+        assert groups_along(masks['down'], 0)
+
+
+@pytest.mark.parametrize('algorithm', ['magnitude', 'wanda'])
+def test_a_sparsity_that_contradicts_n_by_m_is_warned_of_once(algorithm):
+    with pytest.warns(UserWarning, match='sparsity 0.9 contradicts the sparsity type 2:4') as seen:
+        _, masks = jaxpruner.prune(PARAMS, 0.9, algorithm, apply_fn=mlp, batches=[X], sparsity_type='2:4')
+    assert len(seen) == 1
+    assert groups_along(masks['up'], 0)
 
 
 BAD = [

@@ -25,6 +25,9 @@ for _name, _algorithm in _ALGORITHMS.items():
     api.register_one_shot_algorithm(_name, _algorithm)
 
 
+_SAY_SPARSITIES = {'custom_sparsity_map', 'sparsity_distribution_fn'}
+
+
 def prune(
     params: tree_lib.PyTree,
     sparsity: float | Mapping[Any, float | None] | None = None,
@@ -108,10 +111,11 @@ def prune(
 def _sparsity_keys(sparsity: Any, settings: dict[str, Any]) -> dict[str, Any]:
     """What the argument `sparsity` means, as keys of a configuration."""
     if sparsity is None:
-        share = _share_of_types(settings.get('sparsity_type'))
-        if share is None and not {'custom_sparsity_map', 'sparsity_distribution_fn'} & settings.keys():
-            raise ValueError('prune needs a sparsity, such as 0.5, unless sparsity_type is N:M or custom_sparsity_map')
-        return {} if share is None else {'sparsity': share}
+        if not _has_n_by_m(settings.get('sparsity_type')) and not _SAY_SPARSITIES & settings.keys():
+            raise ValueError(
+                'prune needs a sparsity, such as 0.5, unless sparsity_type is N:M, or custom_sparsity_map is given'
+            )
+        return {}  # N:M says its own share
     if isinstance(sparsity, str):
         raise TypeError(f'sparsity is a number or a mapping, got {sparsity!r}: prune(params, 0.5, {sparsity!r})')
     if not isinstance(sparsity, Mapping):
@@ -123,11 +127,14 @@ def _sparsity_keys(sparsity: Any, settings: dict[str, Any]) -> dict[str, Any]:
     return {'sparsity_distribution_fn': functools.partial(sparsities_by_name, sparsities=dict(sparsity), **given)}
 
 
-def _share_of_types(setting: Any) -> float | None:
-    """The share that N:M removes, of the first such type."""
-    if setting is None or (callable(setting) and not isinstance(setting, sparsity_types.SparsityType)):
-        return None
+def _has_n_by_m(setting: Any) -> bool:
+    if setting is None:
+        return False
     normalized = type_rules.normalize_setting(setting)
     types = normalized.values() if isinstance(normalized, Mapping) else [normalized]
-    shares = [1 - kind.n / kind.m for kind in types if isinstance(kind, sparsity_types.NByM)]
-    return shares[0] if shares else None
+    # Which types a function gives is not known before it is asked.
+    return any(isinstance(leaf_type, sparsity_types.NByM) or not _is_type(leaf_type) for leaf_type in types)
+
+
+def _is_type(leaf_type: Any) -> bool:
+    return leaf_type is None or isinstance(leaf_type, sparsity_types.SparsityType)
