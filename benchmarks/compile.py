@@ -21,7 +21,7 @@ PRUNERS = {
     'magnitude': jaxpruner.MagnitudePruning,
     'global magnitude': jaxpruner.GlobalMagnitudePruning,
     'RigL': jaxpruner.RigL,
-    'magnitude, 2:4': functools.partial(jaxpruner.MagnitudePruning, sparsity_type='2:4'),
+    'magnitude, 2:4': lambda scheduler, **_: jaxpruner.MagnitudePruning(scheduler, sparsity_type='2:4'),
 }
 DENSE = 'dense training step'
 ROUNDS = 3
