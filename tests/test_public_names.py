@@ -58,6 +58,7 @@ NAMES = """
     summarize_sparsity sparsity_types.NByM sparsity_types.Block sparsity_types.Channel sparsity_types.Unstructured
     sparsity_distributions.uniform sparsity_distributions.erk sparsity_schedules.NoUpdateSchedule
     sparsity_schedules.OneShotSchedule sparsity_schedules.PeriodicSchedule sparsity_schedules.PolynomialSchedule
+    HostSchedule sparsity_schedules.HostSchedule sparsity_distributions.NOT_BIAS_FILTER
     base_updater.SparseState base_updater.BaseUpdater base_updater.NoPruning base_updater.apply_mask
     mask_calculator.topk_mask_calculator mask_calculator.topk_n_by_m_mask_calculator
     mask_calculator.topk_block_mask_calculator mask_calculator.topk_channel_mask_calculator mask_calculator.get_topk_fn

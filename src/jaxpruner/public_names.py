@@ -53,6 +53,7 @@ from jaxpruner.sparse_state import SparseState as SparseState
 from jaxpruner.sparse_state import join_masks as join_masks
 from jaxpruner.sparse_state import sparse_states as sparse_states
 from jaxpruner.sparse_state import split_masks as split_masks
+from jaxpruner.sparsity_schedules import HostSchedule as HostSchedule
 from jaxpruner.sparsity_schedules import NoUpdateSchedule as NoUpdateSchedule
 from jaxpruner.sparsity_schedules import OneShotSchedule as OneShotSchedule
 from jaxpruner.sparsity_schedules import PeriodicSchedule as PeriodicSchedule
