@@ -195,3 +195,12 @@ def test_a_single_update_comes_at_its_step_and_straight_through_is_sparse_before
     _, sparsities = train(jaxpruner.create_updater_from_config(Settings()))
     assert len(set(sparsities)) == 1
     assert sparsities[0] > 0.4
+
+
+def test_lists_as_files_hold_them_name_leaves():
+    """A path is a list, and a map a list of pairs."""
+    config = fedjax() | {'custom_sparsity_map': [[['body', 'kernel'], 0.25]], 'filter_fn': None}
+    updater = jaxpruner.create_updater_from_config(config)
+    params, _ = train(updater)
+    assert float(jnp.mean(params['body']['kernel'] == 0)) == 0.25
+    assert float(jnp.mean(params['head']['kernel'] == 0)) == 0.5

@@ -80,9 +80,10 @@ def check_fields(updater: Any) -> None:
     >>> import jaxpruner
     >>> check_fields(jaxpruner.MagnitudePruning())
     """
+    given = vars(updater)
     for field in dataclasses.fields(updater):
-        # Not by attribute: a field may be a descriptor that makes something of the setting.
-        value = vars(updater).get(field.name)
+        # By attribute only if need be (slots): a field may be a descriptor that makes something of the setting.
+        value = given[field.name] if field.name in given else getattr(updater, field.name, field.default)
         is_left_out = value is None and (field.default is None or field.name in _MAY_BE_NONE)
         if not is_left_out and not is_users_own(type(updater), field.name):
             check_key(field.name, value)

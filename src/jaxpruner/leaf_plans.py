@@ -175,8 +175,8 @@ def _are_ranked_alone(updater: 'BaseUpdater', paths: Sequence[tree_lib.Path]) ->
     if updater.ranked_together == 'leaf':
         return [not updater.overrides('create_masks')] * len(paths)
     # Of all leaves that are ranked together, those with a sparsity of their own are left out.
-    named = getattr(updater, 'custom_sparsity_map', None) or {}
-    return [rule is not None for rule in tree_lib.first_matches(dict(named), paths, 'custom_sparsity_map')]
+    named = sparsity_distributions.check_custom_map(getattr(updater, 'custom_sparsity_map', None))
+    return [rule is not None for rule in tree_lib.first_matches(named, paths, 'custom_sparsity_map')]
 
 
 def _reasons(updater: 'BaseUpdater', params: tree_lib.PyTree) -> list[str]:
