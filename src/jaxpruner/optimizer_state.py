@@ -89,7 +89,9 @@ def restart_inner_state(state: Any, masks_activated: tree_lib.PyTree) -> Any:
             return moment
         if shape[1:] == flag.shape:
             raise ValueError(_CANNOT_RESET)
-        return jnp.where(flag != 0, jnp.zeros_like(moment), moment) if shape == flag.shape else moment
+        if shape != flag.shape:
+            return moment
+        return jnp.where(jnp.asarray(flag, bool), jnp.zeros_like(moment), moment)
 
     return jax.tree_util.tree_map_with_path(restarted, state)
 
