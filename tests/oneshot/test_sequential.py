@@ -125,7 +125,7 @@ BAD = [
         ValueError,
         'batches of different shapes .* different orders',
     ),
-    ({'sequential': True, 'sparsity_type': '3:5'}, {}, ValueError, 'a: its 8 inputs do not divide into groups of m=5'),
+    ({'sequential': True, 'sparsity_type': '3:6'}, {}, ValueError, 'a: its 8 inputs do not divide into groups of m=6'),
 ]
 
 
