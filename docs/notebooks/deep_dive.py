@@ -145,7 +145,7 @@ class MyMagnitude(jaxpruner.BaseUpdater):
 
 
 at_90 = functools.partial(sparsity_distributions.uniform, sparsity=0.9, custom_sparsity_map={'head/*': None})
-for sparsity_type in ('unstructured', '2:4'):
+for sparsity_type in ('unstructured', 'block_4,4'):
     settings = {'sparsity_distribution_fn': at_90, 'sparsity_type': sparsity_type}
     _, mine = MyMagnitude(**settings).instant_sparsify(dense)
     _, theirs = jaxpruner.MagnitudePruning(**settings).instant_sparsify(dense)
