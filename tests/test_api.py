@@ -93,9 +93,9 @@ def test_the_algorithm_alone_can_be_exchanged(name):
 
 
 @pytest.mark.parametrize('name', ['static_sparse', 'set', 'rigl', 'acdc'])
-def test_methods_that_are_sparse_from_the_start_stay_at_their_target(name):
+def test_methods_that_are_sparse_from_the_start_get_the_same_schedule(name):
     config = {key: value for key, value in CONFIG.items() if key != 'sparsity_type'} | {'algorithm': name}
-    assert api.create_updater_from_config(config).scheduler == sparsity_schedules.PeriodicSchedule(10, 20, 100)
+    assert api.create_updater_from_config(config).scheduler == sparsity_schedules.PolynomialSchedule(10, 20, 100)
 
 
 def test_acdc_counts_its_phases_itself_where_it_is_told_their_lengths():

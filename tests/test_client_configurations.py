@@ -110,7 +110,7 @@ CLIENTS = {
     'dopamine': (
         dopamine,
         algorithms.RigL(
-            sparsity_schedules.PeriodicSchedule(2, 1, 5),
+            sparsity_schedules.PolynomialSchedule(2, 1, 5),
             sparsity_distribution_fn=erk(sparsity=0.75),
             rng_seed=3,
             drop_fraction_fn=optax.cosine_decay_schedule(0.4, 5),

@@ -330,8 +330,7 @@ assert (masks['hidden']['kernel'].sum(axis=0) == 8).all()
 # - Fields are settings. A field **needs a type annotation**, or it is no field.
 # - `skip_gradients`: in a step that moves masks the optimizer is left out.
 # - `is_sparse_gradients`: the optimizer sees no gradients of pruned weights. `update_state` does, and chooses by them.
-# - Three class attributes tell how an algorithm behaves. Ours stays at its target from the start
-#   (`approaches_target = False`), and weights that come back start at zero (`regrows_from_zero = True`).
+# - The class attribute `regrows_from_zero = True` says that weights that come back start at zero.
 # - `moments_to_reset` names the weights whose moments in the optimizer are forgotten: those that have just come back.
 # - `instant_sparsify` is refused, with the remedy. There is nothing to train in it.
 #
@@ -347,7 +346,6 @@ class ConstantFanIn(jaxpruner.BaseUpdater):
       replaced_share: share of the weights of each unit that a mask update replaces.
     """
 
-    approaches_target: ClassVar[bool] = False
     regrows_from_zero: ClassVar[bool] = True
 
     skip_gradients: bool = True

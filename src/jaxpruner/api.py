@@ -272,10 +272,9 @@ def _schedule(config: dict[str, Any], algorithm: type[BaseUpdater]) -> dict[str,
             f'the configuration has update_start_step={start} but no update_freq, so that it does not say when masks '
             f'change; give update_freq, or update_end_step={start} to prune once at that step'
         )
-    periodic = sparsity_schedules.PeriodicSchedule(config['update_freq'], start, end)
-    # Without an end there is nothing to approach the target by.
-    if not algorithm.approaches_target or end is None:
-        return {'scheduler': periodic}
+    if end is None:  # there is no step at which sparsity could reach its target: it is there at once
+        return {'scheduler': sparsity_schedules.PeriodicSchedule(config['update_freq'], start)}
+    # Methods that are at their target from the start read the update steps alone.
     power = {'power': config['power']} if 'power' in config else {}
     return {'scheduler': sparsity_schedules.PolynomialSchedule(config['update_freq'], start, end, **power)}
 

@@ -69,8 +69,6 @@ class BaseUpdater(OptionalHooks, ShortRepr):
     {'b': None, 'w': 0.5}
     """
 
-    # Whether configs give it a schedule that grows to the target; methods that are sparse from the start stay there.
-    approaches_target: ClassVar[bool] = True
     # Whether weights that come back start at zero, whatever they were before.
     regrows_from_zero: ClassVar[bool] = False
     # Whether a mask update ranks the parameters as they are after the step; it then costs one more optimizer update.

@@ -74,11 +74,18 @@ def check_not_both(updater: 'BaseUpdater', names: str = 'sparsity') -> None:
     >>> import jaxpruner
     >>> check_not_both(jaxpruner.MagnitudePruning(sparsity=0.9))
     """
-    if is_given(updater):
+    if is_given(updater) and not _is_published_default(updater.sparsity_distribution_fn):
         raise ValueError(
             f'{type(updater).__name__} got {names} and sparsity_distribution_fn={updater.sparsity_distribution_fn!r}, '
             'which both say how sparse leaves are to be; give one of them (in dataclasses.replace also sparsity=None)'
         )
+
+
+def _is_published_default(distribution: Any) -> bool:
+    """Whether it is JaxPruner's default, written out: clients that pass every field by position give it."""
+    if not isinstance(distribution, functools.partial) or distribution.func is not sparsity_distributions.uniform:
+        return False
+    return distribution.args == () and distribution.keywords == {'sparsity': 0.0}
 
 
 def _default(updater: 'BaseUpdater') -> Any:

@@ -227,6 +227,14 @@ def test_a_sparsity_beside_a_distribution_is_refused(settings, cls, message):
         both_of_them(cls, **settings)
 
 
+@pytest.mark.parametrize('cls', [jaxpruner.MagnitudePruning, jaxpruner.GlobalMagnitudePruning])
+def test_the_published_default_may_stand_beside_a_sparsity(cls):
+    published_default = functools.partial(sparsity_distributions.uniform, sparsity=0.0)
+    updater = cls(sparsity=0.5, sparsity_distribution_fn=published_default)
+    masks = updater.instant_sparsify({'w': jnp.arange(8.0).reshape(2, 4)})[1]
+    assert int(masks['w'].sum()) == 4
+
+
 @dataclasses.dataclass
 class Weighted(jaxpruner.BaseUpdater):
     weight: float = 2.0

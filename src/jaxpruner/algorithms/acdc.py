@@ -1,7 +1,7 @@
 """AC/DC: dense and sparse phases in turn."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -110,8 +110,6 @@ class ACDC(base_updater.BaseUpdater):
     >>> [bool(updater.begins_sparse(step)) for step in (10, 20, 30, 40)]
     [True, False, True, True]
     """
-
-    approaches_target: ClassVar[bool] = False
 
     init_dense_steps_end: int = 0
     final_sparse_steps_start: int = 0

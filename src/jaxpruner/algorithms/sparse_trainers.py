@@ -37,8 +37,6 @@ class StaticRandomSparse(base_updater.BaseUpdater):
     4
     """
 
-    approaches_target: ClassVar[bool] = False
-
     is_sparse_gradients: bool = True
 
     def get_initial_masks(self, params, target_sparsities):

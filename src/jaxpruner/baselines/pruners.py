@@ -15,6 +15,7 @@ from jaxpruner.sparsity_distributions import FilterFn
 
 DENSE = 'no_prune'
 _TRAINERS = algorithms.StaticRandomSparse, algorithms.SET, algorithms.RigL
+_AT_TARGET = *_TRAINERS, algorithms.ACDC  # whose masks are at the target whenever they are sparse
 _STRAIGHT_THROUGH = algorithms.SteMagnitudePruning, algorithms.SteRandomPruning
 _DISTRIBUTIONS = {'uniform': sparsity_distributions.uniform, 'erk': sparsity_distributions.erk}
 
@@ -75,7 +76,7 @@ def make_updater(algorithm: str, targets: Any, recipe: Recipe, seed: Any = 0) ->
       ValueError: an unknown algorithm, or numbers that do not fit.
 
     >>> make_updater('rigl', {'kernel': 0.5}, Recipe('resnet', steps=100)).scheduler
-    PeriodicSchedule(update_freq=2, update_start_step=0, update_end_step=75)
+    PolynomialSchedule(update_freq=2, update_start_step=0, update_end_step=75, power=3.0)
     >>> make_updater('magnitude', {'kernel': 0.5}, Recipe('resnet', steps=100)).scheduler
     PolynomialSchedule(update_freq=2, update_start_step=20, update_end_step=74, power=3.0)
     """
@@ -83,8 +84,8 @@ def make_updater(algorithm: str, targets: Any, recipe: Recipe, seed: Any = 0) ->
     start, end = _interval(algorithm, recipe)
     frequency = max(1, recipe.share(recipe.pruning.frequency))
     # The target is reached at the last update: one that falls before the end would leave the masks short of it.
-    approaches = api.ALGORITHM_REGISTRY[algorithm].approaches_target
-    end = max(start, end // frequency * frequency) if approaches else end
+    if not issubclass(api.ALGORITHM_REGISTRY[algorithm], _AT_TARGET):
+        end = max(start, end // frequency * frequency)
     return api.create_updater_from_config(
         {
             'algorithm': algorithm,
