@@ -124,6 +124,13 @@ def test_extra_arguments_reach_scores_and_optimizer():
     np.testing.assert_array_equal(masks['w'], state.masks['w'])
 
 
+@pytest.mark.parametrize('name', ['magnitude', 'random', 'global_magnitude', 'magnitude_ste'])
+def test_pruning_once_refuses_arguments_without_effect(name):
+    pruner = jaxpruner.create_updater_from_config({'algorithm': name, 'sparsity': 0.5})
+    with pytest.raises(TypeError, match=r'calculate_scores does not take apply_fn, batches.*jaxpruner\.prune'):
+        pruner.instant_sparsify(PARAMS, apply_fn=lambda params, x: x, batches=[1])
+
+
 def test_extra_arguments_are_kept_from_an_optimizer_that_takes_none():
     tx = jaxpruner.MagnitudePruning(**every()).wrap_optax(optax.sgd(0.1))
     tx.update(GRADS, tx.init(PARAMS), PARAMS, value=jnp.float32(1))

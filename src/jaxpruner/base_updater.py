@@ -175,32 +175,21 @@ class BaseUpdater(OptionalHooks, ShortRepr):
         Args:
           params: any pytree of arrays.
           grads: gradients, for algorithms that score by them.
-          **extra_args: handed on to `calculate_scores` if it names them.
+          **extra_args: handed on to `calculate_scores`, which has to name them.
 
         Returns:
           The pruned parameters, and the (unpacked) masks.
 
         Raises:
+          TypeError: `calculate_scores` does not take an extra argument.
           ValueError: sparsities or shapes do not fit.
         """
+        utils.check_taken(self.calculate_scores, extra_args, f'{type(self).__name__}.calculate_scores')
         arrays, grads = tree_lib.as_arrays(params), tree_lib.as_arrays(grads)
         sparsities = self.get_target_sparsities(arrays)
         masks = self.create_masks(scoring.to_rank(self, arrays, None, grads, extra_args), sparsities)
         masking.warn_of_emptied(masks, arrays, grads)
         return self.apply_masks(params, masks), masks
-
-    def pre_forward_update(
-        self, params: tree_lib.PyTree, opt_state: Any = None, *, sparse_state: Any = None
-    ) -> tree_lib.PyTree:
-        """The parameters that the forward pass uses; straight-through methods prune here. Default: as they are.
-
-        Args:
-          params: the parameters.
-          opt_state: a `SparseState`, or any optimizer state that holds one; its masks are as stored.
-          sparse_state: another name of `opt_state`.
-        """
-        del opt_state, sparse_state
-        return params
 
     def post_gradient_update(
         self, params: tree_lib.PyTree, sparse_state: Any = None, *, opt_state: Any = None
@@ -405,24 +394,3 @@ class NoPruning(BaseUpdater):
         """Nothing is scored."""
         del sparse_state, grads
         return jax.tree.map(lambda _: None, params)
-
-
-def check_mixed_in_first(cls: type, mixin: type) -> None:
-    """Refuses a class in which a mixin comes after the pruner, whose methods then hide those of the mixin.
-
-    Args:
-      cls: a new class.
-      mixin: one of its bases.
-
-    Raises:
-      TypeError: the mixin comes too late.
-
-    >>> check_mixed_in_first(BaseUpdater, BaseUpdater)
-    """
-    bases = cls.__mro__
-    if BaseUpdater in bases and bases.index(mixin) > bases.index(BaseUpdater):
-        names = ', '.join(base.__name__ for base in cls.__bases__)
-        raise TypeError(
-            f'class {cls.__name__}({names}): {mixin.__name__} has no effect after a pruner; write it first, '
-            f'class {cls.__name__}({mixin.__name__}, …)'
-        )

@@ -31,6 +31,19 @@ class OptionalHooks:
         del params, target_sparsities
         return None
 
+    def pre_forward_update(
+        self, params: tree_lib.PyTree, opt_state: Any = None, *, sparse_state: Any = None
+    ) -> tree_lib.PyTree:
+        """The parameters that the forward pass uses; straight-through methods prune here. Default: as they are.
+
+        Args:
+          params: the parameters.
+          opt_state: a `SparseState`, or any optimizer state that holds one; its masks are as stored.
+          sparse_state: another name of `opt_state`.
+        """
+        del opt_state, sparse_state
+        return params
+
     def track(self, sparse_state: SparseState, params: tree_lib.PyTree) -> tuple[SparseState, Any]:
         """What `update` computes in every step, besides masks that are due; by default nothing.
 

@@ -287,3 +287,24 @@ def known_arguments(function: Callable[..., Any], arguments: dict[str, Any]) -> 
         return arguments
     names = {parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL}
     return {name: value for name, value in arguments.items() if name in names}
+
+
+def check_taken(function: Callable[..., Any], arguments: dict[str, Any], name: str) -> None:
+    """Refuses arguments that a function does not take by name: they would have no effect.
+
+    Args:
+      function: any function.
+      arguments: by name.
+      name: what the function is called, for the message.
+
+    Raises:
+      TypeError: it does not take one of them.
+
+    >>> check_taken(lambda a, b: None, {'b': 1}, 'add')
+    """
+    unused = sorted(set(arguments) - set(known_arguments(function, arguments)))
+    if unused:
+        raise TypeError(
+            f'{name} does not take {", ".join(unused)}, which would have no effect; leave it out. To prune with a '
+            'model and data, call jaxpruner.prune(params, sparsity, algorithm, apply_fn=…, batches=…)'
+        )

@@ -18,7 +18,7 @@ from jaxpruner import (
     sparsity_types,
 )
 from jaxpruner import tree as tree_lib
-from jaxpruner.algorithms import pruners
+from jaxpruner.algorithms import mixins, pruners
 
 # A mixin calls the methods of the pruner that it is mixed into.
 _Pruner = base_updater.BaseUpdater if TYPE_CHECKING else object
@@ -65,7 +65,7 @@ class GlobalPruningMixin(_Pruner):
 
     def __init_subclass__(cls, **settings: Any):
         super().__init_subclass__(**settings)
-        base_updater.check_mixed_in_first(cls, GlobalPruningMixin)
+        mixins.check_mixed_in_first(cls, GlobalPruningMixin)
 
     def __post_init__(self):
         if not isinstance(self, base_updater.BaseUpdater):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxpruner import base_updater, masking, scoring, utils
 from jaxpruner import tree as tree_lib
-from jaxpruner.algorithms import pruners
+from jaxpruner.algorithms import mixins, pruners
 from jaxpruner.sparse_state import only_sparse_state
 
 # A mixin calls the methods of the pruner that it is mixed into.
@@ -37,7 +37,7 @@ class SteMixin(_Pruner):
 
     def __init_subclass__(cls, **settings: Any):
         super().__init_subclass__(**settings)
-        base_updater.check_mixed_in_first(cls, SteMixin)
+        mixins.check_mixed_in_first(cls, SteMixin)
 
     def init_state(self, params):
         """As the base's; the first selection has no threshold to begin at."""
