@@ -9,6 +9,9 @@ from unittest import mock
 
 import jax
 
+from jaxpruner.uses import compiled_once
+
+_executable_of = compiled_once.executable_of
 _COLLECTIVES = ('all-gather', 'all-to-all', 'all-reduce', 'collective-permute', 'reduce-scatter')
 # The type may be a tuple, with blanks in it; where a collective is in two parts its start is counted.
 _COLLECTIVE = re.compile(rf' = (?P<type>.+?) (?:{"|".join(_COLLECTIVES)})(?:-start)?\(')
@@ -44,12 +47,26 @@ class Watch:
 
         def run(*arguments: Any) -> Any:
             if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(arguments)):
-                memory = program.lower(*arguments).compile().memory_analysis()
-                new = memory.output_size_in_bytes - memory.alias_size_in_bytes + memory.temp_size_in_bytes
-                self.bytes = max(self.bytes, live_bytes() + new)
+                self._note(program.lower(*arguments).compile())
             return program(*arguments)
 
+        run.lower, run.trace = program.lower, program.trace
         return run
+
+    def executable_of(self, traced: Any, leaves: list[Any]) -> Callable[..., Any]:
+        """As `compiled_once.executable_of`, watched."""
+        executable = _executable_of(traced, leaves)
+
+        def run(*arguments: Any) -> Any:
+            self._note(executable)
+            return executable(*arguments)
+
+        return run
+
+    def _note(self, executable: Any) -> None:
+        memory = executable.memory_analysis()
+        new = memory.output_size_in_bytes - memory.alias_size_in_bytes + memory.temp_size_in_bytes
+        self.bytes = max(self.bytes, live_bytes() + new)
 
 
 @contextlib.contextmanager
@@ -63,6 +80,7 @@ def watched(*places: tuple[Any, str]) -> Iterator[Watch]:
     with contextlib.ExitStack() as stack:
         for module, name in places:
             stack.enter_context(mock.patch.object(module, name, watch.program(getattr(module, name))))
+        stack.enter_context(mock.patch.object(compiled_once, 'executable_of', watch.executable_of))
         stack.enter_context(mock.patch.object(jax, 'jit', lambda *given, **named: watch.program(jit(*given, **named))))
         yield watch
 

@@ -328,3 +328,11 @@ def test_leaves_of_no_dimension_and_of_no_element(name, packed):
         assert kept['w'] >= 0.5  # weights that have just come back are zero, too
         assert float(jaxpruner.sparsity_metrics(state)['w']) == 0.5
         assert kept['scalar'] == kept['one'] == 0.0  # at least one weight of a leaf stays
+
+
+def test_biases_that_their_type_leaves_dense_are_not_warned_of():
+    params = {'query': {'kernel': jnp.ones((8, 4, 2)), 'bias': jnp.ones((4, 2))}}
+    with pytest.warns(UserWarning, match='query/bias'):
+        jaxpruner.MagnitudePruning(sparsity=0.5).instant_sparsify(params)
+    pruner = jaxpruner.MagnitudePruning(sparsity=0.5, sparsity_type={'*/bias': None})
+    assert pruner.instant_sparsify(params)[1]['query']['bias'] is None

@@ -14,8 +14,10 @@ else:
         """Finds a module of the package, or a public name."""
         from importlib import import_module, util
 
+        if name == '__version__':
+            return import_module('importlib.metadata').version(__name__)
         is_special = name.startswith('__') and name != '__all__'
-        if not is_special and util.find_spec(f'{__name__}.{name}') is not None:
+        if not is_special and name.isidentifier() and util.find_spec(f'{__name__}.{name}') is not None:
             return import_module(f'{__name__}.{name}')
         names = {} if is_special else vars(import_module(f'{__name__}.public_names'))
         public = {public: value for public, value in names.items() if not public.startswith('_')}
@@ -23,7 +25,8 @@ else:
             return sorted(public)
         if name not in public:
             raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-        globals().update(public)
+        for public_name, value in public.items():
+            globals().setdefault(public_name, value)  # what somebody assigned stays
         return public[name]
 
     def __dir__():

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from jaxpruner import caller_warnings, erdos_renyi
+from jaxpruner import erdos_renyi, vector_warnings
 from jaxpruner import tree as tree_lib
 from jaxpruner.erdos_renyi import get_n_zeros as get_n_zeros
 from jaxpruner.erdos_renyi import get_sparsities_erdos_renyi as get_sparsities_erdos_renyi
@@ -18,10 +18,6 @@ from jaxpruner.erdos_renyi import get_sparsities_erdos_renyi as get_sparsities_e
 FilterFn = Callable[[tree_lib.Path, Any], bool]
 FilterFnType = FilterFn  # its name in JaxPruner
 SparsityMap = Mapping[Any, float | None] | Sequence[tuple[Any, float | None]]
-
-# Last names of parameters that are vectors in one layer: 2-D means that layers are stacked.
-_VECTOR_NAMES = frozenset({'bias', 'b', 'scale', 'offset', 'beta', 'gamma'})
-_MOST_NAMED = 3
 
 
 def NOT_DIM_ONE_FILTER(key: tree_lib.Path, param: Any) -> bool:
@@ -65,7 +61,7 @@ def NOT_BIAS_FILTER(path: tree_lib.Path, param: Any) -> bool:
     >>> NOT_BIAS_FILTER(('query', 'bias'), np.ones((8, 64))), NOT_BIAS_FILTER(('query', 'kernel'), np.ones((8, 64)))
     (False, True)
     """
-    return NOT_DIM_ONE_FILTER(path, param) and path[-1] not in _VECTOR_NAMES
+    return NOT_DIM_ONE_FILTER(path, param) and path[-1] not in vector_warnings.VECTOR_NAMES
 
 
 def check_sparsity(sparsity: Any, name: str) -> None:
@@ -344,54 +340,5 @@ def _select(
         elif filter_fn(path, layer):
             selected[i] = tuple(layer.shape)
     if filter_fn is NOT_DIM_ONE_FILTER:
-        _warn_about_vectors(paths, leaves, selected, stacked)
+        vector_warnings.warn_about_vectors(paths, leaves, selected, stacked)
     return leaves, treedef, custom, selected
-
-
-def _warn_about_vectors(
-    paths: list[tree_lib.Path], leaves: list[Any], selected: Mapping[int, tuple[int, ...]], stacked: Sequence[str]
-) -> None:
-    """The default filter takes all that has two dimensions for a kernel: biases of heads, and of stacked layers."""
-    biases = []
-    for i in sorted(selected):
-        if paths[i][-1] not in _VECTOR_NAMES:
-            continue
-        siblings = [j for j in range(len(paths)) if paths[j][:-1] == paths[i][:-1]]
-        if paths[i][-1] == 'b' and not any(_adds_to(leaves[i].shape, leaves[j].shape) for j in siblings):
-            continue  # as in LoRA, where `a` and `b` are kernels
-        is_named = any(tree_lib.matches(name, paths[i]) for name in stacked)
-        if not is_named and _look_stacked(leaves, siblings, leaves[i]):
-            _warn_about_stacked_layers(paths[i], leaves[i])
-            return
-        if len(selected[i]) > 1:
-            biases.append(i)
-    if biases:
-        names = ', '.join(f'{tree_lib.path_string(paths[i])} {tuple(leaves[i].shape)}' for i in biases[:_MOST_NAMED])
-        more = f' and {len(biases) - _MOST_NAMED} more' if len(biases) > _MOST_NAMED else ''
-        caller_warnings.warn(
-            f'{names}{more} looks like a bias or norm, but has more than one dimension, so that the default filter '
-            'takes it for a kernel. filter_fn=sparsity_distributions.NOT_BIAS_FILTER leaves such leaves dense; any '
-            'other filter_fn says that you have decided'
-        )
-
-
-def _look_stacked(leaves: list[Any], siblings: list[int], leaf: Any) -> bool:
-    """Whether a leaf and all beside it begin with an axis of the same length: layers that are stacked for `scan`."""
-    return leaf.shape[0] > 1 and all(leaves[j].ndim >= 2 and leaves[j].shape[0] == leaf.shape[0] for j in siblings)
-
-
-def _adds_to(bias: tuple[int, ...], kernel: tuple[int, ...]) -> bool:
-    """Whether a leaf has the shape of a bias for the outputs of another, in each layer where both are stacked."""
-    if len(kernel) <= len(bias):
-        return False
-    is_stacked = kernel[0] == bias[0] and kernel[len(kernel) - len(bias) + 1 :] == bias[1:]
-    return kernel[len(kernel) - len(bias) :] == bias or is_stacked
-
-
-def _warn_about_stacked_layers(path: tree_lib.Path, leaf: Any) -> None:
-    caller_warnings.warn(
-        f'{tree_lib.path_string(path)} has shape {tuple(leaf.shape)} and looks like a bias or norm of {leaf.shape[0]} '
-        f"stacked layers, which is now pruned; if so, name the stacked leaves: stacked='{path[0]}/*', "
-        'otherwise leave it out with filter_fn=sparsity_distributions.NOT_BIAS_FILTER, or silence this with another '
-        'filter_fn'
-    )

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import caller_warnings, sparsity_distributions, utils
+from jaxpruner import caller_warnings, sparsity_distributions, utils, vector_warnings
 from jaxpruner import tree as tree_lib
 from jaxpruner.sparsity_types import NByM, SparsityType
 
@@ -85,7 +85,9 @@ def of_leaves(
             'stacked layers change what a distribution selects, and this sparsity_distribution_fn takes no '
             'argument `stacked`; pass functools.partial(uniform, sparsity=…), or a function of params and stacked'
         )
-    targets = tree_lib.leaves_like(treedef, distribution(params, **known))
+    dense = [path for path, sparsity_type in zip(paths, types, strict=True) if sparsity_type is None]
+    with vector_warnings.no_warnings_about(dense):
+        targets = tree_lib.leaves_like(treedef, distribution(params, **known))
     rows = zip(targets, types, paths, leaves, are_stacked(stacked, paths), strict=True)
     for i, (target, kind, path, leaf, in_layers) in enumerate(rows):
         if kind is None or not jnp.issubdtype(leaf.dtype, jnp.number):  # flags and random keys cannot be ranked

@@ -61,7 +61,9 @@ def expected_sparsities(case, params):
         return {}
     prunes = tables.OPTIMIZERS[case.optimizer].prunes
     shapes = {path: leaf.shape for path, leaf in training.by_path(params).items() if prunes(leaf)}
-    return expected.targets(shapes, case.distribution, training.SPARSITY)
+    # One ranking of all leaves has one sparsity: there is nothing to distribute.
+    distribution = 'uniform' if tables.ALGORITHMS[case.algorithm].joint else case.distribution
+    return expected.targets(shapes, distribution, training.SPARSITY)
 
 
 def check_regrowth(case, history):

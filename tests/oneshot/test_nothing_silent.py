@@ -264,3 +264,50 @@ BAD = [
 def test_bad_calls(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize('algorithm', [*CALIBRATED, 'magnitude'])
+def test_a_list_of_inputs_is_refused_though_the_model_takes_any_number(algorithm):
+    def apply(params, *inputs):
+        return two_inputs(params, *inputs)
+
+    with pytest.raises(TypeError, match=r'apply_fn fails on the first batch, a list of 2.* is a tuple'):
+        jaxpruner.prune(PARAMS, 0.5, algorithm, apply_fn=apply, batches=[[X, X]])
+
+
+def test_a_model_may_take_a_list_as_its_one_input():
+    def apply(params, inputs):
+        return two_inputs(params, *inputs)
+
+    _, masks = jaxpruner.prune(PARAMS, 0.5, 'wanda', apply_fn=apply, batches=[[X, X]])
+    assert int(masks['up'].sum()) == 64
+
+
+def test_a_keyword_that_the_model_needs_is_named():
+    def apply(params, x, *, train):
+        return mlp(params, x)
+
+    with pytest.raises(TypeError, match=r'apply_fn needs train=…; bind them: functools\.partial'):
+        jaxpruner.prune(PARAMS, 0.5, 'wanda', apply_fn=apply, batches=[X])
+
+
+@pytest.mark.parametrize('algorithm', ['wanda', 'ria'])
+def test_weights_of_nan_are_named(algorithm):
+    params = PARAMS | {'up': PARAMS['up'].at[0, 0].set(jnp.nan)}
+    calibration = calibrate(mlp, PARAMS, [X])
+    pruner = jaxpruner.create_updater_from_config({'algorithm': algorithm, 'sparsity': 0.5})
+    with pytest.warns(UserWarning, match='these leaves hold NaN.*: up;') as seen:
+        _, masks = pruner.instant_sparsify(params, calibration=calibration)
+    assert len(seen) == 1
+    assert masks['up'][0, 0] == 0
+
+
+def test_experts_that_no_sample_reaches_are_named():
+    experts, sizes = {'experts': normal(2, 8, 6)}, jnp.array([64, 0])
+
+    def apply(params, x):
+        return jax.lax.ragged_dot(x, params['experts'], sizes)
+
+    with pytest.warns(UserWarning, match='no sample reached .*: experts .0 samples') as seen:
+        jaxpruner.prune(experts, 0.5, 'wanda', apply_fn=apply, batches=[normal(64, 8)])
+    assert 'times as many' not in str(seen[0].message)

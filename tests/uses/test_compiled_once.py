@@ -51,6 +51,25 @@ def test_old_programs_are_let_go(compiled, monkeypatch):
     assert len(compiled) == 2
 
 
+def test_functions_that_call_python_back_share_nothing(compiled):
+    def scaled(factor):
+        def call(x):
+            return jax.pure_callback(lambda x: np.asarray(x) * factor, jax.ShapeDtypeStruct((), jnp.float32), x)
+
+        return CompiledOnce(call)
+
+    assert [float(scaled(np.float32(factor))(jnp.float32(1))) for factor in (2, 3)] == [2, 3]
+    assert not compiled
+
+
+@pytest.mark.parametrize('wrap', [lambda function: function, jax.jit])
+def test_programs_that_hold_large_arrays_are_not_kept(compiled, wrap):
+    frozen = jnp.arange(300_000.0)
+    read = CompiledOnce(wrap(lambda i: frozen[i]))
+    assert float(read(jnp.int32(299_999))) == 299_999
+    assert not compiled
+
+
 @pytest.mark.parametrize('layers', [3, 6])
 def test_sequential_pruning_compiles_like_layers_once(compiled, layers):
     shapes = {'up': (8, 16), 'down': (16, 8)}

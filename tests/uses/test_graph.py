@@ -402,3 +402,12 @@ def test_shard_map(axes):
     graph = param_uses(lambda p, x: sharded(p['w'], x), {'w': floats(8, 6)}, floats(4, 8))
     assert short_uses(graph) == {'w': '~dot 0>1'}
     assert graph.flops == 2 * 4 * 8 * 6
+
+
+def test_a_leaf_that_chooses_between_constants_leaves_the_others_followed():
+    def binary(params, x):
+        return x @ jnp.where(params['signs'] > 0, 1.0, -1.0) @ params['w']
+
+    graph = param_uses(binary, {'signs': floats(4, 4), 'w': floats(4, 4)}, floats(2, 4))
+    assert [use.exact for use in graph['w']] == [True]
+    assert not any(use.exact for use in graph['signs'])

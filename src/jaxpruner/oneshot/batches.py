@@ -9,6 +9,7 @@ import jax
 
 from jaxpruner import caller_warnings
 
+_TUPLE = 'a batch of several inputs is a tuple: batches=[(x, y), …]'
 READ_AGAIN = 'give a list, or another iterable that begins anew each time'
 
 
@@ -69,16 +70,17 @@ def as_inputs(batch: Any) -> tuple[Any, ...]:
     return batch if isinstance(batch, tuple) else (batch,)
 
 
-def check_inputs(function: Callable[..., Any], batch: Any, name: str = 'apply_fn') -> None:
+def check_inputs(function: Callable[..., Any], batch: Any, name: str = 'apply_fn', params: Any = None) -> None:
     """Refuses a batch that does not hold as many inputs as the model takes.
 
     Args:
       function: `(params, *inputs) -> results`.
       batch: the first.
       name: what the function is called, for the message.
+      params: given these, a batch that is a list is tried: the function may take a list as one input.
 
     Raises:
-      TypeError: a tuple was meant, or the tuple has another length.
+      TypeError: a tuple was meant, the tuple has another length, or a keyword is needed.
 
     >>> check_inputs(lambda params, x, y: x + y, (1, 2))
     """
@@ -89,16 +91,34 @@ def check_inputs(function: Callable[..., Any], batch: Any, name: str = 'apply_fn
     inputs = as_inputs(batch)
     try:
         signature.bind(None, *inputs)
-        return
     except TypeError:
         pass
+    else:
+        _check_list(function, batch, name, params)
+        return
+    parameters = signature.parameters.values()
+    keywords = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY and each.default is each.empty]
+    if keywords:
+        settings = ', '.join(f'{keyword}=…' for keyword in keywords)
+        raise TypeError(f'{name} needs {settings}; bind them: functools.partial({name}, {settings})')
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    taken = sum(parameter.kind in positional for parameter in signature.parameters.values()) - 1
+    taken = sum(parameter.kind in positional for parameter in parameters) - 1
     given = f'a {type(batch).__name__} of {len(batch)}' if isinstance(batch, list | tuple) else 'a single array'
     raise TypeError(
-        f'{name} takes params and {taken} input{"" if taken == 1 else "s"}, and the first batch is {given}; a batch of '
-        'several inputs is a tuple: batches=[(x, y), …]'
+        f'{name} takes params and {taken} input{"" if taken == 1 else "s"}, and the first batch is {given}; {_TUPLE}'
     )
+
+
+def _check_list(function: Callable[..., Any], batch: Any, name: str, params: Any) -> None:
+    """Refuses a list of several inputs which the function does not take as its one input."""
+    if params is None or not isinstance(batch, list) or len(batch) < 2:
+        return
+    try:
+        jax.eval_shape(function, params, batch)
+    except (TypeError, AttributeError, ValueError) as error:
+        raise TypeError(
+            f'{name} fails on the first batch, a list of {len(batch)}, as its one input ({error}); {_TUPLE}'
+        ) from error
 
 
 def shapes_of(inputs: Any) -> Any:

@@ -206,7 +206,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
                 'apply_fn=…, batches=…'
             )
         first, batches = first_batch(batches)
-        check_inputs(apply_fn, first)
+        check_inputs(apply_fn, first, params=params)
         run = PruningRun(self, pruned, self._followed(param_uses(apply_fn, params, *as_inputs(first)), selected))
         if self.sequential:
             run.prune_in_blocks(apply_fn, list(batches), progress)

@@ -113,7 +113,7 @@ def calibrate(
             inputs = as_inputs(batch)
             new_shape = shapes_of(inputs)
             if step is None or new_shape != shape:
-                check_inputs(apply_fn, batch)
+                check_inputs(apply_fn, batch, params=params)
                 graph = param_uses(apply_fn, params, *inputs)
                 before, observed, shape = observed, find_observed(graph, only), new_shape
                 if step is not None:

@@ -101,10 +101,24 @@ def warn_of_few_samples(leaves: Sequence[TooFewSamples]) -> None:
     """
     if not leaves:
         return
-    names = ', '.join(f'{leaf.where} ({leaf.samples} samples, {leaf.inputs} inputs)' for leaf in leaves[:_MOST_NAMED])
+    messages = []
+    few = [leaf for leaf in leaves if leaf.samples]
+    unseen = [leaf for leaf in leaves if not leaf.samples]
+    if few:
+        times = max(math.ceil(leaf.inputs / leaf.samples) for leaf in few)
+        messages.append(
+            f'samples are fewer than inputs, so that what they say of these is uncertain: {_names(few)}; calibrate '
+            f'with at least {times} times as many'
+        )
+    if unseen:
+        messages.append(
+            f'no sample reached some matrices of these, where it is arbitrary which weights go: {_names(unseen)}; give '
+            'batches that reach them, or leave the leaves dense'
+        )
+    caller_warnings.warn('. '.join(messages))
+
+
+def _names(leaves: Sequence[TooFewSamples]) -> str:
+    named = [f'{leaf.where} ({leaf.samples} samples, {leaf.inputs} inputs)' for leaf in leaves[:_MOST_NAMED]]
     more = f' and {len(leaves) - _MOST_NAMED} more' if len(leaves) > _MOST_NAMED else ''
-    times = max(math.ceil(leaf.inputs / max(leaf.samples, 1)) for leaf in leaves)
-    caller_warnings.warn(
-        f'samples are fewer than inputs, so that what they say of these is uncertain: {names}{more}; calibrate with at '
-        f'least {times} times as many'
-    )
+    return ', '.join(named) + more

@@ -103,7 +103,7 @@ def prune(
             'that, or neither'
         )
     first, _ = first_batch(batches)
-    check_inputs(apply_fn, first)
+    check_inputs(apply_fn, first, params=params)
     graph = param_uses(apply_fn, params, *as_inputs(first))
     return prune_along_inputs(updater, graph, params)
 

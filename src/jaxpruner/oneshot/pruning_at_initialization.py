@@ -129,7 +129,7 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
         batches = as_batches(batches)
         loss, batches = self.as_loss(given[self.function], batches)
         first, batches = first_batch(batches, self.rounds * len(self.passes))
-        check_inputs(given[self.function], first, self.function)
+        check_inputs(given[self.function], first, self.function, params)
         self._check_loss(loss, params, first)
         masks = self.get_initial_masks(params, sparsities)
         if not jax.tree.leaves(masks):

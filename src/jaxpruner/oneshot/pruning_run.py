@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import sparsity_types
+from jaxpruner import caller_warnings, sparsity_types
 from jaxpruner import tree as tree_lib
 from jaxpruner.oneshot import matrix_masks, owl_blocks
 from jaxpruner.oneshot.calibration import CalibratedMatrices, calibrate
@@ -86,6 +86,7 @@ class PruningRun:
         self._pruner, self._pruned = pruner, pruned
         self._few_samples: list[TooFewSamples] = []
         self._doubts: list[str] = []
+        self._with_nan: list[str] = []
 
     def prune_at_once(self, calibration: Mapping[Any, Sequence[CalibratedMatrices]], donate: bool) -> None:
         """Prunes all leaves by statistics of the dense model.
@@ -160,6 +161,8 @@ class PruningRun:
                 if not prepared:
                     statistics = pruner.prepare(statistics, donate=False)
                 selected, weights = self.selected[path], pruned.read(path, matrices, layer)
+                if jnp.isnan(weights).any():
+                    self._with_nan.append(_where(path, layer))
                 if selected.mask is None:
                     share = jnp.asarray(sparsity, jnp.float32)
                     new, kept = pruner.prune_matrices(
@@ -186,6 +189,11 @@ class PruningRun:
 
     def _warn(self) -> None:
         warn_of_few_samples(self._few_samples)
+        if self._with_nan:
+            caller_warnings.warn(
+                f'these leaves hold NaN, which ranks lowest and is removed first: {", ".join(self._with_nan)}; look '
+                'for what went wrong when they were trained, or leave them dense'
+            )
         self._pruner.warn_of_doubts(self._doubts)
 
 

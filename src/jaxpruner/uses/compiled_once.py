@@ -9,6 +9,9 @@ import jax
 import jax.numpy as jnp
 
 _MOST_KEPT = 128  # executables
+# Programs with larger constants, such as frozen weights that a model closes over, end with the function that has them.
+_LARGEST_CONSTANTS = 1 << 16  # elements
+_LONGEST_KEPT = 1 << 20  # characters, for constants inside inner functions
 
 _executables: collections.OrderedDict[Hashable, Any] = collections.OrderedDict()
 
@@ -39,8 +42,8 @@ class CompiledOnce:
         leaves, treedef = jax.tree.flatten(arguments)
         key = treedef, tuple(map(_signature, leaves))
         if key not in self._known:
-            lowered, outputs = self._lower(arguments)
-            self._known[key] = _executable(lowered, leaves), outputs()
+            traced, outputs = self._trace(arguments)
+            self._known[key] = executable_of(traced, leaves), outputs()
         executable, outputs = self._known[key]
         return jax.tree.unflatten(outputs, executable(*leaves))
 
@@ -50,10 +53,10 @@ class CompiledOnce:
         Args:
           *arguments: of the function.
         """
-        return self._lower(arguments)[0]
+        return self._trace(arguments)[0].lower()
 
-    def _lower(self, arguments: tuple[Any, ...]) -> tuple[Any, Callable[[], Any]]:
-        """The program of flat lists, and what says the structure of its results."""
+    def _trace(self, arguments: tuple[Any, ...]) -> tuple[Any, Callable[[], Any]]:
+        """The traced function of flat lists, and what says the structure of its results."""
         leaves, treedef = jax.tree.flatten(arguments)
         outputs = []
 
@@ -68,7 +71,7 @@ class CompiledOnce:
             donated += range(start, end) if number in self._donated else ()
             start = end
         # An argument that is left out would not show in the program, and the next would take its place.
-        return jax.jit(flat, donate_argnums=tuple(donated), keep_unused=True).lower(*leaves), lambda: outputs[0]
+        return jax.jit(flat, donate_argnums=tuple(donated), keep_unused=True).trace(*leaves), lambda: outputs[0]
 
 
 def _signature(leaf: Any) -> Hashable:
@@ -76,9 +79,25 @@ def _signature(leaf: Any) -> Hashable:
     return jnp.shape(leaf), jnp.result_type(leaf), weak, getattr(leaf, 'sharding', None)
 
 
-def _executable(lowered: Any, leaves: list[Any]) -> Any:
-    text = hashlib.sha256(lowered.as_text().encode()).digest()
-    key = text, tuple(map(_signature, leaves))
+def executable_of(traced: Any, leaves: list[Any]) -> Any:
+    """The compiled program of a traced function, made before or made now.
+
+    Args:
+      traced: what `jax.jit(function).trace` returns.
+      leaves: its arguments.
+
+    >>> executable_of(jax.jit(lambda x: 2 * x).trace(jnp.ones(2)), [jnp.ones(2)])(jnp.ones(2)).tolist()
+    [2.0, 2.0]
+    """
+    lowered = traced.lower()
+    if sum(jnp.size(constant) for constant in traced.jaxpr.consts) > _LARGEST_CONSTANTS:
+        return lowered.compile()
+    program = lowered.as_text()
+    # Which Python function is called back does not show in a program.
+    calls_python = 'callback' in program
+    if calls_python or len(program) > _LONGEST_KEPT:
+        return lowered.compile()
+    key = hashlib.sha256(program.encode()).digest(), tuple(map(_signature, leaves))
     if key not in _executables:
         _executables[key] = lowered.compile()
         if len(_executables) > _MOST_KEPT:

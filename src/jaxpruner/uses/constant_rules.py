@@ -142,10 +142,13 @@ def _product(equation: Any, values: Sequence[Value]) -> list[Views] | None:
 def _selection(equation: Any, values: Sequence[Value]) -> list[Views] | None:
     """Zeros in place of some elements, by a constant mask."""
     which, *cases = values
-    number, *others = (i for i, value in enumerate(cases) if value.views)
+    viewed = [i for i, value in enumerate(cases) if value.views]
+    if len(viewed) != 1 or which.views:  # the predicate itself may be made of a leaf
+        return None
+    (number,) = viewed
     predicate = _array(which)
     rest = [_array(case) for i, case in enumerate(cases) if i != number]
-    if others or predicate is None or any(array is None or array.any() for array in rest):
+    if predicate is None or any(array is None or array.any() for array in rest):
         return None
     step = Move(equation, number + 1, others={0: predicate})
     return _masked(equation, cases[number].views, step, predicate.astype(int) == number)
