@@ -45,10 +45,10 @@ class Watch:
           program: what `jax.jit` returns.
         """
 
-        def run(*arguments: Any) -> Any:
+        def run(*arguments: Any, **settings: Any) -> Any:
             if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(arguments)):
-                self._note(program.lower(*arguments).compile())
-            return program(*arguments)
+                self._note(program.lower(*arguments, **settings).compile())
+            return program(*arguments, **settings)
 
         run.lower, run.trace = program.lower, program.trace
         return run
