@@ -41,6 +41,13 @@ OPTIMIZERS = {
     'amsgrad': optax.amsgrad(0.1),
     'accumulated': optax.MultiSteps(optax.adam(0.1), 4).gradient_transformation(),
     'masked': optax.masked(optax.adam(0.1), {'dense': True, 'out': False}),
+    'momentum for some': optax.multi_transform(
+        {'sgd': optax.sgd(0.1, momentum=0.9), 'adam': optax.adam(0.1)}, {'dense': 'sgd', 'out': 'adam'}
+    ),
+    'muon': optax.chain(optax.clip(1.0), optax.contrib.muon(0.1)),
+    'averaged gradients': optax.chain(optax.ema(0.9), optax.scale(0.1)),
+    'adadelta': optax.adadelta(0.1),
+    'schedule-free': optax.contrib.schedule_free_adamw(0.1),
 }
 
 
@@ -69,10 +76,26 @@ MATRIX = Leaf((8, 4), np.dtype('float32'))
         ('opt/mu/kernel', 'opt/nu/kernel'),  # no weights that they could belong to
         ('opt.decoder.layers.0.fc1.weight', 'opt.decoder.layers.1.fc1.weight'),  # a family of language models
         ('trace', 'kernel'),
+        ('encoder/fc/kernel', 'head/m/kernel', 'head/v/kernel'),
+        ('trunk.dense_0.kernel', 'critic.v.kernel'),
+        ('trunk/up/kernel', 'trunk/down/kernel', 'critic/v/up/kernel', 'critic/v/down/kernel', 'actor/kernel'),
+        # LoRA on the values alone
+        *[
+            [f'{start}{layer}.attn.v.lora_{matrix}.weight' for start in starts for layer in '01' for matrix in 'ab']
+            for starts in (['layers.'], ['layers.', 'decoder.'])
+        ],
+        ('encoder/kernel', 'decoder/kernel', 'moco/momentum/kernel'),
     ],
 )
 def test_weights_that_look_like_moments_are_weights(names):
     assert find_optimizer_state(dict.fromkeys(names, MATRIX)) == {}
+
+
+def test_copies_of_the_weights_do_not_hide_the_momentum():
+    copies = ('params', 'average', 'optimizer/0/trace')
+    names = [f'{copy}/{layer}/kernel' for copy in copies for layer in ('up', 'down')]
+    found = find_optimizer_state(dict.fromkeys(names, MATRIX))
+    assert found.keys() == {'optimizer/0/trace/up/kernel', 'optimizer/0/trace/down/kernel'}
 
 
 def test_names_with_dots():

@@ -2,7 +2,8 @@
 
 They are told by structure, since checkpoints say nothing else of them. What lies below `opt_state` is the optimizer's.
 So is what lies below a field that states of optimizers have, such as `mu` beside `nu` and `count`, where all that
-stands beside it are such fields, too, and the same tree of shapes stands elsewhere: the weights.
+stands beside it are such fields, too, and the same tree of shapes stands elsewhere: the weights. Without a counter
+beside it, that tree must have several matrices and be all the weights: modules have names such as `v`, too.
 """
 
 import re
@@ -17,12 +18,14 @@ _CONTAINERS = frozenset(
 # Fields whose values have the shapes of the weights.
 _MIRRORS = frozenset(
     """mu nu nu_max trace m v v_row v_col exp_avg exp_avg_sq max_exp_avg_sq momentum momentum_buffer velocity
-    sum_of_squares acc_grads grad_ema""".split()
+    sum_of_squares acc_grads grad_ema ema e_g e_x z""".split()
 )
-# What may stand beside them in a state.
-_BESIDE = _MIRRORS | frozenset(
-    'count step mini_step gradient_step inner_opt_state inner_state skip_state ema_decay'.split()
-)
+# Fields that modules do not have: they count the steps.
+_COUNTERS = frozenset('count step mini_step gradient_step step_count weight_sum'.split())
+# Fields that hold the state of another optimizer.
+_INNER = frozenset('inner_opt_state inner_state base_optimizer_state'.split())
+# What may stand beside the first in a state.
+_BESIDE = _MIRRORS | _COUNTERS | _INNER | frozenset('skip_state ema_decay ns_coeffs b1 max_lr'.split())
 
 
 class OptimizerTensor(NamedTuple):
@@ -94,7 +97,23 @@ def _is_mirrored(
     if not longest:
         return False
     others = {path[: -len(longest)] for path in shapes if path[-len(longest) :] == longest}
-    return any(all(shapes.get(other + suffix) == shape for suffix, shape in suffixes.items()) for other in others)
+    mirrored = [
+        other for other in others if all(shapes.get(other + suffix) == shape for suffix, shape in suffixes.items())
+    ]
+    if _has_counter(state, paths):
+        return bool(mirrored)
+    matrices = {path for path, shape in shapes.items() if len(shape) > 1 and _MIRRORS.isdisjoint(path)}
+    # Modules in a row may have such a name each: they do not prove one another.
+    covered = {other + suffix for other in mirrored if _MIRRORS.isdisjoint(other) for suffix in suffixes}
+    return sum(len(shape) > 1 for shape in suffixes.values()) > 1 and bool(covered) and matrices <= covered
+
+
+def _has_counter(state: tuple[str, ...], paths: Mapping[str, tuple[str, ...]]) -> bool:
+    """Whether an optimizer's counter stands in a state, or the state in that of another optimizer."""
+    if not _INNER.isdisjoint(state):
+        return True
+    end = len(state)
+    return any(path[:end] == state and len(path) == end + 1 and path[end] in _COUNTERS for path in paths.values())
 
 
 def _by_ending(paths: Mapping[str, tuple[str, ...]]) -> dict[tuple[str, ...], list[str]]:
