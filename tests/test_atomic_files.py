@@ -1,10 +1,13 @@
 """Files and folders appear whole or not at all, whatever happens to who writes them."""
 
 import errno
+import multiprocessing
 import os
+import stat
 import subprocess
 import sys
 import threading
+import warnings
 from pathlib import Path
 
 import pytest
@@ -136,6 +139,84 @@ def test_a_claim_ends_with_its_process(tmp_path):
     with atomic_files.target_claimed(path):
         pass
     assert names(tmp_path) == []
+
+
+def spelled_differently(folder, name):
+    (folder / 'link').symlink_to(folder)
+    return [folder / '..' / folder.name / name, folder / 'link' / name, Path(os.path.relpath(folder / name))]
+
+
+def is_locked_for_others(lock):
+    code = 'import sys; from pathlib import Path; from jaxpruner.atomic_files import locked; path = Path(sys.argv[1])'
+    code += "\nwith locked(path, path): print('free')"
+    environment = {**os.environ, 'PYTHONPATH': SOURCE}
+    command = [sys.executable, '-c', code, str(lock)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert run.returncode == 0 or 'BlockingIOError' in run.stderr
+    return run.returncode != 0
+
+
+def test_a_lock_holds_however_its_path_is_written(tmp_path):
+    lock = tmp_path / '.lock'
+    with atomic_files.locked(lock, tmp_path):
+        for path in spelled_differently(tmp_path, '.lock'):
+            with pytest.raises(BlockingIOError, match='another thread'), atomic_files.locked(path, tmp_path):
+                pass
+        assert lock.read_text().startswith('process')  # closing a file of that name frees no lock
+        assert is_locked_for_others(lock)
+    assert not is_locked_for_others(lock)
+
+
+def test_a_claim_is_of_the_file_that_a_link_leads_to(tmp_path):
+    (tmp_path / 'link').symlink_to(tmp_path / 'a.txt')
+    with atomic_files.target_claimed(tmp_path / 'link'):
+        assert names(tmp_path) == ['.a.txt.lock', 'link']
+        with pytest.raises(BlockingIOError), atomic_files.target_claimed(tmp_path / 'a.txt'):
+            pass
+
+
+@pytest.mark.skipif(sys.platform == 'win32', reason='no processes are forked there')
+def test_a_forked_process_does_not_keep_a_lock(tmp_path):
+    lock = tmp_path / '.lock'
+    context = multiprocessing.get_context('fork')
+    ends = context.Event()
+    with atomic_files.locked(lock, tmp_path), warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # that other threads are not there in the fork
+        child = context.Process(target=ends.wait)
+        child.start()
+    with atomic_files.locked(lock, tmp_path):
+        pass
+    ends.set()
+    child.join()
+
+
+@pytest.mark.parametrize('mode', [0o600, 0o640, 0o444, 0o755])
+def test_a_file_keeps_its_permissions(tmp_path, mode):
+    path = tmp_path / 'a.txt'
+    path.write_text('earlier')
+    path.chmod(mode)
+    meanwhile = []
+
+    def write(temporary):
+        temporary.write_text('whole')
+        meanwhile.append(stat.S_IMODE(temporary.stat().st_mode))
+
+    atomic_files.replace_file(path, write)
+    assert (path.read_text(), stat.S_IMODE(path.stat().st_mode)) == ('whole', mode)
+    assert meanwhile[0] | mode == mode | 0o200  # what is private is so from the beginning
+
+
+@pytest.mark.parametrize('before', [None, 'earlier'])
+def test_a_link_stays_and_its_file_is_replaced(tmp_path, before):
+    (tmp_path / 'there').mkdir()
+    file, link = tmp_path / 'there' / 'a.txt', tmp_path / 'link'
+    if before:
+        file.write_text(before)
+    link.symlink_to(Path('there', 'a.txt'))
+    atomic_files.replace_file(link, lambda temporary: temporary.write_text('whole'))
+    assert link.is_symlink()
+    assert file.read_text() == 'whole'
+    assert names(file.parent) == ['a.txt']
 
 
 def test_threads_do_not_share_a_claim(tmp_path):

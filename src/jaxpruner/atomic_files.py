@@ -29,8 +29,8 @@ else:
 _MARK = 'jaxpruner-tmp'
 _TEMPORARY = re.compile(rf'\.(.+)\.[0-9a-f]{{16}}\.{_MARK}(\..*)?', re.DOTALL)
 
-# Locks that this process holds: the system's own locks do not keep two of its threads apart.
-_held: set[Path] = set()
+# Locks that this process holds, by their paths without links: some systems do not keep two of its threads apart.
+_held: set[str] = set()
 _held_guard = threading.Lock()
 
 
@@ -62,6 +62,8 @@ def replace_file(path: Path, write: Callable[[Path], Any], keeps_ending: bool = 
 def replacing(path: Path, keeps_ending: bool = False, overwrite: bool = True) -> Iterator[Path]:
     """A context in which a file is written at another path, and after which it has its own.
 
+    A file that is replaced keeps its permissions. Where a link stands, the file that it leads to is replaced.
+
     Args:
       path: the file; its folder exists.
       keeps_ending: as for `replace_file`.
@@ -79,16 +81,20 @@ def replacing(path: Path, keeps_ending: bool = False, overwrite: bool = True) ->
     ...     _ = temporary.write_text('whole')
     """
     ending = path.suffix if keeps_ending else ''
-    temporary = _temporary_name(path, ending)
+    target = Path(os.path.realpath(path))
+    temporary = _temporary_name(target, ending)
     try:
         with errors_named(path, temporary):
             _check_replaceable(path, overwrite)
-            os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+            before = _permissions(path)
+            mode = 0o666 if before is None else before | 0o600  # private from the beginning
+            os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
             yield temporary
             sync(temporary)
             _check_replaceable(path, overwrite)
-            os.replace(temporary, path)
-            sync(path.parent)
+            _copy_permissions(path, temporary)
+            os.replace(temporary, target)
+            sync(target.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -148,9 +154,10 @@ def target_claimed(path: Path) -> Iterator[None]:
     ...     [file.name for file in Path(folder).iterdir()]
     ['.a.txt.lock']
     """
-    lock = path.with_name(f'.{path.name}.lock')
+    target = Path(os.path.realpath(path))
+    lock = target.with_name(f'.{target.name}.lock')
     with errors_named(path, lock), locked(lock, path, remove=True):
-        remove_strays(path.parent, path.name)
+        remove_strays(target.parent, target.name)
         yield
 
 
@@ -171,7 +178,7 @@ def locked(lock: Path, target: Path, remove: bool = False) -> Iterator[None]:
     ...     Path(folder, '.lock').read_text().startswith(f'process {os.getpid()} on ')
     True
     """
-    name = lock.absolute()
+    name = os.path.realpath(lock)
     with _held_guard:
         if name in _held:
             raise _is_writing('another thread', target)
@@ -237,7 +244,10 @@ def _acquired(lock: Path, target: Path) -> Iterator[IO[bytes]]:
         with lock.open('a+b', buffering=0) as file:
             _lock_file(file, target)
             if _is_still(file, lock):
-                yield file
+                try:
+                    yield file
+                finally:
+                    _unlock_descriptor(file.fileno())
                 return
             # The process that held it has removed it in the meantime.
 
@@ -263,10 +273,18 @@ if sys.platform == 'win32':
     def _lock_descriptor(descriptor: int) -> None:
         msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # released by the system, too
 
+    def _unlock_descriptor(descriptor: int) -> None:
+        pass  # closing the file does
+
 else:
 
     def _lock_descriptor(descriptor: int) -> None:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Not lockf, whose lock ends when the process closes any other descriptor of the file.
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def _unlock_descriptor(descriptor: int) -> None:
+        with contextlib.suppress(OSError):  # where there are no locks
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # else it would last as long as a forked process has the file open
 
 
 def _write_holder(file: IO[bytes], text: str) -> None:
@@ -307,3 +325,15 @@ def _check_replaceable(path: Path, overwrite: bool) -> None:
         raise FileExistsError(f'{path} is no file but a device or a pipe; name a file')
     if not overwrite:
         raise FileExistsError(f'{path} exists; choose another name, or overwrite it')
+
+
+def _permissions(path: Path) -> int | None:
+    with contextlib.suppress(FileNotFoundError):
+        return stat.S_IMODE(path.stat().st_mode)
+    return None
+
+
+def _copy_permissions(path: Path, temporary: Path) -> None:
+    mode = _permissions(path)
+    if mode is not None and mode != _permissions(temporary):  # some file systems have no others
+        temporary.chmod(mode)

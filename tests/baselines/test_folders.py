@@ -14,7 +14,7 @@ RECIPE = Recipe('resnet')
 HOLDER = """
 import fcntl, sys
 file = open(sys.argv[1], 'a')
-fcntl.lockf(file, fcntl.LOCK_EX)
+fcntl.flock(file, fcntl.LOCK_EX)
 print('process 7 on another', file=file, flush=True)
 print('locked', flush=True)
 sys.stdin.read()
@@ -42,7 +42,7 @@ def test_a_folder_that_cannot_be_locked(tmp_path, monkeypatch):
     def no_locks(*_):
         raise OSError(37, 'No locks available')
 
-    monkeypatch.setattr(atomic_files.fcntl, 'lockf', no_locks)
+    monkeypatch.setattr(atomic_files.fcntl, 'flock', no_locks)
     with (
         pytest.warns(UserWarning, match=r'cannot be locked \(.*No locks available\): see to it that no other process'),
         claimed(tmp_path, RECIPE),

@@ -207,8 +207,10 @@ def test_wrong_places_are_refused(dense, tmp_path):
     choices = choose(dense.leaves, 0.5)
     with pytest.raises(FileNotFoundError, match=r'there is no folder .*missing'):
         prune(dense, tmp_path / 'missing' / 'out', choices)
-    with pytest.raises(ValueError, match='masks_out and out are the same file'):
-        prune(dense, tmp_path / 'out', choices, masks_out=tmp_path / 'out')
+    (tmp_path / 'link').symlink_to(tmp_path / 'out')
+    for masks in (tmp_path / 'out', tmp_path / '..' / tmp_path.name / 'out', tmp_path / 'link'):
+        with pytest.raises(ValueError, match='masks_out and out are the same file'):
+            prune(dense, tmp_path / 'out', choices, masks_out=masks)
     with pytest.raises(ValueError, match="scores: 'saliency' is unknown; use 'magnitude' or 'random'"):
         prune(dense, tmp_path / 'out', choices, scores='saliency')
 

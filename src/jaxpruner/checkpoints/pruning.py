@@ -1,6 +1,7 @@
 """Prunes a checkpoint into another, leaf by leaf and in parts, so that memory stays low whatever the size of either."""
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -201,7 +202,7 @@ def _warn_of_stale_moments(kept: list[Kept]) -> None:
 
 
 def _check_places(out: Path, masks_out: Path | None, overwrite: bool, sharded: bool) -> None:
-    if masks_out is not None and masks_out.absolute() == out.absolute():
+    if masks_out is not None and os.path.realpath(masks_out) == os.path.realpath(out):
         raise ValueError(f'masks_out and out are the same file, {out}; give them different names')
     for place in (out, masks_out):
         if place is None:
