@@ -329,6 +329,16 @@ def test_bad_files(name, content, error, message, tmp_path):
         api.create_updater_from_config(tmp_path / name)
 
 
+@pytest.mark.parametrize(
+    'settings',
+    [{'update_start_step': 10, 'update_end_step': 100}, {'dist_type': 'erk'}, {'sparsity_type': 'block_1,4'}],
+    ids=' '.join,
+)
+def test_keys_that_mean_something_to_a_pruner_mean_nothing_to_the_dense_baseline(settings):
+    updater = api.create_updater_from_config({'algorithm': 'no_prune', **settings})
+    assert updater == jaxpruner.NoPruning()
+
+
 def test_no_prune_changes_nothing():
     updater = api.create_updater_from_config({'algorithm': 'no_prune', 'sparsity': 0.9, 'update_freq': 1})
     params = {'w': jnp.ones((4, 4))}

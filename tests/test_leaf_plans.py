@@ -77,6 +77,22 @@ def test_of_leaves_that_are_ranked_together_the_total_is_told(sizes, sparsity):
     assert all(leaf.kept is None for leaf in plan.pruned)
 
 
+def test_a_target_of_0_in_a_joint_ranking_keeps_no_leaf_dense():
+    params = {'a': jnp.full((4, 4), 0.01), 'b': jnp.ones((4, 4))}
+
+    def planned(targets):
+        updater = jaxpruner.GlobalMagnitudePruning(
+            use_normalization=False, sparsity_distribution_fn=lambda params: targets
+        )
+        return updater.plan(params), kept_by_masks(updater, params)
+
+    plan, kept = planned({'a': 0.0, 'b': 0.8})
+    assert kept == [3, 16]
+    assert (plan['a'].is_pruned, plan['a'].kept, plan.kept) == (True, None, 19)
+    plan, kept = planned({'a': 0.0, 'b': None})
+    assert (plan['a'].why_dense, plan['a'].kept, kept) == ('its target is 0', 16, [16, 16])
+
+
 def test_shapes_are_enough_and_nothing_is_computed_on_a_device():
     shapes = jax.eval_shape(lambda: PARAMS)
     updater = magnitude()

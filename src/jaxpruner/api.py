@@ -179,6 +179,8 @@ def create_updater_from_config(sparsity_config: Any) -> BaseUpdater:
         if not config_keys.is_users_own(algorithm, key):
             config_keys.check_key(key, value)
     _check_contradictions(config)
+    if algorithm is NoPruning:  # settings are checked for the dense baseline, too, but mean nothing to it
+        return NoPruning()
     fields = {field.name: field for field in dataclasses.fields(algorithm) if field.init}
     settings = {key: value for key, value in config.items() if key in fields and _is_for_class(key, algorithm)}
     if 'sparsity_distribution_fn' not in settings:
@@ -187,9 +189,7 @@ def create_updater_from_config(sparsity_config: Any) -> BaseUpdater:
         settings |= _schedule(config, algorithm)
     if 'drop_fraction_fn' in fields and 'drop_fraction_fn' not in settings:
         settings |= _drop_fraction(config, fields['drop_fraction_fn'].default)
-    updater = algorithm(**settings)
-    # Settings are checked for the dense baseline, too, but mean nothing to it.
-    return NoPruning() if algorithm is NoPruning else updater
+    return algorithm(**settings)
 
 
 def _check_names(config: dict[str, Any]) -> None:
@@ -235,7 +235,7 @@ def _distribution(config: dict[str, Any], algorithm: type[BaseUpdater]) -> dict[
     if not given:
         return {}
     has_target = 'sparsity' in config or 'custom_sparsity_map' in config
-    if not has_target and algorithm is not NoPruning and not _types_prune(config, algorithm):
+    if not has_target and not _types_prune(config, algorithm):
         raise ValueError(f'the configuration has {", ".join(given)} but no sparsity, so that nothing would be pruned')
     settings = {key: config[key] for key in ('filter_fn', 'custom_sparsity_map') if key in config}
     if getattr(algorithm, 'ranks_named_leaves_alone', False):

@@ -143,10 +143,11 @@ def plan_leaves(updater: 'BaseUpdater', params: tree_lib.PyTree) -> PruningPlan:
     is_stacked = targets.are_stacked(updater.stacked, paths)
     reasons = _reasons(updater, params)
     is_alone = _are_ranked_alone(updater, paths)
+    shares_target = _share_a_target(updater, target_of, is_alone)
     planned = []
     for i, path in enumerate(paths):
         leaf = unpruned_leaf(path, leaves[i], type_of[i], is_stacked[i])
-        planned.append(with_target(leaf, target_of[i], reasons[i], is_alone[i]))
+        planned.append(with_target(leaf, target_of[i], reasons[i], is_alone[i], shares_target[i]))
     return PruningPlan(type(updater).__name__, tuple(planned), _kept_in_all(planned, is_alone, updater.ranked_together))
 
 
@@ -179,6 +180,14 @@ def _are_ranked_alone(updater: 'BaseUpdater', paths: Sequence[tree_lib.Path]) ->
     return [rule is not None for rule in tree_lib.first_matches(named, paths, 'custom_sparsity_map')]
 
 
+def _share_a_target(updater: 'BaseUpdater', target_of: Sequence[Any], is_alone: Sequence[bool]) -> list[bool]:
+    """For each leaf whether the targets of others can prune it, too: one ranking over the model has one total."""
+    is_joint = [updater.ranked_together == 'model' and not alone for alone in is_alone]
+    joint_targets = [target for target, joint in zip(target_of, is_joint, strict=True) if joint and target is not None]
+    is_any_pruned = any(tree_lib.is_traced(target) or float(target) > 0 for target in joint_targets)
+    return [joint and is_any_pruned for joint in is_joint]
+
+
 def _reasons(updater: 'BaseUpdater', params: tree_lib.PyTree) -> list[str]:
     """For each leaf why it has no target, if it has none."""
     if updater.overrides('get_target_sparsities'):
@@ -186,7 +195,7 @@ def _reasons(updater: 'BaseUpdater', params: tree_lib.PyTree) -> list[str]:
     return sparsity_distributions.why_dense(updater.distribution(), params, updater.stacked)
 
 
-def with_target(leaf: LeafPlan, target: Any, reason: str, is_counted: bool) -> LeafPlan:
+def with_target(leaf: LeafPlan, target: Any, reason: str, is_counted: bool, shares_target: bool = False) -> LeafPlan:
     """The plan of a leaf with its target, and what follows from it.
 
     Args:
@@ -194,6 +203,7 @@ def with_target(leaf: LeafPlan, target: Any, reason: str, is_counted: bool) -> L
       target: the share to remove, `None` for none; may be traced.
       reason: why it has no target, if it has none.
       is_counted: whether shapes say how many of its weights are kept.
+      shares_target: whether the targets of other leaves prune it, too, so that its own may be 0.
 
     >>> leaf = unpruned_leaf(('w',), jnp.ones((2, 4)), Unstructured(), False)
     >>> with_target(leaf, 0.75, '', True).kept, with_target(leaf, None, 'it is no kernel', True).why_dense
@@ -208,7 +218,7 @@ def with_target(leaf: LeafPlan, target: Any, reason: str, is_counted: bool) -> L
     if tree_lib.is_traced(target):
         return dataclasses.replace(leaf, kept=None)
     leaf = dataclasses.replace(leaf, target=float(target))
-    if leaf.target == 0:
+    if leaf.target == 0 and not shares_target:
         return dataclasses.replace(leaf, why_dense='its target is 0')
     if not is_counted:
         return dataclasses.replace(leaf, kept=None)
