@@ -64,9 +64,49 @@ print(sorted({{'jax', 'flax', 'orbax', 'matplotlib'}} & sys.modules.keys()))
     assert run.stdout.splitlines()[-1] == '[]'
 
 
-def test_unknown_options_are_tyros_to_refuse(capsys):
-    assert cli.main(['inspect', 'x', '--sparsity', '3']) == 2
-    assert '--sparsity' in ''.join(capsys.readouterr())  # older releases of tyro print to the other stream
+@pytest.mark.parametrize(
+    ('arguments', 'line'),
+    [
+        ('prune in out --sparsity 0.5', 'prune takes one CHECKPOINT; write to --out out'),
+        ('prune in other --out out', 'prune takes one CHECKPOINT; leave other out'),
+        ('prune in --sparsity 50% --out out', "--sparsity must lie in [0, 1], got '50%'; 50 per cent is 0.5"),
+        ('prune in --sparsity half --out out', "--sparsity must lie in [0, 1], got 'half'"),
+        ('prune in --seed=x --out out', "--seed must be a whole number, got 'x'"),
+        ('prune in --out', '--out needs a value'),
+        ('prune in --scores randm --out out', "--scores: there is no 'randm'; did you mean 'random'?"),
+        ('prune in --only a b', 'prune needs --out; `jaxpruner prune --help` says what that is'),
+        ('prune --overwrite', 'prune needs CHECKPOINT and --out; `jaxpruner prune --help` says what that is'),
+        ('prune in --sparsty 0.5 --out out', "there is no option '--sparsty'; did you mean '--sparsity'?"),
+        ('prune in --overwite --out out', "there is no option '--overwite'; did you mean '--overwrite'?"),
+        ('inspect x --jsn', "there is no option '--jsn'; did you mean '--json'?"),
+        ('inspect', 'inspect needs CHECKPOINT; `jaxpruner inspect --help` says what that is'),
+        ('compare vit --sparsities 0.5 90%', "--sparsities must lie in [0, 1], got '90%'; 90 per cent is 0.9"),
+        ('compare vit --seeds 0 a', "--seeds must be a whole number, got 'a'"),
+        ('plot folder --kind lines', "--kind: there is no 'lines'; did you mean 'layers'?"),
+    ],
+)
+def test_wrong_arguments_are_one_line_that_names_the_remedy(arguments, line, capsys):
+    assert cli.main(arguments.split()) == 2
+    assert capsys.readouterr() == ('', f'jaxpruner: {line}\n')
+
+
+def test_what_else_is_wrong_is_in_the_words_of_tyro(monkeypatch, capsys):
+    def refuse(*_, **__):
+        print('\u256d\u2500 Error \u2500\u256e\n\u2502 it   is wrong \u2502\nFor full helptext, see x', file=sys.stderr)
+        sys.exit(2)
+
+    monkeypatch.setattr('tyro.cli', refuse)
+    assert cli.main(['inspect', 'x']) == 2
+    assert capsys.readouterr() == ('', 'jaxpruner: Error it is wrong; `jaxpruner inspect --help` says more\n')
+
+
+@pytest.mark.parametrize('name', ['prune', 'compare'])
+def test_the_help_names_no_default_where_there_is_none(name, capsys):
+    assert cli.main([name, '--help']) == 0
+    shown = ' '.join(capsys.readouterr().out.split())
+    assert '(default: )' not in shown
+    assert '(default: None)' not in shown
+    assert '(default: True)' in shown
 
 
 @pytest.mark.parametrize('shell', ['bash', 'zsh'])

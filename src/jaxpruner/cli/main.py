@@ -10,14 +10,15 @@ import importlib
 import inspect
 import io
 import os
+import re
 import sys
 import textwrap
 import traceback
 import warnings
 from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from jaxpruner.cli import interrupts, wording
+from jaxpruner.cli import interrupts, refusals, wording
 from jaxpruner.nearest_names import nearest
 from jaxpruner.system_errors import with_remedy
 
@@ -70,6 +71,7 @@ Tables are as wide as COLUMNS says, else as the terminal, else 80 columns."""
 _TRACEBACK = '--traceback'
 _COMPLETION = '--tyro-'
 _HELP_WIDTH = 80
+_NO_DEFAULT = re.compile(r'[ \n]*\(default:[ \n]+(None)?\)')
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE)
 # What a shell reports of a program that SIGINT ended.
 _INTERRUPTED = 130
@@ -136,13 +138,9 @@ def _run(given: list[str], options: set[str]) -> int:
         raise ValueError(f'there is no command {given[0]!r}; {nearest(given[0], COMMANDS)}')
     command = COMMANDS[given[0]]
     try:
-        import tyro
-
         kind = _load(command)
         options.update(getattr(kind, '__dataclass_fields__', ()))
-        with _help_in_lines():
-            chosen = tyro.cli(kind, prog=f'jaxpruner {given[0]}', description=_description(kind), args=given[1:])
-        return chosen.run() or 0
+        return _parsed(given[0], kind, given[1:]).run() or 0
     except ModuleNotFoundError as error:
         raise _without_extra(given[0], command.extra, error) from error
 
@@ -209,18 +207,30 @@ def _description(options: type) -> str:
     return (inspect.getdoc(options) or '').partition('>>>')[0].strip()
 
 
-@contextlib.contextmanager
-def _help_in_lines() -> Iterator[None]:
-    """Wraps what tyro prints into lines that fit; it does so itself only inside of its boxes."""
-    printed = io.StringIO()
+def _parsed(name: str, kind: type, given: list[str]) -> Any:
+    """The command with its options, or an error in one line, or the help."""
+    import tyro
+
+    output, errors = io.StringIO(), io.StringIO()
     try:
-        with contextlib.redirect_stdout(printed):
-            yield
-    finally:
-        for line in printed.getvalue().splitlines():
-            is_free = len(line) > _HELP_WIDTH and line[0].isalpha()
-            indent = ' ' * 7 if line.startswith('usage: ') else ''
-            print(textwrap.fill(line, _HELP_WIDTH, subsequent_indent=indent) if is_free else line.rstrip())
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+            return tyro.cli(kind, prog=f'jaxpruner {name}', description=_description(kind), args=given)
+    except SystemExit as ending:
+        printed = output.getvalue()
+        if ending.code:
+            printed += errors.getvalue()  # which of the two it is depends on the release of tyro
+            raise ValueError(refusals.explain(name, kind, given, printed)) from None
+        _print_help(printed)
+        raise
+
+
+def _print_help(text: str) -> None:
+    """Wraps what tyro prints into lines that fit; it does so itself only inside of its boxes."""
+    text = _NO_DEFAULT.sub(lambda default: '' if '\n' in default[0] else ' ' * len(default[0]), text)
+    for line in text.splitlines():
+        is_free = len(line) > _HELP_WIDTH and line[0].isalpha()
+        indent = ' ' * 7 if line.startswith('usage: ') else ''
+        print(textwrap.fill(line, _HELP_WIDTH, subsequent_indent=indent) if is_free else line.rstrip())
 
 
 def _complete(given: list[str]) -> int:
