@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxpruner import caller_warnings, control, masking, optimizer_state, packing, utils
+from jaxpruner import caller_warnings, control, masking, optimizer_state, optional_hooks, packing, utils
 from jaxpruner import tree as tree_lib
 from jaxpruner.sparse_state import SparseState, check_has_masks, leaf_targets
 
@@ -154,7 +154,9 @@ def _track(
     """What the algorithm keeps of every step; it gets gradients and extra arguments by naming them."""
     arguments = {name: value for name, value in extra_args.items() if name != 'sparse_state'}
     arguments['grads'] = grads
-    return updater.track(state, params, **utils.known_arguments(updater.track, arguments))
+    known = utils.known_arguments(updater.track, arguments)
+    optional_hooks.check_track_arguments(updater, known)
+    return updater.track(state, params, **known)
 
 
 def _updated_masks(
