@@ -336,3 +336,39 @@ def test_biases_that_their_type_leaves_dense_are_not_warned_of():
         jaxpruner.MagnitudePruning(sparsity=0.5).instant_sparsify(params)
     pruner = jaxpruner.MagnitudePruning(sparsity=0.5, sparsity_type={'*/bias': None})
     assert pruner.instant_sparsify(params)[1]['query']['bias'] is None
+
+
+@dataclasses.dataclass
+class OwnSparsity(jaxpruner.MagnitudePruning):
+    """Has a field of its own that is called as a keyword of updaters is called now."""
+
+    sparsity: float = 0.5
+
+
+@dataclasses.dataclass
+class OwnDistribution(OwnSparsity):
+    """Makes its distribution of its own field."""
+
+    def __post_init__(self):
+        self.sparsity_distribution_fn = functools.partial(sparsity_distributions.uniform, sparsity=self.sparsity / 2)
+        super().__post_init__()
+
+
+EIGHT_TENTHS = {'sparsity_distribution_fn': functools.partial(sparsity_distributions.uniform, sparsity=0.8)}
+
+
+@pytest.mark.parametrize(
+    ('algorithm', 'settings', 'target'),
+    [
+        (OwnSparsity, {}, 0.5),
+        (OwnSparsity, {'sparsity': 0.75}, 0.75),
+        (OwnSparsity, EIGHT_TENTHS, 0.8),
+        (OwnDistribution, {}, 0.25),
+        (OwnDistribution, {'sparsity': 0.75}, 0.375),
+    ],
+)
+def test_a_subclass_may_have_a_field_sparsity_beside_a_distribution(algorithm, settings, target):
+    pruner = algorithm(**settings)
+    for _ in range(2):
+        assert pruner.get_target_sparsities(PARAMS)['b']['kernel'] == target
+        pruner = dataclasses.replace(pruner, use_packed_masks=True)

@@ -106,6 +106,13 @@ def test_a_file_is_replaced(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ['a.safetensors']
 
 
+@pytest.mark.parametrize('dtype', ['>f4', '>i8', '<f4'])
+def test_arrays_of_either_byte_order(dtype, tmp_path):
+    values = saved({'w': np.array([1.0, 2.0], dtype)}, tmp_path / 'a.safetensors')['w']
+    assert values.tolist() == [1.0, 2.0]
+    assert values.dtype == np.dtype(dtype).newbyteorder('=')
+
+
 REFUSED = [
     ({'a.b': np.ones(1), 'a': {'b': np.ones(1)}}, ValueError, r"\('a', 'b'\) and \('a\.b',\).*'a\.b'"),
     ({'__metadata__': np.ones(1)}, ValueError, '^__metadata__: '),

@@ -138,6 +138,31 @@ def test_long_settings_lose_their_middle():
     assert len(line) < 90
 
 
+@pytest.mark.parametrize('sparsity', [jnp.float32(0.9), jnp.asarray(0.9, jnp.float16), np.array(0.9)], ids=repr)
+def test_scalars_are_shown_by_value(sparsity):
+    assert repr(jaxpruner.MagnitudePruning(sparsity=sparsity)) == 'MagnitudePruning(sparsity=0.9)'
+
+
+def test_a_copy_shows_no_seed_that_nobody_gave():
+    pruner = jaxpruner.MagnitudePruning(sparsity=0.5)
+    copy = dataclasses.replace(pruner, use_packed_masks=True)
+    assert repr(copy) == 'MagnitudePruning(sparsity=0.5, use_packed_masks=True)'
+    assert copy.rng_seed == pruner.rng_seed
+    seeded = dataclasses.replace(jaxpruner.MagnitudePruning(rng_seed=jax.random.key(8)), use_packed_masks=True)
+    assert 'rng_seed=key<fry>[]' in repr(seeded)
+
+
+def test_copies_inside_jit_keep_no_tracer():
+    pruners = []
+
+    def program(x):
+        pruners.append(dataclasses.replace(jaxpruner.MagnitudePruning(), use_packed_masks=True))
+        return x
+
+    jax.jit(program)(1.0)
+    assert pruners[0].rng_seed == jax.random.key(8)
+
+
 def test_values_inside_jit_are_shown_by_shape():
     lines = []
 

@@ -95,7 +95,9 @@ def _checked_array(name: str, leaf: Any) -> Any:
                 f'{name}: other processes hold parts of this array; gather it first, for instance with '
                 'jax.experimental.multihost_utils.process_allgather(leaf, tiled=True)'
             )
-    return leaf
+        return leaf
+    # Files are read as the machine's own byte order.
+    return leaf if leaf.dtype.isnative else leaf.astype(leaf.dtype.newbyteorder('='))
 
 
 def _check_metadata(metadata: Mapping[Any, Any]) -> None:

@@ -7,9 +7,11 @@ import reprlib
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxpruner import text_tables
+from jaxpruner import tree as tree_lib
 
 # Longer texts of a setting lose their middle.
 _LONGEST_SETTING = 60
@@ -93,7 +95,7 @@ def _is_default(value: Any, field: dataclasses.Field) -> bool:
 
 
 def describe(value: Any) -> str:
-    """A setting in a few words, on one line: functions by name, arrays by dtype and shape.
+    """A setting in a few words, on one line: functions by name, scalars by value, other arrays by dtype and shape.
 
     Args:
       value: anything.
@@ -102,6 +104,8 @@ def describe(value: Any) -> str:
     ('max(key=len)', 'float64[2,3]', '[1, 2, 3, 4, …]')
     """
     if isinstance(value, jax.Array | np.ndarray):
+        if _is_known_number(value):
+            return str(np.asarray(value))
         return f'{value.dtype}[{",".join(map(str, value.shape))}]'
     if isinstance(value, functools.partial):
         arguments = [*map(describe, value.args), *[f'{k}={describe(v)}' for k, v in value.keywords.items()]]
@@ -120,6 +124,15 @@ def describe(value: Any) -> str:
     text = ' '.join(repr(value).split())
     # A default `repr` shows an address.
     return f'{type(value).__name__}()' if ' object at 0x' in text else text
+
+
+def _is_known_number(array: Any) -> bool:
+    """Whether an array is a scalar whose value is there to be read."""
+    if array.ndim or not jnp.issubdtype(array.dtype, jnp.number):
+        return False
+    if not isinstance(array, jax.Array):
+        return True
+    return not tree_lib.is_traced(array) and not array.is_deleted() and array.is_fully_addressable
 
 
 def _is_of_optax(function: Any) -> bool:

@@ -1,6 +1,7 @@
 """The keyword `sparsity` of an updater: one number where a distribution would be much to write."""
 
 import functools
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from jaxpruner import sparsity_distributions
@@ -45,7 +46,8 @@ def distribution_of(updater: 'BaseUpdater') -> Any:
       updater: whose `sparsity` and `sparsity_distribution_fn` are read.
 
     Returns:
-      Uniform at `sparsity` where that is given, else `sparsity_distribution_fn`.
+      Uniform at `sparsity` where that is given, else `sparsity_distribution_fn`. The latter comes first where a user's
+      class has a field `sparsity` of its own, whose default is there, too, beside a distribution.
 
     Raises:
       TypeError, ValueError: both are given, or the sparsity is none.
@@ -57,6 +59,8 @@ def distribution_of(updater: 'BaseUpdater') -> Any:
     if updater.sparsity is None:
         made_here = isinstance(updater.sparsity_distribution_fn, FromSparsity)
         return _default(updater) if made_here else updater.sparsity_distribution_fn
+    if _declares_sparsity_itself(updater) and _contradicts_settings(updater):
+        return updater.sparsity_distribution_fn
     check_not_both(updater)
     return FromSparsity(sparsity_distributions.uniform, sparsity=updater.sparsity)
 
@@ -74,11 +78,21 @@ def check_not_both(updater: 'BaseUpdater', names: str = 'sparsity') -> None:
     >>> import jaxpruner
     >>> check_not_both(jaxpruner.MagnitudePruning(sparsity=0.9))
     """
-    if is_given(updater) and not _is_published_default(updater.sparsity_distribution_fn):
+    if _contradicts_settings(updater):
         raise ValueError(
             f'{type(updater).__name__} got {names} and sparsity_distribution_fn={updater.sparsity_distribution_fn!r}, '
             'which both say how sparse leaves are to be; give one of them (in dataclasses.replace also sparsity=None)'
         )
+
+
+def _contradicts_settings(updater: 'BaseUpdater') -> bool:
+    return is_given(updater) and not _is_published_default(updater.sparsity_distribution_fn)
+
+
+def _declares_sparsity_itself(updater: 'BaseUpdater') -> bool:
+    """Whether the field `sparsity` is that of a user's class, written when updaters had none."""
+    declaring = [base for base in type(updater).__mro__ if 'sparsity' in inspect.get_annotations(base)]
+    return declaring[0].__module__.partition('.')[0] != 'jaxpruner'
 
 
 def _is_published_default(distribution: Any) -> bool:

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ _TOTAL_INTERSECTION = '_total_intersection'
 _MAX_ROW = 2**30
 _BITS_IN_A_BYTE = 8
 _DEFAULT_SEED = 8
+# The keys that stand for a seed which was not given, as long as somebody holds them. Keys have no hash.
+_default_keys: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _SEED_LIMIT = 2**63  # JAX takes no larger number for a seed
 
 
@@ -192,10 +195,16 @@ class SeedField:
         if settings is None:  # a dataclass asks its class for the default
             return None
         seed = vars(settings).get(self._name)
-        return jax.random.key(_DEFAULT_SEED) if seed is None else seed
+        if seed is not None:
+            return seed
+        key = jax.random.key(_DEFAULT_SEED)
+        _default_keys[id(key)] = key
+        return key
 
     def __set__(self, settings: Any, seed: Any) -> None:
-        vars(settings)[self._name] = seed
+        # `dataclasses.replace` reads all fields and gives them to a new object: a default is still not given then.
+        is_default = seed is not None and _default_keys.get(id(seed)) is seed
+        vars(settings)[self._name] = None if is_default else seed
 
 
 def check_seed(seed: Any) -> None:
