@@ -1,38 +1,31 @@
 """Sweeps in real processes: killed at random moments, and on several devices."""
 
 import json
-import multiprocessing
-import os
 import random
 import signal
-import sys
 import time
 
 import numpy as np
 import pytest
 
 import killed_sweeps
+from forked_processes import forking
 from jaxpruner.report.results import read_cells
 
 KILLS = 10
-FLAG = '--xla_force_host_platform_device_count=2'
 
 
 @pytest.fixture
-def process(monkeypatch):
+def process():
     """Makes processes that have imported everything and find their programs compiled, on two devices."""
-    monkeypatch.setenv('PYTHONPATH', ':'.join(path for path in sys.path if path))
-    monkeypatch.setenv('XLA_FLAGS', f'{os.environ.get("XLA_FLAGS", "")} {FLAG}'.strip())
-    monkeypatch.setenv('JAX_PLATFORMS', 'cpu')
-    context = multiprocessing.get_context('forkserver')
-    context.set_forkserver_preload(['killed_sweeps'])
+    with forking() as context:
 
-    def make(out, over=None):
-        started = context.Process(target=killed_sweeps.run, args=(str(out), f'{out}.log', over))
-        started.start()
-        return started
+        def make(out, over=None):
+            started = context.Process(target=killed_sweeps.run, args=(str(out), f'{out}.log', over))
+            started.start()
+            return started
 
-    return make
+        yield make
 
 
 def lines(out):

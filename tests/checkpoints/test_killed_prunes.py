@@ -1,15 +1,14 @@
 """`prune` in real processes: killed at random moments, and two at once."""
 
-import multiprocessing
 import random
 import shutil
 import signal
-import sys
 import time
 
 import pytest
 
 import killed_prunes
+from forked_processes import forking
 
 KILLS = 4
 RACES = 4
@@ -18,11 +17,7 @@ RACES = 4
 @pytest.fixture(scope='module')
 def start():
     """Starts processes that have imported everything."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv('PYTHONPATH', ':'.join(path for path in sys.path if path))
-        patch.setenv('JAX_PLATFORMS', 'cpu')
-        context = multiprocessing.get_context('forkserver')
-        context.set_forkserver_preload(['killed_prunes'])
+    with forking() as context:
 
         def start_one(dense, out, sparsity=0.5):
             process = context.Process(target=killed_prunes.run, args=(str(dense), str(out), sparsity, f'{out}.log'))
