@@ -23,6 +23,8 @@ _QUICK = (
 )
 _FOLDER = 'JAX_COMPILATION_CACHE_DIR'
 _made = []
+_MOST_RESIDENT = 5 << 30  # bytes
+_limit = [_MOST_RESIDENT]
 
 
 def pytest_configure():
@@ -54,6 +56,25 @@ def pytest_collection_finish():
     """What is imported stays, and need not be searched for garbage so often."""
     gc.collect()
     gc.set_threshold(20_000, 20, 50)
+
+
+def pytest_runtest_teardown(item, nextitem):
+    """Between two files, a process that holds much lets its compiled programs go: two workers share a machine."""
+    if nextitem is None or nextitem.path == item.path or 'jax' not in sys.modules:
+        return
+    if _resident_bytes() > _limit[0]:
+        sys.modules['jax'].clear_caches()
+        gc.collect()
+        _limit[0] = max(_MOST_RESIDENT, _resident_bytes() + _MOST_RESIDENT // 4)  # not again at once
+
+
+def _resident_bytes():
+    """The memory of this process; 0 where the system does not say."""
+    try:
+        with open('/proc/self/statm') as file:
+            return int(file.read().split()[1]) * os.sysconf('SC_PAGE_SIZE')
+    except OSError:
+        return 0
 
 
 def pytest_unconfigure():
