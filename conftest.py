@@ -49,7 +49,9 @@ def _is_known(flag):
     """Not every release of XLA has every flag, and one that it does not know ends the process."""
     program = [sys.executable, '-c', 'import jax; jax.devices()']
     environment = os.environ | {_FLAGS: flag, 'JAX_PLATFORMS': 'cpu'}
-    return subprocess.run(program, env=environment, capture_output=True, check=False).returncode == 0
+    return (
+        subprocess.run(program, env=environment, capture_output=True, check=False).returncode == 0
+    )
 
 
 def pytest_collection_finish():
@@ -65,7 +67,9 @@ def pytest_runtest_teardown(item, nextitem):
     if _resident_bytes() > _limit[0]:
         sys.modules['jax'].clear_caches()
         gc.collect()
-        _limit[0] = max(_MOST_RESIDENT, _resident_bytes() + _MOST_RESIDENT // 4)  # not again at once
+        _limit[0] = max(
+            _MOST_RESIDENT, _resident_bytes() + _MOST_RESIDENT // 4
+        )  # not again at once
 
 
 def _resident_bytes():

@@ -56,23 +56,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if settings.rounds is not None and settings.rounds < 2:
         print(f'benchmarks: --rounds must be at least 2, got {settings.rounds}', file=sys.stderr)
         return 2
-    size = ('cpu' if jax.default_backend() == 'cpu' else 'gpu') if settings.size == 'auto' else settings.size
+    size = (
+        ('cpu' if jax.default_backend() == 'cpu' else 'gpu')
+        if settings.size == 'auto'
+        else settings.size
+    )
     for name in settings.subjects:
         subject = importlib.import_module(f'benchmarks.{_OTHER_NAMES.get(name, name)}')
         rounds = settings.rounds or subject.ROUNDS
         missing = subject.environment() if hasattr(subject, 'environment') else {}
         if missing:
-            print(_printed_elsewhere(name, size, rounds, settings.json, missing), end='', flush=True)
+            print(
+                _printed_elsewhere(name, size, rounds, settings.json, missing), end='', flush=True
+            )
         else:
             report.show(name, subject.COLUMNS, subject.run(size, rounds), settings.json)
     return 0
 
 
-def _printed_elsewhere(name: str, size: str, rounds: int, as_json: bool, missing: Mapping[str, str]) -> str:
+def _printed_elsewhere(
+    name: str, size: str, rounds: int, as_json: bool, missing: Mapping[str, str]
+) -> str:
     """What a subject prints in a process that has the variables of the environment which this one is missing."""
     command = [sys.executable, '-m', 'benchmarks', name, '--size', size, '--rounds', str(rounds)]
     command += ['--json'] if as_json else []
-    return subprocess.run(command, env={**os.environ, **missing}, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return subprocess.run(
+        command, env={**os.environ, **missing}, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
 
 
 if __name__ == '__main__':

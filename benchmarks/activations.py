@@ -31,8 +31,14 @@ def run(size: str, rounds: int) -> list[Row]:
 
 def _rows(title: str, x: jax.Array, rounds: int) -> list[Row]:
     densities = {f'unstructured, density {density}': density for density in (0.9, 0.5)}
-    pruned = {name: _bound(activations.prune_act_unstruct, x, density) for name, density in densities.items()}
-    by_sorting = {f'{name}, by sorting': _bound(_by_sorting, x, density) for name, density in densities.items()}
+    pruned = {
+        name: _bound(activations.prune_act_unstruct, x, density)
+        for name, density in densities.items()
+    }
+    by_sorting = {
+        f'{name}, by sorting': _bound(_by_sorting, x, density)
+        for name, density in densities.items()
+    }
     pruned['2:4'] = _bound(activations.prune_act_struct, x, (2, 4))
     references = {
         'relu': bound(jax.nn.relu, x),

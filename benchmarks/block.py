@@ -17,7 +17,10 @@ COLUMNS = groups.COLUMNS
 def run(size: str, rounds: int) -> list[Row]:
     """Times both blocks for matrices and for convolutions, whose last two axes are blocked."""
     pairs = {
-        f'blocks of {length} x {length}': (Block((length, length)), functools.partial(by_sorting, length=length))
+        f'blocks of {length} x {length}': (
+            Block((length, length)),
+            functools.partial(by_sorting, length=length),
+        )
         for length in LENGTHS
     }
     return groups.rows(pairs, size, rounds)

@@ -16,7 +16,10 @@ COLUMNS = groups.COLUMNS
 
 def run(size: str, rounds: int) -> list[Row]:
     """Times both axes for matrices and for convolutions."""
-    pairs = {f'channels along axis {axis}': (Channel(axis), functools.partial(by_sorting, axis=axis)) for axis in AXES}
+    pairs = {
+        f'channels along axis {axis}': (Channel(axis), functools.partial(by_sorting, axis=axis))
+        for axis in AXES
+    }
     return groups.rows(pairs, size, rounds)
 
 

@@ -21,7 +21,9 @@ PRUNERS = {
     'magnitude': jaxpruner.MagnitudePruning,
     'global magnitude': jaxpruner.GlobalMagnitudePruning,
     'RigL': jaxpruner.RigL,
-    'magnitude, 2:4': lambda scheduler, **_: jaxpruner.MagnitudePruning(scheduler, sparsity_type='2:4'),
+    'magnitude, 2:4': lambda scheduler, **_: jaxpruner.MagnitudePruning(
+        scheduler, sparsity_type='2:4'
+    ),
 }
 DENSE = 'dense training step'
 ROUNDS = 3
@@ -38,13 +40,17 @@ def run(size: str, rounds: int) -> list[Row]:
     calls[DENSE] = _dense_step(model, params)
     times = interleaved(calls, rounds, warm=False)
     leaves = len(jax.tree.leaves(params))
-    return [Row(name, (times[name].median, ratio(times[name], times[DENSE]), leaves)) for name in calls]
+    return [
+        Row(name, (times[name].median, ratio(times[name], times[DENSE]), leaves)) for name in calls
+    ]
 
 
 def _settings() -> dict[str, Any]:
     return {
         'scheduler': sparsity_schedules.PeriodicSchedule(update_freq=1),
-        'sparsity_distribution_fn': functools.partial(sparsity_distributions.uniform, sparsity=SPARSITY),
+        'sparsity_distribution_fn': functools.partial(
+            sparsity_distributions.uniform, sparsity=SPARSITY
+        ),
     }
 
 

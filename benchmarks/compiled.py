@@ -79,9 +79,15 @@ def watched(*places: tuple[Any, str]) -> Iterator[Watch]:
     watch, jit = Watch(), jax.jit
     with contextlib.ExitStack() as stack:
         for module, name in places:
-            stack.enter_context(mock.patch.object(module, name, watch.program(getattr(module, name))))
+            stack.enter_context(
+                mock.patch.object(module, name, watch.program(getattr(module, name)))
+            )
         stack.enter_context(mock.patch.object(compiled_once, 'executable_of', watch.executable_of))
-        stack.enter_context(mock.patch.object(jax, 'jit', lambda *given, **named: watch.program(jit(*given, **named))))
+        stack.enter_context(
+            mock.patch.object(
+                jax, 'jit', lambda *given, **named: watch.program(jit(*given, **named))
+            )
+        )
         yield watch
 
 
@@ -99,13 +105,18 @@ def collectives(text: str) -> Collectives:
     """Reads the collectives off a compiled program's text."""
     largest = max(map(_largest_array, _COLLECTIVE.findall(text)), default=0)
     parts = dict(_computations(text))
-    in_loops = [len(_COLLECTIVE.findall(parts[body])) for body in _LOOP_BODY.findall(parts['ENTRY'])]
+    in_loops = [
+        len(_COLLECTIVE.findall(parts[body])) for body in _LOOP_BODY.findall(parts['ENTRY'])
+    ]
     return Collectives(largest, next(filter(None, in_loops), 0))
 
 
 def _largest_array(result_type: str) -> int:
     shapes = _ARRAY.findall(result_type)
-    return max((math.prod(int(length) for length in shape.split(',') if length) for shape in shapes), default=0)
+    return max(
+        (math.prod(int(length) for length in shape.split(',') if length) for shape in shapes),
+        default=0,
+    )
 
 
 def _computations(text: str) -> list[tuple[str, str]]:

@@ -26,12 +26,20 @@ Pair = tuple[Any, Callable[[jax.Array], jax.Array]]
 
 def rows(pairs: Mapping[str, Pair], size: str, rounds: int) -> list[Row]:
     """Times masks of normal magnitudes for each sparsity type with its reference."""
-    return [_row(f'{name}, {list(shape)}', shape, *pairs[name], rounds) for shape in SHAPES[size] for name in pairs]
+    return [
+        _row(f'{name}, {list(shape)}', shape, *pairs[name], rounds)
+        for shape in SHAPES[size]
+        for name in pairs
+    ]
 
 
-def _row(name: str, shape: tuple[int, ...], kind: Any, reference: Callable[..., Any], rounds: int) -> Row:
+def _row(
+    name: str, shape: tuple[int, ...], kind: Any, reference: Callable[..., Any], rounds: int
+) -> Row:
     x = jnp.abs(jax.random.normal(jax.random.key(0), shape))
-    mask = functools.partial(mask_calculator.topk_group_mask_calculator, sparsity=SPARSITY, sparsity_type=kind)
+    mask = functools.partial(
+        mask_calculator.topk_group_mask_calculator, sparsity=SPARSITY, sparsity_type=kind
+    )
     # Sums of whole numbers do not depend on their order, so that the masks are the same.
     return masks.row_of(name, mask, reference, x, rounds, compared_on=jnp.round(8 * x))
 

@@ -10,13 +10,23 @@ from benchmarks.report import Row
 from benchmarks.timing import bound, interleaved, ratio
 
 SECONDS_FOR_SORTING = 12
-COLUMNS = ('milliseconds', 'passes over the memory', 'sorting takes times as long', 'temporary bytes per weight')
+COLUMNS = (
+    'milliseconds',
+    'passes over the memory',
+    'sorting takes times as long',
+    'temporary bytes per weight',
+)
 
 MaskFn = Callable[[jax.Array], jax.Array]
 
 
 def row_of(
-    name: str, ours: MaskFn, by_sorting: MaskFn, x: jax.Array, rounds: int, compared_on: jax.Array | None = None
+    name: str,
+    ours: MaskFn,
+    by_sorting: MaskFn,
+    x: jax.Array,
+    rounds: int,
+    compared_on: jax.Array | None = None,
 ) -> Row:
     """Times both masks of some scores.
 

@@ -35,7 +35,11 @@ def _rows(title: str, model: Model) -> list[Row]:
         if method.pruner is None:
             continue
         temporary, loops = _program(model, params, method)
-        values = _state_bits(params, method), (temporary - dense_temporary) / parameters, loops - dense_loops
+        values = (
+            _state_bits(params, method),
+            (temporary - dense_temporary) / parameters,
+            loops - dense_loops,
+        )
         rows.append(Row(f'{title}: {name}', values))
     return rows
 
@@ -43,7 +47,11 @@ def _rows(title: str, model: Model) -> list[Row]:
 def _program(model: Model, params: Any, method: Method) -> tuple[int, int]:
     """Temporary bytes of a compiled step, and its number of loops and branches."""
     opt_state, masks = method.split(jax.eval_shape(method.optimizer().init, params))
-    compiled = compiled_step(model, method).lower(params, opt_state, masks, jax.eval_shape(model.batch)).compile()
+    compiled = (
+        compiled_step(model, method)
+        .lower(params, opt_state, masks, jax.eval_shape(model.batch))
+        .compile()
+    )
     return compiled.memory_analysis().temp_size_in_bytes, loops_and_branches(compiled.as_text())
 
 
@@ -53,6 +61,9 @@ def _state_bits(params: Any, method: Method) -> float:
     own = jax.tree.leaves(state._replace(inner_state=None))
     held = sum(leaf.size * leaf.dtype.itemsize for leaf in own if leaf.ndim)
     masked = jax.tree.map(
-        lambda mask, param: 0 if mask is None else param.size, state.masks, params, is_leaf=lambda leaf: leaf is None
+        lambda mask, param: 0 if mask is None else param.size,
+        state.masks,
+        params,
+        is_leaf=lambda leaf: leaf is None,
     )
     return 8 * held / sum(jax.tree.leaves(masked))

@@ -28,12 +28,17 @@ class Mlp:
     def init(self) -> Params:
         """Random parameters."""
         pairs = zip(self.widths[:-1], self.widths[1:], strict=True)
-        return {f'layer_{i}': _dense(jax.random.key(i), *pair, jnp.float32) for i, pair in enumerate(pairs)}
+        return {
+            f'layer_{i}': _dense(jax.random.key(i), *pair, jnp.float32)
+            for i, pair in enumerate(pairs)
+        }
 
     def batch(self) -> Batch:
         """Random images and labels."""
         images = jax.random.normal(jax.random.key(0), (self.batch_size, self.widths[0]))
-        return Batch(images, jax.random.randint(jax.random.key(1), (self.batch_size,), 0, self.widths[-1]))
+        return Batch(
+            images, jax.random.randint(jax.random.key(1), (self.batch_size,), 0, self.widths[-1])
+        )
 
     def loss(self, params: Params, batch: Batch) -> jax.Array:
         """The mean cross entropy."""
@@ -66,7 +71,8 @@ class Transformer:
             blocks = {'blocks': jax.tree.map(lambda *leaves: jnp.stack(leaves), *blocks.values())}
         return {
             'tokens': 0.02 * jax.random.normal(keys[-3], (self.vocabulary, self.width), self.dtype),
-            'positions': 0.02 * jax.random.normal(keys[-2], (self.sequence, self.width), self.dtype),
+            'positions': 0.02
+            * jax.random.normal(keys[-2], (self.sequence, self.width), self.dtype),
             **blocks,
             'norm': self._norm(),
             'head': _dense(keys[-1], self.width, self.vocabulary, self.dtype),
@@ -74,7 +80,9 @@ class Transformer:
 
     def batch(self) -> Batch:
         """Random tokens, each to be told from those before it."""
-        tokens = jax.random.randint(jax.random.key(0), (self.batch_size, self.sequence + 1), 0, self.vocabulary)
+        tokens = jax.random.randint(
+            jax.random.key(0), (self.batch_size, self.sequence + 1), 0, self.vocabulary
+        )
         return Batch(tokens[:, :-1], tokens[:, 1:])
 
     def loss(self, params: Params, batch: Batch) -> jax.Array:
@@ -89,7 +97,9 @@ class Transformer:
         """What the model makes of tokens, `[batch, sequence, vocabulary]`."""
         x = params['tokens'][tokens] + params['positions']
         if self.scanned:
-            x, _ = jax.lax.scan(lambda x, block: (self._through(block, x), None), x, params['blocks'])
+            x, _ = jax.lax.scan(
+                lambda x, block: (self._through(block, x), None), x, params['blocks']
+            )
         else:
             for i in range(self.blocks):
                 x = self._through(params[f'block_{i:02}'], x)
@@ -105,15 +115,23 @@ class Transformer:
         shapes = dict.fromkeys(('query', 'key', 'value', 'out'), (width, width))
         shapes |= {'up': (width, 4 * width), 'down': (4 * width, width)}
         keys = jax.random.split(key, len(shapes))
-        layers = {name: _dense(key, *shapes[name], self.dtype) for name, key in zip(shapes, keys, strict=True)}
+        layers = {
+            name: _dense(key, *shapes[name], self.dtype)
+            for name, key in zip(shapes, keys, strict=True)
+        }
         return {'norm_1': self._norm(), 'norm_2': self._norm(), **layers}
 
     def _norm(self) -> Params:
-        return {'scale': jnp.ones(self.width, self.dtype), 'bias': jnp.zeros(self.width, self.dtype)}
+        return {
+            'scale': jnp.ones(self.width, self.dtype),
+            'bias': jnp.zeros(self.width, self.dtype),
+        }
 
     def _attention(self, block: Params, x: jax.Array) -> jax.Array:
         heads = (*x.shape[:-1], self.heads, self.width // self.heads)
-        query, key, value = (_apply(block[name], x).reshape(heads) for name in ('query', 'key', 'value'))
+        query, key, value = (
+            _apply(block[name], x).reshape(heads) for name in ('query', 'key', 'value')
+        )
         mixed = jax.nn.dot_product_attention(query, key, value, is_causal=True)
         return _apply(block['out'], mixed.reshape(x.shape))
 
@@ -125,7 +143,9 @@ TRANSFORMERS = {
     # 5.3 million parameters.
     'cpu': Transformer(6, 256, heads=4, vocabulary=1024, batch_size=4, sequence=64),
     # 136 million.
-    'gpu': Transformer(12, 768, heads=12, vocabulary=32768, batch_size=8, sequence=512, dtype=jnp.bfloat16),
+    'gpu': Transformer(
+        12, 768, heads=12, vocabulary=32768, batch_size=8, sequence=512, dtype=jnp.bfloat16
+    ),
 }
 _MLP = Mlp((784, 300, 100, 10), batch_size=128)
 # What is trained at each size; small ones compile fast.

@@ -20,7 +20,9 @@ COLUMNS = masks.COLUMNS
 def run(size: str, rounds: int) -> list[Row]:
     """Times masks of normal magnitudes, with the groups along rows and along columns."""
     shape = SHAPES[size]
-    return [_row(shape, dtype, kind, rounds) for dtype in (jnp.float32, jnp.bfloat16) for kind in TYPES]
+    return [
+        _row(shape, dtype, kind, rounds) for dtype in (jnp.float32, jnp.bfloat16) for kind in TYPES
+    ]
 
 
 def _row(shape: tuple[int, ...], dtype: Any, kind: NByM, rounds: int) -> Row:

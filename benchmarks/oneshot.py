@@ -39,16 +39,24 @@ MOST_MILLISECONDS = 1500.0
 DEEP = {
     'small': Transformer(2, 16, heads=2, vocabulary=32, batch_size=2, sequence=8, scanned=True),
     'cpu': Transformer(24, 256, heads=4, vocabulary=64, batch_size=2, sequence=64, scanned=True),
-    'gpu': Transformer(24, 1024, heads=16, vocabulary=1024, batch_size=2, sequence=256, scanned=True),
+    'gpu': Transformer(
+        24, 1024, heads=16, vocabulary=1024, batch_size=2, sequence=256, scanned=True
+    ),
 }
 MOST_MEMORY = 1.1
 PRUNED = 'blocks/*/kernel'
-COMPILED = [(sparsegpt, name) for name in ('flipped_cholesky', 'decompose_in_place', 'prune_by_factors')]
+COMPILED = [
+    (sparsegpt, name) for name in ('flipped_cholesky', 'decompose_in_place', 'prune_by_factors')
+]
 
 
 def run(size: str, rounds: int) -> list[Row]:
     """Times calibration and SparseGPT, then counts memory."""
-    return [*_calibration(CALIBRATED[size], rounds), *_sparsegpt(LAYERS[size], rounds), *_memory(DEEP[size])]
+    return [
+        *_calibration(CALIBRATED[size], rounds),
+        *_sparsegpt(LAYERS[size], rounds),
+        *_memory(DEEP[size]),
+    ]
 
 
 def _calibration(model: Transformer, rounds: int) -> list[Row]:
@@ -59,7 +67,11 @@ def _calibration(model: Transformer, rounds: int) -> list[Row]:
         taken, reference = Timing([]), Timing([])
         batches = _timed_batches(tokens, forward, rounds, taken, reference)
         oneshot.calibrate(model.logits, params, batches, kind)
-        rows.append(Row(f'{name} against the forward pass', (*_times(taken), ratio(taken, reference), limit)))
+        rows.append(
+            Row(
+                f'{name} against the forward pass', (*_times(taken), ratio(taken, reference), limit)
+            )
+        )
     return rows
 
 
@@ -80,13 +92,19 @@ def _timed_batches(
 
 def _sparsegpt(width: int, rounds: int) -> list[Row]:
     """The reference is what no implementation can do without: a decomposition, and a pass over the weights."""
-    weights, samples = (jax.random.normal(jax.random.key(i), (n, width)) for i, n in enumerate((width, 2 * width)))
+    weights, samples = (
+        jax.random.normal(jax.random.key(i), (n, width)) for i, n in enumerate((width, 2 * width))
+    )
     gram = samples.T @ samples
     damped, dense = np.array(gram), np.asarray(weights)
     damped[np.diag_indices(width)] *= 1.01
     types = {'50 %': Unstructured(), '2:4': NByM(2, 4)}
     calls = {
-        name: bound(functools.partial(oneshot.prune_by_sparsegpt, sparsity=0.5, sparsity_type=kind), weights, gram)
+        name: bound(
+            functools.partial(oneshot.prune_by_sparsegpt, sparsity=0.5, sparsity_type=kind),
+            weights,
+            gram,
+        )
         for name, kind in types.items()
     }
     reference: Any = lambda: np.linalg.cholesky(damped) @ dense  # noqa: E731
@@ -94,7 +112,13 @@ def _sparsegpt(width: int, rounds: int) -> list[Row]:
     return [
         Row(
             f'SparseGPT, {list(weights.shape)}, {name}, against a Cholesky decomposition and a product in NumPy',
-            (times[name].milliseconds, MOST_MILLISECONDS, None, ratio(times[name], times['reference']), None),
+            (
+                times[name].milliseconds,
+                MOST_MILLISECONDS,
+                None,
+                ratio(times[name], times['reference']),
+                None,
+            ),
         )
         for name in types
     ]
@@ -118,7 +142,9 @@ def _memory(model: Transformer) -> list[Row]:
 
     def prune(params: Any, donate: bool = False, in_turn: bool = False) -> None:
         pruner = oneshot.SparseGPT(
-            sparsity_distribution_fn=functools.partial(sparsity_distributions.uniform, sparsity=0.5),
+            sparsity_distribution_fn=functools.partial(
+                sparsity_distributions.uniform, sparsity=0.5
+            ),
             sparsity_type={PRUNED: 'unstructured', '*': None},
             sequential=in_turn,
         )
@@ -128,7 +154,11 @@ def _memory(model: Transformer) -> list[Row]:
         'calibrating': (calibrate, model.blocks, MOST_MEMORY),
         # There are new weights and masks, too.
         'calibrating and pruning': (prune, model.blocks, None),
-        'calibrating and pruning in place': (functools.partial(prune, donate=True), model.blocks, MOST_MEMORY),
+        'calibrating and pruning in place': (
+            functools.partial(prune, donate=True),
+            model.blocks,
+            MOST_MEMORY,
+        ),
         'calibrating one after another': (calibrate_in_turn, 1, MOST_MEMORY),
         'calibrating and pruning one after another in place': (
             functools.partial(prune, donate=True, in_turn=True),
@@ -142,7 +172,9 @@ def _memory(model: Transformer) -> list[Row]:
         needed = _bytes(params) + blocks * _gram_bytes(model)
         others = live_bytes() - _bytes(params)
         with watched(*COMPILED) as watch, warnings.catch_warnings():
-            warnings.filterwarnings('ignore', '.*samples are fewer', UserWarning)  # how good the masks are is no matter
+            warnings.filterwarnings(
+                'ignore', '.*samples are fewer', UserWarning
+            )  # how good the masks are is no matter
             call(params)
         taken = watch.bytes - others
         title = f'{name} {model.blocks} scanned blocks, against parameters and Gram matrices of {blocks}'

@@ -22,7 +22,10 @@ COLUMNS = ('milliseconds', 'times an unpacked multiply', 'passes over the weight
 def run(size: str, rounds: int) -> list[Row]:
     """Times each function on random masks and normal weights."""
     return [
-        row for shape in SHAPES[size] for dtype in (jnp.float32, jnp.bfloat16) for row in _rows(shape, dtype, rounds)
+        row
+        for shape in SHAPES[size]
+        for dtype in (jnp.float32, jnp.bfloat16)
+        for row in _rows(shape, dtype, rounds)
     ]
 
 
@@ -42,7 +45,11 @@ def _rows(shape: tuple[int, ...], dtype: Any, rounds: int) -> list[Row]:
     return [
         Row(
             f'{name}, {list(shape)} {dtype.__name__}',
-            (times[name].milliseconds, ratio(times[name], times['multiply']), ratio(times[name], times['pass'])),
+            (
+                times[name].milliseconds,
+                ratio(times[name], times['multiply']),
+                ratio(times[name], times['pass']),
+            ),
         )
         for name in calls
     ]

@@ -52,7 +52,11 @@ def environment() -> Mapping[str, str]:
 
 def run(size: str, rounds: int) -> list[Row]:
     """Times masks of normal magnitudes."""
-    return [_row(shape, dtype, rounds) for dtype in (jnp.float32, jnp.bfloat16) for shape in SHAPES[size]]
+    return [
+        _row(shape, dtype, rounds)
+        for dtype in (jnp.float32, jnp.bfloat16)
+        for shape in SHAPES[size]
+    ]
 
 
 def _row(shape: tuple[int, ...], dtype: jnp.dtype, rounds: int) -> Row:
@@ -60,8 +64,13 @@ def _row(shape: tuple[int, ...], dtype: jnp.dtype, rounds: int) -> Row:
     if jax.default_backend() == 'gpu':
         functions['top_k'] = _with_kept(by_top_k, shape)
     # How many passes it takes differs from draw to draw.
-    draws = [_timed(jax.random.key(seed), shape, dtype, functions, -(-rounds // DRAWS)) for seed in range(DRAWS)]
-    times, slow, inside = ({name: joined(draw[i][name] for draw in draws) for name in draws[0][i]} for i in range(3))
+    draws = [
+        _timed(jax.random.key(seed), shape, dtype, functions, -(-rounds // DRAWS))
+        for seed in range(DRAWS)
+    ]
+    times, slow, inside = (
+        {name: joined(draw[i][name] for draw in draws) for name in draws[0][i]} for i in range(3)
+    )
     return Row(
         f'{list(shape)} {dtype.__name__}',
         (
@@ -77,19 +86,27 @@ def _row(shape: tuple[int, ...], dtype: jnp.dtype, rounds: int) -> Row:
     )
 
 
-def _with_kept(reference: Callable[..., jax.Array], shape: tuple[int, ...]) -> Callable[[jax.Array], jax.Array]:
+def _with_kept(
+    reference: Callable[..., jax.Array], shape: tuple[int, ...]
+) -> Callable[[jax.Array], jax.Array]:
     return functools.partial(reference, kept=number_kept(math.prod(shape)))
 
 
 def _timed(
-    key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype, functions: Mapping[str, Callable], rounds: int
+    key: jax.Array,
+    shape: tuple[int, ...],
+    dtype: jnp.dtype,
+    functions: Mapping[str, Callable],
+    rounds: int,
 ) -> tuple[dict[str, Timing], ...]:
     """Of one draw: a mask beside a pass over the memory, beside the references, and inside a program if it is short."""
     x = jnp.abs(jax.random.normal(key, shape, dtype))
     calls = {name: bound(function, x) for name, function in functions.items()}
     for name in calls.keys() - {'ours', 'pass'}:
         if not jnp.array_equal(calls['ours'](), calls[name]()):
-            raise AssertionError(f'the mask by {name} is another, for {dtype.__name__}{list(shape)}')
+            raise AssertionError(
+                f'the mask by {name} is another, for {dtype.__name__}{list(shape)}'
+            )
     times = interleaved({name: calls[name] for name in ('ours', 'pass')}, rounds)
     # Hundreds of times slower: apart, and in few rounds.
     references = {name: call for name, call in calls.items() if name != 'pass'}

@@ -47,22 +47,36 @@ LIMITS = {
 
 # A step takes its temporaries anew. glibc would have the kernel map them and take them back each time, which takes a
 # fifth of a dense step here.
-_KEEP_MEMORY = {'MALLOC_MMAP_MAX_': '0', 'MALLOC_TRIM_THRESHOLD_': str(2**40), 'MALLOC_TOP_PAD_': str(2**28)}
+_KEEP_MEMORY = {
+    'MALLOC_MMAP_MAX_': '0',
+    'MALLOC_TRIM_THRESHOLD_': str(2**40),
+    'MALLOC_TOP_PAD_': str(2**28),
+}
 
 
 def environment() -> Mapping[str, str]:
     """What a process needs to keep the memory of a step for the next, if this one does not."""
-    return {} if jax.default_backend() != 'cpu' or _KEEP_MEMORY.keys() <= os.environ.keys() else _KEEP_MEMORY
+    return (
+        {}
+        if jax.default_backend() != 'cpu' or _KEEP_MEMORY.keys() <= os.environ.keys()
+        else _KEEP_MEMORY
+    )
 
 
 def run(size: str, rounds: int) -> list[Row]:
     """Times the steps of each model by each method."""
-    processes = min(PROCESSES, rounds // FEWEST_IN_A_PROCESS) if jax.default_backend() == 'cpu' else 1
+    processes = (
+        min(PROCESSES, rounds // FEWEST_IN_A_PROCESS) if jax.default_backend() == 'cpu' else 1
+    )
     if processes > 1:
         parts = [_timed_elsewhere(size, rounds // processes) for _ in range(processes)]
     else:
         parts = [_timed(size, rounds)]
-    return [_row(title, name, [part[title][name] for part in parts]) for title in TRAINED[size] for name in METHODS]
+    return [
+        _row(title, name, [part[title][name] for part in parts])
+        for title in TRAINED[size]
+        for name in METHODS
+    ]
 
 
 # Seconds that each dense step took, and each one beside it.
@@ -89,7 +103,9 @@ def _pairs(pair: tuple[Training, Training], rounds: int, length: int = 1) -> _Pa
     """Loops of so many steps, each of them waited for as a whole."""
     calls = [functools.partial(_last_of, training, length) for training in pair]
     times = interleaved(dict(zip(('dense', 'other'), calls, strict=True)), rounds)
-    dense, other = ([seconds / length for seconds in times[name].rounds] for name in ('dense', 'other'))
+    dense, other = (
+        [seconds / length for seconds in times[name].rounds] for name in ('dense', 'other')
+    )
     return dense, other
 
 

@@ -41,7 +41,9 @@ def environment() -> Mapping[str, str]:
     cores = os.cpu_count() or 1
     if jax.default_backend() != 'cpu' or jax.device_count() > 1 or cores == 1:
         return {}
-    flags = f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_platform_device_count={cores}'.strip()
+    flags = (
+        f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_platform_device_count={cores}'.strip()
+    )
     return {'XLA_FLAGS': flags, 'JAX_PLATFORMS': 'cpu'}
 
 
@@ -58,7 +60,9 @@ class Trained(NamedTuple):
     """What came out of all cells."""
 
     metric: np.ndarray  # float[cells]
-    masks: list[np.ndarray]  # of the leaves after the first update that prunes, uint8[cells, …leaf shape]
+    masks: list[
+        np.ndarray
+    ]  # of the leaves after the first update that prunes, uint8[cells, …leaf shape]
 
 
 def _rows(name: str, steps: int, cells: int, rounds: int) -> list[Row]:
@@ -77,7 +81,9 @@ def _rows(name: str, steps: int, cells: int, rounds: int) -> list[Row]:
     for over in sides:
         for mine, reference in zip(trained[over].masks, trained['each'].masks, strict=True):
             differing = int((mine != reference).sum())
-            assert not differing, f'{name} over {over}: {differing} weights are masked otherwise at step {first}'
+            assert not differing, (
+                f'{name} over {over}: {differing} weights are masked otherwise at step {first}'
+            )
         difference = float(np.abs(trained[over].metric - trained['each'].metric).max())
         rows.append(
             Row(
@@ -94,11 +100,16 @@ def _rows(name: str, steps: int, cells: int, rounds: int) -> list[Row]:
     return [*rows, _row_of_the_choice(name, recipe, data, cells, times)]
 
 
-def _row_of_the_choice(name: str, recipe: Recipe, data: Any, cells: int, times: Mapping[str, Timing]) -> Row:
+def _row_of_the_choice(
+    name: str, recipe: Recipe, data: Any, cells: int, times: Mapping[str, Timing]
+) -> Row:
     began = time.perf_counter()
     chosen = choose_over(WORKLOADS[name], recipe, data, cells).over
     took = time.perf_counter() - began
-    return Row(f'{name}: auto picks {chosen}', (None, ratio(times[chosen], times['each']), took, None, None))
+    return Row(
+        f'{name}: auto picks {chosen}',
+        (None, ratio(times[chosen], times['each']), took, None, None),
+    )
 
 
 class _Side:
@@ -115,7 +126,9 @@ class _Side:
         programs, targets = self.programs, self.targets
         # Waited for, as a sweep does: a CPU would begin with the next ones meanwhile.
         return [
-            jax.block_until_ready(programs.advance(targets, programs.start(targets, seeds), 0, stop))
+            jax.block_until_ready(
+                programs.advance(targets, programs.start(targets, seeds), 0, stop)
+            )
             for seeds in self.groups
         ]
 
@@ -127,13 +140,19 @@ class _Side:
         raise AssertionError(f'nothing was pruned in {self.steps} steps')
 
     def trained(self, first: int, metric: str) -> Trained:
-        values = [self.programs.report(self.targets, carries)[0][metric] for carries in self.train()]
+        values = [
+            self.programs.report(self.targets, carries)[0][metric] for carries in self.train()
+        ]
         return Trained(np.concatenate(values), _masks(self.train(first)))
 
 
 def _masks(groups: list[Carry]) -> list[np.ndarray]:
     of_groups = [
-        [np.asarray(leaf) for state in sparse_states(carries.opt_state) for leaf in jax.tree.leaves(state.masks)]
+        [
+            np.asarray(leaf)
+            for state in sparse_states(carries.opt_state)
+            for leaf in jax.tree.leaves(state.masks)
+        ]
         for carries in groups
     ]
     return [np.concatenate(parts) for parts in zip(*of_groups, strict=True)]

@@ -15,7 +15,9 @@ import numpy as np
 LONG_ENOUGH = 2e-2
 FEWEST_ROUNDS = 3  # of functions that are slow
 RESAMPLES = 1000
-IN_PLACE = 'BENCHMARKS_IN_PLACE'  # in the environment: JAX runs programs on the thread that calls them
+IN_PLACE = (
+    'BENCHMARKS_IN_PLACE'  # in the environment: JAX runs programs on the thread that calls them
+)
 
 
 class Timing(NamedTuple):
@@ -47,7 +49,9 @@ def bound(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
     return functools.partial(jax.jit(function), *arguments)
 
 
-def in_program(times: int, function: Callable[[jax.Array], jax.Array], x: jax.Array) -> Callable[[], Any]:
+def in_program(
+    times: int, function: Callable[[jax.Array], jax.Array], x: jax.Array
+) -> Callable[[], Any]:
     """One compiled program that calls the function so many times, as a training step calls it among other things.
 
     What is short takes less time than it takes to hand a program over from Python; here that is shared. Each call gets
@@ -71,7 +75,10 @@ def in_program(times: int, function: Callable[[jax.Array], jax.Array], x: jax.Ar
 
 
 def interleaved(
-    calls: dict[str, Callable[[], Any]], rounds: int, seconds: float = float('inf'), warm: bool = True
+    calls: dict[str, Callable[[], Any]],
+    rounds: int,
+    seconds: float = float('inf'),
+    warm: bool = True,
 ) -> dict[str, Timing]:
     """Times each call once a round, waiting for its result.
 
@@ -116,7 +123,10 @@ def interval(of: Timing, to: Timing, parts: int = 1) -> Ratio:
     """
     ratios = np.array(_ratios(of, to)).reshape(parts, -1)
     draw = np.random.default_rng(0).integers
-    drawn = draw(parts, size=(RESAMPLES, parts, 1)), draw(ratios.shape[1], size=(RESAMPLES, *ratios.shape))
+    drawn = (
+        draw(parts, size=(RESAMPLES, parts, 1)),
+        draw(ratios.shape[1], size=(RESAMPLES, *ratios.shape)),
+    )
     low, high = np.quantile(np.median(ratios[drawn], axis=(1, 2)), (0.025, 0.975))
     return Ratio(float(np.median(ratios)), float(low), float(high))
 

@@ -17,7 +17,8 @@ DENSE_OPTIMIZER = optax.adam(1e-3)
 _FIRST_STEP_ALONE = sparsity_schedules.OneShotSchedule(target_step=0)
 _EACH_STEP = sparsity_schedules.PeriodicSchedule(update_freq=1)
 _settings = functools.partial(
-    dict, sparsity_distribution_fn=functools.partial(sparsity_distributions.uniform, sparsity=SPARSITY)
+    dict,
+    sparsity_distribution_fn=functools.partial(sparsity_distributions.uniform, sparsity=SPARSITY),
 )
 _once = _settings(scheduler=_FIRST_STEP_ALONE)
 
@@ -26,7 +27,9 @@ class Method(NamedTuple):
     """A way to train: a pruner, and who decides whether masks are updated."""
 
     pruner: jaxpruner.BaseUpdater | None  # None trains dense
-    update_masks: bool | None = None  # of the steps after the first: None leaves it to the schedule in the graph
+    update_masks: bool | None = (
+        None  # of the steps after the first: None leaves it to the schedule in the graph
+    )
 
     def optimizer(self) -> optax.GradientTransformationExtraArgs:
         """Adam, wrapped by the pruner."""
@@ -43,11 +46,15 @@ METHODS = {
     'dense': Method(None),
     'magnitude, host-driven': Method(jaxpruner.MagnitudePruning(**_once), update_masks=False),
     'magnitude, in-graph': Method(jaxpruner.MagnitudePruning(**_once)),
-    'magnitude, in-graph, packed': Method(jaxpruner.MagnitudePruning(**_once, use_packed_masks=True)),
+    'magnitude, in-graph, packed': Method(
+        jaxpruner.MagnitudePruning(**_once, use_packed_masks=True)
+    ),
     'RigL, host-driven': Method(jaxpruner.RigL(**_once), update_masks=False),
     'RigL, in-graph': Method(jaxpruner.RigL(**_once)),
     'straight-through magnitude': Method(jaxpruner.SteMagnitudePruning(**_once)),
-    'magnitude, an update due': Method(jaxpruner.MagnitudePruning(**_settings(scheduler=_EACH_STEP))),
+    'magnitude, an update due': Method(
+        jaxpruner.MagnitudePruning(**_settings(scheduler=_EACH_STEP))
+    ),
 }
 
 
@@ -61,7 +68,9 @@ class Training:
         if method.pruner is not None:
             params = method.pruner.post_gradient_update(params, opt_state)
         self._step = compiled_step(model, method)
-        if method.update_masks is False:  # makes the masks sparse, as the schedule does in the other runs
+        if (
+            method.update_masks is False
+        ):  # makes the masks sparse, as the schedule does in the other runs
             update_step = compiled_step(model, method._replace(update_masks=True))
             params, opt_state = update_step(params, opt_state, (), self._batch)
         rest, self._masks = method.split(opt_state)
@@ -85,7 +94,11 @@ def compiled_step(model: Model, method: Method) -> Callable[..., tuple[Params, A
         opt_state = jaxpruner.join_masks(rest, masks)
 
         def loss(trained: Params) -> jax.Array:
-            used = trained if method.pruner is None else method.pruner.pre_forward_update(trained, opt_state)
+            used = (
+                trained
+                if method.pruner is None
+                else method.pruner.pre_forward_update(trained, opt_state)
+            )
             return model.loss(used, batch)
 
         updates, new_state = optimizer.update(jax.grad(loss)(params), opt_state, params, **decided)

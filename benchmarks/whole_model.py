@@ -34,13 +34,17 @@ def run(size: str, rounds: int) -> list[Row]:
 
 def _row(scores: list[jax.Array], normalized: bool, rounds: int) -> Row:
     weights = sum(score.size for score in scores)
-    masks = functools.partial(by_ranking, pruner=jaxpruner.GlobalMagnitudePruning(normalize_scores=normalized))
+    masks = functools.partial(
+        by_ranking, pruner=jaxpruner.GlobalMagnitudePruning(normalize_scores=normalized)
+    )
     sorting = functools.partial(by_sorting, normalized=normalized, kept=number_kept(weights))
     calls = {'ours': bound(masks, scores), 'sorting': bound(sorting, scores)}
     pairs = zip(calls['ours'](), calls['sorting'](), strict=True)
     if sum(jnp.sum(mine != other) for mine, other in pairs) > MAY_DIFFER * weights:
         raise AssertionError('the masks by sorting are others')
-    times = interleaved({'ours': calls['ours'], 'pass': bound(lambda x: [jnp.max(s) for s in x], scores)}, rounds)
+    times = interleaved(
+        {'ours': calls['ours'], 'pass': bound(lambda x: [jnp.max(s) for s in x], scores)}, rounds
+    )
     slow = interleaved(calls, rounds, SECONDS_FOR_SORTING)
     return Row(
         f'{weights / 1e6:.1f} million weights in {len(scores)} leaves{", normalised" if normalized else ""}',
@@ -54,7 +58,9 @@ def _row(scores: list[jax.Array], normalized: bool, rounds: int) -> Row:
     )
 
 
-def by_ranking(scores: list[jax.Array], pruner: jaxpruner.GlobalMagnitudePruning) -> list[jax.Array]:
+def by_ranking(
+    scores: list[jax.Array], pruner: jaxpruner.GlobalMagnitudePruning
+) -> list[jax.Array]:
     """The library's masks."""
     return pruner.create_masks(scores, [SPARSITY] * len(scores))
 

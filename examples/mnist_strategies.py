@@ -32,7 +32,13 @@ from rich.console import Console
 import jaxpruner
 from jaxpruner import sparsity_types
 from jaxpruner.activations import prune_act_unstruct
-from jaxpruner.jax_pruning import PruningStrategy, gradual_strategy, initial_masks, pruning, pruning_apply
+from jaxpruner.jax_pruning import (
+    PruningStrategy,
+    gradual_strategy,
+    initial_masks,
+    pruning,
+    pruning_apply,
+)
 from mnist_strategies_data import Dataset, load_dataset
 from mnist_strategies_run import Run, Snapshot
 from mnist_strategies_training import CNN, evaluate, train_epoch
@@ -80,12 +86,16 @@ class Settings:
         """
         for name in ('epochs', 'batch_size'):
             if getattr(self, name) < 1:
-                raise ValueError(f'--{name.replace("_", "-")} must be at least 1, got {getattr(self, name)}')
+                raise ValueError(
+                    f'--{name.replace("_", "-")} must be at least 1, got {getattr(self, name)}'
+                )
         if not 0 < self.learning_rate < math.inf:
             raise ValueError(f'--learning-rate must be positive, got {self.learning_rate}')
         if not 0 <= self.seed < 2**32:
             raise ValueError(f'--seed must be in [0, 2**32), got {self.seed}')
-        _named('--activation-density', lambda: prune_act_unstruct(jnp.ones(4), self.activation_density))
+        _named(
+            '--activation-density', lambda: prune_act_unstruct(jnp.ones(4), self.activation_density)
+        )
         _named('--activation-pattern', lambda: sparsity_types.parse_n_by_m(self.activation_pattern))
 
     def read_strategy(self) -> PruningStrategy:
@@ -144,10 +154,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         strategy = settings.read_strategy()
         dataset = load_dataset(settings.data_dir)
         if settings.batch_size > len(dataset.x_train):
-            raise ValueError(f'--batch-size must be at most {len(dataset.x_train)}, got {settings.batch_size}')
+            raise ValueError(
+                f'--batch-size must be at most {len(dataset.x_train)}, got {settings.batch_size}'
+            )
         start = create_start(settings, dataset.x_train.shape[1:])
         # Masks of ones instead of None, so that a saved state has one structure at all epochs; checks the strategy.
-        start = start._replace(mask_key=_named('--strategy', lambda: initial_masks(start.state, strategy)))
+        start = start._replace(
+            mask_key=_named('--strategy', lambda: initial_masks(start.state, strategy))
+        )
         run = Run(settings.out, settings.identity(strategy), settings.fresh)
         restored = run.restore(start)
     except (ValueError, OSError) as error:
@@ -167,7 +181,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     minutes, seconds = divmod(round(time.perf_counter() - began), 60)
     densities = kernel_densities(state)
-    layers = ', '.join(f'{layer} {density:.3f}' for layer, density in densities.items() if layer != TOTAL)
+    layers = ', '.join(
+        f'{layer} {density:.3f}' for layer, density in densities.items() if layer != TOTAL
+    )
     print(
         f'{dataset.name}, {settings.strategy}: test accuracy {100 * accuracy:.2f} %, '
         f'density {densities[TOTAL]:.3f} ({layers}), {minutes}:{seconds:02d} min.'
@@ -175,7 +191,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def train(settings: Settings, strategy: PruningStrategy, dataset: Dataset, run: Run, start: Snapshot) -> Snapshot:
+def train(
+    settings: Settings, strategy: PruningStrategy, dataset: Dataset, run: Run, start: Snapshot
+) -> Snapshot:
     """Trains, prunes, prints and saves, epoch by epoch, from a start or from what was saved."""
     done, state, mask_key, rng = start
     bar = make_progress(settings)
@@ -215,7 +233,9 @@ def create_start(settings: Settings, image_shape: Sequence[int]) -> Snapshot:
     model = CNN(settings.activation_density, settings.activation_pattern)
     params = model.init(init_rng, jnp.ones((1, *image_shape)))['params']
     optimizer = optax.sgd(settings.learning_rate, MOMENTUM)
-    return Snapshot(0, TrainState.create(apply_fn=model.apply, params=params, tx=optimizer), None, rng)
+    return Snapshot(
+        0, TrainState.create(apply_fn=model.apply, params=params, tx=optimizer), None, rng
+    )
 
 
 def make_progress(settings: Settings) -> rich.progress.Progress:
@@ -235,7 +255,10 @@ def kernel_densities(state: TrainState) -> dict[str, float]:
     """Returns the share of non-zero weights in the kernel of each layer, and in all of them under `TOTAL`."""
     kernels = {layer: state.params[layer]['kernel'] for layer in state.params}
     summary = jaxpruner.summarize_sparsity(kernels)
-    return {**{layer: 1 - summary[layer] for layer in kernels}, TOTAL: 1 - summary['_total_sparsity']}
+    return {
+        **{layer: 1 - summary[layer] for layer in kernels},
+        TOTAL: 1 - summary['_total_sparsity'],
+    }
 
 
 def _named(option: str, function: Callable[[], Any]) -> Any:

@@ -56,7 +56,9 @@ class Run:
             shutil.rmtree(self._states)
         self._states.mkdir(parents=True, exist_ok=True)
         text = json.dumps(identity, indent=1) + '\n'
-        atomic_files.replace_file(folder / SETTINGS_NAME, lambda temporary: temporary.write_text(text))
+        atomic_files.replace_file(
+            folder / SETTINGS_NAME, lambda temporary: temporary.write_text(text)
+        )
 
     def save(self, snapshot: Snapshot) -> None:
         """Writes the state after an epoch; the one before it is removed then."""
@@ -77,7 +79,9 @@ class Run:
                 tree = manager.restore(epoch, args=ocp.args.StandardRestore(_as_tree(start)))
             except (OSError, ValueError, TypeError, KeyError) as error:
                 place = self._states / str(epoch)
-                raise RunError(f'{place} cannot be read ({_first_line(error)}); start again with --fresh') from error
+                raise RunError(
+                    f'{place} cannot be read ({_first_line(error)}); start again with --fresh'
+                ) from error
         names = 'step', 'params', 'opt_state'
         state = start.state.replace(**{name: tree[name] for name in names})
         return Snapshot(epoch, state, tree['masks'], jax.random.wrap_key_data(tree['rng']))
@@ -94,8 +98,12 @@ class Run:
         try:
             found = dict(json.loads(path.read_text()))
         except (OSError, ValueError, TypeError) as error:
-            raise RunError(f'--out {self.folder}: {SETTINGS_NAME} cannot be read; {remedy}') from error
-        if differing := [key for key in {**found, **identity} if found.get(key) != identity.get(key)]:
+            raise RunError(
+                f'--out {self.folder}: {SETTINGS_NAME} cannot be read; {remedy}'
+            ) from error
+        if differing := [
+            key for key in {**found, **identity} if found.get(key) != identity.get(key)
+        ]:
             options = ', '.join(f'--{key.replace("_", "-")}' for key in differing)
             raise RunError(f'--out {self.folder} holds a run with another {options}; {remedy}')
 

@@ -67,7 +67,9 @@ def train_epoch(
 
 
 @jax.jit
-def apply_model(state: TrainState, images: jax.Array, labels: jax.Array) -> tuple[Any, jax.Array, jax.Array]:
+def apply_model(
+    state: TrainState, images: jax.Array, labels: jax.Array
+) -> tuple[Any, jax.Array, jax.Array]:
     """Returns the gradients, the loss and the accuracy of a batch."""
 
     def loss_of(params: Any) -> tuple[jax.Array, jax.Array]:
@@ -96,7 +98,9 @@ def evaluate(state: TrainState, images: np.ndarray, labels: np.ndarray) -> tuple
 
 
 @jax.jit
-def _test_model(state: TrainState, images: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _test_model(
+    state: TrainState, images: jax.Array, labels: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """Returns the sum of the losses and the number of images that are classified rightly."""
     logits = state.apply_fn({'params': state.params}, images)
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)

@@ -84,14 +84,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(settings: Settings) -> None:
     """Trains and prunes what has no result yet."""
     recipe, shared = settings.recipe, os.environ.get('JAXPRUNER_SHARED')
-    known = Path(shared, 'data') if shared and not settings.small else None  # the small text lies in a package
+    known = (
+        Path(shared, 'data') if shared and not settings.small else None
+    )  # the small text lies in a package
     text = read_text(recipe, settings.data_dir or known)
     training = Training(recipe, text)
     with claimed(settings.out, recipe):
         checkpoints = Checkpoints(settings.out / 'checkpoints', recipe.digest())
         for seed in settings.seeds:
             with progress_bar(recipe.steps, settings.progress) as show:
-                trained = training.train(seed, checkpoints, functools.partial(show, f'seed {seed}: training'))
+                trained = training.train(
+                    seed, checkpoints, functools.partial(show, f'seed {seed}: training')
+                )
             prune_all(training, text, trained, settings.out)
 
 
@@ -100,7 +104,9 @@ def report(settings: Settings) -> None:
     recipe, out = settings.recipe, settings.out
     cells = [cell for variant in variants(recipe) for cell in read_cells(out / variant.folder)]
     if not cells:
-        raise FileNotFoundError(f'no results in {out}; without --table they are made, --small has others')
+        raise FileNotFoundError(
+            f'no results in {out}; without --table they are made, --small has others'
+        )
     errors = [
         dataclasses.replace(cell, metric=OUTPUT_ERROR, value=cell.metrics[OUTPUT_ERROR])
         for cell in cells
@@ -112,7 +118,9 @@ def report(settings: Settings) -> None:
         'differences.md': differences(recipe, out),
     }
     for name, text in texts.items():
-        atomic_files.replace_file(out / name, lambda temporary, text=text: temporary.write_text(text))
+        atomic_files.replace_file(
+            out / name, lambda temporary, text=text: temporary.write_text(text)
+        )
         print(text)
     plots.plot_metric_against_sparsity(cells, out / 'sparsity.png')
     print(', '.join(str(out / name) for name in (*texts, 'sparsity.png')))

@@ -38,10 +38,15 @@ def differences(recipe: Recipe, out: Path) -> str:
         '|:--|--:|--:|--:|--:|',
     ]
     for words, *ways, sparsity in pairs(recipe):
-        better, worse = (losses[variant.folder].get((algorithm, sparsity), {}) for variant, algorithm in ways)
+        better, worse = (
+            losses[variant.folder].get((algorithm, sparsity), {}) for variant, algorithm in ways
+        )
         if seeds := sorted(better.keys() & worse.keys()):
             lower = np.stack([worse[seed].astype(np.float64) - better[seed] for seed in seeds])
-            spans = [f'{low:.4f} to {high:.4f}' for low, high in (over_seeds(lower), over_sequences(lower))]
+            spans = [
+                f'{low:.4f} to {high:.4f}'
+                for low, high in (over_seeds(lower), over_sequences(lower))
+            ]
             lines.append(f'| {words} | {lower.mean():.4f} | {" | ".join(spans)} | {len(seeds)} |')
     return '\n'.join(lines) + '\n'
 
@@ -73,7 +78,10 @@ def pairs(recipe: Recipe) -> Iterator[Pair]:
     ):
         for sparsity, algorithm in itertools.product(better.sparsities, ALGORITHMS):
             yield Pair(
-                f'{algorithm} {words}, {100 * sparsity:.4g} %', (better, algorithm), (worse, algorithm), sparsity
+                f'{algorithm} {words}, {100 * sparsity:.4g} %',
+                (better, algorithm),
+                (worse, algorithm),
+                sparsity,
             )
 
 

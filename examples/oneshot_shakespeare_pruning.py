@@ -29,7 +29,9 @@ class Variant(NamedTuple):
     title: str
     sparsity_type: Any
     sparsities: tuple[float, ...]
-    owl_per: str | None = None  # what has one sparsity with OWL, a 'block' or a 'leaf'; `None` is without OWL
+    owl_per: str | None = (
+        None  # what has one sparsity with OWL, a 'block' or a 'leaf'; `None` is without OWL
+    )
     sequential: bool = False
 
     @property
@@ -64,7 +66,10 @@ def results_of(recipe: Recipe) -> list[tuple[Variant, str, float]]:
     return [
         (variant, algorithm, sparsity)
         for variant in variants(recipe)
-        for algorithm, sparsity in ((DENSE, 0.0), *itertools.product(variant.algorithms, variant.sparsities))
+        for algorithm, sparsity in (
+            (DENSE, 0.0),
+            *itertools.product(variant.algorithms, variant.sparsities),
+        )
     ]
 
 
@@ -80,7 +85,8 @@ def prune_all(training: Training, text: Text, trained: Trained, out: Path) -> No
     recipe, seed = training.recipe, trained.seed
     validation = windows(text.validation, training.context)
     finished = {
-        variant.folder: {cell.name for cell in read_cells(out / variant.folder)} for variant in variants(recipe)
+        variant.folder: {cell.name for cell in read_cells(out / variant.folder)}
+        for variant in variants(recipe)
     }
     pruning: Pruning | None = None
     for variant, algorithm, sparsity in results_of(recipe):
@@ -100,7 +106,10 @@ def prune_all(training: Training, text: Text, trained: Trained, out: Path) -> No
         )  # fmt: skip
         write_losses(folder, cell, losses)
         results.write_cell(folder, cell)
-        print(f'seed {seed}, {variant.title}: {algorithm} {100 * sparsity:.4g} %: loss {cell.value:.4f}', flush=True)
+        print(
+            f'seed {seed}, {variant.title}: {algorithm} {100 * sparsity:.4g} %: loss {cell.value:.4f}',
+            flush=True,
+        )
 
 
 class Pruning:
@@ -110,14 +119,22 @@ class Pruning:
         recipe = training.recipe
         task: Any = recipe.task
         key = jax.random.key(task['calibration_seed'])
-        tokens = draw(jnp.asarray(text.train), key, task['calibration_sequences'], training.context)[:, :-1]
-        batches = [tokens[at : at + recipe.batch_size] for at in range(0, len(tokens), recipe.batch_size)]
+        tokens = draw(
+            jnp.asarray(text.train), key, task['calibration_sequences'], training.context
+        )[:, :-1]
+        batches = [
+            tokens[at : at + recipe.batch_size] for at in range(0, len(tokens), recipe.batch_size)
+        ]
         self.apply, self.params, self.batches = training.apply, params, batches
         self.blocks = [f'block_{layer}/*' for layer in range(recipe.model['layers'])]
         self.graph = jaxpruner.param_uses(training.apply, params, batches[0])
-        self.calibration = oneshot.calibrate(training.apply, params, batches, kind='gram', only=PRUNED)
+        self.calibration = oneshot.calibrate(
+            training.apply, params, batches, kind='gram', only=PRUNED
+        )
 
-    def prune(self, variant: Variant, algorithm: str, sparsity: float) -> tuple[Any, dict[str, float], float]:
+    def prune(
+        self, variant: Variant, algorithm: str, sparsity: float
+    ) -> tuple[Any, dict[str, float], float]:
         """The pruned parameters, the sparsity of each layer that may be pruned, and that of all of them."""
         if algorithm == DENSE:
             return self.params, {}, 0.0
@@ -130,7 +147,9 @@ class Pruning:
             {
                 'algorithm': algorithm,
                 'sparsity': sparsity,
-                'sparsity_type': uses.with_input_axes({PRUNED: variant.sparsity_type, '*': None}, self.graph),
+                'sparsity_type': uses.with_input_axes(
+                    {PRUNED: variant.sparsity_type, '*': None}, self.graph
+                ),
                 'custom_sparsity_map': layer_sparsities,
                 'owl': variant.owl_per is not None,
                 'owl_per': variant.owl_per,
@@ -154,10 +173,15 @@ class Pruning:
         """
         shares = []
         for path, entries in self.calibration.items():
-            dense, new = (functools.reduce(lambda tree, key: tree[key], path, tree) for tree in (self.params, pruned))
+            dense, new = (
+                functools.reduce(lambda tree, key: tree[key], path, tree)
+                for tree in (self.params, pruned)
+            )
             for matrices, statistics in entries:
                 weights, change = matrices.read(dense), matrices.read(dense) - matrices.read(new)
-                shares.append(_squares(statistics.gram, change) / _squares(statistics.gram, weights))
+                shares.append(
+                    _squares(statistics.gram, change) / _squares(statistics.gram, weights)
+                )
         return float(np.mean(shares))
 
 
@@ -183,4 +207,6 @@ def read_losses(folder: Path, cell: results.Cell) -> np.ndarray:
         return np.load(path)
     except (OSError, EOFError, ValueError) as error:
         remedy = f'remove cells/{cell.name}.json beside it, and prune again'
-        raise ValueError(f'{path} does not hold the losses of a result ({error}); {remedy}') from error
+        raise ValueError(
+            f'{path} does not hold the losses of a result ({error}); {remedy}'
+        ) from error

@@ -27,7 +27,12 @@ RECIPE = Recipe(
     optimizer=Optimizer('adamw', learning_rate=2e-3, beta2=0.99, weight_decay=0.1, clip_norm=1.0),
     schedule=Schedule(warmup=0.05),
     model={'layers': 4, 'width': 160, 'heads': 4, 'context': 128},
-    task={'sparsities': (0.5, 0.6), 'n_by_m': '2:4', 'calibration_sequences': 128, 'calibration_seed': 0},
+    task={
+        'sparsities': (0.5, 0.6),
+        'n_by_m': '2:4',
+        'calibration_sequences': 128,
+        'calibration_seed': 0,
+    },
 )
 # Shows that everything runs, on the text inside CPython, and no more.
 SMALL = RECIPE.updated(
@@ -59,7 +64,9 @@ class Block(nn.Module):
     @nn.compact
     def __call__(self, x):
         mask = nn.make_causal_mask(x[..., 0])
-        x = x + nn.MultiHeadDotProductAttention(self.heads, name='attention')(nn.LayerNorm(name='norm_1')(x), mask=mask)
+        x = x + nn.MultiHeadDotProductAttention(self.heads, name='attention')(
+            nn.LayerNorm(name='norm_1')(x), mask=mask
+        )
         hidden = nn.gelu(nn.Dense(4 * x.shape[-1], name='up')(nn.LayerNorm(name='norm_2')(x)))
         return x + nn.Dense(x.shape[-1], name='down')(hidden)
 
@@ -75,8 +82,13 @@ class Transformer(nn.Module):
 
     @nn.compact
     def __call__(self, tokens):
-        positions = self.param('positions', nn.initializers.normal(0.02), (self.context, self.width))
-        x = nn.Embed(self.symbols, self.width, name='tokens')(tokens) + positions[: tokens.shape[-1]]
+        positions = self.param(
+            'positions', nn.initializers.normal(0.02), (self.context, self.width)
+        )
+        x = (
+            nn.Embed(self.symbols, self.width, name='tokens')(tokens)
+            + positions[: tokens.shape[-1]]
+        )
         for layer in range(self.layers):
             x = Block(self.heads, name=f'block_{layer}')(x)
         return nn.Dense(self.symbols, name='head')(nn.LayerNorm(name='norm')(x))
@@ -116,11 +128,18 @@ class Training:
 
         def evaluate(params: Any, sequences: jax.Array) -> jax.Array:
             one = lambda sequence: self.losses(params, sequence[None])[0]  # noqa: E731
-            return jax.lax.map(one, sequences, batch_size=min(self.recipe.batch_size, len(sequences)))
+            return jax.lax.map(
+                one, sequences, batch_size=min(self.recipe.batch_size, len(sequences))
+            )
 
         return jax.jit(evaluate)
 
-    def train(self, seed: int, checkpoints: Checkpoints, on_step: Callable[[int], None] = lambda step: None) -> Trained:
+    def train(
+        self,
+        seed: int,
+        checkpoints: Checkpoints,
+        on_step: Callable[[int], None] = lambda step: None,
+    ) -> Trained:
         """Trains a model, from where its last checkpoint is.
 
         Args:
@@ -133,7 +152,10 @@ class Training:
         progress = Progress([('no_prune', 0.0, seed)], step=0)
         for begun in checkpoints.begun():
             if list(begun.cells) == progress.cells:
-                progress, carry = checkpoints.restore(begun, begun.cells, carry) or (progress, carry)
+                progress, carry = checkpoints.restore(begun, begun.cells, carry) or (
+                    progress,
+                    carry,
+                )
         began = time.perf_counter() - progress.seconds
         for step in range(progress.step, self.recipe.steps):
             carry = self._step(*carry, jax.random.key(seed), step)
@@ -149,8 +171,12 @@ class Training:
         tokens = jnp.zeros((1, self.context), jnp.int32)
         return jax.jit(self._model.init)(jax.random.key(seed), tokens)['params']
 
-    def _one_step(self, params: Any, state: Any, key: jax.Array, step: jax.Array) -> tuple[Any, Any]:
-        batch = draw(self._train, jax.random.fold_in(key, step), self.recipe.batch_size, self.context)
+    def _one_step(
+        self, params: Any, state: Any, key: jax.Array, step: jax.Array
+    ) -> tuple[Any, Any]:
+        batch = draw(
+            self._train, jax.random.fold_in(key, step), self.recipe.batch_size, self.context
+        )
         grads = jax.grad(lambda params: self.losses(params, batch).mean())(params)
         updates, state = self._optimizer.update(grads, state, params)
         return optax.apply_updates(params, updates), state

@@ -5,7 +5,11 @@ import os
 _OF_USERS = {'xla_backend_optimization_level': 3, 'xla_cpu_use_fusion_emitters': True}
 
 # Options for `jax.jit` that undo what conftest.py did: nothing where whoever runs the tests has set flags.
-AS_USERS = {name: value for name, value in _OF_USERS.items() if f'--{name}=' in os.environ.get('XLA_FLAGS', '')}
+AS_USERS = {
+    name: value
+    for name, value in _OF_USERS.items()
+    if f'--{name}=' in os.environ.get('XLA_FLAGS', '')
+}
 
 
 def as_written(lowered):

@@ -18,7 +18,9 @@ def run_checks(path, config, *arguments):
       config: pytest's configuration here, whose warning filters hold there, too.
       *arguments: for pytest.
     """
-    environment = {name: value for name, value in os.environ.items() if not name.startswith('PYTEST_')}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith('PYTEST_')
+    }
     environment['XLA_FLAGS'] = f'{environment.get("XLA_FLAGS", "")} {FLAG}'.strip()
     environment['JAX_PLATFORMS'] = 'cpu'
     options = ['-q', '-p', 'no:cacheprovider', '-o', 'python_functions=check_', *arguments]

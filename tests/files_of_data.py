@@ -39,7 +39,11 @@ def example(**features):
     """A tf.train.Example."""
     pairs = b''
     for name, value in features.items():
-        one = field(1, field(1, value)) if isinstance(value, bytes) else field(3, field(1, varint(value)))
+        one = (
+            field(1, field(1, value))
+            if isinstance(value, bytes)
+            else field(3, field(1, varint(value)))
+        )
         pairs += field(1, field(1, name.encode()) + field(2, one))
     return field(1, pairs)
 
@@ -61,7 +65,9 @@ def image_records(folder, train=6, test=3):
                 example(file_name=b'1.JPEG', image=picture(random, index % 2), label=index % 2)
                 for index in range(number)
             ]
-            write_records(folder / f'imagenet2012-{part}.array_record-0000{file}-of-0000{files}', records)
+            write_records(
+                folder / f'imagenet2012-{part}.array_record-0000{file}-of-0000{files}', records
+            )
 
 
 def writers(random, clients=4):
@@ -72,7 +78,9 @@ def writers(random, clients=4):
 
 
 def packed(array):
-    return msgpack.ExtType(1, msgpack.packb((array.shape, array.dtype.name, array.tobytes()), use_bin_type=True))
+    return msgpack.ExtType(
+        1, msgpack.packb((array.shape, array.dtype.name, array.tobytes()), use_bin_type=True)
+    )
 
 
 def fedjax_clients(folder):
@@ -85,7 +93,9 @@ def fedjax_clients(folder):
         )
         for name, pixels, labels in writers(random):
             data = zlib.compress(msgpack.packb({'pixels': packed(pixels), 'label': packed(labels)}))
-            connection.execute('INSERT INTO federated_data VALUES (?, ?, ?)', [name.encode(), data, len(labels)])
+            connection.execute(
+                'INSERT INTO federated_data VALUES (?, ?, ?)', [name.encode(), data, len(labels)]
+            )
         connection.commit()
         connection.close()
 

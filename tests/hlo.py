@@ -5,7 +5,9 @@ from typing import NamedTuple
 
 _HEADER = re.compile(r'^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) .*\{$')
 # The type may be a tuple, with blanks in it; an opcode is the first word before a bracket.
-_INSTRUCTION = re.compile(r'^\s+(?:ROOT )?%?[\w.\-]+ = (?P<type>.+?) (?P<opcode>[a-z][a-z0-9\-]*)\((?P<rest>.*)$')
+_INSTRUCTION = re.compile(
+    r'^\s+(?:ROOT )?%?[\w.\-]+ = (?P<type>.+?) (?P<opcode>[a-z][a-z0-9\-]*)\((?P<rest>.*)$'
+)
 _ARRAY = re.compile(r'\b[a-z]+\d*\[([\d,]*)\]')
 _CALLED = re.compile(
     r'\b(calls|to_apply|condition|body|true_computation|false_computation|branch_computations)'
@@ -31,8 +33,14 @@ def computations(text):
         if header := _HEADER.match(line):
             current = found.setdefault(ENTRY if header['entry'] else header['name'], [])
         elif match := _INSTRUCTION.match(line):
-            shapes = [tuple(int(n) for n in dims.split(',') if n) for dims in _ARRAY.findall(match['type'])]
-            called = {name: re.findall(r'[\w.\-]+', value) for name, value in _CALLED.findall(match['rest'])}
+            shapes = [
+                tuple(int(n) for n in dims.split(',') if n)
+                for dims in _ARRAY.findall(match['type'])
+            ]
+            called = {
+                name: re.findall(r'[\w.\-]+', value)
+                for name, value in _CALLED.findall(match['rest'])
+            }
             current.append(Instruction(match['opcode'], shapes, match['rest'], called))
     return found
 

@@ -55,7 +55,9 @@ FILES = {
     'seven bytes': with_bytes(bytes(7)),
     'a length alone': with_bytes(bytes(8)),
     'a PNG': with_bytes(b'\x89PNG\r\n\x1a\n and so on'),
-    'a text': with_bytes(b'version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 123\n'),
+    'a text': with_bytes(
+        b'version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 123\n'
+    ),
     'a zip': with_bytes(b'PK\x03\x04' + bytes(60)),
     'compressed': with_bytes(gzip.compress(b'weights')),
     'half a header': changed(lambda content: content[:30]),
@@ -171,7 +173,9 @@ INDICES = {
     'a pipe as a shard': shard(FILES['a pipe']),
     'a link to itself as a shard': shard(FILES['a link to itself']),
     'an empty shard': shard(FILES['empty']),
-    'a shard with more': shard(lambda path: write_safetensors(path, {'v': np.zeros(1), 'stray': np.zeros(1)})),
+    'a shard with more': shard(
+        lambda path: write_safetensors(path, {'v': np.zeros(1), 'stray': np.zeros(1)})
+    ),
     'a folder as index': lambda folder: (folder / INDEX_NAME).mkdir(),
     'a pipe as index': lambda folder: os.mkfifo(folder / INDEX_NAME),
 }

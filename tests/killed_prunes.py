@@ -20,7 +20,11 @@ def write_dense(folder):
     for file in sorted(set(file_of.values())):
         write_safetensors(
             folder / file,
-            {name: draw.standard_normal((256, 512), np.float32) for name in names if file_of[name] == file},
+            {
+                name: draw.standard_normal((256, 512), np.float32)
+                for name in names
+                if file_of[name] == file
+            },
         )
     pairs = ', '.join(f'"{name}": "{file}"' for name, file in file_of.items())
     (folder / INDEX_NAME).write_text(f'{{"weight_map": {{{pairs}}}}}')
@@ -35,7 +39,13 @@ def run(dense, out, sparsity, log):
 
     checkpoint = open_checkpoint(dense)
     try:
-        prune(checkpoint, pathlib.Path(out), choose(checkpoint.leaves, sparsity), overwrite=True, on_leaf=on_leaf)
+        prune(
+            checkpoint,
+            pathlib.Path(out),
+            choose(checkpoint.leaves, sparsity),
+            overwrite=True,
+            on_leaf=on_leaf,
+        )
     except (BlockingIOError, FileExistsError):
         os._exit(3)
     os._exit(0)  # what JAX's threads would do at the end of a fork is of no interest

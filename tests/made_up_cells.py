@@ -18,7 +18,9 @@ def make_cell(algorithm='magnitude', sparsity=0.8, seed=0, value=0.9, **changes)
         'seconds': 12.3,
         'recipe': RECIPE,
     }
-    return Cell(algorithm=algorithm, sparsity=sparsity, seed=seed, value=value, **{**fields, **changes})
+    return Cell(
+        algorithm=algorithm, sparsity=sparsity, seed=seed, value=value, **{**fields, **changes}
+    )
 
 
 def make_cells(values, **changes):

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 needs_documents = pytest.mark.skipif(
-    'JAXPRUNER_SHARED' not in os.environ, reason='JAXPRUNER_SHARED does not name the folder that holds seeds/'
+    'JAXPRUNER_SHARED' not in os.environ,
+    reason='JAXPRUNER_SHARED does not name the folder that holds seeds/',
 )
 
 CELL_MARK = 'In [None]:'

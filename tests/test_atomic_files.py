@@ -50,13 +50,18 @@ def test_what_others_left_beside_is_theirs(tmp_path):
     for name in others:
         (tmp_path / name).write_text(name)
     with atomic_files.target_claimed(tmp_path / 'a.txt'):
-        atomic_files.replace_file(tmp_path / 'a.txt', lambda temporary: temporary.write_text('whole'))
+        atomic_files.replace_file(
+            tmp_path / 'a.txt', lambda temporary: temporary.write_text('whole')
+        )
     assert names(tmp_path) == sorted([*others, 'a.txt'])
     assert all((tmp_path / name).read_text() == name for name in others)
 
 
 def test_temporaries_of_a_killed_process_are_removed_by_the_next(tmp_path):
-    for name in ('.a.txt.0123456789abcdef.jaxpruner-tmp', '.a.png.0123456789abcdef.jaxpruner-tmp.png'):
+    for name in (
+        '.a.txt.0123456789abcdef.jaxpruner-tmp',
+        '.a.png.0123456789abcdef.jaxpruner-tmp.png',
+    ):
         (tmp_path / name).write_text('half')
     (tmp_path / '.a.txt.0123456789abcdee.jaxpruner-tmp').mkdir()
     with atomic_files.target_claimed(tmp_path / 'a.txt'):
@@ -68,14 +73,18 @@ def test_temporaries_of_a_killed_process_are_removed_by_the_next(tmp_path):
 def test_the_ending_is_kept_where_it_says_the_format(tmp_path):
     endings = []
     for keeps_ending in (False, True):
-        atomic_files.replace_file(tmp_path / 'a.png', lambda path: endings.append(path.suffix), keeps_ending)
+        atomic_files.replace_file(
+            tmp_path / 'a.png', lambda path: endings.append(path.suffix), keeps_ending
+        )
     assert endings == ['.jaxpruner-tmp', '.png']
 
 
 @pytest.mark.parametrize('place', ['folder', 'pipe', 'loop'])
 def test_only_files_are_replaced(tmp_path, place):
     path = tmp_path / place
-    {'folder': path.mkdir, 'pipe': lambda: os.mkfifo(path), 'loop': lambda: path.symlink_to(path)}[place]()
+    {'folder': path.mkdir, 'pipe': lambda: os.mkfifo(path), 'loop': lambda: path.symlink_to(path)}[
+        place
+    ]()
     with pytest.raises(OSError, match=place):
         atomic_files.replace_file(path, lambda temporary: temporary.write_text('whole'))
     assert names(tmp_path) == [place]
@@ -83,16 +92,23 @@ def test_only_files_are_replaced(tmp_path, place):
 
 def test_a_file_that_must_not_be_replaced_is_kept_when_it_comes_meanwhile(tmp_path):
     path = tmp_path / 'a.txt'
-    with pytest.raises(FileExistsError, match='exists; choose another'), atomic_files.replacing(path, overwrite=False):
+    with (
+        pytest.raises(FileExistsError, match='exists; choose another'),
+        atomic_files.replacing(path, overwrite=False),
+    ):
         path.write_text('theirs')
     assert path.read_text() == 'theirs'
     assert names(tmp_path) == ['a.txt']
-    with pytest.raises(FileExistsError, match='exists; choose another'), atomic_files.new_folder(path):
+    with (
+        pytest.raises(FileExistsError, match='exists; choose another'),
+        atomic_files.new_folder(path),
+    ):
         pass
 
 
 @pytest.mark.parametrize(
-    ('number', 'remedy'), [(errno.ENOSPC, 'free some there'), (errno.EFBIG, 'larger files'), (errno.EIO, '')]
+    ('number', 'remedy'),
+    [(errno.ENOSPC, 'free some there'), (errno.EFBIG, 'larger files'), (errno.EIO, '')],
 )
 def test_errors_of_the_system_name_the_target_and_the_remedy(tmp_path, monkeypatch, number, remedy):
     def fail(descriptor):
@@ -100,7 +116,9 @@ def test_errors_of_the_system_name_the_target_and_the_remedy(tmp_path, monkeypat
 
     monkeypatch.setattr(os, 'fsync', fail)
     for write in (
-        lambda: atomic_files.replace_file(tmp_path / 'a.txt', lambda temporary: temporary.write_text('whole')),
+        lambda: atomic_files.replace_file(
+            tmp_path / 'a.txt', lambda temporary: temporary.write_text('whole')
+        ),
         lambda: fill_folder(tmp_path / 'a.txt'),
     ):
         with pytest.raises(OSError, match=rf'{os.strerror(number)}.*{remedy}.*a\.txt') as raised:
@@ -128,10 +146,14 @@ def test_a_claim_ends_with_its_process(tmp_path):
     path = tmp_path / 'a.txt'
     command = [sys.executable, '-c', HOLDER, str(path)]
     environment = {**os.environ, 'PYTHONPATH': SOURCE}
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+    ) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        words = rf'process {process.pid} on .* is writing to .*a\.txt: wait until it has finished, or'
+        words = (
+            rf'process {process.pid} on .* is writing to .*a\.txt: wait until it has finished, or'
+        )
         with pytest.raises(BlockingIOError, match=words), atomic_files.target_claimed(path):
             pass
         process.kill()
@@ -143,7 +165,11 @@ def test_a_claim_ends_with_its_process(tmp_path):
 
 def spelled_differently(folder, name):
     (folder / 'link').symlink_to(folder)
-    return [folder / '..' / folder.name / name, folder / 'link' / name, Path(os.path.relpath(folder / name))]
+    return [
+        folder / '..' / folder.name / name,
+        folder / 'link' / name,
+        Path(os.path.relpath(folder / name)),
+    ]
 
 
 def is_locked_for_others(lock):
@@ -160,7 +186,10 @@ def test_a_lock_holds_however_its_path_is_written(tmp_path):
     lock = tmp_path / '.lock'
     with atomic_files.locked(lock, tmp_path):
         for path in spelled_differently(tmp_path, '.lock'):
-            with pytest.raises(BlockingIOError, match='another thread'), atomic_files.locked(path, tmp_path):
+            with (
+                pytest.raises(BlockingIOError, match='another thread'),
+                atomic_files.locked(path, tmp_path),
+            ):
                 pass
         assert lock.read_text().startswith('process')  # closing a file of that name frees no lock
         assert is_locked_for_others(lock)

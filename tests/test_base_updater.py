@@ -24,7 +24,10 @@ def half(params):
 
 
 def every(step=1, **kwargs):
-    return {'scheduler': sparsity_schedules.PeriodicSchedule(step, **kwargs), 'sparsity_distribution_fn': half}
+    return {
+        'scheduler': sparsity_schedules.PeriodicSchedule(step, **kwargs),
+        'sparsity_distribution_fn': half,
+    }
 
 
 def run(tx, steps, params=PARAMS, grads=GRADS):
@@ -67,7 +70,10 @@ def test_updates_have_the_result_type(param, grad):
 
 
 def test_missing_params_give_the_error_of_optax():
-    tx, reference = jaxpruner.MagnitudePruning(**every()).wrap_optax(optax.sgd(0.1)), optax.add_decayed_weights(0.1)
+    tx, reference = (
+        jaxpruner.MagnitudePruning(**every()).wrap_optax(optax.sgd(0.1)),
+        optax.add_decayed_weights(0.1),
+    )
     with pytest.raises(ValueError, match='not passing `params`') as theirs:
         reference.update(GRADS, reference.init(PARAMS), None)
     with pytest.raises(ValueError, match='not passing `params`') as ours:
@@ -89,13 +95,17 @@ def test_skipped_steps_move_no_kept_weight():
     np.testing.assert_array_equal(params['a']['bias'], PARAMS['a']['bias'])
     assert not jax.tree.leaves(state.inner_state[0].trace)[0].any()
     # The step after trains again.
-    assert not np.array_equal(run(updater.wrap_optax(optax.sgd(0.1)), 2)[0]['a']['bias'], PARAMS['a']['bias'])
+    assert not np.array_equal(
+        run(updater.wrap_optax(optax.sgd(0.1)), 2)[0]['a']['bias'], PARAMS['a']['bias']
+    )
 
 
 def test_sparse_gradients_reach_the_optimizer():
     updater = jaxpruner.MagnitudePruning(**every(), is_sparse_gradients=True)
     _, state = run(updater.wrap_optax(optax.sgd(0.1, momentum=0.9)), 1)
-    np.testing.assert_array_equal(state.inner_state[0].trace['a']['kernel'] == 0, state.masks['a']['kernel'] == 0)
+    np.testing.assert_array_equal(
+        state.inner_state[0].trace['a']['kernel'] == 0, state.masks['a']['kernel'] == 0
+    )
 
 
 @dataclasses.dataclass
@@ -127,7 +137,9 @@ def test_extra_arguments_reach_scores_and_optimizer():
 @pytest.mark.parametrize('name', ['magnitude', 'random', 'global_magnitude', 'magnitude_ste'])
 def test_pruning_once_refuses_arguments_without_effect(name):
     pruner = jaxpruner.create_updater_from_config({'algorithm': name, 'sparsity': 0.5})
-    with pytest.raises(TypeError, match=r'calculate_scores does not take apply_fn, batches.*jaxpruner\.prune'):
+    with pytest.raises(
+        TypeError, match=r'calculate_scores does not take apply_fn, batches.*jaxpruner\.prune'
+    ):
         pruner.instant_sparsify(PARAMS, apply_fn=lambda params, x: x, batches=[1])
 
 
@@ -148,7 +160,9 @@ def test_a_subclass_without_the_base_post_init_works():
     updater = Own(**every(), sparsity_type='2:4', is_packed=True)
     _, state = run(updater.wrap_optax(optax.sgd(0.1)), 1)
     assert state.masks['a']['kernel'].shape == (2, 8)
-    assert updater.instant_sparsify(PARAMS)[1]['b']['kernel'].reshape(-1, 4).sum(1).tolist() == [2] * 8
+    assert (
+        updater.instant_sparsify(PARAMS)[1]['b']['kernel'].reshape(-1, 4).sum(1).tolist() == [2] * 8
+    )
 
 
 def test_a_subclass_may_return_packed_masks_and_sees_unpacked_ones():
@@ -164,7 +178,9 @@ def test_a_subclass_may_return_packed_masks_and_sees_unpacked_ones():
     _, state = run(Flat(**every(), use_packed_masks=True).wrap_optax(optax.sgd(0.1)), 2)
     assert shapes == [(16, 8)]
     expected = run(jaxpruner.MagnitudePruning(**every()).wrap_optax(optax.sgd(0.1)), 2)[1].masks
-    np.testing.assert_array_equal(masking.unpack_masks(state.masks, PARAMS)['a']['kernel'], expected['a']['kernel'])
+    np.testing.assert_array_equal(
+        masking.unpack_masks(state.masks, PARAMS)['a']['kernel'], expected['a']['kernel']
+    )
 
 
 def test_a_subclass_that_keeps_weights_dense_is_left_alone():
@@ -190,13 +206,17 @@ def test_init_can_be_evaluated_abstractly():
     shapes = jax.eval_shape(tx.init, PARAMS)
     real = tx.init(PARAMS)
     assert jax.tree.structure(shapes) == jax.tree.structure(real)
-    assert jax.tree.all(jax.tree.map(lambda s, r: (s.shape, s.dtype) == (r.shape, r.dtype), shapes, real))
+    assert jax.tree.all(
+        jax.tree.map(lambda s, r: (s.shape, s.dtype) == (r.shape, r.dtype), shapes, real)
+    )
 
 
 def test_targets_are_arrays_and_may_be_mapped():
     def masks(sparsity):
         fn = functools.partial(sparsity_distributions.uniform, sparsity=sparsity)
-        updater = jaxpruner.MagnitudePruning(sparsity_distribution_fn=fn, scheduler=every()['scheduler'])
+        updater = jaxpruner.MagnitudePruning(
+            sparsity_distribution_fn=fn, scheduler=every()['scheduler']
+        )
         tx = updater.wrap_optax(optax.sgd(0.1))
         return tx.update(GRADS, tx.init(PARAMS), PARAMS)[1].masks['a']['kernel']
 
@@ -206,7 +226,9 @@ def test_targets_are_arrays_and_may_be_mapped():
 
 def test_layers_that_are_stacked_rank_each_on_its_own():
     params = {'layers': {'kernel': jnp.arange(48.0).reshape(3, 4, 4), 'bias': jnp.ones((3, 4))}}
-    updater = jaxpruner.MagnitudePruning(sparsity_distribution_fn=half_of_stacked, stacked='layers/*')
+    updater = jaxpruner.MagnitudePruning(
+        sparsity_distribution_fn=half_of_stacked, stacked='layers/*'
+    )
     masks = updater.instant_sparsify(params)[1]
     assert masks['layers']['bias'] is None
     assert masks['layers']['kernel'].sum((1, 2)).tolist() == [8, 8, 8]
@@ -221,26 +243,36 @@ def test_a_custom_topk_function_is_used_for_every_leaf():
     def first_row(scores, sparsity):
         return jnp.zeros(scores.shape, jnp.uint8).at[0].set(1)
 
-    masks = jaxpruner.MagnitudePruning(sparsity_distribution_fn=half, topk_fn=first_row).instant_sparsify(PARAMS)[1]
+    masks = jaxpruner.MagnitudePruning(
+        sparsity_distribution_fn=half, topk_fn=first_row
+    ).instant_sparsify(PARAMS)[1]
     assert masks['a']['kernel'].sum() == 8
     assert masks['b']['kernel'].sum() == 4
 
 
 def test_types_by_leaf():
-    updater = jaxpruner.MagnitudePruning(sparsity_distribution_fn=half, sparsity_type={'b/*': None, '*': 'channel_-1'})
+    updater = jaxpruner.MagnitudePruning(
+        sparsity_distribution_fn=half, sparsity_type={'b/*': None, '*': 'channel_-1'}
+    )
     masks = updater.instant_sparsify(PARAMS)[1]
     assert masks['b']['kernel'] is None
     assert set(masks['a']['kernel'].sum(0).tolist()) == {0, 16}
 
 
 def test_without_a_distribution_everything_is_dense():
-    pruned, masks = jaxpruner.MagnitudePruning(sparsity_distribution_fn=None).instant_sparsify(PARAMS)
+    pruned, masks = jaxpruner.MagnitudePruning(sparsity_distribution_fn=None).instant_sparsify(
+        PARAMS
+    )
     assert jax.tree.leaves(masks) == []
     assert pruned['a']['kernel'] is PARAMS['a']['kernel']
 
 
 BAD = [
-    (lambda: jaxpruner.MagnitudePruning(scheduler=5), TypeError, 'scheduler must have the method is_mask_update_iter'),
+    (
+        lambda: jaxpruner.MagnitudePruning(scheduler=5),
+        TypeError,
+        'scheduler must have the method is_mask_update_iter',
+    ),
     (
         lambda: jaxpruner.MagnitudePruning(sparsity_distribution_fn=0.5),
         TypeError,
@@ -251,7 +283,11 @@ BAD = [
         TypeError,
         r'topk_fn must be a function \(scores, sparsity\) -> mask, got 3',
     ),
-    (lambda: jaxpruner.MagnitudePruning(rng_seed='a'), TypeError, 'rng_seed must be a whole number'),
+    (
+        lambda: jaxpruner.MagnitudePruning(rng_seed='a'),
+        TypeError,
+        'rng_seed must be a whole number',
+    ),
     (lambda: jaxpruner.MagnitudePruning(sparsity_type='3:2'), ValueError, 'n must not exceed m'),
     (
         lambda: jaxpruner.MagnitudePruning(
@@ -275,14 +311,20 @@ def test_bad_settings_fail_at_construction(make, error, message):
 
 
 BAD_SHAPES = [
-    ({'sparsity_type': 'nm_3,5'}, r'a/kernel: shape \(16, 8\) has length 8 along axis -1, which m=5 does not divide'),
+    (
+        {'sparsity_type': 'nm_3,5'},
+        r'a/kernel: shape \(16, 8\) has length 8 along axis -1, which m=5 does not divide',
+    ),
     ({'sparsity_type': 'channel_2'}, r'a/kernel: axis 2 does not exist'),
     ({'sparsity_type': {'c/*': None}}, r"sparsity_type: 'c/\*' matches no parameter"),
     (
         {'sparsity_distribution_fn': lambda params: jax.tree.map(lambda _: 1.5, params)},
         r'the sparsity of a/bias must lie in \[0, 1\]',
     ),
-    ({'sparsity_distribution_fn': lambda params: {'a': 0.5}}, 'does not fit the structure of the parameters'),
+    (
+        {'sparsity_distribution_fn': lambda params: {'a': 0.5}},
+        'does not fit the structure of the parameters',
+    ),
 ]
 
 
@@ -308,10 +350,20 @@ ODD = {
 
 
 @pytest.mark.parametrize('packed', [False, True])
-@pytest.mark.parametrize('name', [name for name in jaxpruner.all_algorithm_names() if name != 'iterative_nm'])
+@pytest.mark.parametrize(
+    'name', [name for name in jaxpruner.all_algorithm_names() if name != 'iterative_nm']
+)
 def test_leaves_of_no_dimension_and_of_no_element(name, packed):
-    config = {'algorithm': name, 'sparsity': 0.5, 'update_freq': 1, 'update_start_step': 0, 'update_end_step': 2}
-    updater = jaxpruner.create_updater_from_config(config | {'is_packed': packed, 'filter_fn': lambda path, leaf: True})
+    config = {
+        'algorithm': name,
+        'sparsity': 0.5,
+        'update_freq': 1,
+        'update_start_step': 0,
+        'update_end_step': 2,
+    }
+    updater = jaxpruner.create_updater_from_config(
+        config | {'is_packed': packed, 'filter_fn': lambda path, leaf: True}
+    )
     tx = updater.wrap_optax(optax.adam(0.1))
     params, state = ODD, tx.init(ODD)
     params = updater.post_gradient_update(params, state)
@@ -350,11 +402,15 @@ class OwnDistribution(OwnSparsity):
     """Makes its distribution of its own field."""
 
     def __post_init__(self):
-        self.sparsity_distribution_fn = functools.partial(sparsity_distributions.uniform, sparsity=self.sparsity / 2)
+        self.sparsity_distribution_fn = functools.partial(
+            sparsity_distributions.uniform, sparsity=self.sparsity / 2
+        )
         super().__post_init__()
 
 
-EIGHT_TENTHS = {'sparsity_distribution_fn': functools.partial(sparsity_distributions.uniform, sparsity=0.8)}
+EIGHT_TENTHS = {
+    'sparsity_distribution_fn': functools.partial(sparsity_distributions.uniform, sparsity=0.8)
+}
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,10 @@ class WarnsWhenMade:
 
 # A constructor that stands in the package, as far as its globals say.
 exec_globals = {'__name__': 'jaxpruner.made_up', 'caller_warnings': caller_warnings}
-exec('def warn_from_inside(_=None):\n    caller_warnings.warn("from inside")\n    return _', exec_globals)
+exec(
+    'def warn_from_inside(_=None):\n    caller_warnings.warn("from inside")\n    return _',
+    exec_globals,
+)
 warn_from_inside = exec_globals['warn_from_inside']
 
 CALLS = {

@@ -87,7 +87,9 @@ class Settings:
 
 def never():
     """No start: masks stay as they are."""
-    return types.SimpleNamespace(algorithm='static_sparse', sparsity=0.5, update_freq=1, update_end_step=5)
+    return types.SimpleNamespace(
+        algorithm='static_sparse', sparsity=0.5, update_freq=1, update_end_step=5
+    )
 
 
 def uniform(**settings):
@@ -170,7 +172,9 @@ def train(pruner):
         updates, state = tx.update(grads, state, params)
         params = pruner.post_gradient_update(optax.apply_updates(params, updates), state)
         used = pruner.pre_forward_update(params, state)
-        sparsities.append(jaxpruner.summarize_sparsity(used, only_total_sparsity=True)['_total_sparsity'])
+        sparsities.append(
+            jaxpruner.summarize_sparsity(used, only_total_sparsity=True)['_total_sparsity']
+        )
     return params, sparsities
 
 
@@ -183,7 +187,9 @@ def test_a_configuration_trains_as_the_class_that_it_means(client):
     params, sparsities = train(updater)
     expected_params, expected_sparsities = train(expected)
     assert sparsities == expected_sparsities
-    for leaf, expected_leaf in zip(jax.tree.leaves(params), jax.tree.leaves(expected_params), strict=True):
+    for leaf, expected_leaf in zip(
+        jax.tree.leaves(params), jax.tree.leaves(expected_params), strict=True
+    ):
         np.testing.assert_array_equal(leaf, expected_leaf)
 
 

@@ -17,7 +17,10 @@ import pytest
 import jaxpruner
 from jaxpruner import api, config_keys, sparsity_schedules
 
-PARAMS = {'a': {'kernel': jnp.arange(1.0, 65).reshape(8, 8), 'bias': jnp.ones(8)}, 'head': {'kernel': jnp.ones((8, 4))}}
+PARAMS = {
+    'a': {'kernel': jnp.arange(1.0, 65).reshape(8, 8), 'bias': jnp.ones(8)},
+    'head': {'kernel': jnp.ones((8, 4))},
+}
 
 
 def selects_kernels(path, leaf):
@@ -38,24 +41,72 @@ class Values:
 
 NOT_A_FLAG = ('no', 'true', 0, 1, {}, [], 1.0, object())
 NOT_A_FUNCTION = ('x', 3, True, {}, [])
-NOT_A_STEP = ('10', 1.5, -1, -1.0, math.inf, math.nan, True, [1], {}, 2**31, jnp.float32(0.5), np.array([3]), int)
-NOT_A_NUMBER = ('0.5', True, np.True_, jnp.array(True), [], {}, 1j, b'1', float, np.array([0.5, 0.5]))
+NOT_A_STEP = (
+    '10',
+    1.5,
+    -1,
+    -1.0,
+    math.inf,
+    math.nan,
+    True,
+    [1],
+    {},
+    2**31,
+    jnp.float32(0.5),
+    np.array([3]),
+    int,
+)
+NOT_A_NUMBER = (
+    '0.5',
+    True,
+    np.True_,
+    jnp.array(True),
+    [],
+    {},
+    1j,
+    b'1',
+    float,
+    np.array([0.5, 0.5]),
+)
 FLAG = Values((True, False, np.True_), NOT_A_FLAG)
 STEP = Values((0, 7, 8.0, np.int64(9), jnp.int32(3)), NOT_A_STEP)
-SHARE = Values((0, 0.0, 0.9, 1, np.float32(0.5), jnp.float32(0.25)), (*NOT_A_NUMBER, -0.1, 1.5, 90, math.nan, math.inf))
+SHARE = Values(
+    (0, 0.0, 0.9, 1, np.float32(0.5), jnp.float32(0.25)),
+    (*NOT_A_NUMBER, -0.1, 1.5, 90, math.nan, math.inf),
+)
 FUNCTION = Values((lambda *values: None,), NOT_A_FUNCTION)
 FROM_ZERO = Values((0, 1e-8, 3, np.float64(1.0)), (*NOT_A_NUMBER, -1, math.nan, math.inf))
 COUNT = Values((1, 100, np.int32(3)), (0, -1, 2.0, 1.5, '3', True, [], {}, math.nan))
 ABOVE_ZERO = Values((0.5, 3, np.float64(1.0)), (*NOT_A_NUMBER, 0, -1, math.nan, math.inf))
 
 VALUES = {
-    'algorithm': Values(('magnitude', 'adam-fisher'), ('', 'magnitud', ['set'], {}, 3, True, jaxpruner.SET)),
+    'algorithm': Values(
+        ('magnitude', 'adam-fisher'), ('', 'magnitud', ['set'], {}, 3, True, jaxpruner.SET)
+    ),
     'sparsity': SHARE,
     'dist_type': Values(('uniform', 'erk'), ('', 'erdos', {}, ['erk'], 3, True)),
     'filter_fn': Values((selects_kernels,), NOT_A_FUNCTION),
     'custom_sparsity_map': Values(
-        ({'head/*': None}, {('a', 'kernel'): 0.5}, [('head/*', 0.5)], [[['a', 'kernel'], None]], {}),
-        (False, True, 0, 0.5, 'head/*', ['head/*'], {3: 0.5}, {'a/*': 1.5}, {'a/*': '0.5'}, {'a/*': True}, {None: 0.5}),
+        (
+            {'head/*': None},
+            {('a', 'kernel'): 0.5},
+            [('head/*', 0.5)],
+            [[['a', 'kernel'], None]],
+            {},
+        ),
+        (
+            False,
+            True,
+            0,
+            0.5,
+            'head/*',
+            ['head/*'],
+            {3: 0.5},
+            {'a/*': 1.5},
+            {'a/*': '0.5'},
+            {'a/*': True},
+            {None: 0.5},
+        ),
     ),
     'count_excluded': FLAG,
     'sparsity_distribution_fn': Values((half,), NOT_A_FUNCTION),
@@ -122,7 +173,9 @@ VALUES = {
     'owl_multiple': ABOVE_ZERO,
     'owl_deviation': SHARE,
     'sequential': FLAG,
-    'blocks': Values((['a/*', 'head/*'], [['a/*', ('head', 'kernel')]]), ('a/*', 3, True, [3], {'a': 1}, [[3]])),
+    'blocks': Values(
+        (['a/*', 'head/*'], [['a/*', ('head', 'kernel')]]), ('a/*', 3, True, [3], {'a': 1}, [[3]])
+    ),
     'damping': FROM_ZERO,
     'block_size': COUNT,
     'rounds': COUNT,
@@ -148,19 +201,30 @@ def test_the_table_has_every_key_of_every_algorithm():
     assert VALUES.keys() == config_keys.CONFIG_KEYS.keys()
 
 
-@pytest.mark.parametrize('algorithm', ['no_prune', 'magnitude', 'rigl', 'global_magnitude', 'acdc', 'wanda', 'snip'])
+@pytest.mark.parametrize(
+    'algorithm', ['no_prune', 'magnitude', 'rigl', 'global_magnitude', 'acdc', 'wanda', 'snip']
+)
 def test_a_bad_value_is_refused_whatever_the_algorithm(algorithm):
     for key, value in BAD:
         config = {'algorithm': algorithm, **NEEDS.get(key, {}), key: value}
         with pytest.raises((TypeError, ValueError), match=rf'\b{key}\b') as error:
             api.create_updater_from_config(config)
-        if isinstance(value, str | bool | int | complex):  # of a container the message says what is wrong in it
+        if isinstance(
+            value, str | bool | int | complex
+        ):  # of a container the message says what is wrong in it
             assert str(value) in str(error.value), (key, value)
 
 
-@pytest.mark.parametrize(('key', 'value'), GOOD, ids=[f'{key}-{i}' for i, (key, _) in enumerate(GOOD)])
+@pytest.mark.parametrize(
+    ('key', 'value'), GOOD, ids=[f'{key}-{i}' for i, (key, _) in enumerate(GOOD)]
+)
 def test_a_good_value_is_taken(key, value):
-    algorithms = {'blocks': 'wanda', 'rounds': 'snip', 'damping': 'sparsegpt', 'drop_fraction_fn': 'rigl'}
+    algorithms = {
+        'blocks': 'wanda',
+        'rounds': 'snip',
+        'damping': 'sparsegpt',
+        'drop_fraction_fn': 'rigl',
+    }
     config = {'algorithm': algorithms.get(key, 'magnitude'), **NEEDS.get(key, {}), key: value}
     assert isinstance(api.create_updater_from_config(config), jaxpruner.BaseUpdater)
 
@@ -227,11 +291,17 @@ class Settings:
 
 SOURCES = {
     'dataclass': Settings(),
-    'namespace': types.SimpleNamespace(algorithm='set', sparsity=0.5, dist_type=None, rng_seed=None),
+    'namespace': types.SimpleNamespace(
+        algorithm='set', sparsity=0.5, dist_type=None, rng_seed=None
+    ),
     'named tuple': collections.namedtuple('Row', 'algorithm sparsity rng_seed')('set', 0.5, None),
     'frozen mapping': types.MappingProxyType({'algorithm': 'set', 'sparsity': 0.5}),
     'ConfigDict with placeholders': ml_collections.ConfigDict(
-        {'algorithm': 'set', 'sparsity': 0.5, 'rng_seed': ml_collections.config_dict.placeholder(int)}
+        {
+            'algorithm': 'set',
+            'sparsity': 0.5,
+            'rng_seed': ml_collections.config_dict.placeholder(int),
+        }
     ),
 }
 
@@ -262,7 +332,9 @@ def test_a_placeholder_that_must_be_filled_is_named():
 
 def test_seeds_may_be_traced():
     def mask(seed):
-        updater = api.create_updater_from_config({'algorithm': 'random', 'sparsity': 0.5, 'rng_seed': seed})
+        updater = api.create_updater_from_config(
+            {'algorithm': 'random', 'sparsity': 0.5, 'rng_seed': seed}
+        )
         return updater.instant_sparsify(PARAMS)[1]['a']['kernel']
 
     seeds = jnp.arange(3, dtype=jnp.uint32)
@@ -272,7 +344,27 @@ def test_seeds_may_be_traced():
     assert jax.vmap(mask)(keys).sum() == 64
 
 
-JUNK = ('x', '', [], {}, True, -1, 0, 1, 0.5, 1.5, 90, math.nan, math.inf, 2**40, 1j, b'x', (1, 2), ['set'], half)
+JUNK = (
+    'x',
+    '',
+    [],
+    {},
+    True,
+    -1,
+    0,
+    1,
+    0.5,
+    1.5,
+    90,
+    math.nan,
+    math.inf,
+    2**40,
+    1j,
+    b'x',
+    (1, 2),
+    ['set'],
+    half,
+)
 # Which junk makes sense after all; for all other keys none of it does.
 RIGHT_JUNK = {
     'FLAG': (True,),
@@ -310,7 +402,9 @@ def draw_value(draw, key):
         return None, True
     if source == 'junk':
         value = draw.choice(JUNK)
-        return value, any(type(value) is type(right) and value == right for right in RIGHT_JUNK.get(key, ()))
+        return value, any(
+            type(value) is type(right) and value == right for right in RIGHT_JUNK.get(key, ())
+        )
     return draw.choice(getattr(VALUES[key], source)), source == 'good'
 
 

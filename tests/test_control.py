@@ -17,9 +17,9 @@ def add(state, first, second):
 
 def loop_of(narrow):
     """The operands of the loop by their place among state and inputs: those it carries, and those it reads."""
-    program = jax.make_jaxpr(lambda when, state, inputs: control.run_once(when, add, state, *inputs, narrow=narrow))(
-        True, STATE, INPUTS
-    ).jaxpr
+    program = jax.make_jaxpr(
+        lambda when, state, inputs: control.run_once(when, add, state, *inputs, narrow=narrow)
+    )(True, STATE, INPUTS).jaxpr
     (loop,) = (equation for equation in program.eqns if equation.primitive.name == 'while')
     names = dict(zip(program.invars, ['when', *STATE, 'first', 'second'], strict=True))
     constants = loop.params['cond_nconsts'] + loop.params['body_nconsts']
@@ -32,14 +32,18 @@ def loop_of(narrow):
 @pytest.mark.parametrize('run', [lambda function: function, jax.jit], ids=['eager', 'jit'])
 def test_it_runs_once_if_it_is_due(narrow, due, run):
     got = run(lambda when: control.run_once(when, add, STATE, *INPUTS, narrow=narrow))(due)
-    assert {name: float(value) for name, value in got.items()} == {'changed': 14 if due else 1, 'kept': 2, 'read': 3}
+    assert {name: float(value) for name, value in got.items()} == {
+        'changed': 14 if due else 1,
+        'kept': 2,
+        'read': 3,
+    }
 
 
 @pytest.mark.parametrize('narrow', [False, True])
 def test_under_vmap_each_has_its_own_turn(narrow):
-    got = jax.vmap(lambda when: control.run_once(when, add, STATE, *INPUTS, narrow=narrow)['changed'])(
-        jnp.array([False, True])
-    )
+    got = jax.vmap(
+        lambda when: control.run_once(when, add, STATE, *INPUTS, narrow=narrow)['changed']
+    )(jnp.array([False, True]))
     assert got.tolist() == [1, 14]
 
 
@@ -62,5 +66,7 @@ def test_dtypes_of_the_state_are_kept(narrow):
 
 
 def test_a_narrow_loop_that_changes_nothing_returns_the_state():
-    got = jax.jit(lambda when: control.run_once(when, lambda state: state, STATE, narrow=True))(True)
+    got = jax.jit(lambda when: control.run_once(when, lambda state: state, STATE, narrow=True))(
+        True
+    )
     assert got == STATE

@@ -37,7 +37,10 @@ def make_pruner(algorithm, packed=False, **settings):
 def make_params(dtype='float32', scale=1):
     random = np.random.default_rng(0)
     first, hidden, last = (width * scale for width in WIDTHS)
-    shapes = {'a': {'kernel': (first, hidden), 'bias': (hidden,)}, 'b': {'kernel': (hidden, last), 'bias': (last,)}}
+    shapes = {
+        'a': {'kernel': (first, hidden), 'bias': (hidden,)},
+        'b': {'kernel': (hidden, last), 'bias': (last,)},
+    }
     draw = lambda shape: jnp.asarray(0.4 * random.normal(size=shape), dtype)  # noqa: E731
     return jax.tree.map(draw, shapes, is_leaf=lambda node: isinstance(node, tuple))
 
@@ -45,7 +48,10 @@ def make_params(dtype='float32', scale=1):
 def make_batches(scale=1):
     random = np.random.default_rng(1)
     widths = (WIDTHS[0] * scale, WIDTHS[-1] * scale)
-    return [tuple(jnp.asarray(random.normal(size=(8, w)), jnp.float32) for w in widths) for _ in range(STEPS)]
+    return [
+        tuple(jnp.asarray(random.normal(size=(8, w)), jnp.float32) for w in widths)
+        for _ in range(STEPS)
+    ]
 
 
 def make_gradients(dtype='float32'):
@@ -78,7 +84,9 @@ def given(params, opt_state, batch):
 
 def of_loss(pruner):
     def gradients(params, opt_state, batch):
-        return jax.grad(lambda values: loss(pruner.pre_forward_update(values, opt_state), batch))(params)
+        return jax.grad(lambda values: loss(pruner.pre_forward_update(values, opt_state), batch))(
+            params
+        )
 
     return gradients
 
@@ -101,9 +109,16 @@ def assert_one_result(pruner, tx, params, batches, gradients):
     by_host = in_graph = begin(pruner, tx, params)
     decided = [pruner.scheduler.is_mask_update_iter(i) for i in range(len(batches))]
     for batch, update_masks in zip(batches, decided, strict=True):
-        by_host, in_graph = step(*by_host, batch, update_masks=update_masks), inside(*in_graph, batch)
+        by_host, in_graph = (
+            step(*by_host, batch, update_masks=update_masks),
+            inside(*in_graph, batch),
+        )
         assert_same(by_host, in_graph)
-    assert step._cache_size() == len(set(decided)) == 1 + (pruner.scheduler != sparsity_schedules.NoUpdateSchedule())
+    assert (
+        step._cache_size()
+        == len(set(decided))
+        == 1 + (pruner.scheduler != sparsity_schedules.NoUpdateSchedule())
+    )
 
 
 def cases():
@@ -120,14 +135,18 @@ def cases():
             optimizer = list(OPTIMIZERS)[(number + place) % len(OPTIMIZERS)]
             if (algorithm, optimizer) == ('adam_fisher', 'momentum'):  # which needs second moments
                 optimizer = 'adam'
-            yield pytest.param(algorithm, optimizer, *setting, marks=pytest.mark.slow if place else ())
+            yield pytest.param(
+                algorithm, optimizer, *setting, marks=pytest.mark.slow if place else ()
+            )
 
 
 @pytest.mark.parametrize(('algorithm', 'optimizer', 'packed', 'dtype', 'source'), list(cases()))
 def test_both_ways_have_one_result(algorithm, optimizer, packed, dtype, source):
     pruner = make_pruner(algorithm, packed)
     tx = pruner.wrap_optax(OPTIMIZERS[optimizer])
-    batches, gradients = (make_gradients(dtype), given) if source == 'given' else (make_batches(), of_loss(pruner))
+    batches, gradients = (
+        (make_gradients(dtype), given) if source == 'given' else (make_batches(), of_loss(pruner))
+    )
     assert_one_result(pruner, tx, make_params(dtype), batches, gradients)
 
 
@@ -141,7 +160,9 @@ def test_optimized_programs_round_alike(is_pruned, optimizer):
     ).wrap_optax(OPTIMIZERS[optimizer])
     random = np.random.default_rng(0)
     params, grads = ({'w': jnp.asarray(random.normal(size=4097), jnp.float32)} for _ in range(2))
-    step = jax.jit(make_step(tx, given), static_argnames='update_masks', compiler_options=compiling.AS_USERS)
+    step = jax.jit(
+        make_step(tx, given), static_argnames='update_masks', compiler_options=compiling.AS_USERS
+    )
     silent = contextlib.nullcontext()
     with silent if is_pruned else pytest.warns(UserWarning, match='RigL prunes no leaf'):
         state = tx.init(params)
@@ -161,7 +182,9 @@ def every_operation(jaxpr):
 @pytest.mark.parametrize('packed', [False, True], ids=['unpacked', 'packed'])
 @pytest.mark.parametrize(
     'algorithm',
-    [name for name in jaxpruner.all_algorithm_names() if name not in STRAIGHT_THROUGH],  # those select in every step
+    [
+        name for name in jaxpruner.all_algorithm_names() if name not in STRAIGHT_THROUGH
+    ],  # those select in every step
 )
 def test_hot_update_is_traced_without_control_flow(algorithm, packed):
     tx = make_pruner(algorithm, packed).wrap_optax(optax.adam(1e-2))
@@ -172,12 +195,16 @@ def test_hot_update_is_traced_without_control_flow(algorithm, packed):
     )
 
 
-@pytest.mark.parametrize('algorithm', [name for name in jaxpruner.all_algorithm_names() if name != 'no_prune'])
+@pytest.mark.parametrize(
+    'algorithm', [name for name in jaxpruner.all_algorithm_names() if name != 'no_prune']
+)
 def test_mask_update_is_traced_without_a_loop_around_it(algorithm):
     pruner = make_pruner(algorithm)
     marked = optax.stateless(lambda updates, _: jax.tree.map(jnp.cbrt, updates))
     tx, params = pruner.wrap_optax(optax.chain(optax.adam(1e-2), marked)), make_params()
-    jaxpr = jax.make_jaxpr(functools.partial(tx.update, update_masks=True))(params, tx.init(params), params).jaxpr
+    jaxpr = jax.make_jaxpr(functools.partial(tx.update, update_masks=True))(
+        params, tx.init(params), params
+    ).jaxpr
     operations = [equation.primitive.name for equation in jaxpr.eqns]
     assert 'while' not in operations
     assert ('cbrt' not in every_operation(jaxpr)) is pruner.skip_gradients
@@ -203,15 +230,21 @@ def temporary_bytes_of_dense_step(scale):
     return compiled_step(None, scale).memory_analysis().temp_size_in_bytes
 
 
-@pytest.mark.parametrize('packed', [pytest.param(False, marks=pytest.mark.slow), True], ids=['unpacked', 'packed'])
-@pytest.mark.parametrize('algorithm', sorted(set(jaxpruner.all_algorithm_names()) - STRAIGHT_THROUGH))
+@pytest.mark.parametrize(
+    'packed', [pytest.param(False, marks=pytest.mark.slow), True], ids=['unpacked', 'packed']
+)
+@pytest.mark.parametrize(
+    'algorithm', sorted(set(jaxpruner.all_algorithm_names()) - STRAIGHT_THROUGH)
+)
 def test_hot_step_costs_no_loop_and_no_memory(algorithm, packed):
     more = []
     for scale in (4, 8):
         program = compiled_step(make_pruner(algorithm, packed), scale)
         opcodes = {instruction.opcode for instruction in hlo.reached(program.as_text())}
         assert opcodes.isdisjoint({'while', 'conditional', 'sort'})
-        more.append(program.memory_analysis().temp_size_in_bytes - temporary_bytes_of_dense_step(scale))
+        more.append(
+            program.memory_analysis().temp_size_in_bytes - temporary_bytes_of_dense_step(scale)
+        )
     assert more[1] <= max(more[0], 0)
 
 
@@ -229,8 +262,12 @@ def test_the_host_overrules_the_schedule():
     pruner = make_pruner('magnitude')
     tx, params = pruner.wrap_optax(optax.sgd(0.1)), make_params()
     assert not pruner.scheduler.is_mask_update_iter(0)
-    _, state = jax.jit(functools.partial(tx.update, update_masks=True))(params, tx.init(params), params)
-    assert float(jaxpruner.sparsity_metrics(state._replace(count=0))['a/kernel']) == 0.0  # as scheduled for step 0
+    _, state = jax.jit(functools.partial(tx.update, update_masks=True))(
+        params, tx.init(params), params
+    )
+    assert (
+        float(jaxpruner.sparsity_metrics(state._replace(count=0))['a/kernel']) == 0.0
+    )  # as scheduled for step 0
     later = tx.init(params)._replace(count=jnp.int32(5))
     _, state = jax.jit(functools.partial(tx.update, update_masks=True))(params, later, params)
     assert float(jaxpruner.sparsity_metrics(state)['a/kernel']) > 0.5
@@ -244,7 +281,11 @@ def test_training_may_change_over_and_be_resumed():
     changing = in_graph = begin(pruner, tx, make_params())
     for i, batch in enumerate(make_batches()):
         if 2 <= i < 5:  # the host takes over, counting on from the state
-            changing = step(*changing, batch, update_masks=pruner.scheduler.is_mask_update_iter(int(changing[1].count)))
+            changing = step(
+                *changing,
+                batch,
+                update_masks=pruner.scheduler.is_mask_update_iter(int(changing[1].count)),
+            )
         else:
             changing = step(*changing, batch)
         in_graph = step(*in_graph, batch)
@@ -304,7 +345,8 @@ def test_a_step_returns_nothing_that_was_split_off(packed):
 def test_masks_of_pruners_inside_one_another_are_split_off_and_joined():
     pruners = [make_pruner('magnitude'), make_pruner('set')]
     tx = optax.chain(
-        pruners[0].wrap_optax(pruners[1].wrap_optax(optax.adam(1e-2))), pruners[1].wrap_optax(optax.sgd(0.1))
+        pruners[0].wrap_optax(pruners[1].wrap_optax(optax.adam(1e-2))),
+        pruners[1].wrap_optax(optax.sgd(0.1)),
     )
     state = tx.init(make_params())
     rest, masks = jaxpruner.split_masks(state)
@@ -324,7 +366,10 @@ def test_a_state_without_its_masks_is_refused():
         'split_masks': lambda: jaxpruner.split_masks(rest),
     }
     for use in uses.values():
-        with pytest.raises(ValueError, match=r'were split off by split_masks; give join_masks\(rest, masks\) instead'):
+        with pytest.raises(
+            ValueError,
+            match=r'were split off by split_masks; give join_masks\(rest, masks\) instead',
+        ):
             use()
     for wrong, given_masks, words in [
         (rest, (), 'lacks: 1, and whose masks are given: 0'),
@@ -334,7 +379,10 @@ def test_a_state_without_its_masks_is_refused():
         with pytest.raises(ValueError, match=words):
             jaxpruner.join_masks(wrong, given_masks)
     for wrong in (masks[0], params):
-        with pytest.raises(TypeError, match='masks must be the second result of split_masks, a tuple of SparseState'):
+        with pytest.raises(
+            TypeError,
+            match='masks must be the second result of split_masks, a tuple of SparseState',
+        ):
             jaxpruner.join_masks(rest, wrong)
     with pytest.raises(ValueError, match='there is no SparseState in the optimizer state; wrap'):
         jaxpruner.split_masks(optax.adam(1e-3).init(params))
@@ -391,7 +439,9 @@ def labels(params):
 
 
 AROUND = {
-    'chain': lambda pruner: optax.chain(optax.clip_by_global_norm(0.5), pruner.wrap_optax(optax.adam(1e-2))),
+    'chain': lambda pruner: optax.chain(
+        optax.clip_by_global_norm(0.5), pruner.wrap_optax(optax.adam(1e-2))
+    ),
     'masked': lambda pruner: optax.masked(pruner.wrap_optax(optax.adam(1e-2)), is_kernel),
     'multi_transform': lambda pruner: optax.multi_transform(
         {'pruned': pruner.wrap_optax(optax.adam(1e-2)), 'dense': optax.sgd(1e-2)}, labels
@@ -411,7 +461,9 @@ def assert_close(pruner, tx, params, small_steps=1):
     by_host, in_graph = make_step(tx, given), make_step(tx, given)
     first = second = (params, tx.init(params))
     for i, grads in enumerate(make_gradients()):
-        first = by_host(*first, grads, update_masks=pruner.scheduler.is_mask_update_iter(i // small_steps))
+        first = by_host(
+            *first, grads, update_masks=pruner.scheduler.is_mask_update_iter(i // small_steps)
+        )
         second = in_graph(*second, grads)
         for left, right in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
             np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-6)
@@ -424,14 +476,18 @@ def assert_close(pruner, tx, params, small_steps=1):
 def test_the_decision_reaches_the_pruner_through(name):
     pruner = make_pruner('magnitude')
     tx, params = AROUND[name](pruner), make_params()
-    jaxpr = jax.make_jaxpr(functools.partial(tx.update, update_masks=False))(params, tx.init(params), params).jaxpr
+    jaxpr = jax.make_jaxpr(functools.partial(tx.update, update_masks=False))(
+        params, tx.init(params), params
+    ).jaxpr
     assert 'while' not in every_operation(jaxpr)
     assert_close(pruner, tx, params)
 
 
 def test_multi_steps_count_whole_steps():
     pruner = make_pruner('magnitude', update_freq=1, update_start_step=1, update_end_step=2)
-    tx = optax.MultiSteps(pruner.wrap_optax(optax.adam(1e-2)), every_k_schedule=2).gradient_transformation()
+    tx = optax.MultiSteps(
+        pruner.wrap_optax(optax.adam(1e-2)), every_k_schedule=2
+    ).gradient_transformation()
     assert_close(pruner, tx, make_params(), small_steps=2)
 
 
@@ -464,7 +520,9 @@ def test_nnx_optimizer_hands_the_decision_on():
 def test_trainings_that_run_as_one():
     pruner = make_pruner('set')
     tx = pruner.wrap_optax(optax.adam(1e-2))
-    params = jax.vmap(lambda factor: jax.tree.map(lambda leaf: factor * leaf, make_params()))(jnp.arange(1.0, 4))
+    params = jax.vmap(lambda factor: jax.tree.map(lambda leaf: factor * leaf, make_params()))(
+        jnp.arange(1.0, 4)
+    )
     state = jax.vmap(tx.init)(params)
 
     def step(update_masks):

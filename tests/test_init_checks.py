@@ -15,13 +15,19 @@ PARAMS = {'dense': {'kernel': jnp.arange(1.0, 513).reshape(32, 16), 'bias': jnp.
 GRADS = jax.tree.map(jnp.ones_like, PARAMS)
 ONCE = sparsity_schedules.OneShotSchedule(0)
 NEVER = sparsity_schedules.NoUpdateSchedule()
-NO_MULTIPLE = sparsity_schedules.PeriodicSchedule(update_freq=1000, update_start_step=1, update_end_step=500)
-TOO_SHORT = sparsity_schedules.PolynomialSchedule(update_freq=100, update_start_step=0, update_end_step=150)
+NO_MULTIPLE = sparsity_schedules.PeriodicSchedule(
+    update_freq=1000, update_start_step=1, update_end_step=500
+)
+TOO_SHORT = sparsity_schedules.PolynomialSchedule(
+    update_freq=100, update_start_step=0, update_end_step=150
+)
 
 
 def at(sparsity, **settings):
     return {
-        'sparsity_distribution_fn': functools.partial(sparsity_distributions.uniform, sparsity=sparsity, **settings)
+        'sparsity_distribution_fn': functools.partial(
+            sparsity_distributions.uniform, sparsity=sparsity, **settings
+        )
     }
 
 
@@ -73,8 +79,14 @@ WARNINGS = {
         lambda: jaxpruner.SaliencyPruning(sparsity_schedules.StepsSchedule(()), **at(0.8)),
         ['SaliencyPruning never updates', 'StepsSchedule(steps=())'],
     ),
-    'a global pruner': (lambda: jaxpruner.GlobalMagnitudePruning(**at(0.8)), ['never updates', 'sparsity 0.8']),
-    'phases that never begin': (lambda: jaxpruner.ACDC(NO_MULTIPLE, **at(0.8)), ['ACDC never updates']),
+    'a global pruner': (
+        lambda: jaxpruner.GlobalMagnitudePruning(**at(0.8)),
+        ['never updates', 'sparsity 0.8'],
+    ),
+    'phases that never begin': (
+        lambda: jaxpruner.ACDC(NO_MULTIPLE, **at(0.8)),
+        ['ACDC never updates'],
+    ),
     'ends short': (
         lambda: jaxpruner.MagnitudePruning(TOO_SHORT, **at(0.8)),
         [
@@ -101,7 +113,9 @@ WARNINGS = {
     ),
     'RigL drops nothing': (
         lambda: jaxpruner.RigL(
-            sparsity_schedules.PeriodicSchedule(100), drop_fraction_fn=optax.constant_schedule(0.0), **at(0.8)
+            sparsity_schedules.PeriodicSchedule(100),
+            drop_fraction_fn=optax.constant_schedule(0.0),
+            **at(0.8),
         ),
         ['RigL replaces no weight', 'drop_fraction_fn is 0', 'StaticRandomSparse'],
     ),
@@ -120,7 +134,9 @@ WARNINGS = {
         ['StaticRandomSparse prunes no leaf of 2', 'dense/kernel: its target is 0'],
     ),
     'a filter that matches nothing': (
-        lambda: jaxpruner.MagnitudePruning(ONCE, **at(0.8, filter_fn=lambda path, leaf: path[-1] == 'w')),
+        lambda: jaxpruner.MagnitudePruning(
+            ONCE, **at(0.8, filter_fn=lambda path, leaf: path[-1] == 'w')
+        ),
         ['prunes no leaf', 'dense/bias, dense/kernel: filter_fn leaves it out', 'plan(params)'],
     ),
 }
@@ -151,7 +167,9 @@ def test_a_tree_without_parameters_is_said():
 # These do what they were asked for.
 SILENT = {
     'once': lambda: jaxpruner.MagnitudePruning(ONCE, **at(0.8)),
-    'periodic without an end': lambda: jaxpruner.MagnitudePruning(sparsity_schedules.PeriodicSchedule(1000), **at(0.8)),
+    'periodic without an end': lambda: jaxpruner.MagnitudePruning(
+        sparsity_schedules.PeriodicSchedule(1000), **at(0.8)
+    ),
     'an end that is a multiple': lambda: config(
         algorithm='magnitude', update_freq=100, update_start_step=0, update_end_step=200
     ),
@@ -161,22 +179,36 @@ SILENT = {
     'short by less than a thousandth': lambda: config(
         algorithm='magnitude', update_freq=7, update_start_step=0, update_end_step=1000
     ),
-    'the host decides': lambda: jaxpruner.MagnitudePruning(sparsity_schedules.HostSchedule(), **at(0.8)),
+    'the host decides': lambda: jaxpruner.MagnitudePruning(
+        sparsity_schedules.HostSchedule(), **at(0.8)
+    ),
     'RigL by the host': lambda: jaxpruner.RigL(sparsity_schedules.HostSchedule(), **at(0.8)),
     "a user's own schedule": lambda: jaxpruner.MagnitudePruning(Fridays(), **at(0.8)),
     "a user's own schedule for RigL": lambda: jaxpruner.RigL(Fridays(), **at(0.8)),
     'static masks': lambda: jaxpruner.StaticRandomSparse(**at(0.8)),
-    'given masks': lambda: jaxpruner.FixedMask({'dense': {'kernel': PARAMS['dense']['kernel'] > 99, 'bias': None}}),
+    'given masks': lambda: jaxpruner.FixedMask(
+        {'dense': {'kernel': PARAMS['dense']['kernel'] > 99, 'bias': None}}
+    ),
     'straight-through': lambda: jaxpruner.SteMagnitudePruning(**at(0.8)),
     "a user's own straight-through method": lambda: Straight(**at(0.8)),
     'no pruning': lambda: jaxpruner.NoPruning(),
     'phases that end short of a polynomial': lambda: jaxpruner.ACDC(TOO_SHORT, **at(0.8)),
-    'N:M, which a polynomial reaches at once': lambda: jaxpruner.MagnitudePruning(TOO_SHORT, sparsity_type='2:4'),
-    'iterative N:M that ends near enough': lambda: jaxpruner.IterativeNMPruning(TOO_SHORT, sparsity_type='1:4'),
-    'a drop fraction that ends at 0': lambda: config(
-        algorithm='rigl', update_freq=100, update_start_step=100, update_end_step=500, drop_fraction=0.3
+    'N:M, which a polynomial reaches at once': lambda: jaxpruner.MagnitudePruning(
+        TOO_SHORT, sparsity_type='2:4'
     ),
-    'a strategy without entries': lambda: jaxpruner.jax_pruning.StrategyPruning({}, steps_per_epoch=10),
+    'iterative N:M that ends near enough': lambda: jaxpruner.IterativeNMPruning(
+        TOO_SHORT, sparsity_type='1:4'
+    ),
+    'a drop fraction that ends at 0': lambda: config(
+        algorithm='rigl',
+        update_freq=100,
+        update_start_step=100,
+        update_end_step=500,
+        drop_fraction=0.3,
+    ),
+    'a strategy without entries': lambda: jaxpruner.jax_pruning.StrategyPruning(
+        {}, steps_per_epoch=10
+    ),
     'a strategy': lambda: jaxpruner.jax_pruning.StrategyPruning(
         {1: {'method': 'unstr_local', 'prune_rate_pattern': 0.5}}, steps_per_epoch=10
     ),
@@ -188,7 +220,9 @@ def test_what_can_be_done_is_done_without_a_word(make):
     init(make())  # warnings are errors
 
 
-@pytest.mark.parametrize('name', ['no schedule', 'ends short', 'SET never updates', 'the default updater'])
+@pytest.mark.parametrize(
+    'name', ['no schedule', 'ends short', 'SET never updates', 'the default updater']
+)
 def test_nothing_is_said_of_a_pruner_that_wraps_no_optimizer(name):
     WARNINGS[name][0]().plan(PARAMS)
 
@@ -215,7 +249,9 @@ def test_one_transformation_says_it_once():
 )
 def test_it_is_said_where_init_is_traced(traced):
     tx = jaxpruner.RigL(
-        sparsity_schedules.PeriodicSchedule(10), drop_fraction_fn=optax.constant_schedule(0.0), **at(0.8)
+        sparsity_schedules.PeriodicSchedule(10),
+        drop_fraction_fn=optax.constant_schedule(0.0),
+        **at(0.8),
     ).wrap_optax(optax.sgd(0.1))
     with pytest.warns(UserWarning, match='RigL replaces no weight') as caught:
         traced(tx.init)(PARAMS)
@@ -228,7 +264,9 @@ def test_sparsities_that_are_mapped_are_not_read():
 
     assert jax.vmap(masks)(jnp.array([0.5, 0.9]))['dense']['kernel'].shape == (2,)
     with pytest.warns(UserWarning, match='a sparsity that is being traced'):
-        jax.vmap(lambda sparsity: init(jaxpruner.MagnitudePruning(**at(sparsity))).count)(jnp.array([0.5, 0.9]))
+        jax.vmap(lambda sparsity: init(jaxpruner.MagnitudePruning(**at(sparsity))).count)(
+            jnp.array([0.5, 0.9])
+        )
 
 
 def test_the_host_schedule_refuses_to_decide():

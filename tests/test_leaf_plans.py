@@ -23,12 +23,16 @@ def at(sparsity, **settings):
 
 
 def magnitude(sparsity=0.75, sparsity_type='unstructured', **settings):
-    return jaxpruner.MagnitudePruning(sparsity_distribution_fn=at(sparsity), sparsity_type=sparsity_type, **settings)
+    return jaxpruner.MagnitudePruning(
+        sparsity_distribution_fn=at(sparsity), sparsity_type=sparsity_type, **settings
+    )
 
 
 def kept_by_masks(updater, params):
     """How many weights of each leaf have a mask of 1, a leaf without a mask all of them."""
-    masks = updater.create_masks(updater.calculate_scores(params), updater.get_target_sparsities(params))
+    masks = updater.create_masks(
+        updater.calculate_scores(params), updater.get_target_sparsities(params)
+    )
     leaves, treedef = jax.tree.flatten(params)
     rows = zip(leaves, treedef.flatten_up_to(masks), strict=True)
     return [int(np.sum(leaf.size if mask is None else mask)) for leaf, mask in rows]
@@ -70,7 +74,9 @@ def test_as_many_weights_are_kept_as_the_plan_says(height, width, sparsity_type,
 @hypothesis.given(st.lists(st.integers(1, 40), min_size=1, max_size=4), st.floats(0, 1, width=32))
 @hypothesis.settings(deadline=None, max_examples=30)
 def test_of_leaves_that_are_ranked_together_the_total_is_told(sizes, sparsity):
-    params = {f'w{i}': jnp.arange(1.0, 2 * size + 1).reshape(2, size) for i, size in enumerate(sizes)}
+    params = {
+        f'w{i}': jnp.arange(1.0, 2 * size + 1).reshape(2, size) for i, size in enumerate(sizes)
+    }
     updater = jaxpruner.GlobalMagnitudePruning(sparsity_distribution_fn=at(sparsity))
     plan = updater.plan(params)
     assert plan.kept == sum(kept_by_masks(updater, params))
@@ -98,7 +104,11 @@ def test_shapes_are_enough_and_nothing_is_computed_on_a_device():
     updater = magnitude()
     with jax.transfer_guard('disallow'):
         plan = updater.plan(shapes)
-    assert [leaf.kept for leaf in plan] == [leaf.kept for leaf in updater.plan(PARAMS)] == [16, 128, 10, 40]
+    assert (
+        [leaf.kept for leaf in plan]
+        == [leaf.kept for leaf in updater.plan(PARAMS)]
+        == [16, 128, 10, 40]
+    )
     huge = updater.plan({'w': jax.ShapeDtypeStruct((2**20, 2**12), jnp.bfloat16)})
     assert huge['w'].kept == 2**30
 
@@ -113,7 +123,9 @@ def test_leaves_are_found_by_path_and_by_name():
 
 
 def test_each_line_of_the_table_fits_80_columns():
-    deep = {f'transformer_block_{i}': {'self_attention': {'query_projection': PARAMS}} for i in range(3)}
+    deep = {
+        f'transformer_block_{i}': {'self_attention': {'query_projection': PARAMS}} for i in range(3)
+    }
     lines = str(magnitude().plan(deep)).splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[0] == 'MagnitudePruning prunes 6 of 12 leaves'
@@ -129,16 +141,32 @@ REASONS = [
     (magnitude(), 'head/bias', 'default filter leaves out 1-D leaves'),
     (magnitude(0.0), 'head/kernel', 'target is 0'),
     (magnitude(0.001), 'head/kernel', 'less than one weight'),
-    (magnitude(sparsity_type={'head/*': None, '*': 'unstructured'}), 'head/kernel', 'sparsity type is None'),
-    (jaxpruner.MagnitudePruning(sparsity_distribution_fn=own_distribution), 'head/kernel', 'own_distribution'),
-    (jaxpruner.MagnitudePruning(sparsity_distribution_fn=None), 'head/kernel', 'sparsity_distribution_fn is None'),
     (
-        jaxpruner.MagnitudePruning(sparsity_distribution_fn=at(0.5, custom_sparsity_map={'head/*': None})),
+        magnitude(sparsity_type={'head/*': None, '*': 'unstructured'}),
+        'head/kernel',
+        'sparsity type is None',
+    ),
+    (
+        jaxpruner.MagnitudePruning(sparsity_distribution_fn=own_distribution),
+        'head/kernel',
+        'own_distribution',
+    ),
+    (
+        jaxpruner.MagnitudePruning(sparsity_distribution_fn=None),
+        'head/kernel',
+        'sparsity_distribution_fn is None',
+    ),
+    (
+        jaxpruner.MagnitudePruning(
+            sparsity_distribution_fn=at(0.5, custom_sparsity_map={'head/*': None})
+        ),
         'head/kernel',
         'custom_sparsity_map says None',
     ),
     (
-        jaxpruner.MagnitudePruning(sparsity_distribution_fn=at(0.5, filter_fn=lambda path, leaf: False)),
+        jaxpruner.MagnitudePruning(
+            sparsity_distribution_fn=at(0.5, filter_fn=lambda path, leaf: False)
+        ),
         'head/kernel',
         'filter_fn leaves it out',
     ),
@@ -146,7 +174,9 @@ REASONS = [
 ]
 
 
-@pytest.mark.parametrize(('updater', 'name', 'words'), REASONS, ids=[words for _, _, words in REASONS])
+@pytest.mark.parametrize(
+    ('updater', 'name', 'words'), REASONS, ids=[words for _, _, words in REASONS]
+)
 def test_the_reason_is_given_why_a_leaf_stays_dense(updater, name, words):
     leaf = updater.plan(PARAMS)[name]
     assert words in leaf.why_dense
@@ -190,7 +220,9 @@ def test_n_by_m_without_a_sparsity_prunes_to_n_by_m():
 
 
 def test_n_by_m_of_a_configuration_without_a_sparsity_prunes_to_n_by_m():
-    updater = jaxpruner.create_updater_from_config({'algorithm': 'magnitude', 'sparsity_type': '2:4'})
+    updater = jaxpruner.create_updater_from_config(
+        {'algorithm': 'magnitude', 'sparsity_type': '2:4'}
+    )
     assert updater.get_target_sparsities(HALF_OF_FOUR) == {'w': 0.5}
 
 
@@ -203,14 +235,18 @@ def test_sparsity_0_keeps_everything():
 
 def test_a_sparsity_that_contradicts_n_by_m_is_said_and_n_by_m_holds():
     params = {'a': HALF_OF_FOUR, 'b': HALF_OF_FOUR}
-    with pytest.warns(UserWarning, match=r'a/w \(and 1 more leaves\): sparsity 0.9 .*2:4.*0.5') as caught:
+    with pytest.warns(
+        UserWarning, match=r'a/w \(and 1 more leaves\): sparsity 0.9 .*2:4.*0.5'
+    ) as caught:
         targets = magnitude(0.9, '2:4').get_target_sparsities(params)
     assert len(caught) == 1
     assert caught[0].filename == __file__
     assert targets == {'a': {'w': 0.5}, 'b': {'w': 0.5}}
 
 
-@pytest.mark.parametrize(('sparsity', 'sparsity_type'), [(0.5, '2:4'), (0.67, '1:3'), (0.333, '2:3')])
+@pytest.mark.parametrize(
+    ('sparsity', 'sparsity_type'), [(0.5, '2:4'), (0.67, '1:3'), (0.333, '2:3')]
+)
 def test_a_rounded_share_contradicts_nothing(sparsity, sparsity_type):
     params = {'w': jnp.ones((2, 12))}
     n, m = map(int, sparsity_type.split(':'))
@@ -218,10 +254,14 @@ def test_a_rounded_share_contradicts_nothing(sparsity, sparsity_type):
 
 
 def test_a_traced_sparsity_of_n_by_m_becomes_its_share():
-    masks = jax.vmap(lambda sparsity: magnitude(sparsity, '2:4').get_target_sparsities(HALF_OF_FOUR)['w'])
+    masks = jax.vmap(
+        lambda sparsity: magnitude(sparsity, '2:4').get_target_sparsities(HALF_OF_FOUR)['w']
+    )
     assert masks(jnp.array([0.0, 0.9])).tolist() == [0.0, 0.5]
 
 
 def test_a_ranking_of_ones_own_decides_instead_of_the_type():
-    updater = magnitude(0.9, '2:4', topk_fn=lambda scores, sparsity: jnp.ones_like(scores, jnp.uint8))
+    updater = magnitude(
+        0.9, '2:4', topk_fn=lambda scores, sparsity: jnp.ones_like(scores, jnp.uint8)
+    )
     assert updater.get_target_sparsities(HALF_OF_FOUR) == {'w': 0.9}

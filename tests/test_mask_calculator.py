@@ -20,7 +20,9 @@ def scores(*shape, seed=0):
 
 @hypothesis.settings(max_examples=40)
 @hypothesis.given(
-    st.sampled_from([(1, 2), (2, 4), (3, 4), (1, 5), (4, 4), (2, 8)]), st.integers(0, 2), st.integers(0, 9)
+    st.sampled_from([(1, 2), (2, 4), (3, 4), (1, 5), (4, 4), (2, 8)]),
+    st.integers(0, 2),
+    st.integers(0, 9),
 )
 def test_every_group_keeps_its_n_largest(pattern, axis, seed):
     n, m = pattern
@@ -46,7 +48,9 @@ N_BY_M_CASES = [
 ]
 
 
-@pytest.mark.parametrize(('group', 'expected'), [c[1:] for c in N_BY_M_CASES], ids=[c[0] for c in N_BY_M_CASES])
+@pytest.mark.parametrize(
+    ('group', 'expected'), [c[1:] for c in N_BY_M_CASES], ids=[c[0] for c in N_BY_M_CASES]
+)
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'float16'])
 def test_n_by_m_of_special_values(group, expected, dtype):
     mask = mask_calculator.topk_n_by_m_mask_calculator(jnp.array(group, dtype), 0.5, NByM(2, 4))
@@ -68,7 +72,8 @@ def pooled_blocks(values, block_shape, pool):
 @pytest.mark.parametrize('use_avg_pooling', [True, False])
 @pytest.mark.parametrize('sparsity', [0.0, 0.3, 0.75, 1.0])
 @pytest.mark.parametrize(
-    ('shape', 'block_shape'), [((8, 12), (4, 4)), ((9, 13), (4, 3)), ((3, 3, 6, 10), (4, 4)), ((3, 5), (8, 8))]
+    ('shape', 'block_shape'),
+    [((8, 12), (4, 4)), ((9, 13), (4, 3)), ((3, 3, 6, 10), (4, 4)), ((3, 5), (8, 8))],
 )
 def test_the_best_blocks_are_kept_whole(shape, block_shape, sparsity, use_avg_pooling):
     values = np.asarray(scores(*shape), np.float64)
@@ -77,12 +82,16 @@ def test_the_best_blocks_are_kept_whole(shape, block_shape, sparsity, use_avg_po
     expected = np.zeros(shape, np.uint8)
     for _, where in sorted(blocks, key=lambda block: -block[0])[:count]:
         expected[where] = 1
-    mask = mask_calculator.topk_block_mask_calculator(scores(*shape), sparsity, *block_shape, use_avg_pooling)
+    mask = mask_calculator.topk_block_mask_calculator(
+        scores(*shape), sparsity, *block_shape, use_avg_pooling
+    )
     np.testing.assert_array_equal(mask, expected)
 
 
 def test_blocks_of_a_vector_lie_in_one_row():
-    mask = mask_calculator.topk_block_mask_calculator(jnp.array([1.0, 1.0, 9.0, 9.0, 2.0]), 0.5, 4, 2)
+    mask = mask_calculator.topk_block_mask_calculator(
+        jnp.array([1.0, 1.0, 9.0, 9.0, 2.0]), 0.5, 4, 2
+    )
     np.testing.assert_array_equal(mask, [0, 0, 1, 1, 1])  # round(1.5) blocks of three: 2
 
 
@@ -93,7 +102,9 @@ def test_channels_are_ranked_by_their_sums(axis):
     sums = np.asarray(values).sum(tuple(i for i in range(3) if i != axis % 3))
     kept = np.asarray(mask).any(tuple(i for i in range(3) if i != axis % 3))
     assert set(np.flatnonzero(kept)) == set(np.argsort(-sums)[: len(sums) // 2])
-    np.testing.assert_array_equal(np.asarray(mask).mean(tuple(i for i in range(3) if i != axis % 3)), kept)
+    np.testing.assert_array_equal(
+        np.asarray(mask).mean(tuple(i for i in range(3) if i != axis % 3)), kept
+    )
 
 
 ALL_TYPES = [Unstructured(), NByM(2, 4), Block((2, 2)), Block((2, 2), False), Channel()]
@@ -119,10 +130,14 @@ def test_scalars(sparsity_type):
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])
 def test_narrow_floats_keep_the_same_number(sparsity_type, dtype):
     topk = mask_calculator.get_topk_fn(sparsity_type)
-    assert int(topk(scores(16, 16).astype(dtype), 0.5).sum()) == int(topk(scores(16, 16), 0.5).sum())
+    assert int(topk(scores(16, 16).astype(dtype), 0.5).sum()) == int(
+        topk(scores(16, 16), 0.5).sum()
+    )
 
 
-@pytest.mark.parametrize('sparsity_type', [each for each in ALL_TYPES if not isinstance(each, NByM)], ids=str)
+@pytest.mark.parametrize(
+    'sparsity_type', [each for each in ALL_TYPES if not isinstance(each, NByM)], ids=str
+)
 def test_groups_spread_back_over_their_weights(sparsity_type):
     groups = sparsity_type.group_scores(scores(4, 6))
     verdict = (groups > 0).astype(jnp.uint8)
@@ -145,8 +160,16 @@ BAD = [
         ValueError,
         'axis 1 does not exist',
     ),
-    (lambda: mask_calculator.get_topk_fn({'*': Unstructured()}), TypeError, 'is no single sparsity type'),
-    (lambda: mask_calculator.get_topk_fn(lambda path, leaf: None), TypeError, 'is no single sparsity type'),
+    (
+        lambda: mask_calculator.get_topk_fn({'*': Unstructured()}),
+        TypeError,
+        'is no single sparsity type',
+    ),
+    (
+        lambda: mask_calculator.get_topk_fn(lambda path, leaf: None),
+        TypeError,
+        'is no single sparsity type',
+    ),
     (lambda: mask_calculator.get_topk_fn('nm'), ValueError, "unknown sparsity type 'nm'"),
 ]
 
@@ -159,7 +182,9 @@ def test_bad_calls(make, error, message):
 
 def test_the_functions_of_the_types():
     for text in ('unstructured', '2:4', 'block_2,2', 'channel_-1'):
-        assert mask_calculator.get_topk_fn(text)(scores(8, 8), 0.5).dtype == mask_calculator.MASK_DTYPE
+        assert (
+            mask_calculator.get_topk_fn(text)(scores(8, 8), 0.5).dtype == mask_calculator.MASK_DTYPE
+        )
     assert sparsity_types.parse_sparsity_type('2:4') == NByM(2, 4)
 
 
@@ -172,7 +197,9 @@ class Diagonal:
             raise ValueError(f'{where}: diagonals need a square matrix, got {shape}')
 
     def group_scores(self, scores):
-        return jnp.stack([jnp.trace(jnp.roll(scores, -shift, 1)) for shift in range(scores.shape[0])])
+        return jnp.stack(
+            [jnp.trace(jnp.roll(scores, -shift, 1)) for shift in range(scores.shape[0])]
+        )
 
     def spread_groups(self, group_mask, shape):
         rows, columns = jnp.indices(shape)

@@ -26,7 +26,10 @@ def pruner(cls=jaxpruner.MagnitudePruning, packed=False):
 def train(tx, steps=3, after=lambda params, state: params):
     params, state = PARAMS, tx.init(PARAMS)
     for step in range(steps):
-        grads = jax.tree.map(lambda leaf, step=step: jnp.cos(step + jnp.arange(leaf.size)).reshape(leaf.shape), params)
+        grads = jax.tree.map(
+            lambda leaf, step=step: jnp.cos(step + jnp.arange(leaf.size)).reshape(leaf.shape),
+            params,
+        )
         updates, state = jax.jit(tx.update)(grads, state, params)
         params = after(optax.apply_updates(params, updates), state)
     return params, state
@@ -37,7 +40,10 @@ def test_weights_that_land_on_zero_agree(packed):
     params, state = train(pruner(packed=packed).wrap_optax(ADAM))
     metrics = jax.jit(jaxpruner.sparsity_metrics)(state, params)
     assert float(metrics['_disagreement']) == 0.0
-    assert {name for name in metrics if name.startswith('_disagreement/')} == {'_disagreement/a', '_disagreement/b'}
+    assert {name for name in metrics if name.startswith('_disagreement/')} == {
+        '_disagreement/a',
+        '_disagreement/b',
+    }
 
 
 @pytest.mark.parametrize('packed', [False, True])
@@ -51,11 +57,17 @@ def test_disagreements_are_counted(packed):
     assert float(metrics['_disagreement/b']) == pytest.approx(2 / 16)
     assert float(metrics['_disagreement']) == pytest.approx(2 / (7 + 16))
     assert float(metrics['_mask_sparsity']) == pytest.approx((7 + 16) / 47)
-    assert float(jaxpruner.summarize_sparsity(params)['_total_sparsity']) == pytest.approx((7 + 14) / 55)
+    assert float(jaxpruner.summarize_sparsity(params)['_total_sparsity']) == pytest.approx(
+        (7 + 14) / 55
+    )
 
 
 def test_nothing_is_compared_without_parameters():
-    assert not [name for name in jaxpruner.sparsity_metrics(train(pruner().wrap_optax(ADAM))[1]) if 'disagree' in name]
+    assert not [
+        name
+        for name in jaxpruner.sparsity_metrics(train(pruner().wrap_optax(ADAM))[1])
+        if 'disagree' in name
+    ]
 
 
 @pytest.mark.parametrize(('factor', 'left'), [(0.5, 0.5**3), (2.0, -1.0)])
@@ -67,13 +79,24 @@ def test_a_scale_outside_the_pruner_leaves_pruned_weights_beside_zero(factor, le
     assert float(metrics['_disagreement']) == 1.0
     assert float(jaxpruner.summarize_sparsity(params)['_total_sparsity']) == 0.0
     (sparse_state,) = jaxpruner.sparse_states(state)
-    np.testing.assert_allclose(np.asarray(params['b'])[np.asarray(sparse_state.masks['b']) == 0], left, rtol=1e-5)
+    np.testing.assert_allclose(
+        np.asarray(params['b'])[np.asarray(sparse_state.masks['b']) == 0], left, rtol=1e-5
+    )
 
 
 REMEDIES = {
-    'inside': (pruner().wrap_optax(optax.chain(ADAM, optax.scale(0.5))), lambda params, state: params),
-    'before': (optax.chain(optax.scale(0.5), pruner().wrap_optax(ADAM)), lambda params, state: params),
-    'masks applied': (optax.chain(pruner().wrap_optax(ADAM), optax.scale(0.5)), pruner().post_gradient_update),
+    'inside': (
+        pruner().wrap_optax(optax.chain(ADAM, optax.scale(0.5))),
+        lambda params, state: params,
+    ),
+    'before': (
+        optax.chain(optax.scale(0.5), pruner().wrap_optax(ADAM)),
+        lambda params, state: params,
+    ),
+    'masks applied': (
+        optax.chain(pruner().wrap_optax(ADAM), optax.scale(0.5)),
+        pruner().post_gradient_update,
+    ),
 }
 
 
@@ -101,13 +124,18 @@ def test_stacked_states_are_compared_with_stacked_parameters(packed):
     landed = optax.apply_updates(params, updates)
     assert float(jaxpruner.sparsity_metrics(state, landed)['_disagreement']) == 0.0
     dense_again = jax.tree.map(lambda new, old: new.at[0].set(old[0]), landed, params)
-    assert float(jaxpruner.sparsity_metrics(state, dense_again)['_disagreement']) == pytest.approx(1 / 3)
+    assert float(jaxpruner.sparsity_metrics(state, dense_again)['_disagreement']) == pytest.approx(
+        1 / 3
+    )
 
 
 def test_a_pruner_of_some_leaves_is_compared_with_these():
     tx = optax.masked(pruner().wrap_optax(ADAM), {'a': True, 'b': False, 'bias': False})
     metrics = jaxpruner.sparsity_metrics(*reversed(train(tx)))
-    assert {name for name in metrics if name.startswith('_disagreement')} == {'_disagreement', '_disagreement/a'}
+    assert {name for name in metrics if name.startswith('_disagreement')} == {
+        '_disagreement',
+        '_disagreement/a',
+    }
     assert float(metrics['_disagreement']) == 0.0
 
 

@@ -15,7 +15,10 @@ GROUPS = 60
 
 def best(group, n):
     """The n largest, NaN last; ties go to the later one."""
-    ranked = sorted(range(len(group)), key=lambda i: (not math.isnan(group[i]), np.nan_to_num(group[i], nan=0), i))
+    ranked = sorted(
+        range(len(group)),
+        key=lambda i: (not math.isnan(group[i]), np.nan_to_num(group[i], nan=0), i),
+    )
     kept = np.zeros(len(group), np.uint8)
     kept[ranked[max(len(group) - n, 0) :]] = 1
     return kept

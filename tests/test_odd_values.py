@@ -28,7 +28,9 @@ FLOATS = {name: PARAMS[name] for name in ('w', 'scale', 'of NumPy')}
 
 def at(sparsity, **settings):
     return {
-        'sparsity_distribution_fn': functools.partial(sparsity_distributions.uniform, sparsity=sparsity, **settings)
+        'sparsity_distribution_fn': functools.partial(
+            sparsity_distributions.uniform, sparsity=sparsity, **settings
+        )
     }
 
 
@@ -37,7 +39,9 @@ def everything(path, leaf):
     return True
 
 
-@pytest.mark.parametrize('distribution', [sparsity_distributions.uniform, sparsity_distributions.erk])
+@pytest.mark.parametrize(
+    'distribution', [sparsity_distributions.uniform, sparsity_distributions.erk]
+)
 def test_numbers_have_no_dimension_and_one_weight(distribution):
     targets = distribution(PARAMS, 0.5)
     assert {name for name, target in targets.items() if target is not None} == {'w', 'flags'}
@@ -54,9 +58,17 @@ def test_flags_and_keys_are_not_ranked_whatever_the_filter_says():
 
 
 @pytest.mark.parametrize('filter_fn', [sparsity_distributions.NOT_DIM_ONE_FILTER, everything])
-@pytest.mark.parametrize('name', [name for name in jaxpruner.all_algorithm_names() if name != 'no_prune'])
+@pytest.mark.parametrize(
+    'name', [name for name in jaxpruner.all_algorithm_names() if name != 'no_prune']
+)
 def test_numbers_are_trained_as_arrays_are(name, filter_fn):
-    config = {'algorithm': name, 'sparsity': 0.5, 'update_freq': 1, 'update_start_step': 0, 'update_end_step': 2}
+    config = {
+        'algorithm': name,
+        'sparsity': 0.5,
+        'update_freq': 1,
+        'update_start_step': 0,
+        'update_end_step': 2,
+    }
     if name == 'iterative_nm':
         config['sparsity_type'] = {'w': '2:4', '*': None}
     updater = jaxpruner.create_updater_from_config(config | {'filter_fn': filter_fn})
@@ -77,14 +89,20 @@ def test_numbers_in_what_is_pruned_once_and_summed_up():
     assert masks['scale'] is None
     assert jaxpruner.masks_from_zeros(pruned)['scale'] is None
     assert jaxpruner.summarize_intersection(pruned, FLOATS)['scale'] == 1.0
-    fixed = jaxpruner.FixedMask(jax.tree.map(lambda leaf: jnp.zeros(jnp.shape(leaf), jnp.uint8), FLOATS))
+    fixed = jaxpruner.FixedMask(
+        jax.tree.map(lambda leaf: jnp.zeros(jnp.shape(leaf), jnp.uint8), FLOATS)
+    )
     assert fixed.instant_sparsify(FLOATS)[0]['scale'] == 0
 
 
 # Weights, gradients, and the leaves that the warning has to name; `None` for none.
 NANS = {
     'one leaf': ({'a': jnp.full((2, 4), jnp.nan), 'b': PARAMS['w']}, None, 'a holds NaN alone'),
-    'two leaves': ({'a': jnp.full((2, 4), jnp.nan), 'b': jnp.full((2, 4), jnp.nan)}, None, r'a holds .* 1 more leaves'),
+    'two leaves': (
+        {'a': jnp.full((2, 4), jnp.nan), 'b': jnp.full((2, 4), jnp.nan)},
+        None,
+        r'a holds .* 1 more leaves',
+    ),
     'some weights': ({'a': PARAMS['w'].at[0].set(jnp.nan), 'b': PARAMS['w']}, None, None),
     'gradients': (
         {'a': PARAMS['w'], 'b': PARAMS['w']},
@@ -106,9 +124,13 @@ def test_a_leaf_of_nan_alone_is_named_where_it_is_emptied(params, grads, words):
 
 
 def test_nothing_is_looked_at_where_values_are_traced():
-    program = jax.make_jaxpr(jaxpruner.MagnitudePruning(**at(0.5)).instant_sparsify)({'a': PARAMS['w']})
+    program = jax.make_jaxpr(jaxpruner.MagnitudePruning(**at(0.5)).instant_sparsify)(
+        {'a': PARAMS['w']}
+    )
     assert 'is_finite' not in str(program)
-    jax.jit(jaxpruner.MagnitudePruning(**at(0.5)).instant_sparsify)({'a': jnp.full((2, 4), jnp.nan)})
+    jax.jit(jaxpruner.MagnitudePruning(**at(0.5)).instant_sparsify)(
+        {'a': jnp.full((2, 4), jnp.nan)}
+    )
 
 
 def test_a_leaf_that_a_global_ranking_empties_is_no_leaf_of_nan():
@@ -119,7 +141,9 @@ def test_a_leaf_that_a_global_ranking_empties_is_no_leaf_of_nan():
 
 @pytest.mark.skipif(jax.default_backend() != 'cpu', reason='of other devices nothing is said')
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-@hypothesis.given(st.lists(st.integers(-(2**20), 2**20), min_size=1, max_size=16), st.floats(0, 1, width=32))
+@hypothesis.given(
+    st.lists(st.integers(-(2**20), 2**20), min_size=1, max_size=16), st.floats(0, 1, width=32)
+)
 @hypothesis.settings(deadline=None, max_examples=30)
 def test_on_a_cpu_denormal_scores_are_ties_of_zero(dtype, multiples, sparsity):
     """XLA compares them as zero there. The documents say so."""
@@ -133,4 +157,6 @@ def test_on_a_cpu_denormal_scores_are_ties_of_zero(dtype, multiples, sparsity):
 
 def test_denormal_scores_of_float16_are_ranked():
     scores = jnp.asarray([6e-8, 1.2e-7, 1.8e-7, 0, 2.4e-7], jnp.float16)
-    np.testing.assert_array_equal(mask_calculator.topk_mask_calculator(scores, 0.4), [0, 1, 1, 0, 1])
+    np.testing.assert_array_equal(
+        mask_calculator.topk_mask_calculator(scores, 0.4), [0, 1, 1, 0, 1]
+    )

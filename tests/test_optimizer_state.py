@@ -25,7 +25,9 @@ OPTIMIZERS = {
     'MultiSteps': optax.MultiSteps(optax.adam(0.1), 2).gradient_transformation(),
     'inject_hyperparams': optax.inject_hyperparams(optax.adam)(learning_rate=0.1),
     'masked': optax.masked(optax.adam(0.1), {'w': True, 'b': False}),
-    'multi_transform': optax.multi_transform({'x': optax.adam(0.1), 'y': optax.sgd(0.1, 0.9)}, {'w': 'x', 'b': 'y'}),
+    'multi_transform': optax.multi_transform(
+        {'x': optax.adam(0.1), 'y': optax.sgd(0.1, 0.9)}, {'w': 'x', 'b': 'y'}
+    ),
 }
 
 
@@ -52,13 +54,17 @@ def test_a_moment_of_another_shape_is_left_alone():
     assert jax.tree.all(jax.tree.map(lambda x, y: bool((x == y).all()), after, state))
 
 
-@pytest.mark.parametrize('tx', [optax.lbfgs(), optax.lbfgs(0.1, linesearch=None), optax.scale_by_lbfgs()])
+@pytest.mark.parametrize(
+    'tx', [optax.lbfgs(), optax.lbfgs(0.1, linesearch=None), optax.scale_by_lbfgs()]
+)
 def test_lbfgs_is_refused(tx):
     with pytest.raises(ValueError, match=r'cannot be zeroed.*lbfgs.*use a first-order'):
         optimizer_state.check_resettable(tx, PARAMS)
 
 
-@pytest.mark.parametrize('name', ['adam', 'adamw', 'rmsprop', 'chain', 'MultiSteps', 'inject_hyperparams', 'lamb'])
+@pytest.mark.parametrize(
+    'name', ['adam', 'adamw', 'rmsprop', 'chain', 'MultiSteps', 'inject_hyperparams', 'lamb']
+)
 def test_second_moments_are_found(name):
     tx = OPTIMIZERS[name]
     _, state = tx.update(PARAMS, tx.init(PARAMS), PARAMS)
@@ -67,7 +73,9 @@ def test_second_moments_are_found(name):
 
 
 def test_second_moments_of_a_part_of_the_model():
-    assert [m is None for m in optimizer_state.second_moments(OPTIMIZERS['masked'].init(PARAMS), PARAMS)] == [
+    assert [
+        m is None for m in optimizer_state.second_moments(OPTIMIZERS['masked'].init(PARAMS), PARAMS)
+    ] == [
         True,
         False,
     ]

@@ -12,7 +12,10 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
 CORE = [Requirement(text) for text in PROJECT['dependencies']]
-EXTRAS = {name: [Requirement(t) for t in texts] for name, texts in PROJECT['optional-dependencies'].items()}
+EXTRAS = {
+    name: [Requirement(t) for t in texts]
+    for name, texts in PROJECT['optional-dependencies'].items()
+}
 
 # In a process of its own: prints what `import jaxpruner` loads beyond the core dependencies and Python itself.
 PRINT_WHAT_IS_LOADED = """
@@ -31,7 +34,9 @@ def test_core_needs_three_packages():
 
 
 def test_import_loads_only_core_dependencies():
-    run = subprocess.run([sys.executable, '-c', PRINT_WHAT_IS_LOADED], capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        [sys.executable, '-c', PRINT_WHAT_IS_LOADED], capture_output=True, text=True, check=False
+    )
     assert run.returncode == 0, run.stderr
     assert run.stdout.split() == []
 
@@ -45,7 +50,9 @@ print(jaxpruner.MagnitudePruning, hasattr(jaxpruner, 'a.b'), hasattr(jaxpruner, 
 
 
 def test_what_is_assigned_stays_when_the_public_names_are_loaded():
-    run = subprocess.run([sys.executable, '-c', ASSIGN_BEFORE_LOADING], capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        [sys.executable, '-c', ASSIGN_BEFORE_LOADING], capture_output=True, text=True, check=False
+    )
     assert run.returncode == 0, run.stderr
     assert run.stdout.split() == ['mine', 'False', 'False', PROJECT['version']]
 
@@ -53,9 +60,14 @@ def test_what_is_assigned_stays_when_the_public_names_are_loaded():
 def test_every_lower_bound_is_the_version_tested_as_lowest():
     bounds = {}
     # The linters are not part of what the lowest versions test, nor are games, which need a newer jax.
-    for requirement in [*CORE, *(r for name, extra in EXTRAS.items() if name not in ('games', 'lint') for r in extra)]:
+    for requirement in [
+        *CORE,
+        *(r for name, extra in EXTRAS.items() if name not in ('games', 'lint') for r in extra),
+    ]:
         if requirement.name != PROJECT['name']:
-            assert [s.operator for s in requirement.specifier] == ['>='], f'one lower bound: {requirement}'
+            assert [s.operator for s in requirement.specifier] == ['>='], (
+                f'one lower bound: {requirement}'
+            )
             bound = next(iter(requirement.specifier)).version
             name = canonicalize_name(requirement.name)
             assert bounds.setdefault(name, bound) == bound, f'two lower bounds: {requirement}'

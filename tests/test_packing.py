@@ -14,12 +14,27 @@ import pytest
 from jaxpruner import masking, packing
 
 # Operations are compiled for each shape: few shapes, with all kinds of axes (of length 1, whole bytes, bits beyond).
-SHAPES = [(), (1,), (7,), (8,), (1, 1), (1, 9), (16, 3), (3, 16), (5, 1, 3), (2, 8, 4), (9, 17, 2), (2, 1, 3, 12)]
+SHAPES = [
+    (),
+    (1,),
+    (7,),
+    (8,),
+    (1, 1),
+    (1, 9),
+    (16, 3),
+    (3, 16),
+    (5, 1, 3),
+    (2, 8, 4),
+    (9, 17, 2),
+    (2, 1, 3, 12),
+]
 masks = st.sampled_from(SHAPES).flatmap(
     lambda shape: hypothesis_numpy.arrays(np.uint8, shape, elements=st.integers(0, 1))
 )
 # For each axis how much of it a device has, and how many devices it is divided over.
-divided_shapes = st.lists(st.tuples(st.integers(1, 40), st.sampled_from([1, 2, 3, 4, 8])), min_size=1, max_size=4)
+divided_shapes = st.lists(
+    st.tuples(st.integers(1, 40), st.sampled_from([1, 2, 3, 4, 8])), min_size=1, max_size=4
+)
 
 
 @hypothesis.settings(max_examples=50)
@@ -48,7 +63,13 @@ def test_every_way_to_store_a_mask_is_understood(mask):
     axes = [axis for axis in range(-mask.ndim, 0) if mask.shape[axis] > 1 or mask.size == 1]
     mask = jnp.asarray(mask)
     flat = jnp.packbits(mask) if mask.ndim else jnp.packbits(mask.reshape(1))
-    for stored in (mask, mask != 0, packing.pack(mask), *(packing.pack(mask, axis) for axis in axes), flat):
+    for stored in (
+        mask,
+        mask != 0,
+        packing.pack(mask),
+        *(packing.pack(mask, axis) for axis in axes),
+        flat,
+    ):
         np.testing.assert_array_equal(packing.unpack_like(stored, mask.shape), mask)
 
 
@@ -71,9 +92,13 @@ def test_a_device_has_whole_bytes_wherever_some_axis_allows_it(divided):
         most = max(factors_of_two(shape[other]) for other in whole)
         assert axis == max(other for other in whole if factors_of_two(shape[other]) == most)
     else:
-        undivided = [other for other in range(-len(shape), 0) if local_shape[other] == shape[other] > 1]
+        undivided = [
+            other for other in range(-len(shape), 0) if local_shape[other] == shape[other] > 1
+        ]
         among = undivided or range(-len(shape), 0)
-        assert axis == max(other for other in among if shape[other] == max(shape[one] for one in among))
+        assert axis == max(
+            other for other in among if shape[other] == max(shape[one] for one in among)
+        )
     assert shape[axis] > 1 or math.prod(shape) == 1
     # An axis of the whole shape that suits the devices is taken, so that both layouts are one.
     if local_shape[packing.packed_axis(shape)] % 8 == 0:
@@ -96,14 +121,28 @@ AXES = [
 @pytest.mark.parametrize(('shape', 'axis'), AXES)
 def test_the_axis_has_the_most_factors_of_two_or_is_the_longest(shape, axis):
     assert packing.packed_axis(shape) == axis
-    np.testing.assert_array_equal(packing.pack(jnp.ones(shape, jnp.uint8)), np.packbits(np.ones(shape, np.uint8), axis))
+    np.testing.assert_array_equal(
+        packing.pack(jnp.ones(shape, jnp.uint8)), np.packbits(np.ones(shape, np.uint8), axis)
+    )
 
 
 @pytest.mark.parametrize('axis', [-2, -1])
 def test_masks_that_replace_packed_ones_are_packed_alike(axis):
-    params = {'kernel': jnp.ones((16, 24)), 'new': jnp.ones((16, 24)), 'one': jnp.ones((1, 1)), 'bias': jnp.ones(3)}
-    ones = {name: jnp.ones(param.shape, jnp.uint8) for name, param in params.items()} | {'bias': None}
-    like = {'kernel': packing.pack(ones['kernel'], axis), 'new': None, 'one': packing.pack(ones['one']), 'bias': None}
+    params = {
+        'kernel': jnp.ones((16, 24)),
+        'new': jnp.ones((16, 24)),
+        'one': jnp.ones((1, 1)),
+        'bias': jnp.ones(3),
+    }
+    ones = {name: jnp.ones(param.shape, jnp.uint8) for name, param in params.items()} | {
+        'bias': None
+    }
+    like = {
+        'kernel': packing.pack(ones['kernel'], axis),
+        'new': None,
+        'one': packing.pack(ones['one']),
+        'bias': None,
+    }
     stored = masking.store_masks(ones, params, packed=True, like=like)
     assert stored['kernel'].shape == packing.packed_shape((16, 24), axis)
     assert stored['new'].shape == packing.packed_shape((16, 24))
@@ -147,7 +186,9 @@ def test_a_mask_of_another_parameter_is_refused():
         with pytest.raises(ValueError, match=words):
             unpack(jnp.zeros(5, jnp.uint8), (16, 4))
     for unpack in (packing.unpack_like, packing.unpack):
-        with pytest.raises(ValueError, match=r'a mask of shape \(5,\) does not fit a parameter of shape \(\)'):
+        with pytest.raises(
+            ValueError, match=r'a mask of shape \(5,\) does not fit a parameter of shape \(\)'
+        ):
             unpack(jnp.zeros(5, jnp.uint8), ())
 
 

@@ -27,7 +27,9 @@ def free_port():
             listener.bind(('localhost', 0))
             return listener.getsockname()[1]
     except OSError as error:
-        pytest.skip(f'processes find each other through a port of localhost, and none can be opened here: {error}')
+        pytest.skip(
+            f'processes find each other through a port of localhost, and none can be opened here: {error}'
+        )
 
 
 def start(group, directory):
@@ -42,18 +44,28 @@ def start(group, directory):
         arguments = [str(port), str(process), group, str(directory / f'{process}.pickle')]
         command = [sys.executable, two_processes.__file__, *arguments]
         with (directory / f'{process}.log').open('w') as log:
-            runs.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment))
+            runs.append(
+                subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+            )
     return runs
 
 
 def results(runs, directory):
     """What the processes wrote; where one fails, the others wait in vain and are ended."""
     end = time.monotonic() + SECONDS
-    while any(run.poll() is None for run in runs) and not any(run.poll() for run in runs) and time.monotonic() < end:
+    while (
+        any(run.poll() is None for run in runs)
+        and not any(run.poll() for run in runs)
+        and time.monotonic() < end
+    ):
         time.sleep(0.1)
     logs = '\n'.join((directory / f'{process}.log').read_text() for process in range(PROCESSES))
-    assert [run.poll() for run in runs] == [0] * PROCESSES, f'{[run.poll() for run in runs]}\n{logs}'
-    return [pickle.loads((directory / f'{process}.pickle').read_bytes()) for process in range(PROCESSES)]
+    assert [run.poll() for run in runs] == [0] * PROCESSES, (
+        f'{[run.poll() for run in runs]}\n{logs}'
+    )
+    return [
+        pickle.loads((directory / f'{process}.pickle').read_bytes()) for process in range(PROCESSES)
+    ]
 
 
 def check_parts(parts, expected, name):
@@ -86,7 +98,9 @@ def check_training(case, history):
     _, is_packed, _ = case
     for layer, shapes in two_processes.SHAPES.items():
         masks = [history[step + 1, layer, 'masks'] for step in range(two_processes.STEPS)]
-        assert masks[0].shape == (packing.packed_shape(shapes['kernel']) if is_packed else shapes['kernel'])
+        assert masks[0].shape == (
+            packing.packed_shape(shapes['kernel']) if is_packed else shapes['kernel']
+        )
         used = [history[step + 1, layer, 'used'] != 0 for step in range(two_processes.STEPS)]
         assert any((earlier != used[-1]).any() for earlier in used[:-1]), 'masks change'
     last = [history[two_processes.STEPS, layer, 'used'] != 0 for layer in two_processes.SHAPES]
@@ -94,7 +108,8 @@ def check_training(case, history):
 
 
 @pytest.mark.parametrize(
-    'group', ['packed', *(pytest.param(group, marks=pytest.mark.slow) for group in ('unpacked', 'real'))]
+    'group',
+    ['packed', *(pytest.param(group, marks=pytest.mark.slow) for group in ('unpacked', 'real'))],
 )
 def test_two_processes_make_the_masks_of_one(group, tmp_path):
     runs = start(group, tmp_path)

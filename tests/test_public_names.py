@@ -14,17 +14,35 @@ import jaxpruner
 from jaxpruner import public_names
 
 MODULES = [
-    importlib.import_module(info.name) for info in pkgutil.walk_packages(jaxpruner.__path__, prefix='jaxpruner.')
+    importlib.import_module(info.name)
+    for info in pkgutil.walk_packages(jaxpruner.__path__, prefix='jaxpruner.')
 ]
+
+
+# Modules whose names people import from them, beside the packages.
+PUBLISHED = """
+    algorithms.global_pruners algorithms.pruners algorithms.sparse_trainers algorithms.ste api base_updater
+    mask_calculator sparsity_distributions sparsity_schedules sparsity_types utils
+""".split()
+
+
+def is_exported(module, name, value):
+    """Whether a package shows the name, or a published module defines it."""
+    if name.startswith('_') or not (inspect.isclass(value) or inspect.isfunction(value)):
+        return False
+    if not value.__module__.startswith('jaxpruner'):
+        return False
+    if hasattr(module, '__path__'):
+        return True
+    is_published = module.__name__.removeprefix('jaxpruner.') in PUBLISHED
+    return is_published and value.__module__ == module.__name__
 
 
 PUBLIC = {
     f'{module.__name__}.{name}': value
-    for module in MODULES
+    for module in [*MODULES, public_names]
     for name, value in vars(module).items()
-    if (inspect.isclass(value) or inspect.isfunction(value))
-    and value.__module__ == module.__name__
-    and not name.startswith('_')
+    if is_exported(module, name, value)
 }
 
 
@@ -104,5 +122,7 @@ def test_the_package_has_what_the_public_list_has():
     found = {}
     exec('from jaxpruner import *', found)
     assert listed.keys() <= found.keys()
-    with pytest.raises(AttributeError, match="module 'jaxpruner' has no attribute 'MagnitudPruning'"):
+    with pytest.raises(
+        AttributeError, match="module 'jaxpruner' has no attribute 'MagnitudPruning'"
+    ):
         _ = jaxpruner.MagnitudPruning

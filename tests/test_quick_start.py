@@ -22,7 +22,9 @@ SHAPES = {
 
 
 def uniform(sparsity, **settings):
-    return functools.partial(jaxpruner.sparsity_distributions.uniform, sparsity=sparsity, **settings)
+    return functools.partial(
+        jaxpruner.sparsity_distributions.uniform, sparsity=sparsity, **settings
+    )
 
 
 def initial_params():
@@ -61,7 +63,9 @@ def sparsity(params):
 
 def test_prune_a_matrix():
     matrix = jax.random.normal(jax.random.PRNGKey(0), (8, 25))
-    pruned, mask = jaxpruner.MagnitudePruning(sparsity_distribution_fn=uniform(0.8)).instant_sparsify(matrix)
+    pruned, mask = jaxpruner.MagnitudePruning(
+        sparsity_distribution_fn=uniform(0.8)
+    ).instant_sparsify(matrix)
     assert sparsity(pruned) == sparsity(mask) == pytest.approx(0.8)
     assert np.array_equal(pruned, np.where(mask, matrix, 0))
     assert np.abs(matrix)[mask == 1].min() >= np.abs(matrix)[mask == 0].max()
@@ -74,12 +78,16 @@ def test_prune_a_matrix_to_one_of_five():
     )
     pruned, mask = pruner.instant_sparsify(matrix)
     assert (mask.reshape(8, 5, 5).sum(-1) == 1).all()
-    assert np.array_equal(np.abs(pruned).reshape(8, 5, 5).max(-1), np.abs(matrix).reshape(8, 5, 5).max(-1))
+    assert np.array_equal(
+        np.abs(pruned).reshape(8, 5, 5).max(-1), np.abs(matrix).reshape(8, 5, 5).max(-1)
+    )
 
 
 def test_prune_a_model():
     params = initial_params()
-    pruned, masks = jaxpruner.MagnitudePruning(sparsity_distribution_fn=uniform(0.75)).instant_sparsify(params)
+    pruned, masks = jaxpruner.MagnitudePruning(
+        sparsity_distribution_fn=uniform(0.75)
+    ).instant_sparsify(params)
     for name, shapes in SHAPES.items():
         assert masks[name]['bias'] is None
         assert np.array_equal(pruned[name]['bias'], params[name]['bias'])
@@ -92,7 +100,9 @@ def test_prune_by_a_distribution_of_one_s_own():
         return {name: {'kernel': None if name == 'first' else 0.5, 'bias': None} for name in params}
 
     params = initial_params()
-    pruned, masks = jaxpruner.MagnitudePruning(sparsity_distribution_fn=but_the_first).instant_sparsify(params)
+    pruned, masks = jaxpruner.MagnitudePruning(
+        sparsity_distribution_fn=but_the_first
+    ).instant_sparsify(params)
     assert masks['first'] == {'kernel': None, 'bias': None}
     assert np.array_equal(pruned['first']['kernel'], params['first']['kernel'])
     assert [sparsity(pruned[name]['kernel']) for name in ('middle', 'last')] == [0.5, 0.5]
@@ -123,7 +133,9 @@ SCHEDULES = {
 
 @pytest.mark.parametrize('name', SCHEDULES)
 def test_prune_while_training(name):
-    pruner = jaxpruner.MagnitudePruning(sparsity_distribution_fn=uniform(0.75), scheduler=SCHEDULES[name])
+    pruner = jaxpruner.MagnitudePruning(
+        sparsity_distribution_fn=uniform(0.75), scheduler=SCHEDULES[name]
+    )
     tx = pruner.wrap_optax(optax.adam(1e-2))
     params, (x, y) = initial_params(), batch()
     state = tx.init(params)
@@ -138,7 +150,9 @@ def test_prune_while_training(name):
     else:
         assert sparsities[:3] == [0, 0, 0]
         assert sparsities == sorted(sparsities)
-        assert len(set(sparsities)) == 6  # dense, and after each of five updates, which reach the target
+        assert (
+            len(set(sparsities)) == 6
+        )  # dense, and after each of five updates, which reach the target
         assert sparsities[-1] == 0.75
     assert loss_fn(params, x, y) < before
 
@@ -221,7 +235,8 @@ def check_replicas_stay_alike(algorithm):
 
 
 @pytest.mark.parametrize(
-    'algorithm', ['rigl', pytest.param('magnitude', marks=SLOW), pytest.param('global_magnitude', marks=SLOW)]
+    'algorithm',
+    ['rigl', pytest.param('magnitude', marks=SLOW), pytest.param('global_magnitude', marks=SLOW)],
 )
 def check_a_mesh_trains_as_one_device(algorithm):
     pruner = jaxpruner.create_updater_from_config(config(algorithm=algorithm, drop_fraction=0.3))

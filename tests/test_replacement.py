@@ -26,16 +26,23 @@ def test_replacing_weights_of_large_leaves_writes_no_scores_down(algorithm, most
     updater = algorithm(sparsity_distribution_fn=lambda _: {'w': 0.9})
     params = {'w': jax.ShapeDtypeStruct((1000, 600), dtype)}
     state = jax.eval_shape(updater.init_state, params)
-    temporary = compiling.as_written(jax.jit(updater.update_state).lower(state, params, params)).memory_analysis()
+    temporary = compiling.as_written(
+        jax.jit(updater.update_state).lower(state, params, params)
+    ).memory_analysis()
     assert temporary.temp_size_in_bytes < most * 600_000
 
 
 def test_rigl_regrows_where_gradients_are_largest():
     mask = jnp.array([1, 1, 1, 0, 0, 0], jnp.uint8)
-    magnitudes, gradients = jnp.array([3.0, 1.0, 2.0, 0.0, 0.0, 0.0]), jnp.array([9.0, 5.0, 9.0, 1.0, 7.0, 2.0])
+    magnitudes, gradients = (
+        jnp.array([3.0, 1.0, 2.0, 0.0, 0.0, 0.0]),
+        jnp.array([9.0, 5.0, 9.0, 1.0, 7.0, 2.0]),
+    )
 
     def replace(mask, drop, grow, fraction):
-        (new,) = replacement.drop_and_grow([mask], [drop], [grow], [jaxpruner.Unstructured()], fraction=fraction)
+        (new,) = replacement.drop_and_grow(
+            [mask], [drop], [grow], [jaxpruner.Unstructured()], fraction=fraction
+        )
         return new
 
     assert replace(mask, magnitudes, gradients, 1 / 3).tolist() == [1, 0, 1, 0, 1, 0]
@@ -82,7 +89,9 @@ def worth_sparing(request, monkeypatch):
 def test_no_weight_is_lost_whatever_the_scores_are(function, bad):
     mask, drop = jnp.array([1, 1, 1, 1, 0, 0, 0, 0], jnp.uint8), jnp.arange(8.0)
     for grow in (selection.Scores(jnp.full(8, bad), function), function(jnp.full(8, bad))):
-        (new,) = replacement.drop_and_grow([mask], [drop], [grow], [jaxpruner.Unstructured()], fraction=0.5)
+        (new,) = replacement.drop_and_grow(
+            [mask], [drop], [grow], [jaxpruner.Unstructured()], fraction=0.5
+        )
         assert int(new.sum()) == 4
         assert new[2:4].tolist() == [1, 1]
 
@@ -97,7 +106,10 @@ def test_scores_of_whole_numbers_and_of_empty_leaves_replace_weights():
     )
     assert new.tolist() == [1, 0, 0]
     assert none.shape == (0, 5)
-    with pytest.raises(ValueError, match=r'scores of shape \(2,\) do not fit a mask of shape \(3,\); give one score'):
+    with pytest.raises(
+        ValueError,
+        match=r'scores of shape \(2,\) do not fit a mask of shape \(3,\); give one score',
+    ):
         replacement.drop_and_grow([mask], [jnp.ones(2)], [jnp.ones(3)], types[:1], fraction=0.5)
 
 
@@ -109,7 +121,9 @@ def test_scores_of_whole_numbers_and_of_empty_leaves_replace_weights():
     ('kind', 'drop', 'grow'),
     [(jaxpruner.RigL, 1, 1), (Opposite, -1, -1), (OppositeUnwritten, -1, -1)],
 )
-def test_scores_replace_the_same_weights_written_down_or_not(kind, drop, grow, dtype, sparsity_type, stacked):
+def test_scores_replace_the_same_weights_written_down_or_not(
+    kind, drop, grow, dtype, sparsity_type, stacked
+):
     updater = kind(
         sparsity_distribution_fn=functools.partial(sparsity_distributions.uniform, sparsity=0.5),
         drop_fraction_fn=lambda step: 0.3,
@@ -117,7 +131,8 @@ def test_scores_replace_the_same_weights_written_down_or_not(kind, drop, grow, d
         stacked=stacked,
     )
     params, grads = (
-        {'w': jnp.abs(jax.random.normal(jax.random.key(i), (4, 30, 20))).round(1).astype(dtype)} for i in range(2)
+        {'w': jnp.abs(jax.random.normal(jax.random.key(i), (4, 30, 20))).round(1).astype(dtype)}
+        for i in range(2)
     )
     state = updater.init_state(params)
     (expected,) = replacement.drop_and_grow(
@@ -148,7 +163,11 @@ def test_scores_replace_the_same_weights_written_down_or_not(kind, drop, grow, d
     ],
 )
 def test_both_scores_may_be_of_other_dtypes(drop_dtype, grow_dtype, promotion):
-    mask, drop, grow = jnp.array([1, 1, 1, 0, 0, 0], jnp.uint8), [3, 1, 2, 0, 0, 0], [9, 5, 9, 1, 7, 2]
+    mask, drop, grow = (
+        jnp.array([1, 1, 1, 0, 0, 0], jnp.uint8),
+        [3, 1, 2, 0, 0, 0],
+        [9, 5, 9, 1, 7, 2],
+    )
     with jax.numpy_dtype_promotion(promotion):
         (new,) = replacement.drop_and_grow(
             [mask],
@@ -163,7 +182,9 @@ def test_both_scores_may_be_of_other_dtypes(drop_dtype, grow_dtype, promotion):
 @pytest.mark.parametrize('promotion', ['standard', 'strict'])
 @pytest.mark.parametrize('dtype', ['float8_e4m3fn', 'float8_e5m2', 'bfloat16', 'float16'])
 def test_chance_replaces_weights_of_few_bits(dtype, promotion):
-    updater = jaxpruner.SET(sparsity_distribution_fn=lambda _: {'w': 0.5}, drop_fraction_fn=lambda step: 0.5)
+    updater = jaxpruner.SET(
+        sparsity_distribution_fn=lambda _: {'w': 0.5}, drop_fraction_fn=lambda step: 0.5
+    )
     params = {'w': jax.random.normal(jax.random.key(0), (4, 6)).astype(dtype)}
     with jax.numpy_dtype_promotion(promotion):
         state = updater.init_state(params)
@@ -175,12 +196,18 @@ def test_chance_replaces_weights_of_few_bits(dtype, promotion):
 def test_bad_scores_are_as_low_as_the_lowest_of_their_own_dtype():
     mask, lowest = jnp.array([1, 0, 0], jnp.uint8), jnp.finfo('float16').min
     grow = jnp.array([-jnp.inf, lowest, lowest], 'float16')
-    (new,) = replacement.drop_and_grow([mask], [jnp.ones(3)], [grow], [jaxpruner.Unstructured()], fraction=1.0)
+    (new,) = replacement.drop_and_grow(
+        [mask], [jnp.ones(3)], [grow], [jaxpruner.Unstructured()], fraction=1.0
+    )
     assert new.tolist() == [1, 0, 0]
 
 
-@pytest.mark.parametrize('fraction', [fractions.Fraction(1, 3), np.float64(1 / 3), jnp.float32(1 / 3)], ids=str)
+@pytest.mark.parametrize(
+    'fraction', [fractions.Fraction(1, 3), np.float64(1 / 3), jnp.float32(1 / 3)], ids=str
+)
 def test_fractions_are_any_numbers_and_scores_may_be_numpys(fraction):
     mask, drop, grow = np.uint8([1, 1, 1, 0]), np.float64([3, 1, 2, 0]), np.float32([9, 1, 9, 2])
-    (new,) = replacement.drop_and_grow([mask], [drop], [grow], [jaxpruner.Unstructured()], fraction=fraction)
+    (new,) = replacement.drop_and_grow(
+        [mask], [drop], [grow], [jaxpruner.Unstructured()], fraction=fraction
+    )
     assert new.tolist() == [1, 0, 1, 1]

@@ -22,7 +22,10 @@ from jaxpruner import checkpoints
 Point = collections.namedtuple('Point', 'x y')
 
 TREE = {
-    'block': [{'kernel': jnp.arange(6.0).reshape(2, 3), 'bias': None}, {'kernel': jnp.zeros((2, 2), jnp.bfloat16)}],
+    'block': [
+        {'kernel': jnp.arange(6.0).reshape(2, 3), 'bias': None},
+        {'kernel': jnp.zeros((2, 2), jnp.bfloat16)},
+    ],
     'point': Point(np.array([1, 2], np.int64), jnp.array([True, False])),
     'step': jnp.int32(7),
 }
@@ -64,11 +67,15 @@ def test_the_formats_own_library_reads_the_file(tmp_path):
 
 
 def test_pruned_weights_are_zeros(tmp_path):
-    pruned, _ = jaxpruner.MagnitudePruning(sparsity=0.5).instant_sparsify({'w': jnp.arange(1.0, 9.0).reshape(2, 4)})
+    pruned, _ = jaxpruner.MagnitudePruning(sparsity=0.5).instant_sparsify(
+        {'w': jnp.arange(1.0, 9.0).reshape(2, 4)}
+    )
     assert np.count_nonzero(saved(pruned, tmp_path / 'a.safetensors')['w'] == 0) == 4
 
 
-DTYPES = [*'bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 float32 float64 complex64'.split()]
+DTYPES = [
+    *'bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 float32 float64 complex64'.split()
+]
 DTYPES += [ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2]
 
 
@@ -93,7 +100,10 @@ def test_every_tensor_begins_where_its_dtype_may(tmp_path_factory, dtypes):
 
 def test_models_and_numbers(tmp_path):
     model = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
-    assert saved(nnx.state(model, nnx.Param), tmp_path / 'a.safetensors').keys() == {'kernel', 'bias'}
+    assert saved(nnx.state(model, nnx.Param), tmp_path / 'a.safetensors').keys() == {
+        'kernel',
+        'bias',
+    }
     assert saved({'steps': 3, 'rate': 0.5}, tmp_path / 'b.safetensors') == {'steps': 3, 'rate': 0.5}
     assert saved(jnp.ones(2), tmp_path / 'c.safetensors').keys() == {'kernel'}
     assert saved({}, tmp_path / 'd.safetensors') == {}
@@ -114,11 +124,19 @@ def test_arrays_of_either_byte_order(dtype, tmp_path):
 
 
 REFUSED = [
-    ({'a.b': np.ones(1), 'a': {'b': np.ones(1)}}, ValueError, r"\('a', 'b'\) and \('a\.b',\).*'a\.b'"),
+    (
+        {'a.b': np.ones(1), 'a': {'b': np.ones(1)}},
+        ValueError,
+        r"\('a', 'b'\) and \('a\.b',\).*'a\.b'",
+    ),
     ({'__metadata__': np.ones(1)}, ValueError, '^__metadata__: '),
     ({'a': {'key': jax.random.key(0)}}, TypeError, r'^a\.key: .*key_data'),
     ({'a': {'name': 'text'}}, TypeError, r'^a\.name: .*str'),
-    ({'a': {'shape': jax.ShapeDtypeStruct((2,), jnp.float32)}}, TypeError, r'^a\.shape: .*ShapeDtypeStruct'),
+    (
+        {'a': {'shape': jax.ShapeDtypeStruct((2,), jnp.float32)}},
+        TypeError,
+        r'^a\.shape: .*ShapeDtypeStruct',
+    ),
     ({'a': {'apply': jnp.tanh}}, TypeError, r'^a\.apply: '),
     ({'a': {'wide': np.ones(1, np.complex128)}}, ValueError, r'a\.wide has dtype complex128'),
     ({'a': {'narrow': jnp.ones(2, jnp.int4)}}, ValueError, r'a\.narrow has dtype int4'),
@@ -134,7 +152,9 @@ def test_refused_leaves_are_named(tree, error, words, tmp_path):
 
 def test_values_inside_jit_are_refused(tmp_path):
     with pytest.raises(TypeError, match=r'^w: .*outside jit'):
-        jax.jit(lambda w: jaxpruner.save_safetensors({'w': w}, tmp_path / 'a.safetensors'))(jnp.ones(2))
+        jax.jit(lambda w: jaxpruner.save_safetensors({'w': w}, tmp_path / 'a.safetensors'))(
+            jnp.ones(2)
+        )
 
 
 def test_metadata_are_strings(tmp_path):
@@ -161,13 +181,18 @@ def test_on_eight_devices(request):
 
 
 def sharding(*spec):
-    return NamedSharding(Mesh(np.array(jax.devices()).reshape(4, 2), ('rows', 'columns')), PartitionSpec(*spec))
+    return NamedSharding(
+        Mesh(np.array(jax.devices()).reshape(4, 2), ('rows', 'columns')), PartitionSpec(*spec)
+    )
 
 
 @pytest.mark.parametrize('spec', [('rows', 'columns'), ('columns',), ()], ids=str)
 def check_sharded_arrays_are_saved_whole(spec, tmp_path):
     values = np.arange(128.0, dtype=np.float32).reshape(16, 8)
-    tree = {'w': jax.device_put(values, sharding(*spec)), 'b': jax.device_put(values, jax.devices()[3])}
+    tree = {
+        'w': jax.device_put(values, sharding(*spec)),
+        'b': jax.device_put(values, jax.devices()[3]),
+    }
     assert_same_arrays(saved(tree, tmp_path / 'a.safetensors'), {'w': values, 'b': values})
 
 

@@ -19,7 +19,9 @@ def schedules(draw):
         'list': lambda: sparsity_schedules.StepsSchedule((more, start)),
         'periodic': lambda: sparsity_schedules.PeriodicSchedule(freq, start, start + more),
         'endless': lambda: sparsity_schedules.PeriodicSchedule(freq, start),
-        'polynomial': lambda: sparsity_schedules.PolynomialSchedule(freq, start, start + more, power=2),
+        'polynomial': lambda: sparsity_schedules.PolynomialSchedule(
+            freq, start, start + more, power=2
+        ),
     }[kind]()
 
 

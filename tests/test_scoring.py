@@ -73,7 +73,9 @@ def test_they_are_ranked_together_with_arrays(divisors):
     first, second = weights_of((5, 9)), weights_of((40,), 'bfloat16')
     divisors = divisors and [jnp.float32(divisor) for divisor in divisors]
     expected = selection.keep_largest_jointly([jnp.abs(first), jnp.abs(second)], 30, divisors)
-    got = selection.keep_largest_jointly([selection.Scores(first, jnp.abs), jnp.abs(second)], 30, divisors)
+    got = selection.keep_largest_jointly(
+        [selection.Scores(first, jnp.abs), jnp.abs(second)], 30, divisors
+    )
     jax.tree.map(np.testing.assert_array_equal, got, expected)
 
 
@@ -93,7 +95,9 @@ def test_masks_are_those_of_magnitudes(name, sparsity_type):
     jax.tree.map(np.testing.assert_array_equal, updater.instant_sparsify(params)[1], expected)
 
 
-@pytest.mark.skipif(jax.__version_info__ < (0, 10), reason='older XLA writes what is compared in a tie cut')
+@pytest.mark.skipif(
+    jax.__version_info__ < (0, 10), reason='older XLA writes what is compared in a tie cut'
+)
 @pytest.mark.parametrize('name', UPDATERS)
 def test_pruning_takes_no_memory_for_scores(name):
     updater = UPDATERS[name](sparsity_distribution_fn=half)
@@ -152,7 +156,9 @@ class MadeGlobally(jaxpruner.GlobalMagnitudePruning):
 class Updated(jaxpruner.MagnitudePruning):
     def update_state(self, sparse_state, params, grads):
         scores = negative(self.scores_now(params, sparse_state, grads, {}))
-        return sparse_state._replace(masks=self.create_masks(scores, sparse_state.target_sparsities))
+        return sparse_state._replace(
+            masks=self.create_masks(scores, sparse_state.target_sparsities)
+        )
 
 
 class Marked(jaxpruner.BaseUpdater):
@@ -162,7 +168,9 @@ class Marked(jaxpruner.BaseUpdater):
 
 
 class MarkedAnew(jaxpruner.MagnitudePruning):
-    calculate_scores = scoring.of_each_weight(jnp.negative)(jaxpruner.MagnitudePruning.calculate_scores)
+    calculate_scores = scoring.of_each_weight(jnp.negative)(
+        jaxpruner.MagnitudePruning.calculate_scores
+    )
 
 
 class StraightThrough(jaxpruner.SteMagnitudePruning):
@@ -171,10 +179,13 @@ class StraightThrough(jaxpruner.SteMagnitudePruning):
 
 
 @pytest.mark.parametrize(
-    'kind', [Smallest, Wrapped, Made, Selected, MadeGlobally, Updated, Marked, MarkedAnew, StraightThrough]
+    'kind',
+    [Smallest, Wrapped, Made, Selected, MadeGlobally, Updated, Marked, MarkedAnew, StraightThrough],
 )
 def test_what_is_overridden_is_asked(kind):
-    updater = kind(sparsity_distribution_fn=half, scheduler=jaxpruner.sparsity_schedules.OneShotSchedule(0))
+    updater = kind(
+        sparsity_distribution_fn=half, scheduler=jaxpruner.sparsity_schedules.OneShotSchedule(0)
+    )
     params = {'w': jnp.array([2.0, 1.0])}
     optimizer = updater.wrap_optax(optax.sgd(0.0))
     _, state = jax.jit(optimizer.update)(params, optimizer.init(params), params)
@@ -212,7 +223,10 @@ def test_scores_under_n_of_m_may_be_of_each_weight():
 @pytest.mark.parametrize(
     ('function', 'words'),
     [
-        (lambda w: w.astype(jnp.bfloat16), r'deep/w: .* float32\[2, 3\], got bfloat16\[2, 3\] from'),
+        (
+            lambda w: w.astype(jnp.bfloat16),
+            r'deep/w: .* float32\[2, 3\], got bfloat16\[2, 3\] from',
+        ),
         (jnp.ravel, r'deep/w: .* got float32\[6\] from .*; leave of_each_weight out'),
     ],
 )
@@ -229,19 +243,24 @@ def test_scores_of_gradients_of_another_shape_are_refused():
 
     params = {'w': jnp.ones((2, 3))}
     updater = Ravelled(sparsity_distribution_fn=half)
-    with pytest.raises(ValueError, match=r'w: a score .* got float32\[6\] from .*; leave of_each_gradient out'):
+    with pytest.raises(
+        ValueError, match=r'w: a score .* got float32\[6\] from .*; leave of_each_gradient out'
+    ):
         updater.update_state(updater.init_state(params), params, params)
 
 
 @pytest.mark.parametrize('mark', [scoring.of_each_weight, scoring.of_each_gradient])
 @pytest.mark.parametrize('function', ['abs', [jnp.abs]])
 def test_what_is_no_function_is_refused(function, mark):
-    with pytest.raises(TypeError, match=f'{mark.__name__} takes a hashable function of an array, got'):
+    with pytest.raises(
+        TypeError, match=f'{mark.__name__} takes a hashable function of an array, got'
+    ):
         mark(function)
 
 
 @pytest.mark.parametrize(
-    ('leaf', 'expected'), [(jnp.array([-3]), [3]), (jnp.array([3 - 4j]), [5]), (KEY, None), ('name', None)]
+    ('leaf', 'expected'),
+    [(jnp.array([-3]), [3]), (jnp.array([3 - 4j]), [5]), (KEY, None), ('name', None)],
 )
 def test_scores_of_what_is_no_float_are_written_down(leaf, expected):
     scores = scoring.each_weight({'leaf': leaf}, jnp.abs)['leaf']

@@ -24,15 +24,23 @@ MESH = {'rows': 4, 'columns': 2}
 LONGEST = max(max(shape) for shape in SHAPES.values())
 COLLECTIVES = ('all-gather', 'all-to-all', 'all-reduce', 'collective-permute', 'reduce-scatter')
 
-NO_SELECTION = ('no_prune', 'static_sparse')  # in update; what they do in init stands on one device anyway
-UNSTRUCTURED = [name for name in jaxpruner.all_algorithm_names() if name not in (*NO_SELECTION, 'iterative_nm')]
+NO_SELECTION = (
+    'no_prune',
+    'static_sparse',
+)  # in update; what they do in init stands on one device anyway
+UNSTRUCTURED = [
+    name for name in jaxpruner.all_algorithm_names() if name not in (*NO_SELECTION, 'iterative_nm')
+]
 # Algorithm and sparsity type.
 FAST = [
     *[(name, 'unstructured') for name in UNSTRUCTURED],
     *[('magnitude', kind) for kind in ('2:4', 'nm_2,4,0', 'block_4,4', 'channel_-1', 'channel_0')],
     ('iterative_nm', '2:4'),
 ]
-THOROUGH = [('iterative_nm', 'nm_2,4,0'), *[('rigl', kind) for kind in ('block_4,4', 'channel_-1', 'channel_0')]]
+THOROUGH = [
+    ('iterative_nm', 'nm_2,4,0'),
+    *[('rigl', kind) for kind in ('block_4,4', 'channel_-1', 'channel_0')],
+]
 # Each case with masks as they are, and packed: arithmetic is the same, so that few packed ones do in fast runs.
 CASES = [
     *[(*case, False) for case in FAST],
@@ -41,7 +49,11 @@ CASES = [
         pytest.param((*case, is_packed), marks=pytest.mark.slow)
         for case, is_packed in [
             *[(case, True) for case in FAST if case[0] not in ('magnitude', 'random', 'rigl')],
-            *[(case, True) for case in FAST if case[0] == 'magnitude' and case[1] != 'unstructured'],
+            *[
+                (case, True)
+                for case in FAST
+                if case[0] == 'magnitude' and case[1] != 'unstructured'
+            ],
             *[(case, is_packed) for case in THOROUGH for is_packed in (False, True)],
         ]
     ],
@@ -66,7 +78,12 @@ def test_further_cases_on_eight_devices(request):
 
 
 def make(algorithm, kind, is_packed):
-    settings = {'update_freq': 1, 'update_start_step': 0, 'update_end_step': 4, 'drop_fraction': 0.3}
+    settings = {
+        'update_freq': 1,
+        'update_start_step': 0,
+        'update_end_step': 4,
+        'drop_fraction': 0.3,
+    }
     return jaxpruner.create_updater_from_config(
         {
             'algorithm': algorithm,
@@ -81,7 +98,10 @@ def make(algorithm, kind, is_packed):
 @functools.cache
 def arrays(number):
     keys = jax.random.split(jax.random.PRNGKey(number), len(SHAPES))
-    return {name: jax.random.normal(key, shape) for key, (name, shape) in zip(keys, SHAPES.items(), strict=True)}
+    return {
+        name: jax.random.normal(key, shape)
+        for key, (name, shape) in zip(keys, SHAPES.items(), strict=True)
+    }
 
 
 def sharding(spec=SPECS[0]):
@@ -116,7 +136,9 @@ def check_masks_are_those_of_one_device(case):
     _, state = compiled(grads, state, params)
     for name, shape in SHAPES.items():
         mask = np.asarray(packing.unpack_like(state.masks[name], shape))
-        np.testing.assert_array_equal(mask, masks_of_one_device(algorithm, kind)[name], err_msg=name)
+        np.testing.assert_array_equal(
+            mask, masks_of_one_device(algorithm, kind)[name], err_msg=name
+        )
         assert 1 - mask.mean() > 0.1, 'the update has pruned'
         assert_sharded(state.masks[name], packing.packed_shape(shape) if is_packed else shape)
     assert_small_collectives(compiled, case)
@@ -186,13 +208,21 @@ def check_values_of_an_algorithm_lie_with_their_parameters():
 
 def on_mesh(shapes, spec):
     keys = jax.random.split(jax.random.PRNGKey(0), len(shapes))
-    params = {name: jax.random.normal(key, shape) for key, (name, shape) in zip(keys, shapes.items(), strict=True)}
+    params = {
+        name: jax.random.normal(key, shape)
+        for key, (name, shape) in zip(keys, shapes.items(), strict=True)
+    }
     return jax.device_put(params, sharding(spec))
 
 
 # Of each even two devices' part of the packed mask is larger than LONGEST. Alone the shape of 'across' would be packed
 # along its first axis, of which eight devices have no whole bytes.
-PACKED_SHAPES = {'wide': (256, 128), 'narrow': (256, 48), 'across': (96, 208), 'stacked': (3, 256, 16)}
+PACKED_SHAPES = {
+    'wide': (256, 128),
+    'narrow': (256, 48),
+    'across': (96, 208),
+    'stacked': (3, 256, 16),
+}
 
 
 @pytest.mark.parametrize('spec', SPECS, ids=str)
@@ -222,12 +252,16 @@ def check_packed_masks_stay_with_their_parameters(spec, caplog):
     assert all(mask.is_deleted() for mask in jax.tree.leaves(masks)), 'donated'
     # A target for a checkpoint, which knows no sharding, has the same shapes but for 'across'.
     target = jax.eval_shape(tx.init, params)
-    assert all(target.masks[name].shape == state.masks[name].shape for name in shapes.keys() - {'across'})
+    assert all(
+        target.masks[name].shape == state.masks[name].shape for name in shapes.keys() - {'across'}
+    )
     # Nothing but counts is sent.
     assert [(name, size) for name, size in collectives_of(compiled) if size > LONGEST] == []
 
 
-@pytest.mark.skipif(not hasattr(jax, 'typeof'), reason='types of this version of JAX have no sharding')
+@pytest.mark.skipif(
+    not hasattr(jax, 'typeof'), reason='types of this version of JAX have no sharding'
+)
 def check_shardings_that_are_part_of_types_are_known_where_init_is_traced():
     explicit = (jax.sharding.AxisType.Explicit,) * len(MESH)
     mesh = Mesh(sharding().mesh.devices, tuple(MESH), axis_types=explicit)
@@ -258,7 +292,10 @@ def check_a_warning_names_masks_that_devices_share(spec, torn, whole, caplog):
     assert [record.name for record in caplog.records] == ['jaxpruner.masking'] * len(torn)
     for shape in torn.values():
         assert f'torn of shape {shape}, sharded as {spec}' in caplog.text
-        assert 'send them to one another at each update (use_packed_masks=False avoids it)' in caplog.text
+        assert (
+            'send them to one another at each update (use_packed_masks=False avoids it)'
+            in caplog.text
+        )
     assert 'whole of shape' not in caplog.text
     caplog.clear()
     _, state = jax.jit(tx.update)(params, state, params)
@@ -274,7 +311,9 @@ def check_a_warning_names_masks_that_devices_share(spec, torn, whole, caplog):
 def check_one_shot(kind):
     updater = make('magnitude', kind, False)
     pruned, masks = updater.instant_sparsify(arrays(0))
-    sharded_pruned, sharded_masks = jax.jit(updater.instant_sparsify)(jax.device_put(arrays(0), sharding()))
+    sharded_pruned, sharded_masks = jax.jit(updater.instant_sparsify)(
+        jax.device_put(arrays(0), sharding())
+    )
     for name, shape in SHAPES.items():
         np.testing.assert_array_equal(sharded_masks[name], masks[name])
         np.testing.assert_array_equal(sharded_pruned[name], pruned[name])

@@ -92,7 +92,10 @@ LINES = [
     ),
     (jaxpruner.RandomPruning(rng_seed=np.zeros(2, np.uint32)), 'RandomPruning(rng_seed=uint32[2])'),
     (jaxpruner.RandomPruning(rng_seed=jax.random.key(0)), 'RandomPruning(rng_seed=key<fry>[])'),
-    (jaxpruner.SET(drop_fraction_fn=optax.constant_schedule(0.2)), 'SET(drop_fraction_fn=constant_schedule)'),
+    (
+        jaxpruner.SET(drop_fraction_fn=optax.constant_schedule(0.2)),
+        'SET(drop_fraction_fn=constant_schedule)',
+    ),
     (jaxpruner.MagnitudePruning(sparsity_type='2:4'), 'MagnitudePruning(sparsity_type=NByM(2, 4))'),
     (jaxpruner.MagnitudePruning(is_packed=True), 'MagnitudePruning(use_packed_masks=True)'),
     (jaxpruner.MagnitudePruning(stacked='layers/*'), "MagnitudePruning(stacked='layers/*')"),
@@ -100,7 +103,10 @@ LINES = [
         jaxpruner.MagnitudePruning(sparsity_type={'*/kernel': '2:4', '*': None}),
         "MagnitudePruning(sparsity_type={'*/kernel': NByM(2, 4), '*': None})",
     ),
-    (jaxpruner.FixedMask(masks={'w': jnp.ones((2, 3), jnp.uint8)}), "FixedMask(masks={'w': uint8[2,3]})"),
+    (
+        jaxpruner.FixedMask(masks={'w': jnp.ones((2, 3), jnp.uint8)}),
+        "FixedMask(masks={'w': uint8[2,3]})",
+    ),
     (Plain(sparsity_distribution_fn=half), 'Plain(sparsity_distribution_fn=half)'),
     (Plain(temperature=0.5), 'Plain(temperature=0.5)'),
     (Undecorated(temperature=0.5), 'Undecorated(temperature=0.5)'),
@@ -119,7 +125,13 @@ def test_settings_that_differ_are_shown(updater, line):
 
 @pytest.mark.parametrize('name', jaxpruner.all_algorithm_names())
 def test_every_algorithm_is_one_line(name):
-    config = {'algorithm': name, 'sparsity': 0.9, 'update_freq': 10, 'update_start_step': 0, 'update_end_step': 50}
+    config = {
+        'algorithm': name,
+        'sparsity': 0.9,
+        'update_freq': 10,
+        'update_start_step': 0,
+        'update_end_step': 50,
+    }
     if name == 'iterative_nm':
         config['sparsity_type'] = '2:4'
     line = repr(jaxpruner.create_updater_from_config(config))
@@ -138,7 +150,9 @@ def test_long_settings_lose_their_middle():
     assert len(line) < 90
 
 
-@pytest.mark.parametrize('sparsity', [jnp.float32(0.9), jnp.asarray(0.9, jnp.float16), np.array(0.9)], ids=repr)
+@pytest.mark.parametrize(
+    'sparsity', [jnp.float32(0.9), jnp.asarray(0.9, jnp.float16), np.array(0.9)], ids=repr
+)
 def test_scalars_are_shown_by_value(sparsity):
     assert repr(jaxpruner.MagnitudePruning(sparsity=sparsity)) == 'MagnitudePruning(sparsity=0.9)'
 
@@ -148,7 +162,9 @@ def test_a_copy_shows_no_seed_that_nobody_gave():
     copy = dataclasses.replace(pruner, use_packed_masks=True)
     assert repr(copy) == 'MagnitudePruning(sparsity=0.5, use_packed_masks=True)'
     assert copy.rng_seed == pruner.rng_seed
-    seeded = dataclasses.replace(jaxpruner.MagnitudePruning(rng_seed=jax.random.key(8)), use_packed_masks=True)
+    seeded = dataclasses.replace(
+        jaxpruner.MagnitudePruning(rng_seed=jax.random.key(8)), use_packed_masks=True
+    )
     assert 'rng_seed=key<fry>[]' in repr(seeded)
 
 
@@ -194,7 +210,8 @@ def test_descriptions(value, text):
 
 
 @pytest.mark.parametrize(
-    'updater', [LINES[3][0], LINES[4][0], jaxpruner.MagnitudePruning(sparsity_type='2:4', rng_seed=5)]
+    'updater',
+    [LINES[3][0], LINES[4][0], jaxpruner.MagnitudePruning(sparsity_type='2:4', rng_seed=5)],
 )
 def test_what_is_shown_can_be_evaluated(updater):
     names = {**vars(sparsity_schedules), **vars(sparsity_types), **vars(jaxpruner)}

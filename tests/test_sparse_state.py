@@ -28,9 +28,9 @@ WRAPPED = {
         {'x': tx, 'y': optax.sgd(0.1)}, {'a': 'x', 'b': 'x', 'bias': 'y'}
     ),
     'masked': lambda tx: optax.masked(tx, {'a': True, 'b': True, 'bias': False}),
-    'inject_hyperparams': lambda tx: optax.inject_hyperparams(lambda rate: static().wrap_optax(optax.sgd(rate)))(
-        rate=0.1
-    ),
+    'inject_hyperparams': lambda tx: optax.inject_hyperparams(
+        lambda rate: static().wrap_optax(optax.sgd(rate))
+    )(rate=0.1),
 }
 
 
@@ -50,11 +50,17 @@ def test_none_and_many_are_refused():
     plain = optax.adam(0.1).init(PARAMS)
     assert jaxpruner.sparse_states(plain) == []
     with pytest.raises(
-        ValueError, match=r'found 0; pass the state that the init of `updater.wrap_optax.*restored without a target'
+        ValueError,
+        match=r'found 0; pass the state that the init of `updater.wrap_optax.*restored without a target',
     ):
         static().post_gradient_update(PARAMS, plain)
-    two = optax.chain(static().wrap_optax(optax.sgd(0.1)), static().wrap_optax(optax.sgd(0.1))).init(PARAMS)
-    with pytest.raises(ValueError, match=r'found 2; pass the one that is meant: an entry of `jaxpruner.sparse_states'):
+    two = optax.chain(
+        static().wrap_optax(optax.sgd(0.1)), static().wrap_optax(optax.sgd(0.1))
+    ).init(PARAMS)
+    with pytest.raises(
+        ValueError,
+        match=r'found 2; pass the one that is meant: an entry of `jaxpruner.sparse_states',
+    ):
         static().post_gradient_update(PARAMS, two)
     with pytest.raises(ValueError, match='there is no SparseState'):
         jaxpruner.sparsity_metrics(plain)
@@ -69,7 +75,9 @@ def test_a_state_inside_a_state_is_found():
 def test_metrics_are_exact_under_jit(packed):
     state = optax.chain(static(packed).wrap_optax(optax.sgd(0.1))).init(PARAMS)
     metrics = jax.jit(jaxpruner.sparsity_metrics)(state)
-    assert float(metrics['a']) == pytest.approx(1 - 4 / 15)  # 15 weights, whose bits fill two bytes and do not tell
+    assert float(metrics['a']) == pytest.approx(
+        1 - 4 / 15
+    )  # 15 weights, whose bits fill two bytes and do not tell
     assert float(metrics['b']) == pytest.approx(0.75)
     assert 'bias' not in metrics
     assert float(metrics['_mask_sparsity']) == pytest.approx(1 - 12 / 47)
@@ -95,7 +103,9 @@ def test_a_leaf_without_weights_does_not_spoil_the_total(packed):
 
 
 def test_metrics_of_a_model_without_masks():
-    metrics = jaxpruner.sparsity_metrics(jaxpruner.NoPruning().wrap_optax(optax.sgd(0.1)).init(PARAMS))
+    metrics = jaxpruner.sparsity_metrics(
+        jaxpruner.NoPruning().wrap_optax(optax.sgd(0.1)).init(PARAMS)
+    )
     assert float(metrics['_mask_sparsity']) == 0.0
 
 

@@ -22,11 +22,15 @@ DUE = {
 @pytest.mark.parametrize(('schedule', 'steps'), DUE.values(), ids=DUE)
 def test_due_steps(schedule, steps):
     assert [step for step in range(20) if schedule.is_mask_update_iter(step)] == steps
-    traced = jax.jit(jax.vmap(lambda step: jnp.asarray(schedule.is_mask_update_iter(step))))(jnp.arange(20))
+    traced = jax.jit(jax.vmap(lambda step: jnp.asarray(schedule.is_mask_update_iter(step))))(
+        jnp.arange(20)
+    )
     assert np.flatnonzero(traced).tolist() == steps
 
 
-@pytest.mark.parametrize('kind', [int, np.int32, np.uint8, np.int64], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    'kind', [int, np.int32, np.uint8, np.int64], ids=lambda kind: kind.__name__
+)
 @pytest.mark.parametrize(('schedule', 'steps'), DUE.values(), ids=DUE)
 def test_the_host_is_answered_without_a_device(schedule, steps, kind, monkeypatch):
     monkeypatch.setattr(schedules, 'jnp', None)
@@ -70,30 +74,82 @@ def test_nothing_is_due_at_no_step(schedule, steps):
     assert schedule.is_mask_update_iter(None) is False
 
 
-@pytest.mark.parametrize('number', [4e5, np.float64(4e5), np.float32(4e5), jnp.float32(4e5), jnp.int32(400000)])
+@pytest.mark.parametrize(
+    'number', [4e5, np.float64(4e5), np.float32(4e5), jnp.float32(4e5), jnp.int32(400000)]
+)
 def test_whole_valued_floats_are_steps(number):
-    assert schedules.PolynomialSchedule(number, 0.0, number) == schedules.PolynomialSchedule(400000, 0, 400000)
+    assert schedules.PolynomialSchedule(number, 0.0, number) == schedules.PolynomialSchedule(
+        400000, 0, 400000
+    )
     for schedule in (schedules.OneShotSchedule(number), schedules.StepsSchedule((number,))):
         assert schedule.is_mask_update_iter(400000) is True
 
 
 BAD = [
     (lambda: schedules.PeriodicSchedule(0), ValueError, 'update_freq must be at least 1, got 0'),
-    (lambda: schedules.PeriodicSchedule(2.5), TypeError, 'update_freq must be a whole number of steps, got 2.5'),
-    (lambda: schedules.PeriodicSchedule(True), TypeError, 'update_freq must be a whole number of steps, got True'),
-    (lambda: schedules.PeriodicSchedule(jnp.float32(2.5)), TypeError, 'update_freq must be a whole number of steps'),
-    (lambda: schedules.PeriodicSchedule(jnp.array(True)), TypeError, 'update_freq must be a whole number of steps'),
-    (lambda: schedules.PeriodicSchedule(np.array([2])), TypeError, 'update_freq must be a whole number of steps'),
-    (lambda: schedules.PeriodicSchedule('2'), TypeError, "update_freq must be a whole number of steps, got '2'"),
-    (lambda: schedules.PeriodicSchedule(float('inf')), TypeError, 'update_freq must be a whole number of steps'),
+    (
+        lambda: schedules.PeriodicSchedule(2.5),
+        TypeError,
+        'update_freq must be a whole number of steps, got 2.5',
+    ),
+    (
+        lambda: schedules.PeriodicSchedule(True),
+        TypeError,
+        'update_freq must be a whole number of steps, got True',
+    ),
+    (
+        lambda: schedules.PeriodicSchedule(jnp.float32(2.5)),
+        TypeError,
+        'update_freq must be a whole number of steps',
+    ),
+    (
+        lambda: schedules.PeriodicSchedule(jnp.array(True)),
+        TypeError,
+        'update_freq must be a whole number of steps',
+    ),
+    (
+        lambda: schedules.PeriodicSchedule(np.array([2])),
+        TypeError,
+        'update_freq must be a whole number of steps',
+    ),
+    (
+        lambda: schedules.PeriodicSchedule('2'),
+        TypeError,
+        "update_freq must be a whole number of steps, got '2'",
+    ),
+    (
+        lambda: schedules.PeriodicSchedule(float('inf')),
+        TypeError,
+        'update_freq must be a whole number of steps',
+    ),
     (lambda: schedules.PeriodicSchedule(2, 0, 1e10), ValueError, 'update_end_step must be at most'),
-    (lambda: schedules.PeriodicSchedule(2, -1), ValueError, 'update_start_step must not be negative, got -1'),
-    (lambda: schedules.PeriodicSchedule(2, 9, 3), ValueError, 'update_end_step=3 lies before update_start_step=9'),
-    (lambda: schedules.PolynomialSchedule(2, 9), ValueError, 'PolynomialSchedule needs update_end_step'),
-    (lambda: schedules.PolynomialSchedule(2, 0, 9, power=0), ValueError, 'power must be positive and finite, got 0'),
+    (
+        lambda: schedules.PeriodicSchedule(2, -1),
+        ValueError,
+        'update_start_step must not be negative, got -1',
+    ),
+    (
+        lambda: schedules.PeriodicSchedule(2, 9, 3),
+        ValueError,
+        'update_end_step=3 lies before update_start_step=9',
+    ),
+    (
+        lambda: schedules.PolynomialSchedule(2, 9),
+        ValueError,
+        'PolynomialSchedule needs update_end_step',
+    ),
+    (
+        lambda: schedules.PolynomialSchedule(2, 0, 9, power=0),
+        ValueError,
+        'power must be positive and finite, got 0',
+    ),
     (lambda: schedules.OneShotSchedule(-3), ValueError, 'target_step must not be negative, got -3'),
     (lambda: schedules.StepsSchedule((1, -3)), ValueError, 'a step must not be negative, got -3'),
-    (lambda: schedules.StepsSchedule((1.5,)), TypeError, 'a step must be a whole number of steps, got 1.5'),
+    (
+        lambda: schedules.StepsSchedule((1.5,)),
+        TypeError,
+        'a step must be a whole number of steps, got 1.5',
+    ),
 ]
 
 

@@ -27,16 +27,40 @@ BAD = [
     (lambda: types.NByM(5, 4), ValueError, r'n must not exceed m, got n=5, m=4'),
     (lambda: types.NByM(0, 4), ValueError, r'n must be at least 1, got 0'),
     (lambda: types.NByM(2.0, 4), TypeError, r'n must be a whole number, got 2.0'),
-    (lambda: types.NByM(2, 4, 'output'), TypeError, r"axis must be a whole number or 'input', got 'output'"),
-    (lambda: types.NByM(2, 4, 'input').check_shape((8, 8), 'd/kernel'), ValueError, r'd/kernel: .*with_input_axes'),
-    (lambda: types.parse_n_by_m(types.NByM(2, 4, 'input')), ValueError, 'give a number as its axis'),
+    (
+        lambda: types.NByM(2, 4, 'output'),
+        TypeError,
+        r"axis must be a whole number or 'input', got 'output'",
+    ),
+    (
+        lambda: types.NByM(2, 4, 'input').check_shape((8, 8), 'd/kernel'),
+        ValueError,
+        r'd/kernel: .*with_input_axes',
+    ),
+    (
+        lambda: types.parse_n_by_m(types.NByM(2, 4, 'input')),
+        ValueError,
+        'give a number as its axis',
+    ),
     (lambda: types.Block((4,)), ValueError, r'block_shape must be \(height, width\), got \(4,\)'),
     (lambda: types.Block((4, 0)), ValueError, r'block width must be at least 1, got 0'),
     (lambda: types.Channel('last'), TypeError, r"axis must be a whole number, got 'last'"),
-    (lambda: types.parse_sparsity_type('2/4'), ValueError, r"unknown sparsity type '2/4'; write 'unstructured'"),
+    (
+        lambda: types.parse_sparsity_type('2/4'),
+        ValueError,
+        r"unknown sparsity type '2/4'; write 'unstructured'",
+    ),
     (lambda: types.parse_sparsity_type('5:4'), ValueError, r'n must not exceed m'),
-    (lambda: type_rules.normalize_setting(types.NByM), TypeError, r'is no sparsity type; write NByM\(…\)'),
-    (lambda: type_rules.normalize_setting(7), TypeError, r'7 is no sparsity type; use Unstructured\(\)'),
+    (
+        lambda: type_rules.normalize_setting(types.NByM),
+        TypeError,
+        r'is no sparsity type; write NByM\(…\)',
+    ),
+    (
+        lambda: type_rules.normalize_setting(7),
+        TypeError,
+        r'7 is no sparsity type; use Unstructured\(\)',
+    ),
     (
         lambda: types.NByM(2, 4).check_shape((8, 10), 'd/kernel'),
         ValueError,
@@ -47,7 +71,11 @@ BAD = [
         ValueError,
         r'd/kernel: axis 2 does not exist in shape \(8, 8\)',
     ),
-    (lambda: types.Channel(-3).check_shape((8, 8), 'd/kernel'), ValueError, r'd/kernel: axis -3 does not exist'),
+    (
+        lambda: types.Channel(-3).check_shape((8, 8), 'd/kernel'),
+        ValueError,
+        r'd/kernel: axis -3 does not exist',
+    ),
 ]
 
 
@@ -78,6 +106,7 @@ def test_a_function_chooses_by_path_and_leaf():
 
 def test_a_rule_that_matches_nothing_is_refused():
     with pytest.raises(
-        ValueError, match=r"sparsity_type: 'haed/\*' matches no parameter; the nearest are 'head/kernel'"
+        ValueError,
+        match=r"sparsity_type: 'haed/\*' matches no parameter; the nearest are 'head/kernel'",
     ):
         type_rules.resolve({'haed/*': None}, PATHS, [0, 0])

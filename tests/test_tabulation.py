@@ -38,7 +38,9 @@ def packed(masks):
 
 
 def state_of(masks, tx=lambda tx: tx):
-    return tx(jaxpruner.FixedMask(masks=masks, use_packed_masks=True).wrap_optax(optax.adam(0.1))).init(PARAMS)
+    return tx(
+        jaxpruner.FixedMask(masks=masks, use_packed_masks=True).wrap_optax(optax.adam(0.1))
+    ).init(PARAMS)
 
 
 GIVEN = {
@@ -87,7 +89,9 @@ def test_what_is_no_array_of_numbers_is_left_out():
 def test_totals_are_sums(masks):
     table = jaxpruner.tabulate(PARAMS, masks)
     for column in ('weights', 'kept', 'dense_bytes', 'packed_bytes'):
-        assert getattr(table.total, column) == sum(getattr(row, column) for row in table.rows), column
+        assert getattr(table.total, column) == sum(getattr(row, column) for row in table.rows), (
+            column
+        )
     assert table.total.sparsity == pytest.approx(1 - table.total.kept / 160)
 
 
@@ -121,14 +125,23 @@ def test_a_graph_adds_operations():
 
 def test_numbers_have_three_digits():
     table = tabulation.SparsityTable(
-        (tabulation.TableRow('w', (10**6, 5), 'float32', 5 * 10**6, 5, 20_000_000, 625_020, flops=12_345_678_901),),
+        (
+            tabulation.TableRow(
+                'w', (10**6, 5), 'float32', 5 * 10**6, 5, 20_000_000, 625_020, flops=12_345_678_901
+            ),
+        ),
         has_flops=True,
     )
-    assert str(table).split('\n')[2].split() == 'w 1000000×5 float32 100.00% 5 20 MB 625 kB 12.3 G'.split()
+    assert (
+        str(table).split('\n')[2].split()
+        == 'w 1000000×5 float32 100.00% 5 20 MB 625 kB 12.3 G'.split()
+    )
 
 
 LONG = {
-    f'transformer/encoder/layers/{i}/attention/{name}': jax.ShapeDtypeStruct((50257, 1600), jnp.bfloat16)
+    f'transformer/encoder/layers/{i}/attention/{name}': jax.ShapeDtypeStruct(
+        (50257, 1600), jnp.bfloat16
+    )
     for i in range(3)
     for name in ('query', 'key')
 }
@@ -154,7 +167,15 @@ def rendered(table, width=80):
 
 def test_rich_renders_every_row_and_the_total():
     text = rendered(jaxpruner.tabulate(PARAMS, MASKS))
-    for word in ('hidden/bias', 'hidden/kernel', 'out/kernel', 'total', '75.00%', 'bfloat16', '144 B'):
+    for word in (
+        'hidden/bias',
+        'hidden/kernel',
+        'out/kernel',
+        'total',
+        '75.00%',
+        'bfloat16',
+        '144 B',
+    ):
         assert word in text
     assert max(map(len, text.split('\n'))) <= 80
 
@@ -171,7 +192,9 @@ def test_models_of_nnx():
 
 def test_other_masks_are_refused_by_name():
     with pytest.raises(ValueError, match=r'^hidden/kernel: .*\(2, 2\)'):
-        jaxpruner.tabulate(PARAMS, {'hidden': {'kernel': jnp.ones((2, 2), jnp.uint8), 'bias': None}, 'out': None})
+        jaxpruner.tabulate(
+            PARAMS, {'hidden': {'kernel': jnp.ones((2, 2), jnp.uint8), 'bias': None}, 'out': None}
+        )
 
 
 def test_unknown_names_of_operations_are_refused():

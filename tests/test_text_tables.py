@@ -13,7 +13,9 @@ REASON = Column('why', overflow='wrap')
 
 
 def test_columns_are_as_wide_as_their_texts():
-    text = text_tables.to_text([NAME, COUNT], [['a/kernel', '1,024'], ['b', '3']], ['total', '1,027'])
+    text = text_tables.to_text(
+        [NAME, COUNT], [['a/kernel', '1,024'], ['b', '3']], ['total', '1,027']
+    )
     assert text.split('\n') == [
         'leaf       kept',
         '---------------',
@@ -29,8 +31,14 @@ def test_no_rows_and_no_total():
 
 
 def test_names_that_look_alike_without_their_middles_stay_whole():
-    names = ['encoder/layers/0/attention/kernel', 'encoder/layers/1/attention/kernel', 'head/norm/layers/weight/scale']
-    lines = text_tables.to_text([NAME, COUNT], [[name, '1'] for name in names], width=24).split('\n')
+    names = [
+        'encoder/layers/0/attention/kernel',
+        'encoder/layers/1/attention/kernel',
+        'head/norm/layers/weight/scale',
+    ]
+    lines = text_tables.to_text([NAME, COUNT], [[name, '1'] for name in names], width=24).split(
+        '\n'
+    )
     body = [line.split('  ')[0] for line in lines[2:]]
     assert ''.join(body[:2]) == names[0]
     assert ''.join(body[2:4]) == names[1]
@@ -39,17 +47,24 @@ def test_names_that_look_alike_without_their_middles_stay_whole():
 
 
 def test_sentences_wrap():
-    lines = text_tables.to_text([NAME, REASON], [['bias', 'the filter leaves it out']], width=20).split('\n')
+    lines = text_tables.to_text(
+        [NAME, REASON], [['bias', 'the filter leaves it out']], width=20
+    ).split('\n')
     assert lines[2:] == ['bias  the filter', '      leaves it out']
 
 
-@pytest.mark.parametrize(('width', 'expected'), [(5, 'ab…ef'), (4, 'ab…f'), (6, 'abcdef'), (9, 'abcdef')])
+@pytest.mark.parametrize(
+    ('width', 'expected'), [(5, 'ab…ef'), (4, 'ab…f'), (6, 'abcdef'), (9, 'abcdef')]
+)
 def test_shorten(width, expected):
     assert text_tables.shorten('abcdef', width) == expected
 
 
 @given(
-    st.lists(st.tuples(st.text('ab/', max_size=60), st.integers(0, 10**9), st.text('ab ', max_size=90)), max_size=6),
+    st.lists(
+        st.tuples(st.text('ab/', max_size=60), st.integers(0, 10**9), st.text('ab ', max_size=90)),
+        max_size=6,
+    ),
     st.integers(40, 100),
 )
 def test_every_line_fits(rows, width):

@@ -76,7 +76,8 @@ def test_entries_are_matched_to_leaves(entries, expected):
 
 
 @pytest.mark.parametrize(
-    'entries', [{'a': {'x': 1}, 'b': 3}, {'a': 1, 'b': 2}, {'a': {'x': 1, 'y': 2, 'z': 3}, 'b': 3}, [1, 2, 3]]
+    'entries',
+    [{'a': {'x': 1}, 'b': 3}, {'a': 1, 'b': 2}, {'a': {'x': 1, 'y': 2, 'z': 3}, 'b': 3}, [1, 2, 3]],
 )
 def test_trees_of_another_structure_are_refused(entries):
     with pytest.raises(ValueError, match='does not fit the structure of the parameters'):
@@ -103,7 +104,8 @@ def test_names_of_a_leaf(name, expected):
 
 def test_a_name_that_matches_nothing_is_refused_with_the_nearest():
     with pytest.raises(
-        ValueError, match=r"stacked: 'dense/kernl' matches no parameter; the nearest are 'dense/kernel'"
+        ValueError,
+        match=r"stacked: 'dense/kernl' matches no parameter; the nearest are 'dense/kernel'",
     ):
         tree.check_names(['dense/kernl'], [('dense', 'kernel'), ('head', 'bias')], 'stacked')
 
@@ -128,6 +130,7 @@ def test_a_rule_that_is_never_used_is_refused():
     paths = [('head', 'kernel'), ('a', 'kernel')]
     assert tree.first_matches({'head/*': 0, 'a/*': 1, '*': 2}, paths, 'rules') == [0, 1]
     with pytest.raises(
-        ValueError, match=r"rules: 'head/\*' is never used, since earlier names match all .* a list instead"
+        ValueError,
+        match=r"rules: 'head/\*' is never used, since earlier names match all .* a list instead",
     ):
         tree.first_matches({'*': 0, 'head/*': 1}, paths, 'rules')

@@ -7,7 +7,10 @@ import pytest
 
 from jaxpruner import utils
 
-TREE = {'a': {'kernel': jnp.array([[0.0, 1.0], [0.0, 0.0]]), 'bias': jnp.array([1.0, jnp.nan])}, 'b': None}
+TREE = {
+    'a': {'kernel': jnp.array([[0.0, 1.0], [0.0, 0.0]]), 'bias': jnp.array([1.0, jnp.nan])},
+    'b': None,
+}
 
 
 def test_sparsity_summary():
@@ -28,13 +31,17 @@ def test_only_the_totals():
     }
 
 
-@pytest.mark.parametrize('tree', [jnp.zeros((3, 3)), [jnp.zeros((3, 3))], (jnp.zeros((3, 3)), None)])
+@pytest.mark.parametrize(
+    'tree', [jnp.zeros((3, 3)), [jnp.zeros((3, 3))], (jnp.zeros((3, 3)), None)]
+)
 def test_every_pytree_is_summarized(tree):
     assert utils.summarize_sparsity(tree)['_total_sparsity'] == 1.0
 
 
 def test_random_keys_and_numbers_of_python_are_no_parameters():
-    assert utils.summarize_sparsity({'w': jnp.zeros(3), 'rng': jax.random.key(0), 'scale': 2.0}) == {
+    assert utils.summarize_sparsity(
+        {'w': jnp.zeros(3), 'rng': jax.random.key(0), 'scale': 2.0}
+    ) == {
         'w': 1.0,
         '_total_sparsity': 1.0,
         '_nparams': 3,
@@ -80,7 +87,11 @@ def test_every_seed_means_the_same_key(seed):
     np.testing.assert_array_equal(jax.random.uniform(utils.prng_key(seed), (3,)), expected)
 
 
-@pytest.mark.parametrize('seed', ['8', 8.0, True, jnp.ones(2), jnp.zeros((2, 2), jnp.uint32), jnp.zeros(5, jnp.uint32)])
+@pytest.mark.parametrize(
+    'seed', ['8', 8.0, True, jnp.ones(2), jnp.zeros((2, 2), jnp.uint32), jnp.zeros(5, jnp.uint32)]
+)
 def test_bad_seeds(seed):
-    with pytest.raises(TypeError, match='rng_seed must be a whole number, a uint32 key or a typed key'):
+    with pytest.raises(
+        TypeError, match='rng_seed must be a whole number, a uint32 key or a typed key'
+    ):
         utils.prng_key(seed)

@@ -42,12 +42,19 @@ WITHOUT_INNER_LOOP = {'static_sparse', '2:4'}
 # Where the optimizer can be skipped, its updates take the memory of the gradients, which are not given away here.
 COPIED = {'set', 'rigl'}
 
-each_case = pytest.mark.parametrize('case', CASES, ids=lambda case: f'{case[0]}-{case[1]}-{"un" * (not case[2])}packed')
+each_case = pytest.mark.parametrize(
+    'case', CASES, ids=lambda case: f'{case[0]}-{case[1]}-{"un" * (not case[2])}packed'
+)
 
 
 def transformation(case, seed):
     algorithm, kind, is_packed = case
-    settings = {'update_freq': 5, 'update_start_step': 0, 'update_end_step': 10, 'drop_fraction': 0.3}
+    settings = {
+        'update_freq': 5,
+        'update_start_step': 0,
+        'update_end_step': 10,
+        'drop_fraction': 0.3,
+    }
     pruner = jaxpruner.create_updater_from_config(
         {
             'algorithm': algorithm,
@@ -63,7 +70,10 @@ def transformation(case, seed):
 
 def initial_params(seed):
     keys = jax.random.split(jax.random.PRNGKey(seed), len(SHAPES))
-    return {name: jax.random.normal(key, shape) for key, (name, shape) in zip(keys, SHAPES.items(), strict=True)}
+    return {
+        name: jax.random.normal(key, shape)
+        for key, (name, shape) in zip(keys, SHAPES.items(), strict=True)
+    }
 
 
 def vmapped_step(case):
@@ -130,7 +140,9 @@ def test_selection_is_traced_inside_a_loop(case):
     outside = list(equations(jaxpr, follow_loops=False))
     assert [equation for equation in outside if selects(equation)] == []
     loops = [equation for equation in outside if equation.primitive.name == 'while']
-    assert len(loops) == 1 + (case[0] in ('set', 'rigl')), 'the mask update, and the optimizer where it is skipped'
+    assert len(loops) == 1 + (case[0] in ('set', 'rigl')), (
+        'the mask update, and the optimizer where it is skipped'
+    )
     (body,) = [program for name, program in inner_jaxprs(loops[0]) if name == 'body_jaxpr']
     inside = [equation.primitive.name for equation in equations(body, follow_loops=True)]
     assert ('while' in inside) is not bool(WITHOUT_INNER_LOOP & set(case))
@@ -154,7 +166,9 @@ def test_selection_is_compiled_inside_a_loop(case):
     assert not opcodes['reduce-window']
     assert not opcodes.keys() & {'sort', 'abs', 'conditional', 'rng-bit-generator'}
     # What stood in the body when it was traced says so wherever XLA has moved it.
-    moved = [i for i in outside if is_large(i) and 'while/body' in i.rest and i.opcode != 'parameter']
+    moved = [
+        i for i in outside if is_large(i) and 'while/body' in i.rest and i.opcode != 'parameter'
+    ]
     assert moved == []
     if case[0] not in COPIED:
         assert [i for i in outside if i.opcode == 'copy' and is_large(i)] == []
@@ -180,7 +194,9 @@ def scan_then_vmap(step, starts):
 
 
 def vmap_then_scan(step, starts):
-    return jax.lax.scan(lambda carry, _: (jax.vmap(lambda one: step(one, None)[0])(carry), None), starts, length=10)[0]
+    return jax.lax.scan(
+        lambda carry, _: (jax.vmap(lambda one: step(one, None)[0])(carry), None), starts, length=10
+    )[0]
 
 
 @pytest.mark.parametrize('is_packed', [False, True], ids=['unpacked', 'packed'])

@@ -32,7 +32,11 @@ class TinyFeed:
 
     def next(self, values):
         inputs = self.random.normal(size=(self.size, WIDTH)).astype(np.float32)
-        seen = np.asarray(values(inputs)) if self.wants_values else np.zeros((self.size, 2), np.float32)
+        seen = (
+            np.asarray(values(inputs))
+            if self.wants_values
+            else np.zeros((self.size, 2), np.float32)
+        )
         return {'inputs': inputs, 'targets': inputs[:, :2] + 0.1 * seen}
 
     def save(self, folder):
@@ -63,7 +67,9 @@ class TinyWorkload:
             return inputs.astype(recipe.dtype) @ params['kernel'].astype(recipe.dtype)
 
         def errors(params, batch):
-            return ((values(params, batch['inputs']).astype(jnp.float32) - batch['targets']) ** 2).mean(axis=-1)
+            return (
+                (values(params, batch['inputs']).astype(jnp.float32) - batch['targets']) ** 2
+            ).mean(axis=-1)
 
         def tests():
             random = np.random.default_rng(99)
@@ -77,7 +83,12 @@ class TinyWorkload:
             return {'error': errors(params, batch)}
 
         def evaluate_host(values, seed):
-            return {'error': float(np.abs(values(np.eye(WIDTH, dtype=np.float32))[:2] - np.eye(2)).sum()) + seed}
+            return {
+                'error': float(
+                    np.abs(values(np.eye(WIDTH, dtype=np.float32))[:2] - np.eye(2)).sum()
+                )
+                + seed
+            }
 
         return Task(
             metric=Metric('error', 'low'),

@@ -9,7 +9,13 @@ from jaxpruner.baselines import WORKLOADS
 from jaxpruner.baselines.sweeps import Interrupted, Sweep, plan
 
 WORKLOAD = WORKLOADS['lenet']
-CHANGES = {'steps': 8, 'eval_every': 0.5, 'batch_size': 8, 'model': {'hidden': [6]}, 'pruning': {'frequency': 0.2}}
+CHANGES = {
+    'steps': 8,
+    'eval_every': 0.5,
+    'batch_size': 8,
+    'model': {'hidden': [6]},
+    'pruning': {'frequency': 0.2},
+}
 RECIPE = WORKLOAD.default('default').updated(CHANGES)
 CELLS = plan(['no_prune', 'magnitude'], [0.8], [0, 1])
 CHUNKS = 2

@@ -18,7 +18,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import jaxpruner
 
 STEPS = 6  # masks are updated before steps 0, 2 and 4, weights after all, or after the others
-SHAPES = {'first': {'kernel': (32, 64), 'bias': (64,)}, 'second': {'kernel': (64, 24), 'bias': (24,)}}
+SHAPES = {
+    'first': {'kernel': (32, 64), 'bias': (64,)},
+    'second': {'kernel': (64, 24), 'bias': (24,)},
+}
 ALGORITHMS = ('magnitude', 'global_magnitude', 'rigl', 'magnitude_ste')
 # Algorithm, whether masks are packed, whether gradients are those of a loss.
 REAL = ('magnitude', True, True)
@@ -33,7 +36,9 @@ def draw(seed):
     """A tree of numbers like the parameters."""
     random = np.random.default_rng(seed)
     return jax.tree.map(
-        lambda shape: random.normal(size=shape).astype(np.float32), SHAPES, is_leaf=lambda node: isinstance(node, tuple)
+        lambda shape: random.normal(size=shape).astype(np.float32),
+        SHAPES,
+        is_leaf=lambda node: isinstance(node, tuple),
     )
 
 
@@ -49,7 +54,9 @@ def place(tree, mesh):
 
     def placed(array):
         spec = PartitionSpec(*(('rows', 'columns') if array.ndim == 2 else ('columns',)))
-        return jax.make_array_from_callback(array.shape, NamedSharding(mesh, spec), lambda index: array[index])
+        return jax.make_array_from_callback(
+            array.shape, NamedSharding(mesh, spec), lambda index: array[index]
+        )
 
     return jax.tree.map(placed, tree)
 
@@ -66,14 +73,23 @@ def train(case, mesh):
       By step, layer and name: the mask as the state holds it, and the weights as the forward pass uses them.
     """
     algorithm, is_packed, is_real = case
-    schedule = {'update_freq': 2, 'update_start_step': 0, 'update_end_step': 4, 'drop_fraction': 0.3}
+    schedule = {
+        'update_freq': 2,
+        'update_start_step': 0,
+        'update_end_step': 4,
+        'drop_fraction': 0.3,
+    }
     config = {'algorithm': algorithm, 'sparsity': 0.75, 'use_packed_masks': is_packed} | schedule
     updater = jaxpruner.create_updater_from_config(config)
     tx = updater.wrap_optax(optax.adam(0.05))
 
     @jax.jit
     def step(params, state, given):
-        grads = jax.grad(lambda p: loss(updater.pre_forward_update(p, state), given))(params) if is_real else given
+        grads = (
+            jax.grad(lambda p: loss(updater.pre_forward_update(p, state), given))(params)
+            if is_real
+            else given
+        )
         updates, state = tx.update(grads, state, params)
         params = optax.apply_updates(params, updates)
         return params, state, updater.pre_forward_update(params, state)
@@ -98,7 +114,9 @@ def own_part(array):
 
 def main(port, process, group, path):
     jax.config.update('jax_cpu_collectives_implementation', 'gloo')
-    jax.distributed.initialize(f'localhost:{port}', num_processes=2, process_id=int(process), initialization_timeout=60)
+    jax.distributed.initialize(
+        f'localhost:{port}', num_processes=2, process_id=int(process), initialization_timeout=60
+    )
     assert (jax.process_count(), jax.local_device_count(), jax.device_count()) == (2, 2, 4)
     parts = {case: jax.tree.map(own_part, train(case, everywhere())) for case in GROUPS[group]}
     pathlib.Path(path).write_bytes(pickle.dumps(parts))

@@ -66,10 +66,14 @@ from jaxpruner.baselines import data
 HIDDEN, STEPS = 64, 300
 
 digits = data.read_digits()
-x_train, x_test = (digits[key].reshape(-1, 64).astype(np.float32) / 16 for key in ('x_train', 'x_test'))
+x_train, x_test = (
+    digits[key].reshape(-1, 64).astype(np.float32) / 16 for key in ('x_train', 'x_test')
+)
 y_train, y_test = digits['y_train'], digits['y_test']
 is_dark = x_train.max(axis=0) < 0.1
-print(f'{len(x_train)} images for training, {len(x_test)} for testing; {is_dark.sum()} of 64 pixels are always dark')
+print(
+    f'{len(x_train)} images for training, {len(x_test)} for testing; {is_dark.sum()} of 64 pixels are always dark'
+)
 
 
 def hidden_units(params, x):
@@ -111,7 +115,11 @@ def train(pruner):
         value, grads = jax.value_and_grad(loss)(params)
         updates, opt_state = tx.update(grads, opt_state, params)
         params = optax.apply_updates(params, updates)
-        seen = {'loss': value, 'kernel': params['hidden']['kernel'], 'mask': opt_state.masks['hidden']['kernel']}
+        seen = {
+            'loss': value,
+            'kernel': params['hidden']['kernel'],
+            'mask': opt_state.masks['hidden']['kernel'],
+        }
         return (params, opt_state), seen
 
     @jax.jit
@@ -144,7 +152,9 @@ class MyMagnitude(jaxpruner.BaseUpdater):
         return jax.tree.map(jnp.abs, params)
 
 
-at_90 = functools.partial(sparsity_distributions.uniform, sparsity=0.9, custom_sparsity_map={'head/*': None})
+at_90 = functools.partial(
+    sparsity_distributions.uniform, sparsity=0.9, custom_sparsity_map={'head/*': None}
+)
 for sparsity_type in ('unstructured', 'block_4,4'):
     settings = {'sparsity_distribution_fn': at_90, 'sparsity_type': sparsity_type}
     _, mine = MyMagnitude(**settings).instant_sparsify(dense)
@@ -166,7 +176,9 @@ class ActivationPruning(jaxpruner.BaseUpdater):
 
     def calculate_scores(self, params, sparse_state=None, grads=None, input_sizes=None):
         if input_sizes is None:
-            raise ValueError('activation pruning needs input_sizes: {layer: a vector with a number for each input}')
+            raise ValueError(
+                'activation pruning needs input_sizes: {layer: a vector with a number for each input}'
+            )
 
         def scores(layer, leaves):
             return {'kernel': jnp.abs(leaves['kernel']) * input_sizes[layer][:, None], 'bias': None}
@@ -178,11 +190,14 @@ def root_mean_square(values):
     return jnp.sqrt(jnp.mean(values**2, axis=0))
 
 
-input_sizes = {'hidden': root_mean_square(x_train), 'head': root_mean_square(hidden_units(dense, x_train))}
+input_sizes = {
+    'hidden': root_mean_square(x_train),
+    'head': root_mean_square(hidden_units(dense, x_train)),
+}
 by_magnitude, magnitude_masks = MyMagnitude(sparsity_distribution_fn=at_90).instant_sparsify(dense)
-by_activation, activation_masks = ActivationPruning(sparsity_distribution_fn=at_90).instant_sparsify(
-    dense, input_sizes=input_sizes
-)
+by_activation, activation_masks = ActivationPruning(
+    sparsity_distribution_fn=at_90
+).instant_sparsify(dense, input_sizes=input_sizes)
 
 for name, pruned in {'magnitude': by_magnitude, 'activation': by_activation}.items():
     assert abs(jaxpruner.summarize_sparsity(pruned)['hidden/kernel'] - 0.9) < 1e-3
@@ -196,7 +211,9 @@ assert accuracy(by_activation) > accuracy(by_magnitude) + 0.02
 
 # %%
 def show_pixels(maps, title):
-    figure, panels = plt.subplots(1, len(maps), figsize=(2.6 * len(maps), 2.8), layout='constrained', squeeze=False)
+    figure, panels = plt.subplots(
+        1, len(maps), figsize=(2.6 * len(maps), 2.8), layout='constrained', squeeze=False
+    )
     top = max(float(values.max()) for values in maps.values())
     for axes, (name, values) in zip(panels[0], maps.items(), strict=True):
         image = axes.imshow(np.reshape(values, (8, 8)), cmap='magma', vmin=0, vmax=top)
@@ -209,7 +226,8 @@ def show_pixels(maps, title):
 kept_by_magnitude = magnitude_masks['hidden']['kernel'].sum(axis=1)
 kept_by_activation = activation_masks['hidden']['kernel'].sum(axis=1)
 show_pixels(
-    {'magnitude': kept_by_magnitude, 'activation': kept_by_activation}, 'Weights kept, by the pixel that they look at'
+    {'magnitude': kept_by_magnitude, 'activation': kept_by_activation},
+    'Weights kept, by the pixel that they look at',
 )
 assert kept_by_activation[is_dark].sum() == 0 < kept_by_magnitude[is_dark].sum()
 
@@ -224,7 +242,10 @@ assert kept_by_activation[is_dark].sum() == 0 < kept_by_magnitude[is_dark].sum()
 def same_fan_in(params, fan_in):
     """The sparsity at which each unit keeps `fan_in` inputs; the head and all biases stay dense."""
     return {
-        layer: {'kernel': None if layer == 'head' else 1 - fan_in / len(leaves['kernel']), 'bias': None}
+        layer: {
+            'kernel': None if layer == 'head' else 1 - fan_in / len(leaves['kernel']),
+            'bias': None,
+        }
         for layer, leaves in params.items()
     }
 
@@ -237,7 +258,9 @@ assert same_fan_in(start, fan_in=8)['hidden'] == {'kernel': 0.875, 'bias': None}
 # matches nothing is an error, which names the leaves that there are.
 
 # %%
-mapped = sparsity_distributions.erk(start, sparsity=0.8, custom_sparsity_map={'head/*': None, 'hidden/kernel': 0.95})
+mapped = sparsity_distributions.erk(
+    start, sparsity=0.8, custom_sparsity_map={'head/*': None, 'hidden/kernel': 0.95}
+)
 assert mapped == {'head': {'bias': None, 'kernel': None}, 'hidden': {'bias': None, 'kernel': 0.95}}
 
 try:
@@ -267,7 +290,9 @@ class CosineSchedule:
 
     def get_sparsity_at_step(self, target_sparsities, step):
         progress = jnp.clip(step / self.update_end_step, 0, 1)
-        return jax.tree.map(lambda target: target * (1 - jnp.cos(jnp.pi * progress)) / 2, target_sparsities)
+        return jax.tree.map(
+            lambda target: target * (1 - jnp.cos(jnp.pi * progress)) / 2, target_sparsities
+        )
 
 
 schedule = CosineSchedule(update_freq=20, update_end_step=200)
@@ -280,12 +305,24 @@ print(f'{accuracy(pruned):.1%} with 90 % pruned in training')
 # stay. Dotted: the schedule of Zhu and Gupta (2017), which removes most weights early.
 
 # %%
-polynomial = sparsity_schedules.PolynomialSchedule(update_freq=20, update_start_step=0, update_end_step=200)
+polynomial = sparsity_schedules.PolynomialSchedule(
+    update_freq=20, update_start_step=0, update_end_step=200
+)
 shown = range(0, STEPS, 5)
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3), layout='constrained')
 left.plot(sparsity_seen, label='masks')
-left.plot(shown, [schedule.get_sparsity_at_step(0.9, step) for step in shown], 'k--', label='CosineSchedule')
-left.plot(shown, [polynomial.get_sparsity_at_step(0.9, step) for step in shown], 'k:', label='PolynomialSchedule')
+left.plot(
+    shown,
+    [schedule.get_sparsity_at_step(0.9, step) for step in shown],
+    'k--',
+    label='CosineSchedule',
+)
+left.plot(
+    shown,
+    [polynomial.get_sparsity_at_step(0.9, step) for step in shown],
+    'k:',
+    label='PolynomialSchedule',
+)
 left.set(title='Sparsity', xlabel='step')
 left.legend()
 right.semilogy(seen['loss'])
@@ -374,13 +411,19 @@ class ConstantFanIn(jaxpruner.BaseUpdater):
             promise = jnp.where(stays, jnp.inf, jnp.abs(grad))
             return (ranks_in_columns(promise) < fan_in).astype(jnp.uint8)
 
-        return sparse_state._replace(masks=tree.map_with_missing(replace, params, sparse_state.masks, grads))
+        return sparse_state._replace(
+            masks=tree.map_with_missing(replace, params, sparse_state.masks, grads)
+        )
 
     def moments_to_reset(self, old_state, new_state):
-        return jax.tree.map(lambda old, new: (old == 0) & (new == 1), old_state.masks, new_state.masks)
+        return jax.tree.map(
+            lambda old, new: (old == 0) & (new == 1), old_state.masks, new_state.masks
+        )
 
     def instant_sparsify(self, params, grads=None):
-        raise RuntimeError('ConstantFanIn trains sparse from the start: use wrap_optax, or topk_fn to prune at once')
+        raise RuntimeError(
+            'ConstantFanIn trains sparse from the start: use wrap_optax, or topk_fn to prune at once'
+        )
 
 
 # %% [markdown]
@@ -445,7 +488,9 @@ config = {
 }
 results = {}
 for name in ('static_sparse', 'rigl', 'constant_fan_in'):
-    params, opt_state, results[name] = train(jaxpruner.create_updater_from_config({**config, 'algorithm': name}))
+    params, opt_state, results[name] = train(
+        jaxpruner.create_updater_from_config({**config, 'algorithm': name})
+    )
     stored = opt_state.masks['hidden']['kernel']
     inputs = packing.unpack_like(stored, (64, HIDDEN)).sum(axis=0)
     assert stored.nbytes == 64 * HIDDEN // 8

@@ -52,7 +52,10 @@ images = data.load_mnist(MNIST) if MNIST else data.load_digits()
 x_train, x_test = (x.reshape(len(x), -1) for x in (images.x_train[:TRAINED_ON], images.x_test))
 y_train, y_test = images.y_train[:TRAINED_ON], images.y_test
 SIDE = images.x_train.shape[1]
-print(f'{"MNIST" if MNIST else "scikit-learn digits"}: {len(x_train):,} images of {SIDE}x{SIDE} for training, ', end='')
+print(
+    f'{"MNIST" if MNIST else "scikit-learn digits"}: {len(x_train):,} images of {SIDE}x{SIDE} for training, ',
+    end='',
+)
 print(f'{len(x_test):,} for testing')
 
 # %% [markdown]
@@ -78,7 +81,9 @@ start = jax.jit(LeNet().init)(jax.random.key(0), x_train[:1])['params']
 
 
 def loss(params, x, y):
-    return optax.softmax_cross_entropy_with_integer_labels(LeNet().apply({'params': params}, x), y).mean()
+    return optax.softmax_cross_entropy_with_integer_labels(
+        LeNet().apply({'params': params}, x), y
+    ).mean()
 
 
 @jax.jit
@@ -88,7 +93,9 @@ def accuracy(params):
 
 def hidden_sparsity(params):
     """The share of zeros in the kernels of both hidden layers."""
-    return jaxpruner.summarize_sparsity({layer: params[layer]['kernel'] for layer in HIDDEN})['_total_sparsity']
+    return jaxpruner.summarize_sparsity({layer: params[layer]['kernel'] for layer in HIDDEN})[
+        '_total_sparsity'
+    ]
 
 
 # %% [markdown]
@@ -106,7 +113,9 @@ def train(**config):
         params, opt_state = carry
 
         def batch_loss(params):
-            return loss(pruner.pre_forward_update(params, opt_state), x_train[batch], y_train[batch])
+            return loss(
+                pruner.pre_forward_update(params, opt_state), x_train[batch], y_train[batch]
+            )
 
         value, grads = jax.value_and_grad(batch_loss)(params)
         updates, opt_state = tx.update(grads, opt_state, params)
@@ -143,7 +152,9 @@ grads = jax.jit(jax.grad(loss))(dense, x_train[:1000], y_train[:1000])
 
 
 def prune_at_once(**config):
-    pruner = jaxpruner.create_updater_from_config({'custom_sparsity_map': {'head/*': None}, **config})
+    pruner = jaxpruner.create_updater_from_config(
+        {'custom_sparsity_map': {'head/*': None}, **config}
+    )
     return pruner.instant_sparsify(dense, grads)
 
 
@@ -177,17 +188,27 @@ assert curves['magnitude'][at_80] > curves['random'][at_80] + 0.1
 # weights goes.
 
 # %%
-PATTERNS = {'single weights': 'unstructured', '2:4': 'nm_2,4,0', '4x4 blocks': 'block_4,4', 'units': 'channel_-1'}
+PATTERNS = {
+    'single weights': 'unstructured',
+    '2:4': 'nm_2,4,0',
+    '4x4 blocks': 'block_4,4',
+    'units': 'channel_-1',
+}
 
 in_patterns, pattern_masks = {}, {}
 figure, panels = plt.subplots(1, len(PATTERNS), figsize=(12, 3.4), layout='constrained')
 for axes, (name, sparsity_type) in zip(panels, PATTERNS.items(), strict=True):
     pruned, masks = prune_at_once(algorithm='magnitude', sparsity=0.5, sparsity_type=sparsity_type)
     assert abs(hidden_sparsity(pruned) - 0.5) < 1e-3
-    in_patterns[name], pattern_masks[name] = float(accuracy(pruned)), np.asarray(masks['hidden2']['kernel'])
+    in_patterns[name], pattern_masks[name] = (
+        float(accuracy(pruned)),
+        np.asarray(masks['hidden2']['kernel']),
+    )
     axes.imshow(pattern_masks[name][:40, :40], cmap='Blues', vmin=0, vmax=1.3)
     axes.set(title=f'{name}: {in_patterns[name]:.1%}', xticks=[], yticks=[])
-figure.suptitle(f'A corner of the second layer, dark = kept, and the test accuracy (dense: {dense_accuracy:.1%})')
+figure.suptitle(
+    f'A corner of the second layer, dark = kept, and the test accuracy (dense: {dense_accuracy:.1%})'
+)
 plt.show()
 
 # %% [markdown]
@@ -204,7 +225,9 @@ assert set(pattern_masks['units'].sum(axis=0)) == {0, 300}
 
 # %%
 assert min(in_patterns['single weights'], in_patterns['2:4']) > dense_accuracy - 0.05
-assert min(in_patterns['single weights'], in_patterns['2:4']) > max(in_patterns['4x4 blocks'], in_patterns['units'])
+assert min(in_patterns['single weights'], in_patterns['2:4']) > max(
+    in_patterns['4x4 blocks'], in_patterns['units']
+)
 
 # %% [markdown]
 # ## Pruning in training
@@ -257,7 +280,9 @@ for name, run in RUNS.items():
 # %%
 figure, panels = plt.subplots(1, len(RUNS), figsize=(10, 3.2), layout='constrained')
 for axes, (name, (params, _)) in zip(panels, trained.items(), strict=True):
-    axes.imshow((params['hidden1']['kernel'] != 0).sum(axis=1).reshape(SIDE, SIDE), cmap='magma', vmin=0)
+    axes.imshow(
+        (params['hidden1']['kernel'] != 0).sum(axis=1).reshape(SIDE, SIDE), cmap='magma', vmin=0
+    )
     axes.set(title=name, xticks=[], yticks=[])
 plt.show()
 

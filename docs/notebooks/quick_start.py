@@ -99,7 +99,10 @@ distributions = {
 
 for name, distribution in distributions.items():
     targets = {layer: leaves['kernel'] for layer, leaves in distribution(params).items()}
-    print(f'{name:18}', ', '.join(f'{layer} {"-" if t is None else f"{t:.1%}"}' for layer, t in targets.items()))
+    print(
+        f'{name:18}',
+        ', '.join(f'{layer} {"-" if t is None else f"{t:.1%}"}' for layer, t in targets.items()),
+    )
     sizes = {layer: params[layer]['kernel'].size for layer in targets if targets[layer] is not None}
     removed = sum(targets[layer] * size for layer, size in sizes.items())
     assert abs(removed / sum(sizes.values()) - 0.9) < 1e-3
@@ -116,8 +119,12 @@ INPUTS, OUTPUTS, SAMPLES, SPARSITY, STEPS = 32, 16, 256, 0.9, 300
 
 rng = np.random.default_rng(0)
 weights_there_are = round(INPUTS * OUTPUTS * (1 - SPARSITY))
-true_mask = rng.permutation(np.arange(INPUTS * OUTPUTS) < weights_there_are).reshape(INPUTS, OUTPUTS)
-true_kernel = true_mask * rng.choice([-1, 1], true_mask.shape) * rng.uniform(0.5, 1.5, true_mask.shape)
+true_mask = rng.permutation(np.arange(INPUTS * OUTPUTS) < weights_there_are).reshape(
+    INPUTS, OUTPUTS
+)
+true_kernel = (
+    true_mask * rng.choice([-1, 1], true_mask.shape) * rng.uniform(0.5, 1.5, true_mask.shape)
+)
 x = rng.normal(size=(SAMPLES, INPUTS)).astype(np.float32)
 y = (x @ true_kernel + 0.1 * rng.normal(size=(SAMPLES, OUTPUTS))).astype(np.float32)
 
@@ -142,7 +149,9 @@ def train(pruner, params):
     def step(carry, _):
         params, opt_state = carry
         # Straight-through algorithms prune in the forward pass; for all others this changes nothing.
-        value, grads = jax.value_and_grad(lambda params: loss(pruner.pre_forward_update(params, opt_state)))(params)
+        value, grads = jax.value_and_grad(
+            lambda params: loss(pruner.pre_forward_update(params, opt_state))
+        )(params)
         updates, opt_state = tx.update(grads, opt_state, params)
         params = optax.apply_updates(params, updates)
         return (params, opt_state), (value, jaxpruner.sparsity_metrics(opt_state)['_mask_sparsity'])
@@ -158,10 +167,15 @@ def train(pruner, params):
     return run(params)
 
 
-start = {'kernel': jnp.asarray(0.1 * rng.normal(size=true_kernel.shape), jnp.float32), 'bias': jnp.zeros(OUTPUTS)}
+start = {
+    'kernel': jnp.asarray(0.1 * rng.normal(size=true_kernel.shape), jnp.float32),
+    'bias': jnp.zeros(OUTPUTS),
+}
 
 pruner = jaxpruner.MagnitudePruning(
-    scheduler=sparsity_schedules.PolynomialSchedule(update_freq=10, update_start_step=50, update_end_step=200),
+    scheduler=sparsity_schedules.PolynomialSchedule(
+        update_freq=10, update_start_step=50, update_end_step=200
+    ),
     sparsity_distribution_fn=functools.partial(sparsity_distributions.uniform, sparsity=SPARSITY),
 )
 learned, opt_state, (losses, sparsities) = train(pruner, start)
@@ -172,7 +186,9 @@ learned, opt_state, (losses, sparsities) = train(pruner, start)
 # %%
 assert np.array_equal(learned['kernel'] != 0, opt_state.masks['kernel'])
 assert np.array_equal(opt_state.masks['kernel'], true_mask)
-print(f'{jaxpruner.summarize_sparsity(learned)["kernel"]:.1%} of the kernel is zero, loss {losses[-1]:.4f}')
+print(
+    f'{jaxpruner.summarize_sparsity(learned)["kernel"]:.1%} of the kernel is zero, loss {losses[-1]:.4f}'
+)
 
 # %% [markdown]
 # The sparsity grows fast while there is much to remove, and slowly at the end. The loss comes down to that of the
@@ -212,7 +228,9 @@ config = {
 }
 found, right = {'magnitude': learned['kernel']}, {}
 for name in ('random', 'magnitude_ste', 'rigl'):
-    result, packed_state, _ = train(jaxpruner.create_updater_from_config({**config, 'algorithm': name}), start)
+    result, packed_state, _ = train(
+        jaxpruner.create_updater_from_config({**config, 'algorithm': name}), start
+    )
     assert packed_state.masks['kernel'].nbytes * 8 == opt_state.masks['kernel'].nbytes
     found[name] = result['kernel']
 
@@ -233,7 +251,9 @@ for axes, (name, kernel) in zip(panels, found.items(), strict=True):
     kinds = np.select([kept & there, kept & ~there, ~kept & there], [1, 2, 3], 0)
     axes.imshow(kinds, cmap=ListedColormap(['#eeeeee', *COLORS.values()]), vmin=0, vmax=3)
     axes.set(title=name, xticks=[], yticks=[])
-figure.legend(handles=[Patch(color=color, label=kind) for kind, color in COLORS.items()], loc='outside right')
+figure.legend(
+    handles=[Patch(color=color, label=kind) for kind, color in COLORS.items()], loc='outside right'
+)
 plt.show()
 
 # %% [markdown]

@@ -67,7 +67,9 @@ def main():
 
     assert int(agent.optimizer_state.count) > 60
     sparsities = jaxpruner.summarize_sparsity(agent.online_params)
-    assert sparsities['params/layers_0/kernel'] == 0.8984375  # the nearest that 4 x 64 weights can have: 230 of 256
+    assert (
+        sparsities['params/layers_0/kernel'] == 0.8984375
+    )  # the nearest that 4 x 64 weights can have: 230 of 256
     masked = agent.pruner.post_gradient_update(agent.online_params, agent.optimizer_state)
     assert jax.tree.all(jax.tree.map(jnp.array_equal, masked, agent.online_params))
     print(f'{episodes} episodes, {int(agent.optimizer_state.count)} updates', sparsities)

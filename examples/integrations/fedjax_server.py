@@ -12,7 +12,9 @@ import optax
 
 import jaxpruner  # added
 
-jax.tree_map = jax.tree.map  # FedJAX 0.0.17 calls it by a name that JAX has removed; not for pruning's sake
+jax.tree_map = (
+    jax.tree.map
+)  # FedJAX 0.0.17 calls it by a name that JAX has removed; not for pruning's sake
 
 SCHEDULE = {'update_freq': 2, 'update_start_step': 0, 'update_end_step': 10}  # added: in rounds
 CONFIG = {'algorithm': 'magnitude', 'sparsity': 0.75, **SCHEDULE}  # added
@@ -36,7 +38,10 @@ def loss_fn(params, batch, rng):
 
 def main():
     keys = jax.random.split(jax.random.key(1))
-    params = {'hidden': jax.random.normal(keys[0], (16, 32)) / 4, 'logits': jax.random.normal(keys[1], (32, 4)) / 6}
+    params = {
+        'hidden': jax.random.normal(keys[0], (16, 32)) / 4,
+        'logits': jax.random.normal(keys[1], (32, 4)) / 6,
+    }
     pruner = jaxpruner.create_updater_from_config(CONFIG)  # added
     tx = pruner.wrap_optax(optax.sgd(1.0))  # added: it was optax.sgd(1.0)
     algorithm = fedjax.algorithms.fed_avg.federated_averaging(

@@ -37,7 +37,9 @@ def main(workdir):
         train_ds=kd.data.InMemoryPipeline(loader=examples, batch_size=32, shuffle=True),
         model=Network(),
         num_train_steps=40,
-        train_losses={'loss': kd.losses.SoftmaxCrossEntropyWithIntLabels(logits='preds', labels='batch.y')},
+        train_losses={
+            'loss': kd.losses.SoftmaxCrossEntropyWithIntLabels(logits='preds', labels='batch.y')
+        },
         optimizer=pruner.wrap_optax(optax.adam(1e-2)),  # added: it was optax.adam(1e-2)
         writer=None,
         workdir=workdir,

@@ -32,12 +32,16 @@ class Optax(keras.optimizers.Optimizer):
         super().build(variables)
         leaves, self.treedef = jax.tree.flatten(self.tx.init(self._values(variables)))
         self.leaves = [
-            self.add_variable(leaf.shape, lambda shape, dtype, leaf=leaf: leaf, leaf.dtype.name, name=f'state_{i}')
+            self.add_variable(
+                leaf.shape, lambda shape, dtype, leaf=leaf: leaf, leaf.dtype.name, name=f'state_{i}'
+            )
             for i, leaf in enumerate(leaves)
         ]
 
     def apply(self, grads, trainable_variables=None):
-        variables = self._trainable_variables if trainable_variables is None else trainable_variables
+        variables = (
+            self._trainable_variables if trainable_variables is None else trainable_variables
+        )
         names = [variable.path for variable in variables]
         params = self._values(variables)
         updates, state = self.tx.update(dict(zip(names, grads, strict=True)), self.state, params)
@@ -64,7 +68,9 @@ def main():
     model = keras.Sequential([keras.Input((16,)), hidden, keras.layers.Dense(4, name='logits')])
     pruner = jaxpruner.create_updater_from_config(CONFIG)  # added
     optimizer = Optax(pruner.wrap_optax(optax.adam(1e-2)))  # added: it was Optax(optax.adam(1e-2))
-    model.compile(optimizer=optimizer, loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.compile(
+        optimizer=optimizer, loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
     losses = model.fit(x, y, batch_size=32, epochs=20, verbose=0).history['loss']  # 40 steps
     assert losses[-1] < losses[0]
 

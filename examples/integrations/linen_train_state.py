@@ -21,7 +21,9 @@ class Network(nn.Module):
 @jax.jit
 def train_step(state, x, y):
     def loss_fn(params):
-        return optax.softmax_cross_entropy_with_integer_labels(state.apply_fn({'params': params}, x), y).mean()
+        return optax.softmax_cross_entropy_with_integer_labels(
+            state.apply_fn({'params': params}, x), y
+        ).mean()
 
     loss, grads = jax.value_and_grad(loss_fn)(state.params)
     return state.apply_gradients(grads=grads), loss

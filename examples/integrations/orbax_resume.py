@@ -23,7 +23,10 @@ def main():
     x = jax.random.normal(jax.random.key(0), (64, 16))
     y = jnp.argmax(x[:, :4], axis=-1)
     keys = jax.random.split(jax.random.key(1))
-    params = {'hidden': jax.random.normal(keys[0], (16, 32)) / 4, 'logits': jax.random.normal(keys[1], (32, 4)) / 6}
+    params = {
+        'hidden': jax.random.normal(keys[0], (16, 32)) / 4,
+        'logits': jax.random.normal(keys[1], (32, 4)) / 6,
+    }
     pruner = jaxpruner.create_updater_from_config(CONFIG)  # added
     tx = pruner.wrap_optax(optax.adam(1e-2))  # added: it was optax.adam(1e-2)
     opt_state = tx.init(params)

@@ -17,7 +17,11 @@ else:
         if name == '__version__':
             return import_module('importlib.metadata').version(__name__)
         is_special = name.startswith('__') and name != '__all__'
-        if not is_special and name.isidentifier() and util.find_spec(f'{__name__}.{name}') is not None:
+        if (
+            not is_special
+            and name.isidentifier()
+            and util.find_spec(f'{__name__}.{name}') is not None
+        ):
             return import_module(f'{__name__}.{name}')
         names = {} if is_special else vars(import_module(f'{__name__}.public_names'))
         public = {public: value for public, value in names.items() if not public.startswith('_')}

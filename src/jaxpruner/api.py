@@ -116,9 +116,13 @@ def register_one_shot_algorithm(algorithm_name: str, algorithm: type[BaseUpdater
     ALGORITHM_REGISTRY.pop(algorithm_name, None)
 
 
-def _register(name: str, algorithm: type[BaseUpdater], registry: dict[str, type[BaseUpdater]]) -> None:
+def _register(
+    name: str, algorithm: type[BaseUpdater], registry: dict[str, type[BaseUpdater]]
+) -> None:
     if not isinstance(name, str):
-        raise TypeError(f"the name of an algorithm must be a string, such as 'my_pruner', got {name!r}")
+        raise TypeError(
+            f"the name of an algorithm must be a string, such as 'my_pruner', got {name!r}"
+        )
     if not (isinstance(algorithm, type) and issubclass(algorithm, BaseUpdater)):
         raise TypeError(
             f'{name!r}: an algorithm must be a subclass of jaxpruner.BaseUpdater (the class, not an instance), got '
@@ -128,7 +132,10 @@ def _register(name: str, algorithm: type[BaseUpdater], registry: dict[str, type[
     # A cell of a notebook that is run again defines its class anew: that is no news.
     if replaced is not None and _qualified_name(replaced) != _qualified_name(algorithm):
         logger.warning(
-            'the algorithm %r is now %s; it was %s', name, _qualified_name(algorithm), _qualified_name(replaced)
+            'the algorithm %r is now %s; it was %s',
+            name,
+            _qualified_name(algorithm),
+            _qualified_name(replaced),
         )
     registry[name] = algorithm
 
@@ -172,17 +179,27 @@ def create_updater_from_config(sparsity_config: Any) -> BaseUpdater:
     >>> create_updater_from_config(config).sparsity_type
     NByM(n=2, m=4, axis=-1, allow_partial=False)
     """
-    config = {key: value for key, value in config_files.as_dict(sparsity_config).items() if value is not None}
+    config = {
+        key: value
+        for key, value in config_files.as_dict(sparsity_config).items()
+        if value is not None
+    }
     _check_names(config)
     algorithm = _algorithm(config)
     for key, value in config.items():
         if not config_keys.is_users_own(algorithm, key):
             config_keys.check_key(key, value)
     _check_contradictions(config)
-    if algorithm is NoPruning:  # settings are checked for the dense baseline, too, but mean nothing to it
+    if (
+        algorithm is NoPruning
+    ):  # settings are checked for the dense baseline, too, but mean nothing to it
         return NoPruning()
     fields = {field.name: field for field in dataclasses.fields(algorithm) if field.init}
-    settings = {key: value for key, value in config.items() if key in fields and _is_for_class(key, algorithm)}
+    settings = {
+        key: value
+        for key, value in config.items()
+        if key in fields and _is_for_class(key, algorithm)
+    }
     if 'sparsity_distribution_fn' not in settings:
         settings |= _distribution(config, algorithm)
     if 'scheduler' not in settings:
@@ -206,11 +223,15 @@ def _check_names(config: dict[str, Any]) -> None:
 def _algorithm(config: dict[str, Any]) -> type[BaseUpdater]:
     algorithms_by_name = _known_algorithms()
     if 'algorithm' not in config:
-        raise ValueError(f"the configuration lacks the key 'algorithm'; known are {', '.join(algorithms_by_name)}")
+        raise ValueError(
+            f"the configuration lacks the key 'algorithm'; known are {', '.join(algorithms_by_name)}"
+        )
     name = config['algorithm']
     config_keys.check_key('algorithm', name)
     if name not in algorithms_by_name:
-        raise ValueError(f'algorithm {name!r} is unknown; {tree_lib.nearest(name, algorithms_by_name)}')
+        raise ValueError(
+            f'algorithm {name!r} is unknown; {tree_lib.nearest(name, algorithms_by_name)}'
+        )
     return algorithms_by_name[name]
 
 
@@ -224,10 +245,14 @@ def _check_contradictions(config: dict[str, Any]) -> None:
     for key, others in _EITHER.items():
         given = [other for other in others if other in config]
         if key in config and given:
-            raise ValueError(f'{key}={config[key]!r} leaves no meaning for {", ".join(given)}; give one of them')
+            raise ValueError(
+                f'{key}={config[key]!r} leaves no meaning for {", ".join(given)}; give one of them'
+            )
     first, second = config.get('use_packed_masks'), config.get('is_packed')
     if first is not None and second is not None and bool(first) != bool(second):
-        raise ValueError(f'use_packed_masks={first!r} and is_packed={second!r} are two names of one setting; give one')
+        raise ValueError(
+            f'use_packed_masks={first!r} and is_packed={second!r} are two names of one setting; give one'
+        )
 
 
 def _distribution(config: dict[str, Any], algorithm: type[BaseUpdater]) -> dict[str, Any]:
@@ -236,7 +261,9 @@ def _distribution(config: dict[str, Any], algorithm: type[BaseUpdater]) -> dict[
         return {}
     has_target = 'sparsity' in config or 'custom_sparsity_map' in config
     if not has_target and not _types_prune(config, algorithm):
-        raise ValueError(f'the configuration has {", ".join(given)} but no sparsity, so that nothing would be pruned')
+        raise ValueError(
+            f'the configuration has {", ".join(given)} but no sparsity, so that nothing would be pruned'
+        )
     settings = {key: config[key] for key in ('filter_fn', 'custom_sparsity_map') if key in config}
     if getattr(algorithm, 'ranks_named_leaves_alone', False):
         # A distribution of one budget over all leaves has no meaning; the class itself takes what selects them.
@@ -246,7 +273,9 @@ def _distribution(config: dict[str, Any], algorithm: type[BaseUpdater]) -> dict[
         settings['count_excluded'] = config['count_excluded']
     partial = functools.partial if has_target else sparsity_distributions.NotGiven
     sparsity = config.get('sparsity', 0.0)
-    return {'sparsity_distribution_fn': partial(_DISTRIBUTIONS[name], sparsity=sparsity, **settings)}
+    return {
+        'sparsity_distribution_fn': partial(_DISTRIBUTIONS[name], sparsity=sparsity, **settings)
+    }
 
 
 def _types_prune(config: dict[str, Any], algorithm: type[BaseUpdater]) -> bool:
@@ -254,12 +283,16 @@ def _types_prune(config: dict[str, Any], algorithm: type[BaseUpdater]) -> bool:
     setting = type_rules.normalize_setting(config.get('sparsity_type', algorithm.sparsity_type))
     if isinstance(setting, Mapping):
         return any(isinstance(entry, sparsity_types.NByM) for entry in setting.values())
-    return isinstance(setting, sparsity_types.NByM) or not isinstance(setting, sparsity_types.SparsityType)
+    return isinstance(setting, sparsity_types.NByM) or not isinstance(
+        setting, sparsity_types.SparsityType
+    )
 
 
 def _schedule(config: dict[str, Any], algorithm: type[BaseUpdater]) -> dict[str, Any]:
     """The schedule that the keys mean; nothing where none is given, so that the class's own default holds."""
-    counts_phases = issubclass(algorithm, algorithms.ACDC) and any(config.get(key) for key in acdc.COUNTS)
+    counts_phases = issubclass(algorithm, algorithms.ACDC) and any(
+        config.get(key) for key in acdc.COUNTS
+    )
     if counts_phases or not any(key in config for key in _STEP_KEYS):
         return {}
     start, end = config.get('update_start_step'), config.get('update_end_step')
@@ -272,11 +305,17 @@ def _schedule(config: dict[str, Any], algorithm: type[BaseUpdater]) -> dict[str,
             f'the configuration has update_start_step={start} but no update_freq, so that it does not say when masks '
             f'change; give update_freq, or update_end_step={start} to prune once at that step'
         )
-    if end is None:  # there is no step at which sparsity could reach its target: it is there at once
+    if (
+        end is None
+    ):  # there is no step at which sparsity could reach its target: it is there at once
         return {'scheduler': sparsity_schedules.PeriodicSchedule(config['update_freq'], start)}
     # Methods that are at their target from the start read the update steps alone.
     power = {'power': config['power']} if 'power' in config else {}
-    return {'scheduler': sparsity_schedules.PolynomialSchedule(config['update_freq'], start, end, **power)}
+    return {
+        'scheduler': sparsity_schedules.PolynomialSchedule(
+            config['update_freq'], start, end, **power
+        )
+    }
 
 
 def _drop_fraction(config: dict[str, Any], default: Any) -> dict[str, Any]:

@@ -232,7 +232,9 @@ def sync(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not path.is_dir():  # some file systems sync no folders
+        if (
+            error.errno not in (errno.EINVAL, errno.ENOTSUP) or not path.is_dir()
+        ):  # some file systems sync no folders
             raise
     finally:
         os.close(descriptor)
@@ -284,7 +286,9 @@ else:
 
     def _unlock_descriptor(descriptor: int) -> None:
         with contextlib.suppress(OSError):  # where there are no locks
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # else it would last as long as a forked process has the file open
+            fcntl.flock(
+                descriptor, fcntl.LOCK_UN
+            )  # else it would last as long as a forked process has the file open
 
 
 def _write_holder(file: IO[bytes], text: str) -> None:
@@ -301,7 +305,9 @@ def _holder(file: IO[bytes]) -> str:
 
 
 def _is_writing(who: str, target: Path) -> BlockingIOError:
-    return BlockingIOError(f'{who} is writing to {target}: wait until it has finished, or write elsewhere')
+    return BlockingIOError(
+        f'{who} is writing to {target}: wait until it has finished, or write elsewhere'
+    )
 
 
 def _temporary_name(path: Path, ending: str = '') -> Path:

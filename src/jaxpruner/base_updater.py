@@ -122,7 +122,9 @@ class BaseUpdater(OptionalHooks, ShortRepr):
         """
         raise NotImplementedError(f'{type(self).__name__} must define calculate_scores')
 
-    def get_initial_masks(self, params: tree_lib.PyTree, target_sparsities: tree_lib.PyTree) -> tree_lib.PyTree:
+    def get_initial_masks(
+        self, params: tree_lib.PyTree, target_sparsities: tree_lib.PyTree
+    ) -> tree_lib.PyTree:
         """The masks before the first step: everything is kept.
 
         Args:
@@ -134,12 +136,18 @@ class BaseUpdater(OptionalHooks, ShortRepr):
         """
 
         def ones(param: jax.Array, target: Any) -> jax.Array | None:
-            return None if target is None else jnp.ones_like(param, dtype=mask_calculator.MASK_DTYPE)
+            return (
+                None if target is None else jnp.ones_like(param, dtype=mask_calculator.MASK_DTYPE)
+            )
 
         return tree_lib.map_with_missing(ones, params, target_sparsities)
 
     def update_state(
-        self, sparse_state: SparseState, params: tree_lib.PyTree, grads: tree_lib.PyTree, **extra_args: Any
+        self,
+        sparse_state: SparseState,
+        params: tree_lib.PyTree,
+        grads: tree_lib.PyTree,
+        **extra_args: Any,
     ) -> SparseState:
         """New masks for the sparsity of this step; called when the scheduler says so.
 
@@ -152,12 +160,18 @@ class BaseUpdater(OptionalHooks, ShortRepr):
         Returns:
           The state with new masks, packed or not.
         """
-        sparsities = self.scheduler.get_sparsity_at_step(sparse_state.target_sparsities, sparse_state.count)
+        sparsities = self.scheduler.get_sparsity_at_step(
+            sparse_state.target_sparsities, sparse_state.count
+        )
         scores = scoring.to_rank(self, params, sparse_state, grads, extra_args)
         return sparse_state._replace(masks=self.create_masks(scores, sparsities))
 
     def scores_now(
-        self, params: tree_lib.PyTree, sparse_state: SparseState | None, grads: Any, extra_args: dict[str, Any]
+        self,
+        params: tree_lib.PyTree,
+        sparse_state: SparseState | None,
+        grads: Any,
+        extra_args: dict[str, Any],
     ) -> tree_lib.PyTree:
         """Calls `calculate_scores` with those extra arguments that it names."""
         known = utils.known_arguments(self.calculate_scores, extra_args)
@@ -184,10 +198,14 @@ class BaseUpdater(OptionalHooks, ShortRepr):
           TypeError: `calculate_scores` does not take an extra argument.
           ValueError: sparsities or shapes do not fit.
         """
-        utils.check_taken(self.calculate_scores, extra_args, f'{type(self).__name__}.calculate_scores')
+        utils.check_taken(
+            self.calculate_scores, extra_args, f'{type(self).__name__}.calculate_scores'
+        )
         arrays, grads = tree_lib.as_arrays(params), tree_lib.as_arrays(grads)
         sparsities = self.get_target_sparsities(arrays)
-        masks = self.create_masks(scoring.to_rank(self, arrays, None, grads, extra_args), sparsities)
+        masks = self.create_masks(
+            scoring.to_rank(self, arrays, None, grads, extra_args), sparsities
+        )
         masking.warn_of_emptied(masks, arrays, grads)
         return self.apply_masks(params, masks), masks
 
@@ -204,9 +222,13 @@ class BaseUpdater(OptionalHooks, ShortRepr):
           sparse_state: a `SparseState`, or any optimizer state that holds one; its masks are as stored.
           opt_state: another name of `sparse_state`.
         """
-        return self.apply_masks(params, only_sparse_state(utils.given_state(sparse_state, opt_state)).masks)
+        return self.apply_masks(
+            params, only_sparse_state(utils.given_state(sparse_state, opt_state)).masks
+        )
 
-    def apply_masks(self, params: tree_lib.PyTree, masks: tree_lib.PyTree, is_packed: bool = False) -> tree_lib.PyTree:
+    def apply_masks(
+        self, params: tree_lib.PyTree, masks: tree_lib.PyTree, is_packed: bool = False
+    ) -> tree_lib.PyTree:
         """Sets the pruned weights to zero, as `apply_mask`; for averaged weights (EMA), too."""
         return apply_mask(params, masks, is_packed)
 
@@ -274,7 +296,10 @@ class BaseUpdater(OptionalHooks, ShortRepr):
 
     @scoring.ranks_unwritten
     def select_masks(
-        self, scores: tree_lib.PyTree, sparsities: tree_lib.PyTree, thresholds: tree_lib.PyTree | None = None
+        self,
+        scores: tree_lib.PyTree,
+        sparsities: tree_lib.PyTree,
+        thresholds: tree_lib.PyTree | None = None,
     ) -> tuple[tree_lib.PyTree, tree_lib.PyTree]:
         """As `create_masks`, beginning at earlier thresholds; the masks do not depend on them.
 
@@ -316,16 +341,22 @@ class BaseUpdater(OptionalHooks, ShortRepr):
         params = tree_lib.as_arrays(params)
         sparsities = self.get_target_sparsities(params)
         logger.info('target_sparsities: %s', sparsities)
-        masks = masking.store_masks(self.get_initial_masks(params, sparsities), params, self.packs_masks())
+        masks = masking.store_masks(
+            self.get_initial_masks(params, sparsities), params, self.packs_masks()
+        )
         return SparseState(
             masks=masks,
-            target_sparsities=jax.tree.map(lambda target: jnp.asarray(target, jnp.float32), sparsities),
+            target_sparsities=jax.tree.map(
+                lambda target: jnp.asarray(target, jnp.float32), sparsities
+            ),
             count=jnp.zeros([], jnp.int32),
             sizes=masking.mask_sizes(masks, params),
             algorithm_state=self.init_algorithm_state(params, sparsities),
         )
 
-    def wrap_optax(self, inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    def wrap_optax(
+        self, inner: optax.GradientTransformation
+    ) -> optax.GradientTransformationExtraArgs:
         """Wraps an optimizer: its state becomes a `SparseState`, its updates keep pruned weights at zero.
 
         Nothing outside may rescale the updates afterwards. Loops that are compiled allow no reverse-mode derivative of

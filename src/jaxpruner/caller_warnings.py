@@ -8,7 +8,9 @@ import warnings
 from collections.abc import Iterator
 
 # Libraries that call this one on behalf of someone; nobody can change a line of theirs.
-_LIBRARIES = frozenset({'jaxpruner', 'jax', 'jaxlib', 'optax', 'flax', 'equinox', 'haiku', 'functools', 'contextlib'})
+_LIBRARIES = frozenset(
+    {'jaxpruner', 'jax', 'jaxlib', 'optax', 'flax', 'equinox', 'haiku', 'functools', 'contextlib'}
+)
 
 _SAID: contextvars.ContextVar[set[str] | None] = contextvars.ContextVar('said', default=None)
 

@@ -39,7 +39,9 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         content = _READERS[path.suffix](input_files.read_file(path).decode())
     except RecursionError:
-        raise ValueError(f'{path} is no valid {path.suffix[1:].upper()}: it is nested too deep') from None
+        raise ValueError(
+            f'{path} is no valid {path.suffix[1:].upper()}: it is nested too deep'
+        ) from None
     except ValueError as error:  # both parsers' errors are ValueErrors
         raise ValueError(f'{path} is no valid {path.suffix[1:].upper()}: {error}') from error
     if not isinstance(content, dict):
@@ -73,9 +75,13 @@ def as_dict(config: Any) -> dict[Any, Any]:
     names = getattr(config, '_fields', None)
     if isinstance(config, tuple) and names:  # a named tuple
         return dict(zip(names, config, strict=True))
-    if not isinstance(config, type) and 'algorithm' in getattr(config, '__dict__', {}):  # a namespace
+    if not isinstance(config, type) and 'algorithm' in getattr(
+        config, '__dict__', {}
+    ):  # a namespace
         return dict(vars(config))
-    raise TypeError(f'a configuration is a mapping, a dataclass, or the path of a TOML or JSON file; got {config!r}')
+    raise TypeError(
+        f'a configuration is a mapping, a dataclass, or the path of a TOML or JSON file; got {config!r}'
+    )
 
 
 def _value(config: Any, key: Any) -> Any:
@@ -84,4 +90,6 @@ def _value(config: Any, key: Any) -> Any:
         value = config[key]
     except Exception as error:  # a placeholder of a ConfigDict that must be filled
         raise ValueError(f'config key {key!r} has no value: {error}') from error
-    return value.to_dict() if hasattr(value, 'to_dict') and not isinstance(value, Mapping) else value
+    return (
+        value.to_dict() if hasattr(value, 'to_dict') and not isinstance(value, Mapping) else value
+    )

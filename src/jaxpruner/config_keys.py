@@ -83,7 +83,11 @@ def check_fields(updater: Any) -> None:
     given = vars(updater)
     for field in dataclasses.fields(updater):
         # By attribute only if need be (slots): a field may be a descriptor that makes something of the setting.
-        value = given[field.name] if field.name in given else getattr(updater, field.name, field.default)
+        value = (
+            given[field.name]
+            if field.name in given
+            else getattr(updater, field.name, field.default)
+        )
         is_left_out = value is None and (field.default is None or field.name in _MAY_BE_NONE)
         if not is_left_out and not is_users_own(type(updater), field.name):
             check_key(field.name, value)
@@ -102,7 +106,9 @@ def is_users_own(algorithm: type, field: str) -> bool:
     """
     declaring = [cls for cls in algorithm.__mro__ if field in inspect.get_annotations(cls)]
     # Where a class of this package declares it, too, a subclass has only given it another default.
-    return bool(declaring) and not any(cls.__module__.partition('.')[0] == 'jaxpruner' for cls in declaring)
+    return bool(declaring) and not any(
+        cls.__module__.partition('.')[0] == 'jaxpruner' for cls in declaring
+    )
 
 
 def _is_flag(value: Any) -> bool:
@@ -117,7 +123,9 @@ def _is_integer(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
-def _number_in(low: float, high: float = math.inf, low_is_included: bool = True) -> Callable[[Any], bool]:
+def _number_in(
+    low: float, high: float = math.inf, low_is_included: bool = True
+) -> Callable[[Any], bool]:
     """A check of a finite number; one that is being traced is not known, and passes."""
 
     def is_in_range(value: Any) -> bool:
@@ -137,9 +145,13 @@ def _check_period(key: str, value: Any) -> None:
 def _check_scheduler(key: str, value: Any) -> None:
     for method in ('is_mask_update_iter', 'get_sparsity_at_step'):
         if not callable(getattr(value, method, None)):
-            raise TypeError(f'{key} must have the method {method}, as those in sparsity_schedules; got {value!r}')
+            raise TypeError(
+                f'{key} must have the method {method}, as those in sparsity_schedules; got {value!r}'
+            )
     if isinstance(value, type):
-        raise TypeError(f'{key} must be a schedule, got the class {value!r}; write {value.__name__}(…)')
+        raise TypeError(
+            f'{key} must be a schedule, got the class {value!r}; write {value.__name__}(…)'
+        )
 
 
 def _check_sparsity_type(key: str, value: Any) -> None:
@@ -168,7 +180,9 @@ def _are_names(value: Any) -> bool:
 
 
 def _is_name(name: Any) -> bool:
-    return isinstance(name, str) or (isinstance(name, list | tuple) and all(isinstance(part, str) for part in name))
+    return isinstance(name, str) or (
+        isinstance(name, list | tuple) and all(isinstance(part, str) for part in name)
+    )
 
 
 def _are_blocks(value: Any) -> bool:
@@ -181,7 +195,9 @@ def _choice(*words: str) -> Setting:
 
 _FLAG = Setting('true or false', _is_flag)
 _FUNCTION = Setting('a function', callable)
-_POSITIVE = Setting('a finite number above 0', tree_lib.is_number, _number_in(0, low_is_included=False))
+_POSITIVE = Setting(
+    'a finite number above 0', tree_lib.is_number, _number_in(0, low_is_included=False)
+)
 _NOT_NEGATIVE = Setting('a finite number from 0 up', tree_lib.is_number, _number_in(0))
 _COUNT = Setting('a whole number from 1 up', _is_integer, lambda value: value >= 1)
 _STEP = sparsity_schedules.checked_step
@@ -213,9 +229,13 @@ CONFIG_KEYS: Mapping[str, Check] = {
     'is_packed': _FLAG,
     # SET and RigL.
     'drop_fraction': Setting(
-        'a number between 0 and 1, the share of kept weights that is replaced', tree_lib.is_number, _number_in(0, 1)
+        'a number between 0 and 1, the share of kept weights that is replaced',
+        tree_lib.is_number,
+        _number_in(0, 1),
     ),
-    'drop_fraction_fn': Setting('a function of the step, such as optax.constant_schedule(0.3)', callable),
+    'drop_fraction_fn': Setting(
+        'a function of the step, such as optax.constant_schedule(0.3)', callable
+    ),
     'eps': _NOT_NEGATIVE,
     'is_debug': _FLAG,
     # Global ranking.

@@ -11,7 +11,11 @@ from jaxpruner import tree as tree_lib
 
 
 def run_once(
-    when: jax.Array | bool, function: Callable[..., Any], state: Any, *inputs: Any, narrow: bool = False
+    when: jax.Array | bool,
+    function: Callable[..., Any],
+    state: Any,
+    *inputs: Any,
+    narrow: bool = False,
 ) -> Any:
     """`function(state, *inputs)` when it is due, else the state.
 
@@ -37,7 +41,9 @@ def run_once(
 
     def run(current: Any, *arguments: Any) -> Any:
         return jax.tree.map(
-            lambda new, old: jnp.asarray(new, jnp.result_type(old)), function(current, *arguments), current
+            lambda new, old: jnp.asarray(new, jnp.result_type(old)),
+            function(current, *arguments),
+            current,
         )
 
     def body(carry: Any) -> Any:
@@ -49,14 +55,18 @@ def run_once(
     def unchanged(current: Any, *_: Any) -> Any:
         return jax.tree.map(jnp.asarray, current)
 
-    if not tree_lib.is_traced(when):  # also outside jit, where a loop would be compiled anew at each call
+    if not tree_lib.is_traced(
+        when
+    ):  # also outside jit, where a loop would be compiled anew at each call
         return _in_branch(run, unchanged, state, *inputs) if when else state
     if narrow:
         return _run_once_narrowly(when, run, state, *inputs)
     return jax.lax.while_loop(lambda carry: carry[0], body, (when, state))[1]
 
 
-def _run_once_narrowly(when: jax.Array | bool, function: Callable[..., Any], state: Any, *inputs: Any) -> Any:
+def _run_once_narrowly(
+    when: jax.Array | bool, function: Callable[..., Any], state: Any, *inputs: Any
+) -> Any:
     leaves, treedef = jax.tree.flatten(state)
     values = [*leaves, *jax.tree.leaves(inputs)]
     program = jax.make_jaxpr(function)(state, *inputs)
@@ -79,7 +89,9 @@ def _changed_and_read(program: jax.extend.core.Jaxpr, number: int) -> tuple[list
     variables = [variable for equation in program.eqns for variable in equation.invars]
     variables += [program.outvars[i] for i in changed]
     seen = {variable for variable in variables if not isinstance(variable, jax.extend.core.Literal)}
-    return changed, [i for i, variable in enumerate(program.invars) if variable in seen and i not in changed]
+    return changed, [
+        i for i, variable in enumerate(program.invars) if variable in seen and i not in changed
+    ]
 
 
 def apart(function: Callable[..., Any], *inputs: Any) -> Any:
@@ -99,7 +111,9 @@ def apart(function: Callable[..., Any], *inputs: Any) -> Any:
     """
 
     def zeros(*_: Any) -> Any:
-        return jax.tree.map(lambda result: jnp.zeros(result.shape, result.dtype), jax.eval_shape(function, *inputs))
+        return jax.tree.map(
+            lambda result: jnp.zeros(result.shape, result.dtype), jax.eval_shape(function, *inputs)
+        )
 
     return _in_branch(function, zeros, *inputs)
 

@@ -14,7 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxpruner import caller_warnings, control, masking, optimizer_state, optional_hooks, packing, utils
+from jaxpruner import (
+    caller_warnings,
+    control,
+    masking,
+    optimizer_state,
+    optional_hooks,
+    packing,
+    utils,
+)
 from jaxpruner import tree as tree_lib
 from jaxpruner.sparse_state import SparseState, check_has_masks, leaf_targets
 
@@ -28,7 +36,9 @@ _NO_PARAMS = (
 )
 
 
-def wrap(updater: 'BaseUpdater', inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+def wrap(
+    updater: 'BaseUpdater', inner: optax.GradientTransformation
+) -> optax.GradientTransformationExtraArgs:
     """Wraps an optimizer; see `BaseUpdater.wrap_optax`.
 
     Args:
@@ -46,7 +56,9 @@ def wrap(updater: 'BaseUpdater', inner: optax.GradientTransformation) -> optax.G
     Array(0, dtype=int32)
     """
     if not (callable(getattr(inner, 'init', None)) and callable(getattr(inner, 'update', None))):
-        raise TypeError(f'wrap_optax takes an optax transformation such as optax.adam(1e-3), got {inner!r}')
+        raise TypeError(
+            f'wrap_optax takes an optax transformation such as optax.adam(1e-3), got {inner!r}'
+        )
     inner_with_extra = optax.with_extra_args_support(inner)
 
     said: set[str] = set()
@@ -119,7 +131,9 @@ def _step(
     tracking_state, tracked = _track(updater, old_state, params, grads, extra_args)
     update = functools.partial(_masked_update, updater, inner, extra_args)
     if updater.skip_gradients and due is not False:
-        updates, state = _masks_or_update(updater, due, new_masks, update, grads, tracking_state, params)
+        updates, state = _masks_or_update(
+            updater, due, new_masks, update, grads, tracking_state, params
+        )
         regrow = False
     else:
         # Into a loop it would be handed through memory, in every step; whoever needs it there finds it again.
@@ -127,12 +141,16 @@ def _step(
         # A loop that reads no gradients lets the optimizer run while some are still computed. Straight-through steps
         # are faster so on a CPU; those whose parameters land on zero, and so wait for masks anyway, are slower.
         narrow = not updater.lands_on_zero()
-        state = control.run_once(due, new_masks, tracking_state, params, grads, tracked, narrow=narrow)
+        state = control.run_once(
+            due, new_masks, tracking_state, params, grads, tracked, narrow=narrow
+        )
         # Who ranks the parameters after the step has to take the step that was ranked.
         masks_of_grads = (old_state if updater.ranks_next_params else state).masks
         updates, inner_state = update(grads, state.inner_state, params, masks_of_grads)
         if updater.skip_gradients:
-            landing = state.masks if updater.lands_on_zero() else jax.tree.map(lambda _: None, params)
+            landing = (
+                state.masks if updater.lands_on_zero() else jax.tree.map(lambda _: None, params)
+            )
             updates = _kept_from_fusing(updates, params, landing)
             inner_state = _with_dtypes_of(state.inner_state, inner_state)
         state = state._replace(inner_state=inner_state)
@@ -172,7 +190,11 @@ def _updated_masks(
     if updater.ranks_next_params:
         params = _next_params(updater, inner, extra_args, old_state, params, grads)
     # `update_state` has arguments of these names already.
-    extra_args = {key: value for key, value in extra_args.items() if key not in ('params', 'grads', 'sparse_state')}
+    extra_args = {
+        key: value
+        for key, value in extra_args.items()
+        if key not in ('params', 'grads', 'sparse_state')
+    }
     if tracked is not None:
         extra_args['tracked'] = tracked
     new_state = updater.update_state(
@@ -199,8 +221,12 @@ def _next_params(
 
     The optimizer runs once more for it: handing its updates to the mask update would write them to memory in each step.
     """
-    updates, _ = _masked_update(updater, inner, extra_args, grads, state.inner_state, params, state.masks)
-    return optax.apply_updates(params, _land(updates, params, state.masks, state.masks, regrow=False))
+    updates, _ = _masked_update(
+        updater, inner, extra_args, grads, state.inner_state, params, state.masks
+    )
+    return optax.apply_updates(
+        params, _land(updates, params, state.masks, state.masks, regrow=False)
+    )
 
 
 def _land(
@@ -256,7 +282,9 @@ def _masks_or_update(
     Nothing reads the old masks after the first loop, which therefore updates them in place.
     """
     shapes, _ = jax.eval_shape(update, grads, old_state.inner_state, params, old_state.masks)
-    same = [leaf.dtype for leaf in jax.tree.leaves(shapes)] == [leaf.dtype for leaf in jax.tree.leaves(grads)]
+    same = [leaf.dtype for leaf in jax.tree.leaves(shapes)] == [
+        leaf.dtype for leaf in jax.tree.leaves(grads)
+    ]
     # Where they can, gradients travel in the carry, where the updates take their memory.
     start, gradients = (grads, None) if same else (_zeros(shapes), grads)
 
@@ -287,10 +315,14 @@ def _zeros(shapes: tree_lib.PyTree) -> tree_lib.PyTree:
 
 def _with_dtypes_of(old_state: Any, new_state: Any) -> Any:
     """The optimizer's new state as it is after a loop, whose carry keeps its dtypes."""
-    return jax.tree.map(lambda new, old: jnp.asarray(new, jnp.result_type(old)), new_state, old_state)
+    return jax.tree.map(
+        lambda new, old: jnp.asarray(new, jnp.result_type(old)), new_state, old_state
+    )
 
 
-def _kept_from_fusing(updates: tree_lib.PyTree, params: tree_lib.PyTree, landing: tree_lib.PyTree) -> tree_lib.PyTree:
+def _kept_from_fusing(
+    updates: tree_lib.PyTree, params: tree_lib.PyTree, landing: tree_lib.PyTree
+) -> tree_lib.PyTree:
     """Updates that are rounded before they are added to the parameters, as those that leave a loop are.
 
     LLVM makes one multiply-add of an update's last product and that addition, which rounds once and not twice. A select

@@ -93,19 +93,32 @@ def get_sparsities_erdos_renyi(
     if not var_shape_dict:
         raise ValueError('var_shape_dict is empty; give at least one name with its shape')
     if not 0 <= default_sparsity <= 1:
-        raise ValueError(f'default_sparsity must lie in [0, 1] (the share of weights removed), got {default_sparsity}')
-    custom = {name: value for name, value in (custom_sparsity_map or {}).items() if name in var_shape_dict}
+        raise ValueError(
+            f'default_sparsity must lie in [0, 1] (the share of weights removed), got {default_sparsity}'
+        )
+    custom = {
+        name: value for name, value in (custom_sparsity_map or {}).items() if name in var_shape_dict
+    }
     names = [name for name in var_shape_dict if name not in custom]
     sizes = [math.prod(var_shape_dict[name]) for name in names]
     budget = sum(size - get_n_zeros(size, default_sparsity) for size in sizes)
-    raw = [_raw_density_of(name, var_shape_dict[name], include_kernel, erk_power_scale) for name in names]
+    raw = [
+        _raw_density_of(name, var_shape_dict[name], include_kernel, erk_power_scale)
+        for name in names
+    ]
     densities = dict(zip(names, scaled_densities(raw, sizes, budget), strict=True))
-    return {name: custom[name] if name in custom else 1 - densities[name] for name in var_shape_dict}
+    return {
+        name: custom[name] if name in custom else 1 - densities[name] for name in var_shape_dict
+    }
 
 
-def _raw_density_of(name: Hashable, shape: Sequence[int], include_kernel: bool, power: float) -> float:
+def _raw_density_of(
+    name: Hashable, shape: Sequence[int], include_kernel: bool, power: float
+) -> float:
     if include_kernel:
         return raw_density(shape) ** power
     if len(shape) < 2:
-        raise ValueError(f'{name}: without the kernel a shape needs two axes, got {tuple(shape)}; set include_kernel')
+        raise ValueError(
+            f'{name}: without the kernel a shape needs two axes, got {tuple(shape)}; set include_kernel'
+        )
     return raw_density(tuple(shape)[-2:])

@@ -12,7 +12,9 @@ import jax.numpy as jnp
 from jaxpruner.sparsity_types import GroupedType
 
 
-def per_layer(function: Callable[..., Any], in_layers: bool, in_axes: Any = 0) -> Callable[..., Any]:
+def per_layer(
+    function: Callable[..., Any], in_layers: bool, in_axes: Any = 0
+) -> Callable[..., Any]:
     """The function, for each layer if there are any.
 
     Args:
@@ -46,7 +48,9 @@ def pool(kind: GroupedType, scores: jax.Array, in_layers: bool) -> jax.Array:
     return per_layer(kind.group_scores, in_layers)(scores)
 
 
-def spread(kind: GroupedType, verdicts: jax.Array, shape: tuple[int, ...], in_layers: bool) -> jax.Array:
+def spread(
+    kind: GroupedType, verdicts: jax.Array, shape: tuple[int, ...], in_layers: bool
+) -> jax.Array:
     """Gives each weight of a leaf the verdict of its group.
 
     Args:

@@ -25,7 +25,8 @@ _LOOKED_AT = 4
 _MOST_NAMED = 3
 _SEE_PLAN = 'print(pruner.plan(params)) shows each leaf'
 _HOST = (
-    'HostSchedule() where your own loop decides with update_masks=…, instant_sparsify for pruning once without training'
+    'HostSchedule() where your own loop decides with update_masks=…, '
+    'instant_sparsify for pruning once without training'
 )
 
 
@@ -59,7 +60,9 @@ def check_plan(updater: 'BaseUpdater', plan: PruningPlan) -> None:
         _warn_of_a_shortfall(updater, plan, steps[-1])
 
 
-def check_replacement(updater: 'BaseUpdater', plan: PruningPlan, drop_fraction_fn: Callable[[Any], Any]) -> None:
+def check_replacement(
+    updater: 'BaseUpdater', plan: PruningPlan, drop_fraction_fn: Callable[[Any], Any]
+) -> None:
     """Warns where an algorithm that drops and regrows weights never does.
 
     Args:
@@ -147,7 +150,11 @@ def _targets(plan: PruningPlan) -> str:
     if not targets:
         return 'a sparsity that is being traced'
     least, largest = min(targets), max(targets)
-    return f'sparsity {least:.4g}' if least == largest else f'sparsities from {least:.4g} to {largest:.4g}'
+    return (
+        f'sparsity {least:.4g}'
+        if least == largest
+        else f'sparsities from {least:.4g} to {largest:.4g}'
+    )
 
 
 def _why_never(schedule: Any) -> str:
@@ -175,7 +182,14 @@ def _warn_of_a_shortfall(updater: 'BaseUpdater', plan: PruningPlan, last: int) -
 
 def _fractions(drop_fraction_fn: Callable[[Any], Any], steps: Sequence[int]) -> list[float]:
     """Drop fractions at some update steps; none where they are being traced."""
-    places = {*range(min(_LOOKED_AT, len(steps))), *range(0, len(steps), -(-len(steps) // _LOOKED_AT))}
+    places = {
+        *range(min(_LOOKED_AT, len(steps))),
+        *range(0, len(steps), -(-len(steps) // _LOOKED_AT)),
+    }
     with jax.ensure_compile_time_eval():
         fractions = [drop_fraction_fn(steps[place]) for place in sorted(places)]
-        return [] if any(tree_lib.is_traced(fraction) for fraction in fractions) else [float(f) for f in fractions]
+        return (
+            []
+            if any(tree_lib.is_traced(fraction) for fraction in fractions)
+            else [float(f) for f in fractions]
+        )

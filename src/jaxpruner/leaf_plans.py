@@ -148,10 +148,16 @@ def plan_leaves(updater: 'BaseUpdater', params: tree_lib.PyTree) -> PruningPlan:
     for i, path in enumerate(paths):
         leaf = unpruned_leaf(path, leaves[i], type_of[i], is_stacked[i])
         planned.append(with_target(leaf, target_of[i], reasons[i], is_alone[i], shares_target[i]))
-    return PruningPlan(type(updater).__name__, tuple(planned), _kept_in_all(planned, is_alone, updater.ranked_together))
+    return PruningPlan(
+        type(updater).__name__,
+        tuple(planned),
+        _kept_in_all(planned, is_alone, updater.ranked_together),
+    )
 
 
-def unpruned_leaf(path: tree_lib.Path, leaf: Any, sparsity_type: SparsityType | None, is_stacked: bool) -> LeafPlan:
+def unpruned_leaf(
+    path: tree_lib.Path, leaf: Any, sparsity_type: SparsityType | None, is_stacked: bool
+) -> LeafPlan:
     """What is known of a leaf before its target.
 
     Args:
@@ -177,13 +183,21 @@ def _are_ranked_alone(updater: 'BaseUpdater', paths: Sequence[tree_lib.Path]) ->
         return [not updater.overrides('create_masks')] * len(paths)
     # Of all leaves that are ranked together, those with a sparsity of their own are left out.
     named = sparsity_distributions.check_custom_map(getattr(updater, 'custom_sparsity_map', None))
-    return [rule is not None for rule in tree_lib.first_matches(named, paths, 'custom_sparsity_map')]
+    return [
+        rule is not None for rule in tree_lib.first_matches(named, paths, 'custom_sparsity_map')
+    ]
 
 
-def _share_a_target(updater: 'BaseUpdater', target_of: Sequence[Any], is_alone: Sequence[bool]) -> list[bool]:
+def _share_a_target(
+    updater: 'BaseUpdater', target_of: Sequence[Any], is_alone: Sequence[bool]
+) -> list[bool]:
     """For each leaf whether the targets of others can prune it, too: one ranking over the model has one total."""
     is_joint = [updater.ranked_together == 'model' and not alone for alone in is_alone]
-    joint_targets = [target for target, joint in zip(target_of, is_joint, strict=True) if joint and target is not None]
+    joint_targets = [
+        target
+        for target, joint in zip(target_of, is_joint, strict=True)
+        if joint and target is not None
+    ]
     is_any_pruned = any(tree_lib.is_traced(target) or float(target) > 0 for target in joint_targets)
     return [joint and is_any_pruned for joint in is_joint]
 
@@ -195,7 +209,9 @@ def _reasons(updater: 'BaseUpdater', params: tree_lib.PyTree) -> list[str]:
     return sparsity_distributions.why_dense(updater.distribution(), params, updater.stacked)
 
 
-def with_target(leaf: LeafPlan, target: Any, reason: str, is_counted: bool, shares_target: bool = False) -> LeafPlan:
+def with_target(
+    leaf: LeafPlan, target: Any, reason: str, is_counted: bool, shares_target: bool = False
+) -> LeafPlan:
     """The plan of a leaf with its target, and what follows from it.
 
     Args:
@@ -262,7 +278,9 @@ def _has_equal_groups(kind: Any, shape: tuple[int, ...], groups: int) -> bool:
     return type(kind) is Channel or groups == math.prod(shape)
 
 
-def _kept_in_all(leaves: Sequence[LeafPlan], is_alone: Sequence[bool], ranked_together: str) -> int | None:
+def _kept_in_all(
+    leaves: Sequence[LeafPlan], is_alone: Sequence[bool], ranked_together: str
+) -> int | None:
     unknown = [leaf for leaf in leaves if leaf.kept is None]
     known = sum(leaf.kept for leaf in leaves if leaf.kept is not None)
     if not unknown:
@@ -270,7 +288,11 @@ def _kept_in_all(leaves: Sequence[LeafPlan], is_alone: Sequence[bool], ranked_to
     if ranked_together != 'model' or any(leaf.target is None for leaf in unknown):
         return None
     # One ranking holds every leaf that has a target, those with a target of 0, too.
-    together = [leaf for leaf, alone in zip(leaves, is_alone, strict=True) if leaf.target is not None and not alone]
+    together = [
+        leaf
+        for leaf, alone in zip(leaves, is_alone, strict=True)
+        if leaf.target is not None and not alone
+    ]
     size = sum(leaf.size for leaf in together)
     sparsity = sum((leaf.target or 0) * leaf.size for leaf in together) / size
     others = known - sum(leaf.kept or 0 for leaf in together)
@@ -279,7 +301,9 @@ def _kept_in_all(leaves: Sequence[LeafPlan], is_alone: Sequence[bool], ranked_to
 
 def _row(leaf: LeafPlan) -> list[str]:
     layers = 'each layer, ' if leaf.is_stacked else ''
-    words = f'dense: {leaf.why_dense}' if leaf.why_dense else layers + _type_words(leaf.sparsity_type)
+    words = (
+        f'dense: {leaf.why_dense}' if leaf.why_dense else layers + _type_words(leaf.sparsity_type)
+    )
     target = '-' if leaf.target is None and leaf.why_dense else _UNKNOWN
     if leaf.target is not None:
         target = f'{leaf.target:.4g}'

@@ -37,10 +37,14 @@ def topk_mask_calculator(scores: Any, sparsity: Any) -> jax.Array:
     return topk_group_mask_calculator(scores, sparsity, sparsity_types.Unstructured())
 
 
-_topk_mask_calculator_internal = topk_mask_calculator  # extensions of JaxPruner call it by this name
+_topk_mask_calculator_internal = (
+    topk_mask_calculator  # extensions of JaxPruner call it by this name
+)
 
 
-def topk_group_mask_calculator(scores: Any, sparsity: Any, sparsity_type: sparsity_types.GroupedType) -> jax.Array:
+def topk_group_mask_calculator(
+    scores: Any, sparsity: Any, sparsity_type: sparsity_types.GroupedType
+) -> jax.Array:
     """Keeps the best groups of weights, `max(1, round(groups * (1 - sparsity)))` of them, in one ranking.
 
     Args:
@@ -109,7 +113,9 @@ def _best_groups(scores, sparsities, starts, types, stacked) -> list[selection.S
     ]
 
 
-def topk_n_by_m_mask_calculator(scores: Any, sparsity: Any, sparsity_type: sparsity_types.NByM) -> jax.Array:
+def topk_n_by_m_mask_calculator(
+    scores: Any, sparsity: Any, sparsity_type: sparsity_types.NByM
+) -> jax.Array:
     """Keeps the n largest of each m consecutive scores along the type's axis.
 
     Args:
@@ -160,7 +166,9 @@ def topk_block_mask_calculator(
     )
 
 
-def topk_channel_mask_calculator(scores: Any, sparsity: Any, sparsity_type: sparsity_types.Channel) -> jax.Array:
+def topk_channel_mask_calculator(
+    scores: Any, sparsity: Any, sparsity_type: sparsity_types.Channel
+) -> jax.Array:
     """Keeps the channels whose scores, summed over all other axes, are largest.
 
     Args:
@@ -200,7 +208,9 @@ def get_topk_fn(sparsity_type: Any) -> TopkFn:
         sparsity_type = sparsity_types.Unstructured()
     if isinstance(sparsity_type, sparsity_types.NByM):
         return functools.partial(topk_n_by_m_mask_calculator, sparsity_type=sparsity_type)
-    if isinstance(sparsity_type, sparsity_types.GroupedType) and not isinstance(sparsity_type, type):
+    if isinstance(sparsity_type, sparsity_types.GroupedType) and not isinstance(
+        sparsity_type, type
+    ):
         return functools.partial(topk_group_mask_calculator, sparsity_type=sparsity_type)
     raise TypeError(
         f'{sparsity_type!r} is no single sparsity type; give Unstructured(), NByM, Block, Channel, or an object with '
@@ -280,6 +290,8 @@ def select_leaves(
             mask = groups.per_layer(topk, in_layers, (0, None))(selection.read(leaf), sparsity)
             results[i] = selection.Selected(mask, None)
     if grouped:
-        for i, selected in zip(grouped, best_groups(*zip(*grouped.values(), strict=True)), strict=True):
+        for i, selected in zip(
+            grouped, best_groups(*zip(*grouped.values(), strict=True)), strict=True
+        ):
             results[i] = selected
     return results

@@ -80,7 +80,9 @@ def _masked_leaves(state: sparse_state.SparseState) -> list[_Leaf]:
     return leaves
 
 
-def _disagreements(states: list[sparse_state.SparseState], params: tree_lib.PyTree) -> dict[str, jax.Array]:
+def _disagreements(
+    states: list[sparse_state.SparseState], params: tree_lib.PyTree
+) -> dict[str, jax.Array]:
     """The share of pruned weights that is not zero, for each masked leaf and for all."""
     metrics = {}
     nonzeros, pruned = jnp.float32(0), jnp.float32(0)
@@ -92,7 +94,9 @@ def _disagreements(states: list[sparse_state.SparseState], params: tree_lib.PyTr
                 continue
             leaf_nonzeros = _count((mask == 0) & (leaf != 0))
             leaf_pruned = _count(mask == 0)
-            metrics[f'{_DISAGREEMENT}/{tree_lib.path_string(path)}'] = leaf_nonzeros / jnp.maximum(leaf_pruned, 1)
+            metrics[f'{_DISAGREEMENT}/{tree_lib.path_string(path)}'] = leaf_nonzeros / jnp.maximum(
+                leaf_pruned, 1
+            )
             nonzeros, pruned = nonzeros + leaf_nonzeros, pruned + leaf_pruned
     metrics[_DISAGREEMENT] = nonzeros / jnp.maximum(pruned, 1)
     return metrics

@@ -15,7 +15,9 @@ logger = logging.getLogger(__name__)
 _NAMED = 8
 
 
-def apply_mask(param: tree_lib.PyTree, mask: tree_lib.PyTree, is_packed: bool = False) -> tree_lib.PyTree:
+def apply_mask(
+    param: tree_lib.PyTree, mask: tree_lib.PyTree, is_packed: bool = False
+) -> tree_lib.PyTree:
     """Sets the pruned weights to zero, whatever they are (inf and NaN, too).
 
     Args:
@@ -106,10 +108,14 @@ def mask_sizes(masks: tree_lib.PyTree, params: tree_lib.PyTree) -> tree_lib.PyTr
     >>> mask_sizes({'w': jnp.ones(2, jnp.uint8)}, {'w': jnp.ones(2)}) is None
     True
     """
-    unpacked = tree_lib.map_with_missing(lambda p, m: m is None or m.shape == p.shape, params, masks)
+    unpacked = tree_lib.map_with_missing(
+        lambda p, m: m is None or m.shape == p.shape, params, masks
+    )
     if all(jax.tree.leaves(unpacked)):
         return None
-    return tree_lib.map_with_missing(lambda p, m: None if m is None else jnp.uint32(p.size), params, masks)
+    return tree_lib.map_with_missing(
+        lambda p, m: None if m is None else jnp.uint32(p.size), params, masks
+    )
 
 
 def store_masks(
@@ -176,7 +182,9 @@ def _local_shape(param: Any) -> tuple[int, ...]:
     return param.shape if sharding is None else sharding.shard_shape(param.shape)
 
 
-def _warn_of_shared_bytes(stored: tree_lib.PyTree, given: tree_lib.PyTree, params: tree_lib.PyTree) -> None:
+def _warn_of_shared_bytes(
+    stored: tree_lib.PyTree, given: tree_lib.PyTree, params: tree_lib.PyTree
+) -> None:
     """Names the masks of which single bytes hold weights of several devices, unless they were given so."""
     paths, leaves, treedef = tree_lib.flatten_with_paths(params)
     masks, before = tree_lib.leaves_like(treedef, stored), tree_lib.leaves_like(treedef, given)
@@ -185,7 +193,9 @@ def _warn_of_shared_bytes(stored: tree_lib.PyTree, given: tree_lib.PyTree, param
         if mask is None or mask.shape == mask_before.shape:
             continue
         lengths = zip(param.shape, mask.shape, _local_shape(param), strict=True)
-        if any(packed != whole != local and local % packing.BITS for whole, packed, local in lengths):
+        if any(
+            packed != whole != local and local % packing.BITS for whole, packed, local in lengths
+        ):
             sharding = _sharding(param)
             text = getattr(sharding, 'spec', sharding)
             named.append(f'{tree_lib.path_string(path)} of shape {param.shape}, sharded as {text}')
@@ -201,7 +211,9 @@ def _warn_of_shared_bytes(stored: tree_lib.PyTree, given: tree_lib.PyTree, param
         )
 
 
-def warn_of_emptied(masks: tree_lib.PyTree, params: tree_lib.PyTree, grads: tree_lib.PyTree | None) -> None:
+def warn_of_emptied(
+    masks: tree_lib.PyTree, params: tree_lib.PyTree, grads: tree_lib.PyTree | None
+) -> None:
     """Names the leaves of which nothing is kept because they, or their gradients, are NaN throughout.
 
     NaN ranks lowest and is never kept, so that such a leaf becomes zero. Nothing is looked at where values are traced.
@@ -220,14 +232,23 @@ def warn_of_emptied(masks: tree_lib.PyTree, params: tree_lib.PyTree, grads: tree
         return
     # All are computed before the first is waited for.
     keeps_any = [_keeps_any(mask) for _, _, mask in masked]
-    emptied = {path: leaf for (path, leaf, _), kept in zip(masked, keeps_any, strict=True) if not kept}
+    emptied = {
+        path: leaf for (path, leaf, _), kept in zip(masked, keeps_any, strict=True) if not kept
+    }
     if not emptied:
         return
     arrays = {f'{tree_lib.path_string(path)} holds': leaf for path, leaf in emptied.items()}
     if grads is not None:
         gradients = dict(zip(paths, tree_lib.leaves_like(treedef, grads), strict=True))
-        arrays |= {f'the gradients of {tree_lib.path_string(path)} hold': gradients[path] for path in emptied}
-    found = [words for words, array in arrays.items() if array is not None and bool(jnp.all(jnp.isnan(array)))]
+        arrays |= {
+            f'the gradients of {tree_lib.path_string(path)} hold': gradients[path]
+            for path in emptied
+        }
+    found = [
+        words
+        for words, array in arrays.items()
+        if array is not None and bool(jnp.all(jnp.isnan(array)))
+    ]
     if found:
         more = f' (so do {len(found) - 1} more leaves)' if len(found) > 1 else ''
         caller_warnings.warn(

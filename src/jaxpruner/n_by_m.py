@@ -38,18 +38,29 @@ def keep_n_of_m(scores: jax.Array, n: jax.Array | int, m: int, axis: int = -1) -
         return _whole_groups_mask(scores, n, m, axis)
     first = jax.lax.slice_in_dim(scores, 0, whole, axis=axis)
     last = jax.lax.slice_in_dim(scores, whole, length, axis=axis)
-    parts = [_whole_groups_mask(first, n, m, axis), _whole_groups_mask(last, n, length - whole, axis)]
+    parts = [
+        _whole_groups_mask(first, n, m, axis),
+        _whole_groups_mask(last, n, length - whole, axis),
+    ]
     return jnp.concatenate(parts, axis)
 
 
 def _whole_groups_mask(scores: jax.Array, n: jax.Array | int, m: int, axis: int) -> jax.Array:
-    grouped = scores.reshape(*scores.shape[:axis], scores.shape[axis] // m, m, *scores.shape[axis + 1 :])
-    kept = _winners([jax.lax.index_in_dim(grouped, i, axis + 1, keepdims=False) for i in range(m)], n)
+    grouped = scores.reshape(
+        *scores.shape[:axis], scores.shape[axis] // m, m, *scores.shape[axis + 1 :]
+    )
+    kept = _winners(
+        [jax.lax.index_in_dim(grouped, i, axis + 1, keepdims=False) for i in range(m)], n
+    )
     if jax.default_backend() != 'cpu' or m > _MOST_BITS:
         return jnp.stack([one.astype(jnp.uint8) for one in kept], axis + 1).reshape(scores.shape)
     # Stacked, they would be found by a loop over all groups for each place, which reads all scores.
-    dtype = next(dtype for dtype in (jnp.uint8, jnp.uint16, jnp.uint32) if m <= jnp.iinfo(dtype).bits)
-    bits = functools.reduce(jnp.bitwise_or, [one << place for place, one in enumerate(kept)]).astype(dtype)
+    dtype = next(
+        dtype for dtype in (jnp.uint8, jnp.uint16, jnp.uint32) if m <= jnp.iinfo(dtype).bits
+    )
+    bits = functools.reduce(
+        jnp.bitwise_or, [one << place for place, one in enumerate(kept)]
+    ).astype(dtype)
     return control.apart(functools.partial(_spread, m=m, axis=axis), bits).reshape(scores.shape)
 
 

@@ -39,7 +39,9 @@ def zero_moments(
     {'w': Array([0., 1.], dtype=float32)}
     """
     # Dense leaves get a flag of no dimensions, since trees with None do not map against arrays.
-    flags = tree_lib.map_with_missing(lambda p, flag: jnp.zeros((), bool) if flag is None else flag, params, where)
+    flags = tree_lib.map_with_missing(
+        lambda p, flag: jnp.zeros((), bool) if flag is None else flag, params, where
+    )
 
     def zeroed(moment: Any, flag: jax.Array) -> Any:
         # Dense leaves have flags of no dimensions; those of another optimizer are masked nodes.
@@ -78,7 +80,9 @@ def restart_inner_state(state: Any, masks_activated: tree_lib.PyTree) -> Any:
     >>> restart_inner_state(state, {'w': jnp.array([1, 0])})[0].trace
     {'w': Array([0., 1.], dtype=float32)}
     """
-    flags = dict(jax.tree_util.tree_flatten_with_path(masks_activated, is_leaf=lambda node: node is None)[0])
+    flags = dict(
+        jax.tree_util.tree_flatten_with_path(masks_activated, is_leaf=lambda node: node is None)[0]
+    )
     lengths = sorted({len(path) for path in flags}, reverse=True)
 
     def restarted(path: tuple[Any, ...], moment: Any) -> Any:

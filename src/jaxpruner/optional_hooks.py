@@ -54,7 +54,9 @@ class OptionalHooks:
         for name, arguments in _ARGUMENTS.items():
             _check_hook(cls, name, arguments)
 
-    def init_algorithm_state(self, params: tree_lib.PyTree, target_sparsities: tree_lib.PyTree) -> tree_lib.PyTree:
+    def init_algorithm_state(
+        self, params: tree_lib.PyTree, target_sparsities: tree_lib.PyTree
+    ) -> tree_lib.PyTree:
         """The first values of what the algorithm itself keeps from step to step; by default nothing.
 
         They stand in `sparse_state.algorithm_state`. `track` replaces them each step, `calculate_scores` reads them.
@@ -99,7 +101,9 @@ class OptionalHooks:
         del params
         return sparse_state, None
 
-    def moments_to_reset(self, old_state: SparseState, new_state: SparseState) -> tree_lib.PyTree | None:
+    def moments_to_reset(
+        self, old_state: SparseState, new_state: SparseState
+    ) -> tree_lib.PyTree | None:
         """The weights whose moments in the optimizer become zero after a mask update.
 
         Args:

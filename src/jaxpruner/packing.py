@@ -66,7 +66,9 @@ def axis_of_bits(bits_shape: Sequence[int], shape: Sequence[int]) -> int | None:
     >>> axis_of_bits((98, 300), (784, 300)), axis_of_bits((784, 38), (784, 300)), axis_of_bits((1, 1), (784, 300))
     (-2, -1, None)
     """
-    fitting = (axis for axis in range(-len(shape), 0) if packed_shape(shape, axis) == tuple(bits_shape))
+    fitting = (
+        axis for axis in range(-len(shape), 0) if packed_shape(shape, axis) == tuple(bits_shape)
+    )
     return next(fitting, None)
 
 

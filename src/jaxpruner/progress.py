@@ -8,7 +8,9 @@ from typing import Any
 
 
 @contextlib.contextmanager
-def progress_bar(total: float | None, wanted: bool = True, in_bytes: bool = False) -> Iterator[Callable[..., None]]:
+def progress_bar(
+    total: float | None, wanted: bool = True, in_bytes: bool = False
+) -> Iterator[Callable[..., None]]:
     """Shows how far something is, if stderr is a terminal.
 
     Args:
@@ -37,7 +39,9 @@ def progress_bar(total: float | None, wanted: bool = True, in_bytes: bool = Fals
         rich.progress.TimeElapsedColumn(),
         rich.progress.TimeRemainingColumn(),
     )
-    with rich.progress.Progress(*columns, console=rich.console.Console(stderr=True), transient=True) as progress:
+    with rich.progress.Progress(
+        *columns, console=rich.console.Console(stderr=True), transient=True
+    ) as progress:
         task = progress.add_task('', total=total)
 
         def show(description: str, done: float, arrays: Any = None) -> None:

@@ -82,16 +82,31 @@ def _drop_and_grow(
         # Behind a barrier scores seem to change: what does not would be computed before the loop, and written down.
         (roles, before), known = jax.lax.optimization_barrier((carry, scores))
         growing = number == 1
-        now = [_number((role == _KEPT) | (role == _STAYS), rows) for role, rows in zip(roles, in_rows, strict=True)]
-        before = [jnp.where(growing, earlier, kept) for earlier, kept in zip(before, now, strict=True)]
+        now = [
+            _number((role == _KEPT) | (role == _STAYS), rows)
+            for role, rows in zip(roles, in_rows, strict=True)
+        ]
+        before = [
+            jnp.where(growing, earlier, kept) for earlier, kept in zip(before, now, strict=True)
+        ]
         wanted = [
-            jnp.where(growing, earlier - kept, kept - selection.share_of(kept, fraction, most=role.size))
+            jnp.where(
+                growing, earlier - kept, kept - selection.share_of(kept, fraction, most=role.size)
+            )
             for earlier, kept, role in zip(before, now, roles, strict=True)
         ]
-        given = [selection.Scores((*both.weights, role), both.of) for both, role in zip(known, roles, strict=True)]
-        given = [selection.read(own) if write else own for own, write in zip(given, written, strict=True)]
+        given = [
+            selection.Scores((*both.weights, role), both.of)
+            for both, role in zip(known, roles, strict=True)
+        ]
+        given = [
+            selection.read(own) if write else own for own, write in zip(given, written, strict=True)
+        ]
         chosen = selection.keep_largest_each(given, wanted, in_rows=in_rows, apart=apart)
-        return [_next_role(growing, role, one.mask != 0) for role, one in zip(roles, chosen, strict=True)], before
+        return [
+            _next_role(growing, role, one.mask != 0)
+            for role, one in zip(roles, chosen, strict=True)
+        ], before
 
     roles = [jnp.where(flags, _KEPT, _PRUNED) for flags in alive]
     before = [
@@ -121,7 +136,11 @@ def _pooled(mask, drop, grow, kind, in_layers) -> tuple[jax.Array, Any, Any]:
     if _is_of_weights(kind) and mask.size:
         return mask != 0, drop, grow
     pool = functools.partial(groups.pool, kind, in_layers=in_layers)
-    return pool(mask.astype(jnp.float32)) > 0, pool(selection.read(drop)), pool(selection.read(grow))
+    return (
+        pool(mask.astype(jnp.float32)) > 0,
+        pool(selection.read(drop)),
+        pool(selection.read(grow)),
+    )
 
 
 def _both_scores(
@@ -146,12 +165,20 @@ def _as_floats(scores: jax.Array | selection.Scores, shape: tuple[int, ...]) -> 
         )
     if not jnp.issubdtype(scores.dtype, jnp.floating):
         scores = selection.read(scores).astype(jnp.float32)
-    return scores if isinstance(scores, selection.Scores) else selection.Scores(jnp.asarray(scores), jnp.positive)
+    return (
+        scores
+        if isinstance(scores, selection.Scores)
+        else selection.Scores(jnp.asarray(scores), jnp.positive)
+    )
 
 
 def _common_dtype(first: jnp.dtype, second: jnp.dtype) -> jnp.dtype:
     """One that holds all numbers of both; JAX promotes no floats of 8 bits, and none at all where it is strict."""
-    return first if first == second else jnp.dtype('float64' if 'float64' in (first, second) else 'float32')
+    return (
+        first
+        if first == second
+        else jnp.dtype('float64' if 'float64' in (first, second) else 'float32')
+    )
 
 
 def _at_least_lowest(scores: jax.Array) -> jax.Array:
@@ -175,9 +202,14 @@ class _OfRoles:
     def __call__(self, known: tuple[Any, Any, jax.Array]) -> jax.Array:
         *weights, role = known
         dropped, grown = reversed(weights) if self.grow_first else weights
-        drop, grow = self.drop(dropped).astype(self.dtype), _at_least_lowest(self.grow(grown)).astype(self.dtype)
+        drop, grow = (
+            self.drop(dropped).astype(self.dtype),
+            _at_least_lowest(self.grow(grown)).astype(self.dtype),
+        )
         return jnp.where(role == _KEPT, drop, jnp.where(role == _MISSING, grow, -jnp.inf))
 
 
 def _number(flags: jax.Array, in_layers: bool) -> jax.Array:
-    return selection.count_true(flags, tuple(range(int(in_layers), flags.ndim)), selection.counter_for(flags.size))
+    return selection.count_true(
+        flags, tuple(range(int(in_layers), flags.ndim)), selection.counter_for(flags.size)
+    )

@@ -14,7 +14,9 @@ from jaxpruner import tree as tree_lib
 _NAME_OF_METADATA = '__metadata__'  # the format's own
 
 
-def save_safetensors(tree: tree_lib.PyTree, path: Path | str, metadata: Mapping[str, str] | None = None) -> None:
+def save_safetensors(
+    tree: tree_lib.PyTree, path: Path | str, metadata: Mapping[str, str] | None = None
+) -> None:
     """Saves a pytree of arrays as a safetensors file, its leaves under dotted names; pruned weights are zeros in it.
 
     Arrays that are sharded over the devices of this process come to the host one leaf at a time. The file appears when
@@ -44,10 +46,15 @@ def save_safetensors(tree: tree_lib.PyTree, path: Path | str, metadata: Mapping[
     checkpoints = _checkpoints()
     arrays = _arrays_by_name(tree)
     _check_metadata(metadata or {})
-    shapes = {name: checkpoints.Leaf(tuple(array.shape), np.dtype(array.dtype)) for name, array in arrays.items()}
+    shapes = {
+        name: checkpoints.Leaf(tuple(array.shape), np.dtype(array.dtype))
+        for name, array in arrays.items()
+    }
     # Wide numbers first, as the format's own library has it: each tensor then begins where its dtype may.
     names = sorted(shapes, key=lambda name: -shapes[name].dtype.itemsize)
-    with checkpoints.SafetensorsWriter(Path(path), {name: shapes[name] for name in names}, metadata) as writer:
+    with checkpoints.SafetensorsWriter(
+        Path(path), {name: shapes[name] for name in names}, metadata
+    ) as writer:
         for name in names:
             writer.write(name, _on_host(arrays[name]))
 
@@ -70,9 +77,13 @@ def _arrays_by_name(tree: tree_lib.PyTree) -> dict[str, Any]:
     for path, leaf in zip(paths, leaves, strict=True):
         name = '.'.join(path)
         if name == _NAME_OF_METADATA:
-            raise ValueError(f'{name}: safetensors files keep this name for metadata; rename the leaf')
+            raise ValueError(
+                f'{name}: safetensors files keep this name for metadata; rename the leaf'
+            )
         if name in arrays:
-            raise ValueError(f'the leaves {owners[name]} and {path} are both called {name!r} in a file; rename one')
+            raise ValueError(
+                f'the leaves {owners[name]} and {path} are both called {name!r} in a file; rename one'
+            )
         owners[name] = path
         arrays[name] = _checked_array(name, leaf)
     return arrays
@@ -89,7 +100,9 @@ def _checked_array(name: str, leaf: Any) -> Any:
         )
     if isinstance(leaf, jax.Array):
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            raise TypeError(f'{name}: a file holds no typed random keys; save jax.random.key_data(key) instead')
+            raise TypeError(
+                f'{name}: a file holds no typed random keys; save jax.random.key_data(key) instead'
+            )
         if not leaf.is_fully_addressable:
             raise TypeError(
                 f'{name}: other processes hold parts of this array; gather it first, for instance with '

@@ -100,7 +100,9 @@ def function_of(method: Callable[..., Any]) -> Callable[[jax.Array], jax.Array] 
     return _said_of(method, _OF_EACH_WEIGHT)
 
 
-def said_of(method: Callable[..., Any], params: tree_lib.PyTree, grads: tree_lib.PyTree) -> tree_lib.PyTree | None:
+def said_of(
+    method: Callable[..., Any], params: tree_lib.PyTree, grads: tree_lib.PyTree
+) -> tree_lib.PyTree | None:
     """Scores as `of_each_weight` or `of_each_gradient` says them of a method; `None` where neither does.
 
     Args:
@@ -150,7 +152,9 @@ def _said_of(method: Callable[..., Any], name: str) -> Any:
 
 
 def each_weight(
-    params: tree_lib.PyTree, function: Callable[[jax.Array], jax.Array], mark: str = 'of_each_weight'
+    params: tree_lib.PyTree,
+    function: Callable[[jax.Array], jax.Array],
+    mark: str = 'of_each_weight',
 ) -> tree_lib.PyTree:
     """Scores of each weight by itself, not written down where that can be.
 
@@ -201,7 +205,9 @@ def unwritten(updater: 'BaseUpdater', params: tree_lib.PyTree) -> tree_lib.PyTre
     True
     """
     function = function_of(updater.calculate_scores)
-    if function is None or not all(map(takes_unwritten, (updater.create_masks, updater.select_masks))):
+    if function is None or not all(
+        map(takes_unwritten, (updater.create_masks, updater.select_masks))
+    ):
         return None
     return each_weight(params, function)
 

@@ -67,12 +67,17 @@ def _changed_settings(instance: Any) -> list[str]:
         if '__dataclass_fields__' in vars(base):
             fields |= {field.name: field for field in dataclasses.fields(base) if field.repr}
     settings = {}
-    for name, value in vars(instance).items():  # as they were given: reading an attribute may make a key
+    for name, value in vars(
+        instance
+    ).items():  # as they were given: reading an attribute may make a key
         if name in fields and not _is_default(value, fields[name]) and not _is_derived(value):
             settings[name] = value
     order = ['sparsity', *fields]
     names = sorted(settings, key=order.index)
-    return [f'{name}={text_tables.shorten(describe(settings[name]), _LONGEST_SETTING)}' for name in names]
+    return [
+        f'{name}={text_tables.shorten(describe(settings[name]), _LONGEST_SETTING)}'
+        for name in names
+    ]
 
 
 def _is_derived(value: Any) -> bool:
@@ -108,10 +113,15 @@ def describe(value: Any) -> str:
             return str(np.asarray(value))
         return f'{value.dtype}[{",".join(map(str, value.shape))}]'
     if isinstance(value, functools.partial):
-        arguments = [*map(describe, value.args), *[f'{k}={describe(v)}' for k, v in value.keywords.items()]]
+        arguments = [
+            *map(describe, value.args),
+            *[f'{k}={describe(v)}' for k, v in value.keywords.items()],
+        ]
         return f'{describe(value.func)}({", ".join(arguments)})'
     if isinstance(value, dict):
-        return f'{{{", ".join(_first_entries([f"{k!r}: {describe(v)}" for k, v in value.items()]))}}}'
+        return (
+            f'{{{", ".join(_first_entries([f"{k!r}: {describe(v)}" for k, v in value.items()]))}}}'
+        )
     if type(value) in (list, tuple):
         text = ', '.join(_first_entries([describe(entry) for entry in value]))
         return f'[{text}]' if isinstance(value, list) else f'({text}{"," * (len(value) == 1)})'
@@ -136,7 +146,9 @@ def _is_known_number(array: Any) -> bool:
 
 
 def _is_of_optax(function: Any) -> bool:
-    return (getattr(function, '__module__', None) or '').startswith('optax.') and hasattr(function, '__qualname__')
+    return (getattr(function, '__module__', None) or '').startswith('optax.') and hasattr(
+        function, '__qualname__'
+    )
 
 
 def _first_entries(texts: list[str]) -> list[str]:
@@ -144,7 +156,11 @@ def _first_entries(texts: list[str]) -> list[str]:
 
 
 def _has_generated_repr(value: Any) -> bool:
-    return dataclasses.is_dataclass(value) and not isinstance(value, type) and _is_generated(type(value).__repr__)
+    return (
+        dataclasses.is_dataclass(value)
+        and not isinstance(value, type)
+        and _is_generated(type(value).__repr__)
+    )
 
 
 def _arguments(value: Any) -> list[str]:

@@ -20,12 +20,18 @@ class SparseState(NamedTuple):
     count: Any = None  # int32 scalar: steps so far
     # If masks are packed: tree like the parameters of uint32 scalars, the weights in each masked leaf.
     sizes: Any = None
-    thresholds: Any = None  # tree like the parameters: where methods that select in every step look first
-    algorithm_state: Any = None  # any pytree of arrays: what `init_algorithm_state` and `track` of the algorithm make
+    thresholds: Any = (
+        None  # tree like the parameters: where methods that select in every step look first
+    )
+    algorithm_state: Any = (
+        None  # any pytree of arrays: what `init_algorithm_state` and `track` of the algorithm make
+    )
 
 
 # What is said where a state of a pruner is needed.
-NO_STATE = 'there is no SparseState in the optimizer state; wrap the optimizer with `updater.wrap_optax`'
+NO_STATE = (
+    'there is no SparseState in the optimizer state; wrap the optimizer with `updater.wrap_optax`'
+)
 
 
 class _SplitOff(NamedTuple):
@@ -59,7 +65,9 @@ def split_masks(opt_state: Any) -> tuple[Any, tuple[SparseState, ...]]:
 
     def take(state: SparseState) -> SparseState:
         check_has_masks(state)
-        held.append(SparseState(state.masks, target_sparsities=state.target_sparsities, sizes=state.sizes))
+        held.append(
+            SparseState(state.masks, target_sparsities=state.target_sparsities, sizes=state.sizes)
+        )
         return state._replace(masks=_SplitOff(), target_sparsities=None, sizes=None)
 
     rest = _map_states(take, opt_state)
@@ -87,7 +95,9 @@ def join_masks(rest: Any, masks: tuple[SparseState, ...]) -> Any:
     ({'kernel': None}, None, None, 4)
     """
     if isinstance(masks, SparseState) or not all(isinstance(held, SparseState) for held in masks):
-        raise TypeError(f'masks must be the second result of split_masks, a tuple of SparseState, got {type(masks)}')
+        raise TypeError(
+            f'masks must be the second result of split_masks, a tuple of SparseState, got {type(masks)}'
+        )
     nodes = jax.tree.leaves(rest, is_leaf=lambda node: isinstance(node, _SplitOff))
     lacking = sum(isinstance(node, _SplitOff) for node in nodes)
     if lacking != len(masks):
@@ -101,7 +111,9 @@ def join_masks(rest: Any, masks: tuple[SparseState, ...]) -> Any:
         if not isinstance(state.masks, _SplitOff):
             return state
         held = next(given)
-        return state._replace(masks=held.masks, target_sparsities=held.target_sparsities, sizes=held.sizes)
+        return state._replace(
+            masks=held.masks, target_sparsities=held.target_sparsities, sizes=held.sizes
+        )
 
     return _map_states(give, rest)
 
@@ -183,7 +195,11 @@ def only_sparse_state(opt_state: Any) -> SparseState:
     >>> only_sparse_state((SparseState(masks=None),)).masks is None
     True
     """
-    states = [_without_boxes(opt_state)] if isinstance(opt_state, SparseState) else sparse_states(opt_state)
+    states = (
+        [_without_boxes(opt_state)]
+        if isinstance(opt_state, SparseState)
+        else sparse_states(opt_state)
+    )
     if len(states) != 1:
         remedy = (
             'pass the state that the init of `updater.wrap_optax(…)` made (a checkpoint restored without a target has '
@@ -191,7 +207,9 @@ def only_sparse_state(opt_state: Any) -> SparseState:
             if not states
             else 'pass the one that is meant: an entry of `jaxpruner.sparse_states(opt_state)`'
         )
-        raise ValueError(f'expected one SparseState in the optimizer state, found {len(states)}; {remedy}')
+        raise ValueError(
+            f'expected one SparseState in the optimizer state, found {len(states)}; {remedy}'
+        )
     return states[0]
 
 

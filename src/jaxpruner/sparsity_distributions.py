@@ -78,7 +78,11 @@ def check_sparsity(sparsity: Any, name: str) -> None:
     >>> check_sparsity(0.9, 'sparsity')
     """
     _check_share(
-        sparsity, name, 'between 0 and 1', '[0, 1] (the share of weights removed)', lambda value: 0 <= value <= 1
+        sparsity,
+        name,
+        'between 0 and 1',
+        '[0, 1] (the share of weights removed)',
+        lambda value: 0 <= value <= 1,
     )
 
 
@@ -96,11 +100,17 @@ def check_density(density: Any, name: str) -> None:
     >>> check_density(0.9, 'density')
     """
     _check_share(
-        density, name, 'above 0 and at most 1', '(0, 1] (the share that is kept)', lambda value: 0 < value <= 1
+        density,
+        name,
+        'above 0 and at most 1',
+        '(0, 1] (the share that is kept)',
+        lambda value: 0 < value <= 1,
     )
 
 
-def _check_share(share: Any, name: str, range_words: str, interval: str, is_inside: Callable[[float], bool]) -> None:
+def _check_share(
+    share: Any, name: str, range_words: str, interval: str, is_inside: Callable[[float], bool]
+) -> None:
     if tree_lib.is_traced(share):
         return
     if not tree_lib.is_number(share):
@@ -176,7 +186,9 @@ def uniform(
     """
     check_sparsity(sparsity, 'sparsity')
     _, treedef, custom, selected = _select(params, filter_fn, custom_sparsity_map, stacked)
-    targets = [custom.get(i, sparsity if i in selected else None) for i in range(treedef.num_leaves)]
+    targets = [
+        custom.get(i, sparsity if i in selected else None) for i in range(treedef.num_leaves)
+    ]
     return jax.tree.unflatten(treedef, targets)
 
 
@@ -253,19 +265,26 @@ def erk(
     weights: Sequence[float] = sizes
     if flops is not None:
         if count_excluded:
-            raise ValueError('count_excluded counts weights, and flops counts operations; give one of them')
+            raise ValueError(
+                'count_excluded counts weights, and flops counts operations; give one of them'
+            )
         weights = _flops_of_leaves(param_tree, flops, selected)
         budget = (1 - float(sparsity)) * sum(weights[i] for i in selected)
     ordered = sorted(selected)
     raw = [erdos_renyi.raw_density(selected[i]) for i in ordered]
     densities = erdos_renyi.scaled_densities(raw, [weights[i] for i in ordered], budget)
     by_leaf = dict(zip(ordered, densities, strict=True))
-    targets = [custom[i] if i in custom else 1 - by_leaf[i] if i in by_leaf else None for i in range(len(leaves))]
+    targets = [
+        custom[i] if i in custom else 1 - by_leaf[i] if i in by_leaf else None
+        for i in range(len(leaves))
+    ]
     return jax.tree.unflatten(treedef, targets)
 
 
 def why_dense(
-    distribution: Callable[..., tree_lib.PyTree] | None, params: tree_lib.PyTree, stacked: str | Sequence[Any] = ()
+    distribution: Callable[..., tree_lib.PyTree] | None,
+    params: tree_lib.PyTree,
+    stacked: str | Sequence[Any] = (),
 ) -> list[str]:
     """For each leaf the reason for which a distribution leaves it dense, if it does.
 
@@ -281,9 +300,13 @@ def why_dense(
     if distribution is None:
         return ['sparsity_distribution_fn is None'] * len(leaves)
     if getattr(distribution, 'func', None) not in (uniform, erk):
-        return [f'{_name_of(distribution, "sparsity_distribution_fn")} gives it no target'] * len(leaves)
+        return [f'{_name_of(distribution, "sparsity_distribution_fn")} gives it no target'] * len(
+            leaves
+        )
     settings = getattr(distribution, 'keywords', {})
-    rules = tree_lib.first_matches(check_custom_map(settings.get('custom_sparsity_map')), paths, 'custom_sparsity_map')
+    rules = tree_lib.first_matches(
+        check_custom_map(settings.get('custom_sparsity_map')), paths, 'custom_sparsity_map'
+    )
     filter_fn = settings.get('filter_fn', NOT_DIM_ONE_FILTER)
     names = (stacked,) if isinstance(stacked, str) else tuple(stacked)
     reasons = []

@@ -63,7 +63,9 @@ def checked_step(name: str, value: Any, minimum: int = 0) -> int:
         must = f'be at least {minimum}' if minimum else 'not be negative'
         raise ValueError(f'{name} must {must}, got {number}')
     if number > _LAST_STEP:
-        raise ValueError(f'{name} must be at most {_LAST_STEP}, the last step that is counted, got {number}')
+        raise ValueError(
+            f'{name} must be at most {_LAST_STEP}, the last step that is counted, got {number}'
+        )
     return number
 
 
@@ -198,14 +200,20 @@ class StepsSchedule:
     steps: tuple[int, ...]
 
     def __post_init__(self):
-        object.__setattr__(self, 'steps', tuple(checked_step('a step', step) for step in self.steps))
+        object.__setattr__(
+            self, 'steps', tuple(checked_step('a step', step) for step in self.steps)
+        )
 
     def is_mask_update_iter(self, step: Any) -> Any:
         """True at the steps of the list alone; False for no step (`None`)."""
         if step is None:
             return False
         step = _number(step)
-        return step in self.steps if isinstance(step, int) else jnp.any(step == jnp.asarray(self.steps, jnp.int32))
+        return (
+            step in self.steps
+            if isinstance(step, int)
+            else jnp.any(step == jnp.asarray(self.steps, jnp.int32))
+        )
 
     def get_sparsity_at_step(self, target_sparsities: Any, step: Any) -> Any:
         """The targets at every step."""
@@ -297,5 +305,10 @@ class PolynomialSchedule(PeriodicSchedule):
         length = self.update_end_step - self.update_start_step
         if length == 0:
             return target_sparsities
-        progress = jnp.clip(jnp.asarray(step) + 1 - self.update_start_step, 0, length).astype(jnp.float32) / length
-        return jax.tree.map(lambda target: target * (1 - (1 - progress) ** self.power), target_sparsities)
+        progress = (
+            jnp.clip(jnp.asarray(step) + 1 - self.update_start_step, 0, length).astype(jnp.float32)
+            / length
+        )
+        return jax.tree.map(
+            lambda target: target * (1 - (1 - progress) ** self.power), target_sparsities
+        )

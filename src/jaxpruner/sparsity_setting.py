@@ -91,13 +91,18 @@ def _contradicts_settings(updater: 'BaseUpdater') -> bool:
 
 def _declares_sparsity_itself(updater: 'BaseUpdater') -> bool:
     """Whether the field `sparsity` is that of a user's class, written when updaters had none."""
-    declaring = [base for base in type(updater).__mro__ if 'sparsity' in inspect.get_annotations(base)]
+    declaring = [
+        base for base in type(updater).__mro__ if 'sparsity' in inspect.get_annotations(base)
+    ]
     return declaring[0].__module__.partition('.')[0] != 'jaxpruner'
 
 
 def _is_published_default(distribution: Any) -> bool:
     """Whether it is JaxPruner's default, written out: clients that pass every field by position give it."""
-    if not isinstance(distribution, functools.partial) or distribution.func is not sparsity_distributions.uniform:
+    if (
+        not isinstance(distribution, functools.partial)
+        or distribution.func is not sparsity_distributions.uniform
+    ):
         return False
     return distribution.args == () and distribution.keywords == {'sparsity': 0.0}
 

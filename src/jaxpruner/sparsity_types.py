@@ -132,7 +132,9 @@ class NByM(NamedFields):
         if self.axis != INPUT_AXIS:
             _check_whole('axis', self.axis)
         if self.n > self.m:
-            raise ValueError(f'N:M sparsity keeps n of m weights, so n must not exceed m, got n={self.n}, m={self.m}')
+            raise ValueError(
+                f'N:M sparsity keeps n of m weights, so n must not exceed m, got n={self.n}, m={self.m}'
+            )
 
     def check_shape(self, shape: Sequence[int], where: str) -> None:
         """Refuses a shape whose axis does not divide into groups of m.
@@ -220,13 +222,17 @@ class Block(NamedFields):
         Array([[2., 5.]], dtype=float32)
         """
         # Sums of 16-bit scores would lose what tells blocks apart.
-        dtype = jnp.promote_types(scores.dtype, jnp.float32) if self.use_avg_pooling else scores.dtype
+        dtype = (
+            jnp.promote_types(scores.dtype, jnp.float32) if self.use_avg_pooling else scores.dtype
+        )
         pooled, sizes = scores.astype(dtype), jnp.ones((), dtype)
         for axis, length in self._axes(scores.ndim):
             size, blocks = scores.shape[axis], -(-scores.shape[axis] // length)
             padding = [(0, 0)] * scores.ndim
             padding[axis] = (0, blocks * length - size)
-            padded = jnp.pad(pooled, padding, constant_values=0 if self.use_avg_pooling else -jnp.inf)
+            padded = jnp.pad(
+                pooled, padding, constant_values=0 if self.use_avg_pooling else -jnp.inf
+            )
             split = padded.reshape(*pooled.shape[:axis], blocks, length, *pooled.shape[axis + 1 :])
             pooled = split.sum(axis + 1) if self.use_avg_pooling else split.max(axis + 1)
             along = jnp.minimum(length, size - length * jnp.arange(blocks)).astype(dtype)
@@ -242,7 +248,9 @@ class Block(NamedFields):
         for axis, length in self._axes(len(shape)):
             # Broadcast, not jnp.repeat, which looks the verdicts up and gathers those of all devices for it.
             before, after = group_mask.shape[: axis + 1], group_mask.shape[axis + 1 :]
-            spread = jnp.broadcast_to(jnp.expand_dims(group_mask, axis + 1), (*before, length, *after))
+            spread = jnp.broadcast_to(
+                jnp.expand_dims(group_mask, axis + 1), (*before, length, *after)
+            )
             padded = spread.reshape(*before[:-1], before[-1] * length, *after)
             group_mask = jax.lax.slice_in_dim(padded, 0, shape[axis], axis=axis)
         return group_mask
@@ -379,5 +387,7 @@ def parse_n_by_m(pattern: Any, axis: int | None = None) -> NByM:
     if isinstance(pattern, str) and (found := re.fullmatch(rf'{_INTEGER}:{_INTEGER}', pattern)):
         pattern = tuple(map(int, found.groups()))
     if not isinstance(pattern, list | tuple) or len(pattern) != 2:
-        raise TypeError(f"an N:M pattern is written (n, m) or 'n:m', such as (2, 4), got {pattern!r}")
+        raise TypeError(
+            f"an N:M pattern is written (n, m) or 'n:m', such as (2, 4), got {pattern!r}"
+        )
     return NByM(*pattern, axis=-1 if axis is None else axis, allow_partial=True)

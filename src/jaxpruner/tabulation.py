@@ -86,7 +86,9 @@ class SparsityTable:
           width: characters that a line may have.
         """
         rows = [self._texts(row) for row in self.rows]
-        return text_tables.to_text(self._columns(), rows, total=self._texts(self.total), width=width)
+        return text_tables.to_text(
+            self._columns(), rows, total=self._texts(self.total), width=width
+        )
 
     def __iter__(self) -> Iterator[TableRow]:
         return iter(self.rows)
@@ -114,7 +116,9 @@ class SparsityTable:
         return (*_COLUMNS, _FLOPS_COLUMN) if self.has_flops else _COLUMNS
 
     def _texts(self, row: TableRow) -> list[str]:
-        shape = f'{row.weights:,}' if row.shape is None else '×'.join(map(str, row.shape)) or 'scalar'
+        shape = (
+            f'{row.weights:,}' if row.shape is None else '×'.join(map(str, row.shape)) or 'scalar'
+        )
         texts = [row.name, shape, row.dtype, f'{row.sparsity:.2%}', f'{row.kept:,}']
         texts += [_with_prefix(row.dense_bytes, 'B'), _with_prefix(row.packed_bytes, 'B')]
         if self.has_flops:
@@ -152,7 +156,9 @@ def tabulate(params: tree_lib.PyTree, masks: Any = None, graph: Any = None) -> S
     -------------------------------------------------------------
     total           136               88.24%    16  544 B    80 B
     """
-    paths, leaves, treedef = tree_lib.flatten_with_paths(jax.tree.map(utils.array_of_numbers, params))
+    paths, leaves, treedef = tree_lib.flatten_with_paths(
+        jax.tree.map(utils.array_of_numbers, params)
+    )
     kept_weights = _kept_weights(paths, leaves, _masks_of(masks, treedef))
     flops = _flops_of(paths, graph)
     rows = []
@@ -184,7 +190,9 @@ def _masks_of(masks: Any, treedef: Any) -> list[Any] | None:
     return chosen
 
 
-def _kept_weights(paths: list[tree_lib.Path], leaves: list[Any], masks: list[Any] | None) -> list[int]:
+def _kept_weights(
+    paths: list[tree_lib.Path], leaves: list[Any], masks: list[Any] | None
+) -> list[int]:
     """How many weights are kept of each leaf; all counts are fetched from the device at once."""
     if masks is None:
         for path, leaf in zip(paths, leaves, strict=True):
@@ -199,7 +207,9 @@ def _kept_weights(paths: list[tree_lib.Path], leaves: list[Any], masks: list[Any
         # Only the shapes are looked at; an error names the leaf.
         name = tree_lib.path_string(path)
         jax.eval_shape(masking.unpack_masks, {name: mask}, {name: leaf})
-        counts.append(packing.kept_weights(mask if mask.dtype == jnp.uint8 else (mask != 0).astype(jnp.uint8)))
+        counts.append(
+            packing.kept_weights(mask if mask.dtype == jnp.uint8 else (mask != 0).astype(jnp.uint8))
+        )
     return [int(count) for count in jax.device_get(counts)]
 
 

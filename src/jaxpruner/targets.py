@@ -85,15 +85,21 @@ def of_leaves(
             'stacked layers change what a distribution selects, and this sparsity_distribution_fn takes no '
             'argument `stacked`; pass functools.partial(uniform, sparsity=…), or a function of params and stacked'
         )
-    dense = [path for path, sparsity_type in zip(paths, types, strict=True) if sparsity_type is None]
+    dense = [
+        path for path, sparsity_type in zip(paths, types, strict=True) if sparsity_type is None
+    ]
     with vector_warnings.no_warnings_about(dense):
         targets = tree_lib.leaves_like(treedef, distribution(params, **known))
     rows = zip(targets, types, paths, leaves, are_stacked(stacked, paths), strict=True)
     for i, (target, kind, path, leaf, in_layers) in enumerate(rows):
-        if kind is None or not jnp.issubdtype(leaf.dtype, jnp.number):  # flags and random keys cannot be ranked
+        if kind is None or not jnp.issubdtype(
+            leaf.dtype, jnp.number
+        ):  # flags and random keys cannot be ranked
             targets[i] = None
         elif target is not None:
-            sparsity_distributions.check_sparsity(target, f'the sparsity of {tree_lib.path_string(path)}')
+            sparsity_distributions.check_sparsity(
+                target, f'the sparsity of {tree_lib.path_string(path)}'
+            )
             check(kind, path, leaf.shape[in_layers:])
     if types_decide:
         is_given = not isinstance(distribution, sparsity_distributions.NotGiven)
@@ -102,7 +108,10 @@ def of_leaves(
 
 
 def _with_shares_of_n_by_m(
-    targets: Sequence[Any], types: Sequence[SparsityType | None], paths: Sequence[tree_lib.Path], is_given: bool
+    targets: Sequence[Any],
+    types: Sequence[SparsityType | None],
+    paths: Sequence[tree_lib.Path],
+    is_given: bool,
 ) -> list[Any]:
     """The targets, with its share for each leaf of N:M; whether sparsities were given says what 0 means."""
     reached, contradictions = list(targets), []

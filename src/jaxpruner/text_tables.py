@@ -92,7 +92,9 @@ def shorten(text: str, width: int) -> str:
     return text[:start] + _ELLIPSIS + text[len(text) - end :]
 
 
-def _fitting_widths(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[int]:
+def _fitting_widths(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int
+) -> list[int]:
     """The width of each column, where the widest that gives way is narrowed until the table fits."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
     flexible = [i for i, column in enumerate(columns) if column.overflow != 'keep']
@@ -138,7 +140,9 @@ def _widest(column: Column, cells: Sequence[Sequence[str]]) -> int:
     return max(len(line) for line in [column.heading, *lines])
 
 
-def _row_lines(columns: Sequence[Column], cells: Sequence[Sequence[str]], widths: Sequence[int]) -> list[str]:
+def _row_lines(
+    columns: Sequence[Column], cells: Sequence[Sequence[str]], widths: Sequence[int]
+) -> list[str]:
     lines = []
     for number in range(max(len(cell) for cell in cells)):
         texts = [cell[number] if number < len(cell) else '' for cell in cells]

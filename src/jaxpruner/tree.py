@@ -51,11 +51,15 @@ def _named(entries: Sequence[tuple[Any, Any]]) -> list[Path]:
     names = []
     for path, _ in entries:
         name = _path_names(path)
-        names.append((name[:-1] if _is_box(path) and siblings[name[:-1]] == 1 else name) or SINGLE_ARRAY_PATH)
+        names.append(
+            (name[:-1] if _is_box(path) and siblings[name[:-1]] == 1 else name) or SINGLE_ARRAY_PATH
+        )
     return names
 
 
-def flatten_with_paths(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Path], list[Any], Any]:
+def flatten_with_paths(
+    tree: PyTree, is_leaf: Callable[[Any], bool] | None = None
+) -> tuple[list[Path], list[Any], Any]:
     """Flattens a pytree of arrays into paths, leaves and the tree's structure.
 
     Args:
@@ -143,7 +147,9 @@ def _by_name(treedef: Any, tree: PyTree) -> list[Any] | None:
     found = {name: entry for name, (_, entry) in named if not _is_missing(entry)}
     missing = [name if path else () for name, (path, entry) in named if _is_missing(entry)]
     absent = [name for name in names if name not in found]
-    if not set(found) <= set(names) or not all(any(name[: len(m)] == m for m in missing) for name in absent):
+    if not set(found) <= set(names) or not all(
+        any(name[: len(m)] == m for m in missing) for name in absent
+    ):
         return None
     return [found.get(name) for name in names]
 
@@ -155,7 +161,9 @@ def _leaf_names(treedef: Any) -> list[Path]:
 def _misfit(treedef: Any, tree: PyTree) -> str:
     """Words for two trees of different structure: the paths that only one of them has."""
     wanted = {path_string(name) for name in _leaf_names(treedef)}
-    given = {path_string(name) for name in flatten_with_paths(tree, is_leaf=lambda node: node is None)[0]}
+    given = {
+        path_string(name) for name in flatten_with_paths(tree, is_leaf=lambda node: node is None)[0]
+    }
 
     def listed(names: set[str]) -> str:
         return ', '.join(map(repr, sorted(names)[:4])) + (', …' if len(names) > 4 else '')
@@ -182,7 +190,9 @@ def map_with_missing(function: Callable[..., Any], tree: PyTree, *rest: PyTree) 
     """
     leaves, treedef = jax.tree.flatten(tree)
     others = [leaves_like(treedef, other) for other in rest]
-    return jax.tree.unflatten(treedef, [function(*entries) for entries in zip(leaves, *others, strict=True)])
+    return jax.tree.unflatten(
+        treedef, [function(*entries) for entries in zip(leaves, *others, strict=True)]
+    )
 
 
 def path_string(path: Path) -> str:
@@ -226,7 +236,9 @@ def rule_name(name: Any, where: str = '') -> str | Path:
         return name
     if isinstance(name, list | tuple) and all(isinstance(part, str) for part in name):
         return tuple(name)
-    raise TypeError(f"{where}leaves are named by 'a/kernel', ('a', 'kernel') or a glob such as 'a/*', got {name!r}")
+    raise TypeError(
+        f"{where}leaves are named by 'a/kernel', ('a', 'kernel') or a glob such as 'a/*', got {name!r}"
+    )
 
 
 def check_names(
@@ -255,7 +267,9 @@ def check_names(
             known = [separator.join(path) for path in paths]
             text = name if isinstance(name, str) else separator.join(str(part) for part in name)
             near = difflib.get_close_matches(text, known, n=3, cutoff=0.4) or known[:3]
-            raise ValueError(f'{setting}: {name!r} matches no parameter; the nearest are {", ".join(map(repr, near))}')
+            raise ValueError(
+                f'{setting}: {name!r} matches no parameter; the nearest are {", ".join(map(repr, near))}'
+            )
 
 
 def first_matches(
@@ -285,7 +299,9 @@ def first_matches(
     """
     names = list(rules)
     check_names(names, paths, setting, matches, separator)
-    chosen = [next((i for i, name in enumerate(names) if matches(name, path)), None) for path in paths]
+    chosen = [
+        next((i for i, name in enumerate(names) if matches(name, path)), None) for path in paths
+    ]
     for i, name in enumerate(names):
         # A last "all others" may well find nothing left.
         if i not in chosen and not (name == '*' and i == len(names) - 1):

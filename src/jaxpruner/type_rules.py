@@ -51,7 +51,9 @@ def _one_type(entry: Any) -> SparsityType:
         return sparsity_types.parse_sparsity_type(entry)
     if entry is sparsity_types.Unstructured:
         return sparsity_types.Unstructured()
-    usable = isinstance(entry, sparsity_types.NByM | sparsity_types.GroupedType) and not isinstance(entry, type)
+    usable = isinstance(entry, sparsity_types.NByM | sparsity_types.GroupedType) and not isinstance(
+        entry, type
+    )
     if not usable:
         hint = f'; write {entry.__name__}(…)' if isinstance(entry, type) else ''
         raise TypeError(
@@ -61,14 +63,18 @@ def _one_type(entry: Any) -> SparsityType:
     try:
         hash(entry)
     except TypeError:
-        raise TypeError(f'the sparsity type {entry!r} must be hashable; make its dataclass frozen') from None
+        raise TypeError(
+            f'the sparsity type {entry!r} must be hashable; make its dataclass frozen'
+        ) from None
     return entry
 
 
 def _check_pairs(pairs: Sequence[Any]) -> None:
     for pair in pairs:
         if not isinstance(pair, list | tuple) or len(pair) != 2:
-            raise TypeError(f"a list holds pairs of name and type, such as ['head/*', '2:4'], got {pair!r}")
+            raise TypeError(
+                f"a list holds pairs of name and type, such as ['head/*', '2:4'], got {pair!r}"
+            )
 
 
 def _read_rules(pairs: Sequence[Any]) -> dict[Any, Any]:

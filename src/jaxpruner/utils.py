@@ -26,7 +26,9 @@ _SEED_LIMIT = 2**63  # JAX takes no larger number for a seed
 
 
 def summarize_sparsity(
-    param_tree: tree_lib.PyTree, only_total_sparsity: bool = False, flops: Mapping[Any, float] | None = None
+    param_tree: tree_lib.PyTree,
+    only_total_sparsity: bool = False,
+    flops: Mapping[Any, float] | None = None,
 ) -> dict[str, Any]:
     """Counts the zeros of a pytree of parameters or masks.
 
@@ -74,7 +76,11 @@ def array_of_numbers(leaf: Any) -> Any:
     >>> array_of_numbers(jnp.ones(1)), array_of_numbers(3)
     (Array([1.], dtype=float32), None)
     """
-    return leaf if hasattr(leaf, 'dtype') and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else None
+    return (
+        leaf
+        if hasattr(leaf, 'dtype') and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        else None
+    )
 
 
 def _memory(leaves: Sequence[Any], sizes: Sequence[int], nonzeros: Sequence[Any]) -> dict[str, Any]:
@@ -128,11 +134,15 @@ def summarize_intersection(
     summary: dict[str, Any] = {}
     both_total: Any = 0
     first_total: Any = 0
-    for path, first, second in zip(paths, leaves, tree_lib.leaves_like(treedef, mask_tree2), strict=True):
+    for path, first, second in zip(
+        paths, leaves, tree_lib.leaves_like(treedef, mask_tree2), strict=True
+    ):
         if second is None:
             continue
         if first.shape != second.shape:
-            raise ValueError(f'{tree_lib.path_string(path)}: shapes differ, {first.shape} and {second.shape}')
+            raise ValueError(
+                f'{tree_lib.path_string(path)}: shapes differ, {first.shape} and {second.shape}'
+            )
         both, ones = count_nonzero((first != 0) & (second != 0)), count_nonzero(first)
         if not only_total_intersection:
             summary[tree_lib.path_string(path)] = _ratio(both, ones)
@@ -223,7 +233,9 @@ def check_seed(seed: Any) -> None:
         return
     if isinstance(seed, int | np.integer) and not isinstance(seed, bool):
         if not 0 <= seed < _SEED_LIMIT:
-            raise ValueError(f'rng_seed must be a whole number from 0 to {_SEED_LIMIT - 1}, got {seed}')
+            raise ValueError(
+                f'rng_seed must be a whole number from 0 to {_SEED_LIMIT - 1}, got {seed}'
+            )
         return
     if isinstance(seed, jax.Array | np.ndarray):
         is_key = jnp.issubdtype(seed.dtype, jax.dtypes.prng_key)
@@ -294,7 +306,9 @@ def known_arguments(function: Callable[..., Any], arguments: dict[str, Any]) -> 
     parameters = inspect.signature(function).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return arguments
-    names = {parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL}
+    names = {
+        parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL
+    }
     return {name: value for name, value in arguments.items() if name in names}
 
 

@@ -35,7 +35,10 @@ def no_warnings_about(paths: Iterable[tree_lib.Path]) -> Iterator[None]:
 
 
 def warn_about_vectors(
-    paths: list[tree_lib.Path], leaves: list[Any], selected: Mapping[int, tuple[int, ...]], stacked: Sequence[str]
+    paths: list[tree_lib.Path],
+    leaves: list[Any],
+    selected: Mapping[int, tuple[int, ...]],
+    stacked: Sequence[str],
 ) -> None:
     """Warns once of leaves that the default filter selects and that look like biases or norms.
 
@@ -55,7 +58,9 @@ def warn_about_vectors(
         if paths[i] in _dense_paths.get() or paths[i][-1] not in VECTOR_NAMES:
             continue
         siblings = [j for j in range(len(paths)) if paths[j][:-1] == paths[i][:-1]]
-        if paths[i][-1] == 'b' and not any(_adds_to(leaves[i].shape, leaves[j].shape) for j in siblings):
+        if paths[i][-1] == 'b' and not any(
+            _adds_to(leaves[i].shape, leaves[j].shape) for j in siblings
+        ):
             continue  # as in LoRA, where `a` and `b` are kernels
         is_named = any(tree_lib.matches(name, paths[i]) for name in stacked)
         if not is_named and _look_stacked(leaves, siblings, leaves[i]):
@@ -64,7 +69,10 @@ def warn_about_vectors(
         if len(selected[i]) > 1:
             biases.append(i)
     if biases:
-        names = ', '.join(f'{tree_lib.path_string(paths[i])} {tuple(leaves[i].shape)}' for i in biases[:_MOST_NAMED])
+        names = ', '.join(
+            f'{tree_lib.path_string(paths[i])} {tuple(leaves[i].shape)}'
+            for i in biases[:_MOST_NAMED]
+        )
         more = f' and {len(biases) - _MOST_NAMED} more' if len(biases) > _MOST_NAMED else ''
         caller_warnings.warn(
             f'{names}{more} looks like a bias or norm, but has more than one dimension, so that the default filter '
@@ -75,7 +83,9 @@ def warn_about_vectors(
 
 def _look_stacked(leaves: list[Any], siblings: list[int], leaf: Any) -> bool:
     """Whether a leaf and all beside it begin with an axis of the same length: layers that are stacked for `scan`."""
-    return leaf.shape[0] > 1 and all(leaves[j].ndim >= 2 and leaves[j].shape[0] == leaf.shape[0] for j in siblings)
+    return leaf.shape[0] > 1 and all(
+        leaves[j].ndim >= 2 and leaves[j].shape[0] == leaf.shape[0] for j in siblings
+    )
 
 
 def _adds_to(bias: tuple[int, ...], kernel: tuple[int, ...]) -> bool:

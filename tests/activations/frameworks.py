@@ -93,7 +93,11 @@ def _dense(name, *, kernel='kernel', bias='bias', pick=lambda params: params):
 
 
 _inside = {'pick': lambda variables: variables['params']}
-_linen = {'layers': ('Dense_0', 'Dense_1'), 'layer_class': nn.Dense, 'second': _dense('Dense_1', **_inside)}
+_linen = {
+    'layers': ('Dense_0', 'Dense_1'),
+    'layer_class': nn.Dense,
+    'second': _dense('Dense_1', **_inside),
+}
 _haiku = {
     'layers': ('linear', 'linear_1'),
     'layer_class': hk.Linear,
@@ -113,7 +117,9 @@ def _run_equinox(model, params, x):
 
 
 FRAMEWORKS = {
-    'linen': Framework(LinenNetwork, _init, _jitted(lambda model, params, x: model.apply(params, x)), **_linen),
+    'linen': Framework(
+        LinenNetwork, _init, _jitted(lambda model, params, x: model.apply(params, x)), **_linen
+    ),
     'function': Framework(
         lambda: LinenNetwork().apply,
         lambda apply: _init(LinenNetwork()),

@@ -77,7 +77,10 @@ def test_the_model_itself_is_meant_by_its_class_alone():
     for where in ('*', lambda name, layer: True):
         with pytest.raises(ValueError, match='never means the model itself: name its class'):
             sparsify_activations(model, where, density=0.5).apply(variables, X)
-    with pytest.raises(ValueError, match=r'only layers of .* one that is the whole model is meant by its class alone'):
+    with pytest.raises(
+        ValueError,
+        match=r'only layers of .* one that is the whole model is meant by its class alone',
+    ):
         sparsify_activations(model.apply, '*', density=0.5)(variables, X)
 
 
@@ -91,14 +94,18 @@ def test_linen_scan_prunes_each_layer_of_the_stack():
     class Stack(nn.Module):
         @nn.compact
         def __call__(self, x):
-            scan = nn.scan(nn.remat(Block), variable_axes={'params': 0}, split_rngs={'params': True}, length=3)
+            scan = nn.scan(
+                nn.remat(Block), variable_axes={'params': 0}, split_rngs={'params': True}, length=3
+            )
             return scan(name='blocks')(x, None)[1]
 
     x = jnp.ones((2, HIDDEN))
     sparse = sparsify_activations(Stack(), 'blocks/dense', density=0.25)
     variables = sparse.init(KEY, x)
     for run in (sparse.apply, jax.jit(sparse.apply)):
-        np.testing.assert_array_equal(np.count_nonzero(run(variables, x), axis=-1), np.full((3, 2), 2))
+        np.testing.assert_array_equal(
+            np.count_nonzero(run(variables, x), axis=-1), np.full((3, 2), 2)
+        )
     grads = jax.grad(lambda variables: sparse.apply(variables, x).sum())(variables)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
 
@@ -157,11 +164,15 @@ def test_a_linen_object_behaves_like_its_module():
     np.testing.assert_array_equal(outputs[0], half(model.apply(variables, X)[0]))
     again = copy.deepcopy(sparse)
     np.testing.assert_array_equal(again.apply(variables, X)[0], outputs[0])
-    np.testing.assert_array_equal(pickle.loads(pickle.dumps(sparse.module)).apply(variables, X)[0].shape, (5, HIDDEN))
+    np.testing.assert_array_equal(
+        pickle.loads(pickle.dumps(sparse.module)).apply(variables, X)[0].shape, (5, HIDDEN)
+    )
     for other in (sparse.clone(name='other'), sparse.copy(name='other')):
         assert other.name == 'other'
         np.testing.assert_array_equal(other.apply(variables, X)[0], outputs[0])
-    with pytest.raises(AttributeError, match=r'a bound module would run without .* use apply\(variables, …\)'):
+    with pytest.raises(
+        AttributeError, match=r'a bound module would run without .* use apply\(variables, …\)'
+    ):
         sparse.bind(variables)
     with pytest.raises(AttributeError, match='no attribute'):
         _ = sparse.no_such_thing
@@ -178,14 +189,20 @@ def test_each_entry_has_to_match_in_each_call():
     variables = model.init(KEY, X)
     apply = sparsify_activations(model.apply, ['inner', 'innner/*'], density=0.5)
     for _ in range(2):
-        with pytest.raises(ValueError, match=r"where: 'innner/\*' matches no .* these were: .*'inner/layers_0'"):
+        with pytest.raises(
+            ValueError, match=r"where: 'innner/\*' matches no .* these were: .*'inner/layers_0'"
+        ):
             apply(variables, X)
     apply = sparsify_activations(model.apply, ['embed.attend', 'inner'], density=0.5)
     apply(variables, X)
-    with pytest.raises(ValueError, match=r"where: 'inner' matches no layer .*; these were: 'embed\.attend'"):
+    with pytest.raises(
+        ValueError, match=r"where: 'inner' matches no layer .*; these were: 'embed\.attend'"
+    ):
         apply(variables, jnp.ones((2, HIDDEN)), method=lambda self, x: self.embed.attend(x))
     haiku = FRAMEWORKS['haiku'].make()
-    with pytest.raises(ValueError, match="where: 'linaer' matches no layer that was called; these were: 'linear'"):
+    with pytest.raises(
+        ValueError, match="where: 'linaer' matches no layer that was called; these were: 'linear'"
+    ):
         sparsify_activations(haiku, ['linear', 'linaer'], density=0.5).apply(haiku.init(KEY, X), X)
 
 
@@ -200,7 +217,9 @@ REUSED = {
     'jit': jax.jit,
     'checkpoint': jax.checkpoint,
     'scan': _scanned,
-    'grad of checkpoint': lambda function: jax.grad(lambda x: (jax.checkpoint(function)(x) ** 2).sum()),
+    'grad of checkpoint': lambda function: jax.grad(
+        lambda x: (jax.checkpoint(function)(x) ** 2).sum()
+    ),
     'jit in vmap': lambda function: jax.vmap(jax.jit(lambda x: function(x[None])[0])),
 }
 
@@ -214,7 +233,11 @@ def test_functions_compiled_inside_are_compiled_apart(reuse, dense_first):
     def first(x):
         return model.apply(variables, x)[0]
 
-    apply, dense, pruned = reuse(first), reuse(lambda x: first(x))(X), reuse(lambda x: half(first(x)))(X)
+    apply, dense, pruned = (
+        reuse(first),
+        reuse(lambda x: first(x))(X),
+        reuse(lambda x: half(first(x)))(X),
+    )
     if dense_first:
         np.testing.assert_allclose(apply(X), dense, rtol=1e-6)
     for _ in range(2):
@@ -255,7 +278,11 @@ def test_a_traced_density():
     np.testing.assert_array_equal(np.count_nonzero(run(0.5), axis=1), 4)
     for name in ('nnx', 'equinox'):
         with pytest.raises(TypeError, match='must be known before it is traced'):
-            jax.jit(lambda density, name=name: sparsify_activations(FRAMEWORKS[name].make(), '*', density=density))(0.5)
+            jax.jit(
+                lambda density, name=name: sparsify_activations(
+                    FRAMEWORKS[name].make(), '*', density=density
+                )
+            )(0.5)
 
 
 def test_haiku_paths_methods_and_base_classes():

@@ -82,7 +82,9 @@ def test_nnx_sequential():
         np.testing.assert_allclose(sparse(X), wanted, rtol=1e-6)
         np.testing.assert_allclose(nnx.jit(lambda model, x: model(x))(sparse, X), wanted, rtol=1e-6)
         twice = sparsify_activations(sparse, where, density=0.25)
-        assert summarize_activations(twice, X, where=where)['layers/1'] == pytest.approx(0.75, abs=0.1)
+        assert summarize_activations(twice, X, where=where)['layers/1'] == pytest.approx(
+            0.75, abs=0.1
+        )
 
 
 def test_nnx_shared_layers_and_isinstance():
@@ -117,10 +119,15 @@ def test_nnx_trains():
     np.testing.assert_array_equal(np.count_nonzero(sparse(X)[0], axis=1), HIDDEN // 2)
 
 
-@pytest.mark.parametrize(('make', 'base'), [(NnxNetwork, nnx.Linear), (EquinoxNetwork, eqx.nn.Linear)])
+@pytest.mark.parametrize(
+    ('make', 'base'), [(NnxNetwork, nnx.Linear), (EquinoxNetwork, eqx.nn.Linear)]
+)
 def test_models_made_alike_share_their_classes(make, base):
     model = make()
-    one, other = (sparsify_activations(model, lambda name, layer: name == 'first', density=0.5) for _ in range(2))
+    one, other = (
+        sparsify_activations(model, lambda name, layer: name == 'first', density=0.5)
+        for _ in range(2)
+    )
     assert type(one.first) is type(other.first)
     assert issubclass(type(one.first), base)
     assert type(one.second) is base
@@ -220,15 +227,21 @@ def test_equinox_state_is_no_activation():
 
 @pytest.mark.parametrize('make', [NnxNetwork, EquinoxNetwork])
 def test_each_entry_has_to_match_at_once(make):
-    with pytest.raises(ValueError, match="where: 'frist' matches no layer of the model; they are 'first', 'second'"):
+    with pytest.raises(
+        ValueError, match="where: 'frist' matches no layer of the model; they are 'first', 'second'"
+    ):
         sparsify_activations(make(), ['first', 'frist'], density=0.5)
     with pytest.raises(ValueError, match='Embed'):
         summarize_activations(make(), X, where=nnx.Embed)
 
 
-@pytest.mark.parametrize('make', [lambda: nnx.Linear(2, 2, rngs=nnx.Rngs(0)), lambda: eqx.nn.Linear(2, 2, key=KEY)])
+@pytest.mark.parametrize(
+    'make', [lambda: nnx.Linear(2, 2, rngs=nnx.Rngs(0)), lambda: eqx.nn.Linear(2, 2, key=KEY)]
+)
 def test_a_model_without_layers_is_meant_by_its_class(make):
-    with pytest.raises(ValueError, match=r'there is none in it; .* never means the model itself: name its class'):
+    with pytest.raises(
+        ValueError, match=r'there is none in it; .* never means the model itself: name its class'
+    ):
         sparsify_activations(make(), '*', density=0.5)
     sparsify_activations(make(), type(make()), density=0.5)
 
@@ -238,7 +251,11 @@ def test_a_result_is_copied_but_not_pickled(make):
     model = make()
     sparse = sparsify_activations(model, 'first', density=0.5)
     x = X[0] if make is EquinoxNetwork else X
-    for one in (copy.copy(sparse), copy.deepcopy(sparse), *([nnx.clone(sparse)] if make is NnxNetwork else [])):
+    for one in (
+        copy.copy(sparse),
+        copy.deepcopy(sparse),
+        *([nnx.clone(sparse)] if make is NnxNetwork else []),
+    ):
         assert type(one.first) is type(sparse.first)
         np.testing.assert_array_equal(one(x)[0], sparse(x)[0])
     for copied in (copy.copy, copy.deepcopy):

@@ -81,7 +81,9 @@ def test_ties_and_special_values_as_in_the_core(x, density):
 
 
 @hypothesis.settings(max_examples=60)
-@hypothesis.given(FEW_VALUES, st.sampled_from([(1, 2), (2, 4), (3, 3), (1, 8), '2:3']), st.integers(-1, 1))
+@hypothesis.given(
+    FEW_VALUES, st.sampled_from([(1, 2), (2, 4), (3, 3), (1, 8), '2:3']), st.integers(-1, 1)
+)
 @pytest.mark.filterwarnings('ignore:activations of shape:UserWarning')
 def test_n_of_each_m(x, pattern, axis):
     mask = jax.grad(lambda x: jnp.sum(prune_act_struct(x, pattern, axis=axis)))(jnp.asarray(x))
@@ -101,7 +103,10 @@ def test_n_of_each_m(x, pattern, axis):
 
 
 def test_a_partial_last_group_warns():
-    with pytest.warns(UserWarning, match=r'shape \(2, 10\) have length 10 along axis -1, which m=4 .* keeps 2 of 2'):
+    with pytest.warns(
+        UserWarning,
+        match=r'shape \(2, 10\) have length 10 along axis -1, which m=4 .* keeps 2 of 2',
+    ):
         kept = prune_act_struct(jnp.ones((2, 10)), (2, 4))
     np.testing.assert_array_equal(kept, [[0, 0, 1, 1, 0, 0, 1, 1, 1, 1]] * 2)
 
@@ -117,7 +122,9 @@ X = jnp.asarray(np.random.default_rng(1).normal(size=(4, 8)), jnp.float32)
 def test_gradients(prune):
     weights = jnp.arange(1.0, 33.0).reshape(4, 8)
     kept = prune(X) != 0
-    np.testing.assert_array_equal(jax.grad(lambda x: jnp.sum(weights * prune(x)))(X), jnp.where(kept, weights, 0))
+    np.testing.assert_array_equal(
+        jax.grad(lambda x: jnp.sum(weights * prune(x)))(X), jnp.where(kept, weights, 0)
+    )
     straight = jax.grad(lambda x: jnp.sum(weights * prune(x, straight_through=True)))(X)
     np.testing.assert_array_equal(straight, weights)
     np.testing.assert_array_equal(prune(X, straight_through=True), prune(X))
@@ -143,7 +150,9 @@ WRAPPED = {
     'remat of jit': lambda prune: jax.checkpoint(jax.jit(prune)),
     'map': lambda prune: lambda x: jax.lax.map(prune, x),
     'scan': lambda prune: lambda x: jax.lax.scan(lambda carry, row: (carry, prune(row)), 0, x)[1],
-    'scan of remat': lambda prune: lambda x: jax.lax.scan(lambda c, row: (c, jax.checkpoint(prune)(row)), 0, x)[1],
+    'scan of remat': lambda prune: (
+        lambda x: jax.lax.scan(lambda c, row: (c, jax.checkpoint(prune)(row)), 0, x)[1]
+    ),
     'vmap': jax.vmap,
 }
 
@@ -163,11 +172,15 @@ def test_gradients_under_remat_scan_and_vmap(prune, wrap, straight_through):
 
 @pytest.mark.parametrize('axes', [np.int64(-1), [np.int32(1)], (1,)])
 def test_ways_to_write_batch_axes(axes):
-    np.testing.assert_array_equal(prune_act_unstruct(X, 0.5, batch_axes=axes), prune_act_unstruct(X.T, 0.5).T)
+    np.testing.assert_array_equal(
+        prune_act_unstruct(X, 0.5, batch_axes=axes), prune_act_unstruct(X.T, 0.5).T
+    )
 
 
 def test_a_pattern_with_its_own_axis():
-    np.testing.assert_array_equal(prune_act_struct(X, NByM(1, 2, axis=0)), prune_act_struct(X, (1, 2), axis=0))
+    np.testing.assert_array_equal(
+        prune_act_struct(X, NByM(1, 2, axis=0)), prune_act_struct(X, (1, 2), axis=0)
+    )
     with pytest.warns(UserWarning, match='along axis 0, which m=3'):
         prune_act_struct(X, NByM(1, 3, axis=0))
 
@@ -195,21 +208,73 @@ def test_the_spellings_of_the_document():
 REFUSED = [
     (lambda: prune_act_unstruct(X, 0.0), ValueError, r'density must lie in \(0, 1\].* got 0.0'),
     (lambda: prune_act_unstruct(X, 50), ValueError, r'50.0 per cent is 0.5'),
-    (lambda: prune_act_unstruct(X, '0.5'), TypeError, r"density must be a number above 0 and at most 1, got '0.5'"),
-    (lambda: prune_act_unstruct(jnp.arange(8), 0.5), TypeError, r'activations must be floats, got int32\[8\]'),
-    (lambda: prune_act_unstruct(X, 0.5, batch_axes=2), ValueError, r'batch_axes: axis 2 does not exist .* \(4, 8\)'),
-    (lambda: prune_act_unstruct(X, 0.5, batch_axes=(0, 1)), ValueError, r'batch_axes=\(0, 1\) leave nothing'),
-    (lambda: prune_act_unstruct(X[0], 0.5, batch_axes=7), ValueError, r'axis 7 does not exist .* \(8,\)'),
-    (lambda: prune_act_unstruct(X, 0.5, batch_axes=True), TypeError, r'batch_axes must be a whole number.* got True'),
-    (lambda: prune_act_unstruct(X, 0.5, batch_axes='01'), TypeError, r"batch_axes must be a whole number.* got '01'"),
-    (lambda: prune_act_unstruct(X, 0.5, batch_axes=[0.5]), TypeError, r'batch_axes must be a whole .* got \[0.5\]'),
-    (lambda: prune_act_unstruct(X, 0.5, straight_through=1), TypeError, 'straight_through must be True or .* got 1'),
-    (lambda: prune_act_struct(X, '1:4', straight_through='no'), TypeError, "straight_through must be .* got 'no'"),
-    (lambda: prune_act_struct(X, NByM(1, 4), axis=0), ValueError, 'lies along axis -1, but axis 0 is asked for'),
+    (
+        lambda: prune_act_unstruct(X, '0.5'),
+        TypeError,
+        r"density must be a number above 0 and at most 1, got '0.5'",
+    ),
+    (
+        lambda: prune_act_unstruct(jnp.arange(8), 0.5),
+        TypeError,
+        r'activations must be floats, got int32\[8\]',
+    ),
+    (
+        lambda: prune_act_unstruct(X, 0.5, batch_axes=2),
+        ValueError,
+        r'batch_axes: axis 2 does not exist .* \(4, 8\)',
+    ),
+    (
+        lambda: prune_act_unstruct(X, 0.5, batch_axes=(0, 1)),
+        ValueError,
+        r'batch_axes=\(0, 1\) leave nothing',
+    ),
+    (
+        lambda: prune_act_unstruct(X[0], 0.5, batch_axes=7),
+        ValueError,
+        r'axis 7 does not exist .* \(8,\)',
+    ),
+    (
+        lambda: prune_act_unstruct(X, 0.5, batch_axes=True),
+        TypeError,
+        r'batch_axes must be a whole number.* got True',
+    ),
+    (
+        lambda: prune_act_unstruct(X, 0.5, batch_axes='01'),
+        TypeError,
+        r"batch_axes must be a whole number.* got '01'",
+    ),
+    (
+        lambda: prune_act_unstruct(X, 0.5, batch_axes=[0.5]),
+        TypeError,
+        r'batch_axes must be a whole .* got \[0.5\]',
+    ),
+    (
+        lambda: prune_act_unstruct(X, 0.5, straight_through=1),
+        TypeError,
+        'straight_through must be True or .* got 1',
+    ),
+    (
+        lambda: prune_act_struct(X, '1:4', straight_through='no'),
+        TypeError,
+        "straight_through must be .* got 'no'",
+    ),
+    (
+        lambda: prune_act_struct(X, NByM(1, 4), axis=0),
+        ValueError,
+        'lies along axis -1, but axis 0 is asked for',
+    ),
     (lambda: prune_act_struct(X, (5, 4)), ValueError, r'n must not exceed m, got n=5, m=4'),
     (lambda: prune_act_struct(X, 0.5), TypeError, r'an N:M pattern is written \(n, m\).* got 0.5'),
-    (lambda: prune_act_struct(X, (1, 4), axis=2), ValueError, r'x: axis 2 does not exist in shape \(4, 8\)'),
-    (lambda: prune_act_struct(jnp.arange(8), (1, 4)), TypeError, r'activations must be floats, got int32\[8\]'),
+    (
+        lambda: prune_act_struct(X, (1, 4), axis=2),
+        ValueError,
+        r'x: axis 2 does not exist in shape \(4, 8\)',
+    ),
+    (
+        lambda: prune_act_struct(jnp.arange(8), (1, 4)),
+        TypeError,
+        r'activations must be floats, got int32\[8\]',
+    ),
 ]
 
 
@@ -265,7 +330,9 @@ def run_nnx():
 
 def run_equinox():
     layer = EquinoxLayer(eqx.nn.Linear(8, 16, use_bias=False, key=jax.random.key(0)))
-    return layer.linear.weight, lambda weight, x: jax.vmap(eqx.tree_at(lambda it: it.linear.weight, layer, weight))(x)
+    return layer.linear.weight, lambda weight, x: jax.vmap(
+        eqx.tree_at(lambda it: it.linear.weight, layer, weight)
+    )(x)
 
 
 def run_haiku():
@@ -273,7 +340,9 @@ def run_haiku():
         return prune_act_struct(prune_act_unstruct(hk.Linear(16, with_bias=False)(x), 0.5), (1, 4))
 
     model = hk.without_apply_rng(hk.transform(forward))
-    return model.init(jax.random.key(0), X)['linear']['w'], lambda w, x: model.apply({'linear': {'w': w}}, x)
+    return model.init(jax.random.key(0), X)['linear']['w'], lambda w, x: model.apply(
+        {'linear': {'w': w}}, x
+    )
 
 
 @pytest.mark.parametrize('make', [run_linen, run_nnx, run_equinox, run_haiku])
@@ -284,8 +353,12 @@ def test_inside_modules(make):
     expected = prune_act_struct(prune_act_unstruct(X @ kernel, 0.5), (1, 4))
     np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)
     grads = jax.grad(lambda w: jnp.sum(apply(w, X)))(weights)
-    reference = jax.grad(lambda w: jnp.sum(prune_act_struct(prune_act_unstruct(X @ w, 0.5), (1, 4))))(kernel)
-    np.testing.assert_allclose(grads if weights.shape == (8, 16) else grads.T, reference, rtol=1e-4, atol=1e-5)
+    reference = jax.grad(
+        lambda w: jnp.sum(prune_act_struct(prune_act_unstruct(X @ w, 0.5), (1, 4)))
+    )(kernel)
+    np.testing.assert_allclose(
+        grads if weights.shape == (8, 16) else grads.T, reference, rtol=1e-4, atol=1e-5
+    )
 
 
 # Batches that are sharded.

@@ -20,7 +20,10 @@ def test_counts_of_a_dense_model(framework):
     outputs = framework.run(model, params, x)
     nonzero = [int(np.count_nonzero(output)) for output in outputs]
     sizes = [output.size for output in outputs]
-    wanted = {name: (size - n) / size for name, size, n in zip(framework.layers, sizes, nonzero, strict=True)}
+    wanted = {
+        name: (size - n) / size
+        for name, size, n in zip(framework.layers, sizes, nonzero, strict=True)
+    }
     wanted |= {'_total_sparsity': (sum(sizes) - sum(nonzero)) / sum(sizes)}
     wanted |= {'_nactivations': sum(sizes), '_nactivations_nnz': sum(nonzero)}
     report = summarize_activations(model, params, x, call=framework.run)
@@ -80,8 +83,16 @@ class Loop(nn.Module):
 
 LIFTED = {
     'scan': (nn.scan(Rows, variable_axes={'params': 0}, split_rngs={'params': True}), 'Halve_0'),
-    'remat scan': (nn.scan(nn.remat(Rows), variable_axes={'params': 0}, split_rngs={'params': True}), 'Halve_0'),
-    'vmap': (nn.vmap(Rows, in_axes=(None, 0), variable_axes={'params': None}, split_rngs={'params': False}), 'Halve_0'),
+    'remat scan': (
+        nn.scan(nn.remat(Rows), variable_axes={'params': 0}, split_rngs={'params': True}),
+        'Halve_0',
+    ),
+    'vmap': (
+        nn.vmap(
+            Rows, in_axes=(None, 0), variable_axes={'params': None}, split_rngs={'params': False}
+        ),
+        'Halve_0',
+    ),
     'twice': (Twice, 'layer'),
     'plain scan': (Loop, 'rows/Halve_0'),
 }
@@ -94,18 +105,29 @@ def test_linen_layers_in_loops_count_all_calls(module, name, jitted):
 
     def call(model, zeros):
         run = (
-            jax.jit(lambda zeros: model.apply({}, 0.0, zeros)) if jitted else lambda zeros: model.apply({}, 0.0, zeros)
+            jax.jit(lambda zeros: model.apply({}, 0.0, zeros))
+            if jitted
+            else lambda zeros: model.apply({}, 0.0, zeros)
         )
         return run(zeros)
 
     report = summarize_activations(model, zeros, where=name, call=call)
-    assert report == {name: 5 / 8, '_total_sparsity': 5 / 8, '_nactivations': 8, '_nactivations_nnz': 3}
+    assert report == {
+        name: 5 / 8,
+        '_total_sparsity': 5 / 8,
+        '_nactivations': 8,
+        '_nactivations_nnz': 3,
+    }
 
 
 def test_haiku_layers_in_loops_count_all_calls():
     def forward(zeros):
         layer = hk.Flatten(name='layer')
-        return hk.scan(lambda carry, n: (carry, layer(jnp.where(jnp.arange(4) < n, 0.0, 1.0)[None])), 0.0, zeros)
+        return hk.scan(
+            lambda carry, n: (carry, layer(jnp.where(jnp.arange(4) < n, 0.0, 1.0)[None])),
+            0.0,
+            zeros,
+        )
 
     model = hk.without_apply_rng(hk.transform(forward))
     assert summarize_activations(model, {}, jnp.array([1, 4]))['layer'] == 5 / 8
@@ -139,7 +161,13 @@ def test_inputs_as_the_layer_itself_sees_them(name):
 
     sparse = sparsify_activations(model, second, density=0.25, prune='inputs')
     # 5 examples: 6 inputs of the first layer, one of them zero; 8 of the second, of which 2 are kept.
-    wanted = {first: 1 / 30, second: 0.75, '_total_sparsity': 31 / 70, '_nactivations': 70, '_nactivations_nnz': 39}
+    wanted = {
+        first: 1 / 30,
+        second: 0.75,
+        '_total_sparsity': 31 / 70,
+        '_nactivations': 70,
+        '_nactivations_nnz': 39,
+    }
     assert report(sparse, count='inputs') == wanted
     assert report(sparse)[second] == 0
     assert report(model, count='inputs')[second] == 0
@@ -151,11 +179,20 @@ def test_inputs_as_the_layer_itself_sees_them(name):
 def test_inputs_of_functions_and_of_layers_without_any():
     model = nnx.Sequential(nnx.Embed(3, 4, rngs=nnx.Rngs(0)), nnx.relu)
     sparse = sparsify_activations(model, nnx.relu, density=0.25, prune='inputs')
-    report = summarize_activations(sparse, jnp.arange(3), where=['layers/*', nnx.relu], count='inputs')
-    assert report == {'layers/1': 0.75, '_total_sparsity': 0.75, '_nactivations': 12, '_nactivations_nnz': 3}
+    report = summarize_activations(
+        sparse, jnp.arange(3), where=['layers/*', nnx.relu], count='inputs'
+    )
+    assert report == {
+        'layers/1': 0.75,
+        '_total_sparsity': 0.75,
+        '_nactivations': 12,
+        '_nactivations_nnz': 3,
+    }
     embed = nn.Sequential([nn.Embed(3, 4)])
     variables = embed.init(jax.random.key(0), jnp.arange(3))
-    assert summarize_activations(embed, variables, jnp.arange(3), count='inputs')['_nactivations'] == 0
+    assert (
+        summarize_activations(embed, variables, jnp.arange(3), count='inputs')['_nactivations'] == 0
+    )
 
 
 def test_what_is_counted_is_checked():

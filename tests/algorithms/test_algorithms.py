@@ -15,7 +15,10 @@ import compiling
 import jaxpruner
 from jaxpruner import sparsity_distributions, sparsity_schedules
 
-PARAMS = {'a': jax.random.normal(jax.random.key(0), (16, 8)), 'b': jax.random.normal(jax.random.key(1), (8, 8)) * 0.01}
+PARAMS = {
+    'a': jax.random.normal(jax.random.key(0), (16, 8)),
+    'b': jax.random.normal(jax.random.key(1), (8, 8)) * 0.01,
+}
 GRADS = jax.tree.map(lambda leaf: leaf[::-1], PARAMS)
 
 
@@ -58,43 +61,61 @@ def test_one_shot_scores(name):
 def test_random_masks_are_nested_and_depend_on_the_seed():
     schedule = sparsity_schedules.PolynomialSchedule(1, 0, 6)
     masks = [
-        state.masks['a'] for _, state in states(jaxpruner.RandomPruning(schedule, sparsity_distribution_fn=half), 6)
+        state.masks['a']
+        for _, state in states(jaxpruner.RandomPruning(schedule, sparsity_distribution_fn=half), 6)
     ]
     for earlier, later in itertools.pairwise(masks):
         assert not ((later == 1) & (earlier == 0)).any()
-    other = jaxpruner.RandomPruning(sparsity_distribution_fn=half, rng_seed=jax.random.key(1)).instant_sparsify(PARAMS)[
-        1
-    ]
+    other = jaxpruner.RandomPruning(
+        sparsity_distribution_fn=half, rng_seed=jax.random.key(1)
+    ).instant_sparsify(PARAMS)[1]
     assert not np.array_equal(
-        other['a'], jaxpruner.RandomPruning(sparsity_distribution_fn=half).instant_sparsify(PARAMS)[1]['a']
+        other['a'],
+        jaxpruner.RandomPruning(sparsity_distribution_fn=half).instant_sparsify(PARAMS)[1]['a'],
     )
 
 
 def test_global_ranking_without_normalisation_empties_small_layers():
     settings = {'sparsity_distribution_fn': half}
-    plain = jaxpruner.GlobalMagnitudePruning(**settings, normalize_scores=False).instant_sparsify(PARAMS)[1]
+    plain = jaxpruner.GlobalMagnitudePruning(**settings, normalize_scores=False).instant_sparsify(
+        PARAMS
+    )[1]
     normal = jaxpruner.GlobalMagnitudePruning(**settings).instant_sparsify(PARAMS)[1]
     for masks in (plain, normal):
         assert sum(int(mask.sum()) for mask in masks.values()) == 96
     assert int(plain['b'].sum()) < 5 < int(normal['b'].sum())
-    flat = {leaf: np.abs(np.asarray(PARAMS[leaf])) / (np.linalg.norm(PARAMS[leaf]) + 1e-8) for leaf in PARAMS}
+    flat = {
+        leaf: np.abs(np.asarray(PARAMS[leaf])) / (np.linalg.norm(PARAMS[leaf]) + 1e-8)
+        for leaf in PARAMS
+    }
     threshold = np.sort(np.concatenate([scores.ravel() for scores in flat.values()]))[-96]
     for leaf in PARAMS:
         np.testing.assert_array_equal(normal[leaf], flat[leaf] >= threshold)
 
 
-@pytest.mark.skipif(jax.__version_info__ < (0, 10), reason='older XLA writes squares down before it adds them')
+@pytest.mark.skipif(
+    jax.__version_info__ < (0, 10), reason='older XLA writes squares down before it adds them'
+)
 def test_normalised_ranking_writes_no_copy_of_the_scores():
-    scores, targets = {'a': jnp.ones((1000, 300)), 'b': jnp.ones((3, 3, 100, 100))}, {'a': 0.5, 'b': 0.5}
+    scores, targets = (
+        {'a': jnp.ones((1000, 300)), 'b': jnp.ones((3, 3, 100, 100))},
+        {'a': 0.5, 'b': 0.5},
+    )
     lowered = jax.jit(jaxpruner.GlobalMagnitudePruning().create_masks).lower(scores, targets)
-    assert compiling.as_written(lowered).memory_analysis().temp_size_in_bytes < 0.2 * (300_000 + 90_000)
+    assert compiling.as_written(lowered).memory_analysis().temp_size_in_bytes < 0.2 * (
+        300_000 + 90_000
+    )
 
 
 def test_global_leaves_keep_what_their_own_targets_sum_to():
-    updater = jaxpruner.GlobalMagnitudePruning(sparsity_distribution_fn=lambda params: {'a': 0.75, 'b': 0.25})
+    updater = jaxpruner.GlobalMagnitudePruning(
+        sparsity_distribution_fn=lambda params: {'a': 0.75, 'b': 0.25}
+    )
     masks = updater.instant_sparsify(PARAMS)[1]
     assert sum(int(mask.sum()) for mask in masks.values()) == 32 + 48
-    dense = jaxpruner.GlobalMagnitudePruning(sparsity_distribution_fn=lambda params: {'a': None, 'b': None})
+    dense = jaxpruner.GlobalMagnitudePruning(
+        sparsity_distribution_fn=lambda params: {'a': None, 'b': None}
+    )
     assert dense.instant_sparsify(PARAMS)[1] == {'a': None, 'b': None}
 
 
@@ -104,7 +125,11 @@ def test_straight_through_weights_stay_dense_and_gradients_pass():
     assert jaxpruner.summarize_sparsity(params)['_total_sparsity'] == 0
     forward = updater.pre_forward_update(params, state)
     assert jaxpruner.summarize_sparsity(forward)['_total_sparsity'] == 0.5
-    inside = jax.grad(lambda p: sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(updater.pre_forward_update(p, state))))
+    inside = jax.grad(
+        lambda p: sum(
+            jnp.sum(leaf**2) for leaf in jax.tree.leaves(updater.pre_forward_update(p, state))
+        )
+    )
     np.testing.assert_allclose(inside(params)['a'], 2 * forward['a'])
     tangent = jax.jvp(lambda p: updater.pre_forward_update(p, state), (params,), (GRADS,))[1]
     np.testing.assert_array_equal(tangent['a'], GRADS['a'])
@@ -112,7 +137,10 @@ def test_straight_through_weights_stay_dense_and_gradients_pass():
 
 def test_straight_through_at_random_selects_anew_in_each_step():
     updater = jaxpruner.SteRandomPruning(sparsity_distribution_fn=half)
-    forwards = [np.asarray(updater.pre_forward_update(params, state)['a']) != 0 for params, state in states(updater, 2)]
+    forwards = [
+        np.asarray(updater.pre_forward_update(params, state)['a']) != 0
+        for params, state in states(updater, 2)
+    ]
     assert not np.array_equal(*forwards)
 
 
@@ -126,12 +154,16 @@ def test_sparse_training_starts_sparse(algorithm):
         assert not np.asarray(params['a'])[masks[-1] == 0].any()
     changed = [not np.array_equal(*pair) for pair in itertools.pairwise(masks)]
     assert any(changed) == (algorithm is not jaxpruner.StaticRandomSparse)
-    with pytest.raises(RuntimeError, match='instant_sparsify is not supported in sparse training methods'):
+    with pytest.raises(
+        RuntimeError, match='instant_sparsify is not supported in sparse training methods'
+    ):
         updater.instant_sparsify(PARAMS)
 
 
 def test_regrown_weights_start_at_zero_with_zeroed_moments():
-    updater = jaxpruner.RigL(periodic(3, 3), sparsity_distribution_fn=half, drop_fraction_fn=lambda step: 0.3)
+    updater = jaxpruner.RigL(
+        periodic(3, 3), sparsity_distribution_fn=half, drop_fraction_fn=lambda step: 0.3
+    )
     (*_, (before, old), (after, new)) = states(updater, 4)  # the fourth step updates masks
     regrown = (np.asarray(new.masks['a']) == 1) & (np.asarray(old.masks['a']) == 0)
     kept = (np.asarray(new.masks['a']) == 1) & (np.asarray(old.masks['a']) == 1)
@@ -147,20 +179,29 @@ def test_regrown_weights_start_at_zero_with_zeroed_moments():
 def test_gradients_may_come_in_another_container(container):
     updater = jaxpruner.RigL(sparsity_distribution_fn=half)
     state = updater.init_state(PARAMS)
-    expected, got = (updater.update_state(state, PARAMS, grads).masks for grads in (GRADS, container(GRADS)))
+    expected, got = (
+        updater.update_state(state, PARAMS, grads).masks for grads in (GRADS, container(GRADS))
+    )
     jax.tree.map(np.testing.assert_array_equal, got, expected)
 
 
 @pytest.mark.parametrize('sparsity_type', [jaxpruner.Block((4, 4)), jaxpruner.Channel()], ids=str)
 def test_rigl_replaces_whole_groups(sparsity_type):
     updater = jaxpruner.RigL(
-        periodic(2, 2), sparsity_distribution_fn=half, sparsity_type=sparsity_type, drop_fraction_fn=lambda step: 0.5
+        periodic(2, 2),
+        sparsity_distribution_fn=half,
+        sparsity_type=sparsity_type,
+        drop_fraction_fn=lambda step: 0.5,
     )
     masks = [np.asarray(state.masks['a']) for _, state in states(updater, 3)]
     assert not np.array_equal(masks[0], masks[-1])
     for mask in masks:
         assert mask.sum() == 64
-        groups = mask.reshape(4, 4, 2, 4).sum((1, 3)) if isinstance(sparsity_type, jaxpruner.Block) else mask.sum(0)
+        groups = (
+            mask.reshape(4, 4, 2, 4).sum((1, 3))
+            if isinstance(sparsity_type, jaxpruner.Block)
+            else mask.sum(0)
+        )
         assert set(groups.ravel().tolist()) == {0, 16}
 
 
@@ -174,7 +215,9 @@ def test_acdc_alternates_and_ends_sparse():
     # Where the dense phase begins (step 4) the momentum is that of one gradient alone.
     assert momenta[4] == pytest.approx(float(jnp.abs(GRADS['a']).sum()), rel=1e-5)
     kept = dataclasses.replace(updater, reset_optimizer=False)
-    assert [float(jnp.abs(s.inner_state[0].trace['a']).sum()) for _, s in states(kept, 5)][4] > momenta[4] * 1.5
+    assert [float(jnp.abs(s.inner_state[0].trace['a']).sum()) for _, s in states(kept, 5)][
+        4
+    ] > momenta[4] * 1.5
 
 
 def test_adam_fisher_ranks_by_weight_and_second_moment():
@@ -187,11 +230,18 @@ def test_adam_fisher_ranks_by_weight_and_second_moment():
 def test_iterative_nm_removes_one_more_of_each_group_at_a_time():
     schedule = sparsity_schedules.PolynomialSchedule(1, 0, 10, power=1)
     updater = jaxpruner.IterativeNMPruning(schedule, sparsity_type='1:4')
-    kept = [set(np.asarray(state.masks['a']).reshape(-1, 4).sum(1).tolist()) for _, state in states(updater, 12)]
+    kept = [
+        set(np.asarray(state.masks['a']).reshape(-1, 4).sum(1).tolist())
+        for _, state in states(updater, 12)
+    ]
     assert kept[0] == {4}
     assert kept[-1] == {1}
-    assert [next(iter(numbers)) for numbers in kept] == sorted((max(numbers) for numbers in kept), reverse=True)
-    one_shot = jaxpruner.IterativeNMPruning(sparsity_distribution_fn=half).instant_sparsify(PARAMS)[1]
+    assert [next(iter(numbers)) for numbers in kept] == sorted(
+        (max(numbers) for numbers in kept), reverse=True
+    )
+    one_shot = jaxpruner.IterativeNMPruning(sparsity_distribution_fn=half).instant_sparsify(PARAMS)[
+        1
+    ]
     assert set(one_shot['a'].reshape(-1, 4).sum(1).tolist()) == {2}
 
 
@@ -207,11 +257,17 @@ BAD = [
         'GlobalSaliencyPruning ranks single weights across leaves, so it needs Unstructured',
     ),
     (
-        lambda: jaxpruner.GlobalMagnitudePruning(sparsity_type={'*': '2:4'}).instant_sparsify(PARAMS),
+        lambda: jaxpruner.GlobalMagnitudePruning(sparsity_type={'*': '2:4'}).instant_sparsify(
+            PARAMS
+        ),
         ValueError,
         'needs Unstructured',
     ),
-    (lambda: jaxpruner.GlobalMagnitudePruning(stacked='*'), ValueError, 'topk_fn and stacked have no meaning'),
+    (
+        lambda: jaxpruner.GlobalMagnitudePruning(stacked='*'),
+        ValueError,
+        'topk_fn and stacked have no meaning',
+    ),
     (
         lambda: jaxpruner.SET(sparsity_type='2:4'),
         ValueError,
@@ -232,11 +288,27 @@ BAD = [
         ValueError,
         r'drop_fraction_fn\(0\) must lie in \[0, 1\].*got 1.3',
     ),
-    (lambda: jaxpruner.RigL().wrap_optax(optax.lbfgs()).init(PARAMS), ValueError, 'cannot be zeroed in this optimizer'),
-    (lambda: jaxpruner.ACDC().wrap_optax(optax.lbfgs()).init(PARAMS), ValueError, 'cannot be zeroed in this optimizer'),
-    (lambda: jaxpruner.ACDC(sparsity_schedules.StepsSchedule((3,))), TypeError, 'ACDC needs a PeriodicSchedule'),
     (
-        lambda: jaxpruner.AdamFisherPruning(sparsity_distribution_fn=half).wrap_optax(optax.sgd(0.1)).init(PARAMS),
+        lambda: jaxpruner.RigL().wrap_optax(optax.lbfgs()).init(PARAMS),
+        ValueError,
+        'cannot be zeroed in this optimizer',
+    ),
+    (
+        lambda: jaxpruner.ACDC().wrap_optax(optax.lbfgs()).init(PARAMS),
+        ValueError,
+        'cannot be zeroed in this optimizer',
+    ),
+    (
+        lambda: jaxpruner.ACDC(sparsity_schedules.StepsSchedule((3,))),
+        TypeError,
+        'ACDC needs a PeriodicSchedule',
+    ),
+    (
+        lambda: (
+            jaxpruner.AdamFisherPruning(sparsity_distribution_fn=half)
+            .wrap_optax(optax.sgd(0.1))
+            .init(PARAMS)
+        ),
         ValueError,
         r'keeps none \(`nu`\) of shape \(16, 8\) for a; use adam',
     ),
@@ -255,7 +327,11 @@ BAD = [
         ValueError,
         'so it needs NByM',
     ),
-    (lambda: jaxpruner.IterativeNMPruning(topk_fn=lambda s, p: s), ValueError, 'topk_fn has no meaning'),
+    (
+        lambda: jaxpruner.IterativeNMPruning(topk_fn=lambda s, p: s),
+        ValueError,
+        'topk_fn has no meaning',
+    ),
     (lambda: jaxpruner.FixedMask(None), ValueError, 'FixedMask needs masks'),
     (lambda: jaxpruner.RigL(topk_fn=lambda s, p: s), ValueError, 'topk_fn has no meaning'),
     (
@@ -269,7 +345,9 @@ BAD = [
         'the state of a wrapped optimizer is a SparseState, got tuple',
     ),
     (
-        lambda: jaxpruner.FixedMask(masks={'a': jnp.ones(3, jnp.uint8), 'b': None}).init_state(PARAMS),
+        lambda: jaxpruner.FixedMask(masks={'a': jnp.ones(3, jnp.uint8), 'b': None}).init_state(
+            PARAMS
+        ),
         ValueError,
         r'a mask of shape \(3,\) does not fit',
     ),
@@ -283,7 +361,9 @@ def test_bad_settings(make, error, message):
 
 
 def test_no_weight_is_lost_to_nan_gradients():
-    updater = jaxpruner.RigL(periodic(1), sparsity_distribution_fn=half, drop_fraction_fn=lambda step: 0.3)
+    updater = jaxpruner.RigL(
+        periodic(1), sparsity_distribution_fn=half, drop_fraction_fn=lambda step: 0.3
+    )
     for share in (slice(None), slice(0, 12)):
         grads = {leaf: grad.at[share].set(jnp.nan) for leaf, grad in GRADS.items()}
         for _, state in states(updater, 3, optax.set_to_zero(), grads=grads):
@@ -304,7 +384,9 @@ def test_regrown_weights_start_at_zero_even_where_the_optimizer_runs_and_no_one_
 @pytest.mark.parametrize('bad', [jnp.nan, jnp.inf])
 def test_one_number_that_is_not_finite_does_not_empty_a_leaf_in_global_ranking(bad):
     params = {'a': jnp.arange(1.0, 9).at[0].set(bad), 'b': jnp.arange(1.0, 9)}
-    updater = jaxpruner.GlobalMagnitudePruning(sparsity_distribution_fn=lambda p: {'a': 0.5, 'b': 0.5})
+    updater = jaxpruner.GlobalMagnitudePruning(
+        sparsity_distribution_fn=lambda p: {'a': 0.5, 'b': 0.5}
+    )
     masks = updater.instant_sparsify(params)[1]
     assert 3 <= int(masks['a'].sum()) <= 5
 
@@ -325,7 +407,9 @@ def test_extra_arguments_reach_scores_below_every_update():
 def test_leaves_without_floats_are_left_alone(packed):
     params = PARAMS | {'steps': jnp.arange(4), 'key': jax.random.key(0)}
     for name in ('magnitude', 'random', 'global_magnitude'):
-        updater = jaxpruner.create_updater_from_config({'algorithm': name, 'sparsity': 0.5, 'is_packed': packed})
+        updater = jaxpruner.create_updater_from_config(
+            {'algorithm': name, 'sparsity': 0.5, 'is_packed': packed}
+        )
         pruned, masks = updater.instant_sparsify(params)
         assert masks['steps'] is masks['key'] is None
         assert pruned['steps'] is params['steps']

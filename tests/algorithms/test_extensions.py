@@ -18,7 +18,9 @@ GRADS = jax.tree.map(lambda leaf: leaf[::-1], PARAMS)
 
 def sparse_steps(counts, steps, **settings):
     """The steps after which the masks prune, in a compiled training."""
-    updater = jaxpruner.create_updater_from_config({'algorithm': 'acdc', 'sparsity': 0.5, **counts, **settings})
+    updater = jaxpruner.create_updater_from_config(
+        {'algorithm': 'acdc', 'sparsity': 0.5, **counts, **settings}
+    )
     tx, params = updater.wrap_optax(optax.sgd(0.01, momentum=0.9)), PARAMS
     state, found = tx.init(params), []
     update = jax.jit(tx.update)
@@ -59,7 +61,10 @@ BAD = [
     (counts(-1, 4, 2, 2), 'init_dense_steps_end must not be negative, got -1'),
     (counts(9, 4, 2, 2), 'final_sparse_steps_start=4 lies before init_dense_steps_end=9'),
     (counts(3, 9, 0, 2), 'cycle_sparse_steps is 0'),
-    ({**counts(3, 9, 2, 2), 'scheduler': sparsity_schedules.PeriodicSchedule(2)}, 'a scheduler or counts of steps'),
+    (
+        {**counts(3, 9, 2, 2), 'scheduler': sparsity_schedules.PeriodicSchedule(2)},
+        'a scheduler or counts of steps',
+    ),
 ]
 
 

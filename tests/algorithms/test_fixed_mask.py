@@ -15,9 +15,9 @@ KERNEL = jax.random.normal(jax.random.key(0), (12, 6))
 @pytest.mark.parametrize('given_packed', [False, True])
 @pytest.mark.parametrize('packed', [False, True])
 def test_masks_of_a_pruned_checkpoint_are_kept(packed, given_packed):
-    pruned, _ = jaxpruner.create_updater_from_config({'algorithm': 'magnitude', 'sparsity': 0.5}).instant_sparsify(
-        {'kernel': KERNEL, 'bias': jnp.zeros(6)}
-    )
+    pruned, _ = jaxpruner.create_updater_from_config(
+        {'algorithm': 'magnitude', 'sparsity': 0.5}
+    ).instant_sparsify({'kernel': KERNEL, 'bias': jnp.zeros(6)})
     masks = jaxpruner.masks_from_zeros(pruned)
     assert masks['bias'] is None
     given = jax.tree.map(packing.pack, masks) if given_packed else masks

@@ -20,7 +20,9 @@ PARAMS = {
     'bias': jnp.ones(5),
 }
 GRADIENTS = [
-    jax.tree.map(lambda leaf, seed=seed: jax.random.normal(jax.random.key(seed), leaf.shape), PARAMS)
+    jax.tree.map(
+        lambda leaf, seed=seed: jax.random.normal(jax.random.key(seed), leaf.shape), PARAMS
+    )
     for seed in range(STEPS)
 ]
 HALF = functools.partial(sparsity_distributions.uniform, sparsity=0.5)
@@ -33,11 +35,16 @@ class Counting(jaxpruner.BaseUpdater):
     """Ranks by the sum of the gradients so far; the simplest algorithm that needs a memory."""
 
     def init_algorithm_state(self, params, target_sparsities):
-        return tree.map_with_missing(lambda p, t: None if t is None else jnp.zeros_like(p), params, target_sparsities)
+        return tree.map_with_missing(
+            lambda p, t: None if t is None else jnp.zeros_like(p), params, target_sparsities
+        )
 
     def track(self, sparse_state, params, grads, weight=1.0):
         sums = tree.map_with_missing(
-            lambda p, g, s: None if s is None else s + weight * g, params, grads, sparse_state.algorithm_state
+            lambda p, g, s: None if s is None else s + weight * g,
+            params,
+            grads,
+            sparse_state.algorithm_state,
         )
         return sparse_state._replace(algorithm_state=sums), None
 
@@ -80,10 +87,22 @@ def run(tx, jitted=True, params=PARAMS, **extra):
 RUNS = {
     'jit': ({}, lambda updater: run(updater.wrap_optax(optax.adam(0.1)))),
     'eager': ({}, lambda updater: run(updater.wrap_optax(optax.adam(0.1)), jitted=False)),
-    'packed': ({'use_packed_masks': True}, lambda updater: run(updater.wrap_optax(optax.adam(0.1)))),
-    'skips gradients': ({'skip_gradients': True}, lambda updater: run(updater.wrap_optax(optax.adam(0.1)))),
-    'chained': ({}, lambda updater: run(optax.chain(optax.identity(), updater.wrap_optax(optax.sgd(0.1))))),
-    'state of its own making': ({'cls': OwnInitState}, lambda updater: run(updater.wrap_optax(optax.sgd(0.1)))),
+    'packed': (
+        {'use_packed_masks': True},
+        lambda updater: run(updater.wrap_optax(optax.adam(0.1))),
+    ),
+    'skips gradients': (
+        {'skip_gradients': True},
+        lambda updater: run(updater.wrap_optax(optax.adam(0.1))),
+    ),
+    'chained': (
+        {},
+        lambda updater: run(optax.chain(optax.identity(), updater.wrap_optax(optax.sgd(0.1)))),
+    ),
+    'state of its own making': (
+        {'cls': OwnInitState},
+        lambda updater: run(updater.wrap_optax(optax.sgd(0.1))),
+    ),
 }
 
 
@@ -110,14 +129,18 @@ def test_the_host_may_decide(make):
     update = jax.jit(tx.update, static_argnames='update_masks')
     params, state = PARAMS, tx.init(PARAMS)
     for step, grads in enumerate(GRADIENTS):
-        updates, state = update(grads, state, params, update_masks=EVERY_SECOND_STEP.is_mask_update_iter(step))
+        updates, state = update(
+            grads, state, params, update_masks=EVERY_SECOND_STEP.is_mask_update_iter(step)
+        )
         params = optax.apply_updates(params, updates)
     expected_params, expected = run(tx)
     jax.tree.map(np.testing.assert_array_equal, (params, state), (expected_params, expected))
 
 
 def test_multi_steps_give_the_mean_of_their_gradients():
-    tx = optax.MultiSteps(counting().wrap_optax(optax.sgd(0.1)), every_k_schedule=2).gradient_transformation()
+    tx = optax.MultiSteps(
+        counting().wrap_optax(optax.sgd(0.1)), every_k_schedule=2
+    ).gradient_transformation()
     _, opt_state = run(tx)
     (state,) = jaxpruner.sparse_states(opt_state)
     assert int(state.count) == STEPS // 2
@@ -134,7 +157,9 @@ def test_vmap_keeps_values_of_each_model():
         updates, state = update(both, state, params)
         params = optax.apply_updates(params, updates)
     total = total_of(GRADIENTS)
-    np.testing.assert_allclose(state.algorithm_state['kernel'], np.stack([total, -total]), rtol=1e-5)
+    np.testing.assert_allclose(
+        state.algorithm_state['kernel'], np.stack([total, -total]), rtol=1e-5
+    )
 
 
 def test_values_stay_with_the_rest_where_masks_are_split_off():
@@ -149,7 +174,9 @@ def test_boxes_of_nnx_hold_values_too():
     model = nnx.Linear(6, 5, rngs=nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, counting().wrap_optax(optax.sgd(0.1)), wrt=nnx.Param)
     structure = jax.tree.structure(nnx.state(model, nnx.Param))
-    takes_model = 'model' in inspect.signature(optimizer.update).parameters  # older releases have it already
+    takes_model = (
+        'model' in inspect.signature(optimizer.update).parameters
+    )  # older releases have it already
     for grads in GRADIENTS:
         boxed = jax.tree.unflatten(structure, [grads['bias'], grads['kernel']])
         optimizer.update(*((model, boxed) if takes_model else (boxed,)))
@@ -178,7 +205,9 @@ def test_movement_beside_numpy():
 
 
 def test_movement_brings_weights_back_with_their_values():
-    updater = jaxpruner.MovementPruning(scheduler=EVERY_STEP, sparsity_distribution_fn=lambda _: {'w': 0.5})
+    updater = jaxpruner.MovementPruning(
+        scheduler=EVERY_STEP, sparsity_distribution_fn=lambda _: {'w': 0.5}
+    )
     tx, params = updater.wrap_optax(optax.sgd(0.0)), {'w': jnp.array([2.0, 1.0])}
     state = tx.init(params)
     used = []

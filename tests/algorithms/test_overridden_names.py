@@ -23,7 +23,9 @@ def updated(cls, **settings):
     updater = cls(scheduler=schedule, **(SETTINGS | settings))
     tx = updater.wrap_optax(optax.sgd(0.1, momentum=0.9))
     state = tx.init(PARAMS)
-    return np.asarray(state.masks['u']), np.asarray(jax.jit(tx.update)(GRADS, state, PARAMS)[1].masks['u'])
+    return np.asarray(state.masks['u']), np.asarray(
+        jax.jit(tx.update)(GRADS, state, PARAMS)[1].masks['u']
+    )
 
 
 def replaced(mask, drop, grow, fraction=0.4):
@@ -126,9 +128,13 @@ def test_a_method_that_is_replaced_later_is_called(monkeypatch):
     expected = replaced(np.asarray(state.masks['u']), U, -G)
     monkeypatch.setattr(updater, '_get_grow_scores', negative)
     np.testing.assert_array_equal(updater.update_state(state, PARAMS, GRADS).masks['u'], expected)
-    monkeypatch.setattr(jaxpruner.RigL, '_get_grow_scores', lambda self, *arguments: negative(*arguments))
+    monkeypatch.setattr(
+        jaxpruner.RigL, '_get_grow_scores', lambda self, *arguments: negative(*arguments)
+    )
     replaced_class = jaxpruner.RigL(**SETTINGS)
-    np.testing.assert_array_equal(replaced_class.update_state(state, PARAMS, GRADS).masks['u'], expected)
+    np.testing.assert_array_equal(
+        replaced_class.update_state(state, PARAMS, GRADS).masks['u'], expected
+    )
 
 
 class KeepsTheFirst(jaxpruner.SET):
@@ -146,7 +152,10 @@ class OwnUpdate(jaxpruner.RigL):
     def update_state(self, sparse_state, params, grads):
         drop = self._get_drop_scores(sparse_state, params, grads)
         grow = self._get_grow_scores(sparse_state, params, grads)
-        masks = {'bias': None, 'u': self._update_masks(sparse_state.masks['u'], drop['u'], grow['u'], 0.2)}
+        masks = {
+            'bias': None,
+            'u': self._update_masks(sparse_state.masks['u'], drop['u'], grow['u'], 0.2),
+        }
         return sparse_state._replace(masks=masks)
 
 
@@ -180,7 +189,9 @@ def test_an_overridden_update_masks_sees_one_leaf_with_its_type_and_one_layer():
 
 
 @pytest.mark.parametrize('name', ['get_drop_scores', 'get_grow_scores', 'update_masks'])
-@pytest.mark.parametrize('cls', [jaxpruner.SET, jaxpruner.RigL, *OVERRIDES, KeepsTheFirst, HalvesTheFraction])
+@pytest.mark.parametrize(
+    'cls', [jaxpruner.SET, jaxpruner.RigL, *OVERRIDES, KeepsTheFirst, HalvesTheFraction]
+)
 def test_both_names_are_one_method(cls, name):
     assert getattr(cls, name) is getattr(cls, f'_{name}')
 
@@ -229,7 +240,10 @@ def global_mixin_last():
 
 REFUSED = [
     (both_names, 'Both defines both get_drop_scores and _get_drop_scores'),
-    (whole_trees, r'Trees.update_masks \(or _update_masks\) must take \(self, old_mask, drop_score'),
+    (
+        whole_trees,
+        r'Trees.update_masks \(or _update_masks\) must take \(self, old_mask, drop_score',
+    ),
     (too_few_scores, r'Few.get_grow_scores .* must take \(self, sparse_state, params, grads\)'),
     (scores_alone, 'Alone overrides calculate_scores, which SET and its subclasses never call'),
     (mixin_last, 'SteMixin has no effect after a pruner; write it first'),
@@ -254,7 +268,9 @@ MOMENTS = {
     'rmsprop': optax.rmsprop(0.1, momentum=0.9),
     'lion': optax.lion(0.1),
     'muon': optax.contrib.muon(0.1),
-    'multi_transform': optax.multi_transform({'x': optax.adam(0.1), 'y': optax.sgd(0.1)}, {'u': 'x', 'bias': 'y'}),
+    'multi_transform': optax.multi_transform(
+        {'x': optax.adam(0.1), 'y': optax.sgd(0.1)}, {'u': 'x', 'bias': 'y'}
+    ),
 }
 
 

@@ -15,14 +15,21 @@ import jaxpruner
 from jaxpruner import sparsity_distributions, sparsity_schedules
 
 ninety = functools.partial(sparsity_distributions.uniform, sparsity=0.9)
-at_once = {'scheduler': sparsity_schedules.PeriodicSchedule(update_freq=3), 'sparsity_distribution_fn': ninety}
+at_once = {
+    'scheduler': sparsity_schedules.PeriodicSchedule(update_freq=3),
+    'sparsity_distribution_fn': ninety,
+}
 METHODS = [jaxpruner.SteMagnitudePruning, jaxpruner.SteRandomPruning]
 each_method = pytest.mark.parametrize('method', METHODS)
 
 
 def make_params():
     keys = jax.random.split(jax.random.key(0), 2)
-    return {'in': jax.random.normal(keys[0], (64, 128)), 'out': jax.random.normal(keys[1], (128, 8)), 'b': jnp.ones(8)}
+    return {
+        'in': jax.random.normal(keys[0], (64, 128)),
+        'out': jax.random.normal(keys[1], (128, 8)),
+        'b': jnp.ones(8),
+    }
 
 
 def make_step(updater, tx, **settings):
@@ -39,16 +46,24 @@ def make_step(updater, tx, **settings):
 
 def loops(step, *arguments, follow_loops=True):
     text = compiling.as_written(jax.jit(step).lower(*arguments)).as_text()
-    return collections.Counter(i.opcode for i in hlo.reached(text, follow_loops=follow_loops))['while']
+    return collections.Counter(i.opcode for i in hlo.reached(text, follow_loops=follow_loops))[
+        'while'
+    ]
 
 
 @pytest.mark.parametrize(
-    ('kind', 'selections'), [('unstructured', 1), ('block_4,4', 1), ('channel_-1', 1), ('2:4', 0)], ids=str
+    ('kind', 'selections'),
+    [('unstructured', 1), ('block_4,4', 1), ('channel_-1', 1), ('2:4', 0)],
+    ids=str,
 )
 @pytest.mark.parametrize('packed', [False, True], ids=['unpacked', 'packed'])
 def test_a_step_selects_once(kind, selections, packed):
-    own_share = {'sparsity_distribution_fn': sparsity_distributions.NOT_GIVEN} if kind == '2:4' else {}
-    updater = jaxpruner.SteMagnitudePruning(**(at_once | own_share), sparsity_type=kind, use_packed_masks=packed)
+    own_share = (
+        {'sparsity_distribution_fn': sparsity_distributions.NOT_GIVEN} if kind == '2:4' else {}
+    )
+    updater = jaxpruner.SteMagnitudePruning(
+        **(at_once | own_share), sparsity_type=kind, use_packed_masks=packed
+    )
     tx, params, x = updater.wrap_optax(optax.adam(1e-2)), make_params(), jnp.ones((4, 64))
     state = tx.init(params)
     # A selection is a loop for thresholds and one for ties. In the graph the mask update is one more, and finds its
@@ -94,7 +109,10 @@ def test_a_ranking_of_its_own_is_used():
     class Halves(jaxpruner.SteMagnitudePruning):
         def create_masks(self, scores, sparsities):
             del sparsities
-            return jax.tree.map(lambda s: None if s.ndim < 2 else jnp.zeros(s.shape, jnp.uint8).at[:4].set(1), scores)
+            return jax.tree.map(
+                lambda s: None if s.ndim < 2 else jnp.zeros(s.shape, jnp.uint8).at[:4].set(1),
+                scores,
+            )
 
     updater = Halves(**at_once)
     tx, params = updater.wrap_optax(optax.sgd(1e-2)), make_params()
@@ -108,7 +126,10 @@ def test_a_ranking_of_its_own_is_used():
 def test_stacked_layers_have_a_threshold_each():
     updater = jaxpruner.SteMagnitudePruning(**at_once, stacked='layers')
     tx = updater.wrap_optax(optax.sgd(1e-2))
-    params = {'layers': jax.random.normal(jax.random.key(1), (3, 16, 8)) * jnp.arange(1.0, 4.0)[:, None, None]}
+    params = {
+        'layers': jax.random.normal(jax.random.key(1), (3, 16, 8))
+        * jnp.arange(1.0, 4.0)[:, None, None]
+    }
     _, state = jax.jit(tx.update)(params, tx.init(params), params)
     assert state.thresholds['layers'].shape == (3,)
     assert np.all(np.diff(state.thresholds['layers']) > 0)

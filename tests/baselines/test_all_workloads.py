@@ -10,7 +10,9 @@ import pytest
 from jaxpruner.baselines import WORKLOADS
 from jaxpruner.baselines.training import Training
 
-NEEDS_GYMNAX = pytest.mark.skipif(importlib.util.find_spec('gymnax') is None, reason='the games are those of gymnax')
+NEEDS_GYMNAX = pytest.mark.skipif(
+    importlib.util.find_spec('gymnax') is None, reason='the games are those of gymnax'
+)
 NAMES = ['federated', 't5', pytest.param('dqn', marks=NEEDS_GYMNAX)]
 
 

@@ -8,7 +8,15 @@ import pytest
 ale_py = pytest.importorskip('ale_py', reason='the games are those of ale-py')
 
 from jaxpruner.baselines import atari, atari_feed  # noqa: E402
-from jaxpruner.baselines.atari import Conventions, Emulators, Outcome, check_game, choose, play_games, resize  # noqa: E402
+from jaxpruner.baselines.atari import (  # noqa: E402
+    Conventions,
+    Emulators,
+    Outcome,
+    check_game,
+    choose,
+    play_games,
+    resize,
+)
 from jaxpruner.baselines.atari_replay import FrameReplay  # noqa: E402
 from jaxpruner.baselines.dqn import DQNWorkload  # noqa: E402
 from jaxpruner.baselines.fed import Fed  # noqa: E402
@@ -21,7 +29,14 @@ TINY = WORKLOAD.default('atari').updated(
     {
         'batch_size': 3,
         'model': {'filters': [2], 'kernel_sizes': [8], 'strides': [8], 'hidden': 4},
-        'task': {'environments': 2, 'moves': 4, 'replay': 40, 'replay_start': 16, 'test_games': 2, 'test_longest': 4},
+        'task': {
+            'environments': 2,
+            'moves': 4,
+            'replay': 40,
+            'replay_start': 16,
+            'test_games': 2,
+            'test_longest': 4,
+        },
     }
 )
 
@@ -50,7 +65,9 @@ class NumberedGames:
         self.ages[ended] = 0
         self.observations = np.roll(self.observations, -1, axis=-1)
         self.observations[..., -1] = self.frames[:, None, None]
-        return Outcome(10.0 * np.asarray(actions) - 5.0, ended & ~np.array(self.is_cut), ended & self.is_cut)
+        return Outcome(
+            10.0 * np.asarray(actions) - 5.0, ended & ~np.array(self.is_cut), ended & self.is_cut
+        )
 
 
 def test_frames_are_those_of_the_emulator():
@@ -86,7 +103,12 @@ def test_resizing_takes_the_mean_over_areas():
 def test_games_end_at_their_limit_and_begin_anew():
     emulators = Emulators('MsPacman', 2, rng(), Conventions(longest=3))
     outcomes = [emulators.step(np.zeros(2, int)) for _ in range(4)]
-    assert [outcome.cut.tolist() for outcome in outcomes] == [[False] * 2, [False] * 2, [True] * 2, [False] * 2]
+    assert [outcome.cut.tolist() for outcome in outcomes] == [
+        [False] * 2,
+        [False] * 2,
+        [True] * 2,
+        [False] * 2,
+    ]
     assert not any(outcome.over.any() for outcome in outcomes)
     assert emulators.behind.tolist() == [1, 1]
     assert not emulators.observations[..., :2].any()
@@ -124,17 +146,23 @@ def test_the_buffer_puts_observations_together():
         at = newest - np.array([1, 101])[game]
         age = at % np.array([5, 7])[game]
         back = np.arange(4)[::-1]
-        np.testing.assert_array_equal(shown, np.where(back <= age[:, None], newest[:, None] - back, 0))
+        np.testing.assert_array_equal(
+            shown, np.where(back <= age[:, None], newest[:, None] - back, 0)
+        )
         over = (game == 0) & (age == 4)
         assert not ((game == 1) & (age == 6)).any()  # what was cut off is not drawn
         np.testing.assert_array_equal(batch.terminal, over)
         np.testing.assert_array_equal(after[~over, -1], newest[~over] + 1)
-        np.testing.assert_array_equal(after[~over, :-1], np.where(shown[~over, 1:], shown[~over, 1:], 0))
+        np.testing.assert_array_equal(
+            after[~over, :-1], np.where(shown[~over, 1:], shown[~over, 1:], 0)
+        )
         np.testing.assert_array_equal(batch.action, np.where(game == 1, 1, at % 2))
         np.testing.assert_array_equal(batch.reward, 2 * batch.action - 1)  # of 5 and -5
     assert (batch.observation.dtype, batch.observation.shape) == (np.uint8, (200, 84, 84, 4))
     assert len(replay) == 60
-    assert {frame for frame in newest if frame < 101} <= set(range(22, 30))  # 12 rows, of which 3 lost their history
+    assert {frame for frame in newest if frame < 101} <= set(
+        range(22, 30)
+    )  # 12 rows, of which 3 lost their history
 
 
 def test_choosing():
@@ -154,7 +182,9 @@ def test_returns_are_unclipped_sums_of_the_first_game():
 
 
 def linear(observations):
-    return observations.reshape(len(observations), -1) @ np.random.default_rng(5).normal(size=(84 * 84 * 4, 9))
+    return observations.reshape(len(observations), -1) @ np.random.default_rng(5).normal(
+        size=(84 * 84 * 4, 9)
+    )
 
 
 def assert_equal(one, other):
@@ -172,7 +202,9 @@ def test_a_feed_goes_on_where_it_was_saved(tmp_path):
     for batch, same in zip(expected, [resumed.next(linear) for _ in range(6)], strict=True):
         assert_equal(batch, same)
     assert_equal(first[0], atari_feed.AtariFeed(TINY, seed=3).next(linear))
-    assert (first[0].observation != atari_feed.AtariFeed(TINY, seed=4).next(linear).observation).any()
+    assert (
+        first[0].observation != atari_feed.AtariFeed(TINY, seed=4).next(linear).observation
+    ).any()
     assert sorted(path.name for path in tmp_path.iterdir()) == ['frames.npy', 'player.npz']
 
 
@@ -230,7 +262,9 @@ def test_numbers_that_do_not_fit_are_refused(numbers, words):
 
 
 def test_training_prunes_and_resumes_bit_for_bit(tmp_path):
-    recipe = TINY.updated({'steps': 8, 'pruning': {'start': 0.0, 'frequency': 0.25}, 'task': {'target_every': 3}})
+    recipe = TINY.updated(
+        {'steps': 8, 'pruning': {'start': 0.0, 'frequency': 0.25}, 'task': {'target_every': 3}}
+    )
     fed = Fed(WORKLOAD, recipe, None, 'magnitude')
     targets = fed.targets([0.5])
     feed = fed.open([0])
@@ -246,14 +280,24 @@ def test_training_prunes_and_resumes_bit_for_bit(tmp_path):
         np.testing.assert_array_equal(plain(leaf), plain(same))
     assert metrics == fed.report(targets, again)[0]
     assert set(metrics) == {'return'}
-    assert {path: (mask == 0).mean() for path, mask in masks.items()} == dict.fromkeys(fed.prunable(), 0.5)
+    assert {path: (mask == 0).mean() for path, mask in masks.items()} == dict.fromkeys(
+        fed.prunable(), 0.5
+    )
     followed = jax.tree.leaves(carries.state.target)  # of step 6; the last is 7
-    assert any((leaf != new).any() for leaf, new in zip(followed, jax.tree.leaves(carries.params), strict=True))
-    assert any((leaf != old).any() for leaf, old in zip(followed, jax.tree.leaves(saved.state.target), strict=True))
+    assert any(
+        (leaf != new).any()
+        for leaf, new in zip(followed, jax.tree.leaves(carries.params), strict=True)
+    )
+    assert any(
+        (leaf != old).any()
+        for leaf, old in zip(followed, jax.tree.leaves(saved.state.target), strict=True)
+    )
 
 
 def plain(leaf):
-    return np.asarray(jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf)
+    return np.asarray(
+        jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+    )
 
 
 @pytest.mark.parametrize('algorithm', ['magnitude_ste', 'rigl'])

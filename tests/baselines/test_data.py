@@ -181,11 +181,15 @@ def test_a_bad_file_is_refused_by_name_with_the_remedy(tmp_path, kind, words):
 
 
 def test_a_missing_folder_is_refused_by_name(tmp_path):
-    with pytest.raises(data.DataError, match=r'nowhere is not a folder: pass one that holds mnist\.npz'):
+    with pytest.raises(
+        data.DataError, match=r'nowhere is not a folder: pass one that holds mnist\.npz'
+    ):
         data.read_mnist(tmp_path / 'nowhere')
 
 
-@pytest.mark.skipif(SHARED is None, reason='MNIST is found through the environment variable JAXPRUNER_SHARED')
+@pytest.mark.skipif(
+    SHARED is None, reason='MNIST is found through the environment variable JAXPRUNER_SHARED'
+)
 def test_mnist():
     loaded = data.load_mnist(Path(SHARED or '') / 'data')
     assert loaded.x_train.shape == (60_000, 28, 28, 1)

@@ -26,7 +26,13 @@ TINY = {
     'steps': 8,
     'batch_size': 4,
     'model': {'filters': [2], 'hidden': 4},
-    'task': {'environments': 2, 'replay': 12, 'replay_start': 6, 'target_every': 3, 'test_games': 3},
+    'task': {
+        'environments': 2,
+        'replay': 12,
+        'replay_start': 6,
+        'target_every': 3,
+        'test_games': 3,
+    },
 }
 
 
@@ -34,7 +40,11 @@ def transitions(rewards, terminal=False):
     count = len(rewards)
     observations = jnp.zeros((count, 10, 10, 4), bool)
     return Transitions(
-        observations, jnp.arange(count) % 3, jnp.array(rewards, jnp.float32), observations, jnp.full(count, terminal)
+        observations,
+        jnp.arange(count) % 3,
+        jnp.array(rewards, jnp.float32),
+        observations,
+        jnp.full(count, terminal),
     )
 
 
@@ -42,17 +52,23 @@ def transitions(rewards, terminal=False):
 def played():
     """The first carry, and those after 3 and after 8 steps of a tiny run with a pruner, all under jit."""
     task = WORKLOAD.task(WORKLOAD.default('default').updated(TINY))
-    updater = jaxpruner.MagnitudePruning(scheduler=OneShotSchedule(target_step=1), sparsity_distribution_fn=HALF)
+    updater = jaxpruner.MagnitudePruning(
+        scheduler=OneShotSchedule(target_step=1), sparsity_distribution_fn=HALF
+    )
     tx = updater.wrap_optax(optax.adam(1e-2))
 
     @jax.jit
     def start():
         params = task.init(jax.random.key(0))
-        return Carry(params, task.init_state(params, jax.random.key(1)), tx.init(params), jax.random.key(2))
+        return Carry(
+            params, task.init_state(params, jax.random.key(1)), tx.init(params), jax.random.key(2)
+        )
 
     @jax.jit
     def advance(carry, first, stop):
-        return jax.lax.fori_loop(first, stop, lambda number, carry: task.step(updater, tx, carry, number), carry)
+        return jax.lax.fori_loop(
+            first, stop, lambda number, carry: task.step(updater, tx, carry, number), carry
+        )
 
     first = start()
     third = advance(first, 0, 3)
@@ -62,7 +78,9 @@ def played():
 def test_td_targets_of_a_case_worked_by_hand():
     batch = transitions([1.0, 0.0, 2.0])._replace(terminal=jnp.array([False, False, True]))
     next_values = jnp.array([[1.0, 3.0, 2.0], [-1.0, -2.0, -4.0], [9.0, 9.0, 9.0]])
-    np.testing.assert_allclose(td_targets(batch, next_values, 0.9), [1 + 0.9 * 3, -0.9, 2.0], rtol=1e-6)
+    np.testing.assert_allclose(
+        td_targets(batch, next_values, 0.9), [1 + 0.9 * 3, -0.9, 2.0], rtol=1e-6
+    )
 
 
 def test_the_loss_is_that_of_the_action_taken(played):
@@ -73,19 +91,25 @@ def test_the_loss_is_that_of_the_action_taken(played):
     loss, _ = task.loss(zeros, state, transitions([3.0, 0.5, 0.0]), None)
     np.testing.assert_allclose(loss, (2.5 + 0.125 + 0.0) / 3, rtol=1e-6)
     grads = jax.grad(lambda p: task.loss(p, state, transitions([3.0, 0.5, 0.0]), None)[0])(zeros)
-    np.testing.assert_allclose(grads['head']['bias'][...], np.array([-1.0, -0.5, 0.0]) / 3, rtol=1e-6)
+    np.testing.assert_allclose(
+        grads['head']['bias'][...], np.array([-1.0, -0.5, 0.0]) / 3, rtol=1e-6
+    )
 
 
 def test_games_are_played_and_kept(played):
     _, first, third, last = played
     replay = last.state.replay
-    assert first.state.replay.observation[:6].any(axis=(1, 2, 3)).all()  # random play before the first update
+    assert (
+        first.state.replay.observation[:6].any(axis=(1, 2, 3)).all()
+    )  # random play before the first update
     assert not first.state.replay.observation[6:].any()
     assert replay.observation.any(axis=(1, 2, 3)).all()  # 6 + 8 * 2 moves went into 12 places
     assert third.state.replay.observation.shape == (12, 10, 10, 4)
     running = ~replay.terminal[2:8:2]
     after = replay.next_observation[2:8:2][running]
-    np.testing.assert_array_equal(after, replay.observation[4:10:2][running])  # a game goes on where it was
+    np.testing.assert_array_equal(
+        after, replay.observation[4:10:2][running]
+    )  # a game goes on where it was
 
 
 def test_the_target_network_follows_now_and_then(played):
@@ -126,8 +150,13 @@ def test_exploring():
     ids=['minatar', 'nature'],
 )
 def test_sizes_of_the_papers(shape, convolutions, hidden, actions, expected):
-    network = nnx.eval_shape(lambda: QNetwork(shape, convolutions, hidden, actions, rngs=nnx.Rngs(0)))
-    assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(network, nnx.Param))) == expected
+    network = nnx.eval_shape(
+        lambda: QNetwork(shape, convolutions, hidden, actions, rngs=nnx.Rngs(0))
+    )
+    assert (
+        sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(network, nnx.Param)))
+        == expected
+    )
 
 
 def test_what_does_not_fit_is_refused():

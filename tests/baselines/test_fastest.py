@@ -75,7 +75,10 @@ def test_what_a_folder_keeps(tmp_path, monkeypatch):
     for wanted in ('auto', 'auto', None):
         assert settle_over(tmp_path, wanted, measure) == read_choice(tmp_path) == MEASURED
     assert len(measured) == 1
-    assert MEASURED.words() == 'over vmap (measured: times one after another, each 1.00, map 0.98, vmap 0.61)'
+    assert (
+        MEASURED.words()
+        == 'over vmap (measured: times one after another, each 1.00, map 0.98, vmap 0.61)'
+    )
     # What was chosen where there were more devices is chosen again.
     path = tmp_path / 'over.json'
     path.write_text(json.dumps({**json.loads(path.read_text()), 'over': 'devices'}))
@@ -95,17 +98,25 @@ def test_a_backend_of_which_nothing_is_known_is_measured(tmp_path, monkeypatch):
     assert settle_over(tmp_path, None, lambda: MEASURED) == MEASURED
 
 
-@pytest.mark.parametrize('content', ['', '{', '[]', '{"over": "map"}', '{"over": "pmap", "reason": "given"}', '"map"'])
+@pytest.mark.parametrize(
+    'content', ['', '{', '[]', '{"over": "map"}', '{"over": "pmap", "reason": "given"}', '"map"']
+)
 def test_a_damaged_file_is_refused(content, tmp_path):
     (tmp_path / 'over.json').write_text(content)
-    with pytest.raises(ValueError, match=r'over\.json does not say how cells are trained \(.*\): delete it'):
+    with pytest.raises(
+        ValueError, match=r'over\.json does not say how cells are trained \(.*\): delete it'
+    ):
         settle_over(tmp_path, None, lambda: MEASURED)
 
 
 def test_ways_that_are_refused(tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="cells are trained over each, map, vmap, devices, got 'pmap'"):
+    with pytest.raises(
+        ValueError, match="cells are trained over each, map, vmap, devices, got 'pmap'"
+    ):
         settle_over(tmp_path, 'pmap', lambda: MEASURED)
     monkeypatch.setattr(over_lib, 'ways', lambda: ('each', 'map', 'vmap'))
-    with pytest.raises(ValueError, match=r"over 'devices' needs more than one device, here is 1; .*XLA_FLAGS"):
+    with pytest.raises(
+        ValueError, match=r"over 'devices' needs more than one device, here is 1; .*XLA_FLAGS"
+    ):
         settle_over(tmp_path, 'devices', lambda: MEASURED)
     assert not list(tmp_path.iterdir())

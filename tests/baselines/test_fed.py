@@ -41,7 +41,9 @@ def undisturbed(tmp_path_factory):
 
 def test_a_sweep_trains_one_cell_after_the_other(tmp_path):
     seen = []
-    sweep = Sweep(TinyWorkload(), RECIPE, None, tmp_path, over='auto')  # of which there is nothing to measure
+    sweep = Sweep(
+        TinyWorkload(), RECIPE, None, tmp_path, over='auto'
+    )  # of which there is nothing to measure
     sweep.run(CELLS, lambda group, step: seen.append((group[0].seed, step)))
     assert seen == [(seed, step) for seed in (3, 4) for step in (2, 4, 6, 8)]
     assert not list((tmp_path / 'checkpoints').iterdir())
@@ -51,7 +53,9 @@ class Killed(BaseException):
     """Nothing that the sweep could catch."""
 
 
-@pytest.mark.parametrize('place', ['between chunks', 'before the checkpoint', 'in the feed', 'behind the checkpoint'])
+@pytest.mark.parametrize(
+    'place', ['between chunks', 'before the checkpoint', 'in the feed', 'behind the checkpoint']
+)
 def test_a_killed_run_goes_on_bit_for_bit(place, undisturbed, tmp_path, monkeypatch):
     kills, made = 0, TinyFeed.made
 
@@ -73,7 +77,9 @@ def test_a_killed_run_goes_on_bit_for_bit(place, undisturbed, tmp_path, monkeypa
     sweep = Sweep(TinyWorkload(wants_values=True), RECIPE, None, tmp_path)
     for _ in range(20):
         with monkeypatch.context() as patch:
-            on_chunk = killing_every(1, lambda *_: None) if place == 'between chunks' else lambda *_: None
+            on_chunk = (
+                killing_every(1, lambda *_: None) if place == 'between chunks' else lambda *_: None
+            )
             if place == 'before the checkpoint':
                 patch.setattr(Checkpoints, 'save', killing_every(2, lambda *_: None, save))
             elif place == 'in the feed':
@@ -99,7 +105,10 @@ def test_a_feed_whose_position_is_lost_begins_again(undisturbed, tmp_path):
     (position / 'state.json').write_text('{')
     with pytest.warns(UserWarning, match='000000 cannot be resumed from'):
         sweep.run(CELLS)
-    assert {path.name for path in tmp_path.glob('checkpoints/*/*')} == {'000000.corrupt', '000000.corrupt.feed'}
+    assert {path.name for path in tmp_path.glob('checkpoints/*/*')} == {
+        '000000.corrupt',
+        '000000.corrupt.feed',
+    }
     assert content(tmp_path) == undisturbed
 
 
@@ -123,7 +132,9 @@ def test_the_three_ways_of_evaluating(evaluates):
     inputs = np.random.default_rng(99).normal(size=(37, 8)).astype(np.float32)
     expected = {
         'here': np.abs(kernel[:2] - np.eye(2)).sum(),
-        'tests': ((inputs @ kernel - inputs[:, :2]) ** 2).mean(),  # 37 examples in batches of 16, the last filled up
+        'tests': (
+            (inputs @ kernel - inputs[:, :2]) ** 2
+        ).mean(),  # 37 examples in batches of 16, the last filled up
         'host': np.abs(kernel[:2] - np.eye(2)).sum() + 3,
     }
     metrics, masks = fed.report(targets, carries)
@@ -149,7 +160,9 @@ def check_the_batch_is_spread_over_the_devices(monkeypatch):
         alone, _, carries_alone = trained(workload)
         metrics_alone, masks_alone = alone.report(targets, carries_alone)
     metrics, masks = fed.report(targets, carries)
-    np.testing.assert_allclose(carries.params['kernel'], carries_alone.params['kernel'], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        carries.params['kernel'], carries_alone.params['kernel'], rtol=1e-4, atol=1e-6
+    )
     np.testing.assert_array_equal(masks['kernel'], masks_alone['kernel'])
     np.testing.assert_allclose(metrics['error'], metrics_alone['error'], rtol=1e-4)
 

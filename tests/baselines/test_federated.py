@@ -60,21 +60,29 @@ def test_one_client_and_one_step_are_sgd():
     tx = updater.wrap_optax(optax.sgd(1.0))
     carry = start(task, updater, tx)
     after = jax.jit(lambda carry: task.step(updater, tx, carry, 0).params)(carry)
-    grads = jax.jit(jax.grad(lambda p: task.loss(p, None, (data.images[0], data.labels[0]), None)[0]))(carry.params)
+    grads = jax.jit(
+        jax.grad(lambda p: task.loss(p, None, (data.images[0], data.labels[0]), None)[0])
+    )(carry.params)
     expected = jax.tree.map(lambda p, g: p - 0.5 * g, carry.params, grads)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), after, expected)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), after, expected
+    )
 
 
 def test_rounds_lower_the_loss_and_keep_the_server_sparse():
     recipe = WORKLOAD.default('default').updated(TINY)
-    updater = jaxpruner.MagnitudePruning(scheduler=OneShotSchedule(target_step=1), sparsity_distribution_fn=HALF)
+    updater = jaxpruner.MagnitudePruning(
+        scheduler=OneShotSchedule(target_step=1), sparsity_distribution_fn=HALF
+    )
     tx = updater.wrap_optax(optax.adam(3e-2))
 
     @jax.jit
     def train(data):
         task = WORKLOAD.task(recipe, data)
         carry = start(task, updater, tx)
-        after = jax.lax.fori_loop(0, 60, lambda number, carry: task.step(updater, tx, carry, number), carry)
+        after = jax.lax.fori_loop(
+            0, 60, lambda number, carry: task.step(updater, tx, carry, number), carry
+        )
         return task.evaluate(carry.params, None), task.evaluate(after.params, None), after.params
 
     before, after, params = train(clients())
@@ -112,7 +120,9 @@ def test_full_preset_has_the_sizes_of_emnist():
         return task.step(updater, tx, start(task, updater, tx), 0).params
 
     params = jax.eval_shape(one_round, shapes)
-    assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)) == 1_206_590  # FedJAX's network
+    assert (
+        sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)) == 1_206_590
+    )  # FedJAX's network
 
 
 def test_digits_are_read():
@@ -138,7 +148,9 @@ def test_data_that_are_not_there_are_refused():
         WORKLOAD.data(WORKLOAD.default('data'), None)
     with pytest.raises(ValueError, match='--data-dir: a folder with EMNIST'):
         WORKLOAD.data(WORKLOAD.default('full'), None)
-    with pytest.raises(ValueError, match="data 'c4' cannot be read by federated: 'digits', 'mnist' and 'emnist'"):
+    with pytest.raises(
+        ValueError, match="data 'c4' cannot be read by federated: 'digits', 'mnist' and 'emnist'"
+    ):
         WORKLOAD.data(WORKLOAD.default('full').updated({'data': 'c4'}), None)
     with pytest.raises(ValueError, match="no preset 'huge'"):
         WORKLOAD.default('huge')

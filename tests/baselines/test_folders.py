@@ -27,7 +27,10 @@ def test_two_processes_do_not_share_a_folder(tmp_path):
         assert process.stdout is not None
         process.stdout.readline()
         with (
-            pytest.raises(ValueError, match=r'process 7 on another is writing to .*: wait until it has finished, or'),
+            pytest.raises(
+                ValueError,
+                match=r'process 7 on another is writing to .*: wait until it has finished, or',
+            ),
             claimed(tmp_path, RECIPE),
         ):
             pass
@@ -44,7 +47,10 @@ def test_a_folder_that_cannot_be_locked(tmp_path, monkeypatch):
 
     monkeypatch.setattr(atomic_files.fcntl, 'flock', no_locks)
     with (
-        pytest.warns(UserWarning, match=r'cannot be locked \(.*No locks available\): see to it that no other process'),
+        pytest.warns(
+            UserWarning,
+            match=r'cannot be locked \(.*No locks available\): see to it that no other process',
+        ),
         claimed(tmp_path, RECIPE),
     ):
         pass
@@ -54,7 +60,10 @@ def test_another_recipe_or_a_damaged_one_is_refused(tmp_path):
     with claimed(tmp_path, RECIPE):
         pass
     with (
-        pytest.raises(ValueError, match=r"is another recipe \('steps = 1000' there, 'steps = 10' now\).*another --out"),
+        pytest.raises(
+            ValueError,
+            match=r"is another recipe \('steps = 1000' there, 'steps = 10' now\).*another --out",
+        ),
         claimed(tmp_path, RECIPE.updated({'steps': 10})),
     ):
         pass

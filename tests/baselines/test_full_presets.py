@@ -14,14 +14,32 @@ from jaxpruner.baselines.sweeps import Interrupted, Sweep, plan
 from jaxpruner.cli.main import main
 from jaxpruner.report.results import read_cells
 
-TRAINING = {'steps': 4, 'eval_every': 0.5, 'batch_size': 8, 'pruning': {'start': 0.0, 'frequency': 0.25}}
+TRAINING = {
+    'steps': 4,
+    'eval_every': 0.5,
+    'batch_size': 8,
+    'pruning': {'start': 0.0, 'frequency': 0.25},
+}
 IMAGES = {'image_size': 8, 'classes': 2}
 TINY = {
-    'resnet': {'task': IMAGES, 'model': {'stages': [1], 'width': 4, 'bottleneck': False, 'large_stem': False}},
-    'vit': {'task': IMAGES, 'model': {'patch': 4, 'width': 8, 'layers': 1, 'heads': 2, 'hidden': 8}},
+    'resnet': {
+        'task': IMAGES,
+        'model': {'stages': [1], 'width': 4, 'bottleneck': False, 'large_stem': False},
+    },
+    'vit': {
+        'task': IMAGES,
+        'model': {'patch': 4, 'width': 8, 'layers': 1, 'heads': 2, 'hidden': 8},
+    },
     't5': {
         'task': {'length': 20, 'test_examples': 6},
-        'model': {'vocabulary': 0, 'width': 8, 'heads': 2, 'head_width': 4, 'mlp_width': 8, 'layers': 1},
+        'model': {
+            'vocabulary': 0,
+            'width': 8,
+            'heads': 2,
+            'head_width': 4,
+            'mlp_width': 8,
+            'layers': 1,
+        },
     },
     'federated': {
         'task': {'clients_per_round': 2, 'local_steps': 2},
@@ -50,12 +68,23 @@ def test_the_command_trains(name, tmp_path, capsys):
     (tmp_path / 'data').mkdir()
     FILES[name](tmp_path / 'data')
     changes = [*settings(TRAINING), *settings(TINY[name])]
-    command = ['run', name, '--preset', 'full', '--data-dir', str(tmp_path / 'data'), '--out', str(tmp_path / 'out')]
+    command = [
+        'run',
+        name,
+        '--preset',
+        'full',
+        '--data-dir',
+        str(tmp_path / 'data'),
+        '--out',
+        str(tmp_path / 'out'),
+    ]
     assert main([*command, '--sparsity', '0.5', '--set', *changes]) == 0, capsys.readouterr().err
     (cell,) = read_cells(tmp_path / 'out')
     assert abs(cell.reached - 0.5) < 0.05
     assert np.isfinite(cell.value)
-    lines = (tmp_path / 'out' / 'metrics' / f'{cell.algorithm}_0.5_0.jsonl').read_text().splitlines()
+    lines = (
+        (tmp_path / 'out' / 'metrics' / f'{cell.algorithm}_0.5_0.jsonl').read_text().splitlines()
+    )
     assert [json.loads(line)['step'] for line in lines] == [2, 4]
 
 
@@ -103,7 +132,11 @@ def test_the_loss_falls_in_bfloat16_and_parameters_stay_float32(tmp_path):
     ('name', 'changes', 'message'),
     [
         ('resnet', {'task': {'classes': 3}}, 'has 2 classes and task.classes is 3'),
-        ('federated', {'task': {'clients_per_round': 5}}, 'clients_per_round must lie in 1 to 4, got 5'),
+        (
+            'federated',
+            {'task': {'clients_per_round': 5}},
+            'clients_per_round must lie in 1 to 4, got 5',
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(name, changes, message, tmp_path):
@@ -124,7 +157,9 @@ def check_images_are_spread_over_the_devices(tmp_path, monkeypatch):
         fed.open([0])
         carries = fed.advance(targets, fed.start(targets, [0]), 0, recipe.steps)
         fed.close()
-        assert {len(leaf.sharding.device_set) for leaf in jax.tree.leaves(carries.params)} == {devices}
+        assert {len(leaf.sharding.device_set) for leaf in jax.tree.leaves(carries.params)} == {
+            devices
+        }
         found[devices] = carries.params, carries.state, fed.report(targets, carries)
     for one, eight in zip(jax.tree.leaves(found[1]), jax.tree.leaves(found[8]), strict=True):
         np.testing.assert_allclose(one, eight, rtol=1e-3, atol=1e-4)

@@ -23,7 +23,10 @@ def shapes_of(name, preset):
     [('resnet', 'full', 25_557_032), ('vit', 'full', 86_567_656), ('lenet', 'data', 266_610)],
 )
 def test_full_sizes_have_the_published_number_of_parameters(name, preset, parameters):
-    assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes_of(name, preset))) == parameters
+    assert (
+        sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes_of(name, preset)))
+        == parameters
+    )
 
 
 @pytest.mark.parametrize('name', ['resnet', 'vit'])
@@ -32,7 +35,9 @@ def test_full_sizes_classify_images(name):
     model = WORKLOADS[name].model(recipe)
     pixels = jax.ShapeDtypeStruct((2, 224, 224, 3), 'float32')
     logits = jax.eval_shape(
-        lambda key, pixels: model.apply(*model.init(key), pixels, train=True)[0], jax.random.key(0), pixels
+        lambda key, pixels: model.apply(*model.init(key), pixels, train=True)[0],
+        jax.random.key(0),
+        pixels,
     )
     assert (logits.shape, logits.dtype) == ((2, 1000), np.float32)
 
@@ -45,14 +50,18 @@ def test_a_loss_falls_on_one_batch(name):
         'vit': {'patch': 4, 'width': 8, 'layers': 1, 'heads': 2, 'hidden': 8},
         'lenet': {'hidden': (8,)},
     }
-    recipe = workload.default('default').updated({'batch_size': 16, 'model': sizes[name], 'task': {'shift': 1}})
+    recipe = workload.default('default').updated(
+        {'batch_size': 16, 'model': sizes[name], 'task': {'shift': 1}}
+    )
     task = workload.task(recipe, data.load_digits())
     params, key = task.init(jax.random.key(0)), jax.random.key(1)
     state, batch = task.init_state(params, key), task.batch(key, 0)
 
     @jax.jit
     def step(params, state):
-        (loss, state), grads = jax.value_and_grad(task.loss, has_aux=True)(params, state, batch, key)
+        (loss, state), grads = jax.value_and_grad(task.loss, has_aux=True)(
+            params, state, batch, key
+        )
         return jax.tree.map(lambda leaf, grad: leaf - 0.1 * grad, params, grads), state, loss
 
     losses = []
@@ -97,9 +106,16 @@ def test_convolution_as_matmul_is_a_convolution(size, strides, padding):
     pixels = jax.random.normal(jax.random.key(0), (2, 9, 8, 3))
     kernel = jax.random.normal(jax.random.key(1), (size, size, 3, 4)) / size
     expected = jax.lax.conv_general_dilated(
-        pixels, kernel, strides, padding, dimension_numbers=('NHWC', 'HWIO', 'NHWC'), precision='highest'
+        pixels,
+        kernel,
+        strides,
+        padding,
+        dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
+        precision='highest',
     )
-    np.testing.assert_allclose(convolution_as_matmul(pixels, kernel, strides, padding), expected, atol=1e-4)
+    np.testing.assert_allclose(
+        convolution_as_matmul(pixels, kernel, strides, padding), expected, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize(
@@ -117,12 +133,17 @@ def test_data_without_a_folder_are_refused(name, preset, message):
 @pytest.mark.parametrize('name', ['resnet', 'federated', 't5', 'dqn'])
 def test_a_folder_that_would_not_be_read_is_refused(name, tmp_path):
     recipe = WORKLOADS[name].default('default')
-    with pytest.raises(ValueError, match=f'{recipe.data} is read from no folder: leave --data-dir {tmp_path} out'):
+    with pytest.raises(
+        ValueError, match=f'{recipe.data} is read from no folder: leave --data-dir {tmp_path} out'
+    ):
         WORKLOADS[name].data(recipe, tmp_path)
 
 
 def test_unknown_data_are_refused():
-    with pytest.raises(ValueError, match="data 'c4' cannot be read by vit: 'digits', 'mnist' and 'imagenet' are read"):
+    with pytest.raises(
+        ValueError,
+        match="data 'c4' cannot be read by vit: 'digits', 'mnist' and 'imagenet' are read",
+    ):
         WORKLOADS['vit'].data(WORKLOADS['vit'].default('default').updated({'data': 'c4'}), None)
 
 

@@ -35,7 +35,9 @@ def lines(out):
 
 def results(out):
     """What a sweep wrote of its cells, without times."""
-    found = {cell.name: (cell.value, cell.metrics, cell.reached, cell.layers) for cell in read_cells(out)}
+    found = {
+        cell.name: (cell.value, cell.metrics, cell.reached, cell.layers) for cell in read_cells(out)
+    }
     for path in [*out.glob('masks/*.npz'), *out.glob('metrics/*')]:
         if path.suffix == '.npz':
             with np.load(path) as arrays:
@@ -51,7 +53,9 @@ def test_a_sweep_that_is_killed_at_random_moments(process, tmp_path):
     whole = process(undisturbed)
     whole.join()
     assert whole.exitcode == 0
-    seconds_a_chunk = sum(cell.seconds for cell in read_cells(undisturbed)) / (2 * killed_sweeps.CHUNKS)
+    seconds_a_chunk = sum(cell.seconds for cell in read_cells(undisturbed)) / (
+        2 * killed_sweeps.CHUNKS
+    )
     written = {}
     for _ in range(KILLS):
         reached = len(lines(out)) + draw.randint(0, 2)
@@ -72,7 +76,9 @@ def test_a_sweep_that_is_killed_at_random_moments(process, tmp_path):
     assert len(all_chunks) == 2 * killed_sweeps.CHUNKS
     assert len(told) == len(set(told)) >= len(all_chunks) - KILLS
     assert set(told) <= set(all_chunks)
-    assert all((out / 'cells' / name).stat().st_mtime_ns == moment for name, moment in written.items())
+    assert all(
+        (out / 'cells' / name).stat().st_mtime_ns == moment for name, moment in written.items()
+    )
     assert results(out) == results(undisturbed)
     assert not list((out / 'checkpoints').iterdir())
     assert not list(out.rglob('*.corrupt')) + list(out.rglob('*jaxpruner-tmp*'))

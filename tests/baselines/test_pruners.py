@@ -10,7 +10,10 @@ from jaxpruner.baselines.recipe import Pruning, Recipe
 from jaxpruner.sparsity_distributions import NOT_DIM_ONE_FILTER
 
 RECIPE = Recipe('resnet', steps=1000)
-SHAPES = {'wide': jax.ShapeDtypeStruct((64, 64), 'float32'), 'bias': jax.ShapeDtypeStruct((64,), 'float32')}
+SHAPES = {
+    'wide': jax.ShapeDtypeStruct((64, 64), 'float32'),
+    'bias': jax.ShapeDtypeStruct((64,), 'float32'),
+}
 
 
 @pytest.mark.parametrize('name', [*jaxpruner.all_algorithm_names(), 'adam-fisher'])
@@ -23,7 +26,13 @@ def test_every_algorithm_is_made(name):
 
 @pytest.mark.parametrize(
     ('name', 'start', 'end'),
-    [('magnitude', 200, 750), ('rigl', 0, 750), ('set', 0, 750), ('magnitude_ste', 0, 750), ('saliency', 200, 750)],
+    [
+        ('magnitude', 200, 750),
+        ('rigl', 0, 750),
+        ('set', 0, 750),
+        ('magnitude_ste', 0, 750),
+        ('saliency', 200, 750),
+    ],
 )
 def test_when_masks_change(name, start, end):
     scheduler = make_updater(name, {'wide': 0.5, 'bias': None}, RECIPE).scheduler
@@ -41,8 +50,14 @@ def test_gradual_pruning_reaches_its_target_at_the_last_update(end):
 @pytest.mark.parametrize('distribution', ['uniform', 'erk'])
 def test_targets(distribution):
     recipe = Recipe('resnet', pruning=Pruning(distribution=distribution))
-    assert target_sparsities(SHAPES, 'set', 0.5, recipe, NOT_DIM_ONE_FILTER) == {'wide': 0.5, 'bias': None}
-    assert target_sparsities(SHAPES, 'no_prune', 0.0, recipe, NOT_DIM_ONE_FILTER) == {'wide': None, 'bias': None}
+    assert target_sparsities(SHAPES, 'set', 0.5, recipe, NOT_DIM_ONE_FILTER) == {
+        'wide': 0.5,
+        'bias': None,
+    }
+    assert target_sparsities(SHAPES, 'no_prune', 0.0, recipe, NOT_DIM_ONE_FILTER) == {
+        'wide': None,
+        'bias': None,
+    }
 
 
 def test_one_program_serves_every_sparsity():
@@ -53,7 +68,9 @@ def test_one_program_serves_every_sparsity():
         updater = make_updater('magnitude', {'wide': sparsity}, RECIPE)
         return (updater.instant_sparsify(params)[0]['wide'] == 0).mean()
 
-    np.testing.assert_allclose([zeros(sparsity) for sparsity in (0.25, 0.5, 0.75)], [0.25, 0.5, 0.75])
+    np.testing.assert_allclose(
+        [zeros(sparsity) for sparsity in (0.25, 0.5, 0.75)], [0.25, 0.5, 0.75]
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,4 +86,6 @@ def test_one_program_serves_every_sparsity():
 def test_what_is_refused(name, sparsity, pruning, message):
     recipe = Recipe('resnet', pruning=pruning)
     with pytest.raises(ValueError, match=message):
-        make_updater(name, target_sparsities(SHAPES, name, sparsity, recipe, NOT_DIM_ONE_FILTER), recipe)
+        make_updater(
+            name, target_sparsities(SHAPES, name, sparsity, recipe, NOT_DIM_ONE_FILTER), recipe
+        )

@@ -31,7 +31,9 @@ def first_file(folder, pattern):
 
 def damage(path, at=None):
     content = path.read_bytes()
-    path.write_bytes(content[: len(content) // 2] if at is None else content[:at] + b'damage' + content[at + 6 :])
+    path.write_bytes(
+        content[: len(content) // 2] if at is None else content[:at] + b'damage' + content[at + 6 :]
+    )
 
 
 def all_of(reader):
@@ -42,7 +44,9 @@ def test_damaged_images_are_named(tmp_path):
     files_of_data.image_folder(tmp_path)
     train = imagenet.read_imagenet(tmp_path).train
     damage(first_file(tmp_path, 'train/bee/*'))
-    with pytest.raises(DataError, match=r'bee_0\.JPEG cannot be read as an image .*download it again'):
+    with pytest.raises(
+        DataError, match=r'bee_0\.JPEG cannot be read as an image .*download it again'
+    ):
         all_of(train)
     first_file(tmp_path, 'train/bee/*').unlink()
     with pytest.raises(DataError, match=r'bee_0\.JPEG cannot be read .*put it back'):
@@ -68,13 +72,17 @@ def test_damaged_records_are_named(tmp_path):
     files_of_data.image_records(tmp_path)
     path = first_file(tmp_path, '*train*')
     damage(path, at=path.read_bytes().index(b'JFIF'))
-    with pytest.raises(DataError, match=r'train\.array_record-00000-of-00002, record \d cannot be read'):
+    with pytest.raises(
+        DataError, match=r'train\.array_record-00000-of-00002, record \d cannot be read'
+    ):
         all_of(imagenet.read_imagenet(tmp_path).train)
     damage(path)
     with pytest.raises(DataError, match='00000-of-00002 cannot be read as an array-record file'):
         imagenet.read_imagenet(tmp_path)
     files_of_data.write_records(path, [files_of_data.example(picture=b'', label=1)])
-    with pytest.raises(DataError, match=r"has the features \['label', 'picture'\]; it needs one 'image'"):
+    with pytest.raises(
+        DataError, match=r"has the features \['label', 'picture'\]; it needs one 'image'"
+    ):
         all_of(imagenet.read_imagenet(tmp_path).train)
     files_of_data.write_records(path, [b'no example'])
     with pytest.raises(DataError, match='record 0 cannot be read'):
@@ -95,15 +103,22 @@ def test_random_parts_lie_inside_and_vary():
 def test_half_of_the_training_images_are_mirrored():
     random = np.random.default_rng(0)
     picture = pictures.Picture('half.jpg', files_of_data.picture(random, 0), 0)
-    seen = {pictures.random_part(np.random.default_rng(seed), picture, 5)['image'].tobytes() for seed in range(8)}
+    seen = {
+        pictures.random_part(np.random.default_rng(seed), picture, 5)['image'].tobytes()
+        for seed in range(8)
+    }
     assert len(seen) == 8
 
 
 def feed_of(kind, seed=0):
     if kind == 'mixed':
-        return pipelines.mixed(range(7), lambda random, item: np.array([item, random.integers(1000)]), 4, seed)
+        return pipelines.mixed(
+            range(7), lambda random, item: np.array([item, random.integers(1000)]), 4, seed
+        )
     if kind == 'numbered':
-        return pipelines.numbered(lambda number: np.random.default_rng((seed, number)).integers(1000, size=4))
+        return pipelines.numbered(
+            lambda number: np.random.default_rng((seed, number)).integers(1000, size=4)
+        )
     parts = [np.arange(start, start + 11, dtype=np.uint8) for start in range(0, 220, 11)]
     return pipelines.windows(parts, 3, 5, seed)
 
@@ -154,7 +169,8 @@ def test_texts_are_packed(write, tmp_path):
 def test_texts_that_are_refused(tmp_path):
     files_of_data.parquet_files(tmp_path, column='content')
     with pytest.raises(
-        DataError, match=r"0000\.parquet has the columns \['content', 'url'\]: it needs one named 'text'"
+        DataError,
+        match=r"0000\.parquet has the columns \['content', 'url'\]: it needs one named 'text'",
     ):
         texts.read_corpus(tmp_path, 100)
     path = tmp_path / 'train' / '0000.parquet'
@@ -218,5 +234,7 @@ def test_damaged_hdf5_clients_are_named(tmp_path):
 def test_a_missing_package_is_named(tmp_path, monkeypatch):
     files_of_data.parquet_files(tmp_path)
     monkeypatch.setitem(sys.modules, 'pyarrow.parquet', None)
-    with pytest.raises(ImportError, match=r"parquet files need pyarrow, .*pip install 'jaxpruner\[readers\]'"):
+    with pytest.raises(
+        ImportError, match=r"parquet files need pyarrow, .*pip install 'jaxpruner\[readers\]'"
+    ):
         texts.read_corpus(tmp_path, 100)

@@ -9,13 +9,22 @@ import pytest
 
 from jaxpruner.baselines import WORKLOADS
 from jaxpruner.baselines.optimizers import make_optimizer, make_schedule
-from jaxpruner.baselines.recipe import Optimizer, Pruning, Recipe, Schedule, parse_override, read_recipe
+from jaxpruner.baselines.recipe import (
+    Optimizer,
+    Pruning,
+    Recipe,
+    Schedule,
+    parse_override,
+    read_recipe,
+)
 
 ALL = [(workload, preset) for workload in WORKLOADS.values() for preset in workload.presets]
 BASE = Recipe('resnet', model={'width': 8, 'stages': (1, 1)}, task={'shift': 0, 'name': 'a "b"\n'})
 
 
-@pytest.mark.parametrize(('workload', 'preset'), ALL, ids=lambda value: getattr(value, 'name', value))
+@pytest.mark.parametrize(
+    ('workload', 'preset'), ALL, ids=lambda value: getattr(value, 'name', value)
+)
 def test_presets_go_to_toml_and_back(workload, preset, tmp_path):
     recipe = workload.default(preset)
     assert (recipe.workload, recipe.preset) == (workload.name, preset)
@@ -75,7 +84,10 @@ def test_what_is_refused(text, message):
     [
         ('steps = ', 'no valid TOML'),
         ('workload = "vit"', "recipe of the workload 'vit', not of 'resnet'"),
-        ('[pruning]\nstrat = 0.1', "recipe.toml: the recipe has no key 'pruning.strat'; did you mean 'start'"),
+        (
+            '[pruning]\nstrat = 0.1',
+            "recipe.toml: the recipe has no key 'pruning.strat'; did you mean 'start'",
+        ),
     ],
 )
 def test_files_that_are_refused(content, message, tmp_path):
@@ -87,7 +99,9 @@ def test_files_that_are_refused(content, message, tmp_path):
 
 @pytest.mark.parametrize('name', ['sgd', 'adam', 'adamw', 'adafactor'])
 def test_every_optimizer_lowers_a_loss(name):
-    recipe = Recipe('resnet', steps=50, optimizer=Optimizer(name, 0.05, weight_decay=1e-4, clip_norm=1.0))
+    recipe = Recipe(
+        'resnet', steps=50, optimizer=Optimizer(name, 0.05, weight_decay=1e-4, clip_norm=1.0)
+    )
     tx, params = make_optimizer(recipe), {'kernel': np.ones((4, 4), np.float32)}
     state = tx.init(params)
     for _ in range(20):
@@ -107,7 +121,9 @@ def test_every_optimizer_lowers_a_loss(name):
     ],
 )
 def test_learning_rates(schedule, rates):
-    rate = make_schedule(Recipe('resnet', steps=100, optimizer=Optimizer(learning_rate=1.0), schedule=schedule))
+    rate = make_schedule(
+        Recipe('resnet', steps=100, optimizer=Optimizer(learning_rate=1.0), schedule=schedule)
+    )
     np.testing.assert_allclose([rate(step) for step in rates], list(rates.values()), atol=1e-6)
 
 
@@ -115,9 +131,15 @@ def test_learning_rates(schedule, rates):
     ('recipe', 'message'),
     [
         (Recipe('resnet', optimizer=Optimizer('adm')), "'adm' is unknown; did you mean 'adam'"),
-        (Recipe('resnet', schedule=Schedule(decay='cosin')), "'cosin' is unknown; did you mean 'cosine'"),
+        (
+            Recipe('resnet', schedule=Schedule(decay='cosin')),
+            "'cosin' is unknown; did you mean 'cosine'",
+        ),
         (Recipe('resnet', schedule=Schedule(decay='steps')), 'must be growing shares'),
-        (Recipe('resnet', schedule=Schedule(decay='steps', boundaries=(0.5, 0.2))), 'must be growing shares'),
+        (
+            Recipe('resnet', schedule=Schedule(decay='steps', boundaries=(0.5, 0.2))),
+            'must be growing shares',
+        ),
     ],
 )
 def test_optimizers_that_are_refused(recipe, message):

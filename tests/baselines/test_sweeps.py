@@ -64,15 +64,26 @@ def test_what_is_written(undisturbed):
     assert len(names) == 2 + 2
     assert {path.stem for path in undisturbed.glob('cells/*.json')} == names
     assert {path.stem for path in undisturbed.glob('metrics/*.jsonl')} == names
-    assert {path.stem for path in undisturbed.glob('masks/*.npz')} == {name for name in names if 'no_prune' not in name}
+    assert {path.stem for path in undisturbed.glob('masks/*.npz')} == {
+        name for name in names if 'no_prune' not in name
+    }
     assert not list((undisturbed / 'checkpoints').iterdir())
     assert (undisturbed / '.lock').read_text() == ''
-    assert json.loads((undisturbed / 'over.json').read_text()) == {'over': 'map', 'reason': 'default', 'ratios': {}}
+    assert json.loads((undisturbed / 'over.json').read_text()) == {
+        'over': 'map',
+        'reason': 'default',
+        'ratios': {},
+    }
     assert not list(undisturbed.rglob('*jaxpruner-tmp*'))
     for cell in read_cells(undisturbed):
         assert abs(cell.reached - cell.sparsity) < 0.01
         assert set(cell.layers) == {'dense1/kernel', 'dense2/kernel'}
-        assert (cell.metric, cell.better, cell.steps, cell.recipe) == ('accuracy', 'high', 8, RECIPE.digest())
+        assert (cell.metric, cell.better, cell.steps, cell.recipe) == (
+            'accuracy',
+            'high',
+            8,
+            RECIPE.digest(),
+        )
         lines = (undisturbed / 'metrics' / f'{cell.name}.jsonl').read_text().splitlines()
         assert [json.loads(line)['step'] for line in lines] == [4, 8]
         assert json.loads(lines[-1])['accuracy'] == cell.value
@@ -93,7 +104,9 @@ def test_stopped_after_every_chunk(over, undisturbed, digits, tmp_path):
     for _ in range(100):
         watch = Watch(stop_after=1)
         try:
-            Sweep(WORKLOAD, RECIPE, digits, tmp_path, over).run(CELLS, watch.on_chunk, watch.should_stop)
+            Sweep(WORKLOAD, RECIPE, digits, tmp_path, over).run(
+                CELLS, watch.on_chunk, watch.should_stop
+            )
             chunks += watch.chunks
             break
         except Interrupted:
@@ -158,17 +171,25 @@ def test_more_cells_can_be_added(digits, tmp_path):
 
 
 @pytest.mark.parametrize(
-    'damage', [b'', b'{', b'[]', b'{"version": 0}', b'\xff', 'half', 'another cell'], ids=lambda damage: str(damage)
+    'damage',
+    [b'', b'{', b'[]', b'{"version": 0}', b'\xff', 'half', 'another cell'],
+    ids=lambda damage: str(damage),
 )
 def test_a_corrupt_result_is_named_and_run_again(damage, digits, tmp_path):
     Sweep(WORKLOAD, RECIPE, digits, tmp_path).run(SEED_CELLS)
     before = content(tmp_path)
     first, path = (tmp_path / 'cells' / f'{cell.name}.json' for cell in SEED_CELLS)
     whole = path.read_bytes()
-    damaged = {'half': whole[: len(whole) // 2], 'another cell': first.read_bytes()}.get(damage, damage)
+    damaged = {'half': whole[: len(whole) // 2], 'another cell': first.read_bytes()}.get(
+        damage, damage
+    )
     path.write_bytes(damaged)
-    with pytest.warns(UserWarning, match=r'magnitude_0\.8_1\.json is no result.*magnitude_0\.8_1\.json\.corrupt'):
-        assert {group for group, _ in chunks_of(digits, tmp_path, SEED_CELLS)} == {tuple(SEED_CELLS[1:])}
+    with pytest.warns(
+        UserWarning, match=r'magnitude_0\.8_1\.json is no result.*magnitude_0\.8_1\.json\.corrupt'
+    ):
+        assert {group for group, _ in chunks_of(digits, tmp_path, SEED_CELLS)} == {
+            tuple(SEED_CELLS[1:])
+        }
     assert path.with_suffix('.json.corrupt').read_bytes() == damaged
     after = {name: value for name, value in content(tmp_path).items() if 'corrupt' not in name}
     assert after.keys() == before.keys()
@@ -180,27 +201,39 @@ def test_a_cell_whose_metrics_or_masks_have_changed_is_run_again(name, digits, t
     whole = (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
     with pytest.warns(
-        UserWarning, match=rf'{name} has changed since .* now .*\.corrupt, and its cell magnitude_0\.8_1'
+        UserWarning,
+        match=rf'{name} has changed since .* now .*\.corrupt, and its cell magnitude_0\.8_1',
     ):
-        assert {group for group, _ in chunks_of(digits, tmp_path, SEED_CELLS)} == {tuple(SEED_CELLS[1:])}
+        assert {group for group, _ in chunks_of(digits, tmp_path, SEED_CELLS)} == {
+            tuple(SEED_CELLS[1:])
+        }
     assert (tmp_path / name).read_bytes() == whole
 
 
 @pytest.mark.parametrize('damage', ['arrays', 'about', 'arrays are gone', 'everything is gone'])
 def test_a_corrupt_checkpoint_is_named_and_its_cells_run_again(damage, digits, tmp_path):
     checkpoint = stopped(digits, tmp_path)
-    for path in (checkpoint if damage == 'everything is gone' else checkpoint / damage.split()[0]).rglob('*'):
+    for path in (
+        checkpoint if damage == 'everything is gone' else checkpoint / damage.split()[0]
+    ).rglob('*'):
         if path.is_file() and 'gone' in damage:
             path.unlink()
         elif path.is_file():
             path.write_bytes(path.read_bytes()[:3])
-    with pytest.warns(UserWarning, match=rf'{checkpoint} cannot be resumed from.*it is now {checkpoint.name}\.corrupt'):
+    with pytest.warns(
+        UserWarning,
+        match=rf'{checkpoint} cannot be resumed from.*it is now {checkpoint.name}\.corrupt',
+    ):
         assert [step for _, step in chunks_of(digits, tmp_path, SEED_CELLS)] == [4, 8]
-    assert list((tmp_path / 'checkpoints').glob('*/*')) == [checkpoint.with_name(checkpoint.name + '.corrupt')]
+    assert list((tmp_path / 'checkpoints').glob('*/*')) == [
+        checkpoint.with_name(checkpoint.name + '.corrupt')
+    ]
     assert len(read_cells(tmp_path)) == 2
 
 
-def test_a_checkpoint_that_cannot_be_written_is_an_error_that_names_it(digits, tmp_path, monkeypatch, capfd):
+def test_a_checkpoint_that_cannot_be_written_is_an_error_that_names_it(
+    digits, tmp_path, monkeypatch, capfd
+):
     save = Checkpoints.save
 
     def save_on_a_full_disk(*arguments):
@@ -212,13 +245,18 @@ def test_a_checkpoint_that_cannot_be_written_is_an_error_that_names_it(digits, t
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
-    words = rf'{tmp_path}/checkpoints/magnitude_.*/000000: the checkpoint cannot be written: .*; free'
+    words = (
+        rf'{tmp_path}/checkpoints/magnitude_.*/000000: the checkpoint cannot be written: .*; free'
+    )
     with monkeypatch.context() as patch:
         patch.setattr(Checkpoints, 'save', save_on_a_full_disk)
         with pytest.raises(OSError, match=words):
             Sweep(WORKLOAD, RECIPE, digits, tmp_path).run(SEED_CELLS)
     assert 'Traceback' not in capfd.readouterr().err
-    assert chunks_of(digits, tmp_path, SEED_CELLS) == [(tuple(SEED_CELLS), 4), (tuple(SEED_CELLS), 8)]
+    assert chunks_of(digits, tmp_path, SEED_CELLS) == [
+        (tuple(SEED_CELLS), 4),
+        (tuple(SEED_CELLS), 8),
+    ]
 
 
 def test_other_cells_leave_a_checkpoint_alone(digits, tmp_path):
@@ -240,7 +278,11 @@ def test_some_cells_of_a_checkpoint_go_on_without_the_others(undisturbed, digits
 def test_a_sweep_goes_on_in_another_way(before, after, undisturbed, digits, tmp_path):
     stopped(digits, tmp_path, over=before)
     done = {(cell, 4) for cell in (SEED_CELLS[:1] if before == 'each' else SEED_CELLS)}
-    run = [(cell, step) for group, step in chunks_of(digits, tmp_path, SEED_CELLS, after) for cell in group]
+    run = [
+        (cell, step)
+        for group, step in chunks_of(digits, tmp_path, SEED_CELLS, after)
+        for cell in group
+    ]
     assert len(run) == len(set(run))
     assert set(run) == {(cell, step) for cell in SEED_CELLS for step in (4, 8)} - done
     check_alike(tmp_path, undisturbed, SEED_CELLS)
@@ -248,7 +290,10 @@ def test_a_sweep_goes_on_in_another_way(before, after, undisturbed, digits, tmp_
 
 def test_another_recipe_is_refused(undisturbed, digits):
     sweep = Sweep(WORKLOAD, RECIPE.updated({'steps': 10}), digits, undisturbed)
-    with pytest.raises(ValueError, match=r"is another recipe \('steps = 8' there, 'steps = 10' now\).*another --out"):
+    with pytest.raises(
+        ValueError,
+        match=r"is another recipe \('steps = 8' there, 'steps = 10' now\).*another --out",
+    ):
         sweep.run(CELLS)
 
 
@@ -262,7 +307,9 @@ def test_the_fastest_way_is_kept_and_trains_alike(undisturbed, digits, tmp_path,
     monkeypatch.setattr(sweeps, 'choose_over', choose)
     for over in ('auto', None, 'auto'):
         Sweep(WORKLOAD, RECIPE, digits, tmp_path, over).run(SEED_CELLS)
-        assert fastest.read_choice(tmp_path) == fastest.Choice('vmap', 'measured', {'each': 1.0, 'vmap': 0.5})
+        assert fastest.read_choice(tmp_path) == fastest.Choice(
+            'vmap', 'measured', {'each': 1.0, 'vmap': 0.5}
+        )
         check_alike(tmp_path, undisturbed, SEED_CELLS)
         for path in tmp_path.glob('cells/*.json'):
             path.unlink()
@@ -290,10 +337,16 @@ def test_plans_that_are_refused(algorithms, sparsities, seeds, message):
 def test_a_checkpoint_keeps_keys_and_dtypes(tmp_path):
     from jax import random
 
-    carries = {'key': random.split(random.key(3), 2), 'half': jnp.ones(3, jnp.bfloat16), 'none': None}
+    carries = {
+        'key': random.split(random.key(3), 2),
+        'half': jnp.ones(3, jnp.bfloat16),
+        'none': None,
+    }
     checkpoints, cells = Checkpoints(tmp_path, 'identity'), [('set', 0.5, 0)]
     for step in (1, 2):
-        checkpoints.save(Progress(cells, step, snapshots={'b/a': np.eye(2, dtype=np.uint8)}), carries)
+        checkpoints.save(
+            Progress(cells, step, snapshots={'b/a': np.eye(2, dtype=np.uint8)}), carries
+        )
     (begun,) = checkpoints.begun()
     progress, restored = checkpoints.restore(begun, cells, carries)
     assert progress.step == 2

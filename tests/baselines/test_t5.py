@@ -45,7 +45,9 @@ def test_span_corruption_equals_the_reference(lengths):
         mask = noise_mask(key, lengths)
         return mask, *corrupt(jnp.asarray(tokens), mask, lengths, 100)
 
-    for mask, inputs, targets in zip(*map(np.asarray, draw(jax.random.split(jax.random.key(0), 50))), strict=True):
+    for mask, inputs, targets in zip(
+        *map(np.asarray, draw(jax.random.split(jax.random.key(0), 50))), strict=True
+    ):
         assert (inputs.tolist(), targets.tolist()) == reference_corruption(tokens, mask, 100)
         assert mask.sum() == lengths.noise
         assert (np.diff(mask.astype(int), prepend=0) == 1).sum() == lengths.spans
@@ -54,7 +56,9 @@ def test_span_corruption_equals_the_reference(lengths):
 
 def test_every_division_into_spans_is_drawn():
     lengths = Lengths(text=8, noise=3, spans=2)
-    masks = jax.jit(jax.vmap(lambda key: noise_mask(key, lengths)))(jax.random.split(jax.random.key(0), 4000))
+    masks = jax.jit(jax.vmap(lambda key: noise_mask(key, lengths)))(
+        jax.random.split(jax.random.key(0), 4000)
+    )
     _, counts = np.unique(np.asarray(masks), axis=0, return_counts=True)
     assert len(counts) == 2 * 4  # two ways to cut 3 tokens of noise, four ways to cut 5 others
     assert counts.min() > 400
@@ -79,7 +83,9 @@ def test_position_buckets_are_those_of_t5(bidirectional):
     for query, key in [(0, 0), (5, 3), (3, 5), (40, 20), (20, 40), (299, 0), (0, 299), (150, 99)]:
         away = abs(query - key) if bidirectional else max(query - key, 0)
         near = count // 2
-        far = near + int(math.log(max(away, 1) / near + 1e-7) / math.log(128 / near) * (count - near))
+        far = near + int(
+            math.log(max(away, 1) / near + 1e-7) / math.log(128 / near) * (count - near)
+        )
         expected = away if away < near else min(far, count - 1)
         assert buckets[query, key] == expected + (16 if bidirectional and key > query else 0)
 
@@ -91,7 +97,9 @@ def test_the_decoder_sees_no_later_token():
     graph, params = nnx.split(model)
     apply = jax.jit(lambda so_far: nnx.merge(graph, params)(inputs, so_far))
     changed = apply(so_far.at[0, 4].set(9)) - apply(so_far)
-    np.testing.assert_array_equal(np.asarray(jnp.abs(changed[0]).max(axis=-1) > 0), [False] * 4 + [True] * 2)
+    np.testing.assert_array_equal(
+        np.asarray(jnp.abs(changed[0]).max(axis=-1) > 0), [False] * 4 + [True] * 2
+    )
 
 
 def test_full_preset_is_t5_base():
@@ -103,7 +111,9 @@ def test_full_preset_is_t5_base():
     assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)) == 247_577_856
     inputs, targets = jax.eval_shape(task.batch, jax.random.key(0), 0)
     assert (inputs.shape, targets.shape) == ((128, 512), (128, 114))
-    assert jax.eval_shape(task.loss, params, None, (inputs, targets), jax.random.key(0))[0].shape == ()
+    assert (
+        jax.eval_shape(task.loss, params, None, (inputs, targets), jax.random.key(0))[0].shape == ()
+    )
 
 
 def test_the_loss_falls_and_data_may_be_traced():
@@ -157,4 +167,6 @@ def test_numbers_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match='leaves 40 bytes'):
         workload.task(workload.default('default'), text)
     with pytest.raises(ValueError, match=r'model\.vocabulary is 5, but pydoc needs 7'):
-        workload.task(workload.default('default').updated({**TINY, 'model': {'vocabulary': 5}}), text)
+        workload.task(
+            workload.default('default').updated({**TINY, 'model': {'vocabulary': 5}}), text
+        )

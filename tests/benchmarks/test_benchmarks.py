@@ -27,7 +27,8 @@ SLOW = (
     'oneshot',
 )  # what compiles many programs, or another process
 EACH_SUBJECT = [
-    pytest.param(subject, marks=pytest.mark.slow) if subject in SLOW else subject for subject in benchmarks.SUBJECTS
+    pytest.param(subject, marks=pytest.mark.slow) if subject in SLOW else subject
+    for subject in benchmarks.SUBJECTS
 ]
 # Columns that not every row fills.
 MAY_BE_EMPTY = {
@@ -98,8 +99,13 @@ def test_as_a_command():
 
 
 def test_several_subjects_are_printed_line_by_line(capsys):
-    assert benchmarks.main(['channel', 'packing', '--size', 'small', '--rounds', '2', '--json']) == 0
-    assert [json.loads(line)['subject'] for line in capsys.readouterr().out.splitlines()] == ['channel', 'packing']
+    assert (
+        benchmarks.main(['channel', 'packing', '--size', 'small', '--rounds', '2', '--json']) == 0
+    )
+    assert [json.loads(line)['subject'] for line in capsys.readouterr().out.splitlines()] == [
+        'channel',
+        'packing',
+    ]
 
 
 def test_without_subjects_all_are_measured(monkeypatch):
@@ -133,12 +139,16 @@ def test_wrong_arguments_are_refused(arguments, message, capsys):
     except SystemExit as exit_of_tyro:
         status = exit_of_tyro.code
     assert status == 2
-    assert message in ''.join(capsys.readouterr())  # older versions of tyro print errors with the rest
+    assert message in ''.join(
+        capsys.readouterr()
+    )  # older versions of tyro print errors with the rest
 
 
 def test_a_reference_with_another_mask_is_refused(monkeypatch):
     monkeypatch.setattr(selection, 'by_argsort', lambda x, kept: jnp.zeros_like(x))
-    with pytest.raises(AssertionError, match=r'the mask by argsort is another, for float32\[1000\]'):
+    with pytest.raises(
+        AssertionError, match=r'the mask by argsort is another, for float32\[1000\]'
+    ):
         selection.run('small', 2)
 
 
@@ -167,7 +177,11 @@ def test_where_processes_differ_the_interval_is_as_wide():
 def test_steps_are_timed_in_several_processes(monkeypatch):
     monkeypatch.setattr(step, 'FEWEST_IN_A_PROCESS', 1)
     calls, run = [], subprocess.run
-    monkeypatch.setattr(step.subprocess, 'run', lambda command, **named: calls.append(command) or run(command, **named))
+    monkeypatch.setattr(
+        step.subprocess,
+        'run',
+        lambda command, **named: calls.append(command) or run(command, **named),
+    )
     rows = step.run('small', 2)
     assert [command[-1] for command in calls] == ['1', '1']
     assert len(rows) == len(models.TRAINED['small']) * len(training.METHODS)
@@ -216,7 +230,9 @@ def test_timed_steps_are_sparse():
     params, rest = timed()
     state = jaxpruner.join_masks(rest, timed._masks)
     assert int(state.count) == 2
-    assert float(jaxpruner.sparsity_metrics(state)['_mask_sparsity']) == pytest.approx(0.9, abs=0.02)
+    assert float(jaxpruner.sparsity_metrics(state)['_mask_sparsity']) == pytest.approx(
+        0.9, abs=0.02
+    )
     assert jnp.mean(params['layer_0']['kernel'] == 0) == pytest.approx(0.9, abs=0.02)
 
 
@@ -273,13 +289,21 @@ def test_a_program_calls_as_often_as_it_says():
 
 def test_slow_calls_get_fewer_rounds(clock):
     calls = {'fast': clock.call_of(0.5), 'slow': clock.call_of(1.5)}
-    assert [len(interleaved(calls, 10, seconds)['slow'].rounds) for seconds in (1, 9, 100)] == [3, 5, 10]
+    assert [len(interleaved(calls, 10, seconds)['slow'].rounds) for seconds in (1, 9, 100)] == [
+        3,
+        5,
+        10,
+    ]
 
 
 @pytest.mark.parametrize(
     ('value', 'text', 'in_json'),
     [
-        (Ratio(1.0144, 0.99, 1.05), '1.014 (0.990–1.050)', {'median': 1.0144, 'low': 0.99, 'high': 1.05}),
+        (
+            Ratio(1.0144, 0.99, 1.05),
+            '1.014 (0.990–1.050)',
+            {'median': 1.0144, 'low': 0.99, 'high': 1.05},
+        ),
         (Ratio(3.0, 2.0, 4.0), '3.00 (2.00–4.00)', {'median': 3.0, 'low': 2.0, 'high': 4.0}),
         (12.345, '12.3', 12.345),
         (250.4, '250', 250.4),

@@ -20,7 +20,9 @@ def start():
     with forking() as context:
 
         def start_one(dense, out, sparsity=0.5):
-            process = context.Process(target=killed_prunes.run, args=(str(dense), str(out), sparsity, f'{out}.log'))
+            process = context.Process(
+                target=killed_prunes.run, args=(str(dense), str(out), sparsity, f'{out}.log')
+            )
             process.start()
             return process
 
@@ -56,7 +58,9 @@ def test_a_prune_that_is_killed_leaves_nothing_or_all(source, start, dense, tmp_
         out = tmp_path / f'out{number}'
         log, reached = tmp_path / f'out{number}.log', draw.randint(0, tensors // 2)
         victim = start(source, out)
-        while victim.is_alive() and (not log.exists() or len(log.read_text().splitlines()) < reached):
+        while victim.is_alive() and (
+            not log.exists() or len(log.read_text().splitlines()) < reached
+        ):
             time.sleep(0.0005)
         time.sleep(draw.uniform(0, 0.02))
         victim.kill()

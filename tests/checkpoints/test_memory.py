@@ -9,7 +9,9 @@ import pytest
 
 from jaxpruner.checkpoints import Leaf, SafetensorsWriter, write_safetensors
 
-resource = pytest.importorskip('resource', reason='memory is measured with resource, which Windows has not')
+resource = pytest.importorskip(
+    'resource', reason='memory is measured with resource, which Windows has not'
+)
 
 TENSORS, TENSOR_BYTES = 8, 2**25  # 256 MB in all
 SHAPE = (4096, TENSOR_BYTES // 2 // 4096)
@@ -44,10 +46,14 @@ def files(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('how', [['--sparsity', '0.8'], ['--sparsity', '0.8', '--types', 'block_4,4']])
+@pytest.mark.parametrize(
+    'how', [['--sparsity', '0.8'], ['--sparsity', '0.8', '--types', 'block_4,4']]
+)
 def test_pruning_holds_a_part_of_a_tensor(files, how):
     peaks = [
-        peak_megabytes('prune', files / f'{name}.safetensors', *how, '--overwrite', '--out', files / 'out')
+        peak_megabytes(
+            'prune', files / f'{name}.safetensors', *how, '--overwrite', '--out', files / 'out'
+        )
         for name in ('small', 'large')
     ]
     # Parts in NumPy and JAX, not a tensor (32 MB) in several dtypes, let alone the file.
@@ -56,5 +62,7 @@ def test_pruning_holds_a_part_of_a_tensor(files, how):
 
 @pytest.mark.slow
 def test_inspection_holds_a_part_of_a_tensor(files):
-    small, large = (peak_megabytes('inspect', files / f'{name}.safetensors') for name in ('small', 'large'))
+    small, large = (
+        peak_megabytes('inspect', files / f'{name}.safetensors') for name in ('small', 'large')
+    )
     assert large - small < 60

@@ -41,7 +41,9 @@ def test_orbax_managers_steps(tmp_path):
             manager.save(step, args=ocp.args.StandardSave(TREE))
         manager.wait_until_finished()
     assert 'layer/bias' in open_checkpoint(tmp_path / '3').leaves
-    with pytest.raises(ValueError, match=r'is no checkpoint: .*it has the steps 3, 10: name one of these'):
+    with pytest.raises(
+        ValueError, match=r'is no checkpoint: .*it has the steps 3, 10: name one of these'
+    ):
         open_checkpoint(tmp_path)
 
 
@@ -62,12 +64,17 @@ def test_a_folder_with_one_file_is_that_file(tmp_path):
     write_safetensors(tmp_path / 'any.safetensors', {'w': np.ones(2)})
     assert open_checkpoint(tmp_path).path.name == 'any.safetensors'
     write_safetensors(tmp_path / 'other.safetensors', {'w': np.ones(2)})
-    with pytest.raises(ValueError, match=r'several safetensors files \(any.safetensors, other.safetensors\); name one'):
+    with pytest.raises(
+        ValueError,
+        match=r'several safetensors files \(any.safetensors, other.safetensors\); name one',
+    ):
         open_checkpoint(tmp_path)
 
 
 def test_what_is_no_checkpoint_is_refused_with_what_was_looked_for(tmp_path):
-    with pytest.raises(ValueError, match=r'is no checkpoint: it has no \*\.safetensors, no model\..* no _METADATA'):
+    with pytest.raises(
+        ValueError, match=r'is no checkpoint: it has no \*\.safetensors, no model\..* no _METADATA'
+    ):
         open_checkpoint(tmp_path)
     with pytest.raises(FileNotFoundError, match=r'nowhere: there is no such file or folder'):
         open_checkpoint(tmp_path / 'nowhere')

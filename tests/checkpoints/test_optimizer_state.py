@@ -20,7 +20,10 @@ from jaxpruner.checkpoints import (
 )
 from jaxpruner.tree import flatten_with_paths, path_string
 
-PARAMS = {'dense': {'kernel': jnp.ones((8, 8)), 'bias': jnp.ones(8)}, 'out': {'kernel': jnp.ones((8, 4))}}
+PARAMS = {
+    'dense': {'kernel': jnp.ones((8, 8)), 'bias': jnp.ones(8)},
+    'out': {'kernel': jnp.ones((8, 4))},
+}
 KERNELS = {'dense/kernel', 'out/kernel'}
 
 
@@ -42,7 +45,8 @@ OPTIMIZERS = {
     'accumulated': optax.MultiSteps(optax.adam(0.1), 4).gradient_transformation(),
     'masked': optax.masked(optax.adam(0.1), {'dense': True, 'out': False}),
     'momentum for some': optax.multi_transform(
-        {'sgd': optax.sgd(0.1, momentum=0.9), 'adam': optax.adam(0.1)}, {'dense': 'sgd', 'out': 'adam'}
+        {'sgd': optax.sgd(0.1, momentum=0.9), 'adam': optax.adam(0.1)},
+        {'dense': 'sgd', 'out': 'adam'},
     ),
     'muon': optax.chain(optax.clip(1.0), optax.contrib.muon(0.1)),
     'averaged gradients': optax.chain(optax.ema(0.9), optax.scale(0.1)),
@@ -55,7 +59,9 @@ OPTIMIZERS = {
 @pytest.mark.parametrize('optimizer', OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_optimizers_of_optax(optimizer, container):
     leaves = leaves_of({'params': PARAMS, container: optimizer.init(PARAMS)})
-    moments = {name for name, leaf in leaves.items() if name.startswith(container) and leaf.ndim > 1}
+    moments = {
+        name for name, leaf in leaves.items() if name.startswith(container) and leaf.ndim > 1
+    }
     assert moments
     found = find_optimizer_state(leaves)
     assert moments <= found.keys()
@@ -70,18 +76,37 @@ MATRIX = Leaf((8, 4), np.dtype('float32'))
 @pytest.mark.parametrize(
     'names',
     [
-        ('encoder/mu/kernel', 'encoder/nu/kernel', 'encoder/dense/kernel', 'decoder/kernel'),  # a variational encoder
+        (
+            'encoder/mu/kernel',
+            'encoder/nu/kernel',
+            'encoder/dense/kernel',
+            'decoder/kernel',
+        ),  # a variational encoder
         ('encoder/mu/kernel', 'encoder/logvar/kernel', 'decoder/out/kernel'),
         ('attention/q/kernel', 'attention/k/kernel', 'attention/v/kernel', 'mlp/kernel'),
         ('opt/mu/kernel', 'opt/nu/kernel'),  # no weights that they could belong to
-        ('opt.decoder.layers.0.fc1.weight', 'opt.decoder.layers.1.fc1.weight'),  # a family of language models
+        (
+            'opt.decoder.layers.0.fc1.weight',
+            'opt.decoder.layers.1.fc1.weight',
+        ),  # a family of language models
         ('trace', 'kernel'),
         ('encoder/fc/kernel', 'head/m/kernel', 'head/v/kernel'),
         ('trunk.dense_0.kernel', 'critic.v.kernel'),
-        ('trunk/up/kernel', 'trunk/down/kernel', 'critic/v/up/kernel', 'critic/v/down/kernel', 'actor/kernel'),
+        (
+            'trunk/up/kernel',
+            'trunk/down/kernel',
+            'critic/v/up/kernel',
+            'critic/v/down/kernel',
+            'actor/kernel',
+        ),
         # LoRA on the values alone
         *[
-            [f'{start}{layer}.attn.v.lora_{matrix}.weight' for start in starts for layer in '01' for matrix in 'ab']
+            [
+                f'{start}{layer}.attn.v.lora_{matrix}.weight'
+                for start in starts
+                for layer in '01'
+                for matrix in 'ab'
+            ]
             for starts in (['layers.'], ['layers.', 'decoder.'])
         ],
         ('encoder/kernel', 'decoder/kernel', 'moco/momentum/kernel'),
@@ -104,7 +129,9 @@ def test_names_with_dots():
 
 
 def test_what_is_left_out_is_said_with_the_reason():
-    leaves = leaves_of({'params': PARAMS, 'opt_state': optax.adam(0.1).init(PARAMS), 'step': np.int64(3)})
+    leaves = leaves_of(
+        {'params': PARAMS, 'opt_state': optax.adam(0.1).init(PARAMS), 'step': np.int64(3)}
+    )
     reasons = left_out(leaves, [('*out*', 'dense')], skip=['*/dense/kernel'], only=['params/*'])
     assert reasons['params/dense/kernel'] == 'named in skip'
     assert reasons['params/out/kernel'] == 'of type dense'
@@ -138,10 +165,14 @@ def trained(request, tmp_path):
 
 def test_the_state_of_a_training_is_left_as_it_is(trained, tmp_path):
     dense = open_checkpoint(trained)
-    with pytest.warns(UserWarning, match=r"optimizer's state .* is not zero .*/mu/.*kernel.*jaxpruner\.FixedMask"):
+    with pytest.warns(
+        UserWarning, match=r"optimizer's state .* is not zero .*/mu/.*kernel.*jaxpruner\.FixedMask"
+    ):
         kept = prune(dense, tmp_path / 'out', choose(dense.leaves, 0.5), part_size=10)
     pruned = {leaf.name for leaf in kept}
-    assert pruned == {name for name in dense.leaves if 'opt_state' not in name and dense.leaves[name].ndim > 1}
+    assert pruned == {
+        name for name in dense.leaves if 'opt_state' not in name and dense.leaves[name].ndim > 1
+    }
     assert all(len(leaf.stale) == 2 for leaf in kept)
     out = open_checkpoint(tmp_path / 'out')
     for name in dense.leaves.keys() - pruned:
@@ -165,9 +196,15 @@ def test_moments_that_are_zero_where_weights_go_are_no_reason_to_warn(tmp_path):
 def test_nan_is_named(tmp_path):
     write_safetensors(
         tmp_path / 'dense',
-        {'a': np.full((2, 4), np.nan, np.float32), 'b': np.array([[1.0, np.nan]]), 'c': np.ones((2, 2))},
+        {
+            'a': np.full((2, 4), np.nan, np.float32),
+            'b': np.array([[1.0, np.nan]]),
+            'c': np.ones((2, 2)),
+        },
     )
     dense = open_checkpoint(tmp_path / 'dense')
-    with pytest.warns(UserWarning, match=r'NaN in a \(8 of 8\), b \(1 of 2\): NaN ranks lowest .* with skip'):
+    with pytest.warns(
+        UserWarning, match=r'NaN in a \(8 of 8\), b \(1 of 2\): NaN ranks lowest .* with skip'
+    ):
         kept = prune(dense, tmp_path / 'out', choose(dense.leaves, 0.5))
     assert [leaf.nans for leaf in kept] == [8, 1, 0]

@@ -13,7 +13,14 @@ import pytest
 import safetensors
 
 from jaxpruner import mask_calculator, selection, sparsity_distributions, sparsity_types
-from jaxpruner.checkpoints import Leaf, choose, leaf_masks, open_checkpoint, prune, write_safetensors
+from jaxpruner.checkpoints import (
+    Leaf,
+    choose,
+    leaf_masks,
+    open_checkpoint,
+    prune,
+    write_safetensors,
+)
 from jaxpruner.checkpoints.ranking_in_parts import Verdicts, threshold
 from jaxpruner.checkpoints.safetensors_reader import INDEX_NAME
 
@@ -34,7 +41,11 @@ class InMemory:
 
     def read(self, name, part=None):
         array = self.arrays[name]
-        return array.copy() if part is None else array.reshape(-1)[part.start :][: part.size].reshape(part.shape).copy()
+        return (
+            array.copy()
+            if part is None
+            else array.reshape(-1)[part.start :][: part.size].reshape(part.shape).copy()
+        )
 
 
 def pruned_in_parts(array, kind, sparsity, part_size):
@@ -75,7 +86,9 @@ def test_masks_are_those_of_the_library(kind, shape, dtype):
         with jax.enable_x64(True) if hasattr(jax, 'enable_x64') else jax.experimental.enable_x64():
             expected = np.asarray(mask_calculator.get_topk_fn(kind)(np.abs(array), sparsity))
         np.testing.assert_array_equal(mask, expected)
-        np.testing.assert_array_equal(weights, np.where(expected, array, np.zeros((), dtype)), strict=True)
+        np.testing.assert_array_equal(
+            weights, np.where(expected, array, np.zeros((), dtype)), strict=True
+        )
 
 
 FLOATS = st.sampled_from([0.0, -0.0, 1.0, 1.5, 2.0, 1e-7, float('nan'), float('inf')])
@@ -107,7 +120,9 @@ def test_random_scores_depend_on_name_and_seed():
     def mask(name, seed):
         score = leaf_masks.random_scores(name, seed)
         checkpoint = InMemory(**{name: np.ones((10, 10), BFLOAT16)})
-        parts = leaf_masks.prune_leaf(checkpoint, name, sparsity_types.Unstructured(), 0.7, score, part_size=30)
+        parts = leaf_masks.prune_leaf(
+            checkpoint, name, sparsity_types.Unstructured(), 0.7, score, part_size=30
+        )
         return np.concatenate([part.mask for part in parts])
 
     assert mask('a', 8).sum() == 30
@@ -134,7 +149,13 @@ def dense(tmp_path):
 
 
 def test_prunes_floats_of_more_than_one_dimension_and_nothing_else(dense, tmp_path):
-    kept = prune(dense, tmp_path / 'out', choose(dense.leaves, 0.5), masks_out=tmp_path / 'masks', part_size=20)
+    kept = prune(
+        dense,
+        tmp_path / 'out',
+        choose(dense.leaves, 0.5),
+        masks_out=tmp_path / 'masks',
+        part_size=20,
+    )
     assert [(leaf.name, leaf.size, leaf.kept) for leaf in kept] == [
         ('z.weight', 128, 64),
         ('a.weight', 64, 32),
@@ -148,7 +169,9 @@ def test_prunes_floats_of_more_than_one_dimension_and_nothing_else(dense, tmp_pa
     assert list(masks.leaves) == ['z.weight', 'a.weight', 'wide']
     for name, array in TENSORS.items():
         mask = masks.read(name) if name in masks.leaves else np.ones(array.shape, np.uint8)
-        assert out.read(name).tobytes() == np.where(mask, array, np.zeros((), array.dtype)).tobytes()
+        assert (
+            out.read(name).tobytes() == np.where(mask, array, np.zeros((), array.dtype)).tobytes()
+        )
     with safetensors.safe_open(tmp_path / 'out', 'numpy') as opened:
         assert opened.metadata() == dict(dense.metadata)
     assert sorted(file.name for file in tmp_path.iterdir()) == ['dense.safetensors', 'masks', 'out']
@@ -165,7 +188,10 @@ def test_shards_become_shards(tmp_path):
     prune(dense, tmp_path / 'out', choose(dense.leaves, 0.75), masks_out=tmp_path / 'masks')
     out = open_checkpoint(tmp_path / 'out')
     assert out.leaves == dense.leaves
-    assert {name: np.count_nonzero(out.read(name).astype(float)) for name in 'ab'} == {'a': 16, 'b': 32}
+    assert {name: np.count_nonzero(out.read(name).astype(float)) for name in 'ab'} == {
+        'a': 16,
+        'b': 32,
+    }
     assert list(open_checkpoint(tmp_path / 'masks').leaves) == ['a', 'b']
     with pytest.raises(FileExistsError, match=r'out exists; choose another name$'):
         prune(dense, tmp_path / 'out', choose(dense.leaves, 0.75), overwrite=True)
@@ -192,12 +218,20 @@ def test_an_interrupted_run_leaves_nothing_behind(dense, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        prune(dense, tmp_path / 'out', choose(dense.leaves, 0.5), masks_out=tmp_path / 'masks', on_leaf=interrupt_late)
+        prune(
+            dense,
+            tmp_path / 'out',
+            choose(dense.leaves, 0.5),
+            masks_out=tmp_path / 'masks',
+            on_leaf=interrupt_late,
+        )
     assert [file.name for file in tmp_path.iterdir()] == ['dense.safetensors']
 
 
 def test_a_file_may_be_pruned_in_its_place(dense):
-    with pytest.raises(FileExistsError, match=r'dense\.safetensors exists; choose another name, or overwrite'):
+    with pytest.raises(
+        FileExistsError, match=r'dense\.safetensors exists; choose another name, or overwrite'
+    ):
         prune(dense, dense.path, choose(dense.leaves, 0.5))
     prune(dense, dense.path, choose(dense.leaves, 0.5), overwrite=True)
     assert np.count_nonzero(open_checkpoint(dense.path).read('wide')) == 8
@@ -211,7 +245,9 @@ def test_wrong_places_are_refused(dense, tmp_path):
     for masks in (tmp_path / 'out', tmp_path / '..' / tmp_path.name / 'out', tmp_path / 'link'):
         with pytest.raises(ValueError, match='masks_out and out are the same file'):
             prune(dense, tmp_path / 'out', choices, masks_out=masks)
-    with pytest.raises(ValueError, match="scores: 'saliency' is unknown; use 'magnitude' or 'random'"):
+    with pytest.raises(
+        ValueError, match="scores: 'saliency' is unknown; use 'magnitude' or 'random'"
+    ):
         prune(dense, tmp_path / 'out', choices, scores='saliency')
 
 
@@ -225,11 +261,20 @@ def test_erk_shares_the_budget_among_what_is_pruned():
 @pytest.mark.parametrize(
     ('settings', 'kinds'),
     [
-        ({'sparsity': 0.5}, {'z.weight': 'unstructured', 'a.weight': 'unstructured', 'wide': 'unstructured'}),
+        (
+            {'sparsity': 0.5},
+            {'z.weight': 'unstructured', 'a.weight': 'unstructured', 'wide': 'unstructured'},
+        ),
         ({'sparsity': 0.5, 'only': ['a.*']}, {'a.weight': 'unstructured'}),
-        ({'sparsity': 0.5, 'only': ['a.bias', 'w*']}, {'a.bias': 'unstructured', 'wide': 'unstructured'}),
+        (
+            {'sparsity': 0.5, 'only': ['a.bias', 'w*']},
+            {'a.bias': 'unstructured', 'wide': 'unstructured'},
+        ),
         ({'sparsity': 0.5, 'skip': ['*.weight']}, {'wide': 'unstructured'}),
-        ({'types': [('wide', '1:4'), ('*', '2:4')]}, {'z.weight': '2:4', 'a.weight': '2:4', 'wide': '1:4'}),
+        (
+            {'types': [('wide', '1:4'), ('*', '2:4')]},
+            {'z.weight': '2:4', 'a.weight': '2:4', 'wide': '1:4'},
+        ),
         ({'types': [('a.*', 'dense'), ('*', '2:4')]}, {'z.weight': '2:4', 'wide': '2:4'}),
         ({'types': [('ids', 'dense'), ('*', '2:4')], 'only': ['wide']}, {'wide': '2:4'}),
     ],
@@ -266,16 +311,31 @@ def test_a_sparsity_that_holds_for_no_leaf_is_told(sparsity, types, is_told):
     [
         ({'sparsity': 1.5}, r'sparsity must lie in [0, 1] (the share of weights removed), got 1.5'),
         ({'sparsity': 80.0}, r'80.0 per cent is 0.8'),
-        ({'sparsity': 0.5, 'distribution': 'er'}, "distribution: 'er' is unknown; did you mean 'erk'?"),
-        ({'sparsity': 0.5, 'only': ['*.kernel']}, "only: '*.kernel' matches no parameter; the nearest are"),
+        (
+            {'sparsity': 0.5, 'distribution': 'er'},
+            "distribution: 'er' is unknown; did you mean 'erk'?",
+        ),
+        (
+            {'sparsity': 0.5, 'only': ['*.kernel']},
+            "only: '*.kernel' matches no parameter; the nearest are",
+        ),
         ({'sparsity': 0.5, 'skip': ['b']}, "skip: 'b' matches no parameter"),
         ({'sparsity': 0.5, 'types': [('c', '2:4')]}, "types: 'c' matches no parameter"),
         ({'sparsity': 0.5, 'types': [('*', '2-4')]}, "unknown sparsity type '2-4'; write"),
-        ({'sparsity': 0.5, 'types': [('*', '2:4'), ('wide', '1:4')]}, "types: 'wide' is never used"),
+        (
+            {'sparsity': 0.5, 'types': [('*', '2:4'), ('wide', '1:4')]},
+            "types: 'wide' is never used",
+        ),
         ({'sparsity': 0.5, 'types': [('*', '2:4'), ('*', '1:4')]}, "types: '*' stands there twice"),
-        ({'types': [('*', '2:5')]}, 'z.weight: shape (16, 8) has length 8 along axis -1, which m=5 does not divide'),
+        (
+            {'types': [('*', '2:5')]},
+            'z.weight: shape (16, 8) has length 8 along axis -1, which m=5 does not divide',
+        ),
         ({}, 'sparsity: z.weight needs one, since its type is unstructured'),
-        ({'sparsity': 0.5, 'only': ['ids']}, 'only: ids is int64, which is not pruned; float16, bfloat16, float32'),
+        (
+            {'sparsity': 0.5, 'only': ['ids']},
+            'only: ids is int64, which is not pruned; float16, bfloat16, float32',
+        ),
         ({'sparsity': 0.5, 'only': ['fp8']}, 'only: fp8 is float8_e4m3fn, which is not pruned'),
         ({'types': [('fp8', '2:4')]}, 'types: fp8 is float8_e4m3fn, which is not pruned'),
         ({'sparsity': 0.5, 'skip': ['*']}, 'no leaf is left to prune'),

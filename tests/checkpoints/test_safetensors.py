@@ -17,7 +17,9 @@ from jaxpruner.checkpoints.parts import parts_of
 from jaxpruner.checkpoints.safetensors_reader import DTYPES, INDEX_NAME
 
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)
-NAMES = st.text(min_size=1, max_size=8).filter(lambda name: name != '__metadata__' and name.isprintable())
+NAMES = st.text(min_size=1, max_size=8).filter(
+    lambda name: name != '__metadata__' and name.isprintable()
+)
 
 
 @st.composite
@@ -28,7 +30,9 @@ def tensors(draw):
         dtype, shape = draw(st.sampled_from(sorted(DTYPES))), draw(SHAPES)
         size = int(np.prod(shape)) * DTYPES[dtype].itemsize
         # Bits of any kind but for booleans, which have two.
-        octets = draw(st.lists(st.integers(0, 1 if dtype == 'BOOL' else 255), min_size=size, max_size=size))
+        octets = draw(
+            st.lists(st.integers(0, 1 if dtype == 'BOOL' else 255), min_size=size, max_size=size)
+        )
         found[name] = np.array(octets, np.uint8).view(DTYPES[dtype]).reshape(shape)
     return found
 
@@ -38,7 +42,9 @@ def octets(array):
 
 
 @hypothesis.settings(max_examples=60, suppress_health_check=list(hypothesis.HealthCheck))
-@hypothesis.given(tensors(), st.dictionaries(NAMES, st.text(max_size=5), max_size=2), st.integers(1, 7))
+@hypothesis.given(
+    tensors(), st.dictionaries(NAMES, st.text(max_size=5), max_size=2), st.integers(1, 7)
+)
 def test_what_is_written_is_read(tmp_path_factory, written, metadata, part_size):
     path = tmp_path_factory.mktemp('round') / 'a.safetensors'
     write_safetensors(path, written, metadata)
@@ -57,7 +63,8 @@ def test_what_is_written_is_read(tmp_path_factory, written, metadata, part_size)
 def test_the_formats_own_library_reads_the_same_numbers(tmp_path):
     rng = np.random.default_rng(0)
     written = {
-        dtype: rng.integers(0, 50, (3, 5)).astype(dtype) for dtype in ('float32', 'float16', 'int8', 'bool', 'float64')
+        dtype: rng.integers(0, 50, (3, 5)).astype(dtype)
+        for dtype in ('float32', 'float16', 'int8', 'bool', 'float64')
     }
     write_safetensors(tmp_path / 'a.safetensors', written)
     read = safetensors.numpy.load_file(tmp_path / 'a.safetensors')
@@ -109,7 +116,9 @@ def header_of(path, change):
 def test_a_damaged_file_is_refused_by_name(tmp_path, damage):
     path = made(tmp_path / 'a.safetensors')
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(ValueError, match=r'a\.safetensors is no safetensors file, or only a part of one: .*bytes\)'):
+    with pytest.raises(
+        ValueError, match=r'a\.safetensors is no safetensors file, or only a part of one: .*bytes\)'
+    ):
         open_checkpoint(path)
 
 
@@ -151,7 +160,9 @@ def test_half_a_file_is_never_left(tmp_path, before, error):
     path = tmp_path / 'a.safetensors'
     if before:
         path.write_bytes(before)
-    with pytest.raises((KeyboardInterrupt, ValueError), match=None if error else r'a\.safetensors: w lacks 8 bytes'):
+    with pytest.raises(
+        (KeyboardInterrupt, ValueError), match=None if error else r'a\.safetensors: w lacks 8 bytes'
+    ):
         half_written(path, error)
     assert [file.name for file in tmp_path.iterdir()] == (['a.safetensors'] if before else [])
     assert not before or path.read_bytes() == before
@@ -159,17 +170,26 @@ def test_half_a_file_is_never_left(tmp_path, before, error):
 
 @pytest.mark.parametrize(
     ('name', 'array'),
-    [('b', np.zeros(2, np.float32)), ('a', np.zeros(2, np.float64)), ('a', np.zeros(3, np.float32))],
+    [
+        ('b', np.zeros(2, np.float32)),
+        ('a', np.zeros(2, np.float64)),
+        ('a', np.zeros(3, np.float32)),
+    ],
 )
 def test_what_is_not_due_is_refused(tmp_path, name, array):
     leaves = {name: Leaf((2,), np.dtype('float32')) for name in 'ab'}
     words = f'next to be written is a, float32, 8 bytes; got {name}, {array.dtype}, {array.nbytes} bytes'
-    with pytest.raises(ValueError, match=words), SafetensorsWriter(tmp_path / 'x', leaves) as writer:
+    with (
+        pytest.raises(ValueError, match=words),
+        SafetensorsWriter(tmp_path / 'x', leaves) as writer,
+    ):
         writer.write(name, array)
 
 
 def test_what_the_format_does_not_hold_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r'x: w has dtype complex128, which safetensors files do not hold'):
+    with pytest.raises(
+        ValueError, match=r'x: w has dtype complex128, which safetensors files do not hold'
+    ):
         write_safetensors(tmp_path / 'x', {'w': np.zeros(2, np.complex128)})
     with pytest.raises(FileNotFoundError, match=r'there is no folder .*missing'):
         write_safetensors(tmp_path / 'missing' / 'x', {'w': np.zeros(2)})
@@ -184,13 +204,18 @@ def sharded(folder):
 
 
 def write_index(folder, **weight_map):
-    (folder / INDEX_NAME).write_text(json.dumps({'metadata': {'total_size': 72}, 'weight_map': weight_map}))
+    (folder / INDEX_NAME).write_text(
+        json.dumps({'metadata': {'total_size': 72}, 'weight_map': weight_map})
+    )
 
 
 @pytest.mark.parametrize('path', ['.', INDEX_NAME])
 def test_shards_are_one_checkpoint(tmp_path, path):
     checkpoint = open_checkpoint(sharded(tmp_path) / path)
-    assert {name: leaf.dtype.name for name, leaf in checkpoint.leaves.items()} == {'a': 'float64', 'b': 'bfloat16'}
+    assert {name: leaf.dtype.name for name, leaf in checkpoint.leaves.items()} == {
+        'a': 'float64',
+        'b': 'bfloat16',
+    }
     assert checkpoint.read('b').tolist() == [0, 1, 2, 3]
     assert checkpoint.metadata == {'format': 'np'}
 
@@ -198,9 +223,21 @@ def test_shards_are_one_checkpoint(tmp_path, path):
 @pytest.mark.parametrize(
     ('weight_map', 'error', 'words'),
     [
-        ({'a': 'one.safetensors', 'b': 'three.safetensors'}, FileNotFoundError, r'names three\.safetensors, which is'),
-        ({'a': 'one.safetensors', 'b': 'one.safetensors'}, ValueError, r'b is to stand in one\.safetensors, which'),
-        ({'b': 'two.safetensors', 'c': 'one.safetensors'}, ValueError, r'c is to stand in one\.safetensors'),
+        (
+            {'a': 'one.safetensors', 'b': 'three.safetensors'},
+            FileNotFoundError,
+            r'names three\.safetensors, which is',
+        ),
+        (
+            {'a': 'one.safetensors', 'b': 'one.safetensors'},
+            ValueError,
+            r'b is to stand in one\.safetensors, which',
+        ),
+        (
+            {'b': 'two.safetensors', 'c': 'one.safetensors'},
+            ValueError,
+            r'c is to stand in one\.safetensors',
+        ),
         ({'a': '../one.safetensors'}, ValueError, r'is no index .*no plain file name'),
         ({'a': 3}, ValueError, r'is no index of safetensors files'),
     ],
@@ -214,7 +251,9 @@ def test_an_index_that_does_not_fit_is_refused(tmp_path, weight_map, error, word
 def test_an_index_that_leaves_out_a_tensor_is_refused(tmp_path):
     sharded(tmp_path)
     made(tmp_path / 'two.safetensors', b=np.zeros(1), stray=np.zeros(1))
-    with pytest.raises(ValueError, match=r'two\.safetensors has stray, which .* does not place there'):
+    with pytest.raises(
+        ValueError, match=r'two\.safetensors has stray, which .* does not place there'
+    ):
         open_checkpoint(tmp_path)
 
 

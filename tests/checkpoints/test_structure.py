@@ -15,7 +15,9 @@ RNG = np.random.default_rng(0)
 
 def masked(kind, shape, sparsity=0.5, dtype=np.float32):
     weights = RNG.standard_normal(shape).astype(dtype)
-    mask = np.asarray(mask_calculator.get_topk_fn(kind)(np.abs(weights.astype(np.float32)), sparsity))
+    mask = np.asarray(
+        mask_calculator.get_topk_fn(kind)(np.abs(weights.astype(np.float32)), sparsity)
+    )
     return np.where(mask, weights, np.zeros((), dtype))
 
 

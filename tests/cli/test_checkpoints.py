@@ -32,7 +32,14 @@ def dense(tmp_path):
 
 def test_prune_then_inspect(dense, tmp_path, capsys):
     out = tmp_path / 'out.safetensors'
-    arguments = ['--types', '*up=2:4', '--sparsity', '0.75', '--masks-out', str(tmp_path / 'masks.safetensors')]
+    arguments = [
+        '--types',
+        '*up=2:4',
+        '--sparsity',
+        '0.75',
+        '--masks-out',
+        str(tmp_path / 'masks.safetensors'),
+    ]
     assert main(['prune', str(dense), *arguments, '--out', str(out)]) == 0
     said = '2 of 3 tensors pruned, 112 of their 192 weights removed (58.33%; 56.00% of all 200)'
     printed, errors = capsys.readouterr()
@@ -47,13 +54,27 @@ def test_prune_then_inspect(dense, tmp_path, capsys):
 
     assert main(['inspect', str(out)]) == 0
     shown = capsys.readouterr().out
-    for words in ('mlp.norm[0]', '16×8', 'bfloat16', '2:4 along axis 1', '75.00%', '56.00%', '3 leaves'):
+    for words in (
+        'mlp.norm[0]',
+        '16×8',
+        'bfloat16',
+        '2:4 along axis 1',
+        '75.00%',
+        '56.00%',
+        '3 leaves',
+    ):
         assert words in shown
 
     assert main(['inspect', str(out), '--json']) == 0
     content = json.loads(capsys.readouterr().out)
     assert content['metadata'] == {'format': 'pt'}
-    assert content['total'] == {'leaves': 3, 'weights': 200, 'sparsity': 0.56, 'bytes': 416, 'packed_bytes': 216}
+    assert content['total'] == {
+        'leaves': 3,
+        'weights': 200,
+        'sparsity': 0.56,
+        'bytes': 416,
+        'packed_bytes': 216,
+    }
     assert content['leaves'][0] == {
         'name': 'mlp.up',
         'shape': [16, 8],
@@ -68,7 +89,21 @@ def test_prune_then_inspect(dense, tmp_path, capsys):
 
 
 def test_a_type_alone_is_for_all_and_needs_no_sparsity(dense, tmp_path):
-    assert main(['prune', str(dense), '--types', '1:4', '--skip', 'head', '--out', str(tmp_path / 'out')]) == 0
+    assert (
+        main(
+            [
+                'prune',
+                str(dense),
+                '--types',
+                '1:4',
+                '--skip',
+                'head',
+                '--out',
+                str(tmp_path / 'out'),
+            ]
+        )
+        == 0
+    )
     out = open_checkpoint(tmp_path / 'out')
     assert np.count_nonzero(out.read('mlp.up').astype(float)) == 32
     assert np.count_nonzero(out.read('head')) == 64
@@ -77,7 +112,17 @@ def test_a_type_alone_is_for_all_and_needs_no_sparsity(dense, tmp_path):
 def test_random_scores_and_erk(dense, tmp_path):
     outs = []
     for seed in ('1', '2', '1'):
-        arguments = ['--scores', 'random', '--seed', seed, '--distribution', 'erk', '--sparsity', '0.5', '--overwrite']
+        arguments = [
+            '--scores',
+            'random',
+            '--seed',
+            seed,
+            '--distribution',
+            'erk',
+            '--sparsity',
+            '0.5',
+            '--overwrite',
+        ]
         assert main(['prune', str(dense), *arguments, '--out', str(tmp_path / 'out')]) == 0
         outs.append((tmp_path / 'out').read_bytes())
     assert outs[0] == outs[2] != outs[1]
@@ -86,10 +131,19 @@ def test_random_scores_and_erk(dense, tmp_path):
 @pytest.mark.parametrize(
     ('arguments', 'words'),
     [
-        (['--sparsity', '80'], '--sparsity must lie in [0, 1] (the share of weights removed), got 80.0; 80.0 per cent'),
-        (['--sparsity', '0.5', '--types', '=2:4'], "--types: '=2:4' has no name before =; write NAME=TYPE"),
+        (
+            ['--sparsity', '80'],
+            '--sparsity must lie in [0, 1] (the share of weights removed), got 80.0; 80.0 per cent',
+        ),
+        (
+            ['--sparsity', '0.5', '--types', '=2:4'],
+            "--types: '=2:4' has no name before =; write NAME=TYPE",
+        ),
         (['--sparsity', '0.5', '--types', 'head=4:2'], 'n must not exceed m'),
-        (['--sparsity', '0.5', '--only', 'hed'], "--only: 'hed' matches no parameter; the nearest are 'head'"),
+        (
+            ['--sparsity', '0.5', '--only', 'hed'],
+            "--only: 'hed' matches no parameter; the nearest are 'head'",
+        ),
         (['--types', 'head=2:4'], '--sparsity: mlp.up needs one, since its type is unstructured'),
         (['--sparsity', '0.5', '--seed', '-1'], '--seed must not be negative, got -1'),
         (['--sparsity', '0.5', '--masks-out', 'OUT'], '--masks-out and --out are the same file'),
@@ -97,7 +151,10 @@ def test_random_scores_and_erk(dense, tmp_path):
 )
 def test_errors_name_the_remedy_and_leave_nothing(dense, tmp_path, capsys, arguments, words):
     out = str(tmp_path / 'out')
-    assert main(['prune', str(dense), *(out if a == 'OUT' else a for a in arguments), '--out', out]) == 2
+    assert (
+        main(['prune', str(dense), *(out if a == 'OUT' else a for a in arguments), '--out', out])
+        == 2
+    )
     said = capsys.readouterr().err
     assert said.startswith('jaxpruner: ')
     assert words in said
@@ -114,7 +171,10 @@ def test_a_truncated_file_is_refused_by_name(dense, capsys):
 
 def test_an_existing_file_is_kept(dense, capsys):
     assert main(['prune', str(dense), '--sparsity', '0.5', '--out', str(dense)]) == 2
-    assert capsys.readouterr().err == f'jaxpruner: {dense} exists; choose another name, or say --overwrite\n'
+    assert (
+        capsys.readouterr().err
+        == f'jaxpruner: {dense} exists; choose another name, or say --overwrite\n'
+    )
 
 
 # A shell's background job ignores SIGINT, and its children would, too.
@@ -130,14 +190,20 @@ sys.exit(main(sys.argv[1:]))
 @pytest.mark.parametrize('seconds', [0, 0.1, 0.3])
 def test_ctrl_c_leaves_nothing_behind(tmp_path, seconds):
     dense = tmp_path / 'dense.safetensors'
-    write_safetensors(dense, {str(i): RNG.standard_normal((512, 8192), np.float32) for i in range(8)})
+    write_safetensors(
+        dense, {str(i): RNG.standard_normal((512, 8192), np.float32) for i in range(8)}
+    )
     command = [sys.executable, '-c', RUN, 'prune', dense, '--sparsity', '0.5', '--scores', 'random']
     # Stopped while it looks for TPUs, JAX leaves a timer behind that warns after a minute.
     environment = {**os.environ, 'JAX_PLATFORMS': 'cpu'}
     command += ['--out', tmp_path / 'out']
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
         end = time.monotonic() + 120
-        while not list(tmp_path.glob('.out.*.jaxpruner-tmp')) and process.poll() is None and time.monotonic() < end:
+        while (
+            not list(tmp_path.glob('.out.*.jaxpruner-tmp'))
+            and process.poll() is None
+            and time.monotonic() < end
+        ):
             time.sleep(0.01)
         time.sleep(seconds)
         process.send_signal(signal.SIGINT)

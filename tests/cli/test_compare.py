@@ -58,17 +58,31 @@ def test_every_preset_is_reached_by_a_name():
             'lenet trains on digits, but --preset, --recipe or --set ask for mnist',
         ),
         (['digits-lenet', '--set', 'data=mnist'], 'ask for mnist: leave them out, or say lenet'),
-        (['digits-lenet', '--data-dir', 'here'], 'digits is read from no folder: leave --data-dir here out'),
+        (
+            ['digits-lenet', '--data-dir', 'here'],
+            'digits is read from no folder: leave --data-dir here out',
+        ),
         (['mnist-lenet'], "the preset 'data' of lenet needs --data-dir"),
         (['lenet', '--preset', 'ful'], "lenet has no preset 'ful'"),
-        (['lenet', '--set', 'step=3'], "--set step=3: the recipe has no key 'step'; did you mean 'steps'?"),
+        (
+            ['lenet', '--set', 'step=3'],
+            "--set step=3: the recipe has no key 'step'; did you mean 'steps'?",
+        ),
         (['lenet', '--recipe', 'nowhere.toml'], "No such file or directory: 'nowhere.toml'"),
-        (['lenet', '--algorithms', 'riggl'], "--algorithms 'riggl' is unknown; did you mean 'rigl'?"),
-        (['lenet', '--sparsities', '80'], '--sparsities must lie in [0, 1] (the share of weights removed), got 80.0'),
+        (
+            ['lenet', '--algorithms', 'riggl'],
+            "--algorithms 'riggl' is unknown; did you mean 'rigl'?",
+        ),
+        (
+            ['lenet', '--sparsities', '80'],
+            '--sparsities must lie in [0, 1] (the share of weights removed), got 80.0',
+        ),
         (['lenet', '--seeds', '-1'], '--seeds must be a whole number from 0'),
     ],
 )
-def test_what_cannot_be_meant_is_refused_before_any_work(arguments, words, tmp_path, monkeypatch, capsys):
+def test_what_cannot_be_meant_is_refused_before_any_work(
+    arguments, words, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     assert main(['compare', *arguments]) == 2
     printed = capsys.readouterr()
@@ -77,7 +91,9 @@ def test_what_cannot_be_meant_is_refused_before_any_work(arguments, words, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
-def test_plots_are_refused_before_training_where_they_cannot_be_drawn(tmp_path, monkeypatch, capsys):
+def test_plots_are_refused_before_training_where_they_cannot_be_drawn(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, 'matplotlib.figure', None)
     assert main(['compare', 'lenet', '--plots']) == 2
@@ -95,11 +111,22 @@ def test_a_comparison_prints_its_table_and_draws(tmp_path, monkeypatch, capsys):
 
     assert main(['compare', *options, 'no_prune', 'random', '--sparsities', '0.5', '0.9']) == 0
     printed = capsys.readouterr()
-    for words in ('lenet (digits): accuracy (%) ↑', '50%', '90%', '3 of 3 cells', 'sparsity.png', 'layers.png'):
+    for words in (
+        'lenet (digits): accuracy (%) ↑',
+        '50%',
+        '90%',
+        '3 of 3 cells',
+        'sparsity.png',
+        'layers.png',
+    ):
         assert words in printed.out
     assert printed.err == ''
     assert sorted(path.name for path in out.glob('*.png')) == ['layers.png', 'sparsity.png']
-    assert {cell.name for cell in read_cells(out)} == {'no_prune_0.0_0', 'random_0.5_0', 'random_0.9_0'}
+    assert {cell.name for cell in read_cells(out)} == {
+        'no_prune_0.0_0',
+        'random_0.5_0',
+        'random_0.9_0',
+    }
 
     assert main(['compare', 'digits-lenet', '--seeds', '0']) == 2  # other steps
     assert 'recipe.toml is another recipe' in capsys.readouterr().err

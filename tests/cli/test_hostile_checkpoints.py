@@ -68,7 +68,11 @@ def test_what_is_forbidden(capsys):
     with tempfile.TemporaryDirectory() as name:  # every folder above which a user may enter
         place = Path(name)
         place.chmod(0o755)
-        dense, secret, closed = place / 'dense.safetensors', place / 'secret.safetensors', place / 'closed'
+        dense, secret, closed = (
+            place / 'dense.safetensors',
+            place / 'secret.safetensors',
+            place / 'closed',
+        )
         for path in (dense, secret):
             write_safetensors(path, {'w': np.arange(8.0).reshape(2, 4)})
         checkpoint = open_checkpoint(dense)  # loads everything while that is allowed
@@ -88,7 +92,9 @@ def test_what_is_forbidden(capsys):
             ):
                 assert main([str(argument) for argument in arguments]) == 2
                 said = capsys.readouterr().err
-                assert said.startswith('jaxpruner: [Errno 13] Permission denied; change its permissions, or name')
+                assert said.startswith(
+                    'jaxpruner: [Errno 13] Permission denied; change its permissions, or name'
+                )
                 assert said.endswith(f": '{arguments[-1]}'\n")
         place.chmod(0o755)
         closed.chmod(0o755)
@@ -102,7 +108,10 @@ TARGETS = {
     'below a file': (lambda path: path.write_text('a file'), 'target/out'),
     'below nothing': (lambda path: None, 'target/out'),
     'a name of 300 letters': (lambda path: None, 't' * 300),
-    'a name of 250 letters': (lambda path: None, 't' * 250),  # which leaves no room for that of a lock
+    'a name of 250 letters': (
+        lambda path: None,
+        't' * 250,
+    ),  # which leaves no room for that of a lock
     'the kernel': (lambda path: path.symlink_to('/proc'), 'target/out'),
 }
 

@@ -20,11 +20,17 @@ from made_up_cells import make_cells
 
 COMMAND = shutil.which('jaxpruner', path=Path(sys.executable).parent)
 TINY = '--set steps=4 eval_every=1.0 batch_size=8 model.hidden=[4]'
-VALUES = {('no_prune', 0.0): [0.99, 0.98], ('rigl', 0.8): [0.95, 0.96], ('random', 0.8): [0.9, 0.91]}
+VALUES = {
+    ('no_prune', 0.0): [0.99, 0.98],
+    ('rigl', 0.8): [0.95, 0.96],
+    ('random', 0.8): [0.9, 0.91],
+}
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(COMMAND is None, reason='there is no command jaxpruner beside this Python: pip install -e .'),
+    pytest.mark.skipif(
+        COMMAND is None, reason='there is no command jaxpruner beside this Python: pip install -e .'
+    ),
 ]
 
 
@@ -71,7 +77,11 @@ CALLS = {
         ['a b.safetensors: 1 of 1 tensors pruned'],
         '',
     ),
-    'run': (f'run digits-lenet --algorithm random {TINY} --out trained', ['1 of 1 cells are in trained'], ''),
+    'run': (
+        f'run digits-lenet --algorithm random {TINY} --out trained',
+        ['1 of 1 cells are in trained'],
+        '',
+    ),
     'table': (
         'table "my results"',
         ['resnet', '(digits):', 'accuracy', '95.50 ± 0.71'],
@@ -118,7 +128,11 @@ def test_ctrl_c_keeps_what_is_done(place):
     options = '--algorithms no_prune random --seeds 0 --out begun --set batch_size=8 model.hidden=[4] eval_every=0.01'
     process = start(place, f'compare digits-lenet {options} steps=100000')
     end = time.monotonic() + 120
-    while not list(place.glob('begun/checkpoints/*/*')) and process.poll() is None and time.monotonic() < end:
+    while (
+        not list(place.glob('begun/checkpoints/*/*'))
+        and process.poll() is None
+        and time.monotonic() < end
+    ):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     status, out, err = finish(process)

@@ -35,7 +35,10 @@ def test_every_command_has_help_with_examples(name, capsys):
 
 def test_an_unknown_command_is_refused_with_the_nearest(capsys):
     assert cli.main(['inspekt']) == 2
-    assert capsys.readouterr().err == "jaxpruner: there is no command 'inspekt'; did you mean 'inspect'?\n"
+    assert (
+        capsys.readouterr().err
+        == "jaxpruner: there is no command 'inspekt'; did you mean 'inspect'?\n"
+    )
 
 
 def test_the_version_is_that_of_the_package(capsys):
@@ -50,7 +53,9 @@ def test_help_stands_in_lines_of_80(arguments, capsys):
     assert max(map(len, lines)) <= 80, max(lines, key=len)
 
 
-@pytest.mark.parametrize('arguments', ['--help', '--version', 'inspekt', 'inspect --help', 'prune x --seed y', 'table'])
+@pytest.mark.parametrize(
+    'arguments', ['--help', '--version', 'inspekt', 'inspect --help', 'prune x --seed y', 'table']
+)
 def test_jax_is_not_loaded_for_help_and_wrong_arguments(arguments):
     """What takes the most time to load; the rest is a fraction of it."""
     code = f"""
@@ -60,7 +65,9 @@ main({arguments.split()!r})
 print(sorted({{'jax', 'flax', 'orbax', 'matplotlib'}} & sys.modules.keys()))
 """
     environment = {**os.environ, 'PYTHONPATH': str(Path(jaxpruner.__file__).parents[1])}
-    run = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True, env=environment)
+    run = subprocess.run(
+        [sys.executable, '-c', code], capture_output=True, text=True, check=True, env=environment
+    )
     assert run.stdout.splitlines()[-1] == '[]'
 
 
@@ -69,18 +76,36 @@ print(sorted({{'jax', 'flax', 'orbax', 'matplotlib'}} & sys.modules.keys()))
     [
         ('prune in out --sparsity 0.5', 'prune takes one CHECKPOINT; write to --out out'),
         ('prune in other --out out', 'prune takes one CHECKPOINT; leave other out'),
-        ('prune in --sparsity 50% --out out', "--sparsity must lie in [0, 1], got '50%'; 50 per cent is 0.5"),
+        (
+            'prune in --sparsity 50% --out out',
+            "--sparsity must lie in [0, 1], got '50%'; 50 per cent is 0.5",
+        ),
         ('prune in --sparsity half --out out', "--sparsity must lie in [0, 1], got 'half'"),
         ('prune in --seed=x --out out', "--seed must be a whole number, got 'x'"),
         ('prune in --out', '--out needs a value'),
-        ('prune in --scores randm --out out', "--scores: there is no 'randm'; did you mean 'random'?"),
+        (
+            'prune in --scores randm --out out',
+            "--scores: there is no 'randm'; did you mean 'random'?",
+        ),
         ('prune in --only a b', 'prune needs --out; `jaxpruner prune --help` says what that is'),
-        ('prune --overwrite', 'prune needs CHECKPOINT and --out; `jaxpruner prune --help` says what that is'),
-        ('prune in --sparsty 0.5 --out out', "there is no option '--sparsty'; did you mean '--sparsity'?"),
-        ('prune in --overwite --out out', "there is no option '--overwite'; did you mean '--overwrite'?"),
+        (
+            'prune --overwrite',
+            'prune needs CHECKPOINT and --out; `jaxpruner prune --help` says what that is',
+        ),
+        (
+            'prune in --sparsty 0.5 --out out',
+            "there is no option '--sparsty'; did you mean '--sparsity'?",
+        ),
+        (
+            'prune in --overwite --out out',
+            "there is no option '--overwite'; did you mean '--overwrite'?",
+        ),
         ('inspect x --jsn', "there is no option '--jsn'; did you mean '--json'?"),
         ('inspect', 'inspect needs CHECKPOINT; `jaxpruner inspect --help` says what that is'),
-        ('compare vit --sparsities 0.5 90%', "--sparsities must lie in [0, 1], got '90%'; 90 per cent is 0.9"),
+        (
+            'compare vit --sparsities 0.5 90%',
+            "--sparsities must lie in [0, 1], got '90%'; 90 per cent is 0.9",
+        ),
         ('compare vit --seeds 0 a', "--seeds must be a whole number, got 'a'"),
         ('plot folder --kind lines', "--kind: there is no 'lines'; did you mean 'layers'?"),
     ],
@@ -92,12 +117,18 @@ def test_wrong_arguments_are_one_line_that_names_the_remedy(arguments, line, cap
 
 def test_what_else_is_wrong_is_in_the_words_of_tyro(monkeypatch, capsys):
     def refuse(*_, **__):
-        print('\u256d\u2500 Error \u2500\u256e\n\u2502 it   is wrong \u2502\nFor full helptext, see x', file=sys.stderr)
+        print(
+            '\u256d\u2500 Error \u2500\u256e\n\u2502 it   is wrong \u2502\nFor full helptext, see x',
+            file=sys.stderr,
+        )
         sys.exit(2)
 
     monkeypatch.setattr('tyro.cli', refuse)
     assert cli.main(['inspect', 'x']) == 2
-    assert capsys.readouterr() == ('', 'jaxpruner: Error it is wrong; `jaxpruner inspect --help` says more\n')
+    assert capsys.readouterr() == (
+        '',
+        'jaxpruner: Error it is wrong; `jaxpruner inspect --help` says more\n',
+    )
 
 
 @pytest.mark.parametrize('name', ['prune', 'compare'])
@@ -141,7 +172,11 @@ def failing(monkeypatch):
         (ValueError('wrong\n  value'), 2, 'wrong value'),
         (TypeError('wrong type'), 2, 'wrong type'),
         (KeyError('no such key'), 2, 'no such key'),
-        (FileNotFoundError(2, 'No such file or directory', 'x'), 2, "[Errno 2] No such file or directory: 'x'"),
+        (
+            FileNotFoundError(2, 'No such file or directory', 'x'),
+            2,
+            "[Errno 2] No such file or directory: 'x'",
+        ),
         (OSError(5, 'Input/output error'), 2, '[Errno 5] Input/output error'),
         (MemoryError('of 8 GiB'), 2, 'there is not enough memory: of 8 GiB'),
         (

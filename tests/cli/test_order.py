@@ -30,7 +30,9 @@ def test_pairs_are_counted_and_contradictions_named(folder, capsys, every):
     )
     assert len(pairs) == (3 if every else 1)
     (contradiction,) = [pair for pair in pairs if pair.endswith('contradicts')]
-    assert contradiction.startswith('  resnet (digits): magnitude is better than set by -0.02 [-0.02, -0.02], 3 seeds')
+    assert contradiction.startswith(
+        '  resnet (digits): magnitude is better than set by -0.02 [-0.02, -0.02], 3 seeds'
+    )
 
 
 @pytest.mark.parametrize(

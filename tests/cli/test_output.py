@@ -36,7 +36,9 @@ def widest(text):
     return max(map(len, text.splitlines()))
 
 
-@pytest.mark.parametrize(('columns', 'expected'), [(None, 80), ('60', 60), ('200', 200), ('0', 80), ('wide', 80)])
+@pytest.mark.parametrize(
+    ('columns', 'expected'), [(None, 80), ('60', 60), ('200', 200), ('0', 80), ('wide', 80)]
+)
 def test_tables_are_as_wide_as_columns_says(columns, expected, results, capsys, monkeypatch):
     monkeypatch.delenv('COLUMNS', raising=False)
     if columns is not None:
@@ -68,7 +70,9 @@ def test_inspect_keeps_words_whole_at_80(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv('COLUMNS', raising=False)
     path = tmp_path / 'a.safetensors'
     sparse = np.tile(np.array([0, 1, 1, 0], np.float32), (16, 4))
-    write_safetensors(path, {NAME: sparse, 'bias': np.ones(4, np.float32), 'bad\x1b[31m': np.ones(4, np.float32)})
+    write_safetensors(
+        path, {NAME: sparse, 'bias': np.ones(4, np.float32), 'bad\x1b[31m': np.ones(4, np.float32)}
+    )
     assert main(['inspect', str(path)]) == 0
     shown = capsys.readouterr().out
     assert widest(shown) <= 80
@@ -81,14 +85,18 @@ def test_inspect_keeps_words_whole_at_80(tmp_path, capsys, monkeypatch):
 
 def test_packed_bytes_add_up(tmp_path, capsys):
     path = tmp_path / 'a.safetensors'
-    write_safetensors(path, {'dense': np.ones((8, 8), np.float32), 'sparse': np.eye(8, dtype=np.float32)})
+    write_safetensors(
+        path, {'dense': np.ones((8, 8), np.float32), 'sparse': np.eye(8, dtype=np.float32)}
+    )
     assert main(['inspect', str(path), '--json']) == 0
     content = json.loads(capsys.readouterr().out)
     sizes = [leaf['packed_bytes'] for leaf in content['leaves']]
     assert sizes == [256, 40]
     assert content['total']['packed_bytes'] == sum(sizes)
     assert main(['inspect', str(path)]) == 0
-    last_words = [line.split()[-2] for line in capsys.readouterr().out.splitlines() if line.endswith(' B')]
+    last_words = [
+        line.split()[-2] for line in capsys.readouterr().out.splitlines() if line.endswith(' B')
+    ]
     assert last_words == ['256', '40', '296']
 
 
@@ -97,7 +105,12 @@ def test_a_flax_kernel_is_told_where_its_inputs_are(tmp_path, capsys):
     weights = np.arange(64.0).reshape(8, 8)
     write_safetensors(path, {'dense/kernel': weights, 'dense.weight': weights})
     for kind, told in (('2:4', True), ('nm_2,4,-2', False)):
-        assert main(['prune', str(path), '--types', kind, '--out', str(tmp_path / 'out'), '--overwrite']) == 0
+        assert (
+            main(
+                ['prune', str(path), '--types', kind, '--out', str(tmp_path / 'out'), '--overwrite']
+            )
+            == 0
+        )
         printed = ' '.join(capsys.readouterr().out.split())
         assert ('nm_2,4,-2 lies along' in printed) == told
 
@@ -113,7 +126,10 @@ def test_a_flax_kernel_is_told_where_its_inputs_are(tmp_path, capsys):
         (['prune', 'FILE', '--types', '2-4'], "--types: '2-4': unknown sparsity type"),
         (['prune', 'FILE', '--types', 'w=4:2'], "--types: 'w=4:2': N:M sparsity keeps n of m"),
         (['prune', 'FILE', '--types', '2:4'], "leave the leaf dense: --types 'w=dense'"),
-        (['prune', 'FILE', '--skip', '*', '--sparsity', '0.5'], 'if their full name stands in --only'),
+        (
+            ['prune', 'FILE', '--skip', '*', '--sparsity', '0.5'],
+            'if their full name stands in --only',
+        ),
         (['prune', 'FILE'], '--sparsity: w needs one, since its type is unstructured'),
     ],
 )

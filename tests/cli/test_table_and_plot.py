@@ -9,7 +9,11 @@ from jaxpruner.cli.table import Table
 from jaxpruner.report import write_cell
 from made_up_cells import make_cell, make_cells
 
-VALUES = {('no_prune', 0.0): [0.99, 0.98], ('rigl', 0.8): [0.95, 0.96], ('random', 0.8): [0.9, 0.91]}
+VALUES = {
+    ('no_prune', 0.0): [0.99, 0.98],
+    ('rigl', 0.8): [0.95, 0.96],
+    ('random', 0.8): [0.9, 0.91],
+}
 
 
 @pytest.fixture
@@ -23,7 +27,9 @@ def write_masks(folder, *names):
     (folder / 'masks').mkdir()
     for name in names:
         np.savez(
-            folder / 'masks' / f'{name}.npz', steps=np.arange(2), kernel=np.eye(4, dtype=np.uint8)[None].repeat(2, 0)
+            folder / 'masks' / f'{name}.npz',
+            steps=np.arange(2),
+            kernel=np.eye(4, dtype=np.uint8)[None].repeat(2, 0),
         )
 
 
@@ -45,7 +51,9 @@ def test_a_table_is_printed(folder, capsys, arguments, text):
     assert text in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(('name', 'arguments'), [('t.md', []), ('t.csv', []), ('t.txt', ['--format', 'markdown'])])
+@pytest.mark.parametrize(
+    ('name', 'arguments'), [('t.md', []), ('t.csv', []), ('t.txt', ['--format', 'markdown'])]
+)
 def test_a_table_goes_to_a_file(folder, tmp_path, capsys, name, arguments):
     path = tmp_path / 'tables' / name
     run(Table, folder, '--out', path, *arguments)
@@ -59,7 +67,13 @@ def test_folders_are_put_together(folder, tmp_path, capsys):
     write_cell(tmp_path / 'more', make_cell('set', seed=0, value=0.97))
     run(Table, folder, tmp_path / 'more', '--format', 'markdown')
     line = capsys.readouterr().out.splitlines()[2]
-    assert line.split('|')[3:-1] == [' 98.50 ± 0.71 ', ' 90.50 ± 0.71 ', ' **97.00** ', ' 95.50 ± 0.71 ', '   1–2 ']
+    assert line.split('|')[3:-1] == [
+        ' 98.50 ± 0.71 ',
+        ' 90.50 ± 0.71 ',
+        ' **97.00** ',
+        ' 95.50 ± 0.71 ',
+        '   1–2 ',
+    ]
 
 
 def test_corrupt_cells_are_named_and_left(folder):
@@ -73,8 +87,16 @@ def test_corrupt_cells_are_named_and_left(folder):
 @pytest.mark.parametrize(
     ('arguments', 'error', 'message'),
     [
-        (['--out', 'table.txt'], ValueError, r'--out table.txt: end it in .md or .csv, or say --format'),
-        (['--out', 'table.md', '--format', 'terminal'], ValueError, '--format terminal cannot go to a file'),
+        (
+            ['--out', 'table.txt'],
+            ValueError,
+            r'--out table.txt: end it in .md or .csv, or say --format',
+        ),
+        (
+            ['--out', 'table.md', '--format', 'terminal'],
+            ValueError,
+            '--format terminal cannot go to a file',
+        ),
         (['nowhere'], FileNotFoundError, 'no folder nowhere'),
     ],
 )
@@ -110,15 +132,30 @@ def test_masks_of_a_cell(folder, tmp_path):
 @pytest.mark.parametrize(
     ('masks', 'arguments', 'error', 'message'),
     [
-        ([], ['--cell', 'rigl_0.8_0'], ValueError, '--cell rigl_0.8_0 is for --kind masks; --kind sparsity draws all'),
+        (
+            [],
+            ['--cell', 'rigl_0.8_0'],
+            ValueError,
+            '--cell rigl_0.8_0 is for --kind masks; --kind sparsity draws all',
+        ),
         ([], ['--out', 'a.gif'], ValueError, r'cannot write a.gif: its name must end in \.png'),
         ([], ['nowhere'], FileNotFoundError, 'no folder nowhere'),
         ([], ['--kind', 'masks'], FileNotFoundError, r'no masks in .*: looked for .*\*\.npz'),
         ([], ['--kind', 'masks', '--out', 'a.gif'], FileNotFoundError, 'no masks in '),
         (['a_0.8_0', 'b_0.8_0'], ['--kind', 'masks'], ValueError, 'with --cell: a_0.8_0, b_0.8_0'),
-        (['a_0.8_0'], ['--kind', 'masks', '--cell', 'c'], FileNotFoundError, 'no masks of c: .* there: a_0.8_0'),
+        (
+            ['a_0.8_0'],
+            ['--kind', 'masks', '--cell', 'c'],
+            FileNotFoundError,
+            'no masks of c: .* there: a_0.8_0',
+        ),
         (['a_0.8_0'], ['--kind', 'masks', '--out', 'a.png'], ValueError, 'must end in .gif'),
-        (['a_0.8_0'], ['elsewhere', '--kind', 'masks'], ValueError, 'draws one folder of results, got 2'),
+        (
+            ['a_0.8_0'],
+            ['elsewhere', '--kind', 'masks'],
+            ValueError,
+            'draws one folder of results, got 2',
+        ),
     ],
 )
 def test_errors_of_plot(folder, masks, arguments, error, message):

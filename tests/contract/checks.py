@@ -15,7 +15,10 @@ def stored_masks(params, opt_state):
     (state,) = jaxpruner.sparse_states(opt_state)
     shapes = {path: leaf.shape for path, leaf in training.by_path(params).items()}
     masks = training.by_path(state.masks)
-    return {path: np.asarray(packing.unpack_like(jnp.asarray(mask), shapes[path])) for path, mask in masks.items()}
+    return {
+        path: np.asarray(packing.unpack_like(jnp.asarray(mask), shapes[path]))
+        for path, mask in masks.items()
+    }
 
 
 def check_zeros(case, params, opt_state):
@@ -42,7 +45,9 @@ def check_counts(case, updater, params, opt_state):
     if rules.straight_through:
         used = training.by_path(updater.pre_forward_update(params, opt_state))
         masks = {path: used[path] != 0 for path in sparsities}
-        assert all(leaf.all() for leaf in training.by_path(params).values()), 'the trained weights stay dense'
+        assert all(leaf.all() for leaf in training.by_path(params).values()), (
+            'the trained weights stay dense'
+        )
     else:
         used, masks = training.by_path(params), stored_masks(params, opt_state)
     if rules.joint:
@@ -52,7 +57,9 @@ def check_counts(case, updater, params, opt_state):
     for path, leaf in used.items():
         kept = masks[path].sum() if path in masks else leaf.size
         # A weight that has come back stays at zero as long as its gradient is zero.
-        assert np.count_nonzero(leaf) == kept or (rules.regrows and np.count_nonzero(leaf) < kept), path
+        assert np.count_nonzero(leaf) == kept or (
+            rules.regrows and np.count_nonzero(leaf) < kept
+        ), path
 
 
 def expected_sparsities(case, params):
@@ -76,7 +83,11 @@ def check_regrowth(case, history):
         moments = training.by_path(state.inner_state)
         for path in was:
             grown = (was[path] == 0) & (now[path] != 0)
-            own = [leaf for name, leaf in moments.items() if name.endswith(path) and leaf.shape == grown.shape]
+            own = [
+                leaf
+                for name, leaf in moments.items()
+                if name.endswith(path) and leaf.shape == grown.shape
+            ]
             assert not any(leaf[grown].any() for leaf in (values[path], *own)), path
             total += grown.sum()
     assert bool(total) == tables.ALGORITHMS[case.algorithm].regrows

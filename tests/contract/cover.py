@@ -66,7 +66,9 @@ def _completed(partial, dimensions, allowed, uncovered, used) -> Combination | N
     return None
 
 
-def each_once(cases: Sequence[Combination], keys: Callable[[Combination], set]) -> list[Combination]:
+def each_once(
+    cases: Sequence[Combination], keys: Callable[[Combination], set]
+) -> list[Combination]:
     """The cases, in order, that show a key which none before them has: a smaller cover out of a larger one."""
     seen: set = set()
     chosen = []

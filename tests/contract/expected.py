@@ -15,7 +15,9 @@ def number_kept(total: int, sparsity: float) -> int:
     return max(1, int(np.round(np.float32(total) * (np.float32(1) - np.float32(sparsity)))))
 
 
-def targets(shapes: Mapping[str, tuple[int, ...]], distribution: str, sparsity: float) -> dict[str, float]:
+def targets(
+    shapes: Mapping[str, tuple[int, ...]], distribution: str, sparsity: float
+) -> dict[str, float]:
     """The sparsity of each leaf. ERK here is for layers of which none gets so dense that it stays whole."""
     if distribution == 'uniform':
         return dict.fromkeys(shapes, sparsity)
@@ -39,7 +41,9 @@ def check_n_by_m(mask: np.ndarray, sparsity: float, n: int, m: int, axis: int) -
 
 def check_blocks(mask: np.ndarray, sparsity: float, height: int, width: int) -> None:
     rows, columns = mask.shape
-    corners = [(row, column) for row in range(0, rows, height) for column in range(0, columns, width)]
+    corners = [
+        (row, column) for row in range(0, rows, height) for column in range(0, columns, width)
+    ]
     blocks = [mask[row : row + height, column : column + width] for row, column in corners]
     assert all(block.min() == block.max() for block in blocks)
     assert sum(block.max() for block in blocks) == number_kept(len(blocks), sparsity)
@@ -55,13 +59,17 @@ MASK_CHECKS: dict[str, Callable[[np.ndarray, float], None]] = {
     'unstructured': check_unstructured,
     '2:4': functools.partial(check_n_by_m, n=2, m=4, axis=-1),
     'nm_1,4,0': functools.partial(check_n_by_m, n=1, m=4, axis=0),
-    'block_4,3': functools.partial(check_blocks, height=4, width=3),  # 3 does not divide 4 nor 16: partial edges
+    'block_4,3': functools.partial(
+        check_blocks, height=4, width=3
+    ),  # 3 does not divide 4 nor 16: partial edges
     'channel_-1': functools.partial(check_channels, axis=-1),
     'channel_0': functools.partial(check_channels, axis=0),
 }
 
 
-def check_masks(masks: Mapping[str, np.ndarray], sparsity_type: str, sparsities: Mapping[str, float]) -> None:
+def check_masks(
+    masks: Mapping[str, np.ndarray], sparsity_type: str, sparsities: Mapping[str, float]
+) -> None:
     """Leaf by leaf: the number kept, and that what belongs together is kept together."""
     assert masks.keys() == sparsities.keys()
     for path, mask in masks.items():

@@ -101,5 +101,7 @@ def make(name: str, seed: int) -> Made:
     """The model with weights (biases, too) that differ from seed to seed."""
     params, apply = _made(name)
     random = np.random.default_rng(seed)
-    values = jax.tree.map(lambda leaf: jnp.asarray(0.4 * random.normal(size=leaf.shape), leaf.dtype), params)
+    values = jax.tree.map(
+        lambda leaf: jnp.asarray(0.4 * random.normal(size=leaf.shape), leaf.dtype), params
+    )
     return values, apply

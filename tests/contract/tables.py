@@ -139,15 +139,25 @@ OPTIMIZERS: dict[str, Optimizer] = {
     'rmsprop': _inside(optax.rmsprop(1e-2, momentum=0.9)),
     'muon': _inside(optax.contrib.muon(1e-2)),
     # Without its line search, which needs the loss; clipped, since it takes noisy gradients for curvature.
-    'lbfgs': _inside(optax.chain(optax.scale_by_lbfgs(3), optax.clip_by_global_norm(1.0), optax.scale(-1e-2))),
+    'lbfgs': _inside(
+        optax.chain(optax.scale_by_lbfgs(3), optax.clip_by_global_norm(1.0), optax.scale(-1e-2))
+    ),
     'chain_clip': _inside(optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2))),
     'multi_steps_inside': _inside(_multi_steps(optax.adam(1e-2))),
-    'multi_steps_outside': Optimizer(lambda u: _multi_steps(u.wrap_optax(optax.adam(1e-2))), _HALVED),
-    'inject_hyperparams': _inside(optax.inject_hyperparams(optax.adam)(optax.linear_schedule(1e-2, 1e-3, 12))),
-    'masked_inside': _inside(optax.chain(optax.masked(optax.scale_by_adam(), where(is_kernel)), optax.scale(-1e-2))),
+    'multi_steps_outside': Optimizer(
+        lambda u: _multi_steps(u.wrap_optax(optax.adam(1e-2))), _HALVED
+    ),
+    'inject_hyperparams': _inside(
+        optax.inject_hyperparams(optax.adam)(optax.linear_schedule(1e-2, 1e-3, 12))
+    ),
+    'masked_inside': _inside(
+        optax.chain(optax.masked(optax.scale_by_adam(), where(is_kernel)), optax.scale(-1e-2))
+    ),
     'masked_outside': Optimizer(_masked_outside, prunes=is_first_kernel),
     'multi_transform_inside': _inside(
-        optax.multi_transform({'chosen': optax.adam(1e-2), 'other': optax.sgd(1e-2)}, _labels(is_kernel))
+        optax.multi_transform(
+            {'chosen': optax.adam(1e-2), 'other': optax.sgd(1e-2)}, _labels(is_kernel)
+        )
     ),
     'multi_transform_outside': Optimizer(_multi_transform_outside, prunes=is_first_kernel),
 }
@@ -165,7 +175,10 @@ class Case:
     distribution: str
 
     def __str__(self) -> str:
-        return '-'.join('packed' if v is True else 'bytes' if v is False else v for v in dataclasses.astuple(self))
+        return '-'.join(
+            'packed' if v is True else 'bytes' if v is False else v
+            for v in dataclasses.astuple(self)
+        )
 
 
 DIMENSIONS: dict[str, list[Any]] = {

@@ -16,7 +16,10 @@ from contract import checks, cover, expected, front_ends, tables, training
 
 pytestmark = pytest.mark.filterwarnings('error')
 
-CASES = [pytest.param(c, id=str(c), marks=() if c in tables.QUICK else pytest.mark.slow) for c in tables.COVER]
+CASES = [
+    pytest.param(c, id=str(c), marks=() if c in tables.QUICK else pytest.mark.slow)
+    for c in tables.COVER
+]
 
 PLAIN = tables.Case('magnitude', True, 'adam', 'dict', 'unstructured', 'uniform')
 
@@ -27,10 +30,14 @@ def test_table_names_every_algorithm():
 
 def test_cover_meets_every_allowed_pair():
     combinations = (
-        dict(zip(tables.DIMENSIONS, values, strict=True)) for values in itertools.product(*tables.DIMENSIONS.values())
+        dict(zip(tables.DIMENSIONS, values, strict=True))
+        for values in itertools.product(*tables.DIMENSIONS.values())
     )
     possible = {
-        pair for combination in combinations if tables.is_allowed(combination) for pair in cover.pairs_of(combination)
+        pair
+        for combination in combinations
+        if tables.is_allowed(combination)
+        for pair in cover.pairs_of(combination)
     }
     covered = [dataclasses.asdict(case) for case in tables.COVER]
     assert all(tables.is_allowed(combination) for combination in covered)
@@ -70,13 +77,17 @@ def refused(names):
 @pytest.mark.parametrize(('algorithm', 'sparsity_type', 'reason'), refused(expected.MASK_CHECKS))
 def test_refused_sparsity_type(algorithm, sparsity_type, reason):
     with pytest.raises(ValueError, match=reason):
-        training.set_up(dataclasses.replace(PLAIN, algorithm=algorithm, sparsity_type=sparsity_type))
+        training.set_up(
+            dataclasses.replace(PLAIN, algorithm=algorithm, sparsity_type=sparsity_type)
+        )
 
 
 @pytest.mark.parametrize(('algorithm', 'optimizer', 'reason'), refused(tables.OPTIMIZERS))
 @pytest.mark.parametrize('front_end', ['dict', 'nnx'])
 def test_refused_optimizer(algorithm, optimizer, front_end, reason):
-    setup = training.set_up(dataclasses.replace(PLAIN, algorithm=algorithm, optimizer=optimizer, front_end=front_end))
+    setup = training.set_up(
+        dataclasses.replace(PLAIN, algorithm=algorithm, optimizer=optimizer, front_end=front_end)
+    )
     with pytest.raises(ValueError, match=reason):
         setup.start(seed=0)
 
@@ -86,7 +97,11 @@ REFUSED_TOO = [
     ('rigl', optax.lbfgs(), 'lbfgs keeps a history'),
     ('acdc', optax.lbfgs(), 'lbfgs keeps a history'),
     ('adam_fisher', optax.novograd(1e-2), 'second moment'),  # it has one number for each leaf
-    ('adam_fisher', optax.masked(optax.adam(1e-2), tables.where(tables.is_first_kernel)), 'second moment'),
+    (
+        'adam_fisher',
+        optax.masked(optax.adam(1e-2), tables.where(tables.is_first_kernel)),
+        'second moment',
+    ),
 ]
 
 

@@ -26,7 +26,10 @@ def shown(case):
 
 
 CASES = cover.each_once(tables.COVER, shown)
-PARAMETERS = [pytest.param(c, id=str(c), marks=() if c.algorithm == 'magnitude' else pytest.mark.slow) for c in CASES]
+PARAMETERS = [
+    pytest.param(c, id=str(c), marks=() if c.algorithm == 'magnitude' else pytest.mark.slow)
+    for c in CASES
+]
 HALF = training.STEPS // 2
 
 
@@ -37,7 +40,9 @@ def test_continues_from_a_checkpoint(case, tmp_path):
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / 'middle', middle)
         checkpointer.wait_until_finished()
-        restored = checkpointer.restore(tmp_path / 'middle', jax.eval_shape(lambda tree: tree, middle))
+        restored = checkpointer.restore(
+            tmp_path / 'middle', jax.eval_shape(lambda tree: tree, middle)
+        )
         untyped = checkpointer.restore(tmp_path / 'middle')
     training.assert_same(restored, middle)
     check_arrays(untyped, middle)

@@ -36,13 +36,17 @@ def make_step(updater, traces):
 
 @pytest.mark.parametrize('algorithm', tables.ALGORITHMS)
 def test_trains_inside_nnx_optimizer(algorithm):
-    case = tables.Case(algorithm, True, 'adam', 'nnx', TYPES.get(algorithm, 'unstructured'), 'uniform')
+    case = tables.Case(
+        algorithm, True, 'adam', 'nnx', TYPES.get(algorithm, 'unstructured'), 'uniform'
+    )
     updater = jaxpruner.create_updater_from_config(training.config_of(case) | SCHEDULE)
     model = front_ends.Network(nnx.Rngs(0))
     nnx.update(model, front_ends.make('nnx', seed=0)[0])
     optimizer = nnx.Optimizer(model, updater.wrap_optax(optax.adam(1e-2)), wrt=nnx.Param)
     if tables.ALGORITHMS[algorithm].starts_sparse:
-        nnx.update(model, updater.post_gradient_update(nnx.state(model, nnx.Param), optimizer.opt_state))
+        nnx.update(
+            model, updater.post_gradient_update(nnx.state(model, nnx.Param), optimizer.opt_state)
+        )
     traces = []
     step = make_step(updater, traces)
     for batch in training.batches()[:STEPS]:

@@ -17,11 +17,19 @@ SEEDS = 3
 
 
 def shown(case):
-    return {case.optimizer, case.front_end, (case.algorithm, case.packed), (case.sparsity_type, case.packed)}
+    return {
+        case.optimizer,
+        case.front_end,
+        (case.algorithm, case.packed),
+        (case.sparsity_type, case.packed),
+    }
 
 
 CASES = cover.each_once(tables.COVER, shown)
-PARAMETERS = [pytest.param(c, id=str(c), marks=() if c.algorithm == 'magnitude' else pytest.mark.slow) for c in CASES]
+PARAMETERS = [
+    pytest.param(c, id=str(c), marks=() if c.algorithm == 'magnitude' else pytest.mark.slow)
+    for c in CASES
+]
 
 
 @pytest.mark.parametrize('case', PARAMETERS)

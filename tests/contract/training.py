@@ -51,10 +51,16 @@ def config_of(case: tables.Case) -> dict[str, Any]:
     }
     if case.sparsity_type not in tables.N_BY_M:  # N:M says itself how much is removed
         config |= {'dist_type': case.distribution, 'sparsity': SPARSITY}
-    return config if case.sparsity_type == tables.DENSE else config | {'sparsity_type': case.sparsity_type}
+    return (
+        config
+        if case.sparsity_type == tables.DENSE
+        else config | {'sparsity_type': case.sparsity_type}
+    )
 
 
-def make_step(updater: jaxpruner.BaseUpdater, tx: optax.GradientTransformation, apply: Callable) -> Callable:
+def make_step(
+    updater: jaxpruner.BaseUpdater, tx: optax.GradientTransformation, apply: Callable
+) -> Callable:
     """One training step, not jitted. It never calls `post_gradient_update`."""
 
     def step(params, opt_state, batch):
@@ -85,7 +91,9 @@ class Trained:
     """A case after training; the tests of one case in one process share it, and with it what was compiled."""
 
     setup: Setup
-    history: list[tuple[Any, Any]]  # parameters and optimizer state before the first step and after each
+    history: list[
+        tuple[Any, Any]
+    ]  # parameters and optimizer state before the first step and after each
     compilations: int  # how often the step was compiled
 
 
@@ -109,7 +117,10 @@ def batches() -> list[tuple[jax.Array, jax.Array]]:
     """Another batch for each step."""
     random = np.random.default_rng(1)
     widths = (front_ends.INPUTS, front_ends.OUTPUTS)
-    return [tuple(jnp.asarray(random.normal(size=(_BATCH, w)), jnp.float32) for w in widths) for _ in range(STEPS)]
+    return [
+        tuple(jnp.asarray(random.normal(size=(_BATCH, w)), jnp.float32) for w in widths)
+        for _ in range(STEPS)
+    ]
 
 
 def by_path(tree: Any) -> dict[str, np.ndarray]:

@@ -14,14 +14,20 @@ from jaxpruner import api, jax_pruning
 from jaxpruner.cli import main as cli
 
 ROOT = pathlib.Path(__file__).parents[2]
-DOCUMENTS = sorted(path.relative_to(ROOT).as_posix() for path in [*ROOT.glob('*.md'), *ROOT.glob('docs/*.md')])
+DOCUMENTS = sorted(
+    path.relative_to(ROOT).as_posix() for path in [*ROOT.glob('*.md'), *ROOT.glob('docs/*.md')]
+)
 
 
 def blocks(document, language):
-    return re.findall(rf'^```{language}\n(.*?)^```', (ROOT / document).read_text(), re.MULTILINE | re.DOTALL)
+    return re.findall(
+        rf'^```{language}\n(.*?)^```', (ROOT / document).read_text(), re.MULTILINE | re.DOTALL
+    )
 
 
-@pytest.mark.parametrize('document', [document for document in DOCUMENTS if blocks(document, 'python')])
+@pytest.mark.parametrize(
+    'document', [document for document in DOCUMENTS if blocks(document, 'python')]
+)
 def test_snippets_run_in_order(document, monkeypatch):
     monkeypatch.setattr(api, 'ALGORITHM_REGISTRY', dict(api.ALGORITHM_REGISTRY))
     namespace = {'__name__': document}
@@ -39,20 +45,26 @@ def test_the_documents_have_snippets():
 
 def test_strategies_in_files_are_strategies():
     strategies = [tomllib.loads(text) for text in blocks('docs/strategies.md', 'toml')]
-    assert [jax_pruning.PruningStrategy.parse(strategy).epochs for strategy in strategies] == [(10, 20)]
+    assert [jax_pruning.PruningStrategy.parse(strategy).epochs for strategy in strategies] == [
+        (10, 20)
+    ]
 
 
 def commands(document):
     """Commands in blocks of shell code and in running text."""
     text = (ROOT / document).read_text()
-    return set(''.join(blocks(document, 'bash')).split('\n')) - {''} | set(re.findall(r'`(bash run\.sh[^`]*)`', text))
+    return set(''.join(blocks(document, 'bash')).split('\n')) - {''} | set(
+        re.findall(r'`(bash run\.sh[^`]*)`', text)
+    )
 
 
 def test_every_command_is_run_by_the_checks():
     jobs = re.search(r'for job in (.*); do', (ROOT / '.ci' / 'run').read_text())
     assert jobs is not None
     run = {'bash run.sh' if job == 'test' else f'bash run.sh {job}' for job in jobs[1].split()}
-    run.add('bash run.sh integrations')  # installs gigabytes: docs/integrations.md records its last result instead
+    run.add(
+        'bash run.sh integrations'
+    )  # installs gigabytes: docs/integrations.md records its last result instead
     for document in DOCUMENTS:
         assert commands(document) <= run, document
 
@@ -80,11 +92,15 @@ def test_the_commands_of_the_baselines_are_understood(capsys):
 
 
 def test_run_sh_knows_the_commands():
-    words = subprocess.run(['bash', 'run.sh', 'help'], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    words = subprocess.run(
+        ['bash', 'run.sh', 'help'], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     for document in DOCUMENTS:
         for command in commands(document):
             assert command.removeprefix('bash run.sh').strip() in words
-    wrong = subprocess.run(['bash', 'run.sh', 'tset'], cwd=ROOT, capture_output=True, text=True, check=False)
+    wrong = subprocess.run(
+        ['bash', 'run.sh', 'tset'], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert wrong.returncode == 1
     assert "unknown command 'tset'" in wrong.stderr
 

@@ -34,17 +34,23 @@ def execute(tmp_path, monkeypatch):
     def run(notebook):
         # Sockets in files, where tests that run at once cannot take one another's ports; their paths must be short.
         with tempfile.TemporaryDirectory() as folder:
-            client = nbclient.NotebookClient(notebook, timeout=SECONDS, resources={'metadata': {'path': str(tmp_path)}})
+            client = nbclient.NotebookClient(
+                notebook, timeout=SECONDS, resources={'metadata': {'path': str(tmp_path)}}
+            )
             manager = client.create_kernel_manager()
             manager.transport, manager.connection_file = 'ipc', f'{folder}/kernel.json'
             client.execute()
-        return [output for cell in notebook.cells if cell.cell_type == 'code' for output in cell.outputs]
+        return [
+            output for cell in notebook.cells if cell.cell_type == 'code' for output in cell.outputs
+        ]
 
     return run
 
 
 def printed(outputs, name='stdout'):
-    return ''.join(output.text for output in outputs if output.output_type == 'stream' and output.name == name)
+    return ''.join(
+        output.text for output in outputs if output.output_type == 'stream' and output.name == name
+    )
 
 
 def plots(outputs):
@@ -101,7 +107,10 @@ def test_runs(name, execute):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif('JAXPRUNER_SHARED' not in os.environ, reason='JAXPRUNER_SHARED does not name a folder with MNIST')
+@pytest.mark.skipif(
+    'JAXPRUNER_SHARED' not in os.environ,
+    reason='JAXPRUNER_SHARED does not name a folder with MNIST',
+)
 def test_mnist_pruning_runs_on_mnist(execute, monkeypatch):
     folder = pathlib.Path(os.environ['JAXPRUNER_SHARED']) / 'data'
     if not (folder / 'mnist.npz').exists():

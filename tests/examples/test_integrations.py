@@ -35,14 +35,20 @@ def is_installed(module):
 def test_runs(script, monkeypatch):
     if not is_installed(SCRIPTS[script]):
         pytest.skip(f'{SCRIPTS[script]} is not installed; the extra `test` installs it')
-    if script == 'nnx_optimizer' and packaging.version.Version(importlib.metadata.version('flax')).release < (0, 11):
-        pytest.skip('before Flax 0.11 nnx.Optimizer held the model itself, and its update took gradients alone')
+    if script == 'nnx_optimizer' and packaging.version.Version(
+        importlib.metadata.version('flax')
+    ).release < (0, 11):
+        pytest.skip(
+            'before Flax 0.11 nnx.Optimizer held the model itself, and its update took gradients alone'
+        )
     monkeypatch.setenv('KERAS_BACKEND', 'jax')  # what the scripts set is taken back
     monkeypatch.setitem(vars(jax), 'tree_map', jax.tree.map)
     runpy.run_path(str(FOLDER / f'{script}.py'), run_name='__main__')
 
 
 def test_every_script_is_run():
-    assert {path.stem for path in FOLDER.glob('*.py')} == SCRIPTS.keys() | IN_ENVIRONMENTS_OF_THEIR_OWN
+    assert {
+        path.stem for path in FOLDER.glob('*.py')
+    } == SCRIPTS.keys() | IN_ENVIRONMENTS_OF_THEIR_OWN
     for script in IN_ENVIRONMENTS_OF_THEIR_OWN:
         assert f'examples/integrations/{script}.py' in (ROOT / 'run.sh').read_text()

@@ -26,19 +26,30 @@ from mnist_strategies_data import Dataset
 EXAMPLE = pathlib.Path(mnist_strategies.__file__)
 PARTIAL_GROUPS = pytest.mark.filterwarnings('ignore:.*Dense_1-kernel.*does not divide:UserWarning')
 SHORT = ['--epochs', '3', '--batch-size', '600']  # two steps an epoch
-KERNELS = {'Conv_0': (3, 3, 1, 32), 'Conv_1': (3, 3, 32, 64), 'Dense_0': (256, 256), 'Dense_1': (256, 10)}
+KERNELS = {
+    'Conv_0': (3, 3, 1, 32),
+    'Conv_1': (3, 3, 32, 64),
+    'Dense_0': (256, 256),
+    'Dense_1': (256, 10),
+}
 
 
 def saved(out):
     """The arrays of the last state in a folder, by name."""
     with ocp.CheckpointManager(out.absolute() / mnist_strategies_run.STATES_NAME) as manager:
         tree = manager.restore(manager.latest_step(), args=ocp.args.StandardRestore())
-    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    return {
+        jax.tree_util.keystr(path): np.asarray(leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
 
 
 def printed_densities(text):
     """The densities of the layers in the last line."""
-    return {layer: float(density) for layer, density in re.findall(r'(\w+_\d) ([\d.]+)', text.splitlines()[-1])}
+    return {
+        layer: float(density)
+        for layer, density in re.findall(r'(\w+_\d) ([\d.]+)', text.splitlines()[-1])
+    }
 
 
 def start(**settings):
@@ -77,7 +88,9 @@ def test_the_kernels_of_the_model():
 @seed_documents.needs_documents
 @pytest.mark.parametrize('size', [8, 28])
 def test_the_model_is_the_documents(size):
-    text = seed_documents.find('A complete example', 'prune_act_unstruct').partition('At model definition')[2]
+    text = seed_documents.find('A complete example', 'prune_act_unstruct').partition(
+        'At model definition'
+    )[2]
     code = text[text.index('class CNN') :].partition('```')[0]
     names = {
         'nn': nn,
@@ -94,7 +107,9 @@ def test_the_model_is_the_documents(size):
     expected, found = (model.apply(variables, images) for model in models)
     np.testing.assert_array_equal(found, expected)
     for other in ({'density': 0.5}, {'sparsity_pattern': (1, 4)}):
-        assert not np.array_equal(mnist_strategies_training.CNN(**other).apply(variables, images), expected)
+        assert not np.array_equal(
+            mnist_strategies_training.CNN(**other).apply(variables, images), expected
+        )
 
 
 # The training.
@@ -151,7 +166,9 @@ def test_strategies_reach_their_densities(tmp_path, capsys, strategy, renewed, d
     assert printed.err == ''
     lines = printed.out.splitlines()
     assert len(lines) == 4
-    assert [epoch for epoch, line in enumerate(lines[:3], 1) if line.endswith('new masks')] == renewed
+    assert [
+        epoch for epoch, line in enumerate(lines[:3], 1) if line.endswith('new masks')
+    ] == renewed
     found = printed_densities(printed.out)
     assert list(found) == list(KERNELS)
     np.testing.assert_allclose(list(found.values()), densities, atol=2e-3)
@@ -171,8 +188,14 @@ def test_built_in_strategies_prune_within_the_epochs(epochs):
 
 
 def test_of_30_epochs_the_examples_prune_at_the_documents():
-    found = {name: mnist_strategies.read_strategy(name, 30).epochs for name in mnist_strategies.built_in_strategies(30)}
-    examples = {f'example-{number}': epochs for number, epochs in enumerate([(1,), (10,), (10, 20), (10,)], 1)}
+    found = {
+        name: mnist_strategies.read_strategy(name, 30).epochs
+        for name in mnist_strategies.built_in_strategies(30)
+    }
+    examples = {
+        f'example-{number}': epochs
+        for number, epochs in enumerate([(1,), (10,), (10, 20), (10,)], 1)
+    }
     assert found | examples == found
 
 
@@ -184,7 +207,10 @@ def test_a_strategy_from_a_file(tmp_path, capsys, suffix):
     }
     path = tmp_path / f'mine.{suffix}'
     path.write_text(texts[suffix])
-    assert mnist_strategies.main([*SHORT, '--strategy', str(path), '--out', str(tmp_path / 'out')]) == 0
+    assert (
+        mnist_strategies.main([*SHORT, '--strategy', str(path), '--out', str(tmp_path / 'out')])
+        == 0
+    )
     densities = printed_densities(capsys.readouterr().out)
     np.testing.assert_allclose(list(densities.values()), [1, 1, 0.25, 1], atol=1e-3)
 
@@ -213,7 +239,10 @@ def test_a_strategy_from_a_file(tmp_path, capsys, suffix):
     ids=lambda value: '='.join(value[-2:])[-40:] if value[0].startswith('--') else '',
 )
 def test_bad_settings_are_refused_before_any_work(tmp_path, capsys, arguments, words):
-    assert mnist_strategies.main(['--out', str(tmp_path / 'out'), *arguments]) == mnist_strategies.REFUSED
+    assert (
+        mnist_strategies.main(['--out', str(tmp_path / 'out'), *arguments])
+        == mnist_strategies.REFUSED
+    )
     refused_by_name(capsys, words)
     assert not (tmp_path / 'out').exists()
 
@@ -251,7 +280,16 @@ def refused_by_name(capsys, words):
 @pytest.mark.parametrize('done', [0, 1, 3], ids=['at once', 'before the masks', 'after the masks'])
 def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(tmp_path, capsys, monkeypatch, done):
     # Masks are made after epoch 2, of two layers alone.
-    arguments = ['--epochs', '5', '--batch-size', '600', '--strategy', write_strategy(tmp_path), '--seed', '3']
+    arguments = [
+        '--epochs',
+        '5',
+        '--batch-size',
+        '600',
+        '--strategy',
+        write_strategy(tmp_path),
+        '--seed',
+        '3',
+    ]
     train_epoch, calls = mnist_strategies.train_epoch, []
 
     def stop(*args):
@@ -262,7 +300,10 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(tmp_path, capsys,
 
     with monkeypatch.context() as patch:
         patch.setattr(mnist_strategies, 'train_epoch', stop)
-        assert mnist_strategies.main([*arguments, '--out', str(tmp_path / 'cut')]) == mnist_strategies.INTERRUPTED
+        assert (
+            mnist_strategies.main([*arguments, '--out', str(tmp_path / 'cut')])
+            == mnist_strategies.INTERRUPTED
+        )
     first = capsys.readouterr().out.splitlines()
     assert len(first) == done + 1
     assert 'The same command continues' in first[-1]
@@ -298,7 +339,10 @@ def test_a_finished_run_is_not_trained_again(tmp_path, capsys, monkeypatch):
         assert mnist_strategies.main(arguments) == 0
     second = capsys.readouterr().out.splitlines()
     assert second[0].startswith('Continuing: 3 of 3 epochs')
-    assert second[1].partition(' min')[0].rpartition(',')[0] == first[-1].partition(' min')[0].rpartition(',')[0]
+    assert (
+        second[1].partition(' min')[0].rpartition(',')[0]
+        == first[-1].partition(' min')[0].rpartition(',')[0]
+    )
 
 
 def test_another_commands_folder_is_refused_unless_fresh(tmp_path, capsys):
@@ -343,7 +387,9 @@ def test_a_damaged_state_is_refused_by_name(tmp_path, capsys):
 
 def test_the_script_runs_on_its_own():
     """From anywhere, without the tests' search path for modules."""
-    done = subprocess.run([sys.executable, str(EXAMPLE), '--help'], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLE), '--help'], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert '--strategy' in done.stdout
 
@@ -357,14 +403,20 @@ def test_accuracy_on_digits_with_half_of_everything(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif('JAXPRUNER_SHARED' not in os.environ, reason='JAXPRUNER_SHARED does not name a folder with MNIST')
+@pytest.mark.skipif(
+    'JAXPRUNER_SHARED' not in os.environ,
+    reason='JAXPRUNER_SHARED does not name a folder with MNIST',
+)
 def test_accuracy_on_a_part_of_mnist_with_half_of_everything(tmp_path):
     path = pathlib.Path(os.environ['JAXPRUNER_SHARED']) / 'data' / 'mnist.npz'
     if not path.exists():
         pytest.skip(f'{path} does not exist')
     with np.load(path) as archive:
         lengths = {'x_train': 6000, 'y_train': 6000, 'x_test': 2000, 'y_test': 2000}
-        np.savez(tmp_path / 'mnist.npz', **{name: archive[name][:length] for name, length in lengths.items()})
+        np.savez(
+            tmp_path / 'mnist.npz',
+            **{name: archive[name][:length] for name, length in lengths.items()},
+        )
     arguments = '--data-dir', tmp_path, '--epochs', 4, '--out', tmp_path / 'out'
     assert printed_accuracy(*arguments) > 94  # 96.1 to 96.4 % were measured with three seeds
 

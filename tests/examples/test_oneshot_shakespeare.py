@@ -51,7 +51,9 @@ def finished(tmp_path_factory):
     arguments = [*ARGUMENTS, '--out', str(out)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            oneshot_shakespeare_pruning, 'write_losses', interrupt_at(4, oneshot_shakespeare_pruning.write_losses)
+            oneshot_shakespeare_pruning,
+            'write_losses',
+            interrupt_at(4, oneshot_shakespeare_pruning.write_losses),
         )
         assert example.main(arguments) == example.INTERRUPTED
     before = {cell.name: cell for cell in read_cells(out / 'unstructured')}
@@ -83,9 +85,15 @@ def test_every_way_has_a_result(finished):
             assert cell.layers.keys() == {f'block_0/{part}/kernel' for part in parts}
         error = cell.metrics[OUTPUT_ERROR]
         assert error == 0 if algorithm == DENSE else 0 < error < 1
-    assert cells['n_by_m', 'sparsegpt', 0.5].metrics[OUTPUT_ERROR] < cells['n_by_m', 'wanda', 0.5].metrics[OUTPUT_ERROR]
+    assert (
+        cells['n_by_m', 'sparsegpt', 0.5].metrics[OUTPUT_ERROR]
+        < cells['n_by_m', 'wanda', 0.5].metrics[OUTPUT_ERROR]
+    )
     for sparsity in SMALL.task['sparsities']:
-        assert cells['owl_leaf', 'magnitude', sparsity].layers == cells['owl_leaf', 'wanda', sparsity].layers
+        assert (
+            cells['owl_leaf', 'magnitude', sparsity].layers
+            == cells['owl_leaf', 'wanda', sparsity].layers
+        )
         assert len(set(cells['owl_leaf', 'wanda', sparsity].layers.values())) > 1
         # A model of one block has no others by whose number it would be known.
         assert cells['owl_leaf', 'wanda', sparsity].layers == cells['owl', 'wanda', sparsity].layers
@@ -98,7 +106,10 @@ def test_table_differences_and_plot_are_written_and_printed(finished, capsys, mo
     for name in ('table.md', 'errors.md', 'differences.md'):
         assert (finished / name).read_text() in printed
     assert '| 2:4 (pydoc): loss ↓' in printed
-    assert len(re.findall(r'^\| .* \| -?[\d.]+ \| -inf to inf \| .* \| 1 \|$', printed, re.MULTILINE)) == 41
+    assert (
+        len(re.findall(r'^\| .* \| -?[\d.]+ \| -inf to inf \| .* \| 1 \|$', printed, re.MULTILINE))
+        == 41
+    )
     assert (finished / 'sparsity.png').read_bytes().startswith(b'\x89PNG')
 
 
@@ -139,7 +150,9 @@ TEXT = Text(np.arange(5000) % 7, np.arange(300) % 7, 7)
 def test_an_interrupted_training_ends_as_any_other(tmp_path, monkeypatch):
     monkeypatch.setattr(oneshot_shakespeare_training, 'SAVE_EVERY', 5)
     training = Training(SMALL, TEXT)
-    checkpoints = {name: Checkpoints(tmp_path / name, SMALL.digest()) for name in ('whole', 'parts')}
+    checkpoints = {
+        name: Checkpoints(tmp_path / name, SMALL.digest()) for name in ('whole', 'parts')
+    }
     whole = training.train(0, checkpoints['whole'])
     with monkeypatch.context() as patch:
         patch.setattr(training, '_step', interrupt_at(13, training._step))
@@ -157,13 +170,17 @@ def test_an_interrupted_training_ends_as_any_other(tmp_path, monkeypatch):
 
 
 def test_the_model_has_a_million_parameters_and_does_not_look_ahead():
-    sizes = jax.tree.leaves(jax.eval_shape(lambda: Training(RECIPE, Text(TEXT.train, TEXT.validation, 65)).start(0)))
+    sizes = jax.tree.leaves(
+        jax.eval_shape(lambda: Training(RECIPE, Text(TEXT.train, TEXT.validation, 65)).start(0))
+    )
     assert sum(leaf.size for leaf in sizes) == 1_278_785
     training = Training(SMALL, TEXT)
     params, tokens = training.start(0), jnp.arange(16)[None] % 7
     other = tokens.at[:, 10:].set(0)
     apply = jax.jit(training.apply)
-    np.testing.assert_allclose(apply(params, tokens)[:, :10], apply(params, other)[:, :10], atol=1e-5)
+    np.testing.assert_allclose(
+        apply(params, tokens)[:, :10], apply(params, other)[:, :10], atol=1e-5
+    )
     assert not jnp.allclose(apply(params, tokens)[:, 10:], apply(params, other)[:, 10:])
 
 
@@ -176,7 +193,10 @@ def test_sequences_of_a_text():
     assert {int(drawn.min()), int(drawn.max())} == {0, 49}
 
 
-@pytest.mark.skipif('JAXPRUNER_SHARED' not in os.environ, reason='JAXPRUNER_SHARED does not name a folder with a text')
+@pytest.mark.skipif(
+    'JAXPRUNER_SHARED' not in os.environ,
+    reason='JAXPRUNER_SHARED does not name a folder with a text',
+)
 def test_tiny_shakespeare():
     text = read_text(RECIPE, pathlib.Path(os.environ['JAXPRUNER_SHARED'], 'data'))
     assert text.symbols == 65
@@ -198,7 +218,9 @@ def test_intervals():
 
 def test_the_script_runs_on_its_own():
     """From anywhere, without the tests' search path for modules."""
-    done = subprocess.run([sys.executable, str(EXAMPLE), '--help'], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLE), '--help'], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert '--table' in done.stdout
 
@@ -208,7 +230,9 @@ def test_the_command_of_the_document_is_understood(monkeypatch):
     monkeypatch.setattr(example, 'run', called.append)
     monkeypatch.setattr(example, 'report', called.append)
     lines = re.findall(
-        r'^python examples/oneshot_shakespeare.py (.*)$', (ROOT / 'docs/oneshot.md').read_text(), re.MULTILINE
+        r'^python examples/oneshot_shakespeare.py (.*)$',
+        (ROOT / 'docs/oneshot.md').read_text(),
+        re.MULTILINE,
     )
     assert lines
     for line in lines:

@@ -21,16 +21,31 @@ from flax.training import train_state
 
 import jaxpruner
 from contract import front_ends
-from jaxpruner import jax_pruning, masking, packing, pruning, pruning_apply, sparsity_distributions, tree
+from jaxpruner import (
+    jax_pruning,
+    masking,
+    packing,
+    pruning,
+    pruning_apply,
+    sparsity_distributions,
+    tree,
+)
 
 
 def masks_of(params, method, rate, epoch=1, **arguments):
-    return pruning(params, epoch, prune_strategy={1: {'method': method, 'prune_rate_pattern': rate}}, **arguments)[1]
+    return pruning(
+        params,
+        epoch,
+        prune_strategy={1: {'method': method, 'prune_rate_pattern': rate}},
+        **arguments,
+    )[1]
 
 
 def reference_unstructured(scores, density):
     """The largest, of equal ones the first, by a stable sort of the whole array."""
-    count = max(1, int(np.round(np.float32(scores.size) * (np.float32(1) - np.float32(1 - density)))))
+    count = max(
+        1, int(np.round(np.float32(scores.size) * (np.float32(1) - np.float32(1 - density))))
+    )
     order = np.argsort(-scores.ravel(), kind='stable')
     mask = np.zeros(scores.size, np.uint8)
     mask[order[:count]] = 1
@@ -51,10 +66,14 @@ def reference_n_by_m(scores, n, m):
 
 # Few values, so that there are many ties, and both signs.
 VALUE = st.sampled_from([-3.0, -2.0, -1.0, -0.5, 0.0, -0.0, 0.5, 1.0, 2.0, 3.0])
-MATRICES = hypothesis_numpy.arrays(np.float32, st.sampled_from([(4, 6), (3, 10), (2, 2, 8), (1, 1)]), elements=VALUE)
+MATRICES = hypothesis_numpy.arrays(
+    np.float32, st.sampled_from([(4, 6), (3, 10), (2, 2, 8), (1, 1)]), elements=VALUE
+)
 # A program is compiled for each two shapes: few of them, many values.
 TWO_MATRICES = st.sampled_from([((4, 6), (2, 2, 8)), ((3, 10), (1, 1)), ((1, 1), (4, 6))]).flatmap(
-    lambda shapes: st.tuples(*(hypothesis_numpy.arrays(np.float32, shape, elements=VALUE) for shape in shapes))
+    lambda shapes: st.tuples(
+        *(hypothesis_numpy.arrays(np.float32, shape, elements=VALUE) for shape in shapes)
+    )
 )
 DENSITIES = st.sampled_from([0.05, 0.1, 0.3, 0.5, 0.75, 0.9, 1.0])
 SETTINGS = hypothesis.settings(max_examples=40)
@@ -64,25 +83,38 @@ SETTINGS = hypothesis.settings(max_examples=40)
 @hypothesis.given(TWO_MATRICES, DENSITIES)
 def test_unstructured_masks(matrices, density):
     first, second = matrices
-    params = {'a': {'kernel': jnp.asarray(first), 'bias': jnp.ones(3)}, 'b': {'kernel': jnp.asarray(second)}}
+    params = {
+        'a': {'kernel': jnp.asarray(first), 'bias': jnp.ones(3)},
+        'b': {'kernel': jnp.asarray(second)},
+    }
     uniform = functools.partial(sparsity_distributions.uniform, sparsity=1 - density)
     for method in ('unstr_local', 'unstr_unified_local'):
         masks = masks_of(params, method, density)
         assert masks['a']['bias'] is None
-        _, core = jaxpruner.MagnitudePruning(sparsity_distribution_fn=uniform).instant_sparsify(params)
+        _, core = jaxpruner.MagnitudePruning(sparsity_distribution_fn=uniform).instant_sparsify(
+            params
+        )
         for name, weights in (('a', first), ('b', second)):
-            np.testing.assert_array_equal(masks[name]['kernel'], reference_unstructured(np.abs(weights), density))
+            np.testing.assert_array_equal(
+                masks[name]['kernel'], reference_unstructured(np.abs(weights), density)
+            )
             np.testing.assert_array_equal(masks[name]['kernel'], core[name]['kernel'])
     masks = masks_of(params, 'unstr_global', density)
     joint = reference_unstructured(np.abs(np.concatenate([first.ravel(), second.ravel()])), density)
     np.testing.assert_array_equal(np.ravel(masks['a']['kernel']), joint[: first.size])
     np.testing.assert_array_equal(np.ravel(masks['b']['kernel']), joint[first.size :])
-    core = jaxpruner.GlobalMagnitudePruning(sparsity_distribution_fn=uniform, normalize_scores=False)
-    np.testing.assert_array_equal(masks['b']['kernel'], core.instant_sparsify(params)[1]['b']['kernel'])
+    core = jaxpruner.GlobalMagnitudePruning(
+        sparsity_distribution_fn=uniform, normalize_scores=False
+    )
+    np.testing.assert_array_equal(
+        masks['b']['kernel'], core.instant_sparsify(params)[1]['b']['kernel']
+    )
 
 
 @SETTINGS
-@hypothesis.given(MATRICES, st.sampled_from([(1, 2), (2, 4), (1, 4), (3, 4), (4, 4), (3, 5)]), st.integers(-1, 1))
+@hypothesis.given(
+    MATRICES, st.sampled_from([(1, 2), (2, 4), (1, 4), (3, 4), (4, 4), (3, 5)]), st.integers(-1, 1)
+)
 @pytest.mark.filterwarnings('ignore:.*does not divide:UserWarning')
 def test_structured_masks(weights, pattern, axis):
     params = {'kernel': jnp.asarray(weights)}
@@ -123,7 +155,9 @@ class DataclassState:
 
 
 def linen_state(params):
-    return train_state.TrainState.create(apply_fn=nn.Dense(12).apply, params=params, tx=optax.adam(0.1))
+    return train_state.TrainState.create(
+        apply_fn=nn.Dense(12).apply, params=params, tx=optax.adam(0.1)
+    )
 
 
 HOLDERS = {
@@ -158,7 +192,9 @@ def test_parameters_of_every_front_end(name, packed):
     pruned, _ = pruning_apply(params, mask_key)
     assert updated
     assert jax.tree.structure(pruned) == treedef
-    for leaf, after, mask in zip(leaves, jax.tree.leaves(pruned), tree.leaves_like(treedef, mask_key), strict=True):
+    for leaf, after, mask in zip(
+        leaves, jax.tree.leaves(pruned), tree.leaves_like(treedef, mask_key), strict=True
+    ):
         if leaf.ndim == 1:
             assert mask is None
             np.testing.assert_array_equal(leaf, after)
@@ -216,23 +252,39 @@ def test_a_model_may_have_a_field_called_params():
 
 def test_moments_of_an_optimizer_are_no_parameters():
     params = {'kernel': jnp.asarray(VALUES)}
-    with pytest.raises(TypeError, match=r'Trainer has params but no method `replace`; pass state\.params instead'):
+    with pytest.raises(
+        TypeError, match=r'Trainer has params but no method `replace`; pass state\.params instead'
+    ):
         pruning(Trainer(params, optax.adam(0.1).init(params)), 3, None, HALF)
 
 
 def test_stacked_layers_are_ranked_one_by_one():
     kernels = jnp.asarray(np.random.default_rng(0).normal(size=(3, 8, 8)), jnp.float32)
-    params = {'layers': {'kernel': kernels * jnp.array([1.0, 2.0, 3.0])[:, None, None], 'kernel_0': jnp.ones((3, 8))}}
-    strategy = {**HALF, 4: {'method': 'str_local', 'prune_rate_pattern': {'layers-kernel': '1:2'}, 'prune_axis': 0}}
+    params = {
+        'layers': {
+            'kernel': kernels * jnp.array([1.0, 2.0, 3.0])[:, None, None],
+            'kernel_0': jnp.ones((3, 8)),
+        }
+    }
+    strategy = {
+        **HALF,
+        4: {'method': 'str_local', 'prune_rate_pattern': {'layers-kernel': '1:2'}, 'prune_axis': 0},
+    }
     mask = pruning(params, 3, None, HALF, stacked='layers-*')[1]['layers']
     assert mask['kernel'].sum((1, 2)).tolist() == [32] * 3
     assert mask['kernel_0'] is None  # a vector of each layer
-    tx = jaxpruner.StrategyPruning(HALF, 1, first_epoch=3, stacked='layers').wrap_optax(optax.sgd(0.0))
+    tx = jaxpruner.StrategyPruning(HALF, 1, first_epoch=3, stacked='layers').wrap_optax(
+        optax.sgd(0.0)
+    )
     state = tx.update(jax.tree.map(jnp.zeros_like, params), tx.init(params), params)[1]
     np.testing.assert_array_equal(state.masks['layers']['kernel'], mask['kernel'])
-    groups = pruning(params, 4, None, strategy, stacked='layers')[1]['layers']['kernel'].reshape(3, 4, 2, 8)
+    groups = pruning(params, 4, None, strategy, stacked='layers')[1]['layers']['kernel'].reshape(
+        3, 4, 2, 8
+    )
     assert jnp.all(groups.sum(2) == 1)
-    with pytest.raises(ValueError, match=r"stacked: 'blocks' matches no parameter; the nearest are 'layers-kernel"):
+    with pytest.raises(
+        ValueError, match=r"stacked: 'blocks' matches no parameter; the nearest are 'layers-kernel"
+    ):
         pruning(params, 3, None, HALF, stacked='blocks')
 
 
@@ -280,12 +332,16 @@ def test_masks_are_restored_from_a_checkpoint(tmp_path, packed):
         checkpointer.wait_until_finished()
         restored = checkpointer.restore(tmp_path / 'masks', jax.eval_shape(lambda: mask_key))
     pruned, _ = pruning_apply(params, restored)
-    np.testing.assert_array_equal(pruned['Dense_0']['kernel'], pruning_apply(params, mask_key)[0]['Dense_0']['kernel'])
+    np.testing.assert_array_equal(
+        pruned['Dense_0']['kernel'], pruning_apply(params, mask_key)[0]['Dense_0']['kernel']
+    )
 
 
 @pytest.mark.parametrize('packed', [False, True])
 def test_initial_masks_have_the_structure_of_all_later_ones(packed):
-    params = {name: {'kernel': jnp.asarray(VALUES), 'bias': jnp.ones(12)} for name in ('a', 'b', 'c')}
+    params = {
+        name: {'kernel': jnp.asarray(VALUES), 'bias': jnp.ones(12)} for name in ('a', 'b', 'c')
+    }
     strategy = {
         1: {'method': 'unstr_local', 'prune_rate_pattern': {'a-kernel': 0.5}},
         2: {'method': 'unstr_local', 'prune_rate_pattern': {'b-kernel': 0.25}},
@@ -312,7 +368,8 @@ def test_under_vmap():
     masks = jax.vmap(lambda params: pruning(params, 3, None, HALF)[1])(params)
     for i in range(2):
         np.testing.assert_array_equal(
-            masks['kernel'][i], masks_of({'kernel': params['kernel'][i]}, 'unstr_local', 0.5)['kernel']
+            masks['kernel'][i],
+            masks_of({'kernel': params['kernel'][i]}, 'unstr_local', 0.5)['kernel'],
         )
 
 
@@ -335,7 +392,10 @@ def test_masks_of_layers_that_a_later_entry_does_not_name_stay():
     strategy = {
         1: {'method': 'unstr_local', 'prune_rate_pattern': {'a-kernel': 0.5}},
         2: {'method': 'str_local', 'prune_rate_pattern': {'b-kernel': '1:4'}},
-        3: {'method': 'unstr_local', 'prune_rate_pattern': {'b-*': None, '*-kernel': 0.25, 'c': 0.125}},
+        3: {
+            'method': 'unstr_local',
+            'prune_rate_pattern': {'b-*': None, '*-kernel': 0.25, 'c': 0.125},
+        },
     }
     with pytest.raises(ValueError, match=r"prune_strategy\[3\]: 'c' is never used"):
         pruning(params, 1, None, strategy)
@@ -347,7 +407,10 @@ def test_masks_of_layers_that_a_later_entry_does_not_name_stay():
         params, _ = pruning_apply(params, mask_key)
         assert updated
         unpacked = masking.unpack_masks(mask_key, params)
-        counts[epoch] = {name: None if m['kernel'] is None else int(m['kernel'].sum()) for name, m in unpacked.items()}
+        counts[epoch] = {
+            name: None if m['kernel'] is None else int(m['kernel'].sum())
+            for name, m in unpacked.items()
+        }
     size = VALUES.size
     assert counts[1] == {'a': size // 2, 'b': None, 'c': None}
     assert counts[2] == {'a': size // 2, 'b': size // 4, 'c': None}
@@ -360,7 +423,9 @@ def test_what_the_masks_prune_counts_as_zero_whether_applied_or_not():
     moved = {'kernel': jnp.where(mask_key['kernel'] == 0, 100.0, params['kernel'])}
     for state in (moved, pruning_apply(moved, mask_key)[0]):
         later = masks_of(state, 'unstr_local', 0.25, mask_key=mask_key)
-        np.testing.assert_array_equal(later['kernel'], masks_of(params, 'unstr_local', 0.25)['kernel'])
+        np.testing.assert_array_equal(
+            later['kernel'], masks_of(params, 'unstr_local', 0.25)['kernel']
+        )
 
 
 def test_a_layer_is_named_with_all_of_its_leaves():
@@ -406,7 +471,10 @@ REFUSED = {
 
 @pytest.mark.parametrize(('entry', 'message'), REFUSED.values(), ids=REFUSED)
 def test_entries_that_do_not_fit_are_refused_before_their_epoch(entry, message):
-    params = {'Dense_0': {'kernel': jnp.asarray(VALUES), 'bias': jnp.ones(12)}, 'count': jnp.arange(3)}
+    params = {
+        'Dense_0': {'kernel': jnp.asarray(VALUES), 'bias': jnp.ones(12)},
+        'count': jnp.arange(3),
+    }
     for epoch in (None, 1):
         with pytest.raises(ValueError, match=message):
             pruning(params, epoch, None, {**HALF, 7: entry})
@@ -414,7 +482,8 @@ def test_entries_that_do_not_fit_are_refused_before_their_epoch(entry, message):
 
 def test_parameters_without_kernels_are_refused():
     with pytest.raises(
-        ValueError, match=r"prune_strategy\[3\]: none of the parameters is known as a kernel \('a-table'\); name"
+        ValueError,
+        match=r"prune_strategy\[3\]: none of the parameters is known as a kernel \('a-table'\); name",
     ):
         pruning({'a': {'table': jnp.ones((2, 2))}}, 1, None, HALF)
 
@@ -428,12 +497,16 @@ def test_an_epoch_that_is_none_is_refused(epoch):
 
 @pytest.mark.parametrize('value', [jnp.tanh, 1.0])
 def test_what_is_no_array_is_refused(value):
-    with pytest.raises(TypeError, match=r'act holds .*, no array; pass parameters alone, .* eqx\.filter'):
+    with pytest.raises(
+        TypeError, match=r'act holds .*, no array; pass parameters alone, .* eqx\.filter'
+    ):
         pruning({'kernel': jnp.ones((2, 2)), 'act': value}, 1, None, HALF)
 
 
 def test_an_axis_that_is_none_is_refused():
-    with pytest.raises(TypeError, match=r"prune_axis must be a whole number, or None for the last axis, got '0'"):
+    with pytest.raises(
+        TypeError, match=r"prune_axis must be a whole number, or None for the last axis, got '0'"
+    ):
         pruning({'kernel': jnp.ones((2, 2))}, 1, None, HALF, prune_axis='0')
 
 
@@ -442,12 +515,15 @@ def test_a_state_whose_parameters_cannot_be_replaced_is_refused():
         def __init__(self):
             self.params = {'kernel': jnp.ones((2, 2))}
 
-    with pytest.raises(TypeError, match=r'Box has params but no method `replace`; pass state\.params instead'):
+    with pytest.raises(
+        TypeError, match=r'Box has params but no method `replace`; pass state\.params instead'
+    ):
         pruning_apply(Box(), {'kernel': jnp.ones((2, 2), jnp.uint8)})
 
 
 def test_masks_of_another_model_are_refused():
     with pytest.raises(
-        ValueError, match=r'kernel: a mask of shape \(3, 2\) does not fit a parameter of shape \(2, 2\)'
+        ValueError,
+        match=r'kernel: a mask of shape \(3, 2\) does not fit a parameter of shape \(2, 2\)',
     ):
         pruning_apply({'kernel': jnp.ones((2, 2))}, {'kernel': jnp.ones((3, 2), jnp.uint8)})

@@ -56,7 +56,11 @@ LINEN = 'MultiHeadDotProductAttention_0'
 MODELS = {
     'linen': (
         lambda: LinenNet().init(jax.random.key(0), TOKENS)['params'],
-        [*[f'{LINEN}/{part}/kernel' for part in ('key', 'out', 'query', 'value')], 'Conv_0/kernel', 'Dense_0/kernel'],
+        [
+            *[f'{LINEN}/{part}/kernel' for part in ('key', 'out', 'query', 'value')],
+            'Conv_0/kernel',
+            'Dense_0/kernel',
+        ],
     ),
     'nnx': (lambda: nnx.state(NnxNet(nnx.Rngs(0))), ['conv/kernel', 'head/kernel']),
     'equinox': (
@@ -73,18 +77,31 @@ MODELS = {
     'one array': (lambda: jnp.ones((2, 2)), ['kernel']),
     'one vector': (lambda: jnp.ones(2), []),
     'a list': (lambda: [jnp.ones((2, 2)), jnp.ones(2)], ['0']),
-    'by hand': (lambda: {'W1': jnp.ones((2, 2)), 'b1': jnp.ones((2, 2)), 'window': jnp.ones((2, 2))}, ['W1']),
+    'by hand': (
+        lambda: {'W1': jnp.ones((2, 2)), 'b1': jnp.ones((2, 2)), 'window': jnp.ones((2, 2))},
+        ['W1'],
+    ),
     'a list of kernels': (lambda: {'b': [jnp.ones((2, 2))], 'w': [jnp.ones((2, 2))]}, ['w/0']),
     'tuples under layers': (
-        lambda: {'dense': (jnp.ones((2, 2)), jnp.ones(2)), 'embed': [jnp.ones((2, 2))], 'norm': [jnp.ones((2, 2))]},
+        lambda: {
+            'dense': (jnp.ones((2, 2)), jnp.ones(2)),
+            'embed': [jnp.ones((2, 2))],
+            'norm': [jnp.ones((2, 2))],
+        },
         ['dense/0'],
     ),
     'what belongs to a kernel': (
-        lambda: {name: jnp.ones((2, 2)) for name in ('kernel', 'kernel_scale', 'w_bias', 'weight_g', 'weight_in')},
+        lambda: {
+            name: jnp.ones((2, 2))
+            for name in ('kernel', 'kernel_scale', 'w_bias', 'weight_g', 'weight_in')
+        },
         ['kernel', 'weight_in'],
     ),
     'short names of other layers': (
-        lambda: {name: {'weight': jnp.ones((2, 2))} for name in ('wte', 'tok_emb', 'ln_f', 'ln1', 'inline', 'wo')},
+        lambda: {
+            name: {'weight': jnp.ones((2, 2))}
+            for name in ('wte', 'tok_emb', 'ln_f', 'ln1', 'inline', 'wo')
+        },
         ['inline/weight', 'wo/weight'],
     ),
     'whole numbers': (lambda: {'kernel': jnp.ones((2, 2), jnp.int32)}, []),
@@ -98,7 +115,11 @@ MODELS = {
 @pytest.mark.parametrize(('make', 'expected'), MODELS.values(), ids=MODELS)
 def test_kernels(make, expected):
     paths, leaves, _ = tree.flatten_with_paths(make())
-    found = [tree.path_string(path) for path, leaf in zip(paths, leaves, strict=True) if is_kernel(path, leaf)]
+    found = [
+        tree.path_string(path)
+        for path, leaf in zip(paths, leaves, strict=True)
+        if is_kernel(path, leaf)
+    ]
     assert sorted(found) == sorted(expected)
 
 

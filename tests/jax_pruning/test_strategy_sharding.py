@@ -29,7 +29,10 @@ def check_sharded_parameters(method, packed):
     mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ('rows', 'columns'))
     sharding = NamedSharding(mesh, PartitionSpec('rows', 'columns'))
     random = np.random.default_rng(0)
-    alone = {name: {'kernel': random.normal(size=SHAPE).astype(np.float32)} for name in ('first', 'second')}
+    alone = {
+        name: {'kernel': random.normal(size=SHAPE).astype(np.float32)}
+        for name in ('first', 'second')
+    }
     params = jax.device_put(alone, sharding)
     strategy = {1: {'method': method, 'prune_rate_pattern': ENTRIES[method]}}
 

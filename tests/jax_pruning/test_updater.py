@@ -14,7 +14,15 @@ import compiling
 import hlo
 import jaxpruner
 from contract import front_ends, tables, training
-from jaxpruner import PruningStrategy, StrategyPruning, gradual_strategy, masking, pruning, pruning_apply, tree
+from jaxpruner import (
+    PruningStrategy,
+    StrategyPruning,
+    gradual_strategy,
+    masking,
+    pruning,
+    pruning_apply,
+    tree,
+)
 from jaxpruner.jax_pruning import kernels
 
 STEPS_PER_EPOCH, EPOCHS = 4, 3
@@ -26,7 +34,11 @@ def unstructured(density, scope='unified_local'):
 
 def first_kernel(params):
     paths, leaves, _ = tree.flatten_with_paths(params)
-    return next('-'.join(path) for path, leaf in zip(paths, leaves, strict=True) if kernels.is_kernel(path, leaf))
+    return next(
+        '-'.join(path)
+        for path, leaf in zip(paths, leaves, strict=True)
+        if kernels.is_kernel(path, leaf)
+    )
 
 
 # From the parameters, since a strategy may name leaves, to the strategy.
@@ -47,7 +59,12 @@ OPTIMIZERS = [name for name in tables.OPTIMIZERS if name not in OUTSIDE]
 CASES = [
     (*case, number % 2 == 0)
     for number, case in enumerate(
-        zip(OPTIMIZERS, itertools.cycle(front_ends.FRONT_ENDS), itertools.cycle(STRATEGIES), strict=False)
+        zip(
+            OPTIMIZERS,
+            itertools.cycle(front_ends.FRONT_ENDS),
+            itertools.cycle(STRATEGIES),
+            strict=False,
+        )
     )
 ]
 
@@ -103,7 +120,9 @@ def test_equal_to_the_loop_over_epochs(optimizer, front_end, strategy, packed):
     masks = jaxpruner.sparse_states(opt_state)[0].masks
     assert step._cache_size() == 1
     treedef = jax.tree.structure(start)
-    for mine, theirs in zip(tree.leaves_like(treedef, masks), tree.leaves_like(treedef, mask_key), strict=True):
+    for mine, theirs in zip(
+        tree.leaves_like(treedef, masks), tree.leaves_like(treedef, mask_key), strict=True
+    ):
         assert (mine is None) == (theirs is None)
         if mine is not None:
             np.testing.assert_array_equal(mine, theirs)
@@ -118,9 +137,15 @@ def test_bit_by_bit_with_bfloat16(strategy, first_epoch):
     start, apply = front_ends.make('dict', seed=0)
     start = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), start)
     entries = PruningStrategy.parse(STRATEGIES[strategy](start)).entries
-    moved = PruningStrategy(tuple(dataclasses.replace(entry, epoch=entry.epoch - 1 + first_epoch) for entry in entries))
-    params, mask_key, inner_state = loop_over_epochs(optax.sgd(0.1, 0.9), moved, start, apply, False, first_epoch)
-    tx = StrategyPruning(moved, STEPS_PER_EPOCH, first_epoch=first_epoch).wrap_optax(optax.sgd(0.1, 0.9))
+    moved = PruningStrategy(
+        tuple(dataclasses.replace(entry, epoch=entry.epoch - 1 + first_epoch) for entry in entries)
+    )
+    params, mask_key, inner_state = loop_over_epochs(
+        optax.sgd(0.1, 0.9), moved, start, apply, False, first_epoch
+    )
+    tx = StrategyPruning(moved, STEPS_PER_EPOCH, first_epoch=first_epoch).wrap_optax(
+        optax.sgd(0.1, 0.9)
+    )
     step, ours, opt_state = make_step(tx, apply), start, tx.init(start)
     for batch in training.batches():
         ours, opt_state = step(ours, opt_state, batch)
@@ -134,7 +159,9 @@ def test_sparse_gradients_are_those_of_the_masks_before_the_step():
     start = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), start)
     # Clipping makes each update depend on all gradients, so that those of pruned weights show.
     inner = optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(1.0))
-    tx = StrategyPruning(STRATEGIES['gradual'](start), STEPS_PER_EPOCH, is_sparse_gradients=True).wrap_optax(inner)
+    tx = StrategyPruning(
+        STRATEGIES['gradual'](start), STEPS_PER_EPOCH, is_sparse_gradients=True
+    ).wrap_optax(inner)
     step, ours, opt_state = make_step(tx, apply), start, tx.init(start)
     theirs, inner_state, mask_key = start, inner.init(start), None
     gradient = jax.jit(jax.grad(loss_of(apply)))
@@ -152,7 +179,9 @@ def test_sparse_gradients_are_those_of_the_masks_before_the_step():
         theirs, _ = pruning_apply(theirs, mask_key)
     training.assert_same(opt_state.masks, mask_key)
     for mine, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-        np.testing.assert_allclose(mine.astype(jnp.float32), other.astype(jnp.float32), rtol=0.02, atol=1e-3)
+        np.testing.assert_allclose(
+            mine.astype(jnp.float32), other.astype(jnp.float32), rtol=0.02, atol=1e-3
+        )
 
 
 def assert_zero_where_pruned(params, opt_state):
@@ -166,8 +195,12 @@ def assert_zero_where_pruned(params, opt_state):
 def test_behind_another_transformation(optimizer):
     """What is masked out is no part of the strategy's model; of gradients that are summed only each second counts."""
     start, apply = front_ends.make('dict', seed=0)
-    steps_per_epoch = STEPS_PER_EPOCH // 2 if optimizer == 'multi_steps_outside' else STEPS_PER_EPOCH
-    tx = tables.OPTIMIZERS[optimizer].wrap(StrategyPruning(gradual_strategy([1, 2, 3], 0.25), steps_per_epoch))
+    steps_per_epoch = (
+        STEPS_PER_EPOCH // 2 if optimizer == 'multi_steps_outside' else STEPS_PER_EPOCH
+    )
+    tx = tables.OPTIMIZERS[optimizer].wrap(
+        StrategyPruning(gradual_strategy([1, 2, 3], 0.25), steps_per_epoch)
+    )
     step, params, opt_state = make_step(tx, apply), start, tx.init(start)
     for batch in training.batches():
         params, opt_state = step(params, opt_state, batch)
@@ -179,7 +212,9 @@ def test_behind_another_transformation(optimizer):
 def test_seeds_under_vmap():
     starts = [front_ends.make('dict', seed)[0] for seed in range(2)]
     apply = front_ends.make('dict', 0)[1]
-    tx = StrategyPruning(STRATEGIES['mixed'](starts[0]), STEPS_PER_EPOCH).wrap_optax(optax.adam(1e-2))
+    tx = StrategyPruning(STRATEGIES['mixed'](starts[0]), STEPS_PER_EPOCH).wrap_optax(
+        optax.adam(1e-2)
+    )
     step = make_step(tx, apply)
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *starts)
     together, states = stacked, jax.vmap(tx.init)(stacked)
@@ -189,7 +224,9 @@ def test_seeds_under_vmap():
         params, opt_state = start, tx.init(start)
         for batch in training.batches():
             params, opt_state = step(params, opt_state, batch)
-        training.assert_same(jax.tree.map(lambda leaf, seed=seed: leaf[seed], states.masks), opt_state.masks)
+        training.assert_same(
+            jax.tree.map(lambda leaf, seed=seed: leaf[seed], states.masks), opt_state.masks
+        )
 
 
 def test_outside_jit_and_with_an_extra_argument():
@@ -210,7 +247,9 @@ def test_a_gradual_strategy_is_compiled_once_and_runs_only_when_due():
     batch = training.batches()[0]
 
     def loops(entries):
-        tx = StrategyPruning(gradual_strategy(range(1, entries + 1), 0.1), 2).wrap_optax(optax.adam(1e-2))
+        tx = StrategyPruning(gradual_strategy(range(1, entries + 1), 0.1), 2).wrap_optax(
+            optax.adam(1e-2)
+        )
         step = make_step(tx, apply)
         return compiling.as_written(step.lower(start, tx.init(start), batch)).as_text()
 
@@ -222,16 +261,25 @@ def test_a_gradual_strategy_is_compiled_once_and_runs_only_when_due():
 
 def test_the_target_is_what_the_last_entry_gives():
     start, _ = front_ends.make('dict', seed=0)
-    strategy = STRATEGIES['mixed'](start) | {3: {'method': 'str_local', 'prune_rate_pattern': {'second-kernel': '1:4'}}}
+    strategy = STRATEGIES['mixed'](start) | {
+        3: {'method': 'str_local', 'prune_rate_pattern': {'second-kernel': '1:4'}}
+    }
     targets = StrategyPruning(strategy, 10).get_target_sparsities(start)
-    assert targets == {'first': {'bias': None, 'kernel': 0.5}, 'second': {'bias': None, 'kernel': 0.75}}
+    assert targets == {
+        'first': {'bias': None, 'kernel': 0.5},
+        'second': {'bias': None, 'kernel': 0.75},
+    }
     plan = StrategyPruning(strategy, 10).plan(start)
     assert [plan[name].target for name in ('first/kernel', 'second/kernel')] == [0.5, 0.75]
     assert plan['second/kernel'].kept == 12 * 4 // 4
     assert plan['first/bias'].why_dense == 'no entry of the strategy means it'
-    metrics = jaxpruner.sparsity_metrics(StrategyPruning(strategy, 10).wrap_optax(optax.sgd(0.1)).init(start))
+    metrics = jaxpruner.sparsity_metrics(
+        StrategyPruning(strategy, 10).wrap_optax(optax.sgd(0.1)).init(start)
+    )
     assert float(metrics['first/kernel']) == 0.0
-    assert float(metrics['_target_sparsity']) == pytest.approx((0.5 * 16 * 12 + 0.75 * 12 * 4) / (16 * 12 + 12 * 4))
+    assert float(metrics['_target_sparsity']) == pytest.approx(
+        (0.5 * 16 * 12 + 0.75 * 12 * 4) / (16 * 12 + 12 * 4)
+    )
 
 
 def test_all_entries_at_once():
@@ -254,19 +302,41 @@ def test_a_strategy_without_entries_trains_densely():
 
 def test_epochs_counted_from_zero():
     strategy = {0: unstructured(0.5), 2: unstructured(0.25)}
-    updater = StrategyPruning(strategy, 1000 / 100, first_epoch=0)  # a whole number of steps, as a division gives it
+    updater = StrategyPruning(
+        strategy, 1000 / 100, first_epoch=0
+    )  # a whole number of steps, as a division gives it
     steps = [i for i in range(30) if updater.scheduler.is_mask_update_iter(i)]
     assert steps == [9, 29]
 
 
 HALF = {1: unstructured(0.5)}
 REFUSED = [
-    (lambda: StrategyPruning(HALF, 1, prune_axis='0'), TypeError, r"prune_axis must be a whole number, .* got '0'"),
-    (lambda: StrategyPruning({3 * 10**9: unstructured(0.5)}, 1), ValueError, r'a step must be at most 2147483647'),
-    (lambda: StrategyPruning({0: unstructured(0.5)}, 10), ValueError, r'entry for epoch 0, .* pass first_epoch=0'),
+    (
+        lambda: StrategyPruning(HALF, 1, prune_axis='0'),
+        TypeError,
+        r"prune_axis must be a whole number, .* got '0'",
+    ),
+    (
+        lambda: StrategyPruning({3 * 10**9: unstructured(0.5)}, 1),
+        ValueError,
+        r'a step must be at most 2147483647',
+    ),
+    (
+        lambda: StrategyPruning({0: unstructured(0.5)}, 10),
+        ValueError,
+        r'entry for epoch 0, .* pass first_epoch=0',
+    ),
     (lambda: StrategyPruning(HALF, 0), ValueError, r'steps_per_epoch must be at least 1, got 0'),
-    (lambda: StrategyPruning(HALF, 1.5), TypeError, r'steps_per_epoch must be a whole number of steps, got 1.5'),
-    (lambda: StrategyPruning(HALF, 1, first_epoch=-1), ValueError, r'first_epoch must be .* at least 0, got -1'),
+    (
+        lambda: StrategyPruning(HALF, 1.5),
+        TypeError,
+        r'steps_per_epoch must be a whole number of steps, got 1.5',
+    ),
+    (
+        lambda: StrategyPruning(HALF, 1, first_epoch=-1),
+        ValueError,
+        r'first_epoch must be .* at least 0, got -1',
+    ),
     (
         lambda: StrategyPruning(HALF, 1, sparsity_type='2:4'),
         TypeError,
@@ -296,6 +366,8 @@ def test_refused(make, error, message):
 
 
 def test_partial_groups_warn_in_init():
-    tx = StrategyPruning({1: {'method': 'str_global', 'prune_rate_pattern': '2:4'}}, 1).wrap_optax(optax.sgd(0.1))
+    tx = StrategyPruning({1: {'method': 'str_global', 'prune_rate_pattern': '2:4'}}, 1).wrap_optax(
+        optax.sgd(0.1)
+    )
     with pytest.warns(UserWarning, match=r'prune_strategy\[1\]: kernel has length 6 along axis -1'):
         functools.partial(tx.init, {'kernel': jnp.ones((2, 6))})()

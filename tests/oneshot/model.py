@@ -42,7 +42,9 @@ def apply(params, images, numbers):
 
 def windows(images):
     """`[groups, samples, inputs]` of the convolution, one window at a time."""
-    padding, strides, dilation = (CONVOLUTION[name] for name in ('padding', 'window_strides', 'rhs_dilation'))
+    padding, strides, dilation = (
+        CONVOLUTION[name] for name in ('padding', 'window_strides', 'rhs_dilation')
+    )
     padded = np.pad(images, ((0, 0), *padding, (0, 0)))
     height, width = 2 * dilation[0] + 1, dilation[1] + 1
     found = []

@@ -55,7 +55,9 @@ def owl(blocks, sparsity, multiple=5.0, deviation=0.08):
     """
     shares = []
     for matrices in blocks:
-        scores = [np.abs(weights) * np.sqrt((inputs**2).mean(0))[:, None] for weights, inputs in matrices]
+        scores = [
+            np.abs(weights) * np.sqrt((inputs**2).mean(0))[:, None] for weights, inputs in matrices
+        ]
         flat = np.concatenate([score.ravel() for score in scores])
         shares.append((flat > multiple * flat.mean()).mean())
     shares = np.array(shares)
@@ -63,7 +65,9 @@ def owl(blocks, sparsity, multiple=5.0, deviation=0.08):
     return 1 - (kept - kept.mean() + (1 - sparsity))
 
 
-def sparsegpt(weights, inputs, sparsity, n_by_m=None, per='layer', block=128, damping=0.01, given=None):
+def sparsegpt(
+    weights, inputs, sparsity, n_by_m=None, per='layer', block=128, damping=0.01, given=None
+):
     """One input after another, each error told to all later inputs at once; `given` is a mask that is known."""
     weights = weights.astype(np.float64).copy()
     hessian = inputs.astype(np.float64).T @ inputs

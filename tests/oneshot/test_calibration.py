@@ -46,8 +46,13 @@ def test_second_moments_need_no_gram_matrix(grams):
     for path, entries in found.items():
         for entry, other in zip(entries, again[path], strict=True):
             assert entry.statistics.gram is None
-            np.testing.assert_allclose(entry.statistics.second_moment, other.statistics.second_moment, rtol=1e-5)
-            assert entry.statistics.second_moment.shape == grams[path][0].statistics.second_moment.shape
+            np.testing.assert_allclose(
+                entry.statistics.second_moment, other.statistics.second_moment, rtol=1e-5
+            )
+            assert (
+                entry.statistics.second_moment.shape
+                == grams[path][0].statistics.second_moment.shape
+            )
 
 
 def test_leaves_that_meet_the_same_value_share_their_statistics(grams):
@@ -70,7 +75,9 @@ def test_narrow_inputs_are_summed_in_float32():
     for kind in ('second_moment', 'gram'):
         (entry,) = calibrate(lambda p, x: x @ p['w'], params, [x], kind=kind)['w']
         assert entry.statistics.second_moment.dtype == jnp.float32
-        np.testing.assert_allclose(entry.statistics.second_moment, 1000 * float(x[0, 0]) ** 2, rtol=1e-4)
+        np.testing.assert_allclose(
+            entry.statistics.second_moment, 1000 * float(x[0, 0]) ** 2, rtol=1e-4
+        )
 
 
 def test_a_layer_that_is_called_twice_sees_both_inputs():
@@ -78,7 +85,9 @@ def test_a_layer_that_is_called_twice_sees_both_inputs():
     found = calibrate(lambda p, x: (x @ p['w'] + p['b']) @ p['w'], params, [x], kind='gram')
     (entry,) = found['w']
     assert entry.statistics.count == 2
-    np.testing.assert_allclose(entry.statistics.gram, np.outer([1, 3], [1, 3]) + np.outer([3, 7], [3, 7]))
+    np.testing.assert_allclose(
+        entry.statistics.gram, np.outer([1, 3], [1, 3]) + np.outer([3, 7], [3, 7])
+    )
 
 
 def test_only_some_leaves_and_their_memory(caplog):
@@ -105,11 +114,26 @@ def apply_opaque(params, x):
 
 
 BAD = [
-    (apply_tied, {}, ValueError, r'w: a weight of this leaf stands in more than one place .*test_calibration'),
+    (
+        apply_tied,
+        {},
+        ValueError,
+        r'w: a weight of this leaf stands in more than one place .*test_calibration',
+    ),
     (apply_scaled, {}, ValueError, r'w: what is contracted at .* is computed from this leaf'),
-    (apply_beside, {'only': 'w'}, ValueError, r'w: other parameters are put beside this leaf before .* so that it'),
+    (
+        apply_beside,
+        {'only': 'w'},
+        ValueError,
+        r'w: other parameters are put beside this leaf before .* so that it',
+    ),
     (apply_opaque, {'only': ['w']}, UnsupportedPrimitive, 'w: no rule'),
-    (apply_tied, {'kind': 'hessian'}, ValueError, "kind is 'second_moment' or 'gram', got 'hessian'"),
+    (
+        apply_tied,
+        {'kind': 'hessian'},
+        ValueError,
+        "kind is 'second_moment' or 'gram', got 'hessian'",
+    ),
     (apply_tied, {'only': ['x']}, ValueError, "only: 'x' matches no parameter"),
     (apply_tied, {'batches': []}, ValueError, 'batches are empty'),
 ]
@@ -132,13 +156,17 @@ def test_sharded_batches_and_parameters_give_the_same(grams):
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('data'))
     batches = [jax.device_put(batch, sharding) for batch in model.BATCHES]
     found = calibrate(model.apply, model.PARAMS, batches, kind='gram', only='out')
-    np.testing.assert_allclose(found['out'][0].statistics.gram, grams['out'][0].statistics.gram, rtol=1e-5)
+    np.testing.assert_allclose(
+        found['out'][0].statistics.gram, grams['out'][0].statistics.gram, rtol=1e-5
+    )
 
 
 def test_inputs_of_several_axes_are_counted_as_the_weights_lie():
     params = {'w': model.normal(2, 3, 4)}
     x = model.normal(5, 3, 2)  # its axes stand the other way round
-    (entry,) = calibrate(lambda p, x: jnp.einsum('nba,abo->no', x, p['w']), params, [x], kind='gram')['w']
+    (entry,) = calibrate(
+        lambda p, x: jnp.einsum('nba,abo->no', x, p['w']), params, [x], kind='gram'
+    )['w']
     samples = np.asarray(x).swapaxes(1, 2).reshape(5, 6)
     np.testing.assert_allclose(entry.statistics.gram, samples.T @ samples, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(entry.matrices.read(params['w']), params['w'].reshape(6, 4))
@@ -146,5 +174,7 @@ def test_inputs_of_several_axes_are_counted_as_the_weights_lie():
 
 def test_a_layer_that_is_taken_by_its_number():
     params, x = {'w': model.normal(3, 4, 2)}, model.normal(5, 4)
-    (entry,) = calibrate(lambda p, x: x @ jax.lax.dynamic_index_in_dim(p['w'], 2, keepdims=False), params, [x])['w']
+    (entry,) = calibrate(
+        lambda p, x: x @ jax.lax.dynamic_index_in_dim(p['w'], 2, keepdims=False), params, [x]
+    )['w']
     np.testing.assert_array_equal(entry.matrices.read(params['w']), params['w'][2])

@@ -31,17 +31,27 @@ def test_a_grouped_convolution_is_a_matrix_for_each_group():
     kernel = jax.random.normal(jax.random.key(0), layout.shape)
     inputs = jax.random.normal(jax.random.key(1), (1, 3, 4))  # one window: a product
     expected = jax.lax.conv_general_dilated(
-        inputs, kernel, (1,), 'VALID', dimension_numbers=('NWC', 'WIO', 'NWC'), feature_group_count=2
+        inputs,
+        kernel,
+        (1,),
+        'VALID',
+        dimension_numbers=('NWC', 'WIO', 'NWC'),
+        feature_group_count=2,
     )
     windows = inputs.reshape(3, 2, 2).swapaxes(0, 1).reshape(2, 6)
     matrices = layout.to_matrices(kernel)
     assert matrices.shape == layout.matrices_shape == (2, 6, 2)
-    np.testing.assert_allclose(jnp.einsum('gi,gio->go', windows, matrices).ravel(), expected.ravel(), rtol=1e-5)
+    np.testing.assert_allclose(
+        jnp.einsum('gi,gio->go', windows, matrices).ravel(), expected.ravel(), rtol=1e-5
+    )
     np.testing.assert_array_equal(layout.from_matrices(matrices), kernel)
 
 
 BAD = [
-    (lambda: MatrixLayout((2, 3), (0,), ()), r'each axis of shape \(2, 3\) must be in one of contract=\(0,\)'),
+    (
+        lambda: MatrixLayout((2, 3), (0,), ()),
+        r'each axis of shape \(2, 3\) must be in one of contract=\(0,\)',
+    ),
     (lambda: MatrixLayout((2, 3), (0,), (0, 1)), 'must be in one of'),
     (lambda: MatrixLayout((2, 3), (0,), (1,), groups=2), '2 groups do not divide the 3 outputs'),
 ]

@@ -21,8 +21,15 @@ def _apply(params, x):
     return jax.lax.scan(layer, x, params)[0]
 
 
-SHAPES = {'qkv': (WIDTH, 3 * WIDTH), 'out': (WIDTH, WIDTH), 'up': (WIDTH, 4 * WIDTH), 'down': (4 * WIDTH, WIDTH)}
-PARAMS = {name: jax.ShapeDtypeStruct((LAYERS, *shape), jnp.float32) for name, shape in SHAPES.items()}
+SHAPES = {
+    'qkv': (WIDTH, 3 * WIDTH),
+    'out': (WIDTH, WIDTH),
+    'up': (WIDTH, 4 * WIDTH),
+    'down': (4 * WIDTH, WIDTH),
+}
+PARAMS = {
+    name: jax.ShapeDtypeStruct((LAYERS, *shape), jnp.float32) for name, shape in SHAPES.items()
+}
 X = jax.ShapeDtypeStruct((16, WIDTH), jnp.float32)
 
 
@@ -49,7 +56,9 @@ def taps(graph):
 def test_of_all_layers_at_once(graph, taps):
     totals = jax.eval_shape(taps.zeros)
     assert _bytes(totals) > LAYERS * 19 * WIDTH**2 * 4
-    step = jax.jit(lambda totals, *arguments: taps.run(graph, totals, *arguments)[1], donate_argnums=0)
+    step = jax.jit(
+        lambda totals, *arguments: taps.run(graph, totals, *arguments)[1], donate_argnums=0
+    )
     assert _peak(step, totals, PARAMS, X) <= 1.1 * (_bytes(PARAMS) + _bytes(totals))
 
 

@@ -30,8 +30,12 @@ def groups_along(mask, axis, n=2, m=4):
 
 @pytest.mark.parametrize('algorithm', [*CALIBRATED, 'magnitude'])
 def test_a_model_that_ignores_its_params_is_refused(algorithm):
-    with pytest.raises(ValueError, match=r'does not depend on .*\(down, up\).*lambda params, x: model\.'):
-        jaxpruner.prune(PARAMS, 0.5, algorithm, apply_fn=lambda params, x: mlp(PARAMS, x), batches=[X])
+    with pytest.raises(
+        ValueError, match=r'does not depend on .*\(down, up\).*lambda params, x: model\.'
+    ):
+        jaxpruner.prune(
+            PARAMS, 0.5, algorithm, apply_fn=lambda params, x: mlp(PARAMS, x), batches=[X]
+        )
 
 
 def test_to_calibrate_such_a_model_is_refused():
@@ -43,7 +47,9 @@ def test_to_calibrate_such_a_model_is_refused():
 @pytest.mark.parametrize('algorithm', CALIBRATED)
 def test_one_leaf_that_has_no_part_is_warned_of_once(algorithm, settings):
     params = PARAMS | {'old': normal(4, 4)}
-    with pytest.warns(UserWarning, match=r"old: this leaf has no part .* dense; .*\{'old': None, '\*': …\}") as seen:
+    with pytest.warns(
+        UserWarning, match=r"old: this leaf has no part .* dense; .*\{'old': None, '\*': …\}"
+    ) as seen:
         _, masks = jaxpruner.prune(params, 0.5, algorithm, apply_fn=mlp, batches=[X], **settings)
     assert len(seen) == 1
     assert seen[0].filename == __file__
@@ -54,7 +60,12 @@ def test_one_leaf_that_has_no_part_is_warned_of_once(algorithm, settings):
 def test_a_leaf_that_is_named_dense_is_not_warned_of():
     params = PARAMS | {'old': normal(4, 4)}
     _, masks = jaxpruner.prune(
-        params, 0.5, 'wanda', apply_fn=mlp, batches=[X], sparsity_type={'old': None, '*': 'unstructured'}
+        params,
+        0.5,
+        'wanda',
+        apply_fn=mlp,
+        batches=[X],
+        sparsity_type={'old': None, '*': 'unstructured'},
     )
     assert masks['old'] is None
 
@@ -67,7 +78,9 @@ def normed(params, x):
 @pytest.mark.parametrize('settings', [{}, {'sequential': True}])
 @pytest.mark.parametrize('algorithm', CALIBRATED)
 def test_a_leaf_that_is_computed_with_before_use_stays_dense_alone(algorithm, settings):
-    with pytest.warns(UserWarning, match=r"up: what is contracted .* computed .*\{'up': None, '\*': …\}") as seen:
+    with pytest.warns(
+        UserWarning, match=r"up: what is contracted .* computed .*\{'up': None, '\*': …\}"
+    ) as seen:
         _, masks = jaxpruner.prune(PARAMS, 0.5, algorithm, apply_fn=normed, batches=[X], **settings)
     assert len(seen) == 1
     assert masks['up'] is None
@@ -75,7 +88,9 @@ def test_a_leaf_that_is_computed_with_before_use_stays_dense_alone(algorithm, se
 
 
 def test_to_calibrate_follows_the_leaves_that_are_read_as_they_are():
-    with pytest.warns(UserWarning, match='these leaves have no statistics, .* up: what is contracted'):
+    with pytest.warns(
+        UserWarning, match='these leaves have no statistics, .* up: what is contracted'
+    ):
         assert list(calibrate(normed, PARAMS, [X])) == [('down',)]
     with pytest.raises(ValueError, match='up: what is contracted'):
         calibrate(normed, PARAMS, [X], only='up')
@@ -88,7 +103,9 @@ def test_leaves_without_statistics_are_warned_of():
         assert pruner.instant_sparsify(PARAMS, calibration=calibration)[1]['down'] is None
 
 
-@pytest.mark.parametrize('sparsity_type', ['2:4', NByM(2, 4, axis='input'), {'up': '2:4', '*': NByM(2, 4)}])
+@pytest.mark.parametrize(
+    'sparsity_type', ['2:4', NByM(2, 4, axis='input'), {'up': '2:4', '*': NByM(2, 4)}]
+)
 @pytest.mark.parametrize('algorithm', ['magnitude', 'random', *CALIBRATED])
 def test_groups_lie_along_the_inputs_of_a_model_that_is_given(algorithm, sparsity_type):
     params = {'up': normal(8, 12), 'down': normal(8, 12)}  # inputs first, then outputs first
@@ -96,7 +113,9 @@ def test_groups_lie_along_the_inputs_of_a_model_that_is_given(algorithm, sparsit
     def apply(params, x):
         return jnp.tanh(x @ params['up']) @ params['down'].T
 
-    _, masks = jaxpruner.prune(params, 0.5, algorithm, apply_fn=apply, batches=[X], sparsity_type=sparsity_type)
+    _, masks = jaxpruner.prune(
+        params, 0.5, algorithm, apply_fn=apply, batches=[X], sparsity_type=sparsity_type
+    )
     assert groups_along(masks['up'], 0)
     assert groups_along(masks['down'], 1)
 
@@ -108,7 +127,9 @@ def test_groups_of_stacked_layers_lie_along_their_inputs():
         body = lambda x, layer: (jnp.tanh(x @ layer['kernel'] + layer['bias']), None)  # noqa: E731
         return jax.lax.scan(body, x, params['layers'])[0]
 
-    _, masks = jaxpruner.prune(params, 0.5, apply_fn=apply, batches=[X], sparsity_type='2:4', stacked='layers/*')
+    _, masks = jaxpruner.prune(
+        params, 0.5, apply_fn=apply, batches=[X], sparsity_type='2:4', stacked='layers/*'
+    )
     assert groups_along(masks['layers']['kernel'], 1)
     _, masks = jaxpruner.prune(params, 0.5, apply_fn=apply, batches=[X], sparsity_type='2:4')
     assert masks['layers']['bias'] is None  # two-dimensional, and no contraction reads it
@@ -141,7 +162,10 @@ def test_tied_lookups_are_left_alone_unless_they_are_named(algorithm, settings, 
     assert (masks['wte'], masks['wpe']) == (None, None)
     assert masks['w'].sum() == 32
     assert 'wte stays dense: data look up its rows' in caplog.text
-    for named in ({'custom_sparsity_map': {'wte': 0.5}}, {'sparsity_type': {'wt*': 'unstructured', '*': None}}):
+    for named in (
+        {'custom_sparsity_map': {'wte': 0.5}},
+        {'sparsity_type': {'wt*': 'unstructured', '*': None}},
+    ):
         _, masks = jaxpruner.prune(TIED, 0.5, **given, **named)
         assert masks['wte'].sum() == 48
 
@@ -169,9 +193,16 @@ def test_a_calibration_knows_lookups():
 
 
 def test_nothing_to_prune_is_refused():
-    with pytest.raises(ValueError, match=r'Wanda has nothing to prune: .*\(wpe, wte\) none is a weight matrix'):
+    with pytest.raises(
+        ValueError, match=r'Wanda has nothing to prune: .*\(wpe, wte\) none is a weight matrix'
+    ):
         jaxpruner.prune(
-            TIED, 0.5, 'wanda', apply_fn=tied, batches=[TOKENS], sparsity_type={'w': None, '*': 'unstructured'}
+            TIED,
+            0.5,
+            'wanda',
+            apply_fn=tied,
+            batches=[TOKENS],
+            sparsity_type={'w': None, '*': 'unstructured'},
         )
 
 
@@ -188,14 +219,19 @@ def loss(params, x, y):
 def test_batches_that_hold_another_number_of_inputs_are_refused(algorithm, batches):
     name = 'loss_fn' if algorithm == 'snip' else 'apply_fn'
     given = {name: loss if algorithm == 'snip' else two_inputs}
-    with pytest.raises(TypeError, match=rf'{name} takes params and 2 inputs, .* is a tuple: batches=\[\(x, y\), …\]'):
+    with pytest.raises(
+        TypeError,
+        match=rf'{name} takes params and 2 inputs, .* is a tuple: batches=\[\(x, y\), …\]',
+    ):
         jaxpruner.prune(PARAMS, 0.5, algorithm, batches=batches, **given)
 
 
 @pytest.mark.parametrize('settings', [{}, {'sequential': True}])
 def test_an_array_as_batches_is_one_batch_with_a_warning(settings):
     expected = jaxpruner.prune(PARAMS, 0.5, 'wanda', apply_fn=mlp, batches=[X], **settings)
-    with pytest.warns(UserWarning, match=r'array of shape \(32, 8\), .* one batch; .*batches=\[x\]') as seen:
+    with pytest.warns(
+        UserWarning, match=r'array of shape \(32, 8\), .* one batch; .*batches=\[x\]'
+    ) as seen:
         found = jaxpruner.prune(PARAMS, 0.5, 'wanda', apply_fn=mlp, batches=X, **settings)
     assert len(seen) == 1
     jax.tree.map(np.testing.assert_array_equal, found, expected)
@@ -203,7 +239,9 @@ def test_an_array_as_batches_is_one_batch_with_a_warning(settings):
 
 def test_few_samples_of_many_leaves_are_one_warning():
     for settings in ({}, {'sequential': True}):
-        with pytest.warns(UserWarning, match=r'samples are fewer than inputs.*: (up .*, down|down .*, up) ') as seen:
+        with pytest.warns(
+            UserWarning, match=r'samples are fewer than inputs.*: (up .*, down|down .*, up) '
+        ) as seen:
             jaxpruner.prune(
                 {'up': PARAMS['up'], 'down': PARAMS['down']},
                 0.5,
@@ -244,19 +282,45 @@ def test_n_by_m_needs_no_sparsity():
 @pytest.mark.parametrize('algorithm', ['magnitude', 'wanda'])
 def test_a_sparsity_that_contradicts_n_by_m_is_warned_of_once(algorithm):
     with pytest.warns(UserWarning, match='sparsity 0.9 contradicts the sparsity type 2:4') as seen:
-        _, masks = jaxpruner.prune(PARAMS, 0.9, algorithm, apply_fn=mlp, batches=[X], sparsity_type='2:4')
+        _, masks = jaxpruner.prune(
+            PARAMS, 0.9, algorithm, apply_fn=mlp, batches=[X], sparsity_type='2:4'
+        )
     assert len(seen) == 1
     assert groups_along(masks['up'], 0)
 
 
 BAD = [
     (lambda: jaxpruner.prune(PARAMS), ValueError, 'prune needs a sparsity'),
-    (lambda: jaxpruner.prune(PARAMS, 'wanda'), TypeError, r"got 'wanda': prune\(params, 0.5, 'wanda'\)"),
-    (lambda: jaxpruner.prune(PARAMS, {'upp': 0.5}), ValueError, "sparsity: 'upp' matches no parameter"),
-    (lambda: jaxpruner.prune(PARAMS, {'up': 1.5}), ValueError, r"sparsity\['up'\] must lie in \[0, 1\]"),
-    (lambda: jaxpruner.prune(PARAMS, {'up': 0.5}, dist_type='erk'), ValueError, 'leave dist_type out'),
-    (lambda: jaxpruner.prune(PARAMS, 0.5, apply_fn=mlp), ValueError, 'takes both apply_fn=… and batches=…'),
-    (lambda: jaxpruner.prune(PARAMS, 0.5, apply_fn=mlp, batches=3), TypeError, 'iterable of batches, .* got 3'),
+    (
+        lambda: jaxpruner.prune(PARAMS, 'wanda'),
+        TypeError,
+        r"got 'wanda': prune\(params, 0.5, 'wanda'\)",
+    ),
+    (
+        lambda: jaxpruner.prune(PARAMS, {'upp': 0.5}),
+        ValueError,
+        "sparsity: 'upp' matches no parameter",
+    ),
+    (
+        lambda: jaxpruner.prune(PARAMS, {'up': 1.5}),
+        ValueError,
+        r"sparsity\['up'\] must lie in \[0, 1\]",
+    ),
+    (
+        lambda: jaxpruner.prune(PARAMS, {'up': 0.5}, dist_type='erk'),
+        ValueError,
+        'leave dist_type out',
+    ),
+    (
+        lambda: jaxpruner.prune(PARAMS, 0.5, apply_fn=mlp),
+        ValueError,
+        'takes both apply_fn=… and batches=…',
+    ),
+    (
+        lambda: jaxpruner.prune(PARAMS, 0.5, apply_fn=mlp, batches=3),
+        TypeError,
+        'iterable of batches, .* got 3',
+    ),
 ]
 
 
@@ -271,7 +335,9 @@ def test_a_list_of_inputs_is_refused_though_the_model_takes_any_number(algorithm
     def apply(params, *inputs):
         return two_inputs(params, *inputs)
 
-    with pytest.raises(TypeError, match=r'apply_fn fails on the first batch, a list of 2.* is a tuple'):
+    with pytest.raises(
+        TypeError, match=r'apply_fn fails on the first batch, a list of 2.* is a tuple'
+    ):
         jaxpruner.prune(PARAMS, 0.5, algorithm, apply_fn=apply, batches=[[X, X]])
 
 

@@ -12,8 +12,10 @@ from oneshot.model import normal
 LAYERS = 3
 # Some columns are large, so that layers differ in their outliers, and the two matrices of a layer do, too.
 STACKED = {
-    'up': normal(LAYERS, 8, 16) * jnp.where(jnp.arange(16) < 2, jnp.array([1.0, 6.0, 3.0])[:, None, None], 1),
-    'down': normal(LAYERS, 16, 8) * jnp.where(jnp.arange(8) < 1, jnp.array([4.0, 1.0, 2.0])[:, None, None], 1),
+    'up': normal(LAYERS, 8, 16)
+    * jnp.where(jnp.arange(16) < 2, jnp.array([1.0, 6.0, 3.0])[:, None, None], 1),
+    'down': normal(LAYERS, 16, 8)
+    * jnp.where(jnp.arange(8) < 1, jnp.array([4.0, 1.0, 2.0])[:, None, None], 1),
 }
 UNROLLED = {'h': {str(i): {name: STACKED[name][i] for name in STACKED} for i in range(LAYERS)}}
 X = normal(64, 8)
@@ -79,22 +81,32 @@ def test_masks_are_those_of_the_published_equations(form, sequential, per):
 def test_weights_of_sparsegpt_with_the_sparsities_of_blocks():
     pruner = SparseGPT(sparsity_distribution_fn=half, **SETTINGS)
     found, masks = pruner.instant_sparsify(UNROLLED, apply_fn=unrolled, batches=[X])
-    for i, (matrices, sparsity) in enumerate(zip(layers_in_numpy(), expected_sparsities('block')[::2], strict=True)):
+    for i, (matrices, sparsity) in enumerate(
+        zip(layers_in_numpy(), expected_sparsities('block')[::2], strict=True)
+    ):
         for name, (weights, inputs) in zip(('up', 'down'), matrices, strict=True):
             expected, mask = references.sparsegpt(weights, inputs, sparsity)
             np.testing.assert_array_equal(masks['h'][str(i)][name], mask)
-            np.testing.assert_allclose(found['h'][str(i)][name], expected, atol=1e-4 * np.abs(expected).max())
+            np.testing.assert_allclose(
+                found['h'][str(i)][name], expected, atol=1e-4 * np.abs(expected).max()
+            )
 
 
 def test_blocks_may_be_named():
-    params = {f'{name}_{letter}': UNROLLED['h'][str(i)][name] for i, letter in enumerate('abc') for name in STACKED}
+    params = {
+        f'{name}_{letter}': UNROLLED['h'][str(i)][name]
+        for i, letter in enumerate('abc')
+        for name in STACKED
+    }
 
     def apply(params, x):
         for letter in 'abc':
             x = layer(x, {name: params[f'{name}_{letter}'] for name in STACKED})
         return x
 
-    pruner = RIA(sparsity_distribution_fn=half, blocks=['*_a', '*_b', ['up_c', 'down_c']], **SETTINGS)
+    pruner = RIA(
+        sparsity_distribution_fn=half, blocks=['*_a', '*_b', ['up_c', 'down_c']], **SETTINGS
+    )
     _, masks = pruner.instant_sparsify(params, apply_fn=apply, batches=[X])
     for number, letter in enumerate('abc'):
         kept = references.number_kept(128, expected_sparsities('block')[2 * number])
@@ -105,9 +117,14 @@ def test_the_mean_is_kept_where_blocks_differ_in_size():
     params = {'h': {'0': {'w': normal(8, 8) ** 3}, '1': {'w': normal(8, 32), 'v': normal(32, 8)}}}
 
     def apply(params, x):
-        return jnp.tanh(jnp.tanh(x @ params['h']['0']['w']) @ params['h']['1']['w']) @ params['h']['1']['v']
+        return (
+            jnp.tanh(jnp.tanh(x @ params['h']['0']['w']) @ params['h']['1']['w'])
+            @ params['h']['1']['v']
+        )
 
-    _, masks = Wanda(sparsity_distribution_fn=half, **SETTINGS).instant_sparsify(params, apply_fn=apply, batches=[X])
+    _, masks = Wanda(sparsity_distribution_fn=half, **SETTINGS).instant_sparsify(
+        params, apply_fn=apply, batches=[X]
+    )
     kept = [int(mask.sum()) for mask in jax.tree.leaves(masks)]
     assert sum(kept) == pytest.approx(576 / 2, abs=2)
     assert kept[0] != 32

@@ -34,7 +34,9 @@ SCORES = {'wanda': references.wanda, 'ria': references.ria}
 
 @pytest.mark.parametrize('pattern', ['unstructured', '2:4'])
 @pytest.mark.parametrize('algorithm', ['wanda', 'ria', 'sparsegpt'])
-def test_models_are_pruned_as_the_references_prune_matrices(algorithm, pattern, calibration, samples):
+def test_models_are_pruned_as_the_references_prune_matrices(
+    algorithm, pattern, calibration, samples
+):
     config = {'algorithm': algorithm, 'sparsity': 0.5, 'sparsity_type': pattern}
     pruner = jaxpruner.create_updater_from_config(config)
     params, masks = pruner.instant_sparsify(model.PARAMS, calibration=calibration)
@@ -42,17 +44,23 @@ def test_models_are_pruned_as_the_references_prune_matrices(algorithm, pattern, 
     n_by_m = None if pattern == 'unstructured' else (2, 4)
     for name in samples:
         inputs = samples[name].reshape(-1, *samples[name].shape[-2:])
-        old, new, kept = (matrices_of(tree, calibration, name) for tree in (model.PARAMS, params, masks))
+        old, new, kept = (
+            matrices_of(tree, calibration, name) for tree in (model.PARAMS, params, masks)
+        )
         for i, (before, after, mask) in enumerate(zip(old, new, kept, strict=True)):
             x = inputs[i % len(inputs)]
             if algorithm == 'sparsegpt':
                 weights, expected = references.sparsegpt(before, x, 0.5, n_by_m)
             else:
                 scores = SCORES[algorithm](before.astype(np.float64), x)
-                expected = references.mask_of(scores, 0.5, n_by_m, 'output' if algorithm == 'wanda' else 'layer')
+                expected = references.mask_of(
+                    scores, 0.5, n_by_m, 'output' if algorithm == 'wanda' else 'layer'
+                )
                 weights = before * expected
             np.testing.assert_array_equal(mask, expected, err_msg=name)
-            np.testing.assert_allclose(after, weights, atol=1e-4 * np.abs(weights).max(), err_msg=name)
+            np.testing.assert_allclose(
+                after, weights, atol=1e-4 * np.abs(weights).max(), err_msg=name
+            )
 
 
 def test_one_call_calibrates_and_prunes(calibration):
@@ -90,7 +98,9 @@ class Counting(SparseGPT):
 
 @pytest.mark.parametrize('sequential', [False, True])
 def test_leaves_that_share_their_inputs_share_a_decomposition(sequential):
-    params = {name: model.normal(8, 6) for name in ('query', 'key', 'value')} | {'out': model.normal(6, 8)}
+    params = {name: model.normal(8, 6) for name in ('query', 'key', 'value')} | {
+        'out': model.normal(6, 8)
+    }
 
     def attention(params, x):
         query, key, value = (x @ params[name] for name in ('query', 'key', 'value'))
@@ -100,7 +110,9 @@ def test_leaves_that_share_their_inputs_share_a_decomposition(sequential):
     counting = Counting(**half, sequential=sequential)
     _, masks = counting.instant_sparsify(params, apply_fn=attention, batches=[model.normal(32, 8)])
     assert sorted(statistics.gram.shape for statistics in counting.prepared) == [(6, 6), (8, 8)]
-    assert all(statistics.gram.is_deleted() for statistics in counting.prepared)  # the factors have taken their place
+    assert all(
+        statistics.gram.is_deleted() for statistics in counting.prepared
+    )  # the factors have taken their place
     assert all(int(mask.sum()) == 24 for mask in masks.values())
 
 
@@ -109,7 +121,11 @@ def test_statistics_that_are_given_may_have_any_dtype_and_stay(dtype):
     params, x = {'w': model.normal(8, 6)}, jnp.round(4 * model.normal(32, 8))
     found = calibrate(lambda params, x: x @ params['w'], params, [x], kind='gram')
     (entry,) = found['w']
-    gram = np.asarray(entry.statistics.gram) if dtype == 'numpy' else entry.statistics.gram.astype(dtype)
+    gram = (
+        np.asarray(entry.statistics.gram)
+        if dtype == 'numpy'
+        else entry.statistics.gram.astype(dtype)
+    )
     given = {('w',): (entry._replace(statistics=entry.statistics._replace(gram=gram)),)}
     pruner = SparseGPT(sparsity_distribution_fn=lambda params: {'w': 0.5})
     expected, _ = pruner.instant_sparsify(params, calibration=found)
@@ -146,7 +162,10 @@ def test_an_array_that_is_two_leaves_is_not_given_away_twice():
 
 @pytest.mark.parametrize('algorithm', ['wanda', 'sparsegpt'])
 def test_leaves_that_are_put_beside_each_other_are_pruned_as_if_alone(algorithm):
-    params = {'hidden': {'kernel': model.normal(8, 6), 'bias': model.normal(6)}, 'gate': {'kernel': model.normal(8, 4)}}
+    params = {
+        'hidden': {'kernel': model.normal(8, 6), 'bias': model.normal(6)},
+        'gate': {'kernel': model.normal(8, 4)},
+    }
 
     def beside(params, x):
         kernels = jnp.concatenate([params['gate']['kernel'], params['hidden']['kernel']], -1)
@@ -154,17 +173,23 @@ def test_leaves_that_are_put_beside_each_other_are_pruned_as_if_alone(algorithm)
         return jnp.tanh(gate) @ jnp.ones((4, 6)) * (hidden + params['hidden']['bias'])
 
     def alone(params, x):
-        return x @ params['gate']['kernel'], x @ params['hidden']['kernel'] + params['hidden']['bias']
+        return x @ params['gate']['kernel'], x @ params['hidden']['kernel'] + params['hidden'][
+            'bias'
+        ]
 
     settings = {'sparsity': 0.5, 'algorithm': algorithm, 'batches': [model.normal(32, 8)]}
-    found, expected = (jaxpruner.prune(params, apply_fn=apply_fn, **settings) for apply_fn in (beside, alone))
+    found, expected = (
+        jaxpruner.prune(params, apply_fn=apply_fn, **settings) for apply_fn in (beside, alone)
+    )
     jax.tree.map(np.testing.assert_array_equal, found, expected)
     assert found[1]['gate']['kernel'].sum() == 16
 
 
 def test_owl_gives_each_leaf_its_own_sparsity(calibration, samples):
     pruner = Wanda(
-        sparsity_distribution_fn=lambda params: dict.fromkeys(params, None) | {'stack': 0.5, 'out': 0.7},
+        sparsity_distribution_fn=lambda params: (
+            dict.fromkeys(params, None) | {'stack': 0.5, 'out': 0.7}
+        ),
         owl=True,
         owl_per='leaf',
         owl_multiple=1.5,
@@ -173,7 +198,10 @@ def test_owl_gives_each_leaf_its_own_sparsity(calibration, samples):
     layers = [*zip(np.asarray(model.PARAMS['stack']), samples['stack'], strict=True)]
     layers.append((np.asarray(model.PARAMS['out']).T, samples['out']))
     scores = [references.wanda(weights.astype(np.float64), inputs) for weights, inputs in layers]
-    shares, sizes = [(one > 1.5 * one.mean()).mean() for one in scores], [one.size for one in scores]
+    shares, sizes = (
+        [(one > 1.5 * one.mean()).mean() for one in scores],
+        [one.size for one in scores],
+    )
     found = owl_sparsities(shares, sizes, (0.5 * 192 + 0.7 * 24) / 216)
     kept = [masks['stack'][0], masks['stack'][1], masks['stack'][2], masks['out'].T]
     for mask, sparsity, score in zip(kept, found, scores, strict=True):
@@ -186,11 +214,15 @@ def test_weights_that_are_cast_keep_their_dtype_and_place():
     def apply(params, x):
         return x.astype(jnp.bfloat16) @ params['w'].astype(jnp.bfloat16) + params['b']
 
-    new, masks = jaxpruner.prune(params, 0.5, 'sparsegpt', apply_fn=apply, batches=[model.normal(32, 8)])
+    new, masks = jaxpruner.prune(
+        params, 0.5, 'sparsegpt', apply_fn=apply, batches=[model.normal(32, 8)]
+    )
     assert new['w'].dtype == jnp.float32
     assert masks['w'].sum() == 16
     assert (np.asarray(new['w'] == 0) == np.asarray(masks['w'] == 0)).all()
-    wanda, masks = jaxpruner.prune(params, 0.5, 'wanda', apply_fn=apply, batches=[model.normal(32, 8)])
+    wanda, masks = jaxpruner.prune(
+        params, 0.5, 'wanda', apply_fn=apply, batches=[model.normal(32, 8)]
+    )
     np.testing.assert_array_equal(wanda['w'], params['w'] * masks['w'])
 
 
@@ -201,9 +233,15 @@ def linear(params, x):
 PARAMS = {'w': jnp.ones((6, 4))}
 X = [jnp.asarray(np.random.default_rng(0).normal(size=(9, 6)), jnp.float32)]
 BAD = [
-    (lambda: jaxpruner.prune(PARAMS, 0.5, 'wanda'), ValueError, 'Wanda looks at the inputs of each layer; give'),
     (
-        lambda: jaxpruner.prune(PARAMS, 0.5, 'ria', apply_fn=linear, batches=X, sparsity_type='2:4'),
+        lambda: jaxpruner.prune(PARAMS, 0.5, 'wanda'),
+        ValueError,
+        'Wanda looks at the inputs of each layer; give',
+    ),
+    (
+        lambda: jaxpruner.prune(
+            PARAMS, 0.5, 'ria', apply_fn=linear, batches=X, sparsity_type='2:4'
+        ),
         ValueError,
         'w: its 6 inputs do not divide into groups of m=4',
     ),
@@ -213,7 +251,9 @@ BAD = [
         'batches are empty',
     ),
     (
-        lambda: jaxpruner.prune({'w': PARAMS['w'] * jnp.nan}, 0.5, 'sparsegpt', apply_fn=linear, batches=X),
+        lambda: jaxpruner.prune(
+            {'w': PARAMS['w'] * jnp.nan}, 0.5, 'sparsegpt', apply_fn=linear, batches=X
+        ),
         ValueError,
         'w: its new weights are not finite; look for NaN or inf',
     ),
@@ -222,14 +262,34 @@ BAD = [
         ValueError,
         "'magnitude' makes a copy: leave donate out, or choose wanda, ria or sparsegpt",
     ),
-    (lambda: Wanda(sparsity_type=Block((2, 2))), TypeError, 'calibrated pruning is unstructured or N:M, got Block'),
-    (lambda: Wanda(sparsity_type='2:4', owl=True), ValueError, 'owl=True chooses sparsities, which NByM'),
+    (
+        lambda: Wanda(sparsity_type=Block((2, 2))),
+        TypeError,
+        'calibrated pruning is unstructured or N:M, got Block',
+    ),
+    (
+        lambda: Wanda(sparsity_type='2:4', owl=True),
+        ValueError,
+        'owl=True chooses sparsities, which NByM',
+    ),
     (lambda: Wanda(owl=True, owl_per='layer'), ValueError, "owl_per must be .* got 'layer'"),
     (lambda: RIA(per='row'), ValueError, "per must be .* got 'row'"),
     (lambda: Wanda(topk_fn=jnp.abs), ValueError, 'Wanda ranks weights itself and takes no topk_fn'),
-    (lambda: SparseGPT(damping=-1.0), ValueError, 'damping must be a finite number from 0 up, got -1.0'),
-    (lambda: SparseGPT().wrap_optax(None), TypeError, r'SparseGPT prunes once .* FixedMask\(masks\)'),
-    (lambda: jaxpruner.prune(PARAMS, 0.5, 'wandas'), ValueError, "algorithm 'wandas' is unknown; did you mean 'wanda'"),
+    (
+        lambda: SparseGPT(damping=-1.0),
+        ValueError,
+        'damping must be a finite number from 0 up, got -1.0',
+    ),
+    (
+        lambda: SparseGPT().wrap_optax(None),
+        TypeError,
+        r'SparseGPT prunes once .* FixedMask\(masks\)',
+    ),
+    (
+        lambda: jaxpruner.prune(PARAMS, 0.5, 'wandas'),
+        ValueError,
+        "algorithm 'wandas' is unknown; did you mean 'wanda'",
+    ),
 ]
 
 
@@ -241,16 +301,25 @@ def test_bad_calls(call, error, message):
 
 
 def test_few_samples_and_more_damping_are_warned_of():
-    with pytest.warns(UserWarning, match=r'samples are fewer than inputs.*: w \(2 samples, 6 inputs\); .* 3 times'):
+    with pytest.warns(
+        UserWarning, match=r'samples are fewer than inputs.*: w \(2 samples, 6 inputs\); .* 3 times'
+    ):
         jaxpruner.prune(PARAMS, 0.5, 'wanda', apply_fn=linear, batches=[X[0][:2]])
-    with pytest.warns(UserWarning, match=r'Gram matrices could not be decomposed with damping 0.0: w \('):
-        jaxpruner.prune(PARAMS, 0.5, 'sparsegpt', apply_fn=linear, batches=[jnp.ones((9, 6))], damping=0.0)
+    with pytest.warns(
+        UserWarning, match=r'Gram matrices could not be decomposed with damping 0.0: w \('
+    ):
+        jaxpruner.prune(
+            PARAMS, 0.5, 'sparsegpt', apply_fn=linear, batches=[jnp.ones((9, 6))], damping=0.0
+        )
 
 
 def test_n_by_m_lies_along_the_inputs_whatever_the_layout(calibration):
     pruner = Wanda(
-        sparsity_type={'conv': NByM(1, 4), '*': None}, sparsity_distribution_fn=lambda p: dict.fromkeys(p, 0.75)
+        sparsity_type={'conv': NByM(1, 4), '*': None},
+        sparsity_distribution_fn=lambda p: dict.fromkeys(p, 0.75),
     )
     _, masks = pruner.instant_sparsify(model.PARAMS, calibration=calibration)
     assert [name for name, mask in masks.items() if mask is not None] == ['conv']
-    np.testing.assert_array_equal(masks['conv'].sum(2), 1)  # one of four channels, at each place of each output
+    np.testing.assert_array_equal(
+        masks['conv'].sum(2), 1
+    )  # one of four channels, at each place of each output

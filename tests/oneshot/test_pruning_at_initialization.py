@@ -19,7 +19,9 @@ from oneshot import references
 
 RANDOM = np.random.default_rng(0)
 SHAPES = {'hidden': (6, 8), 'bias': (8,), 'out': (8, 3)}
-PARAMS = {name: jnp.asarray(RANDOM.normal(size=shape), jnp.float32) for name, shape in SHAPES.items()}
+PARAMS = {
+    name: jnp.asarray(RANDOM.normal(size=shape), jnp.float32) for name, shape in SHAPES.items()
+}
 PARAMS |= {'numbers': jnp.arange(4).reshape(2, 2), 'nothing': None}
 X, Y = (jnp.asarray(RANDOM.normal(size=(12, width)), jnp.float32) for width in (6, 3))
 BATCHES = [(X[:4], Y[:4]), (X[4:8], Y[4:8]), (X[8:], Y[8:])]
@@ -63,7 +65,9 @@ def grasp_scores(weights, masks):
         return -(squared_norm(name, i, 1 - 1e-5) - squared_norm(name, i, 1 + 1e-5)) / 4e-5
 
     return {
-        name: np.array([score(name, i) for i in range(weights[name].size)]).reshape(weights[name].shape)
+        name: np.array([score(name, i) for i in range(weights[name].size)]).reshape(
+            weights[name].shape
+        )
         for name in WEIGHTS
     }
 
@@ -71,7 +75,10 @@ def grasp_scores(weights, masks):
 def synflow_scores(weights, masks):
     sizes = {name: np.abs(value) for name, value in weights.items()}
     to_hidden = np.ones(6) @ sizes['hidden'] + np.abs(np.asarray(PARAMS['bias'], np.float64))
-    return {'hidden': sizes['hidden'] * sizes['out'].sum(1), 'out': sizes['out'] * to_hidden[:, None]}
+    return {
+        'hidden': sizes['hidden'] * sizes['out'].sum(1),
+        'out': sizes['out'] * to_hidden[:, None],
+    }
 
 
 def reference(scores_of, sparsity, rounds):
@@ -80,10 +87,15 @@ def reference(scores_of, sparsity, rounds):
     masks, found = {name: np.ones(weights[name].shape, bool) for name in WEIGHTS}, []
     for number in range(1, rounds + 1):
         scores = scores_of({name: weights[name] * masks[name] for name in WEIGHTS}, masks)
-        flat = np.concatenate([np.where(masks[name], scores[name], -np.inf).ravel() for name in WEIGHTS])
+        flat = np.concatenate(
+            [np.where(masks[name], scores[name], -np.inf).ravel() for name in WEIGHTS]
+        )
         count = references.number_kept(flat.size, 1 - (1 - sparsity) ** (number / rounds))
         parts = np.split(references.keep_best(flat, count), [weights['hidden'].size])
-        masks = {name: part.reshape(weights[name].shape) for name, part in zip(WEIGHTS, parts, strict=True)}
+        masks = {
+            name: part.reshape(weights[name].shape)
+            for name, part in zip(WEIGHTS, parts, strict=True)
+        }
         found.append(masks)
     return found
 
@@ -94,7 +106,13 @@ GIVEN = {
     'grasp': {'loss_fn': loss_fn, 'batches': BATCHES},
     'synflow': {'apply_fn': positive, 'batches': [jax.ShapeDtypeStruct((1, 6), jnp.float32)]},
 }
-CASES = [('snip', 0.7, 1), ('snip', 0.9, 4), ('grasp', 0.6, 1), ('grasp', 0.8, 3), ('synflow', 0.9, 100)]
+CASES = [
+    ('snip', 0.7, 1),
+    ('snip', 0.9, 4),
+    ('grasp', 0.6, 1),
+    ('grasp', 0.8, 3),
+    ('synflow', 0.9, 100),
+]
 
 
 @pytest.mark.parametrize(('algorithm', 'sparsity', 'rounds'), CASES)
@@ -112,7 +130,11 @@ def test_masks_equal_the_reference(algorithm, sparsity, rounds):
 
 
 def test_published_numbers_of_rounds():
-    assert [api.create_updater_from_config({'algorithm': name}).rounds for name in GIVEN] == [1, 1, 100]
+    assert [api.create_updater_from_config({'algorithm': name}).rounds for name in GIVEN] == [
+        1,
+        1,
+        100,
+    ]
     assert SNIP(rounds=2, normalize_scores=True).use_normalization
 
 
@@ -135,7 +157,9 @@ def test_rounds_are_nested_and_compiled_once():
     assert len(traces) == 2  # one of them only to see what the loss is
     total = (0.9 * 48 + 0.5 * 24) / 72
     kept = [int(sum(mask.sum() for mask in jax.tree.leaves(masks))) for masks in found]
-    assert kept == [references.number_kept(72, sparsity) for sparsity in sparsities_of_rounds(total, 5)]
+    assert kept == [
+        references.number_kept(72, sparsity) for sparsity in sparsities_of_rounds(total, 5)
+    ]
     for before, after in itertools.pairwise(found):
         assert all((after[name] <= before[name]).all() for name in WEIGHTS)
 
@@ -174,7 +198,9 @@ def test_narrow_weights_have_wide_sums():
 def test_arrays_of_numpy_are_taken(algorithm):
     params = {name: np.asarray(PARAMS[name], np.float64) for name in SHAPES}
     batches = [X[:1]] if algorithm == 'synflow' else BATCHES
-    given = GIVEN[algorithm] | {'batches': jax.tree.map(lambda array: np.asarray(array, np.float64), batches)}
+    given = GIVEN[algorithm] | {
+        'batches': jax.tree.map(lambda array: np.asarray(array, np.float64), batches)
+    }
     masks = [
         jaxpruner.prune(tree, 0.7, algorithm, rounds=2, **each)[1]
         for tree, each in ((params, given), (PARAMS, GIVEN[algorithm]))
@@ -196,7 +222,10 @@ def test_training_goes_on_with_the_masks():
 
 class Boxes(nnx.Module):
     def __init__(self):
-        self.hidden, self.out = nnx.Linear(6, 8, rngs=nnx.Rngs(0)), nnx.Linear(8, 3, rngs=nnx.Rngs(1))
+        self.hidden, self.out = (
+            nnx.Linear(6, 8, rngs=nnx.Rngs(0)),
+            nnx.Linear(8, 3, rngs=nnx.Rngs(1)),
+        )
 
 
 def test_models_in_boxes():
@@ -220,12 +249,17 @@ def deep(params, x):
 def test_flows_beyond_float32_are_refused_and_float64_holds_them():
     params = {'w': np.full((2, 2), 60.0, np.float32) + np.arange(4, dtype=np.float32).reshape(2, 2)}
     given = {'apply_fn': deep, 'batches': [np.zeros((1, 2), np.float32)], 'rounds': 2}
-    with pytest.raises(ValueError, match=r'w: its scores are not finite in round 1; .* give the parameters in float64'):
+    with pytest.raises(
+        ValueError,
+        match=r'w: its scores are not finite in round 1; .* give the parameters in float64',
+    ):
         jaxpruner.prune(params, 0.5, 'synflow', **given)
     with jax.enable_x64(True) if hasattr(jax, 'enable_x64') else jax.experimental.enable_x64():
         _, masks = jaxpruner.prune({'w': params['w'].astype(np.float64)}, 0.5, 'synflow', **given)
         assert masks['w'].sum() == 2
-    np.testing.assert_array_equal(jaxpruner.FixedMask(masks).instant_sparsify(params)[1]['w'], masks['w'])
+    np.testing.assert_array_equal(
+        jaxpruner.FixedMask(masks).instant_sparsify(params)[1]['w'], masks['w']
+    )
 
 
 def prune(algorithm, params=PARAMS, **given):
@@ -243,17 +277,37 @@ class ReadOnce:
 
 
 BAD = [
-    (lambda: prune('snip'), ValueError, 'SNIP takes loss_fn=… and batches=…, and no apply_fn; got none of them'),
-    (lambda: prune('grasp', loss_fn=loss_fn), ValueError, 'GraSP takes loss_fn=… and batches=….* got loss_fn'),
-    (lambda: prune('snip', apply_fn=apply, batches=BATCHES), ValueError, 'no apply_fn; got apply_fn and batches'),
+    (
+        lambda: prune('snip'),
+        ValueError,
+        'SNIP takes loss_fn=… and batches=…, and no apply_fn; got none of them',
+    ),
+    (
+        lambda: prune('grasp', loss_fn=loss_fn),
+        ValueError,
+        'GraSP takes loss_fn=… and batches=….* got loss_fn',
+    ),
+    (
+        lambda: prune('snip', apply_fn=apply, batches=BATCHES),
+        ValueError,
+        'no apply_fn; got apply_fn and batches',
+    ),
     (
         lambda: prune('synflow', **GIVEN['snip']),
         ValueError,
         'SynFlow takes apply_fn=… .* no loss_fn; got loss',
     ),
-    (lambda: prune('magnitude', loss_fn=loss_fn), ValueError, "'magnitude' looks at no loss: leave loss_fn out"),
+    (
+        lambda: prune('magnitude', loss_fn=loss_fn),
+        ValueError,
+        "'magnitude' looks at no loss: leave loss_fn out",
+    ),
     (lambda: prune('wanda', loss_fn=loss_fn), ValueError, "'wanda' looks at no loss"),
-    (lambda: prune('snip', loss_fn=loss_fn, batches=[]), ValueError, 'batches are empty; give at least one'),
+    (
+        lambda: prune('snip', loss_fn=loss_fn, batches=[]),
+        ValueError,
+        'batches are empty; give at least one',
+    ),
     (lambda: prune('synflow', apply_fn=apply, batches=iter([])), ValueError, 'batches are empty'),
     (
         lambda: prune('grasp', loss_fn=loss_fn, batches=iter(BATCHES)),
@@ -265,14 +319,26 @@ BAD = [
         ValueError,
         'empty when they were read ag',
     ),
-    (lambda: prune('synflow', apply_fn=apply, batches=[(1, 6)]), ValueError, r'jax.ShapeDtypeStruct\(.*; got 1'),
+    (
+        lambda: prune('synflow', apply_fn=apply, batches=[(1, 6)]),
+        ValueError,
+        r'jax.ShapeDtypeStruct\(.*; got 1',
+    ),
     (
         lambda: prune('snip', loss_fn=lambda p, x, y: apply(p, x)[:, 0], batches=BATCHES),
         ValueError,
         r'derivatives of one number, and loss_fn leads to ShapeDtypeStruct\(shape=\(4,\)',
     ),
-    (lambda: prune('snip', loss_fn=lambda p, x, y: (1.0, x), batches=BATCHES), ValueError, r'loss_fn leads to \('),
-    (lambda: prune('synflow', apply_fn=lambda p, x: 3, batches=[X]), ValueError, 'apply_fn leads to .*int32'),
+    (
+        lambda: prune('snip', loss_fn=lambda p, x, y: (1.0, x), batches=BATCHES),
+        ValueError,
+        r'loss_fn leads to \(',
+    ),
+    (
+        lambda: prune('synflow', apply_fn=lambda p, x: 3, batches=[X]),
+        ValueError,
+        'apply_fn leads to .*int32',
+    ),
     (
         lambda: prune('snip', loss_fn=loss_fn, batches=[(X * jnp.nan, Y)]),
         ValueError,
@@ -291,7 +357,11 @@ BAD = [
         ValueError,
         r'SNIP ranks .* needs Unstructured\(\)',
     ),
-    (lambda: SNIP(stacked='hidden'), ValueError, 'SNIP ranks all leaves together: topk_fn and stacked have no meaning'),
+    (
+        lambda: SNIP(stacked='hidden'),
+        ValueError,
+        'SNIP ranks all leaves together: topk_fn and stacked have no meaning',
+    ),
     (
         lambda: SynFlow().wrap_optax(None),
         TypeError,
@@ -311,13 +381,17 @@ def test_leaves_of_which_nothing_is_left_are_warned_of():
         return jnp.sum(params['out'] ** 2) + 1e-6 * jnp.sum(params['hidden'] ** 2)
 
     with pytest.warns(UserWarning, match='^hidden: SNIP left no weight there, .* take more rounds'):
-        _, masks = jaxpruner.prune(PARAMS, 0.9, 'snip', loss_fn=almost_without_hidden, batches=BATCHES)
+        _, masks = jaxpruner.prune(
+            PARAMS, 0.9, 'snip', loss_fn=almost_without_hidden, batches=BATCHES
+        )
     assert not masks['hidden'].any()
     jaxpruner.prune(PARAMS, 1.0, 'snip', **GIVEN['snip'])  # as asked for
 
 
 def test_where_nothing_is_selected_nothing_is_computed():
-    params, masks = SNIP(sparsity_distribution_fn=None).instant_sparsify(PARAMS, loss_fn=loss_fn, batches=BATCHES)
+    params, masks = SNIP(sparsity_distribution_fn=None).instant_sparsify(
+        PARAMS, loss_fn=loss_fn, batches=BATCHES
+    )
     assert params is PARAMS
     assert jax.tree.leaves(masks) == []
 

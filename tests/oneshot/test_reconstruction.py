@@ -17,9 +17,15 @@ W = normal(200, 24)
 @pytest.mark.parametrize('block_size', [1, 7, 32, 100, 128, 200, 1000])
 @pytest.mark.parametrize('per', ['layer', 'output'])
 def test_blocks_of_any_size(block_size, per):
-    pruner = SparseGPT(sparsity_distribution_fn=lambda params: {'w': 0.6}, block_size=block_size, per=per)
-    params, masks = pruner.instant_sparsify({'w': W}, apply_fn=lambda params, x: x @ params['w'], batches=[X])
-    weights, mask = references.sparsegpt(np.asarray(W), np.asarray(X), 0.6, per=per, block=block_size)
+    pruner = SparseGPT(
+        sparsity_distribution_fn=lambda params: {'w': 0.6}, block_size=block_size, per=per
+    )
+    params, masks = pruner.instant_sparsify(
+        {'w': W}, apply_fn=lambda params, x: x @ params['w'], batches=[X]
+    )
+    weights, mask = references.sparsegpt(
+        np.asarray(W), np.asarray(X), 0.6, per=per, block=block_size
+    )
     np.testing.assert_array_equal(masks['w'], mask)
     np.testing.assert_allclose(params['w'], weights, atol=1e-3 * np.abs(weights).max())
 
@@ -60,7 +66,9 @@ def test_weights_under_masks_from_elsewhere(sequential):
         inputs = np.tanh(inputs @ (weights if sequential else np.asarray(params[name], np.float64)))
     assert found['bias'] is params['bias']
     plain = params['up'] * masks['up']
-    changes = [float(jnp.sum((x @ (pruned - params['up'])) ** 2)) for pruned in (found['up'], plain)]
+    changes = [
+        float(jnp.sum((x @ (pruned - params['up'])) ** 2)) for pruned in (found['up'], plain)
+    ]
     assert changes[0] < changes[1]
 
 
@@ -73,16 +81,22 @@ def test_any_way_to_read_weights_and_statistics_that_are_given():
     for name in samples:
         inputs = samples[name].reshape(-1, *samples[name].shape[-2:])
         read = [
-            np.concatenate([np.asarray(entry.matrices.read(tree[name])) for entry in calibration[name]])
+            np.concatenate(
+                [np.asarray(entry.matrices.read(tree[name])) for entry in calibration[name]]
+            )
             for tree in (model.PARAMS, found, jax.tree.map(jnp.float32, masks))
         ]
         read = [array.reshape(-1, *array.shape[-2:]) for array in read]
         for i, (before, after, mask) in enumerate(zip(*read, strict=True)):
             if name != 'fused':
                 weights, _ = references.sparsegpt(before, inputs[i % len(inputs)], 0, given=mask)
-                np.testing.assert_allclose(after, weights, atol=1e-4 * np.abs(weights).max(), err_msg=name)
+                np.testing.assert_allclose(
+                    after, weights, atol=1e-4 * np.abs(weights).max(), err_msg=name
+                )
     # An embedding that is looked up has no inputs: it is masked alone.
-    np.testing.assert_array_equal(found['embedding'], model.PARAMS['embedding'] * masks['embedding'])
+    np.testing.assert_array_equal(
+        found['embedding'], model.PARAMS['embedding'] * masks['embedding']
+    )
 
 
 def test_on_matrices():
@@ -101,7 +115,11 @@ BAD = [
     ({'algorithm': 'magnitude', 'masks': ONES}, ValueError, "'magnitude' makes masks of its own"),
     ({'masks': ONES, 'sparsity': 0.5}, ValueError, 'leave the sparsity out'),
     ({'masks': ONES, 'owl': True}, ValueError, 'masks=… have already'),
-    ({'masks': {'w': jnp.ones((2, 4))}}, ValueError, r'w: its mask has shape \(2, 4\), and the parameter \(4, 2\)'),
+    (
+        {'masks': {'w': jnp.ones((2, 4))}},
+        ValueError,
+        r'w: its mask has shape \(2, 4\), and the parameter \(4, 2\)',
+    ),
     ({'masks': {'w': 2 * jnp.ones((4, 2))}}, ValueError, 'w: a mask holds 0 .* and 1'),
     ({'masks': {'w': None}}, ValueError, 'all masks are None'),
     ({'masks': {'v': jnp.ones((4, 2))}}, ValueError, "lacks 'w' and has 'v'"),

@@ -22,13 +22,21 @@ INPUTS = RANDOM.normal(size=(3, 50, 24)) * np.exp(RANDOM.normal(size=24))
 SECOND_MOMENT = jnp.asarray((INPUTS**2).sum(1), jnp.float32)
 
 SCORES = [(wanda_scores, references.wanda), (ria_scores, references.ria)]
-KINDS = [(Unstructured(), 'output'), (Unstructured(), 'layer'), (NByM(2, 4), 'output'), (NByM(4, 8), 'layer')]
+KINDS = [
+    (Unstructured(), 'output'),
+    (Unstructured(), 'layer'),
+    (NByM(2, 4), 'output'),
+    (NByM(4, 8), 'layer'),
+]
 
 
 @pytest.mark.parametrize(('scores', 'reference'), SCORES, ids=['wanda', 'ria'])
 def test_masks_of_stacked_layers_equal_the_reference(scores, reference):
     found = scores(jnp.asarray(WEIGHTS), SECOND_MOMENT)
-    expected = [reference(weights.astype(np.float64), inputs) for weights, inputs in zip(WEIGHTS, INPUTS, strict=True)]
+    expected = [
+        reference(weights.astype(np.float64), inputs)
+        for weights, inputs in zip(WEIGHTS, INPUTS, strict=True)
+    ]
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     sparsities = jnp.array([0.5, 0.6, 0.3])
     for kind, per in KINDS:
@@ -96,7 +104,9 @@ BAD = [
         r'a/w: second_moment has shape \(3,\), and weight matrices of shape \(4, 2\) need \(4,\)',
     ),
     (
-        lambda: input_statistics.check_statistics(InputStatistics(9, jnp.ones(4)), (4, 2), 'a/w', needs_gram=True),
+        lambda: input_statistics.check_statistics(
+            InputStatistics(9, jnp.ones(4)), (4, 2), 'a/w', needs_gram=True
+        ),
         "a/w: its statistics hold no Gram matrix; calibrate with kind='gram'",
     ),
 ]
@@ -110,7 +120,12 @@ def test_bad_calls(call, message):
 
 def test_few_samples_are_warned_of_once():
     assert input_statistics.too_few_samples(InputStatistics(8, jnp.ones(8)), (8, 2), 'b') is None
-    lacking = [input_statistics.too_few_samples(InputStatistics(3, jnp.ones(8)), (8, 2), f'a{i}') for i in range(7)]
-    with pytest.warns(UserWarning, match=r'a0 \(3 samples, 8 inputs\), .* and 2 more; .* 3 times') as caught:
+    lacking = [
+        input_statistics.too_few_samples(InputStatistics(3, jnp.ones(8)), (8, 2), f'a{i}')
+        for i in range(7)
+    ]
+    with pytest.warns(
+        UserWarning, match=r'a0 \(3 samples, 8 inputs\), .* and 2 more; .* 3 times'
+    ) as caught:
         input_statistics.warn_of_few_samples(lacking)
     assert len(caught) == 1

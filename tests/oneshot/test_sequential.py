@@ -10,8 +10,14 @@ from jaxpruner.oneshot import SparseGPT, Wanda
 from oneshot import model, references
 
 LAYERS = 3
-STACKED = {'a': model.normal(LAYERS, 8, 16) / 2, 'b': model.normal(LAYERS, 16, 8) / 2, 'out': model.normal(8, 4)}
-UNROLLED = {f'{name}{i}': STACKED[name][i] for name in 'ab' for i in range(LAYERS)} | {'out': STACKED['out']}
+STACKED = {
+    'a': model.normal(LAYERS, 8, 16) / 2,
+    'b': model.normal(LAYERS, 16, 8) / 2,
+    'out': model.normal(8, 4),
+}
+UNROLLED = {f'{name}{i}': STACKED[name][i] for name in 'ab' for i in range(LAYERS)} | {
+    'out': STACKED['out']
+}
 BATCHES = [model.normal(40, 8) for _ in range(2)]
 BLOCKS = [[f'a{i}', f'b{i}'] for i in range(LAYERS)]
 
@@ -41,7 +47,9 @@ def half(params):
 
 
 def stacked(tree):
-    return {name: np.stack([tree[f'{name}{i}'] for i in range(LAYERS)]) for name in 'ab'} | {'out': tree['out']}
+    return {name: np.stack([tree[f'{name}{i}'] for i in range(LAYERS)]) for name in 'ab'} | {
+        'out': tree['out']
+    }
 
 
 def test_a_scan_is_pruned_as_its_layers_one_after_another():
@@ -51,9 +59,17 @@ def test_a_scan_is_pruned_as_its_layers_one_after_another():
     alone = SparseGPT(sparsity_distribution_fn=half, sequential=True, blocks=BLOCKS)
     expected = alone.instant_sparsify(UNROLLED, apply_fn=unrolled, batches=BATCHES)
     jax.tree.map(np.testing.assert_array_equal, found[1], stacked(expected[1]))
-    jax.tree.map(lambda *pair: np.testing.assert_allclose(*pair, rtol=1e-3, atol=1e-4), found[0], stacked(expected[0]))
-    at_once = SparseGPT(sparsity_distribution_fn=half).instant_sparsify(STACKED, apply_fn=scanned, batches=BATCHES)
-    assert any((at_once[1][name] != found[1][name]).any() for name in STACKED)  # it does make a difference
+    jax.tree.map(
+        lambda *pair: np.testing.assert_allclose(*pair, rtol=1e-3, atol=1e-4),
+        found[0],
+        stacked(expected[0]),
+    )
+    at_once = SparseGPT(sparsity_distribution_fn=half).instant_sparsify(
+        STACKED, apply_fn=scanned, batches=BATCHES
+    )
+    assert any(
+        (at_once[1][name] != found[1][name]).any() for name in STACKED
+    )  # it does make a difference
 
 
 def test_each_layer_is_calibrated_with_those_before_it_pruned():
@@ -89,18 +105,26 @@ def test_one_block_is_the_whole_at_once():
     """Every way in which a model reads its weights, and batches of two shapes; a scan's trips stay apart."""
     names = {'sparsity_type': {'stack': None, '*': 'unstructured'}}
     arguments = {'apply_fn': model.apply, 'batches': model.BATCHES} | names
-    found = jaxpruner.prune(model.PARAMS, 0.5, 'sparsegpt', sequential=True, blocks=['*'], **arguments)
+    found = jaxpruner.prune(
+        model.PARAMS, 0.5, 'sparsegpt', sequential=True, blocks=['*'], **arguments
+    )
     expected = jaxpruner.prune(model.PARAMS, 0.5, 'sparsegpt', **arguments)
     jax.tree.map(np.testing.assert_array_equal, found[1], expected[1])
-    jax.tree.map(lambda *pair: np.testing.assert_allclose(*pair, rtol=1e-5, atol=1e-6), found[0], expected[0])
+    jax.tree.map(
+        lambda *pair: np.testing.assert_allclose(*pair, rtol=1e-5, atol=1e-6), found[0], expected[0]
+    )
 
 
 def test_sparsities_of_layers_come_from_a_first_pass():
     arguments = {'sparsity_distribution_fn': half, 'owl': True, 'owl_multiple': 1.5, 'per': 'layer'}
-    _, masks = Wanda(**arguments, sequential=True).instant_sparsify(STACKED, apply_fn=scanned, batches=iter(BATCHES))
+    _, masks = Wanda(**arguments, sequential=True).instant_sparsify(
+        STACKED, apply_fn=scanned, batches=iter(BATCHES)
+    )
     _, at_once = Wanda(**arguments).instant_sparsify(STACKED, apply_fn=scanned, batches=BATCHES)
     for name in STACKED:
-        counts = [mask.reshape(-1, *mask.shape[-2:]).sum((1, 2)) for mask in (masks[name], at_once[name])]
+        counts = [
+            mask.reshape(-1, *mask.shape[-2:]).sum((1, 2)) for mask in (masks[name], at_once[name])
+        ]
         np.testing.assert_array_equal(*counts)
     assert len(set(masks['a'].sum((1, 2)).tolist())) > 1
 
@@ -112,11 +136,31 @@ def by_length(params, x):
 
 SQUARE = {'a': jnp.ones((8, 8)), 'b': jnp.ones((8, 8))}
 BAD = [
-    ({'blocks': ['a']}, {}, ValueError, 'blocks are for sequential=True, or for owl=True per block'),
-    ({'blocks': 'a', 'sequential': True}, {}, TypeError, "blocks must be a list with a glob .* got 'a'"),
+    (
+        {'blocks': ['a']},
+        {},
+        ValueError,
+        'blocks are for sequential=True, or for owl=True per block',
+    ),
+    (
+        {'blocks': 'a', 'sequential': True},
+        {},
+        TypeError,
+        "blocks must be a list with a glob .* got 'a'",
+    ),
     ({'blocks': [3], 'sequential': True}, {}, TypeError, r'blocks must be a list .* got \[3\]'),
-    ({'blocks': ['a', ['c']], 'sequential': True}, {}, ValueError, "blocks: 'c' matches no parameter"),
-    ({'sequential': True}, {'calibration': {}}, ValueError, 'sequential=True takes statistics as it goes'),
+    (
+        {'blocks': ['a', ['c']], 'sequential': True},
+        {},
+        ValueError,
+        "blocks: 'c' matches no parameter",
+    ),
+    (
+        {'sequential': True},
+        {'calibration': {}},
+        ValueError,
+        'sequential=True takes statistics as it goes',
+    ),
     ({'sequential': True}, {'batches': []}, ValueError, 'batches are empty'),
     ({'sequential': True}, {'batches': None}, ValueError, r'apply_fn=…, batches=…'),
     (
@@ -125,7 +169,12 @@ BAD = [
         ValueError,
         'batches of different shapes .* different orders',
     ),
-    ({'sequential': True, 'sparsity_type': '3:6'}, {}, ValueError, 'a: its 8 inputs do not divide into groups of m=6'),
+    (
+        {'sequential': True, 'sparsity_type': '3:6'},
+        {},
+        ValueError,
+        'a: its 8 inputs do not divide into groups of m=6',
+    ),
 ]
 
 

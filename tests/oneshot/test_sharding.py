@@ -42,8 +42,12 @@ def check_masks_are_those_of_one_device(algorithm, settings):
     specs = {'stack': PartitionSpec(None, None, 'model'), 'out': PartitionSpec('model')}
     shardings = {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
     expected = jaxpruner.prune(params, 0.5, algorithm, **settings, batches=batches)
-    parted = [jax.device_put(batch, NamedSharding(mesh, PartitionSpec('data'))) for batch in batches]
-    found = jaxpruner.prune(jax.device_put(params, shardings), 0.5, algorithm, **settings, batches=parted)
+    parted = [
+        jax.device_put(batch, NamedSharding(mesh, PartitionSpec('data'))) for batch in batches
+    ]
+    found = jaxpruner.prune(
+        jax.device_put(params, shardings), 0.5, algorithm, **settings, batches=parted
+    )
     for name in params:
         np.testing.assert_array_equal(found[1][name], expected[1][name])
         np.testing.assert_allclose(found[0][name], expected[0][name], rtol=1e-3, atol=1e-4)
@@ -51,7 +55,9 @@ def check_masks_are_those_of_one_device(algorithm, settings):
             assert result[name].sharding.is_equivalent_to(shardings[name], result[name].ndim)
 
 
-@pytest.mark.parametrize('settings', [{'owl': True}, {'sequential': True}], ids=['at_once', 'sequential'])
+@pytest.mark.parametrize(
+    'settings', [{'owl': True}, {'sequential': True}], ids=['at_once', 'sequential']
+)
 def check_axes_that_are_part_of_types(settings):
     if not hasattr(jax, 'set_mesh'):
         pytest.skip('this JAX has no explicit axes')
@@ -61,7 +67,9 @@ def check_axes_that_are_part_of_types(settings):
     specs = {'stack': PartitionSpec(None, 'model'), 'out': PartitionSpec('model')}
     shardings = {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
     batch = model.normal(24, 16)
-    expected = jaxpruner.prune(params, 0.5, 'sparsegpt', apply_fn=apply, batches=[batch], **settings)
+    expected = jaxpruner.prune(
+        params, 0.5, 'sparsegpt', apply_fn=apply, batches=[batch], **settings
+    )
     batch = jax.device_put(batch, NamedSharding(mesh, PartitionSpec('data')))
     parted = jax.device_put(params, shardings)
     found = jaxpruner.prune(parted, 0.5, 'sparsegpt', apply_fn=apply, batches=[batch], **settings)

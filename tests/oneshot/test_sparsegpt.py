@@ -16,7 +16,9 @@ def made_up(inputs, outputs, samples=None, seed=0):
     mixed = random.normal(size=(samples or 3 * inputs, inputs)) @ (
         np.eye(inputs) + random.normal(size=(inputs, inputs)) / np.sqrt(inputs)
     )
-    return random.normal(size=(inputs, outputs)).astype(np.float32), mixed * np.exp(random.normal(size=inputs))
+    return random.normal(size=(inputs, outputs)).astype(np.float32), mixed * np.exp(
+        random.normal(size=inputs)
+    )
 
 
 def pruned(weights, inputs, *args, **kwargs):
@@ -43,7 +45,9 @@ def test_masks_and_weights_equal_the_reference(inputs, outputs, sparsity, kind, 
     n_by_m = (kind.n, kind.m) if isinstance(kind, NByM) else None
     expected, mask = references.sparsegpt(weights, samples, sparsity, n_by_m, per)
     np.testing.assert_array_equal(found.mask, mask)
-    np.testing.assert_allclose(found.weights, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+    np.testing.assert_allclose(
+        found.weights, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max()
+    )
     assert found.damping == np.float32(0.01)
     if n_by_m is None:
         ranked = (inputs * outputs, 1) if per == 'layer' else (inputs, outputs)
@@ -63,7 +67,9 @@ def test_stacked_matrices_are_pruned_each_by_itself():
     assert found.weights.dtype == jnp.bfloat16
     np.testing.assert_array_equal(found.weights[2], weights[2])  # sparsity 0 changes nothing
     for i in range(2):
-        alone = sparsegpt_matrices.prune_by_sparsegpt(weights[i], gram[i], sparsities[i], damping=0.0)
+        alone = sparsegpt_matrices.prune_by_sparsegpt(
+            weights[i], gram[i], sparsities[i], damping=0.0
+        )
         np.testing.assert_array_equal(found.mask[i], alone.mask)
         np.testing.assert_array_equal(found.weights[i], alone.weights)
     assert np.isfinite(np.asarray(found.weights, np.float32)).all()
@@ -72,7 +78,10 @@ def test_stacked_matrices_are_pruned_each_by_itself():
 def test_outputs_change_less_than_without_making_up():
     weights, inputs = made_up(60, 10)
     found = pruned(weights, inputs, 0.5)
-    errors = [np.linalg.norm(inputs @ (np.asarray(w) - weights)) for w in (found.weights, weights * found.mask)]
+    errors = [
+        np.linalg.norm(inputs @ (np.asarray(w) - weights))
+        for w in (found.weights, weights * found.mask)
+    ]
     assert errors[0] < 0.9 * errors[1]
 
 
@@ -102,7 +111,9 @@ def test_more_damping_is_tried_with_the_matrix_that_was_given():
 
 
 def test_a_gram_matrix_of_few_bits_is_decomposed_in_float32():
-    factors = cholesky.flipped_cholesky(jnp.full((2, 2), 2, jnp.bfloat16) + 2 * jnp.eye(2, dtype=jnp.bfloat16), 0.25)
+    factors = cholesky.flipped_cholesky(
+        jnp.full((2, 2), 2, jnp.bfloat16) + 2 * jnp.eye(2, dtype=jnp.bfloat16), 0.25
+    )
     upper = jnp.triu(factors.upper)
     np.testing.assert_allclose(upper @ upper.T, [[5, 2], [2, 5]], rtol=1e-6)
 
@@ -117,8 +128,16 @@ def test_factors_take_the_place_of_the_gram_matrices():
 
 
 BAD = [
-    ({'sparsity_type': Block((2, 2))}, TypeError, r'weights: calibrated pruning is unstructured or N:M, got Block'),
-    ({'sparsity_type': NByM(2, 4)}, ValueError, 'weights: its 6 inputs do not divide into groups of m=4; choose'),
+    (
+        {'sparsity_type': Block((2, 2))},
+        TypeError,
+        r'weights: calibrated pruning is unstructured or N:M, got Block',
+    ),
+    (
+        {'sparsity_type': NByM(2, 4)},
+        ValueError,
+        'weights: its 6 inputs do not divide into groups of m=4; choose',
+    ),
     ({'per': 'column'}, ValueError, "compared per 'output' or per 'layer', got per='column'"),
 ]
 
@@ -130,4 +149,6 @@ def test_bad_calls(arguments, error, message):
 
 
 def test_empty_matrices():
-    assert sparsegpt_matrices.prune_by_sparsegpt(jnp.ones((2, 0, 3)), jnp.ones((2, 0, 0)), 0.5).damping.shape == (2,)
+    assert sparsegpt_matrices.prune_by_sparsegpt(
+        jnp.ones((2, 0, 3)), jnp.ones((2, 0, 0)), 0.5
+    ).damping.shape == (2,)

@@ -30,7 +30,9 @@ def last_four(params, x):
 def test_shapes_with_which_other_leaves_share_their_inputs_are_refused(lengths, in_blocks):
     params = {'a': normal(8, 4), 'b': normal(8, 4)}
     take = sequential.SequentialCalibration if in_blocks else calibrate
-    with pytest.raises(ValueError, match=r'other leaves meet the same value, .* give batches of one shape'):
+    with pytest.raises(
+        ValueError, match=r'other leaves meet the same value, .* give batches of one shape'
+    ):
         take(last_four, params, [normal(2, length, 8) for length in lengths])
 
 
@@ -46,7 +48,9 @@ def test_scanned_layers_with_64_bits():
         return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, params['w'])[0]
 
     with jax.enable_x64(True) if hasattr(jax, 'enable_x64') else jax.experimental.enable_x64():
-        found = calibrate(scanned, {'w': jnp.ones((3, 4, 4), jnp.float32)}, [jnp.ones((5, 4), jnp.float32)])
+        found = calibrate(
+            scanned, {'w': jnp.ones((3, 4, 4), jnp.float32)}, [jnp.ones((5, 4), jnp.float32)]
+        )
     assert moment(found, 'w').shape == (3, 4)
 
 
@@ -110,30 +114,50 @@ def test_leaves_that_one_scan_goes_through_are_pruned_as_without_it(algorithm):
 
 
 def test_leaves_that_one_scan_goes_through_have_no_order():
-    with pytest.raises(ValueError, match=r'first: a loop goes through this leaf and others, .* leave sequential out'):
-        jaxpruner.prune(LEAVES, 0.5, 'wanda', apply_fn=scan_of_leaves, batches=[normal(32, 8)], sequential=True)
+    with pytest.raises(
+        ValueError,
+        match=r'first: a loop goes through this leaf and others, .* leave sequential out',
+    ):
+        jaxpruner.prune(
+            LEAVES, 0.5, 'wanda', apply_fn=scan_of_leaves, batches=[normal(32, 8)], sequential=True
+        )
 
 
 @pytest.mark.parametrize('algorithm', ['wanda', 'ria', 'sparsegpt'])
 @pytest.mark.parametrize('value', [jnp.nan, jnp.inf])
 def test_batches_that_are_not_finite_are_refused(algorithm, value):
-    with pytest.raises(ValueError, match='w: its inputs are not finite; look for NaN or inf in the batches'):
+    with pytest.raises(
+        ValueError, match='w: its inputs are not finite; look for NaN or inf in the batches'
+    ):
         jaxpruner.prune(
-            {'w': normal(8, 4)}, 0.5, algorithm, apply_fn=linear, batches=[normal(16, 8).at[0, 0].set(value)]
+            {'w': normal(8, 4)},
+            0.5,
+            algorithm,
+            apply_fn=linear,
+            batches=[normal(16, 8).at[0, 0].set(value)],
         )
 
 
 def test_complex_weights_are_refused():
     weights, x = (normal(*shape) + 1j * normal(*shape) for shape in ((8, 4), (16, 8)))
-    with pytest.raises(ValueError, match=r'w: what it is multiplied with at .* is complex, which has no rule'):
+    with pytest.raises(
+        ValueError, match=r'w: what it is multiplied with at .* is complex, which has no rule'
+    ):
         calibrate(linear, {'w': weights}, [x], only='w')
 
 
 @pytest.mark.parametrize('algorithm', ['magnitude', 'wanda', 'sparsegpt', 'synflow'])
 def test_numbers_of_python_stay_as_they_are(algorithm):
     given = {} if algorithm == 'magnitude' else {'apply_fn': scaled, 'batches': [normal(16, 8)]}
-    pruned, masks = jaxpruner.prune({'w': normal(8, 4), 'scale': 2.0, 'power': 3}, 0.5, algorithm, **given)
-    assert (pruned['scale'], pruned['power'], masks['scale'], masks['power']) == (2.0, 3, None, None)
+    pruned, masks = jaxpruner.prune(
+        {'w': normal(8, 4), 'scale': 2.0, 'power': 3}, 0.5, algorithm, **given
+    )
+    assert (pruned['scale'], pruned['power'], masks['scale'], masks['power']) == (
+        2.0,
+        3,
+        None,
+        None,
+    )
     assert masks['w'].sum() == 16
 
 
@@ -155,7 +179,11 @@ class Loader:
 def test_no_batch_of_what_can_be_read_once_is_lost(algorithm):
     first, second = jnp.zeros((16, 8)).at[:, 0].set(100.0), normal(16, 8) / 100
     params = {'w': jnp.ones((8, 4))}
-    given = {'loss_fn': lambda p, x: jnp.mean(linear(p, x))} if algorithm == 'snip' else {'apply_fn': linear}
+    given = (
+        {'loss_fn': lambda p, x: jnp.mean(linear(p, x))}
+        if algorithm == 'snip'
+        else {'apply_fn': linear}
+    )
     _, masks = jaxpruner.prune(params, 7 / 8, algorithm, batches=Loader([first, second]), **given)
     assert masks['w'][0].all()  # what the first batch is about
 
@@ -164,14 +192,18 @@ class AsTheyAre(Wanda):
     """Returns the weights that it was given."""
 
     def prune_matrices(self, weights, statistics, sparsity, sparsity_type, where):
-        return weights, super().prune_matrices(weights, statistics, sparsity, sparsity_type, where)[1]
+        return weights, super().prune_matrices(weights, statistics, sparsity, sparsity_type, where)[
+            1
+        ]
 
 
 def test_weights_that_are_returned_as_they_were_may_be_given_away():
     pruner = AsTheyAre(sparsity_distribution_fn=lambda params: {'w': 0.5})
     weights, x = normal(8, 4), normal(16, 8)
     expected, _ = pruner.instant_sparsify({'w': weights}, apply_fn=linear, batches=[x])
-    pruned, masks = pruner.instant_sparsify({'w': jnp.copy(weights)}, apply_fn=linear, batches=[x], donate=True)
+    pruned, masks = pruner.instant_sparsify(
+        {'w': jnp.copy(weights)}, apply_fn=linear, batches=[x], donate=True
+    )
     np.testing.assert_array_equal(pruned['w'], expected['w'])
     np.testing.assert_array_equal(pruned['w'], weights * masks['w'])
 
@@ -211,7 +243,9 @@ def layers_by_a_counter(params, x):
 def test_layers_that_a_counter_takes_are_pruned_as_those_of_a_scan(algorithm, in_blocks):
     params, given = {'w': normal(3, 8, 8)}, {'batches': [normal(32, 8)], 'sequential': in_blocks}
     found, masks = jaxpruner.prune(params, 0.5, algorithm, apply_fn=layers_by_a_counter, **given)
-    expected, expected_masks = jaxpruner.prune(params, 0.5, algorithm, apply_fn=scan_of_layers, **given)
+    expected, expected_masks = jaxpruner.prune(
+        params, 0.5, algorithm, apply_fn=scan_of_layers, **given
+    )
     jax.tree.map(np.testing.assert_array_equal, masks, expected_masks)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), found, expected)
 
@@ -219,7 +253,9 @@ def test_layers_that_a_counter_takes_are_pruned_as_those_of_a_scan(algorithm, in
 @pytest.mark.parametrize('in_blocks', [False, True])
 def test_layers_that_a_counter_takes_from_behind_have_the_inputs_that_they_meet(in_blocks):
     def from_behind(params, x):
-        return jax.lax.fori_loop(0, 3, lambda number, x: jnp.tanh(x @ params['w'][:, 2 - number]), x)
+        return jax.lax.fori_loop(
+            0, 3, lambda number, x: jnp.tanh(x @ params['w'][:, 2 - number]), x
+        )
 
     weights, given = normal(3, 8, 8), {'batches': [normal(32, 8)], 'sequential': in_blocks}
     params = {'w': weights[::-1].swapaxes(0, 1)}
@@ -231,7 +267,9 @@ def test_layers_that_a_counter_takes_from_behind_have_the_inputs_that_they_meet(
 @pytest.mark.parametrize('repeated', [(0, 0), (0, 1, 2, 0)])
 def test_layers_that_are_used_twice_are_not_followed(repeated):
     def cycling(params, x):
-        return jax.lax.scan(lambda x, i: (jnp.tanh(x @ params['w'][i]), None), x, np.array(repeated))[0]
+        return jax.lax.scan(
+            lambda x, i: (jnp.tanh(x @ params['w'][i]), None), x, np.array(repeated)
+        )[0]
 
     with pytest.raises(ValueError, match='w: a weight of this leaf stands in more than one place'):
         calibrate(cycling, {'w': normal(3, 8, 8)}, [normal(16, 8)], only='w')
@@ -240,8 +278,12 @@ def test_layers_that_are_used_twice_are_not_followed(repeated):
 @pytest.mark.parametrize('algorithm', ['wanda', 'ria', 'sparsegpt'])
 def test_permuted_weights_are_pruned_by_the_inputs_that_they_meet(algorithm):
     weights, x = normal(8, 4), normal(32, 8) * np.arange(1, 9)
-    found, masks = jaxpruner.prune({'w': weights}, 0.5, algorithm, apply_fn=lambda p, x: x @ p['w'][ORDER], batches=[x])
-    expected, expected_masks = jaxpruner.prune({'w': weights[ORDER]}, 0.5, algorithm, apply_fn=linear, batches=[x])
+    found, masks = jaxpruner.prune(
+        {'w': weights}, 0.5, algorithm, apply_fn=lambda p, x: x @ p['w'][ORDER], batches=[x]
+    )
+    expected, expected_masks = jaxpruner.prune(
+        {'w': weights[ORDER]}, 0.5, algorithm, apply_fn=linear, batches=[x]
+    )
     np.testing.assert_array_equal(masks['w'][ORDER], expected_masks['w'])
     np.testing.assert_allclose(found['w'][ORDER], expected['w'], atol=1e-6)
 
@@ -253,17 +295,25 @@ def test_permutations_that_differ_are_not_taken_for_each_other():
     other[[900, 1100]] = other[[1100, 900]]
     params = {'w': normal(2000, 1)}
     with pytest.raises(ValueError, match='w: a weight of this leaf stands in more than one place'):
-        calibrate(lambda p, x: x @ p['w'][order] + x @ p['w'][other], params, [normal(4, 2000)], only='w')
+        calibrate(
+            lambda p, x: x @ p['w'][order] + x @ p['w'][other], params, [normal(4, 2000)], only='w'
+        )
 
 
 @pytest.mark.parametrize('algorithm', ['wanda', 'sparsegpt'])
-@pytest.mark.parametrize('masked', [lambda w: w * MASK, lambda w: jnp.where(MASK > 0, w, 0)], ids=['product', 'where'])
+@pytest.mark.parametrize(
+    'masked', [lambda w: w * MASK, lambda w: jnp.where(MASK > 0, w, 0)], ids=['product', 'where']
+)
 def test_weights_behind_a_constant_mask_are_pruned_first(algorithm, masked):
     params, x = {'w': normal(8, 8)}, normal(32, 8)
-    found, masks = jaxpruner.prune(params, 0.75, algorithm, apply_fn=lambda p, x: x @ masked(p['w']), batches=[x])
+    found, masks = jaxpruner.prune(
+        params, 0.75, algorithm, apply_fn=lambda p, x: x @ masked(p['w']), batches=[x]
+    )
     assert masks['w'].sum() == 16
     np.testing.assert_array_equal(found['w'] == 0, masks['w'] == 0)
-    expected, expected_masks = jaxpruner.prune({'w': params['w'] * MASK}, 0.75, algorithm, apply_fn=linear, batches=[x])
+    expected, expected_masks = jaxpruner.prune(
+        {'w': params['w'] * MASK}, 0.75, algorithm, apply_fn=linear, batches=[x]
+    )
     np.testing.assert_array_equal(masks['w'], expected_masks['w'])
     np.testing.assert_allclose(found['w'] * MASK, expected['w'] * MASK, atol=1e-5)
 
@@ -278,12 +328,16 @@ def test_experts_that_meet_groups_of_rows_are_pruned_by_their_own_rows(algorithm
 
     weights, x = normal(4, 6, 8), normal(32, 8)  # two rows belong to no expert
     with pytest.warns(UserWarning, match=r'w \(0 samples, 8 inputs\)'):
-        found, masks = jaxpruner.prune({'w': weights}, 0.5, algorithm, apply_fn=experts, batches=[x])
+        found, masks = jaxpruner.prune(
+            {'w': weights}, 0.5, algorithm, apply_fn=experts, batches=[x]
+        )
     starts = np.cumsum(SIZES) - SIZES
     for expert in (0, 2):
         rows = x[starts[expert] :][: SIZES[expert]]
         each = {'w': weights[expert].T}
-        expected, expected_masks = jaxpruner.prune(each, 0.5, algorithm, apply_fn=linear, batches=[rows])
+        expected, expected_masks = jaxpruner.prune(
+            each, 0.5, algorithm, apply_fn=linear, batches=[rows]
+        )
         np.testing.assert_array_equal(masks['w'][expert].T, expected_masks['w'])
         np.testing.assert_allclose(found['w'][expert].T, expected['w'], atol=1e-5)
 

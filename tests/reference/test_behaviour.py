@@ -54,7 +54,9 @@ def test_calculators_take_what_asarray_takes(name):
 
 
 def test_blocks_of_a_vector_are_those_of_a_row():
-    mask = mask_calculator.topk_block_mask_calculator([1.0, 1.0, 2.0, 2.0], 0.5, 1, 2, use_avg_pooling=True)
+    mask = mask_calculator.topk_block_mask_calculator(
+        [1.0, 1.0, 2.0, 2.0], 0.5, 1, 2, use_avg_pooling=True
+    )
     assert mask.tolist() == [0, 0, 1, 1]
 
 
@@ -132,8 +134,12 @@ def test_erdos_renyi_without_the_kernel_needs_two_axes():
 def test_distributions_take_the_names_of_the_original():
     by_name = sparsity_distributions.erk(param_tree=PARAMS, sparsity=0.5)
     assert by_name == sparsity_distributions.erk(PARAMS, 0.5)
-    kernels = sparsity_distributions.uniform(PARAMS, 0.5, filter_fn=sparsity_distributions.KERNEL_FILTER_FN)
-    assert kernels == sparsity_distributions.uniform(PARAMS, 0.5, sparsity_distributions.NOT_DIM_ONE_FILTER_FN)
+    kernels = sparsity_distributions.uniform(
+        PARAMS, 0.5, filter_fn=sparsity_distributions.KERNEL_FILTER_FN
+    )
+    assert kernels == sparsity_distributions.uniform(
+        PARAMS, 0.5, sparsity_distributions.NOT_DIM_ONE_FILTER_FN
+    )
     assert sparsity_distributions.get_n_zeros(10, 0.29) == 2
 
 
@@ -162,10 +168,19 @@ def test_named_leaves_are_ranked_alone_at_their_own_sparsity(cls):
     assert dense.instant_sparsify(PARAMS, GRADS)[1]['second'] == {'kernel': None, 'bias': None}
 
 
-@pytest.mark.parametrize('custom', [{('second', 'kernel'): 0.25}, [('*/bias', None), ('second/*', 0.25)]])
+@pytest.mark.parametrize(
+    'custom', [{('second', 'kernel'): 0.25}, [('*/bias', None), ('second/*', 0.25)]]
+)
 def test_configurations_give_global_algorithms_what_they_rank(custom):
-    config = {'algorithm': 'global_magnitude', 'dist_type': 'erk', 'sparsity': 0.75, 'custom_sparsity_map': custom}
-    updater = jaxpruner.create_updater_from_config({**config, 'use_normalization': False, 'normalization_eps': 1e-5})
+    config = {
+        'algorithm': 'global_magnitude',
+        'dist_type': 'erk',
+        'sparsity': 0.75,
+        'custom_sparsity_map': custom,
+    }
+    updater = jaxpruner.create_updater_from_config(
+        {**config, 'use_normalization': False, 'normalization_eps': 1e-5}
+    )
     assert (updater.use_normalization, updater.normalization_eps) == (False, 1e-5)
     masks = updater.instant_sparsify(PARAMS)[1]
     assert [kept(masks[name]) for name in PARAMS] == [32, 48]
@@ -182,12 +197,20 @@ def test_global_create_masks_takes_one_number():
 
 
 def test_global_normalisation_and_filter_are_fields():
-    plain = jaxpruner.GlobalMagnitudePruning(sparsity=0.5, use_normalization=False).instant_sparsify(PARAMS)[1]
-    normal = jaxpruner.GlobalMagnitudePruning(sparsity=0.5, normalization_eps=0.0).instant_sparsify(PARAMS)[1]
+    plain = jaxpruner.GlobalMagnitudePruning(
+        sparsity=0.5, use_normalization=False
+    ).instant_sparsify(PARAMS)[1]
+    normal = jaxpruner.GlobalMagnitudePruning(sparsity=0.5, normalization_eps=0.0).instant_sparsify(
+        PARAMS
+    )[1]
     assert kept(plain['second']) < 5 < kept(normal['second'])
-    large_eps = jaxpruner.GlobalMagnitudePruning(sparsity=0.5, normalization_eps=1e6).instant_sparsify(PARAMS)[1]
+    large_eps = jaxpruner.GlobalMagnitudePruning(
+        sparsity=0.5, normalization_eps=1e6
+    ).instant_sparsify(PARAMS)[1]
     jax.tree.map(np.testing.assert_array_equal, large_eps, plain)
-    first = jaxpruner.GlobalMagnitudePruning(sparsity=0.5, filter_fn=lambda key, param: key == ('first', 'kernel'))
+    first = jaxpruner.GlobalMagnitudePruning(
+        sparsity=0.5, filter_fn=lambda key, param: key == ('first', 'kernel')
+    )
     assert kept(first.instant_sparsify(PARAMS)[1]) == 64
 
 
@@ -206,13 +229,28 @@ def test_global_sparsity_grows_with_the_schedule(is_packed):
 
 
 def both_of_them(cls=jaxpruner.MagnitudePruning, **settings):
-    return cls(sparsity_distribution_fn=functools.partial(sparsity_distributions.uniform, sparsity=0.5), **settings)
+    return cls(
+        sparsity_distribution_fn=functools.partial(sparsity_distributions.uniform, sparsity=0.5),
+        **settings,
+    )
 
 
 BOTH = [
-    ({'sparsity': 0.9}, jaxpruner.MagnitudePruning, 'MagnitudePruning got sparsity and sparsity_distribution_fn='),
-    ({'sparsity': 0.9}, jaxpruner.GlobalMagnitudePruning, 'got sparsity and sparsity_distribution_fn='),
-    ({'custom_sparsity_map': {'a': 0.9}}, jaxpruner.GlobalMagnitudePruning, 'got custom_sparsity_map and'),
+    (
+        {'sparsity': 0.9},
+        jaxpruner.MagnitudePruning,
+        'MagnitudePruning got sparsity and sparsity_distribution_fn=',
+    ),
+    (
+        {'sparsity': 0.9},
+        jaxpruner.GlobalMagnitudePruning,
+        'got sparsity and sparsity_distribution_fn=',
+    ),
+    (
+        {'custom_sparsity_map': {'a': 0.9}},
+        jaxpruner.GlobalMagnitudePruning,
+        'got custom_sparsity_map and',
+    ),
     (
         {'filter_fn': sparsity_distributions.KERNEL_FILTER_FN, 'sparsity': 0.1},
         jaxpruner.GlobalSaliencyPruning,
@@ -269,7 +307,10 @@ def test_every_updater_takes_a_sparsity(cls):
 def test_a_sparsity_can_be_mapped_over():
     def number_kept(sparsity):
         return [
-            sum(jnp.sum(mask) for mask in jax.tree.leaves(cls(sparsity=sparsity).instant_sparsify(PARAMS)[1]))
+            sum(
+                jnp.sum(mask)
+                for mask in jax.tree.leaves(cls(sparsity=sparsity).instant_sparsify(PARAMS)[1])
+            )
             for cls in (jaxpruner.MagnitudePruning, jaxpruner.GlobalMagnitudePruning)
         ]
 
@@ -289,7 +330,10 @@ def test_a_distribution_replaces_a_sparsity_where_that_is_taken_back():
         dataclasses.replace(updater, sparsity_distribution_fn=erk)
     replaced = dataclasses.replace(updater, sparsity_distribution_fn=erk, sparsity=None)
     assert replaced.get_target_sparsities(PARAMS) == erk(PARAMS)
-    assert dataclasses.replace(updater, sparsity=None).get_target_sparsities(PARAMS)['first']['kernel'] == 0.0
+    assert (
+        dataclasses.replace(updater, sparsity=None).get_target_sparsities(PARAMS)['first']['kernel']
+        == 0.0
+    )
 
 
 @pytest.mark.parametrize('sparsity', [1.5, -0.1, float('nan'), '0.5', True])
@@ -354,20 +398,27 @@ def test_a_topk_fn_of_ones_own_is_still_used_and_still_refused():
     assert kept(assigned.instant_sparsify(PARAMS)[1]) == 2
     for cls in (jaxpruner.SET, jaxpruner.RigL, *GLOBAL, jaxpruner.IterativeNMPruning):
         stock = cls()
-        assert dataclasses.replace(stock, rng_seed=3).rng_seed == 3  # the default ranking is not taken for one's own
+        assert (
+            dataclasses.replace(stock, rng_seed=3).rng_seed == 3
+        )  # the default ranking is not taken for one's own
         with pytest.raises(ValueError, match=r'topk_fn .*ha(s|ve) no meaning'):
             cls(topk_fn=first_of_all)
 
 
 def test_no_seed_is_the_default_key():
-    for updater in (jaxpruner.RandomPruning(sparsity=0.5), jaxpruner.RandomPruning(sparsity=0.5, rng_seed=None)):
+    for updater in (
+        jaxpruner.RandomPruning(sparsity=0.5),
+        jaxpruner.RandomPruning(sparsity=0.5, rng_seed=None),
+    ):
         masks = updater.instant_sparsify(PARAMS)[1]
         for seed in (8, jax.random.PRNGKey(8), updater.rng_seed):
             other = jaxpruner.RandomPruning(sparsity=0.5, rng_seed=seed).instant_sparsify(PARAMS)[1]
             jax.tree.map(np.testing.assert_array_equal, masks, other)
     assert jaxpruner.SET() == jaxpruner.SET()
     scores = pruners.generate_random_scores(PARAMS, updater.rng_seed)
-    jax.tree.map(np.testing.assert_array_equal, scores, pruners.generate_random_scores(PARAMS, rng_seed=8))
+    jax.tree.map(
+        np.testing.assert_array_equal, scores, pruners.generate_random_scores(PARAMS, rng_seed=8)
+    )
 
 
 def test_a_traced_key_is_a_seed():
@@ -412,9 +463,15 @@ def test_a_mixin_keeps_the_defaults_of_the_pruner():
 
 
 ISINSTANCE = [
-    (jaxpruner.SteMagnitudePruning, (ste.SteMixin, pruners.MagnitudePruning, base_updater.BaseUpdater)),
+    (
+        jaxpruner.SteMagnitudePruning,
+        (ste.SteMixin, pruners.MagnitudePruning, base_updater.BaseUpdater),
+    ),
     (jaxpruner.SteRandomPruning, (ste.SteMixin, pruners.RandomPruning)),
-    (jaxpruner.GlobalMagnitudePruning, (global_pruners.GlobalPruningMixin, pruners.MagnitudePruning)),
+    (
+        jaxpruner.GlobalMagnitudePruning,
+        (global_pruners.GlobalPruningMixin, pruners.MagnitudePruning),
+    ),
     (jaxpruner.GlobalSaliencyPruning, (global_pruners.GlobalPruningMixin, pruners.SaliencyPruning)),
     (jaxpruner.RigL, (sparse_trainers.SET, sparse_trainers.StaticRandomSparse)),
 ]
@@ -427,7 +484,9 @@ def test_classes_are_what_they_were(cls, bases):
 
 def test_the_drop_fraction_of_the_classes_is_constant():
     for cls in (jaxpruner.SET, jaxpruner.RigL):
-        assert [float(cls().drop_fraction_fn(step)) for step in (0, 1000)] == pytest.approx([0.3, 0.3])
+        assert [float(cls().drop_fraction_fn(step)) for step in (0, 1000)] == pytest.approx(
+            [0.3, 0.3]
+        )
         settings = {'eps': 1e-3, 'drop_fraction_fn': lambda step: 0.1, 'is_debug': True}
         updater = cls(sparsity_schedules.NoUpdateSchedule(), **settings)
         assert (updater.eps, updater.is_debug) == (1e-3, True)
@@ -438,8 +497,14 @@ def test_schedules_answer_as_they_did():
     assert not sparsity_schedules.PeriodicSchedule(3, 0, 9).is_mask_update_iter(None)
     for step in (0, 5, 9):
         assert float(one_shot.get_sparsity_at_step(0.8, step)) == pytest.approx(0.8)
-    named = sparsity_schedules.PolynomialSchedule(update_freq=1e1, update_start_step=4e5, update_end_step=8e5)
-    assert (named.update_freq, named.update_start_step, named.update_end_step) == (10, 400_000, 800_000)
+    named = sparsity_schedules.PolynomialSchedule(
+        update_freq=1e1, update_start_step=4e5, update_end_step=8e5
+    )
+    assert (named.update_freq, named.update_start_step, named.update_end_step) == (
+        10,
+        400_000,
+        800_000,
+    )
 
 
 def test_the_state_is_built_and_read_by_the_names_of_the_original():
@@ -449,11 +514,15 @@ def test_the_state_is_built_and_read_by_the_names_of_the_original():
     assert state.masks['first']['bias'] is None
     assert float(state.target_sparsities['first']['kernel']) == 0.5
     assert state.inner_state[0].trace['first']['kernel'].shape == (16, 8)
-    made = base_updater.SparseState(masks=state.masks, inner_state=None, target_sparsities=None, count=jnp.int32(3))
+    made = base_updater.SparseState(
+        masks=state.masks, inner_state=None, target_sparsities=None, count=jnp.int32(3)
+    )
     pruned = updater.post_gradient_update(PARAMS, made)
     again = jaxpruner.apply_mask(param=PARAMS, mask=state.masks)
     jax.tree.map(np.testing.assert_array_equal, pruned, again)
-    one = jaxpruner.apply_mask(PARAMS['first']['kernel'], state.masks['first']['kernel'], is_packed=False)
+    one = jaxpruner.apply_mask(
+        PARAMS['first']['kernel'], state.masks['first']['kernel'], is_packed=False
+    )
     np.testing.assert_array_equal(one, again['first']['kernel'])
 
 

@@ -18,10 +18,14 @@ FILES = (
 
 
 def test_every_data_file_is_named_here():
-    assert sorted(path.name for path in HERE.iterdir() if path.suffix in ('.json', '.npz')) == list(FILES)
+    assert sorted(path.name for path in HERE.iterdir() if path.suffix in ('.json', '.npz')) == list(
+        FILES
+    )
 
 
-@pytest.mark.skipif('JAXPRUNER_SHARED' not in os.environ, reason='JAXPRUNER_SHARED does not name the shared folder')
+@pytest.mark.skipif(
+    'JAXPRUNER_SHARED' not in os.environ, reason='JAXPRUNER_SHARED does not name the shared folder'
+)
 @pytest.mark.parametrize('name', FILES)
 def test_copy_equals_its_source(name):
     source = Path(os.environ['JAXPRUNER_SHARED']) / 'golden' / name

@@ -40,9 +40,14 @@ def test_the_cases_are_complete():
     assert {case['distribution'] for case in CASES} == DISTRIBUTIONS.keys()
 
 
-@pytest.mark.parametrize('case', CASES, ids=lambda case: f'{case["model"]}-{case["distribution"]}-{case["sparsity"]}')
+@pytest.mark.parametrize(
+    'case', CASES, ids=lambda case: f'{case["model"]}-{case["distribution"]}-{case["sparsity"]}'
+)
 def test_sparsities_are_equal(case):
-    shapes = {name: jax.ShapeDtypeStruct(tuple(shape), np.float32) for name, shape in case['shapes'].items()}
+    shapes = {
+        name: jax.ShapeDtypeStruct(tuple(shape), np.float32)
+        for name, shape in case['shapes'].items()
+    }
     custom = case['custom_sparsity_map'] and {
         tuple(name.split('/')): sparsity for name, sparsity in case['custom_sparsity_map'].items()
     }

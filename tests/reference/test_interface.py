@@ -37,7 +37,11 @@ def value_of(module, name):
 ENTRIES = [(module, name) for module, entries in MODULES.items() for name in entries]
 CALLABLE = [entry for entry in ENTRIES if MODULES[entry[0]][entry[1]]['kind'] != 'constant']
 CLASSES = [(module, name) for module, name in CALLABLE if 'methods' in MODULES[module][name]]
-METHODS = [(module, name, method) for module, name in CLASSES for method in MODULES[module][name]['methods']]
+METHODS = [
+    (module, name, method)
+    for module, name in CLASSES
+    for method in MODULES[module][name]['methods']
+]
 
 
 def parameters(module, name):
@@ -144,5 +148,9 @@ def test_named_tuples_unpack_into_the_fields_of_the_original(module, name):
 
 
 def test_the_differences_are_in_the_table():
-    rows = {(short_name(name), parameter) for module, name in CALLABLE for parameter, _ in parameters(module, name)}
+    rows = {
+        (short_name(name), parameter)
+        for module, name in CALLABLE
+        for parameter, _ in parameters(module, name)
+    }
     assert set(DIFFERENCES) <= rows

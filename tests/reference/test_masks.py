@@ -72,7 +72,11 @@ def test_masks_are_equal(kind, arrays):
 
 def test_partial_blocks_keep_the_shape_that_the_original_lost(arrays):
     """Where the original pads wrongly no mask is right, but shape and number of blocks are known."""
-    wrong = [(i, case) for i, case in enumerate(CASES) if arrays[f'scores_{i}'].shape != arrays[f'mask_{i}'].shape]
+    wrong = [
+        (i, case)
+        for i, case in enumerate(CASES)
+        if arrays[f'scores_{i}'].shape != arrays[f'mask_{i}'].shape
+    ]
     assert len(wrong) == PADDED_WRONGLY
     for i, case in wrong:
         scores = arrays[f'scores_{i}']
@@ -91,4 +95,7 @@ def blocks_of(mask, block_shape):
     height, width = block_shape
     rows, columns = range(0, mask.shape[0], height), range(0, mask.shape[1], width)
     blocks = [[mask[i : i + height, j : j + width] for j in columns] for i in rows]
-    return tuple(np.array([[reduce(block) for block in row] for row in blocks]) for reduce in (np.min, np.max))
+    return tuple(
+        np.array([[reduce(block) for block in row] for row in blocks])
+        for reduce in (np.min, np.max)
+    )

@@ -17,7 +17,9 @@ def test_the_cases_are_complete():
     assert {case['schedule'] for case in CASES} == {'PolynomialSchedule'}
 
 
-@pytest.mark.parametrize('case', CASES, ids=lambda case: '-'.join(str(case[name]) for name in SETTINGS))
+@pytest.mark.parametrize(
+    'case', CASES, ids=lambda case: '-'.join(str(case[name]) for name in SETTINGS)
+)
 def test_schedules_are_equal(case):
     schedule = sparsity_schedules.PolynomialSchedule(**{name: case[name] for name in SETTINGS})
     assert case['columns'] == ['step', 'is_mask_update_iter', 'sparsity']

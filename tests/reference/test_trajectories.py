@@ -57,21 +57,33 @@ def train(updater, optimizer, steps, params, x, y):
 
 def check(number, is_packed, arrays):
     case = CASES[number]
-    updater = jaxpruner.create_updater_from_config({**case['config'], 'use_packed_masks': is_packed})
+    updater = jaxpruner.create_updater_from_config(
+        {**case['config'], 'use_packed_masks': is_packed}
+    )
     params = {layer: {'kernel': jnp.asarray(arrays[f'{layer}/kernel'])} for layer in LAYERS}
     x, y = jnp.asarray(arrays['x']), jnp.asarray(arrays['y'])
     is_n_by_m = case['config'].get('sparsity_type', '').startswith('nm_')
     # The original took any sparsity for N:M without a word.
-    with pytest.warns(UserWarning, match='contradicts the sparsity type') if is_n_by_m else contextlib.nullcontext():
-        trained, forward, state = train(updater, OPTIMIZERS[case['optimizer']], case['steps'], params, x, y)
+    with (
+        pytest.warns(UserWarning, match='contradicts the sparsity type')
+        if is_n_by_m
+        else contextlib.nullcontext()
+    ):
+        trained, forward, state = train(
+            updater, OPTIMIZERS[case['optimizer']], case['steps'], params, x, y
+        )
     for layer in LAYERS:
         expected = arrays[f'params_{number}/{layer}']
         mask = np.asarray(forward[layer]['kernel']) != 0
         assert np.array_equal(mask, arrays[f'mask_{number}/{layer}'] != 0), f'mask of {layer}'
-        np.testing.assert_allclose(trained[layer]['kernel'], expected, rtol=1e-5, atol=1e-6, err_msg=layer)
+        np.testing.assert_allclose(
+            trained[layer]['kernel'], expected, rtol=1e-5, atol=1e-6, err_msg=layer
+        )
         bits = state.masks[layer] and state.masks[layer]['kernel']
         if bits is not None:
-            assert bits.shape == (packing.packed_shape(expected.shape) if is_packed else expected.shape)
+            assert bits.shape == (
+                packing.packed_shape(expected.shape) if is_packed else expected.shape
+            )
 
 
 def test_the_cases_are_complete():
@@ -86,7 +98,9 @@ def packed_cases():
         values = {config['algorithm'], config['dist_type'], config.get('sparsity_type')}
         if not values <= seen:
             yield pytest.param(
-                number, marks=[pytest.mark.slow] if config['algorithm'] in seen else [], id=name_of(number)
+                number,
+                marks=[pytest.mark.slow] if config['algorithm'] in seen else [],
+                id=name_of(number),
             )
             seen |= values
 

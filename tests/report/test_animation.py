@@ -108,7 +108,10 @@ def test_broken_files_are_refused_by_name(tmp_path, content):
 
 
 def test_missing_masks_are_named_with_those_that_are_there(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r'no masks of rigl_0.8_0: looked for .*rigl_0.8_0.npz; .* there: none'):
+    with pytest.raises(
+        FileNotFoundError,
+        match=r'no masks of rigl_0.8_0: looked for .*rigl_0.8_0.npz; .* there: none',
+    ):
         animate_masks(tmp_path, 'rigl_0.8_0', tmp_path / 'a.gif')
     write_masks(tmp_path, steps=STEPS, kernel=make_masks(2, 3, 4))
     with pytest.raises(FileNotFoundError, match=f'there: {NAME}'):

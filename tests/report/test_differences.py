@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from jaxpruner.report import ORIGINAL, Difference, check_original_order, group_cells, paired_difference
+from jaxpruner.report import (
+    ORIGINAL,
+    Difference,
+    check_original_order,
+    group_cells,
+    paired_difference,
+)
 from jaxpruner.report.differences import student_quantile
 from jaxpruner.report.experiments import ALGORITHM_ORDER
 from made_up_cells import make_cell, make_cells
@@ -19,7 +25,9 @@ values = st.lists(st.tuples(st.floats(-10, 10), st.floats(-10, 10)), min_size=2,
 @hypothesis.given(values, st.sampled_from(['high', 'low']))
 def test_the_interval_is_students(pairs, better):
     first, second = map(list, zip(*pairs, strict=True))
-    (experiment,) = group_cells(make_cells({('rigl', 0.8): first, ('set', 0.8): second}, better=better))
+    (experiment,) = group_cells(
+        make_cells({('rigl', 0.8): first, ('set', 0.8): second}, better=better)
+    )
     ours = paired_difference(experiment, 'rigl', 'set', 0.8)
     differences = (1 if better == 'high' else -1) * (np.array(first) - np.array(second))
     spread = differences.std(ddof=1) / math.sqrt(len(pairs))
@@ -57,11 +65,15 @@ def test_only_shared_seeds_count():
     cells = [make_cell('rigl', seed=seed, value=seed) for seed in (0, 1, 2)]
     cells += [make_cell('set', seed=seed, value=0.0) for seed in (2, 3)]
     (experiment,) = group_cells(cells)
-    assert paired_difference(experiment, 'rigl', 'set', 0.8) == Difference(2.0, -math.inf, math.inf, 1)
+    assert paired_difference(experiment, 'rigl', 'set', 0.8) == Difference(
+        2.0, -math.inf, math.inf, 1
+    )
 
 
 def test_dense_is_compared_at_every_sparsity():
-    (experiment,) = group_cells([make_cell('no_prune', 0.0, value=1.0), make_cell('rigl', 0.95, value=0.5)])
+    (experiment,) = group_cells(
+        [make_cell('no_prune', 0.0, value=1.0), make_cell('rigl', 0.95, value=0.5)]
+    )
     assert paired_difference(experiment, 'no_prune', 'rigl', 0.95).mean == 0.5
 
 
@@ -74,14 +86,23 @@ def test_runs_that_diverged_contradict_nothing(value):
 
 def test_no_shared_seed_is_refused():
     (experiment,) = group_cells([make_cell('rigl', seed=0), make_cell('set', seed=1)])
-    with pytest.raises(ValueError, match=r'no seed with both rigl and set at sparsity 0.8: rigl has \[0\], set \[1\]'):
+    with pytest.raises(
+        ValueError,
+        match=r'no seed with both rigl and set at sparsity 0.8: rigl has \[0\], set \[1\]',
+    ):
         paired_difference(experiment, 'rigl', 'set', 0.8)
     with pytest.raises(ValueError, match='set none'):
         paired_difference(experiment, 'rigl', 'set', 0.95)
 
 
 def test_the_original_table():
-    assert {row.workload for row in ORIGINAL.values()} == {'resnet', 'vit', 'federated', 't5', 'dqn'}
+    assert {row.workload for row in ORIGINAL.values()} == {
+        'resnet',
+        'vit',
+        'federated',
+        't5',
+        'dqn',
+    }
     for name, row in ORIGINAL.items():
         assert set(row.values) <= set(ALGORITHM_ORDER), name
         assert row.better == ('low' if row.workload == 't5' else 'high')
@@ -91,7 +112,10 @@ def test_the_original_table():
 
 def test_the_original_agrees_with_itself():
     for name, row in ORIGINAL.items():
-        means = {(algorithm, 0.0 if algorithm == 'no_prune' else 0.8): [v, v] for algorithm, v in row.values.items()}
+        means = {
+            (algorithm, 0.0 if algorithm == 'no_prune' else 0.8): [v, v]
+            for algorithm, v in row.values.items()
+        }
         checks = check_original_order(make_cells(means, workload=row.workload, better=row.better))
         ours = [check for check in checks if check.row == name]
         assert len(ours) == math.comb(len(row.values), 2)
@@ -100,12 +124,22 @@ def test_the_original_agrees_with_itself():
 
 
 @pytest.mark.parametrize(
-    ('random', 'verdict'), [([3.0, 3.1, 3.2], 'agrees'), ([2.0, 2.1, 3.2], 'differs'), ([2.0, 2.1, 2.2], 'contradicts')]
+    ('random', 'verdict'),
+    [([3.0, 3.1, 3.2], 'agrees'), ([2.0, 2.1, 3.2], 'differs'), ([2.0, 2.1, 2.2], 'contradicts')],
 )
 def test_verdicts_where_low_is_good(random, verdict):
-    values = {('random', 0.8): random, ('magnitude', 0.8): [2.5, 2.6, 2.7], ('acdc', 0.8): [1.0, 1.0, 1.0]}
+    values = {
+        ('random', 0.8): random,
+        ('magnitude', 0.8): [2.5, 2.6, 2.7],
+        ('acdc', 0.8): [1.0, 1.0, 1.0],
+    }
     (check,) = check_original_order(make_cells(values, workload='t5', better='low'))
-    assert (check.row, check.first, check.second, check.verdict) == ('t5-Base (C4)', 'magnitude', 'random', verdict)
+    assert (check.row, check.first, check.second, check.verdict) == (
+        't5-Base (C4)',
+        'magnitude',
+        'random',
+        verdict,
+    )
     assert math.isclose(check.original, 3.28813 - 2.95402)
     assert str(check).endswith(verdict)
 
@@ -113,6 +147,7 @@ def test_verdicts_where_low_is_good(random, verdict):
 def test_workloads_that_the_original_lacks_are_refused():
     cells = make_cells({('random', 0.8): [1.0], ('magnitude', 0.8): [1.0]}, workload='lenet')
     with pytest.raises(
-        ValueError, match=r'no two algorithms .* at sparsity 0.8; .* are resnet, vit, federated, t5, dqn'
+        ValueError,
+        match=r'no two algorithms .* at sparsity 0.8; .* are resnet, vit, federated, t5, dqn',
     ):
         check_original_order(cells)

@@ -28,7 +28,9 @@ def figure(monkeypatch):
     saved = []
     save = matplotlib.figure.Figure.savefig
     monkeypatch.setattr(
-        matplotlib.figure.Figure, 'savefig', lambda f, *args, **kw: (saved.append(f), save(f, *args, **kw))
+        matplotlib.figure.Figure,
+        'savefig',
+        lambda f, *args, **kw: (saved.append(f), save(f, *args, **kw)),
     )
     return lambda: saved[-1]
 
@@ -40,9 +42,16 @@ def labels(figure):
 def overlaps(figure):
     """Pairs of visible texts and legends of a figure that lie over one another."""
     figure.draw_without_rendering()
-    texts = [t for t in figure.findobj(matplotlib.text.Text) if t.get_visible() and t.get_text().strip()]
+    texts = [
+        t for t in figure.findobj(matplotlib.text.Text) if t.get_visible() and t.get_text().strip()
+    ]
     boxes = [(text.get_text(), text.get_window_extent()) for text in texts]
-    return [(a, b) for n, (a, first) in enumerate(boxes) for b, second in boxes[:n] if first.overlaps(second)]
+    return [
+        (a, b)
+        for n, (a, first) in enumerate(boxes)
+        for b, second in boxes[:n]
+        if first.overlaps(second)
+    ]
 
 
 @pytest.mark.parametrize('ending', ['.png', '.pdf', '.svg'])
@@ -58,7 +67,10 @@ def test_a_panel_for_each_workload_and_a_line_for_each_algorithm(tmp_path, figur
     plot_metric_against_sparsity(BOTH, tmp_path / 'plot.png')
     panels = figure().axes
     assert [axes.get_title('left') for axes in panels] == ['resnet (digits)', 't5 (digits)']
-    assert [axes.get_ylabel() for axes in panels] == ['accuracy (%), high is good', 'loss, low is good']
+    assert [axes.get_ylabel() for axes in panels] == [
+        'accuracy (%), high is good',
+        'loss, low is good',
+    ]
     assert labels(figure()) == ['no_prune', 'random', 'magnitude', 'acdc']
     lines = {line.get_label(): line for line in panels[0].lines}
     np.testing.assert_allclose(lines['random'].get_ydata(), [90.5, 81.0])
@@ -72,9 +84,12 @@ def test_a_panel_for_each_workload_and_a_line_for_each_algorithm(tmp_path, figur
 
 def test_one_sparsity_stands_side_by_side(tmp_path, figure):
     plot_metric_against_sparsity(
-        make_cells(VALUES | {('magnitude', 0.95): [], ('random', 0.95): [], ('acdc', 0.95): []}), tmp_path / 'a.png'
+        make_cells(VALUES | {('magnitude', 0.95): [], ('random', 0.95): [], ('acdc', 0.95): []}),
+        tmp_path / 'a.png',
     )
-    positions = [line.get_xdata()[0] for line in figure().axes[0].lines if line.get_marker() in 'os']
+    positions = [
+        line.get_xdata()[0] for line in figure().axes[0].lines if line.get_marker() in 'os'
+    ]
     assert len(set(positions)) == len(positions) == 2
     assert overlaps(figure()) == []
 
@@ -98,7 +113,9 @@ def test_own_algorithms_look_like_none_beside_them(tmp_path, figure):
 
 def test_the_legend_of_many_algorithms_fits(tmp_path, figure):
     names = [f'a_rather_long_own_name_{number}' for number in range(25)]
-    plot_metric_against_sparsity([make_cell(name, s) for name in names for s in (0.8, 0.9)], tmp_path / 'a.png')
+    plot_metric_against_sparsity(
+        [make_cell(name, s) for name in names for s in (0.8, 0.9)], tmp_path / 'a.png'
+    )
     figure().draw_without_rendering()
     legend, whole = figure().legends[0].get_window_extent(), figure().bbox
     assert whole.y0 <= legend.y0 < legend.y1 <= whole.y1
@@ -106,7 +123,9 @@ def test_the_legend_of_many_algorithms_fits(tmp_path, figure):
 
 
 def test_places_without_a_workload_stay_empty(tmp_path, figure):
-    plot_metric_against_sparsity([make_cell(workload=name) for name in ('resnet', 'vit', 't5')], tmp_path / 'a.png')
+    plot_metric_against_sparsity(
+        [make_cell(workload=name) for name in ('resnet', 'vit', 't5')], tmp_path / 'a.png'
+    )
     assert [axes.axison for axes in figure().axes] == [True, True, True, False]
 
 
@@ -121,9 +140,16 @@ def test_sparsities_have_their_places(tmp_path, figure):
 
 def test_runs_that_diverged_are_left_out(tmp_path, figure):
     nan, inf = float('nan'), float('inf')
-    values = {('rigl', 0.5): [1.0], ('rigl', 0.8): [inf, 1.0], ('rigl', 0.9): [3.0], ('set', 0.8): [nan]}
+    values = {
+        ('rigl', 0.5): [1.0],
+        ('rigl', 0.8): [inf, 1.0],
+        ('rigl', 0.9): [3.0],
+        ('set', 0.8): [nan],
+    }
     dense = {('no_prune', 0.0): [inf, 1.0]}
-    plot_metric_against_sparsity(make_cells(values | dense, metric='loss', better='low'), tmp_path / 'a.png')
+    plot_metric_against_sparsity(
+        make_cells(values | dense, metric='loss', better='low'), tmp_path / 'a.png'
+    )
     assert labels(figure()) == ['rigl']
     np.testing.assert_array_equal(figure().axes[0].lines[0].get_ydata(), [1, nan, 3])
     plot_metric_against_sparsity(make_cells({('set', 0.8): [nan]}), tmp_path / 'a.png')
@@ -135,12 +161,18 @@ def test_runs_that_diverged_are_left_out(tmp_path, figure):
 def test_one_that_is_far_worse_is_named_at_the_edge(tmp_path, figure, better, sparsities):
     sign = 1 if better == 'high' else -1
     good = {
-        (name, s): [sign * (90.0 + n - 10 * s)] for n, name in enumerate(('set', 'rigl', 'acdc')) for s in sparsities
+        (name, s): [sign * (90.0 + n - 10 * s)]
+        for n, name in enumerate(('set', 'rigl', 'acdc'))
+        for s in sparsities
     }
     bad = {('random', 0.8): [sign * 10.0], ('no_prune', 0.0): [sign * 93.0]}
-    plot_metric_against_sparsity(make_cells(good | bad, metric='return', better=better), tmp_path / 'a.png')
+    plot_metric_against_sparsity(
+        make_cells(good | bad, metric='return', better=better), tmp_path / 'a.png'
+    )
     (axes,) = figure().axes
-    assert [text.get_text() for text in axes.texts] == ['random 10 ↓' if sign > 0 else 'random -10 ↑']
+    assert [text.get_text() for text in axes.texts] == [
+        'random 10 ↓' if sign > 0 else 'random -10 ↑'
+    ]
     low, high = sorted(sign * end for end in axes.get_ylim())
     assert 70 < low < 82
     assert 93 < high < 95
@@ -152,7 +184,10 @@ def test_layers_have_a_row_for_each_sparsity_and_a_column_for_each_algorithm(tmp
         make_cell('magnitude', 0.8, seed, layers={'a/kernel': share, 'b/kernel': 1.0})
         for seed, share in enumerate([0.6, 0.8])
     ]
-    own += [make_cell('rigl', 0.8, layers={'a/kernel': 0.7}), make_cell('magnitude', 0.95, layers={'a/kernel': 0.9})]
+    own += [
+        make_cell('rigl', 0.8, layers={'a/kernel': 0.7}),
+        make_cell('magnitude', 0.95, layers={'a/kernel': 0.9}),
+    ]
     plot_layer_sparsity([*own, make_cell('no_prune', 0.0)], tmp_path / 'a.png')
     panels = figure().axes
     assert [axes.get_title() for axes in panels] == ['magnitude', 'rigl'] * 2
@@ -174,9 +209,19 @@ def test_panels_of_many_algorithms_stand_in_rows(tmp_path, figure):
 @pytest.mark.parametrize(
     ('draw', 'cells', 'name', 'message'),
     [
-        (plot_metric_against_sparsity, BOTH, 'plot.gif', r'cannot write .*plot.gif: .* end in .png or .pdf or .svg'),
+        (
+            plot_metric_against_sparsity,
+            BOTH,
+            'plot.gif',
+            r'cannot write .*plot.gif: .* end in .png or .pdf or .svg',
+        ),
         (plot_layer_sparsity, BOTH, 'plot', 'must end in .png or .pdf or .svg'),
-        (plot_metric_against_sparsity, [make_cell('no_prune', 0.0)], 'a.png', 'only of the dense baseline'),
+        (
+            plot_metric_against_sparsity,
+            [make_cell('no_prune', 0.0)],
+            'a.png',
+            'only of the dense baseline',
+        ),
         (plot_metric_against_sparsity, [], 'a.png', 'no readable cell'),
         (
             plot_layer_sparsity,

@@ -129,7 +129,10 @@ CORRUPT = {
     'a pipe': (replace_by(os.mkfifo), 'is a pipe, a socket or a device'),
     'a folder': (replace_by(os.mkdir), 'is a folder where a file belongs'),
     'itself': (replace_by(lambda path: path.symlink_to(path)), 'Too many levels of symbolic links'),
-    'other files': (change_content(files={'../a': ''}), 'files must be metrics/magnitude_0.8_0.jsonl or'),
+    'other files': (
+        change_content(files={'../a': ''}),
+        'files must be metrics/magnitude_0.8_0.jsonl or',
+    ),
     'another name': (change_content(seed=7), 'it holds the cell magnitude_0.8_7'),
 }
 
@@ -141,7 +144,9 @@ def test_a_corrupt_cell_is_named_and_set_aside_if_asked(tmp_path, spoil, message
     write_cell(tmp_path, make_cell('rigl'))
     path = tmp_path / 'cells' / 'magnitude_0.8_0.json'
     spoil(path)
-    with pytest.warns(UserWarning, match=rf'magnitude_0.8_0.json is no result of this version: .*({message})'):
+    with pytest.warns(
+        UserWarning, match=rf'magnitude_0.8_0.json is no result of this version: .*({message})'
+    ):
         cells = read_cells(tmp_path, set_aside)
     assert [cell.name for cell in cells] == ['rigl_0.8_0']
     assert os.path.lexists(path) != set_aside
@@ -176,7 +181,9 @@ def test_no_flipped_bit_of_a_cell_is_taken(tmp_path):
 def write_with_files(folder, cell):
     for place, content in (('metrics', b'{"step": 5, "loss": 0.5}\n'), ('masks', b'arrays')):
         (folder / place).mkdir(exist_ok=True)
-        (folder / place / f'{cell.name}.{"jsonl" if place == "metrics" else "npz"}').write_bytes(content)
+        (folder / place / f'{cell.name}.{"jsonl" if place == "metrics" else "npz"}').write_bytes(
+            content
+        )
     write_cell(folder, cell)
 
 
@@ -195,7 +202,9 @@ def test_what_belongs_to_a_cell_is_checked(tmp_path, name, spoil):
     words = rf'{name} has changed since it was written: its checksum does not match'
     with pytest.warns(UserWarning, match=rf'{words}; the result beside it is whole'):
         assert len(read_cells(tmp_path)) == 1
-    with pytest.warns(UserWarning, match=rf'{words}; it is now .*\.corrupt, and its cell rigl_0.8_0 runs again'):
+    with pytest.warns(
+        UserWarning, match=rf'{words}; it is now .*\.corrupt, and its cell rigl_0.8_0 runs again'
+    ):
         assert read_cells(tmp_path, set_aside=True) == []
     assert not list(tmp_path.glob('cells/*.json'))
 
@@ -203,7 +212,9 @@ def test_what_belongs_to_a_cell_is_checked(tmp_path, name, spoil):
 def test_masks_that_have_changed_are_not_drawn(tmp_path):
     (tmp_path / 'masks').mkdir()
     path = tmp_path / 'masks' / 'rigl_0.8_0.npz'
-    np.savez_compressed(path, steps=np.arange(2), kernel=np.eye(4, dtype=np.uint8)[None].repeat(2, 0))
+    np.savez_compressed(
+        path, steps=np.arange(2), kernel=np.eye(4, dtype=np.uint8)[None].repeat(2, 0)
+    )
     write_cell(tmp_path, make_cell('rigl'))
     whole, draw = path.read_bytes(), random.Random(0)
     assert animation.read_masks(tmp_path, 'rigl_0.8_0')[1]['kernel'].shape == (2, 4, 4)
@@ -211,7 +222,9 @@ def test_masks_that_have_changed_are_not_drawn(tmp_path):
         path.write_bytes(flipped(whole, draw))
         with pytest.raises(ValueError, match=r'rigl_0.8_0\.npz has changed since it was written'):
             animation.read_masks(tmp_path, 'rigl_0.8_0')
-    (tmp_path / 'cells' / 'rigl_0.8_0.json').unlink()  # no checksum then, but damage is an error that names the file
+    (
+        tmp_path / 'cells' / 'rigl_0.8_0.json'
+    ).unlink()  # no checksum then, but damage is an error that names the file
     refused = []
     for _ in range(FLIPS):
         path.write_bytes(flipped(whole, draw))
@@ -239,7 +252,9 @@ def test_cells_of_the_first_version_are_read_with_one_warning(tmp_path):
         (tmp_path / 'cells').mkdir(exist_ok=True)
         (tmp_path / 'cells' / f'{cell.name}.json').write_text(json.dumps(content, indent=1) + '\n')
     write_cell(tmp_path, make_cell())
-    with pytest.warns(UserWarning, match='2 results in .* have no checksum, since version 0.1.0 wrote') as caught:
+    with pytest.warns(
+        UserWarning, match='2 results in .* have no checksum, since version 0.1.0 wrote'
+    ) as caught:
         assert len(read_cells(tmp_path)) == 3
     assert len(caught) == 1
 

@@ -20,7 +20,10 @@ VALUES = {
     ('no_prune', 0.0): [0.98, 0.99],
 }
 LOSSES = {('no_prune', 0.0): [2.5, 2.5], ('set', 0.8): [2.75, 2.85], ('random', 0.8): [3.0, 3.0]}
-BOTH = [*make_cells(LOSSES, workload='t5', data='text', metric='loss', better='low'), *make_cells(VALUES)]
+BOTH = [
+    *make_cells(LOSSES, workload='t5', data='text', metric='loss', better='low'),
+    *make_cells(VALUES),
+]
 
 
 def shown(row):
@@ -28,7 +31,9 @@ def shown(row):
 
 
 def bold(table, row):
-    return [name for name, entry in zip(table.columns, row.entries, strict=True) if entry and entry.best]
+    return [
+        name for name, entry in zip(table.columns, row.entries, strict=True) if entry and entry.best
+    ]
 
 
 def test_rows_and_columns_are_in_the_originals_order():
@@ -39,13 +44,30 @@ def test_rows_and_columns_are_in_the_originals_order():
         ('t5', 'text', 0.8),
         ('resnet', 'digits', 0.95),
     ]
-    assert [row.label for row in table.rows[:2]] == ['resnet (digits): accuracy (%) ↑', 't5 (text): loss ↓']
+    assert [row.label for row in table.rows[:2]] == [
+        'resnet (digits): accuracy (%) ↑',
+        't5 (text): loss ↓',
+    ]
 
 
 def test_entries_are_means_and_deviations_of_a_sample():
     table = make_table(BOTH)
-    assert shown(table.rows[0]) == ['98.50 ± 0.71', None, '90.00', None, '91.00 ± 1.00', '94.00 ± 1.41']
-    assert shown(table.rows[1]) == ['2.500 ± 0.000', '3.000 ± 0.000', None, '2.800 ± 0.071', None, None]
+    assert shown(table.rows[0]) == [
+        '98.50 ± 0.71',
+        None,
+        '90.00',
+        None,
+        '91.00 ± 1.00',
+        '94.00 ± 1.41',
+    ]
+    assert shown(table.rows[1]) == [
+        '2.500 ± 0.000',
+        '3.000 ± 0.000',
+        None,
+        '2.800 ± 0.071',
+        None,
+        None,
+    ]
     assert shown(table.rows[2]) == ['98.50 ± 0.71', None, None, None, '75.00 ± 7.07', None]
     entry = table.rows[0].entries[4]
     assert entry is not None
@@ -60,7 +82,11 @@ def test_entries_are_means_and_deviations_of_a_sample():
     [
         ('high', {'random': 1.0, 'set': 2.0, 'rigl': 3.0}, ['rigl']),
         ('low', {'random': 1.0, 'set': 2.0, 'rigl': 3.0}, ['random']),
-        ('high', {'set': 3.00001, 'rigl': 3.00002, 'random': 2.0}, ['set', 'rigl']),  # that show equal
+        (
+            'high',
+            {'set': 3.00001, 'rigl': 3.00002, 'random': 2.0},
+            ['set', 'rigl'],
+        ),  # that show equal
         ('high', {'no_prune': 4.0, 'rigl': 3.0}, ['rigl']),  # dense is no contestant
         ('low', {'set': float('nan'), 'rigl': 3.0}, ['rigl']),  # nor is what diverged
         ('low', {'set': float('inf'), 'rigl': 3.0}, ['rigl']),
@@ -70,7 +96,10 @@ def test_entries_are_means_and_deviations_of_a_sample():
 )
 def test_the_best_sparse_value_is_bold(better, values, expected):
     sparsity = {'no_prune': 0.0}
-    cells = [make_cell(name, sparsity.get(name, 0.8), value=v, metric='x', better=better) for name, v in values.items()]
+    cells = [
+        make_cell(name, sparsity.get(name, 0.8), value=v, metric='x', better=better)
+        for name, v in values.items()
+    ]
     table = make_table(cells)
     assert bold(table, table.rows[0]) == expected
 
@@ -101,7 +130,9 @@ def test_recipes_are_not_mixed_and_a_folder_named_twice_counts_once():
 
 
 def test_one_cell_with_two_values_is_refused():
-    with pytest.raises(ValueError, match=r'resnet \(digits\) has magnitude_0.8_0 twice .* accuracy 0.9 and 0.8'):
+    with pytest.raises(
+        ValueError, match=r'resnet \(digits\) has magnitude_0.8_0 twice .* accuracy 0.9 and 0.8'
+    ):
         group_cells([make_cell(value=0.9), make_cell(value=0.8)])
 
 
@@ -146,7 +177,9 @@ def test_csv_has_a_line_for_each_mean_and_dense_once():
         ('acdc', '0.8', '2'),
         ('rigl', '0.95', '2'),
     ]
-    assert float(lines[2]['mean']) == np.mean(VALUES['rigl', 0.8])  # unrounded, in the metric's own unit
+    assert float(lines[2]['mean']) == np.mean(
+        VALUES['rigl', 0.8]
+    )  # unrounded, in the metric's own unit
     assert lines[1]['std'] == ''
     assert {line['workload'] for line in lines} == {'resnet'}
 
@@ -176,4 +209,7 @@ def test_a_terminal_gets_the_table_on_its_side_where_it_is_narrow(width, first, 
 def test_the_best_is_bold_in_a_terminal():
     (table,) = to_rich(make_table(make_cells(VALUES)), 200).renderables
     cells = {str(cell): str(cell.style) for column in table.columns for cell in column.cells}
-    assert [text for text, style in cells.items() if style == 'bold'] == ['75.00 ± 7.07', '94.00 ± 1.41']
+    assert [text for text, style in cells.items() if style == 'bold'] == [
+        '75.00 ± 7.07',
+        '94.00 ± 1.41',
+    ]

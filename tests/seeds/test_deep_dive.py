@@ -21,7 +21,16 @@ STEPS = 6
 SPARSITY = 0.75
 METHODS = ('wrap_optax', 'init_state', 'update_state', 'post_gradient_update')
 # One cell with the licence, two with imports, then these.
-DEFINED = [[], [], [], ['wrap_optax'], ['init_state'], ['update_state'], ['MagnitudePruning'], ['StaticRandomSparse']]
+DEFINED = [
+    [],
+    [],
+    [],
+    ['wrap_optax'],
+    ['init_state'],
+    ['update_state'],
+    ['MagnitudePruning'],
+    ['StaticRandomSparse'],
+]
 
 
 def notebook():
@@ -49,21 +58,28 @@ def printed():
 def test_eight_cells_define_what_the_text_says():
     cells = seed_documents.cells(notebook())
     assert len(cells) == 8
-    definitions = [[line for line in cell.splitlines() if line.startswith(('def ', 'class '))] for cell in cells]
+    definitions = [
+        [line for line in cell.splitlines() if line.startswith(('def ', 'class '))]
+        for cell in cells
+    ]
     names = [[line.split()[1].partition('(')[0] for line in lines] for lines in definitions]
     assert names == DEFINED
     assert len(seed_documents.python_blocks(notebook())) == 1
 
 
 def test_cells_run_as_printed(printed):
-    assert all(callable(printed[name]) for name in (*METHODS, 'MagnitudePruning', 'StaticRandomSparse'))
+    assert all(
+        callable(printed[name]) for name in (*METHODS, 'MagnitudePruning', 'StaticRandomSparse')
+    )
     assert printed['jaxpruner'] is jaxpruner
 
 
 def settings(is_packed):
     return {
         'scheduler': sparsity_schedules.PolynomialSchedule(2, 0, 4),
-        'sparsity_distribution_fn': functools.partial(sparsity_distributions.uniform, sparsity=SPARSITY),
+        'sparsity_distribution_fn': functools.partial(
+            sparsity_distributions.uniform, sparsity=SPARSITY
+        ),
         'use_packed_masks': is_packed,
     }
 
@@ -119,10 +135,15 @@ def check(params, state):
 
 def check_equal(result, expected):
     """Same weights and masks, in whichever layout."""
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-7), result[0], expected[0])
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-7), result[0], expected[0]
+    )
     for layer in ('first', 'last'):
         shape = result[0][layer]['kernel'].shape
-        masks = [packing.unpack_like(state.masks[layer]['kernel'], shape) for _, state in (result, expected)]
+        masks = [
+            packing.unpack_like(state.masks[layer]['kernel'], shape)
+            for _, state in (result, expected)
+        ]
         assert np.array_equal(*masks), layer
 
 
@@ -136,14 +157,18 @@ def test_printed_classes_train_as_the_library_s(printed, name, is_packed, compil
 
 
 @pytest.mark.parametrize('is_packed', [False, True], ids=['unpacked', 'packed'])
-@pytest.mark.parametrize('methods', [METHODS, METHODS[1:], ('init_state',), ('update_state',)], ids='+'.join)
+@pytest.mark.parametrize(
+    'methods', [METHODS, METHODS[1:], ('init_state',), ('update_state',)], ids='+'.join
+)
 @pytest.mark.parametrize('name', ['MagnitudePruning', 'StaticRandomSparse'])
 def test_printed_methods_train(printed, name, methods, is_packed):
     """They replace the library's own, all or some of them; packed, they keep masks as one row of bytes."""
     if name == 'StaticRandomSparse':
         methods = tuple(method for method in methods if method != 'update_state')  # it has its own
     namespace = {method: printed[method] for method in methods}
-    attached = dataclasses.make_dataclass('Attached', [], bases=(printed[name],), namespace=namespace)
+    attached = dataclasses.make_dataclass(
+        'Attached', [], bases=(printed[name],), namespace=namespace
+    )
     # The printed wrap_optax branches in Python, so that it cannot be compiled.
     result = train(attached(**settings(is_packed)), compiled='wrap_optax' not in methods)
     check(*result)
@@ -152,12 +177,16 @@ def test_printed_methods_train(printed, name, methods, is_packed):
 
 @pytest.mark.parametrize('is_packed', [False, True], ids=['unpacked', 'packed'])
 def test_printed_init_state_packs_flat(printed, is_packed):
-    state = printed['init_state'](printed['MagnitudePruning'](**settings(is_packed)), initial_params())
+    state = printed['init_state'](
+        printed['MagnitudePruning'](**settings(is_packed)), initial_params()
+    )
     assert state.masks['first']['kernel'].shape == ((15,) if is_packed else (12, 10))
 
 
 def test_printed_classes_prune_in_one_shot(printed):
-    pruned, masks = printed['MagnitudePruning'](**settings(False)).instant_sparsify(initial_params())
+    pruned, masks = printed['MagnitudePruning'](**settings(False)).instant_sparsify(
+        initial_params()
+    )
     assert int(masks['last']['kernel'].sum()) == int((pruned['last']['kernel'] != 0).sum()) == 8
     with pytest.raises(RuntimeError, match='not supported in sparse training'):
         printed['StaticRandomSparse'](**settings(False)).instant_sparsify(initial_params())

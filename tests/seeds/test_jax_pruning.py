@@ -99,7 +99,14 @@ EXPECTED = [
     {1: {'_all': 0.9}},
     {10: {'_each': 0.5}},
     {10: {'_each': 0.5}, 20: {'_each': 0.25}},
-    {10: {'Dense_0/kernel': 0.9, 'Dense_1/kernel': 0.8, 'Conv_0/kernel': 1.0, 'Conv_1/kernel': 1.0}},
+    {
+        10: {
+            'Dense_0/kernel': 0.9,
+            'Dense_1/kernel': 0.8,
+            'Conv_0/kernel': 1.0,
+            'Conv_1/kernel': 1.0,
+        }
+    },
 ]
 
 
@@ -109,13 +116,17 @@ def kernel_densities(params):
 
 
 @pytest.mark.parametrize('number', range(STRATEGIES))
-@pytest.mark.filterwarnings('ignore:.*Dense_1-kernel has length 10 along axis -1, which m=4:UserWarning')
+@pytest.mark.filterwarnings(
+    'ignore:.*Dense_1-kernel has length 10 along axis -1, which m=4:UserWarning'
+)
 def test_each_strategy_as_printed(names, images, number):
     exec(holding('pruning_strategy = {')[number], names)
     state, mask_key = make_state(names, holding('nn.Dense(features=10)')[0], images), None
     epochs = []
     for epoch in range(1, 25):
-        updated, mask_key = jaxpruner.pruning(state, epoch, mask_key=mask_key, prune_strategy=names['pruning_strategy'])
+        updated, mask_key = jaxpruner.pruning(
+            state, epoch, mask_key=mask_key, prune_strategy=names['pruning_strategy']
+        )
         state, mask_key = jaxpruner.pruning_apply(state, mask_key)
         if not updated:
             continue
@@ -128,7 +139,9 @@ def test_each_strategy_as_printed(names, images, number):
         for name, density in densities.items():
             wanted = expected.get(name, expected.get('_each'))
             # The last group of the 10-wide layer keeps 2 or 1 of its 2 weights.
-            partial = {0.5: 6, 0.25: 3}.get(wanted or 0.0, 0) / 10 if name == 'Dense_1/kernel' else None
+            partial = (
+                {0.5: 6, 0.25: 3}.get(wanted or 0.0, 0) / 10 if name == 'Dense_1/kernel' else None
+            )
             if '_each' in expected:
                 assert density == pytest.approx(partial or wanted)
             elif wanted is not None:
@@ -141,7 +154,9 @@ def test_each_call_as_printed(names, images, number):
     snippet = calls()[number]
     names['x'] = jnp.repeat(images, 4, axis=-1)
     exec(snippet, names)
-    assert names['puning_act_unstruct'] is names['prune_act_unstruct']  # a spelling that stands in its text alone
+    assert (
+        names['puning_act_unstruct'] is names['prune_act_unstruct']
+    )  # a spelling that stands in its text alone
     kept = {'density)': 0.5, '0.9)': 0.9, 'sparsity_pattern)': 0.25, '(2, 4))': 0.5}
     share = next(share for end, share in kept.items() if snippet.rstrip().endswith(end))
     assert [int((x != 0).sum()) for x in names['x']] == [round(8 * 8 * 4 * share)] * 4
@@ -156,7 +171,9 @@ def test_each_model_as_printed(names, images, number):
     assert set(seen['intermediates']) > {'Conv_0', 'Conv_1'}
 
 
-@pytest.mark.filterwarnings('ignore:.*Dense_1-kernel has length 10 along axis -1, which m=4:UserWarning')
+@pytest.mark.filterwarnings(
+    'ignore:.*Dense_1-kernel has length 10 along axis -1, which m=4:UserWarning'
+)
 @pytest.mark.parametrize('strategy', range(STRATEGIES))
 def test_the_training_loop_as_printed(names, images, strategy):
     """The fence that is opened twice, and the loop around it, with the functions of flax's example."""
@@ -195,7 +212,9 @@ def test_the_training_loop_as_printed(names, images, strategy):
     assert jnp.isfinite(names['test_loss'])
     assert kernel_densities(names['state'].params) == pytest.approx(
         {
-            name: 1.0 if masks[name[:-7]]['kernel'] is None else float(jnp.mean(masks[name[:-7]]['kernel'] != 0))
+            name: 1.0
+            if masks[name[:-7]]['kernel'] is None
+            else float(jnp.mean(masks[name[:-7]]['kernel'] != 0))
             for name in kernel_densities(names['state'].params)
         }
     )
@@ -203,8 +222,13 @@ def test_the_training_loop_as_printed(names, images, strategy):
 
 
 def test_the_strategies_of_the_page_without_indentation():
-    page = seed_documents.find('This is an implementation of Jax-based pruning module.', 'We use pruning_strategy\n')
-    printed = [ast.literal_eval(block.split('=', 1)[1].strip()) for block in holding('pruning_strategy = {')]
+    page = seed_documents.find(
+        'This is an implementation of Jax-based pruning module.', 'We use pruning_strategy\n'
+    )
+    printed = [
+        ast.literal_eval(block.split('=', 1)[1].strip())
+        for block in holding('pruning_strategy = {')
+    ]
     assert len(strategies(page)) == STRATEGIES
     assert strategies(page) == printed
     for setting in printed:

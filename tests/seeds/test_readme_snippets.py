@@ -14,7 +14,9 @@ pytestmark = seed_documents.needs_documents
 
 
 def snippets():
-    return seed_documents.python_blocks(seed_documents.find('# JaxPruner: a research library', '```python'))
+    return seed_documents.python_blocks(
+        seed_documents.find('# JaxPruner: a research library', '```python')
+    )
 
 
 @pytest.fixture
@@ -25,7 +27,11 @@ def names():
         'sparsity_distribution_fn': functools.partial(sparsity_distributions.uniform, sparsity=0.5),
     }
     params = {'kernel': jnp.arange(1.0, 33.0).reshape(8, 4), 'bias': jnp.ones(4)}
-    return {'jaxpruner': jaxpruner, 'config': config, '_existing_code': lambda: (optax.adam(0.1), params)}
+    return {
+        'jaxpruner': jaxpruner,
+        'config': config,
+        '_existing_code': lambda: (optax.adam(0.1), params),
+    }
 
 
 def test_there_are_two_snippets():
@@ -51,6 +57,8 @@ def test_two_lines_prune(names):
 def test_the_second_snippet_packs_masks(names):
     exec(snippets()[1], names)
     exec('tx, params = _existing_code()\ntx = pruner.wrap_optax(tx)', names)
-    with pytest.warns(UserWarning, match='MagnitudePruning prunes no leaf of 2'):  # there is no sparsity in it
+    with pytest.warns(
+        UserWarning, match='MagnitudePruning prunes no leaf of 2'
+    ):  # there is no sparsity in it
         masks = names['tx'].init(names['params']).masks
     assert (masks['kernel'].shape, masks['kernel'].dtype) == ((1, 4), jnp.uint8)

@@ -37,15 +37,25 @@ def falling(places):
 
 places = st.one_of(
     st.lists(st.integers(0, WIDTH - 1), min_size=1, max_size=60),
-    st.lists(st.sampled_from([0, 1, 7, WIDTH // 2, WIDTH - 1]), min_size=1, max_size=60),  # steps: the worst to guess
+    st.lists(
+        st.sampled_from([0, 1, 7, WIDTH // 2, WIDTH - 1]), min_size=1, max_size=60
+    ),  # steps: the worst to guess
 )
 
 
 @hypothesis.settings(max_examples=100, deadline=None)
-@hypothesis.given(places, places, st.floats(0, 1), st.floats(0, 1), st.sampled_from([(3, None), (3, TURNS), (15, 3)]))
+@hypothesis.given(
+    places,
+    places,
+    st.floats(0, 1),
+    st.floats(0, 1),
+    st.sampled_from([(3, None), (3, TURNS), (15, 3)]),
+)
 def test_each_bracket_settles(first, second, share, other_share, how):
     counts = np.stack([falling(first), falling(second)])
-    wanted = np.array([max(1, round(s * len(p))) for s, p in ((share, first), (other_share, second))], np.uint32)
+    wanted = np.array(
+        [max(1, round(s * len(p))) for s, p in ((share, first), (other_share, second))], np.uint32
+    )
     probes, turns = how
     found = settle(counts, wanted, probes, turns)
     assert not brackets.unsettled(found).any()
@@ -58,7 +68,9 @@ def test_each_bracket_settles(first, second, share, other_share, how):
 
 def test_an_even_fall_is_guessed_at_once():
     counts = falling(range(0, WIDTH, 2))[None]
-    found = settle(counts, np.array([100], np.uint32), turns=2)  # the first divides evenly, since nothing is known
+    found = settle(
+        counts, np.array([100], np.uint32), turns=2
+    )  # the first divides evenly, since nothing is known
     assert found.count_low.tolist() == [100]
 
 
@@ -66,7 +78,9 @@ def test_an_even_fall_is_guessed_at_once():
 def test_probes_rise_inside_the_bracket(width):
     low = 7 if width < 2**31 else 0
     for wanted in (1, 500, 1000):
-        start = Brackets.between(*(jnp.array([n], jnp.uint32) for n in (low, low + width, 1000, 0, wanted)))
+        start = Brackets.between(
+            *(jnp.array([n], jnp.uint32) for n in (low, low + width, 1000, 0, wanted))
+        )
         for probes in (brackets.likely_probes(start), brackets.even_probes(start, 3)):
             (row,) = np.asarray(probes).astype(np.int64)
             assert np.all((row > low) & (row < low + width))

@@ -23,7 +23,9 @@ SCORES = {
 
 
 def shares_reached(probes, scores):
-    values, scores = (np.asarray(x.astype(jnp.float32)) for x in (Order.of(scores.dtype).value(probes)[0], scores))
+    values, scores = (
+        np.asarray(x.astype(jnp.float32)) for x in (Order.of(scores.dtype).value(probes)[0], scores)
+    )
     return [float(np.mean(scores >= value)) for value in values]
 
 
@@ -35,7 +37,9 @@ def test_a_sample_knows_about_where_the_threshold_is(name, share, dtype):
     wanted = jnp.array([round(share * scores.size)])
     order = Order.of(scores.dtype)
     alone = first_probes.sampled([scores[None]], wanted, [scores.size], order)
-    jointly = first_probes.sampled_jointly([scores[None]] * 2, jnp.ones(2, dtype), 2 * wanted, order)
+    jointly = first_probes.sampled_jointly(
+        [scores[None]] * 2, jnp.ones(2, dtype), 2 * wanted, order
+    )
     # Of a sample of 3000. Runs of neighbours whose rows differ are worth fewer, and equal scores have one share.
     deviation = np.sqrt(share * (1 - share) / 3000)
     for probes in (alone, jointly):

@@ -31,11 +31,29 @@ def sorted_mask(arrays, count):
         kept[order[:count]] = 1
         kept[np.isnan(flat)] = 0
     splits = np.cumsum([np.size(array) for array in arrays])[:-1]
-    return [part.reshape(np.shape(array)) for part, array in zip(np.split(kept, splits), arrays, strict=True)]
+    return [
+        part.reshape(np.shape(array))
+        for part, array in zip(np.split(kept, splits), arrays, strict=True)
+    ]
 
 
 # Few values, so that ties are common; the extremes and their neighbours, and what many devices take for zero.
-SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, 1.5, np.inf, -np.inf, np.nan, 2.0**127, -(2.0**127), 2.0**-126, 1e-40, -1e-45]
+SPECIAL = [
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    0.5,
+    1.5,
+    np.inf,
+    -np.inf,
+    np.nan,
+    2.0**127,
+    -(2.0**127),
+    2.0**-126,
+    1e-40,
+    -1e-45,
+]
 DTYPES = ['float32', 'bfloat16', 'float16']
 # A program is compiled for each shape: few shapes, many scores.
 SHAPES = [(1,), (7,), (64,), (5, 9), (2, 3, 1, 4)]
@@ -54,10 +72,20 @@ def rankings(draw, shapes=SHAPES):
     values = st.one_of(st.sampled_from(SPECIAL), st.floats(-2, 2, width=32), st.floats(width=32))
     # As bits: older versions of hypothesis take denormals for a fault of NumPy.
     bits = values.map(lambda value: int(np.float32(value).view(np.uint32)))
-    array = draw(hypothesis_numpy.arrays(np.uint32, draw(st.sampled_from(shapes)), elements=bits)).view(np.float32)
+    array = draw(
+        hypothesis_numpy.arrays(np.uint32, draw(st.sampled_from(shapes)), elements=bits)
+    ).view(np.float32)
     dtype = draw(st.sampled_from(DTYPES))
-    count = draw(st.one_of(st.integers(0, array.size), st.floats(0, 1).map(lambda share: round(share * array.size))))
-    start = draw(st.one_of(st.just(np.nan), st.sampled_from(SPECIAL), st.sampled_from(array.ravel().tolist())))
+    count = draw(
+        st.one_of(
+            st.integers(0, array.size), st.floats(0, 1).map(lambda share: round(share * array.size))
+        )
+    )
+    start = draw(
+        st.one_of(
+            st.just(np.nan), st.sampled_from(SPECIAL), st.sampled_from(array.ravel().tolist())
+        )
+    )
     return jnp.asarray(array).astype(dtype), count, jnp.asarray(start).astype(dtype)
 
 
@@ -83,13 +111,17 @@ def compiled_as_elsewhere(shape, dtype, name, value):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax, name, lambda: value)
         jax.clear_caches()
-        lowered = jax.jit(selection.keep_largest).lower(jax.ShapeDtypeStruct(shape, dtype), jnp.uint32(0))
+        lowered = jax.jit(selection.keep_largest).lower(
+            jax.ShapeDtypeStruct(shape, dtype), jnp.uint32(0)
+        )
         jax.clear_caches()
     return lowered.compile()
 
 
 @hypothesis.settings(max_examples=200, deadline=None)
-@hypothesis.given(rankings(SHAPES[3:4]), st.sampled_from([('default_backend', 'gpu'), ('device_count', 2)]))
+@hypothesis.given(
+    rankings(SHAPES[3:4]), st.sampled_from([('default_backend', 'gpu'), ('device_count', 2)])
+)
 def test_programs_for_other_machines_find_the_same(ranking, machine):
     array, count, _ = ranking
     mask = compiled_as_elsewhere(array.shape, array.dtype, *machine)(array, jnp.uint32(count))
@@ -119,7 +151,9 @@ from jaxpruner.selection import whole_numbers
 array = jnp.asarray([1.0, 1.0 + 1e-12, 1.0 + 2e-12])
 print(selection.keep_largest(array, 1), selection.keep_largest(array, 2), selection.number_to_keep(3, 0.5).dtype)
 """
-    output = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(
+        [sys.executable, '-c', program], capture_output=True, text=True, check=True
+    ).stdout
     assert output.strip() == '[0 0 1] [0 1 1] uint32'
 
 
@@ -135,7 +169,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(('array', 'count', 'expected'), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+@pytest.mark.parametrize(
+    ('array', 'count', 'expected'), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
+)
 def test_special_values(array, count, expected):
     np.testing.assert_array_equal(keep_largest(jnp.array(array), count), expected)
 
@@ -144,7 +180,9 @@ def test_scalars_and_empty_arrays():
     assert selection.keep_largest(jnp.float32(3), 1).shape == ()
     assert int(selection.keep_largest(jnp.float32(3), 1)) == 1
     assert selection.keep_largest(jnp.zeros((0, 3)), 1).shape == (0, 3)
-    first, second = selection.keep_largest_each([jnp.zeros((2, 0)), jnp.ones(3)], [1, 2], in_rows=[True, False])
+    first, second = selection.keep_largest_each(
+        [jnp.zeros((2, 0)), jnp.ones(3)], [1, 2], in_rows=[True, False]
+    )
     assert (first.mask.shape, first.threshold.shape) == ((2, 0), (2,))
     assert second.mask.tolist() == [1, 1, 0]
 
@@ -175,7 +213,8 @@ def test_divisors_rank_quotients_that_are_never_written_down(rankings, share, di
     arrays = [rankings[0][0].astype(jnp.float32), rankings[1][0].astype(jnp.bfloat16)]
     scales = [jnp.float32(divisor) for divisor in divisors]
     quotients = [
-        jax.jit(jnp.divide)(array.astype(jnp.float32), scale) for array, scale in zip(arrays, scales, strict=True)
+        jax.jit(jnp.divide)(array.astype(jnp.float32), scale)
+        for array, scale in zip(arrays, scales, strict=True)
     ]
     count = round(share * sum(array.size for array in arrays))
     expected = sorted_mask([as_compared(quotient) for quotient in quotients], count)
@@ -202,7 +241,9 @@ def test_the_precision_of_products_does_not_matter(precision):
 
 @pytest.mark.parametrize('dtype', DTYPES)
 def test_large_arrays_are_read_in_shares(dtype):
-    scores = jnp.round(jax.random.normal(jax.random.key(3), (3, 600, 100)) * 64).astype(dtype)  # ties everywhere
+    scores = jnp.round(jax.random.normal(jax.random.key(3), (3, 600, 100)) * 64).astype(
+        dtype
+    )  # ties everywhere
     mask = keep_largest(scores, 50_000)
     np.testing.assert_array_equal(mask, sorted_mask([scores.astype(jnp.float32)], 50_000)[0])
 
@@ -213,7 +254,9 @@ def test_counters_that_are_nearly_full(count, monkeypatch):
     monkeypatch.setattr(whole_numbers, 'counter_for', lambda size: jnp.dtype('uint8'))
     jax.clear_caches()
     ties = jnp.array([2.0] * 120 + [1.0] * 100 + [3.0] * 35)
-    np.testing.assert_array_equal(selection.keep_largest(ties, count), sorted_mask([ties], count)[0])
+    np.testing.assert_array_equal(
+        selection.keep_largest(ties, count), sorted_mask([ties], count)[0]
+    )
     halves = [ties[:128], ties[128:]]
     masks = selection.keep_largest_jointly(halves, count)
     np.testing.assert_array_equal(jnp.concatenate(masks), sorted_mask([ties], count)[0])
@@ -237,7 +280,10 @@ def test_it_maps_over_a_batch():
 def test_counts_of_python():
     scores = jnp.array([1.0, 3.0, jnp.nan])
     assert selection.keep_largest(scores, 3 * 10**9).tolist() == [1, 1, 1]
-    for keep in (selection.keep_largest, lambda scores, count: selection.keep_largest_jointly([scores], count)):
+    for keep in (
+        selection.keep_largest,
+        lambda scores, count: selection.keep_largest_jointly([scores], count),
+    ):
         with pytest.raises(ValueError, match='count must not be negative, got -1'):
             keep(scores, -1)
 
@@ -247,17 +293,24 @@ def test_three_thousand_million_scores():
     big = jax.ShapeDtypeStruct((1500, 10**6), jnp.bfloat16)
     twice = jax.ShapeDtypeStruct((3000, 10**6), jnp.bfloat16)
     assert jax.eval_shape(selection.keep_largest, twice, jnp.uint32(5)).shape == twice.shape
-    masks = jax.eval_shape(selection.keep_largest_jointly, [big, big], jnp.uint32(5), [jnp.float32(2)] * 2)
+    masks = jax.eval_shape(
+        selection.keep_largest_jointly, [big, big], jnp.uint32(5), [jnp.float32(2)] * 2
+    )
     assert [mask.shape for mask in masks] == [big.shape] * 2
 
 
 def test_more_scores_than_a_counter_holds_are_refused():
     big = jax.ShapeDtypeStruct((2**16, 2**16), jnp.bfloat16)
-    with pytest.raises(ValueError, match='4294967296 scores cannot be ranked together in 32 bits; at most 4294967295'):
+    with pytest.raises(
+        ValueError,
+        match='4294967296 scores cannot be ranked together in 32 bits; at most 4294967295',
+    ):
         jax.eval_shape(lambda x: selection.keep_largest(x, 1), big)
 
 
-OLDER_XLA = pytest.mark.skipif(jax.__version_info__ < (0, 10), reason='older XLA writes what is compared in a tie cut')
+OLDER_XLA = pytest.mark.skipif(
+    jax.__version_info__ < (0, 10), reason='older XLA writes what is compared in a tie cut'
+)
 LARGE = [
     pytest.param([(1000, 1000), (2**20,)], id='few'),
     pytest.param([(256, 1024), *[(256, 256)] * 20], id='many', marks=OLDER_XLA),
@@ -272,10 +325,14 @@ def test_nothing_as_large_as_the_scores_is_written_but_the_mask(dtype, shapes, j
 
     def masks(arrays):
         if jointly:
-            return selection.keep_largest_jointly(arrays, 5, [jnp.float32(2 + i) for i in range(len(arrays))])
+            return selection.keep_largest_jointly(
+                arrays, 5, [jnp.float32(2 + i) for i in range(len(arrays))]
+            )
         return [kept.mask for kept in selection.keep_largest_each(arrays, [5] * len(arrays))]
 
-    temporary = compiling.as_written(jax.jit(masks).lower(arrays)).memory_analysis().temp_size_in_bytes
+    temporary = (
+        compiling.as_written(jax.jit(masks).lower(arrays)).memory_analysis().temp_size_in_bytes
+    )
     assert temporary <= 0.05 * sum(array.size for array in arrays)
 
 
@@ -287,7 +344,9 @@ def test_nothing_as_large_as_one_array_or_a_batch_is_written(dtype, batch):
 
     scores = jax.ShapeDtypeStruct((1024, 1024) if batch is None else (batch, 1024, 1024), dtype)
     function = mask if batch is None else jax.vmap(mask)
-    temporary = compiling.as_written(jax.jit(function).lower(scores)).memory_analysis().temp_size_in_bytes
+    temporary = (
+        compiling.as_written(jax.jit(function).lower(scores)).memory_analysis().temp_size_in_bytes
+    )
     assert temporary <= 0.05 * scores.size
 
 
@@ -299,7 +358,9 @@ def test_strict_promotion_of_dtypes():
 
 
 def test_nothing_is_sorted():
-    text = compiling.as_written(jax.jit(selection.keep_largest).lower(jnp.zeros((64, 64)), 5)).as_text()
+    text = compiling.as_written(
+        jax.jit(selection.keep_largest).lower(jnp.zeros((64, 64)), 5)
+    ).as_text()
     assert ' sort(' not in text
     assert 'top-k' not in text.lower()
 

@@ -30,7 +30,11 @@ def place_after(row, room):
         [(1, FEW)],
         [(1, FEW + 1)],
         [(2, MANY)],
-        [(1, MANY), (1, 2), (2, FEW // 2)],  # parts are of the longest row's length, which others may not have
+        [
+            (1, MANY),
+            (1, 2),
+            (2, FEW // 2),
+        ],  # parts are of the longest row's length, which others may not have
     ],
     ids=str,
 )
@@ -44,7 +48,13 @@ def test_ends_are_the_places_after_the_last_tie_that_is_kept(shapes, dtype, unwr
         given = [selection.Scores(array, jnp.negative) for array in given]
     ends = jax.jit(tie_ends.of_rooms)
     numbers = np.array([(row == 2).sum() for row in rows])
-    for room in (0 * numbers, np.minimum(numbers, 1), numbers // 3, np.maximum(numbers - 1, 0), numbers):
+    for room in (
+        0 * numbers,
+        np.minimum(numbers, 1),
+        numbers // 3,
+        np.maximum(numbers - 1, 0),
+        numbers,
+    ):
         expected = [place_after(row, own) for row, own in zip(rows, room, strict=True)]
         assert ends(given, between, jnp.asarray(room, jnp.uint32)).tolist() == expected
 

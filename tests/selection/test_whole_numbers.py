@@ -27,14 +27,20 @@ def test_numbers_to_keep_are_exact_above(size, sparsity):
 
 @hypothesis.given(st.integers(0, 2**32 - 1), st.floats(2**-7, 1, width=32))
 def test_shares_of_a_traced_count(count, share):
-    expected = round(count * Fraction(share)) if count > 2**24 else int(np.round(np.float32(count) * np.float32(share)))
+    expected = (
+        round(count * Fraction(share))
+        if count > 2**24
+        else int(np.round(np.float32(count) * np.float32(share)))
+    )
     assert int(whole_numbers.share_of(jnp.uint32(count), share)) == expected
 
 
 @hypothesis.given(st.integers(0, 2**24), st.floats(0, 1, width=32))
 def test_shares_of_a_count_that_is_known_to_be_small(count, share):
     number = jnp.uint32(count)
-    assert whole_numbers.share_of(number, share, most=2**24) == whole_numbers.share_of(number, share)
+    assert whole_numbers.share_of(number, share, most=2**24) == whole_numbers.share_of(
+        number, share
+    )
 
 
 def test_what_a_count_cannot_exceed_may_be_much():

@@ -20,8 +20,16 @@ PERMUTATION = np.array([2, 0, 3, 1])
 MODELS = {
     # reshape by dimensions
     'order F': (lambda p, x: x @ p['w'].reshape(4, 6, order='F'), {'w': floats(2, 3, 4)}, X),
-    'order F of a matrix': (lambda p, x: x @ p['w'].reshape((4, 6), order='F'), {'w': floats(4, 6)}, X),
-    'order F merged': (lambda p, x: x @ p['w'].reshape((6, 4), order='F').T, {'w': floats(3, 2, 4)}, X),
+    'order F of a matrix': (
+        lambda p, x: x @ p['w'].reshape((4, 6), order='F'),
+        {'w': floats(4, 6)},
+        X,
+    ),
+    'order F merged': (
+        lambda p, x: x @ p['w'].reshape((6, 4), order='F').T,
+        {'w': floats(3, 2, 4)},
+        X,
+    ),
     'ravel F': (lambda p, x: x * p['w'].ravel(order='F'), {'w': floats(3, 2)}, floats(2, 6)),
     'convolutions over the last axis of weights': (
         jax.vmap(lambda w, x: layers.conv(x, w), (4, None)),
@@ -55,36 +63,62 @@ MODELS = {
     ),
     # loops
     'learned states': (layers.learned_states, {'w': floats(4, 4), 'h': floats(4)}, floats(3, 2, 4)),
-    'learned state of while': (layers.learned_state_of_while, {'w': floats(4, 4), 'h': floats(4)}, X),
+    'learned state of while': (
+        layers.learned_state_of_while,
+        {'w': floats(4, 4), 'h': floats(4)},
+        X,
+    ),
     'state into a branch': (layers.state_from_branch, {'w': floats(4, 6), 'h': floats(4)}, X),
     'state out of a branch': (
-        lambda p, x: lax.cond(x.sum() > 0, lambda: x, lambda: jnp.broadcast_to(p['h'], x.shape)) @ p['w'],
+        lambda p, x: (
+            lax.cond(x.sum() > 0, lambda: x, lambda: jnp.broadcast_to(p['h'], x.shape)) @ p['w']
+        ),
         {'w': floats(4, 6), 'h': floats(4)},
         X,
     ),
     'gru': (
-        lambda p, x: layers.scan(lambda h, x: layers.cell(h, x, p), jnp.broadcast_to(p['first'], (2, 5)), x),
+        lambda p, x: layers.scan(
+            lambda h, x: layers.cell(h, x, p), jnp.broadcast_to(p['first'], (2, 5)), x
+        ),
         {'i': floats(4, 10), 'h': floats(5, 10), 'c': floats(4, 5), 'first': floats(5)},
         floats(3, 2, 4),
     ),
     'nested scans': (layers.nested, {'w': floats(2, 3, 4, 4)}, X),
-    'reverse scan': (lambda p, x: layers.scan(lambda x, w: jnp.tanh(x @ w), x, p['w'], reverse=True), STACK, X),
+    'reverse scan': (
+        lambda p, x: layers.scan(lambda x, w: jnp.tanh(x @ w), x, p['w'], reverse=True),
+        STACK,
+        X,
+    ),
     'layers with their axis last': (
         lambda p, x: layers.scan(lambda x, w: jnp.tanh(x @ w), x, jnp.moveaxis(p['w'], -1, 0)),
         {'w': floats(4, 4, 3)},
         X,
     ),
     'remat': (layers.layers, STACK, X),
-    'indexed': (lambda p, x: lax.fori_loop(0, 3, lambda i, x: jnp.tanh(x @ p['w'][i]), x), STACK, X),
-    'indexed from behind': (lambda p, x: lax.fori_loop(0, 3, lambda i, x: jnp.tanh(x @ p['w'][2 - i]), x), STACK, X),
+    'indexed': (
+        lambda p, x: lax.fori_loop(0, 3, lambda i, x: jnp.tanh(x @ p['w'][i]), x),
+        STACK,
+        X,
+    ),
+    'indexed from behind': (
+        lambda p, x: lax.fori_loop(0, 3, lambda i, x: jnp.tanh(x @ p['w'][2 - i]), x),
+        STACK,
+        X,
+    ),
     'indexed on another axis': (
         lambda p, x: lax.fori_loop(0, 3, lambda i, x: jnp.tanh(x @ p['w'][:, i].T), x),
         {'w': floats(4, 3, 4)},
         X,
     ),
-    'indexed by a range': (lambda p, x: layers.scan(lambda x, i: jnp.tanh(x @ p['w'][i]), x, jnp.arange(3)), STACK, X),
+    'indexed by a range': (
+        lambda p, x: layers.scan(lambda x, i: jnp.tanh(x @ p['w'][i]), x, jnp.arange(3)),
+        STACK,
+        X,
+    ),
     'indexed by a range in reverse': (
-        lambda p, x: layers.scan(lambda x, i: jnp.tanh(x @ p['w'][i]), x, jnp.arange(3), reverse=True),
+        lambda p, x: layers.scan(
+            lambda x, i: jnp.tanh(x @ p['w'][i]), x, jnp.arange(3), reverse=True
+        ),
         STACK,
         X,
     ),
@@ -93,17 +127,35 @@ MODELS = {
         {'w': floats(4, 4, 4)},
         X,
     ),
-    'layers used twice': (lambda p, x: lax.fori_loop(0, 6, lambda i, x: jnp.tanh(x @ p['w'][i // 2]), x), STACK, X),
-    'indexed by cycling': (lambda p, x: lax.fori_loop(0, 6, lambda i, x: jnp.tanh(x @ p['w'][i % 3]), x), STACK, X),
-    'indexed from the second on': (lambda p, x: lax.fori_loop(1, 3, lambda i, x: jnp.tanh(x @ p['w'][i]), x), STACK, X),
+    'layers used twice': (
+        lambda p, x: lax.fori_loop(0, 6, lambda i, x: jnp.tanh(x @ p['w'][i // 2]), x),
+        STACK,
+        X,
+    ),
+    'indexed by cycling': (
+        lambda p, x: lax.fori_loop(0, 6, lambda i, x: jnp.tanh(x @ p['w'][i % 3]), x),
+        STACK,
+        X,
+    ),
+    'indexed from the second on': (
+        lambda p, x: lax.fori_loop(1, 3, lambda i, x: jnp.tanh(x @ p['w'][i]), x),
+        STACK,
+        X,
+    ),
     'indexed by a carried counter of two': (
-        lambda p, x: lax.scan(lambda c, _: ((c[0] + 2, jnp.tanh(c[1] @ p['w'][c[0]])), None), (0, x), None, 2)[0][1],
+        lambda p, x: lax.scan(
+            lambda c, _: ((c[0] + 2, jnp.tanh(c[1] @ p['w'][c[0]])), None), (0, x), None, 2
+        )[0][1],
         STACK,
         X,
     ),
     'indexed by a counter in reverse': (
         lambda p, x: lax.scan(
-            lambda c, _: ((c[0] + 1, jnp.tanh(c[1] @ p['w'][c[0]])), None), (0, x), None, 3, reverse=True
+            lambda c, _: ((c[0] + 1, jnp.tanh(c[1] @ p['w'][c[0]])), None),
+            (0, x),
+            None,
+            3,
+            reverse=True,
         )[0][1],
         STACK,
         X,
@@ -113,14 +165,22 @@ MODELS = {
         STACK,
         X,
     ),
-    'indexed beyond the end': (lambda p, x: lax.fori_loop(0, 5, lambda i, x: jnp.tanh(x @ p['w'][i]), x), STACK, X),
+    'indexed beyond the end': (
+        lambda p, x: lax.fori_loop(0, 5, lambda i, x: jnp.tanh(x @ p['w'][i]), x),
+        STACK,
+        X,
+    ),
     'a stack of leaves by a counter': (
-        lambda p, x: lax.fori_loop(0, 3, lambda i, x: jnp.tanh(x @ jnp.stack([p['a'], p['b'], p['c']])[i]), x),
+        lambda p, x: lax.fori_loop(
+            0, 3, lambda i, x: jnp.tanh(x @ jnp.stack([p['a'], p['b'], p['c']])[i]), x
+        ),
         {'a': floats(4, 4), 'b': floats(4, 4), 'c': floats(4, 4)},
         X,
     ),
     'a stack of leaves and layers, from behind': (
-        lambda p, x: lax.fori_loop(0, 4, lambda i, x: jnp.tanh(x @ jnp.concatenate([p['a'][None], p['w']])[3 - i]), x),
+        lambda p, x: lax.fori_loop(
+            0, 4, lambda i, x: jnp.tanh(x @ jnp.concatenate([p['a'][None], p['w']])[3 - i]), x
+        ),
         {'a': floats(4, 4), 'w': floats(3, 4, 4)},
         X,
     ),
@@ -130,7 +190,9 @@ MODELS = {
         X,
     ),
     'one layer to the next': (
-        lambda p, x: layers.scan(lambda x, w: jnp.tanh(x @ w[0] @ w[1]), x, (p['w'][:-1], p['w'][1:])),
+        lambda p, x: layers.scan(
+            lambda x, w: jnp.tanh(x @ w[0] @ w[1]), x, (p['w'][:-1], p['w'][1:])
+        ),
         STACK,
         X,
     ),
@@ -142,13 +204,17 @@ MODELS = {
         X,
     ),
     'indexed by while': (
-        lambda p, x: lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, jnp.tanh(c[1] @ p['w'][c[0]])), (0, x))[1],
+        lambda p, x: lax.while_loop(
+            lambda c: c[0] < 3, lambda c: (c[0] + 1, jnp.tanh(c[1] @ p['w'][c[0]])), (0, x)
+        )[1],
         STACK,
         X,
     ),
     'windows by a counter': (layers.window, {'w': floats(4, 12)}, X),
     'indexed members': (
-        jax.vmap(lambda p, x: lax.fori_loop(0, 3, lambda i, x: jnp.tanh(x @ p['w'][i]), x), (1, None)),
+        jax.vmap(
+            lambda p, x: lax.fori_loop(0, 3, lambda i, x: jnp.tanh(x @ p['w'][i]), x), (1, None)
+        ),
         {'w': floats(3, 5, 4, 4)},
         X,
     ),
@@ -167,7 +233,11 @@ MODELS = {
         {'q': floats(4, 2, 3), 'k': floats(3, 4, 2), 'v': floats(2, 3, 4), 'o': floats(2, 3, 6)},
         floats(2, 5, 4),
     ),
-    'routed': (layers.routed, {'gate': floats(4, 3), 'up': floats(3, 5, 4), 'down': floats(3, 4, 5)}, floats(7, 4)),
+    'routed': (
+        layers.routed,
+        {'gate': floats(4, 3), 'up': floats(3, 5, 4), 'down': floats(3, 4, 5)},
+        floats(7, 4),
+    ),
     'weights on the left': (lambda p, x: p['w'] @ x.T, {'w': floats(6, 4)}, X),
     'weights of two': (
         lambda p, x: jnp.einsum('bi,io,oq->bq', x, p['a'], p['b']),
@@ -176,7 +246,11 @@ MODELS = {
     ),
     'diagonal': (lambda p, x: x @ jnp.diag(p['w']), {'w': floats(4)}, X),
     'outer': (lambda p, x: x @ jnp.outer(p['a'], p['b']), {'a': floats(4), 'b': floats(6)}, X),
-    'kronecker': (lambda p, x: x @ jnp.kron(p['a'], p['b']), {'a': floats(2, 3), 'b': floats(2, 4)}, X),
+    'kronecker': (
+        lambda p, x: x @ jnp.kron(p['a'], p['b']),
+        {'a': floats(2, 3), 'b': floats(2, 4)},
+        X,
+    ),
     'bilinear': (lambda p, x: jnp.einsum('bi,oij,bj->bo', x, p['w'], x), {'w': floats(3, 4, 4)}, X),
     'lora': (layers.lora, {'w': floats(4, 6), 'a': floats(4, 2), 'b': floats(2, 6)}, X),
     'rows in groups': (
@@ -186,12 +260,18 @@ MODELS = {
     ),
     'rows in groups of two layers': (
         lambda p, x: layers.scan(
-            lambda x, w: jnp.tanh(lax.ragged_dot(x, w.swapaxes(1, 2), jnp.array([2, 1, 2]))), x, p['w']
+            lambda x, w: jnp.tanh(lax.ragged_dot(x, w.swapaxes(1, 2), jnp.array([2, 1, 2]))),
+            x,
+            p['w'],
         ),
         {'w': floats(2, 3, 4, 4)},
         floats(5, 4),
     ),
-    'experts by einsum': (lambda p, x: jnp.einsum('ei,oie->eo', x, p['w']), {'w': floats(6, 4, 2)}, X),
+    'experts by einsum': (
+        lambda p, x: jnp.einsum('ei,oie->eo', x, p['w']),
+        {'w': floats(6, 4, 2)},
+        X,
+    ),
     'tied': (lambda p, x: p['w'][x] @ p['w'].T, {'w': floats(5, 4)}, tokens(3)),
     'convolution OIHW': (
         lambda p, x: layers.conv(x, p['w'], ('NCHW', 'OIHW', 'NCHW')),
@@ -203,15 +283,31 @@ MODELS = {
         {'w': floats(3, 2, 5, 3)},
         floats(4, 2, 3, 4),
     ),
-    'grouped': (lambda p, x: layers.conv(x, p['w'], feature_group_count=3), {'w': floats(2, 3, 1, 6)}, IMAGE),
-    'batch groups': (lambda p, x: layers.conv(x, p['w'], batch_group_count=2), {'w': floats(2, 3, 3, 6)}, IMAGE),
-    'transposed': (lambda p, x: lax.conv_transpose(x, p['w'], (2, 2), 'SAME'), {'w': floats(2, 2, 3, 5)}, IMAGE),
+    'grouped': (
+        lambda p, x: layers.conv(x, p['w'], feature_group_count=3),
+        {'w': floats(2, 3, 1, 6)},
+        IMAGE,
+    ),
+    'batch groups': (
+        lambda p, x: layers.conv(x, p['w'], batch_group_count=2),
+        {'w': floats(2, 3, 3, 6)},
+        IMAGE,
+    ),
+    'transposed': (
+        lambda p, x: lax.conv_transpose(x, p['w'], (2, 2), 'SAME'),
+        {'w': floats(2, 2, 3, 5)},
+        IMAGE,
+    ),
     'transposed, kernel too': (
         lambda p, x: lax.conv_transpose(x, p['w'], (2, 2), 'SAME', transpose_kernel=True),
         {'w': floats(2, 2, 5, 3)},
         IMAGE,
     ),
-    'dilated': (lambda p, x: layers.conv(x, p['w'], rhs_dilation=(2, 1)), {'w': floats(2, 2, 3, 5)}, IMAGE),
+    'dilated': (
+        lambda p, x: layers.conv(x, p['w'], rhs_dilation=(2, 1)),
+        {'w': floats(2, 2, 3, 5)},
+        IMAGE,
+    ),
     'depthwise': (
         lambda p, x: layers.conv(x, p['w'].reshape(2, 3, 1, 3), feature_group_count=3),
         {'w': floats(2, 3, 3, 1)},
@@ -223,7 +319,9 @@ MODELS = {
         IMAGE,
     ),
     'convolution in one dimension': (
-        lambda p, x: lax.conv_general_dilated(x, p['w'], (2,), 'VALID', dimension_numbers=('NWC', 'WIO', 'NWC')),
+        lambda p, x: lax.conv_general_dilated(
+            x, p['w'], (2,), 'VALID', dimension_numbers=('NWC', 'WIO', 'NWC')
+        ),
         {'w': floats(2, 3, 5)},
         floats(2, 5, 3),
     ),
@@ -231,7 +329,11 @@ MODELS = {
     'flipped': (lambda p, x: x @ jnp.flip(p['w'], 0), W, X),
     'rolled': (lambda p, x: x @ jnp.roll(p['w'], 2, 0), W, X),
     'fused': (lambda p, x: sum(jnp.tanh(x @ w) for w in jnp.split(p['w'], 3, 1)), W, X),
-    'fused by interleaving': (lambda p, x: jnp.tanh(x @ p['w'][:, ::2]) * (x @ p['w'][:, 1::2]), W, X),
+    'fused by interleaving': (
+        lambda p, x: jnp.tanh(x @ p['w'][:, ::2]) * (x @ p['w'][:, 1::2]),
+        W,
+        X,
+    ),
     'fused by heads': (lambda p, x: jnp.tanh(x @ p['w'].reshape(4, 2, 3)[:, :, 1]), W, X),
     'one of stride': (
         lambda p, x: x @ lax.slice(p['w'].reshape(4, 6), (0, 0), (4, 6), (1, 3)),
@@ -269,29 +371,48 @@ MODELS = {
     'one row at a place': (lambda p, x: x @ p['w'][np.array(1)], {'w': floats(3, 4, 6)}, X),
     'windows at places': (
         lambda p, x: jnp.einsum(
-            'bi,kio->bko', x, jax.vmap(lambda i: lax.dynamic_slice(p['w'], (i, 0), (4, 6)))(np.array([0, 2]))
+            'bi,kio->bko',
+            x,
+            jax.vmap(lambda i: lax.dynamic_slice(p['w'], (i, 0), (4, 6)))(np.array([0, 2])),
         ),
         {'w': floats(7, 6)},
         X,
     ),
     'masked stack': (
-        lambda p, x: layers.scan(lambda x, w: jnp.tanh(x @ w), x, p['w'] * np.tri(4, dtype=np.float32)),
+        lambda p, x: layers.scan(
+            lambda x, w: jnp.tanh(x @ w), x, p['w'] * np.tri(4, dtype=np.float32)
+        ),
         STACK,
         X,
     ),
-    'masked in a loop': (lambda p, x: layers.scan(lambda x, w: jnp.tanh(x @ jnp.tril(w)), x, p['w']), STACK, X),
+    'masked in a loop': (
+        lambda p, x: layers.scan(lambda x, w: jnp.tanh(x @ jnp.tril(w)), x, p['w']),
+        STACK,
+        X,
+    ),
     'rows of one mask': (
-        lambda p, x: x @ (p['w'][:, None] * np.array([[1, 0, 1], [0, 1, 1], [1, 1, 0], [0, 0, 1]], np.float32)),
+        lambda p, x: (
+            x
+            @ (p['w'][:, None] * np.array([[1, 0, 1], [0, 1, 1], [1, 1, 0], [0, 0, 1]], np.float32))
+        ),
         {'w': floats(4)},
         X,
     ),
-    'blocks on a diagonal': (lambda p, x: x @ jax.scipy.linalg.block_diag(*p['w']), {'w': floats(2, 2, 3)}, X),
+    'blocks on a diagonal': (
+        lambda p, x: x @ jax.scipy.linalg.block_diag(*p['w']),
+        {'w': floats(2, 2, 3)},
+        X,
+    ),
     'masked': (lambda p, x: x @ jnp.where(np.tri(4, 6) > 0, p['w'], 0), W, X),
     'masked by a product': (lambda p, x: x @ (p['w'] * np.tri(4, 6, dtype=np.float32)), W, X),
     'masked from above': (lambda p, x: x @ jnp.where(np.tri(4, 6) > 0, 0.0, p['w']), W, X),
     'masked by ones': (lambda p, x: x @ jnp.where(np.tri(4, 6) > 0, p['w'], 1.0), W, X),
     'masked and scaled': (lambda p, x: x @ (p['w'] * (2 * np.tri(4, 6, dtype=np.float32))), W, X),
-    'columns of one mask': (lambda p, x: x @ (p['w'] * np.tri(4, 6, dtype=np.float32)), {'w': floats(6)}, X),
+    'columns of one mask': (
+        lambda p, x: x @ (p['w'] * np.tri(4, 6, dtype=np.float32)),
+        {'w': floats(6)},
+        X,
+    ),
     'a choice by two masks': (
         lambda p, x: x @ jnp.where(np.tri(4, 6) > 0, p['a'], p['b']),
         {'a': floats(4, 6), 'b': floats(4, 6)},
@@ -308,9 +429,15 @@ MODELS = {
         X,
     ),
     'rows from behind': (lambda p, x: x @ p['w'][np.array([-1, -2, 0, 1])], W, X),
-    'toeplitz': (lambda p, x: x @ p['w'][np.arange(4)[:, None] - np.arange(5) + 4], {'w': floats(8)}, X),
+    'toeplitz': (
+        lambda p, x: x @ p['w'][np.arange(4)[:, None] - np.arange(5) + 4],
+        {'w': floats(8)},
+        X,
+    ),
     'biases of relative positions': (
-        lambda p, x: x + p['w'][np.abs(np.arange(4)[:, None] - np.arange(4))].transpose(2, 0, 1)[:, None],
+        lambda p, x: (
+            x + p['w'][np.abs(np.arange(4)[:, None] - np.arange(4))].transpose(2, 0, 1)[:, None]
+        ),
         {'w': floats(4, 3)},
         floats(3, 2, 4, 4),
     ),
@@ -331,14 +458,30 @@ MODELS = {
         X,
     ),
     'padded': (lambda p, x: x @ jnp.pad(p['w'], ((1, 0), (0, 2))), {'w': floats(3, 6)}, X),
-    'padded by ones': (lambda p, x: x @ jnp.pad(p['w'], ((1, 0), (0, 2)), constant_values=1), {'w': floats(3, 6)}, X),
-    'padded between': (lambda p, x: x @ lax.pad(p['w'], 0.0, ((0, 1, 1), (0, 0, 0))), {'w': floats(2, 6)}, X),
+    'padded by ones': (
+        lambda p, x: x @ jnp.pad(p['w'], ((1, 0), (0, 2)), constant_values=1),
+        {'w': floats(3, 6)},
+        X,
+    ),
+    'padded between': (
+        lambda p, x: x @ lax.pad(p['w'], 0.0, ((0, 1, 1), (0, 0, 0))),
+        {'w': floats(2, 6)},
+        X,
+    ),
     'half precision': (lambda p, x: x.astype(jnp.bfloat16) @ p['w'].astype(jnp.bfloat16), W, X),
-    'half precision weights': (lambda p, x: x @ p['w'].astype(jnp.float32), {'w': HALF}, floats(2, 3)),
+    'half precision weights': (
+        lambda p, x: x @ p['w'].astype(jnp.float32),
+        {'w': HALF},
+        floats(2, 3),
+    ),
     'barrier': (lambda p, x: x @ lax.optimization_barrier(p['w']), W, X),
     'custom vjp': (lambda p, x: layers.matmul(x, p['w'].T), {'w': floats(6, 4)}, X),
     'custom jvp': (lambda p, x: x @ layers.clipped(p['w']), W, X),
-    'jit in jit': (lambda p, x: jax.jit(lambda w: jax.jit(lambda w: x @ w)(w.T))(p['w']), {'w': floats(6, 4)}, X),
+    'jit in jit': (
+        lambda p, x: jax.jit(lambda w: jax.jit(lambda w: x @ w)(w.T))(p['w']),
+        {'w': floats(6, 4)},
+        X,
+    ),
     'cumulated': (lambda p, x: x * jnp.cumsum(p['w'], 1)[:, :4].sum(0), {'w': floats(2, 4)}, X),
     'standardised': (layers.standardised, {'w': floats(2, 3, 3, 5), 'gain': floats(5)}, IMAGE),
     'summed': (lambda p, x: x @ p['w'].sum(1), {'w': floats(4, 3, 6)}, X),
@@ -347,17 +490,29 @@ MODELS = {
         {'v': floats(4, 6), 'g': floats(6)},
         X,
     ),
-    'relative positions': (lambda p, x: x + p['w'][np.array([[0, 2], [1, 0]])].sum(1)[:, :4], {'w': floats(3, 6)}, X),
+    'relative positions': (
+        lambda p, x: x + p['w'][np.array([[0, 2], [1, 0]])].sum(1)[:, :4],
+        {'w': floats(3, 6)},
+        X,
+    ),
     'associative scan': (
-        lambda p, x: lax.associative_scan(lambda a, b: a * b, jnp.broadcast_to(p['w'], x.shape) + x),
+        lambda p, x: lax.associative_scan(
+            lambda a, b: a * b, jnp.broadcast_to(p['w'], x.shape) + x
+        ),
         {'w': floats(4)},
         X,
     ),
     'map': (lambda p, x: lax.map(lambda row: row @ p['w'], x), W, X),
-    'map in batches': (lambda p, x: lax.map(lambda w: x @ w, p['w'], batch_size=2), {'w': floats(5, 4, 6)}, X),
+    'map in batches': (
+        lambda p, x: lax.map(lambda w: x @ w, p['w'], batch_size=2),
+        {'w': floats(5, 4, 6)},
+        X,
+    ),
     'switch over layers': (
         lambda p, x: lax.switch(
-            jnp.argmax(x[0]), [functools.partial(lambda w, x: x @ w, p['w'][i]) for i in range(3)], x
+            jnp.argmax(x[0]),
+            [functools.partial(lambda w, x: x @ w, p['w'][i]) for i in range(3)],
+            x,
         ),
         STACK,
         X,

@@ -90,7 +90,12 @@ def _twice_vmapped_conv(p, x):
 @model({'a': floats(4, 4), 'b': floats(4, 4)}, X)
 def _heterogeneous_layers_by_counter(p, x):
     return lax.fori_loop(
-        0, 4, lambda i, x: lax.switch(i % 2, [lambda x: jnp.tanh(x @ p['a']), lambda x: jnp.tanh(x @ p['b'].T)], x), x
+        0,
+        4,
+        lambda i, x: lax.switch(
+            i % 2, [lambda x: jnp.tanh(x @ p['a']), lambda x: jnp.tanh(x @ p['b'].T)], x
+        ),
+        x,
     )
 
 
@@ -220,7 +225,13 @@ def _cond_in_scan(p, x):
 
     def body(x, layer):
         return (
-            lax.cond(x.sum() > 0, lambda x, layer: jnp.tanh(x @ layer['w']), lambda x, layer: x + layer['b'], x, layer),
+            lax.cond(
+                x.sum() > 0,
+                lambda x, layer: jnp.tanh(x @ layer['w']),
+                lambda x, layer: x + layer['b'],
+                x,
+                layer,
+            ),
             None,
         )
 
@@ -231,7 +242,10 @@ def _cond_in_scan(p, x):
 def _while_in_scan(p, x):
 
     def body(x, w):
-        return (lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, jnp.tanh(c[1] @ w)), (0, x))[1], None)
+        return (
+            lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, jnp.tanh(c[1] @ w)), (0, x))[1],
+            None,
+        )
 
     return lax.scan(body, x, p['w'])[0]
 
@@ -243,13 +257,17 @@ def _unrolled_scan(p, x):
 
 @model({'w': floats(6, 4, 4)}, X)
 def _scan_of_pairs(p, x):
-    return lax.scan(lambda x, w: (jnp.tanh(jnp.tanh(x @ w[0]) @ w[1]), None), x, p['w'].reshape(3, 2, 4, 4))[0]
+    return lax.scan(
+        lambda x, w: (jnp.tanh(jnp.tanh(x @ w[0]) @ w[1]), None), x, p['w'].reshape(3, 2, 4, 4)
+    )[0]
 
 
 @model({'w': floats(6, 4, 4)}, X)
 def _scan_of_pairs_halves(p, x):
     return lax.scan(
-        lambda x, w: (jnp.tanh(jnp.tanh(x @ w[0]) @ w[1]), None), x, p['w'].reshape(2, 3, 4, 4).swapaxes(0, 1)
+        lambda x, w: (jnp.tanh(jnp.tanh(x @ w[0]) @ w[1]), None),
+        x,
+        p['w'].reshape(2, 3, 4, 4).swapaxes(0, 1),
     )[0]
 
 
@@ -280,7 +298,9 @@ def _expert_choice(p, x, i):
 
 @model({'w': floats(4, 12, 5)}, floats(2, 4, 3))
 def _local(p, x):
-    return lax.conv_general_dilated_local(x, p['w'][:, :6], (1,), 'SAME', (2,), dimension_numbers=('NWC', 'WIO', 'NWC'))
+    return lax.conv_general_dilated_local(
+        x, p['w'][:, :6], (1,), 'SAME', (2,), dimension_numbers=('NWC', 'WIO', 'NWC')
+    )
 
 
 @model({'a': floats(4, 3), 'b': floats(3, 5), 'c': floats(5, 2)}, X)
@@ -315,12 +335,16 @@ def _stack_carried_and_indexed_in_jit(p, x):
 
 @model({'w': floats(3, 4, 4)}, X)
 def _counter_of_outer_loop_in_inner(p, x):
-    return lax.fori_loop(0, 3, lambda i, x: lax.fori_loop(0, 2, lambda j, x: jnp.tanh(x @ p['w'][i]), x), x)
+    return lax.fori_loop(
+        0, 3, lambda i, x: lax.fori_loop(0, 2, lambda j, x: jnp.tanh(x @ p['w'][i]), x), x
+    )
 
 
 @model({'w': floats(6, 4, 4)}, X)
 def _flat_index_of_two_loops(p, x):
-    return lax.fori_loop(0, 2, lambda i, x: lax.fori_loop(0, 3, lambda j, x: jnp.tanh(x @ p['w'][3 * i + j]), x), x)
+    return lax.fori_loop(
+        0, 2, lambda i, x: lax.fori_loop(0, 3, lambda j, x: jnp.tanh(x @ p['w'][3 * i + j]), x), x
+    )
 
 
 @model({'w': floats(3, 2, 4, 4)}, X)
@@ -334,7 +358,9 @@ def _scanned_and_indexed(p, x):
 
 @model({'w': floats(2, 3, 4, 4)}, X)
 def _indexed_then_scanned(p, x):
-    return lax.fori_loop(0, 3, lambda j, x: lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, p['w'][:, j])[0], x)
+    return lax.fori_loop(
+        0, 3, lambda j, x: lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, p['w'][:, j])[0], x
+    )
 
 
 @model({'w': floats(4, 4)}, X)

@@ -59,7 +59,9 @@ def check(apply_fn, params, *inputs):
             continue
         _check_axes(graph, uses, with_leaf, jnp.asarray(leaf), inputs, tree.path_string(path))
         if len(uses) == len(graph[path]):
-            _check_complete(graph, uses, with_leaf, jnp.asarray(leaf), inputs, tree.path_string(path))
+            _check_complete(
+                graph, uses, with_leaf, jnp.asarray(leaf), inputs, tree.path_string(path)
+            )
     return graph
 
 
@@ -92,9 +94,13 @@ def _check_axes(graph, uses, with_leaf, leaf, inputs, name):
     after = [operands_of(each) for each in perturbed]
     for number, use in enumerate(uses):
         runs, operand = before[number]
-        changes = np.stack([np.abs(np.asarray(found[number][1]) - np.asarray(operand)) for found in after])
+        changes = np.stack(
+            [np.abs(np.asarray(found[number][1]) - np.asarray(operand)) for found in after]
+        )
         if not changes.any():
-            assert use.trips is None, f'{name}: {use} does not depend on it'  # it stands in another branch
+            assert use.trips is None, (
+                f'{name}: {use} does not depend on it'
+            )  # it stands in another branch
             continue
         _compare(use, changes.reshape((*leaf.shape, *operand.shape)), leaf.ndim, name)
         if use.exact:
@@ -103,10 +109,18 @@ def _check_axes(graph, uses, with_leaf, leaf, inputs, name):
 
 def _check_read(use, leaf, operand, runs, name):
     read = np.asarray(use.read(leaf), np.float32)
-    inside = tuple(slice(*ends) for ends in (*(e.range for e in use.site.view.stack), *use.site.view.region))
+    inside = tuple(
+        slice(*ends) for ends in (*(e.range for e in use.site.view.stack), *use.site.view.region)
+    )
     operand, runs = np.asarray(operand), np.asarray(runs)
-    times = runs[tuple(slice(*e.range) for e in use.site.view.stack)].reshape(-1)[0] if runs.ndim else runs
-    np.testing.assert_allclose(read[inside] * times, operand[inside], rtol=2e-2, atol=1e-5, err_msg=f'{name}: {use}')
+    times = (
+        runs[tuple(slice(*e.range) for e in use.site.view.stack)].reshape(-1)[0]
+        if runs.ndim
+        else runs
+    )
+    np.testing.assert_allclose(
+        read[inside] * times, operand[inside], rtol=2e-2, atol=1e-5, err_msg=f'{name}: {use}'
+    )
 
 
 def _compare(use, changes, rank, name):
@@ -114,7 +128,9 @@ def _compare(use, changes, rank, name):
     view = use.site.view
     count = changes.ndim - rank - len(view.axes)
     assert count == len([entry for entry in view.stack if entry.loop]), (name, use)
-    inside = [slice(*entry.range) for entry in view.stack if entry.loop] + [slice(*ends) for ends in view.region]
+    inside = [slice(*entry.range) for entry in view.stack if entry.loop] + [
+        slice(*ends) for ends in view.region
+    ]
     changes = changes[(slice(None),) * rank + tuple(inside)]
     most = changes.max(axis=tuple(range(rank, changes.ndim)), keepdims=True)
     any_change = _along(changes > most * 1e-3, rank)
@@ -123,13 +139,17 @@ def _compare(use, changes, rank, name):
     if use.op in ('dot', 'conv'):
         roles = contractions.roles(use.site.equation, use.site.operand)
     long = {axis for axis in range(rank) if changes.shape[axis] > 1}
-    each = {role: [count + i for i in getattr(roles, role)] for role in ('contract', 'free', 'batch')}
+    each = {
+        role: [count + i for i in getattr(roles, role)] for role in ('contract', 'free', 'batch')
+    }
     if all(entry.loop for entry in view.stack):
         each['stack'] = list(range(count))
     for role, axes in each.items():
         least, most_ = (set().union(*(found[i] for i in axes)) for found in (any_change, dominant))
         said = set(getattr(use, role)) & long
-        assert least <= said <= least | most_, f'{name}: {role} is {sorted(least | most_)}, and the graph says {use}'
+        assert least <= said <= least | most_, (
+            f'{name}: {role} is {sorted(least | most_)}, and the graph says {use}'
+        )
 
 
 def _along(changed, rank):

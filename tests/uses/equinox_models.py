@@ -38,7 +38,10 @@ _EMA = {'mode': 'ema'} if 'mode' in inspect.signature(eqx.nn.BatchNorm).paramete
 
 
 def _resnet():
-    conv = [eqx.nn.Conv2d(3, 4, 3, padding=1, key=KEY), eqx.nn.Conv2d(4, 4, 3, padding=1, use_bias=False, key=KEY)]
+    conv = [
+        eqx.nn.Conv2d(3, 4, 3, padding=1, key=KEY),
+        eqx.nn.Conv2d(4, 4, 3, padding=1, use_bias=False, key=KEY),
+    ]
     norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(4, 'batch', inference=True, **_EMA)
     return conv, norm, state, eqx.nn.Linear(4 * 64, 5, key=KEY)
 
@@ -120,7 +123,9 @@ def _call_convolutions(modules, x):
 
 
 def _call_rotary(modules, x):
-    query, key, value = (jax.vmap(modules[name])(x).reshape(6, -1, 6) for name in ('query', 'key', 'value'))
+    query, key, value = (
+        jax.vmap(modules[name])(x).reshape(6, -1, 6) for name in ('query', 'key', 'value')
+    )
     out = jax.nn.dot_product_attention(rotary(query[None])[0], rotary(key[None])[0], value)
     return jax.vmap(modules['out'])(out.reshape(6, -1))
 
@@ -129,7 +134,12 @@ def _grouped_queries():
     def linear(inputs, outputs):
         return eqx.nn.Linear(inputs, outputs, use_bias=False, key=KEY)
 
-    return {'query': linear(8, 24), 'key': linear(8, 12), 'value': linear(8, 12), 'out': linear(24, 8)}
+    return {
+        'query': linear(8, 24),
+        'key': linear(8, 12),
+        'value': linear(8, 12),
+        'out': linear(24, 8),
+    }
 
 
 def _call_class_token(modules, x):

@@ -12,7 +12,9 @@ def _model(function, *inputs, state=False):
         if state:
             network = hk.without_apply_rng(hk.transform_with_state(function))
             # Running means begin in a step of training.
-            params, states = jax.eval_shape(lambda *x: network.init(KEY, *x, is_training=True), *inputs)
+            params, states = jax.eval_shape(
+                lambda *x: network.init(KEY, *x, is_training=True), *inputs
+            )
             return (lambda both, *x: network.apply(*both, *x)[0]), (params, states), inputs
         network = hk.without_apply_rng(hk.transform(function))
         return network.apply, jax.eval_shape(network.init, KEY, *inputs), inputs

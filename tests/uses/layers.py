@@ -31,11 +31,15 @@ def learned_state_of_while(p, x):
         count, other, state = carried
         return count + 1, other * 2, jnp.tanh(state @ p['w']) + x
 
-    return lax.while_loop(lambda carried: carried[0] < 3, body, (0, x, jnp.broadcast_to(p['h'], x.shape)))[2]
+    return lax.while_loop(
+        lambda carried: carried[0] < 3, body, (0, x, jnp.broadcast_to(p['h'], x.shape))
+    )[2]
 
 
 def state_from_branch(p, x):
-    return lax.cond(x.sum() > 0, lambda x, h: jnp.tanh(x + h), lambda x, h: x * h, x, p['h']) @ p['w']
+    return (
+        lax.cond(x.sum() > 0, lambda x, h: jnp.tanh(x + h), lambda x, h: x * h, x, p['h']) @ p['w']
+    )
 
 
 def cell(h, x, p):
@@ -82,7 +86,9 @@ def nested(p, x):
 
 
 def window(p, x):
-    return scan(lambda x, i: jnp.tanh(x @ lax.dynamic_slice(p['w'], (0, 4 * i), (4, 4))), x, jnp.arange(3))
+    return scan(
+        lambda x, i: jnp.tanh(x @ lax.dynamic_slice(p['w'], (0, 4 * i), (4, 4))), x, jnp.arange(3)
+    )
 
 
 def standardised(p, x):
@@ -111,7 +117,9 @@ def ring(p, x):
 
 def shared_state(p, x):
     """A while loop that carries the weights through."""
-    return lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, jnp.tanh(c[1] @ c[2]), c[2]), (0, x, p['w']))[1]
+    return lax.while_loop(
+        lambda c: c[0] < 3, lambda c: (c[0] + 1, jnp.tanh(c[1] @ c[2]), c[2]), (0, x, p['w'])
+    )[1]
 
 
 def lora(p, x):

@@ -50,14 +50,19 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     @nn.compact
     def __call__(self, words):
-        x = nn.Embed(11, 8)(words) + self.param('positions', nn.initializers.normal(), (16, 8))[: words.shape[1]]
+        x = (
+            nn.Embed(11, 8)(words)
+            + self.param('positions', nn.initializers.normal(), (16, 8))[: words.shape[1]]
+        )
         return nn.Dense(11, name='head')(Block(name='block')(x)[0])
 
 
 class Scanned(nn.Module):
     @nn.compact
     def __call__(self, x):
-        layers = nn.scan(nn.remat(Block), variable_axes={'params': 0}, split_rngs={'params': True}, length=3)
+        layers = nn.scan(
+            nn.remat(Block), variable_axes={'params': 0}, split_rngs={'params': True}, length=3
+        )
         return layers(name='layers')(x, None)[0]
 
 
@@ -157,7 +162,9 @@ MODELS = {
         REST,
         flops=2 * 7 * (2 * 3 * 24 + 2 * 6 * 24 + 24) + 2 * 7 * (2 * 6 * 5 + 5),
     ),
-    'tied': Model(_model(Tied(), tokens(2, 6)), {'*': 'gather >01, dot 1>0'}, flops=2 * 12 * 8 * 11),
+    'tied': Model(
+        _model(Tied(), tokens(2, 6)), {'*': 'gather >01, dot 1>0'}, flops=2 * 12 * 8 * 11
+    ),
     'convolutions': Model(
         _model(Convolutions(), floats(2, 8, 8, 4)),
         {'*': 'conv 012>3'},

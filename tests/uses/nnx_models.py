@@ -12,7 +12,10 @@ def _model(make_module, *inputs):
         module = nnx.eval_shape(lambda: make_module(rngs=nnx.Rngs(0)))
         graphdef, params, rest = nnx.split(module, (nnx.Param, nnx.BatchStat), ...)
         # Keys of random numbers and the like are no parameters; none of these models uses them.
-        rest = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype) if leaf.dtype != 'key<fry>' else leaf, rest)
+        rest = jax.tree.map(
+            lambda leaf: jnp.zeros(leaf.shape, leaf.dtype) if leaf.dtype != 'key<fry>' else leaf,
+            rest,
+        )
 
         def apply_fn(params, *inputs):
             return nnx.merge(graphdef, params, rest)(*inputs)
@@ -120,7 +123,10 @@ class LoRA(nnx.Module):
 class ClassToken(nnx.Module):
     def __init__(self, rngs):
         self.norm = nnx.RMSNorm(8, rngs=rngs)
-        self.token, self.positions = nnx.Param(jnp.zeros((1, 1, 8))), nnx.Param(jnp.zeros((1, 5, 8)))
+        self.token, self.positions = (
+            nnx.Param(jnp.zeros((1, 1, 8))),
+            nnx.Param(jnp.zeros((1, 5, 8))),
+        )
 
     def __call__(self, x):
         token = jnp.broadcast_to(self.token[...], (x.shape[0], 1, 8))
@@ -175,7 +181,14 @@ MODELS = {
         flops=2 * 2 * 64 * (9 * 2 * 8 + 9 * 8 + 9 * 8 * 4),
     ),
     'lora': Model(_model(LoRA, floats(2, 3)), {'*/bias': BIAS, '*': 'dot 0>1'}),
-    'class token': Model(_model(ClassToken, floats(2, 4, 8)), {'norm/scale': BIAS, '*': 'elementwise >012'}),
-    'grouped queries': Model(_model(GroupedQueries, floats(2, 6, 8)), {'out/kernel': 'dot 01>2', '*': 'dot 0>12'}),
-    'experts': Model(_model(Experts, floats(2, 6, 4)), {'router/*': 'dot 0>1', 'up': 'dot 1>02', 'down': 'dot 01>2'}),
+    'class token': Model(
+        _model(ClassToken, floats(2, 4, 8)), {'norm/scale': BIAS, '*': 'elementwise >012'}
+    ),
+    'grouped queries': Model(
+        _model(GroupedQueries, floats(2, 6, 8)), {'out/kernel': 'dot 01>2', '*': 'dot 0>12'}
+    ),
+    'experts': Model(
+        _model(Experts, floats(2, 6, 4)),
+        {'router/*': 'dot 0>1', 'up': 'dot 1>02', 'down': 'dot 01>2'},
+    ),
 }

@@ -48,15 +48,22 @@ def short(use) -> str:
 
 
 def short_uses(graph) -> dict[str, str]:
-    return {tree.path_string(path): ', '.join(sorted({short(use) for use in uses})) for path, uses in graph.items()}
+    return {
+        tree.path_string(path): ', '.join(sorted({short(use) for use in uses}))
+        for path, uses in graph.items()
+    }
 
 
 def expected_uses(model: Model, names: list[str]) -> dict[str, str]:
     found = {}
     for name in names:
-        glob = next((glob for glob in model.expected if tree.matches(glob, tuple(name.split('/')))), None)
+        glob = next(
+            (glob for glob in model.expected if tree.matches(glob, tuple(name.split('/')))), None
+        )
         if glob is not None:
-            found[name] = ', '.join(sorted(part.strip() for part in model.expected[glob].split(',')))
+            found[name] = ', '.join(
+                sorted(part.strip() for part in model.expected[glob].split(','))
+            )
     return found
 
 

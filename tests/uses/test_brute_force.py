@@ -6,7 +6,16 @@ from uses import adversarial_models, adversarial_programs, brute_force, test_mod
 
 MODELS = adversarial_models.MODELS | adversarial_programs.MODELS
 # Others of these hold no layer that is not in one of them, and take longer.
-LAYERS = ('convolutions', 'experts', 'grouped queries', 'lora', 'norms', 'tied', 'weight norm', 'resnet')
+LAYERS = (
+    'convolutions',
+    'experts',
+    'grouped queries',
+    'lora',
+    'norms',
+    'tied',
+    'weight norm',
+    'resnet',
+)
 OF_FRAMEWORKS = {name: model for name, model in test_models.MODELS.items() if name.endswith(LAYERS)}
 
 

@@ -54,7 +54,9 @@ def test_old_programs_are_let_go(compiled, monkeypatch):
 def test_functions_that_call_python_back_share_nothing(compiled):
     def scaled(factor):
         def call(x):
-            return jax.pure_callback(lambda x: np.asarray(x) * factor, jax.ShapeDtypeStruct((), jnp.float32), x)
+            return jax.pure_callback(
+                lambda x: np.asarray(x) * factor, jax.ShapeDtypeStruct((), jnp.float32), x
+            )
 
         return CompiledOnce(call)
 
@@ -75,7 +77,8 @@ def test_sequential_pruning_compiles_like_layers_once(compiled, layers):
     shapes = {'up': (8, 16), 'down': (16, 8)}
     keys = iter(jax.random.split(jax.random.key(0), 12))
     params = {
-        f'{i}': {name: jax.random.normal(next(keys), shape) for name, shape in shapes.items()} for i in range(layers)
+        f'{i}': {name: jax.random.normal(next(keys), shape) for name, shape in shapes.items()}
+        for i in range(layers)
     }
     x = jax.random.normal(jax.random.key(1), (64, 8))
 
@@ -85,7 +88,11 @@ def test_sequential_pruning_compiles_like_layers_once(compiled, layers):
         return x
 
     found, _ = jaxpruner.prune(params, 0.5, 'wanda', apply_fn=apply, batches=[x], sequential=True)
-    assert len(compiled) <= 6  # whatever the number of layers: from one to the next, and the statistics of each product
-    again, _ = jaxpruner.prune(params, 0.5, 'wanda', apply_fn=apply, batches=[x], sequential=True, blocks=None)
+    assert (
+        len(compiled) <= 6
+    )  # whatever the number of layers: from one to the next, and the statistics of each product
+    again, _ = jaxpruner.prune(
+        params, 0.5, 'wanda', apply_fn=apply, batches=[x], sequential=True, blocks=None
+    )
     jax.tree.map(np.testing.assert_array_equal, found, again)
     assert len(compiled) <= 6

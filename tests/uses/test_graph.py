@@ -41,7 +41,9 @@ def _dead_in_loop(params, x):
 
 
 def _dead_in_branch(params, x):
-    return jax.lax.cond(x.sum() > 0, lambda x: (x, x @ params['w'] + params['b']), lambda x: (x, x), x)[0]
+    return jax.lax.cond(
+        x.sum() > 0, lambda x: (x, x @ params['w'] + params['b']), lambda x: (x, x), x
+    )[0]
 
 
 def _sliced_away(params, x):
@@ -55,7 +57,15 @@ def _no_trip(params, x):
     return jax.lax.scan(body, x, params['w'].reshape(-1, 4, 4)[:0])
 
 
-UNUSED = [_dead_code, _dead_result_of_jit, _dead_carry, _dead_in_loop, _dead_in_branch, _sliced_away, _no_trip]
+UNUSED = [
+    _dead_code,
+    _dead_result_of_jit,
+    _dead_carry,
+    _dead_in_loop,
+    _dead_in_branch,
+    _sliced_away,
+    _no_trip,
+]
 
 
 @pytest.mark.parametrize('apply_fn', UNUSED, ids=lambda function: function.__name__.strip('_'))
@@ -64,7 +74,10 @@ def test_unused_leaves_change_nothing(apply_fn):
     graph = param_uses(apply_fn, DEAD, x)
     assert graph.unused == (('b',), ('w',))
     assert len(graph) == len(graph.opaque) == 0
-    ones, zeros = (jax.tree.map(lambda leaf, value=value: jnp.full(leaf.shape, value), DEAD) for value in (1.0, 0.0))
+    ones, zeros = (
+        jax.tree.map(lambda leaf, value=value: jnp.full(leaf.shape, value), DEAD)
+        for value in (1.0, 0.0)
+    )
     jax.tree.map(np.testing.assert_array_equal, apply_fn(ones, x), apply_fn(zeros, x))
 
 
@@ -73,21 +86,37 @@ OPAQUE = {
     'svd': (lambda p, x: x @ jnp.linalg.svd(p['w'])[0], SQUARE, 'no rule for svd'),
     'fft': (lambda p, x: x + jnp.fft.fft(p['w']).real, ROW, 'no rule for fft'),
     'solve': (lambda p, x: jnp.linalg.solve(p['w'], x.T), SQUARE, 'no rule for lu'),
-    'callback': (lambda p, x: x + jax.pure_callback(np.sin, floats(4), p['w']), ROW, 'no rule for pure_callback'),
-    'scatter': (lambda p, x: x + jnp.zeros(9).at[jnp.arange(4)].set(p['w'])[:4], ROW, 'no rule for scatter'),
+    'callback': (
+        lambda p, x: x + jax.pure_callback(np.sin, floats(4), p['w']),
+        ROW,
+        'no rule for pure_callback',
+    ),
+    'scatter': (
+        lambda p, x: x + jnp.zeros(9).at[jnp.arange(4)].set(p['w'])[:4],
+        ROW,
+        'no rule for scatter',
+    ),
     'index': (lambda p, x: x[jnp.argmax(p['w'])], ROW, 'no rule for (gather|dynamic_slice)'),
     'image': (
         lambda p, x: jax.lax.conv(p['w'][None, None], x[None, None], (1, 1), 'SAME'),
         SQUARE,
         'a parameter as its image',
     ),
-    'branch': (lambda p, x: jax.lax.cond(p['w'][0] > 0, jnp.sin, jnp.cos, x), ROW, 'which branch runs'),
+    'branch': (
+        lambda p, x: jax.lax.cond(p['w'][0] > 0, jnp.sin, jnp.cos, x),
+        ROW,
+        'which branch runs',
+    ),
     'loop': (
         lambda p, x: jax.lax.while_loop(lambda x: p['w'].sum() > 0, lambda x: x * 2, x),
         ROW,
         'how often a loop runs',
     ),
-    'spread': (lambda p, x: x + jax.lax.pad(p['w'][:3], 0.0, ((-1, 0, 1),))[0], ROW, 'puts zeros between elements'),
+    'spread': (
+        lambda p, x: x + jax.lax.pad(p['w'][:3], 0.0, ((-1, 0, 1),))[0],
+        ROW,
+        'puts zeros between elements',
+    ),
     'cut': (
         lambda p, x: x + jnp.concatenate([p['w'], p['w'], p['w'][:1]]).reshape(3, 3)[0, 0],
         ROW,
@@ -100,7 +129,9 @@ OPAQUE = {
 def test_what_has_no_rule_is_opaque(apply_fn, params, reason):
     params = {**params, 'bias': floats(4)}
     graph = param_uses(lambda p, x: (apply_fn(p, x), x + p['bias']), params, X)
-    with pytest.raises(UnsupportedPrimitive, match=rf'w: .*{reason}.*test_graph.py:\d+.*leave this leaf out'):
+    with pytest.raises(
+        UnsupportedPrimitive, match=rf'w: .*{reason}.*test_graph.py:\d+.*leave this leaf out'
+    ):
         graph['w']
     assert list(graph) == [('bias',)]
     assert list(graph.opaque) == [('w',)]
@@ -133,8 +164,13 @@ def test_what_changes_nothing_is_followed(apply_fn):
 
 def test_paths_of_one_name_are_told_apart():
     params = {'a': {'b': jnp.ones((8, 4))}, 'a/b': jnp.ones((4, 6))}
-    graph = param_uses(lambda params, x: x @ params['a']['b'] @ params['a/b'], params, jnp.ones((2, 8)))
-    assert [graph[path][0].flops for path in (('a', 'b'), ('a/b',))] == [2 * 2 * 8 * 4, 2 * 2 * 4 * 6]
+    graph = param_uses(
+        lambda params, x: x @ params['a']['b'] @ params['a/b'], params, jnp.ones((2, 8))
+    )
+    assert [graph[path][0].flops for path in (('a', 'b'), ('a/b',))] == [
+        2 * 2 * 8 * 4,
+        2 * 2 * 4 * 6,
+    ]
 
 
 def test_strict():
@@ -168,7 +204,9 @@ def test_table_and_dict():
     assert lines[1].split() == ['w', 'dot', '0', '1', '-', '-', 'yes', '64', '1']
     assert lines[2].startswith('q  opaque: no rule for')
     assert lines[3:5] == ['old  unused', f'{graph.flops:,} FLOPs in all']
-    assert repr(graph).startswith(f'UseGraph(1 used, 1 opaque, 1 unused, {graph.flops:,} FLOPs, without ')
+    assert repr(graph).startswith(
+        f'UseGraph(1 used, 1 opaque, 1 unused, {graph.flops:,} FLOPs, without '
+    )
     found = json.loads(json.dumps(graph.to_dict()))
     assert found['uses']['w'][0]['contract'] == [0]
     assert found['unused'] == ['old']
@@ -199,13 +237,30 @@ def _learned_state(params, x):
 
 
 def _conv(x, w):
-    return jax.lax.conv_general_dilated(x, w, (1, 1), 'SAME', dimension_numbers=('NHWC', 'HWIO', 'NHWC'))
+    return jax.lax.conv_general_dilated(
+        x, w, (1, 1), 'SAME', dimension_numbers=('NHWC', 'HWIO', 'NHWC')
+    )
 
 
 USES = {
-    'indexed in a loop': (_looped, {'w': floats(3, 4, 4), 'v': floats(4, 4)}, X, {'w': 'dot 1>2@0', 'v': 'dot 0>1'}),
-    'first state': (_learned_state, {'w': floats(4, 4), 'h': floats(4)}, X, {'w': 'dot 0>1', 'h': 'elementwise >0'}),
-    'ensemble': (jax.vmap(lambda p, x: x @ p['w'], (0, None)), {'w': floats(5, 4, 3)}, X, {'w': 'dot 1>02'}),
+    'indexed in a loop': (
+        _looped,
+        {'w': floats(3, 4, 4), 'v': floats(4, 4)},
+        X,
+        {'w': 'dot 1>2@0', 'v': 'dot 0>1'},
+    ),
+    'first state': (
+        _learned_state,
+        {'w': floats(4, 4), 'h': floats(4)},
+        X,
+        {'w': 'dot 0>1', 'h': 'elementwise >0'},
+    ),
+    'ensemble': (
+        jax.vmap(lambda p, x: x @ p['w'], (0, None)),
+        {'w': floats(5, 4, 3)},
+        X,
+        {'w': 'dot 1>02'},
+    ),
     'batched': (jax.vmap(lambda p, x: x @ p['w']), {'w': floats(2, 4, 3)}, X, {'w': 'dot 1>2|0'}),
     'stacked inside': (
         lambda p, x: jax.lax.scan(lambda x, w: (x @ w, None), x, jnp.stack([p['a'], p['b']]))[0],
@@ -213,9 +268,24 @@ USES = {
         X,
         {'a': 'dot 0>1', 'b': 'dot 0>1'},
     ),
-    'irregular reshape': (lambda p, x: x @ p['w'].reshape(4, 3), {'w': floats(3, 4)}, X, {'w': 'dot 01>01'}),
-    'merged': (lambda p, x: x @ p['w'].reshape(4, 6), {'w': floats(2, 2, 2, 3)}, X, {'w': 'dot 01>23'}),
-    'order F': (lambda p, x: x @ p['w'].reshape(4, 6, order='F'), {'w': floats(2, 2, 6)}, X, {'w': 'dot 01>2'}),
+    'irregular reshape': (
+        lambda p, x: x @ p['w'].reshape(4, 3),
+        {'w': floats(3, 4)},
+        X,
+        {'w': 'dot 01>01'},
+    ),
+    'merged': (
+        lambda p, x: x @ p['w'].reshape(4, 6),
+        {'w': floats(2, 2, 2, 3)},
+        X,
+        {'w': 'dot 01>23'},
+    ),
+    'order F': (
+        lambda p, x: x @ p['w'].reshape(4, 6, order='F'),
+        {'w': floats(2, 2, 6)},
+        X,
+        {'w': 'dot 01>2'},
+    ),
     'order F of a matrix': (
         lambda p, x: x @ p['w'].reshape(4, 6, order='F'),
         {'w': floats(8, 3)},
@@ -234,19 +304,64 @@ USES = {
         floats(2, 4, 4, 3),
         {'w': 'conv 023>14'},
     ),
-    'top k': (lambda p, x: x @ jax.lax.top_k(p['w'], 2)[0].T, {'w': floats(6, 4)}, floats(2, 2), {'w': '~dot 1>0'}),
+    'top k': (
+        lambda p, x: x @ jax.lax.top_k(p['w'], 2)[0].T,
+        {'w': floats(6, 4)},
+        floats(2, 2),
+        {'w': '~dot 1>0'},
+    ),
     'both ways': (lambda p, x: x @ (p['w'] + p['w'].T), SQUARE, X, {'w': '~dot 01>01'}),
-    'quantised': (lambda p, x: x @ p['w'].astype(jnp.int8).astype(jnp.float32), SQUARE, X, {'w': '~dot 0>1'}),
-    'half precision': (lambda p, x: x.astype(jnp.bfloat16) @ p['w'].astype(jnp.bfloat16), SQUARE, X, {'w': 'dot 0>1'}),
-    'spectral norm': (lambda p, x: x @ (p['w'] / jnp.abs(p['w']).max()), SQUARE, X, {'w': '~dot 0>1'}),
-    'relative positions': (lambda p, x: x + p['w'][np.array([0, 2, 1, 0])], ROW, X, {'w': 'elementwise >0'}),
+    'quantised': (
+        lambda p, x: x @ p['w'].astype(jnp.int8).astype(jnp.float32),
+        SQUARE,
+        X,
+        {'w': '~dot 0>1'},
+    ),
+    'half precision': (
+        lambda p, x: x.astype(jnp.bfloat16) @ p['w'].astype(jnp.bfloat16),
+        SQUARE,
+        X,
+        {'w': 'dot 0>1'},
+    ),
+    'spectral norm': (
+        lambda p, x: x @ (p['w'] / jnp.abs(p['w']).max()),
+        SQUARE,
+        X,
+        {'w': '~dot 0>1'},
+    ),
+    'relative positions': (
+        lambda p, x: x + p['w'][np.array([0, 2, 1, 0])],
+        ROW,
+        X,
+        {'w': 'elementwise >0'},
+    ),
     'masked': (lambda p, x: x @ jnp.where(np.tri(4) > 0, p['w'], 0), SQUARE, X, {'w': 'dot 0>1'}),
-    'masked by a product': (lambda p, x: x @ (p['w'] * np.tri(4, dtype='f')), SQUARE, X, {'w': 'dot 0>1'}),
+    'masked by a product': (
+        lambda p, x: x @ (p['w'] * np.tri(4, dtype='f')),
+        SQUARE,
+        X,
+        {'w': 'dot 0>1'},
+    ),
     'lower triangle': (lambda p, x: x @ jnp.tril(p['w']), SQUARE, X, {'w': 'dot 0>1'}),
-    'scaled by a constant': (lambda p, x: x @ (p['w'] * np.float32(2)), SQUARE, X, {'w': '~dot 0>1'}),
+    'scaled by a constant': (
+        lambda p, x: x @ (p['w'] * np.float32(2)),
+        SQUARE,
+        X,
+        {'w': '~dot 0>1'},
+    ),
     'permuted': (lambda p, x: x @ p['w'][:, np.array([1, 3, 0, 2])].T, SQUARE, X, {'w': 'dot 1>0'}),
-    'by an array that counts': (_indexed_by_a_carried_array, {'w': floats(3, 4, 4)}, X, {'w': 'dot 1>2@0'}),
-    'at an array': (lambda p, x: x @ p['w'][jnp.asarray(1)], {'w': floats(3, 4, 4)}, X, {'w': 'dot 1>2'}),
+    'by an array that counts': (
+        _indexed_by_a_carried_array,
+        {'w': floats(3, 4, 4)},
+        X,
+        {'w': 'dot 1>2@0'},
+    ),
+    'at an array': (
+        lambda p, x: x @ p['w'][jnp.asarray(1)],
+        {'w': floats(3, 4, 4)},
+        X,
+        {'w': 'dot 1>2'},
+    ),
     'one after another': (_indexed_from_behind, {'w': floats(4, 3, 4)}, X, {'w': 'dot 2>0@1'}),
     'rows in groups': (
         lambda p, x: jax.lax.ragged_dot(x, p['w'], jnp.array([2, 0, 3])),
@@ -310,11 +425,26 @@ def test_uses(apply_fn, params, x, expected):
 
 FLOPS = {
     'dot': (lambda p, x: x @ p['w'], {'w': floats(4, 5)}, X, 2 * 2 * 4 * 5),
-    'batch': (lambda p, x: jnp.einsum('bi,bio->bo', x, p['w']), {'w': floats(2, 4, 5)}, X, 2 * 2 * 4 * 5),
+    'batch': (
+        lambda p, x: jnp.einsum('bi,bio->bo', x, p['w']),
+        {'w': floats(2, 4, 5)},
+        X,
+        2 * 2 * 4 * 5,
+    ),
     'bias': (lambda p, x: x + p['w'], ROW, X, 8),
     'lookup': (lambda p, x: p['w'][x], SQUARE, tokens(3), 0),
-    'scan': (lambda p, x: jax.lax.scan(lambda x, w: (x @ w, None), x, p['w'])[0], {'w': floats(7, 4, 4)}, X, 7 * 64),
-    'recurrence': (lambda p, x: jax.lax.fori_loop(0, 7, lambda _, x: x @ p['w'], x), SQUARE, X, 7 * 64),
+    'scan': (
+        lambda p, x: jax.lax.scan(lambda x, w: (x @ w, None), x, p['w'])[0],
+        {'w': floats(7, 4, 4)},
+        X,
+        7 * 64,
+    ),
+    'recurrence': (
+        lambda p, x: jax.lax.fori_loop(0, 7, lambda _, x: x @ p['w'], x),
+        SQUARE,
+        X,
+        7 * 64,
+    ),
     'loop of unknown length': (
         lambda p, x: jax.lax.while_loop(lambda x: x.sum() < 9, lambda x: x @ p['w'], x),
         SQUARE,
@@ -327,7 +457,12 @@ FLOPS = {
         floats(5, 4),
         2 * 5 * 4 * 6,
     ),
-    'part': (lambda p, x: x @ jnp.concatenate([p['w'], jnp.ones((4, 3))], 1), {'w': floats(4, 5)}, X, 2 * 2 * 4 * 5),
+    'part': (
+        lambda p, x: x @ jnp.concatenate([p['w'], jnp.ones((4, 3))], 1),
+        {'w': floats(4, 5)},
+        X,
+        2 * 2 * 4 * 5,
+    ),
 }
 
 
@@ -337,7 +472,9 @@ def test_flops(apply_fn, params, x, flops):
 
 
 def test_flops_of_activations_and_of_a_shared_operation_count_once():
-    graph = param_uses(lambda p, x: (x @ x.T, x @ (p['a'] + p['b'])), {'a': floats(4, 3), 'b': floats(4, 3)}, X)
+    graph = param_uses(
+        lambda p, x: (x @ x.T, x @ (p['a'] + p['b'])), {'a': floats(4, 3), 'b': floats(4, 3)}, X
+    )
     assert graph.flops == 2 * 2 * 4 * 2 + 2 * 2 * 4 * 3
     assert graph['a'][0].flops == graph['b'][0].flops == 2 * 2 * 4 * 3
 
@@ -345,7 +482,9 @@ def test_flops_of_activations_and_of_a_shared_operation_count_once():
 def test_operations_that_are_not_counted_are_named():
     def apply(params, x):
         x = jnp.fft.fft(x @ params['w']).real
-        return jnp.linalg.cholesky(x.T @ x + jnp.eye(4)) + jax.random.normal(jax.random.key(0), (4,))
+        return jnp.linalg.cholesky(x.T @ x + jnp.eye(4)) + jax.random.normal(
+            jax.random.key(0), (4,)
+        )
 
     graph = param_uses(apply, SQUARE, X)
     assert sorted(graph.uncounted) == ['cholesky', 'fft']
@@ -389,7 +528,9 @@ def _partly_manual(function, mesh, axes, **specs):
         return jax.shard_map(function, mesh=mesh, axis_names=axes, **specs)
     from jax.experimental.shard_map import shard_map
 
-    return shard_map(function, mesh, auto=frozenset(mesh.axis_names) - axes, check_rep=False, **specs)
+    return shard_map(
+        function, mesh, auto=frozenset(mesh.axis_names) - axes, check_rep=False, **specs
+    )
 
 
 @pytest.mark.parametrize('axes', [{'model'}, {'model', 'data'}])

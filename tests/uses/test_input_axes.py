@@ -20,7 +20,10 @@ def _axes(model, sparsity_type=TWO_OF_FOUR):
     apply_fn, params, inputs = model.make()
     setting = uses.with_input_axes(sparsity_type, uses.param_uses(apply_fn, params, *inputs))
     paths, leaves, _ = tree.flatten_with_paths(params)
-    kinds = {tree.path_string(path): setting(path, leaf) for path, leaf in zip(paths, leaves, strict=True)}
+    kinds = {
+        tree.path_string(path): setting(path, leaf)
+        for path, leaf in zip(paths, leaves, strict=True)
+    }
     return {name: None if kind is None else kind.axis for name, kind in kinds.items()}
 
 
@@ -35,15 +38,24 @@ def test_axes_in_two_layouts():
 def test_axes_in_a_transformer():
     axes = _axes(linen_models.MODELS['transformer'])
     assert axes['params/block/attention/query/kernel'] == -3
-    assert axes['params/block/attention/out/kernel'] == -2  # (heads, features, outputs): groups lie within a head
-    assert axes['params/Embed_0/embedding'] is axes['params/positions'] is axes['params/head/bias'] is None
+    assert (
+        axes['params/block/attention/out/kernel'] == -2
+    )  # (heads, features, outputs): groups lie within a head
+    assert (
+        axes['params/Embed_0/embedding']
+        is axes['params/positions']
+        is axes['params/head/bias']
+        is None
+    )
     stacked = _axes(linen_models.MODELS['scanned'])
     assert stacked['params/layers/attention/query/kernel'] == -3
 
 
 def _convolution(x, w, groups):
     numbers = ('NHWC', 'HWIO', 'NHWC')
-    return jax.lax.conv_general_dilated(x, w, (1, 1), 'SAME', dimension_numbers=numbers, feature_group_count=groups)
+    return jax.lax.conv_general_dilated(
+        x, w, (1, 1), 'SAME', dimension_numbers=numbers, feature_group_count=groups
+    )
 
 
 @pytest.mark.parametrize('shape', [(3, 3, 8, 1), (3, 3, 8, 2)])
@@ -53,7 +65,9 @@ def test_depthwise_kernels_without_an_axis_of_inputs_stay_dense(shape, caplog):
     params = {'depthwise': floats(*shape), 'pointwise': floats(1, 1, outputs, 4)}
 
     def apply(p, x):
-        return _convolution(_convolution(x, p['depthwise'].reshape(3, 3, 1, outputs), 8), p['pointwise'], 1)
+        return _convolution(
+            _convolution(x, p['depthwise'].reshape(3, 3, 1, outputs), 8), p['pointwise'], 1
+        )
 
     graph = uses.param_uses(apply, params, floats(2, 6, 6, 8))
     setting = uses.with_input_axes(TWO_OF_FOUR, graph)
@@ -67,9 +81,9 @@ def test_weights_of_vmapped_convolutions_and_reordered_reshapes():
     params = {'members': floats(3, 3, 8, 5, 16), 'turned': floats(8, 4, 6)}
 
     def apply(p, images, x):
-        return jax.vmap(lambda w, x: _convolution(x, w, 1), (3, 0))(p['members'], images), x @ p['turned'].reshape(
-            (8, 24), order='F'
-        )
+        return jax.vmap(lambda w, x: _convolution(x, w, 1), (3, 0))(p['members'], images), x @ p[
+            'turned'
+        ].reshape((8, 24), order='F')
 
     graph = uses.param_uses(apply, params, floats(5, 2, 6, 6, 8), floats(2, 8))
     setting = uses.with_input_axes(TWO_OF_FOUR, graph)
@@ -78,7 +92,9 @@ def test_weights_of_vmapped_convolutions_and_reordered_reshapes():
 
 
 def test_other_types_stay_as_they_are():
-    graph = uses.param_uses(lambda p, x: x @ p['a'] @ p['b'], {'a': floats(4, 4), 'b': floats(4, 4)}, floats(2, 4))
+    graph = uses.param_uses(
+        lambda p, x: x @ p['a'] @ p['b'], {'a': floats(4, 4), 'b': floats(4, 4)}, floats(2, 4)
+    )
     setting = uses.with_input_axes({'a': '1:2', '*': TWO_OF_FOUR}, graph)
     assert setting(('a',), floats(4, 4)) == NByM(1, 2)
     assert setting(('b',), floats(4, 4)) == NByM(2, 4, axis=-2)
@@ -96,14 +112,19 @@ def test_what_has_no_one_axis_is_refused():
 
     graph = uses.param_uses(apply, params, floats(2, 4))
     setting = uses.with_input_axes(TWO_OF_FOUR, graph)
-    with pytest.raises(ValueError, match=r"tied: the model sums it along several axes, \[0, 1\] .*'tied': None"):
+    with pytest.raises(
+        ValueError, match=r"tied: the model sums it along several axes, \[0, 1\] .*'tied': None"
+    ):
         setting(('tied',), params['tied'])
     with pytest.raises(uses.UnsupportedPrimitive, match='no rule for svd'):
         setting(('opaque',), params['opaque'])
     assert setting(('old',), params['old']) is None
 
 
-PARAMS = {'first': jnp.arange(1.0, 33.0).reshape(4, 8), 'second': jnp.arange(1.0, 17.0).reshape(2, 8)}
+PARAMS = {
+    'first': jnp.arange(1.0, 33.0).reshape(4, 8),
+    'second': jnp.arange(1.0, 17.0).reshape(2, 8),
+}
 
 
 def _apply(params, x):
@@ -152,7 +173,9 @@ def test_summary_with_operations_and_memory(graph):
 
 
 def test_operations_of_all_that_is_pruned_have_to_be_known():
-    with pytest.raises(ValueError, match=r"nothing is said of second, .*custom_sparsity_map={'second': None}"):
+    with pytest.raises(
+        ValueError, match=r"nothing is said of second, .*custom_sparsity_map={'second': None}"
+    ):
         sparsity_distributions.erk(PARAMS, 0.5, flops={'first': 8})
     with pytest.raises(ValueError, match='give one of them'):
         sparsity_distributions.erk(PARAMS, 0.5, flops={'*': 8}, count_excluded=True)

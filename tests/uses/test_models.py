@@ -7,9 +7,16 @@ from jaxpruner.uses import param_uses
 from uses import equinox_models, haiku_models, linen_models, nnx_models
 from uses.table import expected_uses, short_uses
 
-FRAMEWORKS = {'linen': linen_models, 'nnx': nnx_models, 'equinox': equinox_models, 'haiku': haiku_models}
+FRAMEWORKS = {
+    'linen': linen_models,
+    'nnx': nnx_models,
+    'equinox': equinox_models,
+    'haiku': haiku_models,
+}
 MODELS = {
-    f'{framework} {name}': model for framework, models in FRAMEWORKS.items() for name, model in models.MODELS.items()
+    f'{framework} {name}': model
+    for framework, models in FRAMEWORKS.items()
+    for name, model in models.MODELS.items()
 }
 
 
@@ -21,7 +28,11 @@ def test_uses(model):
     used = short_uses(graph)
     assert graph.opaque == {}
     assert used == expected_uses(model, list(used))
-    unused = [name for name in names if any(tree.matches(glob, tuple(name.split('/'))) for glob in model.unused)]
+    unused = [
+        name
+        for name in names
+        if any(tree.matches(glob, tuple(name.split('/'))) for glob in model.unused)
+    ]
     assert list(map(tree.path_string, graph.unused)) == unused
     if model.flops is not None:
         assert graph.flops == model.flops

@@ -52,7 +52,9 @@ def _operands(use, operands):
 
 def test_what_a_layer_meets_is_the_same_from_whichever_cut(graph):
     uses = [*graph['stack'], *graph['out']]
-    (_, (stack, expected)) = jax.jit(lambda params, x: run_with_taps(graph, uses, _operands, params, x))(PARAMS, X)
+    (_, (stack, expected)) = jax.jit(
+        lambda params, x: run_with_taps(graph, uses, _operands, params, x)
+    )(PARAMS, X)
     segments = Segments(graph, uses)
     program, taps = segments.program, Taps([graph['out']], _operands)
     scan, last = program.scan_of(graph['stack']), program.place_of(graph['out'][0].site.path)
@@ -60,7 +62,15 @@ def test_what_a_layer_meets_is_the_same_from_whichever_cut(graph):
     inside = Taps([graph['stack']], _operands)
     observe = segments.observe(inside, Cut(scan, 0), scan + 1)
     state, here = segments.begin(X), Cut(0)
-    for there in (Cut(1), Cut(scan), Cut(scan, 0), Cut(scan, 1), Cut(scan, 2), Cut(scan + 1), Cut(last)):
+    for there in (
+        Cut(1),
+        Cut(scan),
+        Cut(scan, 0),
+        Cut(scan, 1),
+        Cut(scan, 2),
+        Cut(scan + 1),
+        Cut(last),
+    ):
         state, here = segments.advance(PARAMS, state, here, there), there
         if there.trips is not None:  # the last element first, of a stack that is turned round
             (found,) = observe(inside.zeros(program.steps[scan].path), PARAMS, state, there.trips)
@@ -73,7 +83,9 @@ def test_what_a_layer_meets_is_the_same_from_whichever_cut(graph):
 
 def test_parameters_may_change_between_cuts(graph):
     segments = Segments(graph, graph['out'])
-    scan = next(i for i, step in enumerate(segments.program.steps) if step.equation.primitive.name == 'scan')
+    scan = next(
+        i for i, step in enumerate(segments.program.steps) if step.equation.primitive.name == 'scan'
+    )
     middle, last = Cut(scan, 2), Cut(segments.program.place_of(graph['out'][0].site.path))
     state = segments.advance(PARAMS, segments.begin(X), Cut(0), middle)
     changed = PARAMS | {'in': PARAMS['in'] * 0, 'scale': PARAMS['scale'] + 1}

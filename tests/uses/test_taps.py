@@ -19,13 +19,19 @@ def _apply(params, x):
     """Every way in which a program may hold another, and every way to read a parameter."""
     x = jax.lax.scan(jax.checkpoint(lambda x, w: (jnp.tanh(x @ w), x)), x, params['stack'])[0]
     x = jax.lax.fori_loop(0, x.shape[0], lambda _, x: jnp.tanh(x @ params['looped']), x)
-    x = jax.lax.while_loop(lambda x: jnp.abs(x).max() > 0.5, lambda x: jnp.tanh(x @ params['looped']) / 2, x)
+    x = jax.lax.while_loop(
+        lambda x: jnp.abs(x).max() > 0.5, lambda x: jnp.tanh(x @ params['looped']) / 2, x
+    )
     x = jax.lax.cond(x.sum() > 0, lambda x: x @ params['yes'], lambda x: x @ params['no'], x)
     x = jax.jit(lambda x, w: x @ w)(x, params['square'].T)
     query, key = jnp.split(params['fused'].reshape(2, 2, 2, 8), 2, 2)
     x = x @ query.reshape(4, 8) @ key.transpose(3, 0, 2, 1).reshape(8, 4)
-    both = jnp.concatenate([params['yes'], params['no'].astype(jnp.bfloat16)[::-1].astype(jnp.float32)], 1)
-    return x @ both[:, 2:6] + jnp.stack([params['bias'], -params['bias']])[0] @ jnp.pad(params['yes'], ((0, 0), (0, 0)))
+    both = jnp.concatenate(
+        [params['yes'], params['no'].astype(jnp.bfloat16)[::-1].astype(jnp.float32)], 1
+    )
+    return x @ both[:, 2:6] + jnp.stack([params['bias'], -params['bias']])[0] @ jnp.pad(
+        params['yes'], ((0, 0), (0, 0))
+    )
 
 
 PARAMS = {
@@ -48,7 +54,12 @@ def graph():
 @pytest.fixture(scope='module')
 def observed(graph):
     """The results, the exact uses with their leaves, and how often and with which operand each ran."""
-    named = [(path[0], use) for path, uses in graph.items() for use in uses if use.exact and use.op == 'dot']
+    named = [
+        (path[0], use)
+        for path, uses in graph.items()
+        for use in uses
+        if use.exact and use.op == 'dot'
+    ]
 
     def statistic(use, operands):
         return jnp.ones(()), operands[use.site.operand]
@@ -69,7 +80,9 @@ def test_a_view_reads_the_operand_from_its_parameter(observed):
     assert {name for name, _ in named} == {'stack', 'looped', 'yes', 'no', 'square', 'fused'}
     for (name, use), (runs, operand) in zip(named, found, strict=True):
         read = use.read(PARAMS[name])
-        if use.site.view.region != tuple((0, n) for n in operand.shape[-2:]):  # others' part is zero
+        if use.site.view.region != tuple(
+            (0, n) for n in operand.shape[-2:]
+        ):  # others' part is zero
             operand = np.where(read != 0, operand, 0)
             assert np.count_nonzero(read) > 2
         times = 1 if use.stack else float(runs)
@@ -127,7 +140,9 @@ def test_a_learned_state_is_observed_among_the_operands_of_its_loop(apply):
     params = {'w': _normal(4, 4), 'h': _normal(4)}
     graph = param_uses(apply, params, X)
     (use,) = graph['h']
-    _, (found,) = run_with_taps(graph, [use], lambda use, operands: operands[use.site.operand], params, X)
+    _, (found,) = run_with_taps(
+        graph, [use], lambda use, operands: operands[use.site.operand], params, X
+    )
     np.testing.assert_array_equal(found, np.broadcast_to(params['h'], X.shape))
     np.testing.assert_array_equal(found, use.read(params['h']))
 
@@ -157,14 +172,18 @@ def test_numbers_of_python_are_read():
     graph = param_uses(lambda params, x: x @ params['w'] * params['scale'], params, X)
     (use,) = graph['scale']
     np.testing.assert_array_equal(use.read(params['scale']), 2.0)
-    cast = param_uses(lambda params, x: x * jnp.full((2, 4), params['scale']).astype(jnp.bfloat16), params, X)
+    cast = param_uses(
+        lambda params, x: x * jnp.full((2, 4), params['scale']).astype(jnp.bfloat16), params, X
+    )
     (use,) = cast['scale']
     np.testing.assert_array_equal(use.read(2), np.full((2, 4), 2.0))
 
 
 def test_what_a_parameter_is_padded_with_is_not_read():
     params = {'w': _normal(3, 4)}
-    graph = param_uses(lambda params, x: x @ jnp.pad(params['w'], ((1, 0), (0, 0)), constant_values=1), params, X)
+    graph = param_uses(
+        lambda params, x: x @ jnp.pad(params['w'], ((1, 0), (0, 0)), constant_values=1), params, X
+    )
     read = graph['w'][0].read(params['w'])
     np.testing.assert_array_equal(read, np.pad(params['w'], ((1, 0), (0, 0))))
     (back,) = jax.linear_transpose(graph['w'][0].read, params['w'])(read)

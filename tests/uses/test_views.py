@@ -36,7 +36,9 @@ def _chains(draw):
             chain.append((kind, tuple(shape)))
         elif kind == 'cut':
             starts = [draw(st.integers(0, n - 1)) for n in shape]
-            limits = [draw(st.integers(start + 1, n)) for start, n in zip(starts, shape, strict=True)]
+            limits = [
+                draw(st.integers(start + 1, n)) for start, n in zip(starts, shape, strict=True)
+            ]
             strides = [draw(st.integers(1, 3)) for _ in shape]
             chain.append((kind, (starts, limits, strides)))
             shape = [len(range(*bounds)) for bounds in zip(starts, limits, strides, strict=True)]
@@ -44,7 +46,11 @@ def _chains(draw):
             chain.append((kind, 2))
             shape = [2, *shape]
         else:
-            axis, before, after = draw(st.integers(0, len(shape) - 1)), draw(st.integers(0, 4)), draw(st.integers(0, 4))
+            axis, before, after = (
+                draw(st.integers(0, len(shape) - 1)),
+                draw(st.integers(0, 4)),
+                draw(st.integers(0, 4)),
+            )
             chain.append((kind, (axis, before, after)))
             shape[axis] += before + after
     return start, chain

@@ -21,7 +21,10 @@ from jaxpruner.activations import traces
 # What stands in for a call of a layer: called with the layer's name, the call, and its arguments.
 Action = Callable[[str, Callable[..., Any], Any, Any], Any]
 
-_INTERCEPTORS = {'flax.linen': 'jaxpruner.activations.linen', 'haiku': 'jaxpruner.activations.haiku'}
+_INTERCEPTORS = {
+    'flax.linen': 'jaxpruner.activations.linen',
+    'haiku': 'jaxpruner.activations.haiku',
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -64,7 +64,11 @@ def _mapped(module: Any, path: tree_lib.Path, replace: Callable[[layers_lib.Laye
         if isinstance(child, eqx.Module):
             new.append(_mapped(child, where, replace))
         else:
-            new.append(replace(layers_lib.Layer(where, child, is_function=True)) if _is_function(child) else child)
+            new.append(
+                replace(layers_lib.Layer(where, child, is_function=True))
+                if _is_function(child)
+                else child
+            )
     module = jax.tree.unflatten(treedef, new)
     for field in dataclasses.fields(module):
         value = getattr(module, field.name, None)
@@ -107,4 +111,6 @@ def _map_states(function: Callable[[Any], Any], outputs: Any, kind: type) -> Any
     def is_kind(node: Any) -> bool:
         return isinstance(node, kind)
 
-    return jax.tree.map(lambda node: function(node) if is_kind(node) else node, outputs, is_leaf=is_kind)
+    return jax.tree.map(
+        lambda node: function(node) if is_kind(node) else node, outputs, is_leaf=is_kind
+    )

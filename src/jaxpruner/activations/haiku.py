@@ -43,4 +43,6 @@ def _intercept(call: Callable[..., Any], args: Any, kwargs: Any, context: hk.Met
     if context.method_name == '__init__':
         return call(*args, **kwargs)
     path = tuple(context.module.module_name.split('/'))
-    return calls.run_layer(layers_lib.Layer(path, context.module, context.method_name), call, args, kwargs)
+    return calls.run_layer(
+        layers_lib.Layer(path, context.module, context.method_name), call, args, kwargs
+    )

@@ -47,7 +47,9 @@ class LayerPruning:
     def _with_pruned_input(self, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
         place = first_float_array(args, kwargs)
         if place is None:
-            raise ValueError(f"layer {name!r} was called without a float array; prune its outputs: prune='outputs'")
+            raise ValueError(
+                f"layer {name!r} was called without a float array; prune its outputs: prune='outputs'"
+            )
         if isinstance(place, str):
             return args, {**kwargs, place: self._pruned(name, kwargs[place])}
         return (*args[:place], self._pruned(name, args[place]), *args[place + 1 :]), kwargs
@@ -62,12 +64,16 @@ class LayerPruning:
                 "the layers after it with prune='inputs'"
             )
         pairs = zip(leaves, prunable, strict=True)
-        return jax.tree.unflatten(treedef, [self._pruned(name, leaf) if prune else leaf for leaf, prune in pairs])
+        return jax.tree.unflatten(
+            treedef, [self._pruned(name, leaf) if prune else leaf for leaf, prune in pairs]
+        )
 
     def _pruned(self, name: str, x: Any) -> jax.Array:
         try:
             if self.pattern is not None:
-                return pruning.keep_groups(jnp.asarray(x), self.pattern, self.straight_through, name)
+                return pruning.keep_groups(
+                    jnp.asarray(x), self.pattern, self.straight_through, name
+                )
             return pruning.prune_act_unstruct(
                 x, self.density, batch_axes=self.batch_axes, straight_through=self.straight_through
             )
@@ -121,20 +127,28 @@ def read_pruning(
     """
     if (density is None) == (pattern is None):
         got = 'neither' if density is None else f'density={density!r} and pattern={pattern!r}'
-        raise ValueError(f"give one of density (such as 0.5) and pattern (such as '2:4'), got {got}")
+        raise ValueError(
+            f"give one of density (such as 0.5) and pattern (such as '2:4'), got {got}"
+        )
     if prune not in _PRUNED:
         raise ValueError(f"prune must be 'outputs' or 'inputs', got {prune!r}")
     pruning.check_straight_through(straight_through)
     is_auto = isinstance(batch_axes, str) and batch_axes == 'auto'
     if isinstance(batch_axes, str) and not is_auto:
-        raise ValueError(f"batch_axes must be a whole number, some of them, None or 'auto', got {batch_axes!r}")
+        raise ValueError(
+            f"batch_axes must be a whole number, some of them, None or 'auto', got {batch_axes!r}"
+        )
     if pattern is not None:
         if not is_auto:
-            raise ValueError(f'batch_axes={batch_axes!r} means nothing with a pattern, whose groups lie along axis')
+            raise ValueError(
+                f'batch_axes={batch_axes!r} means nothing with a pattern, whose groups lie along axis'
+            )
         n_by_m = sparsity_types.parse_n_by_m(pattern, axis)
         return LayerPruning(pattern=n_by_m, prune=prune, straight_through=straight_through)
     if axis is not None:
-        raise ValueError(f'axis={axis!r} means nothing with a density, which ranks whole examples: see batch_axes')
+        raise ValueError(
+            f'axis={axis!r} means nothing with a density, which ranks whole examples: see batch_axes'
+        )
     sparsity_distributions.check_density(density, 'density')
     density = density if tree_lib.is_traced(density) else float(density)
     axes = pruning.read_batch_axes(own_axes if is_auto else batch_axes)
@@ -142,4 +156,8 @@ def read_pruning(
 
 
 def _is_prunable(value: Any) -> bool:
-    return isinstance(value, jax.Array | np.ndarray) and value.ndim > 0 and jnp.issubdtype(value.dtype, jnp.inexact)
+    return (
+        isinstance(value, jax.Array | np.ndarray)
+        and value.ndim > 0
+        and jnp.issubdtype(value.dtype, jnp.inexact)
+    )

@@ -156,9 +156,13 @@ def _is_named(pattern: str, layer: Layer) -> bool:
         if method != layer.method:
             return False
     # Layers hold functions that a glob does not mean: initialisers, dot_general, …
-    if layer.is_function and any(character in '*?[' for character in pattern.replace('-', '/').rpartition('/')[2]):
+    if layer.is_function and any(
+        character in '*?[' for character in pattern.replace('-', '/').rpartition('/')[2]
+    ):
         return False
-    return bool(layer.path) and any(tree_lib.matches(stem, (sign.join(layer.path),)) for sign in '/-')
+    return bool(layer.path) and any(
+        tree_lib.matches(stem, (sign.join(layer.path),)) for sign in '/-'
+    )
 
 
 def _predicate_holds(predicate: Callable[..., Any], layer: Layer) -> bool:
@@ -170,7 +174,9 @@ def _predicate_holds(predicate: Callable[..., Any], layer: Layer) -> bool:
         ) from error
     holds = predicate(layer.name, layer.value)
     if not isinstance(holds, bool | np.bool_):
-        raise TypeError(f'where: {predicate!r} must say True or False of a layer, got {holds!r} for {layer.name!r}')
+        raise TypeError(
+            f'where: {predicate!r} must say True or False of a layer, got {holds!r} for {layer.name!r}'
+        )
     return bool(holds)
 
 
@@ -182,11 +188,15 @@ def _listed(entry: Any, names: Sequence[str], words: str, kind: str) -> str:
             'model is meant by its class alone; give an nnx or Equinox model as it is'
         )
     if not names:
-        return 'there is none in it; a glob or a function never means the model itself: name its class'
+        return (
+            'there is none in it; a glob or a function never means the model itself: name its class'
+        )
     text = entry if isinstance(entry, str) else getattr(entry, '__name__', '')
 
     def distance(name: str) -> float:
         return -difflib.SequenceMatcher(None, text, name).ratio()
 
     near = sorted(dict.fromkeys(names), key=distance)
-    return f'{words} {", ".join(map(repr, near[:_LISTED]))}' + (', …' if len(near) > _LISTED else '')
+    return f'{words} {", ".join(map(repr, near[:_LISTED]))}' + (
+        ', …' if len(near) > _LISTED else ''
+    )

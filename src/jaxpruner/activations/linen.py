@@ -49,7 +49,10 @@ class TappedModule:
             raise AttributeError(
                 'a bound module would run without the taps; use apply(variables, …), with method=… for another method'
             )
-        if name.startswith('__') or name in ('module', 'tap'):  # copying asks before there is a module
+        if name.startswith('__') or name in (
+            'module',
+            'tap',
+        ):  # copying asks before there is a module
             raise AttributeError(name)
         return getattr(self.module, name)
 
@@ -77,8 +80,12 @@ def intercepting() -> contextlib.AbstractContextManager[None]:
     return nn.intercept_methods(_intercept)
 
 
-def _intercept(call: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+def _intercept(
+    call: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext
+) -> Any:
     module = context.module
     if module.scope is None:  # unbound, so it has no path
         return call(*args, **kwargs)
-    return calls.run_layer(layers_lib.Layer(tuple(module.path), module, context.method_name), call, args, kwargs)
+    return calls.run_layer(
+        layers_lib.Layer(tuple(module.path), module, context.method_name), call, args, kwargs
+    )

@@ -75,9 +75,13 @@ def sparsify_activations(
     """
     kind = kind_of(apply_fn_or_module)
     if kind in ('nnx', 'equinox') and tree_lib.is_traced(density):
-        raise TypeError(f'density of an {kind} model must be known before it is traced, got {density!r}')
+        raise TypeError(
+            f'density of an {kind} model must be known before it is traced, got {density!r}'
+        )
     own_axes = None if kind == 'equinox' else 0
-    action = layer_pruning.read_pruning(density, pattern, prune, batch_axes, axis, straight_through, own_axes)
+    action = layer_pruning.read_pruning(
+        density, pattern, prune, batch_axes, axis, straight_through, own_axes
+    )
     return tapped(apply_fn_or_module, calls.Tap(layers_lib.read_where(where), action))
 
 
@@ -103,7 +107,11 @@ def kind_of(model: Any) -> str:
     if not callable(model) or isinstance(model, type):
         raise TypeError(
             'expected a flax or Equinox module, an hk.Transformed, or a function such as model.apply, got '
-            + (f'the class {model.__name__}; make a model of it' if isinstance(model, type) else repr(model))
+            + (
+                f'the class {model.__name__}; make a model of it'
+                if isinstance(model, type)
+                else repr(model)
+            )
         )
     return 'function'
 

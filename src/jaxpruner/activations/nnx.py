@@ -34,10 +34,16 @@ def tapped(model: Any, tap: calls.Tap) -> Any:
         if layer.path not in paths:
             continue
         if layer.is_function:
-            _put(copy, path, substitutes.tapped_function(layer.value, layer.name, tap.action, tap.innermost))
+            _put(
+                copy,
+                path,
+                substitutes.tapped_function(layer.value, layer.name, tap.action, tap.innermost),
+            )
         else:
             settings = _class_settings(layer.value)
-            new = substitutes.tapped_class(type(layer.value), layer.name, tap.action, tap.innermost, settings)
+            new = substitutes.tapped_class(
+                type(layer.value), layer.name, tap.action, tap.innermost, settings
+            )
             object.__setattr__(layer.value, '__class__', new)
     return copy
 
@@ -48,7 +54,9 @@ def _layers(model: Any) -> list[tuple[Sequence[Any], layers_lib.Layer]]:
     for path, value in nnx.iter_graph(model):
         if callable(value) and not isinstance(value, type | nnx.Variable | jax.Array):
             is_function = not isinstance(value, nnx.Module)
-            found.append((path, layers_lib.Layer(tuple(map(str, path)), value, is_function=is_function)))
+            found.append(
+                (path, layers_lib.Layer(tuple(map(str, path)), value, is_function=is_function))
+            )
     return found
 
 

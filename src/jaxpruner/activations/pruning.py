@@ -9,11 +9,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import caller_warnings, mask_calculator, masking, selection, sparsity_distributions, sparsity_types
+from jaxpruner import (
+    caller_warnings,
+    mask_calculator,
+    masking,
+    selection,
+    sparsity_distributions,
+    sparsity_types,
+)
 
 
 def prune_act_unstruct(
-    x: jax.Array, density: Any, *, batch_axes: int | Sequence[int] | None = 0, straight_through: bool = False
+    x: jax.Array,
+    density: Any,
+    *,
+    batch_axes: int | Sequence[int] | None = 0,
+    straight_through: bool = False,
 ) -> jax.Array:
     """Keeps the largest |x| of each example.
 
@@ -74,7 +85,9 @@ def prune_act_struct(
     Array([[-4.,  0.,  3.,  0.]], dtype=float32)
     """
     check_straight_through(straight_through)
-    return keep_groups(_check_floats(x), sparsity_types.parse_n_by_m(sparsity_pattern, axis), straight_through)
+    return keep_groups(
+        _check_floats(x), sparsity_types.parse_n_by_m(sparsity_pattern, axis), straight_through
+    )
 
 
 def keep_groups(
@@ -149,7 +162,9 @@ def check_straight_through(straight_through: Any) -> None:
 def _check_floats(x: Any) -> jax.Array:
     x = jnp.asarray(x)
     if not jnp.issubdtype(x.dtype, jnp.inexact):
-        raise TypeError(f'activations must be floats, got {x.dtype}{list(x.shape)}; convert them with x.astype(…)')
+        raise TypeError(
+            f'activations must be floats, got {x.dtype}{list(x.shape)}; convert them with x.astype(…)'
+        )
     return x
 
 
@@ -160,12 +175,16 @@ def _example_axes(shape: tuple[int, ...], axes: tuple[int, ...] | None) -> tuple
     rank = max(len(shape), 1)  # the default axis is no mistake for a single number
     for axis in axes:
         if not -rank <= axis < rank:
-            raise ValueError(f'batch_axes: axis {axis} does not exist in activations of shape {shape}')
+            raise ValueError(
+                f'batch_axes: axis {axis} does not exist in activations of shape {shape}'
+            )
     if len(shape) < 2:
         return ()
     unique = tuple(sorted({axis % rank for axis in axes}))
     if len(unique) == rank:
-        raise ValueError(f'batch_axes={axes} leave nothing of activations of shape {shape} to an example; name fewer')
+        raise ValueError(
+            f'batch_axes={axes} leave nothing of activations of shape {shape} to an example; name fewer'
+        )
     return unique
 
 
@@ -181,7 +200,11 @@ def _largest_of_each(x: jax.Array, sparsity: Any, axes: tuple[int, ...]) -> jax.
 
 
 def _masked(x: jax.Array, mask: jax.Array, straight_through: bool) -> jax.Array:
-    return masking.straight_through(x, mask) if straight_through else jnp.where(mask != 0, x, jnp.zeros_like(x))
+    return (
+        masking.straight_through(x, mask)
+        if straight_through
+        else jnp.where(mask != 0, x, jnp.zeros_like(x))
+    )
 
 
 # The spellings of JAX-Pruning's document.

@@ -52,11 +52,15 @@ def summarize_activations(
     {'layers_0': 1.0, '_total_sparsity': 1.0, '_nactivations': 8, '_nactivations_nnz': 0}
     """
     if any(map(tree_lib.is_traced, jax.tree.leaves((args, kwargs)))):
-        raise TypeError('summarize_activations runs the model and reads what comes out; call it outside jax.jit')
+        raise TypeError(
+            'summarize_activations runs the model and reads what comes out; call it outside jax.jit'
+        )
     if count not in ('outputs', 'inputs'):
         raise ValueError(f"count must be 'outputs' or 'inputs', got {count!r}")
     entries, action = layers_lib.read_where(where), _Counting(count)
-    tap = calls.Tap(entries, action, token=(entries, action), refuses=False, innermost=count == 'inputs')
+    tap = calls.Tap(
+        entries, action, token=(entries, action), refuses=False, innermost=count == 'inputs'
+    )
     model = models.tapped(apply_fn_or_module, tap)
     if call is None:
         counts = _recorded(model if callable(model) else model.apply, args, kwargs)
@@ -70,7 +74,9 @@ def summarize_activations(
 
 def _summary(counts: dict[str, list[int]]) -> dict[str, Any]:
     nonzero, size = (sum(numbers[i] for numbers in counts.values()) for i in (0, 1))
-    summary: dict[str, Any] = {name: (whole - part) / whole for name, (part, whole) in counts.items()}
+    summary: dict[str, Any] = {
+        name: (whole - part) / whole for name, (part, whole) in counts.items()
+    }
     summary['_total_sparsity'] = (size - nonzero) / size if size else 0.0
     summary['_nactivations'] = size
     summary['_nactivations_nnz'] = nonzero
@@ -102,7 +108,10 @@ class _Counting:
     def __call__(self, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if self.count == 'inputs':
             place = layer_pruning.first_float_array(args, kwargs)
-            _record(name, [] if place is None else kwargs[place] if isinstance(place, str) else args[place])
+            _record(
+                name,
+                [] if place is None else kwargs[place] if isinstance(place, str) else args[place],
+            )
             return function(*args, **kwargs)
         outputs = function(*args, **kwargs)
         _record(name, outputs)

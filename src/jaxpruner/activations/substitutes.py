@@ -41,7 +41,9 @@ class TappedFunction:
         return _run(self.function, self.actions, args, kwargs)
 
 
-def tapped_function(function: Callable[..., Any], name: str, action: calls.Action, innermost: bool) -> TappedFunction:
+def tapped_function(
+    function: Callable[..., Any], name: str, action: calls.Action, innermost: bool
+) -> TappedFunction:
     """A function with an action on its calls.
 
     Args:
@@ -53,12 +55,20 @@ def tapped_function(function: Callable[..., Any], name: str, action: calls.Actio
     >>> tapped_function(abs, 'act', lambda name, call, args, kwargs: 2 * call(*args, **kwargs), False)(-3)
     6
     """
-    own, actions = (function.function, function.actions) if isinstance(function, TappedFunction) else (function, ())
+    own, actions = (
+        (function.function, function.actions)
+        if isinstance(function, TappedFunction)
+        else (function, ())
+    )
     return TappedFunction(own, _with(actions, (name, action), innermost))
 
 
 def tapped_class(
-    base: type, name: str, action: calls.Action, innermost: bool = False, settings: tuple[tuple[str, Any], ...] = ()
+    base: type,
+    name: str,
+    action: calls.Action,
+    innermost: bool = False,
+    settings: tuple[tuple[str, Any], ...] = (),
 ) -> type:
     """A subclass whose `__call__` is run by an action.
 
@@ -95,9 +105,16 @@ def _subclass(base: type, actions: Actions, settings: tuple[tuple[str, Any], ...
         make, *rest = own.__reduce_ex__(self, protocol)
         return (_Maker(make, base.__name__), *rest)
 
-    namespace = {'__call__': call, '__reduce_ex__': reduce, '__module__': __name__, '__doc__': base.__doc__}
+    namespace = {
+        '__call__': call,
+        '__reduce_ex__': reduce,
+        '__module__': __name__,
+        '__doc__': base.__doc__,
+    }
     namespace[_PARTS] = (base, actions)
-    return types.new_class(f'Tapped{base.__name__}', (base,), dict(settings), lambda body: body.update(namespace))
+    return types.new_class(
+        f'Tapped{base.__name__}', (base,), dict(settings), lambda body: body.update(namespace)
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -41,13 +41,18 @@ class PhasesSchedule:
 
     def __post_init__(self):
         for name in COUNTS:
-            object.__setattr__(self, name, sparsity_schedules.checked_step(name, getattr(self, name)))
+            object.__setattr__(
+                self, name, sparsity_schedules.checked_step(name, getattr(self, name))
+            )
         if self.final_sparse_steps_start < self.init_dense_steps_end:
             raise ValueError(
                 f'final_sparse_steps_start={self.final_sparse_steps_start} lies before '
                 f'init_dense_steps_end={self.init_dense_steps_end}; give a later start of the last sparse phase'
             )
-        if self.final_sparse_steps_start > self.init_dense_steps_end and not self.cycle_sparse_steps:
+        if (
+            self.final_sparse_steps_start > self.init_dense_steps_end
+            and not self.cycle_sparse_steps
+        ):
             raise ValueError(
                 f'cycle_sparse_steps is 0, so that nothing is sparse from step {self.init_dense_steps_end} to '
                 f'{self.final_sparse_steps_start}; give the length of a sparse phase, or the same step for both'
@@ -131,8 +136,12 @@ class ACDC(base_updater.BaseUpdater):
 
     def _take_counts(self):
         if not isinstance(self.scheduler, sparsity_schedules.NoUpdateSchedule | PhasesSchedule):
-            given = ', '.join(f'{name}={getattr(self, name)!r}' for name in COUNTS if getattr(self, name))
-            raise ValueError(f'ACDC takes a scheduler or counts of steps, got {self.scheduler!r} and {given}')
+            given = ', '.join(
+                f'{name}={getattr(self, name)!r}' for name in COUNTS if getattr(self, name)
+            )
+            raise ValueError(
+                f'ACDC takes a scheduler or counts of steps, got {self.scheduler!r} and {given}'
+            )
         self.scheduler = PhasesSchedule(*[getattr(self, name) for name in COUNTS])
 
     def begins_sparse(self, step):
@@ -170,7 +179,9 @@ class ACDC(base_updater.BaseUpdater):
         """Masks of the largest weights where a sparse phase begins, of all weights where a dense one does."""
         sparse = self.begins_sparse(sparse_state.count)
         # A phase is at its target at once, whatever grows in the schedule.
-        targets = jax.tree.map(lambda target: jnp.where(sparse, target, 0.0), sparse_state.target_sparsities)
+        targets = jax.tree.map(
+            lambda target: jnp.where(sparse, target, 0.0), sparse_state.target_sparsities
+        )
         scores = scoring.to_rank(self, params, sparse_state, grads, extra_args)
         return sparse_state._replace(masks=self.create_masks(scores, targets))
 

@@ -70,6 +70,7 @@ class AdamFisherPruning(base_updater.BaseUpdater):
         leaves, treedef = jax.tree.flatten(params)
         # The root ranks alike, and does not vanish where 16-bit products would.
         scores = [
-            None if nu is None else jnp.abs(leaf) * jnp.sqrt(nu) for leaf, nu in zip(leaves, moments, strict=True)
+            None if nu is None else jnp.abs(leaf) * jnp.sqrt(nu)
+            for leaf, nu in zip(leaves, moments, strict=True)
         ]
         return jax.tree.unflatten(treedef, scores)

@@ -37,7 +37,9 @@ class FixedMask(base_updater.BaseUpdater):
         settings.setdefault('is_sparse_gradients', True)
         super().__init__(**settings)
         if masks is None:
-            raise ValueError('FixedMask needs masks: those of a pruner, or masks_from_zeros(params)')
+            raise ValueError(
+                'FixedMask needs masks: those of a pruner, or masks_from_zeros(params)'
+            )
         self.masks = masks
 
     def get_target_sparsities(self, params):
@@ -54,7 +56,9 @@ class FixedMask(base_updater.BaseUpdater):
 
         def unpacked(param, mask):
             return (
-                None if mask is None else (packing.unpack_like(jnp.asarray(mask), param.shape) != 0).astype(jnp.uint8)
+                None
+                if mask is None
+                else (packing.unpack_like(jnp.asarray(mask), param.shape) != 0).astype(jnp.uint8)
             )
 
         return tree_lib.map_with_missing(unpacked, tree_lib.as_arrays(params), self.masks)
@@ -94,6 +98,8 @@ def masks_from_zeros(
         mask = (leaf != 0).astype(jnp.uint8) if filter_fn(path, leaf) else None
         kept = leaf.size if mask is None else int(packing.kept_weights(mask))
         if kept == 0 and leaf.size:
-            caller_warnings.warn(f'{tree_lib.path_string(path)} is all zeros; it is left dense, not frozen')
+            caller_warnings.warn(
+                f'{tree_lib.path_string(path)} is all zeros; it is left dense, not frozen'
+            )
         masks.append(mask if 0 < kept < leaf.size else None)
     return jax.tree.unflatten(treedef, masks)

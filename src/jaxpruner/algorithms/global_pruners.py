@@ -112,7 +112,9 @@ class GlobalPruningMixin(_Pruner):
             return state
         return state._replace(target_sparsities=jnp.asarray(self._sparsity_or_zero(), jnp.float32))
 
-    def instant_sparsify(self, params: tree_lib.PyTree, grads: tree_lib.PyTree | None = None, **extra_args: Any):
+    def instant_sparsify(
+        self, params: tree_lib.PyTree, grads: tree_lib.PyTree | None = None, **extra_args: Any
+    ):
         """One-shot pruning to the total sparsity, as `BaseUpdater.instant_sparsify`."""
         return super().instant_sparsify(params, grads, **extra_args)
 
@@ -140,8 +142,12 @@ class GlobalPruningMixin(_Pruner):
             if alone[i] is None:
                 together.append(i)
             else:
-                masks[i] = mask_calculator.topk_mask_calculator(selection.read(leaves[i]), targets[i])
-        ranked = self._ranked_together([leaves[i] for i in together], [targets[i] for i in together])
+                masks[i] = mask_calculator.topk_mask_calculator(
+                    selection.read(leaves[i]), targets[i]
+                )
+        ranked = self._ranked_together(
+            [leaves[i] for i in together], [targets[i] for i in together]
+        )
         for i, mask in zip(together, ranked, strict=True):
             masks[i] = mask
         return jax.tree.unflatten(treedef, masks)
@@ -149,7 +155,9 @@ class GlobalPruningMixin(_Pruner):
     def _sparsity_or_zero(self) -> Any:
         return 0.0 if self.sparsity is None else self.sparsity
 
-    def _targets(self, paths: Sequence[tree_lib.Path], leaves: Sequence[Any], treedef: Any, sparsity: Any) -> list[Any]:
+    def _targets(
+        self, paths: Sequence[tree_lib.Path], leaves: Sequence[Any], treedef: Any, sparsity: Any
+    ) -> list[Any]:
         """The sparsity of each leaf, from a tree of them or from the one number of the leaves ranked together."""
         if not _is_one_number(sparsity) or treedef.num_nodes == 1:
             return tree_lib.leaves_like(treedef, sparsity)
@@ -171,15 +179,23 @@ class GlobalPruningMixin(_Pruner):
     def _ranked_together(self, arrays: list[Any], targets: list[Any]) -> list[jax.Array]:
         if not arrays:
             return []
-        normalizes = self.use_normalization if self.normalize_scores is None else self.normalize_scores
-        norms = [norm + self.normalization_eps for norm in _finite_norms(arrays)] if normalizes else None
+        normalizes = (
+            self.use_normalization if self.normalize_scores is None else self.normalize_scores
+        )
+        norms = (
+            [norm + self.normalization_eps for norm in _finite_norms(arrays)]
+            if normalizes
+            else None
+        )
         total = total_sparsity(targets, [array.size for array in arrays])
         count = selection.number_to_keep(sum(array.size for array in arrays), total)
         return selection.keep_largest_jointly(arrays, count, norms, apart=True)
 
 
 def _is_one_number(sparsities: Any) -> bool:
-    return isinstance(sparsities, int | float) or (hasattr(sparsities, 'shape') and math.prod(sparsities.shape) == 1)
+    return isinstance(sparsities, int | float) or (
+        hasattr(sparsities, 'shape') and math.prod(sparsities.shape) == 1
+    )
 
 
 @dataclasses.dataclass
@@ -225,9 +241,13 @@ def total_sparsity(targets: list, sizes: list[int]) -> jax.Array:
 
 def _finite_norms(arrays: list[jax.Array | selection.Scores]) -> list[jax.Array]:
     """The norm of what is finite in each array, so that one NaN or inf does not spoil a leaf."""
-    squares = jnp.stack([jnp.sum(jnp.square(selection.read(array).astype(jnp.float32))) for array in arrays])
+    squares = jnp.stack(
+        [jnp.sum(jnp.square(selection.read(array).astype(jnp.float32))) for array in arrays]
+    )
     squares = jax.lax.cond(
-        jnp.all(jnp.isfinite(squares)), lambda: squares, lambda: jnp.stack([_finite_squares(array) for array in arrays])
+        jnp.all(jnp.isfinite(squares)),
+        lambda: squares,
+        lambda: jnp.stack([_finite_squares(array) for array in arrays]),
     )
     return list(jnp.sqrt(squares))
 

@@ -41,7 +41,9 @@ class IterativeNMPruning(base_updater.BaseUpdater):
     def __post_init__(self):
         super().__post_init__()
         if mask_calculator.own_topk_fn(self.topk_fn) is not None:
-            raise ValueError('IterativeNMPruning selects N of M itself: topk_fn has no meaning for it')
+            raise ValueError(
+                'IterativeNMPruning selects N of M itself: topk_fn has no meaning for it'
+            )
 
     def kept_per_group(self, sparsity_type: sparsity_types.NByM, progress: Any) -> jax.Array:
         """How many weights of a group are kept when a share `progress` of the way is done: int32 scalar."""
@@ -69,7 +71,9 @@ class IterativeNMPruning(base_updater.BaseUpdater):
             kept = leaf_type.m - round((leaf_type.m - leaf_type.n) * share)
             if kept > leaf_type.n:
                 reached = f'{kept} of {leaf_type.m}, not {leaf_type.n}'
-                init_checks.warn_of_fewer_removed(tree_lib.path_string(leaf.path), self.scheduler, steps[-1], reached)
+                init_checks.warn_of_fewer_removed(
+                    tree_lib.path_string(leaf.path), self.scheduler, steps[-1], reached
+                )
                 return
 
     def calculate_scores(self, params, sparse_state=None, grads=None):
@@ -92,7 +96,9 @@ class IterativeNMPruning(base_updater.BaseUpdater):
             strict=True,
         )
         masks = [
-            None if target is None else self._mask(leaf, kind, in_layers, sparsity / jnp.where(target > 0, target, 1))
+            None
+            if target is None
+            else self._mask(leaf, kind, in_layers, sparsity / jnp.where(target > 0, target, 1))
             for leaf, kind, in_layers, target, sparsity in entries
         ]
         return sparse_state._replace(masks=jax.tree.unflatten(treedef, masks))

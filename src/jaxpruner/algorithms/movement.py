@@ -47,8 +47,12 @@ class MovementPruning(ste.SteMixin, base_updater.BaseUpdater):
         if sparse_state is not None:
             return sparse_state.algorithm_state
         if grads is None:
-            raise ValueError('movement scores need gradients; pass them: instant_sparsify(params, grads)')
-        return _add_movements(params, grads, jax.tree.map(lambda param: _first_scores(param, 0.0), params))
+            raise ValueError(
+                'movement scores need gradients; pass them: instant_sparsify(params, grads)'
+            )
+        return _add_movements(
+            params, grads, jax.tree.map(lambda param: _first_scores(param, 0.0), params)
+        )
 
 
 def _first_scores(param, target):

@@ -73,7 +73,11 @@ def _check_arguments(cls: type, name: str, method: Any, arguments: tuple[str, ..
 
 
 def _check_is_called(cls: type, root: type) -> None:
-    own = [base for base in cls.__mro__ if not base.__module__.startswith('jaxpruner.') and base is not object]
+    own = [
+        base
+        for base in cls.__mro__
+        if not base.__module__.startswith('jaxpruner.') and base is not object
+    ]
     defined = {name for base in own for name in vars(base)}
     used = {'update_state', *_ARGUMENTS, *(f'_{name}' for name in _ARGUMENTS)}
     if 'calculate_scores' in defined and not defined & used:

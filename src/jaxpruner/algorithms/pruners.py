@@ -26,7 +26,9 @@ def generate_random_scores(params: tree_lib.PyTree, rng_seed: Any) -> tree_lib.P
     """
     leaves, treedef = jax.tree.flatten(params)
     keys = jax.random.split(utils.prng_key(rng_seed), len(leaves)) if leaves else []
-    return jax.tree.unflatten(treedef, [_uniform_like(key, leaf) for key, leaf in zip(keys, leaves, strict=True)])
+    return jax.tree.unflatten(
+        treedef, [_uniform_like(key, leaf) for key, leaf in zip(keys, leaves, strict=True)]
+    )
 
 
 def _uniform_like(key: jax.Array, leaf: jax.Array) -> jax.Array:
@@ -64,10 +66,16 @@ def saliencies(params: tree_lib.PyTree, grads: tree_lib.PyTree | None) -> tree_l
     {'w': Array([1., 3.], dtype=float32)}
     """
     if grads is None:
-        raise ValueError('saliency scores need gradients; pass them: instant_sparsify(params, grads)')
+        raise ValueError(
+            'saliency scores need gradients; pass them: instant_sparsify(params, grads)'
+        )
 
     def saliency(param: jax.Array, grad: jax.Array | None) -> jax.Array | None:
-        if grad is None or grad.dtype == jax.dtypes.float0 or not jnp.issubdtype(param.dtype, jnp.number):
+        if (
+            grad is None
+            or grad.dtype == jax.dtypes.float0
+            or not jnp.issubdtype(param.dtype, jnp.number)
+        ):
             return None
         # Products of 16-bit numbers would vanish.
         return jnp.abs(param.astype(jnp.promote_types(param.dtype, jnp.float32)) * grad)

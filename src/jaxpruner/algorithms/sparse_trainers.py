@@ -41,7 +41,9 @@ class StaticRandomSparse(base_updater.BaseUpdater):
 
     def get_initial_masks(self, params, target_sparsities):
         """Random masks at the target sparsities."""
-        return self.create_masks(pruners.generate_random_scores(params, self.rng_seed), target_sparsities)
+        return self.create_masks(
+            pruners.generate_random_scores(params, self.rng_seed), target_sparsities
+        )
 
     def update_state(self, sparse_state, params, grads):
         """The state as it is."""
@@ -129,7 +131,9 @@ class SET(StaticRandomSparse):
     def get_grow_scores(self, sparse_state, params, grads):
         """Scores of the weights: the largest that are not kept come back. Here chance, from the seed and the step."""
         del grads
-        return pruners.generate_random_scores(params, utils.prng_key(self.rng_seed, sparse_state.count))
+        return pruners.generate_random_scores(
+            params, utils.prng_key(self.rng_seed, sparse_state.count)
+        )
 
     def update_masks(self, old_mask, drop_score, grow_score, drop_fraction):
         """Drops and regrows in one leaf.
@@ -173,17 +177,23 @@ class SET(StaticRandomSparse):
         )
         masked = {i: _MaskedLeaf(*row) for i, row in enumerate(rows) if row[0] is not None}
         masks = dict(zip(masked, self._replaced(list(masked.values()), fraction), strict=True))
-        new_state = sparse_state._replace(masks=jax.tree.unflatten(treedef, [masks.get(i) for i in range(len(leaves))]))
+        new_state = sparse_state._replace(
+            masks=jax.tree.unflatten(treedef, [masks.get(i) for i in range(len(leaves))])
+        )
         activated = self.weights_that_came_back(sparse_state, new_state)
         if self.is_debug:
             _print_update(type(self).__name__, sparse_state.count, fraction, activated)
-        return new_state._replace(inner_state=restart_inner_state(sparse_state.inner_state, activated))
+        return new_state._replace(
+            inner_state=restart_inner_state(sparse_state.inner_state, activated)
+        )
 
     def weights_that_came_back(self, old_state, new_state):
         """The weights that were pruned in one state and are kept in the other: a tree of flags, `None` where dense."""
         leaves, treedef = jax.tree.flatten(new_state.masks)
         old = tree_lib.leaves_like(treedef, old_state.masks)
-        return jax.tree.unflatten(treedef, [(new != 0) & (was == 0) for new, was in zip(leaves, old, strict=True)])
+        return jax.tree.unflatten(
+            treedef, [(new != 0) & (was == 0) for new, was in zip(leaves, old, strict=True)]
+        )
 
     def moments_to_reset(self, old_state, new_state):
         """The weights that came back, where a subclass has chosen masks and left the optimizer's state as it was."""
@@ -223,7 +233,9 @@ class SET(StaticRandomSparse):
         def update(mask: jax.Array, drop: jax.Array, grow: jax.Array) -> jax.Array:
             return updater._update_masks(mask, drop, grow, drop_fraction=fraction)
 
-        new = groups.per_layer(update, leaf.is_stacked)(leaf.mask, leaf.drop_scores, leaf.grow_scores)
+        new = groups.per_layer(update, leaf.is_stacked)(
+            leaf.mask, leaf.drop_scores, leaf.grow_scores
+        )
         return (jnp.asarray(new) != 0).astype(leaf.mask.dtype)
 
 
@@ -282,4 +294,6 @@ def check_drop_fraction(fraction: Any, name: str) -> None:
     if isinstance(fraction, str) or not hasattr(fraction, '__float__'):
         raise TypeError(f'{name} must be a number between 0 and 1, got {fraction!r}')
     if not 0 <= float(fraction) <= 1:
-        raise ValueError(f'{name} must lie in [0, 1] (the share of kept weights that is replaced), got {fraction}')
+        raise ValueError(
+            f'{name} must lie in [0, 1] (the share of kept weights that is replaced), got {fraction}'
+        )

@@ -43,7 +43,9 @@ class SteMixin(_Pruner):
         """As the base's; the first selection has no threshold to begin at."""
         state = super().init_state(params)
         _, thresholds = jax.eval_shape(self._selected, params, state)
-        nowhere = jax.tree.map(lambda threshold: jnp.full(threshold.shape, jnp.nan, threshold.dtype), thresholds)
+        nowhere = jax.tree.map(
+            lambda threshold: jnp.full(threshold.shape, jnp.nan, threshold.dtype), thresholds
+        )
         return state._replace(thresholds=nowhere)
 
     def get_initial_masks(self, params, target_sparsities):
@@ -55,12 +57,16 @@ class SteMixin(_Pruner):
         params = tree_lib.as_arrays(params)
         state = only_sparse_state(utils.given_state(opt_state, sparse_state))
         masks, _ = self._selected(params, state)
-        return tree_lib.map_with_missing(lambda p, m: p if m is None else masking.straight_through(p, m), params, masks)
+        return tree_lib.map_with_missing(
+            lambda p, m: p if m is None else masking.straight_through(p, m), params, masks
+        )
 
     def track(self, sparse_state, params):
         """The masks of this step's forward pass; their thresholds are kept for the next one."""
         masks, thresholds = self._selected(params, sparse_state)
-        if sparse_state.thresholds is None:  # a state that somebody else made, or a ranking of its own
+        if (
+            sparse_state.thresholds is None
+        ):  # a state that somebody else made, or a ranking of its own
             return sparse_state, masks
         return sparse_state._replace(thresholds=thresholds), masks
 
@@ -78,7 +84,9 @@ class SteMixin(_Pruner):
         scores = scoring.unwritten(self, detached)
         if scores is None:
             scores = self.calculate_scores(detached, sparse_state=state)
-        if type(self).create_masks is not base_updater.BaseUpdater.create_masks:  # a ranking of its own
+        if (
+            type(self).create_masks is not base_updater.BaseUpdater.create_masks
+        ):  # a ranking of its own
             return self.create_masks(scores, sparsities), None
         return self.select_masks(scores, sparsities, state.thresholds)
 

@@ -26,7 +26,9 @@ class Conventions(NamedTuple):
     """
 
     frame_skip: int = 4  # frames for which an action is held
-    sticky: float = 0.25  # probability in each frame that the action before is held on (Machado et al. 2018)
+    sticky: float = (
+        0.25  # probability in each frame that the action before is held on (Machado et al. 2018)
+    )
     no_ops: int = 30  # a game begins with up to so many frames without an action (Mnih et al. 2015)
     longest: int = 27_000  # moves after which a game is cut off: half an hour
 
@@ -54,7 +56,13 @@ class Emulators:
     (9, (2, 84, 84, 4), [0.0, 0.0])
     """
 
-    def __init__(self, game: str, count: int, rng: np.random.Generator, conventions: Conventions = Conventions()):
+    def __init__(
+        self,
+        game: str,
+        count: int,
+        rng: np.random.Generator,
+        conventions: Conventions = Conventions(),
+    ):
         """Begins the games.
 
         Args:
@@ -68,7 +76,9 @@ class Emulators:
           ImportError: ale-py is not installed.
         """
         self._rng, self._conventions = rng, conventions
-        self._games = [_load(game, int(rng.integers(2**31)), conventions.sticky) for _ in range(count)]
+        self._games = [
+            _load(game, int(rng.integers(2**31)), conventions.sticky) for _ in range(count)
+        ]
         self._actions = self._games[0].getMinimalActionSet()
         self._screens = np.zeros((count, 2, *self._games[0].getScreenDims()), np.uint8)
         self._moves = np.zeros(count, np.int64)
@@ -84,7 +94,9 @@ class Emulators:
         Args:
           actions: whole numbers below `actions`, [count].
         """
-        reward = np.array([self._play(number, self._actions[action]) for number, action in enumerate(actions)])
+        reward = np.array(
+            [self._play(number, self._actions[action]) for number, action in enumerate(actions)]
+        )
         over = np.array([game.game_over() for game in self._games])
         self._moves += 1
         cut = ~over & (self._moves >= self._conventions.longest)
@@ -97,8 +109,15 @@ class Emulators:
     def state(self) -> dict[str, np.ndarray]:
         """Everything that the next moves depend on, but the generator."""
         states = [game.cloneState(include_rng=True).serialize() for game in self._games]
-        arrays = {f'game{number}': np.frombuffer(state, np.uint8) for number, state in enumerate(states)}
-        return {'observations': self.observations, 'behind': self.behind, 'moves': self._moves, **arrays}
+        arrays = {
+            f'game{number}': np.frombuffer(state, np.uint8) for number, state in enumerate(states)
+        }
+        return {
+            'observations': self.observations,
+            'behind': self.behind,
+            'moves': self._moves,
+            **arrays,
+        }
 
     def set_state(self, arrays: Any) -> None:
         """Goes on where other emulators were.
@@ -180,7 +199,9 @@ def check_game(name: str) -> str:
     """
     known = games()
     if name not in known:
-        raise ValueError(f'data: the Arcade Learning Environment has no game {name!r}; {tree_lib.nearest(name, known)}')
+        raise ValueError(
+            f'data: the Arcade Learning Environment has no game {name!r}; {tree_lib.nearest(name, known)}'
+        )
     return known[name]
 
 
@@ -198,7 +219,10 @@ def count_actions(name: str) -> int:
 
 
 def play_games(
-    emulators: Emulators, values: Callable[[np.ndarray], np.ndarray], epsilon: float, rng: np.random.Generator
+    emulators: Emulators,
+    values: Callable[[np.ndarray], np.ndarray],
+    epsilon: float,
+    rng: np.random.Generator,
 ) -> np.ndarray:
     """Plays one whole game in each emulator.
 
@@ -225,7 +249,10 @@ def play_games(
 
 
 def choose(
-    emulators: Emulators, values: Callable[[np.ndarray], np.ndarray], epsilon: float, rng: np.random.Generator
+    emulators: Emulators,
+    values: Callable[[np.ndarray], np.ndarray],
+    epsilon: float,
+    rng: np.random.Generator,
 ) -> np.ndarray:
     """Picks the best action in each game, or with a probability of epsilon any.
 
@@ -278,6 +305,8 @@ def _ale() -> Any:
         import ale_py
         import ale_py.roms
     except ImportError as error:
-        raise ImportError(f"dqn plays Atari games of ale-py ({error}): pip install 'jaxpruner[games]'") from error
+        raise ImportError(
+            f"dqn plays Atari games of ale-py ({error}): pip install 'jaxpruner[games]'"
+        ) from error
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
     return ale_py

@@ -66,7 +66,11 @@ class AtariFeed:
         Args:
           folder: empty.
         """
-        about = {'batches': self._batches, 'moves': len(self._replay), 'rng': self._rng.bit_generator.state}
+        about = {
+            'batches': self._batches,
+            'moves': len(self._replay),
+            'rng': self._rng.bit_generator.state,
+        }
         arrays: dict[str, Any] = {**self._replay.kept(), 'about': np.array(json.dumps(about))}
         arrays |= {f'emulators_{name}': array for name, array in self._emulators.state().items()}
         frames = arrays.pop('frames')
@@ -91,9 +95,13 @@ class AtariFeed:
             self._replay.restore({**arrays, 'frames': np.load(path, mmap_mode='r')}, about['moves'])
             path = folder / _REST
             start = 'emulators_'
-            self._emulators.set_state({k.removeprefix(start): v for k, v in arrays.items() if k.startswith(start)})
+            self._emulators.set_state(
+                {k.removeprefix(start): v for k, v in arrays.items() if k.startswith(start)}
+            )
         except Exception as error:  # whatever NumPy and zipfile raise for damaged files
-            raise ValueError(f'{path} is not what a feed of this recipe saved ({error}): remove {folder}') from error
+            raise ValueError(
+                f'{path} is not what a feed of this recipe saved ({error}): remove {folder}'
+            ) from error
         self._batches = about['batches']
         self._rng.bit_generator.state = about['rng']
 
@@ -134,15 +142,25 @@ def check_numbers(recipe: Recipe) -> None:
     count = numbers['environments']
     for name in ('replay', 'replay_start', 'moves'):
         if numbers[name] % max(1, count) or numbers[name] < 1:
-            raise ValueError(f'task.{name} {numbers[name]} must be a multiple of task.environments {count}')
-    for name, least in [('environments', 1), ('frame_skip', 1), ('no_ops', 0), ('longest', 2), ('test_games', 1)]:
+            raise ValueError(
+                f'task.{name} {numbers[name]} must be a multiple of task.environments {count}'
+            )
+    for name, least in [
+        ('environments', 1),
+        ('frame_skip', 1),
+        ('no_ops', 0),
+        ('longest', 2),
+        ('test_games', 1),
+    ]:
         if numbers[name] < least:
             raise ValueError(f'task.{name} must be at least {least}, got {numbers[name]}')
     for name in ('sticky', 'epsilon_end', 'test_epsilon'):
         if not 0 <= numbers[name] <= 1:
             raise ValueError(f'task.{name} is a probability, got {numbers[name]}')
     if numbers['replay'] < 8 * count:
-        raise ValueError(f'task.replay {numbers["replay"]} must hold 8 moves of each of {count} environments')
+        raise ValueError(
+            f'task.replay {numbers["replay"]} must hold 8 moves of each of {count} environments'
+        )
 
 
 def returns(recipe: Recipe, values: Values, seed: int, epsilon: float) -> np.ndarray:
@@ -165,7 +183,9 @@ def returns(recipe: Recipe, values: Values, seed: int, epsilon: float) -> np.nda
     numbers: Any = recipe.task
     rng = np.random.default_rng([seed, 1])
     short = conventions(recipe)._replace(longest=numbers['test_longest'])
-    return play_games(Emulators(recipe.data, numbers['test_games'], rng, short), values, epsilon, rng)
+    return play_games(
+        Emulators(recipe.data, numbers['test_games'], rng, short), values, epsilon, rng
+    )
 
 
 def random_returns(recipe: Recipe, seed: int = 0) -> np.ndarray:

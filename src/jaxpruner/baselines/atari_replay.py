@@ -29,7 +29,9 @@ class FrameReplay:
         self._added = 0  # rows, ever
         moves = self._rows, count
         self.frames = np.zeros((*moves, 84, 84), np.uint8)  # the newest frame before the move
-        self.behind = np.zeros(moves, np.uint8)  # how many of the frames before it belong to the same game, at most 3
+        self.behind = np.zeros(
+            moves, np.uint8
+        )  # how many of the frames before it belong to the same game, at most 3
         self.action = np.zeros(moves, np.uint8)
         self.reward = np.zeros(moves, np.float32)
         self.ending = np.zeros(moves, np.uint8)  # 1 where the game ended, 2 where it was cut off
@@ -83,7 +85,10 @@ class FrameReplay:
     def kept(self) -> dict[str, np.ndarray]:
         """The rows that are in use, by the names of the arrays; no copies."""
         rows = min(self._added, self._rows)
-        return {name: getattr(self, name)[:rows] for name in ('frames', 'behind', 'action', 'reward', 'ending')}
+        return {
+            name: getattr(self, name)[:rows]
+            for name in ('frames', 'behind', 'action', 'reward', 'ending')
+        }
 
     def restore(self, arrays: Mapping[str, np.ndarray], moves: int) -> None:
         """Becomes what another buffer was.
@@ -98,14 +103,18 @@ class FrameReplay:
         self._added = moves // self.frames.shape[1]
         for name, own in self.kept().items():
             if arrays[name].shape != own.shape:
-                raise ValueError(f'{name} has the shape {arrays[name].shape} where {own.shape} belongs')
+                raise ValueError(
+                    f'{name} has the shape {arrays[name].shape} where {own.shape} belongs'
+                )
             own[:] = arrays[name]
 
     def _draw(self, rng: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows and games; the newest has no next frame yet, and the oldest may have lost the frames behind it."""
         overwritten = max(0, self._added - self._rows)
         first = overwritten + STACK - 1 if overwritten else 0
-        return rng.integers(first, self._added - 1, size), rng.integers(self.frames.shape[1], size=size)
+        return rng.integers(first, self._added - 1, size), rng.integers(
+            self.frames.shape[1], size=size
+        )
 
     def _stacked(self, rows: np.ndarray, games: np.ndarray) -> np.ndarray:
         """The frames of rows and those behind them that belong to the same game, the oldest first."""

@@ -66,12 +66,21 @@ class Checkpoints:
         Raises:
           OSError: it cannot be written; the one before stays.
         """
-        about = {**progress._asdict(), 'identity': self._identity, 'leaves': sorted(progress.snapshots)}
+        about = {
+            **progress._asdict(),
+            'identity': self._identity,
+            'leaves': sorted(progress.snapshots),
+        }
         del about['snapshots']
-        arrays = {'carries': _numbered(carries), 'snapshots': _numbered(_in_order(progress.snapshots))}
+        arrays = {
+            'carries': _numbered(carries),
+            'snapshots': _numbered(_in_order(progress.snapshots)),
+        }
         group = self._group(progress.cells)
         older = _complete(group)
-        for killed in group.glob('*tmp*'):  # what a run that was killed had begun to write or to remove
+        for killed in group.glob(
+            '*tmp*'
+        ):  # what a run that was killed had begun to write or to remove
             shutil.rmtree(killed)
         path = group / f'{int(older[-1].name) + 1 if older else 0:06d}'
         _remove_stray_feeds(group)
@@ -81,11 +90,15 @@ class Checkpoints:
         saved = ocp.args.PyTreeSave({name: tree for name, tree in arrays.items() if tree})
         with (
             orbax_errors(
-                f'{path}: the checkpoint cannot be written', 'free space there, or choose another --out', OSError
+                f'{path}: the checkpoint cannot be written',
+                'free space there, or choose another --out',
+                OSError,
             ),
             ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer,
         ):
-            checkpointer.save(path, ocp.args.Composite(arrays=saved, about=ocp.args.JsonSave(about)))
+            checkpointer.save(
+                path, ocp.args.Composite(arrays=saved, about=ocp.args.JsonSave(about))
+            )
         for old in older:
             _remove(old)
 
@@ -94,11 +107,17 @@ class Checkpoints:
 
         A checkpoint that is damaged is set aside.
         """
-        found = [progress for group in self._groups() if (progress := self._latest(group)) is not None]
+        found = [
+            progress for group in self._groups() if (progress := self._latest(group)) is not None
+        ]
         return sorted(found, key=lambda progress: -progress.step)
 
     def restore(
-        self, begun: Progress, cells: Sequence[tuple[str, float, int]], like: Any, feed: Feed | None = None
+        self,
+        begun: Progress,
+        cells: Sequence[tuple[str, float, int]],
+        like: Any,
+        feed: Feed | None = None,
     ) -> tuple[Progress, Any] | None:
         """Reads the last complete checkpoint of a group; one that is damaged is set aside.
 
@@ -148,7 +167,11 @@ class Checkpoints:
                     group.rmdir()
 
     def _groups(self) -> list[Path]:
-        return sorted(path for path in self._folder.iterdir() if path.is_dir()) if self._folder.is_dir() else []
+        return (
+            sorted(path for path in self._folder.iterdir() if path.is_dir())
+            if self._folder.is_dir()
+            else []
+        )
 
     def _group(self, cells: Sequence[tuple[str, float, int]]) -> Path:
         named = ' '.join(f'{algorithm}_{sparsity}_{seed}' for algorithm, sparsity, seed in cells)
@@ -160,7 +183,10 @@ class Checkpoints:
                 about = _restore(found[-1], about=ocp.args.JsonRestore())
                 if about['identity'] != self._identity:
                     raise ValueError('it belongs to another recipe')
-                cells = [(str(algorithm), float(sparsity), int(seed)) for algorithm, sparsity, seed in about['cells']]
+                cells = [
+                    (str(algorithm), float(sparsity), int(seed))
+                    for algorithm, sparsity, seed in about['cells']
+                ]
                 return Progress(cells, about['step'], about['seconds'], tuple(about['history']))
             except Exception as error:  # whatever orbax raises for damaged files
                 _set_aside(found[-1], error)
@@ -176,7 +202,10 @@ def _of_cells(progress: Progress, places: np.ndarray | None) -> Progress:
         progress.step,
         progress.seconds * len(places) / len(progress.cells),
         tuple(
-            {name: value if name == 'step' else [value[place] for place in places] for name, value in entry.items()}
+            {
+                name: value if name == 'step' else [value[place] for place in places]
+                for name, value in entry.items()
+            }
             for entry in progress.history
         ),
         {path: masks[:, places] for path, masks in progress.snapshots.items()},
@@ -249,7 +278,9 @@ def _unnumbered(arrays: dict[str, np.ndarray], like: Any, chosen: np.ndarray | N
     for leaf, stored in zip(leaves, _in_order(arrays), strict=True):
         array, plain = stored if chosen is None else stored[chosen], jax.eval_shape(_plain, leaf)
         if array.shape != plain.shape or array.dtype != plain.dtype:
-            raise ValueError(f'an array is {array.dtype}{array.shape} where {plain.dtype}{plain.shape} belongs')
+            raise ValueError(
+                f'an array is {array.dtype}{array.shape} where {plain.dtype}{plain.shape} belongs'
+            )
         is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
         # A copy: carries are donated, and an array that shares NumPy's memory must not be.
         restored.append(jax.random.wrap_key_data(array) if is_key else jnp.array(array, copy=True))

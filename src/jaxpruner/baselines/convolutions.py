@@ -29,7 +29,9 @@ def convolution_as_matmul(
     padded = jnp.pad(images, ((0, 0), *padding, (0, 0)))
     last_row, last_column = (padded.shape[1 + axis] - kernel.shape[axis] for axis in (0, 1))
     shifted = [
-        padded[:, row : row + last_row + 1 : strides[0], column : column + last_column + 1 : strides[1]]
+        padded[
+            :, row : row + last_row + 1 : strides[0], column : column + last_column + 1 : strides[1]
+        ]
         for row in range(kernel.shape[0])
         for column in range(kernel.shape[1])
     ]

@@ -61,7 +61,9 @@ def check_no_folder(name: str, folder: Path | None) -> None:
     >>> check_no_folder('digits', None)
     """
     if folder is not None:
-        raise DataError(f'{name} is read from no folder: leave --data-dir {folder} out, or name other data')
+        raise DataError(
+            f'{name} is read from no folder: leave --data-dir {folder} out, or name other data'
+        )
 
 
 def load_digits(split_seed: int = 0, test_share: float = 0.25) -> Images:
@@ -108,7 +110,9 @@ def hold_out(images: Images, share: float) -> Images:
     (1212, 8, 8, 1)
     """
     if not 0 <= share < 1:
-        raise ValueError(f'the share of training images that are held out must lie in [0, 1), got {share}')
+        raise ValueError(
+            f'the share of training images that are held out must lie in [0, 1), got {share}'
+        )
     kept = max(1, round(len(images.x_train) * (1 - share)))
     return images._replace(x_train=images.x_train[:kept], y_train=images.y_train[:kept])
 
@@ -134,7 +138,12 @@ def read_digits(split_seed: int = 0, test_share: float = 0.25) -> dict[str, np.n
     x_train, x_test, y_train, y_test = train_test_split(
         images, labels, test_size=test_share, random_state=split_seed, stratify=labels
     )
-    arrays: dict[str, Any] = {'x_train': x_train, 'y_train': y_train, 'x_test': x_test, 'y_test': y_test}
+    arrays: dict[str, Any] = {
+        'x_train': x_train,
+        'y_train': y_train,
+        'x_test': x_test,
+        'y_test': y_test,
+    }
     return arrays
 
 
@@ -157,7 +166,9 @@ def read_mnist(folder: Path) -> dict[str, np.ndarray]:
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise DataError(f'{folder} is not a folder: pass one that holds {NPZ_NAME} or the four IDX files of MNIST')
+        raise DataError(
+            f'{folder} is not a folder: pass one that holds {NPZ_NAME} or the four IDX files of MNIST'
+        )
     if (folder / NPZ_NAME).exists():
         arrays = _read_npz(folder / NPZ_NAME)
     else:
@@ -180,7 +191,9 @@ def _read_idx(path: Path, magic: int) -> np.ndarray:
     shape = [int.from_bytes(content[at : at + 4], 'big') for at in range(4, header_length, 4)]
     expected = header_length + math.prod(shape)
     if len(content) < header_length or len(content) != expected:
-        raise DataError(f'{path} holds {len(content)} bytes where its header promises {expected}: {DOWNLOAD_AGAIN}')
+        raise DataError(
+            f'{path} holds {len(content)} bytes where its header promises {expected}: {DOWNLOAD_AGAIN}'
+        )
     return np.frombuffer(content, np.uint8, offset=header_length).reshape(shape)
 
 
@@ -194,7 +207,9 @@ def _read_npz(path: Path) -> dict[str, np.ndarray]:
             missing = [key for key in IDX_NAMES if key not in archive]
             arrays = {key: archive[key] for key in IDX_NAMES if key not in missing}
     except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f'{path} cannot be read as an npz archive ({error}): {DOWNLOAD_AGAIN}') from error
+        raise DataError(
+            f'{path} cannot be read as an npz archive ({error}): {DOWNLOAD_AGAIN}'
+        ) from error
     if missing:
         raise DataError(f'{path} lacks {", ".join(missing)}: it must hold {", ".join(IDX_NAMES)}')
     return arrays
@@ -214,7 +229,9 @@ def _find_idx(folder: Path, name: str) -> Path:
         for suffix in ('', '.gz'):
             if (folder / (stem + suffix)).is_file():
                 return folder / (stem + suffix)
-    raise DataError(f'{folder} holds neither {NPZ_NAME} nor {name}[.gz]: put {NPZ_NAME} or the four IDX files there')
+    raise DataError(
+        f'{folder} holds neither {NPZ_NAME} nor {name}[.gz]: put {NPZ_NAME} or the four IDX files there'
+    )
 
 
 def _magic_for(key: str) -> int:
@@ -236,9 +253,13 @@ def _check_arrays(arrays: dict[str, np.ndarray], folder: Path) -> None:
                 'use files that belong together'
             )
         if not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0 or labels.max() > 9:
-            raise DataError(f'y_{part} in {folder} holds other values than the digits 0 to 9: use the original files')
+            raise DataError(
+                f'y_{part} in {folder} holds other values than the digits 0 to 9: use the original files'
+            )
     if arrays['x_train'].shape[1:] != arrays['x_test'].shape[1:]:
-        raise DataError(f'x_train and x_test in {folder} differ in image size: use files that belong together')
+        raise DataError(
+            f'x_train and x_test in {folder} differ in image size: use files that belong together'
+        )
 
 
 def _on_device(arrays: dict[str, np.ndarray]) -> Images:

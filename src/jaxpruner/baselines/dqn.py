@@ -126,7 +126,11 @@ def _atari_task(recipe: Recipe) -> Task:
     numbers: Any = recipe.task
 
     def evaluate_host(values: Values, seed: int) -> dict[str, float]:
-        return {'return': float(atari_feed.returns(recipe, values, seed, numbers['test_epsilon']).mean())}
+        return {
+            'return': float(
+                atari_feed.returns(recipe, values, seed, numbers['test_epsilon']).mean()
+            )
+        }
 
     def init_state(params: Any, key: jax.Array) -> TargetNetwork:
         del key

@@ -43,11 +43,15 @@ class DeepQLearning:
 
     def __post_init__(self):
         sizes: Any = self.recipe.model
-        convolutions = list(zip(sizes['filters'], sizes['kernel_sizes'], sizes['strides'], strict=True))
+        convolutions = list(
+            zip(sizes['filters'], sizes['kernel_sizes'], sizes['strides'], strict=True)
+        )
         dtype = jnp.dtype(self.recipe.dtype)
 
         def make(rngs: Any) -> QNetwork:
-            return QNetwork(self.shape, convolutions, sizes['hidden'], self.actions, dtype, rngs=rngs)
+            return QNetwork(
+                self.shape, convolutions, sizes['hidden'], self.actions, dtype, rngs=rngs
+            )
 
         object.__setattr__(self, 'network', Functional(make))
 
@@ -71,7 +75,9 @@ class DeepQLearning:
         """
         return self.network.module(params)(observations)
 
-    def loss(self, params: Any, state: Any, batch: Transitions, key: Any = None) -> tuple[jax.Array, Any]:
+    def loss(
+        self, params: Any, state: Any, batch: Transitions, key: Any = None
+    ) -> tuple[jax.Array, Any]:
         """The mean Huber loss of the values of the actions that were taken, and the state as it was.
 
         Args:
@@ -88,7 +94,9 @@ class DeepQLearning:
         predicted = jnp.take_along_axis(values, batch.action[:, None], axis=-1)[:, 0]
         return optax.huber_loss(predicted, targets).mean(), state
 
-    def update(self, updater: Any, tx: Any, carry: Carry, number: jax.Array, batch: Transitions) -> Carry:
+    def update(
+        self, updater: Any, tx: Any, carry: Carry, number: jax.Array, batch: Transitions
+    ) -> Carry:
         """An update of the optimizer and, when it is due, of the target network.
 
         Args:
@@ -109,7 +117,9 @@ class DeepQLearning:
         newest = updater.pre_forward_update(params, opt_state)
         due = number % numbers['target_every'] == 0
         target = jax.tree.map(lambda new, old: jnp.where(due, new, old), newest, state.target)
-        return carry._replace(params=params, opt_state=opt_state, state=state._replace(target=target))
+        return carry._replace(
+            params=params, opt_state=opt_state, state=state._replace(target=target)
+        )
 
 
 def td_targets(transitions: Transitions, next_values: jax.Array, discount: float) -> jax.Array:

@@ -10,7 +10,11 @@ from flax import nnx
 
 from jaxpruner.baselines.convolutions import fastest_convolution
 
-NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # Mnih et al. 2015, with 512 hidden units; images of 84 x 84 x 4
+NATURE = (
+    (32, 8, 4),
+    (64, 4, 2),
+    (64, 3, 1),
+)  # Mnih et al. 2015, with 512 hidden units; images of 84 x 84 x 4
 
 
 class QNetwork(nnx.Module):
@@ -50,8 +54,14 @@ class QNetwork(nnx.Module):
         )
         for number, (filters, size, stride) in enumerate(convolutions):
             setattr(self, f'conv{number + 1}', convolution(channels, filters, (size, size), stride))
-            height, width, channels = (height - size) // stride + 1, (width - size) // stride + 1, filters
-        self.dense = nnx.Linear(math.prod((height, width, channels)), hidden, dtype=dtype, rngs=rngs)
+            height, width, channels = (
+                (height - size) // stride + 1,
+                (width - size) // stride + 1,
+                filters,
+            )
+        self.dense = nnx.Linear(
+            math.prod((height, width, channels)), hidden, dtype=dtype, rngs=rngs
+        )
         self.head = nnx.Linear(hidden, actions, dtype=dtype, rngs=rngs)
 
     def __call__(self, observations: jax.Array) -> jax.Array:

@@ -36,7 +36,9 @@ class Choice(NamedTuple):
 
     over: Over
     reason: Literal['given', 'default', 'measured']
-    ratios: Mapping[Over, float] = MappingProxyType({})  # of ways that were measured: times one after another
+    ratios: Mapping[Over, float] = MappingProxyType(
+        {}
+    )  # of ways that were measured: times one after another
 
     def words(self) -> str:
         """The choice in a line."""
@@ -71,7 +73,9 @@ def settle_over(out: Path, wanted: Wanted | None, measure: Callable[[], Choice])
     if wanted not in ('auto', None):
         check_over(wanted)
         choice = Choice(wanted, 'given')
-    elif kept is not None and kept.reason in (('measured',) if wanted == 'auto' else ('given', 'measured')):
+    elif kept is not None and kept.reason in (
+        ('measured',) if wanted == 'auto' else ('given', 'measured')
+    ):
         return kept
     else:
         choice = Choice(default, 'default') if wanted is None and default else measure()
@@ -101,7 +105,9 @@ def read_choice(out: Path) -> Choice | None:
             raise ValueError(f'over {choice.over!r} is none of {", ".join(OVERS)}')
         choice.words()
     except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f'{path} does not say how cells are trained ({error}): delete it') from None
+        raise ValueError(
+            f'{path} does not say how cells are trained ({error}): delete it'
+        ) from None
     return choice
 
 
@@ -145,7 +151,9 @@ def fastest(seconds: Mapping[Over, list[float]]) -> Choice:
     """
     ratios: dict[Over, float] = {}
     for over, times in seconds.items():
-        ratios[over] = statistics.median(mine / each for mine, each in zip(times, seconds['each'], strict=True))
+        ratios[over] = statistics.median(
+            mine / each for mine, each in zip(times, seconds['each'], strict=True)
+        )
     best = min(ratios, key=lambda over: ratios[over])
     return Choice(best if ratios[best] < 1 - _MARGIN else 'each', 'measured', ratios)
 
@@ -169,7 +177,9 @@ def _steps_that_last(run: Callable[[int], None], most: int) -> int:
     """As many steps as take long enough for a clock, and for one step to weigh little."""
     steps = 1
     while (seconds := _timed(run, steps)) < _SECONDS and steps < most:
-        steps = min(most, max(2 * steps, math.ceil(steps * _SECONDS / max(seconds, 1e-9))), 8 * steps)
+        steps = min(
+            most, max(2 * steps, math.ceil(steps * _SECONDS / max(seconds, 1e-9))), 8 * steps
+        )
     return steps
 
 

@@ -50,19 +50,28 @@ class Fed:
         self._feed: Feed | None = None
         self._seed = 0
         self._start = jax.jit(
-            lambda targets, seed: _many(training.start(_one(targets), seed, *training.init(data, seed)))
+            lambda targets, seed: _many(
+                training.start(_one(targets), seed, *training.init(data, seed))
+            )
         )
         # The second result says when the step has been computed; the carry is given away before it could be asked.
         self._step = jax.jit(
-            lambda targets, carry, number, batch: (training.step(data, targets, carry, number, batch), number + 1),
+            lambda targets, carry, number, batch: (
+                training.step(data, targets, carry, number, batch),
+                number + 1,
+            ),
             donate_argnums=1,
         )
-        self._forward = jax.jit(lambda targets, carries: training.forward(_one(targets), _one(carries)))
+        self._forward = jax.jit(
+            lambda targets, carries: training.forward(_one(targets), _one(carries))
+        )
         self._evaluate = jax.jit(self._task.evaluate)
         if self._task.values is not None:
             values = self._task.values
             self._values = jax.jit(
-                lambda targets, carry, observations: values(training.forward(targets, carry), observations)
+                lambda targets, carry, observations: values(
+                    training.forward(targets, carry), observations
+                )
             )
 
     def open(self, seeds: Sequence[int]) -> Feed:
@@ -93,7 +102,9 @@ class Fed:
           sparsities: of the one cell.
         """
         (sparsity,) = sparsities
-        return jax.tree.map(lambda leaf: jnp.float32(leaf)[None], self._training.targets(self._data, sparsity))
+        return jax.tree.map(
+            lambda leaf: jnp.float32(leaf)[None], self._training.targets(self._data, sparsity)
+        )
 
     def start(self, targets: Any, seeds: Sequence[int]) -> Carry:
         """As `Programs.start`.
@@ -121,14 +132,19 @@ class Fed:
             batch = self._feed.next(self._bound(target, carry))
             examples = NamedSharding(self._mesh(batch), PartitionSpec(AXIS))
             same = NamedSharding(examples.mesh, PartitionSpec())
-            batch, (target, carry) = jax.device_put(batch, examples), jax.device_put((target, carry), same)
+            batch, (target, carry) = (
+                jax.device_put(batch, examples),
+                jax.device_put((target, carry), same),
+            )
             carry, done = self._step(target, carry, np.int32(number), batch)
             begun.append(done)
             if len(begun) > _AHEAD:
                 begun.popleft().block_until_ready()
         return _MANY(carry)
 
-    def report(self, targets: Any, carries: Carry) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    def report(
+        self, targets: Any, carries: Carry
+    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """As `Programs.report`.
 
         Args:
@@ -136,7 +152,9 @@ class Fed:
           carries: of any step.
         """
         if self._task.evaluate_host is not None:
-            metrics: Any = self._task.evaluate_host(self._bound(*_ONE((targets, carries))), self._seed)
+            metrics: Any = self._task.evaluate_host(
+                self._bound(*_ONE((targets, carries))), self._seed
+            )
         elif self._task.tests is not None:
             metrics = self._means(self._forward(targets, carries), _ONE(carries.state))
         else:
@@ -176,10 +194,14 @@ class Fed:
             size, examples = size or count, examples + count
             full = _filled_up(batch, size)
             sharding = NamedSharding(_mesh_of(_usable(size)), PartitionSpec(AXIS))
-            params, state = jax.device_put((params, state), NamedSharding(sharding.mesh, PartitionSpec()))
+            params, state = jax.device_put(
+                (params, state), NamedSharding(sharding.mesh, PartitionSpec())
+            )
             found = self._evaluate(params, state, jax.device_put(full, sharding))
             for name, values in found.items():
-                totals[name] = totals.get(name, 0.0) + float(np.asarray(values, np.float64)[:count].sum())
+                totals[name] = totals.get(name, 0.0) + float(
+                    np.asarray(values, np.float64)[:count].sum()
+                )
         return {name: np.float32(total / examples) for name, total in totals.items()}
 
 
@@ -203,7 +225,9 @@ def _warn_of_idle_devices(examples: int, used: int) -> None:
 
 
 def _filled_up(batch: Any, size: int) -> Any:
-    return jax.tree.map(lambda leaf: np.pad(leaf, [(0, size - len(leaf)), *[(0, 0)] * (leaf.ndim - 1)]), batch)
+    return jax.tree.map(
+        lambda leaf: np.pad(leaf, [(0, size - len(leaf)), *[(0, 0)] * (leaf.ndim - 1)]), batch
+    )
 
 
 def _one(cells: Any) -> Any:

@@ -67,7 +67,9 @@ def split_by_label(labels: Any, clients: int, shards: int, seed: int = 0) -> np.
             f'{len(labels)} examples cannot be cut into {clients} x {shards} shards: set task.clients or task.shards '
             'to less'
         )
-    order = np.argsort(np.asarray(labels), kind='stable')[: size * clients * shards].reshape(-1, size)
+    order = np.argsort(np.asarray(labels), kind='stable')[: size * clients * shards].reshape(
+        -1, size
+    )
     return np.random.default_rng(seed).permutation(order).reshape(clients, -1)
 
 
@@ -84,7 +86,9 @@ class FederatedWorkload:
     def default(self, preset: str) -> Recipe:
         """As `Workload.default`: clients of digits, of MNIST, or the writers of EMNIST."""
         if preset not in _RECIPES:
-            raise ValueError(f'{self.name} has no preset {preset!r}; {tree_lib.nearest(preset, _RECIPES)}')
+            raise ValueError(
+                f'{self.name} has no preset {preset!r}; {tree_lib.nearest(preset, _RECIPES)}'
+            )
         return _RECIPES[preset]
 
     def data(self, recipe: Recipe, data_dir: Path | None) -> Clients | ClientFiles:
@@ -94,7 +98,9 @@ class FederatedWorkload:
             raise ValueError(f'data {recipe.data!r} cannot be read by federated: {known}')
         if recipe.data != 'digits' and data_dir is None:
             what = recipe.data.upper()
-            raise ValueError(f'the preset {recipe.preset!r} of federated needs --data-dir: a folder with {what}')
+            raise ValueError(
+                f'the preset {recipe.preset!r} of federated needs --data-dir: a folder with {what}'
+            )
         if recipe.data == 'digits':
             data_lib.check_no_folder(recipe.data, data_dir)
         if data_dir and recipe.data == 'emnist':
@@ -122,10 +128,16 @@ class FederatedWorkload:
         else:
             clients, examples, side = data.images.shape[:3]
         if not 1 <= numbers['clients_per_round'] <= clients:
-            raise ValueError(f'task.clients_per_round must lie in 1 to {clients}, got {numbers["clients_per_round"]}')
+            raise ValueError(
+                f'task.clients_per_round must lie in 1 to {clients}, got {numbers["clients_per_round"]}'
+            )
         if recipe.batch_size > examples:
-            raise ValueError(f'batch_size must be at most {examples}, what a client has; got {recipe.batch_size}')
-        model = Functional(lambda rngs: ClientCNN(side, **sizes, dtype=jnp.dtype(recipe.dtype), rngs=rngs))
+            raise ValueError(
+                f'batch_size must be at most {examples}, what a client has; got {recipe.batch_size}'
+            )
+        model = Functional(
+            lambda rngs: ClientCNN(side, **sizes, dtype=jnp.dtype(recipe.dtype), rngs=rngs)
+        )
         rounds = _Rounds(recipe, data, model)
         task = Task(
             metric=Metric('accuracy', 'high'),
@@ -139,7 +151,12 @@ class FederatedWorkload:
         )
         if not isinstance(data, ClientFiles):
             return task
-        return task._replace(evaluate=rounds.evaluate_batch, step=rounds.fed_step, feed=rounds.feed, tests=rounds.tests)
+        return task._replace(
+            evaluate=rounds.evaluate_batch,
+            step=rounds.fed_step,
+            feed=rounds.feed,
+            tests=rounds.tests,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,14 +171,20 @@ class _Rounds:
     def numbers(self) -> Any:
         return self.recipe.task
 
-    def loss(self, params: Any, state: Any, batch: tuple[jax.Array, jax.Array], key: Any) -> tuple[jax.Array, Any]:
+    def loss(
+        self, params: Any, state: Any, batch: tuple[jax.Array, jax.Array], key: Any
+    ) -> tuple[jax.Array, Any]:
         images, labels = batch
         logits = self.model.module(params)(images, key)
         return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean(), state
 
     def train_client(self, params: Any, client: jax.Array, key: jax.Array) -> Any:
         """The parameters after a client's steps: through its examples in a random order, again and again."""
-        images, labels, size = jnp.asarray(self.data.images), jnp.asarray(self.data.labels), self.recipe.batch_size
+        images, labels, size = (
+            jnp.asarray(self.data.images),
+            jnp.asarray(self.data.labels),
+            self.recipe.batch_size,
+        )
         key_order, key_loss = jax.random.split(key)
         order = jax.random.permutation(key_order, images.shape[1])
         places = order[jnp.arange(self.numbers['local_steps'] * size) % len(order)]
@@ -173,8 +196,12 @@ class _Rounds:
         local = optax.sgd(self.numbers['client_learning_rate'])
 
         def step(number: jax.Array, params: Any) -> Any:
-            batch = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, number * size, size), examples)
-            grads = jax.grad(lambda p: self.loss(p, None, batch, jax.random.fold_in(key_loss, number))[0])(params)
+            batch = jax.tree.map(
+                lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, number * size, size), examples
+            )
+            grads = jax.grad(
+                lambda p: self.loss(p, None, batch, jax.random.fold_in(key_loss, number))[0]
+            )(params)
             return optax.apply_updates(params, local.update(grads, local.init(params))[0])
 
         return jax.lax.fori_loop(0, self.numbers['local_steps'], step, params)
@@ -186,26 +213,35 @@ class _Rounds:
         chosen = jax.random.choice(key_choice, clients, (chosen_number,), replace=False)
         keys = jax.random.split(key_train, chosen_number)
         return self._round(
-            updater, tx, carry, lambda sent: jax.vmap(self.train_client, (None, 0, 0))(sent, chosen, keys)
+            updater,
+            tx,
+            carry,
+            lambda sent: jax.vmap(self.train_client, (None, 0, 0))(sent, chosen, keys),
         )
 
     def fed_step(self, updater: Any, tx: Any, carry: Carry, number: jax.Array, batch: Any) -> Carry:
         """The same with the examples of the clients as a batch."""
         keys = jax.random.split(step_key(carry.key, number), self.numbers['clients_per_round'])
-        return self._round(updater, tx, carry, lambda sent: jax.vmap(self.train, (None, 0, 0))(sent, batch, keys))
+        return self._round(
+            updater, tx, carry, lambda sent: jax.vmap(self.train, (None, 0, 0))(sent, batch, keys)
+        )
 
     def _round(self, updater: Any, tx: Any, carry: Carry, train: Callable[[Any], Any]) -> Carry:
         sent = updater.pre_forward_update(carry.params, carry.opt_state)
         trained = train(sent)
         change = jax.tree.map(lambda old, new: (old - new).mean(axis=0), sent, trained)
         updates, opt_state = tx.update(change, carry.opt_state, carry.params)
-        return carry._replace(params=optax.apply_updates(carry.params, updates), opt_state=opt_state)
+        return carry._replace(
+            params=optax.apply_updates(carry.params, updates), opt_state=opt_state
+        )
 
     def evaluate(self, params: Any, state: Any) -> dict[str, jax.Array]:
         del state
         return classification_metrics(self.model.module(params), self.data.x_test, self.data.y_test)
 
-    def evaluate_batch(self, params: Any, state: Any, batch: tuple[jax.Array, jax.Array]) -> dict[str, jax.Array]:
+    def evaluate_batch(
+        self, params: Any, state: Any, batch: tuple[jax.Array, jax.Array]
+    ) -> dict[str, jax.Array]:
         del state
         return example_metrics(self.model.module(params)(batch[0]), batch[1])
 
@@ -217,7 +253,9 @@ class _Rounds:
         clients, number = self.data.clients, self.numbers['clients_per_round']
         size = self.recipe.batch_size * self.numbers['local_steps']
         return pipelines.numbered(
-            lambda place: examples_of_round(np.random.default_rng((seed, place)), clients, number, size)
+            lambda place: examples_of_round(
+                np.random.default_rng((seed, place)), clients, number, size
+            )
         )
 
 
@@ -240,8 +278,14 @@ def examples_of_round(
     [4, 4, 5, 5, 6, 6]
     """
     chosen = [clients[int(index)] for index in random.choice(len(clients), number, replace=False)]
-    places = [random.permutation(len(client.labels))[np.arange(size) % len(client.labels)] for client in chosen]
-    pairs = [(client.images[place], client.labels[place]) for client, place in zip(chosen, places, strict=True)]
+    places = [
+        random.permutation(len(client.labels))[np.arange(size) % len(client.labels)]
+        for client in chosen
+    ]
+    pairs = [
+        (client.images[place], client.labels[place])
+        for client, place in zip(chosen, places, strict=True)
+    ]
     images, labels = map(np.stack, zip(*pairs, strict=True))
     return images, labels
 
@@ -255,12 +299,20 @@ _DIGITS = Recipe(
     # As the other image workloads. It was uniform until one seed at 95 % had shown most algorithms collapse.
     pruning=Pruning(distribution='erk'),
     model={'filters': (16, 32), 'hidden': 64, 'classes': 10, 'dropout': (0.0, 0.0)},
-    task={'clients': 20, 'shards': 2, 'clients_per_round': 5, 'local_steps': 4, 'client_learning_rate': 0.05},
+    task={
+        'clients': 20,
+        'shards': 2,
+        'clients_per_round': 5,
+        'local_steps': 4,
+        'client_learning_rate': 0.05,
+    },
 )
 _MNIST: dict[str, Any] = {'preset': 'data', 'data': 'mnist', 'steps': 500, 'batch_size': 20}
 _RECIPES = {
     'default': _DIGITS,
-    'data': _DIGITS.updated({**_MNIST, 'task': {'clients': 100, 'clients_per_round': 10, 'local_steps': 10}}),
+    'data': _DIGITS.updated(
+        {**_MNIST, 'task': {'clients': 100, 'clients_per_round': 10, 'local_steps': 10}}
+    ),
     # The rates that FedJAX's example has for EMNIST; ten clients a round and its 62 classes.
     'full': dataclasses.replace(
         _DIGITS,

@@ -41,7 +41,15 @@ class ClientCNN(nnx.Module):
         fast = fastest_convolution()
 
         def convolution(inputs: int, outputs: int) -> nnx.Conv:
-            return nnx.Conv(inputs, outputs, (3, 3), padding='VALID', dtype=dtype, conv_general_dilated=fast, rngs=rngs)
+            return nnx.Conv(
+                inputs,
+                outputs,
+                (3, 3),
+                padding='VALID',
+                dtype=dtype,
+                conv_general_dilated=fast,
+                rngs=rngs,
+            )
 
         self.conv1, self.conv2 = convolution(1, filters[0]), convolution(filters[0], filters[1])
         pooled = (side - 4) // 2

@@ -9,7 +9,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-Values = Callable[[Any], np.ndarray]  # observations -> what the forward pass of this moment says of them
+Values = Callable[
+    [Any], np.ndarray
+]  # observations -> what the forward pass of this moment says of them
 
 
 class Feed(Protocol):

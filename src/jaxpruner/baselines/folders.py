@@ -52,7 +52,9 @@ def _check_recipe(path: Path, recipe: Recipe) -> None:
     there = read_recipe(path, recipe)
     if there != recipe:
         ours, theirs = recipe.to_toml().splitlines(), there.to_toml().splitlines()
-        differing = next((pair for pair in zip(ours, theirs, strict=False) if pair[0] != pair[1]), ('', ''))
+        differing = next(
+            (pair for pair in zip(ours, theirs, strict=False) if pair[0] != pair[1]), ('', '')
+        )
         raise ValueError(
             f'{path} is another recipe ({differing[1]!r} there, {differing[0]!r} now); its results cannot be '
             'continued: choose another --out, or the same recipe'

@@ -28,7 +28,9 @@ class Games:
         gymnax = _gymnax()
         known = [game for game in gymnax.registered_envs if game.endswith('MinAtar')]
         if name not in known:
-            raise ValueError(f"dqn plays MinAtar's games, not {name!r}: set data to one of {', '.join(known)}")
+            raise ValueError(
+                f"dqn plays MinAtar's games, not {name!r}: set data to one of {', '.join(known)}"
+            )
         self._game, self._settings = gymnax.make(name)
         self.shape: tuple[int, ...] = self._game.observation_space(self._settings).shape
         self.actions: int = self._game.num_actions
@@ -60,9 +62,9 @@ class Games:
           Observations, states, the transitions, and bool[count] for games that ended or reached their time limit.
         """
         keys = jax.random.split(key, len(actions))
-        after, states, rewards, terminal, truncated, info = jax.vmap(self._game.step, (0, 0, 0, None))(
-            keys, states, actions, self._settings
-        )
+        after, states, rewards, terminal, truncated, info = jax.vmap(
+            self._game.step, (0, 0, 0, None)
+        )(keys, states, actions, self._settings)
         new = Transitions(observations, actions, rewards, info['final_observation'], terminal)
         return after, states, new, terminal | truncated
 
@@ -72,5 +74,7 @@ def _gymnax() -> Any:
     try:
         import gymnax
     except ImportError as error:
-        raise ImportError(f"dqn plays games of gymnax ({error}): pip install 'jaxpruner[games]'") from error
+        raise ImportError(
+            f"dqn plays games of gymnax ({error}): pip install 'jaxpruner[games]'"
+        ) from error
     return gymnax

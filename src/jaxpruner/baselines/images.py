@@ -50,25 +50,35 @@ class ImageWorkload:
     def default(self, preset: str) -> Recipe:
         """As `Workload.default`."""
         if preset not in self.recipes:
-            raise ValueError(f'{self.name} has no preset {preset!r}; {tree_lib.nearest(preset, self.recipes)}')
+            raise ValueError(
+                f'{self.name} has no preset {preset!r}; {tree_lib.nearest(preset, self.recipes)}'
+            )
         return self.recipes[preset]
 
     def data(self, recipe: Recipe, data_dir: Path | None) -> data_lib.Images | ImageFiles:
         """As `Workload.data`: digits need no folder, MNIST and ImageNet do; images of ImageNet stay on disk."""
         if recipe.data == 'digits':
             data_lib.check_no_folder(recipe.data, data_dir)
-            return data_lib.hold_out(data_lib.load_digits(_number(recipe, 'split_seed')), _number(recipe, 'held_out'))
+            return data_lib.hold_out(
+                data_lib.load_digits(_number(recipe, 'split_seed')), _number(recipe, 'held_out')
+            )
         if recipe.data not in _FOLDERS:
             known = "'digits', 'mnist' and 'imagenet' are read"
-            raise ValueError(f'data {recipe.data!r} cannot be read by {self.name}: {known}; other images by a program')
+            raise ValueError(
+                f'data {recipe.data!r} cannot be read by {self.name}: {known}; other images by a program'
+            )
         if data_dir is None:
             what = _FOLDERS[recipe.data]
-            raise ValueError(f'the preset {recipe.preset!r} of {self.name} needs --data-dir: a folder with {what}')
+            raise ValueError(
+                f'the preset {recipe.preset!r} of {self.name} needs --data-dir: a folder with {what}'
+            )
         if recipe.data == 'mnist':
             return data_lib.hold_out(data_lib.load_mnist(data_dir), _number(recipe, 'held_out'))
         files, classes = read_imagenet(data_dir), _number(recipe, 'classes')
         if files.classes not in (None, classes):
-            raise ValueError(f'{data_dir} has {files.classes} classes and task.classes is {classes}: make them equal')
+            raise ValueError(
+                f'{data_dir} has {files.classes} classes and task.classes is {classes}: make them equal'
+            )
         return files
 
     def model(self, recipe: Recipe) -> models.Functional:
@@ -94,7 +104,9 @@ class ImageWorkload:
             del step
             draw, move = jax.random.split(key)
             chosen = jax.random.randint(draw, (recipe.batch_size,), 0, len(data.x_train))
-            return _shifted(data.x_train[chosen], move, _number(recipe, 'shift')), data.y_train[chosen]
+            return _shifted(data.x_train[chosen], move, _number(recipe, 'shift')), data.y_train[
+                chosen
+            ]
 
         def loss(params: Any, state: Any, batch: Any, key: jax.Array) -> tuple[jax.Array, Any]:
             del key
@@ -133,7 +145,9 @@ class ImageWorkload:
             return pipelines.mixed(files.train, part, recipe.batch_size, seed)
 
         def tests() -> Iterator[Any]:
-            return pipelines.in_order(files.test, functools.partial(pictures.middle, size=size), recipe.batch_size)
+            return pipelines.in_order(
+                files.test, functools.partial(pictures.middle, size=size), recipe.batch_size
+            )
 
         return Task(
             metric=Metric('accuracy', 'high'),
@@ -168,7 +182,12 @@ def _number(recipe: Recipe, key: str) -> Any:
 
 
 def _loss(
-    recipe: Recipe, model: models.Functional, params: Any, state: Any, images: jax.Array, labels: jax.Array
+    recipe: Recipe,
+    model: models.Functional,
+    params: Any,
+    state: Any,
+    images: jax.Array,
+    labels: jax.Array,
 ) -> tuple[jax.Array, Any]:
     logits, state = model.apply(params, state, images, train=True)
     smoothing: Any = recipe.task['label_smoothing']
@@ -187,7 +206,9 @@ def _shifted(images: jax.Array, key: jax.Array, most: Any) -> jax.Array:
         return images
     padded = jnp.pad(images, ((0, 0), (most, most), (most, most), (0, 0)), mode='edge')
     at = jax.random.randint(key, (len(images), 2), 0, 2 * most + 1)
-    cut = jax.vmap(lambda image, corner: jax.lax.dynamic_slice(image, (*corner, 0), images.shape[1:]))
+    cut = jax.vmap(
+        lambda image, corner: jax.lax.dynamic_slice(image, (*corner, 0), images.shape[1:])
+    )
     return cut(padded, at)
 
 
@@ -240,7 +261,9 @@ _LENET = Recipe(
     data='mnist',
     steps=54_000,
     batch_size=100,
-    optimizer=Optimizer('sgd', 0.1, momentum=0.9, nesterov=True, weight_decay=5e-4, decay_kernels_only=False),
+    optimizer=Optimizer(
+        'sgd', 0.1, momentum=0.9, nesterov=True, weight_decay=5e-4, decay_kernels_only=False
+    ),
     schedule=Schedule(decay='steps', boundaries=(25 / 54, 50 / 54)),
     pruning=Pruning(distribution='erk', frequency=0.01, trainer_end=1.0, drop_fraction=0.5),
     model={'hidden': (300, 100)},
@@ -251,7 +274,9 @@ RESNET = ImageWorkload(
     'resnet',
     {
         'default': _RESNET,
-        'data': dataclasses.replace(_RESNET, preset='data', data='mnist', steps=4000, batch_size=128),
+        'data': dataclasses.replace(
+            _RESNET, preset='data', data='mnist', steps=4000, batch_size=128
+        ),
         'full': dataclasses.replace(
             _RESNET,
             preset='full',
@@ -260,7 +285,9 @@ RESNET = ImageWorkload(
             batch_size=1024,
             eval_every=0.01,
             dtype='bfloat16',
-            optimizer=Optimizer('sgd', learning_rate=0.4, momentum=0.9, nesterov=True, weight_decay=1e-4),
+            optimizer=Optimizer(
+                'sgd', learning_rate=0.4, momentum=0.9, nesterov=True, weight_decay=1e-4
+            ),
             pruning=Pruning(distribution='erk', frequency=0.01),
             model={'stages': (3, 4, 6, 3), 'width': 64, 'bottleneck': True, 'large_stem': True},
             task=_IMAGENET,
@@ -273,7 +300,12 @@ VIT = ImageWorkload(
     {
         'default': _VIT,
         'data': dataclasses.replace(
-            _VIT, preset='data', data='mnist', steps=4000, batch_size=128, model={**_VIT.model, 'patch': 4}
+            _VIT,
+            preset='data',
+            data='mnist',
+            steps=4000,
+            batch_size=128,
+            model={**_VIT.model, 'patch': 4},
         ),
         'full': dataclasses.replace(
             _VIT,
@@ -296,7 +328,11 @@ LENET = ImageWorkload(
     {
         'data': _LENET,
         'default': dataclasses.replace(
-            _LENET, preset='default', data='digits', steps=1000, pruning=Pruning(distribution='erk', drop_fraction=0.5)
+            _LENET,
+            preset='default',
+            data='digits',
+            steps=1000,
+            pruning=Pruning(distribution='erk', drop_fraction=0.5),
         ),
     },
     _make_lenet,

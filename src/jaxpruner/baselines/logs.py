@@ -38,7 +38,10 @@ def write_logs(
     replace_file(out / 'metrics' / f'{name}.jsonl', lambda temporary: temporary.write_bytes(lines))
     if masks:
         steps = np.asarray([0, *(entry['step'] for entry in history)], np.int64)
-        replace_file(out / 'masks' / f'{name}.npz', lambda temporary: _write_npz(temporary, {'steps': steps, **masks}))
+        replace_file(
+            out / 'masks' / f'{name}.npz',
+            lambda temporary: _write_npz(temporary, {'steps': steps, **masks}),
+        )
     if tensorboard:
         from tensorboardX import SummaryWriter
 
@@ -48,7 +51,9 @@ def write_logs(
                     writer.add_scalar(key, entry[key], entry['step'])
 
 
-def with_snapshot(snapshots: Mapping[str, np.ndarray], masks: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def with_snapshot(
+    snapshots: Mapping[str, np.ndarray], masks: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
     """Adds the masks of this moment: of the first kernel, and of the largest other one.
 
     Args:
@@ -64,7 +69,10 @@ def with_snapshot(snapshots: Mapping[str, np.ndarray], masks: Mapping[str, np.nd
     first, others = list(masks)[:1], list(masks)[1:]
     shown = [*first, *sorted(others, key=lambda path: -masks[path].size)][:_SHOWN_KERNELS]
     return {
-        path: np.concatenate([snapshots[path], masks[path][None]]) if snapshots else masks[path][None] for path in shown
+        path: np.concatenate([snapshots[path], masks[path][None]])
+        if snapshots
+        else masks[path][None]
+        for path in shown
     }
 
 

@@ -9,7 +9,9 @@ import optax
 _LARGEST_BATCH = 500
 
 
-def classification_metrics(model: Callable[[jax.Array], jax.Array], inputs: Any, labels: Any) -> dict[str, jax.Array]:
+def classification_metrics(
+    model: Callable[[jax.Array], jax.Array], inputs: Any, labels: Any
+) -> dict[str, jax.Array]:
     """Accuracy and cross-entropy over a test set, in batches of one size.
 
     Args:
@@ -26,7 +28,9 @@ def classification_metrics(model: Callable[[jax.Array], jax.Array], inputs: Any,
     0.5
     """
     size = max(size for size in range(1, _LARGEST_BATCH + 1) if len(labels) % size == 0)
-    batches = jax.tree.map(lambda array: array.reshape(-1, size, *array.shape[1:]), (inputs, labels))
+    batches = jax.tree.map(
+        lambda array: array.reshape(-1, size, *array.shape[1:]), (inputs, labels)
+    )
     found = jax.lax.map(lambda batch: example_metrics(model(batch[0]), batch[1]), batches)
     return {name: values.mean() for name, values in found.items()}
 

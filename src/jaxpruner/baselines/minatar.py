@@ -89,7 +89,11 @@ def explore(key: jax.Array, values: jax.Array, epsilon: jax.Array | float) -> ja
 
 
 def returns(
-    key: jax.Array, game: Games, values: Callable[[jax.Array], jax.Array], count: int, epsilon: float
+    key: jax.Array,
+    game: Games,
+    values: Callable[[jax.Array], jax.Array],
+    count: int,
+    epsilon: float,
 ) -> jax.Array:
     """Plays whole games.
 
@@ -144,18 +148,24 @@ class _Playing:
             actions = explore(key_action, jnp.zeros((count, self.game.actions)), 1.0)
             return self._play(key_game, agent, actions, number * count)
 
-        agent = Agent(params, games, observations, replays.empty(self.numbers['replay'], self.game.shape))
+        agent = Agent(
+            params, games, observations, replays.empty(self.numbers['replay'], self.game.shape)
+        )
         return jax.lax.fori_loop(0, self.numbers['replay_start'] // count, move, agent)
 
     def step(self, updater: Any, tx: Any, carry: Carry, number: jax.Array) -> Carry:
         """A move in each environment, and an update."""
         key_action, key_game, key_sample = jax.random.split(step_key(carry.key, number), 3)
         params, agent, opt_state, _ = carry
-        seen = self.learning.values(updater.pre_forward_update(params, opt_state), agent.observations)
+        seen = self.learning.values(
+            updater.pre_forward_update(params, opt_state), agent.observations
+        )
         actions = explore(key_action, seen, exploration(self.recipe, number))
         before = self.numbers['replay_start'] + number * len(actions)
         agent = self._play(key_game, agent, actions, before)
-        batch = replays.sample(key_sample, agent.replay, before + len(actions), self.recipe.batch_size)
+        batch = replays.sample(
+            key_sample, agent.replay, before + len(actions), self.recipe.batch_size
+        )
         return self.learning.update(updater, tx, carry._replace(state=agent), number, batch)
 
     def evaluate(self, params: Any, state: Any) -> dict[str, jax.Array]:

@@ -27,7 +27,9 @@ class Functional:
         """Takes a function from `nnx.Rngs` to a model; nothing is computed."""
         self._make = make
         # Traced, so that no array is made.
-        self._graph = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))), nnx.Param, nnx.BatchStat)[0]
+        self._graph = nnx.split(
+            nnx.eval_shape(lambda: make(nnx.Rngs(0))), nnx.Param, nnx.BatchStat
+        )[0]
 
     def init(self, key: jax.Array) -> tuple[Any, Any]:
         """The parameters and the batch statistics, each an `nnx.State`.
@@ -46,7 +48,9 @@ class Functional:
         """
         return nnx.merge(self._graph, params)
 
-    def apply(self, params: Any, state: Any, images: jax.Array, train: bool) -> tuple[jax.Array, Any]:
+    def apply(
+        self, params: Any, state: Any, images: jax.Array, train: bool
+    ) -> tuple[jax.Array, Any]:
         """Logits, and the batch statistics afterwards.
 
         Args:
@@ -67,7 +71,16 @@ class Functional:
 class _ConvNorm(nnx.Module):
     """A convolution without bias and a batch normalization."""
 
-    def __init__(self, inputs: int, outputs: int, size: int, stride: int, dtype: Any, rngs: nnx.Rngs, zero=False):
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        size: int,
+        stride: int,
+        dtype: Any,
+        rngs: nnx.Rngs,
+        zero=False,
+    ):
         self.conv = nnx.Conv(
             inputs,
             outputs,
@@ -90,7 +103,9 @@ class _ConvNorm(nnx.Module):
 class _Block(nnx.Module):
     """A residual block: two 3x3 convolutions, or as a bottleneck 1x1, 3x3 and 1x1 to four times the width."""
 
-    def __init__(self, inputs: int, width: int, stride: int, bottleneck: bool, dtype: Any, rngs: nnx.Rngs):
+    def __init__(
+        self, inputs: int, width: int, stride: int, bottleneck: bool, dtype: Any, rngs: nnx.Rngs
+    ):
         outputs = 4 * width if bottleneck else width
         layer = functools.partial(_ConvNorm, dtype=dtype, rngs=rngs)
         if bottleneck:
@@ -146,13 +161,17 @@ class ResNet(nnx.Module):
           rngs: of the initial values.
         """
         self.large_stem, self.names = large_stem, []
-        self.stem = _ConvNorm(channels, width, 7 if large_stem else 3, 2 if large_stem else 1, dtype, rngs)
+        self.stem = _ConvNorm(
+            channels, width, 7 if large_stem else 3, 2 if large_stem else 1, dtype, rngs
+        )
         features = width
         for stage, blocks in enumerate(stages):
             for number in range(blocks):
                 name = f'stage{stage + 1}_block{number + 1}'
                 stride = 2 if stage and not number else 1
-                setattr(self, name, _Block(features, width << stage, stride, bottleneck, dtype, rngs))
+                setattr(
+                    self, name, _Block(features, width << stage, stride, bottleneck, dtype, rngs)
+                )
                 self.names.append(name)
                 features = (width << stage) * (4 if bottleneck else 1)
         self.names = tuple(self.names)
@@ -217,7 +236,9 @@ class ViT(nnx.Module):
           rngs: of the initial values.
         """
         if image[0] % patch or image[1] % patch:
-            raise ValueError(f'model.patch {patch} does not divide images of {image[0]}x{image[1]} pixels')
+            raise ValueError(
+                f'model.patch {patch} does not divide images of {image[0]}x{image[1]} pixels'
+            )
         self.patch, self.layers = patch, layers
         tokens = (image[0] // patch) * (image[1] // patch) + 1
         self.embed = nnx.Linear(patch * patch * image[2], width, dtype=dtype, rngs=rngs)
@@ -232,7 +253,9 @@ class ViT(nnx.Module):
         del train
         batch, height, width, channels = images.shape
         rows, columns = height // self.patch, width // self.patch
-        patches = images.reshape(batch, rows, self.patch, columns, self.patch, channels).swapaxes(2, 3)
+        patches = images.reshape(batch, rows, self.patch, columns, self.patch, channels).swapaxes(
+            2, 3
+        )
         tokens = self.embed(patches.reshape(batch, rows * columns, -1))
         first = jnp.broadcast_to(self.token[...], (batch, 1, tokens.shape[-1])).astype(tokens.dtype)
         tokens = jnp.concatenate([first, tokens], axis=1)
@@ -252,7 +275,9 @@ class LeNet(nnx.Module):
     (1, 2)
     """
 
-    def __init__(self, inputs: int, hidden: Sequence[int], classes: int, dtype: Any, *, rngs: nnx.Rngs):
+    def __init__(
+        self, inputs: int, hidden: Sequence[int], classes: int, dtype: Any, *, rngs: nnx.Rngs
+    ):
         """Builds it.
 
         Args:
@@ -268,7 +293,12 @@ class LeNet(nnx.Module):
             bound = sizes[number] ** -0.5
             values = functools.partial(jax.random.uniform, minval=-bound, maxval=bound)
             layer = nnx.Linear(
-                sizes[number], sizes[number + 1], dtype=dtype, kernel_init=values, bias_init=values, rngs=rngs
+                sizes[number],
+                sizes[number + 1],
+                dtype=dtype,
+                kernel_init=values,
+                bias_init=values,
+                rngs=rngs,
             )
             setattr(self, f'dense{number + 1}', layer)
 

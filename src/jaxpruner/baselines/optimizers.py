@@ -30,9 +30,15 @@ def make_optimizer(recipe: Recipe) -> optax.GradientTransformation:
     numbers = recipe.optimizer
     make = {'sgd': _sgd, 'adam': _adam, 'adamw': _adamw, 'adafactor': _adafactor}.get(numbers.name)
     if make is None:
-        raise ValueError(f'optimizer.name {numbers.name!r} is unknown; {tree_lib.nearest(numbers.name, _OPTIMIZERS)}')
+        raise ValueError(
+            f'optimizer.name {numbers.name!r} is unknown; {tree_lib.nearest(numbers.name, _OPTIMIZERS)}'
+        )
     optimizer = make(numbers, make_schedule(recipe))
-    return optax.chain(optax.clip_by_global_norm(numbers.clip_norm), optimizer) if numbers.clip_norm else optimizer
+    return (
+        optax.chain(optax.clip_by_global_norm(numbers.clip_norm), optimizer)
+        if numbers.clip_norm
+        else optimizer
+    )
 
 
 def make_schedule(recipe: Recipe) -> optax.Schedule:
@@ -52,7 +58,9 @@ def make_schedule(recipe: Recipe) -> optax.Schedule:
     """
     rate, schedule = recipe.optimizer.learning_rate, recipe.schedule
     if schedule.decay not in _DECAYS:
-        raise ValueError(f'schedule.decay {schedule.decay!r} is unknown; {tree_lib.nearest(schedule.decay, _DECAYS)}')
+        raise ValueError(
+            f'schedule.decay {schedule.decay!r} is unknown; {tree_lib.nearest(schedule.decay, _DECAYS)}'
+        )
     warmup = recipe.share(schedule.warmup)
     if schedule.decay == 'inverse_sqrt':
         # Both parts meet at the end of the warmup.
@@ -86,11 +94,18 @@ def _decay_mask(numbers: Optimizer) -> Any:
 
 
 def _l2(numbers: Optimizer) -> list[optax.GradientTransformation]:
-    return [optax.add_decayed_weights(numbers.weight_decay, _decay_mask(numbers))] if numbers.weight_decay else []
+    return (
+        [optax.add_decayed_weights(numbers.weight_decay, _decay_mask(numbers))]
+        if numbers.weight_decay
+        else []
+    )
 
 
 def _sgd(numbers: Optimizer, schedule: optax.Schedule) -> optax.GradientTransformation:
-    return optax.chain(*_l2(numbers), optax.sgd(schedule, momentum=numbers.momentum or None, nesterov=numbers.nesterov))
+    return optax.chain(
+        *_l2(numbers),
+        optax.sgd(schedule, momentum=numbers.momentum or None, nesterov=numbers.nesterov),
+    )
 
 
 def _adam(numbers: Optimizer, schedule: optax.Schedule) -> optax.GradientTransformation:
@@ -99,7 +114,11 @@ def _adam(numbers: Optimizer, schedule: optax.Schedule) -> optax.GradientTransfo
 
 def _adamw(numbers: Optimizer, schedule: optax.Schedule) -> optax.GradientTransformation:
     return optax.adamw(
-        schedule, b2=numbers.beta2, eps=numbers.epsilon, weight_decay=numbers.weight_decay, mask=_decay_mask(numbers)
+        schedule,
+        b2=numbers.beta2,
+        eps=numbers.epsilon,
+        weight_decay=numbers.weight_decay,
+        mask=_decay_mask(numbers),
     )
 
 

@@ -20,7 +20,11 @@ def ways() -> tuple[Over, ...]:
     >>> ways()[:3]
     ('each', 'map', 'vmap')
     """
-    return OVERS if jax.local_device_count() > 1 else tuple(over for over in OVERS if over != 'devices')
+    return (
+        OVERS
+        if jax.local_device_count() > 1
+        else tuple(over for over in OVERS if over != 'devices')
+    )
 
 
 def check_over(over: str) -> None:
@@ -71,14 +75,18 @@ def shared(over: Over, data: Any) -> Any:
     >>> shared('map', None) is None
     True
     """
-    return jax.device_put(data, NamedSharding(_mesh(), PartitionSpec())) if over == 'devices' else data
+    return (
+        jax.device_put(data, NamedSharding(_mesh(), PartitionSpec())) if over == 'devices' else data
+    )
 
 
 def _map(function: Callable, *data: Any) -> Callable:
     def mapped(*arrays: Any, **same: Any) -> Any:
         call = functools.partial(function, *data, **same)
         if _cells(arrays) == 1:  # a cell alone needs no loop around it
-            return jax.tree.map(lambda leaf: leaf[None], call(*jax.tree.map(lambda leaf: leaf[0], arrays)))
+            return jax.tree.map(
+                lambda leaf: leaf[None], call(*jax.tree.map(lambda leaf: leaf[0], arrays))
+            )
         return jax.lax.map(lambda one: call(*one), arrays)
 
     return mapped
@@ -100,7 +108,9 @@ def _devices(function: Callable, *data: Any) -> Callable:
             return _map(function, *data)(*arrays, **same)
 
         one, each = PartitionSpec(), PartitionSpec(_AXIS)
-        results = _shard_map(on_a_device, mesh=mesh, in_specs=(one, one, each), out_specs=each)(data, same, padded)
+        results = _shard_map(on_a_device, mesh=mesh, in_specs=(one, one, each), out_specs=each)(
+            data, same, padded
+        )
         return results if len(chosen) == cells else jax.tree.map(lambda leaf: leaf[:cells], results)
 
     return mapped

@@ -42,9 +42,15 @@ class Common:
         self.spread = functools.partial(over_lib.spread, over)
         dense = Training(workload, recipe, DENSE)
         init = jax.jit(lambda data, seeds: self.spread(dense.init, data)(seeds))
-        evaluate = jax.jit(lambda data, params, state: self.spread(dense.evaluate, data)(params, state))
-        self.init: Callable[[jax.Array], Any] = functools.partial(init, self.data)  # int32[cells] -> parameters, state
-        self.evaluate: Callable[..., Any] = functools.partial(evaluate, self.data)  # parameters, state -> metrics
+        evaluate = jax.jit(
+            lambda data, params, state: self.spread(dense.evaluate, data)(params, state)
+        )
+        self.init: Callable[[jax.Array], Any] = functools.partial(
+            init, self.data
+        )  # int32[cells] -> parameters, state
+        self.evaluate: Callable[..., Any] = functools.partial(
+            evaluate, self.data
+        )  # parameters, state -> metrics
 
 
 class Programs:
@@ -110,7 +116,9 @@ class Programs:
         """
         return self._advance(self._common.data, targets, carries, jnp.int32(first), jnp.int32(stop))
 
-    def report(self, targets: Any, carries: Carry) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    def report(
+        self, targets: Any, carries: Carry
+    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """What is known of the cells now.
 
         Args:

@@ -32,10 +32,14 @@ def check_algorithm(name: str) -> None:
     >>> check_algorithm('rigl')
     """
     if name not in api.ALGORITHM_REGISTRY:
-        raise ValueError(f'algorithm {name!r} is unknown; {tree_lib.nearest(name, api.all_algorithm_names())}')
+        raise ValueError(
+            f'algorithm {name!r} is unknown; {tree_lib.nearest(name, api.all_algorithm_names())}'
+        )
 
 
-def target_sparsities(params: Any, algorithm: str, sparsity: float, recipe: Recipe, filter_fn: FilterFn) -> Any:
+def target_sparsities(
+    params: Any, algorithm: str, sparsity: float, recipe: Recipe, filter_fn: FilterFn
+) -> Any:
     """The sparsity that each leaf is to reach.
 
     Args:
@@ -58,12 +62,18 @@ def target_sparsities(params: Any, algorithm: str, sparsity: float, recipe: Reci
     check_algorithm(algorithm)
     name = recipe.pruning.distribution
     if name not in _DISTRIBUTIONS:
-        raise ValueError(f'pruning.distribution {name!r} is unknown; {tree_lib.nearest(name, _DISTRIBUTIONS)}')
+        raise ValueError(
+            f'pruning.distribution {name!r} is unknown; {tree_lib.nearest(name, _DISTRIBUTIONS)}'
+        )
     targets = _DISTRIBUTIONS[name](params, sparsity, filter_fn=filter_fn)
-    return jax.tree.map(lambda _: None, params) if algorithm == DENSE else jax.tree.map(float, targets)
+    return (
+        jax.tree.map(lambda _: None, params) if algorithm == DENSE else jax.tree.map(float, targets)
+    )
 
 
-def make_updater(algorithm: str, targets: Any, recipe: Recipe, seed: Any = 0) -> base_updater.BaseUpdater:
+def make_updater(
+    algorithm: str, targets: Any, recipe: Recipe, seed: Any = 0
+) -> base_updater.BaseUpdater:
     """The updater of an algorithm, with the recipe's schedule.
 
     Args:

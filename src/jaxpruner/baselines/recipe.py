@@ -32,7 +32,9 @@ class Optimizer:
     nesterov: bool = False  # of sgd
     beta2: float = 0.999  # of adam and adamw
     epsilon: float = 1e-8  # of adam and adamw: added to the root of the second moment
-    weight_decay: float = 0.0  # sgd, adam: added to the gradient (L2); adamw, adafactor: apart from it
+    weight_decay: float = (
+        0.0  # sgd, adam: added to the gradient (L2); adamw, adafactor: apart from it
+    )
     decay_kernels_only: bool = True  # weights with more than one dimension, not biases and norms
     clip_norm: float = 0.0  # of the whole gradient; 0 for no limit
 
@@ -62,7 +64,9 @@ class Pruning:
     start: float = 0.2  # gradual pruning
     end: float = 0.75  # gradual pruning
     frequency: float = 0.025  # between two updates
-    trainer_start: float = 0.0  # sparse trainers (static, SET, RigL), which are sparse from the beginning
+    trainer_start: float = (
+        0.0  # sparse trainers (static, SET, RigL), which are sparse from the beginning
+    )
     trainer_end: float = 0.75
     ste_start: float = 0.0  # straight-through methods, whose weights come back at no cost
     ste_end: float = 0.75
@@ -91,18 +95,28 @@ class Recipe:
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
     pruning: Pruning = Pruning()
-    model: Mapping[str, Plain] = dataclasses.field(default_factory=dict)  # sizes, by the workload's own names
-    task: Mapping[str, Plain] = dataclasses.field(default_factory=dict)  # other numbers, by the workload's own names
+    model: Mapping[str, Plain] = dataclasses.field(
+        default_factory=dict
+    )  # sizes, by the workload's own names
+    task: Mapping[str, Plain] = dataclasses.field(
+        default_factory=dict
+    )  # other numbers, by the workload's own names
 
     def __post_init__(self):
         for field in ('steps', 'batch_size'):
             if getattr(self, field) < 1:
                 raise ValueError(f'{field} must be at least 1, got {getattr(self, field)}')
         if not 0 < self.eval_every <= 1:
-            raise ValueError(f'eval_every must lie in (0, 1] (a share of the steps), got {self.eval_every}')
+            raise ValueError(
+                f'eval_every must lie in (0, 1] (a share of the steps), got {self.eval_every}'
+            )
         if self.dtype not in ('float32', 'bfloat16'):
             raise ValueError(f"dtype must be 'float32' or 'bfloat16', got {self.dtype!r}")
-        _check_shares('pruning', self.pruning, 'start end frequency trainer_start trainer_end ste_start ste_end')
+        _check_shares(
+            'pruning',
+            self.pruning,
+            'start end frequency trainer_start trainer_end ste_start ste_end',
+        )
         _check_shares('schedule', self.schedule, 'warmup')
 
     def updated(self, changes: Mapping[str, Any], where: str = '') -> 'Recipe':
@@ -127,10 +141,18 @@ class Recipe:
     def to_toml(self) -> str:
         """The recipe as a TOML file."""
         fields = dataclasses.asdict(self)
-        lines = [f'{key} = {_toml(value)}' for key, value in fields.items() if not isinstance(value, Mapping)]
+        lines = [
+            f'{key} = {_toml(value)}'
+            for key, value in fields.items()
+            if not isinstance(value, Mapping)
+        ]
         for name, table in fields.items():
             if isinstance(table, Mapping) and table:
-                lines += ['', f'[{name}]', *(f'{key} = {_toml(value)}' for key, value in table.items())]
+                lines += [
+                    '',
+                    f'[{name}]',
+                    *(f'{key} = {_toml(value)}' for key, value in table.items()),
+                ]
         return '\n'.join(lines) + '\n'
 
     def digest(self) -> str:
@@ -173,7 +195,9 @@ def read_recipe(path: Path, default: Recipe) -> Recipe:
     """
     changes = config_files.read(path)
     if changes.get('workload', default.workload) != default.workload:
-        raise ValueError(f'{path} is a recipe of the workload {changes["workload"]!r}, not of {default.workload!r}')
+        raise ValueError(
+            f'{path} is a recipe of the workload {changes["workload"]!r}, not of {default.workload!r}'
+        )
     return default.updated(changes, str(path))
 
 
@@ -205,13 +229,19 @@ def _merged(old: Any, changes: Any, path: str) -> Any:
     """`old` with the changes, each of the type that is there."""
     if not isinstance(changes, Mapping):
         raise ValueError(f'{path} is a table of keys, got {changes!r}')
-    known = {f.name: getattr(old, f.name) for f in dataclasses.fields(old)} if _is_record(old) else dict(old)
+    known = (
+        {f.name: getattr(old, f.name) for f in dataclasses.fields(old)}
+        if _is_record(old)
+        else dict(old)
+    )
     for key, value in changes.items():
         name = f'{path}.{key}' if path else key
         if key not in known:
             raise ValueError(f'the recipe has no key {name!r}; {tree_lib.nearest(key, known)}')
         nested = _is_record(known[key]) or isinstance(known[key], Mapping)
-        known[key] = _merged(known[key], value, name) if nested else _converted(value, known[key], name)
+        known[key] = (
+            _merged(known[key], value, name) if nested else _converted(value, known[key], name)
+        )
     return type(old)(**known) if _is_record(old) else known
 
 
@@ -219,7 +249,13 @@ def _is_record(value: Any) -> bool:
     return dataclasses.is_dataclass(value)
 
 
-_WORDS = {bool: 'true or false', int: 'a whole number', float: 'a number', str: 'a word', tuple: 'a list'}
+_WORDS = {
+    bool: 'true or false',
+    int: 'a whole number',
+    float: 'a number',
+    str: 'a word',
+    tuple: 'a list',
+}
 
 
 def _converted(value: Any, old: Any, name: str) -> Any:
@@ -238,7 +274,9 @@ def _converted(value: Any, old: Any, name: str) -> Any:
 def _check_shares(section: str, record: Any, names: str) -> None:
     for name in names.split():
         if not 0 <= getattr(record, name) <= 1:
-            raise ValueError(f'{section}.{name} must lie in [0, 1] (a share of the steps), got {getattr(record, name)}')
+            raise ValueError(
+                f'{section}.{name} must lie in [0, 1] (a share of the steps), got {getattr(record, name)}'
+            )
 
 
 def _toml(value: Any) -> str:

@@ -16,7 +16,9 @@ class Transitions(NamedTuple):
     observation: jax.Array  # bool[n, height, width, channels], or uint8
     action: jax.Array  # int32[n]
     reward: jax.Array  # float32[n]
-    next_observation: jax.Array  # like observation; of the episode's end, not of the next one's start
+    next_observation: (
+        jax.Array
+    )  # like observation; of the episode's end, not of the next one's start
     terminal: jax.Array  # bool[n]; not where an episode was cut off for its length
 
 
@@ -59,7 +61,9 @@ def insert(replay: Transitions, new: Transitions, before: jax.Array | int) -> Tr
     return jax.tree.map(write, replay, new)
 
 
-def sample(key: jax.Array, replay: Transitions, inserted: jax.Array | int, size: int) -> Transitions:
+def sample(
+    key: jax.Array, replay: Transitions, inserted: jax.Array | int, size: int
+) -> Transitions:
     """Draws transitions, each as likely, with repetition.
 
     Args:

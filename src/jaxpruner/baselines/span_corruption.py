@@ -78,7 +78,9 @@ def noise_mask(key: jax.Array, lengths: Lengths) -> jax.Array:
     return run % 2 == 1
 
 
-def corrupt(tokens: jax.Array, is_noise: jax.Array, lengths: Lengths, vocabulary: int) -> tuple[jax.Array, jax.Array]:
+def corrupt(
+    tokens: jax.Array, is_noise: jax.Array, lengths: Lengths, vocabulary: int
+) -> tuple[jax.Array, jax.Array]:
     """Splits a text into what is given and what is to be predicted.
 
     Args:
@@ -103,7 +105,9 @@ def corrupt(tokens: jax.Array, is_noise: jax.Array, lengths: Lengths, vocabulary
         kept = values[jnp.nonzero(places, size=length - 1)[0]]
         return jnp.concatenate([kept, jnp.array([END])]).astype(jnp.int32)
 
-    inputs = compact(~is_noise | first_of_noise, jnp.where(is_noise, sentinels, tokens), lengths.inputs)
+    inputs = compact(
+        ~is_noise | first_of_noise, jnp.where(is_noise, sentinels, tokens), lengths.inputs
+    )
     # A run's sentinel stands before its first token: each place is doubled.
     places = jnp.stack([first_of_noise, is_noise], axis=1).reshape(-1)
     values = jnp.stack([sentinels, tokens], axis=1).reshape(-1)

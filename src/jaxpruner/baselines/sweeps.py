@@ -55,7 +55,9 @@ class Interrupted(Exception):
     """
 
 
-def plan(algorithms: Sequence[str], sparsities: Sequence[float], seeds: Sequence[int]) -> list[CellKey]:
+def plan(
+    algorithms: Sequence[str], sparsities: Sequence[float], seeds: Sequence[int]
+) -> list[CellKey]:
     """The cells of a comparison: the product, each once; the dense model has no sparsity.
 
     Args:
@@ -102,7 +104,9 @@ class Sweep:
     recipe: Recipe
     data: Any  # of the workload
     out: Path  # made when it is missing
-    over: Wanted | None = None  # how the cells of an algorithm are trained, as `settle_over` takes it
+    over: Wanted | None = (
+        None  # how the cells of an algorithm are trained, as `settle_over` takes it
+    )
     tensorboard: bool = False  # also write event files
 
     def finished(self, set_aside: bool = True) -> list[CellKey]:
@@ -166,7 +170,9 @@ class Sweep:
         over = settle_over(
             self.out, self.over, lambda: choose_over(self.workload, self.recipe, self.data, largest)
         ).over
-        return over, functools.partial(Programs, Common(self.workload, self.recipe, self.data, over))
+        return over, functools.partial(
+            Programs, Common(self.workload, self.recipe, self.data, over)
+        )
 
     def _checkpoints(self) -> Checkpoints:
         return Checkpoints(self.out / 'checkpoints', self.recipe.digest())
@@ -177,9 +183,14 @@ class Sweep:
         self._checkpoints().clear(done)
         return [cell for cell in wanted if cell not in done]
 
-    def _next_group(self, pending: Sequence[CellKey], over: Over) -> tuple[list[CellKey], Progress | None]:
+    def _next_group(
+        self, pending: Sequence[CellKey], over: Over
+    ) -> tuple[list[CellKey], Progress | None]:
         """The cells that are trained next in one program, with their checkpoint; or all of an algorithm."""
-        group, checkpoint = [cell for cell in pending if cell.algorithm == pending[0].algorithm], None
+        group, checkpoint = (
+            [cell for cell in pending if cell.algorithm == pending[0].algorithm],
+            None,
+        )
         for progress in self._checkpoints().begun():
             if unfinished := [CellKey(*cell) for cell in progress.cells if cell in pending]:
                 group, checkpoint = unfinished, progress
@@ -202,11 +213,15 @@ class Sweep:
         feed = programs.open(seeds)
         restored = checkpoints.restore(begun, group, like, feed) if begun else None
         if restored is None:
-            feed = programs.open(seeds) if begun else feed  # one that was restored in part is not used
+            feed = (
+                programs.open(seeds) if begun else feed
+            )  # one that was restored in part is not used
             carries = programs.start(targets, seeds)
             masks = programs.masks(carries)
             progress = Progress(
-                [(cell.algorithm, cell.sparsity, cell.seed) for cell in group], 0, snapshots=with_snapshot({}, masks)
+                [(cell.algorithm, cell.sparsity, cell.seed) for cell in group],
+                0,
+                snapshots=with_snapshot({}, masks),
             )
         else:
             progress, carries = restored
@@ -215,7 +230,10 @@ class Sweep:
         for stop in [edge for edge in _edges(self.recipe) if edge > progress.step]:
             carries = programs.advance(targets, carries, progress.step, stop)
             metrics, masks = programs.report(targets, carries)
-            entry = {'step': stop, **{name: np.asarray(values).tolist() for name, values in metrics.items()}}
+            entry = {
+                'step': stop,
+                **{name: np.asarray(values).tolist() for name, values in metrics.items()},
+            }
             progress = Progress(
                 progress.cells,
                 stop,
@@ -230,7 +248,11 @@ class Sweep:
         self._write(group, progress, masks, programs.prunable())
 
     def _write(
-        self, group: list[CellKey], progress: Progress, masks: dict[str, np.ndarray], sizes: dict[str, int]
+        self,
+        group: list[CellKey],
+        progress: Progress,
+        masks: dict[str, np.ndarray],
+        sizes: dict[str, int],
     ) -> None:
         """Writes the results of finished cells, the cell's file last: where it is, the others are."""
         metric = self.workload.task(self.recipe, self.data).metric
@@ -242,7 +264,10 @@ class Sweep:
             shown = {path: mask[:, number] for path, mask in progress.snapshots.items()}
             write_logs(self.out, key.name, history, shown, self.tensorboard)
             last = {name: float(value) for name, value in history[-1].items() if name != 'step'}
-            zeros = {path: int((masks[path][number] == 0).sum()) if path in masks else 0 for path in sizes}
+            zeros = {
+                path: int((masks[path][number] == 0).sum()) if path in masks else 0
+                for path in sizes
+            }
             cell = Cell(
                 workload=self.workload.name,
                 data=self.recipe.data,

@@ -46,7 +46,9 @@ class Text(NamedTuple):
 
     train: jax.Array | np.ndarray  # int32[n]
     test: jax.Array | np.ndarray  # int32[m], the last tenth
-    symbols: jax.Array | np.ndarray  # uint8[different bytes]; others would be rows of the embedding that nothing uses
+    symbols: (
+        jax.Array | np.ndarray
+    )  # uint8[different bytes]; others would be rows of the embedding that nothing uses
 
     @classmethod
     def of(cls, content: bytes) -> 'Text':
@@ -108,14 +110,20 @@ class T5Workload:
                 check_no_folder(recipe.data, data_dir)
                 from pydoc_data import topics
 
-                return Text.of('\n'.join(topics.topics[key] for key in sorted(topics.topics)).encode())
+                return Text.of(
+                    '\n'.join(topics.topics[key] for key in sorted(topics.topics)).encode()
+                )
             case 'tinyshakespeare':
                 return Text.of(_read_text(data_dir))
             case 'c4':
                 if data_dir is None:
-                    raise ValueError('c4 is read from a folder: pass --data-dir with one that holds its files')
+                    raise ValueError(
+                        'c4 is read from a folder: pass --data-dir with one that holds its files'
+                    )
                 return read_corpus(data_dir, numbers['length'] * numbers['test_examples'])
-        raise ValueError(f"t5 reads 'pydoc', 'tinyshakespeare' or 'c4', not {recipe.data!r}: set data to one of them")
+        raise ValueError(
+            f"t5 reads 'pydoc', 'tinyshakespeare' or 'c4', not {recipe.data!r}: set data to one of them"
+        )
 
     def task(self, recipe: Recipe, data: Text | Corpus) -> Task:
         """The training.
@@ -128,7 +136,9 @@ class T5Workload:
           ValueError: the text is too short, or the vocabulary too small.
         """
         numbers: Any = recipe.task
-        lengths = span_corruption.Lengths.of(numbers['length'], numbers['noise_density'], numbers['mean_span'])
+        lengths = span_corruption.Lengths.of(
+            numbers['length'], numbers['noise_density'], numbers['mean_span']
+        )
         sizes = _sized(recipe, data, lengths)
         test = _tokens(data.test) if isinstance(data, Corpus) else jnp.asarray(data.test)
         if len(test) < lengths.text:
@@ -145,14 +155,21 @@ class T5Workload:
 
             return jax.vmap(one)(texts, jax.random.split(key, len(texts)))
 
-        def examples(text: jax.Array, starts: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-            return corrupted(jax.vmap(lambda at: jax.lax.dynamic_slice(text, (at,), (lengths.text,)))(starts), key)
+        def examples(
+            text: jax.Array, starts: jax.Array, key: jax.Array
+        ) -> tuple[jax.Array, jax.Array]:
+            return corrupted(
+                jax.vmap(lambda at: jax.lax.dynamic_slice(text, (at,), (lengths.text,)))(starts),
+                key,
+            )
 
         def batch(key: jax.Array, step: jax.Array) -> tuple[jax.Array, jax.Array]:
             del step
             train: Any = jnp.asarray(data.train)
             key_place, key_noise = jax.random.split(key)
-            starts = jax.random.randint(key_place, (recipe.batch_size,), 0, len(train) - lengths.text + 1)
+            starts = jax.random.randint(
+                key_place, (recipe.batch_size,), 0, len(train) - lengths.text + 1
+            )
             return examples(train, starts, key_noise)
 
         def loss(params: Any, state: Any, batch: Any, key: Any) -> tuple[jax.Array, Any]:
@@ -161,7 +178,9 @@ class T5Workload:
 
         def evaluate(params: Any, state: Any) -> dict[str, jax.Array]:
             del state
-            starts = jnp.linspace(0, len(test) - lengths.text, numbers['test_examples']).astype(jnp.int32)
+            starts = jnp.linspace(0, len(test) - lengths.text, numbers['test_examples']).astype(
+                jnp.int32
+            )
             tests = examples(test, starts, jax.random.key(0))
             losses = jax.lax.map(
                 lambda one: token_losses(model.module(params), one[0][None], one[1][None])[0],
@@ -226,7 +245,9 @@ def _sized(recipe: Recipe, data: Text | Corpus, lengths: span_corruption.Lengths
 
 def _read_text(folder: Path | None) -> bytes:
     if folder is None:
-        raise ValueError(f'tinyshakespeare is read from a folder: pass --data-dir with one that holds {SHAKESPEARE}')
+        raise ValueError(
+            f'tinyshakespeare is read from a folder: pass --data-dir with one that holds {SHAKESPEARE}'
+        )
     path = Path(folder) / SHAKESPEARE
     if not path.is_file():
         raise ValueError(f'{path} does not exist: put tiny Shakespeare (one text file) there')

@@ -48,7 +48,11 @@ class T5(nnx.Module):
 
     def __init__(self, sizes: Sizes, dtype: jax.typing.DTypeLike = jnp.float32, *, rngs: nnx.Rngs):
         self.embedding = nnx.Embed(
-            sizes.vocabulary, sizes.width, dtype=dtype, embedding_init=nnx.initializers.normal(1.0), rngs=rngs
+            sizes.vocabulary,
+            sizes.width,
+            dtype=dtype,
+            embedding_init=nnx.initializers.normal(1.0),
+            rngs=rngs,
         )
         self.encoder = Stack(sizes, dtype, is_decoder=False, rngs=rngs)
         self.decoder = Stack(sizes, dtype, is_decoder=True, rngs=rngs)
@@ -77,7 +81,9 @@ class Stack(nnx.Module):
     (3, 7, 4)
     """
 
-    def __init__(self, sizes: Sizes, dtype: jax.typing.DTypeLike, is_decoder: bool, *, rngs: nnx.Rngs):
+    def __init__(
+        self, sizes: Sizes, dtype: jax.typing.DTypeLike, is_decoder: bool, *, rngs: nnx.Rngs
+    ):
         self.is_decoder = is_decoder
         self.buckets, self.distance = sizes.buckets, sizes.distance
         self.position_bias = nnx.Embed(sizes.buckets, sizes.heads, embedding_init=FAN_IN, rngs=rngs)
@@ -115,7 +121,9 @@ class Block(nnx.Module):
     (3, 7, 4)
     """
 
-    def __init__(self, sizes: Sizes, dtype: jax.typing.DTypeLike, is_decoder: bool, *, rngs: nnx.Rngs):
+    def __init__(
+        self, sizes: Sizes, dtype: jax.typing.DTypeLike, is_decoder: bool, *, rngs: nnx.Rngs
+    ):
         self.attention = Attention(sizes, dtype, rngs=rngs)
         self.attention_norm = _norm(sizes.width, dtype, rngs)
         if is_decoder:
@@ -126,7 +134,9 @@ class Block(nnx.Module):
         self.down = _linear(sizes.mlp_width, sizes.width, dtype, rngs)
         self.mlp_norm = _norm(sizes.width, dtype, rngs)
 
-    def __call__(self, hidden: jax.Array, bias: jax.Array, encoded: jax.Array | None = None) -> jax.Array:
+    def __call__(
+        self, hidden: jax.Array, bias: jax.Array, encoded: jax.Array | None = None
+    ) -> jax.Array:
         """Adds to the residual stream.
 
         Args:
@@ -163,7 +173,9 @@ class Attention(nnx.Module):
         self.value = _linear(sizes.width, joined, dtype, rngs)
         self.out = _linear(joined, sizes.width, dtype, rngs)
 
-    def __call__(self, queries: jax.Array, seen: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+    def __call__(
+        self, queries: jax.Array, seen: jax.Array, bias: jax.Array | None = None
+    ) -> jax.Array:
         """Attends.
 
         Args:
@@ -178,7 +190,11 @@ class Attention(nnx.Module):
         def split(joined: jax.Array) -> jax.Array:
             return joined.reshape(*joined.shape[:2], self.heads, -1)
 
-        query, key, value = split(self.query(queries)), split(self.key(seen)), split(self.value(seen))
+        query, key, value = (
+            split(self.query(queries)),
+            split(self.key(seen)),
+            split(self.value(seen)),
+        )
         scores = jnp.einsum('bqhd,bkhd->bhqk', query, key).astype(jnp.float32)
         weights = jax.nn.softmax(scores if bias is None else scores + bias).astype(self.dtype)
         attended = jnp.einsum('bhqk,bkhd->bqhd', weights, value)
@@ -206,13 +222,19 @@ def position_buckets(length: int, bidirectional: bool, buckets: int, distance: i
     away = np.abs(relative) if bidirectional else np.maximum(-relative, 0)
     near = buckets // 2
     # In float32 and with its epsilon, as in T5: distances on an edge fall to the same side.
-    ratio = np.log(np.maximum(away, 1).astype(np.float32) / near + np.finfo(np.float32).eps) / np.log(distance / near)
+    ratio = np.log(
+        np.maximum(away, 1).astype(np.float32) / near + np.finfo(np.float32).eps
+    ) / np.log(distance / near)
     far = np.minimum(near + (ratio * (buckets - near)).astype(int), buckets - 1)
     return np.where(away < near, away, far) + (buckets * (relative > 0) if bidirectional else 0)
 
 
 def _linear(
-    inputs: int, outputs: int, dtype: jax.typing.DTypeLike, rngs: nnx.Rngs, init: nnx.Initializer = FAN_IN
+    inputs: int,
+    outputs: int,
+    dtype: jax.typing.DTypeLike,
+    rngs: nnx.Rngs,
+    init: nnx.Initializer = FAN_IN,
 ) -> nnx.Linear:
     return nnx.Linear(inputs, outputs, use_bias=False, dtype=dtype, kernel_init=init, rngs=rngs)
 

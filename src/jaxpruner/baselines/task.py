@@ -66,17 +66,25 @@ class Task(NamedTuple):
     metric: Metric
     steps: int  # updates of the optimizer
     init: Callable[[jax.Array], Any]  # key -> trained parameters
-    init_state: Callable[[Any, jax.Array], Any]  # parameters, key -> what else is carried, may be None
-    batch: Callable[[jax.Array, jax.Array], Any]  # key of the step, step -> a batch, drawn inside the program
+    init_state: Callable[
+        [Any, jax.Array], Any
+    ]  # parameters, key -> what else is carried, may be None
+    batch: Callable[
+        [jax.Array, jax.Array], Any
+    ]  # key of the step, step -> a batch, drawn inside the program
     loss: Callable[..., tuple[jax.Array, Any]]  # parameters, state, batch, key -> loss, state
-    evaluate: Callable[..., dict[str, jax.Array]]  # parameters, state -> scalars; the metric is among them
+    evaluate: Callable[
+        ..., dict[str, jax.Array]
+    ]  # parameters, state -> scalars; the metric is among them
     # updater, tx, carry, step -> carry; in place of the generic step (federated rounds, reinforcement learning). With a
     # feed its batch comes last.
     step: Callable[..., Carry] | None = None
     filter_fn: FilterFn = NOT_DIM_ONE_FILTER  # (path, leaf) -> whether it may be pruned
     # Where batches come from the host, `batch` is not used, and a sweep trains one cell at a time.
     feed: Callable[[int], Feed] | None = None  # seed -> a new feed
-    values: Callable[[Any, Any], Any] | None = None  # forward parameters, observations -> what `Feed.next` may ask for
+    values: Callable[[Any, Any], Any] | None = (
+        None  # forward parameters, observations -> what `Feed.next` may ask for
+    )
     # In place of `evaluate`, played on the host: `values` with the parameters bound, seed -> metrics.
     evaluate_host: Callable[[Values, int], dict[str, float]] | None = None
     # Test batches from the host: `evaluate` then gets each behind parameters and state, and returns the metrics of each

@@ -94,7 +94,9 @@ class Training:
         Returns:
           The carry before step `stop`.
         """
-        return jax.lax.fori_loop(first, stop, lambda number, carry: self.step(data, targets, carry, number), carry)
+        return jax.lax.fori_loop(
+            first, stop, lambda number, carry: self.step(data, targets, carry, number), carry
+        )
 
     def step(self, data: Any, targets: Any, carry: Carry, number: Any, *batch: Any) -> Carry:
         """One step.
@@ -141,19 +143,32 @@ class Training:
         """
         task = self._task(data)
         paths, leaves, _ = tree_lib.flatten_with_paths(jax.eval_shape(task.init, jax.random.key(0)))
-        chosen = [(path, leaf) for path, leaf in zip(paths, leaves, strict=True) if task.filter_fn(path, leaf)]
+        chosen = [
+            (path, leaf)
+            for path, leaf in zip(paths, leaves, strict=True)
+            if task.filter_fn(path, leaf)
+        ]
         return {tree_lib.path_string(path): math.prod(leaf.shape) for path, leaf in chosen}
 
     def _task(self, data: Any) -> Task:
         return self.workload.task(self.recipe, data)
 
-    def _pruner(self, targets: Any, key: jax.Array) -> tuple[BaseUpdater, optax.GradientTransformationExtraArgs]:
-        updater = make_updater(self.algorithm, targets, self.recipe, jax.random.fold_in(key, _MASKS))
+    def _pruner(
+        self, targets: Any, key: jax.Array
+    ) -> tuple[BaseUpdater, optax.GradientTransformationExtraArgs]:
+        updater = make_updater(
+            self.algorithm, targets, self.recipe, jax.random.fold_in(key, _MASKS)
+        )
         return updater, updater.wrap_optax(make_optimizer(self.recipe))
 
 
 def generic_step(
-    task: Task, updater: BaseUpdater, tx: optax.GradientTransformation, carry: Carry, step: Any, batch: Any = None
+    task: Task,
+    updater: BaseUpdater,
+    tx: optax.GradientTransformation,
+    carry: Carry,
+    step: Any,
+    batch: Any = None,
 ) -> Carry:
     """One update of the optimizer on one batch.
 
@@ -175,7 +190,9 @@ def generic_step(
     batch = task.batch(batch_key, step) if batch is None else batch
 
     def loss(params: Any) -> tuple[jax.Array, Any]:
-        return task.loss(updater.pre_forward_update(params, carry.opt_state), carry.state, batch, loss_key)
+        return task.loss(
+            updater.pre_forward_update(params, carry.opt_state), carry.state, batch, loss_key
+        )
 
     grads, state = jax.grad(loss, has_aux=True)(carry.params)
     updates, opt_state = tx.update(grads, carry.opt_state, carry.params)

@@ -158,9 +158,15 @@ def _channel_masks(
     sums = np.zeros(leaf.shape[axis], np.float64)
     if leaf.size:
         for part, _, scores in weights():
-            sums[part.offset[axis] : part.offset[axis] + part.shape[axis]] += _group_scores(kind, scores)
-    totals = sums if leaf.dtype == np.float64 else sums.astype(np.float32)  # ties as the library sees them
-    verdicts = Verdicts(threshold(lambda: [totals], _count(len(totals), sparsity), len(totals))).of(totals)
+            sums[part.offset[axis] : part.offset[axis] + part.shape[axis]] += _group_scores(
+                kind, scores
+            )
+    totals = (
+        sums if leaf.dtype == np.float64 else sums.astype(np.float32)
+    )  # ties as the library sees them
+    verdicts = Verdicts(threshold(lambda: [totals], _count(len(totals), sparsity), len(totals))).of(
+        totals
+    )
 
     def mask_of(part: Part, scores: np.ndarray) -> np.ndarray:
         del scores
@@ -188,7 +194,9 @@ def _group_scores(kind: sparsity_types.GroupedType, scores: np.ndarray) -> np.nd
         return np.asarray(_jitted_group_scores(scores, kind))
 
 
-def _spread(kind: sparsity_types.GroupedType, verdicts: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+def _spread(
+    kind: sparsity_types.GroupedType, verdicts: np.ndarray, shape: tuple[int, ...]
+) -> np.ndarray:
     if isinstance(kind, sparsity_types.Unstructured) or not verdicts.size:
         return verdicts.reshape(shape)
     return np.asarray(_jitted_spread(verdicts, kind, shape))
@@ -200,7 +208,9 @@ def _jitted_group_scores(scores: jax.Array, kind: sparsity_types.GroupedType) ->
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
-def _jitted_spread(verdicts: jax.Array, kind: sparsity_types.GroupedType, shape: tuple[int, ...]) -> jax.Array:
+def _jitted_spread(
+    verdicts: jax.Array, kind: sparsity_types.GroupedType, shape: tuple[int, ...]
+) -> jax.Array:
     return kind.spread_groups(verdicts, shape)
 
 

@@ -35,7 +35,9 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
     path = Path(path)
     with errors_named(path):
         if not path.exists() and path.is_symlink():
-            raise FileNotFoundError(f'{path} is a symbolic link that leads nowhere; name another file or folder')
+            raise FileNotFoundError(
+                f'{path} is a symbolic link that leads nowhere; name another file or folder'
+            )
         if not path.exists():
             raise FileNotFoundError(f'{path}: there is no such file or folder')
     if path.is_dir():
@@ -56,13 +58,20 @@ def _open_folder(path: Path) -> Checkpoint:
         found = ', '.join(file.name for file in (indexes or files)[:4])
         raise ValueError(f'{path} has several safetensors files ({found}); name one of them')
     if 'orbax-checkpoint-tmp' in path.name:
-        raise ValueError(f'{path} is what orbax had not finished writing; use a finished checkpoint')
+        raise ValueError(
+            f'{path} is what orbax had not finished writing; use a finished checkpoint'
+        )
     for item in _ORBAX_ITEMS:
         if (path / item / '_METADATA').is_file():
-            from jaxpruner.checkpoints.orbax_folder import OrbaxFolder  # orbax takes seconds to load
+            from jaxpruner.checkpoints.orbax_folder import (
+                OrbaxFolder,
+            )  # orbax takes seconds to load
 
             return OrbaxFolder(path / item)
-    steps = sorted((entry.name for entry in path.iterdir() if entry.name.isdecimal() and entry.is_dir()), key=int)
+    steps = sorted(
+        (entry.name for entry in path.iterdir() if entry.name.isdecimal() and entry.is_dir()),
+        key=int,
+    )
     hint = f'; it has the steps {", ".join(steps[-4:])}: name one of these folders' if steps else ''
     raise ValueError(
         f'{path} is no checkpoint: it has no *.safetensors, no {INDEX_NAME}, and no _METADATA as orbax leaves{hint}'

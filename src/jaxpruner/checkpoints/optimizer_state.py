@@ -25,7 +25,9 @@ _COUNTERS = frozenset('count step mini_step gradient_step step_count weight_sum'
 # Fields that hold the state of another optimizer.
 _INNER = frozenset('inner_opt_state inner_state base_optimizer_state'.split())
 # What may stand beside the first in a state.
-_BESIDE = _MIRRORS | _COUNTERS | _INNER | frozenset('skip_state ema_decay ns_coeffs b1 max_lr'.split())
+_BESIDE = (
+    _MIRRORS | _COUNTERS | _INNER | frozenset('skip_state ema_decay ns_coeffs b1 max_lr'.split())
+)
 
 
 class OptimizerTensor(NamedTuple):
@@ -58,7 +60,8 @@ def find_optimizer_state(leaves: Mapping[str, Leaf]) -> dict[str, OptimizerTenso
     weights = _by_ending({name: path for name, path in paths.items() if name not in found})
     return {
         name: OptimizerTensor(
-            '' if place is None else paths[name][place], _weights_of(name, place, paths[name], weights, leaves)
+            '' if place is None else paths[name][place],
+            _weights_of(name, place, paths[name], weights, leaves),
         )
         for name, place in found.items()
     }
@@ -70,7 +73,9 @@ def _field(path: tuple[str, ...]) -> int | None:
     return next((place for place in range(start + 1, len(path)) if path[place] in _MIRRORS), None)
 
 
-def _states_without_container(paths: Mapping[str, tuple[str, ...]]) -> dict[tuple[str, ...], list[str]]:
+def _states_without_container(
+    paths: Mapping[str, tuple[str, ...]],
+) -> dict[tuple[str, ...], list[str]]:
     """By path of a field, the tensors below it, where nothing but fields of states stands beside it."""
     children: dict[tuple[str, ...], set[str]] = {}
     groups: dict[tuple[str, ...], list[str]] = {}
@@ -80,7 +85,9 @@ def _states_without_container(paths: Mapping[str, tuple[str, ...]]) -> dict[tupl
         first = next((place for place, part in enumerate(path) if part in _MIRRORS), None)
         if first is not None:
             groups.setdefault(path[: first + 1], []).append(name)
-    return {prefix: members for prefix, members in groups.items() if children[prefix[:-1]] <= _BESIDE}
+    return {
+        prefix: members for prefix, members in groups.items() if children[prefix[:-1]] <= _BESIDE
+    }
 
 
 def _is_mirrored(
@@ -91,21 +98,33 @@ def _is_mirrored(
 ) -> bool:
     """Whether all tensors below a field have counterparts of their names and shapes below one other path."""
     state = prefix[:-1]
-    shapes = {path: leaves[name].shape for name, path in paths.items() if path[: len(state)] != state}
+    shapes = {
+        path: leaves[name].shape for name, path in paths.items() if path[: len(state)] != state
+    }
     suffixes = {paths[name][len(prefix) :]: leaves[name].shape for name in members}
     longest = max(suffixes, key=len)
     if not longest:
         return False
     others = {path[: -len(longest)] for path in shapes if path[-len(longest) :] == longest}
     mirrored = [
-        other for other in others if all(shapes.get(other + suffix) == shape for suffix, shape in suffixes.items())
+        other
+        for other in others
+        if all(shapes.get(other + suffix) == shape for suffix, shape in suffixes.items())
     ]
     if _has_counter(state, paths):
         return bool(mirrored)
-    matrices = {path for path, shape in shapes.items() if len(shape) > 1 and _MIRRORS.isdisjoint(path)}
+    matrices = {
+        path for path, shape in shapes.items() if len(shape) > 1 and _MIRRORS.isdisjoint(path)
+    }
     # Modules in a row may have such a name each: they do not prove one another.
-    covered = {other + suffix for other in mirrored if _MIRRORS.isdisjoint(other) for suffix in suffixes}
-    return sum(len(shape) > 1 for shape in suffixes.values()) > 1 and bool(covered) and matrices <= covered
+    covered = {
+        other + suffix for other in mirrored if _MIRRORS.isdisjoint(other) for suffix in suffixes
+    }
+    return (
+        sum(len(shape) > 1 for shape in suffixes.values()) > 1
+        and bool(covered)
+        and matrices <= covered
+    )
 
 
 def _has_counter(state: tuple[str, ...], paths: Mapping[str, tuple[str, ...]]) -> bool:
@@ -113,7 +132,10 @@ def _has_counter(state: tuple[str, ...], paths: Mapping[str, tuple[str, ...]]) -
     if not _INNER.isdisjoint(state):
         return True
     end = len(state)
-    return any(path[:end] == state and len(path) == end + 1 and path[end] in _COUNTERS for path in paths.values())
+    return any(
+        path[:end] == state and len(path) == end + 1 and path[end] in _COUNTERS
+        for path in paths.values()
+    )
 
 
 def _by_ending(paths: Mapping[str, tuple[str, ...]]) -> dict[tuple[str, ...], list[str]]:

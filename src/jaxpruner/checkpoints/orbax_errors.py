@@ -53,7 +53,9 @@ def _silence_closed_loops() -> None:
     before = sys.unraisablehook
 
     def hook(ignored: 'sys.UnraisableHookArgs') -> None:
-        is_of_a_closed_loop = isinstance(ignored.exc_value, RuntimeError) and 'loop is closed' in str(ignored.exc_value)
+        is_of_a_closed_loop = isinstance(
+            ignored.exc_value, RuntimeError
+        ) and 'loop is closed' in str(ignored.exc_value)
         if not is_of_a_closed_loop:
             before(ignored)
 

@@ -53,7 +53,9 @@ class OrbaxFolder:
             if hasattr(leaf, 'shape')  # no strings
         }
         if not self.leaves:  # for some kinds of damage orbax only logs a warning
-            raise ValueError(f'{self.path}: orbax finds no arrays in what was saved here; {_REMEDY}')
+            raise ValueError(
+                f'{self.path}: orbax finds no arrays in what was saved here; {_REMEDY}'
+            )
 
     def read(self, name: str, part: Part | None = None) -> np.ndarray:
         """A tensor, or a part of it; see `Checkpoint`."""
@@ -68,8 +70,12 @@ class OrbaxFolder:
 
     def _restore(self, name: str) -> np.ndarray:
         others = getattr(ocp, 'PLACEHOLDER', 0)
-        item = jax.tree.unflatten(self._treedef, [0 if other == name else others for other in self._names])
-        restore_args = jax.tree.unflatten(self._treedef, [ocp.RestoreArgs(restore_type=np.ndarray)] * len(self._names))
+        item = jax.tree.unflatten(
+            self._treedef, [0 if other == name else others for other in self._names]
+        )
+        restore_args = jax.tree.unflatten(
+            self._treedef, [ocp.RestoreArgs(restore_type=np.ndarray)] * len(self._names)
+        )
         with _orbax(self.path, name) as checkpointer:
             restored = checkpointer.restore(
                 self.path, args=ocp.args.PyTreeRestore(item=item, restore_args=restore_args)

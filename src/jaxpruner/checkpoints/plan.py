@@ -16,7 +16,12 @@ from jaxpruner.checkpoints.base import Leaf
 from jaxpruner.checkpoints.optimizer_state import find_optimizer_state
 
 # Floats of 8 bits come with scales that stand in other tensors.
-PRUNABLE = (np.dtype('float16'), np.dtype(ml_dtypes.bfloat16), np.dtype('float32'), np.dtype('float64'))
+PRUNABLE = (
+    np.dtype('float16'),
+    np.dtype(ml_dtypes.bfloat16),
+    np.dtype('float32'),
+    np.dtype('float64'),
+)
 
 _DISTRIBUTIONS = {'uniform': sparsity_distributions.uniform, 'erk': sparsity_distributions.erk}
 
@@ -67,11 +72,17 @@ def choose(
     {'a': Choice(sparsity=0.5, kind=NByM(n=2, m=4, axis=-1, allow_partial=False))}
     """
     if distribution not in _DISTRIBUTIONS:
-        raise ValueError(f'distribution: {distribution!r} is unknown; {tree_lib.nearest(distribution, _DISTRIBUTIONS)}')
+        raise ValueError(
+            f'distribution: {distribution!r} is unknown; {tree_lib.nearest(distribution, _DISTRIBUTIONS)}'
+        )
     if sparsity is not None:
         sparsity_distributions.check_sparsity(sparsity, 'sparsity')
     reasons = left_out(leaves, types, only, skip)
-    kinds = {name: kind for name, kind in _kinds(leaves, types).items() if name not in reasons and kind is not None}
+    kinds = {
+        name: kind
+        for name, kind in _kinds(leaves, types).items()
+        if name not in reasons and kind is not None
+    }
     if not kinds:
         raise ValueError(
             'no leaf is left to prune; those with more than one dimension and floats of 16 to 64 bits are, and vectors '
@@ -89,7 +100,9 @@ def choose(
     return {name: Choice(float(targets[name]), kind) for name, kind in kinds.items()}
 
 
-def _warn_of_own_shares(kinds: Mapping[str, sparsity_types.SparsityType], sparsity: float | None) -> None:
+def _warn_of_own_shares(
+    kinds: Mapping[str, sparsity_types.SparsityType], sparsity: float | None
+) -> None:
     """Says so where no leaf has the sparsity that was asked for, since all have N:M types of another one."""
     shares = {}
     for kind in kinds.values():
@@ -182,7 +195,9 @@ def _check_prunable(names: Sequence[str], leaves: Mapping[str, Leaf], setting: s
     for name in names:
         if name in leaves and leaves[name].dtype not in PRUNABLE:
             known = ', '.join(dtype.name for dtype in PRUNABLE)
-            raise ValueError(f'{setting}: {name} is {leaves[name].dtype}, which is not pruned; {known} are')
+            raise ValueError(
+                f'{setting}: {name} is {leaves[name].dtype}, which is not pruned; {known} are'
+            )
 
 
 def _any(globs: Sequence[str], name: str) -> bool:
@@ -192,7 +207,9 @@ def _any(globs: Sequence[str], name: str) -> bool:
 def _kinds(
     leaves: Mapping[str, Leaf], types: Sequence[tuple[str, str]]
 ) -> dict[str, sparsity_types.SparsityType | None]:
-    kinds = [None if text == 'dense' else sparsity_types.parse_sparsity_type(text) for _, text in types]
+    kinds = [
+        None if text == 'dense' else sparsity_types.parse_sparsity_type(text) for _, text in types
+    ]
     globs = [glob for glob, _ in types]
     repeated = [glob for i, glob in enumerate(globs) if glob in globs[:i]]
     if repeated:

@@ -32,7 +32,9 @@ class Kept(NamedTuple):
     size: int
     kept: int  # weights that the mask keeps
     nans: int = 0  # weights that were NaN, which ranks lowest
-    stale: tuple[str, ...] = ()  # tensors of the optimizer's state that are not zero where weights were removed
+    stale: tuple[
+        str, ...
+    ] = ()  # tensors of the optimizer's state that are not zero where weights were removed
 
     @property
     def sparsity(self) -> float:
@@ -94,9 +96,21 @@ def prune(
     with contextlib.ExitStack() as stack:
         masks = None
         if masks_out is not None:
-            shapes = {name: Leaf(checkpoint.leaves[name].shape, np.dtype('uint8')) for name in choices}
+            shapes = {
+                name: Leaf(checkpoint.leaves[name].shape, np.dtype('uint8')) for name in choices
+            }
             masks = stack.enter_context(SafetensorsWriter(masks_out, shapes, overwrite=overwrite))
-        turn = _Turn(checkpoint, _moments(checkpoint), choices, scores, seed, masks, overwrite, on_leaf, part_size)
+        turn = _Turn(
+            checkpoint,
+            _moments(checkpoint),
+            choices,
+            scores,
+            seed,
+            masks,
+            overwrite,
+            on_leaf,
+            part_size,
+        )
         if isinstance(checkpoint, ShardedSafetensors):
             with atomic_files.target_claimed(out), atomic_files.new_folder(out) as folder:
                 for name, shard in checkpoint.files.items():
@@ -124,7 +138,9 @@ class _Turn(NamedTuple):
 
     def file(self, checkpoint: Checkpoint, out: Path) -> Iterator[Kept]:
         keys = list(checkpoint.header.leaves) if isinstance(checkpoint, SafetensorsFile) else None
-        with SafetensorsWriter(out, checkpoint.leaves, checkpoint.metadata, keys, self.overwrite) as writer:
+        with SafetensorsWriter(
+            out, checkpoint.leaves, checkpoint.metadata, keys, self.overwrite
+        ) as writer:
             for name, leaf in checkpoint.leaves.items():
                 self.on_leaf(name, leaf)
                 if name in self.choices:
@@ -136,8 +152,14 @@ class _Turn(NamedTuple):
     def _pruned(self, checkpoint: Checkpoint, name: str, writer: SafetensorsWriter) -> Kept:
         choice, kept, nans = self.choices[name], 0, 0
         removed = _Removed(self.whole, self.moments.get(name, []))
-        score = leaf_masks.random_scores(name, self.seed) if self.scores == 'random' else leaf_masks.magnitude
-        for part in leaf_masks.prune_leaf(checkpoint, name, choice.kind, choice.sparsity, score, self.part_size):
+        score = (
+            leaf_masks.random_scores(name, self.seed)
+            if self.scores == 'random'
+            else leaf_masks.magnitude
+        )
+        for part in leaf_masks.prune_leaf(
+            checkpoint, name, choice.kind, choice.sparsity, score, self.part_size
+        ):
             writer.write(name, part.weights)
             if self.masks is not None:
                 self.masks.write(name, part.mask)
@@ -166,12 +188,18 @@ class _Removed:
     def add(self, mask: np.ndarray) -> None:
         """Takes the next part of the mask."""
         if self._moments and mask.size:
-            self._parts.append((Part(self._end, (), (mask.size,)), np.packbits(mask.reshape(-1) == 0)))
+            self._parts.append(
+                (Part(self._end, (), (mask.size,)), np.packbits(mask.reshape(-1) == 0))
+            )
             self._end += mask.size
 
     def stale_moments(self) -> tuple[str, ...]:
         """The moments that are not zero there; of each only as much is read as decides it."""
-        return tuple(name for name in self._moments if any(self._is_stale(name, *part) for part in self._parts))
+        return tuple(
+            name
+            for name in self._moments
+            if any(self._is_stale(name, *part) for part in self._parts)
+        )
 
     def _is_stale(self, name: str, part: Part, bits: np.ndarray) -> bool:
         removed = np.unpackbits(bits, count=part.size).view(bool)
@@ -181,7 +209,9 @@ class _Removed:
 def _warn_of_nans(kept: list[Kept]) -> None:
     with_nans = [leaf for leaf in kept if leaf.nans]
     if with_nans:
-        words = ', '.join(f'{leaf.name} ({leaf.nans:,} of {leaf.size:,})' for leaf in with_nans[:_NAMED])
+        words = ', '.join(
+            f'{leaf.name} ({leaf.nans:,} of {leaf.size:,})' for leaf in with_nans[:_NAMED]
+        )
         more = f' and {len(with_nans) - _NAMED} more' if len(with_nans) > _NAMED else ''
         warn(
             f'NaN in {words}{more}: NaN ranks lowest and is removed first; look where it comes from, or leave these '

@@ -76,7 +76,9 @@ def read_header(path: Path) -> Header:
     input_files.check_file(path)
     try:
         with errors_named(path), path.open('rb') as file:
-            with safe_open(path, framework='numpy'):  # which calls a file missing that may not be read
+            with safe_open(
+                path, framework='numpy'
+            ):  # which calls a file missing that may not be read
                 pass
             (length,) = struct.unpack('<Q', file.read(8))
             entries = input_files.parse_json(file.read(length))
@@ -88,15 +90,25 @@ def read_header(path: Path) -> Header:
     metadata = entries.pop(METADATA_KEY, None) or {}
     for name, entry in entries.items():
         if entry['dtype'] not in DTYPES:
-            raise ValueError(f'{path}: {name} has dtype {entry["dtype"]}; known are {", ".join(DTYPES)}')
+            raise ValueError(
+                f'{path}: {name} has dtype {entry["dtype"]}; known are {", ".join(DTYPES)}'
+            )
         _check_shape(entry['shape'], f'{path}: {name}')
-    leaves = {name: Leaf(tuple(entry['shape']), DTYPES[entry['dtype']]) for name, entry in entries.items()}
-    return Header(leaves, {name: 8 + length + entry['data_offsets'][0] for name, entry in entries.items()}, metadata)
+    leaves = {
+        name: Leaf(tuple(entry['shape']), DTYPES[entry['dtype']]) for name, entry in entries.items()
+    }
+    return Header(
+        leaves,
+        {name: 8 + length + entry['data_offsets'][0] for name, entry in entries.items()},
+        metadata,
+    )
 
 
 def _check_shape(shape: list[int], where: str) -> None:
     if len(shape) > _MOST_AXES:
-        raise ValueError(f'{where} has {len(shape)} axes; at most {_MOST_AXES} are read: write the file anew')
+        raise ValueError(
+            f'{where} has {len(shape)} axes; at most {_MOST_AXES} are read: write the file anew'
+        )
     if 0 in shape and max(shape) > _LONGEST_AXIS:
         raise ValueError(
             f'{where} has no weights, but an axis of length {max(shape)}; at most 2^31 is read: write the file anew'
@@ -144,7 +156,9 @@ def _fill(file, array: np.ndarray, what: str) -> None:
         # A read is cut short at 2 GiB.
         count = file.readinto(rest)
         if not count:
-            raise ValueError(f'{what} ends {len(rest)} bytes too early; the file has changed since it was opened')
+            raise ValueError(
+                f'{what} ends {len(rest)} bytes too early; the file has changed since it was opened'
+            )
         rest = rest[count:]
 
 
@@ -173,14 +187,26 @@ class ShardedSafetensors:
     def __init__(self, index: Path):
         self.index, self.path = index, index.parent
         file_of = _read_index(index)
-        self.files = {file: SafetensorsFile(self.path / file) for file in dict.fromkeys(file_of.values())}
-        self._file_of = {name: self.files[file] for file in self.files for name in self.files[file].leaves}
-        self.leaves: Mapping[str, Leaf] = {name: file.leaves[name] for name, file in self._file_of.items()}
-        self.metadata: Mapping[str, str] = {k: v for file in self.files.values() for k, v in file.metadata.items()}
+        self.files = {
+            file: SafetensorsFile(self.path / file) for file in dict.fromkeys(file_of.values())
+        }
+        self._file_of = {
+            name: self.files[file] for file in self.files for name in self.files[file].leaves
+        }
+        self.leaves: Mapping[str, Leaf] = {
+            name: file.leaves[name] for name, file in self._file_of.items()
+        }
+        self.metadata: Mapping[str, str] = {
+            k: v for file in self.files.values() for k, v in file.metadata.items()
+        }
         for name, file in file_of.items():
             if name not in self.files[file].leaves:
-                raise ValueError(f'{index}: {name} is to stand in {file}, which does not have it; download both anew')
-        stray = [name for name, file in self._file_of.items() if file_of.get(name) != file.path.name]
+                raise ValueError(
+                    f'{index}: {name} is to stand in {file}, which does not have it; download both anew'
+                )
+        stray = [
+            name for name, file in self._file_of.items() if file_of.get(name) != file.path.name
+        ]
         if stray:
             raise ValueError(
                 f'{self._file_of[stray[0]].path} has {stray[0]}, which {index} does not place there; download both anew'
@@ -203,7 +229,9 @@ def _read_index(index: Path) -> dict[str, str]:
         ) from error
     missing = sorted({file for file in file_of.values() if not (index.parent / file).exists()})
     if missing:
-        raise FileNotFoundError(f'{index} names {missing[0]}, which is not beside it: download it, too')
+        raise FileNotFoundError(
+            f'{index} names {missing[0]}, which is not beside it: download it, too'
+        )
     return file_of
 
 
@@ -217,9 +245,16 @@ def _weight_map(content: Any) -> dict[str, str]:
         if not name:
             raise ValueError('a tensor in weight_map has an empty name')
         if not _is_plain_name(file):
-            raise ValueError(f'the file of {name} in weight_map is {file!r}, which is no plain file name')
+            raise ValueError(
+                f'the file of {name} in weight_map is {file!r}, which is no plain file name'
+            )
     return file_of
 
 
 def _is_plain_name(file: Any) -> bool:
-    return isinstance(file, str) and file not in ('', '.', '..') and not set(file) & set('/\\\0') and file.isprintable()
+    return (
+        isinstance(file, str)
+        and file not in ('', '.', '..')
+        and not set(file) & set('/\\\0')
+        and file.isprintable()
+    )

@@ -68,7 +68,9 @@ class SafetensorsWriter:
             raise FileNotFoundError(f'{self.path}: there is no folder {self.path.parent}')
         with contextlib.ExitStack() as stack:
             stack.enter_context(atomic_files.target_claimed(self.path))
-            temporary = stack.enter_context(atomic_files.replacing(self.path, overwrite=self._overwrite))
+            temporary = stack.enter_context(
+                atomic_files.replacing(self.path, overwrite=self._overwrite)
+            )
             self._file = stack.enter_context(temporary.open('wb', buffering=0))
             self._write(self._header)
             self._stack = stack.pop_all()
@@ -91,7 +93,9 @@ class SafetensorsWriter:
         ...         writer.write('w', np.array([1], np.int8))
         """
         turn = next((other for other, left in self._left.items() if left), name)
-        if array.nbytes and (turn != name or array.dtype != self._dtypes[name] or array.nbytes > self._left[name]):
+        if array.nbytes and (
+            turn != name or array.dtype != self._dtypes[name] or array.nbytes > self._left[name]
+        ):
             raise ValueError(
                 f'{self.path}: the next to be written is {turn}, {self._dtypes[turn]}, {self._left[turn]} bytes; got '
                 f'{name}, {array.dtype}, {array.nbytes} bytes'
@@ -101,7 +105,10 @@ class SafetensorsWriter:
             self._write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         with self._stack:
             lacking = [name for name, left in self._left.items() if left]
@@ -117,14 +124,22 @@ class SafetensorsWriter:
                 rest = rest[self._file.write(rest) :]
 
 
-def _header(path: Path, leaves: Mapping[str, Leaf], metadata: Mapping[str, str], keys: list[str]) -> bytes:
+def _header(
+    path: Path, leaves: Mapping[str, Leaf], metadata: Mapping[str, str], keys: list[str]
+) -> bytes:
     entries: dict[str, dict] = {}
     end = 0
     for name, leaf in leaves.items():
         if leaf.dtype not in _NAMES:
-            raise ValueError(f'{path}: {name} has dtype {leaf.dtype}, which safetensors files do not hold')
+            raise ValueError(
+                f'{path}: {name} has dtype {leaf.dtype}, which safetensors files do not hold'
+            )
         start, end = end, end + leaf.bytes
-        entries[name] = {'dtype': _NAMES[leaf.dtype], 'shape': list(leaf.shape), 'data_offsets': [start, end]}
+        entries[name] = {
+            'dtype': _NAMES[leaf.dtype],
+            'shape': list(leaf.shape),
+            'data_offsets': [start, end],
+        }
     table: dict[str, dict] = {METADATA_KEY: dict(metadata)} if metadata else {}
     table.update({name: entries[name] for name in keys})
     text = json.dumps(table, separators=(',', ':'), ensure_ascii=False).encode()
@@ -132,7 +147,9 @@ def _header(path: Path, leaves: Mapping[str, Leaf], metadata: Mapping[str, str],
     return struct.pack('<Q', len(text)) + text
 
 
-def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None) -> None:
+def write_safetensors(
+    path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None
+) -> None:
     """Writes arrays that are at hand into a safetensors file.
 
     Args:

@@ -38,8 +38,12 @@ class Structure(NamedTuple):
     size: int
     nonzeros: int
     n_of_m: NOfM | None  # that with the least n / m, then the least m, that holds
-    block: tuple[int, int] | None  # height and width over the last two axes; each block is all zero or not zero at all
-    dead: tuple[int, ...]  # for each axis how many of its indices have no weight that is not zero; () of vectors
+    block: (
+        tuple[int, int] | None
+    )  # height and width over the last two axes; each block is all zero or not zero at all
+    dead: tuple[
+        int, ...
+    ]  # for each axis how many of its indices have no weight that is not zero; () of vectors
 
     @property
     def sparsity(self) -> float:
@@ -105,7 +109,9 @@ class Survey:
         if self._blocks is not None:
             self._blocks.add(part, mask)
 
-    def _count_groups(self, axis: int, groups: dict[int, '_Groups'], part: Part, mask: np.ndarray) -> None:
+    def _count_groups(
+        self, axis: int, groups: dict[int, '_Groups'], part: Part, mask: np.ndarray
+    ) -> None:
         sums = np.moveaxis(mask, axis, -1)
         for m in _GROUP_LENGTHS:
             if m not in groups:
@@ -116,7 +122,9 @@ class Survey:
             sums = sums[..., 0::2] + sums[..., 1::2]
             groups[m].most = max(groups[m].most, int(sums.max()))
             groups[m].filled += int(np.count_nonzero(sums))
-        if groups and groups[max(groups)].most == max(groups):  # a full group is full in all lengths
+        if groups and groups[max(groups)].most == max(
+            groups
+        ):  # a full group is full in all lengths
             groups.clear()
 
     def structure(self) -> Structure:
@@ -131,7 +139,11 @@ class Survey:
         ]
         n_of_m = min(held, key=lambda held: (held.n / held.m, held.m, -held.axis), default=None)
         block = self._blocks.block() if self._blocks is not None and some else None
-        dead = tuple(int(np.count_nonzero(~alive)) for alive in self._alive) if len(self._shape) > 1 else ()
+        dead = (
+            tuple(int(np.count_nonzero(~alive)) for alive in self._alive)
+            if len(self._shape) > 1
+            else ()
+        )
         return Structure(size, self._nonzeros, n_of_m, block, dead)
 
 
@@ -148,7 +160,10 @@ class _Blocks:
 
     def __init__(self, shape: tuple[int, ...]):
         self._shape = shape
-        self._steps = [0, 0]  # greatest common divisors along the last two axes; 0 where nothing has changed
+        self._steps = [
+            0,
+            0,
+        ]  # greatest common divisors along the last two axes; 0 where nothing has changed
         self._last_row = np.zeros(shape[-1], np.uint8)
 
     def add(self, part: Part, mask: np.ndarray) -> None:

@@ -12,7 +12,9 @@ from jaxpruner.cli import arguments, output
 from jaxpruner.progress import progress_bar
 from jaxpruner.report import experiments, figures, plots, results, tables
 
-if TYPE_CHECKING:  # loaded where they are used: flax and orbax take seconds, which --help need not wait for
+if (
+    TYPE_CHECKING
+):  # loaded where they are used: flax and orbax take seconds, which --help need not wait for
     from jaxpruner.baselines.recipe import Recipe
     from jaxpruner.baselines.sweeps import CellKey, Sweep
     from jaxpruner.cli.workload_names import Named
@@ -78,7 +80,9 @@ class Options:
         """
         from jaxpruner.baselines.recipe import read_recipe
 
-        recipe = named.workload.default(self.preset or named.preset or ('data' if self.data_dir else 'default'))
+        recipe = named.workload.default(
+            self.preset or named.preset or ('data' if self.data_dir else 'default')
+        )
         if self.recipe is not None:
             recipe = read_recipe(self.recipe, recipe)
         for text in self.set:
@@ -129,7 +133,9 @@ def _override(text: str) -> dict[str, Any]:
         raise ValueError(f'--set: {error}') from None
 
 
-def sweep(options: Options, algorithms: Sequence[str], sparsities: Sequence[float], seeds: Sequence[int]) -> int:
+def sweep(
+    options: Options, algorithms: Sequence[str], sparsities: Sequence[float], seeds: Sequence[int]
+) -> int:
     """Trains what has no result yet and prints the table.
 
     Args:
@@ -154,7 +160,11 @@ def sweep(options: Options, algorithms: Sequence[str], sparsities: Sequence[floa
     from jaxpruner.cli.workload_names import find_workload
 
     named = find_workload(options.workload)
-    workload, recipe, cells = named.workload, options.recipe_of(named), plan(algorithms, sparsities, seeds)
+    workload, recipe, cells = (
+        named.workload,
+        options.recipe_of(named),
+        plan(algorithms, sparsities, seeds),
+    )
     if options.print_recipe:
         print(recipe.to_toml(), end='')
         return 0
@@ -181,7 +191,9 @@ def _run(trained: 'Sweep', cells: 'Sequence[CellKey]', wants_progress: bool) -> 
         del frame
         asked_to_stop.append(number)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        print('jaxpruner: stopping after this chunk of steps; again to stop at once', file=sys.stderr)
+        print(
+            'jaxpruner: stopping after this chunk of steps; again to stop at once', file=sys.stderr
+        )
 
     before = signal.signal(signal.SIGINT, on_signal)
     try:
@@ -207,13 +219,17 @@ def _show(trained: 'Sweep', cells: 'Sequence[CellKey]', wants_plots: bool, secon
     from jaxpruner.baselines.fastest import read_choice
 
     names = {cell.name for cell in set(trained.finished()) & set(cells)}
-    found = [cell for cell in results.read_cells(trained.out) if cell.name in names] if names else []
+    found = (
+        [cell for cell in results.read_cells(trained.out) if cell.name in names] if names else []
+    )
     if found:
         output.print_rich(tables.to_rich(tables.make_table(found), output.width()))
     minutes, left = divmod(round(seconds), 60)
     choice = read_choice(trained.out)
     how = f', {choice.words()}' if choice else ''
-    print(f'{len(found)} of {len(cells)} cells are in {trained.out}; this took {minutes}:{left:02d} min{how}.')
+    print(
+        f'{len(found)} of {len(cells)} cells are in {trained.out}; this took {minutes}:{left:02d} min{how}.'
+    )
     if wants_plots:
         for path in _draw(found, trained.out):
             print(path)
@@ -223,7 +239,10 @@ def _draw(cells: Sequence[results.Cell], out: Path) -> list[Path]:
     """Draws what can be: of dense models there is nothing to be seen."""
     if all(cell.algorithm == experiments.DENSE for cell in cells):
         return []
-    drawings = {'sparsity.png': plots.plot_metric_against_sparsity, 'layers.png': plots.plot_layer_sparsity}
+    drawings = {
+        'sparsity.png': plots.plot_metric_against_sparsity,
+        'layers.png': plots.plot_layer_sparsity,
+    }
     for name, draw in drawings.items():
         draw(cells, out / name)
     return [out / name for name in drawings]

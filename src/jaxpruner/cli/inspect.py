@@ -62,7 +62,10 @@ _COLUMNS = (
     text_tables.Column('dense', align='right'),
     text_tables.Column('packed', align='right'),
 )
-_NOTES = (text_tables.Column('leaf', overflow='fold'), text_tables.Column('structure of its zeros', overflow='wrap'))
+_NOTES = (
+    text_tables.Column('leaf', overflow='fold'),
+    text_tables.Column('structure of its zeros', overflow='wrap'),
+)
 
 
 def _table(reports: 'list[LeafReport]', total: dict[str, Any]) -> str:
@@ -76,7 +79,11 @@ def _table(reports: 'list[LeafReport]', total: dict[str, Any]) -> str:
         _size(total['packed_bytes']),
     ]
     text = text_tables.to_text(_COLUMNS, rows, last, output.width())
-    notes = [(output.printable(report.name), _structure(report)) for report in reports if _structure(report)]
+    notes = [
+        (output.printable(report.name), _structure(report))
+        for report in reports
+        if _structure(report)
+    ]
     if not notes:
         return text
     return f'{text}\n\n{text_tables.to_text(_NOTES, notes, width=output.width())}'
@@ -109,5 +116,9 @@ def _structure(report: 'LeafReport') -> str:
     if found.block:
         words.append('blocks {}×{}'.format(*found.block))
     lengths = zip(found.dead, report.leaf.shape, strict=False)
-    words += [f'{dead} of {length} dead along axis {axis}' for axis, (dead, length) in enumerate(lengths) if dead]
+    words += [
+        f'{dead} of {length} dead along axis {axis}'
+        for axis, (dead, length) in enumerate(lengths)
+        if dead
+    ]
     return ', '.join(words)

@@ -38,10 +38,18 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    'run': Command('jaxpruner.cli.run', 'Run', 'WORKLOAD', 'train a model with one algorithm', 'baselines'),
-    'compare': Command('jaxpruner.cli.compare', 'Compare', 'WORKLOAD', 'train it with each algorithm', 'baselines'),
+    'run': Command(
+        'jaxpruner.cli.run', 'Run', 'WORKLOAD', 'train a model with one algorithm', 'baselines'
+    ),
+    'compare': Command(
+        'jaxpruner.cli.compare', 'Compare', 'WORKLOAD', 'train it with each algorithm', 'baselines'
+    ),
     'inspect': Command(
-        'jaxpruner.cli.inspect', 'Inspect', 'CHECKPOINT', 'sparsity, structure and bytes, leaf by leaf', 'checkpoint'
+        'jaxpruner.cli.inspect',
+        'Inspect',
+        'CHECKPOINT',
+        'sparsity, structure and bytes, leaf by leaf',
+        'checkpoint',
     ),
     'prune': Command(
         'jaxpruner.cli.prune',
@@ -50,8 +58,12 @@ COMMANDS = {
         'write a checkpoint with its smallest weights removed',
         'checkpoint',
     ),
-    'table': Command('jaxpruner.cli.table', 'Table', 'FOLDERS', 'results of runs as a table', 'cli'),
-    'order': Command('jaxpruner.cli.order', 'Order', 'FOLDERS', "their order against the original's table", 'cli'),
+    'table': Command(
+        'jaxpruner.cli.table', 'Table', 'FOLDERS', 'results of runs as a table', 'cli'
+    ),
+    'order': Command(
+        'jaxpruner.cli.order', 'Order', 'FOLDERS', "their order against the original's table", 'cli'
+    ),
     'plot': Command('jaxpruner.cli.plot', 'Plot', 'FOLDERS', 'results of runs as images', 'plot'),
 }
 
@@ -115,7 +127,9 @@ def _words(error: BaseException) -> object:
         return with_remedy(error)
     if isinstance(error, MemoryError):
         return f'there is not enough memory: {error}'
-    return error.args[0] if isinstance(error, KeyError) and error.args else error  # its text is the quoted key
+    return (
+        error.args[0] if isinstance(error, KeyError) and error.args else error
+    )  # its text is the quoted key
 
 
 def _status(given: list[str], options: set[str]) -> int:
@@ -199,7 +213,9 @@ def _without_extra(what: str, extra: str, error: ModuleNotFoundError) -> ImportE
     if error.name is None or error.name.partition('.')[0] == 'jaxpruner':
         return error
     extras = ','.join(dict.fromkeys(('cli', extra)))
-    return ImportError(f"{what} needs {error.name}, which is not installed: pip install 'jaxpruner[{extras}]'")
+    return ImportError(
+        f"{what} needs {error.name}, which is not installed: pip install 'jaxpruner[{extras}]'"
+    )
 
 
 def _description(options: type) -> str:
@@ -214,7 +230,9 @@ def _parsed(name: str, kind: type, given: list[str]) -> Any:
     output, errors = io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
-            return tyro.cli(kind, prog=f'jaxpruner {name}', description=_description(kind), args=given)
+            return tyro.cli(
+                kind, prog=f'jaxpruner {name}', description=_description(kind), args=given
+            )
     except SystemExit as ending:
         printed = output.getvalue()
         if ending.code:
@@ -226,11 +244,15 @@ def _parsed(name: str, kind: type, given: list[str]) -> Any:
 
 def _print_help(text: str) -> None:
     """Wraps what tyro prints into lines that fit; it does so itself only inside of its boxes."""
-    text = _NO_DEFAULT.sub(lambda default: '' if '\n' in default[0] else ' ' * len(default[0]), text)
+    text = _NO_DEFAULT.sub(
+        lambda default: '' if '\n' in default[0] else ' ' * len(default[0]), text
+    )
     for line in text.splitlines():
         is_free = len(line) > _HELP_WIDTH and line[0].isalpha()
         indent = ' ' * 7 if line.startswith('usage: ') else ''
-        print(textwrap.fill(line, _HELP_WIDTH, subsequent_indent=indent) if is_free else line.rstrip())
+        print(
+            textwrap.fill(line, _HELP_WIDTH, subsequent_indent=indent) if is_free else line.rstrip()
+        )
 
 
 def _complete(given: list[str]) -> int:

@@ -37,7 +37,9 @@ class Plot:
             return self.out
         if not self.results:
             raise ValueError('name at least one folder of results')
-        return self.results[0] / (f'masks_{self.masked_cell}.gif' if self.kind == 'masks' else f'{self.kind}.png')
+        return self.results[0] / (
+            f'masks_{self.masked_cell}.gif' if self.kind == 'masks' else f'{self.kind}.png'
+        )
 
     @property
     def masked_cell(self) -> str:
@@ -49,7 +51,9 @@ class Plot:
         folder = self.results[0]
         names = animation.mask_names(folder)
         if not names:
-            raise FileNotFoundError(f'no masks in {folder}: looked for {folder / "masks" / "*.npz"}')
+            raise FileNotFoundError(
+                f'no masks in {folder}: looked for {folder / "masks" / "*.npz"}'
+            )
         if len(names) > 1:
             raise ValueError(f'say which masks to draw with --cell: {", ".join(names)}')
         return names[0]
@@ -57,11 +61,17 @@ class Plot:
     def run(self) -> None:
         """Writes the image and prints its path."""
         if self.cell is not None and self.kind != 'masks':
-            raise ValueError(f'--cell {self.cell} is for --kind masks; --kind {self.kind} draws all cells')
+            raise ValueError(
+                f'--cell {self.cell} is for --kind masks; --kind {self.kind} draws all cells'
+            )
         path = self.path
         if self.kind == 'masks':
             animation.animate_masks(self.results[0], self.masked_cell, path)
         else:
-            draw = plots.plot_metric_against_sparsity if self.kind == 'sparsity' else plots.plot_layer_sparsity
+            draw = (
+                plots.plot_metric_against_sparsity
+                if self.kind == 'sparsity'
+                else plots.plot_layer_sparsity
+            )
             draw(read_folders(self.results), path)
         print(path)

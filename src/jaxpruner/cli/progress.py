@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def leaf_progress(leaves: 'Mapping[str, Leaf]', wanted: bool = True) -> 'Iterator[Callable[[str, Leaf], None]]':
+def leaf_progress(
+    leaves: 'Mapping[str, Leaf]', wanted: bool = True
+) -> 'Iterator[Callable[[str, Leaf], None]]':
     """Shows on stderr which tensor is being read, and how many bytes are behind it.
 
     Args:

@@ -71,10 +71,19 @@ class Prune:
 
         checkpoint = checkpoints.open_checkpoint(self.checkpoint)
         rules = [_rule(text) for text in self.types]
-        choices = checkpoints.choose(checkpoint.leaves, self.sparsity, self.distribution, rules, self.only, self.skip)
+        choices = checkpoints.choose(
+            checkpoint.leaves, self.sparsity, self.distribution, rules, self.only, self.skip
+        )
         with leaf_progress(checkpoint.leaves, self.progress) as on_leaf:
             kept = checkpoints.prune(
-                checkpoint, self.out, choices, self.scores, self.seed, self.masks_out, self.overwrite, on_leaf
+                checkpoint,
+                self.out,
+                choices,
+                self.scores,
+                self.seed,
+                self.masks_out,
+                self.overwrite,
+                on_leaf,
             )
         size = sum(leaf.size for leaf in kept)
         removed = size - sum(leaf.kept for leaf in kept)
@@ -95,11 +104,15 @@ _COLUMNS = (
 )
 
 
-def _table(leaves: 'Mapping[str, Leaf]', choices: 'Mapping[str, Choice]', reasons: Mapping[str, str]) -> str:
+def _table(
+    leaves: 'Mapping[str, Leaf]', choices: 'Mapping[str, Choice]', reasons: Mapping[str, str]
+) -> str:
     """A row for each thing that happened to tensors: the type that they were pruned to, or why they were left out."""
     groups: dict[str, list[str]] = {}
     for name in leaves:
-        happened = _pruned_words(name, choices[name].kind) if name in choices else f'left: {reasons[name]}'
+        happened = (
+            _pruned_words(name, choices[name].kind) if name in choices else f'left: {reasons[name]}'
+        )
         groups.setdefault(happened, []).append(name)
     rows = []
     for happened, names in groups.items():
@@ -125,7 +138,9 @@ def _rule(text: str) -> tuple[str, str]:
 
     name, separator, kind = text.rpartition('=')
     if separator and not name:
-        raise ValueError(f'types: {text!r} has no name before =; write NAME=TYPE, such as *mlp*=2:4, or TYPE alone')
+        raise ValueError(
+            f'types: {text!r} has no name before =; write NAME=TYPE, such as *mlp*=2:4, or TYPE alone'
+        )
     if kind.strip() != 'dense':
         try:
             parse_sparsity_type(kind)

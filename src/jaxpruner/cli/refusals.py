@@ -47,7 +47,11 @@ def explain(command: str, options: type, given: Sequence[str], printed: str) -> 
         wrong = _wrong_value(flags[flag], values)
         if wrong:
             return wrong
-    lacking = [flag for flag, option in flags.items() if option.is_required and flag not in sorted_out.values]
+    lacking = [
+        flag
+        for flag, option in flags.items()
+        if option.is_required and flag not in sorted_out.values
+    ]
     positional = next((option for option in known if option.is_positional), None)
     wrong = _wrong_number(command, positional, sorted_out.positional, lacking)
     return wrong or f'{_in_one_line(printed)}; `jaxpruner {command} --help` says more'
@@ -129,18 +133,24 @@ def _no_number(flag: str, kind: Any, value: str) -> str:
     return f'{flag} must {asked}, got {value!r}{hint}'
 
 
-def _wrong_number(command: str, positional: _Option | None, given: list[str], lacking: list[str]) -> str | None:
+def _wrong_number(
+    command: str, positional: _Option | None, given: list[str], lacking: list[str]
+) -> str | None:
     """What is wrong where arguments without a flag are too many, or required ones are missing."""
     if positional is not None and positional.takes == 1 and len(given) > 1:
         remedy = f'leave {given[1]} out'
         if '--out' in lacking:
             remedy = f'write to --out {given[1]}'
         return f'{command} takes one {positional.flag}; {remedy}'
-    missing = [positional.flag] if positional is not None and positional.is_required and not given else []
+    missing = (
+        [positional.flag] if positional is not None and positional.is_required and not given else []
+    )
     missing += lacking
     if not missing:
         return None
-    return f'{command} needs {" and ".join(missing)}; `jaxpruner {command} --help` says what that is'
+    return (
+        f'{command} needs {" and ".join(missing)}; `jaxpruner {command} --help` says what that is'
+    )
 
 
 def _in_one_line(printed: str) -> str:

@@ -40,9 +40,13 @@ class Table:
         if chosen == 'auto':
             chosen = 'terminal' if self.out is None else _ENDINGS.get(self.out.suffix)
         if chosen is None:
-            raise ValueError(f'--out {self.out}: end it in .md or .csv, or say --format markdown or csv')
+            raise ValueError(
+                f'--out {self.out}: end it in .md or .csv, or say --format markdown or csv'
+            )
         if self.out is not None and chosen == 'terminal':
-            raise ValueError('--format terminal cannot go to a file; leave out --out, or say --format markdown or csv')
+            raise ValueError(
+                '--format terminal cannot go to a file; leave out --out, or say --format markdown or csv'
+            )
         return chosen
 
     def run(self) -> None:

@@ -70,7 +70,9 @@ def pruning(
     return True, masking.store_masks(masks, params, use_packed_masks, like=mask_key)
 
 
-def pruning_apply(state: Any, mask_key: tree_lib.PyTree | None) -> tuple[Any, tree_lib.PyTree | None]:
+def pruning_apply(
+    state: Any, mask_key: tree_lib.PyTree | None
+) -> tuple[Any, tree_lib.PyTree | None]:
     """Sets the pruned weights to zero.
 
     Args:
@@ -94,7 +96,11 @@ def pruning_apply(state: Any, mask_key: tree_lib.PyTree | None) -> tuple[Any, tr
 
 
 def initial_masks(
-    state: Any, prune_strategy: Any, *, stacked: str | Sequence[str] = (), use_packed_masks: bool = False
+    state: Any,
+    prune_strategy: Any,
+    *,
+    stacked: str | Sequence[str] = (),
+    use_packed_masks: bool = False,
 ) -> tree_lib.PyTree:
     """The masks before the first epoch that prune nothing: a first `mask_key` whose structure stays what it is.
 
@@ -120,9 +126,17 @@ def initial_masks(
     """
     params = _parameters(state)
     _, leaves, treedef = tree_lib.flatten_with_paths(params)
-    plans = [plan for plan, _ in plan_entries(PruningStrategy.parse(prune_strategy), params, None, stacked).values()]
+    plans = [
+        plan
+        for plan, _ in plan_entries(
+            PruningStrategy.parse(prune_strategy), params, None, stacked
+        ).values()
+    ]
     meant = [any(plan.types[i] is not None for plan in plans) for i in range(len(leaves))]
-    masks = [jnp.ones(leaf.shape, MASK_DTYPE) if means else None for leaf, means in zip(leaves, meant, strict=True)]
+    masks = [
+        jnp.ones(leaf.shape, MASK_DTYPE) if means else None
+        for leaf, means in zip(leaves, meant, strict=True)
+    ]
     return masking.store_masks(treedef.unflatten(masks), params, use_packed_masks)
 
 
@@ -148,7 +162,9 @@ def _holds_parameters(state: Any) -> bool:
     """Whether the parameters are a field of the state; a model may have a field or an entry of that name, too."""
     if not hasattr(state, 'params') or isinstance(state, Mapping):
         return False
-    if any(callable(getattr(state, name, None)) for name in _REPLACE) or jax.tree_util.all_leaves([state]):
+    if any(callable(getattr(state, name, None)) for name in _REPLACE) or jax.tree_util.all_leaves(
+        [state]
+    ):
         return True
     # Its parameters alone are meant, not the moments of an optimizer beside them.
     if hasattr(state, 'opt_state'):

@@ -46,19 +46,27 @@ class EntryPlan:
           A tree of unpacked masks, `None` where dense.
         """
         paths, leaves, treedef = tree_lib.flatten_with_paths(params)
-        old = treedef.unflatten([None] * len(leaves)) if old_masks is None else masking.unpack_masks(old_masks, params)
+        old = (
+            treedef.unflatten([None] * len(leaves))
+            if old_masks is None
+            else masking.unpack_masks(old_masks, params)
+        )
         kept = zip(jax.tree.leaves(masking.apply_mask(params, old)), self.types, strict=True)
         scores = treedef.unflatten(
             [None if kind is None else algorithms.pruners.magnitudes(leaf) for leaf, kind in kept]
         )
         types = dict(zip(paths, self.types, strict=True))
         new = self._updater(types).create_masks(scores, treedef.unflatten(list(sparsities)))
-        return tree_lib.map_with_missing(lambda _, mine, before: before if mine is None else mine, params, new, old)
+        return tree_lib.map_with_missing(
+            lambda _, mine, before: before if mine is None else mine, params, new, old
+        )
 
     def _updater(self, types: dict[tree_lib.Path, SparsityType | None]) -> Any:
         if self.is_global:
             return algorithms.GlobalMagnitudePruning(normalize_scores=False)
-        return algorithms.MagnitudePruning(sparsity_type=lambda path, leaf: types.get(path), stacked=self.stacked)
+        return algorithms.MagnitudePruning(
+            sparsity_type=lambda path, leaf: types.get(path), stacked=self.stacked
+        )
 
 
 def plan_entries(
@@ -98,8 +106,13 @@ def plan_entries(
     names = (stacked,) if isinstance(stacked, str) else tuple(stacked)
     tree_lib.check_names(names, paths, 'stacked', kernels.names_leaf, kernels.SEPARATOR)
     layered = {path for path in paths if any(kernels.names_leaf(name, path) for name in names)}
-    layers = [_one_layer(leaf) if path in layered else leaf for path, leaf in zip(paths, leaves, strict=True)]
-    return {entry.epoch: _plan(entry, paths, layers, prune_axis, layered) for entry in strategy.entries}
+    layers = [
+        _one_layer(leaf) if path in layered else leaf
+        for path, leaf in zip(paths, leaves, strict=True)
+    ]
+    return {
+        entry.epoch: _plan(entry, paths, layers, prune_axis, layered) for entry in strategy.entries
+    }
 
 
 def _one_layer(leaf: Any) -> jax.ShapeDtypeStruct:
@@ -117,9 +130,14 @@ def warn_about_partial_groups(plan: EntryPlan, params: tree_lib.PyTree) -> None:
     >>> warn_about_partial_groups(EntryPlan('prune_strategy[1]', False, (None,)), {'w': np.ones((2, 2))})
     """
     paths, leaves, _ = tree_lib.flatten_with_paths(params)
-    leaves = [_one_layer(leaf) if path in plan.stacked else leaf for path, leaf in zip(paths, leaves, strict=True)]
+    leaves = [
+        _one_layer(leaf) if path in plan.stacked else leaf
+        for path, leaf in zip(paths, leaves, strict=True)
+    ]
     for path, leaf, leaf_type in zip(paths, leaves, plan.types, strict=True):
-        if isinstance(leaf_type, NByM) and (rest := leaf_type.partial_group(leaf.shape, tree_lib.path_string(path))):
+        if isinstance(leaf_type, NByM) and (
+            rest := leaf_type.partial_group(leaf.shape, tree_lib.path_string(path))
+        ):
             caller_warnings.warn(
                 f'{plan.where}: {kernels.SEPARATOR.join(path)} has length {leaf.shape[leaf_type.axis]} along axis '
                 f'{leaf_type.axis}, which m={leaf_type.m} does not divide: its last group keeps '
@@ -137,7 +155,9 @@ def _plan(
     rates = _leaf_rates(entry, paths, leaves)
     if entry.prune_axis is None and prune_axis is not None:
         rates = [
-            dataclasses.replace(rate, axis=prune_axis) if isinstance(rate, NByM) and rate.axis == -1 else rate
+            dataclasses.replace(rate, axis=prune_axis)
+            if isinstance(rate, NByM) and rate.axis == -1
+            else rate
             for rate in rates
         ]
     types: list[SparsityType | None] = []
@@ -145,11 +165,19 @@ def _plan(
         where = f'{entry.where}: {kernels.SEPARATOR.join(path)}'
         if rate is not None and not kernels.is_prunable(leaf):
             raise ValueError(f'{where} holds {leaf.dtype}, no floats; name only leaves that do')
-        types.append(rate if isinstance(rate, NByM) else None if rate is None else sparsity_types.Unstructured())
+        types.append(
+            rate
+            if isinstance(rate, NByM)
+            else None
+            if rate is None
+            else sparsity_types.Unstructured()
+        )
         if isinstance(rate, NByM):
             rate.check_shape(leaf.shape, where)
     layered = () if entry.is_global else tuple(path for path in paths if path in stacked)
-    return EntryPlan(entry.where, entry.is_global, tuple(types), layered), tuple(map(_sparsity, rates))
+    return EntryPlan(entry.where, entry.is_global, tuple(types), layered), tuple(
+        map(_sparsity, rates)
+    )
 
 
 def _sparsity(rate: Rate | None) -> float | None:
@@ -159,10 +187,14 @@ def _sparsity(rate: Rate | None) -> float | None:
     return 1 - rate.n / rate.m if isinstance(rate, NByM) else 1 - rate
 
 
-def _leaf_rates(entry: PruningEntry, paths: list[tree_lib.Path], leaves: list[Any]) -> list[Rate | None]:
+def _leaf_rates(
+    entry: PruningEntry, paths: list[tree_lib.Path], leaves: list[Any]
+) -> list[Rate | None]:
     if isinstance(entry.rates, tuple):
         names = [name for name, _ in entry.rates]
-        chosen = tree_lib.first_matches(names, paths, entry.where, kernels.names_leaf, kernels.SEPARATOR)
+        chosen = tree_lib.first_matches(
+            names, paths, entry.where, kernels.names_leaf, kernels.SEPARATOR
+        )
         return [None if rule is None else entry.rates[rule][1] for rule in chosen]
     found = [kernels.is_kernel(path, leaf) for path, leaf in zip(paths, leaves, strict=True)]
     if not any(found):

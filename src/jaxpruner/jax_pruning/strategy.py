@@ -47,7 +47,9 @@ class PruningEntry:
         _check_method(self.method, self.where)
         check_axis(self.prune_axis, f'{self.where}: prune_axis')
         if self.prune_axis is not None and not self.is_structured:
-            raise ValueError(f'{self.where}: prune_axis has no meaning for {self.method!r}; leave it out, or use str_…')
+            raise ValueError(
+                f'{self.where}: prune_axis has no meaning for {self.method!r}; leave it out, or use str_…'
+            )
         if self.names_layers and self.method == 'unstr_global':
             raise ValueError(
                 f'{self.where}: unstr_global ranks all layers together, so it takes one density; to give layers '
@@ -67,9 +69,16 @@ class PruningEntry:
         rates = []
         for name, rate in self.rates:
             if not isinstance(name, str | tuple):
-                raise TypeError(f"{self.where}: layers are named by text, such as 'Dense_0-kernel', got {name!r}")
+                raise TypeError(
+                    f"{self.where}: layers are named by text, such as 'Dense_0-kernel', got {name!r}"
+                )
             rates.append(
-                (name, None if rate is None or (isinstance(rate, str) and rate == DENSE) else read(rate, repr(name)))
+                (
+                    name,
+                    None
+                    if rate is None or (isinstance(rate, str) and rate == DENSE)
+                    else read(rate, repr(name)),
+                )
             )
         if all(rate is None for _, rate in rates):
             raise ValueError(
@@ -121,12 +130,16 @@ class PruningStrategy:
         if isinstance(self.entries, str | Mapping) or not all(
             isinstance(entry, PruningEntry) for entry in self.entries
         ):
-            raise TypeError(f'entries must be PruningEntry objects, got {self.entries!r}; use PruningStrategy.parse')
+            raise TypeError(
+                f'entries must be PruningEntry objects, got {self.entries!r}; use PruningStrategy.parse'
+            )
         entries = tuple(sorted(self.entries, key=lambda entry: entry.epoch))
         object.__setattr__(self, 'entries', entries)
         for earlier, later in itertools.pairwise(entries):
             if earlier.epoch == later.epoch:
-                raise ValueError(f'prune_strategy has two entries for epoch {later.epoch}; put them into one')
+                raise ValueError(
+                    f'prune_strategy has two entries for epoch {later.epoch}; put them into one'
+                )
 
     @classmethod
     def parse(cls, setting: Any) -> 'PruningStrategy':
@@ -160,7 +173,9 @@ class PruningStrategy:
                 'prune_strategy must be {epoch: {"method": …, "prune_rate_pattern": …}}, a PruningStrategy, or the '
                 f'path of a TOML or JSON file; got {setting!r}'
             )
-        return cls(tuple(_parse_entry(_parse_epoch(epoch), entry) for epoch, entry in setting.items()))
+        return cls(
+            tuple(_parse_entry(_parse_epoch(epoch), entry) for epoch, entry in setting.items())
+        )
 
     @property
     def epochs(self) -> tuple[int, ...]:
@@ -168,7 +183,9 @@ class PruningStrategy:
         return tuple(entry.epoch for entry in self.entries)
 
 
-def gradual_strategy(epochs: Iterable[int], final: Any, method: str | None = None, power: float = 1) -> PruningStrategy:
+def gradual_strategy(
+    epochs: Iterable[int], final: Any, method: str | None = None, power: float = 1
+) -> PruningStrategy:
     r"""A strategy that approaches a density, or an N:M pattern, over some epochs.
 
     At the i-th of n epochs a share $1 - (1 - i/n)^{power}$ of what is to be removed has been removed; with N:M a
@@ -192,7 +209,9 @@ def gradual_strategy(epochs: Iterable[int], final: Any, method: str | None = Non
     'str_unified_local'
     """
     if not isinstance(epochs, Iterable) or isinstance(epochs, str):
-        raise TypeError(f'epochs must be several whole numbers, such as range(10, 100, 10), got {epochs!r}')
+        raise TypeError(
+            f'epochs must be several whole numbers, such as range(10, 100, 10), got {epochs!r}'
+        )
     if isinstance(power, bool | str) or not hasattr(power, '__float__'):
         raise TypeError(f'power must be a number, got {power!r}')
     numbers = [_parse_epoch(epoch) for epoch in epochs]
@@ -206,7 +225,9 @@ def gradual_strategy(epochs: Iterable[int], final: Any, method: str | None = Non
     last = _parse_rate(final, method.startswith('str_'), None, 'final')
     removed = [1 - (1 - (i + 1) / len(numbers)) ** power for i in range(len(numbers))]
     rates = [_part_of(last, share) for share in removed]
-    return PruningStrategy(tuple(PruningEntry(epoch, method, rate) for epoch, rate in zip(numbers, rates, strict=True)))
+    return PruningStrategy(
+        tuple(PruningEntry(epoch, method, rate) for epoch, rate in zip(numbers, rates, strict=True))
+    )
 
 
 def _part_of(last: Rate, share: float) -> Rate:
@@ -223,7 +244,9 @@ def _parse_epoch(epoch: Any) -> int:
         raise TypeError(f'the keys of prune_strategy are epochs, whole numbers, got {epoch!r}')
     number = int(epoch)
     if number < 0:
-        raise ValueError(f'the keys of prune_strategy are epochs and must not be negative, got {number}')
+        raise ValueError(
+            f'the keys of prune_strategy are epochs and must not be negative, got {number}'
+        )
     return number
 
 
@@ -235,10 +258,14 @@ def _parse_entry(epoch: int, entry: Any) -> PruningEntry:
         raise TypeError(f'{where} must be {{"method": …, "prune_rate_pattern": …}}, got {entry!r}')
     for key in entry:
         if key not in _KEYS:
-            raise ValueError(f'{where}: key {key!r} is unknown; {tree_lib.nearest(str(key), _KEYS)}')
+            raise ValueError(
+                f'{where}: key {key!r} is unknown; {tree_lib.nearest(str(key), _KEYS)}'
+            )
     for key in _KEYS[:2]:
         if key not in entry:
-            raise ValueError(f'{where} lacks the key {key!r}; write {{"method": …, "prune_rate_pattern": …}}')
+            raise ValueError(
+                f'{where} lacks the key {key!r}; write {{"method": …, "prune_rate_pattern": …}}'
+            )
     pattern = entry['prune_rate_pattern']
     if isinstance(pattern, Mapping):
         pattern = tuple((name, rate) for name, rate in pattern.items())
@@ -263,16 +290,24 @@ def check_axis(axis: Any, name: str) -> None:
 
 def _check_method(method: Any, where: str) -> None:
     if method not in METHODS:
-        raise ValueError(f'{where}: method {method!r} is unknown; {tree_lib.nearest(str(method), METHODS)}')
+        raise ValueError(
+            f'{where}: method {method!r} is unknown; {tree_lib.nearest(str(method), METHODS)}'
+        )
 
 
 def _parse_rate(rate: Any, is_structured: bool, axis: Any, where: str) -> Rate:
     """A density or an N:M pattern, whichever the method takes."""
     is_pattern = isinstance(rate, str | list | tuple | NByM)
     if is_pattern != is_structured:
-        wanted = 'a str_ method takes (N, M)' if is_structured else 'an unstr_ method takes a density, the share kept'
+        wanted = (
+            'a str_ method takes (N, M)'
+            if is_structured
+            else 'an unstr_ method takes a density, the share kept'
+        )
         other = 'unstr_' if is_structured else 'str_'
-        raise ValueError(f'{where}: {wanted}, got {rate!r}; write that, or a method that begins with {other}')
+        raise ValueError(
+            f'{where}: {wanted}, got {rate!r}; write that, or a method that begins with {other}'
+        )
     if not is_structured:
         sparsity_distributions.check_density(rate, where)
         return float(rate)

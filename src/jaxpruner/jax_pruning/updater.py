@@ -57,12 +57,22 @@ class StrategyPruning(base_updater.BaseUpdater):
     ):
         for name in settings:
             if name not in ('use_packed_masks', 'is_packed', 'is_sparse_gradients', 'stacked'):
-                raise TypeError(f'{name!r} is no setting of StrategyPruning: what is pruned, and when, is its strategy')
-        if isinstance(first_epoch, bool) or not hasattr(first_epoch, '__index__') or first_epoch < 0:
-            raise ValueError(f'first_epoch must be a whole number of at least 0, got {first_epoch!r}')
+                raise TypeError(
+                    f'{name!r} is no setting of StrategyPruning: what is pruned, and when, is its strategy'
+                )
+        if (
+            isinstance(first_epoch, bool)
+            or not hasattr(first_epoch, '__index__')
+            or first_epoch < 0
+        ):
+            raise ValueError(
+                f'first_epoch must be a whole number of at least 0, got {first_epoch!r}'
+            )
         check_axis(prune_axis, 'prune_axis')
         self.prune_strategy = PruningStrategy.parse(prune_strategy)
-        self.steps_per_epoch = sparsity_schedules.checked_step('steps_per_epoch', steps_per_epoch, minimum=1)
+        self.steps_per_epoch = sparsity_schedules.checked_step(
+            'steps_per_epoch', steps_per_epoch, minimum=1
+        )
         self.first_epoch, self.prune_axis = first_epoch, prune_axis
         super().__init__(scheduler=self._schedule(), **settings)
 
@@ -72,7 +82,9 @@ class StrategyPruning(base_updater.BaseUpdater):
         targets: list[float | None] = [None] * len(leaves)
         for plan, sparsities in self._plans(params):
             warn_about_partial_groups(plan, params)
-            targets = [old if new is None else new for old, new in zip(targets, sparsities, strict=True)]
+            targets = [
+                old if new is None else new for old, new in zip(targets, sparsities, strict=True)
+            ]
         return jax.tree.unflatten(treedef, targets)
 
     def plan(self, params: tree_lib.PyTree) -> leaf_plans.PruningPlan:
@@ -85,8 +97,12 @@ class StrategyPruning(base_updater.BaseUpdater):
         for entry, sparsities in self._plans(params):
             for i, sparsity in enumerate(sparsities):
                 if sparsity is not None:
-                    leaf = leaf_plans.unpruned_leaf(paths[i], leaves[i], entry.types[i], paths[i] in entry.stacked)
-                    planned[i] = leaf_plans.with_target(leaf, sparsity, '', is_counted=not entry.is_global)
+                    leaf = leaf_plans.unpruned_leaf(
+                        paths[i], leaves[i], entry.types[i], paths[i] in entry.stacked
+                    )
+                    planned[i] = leaf_plans.with_target(
+                        leaf, sparsity, '', is_counted=not entry.is_global
+                    )
         is_known = all(leaf.kept is not None for leaf in planned)
         kept = sum(leaf.kept or 0 for leaf in planned) if is_known else None
         return leaf_plans.PruningPlan(type(self).__name__, tuple(planned), kept)
@@ -106,10 +122,14 @@ class StrategyPruning(base_updater.BaseUpdater):
 
         def branch(plan: EntryPlan) -> Any:
             rows = [sparsities if other == plan else None for other, sparsities in plans]
-            return lambda params, masks, entry: plan.new_masks(params, masks, _rates_of(rows, plan, entry))
+            return lambda params, masks, entry: plan.new_masks(
+                params, masks, _rates_of(rows, plan, entry)
+            )
 
         which = jnp.asarray([distinct.index(plan) for plan, _ in plans])[entry]
-        masks = jax.lax.switch(which, [branch(plan) for plan in distinct], params, sparse_state.masks, entry)
+        masks = jax.lax.switch(
+            which, [branch(plan) for plan in distinct], params, sparse_state.masks, entry
+        )
         return sparse_state._replace(masks=masks)
 
     def instant_sparsify(self, params, grads=None):
@@ -124,11 +144,16 @@ class StrategyPruning(base_updater.BaseUpdater):
         return self.apply_masks(params, masks), masks
 
     def _plans(self, params: tree_lib.PyTree) -> list[tuple[EntryPlan, tuple[float | None, ...]]]:
-        return list(plan_entries(self.prune_strategy, params, self.prune_axis, self.stacked).values())
+        return list(
+            plan_entries(self.prune_strategy, params, self.prune_axis, self.stacked).values()
+        )
 
     def _steps(self) -> tuple[int, ...]:
         """The last step of each epoch that prunes, counted from 0."""
-        return tuple((epoch - self.first_epoch + 1) * self.steps_per_epoch - 1 for epoch in self.prune_strategy.epochs)
+        return tuple(
+            (epoch - self.first_epoch + 1) * self.steps_per_epoch - 1
+            for epoch in self.prune_strategy.epochs
+        )
 
     def _schedule(self) -> sparsity_schedules.BaseSchedule:
         if not self.prune_strategy.epochs:
@@ -141,9 +166,13 @@ class StrategyPruning(base_updater.BaseUpdater):
         return sparsity_schedules.StepsSchedule(self._steps())
 
 
-def _rates_of(rows: list[tuple[float | None, ...] | None], plan: EntryPlan, entry: Any) -> list[Any]:
+def _rates_of(
+    rows: list[tuple[float | None, ...] | None], plan: EntryPlan, entry: Any
+) -> list[Any]:
     """For each leaf the sparsity in row `entry`; rows of other plans are never read."""
-    columns = zip(*[row if row is not None else (0.0,) * len(plan.types) for row in rows], strict=True)
+    columns = zip(
+        *[row if row is not None else (0.0,) * len(plan.types) for row in rows], strict=True
+    )
     return [
         None if leaf_type is None else jnp.asarray(column, jnp.float32)[entry]
         for leaf_type, column in zip(plan.types, columns, strict=True)

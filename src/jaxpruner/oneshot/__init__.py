@@ -12,7 +12,9 @@ from jaxpruner.oneshot.matrix_scores import wanda_scores as wanda_scores
 from jaxpruner.oneshot.one_call import prune as prune
 from jaxpruner.oneshot.owl import outlier_shares as outlier_shares
 from jaxpruner.oneshot.owl import owl_sparsities as owl_sparsities
-from jaxpruner.oneshot.pruning_at_initialization import PruningAtInitialization as PruningAtInitialization
+from jaxpruner.oneshot.pruning_at_initialization import (
+    PruningAtInitialization as PruningAtInitialization,
+)
 from jaxpruner.oneshot.ria import RIA as RIA
 from jaxpruner.oneshot.snip import SNIP as SNIP
 from jaxpruner.oneshot.sparsegpt import SparseGPT as SparseGPT

@@ -55,7 +55,9 @@ def prune_along_inputs(
     check_used(followed, type(updater).__name__)
     dense = leave_alone(followed, names_of(updater)).union(followed.unused)
     by_path = dict(zip(paths, zip(leaves, types, strict=True), strict=True))
-    axes, unclear = _input_axes({path: by_path[path] for path in followed.paths if path not in dense}, graph)
+    axes, unclear = _input_axes(
+        {path: by_path[path] for path in followed.paths if path not in dense}, graph
+    )
     warn_of_unclear(unclear)
     resolved = dict(zip(paths, types, strict=True)) | axes | dict.fromkeys((*dense, *unclear))
     updater = copy.copy(updater)
@@ -64,7 +66,9 @@ def prune_along_inputs(
         return updater.instant_sparsify(params)
 
 
-def _selected(updater: BaseUpdater, params: tree_lib.PyTree, types: list[Any]) -> list[tree_lib.Path]:
+def _selected(
+    updater: BaseUpdater, params: tree_lib.PyTree, types: list[Any]
+) -> list[tree_lib.Path]:
     """The leaves that an updater selects, whatever the axes of their types."""
     paths, _, treedef = tree_lib.flatten_with_paths(params)
     any_type = [None if leaf_type is None else sparsity_types.Unstructured() for leaf_type in types]
@@ -82,7 +86,8 @@ def _input_axes(
     """Types of N:M with the axes of the model, by the leaves and their types; and why that of some is not known."""
     found, unclear = {}, {}
     along_inputs = with_input_axes(
-        lambda path, leaf: dataclasses.replace(leaves[path][1], axis=sparsity_types.INPUT_AXIS), graph
+        lambda path, leaf: dataclasses.replace(leaves[path][1], axis=sparsity_types.INPUT_AXIS),
+        graph,
     )
     for path, (leaf, leaf_type) in leaves.items():
         if not isinstance(leaf_type, sparsity_types.NByM):

@@ -26,8 +26,14 @@ def as_batches(batches: Any) -> Iterable[Any]:
     [1, 2]
     """
     if hasattr(batches, 'shape') or isinstance(batches, Mapping):
-        what = 'a mapping' if isinstance(batches, Mapping) else f'an array of shape {tuple(batches.shape)}'
-        caller_warnings.warn(f'batches is {what}, which is taken as one batch; give a list of batches: batches=[x]')
+        what = (
+            'a mapping'
+            if isinstance(batches, Mapping)
+            else f'an array of shape {tuple(batches.shape)}'
+        )
+        caller_warnings.warn(
+            f'batches is {what}, which is taken as one batch; give a list of batches: batches=[x]'
+        )
         return [batches]
     if not isinstance(batches, Iterable):
         raise TypeError(f'batches is an iterable of batches, such as batches=[x]; got {batches!r}')
@@ -54,9 +60,13 @@ def first_batch(batches: Iterable[Any], times: int = 1) -> tuple[Any, Iterable[A
     batches = as_batches(batches)
     iterator = iter(batches)
     if iterator is batches and times > 1:
-        raise ValueError(f'batches are read {times} times, and an iterator can be read once; {READ_AGAIN}')
+        raise ValueError(
+            f'batches are read {times} times, and an iterator can be read once; {READ_AGAIN}'
+        )
     for first in iterator:
-        once = times == 1 and not isinstance(batches, Sized)  # it may be that they can be read no more often
+        once = times == 1 and not isinstance(
+            batches, Sized
+        )  # it may be that they can be read no more often
         return first, itertools.chain([first], iterator) if once else batches
     raise ValueError('batches are empty; give at least one')
 
@@ -70,7 +80,9 @@ def as_inputs(batch: Any) -> tuple[Any, ...]:
     return batch if isinstance(batch, tuple) else (batch,)
 
 
-def check_inputs(function: Callable[..., Any], batch: Any, name: str = 'apply_fn', params: Any = None) -> None:
+def check_inputs(
+    function: Callable[..., Any], batch: Any, name: str = 'apply_fn', params: Any = None
+) -> None:
     """Refuses a batch that does not hold as many inputs as the model takes.
 
     Args:
@@ -97,13 +109,23 @@ def check_inputs(function: Callable[..., Any], batch: Any, name: str = 'apply_fn
         _check_list(function, batch, name, params)
         return
     parameters = signature.parameters.values()
-    keywords = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY and each.default is each.empty]
+    keywords = [
+        each.name
+        for each in parameters
+        if each.kind is each.KEYWORD_ONLY and each.default is each.empty
+    ]
     if keywords:
         settings = ', '.join(f'{keyword}=…' for keyword in keywords)
-        raise TypeError(f'{name} needs {settings}; bind them: functools.partial({name}, {settings})')
+        raise TypeError(
+            f'{name} needs {settings}; bind them: functools.partial({name}, {settings})'
+        )
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     taken = sum(parameter.kind in positional for parameter in parameters) - 1
-    given = f'a {type(batch).__name__} of {len(batch)}' if isinstance(batch, list | tuple) else 'a single array'
+    given = (
+        f'a {type(batch).__name__} of {len(batch)}'
+        if isinstance(batch, list | tuple)
+        else 'a single array'
+    )
     raise TypeError(
         f'{name} takes params and {taken} input{"" if taken == 1 else "s"}, and the first batch is {given}; {_TUPLE}'
     )
@@ -128,4 +150,6 @@ def shapes_of(inputs: Any) -> Any:
     >>> shapes_of((np.ones(3, np.float32),))
     (((3,), dtype('float32')),)
     """
-    return jax.tree.map(lambda array: (jax.numpy.shape(array), jax.numpy.result_type(array)), inputs)
+    return jax.tree.map(
+        lambda array: (jax.numpy.shape(array), jax.numpy.result_type(array)), inputs
+    )

@@ -33,7 +33,9 @@ class Block(NamedTuple):
     layer: int | None = None
 
 
-def find_blocks(observed: Observed, program: Steps, blocks: Sequence[Names] | None = None) -> list[Block]:
+def find_blocks(
+    observed: Observed, program: Steps, blocks: Sequence[Names] | None = None
+) -> list[Block]:
     """The blocks of a model, in the order in which the program comes to them.
 
     Args:
@@ -70,7 +72,9 @@ def find_blocks(observed: Observed, program: Steps, blocks: Sequence[Names] | No
         length = bodies.Scan.of(equation).length
         for trip in range(length):
             layer = length - 1 - trip if equation.params['reverse'] else trip
-            ordered.append(((scan, trip, min(paths)), Block(tuple(parts), Cut(scan, trip), scan + 1, layer)))
+            ordered.append(
+                ((scan, trip, min(paths)), Block(tuple(parts), Cut(scan, trip), scan + 1, layer))
+            )
     return [block for _, block in sorted(ordered, key=lambda pair: pair[0])]
 
 
@@ -133,6 +137,8 @@ def block_of(path: tree_lib.Path, blocks: Sequence[Names]) -> int | None:
     1
     """
     for number, names in enumerate(blocks):
-        if any(tree_lib.matches(name, path) for name in ((names,) if isinstance(names, str) else names)):
+        if any(
+            tree_lib.matches(name, path) for name in ((names,) if isinstance(names, str) else names)
+        ):
             return number
     return None

@@ -71,18 +71,28 @@ class CalibratedPruning(base_updater.BaseUpdater):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.blocks is not None and not (self.sequential or (self.owl and self.owl_per == 'block')):
-            raise ValueError('blocks are for sequential=True, or for owl=True per block; set one of them, or no blocks')
+        if self.blocks is not None and not (
+            self.sequential or (self.owl and self.owl_per == 'block')
+        ):
+            raise ValueError(
+                'blocks are for sequential=True, or for owl=True per block; set one of them, or no blocks'
+            )
         if mask_calculator.own_topk_fn(self.topk_fn) is not None:
-            raise ValueError(f'{type(self).__name__} ranks weights itself and takes no topk_fn, got {self.topk_fn!r}')
+            raise ValueError(
+                f'{type(self).__name__} ranks weights itself and takes no topk_fn, got {self.topk_fn!r}'
+            )
 
     def check_type(self, sparsity_type: sparsity_types.SparsityType, where: str = '') -> None:
         """Refuses all but unstructured and N:M, and OWL with N:M, which leaves no choice of a sparsity."""
         if isinstance(sparsity_type, sparsity_types.NByM):
             if self.owl:
-                raise ValueError(f'{where}owl=True chooses sparsities, which {sparsity_type!r} sets; leave one out')
+                raise ValueError(
+                    f'{where}owl=True chooses sparsities, which {sparsity_type!r} sets; leave one out'
+                )
         elif not isinstance(sparsity_type, sparsity_types.Unstructured):
-            raise TypeError(f'{where}calibrated pruning is unstructured or N:M, got {sparsity_type!r}')
+            raise TypeError(
+                f'{where}calibrated pruning is unstructured or N:M, got {sparsity_type!r}'
+            )
 
     def prepare(self, statistics: InputStatistics, donate: bool) -> Any:
         """What `prune_matrices` is to be given for statistics; made once for leaves that share them, if it can be.
@@ -190,11 +200,16 @@ class CalibratedPruning(base_updater.BaseUpdater):
         if masks is not None:
             self._check_reconstructs()
             given = given_masks.check_masks(params, masks)
-            selected = {path: Selected(0.0, _ANY_TYPE, mask.astype(jnp.float32)) for path, mask in given.items()}
+            selected = {
+                path: Selected(0.0, _ANY_TYPE, mask.astype(jnp.float32))
+                for path, mask in given.items()
+            }
         else:
             given, selected = {}, self._selected(params)
         if calibration is not None and self.sequential:
-            raise ValueError('sequential=True takes statistics as it goes; give apply_fn and batches alone')
+            raise ValueError(
+                'sequential=True takes statistics as it goes; give apply_fn and batches alone'
+            )
         pruned = PrunedLeaves(params, donate)
         if calibration is not None:
             run = PruningRun(self, pruned, self._with_statistics(calibration, selected))
@@ -207,12 +222,16 @@ class CalibratedPruning(base_updater.BaseUpdater):
             )
         first, batches = first_batch(batches)
         check_inputs(apply_fn, first, params=params)
-        run = PruningRun(self, pruned, self._followed(param_uses(apply_fn, params, *as_inputs(first)), selected))
+        run = PruningRun(
+            self, pruned, self._followed(param_uses(apply_fn, params, *as_inputs(first)), selected)
+        )
         if self.sequential:
             run.prune_in_blocks(apply_fn, list(batches), progress)
         else:
             only = list(run.selected)
-            run.prune_at_once(calibrate(apply_fn, params, batches, self.kind, only, progress), donate=True)
+            run.prune_at_once(
+                calibrate(apply_fn, params, batches, self.kind, only, progress), donate=True
+            )
         return self._result(pruned, given)
 
     def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
@@ -225,7 +244,11 @@ class CalibratedPruning(base_updater.BaseUpdater):
 
         with ignore_vectors():
             return targets.of_leaves(
-                self.sparsity_distribution_fn, params, self._leaf_types(paths, leaves), self.stacked, check
+                self.sparsity_distribution_fn,
+                params,
+                self._leaf_types(paths, leaves),
+                self.stacked,
+                check,
             )
 
     def wrap_optax(self, inner: optax.GradientTransformation) -> NoReturn:
@@ -240,15 +263,24 @@ class CalibratedPruning(base_updater.BaseUpdater):
         paths, leaves, treedef = tree_lib.flatten_with_paths(params)
         for names in self.blocks or ():
             tree_lib.check_names((names,) if isinstance(names, str) else names, paths, 'blocks')
-        rows = zip(paths, tree_lib.leaves_like(treedef, sparsities), self._leaf_types(paths, leaves), strict=True)
-        return {path: Selected(sparsity, kind) for path, sparsity, kind in rows if sparsity is not None}
+        rows = zip(
+            paths,
+            tree_lib.leaves_like(treedef, sparsities),
+            self._leaf_types(paths, leaves),
+            strict=True,
+        )
+        return {
+            path: Selected(sparsity, kind) for path, sparsity, kind in rows if sparsity is not None
+        }
 
     def _followed(self, graph: UseGraph, selected: dict[Any, Selected]) -> dict[Any, Selected]:
         """Those leaves that can be pruned; what does not fit is said before anything is computed."""
         chosen = self._choose(follow_leaves(graph, selected), selected)
         return {path: selected[path] for path in chosen}
 
-    def _choose(self, followed: FollowedLeaves, selected: dict[Any, Selected]) -> list[tree_lib.Path]:
+    def _choose(
+        self, followed: FollowedLeaves, selected: dict[Any, Selected]
+    ) -> list[tree_lib.Path]:
         if any(leaf.mask is not None for leaf in selected.values()):
             check_used(followed, type(self).__name__)
             warn_of_unclear(followed.unclear, 'are masked, and nothing makes up for what they lose')
@@ -266,12 +298,22 @@ class CalibratedPruning(base_updater.BaseUpdater):
                 'sparsegpt, or jaxpruner.FixedMask(masks)'
             )
         if self.owl:
-            raise ValueError('owl=True chooses sparsities, which masks=… have already; leave one out')
+            raise ValueError(
+                'owl=True chooses sparsities, which masks=… have already; leave one out'
+            )
 
-    def _result(self, pruned: PrunedLeaves, given: dict[Any, jax.Array]) -> tuple[tree_lib.PyTree, tree_lib.PyTree]:
-        return given_masks.apply_masks(pruned.params, given) if given else (pruned.params, pruned.masks)
+    def _result(
+        self, pruned: PrunedLeaves, given: dict[Any, jax.Array]
+    ) -> tuple[tree_lib.PyTree, tree_lib.PyTree]:
+        return (
+            given_masks.apply_masks(pruned.params, given)
+            if given
+            else (pruned.params, pruned.masks)
+        )
 
-    def _with_statistics(self, calibration: Calibration, selected: dict[Any, Selected]) -> dict[Any, Selected]:
+    def _with_statistics(
+        self, calibration: Calibration, selected: dict[Any, Selected]
+    ) -> dict[Any, Selected]:
         """Those leaves of which statistics are given; says of others why they stay dense."""
         followed = getattr(calibration, 'followed', None)
         chosen = [path for path in selected if path in calibration]

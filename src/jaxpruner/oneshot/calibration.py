@@ -44,7 +44,9 @@ class Calibration(Mapping[tree_lib.Path, tuple[CalibratedMatrices, ...]]):
     """
 
     def __init__(
-        self, by_leaf: Mapping[tree_lib.Path, tuple[CalibratedMatrices, ...]], followed: FollowedLeaves | None = None
+        self,
+        by_leaf: Mapping[tree_lib.Path, tuple[CalibratedMatrices, ...]],
+        followed: FollowedLeaves | None = None,
     ):
         self._by_leaf = dict(by_leaf)
         # Of all leaves that were asked for, so that it can be said why some have no statistics.
@@ -130,8 +132,12 @@ def calibrate(
         raise ValueError('batches are empty; calibration needs at least one')
     by_leaf: dict[tree_lib.Path, list[CalibratedMatrices]] = {}
     for part in observed.parts:
-        by_leaf.setdefault(part.path, []).append(CalibratedMatrices(part.matrices, _of_part(part, totals[part.value])))
-    return Calibration({path: tuple(entries) for path, entries in by_leaf.items()}, observed.followed)
+        by_leaf.setdefault(part.path, []).append(
+            CalibratedMatrices(part.matrices, _of_part(part, totals[part.value]))
+        )
+    return Calibration(
+        {path: tuple(entries) for path, entries in by_leaf.items()}, observed.followed
+    )
 
 
 def _of_part(part: Part, statistics: InputStatistics) -> InputStatistics:
@@ -152,7 +158,9 @@ def _step(taps: Taps, graph: UseGraph) -> Callable[..., list[InputStatistics]]:
 
 
 def _begin(taps: Taps, observed: Observed) -> list[InputStatistics]:
-    sizes = [leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(jax.eval_shape(taps.zeros))]
+    sizes = [
+        leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(jax.eval_shape(taps.zeros))
+    ]
     logger.info(
         'calibration: statistics of %d leaves in %d places take %.1f MiB; only=… makes them fewer',
         len({part.path for part in observed.parts}),

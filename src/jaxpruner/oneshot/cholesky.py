@@ -61,15 +61,21 @@ def flipped_cholesky(gram: jax.Array, damping: Any) -> Factors:
 
     def replace(place: jax.Array, done: Factors) -> Factors:
         found = _factor(lax.dynamic_index_in_dim(done.upper, place, keepdims=False), start)
-        return jax.tree.map(lambda each, new: lax.dynamic_update_index_in_dim(each, new, place, 0), done, found)
+        return jax.tree.map(
+            lambda each, new: lax.dynamic_update_index_in_dim(each, new, place, 0), done, found
+        )
 
     if stack.shape[0] == 1:
         upper, occurs, damping = _factor(stack[0], start)
     else:
         # Made of the stack for its mesh, whose axes may be part of types.
         occurs, each = jnp.zeros_like(stack[:, 0], dtype=bool), jnp.full(stack.shape[0], start)
-        upper, occurs, damping = lax.fori_loop(0, stack.shape[0], replace, Factors(stack, occurs, each))
-    return Factors(upper.reshape(gram.shape), occurs.reshape(gram.shape[:-1]), damping.reshape(leading))
+        upper, occurs, damping = lax.fori_loop(
+            0, stack.shape[0], replace, Factors(stack, occurs, each)
+        )
+    return Factors(
+        upper.reshape(gram.shape), occurs.reshape(gram.shape[:-1]), damping.reshape(leading)
+    )
 
 
 def _factor(gram: jax.Array, start: jax.Array) -> Factors:
@@ -107,7 +113,9 @@ def _add_columns(matrix: jax.Array, corner: jax.Array, start: int) -> jax.Array:
     end, size = start + corner.shape[0], matrix.shape[0]
 
     def subtract(number: jax.Array, carry: list[jax.Array]) -> list[jax.Array]:
-        matrix, left = carry  # carried, for what a loop merely reads cannot be changed in place after it
+        matrix, left = (
+            carry  # carried, for what a loop merely reads cannot be changed in place after it
+        )
         later = lax.dynamic_slice(matrix, (0, end + number * _BLOCK), (end, _BLOCK))
         return [matrix, left - jnp.matmul(later, later[start:].T, precision=lax.Precision.HIGHEST)]
 

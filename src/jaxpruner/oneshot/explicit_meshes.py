@@ -18,7 +18,9 @@ def has_explicit_axes(array: Any) -> bool:
     return any(getattr(kind, 'name', None) == 'Explicit' for kind in kinds)
 
 
-def without_explicit_axes(function: Callable[..., Any], like: Any, *divided: bool) -> Callable[..., Any]:
+def without_explicit_axes(
+    function: Callable[..., Any], like: Any, *divided: bool
+) -> Callable[..., Any]:
     """A function that may do what explicit axes of a mesh leave open, such as a sum over an axis that is divided.
 
     Args:

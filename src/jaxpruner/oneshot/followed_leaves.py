@@ -107,7 +107,9 @@ def warn_of_unclear(unclear: Mapping[tree_lib.Path, str], consequence: str = 'st
     >>> warn_of_unclear({})
     """
     if unclear:
-        reasons = '; '.join(f'{tree_lib.path_string(path)}: {reason}' for path, reason in unclear.items())
+        reasons = '; '.join(
+            f'{tree_lib.path_string(path)}: {reason}' for path, reason in unclear.items()
+        )
         names = ', '.join(f"'{tree_lib.path_string(path)}': None" for path in unclear)
         caller_warnings.warn(
             f'these leaves {consequence}, since the model does not read them as they are: {reasons}. Where that is '
@@ -151,7 +153,9 @@ def choose_leaves(
     return chosen
 
 
-def leave_alone(followed: FollowedLeaves, is_named: Callable[[tree_lib.Path], bool]) -> set[tree_lib.Path]:
+def leave_alone(
+    followed: FollowedLeaves, is_named: Callable[[tree_lib.Path], bool]
+) -> set[tree_lib.Path]:
     """Leaves that stay dense unless a setting names them: lookups, tied ones, too, and what no contraction reads.
 
     Args:
@@ -168,8 +172,15 @@ def leave_alone(followed: FollowedLeaves, is_named: Callable[[tree_lib.Path], bo
             continue
         found.add(path)
         name = tree_lib.path_string(path)
-        reason = 'data look up its rows (an embedding)' if is_looked_up else 'no contraction reads it'
-        logger.info("%s stays dense: %s; to prune it, name it: custom_sparsity_map={'%s': 0.5}", name, reason, name)
+        reason = (
+            'data look up its rows (an embedding)' if is_looked_up else 'no contraction reads it'
+        )
+        logger.info(
+            "%s stays dense: %s; to prune it, name it: custom_sparsity_map={'%s': 0.5}",
+            name,
+            reason,
+            name,
+        )
     return found
 
 

@@ -40,7 +40,9 @@ def check_masks(params: tree_lib.PyTree, masks: tree_lib.PyTree) -> dict[tree_li
             raise ValueError(f'{where}: a mask holds 0 (pruned) and 1 (kept) alone')
         found[path] = jnp.asarray(mask).astype(mask_calculator.MASK_DTYPE)
     if not found:
-        raise ValueError('all masks are None, so that nothing would change; give one for each leaf that is sparse')
+        raise ValueError(
+            'all masks are None, so that nothing would change; give one for each leaf that is sparse'
+        )
     return found
 
 

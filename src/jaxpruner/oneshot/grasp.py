@@ -9,7 +9,9 @@ from jaxpruner import tree as tree_lib
 from jaxpruner.oneshot.pruning_at_initialization import LossFn, PruningAtInitialization, gradients
 
 
-def hessian_product(loss: LossFn, weights: tree_lib.PyTree, direction: tree_lib.PyTree) -> tree_lib.PyTree:
+def hessian_product(
+    loss: LossFn, weights: tree_lib.PyTree, direction: tree_lib.PyTree
+) -> tree_lib.PyTree:
     """The Hessian of a loss times a vector.
 
     Args:
@@ -50,4 +52,6 @@ class GraSP(PruningAtInitialization):
     def calculate_scores(self, params, sparse_state=None, grads=None):
         """Weights times the Hessian's product with the gradient, which comes as `grads`."""
         del sparse_state
-        return jax.tree.map(lambda weight, product: weight.astype(product.dtype) * product, params, grads)
+        return jax.tree.map(
+            lambda weight, product: weight.astype(product.dtype) * product, params, grads
+        )

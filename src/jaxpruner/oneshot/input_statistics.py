@@ -32,7 +32,9 @@ class InputStatistics(NamedTuple):
     gram: jax.Array | None = None
 
 
-def check_statistics(statistics: InputStatistics, shape: tuple[int, ...], where: str, needs_gram: bool = False) -> None:
+def check_statistics(
+    statistics: InputStatistics, shape: tuple[int, ...], where: str, needs_gram: bool = False
+) -> None:
     """Refuses statistics that do not belong to a leaf's matrices, or that are not finite.
 
     Args:
@@ -52,14 +54,21 @@ def check_statistics(statistics: InputStatistics, shape: tuple[int, ...], where:
         array = getattr(statistics, name)
         if array is None:
             if needs_gram and name == 'gram':
-                raise ValueError(f"{where}: its statistics hold no Gram matrix; calibrate with kind='gram'")
+                raise ValueError(
+                    f"{where}: its statistics hold no Gram matrix; calibrate with kind='gram'"
+                )
         elif tuple(array.shape) != tuple(wanted):
             raise ValueError(
                 f'{where}: {name} has shape {tuple(array.shape)}, and weight matrices of shape {tuple(shape)} need '
                 f'{tuple(wanted)}'
             )
-    if not tree_lib.is_traced(statistics.count) and not jnp.isfinite(statistics.second_moment).all():
-        raise ValueError(f'{where}: its inputs are not finite; look for NaN or inf in the batches and in the model')
+    if (
+        not tree_lib.is_traced(statistics.count)
+        and not jnp.isfinite(statistics.second_moment).all()
+    ):
+        raise ValueError(
+            f'{where}: its inputs are not finite; look for NaN or inf in the batches and in the model'
+        )
 
 
 class TooFewSamples(NamedTuple):
@@ -74,7 +83,9 @@ class TooFewSamples(NamedTuple):
     inputs: int
 
 
-def too_few_samples(statistics: InputStatistics, shape: tuple[int, ...], where: str) -> TooFewSamples | None:
+def too_few_samples(
+    statistics: InputStatistics, shape: tuple[int, ...], where: str
+) -> TooFewSamples | None:
     """Says so where a leaf's matrices have more inputs than samples.
 
     Args:
@@ -119,6 +130,9 @@ def warn_of_few_samples(leaves: Sequence[TooFewSamples]) -> None:
 
 
 def _names(leaves: Sequence[TooFewSamples]) -> str:
-    named = [f'{leaf.where} ({leaf.samples} samples, {leaf.inputs} inputs)' for leaf in leaves[:_MOST_NAMED]]
+    named = [
+        f'{leaf.where} ({leaf.samples} samples, {leaf.inputs} inputs)'
+        for leaf in leaves[:_MOST_NAMED]
+    ]
     more = f' and {len(leaves) - _MOST_NAMED} more' if len(leaves) > _MOST_NAMED else ''
     return ', '.join(named) + more

@@ -56,14 +56,19 @@ def take_job(jobs: list[Job], prepare: Callable[[InputStatistics], Any] | None =
 
     def room(number: int) -> float:
         job = jobs[number]
-        freed = sum(leaf.nbytes for leaf in jax.tree.leaves(job.statistics) if hasattr(leaf, 'nbytes'))
+        freed = sum(
+            leaf.nbytes for leaf in jax.tree.leaves(job.statistics) if hasattr(leaf, 'nbytes')
+        )
         return freed / users[id(job.statistics)] - 5 * math.prod(job.matrices.layout.shape)
 
     taken = max(range(len(jobs)), key=room)
     if prepare is not None and not jobs[taken].prepared:
         given = jobs[taken].statistics
         prepared = prepare(given)
-        jobs[:] = [job._replace(statistics=prepared, prepared=True) if job.statistics is given else job for job in jobs]
+        jobs[:] = [
+            job._replace(statistics=prepared, prepared=True) if job.statistics is given else job
+            for job in jobs
+        ]
     return jobs.pop(taken)
 
 
@@ -89,7 +94,9 @@ def one_by_one(job: Job, found: PrunedLeaves) -> Iterator[Job]:
         return
     for layer in range(job.matrices.layout.shape[0]):
         statistics = jax.tree.map(functools.partial(of_layer, layer=layer), job.statistics)
-        yield job._replace(statistics=statistics, sparsity=of_layer(job.sparsity, layer), layer=layer)
+        yield job._replace(
+            statistics=statistics, sparsity=of_layer(job.sparsity, layer), layer=layer
+        )
 
 
 def of_layer(each: Any, layer: int | None) -> Any:

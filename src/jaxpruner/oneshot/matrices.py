@@ -41,7 +41,9 @@ class MatrixLayout:
                 f'leading={self.leading}'
             )
         if self.groups < 1 or self._length(self.free) % self.groups:
-            raise ValueError(f'{self.groups} groups do not divide the {self._length(self.free)} outputs')
+            raise ValueError(
+                f'{self.groups} groups do not divide the {self._length(self.free)} outputs'
+            )
 
     @property
     def matrices_shape(self) -> tuple[int, ...]:

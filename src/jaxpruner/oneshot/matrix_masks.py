@@ -21,10 +21,14 @@ def check_comparison(per: str) -> None:
     >>> check_comparison('output')
     """
     if per not in COMPARISONS:
-        raise ValueError(f'weights are compared per {" or per ".join(map(repr, COMPARISONS))}, got per={per!r}')
+        raise ValueError(
+            f'weights are compared per {" or per ".join(map(repr, COMPARISONS))}, got per={per!r}'
+        )
 
 
-def check_matrix_type(sparsity_type: sparsity_types.SparsityType, shape: Sequence[int], where: str) -> None:
+def check_matrix_type(
+    sparsity_type: sparsity_types.SparsityType, shape: Sequence[int], where: str
+) -> None:
     """Refuses a sparsity type that calibrated pruning does not know, or that does not divide the inputs.
 
     Args:
@@ -88,9 +92,13 @@ def keep_in_matrices(
         return mask | (each == 0)[..., None, None].astype(jnp.uint8)
     if per == 'layer':
         counts = selection.number_to_keep(inputs * outputs, each)
-        return _keep_in_rows(scores.reshape(counts.size, inputs * outputs), counts.ravel()).reshape(scores.shape)
+        return _keep_in_rows(scores.reshape(counts.size, inputs * outputs), counts.ravel()).reshape(
+            scores.shape
+        )
     by_output = jnp.swapaxes(scores, -2, -1)
-    counts = jnp.broadcast_to(selection.number_to_keep(inputs, each)[..., None], (*leading, outputs))
+    counts = jnp.broadcast_to(
+        selection.number_to_keep(inputs, each)[..., None], (*leading, outputs)
+    )
     mask = _keep_in_rows(by_output.reshape(counts.size, inputs), counts.ravel())
     return jnp.swapaxes(mask.reshape(by_output.shape), -2, -1)
 

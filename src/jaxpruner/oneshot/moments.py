@@ -42,7 +42,9 @@ def statistics_of(
     (2, [2.0, 4.0, 0.0], [2.0, 2.0, 0.0])
     """
     data = data.astype(jnp.promote_types(data.dtype, jnp.float32))
-    take = functools.partial(_statistics_of, equation=equation, operand=operand, with_gram=with_gram)
+    take = functools.partial(
+        _statistics_of, equation=equation, operand=operand, with_gram=with_gram
+    )
     return without_explicit_axes(take, data, False)(data, sizes)
 
 
@@ -60,7 +62,9 @@ def _statistics_of(
         result, numbers = equation.outvars[0].aval.shape, equation.params['dimension_numbers']
         count = math.prod(result) // result[numbers.out_spec[1]]
         gram = _gram_of_windows(equation, data) if with_gram else None
-        second_moment = _second_moment_of_windows(equation, operand, data) if gram is None else _diagonal(gram)
+        second_moment = (
+            _second_moment_of_windows(equation, operand, data) if gram is None else _diagonal(gram)
+        )
     return InputStatistics(jnp.float32(count), second_moment, gram)
 
 
@@ -75,7 +79,9 @@ def _statistics_of_groups(samples: jax.Array, sizes: jax.Array, with_gram: bool)
 
     gram = lax.map(gram_of, is_member.T) if with_gram else None
     squares = jnp.matmul(is_member.T, jnp.square(samples), precision=lax.Precision.HIGHEST)
-    return InputStatistics(sizes.astype(jnp.float32), squares if gram is None else _diagonal(gram), gram)
+    return InputStatistics(
+        sizes.astype(jnp.float32), squares if gram is None else _diagonal(gram), gram
+    )
 
 
 def _diagonal(gram: jax.Array) -> jax.Array:
@@ -111,7 +117,9 @@ def _samples_of_dot(equation: Any, operand: int, data: jax.Array) -> jax.Array:
     contract, batch = contracted_axes(equation, operand)[2:]
     rest = tuple(i for i in range(data.ndim) if i not in (*contract, *batch))
     lengths = [math.prod(data.shape[axis] for axis in axes) for axes in (rest, contract)]
-    return data.transpose(*batch, *rest, *contract).reshape(*(data.shape[axis] for axis in batch), *lengths)
+    return data.transpose(*batch, *rest, *contract).reshape(
+        *(data.shape[axis] for axis in batch), *lengths
+    )
 
 
 def _gram(samples: jax.Array) -> jax.Array:
@@ -129,7 +137,9 @@ def _gram_of_windows(equation: Any, data: jax.Array) -> jax.Array:
     positions = math.prod(result[axis] for axis in numbers.out_spec[2:])
     inputs = math.prod(window) * images.shape[1] // groups
     most = max(_PATCHES // max(positions * inputs * groups * data.dtype.itemsize, 1), 1)
-    size = next(size for size in range(min(most, images.shape[0]), 0, -1) if images.shape[0] % size == 0)
+    size = next(
+        size for size in range(min(most, images.shape[0]), 0, -1) if images.shape[0] % size == 0
+    )
 
     def add(total: jax.Array, images: jax.Array) -> tuple[jax.Array, None]:
         patches = lax.conv_general_dilated_patches(
@@ -142,7 +152,9 @@ def _gram_of_windows(equation: Any, data: jax.Array) -> jax.Array:
             precision=lax.Precision.HIGHEST,
         )
         # Channels come first in the patches, and last in the order of inputs.
-        patches = patches.reshape(size, groups, images.shape[1] // groups, math.prod(window), positions)
+        patches = patches.reshape(
+            size, groups, images.shape[1] // groups, math.prod(window), positions
+        )
         samples = patches.transpose(1, 0, 4, 3, 2).reshape(groups, size * positions, inputs)
         return total + _gram(samples), None
 

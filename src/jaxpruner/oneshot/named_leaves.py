@@ -50,7 +50,9 @@ def sparsities_by_name(
         is_full_name = path in sparsities or tree_lib.path_string(path) in sparsities
         if not is_full_name and not filter_fn(path, layer):
             return None
-        return next((value for name, value in sparsities.items() if tree_lib.matches(name, path)), None)
+        return next(
+            (value for name, value in sparsities.items() if tree_lib.matches(name, path)), None
+        )
 
     return treedef.unflatten([target(path, leaf) for path, leaf in zip(paths, leaves, strict=True)])
 

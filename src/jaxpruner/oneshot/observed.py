@@ -43,7 +43,9 @@ class Observed(NamedTuple):
     followed: FollowedLeaves = FollowedLeaves({}, {}, (), (), frozenset())
 
 
-def find_observed(graph: UseGraph, only: Sequence[str | tree_lib.Path] | str | None = None) -> Observed:
+def find_observed(
+    graph: UseGraph, only: Sequence[str | tree_lib.Path] | str | None = None
+) -> Observed:
     """The weight matrices of a model, and the values that they meet.
 
     Args:
@@ -62,7 +64,9 @@ def find_observed(graph: UseGraph, only: Sequence[str | tree_lib.Path] | str | N
     [0, 0]
     """
     leaves = [*graph, *graph.opaque, *graph.unused]
-    names: Sequence[str | tree_lib.Path] = ('*',) if only is None else (only,) if isinstance(only, str) else only
+    names: Sequence[str | tree_lib.Path] = (
+        ('*',) if only is None else (only,) if isinstance(only, str) else only
+    )
     if only is not None:
         tree_lib.check_names(names, leaves, 'only')
     chosen = [path for path in leaves if any(tree_lib.matches(name, path) for name in names)]
@@ -112,7 +116,10 @@ def _value_key(use: Use) -> Any:
         groups = tuple(map(id, equation.invars[2:]))
         return site.path[:-1], id(data), groups, contracted_axes(equation, site.operand)[2:], stack
     same = {name: value for name, value in equation.params.items() if name != 'precision'}
-    kernel = [equation.invars[1].aval.shape[axis] for axis in equation.params['dimension_numbers'].rhs_spec[1:]]
+    kernel = [
+        equation.invars[1].aval.shape[axis]
+        for axis in equation.params['dimension_numbers'].rhs_spec[1:]
+    ]
     return site.path[:-1], id(data), str(same), tuple(kernel), stack
 
 
@@ -129,6 +136,8 @@ def input_taps(values: Sequence[Sequence[Use]], with_gram: bool) -> Taps:
 
     def statistic(use: Use, operands: list[jax.Array]) -> InputStatistics:
         operand = use.site.operand
-        return moments.statistics_of(use.site.equation, operand, operands[1 - operand], with_gram, *operands[2:])
+        return moments.statistics_of(
+            use.site.equation, operand, operands[1 - operand], with_gram, *operands[2:]
+        )
 
     return Taps(values, statistic)

@@ -19,7 +19,14 @@ from jaxpruner.oneshot.synflow import SynFlow
 from jaxpruner.oneshot.wanda import Wanda
 from jaxpruner.uses import param_uses
 
-_ALGORITHMS = {'wanda': Wanda, 'ria': RIA, 'sparsegpt': SparseGPT, 'snip': SNIP, 'grasp': GraSP, 'synflow': SynFlow}
+_ALGORITHMS = {
+    'wanda': Wanda,
+    'ria': RIA,
+    'sparsegpt': SparseGPT,
+    'snip': SNIP,
+    'grasp': GraSP,
+    'synflow': SynFlow,
+}
 
 for _name, _algorithm in _ALGORITHMS.items():
     api.register_one_shot_algorithm(_name, _algorithm)
@@ -85,13 +92,21 @@ def prune(
     own = {} if masks is not None else _sparsity_keys(sparsity, settings)
     updater = api.create_updater_from_config({'algorithm': algorithm, **own, **settings})
     if masks is not None and not isinstance(updater, CalibratedPruning):
-        raise ValueError(f'{algorithm!r} makes masks of its own: leave masks out, or choose sparsegpt')
+        raise ValueError(
+            f'{algorithm!r} makes masks of its own: leave masks out, or choose sparsegpt'
+        )
     if donate and not isinstance(updater, CalibratedPruning):
-        raise ValueError(f'{algorithm!r} makes a copy: leave donate out, or choose wanda, ria or sparsegpt')
+        raise ValueError(
+            f'{algorithm!r} makes a copy: leave donate out, or choose wanda, ria or sparsegpt'
+        )
     if isinstance(updater, PruningAtInitialization):
-        return updater.instant_sparsify(params, apply_fn=apply_fn, loss_fn=loss_fn, batches=batches, progress=progress)
+        return updater.instant_sparsify(
+            params, apply_fn=apply_fn, loss_fn=loss_fn, batches=batches, progress=progress
+        )
     if loss_fn is not None:
-        raise ValueError(f'{algorithm!r} looks at no loss: leave loss_fn out, or choose snip or grasp')
+        raise ValueError(
+            f'{algorithm!r} looks at no loss: leave loss_fn out, or choose snip or grasp'
+        )
     if isinstance(updater, CalibratedPruning):
         given = {'apply_fn': apply_fn, 'batches': batches, 'masks': masks}
         return updater.instant_sparsify(params, progress=progress, donate=donate, **given)
@@ -117,14 +132,22 @@ def _sparsity_keys(sparsity: Any, settings: dict[str, Any]) -> dict[str, Any]:
             )
         return {}  # N:M says its own share
     if isinstance(sparsity, str):
-        raise TypeError(f'sparsity is a number or a mapping, got {sparsity!r}: prune(params, 0.5, {sparsity!r})')
+        raise TypeError(
+            f'sparsity is a number or a mapping, got {sparsity!r}: prune(params, 0.5, {sparsity!r})'
+        )
     if not isinstance(sparsity, Mapping):
         return {'sparsity': sparsity}
     for key in ('custom_sparsity_map', 'sparsity_distribution_fn', 'dist_type'):
         if key in settings:
-            raise ValueError(f'a mapping of sparsities says all about the distribution: leave {key} out')
+            raise ValueError(
+                f'a mapping of sparsities says all about the distribution: leave {key} out'
+            )
     given = {'filter_fn': settings.pop('filter_fn')} if 'filter_fn' in settings else {}
-    return {'sparsity_distribution_fn': functools.partial(sparsities_by_name, sparsities=dict(sparsity), **given)}
+    return {
+        'sparsity_distribution_fn': functools.partial(
+            sparsities_by_name, sparsities=dict(sparsity), **given
+        )
+    }
 
 
 def _has_n_by_m(setting: Any) -> bool:
@@ -133,7 +156,9 @@ def _has_n_by_m(setting: Any) -> bool:
     normalized = type_rules.normalize_setting(setting)
     types = normalized.values() if isinstance(normalized, Mapping) else [normalized]
     # Which types a function gives is not known before it is asked.
-    return any(isinstance(leaf_type, sparsity_types.NByM) or not _is_type(leaf_type) for leaf_type in types)
+    return any(
+        isinstance(leaf_type, sparsity_types.NByM) or not _is_type(leaf_type) for leaf_type in types
+    )
 
 
 def _is_type(leaf_type: Any) -> bool:

@@ -55,10 +55,14 @@ def owl_sparsities(
     if not max_deviation >= 0:
         raise ValueError(f'max_deviation must not be negative, got {max_deviation!r}')
     if len(shares) != len(sizes):
-        raise ValueError(f'each layer needs a share and a size, got {len(shares)} shares and {len(sizes)} sizes')
+        raise ValueError(
+            f'each layer needs a share and a size, got {len(shares)} shares and {len(sizes)} sizes'
+        )
     outliers, weights = np.asarray(shares, np.float64), np.asarray(sizes, np.float64)
     if not np.isfinite(outliers).all():
-        raise ValueError(f'shares of outliers must be finite, got {list(shares)}; look for NaN in the scores')
+        raise ValueError(
+            f'shares of outliers must be finite, got {list(shares)}; look for NaN in the scores'
+        )
     spread = np.ptp(outliers) if len(outliers) else 0.0
     if spread == 0:
         return [float(sparsity)] * len(sizes)

@@ -54,7 +54,9 @@ class OwlSettings(NamedTuple):
 
 
 def matrix_sparsities(
-    leaves: Sequence[OwlLeaf], read: Callable[[tree_lib.Path, WeightMatrices], jax.Array], settings: OwlSettings
+    leaves: Sequence[OwlLeaf],
+    read: Callable[[tree_lib.Path, WeightMatrices], jax.Array],
+    settings: OwlSettings,
 ) -> list[jax.Array]:
     """The sparsity of each weight matrix of a model.
 
@@ -78,7 +80,9 @@ def matrix_sparsities(
     >>> [round(float(sparsity), 2) for sparsity in sparsities]
     [0.42, 0.58]
     """
-    numbers = number_blocks([(leaf.path, leaf.matrices) for leaf in leaves], settings.per, settings.names)
+    numbers = number_blocks(
+        [(leaf.path, leaf.matrices) for leaf in leaves], settings.per, settings.names
+    )
     sums, sizes = [], []
     for leaf in leaves:
         weights = read(leaf.path, leaf.matrices)
@@ -91,9 +95,13 @@ def matrix_sparsities(
         thresholds = jnp.asarray(settings.multiple * means[own], jnp.float32)
         outliers.append(_numbers_above(read(leaf.path, leaf.matrices), leaf.statistics, thresholds))
     shares = _of_blocks(numbers, outliers) / np.maximum(weights_of_blocks, 1)
-    targets = [np.full(own.shape, float(leaf.sparsity)) for leaf, own in zip(leaves, numbers, strict=True)]
+    targets = [
+        np.full(own.shape, float(leaf.sparsity)) for leaf, own in zip(leaves, numbers, strict=True)
+    ]
     mean = np.average(_flat(targets), weights=_flat(sizes))
-    found = owl.owl_sparsities(shares.tolist(), weights_of_blocks.tolist(), float(mean), settings.deviation)
+    found = owl.owl_sparsities(
+        shares.tolist(), weights_of_blocks.tolist(), float(mean), settings.deviation
+    )
     return [jnp.asarray(np.asarray(found)[own], jnp.float32) for own in numbers]
 
 
@@ -125,7 +133,11 @@ def number_blocks(
         shape = matrices.layout.matrices_shape[:-2]
         own = np.empty(shape, np.int64)
         for index in np.ndindex(*shape):
-            key = (leaf, index) if per == 'leaf' else (_name(path, prefix, matrices, names), _trip(matrices, index))
+            key = (
+                (leaf, index)
+                if per == 'leaf'
+                else (_name(path, prefix, matrices, names), _trip(matrices, index))
+            )
             own[index] = keys.setdefault(key, len(keys))
         found.append(own)
     return found
@@ -158,7 +170,9 @@ def _without_numbers(part: str) -> str:
     return re.sub(r'\d+', '#', part)
 
 
-def _name(path: tree_lib.Path, prefix: tree_lib.Path, matrices: WeightMatrices, names: Sequence[Names]) -> Any:
+def _name(
+    path: tree_lib.Path, prefix: tree_lib.Path, matrices: WeightMatrices, names: Sequence[Names]
+) -> Any:
     named = block_of(path, names)
     if named is not None:
         return named
@@ -178,7 +192,9 @@ def _sums_of_scores(weights: jax.Array, statistics: InputStatistics) -> jax.Arra
 
 
 @jax.jit
-def _numbers_above(weights: jax.Array, statistics: InputStatistics, thresholds: jax.Array) -> jax.Array:
+def _numbers_above(
+    weights: jax.Array, statistics: InputStatistics, thresholds: jax.Array
+) -> jax.Array:
     return jnp.sum(_scores(weights, statistics) > thresholds[..., None, None], (-2, -1))
 
 

@@ -32,7 +32,9 @@ class PrunedLeaves:
         paths, leaves, self._treedef = tree_lib.flatten_with_paths(params)
         self._leaves: dict[tree_lib.Path, Any] = dict(zip(paths, leaves, strict=True))
         times = collections.Counter(map(id, leaves))
-        self._given = {path for path, leaf in self._leaves.items() if donate and times[id(leaf)] == 1}
+        self._given = {
+            path for path, leaf in self._leaves.items() if donate and times[id(leaf)] == 1
+        }
         self._masks: dict[tree_lib.Path, jax.Array] = {}
         self._compiled: dict[Any, tuple[Any, Any]] = {}  # shared by leaves that are read alike
 
@@ -103,7 +105,11 @@ class PrunedLeaves:
         if mask is None:
             # What is given away below must not be the caller's, nor another leaf's.
             leaf = jnp.array(leaf, copy=path not in self._given)
-            mask = _packed_ones(leaf) if by_layer else jnp.ones_like(leaf, dtype=mask_calculator.MASK_DTYPE)
+            mask = (
+                _packed_ones(leaf)
+                if by_layer
+                else jnp.ones_like(leaf, dtype=mask_calculator.MASK_DTYPE)
+            )
         elif not by_layer:
             mask = self._mask(path)
         if new is leaf:  # it is given away below
@@ -135,9 +141,14 @@ class PrunedLeaves:
                 return without_explicit_axes(writer, leaf, True, True, False)(leaf, *rest)
 
             if divided is None:
-                self._compiled[key] = CompiledOnce(read), CompiledOnce(replace, donate_argnums=(0, 1))
+                self._compiled[key] = (
+                    CompiledOnce(read),
+                    CompiledOnce(replace, donate_argnums=(0, 1)),
+                )
             else:
-                placed = jax.jit(replace, donate_argnums=(0, 1), out_shardings=(divided, divided, None))
+                placed = jax.jit(
+                    replace, donate_argnums=(0, 1), out_shardings=(divided, divided, None)
+                )
                 self._compiled[key] = jax.jit(read), placed
         return self._compiled[key]
 
@@ -169,9 +180,13 @@ def _writer(matrices: WeightMatrices) -> Callable[..., Any]:
 
         if layer is None or alone is None:
             return _change(write, leaf, mask, new, kept)
-        part, part_mask = (lax.dynamic_index_in_dim(array, layer, keepdims=False) for array in (leaf, mask))
+        part, part_mask = (
+            lax.dynamic_index_in_dim(array, layer, keepdims=False) for array in (leaf, mask)
+        )
         part_mask = packing.unpack_like(part_mask, part.shape)
-        part, part_mask, finite = _change(functools.partial(alone.write, leaf=part), part, part_mask, new, kept)
+        part, part_mask, finite = _change(
+            functools.partial(alone.write, leaf=part), part, part_mask, new, kept
+        )
         changed = part, part_mask if mask.shape == leaf.shape else packing.pack(part_mask)
         pairs = zip((leaf, mask), changed, strict=True)
         return *(lax.dynamic_update_index_in_dim(*pair, layer, 0) for pair in pairs), finite
@@ -179,7 +194,9 @@ def _writer(matrices: WeightMatrices) -> Callable[..., Any]:
     return replace
 
 
-def _change(write: Callable[[jax.Array], jax.Array], leaf: Any, mask: Any, new: Any, kept: jax.Array) -> Any:
+def _change(
+    write: Callable[[jax.Array], jax.Array], leaf: Any, mask: Any, new: Any, kept: jax.Array
+) -> Any:
     """A leaf and its mask after some of its matrices, and whether these are finite."""
     removed = write(1 - kept.astype(jnp.float32)) > 0
     finite = jnp.bool_(True)

@@ -53,7 +53,9 @@ def sparsities_of_rounds(sparsity: float, rounds: int) -> list[float]:
     >>> [round(sparsity, 3) for sparsity in sparsities_of_rounds(0.99, 2)]
     [0.9, 0.99]
     """
-    return [min(1 - (1 - sparsity) ** (number / rounds), sparsity) for number in range(1, rounds)] + [sparsity]
+    return [
+        min(1 - (1 - sparsity) ** (number / rounds), sparsity) for number in range(1, rounds)
+    ] + [sparsity]
 
 
 @dataclasses.dataclass
@@ -135,9 +137,15 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
         if not jax.tree.leaves(masks):
             return params, masks
         # Compiled once for all rounds.
-        adders = [jax.jit(functools.partial(_add, loss, derive), donate_argnums=0) for derive in self.passes]
+        adders = [
+            jax.jit(functools.partial(_add, loss, derive), donate_argnums=0)
+            for derive in self.passes
+        ]
         score = jax.jit(lambda *arguments: self._score(*arguments), donate_argnums=0)
-        rounds, name = sparsities_of_rounds(_total(masks, sparsities), self.rounds), type(self).__name__
+        rounds, name = (
+            sparsities_of_rounds(_total(masks, sparsities), self.rounds),
+            type(self).__name__,
+        )
         with progress_bar(self.rounds, progress) as show:
             for number, sparsity in enumerate(rounds, 1):
                 sums: list[tree_lib.PyTree] = []
@@ -146,13 +154,17 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
                 scores, are_finite, largest = score(sums.pop(), params, masks)
                 self._check_scores(masks, are_finite, largest, number)
                 masks = self.create_masks(scores, jax.tree.map(lambda _, now=sparsity: now, scores))
-                logger.info('%s: sparsity %.4f after round %d of %d', name, sparsity, number, self.rounds)
+                logger.info(
+                    '%s: sparsity %.4f after round %d of %d', name, sparsity, number, self.rounds
+                )
                 show(name, number, masks)
         if rounds[-1] < 1:
             self._warn_of_collapse(masks)
         return self.apply_masks(params, masks), masks
 
-    def as_loss(self, function: Callable[..., Any], batches: Iterable[Any]) -> tuple[LossFn, Iterable[Any]]:
+    def as_loss(
+        self, function: Callable[..., Any], batches: Iterable[Any]
+    ) -> tuple[LossFn, Iterable[Any]]:
         """The loss whose derivatives are taken, and the batches over which they are summed.
 
         Args:
@@ -165,7 +177,9 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
         """As in the base; leaves that hold no floats have no derivatives, and stay dense."""
 
         def of_floats(leaf: Any, target: Any) -> Any:
-            return target if target is not None and jnp.issubdtype(leaf.dtype, jnp.inexact) else None
+            return (
+                target if target is not None and jnp.issubdtype(leaf.dtype, jnp.inexact) else None
+            )
 
         return tree_lib.map_with_missing(of_floats, params, super().get_target_sparsities(params))
 
@@ -176,14 +190,18 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
             f'{self.function}=…, batches=…), then FixedMask(masks).wrap_optax(tx) to train'
         )
 
-    def _score(self, sums: Any, params: Any, masks: Any) -> tuple[tree_lib.PyTree, jax.Array, jax.Array]:
+    def _score(
+        self, sums: Any, params: Any, masks: Any
+    ) -> tuple[tree_lib.PyTree, jax.Array, jax.Array]:
         """The scores, whether those of each leaf are finite, and the largest of all."""
         scores = self.calculate_scores(_selected(params, masks), grads=sums)
         leaves = jax.tree.leaves(scores)
         are_finite = jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves])
         largest = jnp.stack([jnp.abs(leaf).max(initial=0) for leaf in leaves]).max()
         # What is pruned stays so.
-        scores = jax.tree.map(lambda leaf, mask: jnp.where(mask != 0, leaf, -jnp.inf), scores, masks)
+        scores = jax.tree.map(
+            lambda leaf, mask: jnp.where(mask != 0, leaf, -jnp.inf), scores, masks
+        )
         return scores, are_finite, largest
 
     def _check_given(self, names: list[str]) -> None:
@@ -202,8 +220,12 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
                 'a float scalar alone, such as the mean over the batch'
             )
 
-    def _check_scores(self, masks: tree_lib.PyTree, are_finite: jax.Array, largest: jax.Array, number: int) -> None:
-        for path, is_finite in zip(tree_lib.flatten_with_paths(masks)[0], are_finite.tolist(), strict=True):
+    def _check_scores(
+        self, masks: tree_lib.PyTree, are_finite: jax.Array, largest: jax.Array, number: int
+    ) -> None:
+        for path, is_finite in zip(
+            tree_lib.flatten_with_paths(masks)[0], are_finite.tolist(), strict=True
+        ):
             if not is_finite:
                 raise ValueError(
                     f'{tree_lib.path_string(path)}: its scores are not finite in round {number}; look for NaN or inf '
@@ -219,7 +241,9 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
     def _warn_of_collapse(self, masks: tree_lib.PyTree) -> None:
         """A leaf without weights mostly cuts the model in two."""
         paths, leaves, _ = tree_lib.flatten_with_paths(masks)
-        gone = [path for path, mask in zip(paths, leaves, strict=True) if mask.size and not mask.any()]
+        gone = [
+            path for path, mask in zip(paths, leaves, strict=True) if mask.size and not mask.any()
+        ]
         if gone:
             warnings.warn(
                 f'{", ".join(map(tree_lib.path_string, gone))}: {type(self).__name__} left no weight there, so that '
@@ -229,7 +253,9 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
             )
 
 
-def _sum_over(batches: Iterable[Any], add: Callable[..., Any], params: Any, masks: Any, sums: Any) -> tree_lib.PyTree:
+def _sum_over(
+    batches: Iterable[Any], add: Callable[..., Any], params: Any, masks: Any, sums: Any
+) -> tree_lib.PyTree:
     """One pass over the batches; sums are float32 or wider, and lie on the devices of the parameters."""
     total = None
     for batch in batches:
@@ -242,12 +268,20 @@ def _sum_over(batches: Iterable[Any], add: Callable[..., Any], params: Any, mask
 
 
 def _add(
-    loss_fn: LossFn, derive: Callable[..., Any], total: Any, sums: Any, params: Any, masks: Any, *inputs: Any
+    loss_fn: LossFn,
+    derive: Callable[..., Any],
+    total: Any,
+    sums: Any,
+    params: Any,
+    masks: Any,
+    *inputs: Any,
 ) -> Any:
     """Adds what a pass derives from a batch, for the model without its pruned weights."""
 
     def loss(weights: tree_lib.PyTree) -> jax.Array:
-        def put_back(leaf: jax.Array, weight: jax.Array | None, mask: jax.Array | None) -> jax.Array:
+        def put_back(
+            leaf: jax.Array, weight: jax.Array | None, mask: jax.Array | None
+        ) -> jax.Array:
             return leaf if weight is None else jnp.where(mask != 0, weight, 0)
 
         return loss_fn(tree_lib.map_with_missing(put_back, params, weights, masks), *inputs)
@@ -263,7 +297,9 @@ def _wide_zeros(leaf: Any) -> jax.Array:
 
 def _selected(params: tree_lib.PyTree, masks: tree_lib.PyTree) -> tree_lib.PyTree:
     """The leaves that have a mask, `None` for the others."""
-    return tree_lib.map_with_missing(lambda leaf, mask: None if mask is None else leaf, params, masks)
+    return tree_lib.map_with_missing(
+        lambda leaf, mask: None if mask is None else leaf, params, masks
+    )
 
 
 def _total(masks: tree_lib.PyTree, sparsities: tree_lib.PyTree) -> float:

@@ -81,14 +81,21 @@ class PruningRun:
     [[1], [0]]
     """
 
-    def __init__(self, pruner: 'CalibratedPruning', pruned: PrunedLeaves, selected: dict[tree_lib.Path, Selected]):
+    def __init__(
+        self,
+        pruner: 'CalibratedPruning',
+        pruned: PrunedLeaves,
+        selected: dict[tree_lib.Path, Selected],
+    ):
         self.selected = selected
         self._pruner, self._pruned = pruner, pruned
         self._few_samples: list[TooFewSamples] = []
         self._doubts: list[str] = []
         self._with_nan: list[str] = []
 
-    def prune_at_once(self, calibration: Mapping[Any, Sequence[CalibratedMatrices]], donate: bool) -> None:
+    def prune_at_once(
+        self, calibration: Mapping[Any, Sequence[CalibratedMatrices]], donate: bool
+    ) -> None:
         """Prunes all leaves by statistics of the dense model.
 
         Args:
@@ -101,7 +108,10 @@ class PruningRun:
         chosen = [(path, entry) for path in self.selected for entry in calibration[path]]
         self._check_statistics([(path, entry.matrices, entry.statistics) for path, entry in chosen])
         each = self._sparsities(chosen)
-        jobs = [Job(path, *entry, sparsity) for (path, entry), sparsity in zip(chosen, each, strict=True)]
+        jobs = [
+            Job(path, *entry, sparsity)
+            for (path, entry), sparsity in zip(chosen, each, strict=True)
+        ]
         del calibration, chosen
         self._prune(jobs, donate)
         self._warn()
@@ -118,20 +128,30 @@ class PruningRun:
           ValueError: as in `prune_at_once`, or blocks have no order.
         """
         pruner, only = self._pruner, list(self.selected)
-        run = SequentialCalibration(apply_fn, self._pruned.params, batches, pruner.kind, only, pruner.blocks)
+        run = SequentialCalibration(
+            apply_fn, self._pruned.params, batches, pruner.kind, only, pruner.blocks
+        )
         for part in run.parts:
             self.selected[part.path].check(part.path, part.matrices)
         each = [self.selected[part.path].sparsity for part in run.parts]
         if pruner.owl:
-            whole = calibrate(apply_fn, self._pruned.params, batches, 'second_moment', only, progress)
+            whole = calibrate(
+                apply_fn, self._pruned.params, batches, 'second_moment', only, progress
+            )
             each = self._sparsities([(path, entry) for path in whole for entry in whole[path]])
         total, done = len(run.blocks) * len(batches), itertools.count(1)
         del batches  # they go on as what they become
         with progress_bar(total, progress) as show:
             for number, block in enumerate(run.blocks):
                 name = f'block {number + 1} of {len(run.blocks)}'
-                taken = run.take(number, self._pruned.params, lambda arrays, name=name: show(name, next(done), arrays))
-                self._check_statistics([(*part[:2], statistics) for part, statistics in taken], block.layer)
+                taken = run.take(
+                    number,
+                    self._pruned.params,
+                    lambda arrays, name=name: show(name, next(done), arrays),
+                )
+                self._check_statistics(
+                    [(*part[:2], statistics) for part, statistics in taken], block.layer
+                )
                 jobs = [
                     Job(*part[:2], statistics, of_layer(each[i], block.layer), block.layer)
                     for i, (part, statistics) in zip(block.parts, taken, strict=True)
@@ -141,12 +161,17 @@ class PruningRun:
         self._warn()
 
     def _check_statistics(
-        self, taken: list[tuple[tree_lib.Path, WeightMatrices, InputStatistics]], layer: int | None = None
+        self,
+        taken: list[tuple[tree_lib.Path, WeightMatrices, InputStatistics]],
+        layer: int | None = None,
     ) -> None:
         """Refuses statistics that do not fit; notes the leaves with too few samples."""
         for path, matrices, statistics in taken:
             self.selected[path].check(path, matrices)
-            where, shape = tree_lib.path_string(path), matrices.layout.matrices_shape[0 if layer is None else 1 :]
+            where, shape = (
+                tree_lib.path_string(path),
+                matrices.layout.matrices_shape[0 if layer is None else 1 :],
+            )
             check_statistics(statistics, shape, where, self._pruner.kind == 'gram')
             found = too_few_samples(statistics, shape, where)
             if found is not None and found not in self._few_samples:
@@ -157,7 +182,9 @@ class PruningRun:
         # Beside statistics that stay there is what is made of a layer's, and no more.
         prepare = functools.partial(pruner.prepare, donate=True) if donate else None
         while jobs:
-            for path, matrices, statistics, sparsity, layer, prepared in one_by_one(take_job(jobs, prepare), pruned):
+            for path, matrices, statistics, sparsity, layer, prepared in one_by_one(
+                take_job(jobs, prepare), pruned
+            ):
                 if not prepared:
                     statistics = pruner.prepare(statistics, donate=False)
                 selected, weights = self.selected[path], pruned.read(path, matrices, layer)
@@ -181,7 +208,9 @@ class PruningRun:
         pruner, each = self._pruner, [self.selected[path].sparsity for path, _ in chosen]
         if not pruner.owl or not chosen:
             return each
-        leaves = [owl_blocks.OwlLeaf(path, *entry, self.selected[path].sparsity) for path, entry in chosen]
+        leaves = [
+            owl_blocks.OwlLeaf(path, *entry, self.selected[path].sparsity) for path, entry in chosen
+        ]
         settings = owl_blocks.OwlSettings(
             pruner.owl_per, pruner.blocks or (), pruner.owl_multiple, pruner.owl_deviation
         )

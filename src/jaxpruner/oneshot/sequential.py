@@ -68,7 +68,9 @@ class SequentialCalibration:
             key = treedef, tuple(map(shapes_of, leaves))
             if key not in models:
                 check_inputs(apply_fn, batch)
-                models[key] = _Model(param_uses(apply_fn, params, *inputs), kind == 'gram', only, names)
+                models[key] = _Model(
+                    param_uses(apply_fn, params, *inputs), kind == 'gram', only, names
+                )
             self._batches.append((models[key], models[key].segments.begin(*inputs)))
         if not models:
             raise ValueError('batches are empty; calibration needs at least one')
@@ -95,7 +97,10 @@ class SequentialCalibration:
         return self._first.observed.parts
 
     def take(
-        self, number: int, params: tree_lib.PyTree, on_batch: Callable[[Any], None] = lambda found: None
+        self,
+        number: int,
+        params: tree_lib.PyTree,
+        on_batch: Callable[[Any], None] = lambda found: None,
     ) -> list[tuple[Part, InputStatistics]]:
         """The statistics of a block; a layer's own where it is one.
 
@@ -114,14 +119,21 @@ class SequentialCalibration:
             block, cut = model.blocks[number], model.cuts[number]
             state = model.segments.advance(params, state, reached[model], cut)
             self._batches[place] = (model, state)
-            taps, observe = model.observer(tuple(values), cut.step, block.stop, block.layer is not None)
+            taps, observe = model.observer(
+                tuple(values), cut.step, block.stop, block.layer is not None
+            )
             if totals is None:
-                within = None if block.layer is None else model.segments.program.steps[cut.step].path
+                within = (
+                    None if block.layer is None else model.segments.program.steps[cut.step].path
+                )
                 totals = on_explicit_mesh(taps.zeros(within), (params, state))
             totals = observe(totals, params, state, cut.trips)
             on_batch(totals)
         of_value = dict(zip(values, totals or (), strict=True))
-        return [(self.parts[part], of_value[self.parts[part].value]) for part in self.blocks[number].parts]
+        return [
+            (self.parts[part], of_value[self.parts[part].value])
+            for part in self.blocks[number].parts
+        ]
 
 
 class _Model:
@@ -145,13 +157,18 @@ class _Model:
 
     def order(self) -> list[Any]:
         """What is pruned when, to be compared."""
-        return [([self.observed.parts[part].path for part in block.parts], block.layer) for block in self.blocks]
+        return [
+            ([self.observed.parts[part].path for part in block.parts], block.layer)
+            for block in self.blocks
+        ]
 
     def reach(self, number: int) -> Cut:
         """Goes to a block; returns where the batches are."""
         before, self._cut = self._cut, self.cuts[number]
         return before
 
-    def _observer(self, values: tuple[int, ...], step: int, stop: int, in_trip: bool) -> tuple[Taps, Any]:
+    def _observer(
+        self, values: tuple[int, ...], step: int, stop: int, in_trip: bool
+    ) -> tuple[Taps, Any]:
         taps = input_taps([self.observed.values[value] for value in values], self._with_gram)
         return taps, self.segments.observe(taps, Cut(step, 0 if in_trip else None), stop)

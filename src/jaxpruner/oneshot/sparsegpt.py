@@ -48,17 +48,23 @@ class SparseGPT(CalibratedPruning):
 
     def prepare(self, statistics, donate):
         """The factors of the Gram matrices, in their place if they are given away."""
-        return (decompose_in_place if donate else flipped_cholesky)(statistics.gram, jnp.float32(self.damping))
+        return (decompose_in_place if donate else flipped_cholesky)(
+            statistics.gram, jnp.float32(self.damping)
+        )
 
     def prune_matrices(self, weights, statistics, sparsity, sparsity_type, where):
         """New weights and the mask; `statistics` are the factors that `prepare` made."""
         del where
-        pruned = prune_by_factors(weights, statistics, sparsity, sparsity_type, self.per, block_size=self.block_size)
+        pruned = prune_by_factors(
+            weights, statistics, sparsity, sparsity_type, self.per, block_size=self.block_size
+        )
         return pruned.weights, pruned.mask
 
     def reconstruct_matrices(self, weights, statistics, mask):
         """New weights under a mask from elsewhere."""
-        pruned = prune_by_factors(weights, statistics, jnp.float32(0), block_size=self.block_size, mask=mask)
+        pruned = prune_by_factors(
+            weights, statistics, jnp.float32(0), block_size=self.block_size, mask=mask
+        )
         return pruned.weights, pruned.mask
 
     def doubt(self, prepared, where):

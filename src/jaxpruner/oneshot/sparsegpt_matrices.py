@@ -79,7 +79,9 @@ def prune_by_sparsegpt(
     ([[0.0], [2.0]], [[0], [1]])
     """
     factors = cholesky.flipped_cholesky(gram, damping)
-    return prune_by_factors(weights, factors, sparsity, sparsity_type, per, block_size=block_size, mask=mask)
+    return prune_by_factors(
+        weights, factors, sparsity, sparsity_type, per, block_size=block_size, mask=mask
+    )
 
 
 @functools.partial(jax.jit, static_argnames=('sparsity_type', 'per', 'block_size'))
@@ -125,15 +127,20 @@ def prune_by_factors(
     number = math.prod(leading)
     each = jnp.broadcast_to(jnp.asarray(sparsity, jnp.float32), leading)
 
-    def prune(matrix: tuple[jax.Array, cholesky.Factors, jax.Array, jax.Array | None]) -> PrunedMatrices:
+    def prune(
+        matrix: tuple[jax.Array, cholesky.Factors, jax.Array, jax.Array | None],
+    ) -> PrunedMatrices:
         weights, factors, sparsity, mask = matrix
         return _prune(weights, factors, _Choice(sparsity, sparsity_type, per, block_size, mask))
 
     matrices = jax.tree.map(
-        lambda array: array.reshape(number, *array.shape[len(leading) :]), (weights, factors, each, mask)
+        lambda array: array.reshape(number, *array.shape[len(leading) :]),
+        (weights, factors, each, mask),
     )
     if number == 1:
-        pruned = jax.tree.map(lambda array: array[None], prune(jax.tree.map(lambda array: array[0], matrices)))
+        pruned = jax.tree.map(
+            lambda array: array[None], prune(jax.tree.map(lambda array: array[0], matrices))
+        )
     else:
         pruned = lax.map(prune, matrices)
     return jax.tree.map(lambda array: array.reshape(*leading, *array.shape[1:]), pruned)
@@ -164,15 +171,23 @@ def _prune(weights: jax.Array, factors: cholesky.Factors, choice: _Choice) -> Pr
     # Weights of inputs that never occur cost nothing; those that pad the last block are never preferred.
     limits = jnp.where(factors.occurs, jnp.inf, 0).astype(factor.dtype)
     limits = jnp.pad(limits, (0, padding), constant_values=-jnp.inf)[:, None]
-    given = None if choice.mask is None else jnp.pad(choice.mask != 0, ((0, padding), (0, 0)), constant_values=True)
+    given = (
+        None
+        if choice.mask is None
+        else jnp.pad(choice.mask != 0, ((0, padding), (0, 0)), constant_values=True)
+    )
 
-    def prune_block(changes: jax.Array, block: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, Any]:
+    def prune_block(
+        changes: jax.Array, block: tuple[jax.Array, jax.Array]
+    ) -> tuple[jax.Array, Any]:
         number, count = block
         start = number * length
         corner = lax.dynamic_slice(factor, (start, start), (length, length))
         eye = jnp.eye(length, dtype=corner.dtype)
         # Transposed it is as LAPACK wants it, and the factor need not be copied.
-        inverse = lax.linalg.triangular_solve(corner.T, eye, left_side=True, lower=True, transpose_a=True)
+        inverse = lax.linalg.triangular_solve(
+            corner.T, eye, left_side=True, lower=True, transpose_a=True
+        )
         old = lax.dynamic_slice_in_dim(start_weights, start, length)
         rows = old + _product(inverse, _told(factor, changes, number, length))
         limit = lax.dynamic_slice_in_dim(limits, start, length)
@@ -185,7 +200,9 @@ def _prune(weights: jax.Array, factors: cholesky.Factors, choice: _Choice) -> Pr
         return lax.dynamic_update_slice_in_dim(changes, old - rows, start, 0), (rows, mask)
 
     counts = _counts(inputs, outputs, length, sparsity, per)
-    _, (rows, mask) = lax.scan(prune_block, jnp.zeros_like(start_weights), (jnp.arange(blocks), counts))
+    _, (rows, mask) = lax.scan(
+        prune_block, jnp.zeros_like(start_weights), (jnp.arange(blocks), counts)
+    )
     rows, mask = (array.reshape(-1, outputs)[:inputs] for array in (rows, mask))
     return PrunedMatrices(rows.astype(weights.dtype), mask.astype(jnp.uint8), factors.damping)
 
@@ -205,7 +222,9 @@ def _lengths(kind: Any, inputs: int, block_size: int) -> list[int]:
 def _counts(inputs: int, outputs: int, length: int, sparsity: jax.Array, per: str) -> jax.Array:
     """How many weights each block keeps (of each output), so that the sum is what the library keeps of all."""
     ends = [min(end, inputs) for end in range(length, inputs + length, length)]
-    kept = [selection.number_to_keep(end * (outputs if per == 'layer' else 1), sparsity) for end in ends]
+    kept = [
+        selection.number_to_keep(end * (outputs if per == 'layer' else 1), sparsity) for end in ends
+    ]
     return jnp.diff(jnp.stack(kept), prepend=jnp.zeros((1,), kept[0].dtype))
 
 
@@ -238,7 +257,9 @@ def _eliminate(
     """
     group = isinstance(kind, sparsity_types.NByM) and rows.shape[0] == kind.m
     if group:
-        mask = (n_by_m.keep_n_of_m(_costs(rows, inverse, limits), kind.n, kind.m, 0) != 0) | (sparsity == 0)
+        mask = (n_by_m.keep_n_of_m(_costs(rows, inverse, limits), kind.n, kind.m, 0) != 0) | (
+            sparsity == 0
+        )
     if not lengths:
         new = jnp.where(mask, rows, 0)
         return new, mask, (rows - new) / inverse
@@ -248,7 +269,9 @@ def _eliminate(
         rows, mask, errors = carry
         start = number * length
         corner = lax.dynamic_slice(inverse, (start, start), (length, length))
-        part, chosen, limit = (lax.dynamic_slice_in_dim(array, start, length) for array in (rows, mask, limits))
+        part, chosen, limit = (
+            lax.dynamic_slice_in_dim(array, start, length) for array in (rows, mask, limits)
+        )
         new, kept, error = _eliminate(part, chosen, corner, limit, sparsity, kind, rest)
         later = jnp.arange(rows.shape[0]) >= start + length
         weights = jnp.where(later, lax.dynamic_slice_in_dim(inverse, start, length), 0)
@@ -258,7 +281,9 @@ def _eliminate(
             for array, update in zip((rows, mask, errors), (new, kept, error), strict=True)
         ]
 
-    return tuple(lax.fori_loop(0, rows.shape[0] // length, step, [rows, mask, jnp.zeros_like(rows)]))
+    return tuple(
+        lax.fori_loop(0, rows.shape[0] // length, step, [rows, mask, jnp.zeros_like(rows)])
+    )
 
 
 def _costs(rows: jax.Array, inverse: jax.Array, limits: jax.Array) -> jax.Array:

@@ -34,13 +34,19 @@ class SynFlow(PruningAtInitialization):
 
     rounds: int = 100
 
-    def as_loss(self, function: Callable[..., Any], batches: Iterable[Any]) -> tuple[LossFn, Iterable[Any]]:
+    def as_loss(
+        self, function: Callable[..., Any], batches: Iterable[Any]
+    ) -> tuple[LossFn, Iterable[Any]]:
         """The flow, and one batch of ones."""
 
         def flow(params: Any, *inputs: Any) -> Any:
             sizes = jax.tree.map(lambda leaf: jnp.abs(leaf) if _is_float(leaf) else leaf, params)
-            results = [leaf for leaf in jax.tree.leaves(function(sizes, *inputs)) if _is_float(leaf)]
-            return sum(jnp.sum(leaf, dtype=jnp.promote_types(leaf.dtype, jnp.float32)) for leaf in results)
+            results = [
+                leaf for leaf in jax.tree.leaves(function(sizes, *inputs)) if _is_float(leaf)
+            ]
+            return sum(
+                jnp.sum(leaf, dtype=jnp.promote_types(leaf.dtype, jnp.float32)) for leaf in results
+            )
 
         inputs = as_inputs(first_batch(batches)[0])
         for leaf in jax.tree.leaves(inputs):
@@ -49,7 +55,9 @@ class SynFlow(PruningAtInitialization):
                     'batches tell SynFlow the shapes of the inputs, by arrays or jax.ShapeDtypeStruct(shape, dtype); '
                     f'got {leaf!r}'
                 )
-        ones = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype)), inputs)
+        ones = jax.tree.map(
+            lambda leaf: jnp.ones(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype)), inputs
+        )
         return flow, [ones]
 
     def calculate_scores(self, params, sparse_state=None, grads=None):

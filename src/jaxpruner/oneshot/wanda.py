@@ -29,7 +29,9 @@ class Wanda(CalibratedPruning):
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4))
-def _mask(weights: jax.Array, second_moment: jax.Array, sparsity: Any, sparsity_type: Any, per: str) -> jax.Array:
+def _mask(
+    weights: jax.Array, second_moment: jax.Array, sparsity: Any, sparsity_type: Any, per: str
+) -> jax.Array:
     """One program for each shape, not one for each operation."""
     scores = matrix_scores.wanda_scores(weights, second_moment)
     return matrix_masks.keep_in_matrices(scores, sparsity, sparsity_type, per)

@@ -38,7 +38,9 @@ class UnknownWeightsError(ValueError):
     def __init__(self, path: tree_lib.Path, reason: str):
         name = tree_lib.path_string(path)
         self.reason = reason
-        super().__init__(f"{name}: {reason}; leave the leaf dense (sparsity_type={{'{name}': None, '*': …}})")
+        super().__init__(
+            f"{name}: {reason}; leave the leaf dense (sparsity_type={{'{name}': None, '*': …}})"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,9 +92,12 @@ class WeightMatrices:
         view = dataclasses.replace(use.site.view, steps=steps[1:])
         use = dataclasses.replace(use, site=dataclasses.replace(use.site, view=view))
         contract, free, leading = (
-            tuple(axis - 1 for axis in axes if axis) for axes in (layout.contract, layout.free, layout.leading)
+            tuple(axis - 1 for axis in axes if axis)
+            for axes in (layout.contract, layout.free, layout.leading)
         )
-        return WeightMatrices((use,), MatrixLayout(layout.shape[1:], contract, free, leading, layout.groups))
+        return WeightMatrices(
+            (use,), MatrixLayout(layout.shape[1:], contract, free, leading, layout.groups)
+        )
 
     def write(self, matrices: jax.Array, leaf: Any) -> jax.Array:
         """Puts matrices where `read` found them.
@@ -130,7 +135,9 @@ class WeightMatrices:
         operand = dataclasses.replace(view, steps=steps).read(leaf)
         # Of a stack that has been entered already there is one layer.
         stack = view.stack[len(view.stack) + len(view.region) - operand.ndim :]
-        return operand[tuple(slice(*ends) for ends in (*(entry.range for entry in stack), *view.region))]
+        return operand[
+            tuple(slice(*ends) for ends in (*(entry.range for entry in stack), *view.region))
+        ]
 
 
 def layout_of(use: Use) -> MatrixLayout:
@@ -148,9 +155,15 @@ def layout_of(use: Use) -> MatrixLayout:
     shape = stack + tuple(stop - start for start, stop in use.site.view.region)
     contract, batch = contracted_axes(equation, operand)[:2]
     free = tuple(i for i in range(len(shape) - len(stack)) if i not in (*contract, *batch))
-    contract, batch, free = (tuple(len(stack) + axis for axis in axes) for axes in (contract, batch, free))
+    contract, batch, free = (
+        tuple(len(stack) + axis for axis in axes) for axes in (contract, batch, free)
+    )
     return MatrixLayout(
-        shape, contract, free, (*range(len(stack)), *batch), equation.params.get('feature_group_count', 1)
+        shape,
+        contract,
+        free,
+        (*range(len(stack)), *batch),
+        equation.params.get('feature_group_count', 1),
     )
 
 
@@ -184,7 +197,9 @@ def contracted_axes(equation: Any, operand: int) -> Contracted:
     contract, batch, _ = contractions.dot_axes(equation)
     pairs = sorted(zip(contract[operand], contract[1 - operand], strict=True))
     of_weights, of_data = ([pair[side] for pair in pairs] for side in (0, 1))
-    batch_of_weights = contractions.roles(equation, operand).batch  # with the axis of groups, which data do not have
+    batch_of_weights = contractions.roles(
+        equation, operand
+    ).batch  # with the axis of groups, which data do not have
     return Contracted(tuple(of_weights), batch_of_weights, tuple(of_data), batch[1 - operand])
 
 
@@ -233,19 +248,28 @@ def _check_use(use: Use, path: tree_lib.Path) -> None:
             path, f'what is contracted at {use.where} is computed from this leaf, not read from it'
         )
     if jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.complexfloating):
-        raise UnknownWeightsError(path, f'what it is multiplied with at {use.where} is complex, which has no rule')
+        raise UnknownWeightsError(
+            path, f'what it is multiplied with at {use.where} is complex, which has no rule'
+        )
     shape, region = equation.invars[operand].aval.shape, use.site.view.region
     partial = {axis for axis, n in enumerate(shape) if region[axis] != (0, n)}
     contract, batch = contracted_axes(equation, operand)[:2]
     grouped = equation.params.get('feature_group_count', 1) != 1
     if partial and (grouped or partial & {*contract, *batch}):
         raise UnknownWeightsError(
-            path, f'other parameters are put beside this leaf before {use.where}, so that it meets a part of the inputs'
+            path,
+            f'other parameters are put beside this leaf before {use.where}, so that it meets a part of the inputs',
         )
-    if equation.primitive.name in contractions.RAGGED and not _is_one_matrix_for_each_group(equation, operand):
-        raise UnknownWeightsError(path, f'groups of rows at {use.where} are not those of data that meet a matrix each')
+    if equation.primitive.name in contractions.RAGGED and not _is_one_matrix_for_each_group(
+        equation, operand
+    ):
+        raise UnknownWeightsError(
+            path, f'groups of rows at {use.where} are not those of data that meet a matrix each'
+        )
     if equation.params.get('batch_group_count', 1) != 1:
-        raise UnknownWeightsError(path, f'the convolution at {use.where} has batch groups, which have no rule')
+        raise UnknownWeightsError(
+            path, f'the convolution at {use.where} has batch groups, which have no rule'
+        )
 
 
 def _is_one_matrix_for_each_group(equation: Any, operand: int) -> bool:
@@ -261,7 +285,9 @@ def _steps(use: Use) -> tuple[Any, ...]:
             return str(step)
         equation = step.equation
         shapes = tuple(variable.aval.shape for variable in equation.invars)
-        others = tuple((number, array.shape, array.tobytes()) for number, array in step.others.items())
+        others = tuple(
+            (number, array.shape, array.tobytes()) for number, array in step.others.items()
+        )
         return _name(step), str(equation.params), shapes, step.operand, step.result, others
 
     return tuple(named(step) for step in use.site.view.steps)
@@ -278,10 +304,14 @@ def _check_disjoint(found: Sequence[WeightMatrices], leaf: Any, path: tree_lib.P
     if len(found) == 1 and not any(map(_may_repeat, steps)):
         repeated = math.prod(found[0].layout.shape) > leaf.size
     else:  # parts of the leaf may lie beside each other
-        times = [matrices.write(jnp.ones(matrices.layout.matrices_shape), leaf) for matrices in found]
+        times = [
+            matrices.write(jnp.ones(matrices.layout.matrices_shape), leaf) for matrices in found
+        ]
         repeated = bool(jnp.max(sum(times)) > 1)
     if repeated:
-        lines = ' and '.join(dict.fromkeys(use.where for matrices in found for use in matrices.uses))
+        lines = ' and '.join(
+            dict.fromkeys(use.where for matrices in found for use in matrices.uses)
+        )
         raise UnknownWeightsError(
             path,
             f'a weight of this leaf stands in more than one place of its weight matrices ({lines}), so that it has '

@@ -13,7 +13,9 @@ _MOST_FRAMES = 60
 _SECONDS = 6.0  # that the whole animation takes, its last picture apart
 _HOLD = 1.5  # seconds that the last picture stays
 _MOST_CHANNELS = 32  # of each axis that are shown of a convolution
-_MOST_PIXELS = 256  # of each side of a matrix; a larger one is drawn as shares of weights that are kept
+_MOST_PIXELS = (
+    256  # of each side of a matrix; a larger one is drawn as shares of weights that are kept
+)
 _LONGEST = 3  # ratio of the sides up to which a pixel is a square
 _COLORS = ['#dfe5ec', '#173f5f']  # pruned, kept
 
@@ -45,7 +47,9 @@ def animate_masks(folder: Path, cell_name: str, path: Path) -> None:
     """
     path = figures.check_ending(path, ('.gif',))
     steps, kernels = read_masks(folder, cell_name)
-    frames = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), _MOST_FRAMES)).round().astype(int))
+    frames = np.unique(
+        np.linspace(0, len(steps) - 1, min(len(steps), _MOST_FRAMES)).round().astype(int)
+    )
     frames_per_second = min(max(round(len(frames) / _SECONDS), 2), 10)
     held = [frames[-1]] * round(_HOLD * frames_per_second)
     figure = figures.new_figure(4.4 * len(kernels), 4.9)
@@ -55,7 +59,9 @@ def animate_masks(folder: Path, cell_name: str, path: Path) -> None:
     def show(frame: int) -> None:
         kept = sum(int(masks[frame].sum()) for masks in kernels.values())
         pruned = 1 - kept / sum(masks[frame].size for masks in kernels.values())
-        figure.suptitle(f'{cell_name}   step {steps[frame]:,}   {100 * pruned:.1f}% pruned', color=figures.INK)
+        figure.suptitle(
+            f'{cell_name}   step {steps[frame]:,}   {100 * pruned:.1f}% pruned', color=figures.INK
+        )
         for image, (name, masks) in zip(images, kernels.items(), strict=True):
             image.set_data(lay_out(masks[frame]))
             image.axes.set_title(_describe(name, masks[frame]), fontsize=9, color=figures.INK)
@@ -100,9 +106,13 @@ def read_masks(folder: Path, cell_name: str) -> tuple[np.ndarray, dict[str, np.n
     path = Path(folder) / 'masks' / f'{cell_name}.npz'
     if not path.is_file():
         kept = ', '.join(mask_names(folder)) or 'none'
-        raise FileNotFoundError(f'no masks of {cell_name}: looked for {path}; cells with masks there: {kept}')
+        raise FileNotFoundError(
+            f'no masks of {cell_name}: looked for {path}; cells with masks there: {kept}'
+        )
     if results.has_changed(Path(folder), cell_name, path):
-        raise ValueError(f'{path} has changed since it was written: its checksum does not match; run its cell again')
+        raise ValueError(
+            f'{path} has changed since it was written: its checksum does not match; run its cell again'
+        )
     try:
         with path.open('rb') as stream, np.load(stream, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
@@ -110,9 +120,16 @@ def read_masks(folder: Path, cell_name: str) -> tuple[np.ndarray, dict[str, np.n
         raise ValueError(f'{path} is no file of masks: {error}') from error
     steps = arrays.pop('steps', None)
     if steps is None or steps.ndim != 1 or not len(steps) or not arrays:
-        raise ValueError(f"{path} must hold 'steps' [n] of at least one step and an array of masks, got {list(arrays)}")
+        raise ValueError(
+            f"{path} must hold 'steps' [n] of at least one step and an array of masks, got {list(arrays)}"
+        )
     for name, masks in arrays.items():
-        if masks.ndim < 2 or len(masks) != len(steps) or not masks.size or not np.isin(masks, (0, 1)).all():
+        if (
+            masks.ndim < 2
+            or len(masks) != len(steps)
+            or not masks.size
+            or not np.isin(masks, (0, 1)).all()
+        ):
             raise ValueError(
                 f'{path}: {name} must hold a mask of 0 and 1 for each of {len(steps)} steps, '
                 f'got {masks.dtype} of shape {masks.shape}'
@@ -167,12 +184,18 @@ def _draw_first(figure: Any, kernels: dict[str, np.ndarray]) -> list[Any]:
 
     colors = LinearSegmentedColormap.from_list('masks', _COLORS)
     images = []
-    for axes, masks in zip(figure.subplots(1, len(kernels), squeeze=False).flat, kernels.values(), strict=True):
+    for axes, masks in zip(
+        figure.subplots(1, len(kernels), squeeze=False).flat, kernels.values(), strict=True
+    ):
         picture = lay_out(masks[0])
         aspect = 'equal' if max(picture.shape) <= _LONGEST * min(picture.shape) else 'auto'
         axes.axis('off')
         axes.set_anchor('N')
-        images.append(axes.imshow(picture, cmap=colors, vmin=0, vmax=1, aspect=aspect, interpolation='nearest'))
+        images.append(
+            axes.imshow(
+                picture, cmap=colors, vmin=0, vmax=1, aspect=aspect, interpolation='nearest'
+            )
+        )
     return images
 
 

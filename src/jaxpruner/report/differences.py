@@ -69,7 +69,9 @@ class OrderCheck:
         )
 
 
-def paired_difference(experiment: experiments_lib.Experiment, first: str, second: str, sparsity: float) -> Difference:
+def paired_difference(
+    experiment: experiments_lib.Experiment, first: str, second: str, sparsity: float
+) -> Difference:
     """Compares two algorithms over the seeds that both have.
 
     Args:
@@ -93,7 +95,9 @@ def paired_difference(experiment: experiments_lib.Experiment, first: str, second
     >>> paired_difference(experiment, 'rigl', 'set', 0.8).mean
     0.875
     """
-    ours, theirs = ({c.seed: c.value for c in experiment.select(name, sparsity)} for name in (first, second))
+    ours, theirs = (
+        {c.seed: c.value for c in experiment.select(name, sparsity)} for name in (first, second)
+    )
     seeds = sorted(ours.keys() & theirs.keys())
     if not seeds:
         raise ValueError(
@@ -106,7 +110,11 @@ def paired_difference(experiment: experiments_lib.Experiment, first: str, second
     if len(seeds) == 1:
         return Difference(mean, -math.inf, math.inf, 1)
     with np.errstate(invalid='ignore'):  # an infinite loss has a NaN for deviation
-        half = student_quantile(len(seeds) - 1) * float(differences.std(ddof=1)) / math.sqrt(len(seeds))
+        half = (
+            student_quantile(len(seeds) - 1)
+            * float(differences.std(ddof=1))
+            / math.sqrt(len(seeds))
+        )
     return Difference(mean, mean - half, mean + half, len(seeds))
 
 
@@ -135,15 +143,24 @@ def check_original_order(cells: Iterable[Cell], sparsity: float = SPARSITY) -> l
     """
     checks = []
     for experiment in experiments_lib.group_cells(cells):
-        seeds = {name: {c.seed for c in experiment.select(name, sparsity)} for name in experiment.algorithms}
+        seeds = {
+            name: {c.seed for c in experiment.select(name, sparsity)}
+            for name in experiment.algorithms
+        }
         for row_name, row in ORIGINAL.items():
             if row.workload != experiment.workload:
                 continue
-            ranked = sorted(row.values.items(), key=lambda item: item[1], reverse=row.better == 'high')
+            ranked = sorted(
+                row.values.items(), key=lambda item: item[1], reverse=row.better == 'high'
+            )
             for (first, its), (second, other) in itertools.combinations(ranked, 2):
                 if seeds.get(first, set()) & seeds.get(second, set()):
                     ours = paired_difference(experiment, first, second, sparsity)
-                    checks.append(OrderCheck(experiment.label, row_name, first, second, abs(its - other), ours))
+                    checks.append(
+                        OrderCheck(
+                            experiment.label, row_name, first, second, abs(its - other), ours
+                        )
+                    )
     if not checks:
         workloads = ', '.join(dict.fromkeys(row.workload for row in ORIGINAL.values()))
         raise ValueError(
@@ -154,7 +171,18 @@ def check_original_order(cells: Iterable[Cell], sparsity: float = SPARSITY) -> l
 
 
 # The 97.5 % quantile of Student's t for 1, 2, ... degrees of freedom.
-_QUANTILES = (12.70620, 4.30265, 3.18245, 2.77645, 2.57058, 2.44691, 2.36462, 2.30600, 2.26216, 2.22814)
+_QUANTILES = (
+    12.70620,
+    4.30265,
+    3.18245,
+    2.77645,
+    2.57058,
+    2.44691,
+    2.36462,
+    2.30600,
+    2.26216,
+    2.22814,
+)
 
 
 def student_quantile(degrees: int) -> float:

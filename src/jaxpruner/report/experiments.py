@@ -67,7 +67,11 @@ class Experiment:
 
     def select(self, algorithm: str, sparsity: float) -> list[Cell]:
         """The cells of an algorithm at a sparsity, by seed; dense ones belong to every sparsity."""
-        return [c for c in self.cells if c.algorithm == algorithm and (algorithm == DENSE or c.sparsity == sparsity)]
+        return [
+            c
+            for c in self.cells
+            if c.algorithm == algorithm and (algorithm == DENSE or c.sparsity == sparsity)
+        ]
 
     def summarize(self, algorithm: str, sparsity: float) -> Summary | None:
         """Mean and deviation of the metric, or None where there is no such cell."""
@@ -108,9 +112,13 @@ def group_cells(cells: Iterable[Cell]) -> list[Experiment]:
     experiments = []
     for (workload, data, metric, better, recipe), group in groups.items():
         details = data if recipes[workload, data, metric] == 1 else f'{data}, recipe {recipe[:6]}'
-        members = sorted(group.values(), key=lambda cell: (cell.algorithm, cell.sparsity, cell.seed))
+        members = sorted(
+            group.values(), key=lambda cell: (cell.algorithm, cell.sparsity, cell.seed)
+        )
         label = f'{workload} ({details})'
-        experiments.append(Experiment(label, workload, data, metric, better, recipe, tuple(members)))
+        experiments.append(
+            Experiment(label, workload, data, metric, better, recipe, tuple(members))
+        )
     return sorted(experiments, key=_place)
 
 
@@ -121,7 +129,9 @@ def in_order(algorithms: Iterable[str]) -> list[str]:
     ['no_prune', 'rigl', 'acdc']
     """
     names = set(algorithms)
-    return [name for name in ALGORITHM_ORDER if name in names] + sorted(names - set(ALGORITHM_ORDER))
+    return [name for name in ALGORITHM_ORDER if name in names] + sorted(
+        names - set(ALGORITHM_ORDER)
+    )
 
 
 def summarize(values: Sequence[float]) -> Summary:
@@ -141,4 +151,6 @@ def _same(first: float, second: float) -> bool:
 
 def _place(experiment: Experiment) -> tuple[int, str]:
     known = experiment.workload in WORKLOAD_ORDER
-    return (WORKLOAD_ORDER.index(experiment.workload) if known else len(WORKLOAD_ORDER)), experiment.label
+    return (
+        WORKLOAD_ORDER.index(experiment.workload) if known else len(WORKLOAD_ORDER)
+    ), experiment.label

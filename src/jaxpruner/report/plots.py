@@ -48,10 +48,14 @@ def plot_metric_against_sparsity(cells: Iterable[Cell], path: Path) -> None:
     ['sparsity.png']
     """
     path = figures.check_ending(path, _IMAGE_ENDINGS)
-    experiments = [experiment for experiment in experiments_lib.group_cells(cells) if experiment.sparsities]
+    experiments = [
+        experiment for experiment in experiments_lib.group_cells(cells) if experiment.sparsities
+    ]
     if not experiments:
         raise ValueError('no cell of a sparse algorithm to draw, only of the dense baseline')
-    names = experiments_lib.in_order(name for experiment in experiments for name in experiment.algorithms)
+    names = experiments_lib.in_order(
+        name for experiment in experiments for name in experiment.algorithms
+    )
     styles = figures.styles_of(names)
     columns = min(len(experiments), 2)
     rows = -(-len(experiments) // columns)
@@ -65,8 +69,12 @@ def plot_metric_against_sparsity(cells: Iterable[Cell], path: Path) -> None:
     for axes in panels:
         handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True)) | handles
     shown = [name for name in names if name in handles]
-    figure.legend([handles[name] for name in shown], shown, loc='outside right upper', frameon=False)
-    atomic_files.replace_file(path, lambda temporary: figure.savefig(temporary, dpi=150), keeps_ending=True)
+    figure.legend(
+        [handles[name] for name in shown], shown, loc='outside right upper', frameon=False
+    )
+    atomic_files.replace_file(
+        path, lambda temporary: figure.savefig(temporary, dpi=150), keeps_ending=True
+    )
 
 
 def plot_layer_sparsity(cells: Iterable[Cell], path: Path) -> None:
@@ -97,9 +105,13 @@ def plot_layer_sparsity(cells: Iterable[Cell], path: Path) -> None:
     experiments = experiments_lib.group_cells(layers)
     names = experiments_lib.in_order(cell.algorithm for cell in layers)
     styles = figures.styles_of(names)
-    places = [(experiment, sparsity) for experiment in experiments for sparsity in experiment.sparsities]
+    places = [
+        (experiment, sparsity) for experiment in experiments for sparsity in experiment.sparsities
+    ]
     columns, rows = min(len(names), _MOST_PANELS), -(-len(names) // _MOST_PANELS)
-    heights = [rows * (_BAR_HEIGHT * len(_layer_names(experiment)) + 0.5) + 0.5 for experiment, _ in places]
+    heights = [
+        rows * (_BAR_HEIGHT * len(_layer_names(experiment)) + 0.5) + 0.5 for experiment, _ in places
+    ]
     width = max(1.35, _LETTER_WIDTH * max(map(len, names)))
     figure = figures.new_figure(2.4 + width * columns, sum(heights) + 0.3)
     blocks = figure.subfigures(len(places), 1, squeeze=False, height_ratios=heights)[:, 0]
@@ -113,7 +125,9 @@ def plot_layer_sparsity(cells: Iterable[Cell], path: Path) -> None:
             axes.set_title(name, fontsize=9, color=INK)
         for axes in panels[len(names) :]:
             axes.axis('off')
-    atomic_files.replace_file(path, lambda temporary: figure.savefig(temporary, dpi=150), keeps_ending=True)
+    atomic_files.replace_file(
+        path, lambda temporary: figure.savefig(temporary, dpi=150), keeps_ending=True
+    )
 
 
 class _Series(NamedTuple):
@@ -125,7 +139,9 @@ class _Series(NamedTuple):
     deviations: np.ndarray
 
 
-def _draw_experiment(axes: 'Axes', experiment: experiments_lib.Experiment, styles: dict[str, dict[str, Any]]) -> None:
+def _draw_experiment(
+    axes: 'Axes', experiment: experiments_lib.Experiment, styles: dict[str, dict[str, Any]]
+) -> None:
     positions = _positions(experiment.sparsities)
     is_single = len(positions) == 1
     algorithms = [name for name in experiment.algorithms if name != experiments_lib.DENSE]
@@ -141,7 +157,9 @@ def _draw_experiment(axes: 'Axes', experiment: experiments_lib.Experiment, style
         else:
             axes.plot(xs, means, label=name, ms=5, **styles[name])
             color = styles[name]['color']
-            axes.fill_between(xs, means - deviations, means + deviations, color=color, alpha=0.15, lw=0)
+            axes.fill_between(
+                xs, means - deviations, means + deviations, color=color, alpha=0.15, lw=0
+            )
     dense = _series(experiment, experiments_lib.DENSE, {0.0: 0.0})
     for mean, deviation in zip(dense.means, dense.deviations, strict=True):
         if math.isfinite(mean):
@@ -159,8 +177,14 @@ def _draw_experiment(axes: 'Axes', experiment: experiments_lib.Experiment, style
     figures.clean(axes, 'y')
 
 
-def _series(experiment: experiments_lib.Experiment, name: str, positions: dict[float, float]) -> _Series:
-    points = [(x, summary) for sparsity, x in positions.items() if (summary := experiment.summarize(name, sparsity))]
+def _series(
+    experiment: experiments_lib.Experiment, name: str, positions: dict[float, float]
+) -> _Series:
+    points = [
+        (x, summary)
+        for sparsity, x in positions.items()
+        if (summary := experiment.summarize(name, sparsity))
+    ]
     means = np.array([experiment.factor * summary.mean for _, summary in points])
     means[~np.isfinite(means)] = np.nan
     deviations = np.array([experiment.factor * (summary.deviation or 0.0) for _, summary in points])
@@ -168,7 +192,10 @@ def _series(experiment: experiments_lib.Experiment, name: str, positions: dict[f
 
 
 def _cut_far_outliers(
-    axes: 'Axes', experiment: experiments_lib.Experiment, series: list[_Series], styles: dict[str, dict[str, Any]]
+    axes: 'Axes',
+    experiment: experiments_lib.Experiment,
+    series: list[_Series],
+    styles: dict[str, dict[str, Any]],
 ) -> None:
     """Ends the axis before means that are far worse than all others, which they would squeeze flat, and names them."""
     sign = 1 if experiment.better == 'high' else -1  # times the metric: more is better
@@ -178,7 +205,12 @@ def _cut_far_outliers(
     if shown is None:
         return
     worst, best = shown
-    far = [(x, name, y) for name, xs, ys, _ in series for x, y in zip(xs, ys, strict=True) if sign * y < worst]
+    far = [
+        (x, name, y)
+        for name, xs, ys, _ in series
+        for x, y in zip(xs, ys, strict=True)
+        if sign * y < worst
+    ]
     left, right = axes.get_xlim()
     lines: collections.Counter[float] = collections.Counter()  # of text at each place
     for x, name, y in far:
@@ -198,7 +230,9 @@ def _cut_far_outliers(
     axes.set_ylim(*sorted((sign * (worst - margin - text), sign * (best + margin))))
 
 
-def _range_without_outliers(means: np.ndarray, deviations: np.ndarray) -> tuple[float, float] | None:
+def _range_without_outliers(
+    means: np.ndarray, deviations: np.ndarray
+) -> tuple[float, float] | None:
     """The range to show where some means, of which more is better, lie far below the others; None to show all.
 
     Far is beyond Tukey's outer fence: three times the distance between the quartiles from the lower one.
@@ -235,7 +269,11 @@ def _layer_names(experiment: experiments_lib.Experiment) -> list[str]:
 
 
 def _draw_layers(
-    axes: 'Axes', experiment: experiments_lib.Experiment, algorithm: str, sparsity: float, color: str
+    axes: 'Axes',
+    experiment: experiments_lib.Experiment,
+    algorithm: str,
+    sparsity: float,
+    color: str,
 ) -> None:
     cells, names = experiment.select(algorithm, sparsity), _layer_names(experiment)
     values = [[100 * cell.layers[name] for cell in cells if name in cell.layers] for name in names]
@@ -243,7 +281,9 @@ def _draw_layers(
         if of_seeds:
             axes.barh(row, float(np.mean(of_seeds)), height=0.75, color=color)
     if not cells:
-        axes.text(50, (len(names) - 1) / 2, 'not run', ha='center', va='center', color='grey', fontsize=8)
+        axes.text(
+            50, (len(names) - 1) / 2, 'not run', ha='center', va='center', color='grey', fontsize=8
+        )
     axes.axvline(100 * sparsity, color=INK, ls='--', lw=0.8)
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.set_ylim(len(names) - 0.4, -0.6)  # the first layer on top

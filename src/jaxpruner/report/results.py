@@ -57,7 +57,9 @@ class Cell:
             fits, wanted = _FIELDS[field.name]
             value = getattr(self, field.name)
             if not fits(value):
-                raise ValueError(f'{field.name} must be {wanted}, got {value!r} of type {type(value).__name__}')
+                raise ValueError(
+                    f'{field.name} must be {wanted}, got {value!r} of type {type(value).__name__}'
+                )
 
     @property
     def name(self) -> str:
@@ -82,8 +84,14 @@ def write_cell(folder: Path, cell: Cell) -> None:
     ['rigl_0.8_0.json']
     """
     folder = Path(folder)
-    files = {name: seals.checksum(folder / name) for name in _files_of(cell.name) if (folder / name).is_file()}
-    text = json.dumps({'version': cell.version, **dataclasses.asdict(cell), 'files': files}, indent=1)
+    files = {
+        name: seals.checksum(folder / name)
+        for name in _files_of(cell.name)
+        if (folder / name).is_file()
+    }
+    text = json.dumps(
+        {'version': cell.version, **dataclasses.asdict(cell), 'files': files}, indent=1
+    )
     path = folder / 'cells' / f'{cell.name}.json'
     atomic_files.replace_file(path, lambda temporary: temporary.write_bytes(seals.seal(text)))
 
@@ -119,7 +127,9 @@ def read_cells(folder: Path, set_aside: bool = False) -> list[Cell]:
         raise FileNotFoundError(f'no results in {folder}: looked for {folder / "cells" / "*.json"}')
     stored = [found for path in paths if (found := _read_or_warn(path, set_aside)) is not None]
     _warn_of_old(folder, [found for found in stored if not found.is_sealed])
-    _warn_of_missing(folder, [name for found in stored for name in found.files if not (folder / name).exists()])
+    _warn_of_missing(
+        folder, [name for found in stored for name in found.files if not (folder / name).exists()]
+    )
     return [found.cell for found in stored if _check_files(folder, found, set_aside)]
 
 
@@ -148,14 +158,20 @@ class _Stored(NamedTuple):
     cell: Cell
     path: Path
     is_sealed: bool
-    files: dict[str, str]  # checksums of files that belong to the cell, by their paths in the folder
+    files: dict[
+        str, str
+    ]  # checksums of files that belong to the cell, by their paths in the folder
 
 
 def _read_or_warn(path: Path, set_aside: bool) -> _Stored | None:
     try:
         return _read_cell(path)
     except (ValueError, OSError) as error:
-        done = f'it is now {_set_aside(path)}' if set_aside else 'it is left out; a sweep runs its cell again'
+        done = (
+            f'it is now {_set_aside(path)}'
+            if set_aside
+            else 'it is left out; a sweep runs its cell again'
+        )
         warn(f'{path} is no result of this version: {error}; {done}')
         return None
 
@@ -170,7 +186,10 @@ def _read_cell(path: Path) -> _Stored:
     if version not in (1, VERSION):
         raise ValueError(f'its version is {version!r}, not {VERSION}')
     expected = _FIELDS.keys() | ({'files', 'checksum'} if version == VERSION else set())
-    for problem, keys in (('lacks', expected - content.keys()), ('has unknown', content.keys() - expected)):
+    for problem, keys in (
+        ('lacks', expected - content.keys()),
+        ('has unknown', content.keys() - expected),
+    ):
         if keys:
             raise ValueError(f'it {problem} {", ".join(sorted(keys))}')
     if version == VERSION and not is_sealed:
@@ -192,7 +211,11 @@ def _files_of(name: str) -> tuple[str, ...]:
 
 def _check_files(folder: Path, stored: _Stored, set_aside: bool) -> bool:
     """Warns of files of a cell that have changed; says whether the cell counts."""
-    changed = [folder / name for name, digest in stored.files.items() if _has_changed(folder / name, digest)]
+    changed = [
+        folder / name
+        for name, digest in stored.files.items()
+        if _has_changed(folder / name, digest)
+    ]
     for path in changed:
         done = 'the result beside it is whole; a sweep runs its cell again'
         if set_aside:
@@ -252,7 +275,10 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_table_of(fits: Any) -> Any:
-    return lambda table: isinstance(table, dict) and all(_is_text(key) and fits(value) for key, value in table.items())
+    return lambda table: (
+        isinstance(table, dict)
+        and all(_is_text(key) and fits(value) for key, value in table.items())
+    )
 
 
 _TEXT = (_is_text, 'a text that is not empty')

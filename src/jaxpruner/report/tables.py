@@ -56,7 +56,9 @@ class Row:
     metric: str
     better: str  # 'high' or 'low'
     sparsity: float  # in [0, 1]
-    entries: tuple[Entry | None, ...]  # one for each column of the table; None where nothing was run
+    entries: tuple[
+        Entry | None, ...
+    ]  # one for each column of the table; None where nothing was run
 
     @property
     def seeds(self) -> str:
@@ -95,10 +97,18 @@ def make_table(cells: Iterable[Cell]) -> ResultTable:
     '97.00'
     """
     experiments = experiments_lib.group_cells(cells)
-    columns = experiments_lib.in_order(name for experiment in experiments for name in experiment.algorithms)
-    places = [(sparsity, experiment) for experiment in experiments for sparsity in experiment.sparsities or [0.0]]
+    columns = experiments_lib.in_order(
+        name for experiment in experiments for name in experiment.algorithms
+    )
+    places = [
+        (sparsity, experiment)
+        for experiment in experiments
+        for sparsity in experiment.sparsities or [0.0]
+    ]
     places.sort(key=lambda place: place[0])  # stable: workloads keep their order
-    return ResultTable(tuple(columns), tuple(_make_row(experiment, s, columns) for s, experiment in places))
+    return ResultTable(
+        tuple(columns), tuple(_make_row(experiment, s, columns) for s, experiment in places)
+    )
 
 
 def to_markdown(table: ResultTable) -> str:
@@ -121,7 +131,8 @@ def to_markdown(table: ResultTable) -> str:
         for row in grid
     ]
     rule = [
-        ('' if number else ':') + '-' * (width + 1) + (':' if number else '') for number, width in enumerate(widths)
+        ('' if number else ':') + '-' * (width + 1) + (':' if number else '')
+        for number, width in enumerate(widths)
     ]
     heading, *rows = [f'| {" | ".join(line)} |' for line in lines]
     return '\n'.join([heading, f'|{"|".join(rule)}|', *rows]) + '\n'
@@ -139,8 +150,23 @@ def to_csv(table: ResultTable) -> str:
     for row in table.rows:
         for name, entry in zip(table.columns, row.entries, strict=True):
             if entry:
-                what = (row.workload, row.data, row.recipe, name, entry.sparsity, row.metric, row.better)
-                lines.append((*what, entry.mean, '' if entry.deviation is None else entry.deviation, entry.seeds))
+                what = (
+                    row.workload,
+                    row.data,
+                    row.recipe,
+                    name,
+                    entry.sparsity,
+                    row.metric,
+                    row.better,
+                )
+                lines.append(
+                    (
+                        *what,
+                        entry.mean,
+                        '' if entry.deviation is None else entry.deviation,
+                        entry.seeds,
+                    )
+                )
     file = io.StringIO()
     writer = csv.writer(file, lineterminator='\n')
     writer.writerow('workload data recipe algorithm sparsity metric better mean std n'.split())
@@ -166,21 +192,35 @@ def to_rich(table: ResultTable, width: int) -> 'rich.console.Group':
 
     grid = _grid(table)
     rows = table.rows
-    blocks = {number for number in range(1, len(rows)) if rows[number - 1].sparsity != rows[number].sparsity}
+    blocks = {
+        number
+        for number in range(1, len(rows))
+        if rows[number - 1].sparsity != rows[number].sparsity
+    }
     if sum(max(len(text) for text, _ in column) + 3 for column in zip(*grid, strict=True)) < width:
         return rich.console.Group(_rich_table(grid, blocks))
-    blocks = {1, len(table.columns) + 1}  # lines below the sparsities and above the numbers of seeds
+    blocks = {
+        1,
+        len(table.columns) + 1,
+    }  # lines below the sparsities and above the numbers of seeds
     return rich.console.Group(*(_rich_table(part, blocks) for part in _turn(grid, width)))
 
 
-def _make_row(experiment: experiments_lib.Experiment, sparsity: float, columns: Sequence[str]) -> Row:
+def _make_row(
+    experiment: experiments_lib.Experiment, sparsity: float, columns: Sequence[str]
+) -> Row:
     summaries = [experiment.summarize(name, sparsity) for name in columns]
     factor = experiment.factor
-    largest = max((abs(s.mean) * factor for s in summaries if s and math.isfinite(s.mean)), default=0) or 1
+    largest = (
+        max((abs(s.mean) * factor for s in summaries if s and math.isfinite(s.mean)), default=0)
+        or 1
+    )
     decimals = min(max(_DIGITS - 1 - math.floor(math.log10(largest)), 0), _MOST_DECIMALS)
     # Rounded as it is shown, so that what shows equal is bold alike; NaN is never the best.
     means = [
-        round(s.mean * factor, decimals) if s and name != experiments_lib.DENSE and not math.isnan(s.mean) else None
+        round(s.mean * factor, decimals)
+        if s and name != experiments_lib.DENSE and not math.isnan(s.mean)
+        else None
         for name, s in zip(columns, summaries, strict=True)
     ]
     choose = max if experiment.better == 'high' else min
@@ -226,7 +266,9 @@ def _rich_table(grid: _Grid, blocks: set[int]) -> 'rich.table.Table':
 
     result = rich.table.Table()
     for number, (heading, _) in enumerate(grid[0]):
-        result.add_column(rich.text.Text(heading), justify='right' if number else 'left', no_wrap=True)
+        result.add_column(
+            rich.text.Text(heading), justify='right' if number else 'left', no_wrap=True
+        )
     for number, row in enumerate(grid[1:], 1):
         texts = [rich.text.Text(text, style='bold' if bold else '') for text, bold in row]
         result.add_row(*texts, end_section=number in blocks)
@@ -238,5 +280,12 @@ def _grid(table: ResultTable) -> _Grid:
     grid: _Grid = [[(text, False) for text in ('', 'sparsity', *table.columns, 'seeds')]]
     for row in table.rows:
         entries = [(entry.text, entry.best) if entry else (MISSING, False) for entry in row.entries]
-        grid.append([(row.label, False), (f'{100 * row.sparsity:.4g}%', False), *entries, (row.seeds, False)])
+        grid.append(
+            [
+                (row.label, False),
+                (f'{100 * row.sparsity:.4g}%', False),
+                *entries,
+                (row.seeds, False),
+            ]
+        )
     return grid

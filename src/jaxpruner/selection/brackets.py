@@ -38,7 +38,12 @@ class Brackets(NamedTuple):
 
     @classmethod
     def between(
-        cls, low: jax.Array, high: jax.Array, count_low: jax.Array, count_high: jax.Array, wanted: jax.Array
+        cls,
+        low: jax.Array,
+        high: jax.Array,
+        count_low: jax.Array,
+        count_high: jax.Array,
+        wanted: jax.Array,
     ) -> 'Brackets':
         """Brackets of which the ends and their counts are known.
 
@@ -80,13 +85,21 @@ def narrow(brackets: Brackets, probes: jax.Array, counts: jax.Array) -> Brackets
         probe, here = probes[:, column], counts[:, column]
         inside = unknown & (probe > brackets.low) & (probe < brackets.high)
         enough, too_few = inside & (here >= wanted), inside & (here < wanted)
-        low, count_low = _where(enough, jnp.maximum, low, probe), _where(enough, jnp.minimum, count_low, here)
-        high, count_high = _where(too_few, jnp.minimum, high, probe), _where(too_few, jnp.maximum, count_high, here)
+        low, count_low = (
+            _where(enough, jnp.maximum, low, probe),
+            _where(enough, jnp.minimum, count_low, here),
+        )
+        high, count_high = (
+            _where(too_few, jnp.minimum, high, probe),
+            _where(too_few, jnp.maximum, count_high, here),
+        )
     by_little = high - low > (brackets.high - brackets.low) // 2
     return Brackets(low, high, count_low, count_high, wanted, by_little & ~evenly)
 
 
-def _where(flags: jax.Array, better: Callable[..., jax.Array], old: jax.Array, new: jax.Array) -> jax.Array:
+def _where(
+    flags: jax.Array, better: Callable[..., jax.Array], old: jax.Array, new: jax.Array
+) -> jax.Array:
     return better(old, jnp.where(flags, new, old))
 
 
@@ -101,7 +114,9 @@ def even_probes(brackets: Brackets, number: int) -> jax.Array:
     """
     width = (brackets.high - brackets.low)[:, None]
     place = np.arange(1, number + 1, dtype=width.dtype)
-    return _inside(brackets, width // (number + 1) * place + width % (number + 1) * place // (number + 1))
+    return _inside(
+        brackets, width // (number + 1) * place + width % (number + 1) * place // (number + 1)
+    )
 
 
 def likely_probes(brackets: Brackets, scale: int | None = None) -> jax.Array:
@@ -119,23 +134,34 @@ def likely_probes(brackets: Brackets, scale: int | None = None) -> jax.Array:
     [[1740, 2000, 2260], [1930, 2000, 2070]]
     """
     width = brackets.high - brackets.low
-    bend = _BEND if scale is None else jnp.minimum(_BEND, width.astype(jnp.float32) * (_BEND_IN_A_SCALE / scale))
+    bend = (
+        _BEND
+        if scale is None
+        else jnp.minimum(_BEND, width.astype(jnp.float32) * (_BEND_IN_A_SCALE / scale))
+    )
     # Where the wanted number is expected and how it scatters, if each count falls anywhere in the bracket.
     number = (brackets.count_low - brackets.count_high).astype(jnp.float32)
     share = ((brackets.count_low - brackets.wanted).astype(jnp.float32) + 0.5) / (number + 1)
-    share = jnp.minimum(share, 1)  # where more are wanted than there are, the difference is no number
+    share = jnp.minimum(
+        share, 1
+    )  # where more are wanted than there are, the difference is no number
     scatter = share * (1 - share)
     reach = _DEVIATIONS * jnp.sqrt(scatter / (number + 2)) + bend * scatter
 
     def steps(part: jax.Array) -> jax.Array:
         # Rounded up to the width of all numbers, a float would not convert back.
-        return (jnp.clip(part, 0, 1 - 2**-20) * width.astype(jnp.float32)).astype(width.dtype)[:, None]
+        return (jnp.clip(part, 0, 1 - 2**-20) * width.astype(jnp.float32)).astype(width.dtype)[
+            :, None
+        ]
 
     # The outer two have places, too, where there is room.
     middle = jnp.clip(steps(share), 2, jnp.maximum(width, 4)[:, None] - 2)
     away = jnp.maximum(steps(reach), 1)
     side = np.array([-1, 0, 1])
-    below, above = middle - jnp.minimum(away, middle), middle + jnp.minimum(away, width[:, None] - middle)
+    below, above = (
+        middle - jnp.minimum(away, middle),
+        middle + jnp.minimum(away, width[:, None] - middle),
+    )
     return _inside(brackets, jnp.where(side < 0, below, jnp.where(side > 0, above, middle)))
 
 
@@ -176,7 +202,11 @@ def settle(
 
     def following(current: Brackets) -> jax.Array:
         even = even_probes(current, probes)
-        return even if probes > 3 else jnp.where(current.evenly[:, None], even, likely_probes(current, scale))
+        return (
+            even
+            if probes > 3
+            else jnp.where(current.evenly[:, None], even, likely_probes(current, scale))
+        )
 
     def turn(state: tuple) -> tuple:
         table, placed = state
@@ -194,14 +224,18 @@ def settle(
     if turns is not None:
         table, _ = lax.fori_loop(0, turns, lambda _, current: turn(current), state)
     else:
-        table, _ = lax.while_loop(lambda current: jnp.any(unsettled(_from_table(current[0], brackets)[0])), turn, state)
+        table, _ = lax.while_loop(
+            lambda current: jnp.any(unsettled(_from_table(current[0], brackets)[0])), turn, state
+        )
     return _from_table(table, brackets)[0]
 
 
 def _as_table(brackets: Brackets, probes: jax.Array) -> jax.Array:
     """One array, so that a turn is few programs: handing many from thread to thread costs more than they do."""
     dtype = jnp.result_type(brackets.low, brackets.count_low)
-    return jnp.concatenate([jnp.stack([field.astype(dtype) for field in brackets], 1), probes.astype(dtype)], 1)
+    return jnp.concatenate(
+        [jnp.stack([field.astype(dtype) for field in brackets], 1), probes.astype(dtype)], 1
+    )
 
 
 def _from_table(table: jax.Array, like: Brackets) -> tuple[Brackets, jax.Array]:

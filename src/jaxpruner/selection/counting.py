@@ -70,7 +70,9 @@ def count_between_before(
 
 def _between_before(array, place, bounds):
     bracket, ends = bounds
-    between = (array >= of_rows(bracket, 0, array.ndim)) & ~(array >= of_rows(bracket, 1, array.ndim))
+    between = (array >= of_rows(bracket, 0, array.ndim)) & ~(
+        array >= of_rows(bracket, 1, array.ndim)
+    )
     found = place(ends)
     return [between & before(found, array.shape, column) for column in range(ends.shape[1])]
 
@@ -90,7 +92,9 @@ def _counts(
         some = [i for i, flag in enumerate(apart) if bool(flag) is in_parts]
         if some:
             table = count(
-                predicates, jnp.dtype(counter), *(tuple(column[i] for i in some) for column in (arrays, bounds))
+                predicates,
+                jnp.dtype(counter),
+                *(tuple(column[i] for i in some) for column in (arrays, bounds)),
             )
             ends = np.cumsum([arrays[i].shape[0] for i in some])
             tables.update(zip(some, jnp.split(table, ends[:-1]), strict=True))

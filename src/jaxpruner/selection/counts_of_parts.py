@@ -15,7 +15,9 @@ _WORTH_SHARING = 2**17
 _SHARES = 64
 
 # (array, function that finds ends in flat order in it, bounds of its rows) -> a predicate for each column of counts
-Predicates = Callable[[jax.Array, Callable[[jax.Array], list], Sequence[jax.Array]], list[jax.Array]]
+Predicates = Callable[
+    [jax.Array, Callable[[jax.Array], list], Sequence[jax.Array]], list[jax.Array]
+]
 # For each axis but that of rows: where ends lie in a part, and whether they are not before it.
 Coordinates = list[tuple[jax.Array, jax.Array]]
 
@@ -55,7 +57,9 @@ def count_all(
     return jnp.stack([jnp.concatenate(column) for column in zip(*parts, strict=True)], 1)
 
 
-def reaching(array: jax.Array, place: Callable[[jax.Array], list], bounds: Sequence[jax.Array]) -> list[jax.Array]:
+def reaching(
+    array: jax.Array, place: Callable[[jax.Array], list], bounds: Sequence[jax.Array]
+) -> list[jax.Array]:
     """Which scores reach each threshold of their row; the predicates of a count.
 
     Args:
@@ -68,7 +72,9 @@ def reaching(array: jax.Array, place: Callable[[jax.Array], list], bounds: Seque
     """
     del place
     (thresholds,) = bounds
-    return [array >= of_rows(thresholds, column, array.ndim) for column in range(thresholds.shape[1])]
+    return [
+        array >= of_rows(thresholds, column, array.ndim) for column in range(thresholds.shape[1])
+    ]
 
 
 def count_part(
@@ -106,7 +112,10 @@ def count_part(
         if split is not None:
             end, reached = found[split - 1]
             length = jnp.array(view[split + 1], end.dtype)
-            found[split - 1 : split] = [(end // length, reached), (end % length, jnp.ones_like(reached))]
+            found[split - 1 : split] = [
+                (end // length, reached),
+                (end % length, jnp.ones_like(reached)),
+            ]
         return found
 
     columns = predicates(read(jax.tree.map(lambda own: own.reshape(view), part)), place, bounds)
@@ -133,7 +142,9 @@ def count_true(flags: jax.Array, axes: tuple[int, ...], counter: Any) -> jax.Arr
     return jnp.minimum(set_flags, jnp.array(size, counter) - others)
 
 
-def sum_together(predicates: Sequence[jax.Array], axes: tuple[int, ...], counter: Any) -> list[jax.Array]:
+def sum_together(
+    predicates: Sequence[jax.Array], axes: tuple[int, ...], counter: Any
+) -> list[jax.Array]:
     """Sums of several predicates in one pass.
 
     Args:
@@ -145,11 +156,16 @@ def sum_together(predicates: Sequence[jax.Array], axes: tuple[int, ...], counter
     >>> [int(count) for count in sum_together([x > 0, x > 2], (0,), jnp.uint32)]
     [3, 1]
     """
-    return reduce_together([predicate.astype(counter) for predicate in predicates], 0, lax.add, axes)
+    return reduce_together(
+        [predicate.astype(counter) for predicate in predicates], 0, lax.add, axes
+    )
 
 
 def reduce_together(
-    operands: Sequence[jax.Array], initial: Any, combine: Callable[..., jax.Array], axes: tuple[int, ...]
+    operands: Sequence[jax.Array],
+    initial: Any,
+    combine: Callable[..., jax.Array],
+    axes: tuple[int, ...],
 ) -> list[jax.Array]:
     """Reduces several arrays in one pass: what a lone reduction reads is written down first on the CPU.
 
@@ -164,7 +180,14 @@ def reduce_together(
     [3, 0]
     """
     start = jnp.array(initial, operands[0].dtype)
-    return list(lax.reduce(tuple(operands), (start,) * len(operands), lambda *pairs: tuple(map(combine, *pairs)), axes))
+    return list(
+        lax.reduce(
+            tuple(operands),
+            (start,) * len(operands),
+            lambda *pairs: tuple(map(combine, *pairs)),
+            axes,
+        )
+    )
 
 
 def sum_small(table: jax.Array, axes: int = 1) -> jax.Array:
@@ -183,7 +206,9 @@ def sum_small(table: jax.Array, axes: int = 1) -> jax.Array:
     if jax.default_backend() != 'cpu':
         return jnp.sum(table, tuple(range(-axes, 0)), dtype=table.dtype)
     # The precision that users set for products is of floats: whole numbers would be refused.
-    return jnp.tensordot(table, jnp.ones(table.shape[-axes:], table.dtype), axes, precision=lax.Precision.DEFAULT)
+    return jnp.tensordot(
+        table, jnp.ones(table.shape[-axes:], table.dtype), axes, precision=lax.Precision.DEFAULT
+    )
 
 
 def coordinates(ends: jax.Array, whole: Sequence[int], origin: Sequence[Any]) -> Coordinates:
@@ -235,7 +260,9 @@ def before(found: Coordinates, shape: Sequence[int], column: int) -> jax.Array:
     return here < jnp.where(earlier, end.dtype.type(shape[-1]), jnp.where(level & reached, end, 0))
 
 
-def _along(found: Coordinates, shape: Sequence[int], axis: int, column: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _along(
+    found: Coordinates, shape: Sequence[int], axis: int, column: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The end of each row along an axis, whether it is not before the part, and the places along the axis."""
     end, reached = (of_rows(table, column, len(shape)) for table in found[axis - 1])
     own = [1] * len(shape)
@@ -266,7 +293,9 @@ def _in_shares(shape: tuple[int, ...]) -> tuple[tuple[int, ...], int, int | None
         length = shape[axis]
         if shares * length > _SHARES:
             most = 2 * _SHARES // shares
-            split = next(divisor for divisor in range(min(most, length), 0, -1) if length % divisor == 0)
+            split = next(
+                divisor for divisor in range(min(most, length), 0, -1) if length % divisor == 0
+            )
             return (*shape[:axis], split, length // split, *shape[axis + 1 :]), axis + 1, axis
         shares *= length
     return shape, len(shape) - 1, None

@@ -18,7 +18,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxpruner.selection.counts_of_parts import Predicates, count_all, count_part
 
 
-def count_apart(predicates: Predicates, counter: jnp.dtype, arrays: tuple, bounds: tuple) -> jax.Array:
+def count_apart(
+    predicates: Predicates, counter: jnp.dtype, arrays: tuple, bounds: tuple
+) -> jax.Array:
     """As `counts_of_parts.count_all`; each device counts what it holds, and the counts are summed.
 
     >>> def positive(array, place, bounds):
@@ -27,7 +29,9 @@ def count_apart(predicates: Predicates, counter: jnp.dtype, arrays: tuple, bound
     Array([[2]], dtype=uint32)
     """
     flat, treedef = jax.tree.flatten((arrays, bounds))
-    parts = tuple(len(jax.tree.leaves(array)) for array in arrays)  # scores may depend on several arrays
+    parts = tuple(
+        len(jax.tree.leaves(array)) for array in arrays
+    )  # scores may depend on several arrays
     count = _partitioned(predicates, counter, treedef, tuple(array.ndim for array in flat), parts)
 
     def by_xla(*leaves):
@@ -47,7 +51,9 @@ def count_apart(predicates: Predicates, counter: jnp.dtype, arrays: tuple, bound
     return counted(*flat)
 
 
-def count_by_xla(predicates: Predicates, counter: jnp.dtype, arrays: tuple, bounds: tuple) -> jax.Array:
+def count_by_xla(
+    predicates: Predicates, counter: jnp.dtype, arrays: tuple, bounds: tuple
+) -> jax.Array:
     """As `counts_of_parts.count_all`, of arrays that may be sharded in ways that are not known.
 
     >>> def positive(array, place, bounds):
@@ -60,7 +66,11 @@ def count_by_xla(predicates: Predicates, counter: jnp.dtype, arrays: tuple, boun
 
 @functools.cache
 def _partitioned(
-    predicates: Predicates, counter: jnp.dtype, treedef: Any, ranks: tuple[int, ...], parts: tuple[int, ...]
+    predicates: Predicates,
+    counter: jnp.dtype,
+    treedef: Any,
+    ranks: tuple[int, ...],
+    parts: tuple[int, ...],
 ) -> Any:
     """The function that XLA asks how to count when it knows how the arrays are sharded.
 
@@ -77,11 +87,15 @@ def _partitioned(
         whole = NamedSharding(mesh, PartitionSpec())
         specs = [_even_spec(mesh, arguments[first]) for first in firsts]
         shapes = [arguments[first].shape for first in firsts]
-        shardings = [NamedSharding(mesh, specs[i]) for i, number in enumerate(parts) for _ in range(number)]
+        shardings = [
+            NamedSharding(mesh, specs[i]) for i, number in enumerate(parts) for _ in range(number)
+        ]
         shardings += [whole] * (len(arguments) - len(shardings))
 
         def count_part_of_all(*leaves):
-            return _count_on_device(predicates, counter, mesh, specs, shapes, *jax.tree.unflatten(treedef, leaves))
+            return _count_on_device(
+                predicates, counter, mesh, specs, shapes, *jax.tree.unflatten(treedef, leaves)
+            )
 
         return mesh, count_part_of_all, whole, tuple(shardings)
 
@@ -89,7 +103,9 @@ def _partitioned(
     names = [' '.join(f'd{i}x{axis}' for axis in range(rank)) for i, rank in enumerate(ranks)]
     function.def_partition(
         partition=partition,
-        infer_sharding_from_operands=lambda mesh, arguments, result: NamedSharding(mesh, PartitionSpec()),
+        infer_sharding_from_operands=lambda mesh, arguments, result: NamedSharding(
+            mesh, PartitionSpec()
+        ),
         sharding_rule=f'{", ".join(names)} -> rows columns',
     )
     return function
@@ -97,7 +113,9 @@ def _partitioned(
 
 def _even_spec(mesh: Any, argument: Any) -> PartitionSpec:
     """How an array is sharded, along axes that the devices share evenly; elsewhere parts would be padded."""
-    spec = tuple(argument.sharding.spec) + (None,) * (len(argument.shape) - len(argument.sharding.spec))
+    spec = tuple(argument.sharding.spec) + (None,) * (
+        len(argument.shape) - len(argument.sharding.spec)
+    )
     return PartitionSpec(
         *[
             entry if length % math.prod(mesh.shape[name] for name in _names(entry)) == 0 else None
@@ -115,9 +133,14 @@ def _count_on_device(predicates, counter, mesh, specs, shapes, parts, bounds):
     used = {name for spec in specs for entry in spec for name in _names(entry)}
     totals = []
     for spec, shape, part, bound in zip(specs, shapes, parts, bounds, strict=True):
-        origin = [_place(mesh, entry, counter) * length for entry, length in zip(spec, part.shape, strict=True)]
+        origin = [
+            _place(mesh, entry, counter) * length
+            for entry, length in zip(spec, part.shape, strict=True)
+        ]
         mine = [lax.dynamic_slice_in_dim(rows, origin[0], part.shape[0]) for rows in bound]
-        counts = jnp.stack(count_part(predicates, counter, part, mine, origin, shape, may_split=True), 1)
+        counts = jnp.stack(
+            count_part(predicates, counter, part, mine, origin, shape, may_split=True), 1
+        )
         # Of devices that hold the same part one counts.
         for name in sorted(used - {name for entry in spec for name in _names(entry)}):
             counts = jnp.where(lax.axis_index(name) == 0, counts, 0)

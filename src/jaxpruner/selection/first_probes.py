@@ -43,7 +43,11 @@ def over_all_numbers(order: Order, sizes: jax.Array, wanted: jax.Array) -> Brack
     """
     nowhere = jnp.zeros(sizes.shape, order.unsigned)
     return Brackets.between(
-        nowhere + order.lowest - 1, nowhere + order.highest + 1, sizes, jnp.zeros_like(sizes), wanted
+        nowhere + order.lowest - 1,
+        nowhere + order.highest + 1,
+        sizes,
+        jnp.zeros_like(sizes),
+        wanted,
     )
 
 
@@ -65,7 +69,11 @@ def near(order: Order, start: jax.Array, otherwise: jax.Array) -> jax.Array:
     """
     step = jnp.array(1 << max(0, jnp.finfo(order.dtype).nmant - _BITS_KEPT), order.unsigned)
     middle = jnp.clip(order.image(start), order.lowest + step, order.highest - step)[:, None]
-    return jnp.where(jnp.isnan(start)[:, None], otherwise, middle - step + np.arange(3, dtype=order.unsigned) * step)
+    return jnp.where(
+        jnp.isnan(start)[:, None],
+        otherwise,
+        middle - step + np.arange(3, dtype=order.unsigned) * step,
+    )
 
 
 def sampled(
@@ -122,7 +130,9 @@ def _sample_size(size: int) -> int:
 def _spread(array: jax.Array | Scores, number: int) -> jax.Array:
     """`[rows, number]` scores of each row, spread over it; NaN where fewer are taken."""
     length = math.prod(array.shape[1:])
-    taken = read(jax.tree.map(lambda own: _columns(own.reshape(len(own), -1), min(number, length)), array))
+    taken = read(
+        jax.tree.map(lambda own: _columns(own.reshape(len(own), -1), min(number, length)), array)
+    )
     missing = number - taken.shape[1]
     return jnp.pad(taken, ((0, 0), (0, missing)), constant_values=jnp.nan) if missing else taken
 
@@ -137,7 +147,14 @@ def _columns(flat: jax.Array, number: int) -> jax.Array:
     begins = places * stride + (places * _GOLDEN_RATIO % 1 * (stride - run + 1)).astype(np.int64)
     indices = (begins[:, None] + np.arange(run)).ravel()
     dtype = np.uint32 if length <= np.iinfo(np.uint32).max else np.uint64
-    return jnp.take(flat, indices.astype(dtype), axis=1, mode='clip', unique_indices=True, indices_are_sorted=True)
+    return jnp.take(
+        flat,
+        indices.astype(dtype),
+        axis=1,
+        mode='clip',
+        unique_indices=True,
+        indices_are_sorted=True,
+    )
 
 
 def _quantiles(order: Order, sample: jax.Array, share: jax.Array) -> jax.Array:
@@ -164,7 +181,9 @@ def _by_pairs(order: Order, sample: jax.Array, share: jax.Array) -> list[jax.Arr
     # For each score how many reach it, and how many do or do not: padding, which is no number, does neither.
     reached, numbers = (
         count.astype(jnp.float32)
-        for count in sum_together([others >= own, (others >= own) | (others < own)], (1,), jnp.uint32)
+        for count in sum_together(
+            [others >= own, (others >= own) | (others < own)], (1,), jnp.uint32
+        )
     )
     images = order.image(sample)
     enough = [reached >= least for least in _ranks(share[:, None], numbers)]
@@ -184,6 +203,10 @@ def _by_counts(order: Order, sample: jax.Array, share: jax.Array) -> list[jax.Ar
 
     def count(thresholds: jax.Array) -> jax.Array:
         of_each_row = thresholds.reshape(len(sample), -1)
-        return count_all(reaching, jnp.dtype('uint32'), [sample], [(of_each_row,)]).reshape(thresholds.shape)
+        return count_all(reaching, jnp.dtype('uint32'), [sample], [(of_each_row,)]).reshape(
+            thresholds.shape
+        )
 
-    return list(brackets.settle(start, order.value, count, first, scale=order.octave).low.reshape(-1, 3).T)
+    return list(
+        brackets.settle(start, order.value, count, first, scale=order.octave).low.reshape(-1, 3).T
+    )

@@ -21,7 +21,9 @@ class Selected(NamedTuple):
     """
 
     mask: jax.Array  # uint8, 1 = kept
-    threshold: jax.Array | None  # one float for each ranking, at most the smallest score that is kept
+    threshold: (
+        jax.Array | None
+    )  # one float for each ranking, at most the smallest score that is kept
 
 
 def keep_largest(scores: jax.Array | Scores, count: jax.Array | int) -> jax.Array:
@@ -75,7 +77,9 @@ def keep_largest_each(
     """
     none = [None] * len(scores)
     flags = [tuple(map(bool, column or none)) for column in (in_rows, apart)]
-    return _keep_largest_each(list(scores), [_as_count(count) for count in counts], list(starts or none), *flags)
+    return _keep_largest_each(
+        list(scores), [_as_count(count) for count in counts], list(starts or none), *flags
+    )
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4))
@@ -129,11 +133,15 @@ def keep_largest_jointly(
     >>> keep_largest_jointly([jnp.array([1.0, 4.0]), jnp.array([3.0])], 2)
     [Array([0, 1], dtype=uint8), Array([1], dtype=uint8)]
     """
-    return _keep_largest_jointly(list(scores), _as_count(count), None if divisors is None else list(divisors), apart)
+    return _keep_largest_jointly(
+        list(scores), _as_count(count), None if divisors is None else list(divisors), apart
+    )
 
 
 @functools.partial(jax.jit, static_argnums=3)
-def _keep_largest_jointly(scores: list, count: jax.Array | int, divisors: list | None, apart: bool) -> list[jax.Array]:
+def _keep_largest_jointly(
+    scores: list, count: jax.Array | int, divisors: list | None, apart: bool
+) -> list[jax.Array]:
     masks = [jnp.zeros(array.shape, jnp.uint8) for array in scores]
     filled = [i for i, array in enumerate(scores) if array.size]
     if not filled:

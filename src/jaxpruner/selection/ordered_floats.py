@@ -25,7 +25,10 @@ class Order(NamedTuple):
         """The order of a dtype of floats that has infinities."""
         width = jnp.dtype(dtype).itemsize
         wide = max(width, 4)
-        integers = (jnp.dtype(f'{kind}{8 * n}') for kind, n in (('int', width), ('int', wide), ('uint', wide)))
+        integers = (
+            jnp.dtype(f'{kind}{8 * n}')
+            for kind, n in (('int', width), ('int', wide), ('uint', wide))
+        )
         return cls(jnp.dtype(dtype), *integers)
 
     def image(self, value: jax.Array) -> jax.Array:

@@ -11,7 +11,15 @@ import numpy as np
 from jax import lax
 
 from jaxpruner import control
-from jaxpruner.selection import brackets, counting, counts_of_parts, first_probes, tables, tie_ends, whole_numbers
+from jaxpruner.selection import (
+    brackets,
+    counting,
+    counts_of_parts,
+    first_probes,
+    tables,
+    tie_ends,
+    whole_numbers,
+)
 from jaxpruner.selection.brackets import Brackets
 from jaxpruner.selection.counts_of_parts import of_rows
 from jaxpruner.selection.ordered_floats import Order
@@ -29,9 +37,13 @@ class _Ranking(NamedTuple):
     arrays: list[jax.Array | Scores]
     order: Order  # of the values that are ranked
     sizes: list[int]  # how many scores each ranking has
-    thresholds: Callable[[jax.Array], list[jax.Array]]  # images [n, columns] -> what each array has to reach
+    thresholds: Callable[
+        [jax.Array], list[jax.Array]
+    ]  # images [n, columns] -> what each array has to reach
     reaching: Callable[[list[jax.Array]], jax.Array]  # these -> how many reach them [n, columns]
-    ends: Callable[[jax.Array], jax.Array]  # places in flat order [n, columns] -> in each row of all arrays
+    ends: Callable[
+        [jax.Array], jax.Array
+    ]  # places in flat order [n, columns] -> in each row of all arrays
     # thresholds of each array and ends [all rows, columns] -> scores between and before [n, columns]
     ties: Callable[[list, jax.Array], jax.Array]
     # how many ties are kept [n], and thresholds of each array -> how many are kept of each row of all arrays
@@ -70,7 +82,9 @@ def select_each(
         thresholds=lambda images: split(order.value(images)),
         reaching=lambda thresholds: counting.count_reaching(arrays, thresholds, counter, apart),
         ends=lambda ends: ends,
-        ties=lambda between, ends: counting.count_between_before(arrays, between, split(ends), counter, apart),
+        ties=lambda between, ends: counting.count_between_before(
+            arrays, between, split(ends), counter, apart
+        ),
         rooms=lambda room, between: room,
         counter=counter,
     )
@@ -78,7 +92,9 @@ def select_each(
     start = None
     if any(one is not None for one in starts):
         start = _per_row([jnp.nan if one is None else one for one in starts], rows, order.dtype)
-    between, ends = _search(ranking, wanted, first_probes.sampled(arrays, wanted, sizes, order), start)
+    between, ends = _search(
+        ranking, wanted, first_probes.sampled(arrays, wanted, sizes, order), start
+    )
     masks = map(_mask, arrays, between, ends)
     return [(mask, thresholds[:, 0]) for mask, thresholds in zip(masks, between, strict=True)]
 
@@ -90,7 +106,10 @@ def _row_sizes(array: jax.Array | Scores) -> list[int]:
 
 def _per_row(values: list, rows: list[int], dtype: jnp.dtype) -> jax.Array:
     return jnp.concatenate(
-        [jnp.broadcast_to(jnp.asarray(value).astype(dtype), (n,)) for value, n in zip(values, rows, strict=True)]
+        [
+            jnp.broadcast_to(jnp.asarray(value).astype(dtype), (n,))
+            for value, n in zip(values, rows, strict=True)
+        ]
     )
 
 
@@ -115,7 +134,9 @@ def select_jointly(
     counter = whole_numbers.counter_for(sum(sizes))
     dtype = jnp.result_type(*(array.dtype for array in arrays), *(divisors or ()))
     order = Order.of(dtype)
-    scales = jnp.stack([jnp.asarray(divisor).astype(dtype) for divisor in divisors or [1] * len(arrays)])
+    scales = jnp.stack(
+        [jnp.asarray(divisor).astype(dtype) for divisor in divisors or [1] * len(arrays)]
+    )
     offsets = jnp.array([sum(sizes[:i]) for i in range(len(sizes))], counter)[:, None]
     lengths = jnp.array(sizes, counter)[:, None]
     plain = divisors is None and all(array.dtype == dtype for array in arrays)
@@ -135,7 +156,9 @@ def select_jointly(
     def own_rooms(room: jax.Array, between: list[jax.Array]) -> jax.Array:
         reaching = counting.count_reaching(arrays, between, counter, each_apart)
         ties = reaching[:, :1] - reaching[:, 1:2]
-        earlier = jnp.concatenate([jnp.zeros_like(ties[:1]), jnp.cumsum(ties, 0, dtype=counter)[:-1]])
+        earlier = jnp.concatenate(
+            [jnp.zeros_like(ties[:1]), jnp.cumsum(ties, 0, dtype=counter)[:-1]]
+        )
         return jnp.where(room > earlier, jnp.minimum(room - earlier, ties), 0)[:, 0]
 
     def together(counts: jax.Array) -> jax.Array:
@@ -146,7 +169,9 @@ def select_jointly(
         order,
         [sum(sizes)],
         thresholds=own,
-        reaching=lambda thresholds: together(counting.count_reaching(arrays, thresholds, counter, each_apart)),
+        reaching=lambda thresholds: together(
+            counting.count_reaching(arrays, thresholds, counter, each_apart)
+        ),
         ends=own_ends,
         ties=own_ties,
         rooms=own_rooms,
@@ -183,12 +208,20 @@ def _smallest_quotients_reaching(order: Order, scale: jax.Array, values: jax.Arr
 
     def halve(state):
         turn, low, high = state
-        guess = jnp.where(turn == 0, near + 8, jnp.where(turn == 1, near - 8, low + (high - low) // 2))
+        guess = jnp.where(
+            turn == 0, near + 8, jnp.where(turn == 1, near - 8, low + (high - low) // 2)
+        )
         probe = jnp.where((guess > low) & (guess < high), guess, low + (high - low) // 2)
         inside, enough = high - low > 1, order.value(probe).astype(values.dtype) / scale >= values
-        return turn + 1, jnp.where(inside & ~enough, probe, low), jnp.where(inside & enough, probe, high)
+        return (
+            turn + 1,
+            jnp.where(inside & ~enough, probe, low),
+            jnp.where(inside & enough, probe, high),
+        )
 
-    found = lax.while_loop(lambda state: jnp.any(state[2] - state[1] > 1), halve, (jnp.int32(0), low, high))
+    found = lax.while_loop(
+        lambda state: jnp.any(state[2] - state[1] > 1), halve, (jnp.int32(0), low, high)
+    )
     return order.value(found[2])
 
 
@@ -203,15 +236,20 @@ def _search(
     start = first_probes.over_all_numbers(order, sizes, wanted)
     columns, turns = _PROBES_ON_CPU, None
     if earlier is not None:
-        probes = first_probes.near(order, earlier, brackets.even_probes(start, columns) if probes is None else probes)
+        probes = first_probes.near(
+            order, earlier, brackets.even_probes(start, columns) if probes is None else probes
+        )
     if jax.default_backend() != 'cpu':
         columns, probes = _PROBES_ELSEWHERE, None
         turns = -(-order.width // ((columns + 1).bit_length() - 1))
-    bracket = brackets.settle(start, ranking.thresholds, ranking.reaching, probes, columns, turns, order.octave)
+    bracket = brackets.settle(
+        start, ranking.thresholds, ranking.reaching, probes, columns, turns, order.octave
+    )
     # Fewer numbers than wanted: all of them are kept, and no NaN.
     short = (bracket.low < order.lowest) & (wanted < sizes)
     bracket = bracket._replace(
-        low=jnp.maximum(bracket.low, order.lowest), count_low=jnp.where(short, wanted, bracket.count_low)
+        low=jnp.maximum(bracket.low, order.lowest),
+        count_low=jnp.where(short, wanted, bracket.count_low),
     )
     # As many columns as the passes had: what is computed alike rounds alike.
     images = jnp.where(np.arange(columns) == 0, bracket.low[:, None], bracket.high[:, None])
@@ -223,22 +261,30 @@ def _search(
     else:
         ends = _ends_by_parts(ranking, ties, room, between)
     everything = tables.wide(jnp.broadcast_to(wanted >= sizes, ends.shape), _PROBES_ON_CPU)
-    verdicts = jnp.where(np.arange(_PROBES_ON_CPU) == 0, ends[:, None], everything.astype(ranking.counter))
+    verdicts = jnp.where(
+        np.arange(_PROBES_ON_CPU) == 0, ends[:, None], everything.astype(ranking.counter)
+    )
     return between, tables.split(verdicts, [array.shape[0] for array in ranking.arrays])
 
 
-def _ends_by_parts(ranking: _Ranking, ties: jax.Array, room: jax.Array, between: list[jax.Array]) -> jax.Array:
+def _ends_by_parts(
+    ranking: _Ranking, ties: jax.Array, room: jax.Array, between: list[jax.Array]
+) -> jax.Array:
     """Where as many ties stand before as there is room for, in each row of all arrays, which lie on one device."""
 
     def cut(ends: jax.Array, room: jax.Array, between: list, arrays: list) -> jax.Array:
         del ends
         return tie_ends.of_rooms(arrays, between, ranking.rooms(room, between))
 
-    everywhere = jnp.array([size for array in ranking.arrays for size in _row_sizes(array)], ranking.counter)
+    everywhere = jnp.array(
+        [size for array in ranking.arrays for size in _row_sizes(array)], ranking.counter
+    )
     return control.run_once(jnp.any(room < ties), cut, everywhere, room, between, ranking.arrays)
 
 
-def _ends_by_probes(ranking: _Ranking, ties: jax.Array, room: jax.Array, between: list[jax.Array]) -> jax.Array:
+def _ends_by_probes(
+    ranking: _Ranking, ties: jax.Array, room: jax.Array, between: list[jax.Array]
+) -> jax.Array:
     """As `_ends_by_parts`, by counts alone, and in the order of each ranking."""
     sizes = jnp.array(ranking.sizes, ranking.counter)
     # Counts have to fall, so that places are counted from the end.

@@ -17,7 +17,9 @@ _FEW_SCORES = 2**14
 _FEW_PARTS = 4
 
 
-def of_rooms(arrays: Sequence[jax.Array | Scores], between: Sequence[jax.Array], room: jax.Array) -> jax.Array:
+def of_rooms(
+    arrays: Sequence[jax.Array | Scores], between: Sequence[jax.Array], room: jax.Array
+) -> jax.Array:
     """Where in the flat order of each row as many ties stand before as there is room for.
 
     Args:
@@ -34,7 +36,9 @@ def of_rooms(arrays: Sequence[jax.Array | Scores], between: Sequence[jax.Array],
     counter = room.dtype.type
     rows = [jax.tree.map(lambda own: own.reshape(len(own), -1), array) for array in arrays]
     length = _part_length(max(row.shape[1] for row in rows))
-    numbers = [row.shape[1] // length for row in rows]  # what is left over at the end is shorter than a part
+    numbers = [
+        row.shape[1] // length for row in rows
+    ]  # what is left over at the end is shorter than a part
     counts = jnp.concatenate(
         [
             _padded(_ties_in_parts(row, bounds, number, length, counter), max(numbers))
@@ -42,7 +46,9 @@ def of_rooms(arrays: Sequence[jax.Array | Scores], between: Sequence[jax.Array],
         ]
     )
     part, left = _where_it_ends(counts, room)
-    ends = jnp.concatenate([jnp.full(row.shape[0], number, counter) for row, number in zip(rows, numbers, strict=True)])
+    ends = jnp.concatenate(
+        [jnp.full(row.shape[0], number, counter) for row, number in zip(rows, numbers, strict=True)]
+    )
     begins = tables.wide(jnp.minimum(part, ends) * counter(length), between[0].shape[1])
     starts = [table[:, 0] for table in tables.split(begins, [row.shape[0] for row in rows])]
     found = [_ties_from(*one, length) for one in zip(rows, between, starts, strict=True)]
@@ -69,17 +75,25 @@ def _padded(table: jax.Array, length: int) -> jax.Array:
     return jnp.pad(table, ((0, 0), (0, length - table.shape[1])))
 
 
-def _ties_in_parts(rows: jax.Array | Scores, between: jax.Array, number: int, length: int, counter: type) -> jax.Array:
+def _ties_in_parts(
+    rows: jax.Array | Scores, between: jax.Array, number: int, length: int, counter: type
+) -> jax.Array:
     """How many ties each part of each row has, `[rows, number]`."""
     if 0 < number <= _FEW_PARTS:
         begins = range(0, number * length, length)
         cut = functools.partial(lax.slice_in_dim, axis=1)
-        parts = [read(jax.tree.map(lambda own, at=at: cut(own, at, at + length), rows)) for at in begins]
+        parts = [
+            read(jax.tree.map(lambda own, at=at: cut(own, at, at + length), rows)) for at in begins
+        ]
         bounds = [of_rows(between, column, 2) for column in (0, 1)]
         counts = sum_together([part >= bound for part in parts for bound in bounds], (1,), counter)
         return jnp.stack(counts[::2], 1) - jnp.stack(counts[1::2], 1)
-    parts = read(jax.tree.map(lambda own: own[:, : number * length].reshape(len(own), number, length), rows))
-    reaching, above = sum_together([parts >= of_rows(between, column, 3) for column in (0, 1)], (2,), counter)
+    parts = read(
+        jax.tree.map(lambda own: own[:, : number * length].reshape(len(own), number, length), rows)
+    )
+    reaching, above = sum_together(
+        [parts >= of_rows(between, column, 3) for column in (0, 1)], (2,), counter
+    )
     return reaching - above
 
 
@@ -103,7 +117,10 @@ def _where_it_ends(counts: jax.Array, room: jax.Array) -> tuple[jax.Array, jax.A
     # One program, where a cumulative sum would be many. Two sums, both of them used though the later is never less than
     # the earlier, since what a lone one reads is written down first.
     running, before = reduce_together(
-        [jnp.where(flags, counts[:, None], 0) for flags in (place <= place[:, None], place < place[:, None])],
+        [
+            jnp.where(flags, counts[:, None], 0)
+            for flags in (place <= place[:, None], place < place[:, None])
+        ],
         0,
         lax.add,
         (2,),

@@ -99,7 +99,9 @@ def share_of(count: jax.Array, share: jax.Array | float, most: int | None = None
     small = jnp.round(count.astype(jnp.float32) * share).astype(count.dtype)
     if most is not None and most <= _EXACT_IN_FLOAT32:
         return small
-    return jnp.where(count <= _EXACT_IN_FLOAT32, small, _multiply_round(count, _fixed_point(share, count.dtype)))
+    return jnp.where(
+        count <= _EXACT_IN_FLOAT32, small, _multiply_round(count, _fixed_point(share, count.dtype))
+    )
 
 
 def _fraction_bits(counter: jnp.dtype) -> int:

@@ -61,7 +61,9 @@ class Scan(NamedTuple):
     def of(cls, equation: Any) -> 'Scan':
         """Reads the equation."""
         params = equation.params
-        return cls(_program(params['jaxpr']), params['length'], params['num_consts'], params['num_carry'])
+        return cls(
+            _program(params['jaxpr']), params['length'], params['num_consts'], params['num_carry']
+        )
 
     def split(self, operands: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """Constants, carried and sliced operands."""
@@ -92,7 +94,11 @@ class While(NamedTuple):
     def split(self, operands: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """Constants of the condition, constants of the body, carried operands."""
         first = self.condition_constants + self.body_constants
-        return operands[: self.condition_constants], operands[self.condition_constants : first], operands[first:]
+        return (
+            operands[: self.condition_constants],
+            operands[self.condition_constants : first],
+            operands[first:],
+        )
 
 
 def first_carried(equation: Any) -> int:

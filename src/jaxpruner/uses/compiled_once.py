@@ -61,7 +61,9 @@ class CompiledOnce:
         outputs = []
 
         def flat(*leaves: Any) -> list[Any]:
-            results, structure = jax.tree.flatten(self._function(*jax.tree.unflatten(treedef, leaves)))
+            results, structure = jax.tree.flatten(
+                self._function(*jax.tree.unflatten(treedef, leaves))
+            )
             outputs[:] = [structure]
             return results
 
@@ -71,7 +73,9 @@ class CompiledOnce:
             donated += range(start, end) if number in self._donated else ()
             start = end
         # An argument that is left out would not show in the program, and the next would take its place.
-        return jax.jit(flat, donate_argnums=tuple(donated), keep_unused=True).trace(*leaves), lambda: outputs[0]
+        return jax.jit(flat, donate_argnums=tuple(donated), keep_unused=True).trace(
+            *leaves
+        ), lambda: outputs[0]
 
 
 def _signature(leaf: Any) -> Hashable:

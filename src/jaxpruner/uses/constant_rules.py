@@ -47,11 +47,15 @@ def _sliced(equation: Any, view: View, indices: Sequence[Number]) -> View | None
         elif last:
             loops = {entry.loop for entry in view.stack} | {counter.loop for _, counter in in_loops}
             if size > 1 or index.loop in loops:
-                raise NoRuleError('no rule for a window that a loop moves, nor for two indices of one loop')
+                raise NoRuleError(
+                    'no rule for a window that a loop moves, nor for two indices of one loop'
+                )
             in_loops.append((axis, index))
     found: View | None = view
     if limits != list(shape) or any(starts):
-        step = functools.partial(jax.lax.slice, start_indices=tuple(starts), limit_indices=tuple(limits))
+        step = functools.partial(
+            jax.lax.slice, start_indices=tuple(starts), limit_indices=tuple(limits)
+        )
         found = moves.cut(view, starts, limits, None, step)
     for axis, index in in_loops:
         found = found and _taken_in_loop(found, axis, shape[axis], index)
@@ -78,7 +82,9 @@ def _taken_in_loop(view: View, axis: int, length: int, index: Counter) -> View |
     axes, region = list(view.axes), list(view.region)
     axes[axis], region[axis] = (), (0, 1)
     put_back = functools.partial(jnp.expand_dims, axis=axis)
-    return dataclasses.replace(views.moved(view, axes, region, views.ENTER_LOOP, put_back), stack=(*view.stack, entry))
+    return dataclasses.replace(
+        views.moved(view, axes, region, views.ENTER_LOOP, put_back), stack=(*view.stack, entry)
+    )
 
 
 def _take(value: jax.Array, indices: tuple[int, ...], axis: int) -> jax.Array:
@@ -108,7 +114,9 @@ def _gather(equation: Any, values: Sequence[Value]) -> list[Views] | None:
         if not rows:
             at = dict(zip(numbers.start_index_map, starts.tolist(), strict=True))
             lows = [at.get(axis, 0) for axis in range(len(shape))]
-            part = moves.cut(view, lows, [low + size for low, size in zip(lows, sizes, strict=True)], None)
+            part = moves.cut(
+                view, lows, [low + size for low, size in zip(lows, sizes, strict=True)], None
+            )
             found.append(part and moves.transpose(part, kept, step))
             continue
         if any(view.region[axis] != (0, shape[axis]) for axis in numbers.start_index_map):
@@ -125,7 +133,9 @@ def _gather(equation: Any, values: Sequence[Value]) -> list[Views] | None:
                 for place, axis in enumerate(numbers.start_index_map)
                 if (np.diff(starts[..., place], axis=number) != 0).any()
             ]
-            axes[row] = views.mixed(tuple(itertools.chain(*(view.axes[axis] for axis in moving))), result[row])
+            axes[row] = views.mixed(
+                tuple(itertools.chain(*(view.axes[axis] for axis in moving))), result[row]
+            )
         found.append(views.moved(view, axes, region, step))
     return [tuple(view for view in found if view is not None)]
 
@@ -136,7 +146,9 @@ def _product(equation: Any, values: Sequence[Value]) -> list[Views] | None:
     factor = _array(values[1 - number])
     if others or factor is None or not np.isin(factor, (0, 1)).all():
         return None
-    return _masked(equation, values[number].views, Move(equation, number, others={1 - number: factor}), factor)
+    return _masked(
+        equation, values[number].views, Move(equation, number, others={1 - number: factor}), factor
+    )
 
 
 def _selection(equation: Any, values: Sequence[Value]) -> list[Views] | None:
@@ -164,7 +176,11 @@ def _masked(equation: Any, found: Views, step: Move, mask: np.ndarray) -> list[V
     mask, result = np.broadcast_to(mask, shape), []
     for view in found:
         view = moves.broadcast(view, given, shape, range(len(shape) - len(given), len(shape)))
-        copied = [axis for axis in range(len(shape)) if _has_copies(view, axis) and np.diff(mask, axis=axis).any()]
+        copied = [
+            axis
+            for axis in range(len(shape))
+            if _has_copies(view, axis) and np.diff(mask, axis=axis).any()
+        ]
         if not copied:
             moved = views.moved(view, view.axes, view.region, step)
             result.append(moved if given == shape else views.computed(moved))

@@ -22,7 +22,9 @@ class Constant:
     array([0, 1, 2], dtype=int32)
     """
 
-    def __init__(self, equation: Any, operands: Sequence['Constant'], result: int = 0, value: Any = None):
+    def __init__(
+        self, equation: Any, operands: Sequence['Constant'], result: int = 0, value: Any = None
+    ):
         self._equation, self._operands, self._result = equation, operands, result
         self._value = value
 

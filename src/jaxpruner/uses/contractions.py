@@ -39,9 +39,13 @@ def dot_axes(equation: Any) -> DotAxes:
     if name == 'ragged_dot':
         return DotAxes(((1,), (1,)), ((), ()), (0,))
     ragged = params['ragged_dot_dimension_numbers'] if name in RAGGED else None
-    contract, batch = params['dimension_numbers'] if ragged is None else ragged.dot_dimension_numbers
+    contract, batch = (
+        params['dimension_numbers'] if ragged is None else ragged.dot_dimension_numbers
+    )
     groups = () if ragged is None else tuple(ragged.rhs_group_dimensions)
-    return DotAxes((tuple(contract[0]), tuple(contract[1])), (tuple(batch[0]), tuple(batch[1])), groups)
+    return DotAxes(
+        (tuple(contract[0]), tuple(contract[1])), (tuple(batch[0]), tuple(batch[1])), groups
+    )
 
 
 class Roles(NamedTuple):
@@ -78,7 +82,9 @@ def roles(equation: Any, operand: int) -> Roles:
         contracted = axes.contract[operand]
         batched = axes.batch[operand] + (axes.groups if operand else ())
         rank = len(equation.invars[operand].aval.shape)
-        return Roles(contracted, tuple(i for i in range(rank) if i not in (*contracted, *batched)), batched)
+        return Roles(
+            contracted, tuple(i for i in range(rank) if i not in (*contracted, *batched)), batched
+        )
     if operand == 0:
         raise NoRuleError('no rule for a convolution with a parameter as its image')
     output, *inputs = equation.params['dimension_numbers'].rhs_spec

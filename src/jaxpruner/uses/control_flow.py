@@ -22,7 +22,9 @@ _MOST_TRIPS = 20
 Rule = Callable[['Walk', Any, list[Value], Scope, liveness.Wanted], list[Value]]
 
 
-def _call(walk: 'Walk', equation: Any, values: list[Value], scope: Scope, wanted: liveness.Wanted) -> list[Value]:
+def _call(
+    walk: 'Walk', equation: Any, values: list[Value], scope: Scope, wanted: liveness.Wanted
+) -> list[Value]:
     return walk.program(bodies.called(equation), values, scope.at(0), wanted)
 
 
@@ -36,7 +38,12 @@ def _join(before: Value, after: Value) -> Value:
 
 
 def _record_lost(
-    walk: 'Walk', equation: Any, values: Sequence[Value], joined: Sequence[Value], scope: Scope, first: int = 0
+    walk: 'Walk',
+    equation: Any,
+    values: Sequence[Value],
+    joined: Sequence[Value],
+    scope: Scope,
+    first: int = 0,
 ) -> None:
     """Parameters that go where data go, too, are used there: a learned first state, or one of two branches.
 
@@ -72,18 +79,25 @@ def _until_stable(
         records = walk.records.copy()
         results = body(carried)
         after = [leave(value) for value in results[:count]]
-        joined = [_join(*pair) if part else pair[0] for *pair, part in zip(carried, after, wanted, strict=False)]
+        joined = [
+            _join(*pair) if part else pair[0]
+            for *pair, part in zip(carried, after, wanted, strict=False)
+        ]
         if joined == carried:
             _record_lost(walk, equation, first, carried, scope, bodies.first_carried(equation))
             _record_lost(walk, equation, after, carried, scope.at(-1))
             return carried, results
         walk.records, carried = records, joined
-    walk.make_opaque(carried, f'what {equation.primitive.name} carries does not settle', equation, scope)
+    walk.make_opaque(
+        carried, f'what {equation.primitive.name} carries does not settle', equation, scope
+    )
     carried = [DATA if value.views else value for value in carried]
     return carried, body(carried)
 
 
-def _scan(walk: 'Walk', equation: Any, values: list[Value], scope: Scope, wanted: liveness.Wanted) -> list[Value]:
+def _scan(
+    walk: 'Walk', equation: Any, values: list[Value], scope: Scope, wanted: liveness.Wanted
+) -> list[Value]:
     scan = bodies.Scan.of(equation)
     constants, carried, sliced = scan.split(values)
     if not scan.length:
@@ -97,7 +111,9 @@ def _scan(walk: 'Walk', equation: Any, values: list[Value], scope: Scope, wanted
     def body(carried: list[Value]) -> list[Value]:
         inside = [counters.get(number, value) for number, value in enumerate(carried)]
         results = walk.program(scan.body, [*constants, *inside, *taken], inner, wanted)
-        return [carried[number] if number in counters else value for number, value in enumerate(results)]
+        return [
+            carried[number] if number in counters else value for number, value in enumerate(results)
+        ]
 
     def leave(value: Value) -> Value:
         """As it is carried to the next trip, where other elements of the stacks are at hand."""
@@ -112,12 +128,17 @@ def _scan(walk: 'Walk', equation: Any, values: list[Value], scope: Scope, wanted
     return [*after, *stacked]
 
 
-def _counters(equation: Any, scan: bodies.Scan, carried: Sequence[Value], loop: tuple[int, ...]) -> dict[int, Value]:
+def _counters(
+    equation: Any, scan: bodies.Scan, carried: Sequence[Value], loop: tuple[int, ...]
+) -> dict[int, Value]:
     """What is carried and only counts, such as the number of a `fori_loop`'s trip: by its number among the carried."""
     jaxpr, found = scan.body.jaxpr, {}
     made_by = {id(variable): inside for inside in jaxpr.eqns for variable in inside.outvars}
     for number, value in enumerate(carried):
-        before, after = jaxpr.invars[scan.constants + number], made_by.get(id(jaxpr.outvars[number]))
+        before, after = (
+            jaxpr.invars[scan.constants + number],
+            made_by.get(id(jaxpr.outvars[number])),
+        )
         if not isinstance(value.number, int) or after is None or after.primitive.name != 'add':
             continue
         steps = [numbers.of_literal(v) for v in after.invars if isinstance(v, Literal)]
@@ -135,10 +156,18 @@ def _counters(equation: Any, scan: bodies.Scan, carried: Sequence[Value], loop: 
 def _element(value: Value, inside: Any, loop: tuple[int, ...], length: int) -> Value:
     """What each trip of a scan gets of a value; of a list of whole numbers that is known."""
     found = Value(value.data, tuple(_enter(view, loop, length) for view in value.views))
-    if value.constant is None or inside.aval.shape or not jnp.issubdtype(inside.aval.dtype, jnp.integer):
+    if (
+        value.constant is None
+        or inside.aval.shape
+        or not jnp.issubdtype(inside.aval.dtype, jnp.integer)
+    ):
         return found
     array = value.constant.array()
-    return found if array is None else found._replace(number=numbers.Counter(loop, tuple(array.tolist())))
+    return (
+        found
+        if array is None
+        else found._replace(number=numbers.Counter(loop, tuple(array.tolist())))
+    )
 
 
 def _enter(view: View, loop: tuple[int, ...], length: int) -> View:
@@ -152,7 +181,9 @@ def _leave(view: View, loop: tuple[int, ...], length: int) -> View:
     """What all trips of a scan have put in an array."""
     if view.stack and view.stack[-1].loop == loop:
         entry = view.stack[-1]
-        outside = views.moved(view, (entry.factors, *view.axes), (entry.range, *view.region), views.LEAVE_LOOP)
+        outside = views.moved(
+            view, (entry.factors, *view.axes), (entry.range, *view.region), views.LEAVE_LOOP
+        )
         return dataclasses.replace(outside, stack=view.stack[:-1])
     view = _without(view, loop)
     return views.computed(view, (views.copies(length), *view.axes), ((0, length), *view.region))
@@ -165,7 +196,9 @@ def _without(view: View, loop: tuple[int, ...]) -> View:
     return dataclasses.replace(views.computed(view), stack=stack)
 
 
-def _while(walk: 'Walk', equation: Any, values: list[Value], scope: Scope, wanted: liveness.Wanted) -> list[Value]:
+def _while(
+    walk: 'Walk', equation: Any, values: list[Value], scope: Scope, wanted: liveness.Wanted
+) -> list[Value]:
     loop = bodies.While.of(equation)
     condition_constants, body_constants, carried = loop.split(values)
     wanted = liveness.wanted_of_while(equation, wanted)
@@ -179,14 +212,21 @@ def _while(walk: 'Walk', equation: Any, values: list[Value], scope: Scope, wante
     (again,) = walk.program(loop.condition, [*condition_constants, *carried], inner.at(0), (True,))
     walk.make_opaque([again], 'it decides how often a loop runs', equation, scope)
     if again.data:  # how far a counter has got depends on data, then
-        passed = [a is b for a, b in zip(loop.body.jaxpr.outvars, loop.body.jaxpr.invars[-len(first) :], strict=True)]
+        passed = [
+            a is b
+            for a, b in zip(
+                loop.body.jaxpr.outvars, loop.body.jaxpr.invars[-len(first) :], strict=True
+            )
+        ]
         after = [value if same else DATA for value, same in zip(carried, passed, strict=True)]
         _record_lost(walk, equation, carried, after, scope.at(-2))
         return after
     return carried
 
 
-def _cond(walk: 'Walk', equation: Any, values: list[Value], scope: Scope, wanted: liveness.Wanted) -> list[Value]:
+def _cond(
+    walk: 'Walk', equation: Any, values: list[Value], scope: Scope, wanted: liveness.Wanted
+) -> list[Value]:
     index, operands = values[0], values[1:]
     walk.make_opaque([index], 'it decides which branch runs', equation, scope)
     inner = scope._replace(certain=False)
@@ -204,7 +244,9 @@ def _cond(walk: 'Walk', equation: Any, values: list[Value], scope: Scope, wanted
     return results
 
 
-def _shard_map(walk: 'Walk', equation: Any, values: list[Value], scope: Scope, wanted: liveness.Wanted) -> list[Value]:
+def _shard_map(
+    walk: 'Walk', equation: Any, values: list[Value], scope: Scope, wanted: liveness.Wanted
+) -> list[Value]:
     """Each device has a part of each axis; how large it is says which."""
     program = bodies.called(equation)
     inside = []

@@ -157,9 +157,13 @@ class UseGraph(Mapping[tree_lib.Path, tuple[Use, ...]]):
             return self._by_name[name]
         for opaque, reason in self.opaque.items():
             if tree_lib.path_string(opaque) == name:
-                raise UnsupportedPrimitive(f'{name}: {reason}; leave this leaf out, or write the model without it')
+                raise UnsupportedPrimitive(
+                    f'{name}: {reason}; leave this leaf out, or write the model without it'
+                )
         if name in map(tree_lib.path_string, self.unused):
-            raise KeyError(f'{name!r} has no part in the results of the model: zeroing it changes nothing')
+            raise KeyError(
+                f'{name!r} has no part in the results of the model: zeroing it changes nothing'
+            )
         raise KeyError(f'no parameter {name!r}; {tree_lib.nearest(name, self._by_name)}')
 
     def __contains__(self, path: Any) -> bool:
@@ -174,13 +178,19 @@ class UseGraph(Mapping[tree_lib.Path, tuple[Use, ...]]):
     @property
     def leaf_flops(self) -> dict[tree_lib.Path, int]:
         """For each leaf that is contracted the floating point operations of its contractions, as `erk` takes them."""
-        found = {path: sum(use.flops for use in uses if use.op in ('dot', 'conv')) for path, uses in self.items()}
+        found = {
+            path: sum(use.flops for use in uses if use.op in ('dot', 'conv'))
+            for path, uses in self.items()
+        }
         return {path: flops for path, flops in found.items() if flops}
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the program, under strings, for JSON."""
         return {
-            'uses': {tree_lib.path_string(path): [use.to_dict() for use in uses] for path, uses in self.items()},
+            'uses': {
+                tree_lib.path_string(path): [use.to_dict() for use in uses]
+                for path, uses in self.items()
+            },
             'opaque': {tree_lib.path_string(path): reason for path, reason in self.opaque.items()},
             'unused': [tree_lib.path_string(path) for path in self.unused],
             'flops': self.flops,
@@ -199,16 +209,43 @@ class UseGraph(Mapping[tree_lib.Path, tuple[Use, ...]]):
         return f'UseGraph({", ".join(parts)})'
 
     def __str__(self) -> str:
-        head = ['leaf', 'operation', 'contract', 'free', 'batch', 'stack', 'exact', 'FLOPs', 'trips']
+        head = [
+            'leaf',
+            'operation',
+            'contract',
+            'free',
+            'batch',
+            'stack',
+            'exact',
+            'FLOPs',
+            'trips',
+        ]
         rows = [head]
         for path, uses in self.items():
             for use in uses:
-                axes = [','.join(map(str, axes)) or '-' for axes in (use.contract, use.free, use.batch, use.stack)]
+                axes = [
+                    ','.join(map(str, axes)) or '-'
+                    for axes in (use.contract, use.free, use.batch, use.stack)
+                ]
                 counts = [f'{use.flops:,}', '?' if use.trips is None else str(use.trips)]
-                rows.append([tree_lib.path_string(path), use.op, *axes, 'yes' if use.exact else 'no', *counts])
+                rows.append(
+                    [
+                        tree_lib.path_string(path),
+                        use.op,
+                        *axes,
+                        'yes' if use.exact else 'no',
+                        *counts,
+                    ]
+                )
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ['  '.join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        lines += [f'{tree_lib.path_string(path)}  opaque: {reason}' for path, reason in self.opaque.items()]
+        lines = [
+            '  '.join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        ]
+        lines += [
+            f'{tree_lib.path_string(path)}  opaque: {reason}'
+            for path, reason in self.opaque.items()
+        ]
         lines += [f'{tree_lib.path_string(path)}  unused' for path in self.unused]
         lines.append(f'{self.flops:,} FLOPs in all')
         lines += [f'not counted: {name} ({where})' for name, where in self.uncounted.items()]

@@ -43,7 +43,9 @@ def _gather(equation: Any, view: View, step: Move) -> View:
     picked = tuple(Factor(factor.axes, 1) for i in gone for factor in view.axes[i])
     axes = [views.mixed(picked, n) for n in result]
     region = [(0, n) for n in result]
-    for i, target in zip((i for i in range(len(shape)) if i not in gone), numbers.offset_dims, strict=True):
+    for i, target in zip(
+        (i for i in range(len(shape)) if i not in gone), numbers.offset_dims, strict=True
+    ):
         full = shape[i] == sizes[i]
         axes[target] = view.axes[i] if full else views.mixed(view.axes[i], sizes[i])
         region[target] = view.region[i] if full else (0, sizes[i])

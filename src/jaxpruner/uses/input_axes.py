@@ -48,7 +48,9 @@ def with_input_axes(
 
     def resolved(path: tree_lib.Path, leaf: Any) -> Any:
         if by_path is not None and path not in by_path:
-            raise ValueError(f'{tree_lib.path_string(path)} is no leaf of the model that the graph was made of')
+            raise ValueError(
+                f'{tree_lib.path_string(path)} is no leaf of the model that the graph was made of'
+            )
         kind = by_path[path] if by_path is not None else setting(path, leaf)
         if not isinstance(kind, sparsity_types.NByM) or kind.axis != sparsity_types.INPUT_AXIS:
             return kind
@@ -64,7 +66,10 @@ def _input_axis(path: tree_lib.Path, graph: UseGraph) -> int | None:
     axes = {use.input_axis for use in found if not _has_no_channels(use)}
     if not axes:
         if found:
-            logger.info('%s stays dense: a depthwise convolution sums over no channels', tree_lib.path_string(path))
+            logger.info(
+                '%s stays dense: a depthwise convolution sums over no channels',
+                tree_lib.path_string(path),
+            )
         return None
     (axis, *others) = axes
     if others or axis is None:

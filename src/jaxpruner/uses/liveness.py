@@ -40,7 +40,11 @@ def live(jaxpr: Any, wanted: Wanted) -> Live:
     >>> live(jax.make_jaxpr(lambda x, y: x)(1.0, 1.0).jaxpr, (True,)).inputs
     (True, False)
     """
-    needed = {_key(variable) for variable, is_wanted in zip(jaxpr.outvars, wanted, strict=True) if is_wanted}
+    needed = {
+        _key(variable)
+        for variable, is_wanted in zip(jaxpr.outvars, wanted, strict=True)
+        if is_wanted
+    }
     results = []
     for equation in reversed(jaxpr.eqns):
         wanted_here = tuple(_key(variable) in needed for variable in equation.outvars)
@@ -50,8 +54,14 @@ def live(jaxpr: Any, wanted: Wanted) -> Live:
             if acts:
                 results[-1] = wanted_here = (True,) * len(wanted_here)
             inputs = _inputs(equation, wanted_here)
-            needed |= {_key(variable) for variable, part in zip(equation.invars, inputs, strict=True) if part}
-    return Live(tuple(_key(variable) in needed for variable in jaxpr.invars), tuple(reversed(results)))
+            needed |= {
+                _key(variable)
+                for variable, part in zip(equation.invars, inputs, strict=True)
+                if part
+            }
+    return Live(
+        tuple(_key(variable) in needed for variable in jaxpr.invars), tuple(reversed(results))
+    )
 
 
 def _key(variable: Any) -> int:

@@ -14,11 +14,17 @@ def transpose(view: View, permutation: Sequence[int], *steps: Any) -> View:
     >>> transpose(whole(0, (2, 3)), (1,)).region
     ((0, 3),)
     """
-    return moved(view, [view.axes[i] for i in permutation], [view.region[i] for i in permutation], *steps)
+    return moved(
+        view, [view.axes[i] for i in permutation], [view.region[i] for i in permutation], *steps
+    )
 
 
 def broadcast(
-    view: View, shape: Sequence[int], new_shape: Sequence[int], dimensions: Sequence[int], *steps: Any
+    view: View,
+    shape: Sequence[int],
+    new_shape: Sequence[int],
+    dimensions: Sequence[int],
+    *steps: Any,
 ) -> View:
     """Copies along new axes and along those of length 1.
 
@@ -42,7 +48,11 @@ def broadcast(
 
 
 def cut(
-    view: View, starts: Sequence[int], limits: Sequence[int], strides: Sequence[int] | None, *steps: Any
+    view: View,
+    starts: Sequence[int],
+    limits: Sequence[int],
+    strides: Sequence[int] | None,
+    *steps: Any,
 ) -> View | None:
     """A slice of the value; `None` where it holds nothing of the parameter.
 
@@ -52,7 +62,9 @@ def cut(
     """
     axes, region = [], []
     strides = strides or [1] * len(starts)
-    for factors, (low, high), start, limit, stride in zip(view.axes, view.region, starts, limits, strides, strict=True):
+    for factors, (low, high), start, limit, stride in zip(
+        view.axes, view.region, starts, limits, strides, strict=True
+    ):
         taken = range(start, limit, stride)
         first = max(0, -(-(low - start) // stride))
         after = min(len(taken), -(-(high - start) // stride))

@@ -66,7 +66,9 @@ def _squeeze(equation: Any, view: View, step: Move) -> View:
 def _reshape(equation: Any, view: View, step: Move) -> View:
     shape = shape_of(equation.invars[0])
     order = equation.params.get('dimensions')
-    if order is not None:  # the elements are read in this order of the axes, last one first with order='F'
+    if (
+        order is not None
+    ):  # the elements are read in this order of the axes, last one first with order='F'
         view = moves.transpose(view, order)
         shape = tuple(shape[axis] for axis in order)
     return reshaping.reshape(view, shape, shape_of(equation.outvars[0]), step)
@@ -79,7 +81,9 @@ def _broadcast(equation: Any, view: View, step: Move) -> View:
 
 def _slice(equation: Any, view: View, step: Move) -> View | None:
     params = equation.params
-    return moves.cut(view, params['start_indices'], params['limit_indices'], params['strides'], step)
+    return moves.cut(
+        view, params['start_indices'], params['limit_indices'], params['strides'], step
+    )
 
 
 def _reverse(equation: Any, view: View, step: Move) -> View:
@@ -93,7 +97,9 @@ def _reverse(equation: Any, view: View, step: Move) -> View:
 def _pad(equation: Any, view: View, step: Move) -> View | None:
     shape, padding = shape_of(equation.invars[0]), equation.params['padding_config']
     if any(between and min(before, after) < 0 for before, after, between in padding):
-        raise NoRuleError('no rule for padding that puts zeros between elements and takes elements away')
+        raise NoRuleError(
+            'no rule for padding that puts zeros between elements and takes elements away'
+        )
     # Negative padding takes elements away.
     starts = [max(0, -before) for before, _, _ in padding]
     limits = [n - max(0, -after) for n, (_, after, _) in zip(shape, padding, strict=True)]
@@ -114,7 +120,9 @@ def _pad(equation: Any, view: View, step: Move) -> View | None:
 
 def _tile(equation: Any, view: View, step: Move) -> View:
     axes, region = list(view.axes), list(view.region)
-    for axis, (length, count) in enumerate(zip(shape_of(equation.invars[0]), equation.params['reps'], strict=True)):
+    for axis, (length, count) in enumerate(
+        zip(shape_of(equation.invars[0]), equation.params['reps'], strict=True)
+    ):
         if count > 1:
             if region[axis] != (0, length):
                 raise NoRuleError('no rule for tile along a concatenation')
@@ -128,7 +136,9 @@ def _split(equation: Any, operands: Sequence[Views]) -> list[Views]:
     for i, size in enumerate(equation.params['sizes']):
         starts, limits = [0] * len(shape), list(shape)
         starts[axis], limits[axis] = start, start + size
-        parts = (moves.cut(view, starts, limits, None, Move(equation, result=i)) for view in operands[0])
+        parts = (
+            moves.cut(view, starts, limits, None, Move(equation, result=i)) for view in operands[0]
+        )
         results.append(tuple(view for view in parts if view is not None))
         start += size
     return results
@@ -168,10 +178,14 @@ def same(equation: Any, operands: Sequence[Views]) -> list[Views]:
     results = []
     for i, operand in enumerate(operands):
         before, after = equation.invars[i].aval.dtype, equation.outvars[i].aval.dtype
-        exact = before == after or (jnp.issubdtype(before, jnp.inexact) and jnp.issubdtype(after, jnp.inexact))
+        exact = before == after or (
+            jnp.issubdtype(before, jnp.inexact) and jnp.issubdtype(after, jnp.inexact)
+        )
         steps = () if equation.primitive.name in _NOTHING else (Move(equation, i, i),)
         if exact:
-            results.append(tuple(views.moved(view, view.axes, view.region, *steps) for view in operand))
+            results.append(
+                tuple(views.moved(view, view.axes, view.region, *steps) for view in operand)
+            )
         else:
             results.append(tuple(views.computed(view) for view in operand))
     return results

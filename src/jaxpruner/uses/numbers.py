@@ -88,13 +88,17 @@ def of_result(equation: Any, operands: Sequence[Number | None]) -> Number | None
         return None
 
     def evaluated(numbers: Sequence[int]) -> int:
-        return int(np.array(int(function(*numbers))).astype(result.dtype))  # what does not fit wraps round
+        return int(
+            np.array(int(function(*numbers))).astype(result.dtype)
+        )  # what does not fit wraps round
 
     try:
         if not counters:
             return evaluated([number for number in known if isinstance(number, int)])
         trips = len(counters[0].values)
-        rows = [number.values if isinstance(number, Counter) else (number,) * trips for number in known]
+        rows = [
+            number.values if isinstance(number, Counter) else (number,) * trips for number in known
+        ]
         return Counter(counters[0].loop, tuple(map(evaluated, zip(*rows, strict=True))))
     except (ArithmeticError, ValueError):  # divided by zero
         return None

@@ -23,7 +23,9 @@ def reshape(view: View, shape: Sequence[int], new_shape: Sequence[int], *steps: 
     axes, region = [], []
     for old, new in _groups(shape, new_shape):
         sizes = [new_shape[i] for i in new]
-        parts = _ranges(*_linear_range([view.region[i] for i in old], [shape[i] for i in old]), sizes)
+        parts = _ranges(
+            *_linear_range([view.region[i] for i in old], [shape[i] for i in old]), sizes
+        )
         factors = tuple(itertools.chain.from_iterable(view.axes[i] for i in old))
         axes += _deal(factors, [stop - start for start, stop in parts])
         region += parts
@@ -37,8 +39,13 @@ def _groups(shape: Sequence[int], new_shape: Sequence[int]) -> list[tuple[list[i
     groups: list[tuple[list[int], list[int]]] = []
     i = j = 0
     while i < len(shape) or j < len(new_shape):
-        old, new = list(range(i, min(i + 1, len(shape)))), list(range(j, min(j + 1, len(new_shape))))
-        while (difference := math.prod(shape[a] for a in old) - math.prod(new_shape[a] for a in new)) != 0:
+        old, new = (
+            list(range(i, min(i + 1, len(shape)))),
+            list(range(j, min(j + 1, len(new_shape)))),
+        )
+        while (
+            difference := math.prod(shape[a] for a in old) - math.prod(new_shape[a] for a in new)
+        ) != 0:
             if difference < 0:
                 old.append(i + len(old))
             else:
@@ -96,7 +103,9 @@ def _deal(factors: Factors, sizes: Sequence[int]) -> list[Factors]:
     return [*dealt, *between, *behind]
 
 
-def _deal_from_front(factors: Factors, sizes: Sequence[int]) -> tuple[list[Factor], list[Factors], int]:
+def _deal_from_front(
+    factors: Factors, sizes: Sequence[int]
+) -> tuple[list[Factor], list[Factors], int]:
     """Deals factors out as long as they divide what an axis misses, or this divides them.
 
     Returns:

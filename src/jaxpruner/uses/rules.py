@@ -84,7 +84,9 @@ def _dot(equation: Any, operands: Sequence[Views]) -> list[Views]:
     """A contraction of two values that are computed from parameters alone."""
     contracted, batched, _ = contractions.dot_axes(equation)
     shapes = [shape_of(variable) for variable in equation.invars]
-    free = [[i for i in range(len(shapes[k])) if i not in (*contracted[k], *batched[k])] for k in (0, 1)]
+    free = [
+        [i for i in range(len(shapes[k])) if i not in (*contracted[k], *batched[k])] for k in (0, 1)
+    ]
     found = []
     for k, operand in enumerate(operands):
         for view in operand:
@@ -92,7 +94,9 @@ def _dot(equation: Any, operands: Sequence[Views]) -> list[Views]:
             other = [(views.copies(shapes[1 - k][i]), (0, shapes[1 - k][i])) for i in free[1 - k]]
             count = len(batched[k])
             placed = [*own, *other] if k == 0 else [*own[:count], *other, *own[count:]]
-            found.append(views.computed(view, [axis for axis, _ in placed], [region for _, region in placed]))
+            found.append(
+                views.computed(view, [axis for axis, _ in placed], [region for _, region in placed])
+            )
     return [moves.joined(found)]
 
 

@@ -66,7 +66,9 @@ class Observer(NamedTuple):
     compiled: CompiledOnce
     leaves_of: Callable[[tree_lib.PyTree], list[Any]]
 
-    def __call__(self, totals: list[Any], params: tree_lib.PyTree, state: State, trips: Any) -> list[Any]:
+    def __call__(
+        self, totals: list[Any], params: tree_lib.PyTree, state: State, trips: Any
+    ) -> list[Any]:
         """The new totals."""
         return self.compiled(totals, self.leaves_of(params), state, trips)
 
@@ -170,29 +172,45 @@ class Segments:
     def _leaves_of(self, params: tree_lib.PyTree, place: int, numbers: Iterable[int]) -> list[Any]:
         """The leaves of which some values are made, `None` in place of others: segments of like layers take alike."""
         numbers = list(numbers)
-        needed = {number for step in self.program.made_anew(numbers, place) for number in step.reads}.union(numbers)
+        needed = {
+            number for step in self.program.made_anew(numbers, place) for number in step.reads
+        }.union(numbers)
         pairs = zip(self.program.inputs, jax.tree.leaves(params), strict=False)
         return [leaf if number in needed else None for number, leaf in pairs]
 
     def _known(self, leaves: list[Any], state: State, place: int, numbers: Iterable[int]) -> Values:
         """All that is known before a step, with some values that are made of parameters alone."""
         program = self.program
-        given = {number: leaf for number, leaf in zip(program.inputs, leaves, strict=False) if leaf is not None}
+        given = {
+            number: leaf
+            for number, leaf in zip(program.inputs, leaves, strict=False)
+            if leaf is not None
+        }
         known = {**program.constants, **given, **state.values}
         for step in program.made_anew(numbers, place):
             self._evaluate(step, known)
         return known
 
     def _run(
-        self, leaves: list[Any], state: State, start: int, stop: int, taps: Taps = _NO_TAPS, totals: Any = None
+        self,
+        leaves: list[Any],
+        state: State,
+        start: int,
+        stop: int,
+        taps: Taps = _NO_TAPS,
+        totals: Any = None,
     ) -> tuple[Values, Any]:
         steps = self.program.steps[start:stop]
-        known = self._known(leaves, state, start, [number for step in steps for number in step.reads])
+        known = self._known(
+            leaves, state, start, [number for step in steps for number in step.reads]
+        )
         for step in steps:
             totals = self._evaluate(step, known, taps, totals)
         return known, totals
 
-    def _evaluate(self, step: Step, known: Values, taps: Taps = _NO_TAPS, totals: Any = None) -> Any:
+    def _evaluate(
+        self, step: Step, known: Values, taps: Taps = _NO_TAPS, totals: Any = None
+    ) -> Any:
         operands = [known[number] for number in step.reads]
         results, totals = taps.equation(step.equation, operands, step.path, totals, {})
         known.update(zip(step.writes, results, strict=True))
@@ -249,11 +267,16 @@ class Segments:
         """After the last trip of a scan."""
         step = self.program.steps[place]
         written = dict(zip(step.writes, state.carried, strict=False))
-        written |= {step.writes[i]: value for i, value in zip(self._outputs(place), state.outputs, strict=True)}
+        written |= {
+            step.writes[i]: value
+            for i, value in zip(self._outputs(place), state.outputs, strict=True)
+        }
         values = {**state.values, **written}
         return State({number: values[number] for number in self.program.live(place + 1)})
 
-    def _operands_of_trip(self, place: int, leaves: list[Any], state: State, trips: Any) -> tuple[list[Any], Any]:
+    def _operands_of_trip(
+        self, place: int, leaves: list[Any], state: State, trips: Any
+    ) -> tuple[list[Any], Any]:
         """What the body of a scan gets, and which elements these are."""
         step, scan = self._scan(place)
         constants, _, sliced = scan.split(list(step.reads))

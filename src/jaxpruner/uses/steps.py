@@ -138,7 +138,9 @@ class Steps:
             return number
 
         def number_of(variable: Any) -> int:
-            return constant(variable.val) if isinstance(variable, Literal) else numbers[id(variable)]
+            return (
+                constant(variable.val) if isinstance(variable, Literal) else numbers[id(variable)]
+            )
 
         for variable, value in zip(jaxpr.constvars, program.constants, strict=True):
             numbers[id(variable)] = constant(value)

@@ -26,7 +26,11 @@ Statistic = Callable[[Use, list[jax.Array]], Any]
 
 
 def run_with_taps(
-    graph: UseGraph, uses: Sequence[Use], statistic: Statistic, params: tree_lib.PyTree, *inputs: Any
+    graph: UseGraph,
+    uses: Sequence[Use],
+    statistic: Statistic,
+    params: tree_lib.PyTree,
+    *inputs: Any,
 ) -> tuple[list[jax.Array], list[Any]]:
     """Runs the model and takes a statistic of the operands of some of its operations.
 
@@ -81,7 +85,9 @@ class Taps:
                 _check_observable(use)
                 self._taps.setdefault(use.site.path, []).append((place, use))
         # Equations that have to be taken apart.
-        self.opened = frozenset(path[:length] for path in self._taps for length in range(1, len(path), 2))
+        self.opened = frozenset(
+            path[:length] for path in self._taps for length in range(1, len(path), 2)
+        )
 
     def zeros(self, within: Path | None = None) -> list[Any]:
         """Totals to begin with, one for each place.
@@ -91,9 +97,13 @@ class Taps:
         """
 
         def of_place(use: Use) -> Any:
-            operands = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in use.site.equation.invars]
+            operands = [
+                jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in use.site.equation.invars
+            ]
             found = jax.eval_shape(lambda *operands: self.statistic(use, list(operands)), *operands)
-            lengths = tuple(entry.length for entry in use.site.view.stack if entry.loop not in ((), within))
+            lengths = tuple(
+                entry.length for entry in use.site.view.stack if entry.loop not in ((), within)
+            )
             return jax.tree.map(lambda leaf: jnp.zeros((*lengths, *leaf.shape), leaf.dtype), found)
 
         return [of_place(uses[0]) for uses in self.places]
@@ -121,7 +131,12 @@ class Taps:
         return results, [found[place] for place in range(len(self.places))]
 
     def program(
-        self, program: bodies.Program, values: Sequence[Any], path: Path, totals: Totals, trips: Trips
+        self,
+        program: bodies.Program,
+        values: Sequence[Any],
+        path: Path,
+        totals: Totals,
+        trips: Trips,
     ) -> tuple[list[Any], Totals]:
         """Runs a program.
 
@@ -136,7 +151,13 @@ class Taps:
           Its results, and the totals with what was found.
         """
         jaxpr = program.jaxpr
-        known = dict(zip(map(id, (*jaxpr.constvars, *jaxpr.invars)), (*program.constants, *values), strict=True))
+        known = dict(
+            zip(
+                map(id, (*jaxpr.constvars, *jaxpr.invars)),
+                (*program.constants, *values),
+                strict=True,
+            )
+        )
 
         def read(variable: Any) -> Any:
             return variable.val if isinstance(variable, Literal) else known[id(variable)]
@@ -162,7 +183,9 @@ class Taps:
         if name in bodies.CALLS - {'shard_map'}:
             return self.program(bodies.called(equation), operands, (*path, 0), totals, trips)
         inside = {at: taps for at, taps in self._taps.items() if at[: len(path)] == path}
-        if name not in ('scan', 'while', 'cond') or (name == 'while' and any(at[len(path)] == 0 for at in inside)):
+        if name not in ('scan', 'while', 'cond') or (
+            name == 'while' and any(at[len(path)] == 0 for at in inside)
+        ):
             ((_, use), *_) = next(iter(inside.values()))
             raise UnsupportedPrimitive(
                 f'nothing can be observed inside {name} or the condition of a loop ({use.where})'
@@ -171,7 +194,9 @@ class Taps:
         results, part = getattr(self, f'_{name}')(equation, operands, path, part, trips)
         return results, totals | part
 
-    def _scan(self, equation: Any, operands: list[Any], path: Path, totals: Totals, trips: Trips) -> Any:
+    def _scan(
+        self, equation: Any, operands: list[Any], path: Path, totals: Totals, trips: Trips
+    ) -> Any:
         scan = bodies.Scan.of(equation)
         constants, carried, sliced = scan.split(operands)
         reverse = equation.params['reverse']
@@ -179,27 +204,39 @@ class Taps:
         def body(state: Any, taken: list[Any]) -> Any:
             carried, totals, trip = state
             inner = {**trips, path: trip}
-            results, totals = self.program(scan.body, [*constants, *carried, *taken], (*path, 0), totals, inner)
-            return (results[: scan.carried], totals, trip + (-1 if reverse else 1)), results[scan.carried :]
+            results, totals = self.program(
+                scan.body, [*constants, *carried, *taken], (*path, 0), totals, inner
+            )
+            return (results[: scan.carried], totals, trip + (-1 if reverse else 1)), results[
+                scan.carried :
+            ]
 
         first = jnp.int32(scan.length - 1 if reverse else 0)
         options = {name: equation.params[name] for name in ('length', 'reverse', 'unroll')}
         (carried, totals, _), outputs = lax.scan(body, (carried, totals, first), sliced, **options)
         return [*carried, *outputs], totals
 
-    def _while(self, equation: Any, operands: list[Any], path: Path, totals: Totals, trips: Trips) -> Any:
+    def _while(
+        self, equation: Any, operands: list[Any], path: Path, totals: Totals, trips: Trips
+    ) -> Any:
         loop = bodies.While.of(equation)
         condition_constants, body_constants, carried = loop.split(operands)
 
         def condition(state: Any) -> Any:
-            return self.program(loop.condition, [*condition_constants, *state[0]], (*path, 0), {}, trips)[0][0]
+            return self.program(
+                loop.condition, [*condition_constants, *state[0]], (*path, 0), {}, trips
+            )[0][0]
 
         def body(state: Any) -> Any:
-            return self.program(loop.body, [*body_constants, *state[0]], (*path, 1), state[1], trips)
+            return self.program(
+                loop.body, [*body_constants, *state[0]], (*path, 1), state[1], trips
+            )
 
         return lax.while_loop(condition, body, (carried, totals))
 
-    def _cond(self, equation: Any, operands: list[Any], path: Path, totals: Totals, trips: Trips) -> Any:
+    def _cond(
+        self, equation: Any, operands: list[Any], path: Path, totals: Totals, trips: Trips
+    ) -> Any:
         index, *values = operands
         branches = [
             lambda totals, *values, at=(*path, number), program=program: self.program(
@@ -213,7 +250,9 @@ class Taps:
 def _check_observable(use: Use) -> None:
     site = use.site
     if site.equation is None:
-        raise UnsupportedPrimitive('a parameter that the model returns is an operand of nothing, so there is no tap')
+        raise UnsupportedPrimitive(
+            'a parameter that the model returns is an operand of nothing, so there is no tap'
+        )
     if min(site.path) < 0:
         name = site.equation.primitive.name
         raise UnsupportedPrimitive(
@@ -227,7 +266,10 @@ def _add(total: jax.Array, found: jax.Array, index: tuple[Any, ...]) -> jax.Arra
     if not index:
         return total + found
     found = jnp.expand_dims(found, tuple(range(len(index))))
-    start = (*index, *[jnp.zeros_like(index[0])] * (found.ndim - len(index)))  # of one dtype, whatever that is
+    start = (
+        *index,
+        *[jnp.zeros_like(index[0])] * (found.ndim - len(index)),
+    )  # of one dtype, whatever that is
     old = lax.dynamic_slice(total, start, found.shape)
     return lax.dynamic_update_slice(total, old + found, start)
 

@@ -10,7 +10,9 @@ from jaxpruner.uses import bodies, records, views, walk
 from jaxpruner.uses.graph import UnsupportedPrimitive, Use, UseGraph
 
 
-def param_uses(apply_fn: Callable[..., Any], params: tree_lib.PyTree, *inputs: Any, strict: bool = False) -> UseGraph:
+def param_uses(
+    apply_fn: Callable[..., Any], params: tree_lib.PyTree, *inputs: Any, strict: bool = False
+) -> UseGraph:
     """How a model uses each of its parameters, in whatever framework it is written.
 
     The model is traced, not computed: shapes (`jax.ShapeDtypeStruct`) do for parameters and inputs.
@@ -50,20 +52,26 @@ def param_uses(apply_fn: Callable[..., Any], params: tree_lib.PyTree, *inputs: A
     arguments = [records.Value(views=(views.whole(i, shape),)) for i, shape in enumerate(shapes)]
     arguments += [records.DATA] * (len(program.jaxpr.invars) - len(arguments))
     walker = walk.Walk(shapes)
-    results = walker.program(bodies.Program(program.jaxpr, tuple(program.consts)), arguments, records.Scope(), wanted)
+    results = walker.program(
+        bodies.Program(program.jaxpr, tuple(program.consts)), arguments, records.Scope(), wanted
+    )
     for number, result in enumerate(results):
         for view in result.views:
             walker.record('output', None, number, view, records.Scope())
     return _graph(paths, walker.records, program, strict)
 
 
-def _graph(paths: list[tree_lib.Path], found: records.Records, program: Any, strict: bool) -> UseGraph:
+def _graph(
+    paths: list[tree_lib.Path], found: records.Records, program: Any, strict: bool
+) -> UseGraph:
     by_leaf: dict[int, list[Use]] = {}
     for leaf, use in found.uses.values():
         by_leaf.setdefault(leaf, []).append(use)
     opaque = {paths[leaf]: reason for leaf, reason in sorted(found.opaque.items())}
     if strict and opaque:
-        named = '; '.join(f'{tree_lib.path_string(path)}: {reason}' for path, reason in opaque.items())
+        named = '; '.join(
+            f'{tree_lib.path_string(path)}: {reason}' for path, reason in opaque.items()
+        )
         raise UnsupportedPrimitive(f'{named}; with strict=False these leaves are in graph.opaque')
     uses = {
         path: tuple(sorted(by_leaf[leaf], key=lambda use: (use.site.path, use.site.operand)))

@@ -135,7 +135,9 @@ class View:
           ValueError: the view is not exact.
         """
         if not self.exact:
-            raise ValueError('this value is computed from its parameter, not read from it; see Use.exact')
+            raise ValueError(
+                'this value is computed from its parameter, not read from it; see Use.exact'
+            )
         value, depth = jnp.asarray(leaf), 0  # a number of Python has no dtype
         for step in self.steps:
             if step in (ENTER_LOOP, LEAVE_LOOP):
@@ -154,7 +156,9 @@ def whole(leaf: int, shape: Sequence[int]) -> View:
     >>> whole(0, (2,)).region
     ((0, 2),)
     """
-    return View(leaf, tuple((Factor((i,), n),) for i, n in enumerate(shape)), tuple((0, n) for n in shape))
+    return View(
+        leaf, tuple((Factor((i,), n),) for i, n in enumerate(shape)), tuple((0, n) for n in shape)
+    )
 
 
 def moved(view: View, axes: Sequence[Factors], region: Sequence[Range], *steps: Any) -> View:
@@ -164,11 +168,16 @@ def moved(view: View, axes: Sequence[Factors], region: Sequence[Range], *steps: 
     ()
     """
     return dataclasses.replace(
-        view, axes=tuple(axes), region=tuple(region), steps=(*view.steps, *steps) if view.exact else ()
+        view,
+        axes=tuple(axes),
+        region=tuple(region),
+        steps=(*view.steps, *steps) if view.exact else (),
     )
 
 
-def computed(view: View, axes: Sequence[Factors] | None = None, region: Sequence[Range] | None = None) -> View:
+def computed(
+    view: View, axes: Sequence[Factors] | None = None, region: Sequence[Range] | None = None
+) -> View:
     """A view of which values have been computed, along these axes or the same.
 
     >>> computed(whole(0, (2,))).exact

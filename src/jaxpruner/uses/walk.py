@@ -36,7 +36,11 @@ class Walk:
         self.records = Records()
 
     def program(
-        self, program: bodies.Program, values: Sequence[Value], scope: Scope, wanted: liveness.Wanted
+        self,
+        program: bodies.Program,
+        values: Sequence[Value],
+        scope: Scope,
+        wanted: liveness.Wanted,
     ) -> list[Value]:
         """The values of a program's results, from those of its inputs.
 
@@ -53,23 +57,36 @@ class Walk:
 
         def read(variable: Any) -> Value:
             if isinstance(variable, Literal):
-                return Value(number=numbers.of_literal(variable), constant=constants.of_value(variable.val))
+                return Value(
+                    number=numbers.of_literal(variable), constant=constants.of_value(variable.val)
+                )
             return known.get(id(variable), Value())  # nothing is known of what is not wanted
 
         live = liveness.live(jaxpr, wanted)
         for number, (equation, parts) in enumerate(zip(jaxpr.eqns, live.results, strict=True)):
             if any(parts):
-                results = self._equation(equation, [read(v) for v in equation.invars], scope.at(number), parts)
-                known.update({id(variable): value for variable, value in zip(equation.outvars, results, strict=True)})
+                results = self._equation(
+                    equation, [read(v) for v in equation.invars], scope.at(number), parts
+                )
+                known.update(
+                    {
+                        id(variable): value
+                        for variable, value in zip(equation.outvars, results, strict=True)
+                    }
+                )
         return [read(variable) for variable in jaxpr.outvars]
 
-    def _equation(self, equation: Any, values: list[Value], scope: Scope, parts: liveness.Wanted) -> list[Value]:
+    def _equation(
+        self, equation: Any, values: list[Value], scope: Scope, parts: liveness.Wanted
+    ) -> list[Value]:
         name = equation.primitive.name
         if name in control_flow.RULES:
             scope = scope._replace(line=scope.where(equation))
             return control_flow.RULES[name](self, equation, values, scope, parts)
         if name in contractions.OPERATIONS:
-            self.records.flops[scope.path] = contractions.flops(equation) * scope.trips * scope.devices
+            self.records.flops[scope.path] = (
+                contractions.flops(equation) * scope.trips * scope.devices
+            )
         data = name in _READS_MEMORY or any(value.data for value in values)
         if name not in rules.CHEAP and (data or any(value.views for value in values)):
             self.records.uncounted.setdefault(name, scope.where(equation))
@@ -79,7 +96,9 @@ class Walk:
         try:
             if name in SAME:  # each for itself, whatever stands beside it
                 moved = same(equation, [value.views for value in values])
-                return [value._replace(views=views) for value, views in zip(values, moved, strict=True)]
+                return [
+                    value._replace(views=views) for value, views in zip(values, moved, strict=True)
+                ]
             if data:
                 self._meet(equation, values, scope)
                 return results
@@ -88,7 +107,9 @@ class Walk:
             self.make_opaque(values, str(reason), equation, scope)
             return results
 
-    def make_opaque(self, values: Sequence[Value], reason: str, equation: Any, scope: Scope) -> None:
+    def make_opaque(
+        self, values: Sequence[Value], reason: str, equation: Any, scope: Scope
+    ) -> None:
         """Says that the parameters in these values cannot be followed further."""
         for value in values:
             for view in value.views:
@@ -105,9 +126,17 @@ class Walk:
             roles = contractions.roles(equation, operand)
             flops = contractions.flops(equation)
             for view in values[operand].views:
-                self.record(contractions.OPERATIONS[name], equation, operand, view, scope, flops, roles)
+                self.record(
+                    contractions.OPERATIONS[name], equation, operand, view, scope, flops, roles
+                )
         elif name in rules.ELEMENTWISE | _PLACES | SCATTERS:
-            indices = values[1:2] if name in SCATTERS else values[2:] if name == 'dynamic_update_slice' else ()
+            indices = (
+                values[1:2]
+                if name in SCATTERS
+                else values[2:]
+                if name == 'dynamic_update_slice'
+                else ()
+            )
             if any(value.views for value in indices):
                 raise NoRuleError(f'no rule for {name} at indices made of parameters')
             flops = math.prod(equation.outvars[0].aval.shape) if name in rules.ARITHMETIC else 0
@@ -149,7 +178,9 @@ class Walk:
         def axes_of(indices: Sequence[int]) -> tuple[int, ...]:
             factors = tuple(factor for i in indices for factor in view.axes[i])
             # An axis of which one element was taken is not there any more.
-            return along(tuple(f for f in factors if f.size > 1 or all(shape[axis] == 1 for axis in f.axes)))
+            return along(
+                tuple(f for f in factors if f.size > 1 or all(shape[axis] == 1 for axis in f.axes))
+            )
 
         share = math.prod(entry.share for entry in view.stack)
         trips = round(scope.trips * share)

@@ -73,7 +73,10 @@ def parse_example(record: bytes) -> dict[str, list[Any]]:
     {'label': [7]}
     """
     features = _example().FromString(record).features.feature
-    return {entry.key: [*entry.value.bytes_list.value, *entry.value.int64_list.value] for entry in features}
+    return {
+        entry.key: [*entry.value.bytes_list.value, *entry.value.int64_list.value]
+        for entry in features
+    }
 
 
 def _opened(path: Path) -> Any:
@@ -81,7 +84,9 @@ def _opened(path: Path) -> Any:
     try:
         return module.ArrayRecordDataSource(str(path))
     except Exception as error:  # a RuntimeError or ValueError of the C++ library
-        raise DataError(f'{path} cannot be read as an array-record file ({error}): {DOWNLOAD_AGAIN}') from error
+        raise DataError(
+            f'{path} cannot be read as an array-record file ({error}): {DOWNLOAD_AGAIN}'
+        ) from error
 
 
 @functools.cache

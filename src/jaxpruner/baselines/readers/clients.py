@@ -62,7 +62,11 @@ class SqliteClients:
         """
         self._path, self._local = path, threading.local()
         try:
-            rows = self._connection().execute('SELECT client_id FROM federated_data ORDER BY client_id').fetchall()
+            rows = (
+                self._connection()
+                .execute('SELECT client_id FROM federated_data ORDER BY client_id')
+                .fetchall()
+            )
         except sqlite3.Error as error:
             raise DataError(f'{path} cannot be read ({error}): {DOWNLOAD_AGAIN}') from error
         self._names = [row[0] for row in rows]
@@ -78,13 +82,24 @@ class SqliteClients:
             (data,) = self._connection().execute(query, [name]).fetchone()
             found = msgpack.unpackb(zlib.decompress(data), ext_hook=_array, raw=False)
             return _client(found['pixels'], found['label'])
-        except (sqlite3.Error, zlib.error, ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
-            raise DataError(f'{self._path}, client {name!r}, cannot be read ({error}): {DOWNLOAD_AGAIN}') from error
+        except (
+            sqlite3.Error,
+            zlib.error,
+            ValueError,
+            KeyError,
+            TypeError,
+            msgpack.UnpackException,
+        ) as error:
+            raise DataError(
+                f'{self._path}, client {name!r}, cannot be read ({error}): {DOWNLOAD_AGAIN}'
+            ) from error
 
     def _connection(self) -> sqlite3.Connection:
         """One for each thread."""
         if not hasattr(self._local, 'connection'):
-            self._local.connection = sqlite3.connect(f'{self._path.absolute().as_uri()}?mode=ro', uri=True)
+            self._local.connection = sqlite3.connect(
+                f'{self._path.absolute().as_uri()}?mode=ro', uri=True
+            )
         return self._local.connection
 
 
@@ -108,7 +123,9 @@ class Hdf5Clients:
         """
         self._path = path
         try:
-            self._examples = imported('h5py', "TensorFlow Federated's files").File(path, 'r')['examples']
+            self._examples = imported('h5py', "TensorFlow Federated's files").File(path, 'r')[
+                'examples'
+            ]
         except (OSError, KeyError) as error:
             raise DataError(f'{path} cannot be read ({error}): {DOWNLOAD_AGAIN}') from error
         self._names = sorted(self._examples)
@@ -121,7 +138,9 @@ class Hdf5Clients:
         try:
             return _client(self._examples[name]['pixels'][()], self._examples[name]['label'][()])
         except (OSError, KeyError, ValueError) as error:
-            raise DataError(f'{self._path}, client {name!r}, cannot be read ({error}): {DOWNLOAD_AGAIN}') from error
+            raise DataError(
+                f'{self._path}, client {name!r}, cannot be read ({error}): {DOWNLOAD_AGAIN}'
+            ) from error
 
 
 def read_emnist(folder: Path) -> ClientFiles:

@@ -34,12 +34,22 @@ class ImageFolder:
         found = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
         self.classes = tuple(found) if classes is None else classes
         for name in {*self.classes} ^ {*found}:
-            there = f'no folder {name}' if name in self.classes else f'a folder {name} that the training part lacks'
-            raise DataError(f'{folder} has {there}: both parts need the same classes, one folder each')
+            there = (
+                f'no folder {name}'
+                if name in self.classes
+                else f'a folder {name} that the training part lacks'
+            )
+            raise DataError(
+                f'{folder} has {there}: both parts need the same classes, one folder each'
+            )
         self._folder = folder
         self._files: list[tuple[str, int]] = []
         for label, name in enumerate(self.classes):
-            files = sorted(entry.name for entry in os.scandir(folder / name) if entry.name.lower().endswith(SUFFIXES))
+            files = sorted(
+                entry.name
+                for entry in os.scandir(folder / name)
+                if entry.name.lower().endswith(SUFFIXES)
+            )
             if not files:
                 raise DataError(
                     f'{folder / name} holds no images ({", ".join(SUFFIXES)}): put those of its class there'

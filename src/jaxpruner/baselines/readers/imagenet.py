@@ -43,7 +43,9 @@ def read_imagenet(folder: Path) -> ImageFiles:
     if (folder / 'train').is_dir() and (folder / 'val').is_dir():
         train = ImageFolder(folder / 'train')
         return ImageFiles(train, ImageFolder(folder / 'val', train.classes), len(train.classes))
-    records = {part: sorted(folder.glob(f'*{part}*.array_record*')) for part in ('train', 'validation')}
+    records = {
+        part: sorted(folder.glob(f'*{part}*.array_record*')) for part in ('train', 'validation')
+    }
     if not all(records.values()):
         raise DataError(f'{folder} does not hold both parts of ImageNet: it needs {wanted}')
     return ImageFiles(ArrayRecords(records['train']), ArrayRecords(records['validation']), None)

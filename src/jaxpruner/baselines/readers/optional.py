@@ -28,4 +28,6 @@ def imported(name: str, use: str) -> Any:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         package = name.partition('.')[0]
-        raise ImportError(f"{use} need {package}, which is not installed: pip install 'jaxpruner[readers]'") from error
+        raise ImportError(
+            f"{use} need {package}, which is not installed: pip install 'jaxpruner[readers]'"
+        ) from error

@@ -52,7 +52,10 @@ def random_part(random: np.random.Generator, picture: Picture, size: int) -> dic
     """
     image = _decoded(picture)
     pixels = _resized(image, random_box(random, *image.size), size)
-    return {'image': pixels[:, ::-1] if random.random() < 0.5 else pixels, 'label': np.int32(picture.label)}
+    return {
+        'image': pixels[:, ::-1] if random.random() < 0.5 else pixels,
+        'label': np.int32(picture.label),
+    }
 
 
 def middle(picture: Picture, size: int) -> dict[str, Any]:
@@ -74,7 +77,10 @@ def middle(picture: Picture, size: int) -> dict[str, Any]:
     jaxpruner.baselines.data.DataError: empty.png cannot be read as an image ...
     """
     image = _decoded(picture)
-    return {'image': _resized(image, middle_box(*image.size), size), 'label': np.int32(picture.label)}
+    return {
+        'image': _resized(image, middle_box(*image.size), size),
+        'label': np.int32(picture.label),
+    }
 
 
 def random_box(random: np.random.Generator, width: int, height: int) -> Box:
@@ -93,7 +99,10 @@ def random_box(random: np.random.Generator, width: int, height: int) -> Box:
         ratio = math.exp(random.uniform(math.log(_RATIO[0]), math.log(_RATIO[1])))
         wide, high = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < wide <= width and 0 < high <= height:
-            left, upper = int(random.integers(width - wide + 1)), int(random.integers(height - high + 1))
+            left, upper = (
+                int(random.integers(width - wide + 1)),
+                int(random.integers(height - high + 1)),
+            )
             return left, upper, left + wide, upper + high
     wide, high = min(width, height * _RATIO[1]), min(height, width / _RATIO[0])
     return (width - wide) / 2, (height - high) / 2, (width + wide) / 2, (height + high) / 2
@@ -118,7 +127,9 @@ def _decoded(picture: Picture) -> Any:
     try:
         return module.open(io.BytesIO(picture.content)).convert('RGB')
     except (OSError, SyntaxError, ValueError, module.DecompressionBombError) as error:
-        raise DataError(f'{picture.name} cannot be read as an image ({error}): {DOWNLOAD_AGAIN}') from error
+        raise DataError(
+            f'{picture.name} cannot be read as an image ({error}): {DOWNLOAD_AGAIN}'
+        ) from error
 
 
 def _resized(image: Any, box: Box, size: int) -> np.ndarray:

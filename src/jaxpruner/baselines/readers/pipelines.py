@@ -71,7 +71,10 @@ class GrainFeed:
 
 
 def mixed(
-    reader: Reader[Any], prepare: Callable[[np.random.Generator, Any], Any], batch_size: int, seed: int
+    reader: Reader[Any],
+    prepare: Callable[[np.random.Generator, Any], Any],
+    batch_size: int,
+    seed: int,
 ) -> GrainFeed:
     """All examples in a random order, again and again in another.
 
@@ -86,7 +89,9 @@ def mixed(
     [1.0, 2.0, 3.0]
     """
     dataset = _grain().MapDataset.source(reader).shuffle(seed=seed).repeat(_EPOCHS)
-    dataset = dataset.map_with_index(lambda index, item: prepare(np.random.default_rng((seed, index)), item))
+    dataset = dataset.map_with_index(
+        lambda index, item: prepare(np.random.default_rng((seed, index)), item)
+    )
     return GrainFeed(_read_ahead(dataset, batch_size))
 
 
@@ -129,15 +134,26 @@ def windows(parts: Reader[np.ndarray], length: int, batch_size: int, seed: int) 
             return element
 
     def pool(number: int, texts: list[np.ndarray]) -> np.ndarray:
-        pieces = np.concatenate([text[: len(text) // length * length].reshape(-1, length) for text in texts])
+        pieces = np.concatenate(
+            [text[: len(text) // length * length].reshape(-1, length) for text in texts]
+        )
         if not len(pieces):
-            raise ValueError(f'{len(texts)} parts of the text are all shorter than {length} bytes: use longer files')
+            raise ValueError(
+                f'{len(texts)} parts of the text are all shorter than {length} bytes: use longer files'
+            )
         return np.random.default_rng((seed, number)).permutation(pieces)
 
     parts_of_pool = min(_POOL, len(parts))  # more would have a part twice
-    pools = grain.MapDataset.source(parts).shuffle(seed=seed).repeat(_EPOCHS).batch(parts_of_pool, batch_fn=list)
+    pools = (
+        grain.MapDataset.source(parts)
+        .shuffle(seed=seed)
+        .repeat(_EPOCHS)
+        .batch(parts_of_pool, batch_fn=list)
+    )
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)
-    pieces = grain.experimental.FlatMapIterDataset(pools.map_with_index(pool).to_iter_dataset(options), Windows())
+    pieces = grain.experimental.FlatMapIterDataset(
+        pools.map_with_index(pool).to_iter_dataset(options), Windows()
+    )
     return GrainFeed(pieces.batch(batch_size))
 
 
@@ -156,7 +172,9 @@ def in_order(reader: Reader[Any], prepare: Callable[[Any], Any], batch_size: int
 
 
 def _read_ahead(examples: Any, batch_size: int) -> Any:
-    options = _grain().ReadOptions(num_threads=_THREADS, prefetch_buffer_size=_BATCHES_AHEAD * batch_size)
+    options = _grain().ReadOptions(
+        num_threads=_THREADS, prefetch_buffer_size=_BATCHES_AHEAD * batch_size
+    )
     return examples.to_iter_dataset(options).batch(batch_size)
 
 

@@ -47,7 +47,9 @@ class TextParts:
           size: of a part, in bytes.
         """
         self._size = size
-        self._places = [(path, start) for path in paths for start in range(0, path.stat().st_size, size)]
+        self._places = [
+            (path, start) for path in paths for start in range(0, path.stat().st_size, size)
+        ]
 
     def __len__(self) -> int:
         return len(self._places)
@@ -90,7 +92,9 @@ class ParquetParts:
             with _parquet().ParquetFile(path) as file:
                 rows = file.read_row_group(group, columns=[COLUMN])[COLUMN].to_pylist()
         except (OSError, ValueError) as error:
-            raise DataError(f'{path}, row group {group}, cannot be read ({error}): {DOWNLOAD_AGAIN}') from error
+            raise DataError(
+                f'{path}, row group {group}, cannot be read ({error}): {DOWNLOAD_AGAIN}'
+            ) from error
         return np.frombuffer(b'\n'.join(row.encode() for row in rows if row), np.uint8)
 
 
@@ -113,7 +117,11 @@ def read_corpus(folder: Path, test_bytes: int) -> Corpus:
     for suffix, reader in (('.parquet', ParquetParts), ('.txt', TextParts)):
         found = {part: _files(folder, part, suffix) for part in ('train', 'validation')}
         if all(found.values()):
-            return Corpus(reader(found['train']), _beginning(reader(found['validation']), test_bytes), _SYMBOLS)
+            return Corpus(
+                reader(found['train']),
+                _beginning(reader(found['validation']), test_bytes),
+                _SYMBOLS,
+            )
     raise DataError(
         f'{folder} does not hold files *train*.parquet and *validation*.parquet, or *train*.txt and *validation*.txt: '
         'put both parts there'
@@ -125,7 +133,10 @@ _SYMBOLS = np.arange(256, dtype=np.uint8)
 
 def _files(folder: Path, part: str, suffix: str) -> list[Path]:
     paths = sorted(folder.rglob(f'*{suffix}'))
-    kinds = {path: 'validation' if 'validation' in str(path.relative_to(folder)) else 'train' for path in paths}
+    kinds = {
+        path: 'validation' if 'validation' in str(path.relative_to(folder)) else 'train'
+        for path in paths
+    }
     return [path for path in paths if kinds[path] == part and part in str(path.relative_to(folder))]
 
 
@@ -143,7 +154,9 @@ def _row_groups(path: Path) -> int:
         with _parquet().ParquetFile(path) as file:
             names, groups = file.schema_arrow.names, file.num_row_groups
     except (OSError, ValueError) as error:
-        raise DataError(f'{path} cannot be read as a parquet file ({error}): {DOWNLOAD_AGAIN}') from error
+        raise DataError(
+            f'{path} cannot be read as a parquet file ({error}): {DOWNLOAD_AGAIN}'
+        ) from error
     if COLUMN not in names:
         raise DataError(f'{path} has the columns {names}: it needs one named {COLUMN!r}')
     return groups
