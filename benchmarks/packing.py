@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from benchmarks.report import Row
 from benchmarks.selection import SPARSITY
 from benchmarks.timing import bound, interleaved, ratio
-from jaxpruner import masking, packing
+from jaxpruner.core import masking, packing
 
 SHAPES = {
     'small': [(64, 64), (98, 30)],

@@ -16,7 +16,8 @@ import numpy as np
 from benchmarks.compiled import temporary_bytes
 from benchmarks.report import Row
 from benchmarks.timing import IN_PLACE, Timing, bound, in_program, interleaved, joined, ratio
-from jaxpruner import mask_calculator, selection
+from jaxpruner import mask_calculator
+from jaxpruner.mask_calculator import selection
 
 SPARSITY = 0.9
 SHAPES = {

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import tyro
 
-from jaxpruner import atomic_files
 from jaxpruner.baselines.checkpointing import Checkpoints
 from jaxpruner.baselines.folders import claimed
 from jaxpruner.baselines.recipe import Recipe
-from jaxpruner.progress import progress_bar
+from jaxpruner.core import atomic_files
+from jaxpruner.core.progress import progress_bar
 from jaxpruner.report import plots, tables
 from oneshot_shakespeare_differences import differences
 from oneshot_shakespeare_pruning import DENSE, OUTPUT_ERROR, prune_all, read_cells, variants

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxpruner
-from jaxpruner import atomic_files, oneshot, uses
+from jaxpruner import oneshot, uses
 from jaxpruner.baselines.recipe import Recipe
+from jaxpruner.core import atomic_files
 from jaxpruner.report import results
 from oneshot_shakespeare_training import Text, Trained, Training, draw, windows
 

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import two_processes
-from jaxpruner import packing
+from helpers import two_processes
+from jaxpruner.core import packing
 
 PROCESSES = 2
 SECONDS = 240  # far more than it takes, and an end to processes that wait for each other

@@ -10,8 +10,8 @@ import optax
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-import eight_devices
 import jaxpruner
+from helpers import eight_devices
 
 STEPS = 20
 SHAPES = {

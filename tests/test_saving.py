@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-import eight_devices
 import jaxpruner
+from helpers import eight_devices
 from jaxpruner import checkpoints
 
 Point = collections.namedtuple('Point', 'x y')

@@ -14,10 +14,10 @@ import optax
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-import eight_devices
-import hlo
 import jaxpruner
-from jaxpruner import packing, replacement
+from helpers import eight_devices, hlo
+from jaxpruner.core import packing
+from jaxpruner.mask_calculator import replacement
 
 SHAPES = {'wide': (256, 128), 'narrow': (64, 24)}
 MESH = {'rows': 4, 'columns': 2}
@@ -289,7 +289,7 @@ def check_a_warning_names_masks_that_devices_share(spec, torn, whole, caplog):
     tx = make('magnitude', 'unstructured', True).wrap_optax(optax.adam(0.1))
     with caplog.at_level(logging.WARNING):
         state = tx.init(params)
-    assert [record.name for record in caplog.records] == ['jaxpruner.masking'] * len(torn)
+    assert [record.name for record in caplog.records] == ['jaxpruner.core.masking'] * len(torn)
     for shape in torn.values():
         assert f'torn of shape {shape}, sharded as {spec}' in caplog.text
         assert (

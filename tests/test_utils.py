@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxpruner import utils
+from jaxpruner.core import seeds
 
 TREE = {
     'a': {'kernel': jnp.array([[0.0, 1.0], [0.0, 0.0]]), 'bias': jnp.array([1.0, jnp.nan])},
@@ -84,7 +85,7 @@ SEEDS = [8, np.int64(8), jnp.int32(8), jax.random.PRNGKey(8), jax.random.key(8)]
 @pytest.mark.parametrize('seed', SEEDS, ids=['int', 'numpy', 'array', 'raw key', 'typed key'])
 def test_every_seed_means_the_same_key(seed):
     expected = jax.random.uniform(jax.random.PRNGKey(8), (3,))
-    np.testing.assert_array_equal(jax.random.uniform(utils.prng_key(seed), (3,)), expected)
+    np.testing.assert_array_equal(jax.random.uniform(seeds.prng_key(seed), (3,)), expected)
 
 
 @pytest.mark.parametrize(
@@ -94,4 +95,4 @@ def test_bad_seeds(seed):
     with pytest.raises(
         TypeError, match='rng_seed must be a whole number, a uint32 key or a typed key'
     ):
-        utils.prng_key(seed)
+        seeds.prng_key(seed)

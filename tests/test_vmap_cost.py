@@ -14,9 +14,8 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-import compiling
-import hlo
 import jaxpruner
+from helpers import compiling, hlo
 from jaxpruner import sparsity_distributions, sparsity_schedules
 
 SEEDS = 3

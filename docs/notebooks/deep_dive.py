@@ -51,8 +51,9 @@ import numpy as np
 import optax
 
 import jaxpruner
-from jaxpruner import packing, pruners, sparsity_distributions, sparsity_schedules, tree
+from jaxpruner import pruners, sparsity_distributions, sparsity_schedules
 from jaxpruner.baselines import data
+from jaxpruner.core import packing, tree
 
 # %matplotlib inline
 

@@ -11,16 +11,15 @@ import optax
 
 from jaxpruner import (
     algorithms,
-    config_files,
-    config_keys,
     sparsity_distributions,
     sparsity_schedules,
     sparsity_types,
     type_rules,
 )
-from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import acdc
-from jaxpruner.base_updater import BaseUpdater, NoPruning
+from jaxpruner.base_updater import BaseUpdater, NoPruning, config_keys
+from jaxpruner.core import config_files
+from jaxpruner.core import tree as tree_lib
 
 logger = logging.getLogger(__name__)
 

@@ -41,6 +41,12 @@ from jaxpruner.api import register_algorithm as register_algorithm
 from jaxpruner.base_updater import BaseUpdater as BaseUpdater
 from jaxpruner.base_updater import NoPruning as NoPruning
 from jaxpruner.base_updater import apply_mask as apply_mask
+from jaxpruner.core import packing as packing
+from jaxpruner.core import tree as tree
+from jaxpruner.core.sparse_state import SparseState as SparseState
+from jaxpruner.core.sparse_state import join_masks as join_masks
+from jaxpruner.core.sparse_state import sparse_states as sparse_states
+from jaxpruner.core.sparse_state import split_masks as split_masks
 from jaxpruner.jax_pruning import PruningStrategy as PruningStrategy
 from jaxpruner.jax_pruning import StrategyPruning as StrategyPruning
 from jaxpruner.jax_pruning import gradual_strategy as gradual_strategy
@@ -49,10 +55,6 @@ from jaxpruner.jax_pruning import pruning_apply as pruning_apply
 from jaxpruner.mask_metrics import sparsity_metrics as sparsity_metrics
 from jaxpruner.oneshot import prune as prune
 from jaxpruner.saving import save_safetensors as save_safetensors
-from jaxpruner.sparse_state import SparseState as SparseState
-from jaxpruner.sparse_state import join_masks as join_masks
-from jaxpruner.sparse_state import sparse_states as sparse_states
-from jaxpruner.sparse_state import split_masks as split_masks
 from jaxpruner.sparsity_schedules import HostSchedule as HostSchedule
 from jaxpruner.sparsity_schedules import NoUpdateSchedule as NoUpdateSchedule
 from jaxpruner.sparsity_schedules import OneShotSchedule as OneShotSchedule

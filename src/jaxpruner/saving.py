@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpruner import tree as tree_lib
+from jaxpruner.core import tree as tree_lib
 
 _NAME_OF_METADATA = '__metadata__'  # the format's own
 

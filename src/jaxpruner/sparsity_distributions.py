@@ -10,10 +10,10 @@ from typing import Any
 
 import jax
 
-from jaxpruner import erdos_renyi, vector_warnings
-from jaxpruner import tree as tree_lib
-from jaxpruner.erdos_renyi import get_n_zeros as get_n_zeros
-from jaxpruner.erdos_renyi import get_sparsities_erdos_renyi as get_sparsities_erdos_renyi
+from jaxpruner.core import erdos_renyi, vector_warnings
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.erdos_renyi import get_n_zeros as get_n_zeros
+from jaxpruner.core.erdos_renyi import get_sparsities_erdos_renyi as get_sparsities_erdos_renyi
 
 FilterFn = Callable[[tree_lib.Path, Any], bool]
 FilterFnType = FilterFn  # its name in JaxPruner

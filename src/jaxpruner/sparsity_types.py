@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 
-from jaxpruner.named_fields import NamedFields
+from jaxpruner.core.named_fields import NamedFields
 
 
 @runtime_checkable

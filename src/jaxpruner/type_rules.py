@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxpruner import sparsity_types
-from jaxpruner import tree as tree_lib
+from jaxpruner.core import tree as tree_lib
 from jaxpruner.sparsity_types import SparsityType
 
 SparsityTypeSetting = SparsityType | Mapping[Any, Any] | Callable[[tree_lib.Path, Any], Any]

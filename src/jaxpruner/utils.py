@@ -1,16 +1,13 @@
-"""Counting zeros in parameters, reading seeds, and calling functions with those arguments that they know."""
+"""How sparse parameters are: zeros counted leaf by leaf and over a model."""
 
-import inspect
 import math
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from jaxpruner import tree as tree_lib
+from jaxpruner.core import tree as tree_lib
 
 _TOTAL_SPARSITY = '_total_sparsity'
 _NPARAMS = '_nparams'
@@ -19,10 +16,6 @@ _TOTAL_INTERSECTION = '_total_intersection'
 # Rows are counted in 32 bits, which a row below this length cannot exceed.
 _MAX_ROW = 2**30
 _BITS_IN_A_BYTE = 8
-_DEFAULT_SEED = 8
-# The keys that stand for a seed which was not given, as long as somebody holds them. Keys have no hash.
-_default_keys: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-_SEED_LIMIT = 2**63  # JAX takes no larger number for a seed
 
 
 def summarize_sparsity(
@@ -168,166 +161,3 @@ def _ratio(part: Any, whole: Any) -> Any:
     if isinstance(whole, int):
         return part / whole if whole else 0.0
     return part / jnp.maximum(whole, 1)
-
-
-def check_callable(name: str, value: Any) -> None:
-    """Refuses a setting that is neither a function nor `None`.
-
-    Args:
-      name: the setting's, for the message.
-      value: what it was given.
-
-    Raises:
-      TypeError: it cannot be called.
-
-    >>> check_callable('topk_fn', None)
-    """
-    if value is not None and not callable(value):
-        raise TypeError(f'{name} must be a function, got {value!r}')
-
-
-class SeedField:
-    """A dataclass field for a seed: where none was given, it reads as the default key.
-
-    The key is made when it is read, since making it starts JAX's backend.
-
-    >>> class Settings:
-    ...     rng_seed = SeedField()
-    >>> settings = Settings()
-    >>> settings.rng_seed == jax.random.key(8)
-    Array(True, dtype=bool)
-    """
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, settings: Any, owner: type | None = None) -> Any:
-        if settings is None:  # a dataclass asks its class for the default
-            return None
-        seed = vars(settings).get(self._name)
-        if seed is not None:
-            return seed
-        key = jax.random.key(_DEFAULT_SEED)
-        _default_keys[id(key)] = key
-        return key
-
-    def __set__(self, settings: Any, seed: Any) -> None:
-        # `dataclasses.replace` reads all fields and gives them to a new object: a default is still not given then.
-        is_default = seed is not None and _default_keys.get(id(seed)) is seed
-        vars(settings)[self._name] = None if is_default else seed
-
-
-def check_seed(seed: Any) -> None:
-    """Refuses what is no seed, without making a key (which would start JAX's backend).
-
-    Args:
-      seed: a whole number (also a traced integer scalar), a uint32 key, a typed key, or `None` for the default.
-
-    Raises:
-      TypeError: it is none of these.
-      ValueError: the number is negative, or has more than 63 bits.
-
-    >>> check_seed(8)
-    """
-    if seed is None:
-        return
-    if isinstance(seed, int | np.integer) and not isinstance(seed, bool):
-        if not 0 <= seed < _SEED_LIMIT:
-            raise ValueError(
-                f'rng_seed must be a whole number from 0 to {_SEED_LIMIT - 1}, got {seed}'
-            )
-        return
-    if isinstance(seed, jax.Array | np.ndarray):
-        is_key = jnp.issubdtype(seed.dtype, jax.dtypes.prng_key)
-        if seed.ndim == 0 and (is_key or jnp.issubdtype(seed.dtype, jnp.integer)):
-            return
-        if seed.dtype == jnp.uint32 and seed.shape in ((2,), (4,)):
-            return
-    raise TypeError(f'rng_seed must be a whole number, a uint32 key or a typed key, got {seed!r}')
-
-
-def prng_key(seed: Any, step: Any = None) -> jax.Array:
-    """The random key that a seed setting means.
-
-    Args:
-      seed: a whole number (also a traced integer scalar), a uint32 key, a typed key, or `None` for the default, 8.
-      step: int32 scalar to fold in; `None` for none.
-
-    Returns:
-      A key that `jax.random` takes.
-
-    Raises:
-      TypeError: it is none of these.
-
-    >>> prng_key(8)
-    Array([0, 8], dtype=uint32)
-    """
-    check_seed(seed)
-    seed = _DEFAULT_SEED if seed is None else seed
-    if not isinstance(seed, jax.Array | np.ndarray):
-        key = jax.random.PRNGKey(int(seed))
-    elif seed.ndim == 0 and not jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
-        key = jax.random.PRNGKey(jnp.asarray(seed))
-    else:
-        key = jnp.asarray(seed)
-    return key if step is None else jax.random.fold_in(key, step)
-
-
-def given_state(state: Any, other: Any) -> Any:
-    """The state that a method was given under one of its two names, `opt_state` and `sparse_state`.
-
-    Args:
-      state: what came under the one.
-      other: what came under the other.
-
-    Raises:
-      TypeError: none or both were given.
-
-    >>> given_state(None, 'state')
-    'state'
-    """
-    if (state is None) == (other is None):
-        raise TypeError('give the optimizer state once, as opt_state or as sparse_state')
-    return other if state is None else state
-
-
-def known_arguments(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
-    """Those arguments that a function takes by name.
-
-    Args:
-      function: any function.
-      arguments: by name.
-
-    >>> known_arguments(lambda a, b: None, {'b': 1, 'c': 2})
-    {'b': 1}
-    """
-    if not arguments:
-        return {}
-    parameters = inspect.signature(function).parameters.values()
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return arguments
-    names = {
-        parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL
-    }
-    return {name: value for name, value in arguments.items() if name in names}
-
-
-def check_taken(function: Callable[..., Any], arguments: dict[str, Any], name: str) -> None:
-    """Refuses arguments that a function does not take by name: they would have no effect.
-
-    Args:
-      function: any function.
-      arguments: by name.
-      name: what the function is called, for the message.
-
-    Raises:
-      TypeError: it does not take one of them.
-
-    >>> check_taken(lambda a, b: None, {'b': 1}, 'add')
-    """
-    unused = sorted(set(arguments) - set(known_arguments(function, arguments)))
-    if unused:
-        raise TypeError(
-            f'{name} does not take {", ".join(unused)}, which would have no effect; leave it out. To prune with a '
-            'model and data, call jaxpruner.prune(params, sparsity, algorithm, apply_fn=…, batches=…)'
-        )

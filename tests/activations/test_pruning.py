@@ -16,10 +16,10 @@ import pytest
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-import eight_devices
-import hlo
-from jaxpruner import activations, mask_calculator, selection
+from helpers import eight_devices, hlo
+from jaxpruner import activations, mask_calculator
 from jaxpruner.activations import prune_act_struct, prune_act_unstruct
+from jaxpruner.mask_calculator import selection
 from jaxpruner.sparsity_types import NByM
 
 SHAPES = {

@@ -11,8 +11,8 @@ import numpy as np
 import optax
 import pytest
 
-import compiling
 import jaxpruner
+from helpers import compiling
 from jaxpruner import sparsity_distributions, sparsity_schedules
 
 PARAMS = {

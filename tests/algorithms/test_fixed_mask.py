@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import jaxpruner
-from jaxpruner import packing
+from jaxpruner.core import packing
 
 KERNEL = jax.random.normal(jax.random.key(0), (12, 6))
 

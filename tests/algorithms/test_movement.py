@@ -12,7 +12,8 @@ import pytest
 from flax import nnx
 
 import jaxpruner
-from jaxpruner import sparsity_distributions, sparsity_schedules, tree
+from jaxpruner import sparsity_distributions, sparsity_schedules
+from jaxpruner.core import tree
 
 STEPS = 6
 PARAMS = {

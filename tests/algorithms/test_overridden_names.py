@@ -11,6 +11,8 @@ import pytest
 import jaxpruner
 from jaxpruner import sparsity_schedules
 from jaxpruner.algorithms import sparse_trainers
+from jaxpruner.core import optimizer_state
+from jaxpruner.mask_calculator import scoring
 
 PARAMS = {'u': jax.random.normal(jax.random.key(0), (8, 16)), 'bias': jnp.ones(16)}
 GRADS = jax.tree.map(lambda leaf: leaf[::-1] * 2, PARAMS)
@@ -197,8 +199,8 @@ def test_both_names_are_one_method(cls, name):
 
 
 def test_stock_classes_still_write_no_scores_down():
-    assert jaxpruner.scoring.said_of(jaxpruner.RigL()._get_grow_scores, PARAMS, GRADS) is not None
-    assert jaxpruner.scoring.said_of(PrivateGrow()._get_grow_scores, PARAMS, GRADS) is None
+    assert scoring.said_of(jaxpruner.RigL()._get_grow_scores, PARAMS, GRADS) is not None
+    assert scoring.said_of(PrivateGrow()._get_grow_scores, PARAMS, GRADS) is None
 
 
 def both_names():
@@ -284,7 +286,7 @@ def test_update_state_by_itself_zeroes_the_moments_of_weights_that_come_back(nam
     new = updater.update_state(state, PARAMS, GRADS)
     back = updater.weights_that_came_back(state, new)
     assert back['u'].any()
-    expected = jaxpruner.optimizer_state.zero_moments(tx, inner_state, back, PARAMS)
+    expected = optimizer_state.zero_moments(tx, inner_state, back, PARAMS)
     jax.tree.map(np.testing.assert_array_equal, new.inner_state, expected)
     assert updater.moments_to_reset(state, new) is None  # the driver does it no second time
     assert updater.moments_to_reset(state, new._replace(inner_state=inner_state)) is not None

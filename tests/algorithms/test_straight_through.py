@@ -9,9 +9,8 @@ import numpy as np
 import optax
 import pytest
 
-import compiling
-import hlo
 import jaxpruner
+from helpers import compiling, hlo
 from jaxpruner import sparsity_distributions, sparsity_schedules
 
 ninety = functools.partial(sparsity_distributions.uniform, sparsity=0.9)

@@ -5,12 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import eight_devices
+from helpers import eight_devices
+from helpers.tiny_feed import RECIPE, TinyFeed, TinyWorkload
 from jaxpruner.baselines.checkpointing import Checkpoints
 from jaxpruner.baselines.fed import Fed
 from jaxpruner.baselines.sweeps import Interrupted, Sweep, plan
 from jaxpruner.report.results import read_cells
-from tiny_feed import RECIPE, TinyFeed, TinyWorkload
 
 CELLS = plan(['set'], [0.5], [3, 4])
 

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from jaxpruner import atomic_files
 from jaxpruner.baselines.folders import claimed
 from jaxpruner.baselines.recipe import Recipe
+from jaxpruner.core import atomic_files
 
 RECIPE = Recipe('resnet')
 HOLDER = """

@@ -6,8 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-import eight_devices
-import files_of_data
+from helpers import eight_devices, files_of_data
 from jaxpruner.baselines import WORKLOADS
 from jaxpruner.baselines.fed import Fed
 from jaxpruner.baselines.sweeps import Interrupted, Sweep, plan

@@ -8,8 +8,8 @@ import time
 import numpy as np
 import pytest
 
-import killed_sweeps
-from forked_processes import forking
+from helpers import killed_sweeps
+from helpers.forked_processes import forking
 from jaxpruner.report.results import read_cells
 
 KILLS = 10

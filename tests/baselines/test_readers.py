@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-import files_of_data
+from helpers import files_of_data
 from jaxpruner.baselines.data import DataError
 from jaxpruner.baselines.readers import clients, image_folder, imagenet, pictures, pipelines, texts
 

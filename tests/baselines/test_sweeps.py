@@ -8,13 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpruner.baselines import fastest, sweeps
-from jaxpruner.baselines.checkpointing import Checkpoints, Progress
-from jaxpruner.baselines.programs import Common, Programs
-from jaxpruner.baselines.sweeps import Interrupted, Sweep, plan
-from jaxpruner.cli import main as cli
-from jaxpruner.report.results import read_cells
-from tiny_sweeps import (
+from helpers.tiny_sweeps import (
     CELLS,
     CHUNKS,
     RECIPE,
@@ -26,6 +20,12 @@ from tiny_sweeps import (
     content,
     stopped,
 )
+from jaxpruner.baselines import fastest, sweeps
+from jaxpruner.baselines.checkpointing import Checkpoints, Progress
+from jaxpruner.baselines.programs import Common, Programs
+from jaxpruner.baselines.sweeps import Interrupted, Sweep, plan
+from jaxpruner.cli import main as cli
+from jaxpruner.report.results import read_cells
 
 
 @pytest.fixture(scope='module', autouse=True)

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-import killed_prunes
-from forked_processes import forking
+from helpers import killed_prunes
+from helpers.forked_processes import forking
 
 KILLS = 4
 RACES = 4

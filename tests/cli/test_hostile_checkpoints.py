@@ -11,7 +11,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from hostile_checkpoints import FILES, INDICES, make_index
+from helpers.hostile_checkpoints import FILES, INDICES, make_index
 from jaxpruner.checkpoints import choose, open_checkpoint, prune, write_safetensors
 from jaxpruner.cli.main import main
 

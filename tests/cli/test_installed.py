@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import jaxpruner
+from helpers.made_up_cells import make_cells
 from jaxpruner.checkpoints import write_safetensors
 from jaxpruner.cli.main import COMMANDS
 from jaxpruner.report import write_cell
-from made_up_cells import make_cells
 
 COMMAND = shutil.which('jaxpruner', path=Path(sys.executable).parent)
 TINY = '--set steps=4 eval_every=1.0 batch_size=8 model.hidden=[4]'

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import jaxpruner
+from helpers.made_up_cells import make_cell
 from jaxpruner.cli import main as cli
 from jaxpruner.report import write_cell
-from made_up_cells import make_cell
 
 
 def test_help_lists_every_command(capsys):

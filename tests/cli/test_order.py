@@ -2,9 +2,9 @@
 
 import pytest
 
+from helpers.made_up_cells import make_cells
 from jaxpruner.cli import main as cli
 from jaxpruner.report import write_cell
-from made_up_cells import make_cells
 
 # In the original magnitude is better than set, and set than random.
 VALUES = {

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 import jaxpruner
+from helpers.made_up_cells import make_cell
 from jaxpruner.checkpoints import write_safetensors
 from jaxpruner.cli import output
 from jaxpruner.cli.main import main
 from jaxpruner.report import write_cell
-from made_up_cells import make_cell
 
 NAMES = 'no_prune random magnitude saliency global_magnitude magnitude_ste static_sparse set rigl'.split()
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import tyro
 
+from helpers.made_up_cells import make_cell, make_cells
 from jaxpruner.cli.plot import Plot
 from jaxpruner.cli.table import Table
 from jaxpruner.report import write_cell
-from made_up_cells import make_cell, make_cells
 
 VALUES = {
     ('no_prune', 0.0): [0.99, 0.98],

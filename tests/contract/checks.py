@@ -7,7 +7,7 @@ import numpy as np
 
 import jaxpruner
 from contract import expected, tables, training
-from jaxpruner import packing
+from jaxpruner.core import packing
 
 
 def stored_masks(params, opt_state):

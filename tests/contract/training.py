@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-import compiling
 import jaxpruner
 from contract import front_ends, tables
+from helpers import compiling
 
 STEPS = 12
 SPARSITY = 0.6

@@ -15,11 +15,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-import compiling
 import mnist_strategies
 import mnist_strategies_run
 import mnist_strategies_training
-import seed_documents
+from helpers import compiling, seed_documents
 from jaxpruner import activations
 from mnist_strategies_data import Dataset
 

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-import eight_devices
-import hlo
+from helpers import eight_devices, hlo
 from jaxpruner import pruning, pruning_apply
 
 SHAPE = (256, 128)

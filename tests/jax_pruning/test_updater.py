@@ -10,19 +10,11 @@ import numpy as np
 import optax
 import pytest
 
-import compiling
-import hlo
 import jaxpruner
 from contract import front_ends, tables, training
-from jaxpruner import (
-    PruningStrategy,
-    StrategyPruning,
-    gradual_strategy,
-    masking,
-    pruning,
-    pruning_apply,
-    tree,
-)
+from helpers import compiling, hlo
+from jaxpruner import PruningStrategy, StrategyPruning, gradual_strategy, pruning, pruning_apply
+from jaxpruner.core import masking, tree
 from jaxpruner.jax_pruning import kernels
 
 STEPS_PER_EPOCH, EPOCHS = 4, 3

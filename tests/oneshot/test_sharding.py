@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-import eight_devices
 import jaxpruner
+from helpers import eight_devices
 from oneshot import model
 
 

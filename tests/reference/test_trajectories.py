@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import jaxpruner
-from jaxpruner import packing
+from jaxpruner.core import packing
 
 HERE = Path(__file__).parent
 CASES = json.loads((HERE / 'trajectories.json').read_text())

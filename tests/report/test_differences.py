@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from helpers.made_up_cells import make_cell, make_cells
 from jaxpruner.report import (
     ORIGINAL,
     Difference,
@@ -17,7 +18,6 @@ from jaxpruner.report import (
 )
 from jaxpruner.report.differences import student_quantile
 from jaxpruner.report.experiments import ALGORITHM_ORDER
-from made_up_cells import make_cell, make_cells
 
 values = st.lists(st.tuples(st.floats(-10, 10), st.floats(-10, 10)), min_size=2, max_size=15)
 

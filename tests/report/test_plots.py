@@ -8,8 +8,8 @@ import matplotlib.figure
 import numpy as np
 import pytest
 
+from helpers.made_up_cells import make_cell, make_cells
 from jaxpruner.report import plot_layer_sparsity, plot_metric_against_sparsity
-from made_up_cells import make_cell, make_cells
 
 VALUES = {
     ('no_prune', 0.0): [0.98, 0.99],
@@ -251,7 +251,7 @@ sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 import numpy as np
 from jaxpruner import report
-from made_up_cells import make_cell
+from helpers.made_up_cells import make_cell
 with tempfile.TemporaryDirectory() as folder:
     report.plot_layer_sparsity([make_cell()], Path(folder, 'a.png'))
     Path(folder, 'masks').mkdir()

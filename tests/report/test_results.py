@@ -12,8 +12,8 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
+from helpers.made_up_cells import make_cell
 from jaxpruner.report import Cell, animation, read_cells, seals, write_cell
-from made_up_cells import make_cell
 
 texts = st.text(min_size=1, max_size=8)
 shares = st.floats(0, 1)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import rich.console
 
+from helpers.made_up_cells import make_cell, make_cells
 from jaxpruner.report import group_cells, make_table, to_csv, to_markdown, to_rich
 from jaxpruner.report.tables import Row
-from made_up_cells import make_cell, make_cells
 
 VALUES = {
     ('rigl', 0.95): [0.7, 0.8],

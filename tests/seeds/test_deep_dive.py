@@ -11,9 +11,10 @@ import optax
 import pytest
 
 import jaxpruner
-import seed_documents
-from jaxpruner import base_updater, packing, sparsity_distributions, sparsity_schedules
+from helpers import seed_documents
+from jaxpruner import base_updater, sparsity_distributions, sparsity_schedules
 from jaxpruner.algorithms import pruners
+from jaxpruner.core import packing
 
 pytestmark = seed_documents.needs_documents
 

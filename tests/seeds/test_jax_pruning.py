@@ -14,7 +14,7 @@ import pytest
 from flax.training import train_state
 
 import jaxpruner
-import seed_documents
+from helpers import seed_documents
 
 pytestmark = seed_documents.needs_documents
 

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import jaxpruner
-import seed_documents
+from helpers import seed_documents
 from jaxpruner import sparsity_distributions, sparsity_schedules
 
 pytestmark = seed_documents.needs_documents

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpruner import tree
+from jaxpruner.core import tree
 from jaxpruner.uses import UnsupportedPrimitive, contractions, param_uses, run_with_taps
 from jaxpruner.uses.taps import Taps
 

@@ -9,7 +9,8 @@ import optax
 import pytest
 
 import jaxpruner
-from jaxpruner import NByM, sparsity_distributions, tree, uses
+from jaxpruner import NByM, sparsity_distributions, uses
+from jaxpruner.core import tree
 from uses import equinox_models, linen_models
 from uses.table import floats
 

@@ -5,9 +5,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from jaxpruner import tree as tree_lib
 from jaxpruner.activations import calls, layer_pruning
 from jaxpruner.activations import layers as layers_lib
+from jaxpruner.core import tree as tree_lib
 
 # Library, its kinds of model, and the file that knows them; asked only where the library has been imported.
 _KINDS = (

@@ -9,14 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import (
-    caller_warnings,
-    mask_calculator,
-    masking,
-    selection,
-    sparsity_distributions,
-    sparsity_types,
-)
+from jaxpruner import mask_calculator, sparsity_distributions, sparsity_types
+from jaxpruner.core import caller_warnings, masking
+from jaxpruner.mask_calculator import selection
 
 
 def prune_act_unstruct(

@@ -7,8 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpruner import base_updater, optimizer_state, scoring, sparsity_schedules
+from jaxpruner import base_updater, sparsity_schedules
 from jaxpruner.algorithms import pruners
+from jaxpruner.core import optimizer_state
+from jaxpruner.mask_calculator import scoring
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,8 +5,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import base_updater, optimizer_state
-from jaxpruner import tree as tree_lib
+from jaxpruner import base_updater
+from jaxpruner.core import optimizer_state
+from jaxpruner.core import tree as tree_lib
 
 
 @dataclasses.dataclass

@@ -6,8 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import base_updater, caller_warnings, packing, sparsity_distributions
-from jaxpruner import tree as tree_lib
+from jaxpruner import base_updater, sparsity_distributions
+from jaxpruner.core import caller_warnings, packing
+from jaxpruner.core import tree as tree_lib
 
 
 @dataclasses.dataclass(init=False)

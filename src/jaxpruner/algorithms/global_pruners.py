@@ -8,17 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import (
-    base_updater,
-    mask_calculator,
-    scoring,
-    selection,
-    sparsity_distributions,
-    sparsity_setting,
-    sparsity_types,
-)
-from jaxpruner import tree as tree_lib
+from jaxpruner import base_updater, mask_calculator, sparsity_distributions, sparsity_types
 from jaxpruner.algorithms import mixins, pruners
+from jaxpruner.base_updater import sparsity_setting
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.mask_calculator import calculators, scoring, selection
 
 # A mixin calls the methods of the pruner that it is mixed into.
 _Pruner = base_updater.BaseUpdater if TYPE_CHECKING else object
@@ -73,7 +67,7 @@ class GlobalPruningMixin(_Pruner):
         super().__post_init__()
         if self.normalize_scores is not None:
             self.use_normalization, self.normalize_scores = self.normalize_scores, None
-        if mask_calculator.own_topk_fn(self.topk_fn) is not None or self.stacked:
+        if calculators.own_topk_fn(self.topk_fn) is not None or self.stacked:
             raise ValueError(
                 f'{type(self).__name__} ranks all leaves together: topk_fn and stacked have no meaning for it'
             )

@@ -6,19 +6,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import (
-    base_updater,
-    groups,
-    init_checks,
-    mask_calculator,
-    n_by_m,
-    schedule_reach,
-    scoring,
-    sparsity_types,
-    targets,
-)
-from jaxpruner import tree as tree_lib
+from jaxpruner import base_updater, sparsity_types
 from jaxpruner.algorithms import pruners
+from jaxpruner.base_updater import init_checks, schedule_reach, targets
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.mask_calculator import calculators, groups, n_by_m, scoring
 
 
 @dataclasses.dataclass
@@ -40,7 +32,7 @@ class IterativeNMPruning(base_updater.BaseUpdater):
 
     def __post_init__(self):
         super().__post_init__()
-        if mask_calculator.own_topk_fn(self.topk_fn) is not None:
+        if calculators.own_topk_fn(self.topk_fn) is not None:
             raise ValueError(
                 'IterativeNMPruning selects N of M itself: topk_fn has no meaning for it'
             )

@@ -6,9 +6,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import base_updater, scoring, utils
-from jaxpruner import tree as tree_lib
+from jaxpruner import base_updater
 from jaxpruner.base_updater import BaseUpdater as BaseUpdater
+from jaxpruner.core import seeds
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.mask_calculator import scoring
 
 
 def generate_random_scores(params: tree_lib.PyTree, rng_seed: Any) -> tree_lib.PyTree:
@@ -25,7 +27,7 @@ def generate_random_scores(params: tree_lib.PyTree, rng_seed: Any) -> tree_lib.P
     (2,)
     """
     leaves, treedef = jax.tree.flatten(params)
-    keys = jax.random.split(utils.prng_key(rng_seed), len(leaves)) if leaves else []
+    keys = jax.random.split(seeds.prng_key(rng_seed), len(leaves)) if leaves else []
     return jax.tree.unflatten(
         treedef, [_uniform_like(key, leaf) for key, leaf in zip(keys, leaves, strict=True)]
     )
@@ -128,7 +130,7 @@ class RandomPruning(base_updater.BaseUpdater):
         del grads
         if sparse_state is None:
             return generate_random_scores(params, self.rng_seed)
-        scores = generate_random_scores(params, utils.prng_key(self.rng_seed, sparse_state.count))
+        scores = generate_random_scores(params, seeds.prng_key(self.rng_seed, sparse_state.count))
         return tree_lib.map_with_missing(
             lambda s, m: s if m is None else jnp.where(m, s, -1), scores, sparse_state.masks
         )

@@ -9,21 +9,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxpruner import (
-    base_updater,
-    groups,
-    init_checks,
-    mask_calculator,
-    optimizer_state,
-    replacement,
-    scoring,
-    sparsity_types,
-    targets,
-    utils,
-)
-from jaxpruner import tree as tree_lib
+from jaxpruner import base_updater, sparsity_types
 from jaxpruner.algorithms import overridden_names, pruners
-from jaxpruner.optimizer_state import restart_inner_state as restart_inner_state
+from jaxpruner.base_updater import init_checks, targets
+from jaxpruner.core import optimizer_state, seeds
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.optimizer_state import restart_inner_state as restart_inner_state
+from jaxpruner.mask_calculator import calculators, groups, replacement, scoring
 
 
 @dataclasses.dataclass
@@ -98,7 +90,7 @@ class SET(StaticRandomSparse):
 
     def __post_init__(self):
         super().__post_init__()
-        if mask_calculator.own_topk_fn(self.topk_fn) is not None:
+        if calculators.own_topk_fn(self.topk_fn) is not None:
             raise ValueError(
                 f'{type(self).__name__} drops and regrows by its own ranking: topk_fn has no meaning for it'
             )
@@ -132,7 +124,7 @@ class SET(StaticRandomSparse):
         """Scores of the weights: the largest that are not kept come back. Here chance, from the seed and the step."""
         del grads
         return pruners.generate_random_scores(
-            params, utils.prng_key(self.rng_seed, sparse_state.count)
+            params, seeds.prng_key(self.rng_seed, sparse_state.count)
         )
 
     def update_masks(self, old_mask, drop_score, grow_score, drop_fraction):

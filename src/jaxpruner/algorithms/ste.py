@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import base_updater, masking, scoring, utils
-from jaxpruner import tree as tree_lib
+from jaxpruner import base_updater
 from jaxpruner.algorithms import mixins, pruners
-from jaxpruner.sparse_state import only_sparse_state
+from jaxpruner.core import arguments, masking, seeds
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.sparse_state import only_sparse_state
+from jaxpruner.mask_calculator import scoring
 
 # A mixin calls the methods of the pruner that it is mixed into.
 _Pruner = base_updater.BaseUpdater if TYPE_CHECKING else object
@@ -55,7 +57,7 @@ class SteMixin(_Pruner):
     def pre_forward_update(self, params, opt_state=None, *, sparse_state=None):
         """The pruned parameters; the derivative is the identity, so that it may stand inside the loss."""
         params = tree_lib.as_arrays(params)
-        state = only_sparse_state(utils.given_state(opt_state, sparse_state))
+        state = only_sparse_state(arguments.given_state(opt_state, sparse_state))
         masks, _ = self._selected(params, state)
         return tree_lib.map_with_missing(
             lambda p, m: p if m is None else masking.straight_through(p, m), params, masks
@@ -116,5 +118,5 @@ class SteRandomPruning(SteMixin, pruners.RandomPruning):
     def calculate_scores(self, params, sparse_state=None, grads=None):
         """Chance, from the seed and the step."""
         del grads
-        key = utils.prng_key(self.rng_seed, None if sparse_state is None else sparse_state.count)
+        key = seeds.prng_key(self.rng_seed, None if sparse_state is None else sparse_state.count)
         return pruners.generate_random_scores(params, key)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpruner import tree as tree_lib
+from jaxpruner.core import tree as tree_lib
 
 SIZE, STACK = 84, 4
 SHAPE = (SIZE, SIZE, STACK)  # of an observation

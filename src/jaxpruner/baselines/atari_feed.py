@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from jaxpruner.atomic_files import replacing
 from jaxpruner.baselines.atari import Conventions, Emulators, choose, play_games
 from jaxpruner.baselines.atari_replay import FrameReplay
 from jaxpruner.baselines.dqn_learning import exploration
 from jaxpruner.baselines.feeds import Values
 from jaxpruner.baselines.recipe import Recipe
 from jaxpruner.baselines.replay import Transitions
+from jaxpruner.core.atomic_files import replacing
 
 
 class AtariFeed:

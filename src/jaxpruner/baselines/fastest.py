@@ -11,12 +11,12 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 
-from jaxpruner import atomic_files
 from jaxpruner.baselines.over import OVERS, Over, Wanted, check_over, ways
 from jaxpruner.baselines.programs import Common, Programs
 from jaxpruner.baselines.pruners import DENSE
 from jaxpruner.baselines.recipe import Recipe
 from jaxpruner.baselines.task import Workload
+from jaxpruner.core import atomic_files
 
 FILE = 'over.json'
 # By backend; where nothing is written, a sweep measures. On a CPU no way on one device was faster than `map` by a

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxpruner import tree as tree_lib
 from jaxpruner.baselines import data as data_lib
 from jaxpruner.baselines.federated_model import ClientCNN
 from jaxpruner.baselines.feeds import Feed
@@ -26,6 +25,7 @@ from jaxpruner.baselines.readers.clients import Client, ClientFiles, read_emnist
 from jaxpruner.baselines.readers.pipelines import Reader
 from jaxpruner.baselines.recipe import Optimizer, Pruning, Recipe, Schedule
 from jaxpruner.baselines.task import Carry, Metric, Task, step_key
+from jaxpruner.core import tree as tree_lib
 
 _TESTS = 500  # in a batch
 

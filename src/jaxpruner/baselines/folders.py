@@ -4,9 +4,9 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from jaxpruner import atomic_files
 from jaxpruner.baselines.recipe import Recipe, read_recipe
-from jaxpruner.system_errors import errors_named
+from jaxpruner.core import atomic_files
+from jaxpruner.core.system_errors import errors_named
 
 _LOCK, _RECIPE = '.lock', 'recipe.toml'
 _WRITTEN_BY_SWEEPS = ('cells', 'metrics', 'masks')

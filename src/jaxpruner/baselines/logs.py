@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxpruner.atomic_files import replace_file
+from jaxpruner.core.atomic_files import replace_file
 
 _SHOWN_KERNELS = 2  # whose masks are kept over time
 

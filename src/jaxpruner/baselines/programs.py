@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpruner import tree as tree_lib
 from jaxpruner.baselines import over as over_lib
 from jaxpruner.baselines.over import Over
 from jaxpruner.baselines.pruners import DENSE
 from jaxpruner.baselines.recipe import Recipe
 from jaxpruner.baselines.task import Carry, Workload
 from jaxpruner.baselines.training import Training
-from jaxpruner.sparse_state import sparse_states
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.sparse_state import sparse_states
 
 
 class Common:

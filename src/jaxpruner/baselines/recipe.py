@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxpruner import atomic_files, config_files
-from jaxpruner import tree as tree_lib
+from jaxpruner.core import atomic_files, config_files
+from jaxpruner.core import tree as tree_lib
 
 Plain = str | bool | int | float | tuple
 

@@ -10,12 +10,12 @@ from typing import Any
 import jax
 import optax
 
-from jaxpruner import tree as tree_lib
 from jaxpruner.base_updater import BaseUpdater
 from jaxpruner.baselines.optimizers import make_optimizer
 from jaxpruner.baselines.pruners import make_updater, target_sparsities
 from jaxpruner.baselines.recipe import Recipe
 from jaxpruner.baselines.task import Carry, Task, Workload, step_key
+from jaxpruner.core import tree as tree_lib
 
 # What a key is folded with: other numbers for other uses.
 _INIT, _MASKS, _STATE = 0, 1, 3  # and the steps: `task.STEPS`

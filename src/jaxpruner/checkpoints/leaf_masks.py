@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxpruner import n_by_m, selection, sparsity_types
+from jaxpruner import sparsity_types
 from jaxpruner.checkpoints.base import Checkpoint, Leaf
 from jaxpruner.checkpoints.parts import PART_SIZE, Part, parts_of
 from jaxpruner.checkpoints.ranking_in_parts import Verdicts, threshold
+from jaxpruner.mask_calculator import n_by_m, selection
 
 # The number of a part and its weights -> a non-negative float for each weight.
 Score = Callable[[int, np.ndarray], np.ndarray]

@@ -10,10 +10,10 @@ import ml_dtypes
 import numpy as np
 
 from jaxpruner import sparsity_distributions, sparsity_types
-from jaxpruner import tree as tree_lib
-from jaxpruner.caller_warnings import warn
 from jaxpruner.checkpoints.base import Leaf
 from jaxpruner.checkpoints.optimizer_state import find_optimizer_state
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.caller_warnings import warn
 
 # Floats of 8 bits come with scales that stand in other tensors.
 PRUNABLE = (

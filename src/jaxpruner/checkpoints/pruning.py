@@ -8,8 +8,6 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from jaxpruner import atomic_files
-from jaxpruner.caller_warnings import warn
 from jaxpruner.checkpoints import leaf_masks
 from jaxpruner.checkpoints.base import Checkpoint, Leaf
 from jaxpruner.checkpoints.optimizer_state import find_optimizer_state
@@ -17,6 +15,8 @@ from jaxpruner.checkpoints.parts import PART_SIZE, Part, parts_of
 from jaxpruner.checkpoints.plan import Choice
 from jaxpruner.checkpoints.safetensors_reader import SafetensorsFile, ShardedSafetensors
 from jaxpruner.checkpoints.safetensors_writer import SafetensorsWriter
+from jaxpruner.core import atomic_files
+from jaxpruner.core.caller_warnings import warn
 
 _NAMED = 4  # tensors in a warning
 

@@ -1,6 +1,6 @@
 """The largest of many scores that are never held together, digit by digit.
 
-The same selection as `jaxpruner.selection.keep_largest`, for scores on disk: each pass over them makes a histogram of
+The same selection as `selection.keep_largest`, for scores on disk: each pass over them makes a histogram of
 the next 16 bits of those that begin like the threshold, so that floats of 16 bits take one pass and of 32 two.
 """
 

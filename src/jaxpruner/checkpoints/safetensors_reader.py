@@ -13,10 +13,10 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from jaxpruner import input_files
 from jaxpruner.checkpoints.base import Leaf
 from jaxpruner.checkpoints.parts import Part
-from jaxpruner.system_errors import errors_named
+from jaxpruner.core import input_files
+from jaxpruner.core.system_errors import errors_named
 
 INDEX_NAME = 'model.safetensors.index.json'
 METADATA_KEY = '__metadata__'

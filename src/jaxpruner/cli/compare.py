@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxpruner.cli import arguments, output
-from jaxpruner.progress import progress_bar
+from jaxpruner.core.progress import progress_bar
 from jaxpruner.report import experiments, figures, plots, results, tables
 
 if (

@@ -4,9 +4,9 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
-from jaxpruner import text_tables
 from jaxpruner.cli import arguments, output
 from jaxpruner.cli.progress import leaf_progress
+from jaxpruner.core import text_tables
 
 if TYPE_CHECKING:
     from jaxpruner.checkpoints import LeafReport

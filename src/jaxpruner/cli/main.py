@@ -19,8 +19,8 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from jaxpruner.cli import interrupts, refusals, wording
-from jaxpruner.nearest_names import nearest
-from jaxpruner.system_errors import with_remedy
+from jaxpruner.core.nearest_names import nearest
+from jaxpruner.core.system_errors import with_remedy
 
 
 class Command(NamedTuple):

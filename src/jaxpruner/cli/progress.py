@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from jaxpruner.progress import progress_bar
+from jaxpruner.core.progress import progress_bar
 
 if TYPE_CHECKING:
     from jaxpruner.checkpoints import Leaf

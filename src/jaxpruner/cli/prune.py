@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from jaxpruner import text_tables
 from jaxpruner.cli import arguments, output
 from jaxpruner.cli.progress import leaf_progress
+from jaxpruner.core import text_tables
 
 if TYPE_CHECKING:
     from jaxpruner.checkpoints import Choice, Leaf

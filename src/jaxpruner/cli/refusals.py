@@ -6,7 +6,7 @@ import typing
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from jaxpruner.nearest_names import nearest
+from jaxpruner.core.nearest_names import nearest
 
 _NUMBERS = {int: 'a whole number', float: 'a number'}
 

@@ -4,8 +4,8 @@ import dataclasses
 from pathlib import Path
 from typing import Literal
 
-from jaxpruner import atomic_files
 from jaxpruner.cli import arguments, output
+from jaxpruner.core import atomic_files
 from jaxpruner.report import results, tables
 
 _ENDINGS = {'.md': 'markdown', '.csv': 'csv'}

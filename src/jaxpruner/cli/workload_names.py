@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from jaxpruner.baselines import WORKLOADS
 from jaxpruner.baselines.task import Workload
-from jaxpruner.tree import nearest
+from jaxpruner.core.tree import nearest
 
 
 class Named(NamedTuple):

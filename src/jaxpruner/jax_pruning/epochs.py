@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import masking
-from jaxpruner import tree as tree_lib
+from jaxpruner.core import masking
+from jaxpruner.core import tree as tree_lib
 from jaxpruner.jax_pruning.plan import EntryPlan, plan_entries, warn_about_partial_groups
 from jaxpruner.jax_pruning.strategy import PruningStrategy
 from jaxpruner.mask_calculator import MASK_DTYPE

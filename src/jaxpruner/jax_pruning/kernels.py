@@ -6,7 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxpruner import tree as tree_lib
+from jaxpruner.core import tree as tree_lib
 
 # `kernel` in Flax and Keras, `weight` in Equinox, `w` in Haiku; also w1, w_in, weight_hh, depthwise_kernel.
 _KERNEL = re.compile(r'(?:.*_)?(?:kernel|weights?|w)(?:\d+|_.*)?')

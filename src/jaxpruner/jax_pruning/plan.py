@@ -6,8 +6,9 @@ from typing import Any
 
 import jax
 
-from jaxpruner import algorithms, caller_warnings, masking, sparsity_types
-from jaxpruner import tree as tree_lib
+from jaxpruner import algorithms, sparsity_types
+from jaxpruner.core import caller_warnings, masking
+from jaxpruner.core import tree as tree_lib
 from jaxpruner.jax_pruning import kernels
 from jaxpruner.jax_pruning.strategy import PruningEntry, PruningStrategy, Rate, check_axis
 from jaxpruner.sparsity_types import NByM, SparsityType

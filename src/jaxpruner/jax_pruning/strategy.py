@@ -6,8 +6,9 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from jaxpruner import config_files, sparsity_distributions, sparsity_types
-from jaxpruner import tree as tree_lib
+from jaxpruner import sparsity_distributions, sparsity_types
+from jaxpruner.core import config_files
+from jaxpruner.core import tree as tree_lib
 from jaxpruner.sparsity_types import NByM
 
 SCOPES = ('global', 'unified_local', 'local')

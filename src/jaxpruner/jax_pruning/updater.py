@@ -6,8 +6,9 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import base_updater, leaf_plans, sparsity_schedules
-from jaxpruner import tree as tree_lib
+from jaxpruner import base_updater, sparsity_schedules
+from jaxpruner.base_updater import leaf_plans
+from jaxpruner.core import tree as tree_lib
 from jaxpruner.jax_pruning.plan import EntryPlan, plan_entries, warn_about_partial_groups
 from jaxpruner.jax_pruning.strategy import PruningStrategy, check_axis
 

@@ -4,9 +4,9 @@ import copy
 import dataclasses
 from typing import Any
 
-from jaxpruner import sparsity_types, targets, type_rules
-from jaxpruner import tree as tree_lib
-from jaxpruner.base_updater import BaseUpdater
+from jaxpruner import sparsity_types, type_rules
+from jaxpruner.base_updater import BaseUpdater, targets
+from jaxpruner.core import tree as tree_lib
 from jaxpruner.oneshot.followed_leaves import (
     check_used,
     follow_leaves,

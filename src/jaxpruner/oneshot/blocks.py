@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jaxpruner import tree as tree_lib
+from jaxpruner.core import tree as tree_lib
 from jaxpruner.oneshot.observed import Observed
 from jaxpruner.uses import bodies
 from jaxpruner.uses.segments import Cut

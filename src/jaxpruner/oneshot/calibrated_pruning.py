@@ -8,8 +8,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxpruner import base_updater, caller_warnings, mask_calculator, sparsity_types, targets
-from jaxpruner import tree as tree_lib
+from jaxpruner import base_updater, sparsity_types
+from jaxpruner.base_updater import targets
+from jaxpruner.core import caller_warnings
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.mask_calculator import calculators
 from jaxpruner.oneshot import given_masks
 from jaxpruner.oneshot.batches import as_inputs, check_inputs, first_batch
 from jaxpruner.oneshot.blocks import Names
@@ -77,7 +80,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
             raise ValueError(
                 'blocks are for sequential=True, or for owl=True per block; set one of them, or no blocks'
             )
-        if mask_calculator.own_topk_fn(self.topk_fn) is not None:
+        if calculators.own_topk_fn(self.topk_fn) is not None:
             raise ValueError(
                 f'{type(self).__name__} ranks weights itself and takes no topk_fn, got {self.topk_fn!r}'
             )

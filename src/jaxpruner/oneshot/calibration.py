@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxpruner import tree as tree_lib
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.explicit_meshes import on_explicit_mesh
+from jaxpruner.core.progress import progress_bar
 from jaxpruner.oneshot.batches import as_batches, as_inputs, check_inputs, shapes_of
-from jaxpruner.oneshot.explicit_meshes import on_explicit_mesh
 from jaxpruner.oneshot.followed_leaves import FollowedLeaves, check_used, warn_of_unclear
 from jaxpruner.oneshot.input_statistics import InputStatistics
 from jaxpruner.oneshot.observed import Observed, Part, check_alike, find_observed, input_taps
 from jaxpruner.oneshot.weight_matrices import WeightMatrices
-from jaxpruner.progress import progress_bar
 from jaxpruner.uses import UseGraph, param_uses
 from jaxpruner.uses.compiled_once import CompiledOnce
 from jaxpruner.uses.taps import Taps

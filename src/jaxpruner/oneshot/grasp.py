@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import jax
 
-from jaxpruner import tree as tree_lib
+from jaxpruner.core import tree as tree_lib
 from jaxpruner.oneshot.pruning_at_initialization import LossFn, PruningAtInitialization, gradients
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import tree as tree_lib
+from jaxpruner.core import tree as tree_lib
 from jaxpruner.oneshot.input_statistics import InputStatistics
 from jaxpruner.oneshot.pruned_leaves import PrunedLeaves
 from jaxpruner.oneshot.weight_matrices import WeightMatrices

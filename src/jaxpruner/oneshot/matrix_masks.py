@@ -7,7 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import n_by_m, selection, sparsity_types
+from jaxpruner import sparsity_types
+from jaxpruner.mask_calculator import n_by_m, selection
 
 COMPARISONS = ('output', 'layer')
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpruner.oneshot.explicit_meshes import without_explicit_axes
+from jaxpruner.core.explicit_meshes import without_explicit_axes
 from jaxpruner.oneshot.input_statistics import InputStatistics
 from jaxpruner.oneshot.matrices import MatrixLayout
 from jaxpruner.oneshot.weight_matrices import contracted_axes

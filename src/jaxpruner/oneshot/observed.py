@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxpruner import tree as tree_lib
+from jaxpruner.core import tree as tree_lib
 from jaxpruner.oneshot import moments
 from jaxpruner.oneshot.followed_leaves import FollowedLeaves, follow_leaves
 from jaxpruner.oneshot.input_statistics import InputStatistics

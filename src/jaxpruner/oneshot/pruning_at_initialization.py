@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import optax
 
 from jaxpruner import base_updater
-from jaxpruner import tree as tree_lib
 from jaxpruner.algorithms import global_pruners
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.progress import progress_bar
 from jaxpruner.oneshot.batches import READ_AGAIN, as_batches, as_inputs, check_inputs, first_batch
-from jaxpruner.progress import progress_bar
 
 logger = logging.getLogger(__name__)
 

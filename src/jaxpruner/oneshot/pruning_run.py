@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import caller_warnings, sparsity_types
-from jaxpruner import tree as tree_lib
+from jaxpruner import sparsity_types
+from jaxpruner.core import caller_warnings
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.progress import progress_bar
 from jaxpruner.oneshot import matrix_masks, owl_blocks
 from jaxpruner.oneshot.calibration import CalibratedMatrices, calibrate
 from jaxpruner.oneshot.input_statistics import (
@@ -23,7 +25,6 @@ from jaxpruner.oneshot.jobs import Job, of_layer, one_by_one, take_job
 from jaxpruner.oneshot.pruned_leaves import PrunedLeaves
 from jaxpruner.oneshot.sequential import SequentialCalibration
 from jaxpruner.oneshot.weight_matrices import WeightMatrices
-from jaxpruner.progress import progress_bar
 
 if TYPE_CHECKING:
     from jaxpruner.oneshot.calibrated_pruning import CalibratedPruning

@@ -6,10 +6,10 @@ from typing import Any
 
 import jax
 
-from jaxpruner import tree as tree_lib
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.explicit_meshes import on_explicit_mesh
 from jaxpruner.oneshot.batches import as_batches, as_inputs, check_inputs, shapes_of
 from jaxpruner.oneshot.blocks import Names, find_blocks, find_cuts
-from jaxpruner.oneshot.explicit_meshes import on_explicit_mesh
 from jaxpruner.oneshot.input_statistics import InputStatistics
 from jaxpruner.oneshot.observed import Part, check_alike, find_observed, input_taps
 from jaxpruner.uses import UseGraph, param_uses

@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import caller_warnings
+from jaxpruner.core import caller_warnings
 from jaxpruner.oneshot.calibrated_pruning import CalibratedPruning
 from jaxpruner.oneshot.cholesky import flipped_cholesky
 from jaxpruner.oneshot.sparsegpt_matrices import BLOCK_SIZE, prune_by_factors

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpruner import n_by_m, selection, sparsity_types
+from jaxpruner import sparsity_types
+from jaxpruner.mask_calculator import n_by_m, selection
 from jaxpruner.oneshot import cholesky, matrix_masks
 
 BLOCK_SIZE = 128  # inputs whose weights are chosen together, as in the paper

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpruner import tree as tree_lib
+from jaxpruner.core import tree as tree_lib
 from jaxpruner.oneshot.matrices import MatrixLayout
 from jaxpruner.uses import Use, UseGraph, contractions
 from jaxpruner.uses.views import ENTER_LOOP, LEAVE_LOOP, Move

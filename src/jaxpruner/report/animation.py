@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxpruner import atomic_files
+from jaxpruner.core import atomic_files
 from jaxpruner.report import figures, results
 
 _MOST_FRAMES = 60

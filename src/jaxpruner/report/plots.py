@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from jaxpruner import atomic_files
+from jaxpruner.core import atomic_files
 from jaxpruner.report import experiments as experiments_lib
 from jaxpruner.report import figures
 from jaxpruner.report.figures import INK

@@ -11,8 +11,8 @@ import re
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from jaxpruner import atomic_files, input_files
-from jaxpruner.caller_warnings import warn
+from jaxpruner.core import atomic_files, input_files
+from jaxpruner.core.caller_warnings import warn
 from jaxpruner.report import seals
 
 VERSION = 2  # 1 had no checksums

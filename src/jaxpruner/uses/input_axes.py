@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxpruner import sparsity_types, type_rules
-from jaxpruner import tree as tree_lib
+from jaxpruner.core import tree as tree_lib
 from jaxpruner.uses import contractions, views
 from jaxpruner.uses.graph import Use, UseGraph
 

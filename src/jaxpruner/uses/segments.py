@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpruner import tree as tree_lib
+from jaxpruner.core import tree as tree_lib
 from jaxpruner.uses import bodies
 from jaxpruner.uses.compiled_once import CompiledOnce
 from jaxpruner.uses.graph import Use, UseGraph

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Literal
 
-from jaxpruner import tree as tree_lib
+from jaxpruner.core import tree as tree_lib
 from jaxpruner.uses import bodies
 from jaxpruner.uses.graph import UnsupportedPrimitive, Use, UseGraph
 

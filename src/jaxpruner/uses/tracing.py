@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from jaxpruner import tree as tree_lib
+from jaxpruner.core import tree as tree_lib
 from jaxpruner.uses import bodies, records, views, walk
 from jaxpruner.uses.graph import UnsupportedPrimitive, Use, UseGraph
 

@@ -1,0 +1,197 @@
+"""What `init` of a wrapped optimizer warns of: a pruner that cannot do what it was asked for.
+
+It runs to the end otherwise, and prunes nothing or too little. Each check reads the plan of the leaves and the schedule
+in Python, and warns once.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from jaxpruner.base_updater import schedule_reach
+from jaxpruner.base_updater.leaf_plans import PruningPlan
+from jaxpruner.core import caller_warnings
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.mask_calculator import calculators
+from jaxpruner.sparsity_types import NByM
+
+if TYPE_CHECKING:
+    from jaxpruner.base_updater import BaseUpdater
+
+# A training that ends this near its target, as a share of it, or within one weight, has reached it.
+_NEAR_ENOUGH = 0.001
+# At so many update steps the drop fraction is looked at, from the first on, and at as many over all of them.
+_LOOKED_AT = 4
+_MOST_NAMED = 3
+_SEE_PLAN = 'print(pruner.plan(params)) shows each leaf'
+_HOST = (
+    'HostSchedule() where your own loop decides with update_masks=…, '
+    'instant_sparsify for pruning once without training'
+)
+
+
+def check_plan(updater: 'BaseUpdater', plan: PruningPlan) -> None:
+    """Warns where no leaf is pruned, masks are never updated, or the last update falls short of the target.
+
+    Args:
+      updater: any.
+      plan: its plan of the parameters.
+
+    >>> import jaxpruner, jax.numpy as jnp
+    >>> pruner = jaxpruner.StaticRandomSparse(sparsity_type='2:4')
+    >>> check_plan(pruner, pruner.plan({'w': jnp.ones((2, 4))}))  # static masks need no schedule
+    """
+    if not plan.pruned:
+        _warn_that_nothing_is_pruned(plan)
+        return
+    # Masks that are sparse from the start, or made in each forward pass, need no update.
+    if updater.overrides('get_initial_masks') or updater.overrides('pre_forward_update'):
+        return
+    steps = schedule_reach.update_steps(updater.scheduler)
+    if steps is None:
+        return
+    if not steps:
+        caller_warnings.warn(
+            f'{plan.algorithm} never updates its masks, so that all leaves stay dense (asked for: {_targets(plan)}): '
+            f'{_why_never(updater.scheduler)}; {_SEE_PLAN}. Give a schedule that updates, such as '
+            f'PolynomialSchedule(update_freq, update_start_step, update_end_step); or {_HOST}'
+        )
+    elif not updater.overrides('update_state'):
+        _warn_of_a_shortfall(updater, plan, steps[-1])
+
+
+def check_replacement(
+    updater: 'BaseUpdater', plan: PruningPlan, drop_fraction_fn: Callable[[Any], Any]
+) -> None:
+    """Warns where an algorithm that drops and regrows weights never does.
+
+    Args:
+      updater: the algorithm.
+      plan: its plan of the parameters.
+      drop_fraction_fn: step -> share of the kept weights to replace.
+
+    >>> import jaxpruner, jax.numpy as jnp
+    >>> pruner = jaxpruner.RigL(scheduler=jaxpruner.sparsity_schedules.PeriodicSchedule(10), sparsity_type='block_1,4')
+    >>> check_replacement(pruner, pruner.plan({'w': jnp.ones((2, 4))}), pruner.drop_fraction_fn)
+    """
+    steps = schedule_reach.update_steps(updater.scheduler)
+    if not plan.pruned or steps is None:
+        return
+    static = 'StaticRandomSparse for masks that stay as they are'
+    if not steps:
+        caller_warnings.warn(
+            f'{plan.algorithm} never updates its masks, so that they stay as they were drawn: '
+            f'{_why_never(updater.scheduler)}. Give a schedule that updates, such as '
+            f'PeriodicSchedule(update_freq, update_start_step, update_end_step); {static}; or HostSchedule() where '
+            'your own loop decides with update_masks=…'
+        )
+        return
+    fractions = _fractions(drop_fraction_fn, steps)
+    if fractions and not any(fractions):
+        caller_warnings.warn(
+            f'{plan.algorithm} replaces no weight: drop_fraction_fn is 0 at its update steps ({steps[0]} … '
+            f'{steps[-1]}). Give a drop fraction above 0; or {static}'
+        )
+
+
+def warn_of_fewer_removed(where: str, schedule: Any, step: int, reached: str) -> None:
+    """Says that masks are updated for the last time before the schedule is at its target.
+
+    Args:
+      where: what falls short.
+      schedule: a `PolynomialSchedule`.
+      step: of the last update.
+      reached: how far it comes by then, and how far it was to come.
+
+    >>> import warnings
+    >>> from jaxpruner.sparsity_schedules import PolynomialSchedule
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter('always')
+    ...     warn_of_fewer_removed('MagnitudePruning', PolynomialSchedule(100, 0, 150), 100, 'sparsity 0.77, not 0.8')
+    >>> 'update_end_step=200' in str(caught[0].message)
+    True
+    """
+    freq, end = schedule.update_freq, schedule.update_end_step
+    later = math.ceil(end / freq) * freq
+    # The target is reached one step before the end.
+    fitting = f'update_end_step={step + 1}' if step >= schedule.update_start_step else ''
+    either = ' or '.join(setting for setting in (fitting, f'update_end_step={later}') if setting)
+    caller_warnings.warn(
+        f'{where} ends at {reached}: the last mask update comes at step {step}, the last multiple of '
+        f'update_freq={freq}, and the schedule reaches its target at update_end_step={end}. Give {either}'
+    )
+
+
+def _warn_that_nothing_is_pruned(plan: PruningPlan) -> None:
+    if not len(plan):
+        caller_warnings.warn(
+            f'{plan.algorithm} prunes nothing: there are no parameters in the tree that init was given'
+        )
+        return
+    names: dict[str, list[str]] = {}
+    for leaf in plan:
+        names.setdefault(str(leaf.why_dense), []).append(tree_lib.path_string(leaf.path))
+    reasons = '; '.join(f'{_some_of(leaves)}: {reason}' for reason, leaves in names.items())
+    caller_warnings.warn(
+        f'{plan.algorithm} prunes no leaf of {len(plan)}. {reasons}. {_SEE_PLAN}. Give a sparsity '
+        'above 0, such as sparsity=0.9, and a filter_fn that selects kernels; or take NoPruning() for training without '
+        'pruning'
+    )
+
+
+def _some_of(names: Sequence[str]) -> str:
+    more = f' and {len(names) - _MOST_NAMED} more' if len(names) > _MOST_NAMED else ''
+    return ', '.join(names[:_MOST_NAMED]) + more
+
+
+def _targets(plan: PruningPlan) -> str:
+    """The targets of the leaves that are to be pruned, from the least to the largest."""
+    targets = [leaf.target for leaf in plan.pruned if leaf.target is not None]
+    if not targets:
+        return 'a sparsity that is being traced'
+    least, largest = min(targets), max(targets)
+    return (
+        f'sparsity {least:.4g}'
+        if least == largest
+        else f'sparsities from {least:.4g} to {largest:.4g}'
+    )
+
+
+def _why_never(schedule: Any) -> str:
+    name = type(schedule).__name__
+    if not hasattr(schedule, 'update_freq'):
+        return f'{schedule!r} has no step at which it does'
+    window = f'from update_start_step={schedule.update_start_step} to update_end_step={schedule.update_end_step}'
+    return f'{name} has no multiple of update_freq={schedule.update_freq} {window}'
+
+
+def _warn_of_a_shortfall(updater: 'BaseUpdater', plan: PruningPlan, last: int) -> None:
+    share = schedule_reach.share_at(updater.scheduler, last)
+    leaves = [leaf for leaf in plan.pruned if leaf.target is not None]
+    if calculators.own_topk_fn(updater.topk_fn) is None:  # any sparsity above 0 means N of M
+        leaves = [leaf for leaf in leaves if not isinstance(leaf.sparsity_type, NByM)]
+    if share is None or not leaves or 1 - share < _NEAR_ENOUGH:
+        return
+    missing = sum((leaf.target or 0) * (1 - share) * leaf.size for leaf in leaves)
+    if missing < 1:
+        return
+    largest = max(leaf.target or 0 for leaf in leaves)
+    reached = f'sparsity {largest * share:.4g}, not {largest:.4g}'
+    warn_of_fewer_removed(plan.algorithm, updater.scheduler, last, reached)
+
+
+def _fractions(drop_fraction_fn: Callable[[Any], Any], steps: Sequence[int]) -> list[float]:
+    """Drop fractions at some update steps; none where they are being traced."""
+    places = {
+        *range(min(_LOOKED_AT, len(steps))),
+        *range(0, len(steps), -(-len(steps) // _LOOKED_AT)),
+    }
+    with jax.ensure_compile_time_eval():
+        fractions = [drop_fraction_fn(steps[place]) for place in sorted(places)]
+        return (
+            []
+            if any(tree_lib.is_traced(fraction) for fraction in fractions)
+            else [float(f) for f in fractions]
+        )

@@ -1,0 +1,329 @@
+"""What will happen to each leaf, told from shapes alone: which are pruned, how far, and why the others are not."""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxpruner import sparsity_distributions
+from jaxpruner.base_updater import targets
+from jaxpruner.core import text_tables
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.mask_calculator import calculators, selection
+from jaxpruner.sparsity_types import Block, Channel, GroupedType, NByM, SparsityType, Unstructured
+
+if TYPE_CHECKING:
+    from jaxpruner.base_updater import BaseUpdater
+
+_UNKNOWN = '?'
+
+
+@dataclasses.dataclass(frozen=True)
+class LeafPlan:
+    """What will happen to one leaf.
+
+    Attributes:
+      path: the leaf's.
+      shape: its shape, with the axis of layers where it is stacked.
+      dtype: of its elements.
+      sparsity_type: which of its weights are removed together; `None` where the type says that it stays dense.
+      is_stacked: its first axis counts layers, each of which is ranked on its own.
+      target: the share to remove in the end; `None` where it has no target, or where that is being traced.
+      kept: how many weights have a mask of 1 at the target; `None` where that depends on more than shapes.
+      size: how many weights there are.
+      why_dense: why nothing is removed; `None` where something is.
+
+    >>> import jaxpruner
+    >>> leaf = jaxpruner.MagnitudePruning(sparsity_type='2:4').plan({'w': jnp.ones((3, 8))})['w']
+    >>> leaf.target, leaf.kept, leaf.size
+    (0.5, 12, 24)
+    """
+
+    path: tree_lib.Path
+    shape: tuple[int, ...]
+    dtype: Any
+    sparsity_type: SparsityType | None
+    is_stacked: bool
+    target: float | None
+    kept: int | None
+    size: int
+    why_dense: str | None
+
+    @property
+    def is_pruned(self) -> bool:
+        """Whether weights are removed."""
+        return self.why_dense is None
+
+
+@dataclasses.dataclass(frozen=True)
+class PruningPlan:
+    """What will happen to each leaf of a model, as `pruner.plan(params)` tells it.
+
+    It is iterated leaf by leaf, indexed by a path (`('a', 'b')` or `'a/b'`), and printed as a table of 80 columns.
+
+    Attributes:
+      algorithm: the name of the pruner's class.
+      leaves: the plan of each leaf, in the tree's order.
+      kept: how many weights of all leaves are kept; `None` where that depends on more than shapes.
+
+    >>> import jaxpruner
+    >>> params = {'bias': jnp.ones(4), 'kernel': jnp.ones((8, 4))}
+    >>> print(jaxpruner.MagnitudePruning(sparsity_type='2:4').plan(params))
+    MagnitudePruning prunes 1 of 2 leaves
+    leaf    shape  dtype    type, or why it stays dense           target  kept  of
+    ------------------------------------------------------------------------------
+    bias    4      float32  dense: the default filter leaves out       -     4   4
+                            1-D leaves
+    kernel  8×4    float32  2:4 along axis -1                        0.5    16  32
+    ------------------------------------------------------------------------------
+    total                                                         0.4444    20  36
+    """
+
+    algorithm: str
+    leaves: tuple[LeafPlan, ...]
+    kept: int | None
+
+    @property
+    def size(self) -> int:
+        """How many weights there are."""
+        return sum(leaf.size for leaf in self.leaves)
+
+    @property
+    def pruned(self) -> tuple[LeafPlan, ...]:
+        """The leaves of which weights are removed."""
+        return tuple(leaf for leaf in self.leaves if leaf.is_pruned)
+
+    def __iter__(self) -> Iterator[LeafPlan]:
+        return iter(self.leaves)
+
+    def __len__(self) -> int:
+        return len(self.leaves)
+
+    def __getitem__(self, path: str | tree_lib.Path) -> LeafPlan:
+        wanted = path if isinstance(path, str) else tree_lib.path_string(tuple(path))
+        for leaf in self.leaves:
+            if tree_lib.path_string(leaf.path) == wanted:
+                return leaf
+        names = [tree_lib.path_string(leaf.path) for leaf in self.leaves]
+        raise KeyError(f'there is no leaf {wanted!r}; {tree_lib.nearest(wanted, names)}')
+
+    def __str__(self) -> str:
+        columns = [
+            text_tables.Column('leaf', overflow='middle'),
+            text_tables.Column('shape', overflow='middle'),
+            text_tables.Column('dtype'),
+            text_tables.Column('type, or why it stays dense', overflow='wrap'),
+            text_tables.Column('target', align='right'),
+            text_tables.Column('kept', align='right'),
+            text_tables.Column('of', align='right'),
+        ]
+        share = _UNKNOWN if self.kept is None else f'{1 - self.kept / max(self.size, 1):.4g}'
+        total = ['total', '', '', '', share, _count(self.kept), _count(self.size)]
+        table = text_tables.to_text(columns, [_row(leaf) for leaf in self.leaves], total)
+        return f'{self.algorithm} prunes {len(self.pruned)} of {len(self.leaves)} leaves\n{table}'
+
+
+def plan_leaves(updater: 'BaseUpdater', params: tree_lib.PyTree) -> PruningPlan:
+    """Tells what an updater will do; see `BaseUpdater.plan`.
+
+    Args:
+      updater: any.
+      params: the parameters, or their shapes.
+
+    Raises:
+      ValueError: sparsities or shapes do not fit.
+
+    >>> import jaxpruner
+    >>> plan_leaves(jaxpruner.NoPruning(), {'w': jnp.ones((2, 2))})['w'].why_dense
+    'NoPruning gives it no target'
+    """
+    paths, leaves, treedef = tree_lib.flatten_with_paths(params)
+    target_of = tree_lib.leaves_like(treedef, updater.get_target_sparsities(params))
+    type_of = updater._leaf_types(paths, leaves)
+    is_stacked = targets.are_stacked(updater.stacked, paths)
+    reasons = _reasons(updater, params)
+    is_alone = _are_ranked_alone(updater, paths)
+    shares_target = _share_a_target(updater, target_of, is_alone)
+    planned = []
+    for i, path in enumerate(paths):
+        leaf = unpruned_leaf(path, leaves[i], type_of[i], is_stacked[i])
+        planned.append(with_target(leaf, target_of[i], reasons[i], is_alone[i], shares_target[i]))
+    return PruningPlan(
+        type(updater).__name__,
+        tuple(planned),
+        _kept_in_all(planned, is_alone, updater.ranked_together),
+    )
+
+
+def unpruned_leaf(
+    path: tree_lib.Path, leaf: Any, sparsity_type: SparsityType | None, is_stacked: bool
+) -> LeafPlan:
+    """What is known of a leaf before its target.
+
+    Args:
+      path: the leaf's.
+      leaf: an array, its shape, or a number.
+      sparsity_type: its type, `None` where dense.
+      is_stacked: whether its first axis counts layers.
+
+    >>> unpruned_leaf(('w',), jnp.ones((2, 4)), Unstructured(), False).kept
+    8
+    """
+    shape = tuple(jnp.shape(leaf))
+    dtype = leaf.dtype if hasattr(leaf, 'dtype') else jnp.result_type(leaf)
+    size = math.prod(shape)
+    return LeafPlan(path, shape, dtype, sparsity_type, is_stacked, None, size, size, None)
+
+
+def _are_ranked_alone(updater: 'BaseUpdater', paths: Sequence[tree_lib.Path]) -> list[bool]:
+    """For each leaf whether its weights are ranked by the rules of its type, among themselves."""
+    if calculators.own_topk_fn(updater.topk_fn) is not None:
+        return [False] * len(paths)
+    if updater.ranked_together == 'leaf':
+        return [not updater.overrides('create_masks')] * len(paths)
+    # Of all leaves that are ranked together, those with a sparsity of their own are left out.
+    named = sparsity_distributions.check_custom_map(getattr(updater, 'custom_sparsity_map', None))
+    return [
+        rule is not None for rule in tree_lib.first_matches(named, paths, 'custom_sparsity_map')
+    ]
+
+
+def _share_a_target(
+    updater: 'BaseUpdater', target_of: Sequence[Any], is_alone: Sequence[bool]
+) -> list[bool]:
+    """For each leaf whether the targets of others can prune it, too: one ranking over the model has one total."""
+    is_joint = [updater.ranked_together == 'model' and not alone for alone in is_alone]
+    joint_targets = [
+        target
+        for target, joint in zip(target_of, is_joint, strict=True)
+        if joint and target is not None
+    ]
+    is_any_pruned = any(tree_lib.is_traced(target) or float(target) > 0 for target in joint_targets)
+    return [joint and is_any_pruned for joint in is_joint]
+
+
+def _reasons(updater: 'BaseUpdater', params: tree_lib.PyTree) -> list[str]:
+    """For each leaf why it has no target, if it has none."""
+    if updater.overrides('get_target_sparsities'):
+        return [f'{type(updater).__name__} gives it no target'] * len(jax.tree.leaves(params))
+    return sparsity_distributions.why_dense(updater.distribution(), params, updater.stacked)
+
+
+def with_target(
+    leaf: LeafPlan, target: Any, reason: str, is_counted: bool, shares_target: bool = False
+) -> LeafPlan:
+    """The plan of a leaf with its target, and what follows from it.
+
+    Args:
+      leaf: as `unpruned_leaf` makes it.
+      target: the share to remove, `None` for none; may be traced.
+      reason: why it has no target, if it has none.
+      is_counted: whether shapes say how many of its weights are kept.
+      shares_target: whether the targets of other leaves prune it, too, so that its own may be 0.
+
+    >>> leaf = unpruned_leaf(('w',), jnp.ones((2, 4)), Unstructured(), False)
+    >>> with_target(leaf, 0.75, '', True).kept, with_target(leaf, None, 'it is no kernel', True).why_dense
+    (2, 'it is no kernel')
+    """
+    if leaf.sparsity_type is None:
+        return dataclasses.replace(leaf, why_dense='its sparsity type is None')
+    if not jnp.issubdtype(leaf.dtype, jnp.number):
+        return dataclasses.replace(leaf, why_dense='it holds no numbers that can be ranked')
+    if target is None:
+        return dataclasses.replace(leaf, why_dense=reason)
+    if tree_lib.is_traced(target):
+        return dataclasses.replace(leaf, kept=None)
+    leaf = dataclasses.replace(leaf, target=float(target))
+    if leaf.target == 0 and not shares_target:
+        return dataclasses.replace(leaf, why_dense='its target is 0')
+    if not is_counted:
+        return dataclasses.replace(leaf, kept=None)
+    leaf = dataclasses.replace(leaf, kept=_kept(leaf))
+    if leaf.kept == leaf.size:
+        return dataclasses.replace(leaf, why_dense='less than one weight would go')
+    return leaf
+
+
+def _kept(leaf: LeafPlan) -> int | None:
+    """How many weights of a leaf that is ranked by itself are kept at its target."""
+    if not leaf.size:
+        return 0
+    layers = leaf.shape[0] if leaf.is_stacked else 1
+    kept = _kept_of_layer(leaf, leaf.shape[1:] if leaf.is_stacked else leaf.shape)
+    return None if kept is None else layers * kept
+
+
+def _kept_of_layer(leaf: LeafPlan, shape: tuple[int, ...]) -> int | None:
+    size, kind = math.prod(shape), leaf.sparsity_type
+    assert leaf.target is not None
+    if isinstance(kind, NByM):
+        length = shape[kind.axis]
+        in_line = length // kind.m * kind.n + min(kind.n, length % kind.m)
+        return size // length * in_line
+    if type(kind) is Unstructured:
+        return selection.number_to_keep_on_host(size, leaf.target)
+    assert isinstance(kind, GroupedType)
+    groups = jax.eval_shape(kind.group_scores, jax.ShapeDtypeStruct(shape, jnp.float32)).size
+    kept = selection.number_to_keep_on_host(groups, leaf.target)
+    if kept == groups:
+        return size
+    return size // groups * kept if _has_equal_groups(kind, shape, groups) else None
+
+
+def _has_equal_groups(kind: Any, shape: tuple[int, ...], groups: int) -> bool:
+    """Whether all groups are known to have as many weights: blocks at the edges may have fewer."""
+    if type(kind) is Block:
+        lengths = zip(reversed(shape), reversed(kind.block_shape), strict=False)
+        return all(length % block == 0 for length, block in lengths)
+    return type(kind) is Channel or groups == math.prod(shape)
+
+
+def _kept_in_all(
+    leaves: Sequence[LeafPlan], is_alone: Sequence[bool], ranked_together: str
+) -> int | None:
+    unknown = [leaf for leaf in leaves if leaf.kept is None]
+    known = sum(leaf.kept for leaf in leaves if leaf.kept is not None)
+    if not unknown:
+        return known
+    if ranked_together != 'model' or any(leaf.target is None for leaf in unknown):
+        return None
+    # One ranking holds every leaf that has a target, those with a target of 0, too.
+    together = [
+        leaf
+        for leaf, alone in zip(leaves, is_alone, strict=True)
+        if leaf.target is not None and not alone
+    ]
+    size = sum(leaf.size for leaf in together)
+    sparsity = sum((leaf.target or 0) * leaf.size for leaf in together) / size
+    others = known - sum(leaf.kept or 0 for leaf in together)
+    return others + selection.number_to_keep_on_host(size, sparsity)
+
+
+def _row(leaf: LeafPlan) -> list[str]:
+    layers = 'each layer, ' if leaf.is_stacked else ''
+    words = (
+        f'dense: {leaf.why_dense}' if leaf.why_dense else layers + _type_words(leaf.sparsity_type)
+    )
+    target = '-' if leaf.target is None and leaf.why_dense else _UNKNOWN
+    if leaf.target is not None:
+        target = f'{leaf.target:.4g}'
+    shape = '×'.join(map(str, leaf.shape)) or 'scalar'
+    name = tree_lib.path_string(leaf.path)
+    return [name, shape, str(leaf.dtype), words, target, _count(leaf.kept), _count(leaf.size)]
+
+
+def _type_words(kind: Any) -> str:
+    if isinstance(kind, NByM):
+        return f'{kind.n}:{kind.m} along axis {kind.axis}'
+    if isinstance(kind, Block):
+        return f'blocks of {kind.block_shape[0]}×{kind.block_shape[1]}'
+    if isinstance(kind, Channel):
+        return f'channels of axis {kind.axis}'
+    return 'unstructured' if isinstance(kind, Unstructured) else repr(kind)
+
+
+def _count(number: int | None) -> str:
+    return _UNKNOWN if number is None else f'{number:,}'

@@ -1,0 +1,152 @@
+"""What an algorithm may override and most do not: hooks that do nothing unless a class defines them."""
+
+import inspect
+from typing import Any
+
+import optax
+
+from jaxpruner import sparsity_types
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.sparse_state import SparseState
+
+# Hook -> what it is called with, besides the updater. The original calls none of them.
+_ARGUMENTS = {
+    'init_algorithm_state': ('params', 'target_sparsities'),
+    'track': ('sparse_state', 'params'),
+    'moments_to_reset': ('old_state', 'new_state'),
+    'check_type': ('sparsity_type', 'where'),
+    'check_optimizer': ('inner', 'params'),
+    'check_plan': ('plan',),
+}
+_RENAME = 'if it is a method of your own that means something else, rename it'
+
+
+def check_track_arguments(updater: Any, extra_arguments: dict[str, Any]) -> None:
+    """Refuses a `track` that needs an argument which `update` was not given.
+
+    Args:
+      updater: any.
+      extra_arguments: those that it takes, by name.
+
+    Raises:
+      TypeError: an argument is missing.
+
+    >>> check_track_arguments(OptionalHooks(), {})
+    """
+    try:
+        inspect.signature(updater.track).bind(*_ARGUMENTS['track'], **extra_arguments)
+    except TypeError as error:
+        raise TypeError(
+            f'{type(updater).__name__}.track is called in each step with (sparse_state, params), and with those of '
+            f'grads and the extra arguments of update that it names: {error}; give it to update, or, {_RENAME}'
+        ) from None
+
+
+class OptionalHooks:
+    """The part of `BaseUpdater` that does nothing by default.
+
+    >>> OptionalHooks().init_algorithm_state({'w': None}, {'w': None}) is None
+    True
+    """
+
+    def __init_subclass__(cls, **settings: Any):
+        super().__init_subclass__(**settings)
+        for name, arguments in _ARGUMENTS.items():
+            _check_hook(cls, name, arguments)
+
+    def init_algorithm_state(
+        self, params: tree_lib.PyTree, target_sparsities: tree_lib.PyTree
+    ) -> tree_lib.PyTree:
+        """The first values of what the algorithm itself keeps from step to step; by default nothing.
+
+        They stand in `sparse_state.algorithm_state`. `track` replaces them each step, `calculate_scores` reads them.
+
+        Args:
+          params: the parameters.
+          target_sparsities: a tree like them, `None` where dense.
+
+        Returns:
+          Any pytree of arrays, whose structure, shapes and dtypes stay; `None` for nothing.
+        """
+        del params, target_sparsities
+        return None
+
+    def pre_forward_update(
+        self, params: tree_lib.PyTree, opt_state: Any = None, *, sparse_state: Any = None
+    ) -> tree_lib.PyTree:
+        """The parameters that the forward pass uses; straight-through methods prune here. Default: as they are.
+
+        Args:
+          params: the parameters.
+          opt_state: a `SparseState`, or any optimizer state that holds one; its masks are as stored.
+          sparse_state: another name of `opt_state`.
+        """
+        del opt_state, sparse_state
+        return params
+
+    def track(self, sparse_state: SparseState, params: tree_lib.PyTree) -> tuple[SparseState, Any]:
+        """What `update` computes in every step, besides masks that are due; by default nothing.
+
+        An override that names `grads` receives the gradients as `update` got them. Further named arguments receive the
+        extra arguments of `update`.
+
+        Args:
+          sparse_state: the state, masks as they are stored.
+          params: the parameters.
+
+        Returns:
+          The state, and what `update_state` gets as its argument `tracked` where the host has said that masks are due,
+          `None` for nothing.
+        """
+        del params
+        return sparse_state, None
+
+    def moments_to_reset(
+        self, old_state: SparseState, new_state: SparseState
+    ) -> tree_lib.PyTree | None:
+        """The weights whose moments in the optimizer become zero after a mask update.
+
+        Args:
+          old_state: the state before the update, masks unpacked.
+          new_state: the state after it.
+
+        Returns:
+          A tree of boolean arrays (`None` for none of a leaf), or `None` for none at all.
+        """
+        del old_state, new_state
+        return None
+
+    def check_type(self, sparsity_type: sparsity_types.SparsityType, where: str = '') -> None:
+        """Refuses a sparsity type with which the algorithm cannot work.
+
+        Args:
+          sparsity_type: the type of all leaves, or of one that is to be pruned.
+          where: how the message begins: the leaf's path and a colon.
+        """
+        del sparsity_type, where
+
+    def check_optimizer(self, inner: optax.GradientTransformation, params: tree_lib.PyTree) -> None:
+        """Refuses an optimizer with which the algorithm cannot work; called by `init` before anything is computed."""
+        del inner, params
+
+
+def _check_hook(cls: type, name: str, arguments: tuple[str, ...]) -> None:
+    """Refuses a method that has the name of a hook and cannot be called as one."""
+    hook = inspect.getattr_static(cls, name, None)
+    if hook is None:  # defined by a class below
+        return
+    function = getattr(hook, '__func__', hook)  # of a staticmethod or classmethod
+    first = () if isinstance(hook, staticmethod) else (None,)
+    called_with = f'{cls.__name__}.{name} is called by wrap_optax with ({", ".join(arguments)})'
+    if not callable(function):
+        raise TypeError(f'{called_with}, and is no method here, but {function!r}; rename it')
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some functions of C do not say what they take
+        return
+    # The further arguments of `track` are extra arguments of `update`, and not known yet.
+    bind = signature.bind_partial if name == 'track' else signature.bind
+    try:
+        bind(*first, *arguments)
+    except TypeError as error:
+        raise TypeError(f'{called_with}, got {function!r}: {error}; {_RENAME}') from None

@@ -1,0 +1,428 @@
+"""The base of all algorithms: a pruner is a `BaseUpdater` that says how weights are scored.
+
+Methods that users override see masks unpacked, and may return them packed or not.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxpruner import (
+    mask_calculator,
+    sparsity_distributions,
+    sparsity_schedules,
+    sparsity_types,
+    type_rules,
+)
+from jaxpruner.base_updater import (
+    config_keys,
+    driver,
+    init_checks,
+    leaf_plans,
+    sparsity_setting,
+    targets,
+)
+from jaxpruner.base_updater.optional_hooks import OptionalHooks
+from jaxpruner.core import arguments, masking, seeds
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.masking import apply_mask as apply_mask
+from jaxpruner.core.short_repr import ShortRepr
+from jaxpruner.core.sparse_state import SparseState as SparseState
+from jaxpruner.core.sparse_state import only_sparse_state
+from jaxpruner.mask_calculator import calculators, scoring
+
+logger = logging.getLogger(__name__)
+
+DistributionFn = Callable[..., tree_lib.PyTree]
+_SEED = seeds.SeedField()
+
+
+@dataclasses.dataclass
+class BaseUpdater(OptionalHooks, ShortRepr):
+    """Base of all algorithms; an algorithm overrides `calculate_scores`, or the methods around it.
+
+    The wrapped optimizer emits updates that land pruned weights on exactly zero. That is exact as long as nothing
+    rescales its updates afterwards: put clipping and scaling inside (`wrap_optax(optax.chain(clip, adam))`) or before.
+
+    Attributes:
+      scheduler: when masks are updated, and at which sparsity.
+      skip_gradients: on steps that update masks the optimizer is left out and kept weights stay as they are.
+      is_sparse_gradients: the optimizer sees gradients in which pruned weights have none.
+      sparsity_type: a type, its config string, an ordered mapping from leaf names to types (`None` = dense; first match
+        wins), or a function `(path, leaf) -> type`.
+      sparsity_distribution_fn: `params -> tree of target sparsities`, `None` where dense.
+      rng_seed: whole number, uint32 key or typed key; `None` for the default key, 8.
+      use_packed_masks: keep masks at one bit per weight.
+      topk_fn: `(scores, sparsity) -> mask`, used for every leaf; unless given, that of the sparsity type.
+      is_packed: another name of `use_packed_masks`.
+      stacked: names or globs of leaves whose first axis counts layers; each layer is ranked on its own.
+      sparsity: the sparsity of every selected leaf, short for `sparsity_distribution_fn=partial(uniform, sparsity=…)`.
+
+    Raises:
+      TypeError, ValueError: a setting is wrong; the message says which and what would be right.
+
+    >>> BaseUpdater(sparsity=0.5).get_target_sparsities({'w': jnp.ones((1, 2)), 'b': jnp.ones(2)})
+    {'b': None, 'w': 0.5}
+    """
+
+    # Whether weights that come back start at zero, whatever they were before.
+    regrows_from_zero: ClassVar[bool] = False
+    # Whether a mask update ranks the parameters as they are after the step; it then costs one more optimizer update.
+    ranks_next_params: ClassVar[bool] = False
+    # What one ranking holds: a 'leaf' (or a layer), the 'model', or 'other' sets, whose counts a plan cannot tell.
+    ranked_together: ClassVar[str] = 'leaf'
+
+    scheduler: sparsity_schedules.BaseSchedule = sparsity_schedules.NoUpdateSchedule()
+    skip_gradients: bool = False
+    is_sparse_gradients: bool = False
+    sparsity_type: Any = sparsity_types.Unstructured()
+    sparsity_distribution_fn: DistributionFn | None = sparsity_distributions.NOT_GIVEN
+    rng_seed: Any = _SEED
+    use_packed_masks: bool = False
+    topk_fn: mask_calculator.TopkFn | None = None
+    _: dataclasses.KW_ONLY
+    is_packed: bool | None = None
+    stacked: str | Sequence[str | tree_lib.Path] = ()
+    sparsity: Any = None
+
+    def __post_init__(self):
+        config_keys.check_fields(self)
+        if self.is_packed is not None:
+            self.use_packed_masks, self.is_packed = self.is_packed, None
+        self.sparsity_type = type_rules.normalize_setting(self.sparsity_type)
+        if calculators.own_topk_fn(self.topk_fn) is None:
+            self.topk_fn = calculators.TopkOfType(self.sparsity_type)
+        self.sparsity_distribution_fn = self.distribution()
+        if isinstance(self.sparsity_type, sparsity_types.SparsityType):
+            self.check_type(self.sparsity_type, 'sparsity_type: ')
+
+    # What an algorithm overrides.
+
+    def calculate_scores(
+        self,
+        params: tree_lib.PyTree,
+        sparse_state: SparseState | None = None,
+        grads: tree_lib.PyTree | None = None,
+        **kwargs: Any,
+    ) -> tree_lib.PyTree:
+        """Scores each weight: the larger, the longer it is kept.
+
+        Args:
+          params: the parameters.
+          sparse_state: the state, masks unpacked; `None` in one-shot pruning.
+          grads: gradients of the parameters, `None` in one-shot pruning without them.
+          **kwargs: extra arguments of `update`; an override names those that it takes.
+
+        Returns:
+          A tree like the parameters.
+        """
+        raise NotImplementedError(f'{type(self).__name__} must define calculate_scores')
+
+    def get_initial_masks(
+        self, params: tree_lib.PyTree, target_sparsities: tree_lib.PyTree
+    ) -> tree_lib.PyTree:
+        """The masks before the first step: everything is kept.
+
+        Args:
+          params: the parameters.
+          target_sparsities: a tree like them, `None` where dense.
+
+        Returns:
+          A tree of uint8 masks, `None` where dense.
+        """
+
+        def ones(param: jax.Array, target: Any) -> jax.Array | None:
+            return (
+                None if target is None else jnp.ones_like(param, dtype=mask_calculator.MASK_DTYPE)
+            )
+
+        return tree_lib.map_with_missing(ones, params, target_sparsities)
+
+    def update_state(
+        self,
+        sparse_state: SparseState,
+        params: tree_lib.PyTree,
+        grads: tree_lib.PyTree,
+        **extra_args: Any,
+    ) -> SparseState:
+        """New masks for the sparsity of this step; called when the scheduler says so.
+
+        Args:
+          sparse_state: the state, masks unpacked.
+          params: the parameters.
+          grads: their gradients.
+          **extra_args: extra arguments of `update`, handed on to `calculate_scores` if it names them.
+
+        Returns:
+          The state with new masks, packed or not.
+        """
+        sparsities = self.scheduler.get_sparsity_at_step(
+            sparse_state.target_sparsities, sparse_state.count
+        )
+        scores = scoring.to_rank(self, params, sparse_state, grads, extra_args)
+        return sparse_state._replace(masks=self.create_masks(scores, sparsities))
+
+    def scores_now(
+        self,
+        params: tree_lib.PyTree,
+        sparse_state: SparseState | None,
+        grads: Any,
+        extra_args: dict[str, Any],
+    ) -> tree_lib.PyTree:
+        """Calls `calculate_scores` with those extra arguments that it names."""
+        known = arguments.known_arguments(self.calculate_scores, extra_args)
+        return self.calculate_scores(params, sparse_state=sparse_state, grads=grads, **known)
+
+    def check_plan(self, plan: leaf_plans.PruningPlan) -> None:
+        """Warns where the masks cannot become what was asked for; called by `init` with `plan(params)`."""
+        init_checks.check_plan(self, plan)
+
+    def instant_sparsify(
+        self, params: tree_lib.PyTree, grads: tree_lib.PyTree | None = None, **extra_args: Any
+    ) -> tuple[tree_lib.PyTree, tree_lib.PyTree]:
+        """One-shot pruning to the target sparsities.
+
+        Args:
+          params: any pytree of arrays.
+          grads: gradients, for algorithms that score by them.
+          **extra_args: handed on to `calculate_scores`, which has to name them.
+
+        Returns:
+          The pruned parameters, and the (unpacked) masks.
+
+        Raises:
+          TypeError: `calculate_scores` does not take an extra argument.
+          ValueError: sparsities or shapes do not fit.
+        """
+        arguments.check_taken(
+            self.calculate_scores, extra_args, f'{type(self).__name__}.calculate_scores'
+        )
+        arrays, grads = tree_lib.as_arrays(params), tree_lib.as_arrays(grads)
+        sparsities = self.get_target_sparsities(arrays)
+        masks = self.create_masks(
+            scoring.to_rank(self, arrays, None, grads, extra_args), sparsities
+        )
+        masking.warn_of_emptied(masks, arrays, grads)
+        return self.apply_masks(params, masks), masks
+
+    def post_gradient_update(
+        self, params: tree_lib.PyTree, sparse_state: Any = None, *, opt_state: Any = None
+    ) -> tree_lib.PyTree:
+        """Applies the masks to the parameters.
+
+        After an update this changes nothing that is finite. Call it once after `init` if the algorithm starts sparse
+        (static, SET, RigL), since `init` cannot change the parameters.
+
+        Args:
+          params: the parameters.
+          sparse_state: a `SparseState`, or any optimizer state that holds one; its masks are as stored.
+          opt_state: another name of `sparse_state`.
+        """
+        return self.apply_masks(
+            params, only_sparse_state(arguments.given_state(sparse_state, opt_state)).masks
+        )
+
+    def apply_masks(
+        self, params: tree_lib.PyTree, masks: tree_lib.PyTree, is_packed: bool = False
+    ) -> tree_lib.PyTree:
+        """Sets the pruned weights to zero, as `apply_mask`; for averaged weights (EMA), too."""
+        return apply_mask(params, masks, is_packed)
+
+    def plan(self, params: tree_lib.PyTree) -> leaf_plans.PruningPlan:
+        """What will happen to each leaf: its type, its target, how many weights stay, or why it stays dense.
+
+        Nothing is computed on a device. `print(pruner.plan(params))` shows a table.
+
+        Args:
+          params: the parameters, or their shapes.
+
+        Raises:
+          ValueError: sparsities or shapes do not fit.
+        """
+        return leaf_plans.plan_leaves(self, params)
+
+    # What the driver is made of.
+
+    def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
+        """The target of each leaf, checked against its shape and sparsity type before anything is computed.
+
+        Args:
+          params: the parameters, or their shapes.
+
+        Returns:
+          A tree like the parameters, `None` where dense.
+
+        Raises:
+          ValueError: a sparsity outside [0, 1], a shape that the sparsity type cannot divide, a name without a leaf.
+        """
+        params = tree_lib.as_arrays(params)
+        paths, leaves, _ = tree_lib.flatten_with_paths(params)
+
+        def check(sparsity_type: Any, path: tree_lib.Path, shape: tuple[int, ...]) -> None:
+            where = tree_lib.path_string(path)
+            self.check_type(sparsity_type, f'{where}: ')
+            if calculators.own_topk_fn(self.topk_fn) is None:
+                sparsity_type.check_shape(shape, where)
+
+        return targets.of_leaves(
+            self.distribution(),
+            params,
+            self._leaf_types(paths, leaves),
+            self.stacked,
+            check,
+            types_decide=calculators.own_topk_fn(self.topk_fn) is None,
+        )
+
+    def distribution(self) -> DistributionFn | None:
+        """What `sparsity` and `sparsity_distribution_fn` mean together; `None` for no target at all."""
+        return sparsity_setting.distribution_of(self)
+
+    @scoring.ranks_unwritten
+    def create_masks(self, scores: tree_lib.PyTree, sparsities: tree_lib.PyTree) -> tree_lib.PyTree:
+        """A mask for each leaf from its scores and its sparsity.
+
+        Args:
+          scores: a tree like the parameters; leaves may be `None` where the sparsity is.
+          sparsities: a tree like it of scalars, `None` where dense.
+
+        Returns:
+          A tree of uint8 masks, `None` where dense.
+        """
+        return self.select_masks(scores, sparsities)[0]
+
+    @scoring.ranks_unwritten
+    def select_masks(
+        self,
+        scores: tree_lib.PyTree,
+        sparsities: tree_lib.PyTree,
+        thresholds: tree_lib.PyTree | None = None,
+    ) -> tuple[tree_lib.PyTree, tree_lib.PyTree]:
+        """As `create_masks`, beginning at earlier thresholds; the masks do not depend on them.
+
+        Args:
+          scores: a tree like the parameters of arrays, or of `selection.Scores`.
+          sparsities: a tree like it of scalars, `None` where dense.
+          thresholds: the thresholds of an earlier selection.
+
+        Returns:
+          The masks, and a tree of their thresholds: a float a leaf (one a layer, where layers are stacked), `None`
+          where nothing is ranked over the whole leaf.
+        """
+        paths, leaves, treedef = scoring.flatten(scores)
+        selected = calculators.select_leaves(
+            leaves,
+            tree_lib.leaves_like(treedef, sparsities),
+            self._leaf_types(paths, leaves),
+            targets.are_stacked(self.stacked, paths),
+            None if thresholds is None else tree_lib.leaves_like(treedef, thresholds),
+            self.topk_fn,
+        )
+        masks = [None if leaf is None else leaf.mask for leaf in selected]
+        return jax.tree.unflatten(treedef, masks), jax.tree.unflatten(
+            treedef, [None if leaf is None else leaf.threshold for leaf in selected]
+        )
+
+    def init_state(self, params: tree_lib.PyTree) -> SparseState:
+        """The state before the first step, without the optimizer's.
+
+        Args:
+          params: the parameters.
+
+        Returns:
+          A state with initial masks, packed if asked, and targets as float32 scalars.
+
+        Raises:
+          ValueError: sparsities or shapes do not fit.
+        """
+        params = tree_lib.as_arrays(params)
+        sparsities = self.get_target_sparsities(params)
+        logger.info('target_sparsities: %s', sparsities)
+        masks = masking.store_masks(
+            self.get_initial_masks(params, sparsities), params, self.packs_masks()
+        )
+        return SparseState(
+            masks=masks,
+            target_sparsities=jax.tree.map(
+                lambda target: jnp.asarray(target, jnp.float32), sparsities
+            ),
+            count=jnp.zeros([], jnp.int32),
+            sizes=masking.mask_sizes(masks, params),
+            algorithm_state=self.init_algorithm_state(params, sparsities),
+        )
+
+    def wrap_optax(
+        self, inner: optax.GradientTransformation
+    ) -> optax.GradientTransformationExtraArgs:
+        """Wraps an optimizer: its state becomes a `SparseState`, its updates keep pruned weights at zero.
+
+        Nothing outside may rescale the updates afterwards. Loops that are compiled allow no reverse-mode derivative of
+        `update` itself (as meta-learning wants it); the loss and its gradients are not concerned.
+
+        Args:
+          inner: any optax transformation.
+
+        Returns:
+          A transformation whose `update(updates, state, params, *, update_masks=None, **extra_args)` needs `params`.
+          Where `update_masks` is `None`, the schedule decides inside the compiled program; a bool of Python, static
+          under `jit`, decides for it, and `False` leaves the mask update out of the program. Extra arguments reach the
+          score function (those it names) and the inner optimizer (if it takes any).
+
+        >>> import optax, jaxpruner
+        >>> tx = jaxpruner.NoPruning().wrap_optax(optax.sgd(0.1))
+        >>> tx.init({'w': jnp.ones((2, 2))}).count
+        Array(0, dtype=int32)
+        """
+        return driver.wrap(self, inner)
+
+    def lands_on_zero(self) -> bool:
+        """Whether updates land pruned weights on zero.
+
+        An algorithm that defines `post_gradient_update` decides itself what becomes of pruned weights, so its updates
+        stay as the optimizer makes them.
+        """
+        return not self.overrides('post_gradient_update')
+
+    def overrides(self, method: str) -> bool:
+        """Whether the algorithm defines a method of `BaseUpdater` itself."""
+        return getattr(type(self), method) is not getattr(BaseUpdater, method)
+
+    def packs_masks(self) -> bool:
+        """Whether the state holds masks at one bit per weight."""
+        return self.use_packed_masks if self.is_packed is None else self.is_packed
+
+    def _leaf_types(self, paths: Sequence[tree_lib.Path], leaves: Sequence[Any]) -> list[Any]:
+        # Read here, too: a subclass may define `__post_init__` without calling the base's.
+        return type_rules.resolve(type_rules.normalize_setting(self.sparsity_type), paths, leaves)
+
+
+@dataclasses.dataclass
+class NoPruning(BaseUpdater):
+    """Keeps every weight: the dense baseline under the same interface.
+
+    >>> NoPruning().instant_sparsify({'w': jnp.ones(2)})[1]
+    {'w': None}
+    """
+
+    sparsity_distribution_fn: DistributionFn | None = None
+
+    def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
+        """No leaf has a target."""
+        return jax.tree.map(lambda _: None, params)
+
+    def check_plan(self, plan):
+        """Dense is what was asked for."""
+
+    def update_state(self, sparse_state, params, grads):
+        """Nothing changes."""
+        del params, grads
+        return sparse_state
+
+    def calculate_scores(self, params, sparse_state=None, grads=None):
+        """Nothing is scored."""
+        del sparse_state, grads
+        return jax.tree.map(lambda _: None, params)

@@ -1,0 +1,154 @@
+"""Walks through the state of any optax optimizer, by optax's own means."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from optax import tree_utils
+
+from jaxpruner.core import tree as tree_lib
+
+
+def _is_masked_node(node: Any) -> bool:
+    return isinstance(node, optax.MaskedNode)
+
+
+def zero_moments(
+    inner: optax.GradientTransformation, state: Any, where: tree_lib.PyTree, params: tree_lib.PyTree
+) -> Any:
+    """Sets the moments of chosen weights to zero: whatever the optimizer keeps in a parameter's shape.
+
+    What has another shape (adafactor's row and column averages, step counts) is left alone.
+
+    Args:
+      inner: the optimizer that made the state.
+      state: its state.
+      where: tree like the parameters of boolean arrays, True where moments are zeroed, `None` for none of a leaf.
+      params: the parameters.
+
+    Returns:
+      The state with zeros.
+
+    Raises:
+      ValueError: optax cannot tell which parts of this optimizer's state belong to which parameter.
+
+    >>> tx, params = optax.sgd(0.1, momentum=0.9), {'w': jnp.ones(2)}
+    >>> state = tx.update(params, tx.init(params))[1]
+    >>> zero_moments(tx, state, {'w': jnp.array([True, False])}, params)[0].trace
+    {'w': Array([0., 1.], dtype=float32)}
+    """
+    # Dense leaves get a flag of no dimensions, since trees with None do not map against arrays.
+    flags = tree_lib.map_with_missing(
+        lambda p, flag: jnp.zeros((), bool) if flag is None else flag, params, where
+    )
+
+    def zeroed(moment: Any, flag: jax.Array) -> Any:
+        # Dense leaves have flags of no dimensions; those of another optimizer are masked nodes.
+        if _is_masked_node(moment) or not getattr(flag, 'ndim', 0):
+            return moment
+        shape = getattr(moment, 'shape', None)
+        if shape is not None and shape[1:] == flag.shape:
+            raise ValueError('the state holds a history of the parameter')  # as lbfgs does
+        if shape != flag.shape:
+            return moment
+        return jnp.where(flag, jnp.zeros_like(moment), moment)
+
+    try:
+        return tree_utils.tree_map_params(inner, zeroed, state, flags, is_leaf=_is_masked_node)
+    except (ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
+        raise ValueError(_CANNOT_RESET) from error
+
+
+def restart_inner_state(state: Any, masks_activated: tree_lib.PyTree) -> Any:
+    """Sets the moments of chosen weights to zero, as `zero_moments`, where the optimizer itself is not at hand.
+
+    An array of the state belongs to a parameter if its path ends with the parameter's path, and it has its shape.
+
+    Args:
+      state: the state of an optimizer.
+      masks_activated: tree like the parameters of arrays, not 0 where moments are zeroed, `None` for none of a leaf.
+
+    Returns:
+      The state with zeros.
+
+    Raises:
+      ValueError: the state keeps a history of a parameter, as that of lbfgs does.
+
+    >>> tx, params = optax.sgd(0.1, momentum=0.9), {'w': jnp.ones(2)}
+    >>> state = tx.update(params, tx.init(params))[1]
+    >>> restart_inner_state(state, {'w': jnp.array([1, 0])})[0].trace
+    {'w': Array([0., 1.], dtype=float32)}
+    """
+    flags = dict(
+        jax.tree_util.tree_flatten_with_path(masks_activated, is_leaf=lambda node: node is None)[0]
+    )
+    lengths = sorted({len(path) for path in flags}, reverse=True)
+
+    def restarted(path: tuple[Any, ...], moment: Any) -> Any:
+        endings = [path[len(path) - length :] for length in lengths if length <= len(path)]
+        flag = next((flags[ending] for ending in endings if ending in flags), None)
+        shape = getattr(moment, 'shape', None)
+        if flag is None or not flag.ndim or shape is None:
+            return moment
+        if shape[1:] == flag.shape:
+            raise ValueError(_CANNOT_RESET)
+        if shape != flag.shape:
+            return moment
+        return jnp.where(jnp.asarray(flag, bool), jnp.zeros_like(moment), moment)
+
+    return jax.tree_util.tree_map_with_path(restarted, state)
+
+
+_CANNOT_RESET = (
+    'the moments of weights that come back cannot be zeroed in this optimizer: optax.tree_utils.tree_map_params cannot '
+    'tell which parts of its state belong to which parameter (lbfgs keeps a history of all parameters); use a '
+    'first-order optimizer such as sgd or adam, or an algorithm that never brings weights back'
+)
+
+
+def check_resettable(inner: optax.GradientTransformation, params: tree_lib.PyTree) -> None:
+    """Refuses an optimizer whose moments `zero_moments` could not zero; computes nothing.
+
+    Args:
+      inner: the optimizer.
+      params: the parameters, or their shapes.
+
+    Raises:
+      ValueError: as `zero_moments`.
+
+    >>> check_resettable(optax.adam(0.1), {'w': jnp.ones(2)})
+    """
+
+    def attempt(values: tree_lib.PyTree) -> Any:
+        everywhere = jax.tree.map(lambda value: jnp.ones(value.shape, bool), values)
+        return zero_moments(inner, inner.init(values), everywhere, values)
+
+    jax.eval_shape(attempt, params)
+
+
+def second_moments(inner_state: Any, params: tree_lib.PyTree) -> list[Any]:
+    """Adam's second moments (`nu`) of each parameter, wherever in the optimizer state they are.
+
+    Args:
+      inner_state: the optimizer's state.
+      params: the parameters.
+
+    Returns:
+      An array for each leaf of the parameters, `None` where none of its shape is kept.
+
+    >>> params = {'w': jnp.ones(2)}
+    >>> second_moments(optax.adam(0.1).init(params), params)
+    [Array([0., 0.], dtype=float32)]
+    """
+    leaves, treedef = jax.tree.flatten(params)
+    found: list[Any] = [None] * len(leaves)
+    for _, candidate in tree_utils.tree_get_all_with_path(inner_state, 'nu'):
+        try:
+            moments = tree_lib.leaves_like(treedef, candidate)
+        except ValueError:
+            continue  # a `nu` of another structure belongs to no parameter
+        for i, (leaf, moment) in enumerate(zip(leaves, moments, strict=True)):
+            if found[i] is None and getattr(moment, 'shape', None) == leaf.shape:
+                found[i] = moment
+    return found

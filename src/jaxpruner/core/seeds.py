@@ -1,0 +1,100 @@
+"""What counts as a seed, and the random key that it means."""
+
+import weakref
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_DEFAULT_SEED = 8
+# The keys that stand for a seed which was not given, as long as somebody holds them. Keys have no hash.
+_default_keys: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_SEED_LIMIT = 2**63  # JAX takes no larger number for a seed
+
+
+class SeedField:
+    """A dataclass field for a seed: where none was given, it reads as the default key.
+
+    The key is made when it is read, since making it starts JAX's backend.
+
+    >>> class Settings:
+    ...     rng_seed = SeedField()
+    >>> settings = Settings()
+    >>> settings.rng_seed == jax.random.key(8)
+    Array(True, dtype=bool)
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, settings: Any, owner: type | None = None) -> Any:
+        if settings is None:  # a dataclass asks its class for the default
+            return None
+        seed = vars(settings).get(self._name)
+        if seed is not None:
+            return seed
+        key = jax.random.key(_DEFAULT_SEED)
+        _default_keys[id(key)] = key
+        return key
+
+    def __set__(self, settings: Any, seed: Any) -> None:
+        # `dataclasses.replace` reads all fields and gives them to a new object: a default is still not given then.
+        is_default = seed is not None and _default_keys.get(id(seed)) is seed
+        vars(settings)[self._name] = None if is_default else seed
+
+
+def check_seed(seed: Any) -> None:
+    """Refuses what is no seed, without making a key (which would start JAX's backend).
+
+    Args:
+      seed: a whole number (also a traced integer scalar), a uint32 key, a typed key, or `None` for the default.
+
+    Raises:
+      TypeError: it is none of these.
+      ValueError: the number is negative, or has more than 63 bits.
+
+    >>> check_seed(8)
+    """
+    if seed is None:
+        return
+    if isinstance(seed, int | np.integer) and not isinstance(seed, bool):
+        if not 0 <= seed < _SEED_LIMIT:
+            raise ValueError(
+                f'rng_seed must be a whole number from 0 to {_SEED_LIMIT - 1}, got {seed}'
+            )
+        return
+    if isinstance(seed, jax.Array | np.ndarray):
+        is_key = jnp.issubdtype(seed.dtype, jax.dtypes.prng_key)
+        if seed.ndim == 0 and (is_key or jnp.issubdtype(seed.dtype, jnp.integer)):
+            return
+        if seed.dtype == jnp.uint32 and seed.shape in ((2,), (4,)):
+            return
+    raise TypeError(f'rng_seed must be a whole number, a uint32 key or a typed key, got {seed!r}')
+
+
+def prng_key(seed: Any, step: Any = None) -> jax.Array:
+    """The random key that a seed setting means.
+
+    Args:
+      seed: a whole number (also a traced integer scalar), a uint32 key, a typed key, or `None` for the default, 8.
+      step: int32 scalar to fold in; `None` for none.
+
+    Returns:
+      A key that `jax.random` takes.
+
+    Raises:
+      TypeError: it is none of these.
+
+    >>> prng_key(8)
+    Array([0, 8], dtype=uint32)
+    """
+    check_seed(seed)
+    seed = _DEFAULT_SEED if seed is None else seed
+    if not isinstance(seed, jax.Array | np.ndarray):
+        key = jax.random.PRNGKey(int(seed))
+    elif seed.ndim == 0 and not jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
+        key = jax.random.PRNGKey(jnp.asarray(seed))
+    else:
+        key = jnp.asarray(seed)
+    return key if step is None else jax.random.fold_in(key, step)

@@ -1,0 +1,191 @@
+"""One short line for an object with many settings: those that differ from their defaults."""
+
+import dataclasses
+import functools
+import inspect
+import reprlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpruner.core import text_tables
+from jaxpruner.core import tree as tree_lib
+
+# Longer texts of a setting lose their middle.
+_LONGEST_SETTING = 60
+# Of longer containers the first entries are shown.
+_MOST_ENTRIES = 4
+_ELLIPSIS = '…'
+
+
+class ShortRepr:
+    """Gives a dataclass and its subclasses a `repr` of one line; a class that defines its own keeps it.
+
+    The decorator `dataclasses.dataclass` makes a `repr` of all fields for each class that has none in its own
+    namespace. So each new subclass gets one there before the decorator sees it.
+
+    >>> @dataclasses.dataclass
+    ... class Pruner(ShortRepr):
+    ...     rng_seed: int = 8
+    ...     scores: object = None
+    >>> Pruner(), Pruner(scores=np.abs)
+    (Pruner(), Pruner(scores=absolute))
+    """
+
+    def __init_subclass__(cls, **settings: Any):
+        super().__init_subclass__(**settings)
+        if '__repr__' not in vars(cls):
+            cls.__repr__ = _nearest_repr(cls)
+
+    @reprlib.recursive_repr(_ELLIPSIS)
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}({", ".join(_changed_settings(self))})'
+
+
+def _nearest_repr(cls: type) -> Any:
+    """The `__repr__` that somebody wrote, and not the decorator, in the first base that has one."""
+    for base in cls.__mro__:
+        method = vars(base).get('__repr__')
+        if method is not None and not _is_generated(method):
+            return method
+    raise AssertionError(cls)  # `object` has one
+
+
+def _is_generated(method: Any) -> bool:
+    """Whether `dataclasses.dataclass` made a method: it compiles a string, and wraps what it gets."""
+    inner = getattr(method, '__wrapped__', None)
+    return inspect.isfunction(inner) and inner.__code__.co_filename == '<string>'
+
+
+def _changed_settings(instance: Any) -> list[str]:
+    """The fields that differ from their defaults as `name=value`, the sparsity in front."""
+    fields: dict[str, dataclasses.Field] = {}
+    # A class that is no dataclass itself, below a mixin that is one, would show the mixin's fields alone.
+    for base in reversed(type(instance).__mro__):
+        if '__dataclass_fields__' in vars(base):
+            fields |= {field.name: field for field in dataclasses.fields(base) if field.repr}
+    settings = {}
+    for name, value in vars(
+        instance
+    ).items():  # as they were given: reading an attribute may make a key
+        if name in fields and not _is_default(value, fields[name]) and not _is_derived(value):
+            settings[name] = value
+    order = ['sparsity', *fields]
+    names = sorted(settings, key=order.index)
+    return [
+        f'{name}={text_tables.shorten(describe(settings[name]), _LONGEST_SETTING)}'
+        for name in names
+    ]
+
+
+def _is_derived(value: Any) -> bool:
+    """Whether an updater made a value of its other settings, which are shown instead; its class says so."""
+    return getattr(type(value), 'is_derived_setting', False)
+
+
+def _is_default(value: Any, field: dataclasses.Field) -> bool:
+    default = field.default
+    if default is dataclasses.MISSING and field.default_factory is not dataclasses.MISSING:
+        default = field.default_factory()
+    if value is default:
+        return True
+    if type(value) is not type(default) or isinstance(value, jax.Array | np.ndarray):
+        return False
+    try:
+        return bool(value == default)
+    except (ValueError, TypeError):  # containers of arrays
+        return False
+
+
+def describe(value: Any) -> str:
+    """A setting in a few words, on one line: functions by name, scalars by value, other arrays by dtype and shape.
+
+    Args:
+      value: anything.
+
+    >>> describe(functools.partial(max, key=len)), describe(np.zeros((2, 3))), describe([1, 2, 3, 4, 5, 6])
+    ('max(key=len)', 'float64[2,3]', '[1, 2, 3, 4, …]')
+    """
+    if isinstance(value, jax.Array | np.ndarray):
+        if _is_known_number(value):
+            return str(np.asarray(value))
+        return f'{value.dtype}[{",".join(map(str, value.shape))}]'
+    if isinstance(value, functools.partial):
+        arguments = [
+            *map(describe, value.args),
+            *[f'{k}={describe(v)}' for k, v in value.keywords.items()],
+        ]
+        return f'{describe(value.func)}({", ".join(arguments)})'
+    if isinstance(value, dict):
+        return (
+            f'{{{", ".join(_first_entries([f"{k!r}: {describe(v)}" for k, v in value.items()]))}}}'
+        )
+    if type(value) in (list, tuple):
+        text = ', '.join(_first_entries([describe(entry) for entry in value]))
+        return f'[{text}]' if isinstance(value, list) else f'({text}{"," * (len(value) == 1)})'
+    if _has_generated_repr(value):
+        return f'{type(value).__name__}({", ".join(_arguments(value))})'
+    name = getattr(value, '__name__', None)
+    if isinstance(name, str):
+        # The schedules of optax are functions inside the functions that users call.
+        return value.__qualname__.partition('.')[0] if _is_of_optax(value) else name
+    text = ' '.join(repr(value).split())
+    # A default `repr` shows an address.
+    return f'{type(value).__name__}()' if ' object at 0x' in text else text
+
+
+def _is_known_number(array: Any) -> bool:
+    """Whether an array is a scalar whose value is there to be read."""
+    if array.ndim or not jnp.issubdtype(array.dtype, jnp.number):
+        return False
+    if not isinstance(array, jax.Array):
+        return True
+    return not tree_lib.is_traced(array) and not array.is_deleted() and array.is_fully_addressable
+
+
+def _is_of_optax(function: Any) -> bool:
+    return (getattr(function, '__module__', None) or '').startswith('optax.') and hasattr(
+        function, '__qualname__'
+    )
+
+
+def _first_entries(texts: list[str]) -> list[str]:
+    return texts if len(texts) <= _MOST_ENTRIES else [*texts[:_MOST_ENTRIES], _ELLIPSIS]
+
+
+def _has_generated_repr(value: Any) -> bool:
+    return (
+        dataclasses.is_dataclass(value)
+        and not isinstance(value, type)
+        and _is_generated(type(value).__repr__)
+    )
+
+
+def _arguments(value: Any) -> list[str]:
+    """What a dataclass was made of: by position as far as that is easily read, then by name; defaults are left out."""
+    fields = [field for field in dataclasses.fields(value) if field.init and field.repr]
+    changed = [field for field in fields if not _is_default(getattr(value, field.name), field)]
+    by_position = _easily_read_positions(value, fields, changed)
+    texts = [describe(getattr(value, field.name)) for field in by_position]
+    for field in changed:
+        if field not in by_position:
+            texts.append(f'{field.name}={describe(getattr(value, field.name))}')
+    return texts
+
+
+def _easily_read_positions(
+    value: Any, fields: list[dataclasses.Field], changed: list[dataclasses.Field]
+) -> list[dataclasses.Field]:
+    """The first fields up to a flag, to a second default, or to the last that is changed."""
+    by_position: list[dataclasses.Field] = []
+    defaults = 0
+    for number, field in enumerate(fields):
+        defaults += field not in changed
+        is_flag = isinstance(getattr(value, field.name), bool)
+        if field.kw_only or is_flag or defaults > 1:
+            break
+        if field in changed:
+            by_position = fields[: number + 1]
+    return by_position

@@ -1,0 +1,334 @@
+"""Paths, selection by name, and maps over pytrees in which a mask may be `None`.
+
+A leaf is known by its path, a tuple of plain names. `None` in a tree of masks or of
+sparsities stands for "this leaf is dense"; `jax.tree.map` refuses such trees, the
+functions here take them.
+"""
+
+import collections
+import difflib
+import fnmatch
+import numbers
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxpruner.core.nearest_names import nearest as nearest
+
+Path = tuple[str, ...]
+PyTree = Any
+
+_NUMBERS = (bool, int, float, complex)
+
+# The name under which a model that is one bare array is known.
+SINGLE_ARRAY_PATH: Path = ('kernel',)
+
+
+def _key_name(key: Any) -> str:
+    for attribute in ('key', 'name', 'idx'):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)
+
+
+def _path_names(key_path: Sequence[Any]) -> Path:
+    return tuple(_key_name(key) for key in key_path)
+
+
+def _is_box(key_path: Sequence[Any]) -> bool:
+    """Flax variables hold their array under an attribute `value`, which is no part of the name."""
+    return len(key_path) > 1 and key_path[-1] == jax.tree_util.GetAttrKey('value')
+
+
+def _named(entries: Sequence[tuple[Any, Any]]) -> list[Path]:
+    """The paths of all leaves; of an only child called `value` its parent's."""
+    siblings = collections.Counter(_path_names(path[:-1]) for path, _ in entries)
+    names = []
+    for path, _ in entries:
+        name = _path_names(path)
+        names.append(
+            (name[:-1] if _is_box(path) and siblings[name[:-1]] == 1 else name) or SINGLE_ARRAY_PATH
+        )
+    return names
+
+
+def flatten_with_paths(
+    tree: PyTree, is_leaf: Callable[[Any], bool] | None = None
+) -> tuple[list[Path], list[Any], Any]:
+    """Flattens a pytree of arrays into paths, leaves and the tree's structure.
+
+    Args:
+      tree: any pytree.
+      is_leaf: which nodes count as leaves besides arrays, as in `jax.tree.flatten`.
+
+    Returns:
+      The path of each leaf, the leaves, and the treedef that puts them together again.
+
+    >>> flatten_with_paths({'dense': {'bias': 1.0, 'kernel': 2.0}})[:2]
+    ([('dense', 'bias'), ('dense', 'kernel')], [1.0, 2.0])
+    >>> flatten_with_paths(3.0)[0]
+    [('kernel',)]
+    """
+    entries, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
+    return _named(entries), [leaf for _, leaf in entries], treedef
+
+
+def as_arrays(tree: PyTree) -> PyTree:
+    """The tree with arrays for numbers of Python, as `jax.jit` takes them; the same tree if there are none.
+
+    Args:
+      tree: any pytree.
+
+    >>> as_arrays({'scale': 1.0})
+    {'scale': array(1., dtype=float32)}
+    """
+    if not any(isinstance(leaf, _NUMBERS) for leaf in jax.tree.leaves(tree)):
+        return tree
+    return jax.tree.map(_as_array, tree)
+
+
+def _as_array(leaf: Any) -> Any:
+    return np.asarray(leaf, jax.dtypes.result_type(leaf)) if isinstance(leaf, _NUMBERS) else leaf
+
+
+def leaves_like(treedef: Any, tree: PyTree) -> list[Any]:
+    """The entries of `tree` at the leaves of `treedef`, `None` where the tree holds no array.
+
+    Besides `None` itself, `optax.MaskedNode` (a leaf that belongs to another optimizer)
+    counts as no array.
+
+    Args:
+      treedef: the structure of the parameters.
+      tree: a tree of that structure in which leaves or whole subtrees may be missing.
+
+    Returns:
+      One entry for each leaf of `treedef`.
+
+    Raises:
+      ValueError: the tree has another structure.
+
+    >>> leaves_like(jax.tree.structure({'a': 1, 'b': 2}), {'a': None, 'b': 5})
+    [None, 5]
+    """
+    try:
+        entries = treedef.flatten_up_to(tree)
+    except (ValueError, TypeError) as error:
+        entries = _by_name(treedef, tree)
+        if entries is None:
+            raise ValueError(_misfit(treedef, tree)) from error
+    return [None if _is_missing(entry) else _unboxed(entry) for entry in entries]
+
+
+def _is_missing(entry: Any) -> bool:
+    return entry is None or isinstance(entry, optax.MaskedNode)
+
+
+def _unboxed(entry: Any) -> Any:
+    """The array inside a variable box (a node with one child), or None if the box is empty."""
+    if hasattr(entry, 'shape'):
+        return entry
+    inside = jax.tree.leaves(entry)
+    return inside[0] if len(inside) == 1 else (None if not inside else entry)
+
+
+def _by_name(treedef: Any, tree: PyTree) -> list[Any] | None:
+    """Containers that differ only in kind (dict and FrozenDict, a box and its value) are matched leaf by leaf.
+
+    What is missing may be a whole subtree, as in the states of `optax.masked`. `None` if the trees do not fit.
+    """
+    names = _leaf_names(treedef)
+    entries = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_missing)[0]
+    named = list(zip(_named(entries), entries, strict=True))
+    found = {name: entry for name, (_, entry) in named if not _is_missing(entry)}
+    missing = [name if path else () for name, (path, entry) in named if _is_missing(entry)]
+    absent = [name for name in names if name not in found]
+    if not set(found) <= set(names) or not all(
+        any(name[: len(m)] == m for m in missing) for name in absent
+    ):
+        return None
+    return [found.get(name) for name in names]
+
+
+def _leaf_names(treedef: Any) -> list[Path]:
+    return flatten_with_paths(jax.tree.unflatten(treedef, range(treedef.num_leaves)))[0]
+
+
+def _misfit(treedef: Any, tree: PyTree) -> str:
+    """Words for two trees of different structure: the paths that only one of them has."""
+    wanted = {path_string(name) for name in _leaf_names(treedef)}
+    given = {
+        path_string(name) for name in flatten_with_paths(tree, is_leaf=lambda node: node is None)[0]
+    }
+
+    def listed(names: set[str]) -> str:
+        return ', '.join(map(repr, sorted(names)[:4])) + (', …' if len(names) > 4 else '')
+
+    return (
+        f'a tree does not fit the structure of the parameters: it lacks {listed(wanted - given) or "nothing"} and has '
+        f'{listed(given - wanted) or "nothing"} besides; give one entry (an array or None) for each parameter'
+    )
+
+
+def map_with_missing(function: Callable[..., Any], tree: PyTree, *rest: PyTree) -> PyTree:
+    """Maps over a tree and others like it in which leaves may be `None`.
+
+    Args:
+      function: called with the leaf of `tree` and the entries of `rest`, each an array or `None`.
+      tree: sets the structure.
+      *rest: trees of the same structure, leaves may be `None`.
+
+    Returns:
+      The results in the structure of `tree`.
+
+    >>> map_with_missing(lambda p, m: p if m is None else p * m, {'a': 3, 'b': 4}, {'a': None, 'b': 0})
+    {'a': 3, 'b': 0}
+    """
+    leaves, treedef = jax.tree.flatten(tree)
+    others = [leaves_like(treedef, other) for other in rest]
+    return jax.tree.unflatten(
+        treedef, [function(*entries) for entries in zip(leaves, *others, strict=True)]
+    )
+
+
+def path_string(path: Path) -> str:
+    """The path as text, `'a/b/kernel'`.
+
+    >>> path_string(('encoder', '0', 'kernel'))
+    'encoder/0/kernel'
+    """
+    return '/'.join(path)
+
+
+def matches(name: str | Path, path: Path) -> bool:
+    """Whether a leaf's name as given in settings means the leaf at `path`.
+
+    Args:
+      name: the path as a tuple, as `'a/b/kernel'`, or as a glob, `'*/kernel'` (`*` also crosses `/`).
+      path: the leaf's path.
+
+    >>> matches('*/kernel', ('a', 'b', 'kernel')), matches(('a',), ('a', 'b'))
+    (True, False)
+    """
+    if not isinstance(name, str):
+        return tuple(str(part) for part in name) == path
+    return name == path_string(path) or fnmatch.fnmatchcase(path_string(path), name)
+
+
+def rule_name(name: Any, where: str = '') -> str | Path:
+    """Reads the name of leaves in a setting; a list, as files and configs hold it, is a path.
+
+    Args:
+      name: a path, or a glob.
+      where: how the message begins: the setting and a colon.
+
+    Raises:
+      TypeError: it is neither.
+
+    >>> rule_name(['a', 'kernel'])
+    ('a', 'kernel')
+    """
+    if isinstance(name, str):
+        return name
+    if isinstance(name, list | tuple) and all(isinstance(part, str) for part in name):
+        return tuple(name)
+    raise TypeError(
+        f"{where}leaves are named by 'a/kernel', ('a', 'kernel') or a glob such as 'a/*', got {name!r}"
+    )
+
+
+def check_names(
+    names: Iterable[str | Path],
+    paths: Sequence[Path],
+    setting: str,
+    matches: Callable[[Any, Path], bool] = matches,
+    separator: str = '/',
+) -> None:
+    """Refuses names that mean no leaf.
+
+    Args:
+      names: names or globs from a setting.
+      paths: the paths of all leaves.
+      setting: what the setting is called, for the message.
+      matches: `(name, path) -> bool`, what a name means.
+      separator: what stands between the parts of a path, for the message.
+
+    Raises:
+      ValueError: a name matches no leaf; the message lists the nearest ones.
+
+    >>> check_names(['*/kernel'], [('a', 'kernel')], 'stacked')
+    """
+    for name in names:
+        if not any(matches(name, path) for path in paths):
+            known = [separator.join(path) for path in paths]
+            text = name if isinstance(name, str) else separator.join(str(part) for part in name)
+            near = difflib.get_close_matches(text, known, n=3, cutoff=0.4) or known[:3]
+            raise ValueError(
+                f'{setting}: {name!r} matches no parameter; the nearest are {", ".join(map(repr, near))}'
+            )
+
+
+def first_matches(
+    rules: Any,
+    paths: Sequence[Path],
+    setting: str,
+    matches: Callable[[Any, Path], bool] = matches,
+    separator: str = '/',
+) -> list[int | None]:
+    """Which of some ordered rules each leaf takes: the first whose name matches it.
+
+    Args:
+      rules: names or globs in their order, or a mapping with such keys.
+      paths: the paths of all leaves.
+      setting: what the setting is called, for the messages.
+      matches: `(name, path) -> bool`, what a name means.
+      separator: what stands between the parts of a path, for the messages.
+
+    Returns:
+      The rule's index for each leaf, `None` where no rule matches.
+
+    Raises:
+      ValueError: a name matches no leaf, or only leaves that earlier rules take.
+
+    >>> first_matches({'head/*': None, '*': 0.5}, [('head', 'kernel'), ('a', 'kernel')], 'custom_sparsity_map')
+    [0, 1]
+    """
+    names = list(rules)
+    check_names(names, paths, setting, matches, separator)
+    chosen = [
+        next((i for i, name in enumerate(names) if matches(name, path)), None) for path in paths
+    ]
+    for i, name in enumerate(names):
+        # A last "all others" may well find nothing left.
+        if i not in chosen and not (name == '*' and i == len(names) - 1):
+            raise ValueError(
+                f'{setting}: {name!r} is never used, since earlier names match all of its parameters; put it before '
+                'them (a ConfigDict sorts its keys: give pairs of name and value in a list instead)'
+            )
+    return chosen
+
+
+def is_traced(value: Any) -> bool:
+    """Whether a value is only known when the compiled program runs, so that it cannot be checked.
+
+    >>> is_traced(0.5)
+    False
+    """
+    return isinstance(value, jax.core.Tracer)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a real scalar of Python, NumPy or JAX, perhaps a traced one; a bool is none.
+
+    >>> is_number(0.5), is_number('0.5'), is_number(True)
+    (True, False, False)
+    """
+    dtype = getattr(value, 'dtype', None)
+    if dtype is None:
+        return isinstance(value, numbers.Real) and not isinstance(value, bool)
+    is_real = jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
+    return is_real and getattr(value, 'ndim', None) == 0

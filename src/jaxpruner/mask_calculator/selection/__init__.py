@@ -1,0 +1,26 @@
+"""Exact selection of the largest scores by counting, without sorting.
+
+How many to keep goes in (`number_to_keep` tells it for a sparsity), a mask comes out. A threshold lies between two
+floats; passes over the scores that count how many reach each of some probes narrow the bracket, and stop as soon as a
+threshold is met by exactly the wanted number. Of equal scores at the threshold those before a place in flat order are
+kept, which is found by the same counting. First probes come from a sample, or from the threshold of an earlier
+selection; the result does not depend on them.
+
+Order: NaN ranks lowest, -0.0 equals 0.0, of equal scores the one with the lower flat index is kept. On a CPU, XLA
+compares denormal numbers (float32 and bfloat16 below 1.2e-38, float64 below 2.2e-308) as zero, so that these are ties
+of zero; those of float16 are ranked. To rank bits instead would cost each pass several operations a score.
+"""
+
+from jaxpruner.mask_calculator.selection.counts_of_parts import count_true as count_true
+from jaxpruner.mask_calculator.selection.largest import Selected as Selected
+from jaxpruner.mask_calculator.selection.largest import keep_largest as keep_largest
+from jaxpruner.mask_calculator.selection.largest import keep_largest_each as keep_largest_each
+from jaxpruner.mask_calculator.selection.largest import keep_largest_jointly as keep_largest_jointly
+from jaxpruner.mask_calculator.selection.scores import Scores as Scores
+from jaxpruner.mask_calculator.selection.scores import read as read
+from jaxpruner.mask_calculator.selection.whole_numbers import counter_for as counter_for
+from jaxpruner.mask_calculator.selection.whole_numbers import number_to_keep as number_to_keep
+from jaxpruner.mask_calculator.selection.whole_numbers import (
+    number_to_keep_on_host as number_to_keep_on_host,
+)
+from jaxpruner.mask_calculator.selection.whole_numbers import share_of as share_of

@@ -1,0 +1,274 @@
+"""Files and folders appear whole or not at all, whatever happens to who writes them."""
+
+import errno
+import multiprocessing
+import os
+import stat
+import subprocess
+import sys
+import threading
+import warnings
+from pathlib import Path
+
+import pytest
+
+import jaxpruner
+from jaxpruner.core import atomic_files
+
+SOURCE = str(Path(jaxpruner.__file__).parents[1])
+
+
+def names(folder):
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+@pytest.mark.parametrize('before', [None, 'earlier'])
+@pytest.mark.parametrize('error', [OSError('broken'), KeyboardInterrupt(), ValueError('no')])
+def test_a_failed_write_leaves_what_was_there(tmp_path, before, error):
+    path = tmp_path / 'a.txt'
+    if before:
+        path.write_text(before)
+
+    def fail(temporary):
+        temporary.write_text('half')
+        raise error
+
+    with pytest.raises(type(error)):
+        atomic_files.replace_file(path, fail)
+    assert names(tmp_path) == (['a.txt'] if before else [])
+    assert not before or path.read_text() == before
+
+
+def test_what_others_left_beside_is_theirs(tmp_path):
+    others = [
+        'a.txt.new',
+        '.a.txt.new',
+        'a.new.txt',
+        '.a.txt.1234.jaxpruner-tmp',
+        '.b.txt.0123456789abcdef.jaxpruner-tmp',
+    ]
+    for name in others:
+        (tmp_path / name).write_text(name)
+    with atomic_files.target_claimed(tmp_path / 'a.txt'):
+        atomic_files.replace_file(
+            tmp_path / 'a.txt', lambda temporary: temporary.write_text('whole')
+        )
+    assert names(tmp_path) == sorted([*others, 'a.txt'])
+    assert all((tmp_path / name).read_text() == name for name in others)
+
+
+def test_temporaries_of_a_killed_process_are_removed_by_the_next(tmp_path):
+    for name in (
+        '.a.txt.0123456789abcdef.jaxpruner-tmp',
+        '.a.png.0123456789abcdef.jaxpruner-tmp.png',
+    ):
+        (tmp_path / name).write_text('half')
+    (tmp_path / '.a.txt.0123456789abcdee.jaxpruner-tmp').mkdir()
+    with atomic_files.target_claimed(tmp_path / 'a.txt'):
+        assert names(tmp_path) == ['.a.png.0123456789abcdef.jaxpruner-tmp.png', '.a.txt.lock']
+    atomic_files.remove_strays(tmp_path)
+    assert names(tmp_path) == []
+
+
+def test_the_ending_is_kept_where_it_says_the_format(tmp_path):
+    endings = []
+    for keeps_ending in (False, True):
+        atomic_files.replace_file(
+            tmp_path / 'a.png', lambda path: endings.append(path.suffix), keeps_ending
+        )
+    assert endings == ['.jaxpruner-tmp', '.png']
+
+
+@pytest.mark.parametrize('place', ['folder', 'pipe', 'loop'])
+def test_only_files_are_replaced(tmp_path, place):
+    path = tmp_path / place
+    {'folder': path.mkdir, 'pipe': lambda: os.mkfifo(path), 'loop': lambda: path.symlink_to(path)}[
+        place
+    ]()
+    with pytest.raises(OSError, match=place):
+        atomic_files.replace_file(path, lambda temporary: temporary.write_text('whole'))
+    assert names(tmp_path) == [place]
+
+
+def test_a_file_that_must_not_be_replaced_is_kept_when_it_comes_meanwhile(tmp_path):
+    path = tmp_path / 'a.txt'
+    with (
+        pytest.raises(FileExistsError, match='exists; choose another'),
+        atomic_files.replacing(path, overwrite=False),
+    ):
+        path.write_text('theirs')
+    assert path.read_text() == 'theirs'
+    assert names(tmp_path) == ['a.txt']
+    with (
+        pytest.raises(FileExistsError, match='exists; choose another'),
+        atomic_files.new_folder(path),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ('number', 'remedy'),
+    [(errno.ENOSPC, 'free some there'), (errno.EFBIG, 'larger files'), (errno.EIO, '')],
+)
+def test_errors_of_the_system_name_the_target_and_the_remedy(tmp_path, monkeypatch, number, remedy):
+    def fail(descriptor):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, 'fsync', fail)
+    for write in (
+        lambda: atomic_files.replace_file(
+            tmp_path / 'a.txt', lambda temporary: temporary.write_text('whole')
+        ),
+        lambda: fill_folder(tmp_path / 'a.txt'),
+    ):
+        with pytest.raises(OSError, match=rf'{os.strerror(number)}.*{remedy}.*a\.txt') as raised:
+            write()
+        assert raised.value.errno == number
+        assert names(tmp_path) == []
+
+
+def fill_folder(path):
+    with atomic_files.new_folder(path) as folder:
+        (folder / 'inside').write_text('whole')
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from jaxpruner.core import atomic_files
+with atomic_files.target_claimed(Path(sys.argv[1])):
+    print('claimed', flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_claim_ends_with_its_process(tmp_path):
+    path = tmp_path / 'a.txt'
+    command = [sys.executable, '-c', HOLDER, str(path)]
+    environment = {**os.environ, 'PYTHONPATH': SOURCE}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        words = (
+            rf'process {process.pid} on .* is writing to .*a\.txt: wait until it has finished, or'
+        )
+        with pytest.raises(BlockingIOError, match=words), atomic_files.target_claimed(path):
+            pass
+        process.kill()
+    assert names(tmp_path) == ['.a.txt.lock']
+    with atomic_files.target_claimed(path):
+        pass
+    assert names(tmp_path) == []
+
+
+def spelled_differently(folder, name):
+    (folder / 'link').symlink_to(folder)
+    return [
+        folder / '..' / folder.name / name,
+        folder / 'link' / name,
+        Path(os.path.relpath(folder / name)),
+    ]
+
+
+def is_locked_for_others(lock):
+    code = 'import sys; from pathlib import Path; from jaxpruner.core.atomic_files import locked'
+    code += '; path = Path(sys.argv[1])'
+    code += "\nwith locked(path, path): print('free')"
+    environment = {**os.environ, 'PYTHONPATH': SOURCE}
+    command = [sys.executable, '-c', code, str(lock)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert run.returncode == 0 or 'BlockingIOError' in run.stderr
+    return run.returncode != 0
+
+
+def test_a_lock_holds_however_its_path_is_written(tmp_path):
+    lock = tmp_path / '.lock'
+    with atomic_files.locked(lock, tmp_path):
+        for path in spelled_differently(tmp_path, '.lock'):
+            with (
+                pytest.raises(BlockingIOError, match='another thread'),
+                atomic_files.locked(path, tmp_path),
+            ):
+                pass
+        assert lock.read_text().startswith('process')  # closing a file of that name frees no lock
+        assert is_locked_for_others(lock)
+    assert not is_locked_for_others(lock)
+
+
+def test_a_claim_is_of_the_file_that_a_link_leads_to(tmp_path):
+    (tmp_path / 'link').symlink_to(tmp_path / 'a.txt')
+    with atomic_files.target_claimed(tmp_path / 'link'):
+        assert names(tmp_path) == ['.a.txt.lock', 'link']
+        with pytest.raises(BlockingIOError), atomic_files.target_claimed(tmp_path / 'a.txt'):
+            pass
+
+
+@pytest.mark.skipif(sys.platform == 'win32', reason='no processes are forked there')
+def test_a_forked_process_does_not_keep_a_lock(tmp_path):
+    lock = tmp_path / '.lock'
+    context = multiprocessing.get_context('fork')
+    ends = context.Event()
+    with atomic_files.locked(lock, tmp_path), warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # that other threads are not there in the fork
+        child = context.Process(target=ends.wait)
+        child.start()
+    with atomic_files.locked(lock, tmp_path):
+        pass
+    ends.set()
+    child.join()
+
+
+@pytest.mark.parametrize('mode', [0o600, 0o640, 0o444, 0o755])
+def test_a_file_keeps_its_permissions(tmp_path, mode):
+    path = tmp_path / 'a.txt'
+    path.write_text('earlier')
+    path.chmod(mode)
+    meanwhile = []
+
+    def write(temporary):
+        temporary.write_text('whole')
+        meanwhile.append(stat.S_IMODE(temporary.stat().st_mode))
+
+    atomic_files.replace_file(path, write)
+    assert (path.read_text(), stat.S_IMODE(path.stat().st_mode)) == ('whole', mode)
+    assert meanwhile[0] | mode == mode | 0o200  # what is private is so from the beginning
+
+
+@pytest.mark.parametrize('before', [None, 'earlier'])
+def test_a_link_stays_and_its_file_is_replaced(tmp_path, before):
+    (tmp_path / 'there').mkdir()
+    file, link = tmp_path / 'there' / 'a.txt', tmp_path / 'link'
+    if before:
+        file.write_text(before)
+    link.symlink_to(Path('there', 'a.txt'))
+    atomic_files.replace_file(link, lambda temporary: temporary.write_text('whole'))
+    assert link.is_symlink()
+    assert file.read_text() == 'whole'
+    assert names(file.parent) == ['a.txt']
+
+
+def test_threads_do_not_share_a_claim(tmp_path):
+    inside, most, refused = [], [], []
+    guard = threading.Lock()
+
+    def work():
+        for _ in range(50):
+            try:
+                with atomic_files.target_claimed(tmp_path / 'a.txt'):
+                    inside.append(1)
+                    most.append(len(inside))
+                    inside.pop()
+            except BlockingIOError:
+                with guard:
+                    refused.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert max(most) == 1
+    assert len(most) + len(refused) == 200
+    assert names(tmp_path) == []

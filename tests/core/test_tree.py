@@ -1,0 +1,136 @@
+"""Paths and names of leaves on every kind of container, and maps in which a mask is missing."""
+
+import collections
+import dataclasses
+
+import equinox as eqx
+import flax
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from flax import nnx
+
+from jaxpruner.core import tree
+
+Pair = collections.namedtuple('Pair', 'kernel bias')
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Layer:
+    weight: jax.Array
+    scale: jax.Array
+
+
+CONTAINERS = {
+    'nested dict': ({'a': {'kernel': 1.0}}, [('a', 'kernel')]),
+    'frozen dict': (flax.core.freeze({'a': {'kernel': 1.0}}), [('a', 'kernel')]),
+    'integer keys': ({0: 1.0, 1: 2.0}, [('0',), ('1',)]),
+    'list': ([1.0, [2.0]], [('0',), ('1', '0')]),
+    'tuple': ((1.0, {'b': 2.0}), [('0',), ('1', 'b')]),
+    'named tuple': (Pair(1.0, 2.0), [('kernel',), ('bias',)]),
+    'dataclass': (Layer(1.0, 2.0), [('weight',), ('scale',)]),
+    'haiku': ({'mlp/~/linear_0': {'w': 1.0}}, [('mlp/~/linear_0', 'w')]),
+    'single array': (jnp.ones(2), [('kernel',)]),
+    'a dict entry called value': ({'a': {'value': 1.0}}, [('a', 'value')]),
+}
+
+
+@pytest.mark.parametrize(('container', 'expected'), CONTAINERS.values(), ids=CONTAINERS)
+def test_paths(container, expected):
+    paths, leaves, treedef = tree.flatten_with_paths(container)
+    assert paths == expected
+    assert jax.tree.structure(jax.tree.unflatten(treedef, leaves)) == jax.tree.structure(container)
+
+
+def test_paths_of_nnx_drop_the_variable_box():
+    state = nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.Param)
+    assert tree.flatten_with_paths({'a': state})[0] == [('a', 'bias'), ('a', 'kernel')]
+
+
+def test_paths_of_equinox_skip_what_is_no_array():
+    model = eqx.filter(eqx.nn.MLP(2, 2, 4, 1, key=jax.random.key(0)), eqx.is_array)
+    assert tree.flatten_with_paths(model)[0] == [
+        ('layers', '0', 'weight'),
+        ('layers', '0', 'bias'),
+        ('layers', '1', 'weight'),
+        ('layers', '1', 'bias'),
+    ]
+
+
+STRUCTURE = jax.tree.structure({'a': {'x': 0, 'y': 0}, 'b': 0})
+FITTING = {
+    'all there': ({'a': {'x': 1, 'y': 2}, 'b': 3}, [1, 2, 3]),
+    'a leaf missing': ({'a': {'x': None, 'y': 2}, 'b': 3}, [None, 2, 3]),
+    'a subtree missing': ({'a': None, 'b': 3}, [None, None, 3]),
+    "another optimizer's": ({'a': optax.MaskedNode(), 'b': 3}, [None, None, 3]),
+    'everything missing': (None, [None, None, None]),
+    'another container': (flax.core.freeze({'a': {'x': 1, 'y': None}, 'b': 3}), [1, None, 3]),
+}
+
+
+@pytest.mark.parametrize(('entries', 'expected'), FITTING.values(), ids=FITTING)
+def test_entries_are_matched_to_leaves(entries, expected):
+    assert tree.leaves_like(STRUCTURE, entries) == expected
+
+
+@pytest.mark.parametrize(
+    'entries',
+    [{'a': {'x': 1}, 'b': 3}, {'a': 1, 'b': 2}, {'a': {'x': 1, 'y': 2, 'z': 3}, 'b': 3}, [1, 2, 3]],
+)
+def test_trees_of_another_structure_are_refused(entries):
+    with pytest.raises(ValueError, match='does not fit the structure of the parameters'):
+        tree.leaves_like(STRUCTURE, entries)
+
+
+NAMES = [
+    (('a', 'kernel'), True),
+    ('a/kernel', True),
+    ('*/kernel', True),
+    ('a/*', True),
+    ('*', True),
+    ('kernel', False),
+    ('a', False),
+    (('a',), False),
+    ('*/bias', False),
+]
+
+
+@pytest.mark.parametrize(('name', 'expected'), NAMES)
+def test_names_of_a_leaf(name, expected):
+    assert tree.matches(name, ('a', 'kernel')) is expected
+
+
+def test_a_name_that_matches_nothing_is_refused_with_the_nearest():
+    with pytest.raises(
+        ValueError,
+        match=r"stacked: 'dense/kernl' matches no parameter; the nearest are 'dense/kernel'",
+    ):
+        tree.check_names(['dense/kernl'], [('dense', 'kernel'), ('head', 'bias')], 'stacked')
+
+
+def test_words_for_an_unknown_name():
+    assert tree.nearest('riggl', ['rigl', 'set']) == "did you mean 'rigl'?"
+    assert tree.nearest('zzz', ['rigl', 'set']) == "known are 'rigl', 'set'"
+
+
+def test_a_misfit_names_the_paths():
+    with pytest.raises(ValueError, match=r"it lacks 'a/y' and has 'c' besides; give one entry"):
+        tree.leaves_like(STRUCTURE, {'a': {'x': 1}, 'b': 2, 'c': 3})
+
+
+def test_an_attribute_called_value_keeps_its_name_beside_others():
+    Attention = collections.namedtuple('Attention', 'query key value')
+    paths = tree.flatten_with_paths({'attn': Attention(1.0, 2.0, 3.0)})[0]
+    assert paths == [('attn', 'query'), ('attn', 'key'), ('attn', 'value')]
+
+
+def test_a_rule_that_is_never_used_is_refused():
+    paths = [('head', 'kernel'), ('a', 'kernel')]
+    assert tree.first_matches({'head/*': 0, 'a/*': 1, '*': 2}, paths, 'rules') == [0, 1]
+    with pytest.raises(
+        ValueError,
+        match=r"rules: 'head/\*' is never used, since earlier names match all .* a list instead",
+    ):
+        tree.first_matches({'*': 0, 'head/*': 1}, paths, 'rules')

@@ -1,0 +1,36 @@
+"""The tournament of N:M against sorting, for groups whose counts take one word or several."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpruner.mask_calculator import n_by_m
+
+VALUES = [0.0, -0.0, 0.5, 1.0, 2.0, 3.0, -1.0, math.inf, -math.inf, math.nan]
+GROUPS = 60
+
+
+def best(group, n):
+    """The n largest, NaN last; ties go to the later one."""
+    ranked = sorted(
+        range(len(group)),
+        key=lambda i: (not math.isnan(group[i]), np.nan_to_num(group[i], nan=0), i),
+    )
+    kept = np.zeros(len(group), np.uint8)
+    kept[ranked[max(len(group) - n, 0) :]] = 1
+    return kept
+
+
+@pytest.mark.parametrize('m', [1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33])
+@pytest.mark.parametrize('axis', [0, 1])
+def test_each_number_of_winners(m, axis):
+    groups = np.random.default_rng(m).choice(np.array(VALUES, np.float32), (GROUPS, m))
+    scores = jnp.asarray(groups.reshape(2, -1) if axis else groups.reshape(2, -1).T)
+    numbers = jnp.arange(m + 2)  # a last group that is shorter keeps all of its weights
+    masks = jax.jit(jax.vmap(lambda n: n_by_m.keep_n_of_m(scores, n, m, axis)))(numbers)
+    for n, mask in zip(numbers.tolist(), np.asarray(masks), strict=True):
+        found = (mask if axis else mask.T).reshape(GROUPS, m)
+        np.testing.assert_array_equal(found, [best(group, n) for group in groups])
