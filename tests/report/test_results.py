@@ -115,7 +115,7 @@ CORRUPT = {
     'empty': (lambda path: path.write_text(''), 'Expecting value'),
     'cut': (lambda path: path.write_text(path.read_text()[:100]), 'Expecting|Unterminated'),
     'bytes': (lambda path: path.write_bytes(b'\xff\xfe\x00'), 'invalid start byte'),
-    'a list': (lambda path: path.write_text('[]'), 'holds no table of keys but list'),
+    'a list': (lambda path: path.write_text('[]'), 'holds a list, not a JSON object'),
     'other version': (change_content(version=3), 'its version is 3, not 2'),
     'no version': (change_content(version=None), 'its version is None, not 2'),
     'too little': (change_content(value=None, seed=None), 'it lacks seed, value'),

@@ -1,4 +1,4 @@
-"""Cells that may be compared: one workload on one data set under one recipe, and what their seeds say together."""
+"""Cells that may be compared: one workload on one data set under one recipe, summarised over seeds."""
 
 import collections
 import dataclasses
@@ -18,11 +18,7 @@ WORKLOAD_ORDER = ('resnet', 'vit', 'federated', 't5', 'dqn')
 
 
 class Summary(NamedTuple):
-    """What several seeds say together.
-
-    >>> Summary(mean=0.5, deviation=None, seeds=1).seeds
-    1
-    """
+    """A metric over several seeds."""
 
     mean: float
     deviation: float | None  # standard deviation of a sample; None for one seed
@@ -47,7 +43,7 @@ class Experiment:
 
     @property
     def factor(self) -> int:
-        """What values are multiplied with to be shown: accuracies are shown in per cent."""
+        """What a value is multiplied by when it is shown: 100 for accuracies, which are shown in per cent."""
         return 100 if self.metric == 'accuracy' else 1
 
     @property
@@ -58,29 +54,28 @@ class Experiment:
     @property
     def algorithms(self) -> list[str]:
         """The algorithms in the order of columns."""
-        return in_order(cell.algorithm for cell in self.cells)
+        return algorithms_of(self.cells)
 
     @property
     def sparsities(self) -> list[float]:
-        """The sparsities asked for, those of the dense baseline left out."""
+        """The sparsities asked for, ascending; the dense baseline adds none."""
         return sorted({cell.sparsity for cell in self.cells if cell.algorithm != DENSE})
 
     def select(self, algorithm: str, sparsity: float) -> list[Cell]:
         """The cells of an algorithm at a sparsity, by seed; dense ones belong to every sparsity."""
-        return [
-            c
-            for c in self.cells
-            if c.algorithm == algorithm and (algorithm == DENSE or c.sparsity == sparsity)
-        ]
+        cells = [cell for cell in self.cells if cell.algorithm == algorithm]
+        if algorithm == DENSE:
+            return cells
+        return [cell for cell in cells if cell.sparsity == sparsity]
 
     def summarize(self, algorithm: str, sparsity: float) -> Summary | None:
         """Mean and deviation of the metric, or None where there is no such cell."""
         values = [cell.value for cell in self.select(algorithm, sparsity)]
-        return summarize(values) if values else None
+        return _summarize(values) if values else None
 
 
 def group_cells(cells: Iterable[Cell]) -> list[Experiment]:
-    """Sorts cells into those that may be compared, in the order of the original's rows.
+    """Sorts cells into groups that may be compared, in the order of the original's rows.
 
     A cell that occurs twice with the same value, as when a folder is named twice, counts once.
 
@@ -101,56 +96,47 @@ def group_cells(cells: Iterable[Cell]) -> list[Experiment]:
     for cell in cells:
         group = groups[cell.workload, cell.data, cell.metric, cell.better, cell.recipe]
         earlier = group.setdefault(cell.name, cell)
-        if not _same(earlier.value, cell.value):
+        if not _is_same(earlier.value, cell.value):
             raise ValueError(
                 f'{cell.workload} ({cell.data}) has {cell.name} twice under one recipe, with {cell.metric} '
                 f'{earlier.value} and {cell.value}; show the folders one at a time'
             )
     if not groups:
         raise ValueError('no readable cell to show')
-    recipes = collections.Counter((*key[:3],) for key in groups)
+    recipes = collections.Counter((workload, data, metric) for workload, data, metric, *_ in groups)
     experiments = []
     for (workload, data, metric, better, recipe), group in groups.items():
-        details = data if recipes[workload, data, metric] == 1 else f'{data}, recipe {recipe[:6]}'
-        members = sorted(
-            group.values(), key=lambda cell: (cell.algorithm, cell.sparsity, cell.seed)
-        )
+        has_one_recipe = recipes[workload, data, metric] == 1
+        details = data if has_one_recipe else f'{data}, recipe {recipe[:6]}'
         label = f'{workload} ({details})'
-        experiments.append(
-            Experiment(label, workload, data, metric, better, recipe, tuple(members))
-        )
-    return sorted(experiments, key=_place)
+        members = tuple(sorted(group.values(), key=_cell_order))
+        experiments.append(Experiment(label, workload, data, metric, better, recipe, members))
+    return sorted(experiments, key=_experiment_order)
 
 
-def in_order(algorithms: Iterable[str]) -> list[str]:
-    """Returns each name once, those of the original's table in its order, then the others by name.
-
-    >>> in_order(['acdc', 'rigl', 'no_prune', 'rigl'])
-    ['no_prune', 'rigl', 'acdc']
-    """
-    names = set(algorithms)
-    return [name for name in ALGORITHM_ORDER if name in names] + sorted(
-        names - set(ALGORITHM_ORDER)
-    )
+def algorithms_of(cells: Iterable[Cell]) -> list[str]:
+    """Each algorithm once: those of the original's table in its order, then the others by name."""
+    names = {cell.algorithm for cell in cells}
+    original = [name for name in ALGORITHM_ORDER if name in names]
+    return original + sorted(names.difference(original))
 
 
-def summarize(values: Sequence[float]) -> Summary:
-    """Returns mean, standard deviation of a sample and number of values, of which there is at least one.
-
-    >>> summarize([1.0, 3.0])
-    Summary(mean=2.0, deviation=1.4142135623730951, seeds=2)
-    """
-    with np.errstate(invalid='ignore'):  # infinite losses have a NaN for deviation
+def _summarize(values: Sequence[float]) -> Summary:
+    with np.errstate(invalid='ignore'):  # the deviation of infinite losses is NaN
         deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
         return Summary(float(np.mean(values)), deviation, len(values))
 
 
-def _same(first: float, second: float) -> bool:
+def _is_same(first: float, second: float) -> bool:
     return first == second or (first != first and second != second)  # NaN is the same result as NaN
 
 
-def _place(experiment: Experiment) -> tuple[int, str]:
-    known = experiment.workload in WORKLOAD_ORDER
-    return (
-        WORKLOAD_ORDER.index(experiment.workload) if known else len(WORKLOAD_ORDER)
-    ), experiment.label
+def _cell_order(cell: Cell) -> tuple[str, float, int]:
+    return cell.algorithm, cell.sparsity, cell.seed
+
+
+def _experiment_order(experiment: Experiment) -> tuple[int, str]:
+    position = len(WORKLOAD_ORDER)
+    if experiment.workload in WORKLOAD_ORDER:
+        position = WORKLOAD_ORDER.index(experiment.workload)
+    return position, experiment.label

@@ -1,13 +1,14 @@
-"""What all plots share: their figures and colours. Needs matplotlib.
+"""What all plots share: their figures, colours and files. Needs matplotlib.
 
 No display is needed, and nothing of matplotlib's global state is touched.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from jaxpruner.report import experiments
+from jaxpruner.core import atomic_files
+from jaxpruner.report.experiments import ALGORITHM_ORDER, DENSE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,34 +16,21 @@ if TYPE_CHECKING:
 
 INK = '#222222'
 _GRID = '#dddddd'
-# Paul Tol's 'muted' colours, which differ for colour-blind eyes, too; marks tell them apart in grey.
+# Paul Tol's 'muted' colours, which colour-blind readers can tell apart; marks tell them apart in grey.
 _COLORS = '#332288 #cc6677 #117733 #999933 #88ccee #882255 #44aa99 #aa4499 #ddaa33'.split()
 _MARKS = 'osD^vPX*h'
+_LINES = ('-', '--', ':')  # where there are more algorithms than colours
 
 
 def check_ending(path: Path, endings: tuple[str, ...]) -> Path:
-    """Returns the path of an image if its ending says a format that can be written.
-
-    Raises:
-      ValueError: it does not.
-
-    >>> check_ending(Path('masks.gif'), ('.gif',)).name
-    'masks.gif'
-    """
+    """Returns the path of an image; raises ValueError if its ending names no format that can be written."""
     if Path(path).suffix not in endings:
         raise ValueError(f'cannot write {path}: its name must end in {" or ".join(endings)}')
     return Path(path)
 
 
 def new_figure(width: float, height: float) -> 'Figure':
-    """Returns an empty figure of a size in inches, made without matplotlib's global state.
-
-    Raises:
-      ImportError: matplotlib is not installed.
-
-    >>> new_figure(4, 3).axes
-    []
-    """
+    """Returns an empty figure of a size in inches; raises ImportError where matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -50,38 +38,48 @@ def new_figure(width: float, height: float) -> 'Figure':
     return Figure(figsize=(width, height), layout='constrained')
 
 
-def styles_of(names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Returns a colour and mark for each algorithm, the same in every plot for those of the original's table.
+def make_panels(figure: Any, count: int, columns: int, **settings: Any) -> list[Any]:
+    """Returns `count` panels of a figure, in rows of `columns`. Places that are left over stay empty."""
+    rows = -(-count // columns)
+    panels = list(figure.subplots(rows, columns, squeeze=False, **settings).flat)
+    for axes in panels[count:]:
+        axes.axis('off')
+    return panels[:count]
 
-    Args:
-      names: of algorithms.
 
-    >>> styles_of(['own'])['own'] != styles_of(['own'])['rigl']
-    True
-    """
-    names = list(names)
-    known = [name for name in experiments.ALGORITHM_ORDER if name != experiments.DENSE]
-    others = [name for name in names if name not in experiments.ALGORITHM_ORDER]
-    # Others look like those that are not in this plot, while there are any.
-    numbers = [number for number, name in enumerate(known) if name not in names]
-    numbers += range(len(known), len(known) + len(others))
-    styles = {experiments.DENSE: {'color': INK, 'marker': ''}}
-    for number, name in [*enumerate(known), *zip(numbers, others, strict=False)]:
-        style = {'color': _COLORS[number % len(_COLORS)], 'marker': _MARKS[number % len(_MARKS)]}
-        # Beyond the colours there are, lines differ.
-        styles[name] = style | {'linestyle': ('-', '--', ':')[number // len(_COLORS) % 3]}
+def save(figure: Any, path: Path) -> None:
+    """Writes a figure; the file appears when it is complete."""
+    atomic_files.replace_file(
+        path, lambda temporary: figure.savefig(temporary, dpi=150), keeps_ending=True
+    )
+
+
+def styles_of(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Returns a colour and mark for each algorithm, the same in every plot for those of the original's table."""
+    styles = {DENSE: {'color': INK, 'marker': ''}}
+    original = [name for name in ALGORITHM_ORDER if name != DENSE]
+    for number, name in enumerate(original):
+        styles[name] = _style(number)
+    others = [name for name in names if name not in ALGORITHM_ORDER]
+    # Others first take the styles of original algorithms that are not in this plot.
+    free = [number for number, name in enumerate(original) if name not in names]
+    free += range(len(original), len(original) + len(others))
+    for number, name in zip(free, others, strict=False):
+        styles[name] = _style(number)
     return styles
 
 
 def clean(axes: 'Axes', grid: Literal['x', 'y']) -> None:
-    """Takes away lines that say nothing, and adds a light grid.
-
-    Args:
-      axes: a panel.
-      grid: 'x' or 'y'.
-
-    >>> clean(new_figure(1, 1).subplots(), 'y')
-    """
+    """Removes the upper and right border, and adds a light grid."""
     axes.grid(axis=grid, color=_GRID, lw=0.6)
     axes.set_axisbelow(True)
     axes.spines[['top', 'right']].set_visible(False)
+
+
+def _style(number: int) -> dict[str, Any]:
+    turn, position = divmod(number, len(_COLORS))
+    return {
+        'color': _COLORS[position],
+        'marker': _MARKS[position],
+        'linestyle': _LINES[turn % len(_LINES)],
+    }

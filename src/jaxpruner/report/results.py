@@ -1,13 +1,14 @@
-"""Results on disk: one JSON file for each finished cell of a comparison, which is an algorithm, sparsity and seed.
+"""Results on disk: one JSON file for each finished cell of a comparison, which is one algorithm, sparsity and seed.
 
-A cell's file appears when it is whole, and holds checksums of itself and of what belongs to it. One that cannot be
-read, or has changed since, is named and never taken for a result.
+A cell's file appears when it is complete. It holds checksums of itself and of the files that belong to it. A file that
+cannot be read, or has changed since it was written, is named in a warning and does not count as a result.
 """
 
 import dataclasses
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -22,7 +23,7 @@ VERSION = 2  # 1 had no checksums
 class Cell:
     """The result of training one workload with one algorithm, sparsity and seed.
 
-    Numbers are Python's own. A metric may be NaN, as of a training that diverged: the file then says `NaN`, which
+    Numbers are Python's own. A metric may be NaN, for instance if training diverged: the file then says `NaN`, which
     Python reads back.
 
     Raises:
@@ -53,12 +54,11 @@ class Cell:
     version: int = VERSION
 
     def __post_init__(self):
-        for field in dataclasses.fields(self):
-            fits, wanted = _FIELDS[field.name]
-            value = getattr(self, field.name)
-            if not fits(value):
+        for name, rule in _FIELDS.items():
+            value = getattr(self, name)
+            if not rule.accepts(value):
                 raise ValueError(
-                    f'{field.name} must be {wanted}, got {value!r} of type {type(value).__name__}'
+                    f'{name} must be {rule.description}, got {value!r} of type {type(value).__name__}'
                 )
 
     @property
@@ -70,7 +70,8 @@ class Cell:
 def write_cell(folder: Path, cell: Cell) -> None:
     """Writes `cells/<name>.json` into a folder of results, which is made where it is missing.
 
-    The file ends with a checksum, and holds those of the cell's metrics and masks that are there already.
+    The file ends with a checksum of itself. It also holds checksums of the cell's metrics and masks, if those are
+    there already.
 
     Args:
       folder: the folder of results.
@@ -84,24 +85,21 @@ def write_cell(folder: Path, cell: Cell) -> None:
     ['rigl_0.8_0.json']
     """
     folder = Path(folder)
-    files = {
-        name: seals.checksum(folder / name)
-        for name in _files_of(cell.name)
-        if (folder / name).is_file()
-    }
-    text = json.dumps(
-        {'version': cell.version, **dataclasses.asdict(cell), 'files': files}, indent=1
-    )
-    path = folder / 'cells' / f'{cell.name}.json'
-    atomic_files.replace_file(path, lambda temporary: temporary.write_bytes(seals.seal(text)))
+    checksums = {}
+    for name in _files_of(cell.name):
+        if (folder / name).is_file():
+            checksums[name] = seals.checksum(folder / name)
+    content = {'version': cell.version, **dataclasses.asdict(cell), 'files': checksums}
+    sealed = seals.seal(json.dumps(content, indent=1))
+    atomic_files.replace_file(_path_of(folder, cell.name), lambda path: path.write_bytes(sealed))
 
 
 def read_cells(folder: Path, set_aside: bool = False) -> list[Cell]:
-    """Reads all cells of a folder of results; warns of each file that is none, or has changed since it was written.
+    """Reads all cells of a folder of results; warns of each file that is no cell, or has changed since it was written.
 
     Args:
       folder: the folder of results.
-      set_aside: also rename such a file to `….corrupt`, so that its cell counts as not yet run. A cell whose metrics or
+      set_aside: rename such a file to `….corrupt`, so that its cell counts as not yet run. A cell whose metrics or
         masks have changed then counts as not yet run, too.
 
     Returns:
@@ -125,108 +123,108 @@ def read_cells(folder: Path, set_aside: bool = False) -> list[Cell]:
     paths = sorted(folder.glob('cells/*.json'))
     if not paths:
         raise FileNotFoundError(f'no results in {folder}: looked for {folder / "cells" / "*.json"}')
-    stored = [found for path in paths if (found := _read_or_warn(path, set_aside)) is not None]
-    _warn_of_old(folder, [found for found in stored if not found.is_sealed])
-    _warn_of_missing(
-        folder, [name for found in stored for name in found.files if not (folder / name).exists()]
-    )
-    return [found.cell for found in stored if _check_files(folder, found, set_aside)]
+    stored_cells = []
+    for path in paths:
+        stored = _read_or_warn(path, set_aside)
+        if stored is not None:
+            stored_cells.append(stored)
+    _warn_of_unsealed(folder, stored_cells)
+    _warn_of_missing_files(folder, stored_cells)
+    return [stored.cell for stored in stored_cells if _counts(folder, stored, set_aside)]
 
 
 def has_changed(folder: Path, cell_name: str, path: Path) -> bool:
-    """Says whether a file that belongs to a cell has changed since; of one that no cell speaks of this is not known.
-
-    Args:
-      folder: the folder of results.
-      cell_name: as `Cell.name`.
-      path: the file.
-
-    >>> has_changed(Path('no such folder'), 'rigl_0.8_0', Path('a'))
-    False
-    """
+    """Whether a file that belongs to a cell has changed since the cell was written; False if no cell names the file."""
     try:
-        stored = _read_cell(folder / 'cells' / f'{cell_name}.json')
+        stored = _read_stored(_path_of(folder, cell_name))
     except (ValueError, OSError):
         return False
-    digest = stored.files.get(path.relative_to(folder).as_posix())
-    return digest is not None and _has_changed(path, digest)
+    digest = stored.checksums.get(path.relative_to(folder).as_posix())
+    return digest is not None and _differs(path, digest)
 
 
 class _Stored(NamedTuple):
-    """What a file says."""
+    """A cell and what its file says besides."""
 
     cell: Cell
     path: Path
     is_sealed: bool
-    files: dict[
-        str, str
-    ]  # checksums of files that belong to the cell, by their paths in the folder
+    checksums: dict[str, str]  # of the files that belong to the cell, by path in the folder
+
+
+def _path_of(folder: Path, cell_name: str) -> Path:
+    return folder / 'cells' / f'{cell_name}.json'
+
+
+def _files_of(cell_name: str) -> tuple[str, ...]:
+    """What may lie in a folder of results beside a cell."""
+    return f'metrics/{cell_name}.jsonl', f'masks/{cell_name}.npz'
 
 
 def _read_or_warn(path: Path, set_aside: bool) -> _Stored | None:
     try:
-        return _read_cell(path)
+        return _read_stored(path)
     except (ValueError, OSError) as error:
-        done = (
-            f'it is now {_set_aside(path)}'
-            if set_aside
-            else 'it is left out; a sweep runs its cell again'
-        )
-        warn(f'{path} is no result of this version: {error}; {done}')
+        outcome = 'it is left out; a sweep runs its cell again'
+        if set_aside:
+            outcome = f'it is now {_set_aside(path)}'
+        warn(f'{path} is no result of this version: {error}; {outcome}')
         return None
 
 
-def _read_cell(path: Path) -> _Stored:
+def _read_stored(path: Path) -> _Stored:
     data = input_files.read_file(path)
     is_sealed = seals.is_sealed(data)
     content = input_files.parse_json(data)
     if not isinstance(content, dict):
-        raise ValueError(f'it holds no table of keys but {type(content).__name__}')
-    version = content.get('version')
+        raise ValueError(f'it holds a {type(content).__name__}, not a JSON object')
+    version = content.pop('version', None)
     if version not in (1, VERSION):
         raise ValueError(f'its version is {version!r}, not {VERSION}')
-    expected = _FIELDS.keys() | ({'files', 'checksum'} if version == VERSION else set())
-    for problem, keys in (
-        ('lacks', expected - content.keys()),
-        ('has unknown', content.keys() - expected),
-    ):
-        if keys:
-            raise ValueError(f'it {problem} {", ".join(sorted(keys))}')
-    if version == VERSION and not is_sealed:
+    is_current = version == VERSION
+    _check_keys(content.keys(), is_current)
+    if is_current and not is_sealed:
         raise ValueError('its checksum does not stand at its end')
-    files = content.get('files', {})
-    if not (isinstance(files, dict) and files.keys() <= set(_files_of(path.stem))):
-        raise ValueError(f'files must be {" or ".join(_files_of(path.stem))}, got {files!r}')
-    fields = {name: content[name] for name in _FIELDS if name != 'version'}
-    cell = Cell(**fields)
+    content.pop('checksum', None)
+    checksums = content.pop('files', {})
+    names = _files_of(path.stem)
+    if not isinstance(checksums, dict) or not checksums.keys() <= set(names):
+        raise ValueError(f'files must be {" or ".join(names)}, got {checksums!r}')
+    cell = Cell(**content)
     if cell.name != path.stem:
         raise ValueError(f'it holds the cell {cell.name}')
-    return _Stored(cell, path, is_sealed, files)
+    return _Stored(cell, path, is_sealed, checksums)
 
 
-def _files_of(name: str) -> tuple[str, ...]:
-    """What lies in a folder of results beside a cell."""
-    return f'metrics/{name}.jsonl', f'masks/{name}.npz'
+def _check_keys(keys: Any, is_current: bool) -> None:
+    expected = _FIELDS.keys() - {'version'}
+    if is_current:
+        expected |= {'files', 'checksum'}
+    for problem, names in (('lacks', expected - keys), ('has unknown', keys - expected)):
+        if names:
+            raise ValueError(f'it {problem} {", ".join(sorted(names))}')
 
 
-def _check_files(folder: Path, stored: _Stored, set_aside: bool) -> bool:
-    """Warns of files of a cell that have changed; says whether the cell counts."""
-    changed = [
-        folder / name
-        for name, digest in stored.files.items()
-        if _has_changed(folder / name, digest)
-    ]
-    for path in changed:
-        done = 'the result beside it is whole; a sweep runs its cell again'
+def _counts(folder: Path, stored: _Stored, set_aside: bool) -> bool:
+    """Whether a cell counts as run; warns of each of its files that has changed."""
+    is_whole = True
+    for name, digest in stored.checksums.items():
+        path = folder / name
+        if not _differs(path, digest):
+            continue
+        is_whole = False
+        outcome = 'the result beside it is whole; a sweep runs its cell again'
         if set_aside:
-            done = f'it is now {_set_aside(path)}, and its cell {stored.cell.name} runs again'
-        warn(f'{path} has changed since it was written: its checksum does not match; {done}')
-    if changed and set_aside:
-        _set_aside(stored.path)
-    return not (changed and set_aside)
+            outcome = f'it is now {_set_aside(path)}, and its cell {stored.cell.name} runs again'
+        warn(f'{path} has changed since it was written: its checksum does not match; {outcome}')
+    if is_whole or not set_aside:
+        return True
+    _set_aside(stored.path)
+    return False
 
 
-def _has_changed(path: Path, digest: str) -> bool:
+def _differs(path: Path, digest: str) -> bool:
+    """Whether a file is there and has another checksum."""
     if not path.exists():
         return False
     try:
@@ -237,25 +235,36 @@ def _has_changed(path: Path, digest: str) -> bool:
 
 
 def _set_aside(path: Path) -> str:
-    aside = path.with_name(f'{path.name}.corrupt')
-    os.replace(path, aside)
-    return aside.name
+    new_path = path.with_name(f'{path.name}.corrupt')
+    os.replace(path, new_path)
+    return new_path.name
 
 
-def _warn_of_old(folder: Path, old: list[_Stored]) -> None:
-    if old:
+def _warn_of_unsealed(folder: Path, stored_cells: list[_Stored]) -> None:
+    unsealed = [stored.path.name for stored in stored_cells if not stored.is_sealed]
+    if unsealed:
         warn(
-            f'{len(old)} results in {folder} have no checksum, since version 0.1.0 wrote them ({old[0].path.name}): '
+            f'{len(unsealed)} results in {folder} have no checksum, since version 0.1.0 wrote them ({unsealed[0]}): '
             'damage to them is not noticed; train them again into another folder if that matters'
         )
 
 
-def _warn_of_missing(folder: Path, missing: list[str]) -> None:
+def _warn_of_missing_files(folder: Path, stored_cells: list[_Stored]) -> None:
+    missing = []
+    for stored in stored_cells:
+        missing += [name for name in stored.checksums if not (folder / name).exists()]
     if missing:
         warn(
             f'{len(missing)} files that belong to results in {folder} are missing ({missing[0]}): the results count; '
             'to have a cell run again, remove its file in cells/'
         )
+
+
+class _FieldRule(NamedTuple):
+    """What a field of a cell may hold."""
+
+    accepts: Callable[[Any], bool]
+    description: str
 
 
 def _is_number(value: Any) -> bool:
@@ -274,34 +283,38 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str) and bool(value)
 
 
-def _is_table_of(fits: Any) -> Any:
-    return lambda table: (
-        isinstance(table, dict)
-        and all(_is_text(key) and fits(value) for key, value in table.items())
-    )
+def _is_file_name(value: Any) -> bool:
+    return _is_text(value) and bool(re.fullmatch(r'[A-Za-z0-9_.-]+', value))
 
 
-_TEXT = (_is_text, 'a text that is not empty')
-_COUNT = (_is_count, 'a whole number of at least 0')
-_NUMBER = (_is_number, 'a number')
-_SHARE = (_is_share, 'a number in [0, 1]')
+def _is_dict_of(accepts: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    def is_dict(table: Any) -> bool:
+        if not isinstance(table, dict):
+            return False
+        return all(map(_is_text, table)) and all(map(accepts, table.values()))
+
+    return is_dict
+
+
+_TEXT = _FieldRule(_is_text, 'a text that is not empty')
+_COUNT = _FieldRule(_is_count, 'a whole number of at least 0')
+_NUMBER = _FieldRule(_is_number, 'a number')
+_SHARE = _FieldRule(_is_share, 'a number in [0, 1]')
+_FILE_NAME = _FieldRule(_is_file_name, 'a text of letters without accents, digits, _, - or .')
 _FIELDS = {
     'workload': _TEXT,
     'data': _TEXT,
-    'algorithm': (
-        lambda text: _is_text(text) and bool(re.fullmatch(r'[A-Za-z0-9_.-]+', text)),
-        'a text of letters without accents, digits, _, - or .',
-    ),
+    'algorithm': _FILE_NAME,
     'sparsity': _SHARE,
     'seed': _COUNT,
     'metric': _TEXT,
-    'better': (lambda text: text in ('high', 'low'), "'high' or 'low'"),
+    'better': _FieldRule(lambda value: value in ('high', 'low'), "'high' or 'low'"),
     'value': _NUMBER,
-    'metrics': (_is_table_of(_is_number), 'a dict of numbers'),
+    'metrics': _FieldRule(_is_dict_of(_is_number), 'a dict of numbers'),
     'reached': _SHARE,
-    'layers': (_is_table_of(_is_share), 'a dict of numbers in [0, 1]'),
+    'layers': _FieldRule(_is_dict_of(_is_share), 'a dict of numbers in [0, 1]'),
     'steps': _COUNT,
     'seconds': _NUMBER,
     'recipe': _TEXT,
-    'version': (lambda version: version == VERSION, str(VERSION)),
+    'version': _FieldRule(lambda version: version == VERSION, str(VERSION)),
 }

@@ -8,30 +8,26 @@ import dataclasses
 import io
 import math
 import textwrap
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-from jaxpruner.report import experiments as experiments_lib
+from jaxpruner.report.experiments import DENSE, Experiment, Summary, algorithms_of, group_cells
 from jaxpruner.report.results import Cell
 
 if TYPE_CHECKING:
     import rich.console
     import rich.table
 
-_Grid = list[Sequence[tuple[str, bool]]]  # texts, and whether they are bold
 MISSING = '-'
 _DIGITS = 4  # that the largest value of a row shows
 _MOST_DECIMALS = 8
 _ARROWS = {'high': '↑', 'low': '↓'}
+_CSV_HEADINGS = 'workload data recipe algorithm sparsity metric better mean std n'.split()
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """What one algorithm reached in a row.
-
-    >>> Entry('97.00 ± 1.00', best=False, sparsity=0.8, mean=0.97, deviation=0.01, seeds=3).text
-    '97.00 ± 1.00'
-    """
+    """What one algorithm reached in a row."""
 
     text: str  # mean ± standard deviation over seeds, accuracies in per cent
     best: bool  # shown bold: the best sparse value of its row
@@ -43,11 +39,7 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One workload at one sparsity.
-
-    >>> Row('vit (digits): accuracy (%) ↑', 'vit', 'digits', '5d41402a', 'accuracy', 'high', 0.8, (None,)).seeds
-    '-'
-    """
+    """One workload at one sparsity."""
 
     label: str  # workload, data, metric with its unit, and an arrow that says which values are good
     workload: str
@@ -56,15 +48,17 @@ class Row:
     metric: str
     better: str  # 'high' or 'low'
     sparsity: float  # in [0, 1]
-    entries: tuple[
-        Entry | None, ...
-    ]  # one for each column of the table; None where nothing was run
+    # One for each column of the table; None where nothing was run.
+    entries: tuple[Entry | None, ...]
 
     @property
     def seeds(self) -> str:
         """The number of seeds, a range where algorithms differ."""
-        numbers = sorted({entry.seeds for entry in self.entries if entry})
-        return '–'.join(map(str, dict.fromkeys(numbers[:1] + numbers[-1:]))) or MISSING
+        numbers = {entry.seeds for entry in self.entries if entry}
+        if not numbers:
+            return MISSING
+        least, most = min(numbers), max(numbers)
+        return str(least) if least == most else f'{least}–{most}'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,8 +77,8 @@ def make_table(cells: Iterable[Cell]) -> ResultTable:
     """Arranges cells of one or several folders; dense ones stand in the row of every sparsity of their workload.
 
     Args:
-      cells: of any workloads, algorithms, sparsities and seeds. What was trained with different recipes stands in rows
-        of its own.
+      cells: of any workloads, algorithms, sparsities and seeds. Cells that were trained with different recipes stand in
+        different rows.
 
     Returns:
       The table, with texts as they are shown.
@@ -96,19 +90,14 @@ def make_table(cells: Iterable[Cell]) -> ResultTable:
     >>> make_table([cell]).rows[0].entries[0].text
     '97.00'
     """
-    experiments = experiments_lib.group_cells(cells)
-    columns = experiments_lib.in_order(
-        name for experiment in experiments for name in experiment.algorithms
-    )
-    places = [
-        (sparsity, experiment)
-        for experiment in experiments
-        for sparsity in experiment.sparsities or [0.0]
-    ]
-    places.sort(key=lambda place: place[0])  # stable: workloads keep their order
-    return ResultTable(
-        tuple(columns), tuple(_make_row(experiment, s, columns) for s, experiment in places)
-    )
+    cells = list(cells)
+    columns = algorithms_of(cells)
+    rows = []
+    for experiment in group_cells(cells):
+        for sparsity in experiment.sparsities or [0.0]:
+            rows.append(_make_row(experiment, sparsity, columns))
+    rows.sort(key=lambda row: row.sparsity)  # stable: workloads keep their order
+    return ResultTable(tuple(columns), tuple(rows))
 
 
 def to_markdown(table: ResultTable) -> str:
@@ -120,22 +109,13 @@ def to_markdown(table: ResultTable) -> str:
     |:------------------|---------:|----------:|------:|
     | t5 (text): loss ↓ |      80% | **2.500** |     1 |
     """
-    grid = [[f'**{text}**' if bold else text for text, bold in row] for row in _grid(table)]
-    grid = [[text.replace('|', r'\|') for text in row] for row in grid]
-    widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
-    lines = [
-        [
-            text.rjust(width) if number else text.ljust(width)
-            for number, (text, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        for row in grid
-    ]
-    rule = [
-        ('' if number else ':') + '-' * (width + 1) + (':' if number else '')
-        for number, width in enumerate(widths)
-    ]
-    heading, *rows = [f'| {" | ".join(line)} |' for line in lines]
-    return '\n'.join([heading, f'|{"|".join(rule)}|', *rows]) + '\n'
+    columns = []
+    for number, column in enumerate(zip(*_text_rows(table), strict=True)):
+        columns.append(_markdown_column(column, is_number=number > 0))
+    lines = []
+    for line in zip(*columns, strict=True):
+        lines.append(f'|{"|".join(line)}|\n')
+    return ''.join(lines)
 
 
 def to_csv(table: ResultTable) -> str:
@@ -146,36 +126,15 @@ def to_csv(table: ResultTable) -> str:
     workload,data,recipe,algorithm,sparsity,metric,better,mean,std,n
     resnet,digits,5d41402a,rigl,0.8,accuracy,high,0.97,,1
     """
-    lines = []
-    for row in table.rows:
-        for name, entry in zip(table.columns, row.entries, strict=True):
-            if entry:
-                what = (
-                    row.workload,
-                    row.data,
-                    row.recipe,
-                    name,
-                    entry.sparsity,
-                    row.metric,
-                    row.better,
-                )
-                lines.append(
-                    (
-                        *what,
-                        entry.mean,
-                        '' if entry.deviation is None else entry.deviation,
-                        entry.seeds,
-                    )
-                )
     file = io.StringIO()
     writer = csv.writer(file, lineterminator='\n')
-    writer.writerow('workload data recipe algorithm sparsity metric better mean std n'.split())
-    writer.writerows(dict.fromkeys(lines))  # once each: dense stands in several rows
+    writer.writerow(_CSV_HEADINGS)
+    writer.writerows(dict.fromkeys(_csv_lines(table)))  # once each: dense stands in several rows
     return file.getvalue()
 
 
 def to_rich(table: ResultTable, width: int) -> 'rich.console.Group':
-    """Makes the table for a terminal; where it would be too wide, it is turned on its side and cut into parts that fit.
+    """Makes the table for a terminal; where it would be too wide, it is transposed and cut into parts that fit.
 
     Args:
       table: what `make_table` returns.
@@ -190,50 +149,40 @@ def to_rich(table: ResultTable, width: int) -> 'rich.console.Group':
     """
     import rich.console
 
-    grid = _grid(table)
-    rows = table.rows
-    blocks = {
-        number
-        for number in range(1, len(rows))
-        if rows[number - 1].sparsity != rows[number].sparsity
-    }
-    if sum(max(len(text) for text, _ in column) + 3 for column in zip(*grid, strict=True)) < width:
-        return rich.console.Group(_rich_table(grid, blocks))
-    blocks = {
-        1,
-        len(table.columns) + 1,
-    }  # lines below the sparsities and above the numbers of seeds
-    return rich.console.Group(*(_rich_table(part, blocks) for part in _turn(grid, width)))
+    text_rows = _text_rows(table)
+    full_width = 0
+    for column in zip(*text_rows, strict=True):
+        full_width += _widest(column) + 3
+    if full_width < width:
+        last_rows: set[int] = set()  # of the blocks of one sparsity
+        for number in range(1, len(table.rows)):
+            if table.rows[number - 1].sparsity != table.rows[number].sparsity:
+                last_rows.add(number)
+        return rich.console.Group(_rich_table(text_rows, last_rows))
+    # Transposed, rules go below the sparsities and above the numbers of seeds.
+    last_rows = {1, len(table.columns) + 1}
+    parts = _transposed_parts(text_rows, width)
+    return rich.console.Group(*(_rich_table(part, last_rows) for part in parts))
 
 
-def _make_row(
-    experiment: experiments_lib.Experiment, sparsity: float, columns: Sequence[str]
-) -> Row:
-    summaries = [experiment.summarize(name, sparsity) for name in columns]
-    factor = experiment.factor
-    largest = (
-        max((abs(s.mean) * factor for s in summaries if s and math.isfinite(s.mean)), default=0)
-        or 1
-    )
-    decimals = min(max(_DIGITS - 1 - math.floor(math.log10(largest)), 0), _MOST_DECIMALS)
-    # Rounded as it is shown, so that what shows equal is bold alike; NaN is never the best.
-    means = [
-        round(s.mean * factor, decimals)
-        if s and name != experiments_lib.DENSE and not math.isnan(s.mean)
-        else None
-        for name, s in zip(columns, summaries, strict=True)
-    ]
-    choose = max if experiment.better == 'high' else min
-    best = choose((mean for mean in means if mean is not None), default=None)
+def _make_row(experiment: Experiment, sparsity: float, columns: Sequence[str]) -> Row:
+    summaries = {name: experiment.summarize(name, sparsity) for name in columns}
+    decimals = _decimals(experiment, summaries.values())
+    shown_means = {}  # of sparse algorithms; rounded, so that values that look equal are bold alike
+    for name, summary in summaries.items():
+        if summary and name != DENSE and not math.isnan(summary.mean):
+            shown_means[name] = round(summary.mean * experiment.factor, decimals)
+    choose_best = max if experiment.better == 'high' else min
+    best = choose_best(shown_means.values(), default=None)
     entries = []
-    for name, summary, mean in zip(columns, summaries, means, strict=True):
+    for name, summary in summaries.items():
         if summary is None:
             entries.append(None)
             continue
-        parts = [summary.mean] if summary.deviation is None else [summary.mean, summary.deviation]
-        text = ' ± '.join(f'{part * factor:.{decimals}f}' for part in parts)
-        own = 0.0 if name == experiments_lib.DENSE else sparsity
-        entries.append(Entry(text, mean is not None and mean == best, own, *summary))
+        text = _shown(summary, experiment.factor, decimals)
+        is_best = name in shown_means and shown_means[name] == best
+        own_sparsity = 0.0 if name == DENSE else sparsity
+        entries.append(Entry(text, is_best, own_sparsity, *summary))
     return Row(
         label=f'{experiment.label}: {experiment.axis} {_ARROWS[experiment.better]}',
         workload=experiment.workload,
@@ -246,46 +195,101 @@ def _make_row(
     )
 
 
-def _turn(grid: _Grid, width: int) -> list[_Grid]:
-    """The grid on its side, in parts that are no wider than the terminal, if at all possible."""
-    names, *rows = grid
+def _decimals(experiment: Experiment, summaries: Iterable[Summary | None]) -> int:
+    """How many decimals show four digits of the largest finite mean of a row."""
+    largest = 0.0
+    for summary in summaries:
+        if summary and math.isfinite(summary.mean):
+            largest = max(largest, abs(summary.mean) * experiment.factor)
+    decimals = _DIGITS - 1 - math.floor(math.log10(largest or 1))
+    return min(max(decimals, 0), _MOST_DECIMALS)
+
+
+def _shown(summary: Summary, factor: int, decimals: int) -> str:
+    mean = f'{summary.mean * factor:.{decimals}f}'
+    if summary.deviation is None:
+        return mean
+    return f'{mean} ± {summary.deviation * factor:.{decimals}f}'
+
+
+def _csv_lines(table: ResultTable) -> Iterator[tuple]:
+    for row in table.rows:
+        for name, entry in zip(table.columns, row.entries, strict=True):
+            if entry is None:
+                continue
+            origin = (row.workload, row.data, row.recipe, name, entry.sparsity)
+            deviation = '' if entry.deviation is None else entry.deviation
+            yield (*origin, row.metric, row.better, entry.mean, deviation, entry.seeds)
+
+
+class _Text(NamedTuple):
+    """What one place of a table shows."""
+
+    text: str
+    is_bold: bool = False
+
+
+_TextRows = Sequence[Sequence[_Text]]
+
+
+def _text_rows(table: ResultTable) -> _TextRows:
+    """The table as texts, headings first."""
+    headings = ('', 'sparsity', *table.columns, 'seeds')
+    text_rows = [[_Text(heading) for heading in headings]]
+    for row in table.rows:
+        texts = [_Text(row.label), _Text(f'{100 * row.sparsity:.4g}%')]
+        for entry in row.entries:
+            texts.append(_Text(entry.text, entry.best) if entry else _Text(MISSING))
+        text_rows.append([*texts, _Text(row.seeds)])
+    return text_rows
+
+
+def _widest(texts: Iterable[_Text]) -> int:
+    return max(len(text) for text, _ in texts)
+
+
+def _markdown_column(column: Sequence[_Text], is_number: bool) -> list[str]:
+    """A column with the rule below its heading, all of one width; numbers stand on the right."""
+    texts = []
+    for text, is_bold in column:
+        escaped = text.replace('|', r'\|')
+        texts.append(f'**{escaped}**' if is_bold else escaped)
+    width = max(map(len, texts))
+    aligned = []
+    for text in texts:
+        aligned.append(f' {text.rjust(width) if is_number else text.ljust(width)} ')
+    dashes = '-' * (width + 1)
+    rule = f'{dashes}:' if is_number else f':{dashes}'
+    return [aligned[0], rule, *aligned[1:]]
+
+
+def _transposed_parts(text_rows: _TextRows, width: int) -> list[_TextRows]:
+    """The transposed table, in parts that are no wider than the terminal, if at all possible."""
+    headings, *rows = text_rows
     parts, room = [], 0
-    for (label, _), *entries in rows:
-        widest = max(len(text) for text in [*label.split(), *(text for text, _ in entries)])
+    for label, *entries in rows:
+        # A label may be folded between its words; every other text stays on one line.
+        longest_word = max(map(len, label.text.split()))
+        widest = max(longest_word, _widest(entries))
         if widest + 3 > room:
-            parts.append([names])
-            room = width - max(len(text) for text, _ in names) - 4
-        parts[-1].append([(textwrap.fill(label, widest), False), *entries])
+            parts.append([headings])
+            room = width - _widest(headings) - 4
+        parts[-1].append([_Text(textwrap.fill(label.text, widest)), *entries])
         room -= widest + 3
     return [list(zip(*part, strict=True)) for part in parts]
 
 
-def _rich_table(grid: _Grid, blocks: set[int]) -> 'rich.table.Table':
+def _rich_table(text_rows: _TextRows, last_rows: set[int]) -> 'rich.table.Table':
+    """A table of rich, with a rule below each of `last_rows`."""
     import rich.table
     import rich.text
 
+    headings, *rows = text_rows
     result = rich.table.Table()
-    for number, (heading, _) in enumerate(grid[0]):
-        result.add_column(
-            rich.text.Text(heading), justify='right' if number else 'left', no_wrap=True
-        )
-    for number, row in enumerate(grid[1:], 1):
-        texts = [rich.text.Text(text, style='bold' if bold else '') for text, bold in row]
-        result.add_row(*texts, end_section=number in blocks)
+    for number, (heading, _) in enumerate(headings):
+        justify = 'right' if number else 'left'
+        result.add_column(rich.text.Text(heading), justify=justify, no_wrap=True)
+    for number, row in enumerate(rows, 1):
+        texts = [rich.text.Text(text, style='bold' if is_bold else '') for text, is_bold in row]
+        result.add_row(*texts, end_section=number in last_rows)
     return result
-
-
-def _grid(table: ResultTable) -> _Grid:
-    """The table as texts, each with whether it is bold; headings first."""
-    grid: _Grid = [[(text, False) for text in ('', 'sparsity', *table.columns, 'seeds')]]
-    for row in table.rows:
-        entries = [(entry.text, entry.best) if entry else (MISSING, False) for entry in row.entries]
-        grid.append(
-            [
-                (row.label, False),
-                (f'{100 * row.sparsity:.4g}%', False),
-                *entries,
-                (row.seeds, False),
-            ]
-        )
-    return grid
