@@ -92,6 +92,30 @@ def test_masks_are_those_of_the_library(kind, shape, dtype):
         )
 
 
+class RowRelative(sparsity_types.Unstructured):
+    """Ranks weights against the sum of their row."""
+
+    def group_scores(self, scores):
+        return scores / scores.sum(axis=-1, keepdims=True)
+
+
+class ByLargest(sparsity_types.Channel):
+    """Ranks channels by their largest weight."""
+
+    def group_scores(self, scores):
+        return scores.max(axis=0)
+
+
+@pytest.mark.parametrize('sparsity_type', [RowRelative(), ByLargest(-1)])
+def test_masks_of_a_type_of_ones_own_are_those_of_the_library(sparsity_type):
+    array = normal((6, 8)) * np.array([[1], [100]] * 3, np.float32)
+    array[0, -1] = 1000
+    parts = leaf_masks.prune_leaf(InMemory(w=array), 'w', sparsity_type, 0.5, part_size=16)
+    mask = np.concatenate([part.mask.reshape(-1) for part in parts]).reshape(array.shape)
+    topk_fn = mask_calculator.get_topk_fn(sparsity_type)
+    np.testing.assert_array_equal(mask, topk_fn(np.abs(array), 0.5))
+
+
 FLOATS = st.sampled_from([0.0, -0.0, 1.0, 1.5, 2.0, 1e-7, float('nan'), float('inf')])
 
 

@@ -1,4 +1,4 @@
-"""What can be asked of a checkpoint, whatever its format: names, shapes and dtypes at once, weights leaf by leaf."""
+"""What every checkpoint offers, whatever its format: names, shapes and dtypes at once, weights leaf by leaf."""
 
 import math
 from collections.abc import Mapping
@@ -22,17 +22,17 @@ class Leaf(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many weights it has."""
+        """The number of weights."""
         return math.prod(self.shape)
 
     @property
     def ndim(self) -> int:
-        """How many axes it has."""
+        """The number of axes."""
         return len(self.shape)
 
     @property
     def bytes(self) -> int:
-        """How long it is, stored dense."""
+        """The number of bytes, stored dense."""
         return self.size * self.dtype.itemsize
 
 
@@ -53,11 +53,11 @@ class Checkpoint(Protocol):
     metadata: Mapping[str, str]
 
     def read(self, name: str, part: Part | None = None) -> np.ndarray:
-        """A tensor, or a part of it, as an array of its own that may be written to.
+        """Reads a tensor, or a part of it, into an array of its own that may be written to.
 
         Args:
           name: the tensor's.
-          part: which part, as `parts_of` its shape; `None` for all.
+          part: one of `parts_of` its shape; `None` for all of it.
 
         Raises:
           KeyError: there is no such tensor.

@@ -6,14 +6,11 @@ from typing import Any, NamedTuple
 from jaxpruner import utils
 from jaxpruner.checkpoints.base import Checkpoint, Leaf
 from jaxpruner.checkpoints.parts import parts_of
-from jaxpruner.checkpoints.structure import Structure, Survey
-
-# Parts that start at its multiples cut no group that is looked for.
-_ROWS = 16
+from jaxpruner.checkpoints.structure import LONGEST_GROUP, Structure, Survey
 
 
 class LeafReport(NamedTuple):
-    """One leaf.
+    """The structure of one leaf.
 
     >>> import numpy as np
     >>> from jaxpruner.checkpoints.structure import structure_of
@@ -28,20 +25,20 @@ class LeafReport(NamedTuple):
 
     @property
     def packed_bytes(self) -> int:
-        """Bytes of a mask of one bit a weight and the weights that are not zero, or dense where that is less."""
+        """Bytes of a mask of one bit a weight and the nonzero weights, or dense where that is less."""
         return utils.packed_bytes(self.leaf.size, self.structure.nonzeros, self.leaf.dtype.itemsize)
 
     def as_dict(self) -> dict[str, Any]:
-        """The report as JSON has it."""
-        found = self.structure
+        """Returns the report as it stands in JSON."""
+        structure = self.structure
         return {
             'name': self.name,
             'shape': list(self.leaf.shape),
             'dtype': self.leaf.dtype.name,
-            'sparsity': found.sparsity,
-            'n_of_m': found.n_of_m and found.n_of_m._asdict(),
-            'block': found.block and list(found.block),
-            'dead_channels': list(found.dead),
+            'sparsity': structure.sparsity,
+            'n_of_m': structure.n_of_m and structure.n_of_m._asdict(),
+            'block': structure.block and list(structure.block),
+            'dead_channels': list(structure.dead),
             'bytes': self.leaf.bytes,
             'packed_bytes': self.packed_bytes,
         }
@@ -50,11 +47,11 @@ class LeafReport(NamedTuple):
 def inspect_leaves(
     checkpoint: Checkpoint, on_leaf: Callable[[str, Leaf], None] = lambda name, leaf: None
 ) -> Iterator[LeafReport]:
-    """Looks at each leaf of a checkpoint, a part at a time.
+    """Inspects each leaf of a checkpoint, a part at a time.
 
     Args:
       checkpoint: an open one.
-      on_leaf: called with each tensor before its turn.
+      on_leaf: called with each tensor before it is read.
 
     >>> import pathlib, tempfile
     >>> import numpy as np
@@ -67,24 +64,24 @@ def inspect_leaves(
     for name, leaf in checkpoint.leaves.items():
         on_leaf(name, leaf)
         survey = Survey(leaf.shape)
-        for part in parts_of(leaf.shape, multiple=_ROWS):
+        for part in parts_of(leaf.shape, multiple=LONGEST_GROUP):
             survey.add(part, checkpoint.read(name, part))
         yield LeafReport(name, leaf, survey.structure())
 
 
 def totals(reports: Iterable[LeafReport]) -> dict[str, Any]:
-    """All leaves together.
-
-    >>> totals([])
-    {'leaves': 0, 'weights': 0, 'sparsity': 0.0, 'bytes': 0, 'packed_bytes': 0}
-    """
-    reports = list(reports)
-    weights = sum(report.leaf.size for report in reports)
-    nonzeros = sum(report.structure.nonzeros for report in reports)
+    """Adds up all leaves, as JSON has them."""
+    leaves = weights = nonzeros = dense_bytes = packed_bytes = 0
+    for report in reports:
+        leaves += 1
+        weights += report.leaf.size
+        nonzeros += report.structure.nonzeros
+        dense_bytes += report.leaf.bytes
+        packed_bytes += report.packed_bytes
     return {
-        'leaves': len(reports),
+        'leaves': leaves,
         'weights': weights,
         'sparsity': 1 - nonzeros / weights if weights else 0.0,
-        'bytes': sum(report.leaf.bytes for report in reports),
-        'packed_bytes': sum(report.packed_bytes for report in reports),
+        'bytes': dense_bytes,
+        'packed_bytes': packed_bytes,
     }

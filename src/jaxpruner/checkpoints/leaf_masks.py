@@ -1,16 +1,23 @@
-"""The mask of one leaf, part by part: scores, a sparsity and a sparsity type as elsewhere, for leaves of any size."""
+"""The mask of one leaf, part by part, for leaves of any size: that of `mask_calculator.get_topk_fn`.
+
+Each of the library's sparsity types has its own way through the parts. N:M ranks inside small groups, so that a part
+stands alone. The others make passes over all parts for the threshold, and another for the masks. A type of one's own
+may compare any weights with any others, so its leaf is a single part, whose mask the library makes.
+"""
 
 import contextlib
 import functools
+import math
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from jaxpruner import sparsity_types
-from jaxpruner.checkpoints.base import Checkpoint, Leaf
+from jaxpruner import mask_calculator, sparsity_types
+from jaxpruner.checkpoints.base import Checkpoint
 from jaxpruner.checkpoints.parts import PART_SIZE, Part, parts_of
 from jaxpruner.checkpoints.ranking_in_parts import Verdicts, threshold
 from jaxpruner.mask_calculator import n_by_m, selection
@@ -20,32 +27,13 @@ Score = Callable[[int, np.ndarray], np.ndarray]
 
 
 def magnitude(number: int, weights: np.ndarray) -> np.ndarray:
-    """The absolute value of each weight, in its own dtype.
-
-    Args:
-      number: of the part; does not count.
-      weights: float array.
-
-    >>> magnitude(0, np.array([-2.0, 1.0])).tolist()
-    [2.0, 1.0]
-    """
+    """Scores weights by their absolute value, in their own dtype."""
     del number
     return np.abs(weights)
 
 
 def random_scores(name: str, seed: int) -> Score:
-    """Uniform float32 scores in [0, 1), which depend on the leaf's name, the seed and the part's number alone.
-
-    Args:
-      name: the leaf's.
-      seed: whole number, not negative.
-
-    Raises:
-      ValueError: the seed is negative.
-
-    >>> random_scores('w', 8)(0, np.ones(3)).shape
-    (3,)
-    """
+    """Makes uniform float32 scores in [0, 1) that depend on the leaf's name, the seed and the part's number alone."""
     if seed < 0:
         raise ValueError(f'seed must not be negative, got {seed}')
 
@@ -57,176 +45,215 @@ def random_scores(name: str, seed: int) -> Score:
     return score
 
 
-class Pruned(NamedTuple):
-    """A part of a leaf after pruning.
-
-    >>> Pruned(np.array([0.0, 2.0]), np.array([0, 1], np.uint8)).mask.tolist()
-    [0, 1]
-    """
+class PrunedPart(NamedTuple):
+    """A part of a leaf after pruning."""
 
     weights: np.ndarray  # zero where removed
     mask: np.ndarray  # uint8 of their shape, 1 = kept
-    nans: int = 0  # weights that were NaN
+    nans: int  # weights that were NaN
 
 
 def prune_leaf(
     checkpoint: Checkpoint,
     name: str,
-    kind: sparsity_types.SparsityType,
+    sparsity_type: sparsity_types.SparsityType,
     sparsity: float,
     score: Score = magnitude,
     part_size: int = PART_SIZE,
-) -> Iterator[Pruned]:
-    """Prunes a leaf as `mask_calculator.get_topk_fn(kind)(scores, sparsity)` does, holding a part of it at a time.
+) -> Iterator[PrunedPart]:
+    """Prunes a leaf, holding a part of `part_size` weights at a time; yields the parts in flat order.
 
     Sums over channels are those of the parts, added up in float64, which may round otherwise than one sum does.
 
-    Args:
-      checkpoint: where the leaf is.
-      name: the leaf's.
-      kind: `Unstructured`, `NByM`, `Block` or `Channel`.
-      sparsity: share to remove, in [0, 1].
-      score: what weights are ranked by.
-      part_size: weights held at a time.
-
-    Returns:
-      The leaf's parts in flat order.
-
     Raises:
       ValueError: the type does not fit the shape.
-
-    >>> import tempfile, pathlib
-    >>> from jaxpruner.checkpoints import open_checkpoint, write_safetensors
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_safetensors(pathlib.Path(folder) / 'a.safetensors', {'w': np.array([-3.0, 1.0, 2.0])})
-    ...     dense = open_checkpoint(folder)
-    ...     [part.mask.tolist() for part in prune_leaf(dense, 'w', sparsity_types.Unstructured(), 0.3)]
-    [[1, 0, 1]]
     """
     leaf = checkpoint.leaves[name]
-    kind.check_shape(leaf.shape, name)
-    deepest, multiple = _cuts(kind, leaf.ndim)
-
-    def weights() -> Iterator[tuple[Part, np.ndarray, np.ndarray]]:
-        for number, part in enumerate(parts_of(leaf.shape, deepest, multiple, part_size)):
-            array = checkpoint.read(name, part)
-            yield part, array, score(number, array)
-
-    mask_of = _mask_function(kind, sparsity, leaf, weights)
-    for part, array, scores in weights():
-        mask = mask_of(part, scores)
-        nans = int(np.count_nonzero(np.isnan(array)))
-        np.copyto(array, np.zeros((), array.dtype), where=mask == 0)
-        yield Pruned(array, mask, nans)
+    sparsity_type.check_shape(leaf.shape, name)
+    scored_leaf = _ScoredLeaf(checkpoint, name, score, _cuts(sparsity_type, leaf.shape, part_size))
+    mask_of = _mask_function(sparsity_type, sparsity, scored_leaf)
+    for scored in scored_leaf:
+        mask = mask_of(scored.part, scored.scores)
+        weights = scored.weights
+        nans = int(np.count_nonzero(np.isnan(weights)))
+        np.copyto(weights, np.zeros((), weights.dtype), where=mask == 0)
+        yield PrunedPart(weights, mask, nans)
 
 
-def _cuts(kind: sparsity_types.SparsityType, rank: int) -> tuple[int | None, int]:
-    """The last axis that parts may be cut along without cutting a group, and where."""
-    if isinstance(kind, sparsity_types.NByM):
-        return kind.axis % rank, kind.m
-    if isinstance(kind, sparsity_types.Block) and rank:
-        return max(rank - 2, 0), kind.block_shape[-min(rank, 2)]
-    return None, 1
+class _ScoredPart(NamedTuple):
+    part: Part
+    weights: np.ndarray
+    scores: np.ndarray
 
 
-Weights = Callable[[], Iterator[tuple[Part, np.ndarray, np.ndarray]]]
+class _ScoredLeaf(NamedTuple):
+    """A leaf whose parts are read and scored anew in each pass over it."""
+
+    checkpoint: Checkpoint
+    name: str
+    score: Score
+    parts: Callable[[], Iterator[Part]]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.checkpoint.leaves[self.name].shape
+
+    def __iter__(self) -> Iterator[_ScoredPart]:
+        for number, part in enumerate(self.parts()):
+            weights = self.checkpoint.read(self.name, part)
+            yield _ScoredPart(part, weights, self.score(number, weights))
+
+
+def _cuts(
+    sparsity_type: sparsity_types.SparsityType, shape: tuple[int, ...], part_size: int
+) -> Callable[[], Iterator[Part]]:
+    """Returns what cuts a leaf into parts, none of which cuts a group of weights that are ranked together."""
+    rank = len(shape)
+    deepest, multiple = None, 1
+    if not _is_ranked_in_parts(sparsity_type):
+        part_size = max(math.prod(shape), 1)
+    elif isinstance(sparsity_type, sparsity_types.NByM):
+        deepest, multiple = sparsity_type.axis % rank, sparsity_type.m
+    elif isinstance(sparsity_type, sparsity_types.Block) and rank:
+        deepest, multiple = max(rank - 2, 0), sparsity_type.block_shape[-min(rank, 2)]
+    return functools.partial(parts_of, shape, deepest, multiple, part_size)
+
+
+_MaskFunction = Callable[[Part, np.ndarray], np.ndarray]
 
 
 def _mask_function(
-    kind: sparsity_types.SparsityType, sparsity: float, leaf: Leaf, weights: Weights
-) -> Callable[[Part, np.ndarray], np.ndarray]:
-    """The function from a part and its scores to its mask, to be called in order."""
+    sparsity_type: sparsity_types.SparsityType, sparsity: float, leaf: _ScoredLeaf
+) -> _MaskFunction:
+    """Returns the function from a part and its scores to its mask, to be called in order."""
     if sparsity == 0:
         return lambda part, scores: np.ones(part.shape, np.uint8)
-    if isinstance(kind, sparsity_types.NByM):
-        return lambda part, scores: _keep_n_of_m(scores, kind.n, kind.m, kind.axis)
-    assert isinstance(kind, sparsity_types.GroupedType)
-    if isinstance(kind, sparsity_types.Channel):
-        return _channel_masks(kind, sparsity, leaf, weights)
+    if not _is_ranked_in_parts(sparsity_type):
+        return functools.partial(_library_mask, sparsity_type, sparsity)
+    match sparsity_type:
+        case sparsity_types.NByM():
+            return functools.partial(_n_by_m_mask, sparsity_type)
+        case sparsity_types.Channel():
+            return _channel_masks(sparsity_type, sparsity, leaf)
+        case sparsity_types.Unstructured() | sparsity_types.Block():
+            return _group_masks(sparsity_type, sparsity, leaf)
+    raise AssertionError(sparsity_type)
 
-    def groups() -> Iterator[np.ndarray]:
-        return (_group_scores(kind, scores) for _, _, scores in weights())
 
-    total = _groups_in(kind, leaf.shape)
-    verdicts = Verdicts(threshold(groups, _count(total, sparsity), total))
-    return lambda part, scores: _spread(kind, verdicts.of(_group_scores(kind, scores)), part.shape)
+def _is_ranked_in_parts(sparsity_type: sparsity_types.SparsityType) -> bool:
+    """Whether it is one of the library's own types; a subclass may group or score otherwise."""
+    own = (
+        sparsity_types.Unstructured,
+        sparsity_types.NByM,
+        sparsity_types.Block,
+        sparsity_types.Channel,
+    )
+    return type(sparsity_type) in own
+
+
+def _library_mask(
+    sparsity_type: sparsity_types.SparsityType, sparsity: float, part: Part, scores: np.ndarray
+) -> np.ndarray:
+    del part  # the whole leaf
+    with _jax_precision_of(scores):
+        return np.asarray(mask_calculator.get_topk_fn(sparsity_type)(jnp.asarray(scores), sparsity))
+
+
+def _n_by_m_mask(sparsity_type: sparsity_types.NByM, part: Part, scores: np.ndarray) -> np.ndarray:
+    if not scores.size:
+        return np.ones(part.shape, np.uint8)
+    with _jax_precision_of(scores):
+        return np.asarray(
+            _keep_n_of_m(scores, sparsity_type.n, sparsity_type.m, sparsity_type.axis)
+        )
 
 
 def _channel_masks(
-    kind: sparsity_types.Channel, sparsity: float, leaf: Leaf, weights: Weights
-) -> Callable[[Part, np.ndarray], np.ndarray]:
-    axis = kind.axis % leaf.ndim
+    sparsity_type: sparsity_types.Channel, sparsity: float, leaf: _ScoredLeaf
+) -> _MaskFunction:
+    axis = sparsity_type.axis % len(leaf.shape)
     sums = np.zeros(leaf.shape[axis], np.float64)
-    if leaf.size:
-        for part, _, scores in weights():
-            sums[part.offset[axis] : part.offset[axis] + part.shape[axis]] += _group_scores(
-                kind, scores
-            )
-    totals = (
-        sums if leaf.dtype == np.float64 else sums.astype(np.float32)
-    )  # ties as the library sees them
-    verdicts = Verdicts(threshold(lambda: [totals], _count(len(totals), sparsity), len(totals))).of(
-        totals
-    )
+    for part, weights, scores in leaf:
+        if weights.size:
+            channels = slice(part.offset[axis], part.offset[axis] + part.shape[axis])
+            sums[channels] += _group_scores(sparsity_type, scores)
+    if leaf.checkpoint.leaves[leaf.name].dtype != np.float64:
+        sums = sums.astype(np.float32)  # so that ties are those of the library
+    kept = _verdicts(lambda: [sums], len(sums), sparsity).of(sums)
 
     def mask_of(part: Part, scores: np.ndarray) -> np.ndarray:
         del scores
-        first = part.offset[axis]
-        return _spread(kind, verdicts[first : first + part.shape[axis]], part.shape)
+        channels = slice(part.offset[axis], part.offset[axis] + part.shape[axis])
+        return _spread(sparsity_type, kept[channels], part.shape)
 
     return mask_of
 
 
-def _count(total: int, sparsity: float) -> int:
-    with _wide_if(total >= 2**32):
-        return int(selection.number_to_keep(total, sparsity))
+def _group_masks(
+    sparsity_type: sparsity_types.Unstructured | sparsity_types.Block,
+    sparsity: float,
+    leaf: _ScoredLeaf,
+) -> _MaskFunction:
+    def pooled() -> Iterator[np.ndarray]:
+        for scored in leaf:
+            yield _group_scores(sparsity_type, scored.scores)
+
+    groups = math.prod(leaf.shape)
+    if groups:
+        scores = jax.ShapeDtypeStruct(leaf.shape, np.float32)
+        groups = jax.eval_shape(sparsity_type.group_scores, scores).size
+    verdicts = _verdicts(pooled, groups, sparsity)
+
+    def mask_of(part: Part, scores: np.ndarray) -> np.ndarray:
+        kept = verdicts.of(_group_scores(sparsity_type, scores))
+        return _spread(sparsity_type, kept, part.shape)
+
+    return mask_of
 
 
-def _groups_in(kind: sparsity_types.GroupedType, shape: tuple[int, ...]) -> int:
-    if not isinstance(kind, sparsity_types.Block) or 0 in shape:
-        return int(np.prod(shape, dtype=np.int64))
-    return jax.eval_shape(kind.group_scores, jax.ShapeDtypeStruct(shape, np.float32)).size
+def _verdicts(scores: Callable[[], Iterable[np.ndarray]], total: int, sparsity: float) -> Verdicts:
+    """Ranks `total` scores; each call of `scores` begins a pass over them."""
+    with _jax_precision(is_wide=total >= 2**32):
+        count = int(selection.number_to_keep(total, sparsity))
+    return Verdicts(threshold(scores, count, total))
 
 
-def _group_scores(kind: sparsity_types.GroupedType, scores: np.ndarray) -> np.ndarray:
-    if isinstance(kind, sparsity_types.Unstructured) or not scores.size:
+def _group_scores(sparsity_type: sparsity_types.GroupedType, scores: np.ndarray) -> np.ndarray:
+    if not scores.size or isinstance(sparsity_type, sparsity_types.Unstructured):
         return scores
-    with _wide_if(scores.dtype == np.float64):
-        return np.asarray(_jitted_group_scores(scores, kind))
+    with _jax_precision_of(scores):
+        return np.asarray(_jitted_group_scores(sparsity_type, scores))
 
 
 def _spread(
-    kind: sparsity_types.GroupedType, verdicts: np.ndarray, shape: tuple[int, ...]
+    sparsity_type: sparsity_types.GroupedType, kept: np.ndarray, shape: tuple[int, ...]
 ) -> np.ndarray:
-    if isinstance(kind, sparsity_types.Unstructured) or not verdicts.size:
-        return verdicts.reshape(shape)
-    return np.asarray(_jitted_spread(verdicts, kind, shape))
+    if not kept.size or isinstance(sparsity_type, sparsity_types.Unstructured):
+        return kept.reshape(shape)
+    return np.asarray(_jitted_spread(sparsity_type, kept, shape))
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def _jitted_group_scores(scores: jax.Array, kind: sparsity_types.GroupedType) -> jax.Array:
-    return kind.group_scores(scores)
+@functools.partial(jax.jit, static_argnums=0)
+def _jitted_group_scores(sparsity_type: sparsity_types.GroupedType, scores: jax.Array) -> jax.Array:
+    return sparsity_type.group_scores(scores)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2))
+@functools.partial(jax.jit, static_argnums=(0, 2))
 def _jitted_spread(
-    verdicts: jax.Array, kind: sparsity_types.GroupedType, shape: tuple[int, ...]
+    sparsity_type: sparsity_types.GroupedType, kept: jax.Array, shape: tuple[int, ...]
 ) -> jax.Array:
-    return kind.spread_groups(verdicts, shape)
+    return sparsity_type.spread_groups(kept, shape)
 
 
-_jitted_n_of_m = jax.jit(n_by_m.keep_n_of_m, static_argnums=(1, 2, 3))
+_keep_n_of_m = jax.jit(n_by_m.keep_n_of_m, static_argnums=(1, 2, 3))
 
 
-def _keep_n_of_m(scores: np.ndarray, n: int, m: int, axis: int) -> np.ndarray:
-    if not scores.size:
-        return np.ones(scores.shape, np.uint8)
-    with _wide_if(scores.dtype == np.float64):
-        return np.asarray(_jitted_n_of_m(scores, n, m, axis))
+def _jax_precision_of(scores: np.ndarray) -> Any:
+    return _jax_precision(is_wide=scores.dtype == np.float64)
 
 
-def _wide_if(wide: bool) -> Any:
-    """Lets JAX compute in 64 bits where a leaf has them."""
-    if not wide:
+def _jax_precision(is_wide: bool) -> Any:
+    """Lets JAX compute in 64 bits where that is needed."""
+    if not is_wide:
         return contextlib.nullcontext()
     return jax.enable_x64(True) if hasattr(jax, 'enable_x64') else jax.experimental.enable_x64()  # pyright: ignore

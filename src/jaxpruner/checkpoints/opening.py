@@ -1,4 +1,4 @@
-"""Finds out what kind of checkpoint lies under a path."""
+"""Opens what lies under a path, whatever the format of the checkpoint."""
 
 import os
 from pathlib import Path
@@ -47,7 +47,7 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
 
 def _open_folder(path: Path) -> Checkpoint:
     with errors_named(path):
-        os.scandir(path).close()  # which glob would not say that it may not
+        os.scandir(path).close()  # raises where glob would find nothing
     files = sorted(path.glob('*.safetensors'))
     indexes = sorted(path.glob(f'*{_INDEX_ENDING}'))
     if len(indexes) == 1:
@@ -55,24 +55,27 @@ def _open_folder(path: Path) -> Checkpoint:
     if len(files) == 1 and not indexes:
         return SafetensorsFile(files[0])
     if files or indexes:
-        found = ', '.join(file.name for file in (indexes or files)[:4])
-        raise ValueError(f'{path} has several safetensors files ({found}); name one of them')
+        names = ', '.join([file.name for file in indexes or files][:4])
+        raise ValueError(f'{path} has several safetensors files ({names}); name one of them')
     if 'orbax-checkpoint-tmp' in path.name:
         raise ValueError(
             f'{path} is what orbax had not finished writing; use a finished checkpoint'
         )
     for item in _ORBAX_ITEMS:
         if (path / item / '_METADATA').is_file():
-            from jaxpruner.checkpoints.orbax_folder import (
-                OrbaxFolder,
-            )  # orbax takes seconds to load
+            from jaxpruner.checkpoints import orbax_folder  # orbax takes seconds to load
 
-            return OrbaxFolder(path / item)
-    steps = sorted(
-        (entry.name for entry in path.iterdir() if entry.name.isdecimal() and entry.is_dir()),
-        key=int,
-    )
-    hint = f'; it has the steps {", ".join(steps[-4:])}: name one of these folders' if steps else ''
+            return orbax_folder.OrbaxFolder(path / item)
     raise ValueError(
-        f'{path} is no checkpoint: it has no *.safetensors, no {INDEX_NAME}, and no _METADATA as orbax leaves{hint}'
+        f'{path} is no checkpoint: it has no *.safetensors, no {INDEX_NAME}, and no _METADATA as orbax leaves'
+        f'{_steps_hint(path)}'
     )
+
+
+def _steps_hint(path: Path) -> str:
+    """Names the last steps in a folder of orbax's CheckpointManager."""
+    steps = [entry.name for entry in path.iterdir() if entry.name.isdecimal() and entry.is_dir()]
+    if not steps:
+        return ''
+    steps.sort(key=int)
+    return f'; it has the steps {", ".join(steps[-4:])}: name one of these folders'

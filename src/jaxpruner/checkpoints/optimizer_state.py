@@ -1,13 +1,16 @@
 """Which tensors of a checkpoint are the state of an optimizer: moments, counters, accumulated gradients.
 
-They are told by structure, since checkpoints say nothing else of them. What lies below `opt_state` is the optimizer's.
-So is what lies below a field that states of optimizers have, such as `mu` beside `nu` and `count`, where all that
-stands beside it are such fields, too, and the same tree of shapes stands elsewhere: the weights. Without a counter
-beside it, that tree must have several matrices and be all the weights: modules have names such as `v`, too.
+A checkpoint does not say so. Its structure does, in two ways:
+
+- Whatever lies below `opt_state` or a similar name is the optimizer's.
+- Elsewhere, a field that states of optimizers have, such as `mu` beside `nu` and `count`, is the optimizer's if
+  everything beside it is such a field, too, and if the same tree of shapes, the weights, stands at another path.
+  Modules also have names such as `v`. So without a counter beside it, the tree must have several matrices, and the
+  other path must hold all matrices that are weights.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from jaxpruner.checkpoints.base import Leaf
@@ -24,10 +27,13 @@ _MIRRORS = frozenset(
 _COUNTERS = frozenset('count step mini_step gradient_step step_count weight_sum'.split())
 # Fields that hold the state of another optimizer.
 _INNER = frozenset('inner_opt_state inner_state base_optimizer_state'.split())
-# What may stand beside the first in a state.
-_BESIDE = (
+# All fields that may stand beside a mirror.
+_FIELDS = (
     _MIRRORS | _COUNTERS | _INNER | frozenset('skip_state ema_decay ns_coeffs b1 max_lr'.split())
 )
+
+_Path = tuple[str, ...]
+_Shape = tuple[int, ...]
 
 
 class OptimizerTensor(NamedTuple):
@@ -37,8 +43,14 @@ class OptimizerTensor(NamedTuple):
     'mu'
     """
 
-    field: str  # of the state, '' where it has no name that is known
+    field: str  # of the state, '' where its name is not known
     weights: str | None  # the tensor that it belongs to, which has its shape
+
+
+class _Tensor(NamedTuple):
+    name: str
+    path: _Path
+    shape: _Shape
 
 
 def find_optimizer_state(leaves: Mapping[str, Leaf]) -> dict[str, OptimizerTensor]:
@@ -52,110 +64,106 @@ def find_optimizer_state(leaves: Mapping[str, Leaf]) -> dict[str, OptimizerTenso
     >>> find_optimizer_state({'params/kernel': leaf, 'opt_state/0/mu/kernel': leaf})
     {'opt_state/0/mu/kernel': OptimizerTensor(field='mu', weights='params/kernel')}
     """
-    paths = {name: tuple(re.split('[/.]', name)) for name in leaves}
-    found = {name: _field(path) for name, path in paths.items() if not _CONTAINERS.isdisjoint(path)}
-    for prefix, members in _states_without_container(paths).items():
-        if _is_mirrored(prefix, members, paths, leaves):
-            found.update({name: len(prefix) - 1 for name in members})
-    weights = _by_ending({name: path for name, path in paths.items() if name not in found})
-    return {
-        name: OptimizerTensor(
-            '' if place is None else paths[name][place],
-            _weights_of(name, place, paths[name], weights, leaves),
-        )
-        for name, place in found.items()
+    tensors = {
+        name: _Tensor(name, tuple(re.split('[/.]', name)), leaf.shape)
+        for name, leaf in leaves.items()
     }
+    positions = _field_positions(tensors.values())
+    weights_by_ending: dict[_Path, list[_Tensor]] = {}
+    for tensor in tensors.values():
+        if tensor.name not in positions:
+            for start in range(len(tensor.path)):
+                weights_by_ending.setdefault(tensor.path[start:], []).append(tensor)
+    state = {}
+    for name, position in positions.items():
+        tensor = tensors[name]
+        if position is None:
+            state[name] = OptimizerTensor('', None)
+            continue
+        candidates = weights_by_ending.get(tensor.path[position + 1 :], [])
+        weights = next((other.name for other in candidates if other.shape == tensor.shape), None)
+        state[name] = OptimizerTensor(tensor.path[position], weights)
+    return state
 
 
-def _field(path: tuple[str, ...]) -> int | None:
-    """Where in a path below a container the field of a state stands."""
-    start = next(place for place, part in enumerate(path) if part in _CONTAINERS)
-    return next((place for place in range(start + 1, len(path)) if path[place] in _MIRRORS), None)
+def _field_positions(tensors: Collection[_Tensor]) -> dict[str, int | None]:
+    """Maps each tensor of a state to where in its path the field stands, `None` if no field is known."""
+    positions = {}
+    for tensor in tensors:
+        container = _first_position(tensor.path, _CONTAINERS)
+        if container is not None:
+            positions[tensor.name] = _first_position(tensor.path, _MIRRORS, container + 1)
+    for field, members in _fields_among_fields(tensors).items():
+        if _is_mirrored(field, members, tensors):
+            positions.update(dict.fromkeys([member.name for member in members], len(field) - 1))
+    return positions
 
 
-def _states_without_container(
-    paths: Mapping[str, tuple[str, ...]],
-) -> dict[tuple[str, ...], list[str]]:
-    """By path of a field, the tensors below it, where nothing but fields of states stands beside it."""
-    children: dict[tuple[str, ...], set[str]] = {}
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for name, path in paths.items():
-        for place, part in enumerate(path):
-            children.setdefault(path[:place], set()).add(part)
-        first = next((place for place, part in enumerate(path) if part in _MIRRORS), None)
-        if first is not None:
-            groups.setdefault(path[: first + 1], []).append(name)
-    return {
-        prefix: members for prefix, members in groups.items() if children[prefix[:-1]] <= _BESIDE
-    }
+def _first_position(path: _Path, names: frozenset[str], start: int = 0) -> int | None:
+    for position in range(start, len(path)):
+        if path[position] in names:
+            return position
+    return None
 
 
-def _is_mirrored(
-    prefix: tuple[str, ...],
-    members: list[str],
-    paths: Mapping[str, tuple[str, ...]],
-    leaves: Mapping[str, Leaf],
-) -> bool:
-    """Whether all tensors below a field have counterparts of their names and shapes below one other path."""
-    state = prefix[:-1]
-    shapes = {
-        path: leaves[name].shape for name, path in paths.items() if path[: len(state)] != state
-    }
-    suffixes = {paths[name][len(prefix) :]: leaves[name].shape for name in members}
-    longest = max(suffixes, key=len)
+def _fields_among_fields(tensors: Iterable[_Tensor]) -> dict[_Path, list[_Tensor]]:
+    """Finds the mirrors with nothing but fields of states beside them: path of the field to the tensors below."""
+    children: dict[_Path, set[str]] = {}
+    members: dict[_Path, list[_Tensor]] = {}
+    for tensor in tensors:
+        for position, name in enumerate(tensor.path):
+            children.setdefault(tensor.path[:position], set()).add(name)
+        position = _first_position(tensor.path, _MIRRORS)
+        if position is not None:
+            members.setdefault(tensor.path[: position + 1], []).append(tensor)
+    return {field: members[field] for field in members if children[field[:-1]] <= _FIELDS}
+
+
+def _is_mirrored(field: _Path, members: list[_Tensor], tensors: Iterable[_Tensor]) -> bool:
+    """Whether the tensors below a field have counterparts of their names and shapes below one other path."""
+    state = field[:-1]
+    below = {member.path[len(field) :]: member.shape for member in members}
+    outside: dict[_Path, _Shape] = {}
+    has_counter = not _INNER.isdisjoint(state)
+    for tensor in tensors:
+        if tensor.path[: len(state)] != state:
+            outside[tensor.path] = tensor.shape
+        elif len(tensor.path) == len(field) and tensor.path[-1] in _COUNTERS:
+            has_counter = True
+    roots = _roots_of_same_trees(below, outside)
+    if has_counter:
+        return bool(roots)
+    # Modules in a row may each have a field's name: they do not prove one another.
+    roots = [root for root in roots if _MIRRORS.isdisjoint(root)]
+    matrices_below = [shape for shape in below.values() if len(shape) > 1]
+    return len(matrices_below) > 1 and bool(roots) and _cover_matrices(roots, below, outside)
+
+
+def _roots_of_same_trees(
+    below: Mapping[_Path, _Shape], outside: Mapping[_Path, _Shape]
+) -> list[_Path]:
+    """Finds the paths outside of a state below which the same tree of shapes stands as below its field."""
+    longest = max(below, key=len)
     if not longest:
-        return False
-    others = {path[: -len(longest)] for path in shapes if path[-len(longest) :] == longest}
-    mirrored = [
-        other
-        for other in others
-        if all(shapes.get(other + suffix) == shape for suffix, shape in suffixes.items())
-    ]
-    if _has_counter(state, paths):
-        return bool(mirrored)
-    matrices = {
-        path for path, shape in shapes.items() if len(shape) > 1 and _MIRRORS.isdisjoint(path)
-    }
-    # Modules in a row may have such a name each: they do not prove one another.
-    covered = {
-        other + suffix for other in mirrored if _MIRRORS.isdisjoint(other) for suffix in suffixes
-    }
-    return (
-        sum(len(shape) > 1 for shape in suffixes.values()) > 1
-        and bool(covered)
-        and matrices <= covered
-    )
+        return []
+    roots = []
+    for path in outside:
+        root = path[: -len(longest)]
+        if root + longest == path and all(
+            outside.get(root + suffix) == shape for suffix, shape in below.items()
+        ):
+            roots.append(root)
+    return roots
 
 
-def _has_counter(state: tuple[str, ...], paths: Mapping[str, tuple[str, ...]]) -> bool:
-    """Whether an optimizer's counter stands in a state, or the state in that of another optimizer."""
-    if not _INNER.isdisjoint(state):
-        return True
-    end = len(state)
-    return any(
-        path[:end] == state and len(path) == end + 1 and path[end] in _COUNTERS
-        for path in paths.values()
-    )
-
-
-def _by_ending(paths: Mapping[str, tuple[str, ...]]) -> dict[tuple[str, ...], list[str]]:
-    """The names of the paths that end in each way."""
-    endings: dict[tuple[str, ...], list[str]] = {}
-    for name, path in paths.items():
-        for place in range(len(path)):
-            endings.setdefault(path[place:], []).append(name)
-    return endings
-
-
-def _weights_of(
-    name: str,
-    place: int | None,
-    path: tuple[str, ...],
-    weights: Mapping[tuple[str, ...], list[str]],
-    leaves: Mapping[str, Leaf],
-) -> str | None:
-    """The tensor outside the state whose name ends alike and whose shape is the same."""
-    if place is None:
-        return None
-    alike = weights.get(path[place + 1 :], [])
-    return next((other for other in alike if leaves[other].shape == leaves[name].shape), None)
+def _cover_matrices(
+    roots: list[_Path], below: Mapping[_Path, _Shape], outside: Mapping[_Path, _Shape]
+) -> bool:
+    """Whether all matrices outside that are weights stand below the roots."""
+    matrices = set()
+    for path, shape in outside.items():
+        if len(shape) > 1 and _MIRRORS.isdisjoint(path):
+            matrices.add(path)
+    for root in roots:
+        matrices.difference_update([root + suffix for suffix in below])
+    return not matrices

@@ -1,8 +1,7 @@
 """Which leaves of a checkpoint are pruned, how far, and to which sparsity type."""
 
-import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import jax
@@ -14,6 +13,7 @@ from jaxpruner.checkpoints.base import Leaf
 from jaxpruner.checkpoints.optimizer_state import find_optimizer_state
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.caller_warnings import warn
+from jaxpruner.core.nearest_names import nearest
 
 # Floats of 8 bits come with scales that stand in other tensors.
 PRUNABLE = (
@@ -47,21 +47,21 @@ def choose(
 ) -> dict[str, Choice]:
     """Decides what happens to each leaf that is pruned.
 
-    By default these are the floats of 16 to 64 bits with more than one dimension that are no optimizer's state. `only`
-    and `skip` choose among these by globs; a leaf whose full name stands in `only` is pruned whatever its rank. What
-    stays as it is, and why, is what `left_out` says.
+    By default the leaves are pruned that have floats of 16 to 64 bits and more than one dimension, and that belong to
+    no optimizer. `only` and `skip` choose among these by globs. A leaf whose full name stands in `only` is pruned
+    whatever its rank. `left_out` says which leaves stay as they are, and why.
 
     Args:
       leaves: all tensors of the checkpoint.
       sparsity: share to remove, in [0, 1]; not needed where all types are N:M.
       distribution: `'uniform'`, the same for each leaf, or `'erk'`.
-      types: globs and config strings of sparsity types, or `'dense'`; the first match wins, without any a leaf is
+      types: globs and config strings of sparsity types, or `'dense'`. The first match wins; a leaf without a match is
         unstructured.
       only: globs of the leaves to prune; all that can be by default.
       skip: globs of leaves to leave as they are.
 
     Returns:
-      By name, in the order of `leaves`, those that are pruned.
+      The pruned leaves by name, in the order of `leaves`.
 
     Raises:
       ValueError: a setting is wrong, a name matches nothing, a type does not fit a shape, a leaf named in full has no
@@ -73,71 +73,32 @@ def choose(
     """
     if distribution not in _DISTRIBUTIONS:
         raise ValueError(
-            f'distribution: {distribution!r} is unknown; {tree_lib.nearest(distribution, _DISTRIBUTIONS)}'
+            f'distribution: {distribution!r} is unknown; {nearest(distribution, _DISTRIBUTIONS)}'
         )
     if sparsity is not None:
         sparsity_distributions.check_sparsity(sparsity, 'sparsity')
     reasons = left_out(leaves, types, only, skip)
-    kinds = {
-        name: kind
-        for name, kind in _kinds(leaves, types).items()
-        if name not in reasons and kind is not None
-    }
-    if not kinds:
+    pruned_types: dict[str, sparsity_types.SparsityType] = {}
+    for name, sparsity_type in _types_by_name(leaves, types).items():
+        if name not in reasons and sparsity_type is not None:
+            sparsity_type.check_shape(leaves[name].shape, name)
+            pruned_types[name] = sparsity_type
+    if not pruned_types:
         raise ValueError(
             'no leaf is left to prune; those with more than one dimension and floats of 16 to 64 bits are, and vectors '
             'of such floats if their full name stands in only'
         )
-    for name, kind in kinds.items():
-        kind.check_shape(leaves[name].shape, name)
-    _warn_of_own_shares(kinds, sparsity)
     if sparsity is None:
-        return {name: Choice(_own_sparsity(name, kind), kind) for name, kind in kinds.items()}
-    # Only those that are pruned, so that the budget is theirs.
-    shapes = {name: jax.ShapeDtypeStruct(leaves[name].shape, np.float32) for name in kinds}
-    share = functools.partial(_DISTRIBUTIONS[distribution], filter_fn=lambda path, leaf: True)
-    targets = share(shapes, sparsity)
-    return {name: Choice(float(targets[name]), kind) for name, kind in kinds.items()}
-
-
-def _warn_of_own_shares(
-    kinds: Mapping[str, sparsity_types.SparsityType], sparsity: float | None
-) -> None:
-    """Says so where no leaf has the sparsity that was asked for, since all have N:M types of another one."""
-    shares = {}
-    for kind in kinds.values():
-        if not isinstance(kind, sparsity_types.NByM):
-            return
-        shares[f'{kind.n}:{kind.m} removes {1 - kind.n / kind.m:.4g}'] = 1 - kind.n / kind.m
-    if sparsity and not any(math.isclose(share, sparsity) for share in shares.values()):
-        warn(
-            f'sparsity {sparsity} holds for no leaf: all are pruned to N:M, whose own share holds '
-            f'({", ".join(shares)}); leave it out'
-        )
-
-
-def type_words(kind: sparsity_types.SparsityType) -> str:
-    """A sparsity type in words.
-
-    >>> type_words(sparsity_types.NByM(2, 4))
-    '2:4 along axis -1'
-    """
-    match kind:
-        case sparsity_types.NByM():
-            return f'{kind.n}:{kind.m} along axis {kind.axis}'
-        case sparsity_types.Block():
-            return 'blocks of {}×{}'.format(*kind.block_shape)
-        case sparsity_types.Channel():
-            return f'channels of axis {kind.axis}'
-    return 'unstructured'
-
-
-def _own_sparsity(name: str, kind: sparsity_types.SparsityType) -> float:
-    if not isinstance(kind, sparsity_types.NByM):
-        raise ValueError(
-            f'sparsity: {name} needs one, since its type is {type_words(kind)}; only N:M types can do without'
-        )
-    return 1 - kind.n / kind.m
+        shares = {name: _own_share(name, pruned_types[name]) for name in pruned_types}
+    else:
+        _warn_of_own_shares(pruned_types.values(), sparsity)
+        # Without the leaves that stay dense, so that the budget is that of the others.
+        shapes = {
+            name: jax.ShapeDtypeStruct(leaves[name].shape, np.float32) for name in pruned_types
+        }
+        distribute = _DISTRIBUTIONS[distribution]
+        shares = distribute(shapes, sparsity, filter_fn=lambda path, leaf: True)
+    return {name: Choice(float(shares[name]), pruned_types[name]) for name in pruned_types}
 
 
 def left_out(
@@ -155,7 +116,7 @@ def left_out(
       skip: as for `choose`.
 
     Returns:
-      By name, in the order of `leaves`, a few words.
+      A few words for each such leaf, by name, in the order of `leaves`.
 
     Raises:
       ValueError: as `choose`.
@@ -165,58 +126,103 @@ def left_out(
     {'opt_state/0/nu/kernel': "optimizer's state (nu)", 'bias': 'one dimension or none'}
     """
     paths = [(name,) for name in leaves]
-    for setting, globs in (('only', only), ('skip', skip)):
-        tree_lib.check_names(globs, paths, setting)
+    tree_lib.check_names(only, paths, 'only')
+    tree_lib.check_names(skip, paths, 'skip')
     _check_prunable(only, leaves, 'only')
-    of_optimizer = find_optimizer_state(leaves)
-    kinds = _kinds(leaves, types)
+    optimizer_state = find_optimizer_state(leaves)
+    types_by_name = _types_by_name(leaves, types)
 
-    def reason(name: str) -> str | None:
-        if _any(skip, name):
+    def reason(name: str, leaf: Leaf) -> str | None:
+        if _matches_any(skip, name):
             return 'named in skip'
-        if name in of_optimizer and name not in only:
-            field = of_optimizer[name].field
+        if name in optimizer_state and name not in only:
+            field = optimizer_state[name].field
             return f"optimizer's state ({field})" if field else "optimizer's state"
-        if leaves[name].dtype not in PRUNABLE:
-            return f'{leaves[name].dtype.name}, which is not pruned'
-        if kinds[name] is None:
+        if leaf.dtype not in PRUNABLE:
+            return f'{leaf.dtype.name}, which is not pruned'
+        if types_by_name[name] is None:
             return 'of type dense'
         if name in only:
             return None
-        if leaves[name].ndim < 2:
+        if leaf.ndim < 2:
             return 'one dimension or none'
-        return 'not named in only' if only and not _any(only, name) else None
+        return 'not named in only' if only and not _matches_any(only, name) else None
 
-    reasons = {name: reason(name) for name in leaves}
-    return {name: words for name, words in reasons.items() if words is not None}
+    reasons = {}
+    for name, leaf in leaves.items():
+        words = reason(name, leaf)
+        if words is not None:
+            reasons[name] = words
+    return reasons
 
 
-def _check_prunable(names: Sequence[str], leaves: Mapping[str, Leaf], setting: str) -> None:
+def type_words(sparsity_type: sparsity_types.SparsityType) -> str:
+    """Describes a sparsity type in words, such as `2:4 along axis -1`."""
+    match sparsity_type:
+        case sparsity_types.NByM(n, m, axis):
+            return f'{n}:{m} along axis {axis}'
+        case sparsity_types.Block((height, width)):
+            return f'blocks of {height}×{width}'
+        case sparsity_types.Channel(axis):
+            return f'channels of axis {axis}'
+    return 'unstructured'
+
+
+def _own_share(name: str, sparsity_type: sparsity_types.SparsityType) -> float:
+    """The share that an N:M type removes; other types have none."""
+    if not isinstance(sparsity_type, sparsity_types.NByM):
+        raise ValueError(
+            f'sparsity: {name} needs one, since its type is {type_words(sparsity_type)}; only N:M types can do without'
+        )
+    return 1 - sparsity_type.n / sparsity_type.m
+
+
+def _warn_of_own_shares(types: Iterable[sparsity_types.SparsityType], sparsity: float) -> None:
+    """Warns if no leaf gets the sparsity that was asked for, since all have N:M types of another one."""
+    shares = []
+    for sparsity_type in types:
+        if not isinstance(sparsity_type, sparsity_types.NByM):
+            return
+        share = 1 - sparsity_type.n / sparsity_type.m
+        if not sparsity or math.isclose(share, sparsity):
+            return
+        shares.append(f'{sparsity_type.n}:{sparsity_type.m} removes {share:.4g}')
+    warn(
+        f'sparsity {sparsity} holds for no leaf: all are pruned to N:M, whose own share holds '
+        f'({", ".join(dict.fromkeys(shares))}); leave it out'
+    )
+
+
+def _check_prunable(names: Iterable[str], leaves: Mapping[str, Leaf], setting: str) -> None:
+    """Refuses leaves, named in full, that have no floats to prune."""
     for name in names:
         if name in leaves and leaves[name].dtype not in PRUNABLE:
-            known = ', '.join(dtype.name for dtype in PRUNABLE)
+            prunable = ', '.join([dtype.name for dtype in PRUNABLE])
             raise ValueError(
-                f'{setting}: {name} is {leaves[name].dtype}, which is not pruned; {known} are'
+                f'{setting}: {name} is {leaves[name].dtype}, which is not pruned; {prunable} are'
             )
 
 
-def _any(globs: Sequence[str], name: str) -> bool:
+def _matches_any(globs: Iterable[str], name: str) -> bool:
     return any(tree_lib.matches(glob, (name,)) for glob in globs)
 
 
-def _kinds(
+def _types_by_name(
     leaves: Mapping[str, Leaf], types: Sequence[tuple[str, str]]
 ) -> dict[str, sparsity_types.SparsityType | None]:
-    kinds = [
-        None if text == 'dense' else sparsity_types.parse_sparsity_type(text) for _, text in types
-    ]
-    globs = [glob for glob, _ in types]
-    repeated = [glob for i, glob in enumerate(globs) if glob in globs[:i]]
-    if repeated:
-        raise ValueError(f'types: {repeated[0]!r} stands there twice; only the first would count')
-    _check_prunable([glob for glob, text in types if text != 'dense'], leaves, 'types')
-    rules = tree_lib.first_matches(globs, [(name,) for name in leaves], 'types')
-    return {
-        name: sparsity_types.Unstructured() if rule is None else kinds[rule]
-        for name, rule in zip(leaves, rules, strict=True)
-    }
+    """Maps each leaf to its sparsity type, `None` where it stays dense."""
+    types_by_glob: dict[str, sparsity_types.SparsityType | None] = {}
+    for glob, text in types:
+        is_dense = text == 'dense'
+        sparsity_type = None if is_dense else sparsity_types.parse_sparsity_type(text)
+        if glob in types_by_glob:
+            raise ValueError(f'types: {glob!r} stands there twice; only the first would count')
+        types_by_glob[glob] = sparsity_type
+        if not is_dense:
+            _check_prunable([glob], leaves, 'types')
+    rules = tree_lib.first_matches(types_by_glob, [(name,) for name in leaves], 'types')
+    in_order = list(types_by_glob.values())
+    types_by_name = {}
+    for name, rule in zip(leaves, rules, strict=True):
+        types_by_name[name] = sparsity_types.Unstructured() if rule is None else in_order[rule]
+    return types_by_name

@@ -1,6 +1,7 @@
 """Prunes a checkpoint into another, leaf by leaf and in parts, so that memory stays low whatever the size of either."""
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ from jaxpruner.checkpoints.safetensors_writer import SafetensorsWriter
 from jaxpruner.core import atomic_files
 from jaxpruner.core.caller_warnings import warn
 
-_NAMED = 4  # tensors in a warning
+_NAMED = 4  # tensors that a warning names
 
 
 class Kept(NamedTuple):
@@ -32,9 +33,8 @@ class Kept(NamedTuple):
     size: int
     kept: int  # weights that the mask keeps
     nans: int = 0  # weights that were NaN, which ranks lowest
-    stale: tuple[
-        str, ...
-    ] = ()  # tensors of the optimizer's state that are not zero where weights were removed
+    # Tensors of the optimizer's state that are not zero where weights were removed.
+    stale: tuple[str, ...] = ()
 
     @property
     def sparsity(self) -> float:
@@ -46,6 +46,7 @@ def prune(
     checkpoint: Checkpoint,
     out: Path,
     choices: Mapping[str, Choice],
+    *,
     scores: Literal['magnitude', 'random'] = 'magnitude',
     seed: int = 8,
     masks_out: Path | None = None,
@@ -57,13 +58,13 @@ def prune(
 
     Args:
       checkpoint: what to prune. Shards become a folder of shards, all else a file.
-      out: where to; it appears when it is whole.
+      out: where to write; it appears when it is whole.
       choices: what happens to each leaf that is pruned, from `choose`.
       scores: `'magnitude'` or `'random'`.
       seed: of random scores.
       masks_out: a safetensors file for the masks, uint8 in the shapes of the leaves, 1 = kept.
       overwrite: replaces files that are there; a folder is never replaced.
-      on_leaf: called with each tensor before its turn.
+      on_leaf: called with each tensor before it is read.
       part_size: weights held at a time.
 
     Returns:
@@ -90,86 +91,99 @@ def prune(
     leaf_masks.random_scores('', seed)  # a wrong seed is refused before anything is written
     out = Path(out)
     masks_out = None if masks_out is None else Path(masks_out)
-    sharded = isinstance(checkpoint, ShardedSafetensors)
-    _check_places(out, masks_out, overwrite, sharded)
-    kept: list[Kept] = []
-    with contextlib.ExitStack() as stack:
-        masks = None
-        if masks_out is not None:
-            shapes = {
-                name: Leaf(checkpoint.leaves[name].shape, np.dtype('uint8')) for name in choices
-            }
-            masks = stack.enter_context(SafetensorsWriter(masks_out, shapes, overwrite=overwrite))
-        turn = _Turn(
-            checkpoint,
-            _moments(checkpoint),
-            choices,
-            scores,
-            seed,
-            masks,
-            overwrite,
-            on_leaf,
-            part_size,
+    _check_targets(out, masks_out, overwrite, isinstance(checkpoint, ShardedSafetensors))
+    with _mask_writer(masks_out, checkpoint, choices, overwrite) as masks:
+        pruning = _Pruning(
+            checkpoint=checkpoint,
+            choices=choices,
+            random_seed=seed if scores == 'random' else None,
+            masks=masks,
+            overwrite=overwrite,
+            on_leaf=on_leaf,
+            part_size=part_size,
         )
-        if isinstance(checkpoint, ShardedSafetensors):
-            with atomic_files.target_claimed(out), atomic_files.new_folder(out) as folder:
-                for name, shard in checkpoint.files.items():
-                    kept += turn.file(shard, folder / name)
-                (folder / checkpoint.index.name).write_bytes(checkpoint.index.read_bytes())
-        else:
-            kept += turn.file(checkpoint, out)
+        kept = pruning.run(out)
     _warn_of_nans(kept)
     _warn_of_stale_moments(kept)
     return kept
 
 
-class _Turn(NamedTuple):
-    """The settings with which one file after another is pruned."""
+@contextlib.contextmanager
+def _mask_writer(
+    path: Path | None, checkpoint: Checkpoint, choices: Mapping[str, Choice], overwrite: bool
+) -> Iterator[SafetensorsWriter | None]:
+    if path is None:
+        yield None
+        return
+    masks = {name: Leaf(checkpoint.leaves[name].shape, np.dtype('uint8')) for name in choices}
+    with SafetensorsWriter(path, masks, overwrite=overwrite) as writer:
+        yield writer
 
-    whole: Checkpoint  # all files
-    moments: Mapping[str, list[str]]  # of each leaf, in the optimizer's state
+
+@dataclasses.dataclass(frozen=True)
+class _Pruning:
+    """What is pruned and how: the same for all files of a checkpoint."""
+
+    checkpoint: Checkpoint  # all files of it
     choices: Mapping[str, Choice]
-    scores: str
-    seed: int
+    random_seed: int | None  # None for magnitudes
     masks: SafetensorsWriter | None
     overwrite: bool
     on_leaf: Callable[[str, Leaf], None]
     part_size: int
 
-    def file(self, checkpoint: Checkpoint, out: Path) -> Iterator[Kept]:
-        keys = list(checkpoint.header.leaves) if isinstance(checkpoint, SafetensorsFile) else None
-        with SafetensorsWriter(
-            out, checkpoint.leaves, checkpoint.metadata, keys, self.overwrite
-        ) as writer:
-            for name, leaf in checkpoint.leaves.items():
+    def run(self, out: Path) -> list[Kept]:
+        moments = _moments_by_weights(self.checkpoint)
+        if not isinstance(self.checkpoint, ShardedSafetensors):
+            return self._prune_file(self.checkpoint, out, moments)
+        kept: list[Kept] = []
+        with atomic_files.target_claimed(out), atomic_files.new_folder(out) as folder:
+            for name, shard in self.checkpoint.files.items():
+                kept += self._prune_file(shard, folder / name, moments)
+            index = self.checkpoint.index
+            (folder / index.name).write_bytes(index.read_bytes())
+        return kept
+
+    def _prune_file(
+        self, file: Checkpoint, out: Path, moments: Mapping[str, list[str]]
+    ) -> list[Kept]:
+        kept: list[Kept] = []
+        keys = list(file.header.leaves) if isinstance(file, SafetensorsFile) else None
+        with SafetensorsWriter(out, file.leaves, file.metadata, keys, self.overwrite) as writer:
+            for name, leaf in file.leaves.items():
                 self.on_leaf(name, leaf)
                 if name in self.choices:
-                    yield self._pruned(checkpoint, name, writer)
+                    kept.append(self._prune_leaf(file, name, writer, moments.get(name, [])))
                     continue
                 for part in parts_of(leaf.shape, size=self.part_size):
-                    writer.write(name, checkpoint.read(name, part))
+                    writer.write(name, file.read(name, part))
+        return kept
 
-    def _pruned(self, checkpoint: Checkpoint, name: str, writer: SafetensorsWriter) -> Kept:
-        choice, kept, nans = self.choices[name], 0, 0
-        removed = _Removed(self.whole, self.moments.get(name, []))
-        score = (
-            leaf_masks.random_scores(name, self.seed)
-            if self.scores == 'random'
-            else leaf_masks.magnitude
-        )
+    def _prune_leaf(
+        self, file: Checkpoint, name: str, writer: SafetensorsWriter, moments: list[str]
+    ) -> Kept:
+        choice = self.choices[name]
+        score = leaf_masks.magnitude
+        if self.random_seed is not None:
+            score = leaf_masks.random_scores(name, self.random_seed)
+        removed = _RemovedWeights()
+        kept = nans = 0
         for part in leaf_masks.prune_leaf(
-            checkpoint, name, choice.kind, choice.sparsity, score, self.part_size
+            file, name, choice.kind, choice.sparsity, score, self.part_size
         ):
             writer.write(name, part.weights)
             if self.masks is not None:
                 self.masks.write(name, part.mask)
-            removed.add(part.mask)
+            if moments:
+                removed.add(part.mask)
             nans += part.nans
             kept += int(np.count_nonzero(part.mask))
-        return Kept(name, checkpoint.leaves[name].size, kept, nans, removed.stale_moments())
+        stale = [moment for moment in moments if removed.has_nonzero(self.checkpoint, moment)]
+        return Kept(name, file.leaves[name].size, kept, nans, tuple(stale))
 
 
-def _moments(checkpoint: Checkpoint) -> dict[str, list[str]]:
+def _moments_by_weights(checkpoint: Checkpoint) -> dict[str, list[str]]:
+    """Maps tensors of weights to those of the optimizer's state that belong to them."""
     moments: dict[str, list[str]] = {}
     for name, tensor in find_optimizer_state(checkpoint.leaves).items():
         if tensor.weights is not None:
@@ -177,69 +191,66 @@ def _moments(checkpoint: Checkpoint) -> dict[str, list[str]]:
     return moments
 
 
-class _Removed:
-    """Which weights of a leaf were removed, as bits, for as long as its moments are looked at."""
+class _RemovedWeights:
+    """Which weights of a leaf were removed, as one bit each."""
 
-    def __init__(self, checkpoint: Checkpoint, moments: list[str]):
-        self._checkpoint, self._moments = checkpoint, moments
+    def __init__(self):
         self._parts: list[tuple[Part, np.ndarray]] = []
         self._end = 0
 
     def add(self, mask: np.ndarray) -> None:
         """Takes the next part of the mask."""
-        if self._moments and mask.size:
-            self._parts.append(
-                (Part(self._end, (), (mask.size,)), np.packbits(mask.reshape(-1) == 0))
-            )
+        if mask.size:
+            part = Part(self._end, (), (mask.size,))
+            self._parts.append((part, np.packbits(mask.reshape(-1) == 0)))
             self._end += mask.size
 
-    def stale_moments(self) -> tuple[str, ...]:
-        """The moments that are not zero there; of each only as much is read as decides it."""
-        return tuple(
-            name
-            for name in self._moments
-            if any(self._is_stale(name, *part) for part in self._parts)
-        )
-
-    def _is_stale(self, name: str, part: Part, bits: np.ndarray) -> bool:
-        removed = np.unpackbits(bits, count=part.size).view(bool)
-        return bool((self._checkpoint.read(name, part)[removed] != 0).any())
+    def has_nonzero(self, checkpoint: Checkpoint, name: str) -> bool:
+        """Whether a tensor of the same shape is nonzero at any of them; reads no more than decides it."""
+        for part, bits in self._parts:
+            is_removed = np.unpackbits(bits, count=part.size).view(bool)
+            if (checkpoint.read(name, part)[is_removed] != 0).any():
+                return True
+        return False
 
 
 def _warn_of_nans(kept: list[Kept]) -> None:
-    with_nans = [leaf for leaf in kept if leaf.nans]
+    with_nans = [f'{leaf.name} ({leaf.nans:,} of {leaf.size:,})' for leaf in kept if leaf.nans]
     if with_nans:
-        words = ', '.join(
-            f'{leaf.name} ({leaf.nans:,} of {leaf.size:,})' for leaf in with_nans[:_NAMED]
-        )
-        more = f' and {len(with_nans) - _NAMED} more' if len(with_nans) > _NAMED else ''
         warn(
-            f'NaN in {words}{more}: NaN ranks lowest and is removed first; look where it comes from, or leave these '
-            'tensors out with skip'
+            f'NaN in {_first_few(with_nans)}: NaN ranks lowest and is removed first; look where it comes from, or '
+            'leave these tensors out with skip'
         )
 
 
 def _warn_of_stale_moments(kept: list[Kept]) -> None:
-    stale = [name for leaf in kept for name in leaf.stale]
+    stale: list[str] = []
+    for leaf in kept:
+        stale += leaf.stale
     if stale:
-        words = ', '.join(stale[:_NAMED])
-        more = f' and {len(stale) - _NAMED} more' if len(stale) > _NAMED else ''
         warn(
-            f"the optimizer's state stays as it is, and is not zero where weights were removed: {words}{more}. Its "
-            'next step would bring these weights back: train on with jaxpruner.FixedMask and masks_from_zeros, '
-            'or with an optimizer that begins anew'
+            "the optimizer's state stays as it is, and is not zero where weights were removed: "
+            f'{_first_few(stale)}. Its next step would bring these weights back: train on with jaxpruner.FixedMask '
+            'and masks_from_zeros, or with an optimizer that begins anew'
         )
 
 
-def _check_places(out: Path, masks_out: Path | None, overwrite: bool, sharded: bool) -> None:
+def _first_few(names: list[str]) -> str:
+    more = f' and {len(names) - _NAMED} more' if len(names) > _NAMED else ''
+    return ', '.join(names[:_NAMED]) + more
+
+
+def _check_targets(out: Path, masks_out: Path | None, overwrite: bool, is_sharded: bool) -> None:
     if masks_out is not None and os.path.realpath(masks_out) == os.path.realpath(out):
         raise ValueError(f'masks_out and out are the same file, {out}; give them different names')
-    for place in (out, masks_out):
-        if place is None:
-            continue
-        if not place.parent.is_dir():
-            raise FileNotFoundError(f'{place}: there is no folder {place.parent}')
-        is_folder = place.is_dir() or (sharded and place is out)
-        if place.exists() and (is_folder or not overwrite):
-            hint = 'choose another name' if is_folder else 'choose another name, or overwrite it'
-            raise FileExistsError(f'{place} exists; {hint}')
+    _check_target(out, overwrite, out.is_dir() or is_sharded)
+    if masks_out is not None:
+        _check_target(masks_out, overwrite, masks_out.is_dir())
+
+
+def _check_target(path: Path, overwrite: bool, is_folder: bool) -> None:
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f'{path}: there is no folder {path.parent}')
+    if path.exists() and (is_folder or not overwrite):
+        hint = 'choose another name' if is_folder else 'choose another name, or overwrite it'
+        raise FileExistsError(f'{path} exists; {hint}')

@@ -4,6 +4,7 @@ The library checks a file's header; the weights are read past it, since it maps 
 of it know no bfloat16 in NumPy.
 """
 
+import io
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -45,11 +46,7 @@ DTYPES: dict[str, np.dtype] = {
 
 
 class Header(NamedTuple):
-    """What stands before the weights of a safetensors file.
-
-    >>> Header({'w': Leaf((2,), DTYPES['F32'])}, {'w': 100}, {}).starts['w']
-    100
-    """
+    """What stands before the weights of a safetensors file."""
 
     leaves: dict[str, Leaf]  # in the order of the header's keys
     starts: dict[str, int]  # byte of the file at which each tensor starts
@@ -59,26 +56,15 @@ class Header(NamedTuple):
 def read_header(path: Path) -> Header:
     """Reads and checks the header of a safetensors file.
 
-    Args:
-      path: the file.
-
     Raises:
       ValueError: it is no safetensors file, or not all of one, or has a dtype or a shape that is not read here.
       OSError: there is no such file, or it is no file, or cannot be read.
-
-    >>> import tempfile
-    >>> from jaxpruner.checkpoints import write_safetensors
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_safetensors(Path(folder) / 'a.safetensors', {'w': np.ones(2)}, {'format': 'np'})
-    ...     read_header(Path(folder) / 'a.safetensors').metadata
-    {'format': 'np'}
     """
     input_files.check_file(path)
     try:
+        # Opened first, since safe_open calls a file missing that may not be read.
         with errors_named(path), path.open('rb') as file:
-            with safe_open(
-                path, framework='numpy'
-            ):  # which calls a file missing that may not be read
+            with safe_open(path, framework='numpy'):
                 pass
             (length,) = struct.unpack('<Q', file.read(8))
             entries = input_files.parse_json(file.read(length))
@@ -87,21 +73,16 @@ def read_header(path: Path) -> Header:
             f'{path} is no safetensors file, or only a part of one: {error} (it has {path.stat().st_size} bytes); '
             'write or download it anew'
         ) from error
-    metadata = entries.pop(METADATA_KEY, None) or {}
+    header = Header({}, {}, entries.pop(METADATA_KEY, None) or {})
     for name, entry in entries.items():
         if entry['dtype'] not in DTYPES:
             raise ValueError(
                 f'{path}: {name} has dtype {entry["dtype"]}; known are {", ".join(DTYPES)}'
             )
         _check_shape(entry['shape'], f'{path}: {name}')
-    leaves = {
-        name: Leaf(tuple(entry['shape']), DTYPES[entry['dtype']]) for name, entry in entries.items()
-    }
-    return Header(
-        leaves,
-        {name: 8 + length + entry['data_offsets'][0] for name, entry in entries.items()},
-        metadata,
-    )
+        header.leaves[name] = Leaf(tuple(entry['shape']), DTYPES[entry['dtype']])
+        header.starts[name] = 8 + length + entry['data_offsets'][0]
+    return header
 
 
 def _check_shape(shape: list[int], where: str) -> None:
@@ -118,55 +99,46 @@ def _check_shape(shape: list[int], where: str) -> None:
 class SafetensorsFile:
     """One safetensors file as a checkpoint.
 
-    Args:
-      path: the file.
-
     Raises:
       ValueError: it is no safetensors file, or not all of one.
       FileNotFoundError: there is no such file.
-
-    >>> import tempfile
-    >>> from jaxpruner.checkpoints import write_safetensors
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_safetensors(Path(folder) / 'a.safetensors', {'w': np.arange(2)})
-    ...     SafetensorsFile(Path(folder) / 'a.safetensors').read('w')
-    array([0, 1])
     """
 
     def __init__(self, path: Path):
         self.path = Path(path)
         self.header = read_header(self.path)
         self.metadata: Mapping[str, str] = self.header.metadata
-        in_file = sorted(self.header.leaves, key=self.header.starts.__getitem__)
-        self.leaves: Mapping[str, Leaf] = {name: self.header.leaves[name] for name in in_file}
+        names = sorted(self.header.leaves, key=self.header.starts.__getitem__)
+        self.leaves: Mapping[str, Leaf] = {name: self.header.leaves[name] for name in names}
 
     def read(self, name: str, part: Part | None = None) -> np.ndarray:
-        """A tensor, or a part of it; see `Checkpoint`."""
+        """Reads a tensor, or a part of it; see `Checkpoint`."""
         leaf = self.leaves[name]
-        array = np.empty(leaf.shape if part is None else part.shape, leaf.dtype)
+        start = self.header.starts[name]
+        shape = leaf.shape
+        if part is not None:
+            start += part.start * leaf.dtype.itemsize
+            shape = part.shape
+        array = np.empty(shape, leaf.dtype)
         with errors_named(self.path), self.path.open('rb', buffering=0) as file:
-            file.seek(self.header.starts[name] + (part.start * leaf.dtype.itemsize if part else 0))
+            file.seek(start)
             _fill(file, array, f'{self.path}: {name}')
         return array
 
 
-def _fill(file, array: np.ndarray, what: str) -> None:
-    rest = array.reshape(-1).view(np.uint8).data
-    while rest:
-        # A read is cut short at 2 GiB.
-        count = file.readinto(rest)
+def _fill(file: io.FileIO, array: np.ndarray, where: str) -> None:
+    unread = array.reshape(-1).view(np.uint8).data
+    while unread:
+        count = file.readinto(unread)  # at most 2 GiB at a time
         if not count:
             raise ValueError(
-                f'{what} ends {len(rest)} bytes too early; the file has changed since it was opened'
+                f'{where} ends {len(unread)} bytes too early; the file has changed since it was opened'
             )
-        rest = rest[count:]
+        unread = unread[count:]
 
 
 class ShardedSafetensors:
     """Several safetensors files under a `model.safetensors.index.json` as one checkpoint.
-
-    Args:
-      index: the index file.
 
     Attributes:
       files: the shards by file name.
@@ -174,81 +146,74 @@ class ShardedSafetensors:
     Raises:
       ValueError: the index or a shard is damaged, or they do not fit each other.
       FileNotFoundError: there is no index, or a shard is missing.
-
-    >>> import tempfile
-    >>> from jaxpruner.checkpoints import write_safetensors
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_safetensors(Path(folder) / 'a.safetensors', {'w': np.arange(2)})
-    ...     _ = (Path(folder) / INDEX_NAME).write_text('{"weight_map": {"w": "a.safetensors"}}')
-    ...     ShardedSafetensors(Path(folder) / INDEX_NAME).read('w')
-    array([0, 1])
     """
 
     def __init__(self, index: Path):
         self.index, self.path = index, index.parent
-        file_of = _read_index(index)
+        weight_map = _read_index(index)
         self.files = {
-            file: SafetensorsFile(self.path / file) for file in dict.fromkeys(file_of.values())
+            name: SafetensorsFile(self.path / name) for name in dict.fromkeys(weight_map.values())
         }
-        self._file_of = {
-            name: self.files[file] for file in self.files for name in self.files[file].leaves
-        }
-        self.leaves: Mapping[str, Leaf] = {
-            name: file.leaves[name] for name, file in self._file_of.items()
-        }
-        self.metadata: Mapping[str, str] = {
-            k: v for file in self.files.values() for k, v in file.metadata.items()
-        }
-        for name, file in file_of.items():
-            if name not in self.files[file].leaves:
-                raise ValueError(
-                    f'{index}: {name} is to stand in {file}, which does not have it; download both anew'
-                )
-        stray = [
-            name for name, file in self._file_of.items() if file_of.get(name) != file.path.name
-        ]
-        if stray:
-            raise ValueError(
-                f'{self._file_of[stray[0]].path} has {stray[0]}, which {index} does not place there; download both anew'
-            )
+        leaves: dict[str, Leaf] = {}
+        metadata: dict[str, str] = {}
+        self._file_of: dict[str, SafetensorsFile] = {}
+        for file in self.files.values():
+            leaves |= file.leaves
+            metadata |= file.metadata
+            self._file_of |= dict.fromkeys(file.leaves, file)
+        self.leaves: Mapping[str, Leaf] = leaves
+        self.metadata: Mapping[str, str] = metadata
+        self._check_against(weight_map)
 
     def read(self, name: str, part: Part | None = None) -> np.ndarray:
-        """A tensor, or a part of it; see `Checkpoint`."""
+        """Reads a tensor, or a part of it; see `Checkpoint`."""
         return self._file_of[name].read(name, part)
+
+    def _check_against(self, weight_map: Mapping[str, str]) -> None:
+        for name, file in weight_map.items():
+            if name not in self.files[file].leaves:
+                raise ValueError(
+                    f'{self.index}: {name} is to stand in {file}, which does not have it; download both anew'
+                )
+        for name, file in self._file_of.items():
+            if weight_map.get(name) != file.path.name:
+                raise ValueError(
+                    f'{file.path} has {name}, which {self.index} does not place there; download both anew'
+                )
 
 
 def _read_index(index: Path) -> dict[str, str]:
-    """Which file each tensor stands in."""
+    """Reads which file each tensor stands in."""
     try:
         content = input_files.parse_json(input_files.read_file(index))
-        file_of = _weight_map(content)
+        weight_map = _weight_map(content)
     except ValueError as error:
         raise ValueError(
             f'{index} is no index of safetensors files, {{"weight_map": {{"tensor": "file"}}}}: {error}; '
             'write or download it anew'
         ) from error
-    missing = sorted({file for file in file_of.values() if not (index.parent / file).exists()})
-    if missing:
-        raise FileNotFoundError(
-            f'{index} names {missing[0]}, which is not beside it: download it, too'
-        )
-    return file_of
+    for file in sorted(set(weight_map.values())):
+        if not (index.parent / file).exists():
+            raise FileNotFoundError(
+                f'{index} names {file}, which is not beside it: download it, too'
+            )
+    return weight_map
 
 
 def _weight_map(content: Any) -> dict[str, str]:
     if not isinstance(content, dict) or 'weight_map' not in content:
         raise ValueError('it has no key weight_map')
-    file_of = content['weight_map']
-    if not isinstance(file_of, dict) or not file_of:
+    weight_map = content['weight_map']
+    if not isinstance(weight_map, dict) or not weight_map:
         raise ValueError('weight_map is no table of tensors')
-    for name, file in file_of.items():
+    for name, file in weight_map.items():
         if not name:
             raise ValueError('a tensor in weight_map has an empty name')
         if not _is_plain_name(file):
             raise ValueError(
                 f'the file of {name} in weight_map is {file!r}, which is no plain file name'
             )
-    return file_of
+    return weight_map
 
 
 def _is_plain_name(file: Any) -> bool:

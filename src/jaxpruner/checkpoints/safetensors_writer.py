@@ -58,9 +58,9 @@ class SafetensorsWriter:
     ):
         self.path = Path(path)
         self._overwrite = overwrite
-        self._header = _header(self.path, leaves, metadata or {}, keys or list(leaves))
-        self._left = {name: leaf.bytes for name, leaf in leaves.items()}
-        self._dtypes = {name: leaf.dtype for name, leaf in leaves.items()}
+        self._header = _encode_header(self.path, leaves, metadata or {}, keys or list(leaves))
+        self._leaves = leaves
+        self._bytes_left = {name: leaf.bytes for name, leaf in leaves.items()}
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> 'SafetensorsWriter':
@@ -92,57 +92,65 @@ class SafetensorsWriter:
         ...     with SafetensorsWriter(Path(folder) / 'a', {'w': Leaf((1,), np.dtype('int8'))}) as writer:
         ...         writer.write('w', np.array([1], np.int8))
         """
-        turn = next((other for other, left in self._left.items() if left), name)
-        if array.nbytes and (
-            turn != name or array.dtype != self._dtypes[name] or array.nbytes > self._left[name]
-        ):
+        bytes_left, dtype = self._bytes_left[name], self._leaves[name].dtype
+        if not array.nbytes:
+            return
+        due = self._unfinished() or name
+        if due != name or array.dtype != dtype or array.nbytes > bytes_left:
             raise ValueError(
-                f'{self.path}: the next to be written is {turn}, {self._dtypes[turn]}, {self._left[turn]} bytes; got '
-                f'{name}, {array.dtype}, {array.nbytes} bytes'
+                f'{self.path}: the next to be written is {due}, {self._leaves[due].dtype}, '
+                f'{self._bytes_left[due]} bytes; got {name}, {array.dtype}, {array.nbytes} bytes'
             )
-        self._left[name] -= array.nbytes
-        if array.nbytes:
-            self._write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        self._bytes_left[name] -= array.nbytes
+        self._write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_class: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
         with self._stack:
-            lacking = [name for name, left in self._left.items() if left]
             if error is not None:
                 raise error
-            if lacking:
-                raise ValueError(f'{self.path}: {lacking[0]} lacks {self._left[lacking[0]]} bytes')
+            name = self._unfinished()
+            if name is not None:
+                raise ValueError(f'{self.path}: {name} lacks {self._bytes_left[name]} bytes')
+
+    def _unfinished(self) -> str | None:
+        """Returns the first tensor of which bytes are missing."""
+        for name, bytes_left in self._bytes_left.items():
+            if bytes_left:
+                return name
+        return None
 
     def _write(self, data: bytes | memoryview) -> None:
-        rest = memoryview(data)
+        unwritten = memoryview(data)
         with errors_named(self.path):
-            while rest:  # a write is cut short at 2 GiB, and where the disk becomes full
-                rest = rest[self._file.write(rest) :]
+            while unwritten:  # a write is cut short at 2 GiB, and where the disk becomes full
+                unwritten = unwritten[self._file.write(unwritten) :]
 
 
-def _header(
+def _encode_header(
     path: Path, leaves: Mapping[str, Leaf], metadata: Mapping[str, str], keys: list[str]
 ) -> bytes:
     entries: dict[str, dict] = {}
-    end = 0
+    offset = 0
     for name, leaf in leaves.items():
         if leaf.dtype not in _NAMES:
             raise ValueError(
                 f'{path}: {name} has dtype {leaf.dtype}, which safetensors files do not hold'
             )
-        start, end = end, end + leaf.bytes
         entries[name] = {
             'dtype': _NAMES[leaf.dtype],
             'shape': list(leaf.shape),
-            'data_offsets': [start, end],
+            'data_offsets': [offset, offset + leaf.bytes],
         }
-    table: dict[str, dict] = {METADATA_KEY: dict(metadata)} if metadata else {}
-    table.update({name: entries[name] for name in keys})
-    text = json.dumps(table, separators=(',', ':'), ensure_ascii=False).encode()
+        offset += leaf.bytes
+    header: dict[str, dict] = {METADATA_KEY: dict(metadata)} if metadata else {}
+    for name in keys:
+        header[name] = entries[name]
+    text = json.dumps(header, separators=(',', ':'), ensure_ascii=False).encode()
     text += b' ' * (-len(text) % _ALIGNMENT)
     return struct.pack('<Q', len(text)) + text
 

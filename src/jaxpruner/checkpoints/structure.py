@@ -9,16 +9,14 @@ import numpy as np
 from jaxpruner.checkpoints.parts import Part, parts_of
 
 _GROUP_LENGTHS = (2, 4, 8, 16)
-# Groups that have weights at all have this share of N of them, at least: N:M by chance leaves most groups far emptier.
+# Parts that start at its multiples cut no group.
+LONGEST_GROUP = _GROUP_LENGTHS[-1]
+# Groups that have nonzeros at all have at least this share of N of them. N:M by chance leaves most groups far emptier.
 _FULL = 0.75
 
 
 class NOfM(NamedTuple):
-    """Of each m weights along an axis at most n are not zero.
-
-    >>> str(NOfM(2, 4, 1))
-    '2:4 along axis 1'
-    """
+    """At most n of each m weights along an axis are not zero."""
 
     n: int
     m: int
@@ -29,21 +27,16 @@ class NOfM(NamedTuple):
 
 
 class Structure(NamedTuple):
-    """The zeros of an array.
-
-    >>> Structure(size=4, nonzeros=1, n_of_m=None, block=None, dead=(1, 1)).sparsity
-    0.75
-    """
+    """The zeros of an array."""
 
     size: int
     nonzeros: int
-    n_of_m: NOfM | None  # that with the least n / m, then the least m, that holds
-    block: (
-        tuple[int, int] | None
-    )  # height and width over the last two axes; each block is all zero or not zero at all
-    dead: tuple[
-        int, ...
-    ]  # for each axis how many of its indices have no weight that is not zero; () of vectors
+    # Of those that hold the one with the least n / m, then the least m, then the last axis.
+    n_of_m: NOfM | None
+    # Height and width over the last two axes; each block is all zero or all nonzero.
+    block: tuple[int, int] | None
+    # For each axis the number of its indices without any nonzero; () of vectors.
+    dead: tuple[int, ...]
 
     @property
     def sparsity(self) -> float:
@@ -52,139 +45,133 @@ class Structure(NamedTuple):
 
 
 def structure_of(array: np.ndarray) -> Structure:
-    """The structure of an array that is at hand.
-
-    Args:
-      array: numbers of any shape; NaN is not zero.
+    """Finds the structure of an array that is at hand; NaN is not zero.
 
     >>> structure_of(np.tile([0.0, 1.0, 2.0, 0.0], (3, 2)))
     Structure(size=24, nonzeros=12, n_of_m=NOfM(n=1, m=2, axis=1), block=None, dead=(0, 4))
     """
     survey = Survey(array.shape)
-    flat = array.reshape(-1)
-    for part in parts_of(array.shape, multiple=_GROUP_LENGTHS[-1]):
-        survey.add(part, flat[part.start : part.start + part.size].reshape(part.shape))
+    for part in parts_of(array.shape, multiple=LONGEST_GROUP):
+        survey.add(part, part.of(array))
     return survey.structure()
 
 
 class Survey:
-    """Finds the structure of an array that comes in parts.
-
-    Args:
-      shape: the array's.
-
-    >>> survey = Survey((2, 2))
-    >>> for part in parts_of((2, 2), size=2):
-    ...     survey.add(part, np.array([[0.0, 1.0]]))
-    >>> survey.structure().dead
-    (0, 1)
-    """
+    """Finds the structure of an array that comes in parts, in flat order."""
 
     def __init__(self, shape: Sequence[int]):
         self._shape = tuple(shape)
         self._nonzeros = 0
         self._alive = [np.zeros(length, bool) for length in self._shape]
-        self._groups = {
-            axis: {m: _Groups() for m in _GROUP_LENGTHS if length and length % m == 0}
-            for axis, length in enumerate(self._shape)
-        }
+        self._groups = [_Groups(axis, length) for axis, length in enumerate(self._shape)]
         self._blocks = _Blocks(self._shape[-2:]) if len(self._shape) > 1 else None
 
     def add(self, part: Part, array: np.ndarray) -> None:
-        """Looks at the next part.
-
-        Args:
-          part: which, in flat order.
-          array: its weights.
-        """
+        """Looks at the weights of the next part."""
         mask = (array != np.zeros((), array.dtype)).astype(np.uint8)
         self._nonzeros += int(np.count_nonzero(mask))
         if not mask.ndim or not mask.size:
             return
         for axis, alive in enumerate(self._alive):
-            others = tuple(other for other in range(mask.ndim) if other != axis)
-            alive[part.offset[axis] : part.offset[axis] + part.shape[axis]] |= mask.any(others)
-        for axis, groups in self._groups.items():
-            self._count_groups(axis, groups, part, mask)
+            first = part.offset[axis]
+            alive[first : first + part.shape[axis]] |= _any_except(mask, axis)
+        for groups in self._groups:
+            groups.add(part, mask)
         if self._blocks is not None:
             self._blocks.add(part, mask)
 
-    def _count_groups(
-        self, axis: int, groups: dict[int, '_Groups'], part: Part, mask: np.ndarray
-    ) -> None:
-        sums = np.moveaxis(mask, axis, -1)
-        for m in _GROUP_LENGTHS:
-            if m not in groups:
-                return
-            if part.offset[axis] % m or part.shape[axis] % m:  # the part cuts groups
-                groups.clear()
-                return
-            sums = sums[..., 0::2] + sums[..., 1::2]
-            groups[m].most = max(groups[m].most, int(sums.max()))
-            groups[m].filled += int(np.count_nonzero(sums))
-        if groups and groups[max(groups)].most == max(
-            groups
-        ):  # a full group is full in all lengths
-            groups.clear()
-
     def structure(self) -> Structure:
-        """What has been found in the parts that were added."""
+        """Returns the structure of the parts that were added."""
         size = math.prod(self._shape)
-        some = 0 < self._nonzeros < size
-        held = [
-            NOfM(groups.most, m, axis)
-            for axis, lengths in self._groups.items()
-            for m, groups in lengths.items()
-            if some and groups.most < m and self._nonzeros >= _FULL * groups.most * groups.filled
-        ]
-        n_of_m = min(held, key=lambda held: (held.n / held.m, held.m, -held.axis), default=None)
-        block = self._blocks.block() if self._blocks is not None and some else None
-        dead = (
-            tuple(int(np.count_nonzero(~alive)) for alive in self._alive)
-            if len(self._shape) > 1
-            else ()
-        )
-        return Structure(size, self._nonzeros, n_of_m, block, dead)
+        is_partly_zero = 0 < self._nonzeros < size
+        n_of_m = block = None
+        if is_partly_zero:
+            n_of_m = self._sparsest_n_of_m()
+            block = None if self._blocks is None else self._blocks.block()
+        dead = []
+        if len(self._shape) > 1:
+            dead = [int(np.count_nonzero(~alive)) for alive in self._alive]
+        return Structure(size, self._nonzeros, n_of_m, block, tuple(dead))
+
+    def _sparsest_n_of_m(self) -> NOfM | None:
+        candidates: list[NOfM] = []
+        for groups in self._groups:
+            candidates += groups.n_of_m(self._nonzeros)
+        return min(candidates, key=_preference, default=None)
+
+
+def _preference(n_of_m: NOfM) -> tuple[float, int, int]:
+    return (n_of_m.n / n_of_m.m, n_of_m.m, -n_of_m.axis)
 
 
 class _Groups:
-    """The groups of one length along one axis."""
+    """Groups of all lengths along one axis: the most nonzeros in a group, and the groups that have any."""
 
-    def __init__(self):
-        self.most = 0  # weights not zero in the fullest one
-        self.filled = 0  # groups with any
+    def __init__(self, axis: int, axis_length: int):
+        self._axis = axis
+        self._most: dict[int, int] = {}  # by length of the groups
+        self._nonempty: dict[int, int] = {}
+        for m in _GROUP_LENGTHS:
+            if axis_length and axis_length % m == 0:
+                self._most[m] = self._nonempty[m] = 0
+
+    def add(self, part: Part, mask: np.ndarray) -> None:
+        counts = np.moveaxis(mask, self._axis, -1)
+        for m in list(self._most):
+            is_cut = part.offset[self._axis] % m or part.shape[self._axis] % m
+            if is_cut:
+                self._most.clear()
+                return
+            counts = counts[..., 0::2] + counts[..., 1::2]
+            self._most[m] = max(self._most[m], int(counts.max()))
+            self._nonempty[m] += int(np.count_nonzero(counts))
+        longest = max(self._most, default=0)
+        if longest and self._most[longest] == longest:  # a full group is full in all lengths
+            self._most.clear()
+
+    def n_of_m(self, nonzeros: int) -> list[NOfM]:
+        """Lists what holds, the shortest groups first."""
+        return [
+            NOfM(n, m, self._axis)
+            for m, n in self._most.items()
+            if n < m and nonzeros >= _FULL * n * self._nonempty[m]
+        ]
 
 
 class _Blocks:
-    """The largest blocks in which zeros stand together: what all places have in common at which the mask changes."""
+    """The largest blocks in which zeros stand together: what all indices have in common at which the mask changes."""
 
     def __init__(self, shape: tuple[int, ...]):
-        self._shape = shape
-        self._steps = [
-            0,
-            0,
-        ]  # greatest common divisors along the last two axes; 0 where nothing has changed
+        self._width = shape[-1]
+        # Greatest common divisors of these indices along the last two axes; 0 where the mask has not changed.
+        self._row_step = 0
+        self._column_step = 0
         self._last_row = np.zeros(shape[-1], np.uint8)
 
     def add(self, part: Part, mask: np.ndarray) -> None:
-        if part.shape[-1] != self._shape[-1]:  # rows too long to look at two of them
-            self._steps = [1, 1]
+        if part.shape[-1] != self._width:  # rows too long to look at two of them
+            self._row_step = self._column_step = 1
             return
-        if self._steps[0] != 1:
-            changed = (mask[..., 1:, :] != mask[..., :-1, :]).any(
-                tuple(i for i in range(mask.ndim) if i != mask.ndim - 2)
-            )
-            places = part.offset[-2] + 1 + np.flatnonzero(changed)
-            rows = mask.reshape(-1, mask.shape[-1])
+        if self._row_step != 1:
+            has_changed = _any_except(mask[..., 1:, :] != mask[..., :-1, :], mask.ndim - 2)
+            indices = part.offset[-2] + 1 + np.flatnonzero(has_changed)
+            rows = mask.reshape(-1, self._width)
             if part.offset[-2] and not np.array_equal(self._last_row, rows[0]):
-                places = np.append(places, part.offset[-2])
+                indices = np.append(indices, part.offset[-2])
             self._last_row = rows[-1]
-            self._steps[0] = int(np.gcd.reduce(places, initial=self._steps[0]))
-        if self._steps[1] != 1:
-            changed = (mask[..., 1:] != mask[..., :-1]).any(tuple(range(mask.ndim - 1)))
-            self._steps[1] = int(np.gcd.reduce(1 + np.flatnonzero(changed), initial=self._steps[1]))
+            self._row_step = int(np.gcd.reduce(indices, initial=self._row_step))
+        if self._column_step != 1:
+            has_changed = _any_except(mask[..., 1:] != mask[..., :-1], mask.ndim - 1)
+            indices = 1 + np.flatnonzero(has_changed)
+            self._column_step = int(np.gcd.reduce(indices, initial=self._column_step))
 
     def block(self) -> tuple[int, int] | None:
-        height, width = self._steps
-        # Blocks as long as an axis are channels.
+        """Returns height and width; blocks as long as an axis are channels instead."""
+        height, width = self._row_step, self._column_step
         return (height, width) if height and width and height * width > 1 else None
+
+
+def _any_except(mask: np.ndarray, axis: int) -> np.ndarray:
+    """Whether any weight is set behind each index of an axis."""
+    other_axes = tuple(other for other in range(mask.ndim) if other != axis)
+    return np.asarray(mask.any(other_axes))

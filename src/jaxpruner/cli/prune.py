@@ -79,11 +79,11 @@ class Prune:
                 checkpoint,
                 self.out,
                 choices,
-                self.scores,
-                self.seed,
-                self.masks_out,
-                self.overwrite,
-                on_leaf,
+                scores=self.scores,
+                seed=self.seed,
+                masks_out=self.masks_out,
+                overwrite=self.overwrite,
+                on_leaf=on_leaf,
             )
         size = sum(leaf.size for leaf in kept)
         removed = size - sum(leaf.kept for leaf in kept)
