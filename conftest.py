@@ -10,7 +10,10 @@ import tempfile
 
 collect_ignore = []
 if importlib.util.find_spec('gymnax') is None:
-    collect_ignore += ['src/jaxpruner/baselines/games.py', 'src/jaxpruner/baselines/minatar.py']
+    collect_ignore += [
+        'src/jaxpruner/baselines/minatar_games.py',
+        'src/jaxpruner/baselines/minatar_training.py',
+    ]
 if importlib.util.find_spec('ale_py') is None:
     collect_ignore += ['src/jaxpruner/baselines/atari.py', 'src/jaxpruner/baselines/atari_feed.py']
 

@@ -12,9 +12,9 @@ import numpy as np
 from benchmarks.report import Row
 from benchmarks.timing import Timing, interleaved, ratio
 from jaxpruner.baselines import WORKLOADS
-from jaxpruner.baselines.fastest import choose_over
-from jaxpruner.baselines.over import Over, ways
-from jaxpruner.baselines.programs import Common, Programs
+from jaxpruner.baselines.cell_mapping import CellMapping, available_mappings
+from jaxpruner.baselines.compiled_training import CompiledTraining, SharedPrograms
+from jaxpruner.baselines.mapping_choice import measure_mappings
 from jaxpruner.baselines.recipe import Recipe
 from jaxpruner.baselines.task import Carry
 from jaxpruner.core.sparse_state import sparse_states
@@ -71,7 +71,10 @@ def _rows(name: str, steps: int, cells: int, rounds: int) -> list[Row]:
     recipe = workload.default('default').updated({'steps': steps, 'pruning': {'frequency': 0.25}})
     data = workload.data(recipe, None)
     metric = workload.task(recipe, data).metric.name
-    sides = {over: _Side(Common(workload, recipe, data, over), over, cells) for over in ways()}
+    sides = {
+        over: _Side(SharedPrograms(workload, recipe, data, over), over, cells)
+        for over in available_mappings()
+    }
     cold = {over: _seconds(side.train) for over, side in sides.items()}
     times = interleaved({over: side.train for over, side in sides.items()}, rounds)
     first = sides['each'].first_update()
@@ -104,7 +107,7 @@ def _row_of_the_choice(
     name: str, recipe: Recipe, data: Any, cells: int, times: Mapping[str, Timing]
 ) -> Row:
     began = time.perf_counter()
-    chosen = choose_over(WORKLOADS[name], recipe, data, cells).over
+    chosen = measure_mappings(WORKLOADS[name], recipe, data, cells).mapping
     took = time.perf_counter() - began
     return Row(
         f'{name}: auto picks {chosen}',
@@ -115,8 +118,8 @@ def _row_of_the_choice(
 class _Side:
     """One way of training."""
 
-    def __init__(self, common: Common, over: Over, cells: int):
-        self.programs, self.steps = Programs(common, ALGORITHM), common.recipe.steps
+    def __init__(self, common: SharedPrograms, over: CellMapping, cells: int):
+        self.programs, self.steps = CompiledTraining(common, ALGORITHM), common.recipe.steps
         together = 1 if over == 'each' else cells
         self.groups = [range(at, at + together) for at in range(0, cells, together)]
         self.targets = self.programs.targets([SPARSITY] * together)

@@ -19,8 +19,8 @@ from pathlib import Path
 import tyro
 
 from jaxpruner.baselines.checkpointing import Checkpoints
-from jaxpruner.baselines.folders import claimed
 from jaxpruner.baselines.recipe import Recipe
+from jaxpruner.baselines.sweep_folder import claimed
 from jaxpruner.core import atomic_files
 from jaxpruner.core.progress import progress_bar
 from jaxpruner.report import plots, tables

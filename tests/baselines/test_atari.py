@@ -17,10 +17,10 @@ from jaxpruner.baselines.atari import (  # noqa: E402
     play_games,
     resize,
 )
-from jaxpruner.baselines.atari_replay import FrameReplay  # noqa: E402
+from jaxpruner.baselines.device_replay import Transitions  # noqa: E402
 from jaxpruner.baselines.dqn import DQNWorkload  # noqa: E402
-from jaxpruner.baselines.fed import Fed  # noqa: E402
-from jaxpruner.baselines.replay import Transitions  # noqa: E402
+from jaxpruner.baselines.feed_training import FeedTraining  # noqa: E402
+from jaxpruner.baselines.frame_replay import FrameReplay  # noqa: E402
 from jaxpruner.baselines.training import Training  # noqa: E402
 
 WORKLOAD = DQNWorkload()
@@ -265,23 +265,23 @@ def test_training_prunes_and_resumes_bit_for_bit(tmp_path):
     recipe = TINY.updated(
         {'steps': 8, 'pruning': {'start': 0.0, 'frequency': 0.25}, 'task': {'target_every': 3}}
     )
-    fed = Fed(WORKLOAD, recipe, None, 'magnitude')
-    targets = fed.targets([0.5])
-    feed = fed.open([0])
-    carries = fed.advance(targets, fed.start(targets, [0]), 0, 5)
+    training = FeedTraining(WORKLOAD, recipe, None, 'magnitude')
+    targets = training.targets([0.5])
+    feed = training.open([0])
+    carries = training.advance(targets, training.start(targets, [0]), 0, 5)
     feed.save(tmp_path)
     saved = jax.tree.map(jnp.copy, carries)
-    carries = fed.advance(targets, carries, 5, 8)
-    metrics, masks = fed.report(targets, carries)
-    fed.open([0]).restore(tmp_path)
-    again = fed.advance(targets, saved, 5, 8)
-    fed.close()
+    carries = training.advance(targets, carries, 5, 8)
+    metrics, masks = training.report(targets, carries)
+    training.open([0]).restore(tmp_path)
+    again = training.advance(targets, saved, 5, 8)
+    training.close()
     for leaf, same in zip(jax.tree.leaves(again), jax.tree.leaves(carries), strict=True):
         np.testing.assert_array_equal(plain(leaf), plain(same))
-    assert metrics == fed.report(targets, again)[0]
+    assert metrics == training.report(targets, again)[0]
     assert set(metrics) == {'return'}
     assert {path: (mask == 0).mean() for path, mask in masks.items()} == dict.fromkeys(
-        fed.prunable(), 0.5
+        training.prunable(), 0.5
     )
     followed = jax.tree.leaves(carries.state.target)  # of step 6; the last is 7
     assert any(

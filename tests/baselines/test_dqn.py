@@ -9,12 +9,12 @@ import pytest
 from flax import nnx
 
 import jaxpruner
-from jaxpruner.baselines import replay as replays
+from jaxpruner.baselines import device_replay
+from jaxpruner.baselines.device_replay import Transitions
 from jaxpruner.baselines.dqn import DQNWorkload
 from jaxpruner.baselines.dqn_learning import td_targets
 from jaxpruner.baselines.dqn_model import NATURE, QNetwork
-from jaxpruner.baselines.minatar import explore
-from jaxpruner.baselines.replay import Transitions
+from jaxpruner.baselines.minatar_training import explore
 from jaxpruner.baselines.task import Carry
 from jaxpruner.sparsity_distributions import uniform
 from jaxpruner.sparsity_schedules import OneShotSchedule
@@ -131,9 +131,9 @@ def test_returns_of_whole_games(played):
 
 
 def test_a_full_buffer_loses_the_oldest():
-    replay = replays.empty(4, (10, 10, 4))
+    replay = device_replay.empty(4, (10, 10, 4))
     for before, reward in [(0, 1.0), (2, 2.0), (4, 3.0)]:
-        replay = replays.insert(replay, transitions([reward] * 2), before)
+        replay = device_replay.insert(replay, transitions([reward] * 2), before)
     assert replay.reward.tolist() == [3.0, 3.0, 2.0, 2.0]
 
 

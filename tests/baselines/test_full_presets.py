@@ -8,7 +8,7 @@ import pytest
 
 from helpers import eight_devices, files_of_data
 from jaxpruner.baselines import WORKLOADS
-from jaxpruner.baselines.fed import Fed
+from jaxpruner.baselines.feed_training import FeedTraining
 from jaxpruner.baselines.sweeps import Interrupted, Sweep, plan
 from jaxpruner.cli.main import main
 from jaxpruner.report.results import read_cells
@@ -114,15 +114,15 @@ def test_the_loss_falls_in_bfloat16_and_parameters_stay_float32(tmp_path):
         tmp_path, steps=25, optimizer=optimizer, schedule={'decay': 'constant', 'warmup': 0.0}
     )
     assert recipe.dtype == 'bfloat16'
-    fed = Fed(workload, recipe, data, 'magnitude')
-    targets = fed.targets([0.5])
-    fed.open([0])
-    carries = fed.start(targets, [0])
-    before = fed.report(targets, carries)[0]
-    after = fed.advance(targets, carries, 0, recipe.steps)
-    fed.close()
+    training = FeedTraining(workload, recipe, data, 'magnitude')
+    targets = training.targets([0.5])
+    training.open([0])
+    carries = training.start(targets, [0])
+    before = training.report(targets, carries)[0]
+    after = training.advance(targets, carries, 0, recipe.steps)
+    training.close()
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(after.params)} == {'float32'}
-    metrics = fed.report(targets, after)[0]
+    metrics = training.report(targets, after)[0]
     assert metrics['loss'][0] < 0.7 * before['loss'][0]
     assert metrics['accuracy'] == [1.0]
 
@@ -151,15 +151,15 @@ def check_images_are_spread_over_the_devices(tmp_path, monkeypatch):
     found = {}
     for devices in (8, 1):
         monkeypatch.setattr(jax, 'local_device_count', lambda devices=devices: devices)
-        fed = Fed(workload, recipe, data, 'magnitude')
-        targets = fed.targets([0.5])
-        fed.open([0])
-        carries = fed.advance(targets, fed.start(targets, [0]), 0, recipe.steps)
-        fed.close()
+        training = FeedTraining(workload, recipe, data, 'magnitude')
+        targets = training.targets([0.5])
+        training.open([0])
+        carries = training.advance(targets, training.start(targets, [0]), 0, recipe.steps)
+        training.close()
         assert {len(leaf.sharding.device_set) for leaf in jax.tree.leaves(carries.params)} == {
             devices
         }
-        found[devices] = carries.params, carries.state, fed.report(targets, carries)
+        found[devices] = carries.params, carries.state, training.report(targets, carries)
     for one, eight in zip(jax.tree.leaves(found[1]), jax.tree.leaves(found[8]), strict=True):
         np.testing.assert_allclose(one, eight, rtol=1e-3, atol=1e-4)
     masks = [found[devices][2][1] for devices in (1, 8)]

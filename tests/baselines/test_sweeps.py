@@ -20,9 +20,9 @@ from helpers.tiny_sweeps import (
     content,
     stopped,
 )
-from jaxpruner.baselines import fastest, sweeps
+from jaxpruner.baselines import mapping_choice, sweeps
 from jaxpruner.baselines.checkpointing import Checkpoints, Progress
-from jaxpruner.baselines.programs import Common, Programs
+from jaxpruner.baselines.compiled_training import CompiledTraining, SharedPrograms
 from jaxpruner.baselines.sweeps import Interrupted, Sweep, plan
 from jaxpruner.cli import main as cli
 from jaxpruner.report.results import read_cells
@@ -33,17 +33,17 @@ def made_once():
     """All sweeps of a recipe share their programs, as if each process found them compiled."""
     commons, programs = {}, {}
 
-    def common(workload, recipe, data, over):
+    def shared_programs(workload, recipe, data, over):
         key = recipe.digest(), 'map' if over == 'each' else over  # which are the same programs
-        return commons.setdefault(key, Common(workload, recipe, data, over))
+        return commons.setdefault(key, SharedPrograms(workload, recipe, data, over))
 
     def programs_of(common, algorithm):
-        return programs.setdefault((common, algorithm), Programs(common, algorithm))
+        return programs.setdefault((common, algorithm), CompiledTraining(common, algorithm))
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (sweeps, fastest):
-            patch.setattr(module, 'Common', common)
-            patch.setattr(module, 'Programs', programs_of)
+        for module in (sweeps, mapping_choice):
+            patch.setattr(module, 'SharedPrograms', shared_programs)
+            patch.setattr(module, 'CompiledTraining', programs_of)
         yield
 
 
@@ -302,12 +302,12 @@ def test_the_fastest_way_is_kept_and_trains_alike(undisturbed, digits, tmp_path,
 
     def choose(workload, recipe, data, cells):
         asked.append(cells)
-        return fastest.Choice('vmap', 'measured', {'each': 1.0, 'vmap': 0.5})
+        return mapping_choice.MappingChoice('vmap', 'measured', {'each': 1.0, 'vmap': 0.5})
 
-    monkeypatch.setattr(sweeps, 'choose_over', choose)
+    monkeypatch.setattr(sweeps, 'measure_mappings', choose)
     for over in ('auto', None, 'auto'):
         Sweep(WORKLOAD, RECIPE, digits, tmp_path, over).run(SEED_CELLS)
-        assert fastest.read_choice(tmp_path) == fastest.Choice(
+        assert mapping_choice.read_choice(tmp_path) == mapping_choice.MappingChoice(
             'vmap', 'measured', {'each': 1.0, 'vmap': 0.5}
         )
         check_alike(tmp_path, undisturbed, SEED_CELLS)

@@ -20,9 +20,6 @@ class Conventions(NamedTuple):
     """How a game is played; the actions are those that the game knows (the minimal set).
 
     A lost life does not end a game, unlike in Mnih et al. 2015.
-
-    >>> Conventions().frame_skip
-    4
     """
 
     frame_skip: int = 4  # frames for which an action is held
@@ -34,11 +31,7 @@ class Conventions(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a move in each game brought.
-
-    >>> Outcome(np.ones(2), np.zeros(2, bool), np.zeros(2, bool)).reward.tolist()
-    [1.0, 1.0]
-    """
+    """What a move in each game brought."""
 
     reward: np.ndarray  # float64[count]: change of the score
     over: np.ndarray  # bool[count]: the game ended
@@ -50,10 +43,6 @@ class Emulators:
 
     `observations`, uint8[count, 84, 84, 4], is what is seen now, the oldest frame first and zeros where the game is
     younger; `behind`, uint8[count], counts the frames that belong to the game besides the newest.
-
-    >>> emulators = Emulators('MsPacman', 2, np.random.default_rng(0))
-    >>> emulators.actions, emulators.observations.shape, emulators.step(np.zeros(2, int)).reward.tolist()
-    (9, (2, 84, 84, 4), [0.0, 0.0])
     """
 
     def __init__(
@@ -63,18 +52,7 @@ class Emulators:
         rng: np.random.Generator,
         conventions: Conventions = Conventions(),
     ):
-        """Begins the games.
-
-        Args:
-          game: its name in the Arcade Learning Environment, such as 'MsPacman'.
-          count: how many are played.
-          rng: for their seeds and their first frames; it is used on.
-          conventions: how they are played.
-
-        Raises:
-          ValueError: there is no such game.
-          ImportError: ale-py is not installed.
-        """
+        """Begins the games."""
         self._rng, self._conventions = rng, conventions
         self._games = [
             _load(game, int(rng.integers(2**31)), conventions.sticky) for _ in range(count)
@@ -89,11 +67,7 @@ class Emulators:
         self.observations[..., -1] = resize(self._screens.max(axis=1))
 
     def step(self, actions: np.ndarray) -> Outcome:
-        """Makes a move in each game.
-
-        Args:
-          actions: whole numbers below `actions`, [count].
-        """
+        """Makes a move in each game."""
         reward = np.array(
             [self._play(number, self._actions[action]) for number, action in enumerate(actions)]
         )
@@ -120,11 +94,7 @@ class Emulators:
         }
 
     def set_state(self, arrays: Any) -> None:
-        """Goes on where other emulators were.
-
-        Args:
-          arrays: from `state` of as many emulators of the same game.
-        """
+        """Goes on where other emulators were."""
         saved = _ale().ALEState
         for number, game in enumerate(self._games):
             game.restoreState(saved(arrays[f'game{number}'].tobytes()))
@@ -157,46 +127,18 @@ class Emulators:
 
 
 def resize(screens: np.ndarray) -> np.ndarray:
-    """Shrinks gray screens to 84 x 84; each new pixel is the mean over its area.
-
-    Args:
-      screens: uint8[n, height, width].
-
-    Returns:
-      uint8[n, 84, 84].
-
-    >>> np.unique(resize(np.full((1, 210, 160), 7, np.uint8))).tolist()
-    [7]
-    """
+    """Shrinks gray screens to 84 x 84; each new pixel is the mean over its area."""
     return np.rint(_means(_means(screens).swapaxes(1, 2)).swapaxes(1, 2)).astype(np.uint8)
 
 
 def games() -> dict[str, str]:
-    """The games by name, with the file's name in ale-py.
-
-    Raises:
-      ImportError: ale-py is not installed.
-
-    >>> games()['MsPacman']
-    'ms_pacman'
-    """
+    """The games by name, with the file's name in ale-py."""
     identifiers = _ale().roms.get_all_rom_ids()
     return {''.join(part.capitalize() for part in name.split('_')): name for name in identifiers}
 
 
 def check_game(name: str) -> str:
-    """The file's name of a game in ale-py.
-
-    Args:
-      name: such as 'MsPacman'.
-
-    Raises:
-      ValueError: there is no such game.
-      ImportError: ale-py is not installed.
-
-    >>> check_game('Pong')
-    'pong'
-    """
+    """The file's name of a game in ale-py."""
     known = games()
     if name not in known:
         raise ValueError(
@@ -207,14 +149,7 @@ def check_game(name: str) -> str:
 
 @functools.cache
 def count_actions(name: str) -> int:
-    """How many actions a game knows.
-
-    Args:
-      name: such as 'MsPacman'.
-
-    >>> count_actions('Breakout')
-    4
-    """
+    """How many actions a game knows."""
     return len(_load(name, 0, 0.0).getMinimalActionSet())
 
 
@@ -224,21 +159,7 @@ def play_games(
     epsilon: float,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """Plays one whole game in each emulator.
-
-    Args:
-      emulators: which have just begun.
-      values: from observations to the value of each action, float32[count, actions].
-      epsilon: how often any action is taken instead of the best.
-      rng: for these.
-
-    Returns:
-      The sum of the unclipped rewards of each, float64[count].
-
-    >>> short = Emulators('Pong', 2, np.random.default_rng(0), Conventions(longest=5))
-    >>> play_games(short, lambda observations: np.zeros((2, 6)), 1.0, np.random.default_rng(0)).tolist()
-    [0.0, 0.0]
-    """
+    """Plays one whole game in each emulator."""
     sums = np.zeros(len(emulators.observations))
     playing = np.ones(len(sums), bool)
     while playing.any():
@@ -254,21 +175,7 @@ def choose(
     epsilon: float,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """Picks the best action in each game, or with a probability of epsilon any.
-
-    Args:
-      emulators: their observations are looked at.
-      values: from observations to the value of each action; not asked where no action depends on it.
-      epsilon: the probability.
-      rng: for these.
-
-    Returns:
-      int64[count].
-
-    >>> rng = np.random.default_rng(0)
-    >>> choose(Emulators('Pong', 1, rng), lambda seen: np.eye(6)[[3]], 0.0, rng)
-    array([3])
-    """
+    """Picks the best action in each game, or with a probability of epsilon any."""
     count = len(emulators.observations)
     at_random = rng.random(count) < epsilon
     random = rng.integers(emulators.actions, size=count)

@@ -8,35 +8,19 @@ from typing import Any
 import numpy as np
 
 from jaxpruner.baselines.atari import Conventions, Emulators, choose, play_games
-from jaxpruner.baselines.atari_replay import FrameReplay
+from jaxpruner.baselines.device_replay import Transitions
 from jaxpruner.baselines.dqn_learning import exploration
 from jaxpruner.baselines.feeds import Values
+from jaxpruner.baselines.frame_replay import FrameReplay
 from jaxpruner.baselines.recipe import Recipe
-from jaxpruner.baselines.replay import Transitions
 from jaxpruner.core.atomic_files import replacing
 
 
 class AtariFeed:
-    """Moves in all games, and a batch of earlier ones, for each update.
-
-    >>> from jaxpruner.baselines import WORKLOADS
-    >>> small = {'task': {'replay': 80, 'replay_start': 16, 'environments': 2}, 'batch_size': 3}
-    >>> feed = AtariFeed(WORKLOADS['dqn'].default('atari').updated(small), seed=0)
-    >>> feed.next(lambda observations: np.zeros((len(observations), 9))).observation.shape
-    (3, 84, 84, 4)
-    """
+    """Moves in all games, and a batch of earlier ones, for each update."""
 
     def __init__(self, recipe: Recipe, seed: int):
-        """Begins the games; the first batch is preceded by random play.
-
-        Args:
-          recipe: its section `task`.
-          seed: of the games, of random actions and of what is drawn.
-
-        Raises:
-          ValueError: an unknown game, or numbers that do not fit together.
-          ImportError: ale-py is not installed.
-        """
+        """Begins the games; the first batch is preceded by random play."""
         check_numbers(recipe)
         self._recipe, self._numbers = recipe, dict[str, Any](recipe.task)
         count = self._numbers['environments']
@@ -46,11 +30,7 @@ class AtariFeed:
         self._batches = 0
 
     def next(self, values: Values) -> Transitions:
-        """Plays on and draws a batch.
-
-        Args:
-          values: of each action, by the parameters of this moment.
-        """
+        """Plays on and draws a batch."""
         count = self._numbers['environments']
         while len(self._replay) < self._numbers['replay_start']:
             self._move(values, 1.0)
@@ -61,11 +41,7 @@ class AtariFeed:
         return self._replay.sample(self._rng, self._recipe.batch_size)
 
     def save(self, folder: Path) -> None:
-        """Writes the games, the buffer and the generator.
-
-        Args:
-          folder: empty.
-        """
+        """Writes the games, the buffer and the generator."""
         about = {
             'batches': self._batches,
             'moves': len(self._replay),
@@ -78,14 +54,7 @@ class AtariFeed:
         _write(folder / _REST, lambda file: np.savez(file, **arrays))
 
     def restore(self, folder: Path) -> None:
-        """Goes on where `save` was called.
-
-        Args:
-          folder: that was given to it.
-
-        Raises:
-          ValueError: a file is missing, damaged, or of a feed with other numbers.
-        """
+        """Goes on where `save` was called."""
         path = folder / _REST
         try:
             with path.open('rb') as file, np.load(file) as rest:
@@ -113,31 +82,13 @@ class AtariFeed:
 
 
 def conventions(recipe: Recipe) -> Conventions:
-    """How a recipe wants games to be played.
-
-    Args:
-      recipe: its section `task`.
-
-    >>> from jaxpruner.baselines import WORKLOADS
-    >>> conventions(WORKLOADS['dqn'].default('full')).sticky
-    0.25
-    """
+    """How a recipe wants games to be played."""
     numbers: Any = recipe.task
     return Conventions(**{name: numbers[name] for name in Conventions._fields})
 
 
 def check_numbers(recipe: Recipe) -> None:
-    """Refuses numbers that do not fit together.
-
-    Args:
-      recipe: its section `task`.
-
-    Raises:
-      ValueError: the keys and what they must be.
-
-    >>> from jaxpruner.baselines import WORKLOADS
-    >>> check_numbers(WORKLOADS['dqn'].default('full'))
-    """
+    """Refuses numbers that do not fit together."""
     numbers: Any = recipe.task
     count = numbers['environments']
     for name in ('replay', 'replay_start', 'moves'):
@@ -164,22 +115,7 @@ def check_numbers(recipe: Recipe) -> None:
 
 
 def returns(recipe: Recipe, values: Values, seed: int, epsilon: float) -> np.ndarray:
-    """Plays whole games as a recipe evaluates.
-
-    Args:
-      recipe: `task.test_games` of `task.test_longest` moves at most.
-      values: from observations to the value of each action.
-      seed: of the games and of random actions.
-      epsilon: how often any action is taken instead of the best.
-
-    Returns:
-      The sum of the unclipped rewards of each, float64[games].
-
-    >>> from jaxpruner.baselines import WORKLOADS
-    >>> short = WORKLOADS['dqn'].default('atari').updated({'task': {'test_games': 2, 'test_longest': 3}})
-    >>> returns(short, lambda observations: np.zeros((2, 9)), 0, 1.0).tolist()
-    [0.0, 0.0]
-    """
+    """Plays whole games as a recipe evaluates."""
     numbers: Any = recipe.task
     rng = np.random.default_rng([seed, 1])
     short = conventions(recipe)._replace(longest=numbers['test_longest'])
@@ -190,10 +126,6 @@ def returns(recipe: Recipe, values: Values, seed: int, epsilon: float) -> np.nda
 
 def random_returns(recipe: Recipe, seed: int = 0) -> np.ndarray:
     """Returns of random play under the same evaluation, with which a learned return is compared.
-
-    Args:
-      recipe: as for `returns`.
-      seed: as for `returns`.
 
     >>> from jaxpruner.baselines import WORKLOADS
     >>> float(random_returns(WORKLOADS['dqn'].default('atari').updated({'task': {'test_longest': 3}})).sum())

@@ -1,13 +1,13 @@
-"""Where an unfinished sweep is: an orbax checkpoint for each group of cells that are trained together.
+"""Checkpoints of an unfinished sweep: one of orbax for each group of cells that train together.
 
-A checkpoint replaces the one before it only when it is complete; one that cannot be read is set aside.
+A checkpoint replaces the one before it only when it is complete; a damaged one is set aside.
 """
 
 import hashlib
 import os
 import shutil
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
+from jaxpruner.baselines.cell_logs import with_snapshot
 from jaxpruner.baselines.feeds import Feed
 from jaxpruner.checkpoints.orbax_errors import orbax_errors
 
@@ -24,93 +25,100 @@ _FEED = '.feed'  # what the name of a feed's folder has behind the checkpoint's
 
 
 class Progress(NamedTuple):
-    """What is known of the cells that are being trained, besides their carries; plain values and NumPy arrays.
-
-    >>> Progress([('magnitude', 0.8, 0)], step=0).seconds
-    0.0
-    """
+    """How far cells have been trained, besides their carries; plain values and NumPy arrays."""
 
     cells: Sequence[tuple[str, float, int]]  # algorithm, sparsity, seed
     step: int
     seconds: float = 0.0
-    history: tuple = ()  # of each evaluation so far: {'step': …, name: [one for each cell]}
+    history: tuple = ()  # of each evaluation: {'step': …, metric: [a value for each cell]}
     snapshots: Any = MappingProxyType({})  # leaf path -> uint8[1 + evaluations, cells, …leaf shape]
+
+    def advanced(
+        self,
+        step: int,
+        seconds: float,
+        metrics: Mapping[str, np.ndarray],
+        masks: Mapping[str, np.ndarray],
+    ) -> 'Progress':
+        """The progress after another chunk: metrics float[cells], masks uint8[cells, …]."""
+        entry: dict[str, Any] = {'step': step}
+        for name, values in metrics.items():
+            entry[name] = np.asarray(values).tolist()
+        snapshots = with_snapshot(self.snapshots, masks)
+        return Progress(self.cells, step, seconds, (*self.history, entry), snapshots)
+
+    def history_of(self, position: int) -> list[dict[str, Any]]:
+        """The history of one cell."""
+        history = []
+        for entry in self.history:
+            values = {name: value[position] for name, value in entry.items() if name != 'step'}
+            history.append({'step': entry['step'], **values})
+        return history
+
+    def snapshots_of(self, position: int) -> dict[str, np.ndarray]:
+        """The snapshots of one cell."""
+        return {path: masks[:, position] for path, masks in self.snapshots.items()}
+
+    def of_cells(self, positions: np.ndarray) -> 'Progress':
+        """The progress of some of the cells."""
+        history = []
+        for entry in self.history:
+            chosen = {}
+            for name, values in entry.items():
+                is_per_cell = name != 'step'
+                chosen[name] = (
+                    [values[position] for position in positions] if is_per_cell else values
+                )
+            history.append(chosen)
+        return Progress(
+            [self.cells[position] for position in positions],
+            self.step,
+            self.seconds * len(positions) / len(self.cells),
+            tuple(history),
+            {path: masks[:, positions] for path, masks in self.snapshots.items()},
+        )
 
 
 class Checkpoints:
-    """The checkpoints of a sweep: one for each group of cells, but for the moment in which the next replaces it.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     Checkpoints(Path(folder), 'a recipe').begun()
-    []
-    """
+    """The checkpoints of a sweep: the last one of each group of cells."""
 
     def __init__(self, folder: Path, identity: str):
-        """Touches nothing yet.
-
-        Args:
-          folder: made when it is needed; each group has its own in it.
-          identity: of the recipe; a checkpoint of another one is set aside.
-        """
+        """Touches nothing yet; a checkpoint of a recipe with another identity is set aside."""
         self._folder, self._identity = folder.absolute(), identity
 
     def save(self, progress: Progress, carries: Any, feed: Feed | None = None) -> None:
         """Writes a checkpoint and removes the one before of the same cells.
 
-        Args:
-          progress: what belongs to the carries.
-          carries: a pytree of arrays with a leading axis of cells, typed keys among them.
-          feed: where batches come from, if not from the program.
-
-        Raises:
-          OSError: it cannot be written; the one before stays.
+        `carries` is a pytree of arrays with a leading axis of cells, typed keys among them. Where
+        the checkpoint cannot be written an `OSError` says so, and the one before stays.
         """
-        about = {
-            **progress._asdict(),
-            'identity': self._identity,
-            'leaves': sorted(progress.snapshots),
-        }
+        about = progress._asdict()
         del about['snapshots']
-        arrays = {
-            'carries': _numbered(carries),
-            'snapshots': _numbered(_in_order(progress.snapshots)),
-        }
+        about |= {'identity': self._identity, 'leaves': sorted(progress.snapshots)}
+        arrays = {'carries': _numbered(map(_plain, jax.tree.leaves(carries)))}
+        if progress.snapshots:
+            arrays['snapshots'] = _numbered(_in_order(progress.snapshots))
         group = self._group(progress.cells)
         older = _complete(group)
-        for killed in group.glob(
-            '*tmp*'
-        ):  # what a run that was killed had begun to write or to remove
-            shutil.rmtree(killed)
+        _remove_strays(group)
         path = group / f'{int(older[-1].name) + 1 if older else 0:06d}'
-        _remove_stray_feeds(group)
-        if feed is not None:  # before the checkpoint, whose own folder says that all is there
+        if feed is not None:  # first: the checkpoint's own folder says that everything is there
             _feed_folder(path).mkdir(parents=True)
             feed.save(_feed_folder(path))
-        saved = ocp.args.PyTreeSave({name: tree for name, tree in arrays.items() if tree})
-        with (
-            orbax_errors(
-                f'{path}: the checkpoint cannot be written',
-                'free space there, or choose another --out',
-                OSError,
-            ),
-            ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer,
-        ):
-            checkpointer.save(
-                path, ocp.args.Composite(arrays=saved, about=ocp.args.JsonSave(about))
-            )
+        items = ocp.args.Composite(
+            arrays=ocp.args.PyTreeSave(arrays), about=ocp.args.JsonSave(about)
+        )
+        what = f'{path}: the checkpoint cannot be written'
+        remedy = 'free space there, or choose another --out'
+        with orbax_errors(what, remedy, OSError), _checkpointer() as checkpointer:
+            checkpointer.save(path, items)
         for old in older:
             _remove(old)
 
     def begun(self) -> list[Progress]:
-        """What the last complete checkpoint of each group says, without arrays, the furthest first.
-
-        A checkpoint that is damaged is set aside.
-        """
-        found = [
-            progress for group in self._groups() if (progress := self._latest(group)) is not None
-        ]
-        return sorted(found, key=lambda progress: -progress.step)
+        """The progress of each group without its arrays, the furthest first."""
+        progress = [self._latest(group) for group in self._groups()]
+        return sorted(filter(None, progress), key=lambda progress: -progress.step)
 
     def restore(
         self,
@@ -119,101 +127,85 @@ class Checkpoints:
         like: Any,
         feed: Feed | None = None,
     ) -> tuple[Progress, Any] | None:
-        """Reads the last complete checkpoint of a group; one that is damaged is set aside.
+        """Reads the progress and the carries of some cells; `None` where they are damaged.
 
-        Args:
-          begun: from `begun`.
-          cells: those of the group that are to go on; its checkpoint stays as it is for the others.
-          like: a pytree of the shapes and dtypes of their carries.
-          feed: a new one, which takes up its position.
-
-        Returns:
-          The progress and the carries, `None` where they could not be read.
+        `begun` comes from the method of that name; `like` has the shapes and dtypes of the carries;
+        `feed` is new and takes up its position. The checkpoint stays for the other cells.
         """
         path = _complete(self._group(begun.cells))[-1]
-        places = [list(begun.cells).index(cell) for cell in cells]
-        chosen = None if len(places) == len(begun.cells) else np.asarray(places)
+        positions = None
+        if len(cells) < len(begun.cells):
+            positions = np.asarray([list(begun.cells).index(cell) for cell in cells])
         try:
-            leaves = _restore(path, about=ocp.args.JsonRestore())['leaves']
-            target = {'carries': _numbers(jax.tree.leaves(like))}
-            if leaves:
-                target['snapshots'] = _numbers(leaves)
-            kinds = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), target)
-            arrays = _restore(path, arrays=ocp.args.PyTreeRestore(item=target, restore_args=kinds))
-            carries = _unnumbered(arrays['carries'], like, chosen)
+            names = _read(path, about=ocp.args.JsonRestore())['leaves']
+            target = {'carries': _numbered([0] * len(jax.tree.leaves(like)))}
+            if names:
+                target['snapshots'] = _numbered([0] * len(names))
+            as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), target)
+            arrays = _read(path, arrays=ocp.args.PyTreeRestore(target, restore_args=as_numpy))
+            carries = _as_carries(_in_order(arrays['carries']), like, positions)
             if feed is not None:
                 feed.restore(_feed_folder(path))
         except Exception as error:  # whatever orbax raises for damaged files
             _set_aside(path, error)
             return None
-        snapshots = dict(zip(leaves, _in_order(arrays.get('snapshots', {})), strict=True))
-        return _of_cells(begun._replace(snapshots=snapshots), chosen), carries
+        snapshots = _in_order(arrays.get('snapshots', {}))
+        progress = begun._replace(snapshots=dict(zip(names, snapshots, strict=True)))
+        return (progress if positions is None else progress.of_cells(positions)), carries
 
     def clear(self, finished: Collection[tuple[str, float, int]]) -> None:
-        """Removes the checkpoints that are needed no longer.
-
-        Args:
-          finished: cells with a result.
-        """
+        """Removes the checkpoints of groups whose cells are all finished."""
         for group in self._groups():
             progress = self._latest(group)
-            if progress is None or set(progress.cells) <= set(finished):
-                for path in _complete(group):
-                    _remove(path)
-                for killed in group.glob('*tmp*'):
-                    shutil.rmtree(killed)
-                _remove_stray_feeds(group)
-                if not any(group.iterdir()):  # what was set aside stays
-                    group.rmdir()
+            if progress is not None and not set(progress.cells) <= set(finished):
+                continue
+            for path in _complete(group):
+                _remove(path)
+            _remove_strays(group)
+            if not any(group.iterdir()):  # what was set aside stays
+                group.rmdir()
 
     def _groups(self) -> list[Path]:
-        return (
-            sorted(path for path in self._folder.iterdir() if path.is_dir())
-            if self._folder.is_dir()
-            else []
-        )
+        if not self._folder.is_dir():
+            return []
+        return sorted(path for path in self._folder.iterdir() if path.is_dir())
 
     def _group(self, cells: Sequence[tuple[str, float, int]]) -> Path:
-        named = ' '.join(f'{algorithm}_{sparsity}_{seed}' for algorithm, sparsity, seed in cells)
-        return self._folder / f'{cells[0][0]}_{hashlib.sha256(named.encode()).hexdigest()[:8]}'
+        names = ' '.join(f'{algorithm}_{sparsity}_{seed}' for algorithm, sparsity, seed in cells)
+        return self._folder / f'{cells[0][0]}_{hashlib.sha256(names.encode()).hexdigest()[:8]}'
 
     def _latest(self, group: Path) -> Progress | None:
-        while found := _complete(group):
+        """The progress of the last readable checkpoint, without arrays; damaged ones are set aside."""
+        for path in reversed(_complete(group)):
             try:
-                about = _restore(found[-1], about=ocp.args.JsonRestore())
+                about = _read(path, about=ocp.args.JsonRestore())
                 if about['identity'] != self._identity:
                     raise ValueError('it belongs to another recipe')
-                cells = [
-                    (str(algorithm), float(sparsity), int(seed))
-                    for algorithm, sparsity, seed in about['cells']
-                ]
+                cells = []
+                for algorithm, sparsity, seed in about['cells']:
+                    cells.append((str(algorithm), float(sparsity), int(seed)))
                 return Progress(cells, about['step'], about['seconds'], tuple(about['history']))
             except Exception as error:  # whatever orbax raises for damaged files
-                _set_aside(found[-1], error)
+                _set_aside(path, error)
         return None
 
 
-def _of_cells(progress: Progress, places: np.ndarray | None) -> Progress:
-    """Some of the cells of a group; `None` for all."""
-    if places is None:
-        return progress
-    return Progress(
-        [progress.cells[place] for place in places],
-        progress.step,
-        progress.seconds * len(places) / len(progress.cells),
-        tuple(
-            {
-                name: value if name == 'step' else [value[place] for place in places]
-                for name, value in entry.items()
-            }
-            for entry in progress.history
-        ),
-        {path: masks[:, places] for path, masks in progress.snapshots.items()},
-    )
+def _checkpointer() -> ocp.Checkpointer:
+    return ocp.Checkpointer(ocp.CompositeCheckpointHandler())
+
+
+def _read(path: Path, **item: Any) -> Any:
+    """Reads one item of a checkpoint."""
+    (name,) = item
+    with (
+        orbax_errors('orbax cannot read it', 'its cells begin anew'),
+        _checkpointer() as checkpointer,
+    ):
+        return checkpointer.restore(path, ocp.args.Composite(**item))[name]
 
 
 def _complete(group: Path) -> list[Path]:
-    # Orbax writes under a longer name and renames, so that a name of digits alone is complete.
+    """The checkpoints of a group; orbax writes under a longer name and renames when it is done."""
     paths = group.iterdir() if group.is_dir() else []
     return sorted(path for path in paths if path.name.isdigit())
 
@@ -223,69 +215,60 @@ def _feed_folder(path: Path) -> Path:
 
 
 def _remove(path: Path) -> None:
-    """Renames first: half a checkpoint would be taken for a damaged one. The feed's folder goes last."""
-    going = path.with_name(f'{path.name}.tmp')
-    os.replace(path, going)
-    shutil.rmtree(going)
+    """Removes a checkpoint; it is renamed first, since half of one would seem to be damaged."""
+    removed = path.with_name(f'{path.name}.tmp')
+    os.replace(path, removed)
+    shutil.rmtree(removed)
     shutil.rmtree(_feed_folder(path), ignore_errors=True)
 
 
-def _remove_stray_feeds(group: Path) -> None:
-    """Removes what a run left that was killed before the checkpoint was complete, or while it was removed."""
+def _remove_strays(group: Path) -> None:
+    """Removes what killed runs had begun to write or to remove."""
+    strays = list(group.glob('*tmp*'))
     for path in group.glob(f'*{_FEED}'):
         if path.stem.isdigit() and not path.with_suffix('').exists():
-            shutil.rmtree(path)
+            strays.append(path)
+    for path in strays:
+        shutil.rmtree(path)
 
 
 def _set_aside(path: Path, error: Exception) -> None:
     aside = path.with_name(path.name + '.corrupt')
-    for there, to in ((path, aside), (_feed_folder(path), _feed_folder(aside))):
-        if to.exists():
-            shutil.rmtree(to)
-        if there.exists():
-            os.replace(there, to)
+    for source, target in ((path, aside), (_feed_folder(path), _feed_folder(aside))):
+        if target.exists():
+            shutil.rmtree(target)
+        if source.exists():
+            os.replace(source, target)
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     warnings.warn(f'{path} cannot be resumed from ({reason}); it is now {aside.name}', stacklevel=3)
 
 
-def _in_order(table: dict[str, Any]) -> list[Any]:
+def _in_order(table: Mapping[str, Any]) -> list[Any]:
     return [table[key] for key in sorted(table)]
 
 
-def _numbered(tree: Any) -> dict[str, np.ndarray]:
-    """The leaves by number: independent of how a library's containers are stored. Keys become their data."""
-    leaves = jax.tree.leaves(tree)
-    return {f'{number:05d}': np.asarray(_plain(leaf)) for number, leaf in enumerate(leaves)}
+def _numbered(leaves: Iterable[Any]) -> dict[str, Any]:
+    """Leaves by number, which do not depend on how a library's containers are stored."""
+    return {f'{number:05d}': leaf for number, leaf in enumerate(leaves)}
 
 
-def _numbers(leaves: Sequence[Any]) -> dict[str, int]:
-    return {f'{number:05d}': 0 for number in range(len(leaves))}
+def _plain(leaf: Any) -> np.ndarray:
+    """An array of NumPy; a key becomes its data."""
+    is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
 
 
-def _restore(path: Path, **item: Any) -> Any:
-    """One item of a checkpoint."""
-    with (
-        orbax_errors('orbax cannot read it', 'its cells begin anew'),
-        ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer,
-    ):
-        return checkpointer.restore(path, ocp.args.Composite(**item))[next(iter(item))]
-
-
-def _unnumbered(arrays: dict[str, np.ndarray], like: Any, chosen: np.ndarray | None) -> Any:
-    """The arrays as the leaves of a tree; `chosen` are places along the axis of cells, `None` for all."""
+def _as_carries(arrays: list[Any], like: Any, positions: np.ndarray | None) -> Any:
+    """A tree as `like` of the stored arrays, at all or some positions of the axis of cells."""
     leaves, treedef = jax.tree.flatten(like)
     restored = []
-    for leaf, stored in zip(leaves, _in_order(arrays), strict=True):
-        array, plain = stored if chosen is None else stored[chosen], jax.eval_shape(_plain, leaf)
-        if array.shape != plain.shape or array.dtype != plain.dtype:
-            raise ValueError(
-                f'an array is {array.dtype}{array.shape} where {plain.dtype}{plain.shape} belongs'
-            )
+    for leaf, stored in zip(leaves, arrays, strict=True):
+        array = stored if positions is None else stored[positions]
         is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        plain = jax.eval_shape(jax.random.key_data, leaf) if is_key else leaf
+        if array.shape != plain.shape or array.dtype != plain.dtype:
+            expected = f'{plain.dtype}{plain.shape}'
+            raise ValueError(f'an array is {array.dtype}{array.shape} where {expected} belongs')
         # A copy: carries are donated, and an array that shares NumPy's memory must not be.
         restored.append(jax.random.wrap_key_data(array) if is_key else jnp.array(array, copy=True))
     return jax.tree.unflatten(treedef, restored)
-
-
-def _plain(leaf: Any) -> Any:
-    return jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf

@@ -12,15 +12,6 @@ def convolution_as_matmul(
 ) -> jax.Array:
     """Convolves as `lax.conv_general_dilated` does, by a matrix product over shifted copies of the images.
 
-    Args:
-      images: [batch, height, width, channels].
-      kernel: [kernel height, kernel width, channels, filters].
-      strides: of the two axes.
-      padding: 'SAME', 'VALID', or the pixels before and after each axis.
-
-    Returns:
-      [batch, height / stride, width / stride, filters].
-
     >>> convolution_as_matmul(jnp.ones((1, 4, 4, 2)), jnp.ones((3, 3, 2, 5)), (2, 2), 'SAME').shape
     (1, 2, 2, 5)
     """
@@ -39,9 +30,5 @@ def convolution_as_matmul(
 
 
 def fastest_convolution() -> Any:
-    """The convolution that is fastest to train with on this machine, as flax takes it.
-
-    >>> callable(fastest_convolution())
-    True
-    """
+    """The convolution that is fastest to train with on this machine, as flax takes it."""
     return convolution_as_matmul if jax.default_backend() == 'cpu' else jax.lax.conv_general_dilated

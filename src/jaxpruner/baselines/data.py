@@ -28,19 +28,11 @@ DOWNLOAD_AGAIN = 'copy or download it again'
 
 
 class DataError(ValueError):
-    """A data folder or file that cannot be used; the message names it and says what to do.
-
-    >>> issubclass(DataError, ValueError)
-    True
-    """
+    """A data folder or file that cannot be used; the message names it and says what to do."""
 
 
 class Images(NamedTuple):
-    """Images float32[n, height, width, 1] with mean 0 and deviation 1, labels int32[n] in 0..9; a pytree of arrays.
-
-    >>> Images(*jax.numpy.zeros((4, 2))).y_test.shape
-    (2,)
-    """
+    """Images float32[n, height, width, 1] with mean 0 and deviation 1, labels int32[n] in 0..9; a pytree of arrays."""
 
     x_train: jax.Array
     y_train: jax.Array
@@ -49,17 +41,7 @@ class Images(NamedTuple):
 
 
 def check_no_folder(name: str, folder: Path | None) -> None:
-    """Refuses a folder for data that come with a package: it would not be read.
-
-    Args:
-      name: of the data.
-      folder: what was given, `None` if nothing.
-
-    Raises:
-      DataError: a folder was given.
-
-    >>> check_no_folder('digits', None)
-    """
+    """Refuses a folder for data that come with a package: it would not be read."""
     if folder is not None:
         raise DataError(
             f'{name} is read from no folder: leave --data-dir {folder} out, or name other data'
@@ -67,48 +49,17 @@ def check_no_folder(name: str, folder: Path | None) -> None:
 
 
 def load_digits(split_seed: int = 0, test_share: float = 0.25) -> Images:
-    """As `read_digits`, normalized and on the device.
-
-    Args:
-      split_seed: says which are held out for testing.
-      test_share: how many.
-
-    >>> load_digits().x_test.shape
-    (450, 8, 8, 1)
-    """
+    """As `read_digits`, normalized and on the device."""
     return _on_device(read_digits(split_seed, test_share))
 
 
 def load_mnist(folder: Path) -> Images:
-    """As `read_mnist`, normalized and on the device.
-
-    Args:
-      folder: where the files lie.
-
-    Raises:
-      DataError: the folder or a file in it is missing, cut short or of another kind.
-
-    >>> load_mnist(Path('nowhere'))
-    Traceback (most recent call last):
-    ...
-    jaxpruner.baselines.data.DataError: nowhere is not a folder: pass one that holds mnist.npz or the four IDX ...
-    """
+    """As `read_mnist`, normalized and on the device."""
     return _on_device(read_mnist(folder))
 
 
 def hold_out(images: Images, share: float) -> Images:
-    """Leaves the last of the training images out, which some recipes keep for validation; one remains at least.
-
-    Args:
-      images: all of them.
-      share: how many to leave out, in [0, 1).
-
-    Raises:
-      ValueError: another share.
-
-    >>> hold_out(load_digits(), 0.1).x_train.shape
-    (1212, 8, 8, 1)
-    """
+    """Leaves the last of the training images out, which some recipes keep for validation; one remains at least."""
     if not 0 <= share < 1:
         raise ValueError(
             f'the share of training images that are held out must lie in [0, 1), got {share}'
@@ -118,18 +69,7 @@ def hold_out(images: Images, share: float) -> Images:
 
 
 def read_digits(split_seed: int = 0, test_share: float = 0.25) -> dict[str, np.ndarray]:
-    """Reads the 1,797 digits of 8x8 pixels that lie inside the scikit-learn wheel, split alike for every class.
-
-    Args:
-      split_seed: says which are held out for testing.
-      test_share: how many.
-
-    Returns:
-      `x_train`, `y_train`, `x_test`, `y_test`: pixels from 0 to 16, labels from 0 to 9.
-
-    >>> read_digits()['x_test'].shape
-    (450, 8, 8)
-    """
+    """Reads the 1,797 digits of 8x8 pixels that lie inside the scikit-learn wheel, split alike for every class."""
     from sklearn import datasets
     from sklearn.model_selection import train_test_split
 
@@ -148,22 +88,7 @@ def read_digits(split_seed: int = 0, test_share: float = 0.25) -> dict[str, np.n
 
 
 def read_mnist(folder: Path) -> dict[str, np.ndarray]:
-    """Reads MNIST from a folder that holds `mnist.npz` or the four IDX files.
-
-    Args:
-      folder: where they lie.
-
-    Returns:
-      `x_train`, `y_train`, `x_test`, `y_test`: pixels from 0 to 255, labels from 0 to 9.
-
-    Raises:
-      DataError: the folder or a file in it is missing, cut short or of another kind.
-
-    >>> read_mnist(Path('nowhere'))
-    Traceback (most recent call last):
-    ...
-    jaxpruner.baselines.data.DataError: nowhere is not a folder: pass one that holds mnist.npz or the four IDX ...
-    """
+    """Reads MNIST from a folder that holds `mnist.npz` or the four IDX files."""
     folder = Path(folder)
     if not folder.is_dir():
         raise DataError(

@@ -14,8 +14,8 @@ from jaxpruner.baselines.data import check_no_folder
 from jaxpruner.baselines.dqn_learning import DeepQLearning, TargetNetwork
 from jaxpruner.baselines.dqn_model import NATURE
 from jaxpruner.baselines.feeds import Values
-from jaxpruner.baselines.games import Games
-from jaxpruner.baselines.minatar import minatar_task
+from jaxpruner.baselines.minatar_games import Games
+from jaxpruner.baselines.minatar_training import minatar_task
 from jaxpruner.baselines.recipe import Optimizer, Recipe, Schedule
 from jaxpruner.baselines.task import Metric, Task
 
@@ -29,9 +29,6 @@ class DQNWorkload:
 
     The preset `default` plays MinAtar's Breakout: a step is one move in each environment and one update. `atari` (which
     is small) and `full` (Dopamine's numbers) play MsPacman: a step is `task.moves` moves and one update.
-
-    >>> DQNWorkload().default('default').data
-    'Breakout-MinAtar'
     """
 
     name = 'dqn'
@@ -44,15 +41,7 @@ class DQNWorkload:
         return {'default': _default, 'atari': _atari, 'full': _full}[preset]()
 
     def data(self, recipe: Recipe, data_dir: Path | None) -> None:
-        """There is none: the game makes it.
-
-        Args:
-          recipe: its field `data` names the game.
-          data_dir: has to be `None`.
-
-        Raises:
-          ValueError: there is no such game, or a folder is given.
-        """
+        """There is none: the game makes it."""
         check_no_folder(recipe.data, data_dir)
         if _is_atari(recipe):
             check_game(recipe.data)
@@ -60,17 +49,7 @@ class DQNWorkload:
             Games(recipe.data)
 
     def task(self, recipe: Recipe, data: None = None) -> Task:
-        """The training.
-
-        Args:
-          recipe: `model` are sizes; `task` are the numbers of DQN: `epsilon_until` is a share of the steps, `replay`
-            and `replay_start` (moves of random play before the first update) are transitions, `target_every` are
-            updates.
-          data: nothing.
-
-        Raises:
-          ValueError: an unknown game, or numbers that do not fit together.
-        """
+        """The training."""
         return _atari_task(recipe) if _is_atari(recipe) else minatar_task(recipe)
 
 

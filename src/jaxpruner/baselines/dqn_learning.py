@@ -8,33 +8,22 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jaxpruner.baselines.device_replay import Transitions
 from jaxpruner.baselines.dqn_model import QNetwork
 from jaxpruner.baselines.models import Functional
 from jaxpruner.baselines.recipe import Recipe
-from jaxpruner.baselines.replay import Transitions
 from jaxpruner.baselines.task import Carry
 
 
 class TargetNetwork(NamedTuple):
-    """What DQN carries besides the trained parameters where its games are played on the host.
-
-    >>> TargetNetwork(target={}).target
-    {}
-    """
+    """What DQN carries besides the trained parameters where its games are played on the host."""
 
     target: Any  # parameters of the target network
 
 
 @dataclasses.dataclass(frozen=True)
 class DeepQLearning:
-    """The functions of a task that learns by DQN; the state that is carried has a field `target`.
-
-    >>> from jaxpruner.baselines import WORKLOADS
-    >>> learning = DeepQLearning(WORKLOADS['dqn'].default('default'), (10, 10, 4), 3)
-    >>> params = learning.init(jax.random.key(0))
-    >>> learning.values(params, jnp.zeros((5, 10, 10, 4))).shape
-    (5, 3)
-    """
+    """The functions of a task that learns by DQN; the state that is carried has a field `target`."""
 
     recipe: Recipe  # model: sizes; task: discount and target_every
     shape: tuple[int, ...]  # of an observation
@@ -56,36 +45,17 @@ class DeepQLearning:
         object.__setattr__(self, 'network', Functional(make))
 
     def init(self, key: jax.Array) -> Any:
-        """The parameters of the network.
-
-        Args:
-          key: a typed key.
-        """
+        """The parameters of the network."""
         return self.network.init(key)[0]
 
     def values(self, params: Any, observations: jax.Array) -> jax.Array:
-        """The value of each action.
-
-        Args:
-          params: from `init`.
-          observations: [n, height, width, channels].
-
-        Returns:
-          float32[n, actions].
-        """
+        """The value of each action."""
         return self.network.module(params)(observations)
 
     def loss(
         self, params: Any, state: Any, batch: Transitions, key: Any = None
     ) -> tuple[jax.Array, Any]:
-        """The mean Huber loss of the values of the actions that were taken, and the state as it was.
-
-        Args:
-          params: from `init`.
-          state: with a field `target`.
-          batch: transitions.
-          key: unused.
-        """
+        """The mean Huber loss of the values of the actions that were taken, and the state as it was."""
         del key
         numbers: Any = self.recipe.task
         next_values = self.values(state.target, batch.next_observation)
@@ -97,15 +67,7 @@ class DeepQLearning:
     def update(
         self, updater: Any, tx: Any, carry: Carry, number: jax.Array, batch: Transitions
     ) -> Carry:
-        """An update of the optimizer and, when it is due, of the target network.
-
-        Args:
-          updater: the pruner.
-          tx: the optimizer that it wraps.
-          carry: before the step.
-          number: of the step, int32 scalar.
-          batch: transitions.
-        """
+        """An update of the optimizer and, when it is due, of the target network."""
         params, state, opt_state, _ = carry
         numbers: Any = self.recipe.task
 
@@ -125,14 +87,6 @@ class DeepQLearning:
 def td_targets(transitions: Transitions, next_values: jax.Array, discount: float) -> jax.Array:
     """What the value of each action should have been: `reward + discount * max(next values)`.
 
-    Args:
-      transitions: n of them.
-      next_values: of each action after them, float32[n, actions].
-      discount: for each step.
-
-    Returns:
-      float32[n]; the reward alone where the game ended.
-
     >>> done = Transitions(*[jnp.zeros(2)] * 2, jnp.array([1.0, 1.0]), jnp.zeros(2), jnp.array([False, True]))
     >>> td_targets(done, jnp.array([[2.0, 4.0], [2.0, 4.0]]), 0.5).tolist()
     [3.0, 1.0]
@@ -142,16 +96,7 @@ def td_targets(transitions: Transitions, next_values: jax.Array, discount: float
 
 
 def exploration(recipe: Recipe, number: jax.Array | int) -> Any:
-    """The probability of a random action: from 1 linearly to its end.
-
-    Args:
-      recipe: `task.epsilon_until` is a share of the steps, `task.epsilon_end` a probability.
-      number: of the step, traced or not.
-
-    >>> from jaxpruner.baselines import WORKLOADS
-    >>> float(exploration(WORKLOADS['dqn'].default('default'), 0))
-    1.0
-    """
+    """The probability of a random action: from 1 linearly to its end."""
     numbers: Any = recipe.task
     clip = np.clip if isinstance(number, int) else jnp.clip  # on the host without the device
     done = clip(number / max(1, recipe.share(numbers['epsilon_until'])), 0, 1)

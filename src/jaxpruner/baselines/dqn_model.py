@@ -18,20 +18,7 @@ NATURE = (
 
 
 class QNetwork(nnx.Module):
-    """From what is observed to the value of each action.
-
-    Args:
-      shape: of an observation: height, width, channels.
-      convolutions: filters, size and stride of each.
-      hidden: units of the dense layer.
-      actions: how many there are.
-      dtype: of the computation.
-      rngs: for the initial parameters.
-
-    >>> network = lambda: QNetwork((10, 10, 4), [(16, 3, 1)], 128, 3, rngs=nnx.Rngs(0))
-    >>> nnx.eval_shape(lambda: network()(jnp.zeros((5, 10, 10, 4), bool))).shape
-    (5, 3)
-    """
+    """From what is observed to the value of each action."""
 
     def __init__(
         self,
@@ -65,14 +52,7 @@ class QNetwork(nnx.Module):
         self.head = nnx.Linear(hidden, actions, dtype=dtype, rngs=rngs)
 
     def __call__(self, observations: jax.Array) -> jax.Array:
-        """Values actions.
-
-        Args:
-          observations: [batch, height, width, channels], of any dtype; uint8 is brightness and divided by 255.
-
-        Returns:
-          float32[batch, actions].
-        """
+        """Values actions."""
         features = observations.astype(self.dtype)
         if observations.dtype == jnp.uint8:
             features = features / 255

@@ -31,11 +31,7 @@ _TESTS = 500  # in a batch
 
 
 class Clients(NamedTuple):
-    """Images and labels of each client, and those of the test; a pytree of arrays.
-
-    >>> Clients(*map(np.zeros, [(5, 4, 8, 8, 1), (5, 4), (3, 8, 8, 1), 3])).labels.shape
-    (5, 4)
-    """
+    """Images and labels of each client, and those of the test; a pytree of arrays."""
 
     images: jax.Array | np.ndarray  # float32[clients, examples, height, width, 1]
     labels: jax.Array | np.ndarray  # int32[clients, examples]
@@ -45,18 +41,6 @@ class Clients(NamedTuple):
 
 def split_by_label(labels: Any, clients: int, shards: int, seed: int = 0) -> np.ndarray:
     """Gives each client a few shards of the examples sorted by label, so that it has few of the labels.
-
-    Args:
-      labels: int[examples].
-      clients: how many there are.
-      shards: of each client; the fewer, the more clients differ.
-      seed: says which client gets which.
-
-    Returns:
-      int[clients, examples of a client], places in `labels`; what does not divide is left over.
-
-    Raises:
-      ValueError: more shards than examples.
 
     >>> sorted(split_by_label(np.array([1, 0, 1, 0]), clients=2, shards=1).tolist())
     [[0, 2], [1, 3]]
@@ -74,11 +58,7 @@ def split_by_label(labels: Any, clients: int, shards: int, seed: int = 0) -> np.
 
 
 class FederatedWorkload:
-    """Federated averaging; the metric is the accuracy of the server's model. A step is a round.
-
-    >>> FederatedWorkload().default('full').steps
-    1500
-    """
+    """Federated averaging; the metric is the accuracy of the server's model. A step is a round."""
 
     name = 'federated'
     presets = ('default', 'data', 'full')
@@ -111,16 +91,7 @@ class FederatedWorkload:
         return Clients(images.x_train[places], images.y_train[places], images.x_test, images.y_test)
 
     def task(self, recipe: Recipe, data: Clients | ClientFiles) -> Task:
-        """The training.
-
-        Args:
-          recipe: `batch_size` is that of a client's step; `task` are the numbers of a round, where `clients` and
-            `shards` say how data are split.
-          data: from `data`, or traced.
-
-        Raises:
-          ValueError: a round with more clients than there are, or a batch with more examples than a client has.
-        """
+        """The training."""
         numbers: Any = recipe.task
         sizes: Any = recipe.model
         if isinstance(data, ClientFiles):  # of each client, all are taken again and again
@@ -263,15 +234,6 @@ def examples_of_round(
     random: np.random.Generator, clients: Reader[Client], number: int, size: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draws clients, and puts the examples of each in a random order.
-
-    Args:
-      random: decides.
-      clients: all of them.
-      number: how many take part.
-      size: examples of each; one that has fewer repeats them.
-
-    Returns:
-      Images float32[number, size, 28, 28, 1] and labels int32[number, size].
 
     >>> clients = [Client(np.zeros((3, 28, 28, 1)), np.array([4, 5, 6]))]
     >>> sorted(examples_of_round(np.random.default_rng(0), clients, 1, 6)[1][0].tolist())

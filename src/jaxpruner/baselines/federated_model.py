@@ -10,21 +10,7 @@ from jaxpruner.baselines.convolutions import fastest_convolution
 
 
 class ClientCNN(nnx.Module):
-    """Two 3x3 convolutions, a pooling, and two dense layers.
-
-    Args:
-      side: height and width of an image.
-      filters: of both convolutions.
-      hidden: units of the first dense layer.
-      classes: units of the last.
-      dropout: rates before the dense layers.
-      dtype: of the computation.
-      rngs: for the initial parameters.
-
-    >>> network = nnx.eval_shape(lambda: ClientCNN(8, (4, 6), 5, 3, (0.0, 0.0), rngs=nnx.Rngs(0)))
-    >>> network.dense.kernel.shape
-    (24, 5)
-    """
+    """Two 3x3 convolutions, a pooling, and two dense layers."""
 
     def __init__(
         self,
@@ -57,15 +43,7 @@ class ClientCNN(nnx.Module):
         self.head = nnx.Linear(hidden, classes, dtype=dtype, rngs=rngs)
 
     def __call__(self, images: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        """Classifies.
-
-        Args:
-          images: float32[batch, side, side, 1].
-          key: a typed key for dropout; `None` for none.
-
-        Returns:
-          Logits, float32[batch, classes].
-        """
+        """Classifies."""
         features = nnx.relu(self.conv2(nnx.relu(self.conv1(images))))
         features = nnx.max_pool(features, (2, 2), (2, 2)).reshape(len(images), -1)
         features = nnx.relu(self.dense(self._drop(0, features, key)))

@@ -32,11 +32,7 @@ _FOLDERS = {'mnist': 'MNIST', 'imagenet': 'ImageNet'}
 
 @dataclasses.dataclass(frozen=True)
 class ImageWorkload:
-    """Classifies images with one of the models.
-
-    >>> LENET.default('data').data
-    'mnist'
-    """
+    """Classifies images with one of the models."""
 
     name: str
     recipes: Mapping[str, Recipe]  # by preset
@@ -82,11 +78,7 @@ class ImageWorkload:
         return files
 
     def model(self, recipe: Recipe) -> models.Functional:
-        """The model as pure functions; nothing is computed, so that full sizes can be looked at.
-
-        Args:
-          recipe: its sizes.
-        """
+        """The model as pure functions; nothing is computed, so that full sizes can be looked at."""
         if recipe.data == 'imagenet':
             side = _number(recipe, 'image_size')
             shape, classes = (side, side, 3), _number(recipe, 'classes')
@@ -165,10 +157,6 @@ class ImageWorkload:
 
 def is_kernel(path: tree_lib.Path, leaf: Any) -> bool:
     """Selects kernels: not biases, norms, the class token or embeddings of positions.
-
-    Args:
-      path: of the leaf.
-      leaf: unused.
 
     >>> is_kernel(('head', 'kernel'), None), is_kernel(('positions',), None)
     (True, False)

@@ -15,13 +15,7 @@ from jaxpruner.baselines.convolutions import fastest_convolution
 
 
 class Functional:
-    """A model taken apart into pure functions of its parameters and its batch statistics.
-
-    >>> model = Functional(lambda rngs: LeNet(16, hidden=(8, 4), classes=3, dtype='float32', rngs=rngs))
-    >>> params, state = model.init(jax.random.key(0))
-    >>> model.apply(params, state, jnp.ones((2, 4, 4, 1)), train=False)[0].shape
-    (2, 3)
-    """
+    """A model taken apart into pure functions of its parameters and its batch statistics."""
 
     def __init__(self, make: Callable[[nnx.Rngs], Any]):
         """Takes a function from `nnx.Rngs` to a model; nothing is computed."""
@@ -32,36 +26,18 @@ class Functional:
         )[0]
 
     def init(self, key: jax.Array) -> tuple[Any, Any]:
-        """The parameters and the batch statistics, each an `nnx.State`.
-
-        Args:
-          key: a typed key.
-        """
+        """The parameters and the batch statistics, each an `nnx.State`."""
         _, params, state = nnx.split(self._make(nnx.Rngs(key)), nnx.Param, nnx.BatchStat)
         return params, state
 
     def module(self, params: Any) -> Any:
-        """The model with its parameters, for those that keep no batch statistics.
-
-        Args:
-          params: from `init`.
-        """
+        """The model with its parameters, for those that keep no batch statistics."""
         return nnx.merge(self._graph, params)
 
     def apply(
         self, params: Any, state: Any, images: jax.Array, train: bool
     ) -> tuple[jax.Array, Any]:
-        """Logits, and the batch statistics afterwards.
-
-        Args:
-          params: from `init`.
-          state: from `init`.
-          images: float32[batch, height, width, channels].
-          train: whether batches are normalized by themselves.
-
-        Returns:
-          float32[batch, classes], and the state.
-        """
+        """Logits, and the batch statistics afterwards."""
         # Variables of their own: those of an outer trace must not be written to.
         model = nnx.merge(self._graph, params, jax.tree.map(lambda leaf: leaf, state))
         logits = model(images, train)
@@ -129,12 +105,7 @@ class _Block(nnx.Module):
 
 
 class ResNet(nnx.Module):
-    """A residual network (He et al., 2015), with the stem of ImageNet or one 3x3 convolution for small images.
-
-    >>> net = nnx.eval_shape(lambda: ResNet(1, (1, 1), 8, False, False, 10, 'float32', rngs=nnx.Rngs(0)))
-    >>> net.head.kernel.shape
-    (16, 10)
-    """
+    """A residual network (He et al., 2015), with the stem of ImageNet or one 3x3 convolution for small images."""
 
     def __init__(
         self,
@@ -148,18 +119,7 @@ class ResNet(nnx.Module):
         *,
         rngs: nnx.Rngs,
     ):
-        """Builds it.
-
-        Args:
-          channels: of the images.
-          stages: number of blocks in each stage; the first keeps the image's size, each further one halves it.
-          width: of the first stage; each further one doubles it.
-          bottleneck: three layers in a block, the last of four times the width.
-          large_stem: a 7x7 convolution of stride 2 and a pooling of stride 2.
-          classes: number of logits.
-          dtype: of the computation.
-          rngs: of the initial values.
-        """
+        """Builds it."""
         self.large_stem, self.names = large_stem, []
         self.stem = _ConvNorm(
             channels, width, 7 if large_stem else 3, 2 if large_stem else 1, dtype, rngs
@@ -202,12 +162,7 @@ class _EncoderLayer(nnx.Module):
 
 
 class ViT(nnx.Module):
-    """A vision transformer (Dosovitskiy et al., 2020) with a class token.
-
-    >>> net = nnx.eval_shape(lambda: ViT((8, 8, 1), 2, 16, 2, 4, 32, 10, 'float32', rngs=nnx.Rngs(0)))
-    >>> net.positions.shape
-    (1, 17, 16)
-    """
+    """A vision transformer (Dosovitskiy et al., 2020) with a class token."""
 
     def __init__(
         self,
@@ -222,19 +177,7 @@ class ViT(nnx.Module):
         *,
         rngs: nnx.Rngs,
     ):
-        """Builds it.
-
-        Args:
-          image: height, width and channels.
-          patch: side of a patch; divides height and width.
-          width: of a token.
-          layers: of the encoder.
-          heads: of the attention; divides the width.
-          hidden: width of the layer between tokens.
-          classes: number of logits.
-          dtype: of the computation.
-          rngs: of the initial values.
-        """
+        """Builds it."""
         if image[0] % patch or image[1] % patch:
             raise ValueError(
                 f'model.patch {patch} does not divide images of {image[0]}x{image[1]} pixels'
@@ -270,23 +213,12 @@ class LeNet(nnx.Module):
 
     Weights and biases begin evenly between -1/√inputs and 1/√inputs of their layer, as in PyTorch, where the results
     that this model is compared with were trained.
-
-    >>> LeNet(4, hidden=(3, 2), classes=2, dtype='float32', rngs=nnx.Rngs(0))(jnp.ones((1, 2, 2, 1)), True).shape
-    (1, 2)
     """
 
     def __init__(
         self, inputs: int, hidden: Sequence[int], classes: int, dtype: Any, *, rngs: nnx.Rngs
     ):
-        """Builds it.
-
-        Args:
-          inputs: pixels of an image.
-          hidden: widths of the layers before the last.
-          classes: number of logits.
-          dtype: of the computation.
-          rngs: of the initial values.
-        """
+        """Builds it."""
         sizes = [inputs, *hidden, classes]
         self.depth = len(sizes) - 1
         for number in range(self.depth):

@@ -9,71 +9,46 @@ from jaxpruner.baselines.recipe import Optimizer, Recipe
 from jaxpruner.core import tree as tree_lib
 
 _DECAYS = 'cosine', 'steps', 'constant', 'inverse_sqrt'
-_OPTIMIZERS = 'sgd', 'adam', 'adamw', 'adafactor'
 
 
 def make_optimizer(recipe: Recipe) -> optax.GradientTransformation:
-    """The optimizer of a recipe.
-
-    Args:
-      recipe: its sections `optimizer` and `schedule`.
-
-    Returns:
-      An optax transformation; the pruner wraps it.
-
-    Raises:
-      ValueError: an unknown optimizer or decay.
-
-    >>> make_optimizer(Recipe('resnet')).init({'kernel': jax.numpy.ones((2, 2))}) is None
-    False
-    """
-    numbers = recipe.optimizer
-    make = {'sgd': _sgd, 'adam': _adam, 'adamw': _adamw, 'adafactor': _adafactor}.get(numbers.name)
-    if make is None:
-        raise ValueError(
-            f'optimizer.name {numbers.name!r} is unknown; {tree_lib.nearest(numbers.name, _OPTIMIZERS)}'
-        )
-    optimizer = make(numbers, make_schedule(recipe))
-    return (
-        optax.chain(optax.clip_by_global_norm(numbers.clip_norm), optimizer)
-        if numbers.clip_norm
-        else optimizer
-    )
+    """The optimizer of a recipe, which the pruner wraps; `ValueError` for an unknown name."""
+    settings = recipe.optimizer
+    if settings.name not in _OPTIMIZERS:
+        nearest = tree_lib.nearest(settings.name, _OPTIMIZERS)
+        raise ValueError(f'optimizer.name {settings.name!r} is unknown; {nearest}')
+    optimizer = _OPTIMIZERS[settings.name](settings, make_schedule(recipe))
+    if not settings.clip_norm:
+        return optimizer
+    return optax.chain(optax.clip_by_global_norm(settings.clip_norm), optimizer)
 
 
 def make_schedule(recipe: Recipe) -> optax.Schedule:
-    """The learning rate of a recipe: a linear warmup, then a decay.
-
-    Args:
-      recipe: its sections `optimizer` and `schedule`.
-
-    Returns:
-      step -> learning rate.
-
-    Raises:
-      ValueError: an unknown decay, or boundaries that do not grow.
-
-    >>> float(make_schedule(Recipe('resnet', steps=10))(10))
-    0.0
-    """
-    rate, schedule = recipe.optimizer.learning_rate, recipe.schedule
-    if schedule.decay not in _DECAYS:
-        raise ValueError(
-            f'schedule.decay {schedule.decay!r} is unknown; {tree_lib.nearest(schedule.decay, _DECAYS)}'
-        )
-    warmup = recipe.share(schedule.warmup)
-    if schedule.decay == 'inverse_sqrt':
-        # Both parts meet at the end of the warmup.
-        after: optax.Schedule = lambda step: rate * ((warmup + 1) / (warmup + 1 + step)) ** 0.5  # noqa: E731
-    elif schedule.decay == 'cosine':
+    """The learning rate of a step: a linear warmup, then a decay; `ValueError` for an unknown one."""
+    rate, decay = recipe.optimizer.learning_rate, recipe.schedule.decay
+    if decay not in _DECAYS:
+        raise ValueError(f'schedule.decay {decay!r} is unknown; {tree_lib.nearest(decay, _DECAYS)}')
+    warmup = recipe.share(recipe.schedule.warmup)
+    if decay == 'inverse_sqrt':
+        after = _inverse_sqrt(rate, warmup)
+    elif decay == 'cosine':
         after = optax.cosine_decay_schedule(rate, max(1, recipe.steps - warmup))
-    elif schedule.decay == 'steps':
+    elif decay == 'steps':
         after = _steps(recipe, warmup)
     else:
         after = optax.constant_schedule(rate)
     if not warmup:
         return after
     return optax.join_schedules([optax.linear_schedule(0.0, rate, warmup), after], [warmup])
+
+
+def _inverse_sqrt(rate: float, warmup: int) -> optax.Schedule:
+    """Has the full rate at the end of the warmup."""
+
+    def schedule(step: Any) -> Any:
+        return rate * ((warmup + 1) / (warmup + 1 + step)) ** 0.5
+
+    return schedule
 
 
 def _steps(recipe: Recipe, warmup: int) -> optax.Schedule:
@@ -87,44 +62,46 @@ def _steps(recipe: Recipe, warmup: int) -> optax.Schedule:
     return optax.piecewise_constant_schedule(recipe.optimizer.learning_rate, scales)
 
 
-def _decay_mask(numbers: Optimizer) -> Any:
-    if not numbers.decay_kernels_only:
+def _decay_mask(settings: Optimizer) -> Any:
+    if not settings.decay_kernels_only:
         return None
     return lambda params: jax.tree.map(lambda leaf: leaf.ndim > 1, params)
 
 
-def _l2(numbers: Optimizer) -> list[optax.GradientTransformation]:
-    return (
-        [optax.add_decayed_weights(numbers.weight_decay, _decay_mask(numbers))]
-        if numbers.weight_decay
-        else []
-    )
+def _with_l2(
+    settings: Optimizer, optimizer: optax.GradientTransformation
+) -> optax.GradientTransformation:
+    if not settings.weight_decay:
+        return optax.chain(optimizer)
+    decay = optax.add_decayed_weights(settings.weight_decay, _decay_mask(settings))
+    return optax.chain(decay, optimizer)
 
 
-def _sgd(numbers: Optimizer, schedule: optax.Schedule) -> optax.GradientTransformation:
-    return optax.chain(
-        *_l2(numbers),
-        optax.sgd(schedule, momentum=numbers.momentum or None, nesterov=numbers.nesterov),
-    )
+def _sgd(settings: Optimizer, schedule: optax.Schedule) -> optax.GradientTransformation:
+    momentum = settings.momentum or None
+    return _with_l2(settings, optax.sgd(schedule, momentum=momentum, nesterov=settings.nesterov))
 
 
-def _adam(numbers: Optimizer, schedule: optax.Schedule) -> optax.GradientTransformation:
-    return optax.chain(*_l2(numbers), optax.adam(schedule, b2=numbers.beta2, eps=numbers.epsilon))
+def _adam(settings: Optimizer, schedule: optax.Schedule) -> optax.GradientTransformation:
+    return _with_l2(settings, optax.adam(schedule, b2=settings.beta2, eps=settings.epsilon))
 
 
-def _adamw(numbers: Optimizer, schedule: optax.Schedule) -> optax.GradientTransformation:
+def _adamw(settings: Optimizer, schedule: optax.Schedule) -> optax.GradientTransformation:
     return optax.adamw(
         schedule,
-        b2=numbers.beta2,
-        eps=numbers.epsilon,
-        weight_decay=numbers.weight_decay,
-        mask=_decay_mask(numbers),
+        b2=settings.beta2,
+        eps=settings.epsilon,
+        weight_decay=settings.weight_decay,
+        mask=_decay_mask(settings),
     )
 
 
-def _adafactor(numbers: Optimizer, schedule: optax.Schedule) -> optax.GradientTransformation:
+def _adafactor(settings: Optimizer, schedule: optax.Schedule) -> optax.GradientTransformation:
     return optax.adafactor(
         schedule,
-        weight_decay_rate=numbers.weight_decay or None,
-        weight_decay_mask=_decay_mask(numbers),
+        weight_decay_rate=settings.weight_decay or None,
+        weight_decay_mask=_decay_mask(settings),
     )
+
+
+_OPTIMIZERS = {'sgd': _sgd, 'adam': _adam, 'adamw': _adamw, 'adafactor': _adafactor}

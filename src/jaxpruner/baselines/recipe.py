@@ -1,14 +1,14 @@
 """A recipe: every number of a training, as a frozen record that goes to TOML and back.
 
-Sections are the tables of the file. What a file leaves out stays as in the preset it is read over; a key that does not
-exist is refused with the nearest known one.
+Sections are the tables of the file. What a file leaves out stays as in the preset that it is read
+over; an unknown key is refused, and the nearest known one is named.
 """
 
 import dataclasses
 import hashlib
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,7 @@ Plain = str | bool | int | float | tuple
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    """The optimizer and its numbers; those that an optimizer does not know mean nothing to it.
-
-    >>> Optimizer(name='adamw').momentum
-    0.9
-    """
+    """The optimizer and its numbers; each optimizer ignores those of the others."""
 
     name: str = 'sgd'  # sgd, adam, adamw, adafactor
     learning_rate: float = 0.1  # after the warmup
@@ -32,20 +28,15 @@ class Optimizer:
     nesterov: bool = False  # of sgd
     beta2: float = 0.999  # of adam and adamw
     epsilon: float = 1e-8  # of adam and adamw: added to the root of the second moment
-    weight_decay: float = (
-        0.0  # sgd, adam: added to the gradient (L2); adamw, adafactor: apart from it
-    )
+    # sgd and adam add it to the gradient (L2); adamw and adafactor decay apart from the gradient.
+    weight_decay: float = 0.0
     decay_kernels_only: bool = True  # weights with more than one dimension, not biases and norms
     clip_norm: float = 0.0  # of the whole gradient; 0 for no limit
 
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """How the learning rate changes.
-
-    >>> Schedule(decay='steps', boundaries=(0.5,)).factor
-    0.1
-    """
+    """How the learning rate changes."""
 
     warmup: float = 0.0  # share of the steps, linearly from 0
     decay: str = 'cosine'  # cosine (to 0), steps, constant, inverse_sqrt
@@ -55,18 +46,12 @@ class Schedule:
 
 @dataclasses.dataclass(frozen=True)
 class Pruning:
-    """When masks are updated, in shares of the steps, and how the sparsity is spread over the layers.
-
-    >>> Pruning().distribution
-    'uniform'
-    """
+    """When masks are updated, in shares of the steps, and which layers get how sparse."""
 
     start: float = 0.2  # gradual pruning
     end: float = 0.75  # gradual pruning
     frequency: float = 0.025  # between two updates
-    trainer_start: float = (
-        0.0  # sparse trainers (static, SET, RigL), which are sparse from the beginning
-    )
+    trainer_start: float = 0.0  # static, SET and RigL, which are sparse from the beginning
     trainer_end: float = 0.75
     ste_start: float = 0.0  # straight-through methods, whose weights come back at no cost
     ste_end: float = 0.75
@@ -80,8 +65,9 @@ class Pruning:
 class Recipe:
     """Every number of a training.
 
-    >>> recipe = Recipe(workload='resnet', model={'width': 16})
-    >>> Recipe(workload='resnet', model={'width': 8}).updated(tomllib.loads(recipe.to_toml())) == recipe
+    >>> recipe = Recipe('resnet', model={'width': 16})
+    >>> other = Recipe('resnet', model={'width': 8})
+    >>> other.updated(tomllib.loads(recipe.to_toml())) == recipe
     True
     """
 
@@ -95,12 +81,9 @@ class Recipe:
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
     pruning: Pruning = Pruning()
-    model: Mapping[str, Plain] = dataclasses.field(
-        default_factory=dict
-    )  # sizes, by the workload's own names
-    task: Mapping[str, Plain] = dataclasses.field(
-        default_factory=dict
-    )  # other numbers, by the workload's own names
+    # Sizes, and other numbers: by the workload's own names.
+    model: Mapping[str, Plain] = dataclasses.field(default_factory=dict)
+    task: Mapping[str, Plain] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
         for field in ('steps', 'batch_size'):
@@ -112,103 +95,65 @@ class Recipe:
             )
         if self.dtype not in ('float32', 'bfloat16'):
             raise ValueError(f"dtype must be 'float32' or 'bfloat16', got {self.dtype!r}")
-        _check_shares(
-            'pruning',
-            self.pruning,
-            'start end frequency trainer_start trainer_end ste_start ste_end',
-        )
-        _check_shares('schedule', self.schedule, 'warmup')
+        shares = 'start end frequency trainer_start trainer_end ste_start ste_end'
+        _check_shares('pruning', self.pruning, shares.split())
+        _check_shares('schedule', self.schedule, ['warmup'])
 
     def updated(self, changes: Mapping[str, Any], where: str = '') -> 'Recipe':
-        """The recipe with other values.
+        """The recipe with other values, nested as in the file; `where` begins an error message.
 
-        Args:
-          changes: nested as the file: `{'steps': 10, 'optimizer': {'learning_rate': 0.1}}`.
-          where: what an error begins with: the file's name.
-
-        Raises:
-          ValueError: an unknown key, a value of another type, or one that is out of range.
+        Raises a `ValueError` for an unknown key, or a value of another type or out of range.
 
         >>> Recipe('resnet').updated({'optimizer': {'name': 'adam'}}).optimizer.name
         'adam'
         """
         start = f'{where}: ' if where else ''
         try:
-            return _merged(self, changes, '')
+            return _merge(self, changes, '')
         except (ValueError, TypeError) as error:
             raise ValueError(f'{start}{error}') from None
 
     def to_toml(self) -> str:
         """The recipe as a TOML file."""
-        fields = dataclasses.asdict(self)
-        lines = [
-            f'{key} = {_toml(value)}'
-            for key, value in fields.items()
-            if not isinstance(value, Mapping)
-        ]
-        for name, table in fields.items():
-            if isinstance(table, Mapping) and table:
-                lines += [
-                    '',
-                    f'[{name}]',
-                    *(f'{key} = {_toml(value)}' for key, value in table.items()),
-                ]
-        return '\n'.join(lines) + '\n'
+        lines, tables = [], []
+        for key, value in dataclasses.asdict(self).items():
+            if not isinstance(value, Mapping):
+                lines.append(f'{key} = {_to_toml(value)}')
+            elif value:
+                tables += ['', f'[{key}]']
+                for name, number in value.items():
+                    tables.append(f'{name} = {_to_toml(number)}')
+        return '\n'.join(lines + tables) + '\n'
 
     def digest(self) -> str:
-        """The SHA-256 of the TOML file, in hexadecimal digits: two runs with the same one have the same numbers."""
+        """The SHA-256 of the TOML file in hexadecimal: equal for runs with the same numbers."""
         return hashlib.sha256(self.to_toml().encode()).hexdigest()
 
     def write(self, path: Path) -> None:
-        """Writes the TOML file, which appears when it is whole.
-
-        Args:
-          path: of the file.
-        """
+        """Writes the TOML file, which appears when it is complete."""
         atomic_files.replace_file(path, lambda temporary: temporary.write_text(self.to_toml()))
 
     def share(self, share: float) -> int:
-        """A share of the steps in whole steps.
-
-        Args:
-          share: in [0, 1].
-        """
+        """A share of the steps, in [0, 1], as a number of steps."""
         return round(share * self.steps)
 
 
 def read_recipe(path: Path, default: Recipe) -> Recipe:
-    """Reads a TOML file over a default recipe.
+    """Reads a TOML file over a default recipe; the file may hold only what differs.
 
-    Args:
-      path: a whole recipe, or only what differs from the default.
-      default: says which keys there are and what those mean that the file leaves out.
-
-    Raises:
-      ValueError: no TOML, an unknown key, a value of another type, or another workload.
-      FileNotFoundError: there is no such file.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     Recipe('resnet', steps=7).write(Path(folder) / 'recipe.toml')
-    ...     read_recipe(Path(folder) / 'recipe.toml', Recipe('resnet')).steps
-    7
+    Raises a `ValueError` as `Recipe.updated` does, and for another workload.
     """
     changes = config_files.read(path)
-    if changes.get('workload', default.workload) != default.workload:
+    workload = changes.get('workload', default.workload)
+    if workload != default.workload:
         raise ValueError(
-            f'{path} is a recipe of the workload {changes["workload"]!r}, not of {default.workload!r}'
+            f'{path} is a recipe of the workload {workload!r}, not of {default.workload!r}'
         )
     return default.updated(changes, str(path))
 
 
 def parse_override(text: str) -> dict[str, Any]:
-    """Reads `key=value` as `Recipe.updated` takes it.
-
-    Args:
-      text: the key with dots, the value as in TOML; a bare word is a string.
-
-    Raises:
-      ValueError: there is no `=`.
+    """Reads `key=value` as `Recipe.updated` takes it; a value that is no TOML is a string.
 
     >>> parse_override('optimizer.learning_rate=0.5')
     {'optimizer': {'learning_rate': 0.5}}
@@ -225,31 +170,24 @@ def parse_override(text: str) -> dict[str, Any]:
     return parsed
 
 
-def _merged(old: Any, changes: Any, path: str) -> Any:
-    """`old` with the changes, each of the type that is there."""
+def _merge(old: Any, changes: Any, path: str) -> Any:
+    """`old`, a record or a mapping, with changes; each has the type of the value it replaces."""
     if not isinstance(changes, Mapping):
         raise ValueError(f'{path} is a table of keys, got {changes!r}')
-    known = (
-        {f.name: getattr(old, f.name) for f in dataclasses.fields(old)}
-        if _is_record(old)
-        else dict(old)
-    )
+    is_record = dataclasses.is_dataclass(old)
+    merged = dict(vars(old)) if is_record else dict(old)
     for key, value in changes.items():
         name = f'{path}.{key}' if path else key
-        if key not in known:
-            raise ValueError(f'the recipe has no key {name!r}; {tree_lib.nearest(key, known)}')
-        nested = _is_record(known[key]) or isinstance(known[key], Mapping)
-        known[key] = (
-            _merged(known[key], value, name) if nested else _converted(value, known[key], name)
-        )
-    return type(old)(**known) if _is_record(old) else known
+        if key not in merged:
+            raise ValueError(f'the recipe has no key {name!r}; {tree_lib.nearest(key, merged)}')
+        if dataclasses.is_dataclass(merged[key]) or isinstance(merged[key], Mapping):
+            merged[key] = _merge(merged[key], value, name)
+        else:
+            merged[key] = _convert(value, merged[key], name)
+    return type(old)(**merged) if is_record else merged
 
 
-def _is_record(value: Any) -> bool:
-    return dataclasses.is_dataclass(value)
-
-
-_WORDS = {
+_TYPE_NAMES = {
     bool: 'true or false',
     int: 'a whole number',
     float: 'a number',
@@ -258,29 +196,32 @@ _WORDS = {
 }
 
 
-def _converted(value: Any, old: Any, name: str) -> Any:
-    wanted = type(old)
-    if wanted is float and type(value) is int:
-        value = float(value)
-    if wanted is int and type(value) is float and value.is_integer():
-        value = int(value)  # steps are often written 4e5
-    if wanted is tuple and isinstance(value, list | tuple):
+def _convert(value: Any, old: Any, name: str) -> Any:
+    expected = type(old)
+    if expected is float and type(value) is int:
+        return float(value)
+    if expected is int and type(value) is float and value.is_integer():
+        return int(value)  # steps are often written 4e5
+    if expected is tuple and isinstance(value, list | tuple):
         return tuple(value)
-    if type(value) is not wanted:
-        raise ValueError(f'{name} must be {_WORDS[wanted]}, got {value!r}')
+    if type(value) is not expected:
+        raise ValueError(f'{name} must be {_TYPE_NAMES[expected]}, got {value!r}')
     return value
 
 
-def _check_shares(section: str, record: Any, names: str) -> None:
-    for name in names.split():
-        if not 0 <= getattr(record, name) <= 1:
+def _check_shares(section: str, record: Any, names: Sequence[str]) -> None:
+    for name in names:
+        share = getattr(record, name)
+        if not 0 <= share <= 1:
             raise ValueError(
-                f'{section}.{name} must lie in [0, 1] (a share of the steps), got {getattr(record, name)}'
+                f'{section}.{name} must lie in [0, 1] (a share of the steps), got {share}'
             )
 
 
-def _toml(value: Any) -> str:
+def _to_toml(value: Any) -> str:
     """A plain value as TOML writes it."""
     if isinstance(value, tuple | list):
-        return f'[{", ".join(map(_toml, value))}]'
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool) else repr(value)
+        return f'[{", ".join(map(_to_toml, value))}]'
+    if isinstance(value, str | bool):
+        return json.dumps(value, ensure_ascii=False)
+    return repr(value)

@@ -27,16 +27,7 @@ class Lengths(NamedTuple):
 
     @classmethod
     def of(cls, text: int, noise_density: float, mean_span: float) -> 'Lengths':
-        """The lengths for a share of noise.
-
-        Args:
-          text: tokens before corruption.
-          noise_density: share of them that is replaced.
-          mean_span: mean tokens in a run.
-
-        Raises:
-          ValueError: too little text for one span.
-        """
+        """The lengths for a share of noise."""
         noise = round(text * noise_density)
         spans = max(1, round(noise / mean_span))
         if not 1 <= spans <= noise <= text - spans:
@@ -58,18 +49,7 @@ class Lengths(NamedTuple):
 
 
 def noise_mask(key: jax.Array, lengths: Lengths) -> jax.Array:
-    """Draws which tokens are replaced: kept and replaced runs in turn, beginning with a kept one.
-
-    Args:
-      key: a typed key.
-      lengths: of the example.
-
-    Returns:
-      bool[text], true at `noise` places in `spans` runs.
-
-    >>> int(noise_mask(jax.random.key(0), Lengths(20, 6, 2)).sum())
-    6
-    """
+    """Draws which tokens are replaced: kept and replaced runs in turn, beginning with a kept one."""
     key_kept, key_noise = jax.random.split(key)
     kept = _segments(key_kept, lengths.text - lengths.noise, lengths.spans)
     noise = _segments(key_noise, lengths.noise, lengths.spans)
@@ -82,15 +62,6 @@ def corrupt(
     tokens: jax.Array, is_noise: jax.Array, lengths: Lengths, vocabulary: int
 ) -> tuple[jax.Array, jax.Array]:
     """Splits a text into what is given and what is to be predicted.
-
-    Args:
-      tokens: int[text].
-      is_noise: bool[text], from `noise_mask`.
-      lengths: of the example.
-      vocabulary: how many tokens there are; sentinels are the last, in falling order.
-
-    Returns:
-      Inputs int32[lengths.inputs] and targets int32[lengths.targets].
 
     >>> mask = jnp.array([0, 0, 1, 1, 0, 1], bool)
     >>> inputs, targets = corrupt(jnp.array([2, 3, 4, 5, 6, 7]), mask, Lengths(6, 3, 2), vocabulary=100)

@@ -52,11 +52,7 @@ class Text(NamedTuple):
 
     @classmethod
     def of(cls, content: bytes) -> 'Text':
-        """Numbers the bytes that occur.
-
-        Args:
-          content: the bytes.
-        """
+        """Numbers the bytes that occur."""
         symbols, tokens = np.unique(np.frombuffer(content, np.uint8), return_inverse=True)
         tokens = tokens.astype(np.int32) + span_corruption.SYMBOLS
         held_out = len(tokens) // TEST_SHARE
@@ -64,11 +60,7 @@ class Text(NamedTuple):
 
 
 class T5Workload:
-    """Span corruption; the metric is the loss per predicted token, in nats.
-
-    >>> T5Workload().default('default').model['layers']
-    2
-    """
+    """Span corruption; the metric is the loss per predicted token, in nats."""
 
     name = 't5'
     presets = ('default', 'data', 'full')
@@ -95,15 +87,7 @@ class T5Workload:
         raise ValueError(f't5 has no preset {preset!r}; it has {", ".join(self.presets)}')
 
     def data(self, recipe: Recipe, data_dir: Path | None) -> Text | Corpus:
-        """Reads the text; that of C4 stays on disk but for what is for testing.
-
-        Args:
-          recipe: its field `data` says which.
-          data_dir: the folder of `tinyshakespeare.txt`, or of C4 as `readers.texts.read_corpus` wants it.
-
-        Raises:
-          ValueError: no such text, or not in that folder.
-        """
+        """Reads the text; that of C4 stays on disk but for what is for testing."""
         numbers: Any = recipe.task
         match recipe.data:
             case 'pydoc':
@@ -126,15 +110,7 @@ class T5Workload:
         )
 
     def task(self, recipe: Recipe, data: Text | Corpus) -> Task:
-        """The training.
-
-        Args:
-          recipe: `model` are `Sizes` (vocabulary 0: as many tokens as the text needs), `task` the corruption.
-          data: the text.
-
-        Raises:
-          ValueError: the text is too short, or the vocabulary too small.
-        """
+        """The training."""
         numbers: Any = recipe.task
         lengths = span_corruption.Lengths.of(
             numbers['length'], numbers['noise_density'], numbers['mean_span']
@@ -206,22 +182,7 @@ class T5Workload:
 
 
 def token_losses(model: T5, inputs: jax.Array, targets: jax.Array) -> jax.Array:
-    """The cross-entropy of each target.
-
-    Args:
-      model: the model.
-      inputs: int[batch, input length].
-      targets: int[batch, target length].
-
-    Returns:
-      float32[batch, target length], in nats.
-
-    >>> sizes = Sizes(vocabulary=9, width=4, heads=2, head_width=2, mlp_width=8, layers=1)
-    >>> from flax import nnx
-    >>> model = lambda: T5(sizes, rngs=nnx.Rngs(0))
-    >>> nnx.eval_shape(lambda: token_losses(model(), jnp.zeros((3, 7), int), jnp.zeros((3, 5), int))).shape
-    (3, 5)
-    """
+    """The cross-entropy of each target."""
     so_far = jnp.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=span_corruption.START)
     return optax.softmax_cross_entropy_with_integer_labels(model(inputs, so_far), targets)
 

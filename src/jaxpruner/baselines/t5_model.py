@@ -16,11 +16,7 @@ MASKED = -1e9  # added to scores of positions that may not be seen
 
 
 class Sizes(NamedTuple):
-    """The sizes of the model; the defaults are those of T5 1.1 Base (248 million parameters).
-
-    >>> Sizes().width
-    768
-    """
+    """The sizes of the model; the defaults are those of T5 1.1 Base (248 million parameters)."""
 
     vocabulary: int = 32_128
     width: int = 768  # of the residual stream
@@ -33,18 +29,7 @@ class Sizes(NamedTuple):
 
 
 class T5(nnx.Module):
-    """The model: tokens that are given and tokens so far, to logits of the next token.
-
-    Args:
-      sizes: its sizes.
-      dtype: of the computation; parameters, normalisation, softmax and logits are float32.
-      rngs: for the initial parameters.
-
-    >>> sizes = Sizes(vocabulary=9, width=4, heads=2, head_width=2, mlp_width=8, layers=1)
-    >>> model = lambda: T5(sizes, rngs=nnx.Rngs(0))
-    >>> nnx.eval_shape(lambda: model()(jnp.zeros((3, 7), int), jnp.zeros((3, 5), int))).shape
-    (3, 5, 9)
-    """
+    """The model: tokens that are given and tokens so far, to logits of the next token."""
 
     def __init__(self, sizes: Sizes, dtype: jax.typing.DTypeLike = jnp.float32, *, rngs: nnx.Rngs):
         self.embedding = nnx.Embed(
@@ -59,27 +44,14 @@ class T5(nnx.Module):
         self.head = _linear(sizes.width, sizes.vocabulary, dtype, rngs)
 
     def __call__(self, inputs: jax.Array, targets_so_far: jax.Array) -> jax.Array:
-        """Predicts each target.
-
-        Args:
-          inputs: tokens, int[batch, input length].
-          targets_so_far: the targets shifted right by one, int[batch, target length].
-
-        Returns:
-          Logits, float32[batch, target length, vocabulary].
-        """
+        """Predicts each target."""
         encoded = self.encoder(self.embedding(inputs))
         decoded = self.decoder(self.embedding(targets_so_far), encoded)
         return self.head(decoded).astype(jnp.float32)
 
 
 class Stack(nnx.Module):
-    """The encoder, or the decoder: blocks that share one relative position bias.
-
-    >>> sizes = Sizes(width=4, heads=2, head_width=2, mlp_width=8, layers=1)
-    >>> Stack(sizes, jnp.float32, is_decoder=False, rngs=nnx.Rngs(0))(jnp.ones((3, 7, 4))).shape
-    (3, 7, 4)
-    """
+    """The encoder, or the decoder: blocks that share one relative position bias."""
 
     def __init__(
         self, sizes: Sizes, dtype: jax.typing.DTypeLike, is_decoder: bool, *, rngs: nnx.Rngs
@@ -93,15 +65,7 @@ class Stack(nnx.Module):
         self.norm = _norm(sizes.width, dtype, rngs)
 
     def __call__(self, hidden: jax.Array, encoded: jax.Array | None = None) -> jax.Array:
-        """Runs the blocks.
-
-        Args:
-          hidden: embedded tokens, [batch, length, width].
-          encoded: what the encoder returned, [batch, input length, width]; of the decoder alone.
-
-        Returns:
-          [batch, length, width], normalised.
-        """
+        """Runs the blocks."""
         length = hidden.shape[1]
         positions = position_buckets(length, not self.is_decoder, self.buckets, self.distance)
         bias = self.position_bias(jnp.asarray(positions)).transpose(2, 0, 1)
@@ -113,13 +77,7 @@ class Stack(nnx.Module):
 
 
 class Block(nnx.Module):
-    """Self-attention, in the decoder attention to what was encoded, and a gated MLP.
-
-    >>> sizes = Sizes(width=4, heads=2, head_width=2, mlp_width=8)
-    >>> block = Block(sizes, jnp.float32, is_decoder=False, rngs=nnx.Rngs(0))
-    >>> block(jnp.ones((3, 7, 4)), jnp.zeros((2, 7, 7))).shape
-    (3, 7, 4)
-    """
+    """Self-attention, in the decoder attention to what was encoded, and a gated MLP."""
 
     def __init__(
         self, sizes: Sizes, dtype: jax.typing.DTypeLike, is_decoder: bool, *, rngs: nnx.Rngs
@@ -137,16 +95,7 @@ class Block(nnx.Module):
     def __call__(
         self, hidden: jax.Array, bias: jax.Array, encoded: jax.Array | None = None
     ) -> jax.Array:
-        """Adds to the residual stream.
-
-        Args:
-          hidden: [batch, length, width].
-          bias: added to the scores of self-attention, [heads, length, length].
-          encoded: [batch, input length, width], of the decoder alone.
-
-        Returns:
-          [batch, length, width].
-        """
+        """Adds to the residual stream."""
         normed = self.attention_norm(hidden)
         hidden += self.attention(normed, normed, bias)
         if encoded is not None:
@@ -156,12 +105,7 @@ class Block(nnx.Module):
 
 
 class Attention(nnx.Module):
-    """Attention of several heads.
-
-    >>> attention = Attention(Sizes(width=4, heads=2, head_width=2), jnp.float32, rngs=nnx.Rngs(0))
-    >>> attention(jnp.ones((3, 5, 4)), jnp.ones((3, 7, 4))).shape
-    (3, 5, 4)
-    """
+    """Attention of several heads."""
 
     def __init__(self, sizes: Sizes, dtype: jax.typing.DTypeLike, *, rngs: nnx.Rngs):
         joined = sizes.heads * sizes.head_width
@@ -176,16 +120,7 @@ class Attention(nnx.Module):
     def __call__(
         self, queries: jax.Array, seen: jax.Array, bias: jax.Array | None = None
     ) -> jax.Array:
-        """Attends.
-
-        Args:
-          queries: [batch, length, width].
-          seen: what may be attended to, [batch, seen length, width].
-          bias: added to the scores, [heads, length, seen length].
-
-        Returns:
-          [batch, length, width].
-        """
+        """Attends."""
 
         def split(joined: jax.Array) -> jax.Array:
             return joined.reshape(*joined.shape[:2], self.heads, -1)
@@ -203,15 +138,6 @@ class Attention(nnx.Module):
 
 def position_buckets(length: int, bidirectional: bool, buckets: int, distance: int) -> np.ndarray:
     """The bucket of each pair of positions: one each for near ones, then ever wider ones.
-
-    Args:
-      length: of the sequence.
-      bidirectional: whether later positions have buckets of their own (half of all); else they share the first.
-      buckets: how many there are.
-      distance: from which on all positions share the last bucket.
-
-    Returns:
-      int[length (query), length (key)].
 
     >>> position_buckets(4, False, 32, 128)[3]
     array([3, 2, 1, 0])

@@ -1,9 +1,9 @@
-"""What a workload is: a recipe and its data become a training, described by pure functions of its state.
+"""What a workload is: a recipe and its data become a training, as pure functions of its state.
 
-Since nothing here has a state of its own, many seeds and sparsities can be trained in one compiled program.
+Since nothing here has a state of its own, many seeds and sparsities train in one compiled program.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -11,28 +11,21 @@ import jax
 
 from jaxpruner.baselines.feeds import Feed, Values
 from jaxpruner.baselines.recipe import Recipe
+from jaxpruner.core import tree as tree_lib
 from jaxpruner.sparsity_distributions import NOT_DIM_ONE_FILTER, FilterFn
 
-STEPS = 2  # what a seed's key is folded with before the number of a step
+STEPS = 2  # folded into a seed's key before the number of a step
 
 
 class Metric(NamedTuple):
-    """The number by which runs are compared.
-
-    >>> Metric('accuracy', 'high').better
-    'high'
-    """
+    """The number by which runs are compared."""
 
     name: str
     better: Literal['high', 'low']
 
 
 class Carry(NamedTuple):
-    """What a training step takes and returns; a pytree of arrays, so that it checkpoints, maps and vmaps.
-
-    >>> Carry(params={}, state=None, opt_state=(), key=jax.random.key(0)).state is None
-    True
-    """
+    """What a training step takes and returns: arrays alone, so that it checkpoints and vmaps."""
 
     params: Any  # the trained parameters
     state: Any  # what else the task carries, None for nothing
@@ -41,54 +34,40 @@ class Carry(NamedTuple):
 
 
 def step_key(key: jax.Array, step: Any) -> jax.Array:
-    """The key of a step; what else a seed's key is folded with are other numbers.
-
-    Args:
-      key: of the seed, from `Carry`.
-      step: its number, int32 scalar.
-
-    >>> step_key(jax.random.key(0), 3).shape
-    ()
-    """
+    """The key of a step, from the seed's key in `Carry`."""
     return jax.random.fold_in(jax.random.fold_in(key, STEPS), step)
 
 
-class Task(NamedTuple):
-    """One training as pure functions; a workload makes it from a recipe and data.
+def no_state(params: Any, key: jax.Array) -> None:
+    """The initial state of a task that carries nothing but parameters."""
+    del params, key
 
-    >>> from jaxpruner.baselines import WORKLOADS
-    >>> recipe = WORKLOADS['resnet'].default('default')
-    >>> task = WORKLOADS['resnet'].task(recipe, WORKLOADS['resnet'].data(recipe, None))
-    >>> task.metric
-    Metric(name='accuracy', better='high')
-    """
+
+class Task(NamedTuple):
+    """One training as pure functions; a workload makes it from a recipe and data."""
 
     metric: Metric
     steps: int  # updates of the optimizer
     init: Callable[[jax.Array], Any]  # key -> trained parameters
-    init_state: Callable[
-        [Any, jax.Array], Any
-    ]  # parameters, key -> what else is carried, may be None
-    batch: Callable[
-        [jax.Array, jax.Array], Any
-    ]  # key of the step, step -> a batch, drawn inside the program
     loss: Callable[..., tuple[jax.Array, Any]]  # parameters, state, batch, key -> loss, state
-    evaluate: Callable[
-        ..., dict[str, jax.Array]
-    ]  # parameters, state -> scalars; the metric is among them
-    # updater, tx, carry, step -> carry; in place of the generic step (federated rounds, reinforcement learning). With a
-    # feed its batch comes last.
+    # Parameters, state -> scalars; the metric is among them.
+    evaluate: Callable[..., dict[str, jax.Array]]
+    # Parameters, key -> what else is carried.
+    init_state: Callable[[Any, jax.Array], Any] = no_state
+    # Key of the step, step -> a batch, drawn inside the program; None with a feed or a step.
+    batch: Callable[[jax.Array, jax.Array], Any] | None = None
+    # Updater, tx, carry, step -> carry; in place of the generic step (federated rounds,
+    # reinforcement learning). With a feed its batch comes last.
     step: Callable[..., Carry] | None = None
     filter_fn: FilterFn = NOT_DIM_ONE_FILTER  # (path, leaf) -> whether it may be pruned
-    # Where batches come from the host, `batch` is not used, and a sweep trains one cell at a time.
-    feed: Callable[[int], Feed] | None = None  # seed -> a new feed
-    values: Callable[[Any, Any], Any] | None = (
-        None  # forward parameters, observations -> what `Feed.next` may ask for
-    )
-    # In place of `evaluate`, played on the host: `values` with the parameters bound, seed -> metrics.
+    # Seed -> a new feed, for batches from the host; a sweep then trains one cell at a time.
+    feed: Callable[[int], Feed] | None = None
+    # Forward parameters, observations -> what `Feed.next` may ask for.
+    values: Callable[[Any, Any], Any] | None = None
+    # In place of `evaluate`, played on the host: bound `values`, seed -> metrics.
     evaluate_host: Callable[[Values, int], dict[str, float]] | None = None
-    # Test batches from the host: `evaluate` then gets each behind parameters and state, and returns the metrics of each
-    # example, float[n]; their means are reported.
+    # Test batches from the host: `evaluate` then gets each behind parameters and state, and
+    # returns the metrics of each example, float[n]; their means are reported.
     tests: Callable[[], Iterator[Any]] | None = None
 
 
@@ -139,11 +118,40 @@ class Workload(Protocol):
     def task(self, recipe: Recipe, data: Any) -> Task:
         """The training that the recipe describes.
 
-        Compiled programs take the data as an argument and call this while they are traced (data that a program closes
-        over would be compiled into it). So it may look at shapes, not at values.
+        Compiled programs take the data as an argument and call this while they are traced: a
+        program would contain the data that it closes over. So it may look at shapes, not at values.
 
         Args:
           recipe: model, batch size and steps.
           data: from `data`, or traced.
         """
         ...
+
+
+class PresetRecipes:
+    """The part of a workload that looks up its recipes by preset."""
+
+    name: str
+    recipes: Mapping[str, Recipe]  # by preset
+
+    @property
+    def presets(self) -> tuple[str, ...]:
+        """As `Workload.presets`."""
+        return tuple(self.recipes)
+
+    def default(self, preset: str) -> Recipe:
+        """As `Workload.default`."""
+        if preset not in self.recipes:
+            nearest = tree_lib.nearest(preset, self.recipes)
+            raise ValueError(f'{self.name} has no preset {preset!r}; {nearest}')
+        return self.recipes[preset]
+
+
+def require_folder(recipe: Recipe, folder: Path | None, content: str) -> Path:
+    """The folder of data that lie in one; a `ValueError` where none was given."""
+    if folder is None:
+        raise ValueError(
+            f'the preset {recipe.preset!r} of {recipe.workload} needs --data-dir: '
+            f'a folder with {content}'
+        )
+    return Path(folder)

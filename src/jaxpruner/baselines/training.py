@@ -17,22 +17,23 @@ from jaxpruner.baselines.recipe import Recipe
 from jaxpruner.baselines.task import Carry, Task, Workload, step_key
 from jaxpruner.core import tree as tree_lib
 
-# What a key is folded with: other numbers for other uses.
-_INIT, _MASKS, _STATE = 0, 1, 3  # and the steps: `task.STEPS`
+# What a seed's key is folded with: another number for each use; that of the steps is `task.STEPS`.
+_INIT, _MASKS, _STATE = 0, 1, 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Training:
     """The training of a workload with one algorithm.
 
-    Seeds are paired: with the same seed every algorithm begins with the same weights and sees the same batches.
+    Seeds are paired: with the same seed all algorithms have the same initial weights and batches.
 
     >>> from jaxpruner.baselines import WORKLOADS
     >>> workload = WORKLOADS['lenet']
     >>> recipe = workload.default('default').updated({'steps': 8, 'model': {'hidden': [4]}})
     >>> training, data = Training(workload, recipe, 'magnitude'), workload.data(recipe, None)
     >>> targets = training.targets(data, 0.5)
-    >>> carry = training.advance(data, targets, training.start(targets, 0, *training.init(data, 0)), 0, 2)
+    >>> carry = training.start(targets, 0, *training.init(data, 0))
+    >>> carry = training.advance(data, targets, carry, 0, 2)
     >>> sorted(training.evaluate(data, training.forward(targets, carry), carry.state))
     ['accuracy', 'loss']
     """
@@ -42,113 +43,62 @@ class Training:
     algorithm: str
 
     def targets(self, data: Any, sparsity: float) -> Any:
-        """The sparsity that each leaf is to reach, found from shapes.
-
-        Args:
-          data: of the workload.
-          sparsity: over all leaves that may be pruned.
-
-        Returns:
-          A tree like the parameters of floats, `None` where dense.
-        """
+        """The sparsity that each leaf is to reach: floats, `None` where dense."""
         task = self._task(data)
         params = jax.eval_shape(task.init, jax.random.key(0))
         return target_sparsities(params, self.algorithm, sparsity, self.recipe, task.filter_fn)
 
     def init(self, data: Any, seed: Any) -> tuple[Any, Any]:
-        """Parameters and state before pruning, the same for every algorithm.
-
-        Args:
-          data: of the workload.
-          seed: int32 scalar.
-        """
+        """Parameters and state before pruning, the same for every algorithm."""
         task, key = self._task(data), jax.random.key(seed)
         params = task.init(jax.random.fold_in(key, _INIT))
         return params, task.init_state(params, jax.random.fold_in(key, _STATE))
 
     def start(self, targets: Any, seed: Any, params: Any, state: Any) -> Carry:
-        """The carry before the first step.
-
-        Args:
-          targets: from `targets`, or an array for each of its floats.
-          seed: as for `init`.
-          params: from `init`.
-          state: from `init`.
-        """
+        """The carry before the first step; `targets` may hold arrays in place of floats."""
         key = jax.random.key(seed)
         updater, tx = self._pruner(targets, key)
         opt_state = tx.init(params)
-        # Methods that are sparse from the beginning have masks already: without this the first step would be dense.
+        # Methods that begin sparse have masks already; otherwise their first step would be dense.
         return Carry(updater.post_gradient_update(params, opt_state), state, opt_state, key)
 
     def advance(self, data: Any, targets: Any, carry: Carry, first: Any, stop: Any) -> Carry:
-        """Trains from a step up to another.
+        """Trains from step `first` up to `stop`, both int32 scalars.
 
-        Args:
-          data: of the workload.
-          targets: as for `start`.
-          carry: before step `first`.
-          first: the first step, int32 scalar.
-          stop: past the last step, int32 scalar; no constant of the program, so that it serves chunks of any length.
-
-        Returns:
-          The carry before step `stop`.
+        They are no constants of the program, so that it serves chunks of any length.
         """
-        return jax.lax.fori_loop(
-            first, stop, lambda number, carry: self.step(data, targets, carry, number), carry
-        )
+
+        def step(number: jax.Array, carry: Carry) -> Carry:
+            return self.step(data, targets, carry, number)
+
+        return jax.lax.fori_loop(first, stop, step, carry)
 
     def step(self, data: Any, targets: Any, carry: Carry, number: Any, *batch: Any) -> Carry:
-        """One step.
-
-        Args:
-          data: of the workload.
-          targets: as for `start`.
-          carry: before the step.
-          number: of the step, int32 scalar.
-          *batch: the batch, of a task with a feed.
-
-        Returns:
-          The carry after it.
-        """
+        """One step; of a task with a feed its batch comes last."""
         task = self._task(data)
         updater, tx = self._pruner(targets, carry.key)
-        step = task.step or (lambda *arguments: generic_step(task, *arguments))
-        return step(updater, tx, carry, number, *batch)
+        if task.step is not None:
+            return task.step(updater, tx, carry, number, *batch)
+        return _generic_step(task, updater, tx, carry, number, *batch)
 
     def forward(self, targets: Any, carry: Carry) -> Any:
-        """The parameters that the forward pass sees: those of a straight-through method are pruned only there.
-
-        Args:
-          targets: as for `start`.
-          carry: of any step.
-        """
-        return self._pruner(targets, carry.key)[0].pre_forward_update(carry.params, carry.opt_state)
+        """The parameters of the forward pass: straight-through methods prune only there."""
+        updater, _ = self._pruner(targets, carry.key)
+        return updater.pre_forward_update(carry.params, carry.opt_state)
 
     def evaluate(self, data: Any, params: Any, state: Any) -> dict[str, jax.Array]:
-        """The task's metrics.
-
-        Args:
-          data: of the workload.
-          params: from `forward`.
-          state: of the carry.
-        """
+        """The task's metrics of parameters from `forward`."""
         return self._task(data).evaluate(params, state)
 
     def prunable(self, data: Any) -> dict[str, int]:
-        """The leaves that may be pruned: their number of weights by path.
-
-        Args:
-          data: of the workload.
-        """
+        """The number of weights of each leaf that may be pruned, by path."""
         task = self._task(data)
         paths, leaves, _ = tree_lib.flatten_with_paths(jax.eval_shape(task.init, jax.random.key(0)))
-        chosen = [
-            (path, leaf)
-            for path, leaf in zip(paths, leaves, strict=True)
-            if task.filter_fn(path, leaf)
-        ]
-        return {tree_lib.path_string(path): math.prod(leaf.shape) for path, leaf in chosen}
+        sizes = {}
+        for path, leaf in zip(paths, leaves, strict=True):
+            if task.filter_fn(path, leaf):
+                sizes[tree_lib.path_string(path)] = math.prod(leaf.shape)
+        return sizes
 
     def _task(self, data: Any) -> Task:
         return self.workload.task(self.recipe, data)
@@ -156,13 +106,12 @@ class Training:
     def _pruner(
         self, targets: Any, key: jax.Array
     ) -> tuple[BaseUpdater, optax.GradientTransformationExtraArgs]:
-        updater = make_updater(
-            self.algorithm, targets, self.recipe, jax.random.fold_in(key, _MASKS)
-        )
+        mask_key = jax.random.fold_in(key, _MASKS)
+        updater = make_updater(self.algorithm, targets, self.recipe, mask_key)
         return updater, updater.wrap_optax(make_optimizer(self.recipe))
 
 
-def generic_step(
+def _generic_step(
     task: Task,
     updater: BaseUpdater,
     tx: optax.GradientTransformation,
@@ -170,29 +119,14 @@ def generic_step(
     step: Any,
     batch: Any = None,
 ) -> Carry:
-    """One update of the optimizer on one batch.
-
-    Args:
-      task: what is trained.
-      updater: the pruner.
-      tx: the optimizer that it wraps.
-      carry: before the step.
-      step: its number, int32 scalar.
-      batch: of a task with a feed; others draw their own.
-
-    Returns:
-      The carry after it.
-
-    >>> generic_step.__name__
-    'generic_step'
-    """
+    """One update of the optimizer on one batch, drawn here where no feed gives it."""
     batch_key, loss_key = jax.random.split(step_key(carry.key, step))
-    batch = task.batch(batch_key, step) if batch is None else batch
+    if batch is None and task.batch is not None:
+        batch = task.batch(batch_key, step)
 
     def loss(params: Any) -> tuple[jax.Array, Any]:
-        return task.loss(
-            updater.pre_forward_update(params, carry.opt_state), carry.state, batch, loss_key
-        )
+        forward = updater.pre_forward_update(params, carry.opt_state)
+        return task.loss(forward, carry.state, batch, loss_key)
 
     grads, state = jax.grad(loss, has_aux=True)(carry.params)
     updates, opt_state = tx.update(grads, carry.opt_state, carry.params)

@@ -19,7 +19,7 @@ if (
     from jaxpruner.baselines.sweeps import CellKey, Sweep
     from jaxpruner.cli.workload_names import Named
 
-Over = Literal['auto', 'each', 'map', 'vmap', 'devices']  # `baselines.over.Wanted`
+Over = Literal['auto', 'each', 'map', 'vmap', 'devices']  # as `cell_mapping.RequestedMapping`
 
 _INTERRUPTED = 130  # the exit status of a program that Ctrl-C ended
 # The columns of the original's table.
@@ -216,7 +216,7 @@ def _run(trained: 'Sweep', cells: 'Sequence[CellKey]', wants_progress: bool) -> 
 
 def _show(trained: 'Sweep', cells: 'Sequence[CellKey]', wants_plots: bool, seconds: float) -> None:
     """Prints the table of the cells that have finished, and draws them."""
-    from jaxpruner.baselines.fastest import read_choice
+    from jaxpruner.baselines.mapping_choice import read_choice
 
     names = {cell.name for cell in set(trained.finished()) & set(cells)}
     found = (

@@ -12,30 +12,17 @@ from typing import Any
 import numpy as np
 
 from jaxpruner.baselines.data import DOWNLOAD_AGAIN, DataError
-from jaxpruner.baselines.readers.optional import imported
+from jaxpruner.baselines.readers.optional_packages import imported
 from jaxpruner.baselines.readers.pictures import Picture
 
 _USE = 'array-record files'
 
 
 class ArrayRecords:
-    """A reader of the pictures in array-record files.
-
-    >>> ArrayRecords([Path('nowhere.array_record')])
-    Traceback (most recent call last):
-    ...
-    jaxpruner.baselines.data.DataError: nowhere.array_record cannot be read as an array-record file ...
-    """
+    """A reader of the pictures in array-record files."""
 
     def __init__(self, paths: Sequence[Path]):
-        """Counts the records.
-
-        Args:
-          paths: of the files, whose records follow one another.
-
-        Raises:
-          DataError: a file is missing or none of this kind.
-        """
+        """Counts the records."""
         self._paths = list(paths)
         self._sources = [_opened(path) for path in self._paths]
         self._ends = np.cumsum([len(source) for source in self._sources])
@@ -61,17 +48,7 @@ class ArrayRecords:
 
 
 def parse_example(record: bytes) -> dict[str, list[Any]]:
-    r"""The features of a `tf.train.Example`: bytes and whole numbers.
-
-    Args:
-      record: the serialized message.
-
-    Raises:
-      google.protobuf.message.DecodeError: it is none.
-
-    >>> parse_example(b'\n\x10\n\x0e\n\x05label\x12\x05\x1a\x03\n\x01\x07')
-    {'label': [7]}
-    """
+    r"""The features of a `tf.train.Example`: bytes and whole numbers."""
     features = _example().FromString(record).features.feature
     return {
         entry.key: [*entry.value.bytes_list.value, *entry.value.int64_list.value]

@@ -13,29 +13,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpruner.baselines.data import DOWNLOAD_AGAIN, DataError
-from jaxpruner.baselines.readers.optional import imported
+from jaxpruner.baselines.readers.optional_packages import imported
 from jaxpruner.baselines.readers.pipelines import Reader
 
 _NDARRAY = 1  # the number that FedJAX gives to arrays among msgpack's extension types
 
 
 class Client(NamedTuple):
-    """What one writer wrote.
-
-    >>> Client(np.zeros((3, 28, 28, 1), np.float32), np.zeros(3, np.int32)).labels.shape
-    (3,)
-    """
+    """What one writer wrote."""
 
     images: np.ndarray  # float32[n, 28, 28, 1], 0 where there is no ink
     labels: np.ndarray  # int32[n], 0 to 61: digits, capitals, small letters
 
 
 class ClientFiles(NamedTuple):
-    """The clients, and all that is for testing.
-
-    >>> ClientFiles([Client(np.zeros((3, 28, 28, 1)), np.zeros(3))], np.zeros((2, 28, 28, 1)), np.zeros(2)).y_test.shape
-    (2,)
-    """
+    """The clients, and all that is for testing."""
 
     clients: Reader[Client]
     x_test: np.ndarray  # float32[tests, 28, 28, 1]
@@ -43,23 +35,10 @@ class ClientFiles(NamedTuple):
 
 
 class SqliteClients:
-    """A reader of a file as FedJAX has it.
-
-    >>> SqliteClients(Path('nowhere.sqlite'))
-    Traceback (most recent call last):
-    ...
-    jaxpruner.baselines.data.DataError: nowhere.sqlite cannot be read (unable to open database file): ...
-    """
+    """A reader of a file as FedJAX has it."""
 
     def __init__(self, path: Path):
-        """Lists the clients.
-
-        Args:
-          path: of the file.
-
-        Raises:
-          DataError: it is missing, damaged or of another kind.
-        """
+        """Lists the clients."""
         self._path, self._local = path, threading.local()
         try:
             rows = (
@@ -104,23 +83,10 @@ class SqliteClients:
 
 
 class Hdf5Clients:
-    """A reader of a file as TensorFlow Federated has it.
-
-    >>> Hdf5Clients(Path('nowhere.h5'))
-    Traceback (most recent call last):
-    ...
-    jaxpruner.baselines.data.DataError: nowhere.h5 cannot be read ...
-    """
+    """A reader of a file as TensorFlow Federated has it."""
 
     def __init__(self, path: Path):
-        """Lists the clients.
-
-        Args:
-          path: of the file.
-
-        Raises:
-          DataError: it is missing, damaged or of another kind.
-        """
+        """Lists the clients."""
         self._path = path
         try:
             self._examples = imported('h5py', "TensorFlow Federated's files").File(path, 'r')[
@@ -144,20 +110,7 @@ class Hdf5Clients:
 
 
 def read_emnist(folder: Path) -> ClientFiles:
-    """Finds the files and reads the test part.
-
-    Args:
-      folder: holds `federated_emnist_train.sqlite` and `federated_emnist_test.sqlite`, or `fed_emnist_train.h5` and
-        `fed_emnist_test.h5`.
-
-    Raises:
-      DataError: it holds neither pair, or a file is damaged.
-
-    >>> read_emnist(Path('nowhere'))
-    Traceback (most recent call last):
-    ...
-    jaxpruner.baselines.data.DataError: nowhere holds neither federated_emnist_train.sqlite and ...
-    """
+    """Finds the files and reads the test part."""
     for name, reader in _READERS.items():
         paths = [folder / name.format(part) for part in ('train', 'test')]
         if all(path.is_file() for path in paths):

@@ -22,15 +22,7 @@ class ImageFolder:
     """
 
     def __init__(self, folder: Path, classes: tuple[str, ...] | None = None):
-        """Lists the files.
-
-        Args:
-          folder: of the classes.
-          classes: their names in the order of their labels; by default the folder's own, sorted.
-
-        Raises:
-          DataError: a class without pictures, or without a folder.
-        """
+        """Lists the files."""
         found = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
         self.classes = tuple(found) if classes is None else classes
         for name in {*self.classes} ^ {*found}:

@@ -11,11 +11,7 @@ from jaxpruner.baselines.readers.pipelines import Reader
 
 
 class ImageFiles(NamedTuple):
-    """Readers of both parts.
-
-    >>> ImageFiles(train=[Picture('1.png', b'', 0)], test=[], classes=1).classes
-    1
-    """
+    """Readers of both parts."""
 
     train: Reader[Picture]
     test: Reader[Picture]
@@ -23,20 +19,7 @@ class ImageFiles(NamedTuple):
 
 
 def read_imagenet(folder: Path) -> ImageFiles:
-    """Finds the files; images are read when they are asked for.
-
-    Args:
-      folder: holds `train/<class>/*.JPEG` and `val/<class>/*.JPEG`, or files `*train*.array_record*` and
-        `*validation*.array_record*`.
-
-    Raises:
-      DataError: it holds neither, or a part of one.
-
-    >>> read_imagenet(Path('nowhere'))
-    Traceback (most recent call last):
-    ...
-    jaxpruner.baselines.data.DataError: nowhere is not a folder: pass one with train/<class>/*.JPEG ...
-    """
+    """Finds the files; images are read when they are asked for."""
     wanted = 'train/<class>/*.JPEG and val/<class>/*.JPEG, or *train*.array_record* and *validation*.array_record*'
     if not folder.is_dir():
         raise DataError(f'{folder} is not a folder: pass one with {wanted}')

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpruner.baselines.data import DOWNLOAD_AGAIN, DataError
-from jaxpruner.baselines.readers.optional import imported
+from jaxpruner.baselines.readers.optional_packages import imported
 
 Box = tuple[float, float, float, float]  # left, upper, right, lower, in pixels
 MARGIN = 256 / 224  # of the shorter side when testing: what is cut off was seen in training, larger
@@ -19,11 +19,7 @@ _TRIES = 10
 
 
 class Picture(NamedTuple):
-    """A picture as it lies on disk.
-
-    >>> Picture('train/cat/1.JPEG', b'', 0).label
-    0
-    """
+    """A picture as it lies on disk."""
 
     name: str  # of the file, and of the record in it; for errors
     content: bytes  # JPEG, PNG and what else pillow reads
@@ -31,25 +27,7 @@ class Picture(NamedTuple):
 
 
 def random_part(random: np.random.Generator, picture: Picture, size: int) -> dict[str, Any]:
-    """A random part, half of the time mirrored (Szegedy et al. 2015, https://arxiv.org/abs/1409.4842).
-
-    Args:
-      random: decides.
-      picture: to be decoded.
-      size: height and width of the result.
-
-    Returns:
-      `image` uint8[size, size, 3] and `label` int32.
-
-    Raises:
-      DataError: no picture; the message names it.
-
-    >>> from PIL import Image
-    >>> file = io.BytesIO()
-    >>> Image.new('L', (9, 7)).save(file, 'png')
-    >>> random_part(np.random.default_rng(0), Picture('grey.png', file.getvalue(), 1), size=4)['image'].shape
-    (4, 4, 3)
-    """
+    """A random part, half of the time mirrored (Szegedy et al. 2015, https://arxiv.org/abs/1409.4842)."""
     image = _decoded(picture)
     pixels = _resized(image, random_box(random, *image.size), size)
     return {
@@ -59,23 +37,7 @@ def random_part(random: np.random.Generator, picture: Picture, size: int) -> dic
 
 
 def middle(picture: Picture, size: int) -> dict[str, Any]:
-    """The square in the middle, without a margin.
-
-    Args:
-      picture: to be decoded.
-      size: height and width of the result.
-
-    Returns:
-      `image` uint8[size, size, 3] and `label` int32.
-
-    Raises:
-      DataError: no picture; the message names it.
-
-    >>> middle(Picture('empty.png', b'', 1), size=4)
-    Traceback (most recent call last):
-    ...
-    jaxpruner.baselines.data.DataError: empty.png cannot be read as an image ...
-    """
+    """The square in the middle, without a margin."""
     image = _decoded(picture)
     return {
         'image': _resized(image, middle_box(*image.size), size),
@@ -85,11 +47,6 @@ def middle(picture: Picture, size: int) -> dict[str, Any]:
 
 def random_box(random: np.random.Generator, width: int, height: int) -> Box:
     """A part with a random area and ratio; the middle where none of a few fits.
-
-    Args:
-      random: decides.
-      width: of the picture.
-      height: of the picture.
 
     >>> random_box(np.random.default_rng(0), 1000, 1)
     (499.33..., 0.0, 500.66..., 1.0)
@@ -110,10 +67,6 @@ def random_box(random: np.random.Generator, width: int, height: int) -> Box:
 
 def middle_box(width: int, height: int) -> Box:
     """What is left of the square in the middle without its margin.
-
-    Args:
-      width: of the picture.
-      height: of the picture.
 
     >>> middle_box(256, 512)
     (16.0, 144.0, 240.0, 368.0)

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from jaxpruner.baselines.feeds import Values
-from jaxpruner.baselines.readers.optional import imported
+from jaxpruner.baselines.readers.optional_packages import imported
 
 _THREADS = 16
 _BATCHES_AHEAD = 2
@@ -19,12 +19,7 @@ Item = TypeVar('Item', covariant=True)
 
 
 class Reader(Protocol[Item]):
-    """A sequence whose items are read when they are asked for, by several threads at once.
-
-    >>> reader: Reader[str] = ['an image', 'another']
-    >>> len(reader)
-    2
-    """
+    """A sequence whose items are read when they are asked for, by several threads at once."""
 
     def __len__(self) -> int:
         """How many items there are."""
@@ -36,20 +31,10 @@ class Reader(Protocol[Item]):
 
 
 class GrainFeed:
-    """A feed of what a grain dataset yields; its position is that of the dataset's iterator.
-
-    >>> import grain
-    >>> feed = GrainFeed(grain.MapDataset.range(6).to_iter_dataset().batch(2))
-    >>> feed.next(None).tolist()
-    [0, 1]
-    """
+    """A feed of what a grain dataset yields; its position is that of the dataset's iterator."""
 
     def __init__(self, dataset: Any):
-        """Begins to read.
-
-        Args:
-          dataset: a `grain.IterDataset` without an end.
-        """
+        """Begins to read."""
         self._iterator = iter(dataset)
 
     def next(self, values: Values | None) -> Any:
@@ -78,12 +63,6 @@ def mixed(
 ) -> GrainFeed:
     """All examples in a random order, again and again in another.
 
-    Args:
-      reader: of the examples.
-      prepare: (random numbers of its own, item) -> an example: a pytree of arrays.
-      batch_size: examples in a batch.
-      seed: of the order, and of the random numbers.
-
     >>> feed = mixed([1, 2, 3], lambda random, item: np.float32(item), batch_size=3, seed=0)
     >>> sorted(feed.next(None).tolist())
     [1.0, 2.0, 3.0]
@@ -98,9 +77,6 @@ def mixed(
 def numbered(make: Callable[[int], Any]) -> GrainFeed:
     """Batches that are made from their numbers.
 
-    Args:
-      make: 0, 1, … -> a batch.
-
     >>> feed = numbered(lambda number: np.full(2, number))
     >>> feed.next(None).tolist(), feed.next(None).tolist()
     ([0, 0], [1, 1])
@@ -112,15 +88,6 @@ def numbered(make: Callable[[int], Any]) -> GrainFeed:
 
 def windows(parts: Reader[np.ndarray], length: int, batch_size: int, seed: int) -> GrainFeed:
     """Pieces of texts, all of one length: those of a few random parts are mixed at a time.
-
-    Args:
-      parts: of a text, uint8[bytes]; what is left at a part's end is not used.
-      length: of a piece, in bytes.
-      batch_size: pieces in a batch.
-      seed: of the order.
-
-    Raises:
-      ValueError: the first parts are all shorter than a piece.
 
     >>> windows([np.arange(7, dtype=np.uint8)], length=3, batch_size=2, seed=0).next(None).shape
     (2, 3)
@@ -159,11 +126,6 @@ def windows(parts: Reader[np.ndarray], length: int, batch_size: int, seed: int) 
 
 def in_order(reader: Reader[Any], prepare: Callable[[Any], Any], batch_size: int) -> Iterator[Any]:
     """All examples once; the last batch may be shorter.
-
-    Args:
-      reader: of the examples.
-      prepare: item -> an example.
-      batch_size: examples in a batch.
 
     >>> [batch.tolist() for batch in in_order([1, 2, 3], np.float32, batch_size=2)]
     [[1.0, 2.0], [3.0]]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpruner.baselines.data import DOWNLOAD_AGAIN, DataError
-from jaxpruner.baselines.readers.optional import imported
+from jaxpruner.baselines.readers.optional_packages import imported
 from jaxpruner.baselines.readers.pipelines import Reader
 
 PART = 2**20  # bytes of a text file that are read at once
@@ -17,11 +17,7 @@ COLUMN = 'text'
 
 
 class Corpus(NamedTuple):
-    """A text whose training part stays on disk.
-
-    >>> Corpus([np.zeros(3, np.uint8)], np.zeros(2, np.int32), np.arange(256)).test.shape
-    (2,)
-    """
+    """A text whose training part stays on disk."""
 
     train: Reader[np.ndarray]  # parts, uint8[bytes]
     test: np.ndarray  # uint8[n]
@@ -40,12 +36,7 @@ class TextParts:
     """
 
     def __init__(self, paths: list[Path], size: int = PART):
-        """Looks at the sizes of the files.
-
-        Args:
-          paths: of the files.
-          size: of a part, in bytes.
-        """
+        """Looks at the sizes of the files."""
         self._size = size
         self._places = [
             (path, start) for path in paths for start in range(0, path.stat().st_size, size)
@@ -65,22 +56,10 @@ class TextParts:
 
 
 class ParquetParts:
-    """A reader of the column `text` of parquet files.
-
-    >>> len(ParquetParts([]))
-    0
-    """
+    """A reader of the column `text` of parquet files."""
 
     def __init__(self, paths: list[Path]):
-        """Reads where row groups lie.
-
-        Args:
-          paths: of the files.
-
-        Raises:
-          DataError: a file is damaged, or has no such column.
-          ImportError: pyarrow is missing.
-        """
+        """Reads where row groups lie."""
         self._places = [(path, group) for path in paths for group in range(_row_groups(path))]
 
     def __len__(self) -> int:
@@ -99,21 +78,7 @@ class ParquetParts:
 
 
 def read_corpus(folder: Path, test_bytes: int) -> Corpus:
-    """Finds the files, and reads the beginning of the test part.
-
-    Args:
-      folder: holds text or parquet files, in folders or not; where their path has `validation` in it they are for
-        testing, where it has `train` in it for training.
-      test_bytes: how much to read for testing, at most.
-
-    Raises:
-      DataError: no such files.
-
-    >>> read_corpus(Path('nowhere'), 8)
-    Traceback (most recent call last):
-    ...
-    jaxpruner.baselines.data.DataError: nowhere does not hold files *train*.parquet and *validation*.parquet, or ...
-    """
+    """Finds the files, and reads the beginning of the test part."""
     for suffix, reader in (('.parquet', ParquetParts), ('.txt', TextParts)):
         found = {part: _files(folder, part, suffix) for part in ('train', 'validation')}
         if all(found.values()):

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from jaxpruner.baselines.folders import claimed
 from jaxpruner.baselines.recipe import Recipe
+from jaxpruner.baselines.sweep_folder import claimed
 from jaxpruner.core import atomic_files
 
 RECIPE = Recipe('resnet')

@@ -8,7 +8,7 @@ import pytest
 from helpers import eight_devices
 from helpers.tiny_feed import RECIPE, TinyFeed, TinyWorkload
 from jaxpruner.baselines.checkpointing import Checkpoints
-from jaxpruner.baselines.fed import Fed
+from jaxpruner.baselines.feed_training import FeedTraining
 from jaxpruner.baselines.sweeps import Interrupted, Sweep, plan
 from jaxpruner.report.results import read_cells
 
@@ -16,13 +16,13 @@ CELLS = plan(['set'], [0.5], [3, 4])
 
 
 def trained(workload, recipe=RECIPE, algorithm='set', steps=RECIPE.steps):
-    fed = Fed(workload, recipe, None, algorithm)
-    targets = fed.targets([0.5])
-    feed = fed.open([3])
-    carries = fed.advance(targets, fed.start(targets, [3]), 0, steps)
-    fed.close()
+    training = FeedTraining(workload, recipe, None, algorithm)
+    targets = training.targets([0.5])
+    feed = training.open([3])
+    carries = training.advance(targets, training.start(targets, [3]), 0, steps)
+    training.close()
     assert feed.is_closed
-    return fed, targets, carries
+    return training, targets, carries
 
 
 def content(out):
@@ -115,19 +115,19 @@ def test_a_feed_whose_position_is_lost_begins_again(undisturbed, tmp_path):
 def test_bfloat16_trains_and_parameters_stay_float32():
     workload = TinyWorkload(evaluates='tests')
     recipe = RECIPE.updated({'dtype': 'bfloat16', 'steps': 200})
-    fed, targets, carries = trained(workload, recipe, 'no_prune', steps=200)
-    before = fed.report(targets, fed.start(targets, [3]))[0]['error']
-    assert fed.report(targets, carries)[0]['error'] < 0.05 * before
+    training, targets, carries = trained(workload, recipe, 'no_prune', steps=200)
+    before = training.report(targets, training.start(targets, [3]))[0]['error']
+    assert training.report(targets, carries)[0]['error'] < 0.05 * before
     assert {leaf.dtype for leaf in jax.tree.leaves(carries.params)} == {jnp.dtype('float32')}
 
 
 @pytest.mark.parametrize('evaluates', ['here', 'tests', 'host'])
 def test_the_three_ways_of_evaluating(evaluates):
     workload = TinyWorkload(evaluates=evaluates)
-    fed = Fed(workload, RECIPE, None, 'set')
-    targets = fed.targets([0.5])
-    carries = fed.start(targets, [3])
-    fed.open([3])
+    training = FeedTraining(workload, RECIPE, None, 'set')
+    targets = training.targets([0.5])
+    carries = training.start(targets, [3])
+    training.open([3])
     kernel = np.asarray(carries.params['kernel'][0])
     inputs = np.random.default_rng(99).normal(size=(37, 8)).astype(np.float32)
     expected = {
@@ -137,10 +137,10 @@ def test_the_three_ways_of_evaluating(evaluates):
         ).mean(),  # 37 examples in batches of 16, the last filled up
         'host': np.abs(kernel[:2] - np.eye(2)).sum() + 3,
     }
-    metrics, masks = fed.report(targets, carries)
+    metrics, masks = training.report(targets, carries)
     np.testing.assert_allclose(metrics['error'], [expected[evaluates]], rtol=1e-5)
     assert masks['kernel'].shape == (1, 8, 2)
-    assert fed.prunable() == {'kernel': 16}
+    assert training.prunable() == {'kernel': 16}
 
 
 def test_cells_with_a_feed_are_trained_one_after_another(tmp_path):
@@ -151,7 +151,7 @@ def test_cells_with_a_feed_are_trained_one_after_another(tmp_path):
 def check_the_batch_is_spread_over_the_devices(monkeypatch):
     assert jax.local_device_count() == 8
     workload = TinyWorkload(wants_values=True, evaluates='tests')
-    fed, targets, carries = trained(workload)
+    training, targets, carries = trained(workload)
     assert len(carries.params['kernel'].sharding.device_set) == 8
     with pytest.warns(UserWarning, match='1 of 8 devices are used: batches of 7 examples'):
         trained(workload, RECIPE.updated({'batch_size': 7}), steps=1)
@@ -159,7 +159,7 @@ def check_the_batch_is_spread_over_the_devices(monkeypatch):
         patch.setattr(jax, 'local_device_count', lambda: 1)
         alone, _, carries_alone = trained(workload)
         metrics_alone, masks_alone = alone.report(targets, carries_alone)
-    metrics, masks = fed.report(targets, carries)
+    metrics, masks = training.report(targets, carries)
     np.testing.assert_allclose(
         carries.params['kernel'], carries_alone.params['kernel'], rtol=1e-4, atol=1e-6
     )

@@ -7,16 +7,6 @@ from typing import Any
 def imported(name: str, use: str) -> Any:
     """Imports a module.
 
-    Args:
-      name: of the module.
-      use: what it is needed for.
-
-    Returns:
-      The module.
-
-    Raises:
-      ImportError: it is not installed; the message says what to do.
-
     >>> imported('json', 'numbers').dumps(1)
     '1'
     >>> imported('no_such_module', 'numbers')

@@ -12,19 +12,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpruner.baselines import replay as replays
+from jaxpruner.baselines import device_replay
 from jaxpruner.baselines.dqn_learning import DeepQLearning, exploration
-from jaxpruner.baselines.games import Games
+from jaxpruner.baselines.minatar_games import Games
 from jaxpruner.baselines.recipe import Recipe
 from jaxpruner.baselines.task import Carry, Metric, Task, step_key
 
 
 class Agent(NamedTuple):
-    """What DQN carries besides the trained parameters.
-
-    >>> Agent(target={}, games=None, observations=jnp.zeros((8, 10, 10, 4)), replay=None).observations.shape
-    (8, 10, 10, 4)
-    """
+    """What DQN carries besides the trained parameters."""
 
     target: Any  # parameters of the target network
     games: Any  # the environments' states, a leading axis of `environments`
@@ -33,19 +29,7 @@ class Agent(NamedTuple):
 
 
 def minatar_task(recipe: Recipe) -> Task:
-    """The training on one of MinAtar's games.
-
-    Args:
-      recipe: of the workload `dqn`.
-
-    Raises:
-      ValueError: an unknown game, or the buffer is no multiple of the environments.
-      ImportError: gymnax is not installed.
-
-    >>> from jaxpruner.baselines import WORKLOADS
-    >>> minatar_task(WORKLOADS['dqn'].default('default')).steps
-    20000
-    """
+    """The training on one of MinAtar's games."""
     numbers: Any = recipe.task
     count = numbers['environments']
     if numbers['replay'] % count or numbers['replay_start'] % count or numbers['replay_start'] < 1:
@@ -71,14 +55,6 @@ def minatar_task(recipe: Recipe) -> Task:
 def explore(key: jax.Array, values: jax.Array, epsilon: jax.Array | float) -> jax.Array:
     """Picks the best action, or with a probability of epsilon any.
 
-    Args:
-      key: a typed key.
-      values: of each action, float32[n, actions].
-      epsilon: the probability.
-
-    Returns:
-      int32[n].
-
     >>> explore(jax.random.key(0), jnp.array([[0.0, 1.0], [1.0, 0.0]]), 0.0).tolist()
     [1, 0]
     """
@@ -95,22 +71,7 @@ def returns(
     count: int,
     epsilon: float,
 ) -> jax.Array:
-    """Plays whole games.
-
-    Args:
-      key: a typed key.
-      game: which.
-      values: from observations to the value of each action.
-      count: how many games, at the same time.
-      epsilon: how often any action is taken instead of the best.
-
-    Returns:
-      The sum of the rewards of each, float32[count].
-
-    >>> no_move = lambda observations: jnp.zeros((len(observations), 3))
-    >>> jax.jit(lambda key: returns(key, Games('Breakout-MinAtar'), no_move, 2, 0.0))(jax.random.key(0)).shape
-    (2,)
-    """
+    """Plays whole games."""
     key_reset, key_play = jax.random.split(key)
     observations, games = game.reset(key_reset, count)
 
@@ -149,7 +110,10 @@ class _Playing:
             return self._play(key_game, agent, actions, number * count)
 
         agent = Agent(
-            params, games, observations, replays.empty(self.numbers['replay'], self.game.shape)
+            params,
+            games,
+            observations,
+            device_replay.empty(self.numbers['replay'], self.game.shape),
         )
         return jax.lax.fori_loop(0, self.numbers['replay_start'] // count, move, agent)
 
@@ -163,7 +127,7 @@ class _Playing:
         actions = explore(key_action, seen, exploration(self.recipe, number))
         before = self.numbers['replay_start'] + number * len(actions)
         agent = self._play(key_game, agent, actions, before)
-        batch = replays.sample(
+        batch = device_replay.sample(
             key_sample, agent.replay, before + len(actions), self.recipe.batch_size
         )
         return self.learning.update(updater, tx, carry._replace(state=agent), number, batch)
@@ -177,4 +141,4 @@ class _Playing:
     def _play(self, key: jax.Array, agent: Agent, actions: jax.Array, before: Any) -> Agent:
         """The agent after a move in each environment; so many transitions were in the buffer before."""
         after, games, new, _ = self.game.play(key, agent.games, agent.observations, actions)
-        return Agent(agent.target, games, after, replays.insert(agent.replay, new, before))
+        return Agent(agent.target, games, after, device_replay.insert(agent.replay, new, before))

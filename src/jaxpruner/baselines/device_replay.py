@@ -7,11 +7,7 @@ import jax.numpy as jnp
 
 
 class Transitions(NamedTuple):
-    """What happened in several steps of an environment; the first axis counts them.
-
-    >>> Transitions(*[jnp.zeros(2)] * 5).reward.shape
-    (2,)
-    """
+    """What happened in several steps of an environment; the first axis counts them."""
 
     observation: jax.Array  # bool[n, height, width, channels], or uint8
     action: jax.Array  # int32[n]
@@ -23,15 +19,7 @@ class Transitions(NamedTuple):
 
 
 def empty(capacity: int, shape: tuple[int, ...]) -> Transitions:
-    """A buffer with nothing in it.
-
-    Args:
-      capacity: transitions.
-      shape: of an observation.
-
-    >>> empty(6, (10, 10, 4)).observation.shape
-    (6, 10, 10, 4)
-    """
+    """A buffer with nothing in it."""
     observations = jnp.zeros((capacity, *shape), bool)
     return Transitions(
         observation=observations,
@@ -44,11 +32,6 @@ def empty(capacity: int, shape: tuple[int, ...]) -> Transitions:
 
 def insert(replay: Transitions, new: Transitions, before: jax.Array | int) -> Transitions:
     """Puts transitions in place of the oldest.
-
-    Args:
-      replay: the buffer; its capacity is a multiple of how many are new.
-      new: the transitions.
-      before: how many were ever inserted, a multiple of how many are new.
 
     >>> insert(Transitions(*[jnp.zeros(4)] * 5), Transitions(*[jnp.ones(2)] * 5), 6).reward.tolist()
     [0.0, 0.0, 1.0, 1.0]
@@ -64,17 +47,6 @@ def insert(replay: Transitions, new: Transitions, before: jax.Array | int) -> Tr
 def sample(
     key: jax.Array, replay: Transitions, inserted: jax.Array | int, size: int
 ) -> Transitions:
-    """Draws transitions, each as likely, with repetition.
-
-    Args:
-      key: a typed key.
-      replay: the buffer.
-      inserted: how many were ever inserted, at least one.
-      size: how many to draw.
-
-    >>> replay = Transitions(*[jnp.array([7.0, 7.0, 0.0])] * 5)
-    >>> sample(jax.random.key(0), replay, 2, 4).reward.tolist()
-    [7.0, 7.0, 7.0, 7.0]
-    """
+    """Draws transitions, each as likely, with repetition."""
     places = jax.random.randint(key, (size,), 0, jnp.minimum(inserted, len(replay.reward)))
     return jax.tree.map(lambda values: values[places], replay)

@@ -6,25 +6,16 @@ from typing import Any
 import numpy as np
 
 from jaxpruner.baselines.atari import STACK, Emulators, Outcome
-from jaxpruner.baselines.replay import Transitions
+from jaxpruner.baselines.device_replay import Transitions
 
 _OVER, _CUT = 1, 2
 
 
 class FrameReplay:
-    """The newest moves of several games: a row for each move, a column for each game.
-
-    >>> FrameReplay(1000, 4).frames.shape
-    (250, 4, 84, 84)
-    """
+    """The newest moves of several games: a row for each move, a column for each game."""
 
     def __init__(self, capacity: int, count: int):
-        """Makes an empty buffer.
-
-        Args:
-          capacity: moves, in all games together.
-          count: how many games are played.
-        """
+        """Makes an empty buffer."""
         self._rows = capacity // count
         self._added = 0  # rows, ever
         moves = self._rows, count
@@ -41,15 +32,7 @@ class FrameReplay:
         return self._added * self.frames.shape[1]
 
     def play(self, emulators: Emulators, actions: np.ndarray) -> Outcome:
-        """Makes a move in each game and keeps it, in place of the oldest.
-
-        Args:
-          emulators: of the games.
-          actions: whole numbers, [count].
-
-        Returns:
-          What it brought; the buffer keeps rewards clipped to [-1, 1].
-        """
+        """Makes a move in each game and keeps it, in place of the oldest."""
         row = self._added % self._rows
         self.frames[row], self.behind[row] = emulators.observations[..., -1], emulators.behind
         outcome = emulators.step(actions)
@@ -59,15 +42,7 @@ class FrameReplay:
         return outcome
 
     def sample(self, rng: np.random.Generator, size: int) -> Transitions:
-        """Draws moves, each as likely, with repetition.
-
-        Args:
-          rng: says which.
-          size: how many.
-
-        Returns:
-          Transitions of NumPy arrays, uint8[size, 84, 84, 4] the observations.
-        """
+        """Draws moves, each as likely, with repetition."""
         rows, games = self._draw(rng, size)
         # After the last move of a game nothing was kept: what this draws of a cut game has no meaning.
         while (cut := self.ending[rows % self._rows, games] == _CUT).any():
@@ -91,15 +66,7 @@ class FrameReplay:
         }
 
     def restore(self, arrays: Mapping[str, np.ndarray], moves: int) -> None:
-        """Becomes what another buffer was.
-
-        Args:
-          arrays: from `kept` of a buffer of the same size.
-          moves: its length.
-
-        Raises:
-          ValueError: an array of another shape.
-        """
+        """Becomes what another buffer was."""
         self._added = moves // self.frames.shape[1]
         for name, own in self.kept().items():
             if arrays[name].shape != own.shape:

@@ -5,12 +5,16 @@ import json
 import jax
 import pytest
 
-from jaxpruner.baselines import WORKLOADS, fastest
-from jaxpruner.baselines import over as over_lib
-from jaxpruner.baselines.fastest import Choice, choose_over, read_choice, settle_over
+from jaxpruner.baselines import WORKLOADS, cell_mapping, mapping_choice
+from jaxpruner.baselines.mapping_choice import (
+    MappingChoice,
+    measure_mappings,
+    read_choice,
+    settle_mapping,
+)
 
 LENET = WORKLOADS['lenet']
-MEASURED = Choice('vmap', 'measured', {'each': 1.0, 'map': 0.98, 'vmap': 0.61})
+MEASURED = MappingChoice('vmap', 'measured', {'each': 1.0, 'map': 0.98, 'vmap': 0.61})
 
 
 @pytest.mark.parametrize(
@@ -24,8 +28,8 @@ MEASURED = Choice('vmap', 'measured', {'each': 1.0, 'map': 0.98, 'vmap': 0.61})
     ],
 )
 def test_one_after_another_stays_unless_a_way_is_clearly_faster(seconds, over):
-    choice = fastest.fastest(seconds)
-    assert choice.over == over
+    choice = mapping_choice.pick_fastest(seconds)
+    assert choice.mapping == over
     assert choice.ratios['each'] == 1
 
 
@@ -48,17 +52,17 @@ class Clock:
 
 def test_ways_are_measured_in_turns(monkeypatch):
     clock = Clock({'each': 1e-3, 'map': 1e-3, 'vmap': 5e-4})
-    monkeypatch.setattr(fastest, 'time', clock)
-    monkeypatch.setattr(fastest, '_run_of', clock.run_of)
-    monkeypatch.setattr(fastest, 'ways', lambda: tuple(clock.seconds))
-    assert choose_over(LENET, LENET.default('default'), None, 4).over == 'vmap'
-    rounds = clock.calls[-3 * fastest._ROUNDS :]
+    monkeypatch.setattr(mapping_choice, 'time', clock)
+    monkeypatch.setattr(mapping_choice, '_run_of', clock.run_of)
+    monkeypatch.setattr(mapping_choice, 'available_mappings', lambda: tuple(clock.seconds))
+    assert measure_mappings(LENET, LENET.default('default'), None, 4).mapping == 'vmap'
+    rounds = clock.calls[-3 * mapping_choice._ROUNDS :]
     assert [over for over, _ in rounds[:6]] == ['each', 'map', 'vmap', 'map', 'vmap', 'each']
     (steps,) = {steps for _, steps in rounds}
-    assert steps * 4e-3 >= fastest._SECONDS
+    assert steps * 4e-3 >= mapping_choice._SECONDS
     few = LENET.default('default').updated({'steps': 3})
-    choose_over(LENET, few, None, 4)
-    assert {steps for _, steps in clock.calls[-3 * fastest._ROUNDS :]} == {3}
+    measure_mappings(LENET, few, None, 4)
+    assert {steps for _, steps in clock.calls[-3 * mapping_choice._ROUNDS :]} == {3}
 
 
 def test_what_a_folder_keeps(tmp_path, monkeypatch):
@@ -68,12 +72,12 @@ def test_what_a_folder_keeps(tmp_path, monkeypatch):
         measured.append(1)
         return MEASURED
 
-    assert settle_over(tmp_path, None, measure) == Choice('map', 'default')
-    assert settle_over(tmp_path, 'each', measure) == Choice('each', 'given')
-    assert settle_over(tmp_path, None, measure) == Choice('each', 'given')
+    assert settle_mapping(tmp_path, None, measure) == MappingChoice('map', 'default')
+    assert settle_mapping(tmp_path, 'each', measure) == MappingChoice('each', 'given')
+    assert settle_mapping(tmp_path, None, measure) == MappingChoice('each', 'given')
     assert not measured
     for wanted in ('auto', 'auto', None):
-        assert settle_over(tmp_path, wanted, measure) == read_choice(tmp_path) == MEASURED
+        assert settle_mapping(tmp_path, wanted, measure) == read_choice(tmp_path) == MEASURED
     assert len(measured) == 1
     assert (
         MEASURED.words()
@@ -82,20 +86,20 @@ def test_what_a_folder_keeps(tmp_path, monkeypatch):
     # What was chosen where there were more devices is chosen again.
     path = tmp_path / 'over.json'
     path.write_text(json.dumps({**json.loads(path.read_text()), 'over': 'devices'}))
-    monkeypatch.setattr(fastest, 'ways', lambda: ('each', 'map', 'vmap'))
-    assert settle_over(tmp_path, None, measure) == Choice('map', 'default')
+    monkeypatch.setattr(mapping_choice, 'available_mappings', lambda: ('each', 'map', 'vmap'))
+    assert settle_mapping(tmp_path, None, measure) == MappingChoice('map', 'default')
     assert [path.name for path in tmp_path.iterdir()] == ['over.json']
 
 
 def test_a_single_cell_says_nothing_of_many(tmp_path):
-    alone = choose_over(LENET, LENET.default('default'), None, 1)
-    assert settle_over(tmp_path, 'auto', lambda: alone).over == 'each'
-    assert settle_over(tmp_path, 'auto', lambda: MEASURED) == MEASURED
+    alone = measure_mappings(LENET, LENET.default('default'), None, 1)
+    assert settle_mapping(tmp_path, 'auto', lambda: alone).mapping == 'each'
+    assert settle_mapping(tmp_path, 'auto', lambda: MEASURED) == MEASURED
 
 
 def test_a_backend_of_which_nothing_is_known_is_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
-    assert settle_over(tmp_path, None, lambda: MEASURED) == MEASURED
+    assert settle_mapping(tmp_path, None, lambda: MEASURED) == MEASURED
 
 
 @pytest.mark.parametrize(
@@ -106,17 +110,17 @@ def test_a_damaged_file_is_refused(content, tmp_path):
     with pytest.raises(
         ValueError, match=r'over\.json does not say how cells are trained \(.*\): delete it'
     ):
-        settle_over(tmp_path, None, lambda: MEASURED)
+        settle_mapping(tmp_path, None, lambda: MEASURED)
 
 
 def test_ways_that_are_refused(tmp_path, monkeypatch):
     with pytest.raises(
         ValueError, match="cells are trained over each, map, vmap, devices, got 'pmap'"
     ):
-        settle_over(tmp_path, 'pmap', lambda: MEASURED)
-    monkeypatch.setattr(over_lib, 'ways', lambda: ('each', 'map', 'vmap'))
+        settle_mapping(tmp_path, 'pmap', lambda: MEASURED)
+    monkeypatch.setattr(cell_mapping, 'available_mappings', lambda: ('each', 'map', 'vmap'))
     with pytest.raises(
         ValueError, match=r"over 'devices' needs more than one device, here is 1; .*XLA_FLAGS"
     ):
-        settle_over(tmp_path, 'devices', lambda: MEASURED)
+        settle_mapping(tmp_path, 'devices', lambda: MEASURED)
     assert not list(tmp_path.iterdir())

@@ -4,27 +4,14 @@ from typing import Any
 
 import jax
 
-from jaxpruner.baselines.replay import Transitions
+from jaxpruner.baselines.device_replay import Transitions
 
 
 class Games:
-    """A game by its name in gymnax, played several times at once.
-
-    >>> games = Games('Breakout-MinAtar')
-    >>> games.shape, games.actions
-    ((10, 10, 4), 3)
-    """
+    """A game by its name in gymnax, played several times at once."""
 
     def __init__(self, name: str):
-        """Finds the game.
-
-        Args:
-          name: one of MinAtar's.
-
-        Raises:
-          ValueError: there is no such game.
-          ImportError: gymnax is not installed.
-        """
+        """Finds the game."""
         gymnax = _gymnax()
         known = [game for game in gymnax.registered_envs if game.endswith('MinAtar')]
         if name not in known:
@@ -36,31 +23,13 @@ class Games:
         self.actions: int = self._game.num_actions
 
     def reset(self, key: jax.Array, count: int) -> tuple[jax.Array, Any]:
-        """Begins games.
-
-        Args:
-          key: a typed key.
-          count: how many.
-
-        Returns:
-          Observations float32[count, height, width, channels], and the games' states.
-        """
+        """Begins games."""
         return jax.vmap(self._game.reset, (0, None))(jax.random.split(key, count), self._settings)
 
     def play(
         self, key: jax.Array, states: Any, observations: jax.Array, actions: jax.Array
     ) -> tuple[jax.Array, Any, Transitions, jax.Array]:
-        """Makes one move in each game; one that ends begins anew.
-
-        Args:
-          key: a typed key.
-          states: of the games.
-          observations: of the games.
-          actions: int32[count].
-
-        Returns:
-          Observations, states, the transitions, and bool[count] for games that ended or reached their time limit.
-        """
+        """Makes one move in each game; one that ends begins anew."""
         keys = jax.random.split(key, len(actions))
         after, states, rewards, terminal, truncated, info = jax.vmap(
             self._game.step, (0, 0, 0, None)

@@ -14,22 +14,11 @@ _WRITTEN_BY_SWEEPS = ('cells', 'metrics', 'masks')
 
 @contextlib.contextmanager
 def claimed(out: Path, recipe: Recipe) -> Iterator[None]:
-    """Keeps other processes from writing to a folder of results, and other recipes.
+    """Keeps other processes and other recipes from writing to a folder of results.
 
-    The file `.lock` names the process that writes; the system lets go of it when that process ends, however it ends.
-
-    Args:
-      out: made where it is missing.
-      recipe: written where there is none.
-
-    Raises:
-      ValueError: another process writes there, or the folder has results of another recipe.
-      OSError: nothing can be written there.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder, claimed(Path(folder), Recipe('resnet')):
-    ...     sorted(path.name for path in Path(folder).iterdir())
-    ['.lock', 'recipe.toml']
+    The folder is made where it is missing. The file `.lock` in it names the process that writes;
+    the system releases the lock when that process ends, however it ends. A `ValueError` names what
+    is in the way.
     """
     with contextlib.ExitStack() as stack:
         with errors_named(out):
@@ -49,13 +38,13 @@ def _check_recipe(path: Path, recipe: Recipe) -> None:
     if not path.exists():
         recipe.write(path)
         return
-    there = read_recipe(path, recipe)
-    if there != recipe:
-        ours, theirs = recipe.to_toml().splitlines(), there.to_toml().splitlines()
-        differing = next(
-            (pair for pair in zip(ours, theirs, strict=False) if pair[0] != pair[1]), ('', '')
-        )
-        raise ValueError(
-            f'{path} is another recipe ({differing[1]!r} there, {differing[0]!r} now); its results cannot be '
-            'continued: choose another --out, or the same recipe'
-        )
+    existing = read_recipe(path, recipe)
+    if existing == recipe:
+        return
+    pairs = zip(recipe.to_toml().splitlines(), existing.to_toml().splitlines(), strict=False)
+    different = (pair for pair in pairs if pair[0] != pair[1])
+    new_line, old_line = next(different, ('', ''))
+    raise ValueError(
+        f'{path} is another recipe ({old_line!r} there, {new_line!r} now); its results cannot be '
+        'continued: choose another --out, or the same recipe'
+    )
