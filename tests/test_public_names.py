@@ -11,6 +11,7 @@ import sys
 import pytest
 
 import jaxpruner
+from contract import tables
 from jaxpruner import public_names
 
 MODULES = [
@@ -94,11 +95,9 @@ def test_names_of_the_interface(name):
 
 
 def test_all_algorithms_are_registered_by_name():
-    names = """
-        no_prune magnitude random saliency magnitude_ste random_ste global_magnitude global_saliency static_sparse
-        set rigl acdc adam_fisher iterative_nm movement
-    """
-    assert jaxpruner.all_algorithm_names() == tuple(names.split())
+    assert set(jaxpruner.all_algorithm_names()) == tables.ALGORITHMS.keys()
+    for cls in jaxpruner.ALGORITHM_REGISTRY.values():
+        assert getattr(jaxpruner, cls.__name__) is cls
 
 
 def test_public_names_are_loaded_when_one_is_asked_for():
@@ -117,6 +116,7 @@ assert 'MagnitudePruning' in vars(jaxpruner)
 
 def test_the_package_has_what_the_public_list_has():
     listed = {name: value for name, value in vars(public_names).items() if not name.startswith('_')}
+    listed |= {cls.__name__: cls for cls in jaxpruner.ALGORITHM_REGISTRY.values()}
     assert {name: getattr(jaxpruner, name) for name in listed} == listed
     assert listed.keys() <= set(dir(jaxpruner))
     found = {}

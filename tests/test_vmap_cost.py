@@ -15,6 +15,7 @@ import optax
 import pytest
 
 import jaxpruner
+from contract import tables
 from helpers import compiling, hlo
 from jaxpruner import sparsity_distributions, sparsity_schedules
 
@@ -22,7 +23,7 @@ SEEDS = 3
 SHAPES = {'first': (16, 24), 'last': (24, 8)}
 SMALLEST = min(math.prod(shape) for shape in SHAPES.values())
 
-SELECT_IN_EVERY_STEP = {'magnitude_ste', 'random_ste', 'movement'}
+SELECT_IN_EVERY_STEP = {name for name, row in tables.ALGORITHMS.items() if row.straight_through}
 
 # Algorithm, sparsity type, whether masks are packed.
 CASES = [

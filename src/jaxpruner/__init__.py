@@ -1,14 +1,26 @@
 """Sparsity for JAX models: masks, schedules, selection, training, one-shot pruning.
 
-The public names stand in `public_names.py`. They are loaded when one of them is first asked for, so that the command
-line answers `--help` without loading JAX.
+Public are the names in `public_names.py` and what `algorithms` exports. They are loaded when one of them is first asked
+for, so that the command line answers `--help` without loading JAX.
 """
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from jaxpruner.public_names import *  # noqa: F403 (what a type checker sees)
+    from jaxpruner.algorithms import *  # noqa: F403 (what a type checker sees)
+    from jaxpruner.public_names import *  # noqa: F403
 else:
+
+    def _public_names():
+        from importlib import import_module
+        from types import ModuleType
+
+        algorithms = vars(import_module(f'{__name__}.algorithms'))
+        classes = {
+            name: value for name, value in algorithms.items() if not isinstance(value, ModuleType)
+        }
+        names = classes | vars(import_module(f'{__name__}.public_names'))
+        return {name: value for name, value in names.items() if not name.startswith('_')}
 
     def __getattr__(name):
         """Finds a module of the package, or a public name."""
@@ -23,8 +35,7 @@ else:
             and util.find_spec(f'{__name__}.{name}') is not None
         ):
             return import_module(f'{__name__}.{name}')
-        names = {} if is_special else vars(import_module(f'{__name__}.public_names'))
-        public = {public: value for public, value in names.items() if not public.startswith('_')}
+        public = {} if is_special else _public_names()
         if name == '__all__':
             return sorted(public)
         if name not in public:

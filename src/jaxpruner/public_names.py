@@ -1,4 +1,4 @@
-"""The public names of `jaxpruner`, and nothing else; the package loads them when one of them is first asked for."""
+"""The public names of `jaxpruner` beside the algorithms; the package loads them when one of them is first asked for."""
 
 from jaxpruner import activations as activations
 from jaxpruner import algorithms as algorithms
@@ -17,22 +17,6 @@ from jaxpruner.activations import pruning_act_struct as pruning_act_struct
 from jaxpruner.activations import puning_act_unstruct as puning_act_unstruct
 from jaxpruner.activations import sparsify_activations as sparsify_activations
 from jaxpruner.activations import summarize_activations as summarize_activations
-from jaxpruner.algorithms import ACDC as ACDC
-from jaxpruner.algorithms import SET as SET
-from jaxpruner.algorithms import AdamFisherPruning as AdamFisherPruning
-from jaxpruner.algorithms import FixedMask as FixedMask
-from jaxpruner.algorithms import GlobalMagnitudePruning as GlobalMagnitudePruning
-from jaxpruner.algorithms import GlobalSaliencyPruning as GlobalSaliencyPruning
-from jaxpruner.algorithms import IterativeNMPruning as IterativeNMPruning
-from jaxpruner.algorithms import MagnitudePruning as MagnitudePruning
-from jaxpruner.algorithms import MovementPruning as MovementPruning
-from jaxpruner.algorithms import RandomPruning as RandomPruning
-from jaxpruner.algorithms import RigL as RigL
-from jaxpruner.algorithms import SaliencyPruning as SaliencyPruning
-from jaxpruner.algorithms import StaticRandomSparse as StaticRandomSparse
-from jaxpruner.algorithms import SteMagnitudePruning as SteMagnitudePruning
-from jaxpruner.algorithms import SteRandomPruning as SteRandomPruning
-from jaxpruner.algorithms import masks_from_zeros as masks_from_zeros
 from jaxpruner.algorithms import pruners as pruners
 from jaxpruner.api import ALGORITHM_REGISTRY as ALGORITHM_REGISTRY
 from jaxpruner.api import all_algorithm_names as all_algorithm_names

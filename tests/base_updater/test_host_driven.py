@@ -11,12 +11,13 @@ import pytest
 from flax import nnx
 
 import jaxpruner
+from contract import tables
 from helpers import compiling, hlo
 from jaxpruner import sparsity_distributions, sparsity_schedules
 
 STEPS = 8
 WIDTHS = (16, 24, 8)
-STRAIGHT_THROUGH = {'magnitude_ste', 'random_ste', 'movement'}
+STRAIGHT_THROUGH = {name for name, row in tables.ALGORITHMS.items() if row.straight_through}
 OPTIMIZERS = {
     'momentum': optax.sgd(1e-2, momentum=0.9),
     'adam': optax.adam(1e-2),
