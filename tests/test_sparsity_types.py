@@ -1,7 +1,9 @@
 """Sparsity types: validated, hashable, read from text, chosen for each leaf."""
 
+import jax
 import pytest
 
+import jaxpruner
 from jaxpruner import sparsity_types as types
 from jaxpruner import type_rules
 
@@ -110,3 +112,44 @@ def test_a_rule_that_matches_nothing_is_refused():
         match=r"sparsity_type: 'haed/\*' matches no parameter; the nearest are 'head/kernel'",
     ):
         type_rules.resolve({'haed/*': None}, PATHS, [0, 0])
+
+
+class Renamed(types.Unstructured):
+    """Ranks weights as they are."""
+
+
+class RowRelative(types.Unstructured):
+    """Ranks weights against the sum of their row."""
+
+    def group_scores(self, scores):
+        return scores / scores.sum(axis=-1, keepdims=True)
+
+
+class NoVectors(types.Unstructured):
+    """Refuses vectors."""
+
+    def check_shape(self, shape, where):
+        assert len(shape) > 1, where
+
+
+ARE_UNSTRUCTURED = [
+    (types.Unstructured(), True),
+    (Renamed(), True),
+    (RowRelative(), False),
+    (NoVectors(), False),
+    (types.Channel(), False),
+    (types.NByM(2, 4), False),
+    (None, False),
+]
+
+
+@pytest.mark.parametrize(('sparsity_type', 'expected'), ARE_UNSTRUCTURED)
+def test_a_subclass_that_pools_scores_is_not_unstructured(sparsity_type, expected):
+    assert types.is_unstructured(sparsity_type) is expected
+
+
+@pytest.mark.parametrize(('sparsity_type', 'expected'), ARE_UNSTRUCTURED[:3])
+def test_a_plan_calls_unstructured_what_ranks_single_weights(sparsity_type, expected):
+    plan = jaxpruner.MagnitudePruning(sparsity=0.5, sparsity_type=sparsity_type)
+    params = {'w': jax.ShapeDtypeStruct((8, 8), 'float32')}
+    assert ('unstructured' in str(plan.plan(params))) is expected

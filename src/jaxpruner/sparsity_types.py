@@ -90,6 +90,27 @@ class Unstructured(NamedFields):
         return group_mask
 
 
+_GROUPING = ('check_shape', 'group_scores', 'spread_groups')
+
+
+def is_unstructured(sparsity_type: Any) -> bool:
+    """Whether each weight is ranked by its own score, so that scores need no pooling.
+
+    True for `Unstructured` and for subclasses that leave its methods as they are. A subclass with a method of its own
+    may pool scores in another way.
+
+    Args:
+      sparsity_type: a type; `None` is not unstructured.
+
+    >>> is_unstructured(Unstructured()), is_unstructured(Channel())
+    (True, False)
+    """
+    if not isinstance(sparsity_type, Unstructured):
+        return False
+    own = type(sparsity_type)
+    return all(getattr(own, name) is getattr(Unstructured, name) for name in _GROUPING)
+
+
 # The axis along which a model sums, in whatever layout its framework has.
 INPUT_AXIS = 'input'
 

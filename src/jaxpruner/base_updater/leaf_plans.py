@@ -13,7 +13,14 @@ from jaxpruner.base_updater import targets
 from jaxpruner.core import text_tables
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.mask_calculator import calculators, selection
-from jaxpruner.sparsity_types import Block, Channel, GroupedType, NByM, SparsityType, Unstructured
+from jaxpruner.sparsity_types import (
+    Block,
+    Channel,
+    GroupedType,
+    NByM,
+    SparsityType,
+    is_unstructured,
+)
 
 if TYPE_CHECKING:
     from jaxpruner.base_updater import BaseUpdater
@@ -169,7 +176,7 @@ def unpruned_leaf(
       sparsity_type: its type, `None` where dense.
       is_stacked: whether its first axis counts layers.
 
-    >>> unpruned_leaf(('w',), jnp.ones((2, 4)), Unstructured(), False).kept
+    >>> unpruned_leaf(('w',), jnp.ones((2, 4)), NByM(2, 4), False).kept
     8
     """
     shape = tuple(jnp.shape(leaf))
@@ -224,6 +231,7 @@ def with_target(
       is_counted: whether shapes say how many of its weights are kept.
       shares_target: whether the targets of other leaves prune it, too, so that its own may be 0.
 
+    >>> from jaxpruner.sparsity_types import Unstructured
     >>> leaf = unpruned_leaf(('w',), jnp.ones((2, 4)), Unstructured(), False)
     >>> with_target(leaf, 0.75, '', True).kept, with_target(leaf, None, 'it is no kernel', True).why_dense
     (2, 'it is no kernel')
@@ -263,7 +271,7 @@ def _kept_of_layer(leaf: LeafPlan, shape: tuple[int, ...]) -> int | None:
         length = shape[kind.axis]
         in_line = length // kind.m * kind.n + min(kind.n, length % kind.m)
         return size // length * in_line
-    if type(kind) is Unstructured:
+    if is_unstructured(kind):
         return selection.number_to_keep_on_host(size, leaf.target)
     assert isinstance(kind, GroupedType)
     groups = jax.eval_shape(kind.group_scores, jax.ShapeDtypeStruct(shape, jnp.float32)).size
@@ -322,7 +330,7 @@ def _type_words(kind: Any) -> str:
         return f'blocks of {kind.block_shape[0]}×{kind.block_shape[1]}'
     if isinstance(kind, Channel):
         return f'channels of axis {kind.axis}'
-    return 'unstructured' if isinstance(kind, Unstructured) else repr(kind)
+    return 'unstructured' if is_unstructured(kind) else repr(kind)
 
 
 def _count(number: int | None) -> str:

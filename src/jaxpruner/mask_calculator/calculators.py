@@ -102,11 +102,11 @@ def _best_groups(scores, sparsities, starts, types, stacked) -> list[selection.S
     pooled, counts = [], []
     for array, sparsity, kind, in_layers in zip(scores, sparsities, types, stacked, strict=True):
         kind.check_shape(array.shape[in_layers:], 'scores')
-        alone = type(kind) is sparsity_types.Unstructured
+        alone = sparsity_types.is_unstructured(kind)
         pooled.append(array if alone else groups.pool(kind, selection.read(array), in_layers))
         # Sparsity 0 keeps everything as a count of all does, NaN included.
         counts.append(selection.number_to_keep(math.prod(pooled[-1].shape[in_layers:]), sparsity))
-    as_params = [isinstance(kind, sparsity_types.Unstructured) for kind in types]
+    as_params = [sparsity_types.is_unstructured(kind) for kind in types]
     selected = selection.keep_largest_each(pooled, counts, starts, stacked, as_params)
     return [
         one._replace(mask=groups.spread(kind, one.mask, array.shape, in_layers))

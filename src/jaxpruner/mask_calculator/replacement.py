@@ -59,7 +59,7 @@ def drop_and_grow(
         [_both_scores(*leaf) for leaf in pooled],
         jnp.asarray(fraction, jnp.float32),
         in_rows=tuple(stacked),
-        apart=tuple(map(_is_of_weights, types)),
+        apart=tuple(map(sparsity_types.is_unstructured, types)),
         written=tuple(alive.size < _WORTH_SPARING for alive, _, _ in pooled),
     )
     return [
@@ -127,14 +127,9 @@ def _next_role(growing: jax.Array | bool, role: jax.Array, chosen: jax.Array) ->
     return jnp.where(stays, _STAYS, _MISSING)
 
 
-def _is_of_weights(kind: sparsity_types.GroupedType) -> bool:
-    """Whether single weights are ranked, as they lie; a subclass may pool them in another way."""
-    return type(kind) is sparsity_types.Unstructured
-
-
 def _pooled(mask, drop, grow, kind, in_layers) -> tuple[jax.Array, Any, Any]:
     """Whether groups are alive, and their scores."""
-    if _is_of_weights(kind) and mask.size:
+    if sparsity_types.is_unstructured(kind) and mask.size:
         return mask != 0, drop, grow
     pool = functools.partial(groups.pool, kind, in_layers=in_layers)
     return (
