@@ -6,8 +6,8 @@ It is a mirror, not a gate. How each number is counted:
   marks of indentation and line ends.
 - Comprehensions are those of lists, sets and dictionaries, and generator expressions, for 1000 lines of code.
 - What has to be read for one step, or one mask, are the functions that run in it: the files that hold them, the lines
-  of those functions with their docstrings, and the lines of the whole files. A step is `tx.update` of magnitude pruning around Adam while it is
-  traced; how it selects weights counts for the mask.
+  of those functions with their docstrings, and the lines of the whole files. A step is `tx.update` of magnitude pruning
+  around Adam while it is traced; how it selects weights counts for the mask.
 - An algorithm is named in its own file and in the files that name every algorithm.
 """
 
