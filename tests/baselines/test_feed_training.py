@@ -101,15 +101,28 @@ def test_a_feed_whose_position_is_lost_begins_again(undisturbed, tmp_path):
     sweep = Sweep(TinyWorkload(wants_values=True), RECIPE, None, tmp_path)
     with pytest.raises(Interrupted):
         sweep.run(CELLS, should_stop=lambda: True)
-    (position,) = tmp_path.glob('checkpoints/*/*.feed')
+    (position,) = tmp_path.glob('checkpoints/*/*/feed')
     (position / 'state.json').write_text('{')
     with pytest.warns(UserWarning, match='000000 cannot be resumed from'):
         sweep.run(CELLS)
-    assert {path.name for path in tmp_path.glob('checkpoints/*/*')} == {
-        '000000.corrupt',
-        '000000.corrupt.feed',
-    }
+    (aside,) = tmp_path.glob('checkpoints/*/*')
+    assert aside.name == '000000.corrupt'
+    assert (aside / 'feed' / 'state.json').read_text() == '{'
     assert content(tmp_path) == undisturbed
+
+
+def test_a_checkpoint_with_its_feed_beside_it_goes_on(undisturbed, tmp_path):
+    """As earlier versions wrote it."""
+    sweep = Sweep(TinyWorkload(wants_values=True), RECIPE, None, tmp_path)
+    with pytest.raises(Interrupted):
+        sweep.run(CELLS, should_stop=lambda: True)
+    (position,) = tmp_path.glob('checkpoints/*/*/feed')
+    position.rename(position.parent.with_name(f'{position.parent.name}.feed'))
+    seen = []
+    sweep.run(CELLS, lambda group, step: seen.append((group[0].seed, step)))
+    assert seen == [(3, 4), (3, 6), (3, 8), (4, 2), (4, 4), (4, 6), (4, 8)]
+    assert content(tmp_path) == undisturbed
+    assert not list((tmp_path / 'checkpoints').iterdir())
 
 
 def test_bfloat16_trains_and_parameters_stay_float32():

@@ -3,8 +3,8 @@
 A checkpoint replaces the one before it only when it is complete; a damaged one is set aside.
 """
 
+import dataclasses
 import hashlib
-import os
 import shutil
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -21,7 +21,8 @@ from jaxpruner.baselines.cell_logs import with_snapshot
 from jaxpruner.baselines.feeds import Feed
 from jaxpruner.checkpoints.orbax_errors import orbax_errors
 
-_FEED = '.feed'  # what the name of a feed's folder has behind the checkpoint's
+_CORRUPT = '.corrupt'  # what the name of a checkpoint ends in that was set aside
+_NAMES = ocp.path.step.standard_name_format(step_format_fixed_length=6)
 
 
 class Progress(NamedTuple):
@@ -98,22 +99,16 @@ class Checkpoints:
         arrays = {'carries': _numbered(map(_plain, jax.tree.leaves(carries)))}
         if progress.snapshots:
             arrays['snapshots'] = _numbered(_in_order(progress.snapshots))
+        items: dict[str, Any] = {}
+        if feed is not None:
+            items['feed'] = _FeedItem(feed)
+        items |= {'arrays': ocp.args.PyTreeSave(arrays), 'about': ocp.args.JsonSave(about)}
         group = self._group(progress.cells)
-        older = _complete(group)
-        _remove_strays(group)
-        path = group / f'{int(older[-1].name) + 1 if older else 0:06d}'
-        if feed is not None:  # first: the checkpoint's own folder says that everything is there
-            _feed_folder(path).mkdir(parents=True)
-            feed.save(_feed_folder(path))
-        items = ocp.args.Composite(
-            arrays=ocp.args.PyTreeSave(arrays), about=ocp.args.JsonSave(about)
-        )
-        what = f'{path}: the checkpoint cannot be written'
+        what = f'{group}: the checkpoint cannot be written'
         remedy = 'free space there, or choose another --out'
-        with orbax_errors(what, remedy, OSError), _checkpointer() as checkpointer:
-            checkpointer.save(path, items)
-        for old in older:
-            _remove(old)
+        with orbax_errors(what, remedy, OSError), _manager(group) as manager:
+            latest = manager.latest_step()
+            manager.save(0 if latest is None else latest + 1, args=ocp.args.Composite(**items))
 
     def begun(self) -> list[Progress]:
         """The progress of each group without its arrays, the furthest first."""
@@ -132,20 +127,21 @@ class Checkpoints:
         `begun` comes from the method of that name; `like` has the shapes and dtypes of the carries;
         `feed` is new and takes up its position. The checkpoint stays for the other cells.
         """
-        path = _complete(self._group(begun.cells))[-1]
+        path = _latest_path(self._group(begun.cells))
+        assert path is not None, 'begun comes before restore'
         positions = None
         if len(cells) < len(begun.cells):
             positions = np.asarray([list(begun.cells).index(cell) for cell in cells])
         try:
-            names = _read(path, about=ocp.args.JsonRestore())['leaves']
+            names = _read(path, 'about', ocp.args.JsonRestore())['leaves']
             target = {'carries': _numbered([0] * len(jax.tree.leaves(like)))}
             if names:
                 target['snapshots'] = _numbered([0] * len(names))
             as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), target)
-            arrays = _read(path, arrays=ocp.args.PyTreeRestore(target, restore_args=as_numpy))
+            arrays = _read(path, 'arrays', ocp.args.PyTreeRestore(target, restore_args=as_numpy))
             carries = _as_carries(_in_order(arrays['carries']), like, positions)
             if feed is not None:
-                feed.restore(_feed_folder(path))
+                _restore_feed(path, feed)
         except Exception as error:  # whatever orbax raises for damaged files
             _set_aside(path, error)
             return None
@@ -157,13 +153,8 @@ class Checkpoints:
         """Removes the checkpoints of groups whose cells are all finished."""
         for group in self._groups():
             progress = self._latest(group)
-            if progress is not None and not set(progress.cells) <= set(finished):
-                continue
-            for path in _complete(group):
-                _remove(path)
-            _remove_strays(group)
-            if not any(group.iterdir()):  # what was set aside stays
-                group.rmdir()
+            if progress is None or set(progress.cells) <= set(finished):
+                _clear(group)
 
     def _groups(self) -> list[Path]:
         if not self._folder.is_dir():
@@ -176,9 +167,9 @@ class Checkpoints:
 
     def _latest(self, group: Path) -> Progress | None:
         """The progress of the last readable checkpoint, without arrays; damaged ones are set aside."""
-        for path in reversed(_complete(group)):
+        while (path := _latest_path(group)) is not None:
             try:
-                about = _read(path, about=ocp.args.JsonRestore())
+                about = _read(path, 'about', ocp.args.JsonRestore())
                 if about['identity'] != self._identity:
                     raise ValueError('it belongs to another recipe')
                 cells = []
@@ -190,55 +181,76 @@ class Checkpoints:
         return None
 
 
-def _checkpointer() -> ocp.Checkpointer:
-    return ocp.Checkpointer(ocp.CompositeCheckpointHandler())
+class _FeedHandler(ocp.AsyncCheckpointHandler):
+    """Lets a feed write and read a folder inside of the checkpoint."""
+
+    async def async_save(self, directory: Any, args: '_FeedItem') -> None:
+        self.save(directory, args)
+
+    def save(self, directory: Any, args: '_FeedItem') -> None:
+        args.feed.save(Path(directory))
+
+    def restore(self, directory: Any, args: '_FeedItem') -> None:
+        args.feed.restore(Path(directory))
 
 
-def _read(path: Path, **item: Any) -> Any:
+@ocp.args.register_with_handler(_FeedHandler, for_save=True, for_restore=True)
+@dataclasses.dataclass
+class _FeedItem(ocp.args.CheckpointArgs):
+    feed: Feed
+
+
+def _manager(group: Path) -> ocp.CheckpointManager:
+    """Keeps one checkpoint, and removes what killed runs had begun to write."""
+    options = ocp.CheckpointManagerOptions(
+        max_to_keep=1,
+        step_name_format=_NAMES,
+        cleanup_tmp_directories=True,
+        enable_async_checkpointing=False,
+    )
+    return ocp.CheckpointManager(group, options=options)
+
+
+def _latest_path(group: Path) -> Path | None:
+    """The last checkpoint that was written to its end."""
+    steps = [metadata.step for metadata in _NAMES.find_all(group)]
+    return group / _NAMES.build_name(max(steps)) if steps else None
+
+
+def _read(path: Path, name: str, restore: Any) -> Any:
     """Reads one item of a checkpoint."""
-    (name,) = item
-    with (
-        orbax_errors('orbax cannot read it', 'its cells begin anew'),
-        _checkpointer() as checkpointer,
-    ):
-        return checkpointer.restore(path, ocp.args.Composite(**item))[name]
+    items = ocp.args.Composite(**{name: restore})
+    checkpointer = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
+    with orbax_errors('orbax cannot read it', 'its cells begin anew'), checkpointer:
+        return checkpointer.restore(path, items)[name]
 
 
-def _complete(group: Path) -> list[Path]:
-    """The checkpoints of a group; orbax writes under a longer name and renames when it is done."""
-    paths = group.iterdir() if group.is_dir() else []
-    return sorted(path for path in paths if path.name.isdigit())
+def _restore_feed(path: Path, feed: Feed) -> None:
+    """Reads the feed's part of a checkpoint; earlier versions wrote it beside the checkpoint."""
+    if (path / 'feed').exists():
+        _read(path, 'feed', _FeedItem(feed))
+    else:
+        feed.restore(path.with_name(f'{path.name}.feed'))
 
 
-def _feed_folder(path: Path) -> Path:
-    return path.with_name(path.name + _FEED)
+def _clear(group: Path) -> None:
+    """Removes all but what was set aside.
 
-
-def _remove(path: Path) -> None:
-    """Removes a checkpoint; it is renamed first, since half of one would seem to be damaged."""
-    removed = path.with_name(f'{path.name}.tmp')
-    os.replace(path, removed)
-    shutil.rmtree(removed)
-    shutil.rmtree(_feed_folder(path), ignore_errors=True)
-
-
-def _remove_strays(group: Path) -> None:
-    """Removes what killed runs had begun to write or to remove."""
-    strays = list(group.glob('*tmp*'))
-    for path in group.glob(f'*{_FEED}'):
-        if path.stem.isdigit() and not path.with_suffix('').exists():
-            strays.append(path)
-    for path in strays:
-        shutil.rmtree(path)
+    A checkpoint is renamed first: half of one would seem to be damaged.
+    """
+    for path in list(group.iterdir()):
+        if _CORRUPT not in path.name:
+            removed = path.rename(path.with_name(f'removed_{path.name}'))
+            shutil.rmtree(removed)
+    if not any(group.iterdir()):
+        group.rmdir()
 
 
 def _set_aside(path: Path, error: Exception) -> None:
-    aside = path.with_name(path.name + '.corrupt')
-    for source, target in ((path, aside), (_feed_folder(path), _feed_folder(aside))):
-        if target.exists():
-            shutil.rmtree(target)
-        if source.exists():
-            os.replace(source, target)
+    aside = path.with_name(path.name + _CORRUPT)
+    if aside.exists():
+        shutil.rmtree(aside)
+    path.rename(aside)
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     warnings.warn(f'{path} cannot be resumed from ({reason}); it is now {aside.name}', stacklevel=3)
 
