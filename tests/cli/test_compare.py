@@ -7,8 +7,8 @@ from typing import get_args
 import pytest
 
 from jaxpruner.baselines import WORKLOADS, cell_mapping
-from jaxpruner.cli import compare
 from jaxpruner.cli.main import main
+from jaxpruner.cli.options import Over
 from jaxpruner.cli.workload_names import find_workload
 from jaxpruner.report import read_cells
 
@@ -35,7 +35,7 @@ def test_a_name_may_begin_with_data(command, arguments, data, preset, capsys):
 
 
 def test_the_ways_of_training_are_those_of_sweeps():
-    assert set(get_args(compare.Over)) == set(get_args(cell_mapping.RequestedMapping))
+    assert set(get_args(Over)) == set(get_args(cell_mapping.RequestedMapping))
 
 
 def test_every_preset_is_reached_by_a_name():

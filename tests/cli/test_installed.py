@@ -15,7 +15,7 @@ import pytest
 import jaxpruner
 from helpers.made_up_cells import make_cells
 from jaxpruner.checkpoints import write_safetensors
-from jaxpruner.cli.main import COMMANDS
+from jaxpruner.cli.commands import COMMANDS
 from jaxpruner.report import write_cell
 
 COMMAND = shutil.which('jaxpruner', path=Path(sys.executable).parent)

@@ -13,6 +13,7 @@ import pytest
 import jaxpruner
 from helpers.made_up_cells import make_cell
 from jaxpruner.cli import main as cli
+from jaxpruner.cli.commands import Command
 from jaxpruner.report import write_cell
 
 
@@ -160,7 +161,7 @@ class Failing:
 @pytest.fixture
 def failing(monkeypatch):
     def fail(error):
-        monkeypatch.setattr(cli, '_load', lambda command: Failing)
+        monkeypatch.setattr(Command, 'load', lambda command: Failing)
         monkeypatch.setattr('tyro.cli', lambda *args, **kwargs: Failing(error))
 
     return fail

@@ -13,11 +13,8 @@ _SECONDS_UNTIL_AGAIN = 0.05
 def heard_interrupts() -> Iterator[None]:
     """Repeats a Ctrl-C that Python has dropped.
 
-    Where a `KeyboardInterrupt` comes up inside a callback of the garbage collector, of which JAX has one, or inside
-    `__del__`, Python ignores it and the program goes on.
-
-    >>> with heard_interrupts():
-    ...     pass
+    Python ignores a `KeyboardInterrupt` inside `__del__`, or inside a callback of the garbage collector, of which JAX
+    has one, and the program goes on.
     """
     before = sys.unraisablehook
 
@@ -31,5 +28,5 @@ def heard_interrupts() -> Iterator[None]:
     try:
         yield
     finally:
-        if sys.unraisablehook is repeat:  # what a library has put there since stays
+        if sys.unraisablehook is repeat:  # a hook that a library has set since stays
             sys.unraisablehook = before

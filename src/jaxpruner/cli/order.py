@@ -20,9 +20,6 @@ class Order:
     Examples:
       jaxpruner order out/resnet out/vit
       jaxpruner order out/resnet --sparsity 0.95 --all
-
-    >>> Order().sparsity
-    0.8
     """
 
     results: arguments.Folders = ()

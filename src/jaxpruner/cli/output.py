@@ -7,11 +7,7 @@ from jaxpruner.core import text_tables
 
 
 def width() -> int:
-    """How many columns a table may have.
-
-    >>> width() > 0
-    True
-    """
+    """Returns how many columns a table may have."""
     columns = os.environ.get('COLUMNS', '')
     if columns.isdecimal() and int(columns):
         return int(columns)
@@ -22,7 +18,7 @@ def width() -> int:
 
 
 def printable(text: str) -> str:
-    """A name from a file without letters that would move the cursor or change colours.
+    """Escapes letters that would move the cursor or change colours.
 
     >>> printable('kernel' + chr(27)) == 'kernel' + chr(92) + 'x1b'
     True
@@ -31,11 +27,7 @@ def printable(text: str) -> str:
 
 
 def print_rich(*renderables: object) -> None:
-    """Prints what rich lays out.
-
-    >>> print_rich('text')
-    text
-    """
+    """Prints what rich lays out."""
     import rich.console
 
     class Console(rich.console.Console):

@@ -16,9 +16,6 @@ class Plot:
     Examples:
       jaxpruner plot out/resnet
       jaxpruner plot out/resnet --kind masks --cell magnitude_0.8_0 --out masks.gif
-
-    >>> Plot((Path('out/resnet'),), kind='layers').path.as_posix()
-    'out/resnet/layers.png'
     """
 
     results: arguments.Folders = ()
@@ -37,9 +34,8 @@ class Plot:
             return self.out
         if not self.results:
             raise ValueError('name at least one folder of results')
-        return self.results[0] / (
-            f'masks_{self.masked_cell}.gif' if self.kind == 'masks' else f'{self.kind}.png'
-        )
+        name = f'masks_{self.masked_cell}.gif' if self.kind == 'masks' else f'{self.kind}.png'
+        return self.results[0] / name
 
     @property
     def masked_cell(self) -> str:
@@ -65,13 +61,11 @@ class Plot:
                 f'--cell {self.cell} is for --kind masks; --kind {self.kind} draws all cells'
             )
         path = self.path
-        if self.kind == 'masks':
-            animation.animate_masks(self.results[0], self.masked_cell, path)
-        else:
-            draw = (
-                plots.plot_metric_against_sparsity
-                if self.kind == 'sparsity'
-                else plots.plot_layer_sparsity
-            )
-            draw(read_folders(self.results), path)
+        match self.kind:
+            case 'masks':
+                animation.animate_masks(self.results[0], self.masked_cell, path)
+            case 'sparsity':
+                plots.plot_metric_against_sparsity(read_folders(self.results), path)
+            case 'layers':
+                plots.plot_layer_sparsity(read_folders(self.results), path)
         print(path)

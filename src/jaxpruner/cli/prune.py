@@ -1,17 +1,10 @@
 """`jaxpruner prune CHECKPOINT --sparsity … --out …`: prunes a checkpoint once, without training."""
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from jaxpruner.cli import arguments, output
-from jaxpruner.cli.progress import leaf_progress
-from jaxpruner.core import text_tables
-
-if TYPE_CHECKING:
-    from jaxpruner.checkpoints import Choice, Leaf
-    from jaxpruner.sparsity_types import SparsityType
+from jaxpruner.cli import arguments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,9 +28,6 @@ class Prune:
       jaxpruner prune torch.safetensors --types '*mlp*=2:4' '*=dense' --out out
       jaxpruner prune flax/1000/ --types '*kernel=nm_2,4,-2' '*=dense' --out out
       jaxpruner prune shards/ --sparsity 0.5 --skip '*embed*' --out sparse/
-
-    >>> Prune(Path('model.safetensors'), Path('sparse.safetensors'), sparsity=0.8).scores
-    'magnitude'
     """
 
     checkpoint: arguments.CheckpointPath
@@ -67,14 +57,16 @@ class Prune:
 
     def run(self) -> None:
         """Prunes and says what has been removed."""
-        from jaxpruner import checkpoints
+        from jaxpruner import checkpoints  # loads JAX, for which --help need not wait
+        from jaxpruner.cli import checkpoint_tables
 
         checkpoint = checkpoints.open_checkpoint(self.checkpoint)
-        rules = [_rule(text) for text in self.types]
+        leaves = checkpoint.leaves
+        types = [_parse_type(text) for text in self.types]
         choices = checkpoints.choose(
-            checkpoint.leaves, self.sparsity, self.distribution, rules, self.only, self.skip
+            leaves, self.sparsity, self.distribution, types, self.only, self.skip
         )
-        with leaf_progress(checkpoint.leaves, self.progress) as on_leaf:
+        with checkpoint_tables.leaf_progress(leaves, self.progress) as on_leaf:
             kept = checkpoints.prune(
                 checkpoint,
                 self.out,
@@ -87,63 +79,28 @@ class Prune:
             )
         size = sum(leaf.size for leaf in kept)
         removed = size - sum(leaf.kept for leaf in kept)
-        total = sum(leaf.size for leaf in checkpoint.leaves.values())
+        total = sum(leaf.size for leaf in leaves.values())
         print(
-            f'{self.out}: {len(kept)} of {len(checkpoint.leaves)} tensors pruned, {removed:,} of their {size:,} '
+            f'{self.out}: {len(kept)} of {len(leaves)} tensors pruned, {removed:,} of their {size:,} '
             f'weights removed ({removed / max(size, 1):.2%}; {removed / max(total, 1):.2%} of all {total:,})'
         )
-        reasons = checkpoints.left_out(checkpoint.leaves, rules, self.only, self.skip)
-        print(_table(checkpoint.leaves, choices, reasons))
+        reasons = checkpoints.left_out(leaves, types, self.only, self.skip)
+        print(checkpoint_tables.pruning_table(leaves, choices, reasons))
 
 
-_COLUMNS = (
-    text_tables.Column('tensors', align='right'),
-    text_tables.Column('weights', align='right'),
-    text_tables.Column('what happened', overflow='wrap'),
-    text_tables.Column('first of them', overflow='fold'),
-)
-
-
-def _table(
-    leaves: 'Mapping[str, Leaf]', choices: 'Mapping[str, Choice]', reasons: Mapping[str, str]
-) -> str:
-    """A row for each thing that happened to tensors: the type that they were pruned to, or why they were left out."""
-    groups: dict[str, list[str]] = {}
-    for name in leaves:
-        happened = (
-            _pruned_words(name, choices[name].kind) if name in choices else f'left: {reasons[name]}'
-        )
-        groups.setdefault(happened, []).append(name)
-    rows = []
-    for happened, names in groups.items():
-        weights = sum(leaves[name].size for name in names)
-        rows.append([str(len(names)), f'{weights:,}', happened, output.printable(names[0])])
-    rows.sort(key=lambda row: row[2].startswith('left'))
-    return text_tables.to_text(_COLUMNS, rows, width=output.width())
-
-
-def _pruned_words(name: str, kind: 'SparsityType') -> str:
-    from jaxpruner.checkpoints.plan import type_words
-    from jaxpruner.sparsity_types import NByM
-
-    words = f'pruned: {type_words(kind)}'
-    is_of_flax = name.removesuffix('/value').endswith('kernel')
-    if is_of_flax and isinstance(kind, NByM) and kind.axis == -1:
-        words += f', the outputs of kernels (inputs, outputs); nm_{kind.n},{kind.m},-2 lies along their inputs'
-    return words
-
-
-def _rule(text: str) -> tuple[str, str]:
+def _parse_type(text: str) -> tuple[str, str]:
+    """Splits NAME=TYPE, or TYPE for all names, and refuses what is no type."""
     from jaxpruner.sparsity_types import parse_sparsity_type
 
-    name, separator, kind = text.rpartition('=')
+    name, separator, type_text = text.rpartition('=')
+    type_text = type_text.strip()
     if separator and not name:
         raise ValueError(
             f'types: {text!r} has no name before =; write NAME=TYPE, such as *mlp*=2:4, or TYPE alone'
         )
-    if kind.strip() != 'dense':
+    if type_text != 'dense':
         try:
-            parse_sparsity_type(kind)
+            parse_sparsity_type(type_text)
         except ValueError as error:
             raise ValueError(f'types: {text!r}: {error}') from None
-    return name or '*', kind.strip()
+    return name or '*', type_text

@@ -1,158 +1,167 @@
-"""Why tyro refused the arguments of a command, in one line: tyro itself says it in a box."""
+"""Why tyro refused the arguments of a command, in one line: tyro itself prints a box of many.
+
+The arguments are sorted once more, by the fields of the command's dataclass, and the first mistake is explained: an
+option that does not exist, then a wrong value, then one argument too many, then a missing one. Any other mistake is
+left in tyro's words.
+"""
 
 import dataclasses
 import re
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxpruner.core.nearest_names import nearest
 
 _NUMBERS = {int: 'a whole number', float: 'a number'}
+_ANY_NUMBER = -1
 
 
 class _Option(NamedTuple):
-    flag: str  # or, without one, the word for it in the help
-    types: tuple[Any, ...]  # that a value may have
+    flag: str  # such as --masks-out, or without a flag the word for it in the help
+    value_type: Any  # a class, or a Literal
     is_positional: bool
     is_required: bool
-    takes: int  # values; -1 for any number
+    most_values: int
 
 
-class _Given(NamedTuple):
+class _SortedArguments(NamedTuple):
     values: dict[str, list[str]]  # by flag
     unknown: list[str]  # flags
     positional: list[str]
 
 
-def explain(command: str, options: type, given: Sequence[str], printed: str) -> str:
+def explain(command: str, options: type, arguments: Sequence[str], printed: str) -> str:
     """Says what is wrong and what to write instead.
 
     Args:
       command: its name.
       options: its dataclass.
-      given: the arguments that were refused.
+      arguments: those that were refused.
       printed: what tyro said, for mistakes of other sorts.
 
     >>> from jaxpruner.cli.prune import Prune
     >>> explain('prune', Prune, ['in', 'out', '--sparsity', '0.5'], '')
     'prune takes one CHECKPOINT; write to --out out'
     """
-    known = _options(options)
-    flags = {option.flag: option for option in known if not option.is_positional}
-    sorted_out = _sort_out(given, flags)
-    if sorted_out.unknown:
-        return _unknown(sorted_out.unknown[0], flags)
-    for flag, values in sorted_out.values.items():
-        wrong = _wrong_value(flags[flag], values)
-        if wrong:
-            return wrong
-    lacking = [
-        flag
-        for flag, option in flags.items()
-        if option.is_required and flag not in sorted_out.values
-    ]
-    positional = next((option for option in known if option.is_positional), None)
-    wrong = _wrong_number(command, positional, sorted_out.positional, lacking)
-    return wrong or f'{_in_one_line(printed)}; `jaxpruner {command} --help` says more'
-
-
-def _options(options: type) -> list[_Option]:
     hints = typing.get_type_hints(options, include_extras=True)
-    return [_option(field, hints[field.name]) for field in dataclasses.fields(options)]
+    flags: dict[str, _Option] = {}
+    positional = None
+    for field in dataclasses.fields(options):
+        option = _option(field, hints[field.name])
+        if option.is_positional:
+            positional = option
+        else:
+            flags[option.flag] = option
+    sorted_arguments = _sort(arguments, flags)
+    if sorted_arguments.unknown:
+        return _explain_unknown(sorted_arguments.unknown[0], flags)
+    for flag, values in sorted_arguments.values.items():
+        mistake = _explain_values(flags[flag], values)
+        if mistake:
+            return mistake
+    missing = [flag for flag in flags if flags[flag].is_required]
+    missing = [flag for flag in missing if flag not in sorted_arguments.values]
+    if positional is not None:
+        given = sorted_arguments.positional
+        if positional.most_values == 1 and len(given) > 1:
+            remedy = f'write to --out {given[1]}' if '--out' in missing else f'leave {given[1]} out'
+            return f'{command} takes one {positional.flag}; {remedy}'
+        if positional.is_required and not given:
+            missing.insert(0, positional.flag)
+    if missing:
+        return f'{command} needs {" and ".join(missing)}; `jaxpruner {command} --help` says what that is'
+    return f'{_in_one_line(printed)}; `jaxpruner {command} --help` says more'
 
 
 def _option(field: dataclasses.Field[Any], hint: Any) -> _Option:
-    marks: tuple[Any, ...] = getattr(hint, '__metadata__', ())
-    metavar = next((mark.metavar for mark in marks if getattr(mark, 'metavar', None)), None)
-    is_positional = len(marks) > 1  # Positional and the word for it
-    inner = typing.get_args(hint)[0] if marks else hint
-    is_tuple = typing.get_origin(inner) is tuple
-    types = typing.get_args(inner) or (inner,)
-    if typing.get_origin(inner) is typing.Literal:
-        types = (inner,)
-    takes = -1 if is_tuple else int(inner is not bool)
-    flag = metavar if is_positional and metavar else f'--{field.name.replace("_", "-")}'
-    return _Option(flag, types, is_positional, field.default is dataclasses.MISSING, takes)
+    metadata: tuple[Any, ...] = getattr(hint, '__metadata__', ())
+    value_type = typing.get_args(hint)[0] if metadata else hint
+    is_positional = len(metadata) > 1  # Positional, and the word for it
+    flag = f'--{field.name.replace("_", "-")}'
+    if is_positional:
+        flag = metadata[1].metavar
+    most_values = 0 if value_type is bool else 1
+    if typing.get_origin(value_type) is tuple:
+        most_values = _ANY_NUMBER
+    if typing.get_origin(value_type) is not typing.Literal:
+        # Of `float | None` and of `tuple[float, ...]` it is the first.
+        value_type = (typing.get_args(value_type) or (value_type,))[0]
+    return _Option(
+        flag=flag,
+        value_type=value_type,
+        is_positional=is_positional,
+        is_required=field.default is dataclasses.MISSING,
+        most_values=most_values,
+    )
 
 
-def _sort_out(given: Sequence[str], flags: dict[str, _Option]) -> _Given:
-    sorted_out = _Given({}, [], [])
-    values, left = sorted_out.positional, -1
-    for argument in given:
+def _sort(arguments: Sequence[str], flags: Mapping[str, _Option]) -> _SortedArguments:
+    """Gives each option its values."""
+    values: dict[str, list[str]] = {}
+    unknown: list[str] = []
+    positional: list[str] = []
+    current, room = positional, _ANY_NUMBER
+    for argument in arguments:
         if re.match('--?[a-z]', argument):
             name, equals, value = argument.partition('=')
             flag = name.replace('_', '-')
-            if flag not in flags and flag.startswith('--no-'):
-                flag = f'--{flag[5:]}'
             if flag not in flags:
-                sorted_out.unknown.append(name)
+                flag = flag.replace('--no-', '--', 1)
+            if flag not in flags:
+                unknown.append(name)
                 continue
-            values = sorted_out.values.setdefault(flag, [])
-            values += [value] * len(equals)
-            left = 0 if equals else flags[flag].takes
-        elif left:
-            values.append(argument)
-            left -= 1
+            current = values.setdefault(flag, [])
+            room = flags[flag].most_values
+            if equals:
+                current.append(value)
+                room = 0
+        elif room:
+            current.append(argument)
+            room -= 1
         else:
-            sorted_out.positional.append(argument)
-    return sorted_out
+            positional.append(argument)
+    return _SortedArguments(values, unknown, positional)
 
 
-def _unknown(name: str, flags: Iterable[str]) -> str:
+def _explain_unknown(name: str, flags: Iterable[str]) -> str:
     # The dashes would make all of them alike.
-    hint = nearest(name.lstrip('-'), [flag.lstrip('-') for flag in (*flags, '--help')])
-    return f'there is no option {name!r}; ' + re.sub("'([a-z])", r"'--\1", hint)
+    names = [flag.lstrip('-') for flag in (*flags, '--help')]
+    hint = re.sub("'([a-z])", r"'--\1", nearest(name.lstrip('-'), names))
+    return f'there is no option {name!r}; {hint}'
 
 
-def _wrong_value(option: _Option, values: list[str]) -> str | None:
-    if option.takes == 1 and not values:
+def _explain_values(option: _Option, values: Sequence[str]) -> str | None:
+    if option.most_values == 1 and not values:
         return f'{option.flag} needs a value'
-    for kind in option.types:
-        choices = [str(choice) for choice in typing.get_args(kind)]
-        for value in values:
-            if choices and value not in choices:
-                return f'{option.flag}: there is no {value!r}; {nearest(value, choices)}'
-            if kind in _NUMBERS and not _is_of(kind, value):
-                return _no_number(option.flag, kind, value)
+    choices = list(map(str, typing.get_args(option.value_type)))
+    for value in values:
+        if choices and value not in choices:
+            return f'{option.flag}: there is no {value!r}; {nearest(value, choices)}'
+        if option.value_type in _NUMBERS and not _is_number(option.value_type, value):
+            return _explain_number(option, value)
     return None
 
 
-def _is_of(kind: Any, value: str) -> bool:
+def _is_number(number_type: type, text: str) -> bool:
     try:
-        kind(value)
+        number_type(text)
     except ValueError:
-        return value == 'None'
+        return text == 'None'
     return True
 
 
-def _no_number(flag: str, kind: Any, value: str) -> str:
-    asked = 'lie in [0, 1]' if flag.startswith('--sparsit') else f'be {_NUMBERS[kind]}'
-    share = re.fullmatch(r'(\d+(?:\.\d+)?) ?%', value)
-    hint = f'; {share[1]} per cent is {float(share[1]) / 100:g}' if share else ''
-    return f'{flag} must {asked}, got {value!r}{hint}'
-
-
-def _wrong_number(
-    command: str, positional: _Option | None, given: list[str], lacking: list[str]
-) -> str | None:
-    """What is wrong where arguments without a flag are too many, or required ones are missing."""
-    if positional is not None and positional.takes == 1 and len(given) > 1:
-        remedy = f'leave {given[1]} out'
-        if '--out' in lacking:
-            remedy = f'write to --out {given[1]}'
-        return f'{command} takes one {positional.flag}; {remedy}'
-    missing = (
-        [positional.flag] if positional is not None and positional.is_required and not given else []
-    )
-    missing += lacking
-    if not missing:
-        return None
-    return (
-        f'{command} needs {" and ".join(missing)}; `jaxpruner {command} --help` says what that is'
-    )
+def _explain_number(option: _Option, value: str) -> str:
+    is_share = option.flag.startswith('--sparsit')
+    words = 'lie in [0, 1]' if is_share else f'be {_NUMBERS[option.value_type]}'
+    percent = re.fullmatch(r'(\d+(?:\.\d+)?) ?%', value)
+    hint = ''
+    if percent is not None:
+        hint = f'; {percent[1]} per cent is {float(percent[1]) / 100:g}'
+    return f'{option.flag} must {words}, got {value!r}{hint}'
 
 
 def _in_one_line(printed: str) -> str:
-    text = re.sub('[\u2500-\u257f]|-{3,}', ' ', printed).partition('For full helptext')[0]
-    return ' '.join(text.split()) or 'the arguments are not understood'
+    without_box = re.sub('[\u2500-\u257f]|-{3,}', ' ', printed)
+    message = without_box.partition('For full helptext')[0]
+    return ' '.join(message.split()) or 'the arguments are not understood'

@@ -2,11 +2,11 @@
 
 import dataclasses
 
-from jaxpruner.cli.compare import Options, sweep
+from jaxpruner.cli.options import TrainingOptions
 
 
 @dataclasses.dataclass(frozen=True)
-class Run(Options):
+class Run(TrainingOptions):
     """Train one model of a workload with one algorithm, sparsity and seed.
 
     OUT receives the recipe, the result (cells/), metrics over time (metrics/) and masks over time (masks/). The same
@@ -16,9 +16,6 @@ class Run(Options):
       jaxpruner run resnet --algorithm rigl --sparsity 0.9
       jaxpruner run lenet --preset data --data-dir mnist --algorithm set
       jaxpruner run vit --set steps=2000 optimizer.learning_rate=1e-3 --print-recipe
-
-    >>> Run('resnet', algorithm='set').sparsity
-    0.8
     """
 
     algorithm: str = 'magnitude'
@@ -30,4 +27,6 @@ class Run(Options):
 
     def run(self) -> int:
         """Trains, and prints the result; returns the exit status."""
-        return sweep(self, (self.algorithm,), (self.sparsity,), (self.seed,))
+        from jaxpruner.cli import training  # loads flax and orbax, for which --help need not wait
+
+        return training.sweep(self, (self.algorithm,), (self.sparsity,), (self.seed,))

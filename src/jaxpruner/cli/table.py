@@ -1,6 +1,7 @@
 """`jaxpruner table`: results of runs as a table."""
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -21,9 +22,6 @@ class Table:
     Examples:
       jaxpruner table out/resnet out/vit
       jaxpruner table out/resnet --out table.md
-
-    >>> Table((Path('out/resnet'),), out=Path('table.md')).chosen_format
-    'markdown'
     """
 
     results: arguments.Folders = ()
@@ -64,18 +62,16 @@ class Table:
             print(self.out)
 
 
-def read_folders(folders: tuple[Path, ...]) -> list[results.Cell]:
+def read_folders(folders: Sequence[Path]) -> list[results.Cell]:
     """Reads the cells of several folders of results.
 
     Raises:
       ValueError: no folder is named.
       FileNotFoundError: one has no results.
-
-    >>> read_folders(())
-    Traceback (most recent call last):
-      ...
-    ValueError: name at least one folder of results
     """
     if not folders:
         raise ValueError('name at least one folder of results')
-    return [cell for folder in folders for cell in results.read_cells(folder)]
+    cells: list[results.Cell] = []
+    for folder in folders:
+        cells += results.read_cells(folder)
+    return cells

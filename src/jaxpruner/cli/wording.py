@@ -15,11 +15,7 @@ _DENSE_TYPE = re.compile(r"sparsity_type=\{'([^']+)': None, '\*': …\}")
 
 
 def in_options(message: str, options: Collection[str]) -> str:
-    """Puts the names of options where a message begins with the arguments that they stand for.
-
-    Args:
-      message: of an error or a warning.
-      options: the fields of the command that was called; none where none was.
+    """Replaces the names of arguments with those of options; a command has none before it is known.
 
     >>> in_options('only: hed matches no parameter', ['only', 'seeds'])
     '--only: hed matches no parameter'
@@ -31,13 +27,12 @@ def in_options(message: str, options: Collection[str]) -> str:
     for phrase, words in _PHRASES.items():
         message = message.replace(phrase, words)
     message = _DENSE_TYPE.sub(r"--types '\1=dense' …", message)
-    first = re.match(r'(?:an? )?([a-z_]+)', message)
-    option = None if first is None else _option_of(first[1], options)
-    if first is None or option is None:
+    first_word = re.match(r'(?:an? )?([a-z_]+)', message)
+    if first_word is None:
         return message
-    return f'--{option.replace("_", "-")}{message[first.end() :]}'
-
-
-def _option_of(word: str, options: Collection[str]) -> str | None:
+    word = first_word[1]
     plural = f'{word[:-1]}ies' if word.endswith('y') else f'{word}s'
-    return next((name for name in (word, plural) if name in options), None)
+    for option in (word, plural):
+        if option in options:
+            return f'--{option.replace("_", "-")}{message[first_word.end() :]}'
+    return message

@@ -1,0 +1,133 @@
+"""What `jaxpruner inspect` and `jaxpruner prune` show: a progress bar over tensors, and tables of them."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from jaxpruner.checkpoints import Choice, Leaf, LeafReport
+from jaxpruner.checkpoints.inspection import totals
+from jaxpruner.checkpoints.plan import type_words
+from jaxpruner.cli import output
+from jaxpruner.core import text_tables
+from jaxpruner.core.progress import progress_bar
+from jaxpruner.core.text_tables import Column
+from jaxpruner.sparsity_types import NByM, SparsityType
+
+_REPORT_COLUMNS = (
+    Column('leaf', overflow='fold'),
+    Column('shape'),
+    Column('dtype'),
+    Column('sparsity', align='right'),
+    Column('dense', align='right'),
+    Column('packed', align='right'),
+)
+_STRUCTURE_COLUMNS = (
+    Column('leaf', overflow='fold'),
+    Column('structure of its zeros', overflow='wrap'),
+)
+_PRUNING_COLUMNS = (
+    Column('tensors', align='right'),
+    Column('weights', align='right'),
+    Column('what happened', overflow='wrap'),
+    Column('first of them', overflow='fold'),
+)
+
+
+@contextlib.contextmanager
+def leaf_progress(
+    leaves: Mapping[str, Leaf], is_shown: bool
+) -> Iterator[Callable[[str, Leaf], None]]:
+    """Shows on stderr which tensor is being read, and how many bytes are behind it.
+
+    Yields a function to call with name and leaf of each tensor before it is read.
+    """
+    total = sum(leaf.bytes for leaf in leaves.values())
+    with progress_bar(total, is_shown, in_bytes=True) as show:
+        bytes_behind = 0
+
+        def on_leaf(name: str, leaf: Leaf) -> None:
+            nonlocal bytes_behind
+            show(name, bytes_behind)
+            bytes_behind += leaf.bytes
+
+        yield on_leaf
+
+
+def inspection_table(reports: Sequence[LeafReport]) -> str:
+    """Lays out a row for each leaf, and below it the structures that were found."""
+    rows: list[list[str]] = []
+    structures: list[list[str]] = []
+    for report in reports:
+        leaf, name = report.leaf, output.printable(report.name)
+        shape = '×'.join(map(str, leaf.shape)) or 'scalar'
+        sparsity = f'{report.structure.sparsity:.2%}'
+        sizes = [_size(leaf.bytes), _size(report.packed_bytes)]
+        rows.append([name, shape, leaf.dtype.name, sparsity, *sizes])
+        words = _structure_words(report)
+        if words:
+            structures.append([name, words])
+    total = totals(reports)
+    last_row = [
+        f'{total["leaves"]} leaves',
+        f'{total["weights"]:,}',
+        '',
+        f'{total["sparsity"]:.2%}',
+        _size(total['bytes']),
+        _size(total['packed_bytes']),
+    ]
+    width = output.width()
+    text = text_tables.to_text(_REPORT_COLUMNS, rows, last_row, width)
+    if structures:
+        text += '\n\n' + text_tables.to_text(_STRUCTURE_COLUMNS, structures, width=width)
+    return text
+
+
+def pruning_table(
+    leaves: Mapping[str, Leaf], choices: Mapping[str, Choice], reasons: Mapping[str, str]
+) -> str:
+    """Lays out a row for each sparsity type that tensors were pruned to, and for each reason to leave some out."""
+    names_of: dict[str, list[str]] = {}
+    for name in leaves:
+        words = (
+            f'left: {reasons[name]}' if name in reasons else _pruned_words(name, choices[name].kind)
+        )
+        names_of.setdefault(words, []).append(name)
+    rows = []
+    for words, names in names_of.items():
+        weights = sum(leaves[name].size for name in names)
+        rows.append([str(len(names)), f'{weights:,}', words, output.printable(names[0])])
+    rows.sort(key=lambda row: row[2].startswith('left'))
+    return text_tables.to_text(_PRUNING_COLUMNS, rows, width=output.width())
+
+
+def _size(count: int) -> str:
+    """Writes bytes in a unit of thousands, as `5.2 MB`."""
+    if count < 1000:
+        return f'{count} B'
+    size, units = count / 1000, iter(('kB', 'MB', 'GB', 'TB', 'PB'))
+    unit = next(units)
+    while size >= 1000:
+        size, unit = size / 1000, next(units)
+    return f'{size:.1f} {unit}'
+
+
+def _structure_words(report: LeafReport) -> str:
+    structure = report.structure
+    words = []
+    if structure.n_of_m is not None:
+        words.append(str(structure.n_of_m))
+    if structure.block is not None:
+        height, width = structure.block
+        words.append(f'blocks {height}×{width}')
+    for axis, dead in enumerate(structure.dead):
+        if dead:
+            words.append(f'{dead} of {report.leaf.shape[axis]} dead along axis {axis}')
+    return ', '.join(words)
+
+
+def _pruned_words(name: str, sparsity_type: SparsityType) -> str:
+    words = f'pruned: {type_words(sparsity_type)}'
+    is_of_flax = name.removesuffix('/value').endswith('kernel')
+    if is_of_flax and isinstance(sparsity_type, NByM) and sparsity_type.axis == -1:
+        pattern = f'nm_{sparsity_type.n},{sparsity_type.m},-2'
+        words += f', the outputs of kernels (inputs, outputs); {pattern} lies along their inputs'
+    return words
