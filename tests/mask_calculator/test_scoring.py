@@ -41,7 +41,9 @@ def test_they_are_selected_as_arrays_are(shape, dtype, in_rows):
     count = 2 if in_rows else weights.size // 3
 
     def select(scores):
-        ((mask, _),) = selection.keep_largest_each([scores], [count], in_rows=[in_rows])
+        ((mask, _),) = selection.keep_largest_each(
+            [selection.Request(scores, count, is_stacked=in_rows)]
+        )
         return mask
 
     expected = select(jnp.abs(weights))
@@ -62,7 +64,7 @@ def test_scores_of_several_arrays_are_selected_as_arrays_are(shape, dtype, in_ro
     scores = selection.Scores(weights, magnitudes_of_flagged)
     assert (scores.shape, scores.dtype, scores.size) == (shape, jnp.dtype(dtype), weights[0].size)
     masks = [
-        selection.keep_largest_each([one], [count], in_rows=[in_rows])[0].mask
+        selection.keep_largest_each([selection.Request(one, count, is_stacked=in_rows)])[0].mask
         for one in (scores, magnitudes_of_flagged(weights))
     ]
     np.testing.assert_array_equal(*masks)

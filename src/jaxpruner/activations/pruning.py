@@ -190,7 +190,8 @@ def _largest_of_each(x: jax.Array, sparsity: Any, axes: tuple[int, ...]) -> jax.
     batch, example = scores.shape[: len(axes)], scores.shape[len(axes) :]
     count = selection.number_to_keep(math.prod(example), sparsity)
     rows = scores.reshape(math.prod(batch), *example) if len(axes) > 1 else scores
-    mask = selection.keep_largest_each([rows], [count], in_rows=[bool(axes)])[0].mask
+    request = selection.Request(rows, count, is_stacked=bool(axes))
+    mask = selection.keep_largest_each([request])[0].mask
     return jnp.moveaxis(mask.reshape(scores.shape), range(len(axes)), axes)
 
 

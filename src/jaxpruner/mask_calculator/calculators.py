@@ -107,7 +107,8 @@ def _best_groups(scores, sparsities, starts, types, stacked) -> list[selection.S
         # Sparsity 0 keeps everything as a count of all does, NaN included.
         counts.append(selection.number_to_keep(math.prod(pooled[-1].shape[in_layers:]), sparsity))
     as_params = [sparsity_types.is_unstructured(kind) for kind in types]
-    selected = selection.keep_largest_each(pooled, counts, starts, stacked, as_params)
+    columns = zip(pooled, counts, starts, stacked, as_params, strict=True)
+    selected = selection.keep_largest_each([selection.Request(*row) for row in columns])
     return [
         one._replace(mask=groups.spread(kind, one.mask, array.shape, in_layers))
         for one, kind, array, in_layers in zip(selected, types, scores, stacked, strict=True)

@@ -103,7 +103,8 @@ def _drop_and_grow(
         given = [
             selection.read(own) if write else own for own, write in zip(given, written, strict=True)
         ]
-        chosen = selection.keep_largest_each(given, wanted, in_rows=in_rows, apart=apart)
+        columns = zip(given, wanted, [None] * len(given), in_rows, apart, strict=True)
+        chosen = selection.keep_largest_each([selection.Request(*row) for row in columns])
         return [
             _next_role(growing, role, one.mask != 0)
             for role, one in zip(roles, chosen, strict=True)

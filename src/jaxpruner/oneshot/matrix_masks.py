@@ -105,4 +105,5 @@ def keep_in_matrices(
 
 
 def _keep_in_rows(scores: jax.Array, counts: jax.Array) -> jax.Array:
-    return selection.keep_largest_each([scores], [counts], in_rows=[True])[0].mask
+    request = selection.Request(scores, counts, is_stacked=True)
+    return selection.keep_largest_each([request])[0].mask

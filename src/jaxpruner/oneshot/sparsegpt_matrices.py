@@ -295,7 +295,8 @@ def _costs(rows: jax.Array, inverse: jax.Array, limits: jax.Array) -> jax.Array:
 def _keep(scores: jax.Array, count: jax.Array, per: str) -> jax.Array:
     if per == 'layer':
         return selection.keep_largest(scores, count) != 0
-    (kept,) = selection.keep_largest_each([scores.T], [count], in_rows=[True])
+    request = selection.Request(scores.T, count, is_stacked=True)
+    (kept,) = selection.keep_largest_each([request])
     return kept.mask.T != 0
 
 

@@ -105,10 +105,12 @@ def check_one_sum_for_many_arrays():
     ]
 
     def masks(arrays):
-        return [
-            kept.mask
-            for kept in selection.keep_largest_each(arrays, [10, 20, 30, 40], apart=[True] * 4)
+        counts = (10, 20, 30, 40)
+        requests = [
+            selection.Request(array, count, count_per_device=True)
+            for array, count in zip(arrays, counts, strict=True)
         ]
+        return [kept.mask for kept in selection.keep_largest_each(requests)]
 
     compiled = jax.jit(masks).lower(sharded).compile()
     for mask, array, count in zip(compiled(sharded), arrays, (10, 20, 30, 40), strict=True):
@@ -155,9 +157,12 @@ def check_masks_have_no_derivative():
 def check_batches_are_counted_as_xla_likes():
     scores = jax.random.normal(jax.random.key(0), (3, 16, 8))
     sharded = jax.device_put(scores, NamedSharding(mesh(), PartitionSpec(None, 'x', 'y')))
-    masks = jax.jit(
-        jax.vmap(lambda one: selection.keep_largest_each([one], [17], apart=[True])[0].mask)
-    )(sharded)
+
+    def mask_of(layer):
+        request = selection.Request(layer, 17, count_per_device=True)
+        return selection.keep_largest_each([request])[0].mask
+
+    masks = jax.jit(jax.vmap(mask_of))(sharded)
     assert masks.sum((1, 2)).tolist() == [17, 17, 17]
     np.testing.assert_array_equal(
         masks, jnp.stack([selection.keep_largest(one, 17) for one in scores])

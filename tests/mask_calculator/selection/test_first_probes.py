@@ -141,6 +141,11 @@ def test_samples_of_a_batch_and_beside_small_arrays():
     alone = selection.keep_largest(NORMAL, 1000)
     np.testing.assert_array_equal(masks, jnp.stack([alone, alone]))
     small = jnp.array([3.0, 1.0, 2.0])
-    large, beside = selection.keep_largest_each([jnp.concatenate([NORMAL] * 2), small], [1000, 2])
+    large, beside = selection.keep_largest_each(
+        [
+            selection.Request(jnp.concatenate([NORMAL] * 2), 1000),
+            selection.Request(small, 2),
+        ]
+    )
     assert int(large.mask.sum()) == 1000
     assert beside.mask.tolist() == [1, 0, 1]

@@ -91,7 +91,7 @@ def rankings(draw, shapes=SHAPES):
 
 @as_users
 def keep_from(array, count, start):
-    return selection.keep_largest_each([array], [count], [start])[0]
+    return selection.keep_largest_each([selection.Request(array, count, start)])[0]
 
 
 @hypothesis.settings(max_examples=1000, deadline=None)
@@ -181,7 +181,10 @@ def test_scalars_and_empty_arrays():
     assert int(selection.keep_largest(jnp.float32(3), 1)) == 1
     assert selection.keep_largest(jnp.zeros((0, 3)), 1).shape == (0, 3)
     first, second = selection.keep_largest_each(
-        [jnp.zeros((2, 0)), jnp.ones(3)], [1, 2], in_rows=[True, False]
+        [
+            selection.Request(jnp.zeros((2, 0)), 1, is_stacked=True),
+            selection.Request(jnp.ones(3), 2),
+        ]
     )
     assert (first.mask.shape, first.threshold.shape) == ((2, 0), (2,))
     assert second.mask.tolist() == [1, 1, 0]
@@ -225,7 +228,8 @@ def test_divisors_rank_quotients_that_are_never_written_down(rankings, share, di
 def test_rows_are_rankings_of_their_own():
     scores = jax.random.normal(jax.random.key(2), (3, 5, 7))
     counts = jnp.array([1, 20, 35], jnp.uint32)
-    ((masks, thresholds),) = selection.keep_largest_each([scores], [counts], in_rows=[True])
+    request = selection.Request(scores, counts, is_stacked=True)
+    ((masks, thresholds),) = selection.keep_largest_each([request])
     assert thresholds.shape == (3,)
     for row, mask, count in zip(scores, masks, counts, strict=True):
         np.testing.assert_array_equal(mask, sorted_mask([row], int(count))[0])
@@ -328,7 +332,8 @@ def test_nothing_as_large_as_the_scores_is_written_but_the_mask(dtype, shapes, j
             return selection.keep_largest_jointly(
                 arrays, 5, [jnp.float32(2 + i) for i in range(len(arrays))]
             )
-        return [kept.mask for kept in selection.keep_largest_each(arrays, [5] * len(arrays))]
+        requests = [selection.Request(array, 5) for array in arrays]
+        return [kept.mask for kept in selection.keep_largest_each(requests)]
 
     temporary = (
         compiling.as_written(jax.jit(masks).lower(arrays)).memory_analysis().temp_size_in_bytes

@@ -12,6 +12,7 @@ of zero; those of float16 are ranked. To rank bits instead would cost each pass 
 """
 
 from jaxpruner.mask_calculator.selection.counts_of_parts import count_true as count_true
+from jaxpruner.mask_calculator.selection.largest import Request as Request
 from jaxpruner.mask_calculator.selection.largest import Selected as Selected
 from jaxpruner.mask_calculator.selection.largest import keep_largest as keep_largest
 from jaxpruner.mask_calculator.selection.largest import keep_largest_each as keep_largest_each

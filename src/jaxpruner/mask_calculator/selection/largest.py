@@ -1,5 +1,6 @@
 """The largest scores of one array, of each of many, and of many together: counts in, masks out."""
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -13,17 +14,45 @@ from jaxpruner.mask_calculator.selection.ranking import select_each, select_join
 from jaxpruner.mask_calculator.selection.scores import Scores, read
 
 
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=['scores', 'count', 'start'],
+    meta_fields=['is_stacked', 'count_per_device'],
+)
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """Asks for the `count` largest scores of one array.
+
+    Attributes:
+      scores: float array of any shape, or `Scores`.
+      count: unsigned scalar, as in `keep_largest`; for a stacked array a scalar or one a layer.
+      start: where to look first: the threshold of an earlier selection (NaN or `None` for none). The result does not
+        depend on it.
+      is_stacked: whether each index of the first axis is a ranking of its own.
+      count_per_device: whether devices that share the array count their own parts, which needs it to be sharded along
+        axes of the mesh as parameters are. What was pooled or reshaped is left to XLA, as everything is by default.
+
+    >>> Request(jnp.array([1.0, 4.0]), 1).is_stacked
+    False
+    """
+
+    scores: jax.Array | Scores
+    count: jax.Array | int
+    start: jax.Array | None = None
+    is_stacked: bool = False
+    count_per_device: bool = False
+
+
 class Selected(NamedTuple):
-    """What a selection found.
+    """The result of a selection.
 
     >>> Selected(mask=jnp.array([1, 0]), threshold=jnp.float32(3)).threshold.shape
     ()
     """
 
     mask: jax.Array  # uint8, 1 = kept
-    threshold: (
-        jax.Array | None
-    )  # one float for each ranking, at most the smallest score that is kept
+    # One float for each ranking, at most the smallest score that is kept.
+    threshold: jax.Array | None
 
 
 def keep_largest(scores: jax.Array | Scores, count: jax.Array | int) -> jax.Array:
@@ -44,69 +73,62 @@ def keep_largest(scores: jax.Array | Scores, count: jax.Array | int) -> jax.Arra
     Array([[1, 0],
            [1, 0]], dtype=uint8)
     """
-    return keep_largest_each([scores], [count])[0].mask
+    return keep_largest_each([Request(scores, count)])[0].mask
 
 
-def keep_largest_each(
-    scores: Sequence[jax.Array | Scores],
-    counts: Sequence[jax.Array | int],
-    starts: Sequence[jax.Array | None] | None = None,
-    in_rows: Sequence[bool] | None = None,
-    apart: Sequence[bool] | None = None,
-) -> list[Selected]:
-    """The `count` largest scores of each of many arrays, which share their passes.
+def keep_largest_each(requests: Sequence[Request]) -> list[Selected]:
+    """Selects the largest scores of each of many arrays, which share their passes.
 
     Args:
-      scores: float arrays of any shapes, or `Scores`.
-      counts: for each array an unsigned scalar, as in `keep_largest`; for one in rows a scalar or one a row.
-      starts: for each array where to look first: the threshold of an earlier selection (NaN or `None` for none). The
-        result does not depend on it.
-      in_rows: for each array whether each index of its first axis is a ranking of its own.
-      apart: for each array whether devices that share it count their own parts, which needs it to be sharded along axes
-        of the mesh as parameters are. What was pooled or reshaped is left to XLA, as everything is by default.
+      requests: scores and counts.
 
     Returns:
-      For each array mask and threshold (a scalar, or a vector with one a row).
+      For each request mask and threshold (a scalar, or a vector with one a layer).
 
     Raises:
       ValueError: an array is too large to count in 32 bits, and 64 are not enabled.
 
-    >>> first, second = keep_largest_each([jnp.array([1.0, 4.0]), jnp.array([[3.0, 2.0]])], [1, 2])
+    >>> requests = [Request(jnp.array([1.0, 4.0]), 1), Request(jnp.array([[3.0, 2.0]]), 2)]
+    >>> first, second = keep_largest_each(requests)
     >>> first.mask.tolist(), second.mask.tolist(), float(first.threshold) <= 4.0
     ([0, 1], [[1, 1]], True)
     """
-    none = [None] * len(scores)
-    flags = [tuple(map(bool, column or none)) for column in (in_rows, apart)]
-    return _keep_largest_each(
-        list(scores), [_as_count(count) for count in counts], list(starts or none), *flags
-    )
+    counted = []
+    for request in requests:
+        counted.append(dataclasses.replace(request, count=_as_count(request.count)))
+    return _keep_largest_each(counted)
 
 
-@functools.partial(jax.jit, static_argnums=(3, 4))
-def _keep_largest_each(
-    scores: list, counts: list, starts: list, in_rows: tuple[bool, ...], apart: tuple[bool, ...]
-) -> list[Selected]:
-    arrays = [_with_rows(array, rows) for array, rows in zip(scores, in_rows, strict=True)]
-    found: dict[int, tuple[jax.Array, jax.Array]] = {
-        i: (jnp.zeros(array.shape, jnp.uint8), jnp.zeros(array.shape[0], array.dtype))
-        for i, array in enumerate(arrays)
-        if not array.size
-    }
-    # Arrays of one dtype are sought in one order of floats.
-    for dtype in dict.fromkeys(array.dtype for array in arrays):
-        some = [i for i, array in enumerate(arrays) if array.dtype == dtype and array.size]
-        if some:
-            results = select_each(
-                [arrays[i] for i in some],
-                [counts[i] for i in some],
-                [starts[i] for i in some],
-                [apart[i] for i in some],
-            )
-            found.update(zip(some, results, strict=True))
-    return [
-        Selected(found[i][0].reshape(array.shape), found[i][1] if rows else found[i][1][0])
-        for i, (array, rows) in enumerate(zip(scores, in_rows, strict=True))
-    ]
+@jax.jit
+def _keep_largest_each(requests: list[Request]) -> list[Selected]:
+    results: dict[int, Selected] = {}
+    by_dtype: dict[Any, dict[int, Request]] = {}
+    for i, request in enumerate(requests):
+        array = _with_rows(request.scores, request.is_stacked)
+        if array.size:
+            # Arrays of one dtype are sought in one order of floats.
+            same_dtype = by_dtype.setdefault(array.dtype, {})
+            same_dtype[i] = dataclasses.replace(request, scores=array)
+        else:
+            mask = jnp.zeros(array.shape, jnp.uint8)
+            thresholds = jnp.zeros(array.shape[0], array.dtype)
+            results[i] = _like_request(request, mask, thresholds)
+    for same_dtype in by_dtype.values():
+        group = list(same_dtype.values())
+        selected = select_each(
+            [request.scores for request in group],
+            [request.count for request in group],
+            [request.start for request in group],
+            [request.count_per_device for request in group],
+        )
+        for i, (mask, thresholds) in zip(same_dtype, selected, strict=True):
+            results[i] = _like_request(requests[i], mask, thresholds)
+    return [results[i] for i in range(len(requests))]
+
+
+def _like_request(request: Request, mask: jax.Array, thresholds: jax.Array) -> Selected:
+    threshold = thresholds if request.is_stacked else thresholds[0]
+    return Selected(mask.reshape(request.scores.shape), threshold)
 
 
 def keep_largest_jointly(
@@ -122,7 +144,7 @@ def keep_largest_jointly(
       count: unsigned scalar, as in `keep_largest`.
       divisors: a positive, finite scalar for each array: they are ranked by `scores / divisor`, which is never written
         down: each pass translates its thresholds into those of each array.
-      apart: as in `keep_largest_each`, for all arrays.
+      apart: as `Request.count_per_device`, for all arrays.
 
     Returns:
       A uint8 array for each array of scores.
