@@ -3,21 +3,17 @@
 import dataclasses
 import functools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxpruner.core import masking
+from jaxpruner.core import caller_warnings, masking
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.jax_pruning.plan import EntryPlan, plan_entries, warn_about_partial_groups
+from jaxpruner.jax_pruning.plan import EntryPlan, resolve_entries
 from jaxpruner.jax_pruning.strategy import PruningStrategy
 from jaxpruner.mask_calculator import MASK_DTYPE
-
-# Methods of flax's dataclasses, and of a NamedTuple.
-_REPLACE = ('replace', '_replace')
-_IRREPLACEABLE = '{} has params but no method `replace`; pass state.params instead'
 
 
 def pruning(
@@ -32,8 +28,8 @@ def pruning(
 ) -> tuple[bool, tree_lib.PyTree | None]:
     """Makes new masks if the strategy has an entry for this epoch.
 
-    Weights are ranked by magnitude; those that `mask_key` prunes count as zero. Leaves that the entry does not mean
-    keep the masks that they have. Call it outside `jit`, or inside with a static `epoch`.
+    Weights are ranked by magnitude. Those that `mask_key` prunes count as zero. Leaves that the entry does not mean
+    keep their masks. Call it outside `jit`, or inside with a static `epoch`.
 
     Args:
       state: a flax `TrainState` (anything with `params` that can be replaced), an `nnx` state, or parameters.
@@ -57,16 +53,18 @@ def pruning(
     Array([[0, 1],
            [1, 0]], dtype=uint8)
     """
-    epoch = None if epoch is None else _whole(epoch)
+    epoch = None if epoch is None else _read_epoch(epoch)
     if prune_strategy is None:
         return False, mask_key
-    params = _parameters(state)
-    plans = plan_entries(PruningStrategy.parse(prune_strategy), params, prune_axis, stacked)
-    if epoch not in plans:
+    params = _parameters_of(state)
+    strategy = PruningStrategy.parse(prune_strategy)
+    entries = resolve_entries(strategy, params, prune_axis, stacked)
+    if epoch not in entries:
         return False, mask_key
-    plan, sparsities = plans[epoch]
-    warn_about_partial_groups(plan, params)
-    masks = _new_masks(params, mask_key, sparsities, plan=plan)
+    entry = entries[epoch]
+    for message in entry.warnings:
+        caller_warnings.warn(message)
+    masks = _new_masks(params, mask_key, entry.sparsities, plan=entry.plan)
     return True, masking.store_masks(masks, params, use_packed_masks, like=mask_key)
 
 
@@ -91,8 +89,10 @@ def pruning_apply(
     """
     if mask_key is None:
         return state, None
-    masked = masking.apply_mask(_parameters(state), mask_key)
-    return (_replace_parameters(state, masked) if _holds_parameters(state) else masked), mask_key
+    masked = masking.apply_mask(_parameters_of(state), mask_key)
+    if _holds_parameters(state):
+        masked = _replace_parameters(state, masked)
+    return masked, mask_key
 
 
 def initial_masks(
@@ -102,10 +102,11 @@ def initial_masks(
     stacked: str | Sequence[str] = (),
     use_packed_masks: bool = False,
 ) -> tree_lib.PyTree:
-    """The masks before the first epoch that prune nothing: a first `mask_key` whose structure stays what it is.
+    """Masks that prune nothing: a first `mask_key` whose structure never changes.
 
-    From `mask_key=None` on, a leaf has no mask before the first entry that means it; a checkpoint then needs another
-    target each time. `StrategyPruning` begins with these masks, too.
+    With `mask_key=None` at first, a leaf gets its mask from the first entry that means it, so that the structure of the
+    masks changes from epoch to epoch, and with it the target that a checkpoint is restored into. `StrategyPruning`
+    begins with these masks, too.
 
     Args:
       state: what `pruning` takes.
@@ -124,19 +125,15 @@ def initial_masks(
     >>> initial_masks(params, {3: {'method': 'unstr_global', 'prune_rate_pattern': 0.5}})
     {'bias': None, 'kernel': Array([[1, 1]], dtype=uint8)}
     """
-    params = _parameters(state)
-    _, leaves, treedef = tree_lib.flatten_with_paths(params)
-    plans = [
-        plan
-        for plan, _ in plan_entries(
-            PruningStrategy.parse(prune_strategy), params, None, stacked
-        ).values()
-    ]
-    meant = [any(plan.types[i] is not None for plan in plans) for i in range(len(leaves))]
-    masks = [
-        jnp.ones(leaf.shape, MASK_DTYPE) if means else None
-        for leaf, means in zip(leaves, meant, strict=True)
-    ]
+    params = _parameters_of(state)
+    strategy = PruningStrategy.parse(prune_strategy)
+    meant: set[tree_lib.Path] = set()
+    for entry in resolve_entries(strategy, params, None, stacked).values():
+        meant |= entry.sparsities.keys()
+    masks = []
+    paths, leaves, treedef = tree_lib.flatten_with_paths(params)
+    for path, leaf in zip(paths, leaves, strict=True):
+        masks.append(jnp.ones(leaf.shape, MASK_DTYPE) if path in meant else None)
     return masking.store_masks(treedef.unflatten(masks), params, use_packed_masks)
 
 
@@ -147,7 +144,7 @@ def _new_masks(
     return plan.new_masks(params, old_masks, sparsities)
 
 
-def _whole(epoch: Any) -> int:
+def _read_epoch(epoch: Any) -> int:
     if tree_lib.is_traced(epoch):
         raise TypeError(
             'the epoch decides which masks are made, so it must be known when the function is traced; got a traced '
@@ -158,28 +155,40 @@ def _whole(epoch: Any) -> int:
     return operator.index(epoch)
 
 
+def _parameters_of(state: Any) -> tree_lib.PyTree:
+    return state.params if _holds_parameters(state) else state
+
+
 def _holds_parameters(state: Any) -> bool:
     """Whether the parameters are a field of the state; a model may have a field or an entry of that name, too."""
     if not hasattr(state, 'params') or isinstance(state, Mapping):
         return False
-    if any(callable(getattr(state, name, None)) for name in _REPLACE) or jax.tree_util.all_leaves(
-        [state]
-    ):
+    if _replace_method(state) is not None or jax.tree_util.all_leaves([state]):
         return True
     # Its parameters alone are meant, not the moments of an optimizer beside them.
     if hasattr(state, 'opt_state'):
-        raise TypeError(_IRREPLACEABLE.format(type(state).__name__))
+        raise _irreplaceable(state)
     return False
 
 
-def _parameters(state: Any) -> tree_lib.PyTree:
-    return state.params if _holds_parameters(state) else state
-
-
 def _replace_parameters(state: Any, params: tree_lib.PyTree) -> Any:
-    for name in _REPLACE:
-        if callable(getattr(state, name, None)):
-            return getattr(state, name)(params=params)
+    replace = _replace_method(state)
+    if replace is not None:
+        return replace(params=params)
     if dataclasses.is_dataclass(state) and not isinstance(state, type):
         return dataclasses.replace(state, params=params)
-    raise TypeError(_IRREPLACEABLE.format(type(state).__name__))
+    raise _irreplaceable(state)
+
+
+def _replace_method(state: Any) -> Callable[..., Any] | None:
+    """The method of flax's dataclasses, or of a NamedTuple, that replaces a field."""
+    for name in ('replace', '_replace'):
+        method = getattr(state, name, None)
+        if callable(method):
+            return method
+    return None
+
+
+def _irreplaceable(state: Any) -> TypeError:
+    name = type(state).__name__
+    return TypeError(f'{name} has params but no method `replace`; pass state.params instead')

@@ -1,207 +1,179 @@
 """What an entry of a strategy means for given parameters, carried out by the core's magnitude pruners."""
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 
-from jaxpruner import algorithms, sparsity_types
-from jaxpruner.core import caller_warnings, masking
+from jaxpruner import algorithms
+from jaxpruner.core import masking
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.jax_pruning import kernels
 from jaxpruner.jax_pruning.strategy import PruningEntry, PruningStrategy, Rate, check_axis
-from jaxpruner.sparsity_types import NByM, SparsityType
+from jaxpruner.sparsity_types import NByM, SparsityType, Unstructured
 
 
 @dataclasses.dataclass(frozen=True)
 class EntryPlan:
-    """An entry with its names resolved; hashable, so that masks of equal plans are compiled once.
+    """What an entry does, but for its sparsities. Hashable: masks of equal plans are compiled once."""
 
-    Attributes:
-      where: how messages call the entry.
-      is_global: one ranking over all chosen leaves.
-      types: the sparsity type of each leaf, `None` where the entry leaves it as it is.
-      stacked: the paths of leaves whose first axis counts layers, which are ranked one by one.
-
-    >>> EntryPlan('prune_strategy[1]', False, (sparsity_types.Unstructured(), None)).types[1] is None
-    True
-    """
-
-    where: str = dataclasses.field(compare=False)
-    is_global: bool
-    types: tuple[SparsityType | None, ...]
-    stacked: tuple[tree_lib.Path, ...] = ()
+    is_global: bool  # one ranking over all leaves that the entry means
+    types: tuple[tuple[tree_lib.Path, SparsityType], ...]  # of the leaves that the entry means
+    stacked: tuple[tree_lib.Path, ...]  # leaves whose first axis counts layers, ranked one by one
 
     def new_masks(
-        self, params: tree_lib.PyTree, old_masks: tree_lib.PyTree, sparsities: Sequence[Any]
+        self,
+        params: tree_lib.PyTree,
+        old_masks: tree_lib.PyTree | None,
+        sparsities: Mapping[tree_lib.Path, Any],
     ) -> tree_lib.PyTree:
-        """The masks after the entry: new ones of the leaves that it means, the old ones of all others.
+        """New masks for the leaves that the entry means, and the old ones for all others.
 
-        Args:
-          params: the parameters; what is pruned by the old masks counts as zero.
-          old_masks: a tree like them, packed or not, `None` where dense; or `None`.
-          sparsities: one scalar for each leaf, `None` where the entry leaves it as it is.
-
-        Returns:
-          A tree of unpacked masks, `None` where dense.
+        `old_masks` may be packed. The weights that they prune count as zero.
         """
-        paths, leaves, treedef = tree_lib.flatten_with_paths(params)
-        old = (
-            treedef.unflatten([None] * len(leaves))
-            if old_masks is None
-            else masking.unpack_masks(old_masks, params)
-        )
-        kept = zip(jax.tree.leaves(masking.apply_mask(params, old)), self.types, strict=True)
-        scores = treedef.unflatten(
-            [None if kind is None else algorithms.pruners.magnitudes(leaf) for leaf, kind in kept]
-        )
-        types = dict(zip(paths, self.types, strict=True))
-        new = self._updater(types).create_masks(scores, treedef.unflatten(list(sparsities)))
-        return tree_lib.map_with_missing(
-            lambda _, mine, before: before if mine is None else mine, params, new, old
-        )
-
-    def _updater(self, types: dict[tree_lib.Path, SparsityType | None]) -> Any:
+        paths, _, treedef = tree_lib.flatten_with_paths(params)
+        old = treedef.unflatten([None] * len(paths))
+        if old_masks is not None:
+            old = masking.unpack_masks(old_masks, params)
+        types = dict(self.types)
+        scores, targets = [], []
+        for path, weights in zip(
+            paths, jax.tree.leaves(masking.apply_mask(params, old)), strict=True
+        ):
+            is_meant = path in types
+            scores.append(algorithms.pruners.magnitudes(weights) if is_meant else None)
+            targets.append(sparsities[path] if is_meant else None)
         if self.is_global:
-            return algorithms.GlobalMagnitudePruning(normalize_scores=False)
-        return algorithms.MagnitudePruning(
-            sparsity_type=lambda path, leaf: types.get(path), stacked=self.stacked
+            updater = algorithms.GlobalMagnitudePruning(normalize_scores=False)
+        else:
+            updater = algorithms.MagnitudePruning(
+                sparsity_type=lambda path, _: types.get(path), stacked=self.stacked
+            )
+        new = updater.create_masks(treedef.unflatten(scores), treedef.unflatten(targets))
+        return tree_lib.map_with_missing(
+            lambda _, new, old: old if new is None else new, params, new, old
         )
 
 
-def plan_entries(
+class ResolvedEntry(NamedTuple):
+    """An entry of a strategy, resolved for given parameters."""
+
+    plan: EntryPlan
+    sparsities: dict[tree_lib.Path, float]  # of the leaves that the entry means
+    warnings: list[str]
+
+
+def resolve_entries(
     strategy: PruningStrategy,
     params: tree_lib.PyTree,
     prune_axis: int | None = None,
     stacked: str | Sequence[str | tree_lib.Path] = (),
-) -> dict[int, tuple[EntryPlan, tuple[float | None, ...]]]:
-    """Resolves and checks every entry against the parameters before anything is computed.
+) -> dict[int, ResolvedEntry]:
+    """Resolves and checks the entry of every epoch against the parameters, or their shapes.
 
-    Args:
-      strategy: the strategy.
-      params: the parameters, or their shapes.
-      prune_axis: the axis of N:M groups for entries that give none.
-      stacked: names or globs of leaves whose first axis counts layers.
-
-    Returns:
-      For each epoch its plan, and the sparsity of each leaf (`None` where the entry leaves it as it is).
+    `prune_axis` is the axis of N:M groups for entries that give none.
 
     Raises:
       ValueError: a name that matches nothing, no kernel, or a shape that does not fit; the message names the entry.
       TypeError: a parameter that is no array.
-
-    >>> import jax.numpy as jnp
-    >>> strategy = PruningStrategy.parse({1: {'method': 'unstr_global', 'prune_rate_pattern': 0.75}})
-    >>> plan_entries(strategy, {'bias': jnp.ones(2), 'kernel': jnp.ones((2, 2))})[1][1]
-    (None, 0.25)
     """
     check_axis(prune_axis, 'prune_axis')
-    paths, leaves, _ = tree_lib.flatten_with_paths(params)
-    for path, leaf in zip(paths, leaves, strict=True):
-        if not hasattr(leaf, 'shape') or not hasattr(leaf, 'dtype'):
+    leaves = _read_leaves(params, (stacked,) if isinstance(stacked, str) else tuple(stacked))
+    return {entry.epoch: _resolve(entry, leaves, prune_axis) for entry in strategy.entries}
+
+
+class _Leaf(NamedTuple):
+    path: tree_lib.Path
+    layer: Any  # its shape and dtype; those of one layer if it is stacked
+    is_stacked: bool
+
+    @property
+    def name(self) -> str:
+        return kernels.SEPARATOR.join(self.path)
+
+
+def _read_leaves(params: tree_lib.PyTree, stacked: tuple[str | tree_lib.Path, ...]) -> list[_Leaf]:
+    paths, arrays, _ = tree_lib.flatten_with_paths(params)
+    for path, array in zip(paths, arrays, strict=True):
+        if not hasattr(array, 'shape') or not hasattr(array, 'dtype'):
             raise TypeError(
-                f'{kernels.SEPARATOR.join(path)} holds {leaf!r}, no array; pass parameters alone, such as state.params '
-                'or eqx.filter(model, eqx.is_array)'
+                f'{kernels.SEPARATOR.join(path)} holds {array!r}, no array; pass parameters alone, such as '
+                'state.params or eqx.filter(model, eqx.is_array)'
             )
-    names = (stacked,) if isinstance(stacked, str) else tuple(stacked)
-    tree_lib.check_names(names, paths, 'stacked', kernels.names_leaf, kernels.SEPARATOR)
-    layered = {path for path in paths if any(kernels.names_leaf(name, path) for name in names)}
-    layers = [
-        _one_layer(leaf) if path in layered else leaf
-        for path, leaf in zip(paths, leaves, strict=True)
-    ]
-    return {
-        entry.epoch: _plan(entry, paths, layers, prune_axis, layered) for entry in strategy.entries
-    }
+    tree_lib.check_names(stacked, paths, 'stacked', kernels.names_leaf, kernels.SEPARATOR)
+    leaves = []
+    for path, array in zip(paths, arrays, strict=True):
+        is_stacked = any(kernels.names_leaf(name, path) for name in stacked)
+        shape = array.shape[1:] if is_stacked else array.shape
+        leaves.append(_Leaf(path, jax.ShapeDtypeStruct(shape, array.dtype), is_stacked))
+    return leaves
 
 
-def _one_layer(leaf: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
-
-
-def warn_about_partial_groups(plan: EntryPlan, params: tree_lib.PyTree) -> None:
-    """Says which leaves end in a group of fewer than M weights.
-
-    Args:
-      plan: of an entry.
-      params: the parameters, or their shapes.
-
-    >>> import numpy as np
-    >>> warn_about_partial_groups(EntryPlan('prune_strategy[1]', False, (None,)), {'w': np.ones((2, 2))})
-    """
-    paths, leaves, _ = tree_lib.flatten_with_paths(params)
-    leaves = [
-        _one_layer(leaf) if path in plan.stacked else leaf
-        for path, leaf in zip(paths, leaves, strict=True)
-    ]
-    for path, leaf, leaf_type in zip(paths, leaves, plan.types, strict=True):
-        if isinstance(leaf_type, NByM) and (
-            rest := leaf_type.partial_group(leaf.shape, tree_lib.path_string(path))
-        ):
-            caller_warnings.warn(
-                f'{plan.where}: {kernels.SEPARATOR.join(path)} has length {leaf.shape[leaf_type.axis]} along axis '
-                f'{leaf_type.axis}, which m={leaf_type.m} does not divide: its last group keeps '
-                f'{min(leaf_type.n, rest)} of {rest}'
+def _resolve(entry: PruningEntry, leaves: list[_Leaf], prune_axis: int | None) -> ResolvedEntry:
+    rates = _rates_of(entry, leaves)
+    types: dict[tree_lib.Path, SparsityType] = {}
+    sparsities, warnings = {}, []
+    for leaf in leaves:
+        if leaf.path not in rates:
+            continue
+        rate = rates[leaf.path]
+        where = f'{entry.where}: {leaf.name}'
+        if not kernels.is_prunable(leaf.layer):
+            raise ValueError(
+                f'{where} holds {leaf.layer.dtype}, no floats; name only leaves that do'
             )
-
-
-def _plan(
-    entry: PruningEntry,
-    paths: list[tree_lib.Path],
-    leaves: list[Any],
-    prune_axis: int | None,
-    stacked: set[tree_lib.Path],
-) -> tuple[EntryPlan, tuple[float | None, ...]]:
-    rates = _leaf_rates(entry, paths, leaves)
-    if entry.prune_axis is None and prune_axis is not None:
-        rates = [
-            dataclasses.replace(rate, axis=prune_axis)
-            if isinstance(rate, NByM) and rate.axis == -1
-            else rate
-            for rate in rates
-        ]
-    types: list[SparsityType | None] = []
-    for path, leaf, rate in zip(paths, leaves, rates, strict=True):
-        where = f'{entry.where}: {kernels.SEPARATOR.join(path)}'
-        if rate is not None and not kernels.is_prunable(leaf):
-            raise ValueError(f'{where} holds {leaf.dtype}, no floats; name only leaves that do')
-        types.append(
-            rate
-            if isinstance(rate, NByM)
-            else None
-            if rate is None
-            else sparsity_types.Unstructured()
-        )
         if isinstance(rate, NByM):
-            rate.check_shape(leaf.shape, where)
-    layered = () if entry.is_global else tuple(path for path in paths if path in stacked)
-    return EntryPlan(entry.where, entry.is_global, tuple(types), layered), tuple(
-        map(_sparsity, rates)
-    )
+            if entry.prune_axis is None and prune_axis is not None and rate.axis == -1:
+                rate = dataclasses.replace(rate, axis=prune_axis)
+            warnings += _partial_group_warnings(rate, leaf, where)
+            types[leaf.path] = rate
+            sparsities[leaf.path] = 1 - rate.n / rate.m
+        else:
+            types[leaf.path] = Unstructured()
+            sparsities[leaf.path] = 1 - rate
+    stacked = []
+    if not entry.is_global:
+        stacked = [leaf.path for leaf in leaves if leaf.is_stacked]
+    plan = EntryPlan(entry.is_global, tuple(types.items()), tuple(stacked))
+    return ResolvedEntry(plan, sparsities, warnings)
 
 
-def _sparsity(rate: Rate | None) -> float | None:
-    """The share removed."""
-    if rate is None:
-        return None
-    return 1 - rate.n / rate.m if isinstance(rate, NByM) else 1 - rate
+def _partial_group_warnings(n_by_m: NByM, leaf: _Leaf, where: str) -> list[str]:
+    """A warning if a last group has fewer than M weights; raises ValueError where N:M does not fit the shape."""
+    shape = leaf.layer.shape
+    n_by_m.check_shape(shape, where)
+    rest = n_by_m.partial_group(shape, where)
+    if not rest:
+        return []
+    return [
+        f'{where} has length {shape[n_by_m.axis]} along axis {n_by_m.axis}, which m={n_by_m.m} does not divide: '
+        f'its last group keeps {min(n_by_m.n, rest)} of {rest}'
+    ]
 
 
-def _leaf_rates(
-    entry: PruningEntry, paths: list[tree_lib.Path], leaves: list[Any]
-) -> list[Rate | None]:
+def _rates_of(entry: PruningEntry, leaves: list[_Leaf]) -> dict[tree_lib.Path, Rate]:
+    """The rate of each leaf that the entry means."""
+    rates = {}
     if isinstance(entry.rates, tuple):
         names = [name for name, _ in entry.rates]
-        chosen = tree_lib.first_matches(
+        paths = [leaf.path for leaf in leaves]
+        rules = tree_lib.first_matches(
             names, paths, entry.where, kernels.names_leaf, kernels.SEPARATOR
         )
-        return [None if rule is None else entry.rates[rule][1] for rule in chosen]
-    found = [kernels.is_kernel(path, leaf) for path, leaf in zip(paths, leaves, strict=True)]
-    if not any(found):
-        names = ', '.join(repr(kernels.SEPARATOR.join(path)) for path in paths[:6])
+        for path, rule in zip(paths, rules, strict=True):
+            rate = None if rule is None else entry.rates[rule][1]
+            if rate is not None:
+                rates[path] = rate
+        return rates
+    for leaf in leaves:
+        if kernels.is_kernel(leaf.path, leaf.layer):
+            rates[leaf.path] = entry.rates
+    if not rates:
+        names = ', '.join(repr(leaf.name) for leaf in leaves[:6])
+        more = ', …' if len(leaves) > 6 else ''
         raise ValueError(
-            f'{entry.where}: none of the parameters is known as a kernel ({names}{", …" if len(paths) > 6 else ""}); '
+            f'{entry.where}: none of the parameters is known as a kernel ({names}{more}); '
             f"name those to prune: method='{entry.method.partition('_')[0]}_local', prune_rate_pattern={{name: …}}"
         )
-    return [entry.rates if is_kernel else None for is_kernel in found]
+    return rates

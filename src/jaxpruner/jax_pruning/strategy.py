@@ -11,12 +11,12 @@ from jaxpruner.core import config_files
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.sparsity_types import NByM
 
-SCOPES = ('global', 'unified_local', 'local')
-METHODS = tuple(f'{kind}_{scope}' for kind in ('unstr', 'str') for scope in SCOPES)
-DENSE = 'dense'
-
+METHODS = (
+    'unstr_global unstr_unified_local unstr_local str_global str_unified_local str_local'.split()
+)
 # A density, the share kept, for unstructured methods; n of m for structured ones.
 Rate = float | NByM
+_DENSE = 'dense'
 _KEYS = ('method', 'prune_rate_pattern', 'prune_axis')
 
 
@@ -28,7 +28,7 @@ class PruningEntry:
       epoch: the epoch after whose last step new masks are made.
       method: `'unstr_…'` or `'str_…'` followed by `'global'`, `'unified_local'` or `'local'`.
       rates: one rate for all kernels (a density, or N:M), or pairs of a layer's name and its rate (`None`: left as it
-        is), of which the first that matches wins.
+        is). The first pair that matches wins.
       prune_axis: the axis along which N:M groups lie; `None` for the last.
 
     Raises:
@@ -56,37 +56,30 @@ class PruningEntry:
                 f'{self.where}: unstr_global ranks all layers together, so it takes one density; to give layers '
                 "densities of their own use method='unstr_local'"
             )
-        self._read_rates()
+        if isinstance(self.rates, tuple) and self.names_layers:
+            rates = self._read_layer_rates(self.rates)
+        else:
+            rates = self._read_rate(self.rates, 'prune_rate_pattern')
+        object.__setattr__(self, 'rates', rates)
 
-    def _read_rates(self) -> None:
-        """Reads and checks the rates."""
-
-        def read(rate: Any, where: str) -> Rate:
-            return _parse_rate(rate, self.is_structured, self.prune_axis, f'{self.where}: {where}')
-
-        if not isinstance(self.rates, tuple) or not self.names_layers:
-            object.__setattr__(self, 'rates', read(self.rates, 'prune_rate_pattern'))
-            return
-        rates = []
-        for name, rate in self.rates:
+    def _read_layer_rates(self, pairs: tuple[tuple[Any, Any], ...]) -> tuple:
+        named_rates = []
+        for name, rate in pairs:
             if not isinstance(name, str | tuple):
                 raise TypeError(
                     f"{self.where}: layers are named by text, such as 'Dense_0-kernel', got {name!r}"
                 )
-            rates.append(
-                (
-                    name,
-                    None
-                    if rate is None or (isinstance(rate, str) and rate == DENSE)
-                    else read(rate, repr(name)),
-                )
-            )
-        if all(rate is None for _, rate in rates):
+            is_dense = rate is None or (isinstance(rate, str) and rate == _DENSE)
+            named_rates.append((name, None if is_dense else self._read_rate(rate, repr(name))))
+        if all(rate is None for _, rate in named_rates):
             raise ValueError(
                 f'{self.where}: prune_rate_pattern gives no layer a rate; write {{"Dense_0-kernel": …}}, or one rate '
                 'for all, or leave the entry out'
             )
-        object.__setattr__(self, 'rates', tuple(rates))
+        return tuple(named_rates)
+
+    def _read_rate(self, rate: Any, setting: str) -> Rate:
+        return _parse_rate(rate, self.is_structured, self.prune_axis, f'{self.where}: {setting}')
 
     @property
     def where(self) -> str:
@@ -128,9 +121,8 @@ class PruningStrategy:
     entries: tuple[PruningEntry, ...]
 
     def __post_init__(self):
-        if isinstance(self.entries, str | Mapping) or not all(
-            isinstance(entry, PruningEntry) for entry in self.entries
-        ):
+        is_sequence = not isinstance(self.entries, str | Mapping)
+        if not is_sequence or not all(isinstance(entry, PruningEntry) for entry in self.entries):
             raise TypeError(
                 f'entries must be PruningEntry objects, got {self.entries!r}; use PruningStrategy.parse'
             )
@@ -174,9 +166,10 @@ class PruningStrategy:
                 'prune_strategy must be {epoch: {"method": …, "prune_rate_pattern": …}}, a PruningStrategy, or the '
                 f'path of a TOML or JSON file; got {setting!r}'
             )
-        return cls(
-            tuple(_parse_entry(_parse_epoch(epoch), entry) for epoch, entry in setting.items())
-        )
+        entries = []
+        for epoch, entry in setting.items():
+            entries.append(_parse_entry(_parse_epoch(epoch), entry))
+        return cls(tuple(entries))
 
     @property
     def epochs(self) -> tuple[int, ...]:
@@ -223,25 +216,33 @@ def gradual_strategy(
     is_pattern = isinstance(final, str | list | tuple | NByM)
     method = method or ('str_unified_local' if is_pattern else 'unstr_unified_local')
     _check_method(method, 'gradual_strategy')
-    last = _parse_rate(final, method.startswith('str_'), None, 'final')
-    removed = [1 - (1 - (i + 1) / len(numbers)) ** power for i in range(len(numbers))]
-    rates = [_part_of(last, share) for share in removed]
-    return PruningStrategy(
-        tuple(PruningEntry(epoch, method, rate) for epoch, rate in zip(numbers, rates, strict=True))
-    )
+    final_rate = _parse_rate(final, method.startswith('str_'), None, 'final')
+    entries = []
+    for i, epoch in enumerate(numbers, 1):
+        removed = 1 - (1 - i / len(numbers)) ** power
+        entries.append(PruningEntry(epoch, method, _partial_rate(final_rate, removed)))
+    return PruningStrategy(tuple(entries))
 
 
-def _part_of(last: Rate, share: float) -> Rate:
-    """The rate at which a share of what is to be removed has been removed."""
-    if isinstance(last, NByM):
-        return dataclasses.replace(last, n=last.m - round((last.m - last.n) * share))
-    # Twelve places make of 0.30000000000000004 the number that one would write; the last is the one that was given.
-    return last if share == 1 else round(1 - (1 - last) * share, 12)
+def check_axis(axis: Any, name: str) -> None:
+    """Refuses an axis that is neither a whole number nor `None`, with a TypeError that calls it `name`."""
+    if axis is not None and (isinstance(axis, bool) or not isinstance(axis, int)):
+        raise TypeError(f'{name} must be a whole number, or None for the last axis, got {axis!r}')
+
+
+def _partial_rate(final: Rate, removed: float) -> Rate:
+    """The rate when a share `removed` of all weights to be removed has been removed."""
+    if isinstance(final, NByM):
+        return dataclasses.replace(final, n=final.m - round((final.m - final.n) * removed))
+    if removed == 1:
+        return final
+    return round(1 - (1 - final) * removed, 12)  # 0.3, where floats give 0.30000000000000004
 
 
 def _parse_epoch(epoch: Any) -> int:
-    text = isinstance(epoch, str) and epoch.strip().isdecimal()
-    if not text and (isinstance(epoch, bool | str) or not hasattr(epoch, '__index__')):
+    is_text = isinstance(epoch, str) and epoch.strip().isdecimal()
+    is_whole = hasattr(epoch, '__index__') and not isinstance(epoch, bool)
+    if not is_text and not is_whole:
         raise TypeError(f'the keys of prune_strategy are epochs, whole numbers, got {epoch!r}')
     number = int(epoch)
     if number < 0:
@@ -269,24 +270,8 @@ def _parse_entry(epoch: int, entry: Any) -> PruningEntry:
             )
     pattern = entry['prune_rate_pattern']
     if isinstance(pattern, Mapping):
-        pattern = tuple((name, rate) for name, rate in pattern.items())
+        pattern = tuple(pattern.items())
     return PruningEntry(epoch, entry['method'], pattern, entry.get('prune_axis'))
-
-
-def check_axis(axis: Any, name: str) -> None:
-    """Refuses an axis that is neither a whole number nor `None`.
-
-    Args:
-      axis: the value.
-      name: what it is called, for the message.
-
-    Raises:
-      TypeError: it is neither.
-
-    >>> check_axis(-1, 'prune_axis')
-    """
-    if axis is not None and (isinstance(axis, bool) or not isinstance(axis, int)):
-        raise TypeError(f'{name} must be a whole number, or None for the last axis, got {axis!r}')
 
 
 def _check_method(method: Any, where: str) -> None:
@@ -300,14 +285,11 @@ def _parse_rate(rate: Any, is_structured: bool, axis: Any, where: str) -> Rate:
     """A density or an N:M pattern, whichever the method takes."""
     is_pattern = isinstance(rate, str | list | tuple | NByM)
     if is_pattern != is_structured:
-        wanted = (
-            'a str_ method takes (N, M)'
-            if is_structured
-            else 'an unstr_ method takes a density, the share kept'
-        )
-        other = 'unstr_' if is_structured else 'str_'
+        rule, other = 'an unstr_ method takes a density, the share kept', 'str_'
+        if is_structured:
+            rule, other = 'a str_ method takes (N, M)', 'unstr_'
         raise ValueError(
-            f'{where}: {wanted}, got {rate!r}; write that, or a method that begins with {other}'
+            f'{where}: {rule}, got {rate!r}; write that, or a method that begins with {other}'
         )
     if not is_structured:
         sparsity_distributions.check_density(rate, where)

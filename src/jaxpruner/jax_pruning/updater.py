@@ -1,6 +1,7 @@
 """A strategy as an updater: it drives a jitted training loop that knows nothing of epochs."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
@@ -8,8 +9,9 @@ import jax.numpy as jnp
 
 from jaxpruner import base_updater, sparsity_schedules
 from jaxpruner.base_updater import leaf_plans
+from jaxpruner.core import caller_warnings
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.jax_pruning.plan import EntryPlan, plan_entries, warn_about_partial_groups
+from jaxpruner.jax_pruning.plan import EntryPlan, ResolvedEntry, resolve_entries
 from jaxpruner.jax_pruning.strategy import PruningStrategy, check_axis
 
 
@@ -17,9 +19,9 @@ from jaxpruner.jax_pruning.strategy import PruningStrategy, check_axis
 class StrategyPruning(base_updater.BaseUpdater):
     """Carries out a strategy inside `wrap_optax`.
 
-    Equal, up to rounding, to a loop over epochs that calls `pruning_apply` after every step, and `pruning` and
-    `pruning_apply` after an epoch's last one: on that step the parameters after the update are ranked, and the update
-    lands on the new masks. A weight that a later entry keeps again starts at zero.
+    It equals, up to rounding, a loop over epochs that calls `pruning_apply` after every step, and `pruning` and
+    `pruning_apply` after the last step of an epoch. On that step the parameters after the update are ranked, and the
+    update lands on the new masks. A weight that a later entry keeps again starts at zero.
 
     Args:
       prune_strategy: a `PruningStrategy` or what `PruningStrategy.parse` reads.
@@ -61,11 +63,8 @@ class StrategyPruning(base_updater.BaseUpdater):
                 raise TypeError(
                     f'{name!r} is no setting of StrategyPruning: what is pruned, and when, is its strategy'
                 )
-        if (
-            isinstance(first_epoch, bool)
-            or not hasattr(first_epoch, '__index__')
-            or first_epoch < 0
-        ):
+        is_whole = hasattr(first_epoch, '__index__') and not isinstance(first_epoch, bool)
+        if not is_whole or first_epoch < 0:
             raise ValueError(
                 f'first_epoch must be a whole number of at least 0, got {first_epoch!r}'
             )
@@ -79,33 +78,26 @@ class StrategyPruning(base_updater.BaseUpdater):
 
     def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
         """The sparsity that the last entry to mean a leaf gives it; all entries are checked."""
-        _, leaves, treedef = tree_lib.flatten_with_paths(params)
-        targets: list[float | None] = [None] * len(leaves)
-        for plan, sparsities in self._plans(params):
-            warn_about_partial_groups(plan, params)
-            targets = [
-                old if new is None else new for old, new in zip(targets, sparsities, strict=True)
-            ]
-        return jax.tree.unflatten(treedef, targets)
+        targets: dict[tree_lib.Path, float] = {}
+        for entry in self._resolve_entries(params):
+            for message in entry.warnings:
+                caller_warnings.warn(message)
+            targets |= entry.sparsities
+        paths, _, treedef = tree_lib.flatten_with_paths(params)
+        return treedef.unflatten([targets.get(path) for path in paths])
 
     def plan(self, params: tree_lib.PyTree) -> leaf_plans.PruningPlan:
-        """As the base's: each leaf as the last entry leaves it that means it."""
+        """What happens to each leaf: what the last entry that means it leaves of it."""
+        last_entries: dict[tree_lib.Path, ResolvedEntry] = {}
+        for entry in self._resolve_entries(params):
+            last_entries |= dict.fromkeys(entry.sparsities, entry)
         paths, leaves, _ = tree_lib.flatten_with_paths(params)
         planned = []
-        for i, path in enumerate(paths):
-            leaf = leaf_plans.unpruned_leaf(path, leaves[i], None, False)
-            planned.append(dataclasses.replace(leaf, why_dense='no entry of the strategy means it'))
-        for entry, sparsities in self._plans(params):
-            for i, sparsity in enumerate(sparsities):
-                if sparsity is not None:
-                    leaf = leaf_plans.unpruned_leaf(
-                        paths[i], leaves[i], entry.types[i], paths[i] in entry.stacked
-                    )
-                    planned[i] = leaf_plans.with_target(
-                        leaf, sparsity, '', is_counted=not entry.is_global
-                    )
-        is_known = all(leaf.kept is not None for leaf in planned)
-        kept = sum(leaf.kept or 0 for leaf in planned) if is_known else None
+        kept: int | None = 0
+        for path, leaf in zip(paths, leaves, strict=True):
+            leaf_plan = _plan_leaf(path, leaf, last_entries.get(path))
+            planned.append(leaf_plan)
+            kept = None if kept is None or leaf_plan.kept is None else kept + leaf_plan.kept
         return leaf_plans.PruningPlan(type(self).__name__, tuple(planned), kept)
 
     def check_plan(self, plan: leaf_plans.PruningPlan) -> None:
@@ -116,21 +108,13 @@ class StrategyPruning(base_updater.BaseUpdater):
     def update_state(self, sparse_state, params, grads):
         """The masks after this epoch's entry."""
         del grads
-        plans = self._plans(params)
-        entry = jnp.searchsorted(jnp.asarray(self._steps(), jnp.int32), sparse_state.count)
+        entries = self._resolve_entries(params)
+        due = jnp.searchsorted(jnp.asarray(self._steps(), jnp.int32), sparse_state.count)
         # Entries that differ in their rates alone share a branch, so that a gradual strategy is compiled once.
-        distinct = list(dict.fromkeys(plan for plan, _ in plans))
-
-        def branch(plan: EntryPlan) -> Any:
-            rows = [sparsities if other == plan else None for other, sparsities in plans]
-            return lambda params, masks, entry: plan.new_masks(
-                params, masks, _rates_of(rows, plan, entry)
-            )
-
-        which = jnp.asarray([distinct.index(plan) for plan, _ in plans])[entry]
-        masks = jax.lax.switch(
-            which, [branch(plan) for plan in distinct], params, sparse_state.masks, entry
-        )
+        plans = list(dict.fromkeys(entry.plan for entry in entries))
+        branches = [_branch(plan, entries) for plan in plans]
+        branch_of_entry = jnp.asarray([plans.index(entry.plan) for entry in entries])
+        masks = jax.lax.switch(branch_of_entry[due], branches, params, sparse_state.masks, due)
         return sparse_state._replace(masks=masks)
 
     def instant_sparsify(self, params, grads=None):
@@ -138,43 +122,59 @@ class StrategyPruning(base_updater.BaseUpdater):
         del grads
         self.get_target_sparsities(params)
         masks = None
-        for plan, sparsities in self._plans(params):
-            masks = plan.new_masks(params, masks, sparsities)
+        for entry in self._resolve_entries(params):
+            masks = entry.plan.new_masks(params, masks, entry.sparsities)
         if masks is None:
             masks = jax.tree.map(lambda _: None, params)
         return self.apply_masks(params, masks), masks
 
-    def _plans(self, params: tree_lib.PyTree) -> list[tuple[EntryPlan, tuple[float | None, ...]]]:
-        return list(
-            plan_entries(self.prune_strategy, params, self.prune_axis, self.stacked).values()
-        )
+    def _resolve_entries(self, params: tree_lib.PyTree) -> list[ResolvedEntry]:
+        entries = resolve_entries(self.prune_strategy, params, self.prune_axis, self.stacked)
+        return list(entries.values())
 
     def _steps(self) -> tuple[int, ...]:
         """The last step of each epoch that prunes, counted from 0."""
-        return tuple(
-            (epoch - self.first_epoch + 1) * self.steps_per_epoch - 1
-            for epoch in self.prune_strategy.epochs
-        )
+        steps = []
+        for epoch in self.prune_strategy.epochs:
+            epochs_trained = epoch - self.first_epoch + 1
+            steps.append(epochs_trained * self.steps_per_epoch - 1)
+        return tuple(steps)
 
     def _schedule(self) -> sparsity_schedules.BaseSchedule:
-        if not self.prune_strategy.epochs:
+        epochs = self.prune_strategy.epochs
+        if not epochs:
             return sparsity_schedules.NoUpdateSchedule()
-        if self.prune_strategy.epochs[0] < self.first_epoch:
+        if epochs[0] < self.first_epoch:
             raise ValueError(
-                f'prune_strategy has an entry for epoch {self.prune_strategy.epochs[0]}, but epochs begin with '
-                f'{self.first_epoch}; pass first_epoch={self.prune_strategy.epochs[0]} if they are counted from there'
+                f'prune_strategy has an entry for epoch {epochs[0]}, but epochs begin with {self.first_epoch}; '
+                f'pass first_epoch={epochs[0]} if they are counted from there'
             )
         return sparsity_schedules.StepsSchedule(self._steps())
 
 
-def _rates_of(
-    rows: list[tuple[float | None, ...] | None], plan: EntryPlan, entry: Any
-) -> list[Any]:
-    """For each leaf the sparsity in row `entry`; rows of other plans are never read."""
-    columns = zip(
-        *[row if row is not None else (0.0,) * len(plan.types) for row in rows], strict=True
+def _plan_leaf(path: tree_lib.Path, leaf: Any, entry: ResolvedEntry | None) -> leaf_plans.LeafPlan:
+    """The plan of a leaf that an entry means, or no entry."""
+    if entry is None:
+        unpruned = leaf_plans.unpruned_leaf(path, leaf, None, False)
+        return dataclasses.replace(unpruned, why_dense='no entry of the strategy means it')
+    plan = entry.plan
+    unpruned = leaf_plans.unpruned_leaf(path, leaf, dict(plan.types)[path], path in plan.stacked)
+    return leaf_plans.with_target(
+        unpruned, entry.sparsities[path], reason='', is_counted=not plan.is_global
     )
-    return [
-        None if leaf_type is None else jnp.asarray(column, jnp.float32)[entry]
-        for leaf_type, column in zip(plan.types, columns, strict=True)
-    ]
+
+
+def _branch(plan: EntryPlan, entries: list[ResolvedEntry]) -> Callable[..., tree_lib.PyTree]:
+    """Makes the masks of whichever entry is due, among those that have this plan."""
+
+    def new_masks(
+        params: tree_lib.PyTree, masks: tree_lib.PyTree, due: jax.Array
+    ) -> tree_lib.PyTree:
+        sparsities = {}
+        for path, _ in plan.types:
+            # Entries of other plans stand in for their position alone: their value is never read.
+            column = [entry.sparsities.get(path, 0.0) for entry in entries]
+            sparsities[path] = jnp.asarray(column, jnp.float32)[due]
+        return plan.new_masks(params, masks, sparsities)
+
+    return new_masks
