@@ -525,7 +525,7 @@ for wrong in ({'replaced_share': 1.5}, {'replaced_shares': 0.3}, {'sparsity': 90
 # | override | to |
 # |---|---|
 # | `calculate_scores` | rank weights; further named arguments receive extra arguments of `update` |
-# | it, decorated by `scoring.of_each_weight` | rank each weight by itself, with no memory for scores |
+# | `elementwise_score`, beside it | rank each weight by itself, with no memory for scores |
 # | `get_initial_masks` | start sparse |
 # | `update_state` | choose masks otherwise than by a ranking at the scheduled sparsity |
 # | `create_masks` | rank over more than one leaf |

@@ -12,7 +12,7 @@ import jaxpruner
 from jaxpruner import sparsity_schedules
 from jaxpruner.algorithms import sparse_trainers
 from jaxpruner.core import optimizer_state
-from jaxpruner.mask_calculator import scoring
+from jaxpruner.mask_calculator import lazy_scores
 
 PARAMS = {'u': jax.random.normal(jax.random.key(0), (8, 16)), 'bias': jnp.ones(16)}
 GRADS = jax.tree.map(lambda leaf: leaf[::-1] * 2, PARAMS)
@@ -198,9 +198,10 @@ def test_both_names_are_one_method(cls, name):
     assert getattr(cls, name) is getattr(cls, f'_{name}')
 
 
-def test_stock_classes_still_write_no_scores_down():
-    assert scoring.said_of(jaxpruner.RigL()._get_grow_scores, PARAMS, GRADS) is not None
-    assert scoring.said_of(PrivateGrow()._get_grow_scores, PARAMS, GRADS) is None
+def test_stock_classes_still_have_lazy_scores():
+    names = 'elementwise_grow_score', '_get_grow_scores'
+    assert lazy_scores.is_about(jaxpruner.RigL(), *names)
+    assert not lazy_scores.is_about(PrivateGrow(), *names)
 
 
 def both_names():

@@ -21,6 +21,7 @@ MISTAKEN = [
     ('track', staticmethod(no_arguments)),
     ('track', True),
     ('check_type', no_arguments),
+    ('elementwise_score', lambda self, weights: weights),
     ('check_plan', no_arguments),
     ('check_optimizer', no_arguments),
     ('moments_to_reset', lambda self, threshold: threshold),

@@ -11,7 +11,7 @@ import pytest
 import jaxpruner
 from helpers import compiling
 from jaxpruner import sparsity_distributions
-from jaxpruner.mask_calculator import replacement, scoring, selection
+from jaxpruner.mask_calculator import replacement, selection
 
 
 @pytest.mark.skipif(jax.__version_info__ < (0, 10), reason='older XLA writes more down')
@@ -68,14 +68,18 @@ def opposite_magnitude(weights):
     return -jnp.abs(weights)
 
 
-class OppositeUnwritten(jaxpruner.RigL):
-    @scoring.of_each_weight(opposite_magnitude)
+class OppositeLazily(jaxpruner.RigL):
     def get_drop_scores(self, sparse_state, params, grads):
-        raise AssertionError('the method of a function of each weight is not called')
+        raise AssertionError('the method is not called where there is an elementwise function')
 
-    @scoring.of_each_gradient(opposite_magnitude)
     def get_grow_scores(self, sparse_state, params, grads):
-        raise AssertionError('the method of a function of each gradient is not called')
+        raise AssertionError('the method is not called where there is an elementwise function')
+
+    def elementwise_drop_score(self):
+        return opposite_magnitude
+
+    def elementwise_grow_score(self):
+        return opposite_magnitude
 
 
 @pytest.fixture(params=[0, 2**30], ids=['unwritten', 'written'])
@@ -120,7 +124,7 @@ def test_scores_of_whole_numbers_and_of_empty_leaves_replace_weights():
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 @pytest.mark.parametrize(
     ('kind', 'drop', 'grow'),
-    [(jaxpruner.RigL, 1, 1), (Opposite, -1, -1), (OppositeUnwritten, -1, -1)],
+    [(jaxpruner.RigL, 1, 1), (Opposite, -1, -1), (OppositeLazily, -1, -1)],
 )
 def test_scores_replace_the_same_weights_written_down_or_not(
     kind, drop, grow, dtype, sparsity_type, stacked

@@ -10,7 +10,6 @@ import numpy as np
 from jaxpruner import base_updater, sparsity_schedules
 from jaxpruner.algorithms import pruners
 from jaxpruner.core import optimizer_state
-from jaxpruner.mask_calculator import scoring
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,11 +170,14 @@ class ACDC(base_updater.BaseUpdater):
         if self.reset_optimizer:
             optimizer_state.check_resettable(inner, params)
 
-    @scoring.of_each_weight(jnp.abs)
     def calculate_scores(self, params, sparse_state=None, grads=None):
         """The magnitudes."""
         del sparse_state, grads
         return pruners.magnitudes(params)
+
+    def elementwise_score(self):
+        """The magnitude of a weight."""
+        return jnp.abs
 
     def update_state(self, sparse_state, params, grads, **extra_args):
         """Masks of the largest weights where a sparse phase begins, of all weights where a dense one does."""
@@ -184,7 +186,7 @@ class ACDC(base_updater.BaseUpdater):
         targets = jax.tree.map(
             lambda target: jnp.where(sparse, target, 0.0), sparse_state.target_sparsities
         )
-        scores = scoring.to_rank(self, params, sparse_state, grads, extra_args)
+        scores = self._scores_to_rank(params, sparse_state, grads, extra_args)
         return sparse_state._replace(masks=self.create_masks(scores, targets))
 
     def moments_to_reset(self, old_state, new_state):

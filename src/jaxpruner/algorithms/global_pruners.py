@@ -12,7 +12,7 @@ from jaxpruner import base_updater, mask_calculator, sparsity_distributions, spa
 from jaxpruner.algorithms import mixins, pruners
 from jaxpruner.base_updater import sparsity_setting
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.mask_calculator import calculators, scoring, selection
+from jaxpruner.mask_calculator import calculators, lazy_scores, selection
 
 # A mixin calls the methods of the pruner that it is mixed into.
 _Pruner = base_updater.BaseUpdater if TYPE_CHECKING else object
@@ -47,6 +47,7 @@ class GlobalPruningMixin(_Pruner):
     """
 
     ranked_together: ClassVar[str] = 'model'
+    ranks_lazy_scores: ClassVar[bool] = True
     # Whether the leaves in `custom_sparsity_map` are ranked apart from the others.
     ranks_named_leaves_alone: ClassVar[bool] = True
 
@@ -112,7 +113,6 @@ class GlobalPruningMixin(_Pruner):
         """One-shot pruning to the total sparsity, as `BaseUpdater.instant_sparsify`."""
         return super().instant_sparsify(params, grads, **extra_args)
 
-    @scoring.ranks_unwritten
     def create_masks(self, scores: tree_lib.PyTree, target_sparsity: Any) -> tree_lib.PyTree:
         """Masks from one ranking; of equal scores the first by leaf path, then by index, is kept.
 
@@ -124,7 +124,7 @@ class GlobalPruningMixin(_Pruner):
         Returns:
           A tree of uint8 masks, `None` where dense.
         """
-        paths, leaves, treedef = scoring.flatten(scores)
+        paths, leaves, treedef = lazy_scores.flatten(scores)
         targets = self._targets(paths, leaves, treedef, target_sparsity)
         custom = sparsity_distributions.check_custom_map(self.custom_sparsity_map)
         alone = tree_lib.first_matches(custom, paths, 'custom_sparsity_map')

@@ -10,7 +10,7 @@ from jaxpruner import base_updater, sparsity_types
 from jaxpruner.algorithms import pruners
 from jaxpruner.base_updater import init_checks, schedule_reach, targets
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.mask_calculator import calculators, groups, n_by_m, scoring
+from jaxpruner.mask_calculator import calculators, groups, lazy_scores, n_by_m
 
 
 @dataclasses.dataclass
@@ -78,7 +78,7 @@ class IterativeNMPruning(base_updater.BaseUpdater):
         wanted = sparse_state.target_sparsities
         sparsities = self.scheduler.get_sparsity_at_step(wanted, sparse_state.count)
         scores = self.scores_now(params, sparse_state, grads, extra_args)
-        paths, leaves, treedef = scoring.flatten(scores)
+        paths, leaves, treedef = lazy_scores.flatten(scores)
         entries = zip(
             leaves,
             self._leaf_types(paths, leaves),

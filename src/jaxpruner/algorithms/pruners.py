@@ -10,7 +10,7 @@ from jaxpruner import base_updater
 from jaxpruner.base_updater import BaseUpdater as BaseUpdater
 from jaxpruner.core import seeds
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.mask_calculator import scoring
+from jaxpruner.mask_calculator import lazy_scores
 
 
 def generate_random_scores(params: tree_lib.PyTree, rng_seed: Any) -> tree_lib.PyTree:
@@ -55,7 +55,7 @@ def magnitudes(params: tree_lib.PyTree) -> tree_lib.PyTree:
     >>> magnitudes({'w': jnp.array([-2.0, 1.0])})
     {'w': Array([2., 1.], dtype=float32)}
     """
-    return scoring.written_down(scoring.each_weight(params, jnp.abs))
+    return lazy_scores.materialize(lazy_scores.from_function(params, jnp.abs))
 
 
 def saliencies(params: tree_lib.PyTree, grads: tree_lib.PyTree | None) -> tree_lib.PyTree:
@@ -94,11 +94,14 @@ class MagnitudePruning(base_updater.BaseUpdater):
     {'w': Array([-2.,  0.], dtype=float32)}
     """
 
-    @scoring.of_each_weight(jnp.abs)
     def calculate_scores(self, params, sparse_state=None, grads=None):
         """The magnitudes."""
         del sparse_state, grads
         return magnitudes(params)
+
+    def elementwise_score(self):
+        """The magnitude of a weight."""
+        return jnp.abs
 
 
 @dataclasses.dataclass

@@ -15,7 +15,7 @@ from jaxpruner.base_updater import init_checks, targets
 from jaxpruner.core import optimizer_state, seeds
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.optimizer_state import restart_inner_state as restart_inner_state
-from jaxpruner.mask_calculator import calculators, groups, replacement, scoring
+from jaxpruner.mask_calculator import calculators, groups, lazy_scores, replacement
 
 
 @dataclasses.dataclass
@@ -114,7 +114,6 @@ class SET(StaticRandomSparse):
         super().check_plan(plan)
         init_checks.check_replacement(self, plan, self.drop_fraction_fn)
 
-    @scoring.of_each_weight(jnp.abs)
     def get_drop_scores(self, sparse_state, params, grads):
         """Scores of the weights: the smallest kept ones are dropped."""
         del sparse_state, grads
@@ -126,6 +125,14 @@ class SET(StaticRandomSparse):
         return pruners.generate_random_scores(
             params, seeds.prng_key(self.rng_seed, sparse_state.count)
         )
+
+    def elementwise_drop_score(self):
+        """As `BaseUpdater.elementwise_score`: the function of a weight behind `get_drop_scores`, or `None`."""
+        return jnp.abs
+
+    def elementwise_grow_score(self):
+        """As `BaseUpdater.elementwise_score`: the function of a gradient behind `get_grow_scores`, or `None`."""
+        return None
 
     def update_masks(self, old_mask, drop_score, grow_score, drop_fraction):
         """Drops and regrows in one leaf.
@@ -196,11 +203,26 @@ class SET(StaticRandomSparse):
     def _drop_and_grow_scores(self, treedef, sparse_state, params, grads):
         scores = []
         # Under JaxPruner's names: code that replaces a method of a class or of one updater knows these.
-        for method in (self._get_drop_scores, self._get_grow_scores):
-            lazy = None if self._updates_masks_itself() else scoring.said_of(method, params, grads)
-            tree = method(sparse_state, params, grads) if lazy is None else lazy
+        for method, hook, arrays in (
+            ('_get_drop_scores', 'elementwise_drop_score', params),
+            ('_get_grow_scores', 'elementwise_grow_score', grads),
+        ):
+            tree = self._lazy_scores_by(hook, method, treedef, arrays)
+            if tree is None:
+                tree = getattr(self, method)(sparse_state, params, grads)
             scores.append(tree_lib.leaves_like(treedef, tree))
         return scores
+
+    def _lazy_scores_by(self, hook, method, treedef, arrays):
+        """Lazy scores as a hook has them; `None` where a method makes arrays."""
+        if self._updates_masks_itself() or not lazy_scores.is_about(self, hook, method):
+            return None
+        function = getattr(self, hook)()
+        if function is None:
+            return None
+        # Gradients may come in containers of another type than the parameters.
+        arrays = jax.tree.unflatten(treedef, tree_lib.leaves_like(treedef, arrays))
+        return lazy_scores.from_function(arrays, function, hook)
 
     def _updates_masks_itself(self) -> bool:
         return getattr(self._update_masks, '__func__', None) is not SET.update_masks
@@ -261,11 +283,14 @@ class RigL(SET):
     True
     """
 
-    @scoring.of_each_gradient(jnp.abs)
     def get_grow_scores(self, sparse_state, params, grads):
         """The gradients' magnitudes."""
         del sparse_state, params
         return pruners.magnitudes(grads)
+
+    def elementwise_grow_score(self):
+        """The magnitude of a gradient."""
+        return jnp.abs
 
 
 def check_drop_fraction(fraction: Any, name: str) -> None:

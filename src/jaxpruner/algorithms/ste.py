@@ -11,7 +11,6 @@ from jaxpruner.algorithms import mixins, pruners
 from jaxpruner.core import arguments, masking, seeds
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.sparse_state import only_sparse_state
-from jaxpruner.mask_calculator import scoring
 
 # A mixin calls the methods of the pruner that it is mixed into.
 _Pruner = base_updater.BaseUpdater if TYPE_CHECKING else object
@@ -83,7 +82,7 @@ class SteMixin(_Pruner):
         # Scores steer the selection alone; no gradient flows through it.
         detached = jax.lax.stop_gradient(params)
         state = state._replace(masks=masking.unpack_masks(state.masks, params))
-        scores = scoring.unwritten(self, detached)
+        scores = self._lazy_scores(detached)
         if scores is None:
             scores = self.calculate_scores(detached, sparse_state=state)
         if (

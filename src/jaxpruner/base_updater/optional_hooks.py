@@ -1,8 +1,10 @@
 """What an algorithm may override and most do not: hooks that do nothing unless a class defines them."""
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
+import jax
 import optax
 
 from jaxpruner import sparsity_types
@@ -11,6 +13,7 @@ from jaxpruner.core.sparse_state import SparseState
 
 # Hook -> what it is called with, besides the updater. The original calls none of them.
 _ARGUMENTS = {
+    'elementwise_score': (),
     'init_algorithm_state': ('params', 'target_sparsities'),
     'track': ('sparse_state', 'params'),
     'moments_to_reset': ('old_state', 'new_state'),
@@ -53,6 +56,19 @@ class OptionalHooks:
         super().__init_subclass__(**settings)
         for name, arguments in _ARGUMENTS.items():
             _check_hook(cls, name, arguments)
+
+    def elementwise_score(self) -> Callable[[jax.Array], jax.Array] | None:
+        """The function behind `calculate_scores`, where the score of a weight depends on that weight alone.
+
+        Masks are then made from the weights, without calling `calculate_scores`. Unstructured masks of floats of 16
+        bits or more take no memory for scores. A subclass that overrides `calculate_scores`, or the making of masks, is
+        asked for arrays again.
+
+        Returns:
+          A function from an array of weights to scores of its shape and dtype, or `None`. It is hashable, the same
+          function each time, and has to round alike wherever it is compiled, as single operations do.
+        """
+        return None
 
     def init_algorithm_state(
         self, params: tree_lib.PyTree, target_sparsities: tree_lib.PyTree

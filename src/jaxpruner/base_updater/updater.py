@@ -34,7 +34,7 @@ from jaxpruner.core.masking import apply_mask as apply_mask
 from jaxpruner.core.short_repr import ShortRepr
 from jaxpruner.core.sparse_state import SparseState as SparseState
 from jaxpruner.core.sparse_state import only_sparse_state
-from jaxpruner.mask_calculator import calculators, scoring
+from jaxpruner.mask_calculator import calculators, lazy_scores
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +74,9 @@ class BaseUpdater(OptionalHooks, ShortRepr):
     regrows_from_zero: ClassVar[bool] = False
     # Whether a mask update ranks the parameters as they are after the step; it then costs one more optimizer update.
     ranks_next_params: ClassVar[bool] = False
+    # Whether `create_masks` and `select_masks` take lazy scores (`selection.Scores`), too. A subclass that overrides
+    # one of them gets arrays, unless it says so again.
+    ranks_lazy_scores: ClassVar[bool] = True
     # What one ranking holds: a 'leaf' (or a layer), the 'model', or 'other' sets, whose counts a plan cannot tell.
     ranked_together: ClassVar[str] = 'leaf'
 
@@ -164,7 +167,7 @@ class BaseUpdater(OptionalHooks, ShortRepr):
         sparsities = self.scheduler.get_sparsity_at_step(
             sparse_state.target_sparsities, sparse_state.count
         )
-        scores = scoring.to_rank(self, params, sparse_state, grads, extra_args)
+        scores = self._scores_to_rank(params, sparse_state, grads, extra_args)
         return sparse_state._replace(masks=self.create_masks(scores, sparsities))
 
     def scores_now(
@@ -177,6 +180,32 @@ class BaseUpdater(OptionalHooks, ShortRepr):
         """Calls `calculate_scores` with those extra arguments that it names."""
         known = arguments.known_arguments(self.calculate_scores, extra_args)
         return self.calculate_scores(params, sparse_state=sparse_state, grads=grads, **known)
+
+    def _scores_to_rank(
+        self,
+        params: tree_lib.PyTree,
+        sparse_state: SparseState | None,
+        grads: Any,
+        extra_args: dict[str, Any],
+    ) -> tree_lib.PyTree:
+        """The scores for `create_masks`: lazy where the algorithm has them, else from `scores_now`."""
+        scores = self._lazy_scores(params)
+        if scores is None:
+            scores = self.scores_now(params, sparse_state, grads, extra_args)
+        return scores
+
+    def _lazy_scores(self, params: tree_lib.PyTree) -> tree_lib.PyTree | None:
+        """Lazy scores of the parameters; `None` where scores or rankings are made otherwise."""
+        ranks_lazily = all(
+            lazy_scores.is_about(self, 'ranks_lazy_scores', method)
+            for method in ('create_masks', 'select_masks')
+        )
+        if not ranks_lazily or not self.ranks_lazy_scores:
+            return None
+        if not lazy_scores.is_about(self, 'elementwise_score', 'calculate_scores'):
+            return None
+        function = self.elementwise_score()
+        return None if function is None else lazy_scores.from_function(params, function)
 
     def check_plan(self, plan: leaf_plans.PruningPlan) -> None:
         """Warns where the masks cannot become what was asked for; called by `init` with `plan(params)`."""
@@ -204,9 +233,8 @@ class BaseUpdater(OptionalHooks, ShortRepr):
         )
         arrays, grads = tree_lib.as_arrays(params), tree_lib.as_arrays(grads)
         sparsities = self.get_target_sparsities(arrays)
-        masks = self.create_masks(
-            scoring.to_rank(self, arrays, None, grads, extra_args), sparsities
-        )
+        scores = self._scores_to_rank(arrays, None, grads, extra_args)
+        masks = self.create_masks(scores, sparsities)
         masking.warn_of_emptied(masks, arrays, grads)
         return self.apply_masks(params, masks), masks
 
@@ -282,7 +310,6 @@ class BaseUpdater(OptionalHooks, ShortRepr):
         """What `sparsity` and `sparsity_distribution_fn` mean together; `None` for no target at all."""
         return sparsity_setting.distribution_of(self)
 
-    @scoring.ranks_unwritten
     def create_masks(self, scores: tree_lib.PyTree, sparsities: tree_lib.PyTree) -> tree_lib.PyTree:
         """A mask for each leaf from its scores and its sparsity.
 
@@ -295,7 +322,6 @@ class BaseUpdater(OptionalHooks, ShortRepr):
         """
         return self.select_masks(scores, sparsities)[0]
 
-    @scoring.ranks_unwritten
     def select_masks(
         self,
         scores: tree_lib.PyTree,
@@ -313,7 +339,7 @@ class BaseUpdater(OptionalHooks, ShortRepr):
           The masks, and a tree of their thresholds: a float a leaf (one a layer, where layers are stacked), `None`
           where nothing is ranked over the whole leaf.
         """
-        paths, leaves, treedef = scoring.flatten(scores)
+        paths, leaves, treedef = lazy_scores.flatten(scores)
         selected = calculators.select_leaves(
             leaves,
             tree_lib.leaves_like(treedef, sparsities),

@@ -1,6 +1,7 @@
-"""Scores that are not written down: the masks are those of arrays, and take no more memory than masks."""
+"""Lazy scores: the masks are those of arrays, and take no more memory than masks."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ import pytest
 import jaxpruner
 from helpers import compiling
 from jaxpruner.algorithms import pruners
-from jaxpruner.mask_calculator import scoring, selection
+from jaxpruner.mask_calculator import lazy_scores, selection
 
 KEY = jax.random.key(0)
 # With ties, zeros of both signs, NaN and infinities; shapes that are counted at once and in shares.
@@ -163,16 +164,40 @@ class Updated(jaxpruner.MagnitudePruning):
         )
 
 
-class Marked(jaxpruner.BaseUpdater):
-    @scoring.of_each_weight(jnp.negative)
+class Elementwise(jaxpruner.BaseUpdater):
     def calculate_scores(self, params, sparse_state=None, grads=None):
-        raise AssertionError('the method of a function of each weight is not called')
+        raise AssertionError('the method is not called where there is an elementwise function')
+
+    def elementwise_score(self):
+        return jnp.negative
 
 
-class MarkedAnew(jaxpruner.MagnitudePruning):
-    calculate_scores = scoring.of_each_weight(jnp.negative)(
-        jaxpruner.MagnitudePruning.calculate_scores
-    )
+class OtherFunction(jaxpruner.MagnitudePruning):
+    def elementwise_score(self):
+        return jnp.negative
+
+
+class Mixin:
+    def calculate_scores(self, params, sparse_state=None, grads=None):
+        return negative(params)
+
+
+class MixedIn(Mixin, jaxpruner.MagnitudePruning):
+    pass
+
+
+class OverridesBoth(Smallest):
+    def elementwise_score(self):
+        return jnp.negative
+
+
+class MadeLazily(jaxpruner.MagnitudePruning):
+    ranks_lazy_scores = True
+
+    def create_masks(self, scores, sparsities):
+        assert isinstance(scores['w'], selection.Scores)
+        weights = jax.tree.map(jnp.negative, lazy_scores.materialize(scores))
+        return super().create_masks(weights, sparsities)
 
 
 class StraightThrough(jaxpruner.SteMagnitudePruning):
@@ -181,22 +206,50 @@ class StraightThrough(jaxpruner.SteMagnitudePruning):
 
 
 @pytest.mark.parametrize(
-    'kind',
-    [Smallest, Wrapped, Made, Selected, MadeGlobally, Updated, Marked, MarkedAnew, StraightThrough],
+    'cls',
+    [
+        Smallest,
+        Wrapped,
+        Made,
+        Selected,
+        MadeGlobally,
+        MadeLazily,
+        Updated,
+        Elementwise,
+        OtherFunction,
+        MixedIn,
+        OverridesBoth,
+        StraightThrough,
+    ],
 )
-def test_what_is_overridden_is_asked(kind):
-    updater = kind(
+def test_what_is_overridden_is_asked(cls):
+    assert mask_after_an_update(cls) == [0, 1]
+
+
+def mask_after_an_update(cls, replace=None):
+    updater = cls(
         sparsity_distribution_fn=half, scheduler=jaxpruner.sparsity_schedules.OneShotSchedule(0)
     )
+    if replace is not None:
+        replace(updater)
     params = {'w': jnp.array([2.0, 1.0])}
     optimizer = updater.wrap_optax(optax.sgd(0.0))
     _, state = jax.jit(optimizer.update)(params, optimizer.init(params), params)
-    assert state.masks['w'].tolist() == [0, 1]
+    return state.masks['w'].tolist()
 
 
-def test_marking_a_method_anew_leaves_it_as_it_is():
-    assert scoring.function_of(MarkedAnew.calculate_scores) is jnp.negative
-    assert scoring.function_of(jaxpruner.MagnitudePruning.calculate_scores) is jnp.abs
+def smallest_of(params, sparse_state=None, grads=None):
+    return negative(params)
+
+
+def test_a_method_that_is_replaced_later_is_asked(monkeypatch):
+    def replace(updater):
+        updater.calculate_scores = smallest_of
+
+    assert mask_after_an_update(jaxpruner.MagnitudePruning, replace) == [0, 1]
+    assert mask_after_an_update(jaxpruner.MagnitudePruning) == [1, 0]
+    monkeypatch.setattr(jaxpruner.MagnitudePruning, 'calculate_scores', staticmethod(smallest_of))
+    assert mask_after_an_update(jaxpruner.MagnitudePruning) == [0, 1]
 
 
 def test_types_of_ones_own_pool_scores():
@@ -208,11 +261,13 @@ def test_types_of_ones_own_pool_scores():
     assert updater.instant_sparsify({'w': jnp.array([2.0, -1.0])})[1]['w'].tolist() == [0, 1]
 
 
-def test_scores_under_n_of_m_may_be_of_each_weight():
+def test_scores_under_n_of_m_may_be_elementwise():
     class Squares(jaxpruner.algorithms.IterativeNMPruning):
-        @scoring.of_each_weight(jnp.square)
         def calculate_scores(self, params, sparse_state=None, grads=None):
             return jax.tree.map(jnp.square, params)
+
+        def elementwise_score(self):
+            return jnp.square
 
     schedule = jaxpruner.sparsity_schedules.OneShotSchedule(0)
     updater = Squares(sparsity_type='1:2', sparsity_distribution_fn=half, scheduler=schedule)
@@ -229,41 +284,52 @@ def test_scores_under_n_of_m_may_be_of_each_weight():
             lambda w: w.astype(jnp.bfloat16),
             r'deep/w: .* float32\[2, 3\], got bfloat16\[2, 3\] from',
         ),
-        (jnp.ravel, r'deep/w: .* got float32\[6\] from .*; leave of_each_weight out'),
+        (jnp.ravel, r'deep/w: .* got float32\[6\] from .*; let elementwise_score return None'),
     ],
 )
 def test_scores_of_another_shape_or_dtype_are_refused(function, words):
     with pytest.raises(ValueError, match=words):
-        scoring.each_weight({'deep': {'w': jnp.ones((2, 3))}}, function)
+        lazy_scores.from_function({'deep': {'w': jnp.ones((2, 3))}}, function)
 
 
 def test_scores_of_gradients_of_another_shape_are_refused():
     class Ravelled(jaxpruner.RigL):
-        @scoring.of_each_gradient(jnp.ravel)
         def get_grow_scores(self, sparse_state, params, grads):
             return jax.tree.map(jnp.ravel, grads)
+
+        def elementwise_grow_score(self):
+            return jnp.ravel
 
     params = {'w': jnp.ones((2, 3))}
     updater = Ravelled(sparsity_distribution_fn=half)
     with pytest.raises(
-        ValueError, match=r'w: a score .* got float32\[6\] from .*; leave of_each_gradient out'
+        ValueError, match=r'w: .* got float32\[6\] from .*; let elementwise_grow_score return None'
     ):
         updater.update_state(updater.init_state(params), params, params)
 
 
-@pytest.mark.parametrize('mark', [scoring.of_each_weight, scoring.of_each_gradient])
-@pytest.mark.parametrize('function', ['abs', [jnp.abs]])
-def test_what_is_no_function_is_refused(function, mark):
-    with pytest.raises(
-        TypeError, match=f'{mark.__name__} takes a hashable function of an array, got'
-    ):
-        mark(function)
+HOOKS = {
+    'elementwise_score': jaxpruner.MagnitudePruning,
+    'elementwise_drop_score': jaxpruner.RigL,
+    'elementwise_grow_score': jaxpruner.RigL,
+}
+
+
+@pytest.mark.parametrize('hook', HOOKS)
+@pytest.mark.parametrize('function', ['abs', [jnp.abs], {}])
+def test_what_is_no_function_is_refused(function, hook):
+    cls = type('Mine', (HOOKS[hook],), {hook: lambda self: function})
+    updater = cls(sparsity_distribution_fn=half)
+    params = {'w': jnp.ones((2, 3))}
+    message = f'{hook} must return a hashable function of an array, got {re.escape(repr(function))}'
+    with pytest.raises(TypeError, match=message):
+        updater.update_state(updater.init_state(params), params, params)
 
 
 @pytest.mark.parametrize(
     ('leaf', 'expected'),
     [(jnp.array([-3]), [3]), (jnp.array([3 - 4j]), [5]), (KEY, None), ('name', None)],
 )
-def test_scores_of_what_is_no_float_are_written_down(leaf, expected):
-    scores = scoring.each_weight({'leaf': leaf}, jnp.abs)['leaf']
+def test_scores_of_what_is_no_float_are_arrays(leaf, expected):
+    scores = lazy_scores.from_function({'leaf': leaf}, jnp.abs)['leaf']
     assert scores is expected or scores.tolist() == expected
