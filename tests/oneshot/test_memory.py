@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxpruner.oneshot import observed
+from jaxpruner.oneshot.followed_leaves import follow_named_leaves
+from jaxpruner.oneshot.shared_inputs import input_taps, uses_by_inputs
 from jaxpruner.uses import param_uses
 from jaxpruner.uses.segments import Cut, Segments
 
@@ -50,7 +51,8 @@ def graph():
 
 @pytest.fixture(scope='module')
 def taps(graph):
-    return observed.input_taps(observed.find_observed(graph).values, with_gram=True)
+    matrices = follow_named_leaves(graph).all_matrices
+    return input_taps(uses_by_inputs(matrices).values(), with_gram=True)
 
 
 def test_of_all_layers_at_once(graph, taps):

@@ -2,10 +2,11 @@
 
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.oneshot.observed import Observed
+from jaxpruner.oneshot.shared_inputs import inputs_key
+from jaxpruner.oneshot.weight_matrices import WeightMatrices
 from jaxpruner.uses import bodies
 from jaxpruner.uses.segments import Cut
 from jaxpruner.uses.steps import Steps
@@ -18,64 +19,53 @@ class Block(NamedTuple):
     """Weight matrices that are pruned together.
 
     Attributes:
-      parts: their numbers among those that are observed.
-      cut: where the program has to be run to before.
+      matrices: whole stacks, or one layer of each.
+      cut: where the program stands before the block.
       stop: the step before which all of their inputs are known.
-      layer: which layer of their stacks, `None` for all or where they are no stacks.
-
-    >>> Block((0, 1), Cut(0), 1).layer is None
-    True
     """
 
-    parts: tuple[int, ...]
+    matrices: tuple[WeightMatrices, ...]
     cut: Cut
     stop: int
-    layer: int | None = None
+
+    @property
+    def layer(self) -> int | None:
+        """Which layer of their stacks the matrices are."""
+        return self.matrices[0].layer
 
 
 def find_blocks(
-    observed: Observed, program: Steps, blocks: Sequence[Names] | None = None
+    matrices: Sequence[WeightMatrices], program: Steps, blocks: Sequence[Names] | None = None
 ) -> list[Block]:
     """The blocks of a model, in the order in which the program comes to them.
 
-    Args:
-      observed: what is calibrated.
-      program: of the model.
-      blocks: globs or paths for each block; within a scan each of its trips is divided so. Of other leaves a trip of a
-        scan is a block, and outside those that meet the same value are.
-
-    >>> import jax, jax.numpy as jnp
-    >>> from jaxpruner.oneshot.observed import find_observed
-    >>> from jaxpruner.uses import param_uses
-    >>> def apply(params, x):
-    ...     x, _ = jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, params['stack'])
-    ...     return x @ params['out']
-    >>> graph = param_uses(apply, {'stack': jnp.ones((2, 3, 3)), 'out': jnp.ones((3, 1))}, jnp.ones((4, 3)))
-    >>> observed = find_observed(graph)
-    >>> program = Steps(graph, [use for uses in observed.values for use in uses])
-    >>> [([observed.parts[i].path for i in block.parts], block.layer) for block in find_blocks(observed, program)]
-    [([('stack',)], 0), ([('stack',)], 1), ([('out',)], None)]
+    `blocks` holds globs or paths for each block; within a scan each of its trips is divided so. Of other leaves a trip
+    of a scan is a block, and outside of scans those that meet the same value are.
     """
-    together: dict[tuple[int | None, int, int], list[int]] = {}
-    for number, part in enumerate(observed.parts):
-        scan, named = program.scan_of(part.matrices.uses), block_of(part.path, blocks or ())
-        alone = part.value if named is None and scan is None else -1
-        together.setdefault((scan, -1 if named is None else named, alone), []).append(number)
-    ordered = []
+    together: dict[Any, list[WeightMatrices]] = {}
+    for part in matrices:
+        scan = program.scan_of(part.uses)
+        number = block_of(part.path, blocks or ())
+        is_alone = scan is None and number is None
+        key = scan, number, inputs_key(part) if is_alone else None
+        together.setdefault(key, []).append(part)
+    blocks_by_start: list[tuple[Any, Block]] = []
     for (scan, *_), parts in together.items():
-        paths = [use.site.path for number in parts for use in observed.parts[number].matrices.uses]
-        first, stop = program.place_of(min(paths)), max(map(program.place_of, paths)) + 1
+        paths = [use.site.path for part in parts for use in part.uses]
+        first = min(paths)
         if scan is None:
-            ordered.append(((first, -1, min(paths)), Block(tuple(parts), Cut(first), stop)))
+            start = program.place_of(first)
+            stop = max(map(program.place_of, paths)) + 1
+            blocks_by_start.append(((start, -1, first), Block(tuple(parts), Cut(start), stop)))
             continue
         equation = program.steps[scan].equation
         length = bodies.Scan.of(equation).length
         for trip in range(length):
             layer = length - 1 - trip if equation.params['reverse'] else trip
-            ordered.append(
-                ((scan, trip, min(paths)), Block(tuple(parts), Cut(scan, trip), scan + 1, layer))
-            )
-    return [block for _, block in sorted(ordered, key=lambda pair: pair[0])]
+            layers = tuple(part.at_layer(layer) for part in parts)
+            blocks_by_start.append(((scan, trip, first), Block(layers, Cut(scan, trip), scan + 1)))
+    blocks_by_start.sort(key=lambda start_and_block: start_and_block[0])
+    return [block for _, block in blocks_by_start]
 
 
 def find_cuts(blocks: Sequence[Block], program: Steps) -> list[Cut]:
@@ -85,12 +75,8 @@ def find_cuts(blocks: Sequence[Block], program: Steps) -> list[Cut]:
     one array, before the second product of its MLP five times as much. A batch stays where it is if that takes less,
     and is run from there, but for no two blocks in turn, so that each step is run no more than three times.
 
-    Args:
-      blocks: in their order.
-      program: of the model.
-
     >>> import jax, jax.numpy as jnp
-    >>> from jaxpruner.oneshot.observed import find_observed
+    >>> from jaxpruner.oneshot.followed_leaves import follow_named_leaves
     >>> from jaxpruner.uses import param_uses
     >>> def apply(params, x):
     ...     for w in 'abc':
@@ -98,30 +84,20 @@ def find_cuts(blocks: Sequence[Block], program: Steps) -> list[Cut]:
     ...     return x
     >>> params = {name + w: jnp.ones(shape) for w in 'abc' for name, shape in (('up', (2, 8)), ('down', (8, 2)))}
     >>> graph = param_uses(apply, params, jnp.ones((4, 2)))
-    >>> observed = find_observed(graph)
-    >>> program = Steps(graph, [use for uses in observed.values for use in uses])
-    >>> [cut.step for cut in find_cuts(find_blocks(observed, program), program)]
+    >>> matrices = follow_named_leaves(graph).all_matrices
+    >>> program = Steps(graph, [use for part in matrices for use in part.uses])
+    >>> [cut.step for cut in find_cuts(find_blocks(matrices, program), program)]
     [0, 0, 4, 4, 8, 8]
     """
-    kept = program.bytes_kept()
-    places: list[int | None] = []  # `None` within a scan
-    earliest = 0
-    for block in blocks:
-        first = block.cut.step
-        if block.cut.trips is None:
-            candidates = range(min(earliest, first), first + 1)
-            places.append(min(candidates, key=lambda place: (kept[place], -place)))
-        else:
-            places.append(None)
-        earliest = max(earliest, block.stop)
-    sizes = [0 if place is None else kept[place] for place in places]
-    limit = max((min(pair) for pair in itertools.pairwise(sizes)), default=0)
+    steps, sizes = _cheapest_steps(blocks, program.bytes_kept())
+    # Of two blocks in turn the batches are kept before one at least.
+    limit = max(map(min, itertools.pairwise(sizes)), default=0)
     cuts, here = [], Cut(0)
-    for block, place, size in zip(blocks, places, sizes, strict=True):
-        if place is None:
+    for block, step, size in zip(blocks, steps, sizes, strict=True):
+        if step is None:
             here = block.cut
-        elif here.trips is not None or (size <= limit and place > here.step):
-            here = Cut(place)
+        elif here.trips is not None or (size <= limit and step > here.step):
+            here = Cut(step)
         cuts.append(here)
     return cuts
 
@@ -129,16 +105,29 @@ def find_cuts(blocks: Sequence[Block], program: Steps) -> list[Cut]:
 def block_of(path: tree_lib.Path, blocks: Sequence[Names]) -> int | None:
     """The number of the first block that names a leaf, `None` if none does.
 
-    Args:
-      path: the leaf's.
-      blocks: globs or paths for each block.
-
     >>> block_of(('layer_1', 'w'), ['layer_0/*', ('layer_1/*', 'head')])
     1
     """
     for number, names in enumerate(blocks):
-        if any(
-            tree_lib.matches(name, path) for name in ((names,) if isinstance(names, str) else names)
-        ):
-            return number
+        for name in (names,) if isinstance(names, str) else names:
+            if tree_lib.matches(name, path):
+                return number
     return None
+
+
+def _cheapest_steps(
+    blocks: Sequence[Block], kept_bytes: Sequence[int]
+) -> tuple[list[int | None], list[int]]:
+    """For each block the step before which a batch takes least memory, `None` within a scan; and how much it takes."""
+    steps: list[int | None] = []
+    sizes = []
+    earliest = 0
+    for block in blocks:
+        step = None
+        if block.cut.trips is None:
+            candidates = range(min(earliest, block.cut.step), block.cut.step + 1)
+            step = min(candidates, key=lambda step: (kept_bytes[step], -step))
+        steps.append(step)
+        sizes.append(0 if step is None else kept_bytes[step])
+        earliest = max(earliest, block.stop)
+    return steps, sizes

@@ -5,33 +5,30 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, NoReturn
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from jaxpruner import base_updater, sparsity_types
-from jaxpruner.base_updater import targets
-from jaxpruner.core import caller_warnings
+from jaxpruner.base_updater import targets as targets_lib
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.mask_calculator import calculators
-from jaxpruner.oneshot import given_masks
+from jaxpruner.oneshot import given_masks, whole_model
 from jaxpruner.oneshot.batches import as_inputs, check_inputs, first_batch
 from jaxpruner.oneshot.blocks import Names
 from jaxpruner.oneshot.calibration import Calibration, calibrate
-from jaxpruner.oneshot.followed_leaves import (
-    FollowedLeaves,
-    check_used,
-    choose_leaves,
-    follow_leaves,
-    ignore_vectors,
-    warn_of_unclear,
-)
+from jaxpruner.oneshot.followed_leaves import follow_leaves, ignore_vectors
 from jaxpruner.oneshot.input_statistics import InputStatistics
+from jaxpruner.oneshot.leaf_targets import (
+    LeafTarget,
+    LeafTargets,
+    choose_calibrated,
+    choose_targets,
+    targets_of_masks,
+)
 from jaxpruner.oneshot.named_leaves import names_of
+from jaxpruner.oneshot.owl_blocks import OwlSettings
 from jaxpruner.oneshot.pruned_leaves import PrunedLeaves
-from jaxpruner.oneshot.pruning_run import PruningRun, Selected
-from jaxpruner.uses import UseGraph, param_uses
-
-_ANY_TYPE = sparsity_types.Unstructured()
+from jaxpruner.oneshot.pruning_run import PruningRun
+from jaxpruner.uses import param_uses
 
 
 @dataclasses.dataclass
@@ -48,11 +45,11 @@ class CalibratedPruning(base_updater.BaseUpdater):
         `'leaf'` (each matrix of a stack).
       owl_multiple: an outlier exceeds this multiple of the mean score of its block.
       owl_deviation: how far a block's sparsity may be from the mean.
-      sequential: statistics of a block are taken when the blocks before it have been pruned, so that only its own take
+      sequential: take the statistics of a block when the blocks before it have been pruned, so that only its own take
         memory. Each block is run two or three times; all batches are held, as they are between two blocks.
       blocks: which leaves make a block: a glob or a list of globs for each, such as `['layer_0/*', 'layer_1/*']`. Of
-        other leaves those make a block that stand in the same trip of a scan; of the rest it is those that meet the
-        same value if sequential, and for OWL those whose paths begin alike up to a part that is numbered.
+        other leaves those in the same trip of a scan make a block. The rest make blocks of those that meet the same
+        value if sequential, and for OWL of those whose paths begin alike up to a part that is numbered.
 
     Raises:
       TypeError, ValueError: a setting is wrong.
@@ -74,9 +71,8 @@ class CalibratedPruning(base_updater.BaseUpdater):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.blocks is not None and not (
-            self.sequential or (self.owl and self.owl_per == 'block')
-        ):
+        uses_blocks = self.sequential or (self.owl and self.owl_per == 'block')
+        if self.blocks is not None and not uses_blocks:
             raise ValueError(
                 'blocks are for sequential=True, or for owl=True per block; set one of them, or no blocks'
             )
@@ -98,14 +94,10 @@ class CalibratedPruning(base_updater.BaseUpdater):
             )
 
     def prepare(self, statistics: InputStatistics, donate: bool) -> Any:
-        """What `prune_matrices` is to be given for statistics; made once for leaves that share them, if it can be.
+        """What `prune_matrices` gets for statistics: any pytree of arrays, made once for leaves that share them.
 
-        Args:
-          statistics: of the inputs of some weight matrices.
-          donate: nobody else looks at the statistics: what is returned may take their memory.
-
-        Returns:
-          Any pytree of arrays; those of a stack have an axis of the layers first, as in the statistics.
+        Those of a stack have an axis of the layers first, as in the statistics. With `donate` nothing else holds the
+        statistics: what is returned may take their memory.
         """
         del donate
         return statistics
@@ -137,31 +129,16 @@ class CalibratedPruning(base_updater.BaseUpdater):
     ) -> tuple[jax.Array | None, jax.Array]:
         """Changes the weights that a mask from elsewhere keeps, to make up for the others; SparseGPT alone does.
 
-        Args:
-          weights: `[..., inputs, outputs]`.
-          statistics: of their inputs, as `prepare` returns them.
-          mask: in the weights' shape.
-
-        Returns:
-          New weights, and the mask.
+        Arguments and results are those of `prune_matrices`; the mask has the weights' shape.
         """
         raise NotImplementedError(f'{type(self).__name__} must define reconstruct_matrices')
 
     def doubt(self, prepared: Any, where: str) -> str | None:
-        """What a warning says of a leaf's statistics, `None` for nothing.
-
-        Args:
-          prepared: as `prepare` returned them.
-          where: the leaf's path.
-        """
+        """What there is to warn of in a leaf's prepared statistics, `None` for nothing."""
         del prepared, where
 
     def warn_of_doubts(self, doubts: Sequence[str]) -> None:
-        """One warning of all doubts.
-
-        Args:
-          doubts: at the end, as `doubt` returned them.
-        """
+        """Warns once, at the end, of all that `doubt` returned."""
         del doubts
 
     def instant_sparsify(
@@ -200,42 +177,27 @@ class CalibratedPruning(base_updater.BaseUpdater):
           UnsupportedPrimitive: a selected leaf goes through an operation that is not understood.
         """
         del grads, extra_args
-        if masks is not None:
-            self._check_reconstructs()
-            given = given_masks.check_masks(params, masks)
-            selected = {
-                path: Selected(0.0, _ANY_TYPE, mask.astype(jnp.float32))
-                for path, mask in given.items()
-            }
+        masks_by_path = {}
+        if masks is None:
+            targets = self._targets(params)
         else:
-            given, selected = {}, self._selected(params)
-        if calibration is not None and self.sequential:
-            raise ValueError(
-                'sequential=True takes statistics as it goes; give apply_fn and batches alone'
-            )
-        pruned = PrunedLeaves(params, donate)
+            self._check_reconstructs()
+            masks_by_path = given_masks.check_masks(params, masks)
+            targets = targets_of_masks(masks_by_path)
+        leaves = PrunedLeaves(params, donate)
         if calibration is not None:
-            run = PruningRun(self, pruned, self._with_statistics(calibration, selected))
-            run.prune_at_once(calibration, donate=False)
-            return self._result(pruned, given)
-        if apply_fn is None or batches is None:
+            self._prune_by(calibration, leaves, targets)
+        elif apply_fn is None or batches is None:
             raise ValueError(
                 f'{type(self).__name__} looks at the inputs of each layer; give instant_sparsify the model and data: '
                 'apply_fn=…, batches=…'
             )
-        first, batches = first_batch(batches)
-        check_inputs(apply_fn, first, params=params)
-        run = PruningRun(
-            self, pruned, self._followed(param_uses(apply_fn, params, *as_inputs(first)), selected)
-        )
-        if self.sequential:
-            run.prune_in_blocks(apply_fn, list(batches), progress)
         else:
-            only = list(run.selected)
-            run.prune_at_once(
-                calibrate(apply_fn, params, batches, self.kind, only, progress), donate=True
-            )
-        return self._result(pruned, given)
+            run, batches = self._follow(apply_fn, batches, leaves, targets)
+            self._calibrate_and_prune(run, apply_fn, batches, progress)
+        if masks_by_path:
+            return given_masks.apply_masks(leaves.params, masks_by_path)
+        return leaves.params, leaves.masks
 
     def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
         """The target of each leaf; whether its sparsity type fits is seen when it is known how the leaf is used."""
@@ -246,7 +208,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
             self.check_type(sparsity_type, f'{tree_lib.path_string(path)}: ')
 
         with ignore_vectors():
-            return targets.of_leaves(
+            return targets_lib.of_leaves(
                 self.sparsity_distribution_fn,
                 params,
                 self._leaf_types(paths, leaves),
@@ -261,38 +223,63 @@ class CalibratedPruning(base_updater.BaseUpdater):
             'batches=…), then FixedMask(masks).wrap_optax(tx) to fine-tune'
         )
 
-    def _selected(self, params: tree_lib.PyTree) -> dict[tree_lib.Path, Selected]:
-        sparsities = self.get_target_sparsities(params)
+    def _targets(self, params: tree_lib.PyTree) -> LeafTargets:
+        """The targets of the leaves that the distribution selects."""
         paths, leaves, treedef = tree_lib.flatten_with_paths(params)
+        sparsities = tree_lib.leaves_like(treedef, self.get_target_sparsities(params))
         for names in self.blocks or ():
             tree_lib.check_names((names,) if isinstance(names, str) else names, paths, 'blocks')
-        rows = zip(
-            paths,
-            tree_lib.leaves_like(treedef, sparsities),
-            self._leaf_types(paths, leaves),
-            strict=True,
+        types = self._leaf_types(paths, leaves)
+        targets = {}
+        for path, *target in zip(paths, sparsities, types, strict=True):
+            targets[path] = LeafTarget(*target)
+        return {path: target for path, target in targets.items() if target.sparsity is not None}
+
+    def _prune_by(
+        self, calibration: Calibration, leaves: PrunedLeaves, targets: LeafTargets
+    ) -> None:
+        """Prunes by statistics that a caller holds."""
+        if self.sequential:
+            raise ValueError(
+                'sequential=True takes statistics as it goes; give apply_fn and batches alone'
+            )
+        targets = choose_calibrated(calibration, targets, names_of(self), type(self).__name__)
+        run = PruningRun(self, leaves, targets)
+        whole_model.prune_at_once(run, calibration, self._owl_settings(), donate=False)
+
+    def _follow(
+        self,
+        apply_fn: Callable[..., Any],
+        batches: Iterable[Any],
+        leaves: PrunedLeaves,
+        targets: LeafTargets,
+    ) -> tuple[PruningRun, Iterable[Any]]:
+        """Finds the leaves that the model contracts with data, before anything is computed."""
+        first, batches = first_batch(batches)
+        check_inputs(apply_fn, first, params=leaves.params)
+        graph = param_uses(apply_fn, leaves.params, *as_inputs(first))
+        followed = follow_leaves(graph, targets)
+        targets = choose_targets(followed, targets, names_of(self), type(self).__name__)
+        return PruningRun(self, leaves, targets), batches
+
+    def _calibrate_and_prune(
+        self, run: PruningRun, apply_fn: Callable[..., Any], batches: Iterable[Any], progress: bool
+    ) -> None:
+        owl = self._owl_settings()
+        if self.sequential:
+            whole_model.prune_in_blocks(
+                run, apply_fn, list(batches), blocks=self.blocks, owl=owl, progress=progress
+            )
+            return
+        params, only = run.leaves.params, list(run.targets)
+        whole_model.prune_at_once(
+            run, calibrate(apply_fn, params, batches, self.kind, only, progress), owl, donate=True
         )
-        return {
-            path: Selected(sparsity, kind) for path, sparsity, kind in rows if sparsity is not None
-        }
 
-    def _followed(self, graph: UseGraph, selected: dict[Any, Selected]) -> dict[Any, Selected]:
-        """Those leaves that can be pruned; what does not fit is said before anything is computed."""
-        chosen = self._choose(follow_leaves(graph, selected), selected)
-        return {path: selected[path] for path in chosen}
-
-    def _choose(
-        self, followed: FollowedLeaves, selected: dict[Any, Selected]
-    ) -> list[tree_lib.Path]:
-        if any(leaf.mask is not None for leaf in selected.values()):
-            check_used(followed, type(self).__name__)
-            warn_of_unclear(followed.unclear, 'are masked, and nothing makes up for what they lose')
-            return list(followed.matrices)
-        chosen = choose_leaves(followed, names_of(self), type(self).__name__)
-        for path in chosen:
-            for matrices in followed.matrices[path]:
-                selected[path].check(path, matrices)
-        return chosen
+    def _owl_settings(self) -> OwlSettings | None:
+        if not self.owl:
+            return None
+        return OwlSettings(self.owl_per, self.blocks or (), self.owl_multiple, self.owl_deviation)
 
     def _check_reconstructs(self) -> None:
         if type(self).reconstruct_matrices is CalibratedPruning.reconstruct_matrices:
@@ -304,29 +291,3 @@ class CalibratedPruning(base_updater.BaseUpdater):
             raise ValueError(
                 'owl=True chooses sparsities, which masks=… have already; leave one out'
             )
-
-    def _result(
-        self, pruned: PrunedLeaves, given: dict[Any, jax.Array]
-    ) -> tuple[tree_lib.PyTree, tree_lib.PyTree]:
-        return (
-            given_masks.apply_masks(pruned.params, given)
-            if given
-            else (pruned.params, pruned.masks)
-        )
-
-    def _with_statistics(
-        self, calibration: Calibration, selected: dict[Any, Selected]
-    ) -> dict[Any, Selected]:
-        """Those leaves of which statistics are given; says of others why they stay dense."""
-        followed = getattr(calibration, 'followed', None)
-        chosen = [path for path in selected if path in calibration]
-        if followed is not None:
-            chosen = self._choose(followed.among(selected), selected)
-        known = {*chosen, *(followed.paths if followed is not None else ())}
-        missing = [tree_lib.path_string(path) for path in selected if path not in known]
-        if missing:
-            caller_warnings.warn(
-                f'{", ".join(missing)}: the calibration has no statistics of these leaves, which stay dense; calibrate '
-                'without only=…, or leave them out of sparsity_distribution_fn'
-            )
-        return {path: selected[path] for path in chosen}

@@ -1,7 +1,7 @@
 """Runs a model on some batches and takes the statistics of what its weight matrices meet."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any, NamedTuple
 
 import jax
@@ -10,9 +10,14 @@ from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.explicit_meshes import on_explicit_mesh
 from jaxpruner.core.progress import progress_bar
 from jaxpruner.oneshot.batches import as_batches, as_inputs, check_inputs, shapes_of
-from jaxpruner.oneshot.followed_leaves import FollowedLeaves, check_used, warn_of_unclear
+from jaxpruner.oneshot.followed_leaves import (
+    FollowedLeaves,
+    check_used,
+    follow_named_leaves,
+    warn_of_unclear,
+)
 from jaxpruner.oneshot.input_statistics import InputStatistics
-from jaxpruner.oneshot.observed import Observed, Part, check_alike, find_observed, input_taps
+from jaxpruner.oneshot.shared_inputs import check_alike, input_taps, inputs_key, uses_by_inputs
 from jaxpruner.oneshot.weight_matrices import WeightMatrices
 from jaxpruner.uses import UseGraph, param_uses
 from jaxpruner.uses.compiled_once import CompiledOnce
@@ -26,6 +31,10 @@ KINDS = ('second_moment', 'gram')
 class CalibratedMatrices(NamedTuple):
     """Weight matrices of a leaf, and the statistics of their inputs.
 
+    Attributes:
+      matrices: how the model reads them from the leaf.
+      statistics: of their inputs.
+
     >>> CalibratedMatrices(None, InputStatistics(2, jax.numpy.ones(3))).statistics.count
     2
     """
@@ -38,8 +47,8 @@ class Calibration(Mapping[tree_lib.Path, tuple[CalibratedMatrices, ...]]):
     """Statistics by leaf path; a leaf has one entry for each way in which it is read, mostly one.
 
     >>> import jax.numpy as jnp
-    >>> found = calibrate(lambda params, x: x @ params['w'], {'w': jnp.ones((2, 3))}, [jnp.eye(2)])
-    >>> [entry.statistics.second_moment.tolist() for entry in found['w']]
+    >>> calibration = calibrate(lambda params, x: x @ params['w'], {'w': jnp.ones((2, 3))}, [jnp.eye(2)])
+    >>> [entry.statistics.second_moment.tolist() for entry in calibration['w']]
     [[1.0, 1.0]]
     """
 
@@ -49,16 +58,16 @@ class Calibration(Mapping[tree_lib.Path, tuple[CalibratedMatrices, ...]]):
         followed: FollowedLeaves | None = None,
     ):
         self._by_leaf = dict(by_leaf)
-        # Of all leaves that were asked for, so that it can be said why some have no statistics.
+        # Of all leaves that were asked for: it says why some have no statistics.
         self.followed = followed
 
     def __getitem__(self, path: tree_lib.Path | str) -> tuple[CalibratedMatrices, ...]:
-        for known, entries in self._by_leaf.items():
-            if path in (known, tree_lib.path_string(known)):
+        for leaf_path, entries in self._by_leaf.items():
+            if path in (leaf_path, tree_lib.path_string(leaf_path)):
                 return entries
         name = path if isinstance(path, str) else tree_lib.path_string(path)
-        known = map(tree_lib.path_string, self._by_leaf)
-        raise KeyError(f'no statistics of {name!r}; {tree_lib.nearest(name, known)}')
+        names = map(tree_lib.path_string, self._by_leaf)
+        raise KeyError(f'no statistics of {name!r}; {tree_lib.nearest(name, names)}')
 
     def __iter__(self) -> Iterator[tree_lib.Path]:
         return iter(self._by_leaf)
@@ -75,7 +84,7 @@ def calibrate(
     only: Sequence[str | tree_lib.Path] | str | None = None,
     progress: bool = True,
 ) -> Calibration:
-    """Statistics of the inputs of each leaf that is contracted with data, in whatever framework the model is written.
+    """Takes statistics of the inputs of each leaf that is contracted with data, whatever the model's framework.
 
     Sums are float32, at highest precision. Leaves that meet the same value share their statistics. Layers that a scan
     goes through have statistics stacked in front. How much memory the statistics take is logged before they are made.
@@ -95,8 +104,8 @@ def calibrate(
     Raises:
       TypeError: a batch holds another number of inputs than the model takes.
       ValueError: another kind, a name that matches no leaf, no batches, a model that does not use its parameters, or a
-        leaf that `only` names itself and of which weights cannot be told. Of other such leaves a warning says so.
-      UnsupportedPrimitive: a leaf that `only` names itself goes through an operation that is not understood.
+        leaf that `only` names in full and that no matrix can be read from. Of other such leaves a warning tells.
+      UnsupportedPrimitive: a leaf that `only` names in full goes through an operation that is not understood.
 
     >>> import jax.numpy as jnp
     >>> params = {'w': jnp.ones((2, 3)), 'b': jnp.ones(3)}
@@ -107,49 +116,66 @@ def calibrate(
     """
     if kind not in KINDS:
         raise ValueError(f'kind is {" or ".join(map(repr, KINDS))}, got {kind!r}')
-    totals, observed, step, shape = None, Observed([], []), None, None
+    program, shapes, totals = None, None, None
     batches = as_batches(batches)
     with progress_bar(len(batches) if isinstance(batches, Sized) else None, progress) as show:
         for number, batch in enumerate(batches):
             show('calibrating', number, totals)
             inputs = as_inputs(batch)
-            new_shape = shapes_of(inputs)
-            if step is None or new_shape != shape:
+            if program is None or shapes_of(inputs) != shapes:
                 check_inputs(apply_fn, batch, params=params)
-                graph = param_uses(apply_fn, params, *inputs)
-                before, observed, shape = observed, find_observed(graph, only), new_shape
-                if step is not None:
-                    check_alike(before, observed)
+                before, shapes = program, shapes_of(inputs)
+                program = _Program(param_uses(apply_fn, params, *inputs), kind, only)
+                if before is None:
+                    check_used(program.followed, 'calibrate')
+                    warn_of_unclear(program.followed.unclear, 'have no statistics')
+                    totals = on_explicit_mesh(program.zeros(), (params, inputs))
                 else:
-                    check_used(observed.followed, 'calibrate')
-                    warn_of_unclear(observed.followed.unclear, 'have no statistics')
-                taps = input_taps(observed.values, kind == 'gram')
-                step = _step(taps, graph)
-                if totals is None:
-                    totals = on_explicit_mesh(_begin(taps, observed), (params, inputs))
-            totals = step(totals, params, *inputs)
-    if totals is None:
+                    check_alike(before.matrices, program.matrices)
+            totals = program.step(totals, params, *inputs)
+    if program is None or totals is None:
         raise ValueError('batches are empty; calibration needs at least one')
-    by_leaf: dict[tree_lib.Path, list[CalibratedMatrices]] = {}
-    for part in observed.parts:
-        by_leaf.setdefault(part.path, []).append(
-            CalibratedMatrices(part.matrices, _of_part(part, totals[part.value]))
+    return program.calibration(totals)
+
+
+class _Program:
+    """A model for batches of one shape, and what adds their statistics to the totals."""
+
+    def __init__(
+        self, graph: UseGraph, kind: str, only: Sequence[str | tree_lib.Path] | str | None
+    ):
+        self.followed = follow_named_leaves(graph, only)
+        self.matrices = self.followed.all_matrices
+        self._uses = uses_by_inputs(self.matrices)
+        self._taps = input_taps(self._uses.values(), kind == 'gram')
+        self.step = _compile_step(self._taps, graph)
+
+    def zeros(self) -> list[InputStatistics]:
+        """Totals to begin with; says first how much memory they take."""
+        shapes = jax.tree.leaves(jax.eval_shape(self._taps.zeros))
+        logger.info(
+            'calibration: statistics of %d leaves in %d places take %.1f MiB; only=… makes them fewer',
+            len(self.followed.matrices),
+            len(self._uses),
+            sum(leaf.size * leaf.dtype.itemsize for leaf in shapes) / 2**20,
         )
-    return Calibration(
-        {path: tuple(entries) for path, entries in by_leaf.items()}, observed.followed
-    )
+        return self._taps.zeros()
+
+    def calibration(self, totals: Sequence[InputStatistics]) -> Calibration:
+        """The totals by leaf."""
+        by_inputs: dict[Hashable, InputStatistics] = dict(zip(self._uses, totals, strict=True))
+        by_leaf = {}
+        for path, matrices in self.followed.matrices.items():
+            entries = []
+            for part in matrices:
+                statistics = _of_own_trips(part, by_inputs[inputs_key(part)])
+                entries.append(CalibratedMatrices(part, statistics))
+            by_leaf[path] = tuple(entries)
+        return Calibration(by_leaf, self.followed)
 
 
-def _of_part(part: Part, statistics: InputStatistics) -> InputStatistics:
-    """The statistics of those trips of loops that get a part of the leaf."""
-    if part.matrices.of_all_trips:
-        return statistics
-    trips = tuple(slice(*ends) for ends in part.matrices.trips)
-    return jax.tree.map(lambda array: array[trips] if array.ndim else array, statistics)
-
-
-def _step(taps: Taps, graph: UseGraph) -> Callable[..., list[InputStatistics]]:
-    """Adds the statistics of a batch, in place."""
+def _compile_step(taps: Taps, graph: UseGraph) -> Callable[..., list[InputStatistics]]:
+    """A function that adds the statistics of a batch, in place."""
 
     def step(totals: list[InputStatistics], params: Any, *inputs: Any) -> list[InputStatistics]:
         return taps.run(graph, totals, params, *inputs)[1]
@@ -157,14 +183,9 @@ def _step(taps: Taps, graph: UseGraph) -> Callable[..., list[InputStatistics]]:
     return CompiledOnce(step, donate_argnums=(0,))
 
 
-def _begin(taps: Taps, observed: Observed) -> list[InputStatistics]:
-    sizes = [
-        leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(jax.eval_shape(taps.zeros))
-    ]
-    logger.info(
-        'calibration: statistics of %d leaves in %d places take %.1f MiB; only=… makes them fewer',
-        len({part.path for part in observed.parts}),
-        len(observed.values),
-        sum(sizes) / 2**20,
-    )
-    return taps.zeros()
+def _of_own_trips(matrices: WeightMatrices, statistics: InputStatistics) -> InputStatistics:
+    """The statistics of those trips of loops that read this leaf; other trips read others."""
+    if matrices.fills_stacks:
+        return statistics
+    trips = tuple(slice(*axis.range) for axis in matrices.stack if axis.loop)
+    return jax.tree.map(lambda array: array[trips] if array.ndim else array, statistics)

@@ -3,8 +3,8 @@
 import contextlib
 import logging
 import warnings
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from jaxpruner.core import caller_warnings
 from jaxpruner.core import tree as tree_lib
@@ -13,9 +13,11 @@ from jaxpruner.uses import UseGraph
 
 logger = logging.getLogger(__name__)
 
+IsNamed = Callable[[tree_lib.Path], bool]
+
 
 class FollowedLeaves(NamedTuple):
-    """What is known of some leaves; each of them is in exactly one of the first four.
+    """How a model uses some leaves; each of them is in exactly one of the first four.
 
     Attributes:
       matrices: of leaves that contractions read, their weight matrices.
@@ -23,9 +25,6 @@ class FollowedLeaves(NamedTuple):
       not_contracted: leaves that no contraction reads: lookups alone, biases, norms.
       unused: leaves that have no part in the results.
       looked_up: those of which data look up rows: embeddings, also where a contraction reads them, too (tied ones).
-
-    >>> FollowedLeaves({}, {}, (), (), frozenset()).unclear
-    {}
     """
 
     matrices: dict[tree_lib.Path, tuple[WeightMatrices, ...]]
@@ -39,24 +38,25 @@ class FollowedLeaves(NamedTuple):
         """All leaves."""
         return [*self.matrices, *self.unclear, *self.not_contracted, *self.unused]
 
+    @property
+    def all_matrices(self) -> list[WeightMatrices]:
+        """The weight matrices of all leaves."""
+        return [part for matrices in self.matrices.values() for part in matrices]
+
     def among(self, paths: Container[tree_lib.Path]) -> 'FollowedLeaves':
-        """What is known of those leaves that are among some paths."""
+        """Of these leaves those that are among some paths."""
         return FollowedLeaves(
-            {path: found for path, found in self.matrices.items() if path in paths},
-            {path: reason for path, reason in self.unclear.items() if path in paths},
-            tuple(path for path in self.not_contracted if path in paths),
-            tuple(path for path in self.unused if path in paths),
+            {path: self.matrices[path] for path in self.matrices if path in paths},
+            {path: self.unclear[path] for path in self.unclear if path in paths},
+            tuple(filter(paths.__contains__, self.not_contracted)),
+            tuple(filter(paths.__contains__, self.unused)),
             self.looked_up,
         )
 
 
 @contextlib.contextmanager
 def ignore_vectors() -> Iterator[None]:
-    """Ignores the warning that a filter takes stacked biases and norms for kernels: no contraction reads them.
-
-    >>> with ignore_vectors():
-    ...     pass
-    """
+    """Ignores the warning that a filter takes stacked biases and norms for kernels: no contraction reads them."""
     with warnings.catch_warnings():
         warnings.filterwarnings('ignore', '.*looks like a bias or norm')
         yield
@@ -64,10 +64,6 @@ def ignore_vectors() -> Iterator[None]:
 
 def follow_leaves(graph: UseGraph, paths: Iterable[tree_lib.Path]) -> FollowedLeaves:
     """Sorts leaves by what the model does with them.
-
-    Args:
-      graph: of the model.
-      paths: the leaves.
 
     >>> import jax.numpy as jnp
     >>> from jaxpruner.uses import param_uses
@@ -85,50 +81,63 @@ def follow_leaves(graph: UseGraph, paths: Iterable[tree_lib.Path]) -> FollowedLe
             unclear[path] = graph.opaque[path]
         else:
             try:
-                found = find_matrices(graph, path)
+                of_leaf = find_matrices(graph, path)
             except UnknownWeightsError as error:
                 unclear[path] = error.reason
                 continue
-            if found:
-                matrices[path] = found
+            if of_leaf:
+                matrices[path] = of_leaf
             else:
                 not_contracted.append(path)
     looked_up = frozenset(path for path in graph if any(use.op == 'gather' for use in graph[path]))
     return FollowedLeaves(matrices, unclear, tuple(not_contracted), tuple(unused), looked_up)
 
 
-def warn_of_unclear(unclear: Mapping[tree_lib.Path, str], consequence: str = 'stay dense') -> None:
-    """One warning for all leaves that cannot be followed.
+def follow_named_leaves(
+    graph: UseGraph, only: Sequence[str | tree_lib.Path] | str | None = None
+) -> FollowedLeaves:
+    """Sorts the leaves that names, globs or paths match; by default all leaves.
 
-    Args:
-      unclear: reasons by path.
-      consequence: what becomes of them.
-
-    >>> warn_of_unclear({})
+    Raises:
+      ValueError: a name matches no leaf, or no matrix can be read from a leaf that is named in full, or from any.
+      UnsupportedPrimitive: a leaf that is named in full goes through an operation that is not understood.
     """
-    if unclear:
-        reasons = '; '.join(
-            f'{tree_lib.path_string(path)}: {reason}' for path, reason in unclear.items()
-        )
-        names = ', '.join(f"'{tree_lib.path_string(path)}': None" for path in unclear)
-        caller_warnings.warn(
-            f'these leaves {consequence}, since the model does not read them as they are: {reasons}. Where that is '
-            f"meant, say so: sparsity_type={{{names}, '*': …}}"
-        )
+    paths: list[tree_lib.Path] = [*graph, *graph.opaque, *graph.unused]
+    names: Sequence[Any] = ('*',)
+    if only is not None:
+        names = (only,) if isinstance(only, str) else only
+        tree_lib.check_names(names, paths, 'only')
+    named = [path for path in paths if any(tree_lib.matches(name, path) for name in names)]
+    followed = follow_leaves(graph, named)
+    for path in followed.unclear:
+        is_named_in_full = path in names or tree_lib.path_string(path) in names
+        if is_named_in_full or not followed.matrices:
+            find_matrices(graph, path)  # raises, with the reason and the remedy
+    return followed
+
+
+def warn_of_unclear(unclear: Mapping[tree_lib.Path, str], consequence: str = 'stay dense') -> None:
+    """Warns once of all leaves that cannot be followed; `unclear` maps their paths to reasons."""
+    if not unclear:
+        return
+    reasons = []
+    for path, reason in unclear.items():
+        reasons.append(f'{tree_lib.path_string(path)}: {reason}')
+    caller_warnings.warn(
+        f'these leaves {consequence}, since the model does not read them as they are: {"; ".join(reasons)}. Where that '
+        f'is meant, say so: {_dense_setting(unclear)}'
+    )
 
 
 def choose_leaves(
-    followed: FollowedLeaves, is_named: Callable[[tree_lib.Path], bool], algorithm: str
+    followed: FollowedLeaves, is_named: IsNamed, algorithm: str
 ) -> list[tree_lib.Path]:
     """The leaves to prune; says of the others why they stay dense.
 
-    Args:
-      followed: the leaves that are selected.
-      is_named: whether a setting names the leaf itself, which also prunes a tied embedding.
-      algorithm: what prunes, for messages.
+    A tied embedding is pruned only if a setting names it.
 
     Raises:
-      ValueError: none of the leaves has a part in the results, or none is left.
+      ValueError: no leaf has a part in the results, or none is left to prune.
 
     >>> import jax.numpy as jnp
     >>> from jaxpruner.uses import param_uses
@@ -145,69 +154,62 @@ def choose_leaves(
     chosen = [path for path in followed.matrices if path not in left_alone]
     dense = [*followed.not_contracted, *left_alone, *followed.unused, *followed.unclear]
     if dense and not chosen:
-        names = ', '.join(map(tree_lib.path_string, dict.fromkeys(dense)))
         raise ValueError(
-            f'{algorithm} has nothing to prune: of the leaves that are selected ({names}) none is a weight matrix that '
-            'a contraction reads. Select others by filter_fn, or name embeddings in custom_sparsity_map'
+            f'{algorithm} has nothing to prune: of the leaves that are selected ({_names(dict.fromkeys(dense))}) none '
+            'is a weight matrix that a contraction reads. Select others by filter_fn, or name embeddings in '
+            'custom_sparsity_map'
         )
     return chosen
 
 
-def leave_alone(
-    followed: FollowedLeaves, is_named: Callable[[tree_lib.Path], bool]
-) -> set[tree_lib.Path]:
-    """Leaves that stay dense unless a setting names them: lookups, tied ones, too, and what no contraction reads.
+def leave_alone(followed: FollowedLeaves, is_named: IsNamed) -> set[tree_lib.Path]:
+    """The leaves that stay dense unless a setting names them: lookups, tied ones, too, and what no contraction reads.
 
-    Args:
-      followed: the leaves that are selected; each one that is left alone is logged.
-      is_named: whether a setting names the leaf itself.
-
-    >>> leave_alone(FollowedLeaves({}, {}, (('bias',),), (), frozenset()), lambda path: False)
-    {('bias',)}
+    Each one is logged.
     """
-    found = set()
+    left_alone = set()
     for path in (*followed.matrices, *followed.not_contracted):
         is_looked_up = path in followed.looked_up
-        if is_named(path) or (path in followed.matrices and not is_looked_up):
+        is_mere_matrix = path in followed.matrices and not is_looked_up
+        if is_mere_matrix or is_named(path):
             continue
-        found.add(path)
+        left_alone.add(path)
         name = tree_lib.path_string(path)
         reason = (
             'data look up its rows (an embedding)' if is_looked_up else 'no contraction reads it'
         )
-        logger.info(
-            "%s stays dense: %s; to prune it, name it: custom_sparsity_map={'%s': 0.5}",
-            name,
-            reason,
-            name,
-        )
-    return found
+        message = "%s stays dense: %s; to prune it, name it: custom_sparsity_map={'%s': 0.5}"
+        logger.info(message, name, reason, name)
+    return left_alone
 
 
 def check_used(followed: FollowedLeaves, algorithm: str) -> None:
-    """Refuses a model that does not use its parameters, and warns of leaves that it does not use.
-
-    Args:
-      followed: the leaves that are selected.
-      algorithm: what prunes, for the message.
+    """Warns of leaves that the model does not use.
 
     Raises:
-      ValueError: none of the leaves has a part in the results.
-
-    >>> check_used(FollowedLeaves({}, {}, (), (), frozenset()), 'Wanda')
+      ValueError: it uses none of the leaves.
     """
-    names = ', '.join(map(tree_lib.path_string, followed.unused))
-    if followed.unused and not (followed.matrices or followed.unclear or followed.not_contracted):
+    if not followed.unused:
+        return
+    names = _names(followed.unused)
+    if len(followed.unused) == len(followed.paths):
         raise ValueError(
             f'{algorithm}: what apply_fn returns does not depend on the leaves that are to be pruned ({names}), so '
             'that it does not use its first argument. Apply the model to the params that it is given: lambda params, '
             'x: model.apply(params, x); with nnx merge them first: nnx.merge(graphdef, params)(x)'
         )
-    if followed.unused:
-        plural = len(followed.unused) > 1
-        keys = ', '.join(f"'{tree_lib.path_string(path)}': None" for path in followed.unused)
-        caller_warnings.warn(
-            f'{names}: {"these leaves have" if plural else "this leaf has"} no part in what apply_fn returns, and '
-            f'{"stay" if plural else "stays"} dense; if that is meant, say so: sparsity_type={{{keys}, '
-            "'*': …}"
-        )
+    is_plural = len(followed.unused) > 1
+    caller_warnings.warn(
+        f'{names}: {"these leaves have" if is_plural else "this leaf has"} no part in what apply_fn returns, and '
+        f'{"stay" if is_plural else "stays"} dense; if that is meant, say so: {_dense_setting(followed.unused)}'
+    )
+
+
+def _names(paths: Iterable[tree_lib.Path]) -> str:
+    return ', '.join(map(tree_lib.path_string, paths))
+
+
+def _dense_setting(paths: Iterable[tree_lib.Path]) -> str:
+    """The setting under which some leaves stay dense."""
+    keys = [f"'{tree_lib.path_string(path)}': None" for path in paths]
+    return f"sparsity_type={{{', '.join(keys)}, '*': …}}"

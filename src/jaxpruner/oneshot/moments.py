@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpruner.core.explicit_meshes import without_explicit_axes
+from jaxpruner.oneshot.contracted_axes import contracted_axes
 from jaxpruner.oneshot.input_statistics import InputStatistics
 from jaxpruner.oneshot.matrices import MatrixLayout
-from jaxpruner.oneshot.weight_matrices import contracted_axes
 
 # Patches of a convolution that are written down at once, in bytes.
 _PATCHES = 2**26

@@ -1,7 +1,6 @@
-"""Leaves while they are pruned: copies that are changed in place, one part after another."""
+"""Leaves while they are pruned: copies that are changed in place, some matrices after others."""
 
 import collections
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,24 +17,15 @@ from jaxpruner.uses.compiled_once import CompiledOnce
 
 
 class PrunedLeaves:
-    """The leaves of a model and their masks; those that are given are left as they are.
+    """The leaves of a model and their masks; those that are given stay as they are.
 
-    Args:
-      params: any pytree of arrays.
-      donate: no copies are made: arrays in `params` that are pruned are gone.
-
-    >>> leaves = PrunedLeaves({'w': jnp.ones(2), 'b': jnp.ones(1)})
-    >>> leaves.masks
-    {'b': None, 'w': None}
+    With `donate` nothing is copied: arrays in `params` that are pruned are gone.
     """
 
     def __init__(self, params: tree_lib.PyTree, donate: bool = False):
         paths, leaves, self._treedef = tree_lib.flatten_with_paths(params)
         self._leaves: dict[tree_lib.Path, Any] = dict(zip(paths, leaves, strict=True))
-        times = collections.Counter(map(id, leaves))
-        self._given = {
-            path for path, leaf in self._leaves.items() if donate and times[id(leaf)] == 1
-        }
+        self._donated = _single_leaves(self._leaves) if donate else set()
         self._masks: dict[tree_lib.Path, jax.Array] = {}
         self._compiled: dict[Any, tuple[Any, Any]] = {}  # shared by leaves that are read alike
 
@@ -47,173 +37,139 @@ class PrunedLeaves:
     @property
     def masks(self) -> tree_lib.PyTree:
         """uint8 masks in the parameters' shapes, `None` for leaves of which nothing was pruned."""
-        return jax.tree.unflatten(self._treedef, [self._mask(path) for path in self._leaves])
+        return jax.tree.unflatten(self._treedef, list(map(self._mask, self._leaves)))
 
-    def has_layers(self, path: tree_lib.Path, matrices: WeightMatrices) -> bool:
-        """Whether the layers of a stack can be read and replaced one by one: each device has its part of each of them.
-
-        Args:
-          path: the leaf's.
-          matrices: which of its matrices.
-        """
-        leaf = self._leaves[path]
+    def has_layers(self, matrices: WeightMatrices) -> bool:
+        """Whether the layers of a stack can be replaced one by one: each device holds its part of each of them."""
+        leaf = self._leaves[matrices.path]
         sharding = getattr(leaf, 'sharding', None)
-        divided = sharding is not None and sharding.shard_shape(leaf.shape)[:1] != leaf.shape[:1]
-        return not divided and matrices.of_one_layer() is not None
+        if sharding is not None and sharding.shard_shape(leaf.shape)[:1] != leaf.shape[:1]:
+            return False
+        return matrices.of_slice is not None
 
-    def read(
-        self,
-        path: tree_lib.Path,
-        matrices: WeightMatrices,
-        layer: int | None = None,
-        other: jax.Array | None = None,
-    ) -> jax.Array:
-        """Weight matrices of a leaf, as they are now.
-
-        Args:
-          path: the leaf's.
-          matrices: which of its matrices.
-          layer: the number of one layer of a stack, for its matrices alone.
-          other: an array of the leaf's shape to read instead, such as its mask.
-        """
-        leaf = self._leaves[path] if other is None else other
-        if layer is None and not has_explicit_axes(leaf):
+    def read(self, matrices: WeightMatrices, other: jax.Array | None = None) -> jax.Array:
+        """Weight matrices as they are now, or those of another array of the leaf's shape, such as its mask."""
+        leaf = self._leaves[matrices.path] if other is None else other
+        if matrices.layer is None and not has_explicit_axes(leaf):
             return matrices.read(leaf)  # no copy, where nothing is moved
-        return self._functions(matrices, leaf)[0](leaf, layer)
+        reader, _ = self._functions(matrices, leaf)
+        return reader(leaf, matrices.layer)
 
-    def replace(
-        self,
-        path: tree_lib.Path,
-        matrices: WeightMatrices,
-        new: jax.Array | None,
-        kept: jax.Array,
-        layer: int | None = None,
-    ) -> None:
+    def replace(self, matrices: WeightMatrices, new: jax.Array | None, kept: jax.Array) -> None:
         """Puts pruned matrices in place of those that `read` gives.
 
-        Args:
-          path: the leaf's.
-          matrices: which of its matrices.
-          new: float `[..., inputs, outputs]`; `None` where weights that are kept do not change.
-          kept: their mask.
-          layer: as in `read`.
+        `new` are the weights, `None` where those that are kept do not change, and `kept` is their mask.
 
         Raises:
           ValueError: new weights are not finite.
         """
+        path = matrices.path
         leaf, mask = self._leaves[path], self._masks.get(path)
-        by_layer = layer is not None and matrices.of_one_layer() is not None
+        is_slice = matrices.layer is not None and matrices.of_slice is not None
         if mask is None:
             # What is given away below must not be the caller's, nor another leaf's.
-            leaf = jnp.array(leaf, copy=path not in self._given)
-            mask = (
-                _packed_ones(leaf)
-                if by_layer
-                else jnp.ones_like(leaf, dtype=mask_calculator.MASK_DTYPE)
-            )
-        elif not by_layer:
+            leaf = jnp.array(leaf, copy=path not in self._donated)
+            mask = _packed_ones(leaf) if is_slice else _ones(leaf)
+        elif not is_slice:
             mask = self._mask(path)
         if new is leaf:  # it is given away below
             new = jnp.array(new, copy=True)
-        found = self._functions(matrices, leaf)[1](leaf, mask, new, kept, layer)
-        self._leaves[path], self._masks[path], finite = found
-        if not finite:
+        _, writer = self._functions(matrices, leaf)
+        self._leaves[path], self._masks[path], is_finite = writer(
+            leaf, mask, new, kept, matrices.layer
+        )
+        if not is_finite:
             raise ValueError(
                 f'{tree_lib.path_string(path)}: its new weights are not finite; look for NaN or inf in it and in its '
                 'inputs'
             )
 
     def _mask(self, path: tree_lib.Path) -> jax.Array | None:
-        leaf, mask = self._leaves[path], self._masks.get(path)
-        return None if mask is None else packing.unpack_like(mask, leaf.shape)
+        mask = self._masks.get(path)
+        return None if mask is None else packing.unpack_like(mask, self._leaves[path].shape)
 
     def _functions(self, matrices: WeightMatrices, leaf: jax.Array) -> tuple[Any, Any]:
+        """Compiled functions that read and replace; like layers, whose number is an argument, share them."""
         # Left to itself, the compiler may make a leaf or its mask whole on each device.
         sharding = getattr(leaf, 'sharding', None)
         divided = sharding if sharding is not None and len(sharding.device_set) > 1 else None
-        key = matrices.key, divided
+        key = matrices.reading, divided
         if key not in self._compiled:
-            reader, writer = _reader(matrices), _writer(matrices)
-
-            def read(leaf: jax.Array, layer: Any) -> jax.Array:
-                return without_explicit_axes(reader, leaf, False)(leaf, layer)
-
-            def replace(leaf: jax.Array, *rest: Any) -> Any:
-                return without_explicit_axes(writer, leaf, True, True, False)(leaf, *rest)
-
-            if divided is None:
-                self._compiled[key] = (
-                    CompiledOnce(read),
-                    CompiledOnce(replace, donate_argnums=(0, 1)),
-                )
-            else:
-                placed = jax.jit(
-                    replace, donate_argnums=(0, 1), out_shardings=(divided, divided, None)
-                )
-                self._compiled[key] = jax.jit(read), placed
+            self._compiled[key] = _compile(_reader(matrices), _writer(matrices), divided)
         return self._compiled[key]
 
 
-def _reader(matrices: WeightMatrices) -> Callable[..., jax.Array]:
-    """Reads them all, or those of a layer."""
-    alone = matrices.of_one_layer()
+def _compile(reader: Callable[..., Any], writer: Callable[..., Any], divided: Any) -> Any:
+    """The two as compiled functions; the second writes in place."""
+    if divided is None:
+        return CompiledOnce(reader), CompiledOnce(writer, donate_argnums=(0, 1))
+    writer = jax.jit(writer, donate_argnums=(0, 1), out_shardings=(divided, divided, None))
+    return jax.jit(reader), writer
 
+
+def _single_leaves(leaves: dict[tree_lib.Path, Any]) -> set[tree_lib.Path]:
+    """The leaves whose arrays no other leaf shares."""
+    times = collections.Counter(map(id, leaves.values()))
+    return {path for path, leaf in leaves.items() if times[id(leaf)] == 1}
+
+
+def _reader(matrices: WeightMatrices) -> Callable[..., jax.Array]:
     def read(leaf: jax.Array, layer: Any) -> jax.Array:
-        if layer is None:
-            return matrices.read(leaf)
-        if alone is None:
-            return lax.dynamic_index_in_dim(matrices.read(leaf), layer, keepdims=False)
-        return alone.read(lax.dynamic_index_in_dim(leaf, layer, keepdims=False))
+        reader = matrices.at_layer(layer).read
+        return without_explicit_axes(reader, leaf, False)(leaf)
 
     return read
 
 
 def _writer(matrices: WeightMatrices) -> Callable[..., Any]:
-    """Writes them all, or those of a layer: in place, if nothing moves the stack before it is taken apart."""
-    alone = matrices.of_one_layer()
+    """Replaces all matrices, or those of a layer: in place, if nothing moves the stack before it is taken apart."""
 
     def replace(leaf: jax.Array, mask: jax.Array, new: Any, kept: jax.Array, layer: Any) -> Any:
-        def write(part: jax.Array) -> jax.Array:
-            if layer is not None:
-                rest = jnp.zeros(matrices.layout.matrices_shape, part.dtype)
-                part = lax.dynamic_update_index_in_dim(rest, part, layer, 0)
-            return matrices.write(part, leaf)
+        if layer is None or matrices.of_slice is None:
+            return _change(matrices.at_layer(layer), leaf, mask, new, kept)
+        old = lax.dynamic_index_in_dim(leaf, layer, keepdims=False)
+        old_mask = lax.dynamic_index_in_dim(mask, layer, keepdims=False)
+        old_mask = packing.unpack_like(old_mask, old.shape)
+        changed, changed_mask, is_finite = _change(matrices.of_slice, old, old_mask, new, kept)
+        if mask.shape != leaf.shape:
+            changed_mask = packing.pack(changed_mask)
+        leaf = lax.dynamic_update_index_in_dim(leaf, changed, layer, 0)
+        mask = lax.dynamic_update_index_in_dim(mask, changed_mask, layer, 0)
+        return leaf, mask, is_finite
 
-        if layer is None or alone is None:
-            return _change(write, leaf, mask, new, kept)
-        part, part_mask = (
-            lax.dynamic_index_in_dim(array, layer, keepdims=False) for array in (leaf, mask)
-        )
-        part_mask = packing.unpack_like(part_mask, part.shape)
-        part, part_mask, finite = _change(
-            functools.partial(alone.write, leaf=part), part, part_mask, new, kept
-        )
-        changed = part, part_mask if mask.shape == leaf.shape else packing.pack(part_mask)
-        pairs = zip((leaf, mask), changed, strict=True)
-        return *(lax.dynamic_update_index_in_dim(*pair, layer, 0) for pair in pairs), finite
+    def on_any_mesh(leaf: jax.Array, *arguments: Any) -> Any:
+        return without_explicit_axes(replace, leaf, True, True, False)(leaf, *arguments)
 
-    return replace
+    return on_any_mesh
 
 
 def _change(
-    write: Callable[[jax.Array], jax.Array], leaf: Any, mask: Any, new: Any, kept: jax.Array
-) -> Any:
+    matrices: WeightMatrices, leaf: jax.Array, mask: Any, new: Any, kept: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """A leaf and its mask after some of its matrices, and whether these are finite."""
-    removed = write(1 - kept.astype(jnp.float32)) > 0
-    finite = jnp.bool_(True)
+    is_removed = matrices.write(1 - kept.astype(jnp.float32), leaf) > 0
+    is_finite = jnp.bool_(True)
     if new is not None:
-        finite = jnp.isfinite(new).all()
-        leaf = jnp.where(write(jnp.ones(kept.shape)) > 0, write(new).astype(leaf.dtype), leaf)
-    return jnp.where(removed, jnp.zeros_like(leaf), leaf), jnp.where(removed, 0, mask), finite
+        is_finite = jnp.isfinite(new).all()
+        is_replaced = matrices.write(jnp.ones(kept.shape), leaf) > 0
+        leaf = jnp.where(is_replaced, matrices.write(new, leaf).astype(leaf.dtype), leaf)
+    return (
+        jnp.where(is_removed, jnp.zeros_like(leaf), leaf),
+        jnp.where(is_removed, 0, mask),
+        is_finite,
+    )
+
+
+def _ones(leaf: jax.Array) -> jax.Array:
+    return jnp.ones_like(leaf, dtype=mask_calculator.MASK_DTYPE)
 
 
 def _packed_ones(leaf: jax.Array) -> jax.Array:
-    """The mask of a stack that is pruned layer by layer, while statistics take memory: packed, if it fits.
+    """The mask of a stack that is pruned layer by layer, while statistics take memory: each layer packed by itself.
 
-    Returns:
-      Each layer packed by itself; unpacked where devices share the leaf, since bytes would cross their borders.
+    It is unpacked where devices share the leaf, since bytes would cross their borders.
     """
     shape = leaf.shape[0], *packing.packed_shape(leaf.shape[1:])
     if len(leaf.sharding.device_set) > 1 or shape == leaf.shape:
-        return jnp.ones_like(leaf, dtype=mask_calculator.MASK_DTYPE)
+        return _ones(leaf)
     return jnp.full(shape, 255, jnp.uint8)

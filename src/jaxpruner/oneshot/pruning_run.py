@@ -1,9 +1,8 @@
-"""One pruning of one model: statistics are checked, sparsities chosen, and matrices pruned one after another."""
+"""Prunes the calibrated matrices of one model, and collects what there is to warn of."""
 
 import functools
-import itertools
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +10,7 @@ import jax.numpy as jnp
 from jaxpruner import sparsity_types
 from jaxpruner.core import caller_warnings
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.core.progress import progress_bar
-from jaxpruner.oneshot import matrix_masks, owl_blocks
-from jaxpruner.oneshot.calibration import CalibratedMatrices, calibrate
+from jaxpruner.oneshot.calibration import CalibratedMatrices
 from jaxpruner.oneshot.input_statistics import (
     InputStatistics,
     TooFewSamples,
@@ -21,212 +18,123 @@ from jaxpruner.oneshot.input_statistics import (
     too_few_samples,
     warn_of_few_samples,
 )
-from jaxpruner.oneshot.jobs import Job, of_layer, one_by_one, take_job
+from jaxpruner.oneshot.leaf_targets import LeafTargets
 from jaxpruner.oneshot.pruned_leaves import PrunedLeaves
-from jaxpruner.oneshot.sequential import SequentialCalibration
-from jaxpruner.oneshot.weight_matrices import WeightMatrices
-
-if TYPE_CHECKING:
-    from jaxpruner.oneshot.calibrated_pruning import CalibratedPruning
+from jaxpruner.oneshot.pruning_queue import PruningQueue
 
 
-class Selected(NamedTuple):
-    """A leaf that is to be pruned.
+class MatrixPruner(Protocol):
+    """The methods of `CalibratedPruning` that prune matrices; see there."""
 
-    Attributes:
-      sparsity: share to remove.
-      sparsity_type: unstructured or N:M; the axis of N:M is not looked at.
-      mask: where it is known already, float32 in the leaf's shape; sparsity and type are not looked at then.
+    kind: ClassVar[str]
 
-    >>> Selected(0.5, sparsity_types.Unstructured()).mask is None
-    True
-    """
+    def prepare(self, statistics: InputStatistics, donate: bool) -> Any: ...
 
-    sparsity: Any
-    sparsity_type: sparsity_types.SparsityType
-    mask: jax.Array | None = None
+    def prune_matrices(
+        self,
+        weights: jax.Array,
+        statistics: Any,
+        sparsity: Any,
+        sparsity_type: sparsity_types.SparsityType,
+        where: str,
+    ) -> tuple[jax.Array | None, jax.Array]: ...
 
-    def check(self, path: tree_lib.Path, matrices: WeightMatrices) -> None:
-        """Refuses a type that does not divide the inputs.
+    def reconstruct_matrices(
+        self, weights: jax.Array, statistics: Any, mask: jax.Array
+    ) -> tuple[jax.Array | None, jax.Array]: ...
 
-        Args:
-          path: of the leaf.
-          matrices: which of its matrices.
+    def doubt(self, prepared: Any, where: str) -> str | None: ...
 
-        Raises:
-          ValueError: m does not divide the inputs.
-        """
-        if self.mask is None:
-            shape = matrices.layout.matrices_shape
-            matrix_masks.check_matrix_type(self.sparsity_type, shape, tree_lib.path_string(path))
+    def warn_of_doubts(self, doubts: Sequence[str]) -> None: ...
 
 
 class PruningRun:
-    """Prunes the leaves of one model.
+    """Prunes the leaves of one model in place.
 
     Attributes:
-      selected: what is pruned, by path.
-
-    Args:
-      pruner: how.
-      pruned: the leaves; they are changed in place.
-      selected: which.
-
-    >>> from jaxpruner.oneshot import Wanda, calibrate
-    >>> params = {'w': jnp.array([[1.0], [2.0]])}
-    >>> calibration = calibrate(lambda params, x: x @ params['w'], params, [jnp.array([[9.0, 1.0], [9.0, 1.0]])])
-    >>> pruned = PrunedLeaves(params)
-    >>> run = PruningRun(Wanda(), pruned, {('w',): Selected(0.5, sparsity_types.Unstructured())})
-    >>> run.prune_at_once(calibration, donate=False)
-    >>> pruned.masks['w'].tolist()
-    [[1], [0]]
+      pruner: how matrices are pruned.
+      leaves: what is pruned.
+      targets: what each leaf is to reach, by path.
+      sparsities: those that OWL chose, one for each matrix, by path and reading of the matrices; of all others the
+        leaf's target holds.
     """
 
-    def __init__(
-        self,
-        pruner: 'CalibratedPruning',
-        pruned: PrunedLeaves,
-        selected: dict[tree_lib.Path, Selected],
-    ):
-        self.selected = selected
-        self._pruner, self._pruned = pruner, pruned
+    def __init__(self, pruner: MatrixPruner, leaves: PrunedLeaves, targets: LeafTargets):
+        self.pruner, self.leaves, self.targets = pruner, leaves, targets
+        self.sparsities: dict[Any, jax.Array] = {}
         self._few_samples: list[TooFewSamples] = []
         self._doubts: list[str] = []
         self._with_nan: list[str] = []
 
-    def prune_at_once(
-        self, calibration: Mapping[Any, Sequence[CalibratedMatrices]], donate: bool
-    ) -> None:
-        """Prunes all leaves by statistics of the dense model.
+    def check(self, entries: Sequence[CalibratedMatrices]) -> None:
+        """Refuses statistics that do not fit or are not finite; notes leaves with too few samples."""
+        for matrices, statistics in entries:
+            self.targets[matrices.path].check(matrices)
+            name = tree_lib.path_string(matrices.path)
+            check_statistics(statistics, matrices.shape, name, self.pruner.kind == 'gram')
+            few = too_few_samples(statistics, matrices.shape, name)
+            if few is not None and few not in self._few_samples:
+                self._few_samples.append(few)
 
-        Args:
-          calibration: statistics by path.
-          donate: nobody else looks at them: they are freed one after another.
+    def prune(self, entries: list[CalibratedMatrices], donate: bool) -> None:
+        """Prunes matrices, and takes them from the list.
 
-        Raises:
-          ValueError: statistics do not fit, or are not finite.
+        With `donate` nothing else holds their statistics: the factors of a whole stack take their place. Otherwise
+        what is made of one layer's statistics is all that lies beside them.
         """
-        chosen = [(path, entry) for path in self.selected for entry in calibration[path]]
-        self._check_statistics([(path, entry.matrices, entry.statistics) for path, entry in chosen])
-        each = self._sparsities(chosen)
-        jobs = [
-            Job(path, *entry, sparsity)
-            for (path, entry), sparsity in zip(chosen, each, strict=True)
-        ]
-        del calibration, chosen
-        self._prune(jobs, donate)
-        self._warn()
+        prepare = functools.partial(self.pruner.prepare, donate=True) if donate else None
+        queue = PruningQueue(entries, prepare)
+        entries.clear()
+        for entry in queue:
+            self._prune_layers(entry, is_prepared=donate)
+            del entry  # before the next statistics are prepared
 
-    def prune_in_blocks(self, apply_fn: Any, batches: list[Any], progress: bool) -> None:
-        """Prunes each block when those before it are pruned.
-
-        Args:
-          apply_fn: `(params, *inputs) -> results`.
-          batches: all of them.
-          progress: show a progress bar.
-
-        Raises:
-          ValueError: as in `prune_at_once`, or blocks have no order.
-        """
-        pruner, only = self._pruner, list(self.selected)
-        run = SequentialCalibration(
-            apply_fn, self._pruned.params, batches, pruner.kind, only, pruner.blocks
-        )
-        for part in run.parts:
-            self.selected[part.path].check(part.path, part.matrices)
-        each = [self.selected[part.path].sparsity for part in run.parts]
-        if pruner.owl:
-            whole = calibrate(
-                apply_fn, self._pruned.params, batches, 'second_moment', only, progress
-            )
-            each = self._sparsities([(path, entry) for path in whole for entry in whole[path]])
-        total, done = len(run.blocks) * len(batches), itertools.count(1)
-        del batches  # they go on as what they become
-        with progress_bar(total, progress) as show:
-            for number, block in enumerate(run.blocks):
-                name = f'block {number + 1} of {len(run.blocks)}'
-                taken = run.take(
-                    number,
-                    self._pruned.params,
-                    lambda arrays, name=name: show(name, next(done), arrays),
-                )
-                self._check_statistics(
-                    [(*part[:2], statistics) for part, statistics in taken], block.layer
-                )
-                jobs = [
-                    Job(*part[:2], statistics, of_layer(each[i], block.layer), block.layer)
-                    for i, (part, statistics) in zip(block.parts, taken, strict=True)
-                ]
-                del taken
-                self._prune(jobs, donate=True)
-        self._warn()
-
-    def _check_statistics(
-        self,
-        taken: list[tuple[tree_lib.Path, WeightMatrices, InputStatistics]],
-        layer: int | None = None,
-    ) -> None:
-        """Refuses statistics that do not fit; notes the leaves with too few samples."""
-        for path, matrices, statistics in taken:
-            self.selected[path].check(path, matrices)
-            where, shape = (
-                tree_lib.path_string(path),
-                matrices.layout.matrices_shape[0 if layer is None else 1 :],
-            )
-            check_statistics(statistics, shape, where, self._pruner.kind == 'gram')
-            found = too_few_samples(statistics, shape, where)
-            if found is not None and found not in self._few_samples:
-                self._few_samples.append(found)
-
-    def _prune(self, jobs: list[Job], donate: bool) -> None:
-        pruner, pruned = self._pruner, self._pruned
-        # Beside statistics that stay there is what is made of a layer's, and no more.
-        prepare = functools.partial(pruner.prepare, donate=True) if donate else None
-        while jobs:
-            for path, matrices, statistics, sparsity, layer, prepared in one_by_one(
-                take_job(jobs, prepare), pruned
-            ):
-                if not prepared:
-                    statistics = pruner.prepare(statistics, donate=False)
-                selected, weights = self.selected[path], pruned.read(path, matrices, layer)
-                if jnp.isnan(weights).any():
-                    self._with_nan.append(_where(path, layer))
-                if selected.mask is None:
-                    share = jnp.asarray(sparsity, jnp.float32)
-                    new, kept = pruner.prune_matrices(
-                        weights, statistics, share, selected.sparsity_type, _where(path, layer)
-                    )
-                else:
-                    kept = pruned.read(path, matrices, layer, selected.mask)
-                    new, kept = pruner.reconstruct_matrices(weights, statistics, kept)
-                doubt = pruner.doubt(statistics, _where(path, layer))
-                self._doubts += [] if doubt is None else [doubt]
-                del weights, statistics  # before more memory is taken
-                pruned.replace(path, matrices, new, kept, layer)
-
-    def _sparsities(self, chosen: list[tuple[tree_lib.Path, CalibratedMatrices]]) -> list[Any]:
-        """One for each of the chosen, or with OWL one for each of their matrices."""
-        pruner, each = self._pruner, [self.selected[path].sparsity for path, _ in chosen]
-        if not pruner.owl or not chosen:
-            return each
-        leaves = [
-            owl_blocks.OwlLeaf(path, *entry, self.selected[path].sparsity) for path, entry in chosen
-        ]
-        settings = owl_blocks.OwlSettings(
-            pruner.owl_per, pruner.blocks or (), pruner.owl_multiple, pruner.owl_deviation
-        )
-        return owl_blocks.matrix_sparsities(leaves, self._pruned.read, settings)
-
-    def _warn(self) -> None:
+    def warn(self) -> None:
+        """Warns once of each kind of doubt about what was pruned."""
         warn_of_few_samples(self._few_samples)
         if self._with_nan:
             caller_warnings.warn(
                 f'these leaves hold NaN, which ranks lowest and is removed first: {", ".join(self._with_nan)}; look '
                 'for what went wrong when they were trained, or leave them dense'
             )
-        self._pruner.warn_of_doubts(self._doubts)
+        self.pruner.warn_of_doubts(self._doubts)
+
+    def _prune_layers(self, entry: CalibratedMatrices, is_prepared: bool) -> None:
+        """Prunes the layers of a stack one by one, so that only one's new weights lie beside the old ones."""
+        matrices, statistics = entry
+        if matrices.layer is not None or not self.leaves.has_layers(matrices):
+            self._prune_matrices(entry, is_prepared)
+            return
+        for layer in range(matrices.shape[0]):
+            of_layer = jax.tree.map(functools.partial(_at_layer, layer=layer), statistics)
+            self._prune_matrices(
+                CalibratedMatrices(matrices.at_layer(layer), of_layer), is_prepared
+            )
+
+    def _prune_matrices(self, entry: CalibratedMatrices, is_prepared: bool) -> None:
+        pruner, (matrices, prepared) = self.pruner, entry
+        target, where = self.targets[matrices.path], matrices.where
+        if not is_prepared:
+            prepared = pruner.prepare(prepared, donate=False)
+        weights = self.leaves.read(matrices)
+        if jnp.isnan(weights).any():
+            self._with_nan.append(where)
+        if target.mask is None:
+            sparsity = self.sparsities.get((matrices.path, matrices.reading), target.sparsity)
+            sparsity = jnp.asarray(_at_layer(sparsity, matrices.layer), jnp.float32)
+            new, kept = pruner.prune_matrices(
+                weights, prepared, sparsity, target.sparsity_type, where
+            )
+        else:
+            kept = self.leaves.read(matrices, target.mask)
+            new, kept = pruner.reconstruct_matrices(weights, prepared, kept)
+        doubt = pruner.doubt(prepared, where)
+        if doubt is not None:
+            self._doubts.append(doubt)
+        del entry, weights, prepared  # before more memory is taken
+        self.leaves.replace(matrices, new, kept)
 
 
-def _where(path: tree_lib.Path, layer: int | None) -> str:
-    name = tree_lib.path_string(path)
-    return name if layer is None else f'{name}, layer {layer}'
+def _at_layer(each: Any, layer: int | None) -> Any:
+    """The value for a layer where there is one for each, else the one for all."""
+    return each if layer is None or not jnp.ndim(each) else each[layer]

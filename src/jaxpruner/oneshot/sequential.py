@@ -1,7 +1,9 @@
 """Statistics block by block: those of a block are taken when the blocks before it have been pruned."""
 
+import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -10,8 +12,11 @@ from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.explicit_meshes import on_explicit_mesh
 from jaxpruner.oneshot.batches import as_batches, as_inputs, check_inputs, shapes_of
 from jaxpruner.oneshot.blocks import Names, find_blocks, find_cuts
+from jaxpruner.oneshot.calibration import CalibratedMatrices
+from jaxpruner.oneshot.followed_leaves import follow_named_leaves
 from jaxpruner.oneshot.input_statistics import InputStatistics
-from jaxpruner.oneshot.observed import Part, check_alike, find_observed, input_taps
+from jaxpruner.oneshot.shared_inputs import check_alike, input_taps, inputs_key, uses_by_inputs
+from jaxpruner.oneshot.weight_matrices import WeightMatrices
 from jaxpruner.uses import UseGraph, param_uses
 from jaxpruner.uses.segments import Cut, Segments, State
 from jaxpruner.uses.taps import Taps
@@ -24,25 +29,20 @@ class SequentialCalibration:
     the second product of an MLP, it is run from where the block before it began. Each block is run two or three times:
     as it is, for its statistics, and once it is pruned.
 
+    Arguments are those of `calibrate` (all batches are held at once), and `blocks` as in `CalibratedPruning`.
+
     Attributes:
       blocks: in the order in which they have to be pruned.
-
-    Args:
-      apply_fn: `(params, *inputs) -> results`.
-      params: any pytree of arrays.
-      batches: as in `calibrate`; all are held at once.
-      kind: as in `calibrate`.
-      only: names, globs or paths of leaves.
-      names: which leaves make a block, as in `CalibratedPruning`.
+      matrices: of all leaves.
 
     Raises:
-      ValueError, UnsupportedPrimitive: as in `calibrate`.
+      ValueError, UnsupportedPrimitive: as in `calibrate`, or the blocks have no order.
 
     >>> import jax.numpy as jnp
     >>> params = {'a': jnp.eye(2), 'b': jnp.ones((2, 1))}
-    >>> run = SequentialCalibration(lambda p, x: x @ p['a'] @ p['b'], params, [jnp.ones((1, 2))])
+    >>> calibration = SequentialCalibration(lambda p, x: x @ p['a'] @ p['b'], params, [jnp.ones((1, 2))])
     >>> def squares(number):
-    ...     ((_, statistics),) = run.take(number, params)
+    ...     ((_, statistics),) = calibration.take(number, params)
     ...     return statistics.second_moment.tolist()
     >>> squares(0)
     [1.0, 1.0]
@@ -57,118 +57,123 @@ class SequentialCalibration:
         params: tree_lib.PyTree,
         batches: Iterable[Any],
         kind: str = 'second_moment',
+        *,
         only: Sequence[str | tree_lib.Path] | str | None = None,
-        names: Sequence[Names] | None = None,
+        blocks: Sequence[Names] | None = None,
     ):
-        models: dict[Any, _Model] = {}
-        self._batches: list[tuple[_Model, State]] = []
+        programs: dict[Any, _Program] = {}
+        self._batches: list[_Batch] = []
         for batch in as_batches(batches):
             inputs = as_inputs(batch)
             leaves, treedef = jax.tree.flatten(inputs)
             key = treedef, tuple(map(shapes_of, leaves))
-            if key not in models:
+            if key not in programs:
                 check_inputs(apply_fn, batch)
-                models[key] = _Model(
-                    param_uses(apply_fn, params, *inputs), kind == 'gram', only, names
-                )
-            self._batches.append((models[key], models[key].segments.begin(*inputs)))
-        if not models:
-            raise ValueError('batches are empty; calibration needs at least one')
-        self._models = list(models.values())
-        self._first, *others = self._models
-        self.blocks = self._first.blocks
-        for part in self.parts:
-            if not part.matrices.of_all_trips:
-                raise ValueError(
-                    f'{tree_lib.path_string(part.path)}: a loop goes through this leaf and others, so that its trips '
-                    'cannot be pruned one after another; leave sequential out'
-                )
-        for model in others:
-            check_alike(self._first.observed, model.observed)
-        if any(model.order() != self._first.order() for model in others):
-            raise ValueError(
-                'with batches of different shapes the model comes to its leaves in different orders, so that they '
-                'cannot be pruned one after another; give batches of one shape'
+                graph = param_uses(apply_fn, params, *inputs)
+                matrices = follow_named_leaves(graph, only).all_matrices
+                programs[key] = _Program(graph, matrices, kind == 'gram', blocks)
+            self._batches.append(
+                _Batch(programs[key], programs[key].segments.begin(*inputs), Cut(0))
             )
-
-    @property
-    def parts(self) -> list[Part]:
-        """All weight matrices."""
-        return self._first.observed.parts
+        if not programs:
+            raise ValueError('batches are empty; calibration needs at least one')
+        first, *others = programs.values()
+        self.blocks, self.matrices = first.blocks, first.matrices
+        _check_order(first, others)
 
     def take(
         self,
         number: int,
         params: tree_lib.PyTree,
-        on_batch: Callable[[Any], None] = lambda found: None,
-    ) -> list[tuple[Part, InputStatistics]]:
-        """The statistics of a block; a layer's own where it is one.
+        on_batch: Callable[[Any], None] = lambda totals: None,
+    ) -> list[CalibratedMatrices]:
+        """The matrices of a block and their statistics; blocks have to be taken in their order.
 
-        Args:
-          number: of the block. No later one can have been asked for.
-          params: the parameters, in which the blocks before it are pruned.
-          on_batch: called with what has been found after each batch.
-
-        Returns:
-          The weight matrices of the block, and the statistics of their inputs.
+        In `params` the blocks before it are pruned. `on_batch` is called with the totals after each batch.
         """
-        values = sorted({self.parts[part].value for part in self.blocks[number].parts})
         totals: list[InputStatistics] | None = None
-        reached = {model: model.reach(number) for model in self._models}
-        for place, (model, state) in enumerate(self._batches):
-            block, cut = model.blocks[number], model.cuts[number]
-            state = model.segments.advance(params, state, reached[model], cut)
-            self._batches[place] = (model, state)
-            taps, observe = model.observer(
-                tuple(values), cut.step, block.stop, block.layer is not None
-            )
+        for batch in self._batches:
+            batch.advance(params, number)
+            taps, observe = batch.program.observer_of(number)
             if totals is None:
-                within = (
-                    None if block.layer is None else model.segments.program.steps[cut.step].path
-                )
-                totals = on_explicit_mesh(taps.zeros(within), (params, state))
-            totals = observe(totals, params, state, cut.trips)
+                zeros = taps.zeros(batch.program.scan_path(number))
+                totals = on_explicit_mesh(zeros, (params, batch.state))
+            totals = observe(totals, params, batch.state, batch.cut.trips)
             on_batch(totals)
-        of_value = dict(zip(values, totals or (), strict=True))
-        return [
-            (self.parts[part], of_value[self.parts[part].value])
-            for part in self.blocks[number].parts
-        ]
+        matrices = self.blocks[number].matrices
+        by_inputs = dict(zip(uses_by_inputs(matrices), totals or (), strict=True))
+        return [CalibratedMatrices(part, by_inputs[inputs_key(part)]) for part in matrices]
 
 
-class _Model:
-    """The program for batches of one shape."""
+class _Program:
+    """A model for batches of one shape: its blocks, where each is calibrated from, and what observes them."""
 
     def __init__(
         self,
         graph: UseGraph,
+        matrices: list[WeightMatrices],
         with_gram: bool,
-        only: Sequence[str | tree_lib.Path] | str | None,
-        names: Sequence[Names] | None,
+        blocks: Sequence[Names] | None,
     ):
-        self.observed = find_observed(graph, only)
-        self.segments = Segments(graph, [use for uses in self.observed.values for use in uses])
-        self.blocks = find_blocks(self.observed, self.segments.program, names)
+        self.matrices = matrices
+        self._uses = uses_by_inputs(matrices)
+        self.segments = Segments(graph, itertools.chain(*self._uses.values()))
+        self.blocks = find_blocks(matrices, self.segments.program, blocks)
         self.cuts = find_cuts(self.blocks, self.segments.program)
         self._with_gram = with_gram
-        self._cut = Cut(0)
         # One compiled program for all trips of a scan.
-        self.observer = functools.cache(self._observer)
+        self._observer = functools.cache(self._make_observer)
 
     def order(self) -> list[Any]:
         """What is pruned when, to be compared."""
-        return [
-            ([self.observed.parts[part].path for part in block.parts], block.layer)
-            for block in self.blocks
-        ]
+        return [[part.where for part in block.matrices] for block in self.blocks]
 
-    def reach(self, number: int) -> Cut:
-        """Goes to a block; returns where the batches are."""
-        before, self._cut = self._cut, self.cuts[number]
-        return before
+    def scan_path(self, number: int) -> tuple[int, ...] | None:
+        """Where the scan is of which a block is one trip."""
+        if self.blocks[number].layer is None:
+            return None
+        return self.segments.program.steps[self.cuts[number].step].path
 
-    def _observer(
-        self, values: tuple[int, ...], step: int, stop: int, in_trip: bool
+    def observer_of(self, number: int) -> tuple[Taps, Any]:
+        """The taps of a block, and the compiled function that adds their statistics to totals."""
+        block, cut = self.blocks[number], self.cuts[number]
+        start = Cut(cut.step, None if block.layer is None else 0)
+        return self._observer(tuple(uses_by_inputs(block.matrices)), start, block.stop)
+
+    def _make_observer(
+        self, inputs: tuple[Hashable, ...], start: Cut, stop: int
     ) -> tuple[Taps, Any]:
-        taps = input_taps([self.observed.values[value] for value in values], self._with_gram)
-        return taps, self.segments.observe(taps, Cut(step, 0 if in_trip else None), stop)
+        taps = input_taps([self._uses[key] for key in inputs], self._with_gram)
+        return taps, self.segments.observe(taps, start, stop)
+
+
+@dataclasses.dataclass
+class _Batch:
+    """What is kept of a batch, and where in its program that is."""
+
+    program: _Program
+    state: State
+    cut: Cut
+
+    def advance(self, params: tree_lib.PyTree, number: int) -> None:
+        """Runs the batch on to where a block is calibrated from."""
+        cut = self.program.cuts[number]
+        self.state = self.program.segments.advance(params, self.state, self.cut, cut)
+        self.cut = cut
+
+
+def _check_order(first: _Program, others: Sequence[_Program]) -> None:
+    """Refuses leaves that one loop goes through, and models whose order depends on shapes."""
+    for part in first.matrices:
+        if not part.fills_stacks:
+            raise ValueError(
+                f'{part.where}: a loop goes through this leaf and others, so that its trips '
+                'cannot be pruned one after another; leave sequential out'
+            )
+    for other in others:
+        check_alike(first.matrices, other.matrices)
+        if other.order() != first.order():
+            raise ValueError(
+                'with batches of different shapes the model comes to its leaves in different orders, so that they '
+                'cannot be pruned one after another; give batches of one shape'
+            )

@@ -1,18 +1,20 @@
-"""The weight matrices that a model makes of a parameter: where it is contracted with data, and how it is read there."""
+"""The weight matrices that a model makes of a leaf: where it is contracted with data, and how it is read there."""
 
 import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxpruner.core import tree as tree_lib
+from jaxpruner.oneshot.contracted_axes import contracted_axes
 from jaxpruner.oneshot.matrices import MatrixLayout
 from jaxpruner.uses import Use, UseGraph, contractions
-from jaxpruner.uses.views import ENTER_LOOP, LEAVE_LOOP, Move
+from jaxpruner.uses.views import ENTER_LOOP, LEAVE_LOOP, Move, View
 
 CONTRACTIONS = ('dot', 'conv')
 # These may put an element in several places.
@@ -24,16 +26,7 @@ _MASKS = frozenset(('mul', 'select_n'))
 
 
 class UnknownWeightsError(ValueError):
-    """A leaf goes into a contraction, and it cannot be said which weight meets which input.
-
-    Attributes:
-      reason: why, without the leaf's name.
-
-    >>> raise UnknownWeightsError(('w',), 'it is computed with')
-    Traceback (most recent call last):
-        ...
-    jaxpruner.oneshot.weight_matrices.UnknownWeightsError: w: it is computed with; leave the leaf dense ...
-    """
+    """A contraction reads a leaf, and it is unknown which weight meets which input; `reason` does not name the leaf."""
 
     def __init__(self, path: tree_lib.Path, reason: str):
         name = tree_lib.path_string(path)
@@ -45,173 +38,120 @@ class UnknownWeightsError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class WeightMatrices:
-    """Weight matrices that are read from one parameter, all of it or a part (as queries are from a fused projection).
+    """Weight matrices that a model reads from one leaf: all of it, a part (queries in a fused projection), or a layer.
 
     Attributes:
-      uses: the contractions that read them, all of them alike.
-      layout: of the operand of these, layers that loops take apart in front.
+      path: the leaf's.
+      uses: the contractions that read them, all in the same way.
+      layout: of the operand of these contractions; layers that loops take apart stand in front.
+      layer: which layer of the stack, an int or a traced scalar; `None` for all.
 
     >>> from jaxpruner.uses import param_uses
-    >>> params = {'w': jnp.arange(6.0).reshape(3, 2)}
-    >>> graph = param_uses(lambda params, x: x @ params['w'], params, jnp.ones((4, 3)))
-    >>> matrices = WeightMatrices(graph['w'], layout_of(graph['w'][0]))
-    >>> matrices.read(params['w']).shape
-    (3, 2)
+    >>> params = {'stack': jnp.ones((4, 3, 3))}
+    >>> apply_fn = lambda params, x: lax.scan(lambda x, w: (x @ w, None), x, params['stack'])[0]
+    >>> (matrices,) = find_matrices(param_uses(apply_fn, params, jnp.ones((2, 3))), ('stack',))
+    >>> matrices.read(params['stack']).shape, matrices.at_layer(1).read(params['stack']).shape
+    ((4, 3, 3), (3, 3))
     """
 
+    path: tree_lib.Path
     uses: tuple[Use, ...]
     layout: MatrixLayout
+    layer: Any = None
 
     @property
-    def key(self) -> Any:
-        """What `read` and `write` do, to be compared: leaves of one shape and key are read alike."""
+    def where(self) -> str:
+        """The name of the leaf, with the layer."""
+        name = tree_lib.path_string(self.path)
+        return name if self.layer is None else f'{name}, layer {self.layer}'
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """`[..., inputs, outputs]`."""
+        return self.layout.matrices_shape[0 if self.layer is None else 1 :]
+
+    @functools.cached_property
+    def reading(self) -> Any:
+        """How they are read, to be compared: two leaves of one shape and reading are read by the same program."""
         return self.layout, _steps(self.uses[0])
 
+    @property
+    def stack(self) -> tuple[Any, ...]:
+        """The axes that loops take apart, outermost first."""
+        return self.uses[0].site.view.stack
+
+    @property
+    def fills_stacks(self) -> bool:
+        """Whether no other leaf lies in the same stacks."""
+        return all(axis.range == (0, axis.length) for axis in self.stack)
+
+    def at_layer(self, layer: Any) -> 'WeightMatrices':
+        """The matrices of one layer of the stack, or of all for `None`."""
+        return dataclasses.replace(self, layer=layer)
+
     def read(self, leaf: jax.Array) -> jax.Array:
-        """The matrices `[..., inputs, outputs]`, in the leaf's own dtype, whatever the model casts it to.
-
-        Args:
-          leaf: the parameter.
-        """
-        return self.layout.to_matrices(self._operand(leaf))
-
-    def of_one_layer(self) -> 'WeightMatrices | None':
-        """The matrices of one element of the leaf's first axis, if a loop takes the leaf apart along it as it is.
-
-        Returns:
-          What reads them from that element; `None` where the leaf is moved before it is taken apart.
-        """
-        use, layout = self.uses[0], self.layout
-        steps, depth = use.site.view.steps, 0
-        for number, step in enumerate(steps):
-            depth += {ENTER_LOOP: 1, LEAVE_LOOP: -1}.get(step, 0) if isinstance(step, str) else 0
-            if depth == 0 or (number == 0 and step != ENTER_LOOP):
-                return None
-        if not steps:
-            return None
-        view = dataclasses.replace(use.site.view, steps=steps[1:])
-        use = dataclasses.replace(use, site=dataclasses.replace(use.site, view=view))
-        contract, free, leading = (
-            tuple(axis - 1 for axis in axes if axis)
-            for axes in (layout.contract, layout.free, layout.leading)
-        )
-        return WeightMatrices(
-            (use,), MatrixLayout(layout.shape[1:], contract, free, leading, layout.groups)
-        )
+        """The matrices `[..., inputs, outputs]`, in the leaf's own dtype, whatever the model casts it to."""
+        if self.layer is None:
+            return self.layout.to_matrices(self._operand(leaf))
+        if self.of_slice is None:
+            return lax.dynamic_index_in_dim(
+                self.at_layer(None).read(leaf), self.layer, keepdims=False
+            )
+        return self.of_slice.read(lax.dynamic_index_in_dim(leaf, self.layer, keepdims=False))
 
     def write(self, matrices: jax.Array, leaf: Any) -> jax.Array:
-        """Puts matrices where `read` found them.
+        """Puts float matrices where `read` takes them from.
 
-        Args:
-          matrices: float `[..., inputs, outputs]`.
-          leaf: the parameter, or its shape.
-
-        Returns:
-          An array of the parameter's shape, in float32 or wider; zero where `read` took nothing.
+        The result has the shape of `leaf` (an array, or its shape and dtype), in float32 or wider, and is zero
+        elsewhere.
         """
+        if self.layer is not None:
+            zeros = jnp.zeros(self.layout.matrices_shape, matrices.dtype)
+            matrices = lax.dynamic_update_index_in_dim(zeros, matrices, self.layer, 0)
         shape = jax.ShapeDtypeStruct(leaf.shape, jnp.promote_types(leaf.dtype, jnp.float32))
-        # What the model masks has its place in the matrices, too: it is pruned there like any weight that is zero.
-        place = functools.partial(self._operand, masked=False)
-        operand = jax.eval_shape(place, shape)
+        # Weights that the model masks are in the matrices, too: they are pruned like any that is zero.
+        read_operand = functools.partial(self._operand, masked=False)
+        operand = jax.eval_shape(read_operand, shape)
         moved = self.layout.from_matrices(matrices).astype(operand.dtype)
-        (written,) = jax.linear_transpose(place, shape)(moved)
+        (written,) = jax.linear_transpose(read_operand, shape)(moved)
         return written
 
-    @property
-    def trips(self) -> tuple[tuple[int, int], ...]:
-        """For each loop that takes the leaf apart, which of its trips get a part of it; others are of other leaves."""
-        return tuple(entry.range for entry in self.uses[0].site.view.stack if entry.loop)
+    @functools.cached_property
+    def of_slice(self) -> 'WeightMatrices | None':
+        """How one layer is read from its slice of the leaf's first axis.
 
-    @property
-    def of_all_trips(self) -> bool:
-        """Whether no other leaf stands in the same stacks."""
-        return all(entry.range == (0, entry.length) for entry in self.uses[0].site.view.stack)
+        `None` where the leaf is moved before a loop takes it apart, and where no loop does.
+        """
+        view = self.uses[0].site.view
+        if not _enters_loop_for_good(view.steps):
+            return None
+        site = dataclasses.replace(
+            self.uses[0].site, view=dataclasses.replace(view, steps=view.steps[1:])
+        )
+        layout = self.layout
+        layout = MatrixLayout(
+            layout.shape[1:],
+            _without_first_axis(layout.contract),
+            _without_first_axis(layout.free),
+            _without_first_axis(layout.leading),
+            layout.groups,
+        )
+        return WeightMatrices(self.path, (dataclasses.replace(self.uses[0], site=site),), layout)
 
     def _operand(self, leaf: jax.Array, masked: bool = True) -> jax.Array:
-        """What the contraction is given, less what other parameters put beside the leaf."""
+        """The operand of the contraction, without what other parameters put beside the leaf."""
         view = self.uses[0].site.view
         left_out = _CASTS if masked else _CASTS | _MASKS
         steps = tuple(step for step in view.steps if _name(step) not in left_out)
         operand = dataclasses.replace(view, steps=steps).read(leaf)
-        # Of a stack that has been entered already there is one layer.
-        stack = view.stack[len(view.stack) + len(view.region) - operand.ndim :]
-        return operand[
-            tuple(slice(*ends) for ends in (*(entry.range for entry in stack), *view.region))
-        ]
-
-
-def layout_of(use: Use) -> MatrixLayout:
-    """How a leaf's part in the operand of a contraction is arranged, with axes that loops have taken apart in front.
-
-    The inputs of a convolution are counted by height, width, channels, so that N:M groups lie along the channels.
-
-    >>> from jaxpruner.uses import param_uses
-    >>> graph = param_uses(lambda params, x: x @ params['w'].T, {'w': jnp.ones((2, 3))}, jnp.ones((4, 3)))
-    >>> layout_of(graph['w'][0]).contract
-    (0,)
-    """
-    equation, operand = use.site.equation, use.site.operand
-    stack = tuple(entry.range[1] - entry.range[0] for entry in use.site.view.stack)
-    shape = stack + tuple(stop - start for start, stop in use.site.view.region)
-    contract, batch = contracted_axes(equation, operand)[:2]
-    free = tuple(i for i in range(len(shape) - len(stack)) if i not in (*contract, *batch))
-    contract, batch, free = (
-        tuple(len(stack) + axis for axis in axes) for axes in (contract, batch, free)
-    )
-    return MatrixLayout(
-        shape,
-        contract,
-        free,
-        (*range(len(stack)), *batch),
-        equation.params.get('feature_group_count', 1),
-    )
-
-
-class Contracted(NamedTuple):
-    """The axes that a contraction sums over and shares, of the weights and of the data in the same order.
-
-    >>> Contracted((0,), (), (1,), ()).of_data
-    (1,)
-    """
-
-    of_weights: tuple[int, ...]
-    batch_of_weights: tuple[int, ...]
-    of_data: tuple[int, ...]
-    batch_of_data: tuple[int, ...]
-
-
-def contracted_axes(equation: Any, operand: int) -> Contracted:
-    """Axes of a contraction, in the order in which inputs are counted: that of the weights, channels last in kernels.
-
-    Args:
-      equation: a product, or a convolution, of which the weights are the kernel; its data have windows, not axes.
-      operand: which operand the weights are.
-
-    >>> equation = jax.make_jaxpr(jnp.dot)(jnp.ones((2, 3)), jnp.ones((3, 4))).eqns[0]
-    >>> contracted_axes(equation, 1)
-    Contracted(of_weights=(0,), batch_of_weights=(), of_data=(1,), batch_of_data=())
-    """
-    if equation.primitive.name == 'conv_general_dilated':
-        _, channels, *window = equation.params['dimension_numbers'].rhs_spec
-        return Contracted((*window, channels), (), (), ())
-    contract, batch, _ = contractions.dot_axes(equation)
-    pairs = sorted(zip(contract[operand], contract[1 - operand], strict=True))
-    of_weights, of_data = ([pair[side] for pair in pairs] for side in (0, 1))
-    batch_of_weights = contractions.roles(
-        equation, operand
-    ).batch  # with the axis of groups, which data do not have
-    return Contracted(tuple(of_weights), batch_of_weights, tuple(of_data), batch[1 - operand])
+        # The slice of a stack has no axis for it.
+        sliced = len(view.stack) + len(view.region) - operand.ndim
+        ranges = [*(axis.range for axis in view.stack[sliced:]), *view.region]
+        return operand[tuple(slice(start, stop) for start, stop in ranges)]
 
 
 def find_matrices(graph: UseGraph, path: tree_lib.Path) -> tuple[WeightMatrices, ...]:
-    """The weight matrices of a leaf.
-
-    Args:
-      graph: of the model.
-      path: of a leaf that is in the graph.
-
-    Returns:
-      One for each way in which contractions read the leaf; none if it has no part in any.
+    """The weight matrices of a leaf in the graph, one for each way in which contractions read it.
 
     Raises:
       UnsupportedPrimitive: the leaf cannot be followed.
@@ -228,12 +168,52 @@ def find_matrices(graph: UseGraph, path: tree_lib.Path) -> tuple[WeightMatrices,
     for use in graph[path]:
         if use.op in CONTRACTIONS:
             _check_use(use, path)
-            alike.setdefault((layout_of(use), _steps(use)), []).append(use)
-    found = tuple(WeightMatrices(tuple(uses), layout) for (layout, _), uses in alike.items())
-    if found:
-        view = found[0].uses[0].site.view
-        _check_disjoint(found, graph.program.in_avals[view.leaf], path)
-    return found
+            alike.setdefault((_layout_of(use), _steps(use)), []).append(use)
+    matrices = tuple(
+        WeightMatrices(path, tuple(uses), layout) for (layout, _), uses in alike.items()
+    )
+    if matrices:
+        view = matrices[0].uses[0].site.view
+        _check_disjoint(matrices, graph.program.in_avals[view.leaf], path)
+    return matrices
+
+
+def _layout_of(use: Use) -> MatrixLayout:
+    """The layout of a leaf's part in the operand of a contraction; axes that loops take apart stand in front."""
+    view = use.site.view
+    contracted = contracted_axes(use.site.equation, use.site.operand)
+    shape = [start_stop[1] - start_stop[0] for start_stop in view.region]
+    summed_or_shared = {*contracted.of_weights, *contracted.batch_of_weights}
+    free = [axis for axis in range(len(shape)) if axis not in summed_or_shared]
+    stack = [axis.range[1] - axis.range[0] for axis in view.stack]
+
+    def behind_stack(axes: Sequence[int]) -> tuple[int, ...]:
+        return tuple(len(stack) + axis for axis in axes)
+
+    return MatrixLayout(
+        (*stack, *shape),
+        behind_stack(contracted.of_weights),
+        behind_stack(free),
+        (*range(len(stack)), *behind_stack(contracted.batch_of_weights)),
+        use.site.equation.params.get('feature_group_count', 1),
+    )
+
+
+def _without_first_axis(axes: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(axis - 1 for axis in axes if axis)
+
+
+def _enters_loop_for_good(steps: tuple[Any, ...]) -> bool:
+    """Whether the first step enters a loop that is never left."""
+    depth = 0
+    for step in steps:
+        if step == ENTER_LOOP:
+            depth += 1
+        elif step == LEAVE_LOOP:
+            depth -= 1
+        if depth == 0:
+            return False
+    return bool(steps)
 
 
 def _name(step: Any) -> str | None:
@@ -241,7 +221,25 @@ def _name(step: Any) -> str | None:
     return step.equation.primitive.name if isinstance(step, Move) else None
 
 
+def _steps(use: Use) -> tuple[Any, ...]:
+    """How the leaf is read, to be compared."""
+
+    def comparable(step: Any) -> Any:
+        if not isinstance(step, Move):
+            return str(step)
+        equation = step.equation
+        shapes = tuple(variable.aval.shape for variable in equation.invars)
+        constants = []
+        for number, array in step.others.items():
+            constants.append((number, array.shape, array.tobytes()))
+        settings = str(equation.params), shapes, step.operand, step.result
+        return _name(step), *settings, tuple(constants)
+
+    return tuple(map(comparable, use.site.view.steps))
+
+
 def _check_use(use: Use, path: tree_lib.Path) -> None:
+    """Refuses a contraction of which it is unknown which weight meets which input."""
     equation, operand = use.site.equation, use.site.operand
     if not use.exact:
         raise UnknownWeightsError(
@@ -251,18 +249,13 @@ def _check_use(use: Use, path: tree_lib.Path) -> None:
         raise UnknownWeightsError(
             path, f'what it is multiplied with at {use.where} is complex, which has no rule'
         )
-    shape, region = equation.invars[operand].aval.shape, use.site.view.region
-    partial = {axis for axis, n in enumerate(shape) if region[axis] != (0, n)}
-    contract, batch = contracted_axes(equation, operand)[:2]
-    grouped = equation.params.get('feature_group_count', 1) != 1
-    if partial and (grouped or partial & {*contract, *batch}):
+    if _meets_part_of_inputs(use):
         raise UnknownWeightsError(
             path,
             f'other parameters are put beside this leaf before {use.where}, so that it meets a part of the inputs',
         )
-    if equation.primitive.name in contractions.RAGGED and not _is_one_matrix_for_each_group(
-        equation, operand
-    ):
+    is_ragged = equation.primitive.name in contractions.RAGGED
+    if is_ragged and not _has_one_matrix_per_group(equation, operand):
         raise UnknownWeightsError(
             path, f'groups of rows at {use.where} are not those of data that meet a matrix each'
         )
@@ -272,46 +265,39 @@ def _check_use(use: Use, path: tree_lib.Path) -> None:
         )
 
 
-def _is_one_matrix_for_each_group(equation: Any, operand: int) -> bool:
+def _meets_part_of_inputs(use: Use) -> bool:
+    equation, operand = use.site.equation, use.site.operand
+    shape, region = equation.invars[operand].aval.shape, use.site.view.region
+    partial = {axis for axis, length in enumerate(shape) if region[axis] != (0, length)}
+    contracted = contracted_axes(equation, operand)
+    is_grouped = equation.params.get('feature_group_count', 1) != 1
+    summed_or_shared = {*contracted.of_weights, *contracted.batch_of_weights}
+    return bool(partial) and (is_grouped or bool(partial & summed_or_shared))
+
+
+def _has_one_matrix_per_group(equation: Any, operand: int) -> bool:
     axes, left = contractions.dot_axes(equation), equation.invars[0].aval
     return operand == 1 and len(axes.groups) == 1 and left.ndim == 2 and not axes.batch[0]
 
 
-def _steps(use: Use) -> tuple[Any, ...]:
-    """How the leaf is read, to be compared."""
-
-    def named(step: Any) -> Any:
-        if not isinstance(step, Move):
-            return str(step)
-        equation = step.equation
-        shapes = tuple(variable.aval.shape for variable in equation.invars)
-        others = tuple(
-            (number, array.shape, array.tobytes()) for number, array in step.others.items()
-        )
-        return _name(step), str(equation.params), shapes, step.operand, step.result, others
-
-    return tuple(named(step) for step in use.site.view.steps)
-
-
 def _may_repeat(step: Any) -> bool:
-    """Whether a step may put an element in several places; what is neither an equation nor a loop takes indices."""
+    """Whether a step may copy an element; a step that is neither an equation nor a loop takes indices."""
     return _name(step) in _REPEATS if isinstance(step, Move) else not isinstance(step, str)
 
 
-def _check_disjoint(found: Sequence[WeightMatrices], leaf: Any, path: tree_lib.Path) -> None:
-    """Each weight must stand in one matrix, and there once."""
-    steps = [step for matrices in found for step in matrices.uses[0].site.view.steps]
-    if len(found) == 1 and not any(map(_may_repeat, steps)):
-        repeated = math.prod(found[0].layout.shape) > leaf.size
+def _check_disjoint(matrices: Sequence[WeightMatrices], leaf: Any, path: tree_lib.Path) -> None:
+    """Refuses a leaf of which a weight stands in two matrices, or twice in one."""
+    view: View = matrices[0].uses[0].site.view
+    if len(matrices) == 1 and not any(map(_may_repeat, view.steps)):
+        is_repeated = math.prod(matrices[0].layout.shape) > leaf.size
     else:  # parts of the leaf may lie beside each other
-        times = [
-            matrices.write(jnp.ones(matrices.layout.matrices_shape), leaf) for matrices in found
-        ]
-        repeated = bool(jnp.max(sum(times)) > 1)
-    if repeated:
-        lines = ' and '.join(
-            dict.fromkeys(use.where for matrices in found for use in matrices.uses)
-        )
+        times = jnp.zeros(leaf.shape)
+        for part in matrices:
+            times = times + part.write(jnp.ones(part.shape), leaf)
+        is_repeated = bool(jnp.max(times) > 1)
+    if is_repeated:
+        uses = [use for part in matrices for use in part.uses]
+        lines = ' and '.join(dict.fromkeys(use.where for use in uses))
         raise UnknownWeightsError(
             path,
             f'a weight of this leaf stands in more than one place of its weight matrices ({lines}), so that it has '

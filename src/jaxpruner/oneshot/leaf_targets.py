@@ -1,0 +1,95 @@
+"""What each leaf of a model is to reach, and which of the selected leaves calibrated pruning can prune."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxpruner import sparsity_types
+from jaxpruner.core import caller_warnings
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.oneshot import matrix_masks
+from jaxpruner.oneshot.calibration import CalibratedMatrices
+from jaxpruner.oneshot.followed_leaves import (
+    FollowedLeaves,
+    IsNamed,
+    check_used,
+    choose_leaves,
+    warn_of_unclear,
+)
+from jaxpruner.oneshot.weight_matrices import WeightMatrices
+
+
+class LeafTarget(NamedTuple):
+    """What a leaf is to reach: a share to remove as a sparsity type says, or a mask, float32 in the leaf's shape."""
+
+    sparsity: Any
+    sparsity_type: sparsity_types.SparsityType
+    mask: jax.Array | None = None
+
+    def check(self, matrices: WeightMatrices) -> None:
+        """Refuses N:M of which m does not divide the inputs."""
+        if self.mask is None:
+            matrix_masks.check_matrix_type(
+                self.sparsity_type,
+                matrices.layout.matrices_shape,
+                tree_lib.path_string(matrices.path),
+            )
+
+
+LeafTargets = dict[tree_lib.Path, LeafTarget]
+
+
+def targets_of_masks(masks: Mapping[tree_lib.Path, jax.Array]) -> LeafTargets:
+    """The targets of leaves whose masks come from elsewhere."""
+    targets = {}
+    for path, mask in masks.items():
+        targets[path] = LeafTarget(0.0, sparsity_types.Unstructured(), mask.astype(jnp.float32))
+    return targets
+
+
+def choose_targets(
+    followed: FollowedLeaves, targets: LeafTargets, is_named: IsNamed, algorithm: str
+) -> LeafTargets:
+    """The targets of leaves that can be pruned; says of the others why they stay dense.
+
+    Raises:
+      ValueError: no leaf is left, or a sparsity type does not fit.
+    """
+    if any(target.mask is not None for target in targets.values()):
+        check_used(followed, algorithm)
+        warn_of_unclear(followed.unclear, 'are masked, and nothing makes up for what they lose')
+        return _among(targets, followed.matrices)
+    chosen = _among(targets, choose_leaves(followed, is_named, algorithm))
+    for path, target in chosen.items():
+        for matrices in followed.matrices[path]:
+            target.check(matrices)
+    return chosen
+
+
+def choose_calibrated(
+    calibration: Mapping[tree_lib.Path, tuple[CalibratedMatrices, ...]],
+    targets: LeafTargets,
+    is_named: IsNamed,
+    algorithm: str,
+) -> LeafTargets:
+    """The targets of leaves that have statistics; says of the others why they stay dense."""
+    followed: FollowedLeaves | None = getattr(calibration, 'followed', None)
+    if followed is None:
+        chosen = _among(targets, filter(calibration.__contains__, targets))
+        known = set(chosen)
+    else:
+        chosen = choose_targets(followed.among(targets), targets, is_named, algorithm)
+        known = {*chosen, *followed.paths}
+    missing = [tree_lib.path_string(path) for path in targets if path not in known]
+    if missing:
+        caller_warnings.warn(
+            f'{", ".join(missing)}: the calibration has no statistics of these leaves, which stay dense; calibrate '
+            'without only=…, or leave them out of sparsity_distribution_fn'
+        )
+    return chosen
+
+
+def _among(targets: LeafTargets, paths: Iterable[tree_lib.Path]) -> LeafTargets:
+    return {path: targets[path] for path in paths}

@@ -1,0 +1,77 @@
+"""Which weight matrices meet the same value: they share the statistics of their inputs."""
+
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
+
+import jax
+
+from jaxpruner.oneshot import moments
+from jaxpruner.oneshot.contracted_axes import contracted_axes
+from jaxpruner.oneshot.input_statistics import InputStatistics
+from jaxpruner.oneshot.weight_matrices import WeightMatrices
+from jaxpruner.uses import Use
+from jaxpruner.uses.taps import Taps
+
+
+def inputs_key(matrices: WeightMatrices) -> Hashable:
+    """What the statistics of the inputs depend on; valid within one trace of the model."""
+    return tuple(map(_value_key, matrices.uses))
+
+
+def uses_by_inputs(matrices: Iterable[WeightMatrices]) -> dict[Hashable, tuple[Use, ...]]:
+    """The uses that meet each value, in the order in which the values come first."""
+    uses: dict[Hashable, tuple[Use, ...]] = {}
+    for part in matrices:
+        uses.setdefault(inputs_key(part), part.uses)
+    return uses
+
+
+def check_alike(first: Sequence[WeightMatrices], other: Sequence[WeightMatrices]) -> None:
+    """Refuses a model that uses its leaves in another way when its inputs have another shape.
+
+    Raises:
+      ValueError: leaves are read in other ways, or other leaves meet the same value.
+    """
+    if _sharing(first) != _sharing(other):
+        raise ValueError(
+            'with batches of different shapes the model uses its leaves in different ways, or other leaves meet the '
+            'same value, so that their statistics cannot be added up; give batches of one shape'
+        )
+
+
+def input_taps(values: Iterable[Sequence[Use]], with_gram: bool) -> Taps:
+    """Takes the statistics of each value from one of the uses that meet it."""
+
+    def statistic(use: Use, operands: list[jax.Array]) -> InputStatistics:
+        weights = use.site.operand
+        data, group_sizes = operands[1 - weights], operands[2:]
+        return moments.statistics_of(use.site.equation, weights, data, with_gram, *group_sizes)
+
+    return Taps(list(values), statistic)
+
+
+def _sharing(matrices: Sequence[WeightMatrices]) -> list[Any]:
+    """How each leaf is read and the number of the value it meets: the same in each trace of a model."""
+    numbers: dict[Hashable, int] = {}
+    sharing = []
+    for part in matrices:
+        number = numbers.setdefault(inputs_key(part), len(numbers))
+        sharing.append((part.path, part.reading, number))
+    return sharing
+
+
+def _value_key(use: Use) -> Hashable:
+    site = use.site
+    equation = site.equation
+    data = equation.invars[1 - site.operand]
+    program = site.path[:-1]
+    loops = tuple(axis.loop for axis in site.view.stack)
+    if use.op == 'dot':
+        group_sizes = tuple(map(id, equation.invars[2:]))
+        _, _, *data_axes = contracted_axes(equation, site.operand)
+        return program, id(data), group_sizes, tuple(data_axes), loops
+    settings = {name: value for name, value in equation.params.items() if name != 'precision'}
+    kernel_axes = equation.params['dimension_numbers'].rhs_spec[1:]
+    kernel_shape = equation.invars[1].aval.shape
+    window_and_channels = tuple(kernel_shape[axis] for axis in kernel_axes)
+    return program, id(data), str(settings), window_and_channels, loops

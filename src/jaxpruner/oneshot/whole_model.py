@@ -1,0 +1,93 @@
+"""Takes the statistics of a model and prunes it: all leaves at once, or one block after another."""
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.progress import progress_bar
+from jaxpruner.oneshot.blocks import Names
+from jaxpruner.oneshot.calibration import CalibratedMatrices, calibrate
+from jaxpruner.oneshot.owl_blocks import OwlSettings, matrix_sparsities
+from jaxpruner.oneshot.pruning_run import PruningRun
+from jaxpruner.oneshot.sequential import SequentialCalibration
+
+
+def prune_at_once(
+    run: PruningRun,
+    calibration: Mapping[tree_lib.Path, Iterable[CalibratedMatrices]],
+    owl: OwlSettings | None,
+    donate: bool,
+) -> None:
+    """Prunes all leaves by statistics of the dense model.
+
+    With `donate` nothing else holds the statistics: they are freed one after another.
+
+    Raises:
+      ValueError: statistics do not fit, or are not finite.
+    """
+    entries = _entries(calibration, run.targets)
+    del calibration
+    run.check(entries)
+    if owl is not None:
+        _choose_sparsities(run, entries, owl)
+    run.prune(entries, donate)
+    run.warn()
+
+
+def prune_in_blocks(
+    run: PruningRun,
+    apply_fn: Callable[..., Any],
+    batches: list[Any],
+    *,
+    blocks: Sequence[Names] | None,
+    owl: OwlSettings | None,
+    progress: bool,
+) -> None:
+    """Prunes each block by statistics of the model in which those before it are pruned.
+
+    Raises:
+      ValueError: as in `prune_at_once`, or blocks have no order.
+    """
+    only, kind = list(run.targets), run.pruner.kind
+    calibration = SequentialCalibration(
+        apply_fn, run.leaves.params, batches, kind, only=only, blocks=blocks
+    )
+    for matrices in calibration.matrices:
+        run.targets[matrices.path].check(matrices)
+    if owl is not None:
+        dense = calibrate(apply_fn, run.leaves.params, batches, only=only, progress=progress)
+        _choose_sparsities(run, _entries(dense, dense), owl)
+        del dense
+    number_of_takes = len(calibration.blocks) * len(batches)
+    del batches  # they go on as what they become
+    done = itertools.count(1)
+    with progress_bar(number_of_takes, progress) as show:
+        for number in range(len(calibration.blocks)):
+            name = f'block {number + 1} of {len(calibration.blocks)}'
+
+            def on_batch(totals: Any, name: str = name) -> None:
+                show(name, next(done), totals)
+
+            entries = calibration.take(number, run.leaves.params, on_batch)
+            run.check(entries)
+            run.prune(entries, donate=True)
+    run.warn()
+
+
+def _entries(
+    calibration: Mapping[tree_lib.Path, Iterable[CalibratedMatrices]],
+    paths: Iterable[tree_lib.Path],
+) -> list[CalibratedMatrices]:
+    return [entry for path in paths for entry in calibration[path]]
+
+
+def _choose_sparsities(
+    run: PruningRun, entries: Sequence[CalibratedMatrices], owl: OwlSettings
+) -> None:
+    """Gives each matrix of the run the sparsity that OWL chooses."""
+    if not entries:
+        return
+    sparsities = matrix_sparsities(entries, run.targets, run.leaves.read, owl)
+    for (matrices, _), sparsity in zip(entries, sparsities, strict=True):
+        run.sparsities[matrices.path, matrices.reading] = sparsity
