@@ -14,8 +14,8 @@ import numpy as np
 from jax import lax
 
 from jaxpruner.core import tree
-from jaxpruner.uses import UnsupportedPrimitive, contractions, param_uses, run_with_taps
-from jaxpruner.uses.taps import Taps
+from jaxpruner.uses import UnsupportedPrimitive, bodies, contractions, param_uses, run_with_taps
+from jaxpruner.uses.taps import TapRun, Taps
 
 # A weight is in an element of an operand if it changes it at least so much as any other, times this.
 _DOMINANT = 0.5
@@ -80,6 +80,9 @@ def _check_unused(apply_fn, with_leaf, leaf, inputs):
 
 def _check_axes(graph, uses, with_leaf, leaf, inputs, name):
     """Each weight is perturbed by itself; where operands change says how axes lie."""
+    for use in uses:
+        shape = use.site.equation.invars[use.site.operand].aval.shape
+        assert use.site.view.shape == shape, f'{name}: {use}'
 
     @jax.jit
     def operands_of(leaf):
@@ -174,27 +177,25 @@ def _along(changed, rank):
     return along
 
 
-class _Cut(Taps):
+class _CutRun(TapRun):
     """No derivative goes through the operands that uses read from the parameter."""
 
-    def __init__(self, uses):
-        super().__init__([[use] for use in uses], lambda use, operands: 0.0)
-        self.cuts = {}
-        for use in uses:
-            self.cuts.setdefault(use.site.path, set()).add(use.site.operand)
-
-    def equation(self, equation, operands, path, totals, trips):
-        for number in self.cuts.get(path, ()):
-            operands = [*operands]
+    def visit_equation(self, equation, operands, place):
+        operands = list(operands)
+        for _, use in self.taps.at(place.path):
+            number = use.site.operand
             operands[number] = lax.stop_gradient(operands[number])
-        return super().equation(equation, operands, path, totals, trips)
+        return super().visit_equation(equation, operands, place)
 
 
 def _check_complete(graph, uses, with_leaf, leaf, inputs, name):
-    taps = _Cut(uses)
+    taps = Taps([[use] for use in uses], lambda use, operands: 0.0)
 
     def loss(leaf):
-        results, _ = taps.run(graph, taps.zeros(), with_leaf(leaf), *inputs)
+        values = jax.tree.leaves((with_leaf(leaf), inputs))
+        running = _CutRun(taps, taps.zeros())
+        program = bodies.Program.of(graph.program)
+        results = running.visit_program(program, values, bodies.Position())
         floats = [result for result in results if jnp.issubdtype(result.dtype, jnp.inexact)]
         weights = [jnp.cos(jnp.arange(math.prod(r.shape))).reshape(r.shape) for r in floats]
         return sum(jnp.sum(jnp.real(r * w)) for r, w in zip(floats, weights, strict=True)) + 0.0

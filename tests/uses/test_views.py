@@ -35,13 +35,13 @@ def _chains(draw):
             shape = draw(_factorizations(math.prod(shape)))
             chain.append((kind, tuple(shape)))
         elif kind == 'cut':
-            starts = [draw(st.integers(0, n - 1)) for n in shape]
-            limits = [
-                draw(st.integers(start + 1, n)) for start, n in zip(starts, shape, strict=True)
-            ]
-            strides = [draw(st.integers(1, 3)) for _ in shape]
-            chain.append((kind, (starts, limits, strides)))
-            shape = [len(range(*bounds)) for bounds in zip(starts, limits, strides, strict=True)]
+            taken = []
+            for n in shape:
+                first = draw(st.integers(0, n - 1))
+                limit = draw(st.integers(first + 1, n))
+                taken.append(range(first, limit, draw(st.integers(1, 3))))
+            chain.append((kind, taken))
+            shape = list(map(len, taken))
         elif kind == 'broadcast':
             chain.append((kind, 2))
             shape = [2, *shape]
@@ -56,16 +56,16 @@ def _chains(draw):
     return start, chain
 
 
-def _on_view(view, shape, kind, given):
+def _on_view(view, kind, given):
     if kind == 'transpose':
         return moves.transpose(view, given)
     if kind == 'reshape':
-        return reshaping.reshape(view, shape, given)
+        return reshaping.reshape(view, given)
     if kind == 'cut':
-        return moves.cut(view, *given)
+        return moves.cut(view, given)
     if kind == 'broadcast':
-        return moves.broadcast(view, shape, (given, *shape), range(1, len(shape) + 1))
-    return moves.shift(view, given[0], given[1])
+        return moves.broadcast(view, (given, *view.shape), range(1, len(view.axes) + 1))
+    return moves.shift(view, *given)
 
 
 def _on_array(array, kind, given):
@@ -74,7 +74,7 @@ def _on_array(array, kind, given):
     if kind == 'reshape':
         return array.reshape(given)
     if kind == 'cut':
-        return array[tuple(slice(*bounds) for bounds in zip(*given, strict=True))]
+        return array[np.ix_(*given)]
     if kind == 'broadcast':
         return np.broadcast_to(array, (given, *array.shape))
     axis, before, after = given
@@ -90,20 +90,22 @@ def test_moves(drawn):
     indices = list(np.indices(shape))
     for kind, values in chain:
         try:
-            view = _on_view(view, indices[0].shape, kind, values)
+            view = _on_view(view, kind, values)
         except NoRuleError:
             return
         indices = [_on_array(array, kind, values) for array in indices]
         if view is None:
             assert (indices[0] == -1).all()
             return
+    assert view.shape == indices[0].shape
     # Inside the region, and only there, the elements are the parameter's.
     inside = np.zeros(indices[0].shape, bool)
     inside[tuple(slice(*bounds) for bounds in view.region)] = True
     np.testing.assert_array_equal(indices[0] >= 0, inside)
     part = [array[tuple(slice(*bounds) for bounds in view.region)] for array in indices]
-    for k, factors in enumerate(view.axes):
-        assert np.prod([factor.size for factor in factors], dtype=int) == part[0].shape[k]
+    for k, axis_of_view in enumerate(view.axes):
+        factors = axis_of_view.factors
+        assert axis_of_view.size == part[0].shape[k]
         varying = {axis for axis, array in enumerate(part) if (np.diff(array, axis=k) != 0).any()}
         said = {axis for factor in factors if factor.size > 1 for axis in factor.axes}
         assert varying <= said

@@ -1,4 +1,35 @@
-"""How a model uses each of its parameters: the traced program is walked through once."""
+"""How a model uses each of its parameters: the traced program is walked through once.
+
+The walk carries a view with each value that is made of a parameter: which axes of the parameter lie along which axes
+of the value. `1:6` is an axis of the value that holds 6 elements along axis 1 of the parameter. Here is what becomes
+of a stack of 3 kernels with 4 inputs and 2 x 3 outputs:
+
+>>> from jaxpruner.uses import control_flow, moves, reshaping, views
+>>> view = views.whole(leaf=0, shape=(3, 6, 4))
+>>> print(view)
+(0:3, 1:6, 2:4)
+>>> view = reshaping.reshape(view, (3, 2, 3, 4))
+>>> print(view)  # one axis of the parameter lies along two axes of the value
+(0:3, 1:2, 1:3, 2:4)
+>>> view = moves.transpose(view, (0, 3, 2, 1))
+>>> print(view)
+(0:3, 2:4, 1:3, 1:2)
+>>> view = control_flow.enter_loop(view, loop=(2,))
+>>> print(view)  # what each trip of a scan gets; equation 2 of the program is the scan
+(2:4, 1:3, 1:2), a trip for each of 0:3
+
+A product of data with this value sums over its first axis. So it contracts axis 2 of the parameter, axis 1 is free, and
+axis 0 is a stack, which is what `param_uses` finds in the model itself:
+
+>>> import jax, jax.numpy as jnp
+>>> def apply(params, x):
+...     kernels = params['w'].reshape(3, 2, 3, 4).transpose(0, 3, 2, 1)
+...     return jax.lax.scan(lambda x, w: (x, jnp.tensordot(x, w, 1)), x, kernels)[1]
+>>> (use,) = param_uses(apply, {'w': jnp.ones((3, 6, 4))}, jnp.ones((5, 4)))['w']
+>>> use.op, use.contract, use.free, use.stack, print(use.site.view)
+(2:4, 1:3, 1:2), a trip for each of 0:3
+('dot', (2,), (1,), (0,), None)
+"""
 
 from jaxpruner.uses.graph import UnsupportedPrimitive as UnsupportedPrimitive
 from jaxpruner.uses.graph import Use as Use

@@ -1,59 +1,62 @@
-"""The programs inside an equation: what `jit`, `scan`, `while` and `cond` run, and which operand goes where."""
+"""The programs inside an equation, and visitors of programs.
 
-from typing import Any, NamedTuple
+`jit`, `scan`, `while`, `cond` and `shard_map` run programs on their operands. `inside(equation)` reads such an
+equation into a record, which says which programs these are and which operand goes where. A `Visitor` has one method
+for each of these records, and one for equations with no program inside. An `Evaluator` is a visitor that goes through a
+program from its inputs to its results; its subclass says what it knows of a value.
 
-import jax
-import jax.core
+A primitive with a program inside is a row of `_READERS`. Where it is none of the records here, it is a record and a
+method of `Visitor`, too.
+"""
+
+import abc
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
+
 import jax.extend.core
-
-# Primitives that run one program on their operands. Names differ between versions of JAX.
-CALLS = frozenset(
-    """
-    jit pjit closed_call core_call call remat remat2 checkpoint composite custom_jvp_call custom_vjp_call
-    custom_vjp_call_jaxpr shard_map
-    """.split()
-)
+from jax.extend.core import Literal
 
 
 class Program(NamedTuple):
-    """A program and the constants in it.
-
-    >>> Program(jax.make_jaxpr(lambda x: x + 1)(2.0).jaxpr, ()).constants
-    ()
-    """
+    """A program and the constants in it."""
 
     jaxpr: jax.extend.core.Jaxpr
     constants: tuple[Any, ...]
 
+    @classmethod
+    def of(cls, jaxpr: Any) -> 'Program':
+        """Of a jaxpr, closed or not."""
+        if hasattr(jaxpr, 'jaxpr'):
+            return cls(jaxpr.jaxpr, tuple(jaxpr.consts))
+        return cls(jaxpr, ())
 
-def _program(jaxpr: Any) -> Program:
-    if hasattr(jaxpr, 'jaxpr'):
-        return Program(jaxpr.jaxpr, tuple(jaxpr.consts))
-    return Program(jaxpr, ())
+
+class Call(NamedTuple):
+    """An equation that runs one program on its operands."""
+
+    equation: Any
+    program: Program
+
+    @classmethod
+    def of(cls, equation: Any) -> Self:
+        """Reads the equation."""
+        for key in ('jaxpr', 'call_jaxpr', 'fun_jaxpr'):
+            if key in equation.params:
+                return cls(equation, Program.of(equation.params[key]))
+        raise KeyError(equation.primitive.name)
 
 
-def called(equation: Any) -> Program:
-    """The program that an equation of `CALLS` runs.
-
-    >>> equation = jax.make_jaxpr(jax.jit(lambda x: x + 1))(2.0).eqns[0]
-    >>> len(called(equation).jaxpr.eqns)
-    1
-    """
-    keys = ('jaxpr', 'call_jaxpr', 'fun_jaxpr')
-    return _program(next(equation.params[key] for key in keys if key in equation.params))
+class ShardMap(Call):
+    """A call in which each device runs the program on its part of each axis."""
 
 
 class Scan(NamedTuple):
-    """A scan: its operands are constants, then what is carried, then what is sliced.
+    """A scan: its operands are constants, then what is carried, then what is sliced."""
 
-    >>> equation = jax.make_jaxpr(lambda xs: jax.lax.scan(lambda c, x: (c + x, x), 0.0, xs))(jax.numpy.ones(3)).eqns[-1]
-    >>> scan = Scan.of(equation)
-    >>> scan.length, scan.constants, scan.carried
-    (3, 0, 1)
-    """
-
+    equation: Any
     body: Program
     length: int
+    reverse: bool
     constants: int
     carried: int
 
@@ -62,23 +65,37 @@ class Scan(NamedTuple):
         """Reads the equation."""
         params = equation.params
         return cls(
-            _program(params['jaxpr']), params['length'], params['num_consts'], params['num_carry']
+            equation,
+            body=Program.of(params['jaxpr']),
+            length=params['length'],
+            reverse=params['reverse'],
+            constants=params['num_consts'],
+            carried=params['num_carry'],
         )
 
-    def split(self, operands: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+    @property
+    def first_carried(self) -> int:
+        """The number of the first operand that is carried."""
+        return self.constants
+
+    def split(self, operands: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """Constants, carried and sliced operands."""
-        first = self.constants + self.carried
-        return operands[: self.constants], operands[self.constants : first], operands[first:]
+        first_sliced = self.constants + self.carried
+        return (
+            list(operands[: self.constants]),
+            list(operands[self.constants : first_sliced]),
+            list(operands[first_sliced:]),
+        )
+
+    def split_results(self, results: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """What is carried to the next trip, and what is stacked."""
+        return list(results[: self.carried]), list(results[self.carried :])
 
 
 class While(NamedTuple):
-    """A while loop: its operands are constants of the condition, those of the body, then what is carried.
+    """A while loop: its operands are constants of the condition, those of the body, then what is carried."""
 
-    >>> equation = jax.make_jaxpr(lambda x: jax.lax.while_loop(lambda x: x < 9, lambda x: x + 1, x))(1).eqns[0]
-    >>> While.of(equation).split([1])
-    ([], [], [1])
-    """
-
+    equation: Any
     condition: Program
     body: Program
     condition_constants: int
@@ -88,37 +105,162 @@ class While(NamedTuple):
     def of(cls, equation: Any) -> 'While':
         """Reads the equation."""
         params = equation.params
-        programs = _program(params['cond_jaxpr']), _program(params['body_jaxpr'])
-        return cls(*programs, params['cond_nconsts'], params['body_nconsts'])
+        return cls(
+            equation,
+            condition=Program.of(params['cond_jaxpr']),
+            body=Program.of(params['body_jaxpr']),
+            condition_constants=params['cond_nconsts'],
+            body_constants=params['body_nconsts'],
+        )
 
-    def split(self, operands: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+    @property
+    def first_carried(self) -> int:
+        """The number of the first operand that is carried."""
+        return self.condition_constants + self.body_constants
+
+    def split(self, operands: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """Constants of the condition, constants of the body, carried operands."""
-        first = self.condition_constants + self.body_constants
         return (
-            operands[: self.condition_constants],
-            operands[self.condition_constants : first],
-            operands[first:],
+            list(operands[: self.condition_constants]),
+            list(operands[self.condition_constants : self.first_carried]),
+            list(operands[self.first_carried :]),
         )
 
 
-def first_carried(equation: Any) -> int:
-    """The number of the first operand of a loop that it carries: constants stand before it.
+class Cond(NamedTuple):
+    """An equation that runs one of its branches on all operands but the first, which says which one."""
 
-    >>> equation = jax.make_jaxpr(lambda x: jax.lax.while_loop(lambda x: x < 9, lambda x: x + 1, x))(1).eqns[0]
-    >>> first_carried(equation)
-    0
+    equation: Any
+    branches: tuple[Program, ...]
+
+    @classmethod
+    def of(cls, equation: Any) -> 'Cond':
+        """Reads the equation."""
+        return cls(equation, tuple(map(Program.of, equation.params['branches'])))
+
+
+Inside = Call | Cond | Scan | While
+
+# Names differ between versions of JAX.
+_CALLS = """
+    jit pjit closed_call core_call call remat remat2 checkpoint composite custom_jvp_call custom_vjp_call
+    custom_vjp_call_jaxpr
+""".split()
+_READERS: dict[str, Callable[[Any], Inside]] = {
+    **dict.fromkeys(_CALLS, Call.of),
+    'cond': Cond.of,
+    'scan': Scan.of,
+    'shard_map': ShardMap.of,
+    'while': While.of,
+}
+
+
+def inside(equation: Any) -> Inside | None:
+    """The programs inside an equation; `None` where there are none."""
+    reader = _READERS.get(equation.primitive.name)
+    return None if reader is None else reader(equation)
+
+
+class Place(Protocol):
+    """Where a visitor is."""
+
+    def at(self, number: int) -> Self:
+        """An equation in this program, or a program in this equation."""
+        ...
+
+
+class Position(NamedTuple):
+    """A place that is its path alone: number of an equation, of a program inside it, of an equation therein, ….
+
+    The programs of a while loop are its condition and its body.
     """
-    if equation.primitive.name == 'scan':
-        return Scan.of(equation).constants
-    loop = While.of(equation)
-    return loop.condition_constants + loop.body_constants
+
+    path: tuple[int, ...] = ()
+
+    def at(self, number: int) -> 'Position':
+        """An equation in this program, or a program in this equation."""
+        return Position((*self.path, number))
 
 
-def branches(equation: Any) -> list[Program]:
-    """The programs of which `cond` or `switch` runs one; the first operand says which.
+T = TypeVar('T')
+P = TypeVar('P', bound=Place)
 
-    >>> equation = jax.make_jaxpr(lambda x: jax.lax.cond(x > 0, abs, abs, x))(1.0).eqns[-1]
-    >>> len(branches(equation))
-    2
+
+class Visitor(abc.ABC, Generic[T, P]):
+    """Visits equations: `T` is what it knows of a value, `P` where it is.
+
+    Each method gets what is known of the operands and returns the same of the results.
     """
-    return [_program(branch) for branch in equation.params['branches']]
+
+    @abc.abstractmethod
+    def visit_program(self, program: Program, inputs: Sequence[T], place: P) -> list[T]:
+        """Goes through a program."""
+
+    @abc.abstractmethod
+    def visit_plain(self, equation: Any, operands: list[T], place: P) -> list[T]:
+        """An equation with no program inside, or one that the visitor does not look into."""
+
+    def visit_equation(self, equation: Any, operands: list[T], place: P) -> list[T]:
+        """An equation, by what is inside."""
+        match inside(equation):
+            case ShardMap() as shard_map:
+                return self.visit_shard_map(shard_map, operands, place)
+            case Call() as call:
+                return self.visit_call(call, operands, place)
+            case Scan() as scan:
+                return self.visit_scan(scan, operands, place)
+            case While() as loop:
+                return self.visit_while(loop, operands, place)
+            case Cond() as cond:
+                return self.visit_cond(cond, operands, place)
+        return self.visit_plain(equation, operands, place)
+
+    def visit_call(self, call: Call, operands: list[T], place: P) -> list[T]:
+        """A call; its program is the only one in it."""
+        return self.visit_program(call.program, operands, place.at(0))
+
+    def visit_shard_map(self, shard_map: ShardMap, operands: list[T], place: P) -> list[T]:
+        """A program that each device runs."""
+        return self.visit_plain(shard_map.equation, operands, place)
+
+    def visit_scan(self, scan: Scan, operands: list[T], place: P) -> list[T]:
+        """A scan."""
+        return self.visit_plain(scan.equation, operands, place)
+
+    def visit_while(self, loop: While, operands: list[T], place: P) -> list[T]:
+        """A while loop."""
+        return self.visit_plain(loop.equation, operands, place)
+
+    def visit_cond(self, cond: Cond, operands: list[T], place: P) -> list[T]:
+        """One of several branches."""
+        return self.visit_plain(cond.equation, operands, place)
+
+
+class Evaluator(Visitor[T, P]):
+    """Goes through a program from its inputs to its results."""
+
+    @abc.abstractmethod
+    def constant(self, value: Any, aval: Any) -> T:
+        """What is known of a constant in a program, of this shape and dtype."""
+
+    def places_in(self, program: Program, place: P) -> Iterable[P]:
+        """The place of each equation of a program."""
+        return map(place.at, range(len(program.jaxpr.eqns)))
+
+    def visit_program(self, program: Program, inputs: Sequence[T], place: P) -> list[T]:
+        """The results of a program."""
+        jaxpr = program.jaxpr
+        values = dict(zip(map(id, jaxpr.invars), inputs, strict=True))
+        for variable, constant in zip(jaxpr.constvars, program.constants, strict=True):
+            values[id(variable)] = self.constant(constant, variable.aval)
+
+        def read(variable: Any) -> T:
+            if isinstance(variable, Literal):
+                return self.constant(variable.val, variable.aval)
+            return values[id(variable)]
+
+        for equation, inner in zip(jaxpr.eqns, self.places_in(program, place), strict=True):
+            operands = list(map(read, equation.invars))
+            results = self.visit_equation(equation, operands, inner)
+            values.update(zip(map(id, equation.outvars), results, strict=True))
+        return list(map(read, jaxpr.outvars))

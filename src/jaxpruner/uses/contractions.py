@@ -10,6 +10,8 @@ RAGGED = frozenset(('ragged_dot', 'ragged_dot_general'))
 # Primitives, and the name of the operation in a `Use`.
 OPERATIONS = {'dot_general': 'dot', 'conv_general_dilated': 'conv', **dict.fromkeys(RAGGED, 'dot')}
 
+Axes = tuple[int, ...]
+
 
 class DotAxes(NamedTuple):
     """The axes of a product, of its left and its right operand.
@@ -18,73 +20,54 @@ class DotAxes(NamedTuple):
       contract: that are summed over.
       batch: that both have.
       groups: of the right operand: each group of rows of the left one meets one element of them.
-
-    >>> DotAxes(((1,), (1,)), ((), ()), (0,)).groups
-    (0,)
     """
 
-    contract: tuple[tuple[int, ...], tuple[int, ...]]
-    batch: tuple[tuple[int, ...], tuple[int, ...]]
-    groups: tuple[int, ...] = ()
+    contract: tuple[Axes, Axes]
+    batch: tuple[Axes, Axes]
+    groups: Axes = ()
 
 
 def dot_axes(equation: Any) -> DotAxes:
-    """The axes of a product that is no convolution.
-
-    >>> import jax, jax.numpy as jnp
-    >>> dot_axes(jax.make_jaxpr(jnp.dot)(jnp.ones((2, 3)), jnp.ones((3, 4))).eqns[0])
-    DotAxes(contract=((1,), (0,)), batch=((), ()), groups=())
-    """
+    """The axes of a product that is no convolution."""
     name, params = equation.primitive.name, equation.params
     if name == 'ragged_dot':
         return DotAxes(((1,), (1,)), ((), ()), (0,))
-    ragged = params['ragged_dot_dimension_numbers'] if name in RAGGED else None
-    contract, batch = (
-        params['dimension_numbers'] if ragged is None else ragged.dot_dimension_numbers
-    )
-    groups = () if ragged is None else tuple(ragged.rhs_group_dimensions)
-    return DotAxes(
-        (tuple(contract[0]), tuple(contract[1])), (tuple(batch[0]), tuple(batch[1])), groups
-    )
+    groups: Axes = ()
+    if name in RAGGED:
+        ragged = params['ragged_dot_dimension_numbers']
+        numbers = ragged.dot_dimension_numbers
+        groups = tuple(ragged.rhs_group_dimensions)
+    else:
+        numbers = params['dimension_numbers']
+    (left_contract, right_contract), (left_batch, right_batch) = numbers
+    contract = tuple(left_contract), tuple(right_contract)
+    return DotAxes(contract, (tuple(left_batch), tuple(right_batch)), groups)
 
 
 class Roles(NamedTuple):
-    """What a contraction does with the axes of one of its operands.
+    """What an operation does with the axes of one of its operands."""
 
-    >>> Roles(contract=(0,), free=(1,), batch=()).free
-    (1,)
-    """
-
-    contract: tuple[int, ...]
-    free: tuple[int, ...]
-    batch: tuple[int, ...]
+    contract: Axes
+    free: Axes
+    batch: Axes
 
 
 def roles(equation: Any, operand: int) -> Roles:
-    """The roles of an operand's axes; an axis of groups counts as a batch.
-
-    Args:
-      equation: a contraction.
-      operand: 0 or 1.
+    """The roles of an operand's axes in a contraction; an axis of groups counts as a batch.
 
     Raises:
       NoRuleError: the operand is the image of a convolution, or the sizes of groups.
-
-    >>> import jax, jax.numpy as jnp
-    >>> equation = jax.make_jaxpr(jnp.dot)(jnp.ones((2, 3)), jnp.ones((3, 4))).eqns[0]
-    >>> roles(equation, 1)
-    Roles(contract=(0,), free=(1,), batch=())
     """
     if operand > 1:
         raise NoRuleError('no rule for groups whose sizes are made of a parameter')
     if OPERATIONS[equation.primitive.name] == 'dot':
         axes = dot_axes(equation)
-        contracted = axes.contract[operand]
-        batched = axes.batch[operand] + (axes.groups if operand else ())
+        contract, batch = axes.contract[operand], axes.batch[operand]
+        if operand == 1:
+            batch += axes.groups
         rank = len(equation.invars[operand].aval.shape)
-        return Roles(
-            contracted, tuple(i for i in range(rank) if i not in (*contracted, *batched)), batched
-        )
+        free = tuple(i for i in range(rank) if i not in (*contract, *batch))
+        return Roles(contract, free, batch)
     if operand == 0:
         raise NoRuleError('no rule for a convolution with a parameter as its image')
     output, *inputs = equation.params['dimension_numbers'].rhs_spec
@@ -96,35 +79,27 @@ def flops(equation: Any) -> int:
 
     A convolution counts each output with each element of the window, padding included; where the image is dilated, as
     in a transposed convolution, each input with each element of the window. Of groups of rows each row counts once.
-
-    >>> import jax, jax.numpy as jnp
-    >>> flops(jax.make_jaxpr(jnp.dot)(jnp.ones((2, 3)), jnp.ones((3, 4))).eqns[0])
-    48
     """
     left, right = (variable.aval.shape for variable in equation.invars[:2])
     if OPERATIONS[equation.primitive.name] == 'dot':
         free = roles(equation, 1).free
-        return 2 * math.prod(left) * math.prod(right[i] for i in free)
-    result, numbers = equation.outvars[0].aval.shape, equation.params['dimension_numbers']
-    positions = [result[i] for i in numbers.out_spec]
-    for k, dilation in enumerate(equation.params['lhs_dilation']):
-        if dilation > 1 and equation.params['window_strides'][k] == 1:
+        return 2 * math.prod(left) * _size_along(right, free)
+    params = equation.params
+    numbers = params['dimension_numbers']
+    result = equation.outvars[0].aval.shape
+    positions = [result[axis] for axis in numbers.out_spec]
+    for k, dilation in enumerate(params['lhs_dilation']):
+        if dilation > 1 and params['window_strides'][k] == 1:
             positions[2 + k] = left[numbers.lhs_spec[2 + k]]
-    return 2 * math.prod(positions) * math.prod(right[i] for i in numbers.rhs_spec[1:])
+    return 2 * math.prod(positions) * _size_along(right, numbers.rhs_spec[1:])
+
+
+def _size_along(shape: Axes, axes: Axes) -> int:
+    return math.prod(shape[axis] for axis in axes)
 
 
 def innermost(equation: Any, operand: int) -> int:
-    """Which of an operand's contracted axes lies innermost where they are laid out as the rows of a matrix.
-
-    Args:
-      equation: a contraction.
-      operand: 0 or 1.
-
-    >>> import jax, jax.numpy as jnp
-    >>> equation = jax.make_jaxpr(jnp.dot)(jnp.ones((2, 3)), jnp.ones((3, 4))).eqns[0]
-    >>> innermost(equation, 1)
-    0
-    """
+    """Which of an operand's contracted axes lies innermost where they are laid out as the rows of a matrix."""
     if OPERATIONS[equation.primitive.name] == 'dot':
         return max(dot_axes(equation).contract[operand])
     return equation.params['dimension_numbers'].rhs_spec[1]

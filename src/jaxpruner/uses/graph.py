@@ -1,7 +1,8 @@
 """What is known of how a model uses its parameters: `UseGraph` maps each leaf's path to its uses."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxpruner.core import tree as tree_lib
@@ -19,6 +20,9 @@ class UnsupportedPrimitive(NotImplementedError):
     """
 
 
+_HEADINGS = 'leaf operation contract free batch stack exact FLOPs trips'.split()
+
+
 @dataclasses.dataclass(frozen=True)
 class Site:
     """Where in the program a parameter meets data.
@@ -29,9 +33,6 @@ class Site:
       equation: the equation itself, `None` for a result of the program.
       operand: which of its operands is read from the parameter; of results of a program, which of them.
       view: how.
-
-    >>> Site((3,), None, 1, None).path
-    (3,)
     """
 
     path: tuple[int, ...]
@@ -100,9 +101,13 @@ class Use:
         if not self.contract:
             return None
         site = self.site
-        factors = site.view.axes[contractions.innermost(site.equation, site.operand)]
-        inner = [factor for factor in factors if factor.axes and factor.axes[0] in self.contract]
-        inner = [factor for factor in inner if factor.size > 1] or inner
+        axis = site.view.axes[contractions.innermost(site.equation, site.operand)]
+        contracted = []
+        for factor in axis.factors:
+            if factor.axes and factor.axes[0] in self.contract:
+                contracted.append(factor)
+        longer = [factor for factor in contracted if factor.size > 1]
+        inner = longer or contracted
         return inner[-1].axes[0] if inner and len(inner[-1].axes) == 1 else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -110,6 +115,7 @@ class Use:
         return {name: value for name, value in vars(self).items() if name != 'site'}
 
 
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class UseGraph(Mapping[tree_lib.Path, tuple[Use, ...]]):
     """The uses of a model's parameters, by path. Each leaf is in the mapping, in `opaque`, or in `unused`.
 
@@ -132,27 +138,24 @@ class UseGraph(Mapping[tree_lib.Path, tuple[Use, ...]]):
     (0,)
     """
 
-    def __init__(
-        self,
-        uses: Mapping[tree_lib.Path, tuple[Use, ...]],
-        opaque: Mapping[tree_lib.Path, str],
-        unused: tuple[tree_lib.Path, ...],
-        flops: int,
-        program: Any = None,
-        uncounted: Mapping[str, str] | None = None,
-    ):
-        self._uses = dict(uses)
-        self._by_name = {tree_lib.path_string(path): found for path, found in uses.items()}
-        self.opaque = dict(opaque)
-        self.unused = unused
-        self.flops = flops
-        self.uncounted = dict(uncounted or {})
-        self.program = program
+    uses: Mapping[tree_lib.Path, tuple[Use, ...]]
+    opaque: Mapping[tree_lib.Path, str]
+    unused: tuple[tree_lib.Path, ...]
+    flops: int
+    program: Any = None
+    uncounted: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def _by_name(self) -> dict[str, tuple[Use, ...]]:
+        return {tree_lib.path_string(path): uses for path, uses in self.uses.items()}
 
     def __getitem__(self, path: tree_lib.Path | str) -> tuple[Use, ...]:
-        if path in self._uses:  # the names of two paths may be the same
-            return self._uses[path]
-        name = path if isinstance(path, str) else tree_lib.path_string(path)
+        if isinstance(path, str):
+            name = path
+        elif path in self.uses:  # the names of two paths may be the same
+            return self.uses[path]
+        else:
+            name = tree_lib.path_string(path)
         if name in self._by_name:
             return self._by_name[name]
         for opaque, reason in self.opaque.items():
@@ -167,86 +170,69 @@ class UseGraph(Mapping[tree_lib.Path, tuple[Use, ...]]):
         raise KeyError(f'no parameter {name!r}; {tree_lib.nearest(name, self._by_name)}')
 
     def __contains__(self, path: Any) -> bool:
-        return path in self._uses or path in self._by_name
+        return path in self.uses or path in self._by_name
 
     def __iter__(self) -> Iterator[tree_lib.Path]:
-        return iter(self._uses)
+        return iter(self.uses)
 
     def __len__(self) -> int:
-        return len(self._uses)
+        return len(self.uses)
 
     @property
     def leaf_flops(self) -> dict[tree_lib.Path, int]:
         """For each leaf that is contracted the floating point operations of its contractions, as `erk` takes them."""
-        found = {
-            path: sum(use.flops for use in uses if use.op in ('dot', 'conv'))
-            for path, uses in self.items()
-        }
-        return {path: flops for path, flops in found.items() if flops}
+        by_leaf: dict[tree_lib.Path, int] = {}
+        for path, uses in self.items():
+            for use in uses:
+                if use.op in ('dot', 'conv') and use.flops:
+                    by_leaf[path] = by_leaf.get(path, 0) + use.flops
+        return by_leaf
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the program, under strings, for JSON."""
+        uses = {}
+        for path, uses_of_leaf in self.items():
+            uses[tree_lib.path_string(path)] = [use.to_dict() for use in uses_of_leaf]
         return {
-            'uses': {
-                tree_lib.path_string(path): [use.to_dict() for use in uses]
-                for path, uses in self.items()
-            },
+            'uses': uses,
             'opaque': {tree_lib.path_string(path): reason for path, reason in self.opaque.items()},
-            'unused': [tree_lib.path_string(path) for path in self.unused],
+            'unused': list(map(tree_lib.path_string, self.unused)),
             'flops': self.flops,
-            'uncounted': self.uncounted,
+            'uncounted': dict(self.uncounted),
         }
 
     def __repr__(self) -> str:
-        parts = [
-            f'{len(self)} used',
-            f'{len(self.opaque)} opaque',
-            f'{len(self.unused)} unused',
-            f'{self.flops:,} FLOPs',
-        ]
+        text = f'{len(self)} used, {len(self.opaque)} opaque, {len(self.unused)} unused'
+        text += f', {self.flops:,} FLOPs'
         if self.uncounted:
-            parts.append(f'without {", ".join(self.uncounted)}')
-        return f'UseGraph({", ".join(parts)})'
+            text += f', without {", ".join(self.uncounted)}'
+        return f'UseGraph({text})'
 
     def __str__(self) -> str:
-        head = [
-            'leaf',
-            'operation',
-            'contract',
-            'free',
-            'batch',
-            'stack',
-            'exact',
-            'FLOPs',
-            'trips',
-        ]
-        rows = [head]
+        rows: list[Sequence[str]] = [_HEADINGS]
         for path, uses in self.items():
             for use in uses:
-                axes = [
-                    ','.join(map(str, axes)) or '-'
-                    for axes in (use.contract, use.free, use.batch, use.stack)
-                ]
-                counts = [f'{use.flops:,}', '?' if use.trips is None else str(use.trips)]
-                rows.append(
-                    [
-                        tree_lib.path_string(path),
-                        use.op,
-                        *axes,
-                        'yes' if use.exact else 'no',
-                        *counts,
-                    ]
-                )
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            '  '.join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
-        lines += [
-            f'{tree_lib.path_string(path)}  opaque: {reason}'
-            for path, reason in self.opaque.items()
-        ]
-        lines += [f'{tree_lib.path_string(path)}  unused' for path in self.unused]
+                rows.append([tree_lib.path_string(path), *_texts(use)])
+        lines = _aligned(rows)
+        for path, reason in self.opaque.items():
+            lines.append(f'{tree_lib.path_string(path)}  opaque: {reason}')
+        for path in self.unused:
+            lines.append(f'{tree_lib.path_string(path)}  unused')
         lines.append(f'{self.flops:,} FLOPs in all')
-        lines += [f'not counted: {name} ({where})' for name, where in self.uncounted.items()]
+        for name, where in self.uncounted.items():
+            lines.append(f'not counted: {name} ({where})')
         return '\n'.join(lines)
+
+
+def _texts(use: Use) -> list[str]:
+    """The cells of a row of the table, without the name of the leaf."""
+    texts = [use.op]
+    for axes in (use.contract, use.free, use.batch, use.stack):
+        texts.append(','.join(map(str, axes)) or '-')
+    trips = '?' if use.trips is None else str(use.trips)
+    return [*texts, 'yes' if use.exact else 'no', f'{use.flops:,}', trips]
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ['  '.join(map(str.ljust, row, widths)).rstrip() for row in rows]

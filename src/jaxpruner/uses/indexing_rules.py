@@ -2,74 +2,112 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxpruner.uses import moves, views
-from jaxpruner.uses.moving_rules import Rule, Views, moving, shape_of
-from jaxpruner.uses.views import Factor, Move, NoRuleError, View
+from jaxpruner.uses.moving_rules import Rule, moving, shape_of
+from jaxpruner.uses.views import Axis, Factor, Move, NoRuleError, View, Views
+
+
+class GatherAxes(NamedTuple):
+    """What a gather does with axes.
+
+    Attributes:
+      indexed: axes of the operand along which indices say where a window begins.
+      gone: axes of the operand that the result does not have.
+      kept: axes of the operand that the result has, and which axes of the result they are.
+      rows: axes of the result along which the indices lie.
+      sizes: of the window, for each axis of the operand.
+    """
+
+    indexed: tuple[int, ...]
+    gone: tuple[int, ...]
+    kept: dict[int, int]
+    rows: list[int]
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, equation: Any) -> 'GatherAxes':
+        """Reads the equation."""
+        numbers = equation.params['dimension_numbers']
+        shape, new_shape = shape_of(equation.invars[0]), shape_of(equation.outvars[0])
+        gone = (*numbers.collapsed_slice_dims, *getattr(numbers, 'operand_batching_dims', ()))
+        kept = [i for i in range(len(shape)) if i not in gone]
+        return cls(
+            indexed=numbers.start_index_map,
+            gone=gone,
+            kept=dict(zip(kept, numbers.offset_dims, strict=True)),
+            rows=[i for i in range(len(new_shape)) if i not in numbers.offset_dims],
+            sizes=equation.params['slice_sizes'],
+        )
+
+    def window_axis(self, view: View, axis: int) -> Axis:
+        """What the window holds of an axis of the operand."""
+        size = self.sizes[axis]
+        if view.axes[axis].length == size:
+            return view.axes[axis]
+        return views.mixed(view.axes[axis].factors, size)
+
+    def reads_part_of(self, view: View) -> bool:
+        """Whether the indices lie along a concatenation."""
+        return not all(view.axes[axis].is_whole for axis in self.indexed)
 
 
 def _dynamic_slice(equation: Any, view: View, step: Move) -> View:
     del step
-    return _indexed(view, shape_of(equation.invars[0]), equation.params['slice_sizes'])
+    return _indexed(view, equation.params['slice_sizes'])
 
 
-def _indexed(view: View, shape: Sequence[int], sizes: Sequence[int]) -> View:
+def _indexed(view: View, sizes: Sequence[int]) -> View:
     """A slice that begins where the program says, mostly at the number of a loop's trip: that axis is a stack."""
-    axes, region = list(view.axes), list(view.region)
-    for i, (n, size) in enumerate(zip(shape, sizes, strict=True)):
-        if n == size:
+    axes = list(view.axes)
+    for i, axis in enumerate(view.axes):
+        if axis.length == sizes[i]:
             continue
-        if region[i] != (0, n):
+        if not axis.is_whole:
             raise NoRuleError('no rule for a slice of a concatenation at an index that is computed')
-        if size == 1:
-            entry = views.StackAxis((), axes[i], (0, n), n)
-            view = dataclasses.replace(view, stack=(*view.stack, entry))
-        axes[i], region[i] = views.mixed(axes[i], size), (0, size)
-    return views.computed(view, axes, region)
+        if sizes[i] == 1:
+            view = dataclasses.replace(view, stack=(*view.stack, views.StackAxis((), axis)))
+        axes[i] = views.mixed(axis.factors, sizes[i])
+    return view.computed(axes)
 
 
 def _gather(equation: Any, view: View, step: Move) -> View:
     """Rows of a parameter at indices that do not depend on data, such as a table of relative positions."""
     del step
-    numbers, sizes = equation.params['dimension_numbers'], equation.params['slice_sizes']
-    shape, result = shape_of(equation.invars[0]), shape_of(equation.outvars[0])
-    gone = (*numbers.collapsed_slice_dims, *getattr(numbers, 'operand_batching_dims', ()))
-    rows = [i for i in range(len(result)) if i not in numbers.offset_dims]
-    if not rows:
-        view = _indexed(view, shape, sizes)
-    if any(view.region[i] != (0, shape[i]) for i in numbers.start_index_map if rows):
+    gather = GatherAxes.of(equation)
+    if not gather.rows:
+        view = _indexed(view, gather.sizes)
+    elif gather.reads_part_of(view):
         raise NoRuleError('no rule for gather from a concatenation')
-    picked = tuple(Factor(factor.axes, 1) for i in gone for factor in view.axes[i])
-    axes = [views.mixed(picked, n) for n in result]
-    region = [(0, n) for n in result]
-    for i, target in zip(
-        (i for i in range(len(shape)) if i not in gone), numbers.offset_dims, strict=True
-    ):
-        full = shape[i] == sizes[i]
-        axes[target] = view.axes[i] if full else views.mixed(view.axes[i], sizes[i])
-        region[target] = view.region[i] if full else (0, sizes[i])
-    return views.computed(view, axes, region)
+    picked = []
+    for i in gather.gone:
+        picked += [Factor(factor.axes, 1) for factor in view.axes[i].factors]
+    axes = [views.mixed(picked, length) for length in shape_of(equation.outvars[0])]
+    for i, target in gather.kept.items():
+        axes[target] = gather.window_axis(view, i)
+    return view.computed(axes)
 
 
 def _update(equation: Any, operands: Sequence[Views]) -> list[Views]:
     """Some elements of the first operand are replaced by constants."""
     if any(operands[1:]):
         raise NoRuleError(f'no rule for {equation.primitive.name} of a parameter')
-    return [moves.joined(operands[0])]
+    return [moves.join(operands[0])]
 
 
 def _top_k(equation: Any, operands: Sequence[Views]) -> list[Views]:
-    shape, found = shape_of(equation.invars[0]), []
-    axis = equation.params.get('axis', -1) % len(shape)  # older JAX knows the last alone
-    size = shape_of(equation.outvars[0])[axis]
-    for view in operands[0]:
-        if view.region[axis] != (0, shape[axis]):
+    shape = shape_of(equation.outvars[0])
+    number = equation.params.get('axis', -1) % len(shape)  # older JAX knows the last alone
+
+    def largest(view: View) -> View:
+        axes = list(view.axes)
+        if not axes[number].is_whole:
             raise NoRuleError('no rule for top_k along a concatenation')
-        axes, region = list(view.axes), list(view.region)
-        axes[axis], region[axis] = views.mixed(axes[axis], size), (0, size)
-        found.append(views.computed(view, axes, region))
-    return [tuple(found)] * 2
+        axes[number] = views.mixed(axes[number].factors, shape[number])
+        return view.computed(axes)
+
+    return [views.map_views(largest, operands[0])] * 2
 
 
 SCATTERS = frozenset('scatter scatter-add scatter_add scatter_mul'.split())

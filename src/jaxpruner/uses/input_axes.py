@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxpruner import sparsity_types, type_rules
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.uses import contractions, views
+from jaxpruner.uses import contractions
 from jaxpruner.uses.graph import Use, UseGraph
 
 logger = logging.getLogger(__name__)
@@ -88,4 +88,5 @@ def _has_no_channels(use: Use) -> bool:
         return False
     view = use.site.view
     channels = contractions.innermost(use.site.equation, use.site.operand)
-    return not views.along(view.axes[channels]) and view.region[channels] == (0, 1)
+    axis = view.axes[channels]
+    return not axis.along and axis.is_whole and axis.length == 1

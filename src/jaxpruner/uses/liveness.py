@@ -1,132 +1,124 @@
 """Which equations of a program have a part in its results: what is traced and thrown away is no use of a parameter."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jaxpruner.uses import bodies
+from jaxpruner.uses.bodies import Position, Program
 
 # A callback that only shows something changes no result.
 _SHOWS = frozenset({'debug_callback', 'debug_print'})
 
-Wanted = tuple[bool, ...]
+# For each of some values, whether it is needed.
+Needed = tuple[bool, ...]
 
 
 class Live(NamedTuple):
-    """What a program needs for the results that are wanted.
+    """What a program needs for some of its results.
 
     Attributes:
-      inputs: for each input whether it has a part in them.
+      inputs: which of its inputs have a part in them.
       results: for each equation, which of its results do; all False where it can be left out.
-
-    >>> import jax
-    >>> jaxpr = jax.make_jaxpr(lambda x, y: (x + 1, y * 2))(1.0, 1.0).jaxpr
-    >>> live(jaxpr, (True, False))
-    Live(inputs=(True, False), results=((True,), (False,)))
     """
 
-    inputs: Wanted
-    results: tuple[Wanted, ...]
+    inputs: Needed
+    results: tuple[Needed, ...]
 
 
 @functools.lru_cache(4096)
-def live(jaxpr: Any, wanted: Wanted) -> Live:
-    """What a program needs for some of its results.
-
-    Args:
-      jaxpr: the program.
-      wanted: for each result whether it is wanted.
-
-    >>> import jax
-    >>> live(jax.make_jaxpr(lambda x, y: x)(1.0, 1.0).jaxpr, (True,)).inputs
-    (True, False)
-    """
-    needed = {
-        _key(variable)
-        for variable, is_wanted in zip(jaxpr.outvars, wanted, strict=True)
-        if is_wanted
-    }
+def live(jaxpr: Any, needed: Needed) -> Live:
+    """What a program needs for the results that are needed."""
+    needed_variables = _chosen(jaxpr.outvars, needed)
     results = []
     for equation in reversed(jaxpr.eqns):
-        wanted_here = tuple(_key(variable) in needed for variable in equation.outvars)
         acts = bool(equation.effects) and equation.primitive.name not in _SHOWS
-        results.append(wanted_here)
-        if any(wanted_here) or acts:
-            if acts:
-                results[-1] = wanted_here = (True,) * len(wanted_here)
-            inputs = _inputs(equation, wanted_here)
-            needed |= {
-                _key(variable)
-                for variable, part in zip(equation.invars, inputs, strict=True)
-                if part
-            }
-    return Live(
-        tuple(_key(variable) in needed for variable in jaxpr.invars), tuple(reversed(results))
-    )
+        needed_here = [acts or id(variable) in needed_variables for variable in equation.outvars]
+        results.append(tuple(needed_here))
+        if acts or any(needed_here):
+            operands = _BACKWARDS.visit_equation(equation, needed_here, Position())
+            needed_variables |= _chosen(equation.invars, operands)
+    inputs = tuple(id(variable) in needed_variables for variable in jaxpr.invars)
+    return Live(inputs, tuple(reversed(results)))
 
 
-def _key(variable: Any) -> int:
-    # Literals are not hashable in some versions; a literal's number is never asked for again.
-    return id(variable)
+def _chosen(variables: Sequence[Any], needed: Sequence[bool]) -> set[int]:
+    """The variables that are needed, by `id`: literals are not hashable in some versions."""
+    chosen = set()
+    for variable, is_needed in zip(variables, needed, strict=True):
+        if is_needed:
+            chosen.add(id(variable))
+    return chosen
 
 
-def _inputs(equation: Any, wanted: Wanted) -> Wanted:
-    """Which operands have a part in the wanted results of an equation."""
-    name = equation.primitive.name
-    if name in bodies.CALLS:
-        return live(bodies.called(equation).jaxpr, wanted).inputs
-    if name == 'scan':
-        scan = bodies.Scan.of(equation)
+class _Backwards(bodies.Visitor[bool, Position]):
+    """Says which operands of an equation are needed for its results that are."""
+
+    def visit_program(
+        self, program: Program, inputs: Sequence[bool], place: Position
+    ) -> list[bool]:
+        return list(live(program.jaxpr, tuple(inputs)).inputs)
+
+    def visit_plain(self, equation: Any, operands: list[bool], place: Position) -> list[bool]:
+        return [True] * len(equation.invars)
+
+    def visit_shard_map(
+        self, shard_map: bodies.ShardMap, operands: list[bool], place: Position
+    ) -> list[bool]:
+        return self.visit_program(shard_map.program, operands, place)
+
+    def visit_scan(self, scan: bodies.Scan, operands: list[bool], place: Position) -> list[bool]:
+        carried, _ = scan.split_results(operands)
         if not scan.length:  # what is carried goes through, and nothing else does
-            after = len(equation.invars) - scan.constants - scan.carried
-            return (*(False,) * scan.constants, *wanted[: scan.carried], *(False,) * after)
-        inputs = live(scan.body.jaxpr, wanted_of_scan(equation, wanted)).inputs
-        _, carried, sliced = scan.split(list(inputs))
+            after = len(scan.equation.invars) - scan.constants - scan.carried
+            return [*[False] * scan.constants, *carried, *[False] * after]
+        needed = needed_of_scan_body(scan, tuple(operands))
+        constants, carried_in, sliced = scan.split(live(scan.body.jaxpr, needed).inputs)
         # What is carried out without having gone through the body is the operand itself.
-        carried = [a or b for a, b in zip(carried, wanted[: scan.carried], strict=True)]
-        return (*inputs[: scan.constants], *carried, *sliced)
-    if name == 'while':
-        loop = bodies.While.of(equation)
-        carried = wanted_of_while(equation, wanted)
-        condition = live(loop.condition.jaxpr, (True,)).inputs[: loop.condition_constants]
-        return (*condition, *live(loop.body.jaxpr, carried).inputs[: loop.body_constants], *carried)
-    if name == 'cond':
-        each = [live(branch.jaxpr, wanted).inputs for branch in bodies.branches(equation)]
-        return (True, *map(any, zip(*each, strict=True)))
-    return (True,) * len(equation.invars)
+        return [*constants, *_either(carried, carried_in), *sliced]
+
+    def visit_while(self, loop: bodies.While, operands: list[bool], place: Position) -> list[bool]:
+        carried = needed_of_while_body(loop, tuple(operands))
+        condition = live(loop.condition.jaxpr, (True,)).inputs
+        body = live(loop.body.jaxpr, carried).inputs
+        return [
+            *condition[: loop.condition_constants],
+            *body[: loop.body_constants],
+            *carried,
+        ]
+
+    def visit_cond(self, cond: bodies.Cond, operands: list[bool], place: Position) -> list[bool]:
+        needed = [False] * (len(cond.equation.invars) - 1)
+        for branch in cond.branches:
+            needed = _either(needed, live(branch.jaxpr, tuple(operands)).inputs)
+        return [True, *needed]
 
 
-def wanted_of_scan(equation: Any, wanted: Wanted) -> Wanted:
-    """Which results of a scan's body are needed for some results of the scan.
+_BACKWARDS = _Backwards()
 
-    >>> import jax
-    >>> jaxpr = jax.make_jaxpr(lambda x: jax.lax.scan(lambda c, _: (c * 2, c + 1), x, None, 3)[1])(1.0).jaxpr
-    >>> wanted_of_scan(jaxpr.eqns[0], (False, True))
-    (True, True)
-    """
-    scan = bodies.Scan.of(equation)
+
+def needed_of_scan_body(scan: bodies.Scan, needed: Needed) -> Needed:
+    """Which results of a scan's body are needed for some results of the scan."""
     while True:
-        inputs = live(scan.body.jaxpr, wanted).inputs
-        carried = scan.split(list(inputs))[1]
-        after = (*(a or b for a, b in zip(wanted, carried, strict=False)), *wanted[scan.carried :])
-        if after == wanted:
-            return wanted
-        wanted = after
+        _, carried_in, _ = scan.split(live(scan.body.jaxpr, needed).inputs)
+        carried, stacked = scan.split_results(needed)
+        after = (*_either(carried, carried_in), *stacked)
+        if after == needed:
+            return needed
+        needed = after
 
 
-def wanted_of_while(equation: Any, wanted: Wanted) -> Wanted:
-    """Which results of a while loop's body are needed for some results of the loop.
-
-    >>> import jax
-    >>> loop = lambda x: jax.lax.while_loop(lambda c: c[0] < 9, lambda c: (c[0] + 1, c[1] * 2), (0, x))[1]
-    >>> wanted_of_while(jax.make_jaxpr(loop)(1.0).jaxpr.eqns[0], (False, True))
-    (True, True)
-    """
-    loop = bodies.While.of(equation)
+def needed_of_while_body(loop: bodies.While, needed: Needed) -> Needed:
+    """Which results of a while loop's body are needed for some results of the loop."""
     condition = live(loop.condition.jaxpr, (True,)).inputs[loop.condition_constants :]
-    wanted = tuple(a or b for a, b in zip(wanted, condition, strict=True))
+    needed = tuple(_either(needed, condition))
     while True:
-        carried = live(loop.body.jaxpr, wanted).inputs[loop.body_constants :]
-        after = tuple(a or b for a, b in zip(wanted, carried, strict=True))
-        if after == wanted:
-            return wanted
-        wanted = after
+        carried_in = live(loop.body.jaxpr, needed).inputs[loop.body_constants :]
+        after = tuple(_either(needed, carried_in))
+        if after == needed:
+            return needed
+        needed = after
+
+
+def _either(first: Sequence[bool], second: Sequence[bool]) -> list[bool]:
+    return [a or b for a, b in zip(first, second, strict=True)]

@@ -1,138 +1,105 @@
-"""What moving or combining values does to their views: one function for each operation."""
+"""What moving or combining values does to their views: one function for each operation.
+
+`steps` is what an exact view adds to how it is read.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jaxpruner.uses.views import Factor, Factors, View, along, computed, copies, mixed, moved
+from jaxpruner.uses.views import Axis, Factor, Factors, View, Views, axis_of, copies, mixed
 
 
-def transpose(view: View, permutation: Sequence[int], *steps: Any) -> View:
-    """The axes in another order, or some of them.
-
-    >>> from jaxpruner.uses.views import whole
-    >>> transpose(whole(0, (2, 3)), (1,)).region
-    ((0, 3),)
-    """
-    return moved(
-        view, [view.axes[i] for i in permutation], [view.region[i] for i in permutation], *steps
-    )
+def transpose(view: View, permutation: Iterable[int], *steps: Any) -> View:
+    """The axes in another order, or some of them."""
+    return view.moved([view.axes[i] for i in permutation], *steps)
 
 
-def broadcast(
-    view: View,
-    shape: Sequence[int],
-    new_shape: Sequence[int],
-    dimensions: Sequence[int],
-    *steps: Any,
-) -> View:
+def broadcast(view: View, new_shape: Sequence[int], dimensions: Iterable[int], *steps: Any) -> View:
     """Copies along new axes and along those of length 1.
 
-    Args:
-      view: of a value.
-      shape: the value's shape.
-      new_shape: that of the result.
-      dimensions: for each axis of the value, which axis of the result it is.
-
-    >>> from jaxpruner.uses.views import whole
-    >>> broadcast(whole(0, (3,)), (3,), (2, 3), (1,)).axes
-    ((Factor(axes=(), size=2),), (Factor(axes=(0,), size=3),))
+    `dimensions` says for each axis of the value which axis of the result it is.
     """
-    axes, region = [copies(n) for n in new_shape], [(0, n) for n in new_shape]
-    for i, target in enumerate(dimensions):
-        if shape[i] == new_shape[target]:
-            axes[target], region[target] = view.axes[i], view.region[i]
-        else:
-            axes[target] = (*view.axes[i], *copies(new_shape[target]))
-    return moved(view, axes, region, *steps)
+    axes = list(map(copies, new_shape))
+    for axis, target in zip(view.axes, dimensions, strict=True):
+        length = new_shape[target]
+        axes[target] = axis if axis.length == length else axis_of(*axis.factors, Factor((), length))
+    return view.moved(axes, *steps)
 
 
-def cut(
-    view: View,
-    starts: Sequence[int],
-    limits: Sequence[int],
-    strides: Sequence[int] | None,
-    *steps: Any,
-) -> View | None:
-    """A slice of the value; `None` where it holds nothing of the parameter.
+def cut(view: View, taken: Sequence[range], *steps: Any) -> View | None:
+    """A slice of the value: the elements that are taken of each axis.
 
-    >>> from jaxpruner.uses.views import whole
-    >>> cut(whole(0, (8,)), (2,), (4,), None).axes
-    ((Factor(axes=(0,), size=2),),)
+    `None` where the slice holds nothing of the parameter.
     """
-    axes, region = [], []
-    strides = strides or [1] * len(starts)
-    for factors, (low, high), start, limit, stride in zip(
-        view.axes, view.region, starts, limits, strides, strict=True
-    ):
-        taken = range(start, limit, stride)
-        first = max(0, -(-(low - start) // stride))
-        after = min(len(taken), -(-(high - start) // stride))
-        if first >= after:
+    axes = []
+    for axis, indices in zip(view.axes, taken, strict=True):
+        part = _cut_axis(axis, indices)
+        if part is None:
             return None
-        axes.append(_cut_factors(factors, taken[first] - low, taken[after - 1] - low + 1, stride))
-        region.append((first, after))
-    return moved(view, axes, region, *steps)
+        axes.append(part)
+    return view.moved(axes, *steps)
 
 
-def _cut_factors(factors: Factors, start: int, stop: int, stride: int) -> Factors:
-    count = len(range(start, stop, stride))
+def _cut_axis(axis: Axis, taken: range) -> Axis | None:
+    first = max(0, -(-(axis.start - taken.start) // taken.step))
+    after = min(len(taken), -(-(axis.stop - taken.start) // taken.step))
+    if first >= after:
+        return None
+    last = taken[after - 1] - axis.start
+    inside = range(taken[first] - axis.start, last + 1, taken.step)
+    return Axis(_cut_factors(axis.factors, inside), len(taken), first)
+
+
+def _cut_factors(factors: Factors, taken: range) -> Factors:
+    """The factors of some elements; the last one that is taken stands before `taken.stop`."""
+    count = len(taken)
     if count == math.prod(factor.size for factor in factors):
         return factors
-    if len(factors) == 1:
-        return (Factor(factors[0].axes, count),)
-    inner = math.prod(factor.size for factor in factors[1:])
+    first, *others = factors
+    if not others:
+        return (Factor(first.axes, count),)
+    start, stop, step = taken.start, taken.stop, taken.step
+    inner = math.prod(factor.size for factor in others)
     if start // inner == (stop - 1) // inner:
-        return _cut_factors(factors[1:], start % inner, (stop - 1) % inner + 1, stride)
-    if stride == 1 and start % inner == 0 and stop % inner == 0:
-        return (Factor(factors[0].axes, count // inner), *factors[1:])
-    if stride % inner == 0:  # the same element of each turn of the inner factors
-        return _cut_factors(factors[:1], start // inner, (stop - 1) // inner + 1, stride // inner)
-    return mixed(factors, count)
+        return _cut_factors(factors[1:], range(start % inner, (stop - 1) % inner + 1, step))
+    if step == 1 and start % inner == 0 and stop % inner == 0:
+        return (Factor(first.axes, count // inner), *others)
+    if step % inner == 0:  # the same element of each turn of the inner factors
+        outer = range(start // inner, (stop - 1) // inner + 1, step // inner)
+        return _cut_factors((first,), outer)
+    return mixed(factors, count).factors
 
 
-def shift(view: View, axis: int, by: int, *steps: Any) -> View:
-    """The value stands further along an axis: in a concatenation, or padded.
-
-    >>> from jaxpruner.uses.views import whole
-    >>> shift(whole(0, (8,)), 0, 2).region
-    ((2, 10),)
-    """
-    low, high = view.region[axis]
-    region = [*view.region[:axis], (low + by, high + by), *view.region[axis + 1 :]]
-    return moved(view, view.axes, region, *steps)
+def shift(view: View, axis: int, before: int, after: int, *steps: Any) -> View:
+    """The value between other elements of an axis: in a concatenation, or padded."""
+    axes = list(view.axes)
+    start, length = axes[axis].start, axes[axis].length
+    axes[axis] = axes[axis]._replace(length=before + length + after, start=before + start)
+    return view.moved(axes, *steps)
 
 
 def drop(view: View, axes: Sequence[int]) -> View:
-    """What is left after a reduction along some axes.
-
-    >>> from jaxpruner.uses.views import whole
-    >>> drop(whole(0, (2, 3)), (0,)).axes
-    ((Factor(axes=(1,), size=3),),)
-    """
-    kept = [i for i in range(len(view.axes)) if i not in axes]
-    return computed(view, [view.axes[i] for i in kept], [view.region[i] for i in kept])
+    """What is left after a reduction along some axes."""
+    return view.computed(axis for i, axis in enumerate(view.axes) if i not in axes)
 
 
-def joined(views: Sequence[View]) -> tuple[View, ...]:
-    """The views of a value computed from values with these: one for each parameter and region.
-
-    >>> from jaxpruner.uses.views import whole
-    >>> joined([whole(0, (2,)), computed(whole(0, (2,)), [copies(2)])])[0].axes
-    ((Factor(axes=(0,), size=2),),)
-    """
-    found: dict[Any, View] = {}
+def join(views: Iterable[View]) -> Views:
+    """The views of a value computed from values with these: one for each parameter and region."""
+    joined: dict[Any, View] = {}
     for view in views:
         key = (view.leaf, view.region, view.stack)
-        known = found.get(key)
-        axes = view.axes if known is None else map(_join_axis, known.axes, view.axes)
-        found[key] = computed(view, tuple(axes))
-    return tuple(found.values())
+        axes = view.axes
+        if key in joined:
+            axes = map(_join_axis, joined[key].axes, view.axes)
+        joined[key] = view.computed(axes)
+    return tuple(joined.values())
 
 
-def _join_axis(first: Factors, second: Factors) -> Factors:
-    if first == second or not along(second):
+def _join_axis(first: Axis, second: Axis) -> Axis:
+    if first == second or not second.along:
         return first
-    if not along(first):
+    if not first.along:
         return second
-    return mixed((*first, *second), math.prod(factor.size for factor in first))
+    both = mixed((*first.factors, *second.factors), first.size)
+    return first._replace(factors=both.factors)

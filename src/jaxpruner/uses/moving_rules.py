@@ -1,15 +1,18 @@
-"""Rules for primitives that move elements, or cast or copy them: exact views stay exact."""
+"""Rules for primitives that move elements, or cast or copy them: exact views stay exact.
 
-import math
+A primitive that moves the elements of one operand is a function of the equation, a view and the step that is added to
+it, and a row of `MOVING`.
+"""
+
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 
 from jaxpruner.uses import moves, reshaping, views
-from jaxpruner.uses.views import Factor, Move, NoRuleError, View
+from jaxpruner.uses.views import Axis, Factor, Move, NoRuleError, View, Views
 
-Views = tuple[View, ...]
+# The views of an equation's results, from those of its operands.
 Rule = Callable[[Any, Sequence[Views]], list[Views]]
 
 # The operands as they are, cast or placed elsewhere; as many results.
@@ -19,39 +22,46 @@ SAME = frozenset(
     reshard sharding_constraint stop_gradient
     """.split()
 )
-
-
 # These change nothing at all, and have no transpose in some releases of JAX.
 _NOTHING = frozenset(('name', 'optimization_barrier'))
 
 
 def shape_of(variable: Any) -> tuple[int, ...]:
-    """The shape of a variable.
-
-    >>> import jax
-    >>> shape_of(jax.make_jaxpr(lambda x: x)(jnp.ones((2, 3))).jaxpr.invars[0])
-    (2, 3)
-    """
+    """The shape of a variable."""
     return tuple(variable.aval.shape)
 
 
 def moving(function: Callable[[Any, View, Move], View | None]) -> Rule:
     """A rule that moves the elements of the first operand into the only result.
 
-    Args:
-      function: `(equation, view, step)` -> the view of the result, `None` where it holds nothing of the parameter.
-
-    >>> moving(lambda equation, view, step: None)(None, [(views.whole(0, ()),)])
-    [()]
+    `function` gets the equation, a view and the step of the move, and returns the view of the result, `None` where
+    that holds nothing of the parameter.
     """
 
     def rule(equation: Any, operands: Sequence[Views]) -> list[Views]:
         if any(operands[1:]):
             raise NoRuleError(f'no rule for {equation.primitive.name} by a parameter')
-        found = (function(equation, view, Move(equation)) for view in operands[0])
-        return [tuple(view for view in found if view is not None)]
+        step = Move(equation)
+        return [views.map_views(lambda view: function(equation, view, step), operands[0])]
 
     return rule
+
+
+def same(equation: Any, operands: Sequence[Views]) -> list[Views]:
+    """A rule of operations that leave each operand as it is, but for its dtype or place."""
+    results = []
+    for i, operand in enumerate(operands):
+        before, after = equation.invars[i].aval.dtype, equation.outvars[i].aval.dtype
+        if before == after or (_is_inexact(before) and _is_inexact(after)):
+            steps = () if equation.primitive.name in _NOTHING else (Move(equation, i, i),)
+            results.append(tuple(view.moved(view.axes, *steps) for view in operand))
+        else:
+            results.append(tuple(map(View.computed, operand)))
+    return results
+
+
+def _is_inexact(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jnp.inexact)
 
 
 def _transpose(equation: Any, view: View, step: Move) -> View:
@@ -60,147 +70,129 @@ def _transpose(equation: Any, view: View, step: Move) -> View:
 
 def _squeeze(equation: Any, view: View, step: Move) -> View:
     gone = equation.params['dimensions']
-    return moves.transpose(view, [i for i in range(len(view.axes)) if i not in gone], step)
+    kept = [i for i in range(len(view.axes)) if i not in gone]
+    return moves.transpose(view, kept, step)
 
 
 def _reshape(equation: Any, view: View, step: Move) -> View:
-    shape = shape_of(equation.invars[0])
     order = equation.params.get('dimensions')
-    if (
-        order is not None
-    ):  # the elements are read in this order of the axes, last one first with order='F'
+    if order is not None:
+        # The elements are read in this order of the axes, last one first with order='F'.
         view = moves.transpose(view, order)
-        shape = tuple(shape[axis] for axis in order)
-    return reshaping.reshape(view, shape, shape_of(equation.outvars[0]), step)
+    return reshaping.reshape(view, shape_of(equation.outvars[0]), step)
 
 
 def _broadcast(equation: Any, view: View, step: Move) -> View:
-    shapes = shape_of(equation.invars[0]), shape_of(equation.outvars[0])
-    return moves.broadcast(view, *shapes, equation.params['broadcast_dimensions'], step)
+    new_shape = shape_of(equation.outvars[0])
+    return moves.broadcast(view, new_shape, equation.params['broadcast_dimensions'], step)
 
 
 def _slice(equation: Any, view: View, step: Move) -> View | None:
     params = equation.params
-    return moves.cut(
-        view, params['start_indices'], params['limit_indices'], params['strides'], step
-    )
+    starts, limits = params['start_indices'], params['limit_indices']
+    strides = params['strides'] or [1] * len(starts)
+    return moves.cut(view, list(map(range, starts, limits, strides)), step)
 
 
 def _reverse(equation: Any, view: View, step: Move) -> View:
-    region = list(view.region)
-    for axis in equation.params['dimensions']:
-        length = shape_of(equation.invars[0])[axis]
-        region[axis] = (length - region[axis][1], length - region[axis][0])
-    return views.moved(view, view.axes, region, step)
+    axes = list(view.axes)
+    for i in equation.params['dimensions']:
+        axes[i] = axes[i]._replace(start=axes[i].length - axes[i].stop)
+    return view.moved(axes, step)
 
 
 def _pad(equation: Any, view: View, step: Move) -> View | None:
-    shape, padding = shape_of(equation.invars[0]), equation.params['padding_config']
-    if any(between and min(before, after) < 0 for before, after, between in padding):
-        raise NoRuleError(
-            'no rule for padding that puts zeros between elements and takes elements away'
-        )
-    # Negative padding takes elements away.
-    starts = [max(0, -before) for before, _, _ in padding]
-    limits = [n - max(0, -after) for n, (_, after, _) in zip(shape, padding, strict=True)]
-    inside = moves.cut(view, starts, limits, None)
+    padding = equation.params['padding_config']
+    taken = []
+    is_spread = False
+    for length, (before, after, between) in zip(view.shape, padding, strict=True):
+        if between and min(before, after) < 0:
+            raise NoRuleError(
+                'no rule for padding that puts zeros between elements and takes elements away'
+            )
+        # Negative padding takes elements away.
+        taken.append(range(max(0, -before), length + min(0, after)))
+        is_spread |= between > 0
+    inside = moves.cut(view, taken)
     if inside is None:
         return None
-    axes, region = list(inside.axes), list(inside.region)
-    for axis, (before, _, between) in enumerate(padding):
-        # Zeros between elements: from here on the view is that of all in between.
-        low, high = ((between + 1) * i for i in region[axis])
-        region[axis] = (max(0, before) + low, max(0, before) + high - between)
-        if between:
-            axes[axis] = views.mixed(axes[axis], high - between - low)
-    if any(between for _, _, between in padding):
-        return views.computed(view, axes, region)
-    return views.moved(view, axes, region, step)
+    axes = list(map(_padded, inside.axes, padding))
+    return inside.computed(axes) if is_spread else inside.moved(axes, step)
+
+
+def _padded(axis: Axis, padding: tuple[int, int, int]) -> Axis:
+    """An axis between zeros; with zeros between elements the view is that of all in between."""
+    before, after, between = padding
+    step = between + 1
+    if between:
+        axis = Axis(
+            views.mixed(axis.factors, step * axis.size - between).factors,
+            length=max(0, step * (axis.length - 1) + 1),
+            start=step * axis.start,
+        )
+    before, after = max(0, before), max(0, after)
+    return axis._replace(length=before + axis.length + after, start=before + axis.start)
 
 
 def _tile(equation: Any, view: View, step: Move) -> View:
-    axes, region = list(view.axes), list(view.region)
-    for axis, (length, count) in enumerate(
-        zip(shape_of(equation.invars[0]), equation.params['reps'], strict=True)
-    ):
+    axes = list(view.axes)
+    for i, count in enumerate(equation.params['reps']):
         if count > 1:
-            if region[axis] != (0, length):
+            if not axes[i].is_whole:
                 raise NoRuleError('no rule for tile along a concatenation')
-            axes[axis], region[axis] = (Factor((), count), *axes[axis]), (0, count * length)
-    return views.moved(view, axes, region, step)
+            axes[i] = views.axis_of(Factor((), count), *axes[i].factors)
+    return view.moved(axes, step)
 
 
 def _split(equation: Any, operands: Sequence[Views]) -> list[Views]:
-    axis, start, results = equation.params['axis'], 0, []
-    shape = shape_of(equation.invars[0])
+    axis = equation.params['axis']
+    taken = list(map(range, shape_of(equation.invars[0])))
+    results = []
+    start = 0
     for i, size in enumerate(equation.params['sizes']):
-        starts, limits = [0] * len(shape), list(shape)
-        starts[axis], limits[axis] = start, start + size
-        parts = (
-            moves.cut(view, starts, limits, None, Move(equation, result=i)) for view in operands[0]
-        )
-        results.append(tuple(view for view in parts if view is not None))
+        taken[axis] = range(start, start + size)
+        step = Move(equation, result=i)
+        parts = [moves.cut(view, taken, step) for view in operands[0]]
+        results.append(tuple(filter(None, parts)))
         start += size
     return results
 
 
 def _concatenate(equation: Any, operands: Sequence[Views]) -> list[Views]:
-    axis, start = equation.params['dimension'], 0
-    found = []
-    for i, (variable, operand) in enumerate(zip(equation.invars, operands, strict=True)):
-        found += [moves.shift(view, axis, start, Move(equation, operand=i)) for view in operand]
-        start += shape_of(variable)[axis]
-    return [tuple(found)]
+    axis = equation.params['dimension']
+    length = shape_of(equation.outvars[0])[axis]
+    joined = []
+    before = 0
+    for i, operand in enumerate(operands):
+        size = shape_of(equation.invars[i])[axis]
+        after = length - before - size
+        for view in operand:
+            joined.append(moves.shift(view, axis, before, after, Move(equation, operand=i)))
+        before += size
+    return [tuple(joined)]
 
 
 def _stack(equation: Any, operands: Sequence[Views]) -> list[Views]:
-    axis, found = equation.params['axis'], []
+    axis = equation.params['axis']
+    stacked = []
     for i, operand in enumerate(operands):
+        new_axis = Axis((), length=len(operands), start=i)
         for view in operand:
-            axes = (*view.axes[:axis], (), *view.axes[axis:])
-            region = (*view.region[:axis], (i, i + 1), *view.region[axis:])
-            found.append(views.moved(view, axes, region, Move(equation, operand=i)))
-    return [tuple(found)]
-
-
-def same(equation: Any, operands: Sequence[Views]) -> list[Views]:
-    """A rule of operations that leave each operand as it is, but for its dtype or place.
-
-    Args:
-      equation: of as many results as operands.
-      operands: their views.
-
-    >>> import jax
-    >>> cast = jax.make_jaxpr(lambda x: x.astype(jnp.bfloat16))(jnp.ones((2, 3))).eqns[0]
-    >>> same(cast, [(views.whole(0, (2, 3)),)])[0][0].exact
-    True
-    """
-    results = []
-    for i, operand in enumerate(operands):
-        before, after = equation.invars[i].aval.dtype, equation.outvars[i].aval.dtype
-        exact = before == after or (
-            jnp.issubdtype(before, jnp.inexact) and jnp.issubdtype(after, jnp.inexact)
-        )
-        steps = () if equation.primitive.name in _NOTHING else (Move(equation, i, i),)
-        if exact:
-            results.append(
-                tuple(views.moved(view, view.axes, view.region, *steps) for view in operand)
-            )
-        else:
-            results.append(tuple(views.computed(view) for view in operand))
-    return results
+            axes = (*view.axes[:axis], new_axis, *view.axes[axis:])
+            stacked.append(view.moved(axes, Move(equation, operand=i)))
+    return [tuple(stacked)]
 
 
 def _all_gather(equation: Any, view: View, step: Move) -> View:
     del step
-    params, axis = equation.params, equation.params['all_gather_dimension']
-    if not params['tiled'] or view.region[axis] != (0, shape_of(equation.invars[0])[axis]):
+    params = equation.params
+    axes = list(view.axes)
+    i = params['all_gather_dimension']
+    if not params['tiled'] or not axes[i].is_whole:
         raise NoRuleError('no rule for all_gather along a new axis, or of a concatenation')
-    first, *rest = view.axes[axis] or views.copies(1)
-    axes, region = list(view.axes), list(view.region)
-    axes[axis] = (Factor(first.axes, first.size * params['axis_size']), *rest)
-    region[axis] = (0, math.prod(factor.size for factor in axes[axis]))
-    return views.computed(view, axes, region)
+    first, *others = axes[i].factors or views.copies(1).factors
+    axes[i] = views.axis_of(Factor(first.axes, first.size * params['axis_size']), *others)
+    return view.computed(axes)
 
 
 MOVING: dict[str, Rule] = {

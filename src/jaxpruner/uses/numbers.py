@@ -46,59 +46,41 @@ class Counter(NamedTuple):
     Attributes:
       loop: the loop's path.
       values: one for each trip, in the order in which the loop's stacks are; a loop in reverse begins with the last.
-
-    >>> Counter((3,), (0, 1, 2)).values[1]
-    1
     """
 
     loop: tuple[int, ...]
     values: tuple[int, ...]
 
+    @staticmethod
+    def in_trip(number: 'Number', trip: int) -> int:
+        """What a number is in a trip."""
+        return number.values[trip] if isinstance(number, Counter) else number
+
 
 Number = int | Counter
 
 
-def of_literal(literal: Any) -> int | None:
-    """The whole number that stands in a program.
-
-    >>> import jax
-    >>> of_literal(jax.make_jaxpr(lambda x: x + 1)(2).eqns[0].invars[1])
-    1
-    """
-    value = np.asarray(literal.val)
-    return int(value) if value.ndim == 0 and value.dtype.kind in 'bui' else None
-
-
 def of_result(equation: Any, operands: Sequence[Number | None]) -> Number | None:
-    """The result of an equation where all operands are known and it is a whole number.
-
-    >>> import jax
-    >>> equation = jax.make_jaxpr(lambda x: x + 1)(2).eqns[0]
-    >>> of_result(equation, [2, 1]), of_result(equation, [Counter((0,), (2, 4)), 1])
-    (3, Counter(loop=(0,), values=(3, 5)))
-    """
+    """The result of an equation where all operands are known and it is a whole number."""
     function = _FUNCTIONS.get(equation.primitive.name)
-    known = [number for number in operands if number is not None]
-    if function is None or len(known) < len(operands):
+    numbers = [number for number in operands if number is not None]
+    if function is None or len(numbers) < len(operands):
         return None
+    counters = [number for number in numbers if isinstance(number, Counter)]
     result = equation.outvars[0].aval
-    counters = [number for number in known if isinstance(number, Counter)]
     is_whole = not result.shape and np.dtype(result.dtype).kind in 'bui'
     if not is_whole or len({counter.loop for counter in counters}) > 1:
         return None
 
-    def evaluated(numbers: Sequence[int]) -> int:
-        return int(
-            np.array(int(function(*numbers))).astype(result.dtype)
-        )  # what does not fit wraps round
+    def evaluate(trip: int = 0) -> int:
+        operands = [Counter.in_trip(number, trip) for number in numbers]
+        value = np.array(int(function(*operands)))
+        return int(value.astype(result.dtype))  # what does not fit wraps round
 
     try:
         if not counters:
-            return evaluated([number for number in known if isinstance(number, int)])
-        trips = len(counters[0].values)
-        rows = [
-            number.values if isinstance(number, Counter) else (number,) * trips for number in known
-        ]
-        return Counter(counters[0].loop, tuple(map(evaluated, zip(*rows, strict=True))))
+            return evaluate()
+        trips = range(len(counters[0].values))
+        return Counter(counters[0].loop, tuple(map(evaluate, trips)))
     except (ArithmeticError, ValueError):  # divided by zero
         return None

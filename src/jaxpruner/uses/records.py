@@ -1,30 +1,31 @@
-"""What the walk through a program knows of a value, where it is, and what it has found."""
+"""What the walk through a program knows of a value, where it is, what it has found, and what its rules need of it."""
 
-from typing import Any, NamedTuple
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 from jax.extend import source_info_util
 
+from jaxpruner.uses import contractions, views
+from jaxpruner.uses.bodies import Program
 from jaxpruner.uses.constants import Constant
-from jaxpruner.uses.graph import Use
+from jaxpruner.uses.graph import Site, Use
 from jaxpruner.uses.numbers import Number
-from jaxpruner.uses.views import View
+from jaxpruner.uses.views import Factor, Views
 
 
 class Value(NamedTuple):
-    """What is known of a value.
+    """What is known of a value; as a default, of a constant of which nothing is known.
 
     Attributes:
       data: it depends on an input of the model.
       views: how it is read or computed from parameters; only where it is not data.
       number: a whole number that is known, maybe another one in each trip of a loop.
       constant: what it is, where it is made of constants alone and no loop goes through them.
-
-    >>> Value()  # a constant of which nothing is known
-    Value(data=False, views=(), number=None, constant=None)
     """
 
     data: bool = False
-    views: tuple[View, ...] = ()
+    views: Views = ()
     number: Number | None = None
     constant: Constant | None = None
 
@@ -36,16 +37,15 @@ class Scope(NamedTuple):
     """Where the walk is.
 
     Attributes:
+      needed: which results of the program, or of the equation, have a part in the results of the model.
       path: the equation's, see `Site`.
       trips: how often it runs; a while loop's body and a branch count once.
       certain: that this is known.
       devices: how many devices run it.
       line: of the source, the nearest that is known.
-
-    >>> Scope().at(2).at(0).path
-    (2, 0)
     """
 
+    needed: tuple[bool, ...] = ()
     path: tuple[int, ...] = ()
     trips: int = 1
     certain: bool = True
@@ -56,12 +56,19 @@ class Scope(NamedTuple):
         """An equation in this program, or a program in this equation."""
         return self._replace(path=(*self.path, number))
 
+    def inside(self, equation: Any, number: int, needed: Sequence[bool] | None = None) -> 'Scope':
+        """A program in this equation, of which these results are needed; by default the equation's."""
+        needed = self.needed if needed is None else tuple(needed)
+        return self.at(number)._replace(needed=needed, line=self.where(equation))
+
     def where(self, equation: Any) -> str:
         """The line of the source that an equation comes from; within JAX, that of the call which led there."""
+        if equation is None:
+            return 'the result'
         return source_info_util.summarize(equation.source_info) or self.line
 
 
-class Records:
+class Findings:
     """What the walk has found.
 
     Attributes:
@@ -69,20 +76,98 @@ class Records:
       opaque: leaf -> reason.
       flops: by path of the equation.
       uncounted: primitive -> source line.
-
-    >>> Records().copy().opaque
-    {}
     """
 
-    def __init__(self):
-        self.uses: dict[Any, tuple[int, Use]] = {}
+    def __init__(self, shapes: Sequence[tuple[int, ...]]):
+        self.shapes = shapes
+        self.uses: dict[Any, Use] = {}
         self.opaque: dict[int, str] = {}
         self.flops: dict[tuple[int, ...], int] = {}
         self.uncounted: dict[str, str] = {}
 
-    def copy(self) -> 'Records':
+    def copy(self) -> 'Findings':
         """The same, to be changed apart."""
-        other = Records()
-        other.uses, other.opaque = dict(self.uses), dict(self.opaque)
-        other.flops, other.uncounted = dict(self.flops), dict(self.uncounted)
+        other = Findings(self.shapes)
+        other.uses = dict(self.uses)
+        other.opaque = dict(self.opaque)
+        other.flops = dict(self.flops)
+        other.uncounted = dict(self.uncounted)
         return other
+
+    def add_opaque(self, values: Sequence[Value], reason: str, equation: Any, scope: Scope) -> None:
+        """Notes that the parameters in these values cannot be followed further."""
+        for value in values:
+            for view in value.views:
+                self.opaque.setdefault(view.leaf, f'{reason} ({scope.where(equation)})')
+
+    def add_flops(self, flops: int, scope: Scope) -> None:
+        """Notes the floating point operations of one run of an equation."""
+        self.flops[scope.path] = flops * scope.trips * scope.devices
+
+    def add_use(
+        self,
+        op: str,
+        site: Site,
+        scope: Scope,
+        flops: int = 0,
+        roles: contractions.Roles | None = None,
+    ) -> None:
+        """Notes a use.
+
+        Args:
+          op: the operation, as in `Use`.
+          site: where it happens.
+          scope: where the equation stands.
+          flops: of one run of the equation.
+          roles: what happens to the operand's axes; `None` for all free.
+        """
+        view = site.view
+        if roles is None:
+            roles = contractions.Roles((), tuple(range(len(view.axes))), ())
+        share = math.prod(entry.share for entry in view.stack)
+        trips = round(scope.trips * share)
+        if flops:
+            share *= _share_of(site)
+        stack: list[Factor] = []
+        for entry in view.stack:
+            stack += entry.axis.factors
+        use = Use(
+            op=op,
+            contract=self._leaf_axes(site, roles.contract),
+            free=self._leaf_axes(site, roles.free),
+            batch=self._leaf_axes(site, roles.batch),
+            stack=views.axes_of(stack),
+            flops=round(flops * scope.trips * scope.devices * share),
+            trips=trips if scope.certain else None,
+            exact=view.exact,
+            where=scope.where(site.equation),
+            site=site,
+        )
+        self.uses[site.path, site.operand, view.leaf, view.region] = use
+
+    def _leaf_axes(self, site: Site, axes: Sequence[int]) -> tuple[int, ...]:
+        """The parameter's axes that lie along axes of an operand."""
+        shape = self.shapes[site.view.leaf]
+        factors = []
+        for i in axes:
+            for factor in site.view.axes[i].factors:
+                # An axis of which one element was taken is not there any more.
+                if factor.size > 1 or all(shape[axis] == 1 for axis in factor.axes):
+                    factors.append(factor)
+        return views.axes_of(factors)
+
+
+def _share_of(site: Site) -> float:
+    """The share of an operand that is the parameter's."""
+    size = math.prod(site.view.shape)
+    return math.prod(axis.size for axis in site.view.axes) / max(size, 1)
+
+
+class Walker(Protocol):
+    """What the rules of equations with programs inside need of the walk."""
+
+    findings: Findings
+
+    def visit_program(self, program: Program, inputs: Sequence[Value], place: Scope) -> list[Value]:
+        """Walks through a program."""
+        ...

@@ -4,13 +4,14 @@ A rule gets the equation and the views of each operand, none of which depends on
 result. What has no rule here makes its parameters opaque.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 from jaxpruner.uses import constant_rules, contractions, indexing_rules, moves, views
-from jaxpruner.uses.moving_rules import MOVING, Rule, Views, shape_of
+from jaxpruner.uses.moving_rules import MOVING, Rule, shape_of
 from jaxpruner.uses.records import Value
-from jaxpruner.uses.views import NoRuleError
+from jaxpruner.uses.views import NoRuleError, View, Views
 
 # One result, each element of it from the elements of the operands at the same place.
 ARITHMETIC = frozenset(
@@ -32,72 +33,61 @@ _ALONG_AN_AXIS = frozenset('cumlogsumexp cummax cummin cumprod cumsum sort'.spli
 def views_of_results(equation: Any, values: Sequence[Value]) -> list[Views]:
     """The views of an equation's results, where nothing depends on data.
 
-    Args:
-      equation: of a program.
-      values: its operands.
-
     Raises:
       NoRuleError: there is no rule for the primitive, or it does what the rule cannot follow.
-
-    >>> import jax, jax.numpy as jnp
-    >>> equation = jax.make_jaxpr(lambda w: w.T)(jnp.ones((2, 3))).eqns[0]
-    >>> views_of_results(equation, [Value(views=(views.whole(0, (2, 3)),))])[0][0].region
-    ((0, 3), (0, 2))
     """
     name = equation.primitive.name
     if name not in RULES:
         raise NoRuleError(f'no rule for {name}')
-    operands = [value.views for value in values]
     if name in constant_rules.RULES:
-        found = constant_rules.RULES[name](equation, values)
-        if found is not None:
-            return found
-    return RULES[name](equation, operands)
+        results = constant_rules.RULES[name](equation, values)
+        if results is not None:
+            return results
+    return RULES[name](equation, [value.views for value in values])
 
 
 def _elementwise(equation: Any, operands: Sequence[Views]) -> list[Views]:
     if len(equation.outvars) == len(operands) > 1:  # a collective over several arrays
-        return [moves.joined(operand) for operand in operands]
-    result, found = shape_of(equation.outvars[0]), []
-    for variable, operand in zip(equation.invars, operands, strict=True):
-        shape = shape_of(variable)
-        # Scalars and axes of length 1 may stand among arrays.
-        dimensions = range(len(result) - len(shape), len(result))
-        found += [moves.broadcast(view, shape, result, dimensions) for view in operand]
-    return [moves.joined(found)]
+        return [moves.join(operand) for operand in operands]
+    shape = shape_of(equation.outvars[0])
+    aligned = []
+    for operand in operands:
+        for view in operand:
+            # Scalars and axes of length 1 may stand among arrays.
+            dimensions = range(len(shape) - len(view.axes), len(shape))
+            aligned.append(moves.broadcast(view, shape, dimensions))
+    return [moves.join(aligned)]
 
 
 def _reduce(equation: Any, operands: Sequence[Views]) -> list[Views]:
-    return [moves.joined([moves.drop(view, equation.params['axes']) for view in operands[0]])]
+    reduced = functools.partial(moves.drop, axes=equation.params['axes'])
+    return [moves.join(map(reduced, operands[0]))]
 
 
 def _along_an_axis(equation: Any, operands: Sequence[Views]) -> list[Views]:
     axis = equation.params.get('axis', equation.params.get('dimension'))
-    length = shape_of(equation.invars[0])[axis]
-    every = [view for operand in operands for view in operand]
-    if any(view.region[axis] != (0, length) for view in every):
+    every: list[View] = []
+    for operand in operands:
+        every += operand
+    if not all(view.axes[axis].is_whole for view in every):
         raise NoRuleError(f'no rule for {equation.primitive.name} along a concatenation')
-    return [moves.joined(every)] * len(equation.outvars)
+    return [moves.join(every)] * len(equation.outvars)
 
 
 def _dot(equation: Any, operands: Sequence[Views]) -> list[Views]:
     """A contraction of two values that are computed from parameters alone."""
-    contracted, batched, _ = contractions.dot_axes(equation)
-    shapes = [shape_of(variable) for variable in equation.invars]
-    free = [
-        [i for i in range(len(shapes[k])) if i not in (*contracted[k], *batched[k])] for k in (0, 1)
-    ]
-    found = []
+    roles = [contractions.roles(equation, k) for k in (0, 1)]
+    products = []
     for k, operand in enumerate(operands):
+        other = 1 - k
+        other_shape = shape_of(equation.invars[other])
+        others = [views.copies(other_shape[i]) for i in roles[other].free]
         for view in operand:
-            own = [(view.axes[i], view.region[i]) for i in (*batched[k], *free[k])]
-            other = [(views.copies(shapes[1 - k][i]), (0, shapes[1 - k][i])) for i in free[1 - k]]
-            count = len(batched[k])
-            placed = [*own, *other] if k == 0 else [*own[:count], *other, *own[count:]]
-            found.append(
-                views.computed(view, [axis for axis, _ in placed], [region for _, region in placed])
-            )
-    return [moves.joined(found)]
+            batch = [view.axes[i] for i in roles[k].batch]
+            own = [view.axes[i] for i in roles[k].free]
+            free = own + others if k == 0 else others + own
+            products.append(view.computed(batch + free))
+    return [moves.join(products)]
 
 
 RULES: dict[str, Rule] = {

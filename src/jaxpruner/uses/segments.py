@@ -14,22 +14,21 @@ from jax import lax
 
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.uses import bodies
+from jaxpruner.uses.bodies import Position
 from jaxpruner.uses.compiled_once import CompiledOnce
 from jaxpruner.uses.graph import Use, UseGraph
 from jaxpruner.uses.steps import Step, Steps
-from jaxpruner.uses.taps import Taps
+from jaxpruner.uses.taps import TapRun, Taps
 
 _NO_TAPS = Taps([], lambda use, operands: None)
 # Values of the program by number.
 Values = dict[int, Any]
+# The parameters' leaves; `None` for those that a segment does not read.
+Leaves = list[Any]
 
 
 class Cut(NamedTuple):
-    """A place in the program: before a step, or in the scan that it is, after so many trips.
-
-    >>> Cut(2) == Cut(2, 0)
-    False
-    """
+    """A place in the program: before a step, or in the scan that it is, after so many trips."""
 
     step: int
     trips: int | None = None
@@ -42,9 +41,6 @@ class State(NamedTuple):
       values: by number; inside a scan those that it does not change.
       carried: inside a scan what is carried to the next trip.
       outputs: inside a scan what all trips put together, as far as it is read later.
-
-    >>> State({0: 1.0}).carried
-    ()
     """
 
     values: Values
@@ -58,13 +54,10 @@ class Observer(NamedTuple):
     Attributes:
       compiled: of the totals, the leaves that it reads, the state of a batch, and how many trips of a scan are done.
       leaves_of: the leaves that it reads, of the parameters.
-
-    >>> Observer(CompiledOnce(lambda totals, *rest: totals), lambda params: [])([], {}, State({}), None)
-    []
     """
 
     compiled: CompiledOnce
-    leaves_of: Callable[[tree_lib.PyTree], list[Any]]
+    leaves_of: Callable[[tree_lib.PyTree], Leaves]
 
     def __call__(
         self, totals: list[Any], params: tree_lib.PyTree, state: State, trips: Any
@@ -78,14 +71,10 @@ class Observer(NamedTuple):
 
 
 class Segments:
-    """A model that is run from cut to cut.
+    """A model that is run from cut to cut, and not beyond the uses that are going to be observed.
 
     Attributes:
       program: its steps.
-
-    Args:
-      graph: of the model.
-      uses: what is going to be observed; the model is not run beyond.
 
     >>> from jaxpruner.uses import param_uses
     >>> params, x = {'a': jnp.ones((3, 3)), 'b': jnp.ones((3, 1))}, jnp.ones((2, 3))
@@ -98,189 +87,179 @@ class Segments:
 
     def __init__(self, graph: UseGraph, uses: Iterable[Use]):
         self.program = Steps(graph, uses)
-        self._compiled = functools.cache(lambda make, *places: CompiledOnce(make(*places)))
+        # By the method that makes a function, and its arguments.
+        self._compiled = functools.cache(lambda make, *numbers: CompiledOnce(make(*numbers)))
 
     def begin(self, *inputs: Any) -> State:
-        """A batch before the first step.
-
-        Args:
-          *inputs: the model's.
-        """
+        """A batch of these inputs, before the first step."""
         leaves = jax.tree.leaves(inputs)
         numbers = self.program.inputs[len(self.program.inputs) - len(leaves) :]
         return State(dict(zip(numbers, leaves, strict=True)))
 
     def advance(self, params: tree_lib.PyTree, state: State, here: Cut, there: Cut) -> State:
-        """Runs a batch from one cut to another.
-
-        Args:
-          params: the parameters.
-          state: of the batch, at `here`.
-          here: a cut.
-          there: a later cut.
-
-        Returns:
-          The state at `there`.
-        """
+        """Runs a batch from one cut to a later one; returns its state there."""
         while here != there:
             step = here.step
             if here.trips is None and step < there.step:
-                numbers = self._reads(step, there.step) + self.program.live(there.step)
-                leaves = self._leaves_of(params, step, numbers)
+                values = self.program.reads_between(step, there.step)
+                leaves = self._leaves_of(params, step, values + self.program.live(there.step))
                 state = self._compiled(self._segment, step, there.step)(leaves, state)
                 here = Cut(there.step)
-            elif here.trips is None:
-                leaves = self._leaves_of(params, step, self.program.steps[step].reads)
-                state, here = self._compiled(self._enter, step)(leaves, state), Cut(step, 0)
-            elif here.trips < self._scan(step)[1].length:
-                leaves = self._leaves_of(params, step, self.program.steps[step].reads)
+                continue
+            leaves = self._leaves_of(params, step, self.program.steps[step].reads)
+            if here.trips is None:
+                state = self._compiled(self._enter, step)(leaves, state)
+                here = Cut(step, 0)
+            elif here.trips < self._scan(step).length:
                 state = self._compiled(self._trip, step)(leaves, state, here.trips)
                 here = Cut(step, here.trips + 1)
             else:
-                state, here = self._leave(step, state), Cut(step + 1)
+                state = self._leave(step, state)
+                here = Cut(step + 1)
         return state
 
-    def observe(self, taps: Taps, here: Cut, stop: int) -> 'Observer':
+    def observe(self, taps: Taps, here: Cut, stop: int) -> Observer:
         """A compiled function that adds what goes into operations to their totals, in place.
 
         Args:
           taps: the operations; those in the scan of the cut within one trip.
           here: where to begin; of a scan any trip.
           stop: the step before which to stop.
-
-        Returns:
-          A function of the totals, the parameters, the state of a batch, and how many trips of the scan it is behind.
         """
 
-        def run(totals: list[Any], leaves: list[Any], state: State, trips: Any) -> list[Any]:
-            found = dict(enumerate(totals))
-            if here.trips is None:
-                found = self._run(leaves, state, here.step, stop, taps, found)[1]
-            else:
-                step, scan = self._scan(here.step)
-                operands, _ = self._operands_of_trip(here.step, leaves, state, trips)
-                found = taps.program(scan.body, operands, (*step.path, 0), found, {})[1]
-            return [found[place] for place in range(len(totals))]
+        def run_steps(totals: list[Any], leaves: Leaves, state: State, trips: Any) -> list[Any]:
+            running = TapRun(taps, totals)
+            self._run(running, leaves, state, here.step, stop)
+            return running.totals_in_order()
 
-        compiled = CompiledOnce(run, donate_argnums=(0,))
-        numbers = self._reads(here.step, max(stop, here.step + 1))
-        return Observer(compiled, lambda params: self._leaves_of(params, here.step, numbers))
+        def run_trip(totals: list[Any], leaves: Leaves, state: State, trips: Any) -> list[Any]:
+            running = TapRun(taps, totals)
+            inputs = self._inputs_of_trip(here.step, leaves, state, trips)
+            body = Position(self.program.steps[here.step].path).at(0)
+            running.visit_program(self._scan(here.step).body, inputs, body)
+            return running.totals_in_order()
 
-    def _reads(self, start: int, stop: int) -> list[int]:
-        return [number for step in self.program.steps[start:stop] for number in step.reads]
+        run = run_steps if here.trips is None else run_trip
+        values = self.program.reads_between(here.step, max(stop, here.step + 1))
+        leaves_of = functools.partial(self._leaves_of, start=here.step, values=values)
+        return Observer(CompiledOnce(run, donate_argnums=(0,)), leaves_of)
 
-    def _leaves_of(self, params: tree_lib.PyTree, place: int, numbers: Iterable[int]) -> list[Any]:
+    def _leaves_of(self, params: tree_lib.PyTree, start: int, values: Sequence[int]) -> Leaves:
         """The leaves of which some values are made, `None` in place of others: segments of like layers take alike."""
-        numbers = list(numbers)
-        needed = {
-            number for step in self.program.made_anew(numbers, place) for number in step.reads
-        }.union(numbers)
-        pairs = zip(self.program.inputs, jax.tree.leaves(params), strict=False)
-        return [leaf if number in needed else None for number, leaf in pairs]
+        needed = set(values)
+        for step in self.program.made_anew(values, start):
+            needed.update(step.reads)
+        leaves = jax.tree.leaves(params)
+        for i, number in enumerate(self.program.inputs[: len(leaves)]):
+            if number not in needed:
+                leaves[i] = None
+        return leaves
 
-    def _known(self, leaves: list[Any], state: State, place: int, numbers: Iterable[int]) -> Values:
+    def _values_at(self, leaves: Leaves, state: State, start: int, values: Sequence[int]) -> Values:
         """All that is known before a step, with some values that are made of parameters alone."""
         program = self.program
-        given = {
-            number: leaf
-            for number, leaf in zip(program.inputs, leaves, strict=False)
-            if leaf is not None
-        }
-        known = {**program.constants, **given, **state.values}
-        for step in program.made_anew(numbers, place):
-            self._evaluate(step, known)
+        known = dict(program.constants)
+        for number, leaf in zip(program.inputs, leaves, strict=False):
+            if leaf is not None:
+                known[number] = leaf
+        known.update(state.values)
+        running = TapRun(_NO_TAPS)
+        for step in program.made_anew(values, start):
+            _evaluate(step, known, running)
         return known
 
-    def _run(
-        self,
-        leaves: list[Any],
-        state: State,
-        start: int,
-        stop: int,
-        taps: Taps = _NO_TAPS,
-        totals: Any = None,
-    ) -> tuple[Values, Any]:
-        steps = self.program.steps[start:stop]
-        known = self._known(
-            leaves, state, start, [number for step in steps for number in step.reads]
-        )
-        for step in steps:
-            totals = self._evaluate(step, known, taps, totals)
-        return known, totals
-
-    def _evaluate(
-        self, step: Step, known: Values, taps: Taps = _NO_TAPS, totals: Any = None
-    ) -> Any:
-        operands = [known[number] for number in step.reads]
-        results, totals = taps.equation(step.equation, operands, step.path, totals, {})
-        known.update(zip(step.writes, results, strict=True))
-        return totals
+    def _run(self, running: TapRun, leaves: Leaves, state: State, start: int, stop: int) -> Values:
+        """Runs steps; returns all values that are known after them."""
+        values = self.program.reads_between(start, stop)
+        known = self._values_at(leaves, state, start, values)
+        for step in self.program.steps[start:stop]:
+            _evaluate(step, known, running)
+        return known
 
     def _segment(self, start: int, stop: int) -> Callable[..., State]:
-        def run(leaves: list[Any], state: State) -> State:
-            known, _ = self._run(leaves, state, start, stop)
-            return State({number: known[number] for number in self.program.live(stop)})
+        """From one step to another."""
+
+        def run(leaves: Leaves, state: State) -> State:
+            known = self._run(TapRun(_NO_TAPS), leaves, state, start, stop)
+            return State(_chosen(known, self.program.live(stop)))
 
         return run
 
-    def _scan(self, place: int) -> tuple[Step, bodies.Scan]:
-        step = self.program.steps[place]
-        return step, bodies.Scan.of(step.equation)
-
-    def _outputs(self, place: int) -> list[int]:
-        """Which results of a scan are put together from all trips and read later."""
-        (step, scan), live = self._scan(place), self.program.live(place + 1)
-        return [i for i in range(scan.carried, len(step.writes)) if step.writes[i] in live]
-
-    def _enter(self, place: int) -> Callable[..., State]:
+    def _enter(self, number: int) -> Callable[..., State]:
         """To the first trip of a scan."""
-        step, scan = self._scan(place)
-        constants, carried, sliced = scan.split(list(step.reads))
-        later = set(self.program.live(place + 1)).difference(step.writes)
-        beside = self.program.of_data([*later, *constants, *sliced])
-        outputs = [step.equation.outvars[i].aval for i in self._outputs(place)]
+        step = self.program.steps[number]
+        constants, carried, sliced = self._scan(number).split(step.reads)
+        later = set(self.program.live(number + 1)).difference(step.writes)
+        unchanged = self.program.of_data([*later, *constants, *sliced])
+        outputs = self._outputs(number)
 
-        def run(leaves: list[Any], state: State) -> State:
-            known = self._known(leaves, state, place, carried)
+        def run(leaves: Leaves, state: State) -> State:
+            known = self._values_at(leaves, state, number, carried)
+            avals = [step.equation.outvars[i].aval for i in outputs]
             return State(
-                {number: known[number] for number in beside},
-                [known[number] for number in carried],
-                [jnp.zeros(aval.shape, aval.dtype) for aval in outputs],
+                values=_chosen(known, unchanged),
+                carried=[known[value] for value in carried],
+                outputs=[jnp.zeros(aval.shape, aval.dtype) for aval in avals],
             )
 
         return run
 
-    def _trip(self, place: int) -> Callable[..., State]:
+    def _trip(self, number: int) -> Callable[..., State]:
         """One trip of a scan."""
-        scan = self._scan(place)[1]
+        scan = self._scan(number)
+        outputs = self._outputs(number)
 
-        def run(leaves: list[Any], state: State, trips: Any) -> State:
-            operands, at = self._operands_of_trip(place, leaves, state, trips)
-            results, _ = _NO_TAPS.program(scan.body, operands, (), {}, {})
-            pairs = zip(state.outputs, (results[i] for i in self._outputs(place)), strict=True)
-            outputs = [lax.dynamic_update_index_in_dim(*pair, at, 0) for pair in pairs]
-            return State(state.values, results[: scan.carried], outputs)
+        def run(leaves: Leaves, state: State, trips: Any) -> State:
+            inputs = self._inputs_of_trip(number, leaves, state, trips)
+            results = TapRun(_NO_TAPS).visit_program(scan.body, inputs, Position())
+            index = _element_of(scan, trips)
+            updated = []
+            for stacked, i in zip(state.outputs, outputs, strict=True):
+                updated.append(lax.dynamic_update_index_in_dim(stacked, results[i], index, 0))
+            return State(state.values, scan.split_results(results)[0], updated)
 
         return run
 
-    def _leave(self, place: int, state: State) -> State:
+    def _leave(self, number: int, state: State) -> State:
         """After the last trip of a scan."""
-        step = self.program.steps[place]
-        written = dict(zip(step.writes, state.carried, strict=False))
-        written |= {
-            step.writes[i]: value
-            for i, value in zip(self._outputs(place), state.outputs, strict=True)
-        }
-        values = {**state.values, **written}
-        return State({number: values[number] for number in self.program.live(place + 1)})
+        writes = self.program.steps[number].writes
+        values = {**state.values, **dict(zip(writes, state.carried, strict=False))}
+        for i, stacked in zip(self._outputs(number), state.outputs, strict=True):
+            values[writes[i]] = stacked
+        return State(_chosen(values, self.program.live(number + 1)))
 
-    def _operands_of_trip(
-        self, place: int, leaves: list[Any], state: State, trips: Any
-    ) -> tuple[list[Any], Any]:
-        """What the body of a scan gets, and which elements these are."""
-        step, scan = self._scan(place)
-        constants, _, sliced = scan.split(list(step.reads))
-        known = self._known(leaves, state, place, [*constants, *sliced])
-        at = scan.length - 1 - trips if step.equation.params['reverse'] else trips
-        taken = [lax.dynamic_index_in_dim(known[number], at, keepdims=False) for number in sliced]
-        return [*(known[number] for number in constants), *state.carried, *taken], at
+    def _scan(self, number: int) -> bodies.Scan:
+        return bodies.Scan.of(self.program.steps[number].equation)
+
+    def _outputs(self, number: int) -> list[int]:
+        """Which results of a scan are put together from all trips and read later."""
+        writes, live = self.program.steps[number].writes, self.program.live(number + 1)
+        stacked = range(self._scan(number).carried, len(writes))
+        return [i for i in stacked if writes[i] in live]
+
+    def _inputs_of_trip(self, number: int, leaves: Leaves, state: State, trips: Any) -> list[Any]:
+        """What the body of a scan gets."""
+        scan = self._scan(number)
+        constants, _, sliced = scan.split(self.program.steps[number].reads)
+        known = self._values_at(leaves, state, number, [*constants, *sliced])
+        inputs = [known[value] for value in constants]
+        inputs += state.carried
+        index = _element_of(scan, trips)
+        for value in sliced:
+            inputs.append(lax.dynamic_index_in_dim(known[value], index, keepdims=False))
+        return inputs
+
+
+def _element_of(scan: bodies.Scan, trips: Any) -> Any:
+    """The element of the stacks that the next trip takes."""
+    return scan.length - 1 - trips if scan.reverse else trips
+
+
+def _evaluate(step: Step, known: Values, running: TapRun) -> None:
+    operands = [known[value] for value in step.reads]
+    results = running.visit_equation(step.equation, operands, Position(step.path))
+    known.update(zip(step.writes, results, strict=True))
+
+
+def _chosen(known: Values, values: Iterable[int]) -> Values:
+    return {value: known[value] for value in values}

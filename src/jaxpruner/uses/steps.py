@@ -2,23 +2,18 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from jax.extend.core import Literal
-
 from jaxpruner.uses import bodies
+from jaxpruner.uses.bodies import Position
 from jaxpruner.uses.graph import Use, UseGraph
 
 Path = tuple[int, ...]
 
 
 class Step(NamedTuple):
-    """An equation, and the numbers of the values that it reads and writes.
-
-    >>> Step(None, (0,), (1, 2), (3,)).writes
-    (3,)
-    """
+    """An equation, and the numbers of the values that it reads and writes."""
 
     equation: Any
     path: Path
@@ -34,131 +29,113 @@ class Steps:
       inputs: numbers of the parameters and of the inputs.
       constants: the constants' values by number.
 
-    Args:
-      graph: of the model.
-      uses: what is going to be observed.
-
     >>> import jax.numpy as jnp
     >>> from jaxpruner.uses import param_uses
     >>> params, x = {'a': jnp.ones((3, 3)), 'b': jnp.ones((3, 1))}, jnp.ones((2, 3))
     >>> graph = param_uses(lambda params, x: jnp.tanh(x @ params['a']) @ params['b'] + 1, params, x)
-    >>> found = Steps(graph, graph['b'])
-    >>> [step.equation.primitive.name for step in found.steps], found.live(1)
+    >>> program = Steps(graph, graph['b'])
+    >>> [step.equation.primitive.name for step in program.steps], program.live(1)
     (['dot_general', 'tanh', 'dot_general'], [3])
     """
 
     def __init__(self, graph: UseGraph, uses: Iterable[Use]):
-        paths = [use.site.path for use in uses]
-        self._numbers = itertools.count()
-        self.steps: list[Step] = []
-        self.constants: dict[int, Any] = {}
         jaxpr = graph.program.jaxpr
-        self._bytes: dict[int, int] = {}
-        self.inputs = [next(self._numbers) for _ in jaxpr.invars]
-        self._data = set(self.inputs[len(graph) + len(graph.opaque) + len(graph.unused) :])
-        self._bytes.update(zip(self.inputs, map(_bytes_of, jaxpr.invars), strict=True))
-        self._append(bodies.Program(jaxpr, tuple(graph.program.consts)), self.inputs, ())
-        self._places = {step.path: place for place, step in enumerate(self.steps)}
-        del self.steps[max(map(self.place_of, paths), default=-1) + 1 :]
+        leaves = len(graph) + len(graph.opaque) + len(graph.unused)
+        flat = _Flattening()
+        self.inputs = [flat.new_value(variable.aval) for variable in jaxpr.invars]
+        flat.data.update(self.inputs[leaves:])
+        flat.visit_program(bodies.Program.of(graph.program), self.inputs, Position())
+        self.steps, self.constants = flat.steps, flat.constants
+        self._data, self._bytes = flat.data, flat.bytes
+        self._numbers = {step.path: number for number, step in enumerate(self.steps)}
+        last = max((self.place_of(use.site.path) for use in uses), default=-1)
+        del self.steps[last + 1 :]
 
     def place_of(self, path: Path) -> int:
-        """The place in the list of the step in which an equation lies.
-
-        Args:
-          path: the equation's.
-        """
-        known = (path[:length] for length in range(len(path), 0, -1))
-        return next(self._places[start] for start in known if start in self._places)
+        """The number of the step in which an equation lies."""
+        while path not in self._numbers:
+            path = path[:-1]
+        return self._numbers[path]
 
     def scan_of(self, uses: Iterable[Use]) -> int | None:
-        """The place of the scan of which each trip takes its own element of what all of some uses read.
+        """The number of the scan of which each trip takes its own element of what all these uses of a leaf read.
 
-        Args:
-          uses: of a leaf.
-
-        Returns:
-          `None` if there is no such scan, or it lies in another loop.
+        `None` if there is no such scan, or it lies in another loop.
         """
-        loops = {use.site.view.stack[0].loop if use.site.view.stack else () for use in uses}
-        return self._places.get(loops.pop()) if len(loops) == 1 else None
+        loops = set()
+        for use in uses:
+            stack = use.site.view.stack
+            loops.add(stack[0].loop if stack else ())
+        return self._numbers.get(loops.pop()) if len(loops) == 1 else None
 
-    def live(self, place: int) -> list[int]:
-        """Values that depend on the inputs, are there before a step, and are read from there on.
-
-        Args:
-          place: of the step.
-        """
-        later = self.steps[place:]
-        reads = {number for step in later for number in step.reads}
-        return sorted(reads & self._data - {number for step in later for number in step.writes})
+    def live(self, start: int) -> list[int]:
+        """Values that depend on the inputs, are there before a step, and are read from there on."""
+        reads: set[int] = set()
+        writes: set[int] = set()
+        for step in self.steps[start:]:
+            reads.update(step.reads)
+            writes.update(step.writes)
+        return sorted(reads & self._data - writes)
 
     def bytes_kept(self) -> list[int]:
-        """For each place, the end included, how many bytes the values take that `live` names there."""
+        """For each step, and for the end, how many bytes the values take that `live` names there."""
         first = dict.fromkeys(self.inputs, 0)
         last: dict[int, int] = {}
-        for place, step in enumerate(self.steps):
-            first |= dict.fromkeys(step.writes, place + 1)
-            last |= dict.fromkeys(step.reads, place)
+        for number, step in enumerate(self.steps):
+            first |= dict.fromkeys(step.writes, number + 1)
+            last |= dict.fromkeys(step.reads, number)
         changes = [0] * (len(self.steps) + 2)
-        for number in self._data & last.keys():
-            changes[first[number]] += self._bytes[number]
-            changes[last[number] + 1] -= self._bytes[number]
+        for value in self._data & last.keys():
+            changes[first[value]] += self._bytes[value]
+            changes[last[value] + 1] -= self._bytes[value]
         return list(itertools.accumulate(changes))[:-1]
 
-    def of_data(self, numbers: Iterable[int]) -> list[int]:
-        """Those of some values that depend on the inputs.
+    def reads_between(self, start: int, stop: int) -> list[int]:
+        """The values that some steps read."""
+        reads = (step.reads for step in self.steps[start:stop])
+        return list(itertools.chain.from_iterable(reads))
 
-        Args:
-          numbers: of the values.
-        """
-        return sorted(self._data.intersection(numbers))
+    def of_data(self, values: Iterable[int]) -> list[int]:
+        """Those of some values that depend on the inputs."""
+        return sorted(self._data.intersection(values))
 
-    def made_anew(self, numbers: Iterable[int], place: int) -> list[Step]:
-        """The steps before a place that make some values of parameters and constants alone, in their order.
-
-        Args:
-          numbers: of the values.
-          place: of a step.
-        """
-        wanted, found = set(numbers), []
-        for step in reversed(self.steps[:place]):
-            if wanted.difference(self._data).intersection(step.writes):
-                found.append(step)
-                wanted.update(step.reads)
-        return found[::-1]
-
-    def _append(self, program: bodies.Program, inputs: Sequence[int], path: Path) -> list[int]:
-        """Adds the steps of a program; returns the numbers of its results."""
-        jaxpr = program.jaxpr
-        numbers = dict(zip(map(id, jaxpr.invars), inputs, strict=True))
-
-        def constant(value: Any) -> int:
-            number = next(self._numbers)
-            self.constants[number] = value
-            return number
-
-        def number_of(variable: Any) -> int:
-            return (
-                constant(variable.val) if isinstance(variable, Literal) else numbers[id(variable)]
-            )
-
-        for variable, value in zip(jaxpr.constvars, program.constants, strict=True):
-            numbers[id(variable)] = constant(value)
-        for place, equation in enumerate(jaxpr.eqns):
-            here, reads = (*path, place), tuple(map(number_of, equation.invars))
-            # All calls are taken apart: one that returns a parameter beside data does not make it data.
-            if equation.primitive.name in bodies.CALLS - {'shard_map'}:
-                writes = self._append(bodies.called(equation), reads, (*here, 0))
-            else:
-                writes = [next(self._numbers) for _ in equation.outvars]
-                self._bytes.update(zip(writes, map(_bytes_of, equation.outvars), strict=True))
-                self.steps.append(Step(equation, here, reads, tuple(writes)))
-                if self._data.intersection(reads):
-                    self._data.update(writes)
-            numbers.update(zip(map(id, equation.outvars), writes, strict=True))
-        return [number_of(variable) for variable in jaxpr.outvars]
+    def made_anew(self, values: Iterable[int], stop: int) -> list[Step]:
+        """The steps before one that make some values of parameters and constants alone, in their order."""
+        needed = set(values)
+        steps = []
+        for step in reversed(self.steps[:stop]):
+            if needed.difference(self._data).intersection(step.writes):
+                steps.append(step)
+                needed.update(step.reads)
+        return steps[::-1]
 
 
-def _bytes_of(variable: Any) -> int:
-    aval = variable.aval
-    return math.prod(aval.shape) * aval.dtype.itemsize if hasattr(aval, 'shape') else 0
+class _Flattening(bodies.Evaluator[int, Position]):
+    """Numbers the values of a program, and appends its equations to one list.
+
+    All calls are taken apart: one that returns a parameter beside data does not make it data.
+    """
+
+    def __init__(self):
+        self.steps: list[Step] = []
+        self.constants: dict[int, Any] = {}
+        self.data: set[int] = set()
+        self.bytes: list[int] = []
+
+    def new_value(self, aval: Any) -> int:
+        """The number of a new value."""
+        has_shape = hasattr(aval, 'shape')
+        self.bytes.append(math.prod(aval.shape) * aval.dtype.itemsize if has_shape else 0)
+        return len(self.bytes) - 1
+
+    def constant(self, value: Any, aval: Any) -> int:
+        number = self.new_value(aval)
+        self.constants[number] = value
+        return number
+
+    def visit_plain(self, equation: Any, operands: list[int], place: Position) -> list[int]:
+        results = [self.new_value(variable.aval) for variable in equation.outvars]
+        self.steps.append(Step(equation, place.path, tuple(operands), tuple(results)))
+        if self.data.intersection(operands):
+            self.data.update(results)
+        return results

@@ -11,10 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import Literal
 
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.uses import bodies
+from jaxpruner.uses.bodies import Position, Program
 from jaxpruner.uses.graph import UnsupportedPrimitive, Use, UseGraph
 
 Path = tuple[int, ...]
@@ -68,6 +68,7 @@ class Taps:
     Attributes:
       places: the uses of each place, all with statistics of the same shape.
       statistic: `(use, operands) -> pytree of arrays`.
+      opened: paths of the equations that have to be taken apart.
 
     >>> from jaxpruner.uses import param_uses
     >>> params, x = {'w': jnp.ones((3, 3))}, jnp.ones((2, 3))
@@ -80,171 +81,162 @@ class Taps:
     def __init__(self, places: Sequence[Sequence[Use]], statistic: Statistic):
         self.places, self.statistic = places, statistic
         self._taps: dict[Path, list[tuple[int, Use]]] = {}
-        for place, uses in enumerate(places):
+        for number, uses in enumerate(places):
             for use in uses:
                 _check_observable(use)
-                self._taps.setdefault(use.site.path, []).append((place, use))
-        # Equations that have to be taken apart.
-        self.opened = frozenset(
-            path[:length] for path in self._taps for length in range(1, len(path), 2)
-        )
+                self._taps.setdefault(use.site.path, []).append((number, use))
+        self.opened: set[Path] = set()
+        for path in self._taps:
+            self.opened.update(path[:length] for length in range(1, len(path), 2))
 
     def zeros(self, within: Path | None = None) -> list[Any]:
         """Totals to begin with, one for each place.
 
-        Args:
-          within: path of a loop of which a single trip is going to be run.
+        `within` is the path of a loop of which a single trip is going to be run.
         """
-
-        def of_place(use: Use) -> Any:
-            operands = [
-                jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in use.site.equation.invars
-            ]
-            found = jax.eval_shape(lambda *operands: self.statistic(use, list(operands)), *operands)
-            lengths = tuple(
-                entry.length for entry in use.site.view.stack if entry.loop not in ((), within)
-            )
-            return jax.tree.map(lambda leaf: jnp.zeros((*lengths, *leaf.shape), leaf.dtype), found)
-
-        return [of_place(uses[0]) for uses in self.places]
+        return [self._zeros_of(uses[0], within) for uses in self.places]
 
     def run(
         self, graph: UseGraph, totals: Sequence[Any], params: tree_lib.PyTree, *inputs: Any
     ) -> tuple[list[jax.Array], list[Any]]:
-        """Runs the model.
-
-        Args:
-          graph: of the model, traced with inputs of these shapes.
-          totals: what has been found before.
-          params: the parameters.
-          *inputs: the inputs.
-
-        Returns:
-          The leaves of the model's results, and the totals with what was found.
+        """Runs the model; returns the leaves of its results, and the totals with what was observed.
 
         Raises:
           UnsupportedPrimitive: an operation lies in a program that cannot be taken apart.
         """
-        program = bodies.Program(graph.program.jaxpr, tuple(graph.program.consts))
+        running = TapRun(self, totals)
         values = jax.tree.leaves((params, inputs))
-        results, found = self.program(program, values, (), dict(enumerate(totals)), {})
-        return results, [found[place] for place in range(len(self.places))]
+        results = running.visit_program(Program.of(graph.program), values, Position())
+        return results, running.totals_in_order()
 
-    def program(
-        self,
-        program: bodies.Program,
-        values: Sequence[Any],
-        path: Path,
-        totals: Totals,
-        trips: Trips,
-    ) -> tuple[list[Any], Totals]:
-        """Runs a program.
+    def at(self, path: Path) -> Sequence[tuple[int, Use]]:
+        """The uses in an equation, each with the number of its place."""
+        return self._taps.get(path, ())
 
-        Args:
-          program: which.
-          values: of its inputs.
-          path: where it stands.
-          totals: of the places that it may add to.
-          trips: in which trip the loops around it are.
+    def within(self, path: Path) -> dict[Path, list[tuple[int, Use]]]:
+        """By path those in equations inside an equation."""
+        return {at: taps for at, taps in self._taps.items() if at[: len(path)] == path}
 
-        Returns:
-          Its results, and the totals with what was found.
-        """
-        jaxpr = program.jaxpr
-        known = dict(
-            zip(
-                map(id, (*jaxpr.constvars, *jaxpr.invars)),
-                (*program.constants, *values),
-                strict=True,
-            )
+    def _zeros_of(self, use: Use, within: Path | None) -> Any:
+        avals = [variable.aval for variable in use.site.equation.invars]
+        operands = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
+        shapes = jax.eval_shape(lambda *operands: self.statistic(use, list(operands)), *operands)
+        stack = use.site.view.stack
+        lengths = tuple(entry.length for entry in stack if entry.loop not in ((), within))
+        return jax.tree.map(lambda leaf: jnp.zeros((*lengths, *leaf.shape), leaf.dtype), shapes)
+
+
+class TapRun(bodies.Evaluator[Any, Position]):
+    """A run of a program, in which taps add to their totals.
+
+    Attributes:
+      taps: the operations that are observed.
+      totals: what has been found so far.
+      trips: in which trip the loops around the program are.
+    """
+
+    def __init__(self, taps: Taps, totals: Totals | Sequence[Any] = (), trips: Trips | None = None):
+        self.taps = taps
+        self.totals = dict(totals if isinstance(totals, dict) else enumerate(totals))
+        self.trips = trips or {}
+
+    def totals_in_order(self) -> list[Any]:
+        """The totals as they are given to `run`."""
+        return [self.totals[number] for number in range(len(self.totals))]
+
+    def constant(self, value: Any, aval: Any) -> Any:
+        return value
+
+    def visit_equation(self, equation: Any, operands: list[Any], place: Position) -> list[Any]:
+        for number, use in self.taps.at(place.path):
+            statistic = self.taps.statistic(use, operands)
+            stack = use.site.view.stack
+            index = tuple(self.trips[entry.loop] for entry in stack if entry.loop in self.trips)
+            add = functools.partial(_add, index=index)
+            self.totals[number] = jax.tree.map(add, self.totals[number], statistic)
+        if place.path in self.taps.opened:
+            return super().visit_equation(equation, operands, place)
+        return _bind(equation, operands)
+
+    def visit_plain(self, equation: Any, operands: list[Any], place: Position) -> list[Any]:
+        (_, use), *_ = next(iter(self.taps.within(place.path).values()))
+        raise UnsupportedPrimitive(
+            f'nothing can be observed inside {equation.primitive.name} or the condition of a loop ({use.where})'
         )
 
-        def read(variable: Any) -> Any:
-            return variable.val if isinstance(variable, Literal) else known[id(variable)]
-
-        for number, equation in enumerate(jaxpr.eqns):
-            operands = [read(variable) for variable in equation.invars]
-            results, totals = self.equation(equation, operands, (*path, number), totals, trips)
-            known.update(zip(map(id, equation.outvars), results, strict=True))
-        return [read(variable) for variable in jaxpr.outvars], totals
-
-    def equation(
-        self, equation: Any, operands: list[Any], path: Path, totals: Totals, trips: Trips
-    ) -> tuple[list[Any], Totals]:
-        """Runs an equation, as `program` does."""
-        for place, use in self._taps.get(path, ()):
-            found, entries = self.statistic(use, operands), use.site.view.stack
-            index = tuple(trips[entry.loop] for entry in entries if entry.loop in trips)
-            add = functools.partial(_add, index=index)
-            totals = totals | {place: jax.tree.map(add, totals[place], found)}
-        if path not in self.opened:
-            return _bind(equation, operands), totals
-        name = equation.primitive.name
-        if name in bodies.CALLS - {'shard_map'}:
-            return self.program(bodies.called(equation), operands, (*path, 0), totals, trips)
-        inside = {at: taps for at, taps in self._taps.items() if at[: len(path)] == path}
-        if name not in ('scan', 'while', 'cond') or (
-            name == 'while' and any(at[len(path)] == 0 for at in inside)
-        ):
-            ((_, use), *_) = next(iter(inside.values()))
-            raise UnsupportedPrimitive(
-                f'nothing can be observed inside {name} or the condition of a loop ({use.where})'
-            )
-        part = {place: totals[place] for taps in inside.values() for place, _ in taps}
-        results, part = getattr(self, f'_{name}')(equation, operands, path, part, trips)
-        return results, totals | part
-
-    def _scan(
-        self, equation: Any, operands: list[Any], path: Path, totals: Totals, trips: Trips
-    ) -> Any:
-        scan = bodies.Scan.of(equation)
+    def visit_scan(self, scan: bodies.Scan, operands: list[Any], place: Position) -> list[Any]:
         constants, carried, sliced = scan.split(operands)
-        reverse = equation.params['reverse']
 
-        def body(state: Any, taken: list[Any]) -> Any:
+        def body(state: Any, elements: list[Any]) -> Any:
             carried, totals, trip = state
-            inner = {**trips, path: trip}
-            results, totals = self.program(
-                scan.body, [*constants, *carried, *taken], (*path, 0), totals, inner
-            )
-            return (results[: scan.carried], totals, trip + (-1 if reverse else 1)), results[
-                scan.carried :
-            ]
+            inner = self._inside(totals, {**self.trips, place.path: trip})
+            inputs = [*constants, *carried, *elements]
+            results = inner.visit_program(scan.body, inputs, place.at(0))
+            carried, stacked = scan.split_results(results)
+            return (carried, inner.totals, trip + (-1 if scan.reverse else 1)), stacked
 
-        first = jnp.int32(scan.length - 1 if reverse else 0)
-        options = {name: equation.params[name] for name in ('length', 'reverse', 'unroll')}
-        (carried, totals, _), outputs = lax.scan(body, (carried, totals, first), sliced, **options)
-        return [*carried, *outputs], totals
+        state = (
+            carried,
+            self._totals_within(place),
+            jnp.int32(scan.length - 1 if scan.reverse else 0),
+        )
+        unroll = scan.equation.params['unroll']
+        (carried, totals, _), stacked = lax.scan(
+            body, state, sliced, scan.length, scan.reverse, unroll
+        )
+        self.totals |= totals
+        return [*carried, *stacked]
 
-    def _while(
-        self, equation: Any, operands: list[Any], path: Path, totals: Totals, trips: Trips
-    ) -> Any:
-        loop = bodies.While.of(equation)
+    def visit_while(self, loop: bodies.While, operands: list[Any], place: Position) -> list[Any]:
+        in_condition = place.at(0)
+        if self.taps.within(in_condition.path):
+            return self.visit_plain(loop.equation, operands, place)
         condition_constants, body_constants, carried = loop.split(operands)
 
         def condition(state: Any) -> Any:
-            return self.program(
-                loop.condition, [*condition_constants, *state[0]], (*path, 0), {}, trips
-            )[0][0]
+            inputs = [*condition_constants, *state[0]]
+            (again,) = self._inside({}, self.trips).visit_program(
+                loop.condition, inputs, in_condition
+            )
+            return again
 
         def body(state: Any) -> Any:
-            return self.program(
-                loop.body, [*body_constants, *state[0]], (*path, 1), state[1], trips
-            )
+            carried, totals = state
+            inner = self._inside(totals, self.trips)
+            inputs = [*body_constants, *carried]
+            return inner.visit_program(loop.body, inputs, place.at(1)), inner.totals
 
-        return lax.while_loop(condition, body, (carried, totals))
+        state = carried, self._totals_within(place)
+        carried, totals = lax.while_loop(condition, body, state)
+        self.totals |= totals
+        return carried
 
-    def _cond(
-        self, equation: Any, operands: list[Any], path: Path, totals: Totals, trips: Trips
-    ) -> Any:
+    def visit_cond(self, cond: bodies.Cond, operands: list[Any], place: Position) -> list[Any]:
         index, *values = operands
-        branches = [
-            lambda totals, *values, at=(*path, number), program=program: self.program(
-                program, values, at, totals, trips
-            )
-            for number, program in enumerate(bodies.branches(equation))
-        ]
-        return lax.switch(index, branches, totals, *values)
+
+        def run_branch(number: int, totals: Totals, *values: Any) -> Any:
+            inner = self._inside(totals, self.trips)
+            branch = cond.branches[number]
+            return inner.visit_program(branch, values, place.at(number)), inner.totals
+
+        branches = []
+        for number in range(len(cond.branches)):
+            branches.append(functools.partial(run_branch, number))
+        results, totals = lax.switch(index, branches, self._totals_within(place), *values)
+        self.totals |= totals
+        return results
+
+    def _inside(self, totals: Totals, trips: Trips) -> 'TapRun':
+        """A run of a program inside an equation."""
+        return type(self)(self.taps, totals, trips)
+
+    def _totals_within(self, place: Position) -> Totals:
+        """The totals that an equation may add to."""
+        totals = {}
+        for taps in self.taps.within(place.path).values():
+            for number, _ in taps:
+                totals[number] = self.totals[number]
+        return totals
 
 
 def _check_observable(use: Use) -> None:
@@ -261,17 +253,16 @@ def _check_observable(use: Use) -> None:
         )
 
 
-def _add(total: jax.Array, found: jax.Array, index: tuple[Any, ...]) -> jax.Array:
+def _add(total: jax.Array, statistic: jax.Array, index: tuple[Any, ...]) -> jax.Array:
     """To the whole, or to the element of stacked totals that belongs to the trip."""
     if not index:
-        return total + found
-    found = jnp.expand_dims(found, tuple(range(len(index))))
-    start = (
-        *index,
-        *[jnp.zeros_like(index[0])] * (found.ndim - len(index)),
-    )  # of one dtype, whatever that is
-    old = lax.dynamic_slice(total, start, found.shape)
-    return lax.dynamic_update_slice(total, old + found, start)
+        return total + statistic
+    statistic = jnp.expand_dims(statistic, tuple(range(len(index))))
+    # Indices must be of one dtype, whatever that is.
+    zeros = [jnp.zeros_like(index[0])] * (statistic.ndim - len(index))
+    start = (*index, *zeros)
+    old = lax.dynamic_slice(total, start, statistic.shape)
+    return lax.dynamic_update_slice(total, old + statistic, start)
 
 
 def _bind(equation: Any, operands: list[Any]) -> list[Any]:

@@ -1,13 +1,16 @@
 """`param_uses`: traces a model once and says what each parameter is for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.uses import bodies, records, views, walk
-from jaxpruner.uses.graph import UnsupportedPrimitive, Use, UseGraph
+from jaxpruner.uses import views
+from jaxpruner.uses.bodies import Program
+from jaxpruner.uses.graph import Site, UnsupportedPrimitive, Use, UseGraph
+from jaxpruner.uses.records import DATA, Findings, Scope, Value
+from jaxpruner.uses.walk import Walk
 
 
 def param_uses(
@@ -41,45 +44,54 @@ def param_uses(
     56 FLOPs in all
     """
     paths, leaves, _ = tree_lib.flatten_with_paths(params)
-    shapes = [_shape(leaf, path) for leaf, path in zip(leaves, paths, strict=True)]
+    shapes = list(map(_shape, leaves, paths))
     if not jax.tree.leaves(inputs):
         raise ValueError(
             'param_uses needs the inputs of the model, as arrays or shapes: param_uses(apply_fn, params, x); an array '
             'that apply_fn holds itself counts as a constant, so that no parameter would meet data'
         )
     program = jax.make_jaxpr(apply_fn)(params, *inputs)
-    wanted = (True,) * len(program.jaxpr.outvars)
-    arguments = [records.Value(views=(views.whole(i, shape),)) for i, shape in enumerate(shapes)]
-    arguments += [records.DATA] * (len(program.jaxpr.invars) - len(arguments))
-    walker = walk.Walk(shapes)
-    results = walker.program(
-        bodies.Program(program.jaxpr, tuple(program.consts)), arguments, records.Scope(), wanted
-    )
+    graph = _graph(paths, _walk_through(program, shapes), program)
+    if strict and graph.opaque:
+        reasons = '; '.join(
+            f'{tree_lib.path_string(path)}: {reason}' for path, reason in graph.opaque.items()
+        )
+        raise UnsupportedPrimitive(f'{reasons}; with strict=False these leaves are in graph.opaque')
+    return graph
+
+
+def _walk_through(program: Any, shapes: Sequence[tuple[int, ...]]) -> Findings:
+    """What the walk finds in a program of parameters of these shapes and of inputs."""
+    arguments = []
+    for leaf, shape in enumerate(shapes):
+        arguments.append(Value(views=(views.whole(leaf, shape),)))
+    arguments += [DATA] * (len(program.jaxpr.invars) - len(shapes))
+    scope = Scope(needed=(True,) * len(program.jaxpr.outvars))
+    walk = Walk(shapes)
+    results = walk.visit_program(Program.of(program), arguments, scope)
     for number, result in enumerate(results):
         for view in result.views:
-            walker.record('output', None, number, view, records.Scope())
-    return _graph(paths, walker.records, program, strict)
+            walk.findings.add_use('output', Site(scope.path, None, number, view), scope)
+    return walk.findings
 
 
-def _graph(
-    paths: list[tree_lib.Path], found: records.Records, program: Any, strict: bool
-) -> UseGraph:
+def _graph(paths: Sequence[tree_lib.Path], findings: Findings, program: Any) -> UseGraph:
+    opaque = {paths[leaf]: reason for leaf, reason in sorted(findings.opaque.items())}
     by_leaf: dict[int, list[Use]] = {}
-    for leaf, use in found.uses.values():
-        by_leaf.setdefault(leaf, []).append(use)
-    opaque = {paths[leaf]: reason for leaf, reason in sorted(found.opaque.items())}
-    if strict and opaque:
-        named = '; '.join(
-            f'{tree_lib.path_string(path)}: {reason}' for path, reason in opaque.items()
-        )
-        raise UnsupportedPrimitive(f'{named}; with strict=False these leaves are in graph.opaque')
-    uses = {
-        path: tuple(sorted(by_leaf[leaf], key=lambda use: (use.site.path, use.site.operand)))
-        for leaf, path in enumerate(paths)
-        if leaf in by_leaf and path not in opaque
-    }
-    unused = tuple(path for path in paths if path not in uses and path not in opaque)
-    return UseGraph(uses, opaque, unused, sum(found.flops.values()), program, found.uncounted)
+    for use in findings.uses.values():
+        by_leaf.setdefault(use.site.view.leaf, []).append(use)
+    uses = {}
+    unused = []
+    for leaf, path in enumerate(paths):
+        if path in opaque:
+            continue
+        if leaf in by_leaf:
+            in_order = sorted(by_leaf[leaf], key=lambda use: (use.site.path, use.site.operand))
+            uses[path] = tuple(in_order)
+        else:
+            unused.append(path)
+    flops = sum(findings.flops.values())
+    return UseGraph(uses, opaque, tuple(unused), flops, program, findings.uncounted)
 
 
 def _shape(leaf: Any, path: tree_lib.Path) -> tuple[int, ...]:

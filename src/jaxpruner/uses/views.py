@@ -1,11 +1,13 @@
 """How the axes of a value lie along the axes of the parameter that it was read from.
 
-A `View` says so for one parameter: values that only move its elements (transposed, reshaped, sliced, cast) are exact
-views; values computed from it keep what is still known of the axes.
+A `View` says so for one parameter. A value that only moves the parameter's elements (transposed, reshaped, sliced,
+cast) has an exact view. A view of a computed value keeps what is still known of the axes.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,53 +16,112 @@ import numpy as np
 
 
 class NoRuleError(Exception):
-    """An operation does to a view what cannot be followed; the parameter becomes opaque.
-
-    >>> raise NoRuleError('reshape')
-    Traceback (most recent call last):
-        ...
-    jaxpruner.uses.views.NoRuleError: reshape
-    """
+    """An operation does to a view what cannot be followed; the parameter becomes opaque."""
 
 
 class Factor(NamedTuple):
-    """A part of an axis of a value: `size` elements that lie along these axes of the parameter, none if copies.
-
-    >>> Factor((0,), 8)
-    Factor(axes=(0,), size=8)
-    """
+    """A part of an axis: `size` elements that lie along these axes of the parameter, none for copies."""
 
     axes: tuple[int, ...]
     size: int
 
+    def __str__(self) -> str:
+        axes = '+'.join(map(str, self.axes))
+        return f'{axes or "copies"}:{self.size}'
 
-# One axis of a value, the outermost factor first.
+
+# The outermost factor first.
 Factors = tuple[Factor, ...]
+# From the first element to the one after the last.
 Range = tuple[int, int]
+
+
+class Axis(NamedTuple):
+    """An axis of a value, of which the parameter has a run of elements; other values may have the others.
+
+    Attributes:
+      factors: how the parameter's elements lie along its axes.
+      length: number of elements of the axis.
+      start: the first element that is the parameter's.
+    """
+
+    factors: Factors
+    length: int
+    start: int = 0
+
+    @property
+    def size(self) -> int:
+        """How many elements are the parameter's."""
+        return math.prod(factor.size for factor in self.factors)
+
+    @property
+    def stop(self) -> int:
+        """The element after the last one that is the parameter's."""
+        return self.start + self.size
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all elements are the parameter's."""
+        return self.size == self.length
+
+    @property
+    def along(self) -> tuple[int, ...]:
+        """The parameter's axes that have a part in this one."""
+        return axes_of(self.factors)
+
+    def __str__(self) -> str:
+        factors = ' '.join(map(str, self.factors)) or '1'
+        return factors if self.is_whole else f'{factors} at {self.start} of {self.length}'
+
+
+def axis_of(*factors: Factor) -> Axis:
+    """A whole axis of these factors."""
+    return Axis(factors, math.prod(factor.size for factor in factors))
+
+
+def copies(size: int) -> Axis:
+    """An axis along which the value is the same."""
+    return axis_of(Factor((), size))
+
+
+def mixed(factors: Iterable[Factor], size: int) -> Axis:
+    """An axis of which only the parameter's axes are known, not their order."""
+    return axis_of(Factor(axes_of(factors), size))
+
+
+def axes_of(factors: Iterable[Factor]) -> tuple[int, ...]:
+    """The parameter's axes that have a part in these factors, in ascending order."""
+    axes: set[int] = set()
+    for factor in factors:
+        axes.update(factor.axes)
+    return tuple(sorted(axes))
 
 
 class StackAxis(NamedTuple):
     """An axis of which each trip of a loop gets one element.
 
     Attributes:
-      loop: where the loop is, `()` where the program itself takes the element by a number it counts.
-      factors: the axis.
-      range: the elements of the axis that are the parameter's.
-      length: how many elements the axis has.
-
-    >>> StackAxis((3,), (Factor((0,), 4),), (0, 4), 4).share
-    1.0
+      loop: path of the loop, `()` where the program itself takes the element by a number that it counts.
+      axis: the axis.
     """
 
     loop: tuple[int, ...]
-    factors: Factors
-    range: Range
-    length: int
+    axis: Axis
+
+    @property
+    def range(self) -> Range:
+        """The trips that get an element of the parameter."""
+        return self.axis.start, self.axis.stop
+
+    @property
+    def length(self) -> int:
+        """The number of trips."""
+        return self.axis.length
 
     @property
     def share(self) -> float:
         """The share of the trips that get an element of the parameter."""
-        return (self.range[1] - self.range[0]) / self.length
+        return self.axis.size / self.axis.length
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -68,13 +129,10 @@ class Move:
     """A step of an exact view: an equation that moves elements.
 
     Attributes:
-      equation: of a program.
-      operand: which of its operands is moved.
-      result: to which of its results.
+      equation: the equation.
+      operand: the operand that is moved.
+      result: the result that it is moved to.
       others: constants that are operands, too, by number: indices, a mask.
-
-    >>> Move(jax.make_jaxpr(jnp.transpose)(jnp.ones((2, 3))).eqns[0])(jnp.ones((2, 3))).shape
-    (3, 2)
     """
 
     equation: Any
@@ -83,15 +141,20 @@ class Move:
     others: Mapping[int, np.ndarray] = dataclasses.field(default_factory=dict)
 
     def __call__(self, value: jax.Array) -> jax.Array:
-        """The result, with zeros for operands that are not known; those of the moved one's dtype are cast with it."""
-        operands, moved_dtype = [], self.equation.invars[self.operand].aval.dtype
-        for i, variable in enumerate(self.equation.invars):
-            if i == self.operand:
+        """The result, with zeros for operands that are not known.
+
+        Operands of the moved operand's dtype are cast with it.
+        """
+        operands = []
+        moved_dtype = self.equation.invars[self.operand].aval.dtype
+        for number, variable in enumerate(self.equation.invars):
+            if number == self.operand:
                 operands.append(value)
                 continue
-            dtype = value.dtype if variable.aval.dtype == moved_dtype else variable.aval.dtype
-            known = self.others.get(i, 0)
-            operands.append(jnp.broadcast_to(jnp.asarray(known, dtype), variable.aval.shape))
+            aval = variable.aval
+            dtype = value.dtype if aval.dtype == moved_dtype else aval.dtype
+            constant = jnp.asarray(self.others.get(number, 0), dtype)
+            operands.append(jnp.broadcast_to(constant, aval.shape))
         results = self.equation.primitive.bind(*operands, **self.equation.params)
         return results[self.result] if self.equation.primitive.multiple_results else results
 
@@ -106,30 +169,42 @@ class View:
 
     Attributes:
       leaf: index of the parameter.
-      axes: the factors of each axis of the value.
-      region: for each axis of the value, from where to where it is this parameter's.
+      axes: the axes of the value.
       stack: the axes that loops have taken apart.
       exact: the value's elements are the parameter's own.
       steps: what was done to the parameter, where exact.
-
-    >>> whole(0, (2, 3)).axes
-    ((Factor(axes=(0,), size=2),), (Factor(axes=(1,), size=3),))
     """
 
     leaf: int
-    axes: tuple[Factors, ...]
-    region: tuple[Range, ...]
+    axes: tuple[Axis, ...]
     stack: tuple[StackAxis, ...] = ()
     exact: bool = True
     steps: tuple[Any, ...] = ()
+
+    @functools.cached_property
+    def region(self) -> tuple[Range, ...]:
+        """For each axis of the value, from where to where it is this parameter's."""
+        return tuple((axis.start, axis.stop) for axis in self.axes)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The value's shape."""
+        return tuple(axis.length for axis in self.axes)
+
+    def moved(self, axes: Iterable[Axis], *steps: Any) -> 'View':
+        """The view after a move of its elements."""
+        steps = (*self.steps, *steps) if self.exact else ()
+        return dataclasses.replace(self, axes=tuple(axes), steps=steps)
+
+    def computed(self, axes: Iterable[Axis] | None = None) -> 'View':
+        """The view of values computed from these, along the same axes or others."""
+        axes = self.axes if axes is None else tuple(axes)
+        return dataclasses.replace(self, axes=axes, exact=False, steps=())
 
     def read(self, leaf: jax.Array) -> jax.Array:
         """The value, made from the parameter: a linear function of it.
 
         Axes that loops have taken apart stand in front; what other parameters fill in is zero.
-
-        Args:
-          leaf: the parameter.
 
         Raises:
           ValueError: the view is not exact.
@@ -138,78 +213,43 @@ class View:
             raise ValueError(
                 'this value is computed from its parameter, not read from it; see Use.exact'
             )
-        value, depth = jnp.asarray(leaf), 0  # a number of Python has no dtype
+        value = jnp.asarray(leaf)  # a number of Python has no dtype
+        depth = 0
         for step in self.steps:
-            if step in (ENTER_LOOP, LEAVE_LOOP):
-                depth += 1 if step == ENTER_LOOP else -1
-                continue
-            function: Callable[[jax.Array], jax.Array] = step
-            for _ in range(depth):
-                function = jax.vmap(function)
-            value = function(value)
+            if step == ENTER_LOOP:
+                depth += 1
+            elif step == LEAVE_LOOP:
+                depth -= 1
+            else:
+                value = _mapped(step, depth)(value)
         return value
+
+    def __str__(self) -> str:
+        text = f'({", ".join(map(str, self.axes))})'
+        for entry in self.stack:
+            text += f', a trip for each of {entry.axis}'
+        return text if self.exact else f'~{text}'
+
+
+Views = tuple[View, ...]
 
 
 def whole(leaf: int, shape: Sequence[int]) -> View:
-    """The parameter itself.
-
-    >>> whole(0, (2,)).region
-    ((0, 2),)
-    """
-    return View(
-        leaf, tuple((Factor((i,), n),) for i, n in enumerate(shape)), tuple((0, n) for n in shape)
-    )
+    """The parameter itself."""
+    return View(leaf, tuple(axis_of(Factor((i,), n)) for i, n in enumerate(shape)))
 
 
-def moved(view: View, axes: Sequence[Factors], region: Sequence[Range], *steps: Any) -> View:
-    """A view after a move of its elements.
-
-    >>> moved(whole(0, (1,)), (), ()).axes
-    ()
-    """
-    return dataclasses.replace(
-        view,
-        axes=tuple(axes),
-        region=tuple(region),
-        steps=(*view.steps, *steps) if view.exact else (),
-    )
+def map_views(function: Callable[[View], View | None], views: Iterable[View]) -> Views:
+    """The views that a function makes of some, without those of which it leaves nothing (`None`)."""
+    results = []
+    for view in views:
+        result = function(view)
+        if result is not None:
+            results.append(result)
+    return tuple(results)
 
 
-def computed(
-    view: View, axes: Sequence[Factors] | None = None, region: Sequence[Range] | None = None
-) -> View:
-    """A view of which values have been computed, along these axes or the same.
-
-    >>> computed(whole(0, (2,))).exact
-    False
-    """
-    axes = view.axes if axes is None else axes
-    region = view.region if region is None else region
-    return dataclasses.replace(view, axes=tuple(axes), region=tuple(region), exact=False, steps=())
-
-
-def copies(size: int) -> Factors:
-    """An axis along which the value is the same.
-
-    >>> copies(3)
-    (Factor(axes=(), size=3),)
-    """
-    return (Factor((), size),)
-
-
-def along(factors: Factors) -> tuple[int, ...]:
-    """The parameter's axes that have a part in an axis of a value.
-
-    >>> along((Factor((1,), 2), Factor((0,), 3)))
-    (0, 1)
-    """
-    return tuple(sorted({axis for factor in factors for axis in factor.axes}))
-
-
-def mixed(factors: Factors, size: int) -> Factors:
-    """An axis of which only the parameter's axes are known, not their order.
-
-    >>> mixed((Factor((1,), 2), Factor((0,), 3)), 5)
-    (Factor(axes=(0, 1), size=5),)
-    """
-    return (Factor(along(factors), size),)
+def _mapped(function: Callable[..., Any], depth: int) -> Callable[..., Any]:
+    for _ in range(depth):
+        function = jax.vmap(function)
+    return function
