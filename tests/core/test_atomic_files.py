@@ -1,13 +1,11 @@
 """Files and folders appear whole or not at all, whatever happens to who writes them."""
 
 import errno
-import multiprocessing
 import os
 import stat
 import subprocess
 import sys
 import threading
-import warnings
 from pathlib import Path
 
 import pytest
@@ -163,61 +161,12 @@ def test_a_claim_ends_with_its_process(tmp_path):
     assert names(tmp_path) == []
 
 
-def spelled_differently(folder, name):
-    (folder / 'link').symlink_to(folder)
-    return [
-        folder / '..' / folder.name / name,
-        folder / 'link' / name,
-        Path(os.path.relpath(folder / name)),
-    ]
-
-
-def is_locked_for_others(lock):
-    code = 'import sys; from pathlib import Path; from jaxpruner.core.atomic_files import locked'
-    code += '; path = Path(sys.argv[1])'
-    code += "\nwith locked(path, path): print('free')"
-    environment = {**os.environ, 'PYTHONPATH': SOURCE}
-    command = [sys.executable, '-c', code, str(lock)]
-    run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert run.returncode == 0 or 'BlockingIOError' in run.stderr
-    return run.returncode != 0
-
-
-def test_a_lock_holds_however_its_path_is_written(tmp_path):
-    lock = tmp_path / '.lock'
-    with atomic_files.locked(lock, tmp_path):
-        for path in spelled_differently(tmp_path, '.lock'):
-            with (
-                pytest.raises(BlockingIOError, match='another thread'),
-                atomic_files.locked(path, tmp_path),
-            ):
-                pass
-        assert lock.read_text().startswith('process')  # closing a file of that name frees no lock
-        assert is_locked_for_others(lock)
-    assert not is_locked_for_others(lock)
-
-
 def test_a_claim_is_of_the_file_that_a_link_leads_to(tmp_path):
     (tmp_path / 'link').symlink_to(tmp_path / 'a.txt')
     with atomic_files.target_claimed(tmp_path / 'link'):
         assert names(tmp_path) == ['.a.txt.lock', 'link']
         with pytest.raises(BlockingIOError), atomic_files.target_claimed(tmp_path / 'a.txt'):
             pass
-
-
-@pytest.mark.skipif(sys.platform == 'win32', reason='no processes are forked there')
-def test_a_forked_process_does_not_keep_a_lock(tmp_path):
-    lock = tmp_path / '.lock'
-    context = multiprocessing.get_context('fork')
-    ends = context.Event()
-    with atomic_files.locked(lock, tmp_path), warnings.catch_warnings():
-        warnings.simplefilter('ignore')  # that other threads are not there in the fork
-        child = context.Process(target=ends.wait)
-        child.start()
-    with atomic_files.locked(lock, tmp_path):
-        pass
-    ends.set()
-    child.join()
 
 
 @pytest.mark.parametrize('mode', [0o600, 0o640, 0o444, 0o755])

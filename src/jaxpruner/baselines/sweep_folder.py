@@ -6,6 +6,7 @@ from pathlib import Path
 
 from jaxpruner.baselines.recipe import Recipe, read_recipe
 from jaxpruner.core import atomic_files
+from jaxpruner.core.file_locks import locked
 from jaxpruner.core.system_errors import errors_named
 
 _LOCK, _RECIPE = '.lock', 'recipe.toml'
@@ -24,7 +25,7 @@ def claimed(out: Path, recipe: Recipe) -> Iterator[None]:
         with errors_named(out):
             out.mkdir(parents=True, exist_ok=True)
             try:
-                stack.enter_context(atomic_files.locked(out / _LOCK, out))
+                stack.enter_context(locked(out / _LOCK, out))
             except BlockingIOError as error:
                 raise ValueError(f'{error}, to another --out') from None
         for folder in _WRITTEN_BY_SWEEPS:

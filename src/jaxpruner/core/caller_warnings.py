@@ -12,24 +12,14 @@ _LIBRARIES = frozenset(
     {'jaxpruner', 'jax', 'jaxlib', 'optax', 'flax', 'equinox', 'haiku', 'functools', 'contextlib'}
 )
 
-_SAID: contextvars.ContextVar[set[str] | None] = contextvars.ContextVar('said', default=None)
+# The messages that are not given again, where that is asked for.
+_GIVEN: contextvars.ContextVar[set[str] | None] = contextvars.ContextVar('given', default=None)
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warns as `warnings.warn` does, at the innermost line that is neither this package's nor a library's.
-
-    Args:
-      message: what is wrong, where, and what would be right.
-      category: the class of the warning.
-
-    >>> with warnings.catch_warnings(record=True) as caught:
-    ...     warnings.simplefilter('always')
-    ...     warn('w stays dense')
-    >>> 'caller_warnings.py' in caught[0].filename, str(caught[0].message)
-    (False, 'w stays dense')
-    """
-    said = _SAID.get()
-    if said is not None and message in said:
+    """Warns as `warnings.warn` does, at the innermost line that is neither this package's nor a library's."""
+    given = _GIVEN.get()
+    if given is not None and message in given:
         return
     frame = _caller()
     code = frame.f_code
@@ -41,30 +31,18 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
         module=frame.f_globals.get('__name__', code.co_filename),
         registry=frame.f_globals.setdefault('__warningregistry__', {}),
     )
-    if said is not None:  # where warnings are errors, each call raises
-        said.add(message)
+    if given is not None:  # where warnings are errors, each call raises
+        given.add(message)
 
 
 @contextlib.contextmanager
-def each_once(said: set[str]) -> Iterator[None]:
-    """Inside, what has been said is not said again, as where several checks look at the same leaf.
-
-    Args:
-      said: the messages so far; those of this time are added.
-
-    >>> with warnings.catch_warnings(record=True) as caught:
-    ...     warnings.simplefilter('always')
-    ...     with each_once(set()):
-    ...         warn('w stays dense')
-    ...         warn('w stays dense')
-    >>> len(caught)
-    1
-    """
-    token = _SAID.set(said)
+def each_once(given: set[str]) -> Iterator[None]:
+    """Gives each message once inside, as where several checks look at the same leaf; `given` collects them."""
+    token = _GIVEN.set(given)
     try:
         yield
     finally:
-        _SAID.reset(token)
+        _GIVEN.reset(token)
 
 
 def _caller() -> types.FrameType:

@@ -14,47 +14,31 @@ _READERS = {'.toml': tomllib.loads, '.json': json.loads}
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Reads a TOML or JSON file that holds a table.
-
-    Args:
-      path: a file whose name ends in .toml or .json.
-
-    Returns:
-      Its content.
+    """Reads a .toml or .json file that holds a table.
 
     Raises:
       ValueError: another ending, no valid TOML or JSON, or no table.
       FileNotFoundError: there is no such file.
-
-    >>> import tempfile
-    >>> with tempfile.NamedTemporaryFile('w', suffix='.toml') as file:
-    ...     _ = file.write('sparsity = 0.5')
-    ...     file.flush()
-    ...     read(file.name)
-    {'sparsity': 0.5}
     """
     path = pathlib.Path(path)
     if path.suffix not in _READERS:
         raise ValueError(f'{path}: a configuration file must end in .toml or .json')
+    file_format = path.suffix[1:].upper()
     try:
         content = _READERS[path.suffix](input_files.read_file(path).decode())
     except RecursionError:
-        raise ValueError(
-            f'{path} is no valid {path.suffix[1:].upper()}: it is nested too deep'
-        ) from None
+        raise ValueError(f'{path} is no valid {file_format}: it is nested too deep') from None
     except ValueError as error:  # both parsers' errors are ValueErrors
-        raise ValueError(f'{path} is no valid {path.suffix[1:].upper()}: {error}') from error
+        raise ValueError(f'{path} is no valid {file_format}: {error}') from error
     if not isinstance(content, dict):
         raise ValueError(f'{path} must hold a table of keys, got {type(content).__name__}')
     return content
 
 
 def as_dict(config: Any) -> dict[Any, Any]:
-    """The keys and values of a configuration, whatever holds them.
+    """Returns the keys and values of a configuration.
 
-    Args:
-      config: a mapping (also a `ConfigDict`), a dataclass, a named tuple, a namespace, or the path of a TOML or JSON
-        file.
+    It is a mapping (also a `ConfigDict`), a dataclass, a named tuple, a namespace, or the path of a TOML or JSON file.
 
     Raises:
       TypeError: it is none of these.
@@ -70,26 +54,26 @@ def as_dict(config: Any) -> dict[Any, Any]:
     # A ConfigDict is no Mapping, but has its methods.
     if isinstance(config, Mapping) or (hasattr(config, 'keys') and hasattr(config, '__getitem__')):
         return {key: _value(config, key) for key in config}
-    if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    names = getattr(config, '_fields', None)
-    if isinstance(config, tuple) and names:  # a named tuple
-        return dict(zip(names, config, strict=True))
-    if not isinstance(config, type) and 'algorithm' in getattr(
-        config, '__dict__', {}
-    ):  # a namespace
-        return dict(vars(config))
+    if not isinstance(config, type):
+        if dataclasses.is_dataclass(config):
+            fields = dataclasses.fields(config)
+            return {field.name: getattr(config, field.name) for field in fields}
+        names = getattr(config, '_fields', ())
+        if isinstance(config, tuple) and names:  # a named tuple
+            return dict(zip(names, config, strict=True))
+        if 'algorithm' in getattr(config, '__dict__', {}):  # a namespace
+            return dict(vars(config))
     raise TypeError(
         f'a configuration is a mapping, a dataclass, or the path of a TOML or JSON file; got {config!r}'
     )
 
 
 def _value(config: Any, key: Any) -> Any:
-    """The value of a key; nested ConfigDicts become dicts."""
+    """Returns the value of a key; nested ConfigDicts become dicts."""
     try:
         value = config[key]
     except Exception as error:  # a placeholder of a ConfigDict that must be filled
         raise ValueError(f'config key {key!r} has no value: {error}') from error
-    return (
-        value.to_dict() if hasattr(value, 'to_dict') and not isinstance(value, Mapping) else value
-    )
+    if hasattr(value, 'to_dict') and not isinstance(value, Mapping):
+        return value.to_dict()
+    return value

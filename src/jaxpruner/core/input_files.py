@@ -9,18 +9,10 @@ from jaxpruner.core.system_errors import errors_named
 
 
 def check_file(path: Path) -> None:
-    """Refuses what is no file, before opening it could wait forever.
-
-    Args:
-      path: of a file, or of a link to one.
+    """Refuses anything but a file or a link to one, before opening it could wait forever.
 
     Raises:
       OSError: there is nothing, or no file, or it cannot be reached; the error names it.
-
-    >>> check_file(Path('/dev'))
-    Traceback (most recent call last):
-      ...
-    IsADirectoryError: /dev is a folder where a file belongs; name the file
     """
     with errors_named(path):
         mode = path.stat().st_mode
@@ -31,17 +23,7 @@ def check_file(path: Path) -> None:
 
 
 def read_file(path: Path) -> bytes:
-    """Reads a whole file.
-
-    Raises:
-      OSError: it cannot be read; the error names it.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = Path(folder, 'a').write_bytes(b'whole')
-    ...     read_file(Path(folder, 'a'))
-    b'whole'
-    """
+    """Reads a whole file; an `OSError` names it."""
     check_file(path)
     with errors_named(path):
         return path.read_bytes()
@@ -51,14 +33,7 @@ def parse_json(content: bytes | bytearray) -> Any:
     """Parses JSON in which each key stands once.
 
     Raises:
-      ValueError: it is no UTF-8 or no JSON, a key stands twice, or it is nested deeper than anything that is meant.
-
-    >>> parse_json(b'{"a": [1]}')
-    {'a': [1]}
-    >>> parse_json(b'{"a": 1, "a": 2}')
-    Traceback (most recent call last):
-      ...
-    ValueError: the key 'a' stands there twice
+      ValueError: it is no UTF-8 or no JSON, a key stands twice, or it is nested deeper than anything sensible.
     """
     try:
         return json.loads(content.decode(), object_pairs_hook=_without_repetition)

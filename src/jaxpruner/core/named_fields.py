@@ -9,9 +9,7 @@ class NamedFields:
     """Gives a frozen dataclass the methods of a named tuple.
 
     It is no tuple: JAX keeps it whole as a leaf of a pytree, and `NByM(1, 2)` is not equal to `Block((1, 2))`.
-
-    Attributes:
-      _fields: the names of what unpacking gives, in order. A field that is not named here has a default.
+    `_fields` names what unpacking gives, in order. A field that is not named there has a default.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Point(NamedFields):

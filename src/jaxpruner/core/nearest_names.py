@@ -5,13 +5,13 @@ from collections.abc import Iterable
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Words for an error about an unknown name: the known names that look like it.
+    """Names the known names that look like an unknown one, or else all, in the words of an error.
 
     >>> nearest('magnitud', ['magnitude', 'random'])
     "did you mean 'magnitude'?"
     """
     known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    if near:
-        return f'did you mean {" or ".join(repr(word) for word in near)}?'
-    return f'known are {", ".join(repr(word) for word in known)}'
+    similar = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    if similar:
+        return f'did you mean {" or ".join(map(repr, similar))}?'
+    return f'known are {", ".join(map(repr, known))}'

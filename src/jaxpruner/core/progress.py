@@ -9,23 +9,14 @@ from typing import Any
 
 @contextlib.contextmanager
 def progress_bar(
-    total: float | None, wanted: bool = True, in_bytes: bool = False
+    total: float | None, is_wanted: bool = True, in_bytes: bool = False
 ) -> Iterator[Callable[..., None]]:
-    """Shows how far something is, if stderr is a terminal.
+    """Shows how much of a total is done, if stderr is a terminal; `None` is a total that is not known.
 
-    Args:
-      total: how much there is to do; `None` where that is not known.
-      wanted: whether to show anything.
-      in_bytes: whether bytes are counted.
-
-    Returns:
-      A context with a function of what is being done, how much is behind it, and (if it is still being computed) the
-      arrays that have to be there until that is so.
-
-    >>> with progress_bar(2, wanted=False) as show:
-    ...     show('batches', 1)
+    Yields `show(description, done, arrays=None)`: what is being done, how much is behind it, and the arrays, if they
+    are still being computed, to wait for.
     """
-    if not (wanted and sys.stderr.isatty() and importlib.util.find_spec('rich')):
+    if not (is_wanted and sys.stderr.isatty() and importlib.util.find_spec('rich')):
         # In older releases a bar that is not shown would still end its line.
         yield lambda description, done, arrays=None: None
         return
@@ -39,14 +30,13 @@ def progress_bar(
         rich.progress.TimeElapsedColumn(),
         rich.progress.TimeRemainingColumn(),
     )
-    with rich.progress.Progress(
-        *columns, console=rich.console.Console(stderr=True), transient=True
-    ) as progress:
+    console = rich.console.Console(stderr=True)
+    with rich.progress.Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task('', total=total)
 
         def show(description: str, done: float, arrays: Any = None) -> None:
             if arrays is not None:
-                import jax  # which --help of the commands need not wait for
+                import jax  # loads long, and --help of the commands need not wait
 
                 jax.block_until_ready(arrays)
             progress.update(task, description=description, completed=done)

@@ -66,18 +66,16 @@ def _changed_settings(instance: Any) -> list[str]:
     for base in reversed(type(instance).__mro__):
         if '__dataclass_fields__' in vars(base):
             fields |= {field.name: field for field in dataclasses.fields(base) if field.repr}
-    settings = {}
-    for name, value in vars(
-        instance
-    ).items():  # as they were given: reading an attribute may make a key
-        if name in fields and not _is_default(value, fields[name]) and not _is_derived(value):
-            settings[name] = value
-    order = ['sparsity', *fields]
-    names = sorted(settings, key=order.index)
-    return [
-        f'{name}={text_tables.shorten(describe(settings[name]), _LONGEST_SETTING)}'
-        for name in names
-    ]
+    values = vars(instance)  # as they were given: reading an attribute may make a key
+    settings = []
+    for name in dict.fromkeys(['sparsity', *fields]):
+        if name not in fields or name not in values:
+            continue
+        value = values[name]
+        if not _is_default(value, fields[name]) and not _is_derived(value):
+            text = text_tables.shorten(describe(value), _LONGEST_SETTING)
+            settings.append(f'{name}={text}')
+    return settings
 
 
 def _is_derived(value: Any) -> bool:
@@ -102,9 +100,6 @@ def _is_default(value: Any, field: dataclasses.Field) -> bool:
 def describe(value: Any) -> str:
     """A setting in a few words, on one line: functions by name, scalars by value, other arrays by dtype and shape.
 
-    Args:
-      value: anything.
-
     >>> describe(functools.partial(max, key=len)), describe(np.zeros((2, 3))), describe([1, 2, 3, 4, 5, 6])
     ('max(key=len)', 'float64[2,3]', '[1, 2, 3, 4, …]')
     """
@@ -113,18 +108,17 @@ def describe(value: Any) -> str:
             return str(np.asarray(value))
         return f'{value.dtype}[{",".join(map(str, value.shape))}]'
     if isinstance(value, functools.partial):
-        arguments = [
-            *map(describe, value.args),
-            *[f'{k}={describe(v)}' for k, v in value.keywords.items()],
-        ]
+        arguments = list(map(describe, value.args))
+        arguments += [f'{name}={describe(argument)}' for name, argument in value.keywords.items()]
         return f'{describe(value.func)}({", ".join(arguments)})'
     if isinstance(value, dict):
-        return (
-            f'{{{", ".join(_first_entries([f"{k!r}: {describe(v)}" for k, v in value.items()]))}}}'
-        )
-    if type(value) in (list, tuple):
-        text = ', '.join(_first_entries([describe(entry) for entry in value]))
-        return f'[{text}]' if isinstance(value, list) else f'({text}{"," * (len(value) == 1)})'
+        entries = [f'{key!r}: {describe(entry)}' for key, entry in value.items()]
+        return f'{{{_first_entries(entries)}}}'
+    if type(value) is list:
+        return f'[{_first_entries(list(map(describe, value)))}]'
+    if type(value) is tuple:
+        comma = ',' if len(value) == 1 else ''
+        return f'({_first_entries(list(map(describe, value)))}{comma})'
     if _has_generated_repr(value):
         return f'{type(value).__name__}({", ".join(_arguments(value))})'
     name = getattr(value, '__name__', None)
@@ -146,13 +140,14 @@ def _is_known_number(array: Any) -> bool:
 
 
 def _is_of_optax(function: Any) -> bool:
-    return (getattr(function, '__module__', None) or '').startswith('optax.') and hasattr(
-        function, '__qualname__'
-    )
+    module = getattr(function, '__module__', None) or ''
+    return module.startswith('optax.') and hasattr(function, '__qualname__')
 
 
-def _first_entries(texts: list[str]) -> list[str]:
-    return texts if len(texts) <= _MOST_ENTRIES else [*texts[:_MOST_ENTRIES], _ELLIPSIS]
+def _first_entries(texts: list[str]) -> str:
+    if len(texts) > _MOST_ENTRIES:
+        texts = [*texts[:_MOST_ENTRIES], _ELLIPSIS]
+    return ', '.join(texts)
 
 
 def _has_generated_repr(value: Any) -> bool:

@@ -23,19 +23,12 @@ _REMEDIES = {
 
 
 def with_remedy(error: OSError, name: object = None) -> OSError:
-    """The same error with the name of a file and, where there is one, the remedy.
-
-    Args:
-      error: of the operating system.
-      name: of the file; by default the one that the error has.
-
-    >>> with_remedy(OSError(errno.ENOSPC, 'No space left on device'), 'a.txt')
-    OSError(28, 'No space left on device; free some there, or name another place')
-    """
+    """Returns the same error with the name of a file, by default its own, and the remedy if one is known."""
     name = error.filename if name is None else name
     if error.errno is None or name is None:
         return error
-    reason, remedy = error.strerror or os.strerror(error.errno), _REMEDIES.get(error.errno, '')
+    reason = error.strerror or os.strerror(error.errno)
+    remedy = _REMEDIES.get(error.errno, '')
     if remedy and remedy not in reason:
         reason = f'{reason}; {remedy}'
     return OSError(error.errno, reason, str(name))  # of the class that belongs to the number
@@ -43,14 +36,7 @@ def with_remedy(error: OSError, name: object = None) -> OSError:
 
 @contextlib.contextmanager
 def errors_named(path: Path, temporary: Path | None = None) -> Iterator[None]:
-    """Says in an error of the operating system which file it is about, and what to do.
-
-    Args:
-      path: the file.
-      temporary: another name that it has meanwhile.
-
-    Raises:
-      OSError: of the same class and number, with the path and the remedy.
+    """Names the file and the remedy in errors of the operating system; `temporary` is another name of the file.
 
     >>> with errors_named(Path('a.txt')):
     ...     raise OSError(errno.ENOSPC, 'No space left on device')
@@ -61,7 +47,7 @@ def errors_named(path: Path, temporary: Path | None = None) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        ours = ('None', str(path), str(temporary))
-        if error.errno is None or str(error.filename) not in ours:
+        names = ('None', str(path), str(temporary))
+        if error.errno is None or str(error.filename) not in names:
             raise
         raise with_remedy(error, path) from error

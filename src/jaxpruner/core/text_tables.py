@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import itertools
 import textwrap
 from collections.abc import Sequence
 from typing import Literal
@@ -17,11 +18,7 @@ _SEPARATORS = '/.×'
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """A column of a text table.
-
-    >>> Column('kept', align='right').overflow
-    'keep'
-    """
+    """A column of a text table."""
 
     heading: str
     align: Literal['left', 'right'] = 'left'
@@ -36,17 +33,9 @@ def to_text(
     total: Sequence[str] | None = None,
     width: int = WIDTH,
 ) -> str:
-    """Lays out a table as plain text.
+    """Lays out a table as lines of at most `width` characters, with the total as a last row below a rule.
 
-    Args:
-      columns: the columns; those that do not `keep` their texts give way where the table is too wide.
-      rows: texts, one for each column.
-      total: a last row, below a line; `None` for none.
-      width: characters that a line may have.
-
-    Returns:
-      The table's lines, without a line break at the end. A line is longer than `width` only where the columns that keep
-      their texts leave less than 8 characters for each of the others.
+    A line is longer only where the columns that keep their texts leave less than 8 characters for each of the others.
 
     >>> columns = [Column('leaf', overflow='middle'), Column('kept', align='right')]
     >>> print(to_text(columns, [['encoder/attention/kernel', '12'], ['bias', '4']], ['total', '16'], width=20))
@@ -57,30 +46,25 @@ def to_text(
     --------------------
     total             16
     """
-    body = [list(row) for row in rows]
-    if total is not None:
-        body.append(list(total))
+    body = [*rows] if total is None else [*rows, total]
     headings = [column.heading for column in columns]
     widths = _fitting_widths(columns, [headings, *body], width)
-    cells = []  # for each column: the lines of each of its texts
+    cells = []  # for each column the lines of each of its texts
     for i, column in enumerate(columns):
         cells.append(_cells(column, [row[i] for row in body], widths[i]))
-    widths = [_widest(column, texts) for column, texts in zip(columns, cells, strict=True)]
+        widths[i] = max(map(len, itertools.chain([column.heading], *cells[i])))
     rule = '-' * (sum(widths) + len(_GAP) * (len(widths) - 1))
     lines = [_line(columns, headings, widths), rule]
-    for number in range(len(body)):
-        if total is not None and number == len(rows):
+    for number, row_cells in enumerate(zip(*cells, strict=True)):
+        if number == len(rows):
             lines.append(rule)
-        lines += _row_lines(columns, [texts[number] for texts in cells], widths)
+        for texts in itertools.zip_longest(*row_cells, fillvalue=''):
+            lines.append(_line(columns, texts, widths))
     return '\n'.join(lines)
 
 
 def shorten(text: str, width: int) -> str:
-    """Takes the middle out of a text that is too long.
-
-    Args:
-      text: one line.
-      width: characters that are left, one of them an ellipsis.
+    """Takes the middle out of a text that is longer than `width` characters, one of them an ellipsis.
 
     >>> shorten('encoder/layer_0/attention/kernel', 20)
     'encoder/la…on/kernel'
@@ -96,32 +80,37 @@ def _fitting_widths(
     columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int
 ) -> list[int]:
     """The width of each column, where the widest that gives way is narrowed until the table fits."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
-    flexible = [i for i, column in enumerate(columns) if column.overflow != 'keep']
+    widths = []
+    least_widths = []
+    for i, column in enumerate(columns):
+        widest = max(len(row[i]) for row in rows)
+        widths.append(widest)
+        is_fixed = column.overflow == 'keep'
+        least_widths.append(widest if is_fixed else max(_LEAST_WIDTH, len(column.heading)))
     room = width - len(_GAP) * (len(columns) - 1)
     while sum(widths) > room:
-        narrowable = [i for i in flexible if widths[i] > max(_LEAST_WIDTH, len(columns[i].heading))]
+        narrowable = [i for i, least in enumerate(least_widths) if widths[i] > least]
         if not narrowable:
             break
-        widest = max(narrowable, key=lambda i: widths[i])
-        widths[widest] -= 1
+        widths[max(narrowable, key=widths.__getitem__)] -= 1
     return widths
 
 
 def _cells(column: Column, texts: Sequence[str], width: int) -> list[list[str]]:
     """The lines of each text of a column."""
-    if column.overflow == 'keep':
-        return [[text] for text in texts]
-    if column.overflow == 'fold':
-        return [_folded(text, width) for text in texts]
-    if column.overflow == 'wrap':
-        return [textwrap.wrap(text, width) or [''] for text in texts]
+    match column.overflow:
+        case 'keep':
+            return [[text] for text in texts]
+        case 'fold':
+            return [_folded(text, width) for text in texts]
+        case 'wrap':
+            return [textwrap.wrap(text, width) or [''] for text in texts]
     # Two names that look alike without their middles stay whole, on several lines.
-    meanings = collections.Counter(shorten(text, width) for text in set(texts))
+    counts = collections.Counter(shorten(text, width) for text in set(texts))
     cells = []
     for text in texts:
         short = shorten(text, width)
-        cells.append([short] if meanings[short] == 1 else _folded(text, width))
+        cells.append([short] if counts[short] == 1 else _folded(text, width))
     return cells
 
 
@@ -135,23 +124,9 @@ def _folded(name: str, width: int) -> list[str]:
     return [*lines, name]
 
 
-def _widest(column: Column, cells: Sequence[Sequence[str]]) -> int:
-    lines = [line for cell in cells for line in cell]
-    return max(len(line) for line in [column.heading, *lines])
-
-
-def _row_lines(
-    columns: Sequence[Column], cells: Sequence[Sequence[str]], widths: Sequence[int]
-) -> list[str]:
-    lines = []
-    for number in range(max(len(cell) for cell in cells)):
-        texts = [cell[number] if number < len(cell) else '' for cell in cells]
-        lines.append(_line(columns, texts, widths))
-    return lines
-
-
 def _line(columns: Sequence[Column], texts: Sequence[str], widths: Sequence[int]) -> str:
     padded = []
-    for column, text, width in zip(columns, texts, widths, strict=True):
-        padded.append(text.rjust(width) if column.align == 'right' else text.ljust(width))
+    for i, column in enumerate(columns):
+        pad = str.rjust if column.align == 'right' else str.ljust
+        padded.append(pad(texts[i], widths[i]))
     return _GAP.join(padded).rstrip()
