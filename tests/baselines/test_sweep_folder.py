@@ -8,7 +8,7 @@ import pytest
 
 from jaxpruner.baselines.recipe import Recipe
 from jaxpruner.baselines.sweep_folder import claimed
-from jaxpruner.core import atomic_files
+from jaxpruner.core import file_locks
 
 RECIPE = Recipe('resnet')
 HOLDER = """
@@ -45,7 +45,7 @@ def test_a_folder_that_cannot_be_locked(tmp_path, monkeypatch):
     def no_locks(*_):
         raise OSError(37, 'No locks available')
 
-    monkeypatch.setattr(atomic_files.fcntl, 'flock', no_locks)
+    monkeypatch.setattr(file_locks.fcntl, 'flock', no_locks)
     with (
         pytest.warns(
             UserWarning,
