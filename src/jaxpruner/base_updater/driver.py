@@ -7,7 +7,7 @@ where the host decides, it stands there without a loop, or not at all.
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +15,10 @@ import numpy as np
 import optax
 
 from jaxpruner.base_updater import optional_hooks
+from jaxpruner.base_updater.pruner import Pruner
 from jaxpruner.core import arguments, caller_warnings, control, masking, optimizer_state, packing
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.sparse_state import SparseState, check_has_masks, leaf_targets
-
-if TYPE_CHECKING:
-    from jaxpruner.base_updater import BaseUpdater
 
 # The words of optax for the same mistake.
 _NO_PARAMS = (
@@ -30,7 +28,7 @@ _NO_PARAMS = (
 
 
 def wrap(
-    updater: 'BaseUpdater', inner: optax.GradientTransformation
+    updater: Pruner, inner: optax.GradientTransformation
 ) -> optax.GradientTransformationExtraArgs:
     """Wraps an optimizer; see `BaseUpdater.wrap_optax`.
 
@@ -97,7 +95,7 @@ def wrap(
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def _is_due(updater: 'BaseUpdater', state: SparseState, update_masks: Any) -> Any:
+def _is_due(updater: Pruner, state: SparseState, update_masks: Any) -> Any:
     """Whether this step updates the masks: a bool where that is known now, else a traced scalar."""
     if update_masks is None:
         due = updater.scheduler.is_mask_update_iter(state.count)
@@ -112,7 +110,7 @@ def _is_due(updater: 'BaseUpdater', state: SparseState, update_masks: Any) -> An
 
 
 def _step(
-    updater: 'BaseUpdater',
+    updater: Pruner,
     inner: optax.GradientTransformationExtraArgs,
     due: Any,
     grads: tree_lib.PyTree,
@@ -156,7 +154,7 @@ def _step(
 
 
 def _track(
-    updater: 'BaseUpdater',
+    updater: Pruner,
     state: SparseState,
     params: tree_lib.PyTree,
     grads: tree_lib.PyTree,
@@ -171,7 +169,7 @@ def _track(
 
 
 def _updated_masks(
-    updater: 'BaseUpdater',
+    updater: Pruner,
     inner: optax.GradientTransformationExtraArgs,
     extra_args: dict[str, Any],
     state: SparseState,
@@ -203,7 +201,7 @@ def _updated_masks(
 
 
 def _next_params(
-    updater: 'BaseUpdater',
+    updater: Pruner,
     inner: optax.GradientTransformationExtraArgs,
     extra_args: dict[str, Any],
     state: SparseState,
@@ -248,7 +246,7 @@ def _land(
 
 
 def _masked_update(
-    updater: 'BaseUpdater',
+    updater: Pruner,
     inner: optax.GradientTransformationExtraArgs,
     extra_args: dict[str, Any],
     grads: tree_lib.PyTree,
@@ -262,7 +260,7 @@ def _masked_update(
 
 
 def _masks_or_update(
-    updater: 'BaseUpdater',
+    updater: Pruner,
     due: Any,
     new_masks: Callable[..., SparseState],
     update: Callable[..., tuple[tree_lib.PyTree, Any]],

@@ -6,19 +6,17 @@ in Python, and warns once.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
 from jaxpruner.base_updater import schedule_reach
 from jaxpruner.base_updater.leaf_plans import PruningPlan
+from jaxpruner.base_updater.pruner import PlannedPruner
 from jaxpruner.core import caller_warnings
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.mask_calculator import calculators
 from jaxpruner.sparsity_types import NByM
-
-if TYPE_CHECKING:
-    from jaxpruner.base_updater import BaseUpdater
 
 # A training that ends this near its target, as a share of it, or within one weight, has reached it.
 _NEAR_ENOUGH = 0.001
@@ -32,7 +30,7 @@ _HOST = (
 )
 
 
-def check_plan(updater: 'BaseUpdater', plan: PruningPlan) -> None:
+def check_plan(updater: PlannedPruner, plan: PruningPlan) -> None:
     """Warns where no leaf is pruned, masks are never updated, or the last update falls short of the target.
 
     Args:
@@ -63,7 +61,7 @@ def check_plan(updater: 'BaseUpdater', plan: PruningPlan) -> None:
 
 
 def check_replacement(
-    updater: 'BaseUpdater', plan: PruningPlan, drop_fraction_fn: Callable[[Any], Any]
+    updater: PlannedPruner, plan: PruningPlan, drop_fraction_fn: Callable[[Any], Any]
 ) -> None:
     """Warns where an algorithm that drops and regrows weights never does.
 
@@ -167,7 +165,7 @@ def _why_never(schedule: Any) -> str:
     return f'{name} has no multiple of update_freq={schedule.update_freq} {window}'
 
 
-def _warn_of_a_shortfall(updater: 'BaseUpdater', plan: PruningPlan, last: int) -> None:
+def _warn_of_a_shortfall(updater: PlannedPruner, plan: PruningPlan, last: int) -> None:
     share = schedule_reach.share_at(updater.scheduler, last)
     leaves = [leaf for leaf in plan.pruned if leaf.target is not None]
     if calculators.own_topk_fn(updater.topk_fn) is None:  # any sparsity above 0 means N of M

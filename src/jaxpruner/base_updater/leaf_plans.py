@@ -3,13 +3,14 @@
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxpruner import sparsity_distributions
 from jaxpruner.base_updater import targets
+from jaxpruner.base_updater.pruner import PlannedPruner
 from jaxpruner.core import text_tables
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.mask_calculator import calculators, selection
@@ -21,9 +22,6 @@ from jaxpruner.sparsity_types import (
     SparsityType,
     is_unstructured,
 )
-
-if TYPE_CHECKING:
-    from jaxpruner.base_updater import BaseUpdater
 
 _UNKNOWN = '?'
 
@@ -133,7 +131,7 @@ class PruningPlan:
         return f'{self.algorithm} prunes {len(self.pruned)} of {len(self.leaves)} leaves\n{table}'
 
 
-def plan_leaves(updater: 'BaseUpdater', params: tree_lib.PyTree) -> PruningPlan:
+def plan_leaves(updater: PlannedPruner, params: tree_lib.PyTree) -> PruningPlan:
     """Tells what an updater will do; see `BaseUpdater.plan`.
 
     Args:
@@ -185,7 +183,7 @@ def unpruned_leaf(
     return LeafPlan(path, shape, dtype, sparsity_type, is_stacked, None, size, size, None)
 
 
-def _are_ranked_alone(updater: 'BaseUpdater', paths: Sequence[tree_lib.Path]) -> list[bool]:
+def _are_ranked_alone(updater: PlannedPruner, paths: Sequence[tree_lib.Path]) -> list[bool]:
     """For each leaf whether its weights are ranked by the rules of its type, among themselves."""
     if calculators.own_topk_fn(updater.topk_fn) is not None:
         return [False] * len(paths)
@@ -199,7 +197,7 @@ def _are_ranked_alone(updater: 'BaseUpdater', paths: Sequence[tree_lib.Path]) ->
 
 
 def _share_a_target(
-    updater: 'BaseUpdater', target_of: Sequence[Any], is_alone: Sequence[bool]
+    updater: PlannedPruner, target_of: Sequence[Any], is_alone: Sequence[bool]
 ) -> list[bool]:
     """For each leaf whether the targets of others can prune it, too: one ranking over the model has one total."""
     is_joint = [updater.ranked_together == 'model' and not alone for alone in is_alone]
@@ -212,7 +210,7 @@ def _share_a_target(
     return [joint and is_any_pruned for joint in is_joint]
 
 
-def _reasons(updater: 'BaseUpdater', params: tree_lib.PyTree) -> list[str]:
+def _reasons(updater: PlannedPruner, params: tree_lib.PyTree) -> list[str]:
     """For each leaf why it has no target, if it has none."""
     if updater.overrides('get_target_sparsities'):
         return [f'{type(updater).__name__} gives it no target'] * len(jax.tree.leaves(params))

@@ -2,13 +2,10 @@
 
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxpruner import sparsity_distributions
-
-if TYPE_CHECKING:
-    from jaxpruner.base_updater import BaseUpdater
-
+from jaxpruner.base_updater.pruner import PlannedPruner
 
 _NAME = 'sparsity_distribution_fn'
 
@@ -24,7 +21,7 @@ class FromSparsity(functools.partial):
     is_derived_setting = True
 
 
-def is_given(updater: 'BaseUpdater') -> bool:
+def is_given(updater: PlannedPruner) -> bool:
     """Whether a user gave the updater a distribution.
 
     Args:
@@ -39,7 +36,7 @@ def is_given(updater: 'BaseUpdater') -> bool:
     return not (distribution is None or distribution is _default(updater) or made_here)
 
 
-def distribution_of(updater: 'BaseUpdater') -> Any:
+def distribution_of(updater: PlannedPruner) -> Any:
     """The distribution that an updater's settings mean.
 
     Args:
@@ -65,7 +62,7 @@ def distribution_of(updater: 'BaseUpdater') -> Any:
     return FromSparsity(sparsity_distributions.uniform, sparsity=updater.sparsity)
 
 
-def check_not_both(updater: 'BaseUpdater', names: str = 'sparsity') -> None:
+def check_not_both(updater: PlannedPruner, names: str = 'sparsity') -> None:
     """Refuses settings beside a distribution, which would have no effect.
 
     Args:
@@ -85,11 +82,11 @@ def check_not_both(updater: 'BaseUpdater', names: str = 'sparsity') -> None:
         )
 
 
-def _contradicts_settings(updater: 'BaseUpdater') -> bool:
+def _contradicts_settings(updater: PlannedPruner) -> bool:
     return is_given(updater) and not _is_published_default(updater.sparsity_distribution_fn)
 
 
-def _declares_sparsity_itself(updater: 'BaseUpdater') -> bool:
+def _declares_sparsity_itself(updater: PlannedPruner) -> bool:
     """Whether the field `sparsity` is that of a user's class, written when updaters had none."""
     declaring = [
         base for base in type(updater).__mro__ if 'sparsity' in inspect.get_annotations(base)
@@ -107,7 +104,7 @@ def _is_published_default(distribution: Any) -> bool:
     return distribution.args == () and distribution.keywords == {'sparsity': 0.0}
 
 
-def _default(updater: 'BaseUpdater') -> Any:
+def _default(updater: PlannedPruner) -> Any:
     # Of a class that is no dataclass itself, a mixin among its bases may show its own fields alone.
     tables = [vars(base).get('__dataclass_fields__', {}) for base in type(updater).__mro__]
     return next(fields[_NAME].default for fields in tables if _NAME in fields)
