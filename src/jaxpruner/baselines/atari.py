@@ -1,7 +1,8 @@
-"""Atari games of the Arcade Learning Environment (ale-py, whose wheel holds the games), several in lock-step.
+"""Atari games of the Arcade Learning Environment (ale-py, whose wheel holds the games), in lock-step.
 
-Frames are those of Dopamine (Castro et al. 2018, https://arxiv.org/abs/1812.06110), which follows Machado et al. 2018
-(https://doi.org/10.1613/jair.5699): gray, the maximum of the last two of four frames, 84 x 84 by area, sticky actions.
+Frames are those of Dopamine (Castro et al. 2018, https://arxiv.org/abs/1812.06110), which follows
+Machado et al. 2018 (https://doi.org/10.1613/jair.5699): gray, the maximum of the last two of four
+frames, 84 x 84 by area, sticky actions.
 """
 
 import functools
@@ -23,9 +24,8 @@ class Conventions(NamedTuple):
     """
 
     frame_skip: int = 4  # frames for which an action is held
-    sticky: float = (
-        0.25  # probability in each frame that the action before is held on (Machado et al. 2018)
-    )
+    # Probability in each frame that the action before is held on (Machado et al. 2018).
+    sticky: float = 0.25
     no_ops: int = 30  # a game begins with up to so many frames without an action (Mnih et al. 2015)
     longest: int = 27_000  # moves after which a game is cut off: half an hour
 
@@ -41,8 +41,12 @@ class Outcome(NamedTuple):
 class Emulators:
     """A game played several times at once; one that ends begins anew.
 
-    `observations`, uint8[count, 84, 84, 4], is what is seen now, the oldest frame first and zeros where the game is
-    younger; `behind`, uint8[count], counts the frames that belong to the game besides the newest.
+    `observations`, uint8[count, 84, 84, 4], has the oldest frame first, and zeros where the game is
+    younger; `behind`, uint8[count], counts the frames of the game besides the newest.
+
+    >>> emulators = Emulators('MsPacman', 2, np.random.default_rng(0))
+    >>> emulators.actions, emulators.observations.shape, emulators.step(np.zeros(2, int)).reward
+    (9, (2, 84, 84, 4), array([0., 0.]))
     """
 
     def __init__(
@@ -52,11 +56,11 @@ class Emulators:
         rng: np.random.Generator,
         conventions: Conventions = Conventions(),
     ):
-        """Begins the games."""
+        """Begins the games; `rng` draws their seeds and first frames, and is used on."""
         self._rng, self._conventions = rng, conventions
-        self._games = [
-            _load(game, int(rng.integers(2**31)), conventions.sticky) for _ in range(count)
-        ]
+        self._games = []
+        for _ in range(count):
+            self._games.append(_load(game, int(rng.integers(2**31)), conventions.sticky))
         self._actions = self._games[0].getMinimalActionSet()
         self._screens = np.zeros((count, 2, *self._games[0].getScreenDims()), np.uint8)
         self._moves = np.zeros(count, np.int64)
@@ -67,10 +71,10 @@ class Emulators:
         self.observations[..., -1] = resize(self._screens.max(axis=1))
 
     def step(self, actions: np.ndarray) -> Outcome:
-        """Makes a move in each game."""
-        reward = np.array(
-            [self._play(number, self._actions[action]) for number, action in enumerate(actions)]
-        )
+        """Makes a move in each game; actions are whole numbers below `actions`, [count]."""
+        rewards = []
+        for number, action in enumerate(actions):
+            rewards.append(self._play(number, self._actions[action]))
         over = np.array([game.game_over() for game in self._games])
         self._moves += 1
         cut = ~over & (self._moves >= self._conventions.longest)
@@ -78,32 +82,31 @@ class Emulators:
         self.behind = np.minimum(self.behind + 1, STACK - 1).astype(np.uint8)
         self._begin(over | cut)
         self.observations[..., -1] = resize(self._screens.max(axis=1))
-        return Outcome(reward, over, cut)
+        return Outcome(np.array(rewards), over, cut)
 
     def state(self) -> dict[str, np.ndarray]:
         """Everything that the next moves depend on, but the generator."""
-        states = [game.cloneState(include_rng=True).serialize() for game in self._games]
         arrays = {
-            f'game{number}': np.frombuffer(state, np.uint8) for number, state in enumerate(states)
-        }
-        return {
             'observations': self.observations,
             'behind': self.behind,
             'moves': self._moves,
-            **arrays,
         }
+        for number, game in enumerate(self._games):
+            state = game.cloneState(include_rng=True).serialize()
+            arrays[f'game{number}'] = np.frombuffer(state, np.uint8)
+        return arrays
 
     def set_state(self, arrays: Any) -> None:
-        """Goes on where other emulators were."""
-        saved = _ale().ALEState
+        """Goes on from the `state` of as many emulators of the same game."""
         for number, game in enumerate(self._games):
-            game.restoreState(saved(arrays[f'game{number}'].tobytes()))
-        self.observations, self.behind, self._moves = (
-            np.array(arrays[name]) for name in ('observations', 'behind', 'moves')
-        )
+            state = arrays[f'game{number}'].tobytes()
+            game.restoreState(_ale().ALEState(state))
+        self.observations = np.array(arrays['observations'])
+        self.behind = np.array(arrays['behind'])
+        self._moves = np.array(arrays['moves'])
 
     def _play(self, number: int, action: Any) -> float:
-        """Holds an action for some frames, of which the last two are kept; the change of the score."""
+        """The change of the score while an action is held; the last two frames are kept."""
         game, reward, skip = self._games[number], 0.0, self._conventions.frame_skip
         for frame in range(skip):
             reward += game.act(action)
@@ -127,24 +130,32 @@ class Emulators:
 
 
 def resize(screens: np.ndarray) -> np.ndarray:
-    """Shrinks gray screens to 84 x 84; each new pixel is the mean over its area."""
-    return np.rint(_means(_means(screens).swapaxes(1, 2)).swapaxes(1, 2)).astype(np.uint8)
+    """Shrinks gray screens to uint8[n, 84, 84]; each new pixel is the mean over its area."""
+    of_columns = _means(screens).swapaxes(1, 2)
+    return np.rint(_means(of_columns).swapaxes(1, 2)).astype(np.uint8)
 
 
 def games() -> dict[str, str]:
-    """The games by name, with the file's name in ale-py."""
-    identifiers = _ale().roms.get_all_rom_ids()
-    return {''.join(part.capitalize() for part in name.split('_')): name for name in identifiers}
+    """The games by name, such as 'MsPacman', with the file's name in ale-py."""
+    names = {}
+    for file_name in _ale().roms.get_all_rom_ids():
+        names[''.join(part.capitalize() for part in file_name.split('_'))] = file_name
+    return names
 
 
 def check_game(name: str) -> str:
-    """The file's name of a game in ale-py."""
-    known = games()
-    if name not in known:
+    """The file's name of a game in ale-py; a `ValueError` for an unknown game.
+
+    >>> check_game('Pong')
+    'pong'
+    """
+    file_names = games()
+    if name not in file_names:
         raise ValueError(
-            f'data: the Arcade Learning Environment has no game {name!r}; {tree_lib.nearest(name, known)}'
+            f'data: the Arcade Learning Environment has no game {name!r}; '
+            f'{tree_lib.nearest(name, file_names)}'
         )
-    return known[name]
+    return file_names[name]
 
 
 @functools.cache
@@ -159,13 +170,13 @@ def play_games(
     epsilon: float,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """Plays one whole game in each emulator."""
+    """Plays one whole game in each emulator: the sums of unclipped rewards, float64[count]."""
     sums = np.zeros(len(emulators.observations))
-    playing = np.ones(len(sums), bool)
-    while playing.any():
+    is_playing = np.ones(len(sums), bool)
+    while is_playing.any():
         outcome = emulators.step(choose(emulators, values, epsilon, rng))
-        sums += outcome.reward * playing
-        playing &= ~(outcome.over | outcome.cut)
+        sums += outcome.reward * is_playing
+        is_playing &= ~(outcome.over | outcome.cut)
     return sums
 
 
@@ -175,25 +186,29 @@ def choose(
     epsilon: float,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """Picks the best action in each game, or with a probability of epsilon any."""
+    """Picks the best action in each game, or with a probability of epsilon any: int64[count].
+
+    `values` maps observations to float[count, actions]; it is not asked where it has no effect.
+    """
     count = len(emulators.observations)
-    at_random = rng.random(count) < epsilon
+    is_random = rng.random(count) < epsilon
     random = rng.integers(emulators.actions, size=count)
-    if at_random.all():
+    if is_random.all():
         return random
-    return np.where(at_random, random, np.asarray(values(emulators.observations)).argmax(axis=-1))
+    return np.where(is_random, random, np.asarray(values(emulators.observations)).argmax(axis=-1))
 
 
 def _means(pixels: np.ndarray) -> np.ndarray:
-    """Means over 84 equal parts of the second axis, from the sums up to their edges."""
-    # Not as a matrix product: on a busy machine the threads of BLAS wait for one another a hundred times as long.
+    """Means over 84 equal parts of the second axis, from cumulative sums up to their edges."""
+    # Not as a matrix product: on a busy machine the threads of BLAS wait a hundred times as long.
     size = pixels.shape[1]
     edges = np.arange(SIZE + 1) * (size / SIZE)
-    whole = edges.astype(int)
+    pixel = edges.astype(int)  # in which an edge lies
+    share = (edges - pixel).astype(np.float32)[:, None]  # of that pixel before the edge
     sums = np.zeros((len(pixels), size + 1, pixels.shape[2]), np.float32)
     np.cumsum(pixels, axis=1, out=sums[:, 1:])
-    begun = pixels[:, np.minimum(whole, size - 1)] * (edges - whole).astype(np.float32)[:, None]
-    return np.diff(sums[:, whole] + begun, axis=1) * np.float32(SIZE / size)
+    up_to_edges = sums[:, pixel] + pixels[:, np.minimum(pixel, size - 1)] * share
+    return np.diff(up_to_edges, axis=1) * np.float32(SIZE / size)
 
 
 def _load(name: str, seed: int, sticky: float) -> Any:
@@ -207,7 +222,7 @@ def _load(name: str, seed: int, sticky: float) -> Any:
 
 @functools.cache
 def _ale() -> Any:
-    """The package of the games; imported here, so that the other workloads do without."""
+    """The package of the games, imported here so that the other workloads do without."""
     try:
         import ale_py
         import ale_py.roms

@@ -1,4 +1,4 @@
-"""The feed of DQN on Atari games: it plays, keeps what it saw, and hands out what it draws of that."""
+"""The feed of DQN on Atari games: it plays, keeps what it saw, and draws batches of that."""
 
 import json
 from collections.abc import Callable
@@ -15,6 +15,10 @@ from jaxpruner.baselines.frame_replay import FrameReplay
 from jaxpruner.baselines.recipe import Recipe
 from jaxpruner.core.atomic_files import replacing
 
+_FRAMES, _OTHERS = 'frames.npy', 'player.npz'
+_PREFIX = 'emulators_'  # of the emulators' arrays in the second file
+_AT_LEAST = {'environments': 1, 'frame_skip': 1, 'no_ops': 0, 'longest': 2, 'test_games': 1}
+
 
 class AtariFeed:
     """Moves in all games, and a batch of earlier ones, for each update."""
@@ -30,7 +34,7 @@ class AtariFeed:
         self._batches = 0
 
     def next(self, values: Values) -> Transitions:
-        """Plays on and draws a batch."""
+        """As `Feed.next`; `values` are those of each action."""
         count = self._numbers['environments']
         while len(self._replay) < self._numbers['replay_start']:
             self._move(values, 1.0)
@@ -41,32 +45,32 @@ class AtariFeed:
         return self._replay.sample(self._rng, self._recipe.batch_size)
 
     def save(self, folder: Path) -> None:
-        """Writes the games, the buffer and the generator."""
+        """As `Feed.save`: the games, the buffer and the generator."""
         about = {
             'batches': self._batches,
             'moves': len(self._replay),
             'rng': self._rng.bit_generator.state,
         }
         arrays: dict[str, Any] = {**self._replay.kept(), 'about': np.array(json.dumps(about))}
-        arrays |= {f'emulators_{name}': array for name, array in self._emulators.state().items()}
+        for name, array in self._emulators.state().items():
+            arrays[_PREFIX + name] = array
         frames = arrays.pop('frames')
         _write(folder / _FRAMES, lambda file: np.save(file, frames))
-        _write(folder / _REST, lambda file: np.savez(file, **arrays))
+        _write(folder / _OTHERS, lambda file: np.savez(file, **arrays))
 
     def restore(self, folder: Path) -> None:
-        """Goes on where `save` was called."""
-        path = folder / _REST
+        """As `Feed.restore`; the error names the file that is missing, damaged or of another feed."""
+        path = folder / _OTHERS
         try:
-            with path.open('rb') as file, np.load(file) as rest:
-                arrays = dict(rest)
+            with path.open('rb') as file, np.load(file) as archive:
+                arrays = dict(archive)
             about = json.loads(str(arrays['about']))
             path = folder / _FRAMES
             self._replay.restore({**arrays, 'frames': np.load(path, mmap_mode='r')}, about['moves'])
-            path = folder / _REST
-            start = 'emulators_'
-            self._emulators.set_state(
-                {k.removeprefix(start): v for k, v in arrays.items() if k.startswith(start)}
-            )
+            path = folder / _OTHERS
+            names = [name for name in arrays if name.startswith(_PREFIX)]
+            state = {name.removeprefix(_PREFIX): arrays[name] for name in names}
+            self._emulators.set_state(state)
         except Exception as error:  # whatever NumPy and zipfile raise for damaged files
             raise ValueError(
                 f'{path} is not what a feed of this recipe saved ({error}): remove {folder}'
@@ -88,7 +92,7 @@ def conventions(recipe: Recipe) -> Conventions:
 
 
 def check_numbers(recipe: Recipe) -> None:
-    """Refuses numbers that do not fit together."""
+    """Refuses numbers that do not fit together; the error names the key and what it must be."""
     numbers: Any = recipe.task
     count = numbers['environments']
     for name in ('replay', 'replay_start', 'moves'):
@@ -96,13 +100,7 @@ def check_numbers(recipe: Recipe) -> None:
             raise ValueError(
                 f'task.{name} {numbers[name]} must be a multiple of task.environments {count}'
             )
-    for name, least in [
-        ('environments', 1),
-        ('frame_skip', 1),
-        ('no_ops', 0),
-        ('longest', 2),
-        ('test_games', 1),
-    ]:
+    for name, least in _AT_LEAST.items():
         if numbers[name] < least:
             raise ValueError(f'task.{name} must be at least {least}, got {numbers[name]}')
     for name in ('sticky', 'epsilon_end', 'test_epsilon'):
@@ -115,26 +113,26 @@ def check_numbers(recipe: Recipe) -> None:
 
 
 def returns(recipe: Recipe, values: Values, seed: int, epsilon: float) -> np.ndarray:
-    """Plays whole games as a recipe evaluates."""
+    """Plays whole games as a recipe evaluates: the sums of unclipped rewards, float64[games].
+
+    `epsilon` is how often any action is taken instead of the best.
+    """
     numbers: Any = recipe.task
     rng = np.random.default_rng([seed, 1])
     short = conventions(recipe)._replace(longest=numbers['test_longest'])
-    return play_games(
-        Emulators(recipe.data, numbers['test_games'], rng, short), values, epsilon, rng
-    )
+    emulators = Emulators(recipe.data, numbers['test_games'], rng, short)
+    return play_games(emulators, values, epsilon, rng)
 
 
 def random_returns(recipe: Recipe, seed: int = 0) -> np.ndarray:
-    """Returns of random play under the same evaluation, with which a learned return is compared.
+    """Returns of random play under the same evaluation, to compare learned returns with.
 
     >>> from jaxpruner.baselines import WORKLOADS
-    >>> float(random_returns(WORKLOADS['dqn'].default('atari').updated({'task': {'test_longest': 3}})).sum())
+    >>> short = WORKLOADS['dqn'].default('atari').updated({'task': {'test_longest': 3}})
+    >>> float(random_returns(short).sum())
     0.0
     """
     return returns(recipe, lambda observations: np.zeros(0), seed, 1.0)
-
-
-_FRAMES, _REST = 'frames.npy', 'player.npz'
 
 
 def _write(path: Path, write: Callable[[Any], None]) -> None:

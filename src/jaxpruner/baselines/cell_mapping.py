@@ -71,7 +71,7 @@ def drop_cell_axis(cells: Any) -> Any:
 
 
 def _one_after_another(function: Callable, *data: Any) -> Callable:
-    def mapped(*arrays: Any, **shared: Any) -> Any:
+    def mapped(*arrays, **shared):
         call = functools.partial(function, *data, **shared)
         if _count_cells(arrays) == 1:  # a single cell needs no loop around it
             return add_cell_axis(call(*drop_cell_axis(arrays)))
@@ -81,17 +81,17 @@ def _one_after_another(function: Callable, *data: Any) -> Callable:
 
 
 def _vmapped(function: Callable, *data: Any) -> Callable:
-    def mapped(*arrays: Any, **shared: Any) -> Any:
+    def mapped(*arrays, **shared):
         return jax.vmap(lambda *cell: function(*data, *cell, **shared))(*arrays)
 
     return mapped
 
 
 def _spread_over_devices(function: Callable, *data: Any) -> Callable:
-    def train_share(data: Any, shared: Any, arrays: Any) -> Any:
+    def train_share(data, shared, arrays):
         return _one_after_another(function, *data)(*arrays, **shared)
 
-    def mapped(*arrays: Any, **shared: Any) -> Any:
+    def mapped(*arrays, **shared):
         mesh, count = _mesh(), _count_cells(arrays)
         padded_count = -(-count // mesh.size) * mesh.size
         # Each device gets as many: the last cell is trained again to fill up. Outside of the

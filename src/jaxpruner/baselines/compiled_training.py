@@ -26,10 +26,10 @@ class SharedPrograms:
         self.map_cells = functools.partial(map_over_cells, mapping)
         dense = Training(workload, recipe, DENSE)
 
-        def init(data: Any, seeds: jax.Array) -> Any:
+        def init(data, seeds):
             return self.map_cells(dense.init, data)(seeds)
 
-        def evaluate(data: Any, params: Any, state: Any) -> Any:
+        def evaluate(data, params, state):
             return self.map_cells(dense.evaluate, data)(params, state)
 
         self._init, self._evaluate = jax.jit(init), jax.jit(evaluate)
@@ -53,13 +53,13 @@ class CompiledTraining:
         self._programs, map_cells = programs, programs.map_cells
         self._training = training = Training(programs.workload, programs.recipe, algorithm)
 
-        def start(*arrays: Any) -> Carry:
+        def start(*arrays):
             return map_cells(training.start)(*arrays)
 
-        def advance(data: Any, targets: Any, carries: Carry, first: Any, stop: Any) -> Carry:
+        def advance(data, targets, carries, first, stop):
             return map_cells(training.advance, data)(targets, carries, first=first, stop=stop)
 
-        def forward(targets: Any, carries: Carry) -> Any:
+        def forward(targets, carries):
             return map_cells(training.forward)(targets, carries)
 
         self._start, self._forward = jax.jit(start), jax.jit(forward)

@@ -10,22 +10,26 @@ import jax.numpy as jnp
 def convolution_as_matmul(
     images: jax.Array, kernel: jax.Array, strides: Sequence[int], padding: Any, **_: Any
 ) -> jax.Array:
-    """Convolves as `lax.conv_general_dilated` does, by a matrix product over shifted copies of the images.
+    """Convolves as `lax.conv_general_dilated` does, by a matrix product over shifted images.
 
-    >>> convolution_as_matmul(jnp.ones((1, 4, 4, 2)), jnp.ones((3, 3, 2, 5)), (2, 2), 'SAME').shape
+    Images are [batch, height, width, channels], the kernel is [height, width, channels, filters];
+    `padding` is 'SAME', 'VALID', or the pixels before and after each axis.
+
+    >>> kernel = jnp.ones((3, 3, 2, 5))
+    >>> convolution_as_matmul(jnp.ones((1, 4, 4, 2)), kernel, (2, 2), 'SAME').shape
     (1, 2, 2, 5)
     """
+    height, width = kernel.shape[:2]
     if isinstance(padding, str):
-        padding = jax.lax.padtype_to_pads(images.shape[1:3], kernel.shape[:2], strides, padding)
+        padding = jax.lax.padtype_to_pads(images.shape[1:3], (height, width), strides, padding)
     padded = jnp.pad(images, ((0, 0), *padding, (0, 0)))
-    last_row, last_column = (padded.shape[1 + axis] - kernel.shape[axis] for axis in (0, 1))
-    shifted = [
-        padded[
-            :, row : row + last_row + 1 : strides[0], column : column + last_column + 1 : strides[1]
-        ]
-        for row in range(kernel.shape[0])
-        for column in range(kernel.shape[1])
-    ]
+    rows, columns = padded.shape[1] - height + 1, padded.shape[2] - width + 1
+    shifted = []
+    for row in range(height):
+        for column in range(width):
+            of_rows = slice(row, row + rows, strides[0])
+            of_columns = slice(column, column + columns, strides[1])
+            shifted.append(padded[:, of_rows, of_columns])
     return jnp.concatenate(shifted, axis=-1) @ kernel.reshape(-1, kernel.shape[-1])
 
 

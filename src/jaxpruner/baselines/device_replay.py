@@ -1,4 +1,4 @@
-"""The replay buffer of DQN as arrays of a fixed size, so that it lives inside a compiled program."""
+"""The replay buffer of games on the device: arrays of a fixed size, inside the compiled program."""
 
 from typing import NamedTuple
 
@@ -12,14 +12,12 @@ class Transitions(NamedTuple):
     observation: jax.Array  # bool[n, height, width, channels], or uint8
     action: jax.Array  # int32[n]
     reward: jax.Array  # float32[n]
-    next_observation: (
-        jax.Array
-    )  # like observation; of the episode's end, not of the next one's start
-    terminal: jax.Array  # bool[n]; not where an episode was cut off for its length
+    next_observation: jax.Array  # like observation; at an end, not of the next game's start
+    terminal: jax.Array  # bool[n]; not where a game was cut off for its length
 
 
 def empty(capacity: int, shape: tuple[int, ...]) -> Transitions:
-    """A buffer with nothing in it."""
+    """A buffer with nothing in it, for observations of a shape."""
     observations = jnp.zeros((capacity, *shape), bool)
     return Transitions(
         observation=observations,
@@ -31,15 +29,18 @@ def empty(capacity: int, shape: tuple[int, ...]) -> Transitions:
 
 
 def insert(replay: Transitions, new: Transitions, before: jax.Array | int) -> Transitions:
-    """Puts transitions in place of the oldest.
+    """Puts transitions in place of the oldest; `before` counts those that were ever inserted.
 
-    >>> insert(Transitions(*[jnp.zeros(4)] * 5), Transitions(*[jnp.ones(2)] * 5), 6).reward.tolist()
+    Both the capacity and `before` are multiples of how many are new.
+
+    >>> replay = Transitions(*[jnp.zeros(4)] * 5)
+    >>> insert(replay, Transitions(*[jnp.ones(2)] * 5), before=6).reward.tolist()
     [0.0, 0.0, 1.0, 1.0]
     """
-    place = before % len(replay.reward)
+    start = before % len(replay.reward)
 
-    def write(old: jax.Array, values: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_update_slice_in_dim(old, values.astype(old.dtype), place, axis=0)
+    def write(old, values):
+        return jax.lax.dynamic_update_slice_in_dim(old, values.astype(old.dtype), start, axis=0)
 
     return jax.tree.map(write, replay, new)
 
@@ -47,6 +48,6 @@ def insert(replay: Transitions, new: Transitions, before: jax.Array | int) -> Tr
 def sample(
     key: jax.Array, replay: Transitions, inserted: jax.Array | int, size: int
 ) -> Transitions:
-    """Draws transitions, each as likely, with repetition."""
-    places = jax.random.randint(key, (size,), 0, jnp.minimum(inserted, len(replay.reward)))
-    return jax.tree.map(lambda values: values[places], replay)
+    """Draws transitions uniformly, with repetition; `inserted` were ever inserted, at least one."""
+    positions = jax.random.randint(key, (size,), 0, jnp.minimum(inserted, len(replay.reward)))
+    return jax.tree.map(lambda values: values[positions], replay)

@@ -1,4 +1,4 @@
-"""What DQN learns, wherever its games are played: targets, loss, an update of the network and of its target."""
+"""What DQN learns, wherever its games are played: targets, loss, an update of both networks."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -16,46 +16,50 @@ from jaxpruner.baselines.task import Carry
 
 
 class TargetNetwork(NamedTuple):
-    """What DQN carries besides the trained parameters where its games are played on the host."""
+    """What DQN carries besides the trained parameters where the host plays."""
 
     target: Any  # parameters of the target network
 
 
+def target_network(params: Any, key: jax.Array) -> TargetNetwork:
+    """The target network at first: the parameters themselves."""
+    del key
+    return TargetNetwork(params)
+
+
 @dataclasses.dataclass(frozen=True)
 class DeepQLearning:
-    """The functions of a task that learns by DQN; the state that is carried has a field `target`."""
+    """The functions of a task that learns by DQN; the carried state has a field `target`."""
 
-    recipe: Recipe  # model: sizes; task: discount and target_every
+    recipe: Recipe
     shape: tuple[int, ...]  # of an observation
     actions: int
     network: Functional = dataclasses.field(init=False)
 
     def __post_init__(self):
         sizes: Any = self.recipe.model
-        convolutions = list(
-            zip(sizes['filters'], sizes['kernel_sizes'], sizes['strides'], strict=True)
-        )
         dtype = jnp.dtype(self.recipe.dtype)
+        columns = sizes['filters'], sizes['kernel_sizes'], sizes['strides']
+        convolutions = list(zip(*columns, strict=True))
 
-        def make(rngs: Any) -> QNetwork:
-            return QNetwork(
-                self.shape, convolutions, sizes['hidden'], self.actions, dtype, rngs=rngs
-            )
+        def make(rngs):
+            hidden, actions = sizes['hidden'], self.actions
+            return QNetwork(self.shape, convolutions, hidden, actions, dtype, rngs=rngs)
 
         object.__setattr__(self, 'network', Functional(make))
 
     def init(self, key: jax.Array) -> Any:
         """The parameters of the network."""
-        return self.network.init(key)[0]
+        return self.network.init_params(key)
 
     def values(self, params: Any, observations: jax.Array) -> jax.Array:
-        """The value of each action."""
+        """The value of each action, float32[n, actions]."""
         return self.network.module(params)(observations)
 
     def loss(
         self, params: Any, state: Any, batch: Transitions, key: Any = None
     ) -> tuple[jax.Array, Any]:
-        """The mean Huber loss of the values of the actions that were taken, and the state as it was."""
+        """The mean Huber loss of the values of the actions that were taken; the state stays."""
         del key
         numbers: Any = self.recipe.task
         next_values = self.values(state.target, batch.next_observation)
@@ -71,24 +75,26 @@ class DeepQLearning:
         params, state, opt_state, _ = carry
         numbers: Any = self.recipe.task
 
-        def of_params(params: Any) -> jax.Array:
+        def loss(params):
             return self.loss(updater.pre_forward_update(params, opt_state), state, batch)[0]
 
-        updates, opt_state = tx.update(jax.grad(of_params)(params), opt_state, params)
+        updates, opt_state = tx.update(jax.grad(loss)(params), opt_state, params)
         params = optax.apply_updates(params, updates)
         newest = updater.pre_forward_update(params, opt_state)
-        due = number % numbers['target_every'] == 0
-        target = jax.tree.map(lambda new, old: jnp.where(due, new, old), newest, state.target)
-        return carry._replace(
-            params=params, opt_state=opt_state, state=state._replace(target=target)
-        )
+        is_due = number % numbers['target_every'] == 0
+        target = jax.tree.map(lambda new, old: jnp.where(is_due, new, old), newest, state.target)
+        state = state._replace(target=target)
+        return carry._replace(params=params, opt_state=opt_state, state=state)
 
 
 def td_targets(transitions: Transitions, next_values: jax.Array, discount: float) -> jax.Array:
-    """What the value of each action should have been: `reward + discount * max(next values)`.
+    """What each action's value should have been: `reward + discount * max(next values)`, float32[n].
 
-    >>> done = Transitions(*[jnp.zeros(2)] * 2, jnp.array([1.0, 1.0]), jnp.zeros(2), jnp.array([False, True]))
-    >>> td_targets(done, jnp.array([[2.0, 4.0], [2.0, 4.0]]), 0.5).tolist()
+    `next_values` is float32[n, actions]; where the game ended the target is the reward alone.
+
+    >>> ended = jnp.array([False, True])
+    >>> batch = Transitions(*[jnp.zeros(2)] * 2, jnp.array([1.0, 1.0]), jnp.zeros(2), ended)
+    >>> td_targets(batch, jnp.array([[2.0, 4.0], [2.0, 4.0]]), 0.5).tolist()
     [3.0, 1.0]
     """
     future = jnp.where(transitions.terminal, 0.0, next_values.max(axis=-1))
@@ -96,8 +102,8 @@ def td_targets(transitions: Transitions, next_values: jax.Array, discount: float
 
 
 def exploration(recipe: Recipe, number: jax.Array | int) -> Any:
-    """The probability of a random action: from 1 linearly to its end."""
+    """The probability of a random action at a step: from 1 linearly to `task.epsilon_end`."""
     numbers: Any = recipe.task
     clip = np.clip if isinstance(number, int) else jnp.clip  # on the host without the device
-    done = clip(number / max(1, recipe.share(numbers['epsilon_until'])), 0, 1)
-    return 1 + done * (numbers['epsilon_end'] - 1)
+    progress = clip(number / max(1, recipe.share(numbers['epsilon_until'])), 0, 1)
+    return 1 + progress * (numbers['epsilon_end'] - 1)

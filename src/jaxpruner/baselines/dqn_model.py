@@ -1,7 +1,6 @@
-"""The network of DQN in flax nnx: convolutions without padding and one dense layer, of MinAtar's sizes or Nature's."""
+"""The network of DQN in flax nnx: convolutions without padding and one dense layer."""
 
 import functools
-import math
 from collections.abc import Sequence
 
 import jax
@@ -10,15 +9,16 @@ from flax import nnx
 
 from jaxpruner.baselines.convolutions import fastest_convolution
 
-NATURE = (
-    (32, 8, 4),
-    (64, 4, 2),
-    (64, 3, 1),
-)  # Mnih et al. 2015, with 512 hidden units; images of 84 x 84 x 4
+# Filters, size and stride of each convolution in Mnih et al. 2015, for images of 84 x 84 x 4; with
+# 512 hidden units.
+NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 
 
 class QNetwork(nnx.Module):
-    """From what is observed to the value of each action."""
+    """From observations to the value of each action.
+
+    `shape` is height, width and channels; `convolutions` are as in `NATURE`.
+    """
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class QNetwork(nnx.Module):
         self.dtype = dtype
         height, width, channels = shape
         self.layers = len(convolutions)
-        # With strides XLA's own is the faster, on a CPU, too.
+        # With strides XLA's own convolution is the faster, on a CPU, too.
         is_strided = any(stride > 1 for _, _, stride in convolutions)
         convolve = jax.lax.conv_general_dilated if is_strided else fastest_convolution()
         convolution = functools.partial(
@@ -41,18 +41,14 @@ class QNetwork(nnx.Module):
         )
         for number, (filters, size, stride) in enumerate(convolutions):
             setattr(self, f'conv{number + 1}', convolution(channels, filters, (size, size), stride))
-            height, width, channels = (
-                (height - size) // stride + 1,
-                (width - size) // stride + 1,
-                filters,
-            )
-        self.dense = nnx.Linear(
-            math.prod((height, width, channels)), hidden, dtype=dtype, rngs=rngs
-        )
+            height = (height - size) // stride + 1
+            width = (width - size) // stride + 1
+            channels = filters
+        self.dense = nnx.Linear(height * width * channels, hidden, dtype=dtype, rngs=rngs)
         self.head = nnx.Linear(hidden, actions, dtype=dtype, rngs=rngs)
 
     def __call__(self, observations: jax.Array) -> jax.Array:
-        """Values actions."""
+        """The values, float32[batch, actions]; uint8 observations are brightness, over 255."""
         features = observations.astype(self.dtype)
         if observations.dtype == jnp.uint8:
             features = features / 255

@@ -1,8 +1,9 @@
 """The workload `federated`: federated averaging over clients whose data differ, on images of digits.
 
-Each client trains alone for some steps of SGD; the mean of what they changed is the gradient that the server's wrapped
-optimizer gets. Masks live on the server: clients begin with its pruned weights and change them all (McMahan et al.
-2017, https://arxiv.org/abs/1602.05629; server optimizers: Reddi et al. 2021, https://arxiv.org/abs/2003.00295).
+Each client trains alone for some steps of SGD; the mean of what they changed is the gradient that
+the server's wrapped optimizer gets. Masks live on the server: clients begin with its pruned weights
+and change all weights (McMahan et al. 2017, https://arxiv.org/abs/1602.05629; server optimizers:
+Reddi et al. 2021, https://arxiv.org/abs/2003.00295).
 """
 
 import dataclasses
@@ -24,10 +25,62 @@ from jaxpruner.baselines.readers import pipelines
 from jaxpruner.baselines.readers.clients import Client, ClientFiles, read_emnist
 from jaxpruner.baselines.readers.pipelines import Reader
 from jaxpruner.baselines.recipe import Optimizer, Pruning, Recipe, Schedule
-from jaxpruner.baselines.task import Carry, Metric, Task, step_key
-from jaxpruner.core import tree as tree_lib
+from jaxpruner.baselines.task import (
+    Carry,
+    Metric,
+    PresetRecipes,
+    Task,
+    require_folder,
+    step_key,
+)
 
-_TESTS = 500  # in a batch
+_TEST_BATCH = 500
+_DEFAULT = Recipe(
+    workload='federated',
+    steps=300,
+    batch_size=16,
+    optimizer=Optimizer('adam', learning_rate=3e-3),
+    schedule=Schedule(decay='cosine'),
+    # It was uniform until one seed at 95 % had shown most algorithms collapse.
+    pruning=Pruning(distribution='erk'),
+    model={'filters': (16, 32), 'hidden': 64, 'classes': 10, 'dropout': (0.0, 0.0)},
+    task={
+        'clients': 20,
+        'shards': 2,
+        'clients_per_round': 5,
+        'local_steps': 4,
+        'client_learning_rate': 0.05,
+    },
+)
+_MNIST = {
+    'preset': 'data',
+    'data': 'mnist',
+    'steps': 500,
+    'batch_size': 20,
+    'task': {'clients': 100, 'clients_per_round': 10, 'local_steps': 10},
+}
+# The rates that FedJAX's example has for EMNIST; ten clients a round and its 62 classes.
+_EMNIST = {
+    'preset': 'full',
+    'data': 'emnist',
+    'steps': 1500,
+    'batch_size': 20,
+    'eval_every': 0.01,
+    'optimizer': {'learning_rate': 10**-2.5},
+    'schedule': {'decay': 'constant'},
+    'model': {'filters': (32, 64), 'hidden': 128, 'classes': 62, 'dropout': (0.25, 0.5)},
+    'task': {
+        'clients': 3400,
+        'clients_per_round': 10,
+        'local_steps': 10,
+        'client_learning_rate': 10**-1.5,
+    },
+}
+_RECIPES = {
+    'default': _DEFAULT,
+    'data': _DEFAULT.updated(_MNIST),
+    'full': _DEFAULT.updated(_EMNIST),
+}
 
 
 class Clients(NamedTuple):
@@ -39,83 +92,60 @@ class Clients(NamedTuple):
     y_test: jax.Array | np.ndarray  # int32[tests]
 
 
-def split_by_label(labels: Any, clients: int, shards: int, seed: int = 0) -> np.ndarray:
-    """Gives each client a few shards of the examples sorted by label, so that it has few of the labels.
+class FederatedWorkload(PresetRecipes):
+    """Federated averaging; the metric is the accuracy of the server's model. A step is a round.
 
-    >>> sorted(split_by_label(np.array([1, 0, 1, 0]), clients=2, shards=1).tolist())
-    [[0, 2], [1, 3]]
+    The presets train clients of digits, of MNIST, or the writers of EMNIST.
     """
-    size = len(labels) // (clients * shards)
-    if not size:
-        raise ValueError(
-            f'{len(labels)} examples cannot be cut into {clients} x {shards} shards: set task.clients or task.shards '
-            'to less'
-        )
-    order = np.argsort(np.asarray(labels), kind='stable')[: size * clients * shards].reshape(
-        -1, size
-    )
-    return np.random.default_rng(seed).permutation(order).reshape(clients, -1)
-
-
-class FederatedWorkload:
-    """Federated averaging; the metric is the accuracy of the server's model. A step is a round."""
 
     name = 'federated'
-    presets = ('default', 'data', 'full')
-
-    def default(self, preset: str) -> Recipe:
-        """As `Workload.default`: clients of digits, of MNIST, or the writers of EMNIST."""
-        if preset not in _RECIPES:
-            raise ValueError(
-                f'{self.name} has no preset {preset!r}; {tree_lib.nearest(preset, _RECIPES)}'
-            )
-        return _RECIPES[preset]
+    recipes = _RECIPES
 
     def data(self, recipe: Recipe, data_dir: Path | None) -> Clients | ClientFiles:
-        """As `Workload.data`: digits need no folder, MNIST and EMNIST do; the clients of EMNIST stay on disk."""
-        if recipe.data not in ('digits', 'mnist', 'emnist'):
-            known = "'digits', 'mnist' and 'emnist' are read"
-            raise ValueError(f'data {recipe.data!r} cannot be read by federated: {known}')
-        if recipe.data != 'digits' and data_dir is None:
-            what = recipe.data.upper()
-            raise ValueError(
-                f'the preset {recipe.preset!r} of federated needs --data-dir: a folder with {what}'
-            )
-        if recipe.data == 'digits':
+        """As `Workload.data`; the clients of EMNIST stay on disk."""
+        if recipe.data == 'emnist':
+            return read_emnist(require_folder(recipe, data_dir, 'EMNIST'))
+        if recipe.data == 'mnist':
+            images = data_lib.load_mnist(require_folder(recipe, data_dir, 'MNIST'))
+        elif recipe.data == 'digits':
             data_lib.check_no_folder(recipe.data, data_dir)
-        if data_dir and recipe.data == 'emnist':
-            return read_emnist(Path(data_dir))
-        images = data_lib.load_mnist(Path(data_dir)) if data_dir else data_lib.load_digits()
+            images = data_lib.load_digits()
+        else:
+            raise ValueError(
+                f"data {recipe.data!r} cannot be read by federated: 'digits', 'mnist' and "
+                "'emnist' are read"
+            )
         numbers: Any = recipe.task
-        places = split_by_label(images.y_train, numbers['clients'], numbers['shards'])
-        return Clients(images.x_train[places], images.y_train[places], images.x_test, images.y_test)
+        indices = split_by_label(images.y_train, numbers['clients'], numbers['shards'])
+        train = images.x_train[indices], images.y_train[indices]
+        return Clients(*train, images.x_test, images.y_test)
 
     def task(self, recipe: Recipe, data: Clients | ClientFiles) -> Task:
-        """The training."""
+        """As `Workload.task`; `recipe.batch_size` is that of a client's step.
+
+        Raises a `ValueError` for a round with more clients than there are, or a batch with more
+        examples than a client has.
+        """
         numbers: Any = recipe.task
         sizes: Any = recipe.model
         if isinstance(data, ClientFiles):  # of each client, all are taken again and again
             clients, examples, side = len(data.clients), recipe.batch_size, data.x_test.shape[1]
         else:
             clients, examples, side = data.images.shape[:3]
-        if not 1 <= numbers['clients_per_round'] <= clients:
-            raise ValueError(
-                f'task.clients_per_round must lie in 1 to {clients}, got {numbers["clients_per_round"]}'
-            )
+        chosen = numbers['clients_per_round']
+        if not 1 <= chosen <= clients:
+            raise ValueError(f'task.clients_per_round must lie in 1 to {clients}, got {chosen}')
         if recipe.batch_size > examples:
             raise ValueError(
                 f'batch_size must be at most {examples}, what a client has; got {recipe.batch_size}'
             )
-        model = Functional(
-            lambda rngs: ClientCNN(side, **sizes, dtype=jnp.dtype(recipe.dtype), rngs=rngs)
-        )
+        dtype = jnp.dtype(recipe.dtype)
+        model = Functional(lambda rngs: ClientCNN(side, **sizes, dtype=dtype, rngs=rngs))
         rounds = _Rounds(recipe, data, model)
         task = Task(
             metric=Metric('accuracy', 'high'),
             steps=recipe.steps,
-            init=lambda key: model.init(key)[0],
-            init_state=lambda params, key: None,
-            batch=lambda key, number: None,
+            init=model.init_params,
             loss=rounds.loss,
             evaluate=rounds.evaluate,
             step=rounds.step,
@@ -124,10 +154,29 @@ class FederatedWorkload:
             return task
         return task._replace(
             evaluate=rounds.evaluate_batch,
-            step=rounds.fed_step,
+            step=rounds.step_on_batch,
             feed=rounds.feed,
             tests=rounds.tests,
         )
+
+
+def split_by_label(labels: Any, clients: int, shards: int, seed: int = 0) -> np.ndarray:
+    """Gives each client a few shards of the examples sorted by label, so that it has few labels.
+
+    Returns indices int[clients, examples of a client]; what does not divide is left over.
+
+    >>> sorted(split_by_label(np.array([1, 0, 1, 0]), clients=2, shards=1).tolist())
+    [[0, 2], [1, 3]]
+    """
+    size = len(labels) // (clients * shards)
+    if not size:
+        raise ValueError(
+            f'{len(labels)} examples cannot be cut into {clients} x {shards} shards: set '
+            'task.clients or task.shards to less'
+        )
+    order = np.argsort(np.asarray(labels), kind='stable')
+    all_shards = order[: size * clients * shards].reshape(-1, size)
+    return np.random.default_rng(seed).permutation(all_shards).reshape(clients, -1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,61 +199,55 @@ class _Rounds:
         return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean(), state
 
     def train_client(self, params: Any, client: jax.Array, key: jax.Array) -> Any:
-        """The parameters after a client's steps: through its examples in a random order, again and again."""
-        images, labels, size = (
-            jnp.asarray(self.data.images),
-            jnp.asarray(self.data.labels),
-            self.recipe.batch_size,
-        )
+        """The parameters after a client's steps: through its examples in a random order, repeated."""
+        images, labels = jnp.asarray(self.data.images), jnp.asarray(self.data.labels)
         key_order, key_loss = jax.random.split(key)
         order = jax.random.permutation(key_order, images.shape[1])
-        places = order[jnp.arange(self.numbers['local_steps'] * size) % len(order)]
-        return self.train(params, (images[client, places], labels[client, places]), key_loss)
+        positions = jnp.arange(self.numbers['local_steps'] * self.recipe.batch_size)
+        indices = order[positions % len(order)]
+        return self.train(params, (images[client, indices], labels[client, indices]), key_loss)
 
     def train(self, params: Any, examples: tuple[jax.Array, jax.Array], key_loss: jax.Array) -> Any:
-        """The parameters after steps over examples, which lie one batch behind the other."""
+        """The parameters after steps over examples, batch after batch."""
         size = self.recipe.batch_size
-        local = optax.sgd(self.numbers['client_learning_rate'])
+        sgd = optax.sgd(self.numbers['client_learning_rate'])
 
-        def step(number: jax.Array, params: Any) -> Any:
-            batch = jax.tree.map(
-                lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, number * size, size), examples
-            )
-            grads = jax.grad(
-                lambda p: self.loss(p, None, batch, jax.random.fold_in(key_loss, number))[0]
-            )(params)
-            return optax.apply_updates(params, local.update(grads, local.init(params))[0])
+        def step(number, params):
+            def cut(leaf):
+                return jax.lax.dynamic_slice_in_dim(leaf, number * size, size)
+
+            def loss(params):
+                key = jax.random.fold_in(key_loss, number)
+                return self.loss(params, None, batch, key)[0]
+
+            batch = jax.tree.map(cut, examples)
+            updates, _ = sgd.update(jax.grad(loss)(params), sgd.init(params))
+            return optax.apply_updates(params, updates)
 
         return jax.lax.fori_loop(0, self.numbers['local_steps'], step, params)
 
     def step(self, updater: Any, tx: Any, carry: Carry, number: jax.Array) -> Carry:
         """A round: some clients train, and the mean of what they changed is the server's gradient."""
         key_choice, key_train = jax.random.split(step_key(carry.key, number))
-        clients, chosen_number = len(self.data.images), self.numbers['clients_per_round']
-        chosen = jax.random.choice(key_choice, clients, (chosen_number,), replace=False)
-        keys = jax.random.split(key_train, chosen_number)
-        return self._round(
-            updater,
-            tx,
-            carry,
-            lambda sent: jax.vmap(self.train_client, (None, 0, 0))(sent, chosen, keys),
-        )
+        count = self.numbers['clients_per_round']
+        clients = jax.random.choice(key_choice, len(self.data.images), (count,), replace=False)
+        keys = jax.random.split(key_train, count)
 
-    def fed_step(self, updater: Any, tx: Any, carry: Carry, number: jax.Array, batch: Any) -> Carry:
-        """The same with the examples of the clients as a batch."""
+        def train(params):
+            return jax.vmap(self.train_client, (None, 0, 0))(params, clients, keys)
+
+        return _round(updater, tx, carry, train)
+
+    def step_on_batch(
+        self, updater: Any, tx: Any, carry: Carry, number: jax.Array, batch: Any
+    ) -> Carry:
+        """A round with the examples of the clients as a batch."""
         keys = jax.random.split(step_key(carry.key, number), self.numbers['clients_per_round'])
-        return self._round(
-            updater, tx, carry, lambda sent: jax.vmap(self.train, (None, 0, 0))(sent, batch, keys)
-        )
 
-    def _round(self, updater: Any, tx: Any, carry: Carry, train: Callable[[Any], Any]) -> Carry:
-        sent = updater.pre_forward_update(carry.params, carry.opt_state)
-        trained = train(sent)
-        change = jax.tree.map(lambda old, new: (old - new).mean(axis=0), sent, trained)
-        updates, opt_state = tx.update(change, carry.opt_state, carry.params)
-        return carry._replace(
-            params=optax.apply_updates(carry.params, updates), opt_state=opt_state
-        )
+        def train(params):
+            return jax.vmap(self.train, (None, 0, 0))(params, batch, keys)
+
+        return _round(updater, tx, carry, train)
 
     def evaluate(self, params: Any, state: Any) -> dict[str, jax.Array]:
         del state
@@ -214,84 +257,46 @@ class _Rounds:
         self, params: Any, state: Any, batch: tuple[jax.Array, jax.Array]
     ) -> dict[str, jax.Array]:
         del state
-        return example_metrics(self.model.module(params)(batch[0]), batch[1])
+        images, labels = batch
+        return example_metrics(self.model.module(params)(images), labels)
 
     def tests(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        for start in range(0, len(self.data.y_test), _TESTS):
-            yield self.data.x_test[start : start + _TESTS], self.data.y_test[start : start + _TESTS]
+        for start in range(0, len(self.data.y_test), _TEST_BATCH):
+            part = slice(start, start + _TEST_BATCH)
+            yield self.data.x_test[part], self.data.y_test[part]
 
     def feed(self, seed: int) -> Feed:
-        clients, number = self.data.clients, self.numbers['clients_per_round']
+        clients, count = self.data.clients, self.numbers['clients_per_round']
         size = self.recipe.batch_size * self.numbers['local_steps']
-        return pipelines.numbered(
-            lambda place: examples_of_round(
-                np.random.default_rng((seed, place)), clients, number, size
-            )
-        )
+
+        def make(number):
+            return _examples_of_round(np.random.default_rng((seed, number)), clients, count, size)
+
+        return pipelines.numbered(make)
 
 
-def examples_of_round(
-    random: np.random.Generator, clients: Reader[Client], number: int, size: int
+def _round(updater: Any, tx: Any, carry: Carry, train: Callable[[Any], Any]) -> Carry:
+    """Updates the server; `train` maps the sent parameters to those of each client."""
+    sent = updater.pre_forward_update(carry.params, carry.opt_state)
+    change = jax.tree.map(lambda old, new: (old - new).mean(axis=0), sent, train(sent))
+    updates, opt_state = tx.update(change, carry.opt_state, carry.params)
+    params = optax.apply_updates(carry.params, updates)
+    return carry._replace(params=params, opt_state=opt_state)
+
+
+def _examples_of_round(
+    random: np.random.Generator, clients: Reader[Client], count: int, size: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draws clients, and puts the examples of each in a random order.
+    """Draws clients, and `size` examples of each in a random order, repeated where it has fewer.
 
-    >>> clients = [Client(np.zeros((3, 28, 28, 1)), np.array([4, 5, 6]))]
-    >>> sorted(examples_of_round(np.random.default_rng(0), clients, 1, 6)[1][0].tolist())
-    [4, 4, 5, 5, 6, 6]
+    Returns images float32[count, size, 28, 28, 1] and labels int32[count, size].
     """
-    chosen = [clients[int(index)] for index in random.choice(len(clients), number, replace=False)]
-    places = [
-        random.permutation(len(client.labels))[np.arange(size) % len(client.labels)]
-        for client in chosen
-    ]
-    pairs = [
-        (client.images[place], client.labels[place])
-        for client, place in zip(chosen, places, strict=True)
-    ]
-    images, labels = map(np.stack, zip(*pairs, strict=True))
-    return images, labels
-
-
-_DIGITS = Recipe(
-    workload='federated',
-    steps=300,
-    batch_size=16,
-    optimizer=Optimizer('adam', learning_rate=3e-3),
-    schedule=Schedule(decay='cosine'),
-    # As the other image workloads. It was uniform until one seed at 95 % had shown most algorithms collapse.
-    pruning=Pruning(distribution='erk'),
-    model={'filters': (16, 32), 'hidden': 64, 'classes': 10, 'dropout': (0.0, 0.0)},
-    task={
-        'clients': 20,
-        'shards': 2,
-        'clients_per_round': 5,
-        'local_steps': 4,
-        'client_learning_rate': 0.05,
-    },
-)
-_MNIST: dict[str, Any] = {'preset': 'data', 'data': 'mnist', 'steps': 500, 'batch_size': 20}
-_RECIPES = {
-    'default': _DIGITS,
-    'data': _DIGITS.updated(
-        {**_MNIST, 'task': {'clients': 100, 'clients_per_round': 10, 'local_steps': 10}}
-    ),
-    # The rates that FedJAX's example has for EMNIST; ten clients a round and its 62 classes.
-    'full': dataclasses.replace(
-        _DIGITS,
-        preset='full',
-        data='emnist',
-        steps=1500,
-        batch_size=20,
-        eval_every=0.01,
-        optimizer=Optimizer('adam', learning_rate=10**-2.5),
-        schedule=Schedule(decay='constant'),
-        model={'filters': (32, 64), 'hidden': 128, 'classes': 62, 'dropout': (0.25, 0.5)},
-        task={
-            'clients': 3400,
-            'shards': 2,
-            'clients_per_round': 10,
-            'local_steps': 10,
-            'client_learning_rate': 10**-1.5,
-        },
-    ),
-}
+    numbers = random.choice(len(clients), count, replace=False)
+    chosen = [clients[int(number)] for number in numbers]
+    images, labels = [], []
+    for client in chosen:
+        order = random.permutation(len(client.labels))
+        indices = order[np.arange(size) % len(order)]
+        images.append(client.images[indices])
+        labels.append(client.labels[indices])
+    return np.stack(images), np.stack(labels)

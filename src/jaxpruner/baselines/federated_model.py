@@ -1,5 +1,6 @@
-"""The network of the clients in flax nnx: the convolutional one that FedJAX trains on EMNIST, of any size."""
+"""The network of the clients in flax nnx: the one that FedJAX trains on EMNIST, of any size."""
 
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -10,7 +11,10 @@ from jaxpruner.baselines.convolutions import fastest_convolution
 
 
 class ClientCNN(nnx.Module):
-    """Two 3x3 convolutions, a pooling, and two dense layers."""
+    """Two 3x3 convolutions, a pooling, and two dense layers.
+
+    `side` is the height and width of an image; the rates in `dropout` hold before each dense layer.
+    """
 
     def __init__(
         self,
@@ -24,34 +28,27 @@ class ClientCNN(nnx.Module):
         rngs: nnx.Rngs,
     ):
         self.dropout = tuple(dropout)
-        fast = fastest_convolution()
-
-        def convolution(inputs: int, outputs: int) -> nnx.Conv:
-            return nnx.Conv(
-                inputs,
-                outputs,
-                (3, 3),
-                padding='VALID',
-                dtype=dtype,
-                conv_general_dilated=fast,
-                rngs=rngs,
-            )
-
-        self.conv1, self.conv2 = convolution(1, filters[0]), convolution(filters[0], filters[1])
-        pooled = (side - 4) // 2
-        self.dense = nnx.Linear(pooled * pooled * filters[1], hidden, dtype=dtype, rngs=rngs)
+        convolve = fastest_convolution()
+        convolution = functools.partial(
+            nnx.Conv, padding='VALID', dtype=dtype, conv_general_dilated=convolve, rngs=rngs
+        )
+        self.conv1 = convolution(1, filters[0], (3, 3))
+        self.conv2 = convolution(filters[0], filters[1], (3, 3))
+        pooled_side = (side - 4) // 2
+        features = pooled_side * pooled_side * filters[1]
+        self.dense = nnx.Linear(features, hidden, dtype=dtype, rngs=rngs)
         self.head = nnx.Linear(hidden, classes, dtype=dtype, rngs=rngs)
 
     def __call__(self, images: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        """Classifies."""
+        """Logits, float32[batch, classes]; without a key there is no dropout."""
         features = nnx.relu(self.conv2(nnx.relu(self.conv1(images))))
         features = nnx.max_pool(features, (2, 2), (2, 2)).reshape(len(images), -1)
         features = nnx.relu(self.dense(self._drop(0, features, key)))
         return self.head(self._drop(1, features, key)).astype(jnp.float32)
 
-    def _drop(self, place: int, features: jax.Array, key: jax.Array | None) -> jax.Array:
-        rate = self.dropout[place]
+    def _drop(self, layer: int, features: jax.Array, key: jax.Array | None) -> jax.Array:
+        rate = self.dropout[layer]
         if key is None or not rate:
             return features
-        kept = jax.random.bernoulli(jax.random.fold_in(key, place), 1 - rate, features.shape)
-        return jnp.where(kept, features / (1 - rate), 0.0)
+        is_kept = jax.random.bernoulli(jax.random.fold_in(key, layer), 1 - rate, features.shape)
+        return jnp.where(is_kept, features / (1 - rate), 0.0)

@@ -40,18 +40,18 @@ class FeedTraining:
         self._feed: Feed | None = None
         self._seed = 0
 
-        def start(targets: Any, seed: jax.Array) -> Carry:
+        def start(targets, seed):
             params, state = training.init(data, seed)
             return add_cell_axis(training.start(drop_cell_axis(targets), seed, params, state))
 
         # The second result says when the step is done; the carry is donated to the next step.
-        def step(targets: Any, carry: Carry, number: Any, batch: Any) -> tuple[Carry, jax.Array]:
+        def step(targets, carry, number, batch):
             return training.step(data, targets, carry, number, batch), number + 1
 
-        def forward(targets: Any, carries: Carry) -> Any:
+        def forward(targets, carries):
             return training.forward(drop_cell_axis(targets), drop_cell_axis(carries))
 
-        def values(targets: Any, carry: Carry, observations: Any) -> Any:
+        def values(targets, carry, observations):
             assert self._task.values is not None, 'the feed asks for values; the task has none'
             return self._task.values(training.forward(targets, carry), observations)
 
@@ -180,7 +180,7 @@ def _warn_of_idle_devices(examples: int, used: int) -> None:
 
 
 def _pad(batch: Any, size: int) -> Any:
-    def pad_leaf(leaf: np.ndarray) -> np.ndarray:
+    def pad_leaf(leaf):
         widths = [(0, 0)] * leaf.ndim
         widths[0] = (0, size - len(leaf))
         return np.pad(leaf, widths)

@@ -149,7 +149,7 @@ def _run_of(programs: SharedPrograms, mapping: CellMapping, cells: int) -> Calla
     for first in range(0, cells, together):
         groups.append(training.start(targets, range(first, first + together)))
 
-    def run(steps: int) -> None:
+    def run(steps):
         for number, carries in enumerate(groups):
             trained = training.advance(targets, carries, 0, steps)
             groups[number] = jax.block_until_ready(trained)

@@ -1,4 +1,4 @@
-"""ResNet, ViT and LeNet-300-100 in flax nnx; the small models and the full-size ones are the same classes.
+"""ResNet, ViT and LeNet-300-100 in flax nnx, of any size.
 
 Every model is called with images and whether it trains, and returns logits.
 """
@@ -20,15 +20,17 @@ class Functional:
     def __init__(self, make: Callable[[nnx.Rngs], Any]):
         """Takes a function from `nnx.Rngs` to a model; nothing is computed."""
         self._make = make
-        # Traced, so that no array is made.
-        self._graph = nnx.split(
-            nnx.eval_shape(lambda: make(nnx.Rngs(0))), nnx.Param, nnx.BatchStat
-        )[0]
+        shapes = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
+        self._graph, _, _ = nnx.split(shapes, nnx.Param, nnx.BatchStat)
 
     def init(self, key: jax.Array) -> tuple[Any, Any]:
         """The parameters and the batch statistics, each an `nnx.State`."""
         _, params, state = nnx.split(self._make(nnx.Rngs(key)), nnx.Param, nnx.BatchStat)
         return params, state
+
+    def init_params(self, key: jax.Array) -> Any:
+        """The parameters alone."""
+        return self.init(key)[0]
 
     def module(self, params: Any) -> Any:
         """The model with its parameters, for those that keep no batch statistics."""
@@ -37,7 +39,10 @@ class Functional:
     def apply(
         self, params: Any, state: Any, images: jax.Array, train: bool
     ) -> tuple[jax.Array, Any]:
-        """Logits, and the batch statistics afterwards."""
+        """Logits float32[batch, classes], and the batch statistics afterwards.
+
+        In training, batches are normalized by themselves.
+        """
         # Variables of their own: those of an outer trace must not be written to.
         model = nnx.merge(self._graph, params, jax.tree.map(lambda leaf: leaf, state))
         logits = model(images, train)
@@ -53,9 +58,9 @@ class _ConvNorm(nnx.Module):
         outputs: int,
         size: int,
         stride: int,
-        dtype: Any,
-        rngs: nnx.Rngs,
-        zero=False,
+        *,
+        is_last: bool = False,
+        **settings,
     ):
         self.conv = nnx.Conv(
             inputs,
@@ -63,14 +68,14 @@ class _ConvNorm(nnx.Module):
             (size, size),
             strides=stride,
             use_bias=False,
-            dtype=dtype,
             kernel_init=nnx.initializers.variance_scaling(2.0, 'fan_out', 'normal'),
             conv_general_dilated=fastest_convolution(),
-            rngs=rngs,
+            **settings,
         )
-        # The last one of a block begins at zero, so that the block begins as the identity (Goyal et al., 2017).
-        init = nnx.initializers.zeros if zero else nnx.initializers.ones
-        self.norm = nnx.BatchNorm(outputs, momentum=0.9, scale_init=init, dtype=dtype, rngs=rngs)
+        # The last scale of a block begins at zero: the block is then the identity (Goyal et al.,
+        # 2017).
+        init = nnx.initializers.zeros if is_last else nnx.initializers.ones
+        self.norm = nnx.BatchNorm(outputs, momentum=0.9, scale_init=init, **settings)
 
     def __call__(self, images: jax.Array, train: bool) -> jax.Array:
         return self.norm(self.conv(images), use_running_average=not train)
@@ -87,10 +92,10 @@ class _Block(nnx.Module):
         if bottleneck:
             self.layer1 = layer(inputs, width, 1, 1)
             self.layer2 = layer(width, width, 3, stride)
-            self.layer3 = layer(width, outputs, 1, 1, zero=True)
+            self.layer3 = layer(width, outputs, 1, 1, is_last=True)
         else:
             self.layer1 = layer(inputs, width, 3, stride)
-            self.layer2 = layer(width, outputs, 3, 1, zero=True)
+            self.layer2 = layer(width, outputs, 3, 1, is_last=True)
         self.depth = 3 if bottleneck else 2
         self.has_shortcut = stride != 1 or inputs != outputs
         if self.has_shortcut:
@@ -101,11 +106,17 @@ class _Block(nnx.Module):
         for number in range(1, self.depth + 1):
             hidden = getattr(self, f'layer{number}')(hidden, train)
             hidden = nnx.relu(hidden) if number < self.depth else hidden
-        return nnx.relu(hidden + (self.shortcut(images, train) if self.has_shortcut else images))
+        shortcut = self.shortcut(images, train) if self.has_shortcut else images
+        return nnx.relu(hidden + shortcut)
 
 
 class ResNet(nnx.Module):
-    """A residual network (He et al., 2015), with the stem of ImageNet or one 3x3 convolution for small images."""
+    """A residual network (He et al., 2015).
+
+    `stages` has the number of blocks of each stage; each further one halves the image's size and
+    doubles `width`. A large stem, for ImageNet, is a 7x7 convolution and a pooling, both of stride
+    2; small images have one 3x3 convolution.
+    """
 
     def __init__(
         self,
@@ -119,22 +130,20 @@ class ResNet(nnx.Module):
         *,
         rngs: nnx.Rngs,
     ):
-        """Builds it."""
-        self.large_stem, self.names = large_stem, []
-        self.stem = _ConvNorm(
-            channels, width, 7 if large_stem else 3, 2 if large_stem else 1, dtype, rngs
-        )
-        features = width
+        settings: Any = {'dtype': dtype, 'rngs': rngs}
+        size, stride = (7, 2) if large_stem else (3, 1)
+        self.stem = _ConvNorm(channels, width, size, stride, **settings)
+        self.large_stem = large_stem
+        features, names = width, []
         for stage, blocks in enumerate(stages):
+            stage_width = width << stage
             for number in range(blocks):
-                name = f'stage{stage + 1}_block{number + 1}'
                 stride = 2 if stage and not number else 1
-                setattr(
-                    self, name, _Block(features, width << stage, stride, bottleneck, dtype, rngs)
-                )
-                self.names.append(name)
-                features = (width << stage) * (4 if bottleneck else 1)
-        self.names = tuple(self.names)
+                names.append(f'stage{stage + 1}_block{number + 1}')
+                block = _Block(features, stage_width, stride, bottleneck, **settings)
+                setattr(self, names[-1], block)
+                features = stage_width * (4 if bottleneck else 1)
+        self.names = tuple(names)
         self.head = nnx.Linear(features, classes, dtype=dtype, rngs=rngs)
 
     def __call__(self, images: jax.Array, train: bool) -> jax.Array:
@@ -162,7 +171,11 @@ class _EncoderLayer(nnx.Module):
 
 
 class ViT(nnx.Module):
-    """A vision transformer (Dosovitskiy et al., 2020) with a class token."""
+    """A vision transformer (Dosovitskiy et al., 2020) with a class token.
+
+    `image` is height, width and channels, `width` that of a token, `hidden` that of the layer
+    between tokens.
+    """
 
     def __init__(
         self,
@@ -177,14 +190,14 @@ class ViT(nnx.Module):
         *,
         rngs: nnx.Rngs,
     ):
-        """Builds it."""
-        if image[0] % patch or image[1] % patch:
+        rows, columns, channels = image
+        if rows % patch or columns % patch:
             raise ValueError(
-                f'model.patch {patch} does not divide images of {image[0]}x{image[1]} pixels'
+                f'model.patch {patch} does not divide images of {rows}x{columns} pixels'
             )
         self.patch, self.layers = patch, layers
-        tokens = (image[0] // patch) * (image[1] // patch) + 1
-        self.embed = nnx.Linear(patch * patch * image[2], width, dtype=dtype, rngs=rngs)
+        tokens = (rows // patch) * (columns // patch) + 1
+        self.embed = nnx.Linear(patch * patch * channels, width, dtype=dtype, rngs=rngs)
         self.token = nnx.Param(jnp.zeros((1, 1, width)))
         self.positions = nnx.Param(0.02 * jax.random.normal(rngs.params(), (1, tokens, width)))
         for number in range(layers):
@@ -196,12 +209,11 @@ class ViT(nnx.Module):
         del train
         batch, height, width, channels = images.shape
         rows, columns = height // self.patch, width // self.patch
-        patches = images.reshape(batch, rows, self.patch, columns, self.patch, channels).swapaxes(
-            2, 3
-        )
-        tokens = self.embed(patches.reshape(batch, rows * columns, -1))
-        first = jnp.broadcast_to(self.token[...], (batch, 1, tokens.shape[-1])).astype(tokens.dtype)
-        tokens = jnp.concatenate([first, tokens], axis=1)
+        patches = images.reshape(batch, rows, self.patch, columns, self.patch, channels)
+        patches = patches.swapaxes(2, 3).reshape(batch, rows * columns, -1)
+        tokens = self.embed(patches)
+        first = jnp.broadcast_to(self.token[...], (batch, 1, tokens.shape[-1]))
+        tokens = jnp.concatenate([first.astype(tokens.dtype), tokens], axis=1)
         tokens = tokens + self.positions[...].astype(tokens.dtype)
         for number in range(self.layers):
             tokens = getattr(self, f'layer{number + 1}')(tokens)
@@ -211,27 +223,20 @@ class ViT(nnx.Module):
 class LeNet(nnx.Module):
     """LeNet-300-100: dense layers alone (LeCun et al., 1998).
 
-    Weights and biases begin evenly between -1/√inputs and 1/√inputs of their layer, as in PyTorch, where the results
-    that this model is compared with were trained.
+    Weights and biases begin uniformly between -1/√inputs and 1/√inputs of their layer, as in
+    PyTorch, where the results that this model is compared with were trained.
     """
 
     def __init__(
         self, inputs: int, hidden: Sequence[int], classes: int, dtype: Any, *, rngs: nnx.Rngs
     ):
-        """Builds it."""
         sizes = [inputs, *hidden, classes]
         self.depth = len(sizes) - 1
         for number in range(self.depth):
             bound = sizes[number] ** -0.5
-            values = functools.partial(jax.random.uniform, minval=-bound, maxval=bound)
-            layer = nnx.Linear(
-                sizes[number],
-                sizes[number + 1],
-                dtype=dtype,
-                kernel_init=values,
-                bias_init=values,
-                rngs=rngs,
-            )
+            init = functools.partial(jax.random.uniform, minval=-bound, maxval=bound)
+            settings: Any = {'kernel_init': init, 'bias_init': init, 'dtype': dtype, 'rngs': rngs}
+            layer = nnx.Linear(sizes[number], sizes[number + 1], **settings)
             setattr(self, f'dense{number + 1}', layer)
 
     def __call__(self, images: jax.Array, train: bool) -> jax.Array:

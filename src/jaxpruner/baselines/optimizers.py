@@ -45,7 +45,7 @@ def make_schedule(recipe: Recipe) -> optax.Schedule:
 def _inverse_sqrt(rate: float, warmup: int) -> optax.Schedule:
     """Has the full rate at the end of the warmup."""
 
-    def schedule(step: Any) -> Any:
+    def schedule(step):
         return rate * ((warmup + 1) / (warmup + 1 + step)) ** 0.5
 
     return schedule

@@ -1,6 +1,6 @@
-"""Span corruption, T5's objective: spans of a text are replaced by sentinels, and the target is what stood there.
+"""Span corruption, T5's objective: sentinels replace spans of a text, and the target is the spans.
 
-Everything has a length that is known beforehand, so it runs inside a compiled program (Raffel et al. 2020,
+All lengths are known beforehand, so that it runs inside a compiled program (Raffel et al. 2020,
 https://arxiv.org/abs/1910.10683, section 3.1.4).
 """
 
@@ -15,7 +15,7 @@ SYMBOLS = 2  # the first token that stands for text
 
 
 class Lengths(NamedTuple):
-    """How many tokens there are of what in an example of `text` tokens.
+    """How many tokens of an example of `text` tokens are noise, in how many spans.
 
     >>> Lengths.of(568, noise_density=0.15, mean_span=3.0)  # T5's own
     Lengths(text=568, noise=85, spans=28)
@@ -27,13 +27,14 @@ class Lengths(NamedTuple):
 
     @classmethod
     def of(cls, text: int, noise_density: float, mean_span: float) -> 'Lengths':
-        """The lengths for a share of noise."""
+        """The lengths for a share of noise; a `ValueError` for less text than one span needs."""
         noise = round(text * noise_density)
         spans = max(1, round(noise / mean_span))
         if not 1 <= spans <= noise <= text - spans:
             raise ValueError(
-                f'{text} tokens with noise_density {noise_density} and mean_span {mean_span} make {noise} tokens of '
-                f'noise in {spans} spans, which does not fit: use longer texts, or values such as 0.15 and 3'
+                f'{text} tokens with noise_density {noise_density} and mean_span {mean_span} make '
+                f'{noise} tokens of noise in {spans} spans, which does not fit: use longer texts, '
+                'or values such as 0.15 and 3'
             )
         return cls(text, noise, spans)
 
@@ -49,7 +50,7 @@ class Lengths(NamedTuple):
 
 
 def noise_mask(key: jax.Array, lengths: Lengths) -> jax.Array:
-    """Draws which tokens are replaced: kept and replaced runs in turn, beginning with a kept one."""
+    """Draws which tokens are noise, bool[text]: runs in turn, beginning with a kept one."""
     key_kept, key_noise = jax.random.split(key)
     kept = _segments(key_kept, lengths.text - lengths.noise, lengths.spans)
     noise = _segments(key_noise, lengths.noise, lengths.spans)
@@ -61,10 +62,13 @@ def noise_mask(key: jax.Array, lengths: Lengths) -> jax.Array:
 def corrupt(
     tokens: jax.Array, is_noise: jax.Array, lengths: Lengths, vocabulary: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Splits a text into what is given and what is to be predicted.
+    """Splits a text into inputs int32[lengths.inputs] and targets int32[lengths.targets].
+
+    Sentinels are the last tokens of the vocabulary, in falling order.
 
     >>> mask = jnp.array([0, 0, 1, 1, 0, 1], bool)
-    >>> inputs, targets = corrupt(jnp.array([2, 3, 4, 5, 6, 7]), mask, Lengths(6, 3, 2), vocabulary=100)
+    >>> text, lengths = jnp.array([2, 3, 4, 5, 6, 7]), Lengths(6, 3, 2)
+    >>> inputs, targets = corrupt(text, mask, lengths, vocabulary=100)
     >>> inputs.tolist(), targets.tolist()
     ([2, 3, 99, 6, 98, 1], [99, 4, 5, 98, 7, 1])
     """
@@ -72,20 +76,19 @@ def corrupt(
     first_of_noise = is_noise & ~before
     sentinels = vocabulary - jnp.cumsum(first_of_noise)
 
-    def compact(places: jax.Array, values: jax.Array, length: int) -> jax.Array:
-        kept = values[jnp.nonzero(places, size=length - 1)[0]]
+    def compact(is_kept, values, length):
+        kept = values[jnp.nonzero(is_kept, size=length - 1)[0]]
         return jnp.concatenate([kept, jnp.array([END])]).astype(jnp.int32)
 
-    inputs = compact(
-        ~is_noise | first_of_noise, jnp.where(is_noise, sentinels, tokens), lengths.inputs
-    )
-    # A run's sentinel stands before its first token: each place is doubled.
-    places = jnp.stack([first_of_noise, is_noise], axis=1).reshape(-1)
+    is_input = ~is_noise | first_of_noise
+    inputs = compact(is_input, jnp.where(is_noise, sentinels, tokens), lengths.inputs)
+    # A run's sentinel stands before its first token: each position is doubled.
+    is_target = jnp.stack([first_of_noise, is_noise], axis=1).reshape(-1)
     values = jnp.stack([sentinels, tokens], axis=1).reshape(-1)
-    return inputs, compact(places, values, lengths.targets)
+    return inputs, compact(is_target, values, lengths.targets)
 
 
 def _segments(key: jax.Array, items: int, segments: int) -> jax.Array:
-    """Random lengths of at least 1 that add up to `items`, int[segments]: each such division is as likely."""
+    """Random lengths of at least 1 that add up to `items`, int[segments], uniform over divisions."""
     cuts = jnp.sort(jax.random.permutation(key, items - 1)[: segments - 1]) + 1
     return jnp.diff(cuts, prepend=0, append=items)

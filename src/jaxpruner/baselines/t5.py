@@ -1,9 +1,11 @@
-"""The workload `t5`: an encoder-decoder transformer that learns to fill in spans of text, bytes as tokens.
+"""The workload `t5`: an encoder-decoder transformer that learns to fill in spans of text.
 
 The model is T5 1.1 (Raffel et al. 2020, https://arxiv.org/abs/1910.10683; Shazeer 2020,
-https://arxiv.org/abs/2002.05202), bytes as in ByT5 (Xue et al. 2022, https://arxiv.org/abs/2105.13626).
+https://arxiv.org/abs/2002.05202), bytes are tokens as in ByT5 (Xue et al. 2022,
+https://arxiv.org/abs/2105.13626).
 """
 
+import dataclasses
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,22 +21,48 @@ from jaxpruner.baselines.models import Functional
 from jaxpruner.baselines.readers import pipelines
 from jaxpruner.baselines.readers.texts import Corpus, read_corpus
 from jaxpruner.baselines.recipe import Optimizer, Recipe, Schedule
+from jaxpruner.baselines.span_corruption import Lengths
 from jaxpruner.baselines.t5_model import T5, Sizes
-from jaxpruner.baselines.task import Metric, Task
+from jaxpruner.baselines.task import Metric, PresetRecipes, Task
 
 SHAKESPEARE = 'tinyshakespeare.txt'
 TEST_SHARE = 10  # the last tenth of a text is for testing
-SMALL = {
-    'vocabulary': 0,
-    'width': 64,
-    'heads': 4,
-    'head_width': 16,
-    'mlp_width': 128,
-    'layers': 2,
-    'buckets': 32,
-    'distance': 128,
-}
-CORRUPTION = {'length': 64, 'noise_density': 0.15, 'mean_span': 3.0, 'test_examples': 256}
+_CORRUPTION = {'length': 64, 'noise_density': 0.15, 'mean_span': 3.0, 'test_examples': 256}
+_DEFAULT = Recipe(
+    't5',
+    data='pydoc',
+    steps=1000,
+    batch_size=32,
+    optimizer=Optimizer(name='adam', learning_rate=5e-3, clip_norm=1.0),
+    schedule=Schedule(warmup=0.1),
+    model={
+        'vocabulary': 0,
+        'width': 64,
+        'heads': 4,
+        'head_width': 16,
+        'mlp_width': 128,
+        'layers': 2,
+        'buckets': 32,
+        'distance': 128,
+    },
+    task=_CORRUPTION,
+)
+# As pre-trained by Raffel et al., section 3.1.2.
+_FULL = Recipe(
+    't5',
+    preset='full',
+    data='c4',
+    steps=2**19,
+    batch_size=128,
+    eval_every=0.01,
+    dtype='bfloat16',
+    optimizer=Optimizer(name='adafactor', learning_rate=0.01),
+    schedule=Schedule(warmup=10_000 / 2**19, decay='inverse_sqrt'),
+    model=Sizes()._asdict(),
+    task={**_CORRUPTION, 'length': 568},
+)
+_SHAKESPEARE = {'preset': 'data', 'data': 'tinyshakespeare', 'steps': 3000}
+_RECIPES = {'default': _DEFAULT, 'data': _DEFAULT.updated(_SHAKESPEARE), 'full': _FULL}
 
 
 class Text(NamedTuple):
@@ -46,9 +74,8 @@ class Text(NamedTuple):
 
     train: jax.Array | np.ndarray  # int32[n]
     test: jax.Array | np.ndarray  # int32[m], the last tenth
-    symbols: (
-        jax.Array | np.ndarray
-    )  # uint8[different bytes]; others would be rows of the embedding that nothing uses
+    # uint8[different bytes]; the embedding has no rows for others, which nothing would use.
+    symbols: jax.Array | np.ndarray
 
     @classmethod
     def of(cls, content: bytes) -> 'Text':
@@ -59,157 +86,153 @@ class Text(NamedTuple):
         return cls(tokens[:-held_out], tokens[-held_out:], symbols)
 
 
-class T5Workload:
-    """Span corruption; the metric is the loss per predicted token, in nats."""
+class T5Workload(PresetRecipes):
+    """Span corruption; the metric is the loss per predicted token, in nats.
+
+    The presets train on the text inside CPython, on tiny Shakespeare, or T5 Base on C4 from disk.
+    """
 
     name = 't5'
-    presets = ('default', 'data', 'full')
-
-    def default(self, preset: str) -> Recipe:
-        """The recipe of a preset: the text inside CPython, tiny Shakespeare, or T5 Base on C4 from disk."""
-        adam = Optimizer(name='adam', learning_rate=5e-3, clip_norm=1.0)
-        small = Recipe(
-            't5', data='pydoc', steps=1000, batch_size=32, optimizer=adam, schedule=Schedule(warmup=0.1),
-            model=SMALL, task=CORRUPTION,
-        )  # fmt: skip
-        match preset:
-            case 'default':
-                return small
-            case 'data':
-                return small.updated({'preset': preset, 'data': 'tinyshakespeare', 'steps': 3000})
-            case 'full':  # as pre-trained by Raffel et al., section 3.1.2
-                return Recipe(
-                    't5', preset, data='c4', steps=2**19, batch_size=128, eval_every=0.01, dtype='bfloat16',
-                    optimizer=Optimizer(name='adafactor', learning_rate=0.01),
-                    schedule=Schedule(warmup=10_000 / 2**19, decay='inverse_sqrt'),
-                    model=Sizes()._asdict(), task={**CORRUPTION, 'length': 568},
-                )  # fmt: skip
-        raise ValueError(f't5 has no preset {preset!r}; it has {", ".join(self.presets)}')
+    recipes = _RECIPES
 
     def data(self, recipe: Recipe, data_dir: Path | None) -> Text | Corpus:
-        """Reads the text; that of C4 stays on disk but for what is for testing."""
+        """As `Workload.data`; the text of C4 stays on disk but for what is for testing."""
         numbers: Any = recipe.task
-        match recipe.data:
-            case 'pydoc':
-                check_no_folder(recipe.data, data_dir)
-                from pydoc_data import topics
+        if recipe.data == 'pydoc':
+            check_no_folder(recipe.data, data_dir)
+            from pydoc_data.topics import topics
 
-                return Text.of(
-                    '\n'.join(topics.topics[key] for key in sorted(topics.topics)).encode()
+            return Text.of('\n'.join(topics[key] for key in sorted(topics)).encode())
+        if recipe.data == 'tinyshakespeare':
+            path = _folder(recipe, data_dir, SHAKESPEARE) / SHAKESPEARE
+            if not path.is_file():
+                raise ValueError(
+                    f'{path} does not exist: put tiny Shakespeare (one text file) there'
                 )
-            case 'tinyshakespeare':
-                return Text.of(_read_text(data_dir))
-            case 'c4':
-                if data_dir is None:
-                    raise ValueError(
-                        'c4 is read from a folder: pass --data-dir with one that holds its files'
-                    )
-                return read_corpus(data_dir, numbers['length'] * numbers['test_examples'])
+            return Text.of(path.read_bytes())
+        if recipe.data == 'c4':
+            test_bytes = numbers['length'] * numbers['test_examples']
+            return read_corpus(_folder(recipe, data_dir, 'its files'), test_bytes)
         raise ValueError(
-            f"t5 reads 'pydoc', 'tinyshakespeare' or 'c4', not {recipe.data!r}: set data to one of them"
+            f"t5 reads 'pydoc', 'tinyshakespeare' or 'c4', not {recipe.data!r}: set data to one "
+            'of them'
         )
 
     def task(self, recipe: Recipe, data: Text | Corpus) -> Task:
-        """The training."""
+        """As `Workload.task`; with a vocabulary of 0 there are as many tokens as the text needs.
+
+        Raises a `ValueError` where the text is too short, or the vocabulary too small.
+        """
         numbers: Any = recipe.task
-        lengths = span_corruption.Lengths.of(
-            numbers['length'], numbers['noise_density'], numbers['mean_span']
-        )
-        sizes = _sized(recipe, data, lengths)
-        test = _tokens(data.test) if isinstance(data, Corpus) else jnp.asarray(data.test)
-        if len(test) < lengths.text:
+        lengths = Lengths.of(numbers['length'], numbers['noise_density'], numbers['mean_span'])
+        if len(data.test) < lengths.text:
             raise ValueError(
-                f'the text of {recipe.data} leaves {len(test)} bytes for testing, too few for examples of '
-                f'{lengths.text}: set task.length to at most that'
+                f'the text of {recipe.data} leaves {len(data.test)} bytes for testing, too few for '
+                f'examples of {lengths.text}: set task.length to at most that'
             )
+        sizes = _sizes(recipe, data, lengths)
         model = Functional(lambda rngs: T5(sizes, jnp.dtype(recipe.dtype), rngs=rngs))
-
-        def corrupted(texts: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-            def one(text: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-                mask = span_corruption.noise_mask(key, lengths)
-                return span_corruption.corrupt(text, mask, lengths, sizes.vocabulary)
-
-            return jax.vmap(one)(texts, jax.random.split(key, len(texts)))
-
-        def examples(
-            text: jax.Array, starts: jax.Array, key: jax.Array
-        ) -> tuple[jax.Array, jax.Array]:
-            return corrupted(
-                jax.vmap(lambda at: jax.lax.dynamic_slice(text, (at,), (lengths.text,)))(starts),
-                key,
-            )
-
-        def batch(key: jax.Array, step: jax.Array) -> tuple[jax.Array, jax.Array]:
-            del step
-            train: Any = jnp.asarray(data.train)
-            key_place, key_noise = jax.random.split(key)
-            starts = jax.random.randint(
-                key_place, (recipe.batch_size,), 0, len(train) - lengths.text + 1
-            )
-            return examples(train, starts, key_noise)
-
-        def loss(params: Any, state: Any, batch: Any, key: Any) -> tuple[jax.Array, Any]:
-            pair = corrupted(_tokens(batch), key) if isinstance(data, Corpus) else batch
-            return token_losses(model.module(params), *pair).mean(), state
-
-        def evaluate(params: Any, state: Any) -> dict[str, jax.Array]:
-            del state
-            starts = jnp.linspace(0, len(test) - lengths.text, numbers['test_examples']).astype(
-                jnp.int32
-            )
-            tests = examples(test, starts, jax.random.key(0))
-            losses = jax.lax.map(
-                lambda one: token_losses(model.module(params), one[0][None], one[1][None])[0],
-                tests,
-                batch_size=min(recipe.batch_size, len(starts)),
-            )
-            return {'loss': losses.mean()}
-
-        def feed(seed: int) -> Feed:
-            texts: Any = data.train
-            return pipelines.windows(texts, lengths.text, recipe.batch_size, seed)
-
+        filling = _Filling(recipe, data, lengths, sizes.vocabulary, model)
         return Task(
             metric=Metric('loss', 'low'),
             steps=recipe.steps,
-            init=lambda key: model.init(key)[0],
-            init_state=lambda params, key: None,
-            batch=batch,
-            loss=loss,
-            evaluate=evaluate,
-            feed=feed if isinstance(data, Corpus) else None,
+            init=model.init_params,
+            batch=filling.batch,
+            loss=filling.loss,
+            evaluate=filling.evaluate,
+            feed=filling.feed if isinstance(data, Corpus) else None,
         )
 
 
-def token_losses(model: T5, inputs: jax.Array, targets: jax.Array) -> jax.Array:
-    """The cross-entropy of each target."""
+@dataclasses.dataclass(frozen=True)
+class _Filling:
+    """The functions of a task."""
+
+    recipe: Recipe
+    data: Any  # Text, or Corpus
+    lengths: Lengths
+    vocabulary: int
+    model: Functional
+
+    def batch(self, key: jax.Array, step: jax.Array) -> tuple[jax.Array, jax.Array]:
+        del step
+        train = jnp.asarray(self.data.train)
+        key_start, key_noise = jax.random.split(key)
+        shape = (self.recipe.batch_size,)
+        starts = jax.random.randint(key_start, shape, 0, len(train) - self.lengths.text + 1)
+        return self._corrupted(self._cut(train, starts), key_noise)
+
+    def loss(self, params: Any, state: Any, batch: Any, key: Any) -> tuple[jax.Array, Any]:
+        if isinstance(self.data, Corpus):  # the feed's texts are not corrupted yet
+            batch = self._corrupted(_as_tokens(batch), key)
+        inputs, targets = batch
+        return _token_losses(self.model.module(params), inputs, targets).mean(), state
+
+    def evaluate(self, params: Any, state: Any) -> dict[str, jax.Array]:
+        del state
+        test = jnp.asarray(self.data.test)
+        if isinstance(self.data, Corpus):
+            test = _as_tokens(test)
+        count: Any = self.recipe.task['test_examples']
+        starts = jnp.linspace(0, len(test) - self.lengths.text, count).astype(jnp.int32)
+        examples = self._corrupted(self._cut(test, starts), jax.random.key(0))
+
+        def losses(example):
+            inputs, targets = example
+            return _token_losses(self.model.module(params), inputs[None], targets[None])[0]
+
+        size = min(self.recipe.batch_size, len(starts))
+        return {'loss': jax.lax.map(losses, examples, batch_size=size).mean()}
+
+    def feed(self, seed: int) -> Feed:
+        length, size = self.lengths.text, self.recipe.batch_size
+        return pipelines.windows(self.data.train, length, size, seed)
+
+    def _cut(self, text: jax.Array, starts: jax.Array) -> jax.Array:
+        """Parts of a text, int[starts, length]."""
+
+        def cut(start):
+            return jax.lax.dynamic_slice(text, (start,), (self.lengths.text,))
+
+        return jax.vmap(cut)(starts)
+
+    def _corrupted(self, texts: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Inputs and targets of texts, by noise of their own each."""
+
+        def corrupt(text, key):
+            mask = span_corruption.noise_mask(key, self.lengths)
+            return span_corruption.corrupt(text, mask, self.lengths, self.vocabulary)
+
+        return jax.vmap(corrupt)(texts, jax.random.split(key, len(texts)))
+
+
+def _token_losses(model: T5, inputs: jax.Array, targets: jax.Array) -> jax.Array:
+    """The cross-entropy of each target in nats, float32[batch, target length]."""
     so_far = jnp.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=span_corruption.START)
     return optax.softmax_cross_entropy_with_integer_labels(model(inputs, so_far), targets)
 
 
-def _tokens(content: Any) -> jax.Array:
+def _as_tokens(content: Any) -> jax.Array:
     """Bytes as tokens, each with the number that `Corpus.symbols` gives it."""
     return jnp.asarray(content, jnp.int32) + span_corruption.SYMBOLS
 
 
-def _sized(recipe: Recipe, data: Text | Corpus, lengths: span_corruption.Lengths) -> Sizes:
-    model: Any = dict(recipe.model)
+def _sizes(recipe: Recipe, data: Text | Corpus, lengths: Lengths) -> Sizes:
+    sizes: Any = dict(recipe.model)
     needed = span_corruption.SYMBOLS + len(data.symbols) + lengths.spans
-    model['vocabulary'] = model['vocabulary'] or needed
-    if model['vocabulary'] < needed:
+    sizes['vocabulary'] = sizes['vocabulary'] or needed
+    if sizes['vocabulary'] < needed:
         raise ValueError(
-            f'model.vocabulary is {model["vocabulary"]}, but {recipe.data} needs {needed} '
-            f'({len(data.symbols)} different bytes and {lengths.spans} sentinels): set it to 0 or at least that'
+            f'model.vocabulary is {sizes["vocabulary"]}, but {recipe.data} needs {needed} '
+            f'({len(data.symbols)} different bytes and {lengths.spans} sentinels): set it to 0 or '
+            'at least that'
         )
-    return Sizes(**model)
+    return Sizes(**sizes)
 
 
-def _read_text(folder: Path | None) -> bytes:
+def _folder(recipe: Recipe, folder: Path | None, content: str) -> Path:
     if folder is None:
         raise ValueError(
-            f'tinyshakespeare is read from a folder: pass --data-dir with one that holds {SHAKESPEARE}'
+            f'{recipe.data} is read from a folder: pass --data-dir with one that holds {content}'
         )
-    path = Path(folder) / SHAKESPEARE
-    if not path.is_file():
-        raise ValueError(f'{path} does not exist: put tiny Shakespeare (one text file) there')
-    return path.read_bytes()
+    return Path(folder)

@@ -1,7 +1,8 @@
-"""T5 1.1 in flax nnx: an encoder and a decoder of pre-normalised blocks with relative position biases.
+"""T5 1.1 in flax nnx: an encoder and a decoder of pre-normalised blocks with relative positions.
 
-As in T5 1.1: RMSNorm, no biases, gated GELU, attention that is not divided by the square root of its width, and an
-output layer of its own (untied from the embedding). No dropout, as in its pre-training.
+As in T5 1.1: RMSNorm, no biases, gated GELU, attention scores that are not divided by the square
+root of the width, and an output layer that is not tied to the embedding. No dropout, as in its
+pre-training.
 """
 
 from typing import NamedTuple
@@ -32,19 +33,16 @@ class T5(nnx.Module):
     """The model: tokens that are given and tokens so far, to logits of the next token."""
 
     def __init__(self, sizes: Sizes, dtype: jax.typing.DTypeLike = jnp.float32, *, rngs: nnx.Rngs):
+        init = nnx.initializers.normal(1.0)
         self.embedding = nnx.Embed(
-            sizes.vocabulary,
-            sizes.width,
-            dtype=dtype,
-            embedding_init=nnx.initializers.normal(1.0),
-            rngs=rngs,
+            sizes.vocabulary, sizes.width, dtype=dtype, embedding_init=init, rngs=rngs
         )
         self.encoder = Stack(sizes, dtype, is_decoder=False, rngs=rngs)
         self.decoder = Stack(sizes, dtype, is_decoder=True, rngs=rngs)
         self.head = _linear(sizes.width, sizes.vocabulary, dtype, rngs)
 
     def __call__(self, inputs: jax.Array, targets_so_far: jax.Array) -> jax.Array:
-        """Predicts each target."""
+        """Logits of each target, float32[batch, target length, vocabulary]; both are int tokens."""
         encoded = self.encoder(self.embedding(inputs))
         decoded = self.decoder(self.embedding(targets_so_far), encoded)
         return self.head(decoded).astype(jnp.float32)
@@ -120,9 +118,12 @@ class Attention(nnx.Module):
     def __call__(
         self, queries: jax.Array, seen: jax.Array, bias: jax.Array | None = None
     ) -> jax.Array:
-        """Attends."""
+        """Attends from queries [batch, length, width] to `seen` [batch, seen length, width].
 
-        def split(joined: jax.Array) -> jax.Array:
+        `bias` [heads, length, seen length] is added to the scores.
+        """
+
+        def split(joined):
             return joined.reshape(*joined.shape[:2], self.heads, -1)
 
         query, key, value = (
@@ -137,7 +138,11 @@ class Attention(nnx.Module):
 
 
 def position_buckets(length: int, bidirectional: bool, buckets: int, distance: int) -> np.ndarray:
-    """The bucket of each pair of positions: one each for near ones, then ever wider ones.
+    """The bucket of each pair of positions, int[length (query), length (key)].
+
+    Near distances have a bucket each, farther ones share ever wider ones, the last one from
+    `distance` on. Bidirectional, later positions have half of the buckets; else they share the
+    first.
 
     >>> position_buckets(4, False, 32, 128)[3]
     array([3, 2, 1, 0])
@@ -148,11 +153,11 @@ def position_buckets(length: int, bidirectional: bool, buckets: int, distance: i
     away = np.abs(relative) if bidirectional else np.maximum(-relative, 0)
     near = buckets // 2
     # In float32 and with its epsilon, as in T5: distances on an edge fall to the same side.
-    ratio = np.log(
-        np.maximum(away, 1).astype(np.float32) / near + np.finfo(np.float32).eps
-    ) / np.log(distance / near)
+    scaled = np.maximum(away, 1).astype(np.float32) / near + np.finfo(np.float32).eps
+    ratio = np.log(scaled) / np.log(distance / near)
     far = np.minimum(near + (ratio * (buckets - near)).astype(int), buckets - 1)
-    return np.where(away < near, away, far) + (buckets * (relative > 0) if bidirectional else 0)
+    bucket = np.where(away < near, away, far)
+    return bucket + buckets * (relative > 0) if bidirectional else bucket
 
 
 def _linear(

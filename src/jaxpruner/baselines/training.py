@@ -68,7 +68,7 @@ class Training:
         They are no constants of the program, so that it serves chunks of any length.
         """
 
-        def step(number: jax.Array, carry: Carry) -> Carry:
+        def step(number, carry):
             return self.step(data, targets, carry, number)
 
         return jax.lax.fori_loop(first, stop, step, carry)
@@ -124,7 +124,7 @@ def _generic_step(
     if batch is None and task.batch is not None:
         batch = task.batch(batch_key, step)
 
-    def loss(params: Any) -> tuple[jax.Array, Any]:
+    def loss(params):
         forward = updater.pre_forward_update(params, carry.opt_state)
         return task.loss(forward, carry.state, batch, loss_key)
 

@@ -1,7 +1,7 @@
 """Pictures in array-record files as TensorFlow Datasets writes them.
 
-Each record is a `tf.train.Example` with the features `image` (the bytes of a JPEG or PNG file) and `label` (a whole
-number); TensorFlow is not needed to read it.
+Each record is a `tf.train.Example` with the features `image` (the bytes of a JPEG or PNG file) and
+`label` (a whole number); TensorFlow is not needed to read it.
 """
 
 import functools
@@ -22,7 +22,7 @@ class ArrayRecords:
     """A reader of the pictures in array-record files."""
 
     def __init__(self, paths: Sequence[Path]):
-        """Counts the records."""
+        """Counts the records; a `DataError` for a file that is missing or of another kind."""
         self._paths = list(paths)
         self._sources = [_opened(path) for path in self._paths]
         self._ends = np.cumsum([len(source) for source in self._sources])
@@ -32,28 +32,29 @@ class ArrayRecords:
 
     def __getitem__(self, index: int) -> Picture:
         file = int(np.searchsorted(self._ends, index, side='right'))
-        place = index - (int(self._ends[file - 1]) if file else 0)
-        name = f'{self._paths[file]}, record {place}'
+        source = self._sources[file]
+        record = index - int(self._ends[file]) + len(source)
+        name = f'{self._paths[file]}, record {record}'
         try:
-            features = parse_example(self._sources[file][place])
+            features = _parse_example(source[record])
         except Exception as error:  # array_record and protobuf have their own
             raise DataError(f'{name} cannot be read ({error}): {DOWNLOAD_AGAIN}') from error
         try:
             (content,), (label,) = features['image'], features['label']
         except (KeyError, ValueError):
             raise DataError(
-                f"{name} has the features {sorted(features)}; it needs one 'image' (a file's bytes) and one 'label'"
+                f"{name} has the features {sorted(features)}; it needs one 'image' (a file's "
+                "bytes) and one 'label'"
             ) from None
         return Picture(name, content, label)
 
 
-def parse_example(record: bytes) -> dict[str, list[Any]]:
-    r"""The features of a `tf.train.Example`: bytes and whole numbers."""
-    features = _example().FromString(record).features.feature
-    return {
-        entry.key: [*entry.value.bytes_list.value, *entry.value.int64_list.value]
-        for entry in features
-    }
+def _parse_example(record: bytes) -> dict[str, list[Any]]:
+    """The features of a `tf.train.Example`: bytes and whole numbers."""
+    features = {}
+    for entry in _example().FromString(record).features.feature:
+        features[entry.key] = [*entry.value.bytes_list.value, *entry.value.int64_list.value]
+    return features
 
 
 def _opened(path: Path) -> Any:
@@ -69,19 +70,19 @@ def _opened(path: Path) -> Any:
 @functools.cache
 def _example() -> Any:
     """The message, described by hand; a map is, in bytes, a list of pairs."""
-    kinds = imported('google.protobuf.descriptor_pb2', _USE)
-    field = kinds.FieldDescriptorProto
-    file = kinds.FileDescriptorProto(name='example.proto', package='example')
+    descriptors = imported('google.protobuf.descriptor_pb2', _USE)
+    field = descriptors.FieldDescriptorProto
+    file = descriptors.FileDescriptorProto(name='example.proto', package='example')
 
-    def message(name: str, *fields: tuple[str, int, bool, Any]) -> None:
+    def message(name, *fields):
         described = file.message_type.add(name=name)
-        for title, number, repeated, kind in fields:
+        for title, number, is_repeated, field_type in fields:
             added = described.field.add(name=title, number=number)
-            added.label = field.LABEL_REPEATED if repeated else field.LABEL_OPTIONAL
-            if isinstance(kind, str):
-                added.type, added.type_name = field.TYPE_MESSAGE, f'.example.{kind}'
+            added.label = field.LABEL_REPEATED if is_repeated else field.LABEL_OPTIONAL
+            if isinstance(field_type, str):
+                added.type, added.type_name = field.TYPE_MESSAGE, f'.example.{field_type}'
             else:
-                added.type = kind
+                added.type = field_type
 
     message('Bytes', ('value', 1, True, field.TYPE_BYTES))
     message('Integers', ('value', 1, True, field.TYPE_INT64))

@@ -1,7 +1,8 @@
-"""EMNIST by its writers: the files of FedJAX (SQLite) and of TensorFlow Federated (HDF5), read client by client.
+"""EMNIST by its writers: the files of FedJAX (SQLite) and TensorFlow Federated (HDF5), by client.
 
-FedJAX has a table `federated_data` of client_id, data and num_examples, where data is zlib over msgpack; TensorFlow
-Federated has groups `examples/<client>` with `pixels` and `label`. In both, pixels are float32 from 0 (ink) to 1.
+FedJAX has a table `federated_data` of client_id, data and num_examples, where data is zlib over
+msgpack; TensorFlow Federated has groups `examples/<client>` with `pixels` and `label`. In both,
+pixels are float32 from 0 (ink) to 1.
 """
 
 import sqlite3
@@ -35,19 +36,15 @@ class ClientFiles(NamedTuple):
 
 
 class SqliteClients:
-    """A reader of a file as FedJAX has it."""
+    """A reader of a file as FedJAX has it; a `DataError` where it is missing or damaged."""
 
     def __init__(self, path: Path):
-        """Lists the clients."""
         self._path, self._local = path, threading.local()
+        query = 'SELECT client_id FROM federated_data ORDER BY client_id'
         try:
-            rows = (
-                self._connection()
-                .execute('SELECT client_id FROM federated_data ORDER BY client_id')
-                .fetchall()
-            )
+            rows = self._connection().execute(query).fetchall()
         except sqlite3.Error as error:
-            raise DataError(f'{path} cannot be read ({error}): {DOWNLOAD_AGAIN}') from error
+            raise _unreadable(path, error) from error
         self._names = [row[0] for row in rows]
 
     def __len__(self) -> int:
@@ -56,44 +53,33 @@ class SqliteClients:
     def __getitem__(self, index: int) -> Client:
         msgpack = imported('msgpack', "FedJAX's files")
         name = self._names[index]
+        query = 'SELECT data FROM federated_data WHERE client_id = ?'
+        errors = sqlite3.Error, zlib.error, ValueError, KeyError, TypeError
         try:
-            query = 'SELECT data FROM federated_data WHERE client_id = ?'
             (data,) = self._connection().execute(query, [name]).fetchone()
-            found = msgpack.unpackb(zlib.decompress(data), ext_hook=_array, raw=False)
-            return _client(found['pixels'], found['label'])
-        except (
-            sqlite3.Error,
-            zlib.error,
-            ValueError,
-            KeyError,
-            TypeError,
-            msgpack.UnpackException,
-        ) as error:
-            raise DataError(
-                f'{self._path}, client {name!r}, cannot be read ({error}): {DOWNLOAD_AGAIN}'
-            ) from error
+            fields = msgpack.unpackb(zlib.decompress(data), ext_hook=_array, raw=False)
+            return _client(fields['pixels'], fields['label'])
+        except (*errors, msgpack.UnpackException) as error:
+            raise _unreadable(f'{self._path}, client {name!r},', error) from error
 
     def _connection(self) -> sqlite3.Connection:
         """One for each thread."""
         if not hasattr(self._local, 'connection'):
-            self._local.connection = sqlite3.connect(
-                f'{self._path.absolute().as_uri()}?mode=ro', uri=True
-            )
+            uri = f'{self._path.absolute().as_uri()}?mode=ro'
+            self._local.connection = sqlite3.connect(uri, uri=True)
         return self._local.connection
 
 
 class Hdf5Clients:
-    """A reader of a file as TensorFlow Federated has it."""
+    """A reader of a file as TensorFlow Federated has it; `DataError` where missing or damaged."""
 
     def __init__(self, path: Path):
-        """Lists the clients."""
         self._path = path
+        h5py = imported('h5py', "TensorFlow Federated's files")
         try:
-            self._examples = imported('h5py', "TensorFlow Federated's files").File(path, 'r')[
-                'examples'
-            ]
+            self._examples = h5py.File(path, 'r')['examples']
         except (OSError, KeyError) as error:
-            raise DataError(f'{path} cannot be read ({error}): {DOWNLOAD_AGAIN}') from error
+            raise _unreadable(path, error) from error
         self._names = sorted(self._examples)
 
     def __len__(self) -> int:
@@ -102,26 +88,28 @@ class Hdf5Clients:
     def __getitem__(self, index: int) -> Client:
         name = self._names[index]
         try:
-            return _client(self._examples[name]['pixels'][()], self._examples[name]['label'][()])
+            fields = self._examples[name]
+            return _client(fields['pixels'][()], fields['label'][()])
         except (OSError, KeyError, ValueError) as error:
-            raise DataError(
-                f'{self._path}, client {name!r}, cannot be read ({error}): {DOWNLOAD_AGAIN}'
-            ) from error
-
-
-def read_emnist(folder: Path) -> ClientFiles:
-    """Finds the files and reads the test part."""
-    for name, reader in _READERS.items():
-        paths = [folder / name.format(part) for part in ('train', 'test')]
-        if all(path.is_file() for path in paths):
-            train, test = map(reader, paths)
-            everything = [test[index] for index in range(len(test))]
-            return ClientFiles(train, *map(np.concatenate, zip(*everything, strict=True)))
-    pairs = [f'{name.format("train")} and {name.format("test")}' for name in _READERS]
-    raise DataError(f'{folder} holds neither {" nor ".join(pairs)}: put one pair there')
+            raise _unreadable(f'{self._path}, client {name!r},', error) from error
 
 
 _READERS = {'federated_emnist_{}.sqlite': SqliteClients, 'fed_emnist_{}.h5': Hdf5Clients}
+
+
+def read_emnist(folder: Path) -> ClientFiles:
+    """Finds the training and test files of FedJAX or of TensorFlow Federated; reads the test part."""
+    pairs = []
+    for name, reader in _READERS.items():
+        train, test = folder / name.format('train'), folder / name.format('test')
+        if train.is_file() and test.is_file():
+            train_clients, test_clients = reader(train), reader(test)
+            clients = [test_clients[index] for index in range(len(test_clients))]
+            images = np.concatenate([client.images for client in clients])
+            labels = np.concatenate([client.labels for client in clients])
+            return ClientFiles(train_clients, images, labels)
+        pairs.append(f'{train.name} and {test.name}')
+    raise DataError(f'{folder} holds neither {" nor ".join(pairs)}: put one pair there')
 
 
 def _client(pixels: Any, labels: Any) -> Client:
@@ -131,8 +119,12 @@ def _client(pixels: Any, labels: Any) -> Client:
     return Client(1 - pixels[..., None], labels)
 
 
-def _array(kind: int, data: bytes) -> np.ndarray:
-    if kind != _NDARRAY:
-        raise ValueError(f'extension type {kind} where an array belongs')
+def _array(extension: int, data: bytes) -> np.ndarray:
+    if extension != _NDARRAY:
+        raise ValueError(f'extension type {extension} where an array belongs')
     shape, dtype, content = imported('msgpack', "FedJAX's files").unpackb(data, raw=True)
     return np.frombuffer(content, np.dtype(dtype.decode())).reshape(shape)
+
+
+def _unreadable(what: Path | str, error: Exception) -> DataError:
+    return DataError(f'{what} cannot be read ({error}): {DOWNLOAD_AGAIN}')

@@ -1,4 +1,4 @@
-"""Pictures in folders: one folder for each class, `train/<class>/*.JPEG` and `val/<class>/*.JPEG`."""
+"""Pictures in folders of their classes, `train/<class>/*.JPEG` and `val/<class>/*.JPEG`."""
 
 import os
 from pathlib import Path
@@ -22,29 +22,28 @@ class ImageFolder:
     """
 
     def __init__(self, folder: Path, classes: tuple[str, ...] | None = None):
-        """Lists the files."""
-        found = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
-        self.classes = tuple(found) if classes is None else classes
-        for name in {*self.classes} ^ {*found}:
-            there = (
-                f'no folder {name}'
-                if name in self.classes
-                else f'a folder {name} that the training part lacks'
-            )
+        """Lists the files; classes are in the order of their labels, by default sorted.
+
+        Raises a `DataError` for a class without pictures, or without a folder.
+        """
+        names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+        self.classes = tuple(names) if classes is None else classes
+        for name in {*self.classes} ^ {*names}:
+            difference = f'a folder {name} that the training part lacks'
+            if name in self.classes:
+                difference = f'no folder {name}'
             raise DataError(
-                f'{folder} has {there}: both parts need the same classes, one folder each'
+                f'{folder} has {difference}: both parts need the same classes, one folder each'
             )
         self._folder = folder
         self._files: list[tuple[str, int]] = []
         for label, name in enumerate(self.classes):
-            files = sorted(
-                entry.name
-                for entry in os.scandir(folder / name)
-                if entry.name.lower().endswith(SUFFIXES)
-            )
+            files = sorted(os.listdir(folder / name))
+            files = [file for file in files if file.lower().endswith(SUFFIXES)]
             if not files:
                 raise DataError(
-                    f'{folder / name} holds no images ({", ".join(SUFFIXES)}): put those of its class there'
+                    f'{folder / name} holds no images ({", ".join(SUFFIXES)}): put those of its '
+                    'class there'
                 )
             self._files += [(f'{name}/{file}', label) for file in files]
 

@@ -9,6 +9,11 @@ from jaxpruner.baselines.readers.image_folder import ImageFolder
 from jaxpruner.baselines.readers.pictures import Picture
 from jaxpruner.baselines.readers.pipelines import Reader
 
+_FILES = (
+    'train/<class>/*.JPEG and val/<class>/*.JPEG, or *train*.array_record* and '
+    '*validation*.array_record*'
+)
+
 
 class ImageFiles(NamedTuple):
     """Readers of both parts."""
@@ -20,15 +25,13 @@ class ImageFiles(NamedTuple):
 
 def read_imagenet(folder: Path) -> ImageFiles:
     """Finds the files; images are read when they are asked for."""
-    wanted = 'train/<class>/*.JPEG and val/<class>/*.JPEG, or *train*.array_record* and *validation*.array_record*'
     if not folder.is_dir():
-        raise DataError(f'{folder} is not a folder: pass one with {wanted}')
+        raise DataError(f'{folder} is not a folder: pass one with {_FILES}')
     if (folder / 'train').is_dir() and (folder / 'val').is_dir():
         train = ImageFolder(folder / 'train')
         return ImageFiles(train, ImageFolder(folder / 'val', train.classes), len(train.classes))
-    records = {
-        part: sorted(folder.glob(f'*{part}*.array_record*')) for part in ('train', 'validation')
-    }
-    if not all(records.values()):
-        raise DataError(f'{folder} does not hold both parts of ImageNet: it needs {wanted}')
-    return ImageFiles(ArrayRecords(records['train']), ArrayRecords(records['validation']), None)
+    train = sorted(folder.glob('*train*.array_record*'))
+    test = sorted(folder.glob('*validation*.array_record*'))
+    if not (train and test):
+        raise DataError(f'{folder} does not hold both parts of ImageNet: it needs {_FILES}')
+    return ImageFiles(ArrayRecords(train), ArrayRecords(test), None)

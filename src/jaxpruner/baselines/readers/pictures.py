@@ -27,22 +27,22 @@ class Picture(NamedTuple):
 
 
 def random_part(random: np.random.Generator, picture: Picture, size: int) -> dict[str, Any]:
-    """A random part, half of the time mirrored (Szegedy et al. 2015, https://arxiv.org/abs/1409.4842)."""
+    """A random part, half of the time mirrored: `image` uint8[size, size, 3], `label` int32.
+
+    As Szegedy et al. 2015 (https://arxiv.org/abs/1409.4842); a damaged picture is a `DataError`.
+    """
     image = _decoded(picture)
     pixels = _resized(image, random_box(random, *image.size), size)
-    return {
-        'image': pixels[:, ::-1] if random.random() < 0.5 else pixels,
-        'label': np.int32(picture.label),
-    }
+    if random.random() < 0.5:
+        pixels = pixels[:, ::-1]
+    return {'image': pixels, 'label': np.int32(picture.label)}
 
 
 def middle(picture: Picture, size: int) -> dict[str, Any]:
-    """The square in the middle, without a margin."""
+    """The square in the middle, without a margin, as of `random_part`."""
     image = _decoded(picture)
-    return {
-        'image': _resized(image, middle_box(*image.size), size),
-        'label': np.int32(picture.label),
-    }
+    pixels = _resized(image, middle_box(*image.size), size)
+    return {'image': pixels, 'label': np.int32(picture.label)}
 
 
 def random_box(random: np.random.Generator, width: int, height: int) -> Box:
@@ -56,17 +56,15 @@ def random_box(random: np.random.Generator, width: int, height: int) -> Box:
         ratio = math.exp(random.uniform(math.log(_RATIO[0]), math.log(_RATIO[1])))
         wide, high = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < wide <= width and 0 < high <= height:
-            left, upper = (
-                int(random.integers(width - wide + 1)),
-                int(random.integers(height - high + 1)),
-            )
+            left = int(random.integers(width - wide + 1))
+            upper = int(random.integers(height - high + 1))
             return left, upper, left + wide, upper + high
     wide, high = min(width, height * _RATIO[1]), min(height, width / _RATIO[0])
     return (width - wide) / 2, (height - high) / 2, (width + wide) / 2, (height + high) / 2
 
 
 def middle_box(width: int, height: int) -> Box:
-    """What is left of the square in the middle without its margin.
+    """The square in the middle without its margin.
 
     >>> middle_box(256, 512)
     (16.0, 144.0, 240.0, 368.0)

@@ -1,4 +1,4 @@
-"""From a reader to batches, with grain: examples in an order that a seed decides, read ahead by threads."""
+"""From a reader to batches, with grain: in an order that a seed decides, read ahead by threads."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -63,15 +63,18 @@ def mixed(
 ) -> GrainFeed:
     """All examples in a random order, again and again in another.
 
+    `prepare` makes an example, a pytree of arrays, of random numbers of its own and an item.
+
     >>> feed = mixed([1, 2, 3], lambda random, item: np.float32(item), batch_size=3, seed=0)
     >>> sorted(feed.next(None).tolist())
     [1.0, 2.0, 3.0]
     """
+
+    def prepare_item(index, item):
+        return prepare(np.random.default_rng((seed, index)), item)
+
     dataset = _grain().MapDataset.source(reader).shuffle(seed=seed).repeat(_EPOCHS)
-    dataset = dataset.map_with_index(
-        lambda index, item: prepare(np.random.default_rng((seed, index)), item)
-    )
-    return GrainFeed(_read_ahead(dataset, batch_size))
+    return GrainFeed(_read_ahead(dataset.map_with_index(prepare_item), batch_size))
 
 
 def numbered(make: Callable[[int], Any]) -> GrainFeed:
@@ -87,7 +90,9 @@ def numbered(make: Callable[[int], Any]) -> GrainFeed:
 
 
 def windows(parts: Reader[np.ndarray], length: int, batch_size: int, seed: int) -> GrainFeed:
-    """Pieces of texts, all of one length: those of a few random parts are mixed at a time.
+    """Pieces of texts, of `length` bytes each: those of a few random parts are mixed at a time.
+
+    What is left at a part's end is not used.
 
     >>> windows([np.arange(7, dtype=np.uint8)], length=3, batch_size=2, seed=0).next(None).shape
     (2, 3)
@@ -100,27 +105,24 @@ def windows(parts: Reader[np.ndarray], length: int, batch_size: int, seed: int) 
         def flat_map(self, element: np.ndarray) -> np.ndarray:
             return element
 
-    def pool(number: int, texts: list[np.ndarray]) -> np.ndarray:
-        pieces = np.concatenate(
-            [text[: len(text) // length * length].reshape(-1, length) for text in texts]
-        )
-        if not len(pieces):
+    def pool(number, texts):
+        pieces = []
+        for text in texts:
+            complete = text[: len(text) // length * length]
+            pieces.append(complete.reshape(-1, length))
+        mixed_pieces = np.random.default_rng((seed, number)).permutation(np.concatenate(pieces))
+        if not len(mixed_pieces):
             raise ValueError(
-                f'{len(texts)} parts of the text are all shorter than {length} bytes: use longer files'
+                f'{len(texts)} parts of the text are all shorter than {length} bytes: use longer '
+                'files'
             )
-        return np.random.default_rng((seed, number)).permutation(pieces)
+        return mixed_pieces
 
-    parts_of_pool = min(_POOL, len(parts))  # more would have a part twice
-    pools = (
-        grain.MapDataset.source(parts)
-        .shuffle(seed=seed)
-        .repeat(_EPOCHS)
-        .batch(parts_of_pool, batch_fn=list)
-    )
+    size = min(_POOL, len(parts))  # more would have a part twice
+    shuffled = grain.MapDataset.source(parts).shuffle(seed=seed).repeat(_EPOCHS)
+    pools = shuffled.batch(size, batch_fn=list).map_with_index(pool)
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)
-    pieces = grain.experimental.FlatMapIterDataset(
-        pools.map_with_index(pool).to_iter_dataset(options), Windows()
-    )
+    pieces = grain.experimental.FlatMapIterDataset(pools.to_iter_dataset(options), Windows())
     return GrainFeed(pieces.batch(batch_size))
 
 

@@ -1,6 +1,6 @@
-"""Texts in parts that are read alone: text files in pieces of a mebibyte, parquet files in their row groups.
+"""Texts in parts that are read alone: text files in mebibytes, parquet files in their row groups.
 
-A token is a byte. C4 comes as parquet files with a column `text`; documents follow one another behind a line break.
+A token is a byte. C4 comes as parquet files with a column `text`; a line break separates documents.
 """
 
 from pathlib import Path
@@ -25,7 +25,7 @@ class Corpus(NamedTuple):
 
 
 class TextParts:
-    """A reader of text files.
+    """A reader of text files, in parts of a size in bytes.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -36,17 +36,17 @@ class TextParts:
     """
 
     def __init__(self, paths: list[Path], size: int = PART):
-        """Looks at the sizes of the files."""
         self._size = size
-        self._places = [
-            (path, start) for path in paths for start in range(0, path.stat().st_size, size)
-        ]
+        self._parts: list[tuple[Path, int]] = []
+        for path in paths:
+            for start in range(0, path.stat().st_size, size):
+                self._parts.append((path, start))
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._parts)
 
     def __getitem__(self, index: int) -> np.ndarray:
-        path, start = self._places[index]
+        path, start = self._parts[index]
         try:
             with path.open('rb') as file:
                 file.seek(start)
@@ -56,17 +56,19 @@ class TextParts:
 
 
 class ParquetParts:
-    """A reader of the column `text` of parquet files."""
+    """A reader of the column `text` of parquet files; a `DataError` where there is none."""
 
     def __init__(self, paths: list[Path]):
-        """Reads where row groups lie."""
-        self._places = [(path, group) for path in paths for group in range(_row_groups(path))]
+        self._parts: list[tuple[Path, int]] = []
+        for path in paths:
+            for group in range(_count_row_groups(path)):
+                self._parts.append((path, group))
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._parts)
 
     def __getitem__(self, index: int) -> np.ndarray:
-        path, group = self._places[index]
+        path, group = self._parts[index]
         try:
             with _parquet().ParquetFile(path) as file:
                 rows = file.read_row_group(group, columns=[COLUMN])[COLUMN].to_pylist()
@@ -78,53 +80,54 @@ class ParquetParts:
 
 
 def read_corpus(folder: Path, test_bytes: int) -> Corpus:
-    """Finds the files, and reads the beginning of the test part."""
+    """Finds parquet or text files, and reads the beginning of the test part.
+
+    Files in whose path is `validation` are for testing, others with `train` for training; where
+    one of the two is missing a `DataError` says so.
+    """
     for suffix, reader in (('.parquet', ParquetParts), ('.txt', TextParts)):
-        found = {part: _files(folder, part, suffix) for part in ('train', 'validation')}
-        if all(found.values()):
-            return Corpus(
-                reader(found['train']),
-                _beginning(reader(found['validation']), test_bytes),
-                _SYMBOLS,
-            )
+        train, test = _find_files(folder, suffix)
+        if train and test:
+            symbols = np.arange(256, dtype=np.uint8)
+            return Corpus(reader(train), _read_beginning(reader(test), test_bytes), symbols)
     raise DataError(
-        f'{folder} does not hold files *train*.parquet and *validation*.parquet, or *train*.txt and *validation*.txt: '
-        'put both parts there'
+        f'{folder} does not hold files *train*.parquet and *validation*.parquet, or *train*.txt '
+        'and *validation*.txt: put both parts there'
     )
 
 
-_SYMBOLS = np.arange(256, dtype=np.uint8)
+def _find_files(folder: Path, suffix: str) -> tuple[list[Path], list[Path]]:
+    """The files for training and for testing."""
+    train, test = [], []
+    for path in sorted(folder.rglob(f'*{suffix}')):
+        name = str(path.relative_to(folder))
+        if 'validation' in name:
+            test.append(path)
+        elif 'train' in name:
+            train.append(path)
+    return train, test
 
 
-def _files(folder: Path, part: str, suffix: str) -> list[Path]:
-    paths = sorted(folder.rglob(f'*{suffix}'))
-    kinds = {
-        path: 'validation' if 'validation' in str(path.relative_to(folder)) else 'train'
-        for path in paths
-    }
-    return [path for path in paths if kinds[path] == part and part in str(path.relative_to(folder))]
-
-
-def _beginning(parts: Reader[np.ndarray], size: int) -> np.ndarray:
-    read: list[np.ndarray] = []
+def _read_beginning(parts: Reader[np.ndarray], size: int) -> np.ndarray:
+    beginning = np.zeros(0, np.uint8)
     for index in range(len(parts)):
-        if sum(map(len, read)) >= size:
+        if len(beginning) >= size:
             break
-        read.append(parts[index])
-    return np.concatenate([np.zeros(0, np.uint8), *read])[:size]
+        beginning = np.concatenate([beginning, parts[index]])
+    return beginning[:size]
 
 
-def _row_groups(path: Path) -> int:
+def _count_row_groups(path: Path) -> int:
     try:
         with _parquet().ParquetFile(path) as file:
-            names, groups = file.schema_arrow.names, file.num_row_groups
+            names, count = file.schema_arrow.names, file.num_row_groups
     except (OSError, ValueError) as error:
         raise DataError(
             f'{path} cannot be read as a parquet file ({error}): {DOWNLOAD_AGAIN}'
         ) from error
     if COLUMN not in names:
         raise DataError(f'{path} has the columns {names}: it needs one named {COLUMN!r}')
-    return groups
+    return count
 
 
 def _parquet() -> Any:
