@@ -1,7 +1,8 @@
 """Taps on functions: what happens to the layers of flax.linen and Haiku that a function calls.
 
-One interceptor stands in each framework for as long as a tapped function runs, and asks the taps that are active in
-this thread. A framework runs interceptors that were entered later first; taps go from the innermost function out.
+While a tapped function runs, each framework has one interceptor, which asks the taps that are active in this thread.
+Taps act from the innermost function outwards, so one interceptor must order them: a framework itself runs the
+interceptor that was entered last first.
 """
 
 import contextlib
@@ -29,27 +30,16 @@ _INTERCEPTORS = {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tap:
-    """An action on chosen layers.
+    """An action on chosen layers."""
 
-    Attributes:
-      entries: the layers, as `layers.read_where` returns them.
-      action: what to do when one is called; hashable.
-      token: taps of equal tokens do the same, so that what was compiled under one holds under the other.
-      refuses: a call in which an entry chose no layer ends in an error.
-      innermost: the action stands next to the layer, inside those of all other taps.
-      called: the names of the layers that were called so far.
-      compiled: the entries, by number, that chose a layer inside jit, scan, …; a later call need not run it in Python.
-
-    >>> Tap(('Dense_*',), lambda name, call, args, kwargs: call(*args, **kwargs)).refuses
-    True
-    """
-
-    entries: tuple[Any, ...]
-    action: Action
+    entries: tuple[Any, ...]  # the layers, as `layers.read_where` returns them
+    action: Action  # what to do when one of them is called; hashable
+    # Taps of equal tokens do the same, so that what was compiled under one holds under the other.
     token: Hashable = dataclasses.field(default_factory=object)
-    refuses: bool = True
-    innermost: bool = False
-    called: dict[str, None] = dataclasses.field(default_factory=dict)
+    refuses: bool = True  # a call in which an entry chose no layer ends in an error
+    innermost: bool = False  # the action stands next to the layer, inside those of all other taps
+    called: dict[str, None] = dataclasses.field(default_factory=dict)  # layers called so far
+    # Numbers of entries that chose a layer inside jit, scan, …: a later call need not run it in Python.
     compiled: set[int] = dataclasses.field(default_factory=set)
 
 
@@ -64,52 +54,41 @@ class _Call:
         self._matched: set[int] = set()
 
     def chooses(self, layer: layers_lib.Layer) -> bool:
-        """Whether a layer that is called is one of the chosen; takes down that it was called."""
-        found = {i for i, entry in enumerate(self.tap.entries) if layers_lib.chosen(entry, layer)}
+        """Whether the tap means a layer that is called; remembers that it was called."""
+        matched = set()
+        for number, entry in enumerate(self.tap.entries):
+            if layers_lib.means_layer(entry, layer):
+                matched.add(number)
         if layer.path and layer.method != 'setup':
-            called = self._called if found or layer.method == '__call__' else self._methods
+            called = self._called if matched or layer.method == '__call__' else self._methods
             called[layer.name] = self.tap.called[layer.name] = None
-        self._matched |= found
+        self._matched |= matched
         if self._trace != traces.trace_state():
-            self.tap.compiled.update(found)
-        return bool(found)
+            self.tap.compiled.update(matched)
+        return bool(matched)
 
-    def check(self, kind: str) -> None:
+    def check(self, framework: str) -> None:
         """Refuses entries that chose nothing."""
-        known = self._matched | self.tap.compiled
-        missing = [entry for i, entry in enumerate(self.tap.entries) if i not in known]
+        matched = self._matched | self.tap.compiled
+        missing = [entry for number, entry in enumerate(self.tap.entries) if number not in matched]
         if self.tap.refuses and missing:
-            layers_lib.refuse_call(missing, self._called or self._methods, kind)
+            layers_lib.refuse_call(missing, self._called or self._methods, framework)
 
 
 class _Thread(threading.local):
-    """What is going on in this thread: calls of tapped functions, outermost first, and the layers that are run."""
+    """What is going on in this thread."""
 
-    calls: tuple[_Call, ...] = ()
-    running: tuple[tuple[int, str], ...] = ()
+    calls: tuple[_Call, ...] = ()  # of tapped functions, outermost first
+    running: tuple[tuple[int, str], ...] = ()  # layers: their id and method
 
 
 _thread = _Thread()
 
 
-def tapped(function: Callable[..., Any], tap: Tap, kind: str = 'function') -> Callable[..., Any]:
-    """The function, with a tap on the layers of flax.linen and Haiku that it calls.
-
-    Args:
-      function: any function.
-      tap: the tap.
-      kind: the kind of model that it runs, for messages.
-
-    Returns:
-      A function that does the same otherwise.
-
-    Raises:
-      TypeError: the function is jitted already.
-
-    >>> tap = Tap(('*',), lambda name, call, args, kwargs: call(*args, **kwargs), refuses=False)
-    >>> tapped(max, tap)(1, 2)
-    2
-    """
+def tapped(
+    function: Callable[..., Any], tap: Tap, framework: str = 'function'
+) -> Callable[..., Any]:
+    """The function with a tap on the layers of flax.linen and Haiku that it calls; a jitted one is a TypeError."""
     if isinstance(function, jax.stages.Wrapped):
         raise TypeError(
             f'{function!r} is already jitted, and what is compiled cannot be changed; give the function itself and put '
@@ -121,33 +100,23 @@ def tapped(function: Callable[..., Any], tap: Tap, kind: str = 'function') -> Ca
         this = _Call(tap)
         with _active(this):
             outputs = function(*args, **kwargs)
-        this.check(kind)
+        this.check(framework)
         return outputs
 
     return call
 
 
 def run_layer(layer: layers_lib.Layer, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Runs a layer that a framework calls, with the taps that choose it.
-
-    Args:
-      layer: the layer.
-      call: runs it.
-      args: its positional arguments.
-      kwargs: its named arguments.
-
-    >>> run_layer(layers_lib.Layer(('Dense_0',), None), max, (1, 2), {})
-    2
-    """
+    """Runs a layer that a framework calls, with the actions of the taps that choose it."""
     this = (id(layer.value), layer.method)
     before = _thread.running
     # Through `super()` a layer's method calls its base class's: one layer, one call.
     if this in before:
         return call(*args, **kwargs)
-    from_within = sorted(_thread.calls, key=lambda each: each.tap.innermost)[::-1]
-    for each in from_within:
-        if each.chooses(layer):
-            call = acted(call, layer.name, each.tap.action)
+    inner_first = sorted(_thread.calls, key=lambda active: active.tap.innermost)[::-1]
+    for active in inner_first:
+        if active.chooses(layer):
+            call = acted(call, layer.name, active.tap.action)
     _thread.running = (*before, this)
     try:
         return call(*args, **kwargs)
@@ -156,16 +125,7 @@ def run_layer(layer: layers_lib.Layer, call: Callable[..., Any], args: Any, kwar
 
 
 def acted(call: Callable[..., Any], name: str, action: Action) -> Callable[..., Any]:
-    """A call of a layer with an action in its place.
-
-    Args:
-      call: runs the layer.
-      name: the layer's name.
-      action: what to do.
-
-    >>> acted(max, 'max', lambda name, call, args, kwargs: -call(*args, **kwargs))(1, 2)
-    -2
-    """
+    """A call of a layer with an action in its place."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         return action(name, call, args, kwargs)
@@ -179,10 +139,12 @@ def _active(call: _Call) -> Iterator[None]:
     calls = (*outer, call)
     with contextlib.ExitStack() as stack:
         if not outer:
-            for library, ours in _INTERCEPTORS.items():
+            for library, module_name in _INTERCEPTORS.items():
                 if sys.modules.get(library) is not None:
-                    stack.enter_context(importlib.import_module(ours).intercepting())
-        stack.enter_context(traces.compiled_under(tuple(each.tap.token for each in calls)))
+                    interceptor = importlib.import_module(module_name)
+                    stack.enter_context(interceptor.intercepting())
+        tokens = tuple(active.tap.token for active in calls)
+        stack.enter_context(traces.compiled_under(tokens))
         _thread.calls = calls
         try:
             yield

@@ -13,30 +13,15 @@ from jaxpruner.core import tree as tree_lib
 
 
 def tapped(model: Any, tap: calls.Tap) -> Any:
-    """A new model with a tap on its layers.
+    """A model of the same paths and arrays with a tap on its layers; ValueError if the tap names none of them."""
+    layers: list[layers_lib.Layer] = []
 
-    Args:
-      model: an Equinox module.
-      tap: the tap.
-
-    Returns:
-      A model of the same paths and arrays.
-
-    Raises:
-      ValueError: the tap names no layer of the model.
-
-    >>> tap = calls.Tap((eqx.nn.Linear,), lambda name, call, args, kwargs: 0 * call(*args, **kwargs) + 1)
-    >>> tapped(eqx.nn.MLP(3, 2, 4, 1, key=jax.random.key(0)), tap)(jax.numpy.ones(3))
-    Array([1., 1.], dtype=float32)
-    """
-    found: list[layers_lib.Layer] = []
-
-    def take_down(layer: layers_lib.Layer) -> Any:
-        found.append(layer)
+    def collect(layer: layers_lib.Layer) -> Any:
+        layers.append(layer)
         return layer.value
 
-    _mapped(model, (), take_down)
-    paths = layers_lib.choose(tap.entries, found)
+    _mapped(model, (), collect)
+    paths = layers_lib.choose_paths(tap.entries, layers)
     action = _SparingState(tap.action)
 
     def substitute(layer: layers_lib.Layer) -> Any:
@@ -60,15 +45,12 @@ def _mapped(module: Any, path: tree_lib.Path, replace: Callable[[layers_lib.Laye
     names = tree_lib.flatten_with_paths(jax.tree.unflatten(treedef, range(len(children))))[0]
     new = []
     for name, child in zip(names, children, strict=True):
-        where = (*path, *name)
+        child_path = (*path, *name)
         if isinstance(child, eqx.Module):
-            new.append(_mapped(child, where, replace))
-        else:
-            new.append(
-                replace(layers_lib.Layer(where, child, is_function=True))
-                if _is_function(child)
-                else child
-            )
+            child = _mapped(child, child_path, replace)
+        elif _is_function(child):
+            child = replace(layers_lib.Layer(child_path, child, is_function=True))
+        new.append(child)
     module = jax.tree.unflatten(treedef, new)
     for field in dataclasses.fields(module):
         value = getattr(module, field.name, None)
@@ -91,15 +73,16 @@ def _as_instance(module: Any, new_class: type) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class _SparingState:
-    """An action to which `eqx.nn.State` among the outputs is no pytree of activations."""
+    """An action that does not see `eqx.nn.State` among the outputs, whose arrays are no activations."""
 
     action: calls.Action
 
     def __call__(self, name: str, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         def boxed(*args: Any, **kwargs: Any) -> Any:
-            return _map_states(_Box, call(*args, **kwargs), eqx.nn.State)
+            return _map_instances(_Box, call(*args, **kwargs), eqx.nn.State)
 
-        return _map_states(lambda box: box.state, self.action(name, boxed, args, kwargs), _Box)
+        outputs = self.action(name, boxed, args, kwargs)
+        return _map_instances(lambda box: box.state, outputs, _Box)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,10 +90,10 @@ class _Box:
     state: Any
 
 
-def _map_states(function: Callable[[Any], Any], outputs: Any, kind: type) -> Any:
-    def is_kind(node: Any) -> bool:
-        return isinstance(node, kind)
+def _map_instances(function: Callable[[Any], Any], outputs: Any, node_type: type) -> Any:
+    def is_instance(node: Any) -> bool:
+        return isinstance(node, node_type)
 
     return jax.tree.map(
-        lambda node: function(node) if is_kind(node) else node, outputs, is_leaf=is_kind
+        lambda node: function(node) if is_instance(node) else node, outputs, is_leaf=is_instance
     )

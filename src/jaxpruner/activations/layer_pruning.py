@@ -1,6 +1,7 @@
 """What a pruned layer does at each call: the settings, checked once, and their use on inputs or outputs."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,54 +20,43 @@ _PRUNED = ('inputs', 'outputs')
 class LayerPruning:
     """Prunes what layers return, or the first float array that they are given.
 
-    Attributes:
-      density: share kept, or `None`.
-      pattern: N:M pattern, or `None`; one of the two is set.
-      prune: `'outputs'` or `'inputs'`.
-      batch_axes: axes that count examples, as in `prune_act_unstruct`.
-      straight_through: gradients pass everywhere.
-
     >>> double = lambda x: 2 * x
     >>> LayerPruning(density=0.5)('Dense_0', double, (jnp.array([[1.0, 3.0]]),), {})
     Array([[0., 6.]], dtype=float32)
     """
 
+    # Either the share kept or an N:M pattern; the other is None.
     density: Any = None
     pattern: sparsity_types.NByM | None = None
-    prune: str = 'outputs'
-    batch_axes: tuple[int, ...] | None = (0,)
-    straight_through: bool = False
+    prune: str = 'outputs'  # or 'inputs'
+    batch_axes: tuple[int, ...] | None = (0,)  # axes that count examples, as in prune_act_unstruct
+    straight_through: bool = False  # gradients pass everywhere
 
     def __call__(self, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Calls the layer that is known by a name, and prunes."""
+        """Calls a layer and prunes; the name is for messages."""
         if self.prune == 'inputs':
             args, kwargs = self._with_pruned_input(name, args, kwargs)
             return function(*args, **kwargs)
         return self._pruned_outputs(name, function(*args, **kwargs))
 
     def _with_pruned_input(self, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        place = first_float_array(args, kwargs)
-        if place is None:
+        pruned = with_first_float_array(functools.partial(self._pruned, name), args, kwargs)
+        if pruned is None:
             raise ValueError(
                 f"layer {name!r} was called without a float array; prune its outputs: prune='outputs'"
             )
-        if isinstance(place, str):
-            return args, {**kwargs, place: self._pruned(name, kwargs[place])}
-        return (*args[:place], self._pruned(name, args[place]), *args[place + 1 :]), kwargs
+        return pruned
 
     def _pruned_outputs(self, name: str, outputs: Any) -> Any:
         leaves, treedef = jax.tree.flatten(outputs)
-        prunable = [_is_prunable(leaf) for leaf in leaves]
-        if not any(prunable):
+        if not any(map(_is_prunable, leaves)):
             raise ValueError(
                 f'layer {name!r} returned no float array of at least one dimension, so there is nothing to prune '
                 '(a function may be mapped over single activations, as in equinox.nn.MLP); choose other layers, or '
                 "the layers after it with prune='inputs'"
             )
-        pairs = zip(leaves, prunable, strict=True)
-        return jax.tree.unflatten(
-            treedef, [self._pruned(name, leaf) if prune else leaf for leaf, prune in pairs]
-        )
+        pruned = [self._pruned(name, leaf) if _is_prunable(leaf) else leaf for leaf in leaves]
+        return jax.tree.unflatten(treedef, pruned)
 
     def _pruned(self, name: str, x: Any) -> jax.Array:
         try:
@@ -81,49 +71,34 @@ class LayerPruning:
             raise ValueError(f'layer {name!r}: {error}') from error
 
 
-def first_float_array(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | str | None:
-    """Where the first float array of at least one dimension stands among the arguments of a layer.
-
-    Args:
-      args: positional arguments.
-      kwargs: named arguments.
-
-    Returns:
-      Its number, its name, or `None` where there is none.
-
-    >>> first_float_array((3, jnp.ones(2)), {}), first_float_array((), {'x': jnp.ones(2)})
-    (1, 'x')
-    """
-    places: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
-    return next((place for place, value in places if _is_prunable(value)), None)
+def with_first_float_array(
+    function: Callable[[Any], Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Any, Any] | None:
+    """Arguments whose first float array of at least one dimension went through a function; None if there is none."""
+    for position, value in enumerate(args):
+        if _is_prunable(value):
+            return (*args[:position], function(value), *args[position + 1 :]), kwargs
+    for name, value in kwargs.items():
+        if _is_prunable(value):
+            return args, {**kwargs, name: function(value)}
+    return None
 
 
 def read_pruning(
+    *,
     density: Any,
     pattern: Any,
     prune: str,
     batch_axes: int | Sequence[int] | str | None,
     axis: int | None,
     straight_through: bool,
-    own_axes: int | None = 0,
+    default_batch_axes: int | None,
 ) -> LayerPruning:
-    """Checks the settings of `sparsify_activations`.
-
-    Args:
-      density: share kept, or `None`.
-      pattern: N:M pattern, or `None`.
-      prune: `'outputs'` or `'inputs'`.
-      batch_axes: axes that count examples, or `'auto'` where none were given.
-      axis: the axis along which groups lie, or `None` where none was given.
-      straight_through: gradients pass everywhere.
-      own_axes: what `'auto'` means.
+    """Checks the settings of `sparsify_activations`; `batch_axes='auto'` means `default_batch_axes`.
 
     Raises:
       ValueError: both or none of density and pattern, a setting of the other one, or a value out of its range.
       TypeError: a value of the wrong type.
-
-    >>> read_pruning(None, '2:4', 'inputs', 'auto', None, False).pattern
-    NByM(n=2, m=4, axis=-1, allow_partial=True)
     """
     if (density is None) == (pattern is None):
         got = 'neither' if density is None else f'density={density!r} and pattern={pattern!r}'
@@ -151,7 +126,7 @@ def read_pruning(
         )
     sparsity_distributions.check_density(density, 'density')
     density = density if tree_lib.is_traced(density) else float(density)
-    axes = pruning.read_batch_axes(own_axes if is_auto else batch_axes)
+    axes = pruning.read_batch_axes(default_batch_axes if is_auto else batch_axes)
     return LayerPruning(density, None, prune, axes, straight_through)
 
 

@@ -19,22 +19,12 @@ _LISTED = 12
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """One layer of a model, or one of its methods.
+    """One layer of a model, or one of its methods."""
 
-    Attributes:
-      path: names from the model down to the layer; empty for the model itself.
-      value: the module, or the function that is one of a module's fields.
-      method: the method that is called.
-      is_function: the value is a function, not a module.
-
-    >>> Layer(('encoder', 'Embed_0'), None, 'attend').name
-    'encoder/Embed_0.attend'
-    """
-
-    path: tree_lib.Path
-    value: Any
-    method: str = '__call__'
-    is_function: bool = False
+    path: tree_lib.Path  # names from the model down to the layer; empty for the model itself
+    value: Any  # the module, or the function that is one of a module's fields
+    method: str = '__call__'  # that is called
+    is_function: bool = False  # the value is a function, not a module
 
     @property
     def name(self) -> str:
@@ -44,20 +34,11 @@ class Layer:
 
 
 def read_where(where: Any) -> tuple[Any, ...]:
-    """Reads a setting that names layers.
-
-    Args:
-      where: a name or glob, a class, a function, a predicate `(name, layer) -> bool`, or a list of those.
-
-    Returns:
-      Its entries.
+    """The entries of a setting that names layers, each a name or glob, a class, a function, or a predicate.
 
     Raises:
       TypeError: an entry is none of these.
       ValueError: there is no entry.
-
-    >>> read_where('Dense_*')
-    ('Dense_*',)
     """
     entries = tuple(where) if isinstance(where, list | tuple | set | frozenset) else (where,)
     if not entries:
@@ -71,21 +52,15 @@ def read_where(where: Any) -> tuple[Any, ...]:
     return entries
 
 
-def chosen(entry: Any, layer: Layer) -> bool:
+def means_layer(entry: Any, layer: Layer) -> bool:
     """Whether an entry of `where` means a layer.
 
-    The model itself is meant by its class alone; methods other than `__call__` and functions by name alone, functions
-    with the last part of the name written out.
-
-    Args:
-      entry: one of `read_where`'s.
-      layer: the layer.
-
-    Raises:
-      TypeError: the entry is a function that does not take `(name, layer)` or returns no bool.
+    Only its class means the model itself. Only a name means a method other than `__call__`. Only a name whose last part
+    is written out means a function. Raises TypeError where the entry is a function that does not take `(name, layer)`
+    or returns no bool.
 
     >>> layer = Layer(('encoder', 'Dense_0'), None)
-    >>> chosen('*/Dense_0', layer), chosen('encoder-*', layer), chosen('Dense_0', layer)
+    >>> means_layer('*/Dense_0', layer), means_layer('encoder-*', layer), means_layer('Dense_0', layer)
     (True, True, False)
     """
     if isinstance(entry, str):
@@ -97,53 +72,30 @@ def chosen(entry: Any, layer: Layer) -> bool:
     return bool(layer.path) and _predicate_holds(entry, layer)
 
 
-def choose(entries: Sequence[Any], layers: Sequence[Layer]) -> set[tree_lib.Path]:
-    """The paths of the layers that are meant, among all layers of a model.
-
-    Args:
-      entries: what `read_where` returned.
-      layers: all layers, and the functions that are fields of layers.
-
-    Raises:
-      ValueError: an entry means no layer.
-
-    >>> choose(['Dense_*'], [Layer(('Dense_0',), None), Layer(('Conv_0',), None)])
-    {('Dense_0',)}
-    """
+def choose_paths(entries: Sequence[Any], layers: Sequence[Layer]) -> set[tree_lib.Path]:
+    """The paths of the layers (and functions in fields) that entries mean; ValueError if one means none."""
     paths: set[tree_lib.Path] = set()
     for entry in entries:
-        found = {layer.path for layer in layers if _is(layer.value, entry)}
-        found = found or {layer.path for layer in layers if chosen(entry, layer)}
-        if not found:
+        chosen = [layer for layer in layers if _is_object(layer.value, entry)]
+        if not chosen:
+            chosen = [layer for layer in layers if means_layer(entry, layer)]
+        if not chosen:
             modules = [layer.name for layer in layers if layer.path and not layer.is_function]
             listed = _listed(entry, modules, 'they are', 'model')
             raise ValueError(f'where: {entry!r} matches no layer of the model; {listed}')
-        paths |= found
+        paths.update(layer.path for layer in chosen)
     return paths
 
 
-def refuse_call(entries: Sequence[Any], called: Iterable[str], kind: str) -> None:
-    """Refuses the end of a call in which entries meant no layer.
-
-    Args:
-      entries: those of `read_where`'s that meant none.
-      called: the names of the layers that were called.
-      kind: the kind of model that was called, as `models.kind_of` names it.
-
-    Raises:
-      ValueError: always.
-
-    >>> refuse_call(['Dense_1'], ['Conv_0', 'Dense_0'], 'linen')
-    Traceback (most recent call last):
-    ValueError: where: 'Dense_1' matches no layer that was called; these were: 'Dense_0', 'Conv_0'
-    """
+def refuse_call(entries: Sequence[Any], called: Iterable[str], framework: str) -> None:
+    """Raises the ValueError at the end of a call in which `entries` meant none of the layers that were called."""
     names = ', '.join(map(repr, entries))
-    listed = _listed(entries[0], list(called), 'these were:', kind)
+    listed = _listed(entries[0], list(called), 'these were:', framework)
     raise ValueError(f'where: {names} matches no layer that was called; {listed}')
 
 
-def _is(value: Any, entry: Any) -> bool:
-    """Whether a value is the object that is meant, or was made to stand in its place."""
+def _is_object(value: Any, entry: Any) -> bool:
+    """Whether a value is the object that an entry is, or wraps it."""
     while value is not None and value is not entry:
         value = getattr(value, '__wrapped__', None)
     return value is not None
@@ -156,13 +108,11 @@ def _is_named(pattern: str, layer: Layer) -> bool:
         if method != layer.method:
             return False
     # Layers hold functions that a glob does not mean: initialisers, dot_general, …
-    if layer.is_function and any(
-        character in '*?[' for character in pattern.replace('-', '/').rpartition('/')[2]
-    ):
+    last_name = pattern.replace('-', '/').rpartition('/')[2]
+    if layer.is_function and not set(last_name).isdisjoint('*?['):
         return False
-    return bool(layer.path) and any(
-        tree_lib.matches(stem, (sign.join(layer.path),)) for sign in '/-'
-    )
+    names = ['/'.join(layer.path), '-'.join(layer.path)]
+    return bool(layer.path) and any(tree_lib.matches(stem, (name,)) for name in names)
 
 
 def _predicate_holds(predicate: Callable[..., Any], layer: Layer) -> bool:
@@ -180,9 +130,9 @@ def _predicate_holds(predicate: Callable[..., Any], layer: Layer) -> bool:
     return bool(holds)
 
 
-def _listed(entry: Any, names: Sequence[str], words: str, kind: str) -> str:
-    """The layers that there are, the nearest first."""
-    if not names and kind in ('function', 'haiku'):
+def _listed(entry: Any, names: Sequence[str], words: str, framework: str) -> str:
+    """The layers that there are, those whose names look most like the entry first."""
+    if not names and framework in ('function', 'haiku'):
         return (
             'there was none: only layers of flax.linen and Haiku are seen in a function, and one that is the whole '
             'model is meant by its class alone; give an nnx or Equinox model as it is'
@@ -196,7 +146,6 @@ def _listed(entry: Any, names: Sequence[str], words: str, kind: str) -> str:
     def distance(name: str) -> float:
         return -difflib.SequenceMatcher(None, text, name).ratio()
 
-    near = sorted(dict.fromkeys(names), key=distance)
-    return f'{words} {", ".join(map(repr, near[:_LISTED]))}' + (
-        ', …' if len(near) > _LISTED else ''
-    )
+    nearest_first = sorted(dict.fromkeys(names), key=distance)
+    more = ', …' if len(nearest_first) > _LISTED else ''
+    return f'{words} {", ".join(map(repr, nearest_first[:_LISTED]))}{more}'

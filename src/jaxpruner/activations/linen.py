@@ -13,17 +13,7 @@ from jaxpruner.activations import layers as layers_lib
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TappedModule:
-    """A linen module with a tap on its layers; what is not defined here, such as `init`, is the module's own.
-
-    Attributes:
-      module: the module, as it was given.
-      tap: the tap.
-
-    >>> import jax
-    >>> tap = calls.Tap((nn.Dense,), lambda name, call, args, kwargs: 0 * call(*args, **kwargs) + 1)
-    >>> TappedModule(nn.Dense(2), tap).init_with_output(jax.random.key(0), jax.numpy.ones((1, 3)))[0]
-    Array([[1., 1.]], dtype=float32)
-    """
+    """A linen module with a tap on its layers; what is not defined here, such as `init`, is the module's own."""
 
     module: Any
     tap: calls.Tap
@@ -49,34 +39,19 @@ class TappedModule:
             raise AttributeError(
                 'a bound module would run without the taps; use apply(variables, …), with method=… for another method'
             )
-        if name.startswith('__') or name in (
-            'module',
-            'tap',
-        ):  # copying asks before there is a module
+        # Copying asks for fields before there are any.
+        if name.startswith('__') or name in ('module', 'tap'):
             raise AttributeError(name)
         return getattr(self.module, name)
 
 
 def tapped(model: Any, tap: calls.Tap) -> TappedModule:
-    """The module with a tap on its layers.
-
-    Args:
-      model: a linen module, or a `TappedModule`.
-      tap: the tap.
-
-    >>> tap = calls.Tap(('*',), lambda name, call, args, kwargs: call(*args, **kwargs))
-    >>> tapped(nn.Dense(2), tap).features
-    2
-    """
+    """The module with a tap on its layers."""
     return TappedModule(model, tap)
 
 
 def intercepting() -> contextlib.AbstractContextManager[None]:
-    """A context in which linen's layers run with the active taps.
-
-    >>> with intercepting():
-    ...     pass
-    """
+    """A context in which linen's layers run with the active taps."""
     return nn.intercept_methods(_intercept)
 
 

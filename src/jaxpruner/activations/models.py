@@ -9,13 +9,14 @@ from jaxpruner.activations import calls, layer_pruning
 from jaxpruner.activations import layers as layers_lib
 from jaxpruner.core import tree as tree_lib
 
-# Library, its kinds of model, and the file that knows them; asked only where the library has been imported.
-_KINDS = (
-    ('flax.linen', ('Module',), 'linen'),
-    ('jaxpruner.activations.linen', ('TappedModule',), 'linen'),
-    ('haiku', ('Transformed', 'TransformedWithState'), 'haiku'),
-    ('flax.nnx', ('Module',), 'nnx'),
-    ('equinox', ('Module',), 'equinox'),
+# A library, a class of its models, and the file here that knows them. A library that is not imported is not asked.
+_MODEL_CLASSES = (
+    ('flax.linen', 'Module', 'linen'),
+    ('jaxpruner.activations.linen', 'TappedModule', 'linen'),
+    ('haiku', 'Transformed', 'haiku'),
+    ('haiku', 'TransformedWithState', 'haiku'),
+    ('flax.nnx', 'Module', 'nnx'),
+    ('equinox', 'Module', 'equinox'),
 )
 
 
@@ -73,61 +74,47 @@ def sparsify_activations(
     >>> int(jnp.count_nonzero(sparse.apply(sparse.init(jax.random.key(0), x), x)))
     4
     """
-    kind = kind_of(apply_fn_or_module)
-    if kind in ('nnx', 'equinox') and tree_lib.is_traced(density):
+    framework = framework_of(apply_fn_or_module)
+    if framework in ('nnx', 'equinox') and tree_lib.is_traced(density):
         raise TypeError(
-            f'density of an {kind} model must be known before it is traced, got {density!r}'
+            f'density of an {framework} model must be known before it is traced, got {density!r}'
         )
-    own_axes = None if kind == 'equinox' else 0
     action = layer_pruning.read_pruning(
-        density, pattern, prune, batch_axes, axis, straight_through, own_axes
+        density=density,
+        pattern=pattern,
+        prune=prune,
+        batch_axes=batch_axes,
+        axis=axis,
+        straight_through=straight_through,
+        default_batch_axes=None if framework == 'equinox' else 0,
     )
     return tapped(apply_fn_or_module, calls.Tap(layers_lib.read_where(where), action))
 
 
-def kind_of(model: Any) -> str:
-    """Which kind of model it is, without importing a library.
-
-    Args:
-      model: a model or a function.
-
-    Returns:
-      `'linen'`, `'haiku'`, `'nnx'`, `'equinox'`, or `'function'`.
+def framework_of(model: Any) -> str:
+    """The framework of a model, `'linen'`, `'haiku'`, `'nnx'` or `'equinox'`, or `'function'`; imports no library.
 
     Raises:
       TypeError: it is none of these.
-
-    >>> kind_of(lambda x: x)
-    'function'
     """
-    for library, names, kind in _KINDS:
-        loaded = sys.modules.get(library)
-        if loaded is not None and isinstance(model, tuple(getattr(loaded, name) for name in names)):
-            return kind
+    for library, class_name, framework in _MODEL_CLASSES:
+        module = sys.modules.get(library)
+        if module is not None and isinstance(model, getattr(module, class_name)):
+            return framework
     if not callable(model) or isinstance(model, type):
+        given = repr(model)
+        if isinstance(model, type):
+            given = f'the class {model.__name__}; make a model of it'
         raise TypeError(
             'expected a flax or Equinox module, an hk.Transformed, or a function such as model.apply, got '
-            + (
-                f'the class {model.__name__}; make a model of it'
-                if isinstance(model, type)
-                else repr(model)
-            )
+            f'{given}'
         )
     return 'function'
 
 
 def tapped(model: Any, tap: calls.Tap) -> Any:
-    """The model with a tap on its layers: the same kind of thing as was given.
-
-    Args:
-      model: as for `sparsify_activations`.
-      tap: the tap.
-
-    >>> tap = calls.Tap(('*',), lambda name, call, args, kwargs: call(*args, **kwargs), refuses=False)
-    >>> tapped(abs, tap)(-1)
-    1
-    """
-    kind = kind_of(model)
-    if kind == 'function':
+    """The model with a tap on its layers: the same kind of object as was given."""
+    framework = framework_of(model)
+    if framework == 'function':
         return calls.tapped(model, tap)
-    return importlib.import_module(f'jaxpruner.activations.{kind}').tapped(model, tap)
+    return importlib.import_module(f'jaxpruner.activations.{framework}').tapped(model, tap)

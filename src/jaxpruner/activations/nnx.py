@@ -12,52 +12,38 @@ from jaxpruner.activations import layers as layers_lib
 
 
 def tapped(model: Any, tap: calls.Tap) -> Any:
-    """A copy of the model with a tap on its layers.
+    """A copy of the model, of the same paths and state, with a tap on its layers; ValueError if the tap names none.
 
-    Args:
-      model: an nnx module. A layer that it holds more than once is known by its first path, as in `nnx.state`.
-      tap: the tap.
-
-    Returns:
-      A model of the same paths and state.
-
-    Raises:
-      ValueError: the tap names no layer of the model.
-
-    >>> tap = calls.Tap((nnx.Linear,), lambda name, call, args, kwargs: 0 * call(*args, **kwargs) + 1)
-    >>> tapped(nnx.Linear(3, 2, rngs=nnx.Rngs(0)), tap)(jax.numpy.ones((1, 3)))
-    Array([[1., 1.]], dtype=float32)
+    A layer that the model holds more than once is known by its first path, as in `nnx.state`.
     """
-    paths = layers_lib.choose(tap.entries, [layer for _, layer in _layers(model)])
+    paths = layers_lib.choose_paths(tap.entries, [layer for _, layer in _layers(model)])
     copy = nnx.clone(model)
     for path, layer in _layers(copy):
         if layer.path not in paths:
             continue
         if layer.is_function:
-            _put(
-                copy,
-                path,
-                substitutes.tapped_function(layer.value, layer.name, tap.action, tap.innermost),
+            function = substitutes.tapped_function(
+                layer.value, layer.name, tap.action, tap.innermost
             )
+            _put(copy, path, function)
         else:
             settings = _class_settings(layer.value)
-            new = substitutes.tapped_class(
+            new_class = substitutes.tapped_class(
                 type(layer.value), layer.name, tap.action, tap.innermost, settings
             )
-            object.__setattr__(layer.value, '__class__', new)
+            object.__setattr__(layer.value, '__class__', new_class)
     return copy
 
 
 def _layers(model: Any) -> list[tuple[Sequence[Any], layers_lib.Layer]]:
     """Modules that can be called, and functions, with their paths as nnx has them."""
-    found = []
+    layers = []
     for path, value in nnx.iter_graph(model):
         if callable(value) and not isinstance(value, type | nnx.Variable | jax.Array):
+            names = tuple(map(str, path))
             is_function = not isinstance(value, nnx.Module)
-            found.append(
-                (path, layers_lib.Layer(tuple(map(str, path)), value, is_function=is_function))
-            )
-    return found
+            layers.append((path, layers_lib.Layer(names, value, is_function=is_function)))
+    return layers
 
 
 def _class_settings(layer: Any) -> tuple[tuple[str, Any], ...]:

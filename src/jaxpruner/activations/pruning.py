@@ -29,7 +29,7 @@ def prune_act_unstruct(
     batch that is sharded along its batch axes stays where it is.
 
     Args:
-      x: float array, the batch along axis 0 unless `batch_axes` says otherwise. An array of one dimension or none is
+      x: float array, the batch along axis 0 unless `batch_axes` says otherwise. An array of one dimension, or none, is
         one example.
       density: share kept, scalar in (0, 1]; 0.9 removes a tenth.
       batch_axes: the axis or axes that count examples; `None` where the whole array is one example, as inside
@@ -88,20 +88,7 @@ def prune_act_struct(
 def keep_groups(
     x: jax.Array, pattern: sparsity_types.NByM, straight_through: bool, layer: str | None = None
 ) -> jax.Array:
-    """`prune_act_struct` with settings that have been checked.
-
-    Args:
-      x: float array.
-      pattern: how many are kept of how many.
-      straight_through: gradients pass everywhere.
-      layer: whose activations they are, for the warning.
-
-    Raises:
-      ValueError: the axis does not exist.
-
-    >>> keep_groups(jnp.array([-4.0, 1.0, 3.0, 2.0]), sparsity_types.NByM(1, 2), False)
-    Array([-4.,  0.,  3.,  0.], dtype=float32)
-    """
+    """`prune_act_struct` with settings that have been checked; the warning names `layer`."""
     if rest := pattern.partial_group(x.shape, 'x'):
         prefix = '' if layer is None else f'layer {layer!r}: '
         caller_warnings.warn(
@@ -115,17 +102,7 @@ def keep_groups(
 
 
 def read_batch_axes(batch_axes: Any) -> tuple[int, ...] | None:
-    """Reads the axes that count examples.
-
-    Args:
-      batch_axes: a whole number, a list or tuple of them, or `None`.
-
-    Raises:
-      TypeError: it is none of these.
-
-    >>> read_batch_axes(0), read_batch_axes([0, -1]), read_batch_axes(None)
-    ((0,), (0, -1), None)
-    """
+    """The axes that count examples, as a tuple or `None`; TypeError if they are no whole numbers."""
     if batch_axes is None:
         return None
     axes = batch_axes if isinstance(batch_axes, list | tuple) else (batch_axes,)
@@ -140,16 +117,7 @@ def read_batch_axes(batch_axes: Any) -> tuple[int, ...] | None:
 
 
 def check_straight_through(straight_through: Any) -> None:
-    """Refuses what is no bool.
-
-    Args:
-      straight_through: the setting.
-
-    Raises:
-      TypeError: it is neither True nor False.
-
-    >>> check_straight_through(True)
-    """
+    """Raises TypeError for what is no bool."""
     if not isinstance(straight_through, bool):
         raise TypeError(f'straight_through must be True or False, got {straight_through!r}')
 
@@ -196,11 +164,9 @@ def _largest_of_each(x: jax.Array, sparsity: Any, axes: tuple[int, ...]) -> jax.
 
 
 def _masked(x: jax.Array, mask: jax.Array, straight_through: bool) -> jax.Array:
-    return (
-        masking.straight_through(x, mask)
-        if straight_through
-        else jnp.where(mask != 0, x, jnp.zeros_like(x))
-    )
+    if straight_through:
+        return masking.straight_through(x, mask)
+    return jnp.where(mask != 0, x, jnp.zeros_like(x))
 
 
 # The spellings of JAX-Pruning's document.

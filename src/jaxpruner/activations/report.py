@@ -1,6 +1,7 @@
 """How sparse the activations of a model are when it runs."""
 
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -66,26 +67,29 @@ def summarize_activations(
         counts = _recorded(model if callable(model) else model.apply, args, kwargs)
     else:
         counts = _recorded(call, (model, *args), kwargs)
-    kind = models.kind_of(apply_fn_or_module)
-    if not counts and kind in ('function', 'linen', 'haiku'):
-        layers_lib.refuse_call(entries, tap.called, kind)
-    return _summary({name: numbers for name, numbers in counts.items() if numbers[1]})
+    framework = models.framework_of(apply_fn_or_module)
+    if not counts and framework in ('function', 'linen', 'haiku'):
+        layers_lib.refuse_call(entries, tap.called, framework)
+    return _summary(counts)
 
 
 def _summary(counts: dict[str, list[int]]) -> dict[str, Any]:
-    nonzero, size = (sum(numbers[i] for numbers in counts.values()) for i in (0, 1))
-    summary: dict[str, Any] = {
-        name: (whole - part) / whole for name, (part, whole) in counts.items()
-    }
-    summary['_total_sparsity'] = (size - nonzero) / size if size else 0.0
-    summary['_nactivations'] = size
-    summary['_nactivations_nnz'] = nonzero
+    summary: dict[str, Any] = {}
+    total_nonzero, total_size = 0, 0
+    for name, (nonzero, size) in counts.items():
+        if size:
+            summary[name] = (size - nonzero) / size
+        total_nonzero += nonzero
+        total_size += size
+    summary['_total_sparsity'] = (total_size - total_nonzero) / total_size if total_size else 0.0
+    summary['_nactivations'] = total_size
+    summary['_nactivations_nnz'] = total_nonzero
     return summary
 
 
-# Layer -> numbers of non-zeros and of activations. Compiled functions outlive a report, and callbacks come in threads
-# of their own, so the running report is found here; the lock lets one run at a time. What was compiled of a model that
-# `call` kept from an earlier report, and runs in another thread meanwhile, is counted, too.
+# Layer -> numbers of non-zeros and of activations. It is global since compiled functions outlive a report, and since
+# their callbacks come in threads of their own. The lock lets one report run at a time. If `call` kept a compiled model
+# of an earlier report, and it runs in another thread meanwhile, its activations are counted, too.
 _counts: dict[str, list[int]] = {}
 _lock = threading.RLock()
 
@@ -107,11 +111,8 @@ class _Counting:
 
     def __call__(self, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if self.count == 'inputs':
-            place = layer_pruning.first_float_array(args, kwargs)
-            _record(
-                name,
-                [] if place is None else kwargs[place] if isinstance(place, str) else args[place],
-            )
+            _record(name, [])  # in the order of the calls, whatever it is given
+            layer_pruning.with_first_float_array(functools.partial(_record, name), args, kwargs)
             return function(*args, **kwargs)
         outputs = function(*args, **kwargs)
         _record(name, outputs)

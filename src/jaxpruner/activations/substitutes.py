@@ -19,15 +19,7 @@ _PARTS = '_jaxpruner_parts'
 
 @dataclasses.dataclass(frozen=True)
 class TappedFunction:
-    """A function with actions on its calls.
-
-    Attributes:
-      function: the function.
-      actions: what to do when it is called.
-
-    >>> TappedFunction(abs, (('act', lambda name, call, args, kwargs: 2 * call(*args, **kwargs)),))(-3)
-    6
-    """
+    """A function with actions on its calls."""
 
     function: Callable[..., Any]
     actions: Actions
@@ -44,23 +36,11 @@ class TappedFunction:
 def tapped_function(
     function: Callable[..., Any], name: str, action: calls.Action, innermost: bool
 ) -> TappedFunction:
-    """A function with an action on its calls.
-
-    Args:
-      function: the function, tapped or not.
-      name: the layer's name.
-      action: what to do when it is called.
-      innermost: the action stands inside those that are there.
-
-    >>> tapped_function(abs, 'act', lambda name, call, args, kwargs: 2 * call(*args, **kwargs), False)(-3)
-    6
-    """
-    own, actions = (
-        (function.function, function.actions)
-        if isinstance(function, TappedFunction)
-        else (function, ())
-    )
-    return TappedFunction(own, _with(actions, (name, action), innermost))
+    """A function with an action on its calls; `innermost` puts it inside those that are there."""
+    actions: Actions = ()
+    if isinstance(function, TappedFunction):
+        function, actions = function.function, function.actions
+    return TappedFunction(function, _with(actions, (name, action), innermost))
 
 
 def tapped_class(
@@ -70,23 +50,9 @@ def tapped_class(
     innermost: bool = False,
     settings: tuple[tuple[str, Any], ...] = (),
 ) -> type:
-    """A subclass whose `__call__` is run by an action.
+    """A subclass whose `__call__` is run by an action, the same class for the same arguments.
 
-    Args:
-      base: the layer's class, tapped or not.
-      name: the layer's name.
-      action: what to do when it is called.
-      innermost: the action stands inside those that are there.
-      settings: named arguments of the class statement.
-
-    Returns:
-      The class, the same one for the same arguments.
-
-    >>> class Layer:
-    ...     def __call__(self, x):
-    ...         return x
-    >>> tapped_class(Layer, 'act', lambda name, call, args, kwargs: 2 * call(*args, **kwargs))()(3)
-    6
+    `innermost` puts the action inside those that are there. `settings` are named arguments of the class statement.
     """
     own, actions = vars(base).get(_PARTS, (base, ()))
     return _subclass(own, _with(actions, (name, action), innermost), settings)

@@ -19,12 +19,6 @@ def compiled_under(tokens: tuple[Hashable, ...]) -> contextlib.AbstractContextMa
     """A context in which functions are traced and compiled apart from the same functions outside it.
 
     What was compiled under equal tokens is used again. Single operations that run outside jit are compiled anew, too.
-
-    Args:
-      tokens: what tells contexts apart.
-
-    >>> with compiled_under(('a token',)):
-    ...     pass
     """
     if _own_context is not None:
         return _own_context(tokens)
@@ -33,11 +27,7 @@ def compiled_under(tokens: tuple[Hashable, ...]) -> contextlib.AbstractContextMa
 
 
 def trace_state() -> Any:
-    """A value that equals another one where both were taken in the same trace.
-
-    >>> trace_state() == trace_state()
-    True
-    """
+    """A value that equals another one if both were taken in the same trace."""
     module: Any = jax.extend.core
     if not hasattr(module, 'get_opaque_trace_state'):  # before it moved there
         module = jax.core
