@@ -19,7 +19,7 @@ from jaxpruner import (
 from jaxpruner.algorithms import acdc
 from jaxpruner.base_updater import BaseUpdater, NoPruning, config_keys
 from jaxpruner.core import config_files
-from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.nearest_names import nearest
 
 logger = logging.getLogger(__name__)
 
@@ -178,45 +178,45 @@ def create_updater_from_config(sparsity_config: Any) -> BaseUpdater:
     >>> create_updater_from_config(config).sparsity_type
     NByM(n=2, m=4, axis=-1, allow_partial=False)
     """
-    config = {
-        key: value
-        for key, value in config_files.as_dict(sparsity_config).items()
-        if value is not None
-    }
+    config = {}
+    for key, value in config_files.as_dict(sparsity_config).items():
+        if value is not None:
+            config[key] = value
     _check_names(config)
     algorithm = _algorithm(config)
-    for key, value in config.items():
-        if not config_keys.is_users_own(algorithm, key):
-            config_keys.check_key(key, value)
-    _check_contradictions(config)
-    if (
-        algorithm is NoPruning
-    ):  # settings are checked for the dense baseline, too, but mean nothing to it
-        return NoPruning()
     fields = {field.name: field for field in dataclasses.fields(algorithm) if field.init}
-    settings = {
-        key: value
-        for key, value in config.items()
-        if key in fields and _is_for_class(key, algorithm)
-    }
+    settings = {}
+    for key, value in config.items():
+        is_users_own = config_keys.is_users_own(algorithm, key)
+        if not is_users_own:
+            config_keys.check_key(key, value)
+        # The keys of a distribution become one first, whose class need not have them as fields.
+        if key in fields and (is_users_own or key not in _DISTRIBUTION_KEYS):
+            settings[key] = value
+    _check_contradictions(config)
+    if algorithm is NoPruning:  # which checks the settings, but has no use for them
+        return NoPruning()
     if 'sparsity_distribution_fn' not in settings:
-        settings |= _distribution(config, algorithm)
-    if 'scheduler' not in settings:
-        settings |= _schedule(config, algorithm)
+        settings |= _distribution_settings(config, algorithm)
+    if 'scheduler' not in settings and _has_schedule(config, algorithm):
+        settings['scheduler'] = _schedule(config)
     if 'drop_fraction_fn' in fields and 'drop_fraction_fn' not in settings:
-        settings |= _drop_fraction(config, fields['drop_fraction_fn'].default)
+        # A class keeps a default of its own.
+        is_inherited = fields['drop_fraction_fn'].default is algorithms.SET.drop_fraction_fn
+        if is_inherited or 'drop_fraction' in config:
+            settings['drop_fraction_fn'] = _drop_fraction_fn(config)
     return algorithm(**settings)
 
 
-def _check_names(config: dict[str, Any]) -> None:
+def _check_names(config: dict[Any, Any]) -> None:
     known = set(config_keys.CONFIG_KEYS)
     for algorithm in _known_algorithms().values():
-        known |= {field.name for field in dataclasses.fields(algorithm) if field.init}
+        known.update([field.name for field in dataclasses.fields(algorithm) if field.init])
     for key in config:
         if not isinstance(key, str):
             raise TypeError(f"config key {key!r} is no string; keys are names such as 'sparsity'")
         if key not in known:
-            raise ValueError(f'config key {key!r} is unknown; {tree_lib.nearest(key, known)}')
+            raise ValueError(f'config key {key!r} is unknown; {nearest(key, known)}')
 
 
 def _algorithm(config: dict[str, Any]) -> type[BaseUpdater]:
@@ -228,34 +228,32 @@ def _algorithm(config: dict[str, Any]) -> type[BaseUpdater]:
     name = config['algorithm']
     config_keys.check_key('algorithm', name)
     if name not in algorithms_by_name:
-        raise ValueError(
-            f'algorithm {name!r} is unknown; {tree_lib.nearest(name, algorithms_by_name)}'
-        )
+        raise ValueError(f'algorithm {name!r} is unknown; {nearest(name, algorithms_by_name)}')
     return algorithms_by_name[name]
-
-
-def _is_for_class(key: str, algorithm: type[BaseUpdater]) -> bool:
-    """Whether a key that is a field goes to the class as it is; others become a distribution first."""
-    return key not in _DISTRIBUTION_KEYS or config_keys.is_users_own(algorithm, key)
 
 
 def _check_contradictions(config: dict[str, Any]) -> None:
     """Refuses two keys that say the same thing, of which one would have no effect."""
     for key, others in _EITHER.items():
-        given = [other for other in others if other in config]
+        given = list(_chosen(config, *others))
         if key in config and given:
             raise ValueError(
                 f'{key}={config[key]!r} leaves no meaning for {", ".join(given)}; give one of them'
             )
-    first, second = config.get('use_packed_masks'), config.get('is_packed')
-    if first is not None and second is not None and bool(first) != bool(second):
-        raise ValueError(
-            f'use_packed_masks={first!r} and is_packed={second!r} are two names of one setting; give one'
-        )
+    packed = _chosen(config, 'use_packed_masks', 'is_packed')
+    if len(set(map(bool, packed.values()))) > 1:
+        words = ' and '.join([f'{key}={value!r}' for key, value in packed.items()])
+        raise ValueError(f'{words} are two names of one setting; give one')
 
 
-def _distribution(config: dict[str, Any], algorithm: type[BaseUpdater]) -> dict[str, Any]:
-    given = [key for key in _DISTRIBUTION_KEYS if key in config]
+def _chosen(config: dict[str, Any], *keys: str) -> dict[str, Any]:
+    """The part of a configuration that has these keys."""
+    return {key: config[key] for key in keys if key in config}
+
+
+def _distribution_settings(config: dict[str, Any], algorithm: type[BaseUpdater]) -> dict[str, Any]:
+    """The fields for the distribution that the keys mean; none where no key is given."""
+    given = list(_chosen(config, *_DISTRIBUTION_KEYS))
     if not given:
         return {}
     has_target = 'sparsity' in config or 'custom_sparsity_map' in config
@@ -263,66 +261,55 @@ def _distribution(config: dict[str, Any], algorithm: type[BaseUpdater]) -> dict[
         raise ValueError(
             f'the configuration has {", ".join(given)} but no sparsity, so that nothing would be pruned'
         )
-    settings = {key: config[key] for key in ('filter_fn', 'custom_sparsity_map') if key in config}
     if getattr(algorithm, 'ranks_named_leaves_alone', False):
         # A distribution of one budget over all leaves has no meaning; the class itself takes what selects them.
-        return settings | {key: config[key] for key in ('sparsity',) if key in config}
+        return _chosen(config, 'filter_fn', 'custom_sparsity_map', 'sparsity')
+    settings = _chosen(config, 'filter_fn', 'custom_sparsity_map')
     name = config.get('dist_type', 'uniform')
-    if name == 'erk' and 'count_excluded' in config:
-        settings['count_excluded'] = config['count_excluded']
+    if name == 'erk':
+        settings |= _chosen(config, 'count_excluded')
+    settings['sparsity'] = config.get('sparsity', 0.0)
     partial = functools.partial if has_target else sparsity_distributions.NotGiven
-    sparsity = config.get('sparsity', 0.0)
-    return {
-        'sparsity_distribution_fn': partial(_DISTRIBUTIONS[name], sparsity=sparsity, **settings)
-    }
+    return {'sparsity_distribution_fn': partial(_DISTRIBUTIONS[name], **settings)}
 
 
 def _types_prune(config: dict[str, Any], algorithm: type[BaseUpdater]) -> bool:
-    """Whether a sparsity type says itself how much is pruned, as N:M does; of a function that is not known."""
+    """Whether a sparsity type decides itself how much is pruned, as N:M does; a function of leaves may."""
     setting = type_rules.normalize_setting(config.get('sparsity_type', algorithm.sparsity_type))
-    if isinstance(setting, Mapping):
-        return any(isinstance(entry, sparsity_types.NByM) for entry in setting.values())
-    return isinstance(setting, sparsity_types.NByM) or not isinstance(
-        setting, sparsity_types.SparsityType
-    )
+    entries = setting.values() if isinstance(setting, Mapping) else [setting]
+    if any(isinstance(entry, sparsity_types.NByM) for entry in entries):
+        return True
+    return not isinstance(setting, (Mapping, sparsity_types.SparsityType))
 
 
-def _schedule(config: dict[str, Any], algorithm: type[BaseUpdater]) -> dict[str, Any]:
-    """The schedule that the keys mean; nothing where none is given, so that the class's own default holds."""
-    counts_phases = issubclass(algorithm, algorithms.ACDC) and any(
-        config.get(key) for key in acdc.COUNTS
-    )
-    if counts_phases or not any(key in config for key in _STEP_KEYS):
-        return {}
+def _has_schedule(config: dict[str, Any], algorithm: type[BaseUpdater]) -> bool:
+    """Whether keys mean a schedule; otherwise the class's own default holds."""
+    if issubclass(algorithm, algorithms.ACDC) and any(_chosen(config, *acdc.COUNTS).values()):
+        return False  # its phases are the schedule
+    return bool(_chosen(config, *_STEP_KEYS))
+
+
+def _schedule(config: dict[str, Any]) -> sparsity_schedules.BaseSchedule:
     start, end = config.get('update_start_step'), config.get('update_end_step')
     if start is None:
-        return {'scheduler': sparsity_schedules.NoUpdateSchedule()}
+        return sparsity_schedules.NoUpdateSchedule()
     if start == end:
-        return {'scheduler': sparsity_schedules.OneShotSchedule(start)}
+        return sparsity_schedules.OneShotSchedule(start)
     if 'update_freq' not in config:
         raise ValueError(
             f'the configuration has update_start_step={start} but no update_freq, so that it does not say when masks '
             f'change; give update_freq, or update_end_step={start} to prune once at that step'
         )
-    if (
-        end is None
-    ):  # there is no step at which sparsity could reach its target: it is there at once
-        return {'scheduler': sparsity_schedules.PeriodicSchedule(config['update_freq'], start)}
+    freq = config['update_freq']
+    if end is None:  # without a step at which sparsity could reach its target, it is there at once
+        return sparsity_schedules.PeriodicSchedule(freq, start)
     # Methods that are at their target from the start read the update steps alone.
-    power = {'power': config['power']} if 'power' in config else {}
-    return {
-        'scheduler': sparsity_schedules.PolynomialSchedule(
-            config['update_freq'], start, end, **power
-        )
-    }
+    return sparsity_schedules.PolynomialSchedule(freq, start, end, **_chosen(config, 'power'))
 
 
-def _drop_fraction(config: dict[str, Any], default: Any) -> dict[str, Any]:
-    """The drop fraction that the keys mean; nothing where none is given and the class has a default of its own."""
-    is_own_default = default is not algorithms.SET.drop_fraction_fn
-    if is_own_default and 'drop_fraction' not in config:
-        return {}
-    first = config.get('drop_fraction', 0.1)
+def _drop_fraction_fn(config: dict[str, Any]) -> optax.Schedule:
+    drop_fraction = config.get('drop_fraction', 0.1)
     end = config.get('update_end_step')
-    decays = optax.cosine_decay_schedule(first, end) if end else optax.constant_schedule(first)
-    return {'drop_fraction_fn': decays}
+    if not end:
+        return optax.constant_schedule(drop_fraction)
+    return optax.cosine_decay_schedule(drop_fraction, end)

@@ -11,7 +11,7 @@ from jaxpruner.core import tree as tree_lib
 _DISAGREEMENT = '_disagreement'
 
 
-class _Leaf(NamedTuple):
+class _MaskedLeaf(NamedTuple):
     """A masked leaf in numbers, float32 scalars."""
 
     name: str
@@ -52,31 +52,35 @@ def sparsity_metrics(opt_state: Any, params: tree_lib.PyTree | None = None) -> d
     states = sparse_state.sparse_states(opt_state)
     if not states:
         raise ValueError(sparse_state.NO_STATE)
-    leaves = [leaf for state in states for leaf in _masked_leaves(state)]
-    metrics = {leaf.name: leaf.sparsity for leaf in leaves}
-    weights = sum((leaf.weights for leaf in leaves), jnp.float32(0))
-    removed = sum((leaf.sparsity * leaf.weights for leaf in leaves), jnp.float32(0))
-    asked = sum((leaf.target * leaf.weights for leaf in leaves), jnp.float32(0))
+    metrics: dict[str, jax.Array] = {}
+    weights = removed = to_remove = jnp.float32(0)
+    for state in states:
+        for leaf in _masked_leaves(state):
+            metrics[leaf.name] = leaf.sparsity
+            weights += leaf.weights
+            removed += leaf.sparsity * leaf.weights
+            to_remove += leaf.target * leaf.weights
     metrics['_mask_sparsity'] = removed / jnp.maximum(weights, 1)
-    metrics['_target_sparsity'] = asked / jnp.maximum(weights, 1)
+    metrics['_target_sparsity'] = to_remove / jnp.maximum(weights, 1)
     metrics['_count'] = jnp.int32(0) if states[0].count is None else jnp.max(states[0].count)
     if params is not None:
         metrics |= _disagreements(states, params)
     return metrics
 
 
-def _masked_leaves(state: sparse_state.SparseState) -> list[_Leaf]:
+def _masked_leaves(state: sparse_state.SparseState) -> list[_MaskedLeaf]:
     paths, masks, treedef = tree_lib.flatten_with_paths(state.masks)
     targets = tree_lib.leaves_like(treedef, sparse_state.leaf_targets(state))
     sizes = tree_lib.leaves_like(treedef, state.sizes)
     leaves = []
-    for path, mask, size, target in zip(paths, masks, sizes, targets, strict=True):
+    for i, mask in enumerate(masks):
+        size, target = sizes[i], targets[i]
         weights = jnp.float32(mask.size) if size is None else jnp.sum(size.astype(jnp.float32))
         kept = packing.kept_weights(mask).astype(jnp.float32)
         # A leaf without weights has lost none.
         sparsity = (weights - kept) / jnp.maximum(weights, 1)
         mean_target = jnp.float32(0) if target is None else jnp.mean(target)
-        leaves.append(_Leaf(tree_lib.path_string(path), weights, sparsity, mean_target))
+        leaves.append(_MaskedLeaf(tree_lib.path_string(paths[i]), weights, sparsity, mean_target))
     return leaves
 
 
@@ -85,19 +89,19 @@ def _disagreements(
 ) -> dict[str, jax.Array]:
     """The share of pruned weights that is not zero, for each masked leaf and for all."""
     metrics = {}
-    nonzeros, pruned = jnp.float32(0), jnp.float32(0)
+    nonzeros = pruned = jnp.float32(0)
+    paths, leaves, treedef = tree_lib.flatten_with_paths(params)
     for state in states:
-        paths, leaves, treedef = tree_lib.flatten_with_paths(params)
         masks = tree_lib.leaves_like(treedef, masking.unpack_masks(state.masks, params))
-        for path, leaf, mask in zip(paths, leaves, masks, strict=True):
+        for i, mask in enumerate(masks):
             if mask is None:
                 continue
-            leaf_nonzeros = _count((mask == 0) & (leaf != 0))
+            leaf_nonzeros = _count((mask == 0) & (leaves[i] != 0))
             leaf_pruned = _count(mask == 0)
-            metrics[f'{_DISAGREEMENT}/{tree_lib.path_string(path)}'] = leaf_nonzeros / jnp.maximum(
-                leaf_pruned, 1
-            )
-            nonzeros, pruned = nonzeros + leaf_nonzeros, pruned + leaf_pruned
+            name = f'{_DISAGREEMENT}/{tree_lib.path_string(paths[i])}'
+            metrics[name] = leaf_nonzeros / jnp.maximum(leaf_pruned, 1)
+            nonzeros += leaf_nonzeros
+            pruned += leaf_pruned
     metrics[_DISAGREEMENT] = nonzeros / jnp.maximum(pruned, 1)
     return metrics
 

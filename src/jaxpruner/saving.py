@@ -46,16 +46,13 @@ def save_safetensors(
     checkpoints = _checkpoints()
     arrays = _arrays_by_name(tree)
     _check_metadata(metadata or {})
-    shapes = {
-        name: checkpoints.Leaf(tuple(array.shape), np.dtype(array.dtype))
-        for name, array in arrays.items()
-    }
+    leaves = {}
     # Wide numbers first, as the format's own library has it: each tensor then begins where its dtype may.
-    names = sorted(shapes, key=lambda name: -shapes[name].dtype.itemsize)
-    with checkpoints.SafetensorsWriter(
-        Path(path), {name: shapes[name] for name in names}, metadata
-    ) as writer:
-        for name in names:
+    for name in sorted(arrays, key=lambda name: -np.dtype(arrays[name].dtype).itemsize):
+        array = arrays[name]
+        leaves[name] = checkpoints.Leaf(tuple(array.shape), np.dtype(array.dtype))
+    with checkpoints.SafetensorsWriter(Path(path), leaves, metadata) as writer:
+        for name in leaves:
             writer.write(name, _on_host(arrays[name]))
 
 

@@ -68,28 +68,29 @@ class SparsityTable:
     @property
     def total(self) -> TableRow:
         """A row whose entries are the sums of their columns; its sparsity is that of all weights together."""
-        flops = [row.flops for row in self.rows if row.flops is not None]
+        weights = kept = dense_bytes = packed_bytes = flops = 0
+        for row in self.rows:
+            weights += row.weights
+            kept += row.kept
+            dense_bytes += row.dense_bytes
+            packed_bytes += row.packed_bytes
+            flops += row.flops or 0
         return TableRow(
             name='total',
             shape=None,
             dtype='',
-            weights=sum(row.weights for row in self.rows),
-            kept=sum(row.kept for row in self.rows),
-            dense_bytes=sum(row.dense_bytes for row in self.rows),
-            packed_bytes=sum(row.packed_bytes for row in self.rows),
-            flops=sum(flops) if self.has_flops else None,
+            weights=weights,
+            kept=kept,
+            dense_bytes=dense_bytes,
+            packed_bytes=packed_bytes,
+            flops=flops if self.has_flops else None,
         )
 
     def to_text(self, width: int = text_tables.WIDTH) -> str:
-        """Lays the table out as plain text.
-
-        Args:
-          width: characters that a line may have.
-        """
+        """Lays the table out as plain text with lines of at most `width` characters."""
         rows = [self._texts(row) for row in self.rows]
-        return text_tables.to_text(
-            self._columns(), rows, total=self._texts(self.total), width=width
-        )
+        total = self._texts(self.total)
+        return text_tables.to_text(self._columns(), rows, total=total, width=width)
 
     def __iter__(self) -> Iterator[TableRow]:
         return iter(self.rows)
@@ -117,9 +118,9 @@ class SparsityTable:
         return (*_COLUMNS, _FLOPS_COLUMN) if self.has_flops else _COLUMNS
 
     def _texts(self, row: TableRow) -> list[str]:
-        shape = (
-            f'{row.weights:,}' if row.shape is None else '×'.join(map(str, row.shape)) or 'scalar'
-        )
+        shape = f'{row.weights:,}'  # in the row of totals
+        if row.shape is not None:
+            shape = '×'.join(map(str, row.shape)) or 'scalar'
         texts = [row.name, shape, row.dtype, f'{row.sparsity:.2%}', f'{row.kept:,}']
         texts += [_with_prefix(row.dense_bytes, 'B'), _with_prefix(row.packed_bytes, 'B')]
         if self.has_flops:
@@ -157,23 +158,22 @@ def tabulate(params: tree_lib.PyTree, masks: Any = None, graph: Any = None) -> S
     -------------------------------------------------------------
     total           136               88.24%    16  544 B    80 B
     """
-    paths, leaves, treedef = tree_lib.flatten_with_paths(
-        jax.tree.map(utils.array_of_numbers, params)
-    )
+    numbers = jax.tree.map(utils.array_of_numbers, params)
+    paths, leaves, treedef = tree_lib.flatten_with_paths(numbers)
     kept_weights = _kept_weights(paths, leaves, _masks_of(masks, treedef))
     flops = _flops_of(paths, graph)
     rows = []
-    for path, leaf, kept, operations in zip(paths, leaves, kept_weights, flops, strict=True):
+    for i, leaf in enumerate(leaves):
         weights = math.prod(leaf.shape)
         row = TableRow(
-            name=tree_lib.path_string(path),
+            name=tree_lib.path_string(paths[i]),
             shape=tuple(leaf.shape),
             dtype=str(leaf.dtype),
             weights=weights,
-            kept=kept,
+            kept=kept_weights[i],
             dense_bytes=weights * leaf.dtype.itemsize,
-            packed_bytes=utils.packed_bytes(weights, kept, leaf.dtype.itemsize),
-            flops=operations,
+            packed_bytes=utils.packed_bytes(weights, kept_weights[i], leaf.dtype.itemsize),
+            flops=flops[i],
         )
         rows.append(row)
     return SparsityTable(tuple(rows), has_flops=graph is not None)
@@ -181,37 +181,40 @@ def tabulate(params: tree_lib.PyTree, masks: Any = None, graph: Any = None) -> S
 
 def _masks_of(masks: Any, treedef: Any) -> list[Any] | None:
     """The mask of each leaf, `None` where dense; `None` if there are no masks at all."""
-    states = sparse_state.sparse_states(masks)
     if masks is None:
         return None
-    chosen: list[Any] = [None] * treedef.num_leaves
-    for tree in [state.masks for state in states] or [masks]:
+    trees = [state.masks for state in sparse_state.sparse_states(masks)] or [masks]
+    masks_of_leaves: list[Any] = [None] * treedef.num_leaves
+    for tree in trees:
         for i, mask in enumerate(tree_lib.leaves_like(treedef, tree)):
-            chosen[i] = mask if chosen[i] is None else chosen[i]
-    return chosen
+            if masks_of_leaves[i] is None:
+                masks_of_leaves[i] = mask
+    return masks_of_leaves
 
 
 def _kept_weights(
     paths: list[tree_lib.Path], leaves: list[Any], masks: list[Any] | None
 ) -> list[int]:
     """How many weights are kept of each leaf; all counts are fetched from the device at once."""
-    if masks is None:
-        for path, leaf in zip(paths, leaves, strict=True):
-            _check_is_array(path, leaf)
-        return [utils.count_nonzero(leaf) for leaf in leaves]
     counts = []
-    for path, leaf, mask in zip(paths, leaves, masks, strict=True):
-        if mask is None:
+    for i, leaf in enumerate(leaves):
+        if masks is None:
+            _check_is_array(paths[i], leaf)
+            counts.append(utils.count_nonzero(leaf))
+        elif masks[i] is None:
             counts.append(math.prod(leaf.shape))
-            continue
-        _check_is_array(path, mask)
-        # Only the shapes are looked at; an error names the leaf.
-        name = tree_lib.path_string(path)
-        jax.eval_shape(masking.unpack_masks, {name: mask}, {name: leaf})
-        counts.append(
-            packing.kept_weights(mask if mask.dtype == jnp.uint8 else (mask != 0).astype(jnp.uint8))
-        )
+        else:
+            counts.append(_count_kept(paths[i], leaf, masks[i]))
     return [int(count) for count in jax.device_get(counts)]
+
+
+def _count_kept(path: tree_lib.Path, leaf: Any, mask: Any) -> Any:
+    _check_is_array(path, mask)
+    # Compares the shapes alone; an error names the leaf.
+    name = tree_lib.path_string(path)
+    jax.eval_shape(masking.unpack_masks, {name: mask}, {name: leaf})
+    is_mask_dtype = mask.dtype == jnp.uint8
+    return packing.kept_weights(mask if is_mask_dtype else (mask != 0).astype(jnp.uint8))
 
 
 def _check_is_array(path: tree_lib.Path, leaf: Any) -> None:
@@ -223,7 +226,7 @@ def _check_is_array(path: tree_lib.Path, leaf: Any) -> None:
 
 
 def _flops_of(paths: list[tree_lib.Path], graph: Any) -> list[Any]:
-    """The floating point operations of each leaf, `None` where nothing is said of it."""
+    """The floating point operations of each leaf, `None` where they are not known."""
     if graph is None:
         return [None] * len(paths)
     flops: Mapping[Any, float] = getattr(graph, 'leaf_flops', graph)

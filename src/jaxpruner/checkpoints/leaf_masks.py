@@ -141,14 +141,9 @@ def _mask_function(
 
 
 def _is_ranked_in_parts(sparsity_type: sparsity_types.SparsityType) -> bool:
-    """Whether it is one of the library's own types; a subclass may group or score otherwise."""
-    own = (
-        sparsity_types.Unstructured,
-        sparsity_types.NByM,
-        sparsity_types.Block,
-        sparsity_types.Channel,
-    )
-    return type(sparsity_type) in own
+    """Whether it groups and scores as one of the library's own types; a subclass may do otherwise."""
+    grouped_types = (sparsity_types.NByM, sparsity_types.Block, sparsity_types.Channel)
+    return sparsity_types.is_unstructured(sparsity_type) or type(sparsity_type) in grouped_types
 
 
 def _library_mask(
@@ -219,7 +214,7 @@ def _verdicts(scores: Callable[[], Iterable[np.ndarray]], total: int, sparsity: 
 
 
 def _group_scores(sparsity_type: sparsity_types.GroupedType, scores: np.ndarray) -> np.ndarray:
-    if not scores.size or isinstance(sparsity_type, sparsity_types.Unstructured):
+    if not scores.size or sparsity_types.is_unstructured(sparsity_type):
         return scores
     with _jax_precision_of(scores):
         return np.asarray(_jitted_group_scores(sparsity_type, scores))
@@ -228,7 +223,7 @@ def _group_scores(sparsity_type: sparsity_types.GroupedType, scores: np.ndarray)
 def _spread(
     sparsity_type: sparsity_types.GroupedType, kept: np.ndarray, shape: tuple[int, ...]
 ) -> np.ndarray:
-    if not kept.size or isinstance(sparsity_type, sparsity_types.Unstructured):
+    if not kept.size or sparsity_types.is_unstructured(sparsity_type):
         return kept.reshape(shape)
     return np.asarray(_jitted_spread(sparsity_type, kept, shape))
 
