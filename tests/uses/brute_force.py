@@ -193,7 +193,7 @@ def _check_complete(graph, uses, with_leaf, leaf, inputs, name):
 
     def loss(leaf):
         values = jax.tree.leaves((with_leaf(leaf), inputs))
-        running = _CutRun(taps, taps.zeros())
+        running = _CutRun(taps, dict(enumerate(taps.zeros())))
         program = bodies.Program.of(graph.program)
         results = running.visit_program(program, values, bodies.Position())
         floats = [result for result in results if jnp.issubdtype(result.dtype, jnp.inexact)]

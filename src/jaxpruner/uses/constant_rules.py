@@ -3,9 +3,8 @@
 With them a view stays exact. Each returns `None` where it does not apply, and the general rule has its turn.
 """
 
-import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,172 +13,183 @@ import numpy as np
 
 from jaxpruner.uses import moves, views
 from jaxpruner.uses.indexing_rules import GatherAxes
-from jaxpruner.uses.moving_rules import shape_of
+from jaxpruner.uses.moving_rules import Results, shape_of
 from jaxpruner.uses.numbers import Counter, Number
 from jaxpruner.uses.records import Value
 from jaxpruner.uses.views import Axis, Factor, Move, NoRuleError, View, Views
 
-Rule = Callable[[Any, Sequence[Value]], list[Views] | None]
+Values = Sequence[Value]
+Rule = Callable[[Any, Values], Results | None]
 
 
-def _dynamic_slice(equation: Any, values: Sequence[Value]) -> list[Views] | None:
+def _dynamic_slice(equation: Any, values: Values) -> Results | None:
     """A slice at indices that are known, maybe other ones in each trip of a loop."""
     operand, *indices = values
     starts = [index.number for index in indices if index.number is not None]
     if len(starts) < len(indices):
         return None
-    sizes = equation.params['slice_sizes']
+    slice_view = functools.partial(_sliced, starts=starts, sizes=equation.params['slice_sizes'])
     try:
-        return [views.map_views(lambda view: _sliced(view, starts, sizes), operand.views)]
+        return [views.map_views(slice_view, operand.views)]
     except NoRuleError:
         return None
 
 
 def _sliced(view: View, starts: Sequence[Number], sizes: Sequence[int]) -> View | None:
-    taken = list(map(range, view.shape))
-    by_loops: dict[int, Counter] = {}
-    for number, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+    everything = list(map(range, view.shape))
+    taken = list(everything)
+    counters: dict[int, Counter] = {}
+    loops = {entry.loop for entry in view.stack}
+    for number, size in enumerate(sizes):
+        start = starts[number]
         last = view.shape[number] - size
         if not isinstance(start, Counter):
             first = min(max(start, 0), last)
             taken[number] = range(first, first + size)
         elif last:
-            _check_counter(start, size, view, by_loops.values())
-            by_loops[number] = start
+            if size > 1 or start.loop in loops:
+                raise NoRuleError(
+                    'no rule for a window that a loop moves, nor for two indices of one loop'
+                )
+            counters[number] = start
+            loops.add(start.loop)
     sliced: View | None = view
-    if taken != list(map(range, view.shape)):
+    if taken != everything:
         step = functools.partial(
             jax.lax.slice,
             start_indices=tuple(indices.start for indices in taken),
             limit_indices=tuple(indices.stop for indices in taken),
         )
         sliced = moves.cut(view, taken, step)
-    for number, counter in by_loops.items():
+    for number, counter in counters.items():
         if sliced is None:
             return None
         sliced = _taken_in_loop(sliced, number, counter)
     return sliced
 
 
-def _check_counter(counter: Counter, size: int, view: View, others: Iterable[Counter]) -> None:
-    loops = {entry.loop for entry in view.stack} | {other.loop for other in others}
-    if size > 1 or counter.loop in loops:
-        raise NoRuleError('no rule for a window that a loop moves, nor for two indices of one loop')
-
-
 def _taken_in_loop(view: View, number: int, counter: Counter) -> View | None:
     """An element of an axis for each trip: the axis becomes a stack; an axis of length 1 takes its place."""
     axis = view.axes[number]
-    indices = tuple(min(max(value, 0), axis.length - 1) for value in counter.values)
-    hits = [trip for trip, index in enumerate(indices) if axis.start <= index < axis.stop]
-    if not hits:
+    indices = np.clip(counter.values, 0, axis.length - 1)
+    hits = np.flatnonzero((indices >= axis.start) & (indices < axis.stop))
+    if not hits.size:
         return None
-    if hits != list(range(hits[0], hits[-1] + 1)):
+    if (np.diff(hits) != 1).any():
         raise NoRuleError('no rule for an index that comes back to a part of a concatenation')
-    if indices != tuple(range(axis.length)):
-        factors = views.mixed(axis.factors, len(hits)).factors
-        axis = Axis(factors, length=len(indices), start=hits[0])
-        view = view.moved(view.axes, functools.partial(_take, indices=indices, axis=number))
+    if not np.array_equal(indices, np.arange(axis.length)):
+        factors = views.mixed(axis.factors, hits.size).factors
+        axis = Axis(factors, length=indices.size, start=int(hits[0]))
+        take = functools.partial(jnp.take, indices=indices, axis=number)
+        view = view.moved(view.axes, take)
     if number:
-        view = view.moved(view.axes, functools.partial(jnp.moveaxis, source=number, destination=0))
+        to_front = functools.partial(jnp.moveaxis, source=number, destination=0)
+        view = view.moved(view.axes, to_front)
     axes = list(view.axes)
     axes[number] = views.axis_of()
     put_back = functools.partial(jnp.expand_dims, axis=number)
     entry = views.StackAxis(counter.loop, axis)
     inside = view.moved(axes, views.ENTER_LOOP, put_back)
-    return dataclasses.replace(inside, stack=(*view.stack, entry))
+    return inside.stacked(entry)
 
 
-def _take(value: jax.Array, indices: tuple[int, ...], axis: int) -> jax.Array:
-    return jnp.take(value, np.array(indices), axis=axis)
-
-
-def _gather(equation: Any, values: Sequence[Value]) -> list[Views] | None:
+def _gather(equation: Any, values: Values) -> Results | None:
     """Elements at indices that are known: permutations, tables of positions, single elements."""
     operand, indices = values
     starts = _array(indices)
-    numbers = equation.params['dimension_numbers']
-    if starts is None or getattr(numbers, 'operand_batching_dims', ()):
-        return None
     gather = GatherAxes.of(equation)
-    shape = shape_of(equation.invars[0])
-    last = np.array([shape[axis] - gather.sizes[axis] for axis in gather.indexed])
-    if starts.size == 0 or (starts < 0).any() or (starts > last).any():
-        return None  # what then happens is said by the mode
-    step = Move(equation, others={1: starts})
-    if not gather.rows:
-        return [views.map_views(lambda view: _window(view, gather, starts, step), operand.views)]
-    if any(gather.reads_part_of(view) for view in operand.views):
+    if starts is None or gather.has_batches:
         return None
-    new_shape = shape_of(equation.outvars[0])
-    return [tuple(_rows(view, gather, starts, new_shape, step) for view in operand.views)]
+    last = np.subtract(shape_of(equation.invars[0]), gather.sizes)
+    last = last[list(gather.indexed)]
+    is_outside = (starts < 0) | (starts > last)
+    if starts.size == 0 or is_outside.any():
+        return None  # what then happens is said by the mode
+    if gather.rows and any(map(gather.reads_part_of, operand.views)):
+        return None
+    gathered = functools.partial(
+        _rows if gather.rows else _window,
+        gather=gather,
+        step=Move(equation, others={1: starts}),
+    )
+    return [views.map_views(gathered, operand.views)]
 
 
-def _window(view: View, gather: GatherAxes, starts: np.ndarray, step: Move) -> View | None:
+def _window(view: View, gather: GatherAxes, step: Move) -> View | None:
     """The one window of a gather."""
-    first = dict.fromkeys(range(len(view.axes)), 0)
-    first.update(zip(gather.indexed, starts.tolist(), strict=True))
-    taken = [range(first[i], first[i] + size) for i, size in enumerate(gather.sizes)]
+    taken = list(map(range, gather.sizes))
+    for axis, start in zip(gather.indexed, step.others[1].tolist(), strict=True):
+        taken[axis] = range(start, start + gather.sizes[axis])
     window = moves.cut(view, taken)
     return None if window is None else moves.transpose(window, gather.kept, step)
 
 
-def _rows(
-    view: View, gather: GatherAxes, starts: np.ndarray, new_shape: Sequence[int], step: Move
-) -> View:
+def _rows(view: View, gather: GatherAxes, step: Move) -> View:
     """The windows of a gather, along the axes of its indices."""
+    starts = step.others[1]
+    new_shape = shape_of(step.equation.outvars[0])
     axes = list(map(views.copies, new_shape))
     for i, target in gather.kept.items():
         axes[target] = gather.window_axis(view, i)
     for row_axis, target in enumerate(gather.rows):
         varying: list[Factor] = []
-        for column, indexed in enumerate(gather.indexed):
-            if np.diff(starts[..., column], axis=row_axis).any():
-                varying += view.axes[indexed].factors
+        is_varying = np.diff(starts, axis=row_axis).any(axis=tuple(range(starts.ndim - 1)))
+        for column in np.flatnonzero(is_varying).tolist():
+            indexed = gather.indexed[column]
+            varying += view.axes[indexed].factors
         axes[target] = views.mixed(varying, new_shape[target])
     return view.moved(axes, step)
 
 
-def _product(equation: Any, values: Sequence[Value]) -> list[Views] | None:
+def _product(equation: Any, values: Values) -> Results | None:
     """A product with a mask of zeros and ones."""
     number = 0 if values[0].views else 1
     other = 1 - number
     mask = _array(values[other])
-    if values[other].views or mask is None or not np.isin(mask, (0, 1)).all():
+    if values[other].views or mask is None:
         return None
-    return _masked(values[number].views, Move(equation, number, others={other: mask}), mask)
+    if not np.isin(mask, (0, 1)).all():
+        return None
+    step = Move(equation, number, others={other: mask})
+    return _masked(values[number].views, step, mask)
 
 
-def _selection(equation: Any, values: Sequence[Value]) -> list[Views] | None:
+def _selection(equation: Any, values: Values) -> Results | None:
     """Zeros in place of some elements, by a constant mask."""
     which, *cases = values
-    viewed = [i for i, case in enumerate(cases) if case.views]
     predicate = _array(which)
-    # The predicate itself may be made of a leaf.
-    if len(viewed) != 1 or which.views or predicate is None:
-        return None
-    (number,) = viewed
-    for i, case in enumerate(cases):
-        array = _array(case)
-        if i != number and (array is None or array.any()):
+    numbers = []
+    for number, case in enumerate(cases):
+        if case.views:
+            numbers.append(number)
+        elif not _is_zero(case):
             return None
+    # The predicate itself may be made of a leaf.
+    if len(numbers) != 1 or which.views or predicate is None:
+        return None
+    (number,) = numbers
     step = Move(equation, number + 1, others={0: predicate})
-    return _masked(cases[number].views, step, predicate.astype(int) == number)
+    is_chosen = predicate.astype(int) == number
+    return _masked(cases[number].views, step, is_chosen)
+
+
+def _is_zero(value: Value) -> bool:
+    array = _array(value)
+    return array is not None and not array.any()
 
 
 def _array(value: Value) -> np.ndarray | None:
     return None if value.constant is None else value.constant.array()
 
 
-def _masked(operand: Views, step: Move, mask: np.ndarray) -> list[Views]:
+def _masked(operand: Views, step: Move, mask: np.ndarray) -> Results:
     """The same views; but elements that stand in several places may differ from one of these to the next."""
     shape = shape_of(step.equation.outvars[0])
-    rank = len(shape_of(step.equation.invars[step.operand]))
     mask = np.broadcast_to(mask, shape)
 
     def masked(view: View) -> View:
         is_same_shape = view.shape == shape
-        view = moves.broadcast(view, shape, range(len(shape) - rank, len(shape)))
+        view = moves.align(view, shape)
         axes = list(view.axes)
         every_factor: list[Factor] = []
         for axis in view.axes:
@@ -188,7 +198,8 @@ def _masked(operand: Views, step: Move, mask: np.ndarray) -> list[Views]:
         for i, axis in enumerate(view.axes):
             if _has_copies(axis) and np.diff(mask, axis=i).any():
                 # A diagonal is made of copies of a row.
-                axes[i] = axis._replace(factors=views.mixed(every_factor, axis.size).factors)
+                factors = views.mixed(every_factor, axis.size).factors
+                axes[i] = axis._replace(factors=factors)
                 differs = True
         if differs or not is_same_shape:
             return view.computed(axes)

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
-from jaxpruner.uses import bodies, constants, liveness, moves, views
+from jaxpruner.uses import constants, liveness, moves, views
+from jaxpruner.uses.bodies import Cond, Scan, ShardMap, While
 from jaxpruner.uses.graph import Site
 from jaxpruner.uses.moving_rules import shape_of
 from jaxpruner.uses.numbers import Counter
-from jaxpruner.uses.records import DATA, Scope, Value, Walker
+from jaxpruner.uses.records import DATA, Scope, Value, Values, Walker
 from jaxpruner.uses.views import Axis, NoRuleError, View
 
 # What is carried is joined with what comes out of the body until nothing changes, which is after two or three trips.
@@ -22,62 +23,68 @@ _MOST_TRIPS = 20
 Path = tuple[int, ...]
 
 
-def walk_scan(
-    walker: Walker, scan: bodies.Scan, values: Sequence[Value], scope: Scope
-) -> list[Value]:
+def walk_scan(walker: Walker, scan: Scan, values: Values, scope: Scope) -> Values:
     """A scan: the body is walked through until what is carried stays the same."""
     constant_values, carried, sliced = scan.split(values)
     if not scan.length:
-        return [*carried, *[DATA] * (len(scan.equation.outvars) - scan.carried)]
+        count = len(scan.equation.outvars) - scan.carried
+        return carried + [DATA] * count
     loop = scope.path
     needed = liveness.needed_of_scan_body(scan, scope.needed)
     inner = scope.inside(scan.equation, 0, needed)
     inner = inner._replace(trips=scope.trips * scan.length)
-    variables = scan.split(scan.body.jaxpr.invars)[2]
+    *_, variables = scan.split(scan.body.jaxpr.invars)
     taken = []
     for value, variable in zip(sliced, variables, strict=True):
         taken.append(_element(value, variable, loop))
     counters = _counters(scan, carried, loop)
 
-    def walk_body(carried: list[Value]) -> list[Value]:
+    def walk_body(carried: Values) -> Values:
         inside = list(carried)
         for number, counter in counters.items():
             inside[number] = counter
-        results = walker.visit_program(scan.body, [*constant_values, *inside, *taken], inner)
+        inputs = [*constant_values, *inside, *taken]
+        results = walker.visit_program(scan.body, inputs, inner)
         for number in counters:
             results[number] = carried[number]
         return results
 
     def to_next_trip(value: Value) -> Value:
         """Without the elements of the stacks: the next trip has others."""
-        return value._replace(views=tuple(_without(view, loop) for view in value.views))
+        return _with_views(value, functools.partial(_without, loop=loop))
 
     body = _LoopBody(scan, scope, needed, walk_body, to_next_trip)
-    carried, results = _settle(walker, body, carried)
+    settled, results = _settle(walker, body, carried)
+    carried = list(settled)
     for number in counters:
         carried[number] = Value()
-    stacked = []
-    for value in scan.split_results(results)[1]:
-        outside = tuple(leave_loop(view, loop, scan.length) for view in value.views)
-        stacked.append(Value(value.data, outside))
-    return [*carried, *stacked]
+    leave = functools.partial(leave_loop, loop=loop, length=scan.length)
+    _, stacked = scan.split_results(results)
+    for value in stacked:
+        carried.append(Value(value.data, tuple(map(leave, value.views))))
+    return carried
 
 
-def walk_while(
-    walker: Walker, loop: bodies.While, values: Sequence[Value], scope: Scope
-) -> list[Value]:
+def _with_views(value: Value, function: Callable[[View], View]) -> Value:
+    return value._replace(views=tuple(map(function, value.views)))
+
+
+def walk_while(walker: Walker, loop: While, values: Values, scope: Scope) -> Values:
     """A while loop, as a scan of which nothing is sliced and that runs as often as its condition says."""
     equation = loop.equation
     condition_constants, body_constants, first = loop.split(values)
     needed = liveness.needed_of_while_body(loop, scope.needed)
-    inner = scope.inside(equation, 1, needed)._replace(certain=False)
+    in_body = scope.inside(equation, 1, needed)._replace(certain=False)
+    in_condition = scope.inside(equation, 0, (True,))._replace(certain=False)
 
-    def walk_body(carried: list[Value]) -> list[Value]:
-        return walker.visit_program(loop.body, [*body_constants, *carried], inner)
+    def walk_body(carried: Values) -> Values:
+        inputs = body_constants + carried
+        return walker.visit_program(loop.body, inputs, in_body)
 
-    carried, _ = _settle(walker, _LoopBody(loop, scope, needed, walk_body), first)
-    inner = scope.inside(equation, 0, (True,))._replace(certain=False)
-    (again,) = walker.visit_program(loop.condition, [*condition_constants, *carried], inner)
+    body = _LoopBody(loop, scope, needed, walk_body)
+    carried, _ = _settle(walker, body, first)
+    inputs = condition_constants + carried
+    (again,) = walker.visit_program(loop.condition, inputs, in_condition)
     walker.findings.add_opaque([again], 'it decides how often a loop runs', equation, scope)
     if not again.data:
         return carried
@@ -92,9 +99,7 @@ def walk_while(
     return after
 
 
-def walk_cond(
-    walker: Walker, cond: bodies.Cond, values: Sequence[Value], scope: Scope
-) -> list[Value]:
+def walk_cond(walker: Walker, cond: Cond, values: Values, scope: Scope) -> Values:
     """One of several branches: what holds of all of them."""
     index, *operands = values
     walker.findings.add_opaque([index], 'it decides which branch runs', cond.equation, scope)
@@ -112,9 +117,7 @@ def walk_cond(
     return results
 
 
-def walk_shard_map(
-    walker: Walker, shard_map: bodies.ShardMap, values: Sequence[Value], scope: Scope
-) -> list[Value]:
+def walk_shard_map(walker: Walker, shard_map: ShardMap, values: Values, scope: Scope) -> Values:
     """Each device has a part of each axis; how large it is says which."""
     jaxpr = shard_map.program.jaxpr
     inside = _rescaled(walker, shard_map, values, jaxpr.invars, scope)
@@ -127,16 +130,16 @@ def walk_shard_map(
 def enter_loop(view: View, loop: Path) -> View:
     """What each trip of a scan gets of a value: an element of its first axis, which becomes a stack."""
     first, *others = view.axes
-    stack = (*view.stack, views.StackAxis(loop, first))
-    return dataclasses.replace(view.moved(others, views.ENTER_LOOP), stack=stack)
+    inside = view.moved(others, views.ENTER_LOOP)
+    return inside.stacked(views.StackAxis(loop, first))
 
 
 def leave_loop(view: View, loop: Path, length: int) -> View:
     """What all trips of a scan have put in an array."""
     if view.stack and view.stack[-1].loop == loop:
-        *stack, entry = view.stack
-        outside = view.moved((entry.axis, *view.axes), views.LEAVE_LOOP)
-        return dataclasses.replace(outside, stack=tuple(stack))
+        axes = (view.stack[-1].axis, *view.axes)
+        outside = view.moved(axes, views.LEAVE_LOOP)
+        return dataclasses.replace(outside, stack=view.stack[:-1])
     view = _without(view, loop)
     return view.computed((views.copies(length), *view.axes))
 
@@ -150,33 +153,37 @@ def _without(view: View, loop: Path) -> View:
 
 def _element(value: Value, variable: Any, loop: Path) -> Value:
     """What each trip of a scan gets of a value; of a list of whole numbers that is known, a counter."""
-    inside = tuple(enter_loop(view, loop) for view in value.views)
-    element = Value(value.data, inside)
-    aval = variable.aval
-    if value.constant is None or aval.shape or not jnp.issubdtype(aval.dtype, jnp.integer):
+    enter = functools.partial(enter_loop, loop=loop)
+    element = Value(value.data, tuple(map(enter, value.views)))
+    is_whole_number = jnp.issubdtype(variable.aval.dtype, jnp.integer)
+    if value.constant is None or variable.aval.shape or not is_whole_number:
         return element
     array = value.constant.array()
     if array is None:
         return element
-    return element._replace(number=Counter(loop, tuple(array.tolist())))
+    counter = Counter(loop, tuple(array.tolist()))
+    return element._replace(number=counter)
 
 
-def _counters(scan: bodies.Scan, carried: Sequence[Value], loop: Path) -> dict[int, Value]:
+def _counters(scan: Scan, carried: Values, loop: Path) -> dict[int, Value]:
     """What is carried and only counts, such as the number of a `fori_loop`'s trip: by its number among the carried."""
+    jaxpr = scan.body.jaxpr
     made_by = {}
-    for equation in scan.body.jaxpr.eqns:
-        made_by.update(dict.fromkeys(map(id, equation.outvars), equation))
-    before = scan.split(scan.body.jaxpr.invars)[1]
-    after = scan.body.jaxpr.outvars
+    for equation in jaxpr.eqns:
+        for variable in equation.outvars:
+            made_by[id(variable)] = equation
+    _, before, _ = scan.split(jaxpr.invars)
     counters = {}
     for number, value in enumerate(carried):
-        equation = made_by.get(id(after[number]))
+        equation = made_by.get(id(jaxpr.outvars[number]))
         increment = _increment(equation, before[number])
-        if isinstance(value.number, int) and increment is not None:
-            numbers = [value.number + trip * increment for trip in range(scan.length)]
-            if scan.reverse:
-                numbers.reverse()
-            counters[number] = Value(number=Counter(loop, tuple(numbers)))
+        if not isinstance(value.number, int) or increment is None:
+            continue
+        numbers = [value.number + trip * increment for trip in range(scan.length)]
+        if scan.reverse:
+            numbers.reverse()
+        counter = Counter(loop, tuple(numbers))
+        counters[number] = Value(number=counter)
     return counters
 
 
@@ -196,9 +203,11 @@ def _join(before: Value, after: Value) -> Value:
     """What holds of either of two values."""
     if before.data or after.data:
         return DATA
-    if before.views != after.views:
-        return Value(views=moves.join([*before.views, *after.views]))
-    return before if before == after else Value(views=before.views)
+    if before == after:
+        return before
+    if before.views == after.views:
+        return Value(views=before.views)
+    return Value(views=moves.join(before.views + after.views))
 
 
 class _LoopBody(NamedTuple):
@@ -212,27 +221,29 @@ class _LoopBody(NamedTuple):
       to_next_trip: from what is carried out of a trip to what the next one gets.
     """
 
-    loop: bodies.Scan | bodies.While
+    loop: Scan | While
     scope: Scope
     needed: tuple[bool, ...]
-    walk: Callable[[list[Value]], list[Value]]
+    walk: Callable[[Values], Values]
     to_next_trip: Callable[[Value], Value] = lambda value: value
 
 
-def _settle(walker: Walker, body: _LoopBody, first: list[Value]) -> tuple[list[Value], list[Value]]:
+def _settle(walker: Walker, body: _LoopBody, first: Values) -> tuple[Values, Values]:
     """Walks through a loop's body until what is carried stays the same; only the last walk is kept.
 
     Returns what is carried, and the results of the body.
     """
-    equation, scope = body.loop.equation, body.scope
+    equation = body.loop.equation
+    scope = body.scope
+    count = len(first)
     carried = first
     for _ in range(_MOST_TRIPS):
         findings = walker.findings.copy()
         results = body.walk(carried)
-        after = list(map(body.to_next_trip, results[: len(first)]))
+        after = list(map(body.to_next_trip, results[:count]))
         joined = list(map(_join, carried, after))
-        for number, is_needed in enumerate(body.needed[: len(first)]):
-            if not is_needed:
+        for number in range(count):
+            if not body.needed[number]:
                 joined[number] = carried[number]
         if joined == carried:
             first_operand = body.loop.first_carried
@@ -250,8 +261,8 @@ def _settle(walker: Walker, body: _LoopBody, first: list[Value]) -> tuple[list[V
 def _record_lost(
     walker: Walker,
     equation: Any,
-    values: Sequence[Value],
-    joined: Sequence[Value],
+    values: Values,
+    joined: Values,
     scope: Scope,
     first: int = 0,
 ) -> None:
@@ -277,26 +288,27 @@ def _devices(params: Mapping[str, Any]) -> int:
     sizes = dict(params['mesh'].shape)
     manual = params.get('newly_manual_axes', params.get('manual_axes'))
     if manual is None:
-        manual = set(sizes) - set(params.get('auto', ()))
-    return math.prod(sizes[name] for name in manual)
+        manual = set(sizes).difference(params.get('auto', ()))
+    return math.prod(map(sizes.__getitem__, manual))
 
 
 def _rescaled(
     walker: Walker,
-    shard_map: bodies.ShardMap,
-    values: Sequence[Value],
+    shard_map: ShardMap,
+    values: Values,
     variables: Sequence[Any],
     scope: Scope,
-) -> list[Value]:
+) -> Values:
     """What is known of arrays of which each device has a part, or of the arrays that the parts make."""
     results = []
     for value, variable in zip(values, variables, strict=True):
         resized = functools.partial(_resized, new_shape=shape_of(variable))
         try:
-            results.append(Value(value.data, tuple(map(resized, value.views))))
+            inside = tuple(map(resized, value.views))
         except NoRuleError as reason:
             walker.findings.add_opaque([value], str(reason), shard_map.equation, scope)
-            results.append(Value(value.data))
+            inside = ()
+        results.append(Value(value.data, inside))
     return results
 
 
@@ -307,5 +319,7 @@ def _resized(view: View, new_shape: Sequence[int]) -> View:
     for axis, length in zip(view.axes, new_shape, strict=True):
         if not axis.is_whole:
             raise NoRuleError('no rule for shard_map of a concatenation')
-        axes.append(axis if axis.length == length else views.mixed(axis.factors, length))
+        if axis.length != length:
+            axis = views.mixed(axis.factors, length)
+        axes.append(axis)
     return view.computed(axes)

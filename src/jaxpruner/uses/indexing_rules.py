@@ -1,12 +1,11 @@
 """Rules for primitives that take or replace elements at indices which do not depend on data, and are not known."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jaxpruner.uses import moves, views
-from jaxpruner.uses.moving_rules import Rule, moving, shape_of
-from jaxpruner.uses.views import Axis, Factor, Move, NoRuleError, View, Views
+from jaxpruner.uses.moving_rules import Operands, Results, Rule, moving, shape_of
+from jaxpruner.uses.views import Axis, Factor, Move, NoRuleError, View
 
 
 class GatherAxes(NamedTuple):
@@ -18,39 +17,47 @@ class GatherAxes(NamedTuple):
       kept: axes of the operand that the result has, and which axes of the result they are.
       rows: axes of the result along which the indices lie.
       sizes: of the window, for each axis of the operand.
+      has_batches: the operand and the indices have axes in common.
     """
 
-    indexed: tuple[int, ...]
-    gone: tuple[int, ...]
+    indexed: Sequence[int]
+    gone: Sequence[int]
     kept: dict[int, int]
-    rows: list[int]
-    sizes: tuple[int, ...]
+    rows: Sequence[int]
+    sizes: Sequence[int]
+
+    has_batches: bool
 
     @classmethod
     def of(cls, equation: Any) -> 'GatherAxes':
         """Reads the equation."""
         numbers = equation.params['dimension_numbers']
-        shape, new_shape = shape_of(equation.invars[0]), shape_of(equation.outvars[0])
-        gone = (*numbers.collapsed_slice_dims, *getattr(numbers, 'operand_batching_dims', ()))
-        kept = [i for i in range(len(shape)) if i not in gone]
+        offset_dims = numbers.offset_dims
+        batching_dims = getattr(numbers, 'operand_batching_dims', ())  # older JAX has none
+        gone = (*numbers.collapsed_slice_dims, *batching_dims)
+        kept = _all_but(gone, shape_of(equation.invars[0]))
         return cls(
             indexed=numbers.start_index_map,
             gone=gone,
-            kept=dict(zip(kept, numbers.offset_dims, strict=True)),
-            rows=[i for i in range(len(new_shape)) if i not in numbers.offset_dims],
+            kept=dict(zip(kept, offset_dims, strict=True)),
+            rows=_all_but(offset_dims, shape_of(equation.outvars[0])),
             sizes=equation.params['slice_sizes'],
+            has_batches=len(batching_dims) > 0,
         )
 
     def window_axis(self, view: View, axis: int) -> Axis:
         """What the window holds of an axis of the operand."""
+        whole = view.axes[axis]
         size = self.sizes[axis]
-        if view.axes[axis].length == size:
-            return view.axes[axis]
-        return views.mixed(view.axes[axis].factors, size)
+        return whole if whole.length == size else views.mixed(whole.factors, size)
 
     def reads_part_of(self, view: View) -> bool:
         """Whether the indices lie along a concatenation."""
         return not all(view.axes[axis].is_whole for axis in self.indexed)
+
+
+def _all_but(axes: Sequence[int], shape: Sequence[int]) -> list[int]:
+    return [axis for axis in range(len(shape)) if axis not in axes]
 
 
 def _dynamic_slice(equation: Any, view: View, step: Move) -> View:
@@ -61,14 +68,15 @@ def _dynamic_slice(equation: Any, view: View, step: Move) -> View:
 def _indexed(view: View, sizes: Sequence[int]) -> View:
     """A slice that begins where the program says, mostly at the number of a loop's trip: that axis is a stack."""
     axes = list(view.axes)
-    for i, axis in enumerate(view.axes):
-        if axis.length == sizes[i]:
+    for i, size in enumerate(sizes):
+        axis = axes[i]
+        if axis.length == size:
             continue
         if not axis.is_whole:
             raise NoRuleError('no rule for a slice of a concatenation at an index that is computed')
-        if sizes[i] == 1:
-            view = dataclasses.replace(view, stack=(*view.stack, views.StackAxis((), axis)))
-        axes[i] = views.mixed(axis.factors, sizes[i])
+        if size == 1:
+            view = view.stacked(views.StackAxis((), axis))
+        axes[i] = views.mixed(axis.factors, size)
     return view.computed(axes)
 
 
@@ -80,23 +88,25 @@ def _gather(equation: Any, view: View, step: Move) -> View:
         view = _indexed(view, gather.sizes)
     elif gather.reads_part_of(view):
         raise NoRuleError('no rule for gather from a concatenation')
-    picked = []
+    picked: list[Factor] = []
     for i in gather.gone:
-        picked += [Factor(factor.axes, 1) for factor in view.axes[i].factors]
-    axes = [views.mixed(picked, length) for length in shape_of(equation.outvars[0])]
+        picked += view.axes[i].factors
+    axes = []
+    for length in shape_of(equation.outvars[0]):
+        axes.append(views.mixed(picked, length))
     for i, target in gather.kept.items():
         axes[target] = gather.window_axis(view, i)
     return view.computed(axes)
 
 
-def _update(equation: Any, operands: Sequence[Views]) -> list[Views]:
+def _update(equation: Any, operands: Operands) -> Results:
     """Some elements of the first operand are replaced by constants."""
     if any(operands[1:]):
         raise NoRuleError(f'no rule for {equation.primitive.name} of a parameter')
     return [moves.join(operands[0])]
 
 
-def _top_k(equation: Any, operands: Sequence[Views]) -> list[Views]:
+def _top_k(equation: Any, operands: Operands) -> Results:
     shape = shape_of(equation.outvars[0])
     number = equation.params.get('axis', -1) % len(shape)  # older JAX knows the last alone
 

@@ -4,14 +4,14 @@ import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jaxpruner.uses import bodies
-from jaxpruner.uses.bodies import Position, Program
+from jaxpruner.uses.bodies import Cond, Position, Program, Scan, ShardMap, Visitor, While
 
 # A callback that only shows something changes no result.
 _SHOWS = frozenset({'debug_callback', 'debug_print'})
 
 # For each of some values, whether it is needed.
 Needed = tuple[bool, ...]
+Flags = list[bool]
 
 
 class Live(NamedTuple):
@@ -33,7 +33,7 @@ def live(jaxpr: Any, needed: Needed) -> Live:
     results = []
     for equation in reversed(jaxpr.eqns):
         acts = bool(equation.effects) and equation.primitive.name not in _SHOWS
-        needed_here = [acts or id(variable) in needed_variables for variable in equation.outvars]
+        needed_here = [acts or id(result) in needed_variables for result in equation.outvars]
         results.append(tuple(needed_here))
         if acts or any(needed_here):
             operands = _BACKWARDS.visit_equation(equation, needed_here, Position())
@@ -51,56 +51,57 @@ def _chosen(variables: Sequence[Any], needed: Sequence[bool]) -> set[int]:
     return chosen
 
 
-class _Backwards(bodies.Visitor[bool, Position]):
-    """Says which operands of an equation are needed for its results that are."""
+class _Backwards(Visitor[bool, Position]):
+    """Goes from results to operands: which operands of an equation are needed for its results that are.
+
+    So a method gets which results are needed as its `operands`.
+    """
 
     def visit_program(
         self, program: Program, inputs: Sequence[bool], place: Position
     ) -> list[bool]:
         return list(live(program.jaxpr, tuple(inputs)).inputs)
 
-    def visit_plain(self, equation: Any, operands: list[bool], place: Position) -> list[bool]:
+    def visit_plain(self, equation: Any, operands: Flags, place: Position) -> Flags:
         return [True] * len(equation.invars)
 
-    def visit_shard_map(
-        self, shard_map: bodies.ShardMap, operands: list[bool], place: Position
-    ) -> list[bool]:
+    def visit_shard_map(self, shard_map: ShardMap, operands: Flags, place: Position) -> Flags:
         return self.visit_program(shard_map.program, operands, place)
 
-    def visit_scan(self, scan: bodies.Scan, operands: list[bool], place: Position) -> list[bool]:
+    def visit_scan(self, scan: Scan, operands: Flags, place: Position) -> Flags:
         carried, _ = scan.split_results(operands)
         if not scan.length:  # what is carried goes through, and nothing else does
-            after = len(scan.equation.invars) - scan.constants - scan.carried
-            return [*[False] * scan.constants, *carried, *[False] * after]
-        needed = needed_of_scan_body(scan, tuple(operands))
-        constants, carried_in, sliced = scan.split(live(scan.body.jaxpr, needed).inputs)
+            needed = [False] * len(scan.equation.invars)
+            needed[scan.constants : scan.constants + scan.carried] = carried
+            return needed
+        body = live(scan.body.jaxpr, needed_of_scan_body(scan, tuple(operands)))
+        constants, carried_in, sliced = scan.split(body.inputs)
         # What is carried out without having gone through the body is the operand itself.
-        return [*constants, *_either(carried, carried_in), *sliced]
+        return constants + _either(carried, carried_in) + sliced
 
-    def visit_while(self, loop: bodies.While, operands: list[bool], place: Position) -> list[bool]:
+    def visit_while(self, loop: While, operands: Flags, place: Position) -> Flags:
         carried = needed_of_while_body(loop, tuple(operands))
         condition = live(loop.condition.jaxpr, (True,)).inputs
         body = live(loop.body.jaxpr, carried).inputs
-        return [
-            *condition[: loop.condition_constants],
-            *body[: loop.body_constants],
-            *carried,
-        ]
+        constants = condition[: loop.condition_constants] + body[: loop.body_constants]
+        return list(constants + carried)
 
-    def visit_cond(self, cond: bodies.Cond, operands: list[bool], place: Position) -> list[bool]:
-        needed = [False] * (len(cond.equation.invars) - 1)
+    def visit_cond(self, cond: Cond, operands: Flags, place: Position) -> Flags:
+        _, *variables = cond.equation.invars
+        needed = [False] * len(variables)
         for branch in cond.branches:
-            needed = _either(needed, live(branch.jaxpr, tuple(operands)).inputs)
+            needed = _either(needed, self.visit_program(branch, operands, place))
         return [True, *needed]
 
 
 _BACKWARDS = _Backwards()
 
 
-def needed_of_scan_body(scan: bodies.Scan, needed: Needed) -> Needed:
+def needed_of_scan_body(scan: Scan, needed: Needed) -> Needed:
     """Which results of a scan's body are needed for some results of the scan."""
     while True:
-        _, carried_in, _ = scan.split(live(scan.body.jaxpr, needed).inputs)
+        body = live(scan.body.jaxpr, needed)
+        _, carried_in, _ = scan.split(body.inputs)
         carried, stacked = scan.split_results(needed)
         after = (*_either(carried, carried_in), *stacked)
         if after == needed:
@@ -108,17 +109,19 @@ def needed_of_scan_body(scan: bodies.Scan, needed: Needed) -> Needed:
         needed = after
 
 
-def needed_of_while_body(loop: bodies.While, needed: Needed) -> Needed:
+def needed_of_while_body(loop: While, needed: Needed) -> Needed:
     """Which results of a while loop's body are needed for some results of the loop."""
-    condition = live(loop.condition.jaxpr, (True,)).inputs[loop.condition_constants :]
-    needed = tuple(_either(needed, condition))
+    condition = live(loop.condition.jaxpr, (True,))
+    decide = condition.inputs[loop.condition_constants :]
+    needed = tuple(_either(needed, decide))
     while True:
-        carried_in = live(loop.body.jaxpr, needed).inputs[loop.body_constants :]
+        body = live(loop.body.jaxpr, needed)
+        carried_in = body.inputs[loop.body_constants :]
         after = tuple(_either(needed, carried_in))
         if after == needed:
             return needed
         needed = after
 
 
-def _either(first: Sequence[bool], second: Sequence[bool]) -> list[bool]:
+def _either(first: Sequence[bool], second: Sequence[bool]) -> Flags:
     return [a or b for a, b in zip(first, second, strict=True)]

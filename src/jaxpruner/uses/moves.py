@@ -3,11 +3,20 @@
 `steps` is what an exact view adds to how it is read.
 """
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jaxpruner.uses.views import Axis, Factor, Factors, View, Views, axis_of, copies, mixed
+from jaxpruner.uses.views import (
+    Axis,
+    Factor,
+    Factors,
+    View,
+    Views,
+    axis_of,
+    copies,
+    mixed,
+    size_of,
+)
 
 
 def transpose(view: View, permutation: Iterable[int], *steps: Any) -> View:
@@ -23,8 +32,17 @@ def broadcast(view: View, new_shape: Sequence[int], dimensions: Iterable[int], *
     axes = list(map(copies, new_shape))
     for axis, target in zip(view.axes, dimensions, strict=True):
         length = new_shape[target]
-        axes[target] = axis if axis.length == length else axis_of(*axis.factors, Factor((), length))
+        if axis.length == length:
+            axes[target] = axis
+        else:
+            axes[target] = axis_of(*axis.factors, Factor((), length))
     return view.moved(axes, *steps)
+
+
+def align(view: View, shape: Sequence[int]) -> View:
+    """The view in an elementwise operation: scalars and axes of length 1 may stand among arrays."""
+    rank = len(shape)
+    return broadcast(view, shape, range(rank - len(view.axes), rank))
 
 
 def cut(view: View, taken: Sequence[range], *steps: Any) -> View | None:
@@ -42,31 +60,40 @@ def cut(view: View, taken: Sequence[range], *steps: Any) -> View | None:
 
 
 def _cut_axis(axis: Axis, taken: range) -> Axis | None:
-    first = max(0, -(-(axis.start - taken.start) // taken.step))
-    after = min(len(taken), -(-(axis.stop - taken.start) // taken.step))
-    if first >= after:
+    first = max(0, _ceil_div(axis.start - taken.start, taken.step))
+    after = _ceil_div(axis.stop - taken.start, taken.step)
+    inside = taken[first:after]
+    if after <= first or not inside:
         return None
-    last = taken[after - 1] - axis.start
-    inside = range(taken[first] - axis.start, last + 1, taken.step)
-    return Axis(_cut_factors(axis.factors, inside), len(taken), first)
+    start = inside[0] - axis.start
+    stop = inside[-1] - axis.start + 1
+    factors = _cut_factors(axis.factors, range(start, stop, taken.step))
+    return Axis(factors, len(taken), first)
+
+
+def _ceil_div(dividend: int, divisor: int) -> int:
+    return -(-dividend // divisor)
 
 
 def _cut_factors(factors: Factors, taken: range) -> Factors:
     """The factors of some elements; the last one that is taken stands before `taken.stop`."""
     count = len(taken)
-    if count == math.prod(factor.size for factor in factors):
+    if count == size_of(factors):
         return factors
-    first, *others = factors
+    first = factors[0]
+    others = factors[1:]
     if not others:
         return (Factor(first.axes, count),)
-    start, stop, step = taken.start, taken.stop, taken.step
-    inner = math.prod(factor.size for factor in others)
-    if start // inner == (stop - 1) // inner:
-        return _cut_factors(factors[1:], range(start % inner, (stop - 1) % inner + 1, step))
-    if step == 1 and start % inner == 0 and stop % inner == 0:
+    inner = size_of(others)
+    step = taken.step
+    outer_start, inner_start = divmod(taken.start, inner)
+    outer_last, inner_last = divmod(taken.stop - 1, inner)
+    if outer_start == outer_last:
+        return _cut_factors(others, range(inner_start, inner_last + 1, step))
+    if step == 1 and inner_start == 0 and inner_last == inner - 1:
         return (Factor(first.axes, count // inner), *others)
     if step % inner == 0:  # the same element of each turn of the inner factors
-        outer = range(start // inner, (stop - 1) // inner + 1, step // inner)
+        outer = range(outer_start, outer_last + 1, step // inner)
         return _cut_factors((first,), outer)
     return mixed(factors, count).factors
 
@@ -74,14 +101,22 @@ def _cut_factors(factors: Factors, taken: range) -> Factors:
 def shift(view: View, axis: int, before: int, after: int, *steps: Any) -> View:
     """The value between other elements of an axis: in a concatenation, or padded."""
     axes = list(view.axes)
-    start, length = axes[axis].start, axes[axis].length
-    axes[axis] = axes[axis]._replace(length=before + length + after, start=before + start)
+    axes[axis] = shift_axis(axes[axis], before, after)
     return view.moved(axes, *steps)
+
+
+def shift_axis(axis: Axis, before: int, after: int) -> Axis:
+    """An axis with as many elements before it and after it."""
+    length = before + axis.length + after
+    return axis._replace(length=length, start=before + axis.start)
 
 
 def drop(view: View, axes: Sequence[int]) -> View:
     """What is left after a reduction along some axes."""
-    return view.computed(axis for i, axis in enumerate(view.axes) if i not in axes)
+    kept = list(view.axes)
+    for i in sorted(axes, reverse=True):
+        del kept[i]
+    return view.computed(kept)
 
 
 def join(views: Iterable[View]) -> Views:

@@ -4,6 +4,7 @@ A primitive that moves the elements of one operand is a function of the equation
 it, and a row of `MOVING`.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,8 +13,10 @@ import jax.numpy as jnp
 from jaxpruner.uses import moves, reshaping, views
 from jaxpruner.uses.views import Axis, Factor, Move, NoRuleError, View, Views
 
-# The views of an equation's results, from those of its operands.
-Rule = Callable[[Any, Sequence[Views]], list[Views]]
+# The views of each operand of an equation, and of each result.
+Operands = Sequence[Views]
+Results = list[Views]
+Rule = Callable[[Any, Operands], Results]
 
 # The operands as they are, cast or placed elsewhere; as many results.
 SAME = frozenset(
@@ -38,7 +41,7 @@ def moving(function: Callable[[Any, View, Move], View | None]) -> Rule:
     that holds nothing of the parameter.
     """
 
-    def rule(equation: Any, operands: Sequence[Views]) -> list[Views]:
+    def rule(equation: Any, operands: Operands) -> Results:
         if any(operands[1:]):
             raise NoRuleError(f'no rule for {equation.primitive.name} by a parameter')
         step = Move(equation)
@@ -47,21 +50,26 @@ def moving(function: Callable[[Any, View, Move], View | None]) -> Rule:
     return rule
 
 
-def same(equation: Any, operands: Sequence[Views]) -> list[Views]:
+def same(equation: Any, operands: Operands) -> Results:
     """A rule of operations that leave each operand as it is, but for its dtype or place."""
     results = []
     for i, operand in enumerate(operands):
-        before, after = equation.invars[i].aval.dtype, equation.outvars[i].aval.dtype
-        if before == after or (_is_inexact(before) and _is_inexact(after)):
-            steps = () if equation.primitive.name in _NOTHING else (Move(equation, i, i),)
-            results.append(tuple(view.moved(view.axes, *steps) for view in operand))
-        else:
-            results.append(tuple(map(View.computed, operand)))
+        move = functools.partial(_cast, step=Move(equation, i, i))
+        results.append(tuple(map(move, operand)))
     return results
 
 
-def _is_inexact(dtype: Any) -> bool:
-    return jnp.issubdtype(dtype, jnp.inexact)
+def _cast(view: View, step: Move) -> View:
+    """A value of the same elements, which are rounded at most."""
+    equation = step.equation
+    if equation.primitive.name in _NOTHING:
+        return view
+    before = equation.invars[step.operand].aval.dtype
+    after = equation.outvars[step.result].aval.dtype
+    is_rounded = jnp.issubdtype(before, jnp.inexact) and jnp.issubdtype(after, jnp.inexact)
+    if before == after or is_rounded:
+        return view.moved(view.axes, step)
+    return view.computed()
 
 
 def _transpose(equation: Any, view: View, step: Move) -> View:
@@ -89,9 +97,10 @@ def _broadcast(equation: Any, view: View, step: Move) -> View:
 
 def _slice(equation: Any, view: View, step: Move) -> View | None:
     params = equation.params
-    starts, limits = params['start_indices'], params['limit_indices']
+    starts = params['start_indices']
     strides = params['strides'] or [1] * len(starts)
-    return moves.cut(view, list(map(range, starts, limits, strides)), step)
+    taken = map(range, starts, params['limit_indices'], strides)
+    return moves.cut(view, list(taken), step)
 
 
 def _reverse(equation: Any, view: View, step: Move) -> View:
@@ -130,8 +139,7 @@ def _padded(axis: Axis, padding: tuple[int, int, int]) -> Axis:
             length=max(0, step * (axis.length - 1) + 1),
             start=step * axis.start,
         )
-    before, after = max(0, before), max(0, after)
-    return axis._replace(length=before + axis.length + after, start=before + axis.start)
+    return moves.shift_axis(axis, max(0, before), max(0, after))
 
 
 def _tile(equation: Any, view: View, step: Move) -> View:
@@ -144,21 +152,23 @@ def _tile(equation: Any, view: View, step: Move) -> View:
     return view.moved(axes, step)
 
 
-def _split(equation: Any, operands: Sequence[Views]) -> list[Views]:
+def _split(equation: Any, operands: Operands) -> Results:
     axis = equation.params['axis']
     taken = list(map(range, shape_of(equation.invars[0])))
     results = []
-    start = 0
+    stop = 0
     for i, size in enumerate(equation.params['sizes']):
-        taken[axis] = range(start, start + size)
-        step = Move(equation, result=i)
-        parts = [moves.cut(view, taken, step) for view in operands[0]]
-        results.append(tuple(filter(None, parts)))
-        start += size
+        start, stop = stop, stop + size
+        taken[axis] = range(start, stop)
+        results.append(_cut_each(operands[0], taken, Move(equation, result=i)))
     return results
 
 
-def _concatenate(equation: Any, operands: Sequence[Views]) -> list[Views]:
+def _cut_each(operand: Views, taken: Sequence[range], step: Move) -> Views:
+    return views.map_views(lambda view: moves.cut(view, taken, step), operand)
+
+
+def _concatenate(equation: Any, operands: Operands) -> Results:
     axis = equation.params['dimension']
     length = shape_of(equation.outvars[0])[axis]
     joined = []
@@ -172,7 +182,7 @@ def _concatenate(equation: Any, operands: Sequence[Views]) -> list[Views]:
     return [tuple(joined)]
 
 
-def _stack(equation: Any, operands: Sequence[Views]) -> list[Views]:
+def _stack(equation: Any, operands: Operands) -> Results:
     axis = equation.params['axis']
     stacked = []
     for i, operand in enumerate(operands):

@@ -30,7 +30,18 @@ class Value(NamedTuple):
     constant: Constant | None = None
 
 
+Values = list[Value]
 DATA = Value(True)
+
+
+def views_of(values: Sequence[Value]) -> list[Views]:
+    """The views of each value."""
+    return [value.views for value in values]
+
+
+def has_views(values: Sequence[Value]) -> bool:
+    """Whether a parameter has a part in some of these values."""
+    return any(views_of(values))
 
 
 class Scope(NamedTuple):
@@ -124,13 +135,14 @@ class Findings:
         view = site.view
         if roles is None:
             roles = contractions.Roles((), tuple(range(len(view.axes))), ())
-        share = math.prod(entry.share for entry in view.stack)
+        share = 1.0
+        stack: list[Factor] = []
+        for entry in view.stack:
+            share *= entry.share
+            stack += entry.axis.factors
         trips = round(scope.trips * share)
         if flops:
             share *= _share_of(site)
-        stack: list[Factor] = []
-        for entry in view.stack:
-            stack += entry.axis.factors
         use = Use(
             op=op,
             contract=self._leaf_axes(site, roles.contract),
@@ -168,6 +180,6 @@ class Walker(Protocol):
 
     findings: Findings
 
-    def visit_program(self, program: Program, inputs: Sequence[Value], place: Scope) -> list[Value]:
+    def visit_program(self, program: Program, inputs: Values, place: Scope) -> Values:
         """Walks through a program."""
         ...

@@ -5,13 +5,14 @@ result. What has no rule here makes its parameters opaque.
 """
 
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 from jaxpruner.uses import constant_rules, contractions, indexing_rules, moves, views
-from jaxpruner.uses.moving_rules import MOVING, Rule, shape_of
-from jaxpruner.uses.records import Value
-from jaxpruner.uses.views import NoRuleError, View, Views
+from jaxpruner.uses.moving_rules import MOVING, Operands, Results, Rule, shape_of
+from jaxpruner.uses.records import Value, views_of
+from jaxpruner.uses.views import NoRuleError
 
 # One result, each element of it from the elements of the operands at the same place.
 ARITHMETIC = frozenset(
@@ -30,7 +31,7 @@ _REDUCTIONS = frozenset(
 _ALONG_AN_AXIS = frozenset('cumlogsumexp cummax cummin cumprod cumsum sort'.split())
 
 
-def views_of_results(equation: Any, values: Sequence[Value]) -> list[Views]:
+def views_of_results(equation: Any, values: Sequence[Value]) -> Results:
     """The views of an equation's results, where nothing depends on data.
 
     Raises:
@@ -43,38 +44,34 @@ def views_of_results(equation: Any, values: Sequence[Value]) -> list[Views]:
         results = constant_rules.RULES[name](equation, values)
         if results is not None:
             return results
-    return RULES[name](equation, [value.views for value in values])
+    return RULES[name](equation, views_of(values))
 
 
-def _elementwise(equation: Any, operands: Sequence[Views]) -> list[Views]:
+def _elementwise(equation: Any, operands: Operands) -> Results:
     if len(equation.outvars) == len(operands) > 1:  # a collective over several arrays
-        return [moves.join(operand) for operand in operands]
+        return list(map(moves.join, operands))
     shape = shape_of(equation.outvars[0])
     aligned = []
-    for operand in operands:
-        for view in operand:
-            # Scalars and axes of length 1 may stand among arrays.
-            dimensions = range(len(shape) - len(view.axes), len(shape))
-            aligned.append(moves.broadcast(view, shape, dimensions))
+    for view in itertools.chain.from_iterable(operands):
+        aligned.append(moves.align(view, shape))
     return [moves.join(aligned)]
 
 
-def _reduce(equation: Any, operands: Sequence[Views]) -> list[Views]:
+def _reduce(equation: Any, operands: Operands) -> Results:
     reduced = functools.partial(moves.drop, axes=equation.params['axes'])
     return [moves.join(map(reduced, operands[0]))]
 
 
-def _along_an_axis(equation: Any, operands: Sequence[Views]) -> list[Views]:
+def _along_an_axis(equation: Any, operands: Operands) -> Results:
     axis = equation.params.get('axis', equation.params.get('dimension'))
-    every: list[View] = []
-    for operand in operands:
-        every += operand
-    if not all(view.axes[axis].is_whole for view in every):
-        raise NoRuleError(f'no rule for {equation.primitive.name} along a concatenation')
+    every = list(itertools.chain.from_iterable(operands))
+    for view in every:
+        if not view.axes[axis].is_whole:
+            raise NoRuleError(f'no rule for {equation.primitive.name} along a concatenation')
     return [moves.join(every)] * len(equation.outvars)
 
 
-def _dot(equation: Any, operands: Sequence[Views]) -> list[Views]:
+def _dot(equation: Any, operands: Operands) -> Results:
     """A contraction of two values that are computed from parameters alone."""
     roles = [contractions.roles(equation, k) for k in (0, 1)]
     products = []
@@ -83,10 +80,10 @@ def _dot(equation: Any, operands: Sequence[Views]) -> list[Views]:
         other_shape = shape_of(equation.invars[other])
         others = [views.copies(other_shape[i]) for i in roles[other].free]
         for view in operand:
-            batch = [view.axes[i] for i in roles[k].batch]
-            own = [view.axes[i] for i in roles[k].free]
-            free = own + others if k == 0 else others + own
-            products.append(view.computed(batch + free))
+            batch = moves.transpose(view, roles[k].batch).axes
+            own = moves.transpose(view, roles[k].free).axes
+            free = [*own, *others] if k == 0 else [*others, *own]
+            products.append(view.computed([*batch, *free]))
     return [moves.join(products)]
 
 

@@ -13,14 +13,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.uses import bodies
-from jaxpruner.uses.bodies import Position
+from jaxpruner.uses.bodies import Position, Scan
 from jaxpruner.uses.compiled_once import CompiledOnce
 from jaxpruner.uses.graph import Use, UseGraph
 from jaxpruner.uses.steps import Step, Steps
 from jaxpruner.uses.taps import TapRun, Taps
 
-_NO_TAPS = Taps([], lambda use, operands: None)
+_NO_TAPS = TapRun(Taps([], lambda use, operands: None), {})
 # Values of the program by number.
 Values = dict[int, Any]
 # The parameters' leaves; `None` for those that a segment does not read.
@@ -75,14 +74,6 @@ class Segments:
 
     Attributes:
       program: its steps.
-
-    >>> from jaxpruner.uses import param_uses
-    >>> params, x = {'a': jnp.ones((3, 3)), 'b': jnp.ones((3, 1))}, jnp.ones((2, 3))
-    >>> graph = param_uses(lambda params, x: jnp.tanh(x @ params['a']) @ params['b'], params, x)
-    >>> segments = Segments(graph, graph['b'])
-    >>> state = segments.advance(params, segments.begin(x), Cut(0), Cut(2))  # after the product and tanh
-    >>> [value.shape for value in state.values.values()]
-    [(2, 3)]
     """
 
     def __init__(self, graph: UseGraph, uses: Iterable[Use]):
@@ -101,17 +92,21 @@ class Segments:
         while here != there:
             step = here.step
             if here.trips is None and step < there.step:
+                run = self._compiled(self._segment, step, there.step)
                 values = self.program.reads_between(step, there.step)
-                leaves = self._leaves_of(params, step, values + self.program.live(there.step))
-                state = self._compiled(self._segment, step, there.step)(leaves, state)
+                values += self.program.live(there.step)
+                state = run(self._leaves_of(params, step, values), state)
                 here = Cut(there.step)
                 continue
-            leaves = self._leaves_of(params, step, self.program.steps[step].reads)
+            values = self.program.steps[step].reads
+            leaves = self._leaves_of(params, step, values)
             if here.trips is None:
-                state = self._compiled(self._enter, step)(leaves, state)
+                enter = self._compiled(self._enter, step)
+                state = enter(leaves, state)
                 here = Cut(step, 0)
             elif here.trips < self._scan(step).length:
-                state = self._compiled(self._trip, step)(leaves, state, here.trips)
+                trip = self._compiled(self._trip, step)
+                state = trip(leaves, state, here.trips)
                 here = Cut(step, here.trips + 1)
             else:
                 state = self._leave(step, state)
@@ -127,22 +122,19 @@ class Segments:
           stop: the step before which to stop.
         """
 
-        def run_steps(totals: list[Any], leaves: Leaves, state: State, trips: Any) -> list[Any]:
-            running = TapRun(taps, totals)
-            self._run(running, leaves, state, here.step, stop)
-            return running.totals_in_order()
+        def run(totals: list[Any], leaves: Leaves, state: State, trips: Any) -> list[Any]:
+            running = TapRun(taps, dict(enumerate(totals)))
+            if here.trips is None:
+                self._run(running, leaves, state, range(here.step, stop))
+            else:
+                self._run_trip(running, here.step, leaves, state, trips)
+            return list(running.totals.values())
 
-        def run_trip(totals: list[Any], leaves: Leaves, state: State, trips: Any) -> list[Any]:
-            running = TapRun(taps, totals)
-            inputs = self._inputs_of_trip(here.step, leaves, state, trips)
-            body = Position(self.program.steps[here.step].path).at(0)
-            running.visit_program(self._scan(here.step).body, inputs, body)
-            return running.totals_in_order()
-
-        run = run_steps if here.trips is None else run_trip
-        values = self.program.reads_between(here.step, max(stop, here.step + 1))
+        compiled = CompiledOnce(run, donate_argnums=(0,))
+        end = max(stop, here.step + 1)
+        values = self.program.reads_between(here.step, end)
         leaves_of = functools.partial(self._leaves_of, start=here.step, values=values)
-        return Observer(CompiledOnce(run, donate_argnums=(0,)), leaves_of)
+        return Observer(compiled, leaves_of)
 
     def _leaves_of(self, params: tree_lib.PyTree, start: int, values: Sequence[int]) -> Leaves:
         """The leaves of which some values are made, `None` in place of others: segments of like layers take alike."""
@@ -150,8 +142,8 @@ class Segments:
         for step in self.program.made_anew(values, start):
             needed.update(step.reads)
         leaves = jax.tree.leaves(params)
-        for i, number in enumerate(self.program.inputs[: len(leaves)]):
-            if number not in needed:
+        for i in range(len(leaves)):
+            if self.program.inputs[i] not in needed:
                 leaves[i] = None
         return leaves
 
@@ -163,25 +155,25 @@ class Segments:
             if leaf is not None:
                 known[number] = leaf
         known.update(state.values)
-        running = TapRun(_NO_TAPS)
         for step in program.made_anew(values, start):
-            _evaluate(step, known, running)
+            _evaluate(step, known, _NO_TAPS)
         return known
 
-    def _run(self, running: TapRun, leaves: Leaves, state: State, start: int, stop: int) -> Values:
+    def _run(self, running: TapRun, leaves: Leaves, state: State, steps: range) -> Values:
         """Runs steps; returns all values that are known after them."""
-        values = self.program.reads_between(start, stop)
-        known = self._values_at(leaves, state, start, values)
-        for step in self.program.steps[start:stop]:
-            _evaluate(step, known, running)
+        values = self.program.reads_between(steps.start, steps.stop)
+        known = self._values_at(leaves, state, steps.start, values)
+        for number in steps:
+            _evaluate(self.program.steps[number], known, running)
         return known
 
     def _segment(self, start: int, stop: int) -> Callable[..., State]:
         """From one step to another."""
+        live = self.program.live(stop)
 
         def run(leaves: Leaves, state: State) -> State:
-            known = self._run(TapRun(_NO_TAPS), leaves, state, start, stop)
-            return State(_chosen(known, self.program.live(stop)))
+            known = self._run(_NO_TAPS, leaves, state, range(start, stop))
+            return State(_chosen(known, live))
 
         return run
 
@@ -189,18 +181,19 @@ class Segments:
         """To the first trip of a scan."""
         step = self.program.steps[number]
         constants, carried, sliced = self._scan(number).split(step.reads)
-        later = set(self.program.live(number + 1)).difference(step.writes)
-        unchanged = self.program.of_data([*later, *constants, *sliced])
+        live = self.program.live(number + 1)
+        later = set(live).difference(step.writes)
+        unchanged = self.program.of_data(later.union(constants, sliced))
         outputs = self._outputs(number)
 
         def run(leaves: Leaves, state: State) -> State:
             known = self._values_at(leaves, state, number, carried)
-            avals = [step.equation.outvars[i].aval for i in outputs]
-            return State(
-                values=_chosen(known, unchanged),
-                carried=[known[value] for value in carried],
-                outputs=[jnp.zeros(aval.shape, aval.dtype) for aval in avals],
-            )
+            stacked = []
+            for i in outputs:
+                aval = step.equation.outvars[i].aval
+                stacked.append(jnp.zeros(aval.shape, aval.dtype))
+            values = _chosen(known, unchanged)
+            return State(values, [known[value] for value in carried], stacked)
 
         return run
 
@@ -210,47 +203,55 @@ class Segments:
         outputs = self._outputs(number)
 
         def run(leaves: Leaves, state: State, trips: Any) -> State:
-            inputs = self._inputs_of_trip(number, leaves, state, trips)
-            results = TapRun(_NO_TAPS).visit_program(scan.body, inputs, Position())
+            results = self._run_trip(_NO_TAPS, number, leaves, state, trips)
+            carried, _ = scan.split_results(results)
             index = _element_of(scan, trips)
             updated = []
             for stacked, i in zip(state.outputs, outputs, strict=True):
-                updated.append(lax.dynamic_update_index_in_dim(stacked, results[i], index, 0))
-            return State(state.values, scan.split_results(results)[0], updated)
+                stacked = lax.dynamic_update_index_in_dim(stacked, results[i], index, 0)
+                updated.append(stacked)
+            return State(state.values, carried, updated)
 
         return run
 
     def _leave(self, number: int, state: State) -> State:
         """After the last trip of a scan."""
         writes = self.program.steps[number].writes
-        values = {**state.values, **dict(zip(writes, state.carried, strict=False))}
+        values = dict(state.values)
+        values.update(zip(writes, state.carried, strict=False))
         for i, stacked in zip(self._outputs(number), state.outputs, strict=True):
             values[writes[i]] = stacked
-        return State(_chosen(values, self.program.live(number + 1)))
+        live = self.program.live(number + 1)
+        return State(_chosen(values, live))
 
-    def _scan(self, number: int) -> bodies.Scan:
-        return bodies.Scan.of(self.program.steps[number].equation)
+    def _scan(self, number: int) -> Scan:
+        return Scan.of(self.program.steps[number].equation)
 
     def _outputs(self, number: int) -> list[int]:
         """Which results of a scan are put together from all trips and read later."""
-        writes, live = self.program.steps[number].writes, self.program.live(number + 1)
-        stacked = range(self._scan(number).carried, len(writes))
-        return [i for i in stacked if writes[i] in live]
+        _, stacked = self._scan(number).split_results(self.program.steps[number].writes)
+        live = self.program.live(number + 1)
+        first = self._scan(number).carried
+        return [first + i for i, value in enumerate(stacked) if value in live]
 
-    def _inputs_of_trip(self, number: int, leaves: Leaves, state: State, trips: Any) -> list[Any]:
-        """What the body of a scan gets."""
+    def _run_trip(
+        self, running: TapRun, number: int, leaves: Leaves, state: State, trips: Any
+    ) -> list[Any]:
+        """Runs the body of a scan once; returns its results."""
+        step = self.program.steps[number]
         scan = self._scan(number)
-        constants, _, sliced = scan.split(self.program.steps[number].reads)
-        known = self._values_at(leaves, state, number, [*constants, *sliced])
+        constants, _, sliced = scan.split(step.reads)
+        known = self._values_at(leaves, state, number, constants + sliced)
         inputs = [known[value] for value in constants]
         inputs += state.carried
         index = _element_of(scan, trips)
         for value in sliced:
-            inputs.append(lax.dynamic_index_in_dim(known[value], index, keepdims=False))
-        return inputs
+            element = lax.dynamic_index_in_dim(known[value], index, keepdims=False)
+            inputs.append(element)
+        return running.visit_program(scan.body, inputs, Position(step.path).at(0))
 
 
-def _element_of(scan: bodies.Scan, trips: Any) -> Any:
+def _element_of(scan: Scan, trips: Any) -> Any:
     """The element of the stacks that the next trip takes."""
     return scan.length - 1 - trips if scan.reverse else trips
 

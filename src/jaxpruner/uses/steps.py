@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from jaxpruner.uses import bodies
@@ -28,28 +28,27 @@ class Steps:
       steps: in the order of the program; each value has a number of its own.
       inputs: numbers of the parameters and of the inputs.
       constants: the constants' values by number.
-
-    >>> import jax.numpy as jnp
-    >>> from jaxpruner.uses import param_uses
-    >>> params, x = {'a': jnp.ones((3, 3)), 'b': jnp.ones((3, 1))}, jnp.ones((2, 3))
-    >>> graph = param_uses(lambda params, x: jnp.tanh(x @ params['a']) @ params['b'] + 1, params, x)
-    >>> program = Steps(graph, graph['b'])
-    >>> [step.equation.primitive.name for step in program.steps], program.live(1)
-    (['dot_general', 'tanh', 'dot_general'], [3])
     """
 
     def __init__(self, graph: UseGraph, uses: Iterable[Use]):
         jaxpr = graph.program.jaxpr
         leaves = len(graph) + len(graph.opaque) + len(graph.unused)
         flat = _Flattening()
-        self.inputs = [flat.new_value(variable.aval) for variable in jaxpr.invars]
+        self.inputs = flat.new_values(jaxpr.invars)
         flat.data.update(self.inputs[leaves:])
-        flat.visit_program(bodies.Program.of(graph.program), self.inputs, Position())
-        self.steps, self.constants = flat.steps, flat.constants
-        self._data, self._bytes = flat.data, flat.bytes
-        self._numbers = {step.path: number for number, step in enumerate(self.steps)}
-        last = max((self.place_of(use.site.path) for use in uses), default=-1)
-        del self.steps[last + 1 :]
+        program = bodies.Program.of(graph.program)
+        flat.visit_program(program, self.inputs, Position())
+        self.steps = flat.steps
+        self.constants = flat.constants
+        self._data = flat.data
+        self._bytes = flat.bytes
+        self._numbers: dict[Path, int] = {}
+        for number, step in enumerate(self.steps):
+            self._numbers[step.path] = number
+        stop = 0
+        for use in uses:
+            stop = max(stop, self.place_of(use.site.path) + 1)
+        del self.steps[stop:]
 
     def place_of(self, path: Path) -> int:
         """The number of the step in which an equation lies."""
@@ -66,7 +65,9 @@ class Steps:
         for use in uses:
             stack = use.site.view.stack
             loops.add(stack[0].loop if stack else ())
-        return self._numbers.get(loops.pop()) if len(loops) == 1 else None
+        if len(loops) != 1:
+            return None
+        return self._numbers.get(loops.pop())
 
     def live(self, start: int) -> list[int]:
         """Values that depend on the inputs, are there before a step, and are read from there on."""
@@ -92,8 +93,10 @@ class Steps:
 
     def reads_between(self, start: int, stop: int) -> list[int]:
         """The values that some steps read."""
-        reads = (step.reads for step in self.steps[start:stop])
-        return list(itertools.chain.from_iterable(reads))
+        reads: list[int] = []
+        for step in self.steps[start:stop]:
+            reads += step.reads
+        return reads
 
     def of_data(self, values: Iterable[int]) -> list[int]:
         """Those of some values that depend on the inputs."""
@@ -104,7 +107,8 @@ class Steps:
         needed = set(values)
         steps = []
         for step in reversed(self.steps[:stop]):
-            if needed.difference(self._data).intersection(step.writes):
+            anew = needed.difference(self._data)
+            if anew.intersection(step.writes):
                 steps.append(step)
                 needed.update(step.reads)
         return steps[::-1]
@@ -124,9 +128,15 @@ class _Flattening(bodies.Evaluator[int, Position]):
 
     def new_value(self, aval: Any) -> int:
         """The number of a new value."""
-        has_shape = hasattr(aval, 'shape')
-        self.bytes.append(math.prod(aval.shape) * aval.dtype.itemsize if has_shape else 0)
+        size = 0
+        if hasattr(aval, 'shape'):
+            size = math.prod(aval.shape) * aval.dtype.itemsize
+        self.bytes.append(size)
         return len(self.bytes) - 1
+
+    def new_values(self, variables: Sequence[Any]) -> list[int]:
+        """The numbers of the values of some variables."""
+        return [self.new_value(variable.aval) for variable in variables]
 
     def constant(self, value: Any, aval: Any) -> int:
         number = self.new_value(aval)
@@ -134,8 +144,9 @@ class _Flattening(bodies.Evaluator[int, Position]):
         return number
 
     def visit_plain(self, equation: Any, operands: list[int], place: Position) -> list[int]:
-        results = [self.new_value(variable.aval) for variable in equation.outvars]
-        self.steps.append(Step(equation, place.path, tuple(operands), tuple(results)))
+        results = self.new_values(equation.outvars)
+        step = Step(equation, place.path, tuple(operands), tuple(results))
+        self.steps.append(step)
         if self.data.intersection(operands):
             self.data.update(results)
         return results

@@ -5,19 +5,20 @@ along through loops and branches and are added to in place, so that they take me
 """
 
 import functools
+import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.uses import bodies
-from jaxpruner.uses.bodies import Position, Program
+from jaxpruner.uses.bodies import Cond, Evaluator, Position, Program, Scan, While
 from jaxpruner.uses.graph import UnsupportedPrimitive, Use, UseGraph
 
 Path = tuple[int, ...]
+Values = list[Any]
 # By number of the place.
 Totals = dict[int, Any]
 # In which trip each loop is, by its path.
@@ -62,6 +63,13 @@ def run_with_taps(
     return taps.run(graph, taps.zeros(), params, *inputs)
 
 
+class Tap(NamedTuple):
+    """A use that is observed, and the number of the place where its statistic is added."""
+
+    number: int
+    use: Use
+
+
 class Taps:
     """Operations that are observed, and the places where their statistics are added up.
 
@@ -69,25 +77,20 @@ class Taps:
       places: the uses of each place, all with statistics of the same shape.
       statistic: `(use, operands) -> pytree of arrays`.
       opened: paths of the equations that have to be taken apart.
-
-    >>> from jaxpruner.uses import param_uses
-    >>> params, x = {'w': jnp.ones((3, 3))}, jnp.ones((2, 3))
-    >>> graph = param_uses(lambda params, x: x @ params['w'] @ params['w'], params, x)
-    >>> taps = Taps([graph['w']], lambda use, xs: xs[0].sum(0))
-    >>> taps.run(graph, taps.zeros(), params, x)[1][0].tolist()  # 2 from the first product, 6 from the second
-    [8.0, 8.0, 8.0]
     """
 
     def __init__(self, places: Sequence[Sequence[Use]], statistic: Statistic):
-        self.places, self.statistic = places, statistic
-        self._taps: dict[Path, list[tuple[int, Use]]] = {}
+        self.places = places
+        self.statistic = statistic
+        self.opened: set[Path] = set()
+        self._taps: dict[Path, list[Tap]] = {}
         for number, uses in enumerate(places):
             for use in uses:
                 _check_observable(use)
-                self._taps.setdefault(use.site.path, []).append((number, use))
-        self.opened: set[Path] = set()
-        for path in self._taps:
-            self.opened.update(path[:length] for length in range(1, len(path), 2))
+                path = use.site.path
+                self._taps.setdefault(path, []).append(Tap(number, use))
+                for length in range(1, len(path), 2):
+                    self.opened.add(path[:length])
 
     def zeros(self, within: Path | None = None) -> list[Any]:
         """Totals to begin with, one for each place.
@@ -104,29 +107,42 @@ class Taps:
         Raises:
           UnsupportedPrimitive: an operation lies in a program that cannot be taken apart.
         """
-        running = TapRun(self, totals)
+        running = TapRun(self, dict(enumerate(totals)))
+        program = Program.of(graph.program)
         values = jax.tree.leaves((params, inputs))
-        results = running.visit_program(Program.of(graph.program), values, Position())
-        return results, running.totals_in_order()
+        results = running.visit_program(program, values, Position())
+        return results, list(running.totals.values())
 
-    def at(self, path: Path) -> Sequence[tuple[int, Use]]:
-        """The uses in an equation, each with the number of its place."""
+    def at(self, path: Path) -> Sequence[Tap]:
+        """Those of an equation."""
         return self._taps.get(path, ())
 
-    def within(self, path: Path) -> dict[Path, list[tuple[int, Use]]]:
-        """By path those in equations inside an equation."""
-        return {at: taps for at, taps in self._taps.items() if at[: len(path)] == path}
+    def within(self, path: Path) -> list[Tap]:
+        """Those of the equations inside an equation."""
+        inside: list[Tap] = []
+        for at, taps in self._taps.items():
+            if at[: len(path)] == path:
+                inside += taps
+        return inside
 
     def _zeros_of(self, use: Use, within: Path | None) -> Any:
-        avals = [variable.aval for variable in use.site.equation.invars]
-        operands = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
-        shapes = jax.eval_shape(lambda *operands: self.statistic(use, list(operands)), *operands)
-        stack = use.site.view.stack
-        lengths = tuple(entry.length for entry in stack if entry.loop not in ((), within))
-        return jax.tree.map(lambda leaf: jnp.zeros((*lengths, *leaf.shape), leaf.dtype), shapes)
+        operands = []
+        for variable in use.site.equation.invars:
+            aval = variable.aval
+            operands.append(jax.ShapeDtypeStruct(aval.shape, aval.dtype))
+        lengths = []
+        for entry in use.site.view.stack:
+            if entry.loop not in ((), within):
+                lengths.append(entry.length)
+
+        def zeros(shape: Any) -> jax.Array:
+            return jnp.zeros((*lengths, *shape.shape), shape.dtype)
+
+        shapes = jax.eval_shape(functools.partial(self.statistic, use), operands)
+        return jax.tree.map(zeros, shapes)
 
 
-class TapRun(bodies.Evaluator[Any, Position]):
+class TapRun(Evaluator[Any, Position]):
     """A run of a program, in which taps add to their totals.
 
     Attributes:
@@ -135,94 +151,92 @@ class TapRun(bodies.Evaluator[Any, Position]):
       trips: in which trip the loops around the program are.
     """
 
-    def __init__(self, taps: Taps, totals: Totals | Sequence[Any] = (), trips: Trips | None = None):
+    def __init__(self, taps: Taps, totals: Totals, trips: Trips = types.MappingProxyType({})):
         self.taps = taps
-        self.totals = dict(totals if isinstance(totals, dict) else enumerate(totals))
-        self.trips = trips or {}
-
-    def totals_in_order(self) -> list[Any]:
-        """The totals as they are given to `run`."""
-        return [self.totals[number] for number in range(len(self.totals))]
+        self.totals = dict(totals)
+        self.trips = trips
 
     def constant(self, value: Any, aval: Any) -> Any:
         return value
 
-    def visit_equation(self, equation: Any, operands: list[Any], place: Position) -> list[Any]:
-        for number, use in self.taps.at(place.path):
-            statistic = self.taps.statistic(use, operands)
-            stack = use.site.view.stack
-            index = tuple(self.trips[entry.loop] for entry in stack if entry.loop in self.trips)
+    def visit_equation(self, equation: Any, operands: Values, place: Position) -> Values:
+        for tap in self.taps.at(place.path):
+            statistic = self.taps.statistic(tap.use, operands)
+            index = []
+            for entry in tap.use.site.view.stack:
+                if entry.loop in self.trips:
+                    index.append(self.trips[entry.loop])
             add = functools.partial(_add, index=index)
-            self.totals[number] = jax.tree.map(add, self.totals[number], statistic)
+            total = self.totals[tap.number]
+            self.totals[tap.number] = jax.tree.map(add, total, statistic)
         if place.path in self.taps.opened:
             return super().visit_equation(equation, operands, place)
         return _bind(equation, operands)
 
-    def visit_plain(self, equation: Any, operands: list[Any], place: Position) -> list[Any]:
-        (_, use), *_ = next(iter(self.taps.within(place.path).values()))
+    def visit_plain(self, equation: Any, operands: Values, place: Position) -> Values:
+        name = equation.primitive.name
+        tap = self.taps.within(place.path)[0]
         raise UnsupportedPrimitive(
-            f'nothing can be observed inside {equation.primitive.name} or the condition of a loop ({use.where})'
+            f'nothing can be observed inside {name} or the condition of a loop ({tap.use.where})'
         )
 
-    def visit_scan(self, scan: bodies.Scan, operands: list[Any], place: Position) -> list[Any]:
+    def visit_scan(self, scan: Scan, operands: Values, place: Position) -> Values:
         constants, carried, sliced = scan.split(operands)
+        first, step = (scan.length - 1, -1) if scan.reverse else (0, 1)
 
-        def body(state: Any, elements: list[Any]) -> Any:
+        def body(state: Any, elements: Values) -> Any:
             carried, totals, trip = state
             inner = self._inside(totals, {**self.trips, place.path: trip})
             inputs = [*constants, *carried, *elements]
             results = inner.visit_program(scan.body, inputs, place.at(0))
             carried, stacked = scan.split_results(results)
-            return (carried, inner.totals, trip + (-1 if scan.reverse else 1)), stacked
+            return (carried, inner.totals, trip + step), stacked
 
-        state = (
-            carried,
-            self._totals_within(place),
-            jnp.int32(scan.length - 1 if scan.reverse else 0),
-        )
+        state = carried, self._totals_within(place), jnp.int32(first)
         unroll = scan.equation.params['unroll']
-        (carried, totals, _), stacked = lax.scan(
-            body, state, sliced, scan.length, scan.reverse, unroll
-        )
+        state, stacked = lax.scan(body, state, sliced, scan.length, scan.reverse, unroll)
+        carried, totals, _ = state
         self.totals |= totals
-        return [*carried, *stacked]
+        return carried + stacked
 
-    def visit_while(self, loop: bodies.While, operands: list[Any], place: Position) -> list[Any]:
+    def visit_while(self, loop: While, operands: Values, place: Position) -> Values:
         in_condition = place.at(0)
         if self.taps.within(in_condition.path):
             return self.visit_plain(loop.equation, operands, place)
         condition_constants, body_constants, carried = loop.split(operands)
 
         def condition(state: Any) -> Any:
-            inputs = [*condition_constants, *state[0]]
-            (again,) = self._inside({}, self.trips).visit_program(
-                loop.condition, inputs, in_condition
-            )
+            carried, _ = state
+            inner = self._inside({}, self.trips)
+            inputs = condition_constants + carried
+            (again,) = inner.visit_program(loop.condition, inputs, in_condition)
             return again
 
         def body(state: Any) -> Any:
             carried, totals = state
             inner = self._inside(totals, self.trips)
-            inputs = [*body_constants, *carried]
-            return inner.visit_program(loop.body, inputs, place.at(1)), inner.totals
+            inputs = body_constants + carried
+            results = inner.visit_program(loop.body, inputs, place.at(1))
+            return results, inner.totals
 
         state = carried, self._totals_within(place)
         carried, totals = lax.while_loop(condition, body, state)
         self.totals |= totals
         return carried
 
-    def visit_cond(self, cond: bodies.Cond, operands: list[Any], place: Position) -> list[Any]:
+    def visit_cond(self, cond: Cond, operands: Values, place: Position) -> Values:
         index, *values = operands
 
         def run_branch(number: int, totals: Totals, *values: Any) -> Any:
             inner = self._inside(totals, self.trips)
-            branch = cond.branches[number]
-            return inner.visit_program(branch, values, place.at(number)), inner.totals
+            results = inner.visit_program(cond.branches[number], values, place.at(number))
+            return results, inner.totals
 
         branches = []
         for number in range(len(cond.branches)):
             branches.append(functools.partial(run_branch, number))
-        results, totals = lax.switch(index, branches, self._totals_within(place), *values)
+        totals = self._totals_within(place)
+        results, totals = lax.switch(index, branches, totals, *values)
         self.totals |= totals
         return results
 
@@ -233,9 +247,8 @@ class TapRun(bodies.Evaluator[Any, Position]):
     def _totals_within(self, place: Position) -> Totals:
         """The totals that an equation may add to."""
         totals = {}
-        for taps in self.taps.within(place.path).values():
-            for number, _ in taps:
-                totals[number] = self.totals[number]
+        for tap in self.taps.within(place.path):
+            totals[tap.number] = self.totals[tap.number]
         return totals
 
 
@@ -253,7 +266,7 @@ def _check_observable(use: Use) -> None:
         )
 
 
-def _add(total: jax.Array, statistic: jax.Array, index: tuple[Any, ...]) -> jax.Array:
+def _add(total: jax.Array, statistic: jax.Array, index: Sequence[Any]) -> jax.Array:
     """To the whole, or to the element of stacked totals that belongs to the trip."""
     if not index:
         return total + statistic
@@ -265,7 +278,7 @@ def _add(total: jax.Array, statistic: jax.Array, index: tuple[Any, ...]) -> jax.
     return lax.dynamic_update_slice(total, old + statistic, start)
 
 
-def _bind(equation: Any, operands: list[Any]) -> list[Any]:
+def _bind(equation: Any, operands: Values) -> Values:
     """Runs an equation as it is. Older JAX keeps the functions of a call apart from its other parameters."""
     bound = equation.primitive.get_bind_params(equation.params)
     functions, params = bound if isinstance(bound, tuple) else ((), bound)

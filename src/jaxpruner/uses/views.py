@@ -52,12 +52,17 @@ class Axis(NamedTuple):
     @property
     def size(self) -> int:
         """How many elements are the parameter's."""
-        return math.prod(factor.size for factor in self.factors)
+        return size_of(self.factors)
 
     @property
     def stop(self) -> int:
         """The element after the last one that is the parameter's."""
         return self.start + self.size
+
+    @property
+    def range(self) -> Range:
+        """The elements that are the parameter's."""
+        return self.start, self.stop
 
     @property
     def is_whole(self) -> bool:
@@ -76,7 +81,7 @@ class Axis(NamedTuple):
 
 def axis_of(*factors: Factor) -> Axis:
     """A whole axis of these factors."""
-    return Axis(factors, math.prod(factor.size for factor in factors))
+    return Axis(factors, size_of(factors))
 
 
 def copies(size: int) -> Axis:
@@ -87,6 +92,11 @@ def copies(size: int) -> Axis:
 def mixed(factors: Iterable[Factor], size: int) -> Axis:
     """An axis of which only the parameter's axes are known, not their order."""
     return axis_of(Factor(axes_of(factors), size))
+
+
+def size_of(factors: Iterable[Factor]) -> int:
+    """How many elements factors have together."""
+    return math.prod(factor.size for factor in factors)
 
 
 def axes_of(factors: Iterable[Factor]) -> tuple[int, ...]:
@@ -111,7 +121,7 @@ class StackAxis(NamedTuple):
     @property
     def range(self) -> Range:
         """The trips that get an element of the parameter."""
-        return self.axis.start, self.axis.stop
+        return self.axis.range
 
     @property
     def length(self) -> int:
@@ -184,7 +194,7 @@ class View:
     @functools.cached_property
     def region(self) -> tuple[Range, ...]:
         """For each axis of the value, from where to where it is this parameter's."""
-        return tuple((axis.start, axis.stop) for axis in self.axes)
+        return tuple(axis.range for axis in self.axes)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -200,6 +210,10 @@ class View:
         """The view of values computed from these, along the same axes or others."""
         axes = self.axes if axes is None else tuple(axes)
         return dataclasses.replace(self, axes=axes, exact=False, steps=())
+
+    def stacked(self, entry: StackAxis) -> 'View':
+        """The view in a loop that takes an axis apart."""
+        return dataclasses.replace(self, stack=(*self.stack, entry))
 
     def read(self, leaf: jax.Array) -> jax.Array:
         """The value, made from the parameter: a linear function of it.
@@ -236,7 +250,10 @@ Views = tuple[View, ...]
 
 def whole(leaf: int, shape: Sequence[int]) -> View:
     """The parameter itself."""
-    return View(leaf, tuple(axis_of(Factor((i,), n)) for i, n in enumerate(shape)))
+    axes = []
+    for number, length in enumerate(shape):
+        axes.append(axis_of(Factor((number,), length)))
+    return View(leaf, tuple(axes))
 
 
 def map_views(function: Callable[[View], View | None], views: Iterable[View]) -> Views:

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jaxpruner.uses import (
-    bodies,
     constants,
     contractions,
     control_flow,
@@ -17,10 +16,11 @@ from jaxpruner.uses import (
     numbers,
     rules,
 )
+from jaxpruner.uses.bodies import Call, Cond, Evaluator, Program, Scan, ShardMap, While
 from jaxpruner.uses.graph import Site
 from jaxpruner.uses.indexing_rules import SCATTERS
 from jaxpruner.uses.moving_rules import SAME, same
-from jaxpruner.uses.records import Findings, Scope, Value
+from jaxpruner.uses.records import Findings, Scope, Value, Values, has_views, views_of
 from jaxpruner.uses.views import NoRuleError
 
 # Operations in which a parameter takes its place among data, beside the elementwise ones.
@@ -30,7 +30,7 @@ _READS_MEMORY = frozenset(('addupdate', 'get', 'swap'))
 _LOOKS_UP = frozenset(('dynamic_slice', 'gather'))
 
 
-class Walk(bodies.Evaluator[Value, Scope]):
+class Walk(Evaluator[Value, Scope]):
     """Walks through a program whose parameters have these shapes."""
 
     def __init__(self, shapes: Sequence[tuple[int, ...]]):
@@ -39,45 +39,44 @@ class Walk(bodies.Evaluator[Value, Scope]):
     def constant(self, value: Any, aval: Any) -> Value:
         return _constant(constants.of_value(value), aval)
 
-    def places_in(self, program: bodies.Program, place: Scope) -> Iterable[Scope]:
+    def places_in(self, program: Program, place: Scope) -> Iterable[Scope]:
         live = liveness.live(program.jaxpr, place.needed)
         for number, needed in enumerate(live.results):
             yield place.at(number)._replace(needed=needed)
 
-    def visit_equation(self, equation: Any, operands: list[Value], place: Scope) -> list[Value]:
+    def visit_equation(self, equation: Any, operands: Values, place: Scope) -> Values:
         if not any(place.needed):
             return [Value()] * len(equation.outvars)
         return super().visit_equation(equation, operands, place)
 
-    def visit_call(self, call: bodies.Call, operands: list[Value], place: Scope) -> list[Value]:
-        return self.visit_program(call.program, operands, place.inside(call.equation, 0))
+    def visit_call(self, call: Call, operands: Values, place: Scope) -> Values:
+        scope = place.inside(call.equation, 0)
+        return self.visit_program(call.program, operands, scope)
 
-    def visit_scan(self, scan: bodies.Scan, operands: list[Value], place: Scope) -> list[Value]:
+    def visit_scan(self, scan: Scan, operands: Values, place: Scope) -> Values:
         return control_flow.walk_scan(self, scan, operands, place)
 
-    def visit_while(self, loop: bodies.While, operands: list[Value], place: Scope) -> list[Value]:
+    def visit_while(self, loop: While, operands: Values, place: Scope) -> Values:
         return control_flow.walk_while(self, loop, operands, place)
 
-    def visit_cond(self, cond: bodies.Cond, operands: list[Value], place: Scope) -> list[Value]:
+    def visit_cond(self, cond: Cond, operands: Values, place: Scope) -> Values:
         return control_flow.walk_cond(self, cond, operands, place)
 
-    def visit_shard_map(
-        self, shard_map: bodies.ShardMap, operands: list[Value], place: Scope
-    ) -> list[Value]:
+    def visit_shard_map(self, shard_map: ShardMap, operands: Values, place: Scope) -> Values:
         return control_flow.walk_shard_map(self, shard_map, operands, place)
 
-    def visit_plain(self, equation: Any, operands: list[Value], place: Scope) -> list[Value]:
+    def visit_plain(self, equation: Any, operands: Values, place: Scope) -> Values:
         name = equation.primitive.name
         is_data = name in _READS_MEMORY or any(value.data for value in operands)
-        has_views = any(value.views for value in operands)
+        has_parameters = has_views(operands)
         if name in contractions.OPERATIONS:
             self.findings.add_flops(contractions.flops(equation), place)
-        if name not in rules.CHEAP and (is_data or has_views):
+        if name not in rules.CHEAP and (is_data or has_parameters):
             self.findings.uncounted.setdefault(name, place.where(equation))
-        if not is_data and not has_views:
+        if not is_data and not has_parameters:
             return _constants(equation, operands)
         unknown = [Value(is_data)] * len(equation.outvars)
-        if not has_views:
+        if not has_parameters:
             return unknown
         try:
             if name in SAME:  # each for itself, whatever stands beside it
@@ -85,28 +84,30 @@ class Walk(bodies.Evaluator[Value, Scope]):
             if is_data:
                 self._meet(equation, operands, place)
                 return unknown
-            return [Value(views=views) for views in rules.views_of_results(equation, operands)]
+            views_of_results = rules.views_of_results(equation, operands)
+            return [Value(views=views) for views in views_of_results]
         except NoRuleError as reason:
             self.findings.add_opaque(operands, str(reason), equation, place)
             return unknown
 
-    def _meet(self, equation: Any, operands: Sequence[Value], scope: Scope) -> None:
+    def _meet(self, equation: Any, operands: Values, scope: Scope) -> None:
         """An equation in which parameters meet data."""
         name = equation.primitive.name
         if name in contractions.OPERATIONS:
             self._meet_in_contraction(equation, operands, scope)
         elif name in rules.ELEMENTWISE | _PLACES | SCATTERS:
             self._meet_elementwise(equation, operands, scope)
-        elif name in _LOOKS_UP and not any(value.views for value in operands[1:]):
+        elif name in _LOOKS_UP and not has_views(operands[1:]):
             for view in operands[0].views:
-                self.findings.add_use('gather', Site(scope.path, equation, 0, view), scope)
+                site = Site(scope.path, equation, 0, view)
+                self.findings.add_use('gather', site, scope)
         else:
             raise NoRuleError(f'no rule for {name} of a parameter and data')
 
-    def _meet_in_contraction(self, equation: Any, operands: Sequence[Value], scope: Scope) -> None:
+    def _meet_in_contraction(self, equation: Any, operands: Values, scope: Scope) -> None:
         name = equation.primitive.name
-        number, *others = (i for i, value in enumerate(operands) if value.views)
-        if others:
+        number = next(i for i, value in enumerate(operands) if value.views)
+        if has_views(operands[number + 1 :]):
             raise NoRuleError(f'no rule for {name} of several parameters')
         op = contractions.OPERATIONS[name]
         roles = contractions.roles(equation, number)
@@ -115,9 +116,9 @@ class Walk(bodies.Evaluator[Value, Scope]):
             site = Site(scope.path, equation, number, view)
             self.findings.add_use(op, site, scope, flops, roles)
 
-    def _meet_elementwise(self, equation: Any, operands: Sequence[Value], scope: Scope) -> None:
+    def _meet_elementwise(self, equation: Any, operands: Values, scope: Scope) -> None:
         name = equation.primitive.name
-        if any(value.views for value in _indices(name, operands)):
+        if has_views(_indices(name, operands)):
             raise NoRuleError(f'no rule for {name} at indices made of parameters')
         flops = 0
         if name in rules.ARITHMETIC:
@@ -130,28 +131,30 @@ class Walk(bodies.Evaluator[Value, Scope]):
                 self.findings.add_use('elementwise', site, scope, flops)
 
 
-def _indices(name: str, operands: Sequence[Value]) -> Sequence[Value]:
+def _indices(name: str, operands: Values) -> Values:
     """The operands that say where others go."""
     if name in SCATTERS:
         return operands[1:2]
-    return operands[2:] if name == 'dynamic_update_slice' else ()
+    return operands[2:] if name == 'dynamic_update_slice' else []
 
 
-def _moved(equation: Any, operands: Sequence[Value]) -> list[Value]:
-    views = same(equation, [value.views for value in operands])
-    return [value._replace(views=moved) for value, moved in zip(operands, views, strict=True)]
+def _moved(equation: Any, operands: Values) -> Values:
+    results = []
+    for value, views in zip(operands, same(equation, views_of(operands)), strict=True):
+        results.append(value._replace(views=views))
+    return results
 
 
-def _constants(equation: Any, operands: Sequence[Value]) -> list[Value]:
+def _constants(equation: Any, operands: Values) -> Values:
     """The results of an equation that no parameter and no input has a part in."""
     number = numbers.of_result(equation, [value.number for value in operands])
     results = constants.of_results(equation, [value.constant for value in operands])
     if number is not None:
         return [Value(number=number, constant=results[0])]
-    return [
-        _constant(constant, v.aval) for constant, v in zip(results, equation.outvars, strict=True)
-    ]
+    avals = [variable.aval for variable in equation.outvars]
+    return list(map(_constant, results, avals))
 
 
 def _constant(constant: constants.Constant | None, aval: Any) -> Value:
-    return Value(number=constants.whole_number(constant, aval), constant=constant)
+    number = constants.whole_number(constant, aval)
+    return Value(number=number, constant=constant)
