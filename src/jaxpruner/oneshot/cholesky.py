@@ -13,20 +13,11 @@ _BLOCK = 128
 
 
 class Factors(NamedTuple):
-    """What `flipped_cholesky` returns.
+    """What `flipped_cholesky` returns."""
 
-    Attributes:
-      upper: the factors, `[..., inputs, inputs]`. What stands below their diagonals is of no use.
-      occurs: which inputs were not always 0, bool `[..., inputs]`.
-      damping: that was used, `[...]`.
-
-    >>> Factors(jnp.eye(2), jnp.ones(2, bool), jnp.float32(0.01)).upper.shape
-    (2, 2)
-    """
-
-    upper: jax.Array
-    occurs: jax.Array
-    damping: jax.Array
+    upper: jax.Array  # [..., inputs, inputs], garbage below the diagonals
+    occurs: jax.Array  # bool [..., inputs], which inputs were not always 0
+    damping: jax.Array  # [...], that was used
 
 
 @jax.jit
@@ -34,18 +25,12 @@ def flipped_cholesky(gram: jax.Array, damping: Any) -> Factors:
     r"""The upper triangular $R$ with $H = R R^\top$, of $H = G + d \cdot \operatorname{mean}(\operatorname{diag} G) I$.
 
     It is the Cholesky factor of $H$ with rows and columns in reverse. Since $H^{-1} = R^{-\top} R^{-1}$, its inverse
-    is the factor of $H^{-1}$ that SparseGPT goes by, and the diagonal blocks of one are the inverses of those of the
-    other. Inputs that never occur stand alone, and are left out of the mean.
+    is the factor $U$ of $H^{-1}$ that SparseGPT needs, and each diagonal block of $U$ is the inverse of that of $R$.
+    Inputs that never occur are independent of all others, and do not count in the mean.
 
-    Where `gram` is donated the factors take its place, and not quite two matrices more are held meanwhile.
-
-    Args:
-      gram: float `[..., inputs, inputs]`, symmetric and not negative; decomposed in at least float32.
-      damping: $d$; where the decomposition is not finite, ten times as much is tried, again and again.
-
-    Returns:
-      The factors (not finite if nothing helped: then the Gram matrix is not finite, or no Gram matrix), and the damping
-      that was used.
+    `gram` is a float array `[..., inputs, inputs]`, decomposed in at least float32. Where the result is not finite, ten
+    times the damping $d$ is tried, again and again; if nothing helps, `gram` is not finite or no Gram matrix. If `gram`
+    is donated, the factors take its memory, and not quite two matrices more are held meanwhile.
 
     >>> factors = flipped_cholesky(jnp.array([[4.0, 2.0], [2.0, 4.0]]), 0.25)
     >>> upper = jnp.triu(factors.upper)
@@ -59,20 +44,21 @@ def flipped_cholesky(gram: jax.Array, damping: Any) -> Factors:
         return Factors(gram, jnp.zeros(gram.shape[:-1], bool), jnp.full(leading, start))
     stack = gram.reshape(-1, inputs, inputs)
 
-    def replace(place: jax.Array, done: Factors) -> Factors:
-        found = _factor(lax.dynamic_index_in_dim(done.upper, place, keepdims=False), start)
-        return jax.tree.map(
-            lambda each, new: lax.dynamic_update_index_in_dim(each, new, place, 0), done, found
-        )
+    def replace(number: jax.Array, done: Factors) -> Factors:
+        factors = _factor(lax.dynamic_index_in_dim(done.upper, number, keepdims=False), start)
+
+        def put(stacked: jax.Array, matrix: jax.Array) -> jax.Array:
+            return lax.dynamic_update_index_in_dim(stacked, matrix, number, 0)
+
+        return jax.tree.map(put, done, factors)
 
     if stack.shape[0] == 1:
         upper, occurs, damping = _factor(stack[0], start)
     else:
-        # Made of the stack for its mesh, whose axes may be part of types.
-        occurs, each = jnp.zeros_like(stack[:, 0], dtype=bool), jnp.full(stack.shape[0], start)
-        upper, occurs, damping = lax.fori_loop(
-            0, stack.shape[0], replace, Factors(stack, occurs, each)
-        )
+        # `zeros_like` keeps the mesh of the stack, whose axes may be part of types.
+        none_occurs = jnp.zeros_like(stack[:, 0], dtype=bool)
+        undone = Factors(stack, none_occurs, jnp.full(stack.shape[0], start))
+        upper, occurs, damping = lax.fori_loop(0, stack.shape[0], replace, undone)
     return Factors(
         upper.reshape(gram.shape), occurs.reshape(gram.shape[:-1]), damping.reshape(leading)
     )
@@ -83,41 +69,44 @@ def _factor(gram: jax.Array, start: jax.Array) -> Factors:
     diagonal = jnp.diagonal(gram)
     occurs = diagonal != 0
     mean = jnp.where(occurs.any(), jnp.sum(diagonal) / jnp.maximum(jnp.sum(occurs), 1), 1)
-    alone = jnp.where(occurs, diagonal, mean)
-    ranges = [(max(end - _BLOCK, 0), end) for end in range(gram.shape[0], 0, -_BLOCK)]
-    corners = [gram[begin:end, begin:end] for begin, end in ranges]
+    undamped = jnp.where(occurs, diagonal, mean)
+    corners = {}
+    for end in range(gram.shape[0], 0, -_BLOCK):
+        begin = max(end - _BLOCK, 0)
+        corners[begin, end] = gram[begin:end, begin:end]
 
-    def more(tried: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        matrix, damping, first = tried
-        damping = jnp.where(first, start, jnp.maximum(10 * damping, 1e-6))
-        for (begin, end), corner in zip(ranges, corners, strict=True):
+    def retry(attempt: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        matrix, damping, is_first = attempt
+        damping = jnp.where(is_first, start, jnp.maximum(10 * damping, 1e-6))
+        for (begin, end), corner in corners.items():
             eye = jnp.eye(end - begin, dtype=bool)
-            damped = jnp.where(eye, (alone + damping * mean)[begin:end], corner)
+            damped = jnp.where(eye, (undamped + damping * mean)[begin:end], corner)
             matrix = _add_columns(matrix, damped, begin)
-        return matrix, damping, jnp.zeros_like(first)
+        return matrix, damping, jnp.zeros_like(is_first)
 
-    def failed(tried: tuple[jax.Array, ...]) -> jax.Array:
-        matrix, damping, first = tried
-        return first | ~jnp.isfinite(jnp.diagonal(matrix)).all() & (damping < _MAX_DAMPING)
+    def has_failed(attempt: tuple[jax.Array, ...]) -> jax.Array:
+        matrix, damping, is_first = attempt
+        is_finite = jnp.isfinite(jnp.diagonal(matrix)).all()
+        return is_first | ~is_finite & (damping < _MAX_DAMPING)
 
-    # The first try is a turn of the loop, too: the program is half as long.
-    upper, damping, _ = lax.while_loop(failed, more, (gram, start, jnp.bool_(True)))
+    # The first attempt is in the loop, too: the program is half as long.
+    upper, damping, _ = lax.while_loop(has_failed, retry, (gram, start, jnp.bool_(True)))
     return Factors(upper, occurs, damping)
 
 
 def _add_columns(matrix: jax.Array, corner: jax.Array, start: int) -> jax.Array:
-    """Writes some of the factor's columns above the diagonal, of which the later ones are there already.
+    """Writes the factor's columns of one diagonal block; those of later blocks are written already.
 
-    What is factored is read below the diagonal blocks, so that it can be read again.
+    The Gram matrix is read from below the diagonal blocks, which stays as it is, so that it can be read again.
     """
     end, size = start + corner.shape[0], matrix.shape[0]
 
     def subtract(number: jax.Array, carry: list[jax.Array]) -> list[jax.Array]:
-        matrix, left = (
-            carry  # carried, for what a loop merely reads cannot be changed in place after it
-        )
+        # The matrix is carried, since an array that a loop merely reads cannot be changed in place after it.
+        matrix, left = carry
         later = lax.dynamic_slice(matrix, (0, end + number * _BLOCK), (end, _BLOCK))
-        return [matrix, left - jnp.matmul(later, later[start:].T, precision=lax.Precision.HIGHEST)]
+        product = jnp.matmul(later, later[start:].T, precision=lax.Precision.HIGHEST)
+        return [matrix, left - product]
 
     left = jnp.concatenate([matrix[start:end, :start].T, corner])
     if end < size:

@@ -35,48 +35,29 @@ class InputStatistics(NamedTuple):
 def check_statistics(
     statistics: InputStatistics, shape: tuple[int, ...], where: str, needs_gram: bool = False
 ) -> None:
-    """Refuses statistics that do not belong to a leaf's matrices, or that are not finite.
-
-    Args:
-      statistics: the leaf's.
-      shape: of its matrices, `[..., inputs, outputs]`.
-      where: the leaf's path, for the messages.
-      needs_gram: whether its Gram matrix is used.
-
-    Raises:
-      ValueError: a shape is another, the Gram matrix is missing, or inputs are not finite.
-
-    >>> check_statistics(InputStatistics(9, jnp.ones(4)), (4, 2), 'dense/kernel')
-    """
+    """Refuses statistics that do not fit matrices `[..., inputs, outputs]`, lack a Gram matrix, or are not finite."""
     inputs = shape[-2]
-    expected = {'second_moment': shape[:-1], 'gram': (*shape[:-1], inputs)}
-    for name, wanted in expected.items():
-        array = getattr(statistics, name)
-        if array is None:
-            if needs_gram and name == 'gram':
-                raise ValueError(
-                    f"{where}: its statistics hold no Gram matrix; calibrate with kind='gram'"
-                )
-        elif tuple(array.shape) != tuple(wanted):
+    expected = {'second_moment': tuple(shape[:-1])}
+    if statistics.gram is not None:
+        expected['gram'] = (*shape[:-1], inputs)
+    elif needs_gram:
+        raise ValueError(f"{where}: its statistics hold no Gram matrix; calibrate with kind='gram'")
+    for name, expected_shape in expected.items():
+        given_shape = tuple(getattr(statistics, name).shape)
+        if given_shape != expected_shape:
             raise ValueError(
-                f'{where}: {name} has shape {tuple(array.shape)}, and weight matrices of shape {tuple(shape)} need '
-                f'{tuple(wanted)}'
+                f'{where}: {name} has shape {given_shape}, and weight matrices of shape {tuple(shape)} need '
+                f'{expected_shape}'
             )
-    if (
-        not tree_lib.is_traced(statistics.count)
-        and not jnp.isfinite(statistics.second_moment).all()
-    ):
+    is_finite = tree_lib.is_traced(statistics.count) or jnp.isfinite(statistics.second_moment).all()
+    if not is_finite:
         raise ValueError(
             f'{where}: its inputs are not finite; look for NaN or inf in the batches and in the model'
         )
 
 
 class TooFewSamples(NamedTuple):
-    """A leaf whose inputs were seen less often than there are inputs.
-
-    >>> TooFewSamples('w', 2, 6).inputs
-    6
-    """
+    """A leaf whose inputs were seen less often than there are inputs."""
 
     where: str
     samples: int
@@ -86,16 +67,7 @@ class TooFewSamples(NamedTuple):
 def too_few_samples(
     statistics: InputStatistics, shape: tuple[int, ...], where: str
 ) -> TooFewSamples | None:
-    """Says so where a leaf's matrices have more inputs than samples.
-
-    Args:
-      statistics: the leaf's.
-      shape: of its matrices, `[..., inputs, outputs]`.
-      where: the leaf's path.
-
-    >>> too_few_samples(InputStatistics(3, jnp.ones(4)), (4, 2), 'dense/kernel')
-    TooFewSamples(where='dense/kernel', samples=3, inputs=4)
-    """
+    """A record if matrices `[..., inputs, outputs]` have more inputs than samples, else `None`."""
     if tree_lib.is_traced(statistics.count):
         return None
     samples, inputs = int(np.min(statistics.count)), shape[-2]
@@ -103,20 +75,18 @@ def too_few_samples(
 
 
 def warn_of_few_samples(leaves: Sequence[TooFewSamples]) -> None:
-    """One warning for all leaves.
-
-    Args:
-      leaves: those with more inputs than samples, if there are any.
-
-    >>> warn_of_few_samples([])
-    """
+    """Warns once of all leaves."""
     if not leaves:
         return
     messages = []
-    few = [leaf for leaf in leaves if leaf.samples]
-    unseen = [leaf for leaf in leaves if not leaf.samples]
+    few, unseen, times = [], [], 0
+    for leaf in leaves:
+        if leaf.samples:
+            few.append(leaf)
+            times = max(times, math.ceil(leaf.inputs / leaf.samples))
+        else:
+            unseen.append(leaf)
     if few:
-        times = max(math.ceil(leaf.inputs / leaf.samples) for leaf in few)
         messages.append(
             f'samples are fewer than inputs, so that what they say of these is uncertain: {_names(few)}; calibrate '
             f'with at least {times} times as many'
@@ -129,10 +99,13 @@ def warn_of_few_samples(leaves: Sequence[TooFewSamples]) -> None:
     caller_warnings.warn('. '.join(messages))
 
 
+def first_names(names: Sequence[str]) -> str:
+    """The first names of a warning, and how many more there are."""
+    more = f' and {len(names) - _MOST_NAMED} more' if len(names) > _MOST_NAMED else ''
+    return ', '.join(names[:_MOST_NAMED]) + more
+
+
 def _names(leaves: Sequence[TooFewSamples]) -> str:
-    named = [
-        f'{leaf.where} ({leaf.samples} samples, {leaf.inputs} inputs)'
-        for leaf in leaves[:_MOST_NAMED]
-    ]
-    more = f' and {len(leaves) - _MOST_NAMED} more' if len(leaves) > _MOST_NAMED else ''
-    return ', '.join(named) + more
+    return first_names(
+        [f'{leaf.where} ({leaf.samples} samples, {leaf.inputs} inputs)' for leaf in leaves]
+    )

@@ -1,6 +1,7 @@
 """Scores of weight matrices become masks: unstructured or N:M along the inputs, for each output or each layer."""
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,13 +15,7 @@ COMPARISONS = ('output', 'layer')
 
 
 def check_comparison(per: str) -> None:
-    """Refuses what weights cannot be compared within.
-
-    Raises:
-      ValueError: it is neither `'output'` nor `'layer'`.
-
-    >>> check_comparison('output')
-    """
+    """Refuses anything but `'output'` and `'layer'`."""
     if per not in COMPARISONS:
         raise ValueError(
             f'weights are compared per {" or per ".join(map(repr, COMPARISONS))}, got per={per!r}'
@@ -30,18 +25,9 @@ def check_comparison(per: str) -> None:
 def check_matrix_type(
     sparsity_type: sparsity_types.SparsityType, shape: Sequence[int], where: str
 ) -> None:
-    """Refuses a sparsity type that calibrated pruning does not know, or that does not divide the inputs.
+    """Refuses all but unstructured and N:M, and N:M that does not divide the inputs of `[..., inputs, outputs]`.
 
-    Args:
-      sparsity_type: the type; the axis of N:M is not looked at, its groups lie along the inputs.
-      shape: of the matrices, `[..., inputs, outputs]`.
-      where: the leaf's path, for the messages.
-
-    Raises:
-      TypeError: it is neither unstructured nor N:M.
-      ValueError: m does not divide the inputs.
-
-    >>> check_matrix_type(sparsity_types.NByM(2, 4), (8, 3), 'dense/kernel')
+    The axis of N:M is ignored: its groups lie along the inputs.
     """
     if isinstance(sparsity_type, sparsity_types.Unstructured):
         return
@@ -63,21 +49,12 @@ def keep_in_matrices(
     sparsity_type: sparsity_types.SparsityType = sparsity_types.Unstructured(),
     per: str = 'output',
 ) -> jax.Array:
-    """Masks of weight matrices.
+    """The uint8 mask of weight matrices by their float scores `[..., inputs, outputs]`.
 
-    Args:
-      scores: float `[..., inputs, outputs]`.
-      sparsity: share to remove, a scalar or one for each matrix; 0 keeps everything. N:M takes any other value alike.
-      sparsity_type: `Unstructured()`, or `NByM`, whose groups lie along the inputs whatever its axis.
-      per: what is ranked together where unstructured: the inputs of one `'output'`, or a `'layer'`, which is a matrix.
-
-    Returns:
-      uint8 array of the scores' shape. Of equal scores the lower input (per layer: the lower flat index) is kept, in
-      N:M the higher one; NaN ranks lowest.
-
-    Raises:
-      TypeError: another sparsity type.
-      ValueError: m does not divide the inputs, or something else to compare.
+    `sparsity` is the share to remove, a scalar or one for each matrix; 0 keeps everything, and N:M takes all other
+    values alike. Unstructured weights are ranked among the inputs of one `'output'`, or in a `'layer'`, which is a
+    matrix. Of equal scores the lower input (per layer: the lower flat index) is kept, in N:M the higher one; NaN ranks
+    lowest.
 
     >>> keep_in_matrices(jnp.array([[4.0, 1.0], [3.0, 2.0]]), 0.5).tolist()
     [[1, 0], [0, 1]]
@@ -93,17 +70,17 @@ def keep_in_matrices(
         return mask | (each == 0)[..., None, None].astype(jnp.uint8)
     if per == 'layer':
         counts = selection.number_to_keep(inputs * outputs, each)
-        return _keep_in_rows(scores.reshape(counts.size, inputs * outputs), counts.ravel()).reshape(
-            scores.shape
-        )
+        return _keep_in_rows(scores, counts)
     by_output = jnp.swapaxes(scores, -2, -1)
-    counts = jnp.broadcast_to(
-        selection.number_to_keep(inputs, each)[..., None], (*leading, outputs)
-    )
-    mask = _keep_in_rows(by_output.reshape(counts.size, inputs), counts.ravel())
-    return jnp.swapaxes(mask.reshape(by_output.shape), -2, -1)
+    counts = selection.number_to_keep(inputs, each)[..., None]
+    mask = _keep_in_rows(by_output, jnp.broadcast_to(counts, (*leading, outputs)))
+    return jnp.swapaxes(mask, -2, -1)
 
 
 def _keep_in_rows(scores: jax.Array, counts: jax.Array) -> jax.Array:
-    request = selection.Request(scores, counts, is_stacked=True)
-    return selection.keep_largest_each([request])[0].mask
+    """Keeps so many of the scores that stand behind each count."""
+    row_length = math.prod(scores.shape[counts.ndim :])
+    rows = scores.reshape(counts.size, row_length)
+    request = selection.Request(rows, counts.ravel(), is_stacked=True)
+    (kept,) = selection.keep_largest_each([request])
+    return kept.mask.reshape(scores.shape)

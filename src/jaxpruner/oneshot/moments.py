@@ -17,28 +17,21 @@ from jaxpruner.oneshot.contracted_axes import contracted_axes
 from jaxpruner.oneshot.input_statistics import InputStatistics
 from jaxpruner.oneshot.matrices import MatrixLayout
 
-# Patches of a convolution that are written down at once, in bytes.
+# Patches of a convolution that are held at once, in bytes.
 _PATCHES = 2**26
 
 
 def statistics_of(
     equation: Any, operand: int, data: jax.Array, with_gram: bool, sizes: jax.Array | None = None
 ) -> InputStatistics:
-    """Statistics of the data that one contraction meets.
+    """Statistics of the data that one product or convolution meets, whose operand number `operand` is the weights.
 
-    Args:
-      equation: a product, or a convolution.
-      operand: which operand the weights are; a convolution's are its kernel.
-      data: the other operand.
-      with_gram: whether to take the Gram matrix.
-      sizes: of the groups of rows, where each has a matrix.
-
-    Returns:
-      Sums over the samples (of a convolution: over its windows) in float32, at highest precision.
+    Sums over the samples (of a convolution: over its windows) are float32, at highest precision. `sizes` are those of
+    the groups of rows, where each has a matrix.
 
     >>> equation = jax.make_jaxpr(jnp.dot)(jnp.ones((2, 3)), jnp.ones((3, 4))).eqns[0]
-    >>> found = statistics_of(equation, 1, jnp.array([[1.0, 2.0, 0.0], [1.0, 0.0, 0.0]]), with_gram=True)
-    >>> int(found.count), found.second_moment.tolist(), found.gram[0].tolist()
+    >>> statistics = statistics_of(equation, 1, jnp.array([[1.0, 2.0, 0.0], [1.0, 0.0, 0.0]]), with_gram=True)
+    >>> int(statistics.count), statistics.second_moment.tolist(), statistics.gram[0].tolist()
     (2, [2.0, 4.0, 0.0], [2.0, 2.0, 0.0])
     """
     data = data.astype(jnp.promote_types(data.dtype, jnp.float32))
@@ -55,21 +48,25 @@ def _statistics_of(
         return _statistics_of_groups(_samples_of_dot(equation, operand, data), sizes, with_gram)
     if equation.primitive.name == 'dot_general':
         samples = _samples_of_dot(equation, operand, data)
-        count = samples.shape[-2]
-        gram = _gram(samples) if with_gram else None
-        second_moment = jnp.sum(jnp.square(samples), -2) if gram is None else _diagonal(gram)
+        count = jnp.float32(samples.shape[-2])
+        if with_gram:
+            return _statistics_of_gram(count, _gram(samples))
+        second_moment = jnp.sum(jnp.square(samples), -2)
     else:
         result, numbers = equation.outvars[0].aval.shape, equation.params['dimension_numbers']
-        count = math.prod(result) // result[numbers.out_spec[1]]
-        gram = _gram_of_windows(equation, data) if with_gram else None
-        second_moment = (
-            _second_moment_of_windows(equation, operand, data) if gram is None else _diagonal(gram)
-        )
-    return InputStatistics(jnp.float32(count), second_moment, gram)
+        count = jnp.float32(math.prod(result) // result[numbers.out_spec[1]])
+        if with_gram:
+            return _statistics_of_gram(count, _gram_of_windows(equation, data))
+        second_moment = _second_moment_of_windows(equation, operand, data)
+    return InputStatistics(count, second_moment)
+
+
+def _statistics_of_gram(count: jax.Array, gram: jax.Array) -> InputStatistics:
+    return InputStatistics(count, jnp.diagonal(gram, 0, -2, -1), gram)
 
 
 def _statistics_of_groups(samples: jax.Array, sizes: jax.Array, with_gram: bool) -> InputStatistics:
-    """Rows that follow one another are a group; those behind the last group meet no weights."""
+    """Statistics for each group of rows; rows behind the last group meet no weights."""
     ends = jnp.cumsum(sizes)
     rows = jnp.arange(len(samples))[:, None]
     is_member = ((rows >= ends - sizes) & (rows < ends)).astype(samples.dtype)
@@ -77,22 +74,18 @@ def _statistics_of_groups(samples: jax.Array, sizes: jax.Array, with_gram: bool)
     def gram_of(is_member: jax.Array) -> jax.Array:
         return _gram(samples * is_member[:, None])
 
-    gram = lax.map(gram_of, is_member.T) if with_gram else None
+    count = sizes.astype(jnp.float32)
+    if with_gram:
+        return _statistics_of_gram(count, lax.map(gram_of, is_member.T))
     squares = jnp.matmul(is_member.T, jnp.square(samples), precision=lax.Precision.HIGHEST)
-    return InputStatistics(
-        sizes.astype(jnp.float32), squares if gram is None else _diagonal(gram), gram
-    )
-
-
-def _diagonal(gram: jax.Array) -> jax.Array:
-    return jnp.diagonal(gram, 0, -2, -1)
+    return InputStatistics(count, squares)
 
 
 def _second_moment_of_windows(equation: Any, operand: int, data: jax.Array) -> jax.Array:
-    """`[groups…, inputs]`: one output takes part for all, since each adds the same."""
+    """`[groups…, inputs]`, from one output of each group: all outputs add the same."""
     shape = list(equation.invars[operand].aval.shape)
     contract = contracted_axes(equation, operand).of_weights
-    (free,) = (axis for axis in range(len(shape)) if axis not in contract)
+    (free,) = set(range(len(shape))).difference(contract)
     groups = shape[free] = equation.params['feature_group_count']
     params = equation.params | {
         'precision': (lax.Precision.HIGHEST, lax.Precision.HIGHEST),
@@ -114,12 +107,13 @@ def _second_moment_of_windows(equation: Any, operand: int, data: jax.Array) -> j
 
 def _samples_of_dot(equation: Any, operand: int, data: jax.Array) -> jax.Array:
     """`[batch…, samples, inputs]`."""
-    contract, batch = contracted_axes(equation, operand)[2:]
-    rest = tuple(i for i in range(data.ndim) if i not in (*contract, *batch))
-    lengths = [math.prod(data.shape[axis] for axis in axes) for axes in (rest, contract)]
-    return data.transpose(*batch, *rest, *contract).reshape(
-        *(data.shape[axis] for axis in batch), *lengths
-    )
+    _, _, contract, batch = contracted_axes(equation, operand)
+    samples = [axis for axis in range(data.ndim) if axis not in (*contract, *batch)]
+    arranged = data.transpose(*batch, *samples, *contract)
+    inputs = math.prod(arranged.shape[arranged.ndim - len(contract) :])
+    batch_shape = arranged.shape[: len(batch)]
+    number = math.prod(arranged.shape[len(batch) : arranged.ndim - len(contract)])
+    return arranged.reshape(*batch_shape, number, inputs)
 
 
 def _gram(samples: jax.Array) -> jax.Array:
@@ -127,19 +121,18 @@ def _gram(samples: jax.Array) -> jax.Array:
 
 
 def _gram_of_windows(equation: Any, data: jax.Array) -> jax.Array:
-    """As many images at a time as their windows fit into a bound of memory."""
+    """Takes so many images at a time that their windows fit into `_PATCHES` bytes."""
     params, numbers = equation.params, equation.params['dimension_numbers']
-    kernel = equation.invars[1].aval.shape
+    kernel, result = equation.invars[1].aval.shape, equation.outvars[0].aval.shape
     window = [kernel[axis] for axis in numbers.rhs_spec[2:]]
+    positions = math.prod(result[axis] for axis in numbers.out_spec[2:])
     groups = params['feature_group_count']
     images = data.transpose(numbers.lhs_spec)
-    result = equation.outvars[0].aval.shape
-    positions = math.prod(result[axis] for axis in numbers.out_spec[2:])
     inputs = math.prod(window) * images.shape[1] // groups
-    most = max(_PATCHES // max(positions * inputs * groups * data.dtype.itemsize, 1), 1)
-    size = next(
-        size for size in range(min(most, images.shape[0]), 0, -1) if images.shape[0] % size == 0
-    )
+    bytes_of_image = positions * inputs * groups * data.dtype.itemsize
+    size = min(max(_PATCHES // max(bytes_of_image, 1), 1), len(images))
+    while len(images) % size:
+        size -= 1
 
     def add(total: jax.Array, images: jax.Array) -> tuple[jax.Array, None]:
         patches = lax.conv_general_dilated_patches(

@@ -19,16 +19,10 @@ def sparsities_by_name(
     filter_fn: Callable[[tree_lib.Path, Any], bool] = sparsity_distributions.NOT_DIM_ONE_FILTER,
     stacked: Sequence[str] = (),
 ) -> tree_lib.PyTree:
-    """A distribution that gives leaves the sparsities of the first names that match them.
+    """A distribution that gives each leaf the sparsity of the first name or glob that matches it, `None` for dense.
 
-    Args:
-      params: the parameters, or their shapes.
-      sparsities: leaf name or glob -> sparsity (`None` = dense). Leaves that no name matches stay dense.
-      filter_fn: which leaves a glob selects; one that is named in full is pruned whatever its shape.
-      stacked: names of leaves whose first axis counts layers; the filter sees one layer.
-
-    Returns:
-      A tree like the parameters, `None` where dense.
+    Leaves that no name matches stay dense. Of those that a glob matches `filter_fn` selects some (it sees one layer of
+    a stacked leaf); a leaf that is named in full is pruned whatever its shape.
 
     Raises:
       ValueError: a sparsity outside [0, 1], or a name that matches no leaf.
@@ -48,20 +42,17 @@ def sparsities_by_name(
         is_stacked = any(tree_lib.matches(name, path) for name in stacked)
         layer = jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) if is_stacked else leaf
         is_full_name = path in sparsities or tree_lib.path_string(path) in sparsities
-        if not is_full_name and not filter_fn(path, layer):
-            return None
-        return next(
-            (value for name, value in sparsities.items() if tree_lib.matches(name, path)), None
-        )
+        if is_full_name or filter_fn(path, layer):
+            for name, sparsity in sparsities.items():
+                if tree_lib.matches(name, path):
+                    return sparsity
+        return None
 
-    return treedef.unflatten([target(path, leaf) for path, leaf in zip(paths, leaves, strict=True)])
+    return treedef.unflatten(list(map(target, paths, leaves)))
 
 
 def names_of(updater: BaseUpdater) -> Callable[[tree_lib.Path], bool]:
     """Whether a setting of an updater names a leaf: its custom sparsities, its types, or a distribution of one's own.
-
-    Args:
-      updater: any.
 
     >>> import jaxpruner
     >>> pruner = jaxpruner.create_updater_from_config(
@@ -73,8 +64,7 @@ def names_of(updater: BaseUpdater) -> Callable[[tree_lib.Path], bool]:
     """
     distribution = updater.sparsity_distribution_fn
     function = distribution.func if isinstance(distribution, functools.partial) else distribution
-    known = (sparsity_distributions.uniform, sparsity_distributions.erk, sparsities_by_name, None)
-    if function not in known:
+    if function not in _OUR_DISTRIBUTIONS:
         return lambda path: True
     keywords = getattr(distribution, 'keywords', {})
     rules = [
@@ -82,10 +72,18 @@ def names_of(updater: BaseUpdater) -> Callable[[tree_lib.Path], bool]:
         keywords.get('sparsities', {}),
         updater.sparsity_type if isinstance(updater.sparsity_type, Mapping) else {},
     ]
-    return lambda path: any(_names(mapping, path) for mapping in rules)
+    return lambda path: any(_prunes_by_name(mapping, path) for mapping in rules)
 
 
-def _names(rules: Mapping[Any, Any], path: tree_lib.Path) -> bool:
+_OUR_DISTRIBUTIONS = (
+    sparsity_distributions.uniform,
+    sparsity_distributions.erk,
+    sparsities_by_name,
+    None,
+)
+
+
+def _prunes_by_name(rules: Mapping[Any, Any], path: tree_lib.Path) -> bool:
     """Whether the first rule that matches a leaf names it, and prunes it."""
     for name, value in rules.items():
         if tree_lib.matches(name, path):

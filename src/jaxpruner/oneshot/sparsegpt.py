@@ -9,9 +9,8 @@ import jax.numpy as jnp
 from jaxpruner.core import caller_warnings
 from jaxpruner.oneshot.calibrated_pruning import CalibratedPruning
 from jaxpruner.oneshot.cholesky import flipped_cholesky
+from jaxpruner.oneshot.input_statistics import first_names
 from jaxpruner.oneshot.sparsegpt_matrices import BLOCK_SIZE, prune_by_factors
-
-_MOST_NAMED = 5  # leaves in a warning
 
 decompose_in_place = jax.jit(flipped_cholesky, donate_argnums=0)
 
@@ -48,9 +47,8 @@ class SparseGPT(CalibratedPruning):
 
     def prepare(self, statistics, donate):
         """The factors of the Gram matrices, in their place if they are given away."""
-        return (decompose_in_place if donate else flipped_cholesky)(
-            statistics.gram, jnp.float32(self.damping)
-        )
+        decompose = decompose_in_place if donate else flipped_cholesky
+        return decompose(statistics.gram, jnp.float32(self.damping))
 
     def prune_matrices(self, weights, statistics, sparsity, sparsity_type, where):
         """New weights and the mask; `statistics` are the factors that `prepare` made."""
@@ -75,8 +73,7 @@ class SparseGPT(CalibratedPruning):
     def warn_of_doubts(self, doubts):
         """One warning for all Gram matrices."""
         if doubts:
-            more = f' and {len(doubts) - _MOST_NAMED} more' if len(doubts) > _MOST_NAMED else ''
             caller_warnings.warn(
-                f'Gram matrices could not be decomposed with damping {self.damping}: {", ".join(doubts[:_MOST_NAMED])}'
-                f'{more}; calibrate with more samples, or set damping'
+                f'Gram matrices could not be decomposed with damping {self.damping}: {first_names(doubts)}; calibrate '
+                'with more samples, or set damping'
             )

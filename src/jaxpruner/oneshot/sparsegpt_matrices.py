@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,24 +14,15 @@ from jaxpruner.mask_calculator import n_by_m, selection
 from jaxpruner.oneshot import cholesky, matrix_masks
 
 BLOCK_SIZE = 128  # inputs whose weights are chosen together, as in the paper
-_PART = 16  # inputs that are gone through before the rest of a block is told
+_PART = 16  # inputs that are pruned before the rest of a block is updated
 
 
 class PrunedMatrices(NamedTuple):
-    """What `prune_by_sparsegpt` returns.
+    """What `prune_by_sparsegpt` returns."""
 
-    Attributes:
-      weights: `[..., inputs, outputs]`, in the dtype that was given; pruned ones are zero, the others changed.
-      mask: uint8 in the same shape.
-      damping: that was used, `[...]`.
-
-    >>> PrunedMatrices(jnp.ones((2, 1)), jnp.ones((2, 1), jnp.uint8), jnp.float32(0.01)).mask.shape
-    (2, 1)
-    """
-
-    weights: jax.Array
-    mask: jax.Array
-    damping: jax.Array
+    weights: jax.Array  # [..., inputs, outputs], in the dtype that was given; pruned ones are zero
+    mask: jax.Array  # uint8 in the same shape
+    damping: jax.Array  # [...], that was used
 
 
 @functools.partial(jax.jit, static_argnames=('sparsity_type', 'per', 'block_size'))
@@ -47,11 +39,11 @@ def prune_by_sparsegpt(
 ) -> PrunedMatrices:
     r"""Prunes weight matrices so that their outputs change little.
 
-    With $U$ the upper Cholesky factor of the inverse of the damped Gram matrix, the inputs are gone through in order:
-    removing weight $j$ of input $i$ costs $w_{ij}^2 / U_{ii}^2$, and changes those of each later input $k$ by $-w_{ij}
-    U_{ik} / U_{ii}$. Which weights go is decided for a block of inputs at a time, in N:M for each group; or `mask` says
-    it, and the weights that it keeps make up for the others. From Frantar and Alistarh, "SparseGPT: Massive Language
-    Models Can Be Accurately Pruned in One-Shot", 2023.
+    Inputs are pruned in order. With $U$ the upper Cholesky factor of the inverse of the damped Gram matrix, removing
+    weight $j$ of input $i$ costs $w_{ij}^2 / U_{ii}^2$, and changes those of each later input $k$ by $-w_{ij} U_{ik} /
+    U_{ii}$. Weights are chosen for a block of inputs at a time, in N:M for each group; the weights that a given `mask`
+    keeps make up for the others. From Frantar and Alistarh, "SparseGPT: Massive Language Models Can Be Accurately
+    Pruned in One-Shot", 2023.
 
     The factors take as much memory as the Gram matrices; besides, one matrix at a time takes memory.
 
@@ -65,7 +57,7 @@ def prune_by_sparsegpt(
       damping: what is added to the Gram matrix's diagonal, as a share of its mean. Where that is not enough to
         decompose it, ten times as much is tried, again and again.
       block_size: how many inputs make a block; the paper has 128.
-      mask: 0/1 in the weights' shape (1 = kept), of whichever origin; sparsity and type are not looked at then.
+      mask: 0/1 in the weights' shape (1 = kept), from any source; sparsity and type are ignored then.
 
     Returns:
       New weights, the mask, and the damping that was used. Weights are not finite where the Gram matrix is not.
@@ -96,25 +88,7 @@ def prune_by_factors(
     block_size: int = BLOCK_SIZE,
     mask: jax.Array | None = None,
 ) -> PrunedMatrices:
-    """`prune_by_sparsegpt` where the Gram matrices are decomposed already, as those of leaves that share their inputs.
-
-    Args:
-      weights: as there.
-      factors: of the damped Gram matrices.
-      sparsity: as there.
-      sparsity_type: as there.
-      per: as there.
-      block_size: as there.
-      mask: as there.
-
-    Raises:
-      TypeError, ValueError: as there.
-
-    >>> inputs = jnp.array([[1.0, 1.0], [2.0, 2.0], [1.0, 0.9]])
-    >>> factors = cholesky.flipped_cholesky(inputs.T @ inputs, 0.01)
-    >>> prune_by_factors(jnp.array([[1.0], [1.0]]), factors, 0.5).weights.round(1).tolist()
-    [[0.0], [2.0]]
-    """
+    """Prunes as `prune_by_sparsegpt`, by Gram matrices that are decomposed already: some leaves share their inputs."""
     matrix_masks.check_comparison(per)
     if block_size < 1:
         raise ValueError(f'block_size is a number of inputs from 1 up, got {block_size!r}')
@@ -124,116 +98,174 @@ def prune_by_factors(
         sparsity_type = sparsity_types.Unstructured()
     if not weights.size:
         return PrunedMatrices(weights, jnp.ones(weights.shape, jnp.uint8), factors.damping)
-    leading = weights.shape[:-2]
+    *leading, inputs, _ = weights.shape
+    lengths = _part_lengths(sparsity_type, inputs, block_size)
+
+    def prune(matrix: _Matrix) -> PrunedMatrices:
+        return _prune(matrix, _Rule(sparsity_type, per, matrix.sparsity, lengths))
+
     number = math.prod(leading)
-    each = jnp.broadcast_to(jnp.asarray(sparsity, jnp.float32), leading)
-
-    def prune(
-        matrix: tuple[jax.Array, cholesky.Factors, jax.Array, jax.Array | None],
-    ) -> PrunedMatrices:
-        weights, factors, sparsity, mask = matrix
-        return _prune(weights, factors, _Choice(sparsity, sparsity_type, per, block_size, mask))
-
+    sparsities = jnp.broadcast_to(jnp.asarray(sparsity, jnp.float32), leading)
     matrices = jax.tree.map(
         lambda array: array.reshape(number, *array.shape[len(leading) :]),
-        (weights, factors, each, mask),
+        _Matrix(weights, factors, sparsities, mask),
     )
     if number == 1:
-        pruned = jax.tree.map(
-            lambda array: array[None], prune(jax.tree.map(lambda array: array[0], matrices))
-        )
+        pruned = prune(jax.tree.map(lambda array: array[0], matrices))
     else:
         pruned = lax.map(prune, matrices)
-    return jax.tree.map(lambda array: array.reshape(*leading, *array.shape[1:]), pruned)
-
-
-class _Choice(NamedTuple):
-    """Which weights of a matrix go."""
-
-    sparsity: jax.Array
-    sparsity_type: Any
-    per: str
-    block_size: int
-    mask: jax.Array | None  # where it is known already
-
-
-def _prune(weights: jax.Array, factors: cholesky.Factors, choice: _Choice) -> PrunedMatrices:
-    """One matrix, block by block; a block asks for what earlier ones have changed when its turn comes."""
-    inputs, outputs = weights.shape
-    sparsity, kind, per = choice[:3]
-    length, *parts = _lengths(kind, inputs, choice.block_size)
-    blocks = -(-inputs // length)
-    padding = blocks * length - inputs
-    factor = factors.upper
-    if padding:
-        padded = jnp.diag((jnp.arange(inputs + padding) >= inputs).astype(factor.dtype))
-        factor = padded.at[:inputs, :inputs].set(factor)
-    start_weights = jnp.pad(weights.astype(factor.dtype), ((0, padding), (0, 0)))
-    # Weights of inputs that never occur cost nothing; those that pad the last block are never preferred.
-    limits = jnp.where(factors.occurs, jnp.inf, 0).astype(factor.dtype)
-    limits = jnp.pad(limits, (0, padding), constant_values=-jnp.inf)[:, None]
-    given = (
-        None
-        if choice.mask is None
-        else jnp.pad(choice.mask != 0, ((0, padding), (0, 0)), constant_values=True)
+    return PrunedMatrices(
+        pruned.weights.reshape(weights.shape),
+        pruned.mask.reshape(weights.shape),
+        pruned.damping.reshape(leading),
     )
+
+
+class _Matrix(NamedTuple):
+    """A weight matrix and all that tells which of its weights go."""
+
+    weights: jax.Array
+    factors: cholesky.Factors
+    sparsity: jax.Array
+    mask: jax.Array | None  # if it comes from elsewhere
+
+
+class _Rule(NamedTuple):
+    """How the weights of a matrix are chosen.
+
+    `lengths` says how many inputs a block has, a part of it, and so on down to 1: a block is updated after each of its
+    parts, a part after each of its own parts.
+    """
+
+    sparsity_type: sparsity_types.SparsityType
+    per: str
+    sparsity: jax.Array
+    lengths: tuple[int, ...]
+
+
+class _Rows(NamedTuple):
+    """Some inputs, whose weights are removed in order.
+
+    `inverse` is their diagonal block of the upper factor of the inverse Gram matrix. `limits` is what removing a weight
+    may cost at most, `[inputs, 1]`: 0 where an input never occurs, so that its weights go first.
+    """
+
+    weights: jax.Array
+    mask: jax.Array
+    inverse: jax.Array
+    limits: jax.Array
+
+    def costs(self) -> jax.Array:
+        """The root of what removing each weight costs."""
+        return jnp.minimum(jnp.abs(self.weights) / jnp.diagonal(self.inverse)[:, None], self.limits)
+
+    def part(self, start: jax.Array, length: int) -> '_Rows':
+        """The rows of some inputs that follow one another."""
+        return _Rows(
+            lax.dynamic_slice_in_dim(self.weights, start, length),
+            lax.dynamic_slice_in_dim(self.mask, start, length),
+            lax.dynamic_slice(self.inverse, (start, start), (length, length)),
+            lax.dynamic_slice_in_dim(self.limits, start, length),
+        )
+
+
+def _prune(matrix: _Matrix, rule: _Rule) -> PrunedMatrices:
+    """Prunes one matrix block by block; a block adds up the updates from earlier blocks when its turn comes."""
+    inputs, outputs = matrix.weights.shape
+    length, *parts = rule.lengths
+    number_of_blocks = -(-inputs // length)
+    padding = number_of_blocks * length - inputs
+    factor = _pad_factor(matrix.factors.upper, padding)
+    old_weights = jnp.pad(matrix.weights.astype(factor.dtype), ((0, padding), (0, 0)))
+    # Weights of inputs that never occur cost nothing; those that pad the last block are never preferred.
+    limits = jnp.where(matrix.factors.occurs, jnp.inf, 0).astype(factor.dtype)
+    limits = jnp.pad(limits, (0, padding), constant_values=-jnp.inf)[:, None]
+    given = matrix.mask
+    if given is not None:
+        given = jnp.pad(given != 0, ((0, padding), (0, 0)), constant_values=True)
 
     def prune_block(
         changes: jax.Array, block: tuple[jax.Array, jax.Array]
-    ) -> tuple[jax.Array, Any]:
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         number, count = block
         start = number * length
         corner = lax.dynamic_slice(factor, (start, start), (length, length))
-        eye = jnp.eye(length, dtype=corner.dtype)
-        # Transposed it is as LAPACK wants it, and the factor need not be copied.
-        inverse = lax.linalg.triangular_solve(
-            corner.T, eye, left_side=True, lower=True, transpose_a=True
+        old = lax.dynamic_slice_in_dim(old_weights, start, length)
+        inverse = _invert(corner)
+        weights = old + _product(
+            inverse, _errors_of_earlier_blocks(factor, changes, number, length)
         )
-        old = lax.dynamic_slice_in_dim(start_weights, start, length)
-        rows = old + _product(inverse, _told(factor, changes, number, length))
         limit = lax.dynamic_slice_in_dim(limits, start, length)
-        mask = jnp.ones(rows.shape, bool)
+        rows = _Rows(weights, jnp.ones(weights.shape, bool), inverse, limit)
         if given is not None:
-            mask = lax.dynamic_slice_in_dim(given, start, length)
-        elif isinstance(kind, sparsity_types.Unstructured):
-            mask = _keep(_costs(rows, inverse, limit), count, per)
-        rows, mask, _ = _eliminate(rows, mask, inverse, limit, sparsity, kind, parts)
-        return lax.dynamic_update_slice_in_dim(changes, old - rows, start, 0), (rows, mask)
+            rows = rows._replace(mask=lax.dynamic_slice_in_dim(given, start, length))
+        elif isinstance(rule.sparsity_type, sparsity_types.Unstructured):
+            rows = rows._replace(mask=_keep(rows.costs(), count, rule.per))
+        new, mask, _ = _eliminate(rows, rule, parts)
+        changes = lax.dynamic_update_slice_in_dim(changes, old - new, start, 0)
+        return changes, (new, mask)
 
-    counts = _counts(inputs, outputs, length, sparsity, per)
-    _, (rows, mask) = lax.scan(
-        prune_block, jnp.zeros_like(start_weights), (jnp.arange(blocks), counts)
+    blocks = jnp.arange(number_of_blocks), _counts(inputs, outputs, rule)
+    _, (new, mask) = lax.scan(prune_block, jnp.zeros_like(old_weights), blocks)
+    new, mask = new.reshape(-1, outputs)[:inputs], mask.reshape(-1, outputs)[:inputs]
+    return PrunedMatrices(
+        new.astype(matrix.weights.dtype), mask.astype(jnp.uint8), matrix.factors.damping
     )
-    rows, mask = (array.reshape(-1, outputs)[:inputs] for array in (rows, mask))
-    return PrunedMatrices(rows.astype(weights.dtype), mask.astype(jnp.uint8), factors.damping)
 
 
-def _lengths(kind: Any, inputs: int, block_size: int) -> list[int]:
-    """How many inputs a block has, a part of it, and so on down to one; groups of N:M are not torn apart."""
-    if isinstance(kind, sparsity_types.NByM):  # each group is chosen by itself, whatever the blocks
-        part = kind.m * max(_PART // kind.m, 1)
+def _part_lengths(
+    sparsity_type: sparsity_types.SparsityType, inputs: int, block_size: int
+) -> tuple[int, ...]:
+    """How many inputs a block has, a part of it, and so on down to 1; groups of N:M are not divided."""
+    lengths = [block_size, _PART, 1]
+    if isinstance(sparsity_type, sparsity_types.NByM):
+        # Each group is chosen by itself, so that the blocks may have any length.
+        m = sparsity_type.m
+        part = m * max(_PART // m, 1)
         block = part * max(min(block_size, inputs + part - 1) // part, 1)
-        return list(dict.fromkeys([block, part, kind.m, 1]))
-    if block_size > inputs:  # one block, padded
-        return list(dict.fromkeys([-(-inputs // _PART) * _PART, _PART, 1]))
-    part = next(part for part in range(min(_PART, block_size), 0, -1) if block_size % part == 0)
-    return list(dict.fromkeys([block_size, part, 1]))
+        lengths = [block, part, m, 1]
+    elif block_size > inputs:  # one block, padded
+        lengths[0] = -(-inputs // _PART) * _PART
+    else:
+        part = min(_PART, block_size)
+        while block_size % part:
+            part -= 1
+        lengths[1] = part
+    return tuple(dict.fromkeys(lengths))
 
 
-def _counts(inputs: int, outputs: int, length: int, sparsity: jax.Array, per: str) -> jax.Array:
+def _counts(inputs: int, outputs: int, rule: _Rule) -> jax.Array:
     """How many weights each block keeps (of each output), so that the sum is what the library keeps of all."""
-    ends = [min(end, inputs) for end in range(length, inputs + length, length)]
-    kept = [
-        selection.number_to_keep(end * (outputs if per == 'layer' else 1), sparsity) for end in ends
-    ]
+    length = rule.lengths[0]
+    kept = []
+    for end in range(length, inputs + length, length):
+        weights = min(end, inputs) * (outputs if rule.per == 'layer' else 1)
+        kept.append(selection.number_to_keep(weights, rule.sparsity))
     return jnp.diff(jnp.stack(kept), prepend=jnp.zeros((1,), kept[0].dtype))
 
 
-def _told(factor: jax.Array, changes: jax.Array, number: jax.Array, length: int) -> jax.Array:
-    """What earlier blocks have to tell a block.
+def _pad_factor(factor: jax.Array, padding: int) -> jax.Array:
+    """A factor with inputs behind the last that are independent of all others."""
+    inputs = factor.shape[0]
+    if not padding:
+        return factor
+    is_padding = jnp.arange(inputs + padding) >= inputs
+    return jnp.diag(is_padding.astype(factor.dtype)).at[:inputs, :inputs].set(factor)
 
-    With D the changes of all weights and E their errors, D = U^T E, so that R^T D = E: of U no more is needed than its
-    diagonal blocks, which are the inverses of those of R.
+
+def _invert(upper: jax.Array) -> jax.Array:
+    """The inverse of an upper triangle; transposed it is as LAPACK wants it, and need not be copied."""
+    eye = jnp.eye(upper.shape[0], dtype=upper.dtype)
+    return lax.linalg.triangular_solve(upper.T, eye, left_side=True, lower=True, transpose_a=True)
+
+
+def _errors_of_earlier_blocks(
+    factor: jax.Array, changes: jax.Array, number: jax.Array, length: int
+) -> jax.Array:
+    """The errors that a block has to make up for, summed over the blocks before it.
+
+    With $D$ the changes of all weights and $E$ the errors that they correct, $D = U^T E$, so that $R^T D = E$. Of $U$
+    only the diagonal blocks are needed, which are the inverses of those of the factor $R$.
     """
 
     def add(earlier: jax.Array, total: jax.Array) -> jax.Array:
@@ -244,52 +276,38 @@ def _told(factor: jax.Array, changes: jax.Array, number: jax.Array, length: int)
 
 
 def _eliminate(
-    rows: jax.Array,
-    mask: jax.Array,
-    inverse: jax.Array,
-    limits: jax.Array,
-    sparsity: jax.Array,
-    kind: Any,
-    lengths: list[int],
+    rows: _Rows, rule: _Rule, lengths: Sequence[int]
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Removes weights of some inputs in order: their new weights, their mask, and the errors that this made.
+    """Removes the weights of some inputs in order: their new weights, their mask, and the errors that this made.
 
-    The first of `lengths` says how many inputs are gone through before the others are told.
+    The first of `lengths` is how many inputs are pruned before the others are updated.
     """
-    group = isinstance(kind, sparsity_types.NByM) and rows.shape[0] == kind.m
-    if group:
-        mask = (n_by_m.keep_n_of_m(_costs(rows, inverse, limits), kind.n, kind.m, 0) != 0) | (
-            sparsity == 0
-        )
+    if isinstance(rule.sparsity_type, sparsity_types.NByM):
+        n, m = rule.sparsity_type.n, rule.sparsity_type.m
+        if len(rows.weights) == m:  # a group
+            kept = n_by_m.keep_n_of_m(rows.costs(), n, m, 0) != 0
+            rows = rows._replace(mask=kept | (rule.sparsity == 0))
     if not lengths:
-        new = jnp.where(mask, rows, 0)
-        return new, mask, (rows - new) / inverse
-    length, *rest = lengths
+        new = jnp.where(rows.mask, rows.weights, 0)
+        return new, rows.mask, (rows.weights - new) / rows.inverse
+    length, *shorter = lengths
 
-    def step(number: jax.Array, carry: Any) -> Any:
-        rows, mask, errors = carry
+    def prune_part(number: jax.Array, carry: Any) -> Any:
+        weights, mask, errors = carry
         start = number * length
-        corner = lax.dynamic_slice(inverse, (start, start), (length, length))
-        part, chosen, limit = (
-            lax.dynamic_slice_in_dim(array, start, length) for array in (rows, mask, limits)
-        )
-        new, kept, error = _eliminate(part, chosen, corner, limit, sparsity, kind, rest)
-        later = jnp.arange(rows.shape[0]) >= start + length
-        weights = jnp.where(later, lax.dynamic_slice_in_dim(inverse, start, length), 0)
-        rows = rows - (weights.T * error if length == 1 else _product(weights, error))
+        part = _Rows(weights, mask, rows.inverse, rows.limits).part(start, length)
+        new, kept, error = _eliminate(part, rule, shorter)
+        is_later = jnp.arange(weights.shape[0]) >= start + length
+        update = jnp.where(is_later, lax.dynamic_slice_in_dim(rows.inverse, start, length), 0)
+        weights = weights - (update.T * error if length == 1 else _product(update, error))
         return [
-            lax.dynamic_update_slice_in_dim(array, update, start, 0)
-            for array, update in zip((rows, mask, errors), (new, kept, error), strict=True)
+            lax.dynamic_update_slice_in_dim(weights, new, start, 0),
+            lax.dynamic_update_slice_in_dim(mask, kept, start, 0),
+            lax.dynamic_update_slice_in_dim(errors, error, start, 0),
         ]
 
-    return tuple(
-        lax.fori_loop(0, rows.shape[0] // length, step, [rows, mask, jnp.zeros_like(rows)])
-    )
-
-
-def _costs(rows: jax.Array, inverse: jax.Array, limits: jax.Array) -> jax.Array:
-    """The root of what removing each weight costs."""
-    return jnp.minimum(jnp.abs(rows) / jnp.diagonal(inverse)[:, None], limits)
+    unpruned = [rows.weights, rows.mask, jnp.zeros_like(rows.weights)]
+    return tuple(lax.fori_loop(0, len(rows.weights) // length, prune_part, unpruned))
 
 
 def _keep(scores: jax.Array, count: jax.Array, per: str) -> jax.Array:
