@@ -2,8 +2,10 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
+from helpers import compiling
 from jaxpruner.core import control
 
 STATE = {'changed': jnp.float32(1), 'kept': jnp.float32(2), 'read': jnp.float32(3)}
@@ -70,3 +72,87 @@ def test_a_narrow_loop_that_changes_nothing_returns_the_state():
         True
     )
     assert got == STATE
+
+
+def in_loop(function):
+    """A program that runs a function once, in a loop, when it is due."""
+
+    def program(when, total, value):
+        def body(carry):
+            pending, current, read = control.keep_in_loop((*carry, value))
+            return jnp.zeros_like(pending), current + function(read)
+
+        return jax.lax.while_loop(lambda carry: carry[0], body, (when, total))[1]
+
+    return program
+
+
+def body_of_loop(function, value):
+    arguments = jnp.bool_(True), jnp.zeros(8), value
+    program = jax.make_jaxpr(in_loop(function))(*arguments).jaxpr
+    (loop,) = (equation for equation in program.eqns if equation.primitive.name == 'while')
+    return loop.params['body_jaxpr'].jaxpr
+
+
+def test_what_a_loop_keeps_is_read_behind_a_barrier():
+    value = jnp.arange(8.0)
+    barrier, *others = body_of_loop(jnp.exp, value).eqns
+    assert barrier.primitive.name == 'optimization_barrier'
+    read = {variable for equation in others for variable in equation.invars}
+    assert not read & set(barrier.invars)
+    assert jax.jit(in_loop(jnp.exp))(True, jnp.zeros(8), value).tolist() == jnp.exp(value).tolist()
+
+
+def draw(key):
+    return jax.random.uniform(key, (8,))
+
+
+@pytest.mark.parametrize('run', [control.draw_in_loop, control.compute_apart])
+def test_a_branch_holds_the_drawing_of_random_numbers(run):
+    key = jax.random.key(0)
+    program = jax.make_jaxpr(lambda key: run(draw, key))(key).jaxpr
+    assert [equation.primitive.name for equation in program.eqns][-1] == 'cond'
+    np.testing.assert_array_equal(jax.jit(lambda key: run(draw, key))(key), draw(key))
+
+
+def test_a_branch_is_still_there_when_the_program_is_compiled():
+    def program(values):
+        exponentials = control.compute_apart(jnp.exp, values)
+        return exponentials[:4] + exponentials[4:], jnp.sum(exponentials)
+
+    text = jax.jit(program).lower(jnp.arange(8.0)).compile(compiling.AS_USERS).as_text()
+    assert ' conditional(' in text
+
+
+def test_an_update_is_rounded_before_it_is_added():
+    factor, gradient, param = jax.random.normal(jax.random.key(0), (3, 1000))
+    param = param.at[0].set(jnp.nan)
+
+    def step(factor, gradient, param):
+        return param + control.round_before_adding(factor * gradient, param)
+
+    got = jax.jit(step, compiler_options=compiling.AS_USERS)(factor, gradient, param)
+    product = np.asarray(factor) * np.asarray(gradient)
+    np.testing.assert_array_equal(got, np.asarray(param) + product)
+
+
+def test_updates_of_whole_numbers_are_left_as_they_are():
+    update = jnp.array([1, 2])
+    assert control.round_before_adding(update, jnp.array([jnp.nan, 1.0])) is update
+
+
+@pytest.mark.parametrize(
+    ('values', 'expected'), [([[3.0, -4.0]], 25), ([[0.0], [0.0]], 0), ([], 0), (2.0, 4)]
+)
+def test_squares_are_summed(values, expected):
+    assert float(control.sum_squares_in_passing(jnp.array(values, jnp.float32))) == expected
+
+
+def test_squares_that_are_summed_in_passing_take_no_memory():
+    def norm(values):
+        finite = jnp.where(jnp.isfinite(values), values, 0)
+        return control.sum_squares_in_passing(finite)
+
+    values = jnp.ones((512, 512))
+    lowered = jax.jit(norm).lower(values)
+    assert compiling.as_written(lowered).memory_analysis().temp_size_in_bytes < values.nbytes / 10

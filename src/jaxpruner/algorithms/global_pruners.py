@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxpruner import base_updater, mask_calculator, sparsity_distributions, sparsity_types
 from jaxpruner.algorithms import mixins, pruners
 from jaxpruner.base_updater import sparsity_setting
+from jaxpruner.core import control
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.mask_calculator import calculators, lazy_scores, selection
 
@@ -247,16 +248,9 @@ def _finite_norms(arrays: list[jax.Array | selection.Scores]) -> list[jax.Array]
 
 
 def _finite_squares(scores: jax.Array | selection.Scores) -> jax.Array:
-    """Their sum. Chosen terms of one sum XLA would write down; two results of a reduction it finds in passing."""
     array = selection.read(scores)
     finite = jnp.where(jnp.isfinite(array), array, 0).astype(jnp.float32)
-    sums, largest = jax.lax.reduce(
-        (jnp.square(finite), jnp.abs(finite)),
-        (jnp.float32(0), jnp.float32(0)),
-        lambda one, other: (one[0] + other[0], jnp.maximum(one[1], other[1])),
-        range(max(array.ndim - 1, 0), array.ndim),
-    )
-    return jnp.where(jnp.max(largest, initial=0) > 0, jnp.sum(sums), 0)
+    return control.sum_squares_in_passing(finite)
 
 
 @dataclasses.dataclass

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxpruner import base_updater
 from jaxpruner.base_updater import BaseUpdater as BaseUpdater
-from jaxpruner.core import seeds
+from jaxpruner.core import control, seeds
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.mask_calculator import lazy_scores
 
@@ -40,10 +40,7 @@ def _uniform_like(key: jax.Array, leaf: jax.Array) -> jax.Array:
         return jax.random.uniform(key, leaf.shape, dtype)
 
     if tree_lib.is_traced(key) or tree_lib.is_traced(leaf):
-        # The counters of the generator depend on the shape alone, so that XLA would compute them outside the loop in
-        # which masks are updated, in every step; out of a branch it moves nothing.
-        always = jax.lax.optimization_barrier(jnp.bool_(True))
-        return jax.lax.cond(always, draw, lambda key: jnp.zeros(leaf.shape, dtype), key)
+        return control.draw_in_loop(draw, key)
     if isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1:
         return jax.jit(draw, out_shardings=leaf.sharding)(key)
     return draw(key)

@@ -1,4 +1,7 @@
-"""Control flow that costs nothing where it does nothing."""
+"""Control flow that costs nothing where it does nothing, and what keeps the compiler from undoing it.
+
+Each function that works against an optimization of XLA says what XLA does without it, and where that was seen.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,48 +20,36 @@ def run_once(
     *inputs: Any,
     narrow: bool = False,
 ) -> Any:
-    """`function(state, *inputs)` when it is due, else the state.
+    """`function(state, *inputs)` if it is due, else the state.
 
-    A loop of at most one turn, where `cond` would do: its carry is updated in place, and `vmap` leaves it a loop,
-    where it makes of `cond` a select that always pays for both branches.
-
-    What is known as the program is traced needs no loop: it is the function or nothing.
+    A `while_loop` that runs zero or one times, where `cond` would do. Its carry is updated in place, and under `vmap`
+    it stays a loop; `cond` becomes a select there, which always pays for both branches. If `when` is known while the
+    program is traced, there is no loop: the function is in the program, or not.
 
     Args:
       when: bool scalar.
       function: called with the state and the inputs; returns a tree like the state, whose dtypes are kept.
       state: any pytree of arrays.
       *inputs: what else the function reads.
-      narrow: the loop has nothing to do with those arrays of the state that the function leaves as they are, nor with
-        inputs that it never reads: what follows may begin before the loop ends, and the loop before they are computed.
+      narrow: the loop carries only those arrays of the state that the function changes, and reads only the inputs that
+        it uses. What follows may begin before the loop ends, and the loop before unused inputs are computed.
 
     Returns:
       A tree like the state.
-
-    >>> run_once(jnp.bool_(True), lambda total, step: total + step, jnp.int32(1), 2)
-    Array(3, dtype=int32)
     """
 
     def run(current: Any, *arguments: Any) -> Any:
-        return jax.tree.map(
-            lambda new, old: jnp.asarray(new, jnp.result_type(old)),
-            function(current, *arguments),
-            current,
-        )
+        return cast_like(function(current, *arguments), current)
 
     def body(carry: Any) -> Any:
-        pending, current = carry
-        # Without this barrier what depends on the inputs alone (scores) would be moved out of the loop and always paid.
-        _, current, barred = jax.lax.optimization_barrier((pending, current, inputs))
-        return jnp.zeros_like(pending), run(current, *barred)
+        pending, current, read = keep_in_loop((*carry, inputs))
+        return jnp.zeros_like(pending), run(current, *read)
 
     def unchanged(current: Any, *_: Any) -> Any:
         return jax.tree.map(jnp.asarray, current)
 
-    if not tree_lib.is_traced(
-        when
-    ):  # also outside jit, where a loop would be compiled anew at each call
-        return _in_branch(run, unchanged, state, *inputs) if when else state
+    if not tree_lib.is_traced(when):  # outside jit, a loop would be compiled anew at each call
+        return _apart(run, unchanged, state, *inputs) if when else state
     if narrow:
         return _run_once_narrowly(when, run, state, *inputs)
     return jax.lax.while_loop(lambda carry: carry[0], body, (when, state))[1]
@@ -73,55 +64,108 @@ def _run_once_narrowly(
     changed, read = _changed_and_read(program.jaxpr, len(leaves))
     compute = jax.extend.core.jaxpr_as_fun(program)
 
-    def change(current: list, known: list) -> list:
-        given = {**dict(zip(changed, current, strict=True)), **dict(zip(read, known, strict=True))}
-        results = compute(*[given.get(i, value) for i, value in enumerate(values)])
+    def change(current: list, given: list) -> list:
+        arguments = list(values)
+        for i, value in zip(changed + read, current + given, strict=True):
+            arguments[i] = value
+        results = compute(*arguments)
         return [results[i] for i in changed]
 
     new = run_once(when, change, [leaves[i] for i in changed], [values[i] for i in read])
-    found = dict(zip(changed, new, strict=True))
-    return jax.tree.unflatten(treedef, [found.get(i, leaf) for i, leaf in enumerate(leaves)])
+    for i, value in zip(changed, new, strict=True):
+        leaves[i] = value
+    return jax.tree.unflatten(treedef, leaves)
 
 
 def _changed_and_read(program: jax.extend.core.Jaxpr, number: int) -> tuple[list[int], list[int]]:
     """Which of the first `number` arguments come out changed, and which of the others are read at all."""
     changed = [i for i in range(number) if program.outvars[i] is not program.invars[i]]
-    variables = [variable for equation in program.eqns for variable in equation.invars]
-    variables += [program.outvars[i] for i in changed]
-    seen = {variable for variable in variables if not isinstance(variable, jax.extend.core.Literal)}
-    return changed, [
-        i for i, variable in enumerate(program.invars) if variable in seen and i not in changed
-    ]
+    used = {program.outvars[i] for i in changed if _is_variable(program.outvars[i])}
+    for equation in program.eqns:
+        used.update(filter(_is_variable, equation.invars))
+    read = [i for i, x in enumerate(program.invars) if x in used and i not in changed]
+    return changed, read
 
 
-def apart(function: Callable[..., Any], *inputs: Any) -> Any:
-    """`function(*inputs)`, which XLA does not fuse with what surrounds it.
+def _is_variable(operand: Any) -> bool:
+    return not isinstance(operand, jax.extend.core.Literal)
 
-    What the function reads is then computed once, where fused code would compute it anew for each result.
 
-    Args:
-      function: of pytrees of arrays.
-      *inputs: what it reads.
+def cast_like(new: Any, old: Any) -> Any:
+    """The new tree in the dtypes of the old one, as the carry of a loop asks for."""
+    return jax.tree.map(lambda x, y: jnp.asarray(x, jnp.result_type(y)), new, old)
 
-    Returns:
-      Its result.
 
-    >>> int(apart(jnp.add, 1, 2))
-    3
+def keep_in_loop(values: Any) -> Any:
+    """The values that the body of a loop reads, behind a barrier: what is computed from them stays in the loop.
+
+    Without this, XLA is free to move whatever does not change from turn to turn out of the body. In a loop that runs
+    zero or one times that is all that depends on its inputs alone, such as scores: every step would pay for it.
     """
+    return jax.lax.optimization_barrier(values)
 
-    def zeros(*_: Any) -> Any:
-        return jax.tree.map(
-            lambda result: jnp.zeros(result.shape, result.dtype), jax.eval_shape(function, *inputs)
-        )
 
-    return _in_branch(function, zeros, *inputs)
+def compute_apart(function: Callable[..., Any], *inputs: Any) -> Any:
+    """`function(*inputs)` in a branch that is always taken, so that it is not fused with what surrounds it.
+
+    XLA fuses nothing across the border of a branch. Fused, what the function reads is computed anew for each of its
+    results, and results may round otherwise than in a loop. A barrier alone does not help: it is gone before XLA fuses.
+    """
+    return _apart(function, _zeros_of(function), *inputs)
+
+
+def draw_in_loop(function: Callable[[jax.Array], jax.Array], key: jax.Array) -> jax.Array:
+    """Random numbers `function(key)` that are drawn inside the loop of a mask update.
+
+    The counters of the generator depend on the shape alone. Without a branch, XLA computes them outside the loop, in
+    every step; `keep_in_loop` does not help, since they are computed from no value that the loop reads.
+    """
+    return _in_branch(function, _zeros_of(function), key)
+
+
+def _zeros_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    def zeros(*inputs: Any) -> Any:
+        shapes = jax.eval_shape(function, *inputs)
+        return jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+
+    return zeros
+
+
+def _apart(function: Callable[..., Any], unreachable: Callable[..., Any], *inputs: Any) -> Any:
+    if any(map(tree_lib.is_traced, jax.tree.leaves(inputs))):
+        return _in_branch(function, unreachable, *inputs)
+    return function(*inputs)
 
 
 def _in_branch(function: Callable[..., Any], unreachable: Callable[..., Any], *inputs: Any) -> Any:
-    """`function(*inputs)` in a branch that is always taken; compiled, it rounds as it does in a loop."""
-    if not any(map(tree_lib.is_traced, jax.tree.leaves(inputs))):
-        return function(*inputs)
-    # XLA fuses nothing across the border of a branch; barriers alone vanish before it does.
+    # A condition that XLA can see through would take the branch away.
     always = jax.lax.optimization_barrier(jnp.bool_(True))
     return jax.lax.cond(always, function, unreachable, *inputs)
+
+
+def round_before_adding(update: jax.Array, param: jax.Array) -> jax.Array:
+    """The update, rounded before it is added to the parameter, as an update that leaves a loop is.
+
+    Without this, LLVM makes one multiply-add of the update's last product and that addition, which rounds once instead
+    of twice. A select between the two prevents it, and stays in registers. It changes no sum: NaN plus anything is NaN.
+    Seen with jaxlib 0.10.2 on CPU.
+    """
+    if not jnp.issubdtype(update.dtype, jnp.inexact):
+        return update
+    return jnp.where(jnp.isnan(param), jnp.asarray(jnp.nan, update.dtype), update)
+
+
+def sum_squares_in_passing(values: jax.Array) -> jax.Array:
+    """The sum of squares of values that are computed while they are summed, and never written to memory.
+
+    Without this, XLA writes values that a `jnp.where` chooses to memory before it sums them. A reduction with two
+    results reads them in passing, as long as both are needed: here the largest magnitude says whether the sum is zero.
+    Seen with jaxlib 0.10.2 on CPU.
+    """
+    sums, largest = jax.lax.reduce(
+        (jnp.square(values), jnp.abs(values)),
+        (jnp.float32(0), jnp.float32(0)),
+        lambda first, second: (first[0] + second[0], jnp.maximum(first[1], second[1])),
+        range(max(values.ndim - 1, 0), values.ndim),
+    )
+    return jnp.where(jnp.max(largest, initial=0) > 0, jnp.sum(sums), 0)

@@ -61,7 +61,9 @@ def _whole_groups_mask(scores: jax.Array, n: jax.Array | int, m: int, axis: int)
     bits = functools.reduce(
         jnp.bitwise_or, [one << place for place, one in enumerate(kept)]
     ).astype(dtype)
-    return control.apart(functools.partial(_spread, m=m, axis=axis), bits).reshape(scores.shape)
+    return control.compute_apart(functools.partial(_spread, m=m, axis=axis), bits).reshape(
+        scores.shape
+    )
 
 
 def _winners(members: Sequence[jax.Array], n: jax.Array | int) -> list[jax.Array]:

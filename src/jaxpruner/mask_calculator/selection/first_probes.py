@@ -198,7 +198,7 @@ def _by_pairs(order: Order, sample: jax.Array, share: jax.Array) -> list[jax.Arr
 def _by_counts(order: Order, sample: jax.Array, share: jax.Array) -> list[jax.Array]:
     """A selection in the sample, which begins where a sample of the sample has the quantiles."""
     # Read from the array by each comparison, a sample takes longer than all that is done with it.
-    sample = control.apart(jnp.positive, sample)
+    sample = control.compute_apart(jnp.positive, sample)
     few = sample[:, :: sample.shape[1] // (_PAIRED // 2)]
     first = jnp.repeat(_quantiles(order, few, share), 3, 0)
     numbers = jnp.sum(sample == sample, 1, dtype=jnp.uint32)
