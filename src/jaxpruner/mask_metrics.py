@@ -74,13 +74,15 @@ def _masked_leaves(state: sparse_state.SparseState) -> list[_MaskedLeaf]:
     sizes = tree_lib.leaves_like(treedef, state.sizes)
     leaves = []
     for i, mask in enumerate(masks):
-        size, target = sizes[i], targets[i]
-        weights = jnp.float32(mask.size) if size is None else jnp.sum(size.astype(jnp.float32))
+        weights = jnp.float32(mask.size)
+        if sizes[i] is not None:
+            weights = jnp.sum(sizes[i].astype(jnp.float32))
         kept = packing.kept_weights(mask).astype(jnp.float32)
         # A leaf without weights has lost none.
         sparsity = (weights - kept) / jnp.maximum(weights, 1)
-        mean_target = jnp.float32(0) if target is None else jnp.mean(target)
-        leaves.append(_MaskedLeaf(tree_lib.path_string(paths[i]), weights, sparsity, mean_target))
+        target = jnp.float32(0) if targets[i] is None else jnp.mean(targets[i])
+        name = tree_lib.path_string(paths[i])
+        leaves.append(_MaskedLeaf(name, weights, sparsity, target))
     return leaves
 
 
@@ -96,8 +98,9 @@ def _disagreements(
         for i, mask in enumerate(masks):
             if mask is None:
                 continue
-            leaf_nonzeros = _count((mask == 0) & (leaves[i] != 0))
-            leaf_pruned = _count(mask == 0)
+            is_pruned = mask == 0
+            leaf_pruned = _count(is_pruned)
+            leaf_nonzeros = _count(is_pruned & (leaves[i] != 0))
             name = f'{_DISAGREEMENT}/{tree_lib.path_string(paths[i])}'
             metrics[name] = leaf_nonzeros / jnp.maximum(leaf_pruned, 1)
             nonzeros += leaf_nonzeros

@@ -311,7 +311,7 @@ def _kept_in_all(
 def _row(leaf: LeafPlan) -> list[str]:
     layers = 'each layer, ' if leaf.is_stacked else ''
     words = (
-        f'dense: {leaf.why_dense}' if leaf.why_dense else layers + _type_words(leaf.sparsity_type)
+        f'dense: {leaf.why_dense}' if leaf.why_dense else layers + type_words(leaf.sparsity_type)
     )
     target = '-' if leaf.target is None and leaf.why_dense else _UNKNOWN
     if leaf.target is not None:
@@ -321,14 +321,16 @@ def _row(leaf: LeafPlan) -> list[str]:
     return [name, shape, str(leaf.dtype), words, target, _count(leaf.kept), _count(leaf.size)]
 
 
-def _type_words(kind: Any) -> str:
-    if isinstance(kind, NByM):
-        return f'{kind.n}:{kind.m} along axis {kind.axis}'
-    if isinstance(kind, Block):
-        return f'blocks of {kind.block_shape[0]}×{kind.block_shape[1]}'
-    if isinstance(kind, Channel):
-        return f'channels of axis {kind.axis}'
-    return 'unstructured' if is_unstructured(kind) else repr(kind)
+def type_words(sparsity_type: SparsityType | None) -> str:
+    """Describes a sparsity type in words, such as `2:4 along axis -1`."""
+    match sparsity_type:
+        case NByM(n, m, axis):
+            return f'{n}:{m} along axis {axis}'
+        case Block((height, width)):
+            return f'blocks of {height}×{width}'
+        case Channel(axis):
+            return f'channels of axis {axis}'
+    return 'unstructured' if is_unstructured(sparsity_type) else repr(sparsity_type)
 
 
 def _count(number: int | None) -> str:

@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from jaxpruner import sparsity_distributions, sparsity_types
+from jaxpruner.base_updater.leaf_plans import type_words
 from jaxpruner.checkpoints.base import Leaf
 from jaxpruner.checkpoints.optimizer_state import find_optimizer_state
 from jaxpruner.core import tree as tree_lib
@@ -154,18 +155,6 @@ def left_out(
         if words is not None:
             reasons[name] = words
     return reasons
-
-
-def type_words(sparsity_type: sparsity_types.SparsityType) -> str:
-    """Describes a sparsity type in words, such as `2:4 along axis -1`."""
-    match sparsity_type:
-        case sparsity_types.NByM(n, m, axis):
-            return f'{n}:{m} along axis {axis}'
-        case sparsity_types.Block((height, width)):
-            return f'blocks of {height}×{width}'
-        case sparsity_types.Channel(axis):
-            return f'channels of axis {axis}'
-    return 'unstructured'
 
 
 def _own_share(name: str, sparsity_type: sparsity_types.SparsityType) -> float:

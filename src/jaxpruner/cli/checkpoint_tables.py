@@ -3,9 +3,9 @@
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from jaxpruner.base_updater.leaf_plans import type_words
 from jaxpruner.checkpoints import Choice, Leaf, LeafReport
 from jaxpruner.checkpoints.inspection import totals
-from jaxpruner.checkpoints.plan import type_words
 from jaxpruner.cli import output
 from jaxpruner.core import text_tables
 from jaxpruner.core.progress import progress_bar

@@ -31,13 +31,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
       The exit status: 0, 2 after an error, 130 after Ctrl-C, or what the command says.
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    shows_traceback = _TRACEBACK in given or os.environ.get('JAXPRUNER_TRACEBACK') == '1'
-    given = [argument for argument in given if argument != _TRACEBACK]
+    command_line = list(sys.argv[1:] if arguments is None else arguments)
+    shows_traceback = _TRACEBACK in command_line or os.environ.get('JAXPRUNER_TRACEBACK') == '1'
+    command_line = [argument for argument in command_line if argument != _TRACEBACK]
     options: set[str] = set()  # of the command, once it is known
     try:
         with interrupts.heard_interrupts(), _warnings_in_one_line(options), _whole_output():
-            return _run(given, options)
+            return _run(command_line, options)
     except SystemExit as ending:  # tyro has said why
         return ending.code if isinstance(ending.code, int) else int(ending.code is not None)
     except KeyboardInterrupt:
@@ -52,23 +52,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
-def _run(given: list[str], options: set[str]) -> int:
-    if not given or given[0] in ('-h', '--help'):
+def _run(command_line: list[str], options: set[str]) -> int:
+    if not command_line or command_line[0] in ('-h', '--help'):
         print(help_texts.overview())
-        return 0 if given else 2
-    name = given[0]
+        return 0 if command_line else 2
+    name = command_line[0]
     if name == '--version':
         print(f'jaxpruner {_version()}')
         return 0
     if name.startswith(_COMPLETION):
-        return _complete(given)
+        return _complete(command_line)
     if name not in COMMANDS:
         raise ValueError(f'there is no command {name!r}; {nearest(name, COMMANDS)}')
     command = COMMANDS[name]
     try:
         command_class = command.load()
         options.update(getattr(command_class, '__dataclass_fields__', ()))
-        return _parse(name, command_class, given[1:]).run() or 0
+        return _parse(name, command_class, command_line[1:]).run() or 0
     except ModuleNotFoundError as error:
         raise without_extra(name, command.extra, error) from error
 
@@ -97,7 +97,7 @@ def _parse(name: str, command_class: type, arguments: list[str]) -> Any:
         raise ValueError(refusals.explain(name, command_class, arguments, words)) from None
 
 
-def _complete(given: list[str]) -> int:
+def _complete(command_line: list[str]) -> int:
     """Prints the completion script, for those commands whose needs are installed."""
     try:
         from tyro import extras
@@ -109,7 +109,7 @@ def _complete(given: list[str]) -> int:
             classes[name] = command.load()
         except ModuleNotFoundError as error:
             _complain(f'left out: {without_extra(name, command.extra, error)}')
-    extras.subcommand_cli_from_dict(classes, prog='jaxpruner', args=given)
+    extras.subcommand_cli_from_dict(classes, prog='jaxpruner', args=command_line)
     return 0
 
 

@@ -63,11 +63,15 @@ def explain(command: str, options: type, arguments: Sequence[str], printed: str)
     missing = [flag for flag in flags if flags[flag].is_required]
     missing = [flag for flag in missing if flag not in sorted_arguments.values]
     if positional is not None:
-        given = sorted_arguments.positional
-        if positional.most_values == 1 and len(given) > 1:
-            remedy = f'write to --out {given[1]}' if '--out' in missing else f'leave {given[1]} out'
+        positionals = sorted_arguments.positional
+        if positional.most_values == 1 and len(positionals) > 1:
+            remedy = (
+                f'write to --out {positionals[1]}'
+                if '--out' in missing
+                else f'leave {positionals[1]} out'
+            )
             return f'{command} takes one {positional.flag}; {remedy}'
-        if positional.is_required and not given:
+        if positional.is_required and not positionals:
             missing.insert(0, positional.flag)
     if missing:
         return f'{command} needs {" and ".join(missing)}; `jaxpruner {command} --help` says what that is'

@@ -49,10 +49,12 @@ def to_text(
     body = [*rows] if total is None else [*rows, total]
     headings = [column.heading for column in columns]
     widths = _fitting_widths(columns, [headings, *body], width)
+    texts_of_columns = list(zip(*body, strict=True)) or [()] * len(columns)
     cells = []  # for each column the lines of each of its texts
     for i, column in enumerate(columns):
-        cells.append(_cells(column, [row[i] for row in body], widths[i]))
-        widths[i] = max(map(len, itertools.chain([column.heading], *cells[i])))
+        column_cells = _cells(column, texts_of_columns[i], widths[i])
+        cells.append(column_cells)
+        widths[i] = max(map(len, itertools.chain([column.heading], *column_cells)))
     rule = '-' * (sum(widths) + len(_GAP) * (len(widths) - 1))
     lines = [_line(columns, headings, widths), rule]
     for number, row_cells in enumerate(zip(*cells, strict=True)):
@@ -98,19 +100,20 @@ def _fitting_widths(
 
 def _cells(column: Column, texts: Sequence[str], width: int) -> list[list[str]]:
     """The lines of each text of a column."""
-    match column.overflow:
-        case 'keep':
-            return [[text] for text in texts]
-        case 'fold':
-            return [_folded(text, width) for text in texts]
-        case 'wrap':
-            return [textwrap.wrap(text, width) or [''] for text in texts]
-    # Two names that look alike without their middles stay whole, on several lines.
     counts = collections.Counter(shorten(text, width) for text in set(texts))
     cells = []
     for text in texts:
         short = shorten(text, width)
-        cells.append([short] if counts[short] == 1 else _folded(text, width))
+        match column.overflow:
+            case 'keep':
+                lines = [text]
+            case 'wrap':
+                lines = textwrap.wrap(text, width) or ['']
+            case 'middle' if counts[short] == 1:
+                lines = [short]
+            case _:  # also of two names that look alike without their middles
+                lines = _folded(text, width)
+        cells.append(lines)
     return cells
 
 
