@@ -50,7 +50,7 @@ def test_orbax_managers_steps(tmp_path):
 def test_what_orbax_had_not_finished_is_refused(tmp_path):
     folder = tmp_path / 'saved.orbax-checkpoint-tmp-0'
     folder.mkdir()
-    with pytest.raises(ValueError, match='had not finished writing'):
+    with pytest.raises(ValueError, match='has not finished writing'):
         open_checkpoint(folder)
 
 

@@ -327,7 +327,7 @@ def test_a_sparsity_that_holds_for_no_leaf_is_told(sparsity, types, is_told):
         warnings.simplefilter('always')
         choose(LEAVES, sparsity, types=types)
     assert [str(warning.message).split(' (')[0] for warning in caught] == is_told * [
-        'sparsity 0.9 holds for no leaf: all are pruned to N:M, whose own share holds'
+        'sparsity 0.9 has no effect: all leaves are pruned to N:M, which removes a share of its own'
     ]
 
 
@@ -351,7 +351,7 @@ def test_a_sparsity_that_holds_for_no_leaf_is_told(sparsity, types, is_told):
             {'sparsity': 0.5, 'types': [('*', '2:4'), ('wide', '1:4')]},
             "types: 'wide' is never used",
         ),
-        ({'sparsity': 0.5, 'types': [('*', '2:4'), ('*', '1:4')]}, "types: '*' stands there twice"),
+        ({'sparsity': 0.5, 'types': [('*', '2:4'), ('*', '1:4')]}, "types: '*' is given twice"),
         (
             {'types': [('*', '2:5')]},
             'z.weight: shape (16, 8) has length 8 along axis -1, which m=5 does not divide',

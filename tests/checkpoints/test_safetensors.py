@@ -231,12 +231,12 @@ def test_shards_are_one_checkpoint(tmp_path, path):
         (
             {'a': 'one.safetensors', 'b': 'one.safetensors'},
             ValueError,
-            r'b is to stand in one\.safetensors, which',
+            r'places b in one\.safetensors, which',
         ),
         (
             {'b': 'two.safetensors', 'c': 'one.safetensors'},
             ValueError,
-            r'c is to stand in one\.safetensors',
+            r'places c in one\.safetensors',
         ),
         ({'a': '../one.safetensors'}, ValueError, r'is no index .*no plain file name'),
         ({'a': 3}, ValueError, r'is no index of safetensors files'),

@@ -128,7 +128,7 @@ def test_a_flax_kernel_is_told_where_its_inputs_are(tmp_path, capsys):
         (['prune', 'FILE', '--types', '2:4'], "leave the leaf dense: --types 'w=dense'"),
         (
             ['prune', 'FILE', '--skip', '*', '--sparsity', '0.5'],
-            'if their full name stands in --only',
+            'or its full name in --only',
         ),
         (['prune', 'FILE'], '--sparsity: w needs one, since its type is unstructured'),
     ],

@@ -123,7 +123,7 @@ CORRUPT = {
     'a wrong value': (change_content(reached=80), r'reached must be a number in \[0, 1\], got 80'),
     'a key twice': (
         lambda path: path.write_bytes(seals.seal('{"version": 2, "version": 2}')),
-        "'version' stands there twice",
+        "'version' is given twice",
     ),
     'nested': (lambda path: path.write_text('[' * 100_000), 'nested too deep'),
     'a pipe': (replace_by(os.mkfifo), 'is a pipe, a socket or a device'),

@@ -59,7 +59,7 @@ def _open_folder(path: Path) -> Checkpoint:
         raise ValueError(f'{path} has several safetensors files ({names}); name one of them')
     if 'orbax-checkpoint-tmp' in path.name:
         raise ValueError(
-            f'{path} is what orbax had not finished writing; use a finished checkpoint'
+            f'{path} is a checkpoint that orbax has not finished writing; use a finished one'
         )
     for item in _ORBAX_ITEMS:
         if (path / item / '_METADATA').is_file():
@@ -67,7 +67,7 @@ def _open_folder(path: Path) -> Checkpoint:
 
             return orbax_folder.OrbaxFolder(path / item)
     raise ValueError(
-        f'{path} is no checkpoint: it has no *.safetensors, no {INDEX_NAME}, and no _METADATA as orbax leaves'
+        f'{path} is no checkpoint: it has no *.safetensors, no {INDEX_NAME}, and no _METADATA of orbax'
         f'{_steps_hint(path)}'
     )
 

@@ -86,8 +86,8 @@ def choose(
             pruned_types[name] = sparsity_type
     if not pruned_types:
         raise ValueError(
-            'no leaf is left to prune; those with more than one dimension and floats of 16 to 64 bits are, and vectors '
-            'of such floats if their full name stands in only'
+            'no leaf is left to prune; a leaf needs floats of 16 to 64 bits, and more than one dimension or its full '
+            'name in only'
         )
     if sparsity is None:
         shares = {name: _own_share(name, pruned_types[name]) for name in pruned_types}
@@ -161,7 +161,7 @@ def _own_share(name: str, sparsity_type: sparsity_types.SparsityType) -> float:
     """The share that an N:M type removes; other types have none."""
     if not isinstance(sparsity_type, sparsity_types.NByM):
         raise ValueError(
-            f'sparsity: {name} needs one, since its type is {type_words(sparsity_type)}; only N:M types can do without'
+            f'sparsity: {name} needs one, since its type is {type_words(sparsity_type)}; only N:M types need none'
         )
     return 1 - sparsity_type.n / sparsity_type.m
 
@@ -177,7 +177,7 @@ def _warn_of_own_shares(types: Iterable[sparsity_types.SparsityType], sparsity: 
             return
         shares.append(f'{sparsity_type.n}:{sparsity_type.m} removes {share:.4g}')
     warn(
-        f'sparsity {sparsity} holds for no leaf: all are pruned to N:M, whose own share holds '
+        f'sparsity {sparsity} has no effect: all leaves are pruned to N:M, which removes a share of its own '
         f'({", ".join(dict.fromkeys(shares))}); leave it out'
     )
 
@@ -205,7 +205,7 @@ def _types_by_name(
         is_dense = text == 'dense'
         sparsity_type = None if is_dense else sparsity_types.parse_sparsity_type(text)
         if glob in types_by_glob:
-            raise ValueError(f'types: {glob!r} stands there twice; only the first would count')
+            raise ValueError(f'types: {glob!r} is given twice; only the first would count')
         types_by_glob[glob] = sparsity_type
         if not is_dense:
             _check_prunable([glob], leaves, 'types')

@@ -231,7 +231,7 @@ def _warn_of_stale_moments(kept: list[Kept]) -> None:
         warn(
             "the optimizer's state stays as it is, and is not zero where weights were removed: "
             f'{_first_few(stale)}. Its next step would bring these weights back: train on with jaxpruner.FixedMask '
-            'and masks_from_zeros, or with an optimizer that begins anew'
+            'and masks_from_zeros, or with a new state of the optimizer'
         )
 
 

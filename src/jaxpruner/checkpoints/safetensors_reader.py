@@ -71,7 +71,7 @@ def read_header(path: Path) -> Header:
     except (SafetensorError, ValueError) as error:
         raise ValueError(
             f'{path} is no safetensors file, or only a part of one: {error} (it has {path.stat().st_size} bytes); '
-            'write or download it anew'
+            'write or download it again'
         ) from error
     header = Header({}, {}, entries.pop(METADATA_KEY, None) or {})
     for name, entry in entries.items():
@@ -88,11 +88,11 @@ def read_header(path: Path) -> Header:
 def _check_shape(shape: list[int], where: str) -> None:
     if len(shape) > _MOST_AXES:
         raise ValueError(
-            f'{where} has {len(shape)} axes; at most {_MOST_AXES} are read: write the file anew'
+            f'{where} has {len(shape)} axes; at most {_MOST_AXES} are read; write the file again'
         )
     if 0 in shape and max(shape) > _LONGEST_AXIS:
         raise ValueError(
-            f'{where} has no weights, but an axis of length {max(shape)}; at most 2^31 is read: write the file anew'
+            f'{where} has no weights, but an axis of length {max(shape)}; at most 2^31 is read; write the file again'
         )
 
 
@@ -173,12 +173,12 @@ class ShardedSafetensors:
         for name, file in weight_map.items():
             if name not in self.files[file].leaves:
                 raise ValueError(
-                    f'{self.index}: {name} is to stand in {file}, which does not have it; download both anew'
+                    f'{self.index} places {name} in {file}, which does not have it; download both again'
                 )
         for name, file in self._file_of.items():
             if weight_map.get(name) != file.path.name:
                 raise ValueError(
-                    f'{file.path} has {name}, which {self.index} does not place there; download both anew'
+                    f'{file.path} has {name}, which {self.index} does not place there; download both again'
                 )
 
 
@@ -190,12 +190,12 @@ def _read_index(index: Path) -> dict[str, str]:
     except ValueError as error:
         raise ValueError(
             f'{index} is no index of safetensors files, {{"weight_map": {{"tensor": "file"}}}}: {error}; '
-            'write or download it anew'
+            'write or download it again'
         ) from error
     for file in sorted(set(weight_map.values())):
         if not (index.parent / file).exists():
             raise FileNotFoundError(
-                f'{index} names {file}, which is not beside it: download it, too'
+                f'{index} names {file}, which is not beside it; download it, too'
             )
     return weight_map
 

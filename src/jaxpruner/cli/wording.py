@@ -6,7 +6,7 @@ from collections.abc import Collection
 # Where a message speaks of an argument in the middle of a sentence.
 _PHRASES = {
     'or overwrite it': 'or say --overwrite',
-    'full name stands in only': 'full name stands in --only',
+    'full name in only': 'full name in --only',
     'tensors out with skip': 'tensors out with --skip',
     'masks_out and out are': '--masks-out and --out are',
     ' (a ConfigDict sorts its keys: give pairs of name and value in a list instead)': '',

@@ -30,10 +30,10 @@ def read_file(path: Path) -> bytes:
 
 
 def parse_json(content: bytes | bytearray) -> Any:
-    """Parses JSON in which each key stands once.
+    """Parses JSON in which no key is given twice.
 
     Raises:
-      ValueError: it is no UTF-8 or no JSON, a key stands twice, or it is nested deeper than anything sensible.
+      ValueError: it is no UTF-8 or no JSON, a key is given twice, or it is nested deeper than anything sensible.
     """
     try:
         return json.loads(content.decode(), object_pairs_hook=_without_repetition)
@@ -45,6 +45,6 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table: dict[str, Any] = {}
     for key, value in pairs:
         if key in table:
-            raise ValueError(f'the key {key!r} stands there twice')
+            raise ValueError(f'the key {key!r} is given twice')
         table[key] = value
     return table
