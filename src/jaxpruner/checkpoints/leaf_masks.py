@@ -6,6 +6,7 @@ may compare any weights with any others, so its leaf is a single part, whose mas
 """
 
 import contextlib
+import dataclasses
 import functools
 import math
 import zlib
@@ -72,7 +73,7 @@ def prune_leaf(
     sparsity_type.check_shape(leaf.shape, name)
     scored_leaf = _ScoredLeaf(checkpoint, name, score, _cuts(sparsity_type, leaf.shape, part_size))
     mask_of = _mask_function(sparsity_type, sparsity, scored_leaf)
-    for scored in scored_leaf:
+    for scored in scored_leaf.scored_parts():
         mask = mask_of(scored.part, scored.scores)
         weights = scored.weights
         nans = int(np.count_nonzero(np.isnan(weights)))
@@ -86,8 +87,9 @@ class _ScoredPart(NamedTuple):
     scores: np.ndarray
 
 
-class _ScoredLeaf(NamedTuple):
-    """A leaf whose parts are read and scored anew in each pass over it."""
+@dataclasses.dataclass(frozen=True)
+class _ScoredLeaf:
+    """A leaf whose parts are read and scored again in each pass over it."""
 
     checkpoint: Checkpoint
     name: str
@@ -98,7 +100,8 @@ class _ScoredLeaf(NamedTuple):
     def shape(self) -> tuple[int, ...]:
         return self.checkpoint.leaves[self.name].shape
 
-    def __iter__(self) -> Iterator[_ScoredPart]:
+    def scored_parts(self) -> Iterator[_ScoredPart]:
+        """Makes a pass over the leaf, in flat order."""
         for number, part in enumerate(self.parts()):
             weights = self.checkpoint.read(self.name, part)
             yield _ScoredPart(part, weights, self.score(number, weights))
@@ -168,7 +171,7 @@ def _channel_masks(
 ) -> _MaskFunction:
     axis = sparsity_type.axis % len(leaf.shape)
     sums = np.zeros(leaf.shape[axis], np.float64)
-    for part, weights, scores in leaf:
+    for part, weights, scores in leaf.scored_parts():
         if weights.size:
             channels = slice(part.offset[axis], part.offset[axis] + part.shape[axis])
             sums[channels] += _group_scores(sparsity_type, scores)
@@ -190,7 +193,7 @@ def _group_masks(
     leaf: _ScoredLeaf,
 ) -> _MaskFunction:
     def pooled() -> Iterator[np.ndarray]:
-        for scored in leaf:
+        for scored in leaf.scored_parts():
             yield _group_scores(sparsity_type, scored.scores)
 
     groups = math.prod(leaf.shape)

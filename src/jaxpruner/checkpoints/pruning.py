@@ -65,7 +65,7 @@ def prune(
       masks_out: a safetensors file for the masks, uint8 in the shapes of the leaves, 1 = kept.
       overwrite: replaces files that are there; a folder is never replaced.
       on_leaf: called with each tensor before it is read.
-      part_size: weights held at a time.
+      part_size: weights held at a time; a leaf of a sparsity type of your own is held whole.
 
     Returns:
       What was kept of each pruned leaf. A warning names the leaves that hold NaN, and another the moments of an
