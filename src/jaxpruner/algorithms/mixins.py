@@ -4,17 +4,7 @@ from jaxpruner.base_updater import BaseUpdater
 
 
 def check_mixed_in_first(cls: type, mixin: type) -> None:
-    """Refuses a class in which a mixin comes after the pruner, whose methods then hide those of the mixin.
-
-    Args:
-      cls: a new class.
-      mixin: one of its bases.
-
-    Raises:
-      TypeError: the mixin comes too late.
-
-    >>> check_mixed_in_first(BaseUpdater, BaseUpdater)  # the pruner itself is in its place
-    """
+    """Refuses a class in which a mixin comes after the pruner, whose methods then hide those of the mixin."""
     bases = cls.__mro__
     if BaseUpdater in bases and bases.index(mixin) > bases.index(BaseUpdater):
         names = ', '.join(base.__name__ for base in cls.__bases__)

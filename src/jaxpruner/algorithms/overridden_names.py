@@ -19,13 +19,9 @@ _ARGUMENTS = {
 def unify_names(cls: type, root: type) -> None:
     """Gives a new subclass both names of each method, and refuses what would never be called.
 
-    Args:
-      cls: the subclass.
-      root: the class that calls the methods.
-
     Raises:
       TypeError: the class defines a method under both names, with other arguments than it is called with, or
-        `calculate_scores` alone, which is never called.
+        `calculate_scores` alone, which `root` and its subclasses never call.
 
     >>> import jaxpruner
     >>> class Mine(jaxpruner.SET):

@@ -36,22 +36,7 @@ _NO_PARAMS = (
 def wrap(
     updater: Pruner, inner: optax.GradientTransformation
 ) -> optax.GradientTransformationExtraArgs:
-    """Wraps an optimizer; see `BaseUpdater.wrap_optax`.
-
-    Args:
-      updater: the pruner.
-      inner: any optax transformation.
-
-    Returns:
-      The transformation whose state is a `SparseState`.
-
-    Raises:
-      TypeError: `inner` is no transformation.
-
-    >>> import jaxpruner
-    >>> wrap(jaxpruner.NoPruning(), optax.sgd(0.1)).init({'w': jnp.ones((2, 2))}).count
-    Array(0, dtype=int32)
-    """
+    """The transformation whose state is a `SparseState`; see `BaseUpdater.wrap_optax`."""
     if not (callable(getattr(inner, 'init', None)) and callable(getattr(inner, 'update', None))):
         raise TypeError(
             f'wrap_optax takes an optax transformation such as optax.adam(1e-3), got {inner!r}'
@@ -128,17 +113,11 @@ def _is_due(updater: Pruner, state: SparseState, update_masks: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Step:
-    """One training step, and the ways it can go.
-
-    Attributes:
-      updater: the pruner.
-      optimizer: the wrapped one.
-      extra_args: extra arguments of `update`, by name.
-    """
+    """One training step, and the ways it can go."""
 
     updater: Pruner
     optimizer: optax.GradientTransformationExtraArgs
-    extra_args: dict[str, Any]
+    extra_args: dict[str, Any]  # those of `update`, by name
 
     def run(
         self, is_due: Any, grads: tree_lib.PyTree, old_state: SparseState, params: tree_lib.PyTree

@@ -25,17 +25,7 @@ _RENAME = 'if it is a method of your own that means something else, rename it'
 
 
 def check_track_arguments(updater: Any, extra_arguments: dict[str, Any]) -> None:
-    """Refuses a `track` that needs an argument which `update` was not given.
-
-    Args:
-      updater: any.
-      extra_arguments: those that it takes, by name.
-
-    Raises:
-      TypeError: an argument is missing.
-
-    >>> check_track_arguments(OptionalHooks(), {})
-    """
+    """Refuses a `track` that needs an argument which `update` was not given; `extra_arguments` are those it takes."""
     try:
         inspect.signature(updater.track).bind(*_ARGUMENTS['track'], **extra_arguments)
     except TypeError as error:
@@ -46,11 +36,7 @@ def check_track_arguments(updater: Any, extra_arguments: dict[str, Any]) -> None
 
 
 class OptionalHooks:
-    """The part of `BaseUpdater` that does nothing by default.
-
-    >>> OptionalHooks().init_algorithm_state({'w': None}, {'w': None}) is None
-    True
-    """
+    """The part of `BaseUpdater` that does nothing by default."""
 
     def __init_subclass__(cls, **settings: Any):
         super().__init_subclass__(**settings)

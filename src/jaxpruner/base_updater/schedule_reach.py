@@ -1,6 +1,6 @@
-"""At which steps a schedule updates masks, and how near the target it comes: told in Python, before anything is run.
+"""At which steps a schedule updates masks, and how near its target it comes: computed in Python, before anything runs.
 
-Only the schedules of `sparsity_schedules` can be read so; of any other object nothing is said.
+Only the schedules of `sparsity_schedules` can be read in this way.
 """
 
 from collections.abc import Sequence
@@ -12,13 +12,7 @@ _LAST_STEP = 2**31 - 1  # steps are counted in int32
 
 
 def update_steps(schedule: Any) -> Sequence[int] | None:
-    """All steps at which masks are updated, in order; not written down where they are many.
-
-    Args:
-      schedule: any.
-
-    Returns:
-      The steps, or `None` for a schedule that cannot be read.
+    """All steps at which masks are updated, in order (as a range if they are many); `None` if it cannot be read.
 
     >>> from jaxpruner.sparsity_schedules import PeriodicSchedule
     >>> list(update_steps(PeriodicSchedule(update_freq=100, update_start_step=1, update_end_step=250)))
@@ -38,14 +32,7 @@ def update_steps(schedule: Any) -> Sequence[int] | None:
 
 
 def share_at(schedule: Any, step: int) -> float | None:
-    """The share of its target that a schedule has reached at a step.
-
-    Args:
-      schedule: any.
-      step: counted by the host.
-
-    Returns:
-      A number in [0, 1], or `None` for a schedule that cannot be read.
+    """The share of its target, in [0, 1], that a schedule has reached at a step; `None` if it cannot be read.
 
     >>> from jaxpruner.sparsity_schedules import PolynomialSchedule
     >>> round(share_at(PolynomialSchedule(update_freq=100, update_start_step=0, update_end_step=150), 100), 3)
@@ -58,6 +45,6 @@ def share_at(schedule: Any, step: int) -> float | None:
     return 1 - (1 - progress) ** float(schedule.power)
 
 
-def _has_method_of(schedule: Any, kind: type, method: str) -> bool:
-    """Whether a schedule is of a kind, and a subclass has not defined the method anew."""
-    return isinstance(schedule, kind) and getattr(type(schedule), method) is getattr(kind, method)
+def _has_method_of(schedule: Any, cls: type, method: str) -> bool:
+    """Whether a schedule is of a class, and no subclass has overridden the method."""
+    return isinstance(schedule, cls) and getattr(type(schedule), method) is getattr(cls, method)

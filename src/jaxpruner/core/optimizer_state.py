@@ -17,18 +17,10 @@ def _is_masked_node(node: Any) -> bool:
 def zero_moments(
     inner: optax.GradientTransformation, state: Any, where: tree_lib.PyTree, params: tree_lib.PyTree
 ) -> Any:
-    """Sets the moments of chosen weights to zero: whatever the optimizer keeps in a parameter's shape.
+    """Sets the moments of chosen weights to zero: whatever the optimizer `inner` keeps in a parameter's shape.
 
-    What has another shape (adafactor's row and column averages, step counts) is left alone.
-
-    Args:
-      inner: the optimizer that made the state.
-      state: its state.
-      where: tree like the parameters of boolean arrays, True where moments are zeroed, `None` for none of a leaf.
-      params: the parameters.
-
-    Returns:
-      The state with zeros.
+    `where` is a tree like the parameters of flags, True where moments become zero, `None` for none of a leaf. What has
+    another shape (adafactor's row and column averages, step counts) stays.
 
     Raises:
       ValueError: optax cannot tell which parts of this optimizer's state belong to which parameter.
@@ -108,17 +100,7 @@ _CANNOT_RESET = (
 
 
 def check_resettable(inner: optax.GradientTransformation, params: tree_lib.PyTree) -> None:
-    """Refuses an optimizer whose moments `zero_moments` could not zero; computes nothing.
-
-    Args:
-      inner: the optimizer.
-      params: the parameters, or their shapes.
-
-    Raises:
-      ValueError: as `zero_moments`.
-
-    >>> check_resettable(optax.adam(0.1), {'w': jnp.ones(2)})
-    """
+    """Refuses an optimizer whose moments `zero_moments` could not zero; computes nothing."""
 
     def attempt(values: tree_lib.PyTree) -> Any:
         everywhere = jax.tree.map(lambda value: jnp.ones(value.shape, bool), values)
@@ -128,27 +110,20 @@ def check_resettable(inner: optax.GradientTransformation, params: tree_lib.PyTre
 
 
 def second_moments(inner_state: Any, params: tree_lib.PyTree) -> list[Any]:
-    """Adam's second moments (`nu`) of each parameter, wherever in the optimizer state they are.
-
-    Args:
-      inner_state: the optimizer's state.
-      params: the parameters.
-
-    Returns:
-      An array for each leaf of the parameters, `None` where none of its shape is kept.
+    """Adam's second moments (`nu`) of each leaf, wherever in the state they are; `None` if none has its shape.
 
     >>> params = {'w': jnp.ones(2)}
     >>> second_moments(optax.adam(0.1).init(params), params)
     [Array([0., 0.], dtype=float32)]
     """
     leaves, treedef = jax.tree.flatten(params)
-    found: list[Any] = [None] * len(leaves)
+    second_moments: list[Any] = [None] * len(leaves)
     for _, candidate in tree_utils.tree_get_all_with_path(inner_state, 'nu'):
         try:
             moments = tree_lib.leaves_like(treedef, candidate)
         except ValueError:
             continue  # a `nu` of another structure belongs to no parameter
         for i, (leaf, moment) in enumerate(zip(leaves, moments, strict=True)):
-            if found[i] is None and getattr(moment, 'shape', None) == leaf.shape:
-                found[i] = moment
-    return found
+            if second_moments[i] is None and getattr(moment, 'shape', None) == leaf.shape:
+                second_moments[i] = moment
+    return second_moments

@@ -47,14 +47,8 @@ class SeedField:
 def check_seed(seed: Any) -> None:
     """Refuses what is no seed, without making a key (which would start JAX's backend).
 
-    Args:
-      seed: a whole number (also a traced integer scalar), a uint32 key, a typed key, or `None` for the default.
-
-    Raises:
-      TypeError: it is none of these.
-      ValueError: the number is negative, or has more than 63 bits.
-
-    >>> check_seed(8)
+    A seed is a whole number (also a traced integer scalar) of at most 63 bits, a uint32 key, a typed key, or `None` for
+    the default.
     """
     if seed is None:
         return
@@ -74,17 +68,7 @@ def check_seed(seed: Any) -> None:
 
 
 def prng_key(seed: Any, step: Any = None) -> jax.Array:
-    """The random key that a seed setting means.
-
-    Args:
-      seed: a whole number (also a traced integer scalar), a uint32 key, a typed key, or `None` for the default, 8.
-      step: int32 scalar to fold in; `None` for none.
-
-    Returns:
-      A key that `jax.random` takes.
-
-    Raises:
-      TypeError: it is none of these.
+    """The random key that a seed means (see `check_seed`), with a step folded in if there is one.
 
     >>> prng_key(8)
     Array([0, 8], dtype=uint32)

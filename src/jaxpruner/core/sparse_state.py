@@ -20,12 +20,10 @@ class SparseState(NamedTuple):
     count: Any = None  # int32 scalar: steps so far
     # If masks are packed: tree like the parameters of uint32 scalars, the weights in each masked leaf.
     sizes: Any = None
-    thresholds: Any = (
-        None  # tree like the parameters: where methods that select in every step look first
-    )
-    algorithm_state: Any = (
-        None  # any pytree of arrays: what `init_algorithm_state` and `track` of the algorithm make
-    )
+    # Tree like the parameters: where methods that select in every step look first.
+    thresholds: Any = None
+    # Any pytree of arrays: what `init_algorithm_state` and `track` of the algorithm make.
+    algorithm_state: Any = None
 
 
 # What is said where a state of a pruner is needed.
@@ -131,16 +129,7 @@ def _map_states(change: Callable[[SparseState], SparseState], opt_state: Any) ->
 
 
 def check_has_masks(state: SparseState) -> None:
-    """Refuses a state whose masks were split off.
-
-    Args:
-      state: the state.
-
-    Raises:
-      ValueError: they were.
-
-    >>> check_has_masks(SparseState(masks={'kernel': None}))
-    """
+    """Refuses a state whose masks were split off."""
     if isinstance(state.masks, _SplitOff):
         raise ValueError(
             'the masks of this SparseState were split off by split_masks; give join_masks(rest, masks) instead'
@@ -164,12 +153,12 @@ def sparse_states(opt_state: Any) -> list[SparseState]:
     >>> len(sparse_states(tx.init({'kernel': jnp.ones((2, 2))})))
     1
     """
-    found: list[SparseState] = []
+    states: list[SparseState] = []
     for node in jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, SparseState)):
         if isinstance(node, SparseState):
-            found.append(_without_boxes(node))
-            found.extend(sparse_states(node.inner_state))
-    return found
+            states.append(_without_boxes(node))
+            states.extend(sparse_states(node.inner_state))
+    return states
 
 
 def _without_boxes(state: SparseState) -> SparseState:
@@ -181,20 +170,7 @@ def _without_boxes(state: SparseState) -> SparseState:
 
 
 def only_sparse_state(opt_state: Any) -> SparseState:
-    """The one `SparseState` in an optimizer state.
-
-    Args:
-      opt_state: a `SparseState`, or any optimizer state that holds exactly one.
-
-    Returns:
-      The state.
-
-    Raises:
-      ValueError: there is none, or more than one, or its masks were split off.
-
-    >>> only_sparse_state((SparseState(masks=None),)).masks is None
-    True
-    """
+    """The one `SparseState` in an optimizer state; refuses none, more than one, and one without its masks."""
     states = (
         [_without_boxes(opt_state)]
         if isinstance(opt_state, SparseState)
@@ -214,17 +190,6 @@ def only_sparse_state(opt_state: Any) -> SparseState:
 
 
 def leaf_targets(state: SparseState) -> Any:
-    """The target of each leaf, also where a state holds one for all leaves together.
-
-    Args:
-      state: the state.
-
-    Returns:
-      A tree like the parameters of scalars, `None` where dense.
-
-    >>> import jax.numpy as jnp
-    >>> leaf_targets(SparseState(masks={'a': jnp.ones(2), 'b': None}, target_sparsities=jnp.float32(0.5)))
-    {'a': Array(0.5, dtype=float32), 'b': None}
-    """
+    """The target of each leaf (`None` where dense), also if the state holds one for all leaves together."""
     target = state.target_sparsities
     return jax.tree.map(lambda _: target, state.masks) if hasattr(target, 'shape') else target
