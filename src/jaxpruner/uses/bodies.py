@@ -136,7 +136,8 @@ class Cond(NamedTuple):
     @classmethod
     def of(cls, equation: Any) -> 'Cond':
         """Reads the equation."""
-        return cls(equation, tuple(map(Program.of, equation.params['branches'])))
+        branches = map(Program.of, equation.params['branches'])
+        return cls(equation, tuple(branches))
 
 
 Inside = Call | Cond | Scan | While
@@ -161,7 +162,7 @@ def inside(equation: Any) -> Inside | None:
     return None if reader is None else reader(equation)
 
 
-class Place(Protocol):
+class PositionLike(Protocol):
     """Where a visitor is."""
 
     def at(self, number: int) -> Self:
@@ -170,7 +171,7 @@ class Place(Protocol):
 
 
 class Position(NamedTuple):
-    """A place that is its path alone: number of an equation, of a program inside it, of an equation therein, ….
+    """A position that is its path alone: number of an equation, of a program inside it, of an equation therein, ….
 
     The programs of a while loop are its condition and its body.
     """
@@ -183,7 +184,7 @@ class Position(NamedTuple):
 
 
 T = TypeVar('T')
-P = TypeVar('P', bound=Place)
+P = TypeVar('P', bound=PositionLike)
 
 
 class Visitor(abc.ABC, Generic[T, P]):
@@ -193,47 +194,47 @@ class Visitor(abc.ABC, Generic[T, P]):
     """
 
     @abc.abstractmethod
-    def visit_program(self, program: Program, inputs: Sequence[T], place: P) -> list[T]:
+    def visit_program(self, program: Program, inputs: Sequence[T], position: P) -> list[T]:
         """Goes through a program."""
 
     @abc.abstractmethod
-    def visit_plain(self, equation: Any, operands: list[T], place: P) -> list[T]:
+    def visit_plain(self, equation: Any, operands: list[T], position: P) -> list[T]:
         """An equation with no program inside, or one that the visitor does not look into."""
 
-    def visit_equation(self, equation: Any, operands: list[T], place: P) -> list[T]:
+    def visit_equation(self, equation: Any, operands: list[T], position: P) -> list[T]:
         """An equation, by what is inside."""
         match inside(equation):
             case ShardMap() as shard_map:
-                return self.visit_shard_map(shard_map, operands, place)
+                return self.visit_shard_map(shard_map, operands, position)
             case Call() as call:
-                return self.visit_call(call, operands, place)
+                return self.visit_call(call, operands, position)
             case Scan() as scan:
-                return self.visit_scan(scan, operands, place)
+                return self.visit_scan(scan, operands, position)
             case While() as loop:
-                return self.visit_while(loop, operands, place)
+                return self.visit_while(loop, operands, position)
             case Cond() as cond:
-                return self.visit_cond(cond, operands, place)
-        return self.visit_plain(equation, operands, place)
+                return self.visit_cond(cond, operands, position)
+        return self.visit_plain(equation, operands, position)
 
-    def visit_call(self, call: Call, operands: list[T], place: P) -> list[T]:
+    def visit_call(self, call: Call, operands: list[T], position: P) -> list[T]:
         """A call; its program is the only one in it."""
-        return self.visit_program(call.program, operands, place.at(0))
+        return self.visit_program(call.program, operands, position.at(0))
 
-    def visit_shard_map(self, shard_map: ShardMap, operands: list[T], place: P) -> list[T]:
+    def visit_shard_map(self, shard_map: ShardMap, operands: list[T], position: P) -> list[T]:
         """A program that each device runs."""
-        return self.visit_plain(shard_map.equation, operands, place)
+        return self.visit_plain(shard_map.equation, operands, position)
 
-    def visit_scan(self, scan: Scan, operands: list[T], place: P) -> list[T]:
+    def visit_scan(self, scan: Scan, operands: list[T], position: P) -> list[T]:
         """A scan."""
-        return self.visit_plain(scan.equation, operands, place)
+        return self.visit_plain(scan.equation, operands, position)
 
-    def visit_while(self, loop: While, operands: list[T], place: P) -> list[T]:
+    def visit_while(self, loop: While, operands: list[T], position: P) -> list[T]:
         """A while loop."""
-        return self.visit_plain(loop.equation, operands, place)
+        return self.visit_plain(loop.equation, operands, position)
 
-    def visit_cond(self, cond: Cond, operands: list[T], place: P) -> list[T]:
+    def visit_cond(self, cond: Cond, operands: list[T], position: P) -> list[T]:
         """One of several branches."""
-        return self.visit_plain(cond.equation, operands, place)
+        return self.visit_plain(cond.equation, operands, position)
 
 
 class Evaluator(Visitor[T, P]):
@@ -243,24 +244,30 @@ class Evaluator(Visitor[T, P]):
     def constant(self, value: Any, aval: Any) -> T:
         """What is known of a constant in a program, of this shape and dtype."""
 
-    def places_in(self, program: Program, place: P) -> Iterable[P]:
-        """The place of each equation of a program."""
-        return map(place.at, range(len(program.jaxpr.eqns)))
+    def positions_in(self, program: Program, position: P) -> Iterable[P]:
+        """The position of each equation of a program."""
+        count = len(program.jaxpr.eqns)
+        return map(position.at, range(count))
 
-    def visit_program(self, program: Program, inputs: Sequence[T], place: P) -> list[T]:
+    def visit_program(self, program: Program, inputs: Sequence[T], position: P) -> list[T]:
         """The results of a program."""
         jaxpr = program.jaxpr
-        values = dict(zip(map(id, jaxpr.invars), inputs, strict=True))
+        values: dict[int, T] = {}
         for variable, constant in zip(jaxpr.constvars, program.constants, strict=True):
             values[id(variable)] = self.constant(constant, variable.aval)
+
+        def write(variables: Iterable[Any], new_values: Iterable[T]) -> None:
+            values.update(zip(map(id, variables), new_values, strict=True))
 
         def read(variable: Any) -> T:
             if isinstance(variable, Literal):
                 return self.constant(variable.val, variable.aval)
             return values[id(variable)]
 
-        for equation, inner in zip(jaxpr.eqns, self.places_in(program, place), strict=True):
+        write(jaxpr.invars, inputs)
+        positions = self.positions_in(program, position)
+        for equation, at_equation in zip(jaxpr.eqns, positions, strict=True):
             operands = list(map(read, equation.invars))
-            results = self.visit_equation(equation, operands, inner)
-            values.update(zip(map(id, equation.outvars), results, strict=True))
+            results = self.visit_equation(equation, operands, at_equation)
+            write(equation.outvars, results)
         return list(map(read, jaxpr.outvars))

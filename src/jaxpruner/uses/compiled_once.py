@@ -20,88 +20,73 @@ class CompiledOnce:
     """A compiled function of pytrees that shares its executable with all functions of the same program.
 
     `jax.jit` compiles each function anew. Here it is traced and lowered, which takes a tenth of the time, and compiled
-    only if no function with the same program was compiled before.
-
-    Args:
-      function: of pytrees of arrays; arrays that it merely closes over become part of the program.
-      donate_argnums: arguments whose memory results may take.
-
-    >>> @CompiledOnce
-    ... def double(tree):
-    ...     return {'doubled': 2 * tree['x']}
-    >>> double({'x': jnp.ones(2)})['doubled'].tolist()
-    [2.0, 2.0]
+    only if no function with the same program was compiled before. Arrays that the function merely closes over become
+    part of the program. Results may take the memory of the arguments `donate_argnums`.
     """
 
     def __init__(self, function: Callable[..., Any], donate_argnums: tuple[int, ...] = ()):
-        self._function, self._donated = function, donate_argnums
-        self._known: dict[Hashable, tuple[Any, Any]] = {}
+        self._function = function
+        self._donated = donate_argnums
+        # Executables, and the structures of their results.
+        self._compiled: dict[Hashable, tuple[Any, Any]] = {}
 
     def __call__(self, *arguments: Any) -> Any:
         """Calls the function."""
         leaves, treedef = jax.tree.flatten(arguments)
         key = treedef, tuple(map(_signature, leaves))
-        if key not in self._known:
-            traced, outputs = self._trace(arguments)
-            self._known[key] = executable_of(traced, leaves), outputs()
-        executable, outputs = self._known[key]
-        return jax.tree.unflatten(outputs, executable(*leaves))
+        if key not in self._compiled:
+            traced, structure = self._trace(arguments)
+            self._compiled[key] = executable_of(traced, leaves), structure
+        executable, structure = self._compiled[key]
+        return jax.tree.unflatten(structure, executable(*leaves))
 
     def lower(self, *arguments: Any) -> Any:
-        """The lowered program of arguments, or of their shapes.
+        """The lowered program of arguments, or of their shapes."""
+        traced, _ = self._trace(arguments)
+        return traced.lower()
 
-        Args:
-          *arguments: of the function.
-        """
-        return self._trace(arguments)[0].lower()
-
-    def _trace(self, arguments: tuple[Any, ...]) -> tuple[Any, Callable[[], Any]]:
-        """The traced function of flat lists, and what says the structure of its results."""
+    def _trace(self, arguments: tuple[Any, ...]) -> tuple[Any, Any]:
+        """The traced function of flat lists, and the structure of its results."""
         leaves, treedef = jax.tree.flatten(arguments)
-        outputs = []
+        structures = []
 
         def flat(*leaves: Any) -> list[Any]:
-            results, structure = jax.tree.flatten(
-                self._function(*jax.tree.unflatten(treedef, leaves))
-            )
-            outputs[:] = [structure]
-            return results
+            results = self._function(*jax.tree.unflatten(treedef, leaves))
+            flat_results, structure = jax.tree.flatten(results)
+            structures.append(structure)
+            return flat_results
 
-        donated, start = [], 0
+        donated: list[int] = []
+        start = 0
         for number, argument in enumerate(arguments):
             end = start + len(jax.tree.leaves(argument))
-            donated += range(start, end) if number in self._donated else ()
+            if number in self._donated:
+                donated += range(start, end)
             start = end
         # An argument that is left out would not show in the program, and the next would take its place.
-        return jax.jit(flat, donate_argnums=tuple(donated), keep_unused=True).trace(
-            *leaves
-        ), lambda: outputs[0]
+        compiled = jax.jit(flat, donate_argnums=tuple(donated), keep_unused=True)
+        traced = compiled.trace(*leaves)
+        return traced, structures[-1]
 
 
 def _signature(leaf: Any) -> Hashable:
-    weak = getattr(leaf, 'weak_type', not hasattr(leaf, 'dtype'))
-    return jnp.shape(leaf), jnp.result_type(leaf), weak, getattr(leaf, 'sharding', None)
+    is_weak = getattr(leaf, 'weak_type', not hasattr(leaf, 'dtype'))
+    sharding = getattr(leaf, 'sharding', None)
+    return jnp.shape(leaf), jnp.result_type(leaf), is_weak, sharding
 
 
 def executable_of(traced: Any, leaves: list[Any]) -> Any:
-    """The compiled program of a traced function, made before or made now.
-
-    Args:
-      traced: what `jax.jit(function).trace` returns.
-      leaves: its arguments.
-
-    >>> executable_of(jax.jit(lambda x: 2 * x).trace(jnp.ones(2)), [jnp.ones(2)])(jnp.ones(2)).tolist()
-    [2.0, 2.0]
-    """
+    """The compiled program of what `jax.jit(function).trace` returned for these leaves, made before or made now."""
     lowered = traced.lower()
-    if sum(jnp.size(constant) for constant in traced.jaxpr.consts) > _LARGEST_CONSTANTS:
+    if sum(map(jnp.size, traced.jaxpr.consts)) > _LARGEST_CONSTANTS:
         return lowered.compile()
     program = lowered.as_text()
     # Which Python function is called back does not show in a program.
     calls_python = 'callback' in program
     if calls_python or len(program) > _LONGEST_KEPT:
         return lowered.compile()
-    key = hashlib.sha256(program.encode()).digest(), tuple(map(_signature, leaves))
+    digest = hashlib.sha256(program.encode()).digest()
+    key = digest, tuple(map(_signature, leaves))
     if key not in _executables:
         _executables[key] = lowered.compile()
         if len(_executables) > _MOST_KEPT:

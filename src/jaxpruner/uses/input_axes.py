@@ -41,42 +41,57 @@ def with_input_axes(
     NByM(n=2, m=4, axis=-1, allow_partial=False)
     """
     setting = type_rules.normalize_setting(sparsity_type)
-    by_path: dict[tree_lib.Path, sparsity_types.SparsityType | None] | None = None
-    if not callable(setting):
-        paths = [*graph, *graph.opaque, *graph.unused]
-        by_path = dict(zip(paths, type_rules.resolve(setting, paths, paths), strict=True))
+    type_of: Any = setting if callable(setting) else _types_of_leaves(setting, graph)
 
-    def resolved(path: tree_lib.Path, leaf: Any) -> Any:
-        if by_path is not None and path not in by_path:
-            raise ValueError(
-                f'{tree_lib.path_string(path)} is no leaf of the model that the graph was made of'
-            )
-        kind = by_path[path] if by_path is not None else setting(path, leaf)
-        if not isinstance(kind, sparsity_types.NByM) or kind.axis != sparsity_types.INPUT_AXIS:
-            return kind
+    def resolve(path: tree_lib.Path, leaf: Any) -> sparsity_types.SparsityType | None:
+        leaf_type = type_of(path, leaf)
+        if not isinstance(leaf_type, sparsity_types.NByM):
+            return leaf_type
+        if leaf_type.axis != sparsity_types.INPUT_AXIS:
+            return leaf_type
         axis = None if path in graph.unused else _input_axis(path, graph)
+        if axis is None:
+            return None
         # Counted from the end, the axis is the same in one layer of a stack.
-        return None if axis is None else dataclasses.replace(kind, axis=axis - leaf.ndim)
+        return dataclasses.replace(leaf_type, axis=axis - leaf.ndim)
 
-    return resolved
+    return resolve
+
+
+def _types_of_leaves(setting: Any, graph: UseGraph) -> Callable[[tree_lib.Path, Any], Any]:
+    """What a setting that names leaves says of each leaf of the graph."""
+    paths = [*graph, *graph.opaque, *graph.unused]
+    types = dict(zip(paths, type_rules.resolve(setting, paths, paths), strict=True))
+
+    def type_of(path: tree_lib.Path, leaf: Any) -> Any:
+        if path not in types:
+            name = tree_lib.path_string(path)
+            raise ValueError(f'{name} is no leaf of the model that the graph was made of')
+        return types[path]
+
+    return type_of
 
 
 def _input_axis(path: tree_lib.Path, graph: UseGraph) -> int | None:
-    found = [use for use in graph[path] if use.op in ('dot', 'conv') and use.contract]
-    axes = {use.input_axis for use in found if not _has_no_channels(use)}
-    if not axes:
-        if found:
-            logger.info(
-                '%s stays dense: a depthwise convolution sums over no channels',
-                tree_lib.path_string(path),
-            )
+    name = tree_lib.path_string(path)
+    input_axes: set[int | None] = set()
+    contracted_axes: set[int] = set()
+    where = ''
+    for use in graph[path]:
+        if use.op in ('dot', 'conv') and use.contract:
+            contracted_axes.update(use.contract)
+            where = use.where
+            if not _has_no_channels(use):
+                input_axes.add(use.input_axis)
+    if not contracted_axes:
         return None
-    (axis, *others) = axes
-    if others or axis is None:
-        name = tree_lib.path_string(path)
-        named = sorted({axis for use in found for axis in use.contract})
+    if not input_axes:
+        logger.info('%s stays dense: a depthwise convolution sums over no channels', name)
+        return None
+    axis = input_axes.pop()
+    if input_axes or axis is None:
         raise ValueError(
-            f'{name}: the model sums it along several axes, {named} ({found[-1].where}); name one, or leave it '
+            f'{name}: the model sums it along several axes, {sorted(contracted_axes)} ({where}); name one, or leave it '
             f"dense: sparsity_type={{'{name}': None, '*': …}}"
         )
     return axis
@@ -86,7 +101,6 @@ def _has_no_channels(use: Use) -> bool:
     """Whether a kernel sums over windows alone, and the axis of its input channels is none of the leaf's."""
     if use.op != 'conv':
         return False
-    view = use.site.view
     channels = contractions.innermost(use.site.equation, use.site.operand)
-    axis = view.axes[channels]
+    axis = use.site.view.axes[channels]
     return not axis.along and axis.is_whole and axis.length == 1

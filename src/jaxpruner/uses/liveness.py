@@ -58,17 +58,17 @@ class _Backwards(Visitor[bool, Position]):
     """
 
     def visit_program(
-        self, program: Program, inputs: Sequence[bool], place: Position
+        self, program: Program, inputs: Sequence[bool], position: Position
     ) -> list[bool]:
         return list(live(program.jaxpr, tuple(inputs)).inputs)
 
-    def visit_plain(self, equation: Any, operands: Flags, place: Position) -> Flags:
+    def visit_plain(self, equation: Any, operands: Flags, position: Position) -> Flags:
         return [True] * len(equation.invars)
 
-    def visit_shard_map(self, shard_map: ShardMap, operands: Flags, place: Position) -> Flags:
-        return self.visit_program(shard_map.program, operands, place)
+    def visit_shard_map(self, shard_map: ShardMap, operands: Flags, position: Position) -> Flags:
+        return self.visit_program(shard_map.program, operands, position)
 
-    def visit_scan(self, scan: Scan, operands: Flags, place: Position) -> Flags:
+    def visit_scan(self, scan: Scan, operands: Flags, position: Position) -> Flags:
         carried, _ = scan.split_results(operands)
         if not scan.length:  # what is carried goes through, and nothing else does
             needed = [False] * len(scan.equation.invars)
@@ -79,18 +79,18 @@ class _Backwards(Visitor[bool, Position]):
         # What is carried out without having gone through the body is the operand itself.
         return constants + _either(carried, carried_in) + sliced
 
-    def visit_while(self, loop: While, operands: Flags, place: Position) -> Flags:
+    def visit_while(self, loop: While, operands: Flags, position: Position) -> Flags:
         carried = needed_of_while_body(loop, tuple(operands))
         condition = live(loop.condition.jaxpr, (True,)).inputs
         body = live(loop.body.jaxpr, carried).inputs
         constants = condition[: loop.condition_constants] + body[: loop.body_constants]
         return list(constants + carried)
 
-    def visit_cond(self, cond: Cond, operands: Flags, place: Position) -> Flags:
+    def visit_cond(self, cond: Cond, operands: Flags, position: Position) -> Flags:
         _, *variables = cond.equation.invars
         needed = [False] * len(variables)
         for branch in cond.branches:
-            needed = _either(needed, self.visit_program(branch, operands, place))
+            needed = _either(needed, self.visit_program(branch, operands, position))
         return [True, *needed]
 
 

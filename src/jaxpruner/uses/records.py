@@ -180,6 +180,6 @@ class Walker(Protocol):
 
     findings: Findings
 
-    def visit_program(self, program: Program, inputs: Values, place: Scope) -> Values:
+    def visit_program(self, program: Program, inputs: Values, position: Scope) -> Values:
         """Walks through a program."""
         ...

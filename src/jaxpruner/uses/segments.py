@@ -20,7 +20,7 @@ from jaxpruner.uses.steps import Step, Steps
 from jaxpruner.uses.taps import TapRun, Taps
 
 _NO_TAPS = TapRun(Taps([], lambda use, operands: None), {})
-# Values of the program by number.
+# Values of the program by number; `env` is all that are known at a step.
 Values = dict[int, Any]
 # The parameters' leaves; `None` for those that a segment does not read.
 Leaves = list[Any]
@@ -150,30 +150,30 @@ class Segments:
     def _values_at(self, leaves: Leaves, state: State, start: int, values: Sequence[int]) -> Values:
         """All that is known before a step, with some values that are made of parameters alone."""
         program = self.program
-        known = dict(program.constants)
+        env = dict(program.constants)
         for number, leaf in zip(program.inputs, leaves, strict=False):
             if leaf is not None:
-                known[number] = leaf
-        known.update(state.values)
+                env[number] = leaf
+        env.update(state.values)
         for step in program.made_anew(values, start):
-            _evaluate(step, known, _NO_TAPS)
-        return known
+            _evaluate(step, env, _NO_TAPS)
+        return env
 
     def _run(self, running: TapRun, leaves: Leaves, state: State, steps: range) -> Values:
         """Runs steps; returns all values that are known after them."""
         values = self.program.reads_between(steps.start, steps.stop)
-        known = self._values_at(leaves, state, steps.start, values)
+        env = self._values_at(leaves, state, steps.start, values)
         for number in steps:
-            _evaluate(self.program.steps[number], known, running)
-        return known
+            _evaluate(self.program.steps[number], env, running)
+        return env
 
     def _segment(self, start: int, stop: int) -> Callable[..., State]:
         """From one step to another."""
         live = self.program.live(stop)
 
         def run(leaves: Leaves, state: State) -> State:
-            known = self._run(_NO_TAPS, leaves, state, range(start, stop))
-            return State(_chosen(known, live))
+            env = self._run(_NO_TAPS, leaves, state, range(start, stop))
+            return State(_chosen(env, live))
 
         return run
 
@@ -187,13 +187,13 @@ class Segments:
         outputs = self._outputs(number)
 
         def run(leaves: Leaves, state: State) -> State:
-            known = self._values_at(leaves, state, number, carried)
+            env = self._values_at(leaves, state, number, carried)
             stacked = []
             for i in outputs:
                 aval = step.equation.outvars[i].aval
                 stacked.append(jnp.zeros(aval.shape, aval.dtype))
-            values = _chosen(known, unchanged)
-            return State(values, [known[value] for value in carried], stacked)
+            values = _chosen(env, unchanged)
+            return State(values, [env[value] for value in carried], stacked)
 
         return run
 
@@ -241,12 +241,12 @@ class Segments:
         step = self.program.steps[number]
         scan = self._scan(number)
         constants, _, sliced = scan.split(step.reads)
-        known = self._values_at(leaves, state, number, constants + sliced)
-        inputs = [known[value] for value in constants]
+        env = self._values_at(leaves, state, number, constants + sliced)
+        inputs = [env[value] for value in constants]
         inputs += state.carried
         index = _element_of(scan, trips)
         for value in sliced:
-            element = lax.dynamic_index_in_dim(known[value], index, keepdims=False)
+            element = lax.dynamic_index_in_dim(env[value], index, keepdims=False)
             inputs.append(element)
         return running.visit_program(scan.body, inputs, Position(step.path).at(0))
 
@@ -256,11 +256,11 @@ def _element_of(scan: Scan, trips: Any) -> Any:
     return scan.length - 1 - trips if scan.reverse else trips
 
 
-def _evaluate(step: Step, known: Values, running: TapRun) -> None:
-    operands = [known[value] for value in step.reads]
+def _evaluate(step: Step, env: Values, running: TapRun) -> None:
+    operands = [env[value] for value in step.reads]
     results = running.visit_equation(step.equation, operands, Position(step.path))
-    known.update(zip(step.writes, results, strict=True))
+    env.update(zip(step.writes, results, strict=True))
 
 
-def _chosen(known: Values, values: Iterable[int]) -> Values:
-    return {value: known[value] for value in values}
+def _chosen(env: Values, values: Iterable[int]) -> Values:
+    return {value: env[value] for value in values}

@@ -143,9 +143,9 @@ class _Flattening(bodies.Evaluator[int, Position]):
         self.constants[number] = value
         return number
 
-    def visit_plain(self, equation: Any, operands: list[int], place: Position) -> list[int]:
+    def visit_plain(self, equation: Any, operands: list[int], position: Position) -> list[int]:
         results = self.new_values(equation.outvars)
-        step = Step(equation, place.path, tuple(operands), tuple(results))
+        step = Step(equation, position.path, tuple(operands), tuple(results))
         self.steps.append(step)
         if self.data.intersection(operands):
             self.data.update(results)

@@ -159,8 +159,8 @@ class TapRun(Evaluator[Any, Position]):
     def constant(self, value: Any, aval: Any) -> Any:
         return value
 
-    def visit_equation(self, equation: Any, operands: Values, place: Position) -> Values:
-        for tap in self.taps.at(place.path):
+    def visit_equation(self, equation: Any, operands: Values, position: Position) -> Values:
+        for tap in self.taps.at(position.path):
             statistic = self.taps.statistic(tap.use, operands)
             index = []
             for entry in tap.use.site.view.stack:
@@ -169,40 +169,40 @@ class TapRun(Evaluator[Any, Position]):
             add = functools.partial(_add, index=index)
             total = self.totals[tap.number]
             self.totals[tap.number] = jax.tree.map(add, total, statistic)
-        if place.path in self.taps.opened:
-            return super().visit_equation(equation, operands, place)
+        if position.path in self.taps.opened:
+            return super().visit_equation(equation, operands, position)
         return _bind(equation, operands)
 
-    def visit_plain(self, equation: Any, operands: Values, place: Position) -> Values:
+    def visit_plain(self, equation: Any, operands: Values, position: Position) -> Values:
         name = equation.primitive.name
-        tap = self.taps.within(place.path)[0]
+        tap = self.taps.within(position.path)[0]
         raise UnsupportedPrimitive(
             f'nothing can be observed inside {name} or the condition of a loop ({tap.use.where})'
         )
 
-    def visit_scan(self, scan: Scan, operands: Values, place: Position) -> Values:
+    def visit_scan(self, scan: Scan, operands: Values, position: Position) -> Values:
         constants, carried, sliced = scan.split(operands)
         first, step = (scan.length - 1, -1) if scan.reverse else (0, 1)
 
         def body(state: Any, elements: Values) -> Any:
             carried, totals, trip = state
-            inner = self._inside(totals, {**self.trips, place.path: trip})
+            inner = self._inside(totals, {**self.trips, position.path: trip})
             inputs = [*constants, *carried, *elements]
-            results = inner.visit_program(scan.body, inputs, place.at(0))
+            results = inner.visit_program(scan.body, inputs, position.at(0))
             carried, stacked = scan.split_results(results)
             return (carried, inner.totals, trip + step), stacked
 
-        state = carried, self._totals_within(place), jnp.int32(first)
+        state = carried, self._totals_within(position), jnp.int32(first)
         unroll = scan.equation.params['unroll']
         state, stacked = lax.scan(body, state, sliced, scan.length, scan.reverse, unroll)
         carried, totals, _ = state
         self.totals |= totals
         return carried + stacked
 
-    def visit_while(self, loop: While, operands: Values, place: Position) -> Values:
-        in_condition = place.at(0)
+    def visit_while(self, loop: While, operands: Values, position: Position) -> Values:
+        in_condition = position.at(0)
         if self.taps.within(in_condition.path):
-            return self.visit_plain(loop.equation, operands, place)
+            return self.visit_plain(loop.equation, operands, position)
         condition_constants, body_constants, carried = loop.split(operands)
 
         def condition(state: Any) -> Any:
@@ -216,26 +216,26 @@ class TapRun(Evaluator[Any, Position]):
             carried, totals = state
             inner = self._inside(totals, self.trips)
             inputs = body_constants + carried
-            results = inner.visit_program(loop.body, inputs, place.at(1))
+            results = inner.visit_program(loop.body, inputs, position.at(1))
             return results, inner.totals
 
-        state = carried, self._totals_within(place)
+        state = carried, self._totals_within(position)
         carried, totals = lax.while_loop(condition, body, state)
         self.totals |= totals
         return carried
 
-    def visit_cond(self, cond: Cond, operands: Values, place: Position) -> Values:
+    def visit_cond(self, cond: Cond, operands: Values, position: Position) -> Values:
         index, *values = operands
 
         def run_branch(number: int, totals: Totals, *values: Any) -> Any:
             inner = self._inside(totals, self.trips)
-            results = inner.visit_program(cond.branches[number], values, place.at(number))
+            results = inner.visit_program(cond.branches[number], values, position.at(number))
             return results, inner.totals
 
         branches = []
         for number in range(len(cond.branches)):
             branches.append(functools.partial(run_branch, number))
-        totals = self._totals_within(place)
+        totals = self._totals_within(position)
         results, totals = lax.switch(index, branches, totals, *values)
         self.totals |= totals
         return results
@@ -244,10 +244,10 @@ class TapRun(Evaluator[Any, Position]):
         """A run of a program inside an equation."""
         return type(self)(self.taps, totals, trips)
 
-    def _totals_within(self, place: Position) -> Totals:
+    def _totals_within(self, position: Position) -> Totals:
         """The totals that an equation may add to."""
         totals = {}
-        for tap in self.taps.within(place.path):
+        for tap in self.taps.within(position.path):
             totals[tap.number] = self.totals[tap.number]
         return totals
 

@@ -39,40 +39,40 @@ class Walk(Evaluator[Value, Scope]):
     def constant(self, value: Any, aval: Any) -> Value:
         return _constant(constants.of_value(value), aval)
 
-    def places_in(self, program: Program, place: Scope) -> Iterable[Scope]:
-        live = liveness.live(program.jaxpr, place.needed)
+    def positions_in(self, program: Program, scope: Scope) -> Iterable[Scope]:
+        live = liveness.live(program.jaxpr, scope.needed)
         for number, needed in enumerate(live.results):
-            yield place.at(number)._replace(needed=needed)
+            yield scope.at(number)._replace(needed=needed)
 
-    def visit_equation(self, equation: Any, operands: Values, place: Scope) -> Values:
-        if not any(place.needed):
+    def visit_equation(self, equation: Any, operands: Values, scope: Scope) -> Values:
+        if not any(scope.needed):
             return [Value()] * len(equation.outvars)
-        return super().visit_equation(equation, operands, place)
+        return super().visit_equation(equation, operands, scope)
 
-    def visit_call(self, call: Call, operands: Values, place: Scope) -> Values:
-        scope = place.inside(call.equation, 0)
-        return self.visit_program(call.program, operands, scope)
+    def visit_call(self, call: Call, operands: Values, scope: Scope) -> Values:
+        inside = scope.inside(call.equation, 0)
+        return self.visit_program(call.program, operands, inside)
 
-    def visit_scan(self, scan: Scan, operands: Values, place: Scope) -> Values:
-        return control_flow.walk_scan(self, scan, operands, place)
+    def visit_scan(self, scan: Scan, operands: Values, scope: Scope) -> Values:
+        return control_flow.walk_scan(self, scan, operands, scope)
 
-    def visit_while(self, loop: While, operands: Values, place: Scope) -> Values:
-        return control_flow.walk_while(self, loop, operands, place)
+    def visit_while(self, loop: While, operands: Values, scope: Scope) -> Values:
+        return control_flow.walk_while(self, loop, operands, scope)
 
-    def visit_cond(self, cond: Cond, operands: Values, place: Scope) -> Values:
-        return control_flow.walk_cond(self, cond, operands, place)
+    def visit_cond(self, cond: Cond, operands: Values, scope: Scope) -> Values:
+        return control_flow.walk_cond(self, cond, operands, scope)
 
-    def visit_shard_map(self, shard_map: ShardMap, operands: Values, place: Scope) -> Values:
-        return control_flow.walk_shard_map(self, shard_map, operands, place)
+    def visit_shard_map(self, shard_map: ShardMap, operands: Values, scope: Scope) -> Values:
+        return control_flow.walk_shard_map(self, shard_map, operands, scope)
 
-    def visit_plain(self, equation: Any, operands: Values, place: Scope) -> Values:
+    def visit_plain(self, equation: Any, operands: Values, scope: Scope) -> Values:
         name = equation.primitive.name
         is_data = name in _READS_MEMORY or any(value.data for value in operands)
         has_parameters = has_views(operands)
         if name in contractions.OPERATIONS:
-            self.findings.add_flops(contractions.flops(equation), place)
+            self.findings.add_flops(contractions.flops(equation), scope)
         if name not in rules.CHEAP and (is_data or has_parameters):
-            self.findings.uncounted.setdefault(name, place.where(equation))
+            self.findings.uncounted.setdefault(name, scope.where(equation))
         if not is_data and not has_parameters:
             return _constants(equation, operands)
         unknown = [Value(is_data)] * len(equation.outvars)
@@ -82,12 +82,12 @@ class Walk(Evaluator[Value, Scope]):
             if name in SAME:  # each for itself, whatever stands beside it
                 return _moved(equation, operands)
             if is_data:
-                self._meet(equation, operands, place)
+                self._meet(equation, operands, scope)
                 return unknown
             views_of_results = rules.views_of_results(equation, operands)
             return [Value(views=views) for views in views_of_results]
         except NoRuleError as reason:
-            self.findings.add_opaque(operands, str(reason), equation, place)
+            self.findings.add_opaque(operands, str(reason), equation, scope)
             return unknown
 
     def _meet(self, equation: Any, operands: Values, scope: Scope) -> None:
