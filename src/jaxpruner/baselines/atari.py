@@ -60,9 +60,11 @@ class Emulators:
         self._rng, self._conventions = rng, conventions
         self._games = []
         for _ in range(count):
-            self._games.append(_load(game, int(rng.integers(2**31)), conventions.sticky))
+            seed = int(rng.integers(2**31))
+            self._games.append(_load(game, seed, conventions.sticky))
         self._actions = self._games[0].getMinimalActionSet()
-        self._screens = np.zeros((count, 2, *self._games[0].getScreenDims()), np.uint8)
+        height, width = self._games[0].getScreenDims()
+        self._screens = np.zeros((count, 2, height, width), np.uint8)
         self._moves = np.zeros(count, np.int64)
         self.actions: int = len(self._actions)
         self.observations = np.zeros((count, *SHAPE), np.uint8)
@@ -195,7 +197,8 @@ def choose(
     random = rng.integers(emulators.actions, size=count)
     if is_random.all():
         return random
-    return np.where(is_random, random, np.asarray(values(emulators.observations)).argmax(axis=-1))
+    best = np.asarray(values(emulators.observations)).argmax(axis=-1)
+    return np.where(is_random, random, best)
 
 
 def _means(pixels: np.ndarray) -> np.ndarray:

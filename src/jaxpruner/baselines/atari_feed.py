@@ -51,7 +51,8 @@ class AtariFeed:
             'moves': len(self._replay),
             'rng': self._rng.bit_generator.state,
         }
-        arrays: dict[str, Any] = {**self._replay.kept(), 'about': np.array(json.dumps(about))}
+        arrays: dict[str, Any] = self._replay.kept()
+        arrays['about'] = np.array(json.dumps(about))
         for name, array in self._emulators.state().items():
             arrays[_PREFIX + name] = array
         frames = arrays.pop('frames')
@@ -66,7 +67,8 @@ class AtariFeed:
                 arrays = dict(archive)
             about = json.loads(str(arrays['about']))
             path = folder / _FRAMES
-            self._replay.restore({**arrays, 'frames': np.load(path, mmap_mode='r')}, about['moves'])
+            arrays['frames'] = np.load(path, mmap_mode='r')
+            self._replay.restore(arrays, about['moves'])
             path = folder / _OTHERS
             names = [name for name in arrays if name.startswith(_PREFIX)]
             state = {name.removeprefix(_PREFIX): arrays[name] for name in names}
@@ -82,7 +84,8 @@ class AtariFeed:
         """Nothing is open."""
 
     def _move(self, values: Values, epsilon: float) -> None:
-        self._replay.play(self._emulators, choose(self._emulators, values, epsilon, self._rng))
+        actions = choose(self._emulators, values, epsilon, self._rng)
+        self._replay.play(self._emulators, actions)
 
 
 def conventions(recipe: Recipe) -> Conventions:

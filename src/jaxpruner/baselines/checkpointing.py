@@ -108,7 +108,8 @@ class Checkpoints:
         remedy = 'free space there, or choose another --out'
         with orbax_errors(what, remedy, OSError), _manager(group) as manager:
             latest = manager.latest_step()
-            manager.save(0 if latest is None else latest + 1, args=ocp.args.Composite(**items))
+            number = 0 if latest is None else latest + 1
+            manager.save(number, args=ocp.args.Composite(**items))
 
     def begun(self) -> list[Progress]:
         """The progress of each group without its arrays, the furthest first."""
@@ -131,7 +132,8 @@ class Checkpoints:
         assert path is not None, 'begun comes before restore'
         positions = None
         if len(cells) < len(begun.cells):
-            positions = np.asarray([list(begun.cells).index(cell) for cell in cells])
+            stored_cells = list(begun.cells)
+            positions = np.asarray([stored_cells.index(cell) for cell in cells])
         try:
             names = _read(path, 'about', ocp.args.JsonRestore())['leaves']
             target = {'carries': _numbered([0] * len(jax.tree.leaves(like)))}

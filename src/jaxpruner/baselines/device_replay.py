@@ -49,5 +49,6 @@ def sample(
     key: jax.Array, replay: Transitions, inserted: jax.Array | int, size: int
 ) -> Transitions:
     """Draws transitions uniformly, with repetition; `inserted` were ever inserted, at least one."""
-    positions = jax.random.randint(key, (size,), 0, jnp.minimum(inserted, len(replay.reward)))
+    filled = jnp.minimum(inserted, len(replay.reward))
+    positions = jax.random.randint(key, (size,), 0, filled)
     return jax.tree.map(lambda values: values[positions], replay)

@@ -65,8 +65,8 @@ class DeepQLearning:
         next_values = self.values(state.target, batch.next_observation)
         targets = td_targets(batch, next_values, numbers['discount'])
         values = self.values(params, batch.observation)
-        predicted = jnp.take_along_axis(values, batch.action[:, None], axis=-1)[:, 0]
-        return optax.huber_loss(predicted, targets).mean(), state
+        taken = jnp.take_along_axis(values, batch.action[:, None], axis=-1)
+        return optax.huber_loss(taken[:, 0], targets).mean(), state
 
     def update(
         self, updater: Any, tx: Any, carry: Carry, number: jax.Array, batch: Transitions
@@ -78,7 +78,8 @@ class DeepQLearning:
         def loss(params):
             return self.loss(updater.pre_forward_update(params, opt_state), state, batch)[0]
 
-        updates, opt_state = tx.update(jax.grad(loss)(params), opt_state, params)
+        grads = jax.grad(loss)(params)
+        updates, opt_state = tx.update(grads, opt_state, params)
         params = optax.apply_updates(params, updates)
         newest = updater.pre_forward_update(params, opt_state)
         is_due = number % numbers['target_every'] == 0

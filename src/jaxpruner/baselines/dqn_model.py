@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from jaxpruner.baselines.convolutions import fastest_convolution
 
@@ -26,7 +27,7 @@ class QNetwork(nnx.Module):
         convolutions: Sequence[Sequence[int]],
         hidden: int,
         actions: int,
-        dtype: jax.typing.DTypeLike = jnp.float32,
+        dtype: DTypeLike = jnp.float32,
         *,
         rngs: nnx.Rngs,
     ):

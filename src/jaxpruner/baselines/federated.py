@@ -200,12 +200,14 @@ class _Rounds:
 
     def train_client(self, params: Any, client: jax.Array, key: jax.Array) -> Any:
         """The parameters after a client's steps: through its examples in a random order, repeated."""
-        images, labels = jnp.asarray(self.data.images), jnp.asarray(self.data.labels)
+        images = jnp.asarray(self.data.images)
+        labels = jnp.asarray(self.data.labels)
         key_order, key_loss = jax.random.split(key)
         order = jax.random.permutation(key_order, images.shape[1])
         positions = jnp.arange(self.numbers['local_steps'] * self.recipe.batch_size)
         indices = order[positions % len(order)]
-        return self.train(params, (images[client, indices], labels[client, indices]), key_loss)
+        examples = images[client, indices], labels[client, indices]
+        return self.train(params, examples, key_loss)
 
     def train(self, params: Any, examples: tuple[jax.Array, jax.Array], key_loss: jax.Array) -> Any:
         """The parameters after steps over examples, batch after batch."""
@@ -221,7 +223,8 @@ class _Rounds:
                 return self.loss(params, None, batch, key)[0]
 
             batch = jax.tree.map(cut, examples)
-            updates, _ = sgd.update(jax.grad(loss)(params), sgd.init(params))
+            grads = jax.grad(loss)(params)
+            updates, _ = sgd.update(grads, sgd.init(params))
             return optax.apply_updates(params, updates)
 
         return jax.lax.fori_loop(0, self.numbers['local_steps'], step, params)
@@ -230,7 +233,8 @@ class _Rounds:
         """A round: some clients train, and the mean of what they changed is the server's gradient."""
         key_choice, key_train = jax.random.split(step_key(carry.key, number))
         count = self.numbers['clients_per_round']
-        clients = jax.random.choice(key_choice, len(self.data.images), (count,), replace=False)
+        all_clients = len(self.data.images)
+        clients = jax.random.choice(key_choice, all_clients, (count,), replace=False)
         keys = jax.random.split(key_train, count)
 
         def train(params):
@@ -251,7 +255,8 @@ class _Rounds:
 
     def evaluate(self, params: Any, state: Any) -> dict[str, jax.Array]:
         del state
-        return classification_metrics(self.model.module(params), self.data.x_test, self.data.y_test)
+        model = self.model.module(params)
+        return classification_metrics(model, self.data.x_test, self.data.y_test)
 
     def evaluate_batch(
         self, params: Any, state: Any, batch: tuple[jax.Array, jax.Array]
@@ -278,7 +283,8 @@ class _Rounds:
 def _round(updater: Any, tx: Any, carry: Carry, train: Callable[[Any], Any]) -> Carry:
     """Updates the server; `train` maps the sent parameters to those of each client."""
     sent = updater.pre_forward_update(carry.params, carry.opt_state)
-    change = jax.tree.map(lambda old, new: (old - new).mean(axis=0), sent, train(sent))
+    trained = train(sent)
+    change = jax.tree.map(lambda old, new: (old - new).mean(axis=0), sent, trained)
     updates, opt_state = tx.update(change, carry.opt_state, carry.params)
     params = optax.apply_updates(carry.params, updates)
     return carry._replace(params=params, opt_state=opt_state)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from jaxpruner.baselines.convolutions import fastest_convolution
 
@@ -23,7 +24,7 @@ class ClientCNN(nnx.Module):
         hidden: int,
         classes: int,
         dropout: Sequence[float],
-        dtype: jax.typing.DTypeLike = jnp.float32,
+        dtype: DTypeLike = jnp.float32,
         *,
         rngs: nnx.Rngs,
     ):
@@ -42,7 +43,8 @@ class ClientCNN(nnx.Module):
     def __call__(self, images: jax.Array, key: jax.Array | None = None) -> jax.Array:
         """Logits, float32[batch, classes]; without a key there is no dropout."""
         features = nnx.relu(self.conv2(nnx.relu(self.conv1(images))))
-        features = nnx.max_pool(features, (2, 2), (2, 2)).reshape(len(images), -1)
+        pooled = nnx.max_pool(features, (2, 2), (2, 2))
+        features = pooled.reshape(len(images), -1)
         features = nnx.relu(self.dense(self._drop(0, features, key)))
         return self.head(self._drop(1, features, key)).astype(jnp.float32)
 
@@ -50,5 +52,6 @@ class ClientCNN(nnx.Module):
         rate = self.dropout[layer]
         if key is None or not rate:
             return features
-        is_kept = jax.random.bernoulli(jax.random.fold_in(key, layer), 1 - rate, features.shape)
+        key = jax.random.fold_in(key, layer)
+        is_kept = jax.random.bernoulli(key, 1 - rate, features.shape)
         return jnp.where(is_kept, features / (1 - rate), 0.0)

@@ -58,7 +58,8 @@ class FeedTraining:
         # The programs close over the data's arrays; the large ones come from the feed.
         self._start, self._forward = jax.jit(start), jax.jit(forward)
         self._step = jax.jit(step, donate_argnums=1)
-        self._evaluate, self._values = jax.jit(self._task.evaluate), jax.jit(values)
+        self._evaluate = jax.jit(self._task.evaluate)
+        self._values = jax.jit(values)
 
     def open(self, seeds: Sequence[int]) -> Feed:
         """Makes a feed at its beginning, from which `advance` draws; closes the one before."""
@@ -75,13 +76,11 @@ class FeedTraining:
         self._feed = None
 
     def targets(self, sparsities: Sequence[float]) -> Any:
-        """As `CompiledTraining.targets`."""
         (sparsity,) = sparsities
         targets = self._training.targets(self._data, sparsity)
         return jax.tree.map(lambda leaf: jnp.float32(leaf)[None], targets)
 
     def start(self, targets: Any, seeds: Sequence[int]) -> Carry:
-        """As `CompiledTraining.start`."""
         (seed,) = seeds
         return self._start(targets, jnp.int32(seed))
 
@@ -105,16 +104,13 @@ class FeedTraining:
     def report(
         self, targets: Any, carries: Carry
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """As `CompiledTraining.report`."""
-        metrics = add_cell_axis(jax.tree.map(np.array, self._metrics(targets, carries)))
-        return metrics, self.masks(carries)
+        metrics = jax.tree.map(np.array, self._metrics(targets, carries))
+        return add_cell_axis(metrics), self.masks(carries)
 
     def masks(self, carries: Carry) -> dict[str, np.ndarray]:
-        """As `CompiledTraining.masks`."""
         return masks_by_path(carries.opt_state)
 
     def prunable(self) -> dict[str, int]:
-        """As `CompiledTraining.prunable`."""
         return self._training.prunable(self._data)
 
     def _bound_values(self, target: Any, carry: Carry) -> Values:

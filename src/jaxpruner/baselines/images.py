@@ -6,6 +6,7 @@ original's size, on ImageNet from disk.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,6 @@ class ImageWorkload(PresetRecipes):
         return models.Functional(lambda rngs: self.make(recipe, shape, classes, rngs))
 
     def task(self, recipe: Recipe, data: data_lib.Images | ImageFiles) -> Task:
-        """As `Workload.task`."""
         model = self.model(recipe)
         task = Task(
             metric=Metric('accuracy', 'high'),
@@ -107,7 +107,8 @@ def _batch(
     """Images and labels, drawn inside the program."""
     del step
     key_choice, key_shift = jax.random.split(key)
-    chosen = jax.random.randint(key_choice, (recipe.batch_size,), 0, len(data.x_train))
+    shape = (recipe.batch_size,)
+    chosen = jax.random.randint(key_choice, shape, 0, len(data.x_train))
     images = _shifted(data.x_train[chosen], key_shift, recipe.task['shift'])
     return images, data.y_train[chosen]
 
@@ -119,7 +120,8 @@ def _loss(
     images, labels = _images_and_labels(batch)
     logits, state = model.apply(params, state, images, train=True)
     smoothing: Any = recipe.task['label_smoothing']
-    targets = optax.smooth_labels(jax.nn.one_hot(labels, logits.shape[-1]), smoothing)
+    one_hot = jax.nn.one_hot(labels, logits.shape[-1])
+    targets = optax.smooth_labels(one_hot, smoothing)
     return optax.softmax_cross_entropy(logits, targets).mean(), state
 
 
@@ -167,7 +169,8 @@ def _shifted(images: jax.Array, key: jax.Array, most: Any) -> jax.Array:
     """Moves each image by up to `most` pixels, its edges repeated."""
     if not most:
         return images
-    padded = jnp.pad(images, ((0, 0), (most, most), (most, most), (0, 0)), mode='edge')
+    margin = (most, most)
+    padded = jnp.pad(images, ((0, 0), margin, margin, (0, 0)), mode='edge')
     corners = jax.random.randint(key, (len(images), 2), 0, 2 * most + 1)
 
     def cut(image, corner):
@@ -189,7 +192,7 @@ def _make_vit(recipe: Recipe, shape: tuple[int, ...], classes: int, rngs: Any) -
 
 def _make_lenet(recipe: Recipe, shape: tuple[int, ...], classes: int, rngs: Any) -> models.LeNet:
     hidden: Any = recipe.model['hidden']
-    return models.LeNet(shape[0] * shape[1] * shape[2], hidden, classes, recipe.dtype, rngs=rngs)
+    return models.LeNet(math.prod(shape), hidden, classes, recipe.dtype, rngs=rngs)
 
 
 RESNET = ImageWorkload('resnet', image_recipes.RESNET, _make_resnet)

@@ -16,7 +16,9 @@ def classification_metrics(
 
     `model` maps a batch of inputs to logits; `labels` are int32[tests].
     """
-    size = max(size for size in range(1, _LARGEST_BATCH + 1) if len(labels) % size == 0)
+    size = _LARGEST_BATCH
+    while len(labels) % size:
+        size -= 1
 
     def in_batches(array):
         return array.reshape(-1, size, *array.shape[1:])
@@ -25,11 +27,13 @@ def classification_metrics(
         inputs, labels = batch
         return example_metrics(model(inputs), labels)
 
-    metrics = jax.lax.map(measure, jax.tree.map(in_batches, (inputs, labels)))
+    batches = jax.tree.map(in_batches, (inputs, labels))
+    metrics = jax.lax.map(measure, batches)
     return {name: values.mean() for name, values in metrics.items()}
 
 
 def example_metrics(logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
     """`accuracy`, which is 0 or 1, and `loss` in nats of each example, float32[n]."""
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-    return {'accuracy': (logits.argmax(axis=-1) == labels).astype(losses.dtype), 'loss': losses}
+    is_right = logits.argmax(axis=-1) == labels
+    return {'accuracy': is_right.astype(losses.dtype), 'loss': losses}

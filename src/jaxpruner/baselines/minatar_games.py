@@ -29,7 +29,8 @@ class Games:
 
     def reset(self, key: jax.Array, count: int) -> tuple[jax.Array, Any]:
         """Begins games: observations float32[count, height, width, channels], and states."""
-        return jax.vmap(self._game.reset, (0, None))(jax.random.split(key, count), self._settings)
+        keys = jax.random.split(key, count)
+        return jax.vmap(self._game.reset, (0, None))(keys, self._settings)
 
     def play(
         self, key: jax.Array, states: Any, observations: jax.Array, actions: jax.Array

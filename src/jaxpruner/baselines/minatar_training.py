@@ -58,8 +58,9 @@ def explore(key: jax.Array, values: jax.Array, epsilon: jax.Array | float) -> ja
     [1, 0]
     """
     key_choice, key_action = jax.random.split(key)
-    random = jax.random.randint(key_action, values.shape[:1], 0, values.shape[-1])
-    is_random = jax.random.uniform(key_choice, values.shape[:1]) < epsilon
+    count, actions = values.shape
+    random = jax.random.randint(key_action, (count,), 0, actions)
+    is_random = jax.random.uniform(key_choice, (count,)) < epsilon
     return jnp.where(is_random, random, values.argmax(axis=-1)).astype(jnp.int32)
 
 
@@ -129,7 +130,8 @@ class _Playing:
         del state
         count, epsilon = self.numbers['test_games'], self.numbers['test_epsilon']
         values = functools.partial(self.learning.values, params)
-        return {'return': returns(jax.random.key(0), self.game, values, count, epsilon).mean()}
+        key = jax.random.key(0)
+        return {'return': returns(key, self.game, values, count, epsilon).mean()}
 
     def _play(self, key: jax.Array, agent: Agent, actions: jax.Array, before: Any) -> Agent:
         """A move in each environment; `before` transitions were ever inserted."""

@@ -25,7 +25,8 @@ class Functional:
 
     def init(self, key: jax.Array) -> tuple[Any, Any]:
         """The parameters and the batch statistics, each an `nnx.State`."""
-        _, params, state = nnx.split(self._make(nnx.Rngs(key)), nnx.Param, nnx.BatchStat)
+        model = self._make(nnx.Rngs(key))
+        _, params, state = nnx.split(model, nnx.Param, nnx.BatchStat)
         return params, state
 
     def init_params(self, key: jax.Array) -> Any:
@@ -44,7 +45,8 @@ class Functional:
         In training, batches are normalized by themselves.
         """
         # Variables of their own: those of an outer trace must not be written to.
-        model = nnx.merge(self._graph, params, jax.tree.map(lambda leaf: leaf, state))
+        own_state = jax.tree.map(lambda leaf: leaf, state)
+        model = nnx.merge(self._graph, params, own_state)
         logits = model(images, train)
         return logits.astype(jnp.float32), nnx.state(model, nnx.BatchStat)
 
@@ -167,7 +169,8 @@ class _EncoderLayer(nnx.Module):
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         tokens = tokens + self.attention(self.norm1(tokens))
-        return tokens + self.dense2(nnx.gelu(self.dense1(self.norm2(tokens))))
+        hidden = nnx.gelu(self.dense1(self.norm2(tokens)))
+        return tokens + self.dense2(hidden)
 
 
 class ViT(nnx.Module):
@@ -199,7 +202,8 @@ class ViT(nnx.Module):
         tokens = (rows // patch) * (columns // patch) + 1
         self.embed = nnx.Linear(patch * patch * channels, width, dtype=dtype, rngs=rngs)
         self.token = nnx.Param(jnp.zeros((1, 1, width)))
-        self.positions = nnx.Param(0.02 * jax.random.normal(rngs.params(), (1, tokens, width)))
+        positions = jax.random.normal(rngs.params(), (1, tokens, width))
+        self.positions = nnx.Param(0.02 * positions)
         for number in range(layers):
             setattr(self, f'layer{number + 1}', _EncoderLayer(width, heads, hidden, dtype, rngs))
         self.norm = nnx.LayerNorm(width, epsilon=1e-6, dtype=dtype, rngs=rngs)

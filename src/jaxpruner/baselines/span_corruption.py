@@ -54,7 +54,8 @@ def noise_mask(key: jax.Array, lengths: Lengths) -> jax.Array:
     key_kept, key_noise = jax.random.split(key)
     kept = _segments(key_kept, lengths.text - lengths.noise, lengths.spans)
     noise = _segments(key_noise, lengths.noise, lengths.spans)
-    ends = jnp.cumsum(jnp.stack([kept, noise], axis=1).reshape(-1))
+    in_turn = jnp.stack([kept, noise], axis=1).reshape(-1)
+    ends = jnp.cumsum(in_turn)
     run = jnp.searchsorted(ends, jnp.arange(lengths.text), side='right')
     return run % 2 == 1
 
@@ -90,5 +91,6 @@ def corrupt(
 
 def _segments(key: jax.Array, items: int, segments: int) -> jax.Array:
     """Random lengths of at least 1 that add up to `items`, int[segments], uniform over divisions."""
-    cuts = jnp.sort(jax.random.permutation(key, items - 1)[: segments - 1]) + 1
+    drawn = jax.random.permutation(key, items - 1)[: segments - 1]
+    cuts = jnp.sort(drawn) + 1
     return jnp.diff(cuts, prepend=0, append=items)

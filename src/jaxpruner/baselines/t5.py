@@ -159,7 +159,8 @@ class _Filling:
         train = jnp.asarray(self.data.train)
         key_start, key_noise = jax.random.split(key)
         shape = (self.recipe.batch_size,)
-        starts = jax.random.randint(key_start, shape, 0, len(train) - self.lengths.text + 1)
+        last = len(train) - self.lengths.text
+        starts = jax.random.randint(key_start, shape, 0, last + 1)
         return self._corrupted(self._cut(train, starts), key_noise)
 
     def loss(self, params: Any, state: Any, batch: Any, key: Any) -> tuple[jax.Array, Any]:
@@ -174,8 +175,10 @@ class _Filling:
         if isinstance(self.data, Corpus):
             test = _as_tokens(test)
         count: Any = self.recipe.task['test_examples']
-        starts = jnp.linspace(0, len(test) - self.lengths.text, count).astype(jnp.int32)
-        examples = self._corrupted(self._cut(test, starts), jax.random.key(0))
+        last = len(test) - self.lengths.text
+        starts = jnp.linspace(0, last, count).astype(jnp.int32)
+        texts = self._cut(test, starts)
+        examples = self._corrupted(texts, jax.random.key(0))
 
         def losses(example):
             inputs, targets = example
@@ -208,8 +211,10 @@ class _Filling:
 
 def _token_losses(model: T5, inputs: jax.Array, targets: jax.Array) -> jax.Array:
     """The cross-entropy of each target in nats, float32[batch, target length]."""
-    so_far = jnp.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=span_corruption.START)
-    return optax.softmax_cross_entropy_with_integer_labels(model(inputs, so_far), targets)
+    widths = (0, 0), (1, 0)
+    so_far = jnp.pad(targets[:, :-1], widths, constant_values=span_corruption.START)
+    logits = model(inputs, so_far)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, targets)
 
 
 def _as_tokens(content: Any) -> jax.Array:

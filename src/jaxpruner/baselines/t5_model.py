@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.typing import DTypeLike
 
 FAN_IN = nnx.initializers.variance_scaling(1.0, 'fan_in', 'normal')
 MASKED = -1e9  # added to scores of positions that may not be seen
@@ -32,7 +33,7 @@ class Sizes(NamedTuple):
 class T5(nnx.Module):
     """The model: tokens that are given and tokens so far, to logits of the next token."""
 
-    def __init__(self, sizes: Sizes, dtype: jax.typing.DTypeLike = jnp.float32, *, rngs: nnx.Rngs):
+    def __init__(self, sizes: Sizes, dtype: DTypeLike = jnp.float32, *, rngs: nnx.Rngs):
         init = nnx.initializers.normal(1.0)
         self.embedding = nnx.Embed(
             sizes.vocabulary, sizes.width, dtype=dtype, embedding_init=init, rngs=rngs
@@ -51,9 +52,7 @@ class T5(nnx.Module):
 class Stack(nnx.Module):
     """The encoder, or the decoder: blocks that share one relative position bias."""
 
-    def __init__(
-        self, sizes: Sizes, dtype: jax.typing.DTypeLike, is_decoder: bool, *, rngs: nnx.Rngs
-    ):
+    def __init__(self, sizes: Sizes, dtype: DTypeLike, is_decoder: bool, *, rngs: nnx.Rngs):
         self.is_decoder = is_decoder
         self.buckets, self.distance = sizes.buckets, sizes.distance
         self.position_bias = nnx.Embed(sizes.buckets, sizes.heads, embedding_init=FAN_IN, rngs=rngs)
@@ -77,9 +76,7 @@ class Stack(nnx.Module):
 class Block(nnx.Module):
     """Self-attention, in the decoder attention to what was encoded, and a gated MLP."""
 
-    def __init__(
-        self, sizes: Sizes, dtype: jax.typing.DTypeLike, is_decoder: bool, *, rngs: nnx.Rngs
-    ):
+    def __init__(self, sizes: Sizes, dtype: DTypeLike, is_decoder: bool, *, rngs: nnx.Rngs):
         self.attention = Attention(sizes, dtype, rngs=rngs)
         self.attention_norm = _norm(sizes.width, dtype, rngs)
         if is_decoder:
@@ -99,13 +96,14 @@ class Block(nnx.Module):
         if encoded is not None:
             hidden += self.cross_attention(self.cross_attention_norm(hidden), encoded)
         normed = self.mlp_norm(hidden)
-        return hidden + self.down(nnx.gelu(self.gate(normed)) * self.up(normed))
+        gated = nnx.gelu(self.gate(normed)) * self.up(normed)
+        return hidden + self.down(gated)
 
 
 class Attention(nnx.Module):
     """Attention of several heads."""
 
-    def __init__(self, sizes: Sizes, dtype: jax.typing.DTypeLike, *, rngs: nnx.Rngs):
+    def __init__(self, sizes: Sizes, dtype: DTypeLike, *, rngs: nnx.Rngs):
         joined = sizes.heads * sizes.head_width
         self.heads, self.dtype = sizes.heads, dtype
         # What other models divide the scores by is in the initial query instead.
@@ -132,7 +130,9 @@ class Attention(nnx.Module):
             split(self.value(seen)),
         )
         scores = jnp.einsum('bqhd,bkhd->bhqk', query, key).astype(jnp.float32)
-        weights = jax.nn.softmax(scores if bias is None else scores + bias).astype(self.dtype)
+        if bias is not None:
+            scores += bias
+        weights = jax.nn.softmax(scores).astype(self.dtype)
         attended = jnp.einsum('bhqk,bkhd->bqhd', weights, value)
         return self.out(attended.reshape(*attended.shape[:2], -1))
 
@@ -147,15 +147,18 @@ def position_buckets(length: int, bidirectional: bool, buckets: int, distance: i
     >>> position_buckets(4, False, 32, 128)[3]
     array([3, 2, 1, 0])
     """
-    relative = np.arange(length)[None, :] - np.arange(length)[:, None]
+    positions = np.arange(length)
+    relative = positions[None, :] - positions[:, None]
     if bidirectional:
         buckets //= 2
     away = np.abs(relative) if bidirectional else np.maximum(-relative, 0)
     near = buckets // 2
     # In float32 and with its epsilon, as in T5: distances on an edge fall to the same side.
-    scaled = np.maximum(away, 1).astype(np.float32) / near + np.finfo(np.float32).eps
+    epsilon = np.finfo(np.float32).eps
+    scaled = np.maximum(away, 1).astype(np.float32) / near + epsilon
     ratio = np.log(scaled) / np.log(distance / near)
-    far = np.minimum(near + (ratio * (buckets - near)).astype(int), buckets - 1)
+    beyond = (ratio * (buckets - near)).astype(int)
+    far = np.minimum(near + beyond, buckets - 1)
     bucket = np.where(away < near, away, far)
     return bucket + buckets * (relative > 0) if bidirectional else bucket
 
@@ -163,12 +166,12 @@ def position_buckets(length: int, bidirectional: bool, buckets: int, distance: i
 def _linear(
     inputs: int,
     outputs: int,
-    dtype: jax.typing.DTypeLike,
+    dtype: DTypeLike,
     rngs: nnx.Rngs,
     init: nnx.Initializer = FAN_IN,
 ) -> nnx.Linear:
     return nnx.Linear(inputs, outputs, use_bias=False, dtype=dtype, kernel_init=init, rngs=rngs)
 
 
-def _norm(width: int, dtype: jax.typing.DTypeLike, rngs: nnx.Rngs) -> nnx.RMSNorm:
+def _norm(width: int, dtype: DTypeLike, rngs: nnx.Rngs) -> nnx.RMSNorm:
     return nnx.RMSNorm(width, dtype=dtype, rngs=rngs)

@@ -136,11 +136,9 @@ class PresetRecipes:
 
     @property
     def presets(self) -> tuple[str, ...]:
-        """As `Workload.presets`."""
         return tuple(self.recipes)
 
     def default(self, preset: str) -> Recipe:
-        """As `Workload.default`."""
         if preset not in self.recipes:
             nearest = tree_lib.nearest(preset, self.recipes)
             raise ValueError(f'{self.name} has no preset {preset!r}; {nearest}')

@@ -93,7 +93,8 @@ class Training:
     def prunable(self, data: Any) -> dict[str, int]:
         """The number of weights of each leaf that may be pruned, by path."""
         task = self._task(data)
-        paths, leaves, _ = tree_lib.flatten_with_paths(jax.eval_shape(task.init, jax.random.key(0)))
+        params = jax.eval_shape(task.init, jax.random.key(0))
+        paths, leaves, _ = tree_lib.flatten_with_paths(params)
         sizes = {}
         for path, leaf in zip(paths, leaves, strict=True):
             if task.filter_fn(path, leaf):

@@ -113,7 +113,8 @@ def read_emnist(folder: Path) -> ClientFiles:
 
 
 def _client(pixels: Any, labels: Any) -> Client:
-    pixels, labels = np.asarray(pixels, np.float32), np.asarray(labels, np.int32).reshape(-1)
+    pixels = np.asarray(pixels, np.float32)
+    labels = np.asarray(labels, np.int32).reshape(-1)
     if pixels.ndim != 3 or len(pixels) != len(labels) or not len(labels):
         raise ValueError(f'{pixels.shape} pixels and {len(labels)} labels do not belong together')
     return Client(1 - pixels[..., None], labels)

@@ -53,14 +53,17 @@ def random_box(random: np.random.Generator, width: int, height: int) -> Box:
     """
     for _ in range(_TRIES):
         area = random.uniform(*_AREA) * width * height
-        ratio = math.exp(random.uniform(math.log(_RATIO[0]), math.log(_RATIO[1])))
-        wide, high = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        narrowest, widest = (math.log(ratio) for ratio in _RATIO)
+        ratio = math.exp(random.uniform(narrowest, widest))
+        wide = round(math.sqrt(area * ratio))
+        high = round(math.sqrt(area / ratio))
         if 0 < wide <= width and 0 < high <= height:
             left = int(random.integers(width - wide + 1))
             upper = int(random.integers(height - high + 1))
             return left, upper, left + wide, upper + high
-    wide, high = min(width, height * _RATIO[1]), min(height, width / _RATIO[0])
-    return (width - wide) / 2, (height - high) / 2, (width + wide) / 2, (height + high) / 2
+    wide = min(width, height * _RATIO[1])
+    high = min(height, width / _RATIO[0])
+    return _centered(width, height, wide, high)
 
 
 def middle_box(width: int, height: int) -> Box:
@@ -70,7 +73,12 @@ def middle_box(width: int, height: int) -> Box:
     (16.0, 144.0, 240.0, 368.0)
     """
     side = min(width, height) / MARGIN
-    return (width - side) / 2, (height - side) / 2, (width + side) / 2, (height + side) / 2
+    return _centered(width, height, side, side)
+
+
+def _centered(width: int, height: int, wide: float, high: float) -> Box:
+    left, right = (width - wide) / 2, (width + wide) / 2
+    return left, (height - high) / 2, right, (height + high) / 2
 
 
 def _decoded(picture: Picture) -> Any:

@@ -34,24 +34,19 @@ class GrainFeed:
     """A feed of what a grain dataset yields; its position is that of the dataset's iterator."""
 
     def __init__(self, dataset: Any):
-        """Begins to read."""
         self._iterator = iter(dataset)
 
     def next(self, values: Values | None) -> Any:
-        """As `Feed.next`."""
         del values
         return next(self._iterator)
 
     def save(self, folder: Path) -> None:
-        """As `Feed.save`."""
         (folder / _STATE).write_text(json.dumps(self._iterator.get_state()))
 
     def restore(self, folder: Path) -> None:
-        """As `Feed.restore`."""
         self._iterator.set_state(json.loads((folder / _STATE).read_text()))
 
     def close(self) -> None:
-        """As `Feed.close`."""
         self._iterator.close()
 
 
@@ -86,7 +81,8 @@ def numbered(make: Callable[[int], Any]) -> GrainFeed:
     """
     grain = _grain()
     options = grain.ReadOptions(num_threads=_BATCHES_AHEAD, prefetch_buffer_size=_BATCHES_AHEAD)
-    return GrainFeed(grain.MapDataset.range(2**31 - 1).map(make).to_iter_dataset(options))
+    batches = grain.MapDataset.range(2**31 - 1).map(make)
+    return GrainFeed(batches.to_iter_dataset(options))
 
 
 def windows(parts: Reader[np.ndarray], length: int, batch_size: int, seed: int) -> GrainFeed:
@@ -110,13 +106,13 @@ def windows(parts: Reader[np.ndarray], length: int, batch_size: int, seed: int) 
         for text in texts:
             complete = text[: len(text) // length * length]
             pieces.append(complete.reshape(-1, length))
-        mixed_pieces = np.random.default_rng((seed, number)).permutation(np.concatenate(pieces))
-        if not len(mixed_pieces):
+        all_pieces = np.concatenate(pieces)
+        if not len(all_pieces):
             raise ValueError(
                 f'{len(texts)} parts of the text are all shorter than {length} bytes: use longer '
                 'files'
             )
-        return mixed_pieces
+        return np.random.default_rng((seed, number)).permutation(all_pieces)
 
     size = min(_POOL, len(parts))  # more would have a part twice
     shuffled = grain.MapDataset.source(parts).shuffle(seed=seed).repeat(_EPOCHS)
