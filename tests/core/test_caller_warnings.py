@@ -94,3 +94,15 @@ def test_the_same_line_warns_once_under_the_default_filter():
 def test_the_category_is_the_one_that_was_asked_for():
     with pytest.warns(DeprecationWarning, match='old'):
         caller_warnings.warn('old', DeprecationWarning)
+
+
+def test_a_message_is_given_once_where_that_is_asked_for():
+    given = {'bias stays dense'}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        with caller_warnings.each_once(given):
+            for message in ('w stays dense', 'bias stays dense', 'w stays dense'):
+                caller_warnings.warn(message)
+        caller_warnings.warn('w stays dense')
+    assert [str(warning.message) for warning in caught] == ['w stays dense'] * 2
+    assert given == {'w stays dense', 'bias stays dense'}
