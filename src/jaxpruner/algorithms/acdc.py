@@ -137,11 +137,9 @@ class ACDC(base_updater.BaseUpdater):
 
     def _take_counts(self):
         if not isinstance(self.scheduler, sparsity_schedules.NoUpdateSchedule | PhasesSchedule):
-            given = ', '.join(
-                f'{name}={getattr(self, name)!r}' for name in COUNTS if getattr(self, name)
-            )
+            counts = [f'{name}={getattr(self, name)!r}' for name in COUNTS if getattr(self, name)]
             raise ValueError(
-                f'ACDC takes a scheduler or counts of steps, got {self.scheduler!r} and {given}'
+                f'ACDC takes a scheduler or counts of steps, got {self.scheduler!r} and {", ".join(counts)}'
             )
         self.scheduler = PhasesSchedule(*[getattr(self, name) for name in COUNTS])
 

@@ -56,9 +56,12 @@ def _nearest_definition(cls: type, name: str) -> Any:
 def _check_arguments(cls: type, name: str, method: Any, arguments: tuple[str, ...]) -> None:
     function = getattr(method, '__func__', method)  # of a staticmethod or classmethod
     first = () if isinstance(method, staticmethod) else (None,)
-    # The last argument of `update_masks` is given by name.
-    by_name = {argument: None for argument in arguments if argument == 'drop_fraction'}
-    positional = (*first, *[None for argument in arguments if argument not in by_name])
+    positional, by_name = list(first), {}
+    for argument in arguments:
+        if argument == 'drop_fraction':  # the one that is given by name
+            by_name[argument] = None
+        else:
+            positional.append(None)
     try:
         inspect.signature(function).bind(*positional, **by_name)
     except (TypeError, ValueError) as error:
@@ -69,12 +72,10 @@ def _check_arguments(cls: type, name: str, method: Any, arguments: tuple[str, ..
 
 
 def _check_is_called(cls: type, root: type) -> None:
-    own = [
-        base
-        for base in cls.__mro__
-        if not base.__module__.startswith('jaxpruner.') and base is not object
-    ]
-    defined = {name for base in own for name in vars(base)}
+    defined = set()
+    for base in cls.__mro__:
+        if base is not object and not base.__module__.startswith('jaxpruner.'):
+            defined.update(vars(base))
     used = {'update_state', *_ARGUMENTS, *(f'_{name}' for name in _ARGUMENTS)}
     if 'calculate_scores' in defined and not defined & used:
         raise TypeError(

@@ -75,11 +75,16 @@ def restart_inner_state(state: Any, masks_activated: tree_lib.PyTree) -> Any:
     flags = dict(
         jax.tree_util.tree_flatten_with_path(masks_activated, is_leaf=lambda node: node is None)[0]
     )
-    lengths = sorted({len(path) for path in flags}, reverse=True)
+
+    def flag_of(path: tuple[Any, ...]) -> Any:
+        """That of the parameter with the longest path that ends this path."""
+        for start in range(len(path) + 1):
+            if path[start:] in flags:
+                return flags[path[start:]]
+        return None
 
     def restarted(path: tuple[Any, ...], moment: Any) -> Any:
-        endings = [path[len(path) - length :] for length in lengths if length <= len(path)]
-        flag = next((flags[ending] for ending in endings if ending in flags), None)
+        flag = flag_of(path)
         shape = getattr(moment, 'shape', None)
         if flag is None or not flag.ndim or shape is None:
             return moment
