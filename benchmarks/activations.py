@@ -24,21 +24,17 @@ def run(size: str, rounds: int) -> list[Row]:
     rows = []
     for shape in SHAPES[size]:
         x = jax.random.normal(jax.random.key(0), shape, jnp.float32)
-        for kind, values in (('normal', x), ('after a ReLU', jax.nn.relu(x))):
-            rows += _rows(f'{list(shape)} {kind}', values, rounds)
+        for origin, values in (('normal', x), ('after a ReLU', jax.nn.relu(x))):
+            rows += _rows(f'{list(shape)} {origin}', values, rounds)
     return rows
 
 
 def _rows(title: str, x: jax.Array, rounds: int) -> list[Row]:
-    densities = {f'unstructured, density {density}': density for density in (0.9, 0.5)}
-    pruned = {
-        name: _bound(activations.prune_act_unstruct, x, density)
-        for name, density in densities.items()
-    }
-    by_sorting = {
-        f'{name}, by sorting': _bound(_by_sorting, x, density)
-        for name, density in densities.items()
-    }
+    pruned, by_sorting = {}, {}
+    for density in (0.9, 0.5):
+        name = f'unstructured, density {density}'
+        pruned[name] = _bound(activations.prune_act_unstruct, x, density)
+        by_sorting[f'{name}, by sorting'] = _bound(_by_sorting, x, density)
     pruned['2:4'] = _bound(activations.prune_act_struct, x, (2, 4))
     references = {
         'relu': bound(jax.nn.relu, x),
@@ -47,18 +43,17 @@ def _rows(title: str, x: jax.Array, rounds: int) -> list[Row]:
     times = interleaved({**references, **pruned}, rounds)
     # Hundreds of times slower: apart, and in few rounds.
     slow = interleaved({**by_sorting, **pruned}, rounds, SECONDS_FOR_SORTING)
-    return [
-        Row(
-            f'{title}: {name}',
-            (
-                times[name].milliseconds,
-                ratio(times[name], times['relu']),
-                ratio(times[name], times['pass']),
-                ratio(slow[f'{name}, by sorting'], slow[name]) if name in densities else None,
-            ),
+    rows = []
+    for name in pruned:
+        sorting = slow.get(f'{name}, by sorting')
+        values = (
+            times[name].milliseconds,
+            ratio(times[name], times['relu']),
+            ratio(times[name], times['pass']),
+            None if sorting is None else ratio(sorting, slow[name]),
         )
-        for name in pruned
-    ]
+        rows.append(Row(f'{title}: {name}', values))
+    return rows
 
 
 def _bound(prune: Any, x: jax.Array, rate: Any) -> Any:

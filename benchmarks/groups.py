@@ -34,11 +34,15 @@ def rows(pairs: Mapping[str, Pair], size: str, rounds: int) -> list[Row]:
 
 
 def _row(
-    name: str, shape: tuple[int, ...], kind: Any, reference: Callable[..., Any], rounds: int
+    name: str,
+    shape: tuple[int, ...],
+    sparsity_type: Any,
+    reference: Callable[..., Any],
+    rounds: int,
 ) -> Row:
     x = jnp.abs(jax.random.normal(jax.random.key(0), shape))
     mask = functools.partial(
-        mask_calculator.topk_group_mask_calculator, sparsity=SPARSITY, sparsity_type=kind
+        mask_calculator.topk_group_mask_calculator, sparsity=SPARSITY, sparsity_type=sparsity_type
     )
     # Sums of whole numbers do not depend on their order, so that the masks are the same.
     return masks.row_of(name, mask, reference, x, rounds, compared_on=jnp.round(8 * x))

@@ -1,6 +1,6 @@
 """Memory that training takes beyond dense Adam: in the optimizer's state, and for a step while it runs.
 
-Of the state those arrays count that grow with the weights; scalars (counts, targets, sizes) do not.
+Arrays of the state that grow with the weights count; scalars (counts, targets, sizes) do not.
 """
 
 from typing import Any
@@ -23,7 +23,10 @@ COLUMNS = (
 def run(size: str, rounds: int) -> list[Row]:
     """Compiles the steps of each model."""
     del rounds
-    return [row for title, model in TRAINED[size].items() for row in _rows(title, model)]
+    rows = []
+    for title, model in TRAINED[size].items():
+        rows += _rows(title, model)
+    return rows
 
 
 def _rows(title: str, model: Model) -> list[Row]:
@@ -35,11 +38,8 @@ def _rows(title: str, model: Model) -> list[Row]:
         if method.pruner is None:
             continue
         temporary, loops = _program(model, params, method)
-        values = (
-            _state_bits(params, method),
-            (temporary - dense_temporary) / parameters,
-            loops - dense_loops,
-        )
+        beyond_dense = (temporary - dense_temporary) / parameters
+        values = (_state_bits(params, method), beyond_dense, loops - dense_loops)
         rows.append(Row(f'{title}: {name}', values))
     return rows
 
@@ -47,11 +47,8 @@ def _rows(title: str, model: Model) -> list[Row]:
 def _program(model: Model, params: Any, method: Method) -> tuple[int, int]:
     """Temporary bytes of a compiled step, and its number of loops and branches."""
     opt_state, masks = method.split(jax.eval_shape(method.optimizer().init, params))
-    compiled = (
-        compiled_step(model, method)
-        .lower(params, opt_state, masks, jax.eval_shape(model.batch))
-        .compile()
-    )
+    batch = jax.eval_shape(model.batch)
+    compiled = compiled_step(model, method).lower(params, opt_state, masks, batch).compile()
     return compiled.memory_analysis().temp_size_in_bytes, loops_and_branches(compiled.as_text())
 
 

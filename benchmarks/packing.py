@@ -21,12 +21,11 @@ COLUMNS = ('milliseconds', 'times an unpacked multiply', 'passes over the weight
 
 def run(size: str, rounds: int) -> list[Row]:
     """Times each function on random masks and normal weights."""
-    return [
-        row
-        for shape in SHAPES[size]
-        for dtype in (jnp.float32, jnp.bfloat16)
-        for row in _rows(shape, dtype, rounds)
-    ]
+    rows = []
+    for shape in SHAPES[size]:
+        for dtype in (jnp.float32, jnp.bfloat16):
+            rows += _rows(shape, dtype, rounds)
+    return rows
 
 
 def _rows(shape: tuple[int, ...], dtype: Any, rounds: int) -> list[Row]:
@@ -42,14 +41,12 @@ def _rows(shape: tuple[int, ...], dtype: Any, rounds: int) -> list[Row]:
     }
     references = {'multiply': bound(jnp.multiply, x, mask), 'pass': bound(jnp.max, x)}
     times = interleaved({**calls, **references}, rounds)
-    return [
-        Row(
-            f'{name}, {list(shape)} {dtype.__name__}',
-            (
-                times[name].milliseconds,
-                ratio(times[name], times['multiply']),
-                ratio(times[name], times['pass']),
-            ),
+    rows = []
+    for name in calls:
+        values = (
+            times[name].milliseconds,
+            ratio(times[name], times['multiply']),
+            ratio(times[name], times['pass']),
         )
-        for name in calls
-    ]
+        rows.append(Row(f'{name}, {list(shape)} {dtype.__name__}', values))
+    return rows

@@ -36,10 +36,10 @@ def machine() -> str:
 def show(subject: str, columns: Sequence[str], rows: Sequence[Row], as_json: bool) -> None:
     """Prints a subject's table, as JSON on one line."""
     if as_json:
-        table = [
-            {'name': row.name, **dict(zip(columns, map(_as_json, row.values), strict=True))}
-            for row in rows
-        ]
+        table = []
+        for row in rows:
+            values = map(_as_json, row.values)
+            table.append({'name': row.name, **dict(zip(columns, values, strict=True))})
         print(json.dumps({'subject': subject, 'machine': machine(), 'rows': table}), flush=True)
         return
     table = Table('', *columns, title=f'{subject}: {machine()}')
@@ -61,10 +61,11 @@ def as_text(value: Value) -> str:
 
 
 def _decimals(number: float) -> int:
-    # Around 1 a thousandth is what tells a step from a dense one.
-    return next(
-        (decimals for limit, decimals in ((2, 3), (10, 2), (100, 1)) if abs(number) < limit), 0
-    )
+    # Around 1, steps differ from dense ones by thousandths.
+    for limit, decimals in ((2, 3), (10, 2), (100, 1)):
+        if abs(number) < limit:
+            return decimals
+    return 0
 
 
 def _as_json(value: Value) -> Value | dict[str, float]:

@@ -1,7 +1,7 @@
 """Masks of the largest weights against a sort, numpy's partition, and (on a GPU) `jax.lax.top_k`.
 
-The references are given what the library computes for itself: how many weights are kept. By partition weights that
-equal the threshold are all kept, so that it does less.
+The references are told how many weights are kept, which the library computes itself. `numpy.partition` keeps all
+weights that equal the threshold, so it does less work.
 """
 
 import functools
@@ -53,38 +53,37 @@ def environment() -> Mapping[str, str]:
 
 def run(size: str, rounds: int) -> list[Row]:
     """Times masks of normal magnitudes."""
-    return [
-        _row(shape, dtype, rounds)
-        for dtype in (jnp.float32, jnp.bfloat16)
-        for shape in SHAPES[size]
-    ]
+    rows = []
+    for dtype in (jnp.float32, jnp.bfloat16):
+        rows += [_row(shape, dtype, rounds) for shape in SHAPES[size]]
+    return rows
 
 
 def _row(shape: tuple[int, ...], dtype: jnp.dtype, rounds: int) -> Row:
     functions = {'ours': by_counting, 'pass': jnp.max, 'argsort': _with_kept(by_argsort, shape)}
     if jax.default_backend() == 'gpu':
         functions['top_k'] = _with_kept(by_top_k, shape)
-    # How many passes it takes differs from draw to draw.
-    draws = [
-        _timed(jax.random.key(seed), shape, dtype, functions, -(-rounds // DRAWS))
-        for seed in range(DRAWS)
-    ]
-    times, slow, inside = (
-        {name: joined(draw[i][name] for draw in draws) for name in draws[0][i]} for i in range(3)
+    draws = []
+    for seed in range(DRAWS):  # the number of passes differs from draw to draw
+        key = jax.random.key(seed)
+        draws.append(_timed(key, shape, dtype, functions, -(-rounds // DRAWS)))
+    times, slow, inside = map(_joined_by_name, zip(*draws, strict=True))
+    temporary = temporary_bytes(by_counting, jax.ShapeDtypeStruct(shape, dtype))
+    values = (
+        times['ours'].milliseconds,
+        ratio(times['ours'], times['pass']),
+        ratio(slow['argsort'], slow['ours']),
+        ratio(slow['partition'], slow['ours']),
+        ratio(slow['top_k'], slow['ours']) if 'top_k' in slow else None,
+        inside['ours'].milliseconds / CALLS if inside else None,
+        ratio(inside['argsort'], inside['ours']) if inside else None,
+        temporary / math.prod(shape),
     )
-    return Row(
-        f'{list(shape)} {dtype.__name__}',
-        (
-            times['ours'].milliseconds,
-            ratio(times['ours'], times['pass']),
-            ratio(slow['argsort'], slow['ours']),
-            ratio(slow['partition'], slow['ours']),
-            ratio(slow['top_k'], slow['ours']) if 'top_k' in slow else None,
-            inside['ours'].milliseconds / CALLS if inside else None,
-            ratio(inside['argsort'], inside['ours']) if inside else None,
-            temporary_bytes(by_counting, jax.ShapeDtypeStruct(shape, dtype)) / math.prod(shape),
-        ),
-    )
+    return Row(f'{list(shape)} {dtype.__name__}', values)
+
+
+def _joined_by_name(draws: tuple[dict[str, Timing], ...]) -> dict[str, Timing]:
+    return {name: joined(draw[name] for draw in draws) for name in draws[0]}
 
 
 def _with_kept(
@@ -100,7 +99,7 @@ def _timed(
     functions: Mapping[str, Callable],
     rounds: int,
 ) -> tuple[dict[str, Timing], ...]:
-    """Of one draw: a mask beside a pass over the memory, beside the references, and inside a program if it is short."""
+    """Times one draw: beside a pass over the memory, beside the references, and inside a program if it is short."""
     x = jnp.abs(jax.random.normal(key, shape, dtype))
     calls = {name: bound(function, x) for name, function in functions.items()}
     for name in calls.keys() - {'ours', 'pass'}:
@@ -144,8 +143,9 @@ def by_top_k(x: jax.Array, kept: int) -> jax.Array:
 
 def by_partition(x: np.ndarray, kept: int) -> np.ndarray:
     """The threshold by numpy's selection, and the mask of what reaches it."""
-    place = x.size - kept
-    return (x >= np.partition(x, place, axis=None)[place]).astype(np.uint8)
+    position = x.size - kept
+    threshold = np.partition(x, position, axis=None)[position]
+    return (x >= threshold).astype(np.uint8)
 
 
 def _up_to(x: jax.Array, threshold: jax.Array, last: jax.Array) -> jax.Array:

@@ -38,8 +38,8 @@ def environment() -> Mapping[str, str]:
     """What a process needs to have enough devices, if this one has not: those of the host, told apart."""
     if jax.device_count() >= DEVICES:
         return {}
-    flags = f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_platform_device_count={DEVICES}'.strip()
-    return {'XLA_FLAGS': flags, 'JAX_PLATFORMS': 'cpu'}
+    flags = f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_platform_device_count={DEVICES}'
+    return {'XLA_FLAGS': flags.strip(), 'JAX_PLATFORMS': 'cpu'}
 
 
 def run(size: str, rounds: int) -> list[Row]:

@@ -1,9 +1,9 @@
 """Training steps against dense ones: Adam, donated buffers, masks at a sparsity of 0.9.
 
-Each is timed in pairs with the dense step, twice: steps that are waited for one by one, and loops of steps as training
-makes them, where one is handed over while others run. Dense against a copy of itself, compiled apart, says what is
-noise. Where memory comes to lie differs from process to process, and short steps with it: on a CPU several processes
-take a part of the pairs each.
+Each step is timed in pairs with the dense step, in two ways: as single steps that are waited for, and as loops of
+steps, as in training, where one step is handed over while others run. The dense step is also timed against a copy of
+itself that was compiled separately, which shows the noise. The placement of memory differs from process to process, and
+with it the time of short steps. On a CPU several processes therefore take a part of the pairs each.
 """
 
 import functools
@@ -23,8 +23,8 @@ from benchmarks.training import METHODS, Training
 
 ROUNDS = 200
 PROCESSES, FEWEST_IN_A_PROCESS = 5, 20
-# Of loops there is one pair for so many pairs of steps; each has so many steps and lasts so many seconds at least.
-PAIRS_FOR_A_LOOP, FEWEST_STEPS, LOOP_SECONDS = 4, 4, 0.05
+PAIRS_FOR_A_LOOP = 4  # there is one pair of loops for so many pairs of steps
+FEWEST_STEPS, LOOP_SECONDS = 4, 0.05  # each loop has and takes at least so many
 COLUMNS = (
     'milliseconds, waited for',
     'times the dense step',
@@ -45,7 +45,7 @@ LIMITS = {
     'magnitude, an update due': (1.5, 1.5),
 }
 
-# A step takes its temporaries anew. glibc would have the kernel map them and take them back each time, which takes a
+# A step allocates its temporaries anew. By default glibc has the kernel map and unmap them each time, which takes a
 # fifth of a dense step here.
 _KEEP_MEMORY = {
     'MALLOC_MMAP_MAX_': '0',
@@ -56,27 +56,25 @@ _KEEP_MEMORY = {
 
 def environment() -> Mapping[str, str]:
     """What a process needs to keep the memory of a step for the next, if this one does not."""
-    return (
-        {}
-        if jax.default_backend() != 'cpu' or _KEEP_MEMORY.keys() <= os.environ.keys()
-        else _KEEP_MEMORY
-    )
+    if jax.default_backend() != 'cpu' or _KEEP_MEMORY.keys() <= os.environ.keys():
+        return {}
+    return _KEEP_MEMORY
 
 
 def run(size: str, rounds: int) -> list[Row]:
     """Times the steps of each model by each method."""
-    processes = (
-        min(PROCESSES, rounds // FEWEST_IN_A_PROCESS) if jax.default_backend() == 'cpu' else 1
-    )
+    processes = 1
+    if jax.default_backend() == 'cpu':
+        processes = min(PROCESSES, rounds // FEWEST_IN_A_PROCESS)
     if processes > 1:
         parts = [_timed_elsewhere(size, rounds // processes) for _ in range(processes)]
     else:
         parts = [_timed(size, rounds)]
-    return [
-        _row(title, name, [part[title][name] for part in parts])
-        for title in TRAINED[size]
-        for name in METHODS
-    ]
+    rows = []
+    for title in TRAINED[size]:
+        for name in METHODS:
+            rows.append(_row(title, name, [part[title][name] for part in parts]))
+    return rows
 
 
 # Seconds that each dense step took, and each one beside it.
@@ -101,12 +99,17 @@ def _timed_model(title: str, size: str, rounds: int) -> Iterator[tuple[str, tupl
 
 def _pairs(pair: tuple[Training, Training], rounds: int, length: int = 1) -> _Pairs:
     """Loops of so many steps, each of them waited for as a whole."""
-    calls = [functools.partial(_last_of, training, length) for training in pair]
-    times = interleaved(dict(zip(('dense', 'other'), calls, strict=True)), rounds)
-    dense, other = (
-        [seconds / length for seconds in times[name].rounds] for name in ('dense', 'other')
-    )
-    return dense, other
+    dense, other = pair
+    calls = {
+        'dense': functools.partial(_last_of, dense, length),
+        'other': functools.partial(_last_of, other, length),
+    }
+    times = interleaved(calls, rounds)
+    return _seconds_a_step(times['dense'], length), _seconds_a_step(times['other'], length)
+
+
+def _seconds_a_step(loops: Timing, length: int) -> list[float]:
+    return [seconds / length for seconds in loops.rounds]
 
 
 def _last_of(training: Training, length: int) -> Any:
@@ -122,14 +125,21 @@ def _timed_elsewhere(size: str, rounds: int) -> _Times:
 
 
 def _row(title: str, name: str, parts: list[tuple[_Pairs, _Pairs]]) -> Row:
-    waited, looped = (_compared([part[way] for part in parts]) for way in (0, 1))
-    limit = LIMITS[name][title.startswith('MLP')] if name in LIMITS else None
+    waited = _compared([waited for waited, _ in parts])
+    looped = _compared([looped for _, looped in parts])
+    limit = None
+    if name in LIMITS:
+        transformer_limit, mlp_limit = LIMITS[name]
+        limit = mlp_limit if title.startswith('MLP') else transformer_limit
     return Row(f'{title}: {name}', (*waited, limit, *looped))
 
 
 def _compared(parts: list[_Pairs]) -> tuple[float, Ratio, Ratio]:
     """Milliseconds, times the dense step, and the interval of the median of that."""
-    dense, other = (Timing([time for part in parts for time in part[side]]) for side in (0, 1))
+    dense, other = Timing([]), Timing([])
+    for dense_times, other_times in parts:
+        dense.rounds.extend(dense_times)
+        other.rounds.extend(other_times)
     return other.milliseconds, ratio(other, dense), interval(other, dense, len(parts))
 
 

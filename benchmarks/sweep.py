@@ -41,10 +41,8 @@ def environment() -> Mapping[str, str]:
     cores = os.cpu_count() or 1
     if jax.default_backend() != 'cpu' or jax.device_count() > 1 or cores == 1:
         return {}
-    flags = (
-        f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_platform_device_count={cores}'.strip()
-    )
-    return {'XLA_FLAGS': flags, 'JAX_PLATFORMS': 'cpu'}
+    flags = f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_platform_device_count={cores}'
+    return {'XLA_FLAGS': flags.strip(), 'JAX_PLATFORMS': 'cpu'}
 
 
 def run(size: str, rounds: int) -> list[Row]:
@@ -60,9 +58,8 @@ class Trained(NamedTuple):
     """What came out of all cells."""
 
     metric: np.ndarray  # float[cells]
-    masks: list[
-        np.ndarray
-    ]  # of the leaves after the first update that prunes, uint8[cells, …leaf shape]
+    # Of the leaves after the first update that prunes, uint8[cells, …leaf shape].
+    masks: list[np.ndarray]
 
 
 def _rows(name: str, steps: int, cells: int, rounds: int) -> list[Row]:
@@ -82,24 +79,20 @@ def _rows(name: str, steps: int, cells: int, rounds: int) -> list[Row]:
     tests = len(data.y_test) if metric == 'accuracy' else None
     rows = []
     for over in sides:
-        for mine, reference in zip(trained[over].masks, trained['each'].masks, strict=True):
-            differing = int((mine != reference).sum())
+        for mask, reference in zip(trained[over].masks, trained['each'].masks, strict=True):
+            differing = int((mask != reference).sum())
             assert not differing, (
                 f'{name} over {over}: {differing} weights are masked otherwise at step {first}'
             )
         difference = float(np.abs(trained[over].metric - trained['each'].metric).max())
-        rows.append(
-            Row(
-                f'{name}, {cells} cells of {steps} steps: {over}',
-                (
-                    times[over].median,
-                    ratio(times[over], times['each']),
-                    max(0.0, cold[over] - times[over].median),
-                    difference,
-                    None if tests is None else round(difference * tests),
-                ),
-            )
+        values = (
+            times[over].median,
+            ratio(times[over], times['each']),
+            max(0.0, cold[over] - times[over].median),
+            difference,
+            None if tests is None else round(difference * tests),
         )
+        rows.append(Row(f'{name}, {cells} cells of {steps} steps: {over}', values))
     return [*rows, _row_of_the_choice(name, recipe, data, cells, times)]
 
 
@@ -126,14 +119,13 @@ class _Side:
 
     def train(self, stop: int | None = None) -> list[Carry]:
         stop = self.steps if stop is None else stop
-        programs, targets = self.programs, self.targets
-        # Waited for, as a sweep does: a CPU would begin with the next ones meanwhile.
-        return [
-            jax.block_until_ready(
-                programs.advance(targets, programs.start(targets, seeds), 0, stop)
-            )
-            for seeds in self.groups
-        ]
+        trained = []
+        for seeds in self.groups:
+            carries = self.programs.start(self.targets, seeds)
+            carries = self.programs.advance(self.targets, carries, 0, stop)
+            # Waited for, as a sweep does: a CPU would begin with the next ones meanwhile.
+            trained.append(jax.block_until_ready(carries))
+        return trained
 
     def first_update(self) -> int:
         """The number of steps after which the first masks have zeros."""
@@ -150,15 +142,12 @@ class _Side:
 
 
 def _masks(groups: list[Carry]) -> list[np.ndarray]:
-    of_groups = [
-        [
-            np.asarray(leaf)
-            for state in sparse_states(carries.opt_state)
-            for leaf in jax.tree.leaves(state.masks)
-        ]
-        for carries in groups
-    ]
-    return [np.concatenate(parts) for parts in zip(*of_groups, strict=True)]
+    masks_of_groups = []
+    for carries in groups:
+        states = sparse_states(carries.opt_state)
+        masks = jax.tree.leaves([state.masks for state in states])
+        masks_of_groups.append(map(np.asarray, masks))
+    return [np.concatenate(parts) for parts in zip(*masks_of_groups, strict=True)]
 
 
 def _seconds(call: Callable[[], Any]) -> float:

@@ -11,13 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Seconds: what is shorter is repeated inside a timing, so that neither the clock matters nor caches that others filled.
+# Seconds. A shorter call is repeated within a timing, so that neither the clock nor caches that others filled matter.
 LONG_ENOUGH = 2e-2
 FEWEST_ROUNDS = 3  # of functions that are slow
 RESAMPLES = 1000
-IN_PLACE = (
-    'BENCHMARKS_IN_PLACE'  # in the environment: JAX runs programs on the thread that calls them
-)
+# If this is set in the environment, JAX runs programs on the thread that calls them.
+IN_PLACE = 'BENCHMARKS_IN_PLACE'
 
 
 class Timing(NamedTuple):
@@ -54,17 +53,16 @@ def in_program(
 ) -> Callable[[], Any]:
     """One compiled program that calls the function so many times, as a training step calls it among other things.
 
-    What is short takes less time than it takes to hand a program over from Python; here that is shared. Each call gets
-    an array in which one element was written anew, since what stays the same would be computed but once.
+    A short function takes less time than handing a program over from Python; here its calls share that time. Before
+    each call one element of the array is written again, since XLA would compute the result of an unchanged array once.
     """
 
     def program(x: jax.Array) -> jax.Array:
         def call(_: Any, carried: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             current, previous = carried
             first = (0,) * current.ndim
-            same = (
-                current[first] + previous[first].astype(current.dtype) * 0
-            )  # which a compiler may not assume of floats
+            # Plus 0 times a float, which a compiler may not leave out: it could be NaN.
+            same = current[first] + previous[first].astype(current.dtype) * 0
             current = current.at[first].set(same)
             return current, function(current)
 
@@ -123,11 +121,10 @@ def interval(of: Timing, to: Timing, parts: int = 1) -> Ratio:
     """
     ratios = np.array(_ratios(of, to)).reshape(parts, -1)
     draw = np.random.default_rng(0).integers
-    drawn = (
-        draw(parts, size=(RESAMPLES, parts, 1)),
-        draw(ratios.shape[1], size=(RESAMPLES, *ratios.shape)),
-    )
-    low, high = np.quantile(np.median(ratios[drawn], axis=(1, 2)), (0.025, 0.975))
+    drawn_parts = draw(parts, size=(RESAMPLES, parts, 1))
+    drawn_rounds = draw(ratios.shape[1], size=(RESAMPLES, *ratios.shape))
+    medians = np.median(ratios[drawn_parts, drawn_rounds], axis=(1, 2))
+    low, high = np.quantile(medians, (0.025, 0.975))
     return Ratio(float(np.median(ratios)), float(low), float(high))
 
 

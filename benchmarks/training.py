@@ -27,9 +27,8 @@ class Method(NamedTuple):
     """A way to train: a pruner, and who decides whether masks are updated."""
 
     pruner: jaxpruner.BaseUpdater | None  # None trains dense
-    update_masks: bool | None = (
-        None  # of the steps after the first: None leaves it to the schedule in the graph
-    )
+    # Of the steps after the first; None leaves it to the schedule in the graph.
+    update_masks: bool | None = None
 
     def optimizer(self) -> optax.GradientTransformationExtraArgs:
         """Adam, wrapped by the pruner."""
@@ -38,8 +37,10 @@ class Method(NamedTuple):
         return self.pruner.wrap_optax(DENSE_OPTIMIZER)
 
     def split(self, opt_state: Any) -> tuple[Any, tuple]:
-        """The optimizer's state, and the masks that steps only read, where these are apart."""
-        return jaxpruner.split_masks(opt_state) if self.update_masks is False else (opt_state, ())
+        """The optimizer's state, and apart from it the masks, if steps only read these."""
+        if self.update_masks is False:
+            return jaxpruner.split_masks(opt_state)
+        return opt_state, ()
 
 
 METHODS = {
@@ -68,9 +69,8 @@ class Training:
         if method.pruner is not None:
             params = method.pruner.post_gradient_update(params, opt_state)
         self._step = compiled_step(model, method)
-        if (
-            method.update_masks is False
-        ):  # makes the masks sparse, as the schedule does in the other runs
+        if method.update_masks is False:
+            # Makes the masks sparse, as the schedule does in the other runs.
             update_step = compiled_step(model, method._replace(update_masks=True))
             params, opt_state = update_step(params, opt_state, (), self._batch)
         rest, self._masks = method.split(opt_state)
@@ -94,12 +94,9 @@ def compiled_step(model: Model, method: Method) -> Callable[..., tuple[Params, A
         opt_state = jaxpruner.join_masks(rest, masks)
 
         def loss(trained: Params) -> jax.Array:
-            used = (
-                trained
-                if method.pruner is None
-                else method.pruner.pre_forward_update(trained, opt_state)
-            )
-            return model.loss(used, batch)
+            if method.pruner is not None:
+                trained = method.pruner.pre_forward_update(trained, opt_state)
+            return model.loss(trained, batch)
 
         updates, new_state = optimizer.update(jax.grad(loss)(params), opt_state, params, **decided)
         return optax.apply_updates(params, updates), method.split(new_state)[0]

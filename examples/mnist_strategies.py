@@ -66,7 +66,7 @@ class Settings:
     activation_pattern: str = '2:4'
     """N:M, kept of consecutive channels after the second convolution."""
     masks_every_step: bool = False
-    """Apply masks after every step, not only after an epoch, between which pruned weights move."""
+    """Apply masks after every step, not only after an epoch; otherwise pruned weights move in between."""
     seed: int = 0
     """Of weights and batches."""
     data_dir: Path | None = None
@@ -79,11 +79,7 @@ class Settings:
     """Start again, whatever run the folder holds."""
 
     def check(self) -> None:
-        """Refuses what cannot be meant, before any work.
-
-        Raises:
-          ValueError: with the value and what would be right.
-        """
+        """Refuses wrong settings before any work, with a ValueError that names the value and the remedy."""
         for name in ('epochs', 'batch_size'):
             if getattr(self, name) < 1:
                 raise ValueError(
@@ -138,11 +134,11 @@ def built_in_strategies(epochs: int) -> dict[str, Any]:
 
 def read_strategy(name: str, epochs: int) -> PruningStrategy:
     """Returns a strategy by its name or from a file."""
-    known = built_in_strategies(epochs)
-    if name in known:
-        return PruningStrategy.parse(known[name])
+    strategies = built_in_strategies(epochs)
+    if name in strategies:
+        return PruningStrategy.parse(strategies[name])
     if not Path(name).is_file():
-        raise ValueError(f'{name!r} is no file and no name; choose from {", ".join(known)}')
+        raise ValueError(f'{name!r} is no file and no name; choose from {", ".join(strategies)}')
     return PruningStrategy.parse(name)
 
 
@@ -181,12 +177,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     minutes, seconds = divmod(round(time.perf_counter() - began), 60)
     densities = kernel_densities(state)
-    layers = ', '.join(
-        f'{layer} {density:.3f}' for layer, density in densities.items() if layer != TOTAL
-    )
+    total = densities.pop(TOTAL)
+    layers = ', '.join(f'{layer} {density:.3f}' for layer, density in densities.items())
     print(
         f'{dataset.name}, {settings.strategy}: test accuracy {100 * accuracy:.2f} %, '
-        f'density {densities[TOTAL]:.3f} ({layers}), {minutes}:{seconds:02d} min.'
+        f'density {total:.3f} ({layers}), {minutes}:{seconds:02d} min.'
     )
     return 0
 
@@ -255,14 +250,13 @@ def kernel_densities(state: TrainState) -> dict[str, float]:
     """Returns the share of non-zero weights in the kernel of each layer, and in all of them under `TOTAL`."""
     kernels = {layer: state.params[layer]['kernel'] for layer in state.params}
     summary = jaxpruner.summarize_sparsity(kernels)
-    return {
-        **{layer: 1 - summary[layer] for layer in kernels},
-        TOTAL: 1 - summary['_total_sparsity'],
-    }
+    densities = {layer: 1 - summary[layer] for layer in kernels}
+    densities[TOTAL] = 1 - summary['_total_sparsity']
+    return densities
 
 
 def _named(option: str, function: Callable[[], Any]) -> Any:
-    """Calls a function; what it refuses is refused in the name of an option."""
+    """Calls a function; its errors name the option."""
     try:
         return function()
     except (ValueError, TypeError) as error:

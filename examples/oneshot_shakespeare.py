@@ -1,4 +1,4 @@
-"""Trains a character transformer, prunes it once in many ways, and shows what each costs.
+"""Trains a character transformer, prunes it once in many ways, and shows the loss of each.
 
     python examples/oneshot_shakespeare.py --data-dir folder  # with tinyshakespeare.txt: three seeds, an hour on a core
     python examples/oneshot_shakespeare.py --small            # a tiny model on the text inside CPython, seconds
@@ -50,11 +50,7 @@ class Settings:
     """Show a progress bar; without a terminal there is none."""
 
     def check(self) -> None:
-        """Refuses what cannot be meant, before any work.
-
-        Raises:
-          ValueError: with the value and what would be right.
-        """
+        """Refuses wrong settings before any work, with a ValueError that names the value and the remedy."""
         if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f'--seeds must be different whole numbers from 0 on, got {self.seeds}')
 
@@ -83,44 +79,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(settings: Settings) -> None:
     """Trains and prunes what has no result yet."""
-    recipe, shared = settings.recipe, os.environ.get('JAXPRUNER_SHARED')
-    known = (
-        Path(shared, 'data') if shared and not settings.small else None
-    )  # the small text lies in a package
-    text = read_text(recipe, settings.data_dir or known)
+    recipe, data_dir = settings.recipe, settings.data_dir
+    shared = os.environ.get('JAXPRUNER_SHARED')
+    if data_dir is None and shared and not settings.small:  # the small text lies in a package
+        data_dir = Path(shared, 'data')
+    text = read_text(recipe, data_dir)
     training = Training(recipe, text)
     with claimed(settings.out, recipe):
         checkpoints = Checkpoints(settings.out / 'checkpoints', recipe.digest())
         for seed in settings.seeds:
             with progress_bar(recipe.steps, settings.progress) as show:
-                trained = training.train(
-                    seed, checkpoints, functools.partial(show, f'seed {seed}: training')
-                )
+                show_training = functools.partial(show, f'seed {seed}: training')
+                trained = training.train(seed, checkpoints, show_training)
             prune_all(training, text, trained, settings.out)
 
 
 def report(settings: Settings) -> None:
     """Prints the table and the differences, and writes them and the plot."""
     recipe, out = settings.recipe, settings.out
-    cells = [cell for variant in variants(recipe) for cell in read_cells(out / variant.folder)]
+    cells = []
+    for variant in variants(recipe):
+        cells += read_cells(out / variant.folder)
     if not cells:
         raise FileNotFoundError(
             f'no results in {out}; without --table they are made, --small has others'
         )
-    errors = [
-        dataclasses.replace(cell, metric=OUTPUT_ERROR, value=cell.metrics[OUTPUT_ERROR])
-        for cell in cells
-        if cell.algorithm != DENSE
-    ]
+    errors = []
+    for cell in cells:
+        if cell.algorithm != DENSE:
+            error = cell.metrics[OUTPUT_ERROR]
+            errors.append(dataclasses.replace(cell, metric=OUTPUT_ERROR, value=error))
     texts = {
         'table.md': tables.to_markdown(tables.make_table(cells)),
         'errors.md': tables.to_markdown(tables.make_table(errors)),
         'differences.md': differences(recipe, out),
     }
     for name, text in texts.items():
-        atomic_files.replace_file(
-            out / name, lambda temporary, text=text: temporary.write_text(text)
-        )
+        write = functools.partial(Path.write_text, data=text)
+        atomic_files.replace_file(out / name, write)
         print(text)
     plots.plot_metric_against_sparsity(cells, out / 'sparsity.png')
     print(', '.join(str(out / name) for name in (*texts, 'sparsity.png')))

@@ -1,7 +1,7 @@
-"""By how much one way to prune is better than another in the one-shot example, with two intervals.
+"""By how much one variant of pruning is better than another in the one-shot example, with two intervals.
 
-Models of other seeds differ, and so do places of the text: one interval is that of the mean over seeds (Student's), the
-other that of the mean over validation sequences (from the bootstrap, the losses of all seeds taken together).
+Models differ from seed to seed, and the loss differs from sequence to sequence. One interval is that of the mean over
+seeds (Student's). The other is that of the mean over validation sequences (bootstrap, over the mean of all seeds).
 """
 
 import itertools
@@ -22,47 +22,60 @@ RESAMPLES = 10_000
 
 
 class Pair(NamedTuple):
-    """Two ways to prune, of which the first is expected to be better."""
+    """Two prunings at one sparsity, of which the first is expected to be better."""
 
     words: str
-    first: tuple[Variant, str]
+    first: tuple[Variant, str]  # a variant and an algorithm
     second: tuple[Variant, str]
     sparsity: float
 
 
 def differences(recipe: Recipe, out: Path) -> str:
     """All pairs as a table in Markdown; those that have no seed in common are left out."""
-    losses = {variant.folder: _losses(out / variant.folder) for variant in variants(recipe)}
+    losses: _Losses = {}
+    for variant in variants(recipe):
+        losses |= _read_losses_of(variant, out)
     lines = [
         '| | loss is lower by | 95 % over seeds | 95 % over sequences | seeds |',
         '|:--|--:|--:|--:|--:|',
     ]
-    for words, *ways, sparsity in pairs(recipe):
-        better, worse = (
-            losses[variant.folder].get((algorithm, sparsity), {}) for variant, algorithm in ways
-        )
-        if seeds := sorted(better.keys() & worse.keys()):
-            lower = np.stack([worse[seed].astype(np.float64) - better[seed] for seed in seeds])
-            spans = [
-                f'{low:.4f} to {high:.4f}'
-                for low, high in (over_seeds(lower), over_sequences(lower))
-            ]
-            lines.append(f'| {words} | {lower.mean():.4f} | {" | ".join(spans)} | {len(seeds)} |')
+    for pair in pairs(recipe):
+        first = losses.get(_key(*pair.first, pair.sparsity), {})
+        second = losses.get(_key(*pair.second, pair.sparsity), {})
+        seeds = sorted(first.keys() & second.keys())
+        if not seeds:
+            continue
+        lower = np.stack([second[seed].astype(np.float64) - first[seed] for seed in seeds])
+        intervals = f'{_interval(*over_seeds(lower))} | {_interval(*over_sequences(lower))}'
+        lines.append(f'| {pair.words} | {lower.mean():.4f} | {intervals} | {len(seeds)} |')
     return '\n'.join(lines) + '\n'
 
 
-def _losses(folder: Path) -> dict[tuple[str, float], dict[int, np.ndarray]]:
-    """Of each algorithm and sparsity, by seed."""
-    found: dict[tuple[str, float], dict[int, np.ndarray]] = {}
+# By variant, algorithm and sparsity: the losses of validation sequences by seed.
+_Losses = dict[tuple[str, str, float], dict[int, np.ndarray]]
+
+
+def _read_losses_of(variant: Variant, out: Path) -> _Losses:
+    losses: _Losses = {}
+    folder = out / variant.folder
     for cell in read_cells(folder):
-        found.setdefault((cell.algorithm, cell.sparsity), {})[cell.seed] = read_losses(folder, cell)
-    return found
+        of_seeds = losses.setdefault(_key(variant, cell.algorithm, cell.sparsity), {})
+        of_seeds[cell.seed] = read_losses(folder, cell)
+    return losses
+
+
+def _key(variant: Variant, algorithm: str, sparsity: float) -> tuple[str, str, float]:
+    return variant.folder, algorithm, sparsity
+
+
+def _interval(low: float, high: float) -> str:
+    return f'{low:.4f} to {high:.4f}'
 
 
 def pairs(recipe: Recipe) -> Iterator[Pair]:
-    """The expected order in each way to prune, then what OWL does to each algorithm, per block and per leaf."""
-    ways = variants(recipe)
-    for variant in ways:
+    """The expected order in each variant, then what OWL does to each algorithm, per block and per leaf."""
+    all_variants = variants(recipe)
+    for variant in all_variants:
         for sparsity in variant.sparsities:
             share = '' if variant.is_n_by_m else f'{100 * sparsity:.4g} % '
             for first, second in EXPECTED:
@@ -70,23 +83,19 @@ def pairs(recipe: Recipe) -> Iterator[Pair]:
                     continue
                 words = f'{first} than {second}, {share}{variant.title}'
                 yield Pair(words, (variant, first), (variant, second), sparsity)
-    unstructured, owl, owl_leaf = ways[:3]
+    unstructured, owl, owl_leaf = all_variants[:3]
     for better, worse, words in (
         (owl, unstructured, 'with OWL than without'),
         (owl_leaf, unstructured, 'with OWL per leaf than without'),
         (owl, owl_leaf, 'with OWL per block than per leaf'),
     ):
         for sparsity, algorithm in itertools.product(better.sparsities, ALGORITHMS):
-            yield Pair(
-                f'{algorithm} {words}, {100 * sparsity:.4g} %',
-                (better, algorithm),
-                (worse, algorithm),
-                sparsity,
-            )
+            title = f'{algorithm} {words}, {100 * sparsity:.4g} %'
+            yield Pair(title, (better, algorithm), (worse, algorithm), sparsity)
 
 
 def over_seeds(values: np.ndarray) -> tuple[float, float]:
-    """Where the mean lies if seeds are drawn anew; `values` are float[seeds, sequences]."""
+    """The interval of the mean over models of other seeds; `values` are float[seeds, sequences]."""
     means = values.mean(1)
     if len(means) == 1:
         return -math.inf, math.inf
@@ -95,7 +104,7 @@ def over_seeds(values: np.ndarray) -> tuple[float, float]:
 
 
 def over_sequences(values: np.ndarray) -> tuple[float, float]:
-    """Where the mean lies if sequences are drawn anew, of the same models; `values` are float[seeds, sequences]."""
+    """The interval of the mean of the same models over other sequences; `values` are float[seeds, sequences]."""
     means = values.mean(0)
     drawn = np.random.default_rng(0).integers(len(means), size=(RESAMPLES, len(means)))
     low, high = np.quantile(means[drawn].mean(1), (0.025, 0.975))

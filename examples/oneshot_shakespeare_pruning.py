@@ -1,6 +1,5 @@
 """What the one-shot example prunes a trained model with, and what it keeps of each pruned model."""
 
-import functools
 import itertools
 import time
 from pathlib import Path
@@ -24,15 +23,14 @@ PRUNED = 'block_*/kernel'
 
 
 class Variant(NamedTuple):
-    """A way to prune, whose results have a folder of their own."""
+    """A way to prune; its results have their own folder."""
 
     folder: str
     title: str
     sparsity_type: Any
     sparsities: tuple[float, ...]
-    owl_per: str | None = (
-        None  # what has one sparsity with OWL, a 'block' or a 'leaf'; `None` is without OWL
-    )
+    # What has one sparsity with OWL, a 'block' or a 'leaf'; `None` is without OWL.
+    owl_per: str | None = None
     sequential: bool = False
 
     @property
@@ -63,15 +61,13 @@ def variants(recipe: Recipe) -> tuple[Variant, ...]:
 
 
 def results_of(recipe: Recipe) -> list[tuple[Variant, str, float]]:
-    """What is to be had of each model: variant, algorithm, sparsity; the dense model stands in each variant."""
-    return [
-        (variant, algorithm, sparsity)
-        for variant in variants(recipe)
-        for algorithm, sparsity in (
-            (DENSE, 0.0),
-            *itertools.product(variant.algorithms, variant.sparsities),
-        )
-    ]
+    """All results of a model: variant, algorithm, sparsity; the dense model stands in each variant."""
+    expected = []
+    for variant in variants(recipe):
+        expected.append((variant, DENSE, 0.0))
+        for algorithm, sparsity in itertools.product(variant.algorithms, variant.sparsities):
+            expected.append((variant, algorithm, sparsity))
+    return expected
 
 
 def prune_all(training: Training, text: Text, trained: Trained, out: Path) -> None:
@@ -114,18 +110,18 @@ def prune_all(training: Training, text: Text, trained: Trained, out: Path) -> No
 
 
 class Pruning:
-    """Prunes one model; what the algorithms know of its inputs is taken once."""
+    """Prunes one model; the statistics of its inputs are taken once for all algorithms."""
 
     def __init__(self, training: Training, text: Text, params: Any):
         recipe = training.recipe
         task: Any = recipe.task
         key = jax.random.key(task['calibration_seed'])
-        tokens = draw(
-            jnp.asarray(text.train), key, task['calibration_sequences'], training.context
-        )[:, :-1]
-        batches = [
-            tokens[at : at + recipe.batch_size] for at in range(0, len(tokens), recipe.batch_size)
-        ]
+        train_text = jnp.asarray(text.train)
+        sequences = draw(train_text, key, task['calibration_sequences'], training.context)
+        tokens = sequences[:, :-1]
+        batches = []
+        for start in range(0, len(tokens), recipe.batch_size):
+            batches.append(tokens[start : start + recipe.batch_size])
         self.apply, self.params, self.batches = training.apply, params, batches
         self.blocks = [f'block_{layer}/*' for layer in range(recipe.model['layers'])]
         self.graph = jaxpruner.param_uses(training.apply, params, batches[0])
@@ -140,9 +136,8 @@ class Pruning:
         if algorithm == DENSE:
             return self.params, {}, 0.0
         layer_sparsities = None
-        if (
-            algorithm == 'magnitude' and variant.owl_per
-        ):  # which looks at no inputs: it gets the sparsities of the others
+        if algorithm == 'magnitude' and variant.owl_per:
+            # Magnitude looks at no inputs, so it gets the layer sparsities of Wanda.
             layer_sparsities = self.prune(variant, 'wanda', sparsity)[1]
         pruner = jaxpruner.create_updater_from_config(
             {
@@ -158,11 +153,12 @@ class Pruning:
                 'blocks': self.blocks if variant.sequential else None,
             }
         )
-        known: dict[str, Any] = {}
+        inputs: dict[str, Any] = {}
         if isinstance(pruner, oneshot.CalibratedPruning):
-            data = {'apply_fn': self.apply, 'batches': self.batches}
-            known = data if variant.sequential else {'calibration': self.calibration}
-        pruned, masks = pruner.instant_sparsify(self.params, **known)
+            inputs = {'calibration': self.calibration}
+            if variant.sequential:
+                inputs = {'apply_fn': self.apply, 'batches': self.batches}
+        pruned, masks = pruner.instant_sparsify(self.params, **inputs)
         summary = jaxpruner.summarize_sparsity(masks)
         layers = {name: summary[name] for name in summary if not name.startswith('_')}
         return pruned, layers, summary['_total_sparsity']
@@ -170,20 +166,23 @@ class Pruning:
     def output_error(self, pruned: Any) -> float:
         """The squared error of a layer's outputs as a share of their squares, with the inputs of the dense model.
 
-        It is what SparseGPT minimizes, and Wanda as if inputs were uncorrelated; the mean over layers.
+        SparseGPT minimizes it; Wanda does, too, if inputs are uncorrelated. The result is the mean over layers.
         """
         shares = []
         for path, entries in self.calibration.items():
-            dense, new = (
-                functools.reduce(lambda tree, key: tree[key], path, tree)
-                for tree in (self.params, pruned)
-            )
+            dense_leaf, pruned_leaf = _leaf_at(self.params, path), _leaf_at(pruned, path)
             for matrices, statistics in entries:
-                weights, change = matrices.read(dense), matrices.read(dense) - matrices.read(new)
-                shares.append(
-                    _squares(statistics.gram, change) / _squares(statistics.gram, weights)
-                )
+                weights = matrices.read(dense_leaf)
+                change = weights - matrices.read(pruned_leaf)
+                squared_error = _squares(statistics.gram, change)
+                shares.append(squared_error / _squares(statistics.gram, weights))
         return float(np.mean(shares))
+
+
+def _leaf_at(tree: Any, path: tuple[str, ...]) -> Any:
+    for key in path:
+        tree = tree[key]
+    return tree
 
 
 def _squares(gram: jax.Array, weights: jax.Array) -> float:
@@ -197,8 +196,10 @@ def write_losses(folder: Path, cell: results.Cell, losses: np.ndarray) -> None:
 
 
 def read_cells(folder: Path) -> list[results.Cell]:
-    """The results in a folder, which need not be there; files that are none are named and set aside."""
-    return results.read_cells(folder, set_aside=True) if any(folder.glob('cells/*.json')) else []
+    """The results in a folder, none if it is missing; files that are no results are named and set aside."""
+    if not any(folder.glob('cells/*.json')):
+        return []
+    return results.read_cells(folder, set_aside=True)
 
 
 def read_losses(folder: Path, cell: results.Cell) -> np.ndarray:
