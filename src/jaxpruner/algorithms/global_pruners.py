@@ -184,7 +184,7 @@ class GlobalPruningMixin(_Pruner):
         )
         total = total_sparsity(targets, [array.size for array in arrays])
         count = selection.number_to_keep(sum(array.size for array in arrays), total)
-        return selection.keep_largest_jointly(arrays, count, norms, apart=True)
+        return selection.keep_largest_jointly(arrays, count, norms, count_per_device=True)
 
 
 def _is_one_number(sparsities: Any) -> bool:

@@ -23,7 +23,7 @@ def settle(counts, wanted, probes=3, turns=None):
     start = Brackets.between(low, high, counts[:, 0], counts[:, -1], wanted)
     return brackets.settle(
         start,
-        spread=lambda probes: probes,
+        prepare=lambda probes: probes,
         count=lambda probes: jnp.take_along_axis(counts, probes.astype(jnp.int32), 1),
         probes=probes,
         turns=turns,
@@ -58,7 +58,7 @@ def test_each_bracket_settles(first, second, share, other_share, how):
     )
     probes, turns = how
     found = settle(counts, wanted, probes, turns)
-    assert not brackets.unsettled(found).any()
+    assert not brackets.is_unsettled(found).any()
     rows = np.arange(2)
     np.testing.assert_array_equal(found.count_low, counts[rows, found.low])
     np.testing.assert_array_equal(found.count_high, counts[rows, found.high])

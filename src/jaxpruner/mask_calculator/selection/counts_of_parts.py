@@ -1,25 +1,58 @@
-"""How one device counts: a pass over arrays or parts of them, in a view that threads can share."""
+"""Counts on one device: one pass over an array, or a part of it, in a view that threads can share.
+
+Scores are `[rows, …]` here, and each row is counted for itself: a row is a layer of a stacked leaf, or the whole leaf.
+"""
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxpruner.core import control
 from jaxpruner.mask_calculator.selection.scores import Scores, read
 
 # An array of fewer scores is read by one thread, in one piece.
 _WORTH_SHARING = 2**17
 _SHARES = 64
 
-# (array, function that finds ends in flat order in it, bounds of its rows) -> a predicate for each column of counts
+
+class AxisEnd(NamedTuple):
+    """Where ends in flat order lie along one axis of a part; each field is `[rows, columns]`."""
+
+    index: jax.Array  # unsigned: counted from the beginning of the part
+    is_reached: jax.Array  # bool: does not lie before the part
+
+
+# (scores, function that finds ends in flat order in them, bounds of the rows) -> booleans for each column of counts
 Predicates = Callable[
-    [jax.Array, Callable[[jax.Array], list], Sequence[jax.Array]], list[jax.Array]
+    [jax.Array, Callable[[jax.Array], list[AxisEnd]], Sequence[jax.Array]], list[jax.Array]
 ]
-# For each axis but that of rows: where ends lie in a part, and whether they are not before it.
-Coordinates = list[tuple[jax.Array, jax.Array]]
+
+
+def reaching(
+    scores: jax.Array, find_ends: Callable[..., list[AxisEnd]], bounds: Sequence[jax.Array]
+) -> list[jax.Array]:
+    """Tells which scores reach each threshold `[rows, columns]` of their row."""
+    del find_ends
+    (thresholds,) = bounds
+    columns = range(thresholds.shape[1])
+    return [scores >= column_of(thresholds, column, scores.ndim) for column in columns]
+
+
+def between_before(
+    scores: jax.Array, find_ends: Callable[..., list[AxisEnd]], bounds: Sequence[jax.Array]
+) -> list[jax.Array]:
+    """Tells which scores reach the first threshold and not the second, and stand before each end."""
+    thresholds, ends = bounds
+    low = column_of(thresholds, 0, scores.ndim)
+    high = column_of(thresholds, 1, scores.ndim)
+    is_between = (scores >= low) & ~(scores >= high)
+    axis_ends = find_ends(ends)
+    columns = range(ends.shape[1])
+    return [is_between & before(axis_ends, scores.shape, column) for column in columns]
 
 
 def count_all(
@@ -29,102 +62,80 @@ def count_all(
     bounds: Sequence[Sequence[jax.Array]],
     may_split: bool = True,
 ) -> jax.Array:
-    """Counts of whole arrays.
-
-    Args:
-      predicates: what is counted.
-      counter: unsigned dtype that holds the counts.
-      arrays: floats `[rows, …]`, or `Scores`.
-      bounds: for each array what its predicates compare with.
-      may_split: whether an axis may be viewed in shares.
-
-    Returns:
-      Counts `[all rows, columns]`.
-
-    >>> def positive(array, place, bounds):
-    ...     return [array > 0]
-    >>> count_all(positive, jnp.uint32, [jnp.array([[1.0, -1.0, 2.0]])], [()])
-    Array([[2]], dtype=uint32)
-    """
-    # What does not change from turn to turn of a loop would be moved out of it and written down: wider copies of 16-bit
-    # scores. Behind a barrier everything seems to change.
-    arrays, bounds = lax.optimization_barrier((tuple(arrays), tuple(bounds)))
-    parts = [
-        count_part(predicates, counter, array, bound, (0,) * array.ndim, array.shape, may_split)
-        for array, bound in zip(arrays, bounds, strict=True)
-    ]
-    # Put together once: a table of each array would be one more program for each.
-    return jnp.stack([jnp.concatenate(column) for column in zip(*parts, strict=True)], 1)
+    """Counts whole arrays, each by its own bounds; returns `[all rows, columns]`."""
+    # Outside the loop of passes 16-bit scores would be materialised as wider copies.
+    arrays, bounds = control.keep_in_loop((tuple(arrays), tuple(bounds)))
+    counts = []
+    for array, own_bounds in zip(arrays, bounds, strict=True):
+        origin = (0,) * array.ndim
+        part = Part(array, own_bounds, origin, array.shape)
+        counts.append(count_part(predicates, counter, part, may_split))
+    # Joined once: a table of each array would be one more program for each.
+    return jnp.stack([jnp.concatenate(column) for column in zip(*counts, strict=True)], 1)
 
 
-def reaching(
-    array: jax.Array, place: Callable[[jax.Array], list], bounds: Sequence[jax.Array]
-) -> list[jax.Array]:
-    """Which scores reach each threshold of their row; the predicates of a count.
+class Part(NamedTuple):
+    """Scores that are counted together: a whole array, or what a device holds of it."""
 
-    Args:
-      array: floats `[rows, …]`.
-      place: is not needed.
-      bounds: thresholds `[rows, columns]`, alone.
-
-    >>> reaching(jnp.array([[1.0, 2.0]]), lambda ends: [], [jnp.array([[2.0]])])
-    [Array([[False,  True]], dtype=bool)]
-    """
-    del place
-    (thresholds,) = bounds
-    return [
-        array >= of_rows(thresholds, column, array.ndim) for column in range(thresholds.shape[1])
-    ]
+    scores: jax.Array | Scores  # floats [rows, …]
+    bounds: Sequence[jax.Array]  # of these rows
+    origin: Sequence[Any]  # where the part begins in the whole array
+    whole_shape: Sequence[int]
 
 
 def count_part(
-    predicates: Predicates,
-    counter: jnp.dtype,
-    part: jax.Array | Scores,
-    bounds: Sequence[jax.Array],
-    origin: Sequence[Any],
-    whole: Sequence[int],
-    may_split: bool,
+    predicates: Predicates, counter: jnp.dtype, part: Part, may_split: bool
 ) -> list[jax.Array]:
-    """Counts of a part of an array.
+    """Counts a part, an axis of which may be viewed in shares; returns the columns, each `[rows]`."""
+    shape = part.scores.shape
+    view, kept, split = _in_shares(shape) if may_split else (shape, 1, None)
 
-    Args:
-      predicates: what is counted.
-      counter: unsigned dtype that holds the counts.
-      part: floats `[rows, …]`, or `Scores`.
-      bounds: of its rows.
-      origin: where it begins in the whole array.
-      whole: the shape of the whole array.
-      may_split: whether an axis may be viewed in shares.
-
-    Returns:
-      The columns of counts, each of them `[rows]`.
-
-    >>> def positive(array, place, bounds):
-    ...     return [array > 0]
-    >>> count_part(positive, jnp.uint32, jnp.array([[1.0, 2.0]]), (), (0, 2), (1, 4), may_split=True)
-    [Array([2], dtype=uint32)]
-    """
-    view, kept, split = _in_shares(part.shape) if may_split else (part.shape, 1, None)
-
-    def place(ends: jax.Array) -> Coordinates:
-        found = coordinates(ends, whole, origin)
+    def find_ends(ends: jax.Array) -> list[AxisEnd]:
+        axis_ends = find_axis_ends(ends, part.whole_shape, part.origin)
         if split is not None:
-            end, reached = found[split - 1]
-            length = jnp.array(view[split + 1], end.dtype)
-            found[split - 1 : split] = [
-                (end // length, reached),
-                (end % length, jnp.ones_like(reached)),
-            ]
-        return found
+            end = axis_ends[split - 1]
+            length = jnp.array(view[split + 1], end.index.dtype)
+            share = AxisEnd(end.index // length, end.is_reached)
+            in_share = AxisEnd(end.index % length, jnp.ones_like(end.is_reached))
+            axis_ends[split - 1 : split] = [share, in_share]
+        return axis_ends
 
-    columns = predicates(read(jax.tree.map(lambda own: own.reshape(view), part)), place, bounds)
+    scores = read(jax.tree.map(lambda leaf: leaf.reshape(view), part.scores))
+    columns = predicates(scores, find_ends, part.bounds)
     counts = sum_together(columns, tuple(range(kept, len(view))), counter)
     return list(sum_small(jnp.stack(counts), kept - 1)) if kept > 1 else counts
 
 
+def _in_shares(shape: tuple[int, ...]) -> tuple[tuple[int, ...], int, int | None]:
+    """Finds a view with enough parts to share among threads.
+
+    Returns its shape, how many of its first axes are counted apart, and which axis it splits, if any. No axes are
+    joined: a part that ends inside an axis reads slowly.
+    """
+    if math.prod(shape) < _WORTH_SHARING:
+        return shape, 1, None
+    shares = shape[0]
+    for axis in range(1, len(shape)):
+        if shares >= _SHARES:
+            return shape, axis, None
+        length = shape[axis]
+        if shares * length > _SHARES:
+            split = _largest_divisor(length, 2 * _SHARES // shares)
+            view = (*shape[:axis], split, length // split, *shape[axis + 1 :])
+            return view, axis + 1, axis
+        shares *= length
+    return shape, len(shape) - 1, None
+
+
+def _largest_divisor(length: int, limit: int) -> int:
+    divisor = min(limit, length)
+    while length % divisor:
+        divisor -= 1
+    return divisor
+
+
 def count_true(flags: jax.Array, axes: tuple[int, ...], counter: Any) -> jax.Array:
-    """How many of some flags are set.
+    """Counts the flags that are set.
 
     Args:
       flags: booleans of any shape.
@@ -137,7 +148,7 @@ def count_true(flags: jax.Array, axes: tuple[int, ...], counter: Any) -> jax.Arr
     size = math.prod(flags.shape[axis] for axis in axes)
     if not axes or jax.device_count() > 1:
         return jnp.sum(flags, axes, dtype=counter)
-    # A lone sum is of numbers that are written down first, four bytes for each flag: both of two are used, which agree.
+    # XLA materialises what a lone sum reads, four bytes for each flag. So there are two sums, which agree.
     set_flags, others = sum_together([flags, ~flags], axes, counter)
     return jnp.minimum(set_flags, jnp.array(size, counter) - others)
 
@@ -145,20 +156,9 @@ def count_true(flags: jax.Array, axes: tuple[int, ...], counter: Any) -> jax.Arr
 def sum_together(
     predicates: Sequence[jax.Array], axes: tuple[int, ...], counter: Any
 ) -> list[jax.Array]:
-    """Sums of several predicates in one pass.
-
-    Args:
-      predicates: at least two different ones, booleans of one shape.
-      axes: over which each is summed.
-      counter: dtype of the sums.
-
-    >>> x = jnp.arange(4)
-    >>> [int(count) for count in sum_together([x > 0, x > 2], (0,), jnp.uint32)]
-    [3, 1]
-    """
-    return reduce_together(
-        [predicate.astype(counter) for predicate in predicates], 0, lax.add, axes
-    )
+    """Counts several booleans of one shape in one pass; at least two of them must differ."""
+    operands = [predicate.astype(counter) for predicate in predicates]
+    return reduce_together(operands, 0, lax.add, axes)
 
 
 def reduce_together(
@@ -167,135 +167,73 @@ def reduce_together(
     combine: Callable[..., jax.Array],
     axes: tuple[int, ...],
 ) -> list[jax.Array]:
-    """Reduces several arrays in one pass: what a lone reduction reads is written down first on the CPU.
+    """Reduces several arrays of one shape and dtype in one pass, from the number that `combine` leaves as it is.
 
-    Args:
-      operands: at least two different arrays of one shape and dtype.
-      initial: the number that `combine` leaves as it is.
-      combine: of two scalars.
-      axes: over which each is reduced.
-
-    >>> x = jnp.arange(4)
-    >>> [int(largest) for largest in reduce_together([x, -x], -9, jax.lax.max, (0,))]
-    [3, 0]
+    At least two operands must differ: XLA materialises what a lone reduction reads on a CPU.
     """
     start = jnp.array(initial, operands[0].dtype)
-    return list(
-        lax.reduce(
-            tuple(operands),
-            (start,) * len(operands),
-            lambda *pairs: tuple(map(combine, *pairs)),
-            axes,
-        )
-    )
+
+    def combine_all(*pairs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
+        return tuple(map(combine, *pairs))
+
+    return list(lax.reduce(tuple(operands), (start,) * len(operands), combine_all, axes))
 
 
 def sum_small(table: jax.Array, axes: int = 1) -> jax.Array:
-    """Sums over the last axes of what is so small that it may be written down first.
+    """Sums over the last axes of a table that is so small that it may be materialised.
 
-    On the CPU XLA takes memory for the arguments and results of each scalar function that reduces something, whenever
-    it calls a program, and also where that does not get there. A product with ones has no such function.
-
-    Args:
-      table: numbers of any shape.
-      axes: how many axes are summed over.
-
-    >>> sum_small(jnp.array([[1, 2], [3, 4]], jnp.uint32)).tolist()
-    [3, 7]
+    On a CPU XLA allocates arguments and results of each scalar function that reduces something, whenever the program
+    is called, and also where the call does not get there. A product with ones has no such function.
     """
     if jax.default_backend() != 'cpu':
         return jnp.sum(table, tuple(range(-axes, 0)), dtype=table.dtype)
+    ones = jnp.ones(table.shape[-axes:], table.dtype)
     # The precision that users set for products is of floats: whole numbers would be refused.
-    return jnp.tensordot(
-        table, jnp.ones(table.shape[-axes:], table.dtype), axes, precision=lax.Precision.DEFAULT
-    )
+    return jnp.tensordot(table, ones, axes, precision=lax.Precision.DEFAULT)
 
 
-def coordinates(ends: jax.Array, whole: Sequence[int], origin: Sequence[Any]) -> Coordinates:
-    """Where ends in the flat order of the rows of a whole array lie in a part of it.
-
-    Args:
-      ends: unsigned `[rows, columns]`.
-      whole: shape `[rows, …]`.
-      origin: where the part begins.
-
-    >>> (row, _), (column, _) = coordinates(jnp.array([[5]], jnp.uint32), (1, 2, 3), (0, 0, 0))
-    >>> int(row[0, 0]), int(column[0, 0])
-    (1, 2)
-    """
-    found, rest = [], ends
-    for axis in range(1, len(whole)):
-        stride = jnp.array(math.prod(whole[axis + 1 :]), ends.dtype)
-        coordinate, rest = rest // stride, rest % stride
+def find_axis_ends(
+    ends: jax.Array, whole_shape: Sequence[int], origin: Sequence[Any]
+) -> list[AxisEnd]:
+    """Finds ends `[rows, columns]` in the flat order of the rows of a whole array in a part of it, axis by axis."""
+    axis_ends, remainder = [], ends
+    for axis in range(1, len(whole_shape)):
+        stride = jnp.array(math.prod(whole_shape[axis + 1 :]), ends.dtype)
+        index, remainder = remainder // stride, remainder % stride
         begin = jnp.asarray(origin[axis]).astype(ends.dtype)
-        found.append((coordinate - begin, coordinate >= begin))
-    return found
+        axis_ends.append(AxisEnd(index - begin, index >= begin))
+    return axis_ends
 
 
-def before(found: Coordinates, shape: Sequence[int], column: int) -> jax.Array:
-    """Which scores of a part stand before the ends of a column.
+def before(axis_ends: list[AxisEnd], shape: Sequence[int], column: int) -> jax.Array:
+    """Tells which scores of a part `[rows, …]` stand before the ends of a column.
 
-    It is told axis by axis: an index would be one more array to write down.
-
-    Args:
-      found: as `coordinates` returns it.
-      shape: of the part, `[rows, …]`.
-      column: which ends.
-
-    Returns:
-      Booleans of the shape.
-
-    >>> ends = coordinates(jnp.array([[4]], jnp.uint32), (1, 2, 3), (0, 0, 0))
-    >>> before(ends, (1, 2, 3), 0).astype(int)
-    Array([[[1, 1, 1],
-            [1, 0, 0]]], dtype=int32)
+    It compares axis by axis. A flat index would be one more array to materialise.
     """
-    earlier, level = False, True  # whether the axes so far stand before the end, or at it
-    for axis in range(1, len(shape) - 1):
-        end, reached, here = _along(found, shape, axis, column)
-        earlier |= level & reached & (here < end)
-        level &= reached & (here == end)
-    end, reached, here = _along(found, shape, len(shape) - 1, column)
-    # One comparison for each score: the rest has but the shape of the other axes.
-    return here < jnp.where(earlier, end.dtype.type(shape[-1]), jnp.where(level & reached, end, 0))
+    is_earlier, is_level = False, True  # the axes so far stand before the end, or at it
+    last = len(shape) - 1
+    for axis in range(1, last):
+        end, index = _along(axis_ends, shape, axis, column)
+        is_earlier |= is_level & end.is_reached & (index < end.index)
+        is_level &= end.is_reached & (index == end.index)
+    end, index = _along(axis_ends, shape, last, column)
+    # One comparison for each score: all else has length 1 along the last axis.
+    up_to = jnp.where(is_level & end.is_reached, end.index, 0)
+    return index < jnp.where(is_earlier, end.index.dtype.type(shape[last]), up_to)
 
 
 def _along(
-    found: Coordinates, shape: Sequence[int], axis: int, column: int
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The end of each row along an axis, whether it is not before the part, and the places along the axis."""
-    end, reached = (of_rows(table, column, len(shape)) for table in found[axis - 1])
-    own = [1] * len(shape)
-    own[axis] = shape[axis]
-    return end, reached, lax.broadcasted_iota(end.dtype, own, axis)
+    axis_ends: list[AxisEnd], shape: Sequence[int], axis: int, column: int
+) -> tuple[AxisEnd, jax.Array]:
+    """Finds the ends of a column along an axis, and the indices along it, as they compare with scores."""
+    table = axis_ends[axis - 1]
+    rank = len(shape)
+    end = AxisEnd(column_of(table.index, column, rank), column_of(table.is_reached, column, rank))
+    lengths = [1] * rank
+    lengths[axis] = shape[axis]
+    return end, lax.broadcasted_iota(end.index.dtype, lengths, axis)
 
 
-def of_rows(table: jax.Array, column: int, rank: int) -> jax.Array:
-    """A column of a table `[rows, columns]`, to be compared with an array `[rows, …]` of some rank.
-
-    >>> of_rows(jnp.eye(2), 1, 3).shape
-    (2, 1, 1)
-    """
+def column_of(table: jax.Array, column: int, rank: int) -> jax.Array:
+    """Takes a column of a table `[rows, columns]`, to be compared with an array `[rows, …]` of some rank."""
     return table[:, column].reshape(-1, *(1,) * (rank - 1))
-
-
-def _in_shares(shape: tuple[int, ...]) -> tuple[tuple[int, ...], int, int | None]:
-    """A shape to read an array by, how many of its first axes are counted apart, and which axis it splits, if any.
-
-    There are enough parts to share among threads. None are joined, since what ends inside an axis reads slowly.
-    """
-    if math.prod(shape) < _WORTH_SHARING:
-        return shape, 1, None
-    shares = shape[0]
-    for axis in range(1, len(shape)):
-        if shares >= _SHARES:
-            return shape, axis, None
-        length = shape[axis]
-        if shares * length > _SHARES:
-            most = 2 * _SHARES // shares
-            split = next(
-                divisor for divisor in range(min(most, length), 0, -1) if length % divisor == 0
-            )
-            return (*shape[:axis], split, length // split, *shape[axis + 1 :]), axis + 1, axis
-        shares *= length
-    return shape, len(shape) - 1, None

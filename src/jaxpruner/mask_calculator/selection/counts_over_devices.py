@@ -1,8 +1,7 @@
-"""How devices that share arrays count: each its own parts, and one sum is made of the counts.
+"""Counts on several devices: each counts its own part of an array, and the counts are summed once.
 
-Only arrays that lie on devices as parameters do are counted in parts: what was pooled or reshaped may be divided in
-ways that no axis of the mesh names, which JAX cannot tell a partitioned function, and where each device has whole rows,
-there is nothing to sum. Those XLA is left to divide.
+Only arrays that lie on devices as parameters do are counted so. What was pooled or reshaped may be divided in ways that
+no axis of the mesh names, which JAX cannot tell a partitioned function. Those arrays are left to XLA.
 """
 
 import functools
@@ -15,53 +14,46 @@ from jax import lax
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxpruner.mask_calculator.selection.counts_of_parts import Predicates, count_all, count_part
-
-
-def count_apart(
-    predicates: Predicates, counter: jnp.dtype, arrays: tuple, bounds: tuple
-) -> jax.Array:
-    """As `counts_of_parts.count_all`; each device counts what it holds, and the counts are summed.
-
-    >>> def positive(array, place, bounds):
-    ...     return [array > 0]
-    >>> count_apart(positive, jnp.dtype('uint32'), (jnp.array([[1.0, -1.0, 2.0]]),), ((),))
-    Array([[2]], dtype=uint32)
-    """
-    flat, treedef = jax.tree.flatten((arrays, bounds))
-    parts = tuple(
-        len(jax.tree.leaves(array)) for array in arrays
-    )  # scores may depend on several arrays
-    count = _partitioned(predicates, counter, treedef, tuple(array.ndim for array in flat), parts)
-
-    def by_xla(*leaves):
-        return count_by_xla(predicates, counter, *jax.tree.unflatten(treedef, leaves))
-
-    @jax.custom_batching.custom_vmap
-    def counted(*leaves):
-        return count(*leaves)
-
-    @counted.def_vmap
-    def batched(axis_size, in_batched, *leaves):
-        # A partitioned function knows no batches.
-        del axis_size
-        in_axes = tuple(0 if is_batched else None for is_batched in in_batched)
-        return jax.vmap(by_xla, in_axes)(*leaves), True
-
-    return counted(*flat)
+from jaxpruner.mask_calculator.selection.counts_of_parts import (
+    Part,
+    Predicates,
+    count_all,
+    count_part,
+)
 
 
 def count_by_xla(
     predicates: Predicates, counter: jnp.dtype, arrays: tuple, bounds: tuple
 ) -> jax.Array:
-    """As `counts_of_parts.count_all`, of arrays that may be sharded in ways that are not known.
-
-    >>> def positive(array, place, bounds):
-    ...     return [array > 0]
-    >>> count_by_xla(positive, jnp.dtype('uint32'), (jnp.array([[1.0, -1.0, 2.0]]),), ((),))
-    Array([[2]], dtype=uint32)
-    """
+    """Counts as `count_all` does, in arrays that may be sharded in unknown ways."""
     return count_all(predicates, counter, arrays, bounds, may_split=False)
+
+
+def count_per_device(
+    predicates: Predicates, counter: jnp.dtype, arrays: tuple, bounds: tuple
+) -> jax.Array:
+    """Counts as `count_all` does; each device counts what it holds."""
+    leaves, treedef = jax.tree.flatten((arrays, bounds))
+    ranks = tuple(leaf.ndim for leaf in leaves)
+    # Lazy scores may depend on several arrays.
+    leaves_per_array = tuple(len(jax.tree.leaves(array)) for array in arrays)
+    partitioned = _partitioned(predicates, counter, treedef, ranks, leaves_per_array)
+
+    def by_xla(*leaves: jax.Array) -> jax.Array:
+        return count_by_xla(predicates, counter, *jax.tree.unflatten(treedef, leaves))
+
+    @jax.custom_batching.custom_vmap
+    def count(*leaves):
+        return partitioned(*leaves)
+
+    @count.def_vmap
+    def count_batched(axis_size, in_batched, *leaves):
+        # A partitioned function cannot be batched.
+        del axis_size
+        in_axes = tuple(0 if is_batched else None for is_batched in in_batched)
+        return jax.vmap(by_xla, in_axes)(*leaves), True
+
+    return count(*leaves)
 
 
 @functools.cache
@@ -70,13 +62,12 @@ def _partitioned(
     counter: jnp.dtype,
     treedef: Any,
     ranks: tuple[int, ...],
-    parts: tuple[int, ...],
+    leaves_per_array: tuple[int, ...],
 ) -> Any:
-    """The function that XLA asks how to count when it knows how the arrays are sharded.
+    """Makes the function that XLA asks how to count when it knows how the arrays are sharded.
 
-    They stand first; those of which `parts` counts several lie on devices as the first of these does.
+    The leaves of the arrays stand first. All leaves of one array lie on devices as the first of them does.
     """
-    firsts = [sum(parts[:i]) for i in range(len(parts))]
 
     @custom_partitioning
     def function(*leaves):
@@ -85,76 +76,86 @@ def _partitioned(
     def partition(mesh, arguments, result):
         del result
         whole = NamedSharding(mesh, PartitionSpec())
-        specs = [_even_spec(mesh, arguments[first]) for first in firsts]
-        shapes = [arguments[first].shape for first in firsts]
-        shardings = [
-            NamedSharding(mesh, specs[i]) for i, number in enumerate(parts) for _ in range(number)
-        ]
+        specs, shapes, shardings = [], [], []
+        for number in leaves_per_array:
+            first = arguments[len(shardings)]
+            specs.append(_even_spec(mesh, first))
+            shapes.append(first.shape)
+            shardings += [NamedSharding(mesh, specs[-1])] * number
         shardings += [whole] * (len(arguments) - len(shardings))
 
-        def count_part_of_all(*leaves):
-            return _count_on_device(
-                predicates, counter, mesh, specs, shapes, *jax.tree.unflatten(treedef, leaves)
-            )
+        def count_own_parts(*leaves):
+            arrays, bounds = jax.tree.unflatten(treedef, leaves)
+            return _count_on_device(predicates, counter, mesh, specs, shapes, arrays, bounds)
 
-        return mesh, count_part_of_all, whole, tuple(shardings)
+        return mesh, count_own_parts, whole, tuple(shardings)
 
-    # Each dimension is its own: nothing is sharded because something else is.
-    names = [' '.join(f'd{i}x{axis}' for axis in range(rank)) for i, rank in enumerate(ranks)]
+    def infer_sharding(mesh, arguments, result):
+        del arguments, result
+        return NamedSharding(mesh, PartitionSpec())
+
+    # Each dimension has its own name: nothing is sharded because something else is.
+    names = []
+    for i, rank in enumerate(ranks):
+        names.append(' '.join(f'd{i}x{axis}' for axis in range(rank)))
     function.def_partition(
         partition=partition,
-        infer_sharding_from_operands=lambda mesh, arguments, result: NamedSharding(
-            mesh, PartitionSpec()
-        ),
+        infer_sharding_from_operands=infer_sharding,
         sharding_rule=f'{", ".join(names)} -> rows columns',
     )
     return function
 
 
 def _even_spec(mesh: Any, argument: Any) -> PartitionSpec:
-    """How an array is sharded, along axes that the devices share evenly; elsewhere parts would be padded."""
-    spec = tuple(argument.sharding.spec) + (None,) * (
-        len(argument.shape) - len(argument.sharding.spec)
-    )
-    return PartitionSpec(
-        *[
-            entry if length % math.prod(mesh.shape[name] for name in _names(entry)) == 0 else None
-            for entry, length in zip(spec, argument.shape, strict=True)
-        ]
-    )
+    """Finds how an array is sharded along axes that devices share evenly; other axes would be padded."""
+    spec = argument.sharding.spec
+    entries = []
+    for axis, length in enumerate(argument.shape):
+        entry = spec[axis] if axis < len(spec) else None
+        parts = math.prod(mesh.shape[name] for name in _names(entry))
+        entries.append(entry if length % parts == 0 else None)
+    return PartitionSpec(*entries)
 
 
 def _names(entry: Any) -> tuple[str, ...]:
-    return () if entry is None else entry if isinstance(entry, tuple) else (entry,)
+    if entry is None:
+        return ()
+    return entry if isinstance(entry, tuple) else (entry,)
 
 
-def _count_on_device(predicates, counter, mesh, specs, shapes, parts, bounds):
-    """The counts of all rows, from the parts that this device holds; one sum over the mesh for all arrays."""
-    used = {name for spec in specs for entry in spec for name in _names(entry)}
+def _names_in(spec: PartitionSpec) -> set[str]:
+    names: set[str] = set()
+    for entry in spec:
+        names.update(_names(entry))
+    return names
+
+
+def _count_on_device(predicates, counter, mesh, specs, shapes, arrays, bounds):
+    """Counts all rows of the parts that this device holds; one sum over the mesh for all arrays."""
+    used: set[str] = set().union(*map(_names_in, specs))
     totals = []
-    for spec, shape, part, bound in zip(specs, shapes, parts, bounds, strict=True):
-        origin = [
-            _place(mesh, entry, counter) * length
-            for entry, length in zip(spec, part.shape, strict=True)
-        ]
-        mine = [lax.dynamic_slice_in_dim(rows, origin[0], part.shape[0]) for rows in bound]
-        counts = jnp.stack(
-            count_part(predicates, counter, part, mine, origin, shape, may_split=True), 1
-        )
+    for i, array in enumerate(arrays):
+        origin = []
+        for entry, length in zip(specs[i], array.shape, strict=True):
+            origin.append(_part_number(mesh, entry, counter) * length)
+        rows = array.shape[0]
+        own_bounds = [lax.dynamic_slice_in_dim(bound, origin[0], rows) for bound in bounds[i]]
+        part = Part(array, own_bounds, origin, shapes[i])
+        counts = jnp.stack(count_part(predicates, counter, part, may_split=True), 1)
         # Of devices that hold the same part one counts.
-        for name in sorted(used - {name for entry in spec for name in _names(entry)}):
+        for name in sorted(used - _names_in(specs[i])):
             counts = jnp.where(lax.axis_index(name) == 0, counts, 0)
-        if part.shape[0] != shape[0]:
-            everywhere = jnp.zeros((shape[0], counts.shape[1]), counter)
-            counts = lax.dynamic_update_slice_in_dim(everywhere, counts, origin[0], 0)
+        if rows != shapes[i][0]:
+            all_rows = jnp.zeros((shapes[i][0], counts.shape[1]), counter)
+            counts = lax.dynamic_update_slice_in_dim(all_rows, counts, origin[0], 0)
         totals.append(counts)
     total = jnp.concatenate(totals)
     return lax.psum(total, tuple(sorted(used))) if used else total
 
 
-def _place(mesh: Any, entry: Any, counter: jnp.dtype) -> jax.Array:
-    """The number of this device's part along an axis."""
-    place = jnp.zeros((), counter)
+def _part_number(mesh: Any, entry: Any, counter: jnp.dtype) -> jax.Array:
+    """Finds the number of this device's part along an axis."""
+    number = jnp.zeros((), counter)
     for name in _names(entry):
-        place = place * mesh.shape[name] + lax.axis_index(name).astype(counter)
-    return place
+        number = number * mesh.shape[name] + lax.axis_index(name).astype(counter)
+    return number

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpruner.mask_calculator.selection.ranking import select_each, select_jointly
+from jaxpruner.mask_calculator.selection import first_probes, search
+from jaxpruner.mask_calculator.selection.rankings import LeafByLeaf, OverModel
 from jaxpruner.mask_calculator.selection.scores import Scores, read
 
 
@@ -26,11 +27,11 @@ class Request:
     Attributes:
       scores: float array of any shape, or `Scores`.
       count: unsigned scalar, as in `keep_largest`; for a stacked array a scalar or one a layer.
-      start: where to look first: the threshold of an earlier selection (NaN or `None` for none). The result does not
+      start: where to look first: the threshold of an earlier selection, NaN or `None` for none. The result does not
         depend on it.
-      is_stacked: whether each index of the first axis is a ranking of its own.
-      count_per_device: whether devices that share the array count their own parts, which needs it to be sharded along
-        axes of the mesh as parameters are. What was pooled or reshaped is left to XLA, as everything is by default.
+      is_stacked: whether the first axis counts layers, each of which is a ranking of its own.
+      count_per_device: whether devices that share the array count their own parts. It needs to be sharded along axes of
+        the mesh, as parameters are. By default XLA divides the work, also of what was pooled or reshaped.
 
     >>> Request(jnp.array([1.0, 4.0]), 1).is_stacked
     False
@@ -56,7 +57,7 @@ class Selected(NamedTuple):
 
 
 def keep_largest(scores: jax.Array | Scores, count: jax.Array | int) -> jax.Array:
-    """The mask of the `count` largest scores.
+    """Makes the mask of the `count` largest scores.
 
     Args:
       scores: float array of any shape, or `Scores`.
@@ -106,7 +107,7 @@ def _keep_largest_each(requests: list[Request]) -> list[Selected]:
     for i, request in enumerate(requests):
         array = _with_rows(request.scores, request.is_stacked)
         if array.size:
-            # Arrays of one dtype are sought in one order of floats.
+            # Arrays of one dtype share their order of floats, and so their passes.
             same_dtype = by_dtype.setdefault(array.dtype, {})
             same_dtype[i] = dataclasses.replace(request, scores=array)
         else:
@@ -115,12 +116,7 @@ def _keep_largest_each(requests: list[Request]) -> list[Selected]:
             results[i] = _like_request(request, mask, thresholds)
     for same_dtype in by_dtype.values():
         group = list(same_dtype.values())
-        selected = select_each(
-            [request.scores for request in group],
-            [request.count for request in group],
-            [request.start for request in group],
-            [request.count_per_device for request in group],
-        )
+        selected = _select_each(group)
         for i, (mask, thresholds) in zip(same_dtype, selected, strict=True):
             results[i] = _like_request(requests[i], mask, thresholds)
     return [results[i] for i in range(len(requests))]
@@ -131,20 +127,41 @@ def _like_request(request: Request, mask: jax.Array, thresholds: jax.Array) -> S
     return Selected(mask.reshape(request.scores.shape), threshold)
 
 
+def _select_each(requests: list[Request]) -> list[tuple[jax.Array, jax.Array]]:
+    """Selects in arrays `[rows, …]` of one dtype; returns masks, and the threshold of each row."""
+    per_device = [request.count_per_device for request in requests]
+    ranking = LeafByLeaf([request.scores for request in requests], per_device)
+    counts = [request.count for request in requests]
+    target = _for_each_row(counts, ranking.rows, ranking.counter)
+    earlier = None
+    if any(request.start is not None for request in requests):
+        starts = [jnp.nan if request.start is None else request.start for request in requests]
+        earlier = _for_each_row(starts, ranking.rows, ranking.order.dtype)
+    probes = first_probes.sampled(ranking.arrays, target, ranking.sizes, ranking.order)
+    return search.select(ranking, target, probes, earlier)
+
+
+def _for_each_row(values: list, rows: list[int], dtype: jnp.dtype) -> jax.Array:
+    columns = []
+    for value, number in zip(values, rows, strict=True):
+        columns.append(jnp.broadcast_to(jnp.asarray(value).astype(dtype), (number,)))
+    return jnp.concatenate(columns)
+
+
 def keep_largest_jointly(
     scores: Sequence[jax.Array | Scores],
     count: jax.Array | int,
     divisors: Sequence[jax.Array] | None = None,
-    apart: bool = False,
+    count_per_device: bool = False,
 ) -> list[jax.Array]:
-    """The masks of the `count` largest among the scores of many arrays, which are never put together.
+    """Makes the masks of the `count` largest among the scores of many arrays, which are never concatenated.
 
     Args:
       scores: float arrays of any shapes, or `Scores`; ranked in their common dtype, ties in the order of the arrays.
       count: unsigned scalar, as in `keep_largest`.
-      divisors: a positive, finite scalar for each array: they are ranked by `scores / divisor`, which is never written
-        down: each pass translates its thresholds into those of each array.
-      apart: as `Request.count_per_device`, for all arrays.
+      divisors: a positive, finite scalar for each array, which is ranked by `scores / divisor`. The quotients are never
+        materialised: each pass translates its thresholds into those of each array.
+      count_per_device: as in `Request`, for all arrays.
 
     Returns:
       A uint8 array for each array of scores.
@@ -155,28 +172,32 @@ def keep_largest_jointly(
     >>> keep_largest_jointly([jnp.array([1.0, 4.0]), jnp.array([3.0])], 2)
     [Array([0, 1], dtype=uint8), Array([1], dtype=uint8)]
     """
-    return _keep_largest_jointly(
-        list(scores), _as_count(count), None if divisors is None else list(divisors), apart
-    )
+    divisors = None if divisors is None else list(divisors)
+    return _keep_largest_jointly(list(scores), _as_count(count), divisors, count_per_device)
 
 
 @functools.partial(jax.jit, static_argnums=3)
 def _keep_largest_jointly(
-    scores: list, count: jax.Array | int, divisors: list | None, apart: bool
+    scores: list, count: jax.Array | int, divisors: list | None, count_per_device: bool
 ) -> list[jax.Array]:
     masks = [jnp.zeros(array.shape, jnp.uint8) for array in scores]
-    filled = [i for i, array in enumerate(scores) if array.size]
-    if not filled:
+    indices = [i for i, array in enumerate(scores) if array.size]
+    if not indices:
         return masks
-    arrays = [_with_rows(scores[i], in_rows=False) for i in filled]
-    scales = divisors and [lax.stop_gradient(divisors[i]) for i in filled]
-    for i, mask in zip(filled, select_jointly(arrays, count, scales, apart), strict=True):
+    arrays = [_with_rows(scores[i], is_stacked=False) for i in indices]
+    if divisors:
+        divisors = [lax.stop_gradient(divisors[i]) for i in indices]
+    ranking = OverModel(arrays, divisors, count_per_device)
+    target = jnp.asarray(count).astype(ranking.counter)[None]
+    probes = first_probes.sampled_jointly(arrays, ranking.scales, target, ranking.order)
+    selected = search.select(ranking, target, probes)
+    for i, (mask, _) in zip(indices, selected, strict=True):
         masks[i] = mask.reshape(scores[i].shape)
     return masks
 
 
 def _as_count(count: jax.Array | int) -> Any:
-    """A count of Python's in as many bits as there are, since JAX would take it for an int32."""
+    """Gives a count of Python as many bits as there are, since JAX would take it for an int32."""
     if not isinstance(count, int):
         return count
     if count < 0:
@@ -185,14 +206,15 @@ def _as_count(count: jax.Array | int) -> Any:
     return np.asarray(min(count, np.iinfo(widest).max), widest)
 
 
-def _with_rows(array: jax.Array | Scores, in_rows: bool) -> jax.Array | Scores:
+def _with_rows(array: jax.Array | Scores, is_stacked: bool) -> jax.Array | Scores:
+    """Makes floats `[rows, …]` that have infinities, of at least two axes: reductions need one beside the rows."""
     array = lax.stop_gradient(array)  # masks have no derivative
     # Some floats of 8 bits have no infinity, which ends the search.
     if not jnp.issubdtype(array.dtype, jnp.floating) or array.dtype.itemsize == 1:
         array = read(array).astype(jnp.float32)
 
-    def with_axes(own: jax.Array) -> jax.Array:
-        own = own if in_rows else own[None]
-        return own if own.ndim > 1 else own[:, None]  # reductions need an axis
+    def with_axes(leaf: jax.Array) -> jax.Array:
+        leaf = leaf if is_stacked else leaf[None]
+        return leaf if leaf.ndim > 1 else leaf[:, None]
 
     return jax.tree.map(with_axes, array)

@@ -1,7 +1,6 @@
-"""Scores that are a function of what is known of each weight, and are computed wherever they are read.
+"""Lazy scores: a function of the weights, computed wherever they are read and never materialised.
 
-Written down, the scores of a model take as much memory as its weights. A pass that reads the weights and computes the
-scores as it goes takes none.
+The scores of a model as arrays take as much memory as its weights. A pass that computes them as it reads takes none.
 """
 
 import dataclasses
@@ -16,12 +15,12 @@ import jax
 @functools.partial(jax.tree_util.register_dataclass, data_fields=['weights'], meta_fields=['of'])
 @dataclasses.dataclass(frozen=True, eq=False)
 class Scores:
-    """The scores `of(weights)`, which are never written down; what moves weights, moves them, too (`jax.tree.map`).
+    """The lazy scores `of(weights)`; what moves weights moves them, too (`jax.tree.map`).
 
     Attributes:
-      weights: float array, or a tuple that begins with one, and has others of its shape, say of flags, which are moved
-        to the devices where it lies; floats of 8 bits, which are ranked in wider ones, are scored before.
-      of: gives the score of each weight by itself, from that array or tuple, in the weight's dtype; hashable.
+      weights: float array, or a tuple that begins with one. Its other arrays have the same shape, flags for instance,
+        and are moved to the devices of the first. Floats of 8 bits are scored at once: they are ranked as float32.
+      of: computes each weight's score from that array or tuple, elementwise, in the weight's dtype; hashable.
 
     >>> import jax.numpy as jnp
     >>> scores = Scores(jnp.array([[-2.0, 1.0]]), jnp.abs)
@@ -34,12 +33,12 @@ class Scores:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of the weights."""
+        """Shape of the weights."""
         return self._array.shape
 
     @property
     def dtype(self) -> jax.numpy.dtype:
-        """That of the weights."""
+        """Dtype of the weights."""
         return self._array.dtype
 
     @property
@@ -58,10 +57,7 @@ class Scores:
 
 
 def read(scores: jax.Array | Scores) -> jax.Array:
-    """The scores as an array.
-
-    Args:
-      scores: an array, which is returned as it is, or `Scores`, which are computed.
+    """Computes lazy scores; returns an array as it is.
 
     >>> import jax.numpy as jnp
     >>> read(jnp.array([1.0])).tolist(), read(Scores(jnp.array([-1.0]), jnp.abs)).tolist()

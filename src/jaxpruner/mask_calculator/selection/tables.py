@@ -1,4 +1,4 @@
-"""Tables of what is known of all rows of all arrays, and the part of them that each array needs."""
+"""Tables with a row for each row of all arrays, and the part of them that each array needs."""
 
 from collections.abc import Sequence
 
@@ -9,11 +9,7 @@ from jax import lax
 
 
 def split(table: jax.Array, rows: Sequence[int]) -> list[jax.Array]:
-    """The parts of a table `[all rows, columns]` with so many rows each.
-
-    >>> [part.tolist() for part in split(jnp.array([[1], [2], [3]]), [1, 2])]
-    [[[1]], [[2], [3]]]
-    """
+    """Splits a table `[all rows, columns]` into parts with so many rows each."""
     if len(rows) == 1:
         return [table]
 
@@ -24,14 +20,10 @@ def split(table: jax.Array, rows: Sequence[int]) -> list[jax.Array]:
         return parts(table)
     # XLA fuses nothing across the border of a branch. Fused with what makes the table or with what reads a part, each
     # part would be several programs to compile; in a branch it is the same one wherever a table is split. Both branches
-    # do it: a condition that is always true would be seen through, or would keep equal selections from becoming one.
+    # do it: XLA would see through a condition that is always true, or could not merge equal selections.
     return lax.cond(table[0, 0] == 0, parts, lambda table: parts(table), table)
 
 
-def wide(column: jax.Array, columns: int) -> jax.Array:
-    """A table of equal columns: one of the width of others is split by the program that splits these.
-
-    >>> wide(jnp.array([1, 2]), 3).tolist()
-    [[1, 1, 1], [2, 2, 2]]
-    """
+def widen(column: jax.Array, columns: int) -> jax.Array:
+    """Repeats a column: tables of one width are split by one program."""
     return jnp.broadcast_to(column[:, None], (*column.shape, columns))

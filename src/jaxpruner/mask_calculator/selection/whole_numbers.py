@@ -117,15 +117,21 @@ def _multiply_round(count: jax.Array, share: jax.Array) -> jax.Array:
     """`round(count * share)`, half to even, of a share in fixed point; the double-width product is made of halves."""
     counter = count.dtype
     fraction_bits, half_bits = _fraction_bits(counter), jnp.iinfo(counter).bits // 2
-    low_half = jnp.array((1 << half_bits) - 1, counter)
-    low, high = (lambda x: x & low_half), (lambda x: x >> half_bits)
+    half_mask = jnp.array((1 << half_bits) - 1, counter)
+
+    def low(x: jax.Array) -> jax.Array:
+        return x & half_mask
+
+    def high(x: jax.Array) -> jax.Array:
+        return x >> half_bits
+
     cross_a, cross_b = high(count) * low(share), low(count) * high(share)
     lowest = low(count) * low(share)
     middle = high(lowest) + low(cross_a) + low(cross_b)
     upper = high(count) * high(share) + high(cross_a) + high(cross_b) + high(middle)
     lower = (low(middle) << half_bits) | low(lowest)
-    whole = (upper << 1) | (lower >> fraction_bits)
-    rest = lower & jnp.array((1 << fraction_bits) - 1, counter)
+    product = (upper << 1) | (lower >> fraction_bits)
+    fraction = lower & jnp.array((1 << fraction_bits) - 1, counter)
     half = jnp.array(1 << (fraction_bits - 1), counter)
-    round_up = (rest > half) | ((rest == half) & (whole % 2 == 1))
-    return whole + round_up.astype(counter)
+    rounds_up = (fraction > half) | ((fraction == half) & (product % 2 == 1))
+    return product + rounds_up.astype(counter)

@@ -1,0 +1,68 @@
+"""The exact selection in its simplest form: counting passes over thresholds, and ties by index.
+
+Which are the k largest of n scores? A sort answers more than that: it puts all n in order, in about log2(n) rounds that
+each move them through memory. A mask needs no order. It needs one number, the threshold that exactly k scores reach.
+
+How many scores reach a threshold falls as the threshold rises. A pass that counts reads the scores once, in order, and
+writes nothing. So try a threshold in the middle: where too many reach it, the one that is sought lies above, where too
+few do, below. Floats of 32 bits can be halved so 32 times at most, and usually much sooner a count is exactly k.
+
+For the scores 5 1 3 3 2 and k = 2 the steps are, with the floats in between left out:
+
+    threshold      1   2   3   5   above      3 reach 3, which are too many; 1 reaches 5, which is too few.
+    reaching it    5   4   3   1   0          Nothing lies between: the two 3 are ties, and there is room for one.
+
+No threshold divides equal scores. Then all scores above the ties are kept, and of the ties the first in flat order, as
+many as there is room for. So the mask is that of a stable sort, down to the last bit.
+
+The other files take the same steps faster, and call them by the same words:
+
+1. `bracket`: two thresholds, `low` that at least k scores reach, and `high` that fewer do.
+2. `probes`: thresholds between them. Three are counted in one pass; a sample of the scores tells where to begin.
+3. `settle`: replace `low` or `high` by the probes until the count at `low` is k, or no float lies between.
+4. `ties`: scores that reach `low` and not `high`. Of these the first `room = k - count(high)` are kept, those before
+   the `end` in flat order.
+
+Order: NaN ranks lowest and is kept only where everything is. -0.0 equals 0.0.
+"""
+
+import numpy as np
+
+
+def keep_largest_by_counting(scores: np.ndarray, k: int) -> np.ndarray:
+    """Makes the uint8 mask of the `k` largest scores, in NumPy and one leaf at a time."""
+    if k >= scores.size:
+        return np.ones(scores.shape, np.uint8)
+    low, high = settle(scores, k)
+    above = scores >= value_at(high, scores.dtype)
+    ties = (scores >= value_at(low, scores.dtype)) & ~above
+    room = k - np.count_nonzero(above)
+    is_before_end = np.cumsum(ties).reshape(scores.shape) <= room
+    return (above | (ties & is_before_end)).astype(np.uint8)
+
+
+def settle(scores: np.ndarray, k: int) -> tuple[int, int]:
+    """Narrows the bracket of positions `low` and `high` by one probe a pass."""
+    infinity = position_of_infinity(scores.dtype)
+    low, high = -infinity, infinity + 1
+    while high - low > 1:
+        probe = (low + high) // 2
+        count = np.count_nonzero(scores >= value_at(probe, scores.dtype))
+        if count >= k:
+            low = probe
+        else:
+            high = probe
+        if count == k:
+            break
+    return low, high
+
+
+def position_of_infinity(dtype: np.dtype) -> int:
+    """Counts the floats from zero up to infinity: that many bit patterns lie between."""
+    return int(np.array(np.inf, dtype).view(f'int{8 * dtype.itemsize}'))
+
+
+def value_at(position: int, dtype: np.dtype) -> np.ndarray:
+    """Finds the float so many floats above zero, or below where negative; NaN one above infinity."""
+    bits = np.array(abs(position)).astype(f'int{8 * dtype.itemsize}')
+    return np.copysign(bits.view(dtype), position)
