@@ -545,6 +545,18 @@ def test_shard_map(axes):
     assert graph.flops == 2 * 4 * 8 * 6
 
 
+def test_parameters_that_a_shard_map_puts_beside_each_other_are_opaque():
+    spec = jax.sharding.PartitionSpec
+    mesh = _abstract_mesh(model=2)
+    specs = {'in_specs': (spec('model'), spec('model')), 'out_specs': spec('model')}
+    joined = _partly_manual(lambda a, b: jnp.concatenate([a, b]), mesh, {'model'}, **specs)
+    params = {'a': floats(4, 6), 'b': floats(4, 6)}
+    graph = param_uses(lambda p, x: x @ joined(p['a'], p['b']), params, floats(2, 8))
+    assert list(graph.opaque) == [('a',), ('b',)]
+    for reason in graph.opaque.values():
+        assert 'shard_map of a concatenation' in reason
+
+
 def test_a_leaf_that_chooses_between_constants_leaves_the_others_followed():
     def binary(params, x):
         return x @ jnp.where(params['signs'] > 0, 1.0, -1.0) @ params['w']

@@ -28,7 +28,8 @@ def _dynamic_slice(equation: Any, values: Values) -> Results | None:
     starts = [index.number for index in indices if index.number is not None]
     if len(starts) < len(indices):
         return None
-    slice_view = functools.partial(_sliced, starts=starts, sizes=equation.params['slice_sizes'])
+    sizes = equation.params['slice_sizes']
+    slice_view = functools.partial(_sliced, starts=starts, sizes=sizes)
     try:
         return [views.map_views(slice_view, operand.views)]
     except NoRuleError:
@@ -72,14 +73,16 @@ def _taken_in_loop(view: View, number: int, counter: Counter) -> View | None:
     """An element of an axis for each trip: the axis becomes a stack; an axis of length 1 takes its place."""
     axis = view.axes[number]
     indices = np.clip(counter.values, 0, axis.length - 1)
-    hits = np.flatnonzero((indices >= axis.start) & (indices < axis.stop))
+    is_hit = (indices >= axis.start) & (indices < axis.stop)
+    hits = np.flatnonzero(is_hit)
     if not hits.size:
         return None
     if (np.diff(hits) != 1).any():
         raise NoRuleError('no rule for an index that comes back to a part of a concatenation')
     if not np.array_equal(indices, np.arange(axis.length)):
         factors = views.mixed(axis.factors, hits.size).factors
-        axis = Axis(factors, length=indices.size, start=int(hits[0]))
+        first_hit = int(hits[0])
+        axis = Axis(factors, length=indices.size, start=first_hit)
         take = functools.partial(jnp.take, indices=indices, axis=number)
         view = view.moved(view.axes, take)
     if number:
@@ -118,7 +121,8 @@ def _gather(equation: Any, values: Values) -> Results | None:
 def _window(view: View, gather: GatherAxes, step: Move) -> View | None:
     """The one window of a gather."""
     taken = list(map(range, gather.sizes))
-    for axis, start in zip(gather.indexed, step.others[1].tolist(), strict=True):
+    starts = step.others[1].tolist()
+    for axis, start in zip(gather.indexed, starts, strict=True):
         taken[axis] = range(start, start + gather.sizes[axis])
     window = moves.cut(view, taken)
     return None if window is None else moves.transpose(window, gather.kept, step)
@@ -133,10 +137,10 @@ def _rows(view: View, gather: GatherAxes, step: Move) -> View:
         axes[target] = gather.window_axis(view, i)
     for row_axis, target in enumerate(gather.rows):
         varying: list[Factor] = []
-        is_varying = np.diff(starts, axis=row_axis).any(axis=tuple(range(starts.ndim - 1)))
-        for column in np.flatnonzero(is_varying).tolist():
-            indexed = gather.indexed[column]
-            varying += view.axes[indexed].factors
+        differences = np.diff(starts, axis=row_axis)
+        for column, indexed in enumerate(gather.indexed):
+            if differences[..., column].any():
+                varying += view.axes[indexed].factors
         axes[target] = views.mixed(varying, new_shape[target])
     return view.moved(axes, step)
 
@@ -196,7 +200,8 @@ def _masked(operand: Views, step: Move, mask: np.ndarray) -> Results:
             every_factor += axis.factors
         differs = False
         for i, axis in enumerate(view.axes):
-            if _has_copies(axis) and np.diff(mask, axis=i).any():
+            is_varying = np.diff(mask, axis=i).any()
+            if is_varying and _has_copies(axis):
                 # A diagonal is made of copies of a row.
                 factors = views.mixed(every_factor, axis.size).factors
                 axes[i] = axis._replace(factors=factors)

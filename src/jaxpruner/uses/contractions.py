@@ -31,7 +31,7 @@ def dot_axes(equation: Any) -> DotAxes:
     """The axes of a product that is no convolution."""
     name, params = equation.primitive.name, equation.params
     if name == 'ragged_dot':
-        return DotAxes(((1,), (1,)), ((), ()), (0,))
+        return DotAxes(contract=((1,), (1,)), batch=((), ()), groups=(0,))
     groups: Axes = ()
     if name in RAGGED:
         ragged = params['ragged_dot_dimension_numbers']
@@ -91,7 +91,8 @@ def flops(equation: Any) -> int:
     for k, dilation in enumerate(params['lhs_dilation']):
         if dilation > 1 and params['window_strides'][k] == 1:
             positions[2 + k] = left[numbers.lhs_spec[2 + k]]
-    return 2 * math.prod(positions) * _size_along(right, numbers.rhs_spec[1:])
+    window = _size_along(right, numbers.rhs_spec[1:])
+    return 2 * math.prod(positions) * window
 
 
 def _size_along(shape: Axes, axes: Axes) -> int:

@@ -1,21 +1,19 @@
-"""How the walk goes through equations with programs inside: `scan`, `while`, `cond` and `shard_map`."""
+"""How the walk goes through equations with programs inside: `scan`, `while` and `cond`."""
 
 import dataclasses
 import functools
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
 from jaxpruner.uses import constants, liveness, moves, views
-from jaxpruner.uses.bodies import Cond, Scan, ShardMap, While
+from jaxpruner.uses.bodies import Cond, Scan, While
 from jaxpruner.uses.graph import Site
-from jaxpruner.uses.moving_rules import shape_of
 from jaxpruner.uses.numbers import Counter
 from jaxpruner.uses.records import DATA, Scope, Value, Values, Walker
-from jaxpruner.uses.views import Axis, NoRuleError, View
+from jaxpruner.uses.views import View
 
 # What is carried is joined with what comes out of the body until nothing changes, which is after two or three trips.
 _MOST_TRIPS = 20
@@ -61,7 +59,8 @@ def walk_scan(walker: Walker, scan: Scan, values: Values, scope: Scope) -> Value
     leave = functools.partial(leave_loop, loop=loop, length=scan.length)
     _, stacked = scan.split_results(results)
     for value in stacked:
-        carried.append(Value(value.data, tuple(map(leave, value.views))))
+        outside = tuple(map(leave, value.views))
+        carried.append(Value(value.data, outside))
     return carried
 
 
@@ -113,18 +112,9 @@ def walk_cond(walker: Walker, cond: Cond, values: Values, scope: Scope) -> Value
     if index.data:
         results = [DATA] * len(results)
     for number, branch in enumerate(results_of_branches):
-        _record_lost(walker, cond.equation, branch, results, scope.at(-1 - number))
+        leaving = scope.at(-1 - number)
+        _record_lost(walker, cond.equation, branch, results, leaving)
     return results
-
-
-def walk_shard_map(walker: Walker, shard_map: ShardMap, values: Values, scope: Scope) -> Values:
-    """Each device has a part of each axis; how large it is says which."""
-    jaxpr = shard_map.program.jaxpr
-    inside = _rescaled(walker, shard_map, values, jaxpr.invars, scope)
-    devices = scope.devices * _devices(shard_map.equation.params)
-    inner = scope.inside(shard_map.equation, 0)._replace(devices=devices)
-    results = walker.visit_program(shard_map.program, inside, inner)
-    return _rescaled(walker, shard_map, results, shard_map.equation.outvars, scope)
 
 
 def enter_loop(view: View, loop: Path) -> View:
@@ -276,50 +266,8 @@ def _record_lost(
       scope: where they stand: a negative number for the results of a program inside.
       first: the number of the first of them.
     """
-    for number, (value, result) in enumerate(zip(values, joined, strict=True), first):
-        if result.data:
+    for number, value in enumerate(values):
+        if joined[number].data:
             for view in value.views:
-                site = Site(scope.path, equation, number, view)
+                site = Site(scope.path, equation, first + number, view)
                 walker.findings.add_use('elementwise', site, scope)
-
-
-def _devices(params: Mapping[str, Any]) -> int:
-    """How many parts a shard_map has: axes of the mesh that are left to the compiler divide nothing."""
-    sizes = dict(params['mesh'].shape)
-    manual = params.get('newly_manual_axes', params.get('manual_axes'))
-    if manual is None:
-        manual = set(sizes).difference(params.get('auto', ()))
-    return math.prod(map(sizes.__getitem__, manual))
-
-
-def _rescaled(
-    walker: Walker,
-    shard_map: ShardMap,
-    values: Values,
-    variables: Sequence[Any],
-    scope: Scope,
-) -> Values:
-    """What is known of arrays of which each device has a part, or of the arrays that the parts make."""
-    results = []
-    for value, variable in zip(values, variables, strict=True):
-        resized = functools.partial(_resized, new_shape=shape_of(variable))
-        try:
-            inside = tuple(map(resized, value.views))
-        except NoRuleError as reason:
-            walker.findings.add_opaque([value], str(reason), shard_map.equation, scope)
-            inside = ()
-        results.append(Value(value.data, inside))
-    return results
-
-
-def _resized(view: View, new_shape: Sequence[int]) -> View:
-    if view.shape == new_shape:
-        return view.computed()
-    axes: list[Axis] = []
-    for axis, length in zip(view.axes, new_shape, strict=True):
-        if not axis.is_whole:
-            raise NoRuleError('no rule for shard_map of a concatenation')
-        if axis.length != length:
-            axis = views.mixed(axis.factors, length)
-        axes.append(axis)
-    return view.computed(axes)

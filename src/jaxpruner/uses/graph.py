@@ -101,18 +101,23 @@ class Use:
         if not self.contract:
             return None
         site = self.site
-        axis = site.view.axes[contractions.innermost(site.equation, site.operand)]
+        innermost = contractions.innermost(site.equation, site.operand)
+        axis = site.view.axes[innermost]
         contracted = []
         for factor in axis.factors:
             if factor.axes and factor.axes[0] in self.contract:
                 contracted.append(factor)
         longer = [factor for factor in contracted if factor.size > 1]
-        inner = longer or contracted
-        return inner[-1].axes[0] if inner and len(inner[-1].axes) == 1 else None
+        if not contracted:
+            return None
+        last = (longer or contracted)[-1]
+        return last.axes[0] if len(last.axes) == 1 else None
 
     def to_dict(self) -> dict[str, Any]:
         """All but the site, for JSON."""
-        return {name: value for name, value in vars(self).items() if name != 'site'}
+        values = dict(vars(self))
+        del values['site']
+        return values
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -192,10 +197,14 @@ class UseGraph(Mapping[tree_lib.Path, tuple[Use, ...]]):
         """Everything but the program, under strings, for JSON."""
         uses = {}
         for path, uses_of_leaf in self.items():
-            uses[tree_lib.path_string(path)] = [use.to_dict() for use in uses_of_leaf]
+            name = tree_lib.path_string(path)
+            uses[name] = [use.to_dict() for use in uses_of_leaf]
+        opaque = {}
+        for path, reason in self.opaque.items():
+            opaque[tree_lib.path_string(path)] = reason
         return {
             'uses': uses,
-            'opaque': {tree_lib.path_string(path): reason for path, reason in self.opaque.items()},
+            'opaque': opaque,
             'unused': list(map(tree_lib.path_string, self.unused)),
             'flops': self.flops,
             'uncounted': dict(self.uncounted),
@@ -234,5 +243,11 @@ def _texts(use: Use) -> list[str]:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ['  '.join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    widths = [0] * len(rows[0])
+    for row in rows:
+        widths = list(map(max, widths, map(len, row)))
+    lines = []
+    for row in rows:
+        cells = map(str.ljust, row, widths)
+        lines.append('  '.join(cells).rstrip())
+    return lines

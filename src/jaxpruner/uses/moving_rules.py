@@ -77,9 +77,10 @@ def _transpose(equation: Any, view: View, step: Move) -> View:
 
 
 def _squeeze(equation: Any, view: View, step: Move) -> View:
-    gone = equation.params['dimensions']
-    kept = [i for i in range(len(view.axes)) if i not in gone]
-    return moves.transpose(view, kept, step)
+    axes = list(view.axes)
+    for i in sorted(equation.params['dimensions'], reverse=True):
+        del axes[i]
+    return view.moved(axes, step)
 
 
 def _reshape(equation: Any, view: View, step: Move) -> View:
@@ -106,7 +107,8 @@ def _slice(equation: Any, view: View, step: Move) -> View | None:
 def _reverse(equation: Any, view: View, step: Move) -> View:
     axes = list(view.axes)
     for i in equation.params['dimensions']:
-        axes[i] = axes[i]._replace(start=axes[i].length - axes[i].stop)
+        start = axes[i].length - axes[i].stop
+        axes[i] = axes[i]._replace(start=start)
     return view.moved(axes, step)
 
 
@@ -120,7 +122,8 @@ def _pad(equation: Any, view: View, step: Move) -> View | None:
                 'no rule for padding that puts zeros between elements and takes elements away'
             )
         # Negative padding takes elements away.
-        taken.append(range(max(0, -before), length + min(0, after)))
+        stop = length + min(0, after)
+        taken.append(range(max(0, -before), stop))
         is_spread |= between > 0
     inside = moves.cut(view, taken)
     if inside is None:
@@ -148,7 +151,8 @@ def _tile(equation: Any, view: View, step: Move) -> View:
         if count > 1:
             if not axes[i].is_whole:
                 raise NoRuleError('no rule for tile along a concatenation')
-            axes[i] = views.axis_of(Factor((), count), *axes[i].factors)
+            repeats = Factor((), count)
+            axes[i] = views.axis_of(repeats, *axes[i].factors)
     return view.moved(axes, step)
 
 
@@ -176,8 +180,9 @@ def _concatenate(equation: Any, operands: Operands) -> Results:
     for i, operand in enumerate(operands):
         size = shape_of(equation.invars[i])[axis]
         after = length - before - size
+        step = Move(equation, operand=i)
         for view in operand:
-            joined.append(moves.shift(view, axis, before, after, Move(equation, operand=i)))
+            joined.append(moves.shift(view, axis, before, after, step))
         before += size
     return [tuple(joined)]
 
@@ -187,9 +192,11 @@ def _stack(equation: Any, operands: Operands) -> Results:
     stacked = []
     for i, operand in enumerate(operands):
         new_axis = Axis((), length=len(operands), start=i)
+        step = Move(equation, operand=i)
         for view in operand:
-            axes = (*view.axes[:axis], new_axis, *view.axes[axis:])
-            stacked.append(view.moved(axes, Move(equation, operand=i)))
+            axes = list(view.axes)
+            axes.insert(axis, new_axis)
+            stacked.append(view.moved(axes, step))
     return [tuple(stacked)]
 
 
@@ -201,7 +208,8 @@ def _all_gather(equation: Any, view: View, step: Move) -> View:
     if not params['tiled'] or not axes[i].is_whole:
         raise NoRuleError('no rule for all_gather along a new axis, or of a concatenation')
     first, *others = axes[i].factors or views.copies(1).factors
-    axes[i] = views.axis_of(Factor(first.axes, first.size * params['axis_size']), *others)
+    longer = first._replace(size=first.size * params['axis_size'])
+    axes[i] = views.axis_of(longer, *others)
     return view.computed(axes)
 
 

@@ -134,7 +134,8 @@ class Findings:
         """
         view = site.view
         if roles is None:
-            roles = contractions.Roles((), tuple(range(len(view.axes))), ())
+            every = tuple(range(len(view.axes)))
+            roles = contractions.Roles(contract=(), free=every, batch=())
         share = 1.0
         stack: list[Factor] = []
         for entry in view.stack:
@@ -155,7 +156,8 @@ class Findings:
             where=scope.where(site.equation),
             site=site,
         )
-        self.uses[site.path, site.operand, view.leaf, view.region] = use
+        key = site.path, site.operand, view.leaf, view.region
+        self.uses[key] = use
 
     def _leaf_axes(self, site: Site, axes: Sequence[int]) -> tuple[int, ...]:
         """The parameter's axes that lie along axes of an operand."""
@@ -164,15 +166,16 @@ class Findings:
         for i in axes:
             for factor in site.view.axes[i].factors:
                 # An axis of which one element was taken is not there any more.
-                if factor.size > 1 or all(shape[axis] == 1 for axis in factor.axes):
+                lengths = [shape[axis] for axis in factor.axes]
+                if factor.size > 1 or math.prod(lengths) == 1:
                     factors.append(factor)
         return views.axes_of(factors)
 
 
 def _share_of(site: Site) -> float:
     """The share of an operand that is the parameter's."""
-    size = math.prod(site.view.shape)
-    return math.prod(axis.size for axis in site.view.axes) / max(size, 1)
+    sizes = [axis.size for axis in site.view.axes]
+    return math.prod(sizes) / max(math.prod(site.view.shape), 1)
 
 
 class Walker(Protocol):

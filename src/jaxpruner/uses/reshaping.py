@@ -30,15 +30,21 @@ def _groups(shape: Sequence[int], new_shape: Sequence[int]) -> list[_Group]:
     while i < len(shape) or j < len(new_shape):
         old_end = min(i + 1, len(shape))
         new_end = min(j + 1, len(new_shape))
-        while (old := math.prod(shape[i:old_end])) != (new := math.prod(new_shape[j:new_end])):
-            if old < new:
+        old_size = math.prod(shape[i:old_end])
+        new_size = math.prod(new_shape[j:new_end])
+        while old_size != new_size:
+            if old_size < new_size:
+                old_size *= shape[old_end]
                 old_end += 1
             else:
+                new_size *= new_shape[new_end]
                 new_end += 1
         if new_end == j and groups:  # lengths of 1 at the end
-            groups[-1] = _Group(slice(groups[-1].old.start, old_end), groups[-1].new)
+            start = groups[-1].old.start
+            groups[-1] = groups[-1]._replace(old=slice(start, old_end))
         else:
-            groups.append(_Group(slice(i, old_end), slice(j, new_end)))
+            group = _Group(slice(i, old_end), slice(j, new_end))
+            groups.append(group)
         i, j = old_end, new_end
     return groups
 
@@ -52,7 +58,8 @@ def _regrouped(axes: Sequence[Axis], sizes: Sequence[int]) -> list[Axis]:
     dealt = _deal(factors, [stop - start for start, stop in ranges])
     regrouped = []
     for number, length in enumerate(sizes):
-        regrouped.append(Axis(dealt[number], length, ranges[number][0]))
+        start, _ = ranges[number]
+        regrouped.append(Axis(dealt[number], length, start))
     return regrouped
 
 
@@ -117,7 +124,8 @@ def _deal(factors: Factors, sizes: Sequence[int]) -> list[Factors]:
     dealt[first] += mixed(from_behind.left, missing).factors
     for size in sizes[first + 1 : last]:
         dealt.append(mixed(from_behind.left, size).factors)
-    behind[0] = mixed(from_behind.left, from_behind.missing).factors + behind[0]
+    before = mixed(from_behind.left, from_behind.missing)
+    behind[0] = before.factors + behind[0]
     return [*dealt, *behind]
 
 

@@ -84,7 +84,8 @@ class Segments:
     def begin(self, *inputs: Any) -> State:
         """A batch of these inputs, before the first step."""
         leaves = jax.tree.leaves(inputs)
-        numbers = self.program.inputs[len(self.program.inputs) - len(leaves) :]
+        first = len(self.program.inputs) - len(leaves)
+        numbers = self.program.inputs[first:]
         return State(dict(zip(numbers, leaves, strict=True)))
 
     def advance(self, params: tree_lib.PyTree, state: State, here: Cut, there: Cut) -> State:
@@ -219,7 +220,8 @@ class Segments:
         writes = self.program.steps[number].writes
         values = dict(state.values)
         values.update(zip(writes, state.carried, strict=False))
-        for i, stacked in zip(self._outputs(number), state.outputs, strict=True):
+        outputs = self._outputs(number)
+        for i, stacked in zip(outputs, state.outputs, strict=True):
             values[writes[i]] = stacked
         live = self.program.live(number + 1)
         return State(_chosen(values, live))
@@ -229,10 +231,13 @@ class Segments:
 
     def _outputs(self, number: int) -> list[int]:
         """Which results of a scan are put together from all trips and read later."""
-        _, stacked = self._scan(number).split_results(self.program.steps[number].writes)
+        writes = self.program.steps[number].writes
         live = self.program.live(number + 1)
-        first = self._scan(number).carried
-        return [first + i for i, value in enumerate(stacked) if value in live]
+        outputs = []
+        for i in range(self._scan(number).carried, len(writes)):
+            if writes[i] in live:
+                outputs.append(i)
+        return outputs
 
     def _run_trip(
         self, running: TapRun, number: int, leaves: Leaves, state: State, trips: Any
@@ -248,7 +253,8 @@ class Segments:
         for value in sliced:
             element = lax.dynamic_index_in_dim(env[value], index, keepdims=False)
             inputs.append(element)
-        return running.visit_program(scan.body, inputs, Position(step.path).at(0))
+        in_body = Position(step.path).at(0)
+        return running.visit_program(scan.body, inputs, in_body)
 
 
 def _element_of(scan: Scan, trips: Any) -> Any:

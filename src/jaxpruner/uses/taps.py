@@ -182,11 +182,14 @@ class TapRun(Evaluator[Any, Position]):
 
     def visit_scan(self, scan: Scan, operands: Values, position: Position) -> Values:
         constants, carried, sliced = scan.split(operands)
-        first, step = (scan.length - 1, -1) if scan.reverse else (0, 1)
+        first, step = 0, 1
+        if scan.reverse:
+            first, step = scan.length - 1, -1
 
         def body(state: Any, elements: Values) -> Any:
             carried, totals, trip = state
-            inner = self._inside(totals, {**self.trips, position.path: trip})
+            trips = {**self.trips, position.path: trip}
+            inner = self._inside(totals, trips)
             inputs = [*constants, *carried, *elements]
             results = inner.visit_program(scan.body, inputs, position.at(0))
             carried, stacked = scan.split_results(results)
@@ -229,7 +232,8 @@ class TapRun(Evaluator[Any, Position]):
 
         def run_branch(number: int, totals: Totals, *values: Any) -> Any:
             inner = self._inside(totals, self.trips)
-            results = inner.visit_program(cond.branches[number], values, position.at(number))
+            branch = cond.branches[number]
+            results = inner.visit_program(branch, values, position.at(number))
             return results, inner.totals
 
         branches = []

@@ -64,19 +64,23 @@ def _walk_through(program: Any, shapes: Sequence[tuple[int, ...]]) -> Findings:
     """What the walk finds in a program of parameters of these shapes and of inputs."""
     arguments = []
     for leaf, shape in enumerate(shapes):
-        arguments.append(Value(views=(views.whole(leaf, shape),)))
+        view = views.whole(leaf, shape)
+        arguments.append(Value(views=(view,)))
     arguments += [DATA] * (len(program.jaxpr.invars) - len(shapes))
     scope = Scope(needed=(True,) * len(program.jaxpr.outvars))
     walk = Walk(shapes)
     results = walk.visit_program(Program.of(program), arguments, scope)
     for number, result in enumerate(results):
         for view in result.views:
-            walk.findings.add_use('output', Site(scope.path, None, number, view), scope)
+            site = Site(scope.path, None, number, view)
+            walk.findings.add_use('output', site, scope)
     return walk.findings
 
 
 def _graph(paths: Sequence[tree_lib.Path], findings: Findings, program: Any) -> UseGraph:
-    opaque = {paths[leaf]: reason for leaf, reason in sorted(findings.opaque.items())}
+    opaque = {}
+    for leaf, reason in sorted(findings.opaque.items()):
+        opaque[paths[leaf]] = reason
     by_leaf: dict[int, list[Use]] = {}
     for use in findings.uses.values():
         by_leaf.setdefault(use.site.view.leaf, []).append(use)
@@ -86,12 +90,15 @@ def _graph(paths: Sequence[tree_lib.Path], findings: Findings, program: Any) -> 
         if path in opaque:
             continue
         if leaf in by_leaf:
-            in_order = sorted(by_leaf[leaf], key=lambda use: (use.site.path, use.site.operand))
-            uses[path] = tuple(in_order)
+            uses[path] = tuple(sorted(by_leaf[leaf], key=_order_in_program))
         else:
             unused.append(path)
     flops = sum(findings.flops.values())
     return UseGraph(uses, opaque, tuple(unused), flops, program, findings.uncounted)
+
+
+def _order_in_program(use: Use) -> tuple[tuple[int, ...], int]:
+    return use.site.path, use.site.operand
 
 
 def _shape(leaf: Any, path: tree_lib.Path) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from jaxpruner.uses import (
     liveness,
     numbers,
     rules,
+    shard_maps,
 )
 from jaxpruner.uses.bodies import Call, Cond, Evaluator, Program, Scan, ShardMap, While
 from jaxpruner.uses.graph import Site
@@ -63,7 +64,7 @@ class Walk(Evaluator[Value, Scope]):
         return control_flow.walk_cond(self, cond, operands, scope)
 
     def visit_shard_map(self, shard_map: ShardMap, operands: Values, scope: Scope) -> Values:
-        return control_flow.walk_shard_map(self, shard_map, operands, scope)
+        return shard_maps.walk_shard_map(self, shard_map, operands, scope)
 
     def visit_plain(self, equation: Any, operands: Values, scope: Scope) -> Values:
         name = equation.primitive.name
@@ -139,8 +140,9 @@ def _indices(name: str, operands: Values) -> Values:
 
 
 def _moved(equation: Any, operands: Values) -> Values:
+    views_of_results = same(equation, views_of(operands))
     results = []
-    for value, views in zip(operands, same(equation, views_of(operands)), strict=True):
+    for value, views in zip(operands, views_of_results, strict=True):
         results.append(value._replace(views=views))
     return results
 

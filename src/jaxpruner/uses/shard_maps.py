@@ -1,0 +1,64 @@
+"""How the walk goes through a `shard_map`."""
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxpruner.uses import views
+from jaxpruner.uses.bodies import ShardMap
+from jaxpruner.uses.moving_rules import shape_of
+from jaxpruner.uses.records import Scope, Value, Values, Walker
+from jaxpruner.uses.views import Axis, NoRuleError, View
+
+
+def walk_shard_map(walker: Walker, shard_map: ShardMap, values: Values, scope: Scope) -> Values:
+    """Each device has a part of each axis; how large it is says which."""
+    jaxpr = shard_map.program.jaxpr
+    inside = _rescaled(walker, shard_map, values, jaxpr.invars, scope)
+    devices = scope.devices * _devices(shard_map.equation.params)
+    inner = scope.inside(shard_map.equation, 0)._replace(devices=devices)
+    results = walker.visit_program(shard_map.program, inside, inner)
+    return _rescaled(walker, shard_map, results, shard_map.equation.outvars, scope)
+
+
+def _devices(params: Mapping[str, Any]) -> int:
+    """How many parts a shard_map has: axes of the mesh that are left to the compiler divide nothing."""
+    sizes = dict(params['mesh'].shape)
+    manual = params.get('newly_manual_axes', params.get('manual_axes'))
+    if manual is None:
+        manual = set(sizes).difference(params.get('auto', ()))
+    return math.prod(map(sizes.__getitem__, manual))
+
+
+def _rescaled(
+    walker: Walker,
+    shard_map: ShardMap,
+    values: Values,
+    variables: Sequence[Any],
+    scope: Scope,
+) -> Values:
+    """What is known of arrays of which each device has a part, or of the arrays that the parts make."""
+    results = []
+    for value, variable in zip(values, variables, strict=True):
+        resized = functools.partial(_resized, new_shape=shape_of(variable))
+        try:
+            inside = tuple(map(resized, value.views))
+        except NoRuleError as reason:
+            walker.findings.add_opaque([value], str(reason), shard_map.equation, scope)
+            inside = ()
+        results.append(Value(value.data, inside))
+    return results
+
+
+def _resized(view: View, new_shape: Sequence[int]) -> View:
+    if view.shape == new_shape:
+        return view.computed()
+    axes: list[Axis] = []
+    for axis, length in zip(view.axes, new_shape, strict=True):
+        if not axis.is_whole:
+            raise NoRuleError('no rule for shard_map of a concatenation')
+        if axis.length != length:
+            axis = views.mixed(axis.factors, length)
+        axes.append(axis)
+    return view.computed(axes)
