@@ -208,7 +208,7 @@ def gradual_strategy(
         )
     if isinstance(power, bool | str) or not hasattr(power, '__float__'):
         raise TypeError(f'power must be a number, got {power!r}')
-    numbers = [_parse_epoch(epoch) for epoch in epochs]
+    numbers = list(map(_parse_epoch, epochs))
     if not numbers or numbers != sorted(set(numbers)):
         raise ValueError(f'epochs must be ascending whole numbers, at least one, got {numbers}')
     if not power > 0:
