@@ -111,18 +111,18 @@ def _row_of_the_choice(
 class _Side:
     """One way of training."""
 
-    def __init__(self, common: SharedPrograms, over: CellMapping, cells: int):
-        self.programs, self.steps = CompiledTraining(common, ALGORITHM), common.recipe.steps
+    def __init__(self, programs: SharedPrograms, over: CellMapping, cells: int):
+        self.training, self.steps = CompiledTraining(programs, ALGORITHM), programs.recipe.steps
         together = 1 if over == 'each' else cells
         self.groups = [range(at, at + together) for at in range(0, cells, together)]
-        self.targets = self.programs.targets([SPARSITY] * together)
+        self.targets = self.training.targets([SPARSITY] * together)
 
     def train(self, stop: int | None = None) -> list[Carry]:
         stop = self.steps if stop is None else stop
         trained = []
         for seeds in self.groups:
-            carries = self.programs.start(self.targets, seeds)
-            carries = self.programs.advance(self.targets, carries, 0, stop)
+            carries = self.training.start(self.targets, seeds)
+            carries = self.training.advance(self.targets, carries, 0, stop)
             # Waited for, as a sweep does: a CPU would begin with the next ones meanwhile.
             trained.append(jax.block_until_ready(carries))
         return trained
@@ -136,7 +136,7 @@ class _Side:
 
     def trained(self, first: int, metric: str) -> Trained:
         values = [
-            self.programs.report(self.targets, carries)[0][metric] for carries in self.train()
+            self.training.report(self.targets, carries)[0][metric] for carries in self.train()
         ]
         return Trained(np.concatenate(values), _masks(self.train(first)))
 

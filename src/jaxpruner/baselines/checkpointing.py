@@ -236,10 +236,8 @@ def _restore_feed(path: Path, feed: Feed) -> None:
 
 
 def _clear(group: Path) -> None:
-    """Removes all but what was set aside.
-
-    A checkpoint is renamed first: half of one would seem to be damaged.
-    """
+    """Removes all but what was set aside."""
+    # A checkpoint is renamed first: half of one would seem to be damaged.
     for path in list(group.iterdir()):
         if _CORRUPT not in path.name:
             removed = path.rename(path.with_name(f'removed_{path.name}'))

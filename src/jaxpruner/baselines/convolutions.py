@@ -1,4 +1,4 @@
-"""A convolution as a matrix product: on a CPU XLA's own takes several times as long to differentiate."""
+"""A convolution as a matrix product: on a CPU it trains several times as fast as XLA's own."""
 
 from collections.abc import Sequence
 from typing import Any

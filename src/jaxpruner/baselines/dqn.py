@@ -1,4 +1,4 @@
-"""The workload `dqn`: a deep Q-network that plays MinAtar's games in the program, or Atari's on the host.
+"""The workload `dqn`: a deep Q-network plays MinAtar's games on the device, or Atari's on the host.
 
 DQN is that of Mnih et al. 2015 (https://doi.org/10.1038/nature14236) with Adam and the Huber loss.
 """

@@ -1,4 +1,4 @@
-"""The workload `federated`: federated averaging over clients whose data differ, on images of digits.
+"""The workload `federated`: federated averaging over clients with different data, on digits.
 
 Each client trains alone for some steps of SGD; the mean of what they changed is the gradient that
 the server's wrapped optimizer gets. Masks live on the server: clients begin with its pruned weights

@@ -84,7 +84,7 @@ class _ConvNorm(nnx.Module):
 
 
 class _Block(nnx.Module):
-    """A residual block: two 3x3 convolutions, or as a bottleneck 1x1, 3x3 and 1x1 to four times the width."""
+    """A residual block: two 3x3 convolutions, or a bottleneck of 1x1, 3x3 and 1x1 at 4 x width."""
 
     def __init__(
         self, inputs: int, width: int, stride: int, bottleneck: bool, dtype: Any, rngs: nnx.Rngs

@@ -1,4 +1,4 @@
-"""The folder of a sweep's results: it belongs to one recipe, and one process at a time writes to it."""
+"""The folder of a sweep's results: of one recipe, with one process that writes at a time."""
 
 import contextlib
 from collections.abc import Iterator

@@ -44,7 +44,7 @@ def no_state(params: Any, key: jax.Array) -> None:
 
 
 class Task(NamedTuple):
-    """One training as pure functions; a workload makes it from a recipe and data."""
+    """One training as pure functions, made by a workload from a recipe and data."""
 
     metric: Metric
     steps: int  # updates of the optimizer
