@@ -82,7 +82,7 @@ class OppositeLazily(jaxpruner.RigL):
         return opposite_magnitude
 
 
-@pytest.fixture(params=[0, 2**30], ids=['unwritten', 'written'])
+@pytest.fixture(params=[0, 2**30], ids=['lazy', 'arrays'])
 def worth_sparing(request, monkeypatch):
     """Leaves of so many weights have scores that are not written down."""
     monkeypatch.setattr(replacement, '_WORTH_SPARING', request.param)

@@ -22,9 +22,9 @@ class SteMixin(_Pruner):
 
     Scores are those of the pruner that it is mixed into.
 
-    The masks in the state are those of the last scheduled update, for reports; the forward pass selects anew each step.
-    It begins at the thresholds of the step before, which `update` stores: it repeats the selection of the forward pass
-    on the same parameters, and where both stand in one jitted step, the two become one.
+    The forward pass makes new masks in every step; those in the state are of the last scheduled update, for reports. A
+    selection begins at the thresholds of the step before. `update` stores them: it repeats the selection of the forward
+    pass on the same parameters. In one jitted step the two selections become one.
 
     >>> @dataclasses.dataclass
     ... class Mine(SteMixin, pruners.MagnitudePruning):
@@ -65,9 +65,8 @@ class SteMixin(_Pruner):
     def track(self, sparse_state, params):
         """The masks of this step's forward pass; their thresholds are kept for the next one."""
         masks, thresholds = self._selected(params, sparse_state)
-        if (
-            sparse_state.thresholds is None
-        ):  # a state that somebody else made, or a ranking of its own
+        # None in a state that somebody else made, and where the pruner has a ranking of its own.
+        if sparse_state.thresholds is None:
             return sparse_state, masks
         return sparse_state._replace(thresholds=thresholds), masks
 
@@ -85,9 +84,8 @@ class SteMixin(_Pruner):
         scores = self._lazy_scores(detached)
         if scores is None:
             scores = self.calculate_scores(detached, sparse_state=state)
-        if (
-            type(self).create_masks is not base_updater.BaseUpdater.create_masks
-        ):  # a ranking of its own
+        has_own_ranking = type(self).create_masks is not base_updater.BaseUpdater.create_masks
+        if has_own_ranking:
             return self.create_masks(scores, sparsities), None
         return self.select_masks(scores, sparsities, state.thresholds)
 

@@ -26,7 +26,7 @@ class SparseState(NamedTuple):
     algorithm_state: Any = None
 
 
-# What is said where a state of a pruner is needed.
+# The message where an optimizer state holds no state of a pruner.
 NO_STATE = (
     'there is no SparseState in the optimizer state; wrap the optimizer with `updater.wrap_optax`'
 )
