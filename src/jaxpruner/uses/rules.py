@@ -2,6 +2,11 @@
 
 A rule gets the equation and the views of each operand, none of which depends on data, and returns the views of each
 result. What has no rule here makes its parameters opaque.
+
+A new primitive goes by what it does. It moves elements: a row in `moving_rules`. It takes elements at indices:
+`indexing_rules`. It computes: here. It has to know its other operands, such as indices or masks: `constant_rules`. It
+multiplies and sums: `contractions`. It runs a program: `bodies`, and where it is no plain call a method of each
+visitor.
 """
 
 import functools
