@@ -13,6 +13,11 @@ class Contracted(NamedTuple):
     of_data: tuple[int, ...]
     batch_of_data: tuple[int, ...]
 
+    @property
+    def summed_or_shared(self) -> set[int]:
+        """The axes of the weights that are not outputs."""
+        return {*self.of_weights, *self.batch_of_weights}
+
 
 def contracted_axes(equation: Any, operand: int) -> Contracted:
     """The axes of a contraction whose operand number `operand` is the weights.

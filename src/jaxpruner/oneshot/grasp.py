@@ -12,15 +12,7 @@ from jaxpruner.oneshot.pruning_at_initialization import LossFn, PruningAtInitial
 def hessian_product(
     loss: LossFn, weights: tree_lib.PyTree, direction: tree_lib.PyTree
 ) -> tree_lib.PyTree:
-    """The Hessian of a loss times a vector.
-
-    Args:
-      loss: `weights -> scalar`.
-      weights: a tree of floats.
-      direction: a tree like it.
-
-    Returns:
-      A tree like it.
+    """The Hessian of a loss times a vector, both trees like the weights.
 
     >>> import jax.numpy as jnp
     >>> float(hessian_product(lambda weight: weight**3, jnp.float32(2), jnp.float32(10)))  # the second derivative is 12

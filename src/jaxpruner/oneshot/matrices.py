@@ -53,10 +53,7 @@ class MatrixLayout:
         return (*(self.shape[axis] for axis in self.leading), *groups, inputs, outputs)
 
     def to_matrices(self, leaf: jax.Array) -> jax.Array:
-        """The weight matrices `[..., inputs, outputs]` of a parameter.
-
-        Args:
-          leaf: array of the layout's shape.
+        """The weight matrices `[..., inputs, outputs]` of a parameter of the layout's shape.
 
         >>> import jax.numpy as jnp
         >>> kernel = jnp.arange(4.0).reshape(2, 2)  # outputs first
@@ -70,10 +67,7 @@ class MatrixLayout:
         return arranged.reshape(*leading[:-1], inputs, self.groups, outputs).swapaxes(-3, -2)
 
     def from_matrices(self, matrices: jax.Array) -> jax.Array:
-        """The parameter whose weight matrices these are; masks and scores as well.
-
-        Args:
-          matrices: `[..., inputs, outputs]`, as `to_matrices` arranges them.
+        """The parameter (or mask, or scores) whose matrices `to_matrices` gives.
 
         >>> import jax.numpy as jnp
         >>> MatrixLayout((2, 1), contract=(1,), free=(0,)).from_matrices(jnp.ones((1, 2))).shape

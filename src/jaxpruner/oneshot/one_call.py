@@ -32,7 +32,7 @@ for _name, _algorithm in _ALGORITHMS.items():
     api.register_one_shot_algorithm(_name, _algorithm)
 
 
-_SAY_SPARSITIES = {'custom_sparsity_map', 'sparsity_distribution_fn'}
+_TELL_SPARSITIES = {'custom_sparsity_map', 'sparsity_distribution_fn'}
 
 
 def prune(
@@ -89,16 +89,18 @@ def prune(
     """
     if masks is not None and sparsity is not None:
         raise ValueError('masks say which weights go: leave the sparsity out')
-    own = {} if masks is not None else _sparsity_keys(sparsity, settings)
-    updater = api.create_updater_from_config({'algorithm': algorithm, **own, **settings})
-    if masks is not None and not isinstance(updater, CalibratedPruning):
-        raise ValueError(
-            f'{algorithm!r} makes masks of its own: leave masks out, or choose sparsegpt'
-        )
-    if donate and not isinstance(updater, CalibratedPruning):
-        raise ValueError(
-            f'{algorithm!r} makes a copy: leave donate out, or choose wanda, ria or sparsegpt'
-        )
+    if masks is None:
+        settings |= _sparsity_settings(sparsity, settings)
+    updater = api.create_updater_from_config({'algorithm': algorithm, **settings})
+    if not isinstance(updater, CalibratedPruning):
+        if masks is not None:
+            raise ValueError(
+                f'{algorithm!r} makes masks of its own: leave masks out, or choose sparsegpt'
+            )
+        if donate:
+            raise ValueError(
+                f'{algorithm!r} makes a copy: leave donate out, or choose wanda, ria or sparsegpt'
+            )
     if isinstance(updater, PruningAtInitialization):
         return updater.instant_sparsify(
             params, apply_fn=apply_fn, loss_fn=loss_fn, batches=batches, progress=progress
@@ -108,8 +110,10 @@ def prune(
             f'{algorithm!r} looks at no loss: leave loss_fn out, or choose snip or grasp'
         )
     if isinstance(updater, CalibratedPruning):
-        given = {'apply_fn': apply_fn, 'batches': batches, 'masks': masks}
-        return updater.instant_sparsify(params, progress=progress, donate=donate, **given)
+        model = {'apply_fn': apply_fn, 'batches': batches}
+        return updater.instant_sparsify(
+            params, **model, masks=masks, progress=progress, donate=donate
+        )
     if apply_fn is None and batches is None:
         return updater.instant_sparsify(params)
     if apply_fn is None or batches is None:
@@ -123,14 +127,15 @@ def prune(
     return prune_along_inputs(updater, graph, params)
 
 
-def _sparsity_keys(sparsity: Any, settings: dict[str, Any]) -> dict[str, Any]:
-    """What the argument `sparsity` means, as keys of a configuration."""
+def _sparsity_settings(sparsity: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    """The argument `sparsity` as settings of a configuration; takes `filter_fn` from the others."""
     if sparsity is None:
-        if not _has_n_by_m(settings.get('sparsity_type')) and not _SAY_SPARSITIES & settings.keys():
+        is_given = _TELL_SPARSITIES & settings.keys()
+        if not is_given and not _may_hold_n_by_m(settings.get('sparsity_type')):
             raise ValueError(
                 'prune needs a sparsity, such as 0.5, unless sparsity_type is N:M, or custom_sparsity_map is given'
             )
-        return {}  # N:M says its own share
+        return {}
     if isinstance(sparsity, str):
         raise TypeError(
             f'sparsity is a number or a mapping, got {sparsity!r}: prune(params, 0.5, {sparsity!r})'
@@ -142,24 +147,19 @@ def _sparsity_keys(sparsity: Any, settings: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(
                 f'a mapping of sparsities says all about the distribution: leave {key} out'
             )
-    given = {'filter_fn': settings.pop('filter_fn')} if 'filter_fn' in settings else {}
-    return {
-        'sparsity_distribution_fn': functools.partial(
-            sparsities_by_name, sparsities=dict(sparsity), **given
-        )
-    }
+    distribution = functools.partial(sparsities_by_name, sparsities=dict(sparsity))
+    if 'filter_fn' in settings:
+        distribution = functools.partial(distribution, filter_fn=settings.pop('filter_fn'))
+    return {'sparsity_distribution_fn': distribution}
 
 
-def _has_n_by_m(setting: Any) -> bool:
+def _may_hold_n_by_m(setting: Any) -> bool:
+    """Whether a setting of sparsity types names N:M, or is a function, whose types are unknown before it is called."""
     if setting is None:
         return False
     normalized = type_rules.normalize_setting(setting)
-    types = normalized.values() if isinstance(normalized, Mapping) else [normalized]
-    # Which types a function gives is not known before it is asked.
-    return any(
-        isinstance(leaf_type, sparsity_types.NByM) or not _is_type(leaf_type) for leaf_type in types
-    )
-
-
-def _is_type(leaf_type: Any) -> bool:
-    return leaf_type is None or isinstance(leaf_type, sparsity_types.SparsityType)
+    for sparsity_type in normalized.values() if isinstance(normalized, Mapping) else [normalized]:
+        is_type = sparsity_type is None or isinstance(sparsity_type, sparsity_types.SparsityType)
+        if isinstance(sparsity_type, sparsity_types.NByM) or not is_type:
+            return True
+    return False

@@ -48,7 +48,7 @@ def owl_sparsities(
       ValueError: a sparsity outside [0, 1], a negative deviation, shares that are not finite, or other numbers of
         shares and sizes.
 
-    >>> [round(one, 3) for one in owl_sparsities([0.01, 0.03, 0.02], [100, 100, 100], 0.7)]
+    >>> np.round(owl_sparsities([0.01, 0.03, 0.02], [100, 100, 100], 0.7), 3).tolist()
     [0.78, 0.62, 0.7]
     """
     check_sparsity(sparsity, 'sparsity')
@@ -69,4 +69,4 @@ def owl_sparsities(
     above = 2 * max_deviation * (outliers - outliers.min()) / spread
     above -= np.sum(above * weights) / np.sum(weights)
     room = min(sparsity / max(above.max(), 1e-30), (1 - sparsity) / max(-above.min(), 1e-30), 1.0)
-    return [float(one) for one in np.clip(sparsity - room * above, 0, 1)]
+    return np.clip(sparsity - room * above, 0, 1).tolist()

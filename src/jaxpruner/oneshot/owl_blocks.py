@@ -44,25 +44,29 @@ def matrix_sparsities(
     The mean over all weights is that of the leaves' own targets. A block counts the outliers among the scores of all of
     its matrices, whose inputs are taken by the mean of their squares. `read` gives the weights of matrices.
     """
-    numbers = number_blocks([entry.matrices for entry in entries], settings.per, settings.names)
+    matrices = [entry.matrices for entry in entries]
+    numbers = number_blocks(matrices, settings.per, settings.names)
     score_sums, sizes, own_targets = [], [], []
-    for matrices, statistics in entries:
-        sums = _sums_of_scores(read(matrices), statistics)
+    for part, statistics in entries:
+        sums = _sums_of_scores(read(part), statistics)
         score_sums.append(sums)
-        sizes.append(np.full(sums.shape, matrices.shape[-2] * matrices.shape[-1]))
-        own_targets.append(np.full(sums.shape, float(targets[matrices.path].sparsity)))
+        *_, inputs, outputs = part.shape
+        sizes.append(np.full(sums.shape, inputs * outputs))
+        own_targets.append(np.full(sums.shape, float(targets[part.path].sparsity)))
     block_sizes = _sum_by_block(numbers, sizes)
-    means = _sum_by_block(numbers, score_sums) / np.maximum(block_sizes, 1)
+    at_least_one = np.maximum(block_sizes, 1)
+    thresholds = settings.multiple * (_sum_by_block(numbers, score_sums) / at_least_one)
     outliers = []
-    for (matrices, statistics), own in zip(entries, numbers, strict=True):
-        thresholds = jnp.asarray(settings.multiple * means[own], jnp.float32)
-        outliers.append(_numbers_above(read(matrices), statistics, thresholds))
-    shares = _sum_by_block(numbers, outliers) / np.maximum(block_sizes, 1)
+    for (part, statistics), own in zip(entries, numbers, strict=True):
+        own_thresholds = jnp.asarray(thresholds[own], jnp.float32)
+        outliers.append(_numbers_above(read(part), statistics, own_thresholds))
+    shares = _sum_by_block(numbers, outliers) / at_least_one
     mean_target = float(np.average(_flat(own_targets), weights=_flat(sizes)))
     of_blocks = owl.owl_sparsities(
         shares.tolist(), block_sizes.tolist(), mean_target, settings.deviation
     )
-    return [jnp.asarray(np.asarray(of_blocks)[own], jnp.float32) for own in numbers]
+    by_block = np.asarray(of_blocks)
+    return [jnp.asarray(by_block[own], jnp.float32) for own in numbers]
 
 
 def number_blocks(

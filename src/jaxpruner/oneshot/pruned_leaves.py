@@ -147,17 +147,17 @@ def _change(
     matrices: WeightMatrices, leaf: jax.Array, mask: Any, new: Any, kept: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """A leaf and its mask after some of its matrices, and whether these are finite."""
-    is_removed = matrices.write(1 - kept.astype(jnp.float32), leaf) > 0
+    removed = 1 - kept.astype(jnp.float32)
+    is_removed = matrices.write(removed, leaf) > 0
     is_finite = jnp.bool_(True)
     if new is not None:
         is_finite = jnp.isfinite(new).all()
         is_replaced = matrices.write(jnp.ones(kept.shape), leaf) > 0
-        leaf = jnp.where(is_replaced, matrices.write(new, leaf).astype(leaf.dtype), leaf)
-    return (
-        jnp.where(is_removed, jnp.zeros_like(leaf), leaf),
-        jnp.where(is_removed, 0, mask),
-        is_finite,
-    )
+        written = matrices.write(new, leaf)
+        leaf = jnp.where(is_replaced, written.astype(leaf.dtype), leaf)
+    leaf = jnp.where(is_removed, jnp.zeros_like(leaf), leaf)
+    mask = jnp.where(is_removed, 0, mask)
+    return leaf, mask, is_finite
 
 
 def _ones(leaf: jax.Array) -> jax.Array:

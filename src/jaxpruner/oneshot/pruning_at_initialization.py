@@ -4,7 +4,6 @@ In each round derivatives are summed over the batches, weights are scored by the
 """
 
 import dataclasses
-import functools
 import logging
 import warnings
 from collections.abc import Callable, Iterable
@@ -26,36 +25,19 @@ LossFn = Callable[..., jax.Array]
 
 
 def gradients(loss: LossFn, weights: tree_lib.PyTree) -> tree_lib.PyTree:
-    """What most algorithms sum over the batches.
-
-    Args:
-      loss: `weights -> scalar`, of one batch.
-      weights: a tree like the parameters, `None` where dense.
-
-    Returns:
-      A tree like the weights.
-
-    >>> gradients(lambda weights: 3 * weights['w'], {'w': 1.0, 'b': None})
-    {'b': None, 'w': Array(3., dtype=float32, weak_type=True)}
-    """
+    """The gradients of the loss of one batch, which most algorithms sum over the batches."""
     return jax.grad(loss)(weights)
 
 
 def sparsities_of_rounds(sparsity: float, rounds: int) -> list[float]:
-    r"""The sparsity after each round: what is kept shrinks by the same factor in each.
-
-    $1 - (1 - s)^{n / N}$ after round $n$ of $N$.
-
-    Args:
-      sparsity: $s$, in [0, 1], that of the last round.
-      rounds: $N$.
+    """The sparsity after each round: what is kept shrinks by the same factor in each.
 
     >>> [round(sparsity, 3) for sparsity in sparsities_of_rounds(0.99, 2)]
     [0.9, 0.99]
     """
-    return [
-        min(1 - (1 - sparsity) ** (number / rounds), sparsity) for number in range(1, rounds)
-    ] + [sparsity]
+    density = 1 - sparsity
+    before_last = [1 - density ** (number / rounds) for number in range(1, rounds)]
+    return [*(min(earlier, sparsity) for earlier in before_last), sparsity]
 
 
 @dataclasses.dataclass
@@ -125,29 +107,62 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
             scalar, or scores are not finite.
         """
         del grads
-        given = {'loss_fn': loss_fn, 'apply_fn': apply_fn, 'batches': batches}
-        self._check_given([name for name, value in given.items() if value is not None])
+        function = self._given_function(loss_fn, apply_fn, batches)
         sparsities = self.get_target_sparsities(params)
-        batches = as_batches(batches)
-        loss, batches = self.as_loss(given[self.function], batches)
+        loss, batches = self.as_loss(function, as_batches(batches))
         first, batches = first_batch(batches, self.rounds * len(self.passes))
-        check_inputs(given[self.function], first, self.function, params)
+        check_inputs(function, first, self.function, params)
         self._check_loss(loss, params, first)
         masks = self.get_initial_masks(params, sparsities)
         if not jax.tree.leaves(masks):
             return params, masks
-        # Compiled once for all rounds.
-        adders = [
-            jax.jit(functools.partial(_add, loss, derive), donate_argnums=0)
-            for derive in self.passes
-        ]
-        score = jax.jit(lambda *arguments: self._score(*arguments), donate_argnums=0)
-        rounds, name = (
-            sparsities_of_rounds(_total(masks, sparsities), self.rounds),
-            type(self).__name__,
+        total_sparsity = _total(masks, sparsities)
+        masks = self._prune_in_rounds(loss, params, masks, batches, total_sparsity, progress)
+        if total_sparsity < 1:
+            self._warn_of_collapse(masks)
+        return self.apply_masks(params, masks), masks
+
+    def as_loss(
+        self, function: Callable[..., Any], batches: Iterable[Any]
+    ) -> tuple[LossFn, Iterable[Any]]:
+        """The loss whose derivatives are taken, and the batches over which they are summed.
+
+        `function` is the loss or the model that was given.
+        """
+        return function, batches
+
+    def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
+        """As in the base; leaves that hold no floats have no derivatives, and stay dense."""
+
+        def of_floats(leaf: Any, target: Any) -> Any:
+            has_derivative = target is not None and jnp.issubdtype(leaf.dtype, jnp.inexact)
+            return target if has_derivative else None
+
+        return tree_lib.map_with_missing(of_floats, params, super().get_target_sparsities(params))
+
+    def wrap_optax(self, inner: optax.GradientTransformation) -> NoReturn:
+        """Refused: masks are made once, before training."""
+        raise TypeError(
+            f'{type(self).__name__} prunes once and wraps no optimizer; call instant_sparsify(params, '
+            f'{self.function}=…, batches=…), then FixedMask(masks).wrap_optax(tx) to train'
         )
+
+    def _prune_in_rounds(
+        self,
+        loss: LossFn,
+        params: tree_lib.PyTree,
+        masks: tree_lib.PyTree,
+        batches: Iterable[Any],
+        total_sparsity: float,
+        progress: bool,
+    ) -> tree_lib.PyTree:
+        """The masks after the last round."""
+        # Compiled once for all rounds.
+        adders = [_compile_adder(loss, derive) for derive in self.passes]
+        score = jax.jit(lambda *arguments: self._score(*arguments), donate_argnums=0)
+        name = type(self).__name__
         with progress_bar(self.rounds, progress) as show:
-            for number, sparsity in enumerate(rounds, 1):
+            for number, sparsity in enumerate(sparsities_of_rounds(total_sparsity, self.rounds), 1):
                 sums: list[tree_lib.PyTree] = []
                 for add in adders:
                     sums.append(_sum_over(batches, add, params, masks, sums))
@@ -158,37 +173,7 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
                     '%s: sparsity %.4f after round %d of %d', name, sparsity, number, self.rounds
                 )
                 show(name, number, masks)
-        if rounds[-1] < 1:
-            self._warn_of_collapse(masks)
-        return self.apply_masks(params, masks), masks
-
-    def as_loss(
-        self, function: Callable[..., Any], batches: Iterable[Any]
-    ) -> tuple[LossFn, Iterable[Any]]:
-        """The loss whose derivatives are taken, and the batches over which they are summed.
-
-        Args:
-          function: what was given: the loss or the model.
-          batches: what was given.
-        """
-        return function, batches
-
-    def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
-        """As in the base; leaves that hold no floats have no derivatives, and stay dense."""
-
-        def of_floats(leaf: Any, target: Any) -> Any:
-            return (
-                target if target is not None and jnp.issubdtype(leaf.dtype, jnp.inexact) else None
-            )
-
-        return tree_lib.map_with_missing(of_floats, params, super().get_target_sparsities(params))
-
-    def wrap_optax(self, inner: optax.GradientTransformation) -> NoReturn:
-        """Refused: masks are made once, before training."""
-        raise TypeError(
-            f'{type(self).__name__} prunes once and wraps no optimizer; call instant_sparsify(params, '
-            f'{self.function}=…, batches=…), then FixedMask(masks).wrap_optax(tx) to train'
-        )
+        return masks
 
     def _score(
         self, sums: Any, params: Any, masks: Any
@@ -204,13 +189,19 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
         )
         return scores, are_finite, largest
 
-    def _check_given(self, names: list[str]) -> None:
-        if set(names) != {self.function, 'batches'}:
-            others = {'loss_fn', 'apply_fn'} - {self.function}
+    def _given_function(
+        self, loss_fn: LossFn | None, apply_fn: Callable[..., Any] | None, batches: Any
+    ) -> Callable[..., Any]:
+        """The loss or the model, whichever the algorithm takes; refuses the other."""
+        arguments = {'loss_fn': loss_fn, 'apply_fn': apply_fn, 'batches': batches}
+        given = {name: value for name, value in arguments.items() if value is not None}
+        if given.keys() != {self.function, 'batches'}:
+            other = 'apply_fn' if self.function == 'loss_fn' else 'loss_fn'
             raise ValueError(
-                f'{type(self).__name__} takes {self.function}=… and batches=…, and no {others.pop()}; got '
-                f'{" and ".join(names) or "none of them"}'
+                f'{type(self).__name__} takes {self.function}=… and batches=…, and no {other}; got '
+                f'{" and ".join(given) or "none of them"}'
             )
+        return given[self.function]
 
     def _check_loss(self, loss: LossFn, params: tree_lib.PyTree, batch: Any) -> None:
         result = jax.eval_shape(loss, params, *as_inputs(batch))
@@ -223,9 +214,8 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
     def _check_scores(
         self, masks: tree_lib.PyTree, are_finite: jax.Array, largest: jax.Array, number: int
     ) -> None:
-        for path, is_finite in zip(
-            tree_lib.flatten_with_paths(masks)[0], are_finite.tolist(), strict=True
-        ):
+        paths, _, _ = tree_lib.flatten_with_paths(masks)
+        for path, is_finite in zip(paths, are_finite.tolist(), strict=True):
             if not is_finite:
                 raise ValueError(
                     f'{tree_lib.path_string(path)}: its scores are not finite in round {number}; look for NaN or inf '
@@ -241,12 +231,13 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
     def _warn_of_collapse(self, masks: tree_lib.PyTree) -> None:
         """A leaf without weights mostly cuts the model in two."""
         paths, leaves, _ = tree_lib.flatten_with_paths(masks)
-        gone = [
-            path for path, mask in zip(paths, leaves, strict=True) if mask.size and not mask.any()
-        ]
-        if gone:
+        empty = []
+        for path, mask in zip(paths, leaves, strict=True):
+            if mask.size and not mask.any():
+                empty.append(tree_lib.path_string(path))
+        if empty:
             warnings.warn(
-                f'{", ".join(map(tree_lib.path_string, gone))}: {type(self).__name__} left no weight there, so that '
+                f'{", ".join(empty)}: {type(self).__name__} left no weight there, so that '
                 'what comes before may have no effect; take more rounds=…, a lower sparsity, or synflow',
                 UserWarning,
                 stacklevel=3,
@@ -267,27 +258,21 @@ def _sum_over(
     return total
 
 
-def _add(
-    loss_fn: LossFn,
-    derive: Callable[..., Any],
-    total: Any,
-    sums: Any,
-    params: Any,
-    masks: Any,
-    *inputs: Any,
-) -> Any:
-    """Adds what a pass derives from a batch, for the model without its pruned weights."""
+def _compile_adder(loss_fn: LossFn, derive: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that adds what a pass derives from a batch, for the model without its pruned weights."""
 
-    def loss(weights: tree_lib.PyTree) -> jax.Array:
-        def put_back(
-            leaf: jax.Array, weight: jax.Array | None, mask: jax.Array | None
-        ) -> jax.Array:
-            return leaf if weight is None else jnp.where(mask != 0, weight, 0)
+    def put_back(leaf: Any, weight: jax.Array | None, mask: Any) -> Any:
+        return leaf if weight is None else jnp.where(mask != 0, weight, 0)
 
-        return loss_fn(tree_lib.map_with_missing(put_back, params, weights, masks), *inputs)
+    def add(total: Any, sums: Any, params: Any, masks: Any, *inputs: Any) -> Any:
+        def loss(weights: tree_lib.PyTree) -> jax.Array:
+            pruned = tree_lib.map_with_missing(put_back, params, weights, masks)
+            return loss_fn(pruned, *inputs)
 
-    terms = derive(loss, _selected(params, masks), *sums)
-    return jax.tree.map(lambda one, other: one + other.astype(one.dtype), total, terms)
+        terms = derive(loss, _selected(params, masks), *sums)
+        return jax.tree.map(lambda sums, term: sums + term.astype(sums.dtype), total, terms)
+
+    return jax.jit(add, donate_argnums=0)
 
 
 def _wide_zeros(leaf: Any) -> jax.Array:

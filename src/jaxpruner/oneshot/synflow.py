@@ -40,13 +40,13 @@ class SynFlow(PruningAtInitialization):
         """The flow, and one batch of ones."""
 
         def flow(params: Any, *inputs: Any) -> Any:
-            sizes = jax.tree.map(lambda leaf: jnp.abs(leaf) if _is_float(leaf) else leaf, params)
-            results = [
-                leaf for leaf in jax.tree.leaves(function(sizes, *inputs)) if _is_float(leaf)
-            ]
-            return sum(
-                jnp.sum(leaf, dtype=jnp.promote_types(leaf.dtype, jnp.float32)) for leaf in results
+            magnitudes = jax.tree.map(
+                lambda leaf: jnp.abs(leaf) if _is_float(leaf) else leaf, params
             )
+            total = 0
+            for result in filter(_is_float, jax.tree.leaves(function(magnitudes, *inputs))):
+                total += jnp.sum(result, dtype=jnp.promote_types(result.dtype, jnp.float32))
+            return total
 
         inputs = as_inputs(first_batch(batches)[0])
         for leaf in jax.tree.leaves(inputs):
@@ -55,10 +55,11 @@ class SynFlow(PruningAtInitialization):
                     'batches tell SynFlow the shapes of the inputs, by arrays or jax.ShapeDtypeStruct(shape, dtype); '
                     f'got {leaf!r}'
                 )
-        ones = jax.tree.map(
-            lambda leaf: jnp.ones(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype)), inputs
-        )
-        return flow, [ones]
+
+        def ones_like(leaf: Any) -> jax.Array:
+            return jnp.ones(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
+
+        return flow, [jax.tree.map(ones_like, inputs)]
 
     def calculate_scores(self, params, sparse_state=None, grads=None):
         """Weights times derivatives of the flow."""

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -182,10 +182,9 @@ def _layout_of(use: Use) -> MatrixLayout:
     """The layout of a leaf's part in the operand of a contraction; axes that loops take apart stand in front."""
     view = use.site.view
     contracted = contracted_axes(use.site.equation, use.site.operand)
-    shape = [start_stop[1] - start_stop[0] for start_stop in view.region]
-    summed_or_shared = {*contracted.of_weights, *contracted.batch_of_weights}
-    free = [axis for axis in range(len(shape)) if axis not in summed_or_shared]
-    stack = [axis.range[1] - axis.range[0] for axis in view.stack]
+    shape = _lengths(view.region)
+    free = sorted(set(range(len(shape))) - contracted.summed_or_shared)
+    stack = _lengths(axis.range for axis in view.stack)
 
     def behind_stack(axes: Sequence[int]) -> tuple[int, ...]:
         return tuple(len(stack) + axis for axis in axes)
@@ -197,6 +196,10 @@ def _layout_of(use: Use) -> MatrixLayout:
         (*range(len(stack)), *behind_stack(contracted.batch_of_weights)),
         use.site.equation.params.get('feature_group_count', 1),
     )
+
+
+def _lengths(ranges: Iterable[tuple[int, int]]) -> list[int]:
+    return [stop - start for start, stop in ranges]
 
 
 def _without_first_axis(axes: tuple[int, ...]) -> tuple[int, ...]:
@@ -233,7 +236,7 @@ def _steps(use: Use) -> tuple[Any, ...]:
         for number, array in step.others.items():
             constants.append((number, array.shape, array.tobytes()))
         settings = str(equation.params), shapes, step.operand, step.result
-        return _name(step), *settings, tuple(constants)
+        return _name(step), settings, tuple(constants)
 
     return tuple(map(comparable, use.site.view.steps))
 
@@ -271,8 +274,7 @@ def _meets_part_of_inputs(use: Use) -> bool:
     partial = {axis for axis, length in enumerate(shape) if region[axis] != (0, length)}
     contracted = contracted_axes(equation, operand)
     is_grouped = equation.params.get('feature_group_count', 1) != 1
-    summed_or_shared = {*contracted.of_weights, *contracted.batch_of_weights}
-    return bool(partial) and (is_grouped or bool(partial & summed_or_shared))
+    return bool(partial if is_grouped else partial & contracted.summed_or_shared)
 
 
 def _has_one_matrix_per_group(equation: Any, operand: int) -> bool:
