@@ -33,7 +33,8 @@ def prune_along_inputs(
       ValueError: the model uses none of the leaves, or sparsities or shapes do not fit.
     """
     paths, leaves, _ = tree_lib.flatten_with_paths(params)
-    types = dict(zip(paths, type_rules.resolve(updater.sparsity_type, paths, leaves), strict=True))
+    resolved = type_rules.resolve(updater.sparsity_type, paths, leaves)
+    types = dict(zip(paths, resolved, strict=True))
     followed = follow_leaves(graph, _selected(updater, params, list(types.values())))
     check_used(followed, type(updater).__name__)
     dense = leave_alone(followed, names_of(updater)).union(followed.unused)

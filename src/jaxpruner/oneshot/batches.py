@@ -75,7 +75,11 @@ def check_inputs(
 
 def shapes_of(inputs: Any) -> Any:
     """Shapes and dtypes of inputs, to be compared."""
-    return jax.tree.map(lambda array: (jnp.shape(array), jnp.result_type(array)), inputs)
+
+    def shape_of(array: Any) -> tuple[Any, Any]:
+        return jnp.shape(array), jnp.result_type(array)
+
+    return jax.tree.map(shape_of, inputs)
 
 
 def _mismatch(signature: inspect.Signature, batch: Any, name: str) -> str:

@@ -56,14 +56,16 @@ def find_blocks(
         if scan is None:
             start = program.place_of(first)
             stop = max(map(program.place_of, paths)) + 1
-            blocks_by_start.append(((start, -1, first), Block(tuple(parts), Cut(start), stop)))
+            block = Block(tuple(parts), Cut(start), stop)
+            blocks_by_start.append(((start, -1, first), block))
             continue
         equation = program.steps[scan].equation
         length = bodies.Scan.of(equation).length
         for trip in range(length):
             layer = length - 1 - trip if equation.params['reverse'] else trip
             layers = tuple(part.at_layer(layer) for part in parts)
-            blocks_by_start.append(((scan, trip, first), Block(layers, Cut(scan, trip), scan + 1)))
+            block = Block(layers, Cut(scan, trip), scan + 1)
+            blocks_by_start.append(((scan, trip, first), block))
     blocks_by_start.sort(key=lambda start_and_block: start_and_block[0])
     return [block for _, block in blocks_by_start]
 

@@ -1,7 +1,7 @@
 """Runs a model on some batches and takes the statistics of what its weight matrices meet."""
 
 import logging
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any, NamedTuple
 
 import jax
@@ -163,7 +163,7 @@ class _Program:
 
     def calibration(self, totals: Sequence[InputStatistics]) -> Calibration:
         """The totals by leaf."""
-        by_inputs: dict[Hashable, InputStatistics] = dict(zip(self._uses, totals, strict=True))
+        by_inputs = dict(zip(self._uses, totals, strict=True))
         by_leaf = {}
         for path, matrices in self.followed.matrices.items():
             entries = []

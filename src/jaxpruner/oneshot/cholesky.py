@@ -41,7 +41,8 @@ def flipped_cholesky(gram: jax.Array, damping: Any) -> Factors:
     gram = gram.astype(jnp.promote_types(gram.dtype, jnp.float32))
     start = jnp.asarray(damping, gram.dtype)
     if not gram.size:
-        return Factors(gram, jnp.zeros(gram.shape[:-1], bool), jnp.full(leading, start))
+        none_occurs = jnp.zeros(gram.shape[:-1], bool)
+        return Factors(gram, none_occurs, jnp.full(leading, start))
     stack = gram.reshape(-1, inputs, inputs)
 
     def replace(number: jax.Array, done: Factors) -> Factors:
@@ -68,7 +69,8 @@ def _factor(gram: jax.Array, start: jax.Array) -> Factors:
     """The factor of one matrix."""
     diagonal = jnp.diagonal(gram)
     occurs = diagonal != 0
-    mean = jnp.where(occurs.any(), jnp.sum(diagonal) / jnp.maximum(jnp.sum(occurs), 1), 1)
+    number = jnp.maximum(jnp.sum(occurs), 1)
+    mean = jnp.where(occurs.any(), jnp.sum(diagonal) / number, 1)
     undamped = jnp.where(occurs, diagonal, mean)
     corners = {}
     for end in range(gram.shape[0], 0, -_BLOCK):
@@ -90,7 +92,8 @@ def _factor(gram: jax.Array, start: jax.Array) -> Factors:
         return is_first | ~is_finite & (damping < _MAX_DAMPING)
 
     # The first attempt is in the loop, too: the program is half as long.
-    upper, damping, _ = lax.while_loop(has_failed, retry, (gram, start, jnp.bool_(True)))
+    first_attempt = gram, start, jnp.bool_(True)
+    upper, damping, _ = lax.while_loop(has_failed, retry, first_attempt)
     return Factors(upper, occurs, damping)
 
 
@@ -104,13 +107,17 @@ def _add_columns(matrix: jax.Array, corner: jax.Array, start: int) -> jax.Array:
     def subtract(number: jax.Array, carry: list[jax.Array]) -> list[jax.Array]:
         # The matrix is carried, since an array that a loop merely reads cannot be changed in place after it.
         matrix, left = carry
-        later = lax.dynamic_slice(matrix, (0, end + number * _BLOCK), (end, _BLOCK))
+        column = end + number * _BLOCK
+        later = lax.dynamic_slice(matrix, (0, column), (end, _BLOCK))
         product = jnp.matmul(later, later[start:].T, precision=lax.Precision.HIGHEST)
         return [matrix, left - product]
 
     left = jnp.concatenate([matrix[start:end, :start].T, corner])
     if end < size:
-        matrix, left = lax.fori_loop(0, (size - end) // _BLOCK, subtract, [matrix, left])
-    corner = jnp.flip(lax.linalg.cholesky(jnp.flip(left[start:]), symmetrize_input=False))
+        number_of_blocks = (size - end) // _BLOCK
+        matrix, left = lax.fori_loop(0, number_of_blocks, subtract, [matrix, left])
+    flipped = jnp.flip(left[start:])
+    corner = jnp.flip(lax.linalg.cholesky(flipped, symmetrize_input=False))
     beside = lax.linalg.triangular_solve(corner, left[:start], transpose_a=True)
-    return lax.dynamic_update_slice(matrix, jnp.concatenate([beside, corner]), (0, start))
+    columns = jnp.concatenate([beside, corner])
+    return lax.dynamic_update_slice(matrix, columns, (0, start))

@@ -89,8 +89,13 @@ def follow_leaves(graph: UseGraph, paths: Iterable[tree_lib.Path]) -> FollowedLe
                 matrices[path] = of_leaf
             else:
                 not_contracted.append(path)
-    looked_up = frozenset(path for path in graph if any(use.op == 'gather' for use in graph[path]))
-    return FollowedLeaves(matrices, unclear, tuple(not_contracted), tuple(unused), looked_up)
+    looked_up = set()
+    for path, uses in graph.items():
+        if any(use.op == 'gather' for use in uses):
+            looked_up.add(path)
+    return FollowedLeaves(
+        matrices, unclear, tuple(not_contracted), tuple(unused), frozenset(looked_up)
+    )
 
 
 def follow_named_leaves(
@@ -107,8 +112,11 @@ def follow_named_leaves(
     if only is not None:
         names = (only,) if isinstance(only, str) else only
         tree_lib.check_names(names, paths, 'only')
-    named = [path for path in paths if any(tree_lib.matches(name, path) for name in names)]
-    followed = follow_leaves(graph, named)
+
+    def is_asked_for(path: tree_lib.Path) -> bool:
+        return any(tree_lib.matches(name, path) for name in names)
+
+    followed = follow_leaves(graph, filter(is_asked_for, paths))
     for path in followed.unclear:
         is_named_in_full = path in names or tree_lib.path_string(path) in names
         if is_named_in_full or not followed.matrices:

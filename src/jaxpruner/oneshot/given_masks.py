@@ -46,6 +46,7 @@ def apply_masks(params: tree_lib.PyTree, masks: dict[tree_lib.Path, jax.Array]) 
     paths, leaves, treedef = tree_lib.flatten_with_paths(params)
     for number, path in enumerate(paths):
         if path in masks:
-            leaf = leaves[number]
-            leaves[number] = jnp.where(masks[path] != 0, leaf, jnp.zeros_like(leaf))
-    return treedef.unflatten(leaves), treedef.unflatten(list(map(masks.get, paths)))
+            leaf, is_kept = leaves[number], masks[path] != 0
+            leaves[number] = jnp.where(is_kept, leaf, jnp.zeros_like(leaf))
+    of_leaves = list(map(masks.get, paths))
+    return treedef.unflatten(leaves), treedef.unflatten(of_leaves)

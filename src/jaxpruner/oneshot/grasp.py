@@ -18,8 +18,13 @@ def hessian_product(
     >>> float(hessian_product(lambda weight: weight**3, jnp.float32(2), jnp.float32(10)))  # the second derivative is 12
     120.0
     """
-    tangents = jax.tree.map(lambda vector, weight: vector.astype(weight.dtype), direction, weights)
-    return jax.jvp(jax.grad(loss), (weights,), (tangents,))[1]
+
+    def cast(vector: jax.Array, weight: jax.Array) -> jax.Array:
+        return vector.astype(weight.dtype)
+
+    tangents = jax.tree.map(cast, direction, weights)
+    _, product = jax.jvp(jax.grad(loss), (weights,), (tangents,))
+    return product
 
 
 @dataclasses.dataclass

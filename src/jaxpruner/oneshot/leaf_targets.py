@@ -45,7 +45,8 @@ def targets_of_masks(masks: Mapping[tree_lib.Path, jax.Array]) -> LeafTargets:
     """The targets of leaves whose masks come from elsewhere."""
     targets = {}
     for path, mask in masks.items():
-        targets[path] = LeafTarget(0.0, sparsity_types.Unstructured(), mask.astype(jnp.float32))
+        mask = mask.astype(jnp.float32)
+        targets[path] = LeafTarget(0.0, sparsity_types.Unstructured(), mask)
     return targets
 
 

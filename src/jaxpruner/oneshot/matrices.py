@@ -49,7 +49,8 @@ class MatrixLayout:
     def matrices_shape(self) -> tuple[int, ...]:
         """`[..., inputs, outputs]`; where there are groups, they are the axis before the inputs."""
         groups = (self.groups,) if self.groups > 1 else ()
-        inputs, outputs = self._length(self.contract), self._length(self.free) // self.groups
+        inputs = self._length(self.contract)
+        outputs = self._length(self.free) // self.groups
         return (*(self.shape[axis] for axis in self.leading), *groups, inputs, outputs)
 
     def to_matrices(self, leaf: jax.Array) -> jax.Array:
@@ -64,7 +65,8 @@ class MatrixLayout:
         arranged = leaf.transpose(self.leading + self.contract + self.free)
         if self.groups == 1:
             return arranged.reshape(self.matrices_shape)
-        return arranged.reshape(*leading[:-1], inputs, self.groups, outputs).swapaxes(-3, -2)
+        grouped = arranged.reshape(*leading[:-1], inputs, self.groups, outputs)
+        return grouped.swapaxes(-3, -2)
 
     def from_matrices(self, matrices: jax.Array) -> jax.Array:
         """The parameter (or mask, or scores) whose matrices `to_matrices` gives.
@@ -76,7 +78,7 @@ class MatrixLayout:
         order = self.leading + self.contract + self.free
         arranged = matrices.swapaxes(-3, -2) if self.groups > 1 else matrices
         arranged = arranged.reshape([self.shape[axis] for axis in order])
-        return arranged.transpose([order.index(axis) for axis in range(len(order))])
+        return arranged.transpose([*map(order.index, range(len(order)))])
 
     def _length(self, axes: tuple[int, ...]) -> int:
         return math.prod(self.shape[axis] for axis in axes)

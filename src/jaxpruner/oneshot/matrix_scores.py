@@ -23,7 +23,9 @@ def wanda_scores(weights: jax.Array, second_moment: jax.Array) -> jax.Array:
     [[6.0], [3.0]]
     """
     dtype = jnp.promote_types(weights.dtype, jnp.float32)
-    return jnp.abs(weights.astype(dtype)) * jnp.sqrt(second_moment.astype(dtype))[..., None]
+    sizes = jnp.abs(weights.astype(dtype))
+    norms = jnp.sqrt(second_moment.astype(dtype))
+    return sizes * norms[..., None]
 
 
 def ria_scores(weights: jax.Array, second_moment: jax.Array, power: Any = 0.5) -> jax.Array:
@@ -48,7 +50,8 @@ def ria_scores(weights: jax.Array, second_moment: jax.Array, power: Any = 0.5) -
     dtype = jnp.promote_types(weights.dtype, jnp.float32)
     sizes = jnp.abs(weights.astype(dtype))
     importance = _shares(sizes, -2) + _shares(sizes, -1)
-    return importance * (second_moment.astype(dtype) ** (power / 2))[..., None]
+    activations = second_moment.astype(dtype) ** (power / 2)
+    return importance * activations[..., None]
 
 
 def _shares(sizes: jax.Array, axis: int) -> jax.Array:

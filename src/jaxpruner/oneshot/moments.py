@@ -69,7 +69,8 @@ def _statistics_of_groups(samples: jax.Array, sizes: jax.Array, with_gram: bool)
     """Statistics for each group of rows; rows behind the last group meet no weights."""
     ends = jnp.cumsum(sizes)
     rows = jnp.arange(len(samples))[:, None]
-    is_member = ((rows >= ends - sizes) & (rows < ends)).astype(samples.dtype)
+    is_member = (rows >= ends - sizes) & (rows < ends)
+    is_member = is_member.astype(samples.dtype)
 
     def gram_of(is_member: jax.Array) -> jax.Array:
         return _gram(samples * is_member[:, None])
@@ -101,8 +102,10 @@ def _second_moment_of_windows(equation: Any, operand: int, data: jax.Array) -> j
 
     weights = jax.ShapeDtypeStruct(shape, data.dtype)
     result = jax.eval_shape(contracted, weights)
-    (sums,) = jax.linear_transpose(contracted, weights)(jnp.ones(result.shape, result.dtype))
-    return MatrixLayout(tuple(shape), contract, (free,), (), groups).to_matrices(sums)[..., 0]
+    ones = jnp.ones(result.shape, result.dtype)
+    (sums,) = jax.linear_transpose(contracted, weights)(ones)
+    layout = MatrixLayout(tuple(shape), contract, (free,), (), groups)
+    return layout.to_matrices(sums)[..., 0]
 
 
 def _samples_of_dot(equation: Any, operand: int, data: jax.Array) -> jax.Array:
@@ -110,9 +113,10 @@ def _samples_of_dot(equation: Any, operand: int, data: jax.Array) -> jax.Array:
     _, _, contract, batch = contracted_axes(equation, operand)
     samples = [axis for axis in range(data.ndim) if axis not in (*contract, *batch)]
     arranged = data.transpose(*batch, *samples, *contract)
-    inputs = math.prod(arranged.shape[arranged.ndim - len(contract) :])
+    first_input = data.ndim - len(contract)
     batch_shape = arranged.shape[: len(batch)]
-    number = math.prod(arranged.shape[len(batch) : arranged.ndim - len(contract)])
+    number = math.prod(arranged.shape[len(batch) : first_input])
+    inputs = math.prod(arranged.shape[first_input:])
     return arranged.reshape(*batch_shape, number, inputs)
 
 
@@ -148,9 +152,11 @@ def _gram_of_windows(equation: Any, data: jax.Array) -> jax.Array:
         patches = patches.reshape(
             size, groups, images.shape[1] // groups, math.prod(window), positions
         )
-        samples = patches.transpose(1, 0, 4, 3, 2).reshape(groups, size * positions, inputs)
+        samples = patches.transpose(1, 0, 4, 3, 2)
+        samples = samples.reshape(groups, size * positions, inputs)
         return total + _gram(samples), None
 
     total = jnp.zeros((groups, inputs, inputs), data.dtype)
-    total, _ = lax.scan(add, total, images.reshape(-1, size, *images.shape[1:]))
+    portions = images.reshape(-1, size, *images.shape[1:])
+    total, _ = lax.scan(add, total, portions)
     return total if groups > 1 else total[0]

@@ -58,7 +58,8 @@ def owl_sparsities(
         raise ValueError(
             f'each layer needs a share and a size, got {len(shares)} shares and {len(sizes)} sizes'
         )
-    outliers, weights = np.asarray(shares, np.float64), np.asarray(sizes, np.float64)
+    outliers = np.asarray(shares, np.float64)
+    weights = np.asarray(sizes, np.float64)
     if not np.isfinite(outliers).all():
         raise ValueError(
             f'shares of outliers must be finite, got {list(shares)}; look for NaN in the scores'
@@ -68,5 +69,7 @@ def owl_sparsities(
         return [float(sparsity)] * len(sizes)
     above = 2 * max_deviation * (outliers - outliers.min()) / spread
     above -= np.sum(above * weights) / np.sum(weights)
-    room = min(sparsity / max(above.max(), 1e-30), (1 - sparsity) / max(-above.min(), 1e-30), 1.0)
+    room_below = sparsity / max(above.max(), 1e-30)
+    room_above = (1 - sparsity) / max(-above.min(), 1e-30)
+    room = min(room_below, room_above, 1.0)
     return np.clip(sparsity - room * above, 0, 1).tolist()

@@ -101,15 +101,16 @@ def numbered_prefixes(paths: Sequence[tree_lib.Path]) -> list[tree_lib.Path]:
     siblings: dict[tree_lib.Path, set[str]] = {}
     for path in paths:
         for end, part in enumerate(path):
-            siblings.setdefault((*path[:end], _without_numbers(part)), set()).add(part)
+            prefix = (*path[:end], _without_numbers(part))
+            siblings.setdefault(prefix, set()).add(part)
 
-    def prefix(path: tree_lib.Path) -> tree_lib.Path:
+    def numbered_prefix(path: tree_lib.Path) -> tree_lib.Path:
         for end, part in enumerate(path):
             if len(siblings[*path[:end], _without_numbers(part)]) > 1:
                 return path[: end + 1]
         return path
 
-    return list(map(prefix, paths))
+    return list(map(numbered_prefix, paths))
 
 
 def _without_numbers(part: str) -> str:
@@ -139,14 +140,17 @@ def _sums_of_scores(weights: jax.Array, statistics: InputStatistics) -> jax.Arra
 def _numbers_above(
     weights: jax.Array, statistics: InputStatistics, thresholds: jax.Array
 ) -> jax.Array:
-    return jnp.sum(_scores(weights, statistics) > thresholds[..., None, None], (-2, -1))
+    is_above = _scores(weights, statistics) > thresholds[..., None, None]
+    return jnp.sum(is_above, (-2, -1))
 
 
 def _scores(weights: jax.Array, statistics: InputStatistics) -> jax.Array:
     """Wanda's, of the mean square of each input: leaves of a block may have seen other numbers of samples."""
     count = jnp.asarray(statistics.count, jnp.float32)
-    count = count.reshape(count.shape + (1,) * (statistics.second_moment.ndim - count.ndim))
-    return matrix_scores.wanda_scores(weights, statistics.second_moment / jnp.maximum(count, 1))
+    second_moment = statistics.second_moment
+    missing_axes = second_moment.ndim - count.ndim
+    count = count.reshape(count.shape + (1,) * missing_axes)
+    return matrix_scores.wanda_scores(weights, second_moment / jnp.maximum(count, 1))
 
 
 def _sum_by_block(numbers: Sequence[np.ndarray], values: Sequence[Any]) -> np.ndarray:
@@ -155,4 +159,4 @@ def _sum_by_block(numbers: Sequence[np.ndarray], values: Sequence[Any]) -> np.nd
 
 
 def _flat(arrays: Sequence[Any]) -> np.ndarray:
-    return np.concatenate(list(map(np.ravel, map(np.asarray, arrays))))
+    return np.concatenate([np.ravel(array) for array in arrays])

@@ -37,15 +37,16 @@ class PrunedLeaves:
     @property
     def masks(self) -> tree_lib.PyTree:
         """uint8 masks in the parameters' shapes, `None` for leaves of which nothing was pruned."""
-        return jax.tree.unflatten(self._treedef, list(map(self._mask, self._leaves)))
+        masks = list(map(self._mask, self._leaves))
+        return jax.tree.unflatten(self._treedef, masks)
 
     def has_layers(self, matrices: WeightMatrices) -> bool:
         """Whether the layers of a stack can be replaced one by one: each device holds its part of each of them."""
         leaf = self._leaves[matrices.path]
         sharding = getattr(leaf, 'sharding', None)
-        if sharding is not None and sharding.shard_shape(leaf.shape)[:1] != leaf.shape[:1]:
-            return False
-        return matrices.of_slice is not None
+        part_shape = leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
+        holds_all_layers = part_shape[:1] == leaf.shape[:1]
+        return holds_all_layers and matrices.of_slice is not None
 
     def read(self, matrices: WeightMatrices, other: jax.Array | None = None) -> jax.Array:
         """Weight matrices as they are now, or those of another array of the leaf's shape, such as its mask."""
@@ -103,8 +104,8 @@ def _compile(reader: Callable[..., Any], writer: Callable[..., Any], divided: An
     """The two as compiled functions; the second writes in place."""
     if divided is None:
         return CompiledOnce(reader), CompiledOnce(writer, donate_argnums=(0, 1))
-    writer = jax.jit(writer, donate_argnums=(0, 1), out_shardings=(divided, divided, None))
-    return jax.jit(reader), writer
+    shardings = divided, divided, None
+    return jax.jit(reader), jax.jit(writer, donate_argnums=(0, 1), out_shardings=shardings)
 
 
 def _single_leaves(leaves: dict[tree_lib.Path, Any]) -> set[tree_lib.Path]:

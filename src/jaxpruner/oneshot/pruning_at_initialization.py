@@ -168,7 +168,8 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
                     sums.append(_sum_over(batches, add, params, masks, sums))
                 scores, are_finite, largest = score(sums.pop(), params, masks)
                 self._check_scores(masks, are_finite, largest, number)
-                masks = self.create_masks(scores, jax.tree.map(lambda _, now=sparsity: now, scores))
+                sparsities = jax.tree.map(lambda _, now=sparsity: now, scores)
+                masks = self.create_masks(scores, sparsities)
                 logger.info(
                     '%s: sparsity %.4f after round %d of %d', name, sparsity, number, self.rounds
                 )
@@ -205,7 +206,8 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
 
     def _check_loss(self, loss: LossFn, params: tree_lib.PyTree, batch: Any) -> None:
         result = jax.eval_shape(loss, params, *as_inputs(batch))
-        if getattr(result, 'shape', None) != () or not jnp.issubdtype(result.dtype, jnp.floating):
+        is_scalar = getattr(result, 'shape', None) == ()
+        if not is_scalar or not jnp.issubdtype(result.dtype, jnp.floating):
             raise ValueError(
                 f'{type(self).__name__} takes derivatives of one number, and {self.function} leads to {result}; return '
                 'a float scalar alone, such as the mean over the batch'

@@ -54,6 +54,8 @@ class PruningQueue:
 
     def _freed_bytes(self, number: int) -> float:
         matrices, shared = self._waiting[number]
-        held = sum(getattr(array, 'nbytes', 0) for array in jax.tree.leaves(shared.statistics))
+        held = 0
+        for array in jax.tree.leaves(shared.statistics):
+            held += getattr(array, 'nbytes', 0)
         # Beside float32 weights there is a byte for each element of the mask.
         return held / shared.users - 5 * math.prod(matrices.layout.shape)

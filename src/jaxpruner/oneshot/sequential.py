@@ -72,9 +72,8 @@ class SequentialCalibration:
                 graph = param_uses(apply_fn, params, *inputs)
                 matrices = follow_named_leaves(graph, only).all_matrices
                 programs[key] = _Program(graph, matrices, kind == 'gram', blocks)
-            self._batches.append(
-                _Batch(programs[key], programs[key].segments.begin(*inputs), Cut(0))
-            )
+            state = programs[key].segments.begin(*inputs)
+            self._batches.append(_Batch(programs[key], state, Cut(0)))
         if not programs:
             raise ValueError('batches are empty; calibration needs at least one')
         first, *others = programs.values()

@@ -157,7 +157,8 @@ class _Rows(NamedTuple):
 
     def costs(self) -> jax.Array:
         """The root of what removing each weight costs."""
-        return jnp.minimum(jnp.abs(self.weights) / jnp.diagonal(self.inverse)[:, None], self.limits)
+        diagonal = jnp.diagonal(self.inverse)
+        return jnp.minimum(jnp.abs(self.weights) / diagonal[:, None], self.limits)
 
     def part(self, start: jax.Array, length: int) -> '_Rows':
         """The rows of some inputs that follow one another."""
@@ -176,13 +177,14 @@ def _prune(matrix: _Matrix, rule: _Rule) -> PrunedMatrices:
     number_of_blocks = -(-inputs // length)
     padding = number_of_blocks * length - inputs
     factor = _pad_factor(matrix.factors.upper, padding)
-    old_weights = jnp.pad(matrix.weights.astype(factor.dtype), ((0, padding), (0, 0)))
+    below = (0, padding), (0, 0)
+    old_weights = jnp.pad(matrix.weights.astype(factor.dtype), below)
     # Weights of inputs that never occur cost nothing; those that pad the last block are never preferred.
     limits = jnp.where(matrix.factors.occurs, jnp.inf, 0).astype(factor.dtype)
     limits = jnp.pad(limits, (0, padding), constant_values=-jnp.inf)[:, None]
     given = matrix.mask
     if given is not None:
-        given = jnp.pad(given != 0, ((0, padding), (0, 0)), constant_values=True)
+        given = jnp.pad(given != 0, below, constant_values=True)
 
     def prune_block(
         changes: jax.Array, block: tuple[jax.Array, jax.Array]
@@ -207,7 +209,8 @@ def _prune(matrix: _Matrix, rule: _Rule) -> PrunedMatrices:
 
     blocks = jnp.arange(number_of_blocks), _counts(inputs, outputs, rule)
     _, (new, mask) = lax.scan(prune_block, jnp.zeros_like(old_weights), blocks)
-    new, mask = new.reshape(-1, outputs)[:inputs], mask.reshape(-1, outputs)[:inputs]
+    new = new.reshape(-1, outputs)[:inputs]
+    mask = mask.reshape(-1, outputs)[:inputs]
     return PrunedMatrices(
         new.astype(matrix.weights.dtype), mask.astype(jnp.uint8), matrix.factors.damping
     )
@@ -241,7 +244,8 @@ def _counts(inputs: int, outputs: int, rule: _Rule) -> jax.Array:
     for end in range(length, inputs + length, length):
         weights = min(end, inputs) * (outputs if rule.per == 'layer' else 1)
         kept.append(selection.number_to_keep(weights, rule.sparsity))
-    return jnp.diff(jnp.stack(kept), prepend=jnp.zeros((1,), kept[0].dtype))
+    zero = jnp.zeros((1,), kept[0].dtype)
+    return jnp.diff(jnp.stack(kept), prepend=zero)
 
 
 def _pad_factor(factor: jax.Array, padding: int) -> jax.Array:
@@ -250,7 +254,8 @@ def _pad_factor(factor: jax.Array, padding: int) -> jax.Array:
     if not padding:
         return factor
     is_padding = jnp.arange(inputs + padding) >= inputs
-    return jnp.diag(is_padding.astype(factor.dtype)).at[:inputs, :inputs].set(factor)
+    independent = jnp.diag(is_padding.astype(factor.dtype))
+    return independent.at[:inputs, :inputs].set(factor)
 
 
 def _invert(upper: jax.Array) -> jax.Array:
@@ -272,7 +277,8 @@ def _errors_of_earlier_blocks(
         part = lax.dynamic_slice(factor, (earlier * length, number * length), (length, length))
         return total + _product(part, lax.dynamic_slice_in_dim(changes, earlier * length, length))
 
-    return lax.fori_loop(0, number, add, jnp.zeros((length, changes.shape[1]), changes.dtype))
+    zeros = jnp.zeros((length, changes.shape[1]), changes.dtype)
+    return lax.fori_loop(0, number, add, zeros)
 
 
 def _eliminate(

@@ -125,9 +125,9 @@ class WeightMatrices:
         view = self.uses[0].site.view
         if not _enters_loop_for_good(view.steps):
             return None
-        site = dataclasses.replace(
-            self.uses[0].site, view=dataclasses.replace(view, steps=view.steps[1:])
-        )
+        view = dataclasses.replace(view, steps=view.steps[1:])
+        site = dataclasses.replace(self.uses[0].site, view=view)
+        use = dataclasses.replace(self.uses[0], site=site)
         layout = self.layout
         layout = MatrixLayout(
             layout.shape[1:],
@@ -136,7 +136,7 @@ class WeightMatrices:
             _without_first_axis(layout.leading),
             layout.groups,
         )
-        return WeightMatrices(self.path, (dataclasses.replace(self.uses[0], site=site),), layout)
+        return WeightMatrices(self.path, (use,), layout)
 
     def _operand(self, leaf: jax.Array, masked: bool = True) -> jax.Array:
         """The operand of the contraction, without what other parameters put beside the leaf."""
@@ -168,14 +168,15 @@ def find_matrices(graph: UseGraph, path: tree_lib.Path) -> tuple[WeightMatrices,
     for use in graph[path]:
         if use.op in CONTRACTIONS:
             _check_use(use, path)
-            alike.setdefault((_layout_of(use), _steps(use)), []).append(use)
-    matrices = tuple(
-        WeightMatrices(path, tuple(uses), layout) for (layout, _), uses in alike.items()
-    )
+            reading = _layout_of(use), _steps(use)
+            alike.setdefault(reading, []).append(use)
+    matrices = []
+    for (layout, _), uses in alike.items():
+        matrices.append(WeightMatrices(path, tuple(uses), layout))
     if matrices:
         view = matrices[0].uses[0].site.view
         _check_disjoint(matrices, graph.program.in_avals[view.leaf], path)
-    return matrices
+    return tuple(matrices)
 
 
 def _layout_of(use: Use) -> MatrixLayout:
