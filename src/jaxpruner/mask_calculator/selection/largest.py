@@ -129,13 +129,16 @@ def _like_request(request: Request, mask: jax.Array, thresholds: jax.Array) -> S
 
 def _select_each(requests: list[Request]) -> list[tuple[jax.Array, jax.Array]]:
     """Selects in arrays `[rows, …]` of one dtype; returns masks, and the threshold of each row."""
-    per_device = [request.count_per_device for request in requests]
-    ranking = LeafByLeaf([request.scores for request in requests], per_device)
-    counts = [request.count for request in requests]
+    arrays, counts, starts, per_device = [], [], [], []
+    for request in requests:
+        arrays.append(request.scores)
+        counts.append(request.count)
+        starts.append(jnp.nan if request.start is None else request.start)
+        per_device.append(request.count_per_device)
+    ranking = LeafByLeaf(arrays, per_device)
     target = _for_each_row(counts, ranking.rows, ranking.counter)
     earlier = None
     if any(request.start is not None for request in requests):
-        starts = [jnp.nan if request.start is None else request.start for request in requests]
         earlier = _for_each_row(starts, ranking.rows, ranking.order.dtype)
     probes = first_probes.sampled(ranking.arrays, target, ranking.sizes, ranking.order)
     return search.select(ranking, target, probes, earlier)
@@ -144,7 +147,8 @@ def _select_each(requests: list[Request]) -> list[tuple[jax.Array, jax.Array]]:
 def _for_each_row(values: list, rows: list[int], dtype: jnp.dtype) -> jax.Array:
     columns = []
     for value, number in zip(values, rows, strict=True):
-        columns.append(jnp.broadcast_to(jnp.asarray(value).astype(dtype), (number,)))
+        value = jnp.asarray(value).astype(dtype)
+        columns.append(jnp.broadcast_to(value, (number,)))
     return jnp.concatenate(columns)
 
 

@@ -67,8 +67,11 @@ class OverModel:
         self, arrays: list[jax.Array | Scores], divisors: Sequence | None, per_device: bool
     ):
         sizes = [array.size for array in arrays]
-        dtype = jnp.result_type(*(array.dtype for array in arrays), *(divisors or ()))
-        scales = [jnp.asarray(scale).astype(dtype) for scale in divisors or [1] * len(arrays)]
+        dtypes = [array.dtype for array in arrays]
+        dtype = jnp.result_type(*dtypes, *(divisors or ()))
+        scales = []
+        for divisor in divisors or [1] * len(arrays):
+            scales.append(jnp.asarray(divisor).astype(dtype))
         offsets = itertools.accumulate(sizes[:-1], initial=0)
         self.arrays = arrays
         self.order = Order.of(dtype)
@@ -76,7 +79,8 @@ class OverModel:
         self.sizes = [sum(sizes)]
         self.counter = whole_numbers.counter_for(sum(sizes))
         self.scales = jnp.stack(scales)
-        self._has_one_threshold = divisors is None and all(a.dtype == dtype for a in arrays)
+        has_one_dtype = all(array.dtype == dtype for array in arrays)
+        self._has_one_threshold = divisors is None and has_one_dtype
         self._offsets = jnp.array(list(offsets), self.counter)[:, None]
         self._lengths = jnp.array(sizes, self.counter)[:, None]
         self._per_device = [per_device] * len(arrays)
@@ -111,7 +115,8 @@ class OverModel:
         ties = counts[:, :1] - counts[:, 1:2]
         running = jnp.cumsum(ties, 0, dtype=self.counter)
         earlier = jnp.concatenate([jnp.zeros_like(ties[:1]), running[:-1]])
-        return jnp.where(room > earlier, jnp.minimum(room - earlier, ties), 0)[:, 0]
+        own_room = jnp.minimum(room - earlier, ties)
+        return jnp.where(room > earlier, own_room, 0)[:, 0]
 
     def _count_each(self, thresholds: list[jax.Array]) -> jax.Array:
         return counting.count_reaching(self.arrays, thresholds, self.counter, self._per_device)
@@ -153,13 +158,16 @@ def _smallest_quotients_reaching(order: Order, scale: jax.Array, values: jax.Arr
     """
     near = order.position((values * scale).astype(order.dtype))
     # `low` does not reach the value; `high` does, or stands after all numbers.
-    low, high = jnp.full_like(near, order.lowest - 1), jnp.full_like(near, order.highest + 1)
+    low = jnp.full_like(near, order.lowest - 1)
+    high = jnp.full_like(near, order.highest + 1)
 
     def halve(state):
         turn, low, high = state
         middle = low + (high - low) // 2
-        guess = jnp.where(turn == 0, near + 8, jnp.where(turn == 1, near - 8, middle))
-        probe = jnp.where((guess > low) & (guess < high), guess, middle)
+        below_or_middle = jnp.where(turn == 1, near - 8, middle)
+        guess = jnp.where(turn == 0, near + 8, below_or_middle)
+        is_inside = (guess > low) & (guess < high)
+        probe = jnp.where(is_inside, guess, middle)
         is_open = high - low > 1
         is_enough = order.value(probe).astype(values.dtype) / scale >= values
         low = jnp.where(is_open & ~is_enough, probe, low)

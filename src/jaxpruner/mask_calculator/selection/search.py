@@ -45,14 +45,14 @@ def select(
     has_too_many = bracket.count_low > bracket.target
     room = jnp.where(has_too_many, bracket.target - bracket.count_high, ties)
     if jax.device_count() > 1:
-        ends = ranking.ends_of_rows(_ends_by_counts(ranking, ties, room, thresholds)[:, None])[:, 0]
+        ends = _ends_by_counts(ranking, ties, room, thresholds)
+        ends = ranking.ends_of_rows(ends[:, None])[:, 0]
     else:
         ends = _ends_by_parts(ranking, ties, room, thresholds)
     sizes = jnp.array(ranking.sizes, ranking.counter)
     keeps_everything = jnp.broadcast_to(target >= sizes, ends.shape).astype(ranking.counter)
-    verdicts = jnp.where(
-        np.arange(_PROBES_ON_CPU) == 0, ends[:, None], widen(keeps_everything, _PROBES_ON_CPU)
-    )
+    keeps_everything = widen(keeps_everything, _PROBES_ON_CPU)
+    verdicts = jnp.where(np.arange(_PROBES_ON_CPU) == 0, ends[:, None], keeps_everything)
     masks = map(_mask, ranking.arrays, thresholds, split(verdicts, ranking.rows))
     lowest = [own_thresholds[:, 0] for own_thresholds in thresholds]
     return list(zip(masks, lowest, strict=True))

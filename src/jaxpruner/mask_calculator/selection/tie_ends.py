@@ -53,7 +53,8 @@ def of_rooms(
 
     begins = jnp.minimum(part, jnp.concatenate(last_parts)) * counter(length)
     begins = tables.widen(begins, thresholds[0].shape[1])
-    begins = tables.split(begins, [array.shape[0] for array in flat])
+    rows = [array.shape[0] for array in flat]
+    begins = tables.split(begins, rows)
     firsts, stretches = [], []
     for array, own_thresholds, begin in zip(flat, thresholds, begins, strict=True):
         first, reached = _stretch_from(array, own_thresholds, begin[:, 0], length)
@@ -62,12 +63,15 @@ def of_rooms(
     first, reached = jnp.concatenate(firsts), jnp.concatenate(stretches)
 
     short = math.isqrt(length)
-    reached = _pad(reached, -(-length // short) * short).reshape(len(reached), -1, short)
+    padded_length = -(-length // short) * short
+    reached = _pad(reached, padded_length)
+    reached = reached.reshape(len(reached), -1, short)
     reaching_low, reaching_high = sum_together([reached > 0, reached > 1], (2,), counter)
     part, room_left = _where_room_ends(reaching_low - reaching_high, room_left)
     ties = jnp.take_along_axis(reached, part[:, None, None], 1)[:, 0] == 1
     last, _ = _where_room_ends(ties.astype(counter), room_left)
-    return jnp.where(room > 0, first + part * counter(short) + last + 1, 0)
+    end = first + part * counter(short) + last + 1
+    return jnp.where(room > 0, end, 0)
 
 
 def _part_length(size: int) -> int:
