@@ -1,4 +1,9 @@
-"""Models pruned once: trained ones by what their inputs do, untrained ones by derivatives of a loss."""
+"""Models pruned once: trained ones by what their inputs do, untrained ones by derivatives of a loss.
+
+Calibrated pruning speaks of four things. `WeightMatrices` say where a model reads a leaf as matrices, and how.
+`CalibratedMatrices` are these with the statistics of their inputs. A `Block` holds the matrices that are pruned
+together when blocks are pruned in turn. `PrunedLeaves` are the parameters while they are changed in place.
+"""
 
 from jaxpruner.oneshot.calibrated_pruning import CalibratedPruning as CalibratedPruning
 from jaxpruner.oneshot.calibration import CalibratedMatrices as CalibratedMatrices

@@ -79,11 +79,11 @@ def choose_calibrated(
     followed: FollowedLeaves | None = getattr(calibration, 'followed', None)
     if followed is None:
         chosen = _among(targets, filter(calibration.__contains__, targets))
-        known = set(chosen)
+        explained = set(chosen)
     else:
         chosen = choose_targets(followed.among(targets), targets, is_named, algorithm)
-        known = {*chosen, *followed.paths}
-    missing = [tree_lib.path_string(path) for path in targets if path not in known]
+        explained = {*chosen, *followed.paths}
+    missing = [tree_lib.path_string(path) for path in targets if path not in explained]
     if missing:
         caller_warnings.warn(
             f'{", ".join(missing)}: the calibration has no statistics of these leaves, which stay dense; calibrate '

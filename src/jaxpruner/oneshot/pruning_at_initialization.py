@@ -116,9 +116,11 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
         masks = self.get_initial_masks(params, sparsities)
         if not jax.tree.leaves(masks):
             return params, masks
-        total_sparsity = _total(masks, sparsities)
-        masks = self._prune_in_rounds(loss, params, masks, batches, total_sparsity, progress)
-        if total_sparsity < 1:
+        total = _total(masks, sparsities)
+        masks = self._prune_in_rounds(
+            loss, params, masks, batches, total_sparsity=total, progress=progress
+        )
+        if total < 1:
             self._warn_of_collapse(masks)
         return self.apply_masks(params, masks), masks
 
@@ -153,6 +155,7 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
         params: tree_lib.PyTree,
         masks: tree_lib.PyTree,
         batches: Iterable[Any],
+        *,
         total_sparsity: float,
         progress: bool,
     ) -> tree_lib.PyTree:

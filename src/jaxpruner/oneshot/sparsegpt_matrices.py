@@ -2,7 +2,6 @@
 
 import functools
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -10,11 +9,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpruner import sparsity_types
-from jaxpruner.mask_calculator import n_by_m, selection
+from jaxpruner.mask_calculator import selection
 from jaxpruner.oneshot import cholesky, matrix_masks
+from jaxpruner.oneshot.elimination import Rows, Rule, eliminate, part_lengths, product
 
 BLOCK_SIZE = 128  # inputs whose weights are chosen together, as in the paper
-_PART = 16  # inputs that are pruned before the rest of a block is updated
 
 
 class PrunedMatrices(NamedTuple):
@@ -99,10 +98,10 @@ def prune_by_factors(
     if not weights.size:
         return PrunedMatrices(weights, jnp.ones(weights.shape, jnp.uint8), factors.damping)
     *leading, inputs, _ = weights.shape
-    lengths = _part_lengths(sparsity_type, inputs, block_size)
+    lengths = part_lengths(sparsity_type, inputs, block_size)
 
     def prune(matrix: _Matrix) -> PrunedMatrices:
-        return _prune(matrix, _Rule(sparsity_type, per, matrix.sparsity, lengths))
+        return _prune(matrix, Rule(sparsity_type, per, matrix.sparsity, lengths))
 
     number = math.prod(leading)
     sparsities = jnp.broadcast_to(jnp.asarray(sparsity, jnp.float32), leading)
@@ -130,47 +129,7 @@ class _Matrix(NamedTuple):
     mask: jax.Array | None  # if it comes from elsewhere
 
 
-class _Rule(NamedTuple):
-    """How the weights of a matrix are chosen.
-
-    `lengths` says how many inputs a block has, a part of it, and so on down to 1: a block is updated after each of its
-    parts, a part after each of its own parts.
-    """
-
-    sparsity_type: sparsity_types.SparsityType
-    per: str
-    sparsity: jax.Array
-    lengths: tuple[int, ...]
-
-
-class _Rows(NamedTuple):
-    """Some inputs, whose weights are removed in order.
-
-    `inverse` is their diagonal block of the upper factor of the inverse Gram matrix. `limits` is what removing a weight
-    may cost at most, `[inputs, 1]`: 0 where an input never occurs, so that its weights go first.
-    """
-
-    weights: jax.Array
-    mask: jax.Array
-    inverse: jax.Array
-    limits: jax.Array
-
-    def costs(self) -> jax.Array:
-        """The root of what removing each weight costs."""
-        diagonal = jnp.diagonal(self.inverse)
-        return jnp.minimum(jnp.abs(self.weights) / diagonal[:, None], self.limits)
-
-    def part(self, start: jax.Array, length: int) -> '_Rows':
-        """The rows of some inputs that follow one another."""
-        return _Rows(
-            lax.dynamic_slice_in_dim(self.weights, start, length),
-            lax.dynamic_slice_in_dim(self.mask, start, length),
-            lax.dynamic_slice(self.inverse, (start, start), (length, length)),
-            lax.dynamic_slice_in_dim(self.limits, start, length),
-        )
-
-
-def _prune(matrix: _Matrix, rule: _Rule) -> PrunedMatrices:
+def _prune(matrix: _Matrix, rule: Rule) -> PrunedMatrices:
     """Prunes one matrix block by block; a block adds up the updates from earlier blocks when its turn comes."""
     inputs, outputs = matrix.weights.shape
     length, *parts = rule.lengths
@@ -194,16 +153,14 @@ def _prune(matrix: _Matrix, rule: _Rule) -> PrunedMatrices:
         corner = lax.dynamic_slice(factor, (start, start), (length, length))
         old = lax.dynamic_slice_in_dim(old_weights, start, length)
         inverse = _invert(corner)
-        weights = old + _product(
-            inverse, _errors_of_earlier_blocks(factor, changes, number, length)
-        )
+        weights = old + product(inverse, _errors_of_earlier_blocks(factor, changes, number, length))
         limit = lax.dynamic_slice_in_dim(limits, start, length)
-        rows = _Rows(weights, jnp.ones(weights.shape, bool), inverse, limit)
+        rows = Rows(weights, jnp.ones(weights.shape, bool), inverse, limit)
         if given is not None:
             rows = rows._replace(mask=lax.dynamic_slice_in_dim(given, start, length))
         elif isinstance(rule.sparsity_type, sparsity_types.Unstructured):
             rows = rows._replace(mask=_keep(rows.costs(), count, rule.per))
-        new, mask, _ = _eliminate(rows, rule, parts)
+        new, mask, _ = eliminate(rows, rule, parts)
         changes = lax.dynamic_update_slice_in_dim(changes, old - new, start, 0)
         return changes, (new, mask)
 
@@ -216,28 +173,7 @@ def _prune(matrix: _Matrix, rule: _Rule) -> PrunedMatrices:
     )
 
 
-def _part_lengths(
-    sparsity_type: sparsity_types.SparsityType, inputs: int, block_size: int
-) -> tuple[int, ...]:
-    """How many inputs a block has, a part of it, and so on down to 1; groups of N:M are not divided."""
-    lengths = [block_size, _PART, 1]
-    if isinstance(sparsity_type, sparsity_types.NByM):
-        # Each group is chosen by itself, so that the blocks may have any length.
-        m = sparsity_type.m
-        part = m * max(_PART // m, 1)
-        block = part * max(min(block_size, inputs + part - 1) // part, 1)
-        lengths = [block, part, m, 1]
-    elif block_size > inputs:  # one block, padded
-        lengths[0] = -(-inputs // _PART) * _PART
-    else:
-        part = min(_PART, block_size)
-        while block_size % part:
-            part -= 1
-        lengths[1] = part
-    return tuple(dict.fromkeys(lengths))
-
-
-def _counts(inputs: int, outputs: int, rule: _Rule) -> jax.Array:
+def _counts(inputs: int, outputs: int, rule: Rule) -> jax.Array:
     """How many weights each block keeps (of each output), so that the sum is what the library keeps of all."""
     length = rule.lengths[0]
     kept = []
@@ -275,45 +211,10 @@ def _errors_of_earlier_blocks(
 
     def add(earlier: jax.Array, total: jax.Array) -> jax.Array:
         part = lax.dynamic_slice(factor, (earlier * length, number * length), (length, length))
-        return total + _product(part, lax.dynamic_slice_in_dim(changes, earlier * length, length))
+        return total + product(part, lax.dynamic_slice_in_dim(changes, earlier * length, length))
 
     zeros = jnp.zeros((length, changes.shape[1]), changes.dtype)
     return lax.fori_loop(0, number, add, zeros)
-
-
-def _eliminate(
-    rows: _Rows, rule: _Rule, lengths: Sequence[int]
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Removes the weights of some inputs in order: their new weights, their mask, and the errors that this made.
-
-    The first of `lengths` is how many inputs are pruned before the others are updated.
-    """
-    if isinstance(rule.sparsity_type, sparsity_types.NByM):
-        n, m = rule.sparsity_type.n, rule.sparsity_type.m
-        if len(rows.weights) == m:  # a group
-            kept = n_by_m.keep_n_of_m(rows.costs(), n, m, 0) != 0
-            rows = rows._replace(mask=kept | (rule.sparsity == 0))
-    if not lengths:
-        new = jnp.where(rows.mask, rows.weights, 0)
-        return new, rows.mask, (rows.weights - new) / rows.inverse
-    length, *shorter = lengths
-
-    def prune_part(number: jax.Array, carry: Any) -> Any:
-        weights, mask, errors = carry
-        start = number * length
-        part = _Rows(weights, mask, rows.inverse, rows.limits).part(start, length)
-        new, kept, error = _eliminate(part, rule, shorter)
-        is_later = jnp.arange(weights.shape[0]) >= start + length
-        update = jnp.where(is_later, lax.dynamic_slice_in_dim(rows.inverse, start, length), 0)
-        weights = weights - (update.T * error if length == 1 else _product(update, error))
-        return [
-            lax.dynamic_update_slice_in_dim(weights, new, start, 0),
-            lax.dynamic_update_slice_in_dim(mask, kept, start, 0),
-            lax.dynamic_update_slice_in_dim(errors, error, start, 0),
-        ]
-
-    unpruned = [rows.weights, rows.mask, jnp.zeros_like(rows.weights)]
-    return tuple(lax.fori_loop(0, len(rows.weights) // length, prune_part, unpruned))
 
 
 def _keep(scores: jax.Array, count: jax.Array, per: str) -> jax.Array:
@@ -322,7 +223,3 @@ def _keep(scores: jax.Array, count: jax.Array, per: str) -> jax.Array:
     request = selection.Request(scores.T, count, is_stacked=True)
     (kept,) = selection.keep_largest_each([request])
     return kept.mask.T != 0
-
-
-def _product(transposed: jax.Array, other: jax.Array) -> jax.Array:
-    return jnp.matmul(transposed.T, other, precision=lax.Precision.HIGHEST)
