@@ -148,7 +148,7 @@ def check_masks_are_those_of_one_device(case):
 def check_replacing_weights_of_large_leaves(algorithm, monkeypatch):
     """Their scores are not written down; those of one device are."""
     masks_of_one_device(algorithm, 'unstructured')
-    monkeypatch.setattr(replacement, '_WORTH_SPARING', 0)
+    monkeypatch.setattr(replacement, '_MIN_LAZY_SIZE', 0)
     check_masks_are_those_of_one_device((algorithm, 'unstructured', False))
 
 

@@ -12,6 +12,8 @@ import jaxpruner
 from helpers import compiling
 from jaxpruner import sparsity_distributions
 from jaxpruner.mask_calculator import replacement, selection
+from jaxpruner.mask_calculator.groups import Groups
+from jaxpruner.mask_calculator.replacement import MaskedLeaf
 
 
 @pytest.mark.skipif(jax.__version_info__ < (0, 10), reason='older XLA writes more down')
@@ -33,6 +35,11 @@ def test_replacing_weights_of_large_leaves_writes_no_scores_down(algorithm, most
     assert temporary.temp_size_in_bytes < most * 600_000
 
 
+def replace_weights(mask, drop, grow, fraction):
+    leaf = MaskedLeaf(mask, drop, grow, Groups(jaxpruner.Unstructured()))
+    return replacement.drop_and_grow([leaf], fraction)[0]
+
+
 def test_rigl_regrows_where_gradients_are_largest():
     mask = jnp.array([1, 1, 1, 0, 0, 0], jnp.uint8)
     magnitudes, gradients = (
@@ -40,18 +47,23 @@ def test_rigl_regrows_where_gradients_are_largest():
         jnp.array([9.0, 5.0, 9.0, 1.0, 7.0, 2.0]),
     )
 
-    def replace(mask, drop, grow, fraction):
-        (new,) = replacement.drop_and_grow(
-            [mask], [drop], [grow], [jaxpruner.Unstructured()], fraction=fraction
-        )
-        return new
-
-    assert replace(mask, magnitudes, gradients, 1 / 3).tolist() == [1, 0, 1, 0, 1, 0]
-    assert replace(mask, magnitudes, gradients.astype(int), 1 / 3).tolist() == [1, 0, 1, 0, 1, 0]
-    assert replace(mask, magnitudes, gradients, 0.0).tolist() == mask.tolist()
+    assert replace_weights(mask, magnitudes, gradients, 1 / 3).tolist() == [1, 0, 1, 0, 1, 0]
+    assert replace_weights(mask, magnitudes, gradients.astype(int), 1 / 3).tolist() == [
+        1,
+        0,
+        1,
+        0,
+        1,
+        0,
+    ]
+    assert replace_weights(mask, magnitudes, gradients, 0.0).tolist() == mask.tolist()
     # A dropped weight may come back at once; a pruned one never outranks a kept one that is zero.
-    assert replace(mask, magnitudes, gradients.at[1].set(8.0), 1 / 3).tolist() == mask.tolist()
-    assert replace(mask, magnitudes.at[0].set(0.0), gradients, 0.0).tolist() == mask.tolist()
+    assert (
+        replace_weights(mask, magnitudes, gradients.at[1].set(8.0), 1 / 3).tolist() == mask.tolist()
+    )
+    assert (
+        replace_weights(mask, magnitudes.at[0].set(0.0), gradients, 0.0).tolist() == mask.tolist()
+    )
 
 
 class Opposite(jaxpruner.RigL):
@@ -83,42 +95,40 @@ class OppositeLazily(jaxpruner.RigL):
 
 
 @pytest.fixture(params=[0, 2**30], ids=['lazy', 'arrays'])
-def worth_sparing(request, monkeypatch):
+def min_lazy_size(request, monkeypatch):
     """Leaves of so many weights have scores that are not written down."""
-    monkeypatch.setattr(replacement, '_WORTH_SPARING', request.param)
+    monkeypatch.setattr(replacement, '_MIN_LAZY_SIZE', request.param)
 
 
-@pytest.mark.usefixtures('worth_sparing')
+@pytest.mark.usefixtures('min_lazy_size')
 @pytest.mark.parametrize('bad', [np.nan, np.inf, -np.inf, 0.0])
 @pytest.mark.parametrize('function', [jnp.abs, jnp.negative, opposite_magnitude])
 def test_no_weight_is_lost_whatever_the_scores_are(function, bad):
     mask, drop = jnp.array([1, 1, 1, 1, 0, 0, 0, 0], jnp.uint8), jnp.arange(8.0)
     for grow in (selection.Scores(jnp.full(8, bad), function), function(jnp.full(8, bad))):
-        (new,) = replacement.drop_and_grow(
-            [mask], [drop], [grow], [jaxpruner.Unstructured()], fraction=0.5
-        )
+        new = replace_weights(mask, drop, grow, 0.5)
         assert int(new.sum()) == 4
         assert new[2:4].tolist() == [1, 1]
 
 
-@pytest.mark.usefixtures('worth_sparing')
+@pytest.mark.usefixtures('min_lazy_size')
 def test_scores_of_whole_numbers_and_of_empty_leaves_replace_weights():
-    mask, types = jnp.array([1, 0, 0], jnp.uint8), [jaxpruner.Unstructured()] * 2
+    mask, groups = jnp.array([1, 0, 0], jnp.uint8), Groups(jaxpruner.Unstructured())
     whole = selection.Scores(jnp.array([0, 2, 9]), jnp.negative)
-    empty = jnp.zeros((0, 5), jnp.uint8), selection.Scores(jnp.zeros((0, 5)), jnp.abs)
-    new, none = replacement.drop_and_grow(
-        [mask, empty[0]], [jnp.ones(3), empty[1]], [whole, empty[1]], types, fraction=1.0
-    )
+    leaf = MaskedLeaf(mask, jnp.ones(3), whole, groups)
+    no_scores = selection.Scores(jnp.zeros((0, 5)), jnp.abs)
+    empty = MaskedLeaf(jnp.zeros((0, 5), jnp.uint8), no_scores, no_scores, groups)
+    new, none = replacement.drop_and_grow([leaf, empty], fraction=1.0)
     assert new.tolist() == [1, 0, 0]
     assert none.shape == (0, 5)
     with pytest.raises(
         ValueError,
         match=r'scores of shape \(2,\) do not fit a mask of shape \(3,\); give one score',
     ):
-        replacement.drop_and_grow([mask], [jnp.ones(2)], [jnp.ones(3)], types[:1], fraction=0.5)
+        replace_weights(mask, jnp.ones(2), jnp.ones(3), 0.5)
 
 
-@pytest.mark.usefixtures('worth_sparing')
+@pytest.mark.usefixtures('min_lazy_size')
 @pytest.mark.parametrize('stacked', [(), 'w'], ids=['alone', 'stacked'])
 @pytest.mark.parametrize('sparsity_type', ['unstructured', 'channel_-1'])
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
@@ -140,21 +150,16 @@ def test_scores_replace_the_same_weights_written_down_or_not(
         for i in range(2)
     )
     state = updater.init_state(params)
-    (expected,) = replacement.drop_and_grow(
-        [state.masks['w']],
-        [drop * params['w']],
-        [grow * grads['w']],
-        [updater.sparsity_type],
-        [bool(stacked)],
-        fraction=0.3,
-    )
+    groups = Groups(updater.sparsity_type, bool(stacked))
+    leaf = MaskedLeaf(state.masks['w'], drop * params['w'], grow * grads['w'], groups)
+    (expected,) = replacement.drop_and_grow([leaf], fraction=0.3)
     new = updater.update_state(state, params, grads)
     np.testing.assert_array_equal(new.masks['w'], expected)
     assert not np.array_equal(new.masks['w'], state.masks['w'])
     assert int(new.masks['w'].sum()) == int(state.masks['w'].sum())
 
 
-@pytest.mark.usefixtures('worth_sparing')
+@pytest.mark.usefixtures('min_lazy_size')
 @pytest.mark.parametrize('promotion', ['standard', 'strict'])
 @pytest.mark.parametrize(
     ('drop_dtype', 'grow_dtype'),
@@ -174,13 +179,7 @@ def test_both_scores_may_be_of_other_dtypes(drop_dtype, grow_dtype, promotion):
         [9, 5, 9, 1, 7, 2],
     )
     with jax.numpy_dtype_promotion(promotion):
-        (new,) = replacement.drop_and_grow(
-            [mask],
-            [jnp.array(drop, drop_dtype)],
-            [jnp.array(grow, grow_dtype)],
-            [jaxpruner.Unstructured()],
-            fraction=1 / 3,
-        )
+        new = replace_weights(mask, jnp.array(drop, drop_dtype), jnp.array(grow, grow_dtype), 1 / 3)
     assert new.tolist() == [1, 0, 1, 0, 1, 0]
 
 
@@ -201,9 +200,7 @@ def test_chance_replaces_weights_of_few_bits(dtype, promotion):
 def test_bad_scores_are_as_low_as_the_lowest_of_their_own_dtype():
     mask, lowest = jnp.array([1, 0, 0], jnp.uint8), jnp.finfo('float16').min
     grow = jnp.array([-jnp.inf, lowest, lowest], 'float16')
-    (new,) = replacement.drop_and_grow(
-        [mask], [jnp.ones(3)], [grow], [jaxpruner.Unstructured()], fraction=1.0
-    )
+    new = replace_weights(mask, jnp.ones(3), grow, 1.0)
     assert new.tolist() == [1, 0, 0]
 
 
@@ -212,7 +209,5 @@ def test_bad_scores_are_as_low_as_the_lowest_of_their_own_dtype():
 )
 def test_fractions_are_any_numbers_and_scores_may_be_numpys(fraction):
     mask, drop, grow = np.uint8([1, 1, 1, 0]), np.float64([3, 1, 2, 0]), np.float32([9, 1, 9, 2])
-    (new,) = replacement.drop_and_grow(
-        [mask], [drop], [grow], [jaxpruner.Unstructured()], fraction=fraction
-    )
+    new = replace_weights(mask, drop, grow, fraction)
     assert new.tolist() == [1, 0, 1, 1]

@@ -151,7 +151,7 @@ class GlobalPruningMixin(_Pruner):
         return 0.0 if self.sparsity is None else self.sparsity
 
     def _targets(
-        self, paths: Sequence[tree_lib.Path], leaves: Sequence[Any], treedef: Any, sparsity: Any
+        self, paths: Sequence[tree_lib.Path], scores: Sequence[Any], treedef: Any, sparsity: Any
     ) -> list[Any]:
         """The sparsity of each leaf, from a tree of them or from the one number of the leaves ranked together."""
         if not _is_one_number(sparsity) or treedef.num_nodes == 1:
@@ -159,16 +159,15 @@ class GlobalPruningMixin(_Pruner):
         custom = sparsity_distributions.check_custom_map(self.custom_sparsity_map)
         values = list(custom.values())
         rules = tree_lib.first_matches(custom, paths, 'custom_sparsity_map')
-        types = self._leaf_types(paths, leaves)
-        targets: list[Any] = []
-        for path, leaf, leaf_type, rule in zip(paths, leaves, types, rules, strict=True):
-            if leaf is None or leaf_type is None:
-                targets.append(None)
-            elif rule is not None:
-                targets.append(values[rule])
-            else:
-                shape = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-                targets.append(sparsity if self.filter_fn(path, shape) else None)
+        targets: list[Any] = [None] * len(scores)
+        for i, leaf in enumerate(self._leaves(paths, scores)):
+            rule = rules[i]
+            if scores[i] is None or leaf.sparsity_type is None:
+                continue
+            if rule is not None:
+                targets[i] = values[rule]
+            elif self.filter_fn(leaf.path, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)):
+                targets[i] = sparsity
         return targets
 
     def _ranked_together(self, arrays: list[Any], targets: list[Any]) -> list[jax.Array]:

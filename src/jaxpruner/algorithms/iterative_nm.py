@@ -8,9 +8,10 @@ import jax.numpy as jnp
 
 from jaxpruner import base_updater, sparsity_types
 from jaxpruner.algorithms import pruners
-from jaxpruner.base_updater import init_checks, schedule_reach, targets
+from jaxpruner.base_updater import init_checks, schedule_reach
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.mask_calculator import calculators, groups, lazy_scores, n_by_m
+from jaxpruner.mask_calculator import calculators, lazy_scores, n_by_m
+from jaxpruner.mask_calculator.groups import Groups
 
 
 @dataclasses.dataclass
@@ -58,14 +59,13 @@ class IterativeNMPruning(base_updater.BaseUpdater):
         if not steps or share is None:
             return
         for leaf in plan.pruned:
-            leaf_type = leaf.sparsity_type
-            assert isinstance(leaf_type, sparsity_types.NByM)
-            kept = leaf_type.m - round((leaf_type.m - leaf_type.n) * share)
-            if kept > leaf_type.n:
-                reached = f'{kept} of {leaf_type.m}, not {leaf_type.n}'
-                init_checks.warn_of_fewer_removed(
-                    tree_lib.path_string(leaf.path), self.scheduler, steps[-1], reached
-                )
+            sparsity_type = leaf.sparsity_type
+            assert isinstance(sparsity_type, sparsity_types.NByM)
+            n, m = sparsity_type.n, sparsity_type.m
+            kept = m - round((m - n) * share)
+            if kept > n:
+                reached = f'{kept} of {m}, not {n}'
+                init_checks.warn_of_fewer_removed(leaf.name, self.scheduler, steps[-1], reached)
                 return
 
     def calculate_scores(self, params, sparse_state=None, grads=None):
@@ -75,30 +75,24 @@ class IterativeNMPruning(base_updater.BaseUpdater):
 
     def update_state(self, sparse_state, params, grads, **extra_args):
         """Masks with as many weights in each group as the schedule has reached."""
-        wanted = sparse_state.target_sparsities
-        sparsities = self.scheduler.get_sparsity_at_step(wanted, sparse_state.count)
+        targets = sparse_state.target_sparsities
+        sparsities = self.scheduler.get_sparsity_at_step(targets, sparse_state.count)
         scores = self.scores_now(params, sparse_state, grads, extra_args)
-        paths, leaves, treedef = lazy_scores.flatten(scores)
-        entries = zip(
-            leaves,
-            self._leaf_types(paths, leaves),
-            targets.are_stacked(self.stacked, paths),
-            tree_lib.leaves_like(treedef, wanted),
-            tree_lib.leaves_like(treedef, sparsities),
-            strict=True,
-        )
-        masks = [
-            None
-            if target is None
-            else self._mask(leaf, kind, in_layers, sparsity / jnp.where(target > 0, target, 1))
-            for leaf, kind, in_layers, target, sparsity in entries
-        ]
+        paths, score_of, treedef = lazy_scores.flatten(scores)
+        target_of = tree_lib.leaves_like(treedef, targets)
+        sparsity_of = tree_lib.leaves_like(treedef, sparsities)
+        masks: list[Any] = [None] * len(paths)
+        for i, leaf in enumerate(self._leaves(paths, score_of)):
+            if target_of[i] is not None:
+                progress = sparsity_of[i] / jnp.where(target_of[i] > 0, target_of[i], 1)
+                masks[i] = self._mask(score_of[i], leaf.groups, progress)
         return sparse_state._replace(masks=jax.tree.unflatten(treedef, masks))
 
-    def _mask(self, scores, leaf_type, in_layers, progress):
-        kept = self.kept_per_group(leaf_type, progress)
+    def _mask(self, scores: jax.Array, groups: Groups, progress: jax.Array) -> jax.Array:
+        sparsity_type = groups.sparsity_type
+        kept = self.kept_per_group(sparsity_type, progress)
 
-        def select(layer):
-            return n_by_m.keep_n_of_m(layer, kept, leaf_type.m, leaf_type.axis)
+        def select(layer: jax.Array) -> jax.Array:
+            return n_by_m.keep_n_of_m(layer, kept, sparsity_type.m, sparsity_type.axis)
 
-        return groups.per_layer(select, in_layers)(scores)
+        return groups.per_layer(select)(scores)

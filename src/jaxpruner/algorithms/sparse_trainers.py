@@ -11,11 +11,13 @@ import optax
 
 from jaxpruner import base_updater, sparsity_types
 from jaxpruner.algorithms import overridden_names, pruners
-from jaxpruner.base_updater import init_checks, targets
+from jaxpruner.base_updater import init_checks
 from jaxpruner.core import optimizer_state, seeds
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.optimizer_state import restart_inner_state as restart_inner_state
-from jaxpruner.mask_calculator import calculators, groups, lazy_scores, replacement
+from jaxpruner.mask_calculator import calculators, lazy_scores, replacement
+from jaxpruner.mask_calculator.groups import Groups
+from jaxpruner.mask_calculator.replacement import MaskedLeaf
 
 
 @dataclasses.dataclass
@@ -154,9 +156,8 @@ class SET(StaticRandomSparse):
                 f'update_masks works on one leaf, and {self.sparsity_type!r} does not tell its type; set sparsity_type '
                 'to a single type'
             )
-        return replacement.drop_and_grow(
-            [old_mask], [drop_score], [grow_score], [self.sparsity_type], fraction=drop_fraction
-        )[0]
+        leaf = MaskedLeaf(old_mask, drop_score, grow_score, Groups(self.sparsity_type))
+        return replacement.drop_and_grow([leaf], drop_fraction)[0]
 
     # JaxPruner's names. Whatever name a subclass overrides, `unify_names` gives both to its method.
     _get_drop_scores = get_drop_scores
@@ -166,19 +167,17 @@ class SET(StaticRandomSparse):
     def update_state(self, sparse_state, params, grads):
         """Drops and regrows; the number of kept weights stays, and moments of weights that come back become zero."""
         fraction = self.drop_fraction_fn(sparse_state.count)
-        paths, leaves, treedef = tree_lib.flatten_with_paths(params)
-        rows = zip(
-            tree_lib.leaves_like(treedef, sparse_state.masks),
-            *self._drop_and_grow_scores(treedef, sparse_state, params, grads),
-            self._leaf_types(paths, leaves),
-            targets.are_stacked(self.stacked, paths),
-            strict=True,
-        )
-        masked = {i: _MaskedLeaf(*row) for i, row in enumerate(rows) if row[0] is not None}
-        masks = dict(zip(masked, self._replaced(list(masked.values()), fraction), strict=True))
-        new_state = sparse_state._replace(
-            masks=jax.tree.unflatten(treedef, [masks.get(i) for i in range(len(leaves))])
-        )
+        paths, arrays, treedef = tree_lib.flatten_with_paths(params)
+        masks = tree_lib.leaves_like(treedef, sparse_state.masks)
+        drop, grow = self._drop_and_grow_scores(treedef, sparse_state, params, grads)
+        masked: dict[int, MaskedLeaf] = {}
+        for i, leaf in enumerate(self._leaves(paths, arrays)):
+            if masks[i] is not None:
+                masked[i] = MaskedLeaf(masks[i], drop[i], grow[i], leaf.groups)
+        new_masks = self._replace_weights(list(masked.values()), fraction)
+        for i, mask in zip(masked, new_masks, strict=True):
+            masks[i] = mask
+        new_state = sparse_state._replace(masks=jax.tree.unflatten(treedef, masks))
         activated = self.weights_that_came_back(sparse_state, new_state)
         if self.is_debug:
             _print_update(type(self).__name__, sparse_state.count, fraction, activated)
@@ -188,11 +187,11 @@ class SET(StaticRandomSparse):
 
     def weights_that_came_back(self, old_state, new_state):
         """The weights that were pruned in one state and are kept in the other: a tree of flags, `None` where dense."""
-        leaves, treedef = jax.tree.flatten(new_state.masks)
-        old = tree_lib.leaves_like(treedef, old_state.masks)
-        return jax.tree.unflatten(
-            treedef, [(new != 0) & (was == 0) for new, was in zip(leaves, old, strict=True)]
-        )
+
+        def came_back(new: jax.Array, old: jax.Array) -> jax.Array:
+            return (new != 0) & (old == 0)
+
+        return tree_lib.map_with_missing(came_back, new_state.masks, old_state.masks)
 
     def moments_to_reset(self, old_state, new_state):
         """The weights that came back, where a subclass has chosen masks and left the optimizer's state as it was."""
@@ -227,41 +226,22 @@ class SET(StaticRandomSparse):
     def _updates_masks_itself(self) -> bool:
         return getattr(self._update_masks, '__func__', None) is not SET.update_masks
 
-    def _replaced(self, leaves: 'list[_MaskedLeaf]', fraction: Any) -> list[jax.Array]:
+    def _replace_weights(self, leaves: list[MaskedLeaf], fraction: Any) -> list[jax.Array]:
         if self._updates_masks_itself():
-            return [self._replaced_by_override(leaf, fraction) for leaf in leaves]
-        return replacement.drop_and_grow(
-            [leaf.mask for leaf in leaves],
-            [leaf.drop_scores for leaf in leaves],
-            [leaf.grow_scores for leaf in leaves],
-            [leaf.sparsity_type for leaf in leaves],
-            [leaf.is_stacked for leaf in leaves],
-            fraction=fraction,
-        )
+            return [self._replace_by_override(leaf, fraction) for leaf in leaves]
+        return replacement.drop_and_grow(leaves, fraction)
 
-    def _replaced_by_override(self, leaf: '_MaskedLeaf', fraction: Any) -> jax.Array:
+    def _replace_by_override(self, leaf: MaskedLeaf, fraction: Any) -> jax.Array:
         """The mask from a subclass's `update_masks`, which sees the leaf's own type, and one layer at a time."""
         updater = copy.copy(self)
-        updater.sparsity_type = leaf.sparsity_type
+        updater.sparsity_type = leaf.groups.sparsity_type
 
         def update(mask: jax.Array, drop: jax.Array, grow: jax.Array) -> jax.Array:
             return updater._update_masks(mask, drop, grow, drop_fraction=fraction)
 
-        new = groups.per_layer(update, leaf.is_stacked)(
-            leaf.mask, leaf.drop_scores, leaf.grow_scores
-        )
+        update_leaf = leaf.groups.per_layer(update)
+        new = update_leaf(leaf.mask, leaf.drop_scores, leaf.grow_scores)
         return (jnp.asarray(new) != 0).astype(leaf.mask.dtype)
-
-
-@dataclasses.dataclass(frozen=True)
-class _MaskedLeaf:
-    """A leaf in which weights are replaced."""
-
-    mask: jax.Array
-    drop_scores: Any
-    grow_scores: Any
-    sparsity_type: Any
-    is_stacked: bool
 
 
 def _print_update(name: str, step: Any, fraction: Any, activated: tree_lib.PyTree) -> None:

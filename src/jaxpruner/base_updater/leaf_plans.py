@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxpruner import sparsity_distributions
-from jaxpruner.base_updater import targets
 from jaxpruner.base_updater.pruner import PlannedPruner
 from jaxpruner.core import text_tables
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.mask_calculator import calculators, selection
+from jaxpruner.mask_calculator.leaves import Leaf, leaf_of
 from jaxpruner.sparsity_types import (
     Block,
     Channel,
@@ -27,16 +27,10 @@ _UNKNOWN = '?'
 
 
 @dataclasses.dataclass(frozen=True)
-class LeafPlan:
-    """What will happen to one leaf.
+class LeafPlan(Leaf):
+    """What will happen to one leaf; what is known of it anyway has the names that `Leaf` gives.
 
     Attributes:
-      path: the leaf's.
-      shape: its shape, with the axis of layers where it is stacked.
-      dtype: of its elements.
-      sparsity_type: which of its weights are removed together; `None` where the type says that it stays dense.
-      is_stacked: its first axis counts layers, each of which is ranked on its own.
-      target: the share to remove in the end; `None` where it has no target, or where that is being traced.
       kept: how many weights have a mask of 1 at the target; `None` where that depends on more than shapes.
       size: how many weights there are.
       why_dense: why nothing is removed; `None` where something is.
@@ -47,12 +41,6 @@ class LeafPlan:
     (0.5, 12, 24)
     """
 
-    path: tree_lib.Path
-    shape: tuple[int, ...]
-    dtype: Any
-    sparsity_type: SparsityType | None
-    is_stacked: bool
-    target: float | None
     kept: int | None
     size: int
     why_dense: str | None
@@ -108,12 +96,11 @@ class PruningPlan:
         return len(self.leaves)
 
     def __getitem__(self, path: str | tree_lib.Path) -> LeafPlan:
-        wanted = path if isinstance(path, str) else tree_lib.path_string(tuple(path))
-        for leaf in self.leaves:
-            if tree_lib.path_string(leaf.path) == wanted:
-                return leaf
-        names = [tree_lib.path_string(leaf.path) for leaf in self.leaves]
-        raise KeyError(f'there is no leaf {wanted!r}; {tree_lib.nearest(wanted, names)}')
+        name = path if isinstance(path, str) else tree_lib.path_string(tuple(path))
+        by_name = {leaf.name: leaf for leaf in self.leaves}
+        if name not in by_name:
+            raise KeyError(f'there is no leaf {name!r}; {tree_lib.nearest(name, list(by_name))}')
+        return by_name[name]
 
     def __str__(self) -> str:
         columns = [
@@ -132,55 +119,35 @@ class PruningPlan:
 
 
 def plan_leaves(updater: PlannedPruner, params: tree_lib.PyTree) -> PruningPlan:
-    """Tells what an updater will do; see `BaseUpdater.plan`.
-
-    Args:
-      updater: any.
-      params: the parameters, or their shapes.
-
-    Raises:
-      ValueError: sparsities or shapes do not fit.
-
-    >>> import jaxpruner
-    >>> plan_leaves(jaxpruner.NoPruning(), {'w': jnp.ones((2, 2))})['w'].why_dense
-    'NoPruning gives it no target'
-    """
-    paths, leaves, treedef = tree_lib.flatten_with_paths(params)
-    target_of = tree_lib.leaves_like(treedef, updater.get_target_sparsities(params))
-    type_of = updater._leaf_types(paths, leaves)
-    is_stacked = targets.are_stacked(updater.stacked, paths)
+    """Tells what an updater will do; see `BaseUpdater.plan`."""
+    params = tree_lib.as_arrays(params)
+    paths, arrays, treedef = tree_lib.flatten_with_paths(params)
+    targets = tree_lib.leaves_like(treedef, updater.get_target_sparsities(params))
     reasons = _reasons(updater, params)
     is_alone = _are_ranked_alone(updater, paths)
-    shares_target = _share_a_target(updater, target_of, is_alone)
+    is_joint = [updater.ranked_together == 'model' and not alone for alone in is_alone]
+    # One ranking over the model has one total, so that the target of any leaf prunes the others, too.
+    is_any_joint_pruned = any(is_joint[i] and _may_prune(targets[i]) for i in range(len(paths)))
     planned = []
-    for i, path in enumerate(paths):
-        leaf = unpruned_leaf(path, leaves[i], type_of[i], is_stacked[i])
-        planned.append(with_target(leaf, target_of[i], reasons[i], is_alone[i], shares_target[i]))
-    return PruningPlan(
-        type(updater).__name__,
-        tuple(planned),
-        _kept_in_all(planned, is_alone, updater.ranked_together),
-    )
+    for i, leaf in enumerate(updater._leaves(paths, arrays)):
+        unpruned = unpruned_leaf(leaf.path, arrays[i], leaf.sparsity_type, leaf.is_stacked)
+        shares_target = is_joint[i] and is_any_joint_pruned
+        planned.append(with_target(unpruned, targets[i], reasons[i], is_alone[i], shares_target))
+    kept = _kept_in_all(planned, is_joint)
+    return PruningPlan(type(updater).__name__, tuple(planned), kept)
 
 
 def unpruned_leaf(
-    path: tree_lib.Path, leaf: Any, sparsity_type: SparsityType | None, is_stacked: bool
+    path: tree_lib.Path, array: Any, sparsity_type: SparsityType | None, is_stacked: bool
 ) -> LeafPlan:
-    """What is known of a leaf before its target.
+    """The plan of a leaf before its target is known, given its array or shape."""
+    leaf = leaf_of(path, array, sparsity_type, is_stacked)
+    size = math.prod(leaf.shape)
+    return LeafPlan(**vars(leaf), kept=size, size=size, why_dense=None)
 
-    Args:
-      path: the leaf's.
-      leaf: an array, its shape, or a number.
-      sparsity_type: its type, `None` where dense.
-      is_stacked: whether its first axis counts layers.
 
-    >>> unpruned_leaf(('w',), jnp.ones((2, 4)), NByM(2, 4), False).kept
-    8
-    """
-    shape = tuple(jnp.shape(leaf))
-    dtype = leaf.dtype if hasattr(leaf, 'dtype') else jnp.result_type(leaf)
-    size = math.prod(shape)
-    return LeafPlan(path, shape, dtype, sparsity_type, is_stacked, None, size, size, None)
+def _may_prune(target: Any) -> bool:
+    return target is not None and (tree_lib.is_traced(target) or float(target) > 0)
 
 
 def _are_ranked_alone(updater: PlannedPruner, paths: Sequence[tree_lib.Path]) -> list[bool]:
@@ -191,23 +158,8 @@ def _are_ranked_alone(updater: PlannedPruner, paths: Sequence[tree_lib.Path]) ->
         return [not updater.overrides('create_masks')] * len(paths)
     # Of all leaves that are ranked together, those with a sparsity of their own are left out.
     named = sparsity_distributions.check_custom_map(getattr(updater, 'custom_sparsity_map', None))
-    return [
-        rule is not None for rule in tree_lib.first_matches(named, paths, 'custom_sparsity_map')
-    ]
-
-
-def _share_a_target(
-    updater: PlannedPruner, target_of: Sequence[Any], is_alone: Sequence[bool]
-) -> list[bool]:
-    """For each leaf whether the targets of others can prune it, too: one ranking over the model has one total."""
-    is_joint = [updater.ranked_together == 'model' and not alone for alone in is_alone]
-    joint_targets = [
-        target
-        for target, joint in zip(target_of, is_joint, strict=True)
-        if joint and target is not None
-    ]
-    is_any_pruned = any(tree_lib.is_traced(target) or float(target) > 0 for target in joint_targets)
-    return [joint and is_any_pruned for joint in is_joint]
+    rules = tree_lib.first_matches(named, paths, 'custom_sparsity_map')
+    return [rule is not None for rule in rules]
 
 
 def _reasons(updater: PlannedPruner, params: tree_lib.PyTree) -> list[str]:
@@ -228,11 +180,6 @@ def with_target(
       reason: why it has no target, if it has none.
       is_counted: whether shapes say how many of its weights are kept.
       shares_target: whether the targets of other leaves prune it, too, so that its own may be 0.
-
-    >>> from jaxpruner.sparsity_types import Unstructured
-    >>> leaf = unpruned_leaf(('w',), jnp.ones((2, 4)), Unstructured(), False)
-    >>> with_target(leaf, 0.75, '', True).kept, with_target(leaf, None, 'it is no kernel', True).why_dense
-    (2, 'it is no kernel')
     """
     if leaf.sparsity_type is None:
         return dataclasses.replace(leaf, why_dense='its sparsity type is None')
@@ -258,67 +205,66 @@ def _kept(leaf: LeafPlan) -> int | None:
     if not leaf.size:
         return 0
     layers = leaf.shape[0] if leaf.is_stacked else 1
-    kept = _kept_of_layer(leaf, leaf.shape[1:] if leaf.is_stacked else leaf.shape)
+    kept = _kept_of_layer(leaf)
     return None if kept is None else layers * kept
 
 
-def _kept_of_layer(leaf: LeafPlan, shape: tuple[int, ...]) -> int | None:
-    size, kind = math.prod(shape), leaf.sparsity_type
+def _kept_of_layer(leaf: LeafPlan) -> int | None:
+    shape, sparsity_type = leaf.layer_shape, leaf.sparsity_type
+    size = math.prod(shape)
     assert leaf.target is not None
-    if isinstance(kind, NByM):
-        length = shape[kind.axis]
-        in_line = length // kind.m * kind.n + min(kind.n, length % kind.m)
-        return size // length * in_line
-    if is_unstructured(kind):
+    if isinstance(sparsity_type, NByM):
+        n, m = sparsity_type.n, sparsity_type.m
+        length = shape[sparsity_type.axis]
+        kept_in_line = length // m * n + min(n, length % m)
+        return size // length * kept_in_line
+    if is_unstructured(sparsity_type):
         return selection.number_to_keep_on_host(size, leaf.target)
-    assert isinstance(kind, GroupedType)
-    groups = jax.eval_shape(kind.group_scores, jax.ShapeDtypeStruct(shape, jnp.float32)).size
+    assert isinstance(sparsity_type, GroupedType)
+    scores = jax.ShapeDtypeStruct(shape, jnp.float32)
+    groups = jax.eval_shape(sparsity_type.group_scores, scores).size
     kept = selection.number_to_keep_on_host(groups, leaf.target)
     if kept == groups:
         return size
-    return size // groups * kept if _has_equal_groups(kind, shape, groups) else None
+    return size // groups * kept if _has_equal_groups(sparsity_type, shape, groups) else None
 
 
-def _has_equal_groups(kind: Any, shape: tuple[int, ...], groups: int) -> bool:
+def _has_equal_groups(sparsity_type: Any, shape: tuple[int, ...], groups: int) -> bool:
     """Whether all groups are known to have as many weights: blocks at the edges may have fewer."""
-    if type(kind) is Block:
-        lengths = zip(reversed(shape), reversed(kind.block_shape), strict=False)
+    if type(sparsity_type) is Block:
+        lengths = zip(reversed(shape), reversed(sparsity_type.block_shape), strict=False)
         return all(length % block == 0 for length, block in lengths)
-    return type(kind) is Channel or groups == math.prod(shape)
+    return type(sparsity_type) is Channel or groups == math.prod(shape)
 
 
-def _kept_in_all(
-    leaves: Sequence[LeafPlan], is_alone: Sequence[bool], ranked_together: str
-) -> int | None:
+def _kept_in_all(leaves: Sequence[LeafPlan], is_joint: Sequence[bool]) -> int | None:
+    """How many weights are kept in all, those counted together that one ranking over the model holds."""
     unknown = [leaf for leaf in leaves if leaf.kept is None]
-    known = sum(leaf.kept for leaf in leaves if leaf.kept is not None)
+    total = sum(leaf.kept or 0 for leaf in leaves)
     if not unknown:
-        return known
-    if ranked_together != 'model' or any(leaf.target is None for leaf in unknown):
+        return total
+    if not any(is_joint) or any(leaf.target is None for leaf in unknown):
         return None
     # One ranking holds every leaf that has a target, those with a target of 0, too.
-    together = [
-        leaf
-        for leaf, alone in zip(leaves, is_alone, strict=True)
-        if leaf.target is not None and not alone
-    ]
-    size = sum(leaf.size for leaf in together)
-    sparsity = sum((leaf.target or 0) * leaf.size for leaf in together) / size
-    others = known - sum(leaf.kept or 0 for leaf in together)
-    return others + selection.number_to_keep_on_host(size, sparsity)
+    size, removed, counted = 0, 0.0, 0
+    for i, leaf in enumerate(leaves):
+        if is_joint[i] and leaf.target is not None:
+            size += leaf.size
+            removed += leaf.target * leaf.size
+            counted += leaf.kept or 0
+    return total - counted + selection.number_to_keep_on_host(size, removed / size)
 
 
 def _row(leaf: LeafPlan) -> list[str]:
     layers = 'each layer, ' if leaf.is_stacked else ''
-    words = (
-        f'dense: {leaf.why_dense}' if leaf.why_dense else layers + type_words(leaf.sparsity_type)
-    )
+    words = layers + type_words(leaf.sparsity_type)
+    if leaf.why_dense:
+        words = f'dense: {leaf.why_dense}'
     target = '-' if leaf.target is None and leaf.why_dense else _UNKNOWN
     if leaf.target is not None:
         target = f'{leaf.target:.4g}'
     shape = '×'.join(map(str, leaf.shape)) or 'scalar'
-    name = tree_lib.path_string(leaf.path)
-    return [name, shape, str(leaf.dtype), words, target, _count(leaf.kept), _count(leaf.size)]
+    return [leaf.name, shape, str(leaf.dtype), words, target, _count(leaf.kept), _count(leaf.size)]
 
 
 def type_words(sparsity_type: SparsityType | None) -> str:

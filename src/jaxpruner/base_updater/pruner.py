@@ -12,6 +12,7 @@ import optax
 from jaxpruner import mask_calculator, sparsity_schedules
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.sparse_state import SparseState
+from jaxpruner.mask_calculator.leaves import Leaf
 
 
 class PlannedPruner(Protocol):
@@ -36,8 +37,8 @@ class PlannedPruner(Protocol):
         """Whether the algorithm defines a method of `BaseUpdater` itself."""
         ...
 
-    def _leaf_types(self, paths: Sequence[tree_lib.Path], leaves: Sequence[Any]) -> list[Any]:
-        """The sparsity type of each leaf, `None` where dense."""
+    def _leaves(self, paths: Sequence[tree_lib.Path], arrays: Sequence[Any]) -> list[Leaf]:
+        """What is known of each leaf, given its array or shape."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Which sparsity each leaf is to reach, checked before anything is computed, and which leaves are stacks of layers."""
+"""Which sparsity each leaf is to reach, checked before anything is computed."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,21 +9,18 @@ import jax.numpy as jnp
 from jaxpruner import sparsity_distributions
 from jaxpruner.core import arguments, caller_warnings, vector_warnings
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.sparsity_types import NByM, SparsityType
+from jaxpruner.mask_calculator.leaves import Leaf, Stacked
+from jaxpruner.sparsity_types import NByM
 
-# A glob or a path, or several.
-Stacked = str | Sequence[str | tree_lib.Path]
 # A sparsity that is a rounded share of N:M, such as 0.33 for 2:3, does not contradict it.
 _ROUNDING = 0.005
 
 
 def check_distribution(function: Any) -> None:
-    """Refuses what is no distribution. The usual one is a partial with numbers: wrong ones are refused here, too.
+    """Refuses what is no distribution, and wrong numbers in the usual one, which is a partial with keywords.
 
     Raises:
       TypeError, ValueError: it is no function, or its sparsity lies outside [0, 1].
-
-    >>> check_distribution(None)
     """
     arguments.check_callable('sparsity_distribution_fn', function)
     keywords = getattr(function, 'keywords', {})
@@ -33,120 +30,102 @@ def check_distribution(function: Any) -> None:
     sparsity_distributions.check_custom_map(keywords.get('custom_sparsity_map'))
 
 
-def are_stacked(stacked: Stacked, paths: Sequence[tree_lib.Path]) -> list[bool]:
-    """For each leaf whether its first axis counts layers.
-
-    >>> are_stacked('blocks/*', [('blocks', 'kernel'), ('head', 'kernel')])
-    [True, False]
-    """
-    return [any(tree_lib.matches(name, path) for name in _names(stacked)) for path in paths]
-
-
 def of_leaves(
     distribution: Callable[..., tree_lib.PyTree] | None,
     params: tree_lib.PyTree,
-    types: Sequence[SparsityType | None],
+    leaves: Sequence[Leaf],
     stacked: Stacked,
-    check: Callable[[SparsityType, tree_lib.Path, tuple[int, ...]], None],
+    check: Callable[[Leaf], None],
     types_decide: bool = True,
 ) -> tree_lib.PyTree:
-    """The target of each leaf.
+    """Gives each leaf its target; returns a tree like the parameters, `None` where dense.
 
     Args:
       distribution: from parameters (and the names of stacked leaves, if it takes them) to sparsities; `None` for none.
       params: the parameters, or their shapes.
-      types: the sparsity type of each leaf, `None` where dense.
+      leaves: the same, leaf by leaf; their own targets are not read.
       stacked: names of leaves that are stacks of layers.
-      check: refuses the type, path and shape (of one layer) of a leaf that is to be pruned.
+      check: refuses the sparsity type of a leaf that is to be pruned.
       types_decide: leaves of N:M have the share of N:M as their target: whatever other sparsity they are given, with a
         warning; and where nobody has given any. A sparsity of 0 keeps them dense.
 
-    Returns:
-      A tree like the parameters, `None` where dense.
-
     Raises:
       ValueError: a sparsity outside [0, 1], or a name without a leaf.
-
-    >>> def half(params):
-    ...     return {'w': 0.5, 'b': None}
-    >>> from jaxpruner.sparsity_types import Unstructured
-    >>> of_leaves(half, {'w': jax.numpy.ones(2), 'b': jax.numpy.ones(2)}, [Unstructured()] * 2, (), lambda *leaf: None)
-    {'b': None, 'w': 0.5}
     """
     params = tree_lib.as_arrays(params)
-    paths, leaves, treedef = tree_lib.flatten_with_paths(params)
+    paths, _, treedef = tree_lib.flatten_with_paths(params)
     if distribution is None:
         return jax.tree.unflatten(treedef, [None] * len(leaves))
-    names = _names(stacked)
+    stacked_argument = _check_stacked(distribution, stacked, paths)
+    dense = [leaf.path for leaf in leaves if leaf.sparsity_type is None]
+    with vector_warnings.no_warnings_about(dense):
+        targets = tree_lib.leaves_like(treedef, distribution(params, **stacked_argument))
+    for i, leaf in enumerate(leaves):
+        if not _can_be_ranked(leaf):
+            targets[i] = None
+        elif targets[i] is not None:
+            sparsity_distributions.check_sparsity(targets[i], f'the sparsity of {leaf.name}')
+            check(leaf)
+    if types_decide:
+        is_given = not isinstance(distribution, sparsity_distributions.NotGiven)
+        targets = _with_shares_of_n_by_m(targets, leaves, is_given)
+    return jax.tree.unflatten(treedef, targets)
+
+
+def _check_stacked(
+    distribution: Callable[..., Any], stacked: Stacked, paths: Sequence[tree_lib.Path]
+) -> dict[str, Any]:
+    """Returns the argument that tells a distribution of stacked leaves, if there are any."""
+    names = tree_lib.as_names(stacked)
     tree_lib.check_names(names, paths, 'stacked')
-    with_stacked = {'stacked': names} if names else {}
-    known = arguments.known_arguments(distribution, with_stacked)
-    if known != with_stacked:
+    argument = {'stacked': names} if names else {}
+    if arguments.known_arguments(distribution, argument) != argument:
         raise ValueError(
             'stacked layers change what a distribution selects, and this sparsity_distribution_fn takes no '
             'argument `stacked`; pass functools.partial(uniform, sparsity=…), or a function of params and stacked'
         )
-    dense = [
-        path for path, sparsity_type in zip(paths, types, strict=True) if sparsity_type is None
-    ]
-    with vector_warnings.no_warnings_about(dense):
-        targets = tree_lib.leaves_like(treedef, distribution(params, **known))
-    rows = zip(targets, types, paths, leaves, are_stacked(stacked, paths), strict=True)
-    for i, (target, kind, path, leaf, in_layers) in enumerate(rows):
-        if kind is None or not jnp.issubdtype(
-            leaf.dtype, jnp.number
-        ):  # flags and random keys cannot be ranked
-            targets[i] = None
-        elif target is not None:
-            sparsity_distributions.check_sparsity(
-                target, f'the sparsity of {tree_lib.path_string(path)}'
-            )
-            check(kind, path, leaf.shape[in_layers:])
-    if types_decide:
-        is_given = not isinstance(distribution, sparsity_distributions.NotGiven)
-        targets = _with_shares_of_n_by_m(targets, types, paths, is_given)
-    return jax.tree.unflatten(treedef, targets)
+    return argument
+
+
+def _can_be_ranked(leaf: Leaf) -> bool:
+    """Whether a leaf holds numbers and has a type; flags and random keys cannot be ranked."""
+    return leaf.sparsity_type is not None and jnp.issubdtype(leaf.dtype, jnp.number)
 
 
 def _with_shares_of_n_by_m(
-    targets: Sequence[Any],
-    types: Sequence[SparsityType | None],
-    paths: Sequence[tree_lib.Path],
-    is_given: bool,
+    targets: Sequence[Any], leaves: Sequence[Leaf], is_given: bool
 ) -> list[Any]:
-    """The targets, with its share for each leaf of N:M; whether sparsities were given says what 0 means."""
-    reached, contradictions = list(targets), []
-    for i, (target, leaf_type) in enumerate(zip(targets, types, strict=True)):
-        if target is None or not isinstance(leaf_type, NByM):
+    """Sets the target of each leaf of N:M to its share; whether sparsities were given says what 0 means."""
+    reached, contradicted = list(targets), []
+    for i, leaf in enumerate(leaves):
+        target, sparsity_type = targets[i], leaf.sparsity_type
+        if target is None or not isinstance(sparsity_type, NByM):
             continue
-        share = (leaf_type.m - leaf_type.n) / leaf_type.m
+        share = _removed_share(sparsity_type)
         if tree_lib.is_traced(target):
             reached[i] = jnp.where(target == 0, 0.0, share)
         elif float(target) != 0 or not is_given:
             reached[i] = share
             if is_given and abs(float(target) - share) > _ROUNDING:
-                contradictions.append(i)
-    if contradictions:
-        _warn_about_contradictions(contradictions, targets, types, paths)
+                contradicted.append(i)
+    if contradicted:
+        first = contradicted[0]
+        _warn_about_contradictions(leaves[first], float(targets[first]), len(contradicted))
     return reached
 
 
-def _warn_about_contradictions(
-    which: Sequence[int],
-    targets: Sequence[Any],
-    types: Sequence[SparsityType | None],
-    paths: Sequence[tree_lib.Path],
-) -> None:
-    leaf_type, given = types[which[0]], float(targets[which[0]])
-    assert isinstance(leaf_type, NByM)
-    n, m = leaf_type.n, leaf_type.m
-    others = f' (and {len(which) - 1} more leaves)' if len(which) > 1 else ''
+def _removed_share(sparsity_type: NByM) -> float:
+    return (sparsity_type.m - sparsity_type.n) / sparsity_type.m
+
+
+def _warn_about_contradictions(leaf: Leaf, sparsity: float, number: int) -> None:
+    """Names the first of some leaves whose given sparsity is not the share of their type."""
+    assert isinstance(leaf.sparsity_type, NByM)
+    pattern = f'{leaf.sparsity_type.n}:{leaf.sparsity_type.m}'
+    share = _removed_share(leaf.sparsity_type)
+    others = f' (and {number - 1} more leaves)' if number > 1 else ''
     caller_warnings.warn(
-        f'{tree_lib.path_string(paths[which[0]])}{others}: sparsity {given:.4g} contradicts the sparsity type {n}:{m}, '
-        f'which removes {(m - n) / m:.4g}; the share of {n}:{m} holds. Leave the sparsity out, give '
-        f'{(m - n) / m:.4g}, or choose another type; print(pruner.plan(params)) shows each leaf'
+        f'{leaf.name}{others}: sparsity {sparsity:.4g} contradicts the sparsity type {pattern}, '
+        f'which removes {share:.4g}; the share of {pattern} holds. Leave the sparsity out, give '
+        f'{share:.4g}, or choose another type; print(pruner.plan(params)) shows each leaf'
     )
-
-
-def _names(stacked: Stacked) -> tuple[str | tree_lib.Path, ...]:
-    return (stacked,) if isinstance(stacked, str) else tuple(stacked)

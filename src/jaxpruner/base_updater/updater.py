@@ -35,6 +35,7 @@ from jaxpruner.core.short_repr import ShortRepr
 from jaxpruner.core.sparse_state import SparseState as SparseState
 from jaxpruner.core.sparse_state import only_sparse_state
 from jaxpruner.mask_calculator import calculators, lazy_scores
+from jaxpruner.mask_calculator.leaves import Leaf, resolve_leaves
 
 logger = logging.getLogger(__name__)
 
@@ -289,21 +290,22 @@ class BaseUpdater(OptionalHooks, ShortRepr):
           ValueError: a sparsity outside [0, 1], a shape that the sparsity type cannot divide, a name without a leaf.
         """
         params = tree_lib.as_arrays(params)
-        paths, leaves, _ = tree_lib.flatten_with_paths(params)
+        paths, arrays, _ = tree_lib.flatten_with_paths(params)
+        is_ranked_by_type = calculators.own_topk_fn(self.topk_fn) is None
 
-        def check(sparsity_type: Any, path: tree_lib.Path, shape: tuple[int, ...]) -> None:
-            where = tree_lib.path_string(path)
-            self.check_type(sparsity_type, f'{where}: ')
-            if calculators.own_topk_fn(self.topk_fn) is None:
-                sparsity_type.check_shape(shape, where)
+        def check(leaf: Leaf) -> None:
+            assert leaf.sparsity_type is not None
+            self.check_type(leaf.sparsity_type, f'{leaf.name}: ')
+            if is_ranked_by_type:
+                leaf.sparsity_type.check_shape(leaf.layer_shape, leaf.name)
 
         return targets.of_leaves(
             self.distribution(),
             params,
-            self._leaf_types(paths, leaves),
+            self._leaves(paths, arrays),
             self.stacked,
             check,
-            types_decide=calculators.own_topk_fn(self.topk_fn) is None,
+            types_decide=is_ranked_by_type,
         )
 
     def distribution(self) -> DistributionFn | None:
@@ -339,19 +341,21 @@ class BaseUpdater(OptionalHooks, ShortRepr):
           The masks, and a tree of their thresholds: a float a leaf (one a layer, where layers are stacked), `None`
           where nothing is ranked over the whole leaf.
         """
-        paths, leaves, treedef = lazy_scores.flatten(scores)
-        selected = calculators.select_leaves(
-            leaves,
-            tree_lib.leaves_like(treedef, sparsities),
-            self._leaf_types(paths, leaves),
-            targets.are_stacked(self.stacked, paths),
-            None if thresholds is None else tree_lib.leaves_like(treedef, thresholds),
-            self.topk_fn,
-        )
-        masks = [None if leaf is None else leaf.mask for leaf in selected]
-        return jax.tree.unflatten(treedef, masks), jax.tree.unflatten(
-            treedef, [None if leaf is None else leaf.threshold for leaf in selected]
-        )
+        paths, score_of, treedef = lazy_scores.flatten(scores)
+        sparsity_of = tree_lib.leaves_like(treedef, sparsities)
+        start_of = [None] * len(paths)
+        if thresholds is not None:
+            start_of = tree_lib.leaves_like(treedef, thresholds)
+        scored: list[calculators.ScoredLeaf | None] = [None] * len(paths)
+        for i, leaf in enumerate(self._leaves(paths, score_of)):
+            is_dense = leaf.sparsity_type is None or sparsity_of[i] is None
+            if score_of[i] is not None and not is_dense:
+                scored[i] = calculators.ScoredLeaf(
+                    score_of[i], sparsity_of[i], leaf.groups, start_of[i]
+                )
+        kept = calculators.select_leaves(scored, self.topk_fn)
+        masks = jax.tree.unflatten(treedef, [leaf.mask for leaf in kept])
+        return masks, jax.tree.unflatten(treedef, [leaf.threshold for leaf in kept])
 
     def init_state(self, params: tree_lib.PyTree) -> SparseState:
         """The state before the first step, without the optimizer's.
@@ -421,9 +425,12 @@ class BaseUpdater(OptionalHooks, ShortRepr):
         """Whether the state holds masks at one bit per weight."""
         return self.use_packed_masks if self.is_packed is None else self.is_packed
 
-    def _leaf_types(self, paths: Sequence[tree_lib.Path], leaves: Sequence[Any]) -> list[Any]:
+    def _leaves(self, paths: Sequence[tree_lib.Path], arrays: Sequence[Any]) -> list[Leaf]:
+        """Resolves the sparsity type of each leaf, and whether layers are stacked in it."""
         # Read here, too: a subclass may define `__post_init__` without calling the base's.
-        return type_rules.resolve(type_rules.normalize_setting(self.sparsity_type), paths, leaves)
+        setting = type_rules.normalize_setting(self.sparsity_type)
+        types = type_rules.resolve(setting, paths, arrays)
+        return resolve_leaves(paths, arrays, types, self.stacked)
 
 
 @dataclasses.dataclass

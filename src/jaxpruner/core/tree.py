@@ -219,15 +219,20 @@ def matches(name: str | Path, path: Path) -> bool:
     return name == path_string(path) or fnmatch.fnmatchcase(path_string(path), name)
 
 
+def as_names(names: str | Sequence[str | Path]) -> tuple[str | Path, ...]:
+    """Returns several names as they are, and a single one as a tuple."""
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def matches_any(names: str | Sequence[str | Path], path: Path) -> bool:
+    """Whether one of these names means the leaf at `path`, as in `matches`."""
+    return any(matches(name, path) for name in as_names(names))
+
+
 def rule_name(name: Any, where: str = '') -> str | Path:
     """Reads the name of leaves in a setting; a list, as files and configs hold it, is a path.
 
-    Args:
-      name: a path, or a glob.
-      where: how the message begins: the setting and a colon.
-
-    Raises:
-      TypeError: it is neither.
+    `where` is how the message of the `TypeError` for anything else begins: the setting and a colon.
 
     >>> rule_name(['a', 'kernel'])
     ('a', 'kernel')

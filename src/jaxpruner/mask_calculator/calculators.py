@@ -8,13 +8,14 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxpruner import sparsity_types
-from jaxpruner.mask_calculator import groups, n_by_m, selection
+from jaxpruner.mask_calculator import n_by_m, selection
+from jaxpruner.mask_calculator.groups import Groups
 
 MASK_DTYPE = jnp.uint8
 
@@ -62,57 +63,55 @@ def topk_group_mask_calculator(
     >>> topk_group_mask_calculator(jnp.array([4.0, 1.0, 3.0]), 0.4, sparsity_types.Unstructured())
     Array([1, 0, 1], dtype=uint8)
     """
-    return best_groups([jnp.asarray(scores)], [sparsity], (sparsity_type,))[0].mask
+    leaf = ScoredLeaf(jnp.asarray(scores), sparsity, Groups(sparsity_type))
+    return best_groups([leaf])[0].mask
 
 
-def best_groups(
-    scores: Sequence[jax.Array | selection.Scores],
-    sparsities: Sequence[Any],
-    types: Sequence[sparsity_types.GroupedType],
-    starts: Sequence[jax.Array | None] | None = None,
-    stacked: Sequence[bool] | None = None,
-) -> list[selection.Selected]:
-    """As `topk_group_mask_calculator` for many arrays, which share the passes of one selection.
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=['scores', 'sparsity', 'start'],
+    meta_fields=['groups'],
+)
+@dataclasses.dataclass(frozen=True)
+class ScoredLeaf:
+    """A leaf whose weights are ranked, and the share of its groups to remove.
 
-    Args:
-      scores: float arrays, or `selection.Scores`.
-      sparsities: for each array a scalar.
-      types: for each array how its scores are pooled; hashable.
-      starts: for each array the threshold of an earlier selection, or `None`; see `selection.keep_largest_each`.
-      stacked: for each array whether its first axis counts layers, each of which is ranked on its own.
+    `start` is the threshold of an earlier selection, if there is any; masks do not depend on it.
+    """
 
-    Returns:
-      For each array its mask, and the threshold among groups: a scalar, or one a layer.
+    scores: jax.Array | selection.Scores
+    sparsity: Any
+    groups: Groups
+    start: jax.Array | None = None
+
+    def request(self) -> selection.Request:
+        """Asks for the best groups; sparsity 0 keeps everything as a count of all does, NaN included."""
+        groups, scores = self.groups, self.scores
+        groups.sparsity_type.check_shape(groups.layer_shape(scores.shape), 'scores')
+        if not groups.is_unstructured:
+            scores = groups.pool(selection.read(scores))
+        number = math.prod(groups.layer_shape(scores.shape))
+        count = selection.number_to_keep(number, self.sparsity)
+        return selection.Request(
+            scores, count, self.start, groups.is_stacked, count_per_device=groups.is_unstructured
+        )
+
+
+@jax.jit
+def best_groups(leaves: list[ScoredLeaf]) -> list[selection.Selected]:
+    """As `topk_group_mask_calculator` for many leaves, which share the passes of one selection.
+
+    Thresholds are those among groups: a scalar, or one a layer.
 
     Raises:
       ValueError: a type does not fit its shape.
-
-    >>> types = [sparsity_types.Unstructured()] * 2
-    >>> first, second = best_groups([jnp.array([4.0, 1.0]), jnp.eye(2)], [0.5, 0.75], types)
-    >>> first.mask.tolist(), second.mask.tolist()
-    ([1, 0], [[1, 0], [0, 0]])
     """
-    stacked = tuple(stacked or [False] * len(scores))
-    starts = list(starts or [None] * len(scores))
-    return _best_groups(list(scores), list(sparsities), starts, types=tuple(types), stacked=stacked)
-
-
-@functools.partial(jax.jit, static_argnames=('types', 'stacked'))
-def _best_groups(scores, sparsities, starts, types, stacked) -> list[selection.Selected]:
-    pooled, counts = [], []
-    for array, sparsity, kind, in_layers in zip(scores, sparsities, types, stacked, strict=True):
-        kind.check_shape(array.shape[in_layers:], 'scores')
-        alone = sparsity_types.is_unstructured(kind)
-        pooled.append(array if alone else groups.pool(kind, selection.read(array), in_layers))
-        # Sparsity 0 keeps everything as a count of all does, NaN included.
-        counts.append(selection.number_to_keep(math.prod(pooled[-1].shape[in_layers:]), sparsity))
-    as_params = [sparsity_types.is_unstructured(kind) for kind in types]
-    columns = zip(pooled, counts, starts, stacked, as_params, strict=True)
-    selected = selection.keep_largest_each([selection.Request(*row) for row in columns])
-    return [
-        one._replace(mask=groups.spread(kind, one.mask, array.shape, in_layers))
-        for one, kind, array, in_layers in zip(selected, types, scores, stacked, strict=True)
-    ]
+    requests = [leaf.request() for leaf in leaves]
+    results = []
+    for leaf, selected in zip(leaves, selection.keep_largest_each(requests), strict=True):
+        mask = leaf.groups.spread(selected.mask, leaf.scores.shape)
+        results.append(selected._replace(mask=mask))
+    return results
 
 
 def topk_n_by_m_mask_calculator(
@@ -224,8 +223,7 @@ def get_topk_fn(sparsity_type: Any) -> TopkFn:
 class TopkOfType:
     """The `topk_fn` of an updater that was given none: it ranks as the updater's sparsity type says.
 
-    Attributes:
-      sparsity_type: the updater's setting; one that names a type for each leaf has no single ranking.
+    A setting that names a type for each leaf has no single ranking.
 
     >>> TopkOfType(sparsity_types.Unstructured())(jnp.array([4.0, 1.0]), 0.5)
     Array([1, 0], dtype=uint8)
@@ -241,59 +239,35 @@ class TopkOfType:
 
 
 def own_topk_fn(topk_fn: TopkFn | None) -> TopkFn | None:
-    """The ranking that a user gave; `None` where it is that of the sparsity type.
-
-    Args:
-      topk_fn: that of an updater.
-
-    >>> own_topk_fn(TopkOfType(sparsity_types.Unstructured())) is None
-    True
-    """
+    """Returns the ranking that a user gave; `None` where it is that of the sparsity type."""
     return None if isinstance(topk_fn, TopkOfType) else topk_fn
 
 
+class KeptOfLeaf(NamedTuple):
+    """The mask of a leaf, and the threshold among its groups; both `None` where the leaf is not ranked."""
+
+    mask: jax.Array | None = None
+    threshold: jax.Array | None = None  # None, too, where nothing is ranked over the whole leaf
+
+
 def select_leaves(
-    scores: Sequence[jax.Array | selection.Scores | None],
-    sparsities: Sequence[Any],
-    types: Sequence[sparsity_types.SparsityType | None],
-    stacked: Sequence[bool],
-    starts: Sequence[Any] | None = None,
-    topk_fn: TopkFn | None = None,
-) -> list[selection.Selected | None]:
-    """What is kept of each leaf of a model.
-
-    Args:
-      scores: for each leaf its scores.
-      sparsities: for each leaf a scalar.
-      types: for each leaf its type; where this, the scores or the sparsity are `None`, so is the result.
-      stacked: for each leaf whether its first axis counts layers.
-      starts: for each leaf the threshold of an earlier selection, or `None`.
-      topk_fn: used for all leaves instead of their types', if it is a user's own.
-
-    Returns:
-      For each leaf its mask, and the threshold among its groups, `None` where nothing is ranked over the whole leaf.
-
-    >>> types = [sparsity_types.Unstructured(), None]
-    >>> kept = select_leaves([jnp.array([4.0, 1.0]), None], [0.5, None], types, [False, False])
-    >>> kept[0].mask.tolist(), kept[1]
-    ([1, 0], None)
-    """
+    leaves: Sequence[ScoredLeaf | None], topk_fn: TopkFn | None = None
+) -> list[KeptOfLeaf]:
+    """Makes the masks of all leaves of a model; a user's own `topk_fn` is used instead of their types' rankings."""
     topk_fn = own_topk_fn(topk_fn)
-    results: list[selection.Selected | None] = [None] * len(scores)
-    grouped: dict[int, tuple] = {}
-    columns = zip(scores, sparsities, types, starts or [None] * len(scores), stacked, strict=True)
-    for i, (leaf, sparsity, kind, start, in_layers) in enumerate(columns):
-        if leaf is None or sparsity is None or kind is None:
+    results = [KeptOfLeaf()] * len(leaves)
+    ranked_in_groups: dict[int, ScoredLeaf] = {}
+    for i, leaf in enumerate(leaves):
+        if leaf is None:
             continue
-        topk = topk_fn or get_topk_fn(kind)
-        if topk_fn is None and not isinstance(kind, sparsity_types.NByM):
-            grouped[i] = leaf, sparsity, kind, start, in_layers
+        sparsity_type = leaf.groups.sparsity_type
+        if topk_fn is None and not isinstance(sparsity_type, sparsity_types.NByM):
+            ranked_in_groups[i] = leaf
         else:
-            mask = groups.per_layer(topk, in_layers, (0, None))(selection.read(leaf), sparsity)
-            results[i] = selection.Selected(mask, None)
-    if grouped:
-        for i, selected in zip(
-            grouped, best_groups(*zip(*grouped.values(), strict=True)), strict=True
-        ):
-            results[i] = selected
+            topk = leaf.groups.per_layer(topk_fn or get_topk_fn(sparsity_type), (0, None))
+            results[i] = KeptOfLeaf(topk(selection.read(leaf.scores), leaf.sparsity))
+    if ranked_in_groups:
+        selected = best_groups(list(ranked_in_groups.values()))
+        for i, (mask, threshold) in zip(ranked_in_groups, selected, strict=True):
+            results[i] = KeptOfLeaf(mask, threshold)
     return results

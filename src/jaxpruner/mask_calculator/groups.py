@@ -1,71 +1,52 @@
-"""Groups of weights that are kept or removed whole, in leaves whose first axis may count layers.
+"""Groups of weights that are kept or removed whole, in leaves whose first axis may count layers."""
 
-Where it does, each layer has groups of its own, and types see one layer at a time.
-"""
-
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxpruner.sparsity_types import GroupedType
+from jaxpruner import sparsity_types
 
 
-def per_layer(
-    function: Callable[..., Any], in_layers: bool, in_axes: Any = 0
-) -> Callable[..., Any]:
-    """The function, for each layer if there are any.
+@dataclasses.dataclass(frozen=True)
+class Groups:
+    """How the weights of one leaf are grouped.
 
-    Args:
-      function: of arrays of one layer.
-      in_layers: whether arrays have a first axis that counts layers.
-      in_axes: `None` for arguments that all layers share, as in `jax.vmap`.
-
-    >>> per_layer(jnp.max, in_layers=True)(jnp.array([[1.0, 2.0], [4.0, 3.0]])).tolist()
-    [2.0, 4.0]
+    Each layer of a stacked leaf has groups of its own, and its sparsity type sees one layer at a time.
     """
-    return jax.vmap(function, in_axes) if in_layers else function
 
+    sparsity_type: Any
+    is_stacked: bool = False
 
-def pool(kind: GroupedType, scores: jax.Array, in_layers: bool) -> jax.Array:
-    """Scores of groups from scores of weights.
+    @property
+    def is_unstructured(self) -> bool:
+        """Whether each weight is a group."""
+        return sparsity_types.is_unstructured(self.sparsity_type)
 
-    Args:
-      kind: how weights are grouped.
-      scores: float array of a leaf.
-      in_layers: whether its first axis counts layers.
+    def layer_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of what is ranked on its own: a layer of a stacked leaf, else all of it."""
+        return shape[1:] if self.is_stacked else shape
 
-    Returns:
-      One score for each group; `[layers, …]` where there are layers.
+    def per_layer(self, function: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]:
+        """Maps a function over layers, if there are any; `in_axes` is that of `jax.vmap`."""
+        return jax.vmap(function, in_axes) if self.is_stacked else function
 
-    >>> from jaxpruner.sparsity_types import Channel
-    >>> pool(Channel(-1), jnp.array([[1.0, 2.0], [3.0, 4.0]]), in_layers=False).tolist()
-    [4.0, 6.0]
-    """
-    if not scores.size:  # no weights make no groups: types need not know what to pool then
-        return jnp.zeros((*scores.shape[:1], 0) if in_layers else (0,), scores.dtype)
-    return per_layer(kind.group_scores, in_layers)(scores)
+    def pool(self, scores: jax.Array) -> jax.Array:
+        """Scores groups by the scores of their weights: one score a group, `[layers, …]` where stacked."""
+        if not scores.size:  # no weights make no groups: types need not know what to pool then
+            shape = (*scores.shape[:1], 0) if self.is_stacked else (0,)
+            return jnp.zeros(shape, scores.dtype)
+        return self.per_layer(self.sparsity_type.group_scores)(scores)
 
+    def spread(self, verdicts: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        """Gives each weight of a leaf of this shape the verdict of its group."""
+        if not verdicts.size:
+            return jnp.ones(shape, verdicts.dtype)
+        layer_shape = self.layer_shape(shape)
 
-def spread(
-    kind: GroupedType, verdicts: jax.Array, shape: tuple[int, ...], in_layers: bool
-) -> jax.Array:
-    """Gives each weight of a leaf the verdict of its group.
+        def spread_layer(layer: jax.Array) -> jax.Array:
+            return self.sparsity_type.spread_groups(layer, layer_shape)
 
-    Args:
-      kind: how weights are grouped.
-      verdicts: one for each group, as `pool` arranges them.
-      shape: the leaf's.
-      in_layers: whether its first axis counts layers.
-
-    Returns:
-      An array of the leaf's shape.
-
-    >>> from jaxpruner.sparsity_types import Channel
-    >>> spread(Channel(-1), jnp.array([1, 0]), (2, 2), in_layers=False).tolist()
-    [[1, 0], [1, 0]]
-    """
-    if not verdicts.size:
-        return jnp.ones(shape, verdicts.dtype)
-    return per_layer(lambda one: kind.spread_groups(one, shape[in_layers:]), in_layers)(verdicts)
+        return self.per_layer(spread_layer)(verdicts)

@@ -7,6 +7,7 @@ from typing import Any
 from jaxpruner import sparsity_types, type_rules
 from jaxpruner.base_updater import BaseUpdater, targets
 from jaxpruner.core import tree as tree_lib
+from jaxpruner.mask_calculator.leaves import resolve_leaves
 from jaxpruner.oneshot.followed_leaves import (
     check_used,
     follow_leaves,
@@ -57,12 +58,13 @@ def _selected(
     updater: BaseUpdater, params: tree_lib.PyTree, types: list[Any]
 ) -> list[tree_lib.Path]:
     """The leaves that an updater selects, whatever the axes of their types."""
-    paths, _, treedef = tree_lib.flatten_with_paths(params)
+    paths, arrays, treedef = tree_lib.flatten_with_paths(params)
     any_type = sparsity_types.Unstructured()
     types = [None if sparsity_type is None else any_type for sparsity_type in types]
+    leaves = resolve_leaves(paths, arrays, types, updater.stacked)
     with ignore_vectors():
         sparsities = targets.of_leaves(
-            updater.sparsity_distribution_fn, params, types, updater.stacked, lambda *leaf: None
+            updater.sparsity_distribution_fn, params, leaves, updater.stacked, lambda leaf: None
         )
     by_path = zip(paths, tree_lib.leaves_like(treedef, sparsities), strict=True)
     return [path for path, sparsity in by_path if sparsity is not None]

@@ -11,6 +11,7 @@ from jaxpruner import base_updater, sparsity_types
 from jaxpruner.base_updater import targets as targets_lib
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.mask_calculator import calculators
+from jaxpruner.mask_calculator.leaves import Leaf
 from jaxpruner.oneshot import given_masks, whole_model
 from jaxpruner.oneshot.batches import as_inputs, check_inputs, first_batch
 from jaxpruner.oneshot.blocks import Names
@@ -203,15 +204,15 @@ class CalibratedPruning(base_updater.BaseUpdater):
         """The target of each leaf; whether its sparsity type fits is seen when it is known how the leaf is used."""
         paths, leaves, _ = tree_lib.flatten_with_paths(params)
 
-        def check(sparsity_type: Any, path: tree_lib.Path, shape: tuple[int, ...]) -> None:
-            del shape
-            self.check_type(sparsity_type, f'{tree_lib.path_string(path)}: ')
+        def check(leaf: Leaf) -> None:
+            assert leaf.sparsity_type is not None
+            self.check_type(leaf.sparsity_type, f'{leaf.name}: ')
 
         with ignore_vectors():
             return targets_lib.of_leaves(
                 self.sparsity_distribution_fn,
                 params,
-                self._leaf_types(paths, leaves),
+                self._leaves(paths, leaves),
                 self.stacked,
                 check,
             )
@@ -229,11 +230,11 @@ class CalibratedPruning(base_updater.BaseUpdater):
         sparsities = tree_lib.leaves_like(treedef, self.get_target_sparsities(params))
         for names in self.blocks or ():
             tree_lib.check_names((names,) if isinstance(names, str) else names, paths, 'blocks')
-        types = self._leaf_types(paths, leaves)
         targets = {}
-        for path, *target in zip(paths, sparsities, types, strict=True):
-            targets[path] = LeafTarget(*target)
-        return {path: target for path, target in targets.items() if target.sparsity is not None}
+        for i, leaf in enumerate(self._leaves(paths, leaves)):
+            if sparsities[i] is not None and leaf.sparsity_type is not None:
+                targets[leaf.path] = LeafTarget(sparsities[i], leaf.sparsity_type)
+        return targets
 
     def _prune_by(
         self, calibration: Calibration, leaves: PrunedLeaves, targets: LeafTargets
