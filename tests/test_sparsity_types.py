@@ -5,7 +5,7 @@ import pytest
 
 import jaxpruner
 from jaxpruner import sparsity_types as types
-from jaxpruner import type_rules
+from jaxpruner.sparsity_types import settings as type_settings
 
 STRINGS = {
     'unstructured': types.Unstructured(),
@@ -54,12 +54,12 @@ BAD = [
     ),
     (lambda: types.parse_sparsity_type('5:4'), ValueError, r'n must not exceed m'),
     (
-        lambda: type_rules.normalize_setting(types.NByM),
+        lambda: type_settings.normalize_setting(types.NByM),
         TypeError,
         r'is no sparsity type; write NByM\(…\)',
     ),
     (
-        lambda: type_rules.normalize_setting(7),
+        lambda: type_settings.normalize_setting(7),
         TypeError,
         r'7 is no sparsity type; use Unstructured\(\)',
     ),
@@ -95,14 +95,17 @@ PATHS = [('a', 'kernel'), ('head', 'kernel')]
 
 
 def test_the_first_rule_that_matches_wins_and_the_rest_is_unstructured():
-    setting = type_rules.normalize_setting({'head/*': None, '*/kernel': '2:4'})
-    assert type_rules.resolve(setting, PATHS, [0, 0]) == [types.NByM(2, 4), None]
-    setting = type_rules.normalize_setting({('head', 'kernel'): 'channel_-1'})
-    assert type_rules.resolve(setting, PATHS, [0, 0]) == [types.Unstructured(), types.Channel(-1)]
+    setting = type_settings.normalize_setting({'head/*': None, '*/kernel': '2:4'})
+    assert type_settings.resolve(setting, PATHS, [0, 0]) == [types.NByM(2, 4), None]
+    setting = type_settings.normalize_setting({('head', 'kernel'): 'channel_-1'})
+    assert type_settings.resolve(setting, PATHS, [0, 0]) == [
+        types.Unstructured(),
+        types.Channel(-1),
+    ]
 
 
 def test_a_function_chooses_by_path_and_leaf():
-    chosen = type_rules.resolve(lambda path, leaf: '2:4' if leaf else None, PATHS, [True, False])
+    chosen = type_settings.resolve(lambda path, leaf: '2:4' if leaf else None, PATHS, [True, False])
     assert chosen == [types.NByM(2, 4), None]
 
 
@@ -111,7 +114,7 @@ def test_a_rule_that_matches_nothing_is_refused():
         ValueError,
         match=r"sparsity_type: 'haed/\*' matches no parameter; the nearest are 'head/kernel'",
     ):
-        type_rules.resolve({'haed/*': None}, PATHS, [0, 0])
+        type_settings.resolve({'haed/*': None}, PATHS, [0, 0])
 
 
 class Renamed(types.Unstructured):

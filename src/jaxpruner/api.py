@@ -14,12 +14,12 @@ from jaxpruner import (
     sparsity_distributions,
     sparsity_schedules,
     sparsity_types,
-    type_rules,
 )
 from jaxpruner.algorithms import acdc
 from jaxpruner.base_updater import BaseUpdater, NoPruning, config_keys
 from jaxpruner.core import config_files
 from jaxpruner.core.nearest_names import nearest
+from jaxpruner.sparsity_types import settings as type_settings
 
 logger = logging.getLogger(__name__)
 
@@ -275,7 +275,7 @@ def _distribution_settings(config: dict[str, Any], algorithm: type[BaseUpdater])
 
 def _types_prune(config: dict[str, Any], algorithm: type[BaseUpdater]) -> bool:
     """Whether a sparsity type decides itself how much is pruned, as N:M does; a function of leaves may."""
-    setting = type_rules.normalize_setting(config.get('sparsity_type', algorithm.sparsity_type))
+    setting = type_settings.normalize_setting(config.get('sparsity_type', algorithm.sparsity_type))
     entries = setting.values() if isinstance(setting, Mapping) else [setting]
     if any(isinstance(entry, sparsity_types.NByM) for entry in entries):
         return True

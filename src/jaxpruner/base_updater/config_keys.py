@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from jaxpruner import sparsity_distributions, sparsity_schedules, type_rules
+from jaxpruner import sparsity_distributions, sparsity_schedules
 from jaxpruner.base_updater import targets
 from jaxpruner.base_updater.setting_checks import (
     Check,
@@ -26,6 +26,7 @@ from jaxpruner.base_updater.setting_checks import (
 )
 from jaxpruner.core import seeds
 from jaxpruner.core.tree import is_number
+from jaxpruner.sparsity_types import settings as type_settings
 
 
 def _check_sparsity(key: str, value: Any) -> None:
@@ -65,7 +66,7 @@ CONFIG_KEYS: Mapping[str, Check] = {
     'power': _check_power,
     'scheduler': check_scheduler,
     # Which weights together.
-    'sparsity_type': by_value(type_rules.normalize_setting),
+    'sparsity_type': by_value(type_settings.normalize_setting),
     'stacked': Setting('a glob of leaves, or a list of globs', are_names),
     'topk_fn': Setting('a function (scores, sparsity) -> mask', callable),
     # All updaters.

@@ -17,7 +17,6 @@ from jaxpruner import (
     sparsity_distributions,
     sparsity_schedules,
     sparsity_types,
-    type_rules,
 )
 from jaxpruner.base_updater import (
     config_keys,
@@ -36,6 +35,7 @@ from jaxpruner.core.sparse_state import SparseState as SparseState
 from jaxpruner.core.sparse_state import only_sparse_state
 from jaxpruner.mask_calculator import calculators, lazy_scores
 from jaxpruner.mask_calculator.leaves import Leaf, resolve_leaves
+from jaxpruner.sparsity_types import settings as type_settings
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class BaseUpdater(OptionalHooks, ShortRepr):
         config_keys.check_fields(self)
         if self.is_packed is not None:
             self.use_packed_masks, self.is_packed = self.is_packed, None
-        self.sparsity_type = type_rules.normalize_setting(self.sparsity_type)
+        self.sparsity_type = type_settings.normalize_setting(self.sparsity_type)
         if calculators.own_topk_fn(self.topk_fn) is None:
             self.topk_fn = calculators.TopkOfType(self.sparsity_type)
         self.sparsity_distribution_fn = self.distribution()
@@ -428,8 +428,8 @@ class BaseUpdater(OptionalHooks, ShortRepr):
     def _leaves(self, paths: Sequence[tree_lib.Path], arrays: Sequence[Any]) -> list[Leaf]:
         """Resolves the sparsity type of each leaf, and whether layers are stacked in it."""
         # Read here, too: a subclass may define `__post_init__` without calling the base's.
-        setting = type_rules.normalize_setting(self.sparsity_type)
-        types = type_rules.resolve(setting, paths, arrays)
+        setting = type_settings.normalize_setting(self.sparsity_type)
+        types = type_settings.resolve(setting, paths, arrays)
         return resolve_leaves(paths, arrays, types, self.stacked)
 
 

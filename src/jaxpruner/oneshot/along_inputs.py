@@ -4,7 +4,8 @@ import copy
 import dataclasses
 from typing import Any
 
-from jaxpruner import sparsity_types, type_rules
+from jaxpruner import sparsity_types
+from jaxpruner.sparsity_types import settings as type_settings
 from jaxpruner.base_updater import BaseUpdater, targets
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.mask_calculator.leaves import resolve_leaves
@@ -34,7 +35,7 @@ def prune_along_inputs(
       ValueError: the model uses none of the leaves, or sparsities or shapes do not fit.
     """
     paths, leaves, _ = tree_lib.flatten_with_paths(params)
-    resolved = type_rules.resolve(updater.sparsity_type, paths, leaves)
+    resolved = type_settings.resolve(updater.sparsity_type, paths, leaves)
     types = dict(zip(paths, resolved, strict=True))
     followed = follow_leaves(graph, _selected(updater, params, list(types.values())))
     check_used(followed, type(updater).__name__)

@@ -4,7 +4,8 @@ import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from jaxpruner import api, sparsity_types, type_rules
+from jaxpruner import api, sparsity_types
+from jaxpruner.sparsity_types import settings as type_settings
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.oneshot.along_inputs import prune_along_inputs
 from jaxpruner.oneshot.batches import as_inputs, check_inputs, first_batch
@@ -157,7 +158,7 @@ def _may_hold_n_by_m(setting: Any) -> bool:
     """Whether a setting of sparsity types names N:M, or is a function, whose types are unknown before it is called."""
     if setting is None:
         return False
-    normalized = type_rules.normalize_setting(setting)
+    normalized = type_settings.normalize_setting(setting)
     for sparsity_type in normalized.values() if isinstance(normalized, Mapping) else [normalized]:
         is_type = sparsity_type is None or isinstance(sparsity_type, sparsity_types.SparsityType)
         if isinstance(sparsity_type, sparsity_types.NByM) or not is_type:

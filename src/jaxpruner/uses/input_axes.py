@@ -5,7 +5,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from jaxpruner import sparsity_types, type_rules
+from jaxpruner import sparsity_types
+from jaxpruner.sparsity_types import settings as type_settings
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.uses import contractions
 from jaxpruner.uses.graph import Use, UseGraph
@@ -40,7 +41,7 @@ def with_input_axes(
     >>> setting(('out_by_in',), params['out_by_in'])
     NByM(n=2, m=4, axis=-1, allow_partial=False)
     """
-    setting = type_rules.normalize_setting(sparsity_type)
+    setting = type_settings.normalize_setting(sparsity_type)
     type_of: Any = setting if callable(setting) else _types_of_leaves(setting, graph)
 
     def resolve(path: tree_lib.Path, leaf: Any) -> sparsity_types.SparsityType | None:
@@ -61,7 +62,7 @@ def with_input_axes(
 def _types_of_leaves(setting: Any, graph: UseGraph) -> Callable[[tree_lib.Path, Any], Any]:
     """What a setting that names leaves says of each leaf of the graph."""
     paths = [*graph, *graph.opaque, *graph.unused]
-    types = dict(zip(paths, type_rules.resolve(setting, paths, paths), strict=True))
+    types = dict(zip(paths, type_settings.resolve(setting, paths, paths), strict=True))
 
     def type_of(path: tree_lib.Path, leaf: Any) -> Any:
         if path not in types:

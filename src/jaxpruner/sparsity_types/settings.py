@@ -3,22 +3,20 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jaxpruner import sparsity_types
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.sparsity_types import SparsityType
+from jaxpruner.sparsity_types.base import GroupedType, SparsityType
+from jaxpruner.sparsity_types.n_by_m import NByM
+from jaxpruner.sparsity_types.parsing import parse_sparsity_type
+from jaxpruner.sparsity_types.unstructured import Unstructured
 
 SparsityTypeSetting = SparsityType | Mapping[Any, Any] | Callable[[tree_lib.Path, Any], Any]
 
 
 def normalize_setting(setting: Any) -> Any:
-    """Checks a `sparsity_type` setting and reads the strings in it.
+    """Checks a `sparsity_type` setting and replaces every string in it by the type that it names.
 
-    Args:
-      setting: a type, a string, a mapping (or a list of pairs) from leaf names to types (or strings; `None` or
-        `'dense'` for dense), or a function `(path, leaf) -> type or None`.
-
-    Returns:
-      The same with every string replaced by the type it names.
+    A setting is a type, a string, a mapping (or a list of pairs) from leaf names to types (or strings; `None` or
+    `'dense'` for dense), or a function `(path, leaf) -> type or None`.
 
     Raises:
       TypeError, ValueError: the setting is none of these.
@@ -35,7 +33,7 @@ def normalize_setting(setting: Any) -> Any:
 
 def _normalized(setting: Any) -> Any:
     if setting is None:
-        return sparsity_types.Unstructured()
+        return Unstructured()
     if isinstance(setting, list | tuple):
         _check_pairs(setting)
         return _read_rules(setting)
@@ -43,17 +41,15 @@ def _normalized(setting: Any) -> Any:
         return _read_rules(list(setting.items()))
     if callable(setting) and not isinstance(setting, type | SparsityType):
         return setting
-    return _one_type(setting)
+    return _read_type(setting)
 
 
-def _one_type(entry: Any) -> SparsityType:
+def _read_type(entry: Any) -> SparsityType:
     if isinstance(entry, str):
-        return sparsity_types.parse_sparsity_type(entry)
-    if entry is sparsity_types.Unstructured:
-        return sparsity_types.Unstructured()
-    usable = isinstance(entry, sparsity_types.NByM | sparsity_types.GroupedType) and not isinstance(
-        entry, type
-    )
+        return parse_sparsity_type(entry)
+    if entry is Unstructured:
+        return Unstructured()
+    usable = isinstance(entry, NByM | GroupedType) and not isinstance(entry, type)
     if not usable:
         hint = f'; write {entry.__name__}(…)' if isinstance(entry, type) else ''
         raise TypeError(
@@ -83,35 +79,33 @@ def _read_rules(pairs: Sequence[Any]) -> dict[Any, Any]:
     rules = {}
     for name, entry in pairs:
         is_dense = entry is None or (isinstance(entry, str) and entry == 'dense')
-        rules[tree_lib.rule_name(name)] = None if is_dense else _one_type(entry)
+        rules[tree_lib.rule_name(name)] = None if is_dense else _read_type(entry)
     return rules
 
 
 def resolve(
     setting: SparsityTypeSetting, paths: Sequence[tree_lib.Path], leaves: Sequence[Any]
 ) -> list[SparsityType | None]:
-    """The sparsity type of each leaf.
+    """The sparsity type of each leaf by a normalized setting, `None` where it is dense.
 
-    Args:
-      setting: a normalized `sparsity_type` setting.
-      paths: the leaves' paths.
-      leaves: the leaves; a function setting gets them.
-
-    Returns:
-      A type for each leaf, `None` where it is dense. In a mapping the first name that matches wins, and a leaf that no
-      name matches is unstructured.
+    In a mapping the first name that matches wins, and a leaf that no name matches is unstructured. A function gets
+    paths and leaves.
 
     Raises:
       ValueError: a name in the mapping matches no leaf, or only leaves that earlier names take.
 
-    >>> resolve({'*/bias': None, '*': sparsity_types.NByM(1, 2)}, [('a', 'bias'), ('a', 'kernel')], [0, 0])
+    >>> resolve({'*/bias': None, '*': NByM(1, 2)}, [('a', 'bias'), ('a', 'kernel')], [0, 0])
     [None, NByM(n=1, m=2, axis=-1, allow_partial=False)]
     """
-    if isinstance(setting, Mapping):
-        types = list(setting.values())
-        chosen = tree_lib.first_matches(setting, paths, 'sparsity_type')
-        return [sparsity_types.Unstructured() if rule is None else types[rule] for rule in chosen]
     if isinstance(setting, SparsityType):
         return [setting] * len(paths)
-    chosen = [setting(path, leaf) for path, leaf in zip(paths, leaves, strict=True)]
-    return [None if entry is None else _one_type(entry) for entry in chosen]
+    types: list[SparsityType | None] = []
+    if isinstance(setting, Mapping):
+        named = list(setting.values())
+        for rule in tree_lib.first_matches(setting, paths, 'sparsity_type'):
+            types.append(Unstructured() if rule is None else named[rule])
+        return types
+    for path, leaf in zip(paths, leaves, strict=True):
+        entry = setting(path, leaf)
+        types.append(None if entry is None else _read_type(entry))
+    return types

@@ -1,0 +1,134 @@
+"""N:M sparsity: of each m consecutive weights along an axis the best n are kept."""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from jaxpruner.core.named_fields import NamedFields
+from jaxpruner.sparsity_types.base import axis_in, check_whole
+
+# The axis along which a model sums, in whatever layout its framework has.
+INPUT_AXIS = 'input'
+
+# n:m in whole numbers; a wrong sign is refused by `NByM`
+_PATTERN = re.compile(r'\s*([+-]?\d+)\s*:\s*([+-]?\d+)\s*')
+
+
+@dataclasses.dataclass(frozen=True)
+class NByM(NamedFields):
+    """Of each `m` consecutive weights along `axis`, the best `n` are kept. Config strings: `'nm_2,4'`, `'2:4'`.
+
+    Attributes:
+      n: weights kept in a group.
+      m: weights in a group.
+      axis: the axis along which groups lie; `'input'` for that along which the model sums, which
+        `uses.with_input_axes` replaces by a number for each leaf.
+      allow_partial: where m does not divide the axis, the last group is shorter and keeps min(n, its length); else
+        such a shape is refused.
+
+    Raises:
+      ValueError: n > m, or one of them is not positive.
+      TypeError: a value is no whole number.
+
+    >>> NByM(2, 4)
+    NByM(n=2, m=4, axis=-1, allow_partial=False)
+    >>> n, m, axis = NByM(2, 4)._replace(axis=0)
+    >>> n, m, axis
+    (2, 4, 0)
+    """
+
+    _fields = ('n', 'm', 'axis')  # those of JaxPruner, which its users unpack
+
+    n: int
+    m: int
+    axis: Any = -1
+    allow_partial: bool = False
+
+    def __post_init__(self):
+        check_whole('n', self.n, 1)
+        check_whole('m', self.m, 1)
+        if isinstance(self.axis, str) and self.axis != INPUT_AXIS:
+            raise TypeError(f"axis must be a whole number or 'input', got {self.axis!r}")
+        if self.axis != INPUT_AXIS:
+            check_whole('axis', self.axis)
+        if self.n > self.m:
+            raise ValueError(
+                f'N:M sparsity keeps n of m weights, so n must not exceed m, got n={self.n}, m={self.m}'
+            )
+
+    def check_shape(self, shape: Sequence[int], where: str) -> None:
+        """Refuses a shape whose axis does not divide into groups of m.
+
+        Args:
+          shape: the parameter's shape.
+          where: the parameter's path, for the message.
+
+        Raises:
+          ValueError: there is no such axis, or m does not divide it.
+
+        >>> NByM(2, 4).check_shape((3, 8), 'dense/kernel')
+        """
+        if self.partial_group(shape, where) and not self.allow_partial:
+            raise ValueError(
+                f'{where}: shape {tuple(shape)} has length {shape[self.axis]} along axis {self.axis}, which m={self.m} '
+                f"does not divide; choose another axis or m, or leave the leaf dense: sparsity_type={{'{where}': None, "
+                "'*': …}"
+            )
+
+    def partial_group(self, shape: Sequence[int], where: str) -> int:
+        """The length of the last group where m does not divide the axis, else 0.
+
+        Args:
+          shape: the parameter's shape.
+          where: the parameter's path, for the message.
+
+        Raises:
+          ValueError: there is no such axis, or it is not known yet.
+
+        >>> NByM(2, 4).partial_group((3, 10), 'dense/kernel')
+        2
+        """
+        if self.axis == INPUT_AXIS:
+            raise ValueError(
+                f'{where}: {self} names no axis yet; the trace of the model tells over which one it sums: '
+                'sparsity_type=uses.with_input_axes(…, uses.param_uses(apply_fn, params, inputs))'
+            )
+        axis = axis_in(self.axis, shape, where)
+        return shape[axis] % self.m
+
+
+def parse_n_by_m(pattern: Any, axis: int | None = None) -> NByM:
+    """Reads an N:M pattern as JAX-Pruning writes it; a partial last group is allowed.
+
+    Args:
+      pattern: `(n, m)`, `'n:m'`, or an `NByM`.
+      axis: the axis along which groups lie; `None` for that of the `NByM`, or the last.
+
+    Returns:
+      The validated type.
+
+    Raises:
+      TypeError: the pattern is none of these.
+      ValueError: n > m, one of them is not positive, or an `NByM` has another axis.
+
+    >>> parse_n_by_m((2, 4)) == parse_n_by_m('2:4') == NByM(2, 4, allow_partial=True)
+    True
+    """
+    if isinstance(pattern, NByM):
+        if pattern.axis == INPUT_AXIS:
+            raise ValueError(
+                f'{pattern} is for the parameters of a model whose uses are known; give a number as its axis'
+            )
+        if axis not in (None, pattern.axis):
+            raise ValueError(
+                f'{pattern} lies along axis {pattern.axis}, but axis {axis} is asked for; give one of them'
+            )
+        return dataclasses.replace(pattern, allow_partial=True)
+    if isinstance(pattern, str) and (match := _PATTERN.fullmatch(pattern)):
+        pattern = tuple(map(int, match.groups()))
+    if not isinstance(pattern, list | tuple) or len(pattern) != 2:
+        raise TypeError(
+            f"an N:M pattern is written (n, m) or 'n:m', such as (2, 4), got {pattern!r}"
+        )
+    return NByM(*pattern, axis=-1 if axis is None else axis, allow_partial=True)

@@ -1,0 +1,44 @@
+"""Sparsity types as they are written in configs."""
+
+import re
+from collections.abc import Callable
+
+from jaxpruner.sparsity_types.base import SparsityType
+from jaxpruner.sparsity_types.block import Block
+from jaxpruner.sparsity_types.channel import Channel
+from jaxpruner.sparsity_types.n_by_m import NByM
+from jaxpruner.sparsity_types.unstructured import Unstructured
+
+_INTEGER = r'\s*([+-]?\d+)\s*'
+_PATTERNS: tuple[tuple[str, Callable[..., SparsityType]], ...] = (
+    (r'\s*unstructured\s*', Unstructured),
+    (rf'{_INTEGER}:{_INTEGER}', NByM),
+    (rf'\s*nm_{_INTEGER},{_INTEGER}', NByM),
+    (rf'\s*nm_{_INTEGER},{_INTEGER},{_INTEGER}', NByM),
+    (rf'\s*block_{_INTEGER},{_INTEGER}', lambda height, width: Block((height, width))),
+    (rf'\s*channel_{_INTEGER}', Channel),
+)
+
+
+def parse_sparsity_type(text: str) -> SparsityType:
+    """Reads a sparsity type as it stands in configs.
+
+    Args:
+      text: `'unstructured'`, `'nm_2,4'`, `'nm_2,4,0'` (with the axis), `'2:4'`, `'block_4,4'` or `'channel_-1'`.
+
+    Returns:
+      The validated type.
+
+    Raises:
+      ValueError: the text is none of these.
+
+    >>> parse_sparsity_type('2:4') == parse_sparsity_type('nm_2,4') == NByM(2, 4)
+    True
+    """
+    for pattern, make in _PATTERNS:
+        match = re.fullmatch(pattern, text)
+        if match:
+            return make(*map(int, match.groups()))
+    raise ValueError(
+        f"unknown sparsity type {text!r}; write 'unstructured', 'nm_2,4' or '2:4', 'block_4,4', or 'channel_-1'"
+    )
