@@ -19,14 +19,7 @@ _dense_paths: contextvars.ContextVar[frozenset[tree_lib.Path]] = contextvars.Con
 
 @contextlib.contextmanager
 def no_warnings_about(paths: Iterable[tree_lib.Path]) -> Iterator[None]:
-    """Keeps silent about leaves that stay dense whatever a filter selects, by their sparsity type.
-
-    Args:
-      paths: of these leaves.
-
-    >>> with no_warnings_about([('query', 'bias')]):
-    ...     pass
-    """
+    """Keeps silent about leaves that stay dense whatever a filter selects, by their sparsity type."""
     token = _dense_paths.set(frozenset(paths))
     try:
         yield
@@ -42,58 +35,45 @@ def warn_about_vectors(
 ) -> None:
     """Warns once of leaves that the default filter selects and that look like biases or norms.
 
-    Args:
-      paths: of all leaves.
-      leaves: arrays, or their shapes.
-      selected: shape of one layer, by the number of each leaf that the filter selects.
-      stacked: names of leaves that are stacks of layers.
-
-    >>> import jax
-    >>> leaves = [jax.ShapeDtypeStruct(shape, 'float32') for shape in [(4, 8), (16, 4, 8)]]
-    >>> with no_warnings_about([('query', 'bias')]):
-    ...     warn_about_vectors([('query', 'bias'), ('query', 'kernel')], leaves, {0: (4, 8), 1: (16, 4, 8)}, ())
+    `selected` has the shape of one layer, by the index of each leaf that the filter selects; `stacked` names the leaves
+    that are stacks of layers.
     """
     biases = []
     for i in sorted(selected):
-        if paths[i] in _dense_paths.get() or paths[i][-1] not in VECTOR_NAMES:
+        leaf, name = leaves[i], paths[i][-1]
+        if paths[i] in _dense_paths.get() or name not in VECTOR_NAMES:
             continue
-        siblings = [j for j in range(len(paths)) if paths[j][:-1] == paths[i][:-1]]
-        if paths[i][-1] == 'b' and not any(
-            _adds_to(leaves[i].shape, leaves[j].shape) for j in siblings
-        ):
-            continue  # as in LoRA, where `a` and `b` are kernels
-        is_named = any(tree_lib.matches(name, paths[i]) for name in stacked)
-        if not is_named and _look_stacked(leaves, siblings, leaves[i]):
-            _warn_about_stacked_layers(paths[i], leaves[i])
+        siblings = [leaves[j] for j in range(len(paths)) if paths[j][:-1] == paths[i][:-1]]
+        # In LoRA `a` and `b` are kernels.
+        if name == 'b' and not any(_adds_to(leaf.shape, other.shape) for other in siblings):
+            continue
+        if not tree_lib.matches_any(stacked, paths[i]) and _look_stacked(siblings, leaf):
+            _warn_about_stacked_layers(paths[i], leaf)
             return
         if len(selected[i]) > 1:
-            biases.append(i)
+            biases.append(f'{tree_lib.path_string(paths[i])} {tuple(leaf.shape)}')
     if biases:
-        names = ', '.join(
-            f'{tree_lib.path_string(paths[i])} {tuple(leaves[i].shape)}'
-            for i in biases[:_MOST_NAMED]
-        )
         more = f' and {len(biases) - _MOST_NAMED} more' if len(biases) > _MOST_NAMED else ''
         caller_warnings.warn(
-            f'{names}{more} looks like a bias or norm, but has more than one dimension, so that the default filter '
-            'takes it for a kernel. filter_fn=sparsity_distributions.NOT_BIAS_FILTER leaves such leaves dense; any '
-            'other filter_fn says that you have decided'
+            f'{", ".join(biases[:_MOST_NAMED])}{more} looks like a bias or norm, but has more than one dimension, so '
+            'that the default filter takes it for a kernel. filter_fn=sparsity_distributions.NOT_BIAS_FILTER leaves '
+            'such leaves dense; any other filter_fn says that you have decided'
         )
 
 
-def _look_stacked(leaves: list[Any], siblings: list[int], leaf: Any) -> bool:
+def _look_stacked(siblings: list[Any], leaf: Any) -> bool:
     """Whether a leaf and all beside it begin with an axis of the same length: layers that are stacked for `scan`."""
-    return leaf.shape[0] > 1 and all(
-        leaves[j].ndim >= 2 and leaves[j].shape[0] == leaf.shape[0] for j in siblings
-    )
+    layers = leaf.shape[0]
+    return layers > 1 and all(other.ndim >= 2 and other.shape[0] == layers for other in siblings)
 
 
 def _adds_to(bias: tuple[int, ...], kernel: tuple[int, ...]) -> bool:
     """Whether a leaf has the shape of a bias for the outputs of another, in each layer where both are stacked."""
     if len(kernel) <= len(bias):
         return False
-    is_stacked = kernel[0] == bias[0] and kernel[len(kernel) - len(bias) + 1 :] == bias[1:]
-    return kernel[len(kernel) - len(bias) :] == bias or is_stacked
+    last = kernel[len(kernel) - len(bias) :]
+    is_stacked = kernel[0] == bias[0] and last[1:] == bias[1:]
+    return last == bias or is_stacked
 
 
 def _warn_about_stacked_layers(path: tree_lib.Path, leaf: Any) -> None:
