@@ -31,7 +31,7 @@ def warn_about_vectors(
     paths: list[tree_lib.Path],
     leaves: list[Any],
     selected: Mapping[int, tuple[int, ...]],
-    stacked: Sequence[str],
+    stacked: Sequence[str | tree_lib.Path],
 ) -> None:
     """Warns once of leaves that the default filter selects and that look like biases or norms.
 

@@ -10,38 +10,30 @@ from typing import Any
 
 
 def scaled_densities(raw: Sequence[float], sizes: Sequence[float], budget: float) -> list[float]:
-    """Scales raw shares so that all layers together keep `budget`.
-
-    Args:
-      raw: for each layer its share before scaling.
-      sizes: for each layer its number of weights, or of operations.
-      budget: how many of them all layers keep.
-
-    Returns:
-      For each layer the share that it keeps, at most 1.
+    """Scales raw shares so that all layers together keep `budget` weights, or operations.
 
     >>> scaled_densities([0.25, 1.0], [8, 2], 6)
     [0.5, 1.0]
     """
-    whole: set[int] = set()
+    densities = [1.0] * len(raw)
+    free = list(range(len(raw)))  # layers that are not kept whole
     while True:
-        free = [i for i in range(len(raw)) if i not in whole]
         unscaled = sum(raw[i] * sizes[i] for i in free)
         if not unscaled:
-            return [1.0] * len(raw)
-        scale = (budget - sum(sizes[i] for i in whole)) / unscaled
-        densest = max(free, key=lambda i: raw[i])
-        if scale * raw[densest] <= 1:
-            return [1.0 if i in whole else scale * raw[i] for i in range(len(raw))]
-        whole |= {i for i in free if raw[i] == raw[densest]}
+            return densities
+        kept_whole = sum(size for i, size in enumerate(sizes) if i not in free)
+        scale = (budget - kept_whole) / unscaled
+        largest = max(raw[i] for i in free)
+        if scale * largest <= 1:
+            break
+        free = [i for i in free if raw[i] != largest]
+    for i in free:
+        densities[i] = scale * raw[i]
+    return densities
 
 
 def raw_density(shape: Sequence[int]) -> float:
-    """The share of a layer before scaling.
-
-    >>> raw_density((2, 4))
-    0.75
-    """
+    """The share of a layer before scaling, for an exponent of 1."""
     return sum(shape) / max(math.prod(shape), 1)
 
 
@@ -96,20 +88,18 @@ def get_sparsities_erdos_renyi(
         raise ValueError(
             f'default_sparsity must lie in [0, 1] (the share of weights removed), got {default_sparsity}'
         )
-    custom = {
-        name: value for name, value in (custom_sparsity_map or {}).items() if name in var_shape_dict
-    }
-    names = [name for name in var_shape_dict if name not in custom]
-    sizes = [math.prod(var_shape_dict[name]) for name in names]
-    budget = sum(size - get_n_zeros(size, default_sparsity) for size in sizes)
-    raw = [
-        _raw_density_of(name, var_shape_dict[name], include_kernel, erk_power_scale)
-        for name in names
-    ]
-    densities = dict(zip(names, scaled_densities(raw, sizes, budget), strict=True))
-    return {
-        name: custom[name] if name in custom else 1 - densities[name] for name in var_shape_dict
-    }
+    custom = custom_sparsity_map or {}
+    raw: dict[Any, float] = {}
+    sizes: dict[Any, int] = {}
+    budget = 0
+    for name, shape in var_shape_dict.items():
+        if name not in custom:
+            raw[name] = _raw_density_of(name, shape, include_kernel, erk_power_scale)
+            sizes[name] = math.prod(shape)
+            budget += sizes[name] - get_n_zeros(sizes[name], default_sparsity)
+    densities = scaled_densities(list(raw.values()), list(sizes.values()), budget)
+    sparsities = {name: 1 - density for name, density in zip(raw, densities, strict=True)}
+    return {name: custom[name] if name in custom else sparsities[name] for name in var_shape_dict}
 
 
 def _raw_density_of(
