@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpruner.core import control
 from jaxpruner.mask_calculator import selection
 from jaxpruner.mask_calculator.groups import Groups
 
@@ -95,9 +96,7 @@ def _drop_and_grow(leaves: list[_Candidates], fraction: jax.Array) -> list[jax.A
     """Flags the groups that are kept then, by one selection that is compiled once and runs twice."""
 
     def turn(number: jax.Array | int, carry: list[_Progress]) -> list[_Progress]:
-        # Behind a barrier scores seem to change: else they would be computed before the loop, and materialised.
-        unhoisted = jax.lax.optimization_barrier((carry, [leaf.scores for leaf in leaves]))
-        progress, scores = unhoisted
+        progress, scores = control.keep_in_loop((carry, [leaf.scores for leaf in leaves]))
         is_growing = number == 1
         requests, numbers = [], []
         for i, leaf in enumerate(leaves):
