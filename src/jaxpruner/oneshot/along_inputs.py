@@ -5,7 +5,6 @@ import dataclasses
 from typing import Any
 
 from jaxpruner import sparsity_types
-from jaxpruner.sparsity_types import settings as type_settings
 from jaxpruner.base_updater import BaseUpdater, targets
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.mask_calculator.leaves import resolve_leaves
@@ -17,6 +16,7 @@ from jaxpruner.oneshot.followed_leaves import (
     warn_of_unclear,
 )
 from jaxpruner.oneshot.named_leaves import names_of
+from jaxpruner.sparsity_types import settings as type_settings
 from jaxpruner.uses import UnsupportedPrimitive, UseGraph, with_input_axes
 
 _DEFAULT_AXIS = -1

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from jaxpruner import api, sparsity_types
-from jaxpruner.sparsity_types import settings as type_settings
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.oneshot.along_inputs import prune_along_inputs
 from jaxpruner.oneshot.batches import as_inputs, check_inputs, first_batch
@@ -18,6 +17,7 @@ from jaxpruner.oneshot.snip import SNIP
 from jaxpruner.oneshot.sparsegpt import SparseGPT
 from jaxpruner.oneshot.synflow import SynFlow
 from jaxpruner.oneshot.wanda import Wanda
+from jaxpruner.sparsity_types import settings as type_settings
 from jaxpruner.uses import param_uses
 
 _ALGORITHMS = {

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxpruner import sparsity_types
-from jaxpruner.sparsity_types import settings as type_settings
 from jaxpruner.core import tree as tree_lib
+from jaxpruner.sparsity_types import settings as type_settings
 from jaxpruner.uses import contractions
 from jaxpruner.uses.graph import Use, UseGraph
 
