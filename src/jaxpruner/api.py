@@ -144,7 +144,7 @@ def _qualified_name(algorithm: type[BaseUpdater]) -> str:
 
 
 def _known_algorithms() -> dict[str, type[BaseUpdater]]:
-    # The room above registers its algorithms when it is loaded, which `import jaxpruner.api` alone does not do.
+    # `oneshot` registers its algorithms when it is loaded, which `import jaxpruner.api` alone does not do.
     importlib.import_module('jaxpruner.oneshot')
     return ALGORITHM_REGISTRY | ONE_SHOT_REGISTRY
 

@@ -315,3 +315,19 @@ def test_is_debug_prints_each_mask_update(capfd):
     out = capfd.readouterr().out
     assert 'SET: masks updated at step 0, drop fraction 0.4' in out
     assert 'weights came back' in out
+
+
+class GrowsByBatch(jaxpruner.RigL):
+    def get_grow_scores(self, sparse_state, params, grads, batch=None):
+        return jax.tree.map(lambda leaf: leaf * batch, grads)
+
+
+@pytest.mark.parametrize('batch', [-1.0, 1.0])
+def test_scores_to_grow_by_get_the_extra_arguments_that_they_name(batch):
+    updater = GrowsByBatch(scheduler=sparsity_schedules.PeriodicSchedule(1), **SETTINGS)
+    tx = updater.wrap_optax(optax.sgd(0.1))
+    state = tx.init(PARAMS)
+    before = np.asarray(state.masks['u'])
+    after = jax.jit(tx.update)(GRADS, state, PARAMS, batch=batch, other=jnp.ones(3))[1].masks['u']
+    expected = replaced(before, abs(PARAMS['u']), batch * GRADS['u'])
+    np.testing.assert_array_equal(np.asarray(after), expected)

@@ -12,7 +12,7 @@ import optax
 from jaxpruner import base_updater, sparsity_types
 from jaxpruner.algorithms import overridden_names, pruners
 from jaxpruner.base_updater import init_checks
-from jaxpruner.core import optimizer_state, seeds
+from jaxpruner.core import arguments, optimizer_state, seeds
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.optimizer_state import restart_inner_state as restart_inner_state
 from jaxpruner.mask_calculator import calculators, lazy_scores, replacement
@@ -164,12 +164,16 @@ class SET(StaticRandomSparse):
     _get_grow_scores = get_grow_scores
     _update_masks = update_masks
 
-    def update_state(self, sparse_state, params, grads):
-        """Drops and regrows; the number of kept weights stays, and moments of weights that come back become zero."""
+    def update_state(self, sparse_state, params, grads, **extra_args):
+        """Drops and regrows; the number of kept weights stays, and moments of weights that come back become zero.
+
+        Gradients are those that `update` was given, never masked. The methods that score get the extra arguments of
+        `update` that they name.
+        """
         fraction = self.drop_fraction_fn(sparse_state.count)
         paths, arrays, treedef = tree_lib.flatten_with_paths(params)
         masks = tree_lib.leaves_like(treedef, sparse_state.masks)
-        drop, grow = self._drop_and_grow_scores(treedef, sparse_state, params, grads)
+        drop, grow = self._drop_and_grow_scores(treedef, sparse_state, params, grads, extra_args)
         masked: dict[int, MaskedLeaf] = {}
         for i, leaf in enumerate(self._leaves(paths, arrays)):
             if masks[i] is not None:
@@ -194,21 +198,27 @@ class SET(StaticRandomSparse):
         return tree_lib.map_with_missing(came_back, new_state.masks, old_state.masks)
 
     def moments_to_reset(self, old_state, new_state):
-        """The weights that came back, where a subclass has chosen masks and left the optimizer's state as it was."""
+        """The weights that came back, where a subclass has chosen masks and left the optimizer's state as it was.
+
+        `update_state` of SET and RigL zeroes the moments itself, where subclasses written for JaxPruner expect it. A new
+        `inner_state` shows that this is done.
+        """
         if new_state.inner_state is not old_state.inner_state:
             return None
         return self.weights_that_came_back(old_state, new_state)
 
-    def _drop_and_grow_scores(self, treedef, sparse_state, params, grads):
+    def _drop_and_grow_scores(self, treedef, sparse_state, params, grads, extra_args):
         scores = []
         # Under JaxPruner's names: code that replaces a method of a class or of one updater knows these.
-        for method, hook, arrays in (
+        for name, hook, weights in (
             ('_get_drop_scores', 'elementwise_drop_score', params),
             ('_get_grow_scores', 'elementwise_grow_score', grads),
         ):
-            tree = self._lazy_scores_by(hook, method, treedef, arrays)
+            tree = self._lazy_scores_by(hook, name, treedef, weights)
             if tree is None:
-                tree = getattr(self, method)(sparse_state, params, grads)
+                method = getattr(self, name)
+                named = arguments.known_arguments(method, extra_args)
+                tree = method(sparse_state, params, grads, **named)
             scores.append(tree_lib.leaves_like(treedef, tree))
         return scores
 
@@ -258,6 +268,9 @@ def _print_update(name: str, step: Any, fraction: Any, activated: tree_lib.PyTre
 @dataclasses.dataclass
 class RigL(SET):
     """Rigging the lottery: as SET, but regrows where the gradient is largest. Evci et al., 2020.
+
+    It regrows by the gradients that `update` is given, of pruned weights, too; only the optimizer sees them masked. So
+    take them at the masked parameters, with no mask inside the loss, which would make them zero.
 
     >>> RigL(drop_fraction_fn=lambda step: 0.3).is_sparse_gradients
     True

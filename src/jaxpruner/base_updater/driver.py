@@ -131,7 +131,7 @@ class Step:
             updates, state = self._update_alone(grads, state, params)
         else:
             updates, state = self._masks_or_update(is_due, grads, state, params)
-            regrow = False  # weights that come back have landed already
+            regrow = False  # `_masks_or_update` has landed weights that come back
         if self.updater.lands_on_zero():
             updates = _land(updates, params, old_state.masks, state.masks, regrow)
         # The count stays at its maximum rather than becoming negative.
@@ -192,13 +192,14 @@ class Step:
         the first loop, which therefore replaces them in place.
         """
         shapes, _ = jax.eval_shape(self._update, grads, state.inner_state, params, state.masks)
-        # Gradients travel in the carry, where the updates take their memory, unless the updates have other dtypes.
-        in_carry = _dtypes(shapes) == _dtypes(grads)
-        start, gradients = (grads, None) if in_carry else (_zeros(shapes), grads)
+        # The slot holds gradients until one of the two loops has run, and updates afterwards: these take the memory of
+        # the gradients, unless they have other dtypes.
+        in_slot = _dtypes(shapes) == _dtypes(grads)
+        slot, gradients = (grads, None) if in_slot else (_zeros(shapes), grads)
 
         def only_masks(carry: Any, gradients: tree_lib.PyTree, params: tree_lib.PyTree) -> Any:
-            grads, state = carry
-            grads = grads if gradients is None else gradients
+            slot, state = carry
+            grads = slot if gradients is None else gradients
             new_state = self._with_new_masks(state, params, grads)
             updates = _zeros(shapes)
             if self.updater.regrows_from_zero and self.updater.lands_on_zero():
@@ -206,14 +207,15 @@ class Step:
             return updates, new_state
 
         def only_update(carry: Any, gradients: tree_lib.PyTree, *inputs: tree_lib.PyTree) -> Any:
-            grads, inner_state = carry
-            return self._update(grads if gradients is None else gradients, inner_state, *inputs)
+            slot, inner_state = carry
+            return self._update(slot if gradients is None else gradients, inner_state, *inputs)
 
-        carry, state = control.run_once(is_due, only_masks, (start, state), gradients, params)
+        # If masks are due, the first loop fills the slot and the second does not run; else the other way round.
+        slot, state = control.run_once(is_due, only_masks, (slot, state), gradients, params)
         if is_due is True:
-            return carry, state
+            return slot, state
         updates, inner_state = control.run_once(
-            ~is_due, only_update, (carry, state.inner_state), gradients, params, state.masks
+            ~is_due, only_update, (slot, state.inner_state), gradients, params, state.masks
         )
         return updates, state._replace(inner_state=inner_state)
 

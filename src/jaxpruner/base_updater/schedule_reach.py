@@ -1,6 +1,6 @@
 """At which steps a schedule updates masks, and how near its target it comes: computed in Python, before anything runs.
 
-Only the schedules of `sparsity_schedules` can be read in this way.
+A schedule that has no branch here cannot be read, and `init` then warns of nothing that depends on it.
 """
 
 from collections.abc import Sequence

@@ -159,7 +159,7 @@ class BaseUpdater(OptionalHooks, ShortRepr):
         Args:
           sparse_state: the state, masks unpacked.
           params: the parameters.
-          grads: their gradients.
+          grads: their gradients, as `update` was given them: `is_sparse_gradients` masks them for the optimizer alone.
           **extra_args: extra arguments of `update`, handed on to `calculate_scores` if it names them.
 
         Returns:

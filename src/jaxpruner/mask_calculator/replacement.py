@@ -17,7 +17,10 @@ from jaxpruner.mask_calculator.groups import Groups
 # many, and memory counts where they are large.
 _MIN_LAZY_SIZE = 2**17
 
-# What becomes of a group. The first and the third are ranked: what may be dropped, and what may come back.
+# The role of a group, from turn to turn:
+#   before: _KEPT, which may be dropped, or _PRUNED.
+#   after the first turn, which drops: _STAYS, or _MISSING, all the others. These may grow, what was just dropped, too.
+#   after the second turn, which grows: _STAYS is the new mask.
 _KEPT, _PRUNED, _MISSING, _STAYS = np.arange(4, dtype=np.uint8)
 
 
@@ -125,7 +128,8 @@ def _drop_and_grow(leaves: list[_Candidates], fraction: jax.Array) -> list[jax.A
 def _next_role(is_growing: jax.Array | bool, role: jax.Array, is_chosen: jax.Array) -> jax.Array:
     """What stays after a turn, and what is missing then.
 
-    Scores to drop by that are NaN or -inf do not rank above what is pruned, so that this may be chosen, too.
+    Kept weights whose scores are NaN or -inf tie with pruned ones, which may then be chosen in the first turn. So what
+    is chosen counts only where it was kept.
     """
     after_growing = (role == _STAYS) | is_chosen
     after_dropping = (role == _KEPT) & is_chosen
