@@ -200,8 +200,8 @@ class SET(StaticRandomSparse):
     def moments_to_reset(self, old_state, new_state):
         """The weights that came back, where a subclass has chosen masks and left the optimizer's state as it was.
 
-        `update_state` of SET and RigL zeroes the moments itself, where subclasses written for JaxPruner expect it. A new
-        `inner_state` shows that this is done.
+        `update_state` of SET and RigL zeroes the moments itself, where subclasses written for JaxPruner expect it.
+        A new `inner_state` shows that this is done.
         """
         if new_state.inner_state is not old_state.inner_state:
             return None
