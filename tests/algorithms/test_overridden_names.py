@@ -200,8 +200,8 @@ def test_both_names_are_one_method(cls, name):
 
 def test_stock_classes_still_have_lazy_scores():
     names = 'elementwise_grow_score', '_get_grow_scores'
-    assert lazy_scores.is_about(jaxpruner.RigL(), *names)
-    assert not lazy_scores.is_about(PrivateGrow(), *names)
+    assert lazy_scores.hook_describes(jaxpruner.RigL(), *names)
+    assert not lazy_scores.hook_describes(PrivateGrow(), *names)
 
 
 def both_names():

@@ -224,7 +224,7 @@ class SET(StaticRandomSparse):
 
     def _lazy_scores_by(self, hook, method, treedef, arrays):
         """Lazy scores as a hook has them; `None` where a method makes arrays."""
-        if self._updates_masks_itself() or not lazy_scores.is_about(self, hook, method):
+        if self._updates_masks_itself() or not lazy_scores.hook_describes(self, hook, method):
             return None
         function = getattr(self, hook)()
         if function is None:

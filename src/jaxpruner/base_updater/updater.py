@@ -198,12 +198,12 @@ class BaseUpdater(OptionalHooks, ShortRepr):
     def _lazy_scores(self, params: tree_lib.PyTree) -> tree_lib.PyTree | None:
         """Lazy scores of the parameters; `None` where scores or rankings are made otherwise."""
         ranks_lazily = all(
-            lazy_scores.is_about(self, 'ranks_lazy_scores', method)
+            lazy_scores.hook_describes(self, 'ranks_lazy_scores', method)
             for method in ('create_masks', 'select_masks')
         )
         if not ranks_lazily or not self.ranks_lazy_scores:
             return None
-        if not lazy_scores.is_about(self, 'elementwise_score', 'calculate_scores'):
+        if not lazy_scores.hook_describes(self, 'elementwise_score', 'calculate_scores'):
             return None
         function = self.elementwise_score()
         return None if function is None else lazy_scores.from_function(params, function)

@@ -1,4 +1,15 @@
-"""Scores become masks: one function for each sparsity type, and what they are made of."""
+"""Scores become masks: one function for each sparsity type, and what they are made of.
+
+From a model down to a threshold, each function calls the next:
+
+    create_masks            of an updater: a tree of scores
+    → select_leaves         sets leaves of N:M and those of a user's own `topk_fn` apart
+    → best_groups           pools scores over groups, counts how many to keep, spreads the masks of the groups
+    → keep_largest_each     leaves become arrays of rows, and those of one dtype share their passes
+    → search.select         thresholds and ties
+
+A ranking over the whole model goes by `keep_largest_jointly` to `search.select`.
+"""
 
 from jaxpruner.mask_calculator.calculators import MASK_DTYPE as MASK_DTYPE
 from jaxpruner.mask_calculator.calculators import TopkFn as TopkFn

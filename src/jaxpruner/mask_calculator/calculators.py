@@ -92,6 +92,7 @@ class ScoredLeaf:
             scores = groups.pool(selection.read(scores))
         number = math.prod(groups.layer_shape(scores.shape))
         count = selection.number_to_keep(number, self.sparsity)
+        # Only an array that is sharded as parameters are can be counted per device; what was pooled may not be.
         return selection.Request(
             scores, count, self.start, groups.is_stacked, count_per_device=groups.is_unstructured
         )

@@ -18,12 +18,12 @@ from jaxpruner.mask_calculator import selection
 ElementwiseFn = Callable[[jax.Array], jax.Array]
 
 
-def is_about(updater: Any, statement: str, method: str) -> bool:
-    """Whether a statement of an updater's class (a hook, or a flag) is about the method that the updater has.
+def hook_describes(updater: Any, hook: str, method: str) -> bool:
+    """Tells whether a hook of an updater's class, or a flag, describes the method that the updater has.
 
-    A class makes a statement about its own method, or the one that it inherits. A subclass that overrides the method
-    alone inherits the statement, which says nothing of the new method. The same holds for a method that is replaced
-    later, on the object or on the class.
+    The hook counts only if no class nearer than the one that defines the hook overrides the method: a subclass that
+    overrides the method alone inherits a hook that describes another one. Nor does it count where the method is
+    replaced later, on the object or on a class.
     """
     if method in vars(updater):
         return False
@@ -31,7 +31,7 @@ def is_about(updater: Any, statement: str, method: str) -> bool:
         has_method = method in vars(base)
         if has_method and not _is_written_in(base, vars(base)[method]):
             return False
-        if statement in vars(base):
+        if hook in vars(base):
             return True
         if has_method:
             return False

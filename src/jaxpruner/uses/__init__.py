@@ -29,6 +29,19 @@ axis 0 is a stack, which is what `param_uses` finds in the model itself:
 >>> use.op, use.contract, use.free, use.stack, print(use.site.view)
 (2:4, 1:3, 1:2), a trip for each of 0:3
 ('dot', (2,), (1,), (0,), None)
+
+Read the files in this order:
+
+    tracing → records → walk → bodies       the model is traced; what is known of its values; the walk; programs inside
+    rules → moving_rules                    what each primitive does to views
+    views → moves → reshaping               what a view is, and what becomes of it
+    control_flow                            scans, while loops and branches
+    contractions                            which axes a product sums over
+    graph                                   the uses of each leaf
+
+Beside these, `liveness` finds which equations have a part in the results. `indexing_rules` is for elements at indices
+that are not known. `constant_rules` keeps views exact where other operands are constants, which `constants` and
+`numbers` follow. `taps`, `steps` and `segments` run the traced model again.
 """
 
 from jaxpruner.uses.graph import UnsupportedPrimitive as UnsupportedPrimitive

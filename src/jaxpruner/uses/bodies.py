@@ -16,6 +16,9 @@ from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 import jax.extend.core
 from jax.extend.core import Literal
 
+# The number of an equation, then of a program inside it, of an equation therein, …; see `graph.Site` for examples.
+ProgramPath = tuple[int, ...]
+
 
 class Program(NamedTuple):
     """A program and the constants in it."""
@@ -171,12 +174,12 @@ class PositionLike(Protocol):
 
 
 class Position(NamedTuple):
-    """A position that is its path alone: number of an equation, of a program inside it, of an equation therein, ….
+    """A position that is its path alone.
 
-    The programs of a while loop are its condition and its body.
+    The programs of a while loop are its condition and its body, numbers 0 and 1.
     """
 
-    path: tuple[int, ...] = ()
+    path: ProgramPath = ()
 
     def at(self, number: int) -> 'Position':
         """An equation in this program, or a program in this equation."""

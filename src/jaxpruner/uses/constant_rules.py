@@ -1,6 +1,7 @@
 """Rules that look at what the other operands are, where these are constants: indices, counters of loops, masks.
 
-With them a view stays exact. Each returns `None` where it does not apply, and the general rule has its turn.
+With them a view stays exact. Each returns `None` where it does not apply, and the general rule of the primitive has its
+turn. So each primitive here needs a general rule in `rules.RULES`, too.
 """
 
 import functools

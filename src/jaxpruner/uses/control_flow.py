@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.extend.core import Literal
 
 from jaxpruner.uses import constants, liveness, moves, views
-from jaxpruner.uses.bodies import Cond, Scan, While
+from jaxpruner.uses.bodies import Cond, ProgramPath, Scan, While
 from jaxpruner.uses.graph import Site
 from jaxpruner.uses.numbers import Counter
 from jaxpruner.uses.records import DATA, Scope, Value, Values, Walker
@@ -17,8 +17,6 @@ from jaxpruner.uses.views import View
 
 # What is carried is joined with what comes out of the body until nothing changes, which is after two or three trips.
 _MOST_TRIPS = 20
-
-Path = tuple[int, ...]
 
 
 def walk_scan(walker: Walker, scan: Scan, values: Values, scope: Scope) -> Values:
@@ -73,8 +71,8 @@ def walk_while(walker: Walker, loop: While, values: Values, scope: Scope) -> Val
     equation = loop.equation
     condition_constants, body_constants, first = loop.split(values)
     needed = liveness.needed_of_while_body(loop, scope.needed)
-    in_body = scope.inside(equation, 1, needed)._replace(certain=False)
-    in_condition = scope.inside(equation, 0, (True,))._replace(certain=False)
+    in_body = scope.inside(equation, 1, needed)._replace(trips_are_known=False)
+    in_condition = scope.inside(equation, 0, (True,))._replace(trips_are_known=False)
 
     def walk_body(carried: Values) -> Values:
         inputs = body_constants + carried
@@ -94,6 +92,7 @@ def walk_while(walker: Walker, loop: While, values: Values, scope: Scope) -> Val
     for number, variable in enumerate(jaxpr.outvars):
         if variable is not before[number]:
             after[number] = DATA
+    # What the loop returns; -1 is what its body hands to the next trip, see `Site.path`.
     _record_lost(walker, equation, carried, after, scope.at(-2))
     return after
 
@@ -104,7 +103,7 @@ def walk_cond(walker: Walker, cond: Cond, values: Values, scope: Scope) -> Value
     walker.findings.add_opaque([index], 'it decides which branch runs', cond.equation, scope)
     results_of_branches = []
     for number, branch in enumerate(cond.branches):
-        inner = scope.inside(cond.equation, number)._replace(certain=False)
+        inner = scope.inside(cond.equation, number)._replace(trips_are_known=False)
         results_of_branches.append(walker.visit_program(branch, operands, inner))
     results, *others = results_of_branches
     for other in others:
@@ -117,14 +116,14 @@ def walk_cond(walker: Walker, cond: Cond, values: Values, scope: Scope) -> Value
     return results
 
 
-def enter_loop(view: View, loop: Path) -> View:
+def enter_loop(view: View, loop: ProgramPath) -> View:
     """What each trip of a scan gets of a value: an element of its first axis, which becomes a stack."""
     first, *others = view.axes
     inside = view.moved(others, views.ENTER_LOOP)
     return inside.stacked(views.StackAxis(loop, first))
 
 
-def leave_loop(view: View, loop: Path, length: int) -> View:
+def leave_loop(view: View, loop: ProgramPath, length: int) -> View:
     """What all trips of a scan have put in an array."""
     if view.stack and view.stack[-1].loop == loop:
         axes = (view.stack[-1].axis, *view.axes)
@@ -134,14 +133,14 @@ def leave_loop(view: View, loop: Path, length: int) -> View:
     return view.computed((views.copies(length), *view.axes))
 
 
-def _without(view: View, loop: Path) -> View:
+def _without(view: View, loop: ProgramPath) -> View:
     stack = tuple(entry for entry in view.stack if entry.loop != loop)
     if stack == view.stack:
         return view
     return dataclasses.replace(view.computed(), stack=stack)
 
 
-def _element(value: Value, variable: Any, loop: Path) -> Value:
+def _element(value: Value, variable: Any, loop: ProgramPath) -> Value:
     """What each trip of a scan gets of a value; of a list of whole numbers that is known, a counter."""
     enter = functools.partial(enter_loop, loop=loop)
     element = Value(value.data, tuple(map(enter, value.views)))
@@ -155,7 +154,7 @@ def _element(value: Value, variable: Any, loop: Path) -> Value:
     return element._replace(number=counter)
 
 
-def _counters(scan: Scan, carried: Values, loop: Path) -> dict[int, Value]:
+def _counters(scan: Scan, carried: Values, loop: ProgramPath) -> dict[int, Value]:
     """What is carried and only counts, such as the number of a `fori_loop`'s trip: by its number among the carried."""
     jaxpr = scan.body.jaxpr
     made_by = {}

@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.uses import contractions
+from jaxpruner.uses.bodies import ProgramPath
 from jaxpruner.uses.views import View
 
 
@@ -28,14 +29,16 @@ class Site:
     """Where in the program a parameter meets data.
 
     Attributes:
-      path: number of the equation, then for each program inside an equation which one it is, and the number therein.
-        Its last number is negative where a loop or branch takes over what a program inside it returns.
+      path: number of the equation, then for each program inside an equation which one it is, and the number therein:
+        `(2, 0, 5)` is equation 5 of program 0 in equation 2. Its last number is negative for results that leave a
+        program: `(2, -1)` and `(2, -2)` are those of branches 0 and 1 of equation 2. Where equation 2 is a loop,
+        `(2, -1)` is what its body hands to the next trip, and `(2, -2)` what a while loop returns.
       equation: the equation itself, `None` for a result of the program.
       operand: which of its operands is read from the parameter; of results of a program, which of them.
       view: how.
     """
 
-    path: tuple[int, ...]
+    path: ProgramPath
     equation: Any
     operand: int
     view: Any

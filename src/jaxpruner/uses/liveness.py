@@ -52,9 +52,10 @@ def _chosen(variables: Sequence[Any], needed: Sequence[bool]) -> set[int]:
 
 
 class _Backwards(Visitor[bool, Position]):
-    """Goes from results to operands: which operands of an equation are needed for its results that are.
+    """Tells which operands of an equation are needed for its results that are.
 
-    So a method gets which results are needed as its `operands`.
+    It goes the other way than other visitors: each method gets flags of the results, under the names `operands` and
+    `inputs` of the base class, and returns flags of the operands.
     """
 
     def visit_program(

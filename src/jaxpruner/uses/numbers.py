@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxpruner.uses.bodies import ProgramPath
+
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     'abs': abs,
     'add': operator.add,
@@ -48,7 +50,7 @@ class Counter(NamedTuple):
       values: one for each trip, in the order in which the loop's stacks are; a loop in reverse begins with the last.
     """
 
-    loop: tuple[int, ...]
+    loop: ProgramPath
     values: tuple[int, ...]
 
     @staticmethod

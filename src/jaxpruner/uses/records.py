@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 from jax.extend import source_info_util
 
 from jaxpruner.uses import contractions, views
-from jaxpruner.uses.bodies import Program
+from jaxpruner.uses.bodies import Program, ProgramPath
 from jaxpruner.uses.constants import Constant
 from jaxpruner.uses.graph import Site, Use
 from jaxpruner.uses.numbers import Number
@@ -51,15 +51,15 @@ class Scope(NamedTuple):
       needed: which results of the program, or of the equation, have a part in the results of the model.
       path: the equation's, see `Site`.
       trips: how often it runs; a while loop's body and a branch count once.
-      certain: that this is known.
+      trips_are_known: whether `trips` is how often it runs; not in a while loop or a branch, where data may decide.
       devices: how many devices run it.
       line: of the source, the nearest that is known.
     """
 
     needed: tuple[bool, ...] = ()
-    path: tuple[int, ...] = ()
+    path: ProgramPath = ()
     trips: int = 1
-    certain: bool = True
+    trips_are_known: bool = True
     devices: int = 1
     line: str = 'an unknown line'
 
@@ -93,7 +93,7 @@ class Findings:
         self.shapes = shapes
         self.uses: dict[Any, Use] = {}
         self.opaque: dict[int, str] = {}
-        self.flops: dict[tuple[int, ...], int] = {}
+        self.flops: dict[ProgramPath, int] = {}
         self.uncounted: dict[str, str] = {}
 
     def copy(self) -> 'Findings':
@@ -151,7 +151,7 @@ class Findings:
             batch=self._leaf_axes(site, roles.batch),
             stack=views.axes_of(stack),
             flops=round(flops * scope.trips * scope.devices * share),
-            trips=trips if scope.certain else None,
+            trips=trips if scope.trips_are_known else None,
             exact=view.exact,
             where=scope.where(site.equation),
             site=site,

@@ -6,17 +6,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from jaxpruner.uses import bodies
-from jaxpruner.uses.bodies import Position
+from jaxpruner.uses.bodies import Position, ProgramPath
 from jaxpruner.uses.graph import Use, UseGraph
-
-Path = tuple[int, ...]
 
 
 class Step(NamedTuple):
     """An equation, and the numbers of the values that it reads and writes."""
 
     equation: Any
-    path: Path
+    path: ProgramPath
     reads: tuple[int, ...]
     writes: tuple[int, ...]
 
@@ -42,7 +40,7 @@ class Steps:
         self.constants = flat.constants
         self._data = flat.data
         self._bytes = flat.bytes
-        self._numbers: dict[Path, int] = {}
+        self._numbers: dict[ProgramPath, int] = {}
         for number, step in enumerate(self.steps):
             self._numbers[step.path] = number
         stop = 0
@@ -50,7 +48,7 @@ class Steps:
             stop = max(stop, self.place_of(use.site.path) + 1)
         del self.steps[stop:]
 
-    def place_of(self, path: Path) -> int:
+    def place_of(self, path: ProgramPath) -> int:
         """The number of the step in which an equation lies."""
         while path not in self._numbers:
             path = path[:-1]

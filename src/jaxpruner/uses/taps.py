@@ -14,15 +14,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.uses.bodies import Cond, Evaluator, Position, Program, Scan, While
+from jaxpruner.uses.bodies import Cond, Evaluator, Position, Program, ProgramPath, Scan, While
 from jaxpruner.uses.graph import UnsupportedPrimitive, Use, UseGraph
 
-Path = tuple[int, ...]
 Values = list[Any]
 # By number of the place.
 Totals = dict[int, Any]
 # In which trip each loop is, by its path.
-Trips = Mapping[Path, Any]
+Trips = Mapping[ProgramPath, Any]
 Statistic = Callable[[Use, list[jax.Array]], Any]
 
 
@@ -82,8 +81,8 @@ class Taps:
     def __init__(self, places: Sequence[Sequence[Use]], statistic: Statistic):
         self.places = places
         self.statistic = statistic
-        self.opened: set[Path] = set()
-        self._taps: dict[Path, list[Tap]] = {}
+        self.opened: set[ProgramPath] = set()
+        self._taps: dict[ProgramPath, list[Tap]] = {}
         for number, uses in enumerate(places):
             for use in uses:
                 _check_observable(use)
@@ -92,7 +91,7 @@ class Taps:
                 for length in range(1, len(path), 2):
                     self.opened.add(path[:length])
 
-    def zeros(self, within: Path | None = None) -> list[Any]:
+    def zeros(self, within: ProgramPath | None = None) -> list[Any]:
         """Totals to begin with, one for each place.
 
         `within` is the path of a loop of which a single trip is going to be run.
@@ -113,11 +112,11 @@ class Taps:
         results = running.visit_program(program, values, Position())
         return results, list(running.totals.values())
 
-    def at(self, path: Path) -> Sequence[Tap]:
+    def at(self, path: ProgramPath) -> Sequence[Tap]:
         """Those of an equation."""
         return self._taps.get(path, ())
 
-    def within(self, path: Path) -> list[Tap]:
+    def within(self, path: ProgramPath) -> list[Tap]:
         """Those of the equations inside an equation."""
         inside: list[Tap] = []
         for at, taps in self._taps.items():
@@ -125,7 +124,7 @@ class Taps:
                 inside += taps
         return inside
 
-    def _zeros_of(self, use: Use, within: Path | None) -> Any:
+    def _zeros_of(self, use: Use, within: ProgramPath | None) -> Any:
         operands = []
         for variable in use.site.equation.invars:
             aval = variable.aval

@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpruner.uses.bodies import ProgramPath
+
 
 class NoRuleError(Exception):
     """An operation does to a view what cannot be followed; the parameter becomes opaque."""
@@ -115,7 +117,7 @@ class StackAxis(NamedTuple):
       axis: the axis.
     """
 
-    loop: tuple[int, ...]
+    loop: ProgramPath
     axis: Axis
 
     @property

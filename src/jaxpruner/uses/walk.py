@@ -2,6 +2,10 @@
 
 Each value of the program is data (it depends on an input), or made of parameters alone and has views of them, or
 constant. Where a value with views and one that is data go into the same operation, that is a use.
+
+The rules of `rules` are asked only where no operand is data; those of `moving_rules.SAME` always, since they treat each
+operand by itself. What a parameter does beside data is decided in `Walk._meet`. So a primitive that places parameters
+among data also goes into `_PLACES`.
 """
 
 import math
@@ -92,7 +96,7 @@ class Walk(Evaluator[Value, Scope]):
             return unknown
 
     def _meet(self, equation: Any, operands: Values, scope: Scope) -> None:
-        """An equation in which parameters meet data."""
+        """Records the uses in an equation in which parameters meet data."""
         name = equation.primitive.name
         if name in contractions.OPERATIONS:
             self._meet_in_contraction(equation, operands, scope)

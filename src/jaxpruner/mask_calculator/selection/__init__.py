@@ -9,6 +9,16 @@ selection; the result does not depend on them.
 Order: NaN ranks lowest, -0.0 equals 0.0, of equal scores the one with the lower flat index is kept. On a CPU, XLA
 compares denormal numbers (float32 and bfloat16 below 1.2e-38, float64 below 2.2e-308) as zero, so that these are ties
 of zero; those of float16 are ranked. To rank bits instead would cost each pass several operations a score.
+
+Read `by_counting` first: it is the whole selection in its simplest form. Then:
+
+    largest → search                    requests, and the four steps in their order
+    first_probes, brackets              where to probe, and how brackets are narrowed
+    counting, counts_of_parts           one pass over the scores
+    tie_ends                            which ties are kept
+
+`counts_over_devices` is for several devices only. `rankings` says what is ranked together: each row of each array, or
+all arrays.
 """
 
 from jaxpruner.mask_calculator.selection.counts_of_parts import count_true as count_true

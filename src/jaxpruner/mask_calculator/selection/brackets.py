@@ -1,9 +1,11 @@
 """Narrows brackets by counting at probes, many brackets at a time.
 
 A bracket holds a position at which a falling count passes a target: at least `target` are counted at `low`, fewer at
-`high`. Probes stand where the count would pass its target if it fell evenly within the bracket. Where that narrowed a
-bracket by little, the next probes divide it evenly, which bounds the number of turns. A bracket is settled when the
-count at `low` is the target, or when nothing lies between `low` and `high`.
+`high`. Positions are those of floats (`ordered_floats`), or indices in flat order where the end of the ties is sought.
+
+Probes stand where the count would pass its target if it fell evenly within the bracket. Where that narrowed a bracket
+by little, the next probes divide it evenly, which bounds the number of turns. A bracket is settled when the count at
+`low` is the target, or when nothing lies between `low` and `high`.
 """
 
 from collections.abc import Callable
@@ -27,9 +29,9 @@ class Brackets(NamedTuple):
 
     low: jax.Array  # unsigned: at least `target` are counted here
     high: jax.Array  # unsigned: fewer are counted here
-    count_low: jax.Array  # counter
-    count_high: jax.Array  # counter
-    target: jax.Array  # counter
+    count_low: jax.Array  # count dtype
+    count_high: jax.Array  # count dtype
+    target: jax.Array  # count dtype
     is_even: jax.Array  # bool: the next probes divide the bracket evenly
 
     @classmethod
@@ -64,7 +66,7 @@ def settle(
       brackets: `n` of them.
       prepare: makes what `count` takes from probes, unsigned `[n, probes]`. The loop carries it from turn to turn, so
         that the programs of arrays of one shape are equal and compiled once.
-      count: counts at the probes, counter `[n, probes]`, falling along a row.
+      count: counts at the probes, `[n, probes]` of the count dtype, falling along a row.
       first: the first probes; even ones if there are none.
       probes: how many a turn; more than three always divide evenly.
       turns: so many turns, after which no device is asked; they take `(probes + 1) ** turns` of the width.

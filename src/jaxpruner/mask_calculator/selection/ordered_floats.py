@@ -8,7 +8,10 @@ from jax import lax
 
 
 class Order(NamedTuple):
-    """Maps the floats of one dtype to unsigned positions, and back; -0.0 and 0.0 share a position."""
+    """Maps the floats of one dtype to unsigned positions, and back; -0.0 and 0.0 share a position.
+
+    The position of a float is its rank among all floats of the dtype, and says nothing of where it stands in an array.
+    """
 
     dtype: jnp.dtype  # of the floats
     bits: jnp.dtype  # signed integers as wide as the floats

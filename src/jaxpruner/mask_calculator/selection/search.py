@@ -1,4 +1,7 @@
-"""The search for the thresholds of rankings, and the masks: bracket, probes, settle, ties, as in `by_counting`."""
+"""The search for the thresholds of rankings, and the masks: bracket, probes, settle, ties, as in `by_counting`.
+
+`ties` is how many scores reach `low` and not `high`, `room` how many of them may still be kept.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +31,7 @@ def select(
 
     Args:
       ranking: `n` of them.
-      target: counter `[n]`.
+      target: `[n]` of the count dtype, which is `ranking.counter`.
       probes: first probes `[n, 3]`, even ones if there are none.
       earlier: thresholds `[n]` of an earlier selection to look near first, NaN where there is none.
 
@@ -36,13 +39,15 @@ def select(
       For each array its mask, and the threshold of each row.
     """
     bracket, probes_of_pass = _settle(ranking, target, probes, earlier)
-    # As many columns as the passes had: what is computed alike rounds alike.
+    # Columns 0 and 1 are low and high. The rest repeats high, so that this table is as wide as those of the passes and
+    # the thresholds round as they did when they were counted with.
     is_first = np.arange(probes_of_pass) == 0
     thresholds = ranking.thresholds(
         jnp.where(is_first, bracket.low[:, None], bracket.high[:, None])
     )
     ties = bracket.count_low - bracket.count_high
     has_too_many = bracket.count_low > bracket.target
+    # How many ties may still be kept.
     room = jnp.where(has_too_many, bracket.target - bracket.count_high, ties)
     if jax.device_count() > 1:
         ends = _ends_by_counts(ranking, ties, room, thresholds)
@@ -52,8 +57,8 @@ def select(
     sizes = jnp.array(ranking.sizes, ranking.counter)
     keeps_everything = jnp.broadcast_to(target >= sizes, ends.shape).astype(ranking.counter)
     keeps_everything = widen(keeps_everything, _PROBES_ON_CPU)
-    verdicts = jnp.where(np.arange(_PROBES_ON_CPU) == 0, ends[:, None], keeps_everything)
-    masks = map(_mask, ranking.arrays, thresholds, split(verdicts, ranking.rows))
+    end_and_keep_all = jnp.where(np.arange(_PROBES_ON_CPU) == 0, ends[:, None], keeps_everything)
+    masks = map(_mask, ranking.arrays, thresholds, split(end_and_keep_all, ranking.rows))
     lowest = [own_thresholds[:, 0] for own_thresholds in thresholds]
     return list(zip(masks, lowest, strict=True))
 
@@ -75,7 +80,7 @@ def _settle(
     bracket = brackets.settle(
         start, ranking.thresholds, ranking.count_reaching, probes, number, turns, order.octave
     )
-    # Fewer numbers than the target: all of them are kept, and no NaN.
+    # There are fewer scores than the target that are not NaN: all of these are kept, and no NaN.
     is_short = (bracket.low < order.lowest) & (target < sizes)
     count_low = jnp.where(is_short, target, bracket.count_low)
     low = jnp.maximum(bracket.low, order.lowest)
@@ -101,25 +106,28 @@ def _ends_by_counts(
 ) -> jax.Array:
     """Finds ends as `_ends_by_parts` does, in the order of each ranking, by counts alone."""
     sizes = jnp.array(ranking.sizes, ranking.counter)
-    # Counts have to fall along a bracket. So positions are counted from the end.
+    # These brackets hold indices in flat order, not positions of floats. Counts have to fall along a bracket, so that
+    # the indices are counted from the end.
     backward = Brackets.between(jnp.zeros_like(sizes), sizes, ties, jnp.zeros_like(ties), room)
     # Ties lie scattered: no even division has to come first.
     settled = brackets.settle(
         backward.without_even_probes(),
-        prepare=lambda positions: ranking.ends_of_rows(sizes[:, None] - positions),
+        prepare=lambda from_end: ranking.ends_of_rows(sizes[:, None] - from_end),
         count=lambda ends: ranking.count_ties(thresholds, ends),
     )
     return jnp.where(settled.target > 0, sizes - settled.low, 0)  # no room: nothing at all is kept
 
 
-def _mask(scores: jax.Array | Scores, thresholds: jax.Array, verdicts: jax.Array) -> jax.Array:
+def _mask(
+    scores: jax.Array | Scores, thresholds: jax.Array, end_and_keep_all: jax.Array
+) -> jax.Array:
     """Makes the mask of scores `[rows, …]`.
 
-    Verdicts are `[rows, 2 or more]`: the end before which ties are kept, and whether everything is. There are few
-    operations: for many XLA wakes other threads, which lasts longer than a small mask.
+    `end_and_keep_all` is `[rows, 2 or more]`. Column 0 is the end before which ties are kept, column 1 is 1 where the
+    whole row is kept. There are few operations: for many XLA wakes other threads, which lasts longer than a small mask.
     """
     array = read(scores)
-    ends = counts_of_parts.find_axis_ends(verdicts[:, :1], array.shape, (0,) * array.ndim)
+    ends = counts_of_parts.find_axis_ends(end_and_keep_all[:, :1], array.shape, (0,) * array.ndim)
     is_before_end = counts_of_parts.before(ends, array.shape, 0)
     low, high = (column_of(thresholds, column, array.ndim) for column in (0, 1))
     if array.dtype.itemsize < 4:
@@ -128,5 +136,5 @@ def _mask(scores: jax.Array | Scores, thresholds: jax.Array, verdicts: jax.Array
         is_kept = (array >= low) & ((array >= high) | is_before_end)
     else:
         is_kept = array >= jnp.where(is_before_end, low, high)
-    keeps_everything = column_of(verdicts, 1, array.ndim).astype(jnp.uint8)
+    keeps_everything = column_of(end_and_keep_all, 1, array.ndim).astype(jnp.uint8)
     return jnp.where(is_kept, jnp.uint8(1), keeps_everything)
