@@ -12,7 +12,8 @@ from jaxpruner.base_updater import targets as targets_lib
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.mask_calculator import calculators
 from jaxpruner.mask_calculator.leaves import Leaf
-from jaxpruner.oneshot import given_masks, whole_model
+from jaxpruner.oneshot import given_masks
+from jaxpruner.oneshot.at_once_or_in_blocks import prune_at_once, prune_in_blocks
 from jaxpruner.oneshot.batches import as_inputs, check_inputs, first_batch
 from jaxpruner.oneshot.blocks import Names
 from jaxpruner.oneshot.calibration import Calibration, calibrate
@@ -95,10 +96,10 @@ class CalibratedPruning(base_updater.BaseUpdater):
             )
 
     def prepare(self, statistics: InputStatistics, donate: bool) -> Any:
-        """What `prune_matrices` gets for statistics: any pytree of arrays, made once for leaves that share them.
+        """Makes of statistics what the other hooks get: any pytree of arrays, made once for leaves that share them.
 
-        Those of a stack have an axis of the layers first, as in the statistics. With `donate` nothing else holds the
-        statistics: what is returned may take their memory.
+        Those of a stack have an axis of the layers first, as in the statistics. `donate` is about the statistics, not
+        about the parameters: nothing else holds them, and what is returned may take their memory.
         """
         del donate
         return statistics
@@ -115,7 +116,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
 
         Args:
           weights: `[..., inputs, outputs]`.
-          statistics: of their inputs, as `prepare` returns them.
+          statistics: what `prepare` made of those of their inputs, such as SparseGPT's factors.
           sparsity: a scalar, or one for each matrix.
           sparsity_type: unstructured, or N:M along the inputs.
           where: the leaf's path, for messages.
@@ -135,7 +136,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
         raise NotImplementedError(f'{type(self).__name__} must define reconstruct_matrices')
 
     def doubt(self, prepared: Any, where: str) -> str | None:
-        """What there is to warn of in a leaf's prepared statistics, `None` for nothing."""
+        """What there is to warn of in what `prepare` made for a leaf, `None` for nothing."""
         del prepared, where
 
     def warn_of_doubts(self, doubts: Sequence[str]) -> None:
@@ -246,7 +247,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
             )
         targets = choose_calibrated(calibration, targets, names_of(self), type(self).__name__)
         run = PruningRun(self, leaves, targets)
-        whole_model.prune_at_once(run, calibration, self._owl_settings(), donate=False)
+        prune_at_once(run, calibration, self._owl_settings(), owns_statistics=False)
 
     def _follow(
         self,
@@ -268,13 +269,17 @@ class CalibratedPruning(base_updater.BaseUpdater):
     ) -> None:
         owl = self._owl_settings()
         if self.sequential:
-            whole_model.prune_in_blocks(
+            prune_in_blocks(
                 run, apply_fn, list(batches), blocks=self.blocks, owl=owl, progress=progress
             )
             return
         params, only = run.leaves.params, list(run.targets)
-        whole_model.prune_at_once(
-            run, calibrate(apply_fn, params, batches, self.kind, only, progress), owl, donate=True
+        # Given as an argument alone: no variable here keeps the statistics from being freed.
+        prune_at_once(
+            run,
+            calibrate(apply_fn, params, batches, self.kind, only, progress),
+            owl,
+            owns_statistics=True,
         )
 
     def _owl_settings(self) -> OwlSettings | None:

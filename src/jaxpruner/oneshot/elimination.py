@@ -16,8 +16,7 @@ _PART = 16  # inputs that are pruned before the rest of a block is updated
 class Rule(NamedTuple):
     """How the weights of a matrix are chosen.
 
-    `lengths` says how many inputs a block has, a part of it, and so on down to 1: a block is updated after each of its
-    parts, a part after each of its own parts.
+    `lengths` are those of `part_lengths`.
     """
 
     sparsity_type: sparsity_types.SparsityType
@@ -58,7 +57,9 @@ def eliminate(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Removes the weights of some inputs in order: their new weights, their mask, and the errors that this made.
 
-    The first of `lengths` is how many inputs are pruned before the others are updated.
+    It calls itself once for each of `lengths`. With `(16, 4, 1)` rows are pruned in parts of 16 inputs, these in parts
+    of 4, and these input by input. After each part the later inputs of these rows are updated. With no lengths
+    left there is one input, of which the weights outside of the mask become zero.
     """
     if isinstance(rule.sparsity_type, sparsity_types.NByM):
         n, m = rule.sparsity_type.n, rule.sparsity_type.m
@@ -91,21 +92,28 @@ def eliminate(
 def part_lengths(
     sparsity_type: sparsity_types.SparsityType, inputs: int, block_size: int
 ) -> tuple[int, ...]:
-    """How many inputs a block has, a part of it, and so on down to 1; groups of N:M are not divided."""
-    lengths = [block_size, _PART, 1]
+    """How many inputs the levels hold on which a matrix is pruned: a block, a part of it, a group of N:M, 1 input.
+
+    `eliminate` goes down from level to level. Unstructured weights are chosen for a block together, N:M for a group. A
+    part chooses nothing: it only lets one product update the rest of the block. Each length is a multiple of the next
+    one; levels of equal length are one.
+    """
     if isinstance(sparsity_type, sparsity_types.NByM):
         # Each group is chosen by itself, so that the blocks may have any length.
-        m = sparsity_type.m
-        part = m * max(_PART // m, 1)
+        group = sparsity_type.m
+        part = group * max(_PART // group, 1)
         block = part * max(min(block_size, inputs + part - 1) // part, 1)
-        lengths = [block, part, m, 1]
-    elif block_size > inputs:  # one block, padded
-        lengths[0] = -(-inputs // _PART) * _PART
-    else:
-        part = min(_PART, block_size)
-        while block_size % part:
-            part -= 1
-        lengths[1] = part
+        return _without_repeats(block, part, group, 1)
+    if block_size > inputs:  # one block, padded
+        block = -(-inputs // _PART) * _PART
+        return _without_repeats(block, _PART, 1)
+    part = min(_PART, block_size)
+    while block_size % part:
+        part -= 1
+    return _without_repeats(block_size, part, 1)
+
+
+def _without_repeats(*lengths: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(lengths))
 
 

@@ -15,7 +15,7 @@ from jax import lax
 from jaxpruner.core.explicit_meshes import without_explicit_axes
 from jaxpruner.oneshot.contracted_axes import contracted_axes
 from jaxpruner.oneshot.input_statistics import InputStatistics
-from jaxpruner.oneshot.matrices import MatrixLayout
+from jaxpruner.oneshot.matrix_layout import MatrixLayout
 
 # Patches of a convolution that are held at once, in bytes.
 _PATCHES = 2**26

@@ -76,17 +76,17 @@ class PruningRun:
             if few is not None and few not in self._few_samples:
                 self._few_samples.append(few)
 
-    def prune(self, entries: list[CalibratedMatrices], donate: bool) -> None:
+    def prune(self, entries: list[CalibratedMatrices], owns_statistics: bool) -> None:
         """Prunes matrices, and takes them from the list.
 
-        With `donate` nothing else holds their statistics: the factors of a whole stack take their place. Otherwise
-        what is made of one layer's statistics is all that lies beside them.
+        With `owns_statistics` nothing else holds them: what is prepared of a whole stack takes their place. Otherwise
+        what is prepared of one layer's statistics is all that lies beside them.
         """
-        prepare = functools.partial(self.pruner.prepare, donate=True) if donate else None
+        prepare = functools.partial(self.pruner.prepare, donate=True) if owns_statistics else None
         queue = PruningQueue(entries, prepare)
         entries.clear()
         for entry in queue:
-            self._prune_layers(entry, is_prepared=donate)
+            self._prune_layers(entry, is_prepared=owns_statistics)
             del entry  # before the next statistics are prepared
 
     def warn(self) -> None:

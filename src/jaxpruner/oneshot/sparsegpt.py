@@ -46,7 +46,7 @@ class SparseGPT(CalibratedPruning):
     block_size: int = BLOCK_SIZE
 
     def prepare(self, statistics, donate):
-        """The factors of the Gram matrices, in their place if they are given away."""
+        """The factors of the Gram matrices, in the memory of these if they are donated."""
         decompose = decompose_in_place if donate else flipped_cholesky
         return decompose(statistics.gram, jnp.float32(self.damping))
 
@@ -59,7 +59,7 @@ class SparseGPT(CalibratedPruning):
         return pruned.weights, pruned.mask
 
     def reconstruct_matrices(self, weights, statistics, mask):
-        """New weights under a mask from elsewhere."""
+        """New weights under a mask from elsewhere; `statistics` are the factors, too."""
         pruned = prune_by_factors(
             weights, statistics, jnp.float32(0), block_size=self.block_size, mask=mask
         )

@@ -12,7 +12,7 @@ from jax import lax
 
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.oneshot.contracted_axes import contracted_axes
-from jaxpruner.oneshot.matrices import MatrixLayout
+from jaxpruner.oneshot.matrix_layout import MatrixLayout
 from jaxpruner.uses import Use, UseGraph, contractions
 from jaxpruner.uses.views import ENTER_LOOP, LEAVE_LOOP, Move, View
 
@@ -39,6 +39,9 @@ class UnknownWeightsError(ValueError):
 @dataclasses.dataclass(frozen=True)
 class WeightMatrices:
     """Weight matrices that a model reads from one leaf: all of it, a part (queries in a fused projection), or a layer.
+
+    One object is one way of reading one leaf. It holds no weights, and stands for one matrix, or for several of one
+    shape: the layers of a stack, experts, groups. A leaf that is read in two ways has two objects.
 
     Attributes:
       path: the leaf's.
@@ -118,13 +121,15 @@ class WeightMatrices:
 
     @functools.cached_property
     def of_slice(self) -> 'WeightMatrices | None':
-        """How one layer is read from its slice of the leaf's first axis.
+        """Reads one layer from its slice: `of_slice.read(leaf[layer])` is `at_layer(layer).read(leaf)`.
 
-        `None` where the leaf is moved before a loop takes it apart, and where no loop does.
+        So the other layers need not be read. `None` if no loop takes the leaf apart, or if the leaf is moved before:
+        then a layer is no slice of the leaf's first axis.
         """
         view = self.uses[0].site.view
         if not _enters_loop_for_good(view.steps):
             return None
+        # The slice is already inside the loop: it needs no step into it, and has no axis of layers.
         view = dataclasses.replace(view, steps=view.steps[1:])
         site = dataclasses.replace(self.uses[0].site, view=view)
         use = dataclasses.replace(self.uses[0], site=site)

@@ -17,11 +17,11 @@ def prune_at_once(
     run: PruningRun,
     calibration: Mapping[tree_lib.Path, Iterable[CalibratedMatrices]],
     owl: OwlSettings | None,
-    donate: bool,
+    owns_statistics: bool,
 ) -> None:
     """Prunes all leaves by statistics of the dense model.
 
-    With `donate` nothing else holds the statistics: they are freed one after another.
+    With `owns_statistics` nothing else holds them: they are freed one after another.
 
     Raises:
       ValueError: statistics do not fit, or are not finite.
@@ -31,7 +31,7 @@ def prune_at_once(
     run.check(entries)
     if owl is not None:
         _choose_sparsities(run, entries, owl)
-    run.prune(entries, donate)
+    run.prune(entries, owns_statistics)
     run.warn()
 
 
@@ -71,7 +71,7 @@ def prune_in_blocks(
 
             entries = calibration.take(number, run.leaves.params, on_batch)
             run.check(entries)
-            run.prune(entries, donate=True)
+            run.prune(entries, owns_statistics=True)
     run.warn()
 
 
