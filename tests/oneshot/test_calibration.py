@@ -136,6 +136,12 @@ BAD = [
     ),
     (apply_tied, {'only': ['x']}, ValueError, "only: 'x' matches no parameter"),
     (apply_tied, {'batches': []}, ValueError, 'batches are empty'),
+    (
+        lambda params, x: x @ params['w'],
+        {'only': 'w', 'batches': [jnp.ones((2, 3)), jnp.ones((0, 3))]},
+        ValueError,
+        r'batches\[1\] holds no samples: its inputs have shapes \(0, 3\); leave it out',
+    ),
 ]
 
 
@@ -144,6 +150,21 @@ def test_what_cannot_be_calibrated(apply_fn, arguments, error, message):
     params = {'w': jnp.ones((3, 3)), 'v': jnp.ones((2, 3))}
     with pytest.raises(error, match=message):
         calibrate(apply_fn, params, **({'batches': [jnp.ones((2, 3))]} | arguments))
+
+
+def convolve(params, images, scale):
+    window = jax.lax.conv_general_dilated(images, params['w'], (1, 1), 'SAME')
+    return window * scale.sum()
+
+
+@pytest.mark.parametrize('kind', ['second_moment', 'gram'])
+def test_no_images_beside_another_input_add_nothing(kind):
+    params, images = {'w': jnp.ones((2, 3, 2, 2))}, model.normal(3, 3, 4, 4)
+    batches = [(images, jnp.ones(2)), (images[:0], jnp.ones(2))]
+    (expected,), (entry,) = (
+        calibrate(convolve, params, some, kind=kind)['w'] for some in (batches[:1], batches)
+    )
+    jax.tree.map(np.testing.assert_array_equal, entry.statistics, expected.statistics)
 
 
 def test_an_unknown_leaf_of_a_calibration(grams):

@@ -7,7 +7,7 @@ import pytest
 
 import jaxpruner
 from jaxpruner.oneshot import RIA, SparseGPT, Wanda, calibrate, owl_sparsities
-from jaxpruner.sparsity_types import Block, NByM
+from jaxpruner.sparsity_types import Block, NByM, Unstructured
 from oneshot import model, references
 
 DENSE = ('embedding', 'bias')
@@ -226,6 +226,13 @@ def test_weights_that_are_cast_keep_their_dtype_and_place():
     np.testing.assert_array_equal(wanda['w'], params['w'] * masks['w'])
 
 
+class Pooled(Unstructured):
+    """Pools scores, although it derives from the type that does not."""
+
+    def group_scores(self, scores):
+        return scores.mean(0)
+
+
 def linear(params, x):
     return x @ params['w']
 
@@ -252,6 +259,17 @@ BAD = [
     ),
     (
         lambda: jaxpruner.prune(
+            {'w': jnp.ones((4, 2, 3, 3))},
+            0.5,
+            'sparsegpt',
+            apply_fn=lambda params, x: jax.lax.conv(x, params['w'], (1, 1), 'SAME'),
+            batches=[jnp.ones((0, 2, 5, 5))],
+        ),
+        ValueError,
+        r'batches\[0\] holds no samples: its inputs have shapes \(0, 2, 5, 5\); leave it out',
+    ),
+    (
+        lambda: jaxpruner.prune(
             {'w': PARAMS['w'] * jnp.nan}, 0.5, 'sparsegpt', apply_fn=linear, batches=X
         ),
         ValueError,
@@ -266,6 +284,11 @@ BAD = [
         lambda: Wanda(sparsity_type=Block((2, 2))),
         TypeError,
         'calibrated pruning is unstructured or N:M, got Block',
+    ),
+    (
+        lambda: Wanda(sparsity_type=Pooled()),
+        TypeError,
+        'calibrated pruning is unstructured or N:M, got Pooled',
     ),
     (
         lambda: Wanda(sparsity_type='2:4', owl=True),

@@ -162,6 +162,12 @@ BAD = [
         'sequential=True takes statistics as it goes',
     ),
     ({'sequential': True}, {'batches': []}, ValueError, 'batches are empty'),
+    (
+        {'sequential': True},
+        {'batches': [BATCHES[0], BATCHES[0][:0]]},
+        ValueError,
+        r'batches\[1\] holds no samples: .* leave it out',
+    ),
     ({'sequential': True}, {'batches': None}, ValueError, r'apply_fn=…, batches=…'),
     (
         {'sequential': True},

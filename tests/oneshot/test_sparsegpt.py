@@ -127,7 +127,19 @@ def test_factors_take_the_place_of_the_gram_matrices():
     assert memory.temp_size_in_bytes < 2 * 4 * inputs**2
 
 
+class Pooled(Unstructured):
+    """Pools scores, although it derives from the type that does not."""
+
+    def group_scores(self, scores):
+        return scores.mean(0)
+
+
 BAD = [
+    (
+        {'sparsity_type': Pooled()},
+        TypeError,
+        r'weights: calibrated pruning is unstructured or N:M, got Pooled',
+    ),
     (
         {'sparsity_type': Block((2, 2))},
         TypeError,

@@ -53,6 +53,15 @@ def as_inputs(batch: Any) -> tuple[Any, ...]:
     return batch if isinstance(batch, tuple) else (batch,)
 
 
+def check_samples(batch: Any, number: int) -> None:
+    """Refuses batch `number` if every array in it is empty: nothing can be calibrated by it."""
+    shapes = [leaf.shape for leaf in jax.tree.leaves(batch) if getattr(leaf, 'shape', ())]
+    if shapes and all(0 in shape for shape in shapes):
+        raise ValueError(
+            f'batches[{number}] holds no samples: its inputs have shapes {", ".join(map(str, shapes))}; leave it out'
+        )
+
+
 def check_inputs(
     function: Callable[..., Any], batch: Any, name: str = 'apply_fn', params: Any = None
 ) -> None:

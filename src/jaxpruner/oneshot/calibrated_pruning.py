@@ -14,7 +14,7 @@ from jaxpruner.mask_calculator import calculators
 from jaxpruner.mask_calculator.leaves import Leaf
 from jaxpruner.oneshot import given_masks
 from jaxpruner.oneshot.at_once_or_in_blocks import prune_at_once, prune_in_blocks
-from jaxpruner.oneshot.batches import as_inputs, check_inputs, first_batch
+from jaxpruner.oneshot.batches import as_inputs, check_inputs, check_samples, first_batch
 from jaxpruner.oneshot.blocks import Names
 from jaxpruner.oneshot.calibration import Calibration, calibrate
 from jaxpruner.oneshot.followed_leaves import follow_leaves, ignore_vectors
@@ -90,7 +90,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
                 raise ValueError(
                     f'{where}owl=True chooses sparsities, which {sparsity_type!r} sets; leave one out'
                 )
-        elif not isinstance(sparsity_type, sparsity_types.Unstructured):
+        elif not sparsity_types.is_unstructured(sparsity_type):
             raise TypeError(
                 f'{where}calibrated pruning is unstructured or N:M, got {sparsity_type!r}'
             )
@@ -258,6 +258,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
     ) -> tuple[PruningRun, Iterable[Any]]:
         """Finds the leaves that the model contracts with data, before anything is computed."""
         first, batches = first_batch(batches)
+        check_samples(first, 0)
         check_inputs(apply_fn, first, params=leaves.params)
         graph = param_uses(apply_fn, leaves.params, *as_inputs(first))
         followed = follow_leaves(graph, targets)

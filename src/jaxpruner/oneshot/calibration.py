@@ -9,7 +9,13 @@ import jax
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.explicit_meshes import on_explicit_mesh
 from jaxpruner.core.progress import progress_bar
-from jaxpruner.oneshot.batches import as_batches, as_inputs, check_inputs, shapes_of
+from jaxpruner.oneshot.batches import (
+    as_batches,
+    as_inputs,
+    check_inputs,
+    check_samples,
+    shapes_of,
+)
 from jaxpruner.oneshot.followed_leaves import (
     FollowedLeaves,
     check_used,
@@ -103,8 +109,9 @@ def calibrate(
 
     Raises:
       TypeError: a batch holds another number of inputs than the model takes.
-      ValueError: another kind, a name that matches no leaf, no batches, a model that does not use its parameters, or a
-        leaf that `only` names in full and that no matrix can be read from. Of other such leaves a warning tells.
+      ValueError: another kind, a name that matches no leaf, no batches or one without samples, a model that does not
+        use its parameters, or a leaf that `only` names in full and that no matrix can be read from. Of other such
+        leaves a warning tells.
       UnsupportedPrimitive: a leaf that `only` names in full goes through an operation that is not understood.
 
     >>> import jax.numpy as jnp
@@ -123,6 +130,7 @@ def calibrate(
             show('calibrating', number, totals)
             inputs = as_inputs(batch)
             if program is None or shapes_of(inputs) != shapes:
+                check_samples(batch, number)
                 check_inputs(apply_fn, batch, params=params)
                 before, shapes = program, shapes_of(inputs)
                 program = _Program(param_uses(apply_fn, params, *inputs), kind, only)

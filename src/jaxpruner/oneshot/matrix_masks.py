@@ -29,7 +29,7 @@ def check_matrix_type(
 
     The axis of N:M is ignored: its groups lie along the inputs.
     """
-    if isinstance(sparsity_type, sparsity_types.Unstructured):
+    if sparsity_types.is_unstructured(sparsity_type):
         return
     if not isinstance(sparsity_type, sparsity_types.NByM):
         raise TypeError(

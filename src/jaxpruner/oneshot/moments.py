@@ -134,7 +134,7 @@ def _gram_of_windows(equation: Any, data: jax.Array) -> jax.Array:
     images = data.transpose(numbers.lhs_spec)
     inputs = math.prod(window) * images.shape[1] // groups
     bytes_of_image = positions * inputs * groups * data.dtype.itemsize
-    size = min(max(_PATCHES // max(bytes_of_image, 1), 1), len(images))
+    size = max(min(_PATCHES // max(bytes_of_image, 1), len(images)), 1)
     while len(images) % size:
         size -= 1
 

@@ -10,7 +10,13 @@ import jax
 
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.explicit_meshes import on_explicit_mesh
-from jaxpruner.oneshot.batches import as_batches, as_inputs, check_inputs, shapes_of
+from jaxpruner.oneshot.batches import (
+    as_batches,
+    as_inputs,
+    check_inputs,
+    check_samples,
+    shapes_of,
+)
 from jaxpruner.oneshot.blocks import Names, find_blocks, find_cuts
 from jaxpruner.oneshot.calibration import CalibratedMatrices
 from jaxpruner.oneshot.followed_leaves import follow_named_leaves
@@ -63,11 +69,12 @@ class SequentialCalibration:
     ):
         programs: dict[Any, _Program] = {}
         self._batches: list[_Batch] = []
-        for batch in as_batches(batches):
+        for number, batch in enumerate(as_batches(batches)):
             inputs = as_inputs(batch)
             leaves, treedef = jax.tree.flatten(inputs)
             key = treedef, tuple(map(shapes_of, leaves))
             if key not in programs:
+                check_samples(batch, number)
                 check_inputs(apply_fn, batch)
                 graph = param_uses(apply_fn, params, *inputs)
                 matrices = follow_named_leaves(graph, only).all_matrices

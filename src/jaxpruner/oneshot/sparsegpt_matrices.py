@@ -158,7 +158,7 @@ def _prune(matrix: _Matrix, rule: Rule) -> PrunedMatrices:
         rows = Rows(weights, jnp.ones(weights.shape, bool), inverse, limit)
         if given is not None:
             rows = rows._replace(mask=lax.dynamic_slice_in_dim(given, start, length))
-        elif isinstance(rule.sparsity_type, sparsity_types.Unstructured):
+        elif sparsity_types.is_unstructured(rule.sparsity_type):
             rows = rows._replace(mask=_keep(rows.costs(), count, rule.per))
         new, mask, _ = eliminate(rows, rule, parts)
         changes = lax.dynamic_update_slice_in_dim(changes, old - new, start, 0)
