@@ -125,3 +125,15 @@ def test_the_package_has_what_the_public_list_has():
         AttributeError, match="module 'jaxpruner' has no attribute 'MagnitudPruning'"
     ):
         _ = jaxpruner.MagnitudPruning
+
+
+def test_modules_that_documents_named_are_found_under_their_old_names():
+    import jaxpruner.packing
+    import jaxpruner.sparse_state
+    import jaxpruner.tree
+    from jaxpruner.core import tree
+
+    assert jaxpruner.tree.map_with_missing is tree.map_with_missing
+    assert jaxpruner.packing.pack is jaxpruner.core.packing.pack
+    assert jaxpruner.sparse_state.SparseState is jaxpruner.SparseState
+    assert jaxpruner.utils.prng_key(8).tolist() == [0, 8]

@@ -264,11 +264,11 @@ def _distribution_settings(config: dict[str, Any], algorithm: type[BaseUpdater])
     if getattr(algorithm, 'ranks_named_leaves_alone', False):
         # A distribution of one budget over all leaves has no meaning; the class itself takes what selects them.
         return _chosen(config, 'filter_fn', 'custom_sparsity_map', 'sparsity')
-    settings = _chosen(config, 'filter_fn', 'custom_sparsity_map')
+    settings = {'sparsity': config.get('sparsity', 0.0)}
+    settings |= _chosen(config, 'filter_fn', 'custom_sparsity_map')
     name = config.get('dist_type', 'uniform')
     if name == 'erk':
         settings |= _chosen(config, 'count_excluded')
-    settings['sparsity'] = config.get('sparsity', 0.0)
     partial = functools.partial if has_target else sparsity_distributions.NotGiven
     return {'sparsity_distribution_fn': partial(_DISTRIBUTIONS[name], **settings)}
 

@@ -25,8 +25,6 @@ from jaxpruner.api import register_algorithm as register_algorithm
 from jaxpruner.base_updater import BaseUpdater as BaseUpdater
 from jaxpruner.base_updater import NoPruning as NoPruning
 from jaxpruner.base_updater import apply_mask as apply_mask
-from jaxpruner.core import packing as packing
-from jaxpruner.core import tree as tree
 from jaxpruner.core.sparse_state import SparseState as SparseState
 from jaxpruner.core.sparse_state import join_masks as join_masks
 from jaxpruner.core.sparse_state import sparse_states as sparse_states

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.seeds import check_seed as check_seed
+from jaxpruner.core.seeds import prng_key as prng_key
 
 _TOTAL_SPARSITY = '_total_sparsity'
 _NPARAMS = '_nparams'

@@ -122,6 +122,22 @@ def test_leaves_are_found_by_path_and_by_name():
         plan['encoder/kernle']
 
 
+def test_of_two_leaves_with_one_name_the_first_is_found():
+    plan = magnitude().plan({'a': {'b': jnp.ones((2, 2))}, 'a/b': jnp.ones((3, 3))})
+    assert [leaf.shape for leaf in plan] == [(2, 2), (3, 3)]
+    assert plan['a/b'].shape == (2, 2)
+
+
+@pytest.mark.parametrize('leaf', [jax.nn.relu, 'relu'])
+def test_a_leaf_that_is_no_array_is_refused_by_name(leaf):
+    updater = jaxpruner.MagnitudePruning(
+        sparsity_distribution_fn=lambda params: {'w': 0.5, 'f': None}
+    )
+    for function in (updater.get_target_sparsities, updater.instant_sparsify):
+        with pytest.raises(TypeError, match=r'^f: .*no array.*is_array'):
+            function({'w': jnp.ones((2, 2)), 'f': leaf})
+
+
 def test_each_line_of_the_table_fits_80_columns():
     deep = {
         f'transformer_block_{i}': {'self_attention': {'query_projection': PARAMS}} for i in range(3)

@@ -355,6 +355,15 @@ def test_a_checkpoint_keeps_keys_and_dtypes(tmp_path):
         assert not Checkpoints(tmp_path, 'another').begun()
 
 
+def test_what_is_no_checkpoint_stays_when_checkpoints_are_removed(tmp_path):
+    checkpoints, cells = Checkpoints(tmp_path, 'identity'), [('set', 0.5, 0)]
+    checkpoints.save(Progress(cells, step=1), {'w': jnp.ones(3)})
+    (group,) = tmp_path.iterdir()
+    (group / 'notes.txt').write_text('mine')
+    checkpoints.clear(cells)
+    assert [path.name for path in group.iterdir()] == ['notes.txt']
+
+
 def test_ctrl_c_keeps_what_is_done(undisturbed, tmp_path, capsys, monkeypatch):
     recipe = tmp_path / 'recipe.toml'
     RECIPE.write(recipe)

@@ -1,5 +1,7 @@
 """Finding a pruner's state in any optimizer state, and reading sparsities off it."""
 
+import pickle
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -118,3 +120,13 @@ def test_boxed_states_of_nnx_are_read():
     pruned = updater.post_gradient_update(nnx.state(model, nnx.Param), optimizer.opt_state)
     assert jaxpruner.summarize_sparsity(pruned)['kernel'] == 0.75
     assert float(jaxpruner.sparsity_metrics(optimizer.opt_state)['kernel']) == 0.75
+
+
+def test_a_state_that_an_earlier_version_pickled_is_read():
+    state = static().wrap_optax(optax.sgd(0.1)).init(PARAMS)
+    pickled = pickle.dumps(state, protocol=0)
+    assert b'cjaxpruner.core.sparse_state\n' in pickled
+    before = pickled.replace(b'cjaxpruner.core.sparse_state\n', b'cjaxpruner.sparse_state\n')
+    restored = pickle.loads(before)
+    assert type(restored) is jaxpruner.SparseState
+    jax.tree.map(np.testing.assert_array_equal, restored, state)

@@ -252,6 +252,15 @@ def test_a_method_that_is_replaced_later_is_asked(monkeypatch):
     assert mask_after_an_update(jaxpruner.MagnitudePruning) == [0, 1]
 
 
+def test_a_function_that_wraps_the_method_of_a_class_is_asked(monkeypatch):
+    @functools.wraps(jaxpruner.MagnitudePruning.calculate_scores)
+    def smallest(updater, params, sparse_state=None, grads=None):
+        return negative(params)
+
+    monkeypatch.setattr(jaxpruner.MagnitudePruning, 'calculate_scores', smallest)
+    assert mask_after_an_update(jaxpruner.MagnitudePruning) == [0, 1]
+
+
 def test_types_of_ones_own_pool_scores():
     class Smallest(jaxpruner.sparsity_types.Unstructured):
         def group_scores(self, scores):

@@ -97,9 +97,12 @@ class PruningPlan:
 
     def __getitem__(self, path: str | tree_lib.Path) -> LeafPlan:
         name = path if isinstance(path, str) else tree_lib.path_string(tuple(path))
-        by_name = {leaf.name: leaf for leaf in self.leaves}
+        # Names of two paths may be equal; then the first leaf is meant.
+        by_name = {leaf.name: leaf for leaf in reversed(self.leaves)}
         if name not in by_name:
-            raise KeyError(f'there is no leaf {name!r}; {tree_lib.nearest(name, list(by_name))}')
+            raise KeyError(
+                f'there is no leaf {name!r}; {tree_lib.nearest(name, [leaf.name for leaf in self.leaves])}'
+            )
         return by_name[name]
 
     def __str__(self) -> str:

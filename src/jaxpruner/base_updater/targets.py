@@ -50,6 +50,7 @@ def of_leaves(
         warning; and where nobody has given any. A sparsity of 0 keeps them dense.
 
     Raises:
+      TypeError: a leaf is no array.
       ValueError: a sparsity outside [0, 1], or a name without a leaf.
     """
     params = tree_lib.as_arrays(params)
@@ -89,7 +90,14 @@ def _check_stacked(
 
 def _can_be_ranked(leaf: Leaf) -> bool:
     """Whether a leaf holds numbers and has a type; flags and random keys cannot be ranked."""
-    return leaf.sparsity_type is not None and jnp.issubdtype(leaf.dtype, jnp.number)
+    if leaf.sparsity_type is None:
+        return False
+    if leaf.dtype is None:
+        raise TypeError(
+            f'{leaf.name}: the parameters hold something that is no array there; give arrays alone, for example '
+            'equinox.filter(model, equinox.is_array)'
+        )
+    return jnp.issubdtype(leaf.dtype, jnp.number)
 
 
 def _with_shares_of_n_by_m(

@@ -236,10 +236,10 @@ def _restore_feed(path: Path, feed: Feed) -> None:
 
 
 def _clear(group: Path) -> None:
-    """Removes all but what was set aside."""
+    """Removes the checkpoints, but not those that were set aside, nor files that somebody put there."""
     # A checkpoint is renamed first: half of one would seem to be damaged.
     for path in list(group.iterdir()):
-        if _CORRUPT not in path.name:
+        if path.is_dir() and _CORRUPT not in path.name:
             removed = path.rename(path.with_name(f'removed_{path.name}'))
             shutil.rmtree(removed)
     if not any(group.iterdir()):

@@ -46,7 +46,6 @@ def prune(
     checkpoint: Checkpoint,
     out: Path,
     choices: Mapping[str, Choice],
-    *,
     scores: Literal['magnitude', 'random'] = 'magnitude',
     seed: int = 8,
     masks_out: Path | None = None,

@@ -40,7 +40,10 @@ def hook_describes(updater: Any, hook: str, method: str) -> bool:
 
 def _is_written_in(cls: type, function: Any) -> bool:
     """Whether a function stands in the body of a class, rather than assigned to it later."""
-    return getattr(function, '__qualname__', '').startswith(f'{cls.__qualname__}.')
+    function = getattr(function, '__func__', function)  # of a staticmethod
+    # The name of the code: that of the function is copied by `functools.wraps`.
+    name = getattr(getattr(function, '__code__', None), 'co_qualname', '')
+    return name.startswith(f'{cls.__qualname__}.')
 
 
 def from_function(

@@ -21,7 +21,8 @@ def scaled_densities(raw: Sequence[float], sizes: Sequence[float], budget: float
         unscaled = sum(raw[i] * sizes[i] for i in free)
         if not unscaled:
             return densities
-        kept_whole = sum(size for i, size in enumerate(sizes) if i not in free)
+        are_free = set(free)
+        kept_whole = sum(size for i, size in enumerate(sizes) if i not in are_free)
         scale = (budget - kept_whole) / unscaled
         largest = max(raw[i] for i in free)
         if scale * largest <= 1:
