@@ -117,7 +117,10 @@ class SET(StaticRandomSparse):
         init_checks.check_replacement(self, plan, self.drop_fraction_fn)
 
     def get_drop_scores(self, sparse_state, params, grads):
-        """Scores of the weights: the smallest kept ones are dropped."""
+        """Scores of the weights: the smallest kept ones are dropped.
+
+        Not called while `elementwise_drop_score` stands for it: who changes this method in place changes both.
+        """
         del sparse_state, grads
         return pruners.magnitudes(params)
 
@@ -277,7 +280,7 @@ class RigL(SET):
     """
 
     def get_grow_scores(self, sparse_state, params, grads):
-        """The gradients' magnitudes."""
+        """The gradients' magnitudes; not called while `elementwise_grow_score` stands for it."""
         del sparse_state, params
         return pruners.magnitudes(grads)
 

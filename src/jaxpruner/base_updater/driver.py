@@ -4,6 +4,9 @@ A step lets the pruner track what it keeps of every step, makes new masks if the
 pruned weights on zero. Mask updates are rare, so they stand in loops that run zero or one times: the other steps do not
 pay for them. Where the host says whether masks are due, there is no loop: the mask update is in the program, or not.
 
+With `skip_gradients` (SET, RigL) a step that makes new masks runs no optimizer: updates are 0, or -p where a weight is
+pruned or comes back.
+
 Programs and rounding. The schedule decides inside the program (`due` is traced), or the host decides (`due` is a bool),
 which compiles one program for steps with new masks and one for steps without. All three round alike, to the last bit:
 - A mask update rounds in a branch of its own as it does in a loop (`control.run_once`).
@@ -131,7 +134,7 @@ class Step:
             updates, state = self._update_alone(grads, state, params)
         else:
             updates, state = self._masks_or_update(is_due, grads, state, params)
-            regrow = False  # `_masks_or_update` has landed weights that come back
+            regrow = False  # `_masks_or_update` has landed what comes back; landing again changes nothing
         if self.updater.lands_on_zero():
             updates = _land(updates, params, old_state.masks, state.masks, regrow)
         # The count stays at its maximum rather than becoming negative.

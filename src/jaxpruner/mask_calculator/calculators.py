@@ -85,7 +85,7 @@ class ScoredLeaf:
     start: jax.Array | None = None
 
     def request(self) -> selection.Request:
-        """Asks for the best groups; sparsity 0 keeps everything as a count of all does, NaN included."""
+        """Asks for the best groups. Sparsity 0 asks for all of them, which keeps NaN, too."""
         groups, scores = self.groups, self.scores
         groups.sparsity_type.check_shape(groups.layer_shape(scores.shape), 'scores')
         if not groups.is_unstructured:

@@ -18,9 +18,10 @@ def split(table: jax.Array, rows: Sequence[int]) -> list[jax.Array]:
 
     if jax.default_backend() != 'cpu':
         return parts(table)
-    # XLA fuses nothing across the border of a branch. Fused with what makes the table or with what reads a part, each
-    # part would be several programs to compile; in a branch it is the same one wherever a table is split. Both branches
-    # do it: XLA would see through a condition that is always true, or could not merge equal selections.
+    # Read this as `parts(table)`; the branches save time to compile. XLA fuses nothing across the border of a branch.
+    # Fused with what makes the table or with what reads a part, each part would be several programs; in a branch it is
+    # the same one wherever a table is split. Both branches do the same, under a condition that is not known to be true:
+    # one that is would be removed, and a barrier around it would keep XLA from compiling equal selections once.
     return lax.cond(table[0, 0] == 0, parts, lambda table: parts(table), table)
 
 

@@ -130,8 +130,8 @@ def _stretch_from(
 def _where_room_ends(counts: jax.Array, room: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Finds where the sum of each row of counts `[rows, n]` reaches the room, and how much room is left there."""
     counts, index = control.keep_in_loop((counts, lax.iota(jnp.int32, counts.shape[1])))
-    # One program, where a cumulative sum would be many. There are two sums, and both are used though the later is never
-    # less than the earlier: XLA materialises what a lone sum reads.
+    # Read `sum_up_to` as a cumulative sum, which would be many programs where this is one. `sum_before` says nothing
+    # more, but XLA would materialise what a lone sum reads.
     up_to = jnp.where(index <= index[:, None], counts[:, None], 0)
     before = jnp.where(index < index[:, None], counts[:, None], 0)
     sum_up_to, sum_before = reduce_together([up_to, before], 0, lax.add, (2,))
