@@ -54,7 +54,7 @@ def of_leaves(
       ValueError: a sparsity outside [0, 1], or a name without a leaf.
     """
     params = tree_lib.as_arrays(params)
-    paths, _, treedef = tree_lib.flatten_with_paths(params)
+    paths, arrays, treedef = tree_lib.flatten_with_paths(params)
     if distribution is None:
         return jax.tree.unflatten(treedef, [None] * len(leaves))
     stacked_argument = _check_stacked(distribution, stacked, paths)
@@ -62,7 +62,7 @@ def of_leaves(
     with vector_warnings.no_warnings_about(dense):
         targets = tree_lib.leaves_like(treedef, distribution(params, **stacked_argument))
     for i, leaf in enumerate(leaves):
-        if not _can_be_ranked(leaf):
+        if not _can_be_ranked(leaf, arrays[i]):
             targets[i] = None
         elif targets[i] is not None:
             sparsity_distributions.check_sparsity(targets[i], f'the sparsity of {leaf.name}')
@@ -88,16 +88,17 @@ def _check_stacked(
     return argument
 
 
-def _can_be_ranked(leaf: Leaf) -> bool:
+def _can_be_ranked(leaf: Leaf, array: Any) -> bool:
     """Whether a leaf holds numbers and has a type; flags and random keys cannot be ranked."""
     if leaf.sparsity_type is None:
         return False
-    if leaf.dtype is None:
+    dtype = getattr(array, 'dtype', None)
+    if dtype is None:
         raise TypeError(
-            f'{leaf.name}: the parameters hold something that is no array there; give arrays alone, for example '
+            f'{leaf.name}: {array!r} is no array; give arrays alone, for example '
             'equinox.filter(model, equinox.is_array)'
         )
-    return jnp.issubdtype(leaf.dtype, jnp.number)
+    return jnp.issubdtype(dtype, jnp.number)
 
 
 def _with_shares_of_n_by_m(
