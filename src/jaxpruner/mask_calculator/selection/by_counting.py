@@ -65,5 +65,5 @@ def position_of_infinity(dtype: np.dtype) -> int:
 
 def value_at(position: int, dtype: np.dtype) -> np.ndarray:
     """Finds the float so many floats above zero, or below where negative; NaN one above infinity."""
-    bits = np.array(abs(position)).astype(f'int{8 * dtype.itemsize}')
-    return np.copysign(bits.view(dtype), position)
+    value = np.array(abs(position)).astype(f'int{8 * dtype.itemsize}').view(dtype)
+    return -value if position < 0 else value
