@@ -244,15 +244,15 @@ def warn_of_emptied(
             f'the gradients of {tree_lib.path_string(path)} hold': gradients[path]
             for path in emptied
         }
-    found = [
+    nan_alone = [
         words
         for words, array in arrays.items()
         if array is not None and bool(jnp.all(jnp.isnan(array)))
     ]
-    if found:
-        more = f' (so do {len(found) - 1} more leaves)' if len(found) > 1 else ''
+    if nan_alone:
+        more = f' (so do {len(nan_alone) - 1} more leaves)' if len(nan_alone) > 1 else ''
         caller_warnings.warn(
-            f'{found[0]} NaN alone{more}: nothing of it is kept, so that it becomes zero; look where NaN come from'
+            f'{nan_alone[0]} NaN alone{more}: nothing of it is kept, so that it becomes zero; look where NaN come from'
         )
 
 

@@ -144,14 +144,14 @@ def _by_name(treedef: Any, tree: PyTree) -> list[Any] | None:
     names = _leaf_names(treedef)
     entries = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_missing)[0]
     named = list(zip(_named(entries), entries, strict=True))
-    found = {name: entry for name, (_, entry) in named if not _is_missing(entry)}
+    entries_by_name = {name: entry for name, (_, entry) in named if not _is_missing(entry)}
     missing = [name if path else () for name, (path, entry) in named if _is_missing(entry)]
-    absent = [name for name in names if name not in found]
-    if not set(found) <= set(names) or not all(
+    absent = [name for name in names if name not in entries_by_name]
+    if not set(entries_by_name) <= set(names) or not all(
         any(name[: len(m)] == m for m in missing) for name in absent
     ):
         return None
-    return [found.get(name) for name in names]
+    return [entries_by_name.get(name) for name in names]
 
 
 def _leaf_names(treedef: Any) -> list[Path]:
@@ -160,7 +160,7 @@ def _leaf_names(treedef: Any) -> list[Path]:
 
 def _misfit(treedef: Any, tree: PyTree) -> str:
     """Words for two trees of different structure: the paths that only one of them has."""
-    wanted = {path_string(name) for name in _leaf_names(treedef)}
+    expected = {path_string(name) for name in _leaf_names(treedef)}
     given = {
         path_string(name) for name in flatten_with_paths(tree, is_leaf=lambda node: node is None)[0]
     }
@@ -169,8 +169,9 @@ def _misfit(treedef: Any, tree: PyTree) -> str:
         return ', '.join(map(repr, sorted(names)[:4])) + (', …' if len(names) > 4 else '')
 
     return (
-        f'a tree does not fit the structure of the parameters: it lacks {listed(wanted - given) or "nothing"} and has '
-        f'{listed(given - wanted) or "nothing"} besides; give one entry (an array or None) for each parameter'
+        'a tree does not fit the structure of the parameters: '
+        f'it lacks {listed(expected - given) or "nothing"} and has {listed(given - expected) or "nothing"} besides; '
+        'give one entry (an array or None) for each parameter'
     )
 
 

@@ -1,10 +1,10 @@
 """Exact selection of the largest scores by counting, without sorting.
 
-How many to keep goes in (`number_to_keep` tells it for a sparsity), a mask comes out. A threshold lies between two
-floats; passes over the scores that count how many reach each of some probes narrow the bracket, and stop as soon as a
-threshold is met by exactly the wanted number. Of equal scores at the threshold those before a place in flat order are
-kept, which is found by the same counting. First probes come from a sample, or from the threshold of an earlier
-selection; the result does not depend on them.
+The number to keep goes in (`number_to_keep` computes it from a sparsity), and a mask comes out. A threshold lies
+between two floats. Each pass over the scores counts how many reach some probes, and narrows the bracket. The search
+stops as soon as exactly as many scores as are to be kept reach a threshold. Of equal scores at the threshold, those
+before an index in flat order are kept. The first probes come from a sample, or from the threshold of an earlier
+selection. The result does not depend on them.
 
 Order: NaN ranks lowest, -0.0 equals 0.0, of equal scores the one with the lower flat index is kept. On a CPU, XLA
 compares denormal numbers (float32 and bfloat16 below 1.2e-38, float64 below 2.2e-308) as zero, so that these are ties

@@ -20,8 +20,8 @@ def split(table: jax.Array, rows: Sequence[int]) -> list[jax.Array]:
         return parts(table)
     # Read this as `parts(table)`; the branches save time to compile. XLA fuses nothing across the border of a branch.
     # Fused with what makes the table or with what reads a part, each part would be several programs; in a branch it is
-    # the same one wherever a table is split. Both branches do the same, under a condition that is not known to be true:
-    # one that is would be removed, and a barrier around it would keep XLA from compiling equal selections once.
+    # the same one wherever a table is split. Both branches do the same, since a condition that is always true would be
+    # removed, or would keep equal selections from being merged.
     return lax.cond(table[0, 0] == 0, parts, lambda table: parts(table), table)
 
 
