@@ -1,10 +1,13 @@
 """Every public name is documented with an example, and stands where users of JaxPruner look for it."""
 
 import importlib
+import importlib.metadata
 import inspect
 import os
 import pathlib
 import pkgutil
+import pydoc
+import re
 import subprocess
 import sys
 
@@ -125,6 +128,33 @@ def test_the_package_has_what_the_public_list_has():
         AttributeError, match="module 'jaxpruner' has no attribute 'MagnitudPruning'"
     ):
         _ = jaxpruner.MagnitudPruning
+
+
+def test_pruners_come_first_and_modules_last():
+    kinds = []
+    for name in jaxpruner.__all__:
+        value = getattr(jaxpruner, name)
+        is_pruner = inspect.isclass(value) and issubclass(value, jaxpruner.BaseUpdater)
+        kind = 'pruner' if is_pruner else 'module' if inspect.ismodule(value) else 'other'
+        if kind not in kinds[-1:]:
+            kinds.append(kind)
+    assert kinds == ['pruner', 'other', 'module']
+
+
+def test_completion_shows_what_users_call():
+    shown = {name for name in dir(jaxpruner) if not name.startswith('_')}
+    assert shown == set(jaxpruner.__all__)
+    internal = 'core public_names saving tabulation mask_metrics tree packing TYPE_CHECKING'.split()
+    assert not shown.intersection(internal)
+    assert '__version__' in dir(jaxpruner)
+    assert jaxpruner.__version__ == importlib.metadata.version('jaxpruner')
+
+
+def test_the_overview_in_help_names_each_public_name_once():
+    overview = jaxpruner.__doc__.partition('wrap an optax optimizer:')[2].partition('`help(')[0]
+    listed = re.findall(r'\w+', re.sub('^.*:', '', overview, flags=re.MULTILINE))
+    assert sorted(listed) == sorted(jaxpruner.__all__)
+    assert overview.strip() in pydoc.plain(pydoc.render_doc(jaxpruner)).replace('\n    ', '\n')
 
 
 def test_modules_that_documents_named_are_found_under_their_old_names():

@@ -1,8 +1,36 @@
 """Sparsity for JAX models: masks, schedules, selection, training, one-shot pruning.
 
-Public are the names in `public_names.py` and what `algorithms` exports. They are loaded when one of them is first asked
-for, so that the command line answers `--help` without loading JAX.
+    pruner = jaxpruner.RigL(sparsity=0.9, scheduler=jaxpruner.PeriodicSchedule(update_freq=100))
+    tx = pruner.wrap_optax(optax.adam(1e-3))
+
+Pruners, which wrap an optax optimizer:
+    at a schedule: MagnitudePruning, SaliencyPruning, RandomPruning, AdamFisherPruning, IterativeNMPruning
+    one ranking over all layers: GlobalMagnitudePruning, GlobalSaliencyPruning
+    sparse from the start: RigL, SET, StaticRandomSparse
+    dense weights, sparse forward pass: SteMagnitudePruning, SteRandomPruning, MovementPruning
+    sparse and dense phases: ACDC
+    masks that are given: FixedMask, masks_from_zeros
+    epoch strategies: StrategyPruning, PruningStrategy, gradual_strategy, pruning, pruning_apply
+    none: NoPruning
+    of one's own: BaseUpdater, GlobalPruningMixin, SteMixin, register_algorithm
+Pruning a trained model once:
+    prune, apply_mask, save_safetensors
+When: PolynomialSchedule, PeriodicSchedule, OneShotSchedule, NoUpdateSchedule, HostSchedule
+Which weights together: Unstructured, NByM, Block, Channel, SparsityType
+From a configuration: create_updater_from_config, all_algorithm_names, ALGORITHM_REGISTRY
+What a model holds: tabulate, sparsity_metrics, summarize_sparsity, summarize_intersection
+Optimizer states: SparseState, sparse_states, split_masks, join_masks
+Activations: sparsify_activations, summarize_activations, prune_act_unstruct, prune_act_struct, puning_act_unstruct,
+    pruning_act_struct
+How a model uses its parameters: param_uses, UseGraph, Use, UnsupportedPrimitive
+Modules: activations, algorithms, api, base_updater, checkpoints, jax_pruning, mask_calculator, oneshot, pruners,
+    report, sparsity_distributions, sparsity_schedules, sparsity_types, uses, utils
+
+`help(jaxpruner.RigL)` explains a name, with an example.
 """
+
+# Public are the names in `public_names.py` and what `algorithms` exports. They are loaded when one of them is first
+# asked for, so that the command line answers `--help` without loading JAX.
 
 from typing import TYPE_CHECKING
 
@@ -22,6 +50,15 @@ else:
         names = classes | vars(import_module(f'{__name__}.public_names'))
         return {name: value for name, value in names.items() if not name.startswith('_')}
 
+    def _order(entry):
+        """Pruners first, then functions, other classes, constants and modules, each by name."""
+        from inspect import isclass, isfunction, ismodule
+
+        name, value = entry
+        is_pruner = isclass(value) and hasattr(value, 'wrap_optax')
+        is_constant = not (isclass(value) or isfunction(value) or ismodule(value))
+        return not is_pruner, ismodule(value), is_constant, isclass(value), name.lower()
+
     def __getattr__(name):
         """Finds a module of the package, or a public name."""
         from importlib import import_module, util
@@ -37,7 +74,7 @@ else:
             return import_module(f'{__name__}.{name}')
         public = {} if is_special else _public_names()
         if name == '__all__':
-            return sorted(public)
+            return [name for name, _ in sorted(public.items(), key=_order)]
         if name not in public:
             raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
         for public_name, value in public.items():
@@ -45,4 +82,5 @@ else:
         return public[name]
 
     def __dir__():
-        return sorted({*globals(), *__getattr__('__all__')})
+        special = [name for name in globals() if name.startswith('__') and name.endswith('__')]
+        return [*__getattr__('__all__'), '__all__', '__version__', *special]

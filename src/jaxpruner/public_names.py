@@ -2,10 +2,13 @@
 
 from jaxpruner import activations as activations
 from jaxpruner import algorithms as algorithms
+from jaxpruner import api as api
 from jaxpruner import base_updater as base_updater
+from jaxpruner import checkpoints as checkpoints
 from jaxpruner import jax_pruning as jax_pruning
 from jaxpruner import mask_calculator as mask_calculator
 from jaxpruner import oneshot as oneshot
+from jaxpruner import report as report
 from jaxpruner import sparsity_distributions as sparsity_distributions
 from jaxpruner import sparsity_schedules as sparsity_schedules
 from jaxpruner import sparsity_types as sparsity_types
