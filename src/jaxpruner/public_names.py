@@ -4,7 +4,6 @@ from jaxpruner import activations as activations
 from jaxpruner import algorithms as algorithms
 from jaxpruner import api as api
 from jaxpruner import base_updater as base_updater
-from jaxpruner import checkpoints as checkpoints
 from jaxpruner import jax_pruning as jax_pruning
 from jaxpruner import mask_calculator as mask_calculator
 from jaxpruner import oneshot as oneshot
