@@ -49,11 +49,16 @@ def check_statistics(
                 f'{where}: {name} has shape {given_shape}, and weight matrices of shape {tuple(shape)} need '
                 f'{expected_shape}'
             )
-    is_finite = tree_lib.is_traced(statistics.count) or jnp.isfinite(statistics.second_moment).all()
+    is_finite = tree_lib.is_traced(statistics.count) or _is_finite(statistics.second_moment)
     if not is_finite:
         raise ValueError(
             f'{where}: its inputs are not finite; look for NaN or inf in the batches and in the model'
         )
+
+
+@jax.jit
+def _is_finite(array: jax.Array) -> jax.Array:
+    return jnp.isfinite(array).all()
 
 
 class TooFewSamples(NamedTuple):

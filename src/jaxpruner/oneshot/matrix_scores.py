@@ -1,5 +1,6 @@
 """Scores of weight matrices from the weights and the size of their inputs: the larger, the longer a weight is kept."""
 
+import functools
 from typing import Any
 
 import jax
@@ -47,14 +48,24 @@ def ria_scores(weights: jax.Array, second_moment: jax.Array, power: Any = 0.5) -
     >>> ria_scores(jnp.array([[3.0, 1.0], [0.0, 1.0]]), jnp.ones(2)).tolist()
     [[1.75, 0.75], [0.0, 1.5]]
     """
-    dtype = jnp.promote_types(weights.dtype, jnp.float32)
-    sizes = jnp.abs(weights.astype(dtype))
-    importance = _shares(sizes, -2) + _shares(sizes, -1)
-    activations = second_moment.astype(dtype) ** (power / 2)
+    return scores_of_shares(shares(weights, -2), shares(weights, -1), second_moment, power)
+
+
+def scores_of_shares(
+    of_outputs: jax.Array, of_inputs: jax.Array, second_moment: jax.Array, power: Any
+) -> jax.Array:
+    """`ria_scores` of each weight's share of its output's sum, and of its input's."""
+    importance = of_outputs + of_inputs
+    activations = second_moment.astype(importance.dtype) ** (power / 2)
     return importance * activations[..., None]
 
 
-def _shares(sizes: jax.Array, axis: int) -> jax.Array:
-    """Of the sum along the axis; of nothing the share is 0."""
+@functools.partial(jax.jit, static_argnums=1)
+def shares(weights: jax.Array, axis: int) -> jax.Array:
+    """Of magnitudes in their sum along the axis; of nothing the share is 0.
+
+    A program of its own: in one program with the sum of two shares both are rounded otherwise.
+    """
+    sizes = jnp.abs(weights.astype(jnp.promote_types(weights.dtype, jnp.float32)))
     sums = sizes.sum(axis, keepdims=True)
     return sizes / jnp.where(sums == 0, 1, sums)

@@ -56,56 +56,74 @@ class PrunedLeaves:
         reader, _ = self._functions(matrices, leaf)
         return reader(leaf, matrices.layer)
 
-    def replace(self, matrices: WeightMatrices, new: jax.Array | None, kept: jax.Array) -> None:
+    def replace(self, matrices: WeightMatrices, new: jax.Array | None, kept: jax.Array) -> bool:
         """Puts pruned matrices in place of those that `read` gives.
 
         `new` are the weights, `None` where those that are kept do not change, and `kept` is their mask.
+
+        Returns:
+          Whether NaN was among the weights before.
 
         Raises:
           ValueError: new weights are not finite.
         """
         path = matrices.path
-        leaf, mask = self._leaves[path], self._masks.get(path)
+        leaf, mask = jnp.asarray(self._leaves[path]), self._masks.get(path)
         is_slice = matrices.layer is not None and matrices.of_slice is not None
-        if mask is None:
-            # What is given away below must not be the caller's, nor another leaf's.
-            leaf = jnp.array(leaf, copy=path not in self._donated)
-            mask = _packed_ones(leaf) if is_slice else _ones(leaf)
-        elif not is_slice:
+        # What is the caller's, or another leaf's, must not be given away.
+        is_own = mask is not None or path in self._donated
+        if is_slice:
+            if not is_own:
+                leaf, is_own = jnp.array(leaf, copy=True), True
+            mask = _packed_ones(leaf) if mask is None else mask
+        elif mask is not None:
             mask = self._mask(path)
-        if new is leaf:  # it is given away below
+        if new is leaf and is_own:
             new = jnp.array(new, copy=True)
-        _, writer = self._functions(matrices, leaf)
-        self._leaves[path], self._masks[path], is_finite = writer(
-            leaf, mask, new, kept, matrices.layer
-        )
+        _, writer = self._functions(matrices, leaf, is_own)
+        leaf, mask, is_finite, held_nan = writer(leaf, mask, new, kept, matrices.layer)
+        self._leaves[path], self._masks[path] = leaf, mask
         if not is_finite:
             raise ValueError(
                 f'{tree_lib.path_string(path)}: its new weights are not finite; look for NaN or inf in it and in its '
                 'inputs'
             )
+        return bool(held_nan)
 
     def _mask(self, path: tree_lib.Path) -> jax.Array | None:
         mask = self._masks.get(path)
         return None if mask is None else packing.unpack_like(mask, self._leaves[path].shape)
 
-    def _functions(self, matrices: WeightMatrices, leaf: jax.Array) -> tuple[Any, Any]:
-        """Compiled functions that read and replace; like layers, whose number is an argument, share them."""
+    def _functions(
+        self, matrices: WeightMatrices, leaf: jax.Array, is_own: bool = True
+    ) -> tuple[Any, Any]:
+        """Compiled functions that read and replace; like layers, whose number is an argument, share them.
+
+        Leaf and mask are replaced in place where they are the object's own.
+        """
         # Left to itself, the compiler may make a leaf or its mask whole on each device.
         sharding = getattr(leaf, 'sharding', None)
         divided = sharding if sharding is not None and len(sharding.device_set) > 1 else None
-        key = matrices.reading, divided
+        key = matrices.reading, divided, is_own
         if key not in self._compiled:
-            self._compiled[key] = _compile(_reader(matrices), _writer(matrices), divided)
+            given_away = (0, 1) if is_own else ()
+            self._compiled[key] = _compile(
+                _reader(matrices), _writer(matrices), divided, given_away
+            )
         return self._compiled[key]
 
 
-def _compile(reader: Callable[..., Any], writer: Callable[..., Any], divided: Any) -> Any:
-    """The two as compiled functions; the second writes in place."""
+def _compile(
+    reader: Callable[..., Any],
+    writer: Callable[..., Any],
+    divided: Any,
+    given_away: tuple[int, ...],
+) -> Any:
+    """The two as compiled functions; the second writes in the memory of what is given away."""
     if divided is None:
-        return CompiledOnce(reader), CompiledOnce(writer, donate_argnums=(0, 1))
-    shardings = divided, divided, None
-    return jax.jit(reader), jax.jit(writer, donate_argnums=(0, 1), out_shardings=shardings)
+        return CompiledOnce(reader), CompiledOnce(writer, donate_argnums=given_away)
+    shardings = divided, divided, None, None
+    return jax.jit(reader), jax.jit(writer, donate_argnums=given_away, out_shardings=shardings)
 
 
 def _single_leaves(leaves: dict[tree_lib.Path, Any]) -> set[tree_lib.Path]:
@@ -123,31 +141,37 @@ def _reader(matrices: WeightMatrices) -> Callable[..., jax.Array]:
 
 
 def _writer(matrices: WeightMatrices) -> Callable[..., Any]:
-    """Replaces all matrices, or those of a layer: in place, if nothing moves the stack before it is taken apart."""
+    """Replaces all matrices, or those of a layer: in place, if nothing moves the stack before it is taken apart.
 
-    def replace(leaf: jax.Array, mask: jax.Array, new: Any, kept: jax.Array, layer: Any) -> Any:
+    A mask that is `None` is one that keeps everything.
+    """
+
+    def replace(leaf: jax.Array, mask: Any, new: Any, kept: jax.Array, layer: Any) -> Any:
+        if mask is None:
+            mask = _ones(leaf)
         if layer is None or matrices.of_slice is None:
             return _change(matrices.at_layer(layer), leaf, mask, new, kept)
         old = lax.dynamic_index_in_dim(leaf, layer, keepdims=False)
         old_mask = lax.dynamic_index_in_dim(mask, layer, keepdims=False)
         old_mask = packing.unpack_like(old_mask, old.shape)
-        changed, changed_mask, is_finite = _change(matrices.of_slice, old, old_mask, new, kept)
+        changed, changed_mask, *flags = _change(matrices.of_slice, old, old_mask, new, kept)
         if mask.shape != leaf.shape:
             changed_mask = packing.pack(changed_mask)
         leaf = lax.dynamic_update_index_in_dim(leaf, changed, layer, 0)
         mask = lax.dynamic_update_index_in_dim(mask, changed_mask, layer, 0)
-        return leaf, mask, is_finite
+        return leaf, mask, *flags
 
     def on_any_mesh(leaf: jax.Array, *arguments: Any) -> Any:
-        return without_explicit_axes(replace, leaf, True, True, False)(leaf, *arguments)
+        return without_explicit_axes(replace, leaf, True, True, False, False)(leaf, *arguments)
 
     return on_any_mesh
 
 
 def _change(
     matrices: WeightMatrices, leaf: jax.Array, mask: Any, new: Any, kept: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """A leaf and its mask after some of its matrices, and whether these are finite."""
+) -> tuple[jax.Array, ...]:
+    """A leaf and its mask after some of its matrices, whether these are finite, and whether they held NaN."""
+    held_nan = jnp.isnan(matrices.read(leaf)).any()
     removed = 1 - kept.astype(jnp.float32)
     is_removed = matrices.write(removed, leaf) > 0
     is_finite = jnp.bool_(True)
@@ -158,7 +182,7 @@ def _change(
         leaf = jnp.where(is_replaced, written.astype(leaf.dtype), leaf)
     leaf = jnp.where(is_removed, jnp.zeros_like(leaf), leaf)
     mask = jnp.where(is_removed, 0, mask)
-    return leaf, mask, is_finite
+    return leaf, mask, is_finite, held_nan
 
 
 def _ones(leaf: jax.Array) -> jax.Array:

@@ -117,8 +117,6 @@ class PruningRun:
         if not is_prepared:
             prepared = pruner.prepare(prepared, donate=False)
         weights = self.leaves.read(matrices)
-        if jnp.isnan(weights).any():
-            self._with_nan.append(where)
         if target.mask is None:
             sparsity = self.sparsities.get((matrices.path, matrices.reading), target.sparsity)
             sparsity = jnp.asarray(_at_layer(sparsity, matrices.layer), jnp.float32)
@@ -132,7 +130,8 @@ class PruningRun:
         if doubt is not None:
             self._doubts.append(doubt)
         del entry, weights, prepared  # before more memory is taken
-        self.leaves.replace(matrices, new, kept)
+        if self.leaves.replace(matrices, new, kept):
+            self._with_nan.append(where)
 
 
 def _at_layer(each: Any, layer: int | None) -> Any:

@@ -1,6 +1,10 @@
 """RIA: a weight counts by its share of its input's and of its output's weights, and by what its input brings."""
 
 import dataclasses
+import functools
+from typing import Any
+
+import jax
 
 from jaxpruner.oneshot import matrix_masks, matrix_scores
 from jaxpruner.oneshot.calibrated_pruning import CalibratedPruning
@@ -23,5 +27,22 @@ class RIA(CalibratedPruning):
     def prune_matrices(self, weights, statistics, sparsity, sparsity_type, where):
         """The mask; weights that are kept do not change."""
         del where
-        scores = matrix_scores.ria_scores(weights, statistics.second_moment, self.power)
-        return None, matrix_masks.keep_in_matrices(scores, sparsity, sparsity_type, self.per)
+        shares = matrix_scores.shares(weights, -2), matrix_scores.shares(weights, -1)
+        mask = _mask(
+            shares, statistics.second_moment, sparsity, self.power, sparsity_type, self.per
+        )
+        return None, mask
+
+
+@functools.partial(jax.jit, static_argnames=('sparsity_type', 'per'))
+def _mask(
+    shares: tuple[jax.Array, jax.Array],
+    second_moment: jax.Array,
+    sparsity: Any,
+    power: Any,
+    sparsity_type: Any,
+    per: str,
+) -> jax.Array:
+    """One program for each shape, not one for each operation."""
+    scores = matrix_scores.scores_of_shares(*shares, second_moment, power)
+    return matrix_masks.keep_in_matrices(scores, sparsity, sparsity_type, per)
