@@ -16,6 +16,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxpruner
+from jaxpruner.report import MaskHistory
 
 STEPS = 6  # masks are updated before steps 0, 2 and 4, weights after all, or after the others
 SHAPES = {
@@ -96,7 +97,7 @@ def train(case, mesh):
 
     params = place(draw(0), mesh)
     state = tx.init(params)
-    history = {}
+    history, recorded = {}, MaskHistory()
     for number in range(1, STEPS + 1):
         given = draw(number)
         given = given['first']['kernel'].T if is_real else place(given, mesh)
@@ -104,6 +105,10 @@ def train(case, mesh):
         for layer in SHAPES:
             history[number, layer, 'masks'] = state.masks[layer]['kernel']
             history[number, layer, 'used'] = used[layer]['kernel']
+        recorded.record(state)
+    counts = recorded.counts
+    assert counts.weights.tolist() == [32 * 64, 64 * 24]
+    assert counts.kept[-1].sum() == counts.weights.sum() // 4
     return history
 
 

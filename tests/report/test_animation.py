@@ -5,7 +5,7 @@ import PIL.Image
 import pytest
 
 from jaxpruner.report import animate_masks, animation
-from jaxpruner.report.animation import lay_out, read_masks
+from jaxpruner.report.animation import read_masks
 
 NAME = 'magnitude_0.8_0'
 
@@ -37,44 +37,6 @@ def test_a_gif_with_a_picture_for_each_step(tmp_path, monkeypatch, steps, frames
             dark.append(np.mean(np.asarray(image.convert('L')) < 128))
     assert dark[0] > 0.2
     assert (dark[-1] < 0.5 * dark[0]) == (frames > 1)  # pruned weights are light
-
-
-def test_a_convolution_is_a_grid_of_filters():
-    mask = np.random.default_rng(0).integers(0, 2, (3, 2, 4, 5), np.uint8)
-    picture = lay_out(mask)
-    assert picture.shape == (4 * 4 - 1, 5 * 3 - 1)
-    for row in range(4):
-        for column in range(5):
-            tile = picture[4 * row : 4 * row + 3, 3 * column : 3 * column + 2]
-            np.testing.assert_array_equal(tile, mask[:, :, row, column])
-    assert np.isnan(picture[3]).all()
-    assert np.isnan(picture[:, 2]).all()
-
-
-@pytest.mark.parametrize(
-    ('shape', 'expected'),
-    [
-        ((3, 3, 1, 16), (15, 15)),
-        ((3, 3, 1, 10), (11, 15)),  # the last two places stay empty
-        ((3, 3, 64, 40), (127, 127)),  # the first 32
-        ((2, 3, 3, 4, 5), (4 * 3 - 1, 5 * 10 - 1)),
-        ((30, 20), (30, 20)),
-        ((30, 4, 5), (30, 20)),
-        ((12,), (1, 12)),
-        ((784, 300), (196, 150)),
-        ((257, 10), (129, 10)),
-    ],
-)
-def test_shapes_of_pictures(shape, expected):
-    picture = lay_out(np.ones(shape, np.uint8))
-    assert picture.shape == expected
-    assert set(np.unique(picture[~np.isnan(picture)])) == {1.0}
-
-
-def test_a_large_matrix_shows_shares():
-    mask = np.zeros((512, 2), np.uint8)
-    mask[0], mask[1, 0] = 1, 1
-    np.testing.assert_array_equal(lay_out(mask)[:2], [[1.0, 0.5], [0.0, 0.0]])
 
 
 STEPS = np.arange(2)

@@ -1,4 +1,4 @@
-"""What runs left on disk, as tables and plots."""
+"""Results of runs as tables and plots: folders that `jaxpruner compare` left, and what a loop of one's own recorded."""
 
 from jaxpruner.report.animation import animate_masks as animate_masks
 from jaxpruner.report.differences import Difference as Difference
@@ -7,12 +7,18 @@ from jaxpruner.report.differences import check_original_order as check_original_
 from jaxpruner.report.differences import paired_difference as paired_difference
 from jaxpruner.report.experiments import Experiment as Experiment
 from jaxpruner.report.experiments import group_cells as group_cells
+from jaxpruner.report.history import MaskCounts as MaskCounts
+from jaxpruner.report.history import MaskHistory as MaskHistory
+from jaxpruner.report.mask_images import plot_masks as plot_masks
 from jaxpruner.report.original import ORIGINAL as ORIGINAL
 from jaxpruner.report.plots import plot_layer_sparsity as plot_layer_sparsity
 from jaxpruner.report.plots import plot_metric_against_sparsity as plot_metric_against_sparsity
 from jaxpruner.report.results import Cell as Cell
 from jaxpruner.report.results import read_cells as read_cells
 from jaxpruner.report.results import write_cell as write_cell
+from jaxpruner.report.run_plots import plot_layers as plot_layers
+from jaxpruner.report.run_plots import plot_schedule as plot_schedule
+from jaxpruner.report.run_plots import plot_turnover as plot_turnover
 from jaxpruner.report.tables import ResultTable as ResultTable
 from jaxpruner.report.tables import make_table as make_table
 from jaxpruner.report.tables import to_csv as to_csv

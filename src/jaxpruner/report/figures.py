@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK = '#222222'
+IMAGE_ENDINGS = ('.png', '.pdf', '.svg')
 _GRID = '#dddddd'
 # Paul Tol's 'muted' colours, which colour-blind readers can tell apart; marks tell them apart in grey.
 _COLORS = '#332288 #cc6677 #117733 #999933 #88ccee #882255 #44aa99 #aa4499 #ddaa33'.split()

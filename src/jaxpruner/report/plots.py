@@ -14,7 +14,6 @@ from jaxpruner.report.results import Cell
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_IMAGE_ENDINGS = ('.png', '.pdf', '.svg')
 _BAR_HEIGHT = 0.17  # inches a layer
 _LETTER_WIDTH = 0.075  # inches a letter of a panel's title
 _MOST_PANELS = 9  # in a row
@@ -42,7 +41,7 @@ def plot_metric_against_sparsity(cells: Iterable[Cell], path: Path) -> None:
     ...     [path.name for path in Path(folder).iterdir()]
     ['sparsity.png']
     """
-    path = figures.check_ending(path, _IMAGE_ENDINGS)
+    path = figures.check_ending(path, figures.IMAGE_ENDINGS)
     experiments = [experiment for experiment in group_cells(cells) if experiment.sparsities]
     if not experiments:
         raise ValueError('no cell of a sparse algorithm to draw, only of the dense baseline')
@@ -87,7 +86,7 @@ def plot_layer_sparsity(cells: Iterable[Cell], path: Path) -> None:
     ...     [path.name for path in Path(folder).iterdir()]
     ['layers.png']
     """
-    path = figures.check_ending(path, _IMAGE_ENDINGS)
+    path = figures.check_ending(path, figures.IMAGE_ENDINGS)
     sparse_cells = [cell for cell in cells if cell.layers and cell.algorithm != DENSE]
     if not sparse_cells:
         raise ValueError('no cell of a sparse algorithm that names its layers')
