@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxpruner.core import masking, sparse_state
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.report import figures
 
 if TYPE_CHECKING:
@@ -150,16 +148,16 @@ def describe(name: str, mask: np.ndarray) -> str:
 
 def _chosen_masks(masks: Any, params: Any, leaves: Any) -> dict[str, np.ndarray]:
     """The masks to draw, on the host: each of its leaf's shape, or of one dimension where that is zero."""
-    stored = _masks_by_path(masks, params)
-    names = [tree_lib.rule_name(name) for name in tree_lib.as_names(leaves)]
+    from jaxpruner.report import stored_masks  # loads JAX, which other pictures do without
+
+    stored = stored_masks.masks_by_name(masks, params)
     if not stored:
         raise ValueError('no leaf is masked: there is nothing to draw')
-    tree_lib.check_names(names, list(stored), 'leaves')
+    names = list(stored)
     chosen = {}
-    for leaf_path, mask in stored.items():
-        if not tree_lib.matches_any(names, leaf_path):
-            continue
-        name = tree_lib.path_string(leaf_path)
+    for number in stored_masks.chosen_names(names, leaves):
+        name = names[number]
+        mask = stored[name]
         if not getattr(mask, 'is_fully_addressable', True):
             raise ValueError(
                 f'{name}: its mask lies on devices of several processes; gather it first, with '
@@ -175,20 +173,3 @@ def _chosen_masks(masks: Any, params: Any, leaves: Any) -> dict[str, np.ndarray]
             f"leaves=, such as leaves='{next(iter(chosen))}'"
         )
     return chosen
-
-
-def _masks_by_path(masks: Any, params: Any) -> dict[tree_lib.Path, Any]:
-    """Unpacked masks of all masked leaves, of an optimizer state or a tree of masks."""
-    states = sparse_state.sparse_states(masks)
-    found: dict[tree_lib.Path, Any] = {}
-    for state in states or [sparse_state.SparseState(masks)]:
-        trees = state.masks
-        if params is not None:
-            trees = masking.unpack_masks(trees, params)
-        elif state.sizes is not None:
-            raise ValueError(
-                'the masks are packed, and their shapes are those of the parameters: give params='
-            )
-        paths, arrays, _ = tree_lib.flatten_with_paths(trees)
-        found |= dict(zip(paths, arrays, strict=True))
-    return found

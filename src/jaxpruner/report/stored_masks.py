@@ -1,0 +1,137 @@
+"""Masks of optimizer states, for the recording and drawing of runs: what JAX is needed for.
+
+The other modules of this room load it where they are given masks, so that `jaxpruner table` need not load JAX.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpruner.core import explicit_meshes, masking, packing, sparse_state
+from jaxpruner.core import tree as tree_lib
+
+# The step [1], the targets [m], and what masks kept, dropped and brought back, uint32[3, m].
+Record = tuple[jax.Array, jax.Array, jax.Array]
+
+
+class MaskedLeaf(NamedTuple):
+    """The mask of a leaf as a state stores it."""
+
+    name: str
+    mask: jax.Array
+    size: Any  # weights if the mask is packed, else None
+    target: Any
+
+
+def masked_leaves(opt_state: Any) -> list[MaskedLeaf]:
+    """All masked leaves of an optimizer state; refuses a state without a pruner's, and one that is traced."""
+    states = sparse_state.sparse_states(opt_state)
+    if not states:
+        raise ValueError(sparse_state.NO_STATE)
+    leaves = [leaf for state in states for leaf in _leaves_of(state)]
+    if not leaves:
+        raise ValueError('no leaf of the optimizer state is masked: there is nothing to record')
+    if any(map(tree_lib.is_traced, jax.tree.leaves(leaves))):
+        raise TypeError(
+            'MaskHistory.record was called inside of a compiled program (jit, scan, vmap): call it between steps '
+            'with the optimizer state that a step returned'
+        )
+    return leaves
+
+
+def count(
+    leaves: list[MaskedLeaf], before: list[jax.Array] | None, step: Any
+) -> tuple[list[jax.Array], Record]:
+    """Copies of the masks, at one bit per weight, and the record of them beside earlier copies; waits for nothing."""
+    masks = [leaf.mask for leaf in leaves]
+    targets = [leaf.target for leaf in leaves]
+    return _count(masks, before, (step, targets), tuple(map(_packing_axis, leaves)))
+
+
+def steps_counted(opt_state: Any) -> Any:
+    """The counter of the first pruner in an optimizer state, `None` if it has none."""
+    return sparse_state.sparse_states(opt_state)[0].count
+
+
+def number_of_weights(leaf: MaskedLeaf) -> int:
+    """How many weights a leaf has, in all models of a stacked state together; waits for a packed leaf's size."""
+    if leaf.size is None:
+        return leaf.mask.size
+    return int(np.sum(jax.device_get(leaf.size)))
+
+
+def fetch(records: list[Record]) -> list[Record]:
+    """The records as arrays of NumPy; waits for them."""
+    return jax.device_get(records)
+
+
+def chosen_names(leaves: Any, names: Any) -> list[int]:
+    """The numbers of the leaves, such as 'dense/kernel', that names or globs mean; ValueError if one means none."""
+    names = [tree_lib.rule_name(name) for name in tree_lib.as_names(names)]
+    paths = [tuple(leaf.split('/')) for leaf in leaves]
+    tree_lib.check_names(names, paths, 'leaves')
+    return [i for i, path in enumerate(paths) if tree_lib.matches_any(names, path)]
+
+
+def masks_by_name(masks: Any, params: Any) -> dict[str, Any]:
+    """Unpacked masks of all masked leaves, of an optimizer state or a tree of masks."""
+    states = sparse_state.sparse_states(masks)
+    found: dict[str, Any] = {}
+    for state in states or [sparse_state.SparseState(masks)]:
+        trees = state.masks
+        if params is not None:
+            trees = masking.unpack_masks(trees, params)
+        elif state.sizes is not None:
+            raise ValueError(
+                'the masks are packed, and their shapes are those of the parameters: give params='
+            )
+        paths, arrays, _ = tree_lib.flatten_with_paths(trees)
+        found |= dict(zip(map(tree_lib.path_string, paths), arrays, strict=True))
+    return found
+
+
+def _leaves_of(state: sparse_state.SparseState) -> list[MaskedLeaf]:
+    paths, masks, treedef = tree_lib.flatten_with_paths(state.masks)
+    targets = tree_lib.leaves_like(treedef, sparse_state.leaf_targets(state))
+    sizes = tree_lib.leaves_like(treedef, state.sizes)
+    leaves = []
+    for path, mask, size, target in zip(paths, masks, sizes, targets, strict=True):
+        target = np.nan if target is None else target
+        leaves.append(MaskedLeaf(tree_lib.path_string(path), jnp.asarray(mask), size, target))
+    return leaves
+
+
+def _packing_axis(leaf: MaskedLeaf) -> int | None:
+    """The axis along which the copy of a mask is packed; `None` if it is held as it is."""
+    mask = leaf.mask
+    if leaf.size is not None or not mask.ndim or explicit_meshes.has_explicit_axes(mask):
+        return None
+    return packing.packed_axis(mask.shape, mask.sharding.shard_shape(mask.shape))
+
+
+@partial(jax.jit, static_argnums=3)
+def _count(
+    masks: list[jax.Array],
+    before: list[jax.Array] | None,
+    steps_and_targets: tuple[Any, list[Any]],
+    axes: tuple[int | None, ...],
+) -> tuple[list[jax.Array], Record]:
+    """Copies of the masks, and the record of them: nothing of it lies in memory that the next step may donate."""
+    copies = []
+    for mask, axis in zip(masks, axes, strict=True):
+        copies.append(_copied(mask) if axis is None else packing.pack(mask, axis))
+    counts = []
+    for new, old in zip(copies, before or copies, strict=True):
+        kept = packing.kept_weights(new)
+        counts.append((kept, packing.kept_weights(old & ~new), packing.kept_weights(new & ~old)))
+    step, targets = steps_and_targets
+    means = [jnp.mean(target, dtype=jnp.float32) for target in targets]
+    return copies, (jnp.array([jnp.max(step)]), jnp.array(means), jnp.array(counts).T)
+
+
+def _copied(mask: jax.Array) -> jax.Array:
+    """The mask in memory of its own: `jit` hands back an argument as it is, which the next step may donate."""
+    return mask | jnp.uint8(0)
