@@ -68,8 +68,8 @@ def test_every_module_says_what_it_is_for(module):
 
 
 NAMES = """
-    ALGORITHM_REGISTRY BaseUpdater Block Channel FixedMask NByM NoPruning SparseState Unstructured all_algorithm_names
-    apply_mask
+    ALGORITHM_REGISTRY BaseUpdater Block Channel FixedMask HostDriven NByM NoPruning SparseState Unstructured
+    all_algorithm_names apply_mask
     PruningStrategy StrategyPruning gradual_strategy pruning pruning_apply jax_pruning.pruning jax_pruning.pruning_apply
     jax_pruning.initial_masks sparsify_activations summarize_activations
     prune_act_struct prune_act_unstruct pruning_act_struct puning_act_unstruct activations.prune_act_struct

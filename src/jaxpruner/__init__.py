@@ -19,6 +19,7 @@ When: PolynomialSchedule, PeriodicSchedule, OneShotSchedule, NoUpdateSchedule, H
 Which weights together: Unstructured, NByM, Block, Channel, SparsityType
 From a configuration: create_updater_from_config, all_algorithm_names, ALGORITHM_REGISTRY
 What a model holds: tabulate, sparsity_metrics, summarize_sparsity, summarize_intersection
+Masks from a loop, so that steps compile fast: HostDriven
 Optimizer states: SparseState, sparse_states, split_masks, join_masks
 Activations: sparsify_activations, summarize_activations, prune_act_unstruct, prune_act_struct, puning_act_unstruct,
     pruning_act_struct

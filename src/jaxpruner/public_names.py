@@ -25,6 +25,7 @@ from jaxpruner.api import all_algorithm_names as all_algorithm_names
 from jaxpruner.api import create_updater_from_config as create_updater_from_config
 from jaxpruner.api import register_algorithm as register_algorithm
 from jaxpruner.base_updater import BaseUpdater as BaseUpdater
+from jaxpruner.base_updater import HostDriven as HostDriven
 from jaxpruner.base_updater import NoPruning as NoPruning
 from jaxpruner.base_updater import apply_mask as apply_mask
 from jaxpruner.core.sparse_state import SparseState as SparseState

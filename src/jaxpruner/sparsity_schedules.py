@@ -141,7 +141,7 @@ class HostSchedule:
         """
         raise ValueError(
             f'HostSchedule leaves it to your loop whether step {step} updates masks; pass update_masks=True or False '
-            'to update, or give another schedule'
+            'to update, or due=True or False to HostDriven.update, or give another schedule'
         )
 
     def get_sparsity_at_step(self, target_sparsities: Any, step: Any) -> Any:

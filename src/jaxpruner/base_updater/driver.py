@@ -27,7 +27,13 @@ from jaxpruner.base_updater import optional_hooks
 from jaxpruner.base_updater.pruner import Pruner
 from jaxpruner.core import arguments, caller_warnings, control, masking, optimizer_state, packing
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.core.sparse_state import SparseState, check_has_masks, leaf_targets
+from jaxpruner.core.sparse_state import (
+    DueState,
+    HostDrivenState,
+    SparseState,
+    check_has_masks,
+    leaf_targets,
+)
 
 # The words of optax for the same mistake.
 _NO_PARAMS = (
@@ -73,7 +79,13 @@ def wrap(
         check_has_masks(state)
         step = Step(updater, optimizer, extra_args)
         is_due = _is_due(updater, state, update_masks)
-        return step.run(is_due, tree_lib.as_arrays(updates), state, tree_lib.as_arrays(params))
+        updates, new_state = step.run(
+            is_due,
+            tree_lib.as_arrays(updates),
+            SparseState(*state),
+            tree_lib.as_arrays(params),
+        )
+        return updates, type(state)(*new_state)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -102,6 +114,8 @@ def _complete_state(
 
 def _is_due(updater: Pruner, state: SparseState, update_masks: Any) -> Any:
     """Whether this step updates the masks: a bool where that is known now, else a traced scalar."""
+    if isinstance(state, HostDrivenState):
+        return _is_due_by_host(isinstance(state, DueState), update_masks)
     if update_masks is None:
         is_due = updater.scheduler.is_mask_update_iter(state.count)
         return is_due if tree_lib.is_traced(is_due) else bool(is_due)
@@ -112,6 +126,15 @@ def _is_due(updater: Pruner, state: SparseState, update_masks: Any) -> Any:
             'step that the host counts'
         )
     return bool(update_masks)
+
+
+def _is_due_by_host(is_due: bool, update_masks: Any) -> bool:
+    if update_masks is not None and update_masks is not is_due:
+        raise ValueError(
+            f'update_masks={update_masks!r} contradicts the state, which HostDriven.update has made, and which says '
+            f'{is_due}; leave update_masks out, or call no HostDriven.update'
+        )
+    return is_due
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -126,7 +149,7 @@ class Step:
         self, is_due: Any, grads: tree_lib.PyTree, old_state: SparseState, params: tree_lib.PyTree
     ) -> tuple[tree_lib.PyTree, SparseState]:
         """The updates and the next state; `is_due` is a bool, or a traced scalar."""
-        state, tracked = self._track(grads, old_state, params)
+        state, tracked = self.track(grads, old_state, params)
         regrow = self.updater.regrows_from_zero and is_due
         if not self.updater.skip_gradients:
             updates, state = self._masks_then_update(is_due, grads, state, params, tracked)
@@ -155,7 +178,7 @@ class Step:
         masks_before = state.masks
         state = control.run_once(
             is_due,
-            self._with_new_masks,
+            self.with_new_masks,
             state,
             params,
             grads,
@@ -203,7 +226,7 @@ class Step:
         def only_masks(carry: Any, gradients: tree_lib.PyTree, params: tree_lib.PyTree) -> Any:
             slot, state = carry
             grads = slot if gradients is None else gradients
-            new_state = self._with_new_masks(state, params, grads)
+            new_state = self.with_new_masks(state, params, grads)
             updates = _zeros(shapes)
             if self.updater.regrows_from_zero and self.updater.lands_on_zero():
                 updates = _land(updates, params, state.masks, new_state.masks, regrow=True)
@@ -224,7 +247,7 @@ class Step:
 
     # What these are made of.
 
-    def _track(
+    def track(
         self, grads: tree_lib.PyTree, state: SparseState, params: tree_lib.PyTree
     ) -> tuple[SparseState, Any]:
         """What the algorithm keeps of every step; it gets gradients and extra arguments by naming them."""
@@ -246,7 +269,7 @@ class Step:
             grads = masking.apply_mask(grads, masks)
         return self.optimizer.update(grads, inner_state, params, **self.extra_args)
 
-    def _with_new_masks(
+    def with_new_masks(
         self,
         state: SparseState,
         params: tree_lib.PyTree,
@@ -258,6 +281,9 @@ class Step:
         if self.updater.ranks_next_params:
             params = self._next_params(old_state, params, grads)
         new_state = self._call_update_state(old_state, params, grads, tracked)
+        leaves_masks = (
+            new_state.masks is old_state.masks
+        )  # as algorithms do whose masks never change
         new_state = new_state._replace(masks=masking.unpack_masks(new_state.masks, params))
         reset = self.updater.moments_to_reset(old_state, new_state)
         if reset is not None:
@@ -265,6 +291,8 @@ class Step:
                 self.optimizer, new_state.inner_state, reset, params
             )
             new_state = new_state._replace(inner_state=inner_state)
+        if leaves_masks:
+            return new_state._replace(masks=state.masks)
         packs_masks = self.updater.packs_masks()
         stored = masking.store_masks(new_state.masks, params, packs_masks, like=state.masks)
         return new_state._replace(masks=stored)

@@ -80,14 +80,15 @@ def _run_once_narrowly(
 def _changed_and_read(program: jax.extend.core.Jaxpr, number: int) -> tuple[list[int], list[int]]:
     """Which of the first `number` arguments come out changed, and which of the others are read at all."""
     changed = [i for i in range(number) if program.outvars[i] is not program.invars[i]]
-    used = {program.outvars[i] for i in changed if _is_variable(program.outvars[i])}
+    used = {program.outvars[i] for i in changed if is_variable(program.outvars[i])}
     for equation in program.eqns:
-        used.update(filter(_is_variable, equation.invars))
+        used.update(filter(is_variable, equation.invars))
     read = [i for i, x in enumerate(program.invars) if x in used and i not in changed]
     return changed, read
 
 
-def _is_variable(operand: Any) -> bool:
+def is_variable(operand: Any) -> bool:
+    """Whether an operand in a traced program is a variable, and no constant."""
     return not isinstance(operand, jax.extend.core.Literal)
 
 

@@ -26,6 +26,20 @@ class SparseState(NamedTuple):
     algorithm_state: Any = None
 
 
+# Who decides whether a step updates the masks is a part of the state's type: of a program's structure, so that `jit`
+# compiles another one, and of no array, so that checkpoints are alike. No methods of their own, nor fields.
+class HostDrivenState(SparseState):
+    """A state whose masks the host updates; the next step leaves them as they are."""
+
+    __slots__ = ()
+
+
+class DueState(HostDrivenState):
+    """A state whose masks the host wants updated in the next step, by the program of this step."""
+
+    __slots__ = ()
+
+
 # The message where an optimizer state holds no state of a pruner.
 NO_STATE = (
     'there is no SparseState in the optimizer state; wrap the optimizer with `updater.wrap_optax`'
@@ -125,7 +139,24 @@ def _map_states(change: Callable[[SparseState], SparseState], opt_state: Any) ->
         node = change(node)
         return node._replace(inner_state=_map_states(change, node.inner_state))
 
-    return jax.tree.map(changed, opt_state, is_leaf=lambda node: isinstance(node, SparseState))
+    return jax.tree.map(changed, opt_state, is_leaf=_is_state)
+
+
+def outermost_states(opt_state: Any) -> list[SparseState]:
+    """Every `SparseState` that stands in no other one, as it is; costs little where it stands near the top."""
+    nodes = jax.tree.leaves(opt_state, is_leaf=_is_state)
+    return [node for node in nodes if _is_state(node)]
+
+
+def with_state(opt_state: Any, state: SparseState) -> Any:
+    """An optimizer state in which the one `SparseState` is another."""
+    return jax.tree.map(
+        lambda node: state if _is_state(node) else node, opt_state, is_leaf=_is_state
+    )
+
+
+def _is_state(node: Any) -> bool:
+    return isinstance(node, SparseState)
 
 
 def check_has_masks(state: SparseState) -> None:
@@ -154,14 +185,13 @@ def sparse_states(opt_state: Any) -> list[SparseState]:
     1
     """
     states: list[SparseState] = []
-    for node in jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, SparseState)):
-        if isinstance(node, SparseState):
-            states.append(_without_boxes(node))
-            states.extend(sparse_states(node.inner_state))
+    for state in outermost_states(opt_state):
+        states.append(without_boxes(state))
+        states.extend(sparse_states(state.inner_state))
     return states
 
 
-def _without_boxes(state: SparseState) -> SparseState:
+def without_boxes(state: SparseState) -> SparseState:
     """The state of plain arrays: Flax NNX keeps each array of an optimizer state in a variable."""
     check_has_masks(state)
     state = jax.tree.map(lambda leaf: getattr(leaf, 'value', leaf), state)
@@ -172,7 +202,7 @@ def _without_boxes(state: SparseState) -> SparseState:
 def only_sparse_state(opt_state: Any) -> SparseState:
     """The one `SparseState` in an optimizer state; refuses none, more than one, and one without its masks."""
     states = (
-        [_without_boxes(opt_state)]
+        [without_boxes(opt_state)]
         if isinstance(opt_state, SparseState)
         else sparse_states(opt_state)
     )
