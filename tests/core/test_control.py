@@ -156,3 +156,14 @@ def test_squares_that_are_summed_in_passing_take_no_memory():
     values = jnp.ones((512, 512))
     lowered = jax.jit(norm).lower(values)
     assert compiling.as_written(lowered).memory_analysis().temp_size_in_bytes < values.nbytes / 10
+
+
+def test_what_is_compiled_when_eager_stands_in_a_program_as_it_is_written():
+    double_and_add = control.jit_when_eager(lambda x, y: x * 2 + y)
+    x, y = jnp.float32(3), jnp.float32(1)
+    with compiling.Programs() as programs:
+        assert float(double_and_add(x, y)) == 7
+    assert programs.number == 1
+    names = [equation.primitive.name for equation in jax.make_jaxpr(double_and_add)(x, y).eqns]
+    assert names == ['mul', 'add']
+    assert jax.vmap(double_and_add, (0, None))(jnp.arange(2.0), y).tolist() == [1, 3]

@@ -2,6 +2,8 @@
 
 import os
 
+import jax
+
 _OF_USERS = {'xla_backend_optimization_level': 3, 'xla_cpu_use_fusion_emitters': True}
 
 # Options for `jax.jit` that undo what conftest.py did: nothing where whoever runs the tests has set flags.
@@ -20,3 +22,30 @@ def as_written(lowered):
 def environment_of_users():
     """For processes that train long enough to be worth optimizing."""
     return {name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'}
+
+
+class Programs:
+    """How many programs JAX compiles inside of a `with`, those among them that its cache on disk has.
+
+    >>> with Programs() as programs:
+    ...     _ = jax.jit(lambda x: x + 1)(1)
+    >>> programs.number
+    1
+    """
+
+    _EVENT = '/jax/core/compile/backend_compile_duration'
+    _total = 0
+
+    def __enter__(self):
+        self._before = Programs._total
+        return self
+
+    def __exit__(self, *_):
+        self.number = Programs._total - self._before
+
+    @classmethod
+    def count(cls, event, duration, **_):
+        cls._total += event == cls._EVENT
+
+
+jax.monitoring.register_event_duration_secs_listener(Programs.count)

@@ -176,14 +176,20 @@ class GlobalPruningMixin(_Pruner):
         normalizes = (
             self.use_normalization if self.normalize_scores is None else self.normalize_scores
         )
-        norms = (
-            [norm + self.normalization_eps for norm in _finite_norms(arrays)]
-            if normalizes
-            else None
-        )
-        total = total_sparsity(targets, [array.size for array in arrays])
-        count = selection.number_to_keep(sum(array.size for array in arrays), total)
-        return selection.keep_largest_jointly(arrays, count, norms, count_per_device=True)
+        return _keep_together(arrays, targets, self.normalization_eps if normalizes else None)
+
+
+@control.jit_when_eager
+def _keep_together(
+    arrays: list[Any], targets: list[Any], normalization_eps: Any | None
+) -> list[jax.Array]:
+    """Masks of arrays that are ranked together; divided by their norms, unless there is no `normalization_eps`."""
+    norms = None
+    if normalization_eps is not None:
+        norms = [norm + normalization_eps for norm in _finite_norms(arrays)]
+    sizes = [array.size for array in arrays]
+    count = selection.number_to_keep(sum(sizes), total_sparsity(targets, sizes))
+    return selection.keep_largest_jointly(arrays, count, norms, count_per_device=True)
 
 
 def _is_one_number(sparsities: Any) -> bool:

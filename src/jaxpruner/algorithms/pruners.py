@@ -1,6 +1,7 @@
 """Pruning by a score of each single weight: magnitude, saliency, chance."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -27,23 +28,26 @@ def generate_random_scores(params: tree_lib.PyTree, rng_seed: Any) -> tree_lib.P
     (2,)
     """
     leaves, treedef = jax.tree.flatten(params)
-    keys = jax.random.split(seeds.prng_key(rng_seed), len(leaves)) if leaves else []
-    return jax.tree.unflatten(
-        treedef, [_uniform_like(key, leaf) for key, leaf in zip(keys, leaves, strict=True)]
-    )
+    keys = seeds.split_key(seeds.prng_key(rng_seed), len(leaves))
+    scores = [_uniform_like(key, leaf) for key, leaf in zip(keys, leaves, strict=True)]
+    return jax.tree.unflatten(treedef, scores)
 
 
 def _uniform_like(key: jax.Array, leaf: jax.Array) -> jax.Array:
-    dtype = leaf.dtype if leaf.dtype == jnp.float64 else jnp.float32
-
-    def draw(key: jax.Array) -> jax.Array:
-        return jax.random.uniform(key, leaf.shape, dtype)
-
-    if tree_lib.is_traced(key) or tree_lib.is_traced(leaf):
+    dtype = leaf.dtype if leaf.dtype == jnp.float64 else jnp.dtype('float32')
+    if tree_lib.has_traced((key, leaf)):
+        draw = functools.partial(jax.random.uniform, shape=leaf.shape, dtype=dtype)
         return control.draw_in_loop(draw, key)
     if isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1:
-        return jax.jit(draw, out_shardings=leaf.sharding)(key)
-    return draw(key)
+        return _uniform_on_devices(leaf.shape, dtype, leaf.sharding)(key)
+    return jax.random.uniform(key, leaf.shape, dtype)
+
+
+@functools.lru_cache
+def _uniform_on_devices(shape: tuple[int, ...], dtype: Any, sharding: Any) -> Any:
+    """The compiled function that draws on each device what it holds of a leaf."""
+    draw = functools.partial(jax.random.uniform, shape=shape, dtype=dtype)
+    return jax.jit(draw, out_shardings=sharding)
 
 
 def magnitudes(params: tree_lib.PyTree) -> tree_lib.PyTree:

@@ -3,6 +3,7 @@
 Each function that works against an optimization of XLA says what XLA does without it, and where that was seen.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -106,6 +107,22 @@ def keep_in_loop(values: Any) -> Any:
     return jax.lax.optimization_barrier(values)
 
 
+def jit_when_eager(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """The function, compiled as a whole where it is called by itself, and unchanged where it is part of a program.
+
+    Without this, JAX compiles and starts each of its operations alone. It is meant for functions of one leaf, which are
+    then compiled once for all leaves of the same shape. `options` are those of `jax.jit`.
+    """
+    compiled = jax.jit(function, **options)
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        is_eager = not tree_lib.has_traced((arguments, named))
+        return (compiled if is_eager else function)(*arguments, **named)
+
+    return call
+
+
 def compute_apart(function: Callable[..., Any], *inputs: Any) -> Any:
     """`function(*inputs)` in a branch that is always taken, so that it is not fused with what surrounds it.
 
@@ -133,7 +150,7 @@ def _zeros_of(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _apart(function: Callable[..., Any], unreachable: Callable[..., Any], *inputs: Any) -> Any:
-    if any(map(tree_lib.is_traced, jax.tree.leaves(inputs))):
+    if tree_lib.has_traced(inputs):
         return _in_branch(function, unreachable, *inputs)
     return function(*inputs)
 

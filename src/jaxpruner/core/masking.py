@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpruner.core import caller_warnings, packing
+from jaxpruner.core import caller_warnings, control, packing
 from jaxpruner.core import tree as tree_lib
 
 logger = logging.getLogger(__name__)
@@ -39,9 +39,14 @@ def apply_mask(
     def masked(leaf: jax.Array | None, leaf_mask: jax.Array | None) -> jax.Array | None:
         if leaf is None or leaf_mask is None:
             return leaf
-        return jnp.where(leaf_mask != 0, leaf, jnp.zeros_like(leaf))
+        return _masked(leaf, leaf_mask)
 
     return tree_lib.map_with_missing(masked, param, unpack_masks(mask, param))
+
+
+@control.jit_when_eager
+def _masked(leaf: jax.Array, mask: jax.Array) -> jax.Array:
+    return jnp.where(mask != 0, leaf, jnp.zeros_like(leaf))
 
 
 @jax.custom_jvp
@@ -228,7 +233,7 @@ def warn_of_emptied(
     paths, leaves, treedef = tree_lib.flatten_with_paths(params)
     rows = zip(paths, leaves, tree_lib.leaves_like(treedef, masks), strict=True)
     masked = [(path, leaf, mask) for path, leaf, mask in rows if mask is not None and mask.size]
-    if any(tree_lib.is_traced(mask) for _, _, mask in masked):
+    if tree_lib.has_traced([mask for _, _, mask in masked]):
         return
     # All are computed before the first is waited for.
     keeps_any = [_keeps_any(mask) for _, _, mask in masked]

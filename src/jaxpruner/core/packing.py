@@ -4,11 +4,14 @@ A packed mask is a plain uint8 array of the parameter's rank, `jnp.packbits(mask
 `a`, so that each device packs what it has of a sharded parameter; who unpacks reads it off the two shapes.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+
+from jaxpruner.core import control
 
 BITS = 8
 
@@ -114,12 +117,17 @@ def unpack(bits: jax.Array, shape: Sequence[int]) -> jax.Array:
     if axis is None:
         raise ValueError(_misfit(bits.shape, shape))
     axis += len(shape)
-    places = jnp.arange(BITS, dtype=jnp.uint8).reshape((BITS,) + (1,) * (len(shape) - 1 - axis))
+    return _unpack_along(bits, axis=axis, length=shape[axis])
+
+
+@functools.partial(control.jit_when_eager, static_argnames=('axis', 'length'))
+def _unpack_along(bits: jax.Array, axis: int, length: int) -> jax.Array:
+    places = jnp.arange(BITS, dtype=jnp.uint8).reshape((BITS,) + (1,) * (bits.ndim - 1 - axis))
     # packbits puts the first weight into the highest bit, which is the sign of a signed byte: tests of signs are read
     # fast along every axis, tests of single bits are not.
     spread = jax.lax.bitcast_convert_type(jnp.expand_dims(bits, axis + 1) << places, jnp.int8) < 0
     padded = spread.reshape(*bits.shape[:axis], bits.shape[axis] * BITS, *bits.shape[axis + 1 :])
-    return jax.lax.slice_in_dim(padded, 0, shape[axis], axis=axis).astype(jnp.uint8)
+    return jax.lax.slice_in_dim(padded, 0, length, axis=axis).astype(jnp.uint8)
 
 
 def unpack_like(mask: jax.Array, shape: Sequence[int]) -> jax.Array:
@@ -151,6 +159,7 @@ def unpack_like(mask: jax.Array, shape: Sequence[int]) -> jax.Array:
     return unpack(mask, shape)
 
 
+@control.jit_when_eager
 def kept_weights(mask: jax.Array) -> jax.Array:
     """How many weights a mask keeps, packed or not: the number of bits that are set.
 

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpruner.core import tree as tree_lib
+
 _DEFAULT_SEED = 8
 # The keys that stand for a seed which was not given, as long as somebody holds them. Keys have no hash.
 _default_keys: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -82,3 +84,20 @@ def prng_key(seed: Any, step: Any = None) -> jax.Array:
     else:
         key = jnp.asarray(seed)
     return key if step is None else jax.random.fold_in(key, step)
+
+
+def split_key(key: jax.Array, number: int) -> list[jax.Array]:
+    """As `jax.random.split`, a list of keys.
+
+    Keys that are known are read at once: to cut an array into single keys is a program of its own for each number.
+
+    >>> [key.shape for key in split_key(prng_key(8), 2)]
+    [(), ()]
+    """
+    if not number:
+        return []
+    keys = jax.random.split(key, number)
+    if tree_lib.is_traced(keys):
+        return list(keys)
+    impl, rows = jax.random.key_impl(keys), np.asarray(jax.random.key_data(keys))
+    return [jax.random.wrap_key_data(row, impl=impl) for row in rows]

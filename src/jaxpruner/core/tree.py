@@ -327,6 +327,15 @@ def is_traced(value: Any) -> bool:
     return isinstance(value, jax.core.Tracer)
 
 
+def has_traced(tree: PyTree) -> bool:
+    """Whether any leaf is traced: what is computed from the tree is then part of a larger program.
+
+    >>> has_traced({'a': 0.5, 'b': None})
+    False
+    """
+    return any(map(is_traced, jax.tree.leaves(tree)))
+
+
 def is_number(value: Any) -> bool:
     """Whether a value is a real scalar of Python, NumPy or JAX, perhaps a traced one; a bool is none.
 

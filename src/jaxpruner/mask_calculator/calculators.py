@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpruner import sparsity_types
+from jaxpruner.core import tree as tree_lib
 from jaxpruner.mask_calculator import n_by_m, selection
 from jaxpruner.mask_calculator.groups import Groups
 
@@ -268,7 +269,17 @@ def select_leaves(
             topk = leaf.groups.per_layer(topk_fn or get_topk_fn(sparsity_type), (0, None))
             results[i] = KeptOfLeaf(topk(selection.read(leaf.scores), leaf.sparsity))
     if ranked_in_groups:
-        selected = best_groups(list(ranked_in_groups.values()))
+        selected = _select_in_groups(list(ranked_in_groups.values()))
         for i, (mask, threshold) in zip(ranked_in_groups, selected, strict=True):
             results[i] = KeptOfLeaf(mask, threshold)
     return results
+
+
+def _select_in_groups(leaves: list[ScoredLeaf]) -> list[selection.Selected]:
+    """Selects in each leaf by itself, unless the selections are part of a larger program.
+
+    A program of all leaves would be compiled anew for each model. Leaves of one shape share a program.
+    """
+    if tree_lib.has_traced(leaves):
+        return best_groups(leaves)
+    return [best_groups([leaf])[0] for leaf in leaves]

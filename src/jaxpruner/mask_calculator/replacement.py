@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpruner.core import control
+from jaxpruner.core import tree as tree_lib
 from jaxpruner.mask_calculator import selection
 from jaxpruner.mask_calculator.groups import Groups
 
@@ -49,7 +50,11 @@ def drop_and_grow(leaves: Sequence[MaskedLeaf], fraction: jax.Array | float) -> 
     [Array([1, 0, 0, 1], dtype=uint8)]
     """
     candidates = [_candidates(leaf) for leaf in leaves]
-    is_kept = _drop_and_grow(candidates, jnp.asarray(fraction, jnp.float32))
+    fraction = jnp.asarray(fraction, jnp.float32)
+    if tree_lib.has_traced((candidates, fraction)):
+        is_kept = _drop_and_grow(candidates, fraction)
+    else:  # a program of all leaves would be compiled anew for each model; leaves of one shape share one
+        is_kept = [_drop_and_grow([candidate], fraction)[0] for candidate in candidates]
     masks = []
     for leaf, flags in zip(leaves, is_kept, strict=True):
         masks.append(leaf.groups.spread(flags.astype(jnp.uint8), leaf.mask.shape))
