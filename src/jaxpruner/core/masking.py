@@ -236,9 +236,9 @@ def warn_of_emptied(
     if tree_lib.has_traced([mask for _, _, mask in masked]):
         return
     # All are computed before the first is waited for.
-    keeps_any = [_keeps_any(mask) for _, _, mask in masked]
+    are_kept = [keeps_any(mask) for _, _, mask in masked]
     emptied = {
-        path: leaf for (path, leaf, _), kept in zip(masked, keeps_any, strict=True) if not kept
+        path: leaf for (path, leaf, _), kept in zip(masked, are_kept, strict=True) if not kept
     }
     if not emptied:
         return
@@ -262,5 +262,6 @@ def warn_of_emptied(
 
 
 @jax.jit
-def _keeps_any(mask: jax.Array) -> jax.Array:
+def keeps_any(mask: jax.Array) -> jax.Array:
+    """Whether a mask keeps anything, in one program."""
     return jnp.any(mask != 0)

@@ -15,9 +15,11 @@ import optax
 
 from jaxpruner import base_updater
 from jaxpruner.algorithms import global_pruners
+from jaxpruner.core import masking
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.progress import progress_bar
 from jaxpruner.oneshot.batches import READ_AGAIN, as_batches, as_inputs, check_inputs, first_batch
+from jaxpruner.uses.compiled_once import CompiledOnce
 
 logger = logging.getLogger(__name__)
 
@@ -160,9 +162,9 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
         progress: bool,
     ) -> tree_lib.PyTree:
         """The masks after the last round."""
-        # Compiled once for all rounds.
+        # Compiled once for all rounds, and for all calls with a model of the same program.
         adders = [_compile_adder(loss, derive) for derive in self.passes]
-        score = jax.jit(lambda *arguments: self._score(*arguments), donate_argnums=0)
+        score = CompiledOnce(self._score, donate_argnums=(0,))
         name = type(self).__name__
         with progress_bar(self.rounds, progress) as show:
             for number, sparsity in enumerate(sparsities_of_rounds(total_sparsity, self.rounds), 1):
@@ -238,7 +240,7 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
         paths, leaves, _ = tree_lib.flatten_with_paths(masks)
         empty = []
         for path, mask in zip(paths, leaves, strict=True):
-            if mask.size and not mask.any():
+            if mask.size and not masking.keeps_any(mask):
                 empty.append(tree_lib.path_string(path))
         if empty:
             warnings.warn(
@@ -263,7 +265,7 @@ def _sum_over(
     return total
 
 
-def _compile_adder(loss_fn: LossFn, derive: Callable[..., Any]) -> Callable[..., Any]:
+def _compile_adder(loss_fn: LossFn, derive: Callable[..., Any]) -> CompiledOnce:
     """A function that adds what a pass derives from a batch, for the model without its pruned weights."""
 
     def put_back(leaf: Any, weight: jax.Array | None, mask: Any) -> Any:
@@ -277,7 +279,7 @@ def _compile_adder(loss_fn: LossFn, derive: Callable[..., Any]) -> Callable[...,
         terms = derive(loss, _selected(params, masks), *sums)
         return jax.tree.map(lambda sums, term: sums + term.astype(sums.dtype), total, terms)
 
-    return jax.jit(add, donate_argnums=0)
+    return CompiledOnce(add, donate_argnums=(0,))
 
 
 def _wide_zeros(leaf: Any) -> jax.Array:
