@@ -3,15 +3,17 @@
 import dataclasses
 import importlib
 import os
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Literal, get_args
 
 import jax
 import tyro
 
 from benchmarks import report
+from benchmarks.against import PACKAGE, compare
+from benchmarks.elsewhere import printed_elsewhere
 from benchmarks.timing import IN_PLACE
 
 Subject = Literal[
@@ -22,6 +24,7 @@ Subject = Literal[
     'channel',
     'packing',
     'global',
+    'many_leaves',
     'step',
     'memory',
     'sharded',
@@ -46,6 +49,8 @@ class Settings:
     """How often each function is timed; none: as often as the subject needs."""
     json: bool = False
     """Print JSON instead of tables, a line for each subject."""
+    against: Path | None = None
+    """Another checkout of this library: print how many times as much each number is here as with its source."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,6 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if settings.rounds is not None and settings.rounds < 2:
         print(f'benchmarks: --rounds must be at least 2, got {settings.rounds}', file=sys.stderr)
         return 2
+    if settings.against is not None and not (settings.against / PACKAGE).is_dir():
+        print(f'benchmarks: no {PACKAGE} in --against {settings.against}', file=sys.stderr)
+        return 2
     size = (
         ('cpu' if jax.default_backend() == 'cpu' else 'gpu')
         if settings.size == 'auto'
@@ -65,24 +73,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         subject = importlib.import_module(f'benchmarks.{_OTHER_NAMES.get(name, name)}')
         rounds = settings.rounds or subject.ROUNDS
         missing = subject.environment() if hasattr(subject, 'environment') else {}
-        if missing:
-            print(
-                _printed_elsewhere(name, size, rounds, settings.json, missing), end='', flush=True
-            )
+        if settings.against is not None:
+            rows = compare(name, subject.COLUMNS, size, rounds, settings.against)
+            title = f'{name}, times that of {settings.against}'
+            report.show(title, subject.COLUMNS, rows, settings.json)
+        elif missing:
+            print(printed_elsewhere(name, size, rounds, settings.json, missing), end='', flush=True)
         else:
             report.show(name, subject.COLUMNS, subject.run(size, rounds), settings.json)
     return 0
-
-
-def _printed_elsewhere(
-    name: str, size: str, rounds: int, as_json: bool, missing: Mapping[str, str]
-) -> str:
-    """What a subject prints in a process that has the variables of the environment which this one is missing."""
-    command = [sys.executable, '-m', 'benchmarks', name, '--size', size, '--rounds', str(rounds)]
-    command += ['--json'] if as_json else []
-    return subprocess.run(
-        command, env={**os.environ, **missing}, stdout=subprocess.PIPE, text=True, check=True
-    ).stdout
 
 
 if __name__ == '__main__':

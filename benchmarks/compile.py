@@ -1,71 +1,141 @@
-"""How long it takes to trace and compile a mask update of a transformer of 214 arrays, and its dense training step."""
+"""What passes before the first training step, and what a first call takes; each measured in cold processes.
 
-import functools
-from collections.abc import Callable
-from typing import Any
+A training waits for `init`, for tracing and lowering of its step, and for the compiler. Its reference is the dense step
+of the same model. That of a first call is the second one, in the same process. Seconds that the cores worked depend
+less on what else a machine does.
+"""
 
-import jax
-import optax
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple, Self
 
-import jaxpruner
-from benchmarks.models import TRANSFORMERS, Transformer
+from rich.console import Console
+from rich.progress import track
+
+from benchmarks.cold import CASES, DENSE, FirstStep, Lap
 from benchmarks.report import Row
-from benchmarks.selection import SPARSITY
-from benchmarks.timing import interleaved, ratio
-from benchmarks.training import METHODS, compiled_step
-from jaxpruner import sparsity_distributions, sparsity_schedules
+from benchmarks.timing import Timing, ratio
 
-MANY_LEAVES = Transformer(13, 256, heads=4, vocabulary=1024, batch_size=4, sequence=64)
-MODELS = {'small': TRANSFORMERS['small'], 'cpu': MANY_LEAVES, 'gpu': MANY_LEAVES}
-PRUNERS = {
-    'magnitude': jaxpruner.MagnitudePruning,
-    'global magnitude': jaxpruner.GlobalMagnitudePruning,
-    'RigL': jaxpruner.RigL,
-    'magnitude, 2:4': lambda scheduler, **_: jaxpruner.MagnitudePruning(
-        scheduler, sparsity_type='2:4'
-    ),
-}
-DENSE = 'dense training step'
 ROUNDS = 3
-COLUMNS = ('seconds', 'times the dense step', 'leaves')
+COLUMNS = (
+    'init',
+    'lower',
+    'compile',
+    'seconds',
+    'limit in seconds',
+    'times the reference',
+    'limit',
+    'the original',
+    'core seconds',
+    'core seconds, times the reference',
+)
+STEP_PARTS = ('init', 'lower', 'compile')
+# Of the ratio.
+LIMITS = {
+    '24 layers, 96 kernels: magnitude': 1.7,
+    '24 layers, 96 kernels: global magnitude': 2.0,
+    '24 layers, 96 kernels: RigL': 3.0,
+    '24 layers, 96 kernels: straight-through magnitude': 2.5,
+    '24 layers, 96 kernels: magnitude, host-driven': 1.15,
+    '13 blocks, 214 arrays: magnitude': 1.6,
+    'prune by sparsegpt, 4 blocks: cold': 2.5,
+    'prune by wanda, 4 blocks: cold': 2.5,
+}
+LIMITS_IN_SECONDS = {'instant_sparsify, 96 kernels of 4 shapes: cold': 1.5}
+# Seconds for `init`, tracing and lowering, compiling with JaxPruner on 2 cores (JAX 0.10.2, CPU), where its RigL fails.
+# The dense steps are those of that machine, so that these ratios stand beside ours.
+THE_ORIGINAL = {
+    '6 layers, 24 kernels: dense': (0.02, 0.24, 1.00),
+    '6 layers, 24 kernels: magnitude': (0.22, 0.35, 1.41),
+    '6 layers, 24 kernels: global magnitude': (1.01, 0.25, 1.35),
+    '24 layers, 96 kernels: dense': (0.10, 0.69, 1.83),
+    '24 layers, 96 kernels: magnitude': (0.27, 0.93, 2.98),
+    '24 layers, 96 kernels: global magnitude': (1.08, 0.81, 3.18),
+}
+
+# For each round, what the parts took.
+_Rounds = list[dict[str, Lap]]
 
 
 def run(size: str, rounds: int) -> list[Row]:
-    """Times compilations from empty caches; each is a due update alone, with SGD as the optimizer."""
-    model = MODELS[size]
-    params = jax.eval_shape(model.init)
-    calls: dict[str, Callable[[], None]] = {
-        name: _update(make(**_settings()), params) for name, make in PRUNERS.items()
-    }
-    calls[DENSE] = _dense_step(model, params)
-    times = interleaved(calls, rounds, warm=False)
-    leaves = len(jax.tree.leaves(params))
+    """Measures each case in a process of its own, in each round."""
+    measured = _measured(size, rounds)
+    rows = []
+    for name, case in CASES[size].items():
+        if isinstance(case, FirstStep):
+            title, _ = name.split(': ')
+            rows.append(_step_row(name, measured[name], f'{title}: {DENSE}', measured))
+        else:
+            rows += _call_rows(name, measured[name])
+    return rows
+
+
+def _measured(size: str, rounds: int) -> dict[str, _Rounds]:
+    order, shuffle = list(CASES[size]), random.Random(0).shuffle
+    in_turns = []
+    for _ in range(rounds):
+        shuffle(order)
+        in_turns += order
+    measured: dict[str, _Rounds] = {name: [] for name in CASES[size]}
+    console = Console(stderr=True)
+    for name in track(in_turns, 'cold processes', console=console, disable=not console.is_terminal):
+        command = [sys.executable, '-m', 'benchmarks.cold', size, name]
+        printed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+        parts = {part: Lap(*lap) for part, lap in json.loads(printed).items()}
+        measured[name].append(parts)
+    return measured
+
+
+class _Taken(NamedTuple):
+    """What some parts took together."""
+
+    seconds: Timing
+    core_seconds: Timing
+
+    @classmethod
+    def by(cls, rounds: _Rounds, *parts: str) -> Self:
+        laps = [[laps[part] for part in parts] for laps in rounds]
+        return cls(
+            Timing([sum(lap.seconds for lap in each) for each in laps]),
+            Timing([sum(lap.core_seconds for lap in each) for each in laps]),
+        )
+
+
+def _step_row(name: str, rounds: _Rounds, dense: str, measured: dict[str, _Rounds]) -> Row:
+    parts = [_Taken.by(rounds, part).seconds.median for part in STEP_PARTS]
+    original = None
+    if name in THE_ORIGINAL:
+        original = sum(THE_ORIGINAL[name]) / sum(THE_ORIGINAL[dense])
+    taken, reference = (_Taken.by(each, *STEP_PARTS) for each in (rounds, measured[dense]))
+    return _row(name, parts, taken, reference, original)
+
+
+def _call_rows(name: str, rounds: _Rounds) -> list[Row]:
+    cold, warm = _Taken.by(rounds, 'cold'), _Taken.by(rounds, 'warm')
     return [
-        Row(name, (times[name].median, ratio(times[name], times[DENSE]), leaves)) for name in calls
+        _row(f'{name}: {which}', [None] * len(STEP_PARTS), taken, warm)
+        for which, taken in (('cold', cold), ('warm', warm))
     ]
 
 
-def _settings() -> dict[str, Any]:
-    return {
-        'scheduler': sparsity_schedules.PeriodicSchedule(update_freq=1),
-        'sparsity_distribution_fn': functools.partial(
-            sparsity_distributions.uniform, sparsity=SPARSITY
-        ),
-    }
-
-
-def _update(pruner: jaxpruner.BaseUpdater, params: Any) -> Callable[[], None]:
-    optimizer = pruner.wrap_optax(optax.sgd(0.1))
-    state = jax.eval_shape(optimizer.init, params)
-    return lambda: _compile(jax.jit(optimizer.update), params, state, params)
-
-
-def _dense_step(model: Transformer, params: Any) -> Callable[[], None]:
-    state = jax.eval_shape(METHODS['dense'].optimizer().init, params)
-    batch = jax.eval_shape(model.batch)
-    return lambda: _compile(compiled_step(model, METHODS['dense']), params, state, (), batch)
-
-
-def _compile(function: Any, *shapes: Any) -> None:
-    jax.clear_caches()
-    function.lower(*shapes).compile()
+def _row(
+    name: str,
+    parts: Sequence[float | None],
+    taken: _Taken,
+    reference: _Taken,
+    original: float | None = None,
+) -> Row:
+    values = (
+        *parts,
+        taken.seconds.median,
+        LIMITS_IN_SECONDS.get(name),
+        ratio(taken.seconds, reference.seconds),
+        LIMITS.get(name),
+        original,
+        taken.core_seconds.median,
+        ratio(taken.core_seconds, reference.core_seconds),
+    )
+    return Row(name, values)

@@ -136,7 +136,55 @@ class Transformer:
         return _apply(block['out'], mixed.reshape(x.shape))
 
 
-Model = Mlp | Transformer
+@dataclasses.dataclass(frozen=True)
+class BareTransformer:
+    """A transformer of four kernels a layer, as in GPT-2, and nothing else: no biases, no embeddings."""
+
+    layers: int
+    width: int
+    heads: int
+    batch_size: int
+    sequence: int
+
+    def init(self) -> Params:
+        """Random parameters."""
+        width = self.width
+        shapes = {
+            'query_key_value': (width, 3 * width),
+            'out': (width, width),
+            'up': (width, 4 * width),
+            'down': (4 * width, width),
+        }
+        params: Params = {}
+        for i, key in enumerate(jax.random.split(jax.random.key(0), self.layers)):
+            keys = jax.random.split(key, len(shapes))
+            params[f'layer_{i:02}'] = {
+                name: jax.random.normal(key, shape) / jnp.sqrt(shape[0])
+                for key, (name, shape) in zip(keys, shapes.items(), strict=True)
+            }
+        return params
+
+    def batch(self) -> Batch:
+        """Random vectors, and others that they are to become."""
+        shape = self.batch_size, self.sequence, self.width
+        return Batch(*jax.random.normal(jax.random.key(0), (2, *shape)))
+
+    def loss(self, params: Params, batch: Batch) -> jax.Array:
+        """The mean squared error."""
+        x = batch.inputs
+        for layer in params.values():
+            x = self._through(layer, x)
+        return jnp.mean((x - batch.labels) ** 2)
+
+    def _through(self, layer: Params, x: jax.Array) -> jax.Array:
+        projected = jax.nn.standardize(x) @ layer['query_key_value']
+        heads = projected.reshape(*x.shape[:2], 3 * self.heads, -1)
+        mixed = jax.nn.dot_product_attention(*jnp.split(heads, 3, axis=2), is_causal=True)
+        x = x + mixed.reshape(x.shape) @ layer['out']
+        return x + jax.nn.gelu(jax.nn.standardize(x) @ layer['up']) @ layer['down']
+
+
+Model = Mlp | Transformer | BareTransformer
 
 TRANSFORMERS = {
     'small': Transformer(1, 16, heads=2, vocabulary=32, batch_size=2, sequence=8),

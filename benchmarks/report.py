@@ -5,12 +5,14 @@ import json
 import os
 import platform
 from collections.abc import Sequence
+from pathlib import Path
 
 import jax
 import optax
 from rich.console import Console
 from rich.table import Table
 
+import jaxpruner
 from benchmarks.timing import Ratio
 
 Value = Ratio | float | int | str | None
@@ -40,7 +42,9 @@ def show(subject: str, columns: Sequence[str], rows: Sequence[Row], as_json: boo
         for row in rows:
             values = map(_as_json, row.values)
             table.append({'name': row.name, **dict(zip(columns, values, strict=True))})
-        print(json.dumps({'subject': subject, 'machine': machine(), 'rows': table}), flush=True)
+        library = str(Path(jaxpruner.__file__).parent)
+        printed = {'subject': subject, 'machine': machine(), 'library': library, 'rows': table}
+        print(json.dumps(printed), flush=True)
         return
     table = Table('', *columns, title=f'{subject}: {machine()}')
     for row in rows:

@@ -1,12 +1,15 @@
 """The benchmarks run and print what they promise; what they measure is no matter of tests."""
 
 import dataclasses
+import functools
 import importlib
 import json
 import math
+import os
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +17,25 @@ import pytest
 
 import jaxpruner
 from benchmarks import __main__ as benchmarks
-from benchmarks import compiled, models, report, selection, step, timing, training
+from benchmarks import (
+    against,
+    cold,
+    compiled,
+    elsewhere,
+    many_leaves,
+    models,
+    report,
+    selection,
+    step,
+    timing,
+    training,
+)
+from benchmarks import compile as first_steps
 from benchmarks.timing import Ratio, Timing, interleaved, interval, ratio
 
 SLOW = (
     'global',
+    'many_leaves',
     'step',
     'memory',
     'sharded',
@@ -44,6 +61,11 @@ MAY_BE_EMPTY = {
     'limit in milliseconds',
     'MiB',
     'limit of that',
+    'init',
+    'lower',
+    'compile',
+    'limit in seconds',
+    'the original',
 }
 
 PROGRAM = """
@@ -131,6 +153,7 @@ class Nothing:
         (['--rounds', '0'], '--rounds must be at least 2, got 0'),
         (['sorting'], "'sorting'"),
         (['nm', '--size', 'huge'], "'huge'"),
+        (['nm', '--against', 'tests'], 'no src/jaxpruner in --against tests'),
     ],
 )
 def test_wrong_arguments_are_refused(arguments, message, capsys):
@@ -196,8 +219,139 @@ def test_models_are_as_large_as_is_said():
     assert len([leaf for leaf in on_cpu if leaf.ndim > 1]) >= 30
     assert round(sum(leaf.size for leaf in on_gpu) / 1e6) == 136
     assert {leaf.dtype for leaf in on_gpu} == {jnp.dtype(jnp.bfloat16)}
-    many = importlib.import_module('benchmarks.compile').MANY_LEAVES
-    assert len(leaves(many)) == 214
+    assert len(leaves(cold.MANY_LEAVES)) == 214
+
+
+def test_many_leaves_are_as_many_and_as_large_as_is_said():
+    sizes = {}
+    for name, shapes in many_leaves.SIZES['gpu'].items():
+        sizes[name] = len(shapes), round(sum(map(math.prod, shapes)) / 1e6)
+    assert sizes == {
+        '96 leaves of 0.2 million': (96, 19),
+        '200 leaves of 10,000': (200, 2),
+        '32 leaves of 4 million': (32, 128),
+        '80 leaves of 13 million': (80, 1007),
+    }
+    assert len({*many_leaves.LEAVES['96 leaves of 0.2 million']}) == 4
+
+
+def test_masks_of_another_number_of_weights_are_refused(monkeypatch):
+    def masks(scores, pruner):
+        return [jnp.ones_like(score) for score in scores]
+
+    monkeypatch.setattr(many_leaves, '_masks', masks)
+    with pytest.raises(AssertionError, match=r'leaf by leaf: the masks keep 3072 weights .* 307'):
+        many_leaves.run('small', 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('method', cold.METHODS)
+def test_first_steps_compile(method):
+    taken = cold.FirstStep(cold.SMALL, cold.METHODS[method]).measure()
+    assert taken.keys() == {*first_steps.STEP_PARTS}
+    assert all(lap.seconds > 0 for lap in taken.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('algorithm', ['sparsegpt', 'wanda'])
+def test_first_calls_are_measured(algorithm):
+    model = models.TRANSFORMERS['small']
+    prune = functools.partial(cold.pruned, algorithm=algorithm)
+    taken = cold.Call(model, prune).measure()
+    assert taken['cold'].seconds > taken['warm'].seconds > 0
+
+
+def test_what_is_claimed_of_first_steps_is_measured():
+    names = {row for row in cold.CASES['cpu'] if row in first_steps.LIMITS}
+    for name, case in cold.CASES['cpu'].items():
+        if isinstance(case, cold.Call):
+            names.add(f'{name}: cold')
+    assert names == {*first_steps.LIMITS, *first_steps.LIMITS_IN_SECONDS}
+    assert first_steps.THE_ORIGINAL.keys() <= cold.CASES['cpu'].keys()
+
+
+def test_rows_of_cold_processes(monkeypatch):
+    taken = {
+        'dense': ([1.0, 2.0, 3.0], 2),
+        'magnitude': ([2.0, 4.0, 6.0], 3),
+        'call': ([8.0, 1.0], 1),
+    }
+
+    def measured_in_a_process(command, **_):
+        kind = next(kind for kind in taken if kind in command[-1])
+        seconds, cores = taken[kind]
+        parts = first_steps.STEP_PARTS if len(seconds) == 3 else ('cold', 'warm')
+        laps = {part: (each, cores * each) for part, each in zip(parts, seconds, strict=True)}
+        return types.SimpleNamespace(stdout=json.dumps(laps))
+
+    step, call = cold.FirstStep(cold.SMALL, cold.METHODS['dense']), cold.Call(cold.SMALL, print)
+    names = '24 layers, 96 kernels: dense', '24 layers, 96 kernels: magnitude', 'call'
+    cases = dict(zip(names, (step, step, call), strict=True))
+    monkeypatch.setitem(cold.CASES, 'small', cases)
+    monkeypatch.setattr(first_steps.subprocess, 'run', measured_in_a_process)
+    dense, magnitude, first, second = first_steps.run('small', 2)
+    same = Ratio(1.0, 1.0, 1.0)
+    twice, three_times = Ratio(2.0, 2.0, 2.0), Ratio(3.0, 3.0, 3.0)
+    eightfold = Ratio(8.0, 8.0, 8.0)
+    original = pytest.approx(4.18 / 2.62)
+    assert dense.values == (1.0, 2.0, 3.0, 6.0, None, same, None, 1.0, 12.0, same)
+    assert magnitude.values == (
+        *(2.0, 4.0, 6.0, 12.0, None, twice, 1.7, original, 36.0, three_times),
+    )
+    nothing = (None,) * 3
+    assert first == report.Row(
+        'call: cold', (*nothing, 8.0, None, eightfold, None, None, 8.0, eightfold)
+    )
+    assert second == report.Row('call: warm', (*nothing, 1.0, None, same, None, None, 1.0, same))
+
+
+@pytest.fixture
+def two_libraries(monkeypatch, tmp_path):
+    """Processes that print 3 with this library and 2 with that of another tree, and the trees in their order."""
+    order = []
+
+    def printed(name, size, rounds, as_json, environment):
+        tree = Path(environment['PYTHONPATH'].split(os.pathsep)[0]).parent
+        order.append(tree)
+        here = tree == against.HERE
+        median = {'median': 3 if here else 2, 'low': 0, 'high': 9}
+        row = {'name': 'row', 'number': 3.0 if here else 2.0, 'ratio': median}
+        rows = [{**row, 'text': 'text', 'nothing': None, 'zero': 0}]
+        return json.dumps({'library': str(tree / against.PACKAGE), 'rows': rows})
+
+    monkeypatch.setattr(against, 'printed_elsewhere', printed)
+    (tmp_path / against.PACKAGE).mkdir(parents=True)
+    return types.SimpleNamespace(order=order, other=tmp_path.resolve())
+
+
+def test_numbers_with_two_libraries_are_compared(two_libraries):
+    columns = 'number', 'ratio', 'text', 'nothing', 'zero', 'missing'
+    (row,) = against.compare('nm', columns, 'small', 4, two_libraries.other)
+    half_more = Ratio(1.5, 1.5, 1.5)
+    assert row == report.Row('row', (half_more, half_more, None, None, None, None))
+    here, other = against.HERE, two_libraries.other
+    assert two_libraries.order == [here, other, other, here, here, other]
+
+
+def test_the_other_library_is_the_one_that_is_measured(monkeypatch, two_libraries):
+    printed = json.dumps({'library': '/elsewhere/jaxpruner', 'rows': []})
+    monkeypatch.setattr(against, 'printed_elsewhere', lambda *_: printed)
+    with pytest.raises(RuntimeError, match='/elsewhere/jaxpruner was measured rather than'):
+        against.compare('nm', (), 'small', 2, two_libraries.other)
+
+
+def test_a_comparison_is_printed(two_libraries, capsys):
+    other = str(two_libraries.other)
+    assert benchmarks.main(['nm', '--against', other, '--json']) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed['subject'] == f'nm, times that of {other}'
+    assert [row['name'] for row in printed['rows']] == ['row']
+
+
+def test_a_subject_elsewhere_says_which_library_it_measured():
+    source = str(against.HERE / against.PACKAGE.parent)
+    printed = elsewhere.printed_elsewhere('channel', 'small', 2, True, {'PYTHONPATH': source})
+    assert json.loads(printed)['library'] == str(against.HERE / against.PACKAGE)
 
 
 def test_a_transformer_learns_and_does_not_look_ahead():
