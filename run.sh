@@ -8,11 +8,12 @@ usage() {
   cat <<'EOF'
 bash run.sh [test ARGS]   all tests, in parallel; ARGS go to pytest
 bash run.sh demo [ARGS]   the demo: jaxpruner compare digits-lenet; ARGS go to it, try --help
+bash run.sh docs [ARGS]   the site, from nothing, into site/; ARGS go to sphinx-build
 bash run.sh lint          ruff, pyright and the import contracts
 bash run.sh lowest        all but the slow tests, with the oldest versions that pyproject.toml allows; needs Python 3.11
 bash run.sh integrations  the scripts for Dopamine and Kauldron; installs 6 GB, TensorFlow twice
 
-The environments are .venv, .venv-lowest, .venv-dopamine and .venv-kauldron here. A second run finds them made; to make them anew, delete them.
+The environments are .venv, .venv-docs, .venv-lowest, .venv-dopamine and .venv-kauldron here. A second run finds them made; to make them anew, delete them.
 PYTHON=...  the Python that makes them (otherwise the first fitting one of python3, python3.11, python3.12, ...)
 JOBS=...    how many tests run at once (otherwise as many as there are cores, at most 8)
 EOF
@@ -88,6 +89,13 @@ case $command in
     any_python
     environment .venv demo -e '.[baselines]'
     exec .venv/bin/jaxpruner compare digits-lenet --sparsities 0.8 0.95 --plots "$@"
+    ;;
+  docs)
+    any_python
+    environment .venv-docs docs -e '.[docs]'
+    rm -rf site jupyter_execute
+    JAX_PLATFORMS=cpu .venv-docs/bin/python -m sphinx --fail-on-warning --keep-going --jobs 2 "$@" docs site
+    echo "run.sh: the site is site/index.html"
     ;;
   lint)
     any_python

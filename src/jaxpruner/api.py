@@ -152,9 +152,22 @@ def _known_algorithms() -> dict[str, type[BaseUpdater]]:
 def create_updater_from_config(sparsity_config: Any) -> BaseUpdater:
     """Makes an updater from a flat configuration.
 
-    Keys: `algorithm` (required); `dist_type` (`'uniform'` or `'erk'`), `sparsity`, `filter_fn`, `custom_sparsity_map`,
-    `count_excluded`; `update_freq`, `update_start_step`, `update_end_step`, `power`, or `scheduler` itself;
-    `drop_fraction`; and every field of an updater (`sparsity_type`, `rng_seed`, `use_packed_masks`, …).
+    Every field of an updater is a key (`sparsity_type`, `rng_seed`, `use_packed_masks`, …). Besides:
+
+    Keys:
+      algorithm: its name; required.
+      sparsity: share of the weights to remove, of every selected leaf or, with ERK and global ranking, of all together.
+      dist_type: `'uniform'` (default) or `'erk'`, which keeps more weights in small leaves.
+      custom_sparsity_map: leaf name or glob -> sparsity, `None` for a dense leaf; overrides the filter. The first match
+        wins.
+      filter_fn: `(path, leaf) -> bool`, selects the leaves to prune; by default those of more than one dimension.
+      count_excluded: with ERK, `sparsity` is the share of all parameters, those of excluded leaves counted.
+      update_start_step, update_end_step: first and last step at which masks may change.
+      update_freq: masks change at the multiples of this number.
+      power: of the polynomial by which sparsity grows until the last update, 3 by default; with `ria`, of the norm of
+        the inputs, 0.5 by default.
+      drop_fraction: SET and RigL: share of the kept weights to replace, 0.1 by default; it decays by a cosine until the
+        last update.
 
     Without `update_start_step` masks are never updated. Where it equals `update_end_step` they are updated once, at
     that step, whatever `update_freq` is. Else they are updated every `update_freq` steps from the start to the end.

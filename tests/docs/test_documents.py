@@ -15,7 +15,7 @@ from jaxpruner.cli import main as cli
 
 ROOT = pathlib.Path(__file__).parents[2]
 DOCUMENTS = sorted(
-    path.relative_to(ROOT).as_posix() for path in [*ROOT.glob('*.md'), *ROOT.glob('docs/*.md')]
+    path.relative_to(ROOT).as_posix() for path in [*ROOT.glob('*.md'), *ROOT.glob('docs/**/*.md')]
 )
 
 

@@ -21,7 +21,7 @@ def prune_act_unstruct(
     batch_axes: int | Sequence[int] | None = 0,
     straight_through: bool = False,
 ) -> jax.Array:
-    """Keeps the largest |x| of each example.
+    """Keeps the activations of largest magnitude in each example.
 
     Of an example's `size` activations `max(1, round(size * (1 - sparsity)))` are kept, where `sparsity = 1 - density`,
     in float32, as weights are counted: 1 of 10 at a density of 0.15, which float32 puts just below a half. Each index
@@ -58,7 +58,7 @@ def prune_act_unstruct(
 def prune_act_struct(
     x: jax.Array, sparsity_pattern: Any, *, axis: int | None = None, straight_through: bool = False
 ) -> jax.Array:
-    """Keeps the n largest |x| of each m consecutive activations along an axis.
+    """Keeps the n activations of largest magnitude of each m consecutive ones along an axis.
 
     Of equal magnitudes the higher index is kept, and NaN ranks lowest. Where m does not divide the axis, the last group
     is shorter and keeps min(n, its length), with a warning.

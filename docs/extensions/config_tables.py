@@ -1,0 +1,91 @@
+"""Tables of the keys of a configuration and of the algorithms, from the code and its docstrings."""
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Sequence
+
+from docs.extensions import coverage
+from jaxpruner import api, oneshot
+from jaxpruner.base_updater import config_keys
+
+# These sections describe keys, in Google's style.
+_SECTION = re.compile(r'^(?:Attributes|Keys):\n((?:  .*\n|\n)*)', re.MULTILINE)
+_ITEM = re.compile(r'^  ([\w, ]+): (.*(?:\n {4,}.*)*)', re.MULTILINE)
+
+
+def described(value: object) -> dict[str, str]:
+    """What a docstring says of each attribute or key."""
+    words = {}
+    for section in _SECTION.findall(inspect.getdoc(value) + '\n'):
+        for names, text in _ITEM.findall(section):
+            words |= dict.fromkeys(names.split(', '), ' '.join(text.split()))
+    return words
+
+
+def algorithms() -> dict[str, type]:
+    """Every algorithm that a configuration can name."""
+    assert oneshot.Wanda.__name__ in [cls.__name__ for cls in api.ONE_SHOT_REGISTRY.values()]
+    return api.ALGORITHM_REGISTRY | api.ONE_SHOT_REGISTRY
+
+
+def _fields(algorithm: type) -> list[str]:
+    return [field.name for field in dataclasses.fields(algorithm) if field.init]
+
+
+def meanings() -> dict[str, str]:
+    """What each key means: in the words of `create_updater_from_config`, else of the first class that has it."""
+    words = {}
+    for algorithm in algorithms().values():
+        for cls in algorithm.__mro__:
+            if dataclasses.is_dataclass(cls):
+                words = described(cls) | words
+    return words | described(api.create_updater_from_config)
+
+
+def users(key: str) -> list[str]:
+    """The names of the algorithms with a field of that name."""
+    return [name for name, algorithm in algorithms().items() if key in _fields(algorithm)]
+
+
+def all_keys() -> list[str]:
+    """Every key that a configuration may have, those of the table of checks first."""
+    keys = list(config_keys.CONFIG_KEYS)
+    for algorithm in algorithms().values():
+        keys += _fields(algorithm)
+    return list(dict.fromkeys(keys))
+
+
+def _used_by(key: str) -> str:
+    """A sentence on the algorithms that have the key, unless all have it."""
+    names = users(key)
+    if len(names) in (0, len(algorithms())):
+        return ''
+    return ' *Used by ' + ', '.join(f'`{name}`' for name in names) + '.*'
+
+
+def key_table(lines: Sequence[str] = ()) -> str:
+    """Makes the table of keys; the lines of the block are not used."""
+    del lines
+    words = meanings()
+    rows = ['| key | meaning |', '|---|---|']
+    for key in all_keys():
+        rows.append(f'| `{key}` | {_cell(words[key])}{_used_by(key)} |')
+    return '\n'.join(rows)
+
+
+def algorithm_table(lines: Sequence[str] = ()) -> str:
+    """Makes the table of algorithms: the first sentence of each class; the lines of the block are not used."""
+    del lines
+    entries = {name.rpartition('.')[2]: name for name in coverage.documented_names()}
+    rows = ['| name | class |', '|---|---|']
+    for name, algorithm in algorithms().items():
+        summary = (inspect.getdoc(algorithm) or '').partition('\n\n')[0]
+        entry = entries[algorithm.__name__]
+        words = _cell(' '.join(summary.split()))
+        rows.append(f'| `{name}` | {{py:obj}}`~{entry}`: {words} |')
+    return '\n'.join(rows)
+
+
+def _cell(text: str) -> str:
+    return text.replace('|', r'\|')

@@ -1,0 +1,52 @@
+"""Blocks of the pages that are made from the code: a fence with one of these names stands for what its function makes.
+
+| fence | stands for |
+|---|---|
+| `entries` | the entries of the names in it, from their docstrings, with a list of them in front |
+| `config-keys` | the table of all keys of a configuration |
+| `algorithms` | the table of all algorithms that have a name in a configuration |
+| `command-help` | what the commands in it print |
+| `extras` | the table of the extras that it describes |
+"""
+
+import re
+from typing import Any
+
+from docs.extensions import command_help, config_tables, extras_table, reference_entries
+
+MAKERS = {
+    'entries': reference_entries.entries,
+    'config-keys': config_tables.key_table,
+    'algorithms': config_tables.algorithm_table,
+    'command-help': command_help.printed,
+    'extras': extras_table.table,
+}
+_FENCE = re.compile(rf'^```\{{({"|".join(MAKERS)})\}}\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+
+
+# Files of the repository that a page shows, and those that are downloaded.
+_SHOWN = re.compile(r'\]\(\.\./((?:\.\./)*)(CHANGELOG|CONTRIBUTING)\.md')
+_DOWNLOADED = re.compile(r'\[([^]]+)\]\(((?:\.\./)+examples/[^)]+)\)')
+
+
+def lead_links(text: str) -> str:
+    """Returns a page whose links to files outside of the documents lead to pages, or download the file."""
+    text = _SHOWN.sub(lambda match: f']({match[1]}{match[2].lower()}.md', text)
+    return _DOWNLOADED.sub(r'{download}`\1 <\2>`', text)
+
+
+def replace_blocks(text: str) -> str:
+    """Returns a page in which each of these blocks is replaced by what is made of its lines."""
+    return _FENCE.sub(lambda match: MAKERS[match[1]](match[2].split('\n')[:-1]), text)
+
+
+def _on_source_read(app: Any, docname: str, source: list[str]) -> None:
+    del app, docname
+    source[0] = replace_blocks(lead_links(source[0]))
+
+
+def setup(app: Any) -> dict[str, bool]:
+    """Registers the extension with Sphinx."""
+    app.connect('source-read', _on_source_read)
+    reference_entries.connect(app)
+    return {'parallel_read_safe': True, 'parallel_write_safe': True}

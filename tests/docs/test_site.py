@@ -1,0 +1,140 @@
+"""What can be checked of the site without Sphinx: names have entries, pages are reached, blocks can be made."""
+
+import pathlib
+import re
+
+import optax
+import pytest
+
+from docs.extensions import (
+    command_help,
+    config_tables,
+    coverage,
+    extras_table,
+    made_blocks,
+    other_libraries,
+    public_names,
+)
+from helpers import seed_documents
+from jaxpruner.cli.commands import COMMANDS
+
+ROOT = pathlib.Path(__file__).parents[2]
+DOCS = ROOT / 'docs'
+PAGES = sorted(DOCS.glob('**/*.md'))
+
+
+def test_every_public_name_has_an_entry():
+    """A name that is missing goes into a block of entries on a page of docs/reference."""
+    assert coverage.names_without_entry() == []
+
+
+@seed_documents.needs_documents
+def test_every_name_in_the_original_documents_has_an_entry():
+    """Their notebook is one program; one of its cells that are no Python imports the library."""
+    cells = seed_documents.cells(seed_documents.find('# JaxPruner Deep Dive'))
+    program = '\n'.join(['import jaxpruner', *cells])
+    assert 'jaxpruner.BaseUpdater' in public_names.names_in_code(program)
+    assert coverage.names_without_entry([program]) == []
+
+
+@pytest.mark.parametrize(
+    ('code', 'missing'),
+    [
+        ('from jaxpruner.core.tree import flatten_with_paths', 'core.tree.flatten_with_paths'),
+        ('from jaxpruner.core import packing as p\np.pack_leaf', None),  # there is no such name
+        ('import jaxpruner\njaxpruner.core.progress.progress_bar()', 'core.progress.progress_bar'),
+        ('from jaxpruner.algorithms.pruners import MagnitudePruning', None),
+        ('from jaxpruner.core import seeds\nseeds.prng_key(1)', None),  # it is utils.prng_key
+        ('import jaxpruner as jp\njp.RigL.get_grow_scores', None),
+        ('import numpy\nnumpy.ndarray', None),
+    ],
+)
+def test_a_name_without_entry_is_found(code, missing):
+    found = set(coverage.names_without_entry([code])) - set(coverage.names_without_entry())
+    assert found == ({f'jaxpruner.{missing}'} if missing else set())
+
+
+def test_no_object_has_two_entries():
+    documented = coverage.documented_names()
+    assert len(documented) > 150
+    identities = {}
+    for name in documented:
+        found = public_names.resolve(name)
+        assert found is not None, name
+        other = identities.setdefault(public_names.identity(*found), name)
+        assert other == name
+
+
+def toctree(page):
+    """The pages that a page lists."""
+    entries = ''.join(
+        re.findall(r'^```\{toctree\}\n(.*?)^```', page.read_text(), re.MULTILINE | re.DOTALL)
+    )
+    names = [line for line in entries.splitlines() if line and not line.startswith(':')]
+    return [(page.parent / name).resolve() for name in names]
+
+
+def test_every_page_is_reached_from_the_first():
+    reached, queue = set(), [DOCS / 'index']
+    while queue:
+        name = queue.pop()
+        reached.add(name)
+        if name.with_suffix('.md').exists():
+            queue += toctree(name.with_suffix('.md'))
+    pages = [*PAGES, *DOCS.glob('notebooks/*.py')]
+    assert reached == {page.with_suffix('') for page in pages}
+
+
+@pytest.mark.parametrize('page', PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
+def test_blocks_can_be_made(page):
+    made = made_blocks.replace_blocks(made_blocks.lead_links(page.read_text()))
+    left = set(re.findall(r'^```\{([\w-]+)\}', made, re.MULTILINE))
+    assert left <= {'eval-rst', 'include', 'toctree'}
+
+
+def test_every_key_has_a_meaning_and_every_meaning_a_key():
+    meanings = config_tables.meanings()
+    keys = config_tables.all_keys()
+    for key in keys:
+        assert meanings.get(key), f'{key}: no docstring describes it'
+        assert f'| `{key}` |' in config_tables.key_table()
+    described = config_tables.described(config_tables.api.create_updater_from_config)
+    assert described.keys() <= set(keys)
+    assert len(described) >= 10
+
+
+def test_every_command_is_printed():
+    page = (DOCS / 'reference' / 'command_line.md').read_text()
+    assert re.findall(r'^jaxpruner (\w+) --help$', page, re.MULTILINE) == list(COMMANDS)
+    assert '--sparsity' in command_help.printed(['jaxpruner prune --help'])
+    with pytest.raises(ValueError, match='jaxpruner table out'):
+        command_help.printed(['jaxpruner table out'])
+    with pytest.raises(RuntimeError, match='jaxpruner nothing --help'):
+        command_help.printed(['jaxpruner nothing --help'])
+
+
+def test_every_extra_is_described():
+    names = extras_table.extras().keys() - extras_table.DEVELOPERS
+    lines = [f'{name}: words' for name in names]
+    assert extras_table.table(lines).count('words') == len(names)
+    with pytest.raises(ValueError, match='plot'):
+        extras_table.table([line for line in lines if not line.startswith('plot')])
+
+
+def test_links_out_of_the_documents_lead_to_pages_or_files():
+    text = '[a](../../CONTRIBUTING.md#b) [c](../CHANGELOG.md) [d.py](../examples/d.py)'
+    expected = '[a](../contributing.md#b) [c](changelog.md) {download}`d.py <../examples/d.py>`'
+    assert made_blocks.lead_links(text) == expected
+
+
+def test_types_of_other_libraries_have_addresses():
+    for name in other_libraries.PAGES:
+        assert other_libraries.imported(name) is not None, name
+    module = optax.GradientTransformation.__module__
+    found = other_libraries.address(f'{module}.GradientTransformation')
+    assert (
+        found
+        == f'{other_libraries.PAGES["optax.GradientTransformation"]}#optax.GradientTransformation'
+    )
+    assert other_libraries.address('optax.adam') is None
+    assert other_libraries.address('nothing.at.all') is None
