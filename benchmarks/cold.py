@@ -18,16 +18,12 @@ import jaxpruner
 from benchmarks.models import BareTransformer, Model, Transformer
 from benchmarks.selection import SPARSITY
 from benchmarks.training import Method, compiled_step
-from jaxpruner import sparsity_distributions, sparsity_schedules
+from jaxpruner import sparsity_schedules
 
-_settings = {
-    'scheduler': sparsity_schedules.PolynomialSchedule(
-        update_freq=10, update_start_step=0, update_end_step=1000
-    ),
-    'sparsity_distribution_fn': functools.partial(
-        sparsity_distributions.uniform, sparsity=SPARSITY
-    ),
-}
+_scheduler = sparsity_schedules.PolynomialSchedule(
+    update_freq=10, update_start_step=0, update_end_step=1000
+)
+_settings = {'scheduler': _scheduler, 'sparsity': SPARSITY}
 _MAGNITUDE = jaxpruner.MagnitudePruning(**_settings)
 DENSE = 'dense'
 METHODS = {
@@ -37,10 +33,14 @@ METHODS = {
     'RigL': Method(jaxpruner.RigL(**_settings)),
     'SET': Method(jaxpruner.SET(**_settings)),
     'straight-through magnitude': Method(jaxpruner.SteMagnitudePruning(**_settings)),
-    'magnitude, host-driven': Method(_MAGNITUDE, update_masks=False),
-    'magnitude, host-driven, a step that updates masks': Method(_MAGNITUDE, update_masks=True),
-    'magnitude, 2:4': Method(jaxpruner.MagnitudePruning(**_settings, sparsity_type='2:4')),
+    'magnitude, host-driven': Method(_MAGNITUDE),
+    'magnitude, host-driven, masks due': Method(_MAGNITUDE),
+    'magnitude, 2:4': Method(
+        jaxpruner.MagnitudePruning(_scheduler, sparsity_type='2:4', sparsity=0.5)
+    ),
 }
+# Whether `HostDriven` makes masks before the step, for those whose step does not decide.
+MASKS_DUE = {'magnitude, host-driven': False, 'magnitude, host-driven, masks due': True}
 
 
 class Lap(NamedTuple):
@@ -69,16 +69,20 @@ class FirstStep:
 
     model: Model
     method: Method
+    masks_due: bool | None = None  # what `HostDriven` decides; None leaves it to the step
 
     def measure(self) -> dict[str, Lap]:
         """What each part takes."""
         params = jax.block_until_ready(jax.jit(self.model.init)())
         batch = jax.block_until_ready(self.model.batch())
         watch = Stopwatch()
-        state = jax.block_until_ready(self.method.optimizer().init(params))
+        state = self.method.optimizer().init(params)
+        if self.masks_due is not None:
+            masks = jaxpruner.HostDriven(self.method.pruner)
+            state = masks.update(params, state, step=0, due=self.masks_due)
+        jax.block_until_ready(state)
         init = watch.lap()
-        rest, masks = self.method.split(state)
-        lowered = compiled_step(self.model, self.method).lower(params, rest, masks, batch)
+        lowered = compiled_step(self.model, self.method).lower(params, state, (), batch)
         lower = watch.lap()
         lowered.compile()
         return {'init': init, 'lower': lower, 'compile': watch.lap()}
@@ -130,7 +134,9 @@ SMALL = BareTransformer(1, 16, heads=2, batch_size=2, sequence=8)
 
 
 def _first_steps(title: str, model: Model, methods: Iterable[str]) -> dict[str, Case]:
-    return {f'{title}: {name}': FirstStep(model, METHODS[name]) for name in methods}
+    return {
+        f'{title}: {name}': FirstStep(model, METHODS[name], MASKS_DUE.get(name)) for name in methods
+    }
 
 
 _ON_DEVICES: dict[str, Case] = {
