@@ -1,4 +1,4 @@
-"""Calibration against the forward pass, SparseGPT on one layer, and the memory that pruning a deep model takes.
+"""Calibration against the forward pass, SparseGPT on one layer, the memory of pruning a deep model, and compiling.
 
 Calibration asks for a batch when it is done with the one before: its time is what passes between. The forward pass of
 the same batch is timed in between, so that drift hits both.
@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks import cold_prunes
 from benchmarks.compiled import live_bytes, watched
 from benchmarks.models import TRANSFORMERS, Transformer
 from benchmarks.report import Row
@@ -51,11 +52,12 @@ COMPILED = [
 
 
 def run(size: str, rounds: int) -> list[Row]:
-    """Times calibration and SparseGPT, then counts memory."""
+    """Times calibration and SparseGPT, then counts memory, then prunes in fresh processes."""
     return [
         *_calibration(CALIBRATED[size], rounds),
         *_sparsegpt(LAYERS[size], rounds),
         *_memory(DEEP[size]),
+        *cold_prunes.rows(size, rounds),
     ]
 
 
