@@ -8,7 +8,6 @@ import functools
 import json
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -114,22 +113,9 @@ def sparsified(model: Model, params: Any) -> Any:
     return _MAGNITUDE.instant_sparsify(params)
 
 
-def pruned(model: Transformer, params: Any, algorithm: str) -> Any:
-    """The parameters, pruned with one batch."""
-    batches = [model.batch().inputs]
-    with warnings.catch_warnings():
-        # How good the masks are is no matter.
-        warnings.filterwarnings('ignore', '.*samples are fewer', UserWarning)
-        return jaxpruner.prune(
-            params, 0.5, algorithm, apply_fn=model.logits, batches=batches, progress=False
-        )
-
-
 _bare = functools.partial(BareTransformer, width=256, heads=4, batch_size=4, sequence=64)
 # 214 arrays.
 MANY_LEAVES = Transformer(13, 256, heads=4, vocabulary=1024, batch_size=4, sequence=64)
-# As wide as the smallest GPT-2.
-_FOUR_BLOCKS = Transformer(4, 768, heads=12, vocabulary=1024, batch_size=4, sequence=128)
 SMALL = BareTransformer(1, 16, heads=2, batch_size=2, sequence=8)
 
 
@@ -144,10 +130,6 @@ _ON_DEVICES: dict[str, Case] = {
     **_first_steps('24 layers, 96 kernels', _bare(24), METHODS),
     **_first_steps('13 blocks, 214 arrays', MANY_LEAVES, (DENSE, 'magnitude')),
     'instant_sparsify, 96 kernels of 4 shapes': Call(_bare(24), sparsified),
-    'prune by sparsegpt, 4 blocks': Call(
-        _FOUR_BLOCKS, functools.partial(pruned, algorithm='sparsegpt')
-    ),
-    'prune by wanda, 4 blocks': Call(_FOUR_BLOCKS, functools.partial(pruned, algorithm='wanda')),
 }
 CASES: dict[str, dict[str, Case]] = {
     'small': {

@@ -41,8 +41,6 @@ LIMITS = {
     '24 layers, 96 kernels: straight-through magnitude': 2.5,
     '24 layers, 96 kernels: magnitude, host-driven': 1.15,
     '13 blocks, 214 arrays: magnitude': 1.6,
-    'prune by sparsegpt, 4 blocks: cold': 2.5,
-    'prune by wanda, 4 blocks: cold': 2.5,
 }
 LIMITS_IN_SECONDS = {'instant_sparsify, 96 kernels of 4 shapes: cold': 1.5}
 # Seconds for `init`, tracing and lowering, compiling with JaxPruner on 2 cores (JAX 0.10.2, CPU), where its RigL fails.
