@@ -9,6 +9,7 @@ import pytest
 import jaxpruner
 from contract import tables
 from helpers import compiling
+from jaxpruner import mask_calculator
 from jaxpruner.core import masking
 
 SHAPES = {'query': (16, 16), 'up': (16, 32), 'down': (32, 16), 'values': (16, 24), 'bias': (16,)}
@@ -118,6 +119,15 @@ def test_more_leaves_of_the_same_shapes_take_no_more_programs(name):
     # One ranking over all leaves is one program.
     ranks_jointly = name.startswith('instant_sparsify by global')
     assert programs.number == int(ranks_jointly)
+
+
+def test_shapes_of_about_one_size_share_the_selection():
+    topk = mask_calculator.topk_mask_calculator
+    topk(jnp.ones((19, 21)), 0.5)
+    with compiling.Programs() as programs:
+        topk(jnp.ones((23, 17)), 0.5)
+    # The scores are made in the new shape, copied to a buffer, and its mask is given their shape.
+    assert programs.number == 3
 
 
 def test_in_jit_init_is_one_program():

@@ -221,3 +221,31 @@ def test_channels_of_narrow_floats_do_not_overflow():
     values = jnp.ones((70000, 4), jnp.float16) * jnp.array([1, 4, 3, 2], jnp.float16)
     kept = mask_calculator.topk_channel_mask_calculator(values, 0.5, Channel())[0]
     assert kept.tolist() == [0, 1, 1, 0]
+
+
+IN_A_PROGRAM = jax.jit(mask_calculator.topk_mask_calculator)
+SPECIAL_VALUES = {
+    'ties': lambda scores: np.round(scores),
+    'zeros': lambda scores: np.copysign(0, scores),
+    'NaN': lambda scores: np.where(scores > 0.2, np.nan, scores),
+    'infinities': lambda scores: np.where(np.abs(scores) > 1, np.sign(scores) * np.inf, scores),
+}
+
+
+# Lengths at, below and above those of the buffers in which leaves are selected outside of programs, and beyond them.
+@pytest.mark.parametrize(
+    'shape', [(), (1,), (0, 3), (7, 11), (64, 64), (4097,), (3, 2731), (1 << 19,), (3, 174763)]
+)
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'int8', 'float8_e4m3fn'])
+def test_masks_made_outside_of_programs_are_those_of_programs(shape, dtype):
+    generator = np.random.default_rng(len(shape))
+    normal = generator.normal(size=shape)
+    for values in [normal, *[change(normal) for change in SPECIAL_VALUES.values()]]:
+        if dtype == 'int8':
+            values = np.nan_to_num(values, posinf=100, neginf=-100)
+        scores = jnp.asarray(values, dtype)
+        for sparsity in (0.0, 0.3, 0.9, 1.0):
+            np.testing.assert_array_equal(
+                mask_calculator.topk_mask_calculator(scores, sparsity),
+                IN_A_PROGRAM(scores, sparsity),
+            )

@@ -20,6 +20,10 @@ from jaxpruner.mask_calculator.groups import Groups
 
 MASK_DTYPE = jnp.uint8
 
+# Lengths of the buffers in which leaves are selected one by one. Longer leaves would take more memory for it, and
+# select for longer than a program compiles.
+_SHORTEST_BUFFER, _LONGEST_BUFFER = 2**12, 2**19
+
 TopkFn = Callable[[jax.Array, Any], jax.Array]
 TopkFnType = TopkFn  # its name in JaxPruner
 
@@ -65,7 +69,7 @@ def topk_group_mask_calculator(
     Array([1, 0, 1], dtype=uint8)
     """
     leaf = ScoredLeaf(jnp.asarray(scores), sparsity, Groups(sparsity_type))
-    return best_groups([leaf])[0].mask
+    return _select_in_groups([leaf])[0].mask
 
 
 @functools.partial(
@@ -275,11 +279,56 @@ def select_leaves(
     return results
 
 
-def _select_in_groups(leaves: list[ScoredLeaf]) -> list[selection.Selected]:
-    """Selects in each leaf by itself, unless the selections are part of a larger program.
+def _select_in_groups(leaves: Sequence[ScoredLeaf]) -> list[selection.Selected]:
+    """As `best_groups`, which makes a program of all leaves, where the selections are part of a larger program.
 
-    A program of all leaves would be compiled anew for each model. Leaves of one shape share a program.
+    Called by itself, such a program would be compiled anew for each model. So leaves are then selected one by one.
     """
     if tree_lib.has_traced(leaves):
         return best_groups(leaves)
-    return [best_groups([leaf])[0] for leaf in leaves]
+    return [_select_alone(leaf) for leaf in leaves]
+
+
+def _select_alone(leaf: ScoredLeaf) -> selection.Selected:
+    """Selects in one leaf, in a buffer of one of few lengths if it fits.
+
+    What takes longest to compile is then compiled for a length, and not for each shape.
+    """
+    length = _buffer_length(leaf)
+    if length is None:
+        return best_groups([leaf])[0]
+    buffer, count = _to_buffer(leaf, length)
+    request = selection.Request(buffer, count, leaf.start)
+    (selected,) = selection.keep_largest_each([request])
+    return selected._replace(mask=_from_buffer(selected.mask, count, leaf.scores.shape))
+
+
+def _buffer_length(leaf: ScoredLeaf) -> int | None:
+    """The next power of two; `None` for what is selected where it is."""
+    scores, groups = leaf.scores, leaf.groups
+    is_one_row = groups.is_unstructured and not groups.is_stacked
+    # Others become float32 where they are ranked.
+    is_ranked_as_it_is = jnp.issubdtype(scores.dtype, jnp.floating) and scores.dtype.itemsize > 1
+    # Flat, an array that devices share would have to be gathered.
+    if not (is_one_row and is_ranked_as_it_is) or jax.device_count() > 1:
+        return None
+    length = max(_SHORTEST_BUFFER, 1 << (scores.size - 1).bit_length())
+    return length if scores.size > 0 and length <= _LONGEST_BUFFER else None
+
+
+@functools.partial(jax.jit, static_argnames='length')
+def _to_buffer(leaf: ScoredLeaf, length: int) -> tuple[jax.Array, jax.Array]:
+    """The scores, padded with NaN, which rank lowest; and how many of them to keep."""
+    request = leaf.request()
+    scores = selection.read(request.scores).ravel()
+    padding = (0, length - scores.size)
+    return jnp.pad(scores, padding, constant_values=jnp.nan), jnp.asarray(request.count)
+
+
+@functools.partial(jax.jit, static_argnames='shape')
+def _from_buffer(mask: jax.Array, count: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """The mask of a leaf from that of its buffer."""
+    size = math.prod(shape)
+    # The padding hides from the selection that everything is to be kept, NaN included.
+    keeps_everything = (count >= size).astype(MASK_DTYPE)
+    return mask[:size].reshape(shape) | keeps_everything
