@@ -40,8 +40,17 @@ def replace_blocks(text: str) -> str:
     return _FENCE.sub(lambda match: MAKERS[match[1]](match[2].split('\n')[:-1]), text)
 
 
+def offer_download(text: str, name: str) -> str:
+    """Returns a notebook in the percent format that offers itself, with its results, before its first code."""
+    cell = f'# %% [markdown]\n# Download with results: {{nb-download}}`{name}.ipynb`'
+    return text.replace('\n# %%\n', f'\n{cell}\n\n# %%\n', 1)
+
+
 def _on_source_read(app: Any, docname: str, source: list[str]) -> None:
-    del app, docname
+    del app
+    folder, _, name = docname.rpartition('/')
+    if folder == 'notebooks':
+        source[0] = offer_download(source[0], name)
     source[0] = replace_blocks(lead_links(source[0]))
 
 

@@ -210,7 +210,7 @@ assert accuracy(by_activation) > accuracy(by_magnitude) + 0.02
 # weights of pixels that are always dark: they were never trained, and so they are as large as on the first day.
 
 
-# %%
+# %% mystnb={"image": {"alt": "Kept weights a pixel: magnitude keeps those of dark pixels, activation none"}}
 def show_pixels(maps, title):
     figure, panels = plt.subplots(
         1, len(maps), figsize=(2.6 * len(maps), 2.8), layout='constrained', squeeze=False
@@ -305,7 +305,7 @@ print(f'{accuracy(pruned):.1%} with 90 % pruned in training')
 # At each update the masks have the sparsity that the schedule asks for, to the nearest weight; between updates they
 # stay. Dotted: the schedule of Zhu and Gupta (2017), which removes most weights early.
 
-# %%
+# %% mystnb={"image": {"alt": "Sparsity of the masks follows the cosine schedule; the loss has a peak an update"}}
 polynomial = sparsity_schedules.PolynomialSchedule(
     update_freq=20, update_start_step=0, update_end_step=200
 )
@@ -449,7 +449,7 @@ assert set(np.flatnonzero(came_back.any(axis=(1, 2))) + 1) == set(range(20, 201,
 # Where do the units look? At pixels that are always dark a weight has no gradient. It is dropped as soon as it is one
 # of the smallest of its unit, and other pixels promise more.
 
-# %%
+# %% mystnb={"image": {"alt": "Units that look at each pixel, first and last step: at the end none at dark ones"}}
 first, last = seen['mask'][0].sum(axis=1), seen['mask'][-1].sum(axis=1)
 show_pixels({'first step': first, 'last step': last}, 'Units that look at each pixel')
 assert last[is_dark].sum() < first[is_dark].sum()
@@ -474,7 +474,7 @@ else:
 # Where it is asked to, the driver packs masks to one bit per weight. Your methods never meet the bits, so nothing in
 # the class has to know of them, and the result is the same.
 
-# %%
+# %% mystnb={"image": {"alt": "Loss over steps of static_sparse, rigl and constant_fan_in"}}
 jaxpruner.register_algorithm('constant_fan_in', ConstantFanIn)
 config = {
     'algorithm': 'constant_fan_in',

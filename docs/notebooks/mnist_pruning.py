@@ -144,7 +144,7 @@ assert dense_accuracy > 0.93
 # `saliency` needs gradients, here those of a thousand images. `global_magnitude` ranks both layers together: one may
 # lose more than the other.
 
-# %%
+# %% mystnb={"image": {"alt": "Test accuracy against weights removed at once, a line for each of four algorithms"}}
 SPARSITIES = np.array([0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98])
 ALGORITHMS = ['random', 'magnitude', 'saliency', 'global_magnitude']
 
@@ -187,7 +187,7 @@ assert curves['magnitude'][at_80] > curves['random'][at_80] + 0.1
 # the axis that a matrix product sums over (axis 0 of a Flax kernel), whole blocks, whole units. Each time half of the
 # weights goes.
 
-# %%
+# %% mystnb={"image": {"alt": "Masks of the second layer: single weights, 2:4, 4x4 blocks, units"}}
 PATTERNS = {
     'single weights': 'unstructured',
     '2:4': 'nm_2,4,0',
@@ -236,7 +236,7 @@ assert min(in_patterns['single weights'], in_patterns['2:4']) > max(
 # at step 300, with an update of the masks every ten steps. Patterns are trained like anything else. N:M has no states
 # in between: its pattern is there from the first update on.
 
-# %%
+# %% mystnb={"image": {"alt": "Loss and sparsity over steps: dense, single weights, 1:4, 4x4 blocks"}}
 RUNS = {
     'single weights': {'sparsity': 0.95},
     '1:4': {'sparsity': 0.75, 'sparsity_type': 'nm_1,4,0'},
@@ -277,7 +277,7 @@ for name, run in RUNS.items():
 # The first layer tells which pixels matter. For each pixel, the number of weights that still look at it. Nobody told
 # the algorithm where the digits are.
 
-# %%
+# %% mystnb={"image": {"alt": "Weights that look at each pixel: most in the middle, but even for 1:4"}}
 figure, panels = plt.subplots(1, len(RUNS), figsize=(10, 3.2), layout='constrained')
 for axes, (name, (params, _)) in zip(panels, trained.items(), strict=True):
     axes.imshow(

@@ -59,7 +59,7 @@ assert jnp.abs(weights)[mask == 1].min() >= jnp.abs(weights)[mask == 0].max()
 # A third part says which weights go **together**. Hardware likes structure: of each four consecutive weights two (2:4),
 # whole blocks, whole channels. Each is written as a string. Half of the weights goes each time, another half.
 
-# %%
+# %% mystnb={"image": {"alt": "Masks of four sparsity types: unstructured, 2:4, blocks of 4 by 4, channels"}}
 TYPES = ['unstructured', '2:4', 'block_4,4', 'channel_-1']
 
 figure, panels = plt.subplots(1, len(TYPES), figsize=(12, 2.2), layout='constrained')
@@ -194,7 +194,7 @@ print(
 # The sparsity grows fast while there is much to remove, and slowly at the end. The loss comes down to that of the
 # noise, 0.01.
 
-# %%
+# %% mystnb={"image": {"alt": "Sparsity grows to its target while the loss falls to that of the noise"}}
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3), layout='constrained')
 left.plot(sparsities)
 left.set(title='Sparsity', xlabel='step', ylim=(0, 1))
@@ -242,7 +242,7 @@ for name, kernel in found.items():
 assert right['magnitude'] == 1
 assert right['random'] < 0.3 < 0.8 < min(right['magnitude_ste'], right['rigl'])
 
-# %%
+# %% mystnb={"image": {"alt": "Weights that each algorithm kept: right, wrong and missed ones"}}
 COLORS = {'right': '#44aa99', 'wrong': '#882255', 'missed': '#ddcc77'}
 
 figure, panels = plt.subplots(1, len(found), figsize=(12, 2.2), layout='constrained')

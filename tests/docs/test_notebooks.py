@@ -80,6 +80,18 @@ def test_is_a_percent_notebook_that_begins_with_a_title(name):
 
 
 @pytest.mark.parametrize('name', NOTEBOOKS)
+def test_pictures_have_words_for_those_who_do_not_see_them(name):
+    cells = [
+        cell
+        for cell in read(name).cells
+        if re.search(r'^(plt\.show|show_\w+)\(', cell.source, re.MULTILINE)
+    ]
+    assert len(cells) >= 3
+    for cell in cells:
+        assert len(cell.metadata['mystnb']['image']['alt']) > 40, cell.source
+
+
+@pytest.mark.parametrize('name', NOTEBOOKS)
 def test_links_lead_somewhere(name):
     targets = re.findall(r'\]\(([^)#:]+)\)', (FOLDER / f'{name}.py').read_text())
     assert targets

@@ -3,6 +3,7 @@
 import pathlib
 import re
 
+import jupytext
 import optax
 import pytest
 
@@ -125,6 +126,13 @@ def test_links_out_of_the_documents_lead_to_pages_or_files():
     text = '[a](../../CONTRIBUTING.md#b) [c](../CHANGELOG.md) [d.py](../examples/d.py)'
     expected = '[a](../contributing.md#b) [c](changelog.md) {download}`d.py <../examples/d.py>`'
     assert made_blocks.lead_links(text) == expected
+
+
+def test_a_notebook_offers_itself_before_its_first_code():
+    text = '# %% [markdown]\n# # Title\n\n# %%\n1\n\n# %%\n2\n'
+    cells = jupytext.reads(made_blocks.offer_download(text, 'name'), 'py:percent').cells
+    assert [cell.cell_type for cell in cells] == ['markdown', 'markdown', 'code', 'code']
+    assert cells[1].source.endswith('{nb-download}`name.ipynb`')
 
 
 def test_types_of_other_libraries_have_addresses():
