@@ -1,6 +1,7 @@
 """What a training loop records of its masks: counts, whatever way masks are stored and wherever they lie."""
 
 import functools
+import inspect
 import itertools
 
 import jax
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxpruner
@@ -145,6 +147,44 @@ def test_pruners_that_share_a_model_stand_side_by_side():
         [96, 246],
         [96, 90],
     ]  # 0.75 (1 - (5 / 6)³) of 360 are 114
+
+
+def test_a_leaf_of_two_pruners_stands_there_twice():
+    inner = make('static_sparse').init(draw(0))
+    outer = make('magnitude').init(draw(0))._replace(inner_state=inner)
+    recorded = MaskHistory()
+    recorded.record(outer)
+    assert recorded.counts.leaves == (
+        'first/kernel',
+        'second/kernel',
+        'first/kernel (pruner 2)',
+        'second/kernel (pruner 2)',
+    )
+    assert recorded.counts.kept.tolist() == [[384, 360, 96, 90]]
+
+
+def test_states_of_flax_nnx():
+    model = nnx.Linear(16, 24, rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, make('magnitude', use_packed_masks=True), wrt=nnx.Param)
+    recorded = MaskHistory()
+
+    @nnx.jit
+    def step(model, optimizer):
+        grads = nnx.grad(lambda model: jnp.sum(model(jnp.ones((1, 16))) ** 2))(model)
+        if takes_model:
+            optimizer.update(model, grads)
+        else:
+            optimizer.update(grads)
+
+    takes_model = 'model' in inspect.signature(optimizer.update).parameters
+    for _ in range(STEPS):
+        step(model, optimizer)
+        recorded.record(optimizer.opt_state)
+    counts = recorded.counts
+    assert counts.leaves == ('kernel',)
+    assert counts.steps.tolist() == list(range(1, STEPS + 1))
+    assert counts.kept[-1].tolist() == [96] == [16 * 24 // 4]
+    assert int((model.kernel[...] != 0).sum()) == 96
 
 
 def test_a_step_of_ones_own():

@@ -81,7 +81,8 @@ class MaskHistory:
         """Records the masks of an optimizer state.
 
         Args:
-          opt_state: any optimizer state; of states stacked by `vmap` the sums over all models are recorded.
+          opt_state: any optimizer state, such as `optimizer.opt_state` of Flax NNX; of states stacked by `vmap` the
+            sums over all models are recorded.
           step: the step to record them under; by default the steps that the pruner has counted.
 
         Raises:
@@ -133,10 +134,9 @@ class MaskHistory:
             for name, leaf in named.items():
                 self._leaves[name] = stored_masks.number_of_weights(leaf)
         elif list(named) != list(self._leaves) or shapes != self._shapes:
-            before = dict(zip(self._leaves, self._shapes, strict=True))
-            now = dict(zip(named, shapes, strict=True))
-            odd = next(iter({*before.items()} ^ {*now.items()}))
+            before = set(zip(self._leaves, self._shapes, strict=True))
+            name, shape = min(before ^ set(zip(named, shapes, strict=True)) or before)
             raise ValueError(
-                f'the masks are not those recorded before, of {len(before)} leaves: {odd[0]} of shape {odd[1]} is in '
-                f'one of them alone; make a MaskHistory for each model'
+                f'the masks are not those recorded before, of {len(before)} leaves: {name} of shape {shape} is in '
+                'one of them alone; make a MaskHistory for each model'
             )

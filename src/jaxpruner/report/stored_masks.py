@@ -31,7 +31,13 @@ def masked_leaves(opt_state: Any) -> list[MaskedLeaf]:
     states = sparse_state.sparse_states(opt_state)
     if not states:
         raise ValueError(sparse_state.NO_STATE)
-    leaves = [leaf for state in states for leaf in _leaves_of(state)]
+    leaves: list[MaskedLeaf] = []
+    for number, state in enumerate(states, 1):
+        taken = {leaf.name for leaf in leaves}
+        for leaf in _leaves_of(state):
+            if leaf.name in taken:  # one pruner wraps another
+                leaf = leaf._replace(name=f'{leaf.name} (pruner {number})')
+            leaves.append(leaf)
     if not leaves:
         raise ValueError('no leaf of the optimizer state is masked: there is nothing to record')
     if any(map(tree_lib.is_traced, jax.tree.leaves(leaves))):
