@@ -1,6 +1,8 @@
 """A subject measured with the library of this checkout and with another's, in turn."""
 
+import dataclasses
 import json
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,58 +17,69 @@ PACKAGE = Path('src') / 'jaxpruner'
 PARTS = 3
 HERE = Path(__file__).parents[1]
 
-# Columns by the name of the row.
-_Printed = dict[str, dict[str, Any]]
+
+@dataclasses.dataclass(frozen=True)
+class _Library:
+    """The library of a checkout, and what was measured with it."""
+
+    tree: Path
+    parts: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+    def measure(self, subject: str, size: str, rounds: int) -> None:
+        """Adds a part: the columns of each row by its name."""
+        source = str(self.tree / PACKAGE.parent)
+        paths = [source]
+        if 'PYTHONPATH' in os.environ:
+            paths.append(os.environ['PYTHONPATH'])
+        environment = {'PYTHONPATH': os.pathsep.join(paths)}
+        printed = json.loads(printed_elsewhere(subject, size, rounds, True, environment))
+        library = printed['library']
+        if not Path(library).is_relative_to(self.tree):
+            raise RuntimeError(f'{library} was measured rather than the library in {source}')
+        self.parts.append({row['name']: row for row in printed['rows']})
+
+    def timing(self, row: str, column: str) -> Timing:
+        """A number of each part; 0 where there is none."""
+        numbers = []
+        for part in self.parts:
+            value = part.get(row, {}).get(column)
+            if isinstance(value, dict):
+                value = value['median']
+            numbers.append(value if isinstance(value, int | float) else 0.0)
+        return Timing(numbers)
 
 
-def compare(name: str, columns: Sequence[str], size: str, rounds: int, other: Path) -> list[Row]:
+def compare(subject: str, columns: Sequence[str], size: str, rounds: int, other: Path) -> list[Row]:
     """Measures the subject in processes with either library, each first in turn.
 
     Args:
-      name: the subject.
+      subject: its name.
       columns: its columns.
-      size: that of the subject.
+      size: how large its models are.
       rounds: in all parts together.
       other: another checkout; the benchmarks are those of this one.
 
     Returns:
       For each row and column, how many times as much it is with this library, part by part.
     """
-    rounds_of_a_part = max(2, -(-rounds // PARTS))
-    ours: list[_Printed] = []
-    theirs: list[_Printed] = []
-    in_turn = [(HERE, ours), (other.resolve(), theirs)]
+    rounds_of_a_part = max(2, math.ceil(rounds / PARTS))
+    ours, theirs = _Library(HERE), _Library(other.resolve())
+    in_turn = [ours, theirs]
     for _ in range(PARTS):
-        for tree, parts in in_turn:
-            parts.append(_printed(name, size, rounds_of_a_part, tree))
+        for library in in_turn:
+            library.measure(subject, size, rounds_of_a_part)
         in_turn.reverse()
     rows = []
-    for row in ours[0]:
-        rows.append(Row(row, tuple(_ratio(row, column, ours, theirs) for column in columns)))
+    for name in ours.parts[0]:
+        ratios = []
+        for column in columns:
+            ratios.append(_ratio(ours.timing(name, column), theirs.timing(name, column)))
+        rows.append(Row(name, tuple(ratios)))
     return rows
 
 
-def _printed(name: str, size: str, rounds: int, tree: Path) -> _Printed:
-    source = str(tree / PACKAGE.parent)
-    path = os.pathsep.join([source, *filter(None, [os.environ.get('PYTHONPATH')])])
-    environment = {'PYTHONPATH': path}
-    printed = json.loads(printed_elsewhere(name, size, rounds, True, environment))
-    if not Path(printed['library']).is_relative_to(tree):
-        raise RuntimeError(f'{printed["library"]} was measured rather than the library in {source}')
-    return {row.pop('name'): row for row in printed['rows']}
-
-
-def _ratio(row: str, column: str, ours: list[_Printed], theirs: list[_Printed]) -> Ratio | None:
-    """Of the numbers or medians, where both have them and they are not 0."""
-    mine, other = ([_number(part, row, column) for part in parts] for parts in (ours, theirs))
-    if not (all(mine) and all(other)):
+def _ratio(ours: Timing, theirs: Timing) -> Ratio | None:
+    """Nothing where a number is missing or 0."""
+    if not (all(ours.rounds) and all(theirs.rounds)):
         return None
-    return ratio(Timing(mine), Timing(other))
-
-
-def _number(part: _Printed, row: str, column: str) -> float:
-    """Not a number and nothing count as 0."""
-    value = part.get(row, {}).get(column)
-    if isinstance(value, dict):
-        return value['median']
-    return value if isinstance(value, int | float) else 0.0
+    return ratio(ours, theirs)

@@ -7,15 +7,15 @@ import dataclasses
 import functools
 import json
 import sys
-import time
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
 import jaxpruner
 from benchmarks.models import BareTransformer, Model, Transformer
 from benchmarks.selection import SPARSITY
+from benchmarks.timing import Lap, Stopwatch
 from benchmarks.training import Method, compiled_step
 from jaxpruner import sparsity_schedules
 
@@ -40,26 +40,6 @@ METHODS = {
 }
 # Whether `HostDriven` makes masks before the step, for those whose step does not decide.
 MASKS_DUE = {'magnitude, host-driven': False, 'magnitude, host-driven, masks due': True}
-
-
-class Lap(NamedTuple):
-    """How long something took."""
-
-    seconds: float
-    core_seconds: float  # that the cores worked for this process, together
-
-
-class Stopwatch:
-    """Measures laps, one after another."""
-
-    def __init__(self):
-        self._last = time.perf_counter(), time.process_time()
-
-    def lap(self) -> Lap:
-        """What passed since the last lap."""
-        seconds, core_seconds = self._last
-        self._last = time.perf_counter(), time.process_time()
-        return Lap(self._last[0] - seconds, self._last[1] - core_seconds)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,9 +15,9 @@ from typing import NamedTuple, Self
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.cold import CASES, DENSE, FirstStep, Lap
+from benchmarks.cold import CASES, DENSE, FirstStep
 from benchmarks.report import Row
-from benchmarks.timing import Timing, ratio
+from benchmarks.timing import Lap, Timing, ratio
 
 ROUNDS = 3
 COLUMNS = (

@@ -1,7 +1,6 @@
 """Masks of all leaves of a model, ranked leaf by leaf or together, against one reading of the leaves."""
 
 import functools
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ import jaxpruner
 from benchmarks.models import BareTransformer
 from benchmarks.report import Row
 from benchmarks.selection import SPARSITY, number_kept
-from benchmarks.timing import interleaved, ratio
+from benchmarks.timing import Stopwatch, interleaved, ratio
 
 Shape = tuple[int, ...]
 
@@ -68,9 +67,9 @@ def _magnitudes(key: jax.Array, shape: Shape) -> jax.Array:
 
 def _row(name: str, pruner: Any, scores: list[jax.Array], rounds: int) -> Row:
     masks = jax.jit(functools.partial(_masks, pruner=pruner))
-    began = time.perf_counter(), time.process_time()
+    watch = Stopwatch()
     compiled = masks.lower(scores).compile()
-    seconds, core_seconds = time.perf_counter() - began[0], time.process_time() - began[1]
+    compiling = watch.lap()
     _check(name, compiled, scores)
     calls: dict[str, Callable[[], Any]] = {
         'ours': functools.partial(compiled, scores),
@@ -83,8 +82,8 @@ def _row(name: str, pruner: Any, scores: list[jax.Array], rounds: int) -> Row:
         ratio(times['ours'], times['pass']),
         temporary / sum(score.size for score in scores),
         temporary / 2**20,
-        seconds,
-        core_seconds,
+        compiling.seconds,
+        compiling.core_seconds,
         compiled.as_text().count(' fusion('),
     )
     return Row(name, values)

@@ -43,6 +43,26 @@ class Ratio(NamedTuple):
     high: float  # the third quartile, or where an interval ends
 
 
+class Lap(NamedTuple):
+    """How long something took."""
+
+    seconds: float
+    core_seconds: float  # that the cores worked for this process, together
+
+
+class Stopwatch:
+    """Measures laps, one after another."""
+
+    def __init__(self):
+        self._last = time.perf_counter(), time.process_time()
+
+    def lap(self) -> Lap:
+        """What passed since the last lap."""
+        seconds, core_seconds = self._last
+        self._last = time.perf_counter(), time.process_time()
+        return Lap(self._last[0] - seconds, self._last[1] - core_seconds)
+
+
 def bound(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
     """The compiled function, called with these arguments; a function that closed over arrays would be folded away."""
     return functools.partial(jax.jit(function), *arguments)

@@ -395,6 +395,9 @@ class Clock:
     def perf_counter(self):
         return self.now
 
+    def process_time(self):
+        return 2 * self.now
+
     def call_of(self, seconds):
         def call():
             self.now += seconds
@@ -434,6 +437,14 @@ def test_a_program_calls_as_often_as_it_says():
     assert timing.in_program(3, function, jnp.ones(2))().tolist() == [False, False]
     jax.effects_barrier()
     assert len(calls) == 3
+
+
+def test_laps_follow_one_another(clock):
+    watch = timing.Stopwatch()
+    clock.call_of(3.0)()
+    assert watch.lap() == timing.Lap(3.0, 6.0)
+    clock.call_of(1.0)()
+    assert watch.lap() == timing.Lap(1.0, 2.0)
 
 
 def test_slow_calls_get_fewer_rounds(clock):
