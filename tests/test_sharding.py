@@ -15,7 +15,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxpruner
-from helpers import eight_devices, hlo
+from helpers import compiling, eight_devices, hlo
 from jaxpruner.core import packing
 from jaxpruner.mask_calculator import replacement
 
@@ -142,6 +142,30 @@ def check_masks_are_those_of_one_device(case):
         assert 1 - mask.mean() > 0.1, 'the update has pruned'
         assert_sharded(state.masks[name], packing.packed_shape(shape) if is_packed else shape)
     assert_small_collectives(compiled, case)
+
+
+@pytest.mark.parametrize(
+    'make_masks',
+    [
+        lambda params: make('rigl', 'unstructured', False).init_state(params).masks,
+        lambda params: make('magnitude', 'unstructured', False).instant_sparsify(params)[1],
+    ],
+    ids=['init', 'instant_sparsify'],
+)
+def check_outside_of_programs_leaves_stay_where_they_are(make_masks):
+    """And more leaves of the same shapes take no more programs."""
+    few = {'0': arrays(0), '1': arrays(1)}
+    many = {str(i): arrays(i) for i in range(6)}
+    make_masks(jax.device_put(few, sharding()))
+    jax.random.split(jax.random.key(0), len(jax.tree.leaves(many)))  # a key for each leaf
+    sharded = jax.device_put(many, sharding())
+    with compiling.Programs() as programs:
+        masks = make_masks(sharded)
+    assert programs.number == 0
+    jax.tree.map(np.testing.assert_array_equal, masks, make_masks(many))
+    for layer in masks.values():
+        for name, shape in SHAPES.items():
+            assert_sharded(layer[name], shape)
 
 
 @pytest.mark.parametrize('algorithm', ['set', 'rigl'])
