@@ -152,9 +152,19 @@ def _attribute_path(dotted: str, name: str) -> str:
     return dotted[dotted.rindex(f'.{last}') + len(last) + 1 :]
 
 
+def _without_links_back(
+    app: Any, page: str, template: str, context: dict[str, Any], doctree: Any
+) -> None:
+    """Removes the links from source to entries: Sphinx writes one name a module there, and ours have several."""
+    del app, template, doctree
+    if page.startswith('_modules/'):
+        context['body'] = re.sub(r'<a class="viewcode-back"[^>]*>.*?</a>', '', context['body'])
+
+
 def connect(app: Any) -> None:
     """Registers what autodoc and cross-references ask."""
     app.setup_extension('sphinx.ext.autodoc')
     app.connect('autodoc-process-signature', _signature)
     app.connect('autodoc-process-docstring', _typeset, priority=100)  # before napoleon
     app.connect('missing-reference', _resolve_alias)
+    app.connect('html-page-context', _without_links_back)
