@@ -10,8 +10,6 @@ from jax import lax
 _MAX_DAMPING = 1e6
 # Beyond this LAPACK takes more time than the products into which a decomposition can be broken up.
 _BLOCK = 128
-# A column is made in so many portions of rows at most, of so many rows at least: then few rows are made in vain.
-_PORTIONS, _ROWS = 8, 256
 
 
 class Factors(NamedTuple):
@@ -74,30 +72,18 @@ def _factor(gram: jax.Array, start: jax.Array) -> Factors:
     number = jnp.maximum(jnp.sum(occurs), 1)
     mean = jnp.where(occurs.any(), jnp.sum(diagonal) / number, 1)
     undamped = jnp.where(occurs, diagonal, mean)
-    # What blocks of one length leave over is a shorter one, which comes last.
-    remainder = gram.shape[0] % _BLOCK
-    starts = jnp.arange(remainder, gram.shape[0], _BLOCK)
-    corners = _diagonal_blocks(gram, starts)
-    first_corner = gram[:remainder, :remainder]
-
-    def damped(corner: jax.Array, block_start: Any, damping: jax.Array) -> jax.Array:
-        own = lax.dynamic_slice_in_dim(undamped, block_start, len(corner))
-        return jnp.where(jnp.eye(len(corner), dtype=bool), own + damping * mean, corner)
+    corners = {}
+    for end in range(gram.shape[0], 0, -_BLOCK):
+        begin = max(end - _BLOCK, 0)
+        corners[begin, end] = gram[begin:end, begin:end]
 
     def retry(attempt: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         matrix, damping, is_first = attempt
         damping = jnp.where(is_first, start, jnp.maximum(10 * damping, 1e-6))
-
-        def add_block(done: jax.Array, matrix: jax.Array) -> jax.Array:
-            number = len(starts) - 1 - done
-            corner = damped(corners[number], starts[number], damping)
-            matrix, corner = _add_corner(matrix, corner, starts[number])
-            return _add_columns(matrix, corner, starts[number])
-
-        if len(starts):
-            matrix = lax.fori_loop(0, len(starts), add_block, matrix)
-        if remainder:
-            matrix, _ = _add_corner(matrix, damped(first_corner, 0, damping), 0)
+        for (begin, end), corner in corners.items():
+            eye = jnp.eye(end - begin, dtype=bool)
+            damped = jnp.where(eye, (undamped + damping * mean)[begin:end], corner)
+            matrix = _add_columns(matrix, damped, begin)
         return matrix, damping, jnp.zeros_like(is_first)
 
     def has_failed(attempt: tuple[jax.Array, ...]) -> jax.Array:
@@ -111,69 +97,27 @@ def _factor(gram: jax.Array, start: jax.Array) -> Factors:
     return Factors(upper, occurs, damping)
 
 
-def _diagonal_blocks(matrix: jax.Array, starts: jax.Array) -> jax.Array:
-    """The blocks on the diagonal, taken at once: what a loop merely reads could not be changed in place after it."""
-    if not len(starts):
-        return jnp.zeros((0, _BLOCK, _BLOCK), matrix.dtype)
+def _add_columns(matrix: jax.Array, corner: jax.Array, start: int) -> jax.Array:
+    """Writes the factor's columns of one diagonal block; those of later blocks are written already.
 
-    def block(start: jax.Array) -> jax.Array:
-        return lax.dynamic_slice(matrix, (start, start), (_BLOCK, _BLOCK))
-
-    return jax.vmap(block)(starts)
-
-
-def _add_corner(matrix: jax.Array, corner: jax.Array, start: Any) -> tuple[jax.Array, jax.Array]:
-    """Writes the factor's part in one diagonal block, and returns that, too."""
-    matrix, left = _without_later_blocks(matrix, corner, start, start, len(corner))
-    corner = jnp.flip(lax.linalg.cholesky(jnp.flip(left), symmetrize_input=False))
-    return lax.dynamic_update_slice(matrix, corner, (start, start)), corner
-
-
-def _add_columns(matrix: jax.Array, corner: jax.Array, start: jax.Array) -> jax.Array:
-    """Writes the factor's columns above one diagonal block; those of later blocks are written already.
-
-    The Gram matrix is read from below the diagonal blocks, which stays as it is, so that it can be read again. Rows go
-    in portions of one length: one short program does for all blocks.
+    The Gram matrix is read from below the diagonal blocks, which stays as it is, so that it can be read again.
     """
-    size = len(matrix)
-    length = min(max(_ROWS, -(-size // _PORTIONS)), size)
+    end, size = start + corner.shape[0], matrix.shape[0]
 
-    def add_rows(number: jax.Array, matrix: jax.Array) -> jax.Array:
-        first = jnp.minimum(number * length, size - length)
-        left = lax.dynamic_slice(matrix, (start, first), (_BLOCK, length)).T
-        matrix, left = _without_later_blocks(matrix, left, first, start, _BLOCK)
-        rows = lax.linalg.triangular_solve(corner, left, transpose_a=True)
-        old = lax.dynamic_slice(matrix, (first, start), rows.shape)
-        is_above = first + jnp.arange(length) < start
-        rows = jnp.where(is_above[:, None], rows, old)
-        return lax.dynamic_update_slice(matrix, rows, (first, start))
-
-    return lax.fori_loop(0, (start + length - 1) // length, add_rows, matrix)
-
-
-def _without_later_blocks(
-    matrix: jax.Array, left: jax.Array, first: Any, start: Any, length: int
-) -> tuple[jax.Array, jax.Array]:
-    """Subtracts, from rows of a block's columns, what the columns of later blocks make of them.
-
-    Args:
-      matrix: holds the factor's columns of later blocks.
-      left: the rows.
-      first: the number of the first row.
-      start: the number of the block's first column.
-      length: of the block.
-    """
-    end = start + length
-
-    def subtract(number: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def subtract(number: jax.Array, carry: list[jax.Array]) -> list[jax.Array]:
         # The matrix is carried, since an array that a loop merely reads cannot be changed in place after it.
         matrix, left = carry
         column = end + number * _BLOCK
-        later = lax.dynamic_slice(matrix, (first, column), (len(left), _BLOCK))
-        of_block = lax.dynamic_slice(matrix, (start, column), (length, _BLOCK))
-        product = jnp.matmul(later, of_block.T, precision=lax.Precision.HIGHEST)
-        return matrix, left - product
+        later = lax.dynamic_slice(matrix, (0, column), (end, _BLOCK))
+        product = jnp.matmul(later, later[start:].T, precision=lax.Precision.HIGHEST)
+        return [matrix, left - product]
 
-    if len(matrix) < length + _BLOCK:  # it is the only block
-        return matrix, left
-    return lax.fori_loop(0, (len(matrix) - end) // _BLOCK, subtract, (matrix, left))
+    left = jnp.concatenate([matrix[start:end, :start].T, corner])
+    if end < size:
+        number_of_blocks = (size - end) // _BLOCK
+        matrix, left = lax.fori_loop(0, number_of_blocks, subtract, [matrix, left])
+    flipped = jnp.flip(left[start:])
+    corner = jnp.flip(lax.linalg.cholesky(flipped, symmetrize_input=False))
+    beside = lax.linalg.triangular_solve(corner, left[:start], transpose_a=True)
+    columns = jnp.concatenate([beside, corner])
+    return lax.dynamic_update_slice(matrix, columns, (0, start))
