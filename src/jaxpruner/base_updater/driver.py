@@ -182,8 +182,7 @@ class Step:
             state,
             params,
             grads,
-            # A loop would keep it in memory in every step; there `update_state` computes it again.
-            tracked if is_due is True else None,
+            tracked,
             # A loop that reads no gradients lets the optimizer begin while some are still being computed. On a CPU this
             # is faster for straight-through steps, and slower where landing on zero waits for the masks anyway.
             narrow=not self.updater.lands_on_zero(),

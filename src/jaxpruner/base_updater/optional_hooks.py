@@ -97,8 +97,7 @@ class OptionalHooks:
           params: the parameters.
 
         Returns:
-          The state, and what `update_state` gets as its argument `tracked` where the host has said that masks are due,
-          `None` for nothing.
+          The state, and what `update_state` gets as its argument `tracked` if it names it, `None` for nothing.
         """
         del params
         return sparse_state, None
