@@ -273,4 +273,5 @@ assert losses[-1] <= losses[0]
 #
 # - [deep_dive.py](deep_dive.py): an algorithm, a schedule and a distribution of your own.
 # - [mnist_pruning.py](mnist_pruning.py): pruning a network that reads digits, at once and in training.
-# - [The guide](../guide.md): all algorithms, sparsity types, schedules and configuration keys.
+# - [How-to](../how_to/index.md): one page for each task, and each framework.
+# - [Which algorithm when](../explanation/which_algorithm.md): what each algorithm is for.
