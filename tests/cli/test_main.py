@@ -55,7 +55,19 @@ def test_help_stands_in_lines_of_80(arguments, capsys):
 
 
 @pytest.mark.parametrize(
-    'arguments', ['--help', '--version', 'inspekt', 'inspect --help', 'prune x --seed y', 'table']
+    'arguments',
+    [
+        '--help',
+        '--version',
+        'inspekt',
+        *[f'{name} --help' for name in cli.COMMANDS],
+        *[f'{name} --nothing' for name in cli.COMMANDS],
+        'prune x --sparsity y',
+        'inspect nowhere.safetensors',
+        'prune nowhere.safetensors --sparsity 0.5 --out out',
+        *[f'{name} nowhere' for name in ('table', 'order', 'plot')],
+        'table',
+    ],
 )
 def test_jax_is_not_loaded_for_help_and_wrong_arguments(arguments):
     """What takes the most time to load; the rest is a fraction of it."""
@@ -63,7 +75,7 @@ def test_jax_is_not_loaded_for_help_and_wrong_arguments(arguments):
 import sys
 from jaxpruner.cli.main import main
 main({arguments.split()!r})
-print(sorted({{'jax', 'flax', 'orbax', 'matplotlib'}} & sys.modules.keys()))
+print(sorted({{'jax', 'flax', 'optax', 'orbax', 'matplotlib', 'safetensors'}} & sys.modules.keys()))
 """
     environment = {**os.environ, 'PYTHONPATH': str(Path(jaxpruner.__file__).parents[1])}
     run = subprocess.run(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from jaxpruner.checkpoints.base import Checkpoint
 from jaxpruner.checkpoints.safetensors_reader import INDEX_NAME, SafetensorsFile, ShardedSafetensors
+from jaxpruner.core import input_files
 from jaxpruner.core.system_errors import errors_named
 
 _INDEX_ENDING = '.safetensors.index.json'
@@ -33,13 +34,7 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
     {'w': Leaf(shape=(2, 3), dtype=dtype('float64'))}
     """
     path = Path(path)
-    with errors_named(path):
-        if not path.exists() and path.is_symlink():
-            raise FileNotFoundError(
-                f'{path} is a symbolic link that leads nowhere; name another file or folder'
-            )
-        if not path.exists():
-            raise FileNotFoundError(f'{path}: there is no such file or folder')
+    input_files.check_exists(path)
     if path.is_dir():
         return _open_folder(path)
     return ShardedSafetensors(path) if path.name.endswith(_INDEX_ENDING) else SafetensorsFile(path)

@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 from jaxpruner.cli import arguments
+from jaxpruner.core import input_files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +30,8 @@ class Inspect:
 
     def run(self) -> None:
         """Reads the checkpoint and prints what is in it."""
-        from jaxpruner import checkpoints  # loads JAX, for which --help need not wait
+        input_files.check_exists(self.checkpoint)
+        from jaxpruner import checkpoints  # loads JAX, for which a wrong path need not wait
         from jaxpruner.checkpoints.inspection import totals
         from jaxpruner.cli import checkpoint_tables
 

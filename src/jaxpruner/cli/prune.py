@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from jaxpruner.cli import arguments
+from jaxpruner.core import input_files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +58,8 @@ class Prune:
 
     def run(self) -> None:
         """Prunes and says what has been removed."""
-        from jaxpruner import checkpoints  # loads JAX, for which --help need not wait
+        input_files.check_exists(self.checkpoint)
+        from jaxpruner import checkpoints  # loads JAX, for which a wrong path need not wait
         from jaxpruner.cli import checkpoint_tables
 
         checkpoint = checkpoints.open_checkpoint(self.checkpoint)

@@ -8,6 +8,21 @@ from typing import Any
 from jaxpruner.core.system_errors import errors_named
 
 
+def check_exists(path: Path) -> None:
+    """Refuses a path under which there is neither a file nor a folder.
+
+    Raises:
+      OSError: there is nothing, or it cannot be reached; the error names it.
+    """
+    with errors_named(path):
+        if not path.exists() and path.is_symlink():
+            raise FileNotFoundError(
+                f'{path} is a symbolic link that leads nowhere; name another file or folder'
+            )
+        if not path.exists():
+            raise FileNotFoundError(f'{path}: there is no such file or folder')
+
+
 def check_file(path: Path) -> None:
     """Refuses anything but a file or a link to one, before opening it could wait forever.
 
