@@ -1,6 +1,7 @@
 """Measures one thing in a process that has compiled nothing: `python -m benchmarks.cold SIZE NAME` prints seconds.
 
-Only the libraries are imported, and the parameters and a batch are made. The persistent compilation cache is off.
+Only the libraries are imported, and the parameters and a batch are made. The persistent compilation cache is off, or in
+a FOLDER that stands behind NAME.
 """
 
 import dataclasses
@@ -121,5 +122,8 @@ CASES: dict[str, dict[str, Case]] = {
 }
 
 if __name__ == '__main__':
-    jax.config.update('jax_enable_compilation_cache', False)
-    print(json.dumps(CASES[sys.argv[1]][sys.argv[2]].measure()))
+    size, name, *folders = sys.argv[1:]
+    jax.config.update('jax_enable_compilation_cache', bool(folders))
+    for folder in folders:
+        jax.config.update('jax_compilation_cache_dir', folder)
+    print(json.dumps(CASES[size][name].measure()))
