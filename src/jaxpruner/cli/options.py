@@ -36,3 +36,5 @@ class TrainingOptions:
     """Also draw sparsity.png and layers.png into the folder; `jaxpruner plot` draws more."""
     progress: bool = True
     """Show a progress bar; without a terminal there is none."""
+    compilation_cache: bool = True
+    """Keep compiled programs in your cache folder, at most 1 GiB; JAX_COMPILATION_CACHE_DIR names another folder."""

@@ -11,7 +11,7 @@ from typing import Any
 from jaxpruner.baselines.mapping_choice import read_choice
 from jaxpruner.baselines.recipe import Recipe, parse_override, read_recipe
 from jaxpruner.baselines.sweeps import CellKey, Interrupted, Sweep, plan
-from jaxpruner.cli import output
+from jaxpruner.cli import compilation_cache, output
 from jaxpruner.cli.options import TrainingOptions
 from jaxpruner.cli.workload_names import NamedWorkload, find_workload
 from jaxpruner.core.progress import progress_bar
@@ -40,6 +40,8 @@ def sweep(
     if options.plots:
         figures.new_figure(1, 1)  # before hours of training: is matplotlib there?
     data = named.workload.data(recipe, options.data_dir)
+    if options.compilation_cache:
+        compilation_cache.keep_programs()
     out = options.out or Path('out') / options.workload
     began = time.perf_counter()
     training = Sweep(named.workload, recipe, data, out, options.over, options.tensorboard)
