@@ -7,12 +7,19 @@
 | `algorithms` | the table of all algorithms that have a name in a configuration |
 | `command-help` | what the commands in it print |
 | `extras` | the table of the extras that it describes |
+| `errors` | the list of all messages of errors |
 """
 
 import re
 from typing import Any
 
-from docs.extensions import command_help, config_tables, extras_table, reference_entries
+from docs.extensions import (
+    command_help,
+    config_tables,
+    error_messages,
+    extras_table,
+    reference_entries,
+)
 
 MAKERS = {
     'entries': reference_entries.entries,
@@ -20,6 +27,7 @@ MAKERS = {
     'algorithms': config_tables.algorithm_table,
     'command-help': command_help.printed,
     'extras': extras_table.table,
+    'errors': error_messages.page,
 }
 _FENCE = re.compile(rf'^```\{{({"|".join(MAKERS)})\}}\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 
