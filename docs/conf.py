@@ -22,6 +22,7 @@ extensions = [
     'sphinx.ext.viewcode',
     'myst_nb',
     'sphinx_copybutton',
+    'docs.extensions.blocks_of_code',
     'docs.extensions.made_blocks',
     'docs.extensions.other_libraries',
 ]

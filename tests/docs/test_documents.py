@@ -14,19 +14,16 @@ import packaging.version
 import pytest
 import safetensors.numpy
 
+from docs.extensions import blocks_of_code
 from jaxpruner import api, jax_pruning
 from jaxpruner.cli import main as cli
 
 ROOT = pathlib.Path(__file__).parents[2]
-DOCUMENTS = sorted(
-    path.relative_to(ROOT).as_posix() for path in [*ROOT.glob('*.md'), *ROOT.glob('docs/**/*.md')]
-)
+DOCUMENTS = blocks_of_code.documents()
 
 
 def blocks(document, language):
-    return re.findall(
-        rf'^```{language}\n(.*?)^```', (ROOT / document).read_text(), re.MULTILINE | re.DOTALL
-    )
+    return [block.code for block in blocks_of_code.blocks(document) if block.label == language]
 
 
 @pytest.fixture
@@ -36,15 +33,6 @@ def registry():
     yield
     api.ALGORITHM_REGISTRY.clear()
     api.ALGORITHM_REGISTRY.update(before)
-
-
-def snippets_and_outputs(document):
-    """Each block of Python, with the text that stands directly beneath as what it prints, or `None`."""
-    fence = r'^```(python|text)\n(.*?)^```\n(\n(?=```text\n))?'
-    found = re.findall(fence, (ROOT / document).read_text(), re.MULTILINE | re.DOTALL)
-    for position, (language, code, has_output) in enumerate(found):
-        if language == 'python':
-            yield code, found[position + 1][1] if has_output else None
 
 
 @pytest.mark.parametrize(
@@ -57,11 +45,11 @@ def test_snippets_run_in_order_and_print_what_stands_beneath(document, monkeypat
     monkeypatch.setenv('COLUMNS', '80')
     monkeypatch.setenv('KERAS_BACKEND', 'jax')  # what a page sets is taken back
     namespace = {'__name__': document}
-    for snippet, output in snippets_and_outputs(document):
-        with contextlib.redirect_stdout(io.StringIO()) as printed:
-            exec(compile(snippet, document, 'exec'), namespace)
-        if output is not None:
-            assert printed.getvalue() == output
+    for block in blocks_of_code.blocks(document):
+        if block.label == 'python':
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                exec(compile(block.code, document, 'exec'), namespace)
+            assert printed.getvalue() == (block.output or '')
 
 
 def is_older(package, version):
@@ -69,9 +57,44 @@ def is_older(package, version):
     return installed < packaging.version.Version(version)
 
 
-def test_outputs_are_found():
-    outputs = [output for page in DOCUMENTS for _, output in snippets_and_outputs(page) if output]
-    assert len(outputs) >= 3
+# Lines of shell code stand where a test runs them, or asks whether they are understood.
+CONSOLE = {
+    'docs/baselines.md',
+    'docs/command_line.md',
+    'docs/installation.md',
+    'docs/oneshot.md',
+}
+
+
+@pytest.mark.parametrize('document', DOCUMENTS)
+def test_every_block_is_run_or_says_why_not(document):
+    for block in blocks_of_code.blocks(document):
+        if block.why_not_run:
+            assert len(block.why_not_run) > 10
+        elif block.label == 'console':
+            assert document in CONSOLE
+        else:  # `bash` is what the checks run, `toml` is read, `bibtex` is no code
+            assert block.label in {'python', 'bash', 'toml', 'bibtex'}, block
+        assert block.output is None or block.label == 'python'
+
+
+def test_few_blocks_are_not_run():
+    assert 0 < len(blocks_of_code.not_run()) <= blocks_of_code.MOST_NOT_RUN
+
+
+def test_what_installs_is_what_the_environments_are_made_with():
+    assert blocks('docs/installation.md', 'console') == ['pip install .\n']
+    assert "-e '.[" in (ROOT / 'run.sh').read_text()
+
+
+def test_blocks_are_read():
+    text = (
+        '```python\nprint(1)\n```\n\n```text\n1\n```\n\n```{entries}\na\n```\n'
+        '<!-- not run: no such package -->\n```diff\n+a\n```\n'
+    )
+    code, change = blocks_of_code.read('page.md', text)
+    assert (code.label, code.code, code.output) == ('python', 'print(1)\n', '1\n')
+    assert (change.label, change.why_not_run) == ('diff', 'no such package')
 
 
 def test_the_documents_have_snippets():
@@ -178,12 +201,16 @@ def test_a_page_says_when_to_take_each_algorithm():
     assert sorted(rows) == sorted([*api.all_algorithm_names(), *api.ONE_SHOT_REGISTRY])
 
 
-# Headings of the guide when it was one page, as addresses had them.
-GUIDE = """
-    algorithms which-weights-are-removed-together how-much-of-each-leaf what-will-happen-to-each-leaf when
-    driven-by-the-host deciding-by-hand watching-and-continuing front-ends how-a-model-uses-its-parameters
-    pruning-a-trained-model-with-data pruning-before-training checkpoints writing-an-algorithm
-""".split()
+# Headings of pages whose text is elsewhere now, as addresses had them.
+OLD_ADDRESSES = {
+    'guide': """
+        algorithms which-weights-are-removed-together how-much-of-each-leaf what-will-happen-to-each-leaf when
+        driven-by-the-host deciding-by-hand watching-and-continuing front-ends how-a-model-uses-its-parameters
+        pruning-a-trained-model-with-data pruning-before-training checkpoints writing-an-algorithm
+    """,
+    'integrations': 'keras parameters-with-logical-axes',
+    'oneshot': 'how',
+}
 
 
 def anchors(page):
@@ -192,11 +219,15 @@ def anchors(page):
     return {re.sub(r'[^\w\- ]', '', heading).lower().replace(' ', '-') for heading in headings}
 
 
-def test_old_addresses_of_the_guide_lead_to_pages():
-    guide = (ROOT / 'docs' / 'guide.md').read_text()
-    assert anchors(guide) == {'guide', *GUIDE}
-    for section in re.split(r'^##+ ', guide, flags=re.MULTILINE)[1:]:
-        assert re.search(r'\]\([\w./]+\.(md|py)', section), section
+@pytest.mark.parametrize('page', OLD_ADDRESSES)
+def test_old_addresses_lead_to_pages(page):
+    text = (ROOT / 'docs' / f'{page}.md').read_text()
+    sections = {}
+    for section in re.split(r'^(?=##+ )', text, flags=re.MULTILINE)[1:]:
+        (anchor,) = anchors(section)
+        sections[anchor] = section
+    for anchor in OLD_ADDRESSES[page].split():
+        assert re.search(r'\]\([\w./]+\.(md|py)', sections[anchor]), anchor
 
 
 @pytest.mark.parametrize('document', DOCUMENTS)
