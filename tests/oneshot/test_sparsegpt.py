@@ -91,23 +91,26 @@ def test_a_gram_matrix_that_is_not_finite_is_seen_in_the_weights():
     assert found.damping > 1e5
 
 
-def test_the_factor_is_that_of_the_damped_matrix():
-    _, inputs = made_up(300, 1)
+# One block and less, one band, and several bands with a remainder.
+@pytest.mark.parametrize('size', [5, 128, 300, 1000])
+def test_the_factor_is_that_of_the_damped_matrix(size):
+    _, inputs = made_up(size, 1)
     gram = inputs.T @ inputs
     factors = cholesky.flipped_cholesky(jnp.asarray(gram, jnp.float32), 0.1)
-    damped, upper = gram + 0.1 * np.diag(gram).mean() * np.eye(300), np.triu(factors.upper)
+    damped, upper = gram + 0.1 * np.diag(gram).mean() * np.eye(size), np.triu(factors.upper)
     np.testing.assert_allclose(upper @ upper.T, damped, atol=1e-4 * damped.max())
     assert factors.occurs.all()
     assert factors.damping == np.float32(0.1)
 
 
-def test_more_damping_is_tried_with_the_matrix_that_was_given():
-    gram = jnp.ones((300, 300)).at[7].set(0).at[:, 7].set(0)
+@pytest.mark.parametrize('size', [300, 1000])
+def test_more_damping_is_tried_with_the_matrix_that_was_given(size):
+    gram = jnp.ones((size, size)).at[7].set(0).at[:, 7].set(0)
     factors = cholesky.flipped_cholesky(gram, 0.0)  # of which the last corner cannot be decomposed
     again = cholesky.flipped_cholesky(gram, factors.damping)
     np.testing.assert_array_equal(factors.upper, again.upper)
     assert factors.damping >= 1e-6
-    assert factors.occurs.tolist() == [i != 7 for i in range(300)]
+    assert factors.occurs.tolist() == [i != 7 for i in range(size)]
 
 
 def test_a_gram_matrix_of_few_bits_is_decomposed_in_float32():

@@ -4,12 +4,16 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 # Enough to make any finite Gram matrix diagonally dominant.
 _MAX_DAMPING = 1e6
 # Beyond this LAPACK takes more time than the products into which a decomposition can be broken up.
 _BLOCK = 128
+# Blocks of a band are decomposed by one loop, with as many rows as its last block has. With fewer bands a program is
+# shorter, and more rows are computed in vain.
+_LEAST_BLOCKS_OF_BAND, _MOST_BANDS = 3, 8
 
 
 class Factors(NamedTuple):
@@ -72,18 +76,17 @@ def _factor(gram: jax.Array, start: jax.Array) -> Factors:
     number = jnp.maximum(jnp.sum(occurs), 1)
     mean = jnp.where(occurs.any(), jnp.sum(diagonal) / number, 1)
     undamped = jnp.where(occurs, diagonal, mean)
-    corners = {}
-    for end in range(gram.shape[0], 0, -_BLOCK):
-        begin = max(end - _BLOCK, 0)
-        corners[begin, end] = gram[begin:end, begin:end]
+    bands = _bands(gram.shape[0])
+    blocks = [_diagonal_blocks(gram, band) for band in bands]
 
     def retry(attempt: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         matrix, damping, is_first = attempt
         damping = jnp.where(is_first, start, jnp.maximum(10 * damping, 1e-6))
-        for (begin, end), corner in corners.items():
-            eye = jnp.eye(end - begin, dtype=bool)
-            damped = jnp.where(eye, (undamped + damping * mean)[begin:end], corner)
-            matrix = _add_columns(matrix, damped, begin)
+        damped = undamped + damping * mean
+        for band, own_blocks in zip(bands, blocks, strict=True):
+            diagonals = damped[band.start : band.end].reshape(band.number, band.width, 1)
+            corners = jnp.where(jnp.eye(band.width, dtype=bool), diagonals, own_blocks)
+            matrix = _add_band(matrix, corners, band)
         return matrix, damping, jnp.zeros_like(is_first)
 
     def has_failed(attempt: tuple[jax.Array, ...]) -> jax.Array:
@@ -97,27 +100,87 @@ def _factor(gram: jax.Array, start: jax.Array) -> Factors:
     return Factors(upper, occurs, damping)
 
 
-def _add_columns(matrix: jax.Array, corner: jax.Array, start: int) -> jax.Array:
+class _Band(NamedTuple):
+    """Blocks of equal width along the diagonal that follow one another."""
+
+    start: int
+    width: int
+    number: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.number * self.width
+
+
+def _bands(size: int) -> list[_Band]:
+    """Divides a matrix, from its end; what the blocks leave over is a shorter one at the beginning."""
+    number, remainder = divmod(size, _BLOCK)
+    length = max(_LEAST_BLOCKS_OF_BAND, -(-number // _MOST_BANDS))
+    bands = []
+    for stop in range(number, 0, -length):
+        first = max(stop - length, 0)
+        bands.append(_Band(remainder + first * _BLOCK, _BLOCK, stop - first))
+    if remainder:
+        bands.append(_Band(0, remainder, 1))
+    return bands
+
+
+def _diagonal_blocks(matrix: jax.Array, band: _Band) -> jax.Array:
+    """Copies `[number, width, width]` of blocks on the diagonal, which the factor takes the place of."""
+
+    def block(start: jax.Array) -> jax.Array:
+        return lax.dynamic_slice(matrix, (start, start), (band.width, band.width))
+
+    return jax.vmap(block)(jnp.arange(band.start, band.end, band.width))
+
+
+class _Block(NamedTuple):
+    """A block on the diagonal."""
+
+    corner: jax.Array  # its elements, damped
+    start: jax.Array  # its first row, unsigned: such indices need no code for negative ones
+    later_blocks: jax.Array  # how many stand behind it
+
+
+def _add_band(matrix: jax.Array, corners: jax.Array, band: _Band) -> jax.Array:
+    """Writes the factor's columns of the blocks of a band, the last block first."""
+
+    def add_block(matrix: jax.Array, block: _Block) -> tuple[jax.Array, None]:
+        return _add_columns(matrix, block, band.end), None
+
+    starts = np.arange(band.start, band.end, band.width, dtype=np.uint32)
+    later_blocks = (len(matrix) - band.width - starts) // _BLOCK
+    blocks = _Block(corners, jnp.asarray(starts), jnp.asarray(later_blocks))
+    matrix, _ = lax.scan(add_block, matrix, blocks, reverse=True)
+    return matrix
+
+
+def _add_columns(matrix: jax.Array, block: _Block, height: int) -> jax.Array:
     """Writes the factor's columns of one diagonal block; those of later blocks are written already.
 
-    The Gram matrix is read from below the diagonal blocks, which stays as it is, so that it can be read again.
+    Of the `height` rows that are computed those above the block count. The Gram matrix is read from below the diagonal
+    blocks, which stays as it is, so that it can be read again.
     """
-    end, size = start + corner.shape[0], matrix.shape[0]
+    corner, start, later_blocks = block
+    width, first_row = len(corner), jnp.zeros_like(start)
 
     def subtract(number: jax.Array, carry: list[jax.Array]) -> list[jax.Array]:
         # The matrix is carried, since an array that a loop merely reads cannot be changed in place after it.
         matrix, left = carry
-        column = end + number * _BLOCK
-        later = lax.dynamic_slice(matrix, (0, column), (end, _BLOCK))
-        product = jnp.matmul(later, later[start:].T, precision=lax.Precision.HIGHEST)
+        column = start + width + number * _BLOCK
+        later = lax.dynamic_slice(matrix, (first_row, column), (height, _BLOCK))
+        of_block = lax.dynamic_slice(matrix, (start, column), (width, _BLOCK))
+        product = jnp.matmul(later, of_block.T, precision=lax.Precision.HIGHEST)
         return [matrix, left - product]
 
-    left = jnp.concatenate([matrix[start:end, :start].T, corner])
-    if end < size:
-        number_of_blocks = (size - end) // _BLOCK
-        matrix, left = lax.fori_loop(0, number_of_blocks, subtract, [matrix, left])
-    flipped = jnp.flip(left[start:])
+    left = lax.dynamic_slice(matrix, (start, first_row), (width, height)).T
+    left = lax.dynamic_update_slice_in_dim(left, corner, start, 0)
+    if len(matrix) >= width + _BLOCK:
+        matrix, left = lax.fori_loop(first_row, later_blocks, subtract, [matrix, left])
+    flipped = jnp.flip(lax.dynamic_slice_in_dim(left, start, width))
     corner = jnp.flip(lax.linalg.cholesky(flipped, symmetrize_input=False))
-    beside = lax.linalg.triangular_solve(corner, left[:start], transpose_a=True)
-    columns = jnp.concatenate([beside, corner])
-    return lax.dynamic_update_slice(matrix, columns, (0, start))
+    above = lax.linalg.triangular_solve(corner, left, transpose_a=True)
+    old = lax.dynamic_slice(matrix, (first_row, start), (height, width))
+    columns = jnp.where(jnp.arange(height)[:, None] < start, above, old)
+    columns = lax.dynamic_update_slice_in_dim(columns, corner, start, 0)
+    return lax.dynamic_update_slice(matrix, columns, (first_row, start))
