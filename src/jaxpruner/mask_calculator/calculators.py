@@ -20,9 +20,10 @@ from jaxpruner.mask_calculator.groups import Groups
 
 MASK_DTYPE = jnp.uint8
 
-# Lengths of the buffers in which leaves are selected one by one. Longer leaves would take more memory for it, and
-# select for longer than a program compiles.
-_SHORTEST_BUFFER, _LONGEST_BUFFER = 2**12, 2**19
+# Lengths of the buffers in which leaves are selected one by one. Few lengths take few programs; an array eight times as
+# long as a leaf takes a millisecond at most. Longer leaves would take more memory, and select for longer than a program
+# compiles.
+_BUFFER_LENGTHS = 2**12, 2**15, 2**18, 2**19
 
 TopkFn = Callable[[jax.Array, Any], jax.Array]
 TopkFnType = TopkFn  # its name in JaxPruner
@@ -304,7 +305,7 @@ def _select_alone(leaf: ScoredLeaf) -> selection.Selected:
 
 
 def _buffer_length(leaf: ScoredLeaf) -> int | None:
-    """The next power of two; `None` for what is selected where it is."""
+    """The first that is long enough; `None` for what is selected where it is."""
     scores, groups = leaf.scores, leaf.groups
     is_one_row = groups.is_unstructured and not groups.is_stacked
     # Others become float32 where they are ranked.
@@ -312,8 +313,8 @@ def _buffer_length(leaf: ScoredLeaf) -> int | None:
     # Flat, an array that devices share would have to be gathered.
     if not (is_one_row and is_ranked_as_it_is) or jax.device_count() > 1:
         return None
-    length = max(_SHORTEST_BUFFER, 1 << (scores.size - 1).bit_length())
-    return length if scores.size > 0 and length <= _LONGEST_BUFFER else None
+    lengths = (length for length in _BUFFER_LENGTHS if 0 < scores.size <= length)
+    return next(lengths, None)
 
 
 @functools.partial(jax.jit, static_argnames='length')
