@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from docs.extensions import coverage, public_names
+from docs.extensions import coverage, pages_that_use, public_names
 
 
 def entries(lines: Sequence[str]) -> str:
@@ -22,7 +22,7 @@ def entries(lines: Sequence[str]) -> str:
     documented = [f'   ~{name}' for name, text in words.items() if not text]
     made = ['```{eval-rst}', '.. autosummary::', '', *documented, '']
     for name, text in words.items():
-        made += [*_entry(name, text), '']
+        made += [*_entry(name, text), '', pages_that_use.sentence(name), '']
     return '\n'.join([*made, '```'])
 
 

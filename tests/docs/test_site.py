@@ -14,6 +14,7 @@ from docs.extensions import (
     extras_table,
     made_blocks,
     other_libraries,
+    pages_that_use,
     public_names,
 )
 from helpers import seed_documents
@@ -64,6 +65,18 @@ def test_no_object_has_two_entries():
         assert found is not None, name
         other = identities.setdefault(public_names.identity(*found), name)
         assert other == name
+
+
+def test_entries_lead_to_pages_that_use_them():
+    expected = ':doc:`/how_to/drive_masks_from_the_loop`'
+    assert expected in pages_that_use.sentence('jaxpruner.HostDriven')
+    assert expected in made_blocks.replace_blocks((DOCS / 'reference' / 'schedules.md').read_text())
+    assert pages_that_use.sentence('jaxpruner.summarize_sparsity').count(':doc:') == 5
+    assert ':doc:`/notebooks/' in ''.join(map(pages_that_use.sentence, coverage.documented_names()))
+    assert pages_that_use.sentence('jaxpruner.oneshot.outlier_shares') == ''
+    assert pages_that_use.sentence('jaxpruner.nothing') == ''
+    most = pages_that_use.sentence('jaxpruner.prune')
+    assert most.startswith('Used in :doc:`/how_to/prune_a_trained_model`, ')
 
 
 def toctree(page):
