@@ -1,10 +1,11 @@
-"""What calibration takes: the parameters and the statistics once, of all layers or of one block."""
+"""What calibration and pruning take: parameters and statistics once, of all layers or of one block."""
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 from jaxpruner.oneshot.followed_leaves import follow_named_leaves
+from jaxpruner.oneshot.pruned_leaves import PrunedLeaves
 from jaxpruner.oneshot.shared_inputs import input_taps, uses_by_inputs
 from jaxpruner.uses import param_uses
 from jaxpruner.uses.segments import Cut, Segments
@@ -71,3 +72,14 @@ def test_of_one_layer_after_another(graph, taps):
     assert _bytes(totals) < 20 * WIDTH**2 * 4
     observe = segments.observe(taps, Cut(0, 0), 1)
     assert _peak(observe, totals, PARAMS, state, 3) <= 1.1 * (_bytes(PARAMS) + _bytes(totals))
+
+
+def test_layers_of_a_stack_are_replaced_in_place(graph):
+    of_up = next(m for m in follow_named_leaves(graph).all_matrices if m.path == ('up',))
+    leaves = PrunedLeaves(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), PARAMS), donate=True)
+    _, writer = leaves._functions(of_up.at_layer(0), leaves.params['up'])
+    packed = jax.ShapeDtypeStruct((LAYERS, WIDTH, 4 * WIDTH // 8), jnp.uint8)
+    new = jax.ShapeDtypeStruct(SHAPES['up'], jnp.float32)
+    kept = jax.ShapeDtypeStruct(SHAPES['up'], jnp.uint8)
+    held = _bytes([PARAMS['up'], packed, new, kept])
+    assert _peak(writer, PARAMS['up'], packed, new, kept, 0) <= held + 8 * _bytes(new)

@@ -56,13 +56,10 @@ class PrunedLeaves:
         reader, _ = self._functions(matrices, leaf)
         return reader(leaf, matrices.layer)
 
-    def replace(self, matrices: WeightMatrices, new: jax.Array | None, kept: jax.Array) -> bool:
+    def replace(self, matrices: WeightMatrices, new: jax.Array | None, kept: jax.Array) -> None:
         """Puts pruned matrices in place of those that `read` gives.
 
         `new` are the weights, `None` where those that are kept do not change, and `kept` is their mask.
-
-        Returns:
-          Whether NaN was among the weights before.
 
         Raises:
           ValueError: new weights are not finite.
@@ -81,14 +78,13 @@ class PrunedLeaves:
         if new is leaf and is_own:
             new = jnp.array(new, copy=True)
         _, writer = self._functions(matrices, leaf, is_own)
-        leaf, mask, is_finite, held_nan = writer(leaf, mask, new, kept, matrices.layer)
+        leaf, mask, is_finite = writer(leaf, mask, new, kept, matrices.layer)
         self._leaves[path], self._masks[path] = leaf, mask
         if not is_finite:
             raise ValueError(
                 f'{tree_lib.path_string(path)}: its new weights are not finite; look for NaN or inf in it and in its '
                 'inputs'
             )
-        return bool(held_nan)
 
     def _mask(self, path: tree_lib.Path) -> jax.Array | None:
         mask = self._masks.get(path)
@@ -122,7 +118,7 @@ def _compile(
     """The two as compiled functions; the second writes in the memory of what is given away."""
     if divided is None:
         return CompiledOnce(reader), CompiledOnce(writer, donate_argnums=given_away)
-    shardings = divided, divided, None, None
+    shardings = divided, divided, None
     return jax.jit(reader), jax.jit(writer, donate_argnums=given_away, out_shardings=shardings)
 
 
@@ -154,24 +150,23 @@ def _writer(matrices: WeightMatrices) -> Callable[..., Any]:
         old = lax.dynamic_index_in_dim(leaf, layer, keepdims=False)
         old_mask = lax.dynamic_index_in_dim(mask, layer, keepdims=False)
         old_mask = packing.unpack_like(old_mask, old.shape)
-        changed, changed_mask, *flags = _change(matrices.of_slice, old, old_mask, new, kept)
+        changed, changed_mask, is_finite = _change(matrices.of_slice, old, old_mask, new, kept)
         if mask.shape != leaf.shape:
             changed_mask = packing.pack(changed_mask)
         leaf = lax.dynamic_update_index_in_dim(leaf, changed, layer, 0)
         mask = lax.dynamic_update_index_in_dim(mask, changed_mask, layer, 0)
-        return leaf, mask, *flags
+        return leaf, mask, is_finite
 
     def on_any_mesh(leaf: jax.Array, *arguments: Any) -> Any:
-        return without_explicit_axes(replace, leaf, True, True, False, False)(leaf, *arguments)
+        return without_explicit_axes(replace, leaf, True, True, False)(leaf, *arguments)
 
     return on_any_mesh
 
 
 def _change(
     matrices: WeightMatrices, leaf: jax.Array, mask: Any, new: Any, kept: jax.Array
-) -> tuple[jax.Array, ...]:
-    """A leaf and its mask after some of its matrices, whether these are finite, and whether they held NaN."""
-    held_nan = jnp.isnan(matrices.read(leaf)).any()
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """A leaf and its mask after some of its matrices, and whether these are finite."""
     removed = 1 - kept.astype(jnp.float32)
     is_removed = matrices.write(removed, leaf) > 0
     is_finite = jnp.bool_(True)
@@ -182,7 +177,7 @@ def _change(
         leaf = jnp.where(is_replaced, written.astype(leaf.dtype), leaf)
     leaf = jnp.where(is_removed, jnp.zeros_like(leaf), leaf)
     mask = jnp.where(is_removed, 0, mask)
-    return leaf, mask, is_finite, held_nan
+    return leaf, mask, is_finite
 
 
 def _ones(leaf: jax.Array) -> jax.Array:

@@ -129,11 +129,18 @@ class PruningRun:
         doubt = pruner.doubt(prepared, where)
         if doubt is not None:
             self._doubts.append(doubt)
-        del entry, weights, prepared  # before more memory is taken
-        if self.leaves.replace(matrices, new, kept):
+        if _has_nan(weights):
             self._with_nan.append(where)
+        del entry, weights, prepared  # before more memory is taken
+        self.leaves.replace(matrices, new, kept)
 
 
 def _at_layer(each: Any, layer: int | None) -> Any:
     """The value for a layer where there is one for each, else the one for all."""
     return each if layer is None or not jnp.ndim(each) else each[layer]
+
+
+@jax.jit
+def _has_nan(weights: jax.Array) -> jax.Array:
+    """A program of its own: one that also replaced the weights in their leaf would copy the leaf."""
+    return jnp.isnan(weights).any()
