@@ -20,9 +20,9 @@ A trained model goes through these files, in this order:
 6. `pruning_run`: prunes matrices, in the order of `pruning_queue`. For each it calls the pruner's `prepare` and
    `prune_matrices`; `pruned_leaves` reads the weights before, and writes them back after.
 
-The files of `Wanda`, `RIA` and `SparseGPT` hold these hooks. The mathematics on matrices stands apart and knows of no
-model: `matrix_scores` (scores), `matrix_masks` (masks of scores), `sparsegpt_matrices` (SparseGPT block by block),
-`elimination` (SparseGPT within a block) and `cholesky` (its factors).
+The files of `Wanda`, `RIA` and `SparseGPT` hold these hooks; `output_portions` lets matrices share Wanda's program. The
+mathematics on matrices stands apart and knows of no model: `matrix_scores` (scores), `matrix_masks` (masks of scores),
+`sparsegpt_matrices` (SparseGPT block by block), `elimination` (SparseGPT within a block) and `cholesky` (its factors).
 
 An untrained model needs no statistics: `one_call`, then `pruning_at_initialization`, then `snip`, `grasp` or `synflow`.
 Any other algorithm that is given a model goes from `one_call` to `along_inputs`. All three look at `batches` first.

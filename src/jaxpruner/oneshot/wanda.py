@@ -8,6 +8,7 @@ import jax
 
 from jaxpruner.oneshot import matrix_masks, matrix_scores
 from jaxpruner.oneshot.calibrated_pruning import CalibratedPruning
+from jaxpruner.oneshot.output_portions import in_portions
 
 
 @dataclasses.dataclass
@@ -25,10 +26,19 @@ class Wanda(CalibratedPruning):
     def prune_matrices(self, weights, statistics, sparsity, sparsity_type, where):
         """The mask; weights that are kept do not change."""
         del where
-        return None, _mask(weights, statistics.second_moment, sparsity, sparsity_type, self.per)
+        mask_of = functools.partial(
+            _mask,
+            second_moment=statistics.second_moment,
+            sparsity=sparsity,
+            sparsity_type=sparsity_type,
+            per=self.per,
+        )
+        if self.per == 'output':
+            return None, in_portions(mask_of, weights)
+        return None, mask_of(weights)
 
 
-@functools.partial(jax.jit, static_argnums=(3, 4))
+@functools.partial(jax.jit, static_argnames=('sparsity_type', 'per'))
 def _mask(
     weights: jax.Array, second_moment: jax.Array, sparsity: Any, sparsity_type: Any, per: str
 ) -> jax.Array:
