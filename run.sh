@@ -7,7 +7,7 @@ trap 'exit 130' INT # pip catches Ctrl-C and ends as if it had merely failed
 usage() {
   cat <<'EOF'
 bash run.sh [test ARGS]   all tests, in parallel; ARGS go to pytest
-bash run.sh demo [ARGS]   the demo: jaxpruner compare digits-lenet; ARGS go to it, try --help
+bash run.sh demo [ARGS]   two minutes of training, explained: jaxpruner demo; ARGS go to it, try --help
 bash run.sh docs [ARGS]   the site, from nothing, into site/; ARGS go to sphinx-build
 bash run.sh lint          ruff, pyright and the import contracts
 bash run.sh lowest        all but the slow tests, with the oldest versions that pyproject.toml allows; needs Python 3.11
@@ -88,8 +88,10 @@ case $command in
     ;;
   demo)
     any_python
+    [ -e .venv/demo.installed ] || echo "run.sh: first some packages are installed (1 GB); then two minutes of training" >&2
     environment .venv demo -e '.[baselines]'
-    exec .venv/bin/jaxpruner compare digits-lenet --sparsities 0.8 0.95 --plots "$@"
+    .venv/bin/jaxpruner demo "$@"
+    echo '  docs/notebooks/quick_start.py: prune a model of your own. `bash run.sh docs` makes the site.'
     ;;
   docs)
     any_python

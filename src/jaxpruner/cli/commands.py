@@ -23,6 +23,7 @@ class Command(NamedTuple):
 
 
 _ROWS = (
+    ('demo', '', 'train a small network dense and pruned; two minutes', 'baselines'),
     ('run', 'WORKLOAD', 'train a model with one algorithm', 'baselines'),
     ('compare', 'WORKLOAD', 'train it with each algorithm', 'baselines'),
     ('inspect', 'CHECKPOINT', 'sparsity, structure and bytes, leaf by leaf', 'checkpoint'),

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxpruner.baselines.mapping_choice import read_choice
 from jaxpruner.baselines.recipe import Recipe, parse_override, read_recipe
@@ -14,10 +14,20 @@ from jaxpruner.baselines.sweeps import CellKey, Interrupted, Sweep, plan
 from jaxpruner.cli import compilation_cache, output
 from jaxpruner.cli.options import TrainingOptions
 from jaxpruner.cli.workload_names import NamedWorkload, find_workload
-from jaxpruner.core.progress import progress_bar
+from jaxpruner.core import progress
 from jaxpruner.report import experiments, figures, plots, results, tables
 
 _INTERRUPTED = 130  # the exit status of a program that Ctrl-C ended
+
+
+class Outcome(NamedTuple):
+    """What a sweep has left."""
+
+    cells: list[results.Cell]  # that were asked for and have a result
+    planned: int
+    out: Path
+    seconds: float
+    is_complete: bool  # Ctrl-C did not end it
 
 
 def sweep(
@@ -31,12 +41,36 @@ def sweep(
     Raises:
       ValueError: an option is wrong; nothing has been trained.
     """
-    named = find_workload(options.workload)
-    recipe = _read_recipe(options, named)
     cells = plan(algorithms, sparsities, seeds)
     if options.print_recipe:
-        print(recipe.to_toml(), end='')
+        print(_read_recipe(options, find_workload(options.workload)).to_toml(), end='')
         return 0
+    outcome = train(options, cells)
+    finished, out = outcome.cells, outcome.out
+    if finished:
+        output.print_rich(tables.to_rich(tables.make_table(finished), output.width()))
+    minutes, seconds = divmod(round(outcome.seconds), 60)
+    choice = read_choice(out)
+    how = f', {choice.words()}' if choice else ''
+    print(
+        f'{len(finished)} of {outcome.planned} cells are in {out}; '
+        f'this took {minutes}:{seconds:02d} min{how}.'
+    )
+    if options.plots:
+        print(*draw(finished, out), sep='\n')
+    return exit_status(outcome)
+
+
+def train(
+    options: TrainingOptions, cells: Sequence[CellKey], prints_lines: bool = False
+) -> Outcome:
+    """Trains what has no result yet, under a progress bar; without a terminal it may print lines instead.
+
+    Raises:
+      ValueError: an option is wrong; nothing has been trained.
+    """
+    named = find_workload(options.workload)
+    recipe = _read_recipe(options, named)
     if options.plots:
         figures.new_figure(1, 1)  # before hours of training: is matplotlib there?
     data = named.workload.data(recipe, options.data_dir)
@@ -45,23 +79,34 @@ def sweep(
     out = options.out or Path('out') / options.workload
     began = time.perf_counter()
     training = Sweep(named.workload, recipe, data, out, options.over, options.tensorboard)
-    has_finished = _run(training, cells, options.progress)
+    total = len(cells) * recipe.steps
+    with contextlib.ExitStack() as stack:
+        is_asked_to_stop = stack.enter_context(_stop_at_interrupt())
+        if prints_lines and options.progress and not progress.has_bar():
+            show = progress.progress_lines(total)
+        else:
+            show = stack.enter_context(progress.progress_bar(total, options.progress))
+        is_complete = _run(training, cells, show, is_asked_to_stop)
     seconds = time.perf_counter() - began
-    finished = _finished_cells(training, cells)
-    if finished:
-        output.print_rich(tables.to_rich(tables.make_table(finished), output.width()))
-    minutes, seconds = divmod(round(seconds), 60)
-    choice = read_choice(out)
-    how = f', {choice.words()}' if choice else ''
-    print(
-        f'{len(finished)} of {len(cells)} cells are in {out}; this took {minutes}:{seconds:02d} min{how}.'
-    )
-    if options.plots:
-        _draw(finished, out)
-    if not has_finished:
-        print('Interrupted; the same command goes on from there.')
-        return _INTERRUPTED
-    return 0
+    return Outcome(_finished_cells(training, cells), len(cells), out, seconds, is_complete)
+
+
+def exit_status(outcome: Outcome) -> int:
+    """Returns 0, or 130 after Ctrl-C, of which it says how to go on."""
+    if outcome.is_complete:
+        return 0
+    print('Interrupted; the same command goes on from there.')
+    return _INTERRUPTED
+
+
+def draw(cells: Sequence[results.Cell], out: Path) -> list[Path]:
+    """Draws the cells and returns the files; dense models alone leave nothing to draw."""
+    if all(cell.algorithm == experiments.DENSE for cell in cells):
+        return []
+    files = [out / 'sparsity.png', out / 'layers.png']
+    plots.plot_metric_against_sparsity(cells, files[0])
+    plots.plot_layer_sparsity(cells, files[1])
+    return files
 
 
 def _read_recipe(options: TrainingOptions, named: NamedWorkload) -> Recipe:
@@ -84,24 +129,25 @@ def _read_recipe(options: TrainingOptions, named: NamedWorkload) -> Recipe:
     return recipe
 
 
-def _run(training: Sweep, cells: Sequence[CellKey], shows_progress: bool) -> bool:
-    """Trains the cells under a progress bar; returns whether all have finished."""
+def _run(
+    training: Sweep,
+    cells: Sequence[CellKey],
+    show: Callable[..., None],
+    is_asked_to_stop: Callable[[], bool],
+) -> bool:
+    """Trains the cells and shows how far they are; returns whether all have finished."""
     steps = training.recipe.steps
-    with (
-        _stop_at_interrupt() as is_asked_to_stop,
-        progress_bar(len(cells) * steps, shows_progress) as show,
-    ):
-        steps_done = dict.fromkeys(set(training.finished()) & set(cells), steps)
-        show('compiling', sum(steps_done.values()))
+    steps_done = dict.fromkeys(set(training.finished()) & set(cells), steps)
+    show('compiling', sum(steps_done.values()))
 
-        def on_chunk(group: Sequence[CellKey], step: int) -> None:
-            steps_done.update(dict.fromkeys(group, step))
-            show(group[0].algorithm, sum(steps_done.values()))
+    def on_chunk(group: Sequence[CellKey], step: int) -> None:
+        steps_done.update(dict.fromkeys(group, step))
+        show(group[0].algorithm, sum(steps_done.values()))
 
-        try:
-            training.run(cells, on_chunk, is_asked_to_stop)
-        except (Interrupted, KeyboardInterrupt):
-            return False
+    try:
+        training.run(cells, on_chunk, is_asked_to_stop)
+    except (Interrupted, KeyboardInterrupt):
+        return False
     return True
 
 
@@ -130,12 +176,3 @@ def _finished_cells(training: Sweep, cells: Sequence[CellKey]) -> list[results.C
     if not names:
         return []
     return [cell for cell in results.read_cells(training.out) if cell.name in names]
-
-
-def _draw(cells: Sequence[results.Cell], out: Path) -> None:
-    """Draws the cells and prints the files; dense models alone leave nothing to draw."""
-    if all(cell.algorithm == experiments.DENSE for cell in cells):
-        return
-    plots.plot_metric_against_sparsity(cells, out / 'sparsity.png')
-    plots.plot_layer_sparsity(cells, out / 'layers.png')
-    print(out / 'sparsity.png', out / 'layers.png', sep='\n')
