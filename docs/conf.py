@@ -25,6 +25,7 @@ extensions = [
     'docs.extensions.blocks_of_code',
     'docs.extensions.made_blocks',
     'docs.extensions.other_libraries',
+    'docs.extensions.plain_markdown',
 ]
 root_doc = 'index'
 exclude_patterns = ['conf.py', 'extensions']

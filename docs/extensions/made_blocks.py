@@ -11,6 +11,7 @@
 """
 
 import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from docs.extensions import (
@@ -43,9 +44,9 @@ def lead_links(text: str) -> str:
     return _DOWNLOADED.sub(r'{download}`\1 <\2>`', text)
 
 
-def replace_blocks(text: str) -> str:
+def replace_blocks(text: str, makers: Mapping[str, Callable[[Sequence[str]], str]] = MAKERS) -> str:
     """Returns a page in which each of these blocks is replaced by what is made of its lines."""
-    return _FENCE.sub(lambda match: MAKERS[match[1]](match[2].split('\n')[:-1]), text)
+    return _FENCE.sub(lambda match: makers[match[1]](match[2].split('\n')[:-1]), text)
 
 
 def offer_download(text: str, name: str) -> str:

@@ -40,7 +40,7 @@ def _entry(name: str, words: str) -> Iterator[str]:
         yield from ('', f'   {words}')
     elif inspect.isclass(value):
         yield f'.. autoclass:: {name}'
-        members = ', '.join(_members(value))
+        members = ', '.join(described_members(value))
         if members:
             yield f'   :members: {members}'
     else:
@@ -52,7 +52,7 @@ def value_module(value: Any) -> str:
     return (getattr(value, '__module__', None) or '').partition('.')[0]
 
 
-def _members(cls: type) -> list[str]:
+def described_members(cls: type) -> list[str]:
     """Methods and properties with docstrings: those of the class, and of bases that have no entry of their own."""
     bases = cls.__mro__[1:]
     documented = [base for base in bases if id(base) in _objects_with_entries()]
@@ -91,17 +91,22 @@ def _signature(
     del app, name, options
     if what not in ('class', 'function') or not signature or '<' not in signature:
         return None
+    described = printable_signature(value)
+    from sphinx.util.inspect import stringify_signature  # tests make entries without Sphinx
+
+    text = stringify_signature(described, show_return_annotation=False, unqualified_typehints=True)
+    return text.replace('Ellipsis', '...'), result or ''
+
+
+def printable_signature(value: Any) -> inspect.Signature:
+    """The signature, with `...` for defaults that are no Python when they are printed."""
     described = inspect.signature(value)
     parameters = []
     for parameter in described.parameters.values():
         if '<' in repr(parameter.default) and parameter.default is not parameter.empty:
             parameter = parameter.replace(default=...)
         parameters.append(parameter)
-    described = described.replace(parameters=parameters)
-    from sphinx.util.inspect import stringify_signature  # tests make entries without Sphinx
-
-    text = stringify_signature(described, show_return_annotation=False, unqualified_typehints=True)
-    return text.replace('Ellipsis', '...'), result or ''
+    return described.replace(parameters=parameters)
 
 
 def _typeset(app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:

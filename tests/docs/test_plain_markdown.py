@@ -1,0 +1,113 @@
+"""Pages as plain Markdown: nothing in them needs Sphinx, and the list of them is complete."""
+
+import os
+import re
+
+import jupytext
+import nbformat
+import pytest
+
+from docs.extensions import coverage, plain_entries, plain_markdown
+from docs.extensions.plain_markdown import DOCS
+
+# What a page holds that has no words in its source.
+MADE = {
+    'changelog': '## [Unreleased]',
+    'contributing': '## Adding an algorithm',
+    'installation': '| `plot` | plots and animations |',
+    'reference/configurations': '| `update_freq` |',
+    'reference/errors': '`{name}` stands for a value',
+    'reference/index': '- [Errors](errors.md)',
+    'notebooks/quick_start': '```python\nimport functools\n',
+}
+
+
+def read_source(name):
+    return jupytext.read(DOCS / f'{name}.py')
+
+
+@pytest.fixture(scope='module')
+def pages():
+    names = plain_markdown.page_names()
+    return {name: plain_markdown.plain_page(name, read_source) for name in names}
+
+
+def test_every_page_is_there(pages):
+    sources = [path for path in DOCS.rglob('*.md') if path.is_file()]
+    sources += (DOCS / 'notebooks').glob('*.py')
+    expected = {path.relative_to(DOCS).with_suffix('').as_posix() for path in sources}
+    assert pages.keys() == expected
+
+
+def test_pages_are_plain(pages):
+    for name, text in pages.items():
+        assert re.match(r'# \S', text), name
+        assert not re.search(r'^ *[`:]{3,}\{', text, re.MULTILINE), name
+        assert not re.search(r'\{(?:py:\w+|doc|ref|term|download|nb-download)\}`', text), name
+        assert ' object at 0x' not in text, name
+
+
+def test_links_lead_to_plain_pages(pages):
+    followed = 0
+    for name, text in pages.items():
+        words = re.sub(r'^```.*?^```', '', text, flags=re.MULTILINE | re.DOTALL)
+        for target in re.findall(r'\]\(([^)#\s]+)', words):
+            if '://' not in target:
+                page = os.path.normpath(os.path.join(os.path.dirname(name), target))
+                assert page.removesuffix('.md') in pages, f'{name}: {target}'
+                followed += 1
+    assert followed > 100
+
+
+@pytest.mark.parametrize('name', MADE)
+def test_what_is_made_stands_in_the_text(pages, name):
+    assert MADE[name] in pages[name]
+
+
+def test_every_entry_of_the_reference_has_its_docstring(pages):
+    reference = ''.join(text for name, text in pages.items() if name.startswith('reference/'))
+    for name in coverage.documented_names():
+        assert f'### `{name}`\n' in reference
+    assert 'def prune(params: ' in reference
+    assert '    def calculate_scores(self, ' in reference
+    assert '    @property\n' in reference
+
+
+def test_an_entry_is_that_of_a_public_name():
+    assert plain_entries.entries(['jaxpruner.KERNEL_FILTER: as words']).endswith('\n\nas words')
+    with pytest.raises(ValueError, match=r'jaxpruner\.nothing'):
+        plain_entries.entries(['jaxpruner.nothing'])
+
+
+def test_a_notebook_has_its_results(monkeypatch, tmp_path):
+    code = nbformat.v4.new_code_cell('draw()', metadata={'mystnb': {'image': {'alt': 'a curve'}}})
+    code.outputs = [
+        nbformat.v4.new_output('stream', text='0.5\n'),
+        nbformat.v4.new_output('execute_result', {'text/plain': '[1]'}),
+        nbformat.v4.new_output('display_data', {'image/png': '', 'text/plain': '<Figure>'}),
+    ]
+    download = nbformat.v4.new_markdown_cell('{nb-download}`a.ipynb`')
+    title = nbformat.v4.new_markdown_cell('# Title')
+    notebook = nbformat.v4.new_notebook(cells=[title, download, code])
+    monkeypatch.setattr(plain_markdown, 'DOCS', tmp_path)
+    text = plain_markdown.plain_page('a', lambda name: notebook)
+    shown = ['# Title', '```python\ndraw()\n```', '```text\n0.5\n```', '```text\n[1]\n```']
+    assert text == '\n\n'.join([*shown, '*a curve*\n'])
+
+
+def test_a_block_without_plain_words_is_refused(monkeypatch, tmp_path):
+    (tmp_path / 'a.md').write_text('# A\n\n```{figure} b.png\n```\n')
+    monkeypatch.setattr(plain_markdown, 'DOCS', tmp_path)
+    with pytest.raises(ValueError, match=r'a\.md.*\{figure\}'):
+        plain_markdown.plain_page('a', read_source)
+
+
+def test_the_list_names_each_page_once_with_a_sentence(pages):
+    made = plain_markdown.index(pages)
+    title, empty, summary, *_ = made.splitlines()
+    assert (title, empty, summary[:2]) == ('# jaxpruner', '', '> ')
+    entries = re.findall(r'^- \[[^]]+\]\((.*)\.md\)(: \S.*)?$', made, re.MULTILINE)
+    assert sorted(name for name, _ in entries) == sorted(pages)
+    assert sum(bool(sentence) for _, sentence in entries) > 0.9 * len(pages)
+    assert made.count('\n## ') == 5
+    assert made.index('## Tutorials') < made.index('quick_start.md') < made.index('## How-to')
