@@ -38,6 +38,18 @@
 #     updates, inner_state = optimizer.update(grads, state.inner_state, params)
 #     return updates_that_land_pruned_weights_on_zero, state
 # ```
+#
+# The first cell installs what is missing. Beside a wheel of jaxpruner, it takes that wheel.
+
+# %%
+import importlib.util
+import subprocess
+import sys
+
+NEEDED = ('jaxpruner', 'flax', 'matplotlib', 'orbax', 'rich', 'sklearn', 'tensorboardX', 'tyro')
+if not all(importlib.util.find_spec(name) for name in NEEDED):
+    install = [sys.executable, '-m', 'pip', 'install', '--quiet', '--find-links', '.']
+    subprocess.run([*install, 'jaxpruner[baselines]'], check=True)
 
 # %%
 import dataclasses

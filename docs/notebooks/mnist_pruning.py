@@ -23,6 +23,18 @@
 #
 # Set `MNIST` to a folder that holds `mnist.npz` or the four IDX files. Without one, the 8x8 digits of scikit-learn take
 # their place, and all that is said below holds for them, too.
+#
+# The first cell installs what is missing. Beside a wheel of jaxpruner, it takes that wheel.
+
+# %%
+import importlib.util
+import subprocess
+import sys
+
+NEEDED = ('jaxpruner', 'flax', 'matplotlib', 'orbax', 'rich', 'sklearn', 'tensorboardX', 'tyro')
+if not all(importlib.util.find_spec(name) for name in NEEDED):
+    install = [sys.executable, '-m', 'pip', 'install', '--quiet', '--find-links', '.']
+    subprocess.run([*install, 'jaxpruner[baselines]'], check=True)
 
 # %%
 import functools

@@ -20,7 +20,19 @@
 # Each claim is followed by an `assert`: where the notebook has run to its end, its text is true.
 #
 # The file is a notebook in the percent format of jupytext. VS Code opens it as it is, Jupyter through jupytext, and
-# `jupytext --to ipynb quick_start.py` makes an `.ipynb` of it. `pip install '.[notebooks]'` installs what it needs.
+# `jupytext --to ipynb quick_start.py` makes an `.ipynb` of it.
+#
+# The first cell installs what is missing. Beside a wheel of jaxpruner, it takes that wheel.
+
+# %%
+import importlib.util
+import subprocess
+import sys
+
+NEEDED = ('jaxpruner', 'matplotlib')
+if not all(importlib.util.find_spec(name) for name in NEEDED):
+    install = [sys.executable, '-m', 'pip', 'install', '--quiet', '--find-links', '.']
+    subprocess.run([*install, 'jaxpruner[plot]'], check=True)
 
 # %%
 import functools

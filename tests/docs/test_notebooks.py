@@ -1,13 +1,18 @@
 """The notebooks are notebooks, and run as such: each in a kernel of its own, all cells in order, without a warning."""
 
+import importlib.util
 import os
 import pathlib
 import re
+import subprocess
+import sys
 import tempfile
+import tomllib
 
 import jupytext
 import nbclient
 import nbclient.exceptions
+import packaging.requirements
 import pytest
 
 import jaxpruner
@@ -57,8 +62,15 @@ def plots(outputs):
     return [output for output in outputs if 'image/png' in output.get('data', {})]
 
 
-def test_there_are_three():
-    assert NOTEBOOKS == ['deep_dive', 'mnist_pruning', 'quick_start']
+def test_there_are_six():
+    assert NOTEBOOKS == [
+        'deep_dive',
+        'mnist_pruning',
+        'own_algorithm',
+        'quick_start',
+        'rigl_flax_nnx',
+        'transformer_oneshot',
+    ]
 
 
 @pytest.mark.parametrize('name', NOTEBOOKS)
@@ -84,11 +96,53 @@ def test_pictures_have_words_for_those_who_do_not_see_them(name):
     cells = [
         cell
         for cell in read(name).cells
-        if re.search(r'^(plt\.show|show_\w+)\(', cell.source, re.MULTILINE)
+        if re.search(r'^(plt\.show|show_\w+|.*report\.plot_\w+)\(', cell.source, re.MULTILINE)
     ]
     assert len(cells) >= 3
     for cell in cells:
         assert len(cell.metadata['mystnb']['image']['alt']) > 40, cell.source
+
+
+def installed_by(source, monkeypatch, missing):
+    """The requirements that a first cell gives to pip where one module is missing."""
+    commands = []
+    with monkeypatch.context() as patch:
+        patch.setattr(importlib.util, 'find_spec', lambda name: name != missing)
+        patch.setattr(subprocess, 'run', lambda command, check: commands.append(command))
+        namespace = {}
+        exec(source, namespace)
+    if missing not in namespace['NEEDED']:
+        assert not commands
+        return []
+    (command,) = commands
+    assert command[:4] == [sys.executable, '-m', 'pip', 'install']
+    folder = command.index('--find-links')
+    return command[folder + 2 :]
+
+
+def modules_of(requirement, extras):
+    """The modules that a requirement brings, those of jaxpruner's extras included."""
+    requirement = packaging.requirements.Requirement(requirement)
+    name = requirement.name.replace('-', '_')
+    modules = {{'scikit_learn': 'sklearn', 'orbax_checkpoint': 'orbax'}.get(name, name)}
+    for extra in requirement.extras:
+        for line in extras[extra]:
+            modules |= modules_of(line, extras)
+    return modules
+
+
+@pytest.mark.parametrize('name', NOTEBOOKS)
+def test_the_first_cell_installs_what_the_others_import(name, monkeypatch):
+    project = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
+    first, *rest = (cell.source for cell in read(name).cells if cell.cell_type == 'code')
+    imported = set(re.findall(r'^(?:import|from) (\w+)', '\n'.join(rest), re.MULTILINE))
+    imported -= sys.stdlib_module_names
+    come_with_it = {module for line in project['dependencies'] for module in modules_of(line, {})}
+    for module in imported - come_with_it:
+        requirements = installed_by(first, monkeypatch, missing=module)
+        brought = [modules_of(line, project['optional-dependencies']) for line in requirements]
+        assert module in set().union(*brought), module
+    assert installed_by(first, monkeypatch, missing=None) == []
 
 
 @pytest.mark.parametrize('name', NOTEBOOKS)

@@ -1,0 +1,270 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Prune a trained transformer once
+#
+# Somebody has trained a transformer, and you want half of its weights gone, without training it again. In the pattern
+# 2:4 two of each four weights that a unit sums over are zero. That is what the sparse units of GPUs compute with.
+#
+# You will train a small transformer on text, prune it with one call by three algorithms, compare what they cost, and
+# write the result as a file that code for PyTorch reads.
+#
+# Each claim is followed by an `assert`: where the notebook has run to its end, its text is true. It takes about half a
+# minute on a CPU, most of it for training the model that is then pruned.
+#
+# The first cell installs what is missing. Beside a wheel of jaxpruner, it takes that wheel.
+
+# %%
+import importlib.util
+import subprocess
+import sys
+
+NEEDED = ('jaxpruner', 'flax', 'matplotlib', 'safetensors')
+if not all(importlib.util.find_spec(name) for name in NEEDED):
+    install = [sys.executable, '-m', 'pip', 'install', '--quiet', '--find-links', '.']
+    subprocess.run([*install, 'jaxpruner[checkpoint,flax,plot]'], check=True)
+
+# %%
+import pathlib
+import tempfile
+from pydoc_data import topics
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+import optax
+import safetensors.numpy
+
+import jaxpruner
+
+# %matplotlib inline
+
+# %% [markdown]
+# ## A text
+#
+# Python brings its own language reference along, half a million characters of English. A token is a byte. The last
+# tenth is kept for testing.
+
+# %%
+text = '\n'.join(topics.topics[name] for name in sorted(topics.topics))
+tokens = np.minimum(np.frombuffer(text.encode(), np.uint8), 127).astype(np.int32)
+split = len(tokens) * 9 // 10
+LENGTH = 32
+
+
+def cut(tokens, number, seed):
+    """Sequences of `LENGTH` tokens and the one that follows, int32[number, LENGTH + 1]."""
+    starts = np.random.default_rng(seed).integers(0, len(tokens) - LENGTH - 1, number)
+    return jnp.asarray(tokens[starts[:, None] + np.arange(LENGTH + 1)])
+
+
+print(f'{len(tokens):,} characters, for example:\n{topics.topics["lambda"][:240]}')
+
+# %% [markdown]
+# ## A transformer
+#
+# Two blocks of attention and a network of one hidden layer, 64 wide. Nothing here knows of pruning.
+
+# %%
+WIDTH, HEADS = 64, 4
+
+
+class Block(nn.Module):
+    """Attention to earlier characters, then a network for each character."""
+
+    @nn.compact
+    def __call__(self, x):
+        queries, keys, values = jnp.split(nn.Dense(3 * WIDTH, name='qkv')(nn.LayerNorm()(x)), 3, -1)
+        queries, keys, values = (
+            part.reshape(*x.shape[:-1], HEADS, -1) for part in (queries, keys, values)
+        )
+        mixed = jax.nn.dot_product_attention(queries, keys, values, is_causal=True)
+        x = x + nn.Dense(WIDTH, name='out')(mixed.reshape(x.shape))
+        hidden = nn.gelu(nn.Dense(4 * WIDTH, name='up')(nn.LayerNorm()(x)))
+        return x + nn.Dense(WIDTH, name='down')(hidden)
+
+
+class Transformer(nn.Module):
+    """Tokens to logits of the next token."""
+
+    @nn.compact
+    def __call__(self, tokens):
+        x = nn.Embed(128, WIDTH, name='embedding')(tokens)
+        x = x + self.param('positions', nn.initializers.normal(0.02), (LENGTH, WIDTH))
+        for number in range(2):
+            x = Block(name=f'block_{number}')(x)
+        return nn.Dense(128, name='head')(nn.LayerNorm()(x))
+
+
+model = Transformer()
+
+
+def apply_fn(params, tokens):
+    return model.apply({'params': params}, tokens)
+
+
+@jax.jit
+def loss_fn(params, sequences):
+    logits = apply_fn(params, sequences[:, :-1])
+    return optax.softmax_cross_entropy_with_integer_labels(logits, sequences[:, 1:]).mean()
+
+
+# %% [markdown]
+# In your own work you load a checkpoint here. This one is trained in seconds, so it knows spelling, and not much more.
+
+# %%
+STEPS = 200
+tx = optax.adamw(optax.warmup_cosine_decay_schedule(0, 3e-3, 40, STEPS))
+
+
+@jax.jit
+def train(params, batches):
+    def step(carry, batch):
+        params, opt_state = carry
+        loss, grads = jax.value_and_grad(loss_fn)(params, batch)
+        updates, opt_state = tx.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), loss
+
+    (params, _), losses = jax.lax.scan(step, (params, tx.init(params)), batches)
+    return params, losses
+
+
+batches = cut(tokens[:split], STEPS * 16, seed=0).reshape(STEPS, 16, LENGTH + 1)
+start = jax.jit(model.init)(jax.random.key(0), batches[0, :, :-1])['params']
+params, losses = train(start, batches)
+test = cut(tokens[split:], 512, seed=1)
+losses_on_test = {'dense': float(loss_fn(params, test))}
+print(f'loss on new text: {losses_on_test["dense"]:.3f} (untrained: {loss_fn(start, test):.3f})')
+
+# %% mystnb={"image": {"alt": "Training loss over 200 steps: it falls fast at first, and is still falling at the end"}}
+figure, axes = plt.subplots(figsize=(6, 2.4), layout='constrained')
+axes.plot(losses)
+axes.set(xlabel='step', ylabel='loss')
+plt.show()
+
+# %% [markdown]
+# ## One call
+#
+# `jaxpruner.prune` gets the weights, the name of an algorithm, the model as a function, and a few batches of inputs.
+# It needs no labels and no gradients. The model is traced, so that jaxpruner knows what it does with each array.
+# Embeddings, positions, biases and norms stay dense by themselves. Groups of four lie along the inputs of each layer.
+#
+# The rules of `sparsity_type` are read in order. Here the blocks are pruned, and the head stays dense.
+
+# %%
+calibration = [cut(tokens[:split], 32, seed)[:, :-1] for seed in (2, 3, 4, 5)]
+rules = {'block_*': '2:4', '*': None}
+
+pruned, masks = jaxpruner.prune(
+    params, algorithm='wanda', sparsity_type=rules, apply_fn=apply_fn, batches=calibration
+)
+losses_on_test['wanda'] = float(loss_fn(pruned, test))
+print(f'dense {losses_on_test["dense"]:.3f}, 2:4 {losses_on_test["wanda"]:.3f}')
+
+# %% [markdown]
+# `tabulate` shows the model leaf by leaf. Half of the weights of each layer in a block are zero.
+
+# %%
+print(jaxpruner.tabulate(pruned, masks))
+
+# %% [markdown]
+# Here is a corner of one mask, with the inputs of the layer from left to right. Of each four, two are kept (dark).
+
+# %% mystnb={"image": {"alt": "Part of a mask: 8 rows of 32 weights; in each group of four weights two are dark"}}
+inputs_last = masks['block_0']['up']['kernel'].T
+figure, axes = plt.subplots(figsize=(8, 2.4), layout='constrained')
+axes.imshow(inputs_last[:8, :32], cmap='Blues', vmin=0, vmax=1.3)
+axes.set(xticks=np.arange(3.5, 32, 4), xticklabels=[], yticks=[], xlabel='inputs', ylabel='units')
+axes.grid(axis='x', color='black')
+plt.show()
+assert (inputs_last.reshape(-1, 4).sum(axis=1) == 2).all()
+
+# %% [markdown]
+# ## Which algorithm
+#
+# Another algorithm is another name. `magnitude` removes the smallest weights. `wanda` multiplies each weight with the
+# norm of its input first. `sparsegpt` also changes the weights that stay, so that they make up for those that go.
+
+# %%
+models = {'wanda': (pruned, masks)}
+for algorithm in ('magnitude', 'sparsegpt'):
+    models[algorithm] = jaxpruner.prune(
+        params, algorithm=algorithm, sparsity_type=rules, apply_fn=apply_fn, batches=calibration
+    )
+    losses_on_test[algorithm] = float(loss_fn(models[algorithm][0], test))
+
+# %% mystnb={"image": {"alt": "Bars of the loss on new text: lowest for the dense model, sparsegpt comes next"}}
+ranked = sorted(losses_on_test, key=losses_on_test.get)
+figure, axes = plt.subplots(figsize=(6, 2.2), layout='constrained')
+bars = axes.barh(ranked, [losses_on_test[name] for name in ranked], color='#332288')
+axes.bar_label(bars, fmt='%.3f', padding=3)
+axes.invert_yaxis()
+axes.set(xlabel='loss on new text', xlim=(0, 1.2 * max(losses_on_test.values())))
+plt.show()
+assert ranked[:2] == ['dense', 'sparsegpt']
+
+# %% [markdown]
+# On larger models the differences are larger: [One-shot pruning, measured](../oneshot.md) has a transformer of 1.28
+# million parameters, several sparsities and three seeds.
+#
+# ## Export
+#
+# `save_safetensors` writes the weights as a file. PyTorch calls a kernel `weight` and stores it as [outputs, inputs].
+# So kernels are renamed and transposed first. Zeros are stored like other numbers: the file is as large as before. What
+# makes use of the pattern is the program that reads it.
+
+
+# %%
+def torch_layout(layers):
+    """Kernels become weights, transposed; all other arrays stay."""
+    renamed = {}
+    for name, leaf in layers.items():
+        if isinstance(leaf, dict):
+            renamed[name] = torch_layout(leaf)
+        elif name == 'kernel':
+            renamed['weight'] = leaf.T
+        else:
+            renamed[name] = leaf
+    return renamed
+
+
+best, best_masks = models['sparsegpt']
+folder = tempfile.TemporaryDirectory()  # in your own work, any folder
+path = pathlib.Path(folder.name, 'model.safetensors')
+jaxpruner.save_safetensors(torch_layout(best), path, metadata={'format': 'pt'})
+print(f'{path.name}: {path.stat().st_size:,} bytes')
+
+# %% [markdown]
+# Read it back, as another program would, and look for the pattern: in each group of four inputs two weights are zero.
+
+# %%
+saved = safetensors.numpy.load_file(path)
+for name, leaf in saved.items():
+    if name.startswith('block_') and name.endswith('.weight'):
+        zeros = (leaf.reshape(-1, 4) == 0).sum(axis=1)
+        print(
+            f'{name:22} {leaf.shape!s:10} zeros in each group of four: {zeros.min()} to {zeros.max()}'
+        )
+        assert (zeros == 2).all()
+folder.cleanup()
+
+# %% [markdown]
+# ## Where to go from here
+#
+# - [Prune a trained model](../how_to/prune_a_trained_model.md): other sparsities, block by block, in less memory.
+# - [Fine-tune with fixed masks](../how_to/fine_tune.md): train on, without pruned weights coming back.
+# - [Export to safetensors](../how_to/export_safetensors.md): convolutions, and other layouts.
+# - [Command line](../command_line.md#checkpoints): prune a checkpoint on disk, without code.
