@@ -17,10 +17,8 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# What a newcomer does first, in little time: the demo's workload with few cells.
-DEMO = (
-    'compare digits-lenet --algorithms no_prune magnitude rigl --sparsities 0.9 --seeds 0 --plots'
-)
+# What a newcomer does first, with few steps.
+DEMO = 'demo --set steps=20'
 
 
 def main():
@@ -68,7 +66,7 @@ def try_wheel(wheel, folder):
 
     install(python, f'{wheel}[baselines]')
     run('the demo', scripts / 'jaxpruner', *DEMO.split(), cwd=place)
-    made = sorted(path.name for path in (place / 'out' / 'digits-lenet').iterdir())
+    made = sorted(path.name for path in (place / 'out' / 'demo').iterdir())
     missing = {'cells', 'sparsity.png', 'layers.png'}.difference(made)
     if missing:
         sys.exit(f'the demo did not make {", ".join(sorted(missing))}, only {", ".join(made)}')
