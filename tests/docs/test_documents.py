@@ -99,7 +99,8 @@ def test_blocks_are_read():
 
 def test_the_documents_have_snippets():
     assert len(blocks('README.md', 'python')) == 2
-    assert len(blocks('docs/migrating.md', 'python')) == 11  # ten uses, and what they share
+    assert len(blocks('docs/migrating.md', 'python')) == 12  # ten uses, what they share, a script
+    assert len(blocks('docs/migrating_from_jax_pruning.md', 'python')) == 6
     assert len(blocks('docs/strategies.md', 'python')) >= 5
     without = {page for page in DOCUMENTS if page.startswith('docs/how_to/')} - {
         page for page in DOCUMENTS if blocks(page, 'python')
@@ -186,6 +187,12 @@ def table_rows(document):
 
 
 @pytest.mark.parametrize('document', DOCUMENTS)
+def test_a_page_has_one_title(document):
+    text = re.sub(r'^```.*?^```', '', (ROOT / document).read_text(), flags=re.M | re.S)
+    assert len(re.findall(r'^# ', text, re.MULTILINE)) == 1
+
+
+@pytest.mark.parametrize('document', DOCUMENTS)
 def test_rows_of_tables_have_as_many_cells_as_their_header(document):
     last, width = -1, 0
     for number, cells in table_rows(document):
@@ -209,6 +216,7 @@ OLD_ADDRESSES = {
         pruning-a-trained-model-with-data pruning-before-training checkpoints writing-an-algorithm
     """,
     'integrations': 'keras parameters-with-logical-axes',
+    'migrating': 'differences-from-jax-pruning',
     'oneshot': 'how',
 }
 
