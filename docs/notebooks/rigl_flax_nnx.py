@@ -127,7 +127,8 @@ print(f'dense: {dense_accuracy:.1%}')
 #
 # - `RigL` says **which** weights go and which come. `drop_fraction_fn` says how many of the kept weights are
 #   replaced in an update: 30 % at first, fewer later, none at the end.
-# - `sparsity=0.9` says **how many** are removed: nine in ten of each kernel. Biases stay dense.
+# - `sparsity=0.9` says **how many** are removed: nine in ten of each kernel. Biases stay dense. A layer can have a
+#   target of its own, or stay dense: [Set sparsities per layer](../how_to/set_sparsities_per_layer.md).
 # - The schedule says **when**: masks move every 10 steps, and no longer in the last quarter of the training, in which
 #   the weights settle.
 

@@ -225,17 +225,21 @@ assert ranked[:2] == ['dense', 'sparsegpt']
 # `save_safetensors` writes the weights as a file. PyTorch calls a kernel `weight` and stores it as [outputs, inputs].
 # So kernels are renamed and transposed first. Zeros are stored like other numbers: the file is as large as before. What
 # makes use of the pattern is the program that reads it.
+#
+# The parameters of a linen model are dictionaries. Those of an NNX model become dictionaries by `nnx.to_pure_dict`.
 
 
 # %%
 def torch_layout(layers):
-    """Kernels become weights, transposed; all other arrays stay."""
+    """Kernels become weights, transposed; norms and embeddings get the name, too; all other arrays stay."""
     renamed = {}
     for name, leaf in layers.items():
         if isinstance(leaf, dict):
             renamed[name] = torch_layout(leaf)
         elif name == 'kernel':
             renamed['weight'] = leaf.T
+        elif name in ('scale', 'embedding'):
+            renamed['weight'] = leaf
         else:
             renamed[name] = leaf
     return renamed
@@ -253,7 +257,7 @@ print(f'{path.name}: {path.stat().st_size:,} bytes')
 # %%
 saved = safetensors.numpy.load_file(path)
 for name, leaf in saved.items():
-    if name.startswith('block_') and name.endswith('.weight'):
+    if name.startswith('block_') and leaf.ndim == 2:
         zeros = (leaf.reshape(-1, 4) == 0).sum(axis=1)
         print(
             f'{name:22} {leaf.shape!s:10} zeros in each group of four: {zeros.min()} to {zeros.max()}'
