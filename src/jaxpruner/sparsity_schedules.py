@@ -309,6 +309,5 @@ class PolynomialSchedule(PeriodicSchedule):
             jnp.clip(jnp.asarray(step) + 1 - self.update_start_step, 0, length).astype(jnp.float32)
             / length
         )
-        return jax.tree.map(
-            lambda target: target * (1 - (1 - progress) ** self.power), target_sparsities
-        )
+        share = 1 - (1 - progress) ** self.power
+        return jax.tree.map(lambda target: target * share, target_sparsities)

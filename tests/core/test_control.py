@@ -1,13 +1,19 @@
 """What runs at most once: its results, and what its loop has to do with."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from helpers import compiling
 from jaxpruner.core import control
 
+newest_xla = pytest.mark.skipif(
+    jax.__version_info__ < (0, 10), reason='what XLA does with it was seen on JAX 0.10'
+)
 STATE = {'changed': jnp.float32(1), 'kept': jnp.float32(2), 'read': jnp.float32(3)}
 INPUTS = jnp.float32(10), jnp.float32(20)
 
@@ -139,6 +145,37 @@ def test_an_update_is_rounded_before_it_is_added():
 def test_updates_of_whole_numbers_are_left_as_they_are():
     update = jnp.array([1, 2])
     assert control.round_before_adding(update, jnp.array([jnp.nan, 1.0])) is update
+
+
+@newest_xla
+@pytest.mark.parametrize('hides', [False, True])
+def test_programs_that_differ_by_a_hidden_constant_are_equal(hides):
+    def columns(table):
+        indices = [np.int32(0), np.int32(2)]
+        if hides:
+            indices = control.hide_constants(indices, table)
+        return [table * lax.dynamic_index_in_dim(table, i, 1) for i in indices]
+
+    table = jnp.arange(12.0).reshape(4, 3)
+    compiled = jax.jit(columns).lower(table).compile()
+    np.testing.assert_array_equal(compiled(table)[1], table * table[:, 2:])
+    # A constant index makes a slice of its own, or is written into the program.
+    text = compiled.as_text()
+    assert (len(re.findall(r'dynamic-slice\(', text)) > 0) == hides
+
+
+@newest_xla
+@pytest.mark.parametrize('is_whole', [False, True])
+def test_a_sum_of_what_was_joined_is_no_chain(is_whole):
+    def total(parts):
+        joined = jnp.concatenate([part[None] for part in parts])
+        return jnp.sum(control.keep_whole(joined) if is_whole else joined, 0)
+
+    parts = [jnp.full(3, i, jnp.uint32) for i in range(20)]
+    compiled = jax.jit(total).lower(parts).compile()
+    np.testing.assert_array_equal(compiled(parts), [190] * 3)
+    additions = re.findall(r' add\(', compiled.as_text())
+    assert (len(additions) < 5) == is_whole
 
 
 @pytest.mark.parametrize(

@@ -186,7 +186,7 @@ def _keep_together(
     """Masks of arrays that are ranked together; divided by their norms, unless there is no `normalization_eps`."""
     norms = None
     if normalization_eps is not None:
-        norms = [norm + normalization_eps for norm in _finite_norms(arrays)]
+        norms = _finite_norms(arrays) + normalization_eps
     sizes = [array.size for array in arrays]
     count = selection.number_to_keep(sum(sizes), total_sparsity(targets, sizes))
     return selection.keep_largest_jointly(arrays, count, norms, count_per_device=True)
@@ -239,19 +239,26 @@ def total_sparsity(targets: list, sizes: list[int]) -> jax.Array:
     return jnp.where(jnp.all(stacked == stacked[0]), stacked[0], jnp.sum(stacked * shares))
 
 
-def _finite_norms(arrays: list[jax.Array | selection.Scores]) -> list[jax.Array]:
-    """The norm of what is finite in each array, so that one NaN or inf does not spoil a leaf."""
-    squares = jnp.stack(
-        [jnp.sum(jnp.square(selection.read(array).astype(jnp.float32))) for array in arrays]
-    )
-    squares = jax.lax.cond(
-        jnp.all(jnp.isfinite(squares)),
-        lambda: squares,
-        lambda: jnp.stack([_finite_squares(array) for array in arrays]),
-    )
-    return list(jnp.sqrt(squares))
+def _finite_norms(arrays: list[jax.Array | selection.Scores]) -> jax.Array:
+    """The norm `[arrays]` of what is finite in each, so that one NaN or inf does not spoil a leaf."""
+    squares = jnp.stack([_squares(array) for array in arrays])
+    has_others = ~jnp.all(jnp.isfinite(squares))
+    return jnp.sqrt(control.run_once(has_others, _finite_squares_of_each, squares, arrays))
 
 
+@jax.jit  # traced once for all arrays of one shape
+def _squares(scores: jax.Array | selection.Scores) -> jax.Array:
+    return jnp.sum(jnp.square(selection.read(scores).astype(jnp.float32)))
+
+
+def _finite_squares_of_each(
+    squares: jax.Array, arrays: list[jax.Array | selection.Scores]
+) -> jax.Array:
+    del squares
+    return jnp.stack([_finite_squares(array) for array in arrays])
+
+
+@jax.jit  # traced once for all arrays of one shape
 def _finite_squares(scores: jax.Array | selection.Scores) -> jax.Array:
     array = selection.read(scores)
     finite = jnp.where(jnp.isfinite(array), array, 0).astype(jnp.float32)

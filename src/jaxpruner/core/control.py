@@ -107,6 +107,15 @@ def keep_in_loop(values: Any) -> Any:
     return jax.lax.optimization_barrier(values)
 
 
+def keep_whole(joined: jax.Array) -> jax.Array:
+    """An array that was joined from many parts, which the compiler does not see.
+
+    Without this, XLA makes a chain of additions of a sum over parts, and moves the reshapes between them one at a time,
+    with a turn of all its simplifications for each: 3 s for 96 parts. Seen with jaxlib 0.10.2 on CPU.
+    """
+    return jax.lax.optimization_barrier(joined)
+
+
 def jit_when_eager(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     """The function, compiled as a whole where it is called by itself, and unchanged where it is part of a program.
 
@@ -132,6 +141,21 @@ def compute_apart(function: Callable[..., Any], *inputs: Any) -> Any:
     return _apart(function, _zeros_of(function), *inputs)
 
 
+def hide_constants(values: Any, beside: Any) -> list[jax.Array]:
+    """Numbers that the compiler does not know, each an array of its own; it computes them beside other values.
+
+    XLA compiles equal programs once. Two that differ by a constant are compiled apiece: 96 comparisons with elements of
+    one table take 1.3 s with constant indices, and 0.15 s with hidden ones. A barrier alone does not hide a constant.
+    Without values of a loop beside it, the branch would be moved out of the loop. Seen with jaxlib 0.10.2 on CPU.
+    """
+
+    def constants(*inputs: jax.Array) -> tuple[jax.Array, ...]:
+        return inputs
+
+    arrays = [jnp.asarray(value) for value in values]
+    return list(_in_branch(constants, _zeros_of(constants), *arrays, beside=beside))
+
+
 def draw_in_loop(function: Callable[[jax.Array], jax.Array], key: jax.Array) -> jax.Array:
     """Random numbers `function(key)` that are drawn inside the loop of a mask update.
 
@@ -155,9 +179,14 @@ def _apart(function: Callable[..., Any], unreachable: Callable[..., Any], *input
     return function(*inputs)
 
 
-def _in_branch(function: Callable[..., Any], unreachable: Callable[..., Any], *inputs: Any) -> Any:
+def _in_branch(
+    function: Callable[..., Any],
+    unreachable: Callable[..., Any],
+    *inputs: Any,
+    beside: Any = None,
+) -> Any:
     # A condition that XLA can see through would take the branch away.
-    always = jax.lax.optimization_barrier(jnp.bool_(True))
+    always, _ = jax.lax.optimization_barrier((jnp.bool_(True), beside))
     return jax.lax.cond(always, function, unreachable, *inputs)
 
 
@@ -178,12 +207,16 @@ def sum_squares_in_passing(values: jax.Array) -> jax.Array:
 
     Without this, XLA writes values that a `jnp.where` chooses to memory before it sums them. A reduction with two
     results reads them in passing, as long as both are needed: here the largest magnitude says whether the sum is zero.
-    Seen with jaxlib 0.10.2 on CPU.
+    XLA also compiles lone sums apiece, and such reductions once for all values of one shape. Seen with jaxlib 0.10.2 on
+    CPU.
     """
-    sums, largest = jax.lax.reduce(
-        (jnp.square(values), jnp.abs(values)),
-        (jnp.float32(0), jnp.float32(0)),
-        lambda first, second: (first[0] + second[0], jnp.maximum(first[1], second[1])),
-        range(max(values.ndim - 1, 0), values.ndim),
-    )
-    return jnp.where(jnp.max(largest, initial=0) > 0, jnp.sum(sums), 0)
+
+    def combine(first: tuple, second: tuple) -> tuple:
+        return first[0] + second[0], jnp.maximum(first[1], second[1])
+
+    results = jnp.square(values), jnp.abs(values)
+    last = max(values.ndim - 1, 0)
+    for axes in (range(last, values.ndim), range(last)):
+        results = jax.lax.reduce(results, (jnp.float32(0), jnp.float32(0)), combine, axes)
+    total, largest = results
+    return jnp.where(largest > 0, total, 0)

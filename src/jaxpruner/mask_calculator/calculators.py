@@ -90,18 +90,32 @@ class ScoredLeaf:
     groups: Groups
     start: jax.Array | None = None
 
-    def request(self) -> selection.Request:
-        """Asks for the best groups. Sparsity 0 asks for all of them, which keeps NaN, too."""
-        groups, scores = self.groups, self.scores
-        groups.sparsity_type.check_shape(groups.layer_shape(scores.shape), 'scores')
-        if not groups.is_unstructured:
-            scores = groups.pool(selection.read(scores))
-        number = math.prod(groups.layer_shape(scores.shape))
-        count = selection.number_to_keep(number, self.sparsity)
+    def scores_of_groups(self) -> jax.Array | selection.Scores:
+        """The scores of the leaf's groups, one a group."""
+        groups = self.groups
+        groups.sparsity_type.check_shape(groups.layer_shape(self.scores.shape), 'scores')
+        return self.scores if groups.is_unstructured else groups.pool(selection.read(self.scores))
+
+
+def _requests(leaves: Sequence[ScoredLeaf]) -> list[selection.Request]:
+    """Asks for the best groups of each leaf. Sparsity 0 asks for all of them, which keeps NaN, too."""
+    scores = [leaf.scores_of_groups() for leaf in leaves]
+    sizes = []
+    for leaf, array in zip(leaves, scores, strict=True):
+        sizes.append(math.prod(leaf.groups.layer_shape(array.shape)))
+    counts = selection.numbers_to_keep(sizes, [leaf.sparsity for leaf in leaves])
+    requests = []
+    for i, leaf in enumerate(leaves):
         # Only an array that is sharded as parameters are can be counted per device; what was pooled may not be.
-        return selection.Request(
-            scores, count, self.start, groups.is_stacked, count_per_device=groups.is_unstructured
+        request = selection.Request(
+            scores[i],
+            counts[i],
+            leaf.start,
+            is_stacked=leaf.groups.is_stacked,
+            count_per_device=leaf.groups.is_unstructured,
         )
+        requests.append(request)
+    return requests
 
 
 @jax.jit
@@ -113,9 +127,8 @@ def best_groups(leaves: list[ScoredLeaf]) -> list[selection.Selected]:
     Raises:
       ValueError: a type does not fit its shape.
     """
-    requests = [leaf.request() for leaf in leaves]
     results = []
-    for leaf, selected in zip(leaves, selection.keep_largest_each(requests), strict=True):
+    for leaf, selected in zip(leaves, selection.keep_largest_each(_requests(leaves)), strict=True):
         mask = leaf.groups.spread(selected.mask, leaf.scores.shape)
         results.append(selected._replace(mask=mask))
     return results
@@ -320,7 +333,7 @@ def _buffer_length(leaf: ScoredLeaf) -> int | None:
 @functools.partial(jax.jit, static_argnames='length')
 def _to_buffer(leaf: ScoredLeaf, length: int) -> tuple[jax.Array, jax.Array]:
     """The scores, padded with NaN, which rank lowest; and how many of them to keep."""
-    request = leaf.request()
+    (request,) = _requests([leaf])
     scores = selection.read(request.scores).ravel()
     padding = (0, length - scores.size)
     return jnp.pad(scores, padding, constant_values=jnp.nan), jnp.asarray(request.count)

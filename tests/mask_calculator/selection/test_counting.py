@@ -12,7 +12,7 @@ import jaxpruner
 from helpers import eight_devices, hlo
 from jaxpruner import mask_calculator, sparsity_types
 from jaxpruner.mask_calculator import selection
-from jaxpruner.mask_calculator.selection import counting
+from jaxpruner.mask_calculator.selection.rankings import LeafByLeaf
 
 COLLECTIVES = ('all-gather', 'all-to-all', 'all-reduce', 'collective-permute', 'reduce-scatter')
 SHAPE = (4, 16, 8)
@@ -45,7 +45,7 @@ def test_on_one_device():
         jax.random.normal(jax.random.key(0), SHAPE),
         jnp.array([[-1.0, 0.5]] * SHAPE[0]),
     )
-    counts = counting.count_reaching([scores], [thresholds], jnp.dtype('uint32'))
+    counts = LeafByLeaf([scores], [False]).count_reaching(thresholds)
     np.testing.assert_array_equal(counts, (scores[..., None] >= thresholds[0]).sum((1, 2)))
 
 
@@ -70,11 +70,9 @@ def check_counts_are_those_of_one_device(spec):
 
     @jax.jit
     def both(scores, thresholds):
-        reaching = counting.count_reaching([scores], [thresholds], jnp.dtype('uint32'), [True])
+        ranking = LeafByLeaf([scores], [True])
         ends = jnp.array([[1, 50, 128]] * 4, jnp.uint32)
-        return reaching, counting.count_between_before(
-            [scores], [thresholds], [ends], jnp.dtype('uint32'), [True]
-        )
+        return ranking.count_reaching(thresholds), ranking.count_ties(thresholds, ends)
 
     compiled = both.lower(sharded, thresholds).compile()
     reaching, between = compiled(sharded, thresholds)

@@ -8,6 +8,8 @@ import pytest
 from jaxpruner.mask_calculator import selection
 from jaxpruner.mask_calculator.selection import first_probes
 from jaxpruner.mask_calculator.selection.ordered_floats import Order
+from jaxpruner.mask_calculator.selection.row_by_row import RowInTurn
+from jaxpruner.mask_calculator.selection.turns import Turn
 
 LARGE = (1024, 640)  # more scores than are compared pair by pair
 NORMAL = jax.random.normal(jax.random.key(0), LARGE)
@@ -20,6 +22,15 @@ SCORES = {
     'columns of different scales': jnp.abs(NORMAL) * SCALES[:640, 0],
     'one axis': jnp.abs(NORMAL).ravel()[: 2**19 + 7],
 }
+
+
+def probes_of_rows(arrays, targets):
+    order = Order.of(arrays[0].dtype)
+    rows = []
+    for row, target in enumerate(targets):
+        turn = Turn.of(arrays, row, jnp.dtype('uint32'))
+        rows.append(RowInTurn(turn, order).probes(jnp.asarray(target)[None]))
+    return jnp.concatenate(rows)
 
 
 def shares_reached(probes, scores):
@@ -36,7 +47,7 @@ def test_a_sample_knows_about_where_the_threshold_is(name, share, dtype):
     scores = SCORES[name].astype(dtype)
     wanted = jnp.array([round(share * scores.size)])
     order = Order.of(scores.dtype)
-    alone = first_probes.sampled([scores[None]], wanted, [scores.size], order)
+    alone = probes_of_rows([scores[None]], wanted)
     jointly = first_probes.sampled_jointly(
         [scores[None]] * 2, jnp.ones(2, dtype), 2 * wanted, order
     )
@@ -52,9 +63,8 @@ def test_a_sample_knows_about_where_the_threshold_is(name, share, dtype):
 def test_outer_probes_nearly_always_hold_the_threshold():
     """Two deviations do in 19 of 20 samples."""
     rows = jax.random.normal(jax.random.key(3), (40, 2**19))
-    sizes = [2**19] * 40
     wanted = jnp.arange(1, 41) * 2**19 // 41
-    probes = first_probes.sampled([rows], wanted, sizes, Order.of(rows.dtype))
+    probes = probes_of_rows([rows], wanted)
     values = np.asarray(Order.of(rows.dtype).value(probes))
     reached = (np.asarray(rows)[:, :, None] >= values[:, None]).sum(1)
     held = (reached[:, 0] >= wanted) & (reached[:, 2] < wanted)
@@ -66,10 +76,9 @@ def test_each_row_has_its_own_probes():
     scales = [1.0, 1000.0, 0.001]
     stacked = jnp.concatenate([rows * scale for scale in scales])
     apart = [jnp.concatenate([rows * scale for scale in scales[:2]]), rows * scales[2]]
-    wanted, sizes = jnp.full(3, NORMAL.size // 10), [NORMAL.size] * 3
-    order = Order.of(rows.dtype)
+    wanted = jnp.full(3, NORMAL.size // 10)
     for arrays in ([stacked], apart):
-        values = np.asarray(order.value(first_probes.sampled(arrays, wanted, sizes, order)))
+        values = np.asarray(Order.of(rows.dtype).value(probes_of_rows(arrays, wanted)))
         np.testing.assert_allclose(values / np.array(scales)[:, None], 1.645, rtol=0.1)
 
 
@@ -84,18 +93,14 @@ LOST = {
 @pytest.mark.parametrize('name', LOST)
 def test_a_sample_meets_all_of_an_array(name):
     scores = LOST[name]
-    probes = first_probes.sampled(
-        [scores[None]], jnp.array([scores.size * 3 // 10]), [scores.size], Order.of(scores.dtype)
-    )
+    probes = probes_of_rows([scores[None]], [scores.size * 3 // 10])
     np.testing.assert_allclose(shares_reached(probes, scores), 0.3, atol=0.03)
 
 
 def test_a_sample_meets_all_of_a_short_row_beside_a_long_one():
-    order = Order.of(NORMAL.dtype)
     short = jnp.arange(30_000.0)[None]
     long = jnp.abs(jax.random.normal(jax.random.key(4), (1, 2**22)))
-    sizes = [short.size, long.size]
-    probes = first_probes.sampled([short, long], jnp.array(sizes) // 2, sizes, order)
+    probes = probes_of_rows([short, long], [short.size // 2, long.size // 2])
     np.testing.assert_allclose(shares_reached(probes[:1], short), 0.5, atol=0.05)
 
 

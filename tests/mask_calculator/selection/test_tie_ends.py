@@ -7,6 +7,7 @@ import pytest
 
 from jaxpruner.mask_calculator import selection
 from jaxpruner.mask_calculator.selection import tie_ends
+from jaxpruner.mask_calculator.selection.turns import Turn
 
 FEW = tie_ends._FEW_SCORES
 MANY = 3 * FEW + 7
@@ -42,21 +43,20 @@ def test_ends_are_the_places_after_the_last_tie_that_is_kept(shapes, dtype, unwr
     rng = np.random.default_rng(0)
     arrays = [rng.integers(1, 4, shape).astype(np.float32) for shape in shapes]
     rows = [row for array in arrays for row in array.reshape(len(array), -1)]
-    between = [jnp.tile(jnp.array([2, 3], dtype), (shape[0], 1)) for shape in shapes]
     given = [jnp.asarray(-array if unwritten else array, dtype) for array in arrays]
     if unwritten:
         given = [selection.Scores(array, jnp.negative) for array in given]
-    ends = jax.jit(tie_ends.of_rooms)
-    numbers = np.array([(row == 2).sum() for row in rows])
-    for room in (
-        0 * numbers,
-        np.minimum(numbers, 1),
-        numbers // 3,
-        np.maximum(numbers - 1, 0),
-        numbers,
-    ):
-        expected = [place_after(row, own) for row, own in zip(rows, room, strict=True)]
-        assert ends(given, between, jnp.asarray(room, jnp.uint32)).tolist() == expected
+    between = jnp.array([2, 3], dtype)
+
+    @jax.jit
+    def end_in_row(row, room):
+        turn = Turn.of(given, row, jnp.dtype('uint32'))
+        return tie_ends.end_in_row(jnp.uint32(0), turn, between, room)
+
+    for number, row in enumerate(rows):
+        ties = (row == 2).sum()
+        for room in {0, min(ties, 1), ties // 3, max(ties - 1, 0), ties}:
+            assert end_in_row(number, jnp.uint32(room)) == place_after(row, room)
 
 
 def test_few_scores_have_few_parts():

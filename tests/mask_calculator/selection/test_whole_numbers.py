@@ -18,6 +18,14 @@ def test_numbers_to_keep_are_float32_arithmetic_up_to_2_to_24(size, sparsity):
     assert int(whole_numbers.number_to_keep(size, sparsity)) == expected
 
 
+@pytest.mark.parametrize('largest', [5, 2**24 + 3])
+def test_many_numbers_are_those_of_each_alone(largest):
+    sizes, sparsities = [0, 1, 1000, largest], [0.5, 1.0, jnp.float32(0.9), np.array([0.25])]
+    numbers = jax.jit(whole_numbers.numbers_to_keep, static_argnums=0)(tuple(sizes), sparsities)
+    for number, size, sparsity in zip(numbers, sizes, sparsities, strict=True):
+        assert int(number.item()) == int(whole_numbers.number_to_keep(size, sparsity).item())
+
+
 @hypothesis.given(st.integers(2**24 + 1, 2**32 - 1), st.floats(2**-7, 1, width=32))
 def test_numbers_to_keep_are_exact_above(size, sparsity):
     # Python's fractions know no rounding; round() goes to even as the library does.

@@ -12,13 +12,14 @@ of zero; those of float16 are ranked. To rank bits instead would cost each pass 
 
 Read `by_counting` first: it is the whole selection in its simplest form. Then:
 
-    largest → search                    requests, and the four steps in their order
+    largest                             requests, and which of two ways they go
+    row_by_row, turns                   one CPU: rows take turns, and each ends when its own count is right
+    search, rankings, counting          accelerators, several devices, all arrays in one ranking: passes over all arrays
     first_probes, brackets              where to probe, and how brackets are narrowed
-    counting, counts_of_parts           one pass over the scores
+    counts_of_parts                     one pass over an array or a row
     tie_ends                            which ties are kept
 
-`counts_over_devices` is for several devices only. `rankings` says what is ranked together: each row of each array, or
-all arrays.
+`counts_over_devices` is for several devices only. Both ways share the search (`search.settle`) and the masks.
 """
 
 from jaxpruner.mask_calculator.selection.counts_of_parts import count_true as count_true
@@ -34,4 +35,5 @@ from jaxpruner.mask_calculator.selection.whole_numbers import number_to_keep as 
 from jaxpruner.mask_calculator.selection.whole_numbers import (
     number_to_keep_on_host as number_to_keep_on_host,
 )
+from jaxpruner.mask_calculator.selection.whole_numbers import numbers_to_keep as numbers_to_keep
 from jaxpruner.mask_calculator.selection.whole_numbers import share_of as share_of

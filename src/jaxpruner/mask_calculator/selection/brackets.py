@@ -25,7 +25,10 @@ _BEND_IN_A_SCALE = 2.0
 
 
 class Brackets(NamedTuple):
-    """`n` brackets; each field is a vector `[n]`."""
+    """`n` brackets; each field is a column `[n, 1]`, beside which probes `[n, probes]` stand.
+
+    Vectors would be reshaped at each step, and XLA takes one turn of all its simplifications for each such reshape.
+    """
 
     low: jax.Array  # unsigned: at least `target` are counted here
     high: jax.Array  # unsigned: fewer are counted here
@@ -43,8 +46,9 @@ class Brackets(NamedTuple):
         count_high: jax.Array,
         target: jax.Array,
     ) -> 'Brackets':
-        """Makes brackets from their ends and the counts there; the first probes divide them evenly."""
-        return cls(low, high, count_low, count_high, target, jnp.ones_like(low, bool))
+        """Makes brackets from vectors of ends and counts there; the first probes divide them evenly."""
+        columns = [field[:, None] for field in (low, high, count_low, count_high, target)]
+        return cls(*columns, is_even=jnp.ones_like(columns[0], bool))
 
     def without_even_probes(self) -> 'Brackets':
         """Makes the next probes stand where the count should pass its target."""
@@ -77,7 +81,7 @@ def settle(
         even = even_probes(current, probes)
         if probes > 3:
             return even
-        return jnp.where(current.is_even[:, None], even, likely_probes(current, scale))
+        return jnp.where(current.is_even, even, likely_probes(current, scale))
 
     def turn(state: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
         table, prepared = state
@@ -115,7 +119,7 @@ def narrow(brackets: Brackets, probes: jax.Array, counts: jax.Array) -> Brackets
     is_open = is_unsettled(brackets)
     # Counts fall. So the last of the probes with enough is the best, and the first of the others.
     for column in range(probes.shape[1]):
-        probe, count = probes[:, column], counts[:, column]
+        probe, count = probes[:, column : column + 1], counts[:, column : column + 1]
         is_inside = is_open & (probe > brackets.low) & (probe < brackets.high)
         is_enough = is_inside & (count >= target)
         is_too_few = is_inside & (count < target)
@@ -129,7 +133,7 @@ def narrow(brackets: Brackets, probes: jax.Array, counts: jax.Array) -> Brackets
 
 def even_probes(brackets: Brackets, number: int) -> jax.Array:
     """Makes probes `[n, number]` that divide brackets into parts of one length."""
-    width = (brackets.high - brackets.low)[:, None]
+    width = brackets.high - brackets.low
     parts = number + 1
     index = np.arange(1, parts, dtype=width.dtype)
     return _inside(brackets, width // parts * index + width % parts * index // parts)
@@ -152,13 +156,13 @@ def likely_probes(brackets: Brackets, scale: int | None = None) -> jax.Array:
     def steps(share_of_width: jax.Array) -> jax.Array:
         # A float that is rounded up to the number of all positions would not convert back.
         below_one = jnp.clip(share_of_width, 0, 1 - 2**-20)
-        return (below_one * float_width).astype(width.dtype)[:, None]
+        return (below_one * float_width).astype(width.dtype)
 
     # Leaves room for the outer two, where there is any.
-    middle = jnp.clip(steps(share), 2, jnp.maximum(width, 4)[:, None] - 2)
+    middle = jnp.clip(steps(share), 2, jnp.maximum(width, 4) - 2)
     away = jnp.maximum(steps(reach), 1)
     below = middle - jnp.minimum(away, middle)
-    above = middle + jnp.minimum(away, width[:, None] - middle)
+    above = middle + jnp.minimum(away, width - middle)
     column = np.arange(3)
     return _inside(brackets, jnp.where(column < 1, below, jnp.where(column > 1, above, middle)))
 
@@ -166,17 +170,16 @@ def likely_probes(brackets: Brackets, scale: int | None = None) -> jax.Array:
 def _inside(brackets: Brackets, steps: jax.Array) -> jax.Array:
     """Goes so many steps from `low`, or as far as the bracket allows; two probes may become one."""
     last = jnp.maximum(brackets.high - brackets.low, 2) - 1
-    return brackets.low[:, None] + jnp.clip(steps, 1, last[:, None])
+    return brackets.low + jnp.clip(steps, 1, last)
 
 
 def _as_table(brackets: Brackets, probes: jax.Array) -> jax.Array:
     """Joins the fields in one array: a turn of few programs spends less on handing them to threads."""
     dtype = jnp.result_type(brackets.low, brackets.count_low)
-    fields = jnp.stack([field.astype(dtype) for field in brackets], 1)
-    return jnp.concatenate([fields, probes.astype(dtype)], 1)
+    return jnp.concatenate([column.astype(dtype) for column in (*brackets, probes)], 1)
 
 
 def _from_table(table: jax.Array, like: Brackets) -> tuple[Brackets, jax.Array]:
     number = len(like)
-    columns = (table[:, i].astype(field.dtype) for i, field in enumerate(like))
+    columns = (table[:, i : i + 1].astype(field.dtype) for i, field in enumerate(like))
     return Brackets(*columns), table[:, number:].astype(like.low.dtype)

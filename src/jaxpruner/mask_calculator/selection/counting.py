@@ -4,6 +4,7 @@ On one device an array may be viewed in shares for threads. On several devices e
 the counts are summed: scores are never sent, and no axis that devices share is reshaped.
 """
 
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -13,67 +14,79 @@ import numpy as np
 from jaxpruner.mask_calculator.selection.counts_of_parts import (
     Predicates,
     between_before,
-    count_all,
+    count_array,
     reaching,
 )
 from jaxpruner.mask_calculator.selection.counts_over_devices import count_by_xla, count_per_device
-from jaxpruner.mask_calculator.selection.scores import Scores
+from jaxpruner.mask_calculator.selection.tables import RankedArray
+
+# Threads share an array if one is at least this part of all; else each takes arrays.
+_SHARE_TO_SPLIT = 1 / 16
 
 
 def count_reaching(
-    arrays: Sequence[jax.Array | Scores],
-    thresholds: Sequence[jax.Array],
-    counter: jnp.dtype,
-    per_device: Sequence[bool] | None = None,
+    arrays: Sequence[RankedArray], thresholds: jax.Array, counter: jnp.dtype
 ) -> jax.Array:
     """Counts how many scores of each row reach each threshold; NaN reaches none.
 
     Args:
-      arrays: floats `[rows, …]`, or `Scores`.
-      thresholds: for each array `[rows, columns]` of its dtype.
+      arrays: whose scores are counted.
+      thresholds: table `[rows, columns]`.
       counter: unsigned dtype that holds the counts.
-      per_device: for each array whether devices that share it count their own parts; none by default.
 
     Returns:
       Counts `[all rows, columns]`.
     """
-    bounds = [(own_thresholds,) for own_thresholds in thresholds]
-    return _count(reaching, arrays, bounds, counter, per_device)
+    return _count(reaching, arrays, (thresholds,), counter)
 
 
 def count_between_before(
-    arrays: Sequence[jax.Array | Scores],
-    thresholds: Sequence[jax.Array],
-    ends: Sequence[jax.Array],
-    counter: jnp.dtype,
-    per_device: Sequence[bool] | None = None,
+    arrays: Sequence[RankedArray], thresholds: jax.Array, ends: jax.Array, counter: jnp.dtype
 ) -> jax.Array:
     """Counts how many scores of each row lie between two thresholds and before each end in flat order.
 
-    The first of the thresholds `[rows, 2 or more]` is to be reached, the second not; ends are `[rows, columns]` of the
-    counter's dtype. All else is as in `count_reaching`.
+    The first of the thresholds `[rows, 2 or more]` is to be reached, the second not; ends are `[all rows, columns]` of
+    the counter's dtype. All else is as in `count_reaching`.
     """
-    bounds = list(zip(thresholds, ends, strict=True))
-    return _count(between_before, arrays, bounds, counter, per_device)
+    return _count(between_before, arrays, (thresholds, ends), counter)
 
 
 def _count(
     predicates: Predicates,
-    arrays: Sequence[jax.Array | Scores],
-    bounds: Sequence[tuple[jax.Array, ...]],
+    arrays: Sequence[RankedArray],
+    tables: tuple[jax.Array, ...],
     counter: jnp.dtype,
-    per_device: Sequence[bool] | None,
 ) -> jax.Array:
     if jax.device_count() == 1:
-        return count_all(predicates, counter, arrays, bounds)
-    is_per_device = per_device or [False] * len(arrays)
-    tables: dict[int, jax.Array] = {}
-    for count, flag in ((count_per_device, True), (count_by_xla, False)):
-        indices = [i for i in range(len(arrays)) if bool(is_per_device[i]) is flag]
+        largest = max(array.scores.size for array in arrays)
+        may_split = largest >= _SHARE_TO_SPLIT * sum(array.scores.size for array in arrays)
+        counts = []
+        for array in arrays:
+            counts.append(_count_on_one_device(predicates, counter, may_split, array, tables))
+        return jnp.concatenate(counts)
+    counts_of: dict[int, jax.Array] = {}
+    for count, is_per_device in ((count_per_device, True), (count_by_xla, False)):
+        indices = [i for i in range(len(arrays)) if arrays[i].per_device is is_per_device]
         if indices:
-            own_arrays = tuple(arrays[i] for i in indices)
-            own_bounds = tuple(bounds[i] for i in indices)
-            table = count(predicates, jnp.dtype(counter), own_arrays, own_bounds)
-            ends = np.cumsum([array.shape[0] for array in own_arrays])
-            tables.update(zip(indices, jnp.split(table, ends[:-1]), strict=True))
-    return jnp.concatenate([tables[i] for i in range(len(arrays))])
+            scores = tuple(arrays[i].scores for i in indices)
+            bounds = tuple(_bounds(arrays[i], tables) for i in indices)
+            table = count(predicates, jnp.dtype(counter), scores, bounds)
+            ends = np.cumsum([array.shape[0] for array in scores])
+            counts_of.update(zip(indices, jnp.split(table, ends[:-1]), strict=True))
+    return jnp.concatenate([counts_of[i] for i in range(len(arrays))])
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))  # traced once for all arrays of one shape
+def _count_on_one_device(
+    predicates: Predicates,
+    counter: jnp.dtype,
+    may_split: bool,
+    array: RankedArray,
+    tables: tuple[jax.Array, ...],
+) -> jax.Array:
+    return count_array(predicates, counter, array.scores, _bounds(array, tables), may_split)
+
+
+def _bounds(array: RankedArray, tables: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    thresholds, *ends = tables
+    return array.thresholds(thresholds), *[array.rows.of(table) for table in ends]

@@ -3,6 +3,7 @@
 Scores are `[rows, …]` here, and each row is counted for itself: a row is a layer of a stacked leaf, or the whole leaf.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -55,23 +56,33 @@ def between_before(
     return [is_between & before(axis_ends, scores.shape, column) for column in columns]
 
 
-def count_all(
+def count_array(
     predicates: Predicates,
     counter: jnp.dtype,
-    arrays: Sequence[jax.Array | Scores],
-    bounds: Sequence[Sequence[jax.Array]],
+    array: jax.Array | Scores,
+    bounds: Sequence[jax.Array],
     may_split: bool = True,
 ) -> jax.Array:
-    """Counts whole arrays, each by its own bounds; returns `[all rows, columns]`."""
+    """Counts a whole array; returns `[rows, columns]`."""
     # Outside the loop of passes 16-bit scores would be materialised as wider copies.
-    arrays, bounds = control.keep_in_loop((tuple(arrays), tuple(bounds)))
-    counts = []
-    for array, own_bounds in zip(arrays, bounds, strict=True):
-        origin = (0,) * array.ndim
-        part = Part(array, own_bounds, origin, array.shape)
-        counts.append(count_part(predicates, counter, part, may_split))
-    # Joined once: a table of each array would be one more program for each.
-    return jnp.stack([jnp.concatenate(column) for column in zip(*counts, strict=True)], 1)
+    array, bounds = control.keep_in_loop((array, bounds))
+    part = Part(array, bounds, (0,) * array.ndim, array.shape)
+    return count_part(predicates, counter, part, may_split)
+
+
+@functools.partial(jax.jit, static_argnums=0)  # traced once for all rows of one size
+def count_row(counter: jnp.dtype, row: jax.Array | Scores, thresholds: jax.Array) -> jax.Array:
+    """Counts how many scores of a row `[size]` reach each threshold `[1, columns]`; returns `[1, columns]`."""
+    row, thresholds = control.keep_in_loop((row, thresholds))
+    is_shared = row.size >= _WORTH_SHARING
+    shares = _largest_divisor(row.size, 2 * _SHARES) if is_shared else 1
+    view = (shares, -1) if shares > 1 else (-1,)
+    scores = read(jax.tree.map(lambda leaf: leaf.reshape(view), row))
+    reached = [scores >= threshold for threshold in thresholds[0]]
+    counts = sum_together(reached, (scores.ndim - 1,), counter)
+    if shares > 1:
+        counts = sum_together(counts, (0,), counter)
+    return jnp.stack(counts)[None]
 
 
 class Part(NamedTuple):
@@ -85,8 +96,8 @@ class Part(NamedTuple):
 
 def count_part(
     predicates: Predicates, counter: jnp.dtype, part: Part, may_split: bool
-) -> list[jax.Array]:
-    """Counts a part, an axis of which may be viewed in shares; returns the columns, each `[rows]`."""
+) -> jax.Array:
+    """Counts a part, an axis of which may be viewed in shares; returns `[rows, columns]`."""
     shape = part.scores.shape
     view, kept, split = _in_shares(shape) if may_split else (shape, 1, None)
 
@@ -103,7 +114,9 @@ def count_part(
     scores = read(jax.tree.map(lambda leaf: leaf.reshape(view), part.scores))
     columns = predicates(scores, find_ends, part.bounds)
     counts = sum_together(columns, tuple(range(kept, len(view))), counter)
-    return list(sum_small(jnp.stack(counts), kept - 1)) if kept > 1 else counts
+    if kept > 1:
+        counts = sum_together(counts, tuple(range(1, kept)), counter)
+    return jnp.stack(counts, 1)
 
 
 def _in_shares(shape: tuple[int, ...]) -> tuple[tuple[int, ...], int, int | None]:
@@ -177,19 +190,6 @@ def reduce_together(
         return tuple(map(combine, *pairs))
 
     return list(lax.reduce(tuple(operands), (start,) * len(operands), combine_all, axes))
-
-
-def sum_small(table: jax.Array, axes: int = 1) -> jax.Array:
-    """Sums over the last axes of a table that is so small that it may be materialised.
-
-    On a CPU XLA allocates arguments and results of each scalar function that reduces something, whenever the program
-    is called, and also where the call does not get there. A product with ones has no such function.
-    """
-    if jax.default_backend() != 'cpu':
-        return jnp.sum(table, tuple(range(-axes, 0)), dtype=table.dtype)
-    ones = jnp.ones(table.shape[-axes:], table.dtype)
-    # The precision that users set for products is of floats: whole numbers would be refused.
-    return jnp.tensordot(table, ones, axes, precision=lax.Precision.DEFAULT)
 
 
 def find_axis_ends(

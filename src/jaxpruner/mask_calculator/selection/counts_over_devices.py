@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxpruner.mask_calculator.selection.counts_of_parts import (
     Part,
     Predicates,
-    count_all,
+    count_array,
     count_part,
 )
 
@@ -25,14 +25,17 @@ from jaxpruner.mask_calculator.selection.counts_of_parts import (
 def count_by_xla(
     predicates: Predicates, counter: jnp.dtype, arrays: tuple, bounds: tuple
 ) -> jax.Array:
-    """Counts as `count_all` does, in arrays that may be sharded in unknown ways."""
-    return count_all(predicates, counter, arrays, bounds, may_split=False)
+    """Counts arrays that may be sharded in unknown ways, each by its own bounds; `[all rows, columns]`."""
+    counts = []
+    for array, own_bounds in zip(arrays, bounds, strict=True):
+        counts.append(count_array(predicates, counter, array, own_bounds, may_split=False))
+    return jnp.concatenate(counts)
 
 
 def count_per_device(
     predicates: Predicates, counter: jnp.dtype, arrays: tuple, bounds: tuple
 ) -> jax.Array:
-    """Counts as `count_all` does; each device counts what it holds."""
+    """Counts as `count_by_xla` does; each device counts what it holds."""
     leaves, treedef = jax.tree.flatten((arrays, bounds))
     ranks = tuple(leaf.ndim for leaf in leaves)
     # Lazy scores may depend on several arrays.
@@ -141,7 +144,7 @@ def _count_on_device(predicates, counter, mesh, specs, shapes, arrays, bounds):
         rows = array.shape[0]
         own_bounds = [lax.dynamic_slice_in_dim(bound, origin[0], rows) for bound in bounds[i]]
         part = Part(array, own_bounds, origin, shapes[i])
-        counts = jnp.stack(count_part(predicates, counter, part, may_split=True), 1)
+        counts = count_part(predicates, counter, part, may_split=True)
         # Of devices that hold the same part one counts.
         for name in sorted(used - _names_in(specs[i])):
             counts = jnp.where(lax.axis_index(name) == 0, counts, 0)

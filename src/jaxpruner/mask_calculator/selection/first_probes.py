@@ -3,7 +3,7 @@
 A good guess saves passes and changes nothing else.
 """
 
-import math
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -15,7 +15,7 @@ from jaxpruner.core import control
 from jaxpruner.mask_calculator.selection import brackets
 from jaxpruner.mask_calculator.selection.brackets import Brackets
 from jaxpruner.mask_calculator.selection.counts_of_parts import (
-    count_all,
+    count_array,
     reaching,
     reduce_together,
     sum_together,
@@ -29,7 +29,6 @@ _PAIRED = 128
 _LARGEST_SAMPLE = 2**14
 _SCORES_FOR_EACH_SAMPLED = 192
 _SHORT_RANKING, _LONG_RANKING = 2**16, 2**19
-_MANY_RANKINGS = 16
 # Large samples take so many neighbours together, as memory is read.
 _RUN = 8
 _GOLDEN_RATIO = (5**0.5 - 1) / 2
@@ -54,68 +53,48 @@ def near(order: Order, start: jax.Array, otherwise: jax.Array) -> jax.Array:
     return jnp.where(jnp.isnan(start)[:, None], otherwise, around)
 
 
-def sampled(
-    arrays: Sequence[jax.Array | Scores], target: jax.Array, sizes: Sequence[int], order: Order
-) -> jax.Array | None:
-    """Makes probes around the threshold of a sample of each row.
-
-    Args:
-      arrays: floats `[rows, …]` of one dtype, or `Scores`.
-      target: how many to keep of each row.
-      sizes: of the rows.
-      order: of the arrays' dtype.
-
-    Returns:
-      Positions `[all rows, 3]`; `None` on several devices, where no part of an array stands for the whole.
-    """
-    if jax.device_count() > 1:
-        return None
-    number = _sample_size(sum(sizes) // len(sizes))
-    if len(sizes) > _MANY_RANKINGS:
-        number //= 2
-    sample = jnp.concatenate([_sample_rows(array, number) for array in arrays])
-    share = target.astype(jnp.float32) / np.array(sizes, np.float32)
-    return _quantiles(order, sample, share)
-
-
 def sampled_jointly(
     arrays: Sequence[jax.Array | Scores], scales: jax.Array, target: jax.Array, order: Order
 ) -> jax.Array | None:
-    """Makes probes `[1, 3]` around the threshold of a sample of all arrays, each divided by its scale; as `sampled`."""
+    """Makes probes `[1, 3]` around the threshold of a sample of all arrays, each divided by its scale.
+
+    `None` on several devices, where no part of an array stands for the whole.
+    """
     if jax.device_count() > 1:
         return None
     size = sum(array.size for array in arrays)
-    parts = []
-    for array, scale in zip(arrays, scales, strict=True):
-        number = max(1, round(_sample_size(size) * array.size / size))
-        parts.append(_sample_rows(array, number)[0].astype(order.dtype) / scale)
+    parts, array_of_part = [], []
+    for i, array in enumerate(arrays):
+        number = max(1, round(sample_size(size) * array.size / size))
+        part = sample_of_row(number, jax.tree.map(jnp.ravel, array))
+        parts.append(part.astype(order.dtype))
+        array_of_part += [i] * number
+    sample = jnp.concatenate(parts) / scales[np.array(array_of_part)]
     share = target.astype(jnp.float32) / float(size)
-    return _quantiles(order, jnp.concatenate(parts)[None], share)
+    return quantiles(order, sample[None], share)
 
 
-def _sample_size(size: int) -> int:
+def sample_size(size: int) -> int:
+    """Chooses how many scores to sample of so many."""
     if size >= _LONG_RANKING:
         return min(size // _SCORES_FOR_EACH_SAMPLED, _LARGEST_SAMPLE)
     return _PAIRED if size >= _SHORT_RANKING else _PAIRED // 2
 
 
-def _sample_rows(array: jax.Array | Scores, number: int) -> jax.Array:
-    """Takes scores `[rows, number]` that are spread over each row, NaN where it has fewer."""
-    length = math.prod(array.shape[1:])
+@functools.partial(jax.jit, static_argnums=0)
+def sample_of_row(number: int, row: jax.Array | Scores) -> jax.Array:
+    """Takes scores `[number]` that are spread over a row `[size]`, NaN where it has fewer."""
 
     def take(leaf: jax.Array) -> jax.Array:
-        return _take_columns(leaf.reshape(len(leaf), -1), min(number, length))
+        return _take_spread(leaf, min(number, row.size))
 
-    sample = read(jax.tree.map(take, array))
-    missing = number - sample.shape[1]
-    if not missing:
-        return sample
-    return jnp.pad(sample, ((0, 0), (0, missing)), constant_values=jnp.nan)
+    sample = read(jax.tree.map(take, row))
+    return jnp.pad(sample, (0, number - len(sample)), constant_values=jnp.nan)
 
 
-def _take_columns(table: jax.Array, number: int) -> jax.Array:
-    """Takes at most so many columns of a table `[rows, length]`."""
-    length = table.shape[1]
+def _take_spread(row: jax.Array, number: int) -> jax.Array:
+    """Takes at most so many elements."""
+    length = len(row)
     run = _RUN if number > _PAIRED else 1
     stretches = np.arange(number // run)
     stride = length // len(stretches)
@@ -125,16 +104,15 @@ def _take_columns(table: jax.Array, number: int) -> jax.Array:
     indices = (begins[:, None] + np.arange(run)).ravel()
     dtype = np.uint32 if length <= np.iinfo(np.uint32).max else np.uint64
     return jnp.take(
-        table,
+        row,
         indices.astype(dtype),
-        axis=1,
         mode='clip',
         unique_indices=True,
         indices_are_sorted=True,
     )
 
 
-def _quantiles(order: Order, sample: jax.Array, share: jax.Array) -> jax.Array:
+def quantiles(order: Order, sample: jax.Array, share: jax.Array) -> jax.Array:
     """Makes rising probes `[n, 3]` that about a share of a sample `[n, number]` reaches."""
     is_small = sample.shape[1] <= _PAIRED
     low, middle, high = (_by_pairs if is_small else _by_counts)(order, sample, share)
@@ -170,7 +148,7 @@ def _by_counts(order: Order, sample: jax.Array, share: jax.Array) -> list[jax.Ar
     # Gathered anew by each comparison, the sample would take longer than all that is done with it.
     sample = control.compute_apart(jnp.positive, sample)
     few = sample[:, :: sample.shape[1] // (_PAIRED // 2)]
-    first = jnp.repeat(_quantiles(order, few, share), 3, 0)
+    first = jnp.repeat(quantiles(order, few, share), 3, 0)
     numbers = jnp.sum(sample == sample, 1, dtype=jnp.uint32)
     ranks = jnp.stack(_ranks(share, numbers.astype(jnp.float32)), 1)
     target = jnp.minimum(ranks.astype(jnp.uint32), numbers[:, None]).ravel()
@@ -178,7 +156,7 @@ def _by_counts(order: Order, sample: jax.Array, share: jax.Array) -> list[jax.Ar
 
     def count(thresholds: jax.Array) -> jax.Array:
         of_each_row = thresholds.reshape(len(sample), -1)
-        counts = count_all(reaching, jnp.dtype('uint32'), [sample], [(of_each_row,)])
+        counts = count_array(reaching, jnp.dtype('uint32'), sample, (of_each_row,))
         return counts.reshape(thresholds.shape)
 
     settled = brackets.settle(start, order.value, count, first, scale=order.octave)

@@ -10,9 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpruner.mask_calculator.selection import first_probes, search
+from jaxpruner.core import control
+from jaxpruner.mask_calculator.selection import first_probes, row_by_row, search, whole_numbers
 from jaxpruner.mask_calculator.selection.rankings import LeafByLeaf, OverModel
 from jaxpruner.mask_calculator.selection.scores import Scores, read
+from jaxpruner.mask_calculator.selection.tables import sizes_of_rows
 
 
 @functools.partial(
@@ -78,7 +80,7 @@ def keep_largest(scores: jax.Array | Scores, count: jax.Array | int) -> jax.Arra
 
 
 def keep_largest_each(requests: Sequence[Request]) -> list[Selected]:
-    """Selects the largest scores of each of many arrays, which share their passes.
+    """Selects the largest scores of each of many arrays.
 
     Args:
       requests: scores and counts.
@@ -129,33 +131,43 @@ def _like_request(request: Request, mask: jax.Array, thresholds: jax.Array) -> S
 
 def _select_each(requests: list[Request]) -> list[tuple[jax.Array, jax.Array]]:
     """Selects in arrays `[rows, …]` of one dtype; returns masks, and the threshold of each row."""
-    arrays, counts, starts, per_device = [], [], [], []
+    arrays = [request.scores for request in requests]
+    number_of_rows = sum(array.shape[0] for array in arrays)
+    is_on_cpu = jax.default_backend() == 'cpu'
+    if jax.device_count() > 1 or not (is_on_cpu or number_of_rows == 1):
+        # An accelerator would be asked about each row, which takes longer than to read it.
+        ranking = LeafByLeaf(arrays, [request.count_per_device for request in requests])
+        target, earlier = _for_all_rows(requests, ranking.counter)
+        return search.select(ranking, target, earlier=earlier)
+    selected = {}
+    for indices, has_buffer in row_by_row.groups(arrays):
+        together = [requests[i] for i in indices]
+        own_arrays = [arrays[i] for i in indices]
+        counter = whole_numbers.counter_for(max(sizes_of_rows(own_arrays)))
+        target, earlier = _for_all_rows(together, counter)
+        results = row_by_row.select(own_arrays, target, earlier, has_buffer)
+        selected.update(zip(indices, results, strict=True))
+    return [selected[i] for i in range(len(requests))]
+
+
+def _for_all_rows(
+    requests: list[Request], counter: jnp.dtype
+) -> tuple[jax.Array, jax.Array | None]:
+    """Makes vectors `[all rows]` of how many to keep, and of where to look first if any request says so."""
+    counts, starts = [], []
     for request in requests:
-        arrays.append(request.scores)
-        counts.append(request.count)
-        starts.append(jnp.nan if request.start is None else request.start)
-        per_device.append(request.count_per_device)
-    ranking = LeafByLeaf(arrays, per_device)
-    target = _for_each_row(counts, ranking.rows, ranking.counter)
-    earlier = None
-    if any(request.start is not None for request in requests):
-        earlier = _for_each_row(starts, ranking.rows, ranking.order.dtype)
-    probes = first_probes.sampled(ranking.arrays, target, ranking.sizes, ranking.order)
-    return search.select(ranking, target, probes, earlier)
-
-
-def _for_each_row(values: list, rows: list[int], dtype: jnp.dtype) -> jax.Array:
-    columns = []
-    for value, number in zip(values, rows, strict=True):
-        value = jnp.asarray(value).astype(dtype)
-        columns.append(jnp.broadcast_to(value, (number,)))
-    return jnp.concatenate(columns)
+        rows, dtype = request.scores.shape[0], request.scores.dtype
+        start = jnp.nan if request.start is None else request.start
+        counts.append(jnp.broadcast_to(jnp.asarray(request.count).astype(counter), (rows,)))
+        starts.append(jnp.broadcast_to(jnp.asarray(start).astype(dtype), (rows,)))
+    has_start = any(request.start is not None for request in requests)
+    return jnp.concatenate(counts), jnp.concatenate(starts) if has_start else None
 
 
 def keep_largest_jointly(
     scores: Sequence[jax.Array | Scores],
     count: jax.Array | int,
-    divisors: Sequence[jax.Array] | None = None,
+    divisors: jax.Array | Sequence[jax.Array] | None = None,
     count_per_device: bool = False,
 ) -> list[jax.Array]:
     """Makes the masks of the `count` largest among the scores of many arrays, which are never concatenated.
@@ -163,7 +175,7 @@ def keep_largest_jointly(
     Args:
       scores: float arrays of any shapes, or `Scores`; ranked in their common dtype, ties in the order of the arrays.
       count: unsigned scalar, as in `keep_largest`.
-      divisors: a positive, finite scalar for each array, which is ranked by `scores / divisor`. The quotients are never
+      divisors: a positive, finite number for each array, which is ranked by `scores / divisor`. The quotients are never
         materialised: each pass translates its thresholds into those of each array.
       count_per_device: as in `Request`, for all arrays.
 
@@ -176,21 +188,24 @@ def keep_largest_jointly(
     >>> keep_largest_jointly([jnp.array([1.0, 4.0]), jnp.array([3.0])], 2)
     [Array([0, 1], dtype=uint8), Array([1], dtype=uint8)]
     """
-    divisors = None if divisors is None else list(divisors)
+    if divisors is not None:
+        divisors = jnp.asarray(divisors)
     return _keep_largest_jointly(list(scores), _as_count(count), divisors, count_per_device)
 
 
 @functools.partial(jax.jit, static_argnums=3)
 def _keep_largest_jointly(
-    scores: list, count: jax.Array | int, divisors: list | None, count_per_device: bool
+    scores: list, count: jax.Array | int, divisors: jax.Array | None, count_per_device: bool
 ) -> list[jax.Array]:
     masks = [jnp.zeros(array.shape, jnp.uint8) for array in scores]
     indices = [i for i, array in enumerate(scores) if array.size]
     if not indices:
         return masks
     arrays = [_with_rows(scores[i], is_stacked=False) for i in indices]
-    if divisors:
-        divisors = [lax.stop_gradient(divisors[i]) for i in indices]
+    if divisors is not None:
+        divisors = lax.stop_gradient(divisors[np.array(indices)])
+        # XLA would compute them anew in the loop that reads them.
+        divisors = control.compute_apart(jnp.positive, divisors)
     ranking = OverModel(arrays, divisors, count_per_device)
     target = jnp.asarray(count).astype(ranking.counter)[None]
     probes = first_probes.sampled_jointly(arrays, ranking.scales, target, ranking.order)

@@ -3,138 +3,211 @@
 `ties` is how many scores reach `low` and not `high`, `room` how many of them may still be kept.
 """
 
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jaxpruner.core import control
-from jaxpruner.mask_calculator.selection import brackets, counts_of_parts, first_probes, tie_ends
+from jaxpruner.mask_calculator.selection import brackets, first_probes, tie_ends
 from jaxpruner.mask_calculator.selection.brackets import Brackets
-from jaxpruner.mask_calculator.selection.counts_of_parts import column_of
-from jaxpruner.mask_calculator.selection.rankings import Ranking, sizes_of_rows
-from jaxpruner.mask_calculator.selection.scores import Scores, read
-from jaxpruner.mask_calculator.selection.tables import split, widen
+from jaxpruner.mask_calculator.selection.counts_of_parts import (
+    before,
+    column_of,
+    count_row,
+    find_axis_ends,
+)
+from jaxpruner.mask_calculator.selection.rankings import LeafByLeaf, OverModel
+from jaxpruner.mask_calculator.selection.scores import read
+from jaxpruner.mask_calculator.selection.tables import RankedArray, flat_rows, sizes_of_rows
+from jaxpruner.mask_calculator.selection.turns import LONGEST_BUFFER, Turn
 
 # Probes of a pass. Three settle two bits at the memory's speed on a CPU, and more make a pass slower than they save
 # passes. An accelerator computes while it reads, and asking it whether to go on costs more than a pass.
 _PROBES_ON_CPU = 3
 _PROBES_ELSEWHERE = 15
+# An array whose ties are cut is copied if it is at most this share of the model.
+_SHARE_TO_COPY = 1 / 16
+
+
+def probes_of_pass() -> int:
+    """The number of columns of thresholds."""
+    return _PROBES_ON_CPU if jax.default_backend() == 'cpu' else _PROBES_ELSEWHERE
+
+
+class Cut(NamedTuple):
+    """Where each of `n` rankings is cut."""
+
+    # Column 0 is low, the others are high. These tables are as wide as those of the passes, so that thresholds round
+    # as they did when they were counted with.
+    positions: jax.Array  # of the rankings
+    thresholds: jax.Array  # of their arrays
+    ties: jax.Array  # [n]
+    room: jax.Array  # [n]
+
+    @property
+    def is_needed(self) -> jax.Array:
+        """Whether some of the ties are kept and others are not."""
+        return self.room < self.ties
 
 
 def select(
-    ranking: Ranking,
+    ranking: LeafByLeaf | OverModel,
     target: jax.Array,
-    probes: jax.Array | None,
+    probes: jax.Array | None = None,
     earlier: jax.Array | None = None,
 ) -> list[tuple[jax.Array, jax.Array]]:
-    """Selects the `target` largest scores of each ranking.
+    """Selects the `target` largest scores of each ranking, in passes over all of its arrays.
 
     Args:
       ranking: `n` of them.
       target: `[n]` of the count dtype, which is `ranking.counter`.
       probes: first probes `[n, 3]`, even ones if there are none.
-      earlier: thresholds `[n]` of an earlier selection to look near first, NaN where there is none.
+      earlier: as in `settle`.
 
     Returns:
       For each array its mask, and the threshold of each row.
     """
-    bracket, probes_of_pass = _settle(ranking, target, probes, earlier)
-    # Columns 0 and 1 are low and high. The rest repeats high, so that this table is as wide as those of the passes and
-    # the thresholds round as they did when they were counted with.
-    is_first = np.arange(probes_of_pass) == 0
-    thresholds = ranking.thresholds(
-        jnp.where(is_first, bracket.low[:, None], bracket.high[:, None])
-    )
-    ties = bracket.count_low - bracket.count_high
-    has_too_many = bracket.count_low > bracket.target
-    # How many ties may still be kept.
-    room = jnp.where(has_too_many, bracket.target - bracket.count_high, ties)
-    if jax.device_count() > 1:
-        ends = _ends_by_counts(ranking, ties, room, thresholds)
-        ends = ranking.ends_of_rows(ends[:, None])[:, 0]
+    cut = settle(ranking, target, probes, earlier)
+    if isinstance(ranking, OverModel) and jax.device_count() == 1:
+        ends = _ends_by_parts(ranking, cut)
     else:
-        ends = _ends_by_parts(ranking, ties, room, thresholds)
-    sizes = jnp.array(ranking.sizes, ranking.counter)
-    keeps_everything = jnp.broadcast_to(target >= sizes, ends.shape).astype(ranking.counter)
-    keeps_everything = widen(keeps_everything, _PROBES_ON_CPU)
-    end_and_keep_all = jnp.where(np.arange(_PROBES_ON_CPU) == 0, ends[:, None], keeps_everything)
-    masks = map(_mask, ranking.arrays, thresholds, split(end_and_keep_all, ranking.rows))
-    lowest = [own_thresholds[:, 0] for own_thresholds in thresholds]
-    return list(zip(masks, lowest, strict=True))
+        ends = _ends_by_counts(ranking, cut)
+    keeps_everything = target >= np.array(ranking.sizes, ranking.counter)
+    return masks(
+        ranking.arrays, cut.thresholds, ends, jnp.broadcast_to(keeps_everything, ends.shape)
+    )
 
 
-def _settle(
-    ranking: Ranking, target: jax.Array, probes: jax.Array | None, earlier: jax.Array | None
-) -> tuple[Brackets, int]:
-    """Finds brackets between which only ties lie, and the number of probes of a pass."""
-    order, sizes = ranking.order, jnp.array(ranking.sizes, ranking.counter)
+def settle(
+    ranking: Any, target: jax.Array, probes: jax.Array | None, earlier: jax.Array | None
+) -> Cut:
+    """Finds thresholds between which only ties lie.
+
+    Args:
+      ranking: `n` of them; see `rankings` for what it is asked.
+      target: `[n]` of the count dtype.
+      probes: first probes `[n, 3]`, even ones if there are none.
+      earlier: thresholds `[n]` of an earlier selection to look near first, NaN where there is none.
+    """
+    order, sizes = ranking.order, jnp.asarray(ranking.sizes, ranking.counter)
     start = first_probes.over_all_numbers(order, sizes, target)
-    number, turns = _PROBES_ON_CPU, None
+    number, turns = probes_of_pass(), None
     if earlier is not None:
-        otherwise = brackets.even_probes(start, number) if probes is None else probes
+        otherwise = brackets.even_probes(start, 3) if probes is None else probes
         probes = first_probes.near(order, earlier, otherwise)
     if jax.default_backend() != 'cpu':
-        number, probes = _PROBES_ELSEWHERE, None
+        probes = None
         bits_of_turn = (number + 1).bit_length() - 1
         turns = -(-order.width // bits_of_turn)
     bracket = brackets.settle(
         start, ranking.thresholds, ranking.count_reaching, probes, number, turns, order.octave
     )
     # There are fewer scores than the target that are not NaN: all of these are kept, and no NaN.
-    is_short = (bracket.low < order.lowest) & (target < sizes)
-    count_low = jnp.where(is_short, target, bracket.count_low)
+    is_short = (bracket.low < order.lowest) & (bracket.target < sizes[:, None])
+    count_low = jnp.where(is_short, bracket.target, bracket.count_low)
     low = jnp.maximum(bracket.low, order.lowest)
-    return bracket._replace(low=low, count_low=count_low), number
+    positions = jnp.where(np.arange(number) == 0, low, bracket.high)
+    ties = count_low - bracket.count_high
+    room = jnp.where(count_low > bracket.target, bracket.target - bracket.count_high, ties)
+    return Cut(positions, ranking.thresholds(positions), ties[:, 0], room[:, 0])
 
 
-def _ends_by_parts(
-    ranking: Ranking, ties: jax.Array, room: jax.Array, thresholds: list[jax.Array]
-) -> jax.Array:
-    """Finds the end before which as many ties stand as there is room for, in each row of arrays on one device."""
+def _ends_by_parts(ranking: OverModel, cut: Cut) -> jax.Array:
+    """Finds the end in each array before which as many ties stand as there is room for, on one device.
 
-    def cut(ends: jax.Array, room: jax.Array, thresholds: list, arrays: list) -> jax.Array:
-        del ends
-        return tie_ends.of_rooms(arrays, thresholds, ranking.rooms_of_rows(room, thresholds))
+    Arrays take turns: earlier ones fill up first.
+    """
+    arrays = [array.scores for array in ranking.arrays]
+    sizes = jnp.array(sizes_of_rows(arrays), ranking.counter)
 
-    behind_all = jnp.array(sizes_of_rows(ranking.arrays), ranking.counter)
-    has_cut = jnp.any(room < ties)
-    return control.run_once(has_cut, cut, behind_all, room, thresholds, ranking.arrays)
+    def find(ends: jax.Array, arrays: list, thresholds: jax.Array, room: jax.Array) -> jax.Array:
+        thresholds = jnp.broadcast_to(thresholds, (len(arrays), thresholds.shape[1]))
+
+        def take_turn(row: jax.Array, state: tuple) -> tuple:
+            ends, room = state
+            turn = Turn.of(arrays, row, ranking.counter)
+            if turn.longest <= min(LONGEST_BUFFER, _SHARE_TO_COPY * ranking.sizes[0]):
+                turn = turn.copied(ranking.order.dtype)
+            bounds = lax.dynamic_slice_in_dim(thresholds, row, 1)
+            (counts,) = turn.ask(functools.partial(count_row, ranking.counter), bounds)
+            ties = counts[0] - counts[1]
+            own_room = jnp.minimum(ties, room)
+            # No room: none is kept. Room for all: the end is that of the row.
+            end = jnp.where(own_room == 0, 0, turn.size)
+            is_cut = (own_room > 0) & (own_room < ties)
+            end = control.run_once(is_cut, tie_ends.end_in_row, end, turn, bounds[0], own_room)
+            return lax.dynamic_update_index_in_dim(ends, end, row, 0), room - own_room
+
+        return lax.fori_loop(0, len(arrays), take_turn, (ends, room))[0]
+
+    inputs = arrays, cut.thresholds, cut.room[0]
+    return control.run_once(cut.is_needed[0], find, sizes, *inputs)
 
 
-def _ends_by_counts(
-    ranking: Ranking, ties: jax.Array, room: jax.Array, thresholds: list[jax.Array]
-) -> jax.Array:
-    """Finds ends as `_ends_by_parts` does, in the order of each ranking, by counts alone."""
+def _ends_by_counts(ranking: LeafByLeaf | OverModel, cut: Cut) -> jax.Array:
+    """Finds the end in each row of all arrays as `_ends_by_parts` does, by counts alone."""
     sizes = jnp.array(ranking.sizes, ranking.counter)
+    zeros = jnp.zeros_like(sizes)
     # These brackets hold indices in flat order, not positions of floats. Counts have to fall along a bracket, so that
     # the indices are counted from the end.
-    backward = Brackets.between(jnp.zeros_like(sizes), sizes, ties, jnp.zeros_like(ties), room)
+    backward = Brackets.between(zeros, sizes, cut.ties, zeros, cut.room)
     # Ties lie scattered: no even division has to come first.
     settled = brackets.settle(
         backward.without_even_probes(),
         prepare=lambda from_end: ranking.ends_of_rows(sizes[:, None] - from_end),
-        count=lambda ends: ranking.count_ties(thresholds, ends),
+        count=lambda ends: ranking.count_ties(cut.thresholds, ends),
     )
-    return jnp.where(settled.target > 0, sizes - settled.low, 0)  # no room: nothing at all is kept
+    # No room: nothing at all is kept.
+    ends = jnp.where(settled.target > 0, sizes[:, None] - settled.low, 0)
+    return ranking.ends_of_rows(ends)[:, 0]
 
 
-def _mask(
-    scores: jax.Array | Scores, thresholds: jax.Array, end_and_keep_all: jax.Array
-) -> jax.Array:
-    """Makes the mask of scores `[rows, …]`.
+def masks(
+    arrays: Sequence[RankedArray],
+    thresholds: jax.Array,
+    ends: jax.Array,
+    keeps_everything: jax.Array,
+) -> list[tuple[jax.Array, jax.Array]]:
+    """Makes the mask of each array, and lists the lower threshold of each of its rows.
 
-    `end_and_keep_all` is `[rows, 2 or more]`. Column 0 is the end before which ties are kept, column 1 is 1 where the
-    whole row is kept. There are few operations: for many XLA wakes other threads, which lasts longer than a small mask.
+    Args:
+      arrays: as they were ranked.
+      thresholds: table of low and high.
+      ends: `[all rows]`: ties are kept before these indices.
+      keeps_everything: `[all rows]`: NaN are kept, too.
     """
-    array = read(scores)
-    ends = counts_of_parts.find_axis_ends(end_and_keep_all[:, :1], array.shape, (0,) * array.ndim)
-    is_before_end = counts_of_parts.before(ends, array.shape, 0)
-    low, high = (column_of(thresholds, column, array.ndim) for column in (0, 1))
+    selected = []
+    for array in arrays:
+        mask = _mask(array, thresholds, ends[:, None], keeps_everything[:, None])
+        selected.append((mask, array.thresholds(thresholds)[:, 0]))
+    return selected
+
+
+@jax.jit  # traced once for all arrays of one shape
+def _mask(
+    ranked: RankedArray, thresholds: jax.Array, ends: jax.Array, keeps_everything: jax.Array
+) -> jax.Array:
+    """Makes the mask of an array, in few operations: for many, XLA wakes threads, which takes longer."""
+    is_on_one_device = jax.device_count() == 1
+    array = read(flat_rows(ranked.scores) if is_on_one_device else ranked.scores)
+    low, high = (column_of(ranked.thresholds(thresholds), i, array.ndim) for i in (0, 1))
+    own_ends = ranked.rows.of(ends)
+    if is_on_one_device:
+        index = lax.broadcasted_iota(ends.dtype, array.shape, array.ndim - 1)
+        is_before_end = index < column_of(own_ends, 0, array.ndim)
+    else:
+        axis_ends = find_axis_ends(own_ends, array.shape, (0,) * array.ndim)
+        is_before_end = before(axis_ends, array.shape, 0)
     if array.dtype.itemsize < 4:
         # XLA compares these as wider floats. A select between them would be widened anew for each score; widened here,
         # lazy scores would not be rounded to their dtype as they are where they are counted.
         is_kept = (array >= low) & ((array >= high) | is_before_end)
     else:
         is_kept = array >= jnp.where(is_before_end, low, high)
-    keeps_everything = column_of(end_and_keep_all, 1, array.ndim).astype(jnp.uint8)
-    return jnp.where(is_kept, jnp.uint8(1), keeps_everything)
+    keeps_row = column_of(ranked.rows.of(keeps_everything), 0, array.ndim).astype(jnp.uint8)
+    return jnp.where(is_kept, jnp.uint8(1), keeps_row).reshape(ranked.scores.shape)

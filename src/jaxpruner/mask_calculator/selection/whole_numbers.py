@@ -1,6 +1,8 @@
 """Whole numbers that do not overflow: how many to keep of how many, in as many bits as it takes."""
 
 import fractions
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -59,6 +61,26 @@ def number_to_keep(size: int, sparsity: jax.Array | float) -> jax.Array:
         whole = jnp.array(1 << _fraction_bits(counter), counter)
         kept = _multiply_round(jnp.array(size, counter), whole - _fixed_point(sparsity, counter))
     return jnp.maximum(kept, jnp.array(min(size, 1), counter))
+
+
+def numbers_to_keep(sizes: Sequence[int], sparsities: Sequence[Any]) -> list[jax.Array]:
+    """As `number_to_keep` for many arrays: a few operations on vectors, where each of their own would be compiled.
+
+    Args:
+      sizes: number of scores of each array.
+      sparsities: share to remove of each.
+
+    Returns:
+      A scalar for each array.
+
+    >>> [int(number) for number in numbers_to_keep([10, 4], [0.25, 0.5])]
+    [8, 2]
+    """
+    if max(sizes) > _EXACT_IN_FLOAT32 or len(sizes) == 1:
+        return [number_to_keep(*each) for each in zip(sizes, sparsities, strict=True)]
+    shares = jnp.stack([jnp.asarray(sparsity, jnp.float32).reshape(()) for sparsity in sparsities])
+    kept = jnp.round(np.array(sizes, np.float32) * (1 - shares)).astype(jnp.uint32)
+    return list(jnp.maximum(kept, np.minimum(sizes, 1).astype(np.uint32)))
 
 
 def number_to_keep_on_host(size: int, sparsity: float) -> int:
