@@ -50,6 +50,9 @@ def loops(step, *arguments, follow_loops=True):
     ]
 
 
+@pytest.mark.skipif(
+    jax.__version_info__ < (0, 10), reason='older XLA does not see that two nested loops are equal'
+)
 @pytest.mark.parametrize('kind', ['unstructured', 'block_4,4', 'channel_-1', '2:4'])
 @pytest.mark.parametrize('packed', [False, True], ids=['unpacked', 'packed'])
 def test_a_step_selects_once(kind, packed):

@@ -24,7 +24,8 @@ class SteMixin(_Pruner):
 
     The forward pass makes new masks in every step; those in the state are of the last scheduled update, for reports. A
     selection begins at the thresholds of the step before. `update` stores them: it repeats the selection of the forward
-    pass on the same parameters. In one jitted step the two selections become one.
+    pass on the same parameters. In one jitted step XLA makes one of the two selections (seen with jaxlib 0.10; that of
+    0.5 keeps both).
 
     >>> @dataclasses.dataclass
     ... class Mine(SteMixin, pruners.MagnitudePruning):
