@@ -5,8 +5,9 @@ From a model down to a threshold, each function calls the next:
     create_masks            of an updater: a tree of scores
     → select_leaves         sets leaves of N:M and those of a user's own `topk_fn` apart
     → best_groups           pools scores over groups, counts how many to keep, spreads the masks of the groups
-    → keep_largest_each     leaves become arrays of rows, and those of one dtype share their passes
-    → search.select         thresholds and ties
+    → keep_largest_each     leaves become arrays of rows
+    → row_by_row.select     thresholds, ties and masks, row by row, on one CPU device
+    → search.select         the same elsewhere, in passes over all rows
 
 A ranking over the whole model goes by `keep_largest_jointly` to `search.select`.
 """

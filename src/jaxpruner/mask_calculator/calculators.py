@@ -120,7 +120,7 @@ def _requests(leaves: Sequence[ScoredLeaf]) -> list[selection.Request]:
 
 @jax.jit
 def best_groups(leaves: list[ScoredLeaf]) -> list[selection.Selected]:
-    """As `topk_group_mask_calculator` for many leaves, which share the passes of one selection.
+    """As `topk_group_mask_calculator` for many leaves, in one selection.
 
     Thresholds are those among groups: a scalar, or one a layer.
 

@@ -109,7 +109,7 @@ def _keep_largest_each(requests: list[Request]) -> list[Selected]:
     for i, request in enumerate(requests):
         array = _with_rows(request.scores, request.is_stacked)
         if array.size:
-            # Arrays of one dtype share their order of floats, and so their passes.
+            # Arrays of one dtype share their order of floats.
             same_dtype = by_dtype.setdefault(array.dtype, {})
             same_dtype[i] = dataclasses.replace(request, scores=array)
         else:
@@ -136,11 +136,15 @@ def _select_each(requests: list[Request]) -> list[tuple[jax.Array, jax.Array]]:
     is_on_cpu = jax.default_backend() == 'cpu'
     if jax.device_count() > 1 or not (is_on_cpu or number_of_rows == 1):
         # An accelerator would be asked about each row, which takes longer than to read it.
-        ranking = LeafByLeaf(arrays, [request.count_per_device for request in requests])
-        target, earlier = _for_all_rows(requests, ranking.counter)
-        return search.select(ranking, target, earlier=earlier)
+        return _select_in_passes(requests)
     selected = {}
-    for indices, has_buffer in row_by_row.groups(arrays):
+    tables = [i for i, array in enumerate(arrays) if row_by_row.takes_too_many_turns(array)]
+    if tables:
+        results = _select_in_passes([requests[i] for i in tables])
+        selected.update(zip(tables, results, strict=True))
+    in_turns = [i for i in range(len(arrays)) if i not in selected]
+    for places, has_buffer in row_by_row.groups([arrays[i] for i in in_turns]):
+        indices = [in_turns[place] for place in places]
         together = [requests[i] for i in indices]
         own_arrays = [arrays[i] for i in indices]
         counter = whole_numbers.counter_for(max(sizes_of_rows(own_arrays)))
@@ -148,6 +152,14 @@ def _select_each(requests: list[Request]) -> list[tuple[jax.Array, jax.Array]]:
         results = row_by_row.select(own_arrays, target, earlier, has_buffer)
         selected.update(zip(indices, results, strict=True))
     return [selected[i] for i in range(len(requests))]
+
+
+def _select_in_passes(requests: list[Request]) -> list[tuple[jax.Array, jax.Array]]:
+    """As `_select_each`, in passes that all rows share."""
+    arrays = [request.scores for request in requests]
+    ranking = LeafByLeaf(arrays, [request.count_per_device for request in requests])
+    target, earlier = _for_all_rows(requests, ranking.counter)
+    return search.select(ranking, target, earlier=earlier)
 
 
 def _for_all_rows(

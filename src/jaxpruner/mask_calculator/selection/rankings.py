@@ -1,11 +1,11 @@
 """What is ranked: each row of each array (`LeafByLeaf`), or all arrays together (`OverModel`).
 
-A search of thresholds asks a ranking for its `order`, `sizes` and `counter`, for `thresholds` and for `count_reaching`,
-in tables with a row for each of its `n = len(sizes)` rankings. `row_by_row.RowInTurn` answers the same questions.
+A search of thresholds asks for what `Ranking` says. `row_by_row.RowInTurn` answers, too.
 """
 
 import itertools
 from collections.abc import Sequence
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,22 @@ from jaxpruner.mask_calculator.selection import counting, whole_numbers
 from jaxpruner.mask_calculator.selection.ordered_floats import Order
 from jaxpruner.mask_calculator.selection.scores import Scores
 from jaxpruner.mask_calculator.selection.tables import RankedArray, Rows, rows_of, sizes_of_rows
+
+
+class Ranking(Protocol):
+    """`n` rankings, in tables with a row for each."""
+
+    order: Order
+    sizes: Any  # [n], how many scores each has
+    counter: Any  # unsigned dtype that holds the sizes
+
+    def thresholds(self, positions: jax.Array) -> jax.Array:
+        """Makes what arrays have to reach from positions `[n, columns]`."""
+        ...
+
+    def count_reaching(self, thresholds: jax.Array) -> jax.Array:
+        """Counts the scores that reach thresholds, `[n, columns]`."""
+        ...
 
 
 class LeafByLeaf:

@@ -24,6 +24,9 @@ from jaxpruner.mask_calculator.selection.turns import LONGEST_BUFFER, Turn
 # A buffer pays for so many arrays, and if padding adds at most this share to what is read.
 _WORTH_A_BUFFER = 6
 _MOST_PADDING = 0.5
+# A turn takes about as long as all passes over a row of so many scores.
+_SHORT_ROW = 64
+_MANY_ROWS = 64
 
 
 class RowInTurn:
@@ -100,6 +103,12 @@ def select(
         ranked.append(RankedArray(array, rows, rows))
     keeps_everything = target >= np.array(sizes, target.dtype)
     return search.masks(ranked, thresholds, ends.astype(target.dtype), keeps_everything)
+
+
+def takes_too_many_turns(array: jax.Array | Scores) -> bool:
+    """Whether the rows of an array are so short, and so many, that turns take longer than passes over all of them."""
+    rows = array.shape[0]
+    return rows >= _MANY_ROWS and array.size <= _SHORT_ROW * rows
 
 
 def groups(arrays: Sequence[jax.Array | Scores]) -> list[tuple[list[int], bool]]:

@@ -5,7 +5,7 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from jaxpruner.mask_calculator.selection.counts_of_parts import (
     count_row,
     find_axis_ends,
 )
-from jaxpruner.mask_calculator.selection.rankings import LeafByLeaf, OverModel
+from jaxpruner.mask_calculator.selection.rankings import LeafByLeaf, OverModel, Ranking
 from jaxpruner.mask_calculator.selection.scores import read
 from jaxpruner.mask_calculator.selection.tables import RankedArray, flat_rows, sizes_of_rows
 from jaxpruner.mask_calculator.selection.turns import LONGEST_BUFFER, Turn
@@ -30,13 +30,21 @@ from jaxpruner.mask_calculator.selection.turns import LONGEST_BUFFER, Turn
 # passes. An accelerator computes while it reads, and asking it whether to go on costs more than a pass.
 _PROBES_ON_CPU = 3
 _PROBES_ELSEWHERE = 15
-# An array whose ties are cut is copied if it is at most this share of the model.
+# Arrays are copied in turn where ties are cut, if the largest is at most this share of the model.
 _SHARE_TO_COPY = 1 / 16
 
 
 def probes_of_pass() -> int:
     """The number of columns of thresholds."""
     return _PROBES_ON_CPU if jax.default_backend() == 'cpu' else _PROBES_ELSEWHERE
+
+
+def _turns(bits: int) -> int | None:
+    """The number of passes that settle so many bits, or `None` where each pass is asked whether it was the last."""
+    if jax.default_backend() == 'cpu':
+        return None
+    bits_of_turn = (probes_of_pass() + 1).bit_length() - 1
+    return -(-bits // bits_of_turn)
 
 
 class Cut(NamedTuple):
@@ -84,7 +92,7 @@ def select(
 
 
 def settle(
-    ranking: Any, target: jax.Array, probes: jax.Array | None, earlier: jax.Array | None
+    ranking: Ranking, target: jax.Array, probes: jax.Array | None, earlier: jax.Array | None
 ) -> Cut:
     """Finds thresholds between which only ties lie.
 
@@ -96,14 +104,12 @@ def settle(
     """
     order, sizes = ranking.order, jnp.asarray(ranking.sizes, ranking.counter)
     start = first_probes.over_all_numbers(order, sizes, target)
-    number, turns = probes_of_pass(), None
+    number, turns = probes_of_pass(), _turns(order.width)
     if earlier is not None:
         otherwise = brackets.even_probes(start, 3) if probes is None else probes
         probes = first_probes.near(order, earlier, otherwise)
-    if jax.default_backend() != 'cpu':
+    if turns is not None:
         probes = None
-        bits_of_turn = (number + 1).bit_length() - 1
-        turns = -(-order.width // bits_of_turn)
     bracket = brackets.settle(
         start, ranking.thresholds, ranking.count_reaching, probes, number, turns, order.octave
     )
@@ -153,17 +159,25 @@ def _ends_by_counts(ranking: LeafByLeaf | OverModel, cut: Cut) -> jax.Array:
     """Finds the end in each row of all arrays as `_ends_by_parts` does, by counts alone."""
     sizes = jnp.array(ranking.sizes, ranking.counter)
     zeros = jnp.zeros_like(sizes)
-    # These brackets hold indices in flat order, not positions of floats. Counts have to fall along a bracket, so that
-    # the indices are counted from the end.
-    backward = Brackets.between(zeros, sizes, cut.ties, zeros, cut.room)
-    # Ties lie scattered: no even division has to come first.
-    settled = brackets.settle(
-        backward.without_even_probes(),
-        prepare=lambda from_end: ranking.ends_of_rows(sizes[:, None] - from_end),
-        count=lambda ends: ranking.count_ties(cut.thresholds, ends),
-    )
+
+    def find(from_end: jax.Array, cut: Cut) -> jax.Array:
+        del from_end
+        # These brackets hold indices in flat order, not positions of floats. Counts have to fall along a bracket, so
+        # that the indices are counted from the end.
+        backward = Brackets.between(zeros, sizes, cut.ties, zeros, cut.room)
+        # Ties lie scattered: no even division has to come first.
+        settled = brackets.settle(
+            backward.without_even_probes(),
+            prepare=lambda from_end: ranking.ends_of_rows(sizes[:, None] - from_end),
+            count=lambda ends: ranking.count_ties(cut.thresholds, ends),
+            probes=probes_of_pass(),
+            turns=_turns(max(ranking.sizes).bit_length()),
+        )
+        return settled.low
+
+    from_end = control.run_once(jnp.any(cut.is_needed), find, zeros[:, None], cut)
     # No room: nothing at all is kept.
-    ends = jnp.where(settled.target > 0, sizes[:, None] - settled.low, 0)
+    ends = jnp.where(cut.room[:, None] > 0, sizes[:, None] - from_end, 0)
     return ranking.ends_of_rows(ends)[:, 0]
 
 

@@ -13,7 +13,7 @@ from jax import lax
 from jaxpruner.mask_calculator.selection.scores import Scores, read
 from jaxpruner.mask_calculator.selection.tables import flat_rows
 
-# A row of so many scores may be copied.
+# A row of at most so many scores may be copied.
 LONGEST_BUFFER = 2**19
 
 
@@ -26,9 +26,8 @@ LONGEST_BUFFER = 2**19
 class Turn:
     """One row of one of several arrays: the row whose turn it is."""
 
-    rows: Sequence[
-        jax.Array | Scores
-    ]  # for each array its only row [size], or its rows [rows, size]
+    # For each array its only row [size], or its rows [rows, size].
+    rows: Sequence[jax.Array | Scores]
     array: jax.Array  # which of the arrays
     row: jax.Array  # which row of that array
     size: jax.Array  # how many scores the row has

@@ -71,16 +71,29 @@ def numbers_to_keep(sizes: Sequence[int], sparsities: Sequence[Any]) -> list[jax
       sparsities: share to remove of each.
 
     Returns:
-      A scalar for each array.
+      For each array what `number_to_keep` says.
+
+    Raises:
+      ValueError: a number takes 64 bits, which are not enabled.
 
     >>> [int(number) for number in numbers_to_keep([10, 4], [0.25, 0.5])]
     [8, 2]
     """
-    if max(sizes) > _EXACT_IN_FLOAT32 or len(sizes) == 1:
-        return [number_to_keep(*each) for each in zip(sizes, sparsities, strict=True)]
-    shares = jnp.stack([jnp.asarray(sparsity, jnp.float32).reshape(()) for sparsity in sparsities])
-    kept = jnp.round(np.array(sizes, np.float32) * (1 - shares)).astype(jnp.uint32)
-    return list(jnp.maximum(kept, np.minimum(sizes, 1).astype(np.uint32)))
+    numbers: list[Any] = [None] * len(sizes)
+    together = []
+    for i, size in enumerate(sizes):
+        if size <= _EXACT_IN_FLOAT32 and jnp.ndim(sparsities[i]) == 0:
+            together.append(i)
+        else:
+            numbers[i] = number_to_keep(size, sparsities[i])
+    if together:
+        small = np.array([sizes[i] for i in together])
+        shares = jnp.stack([jnp.asarray(sparsities[i], jnp.float32) for i in together])
+        kept = jnp.round(small.astype(np.float32) * (1 - shares)).astype(jnp.uint32)
+        least = np.minimum(small, 1).astype(np.uint32)
+        for i, number in zip(together, jnp.maximum(kept, least), strict=True):
+            numbers[i] = number
+    return numbers
 
 
 def number_to_keep_on_host(size: int, sparsity: float) -> int:

@@ -1,0 +1,160 @@
+"""Rows that take turns: masks are those of the selection in its simplest form, in every kind of group."""
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpruner.mask_calculator import selection
+from jaxpruner.mask_calculator.selection import row_by_row
+from jaxpruner.mask_calculator.selection.by_counting import keep_largest_by_counting
+
+# Seven like arrays and two short ones, which share a buffer; one that is too long for it; stacked ones; an empty one.
+SHAPES = [
+    (4, 10),
+    (5, 8),
+    (40,),
+    (2, 19),
+    (8, 5),
+    (39,),
+    (3, 13),
+    (300,),
+    (7,),
+    (3, 6, 5),
+    (2, 41),
+    (1,),
+    (0, 4),
+]
+STACKED = {9, 10}
+VALUES = [0.0, -0.0, 1.0, 1.0, 2.0, -3.0, np.nan, np.inf, -np.inf]
+
+
+def arrays_of(seed, dtype, tied):
+    random = np.random.default_rng(seed)
+    arrays = []
+    for shape in SHAPES:
+        values = random.choice(VALUES, shape) if tied else random.normal(size=shape)
+        arrays.append(jnp.asarray(values, dtype))
+    return arrays
+
+
+def counts_of(seed):
+    random = np.random.default_rng(seed)
+    counts = []
+    for i, shape in enumerate(SHAPES):
+        size = int(np.prod(shape[1:] if i in STACKED else shape))
+        counts.append(jnp.uint32(random.choice([0, 1, size // 3, size, random.integers(size + 1)])))
+    return counts
+
+
+@jax.jit
+def masks_of(arrays, counts):
+    requests = []
+    for i, array in enumerate(arrays):
+        requests.append(selection.Request(array, counts[i], is_stacked=i in STACKED))
+    return [selected.mask for selected in selection.keep_largest_each(requests)]
+
+
+def expected_masks(arrays, counts):
+    masks = []
+    for i, array in enumerate(arrays):
+        if not array.size:
+            masks.append(np.zeros(array.shape))
+        elif i in STACKED:
+            masks.append([keep_largest_by_counting(layer, counts[i]) for layer in array])
+        else:
+            masks.append(keep_largest_by_counting(array, counts[i]))
+    return masks
+
+
+def test_the_shapes_are_of_all_kinds():
+    rows = [
+        jnp.zeros(shape)[None]
+        for i, shape in enumerate(SHAPES)
+        if i not in STACKED and 0 not in shape
+    ]
+    with_buffer = [indices for indices, has_buffer in row_by_row.groups(rows) if has_buffer]
+    assert [len(indices) for indices in with_buffer] == [9]
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'float16'])
+@hypothesis.settings(max_examples=15, deadline=None)
+@hypothesis.given(st.integers(0, 2**32 - 1), st.booleans())
+def test_masks_are_those_of_the_simplest_form(dtype, seed, tied):
+    arrays, counts = arrays_of(seed, dtype, tied), counts_of(seed)
+    got, expected = masks_of(arrays, counts), expected_masks(arrays, counts)
+    for mask, wanted in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(mask, wanted)
+
+
+def test_under_vmap_each_has_its_own_counts_and_scores():
+    several = [(arrays_of(seed, 'float32', seed > 1), counts_of(seed)) for seed in range(3)]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *several)
+    got = jax.vmap(masks_of)(*stacked)
+    for i, (arrays, counts) in enumerate(several):
+        for mask, wanted in zip(got, expected_masks(arrays, counts), strict=True):
+            np.testing.assert_array_equal(mask[i], wanted)
+
+
+def test_an_accelerator_makes_the_same_masks_in_passes_over_all(monkeypatch):
+    arrays, counts = arrays_of(5, 'float32', tied=True), counts_of(5)
+    monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
+    jax.clear_caches()
+    got = masks_of(arrays, counts)
+    monkeypatch.undo()
+    jax.clear_caches()
+    for mask, wanted in zip(got, expected_masks(arrays, counts), strict=True):
+        np.testing.assert_array_equal(mask, wanted)
+
+
+@pytest.mark.parametrize('backend', ['cpu', 'gpu'])
+@pytest.mark.parametrize('dtypes', [['float32'], ['bfloat16', 'float16']])
+@pytest.mark.parametrize('tied', [False, True])
+def test_many_like_arrays_rank_as_one(monkeypatch, backend, dtypes, tied):
+    random = np.random.default_rng(0)
+    arrays = []
+    for i in range(20):
+        values = random.choice(VALUES[:6], 24) if tied else random.normal(size=24)
+        arrays.append(jnp.asarray(values, dtypes[i % len(dtypes)]).reshape(4, 6))
+    joined = jnp.concatenate([array.ravel() for array in arrays]).astype(jnp.float32)
+    monkeypatch.setattr(jax, 'default_backend', lambda: backend)
+    jax.clear_caches()
+    for count in (1, 100, 333):
+        masks = jax.jit(selection.keep_largest_jointly)(arrays, jnp.uint32(count))
+        got = np.concatenate([np.ravel(mask) for mask in masks])
+        np.testing.assert_array_equal(got, keep_largest_by_counting(joined, jnp.uint32(count)))
+    monkeypatch.undo()
+    jax.clear_caches()
+
+
+@pytest.mark.parametrize(
+    ('lengths', 'expected'),
+    [
+        pytest.param([], [], id='none'),
+        pytest.param([9] * 5, [([0, 1, 2, 3, 4], False)], id='too few for a buffer'),
+        pytest.param([9] * 6, [([0, 1, 2, 3, 4, 5], True)], id='enough'),
+        pytest.param([4, *[9] * 6], [([1, 2, 3, 4, 5, 6, 0], True)], id='a little padding'),
+        pytest.param(
+            [*[1] * 6, *[9] * 6],
+            [([6, 7, 8, 9, 10, 11, 0, 1, 2], True), ([3, 4, 5], False)],
+            id='much padding',
+        ),
+        pytest.param([2**19 + 1] * 6, [([0, 1, 2, 3, 4, 5], False)], id='too long to be copied'),
+    ],
+)
+def test_groups(lengths, expected):
+    arrays = [jax.ShapeDtypeStruct((1, length), jnp.float32) for length in lengths]
+    assert row_by_row.groups(arrays) == expected
+
+
+@pytest.mark.parametrize(
+    ('shape', 'expected'), [((64, 64), True), ((63, 64), False), ((64, 65), False)]
+)
+def test_many_short_rows_take_no_turns(shape, expected):
+    assert row_by_row.takes_too_many_turns(jnp.zeros(shape)) == expected
+    scores = jax.random.normal(jax.random.key(0), shape)
+    (selected,) = selection.keep_largest_each([selection.Request(scores, 5, is_stacked=True)])
+    for mask, row in zip(selected.mask, scores, strict=True):
+        np.testing.assert_array_equal(mask, keep_largest_by_counting(row, jnp.uint32(5)))
