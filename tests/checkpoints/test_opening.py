@@ -1,5 +1,8 @@
 """Which checkpoints are recognised, and what is said of the rest; orbax's, leaf by leaf."""
 
+import importlib
+import sys
+
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
@@ -78,3 +81,14 @@ def test_what_is_no_checkpoint_is_refused_with_what_was_looked_for(tmp_path):
         open_checkpoint(tmp_path)
     with pytest.raises(FileNotFoundError, match=r'nowhere: there is no such file or folder'):
         open_checkpoint(tmp_path / 'nowhere')
+
+
+def test_without_the_extra_the_error_names_it(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith('jaxpruner.checkpoints')]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, 'safetensors', None)
+    with pytest.raises(
+        ModuleNotFoundError, match=r"need safetensors, .*'jaxpruner\[checkpoint\]'"
+    ) as caught:
+        importlib.import_module('jaxpruner.checkpoints')
+    assert caught.value.name == 'safetensors'

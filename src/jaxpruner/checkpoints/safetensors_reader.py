@@ -12,12 +12,19 @@ from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from jaxpruner.checkpoints.base import Leaf
 from jaxpruner.checkpoints.parts import Part
 from jaxpruner.core import input_files
 from jaxpruner.core.system_errors import errors_named
+
+try:
+    from safetensors import SafetensorError, safe_open
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"checkpoints need {error.name}, which is not installed: pip install 'jaxpruner[checkpoint]'",
+        name=error.name,
+    ) from error
 
 INDEX_NAME = 'model.safetensors.index.json'
 METADATA_KEY = '__metadata__'
