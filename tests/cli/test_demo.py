@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from helpers.made_up_cells import make_cells
+from jaxpruner import cli
 from jaxpruner.baselines import data
 from jaxpruner.cli import demo
 from jaxpruner.cli.main import main
@@ -70,8 +71,10 @@ def test_lines_of_progress_come_now_and_then(monkeypatch, capsys):
     assert capsys.readouterr().err.startswith(' 25% after 0:')
 
 
-def test_it_says_what_comes_before_jax_is_loaded(monkeypatch, capsys):
+def test_it_says_what_comes_before_jax_is_loaded(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, 'jaxpruner.cli.training', None)
+    monkeypatch.delattr(cli, 'training', raising=False)  # other tests have loaded it
     assert main(['demo', '--out', 'here']) == 2
     words = capsys.readouterr().out
     assert '39 networks' in words
