@@ -19,7 +19,7 @@ Read `by_counting` first: it is the whole selection in its simplest form. Then:
     counts_of_parts                     one pass over an array or a row
     tie_ends                            which ties are kept
 
-`counts_over_devices` is for several devices only. Both ways share the search (`search.settle`) and the masks.
+`counts_over_devices` is for several devices only. Both ways share the search (`search.find_cut`) and the masks.
 """
 
 from jaxpruner.mask_calculator.selection.counts_of_parts import count_true as count_true

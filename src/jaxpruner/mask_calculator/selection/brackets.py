@@ -59,6 +59,7 @@ def settle(
     brackets: Brackets,
     prepare: Callable[[jax.Array], Any],
     count: Callable[[Any], jax.Array],
+    *,
     first: jax.Array | None = None,
     probes: int = 3,
     turns: int | None = None,

@@ -159,5 +159,5 @@ def _by_counts(order: Order, sample: jax.Array, share: jax.Array) -> list[jax.Ar
         counts = count_array(reaching, jnp.dtype('uint32'), sample, (of_each_row,))
         return counts.reshape(thresholds.shape)
 
-    settled = brackets.settle(start, order.value, count, first, scale=order.octave)
+    settled = brackets.settle(start, order.value, count, first=first, scale=order.octave)
     return list(settled.low.reshape(-1, 3).T)

@@ -138,10 +138,10 @@ def _select_each(requests: list[Request]) -> list[tuple[jax.Array, jax.Array]]:
         # An accelerator would be asked about each row, which takes longer than to read it.
         return _select_in_passes(requests)
     selected = {}
-    tables = [i for i, array in enumerate(arrays) if row_by_row.takes_too_many_turns(array)]
-    if tables:
-        results = _select_in_passes([requests[i] for i in tables])
-        selected.update(zip(tables, results, strict=True))
+    in_passes = [i for i, array in enumerate(arrays) if row_by_row.takes_too_many_turns(array)]
+    if in_passes:
+        results = _select_in_passes([requests[i] for i in in_passes])
+        selected.update(zip(in_passes, results, strict=True))
     in_turns = [i for i in range(len(arrays)) if i not in selected]
     for places, has_buffer in row_by_row.groups([arrays[i] for i in in_turns]):
         indices = [in_turns[place] for place in places]

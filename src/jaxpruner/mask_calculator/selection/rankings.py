@@ -1,6 +1,6 @@
 """What is ranked: each row of each array (`LeafByLeaf`), or all arrays together (`OverModel`).
 
-A search of thresholds asks for what `Ranking` says. `row_by_row.RowInTurn` answers, too.
+`search.find_cut` works on any `Ranking`. The third that there is, `row_by_row.RowInTurn`, is a single row.
 """
 
 import itertools

@@ -82,7 +82,7 @@ def select(
         own_earlier = None
         if earlier is not None:
             own_earlier = lax.dynamic_slice_in_dim(earlier, row, 1)
-        cut = search.settle(ranking, own_target, ranking.probes(own_target), own_earlier)
+        cut = search.find_cut(ranking, own_target, ranking.probes(own_target), own_earlier)
         end = control.run_once(
             cut.is_needed[0], tie_ends.end_in_row, turn.size, turn, cut.thresholds[0], cut.room[0]
         )

@@ -75,12 +75,12 @@ def select(
       ranking: `n` of them.
       target: `[n]` of the count dtype, which is `ranking.counter`.
       probes: first probes `[n, 3]`, even ones if there are none.
-      earlier: as in `settle`.
+      earlier: as in `find_cut`.
 
     Returns:
       For each array its mask, and the threshold of each row.
     """
-    cut = settle(ranking, target, probes, earlier)
+    cut = find_cut(ranking, target, probes, earlier)
     if isinstance(ranking, OverModel) and jax.device_count() == 1:
         ends = _ends_by_parts(ranking, cut)
     else:
@@ -91,7 +91,7 @@ def select(
     )
 
 
-def settle(
+def find_cut(
     ranking: Ranking, target: jax.Array, probes: jax.Array | None, earlier: jax.Array | None
 ) -> Cut:
     """Finds thresholds between which only ties lie.
@@ -111,7 +111,13 @@ def settle(
     if turns is not None:
         probes = None
     bracket = brackets.settle(
-        start, ranking.thresholds, ranking.count_reaching, probes, number, turns, order.octave
+        start,
+        ranking.thresholds,
+        ranking.count_reaching,
+        first=probes,
+        probes=number,
+        turns=turns,
+        scale=order.octave,
     )
     # There are fewer scores than the target that are not NaN: all of these are kept, and no NaN.
     is_short = (bracket.low < order.lowest) & (bracket.target < sizes[:, None])

@@ -64,7 +64,9 @@ def number_to_keep(size: int, sparsity: jax.Array | float) -> jax.Array:
 
 
 def numbers_to_keep(sizes: Sequence[int], sparsities: Sequence[Any]) -> list[jax.Array]:
-    """As `number_to_keep` for many arrays: a few operations on vectors, where each of their own would be compiled.
+    """As `number_to_keep` for many arrays, in a few operations on vectors.
+
+    Computed for each array alone, the numbers would be several operations an array, all of which have to be compiled.
 
     Args:
       sizes: number of scores of each array.
