@@ -11,6 +11,7 @@ from jaxpruner import report as report
 from jaxpruner import sparsity_distributions as sparsity_distributions
 from jaxpruner import sparsity_schedules as sparsity_schedules
 from jaxpruner import sparsity_types as sparsity_types
+from jaxpruner import structure as structure
 from jaxpruner import uses as uses
 from jaxpruner import utils as utils
 from jaxpruner.activations import prune_act_struct as prune_act_struct
@@ -50,6 +51,8 @@ from jaxpruner.sparsity_types import Channel as Channel
 from jaxpruner.sparsity_types import NByM as NByM
 from jaxpruner.sparsity_types import SparsityType as SparsityType
 from jaxpruner.sparsity_types import Unstructured as Unstructured
+from jaxpruner.structure import ChannelGraph as ChannelGraph
+from jaxpruner.structure import channel_groups as channel_groups
 from jaxpruner.tabulation import tabulate as tabulate
 from jaxpruner.uses import UnsupportedPrimitive as UnsupportedPrimitive
 from jaxpruner.uses import Use as Use

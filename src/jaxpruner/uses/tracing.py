@@ -44,7 +44,7 @@ def param_uses(
     56 FLOPs in all
     """
     paths, leaves, _ = tree_lib.flatten_with_paths(params)
-    shapes = list(map(_shape, leaves, paths))
+    shapes = list(map(leaf_shape, leaves, paths))
     if not jax.tree.leaves(inputs):
         raise ValueError(
             'param_uses needs the inputs of the model, as arrays or shapes: param_uses(apply_fn, params, x); an array '
@@ -101,7 +101,8 @@ def _order_in_program(use: Use) -> tuple[tuple[int, ...], int]:
     return use.site.path, use.site.operand
 
 
-def _shape(leaf: Any, path: tree_lib.Path) -> tuple[int, ...]:
+def leaf_shape(leaf: Any, path: tree_lib.Path) -> tuple[int, ...]:
+    """The shape of a parameter; raises TypeError where it is no array."""
     if hasattr(leaf, 'shape') and hasattr(leaf, 'dtype'):
         return tuple(leaf.shape)
     if isinstance(leaf, int | float | complex):

@@ -1,0 +1,27 @@
+"""Channels that can be removed from a model, found from its trace.
+
+Zeros do not make a model faster; smaller matrices do, on every device. A hidden unit is a column of one kernel, an
+element of a bias and a row of the next kernel, and can be removed only from all three. `channel_groups` finds what
+belongs together in any model that JAX can trace:
+
+>>> import jax, jax.numpy as jnp
+>>> def apply(p, x):
+...     return jax.nn.relu(x @ p['up'] + p['bias']) @ p['down']
+>>> params = {'up': jnp.ones((3, 8)), 'bias': jnp.ones(8), 'down': jnp.ones((8, 2))}
+>>> graph = channel_groups(apply, params, jnp.ones((5, 3)))
+>>> [(member.name, member.axis) for member in graph.groups['up[1]'].members]
+[('bias', 0), ('down', 0), ('up', 1)]
+
+Read the files in this order:
+
+    axes → positions       expressions over atoms, and how two of them become one; where atoms lie along an axis
+    records                what is known of an equation and of a traced model
+    primitives             the table: a row for each primitive, from elementwise, moving, contracting and indexing
+    inference → tracing    a program is gone through; a model is traced
+    groups → graph         atoms become groups with names; what users see
+"""
+
+from jaxpruner.structure.graph import ChannelGraph as ChannelGraph
+from jaxpruner.structure.graph import Group as Group
+from jaxpruner.structure.graph import Member as Member
+from jaxpruner.structure.tracing import channel_groups as channel_groups

@@ -1,0 +1,276 @@
+"""Axes of values as expressions over atoms, and what makes two of them one.
+
+An atom is a set of indices that are kept or removed together wherever the atom occurs. A reshape makes an axis a
+product of others, a concatenation makes it a sum:
+
+>>> heads, features = atom(4), atom(16)
+>>> merged = product([heads, features])
+>>> fused = total([merged, atom(8), atom(8)])
+>>> print(fused)
+((4*16) + 8 + 8)
+
+`Ties` states that two expressions are one axis. Atoms become one, or are taken apart until both sides are alike:
+
+>>> other = atom(80)
+>>> ties = Ties(lambda reason: Pin(reason, '', lambda: 'model.py:1'))
+>>> ties.unify(other, fused)
+>>> [part.size for part in atoms(other)]
+[4, 16, 8, 8]
+>>> whole = atom(64)
+>>> ties.unify(whole, merged)
+>>> atoms(whole) == atoms(merged)
+True
+
+What does not fit is pinned, which is always right: none of the indices of a pinned atom is ever removed.
+
+>>> ties.unify(product([atom(3), atom(4)]), total([atom(5), atom(7)]))
+>>> ties.pin(heads, 'returned by the model')
+>>> atoms(whole)[0].pin.reason
+'returned by the model'
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, NamedTuple
+
+Form = Literal['atom', 'product', 'sum']
+
+
+class Pin(NamedTuple):
+    """Why no index of an atom can be removed.
+
+    Attributes:
+      reason: in words.
+      primitive: the operation that does it; empty for inputs and results of the model.
+      find_line: returns its line of the source, which takes time to look up.
+      mixes: whether elements at different indices meet, as they do along the axis of a sort.
+    """
+
+    reason: str
+    primitive: str
+    find_line: Callable[[], str]
+    mixes: bool = True
+
+    def __str__(self) -> str:
+        text = f'{self.primitive}: {self.reason}' if self.primitive else self.reason
+        line = self.find_line()
+        return f'{text} ({line})' if line else text
+
+
+class Axis:
+    """An axis of one or more values: an atom, a product (first factor outermost), or a sum.
+
+    Two axes are one where `resolved` returns the same object.
+
+    Attributes:
+      size: how many indices it has.
+    """
+
+    __slots__ = ('_form', '_parent', '_parts', '_pin', 'size')
+
+    def __init__(self, size: int, form: Form = 'atom', parts: Sequence['Axis'] = ()):
+        self.size = size
+        self._form: Form = form
+        self._parts = tuple(parts)
+        self._pin: Pin | None = None
+        self._parent: Axis | None = None
+
+    def resolved(self) -> 'Axis':
+        """The axis that this one has become."""
+        axis = self
+        while axis._parent is not None:
+            if axis._parent._parent is not None:
+                axis._parent = axis._parent._parent
+            axis = axis._parent
+        return axis
+
+    @property
+    def form(self) -> Form:
+        """What kind of expression it is."""
+        return self.resolved()._form
+
+    @property
+    def parts(self) -> tuple['Axis', ...]:
+        """Factors of a product, segments of a sum; none of an atom."""
+        return tuple([part.resolved() for part in self.resolved()._parts])
+
+    @property
+    def pin(self) -> Pin | None:
+        """Why no index of this atom can be removed; `None` where some can."""
+        return self.resolved()._pin
+
+    def become(self, other: 'Axis') -> None:
+        """Makes this axis the same as another."""
+        self._parent = other
+        if self._pin is not None:
+            set_pin(other, self._pin)
+
+    def __repr__(self) -> str:
+        if self.form == 'atom':
+            return str(self.size)
+        sign = '*' if self.form == 'product' else ' + '
+        return f'({sign.join(map(repr, self.parts))})'
+
+
+Axes = tuple[Axis, ...]
+
+
+def atom(size: int) -> Axis:
+    """A new atom."""
+    return Axis(size)
+
+
+def new_axes(shape: Iterable[int]) -> Axes:
+    """A new atom for each axis of a value."""
+    return tuple(map(Axis, shape))
+
+
+def product(factors: Iterable[Axis]) -> Axis:
+    """The axis that a reshape makes of some; the first is outermost."""
+    parts = _flat('product', factors, neutral=1)
+    if len(parts) == 1:
+        return parts[0]
+    return Axis(math.prod(part.size for part in parts), 'product', parts)
+
+
+def total(segments: Iterable[Axis]) -> Axis:
+    """The axis that a concatenation makes of some."""
+    parts = _flat('sum', segments, neutral=0)
+    if len(parts) == 1:
+        return parts[0]
+    return Axis(sum(part.size for part in parts), 'sum', parts)
+
+
+def _flat(form: Form, axes: Iterable[Axis], neutral: int) -> list[Axis]:
+    """The parts of some factors, or of some segments, without those that have no effect."""
+    parts: list[Axis] = []
+    for axis in axes:
+        if axis.size == neutral:
+            continue
+        if axis.form == form:
+            parts += _flat(form, axis.parts, neutral)
+        else:
+            parts.append(axis.resolved())
+    return parts
+
+
+def atoms(axis: Axis) -> list[Axis]:
+    """The atoms of an expression in their order; one that occurs twice is there twice."""
+    axis = axis.resolved()
+    if axis.form == 'atom':
+        return [axis]
+    found: list[Axis] = []
+    for part in axis.parts:
+        found += atoms(part)
+    return found
+
+
+def set_pin(axis: Axis, pin: Pin) -> None:
+    """Pins all atoms of an expression; the first reason stays, one that mixes goes before others."""
+    for each in atoms(axis):
+        if each._pin is None or (pin.mixes and not each._pin.mixes):
+            each._pin = pin
+
+
+class Ties:
+    """States what one equation of a program says of axes; `make_pin` says why something is pinned there."""
+
+    def __init__(self, make_pin: Callable[[str], Pin]):
+        self._make_pin = make_pin
+
+    def pin(self, axis: Axis, reason: str) -> None:
+        """No index of the axis can be removed."""
+        set_pin(axis, self._make_pin(reason))
+
+    def pin_all(self, axes: Iterable[Axis], reason: str) -> None:
+        """No index of these axes can be removed."""
+        for axis in axes:
+            self.pin(axis, reason)
+
+    def unify(self, first: Axis, second: Axis) -> None:
+        """Two axes of one size are the same."""
+        first, second = first.resolved(), second.resolved()
+        if first is second or max(first.size, second.size) <= 1:
+            return
+        if first.size != second.size:
+            self.pin_all((first, second), f'sizes {first.size} and {second.size} meet')
+        elif first.form == 'atom':
+            first.become(second)
+        elif second.form == 'atom':
+            second.become(first)
+        elif first.form != second.form:
+            is_product = first.form == 'product'
+            self._distribute(*((first, second) if is_product else (second, first)))
+        else:
+            align = self.align_factors if first.form == 'product' else self._align_segments
+            align(first.parts, second.parts)
+            if first.resolved() is not second.resolved():
+                first.resolved().become(second.resolved())
+
+    def unify_each(self, first: Iterable[Axis], second: Iterable[Axis]) -> None:
+        """The axes of two values are the same, one by one."""
+        for one, other in zip(first, second, strict=True):
+            self.unify(one, other)
+
+    def cut(self, axis: Axis, sizes: Sequence[int]) -> list[Axis]:
+        """The consecutive segments of an axis, of these sizes."""
+        segments = list(map(Axis, sizes))
+        self.unify(axis, total(segments))
+        return segments
+
+    def align_factors(self, left: Iterable[Axis], right: Iterable[Axis]) -> None:
+        """Two lists of factors, of which each may have been taken apart, have the same product."""
+        first, second = _flat('product', left, 1), _flat('product', right, 1)
+        while first and second:
+            if first[0].size == second[0].size:
+                self.unify(first.pop(0), second.pop(0))
+            else:
+                is_first = first[0].size > second[0].size
+                longer, other = (first, second) if is_first else (second, first)
+                if longer[0].size % other[0].size:
+                    break
+                outer = other[0].size
+                pieces = [Axis(outer), Axis(longer[0].size // outer)]
+                self.unify(longer[0], product(pieces))
+                longer[:1] = pieces
+            first, second = _flat('product', first, 1), _flat('product', second, 1)
+        while first and second and first[-1].size == second[-1].size:
+            self.unify(first.pop(), second.pop())
+        self.pin_all((*first, *second), 'the reshape cuts across these sizes')
+
+    def _align_segments(self, left: Iterable[Axis], right: Iterable[Axis]) -> None:
+        first, second = _flat('sum', left, 0), _flat('sum', right, 0)
+        while first and second:
+            if first[0].size == second[0].size:
+                self.unify(first.pop(0), second.pop(0))
+            else:
+                is_first = first[0].size > second[0].size
+                longer, other = (first, second) if is_first else (second, first)
+                size = other[0].size
+                segment = longer[0]
+                self.cut(segment, [size, segment.size - size])
+                if segment.form != 'sum':  # it could not be cut there, and is pinned
+                    self.pin_all((*first, *second), 'segments that do not fit meet')
+                    return
+            first, second = _flat('sum', first, 0), _flat('sum', second, 0)
+
+    def _distribute(self, factors_axis: Axis, segments_axis: Axis) -> None:
+        """A product is a sum: `(a + b) * c` is `a*c + b*c`, where the factors c fit into each segment."""
+        factors, segments = list(factors_axis.parts), segments_axis.parts
+        common = math.gcd(*[segment.size for segment in segments])
+        inner: list[Axis] = []
+        inner_size = 1
+        while common % (inner_size * factors[-1].size) == 0:
+            inner.insert(0, factors.pop())
+            inner_size *= inner[0].size
+        if not inner:
+            reason = 'a reshape cuts across the parts of a concatenation'
+            self.pin_all((factors_axis, segments_axis), reason)
+            return
+        outers = []
+        for segment in segments:
+            outer = Axis(segment.size // inner_size)
+            outers.append(outer)
+            self.unify(segment, product([outer, *inner]))
+        self.unify(product(factors), total(outers))
+        factors_axis.resolved().become(segments_axis.resolved())

@@ -1,0 +1,52 @@
+"""Primitives whose results have each element from the elements of the operands at the same place."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jaxpruner.structure.axes import Axes, Ties, new_axes
+from jaxpruner.structure.records import Row
+from jaxpruner.uses import moving_rules, rules
+from jaxpruner.uses.moving_rules import shape_of
+
+
+def _elementwise(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
+    """All operands have the axes of the result, but for scalars and axes of one element, which are repeated."""
+    arrays = [axes for axes in operands if axes]
+    result = []
+    for i, size in enumerate(shape_of(equation.outvars[0])):
+        first, *others = [axes[i] for axes in arrays if axes[i].size == size]
+        for other in others:
+            ties.unify(first, other)
+        result.append(first)
+    return [tuple(result)]
+
+
+def _same(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
+    """Each result has the axes of its operand."""
+    return list(operands)
+
+
+def _bits(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
+    """A number of another width takes the last axis apart, or makes it of several."""
+    shape = shape_of(equation.outvars[0])
+    if len(shape) == len(operands[0]):
+        return [operands[0]]
+    common = min(len(shape), len(operands[0]))
+    ties.pin_all(operands[0][common:], 'parts of numbers lie along it')
+    bytes_axes = new_axes(shape[common:])
+    ties.pin_all(bytes_axes, 'parts of numbers lie along it')
+    return [(*operands[0][:common], *bytes_axes)]
+
+
+# Each makes one result of all its operands.
+COMPUTING = rules.ARITHMETIC | frozenset(
+    """
+    convert_element_type igamma igammac polygamma random_fold_in random_seed reduce_precision
+    regularized_incomplete_beta select_n zeta
+    """.split()
+)
+ROWS: dict[str, Row] = {
+    **dict.fromkeys(COMPUTING, Row(_elementwise)),
+    **dict.fromkeys(moving_rules.SAME - COMPUTING, Row(_same)),
+    'bitcast_convert_type': Row(_bits),
+}

@@ -1,0 +1,236 @@
+"""What is known of a model's channels: `ChannelGraph` has the groups that can be removed, and says why others stay."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxpruner.core import text_tables
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.structure.axes import Axis, Pin, atoms
+from jaxpruner.structure.positions import Occurrence
+from jaxpruner.structure.records import Trace
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """Where the channels of a group lie along an axis of a leaf.
+
+    Attributes:
+      path: of the leaf.
+      axis: of the leaf.
+      offset: where the first channel begins.
+      stride: how many neighbours make one channel.
+      repeats: pairs of a count and a distance, outermost first: the channels are there again so many times.
+
+    >>> Member(('mlp', 'kernel'), axis=1, offset=0, stride=1, repeats=()).name
+    'mlp/kernel'
+    """
+
+    path: tree_lib.Path
+    axis: int
+    offset: int
+    stride: int
+    repeats: tuple[tuple[int, int], ...]
+    _occurrence: Any = dataclasses.field(default=None, repr=False, compare=False)
+
+    @property
+    def name(self) -> str:
+        """The leaf's path as text."""
+        return tree_lib.path_string(self.path)
+
+    def positions(self) -> np.ndarray:
+        """Where each channel lies: whole numbers of shape (channels, positions of one channel)."""
+        occurrence: Occurrence = self._occurrence
+        return occurrence.positions()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Group:
+    """Channels that can be removed from a model, each with all of its members.
+
+    Attributes:
+      name: the leaf and the axis that make the channels, such as `mlp/up/kernel[1]`; of a part of an axis also which
+        one, as a slice: `attention/qkv[1][0:64:16]` are 4 heads of 16 features.
+      size: how many channels there are.
+      members: what is removed with a channel, by path and axis.
+      parameters: how many parameters lie along the channels, all together.
+      exact: whether removing a channel is the same as setting its members to zero.
+      reason: why it is not; empty where it is.
+      atom: what stands for the group in the axes of a `Trace`.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxpruner.structure import channel_groups
+    >>> graph = channel_groups(lambda p, x: (x @ p['a']) @ p['b'], {'a': jnp.ones((3, 8)), 'b': jnp.ones((8, 2))},
+    ...                        jnp.ones((1, 3)))
+    >>> group = graph.groups['a[1]']
+    >>> group.size, group.parameters, group.members[1].positions()[:2].tolist()
+    (8, 40, [[0], [1]])
+    """
+
+    name: str
+    size: int
+    members: tuple[Member, ...]
+    parameters: int
+    exact: bool
+    reason: str
+    atom: Axis = dataclasses.field(repr=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class PinnedAxis:
+    """A leaf's axis, or a part of one, along which nothing can be removed.
+
+    Attributes:
+      path: of the leaf.
+      axis: of the leaf; `None` for a leaf that has no axis of more than one element.
+      offset: where the part begins.
+      size: how many indices it has.
+      pin: why.
+    """
+
+    path: tree_lib.Path
+    axis: int | None
+    offset: int
+    size: int
+    pin: Pin | None
+
+
+_NO_AXIS = 'it has no axis of more than one element'
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class ChannelGraph:
+    """The channels of a model: what can be removed together, and what cannot be removed. Made by `channel_groups`.
+
+    Each leaf has a part in a group, is in `pinned`, or is in `unused`.
+
+    Attributes:
+      groups: name -> group, in the order in which the model uses their first leaves.
+      pinned: the axes of leaves that stay as they are.
+      unused: paths of leaves that have no part in the results.
+      trace: the traced program and the axes of its values.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from jaxpruner.structure import channel_groups
+    >>> def apply(p, x):
+    ...     return jax.nn.relu(x @ p['up'] + p['bias']) @ p['down']
+    >>> shapes = {'up': (3, 8), 'bias': (8,), 'down': (8, 2)}
+    >>> graph = channel_groups(apply, {name: jnp.ones(shape) for name, shape in shapes.items()}, jnp.ones((5, 3)))
+    >>> print(graph)
+    group  channels  parameters  exact  members
+    --------------------------------------------------
+    up[1]         8          48  no     bias, down, up
+    up[1] is not exact: zeros are not followed yet
+    2 axes stay as they are; graph.explain(leaf, axis) says why
+    >>> print(graph.explain('down', 1))
+    down[1], 2 channels, stays: axis 1 of result 0 of the model
+    """
+
+    groups: Mapping[str, Group]
+    pinned: tuple[PinnedAxis, ...]
+    unused: tuple[tree_lib.Path, ...]
+    trace: Trace
+
+    def explain(self, leaf: tree_lib.Path | str, axis: int) -> str:
+        """Says what is known of an axis of a leaf: its groups, or why it stays and what it is tied to.
+
+        Args:
+          leaf: its path, as a tuple or as text.
+          axis: of the leaf; negative ones count from the end.
+
+        Raises:
+          KeyError: there is no such leaf.
+          ValueError: it has no such axis.
+        """
+        number = self._leaf_number(leaf)
+        axes = self.trace.leaves[number]
+        path = self.trace.paths[number]
+        name = tree_lib.path_string(path)
+        if not -len(axes) <= axis < len(axes):
+            raise ValueError(f'{name} has {len(axes)} axes, so that there is no axis {axis}')
+        axis %= len(axes)
+        if path in self.unused:
+            return f'{name}[{axis}]: the leaf has no part in the results of the model'
+        lines = []
+        for group in self.groups.values():
+            if any(member.path == path and member.axis == axis for member in group.members):
+                lines.append(_describe(group, f'{name}[{axis}]'))
+        for pinned in self.pinned:
+            if pinned.path == path and pinned.axis == axis:
+                part = '' if pinned.size == axes[axis].size else f' from {pinned.offset} on'
+                text = f'{name}[{axis}]{part}, {pinned.size} channels, stays: {pinned.pin}'
+                lines += [text, *self._tied(number, axis, pinned)]
+        return '\n'.join(lines) or f'{name}[{axis}] has {axes[axis].size} element'
+
+    def _leaf_number(self, leaf: tree_lib.Path | str) -> int:
+        for number, path in enumerate(self.trace.paths):
+            if leaf in (path, tree_lib.path_string(path)):
+                return number
+        names = map(tree_lib.path_string, self.trace.paths)
+        raise KeyError(f'no parameter {leaf!r}; {tree_lib.nearest(str(leaf), names)}')
+
+    def _tied(self, number: int, axis: int, pinned: PinnedAxis) -> list[str]:
+        """A line that names the leaves' axes with an atom in common."""
+        own = _pinned_atoms(self.trace.leaves[number][axis], pinned.pin)
+        others = []
+        for other, (path, axes) in enumerate(zip(self.trace.paths, self.trace.leaves, strict=True)):
+            for i, each in enumerate(axes):
+                if (other, i) != (number, axis) and own & set(atoms(each)):
+                    others.append(f'{tree_lib.path_string(path)}[{i}]')
+        return [f'  tied to {", ".join(others)}'] if others else []
+
+    def __repr__(self) -> str:
+        exact = sum(group.exact for group in self.groups.values())
+        return (
+            f'ChannelGraph({len(self.groups)} groups, {exact} of them exact, {len(self.pinned)} pinned axes, '
+            f'{len(self.unused)} unused leaves)'
+        )
+
+    def __str__(self) -> str:
+        lines = []
+        if self.groups:
+            rows = list(map(_row, self.groups.values()))
+            lines.append(text_tables.to_text(_COLUMNS, rows))
+        else:
+            lines.append('no channels can be removed')
+        for group in self.groups.values():
+            if not group.exact:
+                lines.append(f'{group.name} is not exact: {group.reason}')
+        lines.append(
+            f'{len(self.pinned)} axes stay as they are; graph.explain(leaf, axis) says why'
+        )
+        for path in self.unused:
+            lines.append(f'{tree_lib.path_string(path)} has no part in the results')
+        return '\n'.join(lines)
+
+
+_COLUMNS = (
+    text_tables.Column('group', overflow='fold'),
+    text_tables.Column('channels', align='right'),
+    text_tables.Column('parameters', align='right'),
+    text_tables.Column('exact'),
+    text_tables.Column('members', overflow='wrap'),
+)
+
+
+def _row(group: Group) -> Sequence[str]:
+    names = dict.fromkeys(member.name for member in group.members)
+    exact = 'yes' if group.exact else 'no'
+    return group.name, str(group.size), f'{group.parameters:,}', exact, ', '.join(names)
+
+
+def _describe(group: Group, place: str) -> str:
+    others = []
+    for member in group.members:
+        name = f'{member.name}[{member.axis}]'
+        if name != place:
+            others.append(name)
+    tied = f', with {", ".join(dict.fromkeys(others))}' if others else ''
+    exact = 'exact' if group.exact else f'not exact: {group.reason}'
+    return f'{place} can be cut in group {group.name}, {group.size} channels{tied}; {exact}'
+
+
+def _pinned_atoms(axis: Axis, pin: Pin | None) -> set[Axis]:
+    return {each for each in atoms(axis) if each.pin is pin and each.size > 1}

@@ -1,0 +1,93 @@
+"""Makes the groups of a `ChannelGraph` from the axes of a traced model."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.structure.axes import Axis
+from jaxpruner.structure.graph import ChannelGraph, Group, Member, PinnedAxis
+from jaxpruner.structure.positions import Occurrence, occurrences
+from jaxpruner.structure.records import Trace
+
+
+@dataclasses.dataclass
+class _Place:
+    """An atom in an axis of a leaf."""
+
+    leaf: int
+    axis: int
+    occurrence: Occurrence
+
+
+def find_groups(trace: Trace) -> ChannelGraph:
+    """The groups of a model, and what is pinned or unused."""
+    places: dict[Axis, list[_Place]] = {}
+    pinned = []
+    unused = []
+    for leaf, (path, axes) in enumerate(zip(trace.paths, trace.leaves, strict=True)):
+        if not trace.used[leaf]:
+            unused.append(path)
+            continue
+        if all(axis.size <= 1 for axis in axes):
+            pinned.append(PinnedAxis(path, None, 0, 1, None))
+        for i, axis in enumerate(axes):
+            for found in occurrences(axis):
+                size, pin = found.atom.size, found.atom.pin
+                if pin is not None and size > 1:
+                    pinned.append(PinnedAxis(path, i, found.offset, size, pin))
+                elif size > 1:
+                    places.setdefault(found.atom, []).append(_Place(leaf, i, found))
+    groups = {}
+    for atom, places_of_atom in places.items():
+        group = _group(trace, atom, places_of_atom)
+        groups[group.name] = group
+    return ChannelGraph(groups, tuple(pinned), tuple(unused), trace)
+
+
+def _group(trace: Trace, atom: Axis, places: Sequence[_Place]) -> Group:
+    members = []
+    for place in places:
+        found = place.occurrence
+        path = trace.paths[place.leaf]
+        members.append(Member(path, place.axis, found.offset, found.stride, found.repeats, found))
+    first = min(places, key=lambda place: (trace.first_uses[place.leaf], -place.axis))
+    return Group(
+        name=_name(trace, first),
+        size=atom.size,
+        members=tuple(members),
+        parameters=_parameters(trace, places),
+        exact=False,
+        reason='zeros are not followed yet',
+        atom=atom,
+    )
+
+
+def _name(trace: Trace, place: _Place) -> str:
+    """The leaf and the axis, and where the channels lie along it if they are not all of it."""
+    name = f'{tree_lib.path_string(trace.paths[place.leaf])}[{place.axis}]'
+    length = trace.leaves[place.leaf][place.axis].size
+    found = place.occurrence
+    size = found.atom.size
+    if size == length:
+        return name
+    stop = found.offset + size * found.stride
+    step = f':{found.stride}' if found.stride > 1 else ''
+    return f'{name}[{found.offset}:{stop}{step}]'
+
+
+def _parameters(trace: Trace, places: Sequence[_Place]) -> int:
+    """How many parameters lie along an atom, each counted once."""
+    along: dict[int, dict[int, int]] = {}
+    for place in places:
+        found = place.occurrence
+        repeats = math.prod(count for count, _ in found.repeats)
+        length = found.atom.size * found.stride * repeats
+        of_leaf = along.setdefault(place.leaf, {})
+        of_leaf[place.axis] = of_leaf.get(place.axis, 0) + length
+    count = 0
+    for leaf, of_leaf in along.items():
+        sizes = [axis.size for axis in trace.leaves[leaf]]
+        others = [size - of_leaf.get(i, 0) for i, size in enumerate(sizes)]
+        count += math.prod(sizes) - math.prod(others)
+    return count

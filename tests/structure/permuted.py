@@ -1,0 +1,195 @@
+"""What a graph says of a model, against the model itself: the channels of every group are put in another order.
+
+A program whose parameters are permuted along their groups computes permuted values, at each of its equations, if and
+only if the axes that the graph has for these values are right. `check` runs a program and its permuted twin side by
+side, equation by equation, and compares all values. What is made from nothing, constants and the numbers of `iota`, is
+permuted as its axes say.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpruner.structure import positions
+from jaxpruner.structure.records import Place
+from jaxpruner.uses import bodies, liveness
+from jaxpruner.uses.bodies import Evaluator, Program
+
+_FROM_NOTHING = frozenset('empty iota random_bits'.split())
+
+
+class Twin(NamedTuple):
+    """A value, and what it is in the permuted program."""
+
+    value: object
+    permuted: object
+
+
+def order_of(axis, orders):
+    """For each position of an axis the one whose element stands there after the groups are put in order."""
+    order = np.arange(axis.size)
+    for found in positions.occurrences(axis):
+        if found.atom in orders:
+            places = found.positions()
+            order[places] = order[places[orders[found.atom]]]
+    return order
+
+
+def permute(value, axes, orders):
+    """The value with its elements where the permuted program has them."""
+    for i, axis in enumerate(axes):
+        order = order_of(axis, orders)
+        if (order != np.arange(axis.size)).any():
+            value = jnp.take(value, order, axis=i)
+    return value
+
+
+class Check(Evaluator):
+    """Runs both programs and compares each value."""
+
+    def __init__(self, trace, orders):
+        self.trace = trace
+        self.orders = orders
+        self.compared = 0
+        self.moved = 0
+
+    def twin(self, value, axes):
+        return Twin(value, permute(value, axes, self.orders))
+
+    def constant(self, value, aval):
+        return value if isinstance(value, Twin) else Twin(value, value)
+
+    def positions_in(self, program, position):
+        live = liveness.live(program.jaxpr, position.needed)
+        for number, needed in enumerate(live.results):
+            yield position.at(number)._replace(needed=needed)
+
+    def visit_program(self, program, inputs, position):
+        axes = self.trace.constants[position.path]
+        constants = tuple(map(self.twin, program.constants, axes))
+        return super().visit_program(Program(program.jaxpr, constants), inputs, position)
+
+    def visit_equation(self, equation, operands, position):
+        if not any(position.needed):
+            return [Twin(None, None)] * len(equation.outvars)
+        axes = self.trace.equations[position.path]
+        for variable, operand_axes in zip(equation.invars, axes.operands, strict=True):
+            assert tuple(axis.size for axis in operand_axes) == variable.aval.shape, equation
+        results = super().visit_equation(equation, operands, position)
+        for twin, variable, result in zip(results, equation.outvars, axes.results, strict=True):
+            assert tuple(axis.size for axis in result) == variable.aval.shape, equation
+            self.compare(twin, result, f'{position.path} {equation}')
+        return results
+
+    def compare(self, twin, axes, place):
+        if twin.value is None or jax.dtypes.issubdtype(twin.value.dtype, jax.dtypes.extended):
+            return
+        expected = np.asarray(permute(twin.value, axes, self.orders))
+        permuted = np.asarray(twin.permuted)
+        assert_close(permuted, expected, place)
+        self.compared += 1
+        self.moved += not np.array_equal(expected, np.asarray(twin.value))
+
+    def visit_plain(self, equation, operands, position):
+        values = self.bind(equation, [twin.value for twin in operands])
+        if equation.primitive.name in _FROM_NOTHING:
+            return list(map(self.twin, values, self.trace.equations[position.path].results))
+        permuted = self.bind(equation, [twin.permuted for twin in operands])
+        return list(map(Twin, values, permuted))
+
+    def bind(self, equation, values):
+        bound = equation.primitive.get_bind_params(equation.params)
+        functions, params = bound if isinstance(bound, tuple) else ((), bound)
+        results = equation.primitive.bind(*functions, *values, **params)
+        return results if equation.primitive.multiple_results else [results]
+
+    def visit_call(self, call, operands, position):
+        inside = position.inside(call.equation, 0, position.needed)
+        return self.visit_program(call.program, operands, inside)
+
+    def visit_scan(self, scan, operands, position):
+        constants, carried, sliced = scan.split(operands)
+        inside = position.inside(
+            scan.equation, 0, liveness.needed_of_scan_body(scan, position.needed)
+        )
+        trips = range(scan.length)
+        stacks = []
+        for trip in reversed(trips) if scan.reverse else trips:
+            taken = [_take(twin, trip) for twin in sliced]
+            results = self.visit_program(scan.body, [*constants, *carried, *taken], inside)
+            carried, stacked = scan.split_results(results)
+            stacks.append(stacked)
+        if scan.reverse:
+            stacks.reverse()
+        return carried + [_stack(each) for each in zip(*stacks, strict=True)]
+
+    def visit_while(self, loop, operands, position):
+        condition_constants, body_constants, carried = loop.split(operands)
+        needed = liveness.needed_of_while_body(loop, position.needed)
+        in_condition = position.inside(loop.equation, 0, (True,))
+        in_body = position.inside(loop.equation, 1, needed)
+        while True:
+            inputs = condition_constants + carried
+            (again,) = self.visit_program(loop.condition, inputs, in_condition)
+            assert again.value == again.permuted
+            if not again.value:
+                return carried
+            carried = self.visit_program(loop.body, body_constants + carried, in_body)
+
+    def visit_cond(self, cond, operands, position):
+        index, *operands = operands
+        assert index.value == index.permuted
+        number = int(np.clip(index.value, 0, len(cond.branches) - 1))
+        inside = position.inside(cond.equation, number, position.needed)
+        return self.visit_program(cond.branches[number], operands, inside)
+
+
+def _take(twin, trip):
+    return twin if twin.value is None else Twin(twin.value[trip], twin.permuted[trip])
+
+
+def _stack(twins):
+    if twins[0].value is None:
+        return Twin(None, None)
+    return Twin(
+        jnp.stack([twin.value for twin in twins]), jnp.stack([twin.permuted for twin in twins])
+    )
+
+
+def assert_close(actual, expected, place):
+    """Sums in another order are rounded in another way; a wrong order differs by more than the rounding."""
+    finite = np.abs(expected[np.isfinite(expected)], dtype=np.float64)
+    tolerance = 1e-3 * finite.max() if finite.size else 0
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance, err_msg=place)
+
+
+def check(graph, params, inputs, seed=0):
+    """Raises AssertionError where a value's axes are wrong; returns how many values were compared, and how many moved.
+
+    Args:
+      graph: of the model.
+      params: its parameters.
+      inputs: its inputs.
+      seed: of the orders.
+    """
+    rng = np.random.default_rng(seed)
+    orders = {
+        group.atom: np.roll(rng.permutation(group.size), 1) for group in graph.groups.values()
+    }
+    trace = graph.trace
+    leaves = jax.tree.leaves(params)
+    arguments = [
+        Twin(jnp.asarray(leaf), permute(jnp.asarray(leaf), axes, orders))
+        for leaf, axes in zip(leaves, trace.leaves, strict=True)
+    ]
+    for leaf in jax.tree.leaves(inputs):
+        arguments.append(Twin(jnp.asarray(leaf), jnp.asarray(leaf)))
+    program = bodies.Program.of(trace.program)
+    needed = (True,) * len(trace.program.jaxpr.outvars)
+    run = Check(trace, orders)
+    results = run.visit_program(program, arguments, Place(needed=needed))
+    for result in results:
+        assert_close(np.asarray(result.permuted), np.asarray(result.value), 'result')
+    return run.compared, run.moved
