@@ -18,6 +18,8 @@ Read the files in this order:
     records                what is known of an equation and of a traced model
     primitives             the table: a row for each primitive, from elementwise, moving, contracting and indexing
     inference → tracing    a program is gone through; a model is traced
+    fills → zeros          what zeroing leaves at removed channels, and which groups are exact; `moving_fills` and
+                           `contracting_fills` hold the second half of each row of the table
     groups → graph         atoms become groups with names; what users see
 """
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from jaxpruner.structure import contracting_fills
 from jaxpruner.structure.axes import Axes, Ties, atom, new_axes, product
 from jaxpruner.structure.records import Row
 from jaxpruner.uses import contractions
@@ -129,12 +130,12 @@ ALONG = frozenset('cumlogsumexp cummax cummin cumprod cumsum sort'.split())
 WINDOWS = frozenset('reduce_window_max reduce_window_min reduce_window_sum'.split())
 
 ROWS: dict[str, Row] = {
-    'dot_general': Row(_dot),
-    'conv_general_dilated': Row(_conv),
-    'top_k': Row(_top_k),
-    **dict.fromkeys(contractions.RAGGED, Row(_ragged_dot)),
-    **dict.fromkeys(REDUCTIONS, Row(_reduce)),
-    **dict.fromkeys(('argmax', 'argmin'), Row(_arg_reduce)),
-    **dict.fromkeys(ALONG, Row(_along)),
-    **dict.fromkeys(WINDOWS, Row(_reduce_window)),
+    'dot_general': Row(_dot, contracting_fills.dot),
+    'conv_general_dilated': Row(_conv, contracting_fills.conv),
+    'top_k': Row(_top_k, contracting_fills.top_k),
+    **dict.fromkeys(contractions.RAGGED, Row(_ragged_dot, contracting_fills.dot)),
+    **dict.fromkeys(REDUCTIONS, Row(_reduce, contracting_fills.reduce)),
+    **dict.fromkeys(('argmax', 'argmin'), Row(_arg_reduce, contracting_fills.arg_reduce)),
+    **dict.fromkeys(ALONG, Row(_along, contracting_fills.along)),
+    **dict.fromkeys(WINDOWS, Row(_reduce_window, contracting_fills.window)),
 }

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from jaxpruner.structure import moving_fills
 from jaxpruner.structure.axes import Axes, Ties, new_axes
 from jaxpruner.structure.records import Row
 from jaxpruner.uses import moving_rules, rules
@@ -46,7 +47,7 @@ COMPUTING = rules.ARITHMETIC | frozenset(
     """.split()
 )
 ROWS: dict[str, Row] = {
-    **dict.fromkeys(COMPUTING, Row(_elementwise)),
-    **dict.fromkeys(moving_rules.SAME - COMPUTING, Row(_same)),
-    'bitcast_convert_type': Row(_bits),
+    **dict.fromkeys(COMPUTING, Row(_elementwise, moving_fills.elementwise)),
+    **dict.fromkeys(moving_rules.SAME - COMPUTING, Row(_same, moving_fills.same)),
+    'bitcast_convert_type': Row(_bits, moving_fills.nothing),
 }

@@ -121,8 +121,7 @@ class ChannelGraph:
     >>> print(graph)
     group  channels  parameters  exact  members
     --------------------------------------------------
-    up[1]         8          48  no     bias, down, up
-    up[1] is not exact: zeros are not followed yet
+    up[1]         8          48  yes    bias, down, up
     2 axes stay as they are; graph.explain(leaf, axis) says why
     >>> print(graph.explain('down', 1))
     down[1], 2 channels, stays: axis 1 of result 0 of the model

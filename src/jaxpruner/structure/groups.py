@@ -9,6 +9,7 @@ from jaxpruner.structure.axes import Axis
 from jaxpruner.structure.graph import ChannelGraph, Group, Member, PinnedAxis
 from jaxpruner.structure.positions import Occurrence, occurrences
 from jaxpruner.structure.records import Trace
+from jaxpruner.structure.zeros import inexact_atoms
 
 
 @dataclasses.dataclass
@@ -38,14 +39,15 @@ def find_groups(trace: Trace) -> ChannelGraph:
                     pinned.append(PinnedAxis(path, i, found.offset, size, pin))
                 elif size > 1:
                     places.setdefault(found.atom, []).append(_Place(leaf, i, found))
+    inexact = inexact_atoms(trace)
     groups = {}
     for atom, places_of_atom in places.items():
-        group = _group(trace, atom, places_of_atom)
+        group = _group(trace, atom, places_of_atom, inexact.get(atom, ''))
         groups[group.name] = group
     return ChannelGraph(groups, tuple(pinned), tuple(unused), trace)
 
 
-def _group(trace: Trace, atom: Axis, places: Sequence[_Place]) -> Group:
+def _group(trace: Trace, atom: Axis, places: Sequence[_Place], reason: str) -> Group:
     members = []
     for place in places:
         found = place.occurrence
@@ -57,8 +59,8 @@ def _group(trace: Trace, atom: Axis, places: Sequence[_Place]) -> Group:
         size=atom.size,
         members=tuple(members),
         parameters=_parameters(trace, places),
-        exact=False,
-        reason='zeros are not followed yet',
+        exact=not reason,
+        reason=reason,
         atom=atom,
     )
 

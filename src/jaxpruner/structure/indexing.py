@@ -7,6 +7,7 @@ index says nothing there.
 from collections.abc import Sequence
 from typing import Any
 
+from jaxpruner.structure import moving_fills
 from jaxpruner.structure.axes import Axes, Axis, Ties, atom, new_axes
 from jaxpruner.structure.records import Row
 from jaxpruner.uses.moving_rules import shape_of
@@ -83,8 +84,8 @@ SCATTERS = frozenset(
     'scatter scatter-add scatter_add scatter_max scatter_min scatter_mul scatter_sub'.split()
 )
 ROWS: dict[str, Row] = {
-    **dict.fromkeys(SCATTERS, Row(_scatter)),
-    'dynamic_slice': Row(_dynamic_slice),
-    'dynamic_update_slice': Row(_dynamic_update_slice),
-    'gather': Row(_gather),
+    **dict.fromkeys(SCATTERS, Row(_scatter, moving_fills.scatter)),
+    'dynamic_slice': Row(_dynamic_slice, moving_fills.part),
+    'dynamic_update_slice': Row(_dynamic_update_slice, moving_fills.update),
+    'gather': Row(_gather, moving_fills.gather),
 }

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from jaxpruner.structure import moving_fills
 from jaxpruner.structure.axes import Axes, Axis, Ties, atom, new_axes, product, total
 from jaxpruner.structure.records import Row
 from jaxpruner.uses.moving_rules import shape_of
@@ -179,21 +180,21 @@ def _wrap(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
 
 
 ROWS: dict[str, Row] = {
-    'broadcast_in_dim': Row(_broadcast),
-    'concatenate': Row(_concatenate),
-    'empty': Row(_new),
-    'iota': Row(_new),
-    'pad': Row(_pad),
-    'random_bits': Row(_random_bits),
-    'random_split': Row(_unwrap),
-    'random_unwrap': Row(_unwrap),
-    'random_wrap': Row(_wrap),
-    'reshape': Row(_reshape),
-    'rev': Row(_reverse),
-    'slice': Row(_slice),
-    'split': Row(_split),
-    'squeeze': Row(_squeeze),
-    'stack': Row(_stack),
-    'tile': Row(_tile),
-    'transpose': Row(_transpose),
+    'broadcast_in_dim': Row(_broadcast, moving_fills.broadcast),
+    'concatenate': Row(_concatenate, moving_fills.concatenate),
+    'empty': Row(_new, moving_fills.nothing),
+    'iota': Row(_new, moving_fills.nothing),
+    'pad': Row(_pad, moving_fills.pad),
+    'random_bits': Row(_random_bits, moving_fills.nothing),
+    'random_split': Row(_unwrap, moving_fills.nothing),
+    'random_unwrap': Row(_unwrap, moving_fills.nothing),
+    'random_wrap': Row(_wrap, moving_fills.nothing),
+    'reshape': Row(_reshape, moving_fills.regrouped),
+    'rev': Row(_reverse, moving_fills.part),
+    'slice': Row(_slice, moving_fills.part),
+    'split': Row(_split, moving_fills.part),
+    'squeeze': Row(_squeeze, moving_fills.squeeze),
+    'stack': Row(_stack, moving_fills.stack),
+    'tile': Row(_tile, moving_fills.regrouped),
+    'transpose': Row(_transpose, moving_fills.transpose),
 }

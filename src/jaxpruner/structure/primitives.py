@@ -1,6 +1,9 @@
 """The table of primitives. What is not in it pins every axis that it touches, and is never guessed."""
 
-from jaxpruner.structure import contracting, elementwise, indexing, moving
+from collections.abc import Callable
+from typing import Any
+
+from jaxpruner.structure import contracting, elementwise, indexing, moving, moving_fills
 from jaxpruner.structure.records import Row
 
 ROWS: dict[str, Row] = {
@@ -9,3 +12,8 @@ ROWS: dict[str, Row] = {
     **contracting.ROWS,
     **indexing.ROWS,
 }
+
+
+def fills_rule(name: str) -> Callable[..., list[Any]]:
+    """What a primitive makes of removed channels."""
+    return ROWS[name].fills if name in ROWS else moving_fills.nothing

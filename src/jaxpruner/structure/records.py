@@ -1,6 +1,6 @@
 """What the analysis of a program passes on: where an equation stands, its axes, and the row of a primitive."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from jax.extend import source_info_util
@@ -91,6 +91,8 @@ class Row(NamedTuple):
 
     Attributes:
       axes: what it says of axes.
+      fills: what it makes of removed channels: a rule of a `fills.Flow` and the fills of its operands.
     """
 
     axes: AxesRule
+    fills: Callable[[Any, Sequence[Any]], list[Any]]

@@ -1,0 +1,158 @@
+"""Which groups are exact: zeros are followed through the program, from the parameters to every sum over channels."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from jaxpruner.structure import primitives
+from jaxpruner.structure.axes import Axes, Axis, atoms
+from jaxpruner.structure.fills import Fill, Flow, join_fills, of_constant
+from jaxpruner.structure.records import EquationAxes, Place, Trace
+from jaxpruner.uses import liveness
+from jaxpruner.uses.bodies import Call, Cond, Evaluator, Program, Scan, While
+
+
+def inexact_atoms(trace: Trace) -> dict[Axis, str]:
+    """The atoms of which removing channels is not the same as zeroing them, with the reason.
+
+    Args:
+      trace: of the model; what it holds along its leaves is zeroed.
+    """
+    flow = ZeroFlow(trace)
+    flow.run()
+    return flow.inexact
+
+
+class _Constant:
+    """What is known of a constant, in its place among a program's constants."""
+
+    def __init__(self, fill: Fill):
+        self.fill = fill
+
+
+class ZeroFlow(Evaluator[Fill, Place]):
+    """Follows what stands at removed channels.
+
+    Attributes:
+      inexact: the atoms of which removing channels is not the same as zeroing them, with the reason.
+
+    Loops are gone through until what is carried stays the same. Each turn knows less than the one before, so that what
+    is rejected in an earlier turn is rejected in the last one, too.
+    """
+
+    def __init__(self, trace: Trace):
+        self.trace = trace
+        self.inexact: dict[Axis, str] = {}
+        self._in_leaves: set[Axis] = set()
+        for axes in trace.leaves:
+            for axis in axes:
+                self._in_leaves.update(atoms(axis))
+        self._candidates: dict[int, tuple[Axis, ...]] = {}
+
+    def run(self) -> None:
+        """Goes through the whole program."""
+        jaxpr = self.trace.program.jaxpr
+        inputs = list(map(self.zeroed, self.trace.leaves))
+        for variable in jaxpr.invars[len(inputs) :]:
+            inputs.append(Fill(None, ({},) * len(variable.aval.shape)))
+        place = Place(needed=(True,) * len(jaxpr.outvars))
+        self.visit_program(Program.of(self.trace.program), inputs, place)
+
+    def candidates(self, axis: Axis) -> tuple[Axis, ...]:
+        """The atoms of an axis that could be removed."""
+        axis = axis.resolved()
+        if id(axis) not in self._candidates:
+            removable = []
+            for atom in dict.fromkeys(atoms(axis)):
+                if atom.pin is None and atom.size > 1 and atom in self._in_leaves:
+                    removable.append(atom)
+            self._candidates[id(axis)] = tuple(removable)
+        return self._candidates[id(axis)]
+
+    def zeroed(self, axes: Axes) -> Fill:
+        """A parameter, zero along all of its groups."""
+        return Fill(None, tuple([dict.fromkeys(self.candidates(axis), 0) for axis in axes]))
+
+    def constant(self, value: Any, aval: Any) -> Fill:
+        if isinstance(value, _Constant):
+            return value.fill
+        return of_constant(value, ((),) * len(aval.shape))
+
+    def positions_in(self, program: Program, position: Place) -> Iterable[Place]:
+        live = liveness.live(program.jaxpr, position.needed)
+        for number, needed in enumerate(live.results):
+            yield position.at(number)._replace(needed=needed)
+
+    def visit_program(
+        self, program: Program, inputs: Sequence[Fill], position: Place
+    ) -> list[Fill]:
+        constants = []
+        axes_of_constants = self.trace.constants[position.path]
+        for value, axes in zip(program.constants, axes_of_constants, strict=True):
+            fill = of_constant(value, list(map(self.candidates, axes)))
+            constants.append(_Constant(fill))
+        return super().visit_program(Program(program.jaxpr, tuple(constants)), inputs, position)
+
+    def visit_equation(self, equation: Any, operands: list[Fill], position: Place) -> list[Fill]:
+        if not any(position.needed):
+            return [Fill(None, ({},) * len(v.aval.shape)) for v in equation.outvars]
+        return super().visit_equation(equation, operands, position)
+
+    def visit_plain(self, equation: Any, operands: list[Fill], position: Place) -> list[Fill]:
+        def reject(equation: Any, atom: Axis, reason: str) -> None:
+            if atom not in self.inexact:
+                self.inexact[atom] = str(position.pin(equation, reason))
+
+        axes: EquationAxes = self.trace.equations[position.path]
+        flow = Flow(equation, axes, self.candidates, reject)
+        return primitives.fills_rule(equation.primitive.name)(flow, operands)
+
+    def visit_call(self, call: Call, operands: list[Fill], position: Place) -> list[Fill]:
+        inside = position.inside(call.equation, 0, position.needed)
+        return self.visit_program(call.program, operands, inside)
+
+    def visit_scan(self, scan: Scan, operands: list[Fill], position: Place) -> list[Fill]:
+        constants, carried, sliced = scan.split(operands)
+        needed = liveness.needed_of_scan_body(scan, position.needed)
+        inside = position.inside(scan.equation, 0, needed)
+        taken = [Fill(fill.everywhere, fill.channels[1:]) for fill in sliced]
+        stacked: list[Fill] = []
+
+        def run(carried: list[Fill]) -> list[Fill]:
+            nonlocal stacked
+            results = self.visit_program(scan.body, [*constants, *carried, *taken], inside)
+            carried, stacked = scan.split_results(results)
+            return carried
+
+        carried = _settled(run, carried)
+        return carried + [Fill(None, ({}, *fill.channels)) for fill in stacked]
+
+    def visit_while(self, loop: While, operands: list[Fill], position: Place) -> list[Fill]:
+        condition_constants, body_constants, carried = loop.split(operands)
+        needed = liveness.needed_of_while_body(loop, position.needed)
+        in_condition = position.inside(loop.equation, 0, (True,))
+        in_body = position.inside(loop.equation, 1, needed)
+
+        def run(carried: list[Fill]) -> list[Fill]:
+            return self.visit_program(loop.body, body_constants + carried, in_body)
+
+        carried = _settled(run, carried)
+        self.visit_program(loop.condition, condition_constants + carried, in_condition)
+        return carried
+
+    def visit_cond(self, cond: Cond, operands: list[Fill], position: Place) -> list[Fill]:
+        _, *operands = operands
+        joined: list[Fill] = []
+        for number, branch in enumerate(cond.branches):
+            inside = position.inside(cond.equation, number, position.needed)
+            results = self.visit_program(branch, operands, inside)
+            joined = list(map(join_fills, joined, results)) if number else results
+        return joined
+
+
+def _settled(run: Callable[[list[Fill]], list[Fill]], carried: list[Fill]) -> list[Fill]:
+    """What is known of carried values in every turn of a loop."""
+    while True:
+        joined = list(map(join_fills, carried, run(carried)))
+        if joined == carried:
+            return carried
+        carried = joined

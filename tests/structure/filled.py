@@ -1,0 +1,92 @@
+"""What is known of removed channels, against the model itself: groups are zeroed, and each value is looked at."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpruner.structure import zeros
+from jaxpruner.structure.positions import occurrences
+from jaxpruner.structure.records import Place
+from jaxpruner.uses.bodies import Program
+from structure import permuted
+
+
+class _Recorded(zeros.ZeroFlow):
+    """Keeps what is known of the results of each equation, in the last turn of loops."""
+
+    def __init__(self, trace):
+        super().__init__(trace)
+        self.fills = {}
+
+    def visit_equation(self, equation, operands, position):
+        results = super().visit_equation(equation, operands, position)
+        self.fills[position.path] = results
+        return results
+
+
+class _Zeroed(permuted.Check):
+    """Runs the zeroed program beside the whole one, and compares it with what is known."""
+
+    def __init__(self, trace, removed, fills):
+        super().__init__(trace, {})
+        self.removed = removed
+        self.fills = fills
+
+    def visit_equation(self, equation, operands, position):
+        results = super().visit_equation(equation, operands, position)
+        if any(position.needed):
+            axes = self.trace.equations[position.path].results
+            fills = self.fills[position.path]
+            for twin, axes_of_result, fill in zip(results, axes, fills, strict=True):
+                self.look(twin, axes_of_result, fill, f'{position.path} {equation}')
+        return results
+
+    def look(self, twin, axes, fill, place):
+        value = twin.permuted
+        if value is None or jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
+            return
+        value = np.asarray(value)
+        if fill.everywhere is not None:
+            np.testing.assert_allclose(value, fill.everywhere, rtol=1e-6, err_msg=place)
+        for i, axis in enumerate(axes):
+            for found in occurrences(axis):
+                known = fill.at(i, found.atom) if found.atom in self.removed else None
+                if known is None or not np.isfinite(known):
+                    continue
+                where = found.positions()[self.removed[found.atom]].ravel()
+                at_removed = np.take(value, where, axis=i)
+                np.testing.assert_allclose(at_removed, known, rtol=1e-5, atol=1e-6, err_msg=place)
+                self.moved += 1
+
+    def compare(self, twin, axes, place):
+        self.compared += 1
+
+
+def check(graph, params, inputs, seed=0):
+    """Raises AssertionError where a number that counts as known is another one; returns how many were looked at."""
+    rng = np.random.default_rng(seed)
+    removed = {}
+    for group in graph.groups.values():
+        removed[group.atom] = rng.permutation(group.size)[: max(1, group.size // 2)]
+    trace = graph.trace
+    recorded = _Recorded(trace)
+    recorded.run()
+    run = _Zeroed(trace, removed, recorded.fills)
+    arguments = []
+    for leaf, axes in zip(jax.tree.leaves(params), trace.leaves, strict=True):
+        arguments.append(permuted.Twin(jnp.asarray(leaf), _zeroed(leaf, axes, removed)))
+    for leaf in jax.tree.leaves(inputs):
+        arguments.append(permuted.Twin(jnp.asarray(leaf), jnp.asarray(leaf)))
+    place = Place(needed=(True,) * len(trace.program.jaxpr.outvars))
+    run.visit_program(Program.of(trace.program), arguments, place)
+    return run.moved
+
+
+def _zeroed(leaf, axes, removed):
+    leaf = np.array(leaf)
+    for i, axis in enumerate(axes):
+        for found in occurrences(axis):
+            if found.atom in removed:
+                where = found.positions()[removed[found.atom]].ravel()
+                leaf[(slice(None),) * i + (where,)] = 0
+    return jnp.asarray(leaf)

@@ -1,0 +1,131 @@
+"""Models of one group, `up[1]`, that is exact or only looks so: name -> (function of hidden channels, exact).
+
+The model is `function(x @ up) @ down`, of hidden channels of shape (2, 6); `down` has a row for each channel.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+TABLE = np.sin(np.arange(6.0, dtype=np.float32) + 1)
+
+
+def two_pass_norm(h):
+    centred = h - h.mean(-1, keepdims=True)
+    return centred * lax.rsqrt((centred**2).mean(-1, keepdims=True) + 1e-6)
+
+
+def one_pass_norm(h):
+    mean = h.mean(-1, keepdims=True)
+    return (h - mean) * lax.rsqrt((h * h).mean(-1, keepdims=True) - mean**2 + 1e-6)
+
+
+def rms_norm(h, power):
+    return h * power((h * h).mean(-1, keepdims=True) + 1e-6)
+
+
+def scaled(h, factor):
+    return h * factor.sum(-1, keepdims=True)
+
+
+def outer(h, combine):
+    """A table of pairs of channels, summed over the second of each."""
+    return combine(h[:, :, None], h[:, None, :]).sum(-1)
+
+
+def recurrent(h, first):
+    """A state that begins with a number; the sum of all states scales the channels."""
+    states = lax.scan(lambda state, row: (state * row, state), jnp.full(6, first), h)[1]
+    return scaled(h, states)
+
+
+def until_small(h, size):
+    """Halves the channels until their size is small."""
+    return lax.while_loop(lambda h: size(h) > 0.5, lambda h: h / 2, h)
+
+
+def padded(h, number):
+    """A row of a number is put before the others; the sum of all scales the channels."""
+    return h * jnp.pad(h, ((1, 0), (0, 0)), constant_values=number).sum()
+
+
+def branches(h, other):
+    return scaled(h, lax.cond(h.sum() > 0, lambda h: h * 2, other, h))
+
+
+def rows_at(h, number):
+    """Rows at indices of which one is beyond the end."""
+    taken = h.at[jnp.array([0, 9])].get(mode='fill', fill_value=number)
+    return scaled(h, taken)
+
+
+MODELS = {
+    'relu': (jax.nn.relu, True),
+    'softmax over channels': (jax.nn.softmax, False),
+    'largest channel': (lambda h: h * h.max(-1, keepdims=True), False),
+    'sum of channels': (lambda h: scaled(h, h), True),
+    'sum of relu': (lambda h: scaled(h, jax.nn.relu(h)), True),
+    'sum of gelu': (lambda h: scaled(h, jax.nn.gelu(h)), True),
+    'sum of exact gelu': (lambda h: scaled(h, jax.nn.gelu(h, approximate=False)), True),
+    'sum of silu': (lambda h: scaled(h, jax.nn.silu(h)), True),
+    'sum of elu': (lambda h: scaled(h, jax.nn.elu(h)), True),
+    'sum of softplus': (lambda h: scaled(h, jax.nn.softplus(h)), False),
+    'sum of sigmoids': (lambda h: scaled(h, jax.nn.sigmoid(h)), False),
+    'sum of a shifted channel': (lambda h: scaled(h, h + 1), False),
+    'shifted and back': (lambda h: scaled(h, h + 1 - 1), True),
+    'shifted without a sum': (lambda h: h + 1, True),
+    'product of channels': (lambda h: h * h.prod(-1, keepdims=True), False),
+    'product of exponentials': (lambda h: h * jnp.exp(h).prod(-1, keepdims=True), True),
+    'any channel': (lambda h: h * (h > 0).any(-1, keepdims=True), True),
+    'all channels': (lambda h: h * (h > 0).all(-1, keepdims=True), False),
+    'two-pass norm': (two_pass_norm, False),
+    'one-pass norm': (one_pass_norm, True),
+    'rms norm by rsqrt': (lambda h: rms_norm(h, lax.rsqrt), True),
+    'rms norm by a power': (lambda h: rms_norm(h, lambda v: v**-0.5), True),
+    'rms norm of shifted channels': (lambda h: rms_norm(h + 1, lax.rsqrt), False),
+    'instance norm': (lambda h: h * lax.rsqrt(h.var(0) + 1e-6), True),
+    'instance norm without epsilon': (lambda h: h * lax.rsqrt(h.var(0)), False),
+    'logarithm': (jnp.log, False),
+    'reciprocal': (lambda h: 1 / h, False),
+    'divided by itself': (lambda h: h / h, False),
+    'reciprocal where it can be': (
+        lambda h: jnp.where(h == 0, 0, 1 / jnp.where(h == 0, 1, h)),
+        True,
+    ),
+    'reciprocal that is left out': (lambda h: jnp.where(h == 0, 0, 1 / h), True),
+    'logarithm in a branch of where': (lambda h: jnp.where(h > 0.1, jnp.log(h), h), True),
+    'logarithm by data': (lambda h: jnp.where(h.sum() > 0, jnp.log(h), h), False),
+    'times infinity': (lambda h: h * np.array([1, 1, 1, np.inf, 1, 1], np.float32), False),
+    'times infinity everywhere': (lambda h: h * np.inf, False),
+    'masked by minus infinity': (lambda h: jnp.exp(jnp.where(h > 1, h, -np.inf)), True),
+    'table without a sum': (lambda h: h + TABLE, True),
+    'table and norm': (lambda h: one_pass_norm(h + TABLE), False),
+    'table made in the program': (lambda h: scaled(h, h + jnp.arange(6.0)), False),
+    'table times channels': (lambda h: scaled(h, h * TABLE), True),
+    'sums of pairs': (lambda h: outer(h, jnp.add), False),
+    'products of pairs': (lambda h: outer(h, jnp.multiply), True),
+    'padded by zeros': (lambda h: padded(h, 0), True),
+    'padded by ones': (lambda h: padded(h, 1), False),
+    'beside zeros': (lambda h: scaled(h, jnp.concatenate([h, jnp.zeros((1, 6))]).sum(0)), True),
+    'beside ones': (lambda h: scaled(h, jnp.concatenate([h, jnp.ones((1, 6))]).sum(0)), False),
+    'state from zero': (lambda h: recurrent(h, 0.0), True),
+    'state from one': (lambda h: recurrent(h, 1.0), False),
+    'loop until a sum is small': (lambda h: until_small(h, lambda h: (h * h).sum()), True),
+    'loop until a sigmoid is small': (
+        lambda h: until_small(h, lambda h: abs(jax.nn.sigmoid(h).sum() - 6)),
+        False,
+    ),
+    'branches of zeros': (lambda h: branches(h, lambda h: -h), True),
+    'branches of zeros and ones': (lambda h: branches(h, lambda h: h + 1), False),
+    'rows filled by zeros': (lambda h: rows_at(h, 0), True),
+    'rows filled by ones': (lambda h: rows_at(h, 1), False),
+    'cumulated over rows': (lambda h: scaled(h, jnp.cumsum(h, 0)), True),
+    'sorted rows': (lambda h: scaled(h, jnp.sort(h, 0)), True),
+    'replaced rows': (lambda h: scaled(h, h.at[0].set(1.0)), False),
+    'rows set to zero': (lambda h: scaled(h, h.at[0].set(0.0)), True),
+    'largest rows': (lambda h: scaled(h, h.max(0)), True),
+    'powers': (lambda h: scaled(h, h**3), True),
+    'power of zero': (lambda h: scaled(h, h**0), False),
+    'inverse power': (lambda h: h**-2, False),
+}
