@@ -11,7 +11,7 @@ from jaxpruner.mask_calculator import selection
 from jaxpruner.mask_calculator.selection import row_by_row
 from jaxpruner.mask_calculator.selection.by_counting import keep_largest_by_counting
 
-# Seven like arrays and two short ones, which share a buffer; one that is too long for it; stacked ones; an empty one.
+# Like arrays and a longer one, which share a buffer; two that are too short for it; stacked ones; an empty one.
 SHAPES = [
     (4, 10),
     (5, 8),
@@ -75,8 +75,9 @@ def test_the_shapes_are_of_all_kinds():
         for i, shape in enumerate(SHAPES)
         if i not in STACKED and 0 not in shape
     ]
-    with_buffer = [indices for indices, has_buffer in row_by_row.groups(rows) if has_buffer]
-    assert [len(indices) for indices in with_buffer] == [9]
+    (group,) = [group for group in row_by_row.groups(rows) if group.lengths is not None]
+    assert len(group.indices) == 8
+    assert len(set(group.lengths)) == 2
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'float16'])
@@ -129,24 +130,41 @@ def test_many_like_arrays_rank_as_one(monkeypatch, backend, dtypes, tied):
     jax.clear_caches()
 
 
+TOO_LONG = 2**19 + 1
+
+
 @pytest.mark.parametrize(
     ('lengths', 'expected'),
     [
         pytest.param([], [], id='none'),
-        pytest.param([9] * 5, [([0, 1, 2, 3, 4], False)], id='too few for a buffer'),
-        pytest.param([9] * 6, [([0, 1, 2, 3, 4, 5], True)], id='enough'),
-        pytest.param([4, *[9] * 6], [([1, 2, 3, 4, 5, 6, 0], True)], id='a little padding'),
+        pytest.param([9] * 5, [([0, 1, 2, 3, 4], None)], id='too few for a buffer'),
+        pytest.param([9] * 6, [([0, 1, 2, 3, 4, 5], [9] * 6)], id='enough'),
+        pytest.param([4, *[9] * 6], [([1, 2, 3, 4, 5, 6, 0], [9] * 7)], id='a little padding'),
         pytest.param(
-            [*[1] * 6, *[9] * 6],
-            [([6, 7, 8, 9, 10, 11, 0, 1, 2], True), ([3, 4, 5], False)],
-            id='much padding',
+            [*[2] * 6, *[9] * 3],
+            [([6, 7, 8, 0, 1, 2, 3, 4, 5], [9] * 3 + [2] * 6)],
+            id='more padding than is worth it',
         ),
-        pytest.param([2**19 + 1] * 6, [([0, 1, 2, 3, 4, 5], False)], id='too long to be copied'),
+        pytest.param(
+            [*[1] * 6, *[17] * 6],
+            [([6, 7, 8, 9, 10, 11], [17] * 6), ([0, 1, 2, 3, 4, 5], [1] * 6)],
+            id='much too short for the buffer of the others',
+        ),
+        pytest.param([TOO_LONG] * 6, [([0, 1, 2, 3, 4, 5], None)], id='too long to be copied'),
     ],
 )
 def test_groups(lengths, expected):
     arrays = [jax.ShapeDtypeStruct((1, length), jnp.float32) for length in lengths]
     assert row_by_row.groups(arrays) == expected
+
+
+def test_a_table_of_masks_is_of_a_limited_size(monkeypatch):
+    monkeypatch.setattr(row_by_row, '_LARGEST_TABLE', 6 * 90)
+    arrays = [jax.ShapeDtypeStruct((10, 9), jnp.float32)] * 13
+    arrays.append(jax.ShapeDtypeStruct((61, 9), jnp.float32))
+    groups = row_by_row.groups(arrays)
+    expected = [(list(range(6)), [9] * 6), (list(range(6, 12)), [9] * 6), ([13, 12], None)]
+    assert groups == expected
 
 
 @pytest.mark.parametrize(

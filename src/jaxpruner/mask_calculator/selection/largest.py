@@ -143,15 +143,27 @@ def _select_each(requests: list[Request]) -> list[tuple[jax.Array, jax.Array]]:
         results = _select_in_passes([requests[i] for i in in_passes])
         selected.update(zip(in_passes, results, strict=True))
     in_turns = [i for i in range(len(arrays)) if i not in selected]
-    for places, has_buffer in row_by_row.groups([arrays[i] for i in in_turns]):
-        indices = [in_turns[place] for place in places]
-        together = [requests[i] for i in indices]
-        own_arrays = [arrays[i] for i in indices]
-        counter = whole_numbers.counter_for(max(sizes_of_rows(own_arrays)))
-        target, earlier = _for_all_rows(together, counter)
-        results = row_by_row.select(own_arrays, target, earlier, has_buffer)
-        selected.update(zip(indices, results, strict=True))
+    if in_turns:
+        selected.update(_select_in_turns({i: requests[i] for i in in_turns}))
     return [selected[i] for i in range(len(requests))]
+
+
+def _select_in_turns(requests: dict[int, Request]) -> dict[int, tuple[jax.Array, jax.Array]]:
+    """As `_select_each`, row by row."""
+    arrays = [request.scores for request in requests.values()]
+    counter = whole_numbers.counter_for(max(sizes_of_rows(arrays)))
+    target, earlier = _for_all_rows(list(requests.values()), counter)
+    numbers = [array.shape[0] for array in arrays]
+    rows_of_array = np.split(np.arange(sum(numbers)), np.cumsum(numbers)[:-1])
+    keys = list(requests)
+    selected = {}
+    for group in row_by_row.groups(arrays):
+        rows = np.concatenate([rows_of_array[i] for i in group.indices])
+        own_earlier = None if earlier is None else earlier[rows]
+        own_arrays = [arrays[i] for i in group.indices]
+        results = row_by_row.select(own_arrays, target[rows], own_earlier, group.lengths)
+        selected.update(zip([keys[i] for i in group.indices], results, strict=True))
+    return selected
 
 
 def _select_in_passes(requests: list[Request]) -> list[tuple[jax.Array, jax.Array]]:

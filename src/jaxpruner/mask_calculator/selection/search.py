@@ -144,7 +144,7 @@ def _ends_by_parts(ranking: OverModel, cut: Cut) -> jax.Array:
             ends, room = state
             turn = Turn.of(arrays, row, ranking.counter)
             if turn.longest <= min(LONGEST_BUFFER, _SHARE_TO_COPY * ranking.sizes[0]):
-                turn = turn.copied(ranking.order.dtype)
+                turn = turn.copied(ranking.order.dtype, [turn.longest], jnp.int32(0))
             bounds = lax.dynamic_slice_in_dim(thresholds, row, 1)
             (counts,) = turn.ask(functools.partial(count_row, ranking.counter), bounds)
             ties = counts[0] - counts[1]
@@ -223,11 +223,17 @@ def _mask(
     else:
         axis_ends = find_axis_ends(own_ends, array.shape, (0,) * array.ndim)
         is_before_end = before(axis_ends, array.shape, 0)
-    if array.dtype.itemsize < 4:
+    keeps_row = column_of(ranked.rows.of(keeps_everything), 0, array.ndim).astype(jnp.uint8)
+    mask = jnp.where(is_kept(array, low, high, is_before_end), jnp.uint8(1), keeps_row)
+    return mask.reshape(ranked.scores.shape)
+
+
+def is_kept(
+    scores: jax.Array, low: jax.Array, high: jax.Array, is_before_end: jax.Array
+) -> jax.Array:
+    """Tells which scores reach `high`, or reach `low` and stand before the end of the ties that are kept."""
+    if scores.dtype.itemsize < 4:
         # XLA compares these as wider floats. A select between them would be widened anew for each score; widened here,
         # lazy scores would not be rounded to their dtype as they are where they are counted.
-        is_kept = (array >= low) & ((array >= high) | is_before_end)
-    else:
-        is_kept = array >= jnp.where(is_before_end, low, high)
-    keeps_row = column_of(ranked.rows.of(keeps_everything), 0, array.ndim).astype(jnp.uint8)
-    return jnp.where(is_kept, jnp.uint8(1), keeps_row).reshape(ranked.scores.shape)
+        return (scores >= low) & ((scores >= high) | is_before_end)
+    return scores >= jnp.where(is_before_end, low, high)

@@ -20,7 +20,7 @@ LONGEST_BUFFER = 2**19
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=['rows', 'array', 'row', 'size'],
-    meta_fields=['longest'],
+    meta_fields=['longest', 'prefixes'],
 )
 @dataclasses.dataclass(frozen=True)
 class Turn:
@@ -32,6 +32,8 @@ class Turn:
     row: jax.Array  # which row of that array
     size: jax.Array  # how many scores the row has
     longest: int  # how many scores a row has at most
+    # For each array how many scores of a row are looked at; `None`: all.
+    prefixes: tuple[int, ...] | None = None
 
     @classmethod
     def of(
@@ -42,9 +44,9 @@ class Turn:
         sizes = [array.size // array.shape[0] for array in arrays]
         return cls(
             [flat_rows(array) for array in arrays],
-            array=_look_up(np.repeat(np.arange(len(numbers), dtype=np.int32), numbers), row),
-            row=_look_up(np.concatenate([np.arange(n, dtype=np.int32) for n in numbers]), row),
-            size=_look_up(np.repeat(np.array(sizes, counter), numbers), row),
+            array=look_up(np.repeat(np.arange(len(numbers), dtype=np.int32), numbers), row),
+            row=look_up(np.concatenate([np.arange(n, dtype=np.int32) for n in numbers]), row),
+            size=look_up(np.repeat(np.array(sizes, counter), numbers), row),
             longest=max(sizes),
         )
 
@@ -55,30 +57,44 @@ class Turn:
         """
 
         def of_array(i: int) -> Callable[..., Any]:
-            return lambda rows, row, *inputs: function(_row(rows[i], row), *inputs)
+            length = None if self.prefixes is None else self.prefixes[i]
+            return lambda rows, row, *inputs: function(_row(rows[i], row, length), *inputs)
 
         if len(self.rows) == 1:
             return of_array(0)(self.rows, self.row, *inputs)
         branches = [of_array(i) for i in range(len(self.rows))]
         return lax.switch(self.array, branches, self.rows, self.row, *inputs)
 
-    def copied(self, dtype: jnp.dtype) -> 'Turn':
-        """Copies the scores of the row to an array that is as long as the longest, padded with NaN."""
-        buffer = self.ask(functools.partial(_padded, self.longest, dtype))
-        none = jnp.int32(0)
-        return dataclasses.replace(self, rows=[buffer], array=none, row=none)
+    def copied(self, dtype: jnp.dtype, lengths: Sequence[int], length_of_row: jax.Array) -> 'Turn':
+        """Copies the scores of the row to a buffer, padded with NaN.
+
+        Args:
+          dtype: the buffer's.
+          lengths: so much of the buffer may be looked at; the first is how long it is.
+          length_of_row: which of them it is for this row.
+        """
+        buffer = self.ask(functools.partial(_padded, lengths[0], dtype))
+        return Turn(
+            rows=[buffer] * len(lengths),
+            array=length_of_row,
+            row=jnp.int32(0),
+            size=self.size,
+            longest=lengths[0],
+            prefixes=tuple(lengths),
+        )
 
 
-def _look_up(table: np.ndarray, row: jax.Array | int) -> jax.Array:
+def look_up(table: np.ndarray, row: jax.Array | int) -> jax.Array:
+    """Finds what a table of constants says of a row."""
     if np.all(table == table[0]):
         return jnp.asarray(table[0])
     return lax.dynamic_index_in_dim(jnp.asarray(table), row, keepdims=False)
 
 
-def _row(rows: jax.Array | Scores, row: jax.Array) -> jax.Array | Scores:
-    if rows.ndim == 1:
-        return rows
-    return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, row, keepdims=False), rows)
+def _row(rows: jax.Array | Scores, row: jax.Array, length: int | None = None) -> jax.Array | Scores:
+    if rows.ndim > 1:
+        rows = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, row, keepdims=False), rows)
+    return rows if length is None else jax.tree.map(lambda leaf: leaf[:length], rows)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))  # traced once for all arrays of one shape
