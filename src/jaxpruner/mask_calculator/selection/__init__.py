@@ -13,7 +13,7 @@ of zero; those of float16 are ranked. To rank bits instead would cost each pass 
 Read `by_counting` first: it is the whole selection in its simplest form. Then:
 
     largest                             requests, and which of two ways they go
-    row_by_row, turns                   one CPU: rows take turns, and each ends when its own count is right
+    row_by_row, turns, buffers          one CPU: rows take turns, and each ends when its own count is right
     search, rankings, counting          accelerators, several devices, all arrays in one ranking: passes over all arrays
     first_probes, brackets              where to probe, and how brackets are narrowed
     counts_of_parts                     one pass over an array or a row

@@ -11,7 +11,13 @@ import numpy as np
 from jax import lax
 
 from jaxpruner.core import control
-from jaxpruner.mask_calculator.selection import first_probes, row_by_row, search, whole_numbers
+from jaxpruner.mask_calculator.selection import (
+    buffers,
+    first_probes,
+    row_by_row,
+    search,
+    whole_numbers,
+)
 from jaxpruner.mask_calculator.selection.rankings import LeafByLeaf, OverModel
 from jaxpruner.mask_calculator.selection.scores import Scores, read
 from jaxpruner.mask_calculator.selection.tables import sizes_of_rows
@@ -157,7 +163,7 @@ def _select_in_turns(requests: dict[int, Request]) -> dict[int, tuple[jax.Array,
     rows_of_array = np.split(np.arange(sum(numbers)), np.cumsum(numbers)[:-1])
     keys = list(requests)
     selected = {}
-    for group in row_by_row.groups(arrays):
+    for group in buffers.groups(arrays):
         rows = np.concatenate([rows_of_array[i] for i in group.indices])
         own_earlier = None if earlier is None else earlier[rows]
         own_arrays = [arrays[i] for i in group.indices]

@@ -1,15 +1,12 @@
 """Finds the thresholds of rows one after another: each ends when its own count is right.
 
-A short row stays in the processor's cache while it is read again and again. Arrays of about one size are copied to one
-buffer in turn, and their masks are made there, so that only two copies are in the program for each of them: of its
-scores, and of its mask. Longer arrays, and those that few others resemble, are read where they are.
+A short row stays in the processor's cache while it is read again and again. Short arrays are copied to one buffer in
+turn, where their masks are made, too. Longer arrays, and those that few others resemble, are read where they are.
 """
 
 import dataclasses
 import functools
-import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,22 +15,14 @@ from jax import lax
 
 from jaxpruner.core import control
 from jaxpruner.mask_calculator.selection import first_probes, search, tie_ends
+from jaxpruner.mask_calculator.selection.buffers import Buffer
 from jaxpruner.mask_calculator.selection.counts_of_parts import count_row
 from jaxpruner.mask_calculator.selection.ordered_floats import Order
 from jaxpruner.mask_calculator.selection.scores import Scores
 from jaxpruner.mask_calculator.selection.search import Cut
 from jaxpruner.mask_calculator.selection.tables import RankedArray, rows_of, sizes_of_rows
-from jaxpruner.mask_calculator.selection.turns import LONGEST_BUFFER, Turn, look_up
+from jaxpruner.mask_calculator.selection.turns import Turn
 
-# A buffer pays for so many arrays.
-_WORTH_A_BUFFER = 6
-# Rows are padded to the longest of them, if that adds at most this share to what is read.
-_MOST_PADDING = 0.5
-# The longest row of a buffer is at most so many times as long as what is looked at of it for the shortest: to fill the
-# buffer takes time, too.
-_MOST_OF_BUFFER = 16
-# The masks of arrays that share a buffer are made in a table of at most so many bytes.
-_LARGEST_TABLE = 2**25
 # A turn takes about as long as all passes over a row of so many scores.
 _SHORT_ROW = 64
 _MANY_ROWS = 64
@@ -76,7 +65,7 @@ def select(
       arrays: floats `[rows, …]` of one dtype, or `Scores`, none of them empty.
       target: unsigned `[all rows]`, how many to keep.
       earlier: thresholds `[all rows]` of an earlier selection to look near first, NaN where there is none.
-      lengths: as in `Group`.
+      lengths: as in `buffers.Group`.
 
     Returns:
       For each array its mask, and the threshold of each row.
@@ -142,116 +131,32 @@ def _select_in_buffer(
 ) -> list[tuple[jax.Array, jax.Array]]:
     """Selects in many short arrays: turns make the masks, too, while the row is in the buffer."""
     order = Order.of(arrays[0].dtype)
-    sizes = np.array(sizes_of_rows(arrays))
-    begins = (np.cumsum(sizes) - sizes).astype(np.int32)
-    numbers = [array.shape[0] for array in arrays]
-    distinct_lengths = sorted(set(lengths), reverse=True)
-    length_of_row = np.repeat([distinct_lengths.index(length) for length in lengths], numbers)
+    buffer = Buffer(arrays, lengths, wanted.target.dtype)
 
     def take_turn(row: jax.Array, tables: tuple) -> tuple:
         masks, thresholds = tables
-        turn = Turn.of(arrays, row, wanted.target.dtype)
-        own_length = look_up(length_of_row.astype(np.int32), row)
-        turn = turn.copied(order.dtype, distinct_lengths, own_length)
+        turn = buffer.turn(row)
         cut, end = wanted.settle(turn, row, order)
-        target = lax.dynamic_index_in_dim(wanted.target, row, keepdims=False)
-        mask = _mask_of_row(turn, cut, end, target)
-        # The next row overwrites what stands behind the end of this one.
-        masks = lax.dynamic_update_slice_in_dim(masks, mask, look_up(begins, row), 0)
-        return masks, lax.dynamic_update_index_in_dim(thresholds, cut.thresholds[0, 0], row, 0)
+        keeps_everything = lax.dynamic_index_in_dim(wanted.target, row, keepdims=False) >= turn.size
+        mask = search.mask_of_turn(turn, cut.thresholds[0], end, keeps_everything)
+        threshold = cut.thresholds[0, 0]
+        return (
+            buffer.with_mask(masks, row, mask),
+            lax.dynamic_update_index_in_dim(thresholds, threshold, row, 0),
+        )
 
-    masks = jnp.zeros(sum(sizes) + max(lengths), jnp.uint8)
-    tables = masks, jnp.zeros(len(sizes), order.dtype)
+    tables = buffer.no_masks(), jnp.zeros(buffer.number_of_rows, order.dtype)
     # A step of a straight-through method selects twice, once for thresholds alone. XLA makes one loop of the two,
     # unless it has dropped the masks from one of them.
-    masks, thresholds = control.keep_together(lax.fori_loop(0, len(sizes), take_turn, tables))
+    tables = lax.fori_loop(0, buffer.number_of_rows, take_turn, tables)
+    masks, thresholds = control.keep_together(tables)
     selected = []
-    for array, rows in zip(arrays, rows_of(arrays), strict=True):
-        begin = lax.dynamic_index_in_dim(begins, rows.begin, keepdims=False)
-        selected.append((_cut_out(array.shape, masks, begin), rows.of(thresholds)))
+    for mask, rows in zip(buffer.masks_of_arrays(masks), rows_of(arrays), strict=True):
+        selected.append((mask, rows.of(thresholds)))
     return selected
-
-
-def _mask_of_row(turn: Turn, cut: Cut, end: jax.Array, target: jax.Array) -> jax.Array:
-    """Makes the mask of the row in the buffer, as long as the buffer."""
-    keeps_everything = (target >= turn.size).astype(jnp.uint8)
-
-    def mask(row: jax.Array) -> jax.Array:
-        is_before_end = lax.iota(end.dtype, row.size) < end
-        is_kept = search.is_kept(row, cut.thresholds[0, 0], cut.thresholds[0, 1], is_before_end)
-        own_mask = jnp.where(is_kept, jnp.uint8(1), keeps_everything)
-        return jnp.pad(own_mask, (0, turn.longest - row.size))
-
-    return turn.ask(mask)
-
-
-@functools.partial(jax.jit, static_argnums=0)  # traced once for all arrays of one shape
-def _cut_out(shape: tuple[int, ...], masks: jax.Array, begin: jax.Array) -> jax.Array:
-    return lax.dynamic_slice_in_dim(masks, begin, math.prod(shape)).reshape(shape)
 
 
 def takes_too_many_turns(array: jax.Array | Scores) -> bool:
     """Whether the rows of an array are so short, and so many, that turns take longer than passes over all of them."""
     rows = array.shape[0]
     return rows >= _MANY_ROWS and array.size <= _SHORT_ROW * rows
-
-
-class Group(NamedTuple):
-    """Arrays that take turns in one program.
-
-    Attributes:
-      indices: which arrays.
-      lengths: of how many scores the beginning of the buffer is that each array's rows are padded to; `None`: rows are
-        read where they are.
-    """
-
-    indices: list[int]
-    lengths: list[int] | None
-
-
-def groups(arrays: Sequence[jax.Array | Scores]) -> list[Group]:
-    """Divides arrays into groups: few, since each is a program."""
-    lengths = [array.size // array.shape[0] for array in arrays]
-    others = []
-    short = []
-    for i, length in enumerate(lengths):
-        fits = length <= LONGEST_BUFFER and arrays[i].size <= _LARGEST_TABLE
-        (short if fits else others).append(i)
-    short.sort(key=lambda i: -lengths[i])
-    divided = []
-    for together in _sharing_a_buffer(short, [array.size for array in arrays], lengths):
-        if len(together) < _WORTH_A_BUFFER:
-            others += together
-        else:
-            divided.append(Group(together, _padded_lengths([lengths[i] for i in together])))
-    if others:
-        divided.append(Group(others, None))
-    return divided
-
-
-def _sharing_a_buffer(
-    falling: Sequence[int], sizes: Sequence[int], lengths: Sequence[int]
-) -> list[list[int]]:
-    """Divides arrays of falling lengths into those that share a buffer and a table of masks."""
-    divided: list[list[int]] = []
-    room = 0
-    for i in falling:
-        is_much_shorter = divided and _MOST_OF_BUFFER * lengths[i] < lengths[divided[-1][0]]
-        if not divided or is_much_shorter or sizes[i] > room:
-            divided.append([])
-            room = _LARGEST_TABLE
-        divided[-1].append(i)
-        room -= sizes[i]
-    return divided
-
-
-def _padded_lengths(falling: Sequence[int]) -> list[int]:
-    """Finds the lengths to which rows of falling lengths are padded: few of them, since each is compiled."""
-    padded: list[int] = []
-    rest = total = sum(falling)
-    for i, length in enumerate(falling):
-        is_first = not padded
-        padding_of_rest = 0 if is_first else padded[-1] * (len(falling) - i) - rest
-        padded.append(length if is_first or padding_of_rest > _MOST_PADDING * total else padded[-1])
-        rest -= length
-    return padded

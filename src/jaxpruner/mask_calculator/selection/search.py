@@ -224,11 +224,32 @@ def _mask(
         axis_ends = find_axis_ends(own_ends, array.shape, (0,) * array.ndim)
         is_before_end = before(axis_ends, array.shape, 0)
     keeps_row = column_of(ranked.rows.of(keeps_everything), 0, array.ndim).astype(jnp.uint8)
-    mask = jnp.where(is_kept(array, low, high, is_before_end), jnp.uint8(1), keeps_row)
+    mask = jnp.where(_is_kept(array, low, high, is_before_end), jnp.uint8(1), keeps_row)
     return mask.reshape(ranked.scores.shape)
 
 
-def is_kept(
+def mask_of_turn(
+    turn: Turn, thresholds: jax.Array, end: jax.Array, keeps_everything: jax.Array
+) -> jax.Array:
+    """Makes the mask of the row whose turn it is, padded to the longest row.
+
+    Args:
+      turn: the row.
+      thresholds: `[2 or more]`, low and high.
+      end: ties are kept before this index.
+      keeps_everything: whether NaN are kept, too.
+    """
+
+    def mask(row: jax.Array) -> jax.Array:
+        is_before_end = lax.iota(end.dtype, row.size) < end
+        is_in = _is_kept(row, thresholds[0], thresholds[1], is_before_end)
+        own_mask = jnp.where(is_in, jnp.uint8(1), keeps_everything.astype(jnp.uint8))
+        return jnp.pad(own_mask, (0, turn.longest - row.size))
+
+    return turn.ask(mask)
+
+
+def _is_kept(
     scores: jax.Array, low: jax.Array, high: jax.Array, is_before_end: jax.Array
 ) -> jax.Array:
     """Tells which scores reach `high`, or reach `low` and stand before the end of the ties that are kept."""
