@@ -37,13 +37,68 @@ def order_of(axis, orders):
     return order
 
 
-def permute(value, axes, orders):
-    """The value with its elements where the permuted program has them."""
+def permute(value, axes, orders, trips=None):
+    """The value with its elements where the permuted program has them.
+
+    Args:
+      value: of the program.
+      axes: of the value.
+      orders: atom of a group -> `Order`.
+      trips: atom of a scan's trips -> the number of this trip, in the body of the scan.
+    """
+    if not jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
+        value = np.asarray(value)
+    plain = {}
+    for atom, order in sorted(orders.items(), key=lambda entry: -len(entry[1].owners)):
+        if order.owners:  # the owners are not yet in their new order
+            value = _permute_lists(value, axes, atom, order, trips or {})
+        else:
+            plain[atom] = order.order
     for i, axis in enumerate(axes):
-        order = order_of(axis, orders)
+        order = order_of(axis, plain)
         if (order != np.arange(axis.size)).any():
-            value = jnp.take(value, order, axis=i)
+            value = np.take(value, order, axis=i)
     return value
+
+
+class Order(NamedTuple):
+    """An order of a group's channels, or one for each index of its owners."""
+
+    owners: tuple[object, ...]
+    order: np.ndarray
+
+
+def _permute_lists(value, axes, atom, order, trips):
+    """Puts channels in another order for each index of their owners."""
+    for i, axis in enumerate(axes):
+        index, stride = _index_along(axis, atom)
+        if (index < 0).all():
+            continue
+        source = list(np.indices(value.shape))
+        here = source[i]
+        owner_indices = []
+        for owner in order.owners:
+            if owner in trips:
+                owner_indices.append(np.full(value.shape, trips[owner]))
+                continue
+            along = [_index_along(each, owner)[0] for each in axes]
+            (k,) = [k for k, found in enumerate(along) if (found >= 0).any()]
+            owner_indices.append(along[k][source[k]])
+        new = order.order[(*owner_indices, index[here])]
+        source[i] = here + np.where(index[here] < 0, 0, (new - index[here]) * stride[here])
+        value = value[tuple(source)]
+    return value
+
+
+def _index_along(axis, atom):
+    """For each position of an axis the index of an atom, -1 where it has none, and the atom's stride there."""
+    index, stride = np.full(axis.size, -1), np.zeros(axis.size, int)
+    for found in positions.occurrences(axis):
+        if found.atom is atom:
+            places = found.positions()
+            index[places] = np.arange(atom.size)[:, None]
+            stride[places] = found.stride
+    return index, stride
 
 
 class Check(Evaluator):
@@ -52,14 +107,15 @@ class Check(Evaluator):
     def __init__(self, trace, orders):
         self.trace = trace
         self.orders = orders
+        self.trips = {}
         self.compared = 0
         self.moved = 0
 
     def twin(self, value, axes):
-        return Twin(value, permute(value, axes, self.orders))
+        return Twin(value, jnp.asarray(permute(value, axes, self.orders, self.trips)))
 
     def constant(self, value, aval):
-        return value if isinstance(value, Twin) else Twin(value, value)
+        return value if isinstance(value, Twin) else self.twin(jnp.asarray(value, aval.dtype), ())
 
     def positions_in(self, program, position):
         live = liveness.live(program.jaxpr, position.needed)
@@ -86,7 +142,7 @@ class Check(Evaluator):
     def compare(self, twin, axes, place):
         if twin.value is None or jax.dtypes.issubdtype(twin.value.dtype, jax.dtypes.extended):
             return
-        expected = np.asarray(permute(twin.value, axes, self.orders))
+        expected = np.asarray(permute(twin.value, axes, self.orders, self.trips))
         permuted = np.asarray(twin.permuted)
         assert_close(permuted, expected, place)
         self.compared += 1
@@ -116,11 +172,15 @@ class Check(Evaluator):
         )
         trips = range(scan.length)
         stacks = []
+        counted = self.trace.trips[position.path].resolved()
+        before = dict(self.trips)
         for trip in reversed(trips) if scan.reverse else trips:
+            self.trips[counted] = trip
             taken = [_take(twin, trip) for twin in sliced]
             results = self.visit_program(scan.body, [*constants, *carried, *taken], inside)
             carried, stacked = scan.split_results(results)
             stacks.append(stacked)
+        self.trips = before
         if scan.reverse:
             stacks.reverse()
         return carried + [_stack(each) for each in zip(*stacks, strict=True)]
@@ -160,7 +220,9 @@ def _stack(twins):
 
 def assert_close(actual, expected, place):
     """Sums in another order are rounded in another way; a wrong order differs by more than the rounding."""
-    finite = np.abs(expected[np.isfinite(expected)], dtype=np.float64)
+    kind = np.complex128 if np.iscomplexobj(expected) else np.float64
+    actual, expected = actual.astype(kind), expected.astype(kind)
+    finite = np.abs(expected[np.isfinite(expected)])
     tolerance = 1e-3 * finite.max() if finite.size else 0
     np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance, err_msg=place)
 
@@ -175,13 +237,15 @@ def check(graph, params, inputs, seed=0):
       seed: of the orders.
     """
     rng = np.random.default_rng(seed)
-    orders = {
-        group.atom: np.roll(rng.permutation(group.size), 1) for group in graph.groups.values()
-    }
+    orders = {}
+    for group in graph.groups.values():
+        sizes = [owner.size for owner in group.lists]
+        order = rng.permuted(np.broadcast_to(np.arange(group.size), (*sizes, group.size)), axis=-1)
+        orders[group.atom] = Order(group.lists, np.roll(order, 1, axis=-1))
     trace = graph.trace
     leaves = jax.tree.leaves(params)
     arguments = [
-        Twin(jnp.asarray(leaf), permute(jnp.asarray(leaf), axes, orders))
+        Twin(jnp.asarray(leaf), jnp.asarray(permute(jnp.asarray(leaf), axes, orders)))
         for leaf, axes in zip(leaves, trace.leaves, strict=True)
     ]
     for leaf in jax.tree.leaves(inputs):

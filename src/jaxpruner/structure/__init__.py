@@ -20,6 +20,7 @@ Read the files in this order:
     inference → tracing    a program is gone through; a model is traced
     fills → zeros          what zeroing leaves at removed channels, and which groups are exact; `moving_fills` and
                            `contracting_fills` hold the second half of each row of the table
+    lists                  which groups may keep other channels in each trip of a scan, each expert, each head
     groups → graph         atoms become groups with names; what users see
 """
 

@@ -5,13 +5,30 @@ from typing import Any
 
 from jaxpruner.structure import contracting_fills
 from jaxpruner.structure.axes import Axes, Ties, atom, new_axes, product
-from jaxpruner.structure.records import Row
+from jaxpruner.structure.records import Contraction, Row
 from jaxpruner.uses import contractions
 from jaxpruner.uses.moving_rules import shape_of
 
 
 def _without(axes: Axes, dropped: Sequence[int]) -> Axes:
     return tuple([axis for i, axis in enumerate(axes) if i not in dropped])
+
+
+def contraction(equation: Any, operands: Sequence[Axes]) -> Contraction:
+    """Which axes a contraction sums over, and which only one of its operands has."""
+    left, right = operands[:2]
+    if contractions.OPERATIONS[equation.primitive.name] == 'conv':
+        numbers = equation.params['dimension_numbers']
+        channels = (left[numbers.lhs_spec[1]],)
+        return Contraction(
+            channels, channels, (left[numbers.lhs_spec[0]], right[numbers.rhs_spec[0]])
+        )
+    numbers = contractions.dot_axes(equation)
+    summed = tuple([left[i] for i in numbers.contract[0]])
+    batch = tuple([left[i] for i in numbers.batch[0]])
+    free = _without(left, numbers.contract[0] + numbers.batch[0])
+    free_right = _without(right, numbers.contract[1] + numbers.batch[1])
+    return Contraction(batch + summed, summed, free + free_right)
 
 
 def _dot(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:

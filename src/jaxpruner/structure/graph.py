@@ -59,6 +59,8 @@ class Group:
       exact: whether removing a channel is the same as setting its members to zero.
       reason: why it is not; empty where it is.
       atom: what stands for the group in the axes of a `Trace`.
+      lists: atoms of which each index may keep channels of its own, such as trips of a scan, experts, or heads: what is
+        kept is then an array of shape `(*sizes of these atoms, channels that are kept)`.
 
     >>> import jax.numpy as jnp
     >>> from jaxpruner.structure import channel_groups
@@ -76,6 +78,7 @@ class Group:
     exact: bool
     reason: str
     atom: Axis = dataclasses.field(repr=False)
+    lists: tuple[Axis, ...] = dataclasses.field(default=(), repr=False)
 
 
 @dataclasses.dataclass(frozen=True)

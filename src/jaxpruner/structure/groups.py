@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.structure.axes import Axis
 from jaxpruner.structure.graph import ChannelGraph, Group, Member, PinnedAxis
+from jaxpruner.structure.lists import owners_of_lists
 from jaxpruner.structure.positions import Occurrence, occurrences
 from jaxpruner.structure.records import Trace
 from jaxpruner.structure.zeros import inexact_atoms
@@ -40,29 +41,31 @@ def find_groups(trace: Trace) -> ChannelGraph:
                 elif size > 1:
                     places.setdefault(found.atom, []).append(_Place(leaf, i, found))
     inexact = inexact_atoms(trace)
+    owners = owners_of_lists(trace, places)
     groups = {}
     for atom, places_of_atom in places.items():
-        group = _group(trace, atom, places_of_atom, inexact.get(atom, ''))
-        groups[group.name] = group
-    return ChannelGraph(groups, tuple(pinned), tuple(unused), trace)
+        first = min(places_of_atom, key=lambda place: (trace.first_uses[place.leaf], -place.axis))
+        reason = inexact.get(atom, '')
+        group = Group(
+            name=_name(trace, first),
+            size=atom.size,
+            members=tuple([_member(trace, place) for place in places_of_atom]),
+            parameters=_parameters(trace, places_of_atom),
+            exact=not reason,
+            reason=reason,
+            atom=atom,
+            lists=owners.get(atom, ()),
+        )
+        groups[group.name] = (trace.first_uses[first.leaf], group)
+    in_order = sorted(groups.values(), key=lambda entry: entry[0])
+    by_name = {group.name: group for _, group in in_order}
+    return ChannelGraph(by_name, tuple(pinned), tuple(unused), trace)
 
 
-def _group(trace: Trace, atom: Axis, places: Sequence[_Place], reason: str) -> Group:
-    members = []
-    for place in places:
-        found = place.occurrence
-        path = trace.paths[place.leaf]
-        members.append(Member(path, place.axis, found.offset, found.stride, found.repeats, found))
-    first = min(places, key=lambda place: (trace.first_uses[place.leaf], -place.axis))
-    return Group(
-        name=_name(trace, first),
-        size=atom.size,
-        members=tuple(members),
-        parameters=_parameters(trace, places),
-        exact=not reason,
-        reason=reason,
-        atom=atom,
-    )
+def _member(trace: Trace, place: _Place) -> Member:
+    found = place.occurrence
+    path = trace.paths[place.leaf]
+    return Member(path, place.axis, found.offset, found.stride, found.repeats, found)
 
 
 def _name(trace: Trace, place: _Place) -> str:

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jaxpruner.structure import primitives
+from jaxpruner.structure import contracting, primitives
 from jaxpruner.structure.axes import Axes, Axis, Pin, Ties, new_axes, set_pin
-from jaxpruner.structure.records import EquationAxes, Place
-from jaxpruner.uses import liveness
+from jaxpruner.structure.records import Contraction, EquationAxes, Place
+from jaxpruner.uses import contractions, liveness
 from jaxpruner.uses.bodies import Call, Cond, Evaluator, Program, ProgramPath, Scan, While
 from jaxpruner.uses.moving_rules import shape_of
 
@@ -31,6 +31,8 @@ class Inference(Evaluator[Axes, Place]):
             self._leaves[id(axes)] = number, axes
         self.equations: dict[ProgramPath, EquationAxes] = {}
         self.constants: dict[ProgramPath, tuple[Axes, ...]] = {}
+        self.trips: dict[ProgramPath, Axis] = {}
+        self.contractions: list[Contraction] = []
         self.read: list[Axes] = []  # what equations read of values, without what is cut off
 
     def constant(self, value: Any, aval: Any) -> Axes:
@@ -67,6 +69,8 @@ class Inference(Evaluator[Axes, Place]):
             results = _new_results(equation)
             for axes in (*operands, *results):
                 ties.pin_all(axes, 'nothing is known of this operation')
+        if name in contractions.OPERATIONS:
+            self.contractions.append(contracting.contraction(equation, operands))
         self.read += results if name in _TAKES_PARTS else [*operands, *results]
         return results
 
@@ -78,6 +82,7 @@ class Inference(Evaluator[Axes, Place]):
         """What is carried keeps its axes. The sliced and stacked axes have an index for each trip."""
         constants, carried, sliced = scan.split(operands)
         trips = Axis(scan.length)
+        self.trips[position.path] = trips
         pin = position.pin(scan.equation, 'each trip of the scan takes one of it', mixes=False)
         set_pin(trips, pin)
         ties = _ties(scan.equation, position)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 from jax.extend import source_info_util
 
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.structure.axes import Axes, Pin, Ties
+from jaxpruner.structure.axes import Axes, Axis, Pin, Ties
 from jaxpruner.uses.bodies import ProgramPath
 
 
@@ -52,6 +52,20 @@ class EquationAxes(NamedTuple):
     results: tuple[Axes, ...]
 
 
+class Contraction(NamedTuple):
+    """The axes of an operation that multiplies and sums.
+
+    Attributes:
+      shared: that both operands have, summed or not.
+      summed: those of them that the result lacks.
+      free: that one operand has.
+    """
+
+    shared: Axes
+    summed: Axes
+    free: Axes
+
+
 class Trace(NamedTuple):
     """A traced model, and the axes of each of its values.
 
@@ -65,6 +79,8 @@ class Trace(NamedTuple):
       equations: path of an equation -> the axes of its operands and results. An equation with a program inside is
         there, too. Within a scan the axes of sliced operands and stacked results lack the first.
       constants: path of a program -> the axes of each of its constants; the whole program's path is `()`.
+      trips: path of a scan -> the axis that has an index for each of its trips.
+      contractions: the axes of each operation that multiplies and sums.
       used: for each leaf, whether it has a part in the results.
       first_uses: for each leaf, its place in the order in which the model first uses them.
     """
@@ -74,6 +90,8 @@ class Trace(NamedTuple):
     leaves: Sequence[Axes]
     equations: Mapping[ProgramPath, EquationAxes]
     constants: Mapping[ProgramPath, tuple[Axes, ...]]
+    trips: Mapping[ProgramPath, Axis]
+    contractions: Sequence[Contraction]
     used: Sequence[bool]
     first_uses: Sequence[int]
 

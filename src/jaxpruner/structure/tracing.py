@@ -79,6 +79,8 @@ def infer(program: Any, paths: list[tree_lib.Path]) -> Trace:
         leaves=arguments[:count],
         equations=inference.equations,
         constants=inference.constants,
+        trips=inference.trips,
+        contractions=inference.contractions,
         used=used,
         first_uses=[inference.first_uses.get(number, last) for number in range(count)],
     )
