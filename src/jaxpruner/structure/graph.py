@@ -217,10 +217,25 @@ _COLUMNS = (
 )
 
 
+_MOST_MEMBERS = 6  # in a row of the table
+
+
 def _row(group: Group) -> Sequence[str]:
-    names = dict.fromkeys(member.name for member in group.members)
     exact = 'yes' if group.exact else 'no'
-    return group.name, str(group.size), f'{group.parameters:,}', exact, ', '.join(names)
+    return group.name, str(group.size), f'{group.parameters:,}', exact, _members(group)
+
+
+def _members(group: Group) -> str:
+    """The leaves of a group, without the beginning of their paths that they share."""
+    paths = list(dict.fromkeys(member.path for member in group.members))
+    depth = 0
+    shortest = min(map(len, paths)) - 1
+    while depth < shortest and len({path[depth] for path in paths}) == 1:
+        depth += 1
+    names = [tree_lib.path_string(path[depth:]) for path in paths]
+    if len(names) > _MOST_MEMBERS:
+        names[_MOST_MEMBERS:] = [f'and {len(names) - _MOST_MEMBERS} more']
+    return ', '.join(names)
 
 
 def _describe(group: Group, place: str) -> str:
@@ -231,6 +246,9 @@ def _describe(group: Group, place: str) -> str:
             others.append(name)
     tied = f', with {", ".join(dict.fromkeys(others))}' if others else ''
     exact = 'exact' if group.exact else f'not exact: {group.reason}'
+    if group.lists:
+        sizes = ' x '.join([str(owner.size) for owner in group.lists])
+        exact += f'; {sizes} lists of channels may differ'
     return f'{place} can be cut in group {group.name}, {group.size} channels{tied}; {exact}'
 
 

@@ -1,7 +1,9 @@
 """Makes the groups of a `ChannelGraph` from the axes of a traced model."""
 
 import dataclasses
+import functools
 import math
+import operator
 from collections.abc import Sequence
 
 from jaxpruner.core import tree as tree_lib
@@ -42,9 +44,9 @@ def find_groups(trace: Trace) -> ChannelGraph:
                     places.setdefault(found.atom, []).append(_Place(leaf, i, found))
     inexact = inexact_atoms(trace)
     owners = owners_of_lists(trace, places)
-    groups = {}
+    groups = []
     for atom, places_of_atom in places.items():
-        first = min(places_of_atom, key=lambda place: (trace.first_uses[place.leaf], -place.axis))
+        first = min(places_of_atom, key=functools.partial(_order, trace))
         reason = inexact.get(atom, '')
         group = Group(
             name=_name(trace, first),
@@ -56,10 +58,16 @@ def find_groups(trace: Trace) -> ChannelGraph:
             atom=atom,
             lists=owners.get(atom, ()),
         )
-        groups[group.name] = (trace.first_uses[first.leaf], group)
-    in_order = sorted(groups.values(), key=lambda entry: entry[0])
-    by_name = {group.name: group for _, group in in_order}
+        groups.append((_order(trace, first), group))
+    groups.sort(key=operator.itemgetter(0))
+    by_name = {group.name: group for _, group in groups}
     return ChannelGraph(by_name, tuple(pinned), tuple(unused), trace)
+
+
+def _order(trace: Trace, place: _Place) -> tuple[int, ...]:
+    """Leaves in the order of their first use; of one leaf the last axis first, outer parts before inner ones."""
+    found = place.occurrence
+    return trace.first_uses[place.leaf], -place.axis, found.offset, -found.stride
 
 
 def _member(trace: Trace, place: _Place) -> Member:

@@ -10,7 +10,6 @@ experts. Here is the rule: channels may be chosen apart for each index of an ato
 - no contraction of the channels has t on one side alone, since it compares the channels of different t then.
 """
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -33,27 +32,35 @@ class _Value(NamedTuple):
     terms: Sequence[Sequence[Term]]
     trips: Sequence[Axis]
 
-    def counts(self, atom: Axis, owner: Axis) -> Iterable[int]:
-        """How often an owner stands beside an atom, for each of its places in the value; -1 where it differs."""
+    def has_one_owner(self, atom: Axis, owner: Axis) -> bool:
+        """Whether an owner stands exactly once beside each place of an atom."""
+        in_axes = [_count_in_each(terms, owner) for terms in self.terms]
         for i, terms in enumerate(self.terms):
-            beside = self.trips.count(owner)
-            for k, others in enumerate(self.terms):
-                found = {term.count(owner) for term in others}
-                beside += 0 if k == i else found.pop() if len(found) == 1 else math.inf
+            others = in_axes[:i] + in_axes[i + 1 :]
             for term in terms:
-                if atom in term:
-                    yield beside + term.count(owner) if beside < math.inf else -1
+                if atom not in term:
+                    continue
+                beside = self.trips.count(owner) + term.count(owner)
+                if None in others or beside + sum(filter(None, others)) != 1:
+                    return False
+        return True
+
+
+def _count_in_each(terms: Sequence[Term], owner: Axis) -> int | None:
+    """How often each term of an axis has an atom; `None` where they differ."""
+    counts = {term.count(owner) for term in terms}
+    return counts.pop() if len(counts) == 1 else None
 
 
 def owners_of_lists(trace: Trace, removable: Iterable[Axis]) -> dict[Axis, tuple[Axis, ...]]:
     """For each atom of a group the atoms of which each index may keep channels of its own."""
     values = _values_by_atom(trace, set(removable))
     mixed = _mixed_pairs(trace)
-    owners = {}
+    owners: dict[Axis, tuple[Axis, ...]] = {}
     for atom, values_of_atom in values.items():
         possible = _first_owners(values_of_atom[0], atom)
         for value in values_of_atom:
-            possible = [owner for owner in possible if set(value.counts(atom, owner)) == {1}]
+            possible = [owner for owner in possible if value.has_one_owner(atom, owner)]
         kept = []
         for owner in possible:
             is_mixed = owner.pin is not None and owner.pin.mixes
