@@ -41,7 +41,8 @@ class _Value(NamedTuple):
                 if atom not in term:
                     continue
                 beside = self.trips.count(owner) + term.count(owner)
-                if None in others or beside + sum(filter(None, others)) != 1:
+                is_single = term.count(atom) == 1  # two of them in one axis would need two owners
+                if not is_single or None in others or beside + sum(filter(None, others)) != 1:
                     return False
         return True
 
