@@ -150,3 +150,25 @@ def test_other_parameters_are_refused_by_name():
     state = pruner().wrap_optax(ADAM).init(PARAMS)
     with pytest.raises(ValueError, match=r'^a: .*\(3, 5\).*\(2, 2\)'):
         jaxpruner.sparsity_metrics(state, PARAMS | {'a': jnp.ones((2, 2))})
+
+
+@pytest.mark.parametrize('packed', [False, True])
+@pytest.mark.parametrize('cls', [jaxpruner.GlobalMagnitudePruning, jaxpruner.GlobalSaliencyPruning])
+def test_the_target_counts_leaves_of_their_own_sparsity(cls, packed):
+    updater = cls(
+        sparsity_schedules.PolynomialSchedule(1, 0, 3),
+        sparsity=0.75,
+        custom_sparsity_map={'a': 0.2},
+        use_packed_masks=packed,
+    )
+    tx = updater.wrap_optax(ADAM)
+    state = tx.init(PARAMS)
+    metrics = jaxpruner.sparsity_metrics(state)
+    assert float(metrics['_target_sparsity']) == pytest.approx((3 + 24) / 47)
+    _, state = train(tx, steps=1)
+    # Leaves of their own sparsity wait for no schedule.
+    assert float(jaxpruner.sparsity_metrics(state)['a']) == pytest.approx(0.2)
+    _, state = train(tx, steps=4)
+    metrics = jaxpruner.sparsity_metrics(state)
+    assert float(metrics['_mask_sparsity']) == pytest.approx((3 + 24) / 47)
+    assert float(metrics['_target_sparsity']) == pytest.approx((3 + 24) / 47)

@@ -102,9 +102,10 @@ class GlobalPruningMixin(_Pruner):
         )
 
     def init_state(self, params: tree_lib.PyTree) -> base_updater.SparseState:
-        """As the base's; unless a distribution was given, the target is one number."""
+        """As the base's; where `sparsity` is the target of every leaf, the target is one number."""
         state = super().init_state(params)
-        if not isinstance(self.distribution(), sparsity_setting.FromSparsity):
+        is_from_settings = isinstance(self.distribution(), sparsity_setting.FromSparsity)
+        if not is_from_settings or self.custom_sparsity_map:
             return state
         return state._replace(target_sparsities=jnp.asarray(self._sparsity_or_zero(), jnp.float32))
 
@@ -120,7 +121,7 @@ class GlobalPruningMixin(_Pruner):
         Args:
           scores: a tree like the parameters; leaves may be `None` where dense.
           target_sparsity: the sparsity of all leaves that are ranked together, or a tree of sparsities, `None` where
-            dense, of which it is the mean weighted by size.
+            dense, of which it is the mean weighted by size. Leaves in `custom_sparsity_map` keep their own.
 
         Returns:
           A tree of uint8 masks, `None` where dense.
@@ -154,12 +155,18 @@ class GlobalPruningMixin(_Pruner):
         self, paths: Sequence[tree_lib.Path], scores: Sequence[Any], treedef: Any, sparsity: Any
     ) -> list[Any]:
         """The sparsity of each leaf, from a tree of them or from the one number of the leaves ranked together."""
-        if not _is_one_number(sparsity) or treedef.num_nodes == 1:
-            return tree_lib.leaves_like(treedef, sparsity)
         custom = sparsity_distributions.check_custom_map(self.custom_sparsity_map)
         values = list(custom.values())
         rules = tree_lib.first_matches(custom, paths, 'custom_sparsity_map')
-        targets: list[Any] = [None] * len(scores)
+        targets: list[Any]
+        if not _is_one_number(sparsity) or treedef.num_nodes == 1:
+            targets = tree_lib.leaves_like(treedef, sparsity)
+            for i, rule in enumerate(rules):
+                # No schedule delays these leaves.
+                if rule is not None and targets[i] is not None:
+                    targets[i] = values[rule]
+            return targets
+        targets = [None] * len(scores)
         for i, leaf in enumerate(self._leaves(paths, scores)):
             rule = rules[i]
             if scores[i] is None or leaf.sparsity_type is None:
