@@ -83,6 +83,16 @@ def test_of_leaves_that_are_ranked_together_the_total_is_told(sizes, sparsity):
     assert all(leaf.kept is None for leaf in plan.pruned)
 
 
+def test_a_plan_shows_what_is_ranked_together():
+    updater = jaxpruner.GlobalMagnitudePruning(sparsity=0.75, custom_sparsity_map={'head/*': 0.5})
+    plan = updater.plan(PARAMS)
+    assert [leaf.name for leaf in plan if leaf.is_ranked_with_others] == ['encoder/kernel']
+    lines = {line.split()[0]: line for line in str(plan).splitlines()}
+    assert 'unstructured, ranked together' in lines['encoder/kernel']
+    assert 'together' not in lines['head/kernel'] + lines['encoder/bias']
+    assert not any(leaf.is_ranked_with_others for leaf in magnitude().plan(PARAMS))
+
+
 def test_a_target_of_0_in_a_joint_ranking_keeps_no_leaf_dense():
     params = {'a': jnp.full((4, 4), 0.01), 'b': jnp.ones((4, 4))}
 

@@ -34,6 +34,7 @@ class LeafPlan(Leaf):
       kept: how many weights have a mask of 1 at the target; `None` where that depends on more than shapes.
       size: how many weights there are.
       why_dense: why nothing is removed; `None` where something is.
+      is_ranked_with_others: one ranking holds several leaves, so that `target` counts in the mean alone.
 
     >>> import jaxpruner
     >>> leaf = jaxpruner.MagnitudePruning(sparsity_type='2:4').plan({'w': jnp.ones((3, 8))})['w']
@@ -44,6 +45,7 @@ class LeafPlan(Leaf):
     kept: int | None
     size: int
     why_dense: str | None
+    is_ranked_with_others: bool = False
 
     @property
     def is_pruned(self) -> bool:
@@ -135,7 +137,10 @@ def plan_leaves(updater: PlannedPruner, params: tree_lib.PyTree) -> PruningPlan:
     for i, leaf in enumerate(updater._leaves(paths, arrays)):
         unpruned = unpruned_leaf(leaf.path, arrays[i], leaf.sparsity_type, leaf.is_stacked)
         shares_target = is_joint[i] and is_any_joint_pruned
-        planned.append(with_target(unpruned, targets[i], reasons[i], is_alone[i], shares_target))
+        leaf_plan = with_target(unpruned, targets[i], reasons[i], is_alone[i], shares_target)
+        if shares_target and leaf_plan.is_pruned:
+            leaf_plan = dataclasses.replace(leaf_plan, is_ranked_with_others=True)
+        planned.append(leaf_plan)
     kept = _kept_in_all(planned, is_joint)
     return PruningPlan(type(updater).__name__, tuple(planned), kept)
 
@@ -261,6 +266,8 @@ def _kept_in_all(leaves: Sequence[LeafPlan], is_joint: Sequence[bool]) -> int | 
 def _row(leaf: LeafPlan) -> list[str]:
     layers = 'each layer, ' if leaf.is_stacked else ''
     words = layers + type_words(leaf.sparsity_type)
+    if leaf.is_ranked_with_others:
+        words += ', ranked together'
     if leaf.why_dense:
         words = f'dense: {leaf.why_dense}'
     target = '-' if leaf.target is None and leaf.why_dense else _UNKNOWN

@@ -159,9 +159,11 @@ def _plan_leaf(path: tree_lib.Path, leaf: Any, entry: ResolvedEntry | None) -> l
         return dataclasses.replace(unpruned, why_dense='no entry of the strategy means it')
     plan = entry.plan
     unpruned = leaf_plans.unpruned_leaf(path, leaf, dict(plan.types)[path], path in plan.stacked)
-    return leaf_plans.with_target(
+    leaf_plan = leaf_plans.with_target(
         unpruned, entry.sparsities[path], reason='', is_counted=not plan.is_global
     )
+    is_ranked_with_others = plan.is_global and leaf_plan.is_pruned
+    return dataclasses.replace(leaf_plan, is_ranked_with_others=is_ranked_with_others)
 
 
 def _branch(plan: EntryPlan, entries: list[ResolvedEntry]) -> Callable[..., tree_lib.PyTree]:
