@@ -225,6 +225,12 @@ def too_few_scores():
             return grads
 
 
+def one_score_more():
+    class More(jaxpruner.RigL):
+        def _get_grow_scores(self, sparse_state, params, grads, scores):
+            return scores
+
+
 def scores_alone():
     class Alone(jaxpruner.RigL):
         def calculate_scores(self, params, sparse_state=None, grads=None):
@@ -248,7 +254,14 @@ REFUSED = [
         r'Trees.update_masks \(or _update_masks\) must take \(self, old_mask, drop_score',
     ),
     (too_few_scores, r'Few.get_grow_scores .* must take \(self, sparse_state, params, grads\)'),
-    (scores_alone, 'Alone overrides calculate_scores, which SET and its subclasses never call'),
+    (
+        one_score_more,
+        r"More.get_grow_scores .* got \(self, sparse_state, params, grads, scores\): .*'scores'.* default",
+    ),
+    (
+        scores_alone,
+        r'Alone overrides calculate_scores, .*: SET never does; override get_drop_scores',
+    ),
     (mixin_last, 'SteMixin has no effect after a pruner; write it first'),
     (global_mixin_last, 'GlobalPruningMixin has no effect after a pruner'),
 ]
@@ -258,6 +271,19 @@ REFUSED = [
 def test_what_cannot_be_honoured_is_refused_where_it_is_defined(define, message):
     with pytest.raises(TypeError, match=message):
         define()
+
+
+def test_scores_may_be_called_by_another_method_of_the_same_class():
+    class BySize(jaxpruner.RigL):
+        def calculate_scores(self, params, sparse_state=None, grads=None):
+            return jax.tree.map(jnp.abs, params)
+
+        def get_initial_masks(self, params, target_sparsities):
+            return self.create_masks(self.calculate_scores(params), target_sparsities)
+
+    sizes = np.abs(np.asarray(PARAMS['u']))
+    first, _ = updated(BySize)
+    np.testing.assert_array_equal(first, sizes >= np.median(sizes))
 
 
 MOMENTS = {

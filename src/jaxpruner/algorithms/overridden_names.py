@@ -7,12 +7,28 @@ for one method, whichever of them it defines, so that `self` and `super()` lead 
 import inspect
 from typing import Any
 
+from jaxpruner.core.arguments import signature_words
+
 # Our name -> what the method is called with, besides the updater.
 _SCORES = ('sparse_state', 'params', 'grads')
 _ARGUMENTS = {
     'get_drop_scores': _SCORES,
     'get_grow_scores': _SCORES,
     'update_masks': ('old_mask', 'drop_score', 'grow_score', 'drop_fraction'),
+}
+# Methods in which an override may call `calculate_scores` itself.
+_MAY_CALL_SCORES = {
+    'get_initial_masks',
+    'init_algorithm_state',
+    'init_state',
+    'instant_sparsify',
+    'post_gradient_update',
+    'pre_forward_update',
+    'track',
+    'update_state',
+    'wrap_optax',
+    *_ARGUMENTS,
+    *(f'_{name}' for name in _ARGUMENTS),
 }
 
 
@@ -21,7 +37,7 @@ def unify_names(cls: type, root: type) -> None:
 
     Raises:
       TypeError: the class defines a method under both names, with other arguments than it is called with, or
-        `calculate_scores` alone, which `root` and its subclasses never call.
+        `calculate_scores` alone, which `root` never calls.
 
     >>> import jaxpruner
     >>> class Mine(jaxpruner.SET):
@@ -67,7 +83,7 @@ def _check_arguments(cls: type, name: str, method: Any, arguments: tuple[str, ..
     except (TypeError, ValueError) as error:
         raise TypeError(
             f'{cls.__name__}.{name} (or _{name}) must take ({", ".join(("self", *arguments))}), got '
-            f'{function!r}: {error}'
+            f'{signature_words(function)}: {error}; a further argument needs a default, such as None'
         ) from None
 
 
@@ -76,10 +92,9 @@ def _check_is_called(cls: type, root: type) -> None:
     for base in cls.__mro__:
         if base is not object and not base.__module__.startswith('jaxpruner.'):
             defined.update(vars(base))
-    used = {'update_state', *_ARGUMENTS, *(f'_{name}' for name in _ARGUMENTS)}
-    if 'calculate_scores' in defined and not defined & used:
+    if 'calculate_scores' in defined and not defined & _MAY_CALL_SCORES:
         raise TypeError(
-            f'{cls.__name__} overrides calculate_scores, which {root.__name__} and its subclasses never call; override '
-            'get_drop_scores(sparse_state, params, grads) or get_grow_scores(sparse_state, params, grads), or derive '
-            'from BaseUpdater'
+            f'{cls.__name__} overrides calculate_scores, and no method that could call it: {root.__name__} never does; '
+            'override get_drop_scores(sparse_state, params, grads) or get_grow_scores(sparse_state, params, grads), or '
+            'derive from BaseUpdater'
         )

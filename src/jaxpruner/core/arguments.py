@@ -35,6 +35,18 @@ def known_arguments(function: Callable[..., Any], arguments: dict[str, Any]) -> 
     return {name: value for name, value in arguments.items() if name in names}
 
 
+def signature_words(function: Callable[..., Any]) -> str:
+    """What a function takes, as its definition says; what it is, where that is not known.
+
+    >>> signature_words(lambda self, params, scores=None: None)
+    '(self, params, scores=None)'
+    """
+    try:
+        return str(inspect.signature(function))
+    except (TypeError, ValueError):  # no function, or one of C
+        return repr(function)
+
+
 def check_taken(function: Callable[..., Any], arguments: dict[str, Any], name: str) -> None:
     """Refuses arguments that a function (`name` in the message) does not take: they would have no effect."""
     unused = sorted(set(arguments) - set(known_arguments(function, arguments)))
