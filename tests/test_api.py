@@ -375,6 +375,11 @@ BAD = [
         ValueError,
         r"config key 'sparsty' is unknown; did you mean 'sparsity'",
     ),
+    (
+        {'algorithm': 'rigl', 'init_method': 'random'},
+        ValueError,
+        r"config key 'init_method' is unknown; the nearest of \d+ names are ('\w+'(, )?){3}$",
+    ),
     ({'algorithm': 'magnitude', 'sparsity': 1.5}, ValueError, r'sparsity must lie in \[0, 1\]'),
     ({'algorithm': 'magnitude', 'sparsity_type': 'nm_4,2'}, ValueError, r'n must not exceed m'),
     ({'algorithm': 'magnitude', 'dist_type': 'erk'}, ValueError, r'has dist_type but no sparsity'),

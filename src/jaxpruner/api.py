@@ -156,13 +156,15 @@ def create_updater_from_config(sparsity_config: Any) -> BaseUpdater:
 
     Keys:
       algorithm: its name; required.
-      sparsity: share of the weights to remove, of every selected leaf or, with ERK and global ranking, of all together.
-      dist_type: `'uniform'` (default) or `'erk'`, which keeps more weights in small leaves.
+      sparsity: share of the weights to remove: of every selected leaf or, with ERK and global ranking, of all selected
+        leaves together. Leaves in `custom_sparsity_map` do not count in it.
+      dist_type: `'uniform'` (default) or `'erk'`, which keeps more weights in small leaves. Global ranking ignores it.
       custom_sparsity_map: leaf name or glob -> sparsity, `None` for a dense leaf; overrides the filter. The first match
         wins.
       filter_fn: `(path, leaf) -> bool`, selects the leaves to prune; by default those of more than one dimension.
       count_excluded: with ERK, `sparsity` is the share of all parameters, those of excluded leaves counted.
-      update_start_step, update_end_step: first and last step at which masks may change.
+      update_start_step: first step at which masks may change.
+      update_end_step: last step at which masks may change; from there on sparsity is at its target.
       update_freq: masks change at the multiples of this number.
       power: of the polynomial by which sparsity grows until the last update, 3 by default; with `ria`, of the norm of
         the inputs, 0.5 by default.

@@ -441,3 +441,51 @@ def test_random_configurations_are_taken_or_refused_by_name():
             counts['wrong, refused' if wrong else 'right one by one, refused together'] += 1
             assert names_one_of(message, wrong or TOGETHER), (config, message)
     assert min(counts.values()) > 20, counts
+
+
+# Class, a key of configurations that its constructor lacks, and the remedy.
+LACKING = [
+    (
+        jaxpruner.RigL,
+        'custom_sparsity_map',
+        r'give sparsity_distribution_fn=.*custom_sparsity_map=',
+    ),
+    (jaxpruner.RigL, 'drop_fraction', r'give drop_fraction_fn='),
+    (jaxpruner.MagnitudePruning, 'drop_fraction', r'leave it out'),
+    (jaxpruner.MagnitudePruning, 'update_freq', r'give scheduler=jaxpruner.PolynomialSchedule'),
+    (jaxpruner.GlobalMagnitudePruning, 'dist_type', r'leave it out'),
+    (jaxpruner.MagnitudePruning, 'algorithm', r'create_updater_from_config'),
+]
+
+
+@pytest.mark.parametrize(('cls', 'key', 'remedy'), LACKING)
+def test_a_constructor_says_what_stands_for_a_key_that_it_lacks(cls, key, remedy):
+    with pytest.raises(TypeError, match=rf"{cls.__name__} has no setting '{key}'.*{remedy}"):
+        cls(**{key: 0.5})
+
+
+def test_a_constructor_of_ones_own_takes_what_it_likes():
+    class Mine(jaxpruner.RigL):
+        def __init__(self, drop_fraction, **settings):
+            super().__init__(drop_fraction_fn=lambda step: drop_fraction, **settings)
+
+    assert Mine(drop_fraction=0.2, sparsity=0.5).drop_fraction_fn(0) == 0.2
+    with pytest.raises(TypeError, match="unexpected keyword argument 'nothing'"):
+        jaxpruner.RigL(nothing=1)
+
+
+@pytest.mark.parametrize(
+    ('cls', 'settings'),
+    [
+        (jaxpruner.RigL, {'sparsity': 0.5}),
+        (jaxpruner.GlobalMagnitudePruning, {'custom_sparsity_map': {'a': 0.5}}),
+    ],
+)
+def test_two_settings_of_one_thing_are_named_with_both_remedies(cls, settings):
+    def targets(params):
+        return params
+
+    with pytest.raises(ValueError, match=r'sparsity_distribution_fn=targets, .*partial') as caught:
+        cls(sparsity_distribution_fn=targets, **settings)
+    assert {*settings} <= set(re.findall(r'\w+', str(caught.value)))
+    assert '<' not in str(caught.value)

@@ -35,6 +35,16 @@ def test_a_method_that_takes_other_arguments_is_refused_where_the_class_is_defin
         type('Mine', (jaxpruner.MagnitudePruning,), {name: member})
 
 
+def test_the_message_shows_what_the_method_takes():
+    with pytest.raises(TypeError, match=r'got \(self, sparse_state, grads, step\): ') as caught:
+
+        class Mine(jaxpruner.MagnitudePruning):
+            def moments_to_reset(self, sparse_state, grads, step):
+                return None
+
+    assert '<function' not in str(caught.value)
+
+
 def test_a_mixin_is_looked_at_too():
     class Logs:
         def track(self):

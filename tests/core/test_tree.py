@@ -113,6 +113,11 @@ def test_a_name_that_matches_nothing_is_refused_with_the_nearest():
 def test_words_for_an_unknown_name():
     assert tree.nearest('riggl', ['rigl', 'set']) == "did you mean 'rigl'?"
     assert tree.nearest('zzz', ['rigl', 'set']) == "known are 'rigl', 'set'"
+    assert tree.nearest('seed', ['rng_seed', 'stacked']) == "did you mean 'rng_seed'?"
+    layers = [f'layers_{i}/kernel' for i in range(40)]
+    words = tree.nearest('head', layers)
+    assert words.startswith('the nearest of 40 names are ')
+    assert words.count("'") == 2 * 3
 
 
 def test_a_misfit_names_the_paths():

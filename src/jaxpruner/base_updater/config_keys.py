@@ -24,7 +24,7 @@ from jaxpruner.base_updater.setting_checks import (
     is_word,
     number_in,
 )
-from jaxpruner.core import seeds
+from jaxpruner.core import arguments, seeds
 from jaxpruner.core.tree import is_number
 from jaxpruner.sparsity_types import settings as type_settings
 
@@ -110,6 +110,26 @@ CONFIG_KEYS: Mapping[str, Check] = {
     'rounds': _COUNT,
 }
 
+_DISTRIBUTION = (
+    'sparsity_distribution_fn=functools.partial(jaxpruner.sparsity_distributions.uniform, '
+    'sparsity=0.8, {key}=…)'
+)
+_SCHEDULE = (
+    'scheduler=jaxpruner.PolynomialSchedule(update_freq=…, update_start_step=…, update_end_step=…)'
+)
+# Keys that no constructor, or not each, takes -> what says the same there.
+_SAID_BY_A_FIELD = {
+    'dist_type': 'sparsity_distribution_fn=functools.partial(jaxpruner.sparsity_distributions.erk, sparsity=0.8)',
+    'filter_fn': _DISTRIBUTION,
+    'custom_sparsity_map': _DISTRIBUTION,
+    'count_excluded': _DISTRIBUTION.replace('uniform', 'erk'),
+    'update_freq': _SCHEDULE,
+    'update_start_step': _SCHEDULE,
+    'update_end_step': _SCHEDULE,
+    'power': 'scheduler=jaxpruner.PolynomialSchedule(…, power=…)',
+    'drop_fraction': 'drop_fraction_fn=optax.constant_schedule(0.3)',
+}
+
 # Fields in which `None` has a meaning of its own, though it is not their default. In a configuration `None` stands for
 # any key that is not given.
 _MAY_BE_NONE = frozenset(('sparsity', 'sparsity_distribution_fn', 'sparsity_type'))
@@ -140,6 +160,28 @@ def check_fields(updater: Any) -> None:
             continue
         if not is_users_own(type(updater), name):
             check_key(name, value)
+
+
+def check_constructor_takes(algorithm: type, settings: Mapping[str, Any]) -> None:
+    """Refuses keys of configurations that a constructor does not take, and says what it takes instead.
+
+    Raises:
+      TypeError: there is such a key.
+    """
+    taken = arguments.known_arguments(algorithm.__init__, dict(settings))
+    for key in settings:
+        if key in taken or key not in CONFIG_KEYS:
+            continue
+        remedy = 'leave it out'
+        field = _SAID_BY_A_FIELD.get(key, '').format(key=key)
+        # Global algorithms select leaves by fields of their own, and a budget for each leaf has no meaning for them.
+        is_of_a_leaf = key in ('dist_type', 'count_excluded') and hasattr(algorithm, 'filter_fn')
+        if field and not is_of_a_leaf and hasattr(algorithm, field.partition('=')[0]):
+            remedy = f'give {field}'
+        raise TypeError(
+            f'{algorithm.__name__} has no setting {key!r}, which is a key of configurations; {remedy}, or make the '
+            'updater with jaxpruner.create_updater_from_config'
+        )
 
 
 def is_users_own(algorithm: type, field: str) -> bool:

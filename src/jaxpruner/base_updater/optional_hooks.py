@@ -2,13 +2,15 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import jax
 import optax
 
 from jaxpruner import sparsity_types
+from jaxpruner.base_updater import config_keys
 from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.arguments import signature_words
 from jaxpruner.core.sparse_state import SparseState
 
 # Hook -> what it is called with, besides the updater. The original calls none of them.
@@ -42,6 +44,10 @@ class OptionalHooks:
         super().__init_subclass__(**settings)
         for name, arguments in _ARGUMENTS.items():
             _check_hook(cls, name, arguments)
+
+    def __new__(cls, *_: Any, **settings: Any) -> Self:
+        config_keys.check_constructor_takes(cls, settings)
+        return super().__new__(cls)
 
     def elementwise_score(self) -> Callable[[jax.Array], jax.Array] | None:
         """The function behind `calculate_scores`, where the score of a weight depends on that weight alone.
@@ -150,4 +156,6 @@ def _check_hook(cls: type, name: str, arguments: tuple[str, ...]) -> None:
     try:
         bind(*first, *arguments)
     except TypeError as error:
-        raise TypeError(f'{called_with}, got {function!r}: {error}; {_RENAME}') from None
+        raise TypeError(
+            f'{called_with}, got {signature_words(function)}: {error}; {_RENAME}'
+        ) from None

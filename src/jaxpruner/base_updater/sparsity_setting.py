@@ -6,6 +6,7 @@ from typing import Any
 
 from jaxpruner import sparsity_distributions
 from jaxpruner.base_updater.pruner import PlannedPruner
+from jaxpruner.core.short_repr import describe
 
 _NAME = 'sparsity_distribution_fn'
 
@@ -45,9 +46,11 @@ def distribution_of(updater: PlannedPruner) -> Any:
 def check_not_both(updater: PlannedPruner, names: str = 'sparsity') -> None:
     """Refuses settings (`names`) beside a distribution, where they would have no effect."""
     if _contradicts_settings(updater):
+        function = describe(updater.sparsity_distribution_fn)
         raise ValueError(
-            f'{type(updater).__name__} got {names} and sparsity_distribution_fn={updater.sparsity_distribution_fn!r}, '
-            'which both say how sparse leaves are to be; give one of them (in dataclasses.replace also sparsity=None)'
+            f'{type(updater).__name__} got {names} and sparsity_distribution_fn={function}, which both say how sparse '
+            'leaves are to be; give one of them. functools.partial(f, sparsity=0.7, custom_sparsity_map=…) gives a '
+            'distribution f a sparsity; where dataclasses.replace gives it, give also sparsity=None'
         )
 
 

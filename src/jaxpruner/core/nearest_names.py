@@ -3,15 +3,23 @@
 import difflib
 from collections.abc import Iterable
 
+_MOST_LISTED = 30  # names that a message lists, where none looks like the unknown one
+_MOST_NEAREST = 3
+
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Names the known names that look like an unknown one, or else all, in the words of an error.
+
+    Where all are too many, the three that differ least are named.
 
     >>> nearest('magnitud', ['magnitude', 'random'])
     "did you mean 'magnitude'?"
     """
     known = sorted(known)
-    similar = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    similar = difflib.get_close_matches(name, known, n=_MOST_NEAREST, cutoff=0.6)
     if similar:
         return f'did you mean {" or ".join(map(repr, similar))}?'
+    if len(known) > _MOST_LISTED:
+        least_different = difflib.get_close_matches(name, known, n=_MOST_NEAREST, cutoff=0.0)
+        return f'the nearest of {len(known)} names are {", ".join(map(repr, least_different))}'
     return f'known are {", ".join(map(repr, known))}'
