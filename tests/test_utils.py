@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxpruner
 from jaxpruner import utils
 from jaxpruner.core import seeds
 
@@ -96,3 +97,23 @@ def test_bad_seeds(seed):
         TypeError, match='rng_seed must be a whole number, a uint32 key or a typed key'
     ):
         seeds.prng_key(seed)
+
+
+PACKED = {'a': None, 'w': jnp.packbits(jnp.ones((8, 4), jnp.uint8), axis=0)}
+
+
+@pytest.mark.parametrize(
+    'summarize',
+    [utils.summarize_sparsity, lambda masks: utils.summarize_intersection(masks, masks)],
+)
+def test_packed_masks_are_not_counted_without_a_word(summarize):
+    with pytest.warns(
+        UserWarning, match=r'^w: uint8 values above 1 .*unpack_masks\(masks, params\)'
+    ):
+        summarize(PACKED)
+    params = {'a': jnp.ones(3), 'w': jnp.ones((8, 4))}
+    assert summarize(jaxpruner.unpack_masks(PACKED, params))['w'] in (0.0, 1.0)
+
+
+def test_bytes_of_a_program_are_counted_as_they_are():
+    assert int(jax.jit(utils.summarize_sparsity)(PACKED)['_nparams_nnz']) == 4

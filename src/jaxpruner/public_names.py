@@ -29,6 +29,7 @@ from jaxpruner.base_updater import BaseUpdater as BaseUpdater
 from jaxpruner.base_updater import HostDriven as HostDriven
 from jaxpruner.base_updater import NoPruning as NoPruning
 from jaxpruner.base_updater import apply_mask as apply_mask
+from jaxpruner.core.masking import unpack_masks as unpack_masks
 from jaxpruner.core.sparse_state import SparseState as SparseState
 from jaxpruner.core.sparse_state import join_masks as join_masks
 from jaxpruner.core.sparse_state import sparse_states as sparse_states

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxpruner.core import caller_warnings
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.seeds import check_seed as check_seed
 from jaxpruner.core.seeds import prng_key as prng_key
@@ -25,7 +26,9 @@ def summarize_sparsity(
     only_total_sparsity: bool = False,
     flops: Mapping[Any, float] | None = None,
 ) -> dict[str, Any]:
-    """Counts the zeros of a pytree of parameters or masks.
+    """Counts the zeros of a pytree of parameters or unpacked masks.
+
+    Warns where masks look packed, since bytes would be counted: uint8 values above 1. `unpack_masks` unpacks them.
 
     Args:
       param_tree: any pytree of arrays; `None`, random keys and numbers of Python are skipped.
@@ -46,6 +49,7 @@ def summarize_sparsity(
     {'w': 0.75, '_total_sparsity': 0.75, '_nparams': 4, '_nparams_nnz': 1}
     """
     paths, leaves, _ = tree_lib.flatten_with_paths(jax.tree.map(array_of_numbers, param_tree))
+    _warn_of_packed(paths, leaves)
     sizes = [math.prod(leaf.shape) for leaf in leaves]
     nonzeros = [count_nonzero(leaf) for leaf in leaves]
     summary: dict[str, Any] = {}
@@ -76,6 +80,20 @@ def array_of_numbers(leaf: Any) -> Any:
         if hasattr(leaf, 'dtype') and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
         else None
     )
+
+
+def _warn_of_packed(paths: Sequence[tree_lib.Path], leaves: Sequence[Any]) -> None:
+    """Names the first leaf whose bytes are none of a mask of one byte a weight; traced values pass."""
+    for path, leaf in zip(paths, leaves, strict=True):
+        if leaf.dtype != jnp.uint8 or tree_lib.is_traced(leaf):
+            continue
+        if bool(jnp.any(leaf > 1)):
+            caller_warnings.warn(
+                f'{tree_lib.path_string(path)}: uint8 values above 1 are counted as one each. If these are packed '
+                'masks, unpack them first, with jaxpruner.unpack_masks(masks, params), or call '
+                'jaxpruner.sparsity_metrics(opt_state)'
+            )
+            return
 
 
 def _memory(leaves: Sequence[Any], sizes: Sequence[int], nonzeros: Sequence[Any]) -> dict[str, Any]:
@@ -110,6 +128,8 @@ def summarize_intersection(
 ) -> dict[str, Any]:
     """Which share of the first tree's non-zeros is non-zero in the second, too.
 
+    Warns where masks look packed, as `summarize_sparsity` does.
+
     Args:
       mask_tree1: any pytree of unpacked masks or parameters; `None` leaves are skipped.
       mask_tree2: a tree of the same structure; a leaf that is `None` in either is skipped.
@@ -126,6 +146,7 @@ def summarize_intersection(
     """
     mask_tree1, mask_tree2 = tree_lib.as_arrays(mask_tree1), tree_lib.as_arrays(mask_tree2)
     paths, leaves, treedef = tree_lib.flatten_with_paths(mask_tree1)
+    _warn_of_packed(paths, leaves)
     summary: dict[str, Any] = {}
     both_total: Any = 0
     first_total: Any = 0

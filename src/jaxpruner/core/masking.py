@@ -74,6 +74,9 @@ def _straight_through_jvp(primals, tangents):
 def unpack_masks(masks: tree_lib.PyTree, params: tree_lib.PyTree) -> tree_lib.PyTree:
     """The 0/1 masks of all parameters, however they are stored.
 
+    The masks of an optimizer state are `sparse_states(opt_state)[0].masks`. `jnp.unpackbits` of a flattened packed mask
+    gives the right count and wrong positions: masks are packed along one axis.
+
     Args:
       masks: a tree of masks, packed or not, `None` where dense.
       params: the parameters, or their shapes.
