@@ -65,6 +65,8 @@ def described_members(cls: type) -> list[str]:
 
 
 def _is_described_member(cls: type, name: str) -> bool:
+    if name in getattr(cls, '__dataclass_fields__', {}):  # a field, whose default may be a function
+        return False
     member = inspect.getattr_static(cls, name)
     is_method = inspect.isfunction(member) or isinstance(
         member, classmethod | property | staticmethod | functools.cached_property

@@ -7,6 +7,7 @@ import jupytext
 import optax
 import pytest
 
+import jaxpruner
 from docs.extensions import (
     command_help,
     config_tables,
@@ -16,6 +17,7 @@ from docs.extensions import (
     other_libraries,
     pages_that_use,
     public_names,
+    reference_entries,
 )
 from helpers import seed_documents
 from jaxpruner.cli.commands import COMMANDS
@@ -54,6 +56,13 @@ def test_every_name_in_the_original_documents_has_an_entry():
 def test_a_name_without_entry_is_found(code, missing):
     found = set(coverage.names_without_entry([code])) - set(coverage.names_without_entry())
     assert found == ({f'jaxpruner.{missing}'} if missing else set())
+
+
+def test_fields_that_hold_functions_are_no_methods():
+    mixin = reference_entries.described_members(jaxpruner.GlobalPruningMixin)
+    assert 'filter_fn' not in mixin
+    assert 'create_masks' in mixin
+    assert 'drop_fraction_fn' not in reference_entries.described_members(jaxpruner.RigL)
 
 
 def test_no_object_has_two_entries():
