@@ -6,6 +6,8 @@ import pytest
 
 from jaxpruner.core import tree
 from jaxpruner.structure import channel_groups
+from structure import filled, further_models, permuted
+from structure.values import values_like
 from uses.test_models import MODELS
 
 
@@ -239,16 +241,142 @@ EXPECTED = {
 }
 
 
+FURTHER = {
+    'gated linear unit': {
+        'up[1][0:8]': Row(8, 64),
+    },
+    'interleaved gates': {
+        'up[1][0:16:2]': Row(8, 64),
+    },
+    'squeeze and excitation': {
+        'stem[3]': Row(8, 296),
+        'squeeze[1]': Row(4, 64),
+    },
+    'pixel shuffle': {
+        'stem[3][0:4]': Row(4, 504),
+    },
+    'group norm': {
+        'stem[3][0:8:2]': Row(4, 248),
+        'stem[3][0:2]': Row(2, 248, exact=False, lists=(4,)),
+    },
+    'batch norm in training': {
+        'stem[3]': Row(8, 248),
+    },
+    'u net': {
+        'down[3]': Row(8, 936),
+        'mid[3]': Row(8, 832),
+        'up[3]': Row(8, 400),
+    },
+    'dense net': {
+        'a[3]': Row(4, 260),
+        'b[3]': Row(4, 260),
+    },
+    'mixer': {
+        'embed[1]': Row(8, 144),
+        'tokens[1]': Row(7, 70),
+        'up[1]': Row(6, 96),
+    },
+    'vision transformer': {
+        'token[2]': Row(8, 352),
+        'qkv[1][0:8:4]': Row(2, 256),
+        'qkv[1][0:4]': Row(4, 128, lists=(2,)),
+        'qkv[1][16:20]': Row(4, 128, lists=(2,)),
+    },
+    'relative positions': {
+        'qkv[3]': Row(4, 96, lists=(2,)),
+        'qkv[2]': Row(2, 114),
+    },
+    'multi query attention': {
+        'q[2]': Row(6, 90),
+        'q[1]': Row(4, 144),
+        'v[1]': Row(6, 90),
+    },
+    'latent attention': {
+        'compress[1]': Row(4, 108),
+        'k[2]': Row(6, 84, lists=(2,)),
+        'k[1]': Row(2, 168),
+        'v[2]': Row(6, 84, lists=(2,)),
+    },
+    'linear attention': {
+        'q[2]': Row(4, 48, exact=False, lists=(2,)),
+        'q[1]': Row(2, 96),
+        'v[2]': Row(4, 48, lists=(2,)),
+    },
+    'state space': {
+        'in[1]': Row(8, 144),
+        'a[1]': Row(4, 96),
+    },
+    'causal depthwise': {
+        'in[1]': Row(8, 72),
+    },
+    'long convolution': {},
+    'top two experts': {
+        'up[2]': Row(8, 192),
+    },
+    'experts by groups of rows': {
+        'up[2]': Row(8, 192),
+    },
+    'graph network': {
+        'message[1]': Row(8, 72),
+        'update[1]': Row(6, 78),
+    },
+    'weight norm': {
+        'g[0]': Row(6, 66, exact=False),
+        'v[0]': Row(8, 72),
+    },
+    'weight standardisation': {
+        'kernel[3]': Row(6, 444),
+        'kernel[2]': Row(8, 648, exact=False),
+    },
+    'bidirectional': {
+        'forward[1]': Row(4, 36),
+        'backward[1]': Row(4, 36),
+    },
+    'scanned and tied': {
+        'embed[1]': Row(8, 488),
+        'up[2]': Row(12, 384, lists=(2,)),
+    },
+    'decoding with a cache': {},
+    'maxout': {
+        'up[1][0:12:3]': Row(4, 44),
+        'up[1][0:3]': Row(3, 36, exact=False, lists=(4,)),
+    },
+    'splines': {
+        'up[1]': Row(8, 264),
+        'grid[2][0:4]': Row(4, 192),
+        'grid[1]': Row(6, 252),
+    },
+    'adapters': {
+        'up[1]': Row(8, 104),
+        'a[1]': Row(2, 32),
+        'b[1]': Row(8, 96),
+    },
+}
+
+
 @pytest.mark.parametrize('name', MODELS)
 def test_groups(name):
     apply_fn, params, inputs = MODELS[name].make()
+    assert rows(channel_groups(apply_fn, params, *inputs)) == EXPECTED[name]
+
+
+@pytest.mark.parametrize('name', further_models.MODELS)
+def test_groups_of_further_models(name):
+    apply_fn, params, inputs = further_models.MODELS[name]
     graph = channel_groups(apply_fn, params, *inputs)
+    assert rows(graph) == FURTHER[name]
+    params, inputs = values_like(params, inputs)
+    permuted.check(graph, params, inputs)
+    assert filled.check(graph, params, inputs) or not graph.groups
+
+
+def rows(graph):
     found = {}
     for group in graph.groups.values():
         assert bool(group.reason) != group.exact
         lists = tuple(owner.size for owner in group.lists)
         found[group.name] = Row(group.size, group.parameters, group.exact, lists)
-    assert found == EXPECTED[name]
+    return found
 
 
 @pytest.mark.parametrize('name', MODELS)
