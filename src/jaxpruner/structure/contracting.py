@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from jaxpruner.structure import contracting_fills
+from jaxpruner.structure import contracting_fills, resizing
 from jaxpruner.structure.axes import Axes, Ties, atom, new_axes, product
 from jaxpruner.structure.records import Contraction, Row
 from jaxpruner.uses import contractions
@@ -148,7 +148,7 @@ WINDOWS = frozenset('reduce_window_max reduce_window_min reduce_window_sum'.spli
 
 ROWS: dict[str, Row] = {
     'dot_general': Row(_dot, contracting_fills.dot),
-    'conv_general_dilated': Row(_conv, contracting_fills.conv),
+    'conv_general_dilated': Row(_conv, contracting_fills.conv, resizing.conv),
     'top_k': Row(_top_k, contracting_fills.top_k),
     **dict.fromkeys(contractions.RAGGED, Row(_ragged_dot, contracting_fills.dot)),
     **dict.fromkeys(REDUCTIONS, Row(_reduce, contracting_fills.reduce)),

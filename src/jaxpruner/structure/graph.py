@@ -1,16 +1,20 @@
 """What is known of a model's channels: `ChannelGraph` has the groups that can be removed, and says why others stay."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxpruner.core import text_tables
 from jaxpruner.core import tree as tree_lib
+from jaxpruner.structure import trees
 from jaxpruner.structure.axes import Axis, Pin, atoms
+from jaxpruner.structure.keeping import Keep, check_keep
 from jaxpruner.structure.positions import Occurrence
 from jaxpruner.structure.records import Trace
+from jaxpruner.structure.small_model import SmallApply
+from jaxpruner.structure.verifying import Verification, verify
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +118,7 @@ class ChannelGraph:
       pinned: the axes of leaves that stay as they are.
       unused: paths of leaves that have no part in the results.
       trace: the traced program and the axes of its values.
+      model: the function that was traced, and the shapes with which it was.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxpruner.structure import channel_groups
@@ -134,6 +139,103 @@ class ChannelGraph:
     pinned: tuple[PinnedAxis, ...]
     unused: tuple[tree_lib.Path, ...]
     trace: Trace
+    model: Any = None
+
+    def shrink(self, tree: tree_lib.PyTree, keep: Keep, allow_inexact: bool = False) -> Any:
+        """Cuts a tree along: what belongs to removed channels is left out.
+
+        Args:
+          tree: the parameters; or masks, packed or not, averages, gradients of their structure; or a state of an
+            optimizer, a wrapped one, too. Packed masks are packed anew.
+          keep: name of a group -> the indices of its channels that stay, ascending. A group that is not named stays.
+          allow_inexact: whether groups may be cut although that is not the same as zeroing them.
+
+        Returns:
+          The tree with smaller arrays, on the devices where they are. Nothing of the model is run: `verify` does that.
+
+        Raises:
+          TypeError: `keep` is no mapping, or indices are no whole numbers.
+          KeyError: there is no such group.
+          IndexError: a group has no such index.
+          ValueError: no index, repeated ones, or ones that are not in order; a group that is not exact; an array that
+            is none of those above, such as factored moments.
+
+        >>> import jax.numpy as jnp
+        >>> from jaxpruner.structure import channel_groups
+        >>> params = {'up': jnp.arange(8.0).reshape(2, 4), 'down': jnp.ones((4, 1))}
+        >>> graph = channel_groups(lambda p, x: jnp.tanh(x @ p['up']) @ p['down'], params, jnp.ones((5, 2)))
+        >>> graph.shrink(params, {'up[1]': [0, 3]})['up'].tolist()
+        [[0.0, 3.0], [4.0, 7.0]]
+        """
+        cut = check_keep(self.groups, keep, allow_inexact)
+        return trees.shrink(tree, self.trace.paths, self.trace.leaves, cut)
+
+    def zeroed(self, tree: tree_lib.PyTree, keep: Keep, allow_inexact: bool = False) -> Any:
+        """As `shrink`, but what belongs to removed channels is set to zero, and all shapes stay."""
+        cut = check_keep(self.groups, keep, allow_inexact)
+        return trees.zeroed(tree, self.trace.paths, self.trace.leaves, cut)
+
+    def expand(self, tree: tree_lib.PyTree, keep: Keep, allow_inexact: bool = False) -> Any:
+        """The inverse of `shrink`: what stayed gets back to its place, with zeros for what was removed."""
+        cut = check_keep(self.groups, keep, allow_inexact)
+        return trees.expand(tree, self.trace.paths, self.trace.leaves, cut)
+
+    def small_apply(self, keep: Keep, allow_inexact: bool = False) -> Callable[..., Any]:
+        """The apply function of the smaller model: the same program with smaller shapes.
+
+        It can be compiled, differentiated, mapped over and trained as the model can. Rules of `jax.custom_jvp` and
+        `jax.custom_vjp` stay; one that cannot be followed is an error when a derivative is taken. Numbers that were
+        computed from an old width, such as `1 / width`, stay as they were. For inputs of other shapes the model is
+        traced anew. Callbacks that only show something are left out.
+
+        Args:
+          keep: as in `shrink`.
+          allow_inexact: as in `shrink`.
+
+        Returns:
+          `(params, *inputs) -> results`, of parameters that `shrink` returned.
+
+        Raises:
+          TypeError, KeyError, IndexError, ValueError: as in `shrink`; when it is called, ValueError for parameters of
+            other shapes.
+
+        >>> import jax.numpy as jnp
+        >>> from jaxpruner.structure import channel_groups
+        >>> params = {'up': jnp.arange(8.0).reshape(2, 4), 'down': jnp.ones((4, 1))}
+        >>> graph = channel_groups(lambda p, x: (x @ p['up']) @ p['down'], params, jnp.ones((5, 2)))
+        >>> keep = {'up[1]': [0, 3]}
+        >>> graph.small_apply(keep)(graph.shrink(params, keep), jnp.ones((1, 2)))
+        Array([[14.]], dtype=float32)
+        """
+        return SmallApply(self, keep, allow_inexact)
+
+    def verify(
+        self, params: tree_lib.PyTree, keep: Keep, *inputs: Any, allow_inexact: bool = False
+    ) -> Verification:
+        """Compares the smaller model with the whole one of which the removed channels are zero.
+
+        The error counts beside the change that the removal makes: where that is nothing, nothing is proven.
+
+        Args:
+          params: of the whole model, arrays.
+          keep: as in `shrink`.
+          *inputs: arrays.
+          allow_inexact: as in `shrink`.
+
+        Raises:
+          TypeError, KeyError, IndexError, ValueError: as in `shrink`.
+
+        >>> import jax.numpy as jnp
+        >>> from jaxpruner.structure import channel_groups
+        >>> params = {'up': jnp.arange(8.0).reshape(2, 4), 'down': jnp.ones((4, 1))}
+        >>> graph = channel_groups(lambda p, x: (x @ p['up']) @ p['down'], params, jnp.ones((5, 2)))
+        >>> print(graph.verify(params, {'up[1]': [0, 3]}, jnp.ones((5, 2))))
+        equal: the error is 0 of the change of 14 that the removal makes
+        """
+        small_apply = self.small_apply(keep, allow_inexact)
+        zeroed = self.zeroed(params, keep, allow_inexact)
+        small = self.shrink(params, keep, allow_inexact)
+        return verify(self.model.apply_fn, small_apply, (params, zeroed, small), inputs)
 
     def explain(self, leaf: tree_lib.Path | str, axis: int) -> str:
         """Says what is known of an axis of a leaf: its groups, or why it stays and what it is tied to.

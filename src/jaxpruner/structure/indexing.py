@@ -7,7 +7,7 @@ index says nothing there.
 from collections.abc import Sequence
 from typing import Any
 
-from jaxpruner.structure import moving_fills
+from jaxpruner.structure import moving_fills, resizing
 from jaxpruner.structure.axes import Axes, Axis, Ties, atom, new_axes
 from jaxpruner.structure.records import Row
 from jaxpruner.uses.moving_rules import shape_of
@@ -85,7 +85,7 @@ SCATTERS = frozenset(
 )
 ROWS: dict[str, Row] = {
     **dict.fromkeys(SCATTERS, Row(_scatter, moving_fills.scatter)),
-    'dynamic_slice': Row(_dynamic_slice, moving_fills.part),
+    'dynamic_slice': Row(_dynamic_slice, moving_fills.part, resizing.dynamic_slice),
     'dynamic_update_slice': Row(_dynamic_update_slice, moving_fills.update),
-    'gather': Row(_gather, moving_fills.gather),
+    'gather': Row(_gather, moving_fills.gather, resizing.gather),
 }

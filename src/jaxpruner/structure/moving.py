@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from jaxpruner.structure import moving_fills
+from jaxpruner.structure import moving_fills, resizing
 from jaxpruner.structure.axes import Axes, Axis, Ties, atom, new_axes, product, total
 from jaxpruner.structure.records import Row
 from jaxpruner.uses.moving_rules import shape_of
@@ -180,21 +180,21 @@ def _wrap(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
 
 
 ROWS: dict[str, Row] = {
-    'broadcast_in_dim': Row(_broadcast, moving_fills.broadcast),
+    'broadcast_in_dim': Row(_broadcast, moving_fills.broadcast, resizing.broadcast),
     'concatenate': Row(_concatenate, moving_fills.concatenate),
-    'empty': Row(_new, moving_fills.nothing),
-    'iota': Row(_new, moving_fills.nothing),
+    'empty': Row(_new, moving_fills.nothing, resizing.from_nothing),
+    'iota': Row(_new, moving_fills.nothing, resizing.from_nothing),
     'pad': Row(_pad, moving_fills.pad),
-    'random_bits': Row(_random_bits, moving_fills.nothing),
+    'random_bits': Row(_random_bits, moving_fills.nothing, resizing.from_nothing),
     'random_split': Row(_unwrap, moving_fills.nothing),
     'random_unwrap': Row(_unwrap, moving_fills.nothing),
     'random_wrap': Row(_wrap, moving_fills.nothing),
-    'reshape': Row(_reshape, moving_fills.regrouped),
+    'reshape': Row(_reshape, moving_fills.regrouped, resizing.reshape),
     'rev': Row(_reverse, moving_fills.part),
-    'slice': Row(_slice, moving_fills.part),
-    'split': Row(_split, moving_fills.part),
+    'slice': Row(_slice, moving_fills.part, resizing.slice_),
+    'split': Row(_split, moving_fills.part, resizing.split),
     'squeeze': Row(_squeeze, moving_fills.squeeze),
     'stack': Row(_stack, moving_fills.stack),
-    'tile': Row(_tile, moving_fills.regrouped),
+    'tile': Row(_tile, moving_fills.regrouped, resizing.tile),
     'transpose': Row(_transpose, moving_fills.transpose),
 }

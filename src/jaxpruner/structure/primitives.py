@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from jaxpruner.structure import contracting, elementwise, indexing, moving, moving_fills
+from jaxpruner.structure import contracting, elementwise, indexing, moving, moving_fills, resizing
 from jaxpruner.structure.records import Row
 
 ROWS: dict[str, Row] = {
@@ -17,3 +17,8 @@ ROWS: dict[str, Row] = {
 def fills_rule(name: str) -> Callable[..., list[Any]]:
     """What a primitive makes of removed channels."""
     return ROWS[name].fills if name in ROWS else moving_fills.nothing
+
+
+def resized_rule(name: str) -> Callable[..., list[Any]]:
+    """How a primitive runs on smaller operands. Whatever is not in the table is never asked: its axes are pinned."""
+    return ROWS[name].resized or resizing.unchanged

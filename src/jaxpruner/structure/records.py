@@ -110,7 +110,10 @@ class Row(NamedTuple):
     Attributes:
       axes: what it says of axes.
       fills: what it makes of removed channels: a rule of a `fills.Flow` and the fills of its operands.
+      resized: how it runs on smaller operands: a rule of a `resizing.SmallEquation` and these; `None` if it reads all
+        sizes off its operands.
     """
 
     axes: AxesRule
     fills: Callable[[Any, Sequence[Any]], list[Any]]
+    resized: Callable[[Any, list[Any]], list[Any]] | None = None

@@ -1,5 +1,7 @@
 """`channel_groups`: traces a model once and finds which channels can be removed from it."""
 
+import dataclasses
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,6 +13,7 @@ from jaxpruner.structure.graph import ChannelGraph
 from jaxpruner.structure.groups import find_groups
 from jaxpruner.structure.inference import Inference
 from jaxpruner.structure.records import Place, Trace
+from jaxpruner.structure.small_model import Model, shape_of_leaf
 from jaxpruner.uses import liveness
 from jaxpruner.uses.bodies import Program
 from jaxpruner.uses.moving_rules import shape_of
@@ -53,9 +56,16 @@ def channel_groups(
     paths, leaves, _ = tree_lib.flatten_with_paths(params)
     for leaf, path in zip(leaves, paths, strict=True):
         leaf_shape(leaf, path)  # raises where it is no array
-    program = jax.make_jaxpr(apply_fn)(params, *inputs)
+    program, results = jax.make_jaxpr(apply_fn, return_shape=True)(params, *inputs)
     trace = infer(program, paths)
-    return find_groups(trace)
+    model = Model(
+        apply_fn,
+        params=jax.tree.map(shape_of_leaf, params),
+        inputs=jax.tree.map(shape_of_leaf, inputs),
+        results=jax.tree.structure(results),
+        analyse=functools.partial(channel_groups, apply_fn),
+    )
+    return dataclasses.replace(find_groups(trace), model=model)
 
 
 def infer(program: Any, paths: list[tree_lib.Path]) -> Trace:

@@ -10,7 +10,8 @@ method of `Visitor`, too.
 """
 
 import abc
-from collections.abc import Callable, Iterable, Sequence
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import jax.extend.core
@@ -274,3 +275,15 @@ class Evaluator(Visitor[T, P]):
             results = self.visit_equation(equation, operands, at_equation)
             write(equation.outvars, results)
         return list(map(read, jaxpr.outvars))
+
+
+def bind(
+    equation: Any, operands: Sequence[Any], changed: Mapping[str, Any] = types.MappingProxyType({})
+) -> list[Any]:
+    """Runs an equation on values, with some of its parameters changed."""
+    # Older JAX keeps the functions of a call apart from its other parameters.
+    bound = equation.primitive.get_bind_params({**equation.params, **changed})
+    functions, params = bound if isinstance(bound, tuple) else ((), bound)
+    with equation.ctx.manager:
+        results = equation.primitive.bind(*functions, *operands, **params)
+    return list(results) if equation.primitive.multiple_results else [results]

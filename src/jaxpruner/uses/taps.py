@@ -14,7 +14,16 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.uses.bodies import Cond, Evaluator, Position, Program, ProgramPath, Scan, While
+from jaxpruner.uses.bodies import (
+    Cond,
+    Evaluator,
+    Position,
+    Program,
+    ProgramPath,
+    Scan,
+    While,
+    bind,
+)
 from jaxpruner.uses.graph import UnsupportedPrimitive, Use, UseGraph
 
 Values = list[Any]
@@ -170,7 +179,7 @@ class TapRun(Evaluator[Any, Position]):
             self.totals[tap.number] = jax.tree.map(add, total, statistic)
         if position.path in self.taps.opened:
             return super().visit_equation(equation, operands, position)
-        return _bind(equation, operands)
+        return bind(equation, operands)
 
     def visit_plain(self, equation: Any, operands: Values, position: Position) -> Values:
         name = equation.primitive.name
@@ -279,12 +288,3 @@ def _add(total: jax.Array, statistic: jax.Array, index: Sequence[Any]) -> jax.Ar
     start = (*index, *zeros)
     old = lax.dynamic_slice(total, start, statistic.shape)
     return lax.dynamic_update_slice(total, old + statistic, start)
-
-
-def _bind(equation: Any, operands: Values) -> Values:
-    """Runs an equation as it is. Older JAX keeps the functions of a call apart from its other parameters."""
-    bound = equation.primitive.get_bind_params(equation.params)
-    functions, params = bound if isinstance(bound, tuple) else ((), bound)
-    with equation.ctx.manager:
-        results = equation.primitive.bind(*functions, *operands, **params)
-    return list(results) if equation.primitive.multiple_results else [results]

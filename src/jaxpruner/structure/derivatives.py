@@ -1,0 +1,196 @@
+"""Custom derivative rules at smaller shapes.
+
+A call with a rule of its own, `jax.custom_jvp` or `jax.custom_vjp`, was traced as a program and a rule for the old
+shapes. To run it with smaller ones, its derivative is traced as a program, too, as JAX takes it by the rule. The axes
+of that program are inferred, and it is run with smaller shapes as the model is. So the rule stays. Where it pins an
+axis that gets smaller, nobody knows the rule for the small shape, and taking a derivative is an error that says so.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpruner.structure.axes import Axes, Axis, Ties, atoms, product, total
+from jaxpruner.structure.cut import Cut
+from jaxpruner.structure.inference import Inference
+from jaxpruner.structure.records import Place
+from jaxpruner.structure.resizing import SmallEquation
+from jaxpruner.uses.bodies import Program, bind
+
+_BACKWARDS = frozenset(('custom_vjp_call', 'custom_vjp_call_jaxpr'))
+WITH_RULES = _BACKWARDS | {'custom_jvp_call'}
+
+Values = list[Any]
+Function = Callable[..., Values]
+# (program, axes of equations, axes of constants, cut) -> what runs the program: `replay.Replay`.
+Replayed = Callable[..., Any]
+
+
+def with_rule(
+    function: Function, small: SmallEquation, place: Place, replayed: Replayed
+) -> Function:
+    """A function with the derivative rule of the call that it stands for.
+
+    Args:
+      function: runs the program of the call with smaller shapes.
+      small: the call.
+      place: of the call.
+      replayed: makes a run of a program with smaller shapes.
+
+    Raises:
+      ValueError: when a derivative is taken, and the rule pins an axis that gets smaller.
+    """
+    equation = small.equation
+    is_backwards = equation.primitive.name in _BACKWARDS
+    operands, results = _differentiable(equation.invars), _differentiable(equation.outvars)
+
+    @functools.cache
+    def derivative() -> Any:
+        return _derivative(small, is_backwards, place, replayed)
+
+    def whole(values: Sequence[Any]) -> Values:
+        filled = []
+        for value, variable, axes in zip(values, equation.invars, small.axes.operands, strict=True):
+            missing = value is None  # it has no part in the results
+            shape = small.cut.shape(axes)
+            filled.append(jnp.zeros(shape, variable.aval.dtype) if missing else value)
+        return filled
+
+    def run(*values: Any) -> Values:
+        return function(*values)
+
+    def forward(*values: Any) -> tuple[Values, Sequence[Any]]:
+        return function(*values), values
+
+    def backward(values: Sequence[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
+        seeds = [cotangents[i] for i in results]
+        gradients: list[Any] = [None] * len(values)
+        for i, gradient in zip(operands, derivative()([*values, *seeds]), strict=True):
+            gradients[i] = gradient
+        return tuple(gradients)
+
+    def pushed(values: Sequence[Any], tangents: Sequence[Any]) -> tuple[Values, Values]:
+        primal = wrapped(*values)
+        moved = derivative()([*values, *[tangents[i] for i in operands]])
+        out: list[Any] = [np.zeros(jnp.shape(value), jax.dtypes.float0) for value in primal]
+        for i, tangent in zip(results, moved, strict=True):
+            out[i] = tangent
+        return primal, [None if value is None else t for value, t in zip(primal, out, strict=True)]
+
+    if is_backwards:
+        wrapped = jax.custom_vjp(run)
+        wrapped.defvjp(forward, backward)
+    else:
+        wrapped = jax.custom_jvp(run)
+        wrapped.defjvp(pushed)
+    return lambda *values: wrapped(*whole(values))
+
+
+def _differentiable(variables: Sequence[Any]) -> list[int]:
+    """The numbers of the values that have a derivative."""
+    numbers = []
+    for i, variable in enumerate(variables):
+        if jnp.issubdtype(variable.aval.dtype, jnp.inexact):
+            numbers.append(i)
+    return numbers
+
+
+def _derivative(
+    small: SmallEquation, is_backwards: bool, place: Place, replayed: Replayed
+) -> Callable[[Values], Values]:
+    """What runs the derivative of a call: of operands, then tangents of operands or cotangents of results."""
+    equation = small.equation
+    operands = _differentiable(equation.invars)
+    results = _differentiable(equation.outvars)
+    seeds, derived = (results, operands) if is_backwards else (operands, results)
+    of_seeds, of_derived = small.axes.operands, small.axes.results
+    if is_backwards:
+        of_seeds, of_derived = of_derived, of_seeds
+    program = _traced(equation, is_backwards)
+
+    copies = _Copies()
+    inputs = [copies.of(axes) for axes in small.axes.operands]
+    inputs += [copies.of(of_seeds[i]) for i in seeds]
+    inference = Inference(())
+    inside = place.inside(equation, 0, (True,) * len(derived))
+    inside = inside._replace(path=())
+    outputs = inference.visit_program(Program.of(program), inputs, inside)
+    ties = Ties(lambda reason: place.pin(equation, reason))
+    for axes, i in zip(outputs, derived, strict=True):
+        ties.unify_each(axes, copies.of(of_derived[i]))
+    cut = copies.cut(small.cut, f'{equation.primitive.name} at {place.line(equation)}')
+    run = replayed(program, inference.equations, inference.constants, cut)
+    return run.run
+
+
+def _traced(equation: Any, is_backwards: bool) -> Any:
+    """The derivative of a call as a program for the old shapes."""
+    operands = _differentiable(equation.invars)
+    results = _differentiable(equation.outvars)
+
+    def derivative(values: Values, seeds: Values) -> Any:
+        def function(*inexact: Any) -> Values:
+            merged = list(values)
+            for i, value in zip(operands, inexact, strict=True):
+                merged[i] = value
+            outputs = bind(equation, merged)
+            return [outputs[i] for i in results]
+
+        inexact = [values[i] for i in operands]
+        if is_backwards:
+            return jax.vjp(function, *inexact)[1](seeds)
+        return jax.jvp(function, inexact, seeds)[1]
+
+    def shapes(variables: Iterable[Any]) -> Values:
+        return [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in variables]
+
+    numbers, variables = (
+        (results, equation.outvars) if is_backwards else (operands, equation.invars)
+    )
+    seeds = shapes([variables[i] for i in numbers])
+    return jax.make_jaxpr(derivative)(shapes(equation.invars), seeds)
+
+
+class _Copies:
+    """Copies of axes, of which more can be stated than of the axes themselves."""
+
+    def __init__(self) -> None:
+        self._atoms: dict[Axis, Axis] = {}
+
+    def of(self, axes: Axes) -> Axes:
+        """The copies of a value's axes."""
+        return tuple(map(self._copy, axes))
+
+    def _copy(self, axis: Axis) -> Axis:
+        axis = axis.resolved()
+        if axis.form == 'atom':
+            return self._atoms.setdefault(axis, Axis(axis.size))
+        parts = map(self._copy, axis.parts)
+        return product(parts) if axis.form == 'product' else total(parts)
+
+    def cut(self, cut: Cut, rule_of: str) -> Cut:
+        """The same cut of the copies; raises ValueError where what was stated of them does not allow it."""
+        kept: dict[Axis, np.ndarray] = {}
+        for original, copy in self._atoms.items():
+            if original not in cut.kept:
+                continue
+            copy, positions = copy.resolved(), cut.kept[original]
+            is_free = copy.form == 'atom' and copy.pin is None
+            if not is_free or not np.array_equal(kept.setdefault(copy, positions), positions):
+                raise ValueError(_refusal(rule_of, original.size, copy))
+        for original, copy in self._atoms.items():
+            if original not in cut.kept and not kept.keys().isdisjoint(atoms(copy)):
+                raise ValueError(_refusal(rule_of, original.size, copy))
+        return Cut(kept)
+
+
+def _refusal(rule_of: str, size: int, copy: Axis) -> str:
+    reason = f': {copy.pin}' if copy.form == 'atom' and copy.pin is not None else ''
+    return (
+        f'the derivative rule of {rule_of} cannot be used after an axis of {size} was cut{reason}; keep all channels of '
+        'its group, or take no derivative'
+    )
