@@ -22,9 +22,15 @@ Read the files in this order:
                            `contracting_fills` hold the second half of each row of the table
     lists                  which groups may keep other channels in each trip of a scan, each expert, each head
     groups → graph         atoms become groups with names; what users see
+    keeping → cut          what is kept is checked; what stays along each axis
+    trees                  parameters, masks and states of optimizers are cut along
+    resizing → replay      how primitives run on smaller operands, the third part of each row of the table; the program
+                           at smaller shapes, with `derivatives` for rules of derivatives
+    small_model, verifying the smaller model, for inputs of any shape; compared with the zeroed one
 """
 
 from jaxpruner.structure.graph import ChannelGraph as ChannelGraph
 from jaxpruner.structure.graph import Group as Group
 from jaxpruner.structure.graph import Member as Member
 from jaxpruner.structure.tracing import channel_groups as channel_groups
+from jaxpruner.structure.verifying import Verification as Verification

@@ -191,6 +191,6 @@ class _Copies:
 def _refusal(rule_of: str, size: int, copy: Axis) -> str:
     reason = f': {copy.pin}' if copy.form == 'atom' and copy.pin is not None else ''
     return (
-        f'the derivative rule of {rule_of} cannot be used after an axis of {size} was cut{reason}; keep all channels of '
-        'its group, or take no derivative'
+        f'the derivative rule of {rule_of} cannot be used after an axis of {size} was cut{reason}; keep all channels '
+        'of its group, or take no derivative'
     )

@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import numpy as np
 
-from jaxpruner.core.nearest_names import nearest
+from jaxpruner.core import tree as tree_lib
 from jaxpruner.structure.axes import Axis
 from jaxpruner.structure.cut import Cut
 
@@ -33,7 +32,7 @@ def check_keep(groups: Mapping[str, Any], keep: Keep, allow_inexact: bool = Fals
     kept: dict[Axis, np.ndarray] = {}
     for name, indices in keep.items():
         if name not in groups:
-            raise KeyError(f'there is no group {name!r}; {nearest(str(name), groups)}')
+            raise KeyError(f'there is no group {name!r}; {tree_lib.nearest(str(name), groups)}')
         group = groups[name]
         positions = _checked_indices(name, group.size, indices)
         if len(positions) == group.size:
@@ -49,7 +48,7 @@ def check_keep(groups: Mapping[str, Any], keep: Keep, allow_inexact: bool = Fals
 
 def _checked_indices(name: str, size: int, indices: Any) -> np.ndarray:
     place = f'keep[{name!r}]'
-    if isinstance(indices, jax.core.Tracer):
+    if tree_lib.is_traced(indices):
         raise TypeError(
             f'{place} is traced, but shapes depend on it; choose indices outside of jit'
         )

@@ -89,8 +89,8 @@ def _with_dtypes(whole: tree_lib.PyTree, params: tree_lib.PyTree) -> tree_lib.Py
     given, structure = jax.tree.flatten(params)
     if structure != treedef:
         raise ValueError(
-            f'the parameters have another structure than those of the model, {structure} instead of {treedef}; give what '
-            'graph.shrink(params, keep) returns'
+            f'the parameters have another structure than those of the model, {structure} instead of {treedef}; give '
+            'what graph.shrink(params, keep) returns'
         )
     shapes = []
     for leaf, other in zip(leaves, given, strict=True):

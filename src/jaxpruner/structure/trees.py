@@ -147,8 +147,8 @@ def _map_leaf(path: tree_lib.Path, value: Any, changes: Changes) -> Any:
     if change is None:
         if math.prod(shape) > 1 and jnp.issubdtype(jnp.result_type(value), jnp.inexact):
             raise ValueError(
-                f'{name}, of shape {shape}, has the path of no parameter, so that nobody knows where to cut it; leave it '
-                'out of the tree, or give an optimizer state whose moments have the structure of the parameters'
+                f'{name}, of shape {shape}, has the path of no parameter, so that nobody knows where to cut it; leave '
+                'it out of the tree, or give an optimizer state whose moments have the structure of the parameters'
             )
         return value
     if change.apply is None or math.prod(shape) <= 1:  # a number of the leaf

@@ -51,8 +51,8 @@ class Verification:
                 f'{self.rounding:.3g}'
             )
         return (
-            f'{self.verdict}: the error is {self.relative_error:.3g} of the change of {self.change:.3g} that the removal '
-            'makes'
+            f'{self.verdict}: the error is {self.relative_error:.3g} of the change of {self.change:.3g} that the '
+            'removal makes'
         )
 
 

@@ -1,0 +1,77 @@
+"""What cannot be kept is refused before anything is cut."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpruner.structure import channel_groups
+
+PARAMS = {'up': jnp.ones((3, 6)), 'gate': jnp.ones((3, 6)), 'out': jnp.ones((6, 2))}
+
+
+def apply(p, x):
+    return jnp.tanh(x @ p['up']) @ p['out']
+
+
+def softmax(p, x):
+    return jax.nn.softmax(x @ p['up']) @ p['out']
+
+
+GRAPH = channel_groups(apply, PARAMS, jnp.ones((5, 3)))
+REFUSED = {
+    'no mapping': ([0, 1], TypeError, 'got .0, 1.'),
+    'unknown': ({'upp[1]': [0]}, KeyError, r"'upp\[1\]'; did you mean 'up\[1\]'"),
+    'empty': ({'up[1]': []}, ValueError, r"keep\['up\[1\]'\] is empty"),
+    'repeated': ({'up[1]': [0, 2, 2]}, ValueError, r"keep\['up\[1\]'\] has 2 twice"),
+    'unsorted': ({'up[1]': [0, 3, 1]}, ValueError, r"keep\['up\[1\]'\] has 1 not in ascending"),
+    'foreign': ({'up[1]': [0, 6]}, IndexError, r"keep\['up\[1\]'\] has 6; .* from 0 to 5"),
+    'negative': ({'up[1]': [-1, 0]}, IndexError, r"keep\['up\[1\]'\] has -1"),
+    'floats': ({'up[1]': [0.5, 1.0]}, TypeError, r"keep\['up\[1\]'\] has .*0.5"),
+    'a mask': ({'up[1]': np.ones(6, bool)}, TypeError, r"keep\['up\[1\]'\] is a mask"),
+    'a table': ({'up[1]': [[0, 1]]}, ValueError, r"keep\['up\[1\]'\] has shape \(1, 2\)"),
+}
+
+
+@pytest.mark.parametrize(('keep', 'error', 'message'), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_kept_is_refused(keep, error, message):
+    for function in (GRAPH.shrink, GRAPH.zeroed, GRAPH.expand):
+        with pytest.raises(error, match=message):
+            function(PARAMS, keep)
+    with pytest.raises(error, match=message):
+        GRAPH.small_apply(keep)
+
+
+def test_indices_that_are_traced_are_refused():
+    with pytest.raises(TypeError, match=r"keep\['up\[1\]'\] is traced"):
+        jax.jit(lambda indices: GRAPH.shrink(PARAMS, {'up[1]': indices}))(jnp.arange(2))
+
+
+def test_groups_that_are_not_exact_are_refused_and_differ():
+    graph = channel_groups(softmax, PARAMS, jnp.ones((5, 3)))
+    keep = {'up[1]': [0, 1, 4]}
+    with pytest.raises(ValueError, match=r"'up\[1\]' is not the same.*reduce_max"):
+        graph.shrink(PARAMS, keep)
+    assert graph.shrink(PARAMS, {'up[1]': range(6)})['up'].shape == (3, 6)
+    verification = graph.verify(PARAMS, keep, jnp.ones((5, 3)), allow_inexact=True)
+    assert verification.verdict == 'different'
+
+
+def test_a_wrong_channel_is_told_from_the_right_one():
+    rng = np.random.default_rng(0)
+    params = {name: jnp.asarray(rng.normal(size=leaf.shape)) for name, leaf in PARAMS.items()}
+    x = jnp.asarray(rng.normal(size=(5, 3)))
+    keep, wrong = {'up[1]': [0, 2, 5]}, {'up[1]': [0, 3, 5]}
+    assert GRAPH.verify(params, keep, x).verdict == 'equal'
+    small = GRAPH.shrink(params, keep)
+    small['out'] = GRAPH.shrink(params, wrong)['out']
+    expected = apply(GRAPH.zeroed(params, keep), x)
+    change = jnp.abs(apply(params, x) - expected).max()
+    assert jnp.abs(GRAPH.small_apply(keep)(small, x) - expected).max() > 0.01 * change
+
+
+def test_where_the_removal_changes_nothing_nothing_is_proven():
+    params = {**PARAMS, 'out': jnp.zeros((6, 2))}
+    verification = GRAPH.verify(params, {'up[1]': [0, 2]}, jnp.ones((5, 3)))
+    assert verification.verdict == 'unproven'
+    assert str(verification).startswith('unproven')
