@@ -60,7 +60,7 @@ html_css_files = ['site.css']
 html_copy_source = False
 html_show_sourcelink = False
 html_theme_options = {
-    'use_download_button': True,
+    'use_download_button': False,  # pages have no sources beside them; notebooks offer themselves
     'use_fullscreen_button': False,
     'show_toc_level': 2,
     'home_page_in_toc': True,

@@ -39,7 +39,8 @@
 #     return updates_that_land_pruned_weights_on_zero, state
 # ```
 #
-# The first cell installs what is missing. Beside a wheel of jaxpruner, it takes that wheel.
+# The first cell installs what is missing: jaxpruner from the wheel beside this notebook. Without a wheel, pip looks in
+# its package index, and fails if jaxpruner is not there.
 
 # %%
 import importlib.util

@@ -24,7 +24,8 @@
 # Set `MNIST` to a folder that holds `mnist.npz` or the four IDX files. Without one, the 8x8 digits of scikit-learn take
 # their place, and all that is said below holds for them, too.
 #
-# The first cell installs what is missing. Beside a wheel of jaxpruner, it takes that wheel.
+# The first cell installs what is missing: jaxpruner from the wheel beside this notebook. Without a wheel, pip looks in
+# its package index, and fails if jaxpruner is not there.
 
 # %%
 import importlib.util

@@ -19,10 +19,8 @@
 #
 # Each claim is followed by an `assert`: where the notebook has run to its end, its text is true.
 #
-# The file is a notebook in the percent format of jupytext. VS Code opens it as it is, Jupyter through jupytext, and
-# `jupytext --to ipynb quick_start.py` makes an `.ipynb` of it.
-#
-# The first cell installs what is missing. Beside a wheel of jaxpruner, it takes that wheel.
+# The first cell installs what is missing: jaxpruner from the wheel beside this notebook. Without a wheel, pip looks in
+# its package index, and fails if jaxpruner is not there.
 
 # %%
 import importlib.util

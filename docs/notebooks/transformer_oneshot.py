@@ -23,7 +23,8 @@
 # Each claim is followed by an `assert`: where the notebook has run to its end, its text is true. It takes about half a
 # minute on a CPU, most of it for training the model that is then pruned.
 #
-# The first cell installs what is missing. Beside a wheel of jaxpruner, it takes that wheel.
+# The first cell installs what is missing: jaxpruner from the wheel beside this notebook. Without a wheel, pip looks in
+# its package index, and fails if jaxpruner is not there.
 
 # %%
 import importlib.util

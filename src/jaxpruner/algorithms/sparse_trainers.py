@@ -68,7 +68,8 @@ class SET(StaticRandomSparse):
 
     Attributes:
       eps: accepted for code written for JaxPruner, and not used: weights are ranked exactly.
-      drop_fraction_fn: step -> share of the kept weights (or blocks, channels) to replace, in [0, 1].
+      drop_fraction_fn: step -> share of the kept weights (or blocks, channels) to replace, in [0, 1]; by default 0.3 at
+        every step. `optax.cosine_decay_schedule(0.3, last_step)` lets it decay, as published.
       is_debug: print step, drop fraction and the number of weights that came back at each mask update.
 
     Raises:
@@ -274,6 +275,8 @@ class RigL(SET):
 
     It regrows by the gradients that `update` is given, of pruned weights, too; only the optimizer sees them masked. So
     take them at the masked parameters, with no mask inside the loss, which would make them zero.
+
+    Its attributes are those of `SET`: `drop_fraction_fn` is 0.3 at every step by default.
 
     >>> RigL(drop_fraction_fn=lambda step: 0.3).is_sparse_gradients
     True

@@ -83,7 +83,8 @@ class MaskHistory:
         Args:
           opt_state: any optimizer state, such as `optimizer.opt_state` of Flax NNX; of states stacked by `vmap` the
             sums over all models are recorded.
-          step: the step to record them under; by default the steps that the pruner has counted.
+          step: the step to record them under; by default the number of steps that are over, as the pruner counts them:
+            1 after the schedule's step 0.
 
         Raises:
           TypeError: it was called inside of a compiled program.

@@ -86,7 +86,7 @@ def plot_turnover(
     """Draws which share of the kept weights each record dropped and brought back, against the record before.
 
     A mark stands where a mask changed. A pruner that only removes weights brings none back; RigL and SET bring back as
-    many as they drop.
+    many as they drop. The mask update of a schedule's step 10 stands at 11, the number of steps that are over.
 
     Args:
       history: what the training loop recorded, at least twice.
