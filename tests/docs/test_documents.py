@@ -83,8 +83,24 @@ def test_few_blocks_are_not_run():
 
 
 def test_what_installs_is_what_the_environments_are_made_with():
-    assert blocks('docs/installation.md', 'console') == ['pip install .\n']
+    _, clone = blocks('docs/installation.md', 'console')
+    assert clone == 'pip install .\n'
     assert "-e '.[" in (ROOT / 'run.sh').read_text()
+
+
+def test_the_wheel_is_installed_into_a_new_environment(tmp_path):
+    wheel, _ = blocks('docs/installation.md', 'console')
+    (tmp_path / 'jaxpruner-1.2.3-py3-none-any.whl').touch()
+    # Nothing is installed: pip shows what it was given.
+    program = (
+        'python3() { command python3 "$@" --without-pip; }\n'
+        'pip() { echo "$VIRTUAL_ENV"; printf "%s\\n" "$@"; }\n'
+    )
+    printed = subprocess.run(
+        ['bash', '-euc', program + wheel], cwd=tmp_path, capture_output=True, text=True, check=True
+    ).stdout
+    requirement = './jaxpruner-1.2.3-py3-none-any.whl[flax,plot]'
+    assert printed.splitlines() == [str(tmp_path / '.venv'), 'install', requirement]
 
 
 def test_blocks_are_read():
