@@ -33,7 +33,7 @@ class GlobalPruningMixin(_Pruner):
         one dimension.
       normalization_eps: what is added to a leaf's norm before its scores are divided by it.
       use_normalization: scores are divided by their leaf's norm, so that no leaf of small weights is emptied.
-      sparsity: the sparsity of all weights together that are ranked together.
+      sparsity: the sparsity of all leaves together that are ranked together.
       normalize_scores: another name of `use_normalization`.
 
     Raises:
