@@ -1,0 +1,140 @@
+"""The first training step of a smaller model is that of the masked whole one, and trees are cut along."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxpruner
+from jaxpruner import channel_groups
+from jaxpruner.core import packing
+
+RNG = np.random.default_rng(0)
+PARAMS = {
+    'up': {'kernel': RNG.normal(size=(5, 16)), 'bias': RNG.normal(size=16)},
+    'down': {'kernel': RNG.normal(size=(16, 3)), 'bias': RNG.normal(size=3)},
+}
+PARAMS = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), PARAMS)
+X, Y = (jnp.asarray(RNG.normal(size=shape), jnp.float32) for shape in ((8, 5), (8, 3)))
+
+
+def apply(params, x):
+    hidden = jax.nn.relu(x @ params['up']['kernel'] + params['up']['bias'])
+    return hidden @ params['down']['kernel'] + params['down']['bias']
+
+
+GRAPH = channel_groups(apply, PARAMS, X)
+(GROUP,) = GRAPH.groups
+KEEP = {GROUP: np.array([0, 3, 4, 9, 10, 15])}
+OPTIMIZERS = {
+    'sgd': optax.sgd(0.1, momentum=0.9),
+    'adam': optax.adam(1e-2),
+    'adamw': optax.adamw(1e-2, weight_decay=0.1),
+    'MultiSteps': optax.MultiSteps(optax.adam(1e-2), 2).gradient_transformation(),
+    'multi_transform': optax.multi_transform(
+        {'a': optax.adam(1e-2), 'b': optax.sgd(0.1, momentum=0.9)}, {'up': 'a', 'down': 'b'}
+    ),
+}
+
+
+def gradients(function, params):
+    return jax.grad(lambda params: jnp.mean((function(params, X) - Y) ** 2))(params)
+
+
+def steps(tx, function, params, state, count):
+    for _ in range(count):
+        updates, state = tx.update(gradients(function, params), state, params)
+        params = optax.apply_updates(params, updates)
+    return params, state
+
+
+@pytest.mark.parametrize('tx', OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_the_first_step_after_the_cut_is_that_of_the_masked_model(tx):
+    params, state = steps(tx, apply, PARAMS, tx.init(PARAMS), 3)
+    zeroed = GRAPH.zeroed(params, KEEP)
+    expected = GRAPH.shrink(steps(tx, apply, zeroed, state, 1), KEEP)
+    small = GRAPH.shrink((params, state), KEEP)
+    found = steps(tx, GRAPH.small_apply(KEEP), *small, 1)
+    jax.tree.map(
+        lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7),
+        found,
+        expected,
+    )
+    assert jax.tree.structure(found[1]) == jax.tree.structure(state)
+
+
+@pytest.mark.parametrize('packed', [True, False])
+def test_states_of_wrapped_optimizers_are_cut_along(packed):
+    pruner = jaxpruner.MagnitudePruning(
+        sparsity_distribution_fn=jaxpruner.sparsity_distributions.uniform,
+        scheduler=jaxpruner.sparsity_schedules.OneShotSchedule(0),
+        use_packed_masks=packed,
+    )
+    pruner.sparsity_distribution_fn = lambda params: {
+        'up': {'kernel': 0.5, 'bias': None},
+        'down': {'kernel': 0.25, 'bias': None},
+    }
+    tx = pruner.wrap_optax(optax.adam(1e-2))
+    params, state = steps(tx, apply, PARAMS, tx.init(PARAMS), 2)
+    small_params, small_state = GRAPH.shrink((params, state), KEEP)
+    for layer in ('up', 'down'):
+        mask = packing.unpack_like(state.masks[layer]['kernel'], PARAMS[layer]['kernel'].shape)
+        expected = mask[:, KEEP[GROUP]] if layer == 'up' else mask[KEEP[GROUP]]
+        stored = small_state.masks[layer]['kernel']
+        assert stored.shape == (packing.packed_shape(expected.shape) if packed else expected.shape)
+        np.testing.assert_array_equal(packing.unpack_like(stored, expected.shape), expected)
+    if packed:
+        assert int(small_state.sizes['up']['kernel']) == 30
+    shapes = jax.tree.map(jnp.shape, jax.eval_shape(tx.init, small_params))
+    assert jax.tree.map(jnp.shape, small_state) == shapes
+    new_params, _ = steps(tx, GRAPH.small_apply(KEEP), small_params, small_state, 1)
+    assert int((new_params['up']['kernel'] == 0).sum()) == int(
+        (small_params['up']['kernel'] == 0).sum()
+    )
+
+
+def test_packed_masks_survive_the_way_back():
+    mask = jnp.asarray(RNG.integers(0, 2, (5, 16)), jnp.uint8)
+    masks = {'up': {'kernel': packing.pack(mask), 'bias': None}, 'down': None}
+    small = GRAPH.shrink(masks, KEEP)
+    assert small['down'] is None
+    expanded = packing.unpack_like(GRAPH.expand(small, KEEP)['up']['kernel'], mask.shape)
+    zeroed = packing.unpack_like(GRAPH.zeroed(masks, KEEP)['up']['kernel'], mask.shape)
+    np.testing.assert_array_equal(expanded, zeroed)
+    assert expanded.sum() == mask[:, KEEP[GROUP]].sum()
+
+
+def test_what_belongs_to_no_parameter_or_has_another_shape_is_refused():
+    adafactor = optax.adafactor(min_dim_size_to_factor=2)
+    with pytest.raises(ValueError, match=r'v_row/.*kernel has shape \(\d+,\).*init'):
+        GRAPH.shrink(adafactor.init(PARAMS), KEEP)
+    with pytest.raises(ValueError, match=r'kernel has shape \(10, '):
+        GRAPH.shrink(optax.lbfgs().init(PARAMS), KEEP)
+    flat = optax.flatten(optax.adam(1e-2))
+    with pytest.raises(ValueError, match='has the path of no parameter'):
+        GRAPH.shrink(flat.init(PARAMS), KEEP)
+    with pytest.raises(ValueError, match=r'down/kernel has shape \(6, 3\), .* \(16, 3\)'):
+        GRAPH.shrink(GRAPH.shrink(PARAMS, KEEP), KEEP)
+    small_apply = GRAPH.small_apply(KEEP)
+    with pytest.raises(ValueError, match=r'down/kernel has shape \(16, 3\) where .*\(6, 3\)'):
+        small_apply(PARAMS, X)
+    with pytest.raises(ValueError, match='another structure'):
+        small_apply({'up': PARAMS['up']}, X)
+
+
+def test_infinite_weights_are_zeroed_as_well():
+    params = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), PARAMS)
+    zeroed = GRAPH.zeroed(params, KEEP)
+    assert int((zeroed['up']['bias'] == 0).sum()) == 10
+
+
+def test_the_smaller_model_takes_other_batches_and_dtypes():
+    small, apply_small = GRAPH.shrink(PARAMS, KEEP), jax.jit(GRAPH.small_apply(KEEP))
+    zeroed = GRAPH.zeroed(PARAMS, KEEP)
+    for x in (X[:3], X[0], jnp.stack([X, X])):
+        np.testing.assert_allclose(apply_small(small, x), apply(zeroed, x), rtol=1e-5, atol=1e-5)
+    mapped = jax.vmap(GRAPH.small_apply(KEEP), (None, 0))(small, X)
+    np.testing.assert_allclose(mapped, apply(zeroed, X), rtol=1e-5, atol=1e-5)
+    halves = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), (small, X))
+    assert apply_small(*halves).dtype == jnp.bfloat16
