@@ -1,4 +1,4 @@
-"""Architectures of plain JAX beside the tables of frameworks: name -> (apply function, shapes of parameters, inputs)."""
+"""Architectures of plain JAX beside those of frameworks: name -> (apply function, shapes of parameters, inputs)."""
 
 import jax
 import jax.numpy as jnp

@@ -112,7 +112,7 @@ def unknown(h):
 
 PINNED = {
     'callback': (unknown, 'pure_callback: nothing is known of this operation'),
-    'fft': (lambda h: jnp.fft.fft(h).real, 'fft: nothing is known of this operation'),
+    'fft': (lambda h: jnp.fft.fft(h).real, 'fft: a Fourier transform goes along it'),
     'largest': (lambda h: h * jnp.argmax(h, -1, keepdims=True), 'argmax: its result is an index'),
     'cumulated': (lambda h: jnp.cumsum(h, -1), 'cumsum: elements follow one another'),
     'flipped': (lambda h: h[:, ::-1], 'rev: it is reversed'),

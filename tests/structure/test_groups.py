@@ -309,7 +309,7 @@ FURTHER = {
     'causal depthwise': {
         'in[1]': Row(8, 72),
     },
-    'long convolution': {},
+    'long convolution': {'in[1]': Row(8, 88)},
     'top two experts': {
         'up[2]': Row(8, 192),
     },

@@ -31,9 +31,10 @@ What does not fit is pinned, which is always right: none of the indices of a pin
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 Form = Literal['atom', 'product', 'sum']
+T = TypeVar('T')
 
 
 class Pin(NamedTuple):
@@ -123,6 +124,22 @@ def atom(size: int) -> Axis:
 def new_axes(shape: Iterable[int]) -> Axes:
     """A new atom for each axis of a value."""
     return tuple(map(Axis, shape))
+
+
+def sizes_of(axes: Iterable[Axis]) -> tuple[int, ...]:
+    """The shape of a value of these axes."""
+    return tuple([axis.size for axis in axes])
+
+
+def pick(entries: Sequence[T], numbers: Iterable[int]) -> tuple[T, ...]:
+    """The entries with these numbers, in the order of the numbers."""
+    return tuple([entries[number] for number in numbers])
+
+
+def all_but(numbers: Iterable[int], entries: Sequence[Any]) -> list[int]:
+    """The numbers of all entries but some."""
+    others = set(range(len(entries))).difference(numbers)
+    return sorted(others)
 
 
 def product(factors: Iterable[Axis]) -> Axis:

@@ -108,6 +108,14 @@ def _along(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
     return [operands[0]] * len(equation.outvars)
 
 
+def _fourier(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
+    (axes,) = operands
+    first = len(axes) - len(equation.params['fft_lengths'])
+    frequencies = new_axes(shape_of(equation.outvars[0])[first:])
+    ties.pin_all((*axes[first:], *frequencies), 'a Fourier transform goes along it')
+    return [axes[:first] + frequencies]
+
+
 def _top_k(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
     (axes,) = operands
     i = equation.params.get('axis', -1) % len(axes)
@@ -149,6 +157,7 @@ WINDOWS = frozenset('reduce_window_max reduce_window_min reduce_window_sum'.spli
 ROWS: dict[str, Row] = {
     'dot_general': Row(_dot, contracting_fills.dot),
     'conv_general_dilated': Row(_conv, contracting_fills.conv, resizing.conv),
+    'fft': Row(_fourier, contracting_fills.fourier),
     'top_k': Row(_top_k, contracting_fills.top_k),
     **dict.fromkeys(contractions.RAGGED, Row(_ragged_dot, contracting_fills.dot)),
     **dict.fromkeys(REDUCTIONS, Row(_reduce, contracting_fills.reduce)),

@@ -157,6 +157,12 @@ def window(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
     return [flow.result(None, find)]
 
 
+def fourier(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
+    """A Fourier transform along other axes: of zeros it is zero."""
+    (fill,) = fills
+    return [flow.result(None, lambda i, atom: _zero_or_unknown(fill.at(i, atom)))]
+
+
 def top_k(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
     """The largest elements, and indices."""
     (fill,) = fills

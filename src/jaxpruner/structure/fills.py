@@ -66,6 +66,18 @@ class Flow:
         """Removing channels of this atom is not the same as zeroing them."""
         self._reject(self.equation, atom, reason)
 
+    def axes_with(
+        self, atom: Axis, among: Iterable[int] | None = None, operand: int = 0
+    ) -> list[int]:
+        """The axes of an operand that have an atom, of these or of all."""
+        axes = self.operands[operand]
+        among = range(len(axes)) if among is None else among
+        return [i for i in among if atom in self.candidates(axes[i])]
+
+    def constant(self, number: Number) -> Fill:
+        """A result of which all elements are one number."""
+        return Fill(number, ({},) * len(self.results[0]))
+
     def result(self, everywhere: Number, find: Any, number: int = 0) -> Fill:
         """The fill of a result, with what `find(axis, atom)` returns for each of its axes and atoms."""
         channels = []
@@ -150,14 +162,16 @@ def computed(equation: Any, values: Sequence[Number], literals: Sequence[bool]) 
 
 def _evaluated(equation: Any, values: Sequence[Number]) -> Number:
     """Asks the program: runs the operation on numbers of its dtypes."""
-    dtypes = tuple([variable.aval.dtype for variable in equation.invars])
-    if any(jnp.issubdtype(dtype, jax.dtypes.extended) for dtype in dtypes):
-        return None
+    dtypes = []
+    for variable in (*equation.invars, equation.outvars[0]):
+        if jnp.issubdtype(variable.aval.dtype, jax.dtypes.extended):  # keys of random numbers
+            return None
+        dtypes.append(variable.aval.dtype)
     params = tuple(sorted(equation.params.items()))
     try:
-        return _run(equation.primitive, params, dtypes, tuple(values))
-    except TypeError:  # a parameter that is not hashable, or numbers that the dtypes do not hold
-        return None
+        return _run(equation.primitive, params, tuple(dtypes[:-1]), tuple(values))
+    except (NotImplementedError, RuntimeError, TypeError, ValueError):
+        return NAN  # it cannot be asked, so that nothing is assumed of what zeroing makes of it
 
 
 @functools.lru_cache(4096)

@@ -8,11 +8,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxpruner.structure import moving_fills, resizing
-from jaxpruner.structure.axes import Axes, Axis, Ties, atom, new_axes
+from jaxpruner.structure.axes import Axes, Axis, Ties, atom, new_axes, pick, sizes_of
 from jaxpruner.structure.records import Row
+from jaxpruner.structure.scatter_axes import ScatterAxes
+from jaxpruner.uses.indexing_rules import GatherAxes
 from jaxpruner.uses.moving_rules import shape_of
 
 _REASON = 'an index says where along it'
+_PARTS = 'numbers that make one index lie along it'
 
 
 def _window(axes: Axes, shape: Sequence[int], ties: Ties) -> Axes:
@@ -34,49 +37,42 @@ def _dynamic_slice(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[
 
 def _dynamic_update_slice(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
     base, update = operands[:2]
-    window = _window(base, [axis.size for axis in update], ties)
+    window = _window(base, sizes_of(update), ties)
     ties.unify_each(window, update)
     return [base]
 
 
-def _all_but(axes: Sequence[int], rank: int) -> list[int]:
-    return [i for i in range(rank) if i not in axes]
-
-
 def _gather(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
     base, indices = operands
-    numbers = equation.params['dimension_numbers']
-    batching = getattr(numbers, 'operand_batching_dims', ())  # older JAX has none
-    kept = _all_but((*numbers.collapsed_slice_dims, *batching), len(base))
+    axes = GatherAxes.of(equation)
     result = list(new_axes(shape_of(equation.outvars[0])))
-    sizes = [equation.params['slice_sizes'][i] for i in kept]
-    window = _window(tuple([base[i] for i in kept]), sizes, ties)
-    for k, axis in zip(numbers.offset_dims, window, strict=True):
+    sizes = pick(axes.sizes, axes.kept)
+    window = _window(pick(base, axes.kept), sizes, ties)
+    for k, axis in zip(axes.kept.values(), window, strict=True):
         result[k] = axis
-    ties.pin_all([base[i] for i in numbers.collapsed_slice_dims], _REASON)
-    rows = _all_but(numbers.offset_dims, len(result))
-    for i, k in enumerate(rows):
+    for i, k in enumerate(axes.rows):
         result[k] = indices[i]
-    for i, k in zip(batching, getattr(numbers, 'start_indices_batching_dims', ()), strict=True):
-        ties.unify(base[i], indices[k])
-    ties.pin(indices[-1], 'numbers that make one index lie along it')
+    numbers = equation.params['dimension_numbers']
+    ties.pin_all(pick(base, numbers.collapsed_slice_dims), _REASON)
+    # Older JAX has no axes that the operand and the indices have in common.
+    batching = getattr(numbers, 'operand_batching_dims', ())
+    batching_of_indices = getattr(numbers, 'start_indices_batching_dims', ())
+    ties.unify_each(pick(base, batching), pick(indices, batching_of_indices))
+    ties.pin(indices[-1], _PARTS)
     return [tuple(result)]
 
 
 def _scatter(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
     base, indices, updates = operands
+    axes = ScatterAxes.of(equation)
+    in_updates = pick(updates, axes.kept.values())
+    window = _window(pick(base, axes.kept), sizes_of(in_updates), ties)
+    ties.unify_each(window, in_updates)
     numbers = equation.params['dimension_numbers']
-    batching = getattr(numbers, 'operand_batching_dims', ())
-    kept = _all_but((*numbers.inserted_window_dims, *batching), len(base))
-    sizes = [updates[k].size for k in numbers.update_window_dims]
-    window = _window(tuple([base[i] for i in kept]), sizes, ties)
-    ties.unify_each(window, [updates[k] for k in numbers.update_window_dims])
-    ties.pin_all([base[i] for i in numbers.inserted_window_dims], _REASON)
-    rows = _all_but(numbers.update_window_dims, len(updates))
-    ties.unify_each(indices[:-1], [updates[k] for k in rows])
-    for i, k in zip(batching, getattr(numbers, 'scatter_indices_batching_dims', ()), strict=True):
-        ties.unify(base[i], indices[k])
-    ties.pin(indices[-1], 'numbers that make one index lie along it')
+    ties.pin_all(pick(base, numbers.inserted_window_dims), _REASON)
+    ties.unify_each(indices[:-1], pick(updates, axes.rows))
+    ties.unify_each(pick(base, axes.batching), pick(indices, axes.batching_of_indices))
+    ties.pin(indices[-1], _PARTS)
     return [base]
 
 

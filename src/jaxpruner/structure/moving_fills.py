@@ -5,8 +5,10 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxpruner.structure.axes import Axis
+from jaxpruner.structure.axes import Axis, all_but, pick
 from jaxpruner.structure.fills import NAN, Fill, Flow, Number, computed, is_finite, join
+from jaxpruner.structure.scatter_axes import ScatterAxes
+from jaxpruner.uses.indexing_rules import GatherAxes
 
 
 def nothing(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
@@ -24,22 +26,21 @@ def nothing(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
 
 def elementwise(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
     """A function of the operands' numbers, where these are known."""
-    literals = [fill.everywhere is not None for fill in fills]
-    sizes = [[axis.size for axis in axes] for axes in flow.operands]
-    everywhere = None
+    everywhere = [fill.everywhere for fill in fills]
+    literals = [number is not None for number in everywhere]
     if all(literals):
-        everywhere = computed(flow.equation, [fill.everywhere for fill in fills], literals)
+        number = computed(flow.equation, everywhere, literals)
+        if number is not None:
+            return [flow.constant(number)]
 
     def find(i: int, atom: Axis) -> Number:
         size = flow.results[0][i].size
         values = []
-        for fill, own_sizes in zip(fills, sizes, strict=True):
-            has_axis = bool(own_sizes) and own_sizes[i] == size
+        for fill, axes in zip(fills, flow.operands, strict=True):
+            has_axis = bool(axes) and axes[i].size == size  # others are repeated
             values.append(fill.at(i, atom) if has_axis else fill.everywhere)
         return computed(flow.equation, values, literals)
 
-    if everywhere is not None:
-        return [Fill(everywhere, ({},) * len(flow.results[0]))]
     return [flow.result(None, find)]
 
 
@@ -51,16 +52,14 @@ def same(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
 def transpose(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
     """Axes in another order."""
     (fill,) = fills
-    order = flow.equation.params['permutation']
-    return [Fill(fill.everywhere, tuple([fill.channels[i] for i in order]))]
+    return [Fill(fill.everywhere, pick(fill.channels, flow.equation.params['permutation']))]
 
 
 def squeeze(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
     """Without axes of one element."""
     (fill,) = fills
-    dropped = flow.equation.params['dimensions']
-    kept = [channels for i, channels in enumerate(fill.channels) if i not in dropped]
-    return [Fill(fill.everywhere, tuple(kept))]
+    kept = all_but(flow.equation.params['dimensions'], fill.channels)
+    return [Fill(fill.everywhere, pick(fill.channels, kept))]
 
 
 def broadcast(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
@@ -79,10 +78,7 @@ def regrouped(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
     fill = fills[0]
 
     def find(k: int, atom: Axis) -> Number:
-        values = []
-        for i, axis in enumerate(flow.operands[0]):
-            if atom in flow.candidates(axis):
-                values.append(fill.at(i, atom))
+        values = [fill.at(i, atom) for i in flow.axes_with(atom)]
         return join(values) if values else None
 
     return [flow.result(fill.everywhere, find)]
@@ -97,7 +93,6 @@ def part(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
 def concatenate(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
     """Along the axis of the concatenation only the operands that have an atom say what is known of it."""
     along = flow.equation.params['dimension']
-    everywhere = [fill.everywhere for fill in fills]
 
     def find(i: int, atom: Axis) -> Number:
         values = []
@@ -106,20 +101,26 @@ def concatenate(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
                 values.append(fill.at(i, atom))
         return join(values)
 
-    return [flow.result(everywhere[0] if len(set(everywhere)) == 1 else None, find)]
+    return [flow.result(_common(fills), find)]
+
+
+def _common(fills: Sequence[Fill]) -> Number:
+    """The number that all elements of all these values are."""
+    numbers = {fill.everywhere for fill in fills}
+    return numbers.pop() if len(numbers) == 1 else None
 
 
 def stack(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
     """The operands along a new axis."""
     along = flow.equation.params['axis']
-    everywhere = [fill.everywhere for fill in fills]
 
     def find(k: int, atom: Axis) -> Number:
         if k == along:
             return None
-        return join([fill.at(k - (k > along), atom) for fill in fills])
+        i = k - 1 if k > along else k
+        return join([fill.at(i, atom) for fill in fills])
 
-    return [flow.result(everywhere[0] if len(set(everywhere)) == 1 else None, find)]
+    return [flow.result(_common(fills), find)]
 
 
 def pad(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
@@ -149,23 +150,14 @@ def update(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
 def gather(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
     """Windows at indices; an index beyond the end may fill in a number."""
     base = fills[0]
-    params = flow.equation.params
-    numbers = params['dimension_numbers']
-    batching = tuple(getattr(numbers, 'operand_batching_dims', ()))
-    gone = (*numbers.collapsed_slice_dims, *batching)
-    kept = [i for i in range(len(flow.operands[0])) if i not in gone]
-    source = dict(zip(numbers.offset_dims, kept, strict=True))
-    filled_in = _filled_in(params, flow.equation.outvars[0].aval.dtype)
+    axes = GatherAxes.of(flow.equation)
+    source = {k: i for i, k in axes.kept.items()}
+    filled_in = _filled_in(flow.equation.params, flow.equation.outvars[0].aval.dtype)
 
     def find(k: int, atom: Axis) -> Number:
-        if k in source:
-            value = base.at(source[k], atom)
-        else:
-            values = [
-                base.at(i, atom) for i in batching if atom in flow.candidates(flow.operands[0][i])
-            ]
-            value = join(values) if values else None
-        return join((value, *filled_in)) if value is not None else None
+        sources = [source[k]] if k in source else flow.axes_with(atom, axes.gone)
+        values = [base.at(i, atom) for i in sources]
+        return join((*values, *filled_in)) if values else None
 
     return [flow.result(None if filled_in else base.everywhere, find)]
 
@@ -181,23 +173,11 @@ def scatter(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
     """Windows of the third operand replace elements of the first, or are combined with them."""
     base, _, updates = fills
     name = flow.equation.primitive.name
-    numbers = flow.equation.params['dimension_numbers']
-    batching = tuple(getattr(numbers, 'operand_batching_dims', ()))
-    gone = (*numbers.inserted_window_dims, *batching)
-    kept = [i for i in range(len(flow.operands[0])) if i not in gone]
-    source = dict(zip(kept, numbers.update_window_dims, strict=True))
+    kept = ScatterAxes.of(flow.equation).kept
 
     def find(i: int, atom: Axis) -> Number:
-        values = [base.at(i, atom)]
-        if i in source:
-            values.append(updates.at(source[i], atom))
-        else:
-            values += [
-                updates.at(k, atom)
-                for k, axis in enumerate(flow.operands[2])
-                if atom in flow.candidates(axis)
-            ]
-        value = join(values)
+        sources = [kept[i]] if i in kept else flow.axes_with(atom, operand=2)
+        value = join([base.at(i, atom), *[updates.at(k, atom) for k in sources]])
         keeps = name in ('scatter', 'scatter_max', 'scatter_min') or value == 0
         return value if keeps or not is_finite(value) else None
 
