@@ -32,7 +32,7 @@ BAD = [
     (
         lambda: types.NByM(2, 4, 'output'),
         TypeError,
-        r"axis must be a whole number or 'input', got 'output'",
+        r"axis must be a whole number, a tuple .* or 'input', got 'output'",
     ),
     (
         lambda: types.NByM(2, 4, 'input').check_shape((8, 8), 'd/kernel'),
@@ -43,6 +43,29 @@ BAD = [
         lambda: types.parse_n_by_m(types.NByM(2, 4, 'input')),
         ValueError,
         'give a number as its axis',
+    ),
+    (
+        lambda: types.parse_n_by_m(types.NByM(2, 4, (0, 1))),
+        ValueError,
+        'give a number as its axis',
+    ),
+    (lambda: types.NByM(2, 4, ()), TypeError, r"a tuple of some, or 'input', got \(\)"),
+    (lambda: types.NByM(2, 4, [0, 1]), TypeError, r"a tuple of some, or 'input', got \[0, 1\]"),
+    (lambda: types.NByM(2, 4, (0, 0.5)), TypeError, 'axis must be a whole number, got 0.5'),
+    (
+        lambda: types.NByM(2, 4, (0, -3)).check_shape((4, 6, 8), 'out'),
+        ValueError,
+        r'out: NByM\(.*\) names an axis of shape \(4, 6, 8\) twice',
+    ),
+    (
+        lambda: types.NByM(2, 5, (0, 1)).check_shape((4, 6, 8), 'out'),
+        ValueError,
+        r'out: shape \(4, 6, 8\) has length 24 along axes 0, 1 as one, which m=5 does not divide',
+    ),
+    (
+        lambda: types.NByM(2, 4, (0, 3)).check_shape((4, 6, 8), 'out'),
+        ValueError,
+        r'out: axis 3 does not exist in shape \(4, 6, 8\)',
     ),
     (lambda: types.Block((4,)), ValueError, r'block_shape must be \(height, width\), got \(4,\)'),
     (lambda: types.Block((4, 0)), ValueError, r'block width must be at least 1, got 0'),

@@ -12,6 +12,15 @@ from jaxpruner.core import packing
 KERNEL = jax.random.normal(jax.random.key(0), (12, 6))
 
 
+def test_targets_are_logged_as_numbers(caplog):
+    masks = jaxpruner.masks_from_zeros({'kernel': jnp.eye(4), 'bias': jnp.ones(4)})
+    with caplog.at_level('INFO', 'jaxpruner'):
+        jaxpruner.FixedMask(masks).wrap_optax(optax.sgd(0.1)).init(
+            {'kernel': jnp.eye(4), 'bias': jnp.ones(4)}
+        )
+    assert "target_sparsities: {'bias': None, 'kernel': 0.75}" in caplog.messages
+
+
 @pytest.mark.parametrize('given_packed', [False, True])
 @pytest.mark.parametrize('packed', [False, True])
 def test_masks_of_a_pruned_checkpoint_are_kept(packed, given_packed):

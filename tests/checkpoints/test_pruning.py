@@ -106,8 +106,10 @@ class ByLargest(sparsity_types.Channel):
         return scores.max(axis=0)
 
 
-@pytest.mark.parametrize('sparsity_type', [RowRelative(), ByLargest(-1)])
-def test_masks_of_a_type_of_ones_own_are_those_of_the_library(sparsity_type):
+@pytest.mark.parametrize(
+    'sparsity_type', [RowRelative(), ByLargest(-1), sparsity_types.NByM(2, 4, axis=(1, 0))]
+)
+def test_masks_of_a_type_that_is_ranked_whole_are_those_of_the_library(sparsity_type):
     array = normal((6, 8)) * np.array([[1], [100]] * 3, np.float32)
     array[0, -1] = 1000
     parts = leaf_masks.prune_leaf(InMemory(w=array), 'w', sparsity_type, 0.5, part_size=16)

@@ -34,3 +34,15 @@ def test_each_number_of_winners(m, axis):
     for n, mask in zip(numbers.tolist(), np.asarray(masks), strict=True):
         found = (mask if axis else mask.T).reshape(GROUPS, m)
         np.testing.assert_array_equal(found, [best(group, n) for group in groups])
+
+
+@pytest.mark.parametrize('axes', [(0, 1), (1, 2), (2, 0), (-1, -3), (2, 1, 0), (1,)])
+@pytest.mark.parametrize('m', [4, 5])
+def test_several_axes_are_one_whose_innermost_is_the_last(axes, m):
+    scores = jnp.asarray(np.random.default_rng(0).normal(size=(4, 6, 8)), jnp.float32)
+    others = [axis for axis in range(3) if axis not in {axis % 3 for axis in axes}]
+    order = (*others, *(axis % 3 for axis in axes))
+    lines = scores.transpose(order).reshape(*[scores.shape[axis] for axis in others], -1)
+    expected = n_by_m.keep_n_of_m(lines, 2, m, -1).reshape([scores.shape[axis] for axis in order])
+    mask = n_by_m.keep_n_of_m(scores, 2, m, axes)
+    np.testing.assert_array_equal(mask, expected.transpose(np.argsort(order)))

@@ -140,8 +140,55 @@ def test_an_axis_that_is_named_stays_and_without_a_model_it_is_the_last():
     given = {'apply_fn': lambda params, x: x @ params['w'].T, 'batches': [X]}
     _, masks = jaxpruner.prune(params, 0.5, sparsity_type='nm_2,4,0', **given)
     assert groups_along(masks['w'], 0)
-    _, masks = jaxpruner.prune(params, 0.5, sparsity_type='2:4')
-    assert groups_along(masks['w'], 1)
+    for last in ('nm_2,4,-1', NByM(2, 4)):
+        _, masks = jaxpruner.prune(params, 0.5, sparsity_type=last)
+        assert groups_along(masks['w'], 1)
+
+
+@pytest.mark.parametrize('setting', ['1:2', 'nm_1,2', {'w': '1:2', '*': None}, [('*', '1:2')]])
+def test_groups_without_an_axis_and_without_a_model_are_warned_of_once(setting):
+    words = r"'(1:2|nm_1,2)' names no axis, .* apply_fn=… .* NByM\(1, 2, axis=…\); 'nm_1,2,-1'"
+    with pytest.warns(UserWarning, match=words) as seen:
+        _, masks = jaxpruner.prune({'w': normal(8, 8)}, sparsity_type=setting)
+    assert (len(seen), seen[0].filename) == (1, __file__)
+    assert groups_along(masks['w'], 1, 1, 2)
+
+
+def heads(params, x):
+    """Attention's kernels: a group of four may hold weights of two heads, of which each has six."""
+    x = jnp.einsum('bi,ihd->bhd', x, params['query']) + params['bias']
+    return jnp.einsum('bhd,hdo->bo', x, params['out'])
+
+
+HEADS = {'query': normal(8, 4, 6), 'bias': normal(4, 6), 'out': normal(4, 6, 8)}
+
+
+def windows(params, x):
+    return jax.lax.conv_general_dilated(
+        x, params['conv'], (1, 1), 'VALID', dimension_numbers=('NHWC', 'HWIO', 'NHWC')
+    )
+
+
+WINDOWS = {'conv': normal(2, 2, 6, 8)}
+
+
+@pytest.mark.parametrize(
+    ('apply', 'params', 'inputs', 'name'),
+    [(heads, HEADS, X, 'out'), (windows, WINDOWS, jnp.ones((2, 5, 5, 6)), 'conv')],
+)
+def test_all_algorithms_group_the_same_weights_where_several_axes_are_summed(
+    apply, params, inputs, name
+):
+    *_, outputs = params[name].shape
+    masks = {}
+    for algorithm in ('magnitude', 'random', *CALIBRATED):
+        _, found = jaxpruner.prune(
+            params, algorithm=algorithm, apply_fn=apply, batches=[inputs], sparsity_type='2:4'
+        )
+        masks[algorithm] = np.asarray(found[name]).reshape(-1, outputs)
+        assert groups_along(masks[algorithm], 0)
+    if apply is windows:  # whose inputs have one norm
+        np.testing.assert_array_equal(masks['magnitude'], masks['wanda'])
 
 
 TIED = {'wte': normal(12, 8), 'wpe': normal(4, 8), 'w': normal(8, 8)}
@@ -161,7 +208,9 @@ def test_tied_lookups_are_left_alone_unless_they_are_named(algorithm, settings, 
         _, masks = jaxpruner.prune(TIED, 0.5, **given)
     assert (masks['wte'], masks['wpe']) == (None, None)
     assert masks['w'].sum() == 32
-    assert 'wte stays dense: data look up its rows' in caplog.text
+    (line,) = [message for message in caplog.messages if 'stay dense' in message]
+    assert line.startswith('these leaves stay dense; data look up its rows (an embedding): wte')
+    assert ('no contraction reads it: wpe' in line, "{'wte': 0.5}" in line) == (True, True)
     for named in (
         {'custom_sparsity_map': {'wte': 0.5}},
         {'sparsity_type': {'wt*': 'unstructured', '*': None}},
@@ -270,7 +319,7 @@ def test_globs_take_no_biases_and_full_names_do():
 
 
 def test_n_by_m_needs_no_sparsity():
-    _, masks = jaxpruner.prune(PARAMS, sparsity_type='1:4')
+    _, masks = jaxpruner.prune(PARAMS, sparsity_type='nm_1,4,-1')
     assert groups_along(masks['up'], 1, 1)
     given = {'apply_fn': mlp, 'batches': [X], 'sparsity_type': {'up': '1:4', '*': '2:4'}}
     for algorithm in ('magnitude', 'sparsegpt'):
@@ -287,6 +336,46 @@ def test_a_sparsity_that_contradicts_n_by_m_is_warned_of_once(algorithm):
         )
     assert len(seen) == 1
     assert groups_along(masks['up'], 0)
+
+
+@pytest.mark.parametrize('algorithm', ['magnitude', *CALIBRATED])
+def test_of_contradictions_only_leaves_that_are_pruned_are_named(algorithm):
+    given = {'apply_fn': heads, 'batches': [X]}
+    with pytest.warns(UserWarning, match='contradicts') as seen:
+        _, masks = jaxpruner.prune(HEADS, 0.6, algorithm, sparsity_type='2:4', **given)
+    assert masks['bias'] is None
+    (message,) = [str(warning.message) for warning in seen]
+    assert message.startswith('out (and 1 more leaves): sparsity 0.6')
+    assert 'plan' not in message
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        jaxpruner.prune(HEADS, {'bias': 0.6, '*': 0.5}, 'wanda', sparsity_type='2:4', **given)
+
+
+def test_of_contradictions_leaves_without_statistics_are_not_named():
+    pruner = jaxpruner.oneshot.Wanda(sparsity=0.6, sparsity_type='2:4')
+    statistics = dict(calibrate(heads, HEADS, [X]))
+    with pytest.warns(UserWarning, match='out|bias') as seen:
+        pruner.instant_sparsify(HEADS, calibration=statistics)
+    words = ['out (and 1 more leaves): sparsity 0.6', 'bias: the calibration has no statistics']
+    for warning, start in zip(seen, words, strict=True):
+        assert str(warning.message).startswith(start)
+
+
+def test_the_log_tells_of_all_dense_leaves_in_one_line(caplog):
+    params = {'w': normal(8, 8)} | {f'b_{i}': normal(1, 8) for i in range(5)}
+
+    def apply(params, x):
+        return x @ params['w'] + sum(params[f'b_{i}'] for i in range(5))
+
+    for algorithm in ('magnitude', 'wanda'):
+        caplog.clear()
+        with caplog.at_level(logging.DEBUG, 'jaxpruner'):
+            jaxpruner.prune(params, 0.5, algorithm, apply_fn=apply, batches=[X])
+        records = [record for record in caplog.records if 'dense' in record.getMessage()]
+        (line,) = [record.getMessage() for record in records if record.levelno == logging.INFO]
+        assert 'no contraction reads it: b_0, b_1, b_2 and 2 more. ' in line
+        assert len([record for record in records if record.levelno == logging.DEBUG]) == 5
 
 
 BAD = [
@@ -315,6 +404,26 @@ BAD = [
         lambda: jaxpruner.prune(PARAMS, 0.5, apply_fn=mlp),
         ValueError,
         'takes both apply_fn=… and batches=…',
+    ),
+    (
+        lambda: jaxpruner.prune(PARAMS, 0.5, 'wanda', apply_fn=mlp),
+        ValueError,
+        r"'wanda' looks .* prune lacks batches=…: .* prune\(…, apply_fn=…, batches=…\)$",
+    ),
+    (
+        lambda: jaxpruner.prune(PARAMS, 0.5, 'ria', batches=[X]),
+        ValueError,
+        "'ria' looks .* prune lacks apply_fn=…: ",
+    ),
+    (
+        lambda: jaxpruner.oneshot.Wanda(sparsity=0.5).instant_sparsify(PARAMS),
+        ValueError,
+        'Wanda looks .* instant_sparsify lacks apply_fn=… and batches=…: .* a calibration=…',
+    ),
+    (
+        lambda: jaxpruner.oneshot.Wanda(sparsity=0.5).plan(PARAMS, batches=[X]),
+        ValueError,
+        'Wanda looks .* plan lacks apply_fn=…: ',
     ),
     (
         lambda: jaxpruner.prune(PARAMS, 0.5, apply_fn=mlp, batches=3),

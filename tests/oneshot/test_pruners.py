@@ -243,7 +243,7 @@ BAD = [
     (
         lambda: jaxpruner.prune(PARAMS, 0.5, 'wanda'),
         ValueError,
-        'Wanda looks at the inputs of each layer; give',
+        "'wanda' looks at the inputs of each layer, and prune lacks apply_fn=… and batches=…",
     ),
     (
         lambda: jaxpruner.prune(

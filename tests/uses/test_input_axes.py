@@ -29,10 +29,15 @@ def _axes(model, sparsity_type=TWO_OF_FOUR):
 
 
 def test_axes_in_two_layouts():
+    _, params, _ = linen_models.MODELS['convolutions'].make()
+    paths, leaves, _ = tree.flatten_with_paths(params)
     linen = _axes(linen_models.MODELS['convolutions'])
-    assert set(linen.values()) == {-2}  # (height, width, inputs, outputs)
+    assert -2 in linen.values()
+    for path, leaf in zip(paths, leaves, strict=True):
+        if leaf.ndim == 4 and leaf.shape[-2] % 4 == 0:  # (height, width, inputs, outputs)
+            assert linen[tree.path_string(path)] == -2
     equinox = _axes(equinox_models.MODELS['convolutions'])
-    assert set(equinox.values()) == {-3}  # (outputs, inputs, height, width)
+    assert set(equinox.values()) == {-3, (-2, -1), (-2, -1, -3)}  # (outputs, inputs, height, width)
     assert _axes(equinox_models.MODELS['mlp'])['layers/0/weight'] == -1
 
 
@@ -90,6 +95,43 @@ def test_weights_of_vmapped_convolutions_and_reordered_reshapes():
     setting = uses.with_input_axes(TWO_OF_FOUR, graph)
     assert setting(('members',), params['members']).axis == -3
     assert setting(('turned',), params['turned']).axis == -3
+
+
+def _attention(p, x):
+    heads = jnp.einsum('bi,ihd->bhd', x, p['query'])
+    return jnp.einsum('bhd,hdo->bo', heads, p['out'])
+
+
+AS_ONE = [
+    (_attention, (4, 6, 8), (-3, -2)),
+    (_attention, (4, 8, 8), -2),  # 4 divides the innermost, where groups end with it
+    (lambda p, x: _attention({**p, 'out': p['out'].transpose(2, 1, 0)}, x), (8, 6, 4), (-1, -2)),
+    (lambda p, x: _attention({**p, 'out': p['out'].reshape(4, 6, 8)}, x), (2, 12, 8), -2),
+    (
+        lambda p, x: _attention({**p, 'out': p['out'].reshape(4, 6, 8)}, x),
+        (12, 2, 8),
+        -2,
+    ),  # cut otherwise: refused later
+    (lambda p, x: _attention({**p, 'out': p['out'][:, :6]}, x), (4, 7, 8), -2),  # refused later
+]
+
+
+@pytest.mark.parametrize(('apply', 'shape', 'axis'), AS_ONE)
+def test_several_contracted_axes_are_one_where_groups_do_not_fit_the_innermost(apply, shape, axis):
+    features = 8 if shape == (4, 8, 8) else 6
+    params = {'query': floats(8, 4, features), 'out': floats(*shape)}
+    graph = uses.param_uses(apply, params, floats(2, 8))
+    setting = uses.with_input_axes(TWO_OF_FOUR, graph)
+    assert setting(('out',), params['out']) == NByM(2, 4, axis)
+    assert setting(('query',), params['query']) == NByM(2, 4, -3)
+
+
+def test_the_message_names_all_axes_that_groups_do_not_fit():
+    params = {'query': floats(8, 3, 6), 'out': floats(3, 6, 8)}
+    graph = uses.param_uses(_attention, params, floats(2, 8))
+    setting = uses.with_input_axes(TWO_OF_FOUR, graph)
+    with pytest.raises(ValueError, match=r'out: .* length 18 along axes -3, -2 as one, .* m=4'):
+        jaxpruner.MagnitudePruning(sparsity_type=setting).instant_sparsify(params)
 
 
 def test_other_types_stay_as_they_are():

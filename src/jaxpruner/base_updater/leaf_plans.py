@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -63,6 +64,7 @@ class PruningPlan:
       algorithm: the name of the pruner's class.
       leaves: the plan of each leaf, in the tree's order.
       kept: how many weights of all leaves are kept; `None` where that depends on more than shapes.
+      note: what the plan does not know, so that fewer leaves may be pruned; empty where it knows all.
 
     >>> import jaxpruner
     >>> params = {'bias': jnp.ones(4), 'kernel': jnp.ones((8, 4))}
@@ -80,6 +82,7 @@ class PruningPlan:
     algorithm: str
     leaves: tuple[LeafPlan, ...]
     kept: int | None
+    note: str = ''
 
     @property
     def size(self) -> int:
@@ -120,7 +123,10 @@ class PruningPlan:
         share = _UNKNOWN if self.kept is None else f'{1 - self.kept / max(self.size, 1):.4g}'
         total = ['total', '', '', '', share, _count(self.kept), _count(self.size)]
         table = text_tables.to_text(columns, [_row(leaf) for leaf in self.leaves], total)
-        return f'{self.algorithm} prunes {len(self.pruned)} of {len(self.leaves)} leaves\n{table}'
+        up_to = 'up to ' if self.note else ''
+        title = f'{self.algorithm} prunes {up_to}{len(self.pruned)} of {len(self.leaves)} leaves'
+        note = textwrap.wrap(self.note, text_tables.WIDTH)
+        return '\n'.join([title, *note, table])
 
 
 def plan_leaves(updater: PlannedPruner, params: tree_lib.PyTree) -> PruningPlan:
@@ -222,10 +228,8 @@ def _kept_of_layer(leaf: LeafPlan) -> int | None:
     size = math.prod(shape)
     assert leaf.target is not None
     if isinstance(sparsity_type, NByM):
-        n, m = sparsity_type.n, sparsity_type.m
-        length = shape[sparsity_type.axis]
-        kept_in_line = length // m * n + min(n, length % m)
-        return size // length * kept_in_line
+        length = sparsity_type.line_length(shape)
+        return size // length * sparsity_type.kept_in_line(length)
     if is_unstructured(sparsity_type):
         return selection.number_to_keep_on_host(size, leaf.target)
     assert isinstance(sparsity_type, GroupedType)
@@ -280,8 +284,8 @@ def _row(leaf: LeafPlan) -> list[str]:
 def type_words(sparsity_type: SparsityType | None) -> str:
     """Describes a sparsity type in words, such as `2:4 along axis -1`."""
     match sparsity_type:
-        case NByM(n, m, axis):
-            return f'{n}:{m} along axis {axis}'
+        case NByM(n, m):
+            return f'{n}:{m} along {sparsity_type.axis_words}'
         case Block((height, width)):
             return f'blocks of {height}×{width}'
         case Channel(axis):

@@ -1,7 +1,9 @@
 """Which sparsity each leaf is to reach, checked before anything is computed."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +16,19 @@ from jaxpruner.sparsity_types import NByM
 
 # A sparsity that is a rounded share of N:M, such as 0.33 for 2:3, does not contradict it.
 _ROUNDING = 0.005
+
+
+class Contradiction(NamedTuple):
+    """A leaf of N:M, and the sparsity that it was given, which is not the share of its type."""
+
+    leaf: Leaf
+    sparsity: float
+
+
+# Where contradictions go that are not warned of.
+_COLLECTED: contextvars.ContextVar[list[Contradiction] | None] = contextvars.ContextVar(
+    'collected', default=None
+)
 
 
 def check_distribution(function: Any) -> None:
@@ -73,6 +88,34 @@ def of_leaves(
     return jax.tree.unflatten(treedef, targets)
 
 
+@contextlib.contextmanager
+def collect_contradictions() -> Iterator[list[Contradiction]]:
+    """Collects contradictions inside, of which there is no warning: it is not known yet which leaves are pruned."""
+    collected: list[Contradiction] = []
+    token = _COLLECTED.set(collected)
+    try:
+        yield collected
+    finally:
+        _COLLECTED.reset(token)
+
+
+def warn_of_contradictions(contradictions: Sequence[Contradiction]) -> None:
+    """Warns once if there are any, and names the first leaf."""
+    if not contradictions:
+        return
+    leaf, sparsity = contradictions[0]
+    assert isinstance(leaf.sparsity_type, NByM)
+    pattern = f'{leaf.sparsity_type.n}:{leaf.sparsity_type.m}'
+    share = _removed_share(leaf.sparsity_type)
+    number = len(contradictions)
+    others = f' (and {number - 1} more leaves)' if number > 1 else ''
+    caller_warnings.warn(
+        f'{leaf.name}{others}: sparsity {sparsity:.4g} contradicts the sparsity type {pattern}, '
+        f'which removes {share:.4g}; the share of {pattern} holds. Leave the sparsity out, give '
+        f'{share:.4g}, or choose another type'
+    )
+
+
 def _check_stacked(
     distribution: Callable[..., Any], stacked: Stacked, paths: Sequence[tree_lib.Path]
 ) -> dict[str, Any]:
@@ -105,7 +148,7 @@ def _with_shares_of_n_by_m(
     targets: Sequence[Any], leaves: Sequence[Leaf], is_given: bool
 ) -> list[Any]:
     """Sets the target of each leaf of N:M to its share; whether sparsities were given says what 0 means."""
-    reached, contradicted = list(targets), []
+    reached, contradictions = list(targets), []
     for i, leaf in enumerate(leaves):
         target, sparsity_type = targets[i], leaf.sparsity_type
         if target is None or not isinstance(sparsity_type, NByM):
@@ -116,25 +159,14 @@ def _with_shares_of_n_by_m(
         elif float(target) != 0 or not is_given:
             reached[i] = share
             if is_given and abs(float(target) - share) > _ROUNDING:
-                contradicted.append(i)
-    if contradicted:
-        first = contradicted[0]
-        _warn_about_contradictions(leaves[first], float(targets[first]), len(contradicted))
+                contradictions.append(Contradiction(leaf, float(target)))
+    collected = _COLLECTED.get()
+    if collected is None:
+        warn_of_contradictions(contradictions)
+    else:
+        collected += contradictions
     return reached
 
 
 def _removed_share(sparsity_type: NByM) -> float:
     return (sparsity_type.m - sparsity_type.n) / sparsity_type.m
-
-
-def _warn_about_contradictions(leaf: Leaf, sparsity: float, number: int) -> None:
-    """Names the first of some leaves whose given sparsity is not the share of their type."""
-    assert isinstance(leaf.sparsity_type, NByM)
-    pattern = f'{leaf.sparsity_type.n}:{leaf.sparsity_type.m}'
-    share = _removed_share(leaf.sparsity_type)
-    others = f' (and {number - 1} more leaves)' if number > 1 else ''
-    caller_warnings.warn(
-        f'{leaf.name}{others}: sparsity {sparsity:.4g} contradicts the sparsity type {pattern}, '
-        f'which removes {share:.4g}; the share of {pattern} holds. Leave the sparsity out, give '
-        f'{share:.4g}, or choose another type; print(pruner.plan(params)) shows each leaf'
-    )

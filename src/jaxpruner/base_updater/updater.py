@@ -371,7 +371,7 @@ class BaseUpdater(OptionalHooks, ShortRepr):
         """
         params = tree_lib.as_arrays(params)
         sparsities = self.get_target_sparsities(params)
-        logger.info('target_sparsities: %s', sparsities)
+        _log_targets(sparsities)
         masks = masking.store_masks(
             self.get_initial_masks(params, sparsities), params, self.packs_masks()
         )
@@ -431,6 +431,18 @@ class BaseUpdater(OptionalHooks, ShortRepr):
         setting = type_settings.normalize_setting(self.sparsity_type)
         types = type_settings.resolve(setting, paths, arrays)
         return resolve_leaves(paths, arrays, types, self.stacked)
+
+
+def _log_targets(sparsities: tree_lib.PyTree) -> None:
+    if logger.isEnabledFor(logging.INFO):  # reading arrays waits for the device
+        logger.info('target_sparsities: %s', jax.tree.map(_as_number, sparsities))
+
+
+def _as_number(sparsity: Any) -> Any:
+    """A sparsity as a float of Python, where its value is known."""
+    is_readable = getattr(sparsity, 'is_fully_addressable', True)
+    is_known = is_readable and not tree_lib.is_traced(sparsity)
+    return float(sparsity) if is_known else sparsity
 
 
 @dataclasses.dataclass

@@ -145,6 +145,8 @@ def _mask_function(
 
 def _is_ranked_in_parts(sparsity_type: sparsity_types.SparsityType) -> bool:
     """Whether it groups and scores as one of the library's own types; a subclass may do otherwise."""
+    if isinstance(sparsity_type, sparsity_types.NByM) and isinstance(sparsity_type.axis, tuple):
+        return False  # a part may hold a piece of a group
     grouped_types = (sparsity_types.NByM, sparsity_types.Block, sparsity_types.Channel)
     return sparsity_types.is_unstructured(sparsity_type) or type(sparsity_type) in grouped_types
 

@@ -3,6 +3,7 @@
 import collections
 import functools
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,8 +18,10 @@ _WORD = 32  # bits in which wins are counted
 _MOST_THAT_SHARE = 16  # of more members so few fit in a word that sharing saves nothing
 
 
-def keep_n_of_m(scores: jax.Array, n: jax.Array | int, m: int, axis: int = -1) -> jax.Array:
-    """Keeps the best n of each m scores along an axis; returns a uint8 mask.
+def keep_n_of_m(
+    scores: jax.Array, n: jax.Array | int, m: int, axis: int | tuple[int, ...] = -1
+) -> jax.Array:
+    """Keeps the best n of each m scores along an axis, or along several as one; returns a uint8 mask.
 
     Each pair of a group is compared once, and a weight is kept if fewer than n beat it. `n` may be traced. Where m does
     not divide the axis, the last group is shorter and keeps min(n, its length).
@@ -26,6 +29,8 @@ def keep_n_of_m(scores: jax.Array, n: jax.Array | int, m: int, axis: int = -1) -
     >>> keep_n_of_m(jnp.array([1.0, 2.0, 2.0, 0.0, 5.0]), 1, 4)
     Array([0, 0, 1, 0, 1], dtype=uint8)
     """
+    if isinstance(axis, tuple):
+        return _keep_along_several(scores, n, m, axis)
     axis %= scores.ndim
     length = scores.shape[axis]
     in_full_groups = length - length % m
@@ -36,6 +41,20 @@ def keep_n_of_m(scores: jax.Array, n: jax.Array | int, m: int, axis: int = -1) -
     full_mask = _full_groups_mask(full, n, m, axis)
     last_mask = _full_groups_mask(last, n, length - in_full_groups, axis)
     return jnp.concatenate([full_mask, last_mask], axis)
+
+
+def _keep_along_several(
+    scores: jax.Array, n: jax.Array | int, m: int, axes: tuple[int, ...]
+) -> jax.Array:
+    """The mask of groups along several axes, the last of which is the innermost."""
+    first = min(axis % scores.ndim for axis in axes)
+    beside = tuple(range(first, first + len(axes)))
+    # Axes that are beside each other already stay where they are.
+    moved = jnp.moveaxis(scores, axes, beside)
+    before, after = moved.shape[:first], moved.shape[first + len(axes) :]
+    length = math.prod(scores.shape[axis] for axis in axes)
+    mask = keep_n_of_m(moved.reshape(*before, length, *after), n, m, first)
+    return jnp.moveaxis(mask.reshape(moved.shape), beside, axes)
 
 
 def _full_groups_mask(scores: jax.Array, n: jax.Array | int, m: int, axis: int) -> jax.Array:

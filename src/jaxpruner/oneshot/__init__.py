@@ -12,6 +12,7 @@ A trained model goes through these files, in this order:
 4. `followed_leaves`: which leaves the model contracts with data, and why the others stay dense.
    `weight_matrices`: how it reads matrices from them (`contracted_axes`: which axes are summed over; `matrix_layout`:
    which axes of an array are inputs and outputs).
+   `calibrated_plan`: tells all this beforehand, as a table.
 5. `at_once_or_in_blocks`: prunes all leaves at once, or one block after another.
    `calibration`: statistics of all leaves at once. `sequential`: of one block after another (`blocks`: which and when).
    Both take them through `shared_inputs` (which matrices meet the same value), `moments` (what one contraction adds)

@@ -48,6 +48,19 @@ def first_batch(batches: Iterable[Any], times: int = 1) -> tuple[Any, Iterable[A
     raise ValueError('batches are empty; give at least one')
 
 
+def check_model_is_given(
+    algorithm: str, call: str, apply_fn: Any, batches: Any, instead: str = ''
+) -> None:
+    """Refuses a call that lacks the model or the data of an algorithm that looks at the inputs of each layer."""
+    given = {'apply_fn': apply_fn, 'batches': batches}
+    missing = [f'{name}=…' for name, value in given.items() if value is None]
+    if missing:
+        raise ValueError(
+            f'{algorithm} looks at the inputs of each layer, and {call} lacks {" and ".join(missing)}: give the model '
+            f'and data, {call}(…, apply_fn=…, batches=…){instead}'
+        )
+
+
 def as_inputs(batch: Any) -> tuple[Any, ...]:
     """The inputs in a batch: a tuple holds them, anything else is the only one."""
     return batch if isinstance(batch, tuple) else (batch,)

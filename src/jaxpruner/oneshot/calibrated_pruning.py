@@ -9,13 +9,26 @@ import optax
 
 from jaxpruner import base_updater, sparsity_types
 from jaxpruner.base_updater import targets as targets_lib
+from jaxpruner.base_updater.leaf_plans import PruningPlan
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.mask_calculator import calculators
 from jaxpruner.mask_calculator.leaves import Leaf
 from jaxpruner.oneshot import given_masks
 from jaxpruner.oneshot.at_once_or_in_blocks import prune_at_once, prune_in_blocks
-from jaxpruner.oneshot.batches import as_inputs, check_inputs, check_samples, first_batch
+from jaxpruner.oneshot.batches import (
+    as_inputs,
+    check_inputs,
+    check_model_is_given,
+    check_samples,
+    first_batch,
+)
 from jaxpruner.oneshot.blocks import Names
+from jaxpruner.oneshot.calibrated_plan import (
+    FollowedModel,
+    with_model,
+    with_reasons,
+    without_model,
+)
 from jaxpruner.oneshot.calibration import Calibration, calibrate
 from jaxpruner.oneshot.followed_leaves import follow_leaves, ignore_vectors
 from jaxpruner.oneshot.input_statistics import InputStatistics
@@ -30,6 +43,7 @@ from jaxpruner.oneshot.named_leaves import names_of
 from jaxpruner.oneshot.owl_blocks import OwlSettings
 from jaxpruner.oneshot.pruned_leaves import PrunedLeaves
 from jaxpruner.oneshot.pruning_run import PruningRun
+from jaxpruner.sparsity_distributions import why_dense
 from jaxpruner.uses import param_uses
 
 
@@ -189,17 +203,65 @@ class CalibratedPruning(base_updater.BaseUpdater):
         leaves = PrunedLeaves(params, donate)
         if calibration is not None:
             self._prune_by(calibration, leaves, targets)
-        elif apply_fn is None or batches is None:
-            raise ValueError(
-                f'{type(self).__name__} looks at the inputs of each layer; give instant_sparsify the model and data: '
-                'apply_fn=…, batches=…'
-            )
         else:
-            run, batches = self._follow(apply_fn, batches, leaves, targets)
+            check_model_is_given(
+                type(self).__name__, 'instant_sparsify', apply_fn, batches, ', or a calibration=…'
+            )
+            assert apply_fn is not None
+            assert batches is not None
+            first, batches = first_batch(batches)
+            # What holds the traced program is freed at once.
+            chosen = self._follow(apply_fn, first, params, targets).targets
+            run = PruningRun(self, leaves, chosen)
             self._calibrate_and_prune(run, apply_fn, batches, progress)
         if masks_by_path:
             return given_masks.apply_masks(leaves.params, masks_by_path)
         return leaves.params, leaves.masks
+
+    def plan(
+        self,
+        params: tree_lib.PyTree,
+        *,
+        apply_fn: Callable[..., Any] | None = None,
+        batches: Iterable[Any] | None = None,
+    ) -> PruningPlan:
+        """What will happen to each leaf; the model says which leaves are pruned, and along which axes.
+
+        Nothing is computed on a device. Without a model the plan is an upper bound, and its note says so.
+
+        Args:
+          params: the parameters, or their shapes.
+          apply_fn: `(params, *inputs) -> results`, the model.
+          batches: an iterable of inputs, of which the first one's shapes are looked at; an iterator is then one
+            further.
+
+        Raises:
+          ValueError: sparsities or shapes do not fit, or one of model and batches is missing.
+
+        >>> import jax.numpy as jnp
+        >>> params = {'kernel': jnp.ones((8, 4)), 'bias': jnp.ones((1, 4))}
+        >>> apply_fn = lambda params, x: x @ params['kernel'] + params['bias']
+        >>> plan = CalibratedPruning(sparsity_type='2:4').plan(params, apply_fn=apply_fn, batches=[jnp.ones((1, 8))])
+        >>> plan['kernel'].sparsity_type.axis, plan['bias'].why_dense
+        (-2, 'no contraction reads it')
+        """
+        if apply_fn is None and batches is None:
+            return without_model(self._plan_without_model(params))
+        check_model_is_given(type(self).__name__, 'plan', apply_fn, batches)
+        assert apply_fn is not None
+        assert batches is not None
+        with targets_lib.collect_contradictions():
+            plan = self._plan_without_model(params)
+        first, _ = first_batch(batches)
+        model = self._follow(apply_fn, first, params, self._targets(params))
+        _, arrays, _ = tree_lib.flatten_with_paths(params)
+        return with_model(plan, model, arrays)
+
+    def _plan_without_model(self, params: tree_lib.PyTree) -> PruningPlan:
+        plan = super().plan(params)
+        if type(self).get_target_sparsities is not CalibratedPruning.get_target_sparsities:
+            return plan
+        return with_reasons(plan, why_dense(self.distribution(), params, self.stacked))
 
     def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
         """The target of each leaf; whether its sparsity type fits is seen when it is known how the leaf is used."""
@@ -228,13 +290,17 @@ class CalibratedPruning(base_updater.BaseUpdater):
     def _targets(self, params: tree_lib.PyTree) -> LeafTargets:
         """The targets of the leaves that the distribution selects."""
         paths, leaves, treedef = tree_lib.flatten_with_paths(params)
-        sparsities = tree_lib.leaves_like(treedef, self.get_target_sparsities(params))
+        with targets_lib.collect_contradictions() as contradictions:
+            sparsities = tree_lib.leaves_like(treedef, self.get_target_sparsities(params))
+        contradiction_of = {each.leaf.path: each for each in contradictions}
         for names in self.blocks or ():
             tree_lib.check_names((names,) if isinstance(names, str) else names, paths, 'blocks')
         targets = {}
         for i, leaf in enumerate(self._leaves(paths, leaves)):
             if sparsities[i] is not None and leaf.sparsity_type is not None:
-                targets[leaf.path] = LeafTarget(sparsities[i], leaf.sparsity_type)
+                contradiction = contradiction_of.get(leaf.path)
+                target = LeafTarget(sparsities[i], leaf.sparsity_type, contradiction=contradiction)
+                targets[leaf.path] = target
         return targets
 
     def _prune_by(
@@ -252,18 +318,17 @@ class CalibratedPruning(base_updater.BaseUpdater):
     def _follow(
         self,
         apply_fn: Callable[..., Any],
-        batches: Iterable[Any],
-        leaves: PrunedLeaves,
+        first: Any,
+        params: tree_lib.PyTree,
         targets: LeafTargets,
-    ) -> tuple[PruningRun, Iterable[Any]]:
-        """Finds the leaves that the model contracts with data, before anything is computed."""
-        first, batches = first_batch(batches)
+    ) -> FollowedModel:
+        """Finds the leaves that the model contracts with data, by its first batch, before anything is computed."""
         check_samples(first, 0)
-        check_inputs(apply_fn, first, params=leaves.params)
-        graph = param_uses(apply_fn, leaves.params, *as_inputs(first))
+        check_inputs(apply_fn, first, params=params)
+        graph = param_uses(apply_fn, params, *as_inputs(first))
         followed = follow_leaves(graph, targets)
         targets = choose_targets(followed, targets, names_of(self), type(self).__name__)
-        return PruningRun(self, leaves, targets), batches
+        return FollowedModel(graph, followed, targets)
 
     def _calibrate_and_prune(
         self, run: PruningRun, apply_fn: Callable[..., Any], batches: Iterable[Any], progress: bool

@@ -31,8 +31,7 @@ def contracted_axes(equation: Any, operand: int) -> Contracted:
     Contracted(of_weights=(0,), batch_of_weights=(), of_data=(1,), batch_of_data=())
     """
     if equation.primitive.name == 'conv_general_dilated':
-        _, channels, *window = equation.params['dimension_numbers'].rhs_spec
-        return Contracted((*window, channels), (), (), ())
+        return Contracted(contractions.input_axes(equation, operand), (), (), ())
     contract, batch, _ = contractions.dot_axes(equation)
     pairs = sorted(zip(contract[operand], contract[1 - operand], strict=True))
     of_weights = tuple(weights_axis for weights_axis, _ in pairs)

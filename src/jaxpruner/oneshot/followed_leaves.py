@@ -13,6 +13,10 @@ from jaxpruner.uses import UseGraph
 
 logger = logging.getLogger(__name__)
 
+_MOST_NAMED = 3
+_LOOKED_UP = 'data look up its rows (an embedding)'
+_NOT_CONTRACTED = 'no contraction reads it'
+
 IsNamed = Callable[[tree_lib.Path], bool]
 
 
@@ -173,22 +177,42 @@ def choose_leaves(
 def leave_alone(followed: FollowedLeaves, is_named: IsNamed) -> set[tree_lib.Path]:
     """The leaves that stay dense unless a setting names them: lookups, tied ones, too, and what no contraction reads.
 
-    Each one is logged.
+    One line of the log tells of all of them, and with level DEBUG a line for each.
     """
-    left_alone = set()
+    left_alone: dict[tree_lib.Path, str] = {}
     for path in (*followed.matrices, *followed.not_contracted):
         is_looked_up = path in followed.looked_up
         is_mere_matrix = path in followed.matrices and not is_looked_up
         if is_mere_matrix or is_named(path):
             continue
-        left_alone.add(path)
+        left_alone[path] = why_left_alone(followed, path)
+    _log_left_alone(left_alone)
+    return set(left_alone)
+
+
+def why_left_alone(followed: FollowedLeaves, path: tree_lib.Path) -> str:
+    """Why a leaf stays dense that no setting names."""
+    return _LOOKED_UP if path in followed.looked_up else _NOT_CONTRACTED
+
+
+def _log_left_alone(reasons: Mapping[tree_lib.Path, str]) -> None:
+    if not reasons:
+        return
+    names_by_reason: dict[str, list[str]] = {}
+    for path, reason in reasons.items():
         name = tree_lib.path_string(path)
-        reason = (
-            'data look up its rows (an embedding)' if is_looked_up else 'no contraction reads it'
-        )
-        message = "%s stays dense: %s; to prune it, name it: custom_sparsity_map={'%s': 0.5}"
-        logger.info(message, name, reason, name)
-    return left_alone
+        logger.debug('%s stays dense: %s', name, reason)
+        names_by_reason.setdefault(reason, []).append(name)
+    parts = [f'{reason}: {_some_of(names)}' for reason, names in names_by_reason.items()]
+    # Embeddings are what may be meant, rather than biases.
+    names = names_by_reason.get(_LOOKED_UP) or names_by_reason[_NOT_CONTRACTED]
+    message = "these leaves stay dense; %s. To prune one, name it: custom_sparsity_map={'%s': 0.5}"
+    logger.info(message, '; '.join(parts), names[0])
+
+
+def _some_of(names: Sequence[str]) -> str:
+    more = f' and {len(names) - _MOST_NAMED} more' if len(names) > _MOST_NAMED else ''
+    return ', '.join(names[:_MOST_NAMED]) + more
 
 
 def check_used(followed: FollowedLeaves, algorithm: str) -> None:

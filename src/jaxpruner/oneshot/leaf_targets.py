@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpruner import sparsity_types
+from jaxpruner.base_updater import targets as targets_lib
 from jaxpruner.core import caller_warnings
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.oneshot import matrix_masks
@@ -22,11 +23,15 @@ from jaxpruner.oneshot.weight_matrices import WeightMatrices
 
 
 class LeafTarget(NamedTuple):
-    """What a leaf is to reach: a share to remove as a sparsity type says, or a mask, float32 in the leaf's shape."""
+    """What a leaf is to reach: a share to remove as a sparsity type says, or a mask, float32 in the leaf's shape.
+
+    A `contradiction` is a share that was asked for, and that the type does not have.
+    """
 
     sparsity: Any
     sparsity_type: sparsity_types.SparsityType
     mask: jax.Array | None = None
+    contradiction: targets_lib.Contradiction | None = None
 
     def check(self, matrices: WeightMatrices) -> None:
         """Refuses N:M of which m does not divide the inputs."""
@@ -66,6 +71,7 @@ def choose_targets(
     for path, target in chosen.items():
         for matrices in followed.matrices[path]:
             target.check(matrices)
+    _warn_of_contradictions(chosen)
     return chosen
 
 
@@ -79,6 +85,7 @@ def choose_calibrated(
     followed: FollowedLeaves | None = getattr(calibration, 'followed', None)
     if followed is None:
         chosen = _among(targets, filter(calibration.__contains__, targets))
+        _warn_of_contradictions(chosen)
         explained = set(chosen)
     else:
         chosen = choose_targets(followed.among(targets), targets, is_named, algorithm)
@@ -90,6 +97,11 @@ def choose_calibrated(
             'without only=…, or leave them out of sparsity_distribution_fn'
         )
     return chosen
+
+
+def _warn_of_contradictions(chosen: LeafTargets) -> None:
+    contradictions = [target.contradiction for target in chosen.values()]
+    targets_lib.warn_of_contradictions([each for each in contradictions if each])
 
 
 def _among(targets: LeafTargets, paths: Iterable[tree_lib.Path]) -> LeafTargets:

@@ -5,9 +5,15 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from jaxpruner import api, sparsity_types
+from jaxpruner.core import caller_warnings
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.oneshot.along_inputs import prune_along_inputs
-from jaxpruner.oneshot.batches import as_inputs, check_inputs, first_batch
+from jaxpruner.oneshot.batches import (
+    as_inputs,
+    check_inputs,
+    check_model_is_given,
+    first_batch,
+)
 from jaxpruner.oneshot.calibrated_pruning import CalibratedPruning
 from jaxpruner.oneshot.grasp import GraSP
 from jaxpruner.oneshot.named_leaves import sparsities_by_name
@@ -18,6 +24,7 @@ from jaxpruner.oneshot.sparsegpt import SparseGPT
 from jaxpruner.oneshot.synflow import SynFlow
 from jaxpruner.oneshot.wanda import Wanda
 from jaxpruner.sparsity_types import settings as type_settings
+from jaxpruner.sparsity_types.parsing import is_n_by_m_without_axis
 from jaxpruner.uses import param_uses
 
 _ALGORITHMS = {
@@ -55,7 +62,8 @@ def prune(
     the inputs, the axis that the model sums over (an axis that is named stays, except -1, the default). Leaves that no
     contraction reads (biases, norms, positions) and lookups (embeddings, tied ones, too) stay dense, which is logged;
     one that `custom_sparsity_map`, `sparsity_type` or `sparsity` names itself is pruned. Without a model groups lie
-    along the last axis. SNIP, GraSP and SynFlow rank all leaves that are selected together and leave none alone.
+    along the last axis, with a warning where `'2:4'` names none. SNIP, GraSP and SynFlow rank all leaves that are
+    selected together and leave none alone.
 
     Args:
       params: any pytree of arrays.
@@ -111,11 +119,13 @@ def prune(
             f'{algorithm!r} looks at no loss: leave loss_fn out, or choose snip or grasp'
         )
     if isinstance(updater, CalibratedPruning):
+        check_model_is_given(repr(algorithm), 'prune', apply_fn, batches)
         model = {'apply_fn': apply_fn, 'batches': batches}
         return updater.instant_sparsify(
             params, **model, masks=masks, progress=progress, donate=donate
         )
     if apply_fn is None and batches is None:
+        _warn_of_groups_along_the_last_axis(settings.get('sparsity_type'))
         return updater.instant_sparsify(params)
     if apply_fn is None or batches is None:
         raise ValueError(
@@ -126,6 +136,30 @@ def prune(
     check_inputs(apply_fn, first, params=params)
     graph = param_uses(apply_fn, params, *as_inputs(first))
     return prune_along_inputs(updater, graph, params)
+
+
+def _warn_of_groups_along_the_last_axis(setting: Any) -> None:
+    """Warns of N:M as a string that names no axis: its groups lie along the last one, which may be the outputs.
+
+    An object `NByM` shows its axis, and so does the string `'nm_2,4,-1'`.
+    """
+    if isinstance(setting, Mapping):
+        entries = list(setting.values())
+    elif isinstance(setting, list | tuple):
+        entries = [entry for _, entry in setting]
+    else:
+        entries = [setting]
+    for entry in entries:
+        if is_n_by_m_without_axis(entry):
+            n_by_m = sparsity_types.parse_sparsity_type(entry)
+            assert isinstance(n_by_m, sparsity_types.NByM)
+            n, m = n_by_m.n, n_by_m.m
+            caller_warnings.warn(
+                f'sparsity_type={entry!r} names no axis, so that its groups lie along the last one, which in most '
+                'layouts of JAX are the outputs, where hardware wants the inputs; give the model, apply_fn=… and '
+                f"batches=…, or NByM({n}, {m}, axis=…); 'nm_{n},{m},-1' says that the last axis is meant"
+            )
+            return
 
 
 def _sparsity_settings(sparsity: Any, settings: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """N:M sparsity: of each m consecutive weights along an axis the best n are kept."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -22,8 +23,8 @@ class NByM(NamedFields):
     Attributes:
       n: weights kept in a group.
       m: weights in a group.
-      axis: the axis along which groups lie; `'input'` for that along which the model sums, which
-        `uses.with_input_axes` replaces by a number for each leaf.
+      axis: the axis along which groups lie; a tuple of axes, which are then one long axis, the last one innermost; or
+        `'input'` for what the model sums over, which `uses.with_input_axes` replaces for each leaf.
       allow_partial: where m does not divide the axis, the last group is shorter and keeps min(n, its length); else
         such a shape is refused.
 
@@ -48,14 +49,45 @@ class NByM(NamedFields):
     def __post_init__(self):
         check_whole('n', self.n, 1)
         check_whole('m', self.m, 1)
-        if isinstance(self.axis, str) and self.axis != INPUT_AXIS:
-            raise TypeError(f"axis must be a whole number or 'input', got {self.axis!r}")
+        is_text = isinstance(self.axis, str) and self.axis != INPUT_AXIS
+        if is_text or self.axis == () or isinstance(self.axis, list):
+            raise TypeError(
+                f"axis must be a whole number, a tuple of some, or 'input', got {self.axis!r}"
+            )
         if self.axis != INPUT_AXIS:
-            check_whole('axis', self.axis)
+            for axis in self.axes:
+                check_whole('axis', axis)
         if self.n > self.m:
             raise ValueError(
                 f'N:M sparsity keeps n of m weights, so n must not exceed m, got n={self.n}, m={self.m}'
             )
+
+    @property
+    def axes(self) -> tuple[Any, ...]:
+        """The axis, or the axes, as a tuple."""
+        return self.axis if isinstance(self.axis, tuple) else (self.axis,)
+
+    def line_length(self, shape: Sequence[int]) -> int:
+        """How many weights of a parameter of this shape stand in a line, which is cut into groups.
+
+        Args:
+          shape: the parameter's shape.
+
+        >>> NByM(2, 4).line_length((4, 6, 8)), NByM(2, 4, axis=(0, 1)).line_length((4, 6, 8))
+        (8, 24)
+        """
+        return math.prod(shape[axis] for axis in self.axes)
+
+    def kept_in_line(self, length: int) -> int:
+        """How many weights of a line are kept.
+
+        Args:
+          length: of the line.
+
+        >>> NByM(2, 4).kept_in_line(8), NByM(2, 4).kept_in_line(9)
+        (4, 5)
+        """
+        return length // self.m * self.n + min(self.n, length % self.m)
 
     def check_shape(self, shape: Sequence[int], where: str) -> None:
         """Refuses a shape whose axis does not divide into groups of m.
@@ -65,16 +97,26 @@ class NByM(NamedFields):
           where: the parameter's path, for the message.
 
         Raises:
-          ValueError: there is no such axis, or m does not divide it.
+          ValueError: there is no such axis, it is named twice, or m does not divide it.
 
         >>> NByM(2, 4).check_shape((3, 8), 'dense/kernel')
         """
         if self.partial_group(shape, where) and not self.allow_partial:
             raise ValueError(
-                f'{where}: shape {tuple(shape)} has length {shape[self.axis]} along axis {self.axis}, which m={self.m} '
+                f'{where}: shape {tuple(shape)} has length {self.line_length(shape)} along {self.axis_words}, which '
+                f'm={self.m} '
                 f"does not divide; choose another axis or m, or leave the leaf dense: sparsity_type={{'{where}': None, "
                 "'*': …}"
             )
+
+    @property
+    def axis_words(self) -> str:
+        """The axis in words, such as `axis -1`."""
+        if self.axis == INPUT_AXIS:
+            return 'the inputs'
+        if isinstance(self.axis, tuple):
+            return f'axes {", ".join(map(str, self.axis))} as one'
+        return f'axis {self.axis}'
 
     def partial_group(self, shape: Sequence[int], where: str) -> int:
         """The length of the last group where m does not divide the axis, else 0.
@@ -94,8 +136,10 @@ class NByM(NamedFields):
                 f'{where}: {self} names no axis yet; the trace of the model tells over which one it sums: '
                 'sparsity_type=uses.with_input_axes(…, uses.param_uses(apply_fn, params, inputs))'
             )
-        axis = axis_in(self.axis, shape, where)
-        return shape[axis] % self.m
+        axes = {axis_in(axis, shape, where) % len(shape) for axis in self.axes}
+        if len(axes) < len(self.axes):
+            raise ValueError(f'{where}: {self} names an axis of shape {tuple(shape)} twice')
+        return self.line_length(shape) % self.m
 
 
 def parse_n_by_m(pattern: Any, axis: int | None = None) -> NByM:
@@ -116,7 +160,7 @@ def parse_n_by_m(pattern: Any, axis: int | None = None) -> NByM:
     True
     """
     if isinstance(pattern, NByM):
-        if pattern.axis == INPUT_AXIS:
+        if pattern.axis == INPUT_AXIS or isinstance(pattern.axis, tuple):
             raise ValueError(
                 f'{pattern} is for the parameters of a model whose uses are known; give a number as its axis'
             )

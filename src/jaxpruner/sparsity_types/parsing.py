@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 from jaxpruner.sparsity_types.base import SparsityType
 from jaxpruner.sparsity_types.block import Block
@@ -10,14 +11,21 @@ from jaxpruner.sparsity_types.n_by_m import NByM
 from jaxpruner.sparsity_types.unstructured import Unstructured
 
 _INTEGER = r'\s*([+-]?\d+)\s*'
+_N_BY_M_WITHOUT_AXIS = (rf'{_INTEGER}:{_INTEGER}', rf'\s*nm_{_INTEGER},{_INTEGER}')
 _PATTERNS: tuple[tuple[str, Callable[..., SparsityType]], ...] = (
     (r'\s*unstructured\s*', Unstructured),
-    (rf'{_INTEGER}:{_INTEGER}', NByM),
-    (rf'\s*nm_{_INTEGER},{_INTEGER}', NByM),
+    *[(pattern, NByM) for pattern in _N_BY_M_WITHOUT_AXIS],
     (rf'\s*nm_{_INTEGER},{_INTEGER},{_INTEGER}', NByM),
     (rf'\s*block_{_INTEGER},{_INTEGER}', lambda height, width: Block((height, width))),
     (rf'\s*channel_{_INTEGER}', Channel),
 )
+
+
+def is_n_by_m_without_axis(entry: Any) -> bool:
+    """Whether a setting is N:M as a string that names no axis."""
+    return isinstance(entry, str) and any(
+        re.fullmatch(pattern, entry) for pattern in _N_BY_M_WITHOUT_AXIS
+    )
 
 
 def parse_sparsity_type(text: str) -> SparsityType:

@@ -99,8 +99,17 @@ def _size_along(shape: Axes, axes: Axes) -> int:
     return math.prod(shape[axis] for axis in axes)
 
 
+def input_axes(equation: Any, operand: int) -> Axes:
+    """An operand's contracted axes in the order in which they are laid out as the rows of a matrix, innermost last.
+
+    Of a convolution these are the axes of the window, then that of the channels.
+    """
+    if OPERATIONS[equation.primitive.name] == 'dot':
+        return tuple(sorted(dot_axes(equation).contract[operand]))
+    _, channels, *window = equation.params['dimension_numbers'].rhs_spec
+    return (*window, channels)
+
+
 def innermost(equation: Any, operand: int) -> int:
     """Which of an operand's contracted axes lies innermost where they are laid out as the rows of a matrix."""
-    if OPERATIONS[equation.primitive.name] == 'dot':
-        return max(dot_axes(equation).contract[operand])
-    return equation.params['dimension_numbers'].rhs_spec[1]
+    return input_axes(equation, operand)[-1]

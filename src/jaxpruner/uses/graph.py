@@ -96,10 +96,11 @@ class Use:
 
     @property
     def input_axis(self) -> int | None:
-        """The contracted axis whose elements follow one another in a matrix product.
+        """The contracted axis whose elements follow one another in a matrix product; of several the innermost.
 
         Of a convolution that is the axis of the input channels. `None` where nothing is contracted, or where several
-        axes are mixed in it.
+        axes are mixed in it. Groups of N:M along the inputs need not end with this axis: they run over all contracted
+        axes as one, in the order of a matrix product's rows.
         """
         if not self.contract:
             return None

@@ -2,13 +2,14 @@
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from jaxpruner import sparsity_types
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.sparsity_types import settings as type_settings
 from jaxpruner.uses import contractions
+from jaxpruner.uses.contractions import Axes
 from jaxpruner.uses.graph import Use, UseGraph
 
 logger = logging.getLogger(__name__)
@@ -19,10 +20,11 @@ def with_input_axes(
 ) -> Callable[[tree_lib.Path, Any], sparsity_types.SparsityType | None]:
     """A `sparsity_type` setting in which each `NByM(…, axis='input')` lies along the axis that the model sums over.
 
-    Hardware wants the groups of N:M there. For a matrix that is its input axis; for a convolution the input channels;
-    of several axes the innermost. Leaves that are in no contraction (embeddings that are only looked up, biases) stay
-    dense, and with a log line kernels of depthwise convolutions that have no axis of input channels, `(height, width,
-    channels, 1)`.
+    Hardware wants the groups of N:M there. For a matrix that is its input axis. Several axes, such as heads and
+    features of an attention's output, count as one: where m divides the innermost (of a convolution the input channels)
+    groups lie along that axis, else along a tuple of all of them. Leaves that are in no contraction (embeddings that
+    are only looked up, biases) stay dense, and with a log line kernels of depthwise convolutions that have no axis of
+    input channels, `(height, width, channels, 1)`.
 
     Args:
       sparsity_type: a type, a string, a mapping from names to types, or a function, as for any algorithm.
@@ -54,7 +56,12 @@ def with_input_axes(
         if axis is None:
             return None
         # Counted from the end, the axis is the same in one layer of a stack.
-        return dataclasses.replace(leaf_type, axis=axis - leaf.ndim)
+        along = dataclasses.replace(leaf_type, axis=axis - leaf.ndim)
+        if leaf.shape[axis] % leaf_type.m:
+            axes = _axes_as_one(graph[path], leaf.shape)
+            if len(axes) > 1:
+                return dataclasses.replace(along, axis=tuple(axis - leaf.ndim for axis in axes))
+        return along
 
     return resolve
 
@@ -78,12 +85,11 @@ def _input_axis(path: tree_lib.Path, graph: UseGraph) -> int | None:
     input_axes: set[int | None] = set()
     contracted_axes: set[int] = set()
     where = ''
-    for use in graph[path]:
-        if use.op in ('dot', 'conv') and use.contract:
-            contracted_axes.update(use.contract)
-            where = use.where
-            if not _has_no_channels(use):
-                input_axes.add(use.input_axis)
+    for use in _contractions(graph[path]):
+        contracted_axes.update(use.contract)
+        where = use.where
+        if not _has_no_channels(use):
+            input_axes.add(use.input_axis)
     if not contracted_axes:
         return None
     if not input_axes:
@@ -96,6 +102,32 @@ def _input_axis(path: tree_lib.Path, graph: UseGraph) -> int | None:
             f"dense: sparsity_type={{'{name}': None, '*': …}}"
         )
     return axis
+
+
+def _contractions(uses: Iterable[Use]) -> list[Use]:
+    return [use for use in uses if use.op in ('dot', 'conv') and use.contract]
+
+
+def _axes_as_one(uses: Iterable[Use], shape: Sequence[int]) -> Axes:
+    """The leaf's axes that all contractions count as one, in this order; none where they are not whole, or differ."""
+    orders = set(map(_order_of_inputs, _contractions(uses)))
+    axes, sizes = orders.pop() if len(orders) == 1 else ((), ())
+    are_whole = sizes == tuple(shape[axis] for axis in axes)
+    return axes if are_whole and len(set(axes)) == len(axes) else ()
+
+
+def _order_of_inputs(use: Use) -> tuple[Axes, Axes]:
+    """Along which of the leaf's axes the inputs of a contraction lie, and how far, the innermost last."""
+    axes, sizes = [], []
+    for operand_axis in contractions.input_axes(use.site.equation, use.site.operand):
+        for factor in use.site.view.axes[operand_axis].factors:
+            if factor.size == 1:
+                continue
+            if len(factor.axes) != 1:
+                return (), ()
+            axes += factor.axes
+            sizes.append(factor.size)
+    return tuple(axes), tuple(sizes)
 
 
 def _has_no_channels(use: Use) -> bool:
