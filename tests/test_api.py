@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import json
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -325,6 +325,35 @@ def test_registering_an_algorithm(monkeypatch):
         api.register_algorithm('three', 3)
     with pytest.raises(TypeError, match=r'the name of an algorithm must be a string.*got 3'):
         api.register_algorithm(3, Smallest)
+
+
+def test_annotations_without_the_decorator_are_refused_with_the_remedy(monkeypatch):
+    monkeypatch.setattr(api, 'ALGORITHM_REGISTRY', dict(api.ALGORITHM_REGISTRY))
+
+    class Undecorated(jaxpruner.MagnitudePruning):
+        is_new: ClassVar[bool] = True
+        decay: float = 0.9
+        count: 'int' = 3
+
+    @dataclasses.dataclass
+    class Below(Undecorated):
+        share: float = 0.5
+
+    for algorithm in (Undecorated, Below):
+        with pytest.raises(
+            TypeError,
+            match=r"'mine': Undecorated annotates decay, count, .*@dataclasses\.dataclass above it",
+        ):
+            api.register_algorithm('mine', algorithm)
+    assert 'mine' not in api.ALGORITHM_REGISTRY
+
+    class Constants(jaxpruner.MagnitudePruning):
+        is_new: ClassVar[bool] = True
+        name: 'ClassVar[str]' = 'x'
+        other = 3
+
+    api.register_algorithm('mine', Constants)
+    assert api.ALGORITHM_REGISTRY['mine'] is Constants
 
 
 def test_registering_a_name_that_is_taken_replaces_it_and_says_so(monkeypatch, caplog):

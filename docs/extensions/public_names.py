@@ -25,7 +25,7 @@ PUBLISHED = """
     mask_calculator sparsity_distributions sparsity_schedules sparsity_types utils
 """.split()
 # Old names of modules, and what belongs to the command line, which has pages of its own.
-_NOT_IN_THE_REFERENCE = ('packing', 'sparse_state', 'tree', 'public_names', 'cli')
+_NOT_IN_THE_REFERENCE = ('packing', 'sparse_state', 'public_names', 'cli')
 
 # An object, and all names under which it is public.
 Aliases = tuple[Any, list[str]]

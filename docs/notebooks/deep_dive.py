@@ -30,6 +30,7 @@
 #     return SparseState(masks, optimizer.init(params), targets, count=0)
 #
 # def update(grads, state, params):
+#     state, tracked = track(state, params, grads)    # <- override to keep values of every step
 #     if scheduler.is_mask_update_iter(state.count):  # inside the compiled program, and paid for only when true
 #         state = update_state(state, params, grads)  # <- override to choose masks otherwise than by a ranking
 #         #   sparsities = scheduler.get_sparsity_at_step(targets, count)
@@ -64,9 +65,9 @@ import numpy as np
 import optax
 
 import jaxpruner
-from jaxpruner import pruners, sparsity_distributions, sparsity_schedules
+from jaxpruner import pruners, sparsity_distributions, sparsity_schedules, tree
 from jaxpruner.baselines import data
-from jaxpruner.core import packing, tree
+from jaxpruner.core import packing
 
 # %matplotlib inline
 
@@ -484,8 +485,8 @@ else:
 # With a name, an algorithm is made from a configuration, like those of the library. Its fields are configuration keys.
 # So a comparison is a loop over names. Peaks of the loss are mask updates: they take weights that were in use.
 #
-# Where it is asked to, the driver packs masks to one bit per weight. Your methods never meet the bits, so nothing in
-# the class has to know of them, and the result is the same.
+# Where it is asked to, the driver packs masks to one bit per weight. The methods of this class get them unpacked, so
+# that the result is the same.
 
 # %% mystnb={"image": {"alt": "Loss over steps of static_sparse, rigl and constant_fan_in"}}
 jaxpruner.register_algorithm('constant_fan_in', ConstantFanIn)
@@ -535,18 +536,7 @@ for wrong in ({'replaced_share': 1.5}, {'replaced_shares': 0.3}, {'sparsity': 90
 # %% [markdown]
 # ## All hooks
 #
-# | override | to |
-# |---|---|
-# | `calculate_scores` | rank weights; further named arguments receive extra arguments of `update` |
-# | `elementwise_score`, beside it | rank each weight by itself, with no memory for scores |
-# | `get_initial_masks` | start sparse |
-# | `update_state` | choose masks otherwise than by a ranking at the scheduled sparsity |
-# | `create_masks` | rank over more than one leaf |
-# | `init_algorithm_state`, `track` | keep values of one's own, renewed in every step |
-# | `moments_to_reset` | forget the optimizer's moments of some weights after a mask update |
-# | `check_type`, `check_optimizer` | refuse sparsity types, or optimizers, with which it cannot work |
-# | `pre_forward_update` | prune in the forward pass alone |
-# | `post_gradient_update` | keep pruned weights; updates then no longer land them on zero |
-#
+# [What the hooks are for](../../CONTRIBUTING.md#what-the-hooks-are-for) lists every method that an algorithm may
+# override.
 # The files of `jaxpruner/algorithms` are short, and each is an example. [CONTRIBUTING.md](../../CONTRIBUTING.md) says
 # how an algorithm becomes a part of the library.

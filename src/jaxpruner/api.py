@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import importlib
+import inspect
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -87,10 +88,10 @@ def register_algorithm(algorithm_name: str, algorithm: type[BaseUpdater]) -> Non
 
     Args:
       algorithm_name: its name in configs.
-      algorithm: a subclass of `BaseUpdater`.
+      algorithm: a subclass of `BaseUpdater`, decorated with `dataclasses.dataclass` if it annotates fields.
 
     Raises:
-      TypeError: it is no such class, or the name is no string.
+      TypeError: it is no such class, it annotates fields and lacks the decorator, or the name is no string.
 
     >>> register_algorithm('magnitude', algorithms.MagnitudePruning)
     """
@@ -103,10 +104,10 @@ def register_one_shot_algorithm(algorithm_name: str, algorithm: type[BaseUpdater
 
     Args:
       algorithm_name: its name in configs.
-      algorithm: a subclass of `BaseUpdater`.
+      algorithm: a subclass of `BaseUpdater`, decorated with `dataclasses.dataclass` if it annotates fields.
 
     Raises:
-      TypeError: it is no such class, or the name is no string.
+      TypeError: it is no such class, it annotates fields and lacks the decorator, or the name is no string.
 
     >>> from jaxpruner.oneshot import Wanda
     >>> register_one_shot_algorithm('wanda', Wanda)
@@ -127,6 +128,7 @@ def _register(
             f'{name!r}: an algorithm must be a subclass of jaxpruner.BaseUpdater (the class, not an instance), got '
             f'{algorithm!r}'
         )
+    _check_decorated(name, algorithm)
     replaced = _known_algorithms().get(name)
     # A cell of a notebook that is run again defines its class anew: that is no news.
     if replaced is not None and _qualified_name(replaced) != _qualified_name(algorithm):
@@ -137,6 +139,20 @@ def _register(
             _qualified_name(replaced),
         )
     registry[name] = algorithm
+
+
+def _check_decorated(name: str, algorithm: type[BaseUpdater]) -> None:
+    """Refuses annotations that are no fields, since `dataclasses.dataclass` has not seen them."""
+    for base in algorithm.__mro__:
+        if not issubclass(base, BaseUpdater) or '__dataclass_fields__' in vars(base):
+            continue
+        annotated = inspect.get_annotations(base).items()
+        settings = [key for key, annotation in annotated if 'ClassVar' not in str(annotation)]
+        if settings:
+            raise TypeError(
+                f'{name!r}: {base.__name__} annotates {", ".join(settings)}, which are no fields, since it is no '
+                'dataclass; write @dataclasses.dataclass above it (or ClassVar[…] for what is no setting)'
+            )
 
 
 def _qualified_name(algorithm: type[BaseUpdater]) -> str:
@@ -205,6 +221,8 @@ def create_updater_from_config(sparsity_config: Any) -> BaseUpdater:
         is_users_own = config_keys.is_users_own(algorithm, key)
         if not is_users_own:
             config_keys.check_key(key, value)
+        elif key in fields:  # before a `__post_init__` of its own computes with it
+            config_keys.check_annotation(key, fields[key].type, value)
         # The keys of a distribution become one first, whose class need not have them as fields.
         if key in fields and (is_users_own or key not in _DISTRIBUTION_KEYS):
             settings[key] = value

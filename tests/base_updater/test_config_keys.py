@@ -270,6 +270,52 @@ def test_fields_of_ones_own_are_ones_own(monkeypatch):
         api.create_updater_from_config({'algorithm': 'magnitude', 'per': (2, 3)})
 
 
+OWN_FIELDS = {
+    'rate': Values((1, 0.5, np.float32(1), jnp.float32(2)), ('0.9', True, [1.0], None)),
+    'steps': Values((1, np.int64(3), jnp.int32(2)), (1.5, '3', True, jnp.ones(2, int))),
+    'is_fast': Values((True, np.False_), ('yes', 1)),
+    'label': Values(('', 'x'), (3, b'x')),
+    'late': Values((1.0,), ('1',)),  # its annotation is a string
+    'unset': Values((None, 2), ('2',)),
+    'anything': Values((3, 'x', [1], None), ()),
+}
+
+
+@dataclasses.dataclass
+class Own(jaxpruner.MagnitudePruning):
+    rate: float = 1.0
+    steps: int = 1
+    is_fast: bool = False
+    label: str = ''
+    late: 'float' = 1.0
+    unset: float = None
+    anything: list[str] | object = None
+
+    def __post_init__(self):
+        _ = self.rate + 1  # fails for words, unless the key was looked at before
+        super().__post_init__()
+
+
+@pytest.mark.parametrize(('key', 'values'), OWN_FIELDS.items(), ids=OWN_FIELDS)
+def test_fields_of_ones_own_are_checked_by_simple_annotations(key, values, monkeypatch):
+    monkeypatch.setitem(api.ALGORITHM_REGISTRY, 'own', Own)
+    for value in values.good:
+        assert getattr(Own(sparsity=0.5, **{key: value}), key) is value
+        api.create_updater_from_config({'algorithm': 'own', 'sparsity': 0.5, key: value})
+    for value in values.bad:
+        if value is not None:
+            with pytest.raises(TypeError, match=rf'^{key} must be .*, got'):
+                api.create_updater_from_config({'algorithm': 'own', 'sparsity': 0.5, key: value})
+        if key != 'rate':
+            with pytest.raises(TypeError, match=rf'^{key} must be .*, got'):
+                Own(sparsity=0.5, **{key: value})
+
+
+def test_numbers_that_are_traced_are_numbers():
+    kept = jax.vmap(lambda rate: Own(sparsity=0.5, rate=rate).rate)(jnp.arange(3.0))
+    assert kept.tolist() == [0.0, 1.0, 2.0]
+
+
 def test_two_keys_for_one_thing():
     for first, second in [
         ({'scheduler': sparsity_schedules.NoUpdateSchedule()}, {'update_freq': 5}),

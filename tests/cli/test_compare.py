@@ -6,6 +6,7 @@ from typing import get_args
 
 import pytest
 
+from jaxpruner import api
 from jaxpruner.baselines import WORKLOADS, cell_mapping
 from jaxpruner.cli.main import main
 from jaxpruner.cli.options import Over
@@ -77,6 +78,9 @@ def test_every_preset_is_reached_by_a_name():
             ['lenet', '--sparsities', '80'],
             '--sparsities must lie in [0, 1] (the share of weights removed), got 80.0',
         ),
+        (['lenet', '--modules', 'mine.py'], "--modules: 'mine.py' is no name of a module"),
+        (['lenet', '--modules', 'my-own'], "'my-own' is no name of a module; write mine for the"),
+        (['lenet', '--modules', 'nowhere'], "No module named 'nowhere'; modules are looked for in"),
         (['lenet', '--seeds', '-1'], '--seeds must be a whole number from 0'),
     ],
 )
@@ -89,6 +93,37 @@ def test_what_cannot_be_meant_is_refused_before_any_work(
     assert (printed.out, printed.err.count('\n')) == ('', 1)
     assert words in printed.err
     assert list(tmp_path.iterdir()) == []
+
+
+MODULE = """
+import dataclasses, jax, jax.numpy as jnp, jaxpruner
+
+@dataclasses.dataclass
+class Largest(jaxpruner.BaseUpdater):
+    def calculate_scores(self, params, sparse_state=None, grads=None):
+        return jax.tree.map(lambda param: -jnp.abs(param), params)
+
+jaxpruner.register_algorithm('largest', Largest)
+"""
+
+
+def test_algorithms_of_modules_that_are_imported_first_have_names(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(api, 'ALGORITHM_REGISTRY', dict(api.ALGORITHM_REGISTRY))
+    monkeypatch.setattr(sys, 'path', list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'own_largest.py').write_text(MODULE)
+    (tmp_path / 'needy.py').write_text('import nothing_of_that_name')
+    options = ['digits-lenet', *TINY, '--out', 'out', '--no-compilation-cache']
+    assert main(['compare', *options, '--modules', 'needy']) == 2
+    assert "'needy' cannot be imported: No module named 'nothing_of" in capsys.readouterr().err
+
+    chosen = ['--seeds', '0', '--algorithms', 'magnitude', 'largest']
+    assert main(['compare', *options, *chosen]) == 2
+    assert "--algorithms 'largest' is unknown" in capsys.readouterr().err
+    assert main(['compare', *options, *chosen, '--modules', 'own_largest']) == 0
+    assert '2 of 2 cells are in out' in capsys.readouterr().out
+    assert main(['run', *options, '--modules', 'own_largest', '--algorithm', 'largest']) == 0
+    assert {cell.algorithm for cell in read_cells(tmp_path / 'out')} == {'magnitude', 'largest'}
 
 
 def test_plots_are_refused_before_training_where_they_cannot_be_drawn(

@@ -125,6 +125,16 @@ def test_a_misfit_names_the_paths():
         tree.leaves_like(STRUCTURE, {'a': {'x': 1}, 'b': 2, 'c': 3})
 
 
+def test_trees_in_the_wrong_order_are_refused_with_the_remedy():
+    full, with_missing = {'a': 1, 'b': 2}, {'a': None, 'b': 2}
+    assert tree.map_with_missing(lambda a, b: b, full, with_missing) == with_missing
+    with pytest.raises(ValueError, match=r"first tree has None at 'a': put the full tree first"):
+        tree.map_with_missing(lambda a, b: b, with_missing, full)
+    with pytest.raises(ValueError, match=r"has 'c' besides") as caught:
+        tree.map_with_missing(lambda a, b: b, full, {**full, 'c': 3})
+    assert 'put the full tree' not in str(caught.value)
+
+
 def test_an_attribute_called_value_keeps_its_name_beside_others():
     Attention = collections.namedtuple('Attention', 'query key value')
     paths = tree.flatten_with_paths({'attn': Attention(1.0, 2.0, 3.0)})[0]

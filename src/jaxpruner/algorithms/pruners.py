@@ -122,7 +122,9 @@ class SaliencyPruning(base_updater.BaseUpdater):
 
 @dataclasses.dataclass
 class RandomPruning(base_updater.BaseUpdater):
-    """Removes weights at random, new ones at each update: the baseline for every other score.
+    """Removes weights at random: the baseline for every other score.
+
+    Each update draws anew which of the remaining weights go. Pruned weights stay pruned.
 
     >>> updater = RandomPruning(sparsity_distribution_fn=lambda params: {'w': 0.5})
     >>> int(updater.instant_sparsify({'w': jnp.ones(8)})[1]['w'].sum())
@@ -130,7 +132,7 @@ class RandomPruning(base_updater.BaseUpdater):
     """
 
     def calculate_scores(self, params, sparse_state=None, grads=None):
-        """Chance; weights that are pruned stay so."""
+        """Random numbers from the seed and the step; below all of them for pruned weights, which stay pruned."""
         del grads
         if sparse_state is None:
             return generate_random_scores(params, self.rng_seed)

@@ -9,6 +9,8 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+import jax.numpy as jnp
+
 from jaxpruner import sparsity_distributions, sparsity_schedules
 from jaxpruner.base_updater import targets
 from jaxpruner.base_updater.setting_checks import (
@@ -130,9 +132,28 @@ _SAID_BY_A_FIELD = {
     'drop_fraction': 'drop_fraction_fn=optax.constant_schedule(0.3)',
 }
 
+
+def _is_whole(value: Any) -> bool:
+    """Whether it is a whole number of Python, NumPy or JAX, perhaps a traced one."""
+    dtype = getattr(value, 'dtype', None)
+    if dtype is None:
+        return is_integer(value)
+    return jnp.issubdtype(dtype, jnp.integer) and value.ndim == 0
+
+
 # Fields in which `None` has a meaning of its own, though it is not their default. In a configuration `None` stands for
 # any key that is not given.
 _MAY_BE_NONE = frozenset(('sparsity', 'sparsity_distribution_fn', 'sparsity_type'))
+
+
+# Annotation of a field that an algorithm from elsewhere declares -> what its value must be. Other annotations pass.
+_ANNOTATIONS: Mapping[type, Setting] = {
+    float: Setting('a number', is_number),
+    int: Setting('a whole number', _is_whole),
+    bool: _FLAG,
+    str: Setting('a string', is_word),
+}
+_ANNOTATION_NAMES = {annotation.__name__: annotation for annotation in _ANNOTATIONS}
 
 
 def check_key(key: str, value: Any) -> None:
@@ -146,7 +167,7 @@ def check_key(key: str, value: Any) -> None:
 
 
 def check_fields(updater: Any) -> None:
-    """Checks the fields of an updater that are keys of the table; its class or subclasses may have fields of their own.
+    """Checks the fields of an updater: keys of the table by the table, fields of its own class by their annotation.
 
     Raises:
       TypeError, ValueError: a field has a value of the wrong type or out of range.
@@ -158,7 +179,9 @@ def check_fields(updater: Any) -> None:
         value = given[name] if name in given else getattr(updater, name, field.default)
         if value is None and (field.default is None or name in _MAY_BE_NONE):
             continue
-        if not is_users_own(type(updater), name):
+        if is_users_own(type(updater), name):
+            check_annotation(name, field.type, value)
+        else:
             check_key(name, value)
 
 
@@ -182,6 +205,18 @@ def check_constructor_takes(algorithm: type, settings: Mapping[str, Any]) -> Non
             f'{algorithm.__name__} has no setting {key!r}, which is a key of configurations; {remedy}, or make the '
             'updater with jaxpruner.create_updater_from_config'
         )
+
+
+def check_annotation(key: str, annotation: Any, value: Any) -> None:
+    """Checks the value of a field that only its class knows, if it is annotated as `float`, `int`, `bool` or `str`.
+
+    Raises:
+      TypeError: the value has another type; the message names the key.
+    """
+    if isinstance(annotation, str):  # as with `from __future__ import annotations`
+        annotation = _ANNOTATION_NAMES.get(annotation)
+    if isinstance(annotation, type) and annotation in _ANNOTATIONS:
+        _ANNOTATIONS[annotation](key, value)
 
 
 def is_users_own(algorithm: type, field: str) -> bool:

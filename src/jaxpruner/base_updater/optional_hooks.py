@@ -68,13 +68,15 @@ class OptionalHooks:
         """The first values of what the algorithm itself keeps from step to step; by default nothing.
 
         They stand in `sparse_state.algorithm_state`. `track` replaces them each step, `calculate_scores` reads them.
+        Structure, shapes and dtypes must stay from step to step; `update` refuses others. Sums of small numbers vanish
+        in 16 bits: use `jnp.zeros_like(param, dtype=jnp.float32)` if parameters may be bfloat16.
 
         Args:
           params: the parameters.
           target_sparsities: a tree like them, `None` where dense.
 
         Returns:
-          Any pytree of arrays, whose structure, shapes and dtypes stay; `None` for nothing.
+          Any pytree of arrays; `None` for nothing.
         """
         del params, target_sparsities
         return None
@@ -93,17 +95,21 @@ class OptionalHooks:
         return params
 
     def track(self, sparse_state: SparseState, params: tree_lib.PyTree) -> tuple[SparseState, Any]:
-        """What `update` computes in every step, besides masks that are due; by default nothing.
+        """What `update` computes in every step, before masks that are due; by default nothing.
 
-        An override that names `grads` receives the gradients as `update` got them. Further named arguments receive the
-        extra arguments of `update`.
+        An override may name further arguments, as in `track(self, sparse_state, params, grads)`: `grads` receives the
+        gradients as `update` got them, any other name the extra argument of `update`.
 
         Args:
-          sparse_state: the state, masks as they are stored.
+          sparse_state: the state, masks as they are stored: at one bit a weight if they are packed.
           params: the parameters.
 
         Returns:
-          The state, and what `update_state` gets as its argument `tracked` if it names it, `None` for nothing.
+          Two values: the state, and what `update_state` gets as its argument `tracked` if it names it, `None` for
+          nothing.
+
+        Raises:
+          TypeError: (by `update`) it returned something else, or changed shapes or dtypes of `algorithm_state`.
         """
         del params
         return sparse_state, None

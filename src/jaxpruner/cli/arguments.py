@@ -14,6 +14,7 @@ OptionalShare = Annotated[float | None, arg(metavar='SHARE')]
 OptionalPath = Annotated[Path | None, arg(metavar='PATH')]
 
 Names = Annotated[tuple[str, ...], arg(metavar='NAME …')]
+Modules = Annotated[tuple[str, ...], arg(metavar='MODULE …')]
 Settings = Annotated[tuple[str, ...], arg(metavar='KEY=VALUE …')]
 Types = Annotated[tuple[str, ...], arg(metavar='NAME=TYPE …')]
 Shares = Annotated[tuple[float, ...], arg(metavar='SHARE …')]

@@ -24,6 +24,8 @@ class TrainingOptions:
     """Single values of the recipe, such as steps=500 optimizer.learning_rate=0.05."""
     out: arguments.OptionalPath = None
     """Folder for the results; without it out/WORKLOAD."""
+    modules: arguments.Modules = ()
+    """Your own modules, imported first, such as mine for mine.py here; they may register algorithms."""
     print_recipe: bool = False
     """Print the recipe as TOML and train nothing."""
     over: Over | None = None

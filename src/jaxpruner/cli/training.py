@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from jaxpruner.baselines.mapping_choice import read_choice
 from jaxpruner.baselines.recipe import Recipe, parse_override, read_recipe
 from jaxpruner.baselines.sweeps import CellKey, Interrupted, Sweep, plan
-from jaxpruner.cli import compilation_cache, output
+from jaxpruner.cli import compilation_cache, output, own_modules
 from jaxpruner.cli.options import TrainingOptions
 from jaxpruner.cli.workload_names import NamedWorkload, find_workload
 from jaxpruner.core import progress
@@ -41,6 +41,7 @@ def sweep(
     Raises:
       ValueError: an option is wrong; nothing has been trained.
     """
+    own_modules.import_modules(options.modules)
     cells = plan(algorithms, sparsities, seeds)
     if options.print_recipe:
         print(_read_recipe(options, find_workload(options.workload)).to_toml(), end='')

@@ -9,20 +9,25 @@ import jax
 class SparseState(NamedTuple):
     """What a wrapped optimizer carries from step to step; plain arrays, so that it checkpoints, shards and vmaps.
 
+    Attributes:
+      masks: tree like the parameters; uint8 masks in their shapes, or packed to one bit a weight; `None` where dense.
+      inner_state: the state of the wrapped optimizer.
+      target_sparsities: tree like the parameters of float32 scalars, `None` where dense; or one scalar for all leaves.
+      count: int32 scalar; steps so far.
+      sizes: if masks are packed, tree like the parameters of uint32 scalars: the weights in each masked leaf.
+      thresholds: tree like the parameters; where methods that select in every step look first.
+      algorithm_state: any pytree of arrays; what `init_algorithm_state` and `track` of the algorithm make.
+
     >>> SparseState(masks={'kernel': None}).count is None
     True
     """
 
-    masks: Any  # tree like the parameters: uint8 masks or packed bits, None where dense
-    inner_state: Any = None  # the wrapped optimizer's state
-    # Tree like the parameters: float32 scalars, None where dense; or one scalar for all leaves together.
+    masks: Any
+    inner_state: Any = None
     target_sparsities: Any = None
-    count: Any = None  # int32 scalar: steps so far
-    # If masks are packed: tree like the parameters of uint32 scalars, the weights in each masked leaf.
+    count: Any = None
     sizes: Any = None
-    # Tree like the parameters: where methods that select in every step look first.
     thresholds: Any = None
-    # Any pytree of arrays: what `init_algorithm_state` and `track` of the algorithm make.
     algorithm_state: Any = None
 
 

@@ -161,18 +161,24 @@ def _leaf_names(treedef: Any) -> list[Path]:
 def _misfit(treedef: Any, tree: PyTree) -> str:
     """Words for two trees of different structure: the paths that only one of them has."""
     expected = {path_string(name) for name in _leaf_names(treedef)}
-    given = {
-        path_string(name) for name in flatten_with_paths(tree, is_leaf=lambda node: node is None)[0]
-    }
+    given = _names_and_missing(tree)
+    lacking, besides = expected - given, given - expected
 
     def listed(names: set[str]) -> str:
         return ', '.join(map(repr, sorted(names)[:4])) + (', …' if len(names) > 4 else '')
 
+    missing = _names_and_missing(jax.tree.unflatten(treedef, range(treedef.num_leaves))) - expected
+    swapped = f'; the first tree has None at {listed(besides & missing)}: put the full tree first'
     return (
         'a tree does not fit the structure of the parameters: '
-        f'it lacks {listed(expected - given) or "nothing"} and has {listed(given - expected) or "nothing"} besides; '
-        'give one entry (an array or None) for each parameter'
+        f'it lacks {listed(lacking) or "nothing"} and has {listed(besides) or "nothing"} besides; '
+        f'give one entry (an array or None) for each parameter{swapped if besides & missing else ""}'
     )
+
+
+def _names_and_missing(tree: PyTree) -> set[str]:
+    """The paths of leaves, and of `None` in the place of one."""
+    return set(map(path_string, flatten_with_paths(tree, is_leaf=lambda node: node is None)[0]))
 
 
 def map_with_missing(function: Callable[..., Any], tree: PyTree, *rest: PyTree) -> PyTree:
@@ -180,11 +186,15 @@ def map_with_missing(function: Callable[..., Any], tree: PyTree, *rest: PyTree) 
 
     Args:
       function: called with the leaf of `tree` and the entries of `rest`, each an array or `None`.
-      tree: sets the structure.
+      tree: sets the structure; it has an array in each leaf, such as the parameters. A `None` in it is no leaf, as in
+        `jax.tree.map`.
       *rest: trees of the same structure, leaves may be `None`.
 
     Returns:
       The results in the structure of `tree`.
+
+    Raises:
+      ValueError: a tree of `rest` has another structure, or leaves that `tree` lacks.
 
     >>> map_with_missing(lambda p, m: p if m is None else p * m, {'a': 3, 'b': 4}, {'a': None, 'b': 0})
     {'a': 3, 'b': 0}
