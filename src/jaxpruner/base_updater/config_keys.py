@@ -44,6 +44,14 @@ def _check_distribution(key: str, value: Any) -> None:
     targets.check_distribution(value)
 
 
+def _is_whole(value: Any) -> bool:
+    """Whether it is a whole number of Python, NumPy or JAX, perhaps a traced one."""
+    dtype = getattr(value, 'dtype', None)
+    if dtype is None:
+        return is_integer(value)
+    return jnp.issubdtype(dtype, jnp.integer) and value.ndim == 0
+
+
 _FLAG = Setting('true or false', is_flag)
 _FUNCTION = Setting('a function', callable)
 _POSITIVE = Setting('a finite number above 0', is_number, number_in(0, low_is_included=False))
@@ -132,19 +140,9 @@ _SAID_BY_A_FIELD = {
     'drop_fraction': 'drop_fraction_fn=optax.constant_schedule(0.3)',
 }
 
-
-def _is_whole(value: Any) -> bool:
-    """Whether it is a whole number of Python, NumPy or JAX, perhaps a traced one."""
-    dtype = getattr(value, 'dtype', None)
-    if dtype is None:
-        return is_integer(value)
-    return jnp.issubdtype(dtype, jnp.integer) and value.ndim == 0
-
-
 # Fields in which `None` has a meaning of its own, though it is not their default. In a configuration `None` stands for
 # any key that is not given.
 _MAY_BE_NONE = frozenset(('sparsity', 'sparsity_distribution_fn', 'sparsity_type'))
-
 
 # Annotation of a field that an algorithm from elsewhere declares -> what its value must be. Other annotations pass.
 _ANNOTATIONS: Mapping[type, Setting] = {
