@@ -1,14 +1,21 @@
 """The smaller models of every model, against the zeroed ones, in float64."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxpruner.structure import channel_groups
+from structure import further_models
 from structure.doubles import doubles, in_doubles, keep_of
 from structure.values import values_like
-from uses.test_models import MODELS
+from uses import test_models
+
+MODELS = {name: model.make for name, model in test_models.MODELS.items()}
+for name, entry in further_models.MODELS.items():
+    MODELS[name] = functools.partial(tuple, entry)
 
 # Parts of it are float32 whatever its inputs are.
 _IN_SINGLES = frozenset(('linen recurrent', 'nnx tied'))
@@ -18,7 +25,7 @@ _IN_SINGLES = frozenset(('linen recurrent', 'nnx tied'))
 def analysed(request):
     """The graph of a model, its parameters, its inputs, and the error that rounding allows."""
     is_single = request.param in _IN_SINGLES
-    apply_fn, params, inputs = MODELS[request.param].make()
+    apply_fn, params, inputs = MODELS[request.param]()
     with doubles(not is_single):
         params, inputs = values_like(params, inputs)
         if not is_single:
@@ -49,6 +56,29 @@ def test_models_without_channels_equal_zeroed_ones(analysed, share):
     keep = check(graph, exact, share, (params, *inputs), tolerance)
     small = graph.shrink(params, keep)
     assert sum(map(jnp.size, jax.tree.leaves(small))) < sum(map(jnp.size, jax.tree.leaves(params)))
+    expanded = graph.expand(small, keep)
+    jax.tree.map(np.testing.assert_array_equal, expanded, graph.zeroed(params, keep))
+
+
+def lists_of(group, rng):
+    """Other channels for each index of a group's owners."""
+    sizes = [owner.size for owner in group.lists]
+    channels = np.broadcast_to(np.arange(group.size), (*sizes, group.size))
+    return np.sort(rng.permuted(channels, axis=-1)[..., : (group.size + 1) // 2], axis=-1)
+
+
+def test_each_layer_expert_and_head_may_keep_other_channels(analysed):
+    graph, exact, params, inputs, tolerance = analysed
+    if not any(group.lists for group in exact):
+        pytest.skip('no group has lists')
+    rng = np.random.default_rng(3)
+    keep = {}
+    for group in exact:
+        keep[group.name] = lists_of(group, rng) if group.lists else keep_of(group, 0.5, rng)
+    verification = graph.verify(params, keep, *inputs)
+    assert verification.verdict == 'equal'
+    assert verification.relative_error <= tolerance
+    small = graph.shrink(params, keep)
     expanded = graph.expand(small, keep)
     jax.tree.map(np.testing.assert_array_equal, expanded, graph.zeroed(params, keep))
 

@@ -75,3 +75,24 @@ def test_where_the_removal_changes_nothing_nothing_is_proven():
     verification = GRAPH.verify(params, {'up[1]': [0, 2]}, jnp.ones((5, 3)))
     assert verification.verdict == 'unproven'
     assert str(verification).startswith('unproven')
+
+
+LAYERS = {'up': jnp.ones((3, 2, 6)), 'down': jnp.ones((3, 6, 2))}
+SCANNED = channel_groups(
+    lambda p, x: jax.lax.scan(
+        lambda x, layer: (jnp.tanh(x @ layer['up']) @ layer['down'], None), x, p
+    )[0],
+    LAYERS,
+    jnp.ones((5, 2)),
+)
+REFUSED_LISTS = {
+    'of two layers': ([[0, 1], [0, 1]], r'shape \(2, 2\); .* or .* \(3, .kept.\)'),
+    'without an order': ([[0, 1], [0, 1], [1, 0]], r"keep\['up\[2\]'\] has 0 not in ascending"),
+    'empty': (np.zeros((3, 0), int), r"keep\['up\[2\]'\] is empty"),
+}
+
+
+@pytest.mark.parametrize(('lists', 'message'), REFUSED_LISTS.values(), ids=REFUSED_LISTS)
+def test_lists_that_do_not_fit_are_refused(lists, message):
+    with pytest.raises(ValueError, match=message):
+        SCANNED.shrink(LAYERS, {'up[2]': lists})

@@ -198,3 +198,30 @@ def test_what_nothing_is_known_of_stays_whole():
         (group,) = graph.groups.values()
         assert group.size == 2
         assert graph.verify(params, {group.name: [1]}, x).verdict == 'equal'
+
+
+@pytest.mark.parametrize('reverse', [False, True])
+def test_layers_of_a_scan_keep_their_own_part_of_tables(reverse):
+    """What the program makes or holds for all layers is cut for each by its own list."""
+
+    def model(p, x):
+        def layer(x, p):
+            hidden = clipped(x @ p['up']) * TABLE + x @ p['up'] * jnp.arange(6.0)
+            return x + hidden @ p['down'], None
+
+        return lax.scan(layer, x, p, reverse=reverse)[0]
+
+    with doubles():
+        shapes = {'up': (3, 2, 6), 'down': (3, 6, 2)}
+        params = {name: jnp.asarray(RNG.normal(size=shape)) for name, shape in shapes.items()}
+        x = jnp.asarray(RNG.normal(size=(4, 2)))
+        graph = channel_groups(model, params, x)
+        keep = {'up[2]': [[0, 2, 3], [1, 2, 5], [0, 3, 4]]}
+        verification = graph.verify(params, keep, x)
+        assert verification.relative_error < 1e-12
+        small = graph.shrink(params, keep)
+        assert small['up'].shape == (3, 2, 3)
+        np.testing.assert_array_equal(small['down'][1], params['down'][1, [1, 2, 5]])
+        expected = graph.shrink(gradient(model, graph.zeroed(params, keep), x), keep)
+        found = gradient(graph.small_apply(keep), small, x)
+        jax.tree.map(np.testing.assert_allclose, found, expected)

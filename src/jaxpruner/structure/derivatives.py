@@ -8,14 +8,14 @@ axis that gets smaller, nobody knows the rule for the small shape, and taking a 
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxpruner.structure.axes import Axes, Axis, Ties, atoms, product, total
-from jaxpruner.structure.cut import Cut
+from jaxpruner.structure.cut import Cut, Lists
 from jaxpruner.structure.inference import Inference
 from jaxpruner.structure.records import Place
 from jaxpruner.structure.resizing import SmallEquation
@@ -26,8 +26,17 @@ WITH_RULES = _BACKWARDS | {'custom_jvp_call'}
 
 Values = list[Any]
 Function = Callable[..., Values]
-# (program, axes of equations, axes of constants, cut) -> what runs the program: `replay.Replay`.
+# (trace, cut) -> what runs the program: `replay.Replay`.
 Replayed = Callable[..., Any]
+
+
+class _Trace(NamedTuple):
+    """A `records.Traced`."""
+
+    program: Any
+    equations: Any
+    constants: Any
+    trips: Any
 
 
 def with_rule(
@@ -123,8 +132,8 @@ def _derivative(
     for axes, i in zip(outputs, derived, strict=True):
         ties.unify_each(axes, copies.of(of_derived[i]))
     cut = copies.cut(small.cut, f'{equation.primitive.name} at {place.line(equation)}')
-    run = replayed(program, inference.equations, inference.constants, cut)
-    return run.run
+    trace = _Trace(program, inference.equations, inference.constants, inference.trips)
+    return replayed(trace, cut).run
 
 
 def _traced(equation: Any, is_backwards: bool) -> Any:
@@ -174,18 +183,21 @@ class _Copies:
 
     def cut(self, cut: Cut, rule_of: str) -> Cut:
         """The same cut of the copies; raises ValueError where what was stated of them does not allow it."""
-        kept: dict[Axis, np.ndarray] = {}
+        lists: dict[Axis, Lists] = {}
         for original, copy in self._atoms.items():
-            if original not in cut.kept:
+            if original not in cut.lists:
                 continue
-            copy, positions = copy.resolved(), cut.kept[original]
+            copy = copy.resolved()
+            owners, table = cut.lists[original]
+            owners = tuple([self._atoms.get(owner, owner).resolved() for owner in owners])
             is_free = copy.form == 'atom' and copy.pin is None
-            if not is_free or not np.array_equal(kept.setdefault(copy, positions), positions):
+            other = lists.setdefault(copy, Lists(owners, table))
+            if not is_free or other.owners != owners or not np.array_equal(other.table, table):
                 raise ValueError(_refusal(rule_of, original.size, copy))
         for original, copy in self._atoms.items():
-            if original not in cut.kept and not kept.keys().isdisjoint(atoms(copy)):
+            if original not in cut.lists and not lists.keys().isdisjoint(atoms(copy)):
                 raise ValueError(_refusal(rule_of, original.size, copy))
-        return Cut(kept)
+        return Cut(lists, cut.trips)
 
 
 def _refusal(rule_of: str, size: int, copy: Axis) -> str:

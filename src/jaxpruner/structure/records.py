@@ -96,6 +96,19 @@ class Trace(NamedTuple):
     first_uses: Sequence[int]
 
 
+class Traced(Protocol):
+    """What a run of a traced program needs of a `Trace`; see there."""
+
+    @property
+    def program(self) -> Any: ...
+    @property
+    def equations(self) -> Mapping[ProgramPath, EquationAxes]: ...
+    @property
+    def constants(self) -> Mapping[ProgramPath, tuple[Axes, ...]]: ...
+    @property
+    def trips(self) -> Mapping[ProgramPath, Axis]: ...
+
+
 class AxesRule(Protocol):
     """States what an equation says of the axes of its operands; returns the axes of each result."""
 

@@ -4,7 +4,7 @@ Each equation with an axis that gets smaller is run as its row of the table says
 traced, with their rules of derivatives. Each result has to have the shape that the cut says.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpruner.structure import derivatives, primitives
-from jaxpruner.structure.axes import Axes
+from jaxpruner.structure.axes import atoms
 from jaxpruner.structure.cut import Cut
-from jaxpruner.structure.records import EquationAxes, Place
+from jaxpruner.structure.records import Place, Traced
 from jaxpruner.structure.resizing import SmallEquation
 from jaxpruner.uses import liveness
 from jaxpruner.uses.bodies import (
@@ -22,7 +22,6 @@ from jaxpruner.uses.bodies import (
     Cond,
     Evaluator,
     Program,
-    ProgramPath,
     Scan,
     While,
     bind,
@@ -35,29 +34,19 @@ Values = list[Any]
 class Replay(Evaluator[Any, Place]):
     """A run of a program on values of which a cut has been made.
 
-    Args:
-      program: the whole one, closed.
-      equations: path of an equation -> the axes of its operands and results.
-      constants: path of a program -> the axes of each of its constants.
+    Attributes:
+      trace: of the whole program.
       cut: what stays.
     """
 
-    def __init__(
-        self,
-        program: Any,
-        equations: Mapping[ProgramPath, EquationAxes],
-        constants: Mapping[ProgramPath, tuple[Axes, ...]],
-        cut: Cut,
-    ):
-        self.program = program
-        self.equations = equations
-        self.constants = constants
+    def __init__(self, trace: Traced, cut: Cut):
+        self.trace = trace
         self.cut = cut
 
     def run(self, arguments: Sequence[Any]) -> Values:
         """Runs the whole program."""
-        needed = (True,) * len(self.program.jaxpr.outvars)
-        return self.visit_program(Program.of(self.program), arguments, Place(needed=needed))
+        needed = (True,) * len(self.trace.program.jaxpr.outvars)
+        return self.visit_program(Program.of(self.trace.program), arguments, Place(needed=needed))
 
     def constant(self, value: Any, aval: Any) -> Any:
         return value
@@ -69,7 +58,7 @@ class Replay(Evaluator[Any, Place]):
 
     def visit_program(self, program: Program, inputs: Sequence[Any], position: Place) -> Values:
         constants = []
-        for value, axes in zip(program.constants, self.constants[position.path], strict=True):
+        for value, axes in zip(program.constants, self.trace.constants[position.path], strict=True):
             constants.append(self.cut.take(value, axes))
         results = super().visit_program(Program(program.jaxpr, tuple(constants)), inputs, position)
         return _where(position.needed, results)
@@ -77,7 +66,7 @@ class Replay(Evaluator[Any, Place]):
     def visit_equation(self, equation: Any, operands: Values, position: Place) -> Values:
         if not any(position.needed):
             return [None] * len(equation.outvars)
-        axes = self.equations[position.path]
+        axes = self.trace.equations[position.path]
         if self.cut.touches((*axes.operands, *axes.results)):
             results = super().visit_equation(equation, operands, position)
         elif any(operand is None for operand in operands):
@@ -104,7 +93,7 @@ class Replay(Evaluator[Any, Place]):
         return bind(equation, whole)
 
     def visit_plain(self, equation: Any, operands: Values, position: Place) -> Values:
-        small = SmallEquation(equation, self.equations[position.path], self.cut)
+        small = SmallEquation(equation, self.trace.equations[position.path], self.cut)
         return primitives.resized_rule(equation.primitive.name)(small, operands)
 
     def visit_call(self, call: Call, operands: Values, position: Place) -> Values:
@@ -116,7 +105,7 @@ class Replay(Evaluator[Any, Place]):
 
         name, params = equation.primitive.name, equation.params
         if name in derivatives.WITH_RULES:
-            small = SmallEquation(equation, self.equations[position.path], self.cut)
+            small = SmallEquation(equation, self.trace.equations[position.path], self.cut)
             run = derivatives.with_rule(run, small, position, Replay)
         elif name in _CHECKPOINTS:
             run = jax.checkpoint(run, prevent_cse=params['prevent_cse'], policy=params['policy'])
@@ -133,14 +122,23 @@ class Replay(Evaluator[Any, Place]):
         inside = position.inside(scan.equation, 0, needed)
         params = scan.equation.params
 
-        def body(carried: Values, elements: Values) -> tuple[Values, Values]:
-            results = self.visit_program(scan.body, [*constants, *carried, *elements], inside)
+        trips = atoms(self.trace.trips[position.path])
+        has_lists = self.cut.has_lists_of(trips)
+
+        def body(carried: Values, elements: Any) -> tuple[Values, Values]:
+            elements, trip = elements
+            inner = self
+            if has_lists:
+                indices = jnp.unravel_index(trip, [each.size for each in trips])
+                cut = self.cut.inside(dict(zip(trips, indices, strict=True)))
+                inner = Replay(self.trace, cut)
+            results = inner.visit_program(scan.body, [*constants, *carried, *elements], inside)
             return scan.split_results(results)
 
         carried, stacked = lax.scan(
             body,
             _where(needed[: scan.carried], carried),
-            sliced,
+            (sliced, jnp.arange(scan.length) if has_lists else None),
             scan.length,
             scan.reverse,
             params['unroll'],

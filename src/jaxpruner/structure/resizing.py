@@ -6,8 +6,6 @@ Most primitives read all shapes off their operands and are bound unchanged. Here
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from jaxpruner.structure.axes import Axis
 from jaxpruner.structure.cut import Cut
 from jaxpruner.structure.records import EquationAxes
@@ -105,13 +103,11 @@ def slice_(small: SmallEquation, operands: Values) -> Values:
 
 def _moved(cut: Cut, axis: Axis, taken: range, count: int) -> range:
     """The elements of a slice of an axis, of which `count` stay, among those that stay."""
-    positions = cut.positions(axis)
-    if len(positions) == axis.size:
+    if cut.size(axis) == axis.size:
         return taken
     if taken.step > 1:  # one of each few neighbours, which are all there
         return range(taken.start, taken.start + (count - 1) * taken.step + 1, taken.step)
-    start, stop = np.searchsorted(positions, (taken.start, taken.stop))
-    return range(int(start), int(stop))
+    return range(cut.size_before(axis, taken.start), cut.size_before(axis, taken.stop))
 
 
 def conv(small: SmallEquation, operands: Values) -> Values:

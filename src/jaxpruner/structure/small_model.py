@@ -61,8 +61,7 @@ class SmallApply:
                     f'{tree_lib.path_string(path)} has shape {jnp.shape(leaf)} where the smaller model has '
                     f'{cut.shape(axes)}; give what graph.shrink(params, keep) returns'
                 )
-        replay = Replay(trace.program, trace.equations, trace.constants, cut)
-        results = replay.run([*leaves, *jax.tree.leaves(inputs)])
+        results = Replay(trace, cut).run([*leaves, *jax.tree.leaves(inputs)])
         return jax.tree.unflatten(graph.model.results, results)
 
     def _graph_of(self, params: tree_lib.PyTree, inputs: tuple[Any, ...]) -> Any:

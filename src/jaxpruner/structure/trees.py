@@ -16,7 +16,7 @@ from jaxpruner.core import packing
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.sparse_state import SparseState
 from jaxpruner.structure.axes import Axes
-from jaxpruner.structure.cut import Cut
+from jaxpruner.structure.cut import Cut, take_along
 
 Shape = tuple[int, ...]
 
@@ -77,22 +77,17 @@ def _change(axes: Axes, cut: Cut, before: Shape, after: Shape, edit: Edit) -> Ch
 
 
 def _zero(value: Any, axes: Axes, cut: Cut) -> Any:
-    for i, axis in enumerate(axes):
-        if cut.size(axis) != axis.size:
-            stays = np.zeros(axis.size, bool)
-            stays[cut.positions(axis)] = True
-            stays = stays.reshape((-1,) + (1,) * (len(axes) - i - 1))
-            value = jnp.where(stays, value, jnp.zeros_like(value))
+    for i in cut.order(axes):
+        value = jnp.where(cut.stays(axes, i), value, jnp.zeros_like(value))
     return value
 
 
 def _expand(value: Any, axes: Axes, cut: Cut) -> Any:
-    for i, axis in enumerate(axes):
-        size = cut.size(axis)
-        if size != axis.size:
-            source = np.full(axis.size, size)  # beyond the end, where zeros are filled in
-            source[cut.positions(axis)] = np.arange(size)
-            value = jnp.take(value, source, axis=i, mode='fill', fill_value=0)
+    for i in reversed(cut.order(axes)):  # owners of lists first
+        stays = cut.stays(axes, i)
+        beyond_the_end = cut.size(axes[i])
+        source = np.where(stays, np.cumsum(stays, axis=i) - 1, beyond_the_end)
+        value = take_along(value, source, i, mode='fill', fill_value=0)
     return value
 
 
