@@ -201,12 +201,12 @@ def test_what_nothing_is_known_of_stays_whole():
 
 
 @pytest.mark.parametrize('reverse', [False, True])
-def test_layers_of_a_scan_keep_their_own_part_of_tables(reverse):
-    """What the program makes or holds for all layers is cut for each by its own list."""
+def test_layers_of_a_scan_keep_their_own_part_of_what_is_made_there(reverse):
+    """What the program makes in each trip is cut by the list of its layer."""
 
     def model(p, x):
         def layer(x, p):
-            hidden = clipped(x @ p['up']) * TABLE + x @ p['up'] * jnp.arange(6.0)
+            hidden = clipped(x @ p['up']) * (1 + jnp.arange(6.0))
             return x + hidden @ p['down'], None
 
         return lax.scan(layer, x, p, reverse=reverse)[0]

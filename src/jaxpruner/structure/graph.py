@@ -147,9 +147,9 @@ class ChannelGraph:
         Args:
           tree: the parameters; or masks, packed or not, averages, gradients of their structure; or a state of an
             optimizer, a wrapped one, too. Packed masks are packed anew.
-          keep: name of a group -> the indices of its channels that stay, ascending; where `Group.lists` has atoms also an
-            array of such lists, all of one length, for each layer of a scan, expert or head. A group that is not named
-            stays.
+          keep: name of a group -> the indices of its channels that stay, ascending; where `Group.lists` has atoms, also
+            an array of such lists, all of one length, for each layer of a scan, expert or head. A group that is not
+            named stays.
           allow_inexact: whether groups may be cut although that is not the same as zeroing them.
 
         Returns:
