@@ -114,6 +114,7 @@ def test_words_for_an_unknown_name():
     assert tree.nearest('riggl', ['rigl', 'set']) == "did you mean 'rigl'?"
     assert tree.nearest('zzz', ['rigl', 'set']) == "known are 'rigl', 'set'"
     assert tree.nearest('seed', ['rng_seed', 'stacked']) == "did you mean 'rng_seed'?"
+    assert tree.nearest('lines', ['layers', 'masks']) == "did you mean 'layers'?"
     layers = [f'layers_{i}/kernel' for i in range(40)]
     words = tree.nearest('head', layers)
     assert words.startswith('the nearest of 40 names are ')

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 
 _MOST_LISTED = 30  # names that a message lists, where none looks like the unknown one
 _MOST_NEAREST = 3
+# How much less alike than the best a name may be, as a ratio of difflib.
+_MARGIN = 0.1
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -16,10 +18,17 @@ def nearest(name: str, known: Iterable[str]) -> str:
     "did you mean 'magnitude'?"
     """
     known = sorted(known)
-    similar = difflib.get_close_matches(name, known, n=_MOST_NEAREST, cutoff=0.6)
+    similar = difflib.get_close_matches(name, known, n=_MOST_NEAREST, cutoff=0.5)
     if similar:
-        return f'did you mean {" or ".join(map(repr, similar))}?'
+        least = _likeness(name, similar[0]) - _MARGIN
+        nearest_names = [repr(other) for other in similar if _likeness(name, other) >= least]
+        return f'did you mean {" or ".join(nearest_names)}?'
     if len(known) > _MOST_LISTED:
         least_different = difflib.get_close_matches(name, known, n=_MOST_NEAREST, cutoff=0.0)
         return f'the nearest of {len(known)} names are {", ".join(map(repr, least_different))}'
     return f'known are {", ".join(map(repr, known))}'
+
+
+def _likeness(name: str, other: str) -> float:
+    """The ratio that `get_close_matches` compares."""
+    return difflib.SequenceMatcher(None, other, name).ratio()
