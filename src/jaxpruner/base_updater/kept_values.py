@@ -39,9 +39,10 @@ def check_memory(updater: Any, method: str, old: SparseState, new: SparseState) 
         for name, before_leaf, after_leaf in _differences(_by_name(before), _by_name(after))
     ]
     if differences:  # else containers differ in kind alone, as boxes of Flax NNX do
+        named = '; '.join(differences[:_MOST_NAMED])
         raise TypeError(
             f'{type(updater).__name__}.{method} changes the structure, shapes or dtypes of algorithm_state: '
-            f'{"; ".join(differences[:_MOST_NAMED])}. They must stay from step to step: make each leaf in '
+            f'{named}. They must stay from step to step: make each leaf in '
             'init_algorithm_state as it is computed later, such as jnp.zeros_like(param, dtype=jnp.float32)'
         )
 

@@ -167,12 +167,12 @@ def _misfit(treedef: Any, tree: PyTree) -> str:
     def listed(names: set[str]) -> str:
         return ', '.join(map(repr, sorted(names)[:4])) + (', …' if len(names) > 4 else '')
 
-    missing = _names_and_missing(jax.tree.unflatten(treedef, range(treedef.num_leaves))) - expected
-    swapped = f'; the first tree has None at {listed(besides & missing)}: put the full tree first'
+    swapped = besides & _names_and_missing(jax.tree.unflatten(treedef, range(treedef.num_leaves)))
     return (
         'a tree does not fit the structure of the parameters: '
         f'it lacks {listed(lacking) or "nothing"} and has {listed(besides) or "nothing"} besides; '
-        f'give one entry (an array or None) for each parameter{swapped if besides & missing else ""}'
+        f'give one entry (an array or None) for each parameter'
+        f'{"; the first of the trees has None there: put the full tree first" if swapped else ""}'
     )
 
 
