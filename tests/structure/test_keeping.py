@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpruner.structure import channel_groups
+from jaxpruner.structure import channel_groups, primitives
 
 PARAMS = {'up': jnp.ones((3, 6)), 'gate': jnp.ones((3, 6)), 'out': jnp.ones((6, 2))}
 
@@ -96,3 +96,20 @@ REFUSED_LISTS = {
 def test_lists_that_do_not_fit_are_refused(lists, message):
     with pytest.raises(ValueError, match=message):
         SCANNED.shrink(LAYERS, {'up[2]': lists})
+
+
+def test_shrinking_parameters_compares_the_smaller_model(monkeypatch):
+    rng = np.random.default_rng(0)
+    params = {name: jnp.asarray(rng.normal(size=leaf.shape)) for name, leaf in PARAMS.items()}
+    x = jnp.asarray(rng.normal(size=(5, 3)))
+    graph = channel_groups(apply, params, x)
+    keep = {'up[1]': [0, 2]}
+    graph.shrink(params, keep)
+    twice = primitives.ROWS['tanh']._replace(
+        resized=lambda small, operands: [2 * result for result in small.run(operands)]
+    )
+    monkeypatch.setitem(primitives.ROWS, 'tanh', twice)
+    with pytest.raises(ValueError, match=r'differs from the whole one with zeros .different: '):
+        graph.shrink(params, keep)
+    graph.shrink(params, keep, verify=False)
+    graph.shrink(jax.tree.map(jnp.isfinite, params), keep)

@@ -27,10 +27,13 @@ Read the files in this order:
     resizing → replay      how primitives run on smaller operands, the third part of each row of the table; the program
                            at smaller shapes, with `derivatives` for rules of derivatives
     small_model, verifying the smaller model, for inputs of any shape; compared with the zeroed one
+    plans                  what is kept, as a file
 """
 
 from jaxpruner.structure.graph import ChannelGraph as ChannelGraph
 from jaxpruner.structure.graph import Group as Group
 from jaxpruner.structure.graph import Member as Member
+from jaxpruner.structure.plans import load_plan as load_plan
+from jaxpruner.structure.plans import save_plan as save_plan
 from jaxpruner.structure.tracing import channel_groups as channel_groups
 from jaxpruner.structure.verifying import Verification as Verification

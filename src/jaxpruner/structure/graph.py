@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxpruner.core import text_tables
@@ -141,7 +142,14 @@ class ChannelGraph:
     trace: Trace
     model: Any = None
 
-    def shrink(self, tree: tree_lib.PyTree, keep: Keep, allow_inexact: bool = False) -> Any:
+    def shrink(
+        self,
+        tree: tree_lib.PyTree,
+        keep: Keep,
+        allow_inexact: bool = False,
+        *,
+        verify: bool = True,
+    ) -> Any:
         """Cuts a tree along: what belongs to removed channels is left out.
 
         Args:
@@ -151,16 +159,19 @@ class ChannelGraph:
             an array of such lists, all of one length, for each layer of a scan, expert or head. A group that is not
             named stays.
           allow_inexact: whether groups may be cut although that is not the same as zeroing them.
+          verify: compare the smaller model with the zeroed one, as `verify` does, where the tree can be its parameters
+            (arrays of their structure and dtypes) and the graph was made with arrays for inputs, which it holds. This
+            compiles and runs three programs. Without inputs, and where inexact groups are allowed, nothing is compared.
 
         Returns:
-          The tree with smaller arrays, on the devices where they are. Nothing of the model is run: `verify` does that.
+          The tree with smaller arrays, on the devices where they are.
 
         Raises:
           TypeError: `keep` is no mapping, or indices are no whole numbers.
           KeyError: there is no such group.
           IndexError: a group has no such index.
           ValueError: no index, repeated ones, or ones that are not in order; a group that is not exact; an array that
-            is none of those above, such as factored moments.
+            is none of those above, such as factored moments; or a smaller model that differs from the zeroed one.
 
         >>> import jax.numpy as jnp
         >>> from jaxpruner.structure import channel_groups
@@ -170,6 +181,13 @@ class ChannelGraph:
         [[0.0, 3.0], [4.0, 7.0]]
         """
         cut = check_keep(self.groups, keep, allow_inexact)
+        if verify and not allow_inexact and cut.lists and self.model.can_run(tree):
+            verification = self.verify(tree, keep, *self.model.examples)
+            if verification.verdict == 'different':
+                raise ValueError(
+                    f'the smaller model differs from the whole one with zeros ({verification}); groups whose removal '
+                    'differs are found one by one with graph.verify, and verify=False cuts all the same'
+                )
         return trees.shrink(tree, self.trace.paths, self.trace.leaves, cut)
 
     def zeroed(self, tree: tree_lib.PyTree, keep: Keep, allow_inexact: bool = False) -> Any:
@@ -216,7 +234,8 @@ class ChannelGraph:
     ) -> Verification:
         """Compares the smaller model with the whole one of which the removed channels are zero.
 
-        The error counts beside the change that the removal makes: where that is nothing, nothing is proven.
+        The error counts beside the change that the removal makes: where that is nothing, nothing is proven. Both models
+        run with matrix products at full precision, for which the model is traced anew.
 
         Args:
           params: of the whole model, arrays.
@@ -234,10 +253,12 @@ class ChannelGraph:
         >>> print(graph.verify(params, {'up[1]': [0, 3]}, jnp.ones((5, 2))))
         equal: the error is 0 of the change of 14 that the removal makes
         """
-        small_apply = self.small_apply(keep, allow_inexact)
         zeroed = self.zeroed(params, keep, allow_inexact)
-        small = self.shrink(params, keep, allow_inexact)
-        return verify(self.model.apply_fn, small_apply, (params, zeroed, small), inputs)
+        small = self.shrink(params, keep, allow_inexact, verify=False)
+        with jax.default_matmul_precision('highest'):
+            graph = self.model.analyse(params, *inputs)
+            small_apply = graph.small_apply(keep, allow_inexact)
+            return verify(self.model.apply_fn, small_apply, (params, zeroed, small), inputs)
 
     def explain(self, leaf: tree_lib.Path | str, axis: int) -> str:
         """Says what is known of an axis of a leaf: its groups, or why it stays and what it is tied to.

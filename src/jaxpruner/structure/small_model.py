@@ -18,6 +18,7 @@ class Model(NamedTuple):
       apply_fn: of the model.
       params: of the model, `jax.ShapeDtypeStruct` for arrays.
       inputs: likewise.
+      examples: the inputs themselves; `None` where they were shapes, or traced.
       results: structure of the results.
       analyse: `(params, *inputs) -> ChannelGraph` of the same model with others.
     """
@@ -25,8 +26,18 @@ class Model(NamedTuple):
     apply_fn: Callable[..., Any]
     params: tree_lib.PyTree
     inputs: tuple[Any, ...]
+    examples: tuple[Any, ...] | None
     results: Any
     analyse: Callable[..., Any]
+
+    def can_run(self, params: tree_lib.PyTree) -> bool:
+        """Whether there are inputs, and these are parameters: arrays of the structure and the dtypes of the model's."""
+        if self.examples is None or jax.tree.structure(params) != jax.tree.structure(self.params):
+            return False
+        for leaf, own in zip(jax.tree.leaves(params), jax.tree.leaves(self.params), strict=True):
+            if not is_array(leaf) or jnp.result_type(leaf) != own.dtype:
+                return False
+        return True
 
 
 class SmallApply:
@@ -75,6 +86,12 @@ class SmallApply:
                 return graph  # what the model closes over lives no longer than this call
             self._graphs[key] = graph
         return self._graphs[key]
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether a leaf has values, which the host can ask for."""
+    is_shape = isinstance(leaf, jax.ShapeDtypeStruct)
+    return not is_shape and not tree_lib.is_traced(leaf)
 
 
 def shape_of_leaf(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -13,7 +13,7 @@ from jaxpruner.structure.graph import ChannelGraph
 from jaxpruner.structure.groups import find_groups
 from jaxpruner.structure.inference import Inference
 from jaxpruner.structure.records import Place, Trace
-from jaxpruner.structure.small_model import Model, shape_of_leaf
+from jaxpruner.structure.small_model import Model, is_array, shape_of_leaf
 from jaxpruner.uses import liveness
 from jaxpruner.uses.bodies import Program
 from jaxpruner.uses.moving_rules import shape_of
@@ -62,6 +62,7 @@ def channel_groups(
         apply_fn,
         params=jax.tree.map(shape_of_leaf, params),
         inputs=jax.tree.map(shape_of_leaf, inputs),
+        examples=inputs if all(map(is_array, jax.tree.leaves(inputs))) else None,
         results=jax.tree.structure(results),
         analyse=functools.partial(channel_groups, apply_fn),
     )
