@@ -39,64 +39,79 @@ class _Trace(NamedTuple):
     trips: Any
 
 
-def with_rule(
-    function: Function, small: SmallEquation, place: Place, replayed: Replayed
-) -> Function:
-    """A function with the derivative rule of the call that it stands for.
+class RuledCall:
+    """A call with a derivative rule of its own, run with smaller shapes.
 
     Args:
-      function: runs the program of the call with smaller shapes.
+      run: runs the program of the call.
       small: the call.
       place: of the call.
       replayed: makes a run of a program with smaller shapes.
-
-    Raises:
-      ValueError: when a derivative is taken, and the rule pins an axis that gets smaller.
     """
-    equation = small.equation
-    is_backwards = equation.primitive.name in _BACKWARDS
-    operands, results = _differentiable(equation.invars), _differentiable(equation.outvars)
 
-    @functools.cache
-    def derivative() -> Any:
-        return _derivative(small, is_backwards, place, replayed)
+    def __init__(self, run: Function, small: SmallEquation, place: Place, replayed: Replayed):
+        self._run = run
+        self._small = small
+        self._place = place
+        self._replayed = replayed
+        self._operands = _differentiable(small.equation.invars)
+        self._results = _differentiable(small.equation.outvars)
+        is_backwards = small.equation.primitive.name in _BACKWARDS
+        self._function = self._with_vjp() if is_backwards else self._with_jvp()
 
-    def whole(values: Sequence[Any]) -> Values:
-        filled = []
-        for value, variable, axes in zip(values, equation.invars, small.axes.operands, strict=True):
-            missing = value is None  # it has no part in the results
-            shape = small.cut.shape(axes)
-            filled.append(jnp.zeros(shape, variable.aval.dtype) if missing else value)
-        return filled
+    def __call__(self, *values: Any) -> Values:
+        """Runs the call; operands without a part in the results are `None`.
 
-    def run(*values: Any) -> Values:
-        return function(*values)
+        Raises:
+          ValueError: when a derivative is taken, and the rule pins an axis that gets smaller.
+        """
+        whole = []
+        small = self._small
+        for value, variable, axes in zip(
+            values, small.equation.invars, small.axes.operands, strict=True
+        ):
+            missing = value is None
+            zeros = jnp.zeros(small.cut.shape(axes), variable.aval.dtype) if missing else value
+            whole.append(zeros)
+        return self._function(*whole)
 
-    def forward(*values: Any) -> tuple[Values, Sequence[Any]]:
-        return function(*values), values
+    def _with_vjp(self) -> Function:
+        def forward(*values: Any) -> tuple[Values, Sequence[Any]]:
+            return self._run(*values), values
 
-    def backward(values: Sequence[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
-        seeds = [cotangents[i] for i in results]
-        gradients: list[Any] = [None] * len(values)
-        for i, gradient in zip(operands, derivative()([*values, *seeds]), strict=True):
-            gradients[i] = gradient
-        return tuple(gradients)
+        def backward(values: Sequence[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
+            seeds = [cotangents[i] for i in self._results]
+            derivatives = self._derivative([*values, *seeds])
+            gradients: Values = [None] * len(values)
+            for i, gradient in zip(self._operands, derivatives, strict=True):
+                gradients[i] = gradient
+            return tuple(gradients)
 
-    def pushed(values: Sequence[Any], tangents: Sequence[Any]) -> tuple[Values, Values]:
-        primal = wrapped(*values)
-        moved = derivative()([*values, *[tangents[i] for i in operands]])
-        out: list[Any] = [np.zeros(jnp.shape(value), jax.dtypes.float0) for value in primal]
-        for i, tangent in zip(results, moved, strict=True):
-            out[i] = tangent
-        return primal, [None if value is None else t for value, t in zip(primal, out, strict=True)]
+        function = jax.custom_vjp(lambda *values: self._run(*values))
+        function.defvjp(forward, backward)
+        return function
 
-    if is_backwards:
-        wrapped = jax.custom_vjp(run)
-        wrapped.defvjp(forward, backward)
-    else:
-        wrapped = jax.custom_jvp(run)
-        wrapped.defjvp(pushed)
-    return lambda *values: wrapped(*whole(values))
+    def _with_jvp(self) -> Function:
+        function = jax.custom_jvp(lambda *values: self._run(*values))
+
+        @function.defjvp
+        def _(values: Sequence[Any], tangents: Sequence[Any]) -> tuple[Values, Values]:
+            results = function(*values)
+            seeds = [tangents[i] for i in self._operands]
+            moved: Values = []
+            for result in results:
+                is_there = result is not None
+                moved.append(np.zeros(result.shape, jax.dtypes.float0) if is_there else None)
+            derivatives = self._derivative([*values, *seeds])
+            for i, tangent in zip(self._results, derivatives, strict=True):
+                moved[i] = None if results[i] is None else tangent
+            return results, moved
+
+        return function
+
+    @functools.cached_property
+    def _derivative(self) -> Callable[[Values], Values]:
+        return _derivative(self._small, self._place, self._replayed)
 
 
 def _differentiable(variables: Sequence[Any]) -> list[int]:
@@ -109,17 +124,18 @@ def _differentiable(variables: Sequence[Any]) -> list[int]:
 
 
 def _derivative(
-    small: SmallEquation, is_backwards: bool, place: Place, replayed: Replayed
+    small: SmallEquation, place: Place, replayed: Replayed
 ) -> Callable[[Values], Values]:
     """What runs the derivative of a call: of operands, then tangents of operands or cotangents of results."""
     equation = small.equation
+    is_backwards = equation.primitive.name in _BACKWARDS
     operands = _differentiable(equation.invars)
     results = _differentiable(equation.outvars)
     seeds, derived = (results, operands) if is_backwards else (operands, results)
     of_seeds, of_derived = small.axes.operands, small.axes.results
     if is_backwards:
         of_seeds, of_derived = of_derived, of_seeds
-    program = _traced(equation, is_backwards)
+    program = _traced(equation)
 
     copies = _Copies()
     inputs = [copies.of(axes) for axes in small.axes.operands]
@@ -136,8 +152,9 @@ def _derivative(
     return replayed(trace, cut).run
 
 
-def _traced(equation: Any, is_backwards: bool) -> Any:
+def _traced(equation: Any) -> Any:
     """The derivative of a call as a program for the old shapes."""
+    is_backwards = equation.primitive.name in _BACKWARDS
     operands = _differentiable(equation.invars)
     results = _differentiable(equation.outvars)
 

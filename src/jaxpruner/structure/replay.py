@@ -106,7 +106,7 @@ class Replay(Evaluator[Any, Place]):
         name, params = equation.primitive.name, equation.params
         if name in derivatives.WITH_RULES:
             small = SmallEquation(equation, self.trace.equations[position.path], self.cut)
-            run = derivatives.with_rule(run, small, position, Replay)
+            run = derivatives.RuledCall(run, small, position, Replay)
         elif name in _CHECKPOINTS:
             run = jax.checkpoint(run, prevent_cse=params['prevent_cse'], policy=params['policy'])
         elif name in _JITS:
