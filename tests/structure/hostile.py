@@ -41,8 +41,13 @@ def recurrent(h, first):
 
 
 def until_small(h, size):
-    """Halves the channels until their size is small."""
-    return lax.while_loop(lambda h: size(h) > 0.5, lambda h: h / 2, h)
+    """Halves the channels until their size is small, a few times at most."""
+
+    def again(carried):
+        count, h = carried
+        return (count < 9) & (size(h) > 0.5)
+
+    return lax.while_loop(again, lambda carried: (carried[0] + 1, carried[1] / 2), (0, h))[1]
 
 
 def padded(h, number):

@@ -264,3 +264,40 @@ def test_the_check_finds_a_wrong_axis():
     graph.trace.leaves[0] = graph.trace.leaves[0][::-1]  # of `down`
     with pytest.raises(AssertionError):
         permuted.check(graph, params, x)
+
+
+def scanned(layer, **options):
+    """Layers of width 8 in a scan."""
+
+    def apply(p, x):
+        return (
+            lax.scan(lambda x, w: (layer(x, w), None), x @ p['up'], p['w'], **options)[0]
+            @ p['down']
+        )
+
+    params = {'up': floats(3, 8), 'w': floats(4, 8, 8), 'down': floats(8, 2)}
+    return (channel_groups(apply, params, floats(2, 3)), *values_like(params, (floats(2, 3),)))
+
+
+DEPTH = {
+    'residual': (lambda x, w: x + jnp.tanh(x @ w), True),
+    'residual from the right': (lambda x, w: jnp.tanh(x @ w) + x, True),
+    'two branches': (lambda x, w: x + jnp.tanh(x @ w) + x * (x @ w), True),
+    'gate that is open': (lambda x, w: x + jax.nn.sigmoid(x @ w), False),
+    'no residual': (lambda x, w: jnp.tanh(x @ w), False),
+    'scaled residual': (lambda x, w: 0.5 * x + jnp.tanh(x @ w), False),
+    'residual of another value': (lambda x, w: jnp.tanh(x) + x @ w, False),
+}
+
+
+@pytest.mark.parametrize(('layer', 'exact'), DEPTH.values(), ids=DEPTH)
+def test_layers_of_a_scan_are_a_group_that_is_exact_for_residual_blocks(layer, exact):
+    graph, params, inputs = scanned(layer, reverse=True)
+    depth = graph.groups['w[0]']
+    assert (depth.size, depth.is_depth, depth.exact, depth.lists) == (4, True, exact, ())
+    if exact:
+        assert graph.verify(params, {'w[0]': [0, 2]}, *inputs).verdict == 'equal'
+    else:
+        assert 'scan: a trip without its parameters changes' in depth.reason
+        verification = graph.verify(params, {'w[0]': [0, 2]}, *inputs, allow_inexact=True)
+        assert verification.verdict == 'different'

@@ -36,13 +36,13 @@ EXPECTED = {
     },
     'linen transformer': {
         'params/Embed_0/embedding[1]': Row(8, 864),
-        'params/block/attention/query/kernel[1]': Row(2, 280),
         'params/block/attention/query/kernel[2]': Row(4, 144, lists=(2,)),
+        'params/block/attention/query/kernel[1]': Row(2, 280),
         'params/block/attention/value/kernel[2]': Row(4, 136, lists=(2,)),
         'params/block/Dense_1/kernel[1]': Row(16, 272),
     },
     'linen scanned': {
-        'params/layers/attention/query/kernel[2]': Row(2, 840, lists=(3,)),
+        'params/layers/LayerNorm_0/scale[0]': Row(3, 1800),
         'params/layers/attention/query/kernel[3]': Row(
             4,
             432,
@@ -51,6 +51,7 @@ EXPECTED = {
                 2,
             ),
         ),
+        'params/layers/attention/query/kernel[2]': Row(2, 840, lists=(3,)),
         'params/layers/attention/value/kernel[3]': Row(
             4,
             408,
@@ -80,8 +81,8 @@ EXPECTED = {
         'params/up[2]': Row(8, 192, lists=(3,)),
     },
     'linen grouped queries': {
-        'params/query/kernel[1][0:4:2]': Row(2, 576),
         'params/query/kernel[2][0:3]': Row(3, 288),
+        'params/query/kernel[1][0:4:2]': Row(2, 576),
         'params/query/kernel[1][0:2]': Row(2, 384, lists=(2,)),
         'params/value/kernel[2]': Row(6, 288, lists=(2,)),
     },
@@ -93,13 +94,13 @@ EXPECTED = {
     },
     'nnx transformer': {
         'embed/embedding[1]': Row(8, 864),
-        'block/attention/query/kernel[1]': Row(2, 280),
         'block/attention/query/kernel[2]': Row(4, 144, lists=(2,)),
+        'block/attention/query/kernel[1]': Row(2, 280),
         'block/attention/value/kernel[2]': Row(4, 136, lists=(2,)),
         'block/up/kernel[1]': Row(16, 272),
     },
     'nnx scanned': {
-        'layers/attention/query/kernel[2]': Row(2, 840, lists=(3,)),
+        'layers/norm1/scale[0]': Row(3, 1800),
         'layers/attention/query/kernel[3]': Row(
             4,
             432,
@@ -108,6 +109,7 @@ EXPECTED = {
                 2,
             ),
         ),
+        'layers/attention/query/kernel[2]': Row(2, 840, lists=(3,)),
         'layers/attention/value/kernel[3]': Row(
             4,
             408,
@@ -130,14 +132,14 @@ EXPECTED = {
     },
     'nnx class token': {},
     'nnx grouped queries': {
-        'query/kernel[1][0:4:2]': Row(2, 576),
         'query/kernel[2][0:3]': Row(3, 288),
+        'query/kernel[1][0:4:2]': Row(2, 576),
         'query/kernel[1][0:2]': Row(2, 384, lists=(2,)),
         'value/kernel[2]': Row(6, 288, lists=(2,)),
     },
     'nnx experts': {
-        'up[0]': Row(3, 204, exact=False),
         'up[2]': Row(8, 192, lists=(3,)),
+        'up[0]': Row(3, 204, exact=False),
     },
     'equinox mlp': {
         'layers/0/weight[0]': Row(4, 36),
@@ -153,6 +155,7 @@ EXPECTED = {
         'block/mlp/layers/0/weight[0]': Row(16, 272),
     },
     'equinox scanned': {
+        'norm1/weight[0]': Row(3, 1728),
         'attention/query_proj/weight[1][0:8:4]': Row(2, 792, lists=(3,)),
         'attention/query_proj/weight[1][0:4]': Row(
             4,
@@ -181,8 +184,8 @@ EXPECTED = {
     },
     'equinox grouped queries': {
         'query/weight[0][0:24:12]': Row(2, 576),
-        'query/weight[0][0:3]': Row(3, 288),
         'query/weight[0][0:12:6]': Row(2, 384, lists=(2,)),
+        'query/weight[0][0:3]': Row(3, 288),
         'value/weight[0][0:6]': Row(6, 288, lists=(2,)),
     },
     'equinox weight norm': {},
@@ -201,6 +204,7 @@ EXPECTED = {
         'linear_2/w[1]': Row(16, 272),
     },
     'haiku scanned': {
+        '__layer_stack_no_per_layer/layer_norm/scale[0]': Row(3, 1800),
         '__layer_stack_no_per_layer/multi_head_attention/query/w[2][0:8:4]': Row(
             2, 840, lists=(3,)
         ),
@@ -232,8 +236,8 @@ EXPECTED = {
     'haiku rms norm': {},
     'haiku grouped queries': {
         'query/w[1][0:24:12]': Row(2, 576),
-        'query/w[1][0:3]': Row(3, 288),
         'query/w[1][0:12:6]': Row(2, 384, lists=(2,)),
+        'query/w[1][0:3]': Row(3, 288),
         'value/w[1][0:6]': Row(6, 288, lists=(2,)),
     },
     'haiku class token': {},
@@ -309,7 +313,9 @@ FURTHER = {
     'causal depthwise': {
         'in[1]': Row(8, 72),
     },
-    'long convolution': {'in[1]': Row(8, 88)},
+    'long convolution': {
+        'in[1]': Row(8, 88),
+    },
     'top two experts': {
         'up[2]': Row(8, 192),
     },
@@ -334,6 +340,7 @@ FURTHER = {
     },
     'scanned and tied': {
         'embed[1]': Row(8, 488),
+        'scale[0]': Row(2, 400),
         'up[2]': Row(12, 384, lists=(2,)),
     },
     'decoding with a cache': {},

@@ -98,7 +98,7 @@ def reduce(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
     def find(k: int, atom: Axis) -> Number:
         return _reduced(name, fill.at(kept[k], atom), count)
 
-    return [flow.result(None, find)]
+    return [flow.result(_reduced(name, fill.everywhere, count), find)]
 
 
 def _reduce_reason(name: str, value: Number) -> str:

@@ -66,6 +66,8 @@ class Group:
       atom: what stands for the group in the axes of a `Trace`.
       lists: atoms of which each index may keep channels of its own, such as trips of a scan, experts, or heads: what is
         kept is then an array of shape `(*sizes of these atoms, channels that are kept)`.
+      is_depth: whether the channels are trips of a scan, such as layers that are stacked. Exact are those that hand on
+        what they got once their parameters are zero, as residual blocks do.
 
     >>> import jax.numpy as jnp
     >>> from jaxpruner.structure import channel_groups
@@ -84,6 +86,7 @@ class Group:
     reason: str
     atom: Axis = dataclasses.field(repr=False)
     lists: tuple[Axis, ...] = dataclasses.field(default=(), repr=False)
+    is_depth: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

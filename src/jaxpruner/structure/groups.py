@@ -44,6 +44,7 @@ def find_groups(trace: Trace) -> ChannelGraph:
                     places.setdefault(found.atom, []).append(_Place(leaf, i, found))
     inexact = inexact_atoms(trace)
     owners = owners_of_lists(trace, places)
+    trips = {axis.resolved() for axis in trace.trips.values()}
     groups = []
     for atom, places_of_atom in places.items():
         first = min(places_of_atom, key=functools.partial(_order, trace))
@@ -57,6 +58,7 @@ def find_groups(trace: Trace) -> ChannelGraph:
             reason=reason,
             atom=atom,
             lists=owners.get(atom, ()),
+            is_depth=atom in trips,
         )
         groups.append((_order(trace, first), group))
     groups.sort(key=operator.itemgetter(0))

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jaxpruner.structure import contracting, primitives
-from jaxpruner.structure.axes import Axes, Axis, Pin, Ties, new_axes, set_pin
+from jaxpruner.structure.axes import Axes, Axis, Pin, Ties, new_axes
 from jaxpruner.structure.records import Contraction, EquationAxes, Place
 from jaxpruner.uses import contractions, liveness
 from jaxpruner.uses.bodies import Call, Cond, Evaluator, Program, ProgramPath, Scan, While
@@ -83,8 +83,7 @@ class Inference(Evaluator[Axes, Place]):
         constants, carried, sliced = scan.split(operands)
         trips = Axis(scan.length)
         self.trips[position.path] = trips
-        pin = position.pin(scan.equation, 'each trip of the scan takes one of it', mixes=False)
-        set_pin(trips, pin)
+        self.read.append((trips,))
         ties = _ties(scan.equation, position)
         for axes in sliced:
             ties.unify(axes[0], trips)

@@ -55,7 +55,8 @@ def _count_in_each(terms: Sequence[Term], owner: Axis) -> int | None:
 
 def owners_of_lists(trace: Trace, removable: Iterable[Axis]) -> dict[Axis, tuple[Axis, ...]]:
     """For each atom of a group the atoms of which each index may keep channels of its own."""
-    values = _values_by_atom(trace, set(removable))
+    trips = set(_atoms_of(tuple(trace.trips.values())))  # their order matters
+    values = _values_by_atom(trace, set(removable) - trips)
     mixed = _mixed_pairs(trace)
     owners: dict[Axis, tuple[Axis, ...]] = {}
     for atom, values_of_atom in values.items():

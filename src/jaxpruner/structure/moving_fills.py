@@ -28,9 +28,9 @@ def elementwise(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
     """A function of the operands' numbers, where these are known."""
     everywhere = [fill.everywhere for fill in fills]
     literals = [number is not None for number in everywhere]
-    if all(literals):
+    if any(literals):
         number = computed(flow.equation, everywhere, literals)
-        if number is not None:
+        if number is not None and (all(literals) or is_finite(number)):
             return [flow.constant(number)]
 
     def find(i: int, atom: Axis) -> Number:

@@ -122,7 +122,9 @@ class Replay(Evaluator[Any, Place]):
         inside = position.inside(scan.equation, 0, needed)
         params = scan.equation.params
 
-        trips = atoms(self.trace.trips[position.path])
+        all_trips = self.trace.trips[position.path]
+        numbers = self.cut.take(jnp.arange(scan.length), (all_trips,))  # of the trips that stay
+        trips = atoms(all_trips)
         has_lists = self.cut.has_lists_of(trips)
 
         def body(carried: Values, elements: Any) -> tuple[Values, Values]:
@@ -138,8 +140,8 @@ class Replay(Evaluator[Any, Place]):
         carried, stacked = lax.scan(
             body,
             _where(needed[: scan.carried], carried),
-            (sliced, jnp.arange(scan.length) if has_lists else None),
-            scan.length,
+            (sliced, numbers if has_lists else None),
+            self.cut.size(all_trips),
             scan.reverse,
             params['unroll'],
             params.get('_split_transpose', False),

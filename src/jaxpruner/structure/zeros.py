@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxpruner.structure import primitives
 from jaxpruner.structure.axes import Axes, Axis, atoms
-from jaxpruner.structure.fills import Fill, Flow, join_fills, of_constant
+from jaxpruner.structure.fills import Fill, Flow, Number, join_fills, of_constant
 from jaxpruner.structure.records import EquationAxes, Place, Trace
 from jaxpruner.uses import liveness
 from jaxpruner.uses.bodies import Call, Cond, Evaluator, Program, Scan, While
@@ -53,7 +53,7 @@ class ZeroFlow(Evaluator[Fill, Place]):
         jaxpr = self.trace.program.jaxpr
         inputs = list(map(self.zeroed, self.trace.leaves))
         for variable in jaxpr.invars[len(inputs) :]:
-            inputs.append(Fill(None, ({},) * len(variable.aval.shape)))
+            inputs.append(_unknown(variable))
         place = Place(needed=(True,) * len(jaxpr.outvars))
         self.visit_program(Program.of(self.trace.program), inputs, place)
 
@@ -94,7 +94,7 @@ class ZeroFlow(Evaluator[Fill, Place]):
 
     def visit_equation(self, equation: Any, operands: list[Fill], position: Place) -> list[Fill]:
         if not any(position.needed):
-            return [Fill(None, ({},) * len(v.aval.shape)) for v in equation.outvars]
+            return list(map(_unknown, equation.outvars))
         return super().visit_equation(equation, operands, position)
 
     def visit_plain(self, equation: Any, operands: list[Fill], position: Place) -> list[Fill]:
@@ -123,8 +123,37 @@ class ZeroFlow(Evaluator[Fill, Place]):
             carried, stacked = scan.split_results(results)
             return carried
 
-        carried = _settled(run, carried)
-        return carried + [Fill(None, ({}, *fill.channels)) for fill in stacked]
+        before, after = _settled(run, carried)
+        trips = self.trace.trips[position.path]
+        of_zeroed_trips = self._zeroed_trips(scan, sliced, position)
+        results = after if scan.length else before
+        for fill, everywhere in zip(stacked, of_zeroed_trips, strict=True):
+            known = {} if everywhere is None else dict.fromkeys(self.candidates(trips), everywhere)
+            results.append(Fill(fill.everywhere, (known, *fill.channels)))
+        return results
+
+    def _zeroed_trips(self, scan: Scan, sliced: list[Fill], position: Place) -> list[Number]:
+        """Rejects the trips of a scan unless one with zeroed parameters hands on what it got.
+
+        Returns:
+          For each stacked result the number that such a trip puts there.
+        """
+        _, stacked = scan.split_results(scan.equation.outvars)
+        unknown: list[Number] = [None] * len(stacked)
+        candidates = self.candidates(self.trace.trips[position.path])
+        if not candidates:
+            return unknown
+        if len(candidates) == 1 and candidates[0].size == scan.length:
+            numbers = [fill.at(0, candidates[0]) for fill in sliced]
+            found = _zeroed_trip(self.trace, scan, numbers, position)
+            if found is not None:
+                return found
+        for atom in candidates:
+            pin = position.pin(
+                scan.equation, 'a trip without its parameters changes what is carried'
+            )
+            self.inexact.setdefault(atom, str(pin))
+        return unknown
 
     def visit_while(self, loop: While, operands: list[Fill], position: Place) -> list[Fill]:
         condition_constants, body_constants, carried = loop.split(operands)
@@ -135,7 +164,7 @@ class ZeroFlow(Evaluator[Fill, Place]):
         def run(carried: list[Fill]) -> list[Fill]:
             return self.visit_program(loop.body, body_constants + carried, in_body)
 
-        carried = _settled(run, carried)
+        carried, _ = _settled(run, carried)
         self.visit_program(loop.condition, condition_constants + carried, in_condition)
         return carried
 
@@ -149,10 +178,52 @@ class ZeroFlow(Evaluator[Fill, Place]):
         return joined
 
 
-def _settled(run: Callable[[list[Fill]], list[Fill]], carried: list[Fill]) -> list[Fill]:
-    """What is known of carried values in every turn of a loop."""
+def _settled(
+    run: Callable[[list[Fill]], list[Fill]], carried: list[Fill]
+) -> tuple[list[Fill], list[Fill]]:
+    """What is known of carried values before every turn of a loop, and after the last."""
     while True:
-        joined = list(map(join_fills, carried, run(carried)))
+        after = run(carried)
+        joined = list(map(join_fills, carried, after))
         if joined == carried:
-            return carried
+            return carried, after
         carried = joined
+
+
+class _TripProbe(ZeroFlow):
+    """Runs the body of a scan with zeroed parameters. A sum with zeros is its other operand, as the same object."""
+
+    def candidates(self, axis: Axis) -> tuple[Axis, ...]:
+        return ()
+
+    def visit_plain(self, equation: Any, operands: list[Fill], position: Place) -> list[Fill]:
+        if equation.primitive.name in ('add', 'add_any'):
+            result = equation.outvars[0].aval
+            for number, other in enumerate(reversed(operands)):
+                aval = equation.invars[number].aval
+                is_like_result = (aval.shape, aval.dtype) == (result.shape, result.dtype)
+                if other.everywhere == 0 and is_like_result:
+                    return [operands[number]]
+        return super().visit_plain(equation, operands, position)
+
+
+def _zeroed_trip(
+    trace: Trace, scan: Scan, numbers: Sequence[Number], place: Place
+) -> list[Number] | None:
+    """What a trip stacks of which the sliced operands are these numbers; `None` if it changes what is carried."""
+    needed = liveness.needed_of_scan_body(scan, place.needed)
+    constants, carried, sliced = scan.split([_unknown(v) for v in scan.body.jaxpr.invars])
+    for i, number in enumerate(numbers):
+        sliced[i] = sliced[i]._replace(everywhere=number)
+    inside = place.inside(scan.equation, 0, needed)
+    results = _TripProbe(trace).visit_program(scan.body, [*constants, *carried, *sliced], inside)
+    carried_out, stacked = scan.split_results(results)
+    for before, after, is_needed in zip(carried, carried_out, needed, strict=False):
+        if is_needed and after is not before:
+            return None
+    return [fill.everywhere for fill in stacked]
+
+
+def _unknown(variable: Any) -> Fill:
+    """A value of which nothing is known."""
+    return Fill(None, ({},) * len(variable.aval.shape))
