@@ -68,6 +68,9 @@ def test_a_wrong_channel_is_told_from_the_right_one():
     expected = apply(GRAPH.zeroed(params, keep), x)
     change = jnp.abs(apply(params, x) - expected).max()
     assert jnp.abs(GRAPH.small_apply(keep)(small, x) - expected).max() > 0.01 * change
+    swapped = GRAPH.shrink(params, keep)
+    swapped['out'] = swapped['out'][jnp.array([1, 0, 2])]
+    assert jnp.abs(GRAPH.small_apply(keep)(swapped, x) - expected).max() > 0.01 * change
 
 
 def test_where_the_removal_changes_nothing_nothing_is_proven():

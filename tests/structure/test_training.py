@@ -64,6 +64,22 @@ def test_the_first_step_after_the_cut_is_that_of_the_masked_model(tx):
     assert jax.tree.structure(found[1]) == jax.tree.structure(state)
 
 
+STATES = {
+    'muon': optax.contrib.muon(1e-2),
+    'ema': optax.chain(optax.ema(0.9), optax.inject_hyperparams(optax.lion)(learning_rate=1e-3)),
+    'masked': optax.masked(optax.adam(1e-3), {'up': True, 'down': False}),
+    'rmsprop': optax.rmsprop(1e-3, momentum=0.9),
+}
+
+
+@pytest.mark.parametrize('tx', STATES.values(), ids=STATES)
+def test_states_get_the_shapes_that_a_new_start_would_give_them(tx):
+    small = GRAPH.shrink(PARAMS, KEEP)
+    found, expected = GRAPH.shrink(tx.init(PARAMS), KEEP), tx.init(small)
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    assert jax.tree.map(jnp.shape, found) == jax.tree.map(jnp.shape, expected)
+
+
 @pytest.mark.parametrize('packed', [True, False])
 def test_states_of_wrapped_optimizers_are_cut_along(packed):
     pruner = jaxpruner.MagnitudePruning(

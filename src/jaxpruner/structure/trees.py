@@ -140,7 +140,7 @@ def _map_leaf(path: tree_lib.Path, value: Any, changes: Changes) -> Any:
     shape = jnp.shape(value)
     name = tree_lib.path_string(path)
     if change is None:
-        if math.prod(shape) > 1 and jnp.issubdtype(jnp.result_type(value), jnp.inexact):
+        if _looks_cuttable(shape, changes):
             raise ValueError(
                 f'{name}, of shape {shape}, has the path of no parameter, so that nobody knows where to cut it; leave '
                 'it out of the tree, or give an optimizer state whose moments have the structure of the parameters'
@@ -158,6 +158,16 @@ def _map_leaf(path: tree_lib.Path, value: Any, changes: Changes) -> Any:
         f'{name} has shape {shape}, and its parameter {change.before}, so that nobody knows where to cut it (factored '
         'moments and histories of parameters cannot be cut); start the optimizer anew with init'
     )
+
+
+def _looks_cuttable(shape: Shape, changes: Changes) -> bool:
+    """Whether an array has the shape of a parameter that is cut, or room for all parameters, as if put in a row."""
+    size = 0
+    for change in changes.values():
+        size += math.prod(change.before)
+        if change.apply is not None and shape == change.before:
+            return True
+    return len(shape) > 0 and math.prod(shape) >= size
 
 
 def _is_packed(value: Any, shape: Shape) -> bool:
