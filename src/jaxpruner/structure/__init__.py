@@ -21,7 +21,7 @@ Read the files in this order:
     fills → zeros          what zeroing leaves at removed channels, and which groups are exact; `moving_fills` and
                            `contracting_fills` hold the second half of each row of the table
     lists                  which groups may keep other channels in each trip of a scan, each expert, each head
-    groups → graph         atoms become groups with names; what users see
+    members, groups, graph atoms become groups with names; what users see
     keeping → cut          what is kept is checked; what stays along each axis
     trees                  parameters, masks and states of optimizers are cut along
     resizing → replay      how primitives run on smaller operands, the third part of each row of the table; the program
@@ -31,8 +31,8 @@ Read the files in this order:
 """
 
 from jaxpruner.structure.graph import ChannelGraph as ChannelGraph
-from jaxpruner.structure.graph import Group as Group
-from jaxpruner.structure.graph import Member as Member
+from jaxpruner.structure.members import Group as Group
+from jaxpruner.structure.members import Member as Member
 from jaxpruner.structure.plans import load_plan as load_plan
 from jaxpruner.structure.plans import save_plan as save_plan
 from jaxpruner.structure.tracing import channel_groups as channel_groups

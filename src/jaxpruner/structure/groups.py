@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.structure.axes import Axis
-from jaxpruner.structure.graph import ChannelGraph, Group, Member, PinnedAxis
+from jaxpruner.structure.graph import ChannelGraph
 from jaxpruner.structure.lists import owners_of_lists
+from jaxpruner.structure.members import Group, Member, PinnedAxis
 from jaxpruner.structure.positions import Occurrence, occurrences
 from jaxpruner.structure.records import Trace
 from jaxpruner.structure.zeros import inexact_atoms
