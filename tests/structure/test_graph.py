@@ -304,3 +304,16 @@ def test_layers_of_a_scan_are_a_group_that_is_exact_for_residual_blocks(layer, e
         assert 'scan: a trip without its parameters changes' in depth.reason
         verification = graph.verify(params, {'w[0]': [0, 2]}, *inputs, allow_inexact=True)
         assert verification.verdict == 'different'
+
+
+def test_some_layers_of_a_scan_are_a_group_where_others_are_used_elsewhere():
+    def apply(p, x):
+        x = lax.scan(lambda x, w: (x + jnp.tanh(x @ w), None), x @ p['up'], p['w'])[0]
+        return (x @ p['w'][0]) @ p['down']
+
+    shapes = {'up': floats(3, 8), 'w': floats(4, 8, 8), 'down': floats(8, 2)}
+    params, inputs = values_like(shapes, (floats(2, 3),))
+    graph = channel_groups(apply, params, *inputs)
+    depth = graph.groups['w[0][1:4]']
+    assert (depth.size, depth.is_depth, depth.exact) == (3, True, True)
+    assert graph.verify(params, {'w[0][1:4]': [1]}, *inputs).verdict == 'equal'

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Sequence
 
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.structure.axes import Axis
+from jaxpruner.structure.axes import Axis, atoms
 from jaxpruner.structure.graph import ChannelGraph
 from jaxpruner.structure.lists import owners_of_lists
 from jaxpruner.structure.members import Group, Member, PinnedAxis
@@ -45,7 +45,7 @@ def find_groups(trace: Trace) -> ChannelGraph:
                     places.setdefault(found.atom, []).append(_Place(leaf, i, found))
     inexact = inexact_atoms(trace)
     owners = owners_of_lists(trace, places)
-    trips = {axis.resolved() for axis in trace.trips.values()}
+    trips = {each for axis in trace.trips.values() for each in atoms(axis)}
     groups = []
     for atom, places_of_atom in places.items():
         first = min(places_of_atom, key=functools.partial(_order, trace))

@@ -124,36 +124,33 @@ class ZeroFlow(Evaluator[Fill, Place]):
             return carried
 
         before, after = _settled(run, carried)
-        trips = self.trace.trips[position.path]
-        of_zeroed_trips = self._zeroed_trips(scan, sliced, position)
+        in_trips = self._zeroed_trips(scan, sliced, position)
         results = after if scan.length else before
-        for fill, everywhere in zip(stacked, of_zeroed_trips, strict=True):
-            known = {} if everywhere is None else dict.fromkeys(self.candidates(trips), everywhere)
+        for fill, known in zip(stacked, in_trips, strict=True):
             results.append(Fill(fill.everywhere, (known, *fill.channels)))
         return results
 
-    def _zeroed_trips(self, scan: Scan, sliced: list[Fill], position: Place) -> list[Number]:
+    def _zeroed_trips(
+        self, scan: Scan, sliced: list[Fill], position: Place
+    ) -> list[dict[Axis, Number]]:
         """Rejects the trips of a scan unless one with zeroed parameters hands on what it got.
 
         Returns:
-          For each stacked result the number that such a trip puts there.
+          For each stacked result what such trips put there.
         """
-        _, stacked = scan.split_results(scan.equation.outvars)
-        unknown: list[Number] = [None] * len(stacked)
-        candidates = self.candidates(self.trace.trips[position.path])
-        if not candidates:
-            return unknown
-        if len(candidates) == 1 and candidates[0].size == scan.length:
-            numbers = [fill.at(0, candidates[0]) for fill in sliced]
-            found = _zeroed_trip(self.trace, scan, numbers, position)
-            if found is not None:
-                return found
-        for atom in candidates:
-            pin = position.pin(
-                scan.equation, 'a trip without its parameters changes what is carried'
-            )
-            self.inexact.setdefault(atom, str(pin))
-        return unknown
+        count = len(scan.equation.outvars) - scan.carried
+        known: list[dict[Axis, Number]] = [{} for _ in range(count)]
+        for atom in self.candidates(self.trace.trips[position.path]):
+            numbers = [fill.at(0, atom) for fill in sliced]
+            stacked = _zeroed_trip(self.trace, scan, numbers, position)
+            if stacked is None:
+                reason = 'a trip without its parameters changes what is carried'
+                self.inexact.setdefault(atom, str(position.pin(scan.equation, reason)))
+                continue
+            for of_result, number in zip(known, stacked, strict=True):
+                if number is not None:
+                    of_result[atom] = number
+        return known
 
     def visit_while(self, loop: While, operands: list[Fill], position: Place) -> list[Fill]:
         condition_constants, body_constants, carried = loop.split(operands)
