@@ -242,8 +242,10 @@ def check(graph, params, inputs, seed=0):
         if group.is_depth:  # layers follow one another
             continue
         sizes = [owner.size for owner in group.lists]
-        order = rng.permuted(np.broadcast_to(np.arange(group.size), (*sizes, group.size)), axis=-1)
-        orders[group.atom] = Order(group.lists, np.roll(order, 1, axis=-1))
+        cycle = rng.permuted(np.broadcast_to(np.arange(group.size), (*sizes, group.size)), axis=-1)
+        order = np.empty_like(cycle)  # each channel goes to another place
+        np.put_along_axis(order, cycle, np.roll(cycle, 1, axis=-1), axis=-1)
+        orders[group.atom] = Order(group.lists, order)
     trace = graph.trace
     leaves = jax.tree.leaves(params)
     arguments = [
