@@ -11,6 +11,8 @@ from typing import Literal
 WIDTH = 80
 # A column that gives way keeps at least this many characters.
 _LEAST_WIDTH = 8
+# One that wraps between words gives way before others, down to so many characters.
+_WRAPPED_WIDTH = 16
 _GAP = '  '
 _ELLIPSIS = '…'
 _SEPARATORS = '/.×'
@@ -81,7 +83,11 @@ def shorten(text: str, width: int) -> str:
 def _fitting_widths(
     columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int
 ) -> list[int]:
-    """The width of each column, where the widest that gives way is narrowed until the table fits."""
+    """The width of each column: columns that wrap are narrowed first, then the widest, until the table fits."""
+
+    def order(i: int) -> tuple[bool, int]:
+        return columns[i].overflow == 'wrap' and widths[i] > _WRAPPED_WIDTH, widths[i]
+
     widths = []
     least_widths = []
     for i, column in enumerate(columns):
@@ -94,7 +100,7 @@ def _fitting_widths(
         narrowable = [i for i, least in enumerate(least_widths) if widths[i] > least]
         if not narrowable:
             break
-        widths[max(narrowable, key=widths.__getitem__)] -= 1
+        widths[max(narrowable, key=order)] -= 1
     return widths
 
 
