@@ -15,13 +15,13 @@
 # # Deep dive: write your own algorithm
 #
 # An algorithm is a dataclass that derives from `jaxpruner.BaseUpdater` and overrides as little as it can. This notebook
-# writes two of them, with a schedule and a distribution of their own, and trains them on handwritten digits:
+# writes two algorithms, a schedule and a distribution, and trains on handwritten digits:
 #
-# 1. one that only **scores** weights otherwise, in the manner of Wanda (Sun et al., 2023);
-# 2. one that **starts sparse and moves its masks** with the same number of inputs for each unit, in the manner of SRigL
-#    (Lasby et al., 2023).
+# 1. The first algorithm only **scores** weights differently, in the manner of Wanda (Sun et al., 2023).
+# 2. The second **starts sparse and moves its masks**, with the same number of inputs for each unit, in the manner of
+#    SRigL (Lasby et al., 2023).
 #
-# What a step does is written once, in the base class. In words:
+# What a step does is written once, in the base class. In outline:
 #
 # ```python
 # def init(params):
@@ -40,8 +40,8 @@
 #     return updates_that_land_pruned_weights_on_zero, state
 # ```
 #
-# The first cell installs what is missing: jaxpruner from the wheel beside this notebook. Without a wheel, pip looks in
-# its package index, and fails if jaxpruner is not there.
+# The first cell installs what is missing, with jaxpruner from the wheel beside this notebook. Without a wheel, pip
+# looks in its package index, and fails if jaxpruner is not there.
 
 # %%
 import importlib.util
@@ -74,8 +74,8 @@ from jaxpruner.core import packing
 # %% [markdown]
 # ## The task
 #
-# The 1,797 digits of scikit-learn have 8x8 pixels with values from 0 to 16, and many of those pixels are always dark. A
-# network with one hidden layer learns them. It is a dict of arrays: nothing here depends on a library of layers.
+# The 1,797 digits of scikit-learn have 8x8 pixels with values from 0 to 16. Many of those pixels are always dark. A
+# network with one hidden layer learns to read them. It is a dict of arrays and needs no library of layers.
 
 # %%
 HIDDEN, STEPS = 64, 300
@@ -118,7 +118,8 @@ start = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), start)
 
 # %% [markdown]
 # One function trains with any pruner. It returns the parameters, the optimizer's state (a `SparseState`), and what was
-# seen at each step: the loss, the hidden layer's kernel, and its mask. The head, of ten units, stays dense throughout.
+# seen at each step: the loss, the hidden layer's kernel, and its mask. The head, which has ten units, always stays
+# dense.
 
 
 # %%
@@ -154,8 +155,8 @@ assert accuracy(dense) > 0.93
 # %% [markdown]
 # ## Scores alone
 #
-# The least that an algorithm can be: a score for each weight, of which the largest are kept. These few lines are
-# magnitude pruning, and it prunes at once and in training, single weights, N:M and blocks, packed and not.
+# The simplest algorithm gives each weight a score, and the largest scores are kept. These few lines are magnitude
+# pruning. It prunes at once and in training; single weights, N:M and blocks; with packed masks and without.
 
 
 # %%
@@ -177,8 +178,8 @@ for sparsity_type in ('unstructured', 'block_4,4'):
     assert np.array_equal(mine['hidden']['kernel'], theirs['hidden']['kernel'])
 
 # %% [markdown]
-# A score may need more than parameters and gradients. Name it as an argument of `calculate_scores`: it receives what
-# `instant_sparsify`, or `update` in training, is given under that name.
+# A score may need more than parameters and gradients. Make what it needs an argument of `calculate_scores`, and pass it
+# under the same name to `instant_sparsify`, or in training to `update`.
 #
 # Wanda multiplies a weight's magnitude by the size of the input that it sees. A weight whose input is always dark does
 # nothing, however large it is. `None` stands for leaves that are not scored; here, those that stay dense.
@@ -220,8 +221,8 @@ for name, pruned in {'magnitude': by_magnitude, 'activation': by_activation}.ite
 assert accuracy(by_activation) > accuracy(by_magnitude) + 0.02
 
 # %% [markdown]
-# Where did the weights go? For each pixel, the number of hidden units that still look at it. Magnitude pruning keeps
-# weights of pixels that are always dark: they were never trained, and so they are as large as on the first day.
+# Which weights are left? The pictures show how many hidden units still look at each pixel. Magnitude pruning keeps
+# weights of pixels that are always dark: they were never trained, so they are as large as they were at the start.
 
 
 # %% mystnb={"image": {"alt": "Kept weights a pixel: magnitude keeps those of dark pixels, activation none"}}
@@ -249,8 +250,8 @@ assert kept_by_activation[is_dark].sum() == 0 < kept_by_magnitude[is_dark].sum()
 # %% [markdown]
 # ## A distribution of your own
 #
-# A distribution is any function from parameters to a tree of targets, `None` where a leaf stays dense. This one thinks
-# in connections: each unit keeps `fan_in` inputs, whatever the width of the layer below. The head stays dense.
+# A distribution is any function from parameters to a tree of targets, with `None` where a leaf stays dense. This one
+# counts connections: each unit keeps `fan_in` inputs, whatever the width of the layer below. The head stays dense.
 
 
 # %%
@@ -269,8 +270,8 @@ print(same_fan_in(start, fan_in=8))
 assert same_fan_in(start, fan_in=8)['hidden'] == {'kernel': 0.875, 'bias': None}
 
 # %% [markdown]
-# Often a map of exceptions to `uniform` or `erk` is enough. Names are paths or globs, the first match wins. A name that
-# matches nothing is an error, which names the leaves that there are.
+# Often a map of exceptions to `uniform` or `erk` is enough. Its keys are paths or globs, and the first match wins. A
+# key that matches nothing is an error, whose message lists the leaves.
 
 # %%
 mapped = sparsity_distributions.erk(
@@ -288,8 +289,8 @@ else:
 # %% [markdown]
 # ## A schedule of your own
 #
-# A schedule is any object with two methods. Both are called with the step, inside the compiled program, so they are
-# written with `jax.numpy` and without `if`. In this one the sparsity rises along half a cosine: slowly, fast, slowly.
+# A schedule is any object with two methods. Both are called with the step inside the compiled program. So write them
+# with `jax.numpy` and without `if`. In this schedule the sparsity rises along half a cosine: slowly, fast, slowly.
 
 
 # %%
@@ -316,8 +317,8 @@ sparsity_seen = 1 - seen['mask'].mean(axis=(1, 2))
 print(f'{accuracy(pruned):.1%} with 90 % pruned in training')
 
 # %% [markdown]
-# At each update the masks have the sparsity that the schedule asks for, to the nearest weight; between updates they
-# stay. Dotted: the schedule of Zhu and Gupta (2017), which removes most weights early.
+# At each update the masks have the sparsity that the schedule asks for, to the nearest weight. Between updates they do
+# not change. The dotted line is the schedule of Zhu and Gupta (2017), which removes most weights early.
 
 # %% mystnb={"image": {"alt": "Sparsity of the masks follows the cosine schedule; the loss has a peak an update"}}
 polynomial = sparsity_schedules.PolynomialSchedule(
@@ -350,12 +351,12 @@ for step in range(0, STEPS, 20):
 # %% [markdown]
 # ## Sparse from the start
 #
-# Some algorithms never see a dense model. They override `get_initial_masks`, to begin sparse, and `update_state`, to
-# move masks at constant sparsity. Ours keeps, in each column of a kernel, the same number of weights: each unit has the
+# Some algorithms never see a dense model. They override `get_initial_masks` to begin sparse, and `update_state` to move
+# masks at constant sparsity. Ours keeps the same number of weights in each column of a kernel, so each unit has the
 # same number of inputs. Such a kernel can be stored without its zeros as a smaller, regular array.
 #
-# If the ranking is all that differs, no class is needed: `topk_fn`, a setting of every algorithm, turns scores and a
-# sparsity into a mask. Ours is used by the class below, too.
+# If only the selection differs, no class is needed: `topk_fn`, a setting of every algorithm, turns scores and a
+# sparsity into a mask. The class below uses our `top_of_each_column`, too.
 
 
 # %%
@@ -377,14 +378,14 @@ _, masks = jaxpruner.MagnitudePruning(
 assert (masks['hidden']['kernel'].sum(axis=0) == 8).all()
 
 # %% [markdown]
-# Now the class. What it says about itself, besides the methods:
+# Now the class. Its settings, attributes and smaller methods mean this:
 #
-# - Fields are settings. A field **needs a type annotation**, or it is no field.
-# - `skip_gradients`: in a step that moves masks the optimizer is left out.
+# - Fields are settings. A field **needs a type annotation**; without one it is not a field.
+# - `skip_gradients`: the optimizer does not run in a step that moves masks.
 # - `is_sparse_gradients`: the optimizer sees no gradients of pruned weights. `update_state` does, and chooses by them.
 # - The class attribute `regrows_from_zero = True` says that weights that come back start at zero.
-# - `moments_to_reset` names the weights whose moments in the optimizer are forgotten: those that have just come back.
-# - `instant_sparsify` is refused, with the remedy. There is nothing to train in it.
+# - `moments_to_reset` says which weights' moments the optimizer forgets: those that have just come back.
+# - `instant_sparsify` raises an error that says what to do instead, since it does no training.
 #
 # `tree.map_with_missing` is `jax.tree.map` for trees in which a mask may be `None`.
 
@@ -442,7 +443,7 @@ class ConstantFanIn(jaxpruner.BaseUpdater):
 
 
 # %% [markdown]
-# It trains. Since every step was kept, what it promises can be checked at every step: each unit has 8 inputs, pruned
+# It trains. All steps were recorded, so its promises can be checked at every step: each unit has 8 inputs, pruned
 # weights are exactly zero, and so are weights that have just come back.
 
 # %%
@@ -460,8 +461,8 @@ assert not seen['kernel'][1:][came_back].any()
 assert set(np.flatnonzero(came_back.any(axis=(1, 2))) + 1) == set(range(20, 201, 20))
 
 # %% [markdown]
-# Where do the units look? At pixels that are always dark a weight has no gradient. It is dropped as soon as it is one
-# of the smallest of its unit, and other pixels promise more.
+# Which pixels do the units look at? A weight of a pixel that is always dark has no gradient. It is dropped as soon as
+# it is one of the smallest of its unit. Weights of other pixels take its place, since their gradients are larger.
 
 # %% mystnb={"image": {"alt": "Units that look at each pixel, first and last step: at the end none at dark ones"}}
 first, last = seen['mask'][0].sum(axis=1), seen['mask'][-1].sum(axis=1)
@@ -469,7 +470,7 @@ show_pixels({'first step': first, 'last step': last}, 'Units that look at each p
 assert last[is_dark].sum() < first[is_dark].sum()
 
 # %% [markdown]
-# At once it does not prune, and says what does:
+# The class refuses to prune at once, and says what to use instead:
 
 # %%
 try:
@@ -482,11 +483,11 @@ else:
 # %% [markdown]
 # ## A name of its own
 #
-# With a name, an algorithm is made from a configuration, like those of the library. Its fields are configuration keys.
-# So a comparison is a loop over names. Peaks of the loss are mask updates: they take weights that were in use.
+# An algorithm with a name can be made from a configuration, like those of the library. Its fields are configuration
+# keys. So a comparison is a loop over names. The loss peaks at mask updates: they remove weights that were in use.
 #
-# Where it is asked to, the driver packs masks to one bit per weight. The methods of this class get them unpacked, so
-# that the result is the same.
+# With `use_packed_masks`, masks are packed to one bit per weight. The methods of this class get them unpacked, so the
+# result is the same.
 
 # %% mystnb={"image": {"alt": "Loss over steps of static_sparse, rigl and constant_fan_in"}}
 jaxpruner.register_algorithm('constant_fan_in', ConstantFanIn)
@@ -522,7 +523,7 @@ axes.legend()
 plt.show()
 
 # %% [markdown]
-# A wrong setting is refused before anything is traced.
+# A wrong setting is refused before anything is traced:
 
 # %%
 for wrong in ({'replaced_share': 1.5}, {'replaced_shares': 0.3}, {'sparsity': 90}):
@@ -537,6 +538,5 @@ for wrong in ({'replaced_share': 1.5}, {'replaced_shares': 0.3}, {'sparsity': 90
 # ## All hooks
 #
 # [What the hooks are for](../../CONTRIBUTING.md#what-the-hooks-are-for) lists every method that an algorithm may
-# override.
-# The files of `jaxpruner/algorithms` are short, and each is an example. [CONTRIBUTING.md](../../CONTRIBUTING.md) says
-# how an algorithm becomes a part of the library.
+# override. The files of `jaxpruner/algorithms` are short, and each is an example.
+# [CONTRIBUTING.md](../../CONTRIBUTING.md) says how to add an algorithm to the library.

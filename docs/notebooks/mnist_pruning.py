@@ -19,13 +19,13 @@
 #
 # 1. **at once**, after a dense training, by four algorithms;
 # 2. **in patterns**: N:M, blocks and whole channels;
-# 3. **in training**, so that the weights that are left learn to do without the others.
+# 3. **in training**, so that the remaining weights learn to do without the others.
 #
-# Set `MNIST` to a folder that holds `mnist.npz` or the four IDX files. Without one, the 8x8 digits of scikit-learn take
-# their place, and all that is said below holds for them, too.
+# Set the environment variable `MNIST` to a folder that holds `mnist.npz` or the four IDX files. Without one, the
+# notebook uses the 8x8 digits of scikit-learn, and all that is said below holds for them, too.
 #
-# The first cell installs what is missing: jaxpruner from the wheel beside this notebook. Without a wheel, pip looks in
-# its package index, and fails if jaxpruner is not there.
+# The first cell installs what is missing, with jaxpruner from the wheel beside this notebook. Without a wheel, pip
+# looks in its package index, and fails if jaxpruner is not there.
 
 # %%
 import importlib.util
@@ -74,8 +74,8 @@ print(f'{len(x_test):,} for testing')
 # %% [markdown]
 # ## The network, and its dense training
 #
-# The layers are Flax linen's. Their parameters are a dict of arrays, and that is all that jaxpruner asks for. The
-# kernels of the two hidden layers are to be pruned; the head, of ten units, and the biases stay dense.
+# The layers are Flax linen's. Their parameters are a dict of arrays, and jaxpruner needs nothing more. The kernels of
+# the two hidden layers will be pruned. The biases and the head, which has ten units, stay dense.
 
 
 # %%
@@ -112,8 +112,9 @@ def hidden_sparsity(params):
 
 
 # %% [markdown]
-# All trainings below are this function, with another configuration. Two lines are what pruning adds; the two calls
-# besides change something only for algorithms that start sparse, and for those that prune in the forward pass.
+# All trainings below call this function with different configurations. Pruning adds the two marked lines. The calls of
+# `pre_forward_update` and `post_gradient_update` matter only for algorithms that prune in the forward pass or start
+# sparse.
 
 
 # %%
@@ -153,9 +154,9 @@ assert dense_accuracy > 0.93
 # %% [markdown]
 # ## Pruning at once
 #
-# `instant_sparsify` prunes a trained model without any further training. `random` is what every algorithm has to beat.
-# `saliency` needs gradients, here those of a thousand images. `global_magnitude` ranks both layers together: one may
-# lose more than the other.
+# `instant_sparsify` prunes a trained model without any further training. `random` is the baseline that every algorithm
+# has to beat. `saliency` needs gradients, here those of a thousand images. `global_magnitude` ranks both layers
+# together, so one may lose more than the other.
 
 # %% mystnb={"image": {"alt": "Test accuracy against weights removed at once, a line for each of four algorithms"}}
 SPARSITIES = np.array([0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98])
@@ -186,7 +187,8 @@ axes.legend()
 plt.show()
 
 # %% [markdown]
-# Half of the weights are hardly missed. But which ones stay matters: at 80 % chance has destroyed the network.
+# Removing half of the weights does little harm. But it matters which ones stay: at 80 %, random removal has destroyed
+# the network.
 
 # %%
 at_half, at_80 = (int(np.argmin(abs(SPARSITIES - sparsity))) for sparsity in (0.5, 0.8))
@@ -196,9 +198,9 @@ assert curves['magnitude'][at_80] > curves['random'][at_80] + 0.1
 # %% [markdown]
 # ## Patterns: N:M, blocks, channels
 #
-# Single zeros save memory. To save time they have to lie in patterns that hardware skips: N of each M weights along
-# the axis that a matrix product sums over (axis 0 of a Flax kernel), whole blocks, whole units. Each time half of the
-# weights goes.
+# Single zeros save memory. To save time, zeros have to lie in patterns that hardware skips: N of each M weights along
+# the axis that a matrix product sums over (axis 0 of a Flax kernel), whole blocks, or whole units. Each pattern here
+# removes half of the weights.
 
 # %% mystnb={"image": {"alt": "Masks of the second layer: single weights, 2:4, 4x4 blocks, units"}}
 PATTERNS = {
@@ -233,8 +235,8 @@ assert set(np.unique(pattern_masks['4x4 blocks'].reshape(75, 4, 25, 4).sum(axis=
 assert set(pattern_masks['units'].sum(axis=0)) == {0, 300}
 
 # %% [markdown]
-# The freer the choice, the less is lost. 2:4 costs little, since a group of four mostly has two weights that are not
-# missed; a block goes or stays as a whole, good weights with bad ones, and so does a unit.
+# The freer the choice, the less is lost. 2:4 costs little, since most groups of four have two weights that are not
+# needed. A block or a unit goes or stays as a whole, good weights with bad ones.
 
 # %%
 assert min(in_patterns['single weights'], in_patterns['2:4']) > dense_accuracy - 0.05
@@ -245,9 +247,9 @@ assert min(in_patterns['single weights'], in_patterns['2:4']) > max(
 # %% [markdown]
 # ## Pruning in training
 #
-# A network that is pruned while it learns adapts to each loss. Now the sparsity grows from 0 at step 50 to its target
-# at step 300, with an update of the masks every ten steps. Patterns are trained like anything else. N:M has no states
-# in between: its pattern is there from the first update on.
+# A network that is pruned while it learns adapts each time it loses weights. Now the sparsity grows from 0 at step 50
+# to its target at step 300, and masks are updated every ten steps. Patterns are trained in the same way. N:M has no
+# intermediate sparsity: its pattern is complete from the first update on.
 
 # %% mystnb={"image": {"alt": "Loss and sparsity over steps: dense, single weights, 1:4, 4x4 blocks"}}
 RUNS = {
@@ -271,8 +273,9 @@ panels[0].legend()
 plt.show()
 
 # %% [markdown]
-# Against the same number of weights in the same pattern, removed at once. 1:4 is mild, and both come close to the dense
-# network. Where few weights are left, or only whole blocks of them, training makes the difference.
+# The table compares pruning in training with pruning at once, for the same number of weights in the same pattern. 1:4
+# is mild: both ways come close to the dense network. Where few weights or only whole blocks are left, pruning in
+# training is much better.
 
 # %%
 print(f'{"":16}{"sparsity":>10}{"at once":>10}{"trained":>10}   (dense: {dense_accuracy:.1%})')
@@ -287,8 +290,8 @@ for name, run in RUNS.items():
 # %% [markdown]
 # ## What is left
 #
-# The first layer tells which pixels matter. For each pixel, the number of weights that still look at it. Nobody told
-# the algorithm where the digits are.
+# The first layer shows which pixels matter. The pictures count, for each pixel, the weights that still look at it.
+# Nobody told the algorithm where the digits are.
 
 # %% mystnb={"image": {"alt": "Weights that look at each pixel: most in the middle, but even for 1:4"}}
 figure, panels = plt.subplots(1, len(RUNS), figsize=(10, 3.2), layout='constrained')
@@ -300,7 +303,7 @@ for axes, (name, (params, _)) in zip(panels, trained.items(), strict=True):
 plt.show()
 
 # %% [markdown]
-# The panel of 1:4 is nearly even, and has to be: of each four pixels in a row, every unit looks at one.
+# The picture for 1:4 is nearly even. It has to be: every unit looks at one of each four pixels in a row.
 
 # %%
 groups = np.asarray(trained['1:4'][0]['hidden1']['kernel'] != 0).reshape(-1, 4, 300)

@@ -15,12 +15,12 @@
 # # Quick start
 #
 # jaxpruner decides which weights of a model to remove, and keeps them removed while the model trains. This notebook
-# shows both uses: a model that is pruned at once, and one that is pruned while it learns.
+# prunes one model at once, and another one while it learns.
 #
-# Each claim is followed by an `assert`: where the notebook has run to its end, its text is true.
+# An `assert` follows each claim. If the notebook runs to its end, its text is true.
 #
-# The first cell installs what is missing: jaxpruner from the wheel beside this notebook. Without a wheel, pip looks in
-# its package index, and fails if jaxpruner is not there.
+# The first cell installs what is missing, with jaxpruner from the wheel beside this notebook. Without a wheel, pip
+# looks in its package index, and fails if jaxpruner is not there.
 
 # %%
 import importlib.util
@@ -51,7 +51,7 @@ from jaxpruner import sparsity_distributions, sparsity_schedules
 # %% [markdown]
 # ## Pruning at once
 #
-# A *pruner* is made of small parts. Here there are two: magnitude pruning says **which** weights go (the smallest), a
+# A *pruner* is made of small parts. This one has two: magnitude pruning says **which** weights go (the smallest), and a
 # distribution says **how many** (half of each kernel). `instant_sparsify` returns the pruned weights and their masks.
 
 # %%
@@ -66,8 +66,9 @@ assert float(jnp.mean(pruned == 0)) == 0.5
 assert jnp.abs(weights)[mask == 1].min() >= jnp.abs(weights)[mask == 0].max()
 
 # %% [markdown]
-# A third part says which weights go **together**. Hardware likes structure: of each four consecutive weights two (2:4),
-# whole blocks, whole channels. Each is written as a string. Half of the weights goes each time, another half.
+# A third part, the sparsity type, says which weights go **together**. Hardware works best with regular patterns: two of
+# each four consecutive weights (2:4), whole blocks, whole channels. Each type is written as a string. Each removes half
+# of the weights, but not the same half.
 
 # %% mystnb={"image": {"alt": "Masks of four sparsity types: unstructured, 2:4, blocks of 4 by 4, channels"}}
 TYPES = ['unstructured', '2:4', 'block_4,4', 'channel_-1']
@@ -87,11 +88,11 @@ plt.show()
 # %% [markdown]
 # ## A model
 #
-# Any pytree of arrays is a model: dicts, Flax, Equinox, Haiku. A leaf is known by its path, such as `encoder/kernel`.
-# By default kernels are pruned, and what has one dimension (biases, norms) stays dense. Its mask is `None`.
+# A model is any pytree of arrays: dicts, Flax, Equinox, Haiku. A leaf is named by its path, such as `encoder/kernel`.
+# By default kernels are pruned, and leaves of one dimension (biases, norms) stay dense. Their mask is `None`.
 #
-# `uniform` asks the same sparsity of each kernel. `erk` (Evci et al., 2020) leaves small layers denser, at the same
-# total. In a `custom_sparsity_map` you name leaves that are to be treated otherwise.
+# `uniform` gives each kernel the same sparsity. `erk` (Evci et al., 2020) leaves small layers denser, at the same total
+# sparsity. A `custom_sparsity_map` names exceptions.
 
 # %%
 params = {
@@ -121,8 +122,8 @@ assert distribution(params)['encoder']['bias'] is None
 # %% [markdown]
 # ## Pruning while training
 #
-# Now something to learn: a linear map of which nine weights in ten are zero. Training alone finds small numbers where
-# zeros should be. Can pruning find *which* weights exist?
+# The task is to learn a linear map in which nine of ten weights are zero. Training alone finds small numbers where
+# zeros should be. Can pruning find *which* weights are not zero?
 
 # %%
 INPUTS, OUTPUTS, SAMPLES, SPARSITY, STEPS = 32, 16, 256, 0.9, 300
@@ -144,11 +145,11 @@ def loss(params):
 
 
 # %% [markdown]
-# A schedule, the last part, says **when**: masks are updated every 10 steps, and the sparsity grows from 0 at step 50
-# to 90 % at step 200.
+# The last part of a pruner, the schedule, says **when**: here masks are updated every 10 steps, and the sparsity grows
+# from 0 at step 50 to 90 % at step 200.
 #
-# Pruning adds two lines to a training: one that makes the pruner, and one that wraps the optimizer. Masks live in the
-# optimizer's state, so that they are saved, sharded and restored with it. All the rest is JAX and optax as ever.
+# Pruning adds two lines to a training: one makes the pruner, the other wraps the optimizer. Masks live in the
+# optimizer's state, so they are saved, sharded and restored with it. All the rest is ordinary JAX and optax.
 
 
 # %%
@@ -191,7 +192,7 @@ pruner = jaxpruner.MagnitudePruning(
 learned, opt_state, (losses, sparsities) = train(pruner, start)
 
 # %% [markdown]
-# Pruned weights are exactly zero. And those that are left are the right ones, all of them.
+# Pruned weights are exactly zero. The weights that are left are exactly the right ones.
 
 # %%
 assert np.array_equal(learned['kernel'] != 0, opt_state.masks['kernel'])
@@ -201,8 +202,7 @@ print(
 )
 
 # %% [markdown]
-# The sparsity grows fast while there is much to remove, and slowly at the end. The loss comes down to that of the
-# noise, 0.01.
+# The sparsity grows fast at first and slowly at the end. The loss falls to that of the noise, 0.01.
 
 # %% mystnb={"image": {"alt": "Sparsity grows to its target while the loss falls to that of the noise"}}
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3), layout='constrained')
@@ -219,11 +219,11 @@ assert losses[-1] < 0.02
 # %% [markdown]
 # ## Another algorithm is another name
 #
-# An algorithm is also made from a flat configuration (a dict, a `ConfigDict`, a TOML or JSON file), in which the name
-# can be exchanged alone. Keys that an algorithm has no use for are left aside.
+# A flat configuration (a dict, a `ConfigDict`, a TOML or JSON file) also makes a pruner. To change the algorithm,
+# change only its name: keys that an algorithm does not use are ignored.
 #
-# `random` removes weights by chance. `magnitude_ste` prunes in the forward pass and trains all weights. `rigl` starts
-# with a random mask and moves it: the smallest weights go, and those with the largest gradients come.
+# `random` removes randomly chosen weights. `magnitude_ste` prunes in the forward pass and trains all weights. `rigl`
+# starts with a random mask and moves it: the smallest weights go, and those with the largest gradients come back.
 #
 # `use_packed_masks` keeps masks at one bit per weight, an eighth of the memory. The result is the same.
 
@@ -269,7 +269,7 @@ plt.show()
 # %% [markdown]
 # ## Training on
 #
-# A model that is already sparse keeps its zeros in further training: `masks_from_zeros` reads the masks off it, and
+# A sparse model can be trained further and keep its zeros: `masks_from_zeros` reads the masks off the model, and
 # `FixedMask` holds them.
 
 # %%

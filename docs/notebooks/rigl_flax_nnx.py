@@ -15,17 +15,17 @@
 # # RigL with Flax NNX, from an empty file to a plot
 #
 # RigL trains a network that is sparse from the first step to the last. It begins with a random mask and moves it: every
-# few steps the smallest weights go, and as many come back where the gradient is largest. So nine weights in ten never
-# exist at the same time as the others.
+# few steps the smallest weights go, and as many come back where the gradient is largest. So at 90 %, only one weight in
+# ten is in use at any time.
 #
 # You will train a small network on images of digits, dense at first. Then you add RigL at 90 % in three lines, look
 # at what its masks did, and compare it with a mask that never moves.
 #
-# Each claim is followed by an `assert`: where the notebook has run to its end, its text is true. It takes about
-# half a minute on a CPU.
+# An `assert` follows each claim. If the notebook runs to its end, its text is true. It takes about half a minute on a
+# CPU.
 #
-# The first cell installs what is missing: jaxpruner from the wheel beside this notebook. Without a wheel, pip looks in
-# its package index, and fails if jaxpruner is not there.
+# The first cell installs what is missing, with jaxpruner from the wheel beside this notebook. Without a wheel, pip
+# looks in its package index, and fails if jaxpruner is not there.
 
 # %%
 import dataclasses
@@ -57,7 +57,7 @@ from jaxpruner import report
 # %% [markdown]
 # ## The data
 #
-# 1797 images of 8x8 pixels come with scikit-learn. A quarter of them is kept for testing.
+# scikit-learn comes with 1797 images of 8x8 pixels. A quarter of them is kept for testing.
 
 # %%
 images, labels = load_digits(return_X_y=True)
@@ -69,7 +69,7 @@ print(f'{len(x_train)} images for training, {len(x_test)} for testing')
 # %% [markdown]
 # ## A network and its training
 #
-# Nothing here knows of pruning. This is the ordinary NNX loop: a model, an optimizer, a jitted step.
+# This is the ordinary NNX loop, without pruning: a model, an optimizer, a jitted step.
 
 
 # %%
@@ -111,7 +111,7 @@ def batches():
 
 
 # %% [markdown]
-# Trained dense, it is the yardstick for what follows:
+# The dense network is the baseline for what follows:
 
 # %%
 model = Network(nnx.Rngs(0))
@@ -126,12 +126,12 @@ print(f'dense: {dense_accuracy:.1%}')
 #
 # A pruner is made of parts:
 #
-# - `RigL` says **which** weights go and which come. `drop_fraction_fn` says how many of the kept weights are
+# - `RigL` says **which** weights go and which come back. `drop_fraction_fn` says how many of the kept weights are
 #   replaced in an update: 30 % at first, fewer later, none at the end.
 # - `sparsity=0.9` says **how many** are removed: nine in ten of each kernel. Biases stay dense. A layer can have a
 #   target of its own, or stay dense: [Set sparsities per layer](../how_to/set_sparsities_per_layer.md).
-# - The schedule says **when**: masks move every 10 steps, and no longer in the last quarter of the training, in which
-#   the weights settle.
+# - The schedule says **when**: masks move every 10 steps, but not in the last quarter of the training, in which the
+#   weights settle.
 
 # %%
 LAST_UPDATE = 3 * STEPS // 4
@@ -145,7 +145,7 @@ pruner = jaxpruner.RigL(
 )
 
 # %% [markdown]
-# Ask what it will do before you train. A leaf is one array of the model, and has the name of its path.
+# Before you train, ask the pruner what it will do. A leaf is one array of the model. It is named by its path.
 
 # %%
 model = Network(nnx.Rngs(0))
@@ -155,10 +155,10 @@ print(plan)
 # %% [markdown]
 # Now the three lines that differ from the dense training:
 #
-# 1. `wrap_optax` wraps the optimizer. Masks live in its state, so that they are saved and restored with it.
-# 2. `post_gradient_update`, once before the loop, sets the weights to zero that RigL's first mask leaves out. Without
-#    this line the first forward pass would be dense.
-# 3. `record` of a `MaskHistory` writes down what the masks do, for the plots below. It waits for nothing.
+# 1. `wrap_optax` wraps the optimizer. Masks live in its state, so they are saved and restored with it.
+# 2. `post_gradient_update`, called once before the loop, sets to zero the weights that RigL's first mask prunes.
+#    Without this line the first forward pass would be dense.
+# 3. `MaskHistory.record` stores what the masks do, for the plots below. It does not wait for the step to finish.
 
 
 # %%
@@ -195,9 +195,9 @@ print(f'RigL at 90 %: {rigl_accuracy:.1%}, dense: {dense_accuracy:.1%}')
 assert rigl_accuracy > dense_accuracy - 0.03
 
 # %% [markdown]
-# Is it as sparse as was asked for? Masks are in the optimizer's state: `sparsity_metrics` counts what they prune, and
-# `_disagreement` is the share of pruned weights that are not zero. (`summarize_sparsity` counts all zeros of the
-# parameters. A bias that never learns, of a unit that is off, is zero, too.)
+# Is the model as sparse as was asked for? Masks are in the optimizer's state. `sparsity_metrics` counts what they
+# prune, and `_disagreement` is the share of pruned weights that are not zero. (`summarize_sparsity` counts all zeros of
+# the parameters. That includes the bias of a unit that is always off: it never learns and stays zero.)
 
 # %%
 opt_state = run.optimizer.opt_state
@@ -211,10 +211,10 @@ assert opt_state.masks['hidden']['kernel'][...].shape == (64, 256)  # the mask i
 # %% [markdown]
 # ## What the masks did
 #
-# As many weights come back as are dropped, so that the number of weights never changes. `drop_fraction_fn` lets these
-# become fewer, along a cosine. The line lies below that cosine in places: a weight that is dropped and comes back in
-# the same update has not changed its place, and is not counted. A step is the number of steps trained: the mask
-# update of the schedule's step 10 stands at 11.
+# As many weights come back as are dropped, so the number of kept weights never changes. With `drop_fraction_fn`, fewer
+# are replaced as training goes on, along a cosine. In places the line lies below that cosine: a weight that is dropped
+# and comes back in the same update is not counted. The horizontal axis counts the steps trained, so the mask update of
+# the schedule's step 10 is at 11.
 
 # %% mystnb={"image": {"alt": "Share of the weights replaced by each update: 29 percent at first, none at step 300"}}
 report.plot_turnover(run.history)
@@ -225,9 +225,9 @@ assert (counts.dropped == counts.regrown).all()
 assert (counts.kept == counts.kept[0]).all()
 
 # %% [markdown]
-# The hidden layer shows what RigL is for. Some pixels, at the edges, are dark in every image. A weight that looks at
-# one has no gradient. Random masks spend weights on such pixels all the same; RigL moves many of these elsewhere. In
-# the mask a row is a pixel, and a column is a unit.
+# The hidden layer shows what RigL is for. Some pixels at the edges are dark in every image. A weight that looks at one
+# has no gradient. Random masks still spend weights on such pixels; RigL moves many of these elsewhere. In the picture
+# of the mask, a row is a pixel and a column is a unit.
 
 # %% mystnb={"image": {"alt": "The mask of the hidden layer, 64 by 256: rows of pixels at the edges keep few weights"}}
 report.plot_masks(opt_state, leaves='hidden/kernel')
@@ -244,8 +244,8 @@ assert after < 0.85 * before
 # %% [markdown]
 # ## Does it pay to move the mask?
 #
-# The answer needs a mask that does not move: `StaticRandomSparse` keeps the random one. All else is equal. With
-# fewer weights it matters more where they are, so this comparison is at 98 %.
+# To answer, compare RigL with a mask that does not move: `StaticRandomSparse` keeps its random one. All else is equal.
+# With fewer weights it matters more where they are, so this comparison is at 98 %.
 
 # %%
 pruners = {
@@ -267,11 +267,11 @@ axes.legend()
 plt.show()
 
 # %% [markdown]
-# One seed is an anecdote. [Baselines](../baselines.md) has tables over several seeds.
+# One seed proves little. [Baselines](../baselines.md) has tables over several seeds.
 #
 # ## Where to go from here
 #
-# - [Plot the masks of a run](../how_to/plot_a_run.md): the schedule and single layers, too, and files of plots.
+# - [Plot the masks of a run](../how_to/plot_a_run.md): also the schedule and single layers, and plots as files.
 # - [Which algorithm when](../explanation/which_algorithm.md): what each algorithm is for.
 # - [Prune a Flax NNX model](../how_to/flax_nnx.md): the other style of NNX, with `nnx.split` and `jax.jit`.
 # - [Save with Orbax](../how_to/save_with_orbax.md): checkpoints hold the masks, too.

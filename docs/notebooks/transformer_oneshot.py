@@ -14,17 +14,17 @@
 # %% [markdown]
 # # Prune a trained transformer once
 #
-# Somebody has trained a transformer, and you want half of its weights gone, without training it again. In the pattern
-# 2:4 two of each four weights that a unit sums over are zero. That is what the sparse units of GPUs compute with.
+# You have a trained transformer and want to remove half of its weights, without training it again. In the pattern 2:4,
+# two of each four weights that a unit sums over are zero. The sparse units of GPUs need this pattern.
 #
-# You will train a small transformer on text, prune it with one call by three algorithms, compare what they cost, and
-# write the result as a file that code for PyTorch reads.
+# You will train a small transformer on text, prune it with one call by each of three algorithms, compare the losses,
+# and write the result as a file that code for PyTorch can read.
 #
-# Each claim is followed by an `assert`: where the notebook has run to its end, its text is true. It takes about half a
-# minute on a CPU, most of it for training the model that is then pruned.
+# An `assert` follows each claim. If the notebook runs to its end, its text is true. It takes about half a minute on a
+# CPU, most of it for training the model.
 #
-# The first cell installs what is missing: jaxpruner from the wheel beside this notebook. Without a wheel, pip looks in
-# its package index, and fails if jaxpruner is not there.
+# The first cell installs what is missing, with jaxpruner from the wheel beside this notebook. Without a wheel, pip
+# looks in its package index, and fails if jaxpruner is not there.
 
 # %%
 import importlib.util
@@ -56,8 +56,8 @@ import jaxpruner
 # %% [markdown]
 # ## A text
 #
-# Python brings its own language reference along, half a million characters of English. A token is a byte. The last
-# tenth is kept for testing.
+# Python comes with its own language reference, half a million characters of English. A token is a byte. The last tenth
+# is kept for testing.
 
 # %%
 text = '\n'.join(topics.topics[name] for name in sorted(topics.topics))
@@ -77,7 +77,8 @@ print(f'{len(tokens):,} characters, for example:\n{topics.topics["lambda"][:240]
 # %% [markdown]
 # ## A transformer
 #
-# Two blocks of attention and a network of one hidden layer, 64 wide. Nothing here knows of pruning.
+# The model has two blocks, 64 wide. Each is attention and a network of one hidden layer. This code knows nothing of
+# pruning.
 
 # %%
 WIDTH, HEADS = 64, 4
@@ -124,7 +125,8 @@ def loss_fn(params, sequences):
 
 
 # %% [markdown]
-# In your own work you load a checkpoint here. This one is trained in seconds, so it knows spelling, and not much more.
+# In your own work you load a checkpoint here. This model is trained in seconds, so it learns spelling and not much
+# more.
 
 # %%
 STEPS = 200
@@ -159,9 +161,9 @@ plt.show()
 # %% [markdown]
 # ## One call
 #
-# `jaxpruner.prune` gets the weights, the name of an algorithm, the model as a function, and a few batches of inputs.
-# It needs no labels and no gradients. The model is traced, so that jaxpruner knows what it does with each array.
-# Embeddings, positions, biases and norms stay dense by themselves. Groups of four lie along the inputs of each layer.
+# `jaxpruner.prune` gets the weights, the name of an algorithm, the model as a function, and a few batches of inputs. It
+# needs no labels and no gradients. It traces the model to learn what the model does with each array. So groups of four
+# lie along the inputs of each layer, and embeddings, positions, biases and norms stay dense without being named.
 #
 # The rules of `sparsity_type` are read in order. Here the blocks are pruned, and the head stays dense.
 
@@ -182,7 +184,7 @@ print(f'dense {losses_on_test["dense"]:.3f}, 2:4 {losses_on_test["wanda"]:.3f}')
 print(jaxpruner.tabulate(pruned, masks))
 
 # %% [markdown]
-# Here is a corner of one mask, with the inputs of the layer from left to right. Of each four, two are kept (dark).
+# Here is a corner of one mask, with the inputs of the layer from left to right. Two of each four are kept (dark).
 
 # %% mystnb={"image": {"alt": "Part of a mask: 8 rows of 32 weights; in each group of four weights two are dark"}}
 inputs_last = masks['block_0']['up']['kernel'].T
@@ -196,8 +198,9 @@ assert (inputs_last.reshape(-1, 4).sum(axis=1) == 2).all()
 # %% [markdown]
 # ## Which algorithm
 #
-# Another algorithm is another name. `magnitude` removes the smallest weights. `wanda` multiplies each weight with the
-# norm of its input first. `sparsegpt` also changes the weights that stay, so that they make up for those that go.
+# To use another algorithm, change the name. `magnitude` removes the smallest weights. `wanda` first multiplies each
+# weight by the norm of its input. `sparsegpt` also changes the weights that stay, so that they make up for those that
+# go.
 
 # %%
 models = {'wanda': (pruned, masks)}
@@ -218,14 +221,14 @@ plt.show()
 assert ranked[:2] == ['dense', 'sparsegpt']
 
 # %% [markdown]
-# On larger models the differences are larger: [One-shot pruning, measured](../oneshot.md) has a transformer of 1.28
-# million parameters, several sparsities and three seeds.
+# On larger models the differences are larger: [One-shot pruning, measured](../oneshot.md) reports a transformer of 1.28
+# million parameters, at several sparsities and with three seeds.
 #
 # ## Export
 #
-# `save_safetensors` writes the weights as a file. PyTorch calls a kernel `weight` and stores it as [outputs, inputs].
-# So kernels are renamed and transposed first. Zeros are stored like other numbers: the file is as large as before. What
-# makes use of the pattern is the program that reads it.
+# `save_safetensors` writes the weights to a file. PyTorch calls a kernel `weight` and stores it as [outputs, inputs].
+# So kernels are renamed and transposed first. Zeros are stored like other numbers, so the file is as large as before.
+# Only a program that reads the file can make use of the pattern.
 #
 # The parameters of a linen model are dictionaries. Those of an NNX model become dictionaries by `nnx.to_pure_dict`.
 
@@ -253,7 +256,7 @@ jaxpruner.save_safetensors(torch_layout(best), path, metadata={'format': 'pt'})
 print(f'{path.name}: {path.stat().st_size:,} bytes')
 
 # %% [markdown]
-# Read it back, as another program would, and look for the pattern: in each group of four inputs two weights are zero.
+# Read the file as another program would, and look for the pattern: in each group of four inputs, two weights are zero.
 
 # %%
 saved = safetensors.numpy.load_file(path)
