@@ -198,7 +198,7 @@ assert curves['magnitude'][at_80] > curves['random'][at_80] + 0.1
 # %% [markdown]
 # ## Patterns: N:M, blocks, channels
 #
-# Single zeros save memory. To save time, zeros have to lie in patterns that hardware skips: N of each M weights along
+# Single zeros save no time. For that, zeros have to lie in patterns that hardware skips: N of each M weights along
 # the axis that a matrix product sums over (axis 0 of a Flax kernel), whole blocks, or whole units. Each pattern here
 # removes half of the weights.
 
