@@ -72,7 +72,7 @@ def test_as_many_weights_are_kept_as_the_plan_says(height, width, sparsity_type,
 
 
 @hypothesis.given(st.lists(st.integers(1, 40), min_size=1, max_size=4), st.floats(0, 1, width=32))
-@hypothesis.settings(deadline=None, max_examples=30)
+@hypothesis.settings(deadline=None, max_examples=10)
 def test_of_leaves_that_are_ranked_together_the_total_is_told(sizes, sparsity):
     params = {
         f'w{i}': jnp.arange(1.0, 2 * size + 1).reshape(2, size) for i, size in enumerate(sizes)

@@ -22,6 +22,8 @@ from helpers import compiling, seed_documents
 from jaxpruner import activations
 from mnist_strategies_data import Dataset
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = pathlib.Path(mnist_strategies.__file__)
 PARTIAL_GROUPS = pytest.mark.filterwarnings('ignore:.*Dense_1-kernel.*does not divide:UserWarning')
 SHORT = ['--epochs', '3', '--batch-size', '600']  # two steps an epoch
