@@ -116,15 +116,6 @@ def keep_whole(joined: jax.Array) -> jax.Array:
     return jax.lax.optimization_barrier(joined)
 
 
-def keep_together(results: Any) -> Any:
-    """The results of a loop: where one of them is read, the compiler drops none of the others.
-
-    Without this, XLA takes what nobody reads out of a loop. Two loops that compute the same are then no longer equal,
-    and it does not make one loop of them. Seen with jaxlib 0.10.2 on CPU.
-    """
-    return jax.lax.optimization_barrier(results)
-
-
 def jit_when_eager(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     """The function, compiled as a whole where it is called by itself, and unchanged where it is part of a program.
 

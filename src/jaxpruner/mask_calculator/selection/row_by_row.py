@@ -146,10 +146,7 @@ def _select_in_buffer(
         )
 
     tables = buffer.no_masks(), jnp.zeros(buffer.number_of_rows, order.dtype)
-    # A step of a straight-through method selects twice, once for thresholds alone. XLA makes one loop of the two,
-    # unless it has dropped the masks from one of them.
-    tables = lax.fori_loop(0, buffer.number_of_rows, take_turn, tables)
-    masks, thresholds = control.keep_together(tables)
+    masks, thresholds = lax.fori_loop(0, buffer.number_of_rows, take_turn, tables)
     selected = []
     for mask, rows in zip(buffer.masks_of_arrays(masks), rows_of(arrays), strict=True):
         selected.append((mask, rows.of(thresholds)))
