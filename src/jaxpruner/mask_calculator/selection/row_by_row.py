@@ -70,14 +70,14 @@ def select(
     Returns:
       For each array its mask, and the threshold of each row.
     """
-    wanted = Wanted(target, earlier)
+    targets = Targets(target, earlier)
     if lengths is None:
-        return _select_where_they_are(arrays, wanted)
-    return _select_in_buffer(arrays, wanted, lengths)
+        return _select_where_they_are(arrays, targets)
+    return _select_in_buffer(arrays, targets, lengths)
 
 
 @dataclasses.dataclass(frozen=True)
-class Wanted:
+class Targets:
     """What is asked of all rows: how many scores to keep, and where to look for the threshold first."""
 
     target: jax.Array
@@ -97,16 +97,16 @@ class Wanted:
 
 
 def _select_where_they_are(
-    arrays: Sequence[jax.Array | Scores], wanted: Wanted
+    arrays: Sequence[jax.Array | Scores], targets: Targets
 ) -> list[tuple[jax.Array, jax.Array]]:
     """Selects in few arrays, or long ones: turns find thresholds, and each array has a program for its mask."""
     order = Order.of(arrays[0].dtype)
     sizes = sizes_of_rows(arrays)
-    counter = wanted.target.dtype
+    counter = targets.target.dtype
 
     def take_turn(row: jax.Array | int, table: jax.Array) -> jax.Array:
         turn = Turn.of(arrays, row, counter)
-        cut, end = wanted.settle(turn, row, order)
+        cut, end = targets.settle(turn, row, order)
         results = [cut.positions.astype(table.dtype), end.astype(table.dtype)[None, None]]
         return lax.dynamic_update_slice_in_dim(table, jnp.concatenate(results, 1), row, 0)
 
@@ -122,22 +122,24 @@ def _select_where_they_are(
     ranked = []
     for array, rows in zip(arrays, rows_of(arrays), strict=True):
         ranked.append(RankedArray(array, rows, rows))
-    keeps_everything = wanted.target >= np.array(sizes, counter)
+    keeps_everything = targets.target >= np.array(sizes, counter)
     return search.masks(ranked, thresholds, ends.astype(counter), keeps_everything)
 
 
 def _select_in_buffer(
-    arrays: Sequence[jax.Array | Scores], wanted: Wanted, lengths: Sequence[int]
+    arrays: Sequence[jax.Array | Scores], targets: Targets, lengths: Sequence[int]
 ) -> list[tuple[jax.Array, jax.Array]]:
     """Selects in many short arrays: turns make the masks, too, while the row is in the buffer."""
     order = Order.of(arrays[0].dtype)
-    buffer = Buffer(arrays, lengths, wanted.target.dtype)
+    buffer = Buffer(arrays, lengths, targets.target.dtype)
 
     def take_turn(row: jax.Array, tables: tuple) -> tuple:
         masks, thresholds = tables
         turn = buffer.turn(row)
-        cut, end = wanted.settle(turn, row, order)
-        keeps_everything = lax.dynamic_index_in_dim(wanted.target, row, keepdims=False) >= turn.size
+        cut, end = targets.settle(turn, row, order)
+        keeps_everything = (
+            lax.dynamic_index_in_dim(targets.target, row, keepdims=False) >= turn.size
+        )
         mask = search.mask_of_turn(turn, cut.thresholds[0], end, keeps_everything)
         threshold = cut.thresholds[0, 0]
         return (
