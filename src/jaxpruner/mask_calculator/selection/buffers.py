@@ -52,8 +52,11 @@ class Buffer:
         self._lengths = sorted(set(lengths), reverse=True)
         length_of_array = np.array([self._lengths.index(length) for length in lengths], np.int32)
         self._length_of_row = np.repeat(length_of_array, numbers)
-        self._begins = (np.cumsum(sizes) - sizes).astype(np.int32)
-        self._size = int(sum(sizes))
+        self._bytes = arrays[0].dtype.itemsize
+        # The table begins with the bytes of each row's threshold.
+        head = self._bytes * len(sizes)
+        self._begins = (head + np.cumsum(sizes) - sizes).astype(np.int32)
+        self._size = int(head + sum(sizes))
 
     def turn(self, row: jax.Array) -> Turn:
         """Copies the row with this number among the rows of all arrays."""
@@ -69,6 +72,20 @@ class Buffer:
     def with_mask(self, masks: jax.Array, row: jax.Array, mask: jax.Array) -> jax.Array:
         """Writes the mask of a row, which is as long as the buffer, to the table; rows come in their order."""
         return lax.dynamic_update_slice_in_dim(masks, mask, look_up(self._begins, row), 0)
+
+    def with_threshold(self, masks: jax.Array, row: jax.Array, threshold: jax.Array) -> jax.Array:
+        """Writes the threshold of a row, a scalar, to the table.
+
+        It stands in one array with the masks. A step of a straight-through method selects twice, once for thresholds
+        alone, and XLA makes one loop of the two, unless it has dropped an array from one of them.
+        """
+        written = lax.bitcast_convert_type(threshold, jnp.uint8).reshape(self._bytes)
+        return lax.dynamic_update_slice_in_dim(masks, written, row * self._bytes, 0)
+
+    def thresholds(self, masks: jax.Array) -> jax.Array:
+        """Reads the threshold of each row from the table."""
+        head = masks[: self._bytes * self.number_of_rows].reshape(self.number_of_rows, self._bytes)
+        return lax.bitcast_convert_type(head, self._arrays[0].dtype)
 
     def masks_of_arrays(self, masks: jax.Array) -> list[jax.Array]:
         """Takes the mask of each array from the table."""

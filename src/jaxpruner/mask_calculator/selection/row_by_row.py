@@ -133,22 +133,16 @@ def _select_in_buffer(
     order = Order.of(arrays[0].dtype)
     buffer = Buffer(arrays, lengths, targets.target.dtype)
 
-    def take_turn(row: jax.Array, tables: tuple) -> tuple:
-        masks, thresholds = tables
+    def take_turn(row: jax.Array, table: jax.Array) -> jax.Array:
         turn = buffer.turn(row)
         cut, end = targets.settle(turn, row, order)
-        keeps_everything = (
-            lax.dynamic_index_in_dim(targets.target, row, keepdims=False) >= turn.size
-        )
-        mask = search.mask_of_turn(turn, cut.thresholds[0], end, keeps_everything)
-        threshold = cut.thresholds[0, 0]
-        return (
-            buffer.with_mask(masks, row, mask),
-            lax.dynamic_update_index_in_dim(thresholds, threshold, row, 0),
-        )
+        target = lax.dynamic_index_in_dim(targets.target, row, keepdims=False)
+        mask = search.mask_of_turn(turn, cut.thresholds[0], end, target >= turn.size)
+        table = buffer.with_threshold(table, row, cut.thresholds[0, 0])
+        return buffer.with_mask(table, row, mask)
 
-    tables = buffer.no_masks(), jnp.zeros(buffer.number_of_rows, order.dtype)
-    masks, thresholds = lax.fori_loop(0, buffer.number_of_rows, take_turn, tables)
+    masks = lax.fori_loop(0, buffer.number_of_rows, take_turn, buffer.no_masks())
+    thresholds = buffer.thresholds(masks)
     selected = []
     for mask, rows in zip(buffer.masks_of_arrays(masks), rows_of(arrays), strict=True):
         selected.append((mask, rows.of(thresholds)))
