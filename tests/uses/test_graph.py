@@ -10,6 +10,7 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxpruner.uses import UnsupportedPrimitive, param_uses
+from uses.manual_meshes import abstract_mesh, partly_manual
 from uses.table import floats, short_uses, tokens
 
 DEAD = {'w': floats(4, 4), 'b': floats(4)}
@@ -515,31 +516,13 @@ def test_trips():
     assert graph['v'][0].trips is None
 
 
-def _abstract_mesh(**sizes):
-    try:
-        return jax.sharding.AbstractMesh(tuple(sizes.values()), tuple(sizes))
-    except TypeError:
-        return jax.sharding.AbstractMesh(tuple(sizes.items()))
-
-
-def _partly_manual(function, mesh, axes, **specs):
-    """`shard_map` over some axes of a mesh; the others are left to the compiler."""
-    if hasattr(jax, 'shard_map'):
-        return jax.shard_map(function, mesh=mesh, axis_names=axes, **specs)
-    from jax.experimental.shard_map import shard_map
-
-    return shard_map(
-        function, mesh, auto=frozenset(mesh.axis_names) - axes, check_rep=False, **specs
-    )
-
-
 @pytest.mark.parametrize('axes', [{'model'}, {'model', 'data'}])
 def test_shard_map(axes):
     spec = jax.sharding.PartitionSpec
     data = 'data' if 'data' in axes else None
     specs = {'in_specs': (spec('model'), spec(data, 'model')), 'out_specs': spec(data)}
-    mesh = _abstract_mesh(data=2, model=4)
-    sharded = _partly_manual(lambda w, x: jax.lax.psum(x @ w, 'model'), mesh, axes, **specs)
+    mesh = abstract_mesh(data=2, model=4)
+    sharded = partly_manual(lambda w, x: jax.lax.psum(x @ w, 'model'), mesh, axes, **specs)
     graph = param_uses(lambda p, x: sharded(p['w'], x), {'w': floats(8, 6)}, floats(4, 8))
     assert short_uses(graph) == {'w': '~dot 0>1'}
     assert graph.flops == 2 * 4 * 8 * 6
@@ -547,9 +530,9 @@ def test_shard_map(axes):
 
 def test_parameters_that_a_shard_map_puts_beside_each_other_are_opaque():
     spec = jax.sharding.PartitionSpec
-    mesh = _abstract_mesh(model=2)
+    mesh = abstract_mesh(model=2)
     specs = {'in_specs': (spec('model'), spec('model')), 'out_specs': spec('model')}
-    joined = _partly_manual(lambda a, b: jnp.concatenate([a, b]), mesh, {'model'}, **specs)
+    joined = partly_manual(lambda a, b: jnp.concatenate([a, b]), mesh, {'model'}, **specs)
     params = {'a': floats(4, 6), 'b': floats(4, 6)}
     graph = param_uses(lambda p, x: x @ joined(p['a'], p['b']), params, floats(2, 8))
     assert list(graph.opaque) == [('a',), ('b',)]

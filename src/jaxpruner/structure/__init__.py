@@ -23,6 +23,7 @@ Read the files in this order:
     lists                  which groups may keep other channels in each trip of a scan, each expert, each head
     members, groups, graph atoms become groups with names; what users see
     keeping → cut          what is kept is checked; what stays along each axis
+    costs                  parameters, bytes and operations as a function of how many channels stay
     trees                  parameters, masks and states of optimizers are cut along
     resizing → replay      how primitives run on smaller operands, the third part of each row of the table; the program
                            at smaller shapes, with `derivatives` for rules of derivatives
@@ -30,6 +31,7 @@ Read the files in this order:
     plans                  what is kept, as a file
 """
 
+from jaxpruner.structure.costs import Cost as Cost
 from jaxpruner.structure.graph import ChannelGraph as ChannelGraph
 from jaxpruner.structure.members import Group as Group
 from jaxpruner.structure.members import Member as Member

@@ -8,7 +8,7 @@ import jax
 
 from jaxpruner.core import text_tables
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.structure import trees
+from jaxpruner.structure import costs, trees
 from jaxpruner.structure.axes import Axis, Pin, atoms
 from jaxpruner.structure.keeping import Keep, check_keep
 from jaxpruner.structure.members import Group, PinnedAxis
@@ -168,6 +168,28 @@ class ChannelGraph:
             graph = self.model.analyse(params, *inputs)
             small_apply = graph.small_apply(keep, allow_inexact)
             return verify(self.model.apply_fn, small_apply, (params, zeroed, small), inputs)
+
+    def cost(self, keep: Keep | None = None) -> costs.Cost:
+        """Counts the parameters, the bytes and the floating point operations of the model, whole or after a cut.
+
+        Nothing is traced or compiled: the numbers are read off the trace, for inputs of its shapes.
+
+        Args:
+          keep: as in `shrink`; inexact groups, too. Without it the whole model is counted.
+
+        Raises:
+          TypeError, KeyError, IndexError, ValueError: as in `shrink`.
+
+        >>> import jax.numpy as jnp
+        >>> from jaxpruner.structure import channel_groups
+        >>> params = {'up': jnp.arange(8.0).reshape(2, 4), 'down': jnp.ones((4, 1))}
+        >>> graph = channel_groups(lambda p, x: (x @ p['up']) @ p['down'], params, jnp.ones((5, 2)))
+        >>> graph.cost()
+        Cost(parameters=12, flops=120, bytes=48)
+        >>> graph.cost({'up[1]': [0, 3]}).flops
+        60
+        """
+        return costs.cost_of_keep(self, keep or {})
 
     def explain(self, leaf: tree_lib.Path | str, axis: int) -> str:
         """Says what is known of an axis of a leaf: its groups, or why it stays and what it is tied to.

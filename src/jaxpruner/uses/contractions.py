@@ -80,23 +80,26 @@ def flops(equation: Any) -> int:
     A convolution counts each output with each element of the window, padding included; where the image is dilated, as
     in a transposed convolution, each input with each element of the window. Of groups of rows each row counts once.
     """
-    left, right = (variable.aval.shape for variable in equation.invars[:2])
+    variables = (*equation.invars[:2], equation.outvars[0])
+    shapes = [variable.aval.shape for variable in variables]
+    return 2 * math.prod(shapes[number][axis] for number, axis in factors(equation))
+
+
+def factors(equation: Any) -> list[tuple[int, int]]:
+    """The axes whose sizes, multiplied, are the number of products that a contraction sums; see `flops`.
+
+    Each is the number of a value, 0 and 1 for the operands and 2 for the result, and the number of its axis.
+    """
     if OPERATIONS[equation.primitive.name] == 'dot':
-        free = roles(equation, 1).free
-        return 2 * math.prod(left) * _size_along(right, free)
+        rank = len(equation.invars[0].aval.shape)
+        return [(0, axis) for axis in range(rank)] + [(1, axis) for axis in roles(equation, 1).free]
     params = equation.params
     numbers = params['dimension_numbers']
-    result = equation.outvars[0].aval.shape
-    positions = [result[axis] for axis in numbers.out_spec]
+    found = [(2, axis) for axis in numbers.out_spec]
     for k, dilation in enumerate(params['lhs_dilation']):
         if dilation > 1 and params['window_strides'][k] == 1:
-            positions[2 + k] = left[numbers.lhs_spec[2 + k]]
-    window = _size_along(right, numbers.rhs_spec[1:])
-    return 2 * math.prod(positions) * window
-
-
-def _size_along(shape: Axes, axes: Axes) -> int:
-    return math.prod(shape[axis] for axis in axes)
+            found[2 + k] = 0, numbers.lhs_spec[2 + k]
+    return found + [(1, axis) for axis in numbers.rhs_spec[1:]]
 
 
 def input_axes(equation: Any, operand: int) -> Axes:

@@ -16,13 +16,13 @@ def walk_shard_map(walker: Walker, shard_map: ShardMap, values: Values, scope: S
     """Each device has a part of each axis; how large it is says which."""
     jaxpr = shard_map.program.jaxpr
     inside = _rescaled(walker, shard_map, values, jaxpr.invars, scope)
-    devices = scope.devices * _devices(shard_map.equation.params)
+    devices = scope.devices * device_count(shard_map.equation.params)
     inner = scope.inside(shard_map.equation, 0)._replace(devices=devices)
     results = walker.visit_program(shard_map.program, inside, inner)
     return _rescaled(walker, shard_map, results, shard_map.equation.outvars, scope)
 
 
-def _devices(params: Mapping[str, Any]) -> int:
+def device_count(params: Mapping[str, Any]) -> int:
     """How many parts a shard_map has: axes of the mesh that are left to the compiler divide nothing."""
     sizes = dict(params['mesh'].shape)
     manual = params.get('newly_manual_axes', params.get('manual_axes'))

@@ -1,0 +1,187 @@
+"""Costs that are read off a trace, against the true shapes, the smaller program, XLA's count, and counts by hand."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from jaxpruner.structure import channel_groups
+from jaxpruner.structure.costs import cost_function
+from structure import further_models
+from uses import test_models
+from uses.layers import conv
+from uses.manual_meshes import abstract_mesh, partly_manual
+from uses.table import floats
+
+MODELS = {name: model.make for name, model in test_models.MODELS.items()}
+for name, entry in further_models.MODELS.items():
+    MODELS[name] = functools.partial(tuple, entry)
+
+
+@pytest.mark.parametrize('name', MODELS)
+def test_the_cost_is_that_of_the_smaller_program(name):
+    """The smaller program is analysed anew: its costs are read off its own shapes."""
+    apply_fn, params, inputs = MODELS[name]()
+    graph = channel_groups(apply_fn, params, *inputs)
+    if not graph.groups:
+        pytest.skip('no group')
+    rng = np.random.default_rng(0)
+    keep = {}
+    for group in graph.groups.values():
+        keep[group.name] = np.arange(rng.integers(1, group.size))
+    cost = graph.cost(keep)
+    cut = functools.partial(graph.shrink, keep=keep, allow_inexact=True)
+    small = jax.eval_shape(cut, params)
+    assert cost.parameters == sum(leaf.size for leaf in jax.tree.leaves(small))
+    assert cost.bytes == sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(small))
+    small_apply = graph.small_apply(keep, allow_inexact=True)
+    assert cost == channel_groups(small_apply, small, *inputs).cost()
+    assert cost.parameters < graph.cost().parameters
+
+
+def plain(p, x):
+    return x @ p['a'] @ p['b'] @ p['c']
+
+
+def test_xla_counts_as_many_operations():
+    params = {'a': floats(4, 24), 'b': floats(24, 16), 'c': floats(16, 3)}
+    graph = channel_groups(plain, params, floats(7, 4))
+    keep = {'a[1]': [0, 5, 23], 'b[1]': np.arange(0, 16, 2)}
+    cut = functools.partial(graph.shrink, keep=keep)
+    small = jax.eval_shape(cut, params)
+    lowered = jax.jit(graph.small_apply(keep)).lower(small, floats(7, 4))
+    assert graph.cost(keep).flops == lowered.cost_analysis()['flops'] == 2 * 7 * (12 + 24 + 24)
+
+
+def convolved(p, x):
+    x = conv(x, p['in'])
+    x = jax.lax.conv_general_dilated(
+        x, p['depthwise'], (1, 1), 'SAME', dimension_numbers=NUMBERS, feature_group_count=12
+    )
+    return jax.lax.conv_transpose(x, p['out'], (2, 2), 'VALID', dimension_numbers=NUMBERS)
+
+
+NUMBERS = ('NHWC', 'HWIO', 'NHWC')
+
+
+def test_convolutions_counted_by_hand():
+    params = {
+        'in': floats(3, 3, 5, 12),
+        'depthwise': floats(3, 3, 1, 12),
+        'out': floats(2, 2, 12, 4),
+    }
+    cost = cost_function(channel_groups(convolved, params, floats(2, 8, 8, 5)))
+    pixels = 2 * 8 * 8
+    for channels in (12, 7):
+        macs = 9 * 5 * channels + 9 * channels + 4 * channels * 4
+        assert cost({'in[3]': channels}).flops == 2 * pixels * macs
+
+
+def squares(w, x):
+    return x @ w @ w.T
+
+
+CONTROL_FLOW = {  # the multiplications for `u` channels that stay, each of 5 rows and 4 features
+    'called': (lambda p, x: jax.jit(squares)(p['w'], x), lambda u: 2 * u),
+    'scanned': (
+        lambda p, x: jax.lax.fori_loop(0, 7, lambda _, x: squares(p['w'], x), x),
+        lambda u: 14 * u,
+    ),
+    'in a loop of unknown length': (
+        lambda p, x: jax.lax.while_loop(lambda x: x.sum() < 9, lambda x: squares(p['w'], x), x),
+        lambda u: 2 * u,
+    ),
+    # The fixed branch multiplies by 4 x 4 matrices three times.
+    'the dearest branch': (
+        lambda p, x: jax.lax.cond(
+            x.sum() > 0, lambda x: squares(p['w'], x), lambda x: x @ p['v'] @ p['v'] @ p['v'], x
+        ),
+        lambda u: max(2 * u, 12),
+    ),
+    'without part in the results': (
+        lambda p, x: (squares(p['w'], x), squares(p['w'], x) + 1)[0],
+        lambda u: 2 * u,
+    ),
+}
+
+
+@pytest.mark.parametrize(('apply_fn', 'multiplied'), CONTROL_FLOW.values(), ids=CONTROL_FLOW)
+def test_control_flow(apply_fn, multiplied):
+    graph = channel_groups(apply_fn, {'v': floats(4, 4), 'w': floats(4, 8)}, floats(5, 4))
+    cost = cost_function(graph)
+    for count in (8, 7, 3):
+        assert cost({'w[1]': count}).flops == 2 * 5 * 4 * multiplied(count)
+        assert cost({'w[1]': count}).parameters == 16 + 4 * count
+
+
+def test_removed_layers_cost_nothing():
+    def apply(p, x):
+        return jax.lax.scan(lambda x, w: (x + x @ w, None), x, p['w'])[0]
+
+    graph = channel_groups(apply, {'w': floats(6, 4, 4)}, floats(5, 4))
+    assert graph.groups['w[0]'].is_depth
+    assert graph.cost({'w[0]': [0, 3]}) == (2 * 16, 2 * 5 * 2 * 16, 4 * 2 * 16)
+
+
+def test_what_runs_on_each_device_stays_and_counts_for_all():
+    mesh = abstract_mesh(data=2, model=3)
+    specs = {
+        'in_specs': (PartitionSpec('data'), PartitionSpec()),
+        'out_specs': PartitionSpec('data'),
+    }
+
+    def body(x, w):
+        return jax.lax.scan(lambda x, _: (x @ w, None), x, length=3)[0]
+
+    def apply(p, x):
+        mapped = partly_manual(body, mesh, {'data'}, **specs)
+        return mapped(x @ p['up'] @ p['down'], p['fixed'])
+
+    params = {'up': floats(4, 8), 'down': floats(8, 4), 'fixed': floats(4, 4)}
+    graph = channel_groups(apply, params, floats(6, 4))
+    assert graph.cost({'up[1]': [2]}).flops == 2 * 6 * (4 + 4 + 3 * 16)
+
+
+def test_bytes_count_by_dtype():
+    half = jax.ShapeDtypeStruct((4, 8), jnp.bfloat16)
+    params = {'a': half, 'b': floats(8, 2), 'unused': jax.ShapeDtypeStruct((3,), jnp.int8)}
+    graph = channel_groups(lambda p, x: x @ p['a'] @ p['b'], params, floats(5, 4))
+    assert graph.cost({'a[1]': [0, 1, 2]}).bytes == 2 * 12 + 4 * 6 + 3
+
+
+def test_lists_cost_what_one_list_of_their_length_costs():
+    apply_fn, params, inputs = MODELS['linen scanned']()
+    graph = channel_groups(apply_fn, params, *inputs)
+    name = 'params/layers/Dense_1/kernel[2]'
+    lists = np.tile(np.arange(5), (3, 1))
+    assert graph.cost({name: lists}) == graph.cost({name: lists[0]}) < graph.cost()
+
+
+def test_counts_beyond_64_bits_are_exact():
+    width = 2**22
+    params = {'a': floats(width, width), 'b': floats(width, width)}
+    graph = channel_groups(lambda p, x: x @ p['a'] @ p['b'], params, floats(width, width))
+    assert graph.cost().flops == 4 * width**3 > 2**63
+
+
+@pytest.mark.parametrize(
+    ('counts', 'error', 'message'),
+    [
+        ({'a[0]': 3}, KeyError, r"a\[0\].*did you mean 'a\[1\]'"),
+        ({'a[1]': 0}, ValueError, r"counts\['a\[1\]'\] is 0; it can be 1 to 24"),
+        ({'a[1]': 25}, ValueError, 'is 25; it can be 1 to 24'),
+        ({'a[1]': 2.0}, TypeError, 'is 2.0; .* whole number'),
+        ({'a[1]': True}, TypeError, 'is True'),
+        ({'a[1]': [1, 2]}, TypeError, r'is \[1, 2\]'),
+    ],
+)
+def test_counts_that_are_none_are_refused(counts, error, message):
+    params = {'a': floats(4, 24), 'b': floats(24, 16), 'c': floats(16, 3)}
+    cost = cost_function(channel_groups(plain, params, floats(7, 4)))
+    with pytest.raises(error, match=message):
+        cost(counts)
+    assert cost({'a[1]': np.int64(24)}).parameters == math.prod((4, 24)) + 24 * 16 + 16 * 3
