@@ -28,6 +28,7 @@ Read the files in this order:
     resizing → replay      how primitives run on smaller operands, the third part of each row of the table; the program
                            at smaller shapes, with `derivatives` for rules of derivatives
     small_model, verifying the smaller model, for inputs of any shape; compared with the zeroed one
+    zero_channels          which channels are zero already
     plans                  what is kept, as a file
 """
 

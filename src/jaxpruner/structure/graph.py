@@ -5,10 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxpruner.core import text_tables
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.structure import costs, trees
+from jaxpruner.structure import costs, trees, zero_channels
 from jaxpruner.structure.axes import Axis, Pin, atoms
 from jaxpruner.structure.keeping import Keep, check_keep
 from jaxpruner.structure.members import Group, PinnedAxis
@@ -190,6 +191,59 @@ class ChannelGraph:
         60
         """
         return costs.cost_of_keep(self, keep or {})
+
+    def zero_channels(self, tree: tree_lib.PyTree) -> dict[str, np.ndarray]:
+        """The channels that are zero already: removing them changes nothing.
+
+        Some members of a channel are enough if the others then have no part in the results: a column of a kernel with
+        its bias, or the row of the next kernel. The program says which; a channel that adds something all the same is
+        not among them. Groups that are not exact are left out.
+
+        Args:
+          tree: the parameters; or masks in their shapes, `None` where a leaf has none.
+
+        Returns:
+          Name of a group -> indices, ascending, for groups that have some. `nonzero_channels` has the rest.
+
+        Raises:
+          ValueError: the tree has another structure than the parameters, or a leaf another shape.
+
+        >>> import jax.numpy as jnp
+        >>> from jaxpruner.structure import channel_groups
+        >>> params = {'up': jnp.ones((2, 4)), 'down': jnp.ones((4, 1)).at[1:3].set(0)}
+        >>> graph = channel_groups(lambda p, x: jnp.cos(x @ p['up']) @ p['down'], params, jnp.ones((5, 2)))
+        >>> graph.zero_channels(params)
+        {'up[1]': array([1, 2])}
+        """
+        treedef = jax.tree.structure(self.model.params)
+        zeros = zero_channels.leaf_zeros(tree, treedef, self.trace.paths)
+        return zero_channels.find(self.trace, self.groups.values(), zeros)
+
+    def nonzero_channels(self, tree: tree_lib.PyTree) -> dict[str, np.ndarray]:
+        """What `shrink` has to keep so that nothing changes: all channels but those of `zero_channels`.
+
+        Args:
+          tree: as in `zero_channels`.
+
+        Returns:
+          Name of a group -> indices, ascending, for groups that have others, too. A group that is zero throughout keeps
+          its first channel.
+
+        Raises:
+          ValueError: as in `zero_channels`.
+
+        >>> import jax.numpy as jnp
+        >>> from jaxpruner.structure import channel_groups
+        >>> params = {'up': jnp.ones((2, 4)), 'down': jnp.ones((4, 1)).at[1:3].set(0)}
+        >>> graph = channel_groups(lambda p, x: jnp.cos(x @ p['up']) @ p['down'], params, jnp.ones((5, 2)))
+        >>> graph.nonzero_channels(params)
+        {'up[1]': array([0, 3])}
+        """
+        keep = {}
+        for name, zero in self.zero_channels(tree).items():
+            others = np.setdiff1d(np.arange(self.groups[name].size), zero)
+            keep[name] = others if len(others) else zero[:1]
+        return keep
 
     def explain(self, leaf: tree_lib.Path | str, axis: int) -> str:
         """Says what is known of an axis of a leaf: its groups, or why it stays and what it is tied to.

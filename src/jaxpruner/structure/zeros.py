@@ -48,10 +48,10 @@ class ZeroFlow(Evaluator[Fill, Place]):
                 self._in_leaves.update(atoms(axis))
         self._candidates: dict[int, tuple[Axis, ...]] = {}
 
-    def run(self) -> None:
-        """Goes through the whole program."""
+    def run(self, leaves: Sequence[Fill] | None = None) -> None:
+        """Goes through the whole program; leaves are zero along all of their groups unless something else is given."""
         jaxpr = self.trace.program.jaxpr
-        inputs = list(map(self.zeroed, self.trace.leaves))
+        inputs = list(map(self.zeroed, self.trace.leaves) if leaves is None else leaves)
         for variable in jaxpr.invars[len(inputs) :]:
             inputs.append(_unknown(variable))
         place = Place(needed=(True,) * len(jaxpr.outvars))
