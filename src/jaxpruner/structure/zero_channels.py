@@ -142,10 +142,11 @@ def _zero_places(group: Group, zeros: Mapping[tree_lib.Path, AxisZeros]) -> list
     for member in group.members:
         if member.path in zeros:
             along_axis = zeros[member.path][member.axis]
-            is_zero = np.all(along_axis[member.positions()], axis=1)
+            is_zero: np.ndarray = np.all(along_axis[member.positions()], axis=1)
             place = member.path, member.axis
-            before = by_place.get(place, is_zero)
-            by_place[place] = np.logical_and(before, is_zero)
+            if place in by_place:
+                is_zero = np.logical_and(by_place[place], is_zero)
+            by_place[place] = is_zero
     places = []
     for channel in range(group.size):
         places.append(frozenset([place for place, flags in by_place.items() if flags[channel]]))
