@@ -24,6 +24,7 @@ Read the files in this order:
     members, groups, graph atoms become groups with names; what users see
     keeping → cut          what is kept is checked; what stays along each axis
     costs                  parameters, bytes and operations as a function of how many channels stay
+    latency                seconds as such a function, by timing candidates on the device at hand
     trees                  parameters, masks and states of optimizers are cut along
     resizing → replay      how primitives run on smaller operands, the third part of each row of the table; the program
                            at smaller shapes, with `derivatives` for rules of derivatives

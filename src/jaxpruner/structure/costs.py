@@ -84,8 +84,8 @@ def cost_function(graph: Any) -> CostFunction:
 
     def cost(counts: Mapping[str, int]) -> Cost:
         sizes: dict[Axis, int] = {}
+        check_counts(graph.groups, counts)
         for name, count in counts.items():
-            _check_count(graph.groups, name, count)
             sizes[atoms_of_groups[name]] = operator.index(count)
         return Cost(_sum(parameters, sizes), _evaluate(flops, sizes), _sum(in_bytes, sizes))
 
@@ -103,15 +103,17 @@ def counts_of(keep: Keep) -> dict[str, int]:
     return {name: np.shape(indices)[-1] for name, indices in keep.items()}
 
 
-def _check_count(groups: Mapping[str, Any], name: str, count: Any) -> None:
-    if name not in groups:
-        raise KeyError(f'there is no group {name!r}; {tree_lib.nearest(str(name), groups)}')
-    if isinstance(count, bool) or not hasattr(count, '__index__'):
-        raise TypeError(
-            f'counts[{name!r}] is {count!r}; give how many channels stay, a whole number'
-        )
-    if not 1 <= count <= groups[name].size:
-        raise ValueError(f'counts[{name!r}] is {count}; it can be 1 to {groups[name].size}')
+def check_counts(groups: Mapping[str, Any], counts: Mapping[str, int]) -> None:
+    """Raises KeyError for a group that there is not, TypeError and ValueError for a count that is none."""
+    for name, count in counts.items():
+        if name not in groups:
+            raise KeyError(f'there is no group {name!r}; {tree_lib.nearest(str(name), groups)}')
+        if isinstance(count, bool) or not hasattr(count, '__index__'):
+            raise TypeError(
+                f'counts[{name!r}] is {count!r}; give how many channels stay, a whole number'
+            )
+        if not 1 <= count <= groups[name].size:
+            raise ValueError(f'counts[{name!r}] is {count}; it can be 1 to {groups[name].size}')
 
 
 class _Scope(NamedTuple):
