@@ -23,7 +23,8 @@ A trained model goes through these files, in this order:
 
 The files of `Wanda`, `RIA` and `SparseGPT` hold these hooks; `output_portions` lets matrices share Wanda's program. The
 mathematics on matrices stands apart and knows of no model: `matrix_scores` (scores), `matrix_masks` (masks of scores),
-`sparsegpt_matrices` (SparseGPT block by block), `elimination` (SparseGPT within a block) and `cholesky` (its factors).
+`sparsegpt_matrices` (SparseGPT block by block), `elimination` (SparseGPT within a block), `cholesky` (its factors) and
+`least_squares` (for whole inputs that are gone).
 
 An untrained model needs no statistics: `one_call`, then `pruning_at_initialization`, then `snip`, `grasp` or `synflow`.
 Any other algorithm that is given a model goes from `one_call` to `along_inputs`. All three look at `batches` first.

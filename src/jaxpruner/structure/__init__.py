@@ -30,6 +30,7 @@ Read the files in this order:
                            at smaller shapes, with `derivatives` for rules of derivatives
     small_model, verifying the smaller model, for inputs of any shape; compared with the zeroed one
     zero_channels          which channels are zero already
+    refitting              kernels are fitted to calibration inputs, so that they make up for removed channels
     plans                  what is kept, as a file
 """
 

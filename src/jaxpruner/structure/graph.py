@@ -1,7 +1,7 @@
 """What is known of a model's channels: `ChannelGraph` has the groups that can be removed, and says why others stay."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxpruner.core import text_tables
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.structure import costs, trees, zero_channels
+from jaxpruner.structure import costs, refitting, trees, zero_channels
 from jaxpruner.structure.axes import Axis, Pin, atoms
 from jaxpruner.structure.keeping import Keep, check_keep
 from jaxpruner.structure.members import Group, PinnedAxis
@@ -191,6 +191,67 @@ class ChannelGraph:
         60
         """
         return costs.cost_of_keep(self, keep or {})
+
+    def refit(
+        self,
+        params: tree_lib.PyTree,
+        keep: Keep,
+        batches: Iterable[Any],
+        *,
+        damping: float = refitting.DAMPING,
+        sequential: bool = False,
+        allow_inexact: bool = False,
+        progress: bool = True,
+    ) -> tree_lib.PyTree:
+        r"""Shrinks parameters after it has fitted them to calibration inputs by least squares.
+
+        Each kernel $W$ that sums over removed channels gets new rows $W'$ for those that stay, so that its output on
+        the inputs $X$ that it meets in the whole model changes least: with $H = X^\top X$ summed over all batches,
+        $W' = W_k + (H_{kk} + \lambda I)^{-1} H_{kr} W_r$ for the channels $k$ that are kept and the removed ones $r$.
+        Nothing is trained, and no labels are needed.
+
+        Products and convolutions are fitted that read a kernel as it is, those in scans, too. One warning names the
+        leaves that are left out, such as a tied embedding, of which data look up rows. Zeros among the rows that stay
+        do not stay zero.
+
+        Args:
+          params: of the whole model, arrays.
+          keep: as in `shrink`.
+          batches: any iterable of batches: a tuple holds the inputs, anything else is the only input.
+          damping: $\lambda$ as a share of the mean of the diagonal of $H_{kk}$: more holds the rows nearer to what they
+            were. Ten times as much is taken where it is not enough, with a warning.
+          sequential: fit a kernel to what it meets once those before it are fitted; the batches are held meanwhile. By
+            default all are fitted to the whole model, in one pass.
+          allow_inexact: as in `shrink`.
+          progress: show a progress bar, if stderr is a terminal and rich is installed.
+
+        Returns:
+          The parameters of the smaller model, for `small_apply`.
+
+        Raises:
+          TypeError, KeyError, IndexError, ValueError: as in `shrink`; or a batch does not fit the model, or values are
+            not finite.
+
+        >>> import jax.numpy as jnp
+        >>> from jaxpruner.structure import channel_groups
+        >>> params = {'up': jnp.array([[1.0, 2.0]]), 'down': jnp.ones((2, 1))}
+        >>> x = jnp.array([[1.0], [2.0]])
+        >>> graph = channel_groups(lambda p, x: (x @ p['up']) @ p['down'], params, x)
+        >>> small = graph.refit(params, {'up[1]': [0]}, [x], damping=0.0)
+        >>> small['down'].tolist()  # the channel that goes is twice the one that stays
+        [[3.0]]
+        """
+        ones = jax.tree.map(lambda leaf: np.ones(leaf.shape, np.float32), self.model.params)
+        fitted = refitting.refit(
+            self.model.apply_fn,
+            params,
+            self.zeroed(ones, keep, allow_inexact),
+            batches,
+            damping=damping,
+            sequential=sequential,
+            progress=progress,
+        )
+        return self.shrink(fitted, keep, allow_inexact)
 
     def zero_channels(self, tree: tree_lib.PyTree) -> dict[str, np.ndarray]:
         """The channels that are zero already: removing them changes nothing.

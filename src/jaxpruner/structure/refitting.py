@@ -1,0 +1,139 @@
+"""Fits consumers of removed channels to calibration inputs: the rows that stay make up for those that go.
+
+A channel has a row in each kernel that sums over it. Without it the kernel's output changes by what the row added. The
+other rows of the kernel can add most of that, where channels are alike. `oneshot` finds the kernels, takes the Gram
+matrix of what they meet, and solves for the rows.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from jaxpruner.core import caller_warnings
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.oneshot import CalibratedPruning
+from jaxpruner.oneshot.batches import as_inputs, check_inputs, check_samples, first_batch
+from jaxpruner.oneshot.followed_leaves import FollowedLeaves, follow_leaves
+from jaxpruner.oneshot.input_statistics import first_names
+from jaxpruner.oneshot.least_squares import fit_kept_inputs
+from jaxpruner.oneshot.weight_matrices import WeightMatrices
+from jaxpruner.uses import param_uses
+
+DAMPING = 1e-3
+
+
+@dataclasses.dataclass
+class _LeastSquares(CalibratedPruning):
+    """Fits the inputs that masks keep, whole rows of matrices."""
+
+    kind: ClassVar[str] = 'gram'
+
+    damping: float = DAMPING
+
+    def __post_init__(self):
+        super().__post_init__()
+        self._most_damping = 0.0
+
+    def reconstruct_matrices(self, weights, statistics, mask):
+        fitted = fit_kept_inputs(weights, statistics.gram, mask.any(-1), self.damping)
+        self._most_damping = float(jnp.max(fitted.damping, initial=0))
+        return fitted.weights, mask
+
+    def doubt(self, prepared, where):
+        """The leaf, where the Gram matrix that was just decomposed needed more damping."""
+        is_more = self._most_damping > max(self.damping, 1e-5) * 1.001
+        return f'{where} ({self._most_damping:.2g} was used)' if is_more else None
+
+    def warn_of_doubts(self, doubts):
+        if doubts:
+            caller_warnings.warn(
+                f'Gram matrices could not be decomposed with damping {self.damping}: {first_names(doubts)}; give more '
+                'samples, or set damping'
+            )
+
+
+def refit(
+    apply_fn: Callable[..., Any],
+    params: tree_lib.PyTree,
+    zeroed_ones: tree_lib.PyTree,
+    batches: Iterable[Any],
+    *,
+    damping: float,
+    sequential: bool,
+    progress: bool,
+) -> tree_lib.PyTree:
+    """The parameters of the whole model with fitted kernels, of which the rows of removed channels are zero.
+
+    Args:
+      apply_fn: of the model.
+      params: of the model.
+      zeroed_ones: 1 where parameters stay, 0 at removed channels.
+      batches: as in `oneshot.calibrate`.
+      damping: see `fit_kept_inputs`.
+      sequential: whether a kernel is fitted to the model in which those before it are fitted.
+      progress: whether a progress bar is shown.
+    """
+    first, batches = first_batch(batches)
+    check_samples(first, 0)
+    check_inputs(apply_fn, first, params=params)
+    paths, ones, treedef = tree_lib.flatten_with_paths(zeroed_ones)
+    is_kept = dict(zip(paths, ones, strict=True))
+    cut = [path for path in paths if not is_kept[path].all()]
+    followed = follow_leaves(param_uses(apply_fn, params, *as_inputs(first)), cut)
+    masks, left_out = _row_masks(followed, is_kept)
+    for path, reason in followed.unclear.items():
+        left_out[path] = reason
+    _warn(left_out, has_masks=bool(masks))
+    if not masks:
+        return params
+    solver = _LeastSquares(damping=damping, sequential=sequential)
+    fitted, _ = solver.instant_sparsify(
+        params,
+        apply_fn=apply_fn,
+        batches=batches,
+        masks=treedef.unflatten([masks.get(path) for path in paths]),
+        progress=progress,
+    )
+    return fitted
+
+
+def _row_masks(
+    followed: FollowedLeaves, is_kept: Mapping[tree_lib.Path, jax.Array]
+) -> tuple[dict[tree_lib.Path, jax.Array], dict[tree_lib.Path, str]]:
+    """Masks of the leaves that sum over removed channels, and those of such leaves that have to stay, with reasons."""
+    masks, left_out = {}, {}
+    for path, parts in followed.matrices.items():
+        mask = _row_mask(parts, is_kept[path])
+        if mask.all():
+            continue
+        if path in followed.looked_up:
+            left_out[path] = 'data look up its rows, too'
+        else:
+            masks[path] = mask
+    return masks, left_out
+
+
+def _row_mask(parts: Sequence[WeightMatrices], is_kept: jax.Array) -> jax.Array:
+    """0 at the rows of removed channels, of matrices that keep some; columns of removed channels stay until the cut."""
+    mask = jnp.ones_like(is_kept)
+    for matrices in parts:
+        rows = (matrices.read(is_kept) > 0).any(-1, keepdims=True)
+        is_removed = ~rows & rows.any(-2, keepdims=True)
+        written = matrices.write(jnp.broadcast_to(is_removed, matrices.shape) * 1.0, is_kept)
+        mask = jnp.where(written > 0, 0, mask)
+    return mask
+
+
+def _warn(left_out: Mapping[tree_lib.Path, str], has_masks: bool) -> None:
+    reasons = [f'{tree_lib.path_string(path)} ({reason})' for path, reason in left_out.items()]
+    if reasons:
+        caller_warnings.warn(
+            f'these leaves are cut, and what they lose is not made up for: {"; ".join(reasons)}'
+        )
+    elif not has_masks:
+        caller_warnings.warn(
+            'nothing is fitted: no kernel that data meet sums over a part of the channels that are removed'
+        )
