@@ -62,7 +62,7 @@ class _Zeroed(permuted.Check):
         self.compared += 1
 
 
-def check(graph, params, inputs, seed=0):
+def check(graph, params, inputs, seed=0, state=()):
     """Raises AssertionError where a number that counts as known is another one; returns how many were looked at.
 
     All exact groups are zeroed together, and each other group by itself: what is not finite would spread.
@@ -70,10 +70,11 @@ def check(graph, params, inputs, seed=0):
     exact = [group for group in graph.groups.values() if group.exact]
     others = [[group] for group in graph.groups.values() if not group.exact]
     rng = np.random.default_rng(seed)
-    return sum(_check(graph, groups, params, inputs, rng) for groups in [exact, *others] if groups)
+    trees = (params, state), inputs
+    return sum(_check(graph, groups, *trees, rng) for groups in [exact, *others] if groups)
 
 
-def _check(graph, groups, params, inputs, rng):
+def _check(graph, groups, cuttable, inputs, rng):
     removed = {}
     for group in groups:
         removed[group.atom] = rng.permutation(group.size)[: max(1, group.size // 2)]
@@ -82,7 +83,8 @@ def _check(graph, groups, params, inputs, rng):
     recorded.run()
     run = _Zeroed(trace, removed, recorded.fills)
     arguments = []
-    for leaf, axes in zip(jax.tree.leaves(params), trace.leaves, strict=True):
+    axes_of_leaves = (*trace.leaves, *trace.states)
+    for leaf, axes in zip(jax.tree.leaves(cuttable), axes_of_leaves, strict=True):
         arguments.append(permuted.Twin(jnp.asarray(leaf), _zeroed(leaf, axes, removed)))
     for leaf in jax.tree.leaves(inputs):
         arguments.append(permuted.Twin(jnp.asarray(leaf), jnp.asarray(leaf)))

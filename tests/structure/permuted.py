@@ -227,7 +227,7 @@ def assert_close(actual, expected, place):
     np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance, err_msg=place)
 
 
-def check(graph, params, inputs, seed=0):
+def check(graph, params, inputs, seed=0, state=()):
     """Raises AssertionError where a value's axes are wrong; returns how many values were compared, and how many moved.
 
     Args:
@@ -235,6 +235,7 @@ def check(graph, params, inputs, seed=0):
       params: its parameters.
       inputs: its inputs.
       seed: of the orders.
+      state: its state.
     """
     rng = np.random.default_rng(seed)
     orders = {}
@@ -247,17 +248,20 @@ def check(graph, params, inputs, seed=0):
         np.put_along_axis(order, cycle, np.roll(cycle, 1, axis=-1), axis=-1)
         orders[group.atom] = Order(group.lists, order)
     trace = graph.trace
-    leaves = jax.tree.leaves(params)
-    arguments = [
-        Twin(jnp.asarray(leaf), jnp.asarray(permute(jnp.asarray(leaf), axes, orders)))
-        for leaf, axes in zip(leaves, trace.leaves, strict=True)
-    ]
+    leaves = jax.tree.leaves((params, state))
+    arguments = []
+    for leaf, axes in zip(leaves, (*trace.leaves, *trace.states), strict=True):
+        permuted = jnp.asarray(permute(jnp.asarray(leaf), axes, orders))
+        arguments.append(Twin(jnp.asarray(leaf), permuted))
     for leaf in jax.tree.leaves(inputs):
         arguments.append(Twin(jnp.asarray(leaf), jnp.asarray(leaf)))
     program = bodies.Program.of(trace.program)
     needed = (True,) * len(trace.program.jaxpr.outvars)
     run = Check(trace, orders)
     results = run.visit_program(program, arguments, Place(needed=needed))
-    for result in results:
-        assert_close(np.asarray(result.permuted), np.asarray(result.value), 'result')
+    for number, result in enumerate(results):
+        expected = np.asarray(result.value)
+        if number in trace.returned:
+            expected = permute(expected, trace.states[trace.returned[number]], orders)
+        assert_close(np.asarray(result.permuted), expected, 'result')
     return run.compared, run.moved

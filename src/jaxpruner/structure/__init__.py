@@ -28,6 +28,7 @@ Read the files in this order:
     trees                  parameters, masks and states of optimizers are cut along
     resizing → replay      how primitives run on smaller operands, the third part of each row of the table; the program
                            at smaller shapes, with `derivatives` for rules of derivatives
+    programs               what a graph is made of: functions, and the state that they take and return
     small_model, verifying the smaller model, for inputs of any shape; compared with the zeroed one
     zero_channels          which channels are zero already
     refitting              kernels are fitted to calibration inputs, so that they make up for removed channels

@@ -93,6 +93,18 @@ def _reduce(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
     return [_without(operands[0], equation.params['axes'])]
 
 
+def _collective(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
+    """`vmap` with a name for its axis, over which the program then sums."""
+    axes = equation.params['axes']
+    is_plain = equation.params['axis_index_groups'] is None
+    if is_plain and all(isinstance(axis, int) for axis in axes):
+        return [_without(operand, axes) for operand in operands]
+    results = [new_axes(shape_of(variable)) for variable in equation.outvars]
+    for each in (*operands, *results):
+        ties.pin_all(each, 'devices, or parts of an axis, exchange values')
+    return results
+
+
 def _arg_reduce(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
     axes = equation.params['axes']
     ties.pin_all([operands[0][i] for i in axes], 'its result is an index along it')
@@ -161,6 +173,7 @@ ROWS: dict[str, Row] = {
     'top_k': Row(_top_k, contracting_fills.top_k),
     **dict.fromkeys(contractions.RAGGED, Row(_ragged_dot, contracting_fills.dot)),
     **dict.fromkeys(REDUCTIONS, Row(_reduce, contracting_fills.reduce)),
+    **dict.fromkeys(contracting_fills.COLLECTIVES, Row(_collective, contracting_fills.collective)),
     **dict.fromkeys(('argmax', 'argmin'), Row(_arg_reduce, contracting_fills.arg_reduce)),
     **dict.fromkeys(ALONG, Row(_along, contracting_fills.along)),
     **dict.fromkeys(WINDOWS, Row(_reduce_window, contracting_fills.window)),

@@ -1,4 +1,4 @@
-"""What operations make of removed channels that sum over axes, and whether such a sum is the same without them."""
+"""What operations that sum over axes make of removed channels, and whether the sum is the same without them."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from jaxpruner.structure.axes import Axis
 from jaxpruner.structure.fills import NAN, Fill, Flow, Number, is_finite, product
 from jaxpruner.uses import contractions
 
-# What an operation adds without changing its result.
+# The number that changes nothing when an operation meets it.
 _NEUTRAL: dict[str, Number] = {
     'reduce_and': True,
     'reduce_or': 0,
@@ -16,6 +16,9 @@ _NEUTRAL: dict[str, Number] = {
     'reduce_sum': 0,
     'reduce_xor': 0,
 }
+
+# Reductions along an axis over which the program was mapped -> the same reductions of arrays.
+COLLECTIVES = {'pmax': 'reduce_max', 'pmin': 'reduce_min', 'psum': 'reduce_sum'}
 
 
 def _zero_or_unknown(value: Number) -> Number:
@@ -82,23 +85,34 @@ def conv(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
 
 def reduce(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
     """What is reduced has to be neutral at removed channels."""
-    (fill,) = fills
-    name = flow.equation.primitive.name
+    return [_reduce(flow, flow.equation.primitive.name, fills[0], 0)]
+
+
+def collective(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
+    """A reduction of each operand along an axis over which the program was mapped."""
+    name = COLLECTIVES[flow.equation.primitive.name]
+    return [_reduce(flow, name, fill, number) for number, fill in enumerate(fills)]
+
+
+def _reduce(flow: Flow, name: str, fill: Fill, number: int) -> Fill:
+    operand = flow.operands[number]
     axes = flow.equation.params['axes']
     neutral = _NEUTRAL.get(name)
     count = 1
-    for i in axes:
-        axis = flow.operands[0][i]
+    kept = []
+    for i, axis in enumerate(operand):
+        if i not in axes:
+            kept.append(i)
+            continue
         count *= axis.size
         for atom in flow.candidates(axis):
             if neutral is None or fill.at(i, atom) != neutral:
                 flow.reject(atom, _reduce_reason(name, fill.at(i, atom)))
-    kept = [i for i in range(len(flow.operands[0])) if i not in axes]
 
     def find(k: int, atom: Axis) -> Number:
         return _reduced(name, fill.at(kept[k], atom), count)
 
-    return [flow.result(_reduced(name, fill.everywhere, count), find)]
+    return flow.result(_reduced(name, fill.everywhere, count), find, number)
 
 
 def _reduce_reason(name: str, value: Number) -> str:

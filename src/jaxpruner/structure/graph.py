@@ -13,6 +13,7 @@ from jaxpruner.structure import costs, refitting, trees, zero_channels
 from jaxpruner.structure.axes import Axis, Pin, atoms
 from jaxpruner.structure.keeping import Keep, check_keep
 from jaxpruner.structure.members import Group, PinnedAxis
+from jaxpruner.structure.programs import ModelProgram
 from jaxpruner.structure.records import Trace
 from jaxpruner.structure.small_model import SmallApply
 from jaxpruner.structure.verifying import Verification, verify
@@ -29,7 +30,8 @@ class ChannelGraph:
       pinned: the axes of leaves that stay as they are.
       unused: paths of leaves that have no part in the results.
       trace: the traced program and the axes of its values.
-      model: the function that was traced, and the shapes with which it was.
+      model: the programs that were traced, and the shapes with which they were.
+      others: traces of the programs that were added with `also`.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxpruner.structure import channel_groups
@@ -51,6 +53,49 @@ class ChannelGraph:
     unused: tuple[tree_lib.Path, ...]
     trace: Trace
     model: Any = None
+    others: tuple[Trace, ...] = ()
+
+    @property
+    def traces(self) -> tuple[Trace, ...]:
+        """The traces of all programs."""
+        return self.trace, *self.others
+
+    def also(
+        self,
+        apply_fn: Callable[..., Any],
+        *inputs: Any,
+        state: tree_lib.PyTree | None = None,
+    ) -> 'ChannelGraph':
+        """The graph of this model with one more program of the same parameters, such as evaluation or decoding.
+
+        A channel can be removed if each program allows it, and its group is exact if it is so in each. Groups are named
+        after the first program. Leaves of states with the same path are the same in all programs.
+
+        Args:
+          apply_fn: `(params, *inputs) -> results`, or `(params, state, *inputs) -> results` if there is a state.
+          *inputs: as in `channel_groups`.
+          state: as in `channel_groups`.
+
+        Raises:
+          ValueError: as in `channel_groups`; the graph has this function already; or a leaf of the state has another
+            number of axes than in another program.
+
+        >>> import jax.numpy as jnp
+        >>> from jaxpruner.structure import channel_groups
+        >>> params = {'up': jnp.ones((2, 4)), 'down': jnp.ones((4, 1))}
+        >>> def apply(p, x):
+        ...     return jnp.tanh(x @ p['up']) @ p['down']
+        >>> def features(p, x):
+        ...     return jnp.tanh(x @ p['up'])
+        >>> graph = channel_groups(apply, params, jnp.ones((5, 2)))
+        >>> print(graph.also(features, jnp.ones((5, 2))).explain('up', 1))
+        up[1], 4 channels, stays: axis 1 of result 0 of features
+          tied to down[0]
+        """
+        program = ModelProgram.of(apply_fn, state, inputs)
+        if any(each.apply_fn == apply_fn for each in self.model.programs):
+            raise ValueError(f'the graph has the program {program.name} already')
+        return self.model.analyse(self.model.params, [*self.model.programs, program])
 
     def shrink(
         self,
@@ -63,15 +108,16 @@ class ChannelGraph:
         """Cuts a tree along: what belongs to removed channels is left out.
 
         Args:
-          tree: the parameters; or masks, packed or not, averages, gradients of their structure; or a state of an
-            optimizer, a wrapped one, too. Packed masks are packed anew.
+          tree: the parameters; the state of the model; masks, packed or not, averages, gradients of their structure; or
+            a state of an optimizer, a wrapped one, too. Packed masks are packed anew. A cache may be of another batch.
           keep: name of a group -> the indices of its channels that stay, ascending; where `Group.lists` has atoms, also
             an array of such lists, all of one length, for each layer of a scan, expert or head. A group that is not
             named stays.
           allow_inexact: whether groups may be cut although that is not the same as zeroing them.
           verify: compare the smaller model with the zeroed one, as `verify` does, where the tree can be its parameters
             (arrays of their structure and dtypes) and the graph was made with arrays for inputs, which it holds. This
-            compiles and runs three programs. Without inputs, and where inexact groups are allowed, nothing is compared.
+            compiles and runs three programs for each program of the model. Without inputs, and where inexact groups are
+            allowed, nothing is compared.
 
         Returns:
           The tree with smaller arrays, on the devices where they are.
@@ -91,26 +137,27 @@ class ChannelGraph:
         [[0.0, 3.0], [4.0, 7.0]]
         """
         cut = check_keep(self.groups, keep, allow_inexact)
-        if verify and not allow_inexact and cut.lists and self.model.can_run(tree):
-            verification = self.verify(tree, keep, *self.model.examples)
-            if verification.verdict == 'different':
-                raise ValueError(
-                    f'the smaller model differs from the whole one with zeros ({verification}); groups whose removal '
-                    'differs are found one by one with graph.verify, and verify=False cuts all the same'
-                )
-        return trees.shrink(tree, self.trace.paths, self.trace.leaves, cut)
+        if verify and not allow_inexact and cut.lists and self.model.are_params(tree):
+            self._check_examples(tree, keep)
+        return trees.shrink(tree, self.traces, cut)
 
     def zeroed(self, tree: tree_lib.PyTree, keep: Keep, allow_inexact: bool = False) -> Any:
         """As `shrink`, but what belongs to removed channels is set to zero, and all shapes stay."""
         cut = check_keep(self.groups, keep, allow_inexact)
-        return trees.zeroed(tree, self.trace.paths, self.trace.leaves, cut)
+        return trees.zeroed(tree, self.traces, cut)
 
     def expand(self, tree: tree_lib.PyTree, keep: Keep, allow_inexact: bool = False) -> Any:
         """The inverse of `shrink`: what stayed gets back to its place, with zeros for what was removed."""
         cut = check_keep(self.groups, keep, allow_inexact)
-        return trees.expand(tree, self.trace.paths, self.trace.leaves, cut)
+        return trees.expand(tree, self.traces, cut)
 
-    def small_apply(self, keep: Keep, allow_inexact: bool = False) -> Callable[..., Any]:
+    def small_apply(
+        self,
+        keep: Keep,
+        allow_inexact: bool = False,
+        *,
+        of: Callable[..., Any] | None = None,
+    ) -> Callable[..., Any]:
         """The apply function of the smaller model: the same program with smaller shapes.
 
         It can be compiled, differentiated, mapped over and trained as the model can. Rules of `jax.custom_jvp` and
@@ -121,13 +168,15 @@ class ChannelGraph:
         Args:
           keep: as in `shrink`.
           allow_inexact: as in `shrink`.
+          of: the function of the program, if it is not the first one.
 
         Returns:
-          `(params, *inputs) -> results`, of parameters that `shrink` returned.
+          `(params, *inputs) -> results`, or `(params, state, *inputs) -> results`, of parameters and a state that
+          `shrink` returned. A state that comes back is a small one, too.
 
         Raises:
-          TypeError, KeyError, IndexError, ValueError: as in `shrink`; when it is called, ValueError for parameters of
-            other shapes.
+          TypeError, KeyError, IndexError, ValueError: as in `shrink`; ValueError if there is no such program, and
+            when it is called, for parameters or a state of other shapes.
 
         >>> import jax.numpy as jnp
         >>> from jaxpruner.structure import channel_groups
@@ -137,10 +186,16 @@ class ChannelGraph:
         >>> graph.small_apply(keep)(graph.shrink(params, keep), jnp.ones((1, 2)))
         Array([[14.]], dtype=float32)
         """
-        return SmallApply(self, keep, allow_inexact)
+        return SmallApply(self, self.model.number_of(of), keep, allow_inexact)
 
     def verify(
-        self, params: tree_lib.PyTree, keep: Keep, *inputs: Any, allow_inexact: bool = False
+        self,
+        params: tree_lib.PyTree,
+        keep: Keep,
+        *inputs: Any,
+        state: tree_lib.PyTree | None = None,
+        allow_inexact: bool = False,
+        of: Callable[..., Any] | None = None,
     ) -> Verification:
         """Compares the smaller model with the whole one of which the removed channels are zero.
 
@@ -151,10 +206,12 @@ class ChannelGraph:
           params: of the whole model, arrays.
           keep: as in `shrink`.
           *inputs: arrays.
+          state: of the whole model, arrays. The results' state is compared, too, but for removed channels.
           allow_inexact: as in `shrink`.
+          of: as in `small_apply`.
 
         Raises:
-          TypeError, KeyError, IndexError, ValueError: as in `shrink`.
+          TypeError, KeyError, IndexError, ValueError: as in `shrink`; TypeError also if the state is missing.
 
         >>> import jax.numpy as jnp
         >>> from jaxpruner.structure import channel_groups
@@ -163,12 +220,35 @@ class ChannelGraph:
         >>> print(graph.verify(params, {'up[1]': [0, 3]}, jnp.ones((5, 2))))
         equal: the error is 0 of the change of 14 that the removal makes
         """
-        zeroed = self.zeroed(params, keep, allow_inexact)
-        small = self.shrink(params, keep, allow_inexact, verify=False)
+        number = self.model.number_of(of)
+        own: ModelProgram = self.model.programs[number]
+        if own.has_state != (state is not None):
+            wants = 'a state: give state=' if own.has_state else 'no state'
+            raise TypeError(f'{own.name} takes {wants}')
+        whole = [params] if state is None else [params, state]
+        zeroed = [self.zeroed(tree, keep, allow_inexact) for tree in whole]
+        small = [self.shrink(tree, keep, allow_inexact, verify=False) for tree in whole]
+        versions = [(*trees, *inputs) for trees in (whole, zeroed, small)]
         with jax.default_matmul_precision('highest'):
-            graph = self.model.analyse(params, *inputs)
-            small_apply = graph.small_apply(keep, allow_inexact)
-            return verify(self.model.apply_fn, small_apply, (params, zeroed, small), inputs)
+            program = ModelProgram.of(own.apply_fn, state, inputs)
+            graph = self.model.with_program(number, params, program)
+            small_apply = SmallApply(graph, number, keep, allow_inexact)
+            return verify(own.apply_fn, small_apply, versions)
+
+    def _check_examples(self, params: tree_lib.PyTree, keep: Keep) -> None:
+        """Compares the smaller model with the zeroed one, in each program with arrays for arguments."""
+        for program in self.model.programs:
+            if program.examples is None:
+                continue
+            state = program.examples[0] if program.has_state else None
+            inputs = program.examples[program.has_state :]
+            verification = self.verify(params, keep, *inputs, state=state, of=program.apply_fn)
+            if verification.verdict == 'different':
+                where = f' in {program.name}' if self.others else ''
+                raise ValueError(
+                    f'the smaller model differs from the whole one with zeros{where} ({verification}); groups whose '
+                    'removal differs are found one by one with graph.verify, and verify=False cuts all the same'
+                )
 
     def cost(self, keep: Keep | None = None) -> costs.Cost:
         """Counts the parameters, the bytes and the floating point operations of the model, whole or after a cut.
@@ -278,7 +358,7 @@ class ChannelGraph:
         """
         treedef = jax.tree.structure(self.model.params)
         zeros = zero_channels.leaf_zeros(tree, treedef, self.trace.paths)
-        return zero_channels.find(self.trace, self.groups.values(), zeros)
+        return zero_channels.find(self.traces, self.groups.values(), zeros)
 
     def nonzero_channels(self, tree: tree_lib.PyTree) -> dict[str, np.ndarray]:
         """What `shrink` has to keep so that nothing changes: all channels but those of `zero_channels`.

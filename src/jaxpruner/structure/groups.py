@@ -4,10 +4,10 @@ import dataclasses
 import functools
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.structure.axes import Axis, atoms
+from jaxpruner.structure.axes import Axes, Axis, atoms
 from jaxpruner.structure.graph import ChannelGraph
 from jaxpruner.structure.lists import owners_of_lists
 from jaxpruner.structure.members import Group, Member, PinnedAxis
@@ -18,20 +18,21 @@ from jaxpruner.structure.zeros import inexact_atoms
 
 @dataclasses.dataclass
 class _Place:
-    """An atom in an axis of a leaf."""
+    """An atom in an axis of a leaf: of the parameters, or of the states."""
 
     leaf: int
     axis: int
     occurrence: Occurrence
 
 
-def find_groups(trace: Trace) -> ChannelGraph:
-    """The groups of a model, and what is pinned or unused."""
+def find_groups(traces: Sequence[Trace]) -> ChannelGraph:
+    """The groups of a model with these programs, and what is pinned or unused."""
+    trace = traces[0]
     places: dict[Axis, list[_Place]] = {}
     pinned = []
     unused = []
     for leaf, (path, axes) in enumerate(zip(trace.paths, trace.leaves, strict=True)):
-        if not trace.used[leaf]:
+        if not any(each.used[leaf] for each in traces):
             unused.append(path)
             continue
         if all(axis.size <= 1 for axis in axes):
@@ -43,39 +44,58 @@ def find_groups(trace: Trace) -> ChannelGraph:
                     pinned.append(PinnedAxis(path, i, found.offset, size, pin))
                 elif size > 1:
                     places.setdefault(found.atom, []).append(_Place(leaf, i, found))
-    inexact = inexact_atoms(trace)
-    owners = owners_of_lists(trace, places)
-    trips = {each for axis in trace.trips.values() for each in atoms(axis)}
+    inexact = inexact_atoms(traces)
+    owners = owners_of_lists(traces, places)
+    trips = {atom for each in traces for axis in each.trips.values() for atom in atoms(axis)}
+    in_states = _members_in_states(traces)
+    order = functools.partial(_order, traces)
     groups = []
     for atom, places_of_atom in places.items():
-        first = min(places_of_atom, key=functools.partial(_order, trace))
+        first = min(places_of_atom, key=order)
         reason = inexact.get(atom, '')
+        members = [_member(trace.paths[place.leaf], place) for place in places_of_atom]
         group = Group(
             name=_name(trace, first),
             size=atom.size,
-            members=tuple([_member(trace, place) for place in places_of_atom]),
+            members=tuple(members),
             parameters=_parameters(trace, places_of_atom),
             exact=not reason,
             reason=reason,
             atom=atom,
             lists=owners.get(atom, ()),
             is_depth=atom in trips,
+            in_state=tuple(in_states.get(atom, ())),
         )
-        groups.append((_order(trace, first), group))
+        groups.append((order(first), group))
     groups.sort(key=operator.itemgetter(0))
     by_name = {group.name: group for _, group in groups}
-    return ChannelGraph(by_name, tuple(pinned), tuple(unused), trace)
+    return ChannelGraph(by_name, tuple(pinned), tuple(unused), trace, others=tuple(traces[1:]))
 
 
-def _order(trace: Trace, place: _Place) -> tuple[int, ...]:
+def _members_in_states(traces: Iterable[Trace]) -> dict[Axis, list[Member]]:
+    """Where atoms lie in states; a leaf that several programs have counts once."""
+    axes_of_states: dict[tree_lib.Path, Axes] = {}
+    for trace in traces:
+        for path, axes in zip(trace.state_paths, trace.states, strict=True):
+            axes_of_states.setdefault(path, axes)
+    members: dict[Axis, list[Member]] = {}
+    for number, (path, axes) in enumerate(axes_of_states.items()):
+        for i, axis in enumerate(axes):
+            for found in occurrences(axis):
+                member = _member(path, _Place(number, i, found))
+                members.setdefault(found.atom, []).append(member)
+    return members
+
+
+def _order(traces: Iterable[Trace], place: _Place) -> tuple[int, ...]:
     """Leaves in the order of their first use; of one leaf the last axis first, outer parts before inner ones."""
     found = place.occurrence
-    return trace.first_uses[place.leaf], -place.axis, found.offset, -found.stride
+    uses = [trace.first_uses[place.leaf] for trace in traces]
+    return *uses, -place.axis, found.offset, -found.stride
 
 
-def _member(trace: Trace, place: _Place) -> Member:
+def _member(path: tree_lib.Path, place: _Place) -> Member:
     found = place.occurrence
-    path = trace.paths[place.leaf]
     return Member(path, place.axis, found.offset, found.stride, found.repeats, found)
 
 

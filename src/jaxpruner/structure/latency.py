@@ -17,7 +17,7 @@ from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.progress import progress_bar
 from jaxpruner.structure import costs
 from jaxpruner.structure.keeping import check_keep
-from jaxpruner.structure.small_model import is_array
+from jaxpruner.structure.programs import is_array
 
 Counts = Mapping[str, int]
 
@@ -69,7 +69,11 @@ class Latency:
     def _ratio(self, counts: Counts) -> float:
         keep = {name: np.arange(count) for name, count in counts.items()}
         small_apply = self._graph.small_apply(keep, allow_inexact=True)
-        small = _call(small_apply, _first_channels(self._graph, self._params, keep), self._inputs)
+        inputs = self._inputs
+        if self._graph.model.programs[0].has_state:
+            state = self._graph.shrink(inputs[0], keep, allow_inexact=True)
+            inputs = (state, *inputs[1:])
+        small = _call(small_apply, _first_channels(self._graph, self._params, keep), inputs)
         repeats = [self._repeats, _repeats(small)]
         whole_times, small_times = _in_turns([self._apply, small], repeats, self._rounds)
         ratios = [mine / other for mine, other in zip(small_times, whole_times, strict=True)]
@@ -92,6 +96,7 @@ def latency_function(
       graph: a `ChannelGraph`.
       params: of the whole model, arrays.
       inputs: arrays, such as a batch of the size that is to be fast; those of the graph if they are left out.
+        The state goes first if the model has one.
       rounds: how often the model and a candidate are timed in turns; fewer for models that take seconds.
 
     Returns:

@@ -53,11 +53,19 @@ def _count_in_each(terms: Sequence[Term], owner: Axis) -> int | None:
     return counts.pop() if len(counts) == 1 else None
 
 
-def owners_of_lists(trace: Trace, removable: Iterable[Axis]) -> dict[Axis, tuple[Axis, ...]]:
-    """For each atom of a group the atoms of which each index may keep channels of its own."""
-    trips = set(_atoms_of(tuple(trace.trips.values())))  # their order matters
-    values = _values_by_atom(trace, set(removable) - trips)
-    mixed = _mixed_pairs(trace)
+def owners_of_lists(
+    traces: Sequence[Trace], removable: Iterable[Axis]
+) -> dict[Axis, tuple[Axis, ...]]:
+    """For each atom of a group the atoms of which each index may keep channels of its own, in all programs."""
+    trips: set[Axis] = set()  # their order matters
+    mixed: set[tuple[Axis, Axis]] = set()
+    for trace in traces:
+        trips |= _atoms_of(tuple(trace.trips.values()))
+        mixed |= _mixed_pairs(trace)
+    values: dict[Axis, list[_Value]] = {}
+    for trace in traces:
+        for atom, values_of_atom in _values_by_atom(trace, set(removable) - trips).items():
+            values.setdefault(atom, []).extend(values_of_atom)
     owners: dict[Axis, tuple[Axis, ...]] = {}
     for atom, values_of_atom in values.items():
         possible = _first_owners(values_of_atom[0], atom)
@@ -111,7 +119,7 @@ def _values_by_atom(trace: Trace, removable: set[Axis]) -> dict[Axis, list[_Valu
             for atom in own:
                 values.setdefault(atom, []).append(value)
 
-    for axes in trace.leaves:
+    for axes in (*trace.leaves, *trace.states):
         add(axes, ())
     for path, equation in trace.equations.items():
         trips = _trips(trace, path)

@@ -60,6 +60,7 @@ class Group:
         kept is then an array of shape `(*sizes of these atoms, channels that are kept)`.
       is_depth: whether the channels are trips of a scan, such as layers that are stacked. Exact are those that hand on
         what they got once their parameters are zero, as residual blocks do.
+      in_state: where the channels lie in the state, which is cut along and holds no parameters.
 
     >>> import jax.numpy as jnp
     >>> from jaxpruner.structure import channel_groups
@@ -79,6 +80,7 @@ class Group:
     atom: Axis = dataclasses.field(repr=False)
     lists: tuple[Axis, ...] = dataclasses.field(default=(), repr=False)
     is_depth: bool = False
+    in_state: tuple[Member, ...] = dataclasses.field(default=(), repr=False)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -67,15 +67,19 @@ class Contraction(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """A traced model, and the axes of each of its values.
+    """A traced program of a model, and the axes of each of its values.
 
     Equations that have no part in the results are in none of the mappings: nothing is known of their axes, and the
     model is the same without them.
 
     Attributes:
-      program: the traced program, a `jax.extend.core.ClosedJaxpr` of the parameters' leaves and those of the inputs.
+      program: the traced program, a `jax.extend.core.ClosedJaxpr` of the leaves of the parameters, of the state and of
+        the inputs.
       paths: of the parameters' leaves.
       leaves: the axes of each leaf.
+      state_paths: of the leaves of the state.
+      states: the axes of each of them.
+      returned: number of a result -> number of the leaf of the state that comes back in it.
       equations: path of an equation -> the axes of its operands and results. An equation with a program inside is
         there, too. Within a scan the axes of sliced operands and stacked results lack the first.
       constants: path of a program -> the axes of each of its constants; the whole program's path is `()`.
@@ -88,6 +92,9 @@ class Trace(NamedTuple):
     program: Any
     paths: Sequence[tree_lib.Path]
     leaves: Sequence[Axes]
+    state_paths: Sequence[tree_lib.Path]
+    states: Sequence[Axes]
+    returned: Mapping[int, int]
     equations: Mapping[ProgramPath, EquationAxes]
     constants: Mapping[ProgramPath, tuple[Axes, ...]]
     trips: Mapping[ProgramPath, Axis]

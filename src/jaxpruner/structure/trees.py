@@ -1,11 +1,11 @@
-"""Cuts trees along: parameters, whatever has their structure, and states of optimizers.
+"""Cuts trees: the parameters, the state of the model, trees of their structure, and optimizer states.
 
-An array of a state belongs to a parameter if its path ends with the parameter's path. It is changed as the parameter is
-if it has its shape, or if it is its mask, packed or not.
+An array belongs to the parameter whose path ends the array's own path, as in `mu/dense/kernel`. It is cut like the
+parameter if it has the parameter's shape, or if it is the parameter's mask, packed or not.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,24 +15,34 @@ import numpy as np
 from jaxpruner.core import packing
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.sparse_state import SparseState
-from jaxpruner.structure.axes import Axes
+from jaxpruner.structure.axes import Axes, atoms, sizes_of
 from jaxpruner.structure.cut import Cut, take_along
+from jaxpruner.structure.records import Trace
 
 Shape = tuple[int, ...]
 
 
 class Change(NamedTuple):
-    """What becomes of arrays in the shape of a parameter.
+    """What becomes of arrays in the shape of a leaf of the model.
 
     Attributes:
       before: the shape that they have.
       after: the shape that they get.
-      apply: does it; `None` if they stay as they are.
+      apply: makes the change; `None` if they stay as they are.
+      free: axes along which an array may have another size, such as the batch of a cache.
     """
 
     before: Shape
     after: Shape
     apply: Callable[[Any], Any] | None
+    free: frozenset[int]
+
+    def fits(self, shape: Shape) -> bool:
+        """Whether an array has the shape of the leaf."""
+        if len(shape) != len(self.before):
+            return False
+        sizes = zip(shape, self.before, strict=True)
+        return all(size == before or i in self.free for i, (size, before) in enumerate(sizes))
 
 
 Changes = Mapping[tree_lib.Path, Change]
@@ -40,40 +50,56 @@ Changes = Mapping[tree_lib.Path, Change]
 Edit = Callable[[Any, Axes, Cut], Any]
 
 
-def shrink(tree: Any, paths: Sequence[tree_lib.Path], leaves: Sequence[Axes], cut: Cut) -> Any:
-    """The tree with what stays; paths and axes are those of the parameters."""
+def shrink(tree: Any, traces: Sequence[Trace], cut: Cut) -> Any:
+    """The tree with what stays."""
     edit: Edit = lambda value, axes, cut: cut.take(value, axes)  # noqa: E731
-    changes = {}
-    for path, axes in zip(paths, leaves, strict=True):
-        changes[path] = _change(axes, cut, _whole(axes), cut.shape(axes), edit)
-    return _map_tree(tree, changes)
+    return _map_tree(tree, _changes(traces, cut, edit, sizes_of, cut.shape))
 
 
-def zeroed(tree: Any, paths: Sequence[tree_lib.Path], leaves: Sequence[Axes], cut: Cut) -> Any:
+def zeroed(tree: Any, traces: Sequence[Trace], cut: Cut) -> Any:
     """The tree with zeros where something is removed, and all shapes as they are."""
-    changes = {}
-    for path, axes in zip(paths, leaves, strict=True):
-        changes[path] = _change(axes, cut, _whole(axes), _whole(axes), _zero)
-    return _map_tree(tree, changes)
+    return _map_tree(tree, _changes(traces, cut, _zero, sizes_of, sizes_of))
 
 
-def expand(tree: Any, paths: Sequence[tree_lib.Path], leaves: Sequence[Axes], cut: Cut) -> Any:
+def expand(tree: Any, traces: Sequence[Trace], cut: Cut) -> Any:
     """The tree with what stayed back in its place, among zeros."""
-    changes = {}
-    for path, axes in zip(paths, leaves, strict=True):
-        changes[path] = _change(axes, cut, cut.shape(axes), _whole(axes), _expand)
-    return _map_tree(tree, changes)
+    return _map_tree(tree, _changes(traces, cut, _expand, cut.shape, sizes_of))
 
 
-def _whole(axes: Axes) -> Shape:
-    return tuple([axis.size for axis in axes])
+def _changes(
+    traces: Sequence[Trace],
+    cut: Cut,
+    edit: Edit,
+    before: Callable[[Axes], Shape],
+    after: Callable[[Axes], Shape],
+) -> Changes:
+    """What becomes of the parameters, and of the states of all programs."""
+    changes: dict[tree_lib.Path, Change] = {}
+
+    def add(path: tree_lib.Path, axes: Axes, free: Iterable[int]) -> None:
+        def apply(value: Any) -> Any:
+            return edit(value, axes, cut)
+
+        is_cut = cut.touches([axes])
+        change = Change(before(axes), after(axes), apply if is_cut else None, frozenset(free))
+        changes.setdefault(path, change)
+
+    for path, axes in zip(traces[0].paths, traces[0].leaves, strict=True):
+        add(path, axes, ())
+    for trace in traces:
+        for path, axes in zip(trace.state_paths, trace.states, strict=True):
+            add(path, axes, _free_axes(axes, cut))
+    return changes
 
 
-def _change(axes: Axes, cut: Cut, before: Shape, after: Shape, edit: Edit) -> Change:
-    def apply(value: Any) -> Any:
-        return edit(value, axes, cut)
-
-    return Change(before, after, apply if cut.touches([axes]) else None)
+def _free_axes(axes: Axes, cut: Cut) -> list[int]:
+    """The axes of a leaf of the state on whose size the cut does not depend."""
+    owners = {owner for lists in cut.lists.values() for owner in lists.owners}
+    free = []
+    for i, axis in enumerate(axes):
+        if not cut.touches([(axis,)]) and owners.isdisjoint(atoms(axis)):
+            free.append(i)
+    return free
 
 
 def _zero(value: Any, axes: Axes, cut: Cut) -> Any:
@@ -92,11 +118,11 @@ def _expand(value: Any, axes: Axes, cut: Cut) -> Any:
 
 
 def _map_tree(tree: tree_lib.PyTree, changes: Changes) -> tree_lib.PyTree:
-    """Changes what belongs to parameters in any tree.
+    """Changes the arrays of a tree that belong to parameters.
 
     Raises:
-      ValueError: something that belongs to a parameter has neither its shape nor that of its mask, or nobody knows to
-        which parameter something belongs.
+      ValueError: an array has neither the shape of its parameter nor that of the parameter's mask, or it looks as if it
+        were to be cut and has the path of no parameter.
     """
     paths, nodes, treedef = tree_lib.flatten_with_paths(tree, is_leaf=_is_sparse_state)
     changed = []
@@ -148,7 +174,7 @@ def _map_leaf(path: tree_lib.Path, value: Any, changes: Changes) -> Any:
         return value
     if change.apply is None or math.prod(shape) <= 1:  # a number of the leaf
         return value
-    if shape == change.before:
+    if change.fits(shape):
         return change.apply(value)
     if _is_packed(value, change.before):
         mask = change.apply(packing.unpack_like(value, change.before))
@@ -165,7 +191,7 @@ def _looks_cuttable(shape: Shape, changes: Changes) -> bool:
     size = 0
     for change in changes.values():
         size += math.prod(change.before)
-        if change.apply is not None and shape == change.before:
+        if change.apply is not None and change.fits(shape):
             return True
     return len(shape) > 0 and math.prod(shape) >= size
 

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpruner.structure.small_model import SmallApply
+
 Verdict = Literal['equal', 'different', 'unproven']
 
 
@@ -57,9 +59,9 @@ class Verification:
 
 
 def compare(whole: Sequence[Any], zeroed: Sequence[Any], small: Sequence[Any]) -> Verification:
-    """Of the results of the whole model, of the zeroed one, and of the smaller one.
+    """Compares the results of the whole model, of the zeroed one, and of the smaller one.
 
-    Rounding is what a thousand operations in the results' coarsest dtype may do to the largest element.
+    The bound for rounding allows a thousand operations on the largest element, in the results' coarsest dtype.
     """
     error = max(map(_distance, zeroed, small), default=0.0)
     change = max(map(_distance, whole, zeroed), default=0.0)
@@ -93,21 +95,16 @@ def _distance(first: Any, second: Any) -> float:
 
 
 def verify(
-    apply_fn: Callable[..., Any],
-    small_apply: Callable[..., Any],
-    versions: Sequence[Any],
-    inputs: Sequence[Any],
+    apply_fn: Callable[..., Any], small_apply: SmallApply, versions: Sequence[Sequence[Any]]
 ) -> Verification:
     """Runs both models.
 
     Args:
       apply_fn: of the whole model.
       small_apply: of the smaller one.
-      versions: the parameters, the zeroed ones, the smaller ones.
-      inputs: of the model.
+      versions: the arguments of the model as they are, zeroed, and cut.
     """
-    params, zeroed, small = versions
     whole = jax.jit(apply_fn)
-    results = [whole(params, *inputs), whole(zeroed, *inputs)]
-    results.append(jax.jit(small_apply)(small, *inputs))
-    return compare(*map(jax.tree.leaves, results))
+    results = [small_apply.cut_results(whole(*arguments)) for arguments in versions[:2]]
+    results.append(jax.tree.leaves(jax.jit(small_apply)(*versions[2])))
+    return compare(*results)

@@ -21,7 +21,7 @@ from jaxpruner.structure.axes import Axis
 from jaxpruner.structure.fills import Fill
 from jaxpruner.structure.members import Group
 from jaxpruner.structure.records import Trace
-from jaxpruner.structure.zeros import ZeroFlow
+from jaxpruner.structure.zeros import ZeroFlow, inexact_atoms
 
 # For each axis of a leaf, whether all elements at an index are zero.
 AxisZeros = Sequence[np.ndarray]
@@ -57,12 +57,12 @@ def _zero_indices(leaf: jax.Array) -> list[jax.Array]:
 
 
 def find(
-    trace: Trace, groups: Iterable[Group], zeros: Mapping[tree_lib.Path, AxisZeros]
+    traces: Sequence[Trace], groups: Iterable[Group], zeros: Mapping[tree_lib.Path, AxisZeros]
 ) -> dict[str, np.ndarray]:
     """The channels of exact groups that can be removed although nothing is zeroed.
 
     Args:
-      trace: of the model.
+      traces: of the programs of the model.
       groups: of the model.
       zeros: where leaves are zero; of leaves that are not named nothing is.
 
@@ -72,14 +72,14 @@ def find(
     Raises:
       ValueError: a leaf has another shape than the model's.
     """
-    _check_shapes(trace, zeros)
+    _check_shapes(traces[0], zeros)
     searches = []
     for group in groups:
         if group.exact:
             searches.append(_Search(group, zeros))
     while any(search.undecided for search in searches):
         asked = {search.atom: search.undecided[0] for search in searches if search.undecided}
-        insufficient = _insufficient(trace, asked)
+        insufficient = _insufficient(traces, asked)
         for search in searches:
             if search.undecided:
                 search.decide(search.atom not in insufficient)
@@ -153,8 +153,9 @@ def _zero_places(group: Group, zeros: Mapping[tree_lib.Path, AxisZeros]) -> list
     return places
 
 
-def _insufficient(trace: Trace, asked: Mapping[Axis, Places]) -> set[Axis]:
+def _insufficient(traces: Sequence[Trace], asked: Mapping[Axis, Places]) -> set[Axis]:
     """The atoms whose channels have a part in the results although these members are zero."""
+    trace = traces[0]
     flow = ZeroFlow(trace)
     inputs = []
     for path, axes in zip(trace.paths, trace.leaves, strict=True):
@@ -165,5 +166,4 @@ def _insufficient(trace: Trace, asked: Mapping[Axis, Places]) -> set[Axis]:
             ]
             channels.append(dict.fromkeys(known, 0))
         inputs.append(Fill(None, tuple(channels)))
-    flow.run(inputs)
-    return set(flow.inexact)
+    return set(inexact_atoms(traces, inputs))

@@ -1,8 +1,9 @@
 """Which groups are exact: zeros are followed through the program, from the parameters to every sum over channels."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from jaxpruner.core import tree as tree_lib
 from jaxpruner.structure import primitives
 from jaxpruner.structure.axes import Axes, Axis, atoms
 from jaxpruner.structure.fills import Fill, Flow, Number, join_fills, of_constant
@@ -11,15 +12,34 @@ from jaxpruner.uses import liveness
 from jaxpruner.uses.bodies import Call, Cond, Evaluator, Program, Scan, While
 
 
-def inexact_atoms(trace: Trace) -> dict[Axis, str]:
+def inexact_atoms(traces: Sequence[Trace], leaves: Sequence[Fill] | None = None) -> dict[Axis, str]:
     """The atoms of which removing channels is not the same as zeroing them, with the reason.
 
+    The parameters are zeroed, and so is the state of the first call. What a call returns is the state of the next one,
+    of any of the programs, until nothing new becomes known.
+
     Args:
-      trace: of the model; what it holds along its leaves is zeroed.
+      traces: of the programs of a model.
+      leaves: what is known of the parameters, where they are not zeroed; nothing is known of the state then.
     """
-    flow = ZeroFlow(trace)
-    flow.run()
-    return flow.inexact
+    flows = list(map(ZeroFlow, traces))
+    states: dict[tree_lib.Path, Fill] = {}
+    for flow in flows:
+        for path, axes in zip(flow.trace.state_paths, flow.trace.states, strict=True):
+            unknown = Fill(None, ({},) * len(axes))
+            states.setdefault(path, flow.zeroed(axes) if leaves is None else unknown)
+    before = None
+    while states != before:
+        before = dict(states)
+        for flow in flows:
+            results = flow.run(leaves, states)
+            for number, leaf in flow.trace.returned.items():
+                path = flow.trace.state_paths[leaf]
+                states[path] = join_fills(states[path], results[number])
+    inexact = {}
+    for flow in flows:
+        inexact = flow.inexact | inexact  # the first program's reasons go first
+    return inexact
 
 
 class _Constant:
@@ -48,14 +68,25 @@ class ZeroFlow(Evaluator[Fill, Place]):
                 self._in_leaves.update(atoms(axis))
         self._candidates: dict[int, tuple[Axis, ...]] = {}
 
-    def run(self, leaves: Sequence[Fill] | None = None) -> None:
-        """Goes through the whole program; leaves are zero along all of their groups unless something else is given."""
+    def run(
+        self,
+        leaves: Sequence[Fill] | None = None,
+        states: Mapping[tree_lib.Path, Fill] | None = None,
+    ) -> list[Fill]:
+        """Goes through the whole program; returns what is known of its results.
+
+        Args:
+          leaves: what is known of the parameters; without it they are zero along all of their groups.
+          states: what is known of the state; likewise.
+        """
         jaxpr = self.trace.program.jaxpr
         inputs = list(map(self.zeroed, self.trace.leaves) if leaves is None else leaves)
+        for path, axes in zip(self.trace.state_paths, self.trace.states, strict=True):
+            inputs.append(self.zeroed(axes) if states is None else states[path])
         for variable in jaxpr.invars[len(inputs) :]:
             inputs.append(_unknown(variable))
         place = Place(needed=(True,) * len(jaxpr.outvars))
-        self.visit_program(Program.of(self.trace.program), inputs, place)
+        return self.visit_program(Program.of(self.trace.program), inputs, place)
 
     def candidates(self, axis: Axis) -> tuple[Axis, ...]:
         """The atoms of an axis that could be removed."""
@@ -69,7 +100,7 @@ class ZeroFlow(Evaluator[Fill, Place]):
         return self._candidates[id(axis)]
 
     def zeroed(self, axes: Axes) -> Fill:
-        """A parameter, zero along all of its groups."""
+        """A parameter or a leaf of the state, zero along all of its groups."""
         return Fill(None, tuple([dict.fromkeys(self.candidates(axis), 0) for axis in axes]))
 
     def constant(self, value: Any, aval: Any) -> Fill:

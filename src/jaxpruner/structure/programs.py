@@ -1,0 +1,191 @@
+"""What a graph is made of: the programs of a model, and the state that they take and return.
+
+A program takes a state after the parameters, such as the statistics of batch normalization or the keys and values of
+earlier tokens, and returns it with other numbers. Among the results it is recognised by its names and shapes:
+
+>>> import jax.numpy as jnp
+>>> state = {'norm': {'mean': jnp.zeros(8), 'count': jnp.zeros(())}}
+>>> returned_leaves(state, {'loss': jnp.ones(()), 'batch_stats': state})
+{0: 0, 1: 1}
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxpruner.core import tree as tree_lib
+
+Shape = tuple[int, ...]
+Shapes = Mapping[tree_lib.Path, Shape]
+
+
+class ModelProgram(NamedTuple):
+    """A function `(params, *arguments) -> results`.
+
+    Attributes:
+      apply_fn: the function.
+      has_state: whether the first of the arguments is a state.
+      arguments: `jax.ShapeDtypeStruct` for arrays.
+      examples: the arguments themselves; `None` where they were shapes, or traced.
+      results: structure of the results; `None` before the program is traced.
+    """
+
+    apply_fn: Callable[..., Any]
+    has_state: bool
+    arguments: tuple[Any, ...]
+    examples: tuple[Any, ...] | None
+    results: Any = None
+
+    @classmethod
+    def of(cls, apply_fn: Callable[..., Any], state: Any, inputs: Sequence[Any]) -> 'ModelProgram':
+        """A program with these inputs, and a state unless it is `None`."""
+        has_state = state is not None
+        arguments = (state, *inputs) if has_state else tuple(inputs)
+        are_arrays = all(map(is_array, jax.tree.leaves(arguments)))
+        shapes = jax.tree.map(shape_of_leaf, arguments)
+        return cls(apply_fn, has_state, shapes, arguments if are_arrays else None)
+
+    @property
+    def state(self) -> tree_lib.PyTree:
+        """The shapes of the state; an empty tree if there is none."""
+        return self.arguments[0] if self.has_state else ()
+
+    @property
+    def inputs(self) -> tuple[Any, ...]:
+        """The shapes of the arguments without the state."""
+        return self.arguments[1:] if self.has_state else self.arguments
+
+    @property
+    def name(self) -> str:
+        """The name of the function."""
+        return getattr(self.apply_fn, '__name__', repr(self.apply_fn))
+
+
+class Model(NamedTuple):
+    """What a graph was made of.
+
+    Attributes:
+      params: of the model, `jax.ShapeDtypeStruct` for arrays.
+      programs: that use these parameters; one at least.
+      analyse: `(params, programs) -> ChannelGraph` of the same model with others.
+    """
+
+    params: tree_lib.PyTree
+    programs: tuple[ModelProgram, ...]
+    analyse: Callable[..., Any]
+
+    @property
+    def apply_fn(self) -> Callable[..., Any]:
+        """The function of the first program."""
+        return self.programs[0].apply_fn
+
+    @property
+    def examples(self) -> tuple[Any, ...] | None:
+        """The arguments of the first program after the parameters; `None` where they were shapes, or traced."""
+        return self.programs[0].examples
+
+    def number_of(self, apply_fn: Callable[..., Any] | None) -> int:
+        """The number of the program with this function; without one of the first.
+
+        Raises:
+          ValueError: there is no such program.
+        """
+        if apply_fn is None:
+            return 0
+        for number, program in enumerate(self.programs):
+            if program.apply_fn == apply_fn:
+                return number
+        names = ', '.join([program.name for program in self.programs])
+        raise ValueError(
+            f'the graph was made of {names}, not of {apply_fn!r}; add it with graph.also before channels are chosen'
+        )
+
+    def with_program(self, number: int, params: tree_lib.PyTree, program: ModelProgram) -> Any:
+        """The graph of the model with other parameters, and another program in this place."""
+        programs = list(self.programs)
+        programs[number] = program
+        return self.analyse(params, programs)
+
+    def are_params(self, tree: tree_lib.PyTree) -> bool:
+        """Whether these are parameters: arrays of the structure and the dtypes of the model's."""
+        if jax.tree.structure(tree) != jax.tree.structure(self.params):
+            return False
+        for leaf, own in zip(jax.tree.leaves(tree), jax.tree.leaves(self.params), strict=True):
+            if not is_array(leaf) or jnp.result_type(leaf) != own.dtype:
+                return False
+        return True
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether a leaf has values, which the host can ask for."""
+    is_shape = isinstance(leaf, jax.ShapeDtypeStruct)
+    return not is_shape and not tree_lib.is_traced(leaf)
+
+
+def shape_of_leaf(leaf: Any) -> jax.ShapeDtypeStruct:
+    """The shape and the dtype of an array or a number."""
+    return jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf))
+
+
+def returned_leaves(state: tree_lib.PyTree, results: tree_lib.PyTree) -> dict[int, int]:
+    """Which results are the state that comes back.
+
+    A part of the results with the names and shapes of the whole state is the state. If there is none, each named entry
+    of the state is looked for by itself, since a program may return some of them.
+
+    Returns:
+      Number of a result -> number of the leaf of the state.
+
+    Raises:
+      ValueError: several parts of the results could be the state.
+    """
+    wanted, among = _shapes_by_path(state), _shapes_by_path(results)
+    if not wanted:
+        return {}
+    matches = _matches(wanted, among)
+    if not matches:
+        for key in dict.fromkeys([path[0] for path in wanted if path]):
+            if not key.isdigit():  # numbers of a tuple name nothing
+                entry = _part(wanted, (key,), ())
+                matches |= _matches(entry, among, key)
+    numbers = {path: number for number, path in enumerate(wanted)}
+    returned = {}
+    for number, path in enumerate(among):
+        if path in matches:
+            returned[number] = numbers[matches[path]]
+    return returned
+
+
+def _shapes_by_path(tree: tree_lib.PyTree) -> Shapes:
+    if jax.tree.structure(tree) == jax.tree.structure(0):
+        return {(): jnp.shape(tree)}
+    paths, leaves, _ = tree_lib.flatten_with_paths(tree)
+    return dict(zip(paths, map(jnp.shape, leaves), strict=True))
+
+
+def _matches(wanted: Shapes, among: Shapes, *key: str) -> dict[tree_lib.Path, tree_lib.Path]:
+    """Path of a result -> that of what is wanted, for the one part of the results that is it, under a key if given."""
+    first = next(iter(wanted))
+    starts = []
+    for path in among:
+        start = path[: len(path) - len(first)]
+        if (*start, *first) == path and _part(among, (*start, *key), start) == wanted:
+            starts.append(start)
+    if len(starts) > 1:
+        places = ' and '.join([tree_lib.path_string(start) or 'the whole' for start in starts])
+        raise ValueError(
+            f'{places} of the results could each be the state that comes back; give the state a name, '
+            'state={"cache": state}, and return it under this name'
+        )
+    return {(*start, *path): path for start in starts for path in wanted}
+
+
+def _part(among: Shapes, begin: tree_lib.Path, start: tree_lib.Path) -> Shapes:
+    """What has a path with this begin; its path from the start on."""
+    part = {}
+    for path, shape in among.items():
+        if path[: len(begin)] == begin:
+            part[path[len(start) :]] = shape
+    return part

@@ -1,0 +1,175 @@
+"""Models with a state: name -> (apply function, parameters, state, inputs), in the dtype of the moment."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import equinox as eqx
+import flax.linen as nn
+import haiku as hk
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+RNG = np.random.default_rng(0)
+
+
+def normal(*shape):
+    return jnp.asarray(RNG.normal(size=shape))
+
+
+def _linen():
+    class Network(nn.Module):
+        @nn.compact
+        def __call__(self, x, train):
+            x = nn.Conv(6, (3, 3), use_bias=False)(x)
+            x = nn.relu(nn.BatchNorm(use_running_average=not train)(x))
+            return nn.Dense(2)(x.mean((1, 2)))
+
+    network = Network()
+    x = normal(2, 4, 4, 3)
+    variables = network.init(jax.random.key(0), x, False)
+
+    def train(params, state, x):
+        variables = {'params': params, **state}
+        return network.apply(variables, x, True, mutable=['batch_stats'])
+
+    def evaluate(params, state, x):
+        return network.apply({'params': params, **state}, x, False)
+
+    state = {'batch_stats': variables['batch_stats'], 'unread': {'count': normal(3)}}
+    return (train, evaluate), variables['params'], state, (x,)
+
+
+def linen():
+    (train, _), *rest = _linen()
+    return train, *rest
+
+
+def haiku():
+    def function(x):
+        x = hk.Linear(6)(x)
+        x = hk.BatchNorm(True, True, 0.9)(x, is_training=True)
+        return hk.Linear(2)(jnp.tanh(x))
+
+    network = hk.without_apply_rng(hk.transform_with_state(function))
+    x = normal(4, 3)
+    params, state = network.init(jax.random.key(0), x)
+    return network.apply, params, state, (x,)
+
+
+def equinox():
+    linear = eqx.nn.Linear(3, 6, key=jax.random.key(0))
+    norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(6, 'batch', mode='ema')
+    head = eqx.nn.Linear(6, 2, key=jax.random.key(1))
+    params, static = eqx.partition({'linear': linear, 'norm': norm, 'head': head}, eqx.is_array)
+
+    def apply(params, state, x):
+        layers = eqx.combine(params, static)
+
+        def each(x, state):
+            x, state = layers['norm'](layers['linear'](x), state)
+            return layers['head'](jax.nn.relu(x)), state
+
+        return jax.vmap(each, axis_name='batch', in_axes=(0, None), out_axes=(0, None))(x, state)
+
+    return apply, params, state, (normal(4, 3),)
+
+
+def cache():
+    """One token of attention with grouped queries: 2 heads of keys and values, 3 queries for each."""
+    params = {
+        'query': normal(5, 2, 3, 4),
+        'key': normal(5, 2, 4),
+        'value': normal(5, 2, 6),
+        'out': normal(2, 3, 6, 5),
+    }
+    state = {'key': normal(2, 7, 2, 4), 'value': normal(2, 7, 2, 6), 'count': jnp.int32(3)}
+    return decode, params, {'cache': state}, (normal(2, 5),)
+
+
+def decode(params, state, x):
+    cache = state['cache']
+    query = jnp.einsum('bd,dkgh->bkgh', x, params['query'])
+    new = {'count': cache['count'] + 1}
+    for name in ('key', 'value'):
+        row = jnp.einsum('bd,dkh->bkh', x, params[name])[:, None]
+        new[name] = lax.dynamic_update_slice_in_dim(cache[name], row, cache['count'], axis=1)
+    scores = jnp.einsum('bkgh,btkh->bkgt', query, new['key'])
+    is_past = jnp.arange(7) <= cache['count']
+    weights = jax.nn.softmax(jnp.where(is_past, scores, -1e9))
+    mixed = jnp.einsum('bkgt,btkh->bkgh', weights, new['value'])
+    return jnp.einsum('bkgh,kghd->bd', mixed, params['out']), {'cache': new}
+
+
+def recurrent():
+    """The hidden values are a state that is one bare array; the results have another shape."""
+    params = {'in': normal(3, 6), 'hidden': normal(6, 6), 'out': normal(6, 2)}
+
+    def apply(params, hidden, x):
+        hidden = jnp.tanh(x @ params['in'] + hidden @ params['hidden'])
+        return hidden, hidden @ params['out']
+
+    return apply, params, normal(4, 6), (normal(4, 3),)
+
+
+def scanned():
+    """Layers of a scan, each with the running mean of its hidden units."""
+    params = {'up': normal(3, 4, 6), 'down': normal(3, 6, 4)}
+
+    def apply(params, means, x):
+        def layer(x, arrays):
+            p, mean = arrays
+            hidden = x @ p['up']
+            mean = 0.9 * mean + 0.1 * hidden.mean(0)
+            return x + jnp.tanh(hidden - mean) @ p['down'], mean
+
+        return lax.scan(layer, x, (params, means))
+
+    return apply, params, normal(3, 6), (normal(5, 4),)
+
+
+class Row(NamedTuple):
+    """A model, and the groups that it must have: where they lie in the state, and the sizes of what owns lists."""
+
+    make: Callable
+    groups: dict
+
+
+MODELS = {
+    'linen': Row(
+        linen,
+        {
+            'Conv_0/kernel[3]': (
+                ['batch_stats/BatchNorm_0/mean[0]', 'batch_stats/BatchNorm_0/var[0]'],
+                [],
+            )
+        },
+    ),
+    'haiku': Row(
+        haiku,
+        {
+            'linear/w[1]': (
+                [
+                    'batch_norm/~/mean_ema/average[1]',
+                    'batch_norm/~/mean_ema/hidden[1]',
+                    'batch_norm/~/var_ema/average[1]',
+                    'batch_norm/~/var_ema/hidden[1]',
+                ],
+                [],
+            )
+        },
+    ),
+    'equinox': Row(equinox, {'linear/weight[0]': (['1/0[0]', '1/1[0]'], [])}),
+    'cache': Row(
+        cache,
+        {
+            'query[3]': (['cache/key[3]'], [2]),
+            'query[2]': ([], [2]),
+            'query[1]': (['cache/key[2]', 'cache/value[2]'], []),
+            'value[2]': (['cache/value[3]'], [2]),
+        },
+    ),
+    'recurrent': Row(recurrent, {'in[1]': (['kernel[1]'], [])}),
+    'scanned': Row(scanned, {'up[2]': (['kernel[1]'], [3]), 'up[0]': (['kernel[0]'], [])}),
+}

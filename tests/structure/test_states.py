@@ -1,0 +1,207 @@
+"""States are cut along: what a small model returns is the state of its next call."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpruner.structure import channel_groups
+from jaxpruner.structure.latency import latency_function
+from structure import filled, permuted, stateful
+from structure.doubles import doubles, in_doubles, keep_of
+
+
+def close(one, other):
+    np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)
+
+
+@pytest.fixture(params=stateful.MODELS, scope='module')
+def model(request):
+    """The expected groups, the graph, the parameters, the state and the inputs of a model."""
+    row = stateful.MODELS[request.param]
+    with doubles():
+        apply_fn, params, state, inputs = row.make()
+        params, state, inputs = in_doubles((params, state, inputs))
+        graph = channel_groups(apply_fn, params, *inputs, state=state)
+        yield row.groups, graph, params, state, inputs
+
+
+def test_states_have_channels_of_groups(model):
+    expected, graph, *_ = model
+    found = {}
+    for group in graph.groups.values():
+        in_state = [f'{member.name}[{member.axis}]' for member in group.in_state]
+        found[group.name] = in_state, [owner.size for owner in group.lists]
+        assert group.exact
+    assert found == expected
+
+
+def test_values_of_programs_with_a_state_are_what_the_graph_says(model):
+    _, graph, params, state, inputs = model
+    compared, moved = permuted.check(graph, params, inputs, state=state)
+    assert compared > moved > 0
+    assert filled.check(graph, params, inputs, state=state) > 0
+
+
+def lists_of(group, rng):
+    """Other channels for each owner of lists."""
+    sizes = [owner.size for owner in group.lists]
+    channels = np.broadcast_to(np.arange(group.size), (*sizes, group.size))
+    return np.sort(rng.permuted(channels, axis=-1)[..., : (group.size + 1) // 2], axis=-1)
+
+
+def test_two_calls_of_the_small_model_are_those_of_the_zeroed_one(model):
+    _, graph, params, state, inputs = model
+    rng = np.random.default_rng(1)
+    keep = {}
+    for group in graph.groups.values():
+        keep[group.name] = lists_of(group, rng) if group.lists else keep_of(group, 0.5, rng)
+    verification = graph.verify(params, keep, *inputs, state=state)
+    assert verification.verdict == 'equal'
+    assert verification.relative_error < 1e-9
+
+    whole = graph.zeroed(params, keep), graph.zeroed(state, keep)
+    small = graph.shrink(params, keep, verify=False), graph.shrink(state, keep)
+    small_apply = graph.small_apply(keep)
+    for _ in range(2):
+        expected = graph.model.apply_fn(*whole, *inputs)
+        found = small_apply(*small, *inputs)
+        assert jax.tree.structure(found) == jax.tree.structure(expected)
+        returned = graph.trace.returned
+        for number, (one, other) in enumerate(
+            zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+        ):
+            if number not in returned:
+                close(one, other)
+        whole = whole[0], next_state(graph, expected, whole[1])
+        small = small[0], next_state(graph, found, small[1])
+        jax.tree.map(close, small[1], graph.shrink(whole[1], keep))
+    expanded = graph.expand(small[1], keep)
+    jax.tree.map(close, expanded, graph.zeroed(whole[1], keep))
+
+
+def next_state(graph, results, state):
+    """The state with what came back."""
+    leaves, treedef = jax.tree.flatten(state)
+    results = jax.tree.leaves(results)
+    for number, leaf in graph.trace.returned.items():
+        leaves[leaf] = results[number]
+    return jax.tree.unflatten(treedef, leaves)
+
+
+def test_caches_of_other_batches_are_cut_and_used():
+    apply_fn, params, state, (x,) = stateful.cache()
+    graph = channel_groups(apply_fn, params, x, state=state)
+    keep = {'query[3]': [0, 2], 'query[1]': [1]}
+    cache = {'cache': jax.tree.map(lambda leaf: leaf[:1] if leaf.ndim else leaf, state['cache'])}
+    small = graph.shrink(cache, keep)
+    assert small['cache']['key'].shape == (1, 7, 1, 2)
+    _, after = graph.small_apply(keep)(graph.shrink(params, keep, verify=False), small, x[:1])
+    assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, small)
+    with pytest.raises(ValueError, match=r'cache/key has shape \(2, 7, 2, 3\), .*\(2, 7, 2, 4\)'):
+        graph.shrink({'cache': {'key': state['cache']['key'][..., :3]}}, keep)
+
+
+def make(function, state=None):
+    """A model of hidden channels `h` and a state `s` of their shape: a function of both returns the two."""
+    params = {'up': jnp.ones((3, 6)), 'down': jnp.ones((6, 2))}
+
+    def apply(p, state, x):
+        h, s = function(x @ p['up'], state['s'])
+        return h @ p['down'], {'s': s}
+
+    state = {'s': jnp.ones((2, 6))} if state is None else state
+    return channel_groups(apply, params, jnp.ones((2, 3)), state=state)
+
+
+def norm_of(s):
+    return jnp.sum(s * s, -1, keepdims=True)
+
+
+# Whether zeros of the state stay zeros from call to call.
+HOSTILE = {
+    'sum of hidden units': (lambda h, s: (h * norm_of(s + h), s + h), True),
+    'count': (lambda h, s: (h * norm_of(s + h), s + 1), False),
+    'count of calls before': (lambda h, s: (h * norm_of(s + h), jnp.cos(s)), False),
+    'count of which no sum is taken': (lambda h, s: (h * s, s + 1), True),
+    'infinite in the second call': (lambda h, s: (h * s, 1 / s), False),
+    'state that is not read': (lambda h, s: (h, h), True),
+}
+
+
+@pytest.mark.parametrize(('function', 'exact'), HOSTILE.values(), ids=HOSTILE)
+def test_zeros_of_a_state_are_followed_from_call_to_call(function, exact):
+    assert make(function).groups['up[1]'].exact == exact
+
+
+def test_a_state_that_comes_back_in_another_shape_stays():
+    graph = make(lambda h, s: (h + s, jnp.concatenate([s, h])))
+    assert 'axis 1 of result 1 of the model' in graph.explain('up', 1)
+
+
+def test_entries_of_a_state_come_back_by_name():
+    def apply(p, state, x):
+        h = x @ p['up'] + state['a']
+        return {'loss': h @ p['down'], 'extra': {'a': state['a'] + h, 'b': 0.0}}
+
+    params = {'up': jnp.ones((3, 6)), 'down': jnp.ones((6, 2))}
+    state = {'a': jnp.ones((2, 6)), 'c': jnp.ones(3)}
+    graph = channel_groups(apply, params, jnp.ones((2, 3)), state=state)
+    assert list(graph.groups) == ['up[1]']
+    assert graph.trace.returned == {0: 0}
+
+
+def test_what_could_be_the_state_twice_is_refused():
+    def apply(p, state, x):
+        state = jnp.tanh(x @ p['up'] + state)
+        return state, state
+
+    params, x = {'up': jnp.ones((3, 6))}, jnp.ones((2, 3))
+    with pytest.raises(ValueError, match=r'0 and 1 of the results .* state=\{"cache": state\}'):
+        channel_groups(apply, params, x, state=jnp.ones((2, 6)))
+
+
+def test_states_that_do_not_fit_are_refused():
+    graph = make(lambda h, s: (h + s, s + h))
+    params, x = {'up': jnp.ones((3, 6)), 'down': jnp.ones((6, 2))}, jnp.ones((2, 3))
+    keep = {'up[1]': [0, 1]}
+    small_apply, small = graph.small_apply(keep), graph.shrink(params, keep)
+    with pytest.raises(TypeError, match='takes a state after the parameters'):
+        small_apply(small)
+    with pytest.raises(ValueError, match='the state has another structure'):
+        small_apply(small, {'t': jnp.ones((2, 2))}, x)
+    with pytest.raises(ValueError, match=r's has shape \(2, 6\) where .*\(2, 2\)'):
+        small_apply(small, {'s': jnp.ones((2, 6))}, x)
+    with pytest.raises(TypeError, match='give state='):
+        graph.verify(params, keep, x)
+    with pytest.raises(ValueError, match=r'up is the path of .*state=\{"state": state\}'):
+        channel_groups(lambda p, s, x: x, params, x, state={'up': jnp.ones(3)})
+
+
+def test_small_models_with_a_state_can_be_trained():
+    with doubles():
+        apply_fn, params, state, inputs = stateful.linen()
+        params, state, inputs = in_doubles((params, state, inputs))
+        graph = channel_groups(apply_fn, params, *inputs, state=state)
+        keep = {'Conv_0/kernel[3]': [0, 2, 5]}
+
+        def gradient(function, params, state):
+            def loss(params):
+                logits, new = function(params, state, *inputs)
+                return jnp.sum(jnp.sin(logits)), new
+
+            return jax.grad(loss, has_aux=True)(params)
+
+        zeroed = graph.zeroed(params, keep), graph.zeroed(state, keep)
+        small = graph.shrink(params, keep), graph.shrink(state, keep)
+        expected = gradient(apply_fn, *zeroed)
+        found = gradient(graph.small_apply(keep), *small)
+        for one, other in zip(found, expected, strict=True):
+            jax.tree.map(close, one, graph.shrink(other, keep))
+
+
+def test_small_models_with_a_state_are_timed():
+    graph = make(lambda h, s: (h + s, s + h))
+    params = {'up': jnp.ones((3, 6)), 'down': jnp.ones((6, 2))}
+    latency = latency_function(graph, params, rounds=1)
+    assert latency({'up[1]': 2}) > 0
