@@ -24,6 +24,10 @@ class RIA(CalibratedPruning):
     per: str = 'layer'
     power: float = 0.5
 
+    def score_matrices(self, weights, second_moment):
+        """The scores of weights by the sums of squares of their inputs."""
+        return matrix_scores.ria_scores(weights, second_moment, self.power)
+
     def prune_matrices(self, weights, statistics, sparsity, sparsity_type, where):
         """The mask; weights that are kept do not change."""
         del where

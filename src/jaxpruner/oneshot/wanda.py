@@ -23,6 +23,10 @@ class Wanda(CalibratedPruning):
     [[1], [0]]
     """
 
+    def score_matrices(self, weights, second_moment):
+        """The scores of weights by the sums of squares of their inputs."""
+        return matrix_scores.wanda_scores(weights, second_moment)
+
     def prune_matrices(self, weights, statistics, sparsity, sparsity_type, where):
         """The mask; weights that are kept do not change."""
         del where

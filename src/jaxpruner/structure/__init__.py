@@ -23,6 +23,7 @@ Read the files in this order:
     lists                  which groups may keep other channels in each trip of a scan, each expert, each head
     members, groups, graph atoms become groups with names; what users see
     keeping → cut          what is kept is checked; what stays along each axis
+    choosing               which channels stay, by scores and budgets; it names the files that it goes through
     costs                  parameters, bytes and operations as a function of how many channels stay
     latency                seconds as such a function, by timing candidates on the device at hand
     trees                  parameters, masks and states of optimizers are cut along
@@ -35,6 +36,7 @@ Read the files in this order:
     plans                  what is kept, as a file
 """
 
+from jaxpruner.structure.choices import Choice as Choice
 from jaxpruner.structure.costs import Cost as Cost
 from jaxpruner.structure.graph import ChannelGraph as ChannelGraph
 from jaxpruner.structure.members import Group as Group

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpruner.structure.axes import Axes, Axis
-from jaxpruner.structure.positions import Keep, kept_positions, occurrences
+from jaxpruner.structure.positions import Keep, indices_of, kept_positions, occurrences
 
 
 class Lists(NamedTuple):
@@ -168,10 +168,7 @@ class Cut:
 
     def _along(self, axes: Axes, i: int, atom: Axis) -> np.ndarray:
         """The index of an atom for each position along an axis, -1 where it has none."""
-        index = np.full(axes[i].size, -1)
-        for found in occurrences(axes[i]):
-            if found.atom is atom:
-                index[found.positions()] = np.arange(atom.size)[:, None]
+        index = indices_of(atom, axes[i])
         rank = len(self.trips) + len(axes)
         return index.reshape(_with_size((1,) * rank, len(self.trips) + i, axes[i].size))
 

@@ -93,3 +93,18 @@ def occurrences(axis: Axis) -> list[Occurrence]:
             )
         outer *= part.size
     return found
+
+
+def indices_of(atom: Axis, axis: Axis) -> np.ndarray:
+    """The index of an atom for each position along an axis, -1 where it has none.
+
+    >>> from jaxpruner.structure.axes import atom, total
+    >>> heads = atom(2)
+    >>> indices_of(heads, total([atom(1), heads, heads])).tolist()
+    [-1, 0, 1, 0, 1]
+    """
+    indices = np.full(axis.size, -1)
+    for found in occurrences(axis):
+        if found.atom is atom:
+            indices[found.positions()] = np.arange(atom.size)[:, None]
+    return indices

@@ -1,0 +1,207 @@
+"""Scores of channels: what a group's members say of each of its channels, as one number.
+
+    member  ('up', axis 1), scores of weights  [[1, 4], [2, 3]]   each channel sums its weights   [3, 7]
+    member  ('bias', axis 0)                   [1, 0]                                            [1, 0]
+
+Each member is divided by its mean, [0.6, 1.4] and [2, 0], and members are added: [2.6, 1.4]. Where `Group.lists` has
+atoms, such as layers of a scan, there is such a row for each of their indices.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.structure.axes import Axes, Axis, all_but, atoms
+from jaxpruner.structure.leaf_scores import ByPath, LeafScores, OfChannels
+from jaxpruner.structure.members import Group, Member
+from jaxpruner.structure.positions import indices_of
+
+Table = np.ndarray
+Normalise = Callable[[Table], Table]
+
+
+def _over(scale: Callable[[Table], Any]) -> Normalise:
+    """Divides by a number of the table; a table of which that is zero stays."""
+
+    def divide(table: Table) -> Table:
+        divisor = scale(table)
+        return table / divisor if divisor > 0 else table
+
+    return divide
+
+
+def _standard(table: Table) -> Table:
+    return _over(np.std)(table - table.mean())
+
+
+NORMALISATIONS: Mapping[str, Normalise] = {
+    'mean': _over(lambda table: np.abs(table).mean()),
+    'max': _over(lambda table: np.abs(table).max()),
+    'standard': _standard,
+}
+REDUCTIONS: Mapping[str, Callable[..., Table]] = {'sum': np.sum, 'mean': np.mean, 'max': np.max}
+
+
+class Reduction(NamedTuple):
+    """How scores of weights become scores of channels.
+
+    Attributes:
+      reduce: over members, a name of `REDUCTIONS`.
+      normalise: of each member's table before, a name of `NORMALISATIONS`, or a function of the table, or `None`.
+    """
+
+    reduce: str
+    normalise: str | Normalise | None
+
+
+def score_group(
+    group: Group, leaves: Mapping[tree_lib.Path, Axes], scores: LeafScores, reduction: Reduction
+) -> Table:
+    """The scores of a group's channels: of shape `(*sizes of Group.lists, channels)`.
+
+    Raises:
+      ValueError: a score is not finite, or no member has one.
+    """
+    tables = []
+    for member in group.members:
+        table = _score_member(group, member, leaves[member.path], scores)
+        if table is not None:
+            _check_finite(table, group, member)
+            tables.append(_normalise(table, reduction.normalise))
+    if not tables:
+        raise ValueError(
+            f'{group.name}: no member of the group has a score ({scores.name}); leave the group alone with '
+            f'leave={group.name!r}, or take another score'
+        )
+    return REDUCTIONS[reduction.reduce](np.stack(tables), axis=0)
+
+
+def _score_member(group: Group, member: Member, axes: Axes, scores: LeafScores) -> Table | None:
+    places = _places(group, member, axes)
+    if scores.of_channels is not None:
+        return _by_function(scores.of_channels, scores.arrays, group, member, places)
+    of_weights = scores.by_path.get(member.path)
+    if of_weights is None:
+        return None
+    others = tuple(all_but(places.axes, axes))
+    sums = np.asarray(sum_over(of_weights, others), np.float64)
+    return sums.ravel()[places.positions].sum(axis=-1)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def sum_over(scores: Any, axes: tuple[int, ...]) -> jax.Array:
+    """One program where the leaf is: what is sharded is not gathered, and lazy scores are never materialised."""
+    scores = jnp.asarray(scores.of(scores.weights) if hasattr(scores, 'of') else scores)
+    return jnp.sum(scores, axis=axes, dtype=jnp.promote_types(scores.dtype, jnp.float32))
+
+
+class _Places(NamedTuple):
+    """Where the channels of a member lie.
+
+    Attributes:
+      axes: of the leaf, along which channels or what owns their lists lie.
+      positions: among the elements along these axes, of shape `(*owners, channels, positions of one channel)`.
+    """
+
+    axes: tuple[int, ...]
+    positions: np.ndarray
+
+
+def _places(group: Group, member: Member, axes: Axes) -> _Places:
+    owners = [owner.resolved() for owner in group.lists]
+    kept = {member.axis}
+    owner_axes = []
+    for owner in owners:
+        owner_axes.append(_axis_with(owner, axes))
+        kept.add(owner_axes[-1])
+    order = sorted(kept)
+    shape = tuple([axes[i].size for i in order])
+
+    def along(indices: np.ndarray, axis: int) -> np.ndarray:
+        sizes = [1] * len(order)
+        sizes[order.index(axis)] = -1
+        return np.broadcast_to(indices.reshape(sizes), shape).ravel()
+
+    channel = np.full(axes[member.axis].size, -1)
+    channel[member.positions()] = np.arange(group.size)[:, None]
+    channels = along(channel, member.axis)
+    flat = np.flatnonzero(channels >= 0)
+    indices = []
+    for owner, axis in zip(owners, owner_axes, strict=True):
+        indices.append(along(indices_of(owner, axes[axis]), axis)[flat])
+    indices.append(channels[flat])
+    sizes = (*[owner.size for owner in owners], group.size)
+    by_channel = np.argsort(np.ravel_multi_index(tuple(indices), sizes), kind='stable')
+    return _Places(tuple(order), flat[by_channel].reshape(*sizes, -1))
+
+
+def _axis_with(owner: Axis, axes: Axes) -> int:
+    for i, axis in enumerate(axes):
+        if owner in atoms(axis):
+            return i
+    raise AssertionError(f'a leaf of axes {axes} has channels, and not what owns their lists')
+
+
+def _by_function(
+    of_channels: OfChannels,
+    leaves: Mapping[str, ByPath],
+    group: Group,
+    member: Member,
+    places: _Places,
+) -> Table | None:
+    """The scores by a function of the matrix whose rows are channels, called for each list."""
+    arrays = {}
+    for name, by_path in leaves.items():
+        leaf = by_path[member.path]
+        if leaf is None:  # it has no gradient
+            return None
+        arrays[name] = _as_rows(leaf, places)
+    owners = places.positions.shape[:-2]
+    table = np.empty((*owners, group.size))
+    for index in np.ndindex(*owners):
+        matrices = {name: array[index] for name, array in arrays.items()}
+        found = of_channels(group, member, matrices)
+        if found is None:
+            return None
+        table[index] = found
+    return table
+
+
+def _as_rows(leaf: jax.Array, places: _Places) -> jax.Array:
+    """The weights of each channel: of shape `(*owners, channels, weights of one)`."""
+    moved = jnp.moveaxis(leaf, places.axes, range(len(places.axes)))
+    rest = moved.shape[len(places.axes) :]
+    rows = moved.reshape(-1, *rest)[places.positions]
+    return rows.reshape(*places.positions.shape[:-1], -1)
+
+
+def _check_finite(table: Table, group: Group, member: Member) -> None:
+    wrong = np.argwhere(~np.isfinite(table))
+    if len(wrong):
+        place = wrong[0]
+        raise ValueError(
+            f'the score of channel {place[-1]} of {group.name} is {table[tuple(place)]} for {member.name}; look for '
+            'NaN or inf in that leaf, in the gradients and in the batches'
+        )
+
+
+def _normalise(table: Table, normalise: str | Normalise | None) -> Table:
+    if normalise is None:
+        return table
+    function = NORMALISATIONS[normalise] if isinstance(normalise, str) else normalise
+    return function(table)
+
+
+def score_groups(
+    groups: Sequence[Group],
+    leaves: Mapping[tree_lib.Path, Axes],
+    scores: LeafScores,
+    reduction: Reduction,
+) -> dict[str, Table]:
+    """The scores of some groups' channels by the groups' names."""
+    return {group.name: score_group(group, leaves, scores, reduction) for group in groups}

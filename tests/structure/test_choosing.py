@@ -1,0 +1,250 @@
+"""Which channels stay: scores, rankings, budgets and limits."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpruner
+from jaxpruner.structure import channel_groups
+from structure import further_models
+from structure.values import values_like
+
+# Of 'a[1]' channel 3 is the largest, then 1, 2, 0; of 'b[1]' each is larger than the one before.
+PARAMS = {
+    'a': jnp.array([[1.0, 4, 2, -8], [1, 4, 2, 8], [1, 4, 2, 8]]),
+    'b': jnp.ones((4, 8)) * jnp.arange(1.0, 9),
+    'c': jnp.ones((8, 2)),
+}
+X = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)))
+BEST_OF_A, BEST_OF_B = [3, 1, 2, 0], [7, 6, 5, 4, 3, 2, 1, 0]
+
+
+def apply(p, x):
+    return jnp.tanh(jnp.tanh(x @ p['a']) @ p['b']) @ p['c']
+
+
+GRAPH = channel_groups(apply, PARAMS, X)
+
+
+def parameters(a, b):
+    return 3 * a + a * b + 2 * b
+
+
+def counts_of(choice):
+    return choice.counts['a[1]'], choice.counts['b[1]']
+
+
+@pytest.mark.parametrize('quantity', ['parameters', 'flops', 'bytes'])
+@pytest.mark.parametrize('share', [0.2, 0.5, 0.9])
+@pytest.mark.parametrize('ranking', ['each', 'all', 'alike'])
+def test_budgets_are_met_and_nothing_more_would_fit(quantity, share, ranking):
+    choice = GRAPH.choose(PARAMS, f'{quantity}={share}', ranking=ranking)
+    a, b = counts_of(choice)
+    assert choice.before.parameters == parameters(4, 8)
+    assert choice.after.parameters == parameters(a, b) <= share * parameters(4, 8)
+    assert a == 4 or parameters(a + 1, b) > share * parameters(4, 8)
+    assert b == 8 or parameters(a, b + 1) > share * parameters(4, 8)
+    for name, best, count in (('a[1]', BEST_OF_A, a), ('b[1]', BEST_OF_B, b)):
+        if count < len(best):
+            assert choice.keep[name].tolist() == sorted(best[:count])
+        else:
+            assert name not in choice.keep
+
+
+# Settings beside the budget 'parameters=0.5' (30 of 60) -> how many stay of a and of b.
+SETTINGS = {
+    'each loses the same share': ({}, (2, 6)),
+    'sums alone: a is larger in all its channels': ({'ranking': 'all', 'normalise': None}, (4, 3)),
+    'multiples': ({'round_to': {'b*': 4}}, (3, 4)),
+    'multiples of both': ({'round_to': 2}, (2, 6)),
+    'at least so many': ({'least': {'b[1]': 0.8}}, (1, 8)),
+    'at most so many': ({'greatest': {'a[1]': 0.25}}, (1, 8)),
+    'left alone': ({'leave': 'a[1]'}, (4, 3)),
+    'others left alone': ({'leave': ['b*']}, (1, 8)),
+}
+
+
+@pytest.mark.parametrize(('settings', 'counts'), SETTINGS.values(), ids=SETTINGS)
+def test_settings_of_the_search(settings, counts):
+    choice = GRAPH.choose(PARAMS, 'parameters=0.5', **settings)
+    assert counts_of(choice) == counts
+    assert choice.after.parameters == parameters(*counts) <= 30
+    small = GRAPH.shrink(PARAMS, choice.keep, verify=False)
+    assert sum(leaf.size for leaf in small.values()) == choice.after.parameters
+
+
+def weights_times_gradients(weights, gradients):
+    return abs(weights * gradients)
+
+
+def only_of_a(weights, member):
+    return jnp.abs(weights) if member.path == ('a',) else None
+
+
+def distances(weights, group):
+    """The sum of distances to other channels: the median has the least."""
+    assert group.size == len(weights)
+    return jnp.abs(weights[:, None] - weights).sum((1, 2))
+
+
+GRADIENTS = {'a': PARAMS['a'][:, ::-1], 'b': jnp.ones((4, 8)), 'c': jnp.ones((8, 2))}
+# Score -> the scores of 'a[1]', not normalised, of the kernel before and of that behind it.
+SCORES = {
+    'magnitude': ('magnitude', [3, 12, 6, 24], [36, 36, 36, 36]),
+    'an algorithm': (jaxpruner.MagnitudePruning(), [3, 12, 6, 24], [36, 36, 36, 36]),
+    'saliency': ('saliency', [24, 24, 24, 24], [36, 36, 36, 36]),
+    'a function of weights': (weights_times_gradients, [24, 24, 24, 24], [36, 36, 36, 36]),
+    'a function of some members': (only_of_a, [3, 12, 6, 24], None),
+    'a function of channels': (distances, [None] * 4, [0, 0, 0, 0]),
+    'a tree': ({'a': jnp.ones((3, 4)), 'b': None, 'c': jnp.ones((8, 2))}, [3, 3, 3, 3], None),
+}
+
+
+@pytest.mark.parametrize(('score', 'before', 'behind'), SCORES.values(), ids=SCORES)
+def test_scores(score, before, behind):
+    if score is distances:
+        columns = np.asarray(PARAMS['a']).T
+        before = np.abs(columns[:, None] - columns).sum((1, 2))
+    tables = [np.asarray(each) for each in (before, behind) if each is not None]
+    for reduce, function in {'sum': np.sum, 'mean': np.mean, 'max': np.max}.items():
+        choice = GRAPH.choose(
+            PARAMS,
+            counts={'a[1]': 2},
+            score=score,
+            reduce=reduce,
+            normalise=None,
+            gradients=GRADIENTS,
+        )
+        np.testing.assert_allclose(choice.scores['a[1]'], function(tables, axis=0), rtol=1e-6)
+
+
+def test_members_are_normalised_apart():
+    choice = GRAPH.choose(PARAMS, counts={'a[1]': 2, 'b[1]': 8})
+    expected = np.array([3, 12, 6, 24]) / 11.25 + 1
+    np.testing.assert_allclose(choice.scores['a[1]'], expected)
+    choice = GRAPH.choose(PARAMS, counts={'a[1]': 2}, normalise='max', reduce='max')
+    np.testing.assert_allclose(choice.scores['a[1]'], [1, 1, 1, 1])
+    choice = GRAPH.choose(PARAMS, counts={'a[1]': 2}, normalise='standard')
+    np.testing.assert_allclose(choice.scores['a[1]'].mean(), 0, atol=1e-12)
+    choice = GRAPH.choose(PARAMS, counts={'a[1]': 2}, normalise=np.cumsum)
+    np.testing.assert_allclose(choice.scores['a[1]'], np.cumsum([39, 48, 42, 60]))
+
+
+def test_random_scores_differ_by_seed():
+    kept = set()
+    for seed in range(8):
+        score = jaxpruner.RandomPruning(rng_seed=seed)
+        choice = GRAPH.choose(PARAMS, counts={'b[1]': 4}, score=score)
+        kept.add(tuple(choice.keep['b[1]'].tolist()))
+    assert len(kept) > 3
+
+
+@pytest.mark.parametrize('name', ['wanda', 'ria'])
+def test_calibrated_scores_look_at_inputs(name):
+    """Equal weights: what counts is how large the inputs of the next kernel are."""
+    params = {'a': jnp.array([[1.0, 2, 3, 4]]), 'b': jnp.ones((4, 2))}
+    graph = channel_groups(lambda p, x: jnp.tanh(x @ p['a']) @ p['b'], params, jnp.ones((1, 1)))
+    settings = {'counts': {'a[1]': 2}, 'score': name, 'normalise': None, 'progress': False}
+    choice = graph.choose(params, batches=[0.1 * jnp.ones((3, 1))], **settings)
+    norms = jnp.tanh(params['a'][0] * 0.1) * 3**0.5
+    if name == 'wanda':
+        expected = params['a'][0] * 0.1 * 3**0.5 + 2 * norms
+        np.testing.assert_allclose(choice.scores['a[1]'], expected, rtol=1e-5)
+    assert choice.keep['a[1]'].tolist() == [2, 3]
+    assert graph.choose(params, **settings).keep['a[1]'].tolist() == [2, 3]
+
+
+def test_counts_by_glob_and_inexact_groups_that_are_asked_for():
+    choice = GRAPH.choose(PARAMS, counts={'a*': 3, '*': 5})
+    assert counts_of(choice) == (3, 5)
+    graph = channel_groups(lambda p, x: jax.nn.softmax(x @ p['a']) @ p['b'], PARAMS, X)
+    choice = graph.choose(PARAMS, counts={'a[1]': 3}, allow_inexact=True)
+    assert choice.keep['a[1]'].tolist() == [1, 2, 3]
+
+
+LAYERS = {
+    'up': jnp.asarray(np.random.default_rng(1).normal(size=(3, 2, 6))),
+    'down': jnp.asarray(np.random.default_rng(2).normal(size=(3, 6, 2))),
+}
+SCANNED = channel_groups(
+    lambda p, x: jax.lax.scan(
+        lambda x, layer: (x + jnp.tanh(x @ layer['up']) @ layer['down'], None), x, p
+    )[0],
+    LAYERS,
+    jnp.ones((5, 2)),
+)
+
+
+def test_each_layer_of_a_scan_has_a_list_of_its_own():
+    choice = SCANNED.choose(LAYERS, 'parameters=0.5', normalise=None)
+    expected = np.abs(LAYERS['up']).sum(1) + np.abs(LAYERS['down']).sum(2)
+    np.testing.assert_allclose(choice.scores['up[2]'], expected, rtol=1e-6)
+    assert choice.keep['up[2]'].tolist() == np.sort(np.argsort(-expected)[:, :3]).tolist()
+    best = np.sort(expected)[:, 3:].sum() / expected.sum()
+    np.testing.assert_allclose(choice.score_share('up[2]'), best)
+    assert choice.score_share('up[2]') > expected[:, [0, 1, 2]].sum() / expected.sum()
+    assert SCANNED.verify(LAYERS, choice.keep, jnp.ones((5, 2))).verdict == 'equal'
+
+
+def test_layers_go_only_if_that_is_asked_for():
+    assert list(SCANNED.choose(LAYERS, 'flops=0.5').keep) == ['up[2]']
+    (depth,) = [group.name for group in SCANNED.groups.values() if group.is_depth]
+    choice = SCANNED.choose(LAYERS, 'flops=0.4', depth=True, leave='up[2]', normalise=None)
+    totals = np.abs(LAYERS['up']).sum((1, 2)) + np.abs(LAYERS['down']).sum((1, 2))
+    assert choice.keep[depth].tolist() == [np.argmax(totals)]
+    assert SCANNED.choose(LAYERS, counts={depth: 2}).counts[depth] == 2
+
+
+@pytest.mark.parametrize(
+    'name', ['vision transformer', 'scanned and tied', 'gated linear unit', 'group norm']
+)
+def test_what_is_chosen_can_be_removed(name):
+    apply_fn, params, inputs = further_models.MODELS[name]
+    params, inputs = values_like(params, inputs)
+    graph = channel_groups(apply_fn, params, *inputs)
+    choice = graph.choose(params, 'parameters=0.5', ranking='all', depth=True)
+    small = graph.shrink(params, choice.keep)
+    assert sum(leaf.size for leaf in jax.tree.leaves(small)) == choice.after.parameters
+    for group, indices in choice.keep.items():
+        owners = [owner.size for owner in graph.groups[group].lists]
+        assert indices.shape == (*owners, choice.counts[group])
+
+
+def test_groups_of_like_shape_are_ranked_together_or_kept_equal():
+    rng = np.random.default_rng(3)
+    params = {'wide': jnp.asarray(rng.normal(size=(3, 16)))}
+    for layer in '012':
+        params[layer] = {
+            'up': jnp.asarray(rng.normal(size=(16, 8))) * 2 ** int(layer),
+            'down': jnp.asarray(rng.normal(size=(8, 16))),
+        }
+    params['out'] = jnp.asarray(rng.normal(size=(16, 2)))
+
+    def apply_layers(p, x):
+        x = x @ p['wide']
+        for layer in '012':
+            x = x + jnp.tanh(x @ p[layer]['up']) @ p[layer]['down']
+        return x @ p['out']
+
+    graph = channel_groups(apply_layers, params, X)
+    names = ['0/up[1]', '1/up[1]', '2/up[1]']
+
+    def chosen(**settings):
+        counts = graph.choose(params, 'parameters=0.5', normalise=None, **settings).counts
+        return [counts[name] for name in names], counts['wide[1]']
+
+    alike, wide = chosen(ranking='alike')
+    assert alike[0] < alike[1] <= alike[2]
+    assert abs(wide / 16 - sum(alike) / 24) <= 3 / 24  # one channel of each group
+    apart, _ = chosen(ranking='all')
+    assert apart[0] < apart[2]
+    equal, _ = chosen(ranking='all', equal='?/up*')
+    assert len(set(equal)) == 1
+
+
+def test_a_choice_is_printed_as_a_table():
+    lines = str(GRAPH.choose(PARAMS, 'parameters=0.5', leave='b[1]')).splitlines()
+    assert lines[2].split() == ['a[1]', '1', '4', '0.392']
+    assert lines[3].split() == ['b[1]', '8', '8', 'left', 'alone']
+    assert lines[-3].split() == ['parameters', '60', '27', '0.450']
