@@ -23,6 +23,14 @@ class Choice:
       after: of the smaller one.
       sizes: name of a group -> how many channels it has.
       remarks: name of a group -> why nothing was removed from it, where that was not up to its scores.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxpruner.structure import channel_groups
+    >>> params = {'up': jnp.arange(8.0).reshape(2, 4), 'down': jnp.ones((4, 1))}
+    >>> graph = channel_groups(lambda p, x: jnp.tanh(x @ p['up']) @ p['down'], params, jnp.ones((5, 2)))
+    >>> choice = graph.choose(params, counts={'up[1]': 1})
+    >>> choice.keep['up[1]'].tolist(), choice.before.parameters, choice.after.parameters
+    ([3], 12, 3)
     """
 
     keep: Mapping[str, np.ndarray]
