@@ -42,6 +42,9 @@ from jaxpruner.jax_pruning import pruning_apply as pruning_apply
 from jaxpruner.mask_metrics import sparsity_metrics as sparsity_metrics
 from jaxpruner.oneshot import prune as prune
 from jaxpruner.saving import save_safetensors as save_safetensors
+from jaxpruner.small_models import SmallModel as SmallModel
+from jaxpruner.small_models import load_small_model as load_small_model
+from jaxpruner.small_models import save_small_model as save_small_model
 from jaxpruner.sparsity_schedules import HostSchedule as HostSchedule
 from jaxpruner.sparsity_schedules import NoUpdateSchedule as NoUpdateSchedule
 from jaxpruner.sparsity_schedules import OneShotSchedule as OneShotSchedule

@@ -43,6 +43,12 @@ def save_plan(graph: ChannelGraph, keep: Keep, path: str | os.PathLike[str]) -> 
     ...     os.listdir(folder)
     ['plan.json']
     """
+    text = plan_text(graph, keep)
+    atomic_files.replace_file(Path(path), lambda temporary: temporary.write_text(text))
+
+
+def plan_text(graph: ChannelGraph, keep: Keep) -> str:
+    """What is kept, as JSON."""
     cut = check_keep(graph.groups, keep, allow_inexact=True)
     groups = {}
     for name, indices in keep.items():
@@ -58,8 +64,7 @@ def save_plan(graph: ChannelGraph, keep: Keep, path: str | os.PathLike[str]) -> 
         'parameters': shapes,
         'program': _program_hash(graph),
     }
-    text = json.dumps(plan, indent=1)
-    atomic_files.replace_file(Path(path), lambda temporary: temporary.write_text(text))
+    return json.dumps(plan, indent=1)
 
 
 def load_plan(graph: ChannelGraph, path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
@@ -90,7 +95,12 @@ def load_plan(graph: ChannelGraph, path: str | os.PathLike[str]) -> dict[str, np
     (2, 1)
     """
     path = Path(path)
-    plan = _read(path)
+    return keep_of_json(graph, input_files.read_file(path), path)
+
+
+def keep_of_json(graph: ChannelGraph, content: bytes, path: Path) -> dict[str, np.ndarray]:
+    """What a plan that stands in a file keeps, checked as `load_plan` says."""
+    plan = _parse(content, path)
     _check_parameters(graph, plan['parameters'], path)
     _check_sizes(graph, plan['groups'], path)
     keep = {name: np.asarray(group['keep']) for name, group in plan['groups'].items()}
@@ -136,9 +146,9 @@ def _check_sizes(graph: ChannelGraph, groups: Mapping[str, Any], path: Path) -> 
             )
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _parse(content: bytes, path: Path) -> dict[str, Any]:
     try:
-        plan = input_files.parse_json(input_files.read_file(path))
+        plan = input_files.parse_json(content)
         if plan['format'] != _FORMAT:
             raise ValueError(f'its format is {plan["format"]!r}')
         version = plan['version']

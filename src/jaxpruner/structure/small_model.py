@@ -43,9 +43,9 @@ class SmallApply:
             raise TypeError(f'{self._program.name} takes a state after the parameters, got none')
         graph = self._graph_of(params, arguments)
         trace, cut = self._cut(graph)
-        _check_shapes(params, trace.paths, trace.leaves, cut)
+        check_small(params, trace.paths, trace.leaves, cut)
         if self._program.has_state:
-            _check_shapes(arguments[0], trace.state_paths, trace.states, cut)
+            check_small(arguments[0], trace.state_paths, trace.states, cut)
         results = Replay(trace, cut).run(jax.tree.leaves((params, arguments)))
         return jax.tree.unflatten(graph.model.programs[self._number].results, results)
 
@@ -81,7 +81,7 @@ class SmallApply:
         """The shapes that a state had before the cut; along axes that are not cut it may have any size."""
         trace, cut = self._cut(self._graph)
         leaves, treedef = jax.tree.flatten(state)
-        _check_structure('state', treedef, jax.tree.structure(self._program.state))
+        check_structure('state', treedef, jax.tree.structure(self._program.state))
         whole = []
         for leaf, axes in zip(leaves, trace.states, strict=True):
             shape = list(leaf.shape)
@@ -92,9 +92,10 @@ class SmallApply:
         return jax.tree.unflatten(treedef, whole)
 
 
-def _check_shapes(
+def check_small(
     tree: tree_lib.PyTree, paths: Sequence[tree_lib.Path], axes_of_leaves: Sequence[Axes], cut: Cut
 ) -> None:
+    """Refuses parameters or a state of other shapes than a cut leaves."""
     for path, leaf, axes in zip(paths, jax.tree.leaves(tree), axes_of_leaves, strict=True):
         if jnp.shape(leaf) != cut.shape(axes):
             raise ValueError(
@@ -103,7 +104,8 @@ def _check_shapes(
             )
 
 
-def _check_structure(what: str, given: Any, own: Any) -> None:
+def check_structure(what: str, given: Any, own: Any) -> None:
+    """Refuses a tree of another structure than that of the model."""
     if given != own:
         raise ValueError(
             f'the {what} has another structure than that of the model, {given} instead of {own}; give what '
@@ -115,7 +117,7 @@ def _with_dtypes(whole: tree_lib.PyTree, params: tree_lib.PyTree) -> tree_lib.Py
     """The shapes of the whole model's parameters with the dtypes of those of the smaller one."""
     leaves, treedef = jax.tree.flatten(whole)
     given, structure = jax.tree.flatten(params)
-    _check_structure('tree of parameters', structure, treedef)
+    check_structure('tree of parameters', structure, treedef)
     shapes = []
     for leaf, other in zip(leaves, given, strict=True):
         shapes.append(jax.ShapeDtypeStruct(leaf.shape, jnp.result_type(other)))

@@ -1,0 +1,187 @@
+"""A smaller model as one safetensors file, with the plan by which it was cut in the file's header."""
+
+import os
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.saving import save_safetensors
+from jaxpruner.structure import ChannelGraph
+from jaxpruner.structure.axes import Axes
+from jaxpruner.structure.keeping import Keep, check_keep
+from jaxpruner.structure.plans import keep_of_json, plan_text
+from jaxpruner.structure.small_model import check_small, check_structure
+
+_PLAN = 'jaxpruner_plan'  # among the metadata
+
+
+class SmallModel(NamedTuple):
+    """What `load_small_model` reads.
+
+    Attributes:
+      params: in the structure of those of the whole model.
+      keep: name of a group -> the indices that stay, for `ChannelGraph.small_apply`.
+      state: as `params`; `None` if none was saved.
+
+    >>> SmallModel({'w': 1}, {}).state is None
+    True
+    """
+
+    params: tree_lib.PyTree
+    keep: dict[str, np.ndarray]
+    state: tree_lib.PyTree = None
+
+
+def save_small_model(
+    graph: ChannelGraph,
+    params: tree_lib.PyTree,
+    keep: Keep,
+    path: str | os.PathLike[str],
+    *,
+    state: tree_lib.PyTree = None,
+) -> None:
+    """Saves a smaller model as a safetensors file: its arrays, and in the header what was kept.
+
+    The plan is that of `structure.save_plan`. Any library that reads safetensors reads the arrays, under the dotted
+    names that `save_safetensors` gives them. The file appears when it is whole, and replaces one that is there. Needs
+    the extra `jaxpruner[checkpoint]`.
+
+    Args:
+      graph: of the whole model.
+      params: what `ChannelGraph.shrink` returned, trained further or not.
+      keep: what `shrink` was given.
+      path: of the file; its folder exists.
+      state: of the smaller model, such as batch statistics, if the model has one.
+
+    Raises:
+      TypeError, KeyError, IndexError: as in `ChannelGraph.shrink` and `save_safetensors`.
+      ValueError: likewise, or an array has another shape than the plan says.
+      OSError: the file cannot be written.
+
+    >>> import tempfile
+    >>> from jaxpruner import channel_groups
+    >>> params = {'up': jnp.arange(8.0).reshape(2, 4), 'down': jnp.ones((4, 1))}
+    >>> graph = channel_groups(lambda p, x: jnp.tanh(x @ p['up']) @ p['down'], params, jnp.ones((5, 2)))
+    >>> keep = {'up[1]': [0, 3]}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_small_model(graph, graph.shrink(params, keep), keep, f'{folder}/small.safetensors')
+    ...     small = load_small_model(graph, f'{folder}/small.safetensors')
+    >>> small.params['up'].tolist(), small.keep
+    ([[0.0, 3.0], [4.0, 7.0]], {'up[1]': array([0, 3])})
+    """
+    cut = check_keep(graph.groups, keep, allow_inexact=True)
+    arrays: dict[str, Any] = {}
+    for part, tree in zip(_parts(graph), (params, state), strict=True):
+        if tree is None:
+            continue
+        check_structure(part.name, jax.tree.structure(tree), part.treedef)
+        check_small(tree, part.paths, part.axes, cut)
+        for name, leaf in zip(part.leaf_names, jax.tree.leaves(tree), strict=True):
+            if name in arrays:
+                raise ValueError(f'{name!r} is in the parameters and in the state; rename one')
+            arrays[name] = leaf
+    save_safetensors(arrays, path=Path(path), metadata={_PLAN: plan_text(graph, keep)})
+
+
+def load_small_model(graph: ChannelGraph, path: str | os.PathLike[str]) -> SmallModel:
+    """Reads a smaller model from a file that `save_small_model` wrote.
+
+    Args:
+      graph: of the whole model; `channel_groups` makes it of shapes as well, so that nothing has to be initialised.
+      path: of the file.
+
+    Returns:
+      Parameters, state, and what was kept, for `ChannelGraph.small_apply`.
+
+    Raises:
+      OSError: the file cannot be read.
+      ValueError: it is no safetensors file, or a part of one; it has no plan, or that of another model; its arrays are
+        not those that the plan says; or JAX would round them, since they have 64 bits.
+
+    If the program is another than that of which the plan was made, a warning says so, as in `structure.load_plan`.
+
+    >>> import tempfile
+    >>> from jaxpruner import channel_groups
+    >>> shapes = {'up': jax.ShapeDtypeStruct((2, 4), 'float32'), 'down': jax.ShapeDtypeStruct((4, 1), 'float32')}
+    >>> x = jax.ShapeDtypeStruct((5, 2), 'float32')
+    >>> graph = channel_groups(lambda p, x: (x @ p['up']) @ p['down'], shapes, x)
+    >>> params = {'up': jnp.ones((2, 3)), 'down': jnp.ones((3, 1))}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_small_model(graph, params, {'up[1]': [0, 1, 3]}, f'{folder}/small.safetensors')
+    ...     small = load_small_model(graph, f'{folder}/small.safetensors')
+    >>> graph.small_apply(small.keep)(small.params, jnp.ones((1, 2))).tolist()
+    [[6.0]]
+    """
+    from jaxpruner import checkpoints  # loads libraries that the core does without
+
+    path = Path(path)
+    checkpoint = checkpoints.open_checkpoint(path)
+    if _PLAN not in checkpoint.metadata:
+        raise ValueError(
+            f'{path} has no plan of channels, so that it is no smaller model; save_small_model writes one'
+        )
+    keep = keep_of_json(graph, checkpoint.metadata[_PLAN].encode(), path)
+    cut = check_keep(graph.groups, keep, allow_inexact=True)
+    parts = _parts(graph)
+    if set(parts[1].leaf_names).isdisjoint(checkpoint.leaves):
+        parts = parts[:1]  # no state was saved
+    _check_names(path, parts, checkpoint.leaves)
+    trees = []
+    for part in parts:
+        leaves = []
+        for name, axes in zip(part.leaf_names, part.axes, strict=True):
+            shape = checkpoint.leaves[name].shape
+            if shape != cut.shape(axes):
+                raise ValueError(
+                    f'{path}: {name} has shape {shape}, and by its plan {cut.shape(axes)}; save the model anew'
+                )
+            leaves.append(_as_it_is(checkpoint.read(name), f'{path}: {name}'))
+        trees.append(part.treedef.unflatten(leaves))
+    return SmallModel(trees[0], keep, *trees[1:])
+
+
+class _Part(NamedTuple):
+    """The parameters of a model, or its state."""
+
+    name: str
+    paths: Sequence[tree_lib.Path]
+    axes: Sequence[Axes]
+    treedef: Any
+
+    @property
+    def leaf_names(self) -> list[str]:
+        """Names of the leaves in a file."""
+        return ['.'.join(path) for path in self.paths]
+
+
+def _parts(graph: ChannelGraph) -> list[_Part]:
+    trace, model = graph.trace, graph.model
+    params = _Part('parameters', trace.paths, trace.leaves, jax.tree.structure(model.params))
+    treedef = jax.tree.structure(model.programs[0].state)
+    return [params, _Part('state', trace.state_paths, trace.states, treedef)]
+
+
+def _check_names(path: Path, parts: Sequence[_Part], found: Collection[str]) -> None:
+    """Refuses files that lack a leaf or have one too many."""
+    names = [name for part in parts for name in part.leaf_names]
+    for name in names:
+        if name not in found:
+            raise ValueError(f'{path} lacks {name}; save the model anew')
+    for name in found:
+        if name not in names:
+            raise ValueError(f'{path} has {name}, which the model has not; save the model anew')
+
+
+def _as_it_is(array: np.ndarray, where: str) -> jax.Array:
+    leaf = jnp.asarray(array)
+    if leaf.dtype != array.dtype:
+        raise ValueError(
+            f"{where} is {array.dtype}, of which JAX would make {leaf.dtype}; call jax.config.update('jax_enable_x64', "
+            'True) first'
+        )
+    return leaf
