@@ -18,7 +18,9 @@ def normal(*shape):
     return jnp.asarray(RNG.normal(size=shape))
 
 
-def _linen():
+def linen_programs():
+    """Training and evaluation with batch normalization."""
+
     class Network(nn.Module):
         @nn.compact
         def __call__(self, x, train):
@@ -42,7 +44,7 @@ def _linen():
 
 
 def linen():
-    (train, _), *rest = _linen()
+    (train, _), *rest = linen_programs()
     return train, *rest
 
 

@@ -114,5 +114,12 @@ def test_shrinking_parameters_compares_the_smaller_model(monkeypatch):
     monkeypatch.setitem(primitives.ROWS, 'tanh', twice)
     with pytest.raises(ValueError, match=r'differs from the whole one with zeros .different: '):
         graph.shrink(params, keep)
+
+    def without_tanh(p, x):
+        return x @ p['up'] @ p['out']
+
+    both = channel_groups(without_tanh, params, x).also(apply, x)
+    with pytest.raises(ValueError, match=r'with zeros in apply .different: '):
+        both.shrink(params, keep)
     graph.shrink(params, keep, verify=False)
     graph.shrink(jax.tree.map(jnp.isfinite, params), keep)

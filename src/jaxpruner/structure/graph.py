@@ -403,7 +403,8 @@ class ChannelGraph:
         Args:
           params: of the whole model, arrays.
           keep: as in `shrink`.
-          batches: any iterable of batches: a tuple holds the inputs, anything else is the only input.
+          batches: any iterable of batches. A tuple holds the inputs, after the state if there is one; anything else
+            is the only input.
           damping: $\lambda$ as a share of the mean of the diagonal of $H_{kk}$: more holds the rows nearer to what they
             were. Ten times as much is taken where it is not enough, with a warning.
           sequential: fit a kernel to what it meets once those before it are fitted; the batches are held meanwhile. By
