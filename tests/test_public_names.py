@@ -86,6 +86,7 @@ NAMES = """
     utils.summarize_sparsity utils.summarize_intersection param_uses Use UseGraph UnsupportedPrimitive
     uses.param_uses uses.with_input_axes uses.run_with_taps split_masks join_masks
     channel_groups ChannelGraph structure.channel_groups structure.Group structure.Member
+    structure.OldNumbers structure.OldNumber structure.constructor_arguments structure.ConstructorArguments
 """.split()
 
 

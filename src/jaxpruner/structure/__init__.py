@@ -34,13 +34,22 @@ Read the files in this order:
     zero_channels          which channels are zero already
     refitting              kernels are fitted to calibration inputs, so that they make up for removed channels
     plans                  what is kept, as a file
+    old_numbers → width_flow → source_programs → source_models
+                           numbers that a smaller program keeps from an old width: what is known of one, where it
+                           meets the width, and the program of a module that is built with the new widths beside it
+    argument_numbers → constructors
+                           numbers in arguments, and which of them build such a module
 """
 
 from jaxpruner.structure.choices import Choice as Choice
+from jaxpruner.structure.constructors import ConstructorArguments as ConstructorArguments
+from jaxpruner.structure.constructors import constructor_arguments as constructor_arguments
 from jaxpruner.structure.costs import Cost as Cost
 from jaxpruner.structure.graph import ChannelGraph as ChannelGraph
 from jaxpruner.structure.members import Group as Group
 from jaxpruner.structure.members import Member as Member
+from jaxpruner.structure.old_numbers import OldNumber as OldNumber
+from jaxpruner.structure.old_numbers import OldNumbers as OldNumbers
 from jaxpruner.structure.plans import load_plan as load_plan
 from jaxpruner.structure.plans import save_plan as save_plan
 from jaxpruner.structure.tracing import channel_groups as channel_groups

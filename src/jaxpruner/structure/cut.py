@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpruner.structure.axes import Axes, Axis
+from jaxpruner.structure.axes import Axes, Axis, atoms
 from jaxpruner.structure.positions import Keep, indices_of, kept_positions, occurrences
 
 
@@ -66,6 +66,14 @@ class Cut:
         """Whether one of these atoms owns lists."""
         owned = {owner for each in self.lists.values() for owner in each.owners}
         return not owned.isdisjoint(owners)
+
+    def has_lists_along(self, axes: Axes) -> bool:
+        """Whether what stays along one of these axes differs between the indices of an owner."""
+        for axis in axes:
+            for each in atoms(axis):
+                if each in self.lists and self.lists[each].owners:
+                    return True
+        return False
 
     def size(self, axis: Axis) -> int:
         """How many positions of an axis stay."""

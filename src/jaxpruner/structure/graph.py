@@ -15,9 +15,11 @@ from jaxpruner.structure.choice_settings import Names, Settings
 from jaxpruner.structure.choices import Choice
 from jaxpruner.structure.keeping import Keep, check_keep
 from jaxpruner.structure.members import Group, PinnedAxis
+from jaxpruner.structure.old_numbers import OldNumbers
 from jaxpruner.structure.programs import ModelProgram
 from jaxpruner.structure.records import Trace
 from jaxpruner.structure.small_model import SmallApply
+from jaxpruner.structure.source_models import find_old_numbers
 from jaxpruner.structure.verifying import Verification, verify
 
 
@@ -268,8 +270,8 @@ class ChannelGraph:
 
         It can be compiled, differentiated, mapped over and trained as the model can. Rules of `jax.custom_jvp` and
         `jax.custom_vjp` stay; one that cannot be followed is an error when a derivative is taken. Numbers that were
-        computed from an old width, such as `1 / width`, stay as they were. For inputs of other shapes the model is
-        traced anew. Callbacks that only show something are left out.
+        computed from an old width, such as `1 / width`, stay as they were; `old_numbers` lists them. For inputs of
+        other shapes the model is traced anew. Callbacks that only show something are left out.
 
         Args:
           keep: as in `shrink`.
@@ -492,6 +494,44 @@ class ChannelGraph:
             others = np.setdiff1d(np.arange(self.groups[name].size), zero)
             keep[name] = others if len(others) else zero[:1]
         return keep
+
+    def old_numbers(
+        self,
+        keep: Keep,
+        small_fn: Callable[..., Any] | None = None,
+        allow_inexact: bool = False,
+        *,
+        of: Callable[..., Any] | None = None,
+    ) -> OldNumbers:
+        """Lists the numbers in the smaller program that come from an old width, such as `1 / width`, with their lines.
+
+        With the function of a module that was built with the new widths, both programs are traced, and compared
+        operation by operation: what differs is exactly these numbers. Without it, numbers are listed that meet a cut
+        axis, or a sum over one, and have the value of its old width, of its root, or of the inverse of either.
+
+        Args:
+          keep: as in `shrink`.
+          small_fn: the function of a module with the new widths, for parameters that `shrink` returned.
+            `constructor_arguments` finds with which arguments to build it.
+          allow_inexact: as in `shrink`.
+          of: as in `small_apply`.
+
+        Raises:
+          TypeError, KeyError, IndexError, ValueError: as in `shrink`; or what `small_fn` raises for the parameters.
+
+        >>> import jax, jax.numpy as jnp
+        >>> from jaxpruner.structure import channel_groups
+        >>> def apply(p, x):
+        ...     h = x @ p['up']
+        ...     return h * jax.lax.rsqrt(jnp.mean(h * h, -1, keepdims=True) + 1e-6) @ p['down']
+        >>> params = {'up': jnp.ones((2, 8)), 'down': jnp.ones((8, 1))}
+        >>> graph = channel_groups(apply, params, jnp.ones((5, 2)))
+        >>> (number,) = graph.old_numbers({'up[1]': range(4)}, apply).numbers
+        >>> number.primitive, float(number.old), float(number.new), number.groups
+        ('div', 8.0, 4.0, ('up[1]',))
+        """
+        cut = check_keep(self.groups, keep, allow_inexact)
+        return find_old_numbers(self, cut, small_fn, self.model.number_of(of))
 
     def explain(self, leaf: tree_lib.Path | str, axis: int) -> str:
         """Says what is known of an axis of a leaf: its groups, or why it stays and what it is tied to.
