@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpruner import base_updater, sparsity_schedules
-from jaxpruner.algorithms import pruners
+from jaxpruner.algorithms import pruners, regrown_channels
 from jaxpruner.core import optimizer_state
 
 
@@ -162,6 +162,10 @@ class ACDC(base_updater.BaseUpdater):
         if schedule.update_end_step is not None:
             sparse |= jnp.asarray(step) + schedule.update_freq > schedule.update_end_step
         return sparse
+
+    def check_type(self, sparsity_type, where=''):
+        """Refuses channels that are removed from all leaves."""
+        regrown_channels.check_not_joint(self, sparsity_type, where)
 
     def check_optimizer(self, inner, params):
         """Refuses optimizers whose moments cannot be zeroed, if they are to be."""

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxpruner import base_updater, sparsity_types
-from jaxpruner.algorithms import overridden_names, pruners
+from jaxpruner.algorithms import overridden_names, pruners, regrown_channels
 from jaxpruner.base_updater import init_checks
 from jaxpruner.core import arguments, optimizer_state, seeds
 from jaxpruner.core import tree as tree_lib
@@ -101,12 +101,13 @@ class SET(StaticRandomSparse):
         check_drop_fraction(self.drop_fraction_fn(0), 'drop_fraction_fn(0)')
 
     def check_type(self, sparsity_type, where=''):
-        """Refuses N:M."""
+        """Refuses N:M, and channels that are removed from all leaves."""
         if isinstance(sparsity_type, sparsity_types.NByM):
             raise ValueError(
                 f'{where}{type(self).__name__} replaces weights anywhere in a leaf, which N:M groups do not allow, got '
                 f'{sparsity_type}; use unstructured, block or channel sparsity, or StaticRandomSparse for N:M'
             )
+        regrown_channels.check_not_joint(self, sparsity_type, where)
 
     def check_optimizer(self, inner, params):
         """Refuses optimizers whose moments cannot be zeroed."""

@@ -13,7 +13,7 @@ from jaxpruner import sparsity_distributions
 from jaxpruner.base_updater.pruner import PlannedPruner
 from jaxpruner.core import text_tables
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.mask_calculator import calculators, selection
+from jaxpruner.mask_calculator import calculators, joint_leaves, selection
 from jaxpruner.mask_calculator.leaves import Leaf, leaf_of
 from jaxpruner.sparsity_types import (
     Block,
@@ -23,6 +23,7 @@ from jaxpruner.sparsity_types import (
     SparsityType,
     is_unstructured,
 )
+from jaxpruner.sparsity_types.joint import is_joint
 
 _UNKNOWN = '?'
 
@@ -147,6 +148,9 @@ def plan_leaves(updater: PlannedPruner, params: tree_lib.PyTree) -> PruningPlan:
         if shares_target and leaf_plan.is_pruned:
             leaf_plan = dataclasses.replace(leaf_plan, is_ranked_with_others=True)
         planned.append(leaf_plan)
+    if all(is_alone):
+        for i, number in joint_leaves.kept_weights(planned, targets):
+            planned[i] = _with_kept(planned[i], number)
     kept = _kept_in_all(planned, is_joint)
     return PruningPlan(type(updater).__name__, tuple(planned), kept)
 
@@ -206,11 +210,21 @@ def with_target(
     leaf = dataclasses.replace(leaf, target=float(target))
     if leaf.target == 0 and not shares_target:
         return dataclasses.replace(leaf, why_dense='its target is 0')
-    if not is_counted:
+    if not is_counted or is_joint(
+        leaf.sparsity_type
+    ):  # groups of several leaves are counted together
         return dataclasses.replace(leaf, kept=None)
     leaf = dataclasses.replace(leaf, kept=_kept(leaf))
     if leaf.kept == leaf.size:
         return dataclasses.replace(leaf, why_dense='less than one weight would go')
+    return leaf
+
+
+def _with_kept(leaf: LeafPlan, kept: int) -> LeafPlan:
+    """The plan of a leaf that shares groups with others; its target is what they leave of it."""
+    leaf = dataclasses.replace(leaf, kept=kept, target=1 - kept / leaf.size, why_dense=None)
+    if kept == leaf.size:
+        return dataclasses.replace(leaf, why_dense='its groups lose less than one channel')
     return leaf
 
 
@@ -290,6 +304,8 @@ def type_words(sparsity_type: SparsityType | None) -> str:
             return f'blocks of {height}×{width}'
         case Channel(axis):
             return f'channels of axis {axis}'
+    if is_joint(sparsity_type):
+        return 'channels, together with other leaves'
     return 'unstructured' if is_unstructured(sparsity_type) else repr(sparsity_type)
 
 

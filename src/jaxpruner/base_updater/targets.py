@@ -11,8 +11,10 @@ import jax.numpy as jnp
 from jaxpruner import sparsity_distributions
 from jaxpruner.core import arguments, caller_warnings, vector_warnings
 from jaxpruner.core import tree as tree_lib
+from jaxpruner.mask_calculator import joint_leaves
 from jaxpruner.mask_calculator.leaves import Leaf, Stacked
 from jaxpruner.sparsity_types import NByM
+from jaxpruner.sparsity_types.joint import is_joint
 
 # A sparsity that is a rounded share of N:M, such as 0.33 for 2:3, does not contradict it.
 _ROUNDING = 0.005
@@ -73,13 +75,19 @@ def of_leaves(
     if distribution is None:
         return jax.tree.unflatten(treedef, [None] * len(leaves))
     stacked_argument = _check_stacked(distribution, stacked, paths)
-    dense = [leaf.path for leaf in leaves if leaf.sparsity_type is None]
-    with vector_warnings.no_warnings_about(dense):
+    decided = []  # whatever a filter selects
+    for leaf in leaves:
+        if leaf.sparsity_type is None or is_joint(leaf.sparsity_type):
+            decided.append(leaf.path)
+    with vector_warnings.no_warnings_about(decided):
         targets = tree_lib.leaves_like(treedef, distribution(params, **stacked_argument))
-    for i, leaf in enumerate(leaves):
-        if not _can_be_ranked(leaf, arrays[i]):
+    can_be_ranked = [_can_be_ranked(leaf, arrays[i]) for i, leaf in enumerate(leaves)]
+    for i, is_ranked in enumerate(can_be_ranked):
+        if not is_ranked:
             targets[i] = None
-        elif targets[i] is not None:
+    targets = joint_leaves.with_targets(leaves, targets, can_be_ranked)
+    for i, leaf in enumerate(leaves):
+        if targets[i] is not None:
             sparsity_distributions.check_sparsity(targets[i], f'the sparsity of {leaf.name}')
             check(leaf)
     if types_decide:

@@ -33,7 +33,7 @@ from jaxpruner.core.masking import apply_mask as apply_mask
 from jaxpruner.core.short_repr import ShortRepr
 from jaxpruner.core.sparse_state import SparseState as SparseState
 from jaxpruner.core.sparse_state import only_sparse_state
-from jaxpruner.mask_calculator import calculators, lazy_scores
+from jaxpruner.mask_calculator import calculators, joint_leaves, lazy_scores
 from jaxpruner.mask_calculator.leaves import Leaf, resolve_leaves
 from jaxpruner.sparsity_types import settings as type_settings
 
@@ -347,13 +347,14 @@ class BaseUpdater(OptionalHooks, ShortRepr):
         if thresholds is not None:
             start_of = tree_lib.leaves_like(treedef, thresholds)
         scored: list[calculators.ScoredLeaf | None] = [None] * len(paths)
-        for i, leaf in enumerate(self._leaves(paths, score_of)):
+        leaves = self._leaves(paths, score_of)
+        for i, leaf in enumerate(leaves):
             is_dense = leaf.sparsity_type is None or sparsity_of[i] is None
             if score_of[i] is not None and not is_dense:
                 scored[i] = calculators.ScoredLeaf(
                     score_of[i], sparsity_of[i], leaf.groups, start_of[i]
                 )
-        kept = calculators.select_leaves(scored, self.topk_fn)
+        kept = joint_leaves.select(leaves, scored, self.topk_fn)
         masks = jax.tree.unflatten(treedef, [leaf.mask for leaf in kept])
         return masks, jax.tree.unflatten(treedef, [leaf.threshold for leaf in kept])
 

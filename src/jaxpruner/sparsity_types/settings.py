@@ -5,6 +5,7 @@ from typing import Any
 
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.sparsity_types.base import GroupedType, SparsityType
+from jaxpruner.sparsity_types.joint import is_joint
 from jaxpruner.sparsity_types.n_by_m import NByM
 from jaxpruner.sparsity_types.parsing import parse_sparsity_type
 from jaxpruner.sparsity_types.unstructured import Unstructured
@@ -50,7 +51,7 @@ def _read_type(entry: Any) -> SparsityType:
     if entry is Unstructured:
         return Unstructured()
     usable = isinstance(entry, NByM | GroupedType) and not isinstance(entry, type)
-    if not usable:
+    if not (usable or is_joint(entry)):
         hint = f'; write {entry.__name__}(…)' if isinstance(entry, type) else ''
         raise TypeError(
             f'{entry!r} is no sparsity type{hint}; use Unstructured(), NByM, Block, Channel, a string like "2:4", or '

@@ -46,6 +46,7 @@ from jaxpruner.structure.constructors import ConstructorArguments as Constructor
 from jaxpruner.structure.constructors import constructor_arguments as constructor_arguments
 from jaxpruner.structure.costs import Cost as Cost
 from jaxpruner.structure.graph import ChannelGraph as ChannelGraph
+from jaxpruner.structure.grouped_channels import GroupedChannels as GroupedChannels
 from jaxpruner.structure.members import Group as Group
 from jaxpruner.structure.members import Member as Member
 from jaxpruner.structure.old_numbers import OldNumber as OldNumber

@@ -134,9 +134,8 @@ class Cut:
             if atom not in self.lists:
                 continue
             each = self.lists[atom]
-            channel = self._along(axes, i, atom)
-            index = [self._owner_index(axes, owner) for owner in each.owners]
-            flags = flags & ((channel < 0) | each.stays(atom.size)[(*index, channel)])
+            index = self.channel_index(axes, i, atom, each.owners)
+            flags = flags & ((index[-1] < 0) | each.stays(atom.size)[index])
         return np.broadcast_to(flags, _with_size(flags.shape, rank - len(axes) + i, axes[i].size))
 
     def at_trip(self, table: np.ndarray) -> Any:
@@ -161,6 +160,17 @@ class Cut:
                 places = self.at_trip(np.moveaxis(places, -1, along))
                 value = take_along(value, places, i)
         return value
+
+    def channel_index(
+        self, axes: Axes, i: int, atom: Axis, owners: Iterable[Axis]
+    ) -> tuple[np.ndarray, ...]:
+        """For each element of a value the index of its owners, and last that of its channel along an axis.
+
+        The arrays have the rank of the value, and one element along axes that have no part in them. The channel is -1
+        where there is none.
+        """
+        indices = [self._owner_index(axes, owner) for owner in owners]
+        return (*indices, self._along(axes, i, atom))
 
     def _owner_index(self, axes: Axes, owner: Axis) -> np.ndarray:
         """The index of an owner for each element of a value."""

@@ -450,13 +450,16 @@ class ChannelGraph:
         not among them. Groups that are not exact are left out.
 
         Args:
-          tree: the parameters; or masks in their shapes, `None` where a leaf has none.
+          tree: parameters; or masks, packed or not; or a state of a wrapped optimizer, which holds masks. Leaves that
+            it lacks, or for which it has `None`, count as not zero; so it may be a subtree, `variables['params']`.
 
         Returns:
-          Name of a group -> indices, ascending, for groups that have some. `nonzero_channels` has the rest.
+          Name of a group -> indices, ascending, for groups that have some. Where each layer, expert or head may keep
+          channels of its own, those that are zero in all. `nonzero_channels` has the rest.
 
         Raises:
-          ValueError: the tree has another structure than the parameters, or a leaf another shape.
+          TypeError: values are traced.
+          ValueError: a leaf has another shape than the model's, or no leaf is a parameter of the model.
 
         >>> import jax.numpy as jnp
         >>> from jaxpruner.structure import channel_groups
@@ -465,22 +468,26 @@ class ChannelGraph:
         >>> graph.zero_channels(params)
         {'up[1]': array([1, 2])}
         """
-        treedef = jax.tree.structure(self.model.params)
-        zeros = zero_channels.leaf_zeros(tree, treedef, self.trace.paths)
-        return zero_channels.find(self.traces, self.groups.values(), zeros)
+        found = {}
+        for name, is_zero in self._zero_flags(tree).items():
+            in_all = is_zero.reshape(-1, is_zero.shape[-1]).all(axis=0)
+            if in_all.any():
+                found[name] = np.flatnonzero(in_all)
+        return found
 
     def nonzero_channels(self, tree: tree_lib.PyTree) -> dict[str, np.ndarray]:
-        """What `shrink` has to keep so that nothing changes: all channels but those of `zero_channels`.
+        """What `shrink` has to keep so that nothing changes: all channels that are not zero already.
 
         Args:
           tree: as in `zero_channels`.
 
         Returns:
           Name of a group -> indices, ascending, for groups that have others, too. A group that is zero throughout keeps
-          its first channel.
+          its first channel. Where layers, experts or heads differ in what is zero, each has a list of its own, all as
+          long as the longest.
 
         Raises:
-          ValueError: as in `zero_channels`.
+          TypeError, ValueError: as in `zero_channels`.
 
         >>> import jax.numpy as jnp
         >>> from jaxpruner.structure import channel_groups
@@ -490,9 +497,10 @@ class ChannelGraph:
         {'up[1]': array([0, 3])}
         """
         keep = {}
-        for name, zero in self.zero_channels(tree).items():
-            others = np.setdiff1d(np.arange(self.groups[name].size), zero)
-            keep[name] = others if len(others) else zero[:1]
+        for name, is_zero in self._zero_flags(tree).items():
+            left = zero_channels.left_over(is_zero)
+            if left.shape[-1] < self.groups[name].size:
+                keep[name] = left
         return keep
 
     def old_numbers(
@@ -532,6 +540,10 @@ class ChannelGraph:
         """
         cut = check_keep(self.groups, keep, allow_inexact)
         return find_old_numbers(self, cut, small_fn, self.model.number_of(of))
+
+    def _zero_flags(self, tree: tree_lib.PyTree) -> dict[str, np.ndarray]:
+        nonzero = zero_channels.nonzero_weights(self.trace, tree)
+        return zero_channels.find(self.traces, self.groups.values(), nonzero)
 
     def explain(self, leaf: tree_lib.Path | str, axis: int) -> str:
         """Says what is known of an axis of a leaf: its groups, or why it stays and what it is tied to.

@@ -176,7 +176,7 @@ def _map_leaf(path: tree_lib.Path, value: Any, changes: Changes) -> Any:
         return value
     if change.fits(shape):
         return change.apply(value)
-    if _is_packed(value, change.before):
+    if is_packed(value, change.before):
         mask = change.apply(packing.unpack_like(value, change.before))
         is_flat = len(shape) != len(change.before)
         return jnp.packbits(mask) if is_flat else packing.pack(mask)
@@ -196,7 +196,8 @@ def _looks_cuttable(shape: Shape, changes: Changes) -> bool:
     return len(shape) > 0 and math.prod(shape) >= size
 
 
-def _is_packed(value: Any, shape: Shape) -> bool:
+def is_packed(value: Any, shape: Shape) -> bool:
+    """Whether an array is the packed mask of a parameter of this shape."""
     is_flat = value.shape == packing.packed_shape((math.prod(shape),))
     return value.dtype == jnp.uint8 and (
         is_flat or packing.axis_of_bits(value.shape, shape) is not None

@@ -5,117 +5,135 @@ kernel meets zeros only. Where that row is zero, it does not matter what meets i
 to the program: of a channel some members are known to be zero, nothing is known of the others, and the zeros are
 followed to every sum over channels, as they are for exactness.
 
-    leaf_zeros   where leaves are zero throughout
-    find         for each group the members that are zero together, and whether they suffice
+    nonzero_weights   where parameters, or masks of any form, are not zero
+    find              for each group the members that are zero together, and whether they suffice
+    left_over         the other channels, for a cut
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpruner.core import packing
 from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.sparse_state import only_sparse_state, sparse_states
+from jaxpruner.structure import trees
 from jaxpruner.structure.axes import Axis
+from jaxpruner.structure.channel_tables import ChannelTable, channel_table
 from jaxpruner.structure.fills import Fill
+from jaxpruner.structure.leaf_numbers import leaf_numbers
 from jaxpruner.structure.members import Group
 from jaxpruner.structure.records import Trace
 from jaxpruner.structure.zeros import ZeroFlow, inexact_atoms
 
-# For each axis of a leaf, whether all elements at an index are zero.
-AxisZeros = Sequence[np.ndarray]
 # Leaf and axis of members.
 Places = frozenset[tuple[tree_lib.Path, int]]
 
 
-def leaf_zeros(
-    tree: tree_lib.PyTree, treedef: Any, paths: Sequence[tree_lib.Path]
-) -> dict[tree_lib.Path, AxisZeros]:
-    """Where the leaves of a tree are zero; of a leaf that is `None` nothing is.
+def nonzero_weights(trace: Trace, tree: tree_lib.PyTree) -> dict[tree_lib.Path, jax.Array]:
+    """For each parameter that has a value in a tree, by its path there, where that is not zero.
 
     Args:
-      tree: parameters or masks.
-      treedef: the structure of the parameters.
-      paths: of the parameters.
+      trace: of the model.
+      tree: parameters, or masks, packed or not, or a state of a wrapped optimizer; all, or a subtree of them.
+
+    Raises:
+      TypeError: values are traced.
+      ValueError: a leaf has another shape than the model's, or none is one of the model's.
     """
-    zeros = {}
-    for path, leaf in zip(paths, tree_lib.leaves_like(treedef, tree), strict=True):
-        if leaf is not None:
-            zeros[path] = tuple(map(np.asarray, _zero_indices(leaf)))
-    return zeros
-
-
-@jax.jit
-def _zero_indices(leaf: jax.Array) -> list[jax.Array]:
-    is_zero = jnp.equal(leaf, 0)
-    flags = []
-    for axis in range(leaf.ndim):
-        others = [i for i in range(leaf.ndim) if i != axis]
-        flags.append(jnp.all(is_zero, axis=others))
-    return flags
+    if sparse_states(tree):
+        tree = only_sparse_state(tree).masks
+    paths, leaves, _ = tree_lib.flatten_with_paths(tree_lib.as_arrays(tree))
+    if tree_lib.has_traced(leaves):
+        raise TypeError(
+            'which channels are zero is not known where values are traced; ask outside of jit'
+        )
+    value_of = dict(zip(paths, leaves, strict=True))
+    nonzero = {}
+    for path, number in leaf_numbers(trace, paths).items():
+        value = value_of[path]
+        expected = tuple([axis.size for axis in trace.leaves[number]])
+        if jnp.shape(value) != expected and trees.is_packed(value, expected):
+            value = packing.unpack_like(value, expected)
+        if jnp.shape(value) != expected:
+            raise ValueError(
+                f'{tree_lib.path_string(path)} has shape {jnp.shape(value)}, and in the model {expected}; give the '
+                'parameters of the whole model, or their masks'
+            )
+        nonzero[path] = jnp.not_equal(value, 0)
+    return nonzero
 
 
 def find(
-    traces: Sequence[Trace], groups: Iterable[Group], zeros: Mapping[tree_lib.Path, AxisZeros]
+    traces: Sequence[Trace], groups: Iterable[Group], nonzero: Mapping[tree_lib.Path, jax.Array]
 ) -> dict[str, np.ndarray]:
     """The channels of exact groups that can be removed although nothing is zeroed.
 
     Args:
       traces: of the programs of the model.
       groups: of the model.
-      zeros: where leaves are zero; of leaves that are not named nothing is.
+      nonzero: where leaves are not zero; of leaves that are not named nothing is known.
 
     Returns:
-      Name of a group -> indices, ascending; groups without such channels are left out.
-
-    Raises:
-      ValueError: a leaf has another shape than the model's.
+      Name of a group -> flags, one for each channel; where layers, experts or heads may keep channels of their own, for
+      each channel of each of these. Groups without such channels are left out.
     """
-    _check_shapes(traces[0], zeros)
+    trace = traces[0]
+    numbers = leaf_numbers(trace, nonzero)
     searches = []
     for group in groups:
         if group.exact:
-            searches.append(_Search(group, zeros))
+            table = channel_table(trace, group, numbers)
+            searches.append(_Search(table, _zero_places(trace, table, nonzero, numbers)))
     while any(search.undecided for search in searches):
         asked = {search.atom: search.undecided[0] for search in searches if search.undecided}
-        insufficient = _insufficient(traces, asked)
+        insufficient = insufficient_members(traces, asked)
         for search in searches:
             if search.undecided:
                 search.decide(search.atom not in insufficient)
     found = {}
     for search in searches:
-        channels = search.channels()
-        if len(channels):
-            found[search.name] = channels
+        is_zero = search.channels()
+        if is_zero.any():
+            found[search.table.group.name] = is_zero
     return found
 
 
-def _check_shapes(trace: Trace, zeros: Mapping[tree_lib.Path, AxisZeros]) -> None:
-    for path, axes in zip(trace.paths, trace.leaves, strict=True):
-        expected = tuple([axis.size for axis in axes])
-        shape = tuple(map(len, zeros[path])) if path in zeros else expected
-        if shape != expected:
-            raise ValueError(
-                f'{tree_lib.path_string(path)} has shape {shape}, and in the model {expected}; give the parameters of '
-                'the whole model, or masks in their shapes, unpacked'
-            )
+def left_over(is_zero: np.ndarray) -> np.ndarray:
+    """The indices of other channels, ascending, one at least.
+
+    Lists that differ from layer to layer have one length; the shorter ones get some channels that are zero.
+
+    >>> left_over(np.array([[True, False, True], [False, False, True]])).tolist()
+    [[0, 1], [0, 1]]
+    >>> left_over(np.array([[False, True], [False, True]])).tolist()
+    [0]
+    """
+    rows = is_zero.reshape(-1, is_zero.shape[-1])
+    if (rows == rows[0]).all():
+        is_zero = rows[0]
+    count = max(int((~is_zero).sum(axis=-1).max()), 1)
+    first = np.argsort(is_zero, axis=-1, kind='stable')[..., :count]
+    return np.sort(first, axis=-1)
 
 
 class _Search:
     """Which channels of a group can be removed.
 
     Attributes:
-      name: of the group.
+      table: of the group.
       atom: of the group.
       undecided: sets of members that are zero in some channel, of which it is not known yet whether they suffice.
     """
 
-    def __init__(self, group: Group, zeros: Mapping[tree_lib.Path, AxisZeros]):
-        self.name = group.name
-        self.atom = group.atom.resolved()
-        self._places = _zero_places(group, zeros)
-        self.undecided = sorted(filter(None, set(self._places)), key=len, reverse=True)
+    def __init__(self, table: ChannelTable, places: list[Places]):
+        self.table = table
+        self.atom = table.group.atom.resolved()
+        self._places = places
+        self.undecided = sorted(filter(None, set(places)), key=len, reverse=True)
         self._sufficient: list[Places] = []
 
     def decide(self, suffices: bool) -> None:
@@ -131,29 +149,33 @@ class _Search:
             self._sufficient.append(decided)
 
     def channels(self) -> np.ndarray:
-        """The indices of the channels that can be removed."""
-        flags = [any(known <= places for known in self._sufficient) for places in self._places]
-        return np.flatnonzero(flags)
+        """Flags of the channels that can be removed, in the shape of the table."""
+        sufficient = {}
+        for places in set(self._places):
+            sufficient[places] = any(known <= places for known in self._sufficient)
+        flags = [sufficient[places] for places in self._places]
+        return np.reshape(flags, self.table.shape)
 
 
-def _zero_places(group: Group, zeros: Mapping[tree_lib.Path, AxisZeros]) -> list[Places]:
-    """For each channel the members that are zero; one that occurs twice along an axis has to be so twice."""
-    by_place: dict[tuple[tree_lib.Path, int], np.ndarray] = {}
-    for member in group.members:
-        if member.path in zeros:
-            along_axis = zeros[member.path][member.axis]
-            is_zero: np.ndarray = np.all(along_axis[member.positions()], axis=1)
-            place = member.path, member.axis
-            if place in by_place:
-                is_zero = np.logical_and(by_place[place], is_zero)
-            by_place[place] = is_zero
+def _zero_places(
+    trace: Trace,
+    table: ChannelTable,
+    nonzero: Mapping[tree_lib.Path, jax.Array],
+    numbers: Mapping[tree_lib.Path, int],
+) -> list[Places]:
+    """For each element of a table the members that are zero, by their paths in the model."""
+    flags = {}
+    for path, by_axis in table.places.items():
+        for axis in by_axis:
+            is_zero = ~table.any_along(nonzero[path], path, axis)
+            flags[trace.paths[numbers[path]], axis] = is_zero.ravel()
     places = []
-    for channel in range(group.size):
-        places.append(frozenset([place for place, flags in by_place.items() if flags[channel]]))
+    for channel in range(math.prod(table.shape)):
+        places.append(frozenset([place for place, is_zero in flags.items() if is_zero[channel]]))
     return places
 
 
-def _insufficient(traces: Sequence[Trace], asked: Mapping[Axis, Places]) -> set[Axis]:
+def insufficient_members(traces: Sequence[Trace], asked: Mapping[Axis, Places]) -> set[Axis]:
     """The atoms whose channels have a part in the results although these members are zero."""
     trace = traces[0]
     flow = ZeroFlow(trace)

@@ -1,0 +1,132 @@
+"""Values of weights become values of channels, and the other way round.
+
+A group has a table with an element for each of its channels; where trips of a scan, experts or heads may keep channels
+of their own, with a row for each of these. `add_up` sums over the weights of a channel, `look_up` gives each weight the
+element of its channel.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.structure.axes import Axes
+from jaxpruner.structure.cut import Cut
+from jaxpruner.structure.members import Group
+from jaxpruner.structure.records import Trace
+
+Shape = tuple[int, ...]
+# Where the channel of each weight stands in the table of its group: an array for each axis of the table, of the rank
+# of the leaf, with one element along axes that have no part in it. Beyond the end where a weight has no channel.
+Index = tuple[np.ndarray, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ChannelTable:
+    """The channels of a group in some leaves.
+
+    Attributes:
+      group: the group.
+      shape: of the table, `(*sizes of the owners of lists, channels)`.
+      places: path of a leaf -> axis with channels -> where the channels of its weights stand.
+    """
+
+    group: Group
+    shape: Shape
+    places: Mapping[tree_lib.Path, Mapping[int, Index]]
+
+    def add_up(self, values: Mapping[tree_lib.Path, jax.Array]) -> jax.Array:
+        """Sums over the weights of each channel, in float32 at least; leaves without values add nothing.
+
+        >>> import jaxpruner
+        >>> params = {'up': jnp.ones((3, 2)), 'down': jnp.array([[5.0], [0.0]])}
+        >>> graph = jaxpruner.channel_groups(lambda p, x: x @ p['up'] @ p['down'], params, jnp.ones((1, 3)))
+        >>> table = channel_table(graph.trace, graph.groups['up[1]'], {('up',): 1, ('down',): 0})
+        >>> table.add_up({('up',): params['up'], ('down',): params['down']})
+        Array([8., 3.], dtype=float32)
+        """
+        total = jnp.zeros(self.shape, jnp.float32)
+        for path, value in values.items():
+            for index in self.places[path].values():
+                total = total + _added_up(value, index, self.shape)
+        return total
+
+    def any_along(self, flags: jax.Array, path: tree_lib.Path, axis: int) -> np.ndarray:
+        """Whether some weight of each channel along an axis of a leaf is flagged: an array of the table's shape."""
+        index = self.places[path][axis]
+        where = np.broadcast_shapes(*[each.shape for each in index])
+        some = np.asarray(_any_over(flags, _other_axes(flags.shape, where)))
+        *owners, size = self.shape
+        found = np.zeros((*owners, size + 1), bool)  # the last is for weights without a channel
+        np.logical_or.at(found, index, some)
+        return found[..., :size]
+
+    def look_up(self, table: jax.Array, path: tree_lib.Path) -> jax.Array:
+        """What the weights of a leaf have in the table, 1 for those without a channel.
+
+        The result has one element along axes of the leaf on which it does not depend.
+        """
+        found = jnp.ones((), table.dtype)
+        for index in self.places[path].values():
+            found = found * table.at[index].get(mode='fill', fill_value=1)
+        return found
+
+
+def channel_table(trace: Trace, group: Group, numbers: Mapping[tree_lib.Path, int]) -> ChannelTable:
+    """The table of a group.
+
+    Args:
+      trace: of the model.
+      group: one of its groups.
+      numbers: path of a leaf -> its number in the trace; leaves that are no members are left out.
+    """
+    axes_of = _member_axes(trace, group)
+    places = {}
+    for path, number in numbers.items():
+        if number in axes_of:
+            axes = trace.leaves[number]
+            places[path] = {i: _index(axes, i, group) for i in axes_of[number]}
+    owners = [owner.size for owner in group.lists]
+    return ChannelTable(group, (*owners, group.size), places)
+
+
+def _member_axes(trace: Trace, group: Group) -> dict[int, list[int]]:
+    """The number of each leaf with channels of a group, and along which of its axes they lie."""
+    number_of = {path: number for number, path in enumerate(trace.paths)}
+    found: dict[int, list[int]] = {}
+    for member in group.members:
+        of_leaf = found.setdefault(number_of[member.path], [])
+        if member.axis not in of_leaf:
+            of_leaf.append(member.axis)
+    return found
+
+
+def _index(axes: Axes, i: int, group: Group) -> Index:
+    owners = [owner.resolved() for owner in group.lists]
+    *of_owners, channel = Cut({}).channel_index(axes, i, group.atom.resolved(), owners)
+    return (*of_owners, np.where(channel < 0, group.size, channel))
+
+
+def _added_up(value: Any, index: Index, shape: Shape) -> jax.Array:
+    where = np.broadcast_shapes(*[each.shape for each in index])
+    dtype = jnp.promote_types(value.dtype, jnp.float32)  # sums of 16-bit numbers would overflow
+    others = _other_axes(value.shape, where)
+    sums = jnp.sum(value, axis=others, keepdims=True, dtype=dtype)
+    if len(index) == 1 and np.array_equal(index[0].ravel(), np.arange(shape[0])):
+        return sums.ravel()  # each position is a channel
+    return jnp.zeros(shape, dtype).at[index].add(sums, mode='drop')
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _any_over(flags: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+    return jnp.any(flags, axis=axes, keepdims=True)
+
+
+def _other_axes(shape: Shape, where: Shape) -> tuple[int, ...]:
+    """The axes of a leaf that have no part in an index."""
+    return tuple([i for i, size in enumerate(where) if size < shape[i]])

@@ -1,0 +1,227 @@
+"""The sparsity type that removes whole channels, from all leaves that have a part in them."""
+
+import dataclasses
+import fnmatch
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.structure.channel_tables import ChannelTable, channel_table
+from jaxpruner.structure.cut import Cut, Lists
+from jaxpruner.structure.graph import ChannelGraph
+from jaxpruner.structure.leaf_numbers import leaf_numbers
+from jaxpruner.structure.members import Group
+from jaxpruner.structure.zero_channels import insufficient_members
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class GroupedChannels:
+    r"""Channels are removed from all leaves that have a part in them: the sparsity type of a pruner.
+
+    A hidden unit is a column of one kernel, an element of a bias and a row of the next kernel. `Channel` decides for
+    each leaf by itself, so that little can be removed from a model afterwards. Here each group of a graph has one
+    ranking, by the sum of the scores of all weights of a channel,
+
+    $$s_c = \sum_{w \in c} s_w,$$
+
+    and `sparsity` is the share of its channels to remove. Biases and norms get masks, too, although the default filter
+    leaves them out. Where layers of a scan, experts or heads may keep channels of their own, each has a ranking of its
+    own, and all keep as many. After training `graph.nonzero_channels(opt_state)` says which channels stay, and
+    `graph.shrink` leaves the others out without a change of the function.
+
+    A group has the sparsity of its leader: of the leaves with more than one axis the one that the model uses first. So
+    `sparsity_distribution_fn` and `custom_sparsity_map` work as ever, on leaders; a group whose leader has no sparsity
+    stays whole. Members need not all be parameters of the pruner (running statistics are none) and may be left dense
+    by name, as long as zeros in the others remove the channel.
+
+    It works with any pruner that ranks scores leaf by leaf. Global rankings refuse it; so do SET, RigL and AC/DC, since
+    a channel that is zero in all leaves has no gradient, by which it could come back.
+
+    Args:
+      graph: of the model, made by `channel_groups`. Its parameters may hold those of the pruner in a subtree
+        (`{'params': …, 'batch_stats': …}`).
+      groups: names or globs of the groups that are pruned; by default all. Without a full name, groups that are not
+        exact are left alone, and so are layers of a scan.
+
+    Raises:
+      TypeError: `graph` is no `ChannelGraph`.
+      ValueError: a name matches no group, or only groups that are not exact. By `init` of a pruner: leaves of other
+        shapes than those of the graph, or a group of which some leaf is not masked that would have to be.
+
+    >>> import jax.numpy as jnp
+    >>> import jaxpruner
+    >>> def apply(p, x):
+    ...     return jax.nn.relu(x @ p['up'] + p['bias']) @ p['down']
+    >>> params = {'up': jnp.array([[1.0, 9.0, 2.0, 8.0]]), 'bias': jnp.ones(4), 'down': jnp.ones((4, 2))}
+    >>> graph = jaxpruner.channel_groups(apply, params, jnp.ones((1, 1)))
+    >>> pruner = jaxpruner.MagnitudePruning(sparsity_type=GroupedChannels(graph), sparsity=0.5)
+    >>> pruned, masks = pruner.instant_sparsify(params)
+    >>> masks['bias'].tolist(), masks['down'][:, 0].tolist()
+    ([0, 1, 0, 1], [0, 1, 0, 1])
+    >>> keep = graph.nonzero_channels(masks)
+    >>> graph.shrink(pruned, keep)['up']
+    Array([[9., 8.]], dtype=float32)
+    """
+
+    graph: ChannelGraph
+    groups: str | Sequence[str] | None = None
+    _chosen: list[Group] = dataclasses.field(init=False, default_factory=list)
+    _joined: dict[Any, Any] = dataclasses.field(init=False, default_factory=dict)
+
+    def __post_init__(self):
+        if not isinstance(self.graph, ChannelGraph):
+            raise TypeError(
+                f'GroupedChannels takes a graph, as channel_groups(apply_fn, params, *inputs) makes it, got '
+                f'{self.graph!r}'
+            )
+        self._chosen.extend(_choose(self.graph.groups, self.groups))
+
+    def __repr__(self) -> str:
+        return f'GroupedChannels({", ".join(group.name for group in self._chosen)})'
+
+    def check_shape(self, shape: Sequence[int], where: str) -> None:
+        """Accepts every shape; `join` compares them with those of the graph."""
+
+    def join(self, shapes: Mapping[tree_lib.Path, tuple[int, ...]]) -> 'Sequence[GroupInLeaves]':
+        """The groups whose leaders are among leaves of these paths and shapes."""
+        key = frozenset(shapes.items())
+        if key not in self._joined:
+            self._joined[key] = self._find(shapes)
+        return self._joined[key]
+
+    def check_members(
+        self, groups: 'Sequence[GroupInLeaves]', masked: Collection[tree_lib.Path]
+    ) -> None:
+        """Refuses groups that masks of these leaves do not remove."""
+        trace = self.graph.trace
+        zeroed = {trace.paths[each.numbers[path]] for each in groups[:1] for path in masked}
+        asked = {}
+        missing = {}
+        for each in groups:
+            members = each.table.group.members
+            atom = each.table.group.atom.resolved()
+            missing[atom] = sorted({one.name for one in members if one.path not in zeroed})
+            asked[atom] = frozenset([(one.path, one.axis) for one in members if one.path in zeroed])
+        if not any(missing.values()):
+            return  # the groups are exact where all members are zero
+        for atom in insufficient_members(self.graph.traces, asked):
+            if missing.get(atom):
+                raise ValueError(
+                    f'channels do not vanish while {", ".join(missing[atom])} get no masks; prune these leaves, too, '
+                    f'or leave their group out of groups={self.groups!r}'
+                )
+
+    def kept_weights(
+        self, counts: 'Sequence[tuple[GroupInLeaves, int]]', leaf: tree_lib.Path
+    ) -> int:
+        """How many weights of a leaf are kept where so many channels of some groups are."""
+        lists = {}
+        for groups, count in counts:
+            kept = np.broadcast_to(np.arange(count), (*groups.table.shape[:-1], count))
+            group = groups.table.group
+            owners = tuple([owner.resolved() for owner in group.lists])
+            lists[group.atom.resolved()] = Lists(owners, kept)
+        first, _ = counts[0]
+        axes = self.graph.trace.leaves[first.numbers[leaf]]
+        return math.prod(Cut(lists).shape(axes))
+
+    def _find(self, shapes: Mapping[tree_lib.Path, tuple[int, ...]]) -> 'list[GroupInLeaves]':
+        trace = self.graph.trace
+        numbers = leaf_numbers(trace, shapes)
+        for path, number in numbers.items():
+            shape = tuple([axis.size for axis in trace.leaves[number]])
+            if shapes[path] != shape:
+                raise ValueError(
+                    f'{tree_lib.path_string(path)} has shape {shapes[path]} where the graph has {shape}; make the '
+                    'graph of the same model'
+                )
+        path_of = {number: path for path, number in numbers.items()}
+        found = []
+        for group in self._chosen:
+            leader = path_of.get(_leader(self.graph, group))
+            if leader is not None:
+                table = channel_table(trace, group, numbers)
+                found.append(GroupInLeaves(leader, table, numbers))
+        return found
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class GroupInLeaves:
+    """A group among the leaves of a pruner, as `sparsity_types.joint.JointGroups` describes it.
+
+    Attributes:
+      leader: see there.
+      table: of its channels.
+      numbers: path of each leaf -> its number in the trace.
+    """
+
+    leader: tree_lib.Path
+    table: ChannelTable
+    numbers: Mapping[tree_lib.Path, int]
+
+    @property
+    def members(self) -> list[tree_lib.Path]:
+        """The leaves that have a part in the channels."""
+        return list(self.table.places)
+
+    @property
+    def size(self) -> int:
+        """How many channels there are."""
+        return self.table.group.size
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether layers, experts or heads keep channels of their own."""
+        return len(self.table.shape) > 1
+
+    def pool(self, scores: Mapping[tree_lib.Path, jax.Array]) -> jax.Array:
+        """The sum of the scores of each channel."""
+        table = self.table.add_up(scores)
+        return table.reshape(-1, self.size) if self.is_stacked else table
+
+    def spread(self, verdicts: jax.Array, leaf: tree_lib.Path) -> jax.Array:
+        """The verdict on the channel of each weight."""
+        return self.table.look_up(verdicts.reshape(self.table.shape), leaf)
+
+
+def _choose(groups: Mapping[str, Group], names: str | Sequence[str] | None) -> list[Group]:
+    """The groups of these names; of globs those that are exact and no layers of a scan."""
+    chosen = []
+    patterns = [names] if isinstance(names, str) else names or ['*']
+    for name in patterns:
+        if name in groups:
+            chosen.append(groups[name])
+            continue
+        matching = [group for group in groups.values() if _matches(name, group.name)]
+        usable = [group for group in matching if group.exact and not group.is_depth]
+        if not usable:
+            fault = 'is exact' if matching else f'has this name; {tree_lib.nearest(name, groups)}'
+            raise ValueError(f'groups={name!r}: no group {fault}; print(graph) shows all')
+        chosen += usable
+    for group in chosen:
+        if not group.exact:
+            raise ValueError(
+                f'groups={names!r}: removing channels of {group.name!r} is not the same as zeroing them: '
+                f'{group.reason}'
+            )
+    return list(dict.fromkeys(chosen))
+
+
+def _matches(name: str, group: str) -> bool:
+    """Whether a name or a glob means a group; brackets, which all names of groups have, stand for themselves."""
+    return fnmatch.fnmatchcase(group, name.replace('[', '[[]'))
+
+
+def _leader(graph: ChannelGraph, group: Group) -> int:
+    """The number of the leaf whose sparsity is that of a group."""
+    trace = graph.trace
+
+    def order(number: int) -> tuple[bool, int]:
+        return len(trace.leaves[number]) < 2, trace.first_uses[number]
+
+    members = {member.path for member in group.members}
+    return min([i for i, path in enumerate(trace.paths) if path in members], key=order)
