@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jaxpruner
-from jaxpruner.structure import channel_groups
+from jaxpruner.structure import channel_groups, latency
 from structure import further_models
 from structure.values import values_like
 
@@ -241,6 +241,51 @@ def test_groups_of_like_shape_are_ranked_together_or_kept_equal():
     assert apart[0] < apart[2]
     equal, _ = chosen(ranking='all', equal='?/up*')
     assert len(set(equal)) == 1
+
+
+def test_latency_is_met_with_a_handful_of_candidates(monkeypatch):
+    timed = []
+
+    def latency_function(graph, params, inputs):
+        assert graph is GRAPH
+        assert params is PARAMS
+        assert inputs[0].shape == (7, 3)
+
+        def seconds(counts):
+            timed.append(counts)
+            a, b = counts.get('a[1]', 4), counts.get('b[1]', 8)
+            return 0.001 + 0.01 * parameters(a, b) / parameters(4, 8)
+
+        return seconds
+
+    monkeypatch.setattr(latency, 'latency_function', latency_function)
+    choice = GRAPH.choose(PARAMS, 'latency=0.5', batches=[jnp.ones((7, 3))], progress=False)
+    before, after = choice.milliseconds
+    assert before == pytest.approx(11)
+    assert after == pytest.approx(1 + 10 * choice.after.parameters / 60)
+    assert after <= 5.5
+    assert len(timed) <= 14
+    assert str(choice).splitlines()[-1].split()[:2] == ['milliseconds', '11']
+    with pytest.raises(ValueError, match=r'latency=0.05 cannot be met'):
+        GRAPH.choose(PARAMS, 'latency=0.05', batches=[jnp.ones((7, 3))], progress=False)
+
+
+def test_a_state_goes_with_each_batch():
+    def with_state(p, state, x):
+        return jnp.tanh(x @ p['a'] - state['mean']) @ p['b'], state
+
+    params = {'a': PARAMS['a'], 'b': jnp.ones((4, 2))}
+    state = {'mean': jnp.array([0.0, 1, 2, 3])}
+    graph = channel_groups(with_state, params, X, state=state)
+    settings = {'counts': {'a[1]': 2}, 'score': 'wanda', 'normalise': None, 'progress': False}
+    by_batch = graph.choose(params, batches=[X], **settings).scores['a[1]']
+    np.testing.assert_allclose(graph.choose(params, **settings).scores['a[1]'], by_batch)
+    hidden = jnp.tanh(X @ params['a'] - state['mean'])
+    inputs = jnp.linalg.norm(X, axis=0) @ jnp.abs(params['a'])
+    np.testing.assert_allclose(by_batch, inputs + 2 * jnp.linalg.norm(hidden, axis=0), rtol=1e-5)
+    shapes = channel_groups(with_state, params, X, state=jax.eval_shape(lambda: state))
+    with pytest.raises(ValueError, match=r'state.* make the graph with arrays'):
+        shapes.choose(params, batches=[X], **settings)
 
 
 def test_a_choice_is_printed_as_a_table():

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal, cast, get_args
 
 from jaxpruner.core import tree as tree_lib
+from jaxpruner.structure import latency
 from jaxpruner.structure.ranking import Steps
 
 Quantity = Literal['parameters', 'flops', 'bytes', 'latency']
@@ -50,6 +51,24 @@ class Budget:
 
     def __str__(self) -> str:
         return f"'{self.quantity}={self.share:g}'"
+
+
+def meet_latency(budget: Budget, steps: Steps, seconds: Measure, progress: bool) -> dict[str, int]:
+    """As `meet`, with a handful of candidates, since each is compiled and timed; the last steps need not be used up.
+
+    Raises:
+      ValueError: it cannot be met.
+    """
+
+    def counts_at(removed: float) -> dict[str, int]:
+        return steps.counts(round(removed * len(steps)))
+
+    removed = latency.least_removal(
+        lambda removed: seconds(counts_at(removed) if removed else {}),
+        budget.share,
+        progress=progress,
+    )
+    return counts_at(removed)
 
 
 def meet(budget: Budget, steps: Steps, measure: Measure) -> dict[str, int]:

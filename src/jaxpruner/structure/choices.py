@@ -23,6 +23,8 @@ class Choice:
       after: of the smaller one.
       sizes: name of a group -> how many channels it has.
       remarks: name of a group -> why nothing was removed from it, where that was not up to its scores.
+      milliseconds: before and after, where the budget was one of latency: the whole model's, and what the smaller one
+        takes while the whole one takes that.
 
     >>> import jax.numpy as jnp
     >>> from jaxpruner.structure import channel_groups
@@ -40,6 +42,7 @@ class Choice:
     after: Cost
     sizes: Mapping[str, int]
     remarks: Mapping[str, str]
+    milliseconds: tuple[float, float] | None = None
 
     def score_share(self, name: str) -> float:
         """The share of a group's score that its kept channels have."""
@@ -64,6 +67,11 @@ class Choice:
         for quantity, before, after in zip(_QUANTITIES, self.before, self.after, strict=True):
             share = f'{after / before:.3f}' if before else ''
             totals.append((quantity, f'{before:,}', f'{after:,}', share))
+        if self.milliseconds is not None:
+            before, after = self.milliseconds
+            totals.append(
+                ('milliseconds', f'{before:.3g}', f'{after:.3g}', f'{after / before:.3f}')
+            )
         return '\n\n'.join(
             [text_tables.to_text(columns, rows), text_tables.to_text(_TOTALS, totals)]
         )

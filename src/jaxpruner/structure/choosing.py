@@ -4,14 +4,22 @@ Settings are read for each group (`choice_settings`). Weights get scores (`leaf_
 (`channel_scores`). These say in which order channels go (`ranking`), and a budget how far that goes (`budgets`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.structure import budgets, channel_scores, choice_settings, costs, ranking
+from jaxpruner.oneshot.batches import as_inputs, first_batch
+from jaxpruner.structure import (
+    budgets,
+    channel_scores,
+    choice_settings,
+    costs,
+    latency,
+    ranking,
+)
 from jaxpruner.structure.axes import Axes, Axis, atoms
 from jaxpruner.structure.choice_settings import Settings
 from jaxpruner.structure.choices import Choice
@@ -26,25 +34,32 @@ Counts = Mapping[str, int]
 
 def choose(graph: Any, params: tree_lib.PyTree, settings: Settings) -> Choice:
     """See `ChannelGraph.choose`."""
-    leaves = dict(zip(graph.trace.paths, graph.trace.leaves, strict=True))
-    cost = costs.cost_function(graph)
     _check_params(graph, params)
+    cost = costs.cost_function(graph)
+    inputs, batches = _inputs_and_batches(graph, settings)
+    evidence = Evidence(graph.model.apply_fn, settings.gradients, batches, settings.progress)
+    milliseconds = None
     if settings.budget is None:
         counts = choice_settings.named_counts(graph.groups, settings)
         cost(counts)  # refuses counts that are none
         remarks = {name: 'not named' for name in graph.groups if name not in counts}
         candidates = {name: graph.groups[name] for name in counts}
-        tables = _tables(graph, params, candidates, settings)
+        tables = _tables(graph, params, candidates, settings, evidence)
     else:
         budget = budgets.Budget.parse(settings.budget)
         remarks = choice_settings.remarks_of(graph.groups, settings)
         candidates = _candidates(graph.groups, remarks)
         limits = choice_settings.limits_of_groups(candidates, settings)
-        sets = choice_settings.equal_sets(candidates, leaves, settings.equal)
-        tables = _tables(graph, params, candidates, settings)
-        bundles = ranking.bundle_groups(sets, tables, limits, leaves)
+        sets = choice_settings.equal_sets(candidates, _leaves(graph), settings.equal)
+        tables = _tables(graph, params, candidates, settings, evidence)
+        bundles = ranking.bundle_groups(sets, tables, limits, _leaves(graph))
         steps = ranking.Steps(bundles, settings.ranking)
-        counts = budgets.meet(budget, steps, lambda counts: getattr(cost(counts), budget.quantity))
+        if budget.quantity == 'latency':
+            seconds = latency.latency_function(graph, params, inputs)
+            counts = budgets.meet_latency(budget, steps, seconds, settings.progress)
+            milliseconds = 1e3 * seconds({}), 1e3 * seconds(counts)
+        else:
+            counts = budgets.meet(budget, steps, lambda now: getattr(cost(now), budget.quantity))
     _check_shards(graph, params, counts)
     sizes = {name: group.size for name, group in graph.groups.items()}
     return Choice(
@@ -55,7 +70,12 @@ def choose(graph: Any, params: tree_lib.PyTree, settings: Settings) -> Choice:
         after=cost(counts),
         sizes=sizes,
         remarks=remarks,
+        milliseconds=milliseconds,
     )
+
+
+def _leaves(graph: Any) -> Leaves:
+    return dict(zip(graph.trace.paths, graph.trace.leaves, strict=True))
 
 
 def _candidates(groups: Mapping[str, Group], remarks: Mapping[str, str]) -> dict[str, Group]:
@@ -67,18 +87,36 @@ def _candidates(groups: Mapping[str, Group], remarks: Mapping[str, str]) -> dict
 
 
 def _tables(
-    graph: Any, params: tree_lib.PyTree, candidates: Mapping[str, Group], settings: Settings
+    graph: Any,
+    params: tree_lib.PyTree,
+    candidates: Mapping[str, Group],
+    settings: Settings,
+    evidence: Evidence,
 ) -> dict[str, np.ndarray]:
     """The scores of the candidates' channels."""
     _check_shared(graph, params, candidates)
-    batches = settings.batches
-    if batches is None and graph.model.examples is not None:
-        batches = [graph.model.examples]
-    evidence = Evidence(graph.model.apply_fn, settings.gradients, batches, settings.progress)
     scores = scores_of_leaves(settings.score, params, evidence)
     reduction = channel_scores.Reduction(settings.reduce, settings.normalise)
-    leaves = dict(zip(graph.trace.paths, graph.trace.leaves, strict=True))
-    return channel_scores.score_groups(list(candidates.values()), leaves, scores, reduction)
+    groups = list(candidates.values())
+    return channel_scores.score_groups(groups, _leaves(graph), scores, reduction)
+
+
+def _inputs_and_batches(
+    graph: Any, settings: Settings
+) -> tuple[tuple[Any, ...] | None, Iterable[Any] | None]:
+    """Arguments of the model after the parameters, a state included: the first ones, and all; `None` without any."""
+    examples = graph.model.examples
+    if settings.batches is None:
+        return examples, None if examples is None else [examples]
+    first, batches = first_batch(settings.batches)
+    if not graph.model.programs[0].has_state:
+        return as_inputs(first), batches
+    if examples is None:
+        raise ValueError(
+            'the model has a state, and the graph was made with its shapes; make the graph with arrays'
+        )
+    state = examples[0]
+    return (state, *as_inputs(first)), ((state, *as_inputs(batch)) for batch in batches)
 
 
 def _keep(groups: Mapping[str, Group], tables: Tables, counts: Counts) -> dict[str, np.ndarray]:

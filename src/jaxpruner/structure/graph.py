@@ -134,7 +134,8 @@ class ChannelGraph:
 
         Args:
           params: arrays, on any devices; what is sharded is scored where it is.
-          budget: `'parameters=0.5'`, `'flops=0.5'` or `'bytes=0.5'`: the share that stays, of the whole model.
+          budget: `'parameters=0.5'`, `'flops=0.5'`, `'bytes=0.5'` or `'latency=0.5'`: the share that stays of the
+            whole model's. For latency a handful of candidates are compiled and timed on the device at hand.
           counts: name or glob of groups -> how many channels stay, instead of a budget; other groups stay whole.
           score: the name of an algorithm (`'magnitude'`, `'saliency'`, `'wanda'`, `'ria'`, `'random'`, ...); or an
             algorithm, such as `RandomPruning(rng_seed=1)`; or a tree like `params`, of arrays or `None`; or a function
@@ -153,9 +154,10 @@ class ChannelGraph:
           equal: names or globs; of the groups that one of them means, those of like shape keep as many channels.
           depth: whether layers of a scan may go, as well (`Group.is_depth`). With `counts` naming them will do.
           gradients: a tree like `params`, for scores by gradients.
-          batches: for calibrated scores, as in `oneshot.calibrate`; by default the inputs that the graph was made with.
+          batches: for calibrated scores, as in `oneshot.calibrate`, and the first one for latency; by default the
+            inputs that the graph was made with. A state of the model is that of the graph.
           allow_inexact: whether groups may be cut although that is not the same as zeroing them.
-          progress: show a bar while calibrating, if stderr is a terminal and rich is installed.
+          progress: show a bar while calibrating and timing, if stderr is a terminal and rich is installed.
 
         Returns:
           What stays, in `Choice.keep`; printed it is a table.
