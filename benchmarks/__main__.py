@@ -31,6 +31,7 @@ Subject = Literal[
     'compile',
     'sweep',
     'oneshot',
+    'structure',
 ]
 SUBJECTS: tuple[Subject, ...] = get_args(Subject)
 # Each subject is a file of its name; a word of the language cannot name one.

@@ -42,16 +42,20 @@ class Mlp:
 
     def loss(self, params: Params, batch: Batch) -> jax.Array:
         """The mean cross entropy."""
+        return mean_cross_entropy(self.logits(params, batch.inputs), batch.labels)
+
+    def logits(self, params: Params, images: jax.Array) -> jax.Array:
+        """What the model makes of images, `[batch, classes]`."""
         *hidden, head = params.values()
-        x = functools.reduce(lambda x, layer: jax.nn.relu(_apply(layer, x)), hidden, batch.inputs)
-        return _cross_entropies(_apply(head, x), batch.labels).mean()
+        x = functools.reduce(lambda x, layer: jax.nn.relu(_apply(layer, x)), hidden, images)
+        return _apply(head, x)
 
 
 @dataclasses.dataclass(frozen=True)
 class Transformer:
     """A decoder-only transformer on random text: 16 arrays a block, and 6 around the blocks.
 
-    Where it is scanned, the blocks are stacked, and one loop goes through them.
+    Where it is scanned, the blocks are stacked, and one loop goes through them. With RMSNorm its norms have no biases.
     """
 
     blocks: int
@@ -62,6 +66,7 @@ class Transformer:
     sequence: int
     dtype: Any = jnp.float32
     scanned: bool = False
+    rms_norm: bool = False
 
     def init(self) -> Params:
         """Random parameters."""
@@ -122,10 +127,8 @@ class Transformer:
         return {'norm_1': self._norm(), 'norm_2': self._norm(), **layers}
 
     def _norm(self) -> Params:
-        return {
-            'scale': jnp.ones(self.width, self.dtype),
-            'bias': jnp.zeros(self.width, self.dtype),
-        }
+        scale = {'scale': jnp.ones(self.width, self.dtype)}
+        return scale if self.rms_norm else scale | {'bias': jnp.zeros(self.width, self.dtype)}
 
     def _attention(self, block: Params, x: jax.Array) -> jax.Array:
         heads = (*x.shape[:-1], self.heads, self.width // self.heads)
@@ -214,7 +217,15 @@ def _apply(layer: Params, x: jax.Array) -> jax.Array:
 
 
 def _normalized(layer: Params, x: jax.Array) -> jax.Array:
+    if 'bias' not in layer:
+        mean_square = jnp.mean(x * x, -1, keepdims=True)
+        return x * jax.lax.rsqrt(mean_square + 1e-6) * layer['scale']
     return jax.nn.standardize(x, axis=-1) * layer['scale'] + layer['bias']
+
+
+def mean_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """The mean of the cross entropies, in single precision."""
+    return _cross_entropies(logits, labels).mean()
 
 
 def _cross_entropies(logits: jax.Array, labels: jax.Array) -> jax.Array:

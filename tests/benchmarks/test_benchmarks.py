@@ -41,6 +41,7 @@ SLOW = (
     'compile',
     'sweep',
     'oneshot',
+    'structure',
 )  # what compiles many programs, or another process
 EACH_SUBJECT = [
     pytest.param(subject, marks=pytest.mark.slow) if subject in SLOW else subject
@@ -65,6 +66,12 @@ MAY_BE_EMPTY = {
     'compile',
     'limit in seconds',
     'the original',
+    'times as fast',
+    'at least',
+    'as predicted',
+    'share of memory',
+    'share of parameters',
+    'share of FLOPs',
 }
 
 PROGRAM = """

@@ -31,7 +31,8 @@ class Clock:
         # The machine gets slower with each round of two, and each fifth timing takes ten times as long.
         self.slower *= 1.0 if self.timings % 2 else 1.1
         disturbed = 10 if self.timings % 5 == 0 else 1
-        return float(call()) * repeats * self.slower * disturbed
+        result, *_ = jax.tree.leaves(call())
+        return float(result) * repeats * self.slower * disturbed
 
 
 @pytest.fixture
@@ -68,6 +69,16 @@ def test_inputs_of_another_size_are_timed(clock):
     graph = channel_groups(units, jax.eval_shape(lambda: PARAMS), floats(2, 1))
     seconds = latency_function(graph, PARAMS, [3 * jnp.ones((5, 1))])
     assert seconds.whole >= 3 * 64
+    assert seconds({'up[1]': 16}) == pytest.approx(seconds.whole / 4)
+
+
+def test_a_state_is_cut_along(clock):
+    def units_of_state(p, state, x):
+        return (x @ p['up'] * state['scale'] @ p['down']).mean(), state
+
+    state = {'scale': jnp.ones(64)}
+    graph = channel_groups(units_of_state, PARAMS, X, state=state)
+    seconds = latency_function(graph, PARAMS)
     assert seconds({'up[1]': 16}) == pytest.approx(seconds.whole / 4)
 
 

@@ -31,7 +31,7 @@ class Cost(NamedTuple):
       parameters: elements of its leaves.
       flops: floating point operations of its matrix products and convolutions: two for each product that is summed.
         Each trip of a scan counts. A `while` loop counts once, and a `cond` as its dearest branch. What is elementwise
-        counts nothing, and so do operations that nothing is known of.
+        counts nothing, and so do operations that nothing is known of. Of several programs the first one counts.
       bytes: of the parameters, in their dtypes.
 
     >>> import jax.numpy as jnp

@@ -7,7 +7,7 @@ first. A candidate costs a compilation, so that a search has to do with a handfu
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -67,13 +67,15 @@ class Latency:
         return self.whole * self._ratios[key]
 
     def _ratio(self, counts: Counts) -> float:
+        graph, trace = self._graph, self._graph.trace
         keep = {name: np.arange(count) for name, count in counts.items()}
-        small_apply = self._graph.small_apply(keep, allow_inexact=True)
-        inputs = self._inputs
-        if self._graph.model.programs[0].has_state:
-            state = self._graph.shrink(inputs[0], keep, allow_inexact=True)
-            inputs = (state, *inputs[1:])
-        small = _call(small_apply, _first_channels(self._graph, self._params, keep), inputs)
+        cut = check_keep(graph.groups, keep, allow_inexact=True)
+        params = _first_channels(self._params, map(cut.shape, trace.leaves))
+        arguments = self._inputs
+        if graph.model.programs[0].has_state:
+            state, *inputs = arguments
+            arguments = (_first_channels(state, map(cut.shape, trace.states)), *inputs)
+        small = _call(graph.small_apply(keep, allow_inexact=True), params, arguments)
         repeats = [self._repeats, _repeats(small)]
         whole_times, small_times = _in_turns([self._apply, small], repeats, self._rounds)
         ratios = [mine / other for mine, other in zip(small_times, whole_times, strict=True)]
@@ -95,7 +97,8 @@ def latency_function(
     Args:
       graph: a `ChannelGraph`.
       params: of the whole model, arrays.
-      inputs: arrays, such as a batch of the size that is to be fast; those of the graph if they are left out.
+      inputs: what the model is called with after the parameters, arrays: a state if it has one, and a batch of the
+        size that is to be fast. Those of the graph if they are left out.
         The state goes first if the model has one.
       rounds: how often the model and a candidate are timed in turns; fewer for models that take seconds.
 
@@ -196,16 +199,15 @@ def _interpolated(slow: tuple[float, float], fast: tuple[float, float], seconds:
     return slow[0] + step * (fast[0] - slow[0])
 
 
-def _first_channels(graph: Any, params: tree_lib.PyTree, keep: Mapping[str, Any]) -> Any:
-    """Parameters in the shapes that a cut leaves, by one program, since `shrink` compiles a gather for each shape."""
-    cut = check_keep(graph.groups, keep, allow_inexact=True)
-    leaves, treedef = jax.tree.flatten(params)
-    shapes = list(map(cut.shape, graph.trace.leaves))
+def _first_channels(tree: tree_lib.PyTree, shapes: Iterable[tuple[int, ...]]) -> Any:
+    """Arrays of these shapes by one program, since `shrink` compiles a gather for each shape."""
+    leaves, treedef = jax.tree.flatten(tree)
+    small_shapes = list(shapes)
 
     @jax.jit
     def first(leaves: list[Any]) -> list[Any]:
         parts = []
-        for leaf, shape in zip(leaves, shapes, strict=True):
+        for leaf, shape in zip(leaves, small_shapes, strict=True):
             parts.append(jax.lax.slice(leaf, (0,) * len(shape), shape))
         return parts
 
