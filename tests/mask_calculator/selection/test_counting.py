@@ -12,6 +12,7 @@ import jaxpruner
 from helpers import eight_devices, hlo
 from jaxpruner import mask_calculator, sparsity_types
 from jaxpruner.mask_calculator import selection
+from jaxpruner.mask_calculator.selection import counting
 from jaxpruner.mask_calculator.selection.rankings import LeafByLeaf
 
 COLLECTIVES = ('all-gather', 'all-to-all', 'all-reduce', 'collective-permute', 'reduce-scatter')
@@ -72,7 +73,8 @@ def check_counts_are_those_of_one_device(spec):
     def both(scores, thresholds):
         ranking = LeafByLeaf([scores], [True])
         ends = jnp.array([[1, 50, 128]] * 4, jnp.uint32)
-        return ranking.count_reaching(thresholds), ranking.count_ties(thresholds, ends)
+        between = counting.count_between_before(ranking.arrays, thresholds, ends, ranking.counter)
+        return ranking.count_reaching(thresholds), between
 
     compiled = both.lower(sharded, thresholds).compile()
     reaching, between = compiled(sharded, thresholds)

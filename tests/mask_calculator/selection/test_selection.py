@@ -267,6 +267,16 @@ def test_counters_that_are_nearly_full(count, monkeypatch):
     jax.clear_caches()
 
 
+def test_batches_are_cut_in_different_arrays():
+    first, second, third = jnp.full((3, 4), 2.0), jnp.full((2, 3), 2.0), jnp.full(5, 2.0)
+    counts = jnp.array([0, 3, 12, 14, 18, 20, 23])
+    masks = jax.vmap(lambda count: selection.keep_largest_jointly([first, second, third], count))(
+        counts
+    )
+    kept = jnp.concatenate([mask.reshape(len(counts), -1) for mask in masks], 1)
+    np.testing.assert_array_equal(kept, np.arange(23) < counts[:, None])
+
+
 def test_divisors_rank_quotients():
     first, second = jnp.array([1.0, 2.0, 3.0]), jnp.array([[10.0], [40.0]])
     masks = selection.keep_largest_jointly([first, second], 2, [jnp.float32(1), jnp.float32(20)])

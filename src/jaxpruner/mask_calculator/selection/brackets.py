@@ -6,6 +6,9 @@ A bracket holds a position at which a falling count passes a target: at least `t
 Probes stand where the count would pass its target if it fell evenly within the bracket. Where that narrowed a bracket
 by little, the next probes divide it evenly, which bounds the number of turns. A bracket is settled when the count at
 `low` is the target, or when nothing lies between `low` and `high`.
+
+What is counted for one bracket may have parts, arrays that are ranked together. Then the counts of each part at `low`
+and `high` are kept, too, so that no pass has to find them where the ties are cut.
 """
 
 from collections.abc import Callable
@@ -15,6 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+
+from jaxpruner.core import control
 
 # How far the outer probes stand from the middle one: so many standard deviations of counts that are scattered evenly,
 # and so much of the bracket, since the fall may bend. In brackets that are short against the scale on which it bends
@@ -36,6 +41,8 @@ class Brackets(NamedTuple):
     count_high: jax.Array  # count dtype
     target: jax.Array  # count dtype
     is_even: jax.Array  # bool: the next probes divide the bracket evenly
+    # Count dtype `[parts, 2]`, for a single bracket: what each part adds to `count_low` and `count_high`.
+    parts: jax.Array | None = None
 
     @classmethod
     def between(
@@ -49,6 +56,12 @@ class Brackets(NamedTuple):
         """Makes brackets from vectors of ends and counts there; the first probes divide them evenly."""
         columns = [field[:, None] for field in (low, high, count_low, count_high, target)]
         return cls(*columns, is_even=jnp.ones_like(columns[0], bool))
+
+    @property
+    def columns(self) -> list[jax.Array]:
+        """All fields but the parts."""
+        low, high, count_low, count_high, target, is_even, _ = self
+        return [low, high, count_low, count_high, target, is_even]
 
     def without_even_probes(self) -> 'Brackets':
         """Makes the next probes stand where the count should pass its target."""
@@ -71,7 +84,8 @@ def settle(
       brackets: `n` of them.
       prepare: makes what `count` takes from probes, unsigned `[n, probes]`. The loop carries it from turn to turn, so
         that the programs of arrays of one shape are equal and compiled once.
-      count: counts at the probes, `[n, probes]` of the count dtype, falling along a row.
+      count: counts at the probes, `[n, probes]` of the count dtype, falling along a row; of a bracket with parts
+        `[parts, probes]`.
       first: the first probes; even ones if there are none.
       probes: how many a turn; more than three always divide evenly.
       turns: so many turns, after which no device is asked; they take `(probes + 1) ** turns` of the width.
@@ -84,14 +98,20 @@ def settle(
             return even
         return jnp.where(current.is_even, even, likely_probes(current, scale))
 
-    def turn(state: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
-        table, prepared = state
+    def turn(state: tuple) -> tuple:
+        table, prepared, parts = state
         current, positions = _from_table(table, brackets)
-        current = narrow(current, positions, count(prepared))
+        counts = count(prepared)
+        if parts is None:
+            current = narrow(current, positions, counts)
+        else:
+            sums = jnp.sum(control.keep_whole(counts), 0, keepdims=True, dtype=counts.dtype)
+            current = narrow(current, positions, sums)
+            parts = _parts_at_ends(current, sums, parts, counts)
         positions = next_probes(current)
-        return _as_table(current, positions), prepare(positions)
+        return _as_table(current, positions), prepare(positions), parts
 
-    def is_open(state: tuple[jax.Array, Any]) -> jax.Array:
+    def is_open(state: tuple) -> jax.Array:
         current, _ = _from_table(state[0], brackets)
         return jnp.any(is_unsettled(current))
 
@@ -100,13 +120,27 @@ def settle(
     else:
         # A guess that is wrong is followed by an even division, as any other.
         brackets = brackets.without_even_probes()
-    state = _as_table(brackets, first), prepare(first)
+    state = _as_table(brackets, first), prepare(first), brackets.parts
     if turns is not None:
-        table, _ = lax.fori_loop(0, turns, lambda _, state: turn(state), state)
+        table, _, parts = lax.fori_loop(0, turns, lambda _, state: turn(state), state)
     else:
-        table, _ = lax.while_loop(is_open, turn, state)
+        table, _, parts = lax.while_loop(is_open, turn, state)
     settled, _ = _from_table(table, brackets)
-    return settled
+    return settled._replace(parts=parts)
+
+
+def _parts_at_ends(
+    brackets: Brackets, sums: jax.Array, parts: jax.Array, counts: jax.Array
+) -> jax.Array:
+    """Updates the parts of the counts at `low` and `high` from a pass that counted `[parts, probes]`.
+
+    Counts fall, part by part. So where two sums are equal, their parts are.
+    """
+    at_ends = jnp.concatenate([brackets.count_low, brackets.count_high], 1)
+    for column in range(sums.shape[1]):
+        is_at_end = sums[:, column : column + 1] == at_ends
+        parts = jnp.where(is_at_end, counts[:, column : column + 1], parts)
+    return parts
 
 
 def is_unsettled(brackets: Brackets) -> jax.Array:
@@ -116,7 +150,7 @@ def is_unsettled(brackets: Brackets) -> jax.Array:
 
 def narrow(brackets: Brackets, probes: jax.Array, counts: jax.Array) -> Brackets:
     """Narrows brackets by the counts at rising probes `[n, probes]`; those outside their bracket count for nothing."""
-    low, high, count_low, count_high, target, is_even = brackets
+    low, high, count_low, count_high, target, is_even = brackets.columns
     is_open = is_unsettled(brackets)
     # Counts fall. So the last of the probes with enough is the best, and the first of the others.
     for column in range(probes.shape[1]):
@@ -129,7 +163,8 @@ def narrow(brackets: Brackets, probes: jax.Array, counts: jax.Array) -> Brackets
         high = jnp.minimum(high, jnp.where(is_too_few, probe, high))
         count_high = jnp.maximum(count_high, jnp.where(is_too_few, count, count_high))
     is_narrowed_by_little = high - low > (brackets.high - brackets.low) // 2
-    return Brackets(low, high, count_low, count_high, target, is_narrowed_by_little & ~is_even)
+    is_even = is_narrowed_by_little & ~is_even
+    return Brackets(low, high, count_low, count_high, target, is_even)
 
 
 def even_probes(brackets: Brackets, number: int) -> jax.Array:
@@ -175,12 +210,12 @@ def _inside(brackets: Brackets, steps: jax.Array) -> jax.Array:
 
 
 def _as_table(brackets: Brackets, probes: jax.Array) -> jax.Array:
-    """Joins the fields in one array: a turn of few programs spends less on handing them to threads."""
+    """Joins the columns in one array: a turn of few programs spends less on handing them to threads."""
     dtype = jnp.result_type(brackets.low, brackets.count_low)
-    return jnp.concatenate([column.astype(dtype) for column in (*brackets, probes)], 1)
+    return jnp.concatenate([column.astype(dtype) for column in (*brackets.columns, probes)], 1)
 
 
 def _from_table(table: jax.Array, like: Brackets) -> tuple[Brackets, jax.Array]:
-    number = len(like)
-    columns = (table[:, i : i + 1].astype(field.dtype) for i, field in enumerate(like))
+    number = len(like.columns)
+    columns = (table[:, i : i + 1].astype(field.dtype) for i, field in enumerate(like.columns))
     return Brackets(*columns), table[:, number:].astype(like.low.dtype)

@@ -3,7 +3,6 @@
 `search.find_cut` works on any `Ranking`. The third that there is, `row_by_row.RowInTurn`, is a single row.
 """
 
-import itertools
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -12,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpruner.core import control
 from jaxpruner.mask_calculator.selection import counting, whole_numbers
 from jaxpruner.mask_calculator.selection.ordered_floats import Order
 from jaxpruner.mask_calculator.selection.scores import Scores
@@ -25,13 +23,15 @@ class Ranking(Protocol):
     order: Order
     sizes: Any  # [n], how many scores each has
     counter: Any  # unsigned dtype that holds the sizes
+    # How many scores each part of a single ranking has; `None`: rankings have no parts.
+    sizes_of_parts: Any
 
     def thresholds(self, positions: jax.Array) -> jax.Array:
         """Makes what arrays have to reach from positions `[n, columns]`."""
         ...
 
     def count_reaching(self, thresholds: jax.Array) -> jax.Array:
-        """Counts the scores that reach thresholds, `[n, columns]`."""
+        """Counts the scores that reach thresholds, `[n, columns]`; of a ranking with parts `[parts, columns]`."""
         ...
 
 
@@ -40,6 +40,8 @@ class LeafByLeaf:
 
     Arrays are floats `[rows, …]` of one dtype, or `Scores`, none of them empty.
     """
+
+    sizes_of_parts = None
 
     def __init__(self, arrays: list[jax.Array | Scores], per_device: list[bool]):
         self.arrays = []
@@ -57,26 +59,17 @@ class LeafByLeaf:
         """Counts the scores that reach thresholds, `[n, columns]`."""
         return counting.count_reaching(self.arrays, thresholds, self.counter)
 
-    def count_ties(self, thresholds: jax.Array, ends: jax.Array) -> jax.Array:
-        """Counts the ties before ends `[all rows, columns]`; `[n, columns]`."""
-        return counting.count_between_before(self.arrays, thresholds, ends, self.counter)
-
-    def ends_of_rows(self, ends: jax.Array) -> jax.Array:
-        """Translates ends in the flat order of the rankings, `[n, columns]`, to the rows of all arrays."""
-        return ends
-
 
 class OverModel:
     """All arrays are one ranking, by their scores over a scale; ties in the order of the arrays.
 
-    Arrays are floats `[1, …]` or `Scores`, none of them empty. Quotients are never materialised: each pass translates
-    its thresholds to those of each array.
+    Arrays are floats `[1, …]` or `Scores`, none of them empty; they are the parts of the ranking. Quotients are never
+    materialised: each pass translates its thresholds to those of each array.
     """
 
     def __init__(
         self, arrays: list[jax.Array | Scores], divisors: jax.Array | None, per_device: bool
     ):
-        sizes = [array.size for array in arrays]
         dtypes = [array.dtype for array in arrays]
         if divisors is None:
             dtype = jnp.result_type(*dtypes)
@@ -84,7 +77,6 @@ class OverModel:
         else:
             dtype = jnp.result_type(*dtypes, divisors)
             self.scales = divisors.astype(dtype)
-        offsets = itertools.accumulate(sizes[:-1], initial=0)
         has_one_dtype = all(array.dtype == dtype for array in arrays)
         self._has_one_threshold = divisors is None and has_one_dtype
         self.arrays = []
@@ -92,10 +84,9 @@ class OverModel:
             threshold_rows = Rows(None, 1) if self._has_one_threshold else rows
             self.arrays.append(RankedArray(array, rows, threshold_rows, per_device))
         self.order = Order.of(dtype)
-        self.sizes = [sum(sizes)]
-        self.counter = whole_numbers.counter_for(sum(sizes))
-        self._offsets = jnp.array(list(offsets), self.counter)[:, None]
-        self._lengths = jnp.array(sizes, self.counter)[:, None]
+        self.sizes_of_parts = sizes_of_rows(arrays)
+        self.sizes = [sum(self.sizes_of_parts)]
+        self.counter = whole_numbers.counter_for(self.sizes[0])
 
     def thresholds(self, positions: jax.Array) -> jax.Array:
         """Makes what arrays have to reach from positions `[1, columns]`: `[1 or arrays, columns]`."""
@@ -106,20 +97,8 @@ class OverModel:
         return _smallest_reaching(dtypes, self.scales, values[0])
 
     def count_reaching(self, thresholds: jax.Array) -> jax.Array:
-        """Counts the scores that reach thresholds, `[1, columns]`."""
-        return self._sum(counting.count_reaching(self.arrays, thresholds, self.counter))
-
-    def count_ties(self, thresholds: jax.Array, ends: jax.Array) -> jax.Array:
-        """Counts the ties before ends `[arrays, columns]`; `[1, columns]`."""
-        return self._sum(counting.count_between_before(self.arrays, thresholds, ends, self.counter))
-
-    def ends_of_rows(self, ends: jax.Array) -> jax.Array:
-        """Translates ends in the flat order of the model, `[1, columns]`, to that of each array."""
-        own_ends = jnp.minimum(ends - self._offsets, self._lengths)
-        return jnp.where(ends > self._offsets, own_ends, 0)
-
-    def _sum(self, counts: jax.Array) -> jax.Array:
-        return jnp.sum(control.keep_whole(counts), 0, keepdims=True, dtype=self.counter)
+        """Counts the scores of each array that reach thresholds, `[arrays, columns]`."""
+        return counting.count_reaching(self.arrays, thresholds, self.counter)
 
 
 def _smallest_reaching(

@@ -31,6 +31,8 @@ _MANY_ROWS = 64
 class RowInTurn:
     """The row whose turn it is, as a ranking (see `rankings`) of its own."""
 
+    sizes_of_parts = None
+
     def __init__(self, turn: Turn, order: Order):
         self.order = order
         self.sizes = turn.size[None]

@@ -3,7 +3,6 @@
 `ties` is how many scores reach `low` and not `high`, `room` how many of them may still be kept.
 """
 
-import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -13,17 +12,17 @@ import numpy as np
 from jax import lax
 
 from jaxpruner.core import control
-from jaxpruner.mask_calculator.selection import brackets, first_probes, tie_ends
+from jaxpruner.mask_calculator.selection import brackets, counting, first_probes, tie_ends
 from jaxpruner.mask_calculator.selection.brackets import Brackets
 from jaxpruner.mask_calculator.selection.counts_of_parts import (
     before,
     column_of,
-    count_row,
     find_axis_ends,
+    reduce_together,
 )
 from jaxpruner.mask_calculator.selection.rankings import LeafByLeaf, OverModel, Ranking
 from jaxpruner.mask_calculator.selection.scores import read
-from jaxpruner.mask_calculator.selection.tables import RankedArray, flat_rows, sizes_of_rows
+from jaxpruner.mask_calculator.selection.tables import RankedArray, flat_rows
 from jaxpruner.mask_calculator.selection.turns import LONGEST_BUFFER, Turn
 
 # Probes of a pass. Three settle two bits at the memory's speed on a CPU, and more make a pass slower than they save
@@ -56,6 +55,19 @@ class Cut(NamedTuple):
     thresholds: jax.Array  # of their arrays
     ties: jax.Array  # [n]
     room: jax.Array  # [n]
+    parts: jax.Array | None  # [parts, 2] of a single ranking: how many scores reach low, and high
+
+    def by_part(self) -> tuple[jax.Array, jax.Array]:
+        """Divides ties and room among the parts, in their order; `[n]` of each if there are no parts."""
+        if self.parts is None:
+            return self.ties, self.room
+        ties = self.parts[:, 0] - self.parts[:, 1]
+        index = np.arange(len(ties))
+        ties_up_to = jnp.where(index <= index[:, None], ties, 0)
+        ties_before = jnp.where(index < index[:, None], ties, 0)
+        sums = reduce_together([ties_up_to, ties_before], 0, lax.add, (1,))
+        used_up_to, used_before = (jnp.minimum(total, self.room) for total in sums)
+        return ties, used_up_to - used_before
 
     @property
     def is_needed(self) -> jax.Array:
@@ -86,9 +98,8 @@ def select(
     else:
         ends = _ends_by_counts(ranking, cut)
     keeps_everything = target >= np.array(ranking.sizes, ranking.counter)
-    return masks(
-        ranking.arrays, cut.thresholds, ends, jnp.broadcast_to(keeps_everything, ends.shape)
-    )
+    keeps_everything = jnp.broadcast_to(keeps_everything, ends.shape)
+    return masks(ranking.arrays, cut.thresholds, ends, keeps_everything)
 
 
 def find_cut(
@@ -104,6 +115,10 @@ def find_cut(
     """
     order, sizes = ranking.order, jnp.asarray(ranking.sizes, ranking.counter)
     start = first_probes.over_all_numbers(order, sizes, target)
+    if ranking.sizes_of_parts is not None:
+        sizes_of_parts = np.array(ranking.sizes_of_parts, ranking.counter)
+        parts = np.stack([sizes_of_parts, np.zeros_like(sizes_of_parts)], 1)
+        start = start._replace(parts=jnp.asarray(parts))
     number, turns = probes_of_pass(), _turns(order.width)
     if earlier is not None:
         otherwise = brackets.even_probes(start, 3) if probes is None else probes
@@ -126,65 +141,70 @@ def find_cut(
     positions = jnp.where(np.arange(number) == 0, low, bracket.high)
     ties = count_low - bracket.count_high
     room = jnp.where(count_low > bracket.target, bracket.target - bracket.count_high, ties)
-    return Cut(positions, ranking.thresholds(positions), ties[:, 0], room[:, 0])
+    thresholds = ranking.thresholds(positions)
+    return Cut(positions, thresholds, ties[:, 0], room[:, 0], bracket.parts)
 
 
 def _ends_by_parts(ranking: OverModel, cut: Cut) -> jax.Array:
     """Finds the end in each array before which as many ties stand as there is room for, on one device.
 
-    Arrays take turns: earlier ones fill up first.
+    Earlier arrays fill up first, so that at most one array is cut. Only that one is read.
     """
     arrays = [array.scores for array in ranking.arrays]
-    sizes = jnp.array(sizes_of_rows(arrays), ranking.counter)
+    sizes = jnp.array(ranking.sizes_of_parts, ranking.counter)
 
-    def find(ends: jax.Array, arrays: list, thresholds: jax.Array, room: jax.Array) -> jax.Array:
-        thresholds = jnp.broadcast_to(thresholds, (len(arrays), thresholds.shape[1]))
+    def find(ends: jax.Array, arrays: list, cut: Cut) -> jax.Array:
+        ties, room = cut.by_part()
+        thresholds = jnp.broadcast_to(cut.thresholds, (len(arrays), cut.thresholds.shape[1]))
 
-        def take_turn(row: jax.Array, state: tuple) -> tuple:
-            ends, room = state
+        def cut_array(row: jax.Array, ends: jax.Array) -> jax.Array:
             turn = Turn.of(arrays, row, ranking.counter)
             if turn.longest <= min(LONGEST_BUFFER, _SHARE_TO_COPY * ranking.sizes[0]):
                 turn = turn.copied(ranking.order.dtype, [turn.longest], jnp.int32(0))
-            bounds = lax.dynamic_slice_in_dim(thresholds, row, 1)
-            (counts,) = turn.ask(functools.partial(count_row, ranking.counter), bounds)
-            ties = counts[0] - counts[1]
-            own_room = jnp.minimum(ties, room)
-            # No room: none is kept. Room for all: the end is that of the row.
-            end = jnp.where(own_room == 0, 0, turn.size)
-            is_cut = (own_room > 0) & (own_room < ties)
-            end = control.run_once(is_cut, tie_ends.end_in_row, end, turn, bounds[0], own_room)
-            return lax.dynamic_update_index_in_dim(ends, end, row, 0), room - own_room
+            end = tie_ends.end_in_row(ends, turn, thresholds[row], room[row])
+            return lax.dynamic_update_index_in_dim(ends, end, row, 0)
 
-        return lax.fori_loop(0, len(arrays), take_turn, (ends, room))[0]
+        def take_turn(row: jax.Array, ends: jax.Array) -> jax.Array:
+            is_cut = (room[row] > 0) & (room[row] < ties[row])
+            return lax.cond(is_cut, cut_array, lambda _, ends: ends, row, ends)
 
-    inputs = arrays, cut.thresholds, cut.room[0]
-    return control.run_once(cut.is_needed[0], find, sizes, *inputs)
+        # No room: none is kept. Room for all: the end is that of the array. Under `vmap`, models are cut in different
+        # arrays, so that all of them have a turn.
+        ends = jnp.where(room > 0, ends, 0)
+        return lax.fori_loop(0, len(arrays), take_turn, ends)
+
+    return control.run_once(cut.is_needed[0], find, sizes, arrays, cut)
 
 
 def _ends_by_counts(ranking: LeafByLeaf | OverModel, cut: Cut) -> jax.Array:
     """Finds the end in each row of all arrays as `_ends_by_parts` does, by counts alone."""
-    sizes = jnp.array(ranking.sizes, ranking.counter)
-    zeros = jnp.zeros_like(sizes)
+    sizes_of_rows = ranking.sizes_of_parts or ranking.sizes
+    sizes = jnp.array(sizes_of_rows, ranking.counter)
 
-    def find(from_end: jax.Array, cut: Cut) -> jax.Array:
-        del from_end
+    def find(ends: jax.Array, cut: Cut) -> jax.Array:
+        del ends
+        ties, room = cut.by_part()
         # These brackets hold indices in flat order, not positions of floats. Counts have to fall along a bracket, so
         # that the indices are counted from the end.
-        backward = Brackets.between(zeros, sizes, cut.ties, zeros, cut.room)
+        zeros = jnp.zeros_like(sizes)
+        backward = Brackets.between(zeros, sizes, ties, zeros, room)
+
+        def count(ends: jax.Array) -> jax.Array:
+            thresholds = cut.thresholds
+            return counting.count_between_before(ranking.arrays, thresholds, ends, ranking.counter)
+
         # Ties lie scattered: no even division has to come first.
         settled = brackets.settle(
             backward.without_even_probes(),
-            prepare=lambda from_end: ranking.ends_of_rows(sizes[:, None] - from_end),
-            count=lambda ends: ranking.count_ties(cut.thresholds, ends),
+            prepare=lambda from_end: sizes[:, None] - from_end,
+            count=count,
             probes=probes_of_pass(),
-            turns=_turns(max(ranking.sizes).bit_length()),
+            turns=_turns(max(sizes_of_rows).bit_length()),
         )
-        return settled.low
+        # No room: nothing at all is kept.
+        return jnp.where(room > 0, sizes - settled.low[:, 0], 0)
 
-    from_end = control.run_once(jnp.any(cut.is_needed), find, zeros[:, None], cut)
-    # No room: nothing at all is kept.
-    ends = jnp.where(cut.room[:, None] > 0, sizes[:, None] - from_end, 0)
-    return ranking.ends_of_rows(ends)[:, 0]
+    return control.run_once(jnp.any(cut.is_needed), find, sizes, cut)
 
 
 def masks(
