@@ -12,6 +12,7 @@ import pytest
 import jaxpruner
 from helpers import compiling, hlo
 from jaxpruner import sparsity_distributions, sparsity_schedules
+from jaxpruner.mask_calculator.selection import buffers
 
 ninety = functools.partial(sparsity_distributions.uniform, sparsity=0.9)
 at_once = {
@@ -31,11 +32,26 @@ def make_params():
     }
 
 
-def make_step(updater, tx, **settings):
+def make_short_params():
+    """Leaves that share a buffer while they are ranked."""
+    keys = jax.random.split(jax.random.key(0), buffers._WORTH_A_BUFFER)
+    return {f'layer_{i}': jax.random.normal(key, (32, 32)) for i, key in enumerate(keys)}
+
+
+def apply_two_layers(params, x):
+    return jnp.tanh(x @ params['in']) @ params['out'] + params['b']
+
+
+def apply_in_turn(params, x):
+    for kernel in params.values():
+        x = jnp.tanh(x @ kernel)
+    return x
+
+
+def make_step(updater, tx, apply=apply_two_layers, **settings):
     def step(params, state, x):
         def loss(params):
-            sparse = updater.pre_forward_update(params, state)
-            return jnp.mean((jnp.tanh(x @ sparse['in']) @ sparse['out'] + sparse['b']) ** 2)
+            return jnp.mean(apply(updater.pre_forward_update(params, state), x) ** 2)
 
         updates, new_state = tx.update(jax.grad(loss)(params), state, params, **settings)
         return optax.apply_updates(params, updates), new_state
@@ -53,29 +69,39 @@ def loops(step, *arguments, follow_loops=True):
 @pytest.mark.skipif(
     jax.__version_info__ < (0, 10), reason='older XLA does not see that two nested loops are equal'
 )
-@pytest.mark.parametrize('kind', ['unstructured', 'block_4,4', 'channel_-1', '2:4'])
+@pytest.mark.parametrize(
+    ('kind', 'make_params', 'apply'),
+    [
+        pytest.param('unstructured', make_params, apply_two_layers, id='unstructured'),
+        pytest.param('unstructured', make_short_params, apply_in_turn, id='in a buffer'),
+        pytest.param('block_4,4', make_params, apply_two_layers, id='blocks'),
+        pytest.param('channel_-1', make_params, apply_two_layers, id='channels'),
+        pytest.param('2:4', make_params, apply_two_layers, id='2:4'),
+    ],
+)
 @pytest.mark.parametrize('packed', [False, True], ids=['unpacked', 'packed'])
-def test_a_step_selects_once(kind, packed):
+def test_a_step_selects_once(kind, make_params, apply, packed):
     own_share = (
         {'sparsity_distribution_fn': sparsity_distributions.NOT_GIVEN} if kind == '2:4' else {}
     )
     updater = jaxpruner.SteMagnitudePruning(
         **(at_once | own_share), sparsity_type=kind, use_packed_masks=packed
     )
-    tx, params, x = updater.wrap_optax(optax.adam(1e-2)), make_params(), jnp.ones((4, 64))
-    state = tx.init(params)
+    tx, params = updater.wrap_optax(optax.adam(1e-2)), make_params()
+    state, x = tx.init(params), jnp.ones((4, len(next(iter(params.values())))))
+    step = functools.partial(make_step, updater, tx, apply)
 
     def forward(params):
         return updater.pre_forward_update(params, state)
 
     of_selection = loops(forward, params)
     assert bool(of_selection) == (kind != '2:4')
-    assert loops(make_step(updater, tx, update_masks=False), params, state, x) == of_selection
-    assert loops(make_step(updater, tx, update_masks=True), params, state, x) == of_selection
+    assert loops(step(update_masks=False), params, state, x) == of_selection
+    assert loops(step(update_masks=True), params, state, x) == of_selection
     # In the graph the mask update is one loop more, which finds its masks again inside, in one pass: it begins at their
     # thresholds.
     outer_loops = loops(forward, params, follow_loops=False)
-    assert loops(make_step(updater, tx), params, state, x, follow_loops=False) == outer_loops + 1
+    assert loops(step(), params, state, x, follow_loops=False) == outer_loops + 1
 
 
 @each_method
