@@ -83,6 +83,7 @@ def test_prune_then_inspect(dense, tmp_path, capsys):
         'n_of_m': {'n': 2, 'm': 4, 'axis': 1},
         'block': None,
         'dead_channels': [0, 0],
+        'dead_indices': [[], []],
         'bytes': 256,
         'packed_bytes': 144,
     }

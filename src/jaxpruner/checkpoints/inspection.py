@@ -1,27 +1,42 @@
 """What is in a checkpoint, leaf by leaf: sparsity, structure, bytes."""
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from jaxpruner import utils
 from jaxpruner.checkpoints.base import Checkpoint, Leaf
-from jaxpruner.checkpoints.parts import parts_of
+from jaxpruner.checkpoints.parts import Part, parts_of
 from jaxpruner.checkpoints.structure import LONGEST_GROUP, Structure, Survey
 
 
 class LeafReport(NamedTuple):
     """The structure of one leaf.
 
+    Attributes:
+      name: of the leaf.
+      leaf: its shape and dtype.
+      structure: of its zeros.
+      zeros: for each axis, whether all weights at an index are zero.
+
     >>> import numpy as np
-    >>> from jaxpruner.checkpoints.structure import structure_of
-    >>> report = LeafReport('w', Leaf((8,), np.dtype('float32')), structure_of(np.eye(1, 8)[0]))
-    >>> report.leaf.bytes, report.packed_bytes
-    (32, 5)
+    >>> report = inspect_array('w', np.eye(1, 8, dtype=np.float32)[0])
+    >>> report.leaf.bytes, report.packed_bytes, report.zeros[0].tolist()[:3]
+    (32, 5, [False, True, True])
     """
 
     name: str
     leaf: Leaf
     structure: Structure
+    zeros: tuple[np.ndarray, ...] = ()
+
+    @property
+    def dead_indices(self) -> list[list[int]]:
+        """Of a leaf with several axes, the indices along each of them at which all weights are zero."""
+        zeros = self.zeros if len(self.zeros) > 1 else ()
+        return [np.flatnonzero(flags).tolist() for flags in zeros]
 
     @property
     def packed_bytes(self) -> int:
@@ -39,6 +54,7 @@ class LeafReport(NamedTuple):
             'n_of_m': structure.n_of_m and structure.n_of_m._asdict(),
             'block': structure.block and list(structure.block),
             'dead_channels': list(structure.dead),
+            'dead_indices': self.dead_indices,
             'bytes': self.leaf.bytes,
             'packed_bytes': self.packed_bytes,
         }
@@ -63,10 +79,19 @@ def inspect_leaves(
     """
     for name, leaf in checkpoint.leaves.items():
         on_leaf(name, leaf)
-        survey = Survey(leaf.shape)
-        for part in parts_of(leaf.shape, multiple=LONGEST_GROUP):
-            survey.add(part, checkpoint.read(name, part))
-        yield LeafReport(name, leaf, survey.structure())
+        yield _inspect(name, leaf, functools.partial(checkpoint.read, name))
+
+
+def inspect_array(name: str, array: np.ndarray) -> LeafReport:
+    """Inspects an array that is at hand, as `inspect_leaves` does the leaves of a checkpoint."""
+    return _inspect(name, Leaf(array.shape, array.dtype), lambda part: part.of(array))
+
+
+def _inspect(name: str, leaf: Leaf, read: Callable[[Part], np.ndarray]) -> LeafReport:
+    survey = Survey(leaf.shape)
+    for part in parts_of(leaf.shape, multiple=LONGEST_GROUP):
+        survey.add(part, read(part))
+    return LeafReport(name, leaf, survey.structure(), survey.zeros)
 
 
 def totals(reports: Iterable[LeafReport]) -> dict[str, Any]:

@@ -80,6 +80,11 @@ class Survey:
         if self._blocks is not None:
             self._blocks.add(part, mask)
 
+    @property
+    def zeros(self) -> tuple[np.ndarray, ...]:
+        """For each axis, whether all weights at an index are zero."""
+        return tuple([~alive for alive in self._alive])
+
     def structure(self) -> Structure:
         """Returns the structure of the parts that were added."""
         size = math.prod(self._shape)

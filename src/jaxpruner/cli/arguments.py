@@ -11,6 +11,7 @@ Folders = Annotated[tuple[Path, ...], Positional, arg(metavar='FOLDERS')]
 
 OptionalName = Annotated[str | None, arg(metavar='NAME')]
 OptionalShare = Annotated[float | None, arg(metavar='SHARE')]
+OptionalObject = Annotated[str | None, arg(metavar='MODULE:NAME')]
 OptionalPath = Annotated[Path | None, arg(metavar='PATH')]
 
 Names = Annotated[tuple[str, ...], arg(metavar='NAME …')]

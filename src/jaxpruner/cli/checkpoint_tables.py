@@ -3,6 +3,8 @@
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import numpy as np
+
 from jaxpruner.base_updater.leaf_plans import type_words
 from jaxpruner.checkpoints import Choice, Leaf, LeafReport
 from jaxpruner.checkpoints.inspection import totals
@@ -24,12 +26,20 @@ _STRUCTURE_COLUMNS = (
     Column('leaf', overflow='fold'),
     Column('structure of its zeros', overflow='wrap'),
 )
+_GROUP_COLUMNS = (
+    Column('group', overflow='fold'),
+    Column('channels', align='right'),
+    Column('zero', align='right'),
+    Column('which of them', overflow='wrap'),
+)
 _PRUNING_COLUMNS = (
     Column('tensors', align='right'),
     Column('weights', align='right'),
     Column('what happened', overflow='wrap'),
     Column('first of them', overflow='fold'),
 )
+
+_MOST_RANGES = 8  # that a table names
 
 
 @contextlib.contextmanager
@@ -81,6 +91,31 @@ def inspection_table(reports: Sequence[LeafReport]) -> str:
     return text
 
 
+def zero_groups_table(sizes: Mapping[str, int], zeros: Mapping[str, np.ndarray]) -> str:
+    """Lays out a row for each group of channels of which some are zero."""
+    if not zeros:
+        return f'no channels of the {len(sizes)} groups of the model are zero'
+    rows = []
+    for name, channels in zeros.items():
+        counts = [str(sizes[name]), str(len(channels))]
+        rows.append([output.printable(name), *counts, index_ranges(channels)])
+    return text_tables.to_text(_GROUP_COLUMNS, rows, width=output.width())
+
+
+def index_ranges(indices: Sequence[int] | np.ndarray) -> str:
+    """Writes ascending indices, neighbours as ranges; of many ranges the first.
+
+    >>> index_ranges([0, 1, 2, 5, 7, 8])
+    '0-2, 5, 7-8'
+    """
+    ends = np.flatnonzero(np.diff(indices) != 1) + 1
+    ranges = []
+    for part in np.split(np.asarray(indices), ends)[:_MOST_RANGES]:
+        ranges.append(f'{part[0]}-{part[-1]}' if len(part) > 1 else str(part[0]))
+    left = len(ends) + 1 - _MOST_RANGES
+    return ', '.join(ranges) + (', …' if left > 0 else '')
+
+
 def pruning_table(
     leaves: Mapping[str, Leaf], choices: Mapping[str, Choice], reasons: Mapping[str, str]
 ) -> str:
@@ -120,7 +155,8 @@ def _structure_words(report: LeafReport) -> str:
         words.append(f'blocks {height}×{width}')
     for axis, dead in enumerate(structure.dead):
         if dead:
-            words.append(f'{dead} of {report.leaf.shape[axis]} dead along axis {axis}')
+            indices = index_ranges(report.dead_indices[axis])
+            words.append(f'{dead} of {report.leaf.shape[axis]} dead along axis {axis}: {indices}')
     return ', '.join(words)
 
 

@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+from collections.abc import Mapping
+from typing import Any
 
-from jaxpruner.cli import arguments
+from jaxpruner.cli import arguments, own_modules
 from jaxpruner.core import input_files
 
 
@@ -13,16 +15,22 @@ class Inspect:
 
     CHECKPOINT is a .safetensors file, a folder with one or with a model.safetensors.index.json, or a folder that orbax
     wrote. Structure is N:M (of each M weights along an axis at most N are not zero), blocks over the last two axes, and
-    channels that are zero throughout. Packed means a mask of one bit a weight and the weights that are not zero, or all
-    weights where that is less.
+    channels that are zero throughout, with their indices. Packed means a mask of one bit a weight and the weights that
+    are not zero, or all weights where that is less.
+
+    A file does not say which channels belong together. With --graph there is also a table of the hidden units, channels
+    and heads of the model that can be removed without any change of its results.
 
     Examples:
       jaxpruner inspect model.safetensors
+      jaxpruner inspect model.safetensors --graph mine:graph
       jaxpruner inspect checkpoints/1000 --json > report.json
     """
 
     checkpoint: arguments.CheckpointPath
     """File or folder."""
+    graph: arguments.OptionalObject = None
+    """A ChannelGraph of the model, or a function that returns one; such as mine:graph for graph in mine.py here."""
     json: bool = False
     """Print JSON instead of a table."""
     progress: bool = True
@@ -35,15 +43,41 @@ class Inspect:
         from jaxpruner.checkpoints.inspection import totals
         from jaxpruner.cli import checkpoint_tables
 
+        graph = self._graph()
         checkpoint = checkpoints.open_checkpoint(self.checkpoint)
         with checkpoint_tables.leaf_progress(checkpoint.leaves, self.progress) as on_leaf:
             reports = list(checkpoints.inspect_leaves(checkpoint, on_leaf))
-        if not self.json:
-            print(checkpoint_tables.inspection_table(reports))
+        zeros = {} if graph is None else self._zero_groups(checkpoint, graph)
+        if self.json:
+            content = {
+                'leaves': [report.as_dict() for report in reports],
+                'total': totals(reports),
+                'metadata': dict(checkpoint.metadata),
+            }
+            if graph is not None:
+                content['zero_channels'] = {name: each.tolist() for name, each in zeros.items()}
+            print(json.dumps(content, indent=2))
             return
-        content = {
-            'leaves': [report.as_dict() for report in reports],
-            'total': totals(reports),
-            'metadata': dict(checkpoint.metadata),
-        }
-        print(json.dumps(content, indent=2))
+        print(checkpoint_tables.inspection_table(reports))
+        if graph is not None:
+            sizes = {name: group.size for name, group in graph.groups.items()}
+            print(f'\n{checkpoint_tables.zero_groups_table(sizes, zeros)}')
+
+    def _zero_groups(self, checkpoint: Any, graph: Any) -> Mapping[str, Any]:
+        from jaxpruner.checkpoints.zero_groups import zero_groups
+
+        return zero_groups(checkpoint, graph)
+
+    def _graph(self) -> Any:
+        """The graph that was named, before anything is read."""
+        if self.graph is None:
+            return None
+        from jaxpruner.structure import ChannelGraph
+
+        graph = own_modules.load_object(self.graph, 'graph')
+        if not isinstance(graph, ChannelGraph):
+            raise TypeError(
+                f'graph: {self.graph} is no ChannelGraph, but {type(graph).__name__}; name what '
+                'jaxpruner.channel_groups returned'
+            )
+        return graph

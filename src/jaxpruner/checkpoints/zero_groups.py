@@ -1,0 +1,77 @@
+"""Groups of a model's channels that are zero in a checkpoint."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+import jax
+import numpy as np
+
+from jaxpruner.checkpoints.base import Checkpoint
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.structure import ChannelGraph
+
+
+def zero_groups(checkpoint: Checkpoint, graph: ChannelGraph) -> dict[str, np.ndarray]:
+    """The channels that can be removed from a model with these parameters, and nothing changes.
+
+    Leaves are read one after another; a byte for each weight is held.
+
+    Args:
+      checkpoint: an open one, which may hold more than the model's parameters.
+      graph: of the model.
+
+    Returns:
+      As `ChannelGraph.zero_channels`.
+
+    Raises:
+      ValueError: the checkpoint lacks a parameter of the model, or has it in another shape.
+
+    >>> import pathlib, tempfile
+    >>> from jaxpruner.checkpoints import open_checkpoint, write_safetensors
+    >>> from jaxpruner.structure import channel_groups
+    >>> params = {'up': np.ones((2, 4)), 'down': np.array([[1.0], [0.0], [0.0], [1.0]])}
+    >>> graph = channel_groups(lambda p, x: (x @ p['up']) @ p['down'], params, np.ones((1, 2)))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_safetensors(pathlib.Path(folder) / 'a.safetensors', params)
+    ...     zero_groups(open_checkpoint(folder), graph)
+    {'up[1]': array([1, 2])}
+    """
+    flags = []
+    for name in _names(graph.trace.paths, checkpoint.leaves):
+        array = checkpoint.read(name)
+        flags.append(array != np.zeros((), array.dtype))
+    params = jax.tree.unflatten(jax.tree.structure(graph.model.params), flags)
+    return graph.zero_channels(params)
+
+
+def _names(paths: Sequence[tree_lib.Path], found: Iterable[str]) -> list[str]:
+    """The names in a checkpoint of a model's parameters, before which something may stand, such as `params`."""
+    name_of = {_parts(name): name for name in found}
+    wanted = [_parts('/'.join(path)) for path in paths]
+    prefix = _prefix(wanted, name_of)
+    names = []
+    for path, parts in zip(paths, wanted, strict=True):
+        name = name_of.get((*prefix, *parts))
+        if name is None:
+            nearest = tree_lib.nearest(tree_lib.path_string(path), name_of.values())
+            raise ValueError(
+                f'the checkpoint lacks {tree_lib.path_string(path)!r}, a parameter of the model; {nearest}'
+            )
+        names.append(name)
+    return names
+
+
+def _parts(name: str) -> tree_lib.Path:
+    """The parts of a name, which dots or slashes divide; flax's variables are in a box called value."""
+    parts = tuple(re.split('[./]', name))
+    return parts[:-1] if len(parts) > 1 and parts[-1] == 'value' else parts
+
+
+def _prefix(wanted: Sequence[tree_lib.Path], name_of: Mapping[tree_lib.Path, str]) -> tree_lib.Path:
+    first = wanted[0]
+    for parts in sorted(name_of, key=len):
+        prefix = parts[: len(parts) - len(first)]
+        is_first = parts[len(prefix) :] == first
+        if is_first and all((*prefix, *other) in name_of for other in wanted):
+            return prefix
+    return ()
