@@ -24,13 +24,22 @@ SCORES = {
 }
 
 
+@jax.jit  # one program for all rows and targets
+def probes_of_row(arrays, row, target):
+    turn = Turn.of(arrays, row, jnp.dtype('uint32'))
+    return RowInTurn(turn, Order.of(arrays[0].dtype)).probes(target[None])
+
+
 def probes_of_rows(arrays, targets):
-    order = Order.of(arrays[0].dtype)
-    rows = []
-    for row, target in enumerate(targets):
-        turn = Turn.of(arrays, row, jnp.dtype('uint32'))
-        rows.append(RowInTurn(turn, order).probes(jnp.asarray(target)[None]))
-    return jnp.concatenate(rows)
+    return jnp.concatenate([probes_of_row(arrays, i, target) for i, target in enumerate(targets)])
+
+
+@jax.jit
+def probes_jointly(arrays, targets):
+    dtype = arrays[0].dtype
+    return first_probes.sampled_jointly(
+        arrays, jnp.ones(len(arrays), dtype), targets, Order.of(dtype)
+    )
 
 
 def shares_reached(probes, scores):
@@ -45,12 +54,9 @@ def shares_reached(probes, scores):
 @pytest.mark.parametrize('name', SCORES)
 def test_a_sample_knows_about_where_the_threshold_is(name, share, dtype):
     scores = SCORES[name].astype(dtype)
-    wanted = jnp.array([round(share * scores.size)])
-    order = Order.of(scores.dtype)
+    wanted = np.array([round(share * scores.size)])
     alone = probes_of_rows([scores[None]], wanted)
-    jointly = first_probes.sampled_jointly(
-        [scores[None]] * 2, jnp.ones(2, dtype), 2 * wanted, order
-    )
+    jointly = probes_jointly([scores[None]] * 2, 2 * wanted)
     # Of a sample of 3000. Runs of neighbours whose rows differ are worth fewer, and equal scores have one share.
     deviation = np.sqrt(share * (1 - share) / 3000)
     for probes in (alone, jointly):
@@ -63,7 +69,7 @@ def test_a_sample_knows_about_where_the_threshold_is(name, share, dtype):
 def test_outer_probes_nearly_always_hold_the_threshold():
     """Two deviations do in 19 of 20 samples."""
     rows = jax.random.normal(jax.random.key(3), (40, 2**19))
-    wanted = jnp.arange(1, 41) * 2**19 // 41
+    wanted = np.arange(1, 41) * 2**19 // 41
     probes = probes_of_rows([rows], wanted)
     values = np.asarray(Order.of(rows.dtype).value(probes))
     reached = (np.asarray(rows)[:, :, None] >= values[:, None]).sum(1)
@@ -76,7 +82,7 @@ def test_each_row_has_its_own_probes():
     scales = [1.0, 1000.0, 0.001]
     stacked = jnp.concatenate([rows * scale for scale in scales])
     apart = [jnp.concatenate([rows * scale for scale in scales[:2]]), rows * scales[2]]
-    wanted = jnp.full(3, NORMAL.size // 10)
+    wanted = np.full(3, NORMAL.size // 10)
     for arrays in ([stacked], apart):
         values = np.asarray(Order.of(rows.dtype).value(probes_of_rows(arrays, wanted)))
         np.testing.assert_allclose(values / np.array(scales)[:, None], 1.645, rtol=0.1)
@@ -93,23 +99,22 @@ LOST = {
 @pytest.mark.parametrize('name', LOST)
 def test_a_sample_meets_all_of_an_array(name):
     scores = LOST[name]
-    probes = probes_of_rows([scores[None]], [scores.size * 3 // 10])
+    probes = probes_of_rows([scores[None]], np.array([scores.size * 3 // 10]))
     np.testing.assert_allclose(shares_reached(probes, scores), 0.3, atol=0.03)
 
 
 def test_a_sample_meets_all_of_a_short_row_beside_a_long_one():
     short = jnp.arange(30_000.0)[None]
     long = jnp.abs(jax.random.normal(jax.random.key(4), (1, 2**22)))
-    probes = probes_of_rows([short, long], [short.size // 2, long.size // 2])
+    probes = probes_of_rows([short, long], np.array([short.size // 2, long.size // 2]))
     np.testing.assert_allclose(shares_reached(probes[:1], short), 0.5, atol=0.05)
 
 
 def test_all_arrays_of_a_model_are_sampled():
     """The last of many weigh as much as the first."""
     arrays = [jnp.full((1, 2**15), float(i)) for i in range(64)]
-    order = Order.of(arrays[0].dtype)
-    probes = first_probes.sampled_jointly(arrays, jnp.ones(64), jnp.array([2**15 * 16]), order)
-    np.testing.assert_allclose(order.value(probes)[0], 48, atol=2)
+    probes = probes_jointly(arrays, np.array([2**15 * 16]))
+    np.testing.assert_allclose(Order.of(arrays[0].dtype).value(probes)[0], 48, atol=2)
 
 
 def some(value, share):
