@@ -58,9 +58,10 @@ def _is_known(flag):
 
 
 def pytest_collection_finish():
-    """What is imported stays, and need not be searched for garbage so often."""
+    """What is imported and collected stays: it need not be searched for garbage, and the rest not so often."""
     gc.collect()
-    gc.set_threshold(20_000, 20, 50)
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 def pytest_runtest_teardown(item, nextitem):

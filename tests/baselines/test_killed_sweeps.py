@@ -12,7 +12,7 @@ from helpers import killed_sweeps
 from helpers.forked_processes import forking
 from jaxpruner.report.results import read_cells
 
-KILLS = 10
+KILLS = 6
 
 
 @pytest.fixture
