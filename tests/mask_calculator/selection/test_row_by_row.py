@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers import compiling
 from jaxpruner.mask_calculator import selection
 from jaxpruner.mask_calculator.selection import buffers, row_by_row
 from jaxpruner.mask_calculator.selection.by_counting import keep_largest_by_counting
@@ -101,11 +102,9 @@ def test_under_vmap_each_has_its_own_counts_and_scores():
 
 def test_an_accelerator_makes_the_same_masks_in_passes_over_all(monkeypatch):
     arrays, counts = arrays_of(5, 'float32', tied=True), counts_of(5)
-    monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
-    jax.clear_caches()
-    got = masks_of(arrays, counts)
-    monkeypatch.undo()
-    jax.clear_caches()
+    with monkeypatch.context() as patch, compiling.traced_as('gpu'):
+        patch.setattr(jax, 'default_backend', lambda: 'gpu')
+        got = masks_of(arrays, counts)
     for mask, wanted in zip(got, expected_masks(arrays, counts), strict=True):
         np.testing.assert_array_equal(mask, wanted)
 
@@ -120,14 +119,13 @@ def test_many_like_arrays_rank_as_one(monkeypatch, backend, dtypes, tied):
         values = random.choice(VALUES[:6], 24) if tied else random.normal(size=24)
         arrays.append(jnp.asarray(values, dtypes[i % len(dtypes)]).reshape(4, 6))
     joined = jnp.concatenate([array.ravel() for array in arrays]).astype(jnp.float32)
-    monkeypatch.setattr(jax, 'default_backend', lambda: backend)
-    jax.clear_caches()
+    rank = jax.jit(selection.keep_largest_jointly)
     for count in (1, 100, 333):
-        masks = jax.jit(selection.keep_largest_jointly)(arrays, jnp.uint32(count))
+        with monkeypatch.context() as patch, compiling.traced_as(backend):
+            patch.setattr(jax, 'default_backend', lambda: backend)
+            masks = rank(arrays, jnp.uint32(count))
         got = np.concatenate([np.ravel(mask) for mask in masks])
         np.testing.assert_array_equal(got, keep_largest_by_counting(joined, jnp.uint32(count)))
-    monkeypatch.undo()
-    jax.clear_caches()
 
 
 TOO_LONG = 2**19 + 1
