@@ -1,6 +1,8 @@
 """The strategies example: its model, what its strategies do to it, what it refuses, and an interrupted run."""
 
+import contextlib
 import functools
+import io
 import json
 import os
 import pathlib
@@ -278,19 +280,28 @@ def refused_by_name(capsys, words):
 # A run that ends early.
 
 
+# Masks are made after epoch 2, of two layers alone.
+RATES = {'Dense_0-kernel': 0.9, 'Conv_1-kernel': 0.3}
+
+
+@pytest.fixture(scope='module')
+def long_run(tmp_path_factory):
+    """Arguments of a run, what it prints where nothing stops it, and the arrays that it leaves."""
+    folder = tmp_path_factory.mktemp('whole')
+    path = folder / 'mine.json'
+    path.write_text(json.dumps({2: {'method': 'unstr_local', 'prune_rate_pattern': RATES}}))
+    arguments = ['--epochs', '5', '--batch-size', '600', '--strategy', str(path), '--seed', '3']
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        assert mnist_strategies.main([*arguments, '--out', str(folder / 'out')]) == 0
+    return arguments, printed.getvalue().splitlines(), saved(folder / 'out')
+
+
 @pytest.mark.parametrize('done', [0, 1, 3], ids=['at once', 'before the masks', 'after the masks'])
-def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(tmp_path, capsys, monkeypatch, done):
-    # Masks are made after epoch 2, of two layers alone.
-    arguments = [
-        '--epochs',
-        '5',
-        '--batch-size',
-        '600',
-        '--strategy',
-        write_strategy(tmp_path),
-        '--seed',
-        '3',
-    ]
+def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(
+    tmp_path, capsys, monkeypatch, long_run, done
+):
+    arguments, whole, uncut = long_run
     train_epoch, calls = mnist_strategies.train_epoch, []
 
     def stop(*args):
@@ -299,36 +310,25 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(tmp_path, capsys,
         calls.append(args)
         return train_epoch(*args)
 
+    command = [*arguments, '--out', str(tmp_path)]
     with monkeypatch.context() as patch:
         patch.setattr(mnist_strategies, 'train_epoch', stop)
-        assert (
-            mnist_strategies.main([*arguments, '--out', str(tmp_path / 'cut')])
-            == mnist_strategies.INTERRUPTED
-        )
+        assert mnist_strategies.main(command) == mnist_strategies.INTERRUPTED
     first = capsys.readouterr().out.splitlines()
     assert len(first) == done + 1
     assert 'The same command continues' in first[-1]
 
-    assert mnist_strategies.main([*arguments, '--out', str(tmp_path / 'cut')]) == 0
+    assert mnist_strategies.main(command) == 0
     second = capsys.readouterr().out.splitlines()
     if done:
         assert second.pop(0).startswith(f'Continuing: {done} of 5 epochs')
-    assert mnist_strategies.main([*arguments, '--out', str(tmp_path / 'whole')]) == 0
-    whole = capsys.readouterr().out.splitlines()
     assert first[:-1] + second[:-1] == whole[:-1]  # the last has the time
 
-    cut, uncut = saved(tmp_path / 'cut'), saved(tmp_path / 'whole')
+    cut = saved(tmp_path)
     assert cut.keys() == uncut.keys()
     assert any('masks' in name for name in cut)
     for name, array in cut.items():
         np.testing.assert_array_equal(array, uncut[name], err_msg=name)
-
-
-def write_strategy(folder):
-    path = folder / 'mine.json'
-    rates = {'Dense_0-kernel': 0.9, 'Conv_1-kernel': 0.3}
-    path.write_text(json.dumps({2: {'method': 'unstr_local', 'prune_rate_pattern': rates}}))
-    return str(path)
 
 
 def test_a_finished_run_is_not_trained_again(tmp_path, capsys, monkeypatch):
