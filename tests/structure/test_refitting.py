@@ -130,6 +130,23 @@ def test_less_is_lost_than_by_the_plain_cut(apply_fn, shapes, inputs, keep):
         assert fitted < 0.8 * plain
 
 
+def test_a_state_comes_first_in_a_batch():
+    def apply(p, state, x):
+        hidden = jnp.tanh(x @ p['up'] + p['bias']) * state['scale']
+        return hidden @ p['down'], {'scale': state['scale']}
+
+    state = {'scale': jnp.arange(1.0, 7.0)}
+    x = jnp.concatenate(BATCHES)
+    shapes = jax.eval_shape(lambda: (x, state))
+    graph = channel_groups(apply, PARAMS, shapes[0], state=shapes[1])
+    small, small_state = graph.refit(PARAMS, KEEP, [(state, x)]), graph.shrink(state, KEEP)
+    whole, _ = apply(PARAMS, state, x)
+    small_apply = jax.jit(graph.small_apply(KEEP))
+    fitted, _ = small_apply(small, small_state, x)
+    plain, _ = small_apply(graph.shrink(PARAMS, KEEP), small_state, x)
+    assert jnp.linalg.norm(fitted - whole) < 0.8 * jnp.linalg.norm(plain - whole)
+
+
 def tied(p, numbers):
     hidden = p['tokens'][numbers]
     hidden = hidden + jnp.tanh(hidden @ p['up']) @ p['down']
