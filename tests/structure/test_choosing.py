@@ -243,6 +243,33 @@ def test_groups_of_like_shape_are_ranked_together_or_kept_equal():
     assert len(set(equal)) == 1
 
 
+def test_what_goes_with_other_groups_does_not_count():
+    params = {
+        'in': jnp.array([[10.0, 1]]),
+        'mid': jnp.array([[1.0, 2], [5, 0]]),
+        'out': jnp.ones((2, 1)),
+    }
+    graph = channel_groups(
+        lambda p, x: jnp.tanh(jnp.tanh(x @ p['in']) @ p['mid']) @ p['out'], params, jnp.ones((3, 1))
+    )
+    for score in ('magnitude', jnp.abs):
+        settings = {'score': score, 'normalise': None}
+        assert graph.choose(params, counts={'mid[1]': 1}, **settings).keep['mid[1]'].tolist() == [0]
+        choice = graph.choose(params, counts={'*': 1}, **settings)
+        assert choice.keep['in[1]'].tolist() == [0]
+        assert choice.keep['mid[1]'].tolist() == [1]
+        assert choice.scores['mid[1]'].tolist() == [2, 3]
+
+
+def test_of_groups_with_lists_for_each_other_one_has_one_list():
+    params = {'w': jnp.asarray(np.random.default_rng(0).normal(size=(6, 4)))}
+    graph = channel_groups(lambda p, x: (jnp.tanh(p['w']) * x.sum()).sum(), params, X)
+    choice = graph.choose(params, 'parameters=0.4')
+    assert choice.keep['w[1]'].shape == (6, 2)
+    assert choice.keep['w[0]'].shape == (4,)
+    assert graph.verify(params, choice.keep, X).verdict == 'equal'
+
+
 def test_latency_is_met_with_a_handful_of_candidates(monkeypatch):
     timed = []
 

@@ -17,7 +17,8 @@ import numpy as np
 
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.structure.axes import Axes, Axis, all_but, atoms
-from jaxpruner.structure.leaf_scores import ByPath, LeafScores, OfChannels
+from jaxpruner.structure.cut import Cut
+from jaxpruner.structure.leaf_scores import LeafScores
 from jaxpruner.structure.members import Group, Member
 from jaxpruner.structure.positions import indices_of
 
@@ -47,57 +48,84 @@ NORMALISATIONS: Mapping[str, Normalise] = {
 REDUCTIONS: Mapping[str, Callable[..., Table]] = {'sum': np.sum, 'mean': np.mean, 'max': np.max}
 
 
-class Reduction(NamedTuple):
-    """How scores of weights become scores of channels.
+class Scorer(NamedTuple):
+    """Makes scores of channels of scores of weights.
 
     Attributes:
+      leaves: the axes of each leaf by its path.
+      scores: of weights, or a function.
       reduce: over members, a name of `REDUCTIONS`.
       normalise: of each member's table before, a name of `NORMALISATIONS`, or a function of the table, or `None`.
     """
 
+    leaves: Mapping[tree_lib.Path, Axes]
+    scores: LeafScores
     reduce: str
     normalise: str | Normalise | None
 
+    def score(self, group: Group, cut: Cut) -> Table:
+        """The scores of a group's channels: of shape `(*sizes of Group.lists, channels)`.
 
-def score_group(
-    group: Group, leaves: Mapping[tree_lib.Path, Axes], scores: LeafScores, reduction: Reduction
-) -> Table:
-    """The scores of a group's channels: of shape `(*sizes of Group.lists, channels)`.
+        Weights that go with the cut count as zero.
 
-    Raises:
-      ValueError: a score is not finite, or no member has one.
-    """
-    tables = []
-    for member in group.members:
-        table = _score_member(group, member, leaves[member.path], scores)
-        if table is not None:
-            _check_finite(table, group, member)
-            tables.append(_normalise(table, reduction.normalise))
-    if not tables:
-        raise ValueError(
-            f'{group.name}: no member of the group has a score ({scores.name}); leave the group alone with '
-            f'leave={group.name!r}, or take another score'
-        )
-    return REDUCTIONS[reduction.reduce](np.stack(tables), axis=0)
+        Raises:
+          ValueError: a score is not finite, or no member has one.
+        """
+        tables = []
+        for member in group.members:
+            axes = self.leaves[member.path]
+            stays = [cut.stays(axes, i) for i in cut.order(axes)]
+            table = self._score_member(group, member, stays)
+            if table is not None:
+                _check_finite(table, group, member)
+                tables.append(_normalise(table, self.normalise))
+        if not tables:
+            raise ValueError(
+                f'{group.name}: no member of the group has a score ({self.scores.name}); leave the group alone with '
+                f'leave={group.name!r}, or take another score'
+            )
+        return REDUCTIONS[self.reduce](np.stack(tables), axis=0)
+
+    def _score_member(
+        self, group: Group, member: Member, stays: Sequence[np.ndarray]
+    ) -> Table | None:
+        axes = self.leaves[member.path]
+        places = _places(group, member, axes)
+        of_channels = self.scores.of_channels
+        if of_channels is None:
+            of_weights = self.scores.by_path.get(member.path)
+            if of_weights is None:
+                return None
+            sums = sum_over(of_weights, stays, tuple(all_but(places.axes, axes)))
+            return np.asarray(sums, np.float64).ravel()[places.positions].sum(axis=-1)
+        matrices = {}
+        for name, by_path in self.scores.arrays.items():
+            leaf = by_path[member.path]
+            if leaf is None:  # it has no gradient
+                return None
+            matrices[name] = _as_rows(_zeroed(leaf, stays), places)
+        table = np.empty(places.positions.shape[:-1])
+        for index in np.ndindex(*table.shape[:-1]):
+            own = {name: array[index] for name, array in matrices.items()}
+            found = of_channels(group, member, own)
+            if found is None:
+                return None
+            table[index] = found
+        return table
 
 
-def _score_member(group: Group, member: Member, axes: Axes, scores: LeafScores) -> Table | None:
-    places = _places(group, member, axes)
-    if scores.of_channels is not None:
-        return _by_function(scores.of_channels, scores.arrays, group, member, places)
-    of_weights = scores.by_path.get(member.path)
-    if of_weights is None:
-        return None
-    others = tuple(all_but(places.axes, axes))
-    sums = np.asarray(sum_over(of_weights, others), np.float64)
-    return sums.ravel()[places.positions].sum(axis=-1)
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def sum_over(scores: Any, axes: tuple[int, ...]) -> jax.Array:
-    """One program where the leaf is: what is sharded is not gathered, and lazy scores are never materialised."""
+@functools.partial(jax.jit, static_argnums=2)
+def sum_over(scores: Any, stays: Sequence[Any], axes: tuple[int, ...]) -> jax.Array:
+    """Sums scores of a leaf where it is: what is sharded is not gathered, and lazy scores are never materialised."""
     scores = jnp.asarray(scores.of(scores.weights) if hasattr(scores, 'of') else scores)
-    return jnp.sum(scores, axis=axes, dtype=jnp.promote_types(scores.dtype, jnp.float32))
+    dtype = jnp.promote_types(scores.dtype, jnp.float32)
+    return jnp.sum(_zeroed(scores, stays), axis=axes, dtype=dtype)
+
+
+def _zeroed(leaf: jax.Array, stays: Sequence[Any]) -> jax.Array:
+    for flags in stays:
+        leaf = jnp.where(flags, leaf, jnp.zeros_like(leaf))
+    return leaf
 
 
 class _Places(NamedTuple):
@@ -147,31 +175,6 @@ def _axis_with(owner: Axis, axes: Axes) -> int:
     raise AssertionError(f'a leaf of axes {axes} has channels, and not what owns their lists')
 
 
-def _by_function(
-    of_channels: OfChannels,
-    leaves: Mapping[str, ByPath],
-    group: Group,
-    member: Member,
-    places: _Places,
-) -> Table | None:
-    """The scores by a function of the matrix whose rows are channels, called for each list."""
-    arrays = {}
-    for name, by_path in leaves.items():
-        leaf = by_path[member.path]
-        if leaf is None:  # it has no gradient
-            return None
-        arrays[name] = _as_rows(leaf, places)
-    owners = places.positions.shape[:-2]
-    table = np.empty((*owners, group.size))
-    for index in np.ndindex(*owners):
-        matrices = {name: array[index] for name, array in arrays.items()}
-        found = of_channels(group, member, matrices)
-        if found is None:
-            return None
-        table[index] = found
-    return table
-
-
 def _as_rows(leaf: jax.Array, places: _Places) -> jax.Array:
     """The weights of each channel: of shape `(*owners, channels, weights of one)`."""
     moved = jnp.moveaxis(leaf, places.axes, range(len(places.axes)))
@@ -195,13 +198,3 @@ def _normalise(table: Table, normalise: str | Normalise | None) -> Table:
         return table
     function = NORMALISATIONS[normalise] if isinstance(normalise, str) else normalise
     return function(table)
-
-
-def score_groups(
-    groups: Sequence[Group],
-    leaves: Mapping[tree_lib.Path, Axes],
-    scores: LeafScores,
-    reduction: Reduction,
-) -> dict[str, Table]:
-    """The scores of some groups' channels by the groups' names."""
-    return {group.name: score_group(group, leaves, scores, reduction) for group in groups}

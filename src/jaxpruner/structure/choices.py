@@ -18,7 +18,7 @@ class Choice:
         shape `(*sizes of Group.lists, kept)`. Groups of which all channels stay are not there.
       counts: name of a group -> how many of its channels stay, for all groups.
       scores: name of a group -> the scores of its channels, of shape `(*sizes of Group.lists, channels)`, for the
-        groups that were ranked.
+        groups that were ranked. They are those of what the other groups leave.
       before: parameters, FLOPs and bytes of the model.
       after: of the smaller one.
       sizes: name of a group -> how many channels it has.

@@ -24,9 +24,11 @@ from jaxpruner.structure.axes import Axes, Axis, atoms
 from jaxpruner.structure.choice_settings import Settings
 from jaxpruner.structure.choices import Choice
 from jaxpruner.structure.cut import Cut, Lists
+from jaxpruner.structure.keeping import check_keep
 from jaxpruner.structure.leaf_scores import Evidence, scores_of_leaves
 from jaxpruner.structure.members import Group
 
+Groups = Mapping[str, Group]
 Leaves = Mapping[tree_lib.Path, Axes]
 Tables = Mapping[str, np.ndarray]
 Counts = Mapping[str, int]
@@ -37,21 +39,24 @@ def choose(graph: Any, params: tree_lib.PyTree, settings: Settings) -> Choice:
     _check_params(graph, params)
     cost = costs.cost_function(graph)
     inputs, batches = _inputs_and_batches(graph, settings)
-    evidence = Evidence(graph.model.apply_fn, settings.gradients, batches, settings.progress)
     milliseconds = None
     if settings.budget is None:
         counts = choice_settings.named_counts(graph.groups, settings)
         cost(counts)  # refuses counts that are none
         remarks = {name: 'not named' for name in graph.groups if name not in counts}
         candidates = {name: graph.groups[name] for name in counts}
-        tables = _tables(graph, params, candidates, settings, evidence)
+        _check_shared(graph, params, candidates)
+        scorer = _scorer(graph, params, settings, batches)
+        tables = {name: scorer.score(group, Cut({})) for name, group in candidates.items()}
     else:
         budget = budgets.Budget.parse(settings.budget)
         remarks = choice_settings.remarks_of(graph.groups, settings)
         candidates = _candidates(graph.groups, remarks)
         limits = choice_settings.limits_of_groups(candidates, settings)
         sets = choice_settings.equal_sets(candidates, _leaves(graph), settings.equal)
-        tables = _tables(graph, params, candidates, settings, evidence)
+        _check_shared(graph, params, candidates)
+        scorer = _scorer(graph, params, settings, batches)
+        tables = {name: scorer.score(group, Cut({})) for name, group in candidates.items()}
         bundles = ranking.bundle_groups(sets, tables, limits, _leaves(graph))
         steps = ranking.Steps(bundles, settings.ranking)
         if budget.quantity == 'latency':
@@ -61,9 +66,10 @@ def choose(graph: Any, params: tree_lib.PyTree, settings: Settings) -> Choice:
         else:
             counts = budgets.meet(budget, steps, lambda now: getattr(cost(now), budget.quantity))
     _check_shards(graph, params, counts)
+    keep, tables = _rank(candidates, tables, counts, scorer)
     sizes = {name: group.size for name, group in graph.groups.items()}
     return Choice(
-        keep=_keep(candidates, tables, counts),
+        keep=keep,
         counts={**sizes, **counts},
         scores=tables,
         before=cost({}),
@@ -78,7 +84,7 @@ def _leaves(graph: Any) -> Leaves:
     return dict(zip(graph.trace.paths, graph.trace.leaves, strict=True))
 
 
-def _candidates(groups: Mapping[str, Group], remarks: Mapping[str, str]) -> dict[str, Group]:
+def _candidates(groups: Groups, remarks: Mapping[str, str]) -> dict[str, Group]:
     candidates = {name: group for name, group in groups.items() if name not in remarks}
     if not candidates:
         words = ', '.join([f'{name} ({remark})' for name, remark in remarks.items()])
@@ -86,19 +92,12 @@ def _candidates(groups: Mapping[str, Group], remarks: Mapping[str, str]) -> dict
     return candidates
 
 
-def _tables(
-    graph: Any,
-    params: tree_lib.PyTree,
-    candidates: Mapping[str, Group],
-    settings: Settings,
-    evidence: Evidence,
-) -> dict[str, np.ndarray]:
-    """The scores of the candidates' channels."""
-    _check_shared(graph, params, candidates)
+def _scorer(
+    graph: Any, params: tree_lib.PyTree, settings: Settings, batches: Iterable[Any] | None
+) -> channel_scores.Scorer:
+    evidence = Evidence(graph.model.apply_fn, settings.gradients, batches, settings.progress)
     scores = scores_of_leaves(settings.score, params, evidence)
-    reduction = channel_scores.Reduction(settings.reduce, settings.normalise)
-    groups = list(candidates.values())
-    return channel_scores.score_groups(groups, _leaves(graph), scores, reduction)
+    return channel_scores.Scorer(_leaves(graph), scores, settings.reduce, settings.normalise)
 
 
 def _inputs_and_batches(
@@ -119,21 +118,36 @@ def _inputs_and_batches(
     return (state, *as_inputs(first)), ((state, *as_inputs(batch)) for batch in batches)
 
 
-def _keep(groups: Mapping[str, Group], tables: Tables, counts: Counts) -> dict[str, np.ndarray]:
-    """The indices of the highest scores; of equal ones the lower index stays."""
+def _rank(
+    groups: Groups, tables: Tables, counts: Counts, scorer: channel_scores.Scorer
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """The indices that stay, and the scores that decide it.
+
+    The first scores are those of the whole model. So a head counts for features that go, and a feature that all heads
+    share for heads that go. Each group is ranked once more by what the others leave.
+    """
     keep = {}
     for name, group in groups.items():
-        if counts[name] == group.size:
-            continue
-        table = tables[name]
-        if _owns_its_owner(group, groups):
-            table = table.reshape(-1, group.size).sum(axis=0)
-        order = np.argsort(-table, axis=-1, kind='stable')
-        keep[name] = np.sort(order[..., : counts[name]], axis=-1)
-    return keep
+        if counts[name] < group.size:
+            keep[name] = _highest(tables[name], group, counts[name], groups)
+    tables = dict(tables)
+    for name in keep:
+        others = {other: indices for other, indices in keep.items() if other != name}
+        cut = check_keep(groups, others, allow_inexact=True)
+        tables[name] = scorer.score(groups[name], cut)
+        keep[name] = _highest(tables[name], groups[name], counts[name], groups)
+    return keep, tables
 
 
-def _owns_its_owner(group: Group, groups: Mapping[str, Group]) -> bool:
+def _highest(table: np.ndarray, group: Group, count: int, groups: Groups) -> np.ndarray:
+    """The indices of the highest scores; of equal ones the lower index stays."""
+    if _owns_its_owner(group, groups):
+        table = table.reshape(-1, group.size).sum(axis=0)
+    order = np.argsort(-table, axis=-1, kind='stable')
+    return np.sort(order[..., :count], axis=-1)
+
+
+def _owns_its_owner(group: Group, groups: Groups) -> bool:
     """Whether the channels of an earlier group have lists for each channel of this one, and the other way round."""
     own = group.atom.resolved()
     owners = {owner.resolved() for owner in group.lists}
@@ -165,7 +179,7 @@ def _check_params(graph: Any, params: tree_lib.PyTree) -> None:
             )
 
 
-def _check_shared(graph: Any, params: tree_lib.PyTree, candidates: Mapping[str, Group]) -> None:
+def _check_shared(graph: Any, params: tree_lib.PyTree, candidates: Groups) -> None:
     """Refuses one array for two leaves that would be cut in different ways."""
     cut_atoms = {group.atom.resolved() for group in candidates.values()}
     first: dict[int, int] = {}
@@ -210,9 +224,7 @@ def _check_shards(graph: Any, params: tree_lib.PyTree, counts: Counts) -> None:
                 )
 
 
-def _names_along(
-    groups: Mapping[str, Group], path: tree_lib.Path, axis: int, counts: Counts
-) -> str:
+def _names_along(groups: Groups, path: tree_lib.Path, axis: int, counts: Counts) -> str:
     """The groups along an axis of a leaf that get smaller."""
     names = []
     for name, group in groups.items():

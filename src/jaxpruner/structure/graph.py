@@ -126,8 +126,9 @@ class ChannelGraph:
 
         The score of a channel is the sum of the scores of its weights in each member, divided by the member's mean, and
         reduced over the members. Where `Group.lists` has atoms, channels are chosen for each of their indices (layers
-        of a scan, experts, heads), the same number for each. All scores are those of the whole model: what lies in a
-        head that goes still counts where all heads share their features, and nowhere else.
+        of a scan, experts, heads), the same number for each. How many stay is decided by the scores of the whole model.
+        Which ones do is decided once more for each group by what the others leave, so that a head does not count for
+        features that go, nor a feature for heads that go.
 
         Groups are named by their names or by globs; `*` and `?` are special in them, brackets are not. Where a mapping
         has globs, the first that matches a group counts.
