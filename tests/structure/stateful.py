@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from uses.equinox_models import EMA
+
 RNG = np.random.default_rng(0)
 
 
@@ -62,7 +64,7 @@ def haiku():
 
 def equinox():
     linear = eqx.nn.Linear(3, 6, key=jax.random.key(0))
-    norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(6, 'batch', mode='ema')
+    norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(6, 'batch', **EMA)
     head = eqx.nn.Linear(6, 2, key=jax.random.key(1))
     params, static = eqx.partition({'linear': linear, 'norm': norm, 'head': head}, eqx.is_array)
 

@@ -34,7 +34,7 @@ def _mlp():
 
 
 # Newer versions keep running means in more than one way, and ask for one.
-_EMA = {'mode': 'ema'} if 'mode' in inspect.signature(eqx.nn.BatchNorm).parameters else {}
+EMA = {'mode': 'ema'} if 'mode' in inspect.signature(eqx.nn.BatchNorm).parameters else {}
 
 
 def _resnet():
@@ -42,7 +42,7 @@ def _resnet():
         eqx.nn.Conv2d(3, 4, 3, padding=1, key=KEY),
         eqx.nn.Conv2d(4, 4, 3, padding=1, use_bias=False, key=KEY),
     ]
-    norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(4, 'batch', inference=True, **_EMA)
+    norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(4, 'batch', inference=True, **EMA)
     return conv, norm, state, eqx.nn.Linear(4 * 64, 5, key=KEY)
 
 

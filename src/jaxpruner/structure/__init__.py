@@ -33,6 +33,7 @@ Read the files in this order:
     small_model, verifying the smaller model, for inputs of any shape; compared with the zeroed one
     zero_channels          which channels are zero already
     refitting              kernels are fitted to calibration inputs, so that they make up for removed channels
+    blocks, shallow_model  residual blocks of unrolled models; the model without some of them
     plans                  what is kept, as a file
     old_numbers → width_flow → source_programs → source_models
                            numbers that a smaller program keeps from an old width: what is known of one, where it
@@ -41,6 +42,7 @@ Read the files in this order:
                            numbers in arguments, and which of them build such a module
 """
 
+from jaxpruner.structure.blocks import Block as Block
 from jaxpruner.structure.choices import Choice as Choice
 from jaxpruner.structure.constructors import ConstructorArguments as ConstructorArguments
 from jaxpruner.structure.constructors import constructor_arguments as constructor_arguments

@@ -95,7 +95,9 @@ class Model(NamedTuple):
         if apply_fn is None:
             return 0
         for number, program in enumerate(self.programs):
-            if program.apply_fn == apply_fn:
+            # A program without some blocks is known by the function of the whole one, too.
+            whole = getattr(program.apply_fn, 'whole', None)
+            if apply_fn in (program.apply_fn, whole):
                 return number
         names = ', '.join([program.name for program in self.programs])
         raise ValueError(

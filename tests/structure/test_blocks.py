@@ -1,0 +1,175 @@
+"""Residual blocks are left out as a whole, where that is the same as zeroing them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxpruner.structure import channel_groups
+from structure.doubles import doubles, in_doubles
+from structure.values import values_like
+from uses.table import floats
+from uses.test_models import MODELS
+
+WEIGHT = floats(8, 8)
+
+
+def make(*layers, post=lambda x: x):
+    """A stream of width 8 with these layers, functions of the stream and of a leaf `w0`, `w1`, …"""
+    shapes = {f'w{number}': WEIGHT for number in range(len(layers))}
+    shapes |= {'up': floats(3, 8), 'down': floats(8, 2)}
+
+    def apply(p, x):
+        x = x @ p['up']
+        for number, layer in enumerate(layers):
+            x = post(layer(x, p[f'w{number}']))
+        return x @ p['down']
+
+    params, inputs = values_like(shapes, (floats(5, 3),))
+    return channel_groups(apply, params, *inputs), params, inputs
+
+
+def residual(x, w):
+    return x + jnp.tanh(x @ w)
+
+
+# A layer, and whether leaving it out is the same as zeroing it; `None` where it is no block.
+LAYERS = {
+    'residual': (residual, True),
+    'from the right': (lambda x, w: jnp.tanh(x @ w) + x, True),
+    'normed': (lambda x, w: x + (x / jnp.sqrt((x * x).mean(-1, keepdims=True))) @ w, True),
+    'in two additions': (lambda x, w: x + jnp.tanh(x @ w) + jnp.sin(x) @ w, None),
+    'gate that is open': (lambda x, w: x + jax.nn.sigmoid(x @ w), False),
+    'softmax': (lambda x, w: x + jax.nn.softmax(x @ w), False),
+    'no residual': (lambda x, w: jnp.tanh(x @ w), None),
+    'scaled': (lambda x, w: 0.5 * x + jnp.tanh(x @ w), None),
+    'of another value': (lambda x, w: jnp.sin(x) + jnp.tanh(x) @ w, None),
+    'subtracted': (lambda x, w: x - x @ w, None),
+    'repeated': (lambda x, w: x + (x @ w)[:1], None),
+}
+
+
+@pytest.mark.parametrize(('layer', 'exact'), LAYERS.values(), ids=LAYERS)
+def test_a_layer_is_a_block_if_it_adds_to_the_stream(layer, exact):
+    graph, params, inputs = make(residual, layer, residual)
+    names = ['w0', 'w2'] if exact is None else ['w0', 'w1', 'w2']
+    assert list(graph.blocks) == names
+    if exact is None:
+        return
+    assert graph.blocks['w1'].exact == exact
+    small = graph.drop_blocks(params, ['w1'], allow_inexact=not exact)
+    small_apply = graph.without_blocks(['w1'], allow_inexact=not exact).small_apply({})
+    expected = graph.model.apply_fn({**params, 'w1': jnp.zeros((8, 8))}, *inputs)
+    is_close = np.allclose(small_apply(small, *inputs), expected, rtol=1e-5, atol=1e-5)
+    assert is_close == exact
+
+
+def test_other_forms_of_streams():
+    """What is added in parallel, activations after the addition, and blocks in blocks."""
+    graph, params, inputs = make(residual, residual, post=jax.nn.relu)
+    assert list(graph.blocks) == ['w0', 'w1']
+    graph.drop_blocks(params, graph.blocks)
+
+    def parallel(p, x):
+        x = x @ p['up']
+        return (x + jnp.tanh(x @ p['a']) + jnp.sin(x @ p['b'])) @ p['down']
+
+    shapes = {'up': floats(3, 8), 'a': WEIGHT, 'b': WEIGHT, 'down': floats(8, 2)}
+    params, inputs = values_like(shapes, (floats(5, 3),))
+    graph = channel_groups(parallel, params, *inputs)
+    assert set(graph.blocks) == {'a', 'b'}
+    graph.drop_blocks(params, ['a', 'b'])
+
+    def nested(p, x):
+        x = x @ p['up']
+        inner = x + jnp.tanh(x @ p['a'])
+        return (x + jnp.sin(inner @ p['b'])) @ p['down']
+
+    graph = channel_groups(nested, params, *inputs)
+    assert {name: sorted(block.paths) for name, block in graph.blocks.items()} == {
+        'a': [('a',)],
+        'b': [('a',), ('b',)],
+    }
+    graph.drop_blocks(params, ['a'])
+    graph.drop_blocks(params, ['b'])
+
+
+# Model -> its blocks, and how many parameters each has.
+EXPECTED = {
+    'linen transformer': {
+        'params/block/LayerNorm_0/scale': 304,
+        'params/block/LayerNorm_1/scale': 296,
+    },
+    'linen resnet': {},  # the shortcut has a kernel
+    'nnx resnet': {'norm/mean': 164},
+    'haiku resnet': {'1/batch_norm/~/var_ema/average': 160},
+    'equinox resnet': {'2/1/0': 160},
+    'haiku transformer': {'layer_norm/scale': 304, 'layer_norm_1/scale': 296},
+    'equinox transformer': {'block/norm1/weight': 280, 'block/norm2/weight': 296},
+    'nnx transformer': {'block/norm1/scale': 304, 'block/norm2/scale': 296},
+}
+
+
+@pytest.mark.parametrize('name', EXPECTED)
+def test_blocks_of_frameworks(name):
+    apply_fn, params, inputs = MODELS[name].make()
+    with doubles():
+        params, inputs = in_doubles(values_like(params, inputs))
+        graph = channel_groups(apply_fn, params, *inputs)
+        assert {name: block.parameters for name, block in graph.blocks.items()} == EXPECTED[name]
+        graph.drop_blocks(params, graph.blocks)
+
+
+def test_models_without_blocks_are_trained_cut_and_made_shallower_again():
+    graph, params, inputs = make(residual, residual, residual)
+    tx = optax.adam(1e-2)
+    state = tx.init(params)
+    shallow = graph.without_blocks(['w1'])
+    small, small_state = graph.drop_blocks((params, state), ['w1'])
+    assert jax.tree.structure(small_state) == jax.tree.structure(tx.init(small))
+    assert small['w1'] is None
+
+    gradients = jax.grad(lambda p: jnp.sum(shallow.small_apply({})(p, *inputs) ** 2))(small)
+    updates, _ = tx.update(gradients, small_state, small)
+    assert updates['w1'] is None
+
+    (group,) = shallow.groups
+    keep = {group: [0, 3, 5]}
+    narrow = shallow.shrink(small, keep)
+    assert narrow['w0'].shape == (3, 3)
+    again = shallow.without_blocks(['w0'])
+    assert list(again.blocks) == ['w2']
+    less = again.shrink(shallow.drop_blocks(small, ['w0']), keep)
+    assert len(jax.tree.leaves(less)) == 3
+    other = jnp.ones((2, 7, 3))
+    assert again.small_apply(keep)(less, other).shape == (2, 7, 2)
+
+
+def test_programs_of_one_model_have_the_same_blocks():
+    graph, params, (x,) = make(residual, residual)
+
+    def evaluate(p, x):
+        return graph.model.apply_fn(p, x)
+
+    def without_residual(p, x):
+        x = residual(x @ p['up'], p['w0'])
+        return jnp.tanh(x @ p['w1']) @ p['down']
+
+    both = graph.also(evaluate, x)
+    assert list(both.blocks) == ['w0', 'w1']
+    small = both.drop_blocks(params, ['w0'])
+    shallow = both.without_blocks(['w0'])
+    expected = shallow.small_apply({})(small, x)
+    np.testing.assert_allclose(shallow.small_apply({}, of=evaluate)(small, x), expected, rtol=1e-6)
+    assert list(graph.also(without_residual, x).blocks) == ['w0']
+
+
+def test_what_is_no_exact_block_is_refused():
+    graph, params, _ = make(residual, lambda x, w: x + jnp.cos(x @ w))
+    with pytest.raises(TypeError, match=r"\['w0'\]"):
+        graph.drop_blocks(params, 'w0')
+    with pytest.raises(KeyError, match=r"no residual block 'w3'.*w"):
+        graph.without_blocks(['w3'])
+    with pytest.raises(ValueError, match=r"'w1' .*add: the branch is not zero .*test_blocks\.py"):
+        graph.drop_blocks(params, ['w1'])
