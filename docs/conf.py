@@ -24,6 +24,7 @@ extensions = [
     'sphinx_copybutton',
     'docs.extensions.blocks_of_code',
     'docs.extensions.made_blocks',
+    'docs.extensions.notebook_outputs',
     'docs.extensions.other_libraries',
     'docs.extensions.plain_markdown',
 ]
@@ -51,6 +52,7 @@ nb_custom_formats = {'.py': ['jupytext.reads', {'fmt': 'py:percent'}]}
 nb_execution_mode = 'force'
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300
+nb_output_stderr = 'error'
 nb_merge_streams = True
 
 html_theme = 'sphinx_book_theme'

@@ -1,4 +1,4 @@
-"""The notebooks are notebooks, and run as such: each in a kernel of its own, all cells in order, without a warning."""
+"""The notebooks are notebooks. The build of the site runs them all, and one runs here on other data."""
 
 import importlib.util
 import os
@@ -16,6 +16,7 @@ import packaging.requirements
 import pytest
 
 import jaxpruner
+from docs.extensions import notebook_outputs
 
 ROOT = pathlib.Path(__file__).parents[2]
 FOLDER = ROOT / 'docs' / 'notebooks'
@@ -164,12 +165,18 @@ def test_a_cell_that_fails_is_seen(execute):
     assert 'careful' in printed(outputs, 'stderr')
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('name', NOTEBOOKS)
-def test_runs(name, execute):
-    outputs = execute(read(name))
-    assert printed(outputs, 'stderr') == ''
-    assert len(plots(outputs)) >= 3
+def test_the_build_of_the_site_runs_them_all():
+    """`bash run.sh docs`: what fails or warns in a cell, or shows too few pictures, fails the build."""
+    settings = (ROOT / 'docs' / 'conf.py').read_text()
+    for name, value in {
+        'nb_execution_mode': "'force'",
+        'nb_execution_raise_on_error': 'True',
+        'nb_output_stderr': "'error'",
+    }.items():
+        assert f'\n{name} = {value}\n' in settings
+    assert "'docs.extensions.notebook_outputs'," in settings
+    assert notebook_outputs.FEWEST_PICTURES == 3
+    assert '--fail-on-warning' in (ROOT / 'run.sh').read_text()
 
 
 @pytest.mark.slow
