@@ -47,15 +47,15 @@ def zero_groups(checkpoint: Checkpoint, graph: ChannelGraph) -> dict[str, np.nda
 def _names(paths: Sequence[tree_lib.Path], found: Iterable[str]) -> list[str]:
     """The names in a checkpoint of a model's parameters, before which something may stand, such as `params`."""
     name_of = {_parts(name): name for name in found}
-    wanted = [_parts('/'.join(path)) for path in paths]
-    prefix = _prefix(wanted, name_of)
+    wanted = list(map(tree_lib.path_string, paths))
+    prefix = _prefix(list(map(_parts, wanted)), name_of)
     names = []
-    for path, parts in zip(paths, wanted, strict=True):
-        name = name_of.get((*prefix, *parts))
+    for parameter in wanted:
+        name = name_of.get(prefix + _parts(parameter))
         if name is None:
-            nearest = tree_lib.nearest(tree_lib.path_string(path), name_of.values())
+            nearest = tree_lib.nearest(parameter, name_of.values())
             raise ValueError(
-                f'the checkpoint lacks {tree_lib.path_string(path)!r}, a parameter of the model; {nearest}'
+                f'the checkpoint lacks {parameter!r}, a parameter of the model; {nearest}'
             )
         names.append(name)
     return names
@@ -68,10 +68,11 @@ def _parts(name: str) -> tree_lib.Path:
 
 
 def _prefix(wanted: Sequence[tree_lib.Path], name_of: Mapping[tree_lib.Path, str]) -> tree_lib.Path:
-    first = wanted[0]
+    """The shortest one with which all parameters are there."""
+    length = len(wanted[0])
     for parts in sorted(name_of, key=len):
-        prefix = parts[: len(parts) - len(first)]
-        is_first = parts[len(prefix) :] == first
-        if is_first and all((*prefix, *other) in name_of for other in wanted):
+        prefix = parts[:-length]
+        expected = {prefix + each for each in wanted}
+        if expected <= name_of.keys():
             return prefix
     return ()
