@@ -38,6 +38,7 @@ Read the files in this order:
     old_numbers → width_flow → source_programs → source_models
                            numbers that a smaller program keeps from an old width: what is known of one, where it
                            meets the width, and the program of a module that is built with the new widths beside it
+    scales → folding       factors that parameters can take up; the equations between them solved
     argument_numbers → constructors
                            numbers in arguments, and which of them build such a module
 """
@@ -47,6 +48,7 @@ from jaxpruner.structure.choices import Choice as Choice
 from jaxpruner.structure.constructors import ConstructorArguments as ConstructorArguments
 from jaxpruner.structure.constructors import constructor_arguments as constructor_arguments
 from jaxpruner.structure.costs import Cost as Cost
+from jaxpruner.structure.folding import Folded as Folded
 from jaxpruner.structure.graph import ChannelGraph as ChannelGraph
 from jaxpruner.structure.grouped_channels import GroupedChannels as GroupedChannels
 from jaxpruner.structure.members import Group as Group
@@ -55,5 +57,6 @@ from jaxpruner.structure.old_numbers import OldNumber as OldNumber
 from jaxpruner.structure.old_numbers import OldNumbers as OldNumbers
 from jaxpruner.structure.plans import load_plan as load_plan
 from jaxpruner.structure.plans import save_plan as save_plan
+from jaxpruner.structure.source_models import SourceComparison as SourceComparison
 from jaxpruner.structure.tracing import channel_groups as channel_groups
 from jaxpruner.structure.verifying import Verification as Verification

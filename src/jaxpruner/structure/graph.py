@@ -22,13 +22,18 @@ from jaxpruner.structure.axes import Axis, Pin, atoms
 from jaxpruner.structure.blocks import Block, find_blocks
 from jaxpruner.structure.choice_settings import Names, Settings
 from jaxpruner.structure.choices import Choice
+from jaxpruner.structure.folding import Folded, fold
 from jaxpruner.structure.keeping import Keep, check_keep
 from jaxpruner.structure.members import Group, PinnedAxis
 from jaxpruner.structure.old_numbers import OldNumbers
 from jaxpruner.structure.programs import ModelProgram
 from jaxpruner.structure.records import Trace
 from jaxpruner.structure.small_model import SmallApply
-from jaxpruner.structure.source_models import find_old_numbers
+from jaxpruner.structure.source_models import (
+    SourceComparison,
+    compare_with_source,
+    find_old_numbers,
+)
 from jaxpruner.structure.verifying import Verification, verify
 
 
@@ -625,6 +630,114 @@ class ChannelGraph:
     def _zero_flags(self, tree: tree_lib.PyTree) -> dict[str, np.ndarray]:
         nonzero = zero_channels.nonzero_weights(self.trace, tree)
         return zero_channels.find(self.traces, self.groups.values(), nonzero)
+
+    def fold(
+        self,
+        small_params: tree_lib.PyTree,
+        keep: Keep,
+        small_fn: Callable[..., Any],
+        allow_inexact: bool = False,
+        *,
+        weights_only: bool = False,
+        of: Callable[..., Any] | None = None,
+    ) -> Folded:
+        """Scales parameters so that a module of the new widths gives what the smaller program gives.
+
+        Factors are followed through the program. An RMSNorm over D' channels in place of D has a mean that is D / D'
+        times as large; its scale takes up the square root of that, and the module needs an epsilon that is D / D'
+        times as large, too. A query kernel takes up the difference of `1 / sqrt(d)`. Of a LayerNorm nothing takes up
+        the mean that is subtracted.
+
+        Args:
+          small_params: what `shrink` returned.
+          keep: as in `shrink`.
+          small_fn: as in `old_numbers`.
+          allow_inexact: as in `shrink`.
+          weights_only: leave epsilons as they are. Where all that is added to a residual stream can be scaled, such as
+            kernels and biases, they then need no change.
+          of: as in `small_apply`.
+
+        Returns:
+          The parameters, what they were multiplied by, which constants the module still has to get, and the numbers
+          that nothing takes up.
+
+        Raises:
+          TypeError, KeyError, IndexError, ValueError: as in `shrink`; ValueError if the module's program differs in
+            more than numbers.
+
+        >>> import jax, jax.numpy as jnp
+        >>> from jaxpruner.structure import channel_groups
+        >>> def apply(p, x):
+        ...     h = x @ p['up']
+        ...     h = h * jax.lax.rsqrt(jnp.mean(h * h, -1, keepdims=True) + 1e-6) * p['scale']
+        ...     return jnp.tanh(h @ p['down'])
+        >>> params = {'up': jnp.ones((2, 8)), 'scale': jnp.ones(8), 'down': jnp.ones((8, 1))}
+        >>> graph = channel_groups(apply, params, jnp.ones((5, 2)))
+        >>> keep = {'up[1]': range(4)}
+        >>> folded = graph.fold(graph.shrink(params, keep), keep, apply)
+        >>> {name: round(factor, 4) for name, factor in folded.factors.items()}
+        {'scale': 1.4142}
+        >>> (epsilon,) = folded.constants
+        >>> print(f'{epsilon.old:.2g} has to be {epsilon.new:.2g}')
+        1e-06 has to be 2e-06
+        """
+        old_numbers = self.old_numbers(keep, small_fn, allow_inexact, of=of)
+        trace = self.traces[self.model.number_of(of)]
+        return fold(trace, old_numbers, small_params, weights_only)
+
+    def compare(
+        self,
+        params: tree_lib.PyTree,
+        keep: Keep,
+        small_fn: Callable[..., Any],
+        *inputs: Any,
+        state: tree_lib.PyTree | None = None,
+        folded: Folded | None = None,
+        allow_inexact: bool = False,
+    ) -> SourceComparison:
+        """Compares a module of the new widths with the smaller model, for the first program.
+
+        They are equal if the results are, and no number of an old width is left. Otherwise these numbers are listed,
+        with the difference of the results beside the change that the cut makes.
+
+        Args:
+          params: of the whole model, arrays.
+          keep: as in `shrink`.
+          small_fn: as in `old_numbers`.
+          *inputs: arrays.
+          state: as in `verify`.
+          folded: what `fold` returned; without it the module gets the parameters as they are.
+          allow_inexact: as in `shrink`.
+
+        Raises:
+          TypeError, KeyError, IndexError, ValueError: as in `shrink`.
+
+        >>> import jax, jax.numpy as jnp
+        >>> from jaxpruner.structure import channel_groups
+        >>> def apply(p, x):
+        ...     return jnp.mean(x @ p['up'], -1, keepdims=True) @ p['down']
+        >>> params = {'up': jnp.arange(8.0).reshape(2, 4), 'down': jnp.ones((1, 1))}
+        >>> x, keep = jnp.ones((5, 2)), {'up[1]': [0, 1]}
+        >>> graph = channel_groups(apply, params, x)
+        >>> graph.compare(params, keep, apply, x).verdict
+        'different'
+        >>> folded = graph.fold(graph.shrink(params, keep), keep, apply)
+        >>> graph.compare(params, keep, apply, x, folded=folded).verdict
+        'equal'
+        """
+        own: ModelProgram = self.model.programs[0]
+        whole = [params] if state is None else [params, state]
+        small = [self.shrink(tree, keep, allow_inexact, verify=False) for tree in whole]
+        source = small if folded is None else [folded.params, *small[1:]]
+        versions = [(*trees, *inputs) for trees in (whole, small, source)]
+        old_numbers = self.old_numbers(keep, small_fn, allow_inexact)
+        numbers = old_numbers.numbers if folded is None else folded.constants + folded.left
+        with jax.default_matmul_precision('highest'):
+            program = ModelProgram.of(own.apply_fn, state, inputs)
+            graph = self.model.with_program(0, params, program)
+            small_apply = SmallApply(graph, 0, keep, allow_inexact)
+            verification = compare_with_source(own.apply_fn, small_apply, small_fn, versions)
+        return SourceComparison(verification, numbers, old_numbers.other_difference)
 
     def explain(self, leaf: tree_lib.Path | str, axis: int) -> str:
         """Says what is known of an axis of a leaf: its groups, or why it stays and what it is tied to.
