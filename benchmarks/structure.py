@@ -71,13 +71,15 @@ class Cases(NamedTuple):
     def timed(self) -> dict[str, Case]:
         """Models of which the smaller version is timed. Of the transformers the features of a head stay."""
         widths = '-'.join(map(str, self.mlp.widths))
-        width = self.transformer.width
+        transformer = (
+            f'transformer of {self.transformer.blocks} blocks, width {self.transformer.width}'
+        )
         scanned = dataclasses.replace(self.transformer, scanned=True)
         globs = ('tokens*', '*query/kernel*:*:*', '*/up/*')
         return {
             f'MLP {widths}': Case(self.mlp, 3.0),
-            f'transformer of width {width}': Case(self.transformer, 3.5, globs, self.are_long),
-            f'transformer of width {width}, scanned': Case(scanned, 3.5, globs, has_budget=False),
+            transformer: Case(self.transformer, 3.5, globs, self.are_long),
+            f'{transformer}, scanned': Case(scanned, 3.5, globs, has_budget=False),
             f'ResNet of {_layers(self.resnet)} layers': Case(
                 self.resnet, 2.2, has_budget=self.are_long
             ),
@@ -114,7 +116,7 @@ CASES = {
     ),
     'cpu': Cases(
         Mlp((784, 1024, 4096, 1024, 10), batch_size=128),
-        _transformer(4, batch_size=8, sequence=64),
+        _transformer(2, batch_size=16, sequence=32),
         Resnet((64, 128, 256), 2, image=32, batch_size=16),
         _transformer(12, batch_size=1, sequence=128),
         _DEEP_RESNET,
