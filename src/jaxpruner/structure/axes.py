@@ -61,7 +61,7 @@ class Pin(NamedTuple):
 class Axis:
     """An axis of one or more values: an atom, a product (first factor outermost), or a sum.
 
-    Two axes are one where `resolved` returns the same object.
+    Two axes are the same if `resolved` returns the same object for both.
 
     Attributes:
       size: how many indices it has.
@@ -87,17 +87,17 @@ class Axis:
 
     @property
     def form(self) -> Form:
-        """What kind of expression it is."""
+        """Whether it is an atom, a product or a sum."""
         return self.resolved()._form
 
     @property
     def parts(self) -> tuple['Axis', ...]:
-        """Factors of a product, segments of a sum; none of an atom."""
+        """The factors of a product or the segments of a sum; an atom has none."""
         return tuple([part.resolved() for part in self.resolved()._parts])
 
     @property
     def pin(self) -> Pin | None:
-        """Why no index of this atom can be removed; `None` where some can."""
+        """Why no index of this atom can be removed; `None` if they can."""
         return self.resolved()._pin
 
     def become(self, other: 'Axis') -> None:
@@ -132,18 +132,18 @@ def sizes_of(axes: Iterable[Axis]) -> tuple[int, ...]:
 
 
 def pick(entries: Sequence[T], numbers: Iterable[int]) -> tuple[T, ...]:
-    """The entries with these numbers, in the order of the numbers."""
+    """Returns the entries with these numbers, in the order of the numbers."""
     return tuple([entries[number] for number in numbers])
 
 
 def all_but(numbers: Iterable[int], entries: Sequence[Any]) -> list[int]:
-    """The numbers of all entries but some."""
+    """Returns the numbers of all entries but some."""
     others = set(range(len(entries))).difference(numbers)
     return sorted(others)
 
 
 def product(factors: Iterable[Axis]) -> Axis:
-    """The axis that a reshape makes of some; the first is outermost."""
+    """Returns the axis that a reshape makes of several; the first is outermost."""
     parts = _flat('product', factors, neutral=1)
     if len(parts) == 1:
         return parts[0]
@@ -151,7 +151,7 @@ def product(factors: Iterable[Axis]) -> Axis:
 
 
 def total(segments: Iterable[Axis]) -> Axis:
-    """The axis that a concatenation makes of some."""
+    """Returns the axis that a concatenation makes of several."""
     parts = _flat('sum', segments, neutral=0)
     if len(parts) == 1:
         return parts[0]
@@ -159,7 +159,7 @@ def total(segments: Iterable[Axis]) -> Axis:
 
 
 def _flat(form: Form, axes: Iterable[Axis], neutral: int) -> list[Axis]:
-    """The parts of some factors, or of some segments, without those that have no effect."""
+    """Returns factors without nested products, or segments without nested sums, and without neutral ones."""
     parts: list[Axis] = []
     for axis in axes:
         if axis.size == neutral:
@@ -172,7 +172,7 @@ def _flat(form: Form, axes: Iterable[Axis], neutral: int) -> list[Axis]:
 
 
 def atoms(axis: Axis) -> list[Axis]:
-    """The atoms of an expression in their order; one that occurs twice is there twice."""
+    """Lists the atoms of an expression in their order; one that occurs twice is listed twice."""
     axis = axis.resolved()
     if axis.form == 'atom':
         return [axis]
@@ -183,7 +183,7 @@ def atoms(axis: Axis) -> list[Axis]:
 
 
 def set_pin(axis: Axis, pin: Pin) -> None:
-    """Pins all atoms of an expression; the first reason stays, one that mixes goes before others."""
+    """Pins all atoms of an expression. The first reason stays, unless a later one mixes and it does not."""
     for each in atoms(axis):
         if each._pin is None or (pin.mixes and not each._pin.mixes):
             each._pin = pin
@@ -196,16 +196,16 @@ class Ties:
         self._make_pin = make_pin
 
     def pin(self, axis: Axis, reason: str) -> None:
-        """No index of the axis can be removed."""
+        """States that no index of the axis can be removed."""
         set_pin(axis, self._make_pin(reason))
 
     def pin_all(self, axes: Iterable[Axis], reason: str) -> None:
-        """No index of these axes can be removed."""
+        """States that no index of these axes can be removed."""
         for axis in axes:
             self.pin(axis, reason)
 
     def unify(self, first: Axis, second: Axis) -> None:
-        """Two axes of one size are the same."""
+        """States that two axes are the same."""
         first, second = first.resolved(), second.resolved()
         if first is second or max(first.size, second.size) <= 1:
             return
@@ -225,18 +225,18 @@ class Ties:
                 first.resolved().become(second.resolved())
 
     def unify_each(self, first: Iterable[Axis], second: Iterable[Axis]) -> None:
-        """The axes of two values are the same, one by one."""
+        """States that the axes of two values are the same, one by one."""
         for one, other in zip(first, second, strict=True):
             self.unify(one, other)
 
     def cut(self, axis: Axis, sizes: Sequence[int]) -> list[Axis]:
-        """The consecutive segments of an axis, of these sizes."""
+        """Cuts an axis into consecutive segments of these sizes."""
         segments = list(map(Axis, sizes))
         self.unify(axis, total(segments))
         return segments
 
     def align_factors(self, left: Iterable[Axis], right: Iterable[Axis]) -> None:
-        """Two lists of factors, of which each may have been taken apart, have the same product."""
+        """States that two lists of factors have the same product; factors are split where the other list needs it."""
         first, second = _flat('product', left, 1), _flat('product', right, 1)
         while first and second:
             if first[0].size == second[0].size:
@@ -272,7 +272,7 @@ class Ties:
             first, second = _flat('sum', first, 0), _flat('sum', second, 0)
 
     def _distribute(self, factors_axis: Axis, segments_axis: Axis) -> None:
-        """A product is a sum: `(a + b) * c` is `a*c + b*c`, where the factors c fit into each segment."""
+        """States that a product is a sum: `(a + b) * c` is `a*c + b*c`, if the factors c fit into each segment."""
         factors, segments = list(factors_axis.parts), segments_axis.parts
         common = math.gcd(*[segment.size for segment in segments])
         inner: list[Axis] = []

@@ -1,8 +1,8 @@
-"""What a cut keeps: along any axis the positions that stay, and values with these alone.
+"""Cuts arrays: finds which positions stay along an axis, and takes them.
 
-Which positions stay along an axis is a mask. Where all layers of a scan keep the same channels it has that axis alone.
-Where each layer keeps channels of its own, the mask has the axis of the layers, too; in the body of the scan, where a
-value belongs to one layer, that is the axis of the trips, of which the trip at hand is looked up.
+A mask says which positions of an axis stay. If all layers of a scan keep the same channels, the mask has that axis
+alone. If each layer keeps channels of its own, the mask has an axis for the layers, too. In the body of the scan a
+value belongs to one layer. There the mask has an axis for the trips, and is read at the current trip.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ from jaxpruner.structure.positions import Keep, indices_of, kept_positions, occu
 
 
 class Lists(NamedTuple):
-    """Channels that stay for each index of their owners.
+    """The channels that stay, listed for each index of their owners.
 
     Attributes:
       owners: atoms such as the trips of a scan, experts, or heads.
@@ -38,7 +38,7 @@ class Cut:
 
     Attributes:
       lists: atom -> what stays; of other atoms all channels do.
-      trips: atom of the trips of a scan -> the trip at hand, in its body.
+      trips: atom of the trips of a scan -> the current trip, in its body.
 
     >>> from jaxpruner.structure.axes import atom, product
     >>> heads, features = atom(2), atom(3)
@@ -52,7 +52,7 @@ class Cut:
     def __init__(self, lists: Mapping[Axis, Lists], trips: Mapping[Axis, Any] | None = None):
         self.lists = lists
         self.trips = trips or {}
-        # How many channels stay says as much of sizes as which ones.
+        # Sizes depend on how many channels stay, not on which ones.
         self._counted: Keep = {
             atom: np.arange(each.table.shape[-1]) for atom, each in lists.items()
         }
@@ -83,7 +83,7 @@ class Cut:
         return self._sizes[id(axis)][1]
 
     def size_before(self, axis: Axis, position: int) -> int:
-        """How many positions before this one stay; the one is where a part of a concatenation begins, or the end."""
+        """How many positions before this one stay. It is where a part of a concatenation begins, or the end."""
         return int(np.searchsorted(kept_positions(axis, self._counted), position))
 
     def shape(self, axes: Axes) -> tuple[int, ...]:
@@ -95,7 +95,7 @@ class Cut:
         return any(self.size(axis) != axis.size for axes in values for axis in axes)
 
     def order(self, axes: Axes) -> list[int]:
-        """The axes that get smaller: those with lists before their owners, which have to be whole meanwhile.
+        """The axes that get smaller, in the order of the cuts: lists are read off owners that are still whole.
 
         Raises:
           ValueError: two groups own each other's lists.
@@ -139,27 +139,30 @@ class Cut:
         return np.broadcast_to(flags, _with_size(flags.shape, rank - len(axes) + i, axes[i].size))
 
     def at_trip(self, table: np.ndarray) -> Any:
-        """The part of a table with an axis for each scan that belongs to the trips at hand."""
-        trips = list(self.trips.values())
-        if not trips or max(table.shape[: len(trips)]) == 1:
-            return table.reshape(table.shape[len(trips) :])
-        own = [
-            trip if size > 1 else 0
-            for trip, size in zip(trips, table.shape[: len(trips)], strict=True)
-        ]
-        return jnp.asarray(table)[tuple(own)]
+        """The part of a table that belongs to the current trips; its first axes are those of the scans."""
+        count = len(self.trips)
+        sizes, shape = table.shape[:count], table.shape[count:]
+        if all(size == 1 for size in sizes):
+            return table.reshape(shape)
+        index = []
+        for trip, size in zip(self.trips.values(), sizes, strict=True):
+            index.append(trip if size > 1 else 0)
+        return jnp.asarray(table)[tuple(index)]
 
     def take(self, value: Any, axes: Axes, first: int = 0) -> Any:
-        """The part of a value that stays, along its axes from `first` on; the value itself if that is all of it."""
+        """Takes what stays of a value along its axes from `first` on; returns the value itself if all of it stays."""
         for i in self.order(axes):
             if i >= first:
-                flags = self.stays(axes, i)
-                along = i - len(axes)
-                moved = np.moveaxis(flags, along, -1)
-                places = np.nonzero(moved)[-1].reshape(*moved.shape[:-1], self.size(axes[i]))
-                places = self.at_trip(np.moveaxis(places, -1, along))
-                value = take_along(value, places, i)
+                value = take_along(value, self._places(axes, i), i)
         return value
+
+    def _places(self, axes: Axes, i: int) -> Any:
+        """The positions along an axis that stay, in the rank of the value."""
+        along = i - len(axes)
+        flags = np.moveaxis(self.stays(axes, i), along, -1)
+        positions = np.nonzero(flags)[-1]
+        places = positions.reshape(*flags.shape[:-1], self.size(axes[i]))
+        return self.at_trip(np.moveaxis(places, -1, along))
 
     def channel_index(
         self, axes: Axes, i: int, atom: Axis, owners: Iterable[Axis]
@@ -196,13 +199,13 @@ def _with_size(shape: tuple[int, ...], i: int, size: int) -> tuple[int, ...]:
 
 
 def take_along(value: Any, places: Any, axis: int, **out_of_bounds: Any) -> Any:
-    """Elements along an axis, on the device where the value is.
+    """Takes elements along an axis, on the device where the value is.
 
     Args:
       value: the value.
       places: of the rank of the value, with one element along axes on which they do not depend.
       axis: of the value.
-      **out_of_bounds: what stands at places beyond the end, where there are some.
+      **out_of_bounds: settings of `jnp.take` for places beyond the end, if there are some.
     """
     settings = out_of_bounds or {'mode': 'clip'}
     if places.size == places.shape[axis]:

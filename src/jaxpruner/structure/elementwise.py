@@ -1,4 +1,4 @@
-"""Primitives whose results have each element from the elements of the operands at the same place."""
+"""Elementwise primitives: each element of a result is computed from the operands' elements at the same position."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -28,7 +28,7 @@ def _same(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
 
 
 def _bits(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
-    """A number of another width takes the last axis apart, or makes it of several."""
+    """Reads the bits as numbers of another width, which splits or merges the last axis."""
     shape = shape_of(equation.outvars[0])
     if len(shape) == len(operands[0]):
         return [operands[0]]

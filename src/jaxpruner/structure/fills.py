@@ -4,10 +4,11 @@ Removing channels equals zeroing them if nothing else sees the zeroed ones. An e
 channels. A sum over them does, and is the same only if what it adds for a removed channel is zero. So each value has a
 `Fill`: for each axis and each atom along it the one number that stands at all its removed indices, where it is known.
 
-A parameter is filled with 0 along its groups. A function of known numbers is known, since the program can be asked for
-it: `exp(0)` is 1, so a softmax over channels is not exact, while `0 * logistic(0)` is 0. Of an unknown number it is
-assumed that it is finite, and no zero where it divides: activations of a model that works are. A number that comes of
-the zeroing itself is never assumed to be finite: `log(0)` and `0 / 0` stay what they are.
+A parameter is filled with 0 along its groups. If an operation has known operands, it is run on them, and its result is
+known, too. `exp(0)` is 1, so a softmax over channels is not exact. `0 * logistic(0)` is 0, so SiLU is.
+
+Unknown numbers are the activations of a model that works. They count as finite, and as not zero where they divide. What
+the zeroing itself makes is computed, not assumed: `log(0)` and `0 / 0` are not finite.
 """
 
 import functools
@@ -47,7 +48,7 @@ class Fill(NamedTuple):
 
 
 class Flow:
-    """What a rule gets besides the fills of its operands.
+    """An equation as the rules see it, beside the fills of its operands.
 
     Attributes:
       equation: the equation.
@@ -92,12 +93,12 @@ class Flow:
 
 
 def is_finite(value: Number) -> bool:
-    """Whether a number is finite; one that is not known counts as finite."""
+    """Whether a number is finite; an unknown one counts as finite."""
     return value is None or bool(np.isfinite(value))
 
 
 def join(values: Iterable[Number]) -> Number:
-    """What is known of elements that are one of these numbers: nothing if they differ, but that one may be infinite."""
+    """What is known of an element that is one of these numbers: nothing if they differ, NaN if one is not finite."""
     first, *others = values
     if all(other == first or other is first for other in others):
         return first
@@ -121,7 +122,7 @@ def join_fills(first: Fill, second: Fill) -> Fill:
 
 
 def product(first: Number, second: Number) -> Number:
-    """The product of two numbers, of which one may not be known."""
+    """The product of two numbers; each may be unknown."""
     if not is_finite(first) or not is_finite(second):
         return NAN
     if first == 0 or second == 0:
@@ -161,7 +162,7 @@ def computed(equation: Any, values: Sequence[Number], literals: Sequence[bool]) 
 
 
 def _evaluated(equation: Any, values: Sequence[Number]) -> Number:
-    """Asks the program: runs the operation on numbers of its dtypes."""
+    """Runs the operation on numbers of its dtypes."""
     dtypes = []
     for variable in (*equation.invars, equation.outvars[0]):
         if jnp.issubdtype(variable.aval.dtype, jax.dtypes.extended):  # keys of random numbers
@@ -171,7 +172,7 @@ def _evaluated(equation: Any, values: Sequence[Number]) -> Number:
     try:
         return _run(equation.primitive, params, tuple(dtypes[:-1]), tuple(values))
     except (NotImplementedError, RuntimeError, TypeError, ValueError):
-        return NAN  # it cannot be asked, so that nothing is assumed of what zeroing makes of it
+        return NAN  # it cannot be run on numbers: nothing is assumed of what zeroing makes
 
 
 @functools.lru_cache(4096)
@@ -187,7 +188,7 @@ def _run(primitive: Any, params: Any, dtypes: Any, values: tuple[Number, ...]) -
 
 
 def number_of(array: np.ndarray) -> Number:
-    """An array of one element as a number; whatever is not finite in both directions is kept as it is."""
+    """An array of one element as a number; all NaNs become the same object."""
     if array.dtype.kind not in 'biufc':  # small floats of other libraries
         array = array.astype(np.float64)
     value = array.item()

@@ -1,6 +1,6 @@
-"""What operations make of removed channels that compute by element, move elements or place them beside others."""
+"""Fills after operations that compute elementwise, move elements, or place them beside others."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,9 +10,12 @@ from jaxpruner.structure.fills import NAN, Fill, Flow, Number, computed, is_fini
 from jaxpruner.structure.scatter_axes import ScatterAxes
 from jaxpruner.uses.indexing_rules import GatherAxes
 
+# (axis, atom) -> the number at the atom's removed indices along this axis.
+Find = Callable[[int, Axis], Number]
+
 
 def nothing(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
-    """Nothing is known but what is not finite."""
+    """Knows nothing of the results, but that what is not finite may spread."""
 
     def find(i: int, atom: Axis) -> Number:
         for fill in fills:
@@ -21,11 +24,19 @@ def nothing(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
                     return NAN
         return None
 
-    return [flow.result(None, find, number) for number in range(len(flow.results))]
+    return _each_result(flow, None, find)
+
+
+def _each_result(flow: Flow, everywhere: Number, find: Find) -> list[Fill]:
+    """The same fill for each result."""
+    results = []
+    for number in range(len(flow.results)):
+        results.append(flow.result(everywhere, find, number))
+    return results
 
 
 def elementwise(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
-    """A function of the operands' numbers, where these are known."""
+    """Computes the result from the operands' numbers, if they are known."""
     everywhere = [fill.everywhere for fill in fills]
     literals = [number is not None for number in everywhere]
     if any(literals):
@@ -45,25 +56,25 @@ def elementwise(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
 
 
 def same(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
-    """Each result is an operand."""
+    """Returns the operands: each result is one."""
     return list(fills)
 
 
 def transpose(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
-    """Axes in another order."""
+    """Puts the axes in another order."""
     (fill,) = fills
     return [Fill(fill.everywhere, pick(fill.channels, flow.equation.params['permutation']))]
 
 
 def squeeze(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
-    """Without axes of one element."""
+    """Drops axes of one element."""
     (fill,) = fills
     kept = all_but(flow.equation.params['dimensions'], fill.channels)
     return [Fill(fill.everywhere, pick(fill.channels, kept))]
 
 
 def broadcast(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
-    """Nothing is known along new axes."""
+    """Keeps what is known along old axes; along new ones nothing is."""
     fill = fills[0]
     source = {k: i for i, k in enumerate(flow.equation.params['broadcast_dimensions'])}
 
@@ -74,7 +85,7 @@ def broadcast(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
 
 
 def regrouped(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
-    """Axes taken apart or merged: an atom comes from all axes of the operand in which it is."""
+    """Splits and merges axes: an atom comes from all axes of the operand that have it."""
     fill = fills[0]
 
     def find(k: int, atom: Axis) -> Number:
@@ -85,13 +96,13 @@ def regrouped(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
 
 
 def part(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
-    """Parts of the first operand: along each axis what is known of the whole."""
+    """Takes parts of the first operand, of which the same is known as of the whole."""
     fill = fills[0]
-    return [flow.result(fill.everywhere, fill.at, number) for number in range(len(flow.results))]
+    return _each_result(flow, fill.everywhere, fill.at)
 
 
 def concatenate(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
-    """Along the axis of the concatenation only the operands that have an atom say what is known of it."""
+    """Joins what is known of the operands; along the axis of the concatenation, of those that have the atom."""
     along = flow.equation.params['dimension']
 
     def find(i: int, atom: Axis) -> Number:
@@ -105,13 +116,13 @@ def concatenate(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
 
 
 def _common(fills: Sequence[Fill]) -> Number:
-    """The number that all elements of all these values are."""
+    """The number that all elements of all these values are, if there is one."""
     numbers = {fill.everywhere for fill in fills}
     return numbers.pop() if len(numbers) == 1 else None
 
 
 def stack(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
-    """The operands along a new axis."""
+    """Places the operands along a new axis."""
     along = flow.equation.params['axis']
 
     def find(k: int, atom: Axis) -> Number:
@@ -124,7 +135,7 @@ def stack(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
 
 
 def pad(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
-    """Removed channels are padded, too, along all axes but their own."""
+    """Pads removed channels like others, along all axes but their own."""
     fill, padding = fills
     config = flow.equation.params['padding_config']
 
@@ -138,7 +149,7 @@ def pad(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
 
 
 def update(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
-    """A window of the first operand is replaced by the second."""
+    """Replaces a window of the first operand by the second."""
     base, window = fills[:2]
 
     def find(i: int, atom: Axis) -> Number:
@@ -148,7 +159,7 @@ def update(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
 
 
 def gather(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
-    """Windows at indices; an index beyond the end may fill in a number."""
+    """Takes windows at indices; an index beyond the end may fill in a number."""
     base = fills[0]
     axes = GatherAxes.of(flow.equation)
     source = {k: i for i, k in axes.kept.items()}
@@ -163,21 +174,24 @@ def gather(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
 
 
 def _filled_in(params: Any, dtype: Any) -> tuple[Number, ...]:
-    """What stands where an index is beyond the end. NaN spoils the whole model, so that it needs no care."""
+    """The number that fills in for an index beyond the end. NaN spoils the whole model, and needs no care."""
     value = params.get('fill_value')
     is_nan = jnp.issubdtype(dtype, jnp.inexact) and (value is None or not is_finite(value))
     return () if is_nan or 'FILL' not in str(params.get('mode')) else (value,)
 
 
 def scatter(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
-    """Windows of the third operand replace elements of the first, or are combined with them."""
+    """Replaces elements of the first operand by windows of the third, or combines them."""
     base, _, updates = fills
     name = flow.equation.primitive.name
     kept = ScatterAxes.of(flow.equation).kept
 
     def find(i: int, atom: Axis) -> Number:
         sources = [kept[i]] if i in kept else flow.axes_with(atom, operand=2)
-        value = join([base.at(i, atom), *[updates.at(k, atom) for k in sources]])
+        values = [base.at(i, atom)]
+        for k in sources:
+            values.append(updates.at(k, atom))
+        value = join(values)
         keeps = name in ('scatter', 'scatter_max', 'scatter_min') or value == 0
         return value if keeps or not is_finite(value) else None
 

@@ -62,7 +62,7 @@ class SmallApply:
         return graph.traces[self._number], cut
 
     def _graph_of(self, params: tree_lib.PyTree, arguments: tuple[Any, ...]) -> Any:
-        """The graph for parameters and arguments of these structures, dtypes and shapes."""
+        """Returns the graph of these structures, dtypes and shapes; traces the model if they are new."""
         model = self._graph.model
         whole = _with_dtypes(model.params, params)
         shapes = jax.tree.map(shape_of_leaf, arguments)

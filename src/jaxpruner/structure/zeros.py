@@ -219,7 +219,10 @@ def _settled(
 
 
 class _TripProbe(ZeroFlow):
-    """Runs the body of a scan with zeroed parameters. A sum with zeros is its other operand, as the same object."""
+    """Runs the body of a scan with zeroed parameters.
+
+    Adding zeros returns the other operand itself. So what a trip hands on is known by identity.
+    """
 
     def candidates(self, axis: Axis) -> tuple[Axis, ...]:
         return ()
