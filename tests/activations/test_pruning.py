@@ -16,7 +16,7 @@ import pytest
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from helpers import eight_devices, hlo
+from helpers import eight_devices, hlo, rows
 from jaxpruner import activations, mask_calculator
 from jaxpruner.activations import prune_act_struct, prune_act_unstruct
 from jaxpruner.mask_calculator import selection
@@ -46,19 +46,21 @@ def examples_of(x, batch_axes):
     return moved.reshape(math.prod(moved.shape[: len(axes)]), -1)
 
 
-@pytest.mark.parametrize(('shape', 'batch_axes'), SHAPES.values(), ids=SHAPES)
-@pytest.mark.parametrize('density', DENSITIES)
-@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16, jnp.float16])
-def test_each_example_keeps_the_core_s_count(shape, batch_axes, density, dtype):
+@pytest.mark.parametrize(
+    ('name', 'density', 'dtype'),
+    rows.crossed(SHAPES, DENSITIES, ['float32', 'bfloat16', 'float16']),
+)
+def test_each_example_keeps_the_core_s_count(name, density, dtype):
+    shape, batch_axes = SHAPES[name]
     # Few of 16 bits are equal, so ties are there, too; no zeros, which could not be told from what is removed.
     x = jnp.asarray(np.random.default_rng(0).normal(size=shape), dtype)
     x = jnp.where(x == 0, jnp.ones_like(x), x)
     pruned = prune_act_unstruct(x, density, batch_axes=batch_axes)
     assert (pruned.shape, pruned.dtype) == (x.shape, x.dtype)
-    rows, before = examples_of(pruned, batch_axes), examples_of(x, batch_axes)
-    count = int(selection.number_to_keep(rows.shape[1], 1 - density))
-    assert (rows != 0).sum(1).tolist() == [count] * len(rows)
-    for row, old in zip(rows, before, strict=True):
+    after, before = examples_of(pruned, batch_axes), examples_of(x, batch_axes)
+    count = int(selection.number_to_keep(after.shape[1], 1 - density))
+    assert (after != 0).sum(1).tolist() == [count] * len(after)
+    for row, old in zip(after, before, strict=True):
         mask = mask_calculator.topk_mask_calculator(jnp.abs(jnp.asarray(old)), 1 - density)
         np.testing.assert_array_equal(row, np.where(mask, old, 0))
 

@@ -10,6 +10,7 @@ import optax
 import pytest
 
 import jaxpruner
+from helpers import rows
 from jaxpruner import sparsity_distributions, sparsity_schedules
 from jaxpruner.core import masking
 
@@ -350,10 +351,10 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize('packed', [False, True])
-@pytest.mark.parametrize(
-    'name', [name for name in jaxpruner.all_algorithm_names() if name != 'iterative_nm']
-)
+ALL_BUT_N_BY_M = [name for name in jaxpruner.all_algorithm_names() if name != 'iterative_nm']
+
+
+@pytest.mark.parametrize(('name', 'packed'), rows.crossed(ALL_BUT_N_BY_M, [False, True]))
 def test_leaves_of_no_dimension_and_of_no_element(name, packed):
     config = {
         'algorithm': name,

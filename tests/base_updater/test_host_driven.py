@@ -12,7 +12,7 @@ from flax import nnx
 
 import jaxpruner
 from contract import tables
-from helpers import compiling, hlo
+from helpers import compiling, hlo, rows
 from jaxpruner import sparsity_distributions, sparsity_schedules
 
 STEPS = 8
@@ -307,8 +307,9 @@ def make_split_steps(tx):
     return jax.jit(hot_step, donate_argnums=(0, 1)), jax.jit(mask_step, donate_argnums=(0, 1, 2))
 
 
-@pytest.mark.parametrize('packed', [False, True], ids=['unpacked', 'packed'])
-@pytest.mark.parametrize('algorithm', jaxpruner.all_algorithm_names())
+@pytest.mark.parametrize(
+    ('algorithm', 'packed'), rows.crossed(jaxpruner.all_algorithm_names(), [False, True])
+)
 def test_masks_may_be_an_argument_of_their_own(algorithm, packed):
     pruner = make_pruner(algorithm, packed)
     tx = optax.chain(optax.scale(0.5), pruner.wrap_optax(optax.adam(1e-2)))

@@ -10,13 +10,14 @@ import optax
 import pytest
 
 import jaxpruner
-from helpers import compiling
+from helpers import compiling, rows
 from jaxpruner.algorithms import pruners
 from jaxpruner.mask_calculator import lazy_scores, selection
 
 KEY = jax.random.key(0)
 # With ties, zeros of both signs, NaN and infinities; shapes that are counted at once and in shares.
 SHAPES = [(7,), (5, 9), (3, 64, 32), (300, 500)]
+EACH_KIND = rows.crossed(SHAPES, ['float32', 'bfloat16', 'float16'], [False, True])
 UPDATERS = {
     'magnitude': jaxpruner.MagnitudePruning,
     'straight-through': jaxpruner.SteMagnitudePruning,
@@ -34,9 +35,7 @@ def half(params):
     return jax.tree.map(lambda _: 0.5, params)
 
 
-@pytest.mark.parametrize('shape', SHAPES)
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'float16'])
-@pytest.mark.parametrize('in_rows', [False, True])
+@pytest.mark.parametrize(('shape', 'dtype', 'in_rows'), EACH_KIND)
 def test_they_are_selected_as_arrays_are(shape, dtype, in_rows):
     weights = weights_of(shape, dtype)
     count = 2 if in_rows else weights.size // 3
@@ -56,9 +55,7 @@ def magnitudes_of_flagged(weights_and_flags):
     return jnp.where(flags, jnp.abs(weights), -jnp.inf)
 
 
-@pytest.mark.parametrize('shape', SHAPES)
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'float16'])
-@pytest.mark.parametrize('in_rows', [False, True])
+@pytest.mark.parametrize(('shape', 'dtype', 'in_rows'), EACH_KIND)
 def test_scores_of_several_arrays_are_selected_as_arrays_are(shape, dtype, in_rows):
     weights = weights_of(shape, dtype), jax.random.bernoulli(KEY, 0.8, shape)
     count = 2 if in_rows else weights[0].size // 3

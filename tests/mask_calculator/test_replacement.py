@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxpruner
-from helpers import compiling
+from helpers import compiling, rows
 from jaxpruner import sparsity_distributions
 from jaxpruner.mask_calculator import replacement, selection
 from jaxpruner.mask_calculator.groups import Groups
@@ -129,16 +129,17 @@ def test_scores_of_whole_numbers_and_of_empty_leaves_replace_weights():
 
 
 @pytest.mark.usefixtures('min_lazy_size')
-@pytest.mark.parametrize('stacked', [(), 'w'], ids=['alone', 'stacked'])
-@pytest.mark.parametrize('sparsity_type', ['unstructured', 'channel_-1'])
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 @pytest.mark.parametrize(
-    ('kind', 'drop', 'grow'),
-    [(jaxpruner.RigL, 1, 1), (Opposite, -1, -1), (OppositeLazily, -1, -1)],
+    ('kind', 'dtype', 'sparsity_type', 'stacked'),
+    rows.crossed(
+        [jaxpruner.RigL, Opposite, OppositeLazily],
+        ['float32', 'bfloat16'],
+        ['channel_-1', 'unstructured'],
+        [(), 'w'],
+    ),
 )
-def test_scores_replace_the_same_weights_written_down_or_not(
-    kind, drop, grow, dtype, sparsity_type, stacked
-):
+def test_scores_replace_the_same_weights_written_down_or_not(kind, dtype, sparsity_type, stacked):
+    drop = grow = 1 if kind is jaxpruner.RigL else -1
     updater = kind(
         sparsity_distribution_fn=functools.partial(sparsity_distributions.uniform, sparsity=0.5),
         drop_fraction_fn=lambda step: 0.3,

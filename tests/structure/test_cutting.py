@@ -50,7 +50,7 @@ def check(graph, groups, share, arguments, tolerance):
     raise AssertionError(f'{keep} changes nothing')
 
 
-@pytest.mark.parametrize('share', [0.25, 0.5])
+@pytest.mark.parametrize('share', [pytest.param(0.25, marks=pytest.mark.slow), 0.5])
 def test_models_without_channels_equal_zeroed_ones(analysed, share):
     graph, exact, params, inputs, tolerance = analysed
     keep = check(graph, exact, share, (params, *inputs), tolerance)
