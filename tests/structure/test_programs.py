@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxpruner.structure import channel_groups
+from jaxpruner.structure import channel_groups, load_plan, save_plan
 from structure import stateful
 from structure.doubles import doubles, in_doubles, keep_of
 from uses.table import floats
@@ -223,3 +223,14 @@ def test_programs_that_do_not_fit_are_refused():
     graph = graph.also(with_state, floats(5, 3), state={'s': floats(3)})
     with pytest.raises(ValueError, match=r's of the state has shape \(3,\) .* \(3, 2\) in another'):
         graph.also(with_another, floats(5, 3), state={'s': floats(3, 2)})
+
+
+def test_plans_belong_to_all_programs(tmp_path):
+    def plain(p, x):
+        return x @ p['up'] @ p['mid'] @ p['down']
+
+    alone, both = graphs(plain)
+    save_plan(both, {'up[1]': [0, 3]}, tmp_path / 'plan.json')
+    assert list(load_plan(both, tmp_path / 'plan.json')) == ['up[1]']
+    with pytest.warns(UserWarning, match='was made for another program'):
+        load_plan(alone, tmp_path / 'plan.json')

@@ -168,6 +168,7 @@ def _parse(content: bytes, path: Path) -> dict[str, Any]:
 
 
 def _program_hash(graph: ChannelGraph) -> str:
-    """A hash of the program as text, without the addresses of functions in it."""
-    text = re.sub(r'0x[0-9a-f]+', '', str(graph.trace.program))
+    """A hash of the programs as text, without the addresses of functions in it."""
+    programs = [str(trace.program) for trace in graph.traces]
+    text = re.sub(r'0x[0-9a-f]+', '', '\n'.join(programs))
     return hashlib.sha256(text.encode()).hexdigest()
