@@ -297,7 +297,7 @@ def test_latency_is_met_with_a_handful_of_candidates(monkeypatch):
         GRAPH.choose(PARAMS, 'latency=0.05', batches=[jnp.ones((7, 3))], progress=False)
 
 
-def test_a_state_goes_with_each_batch():
+def test_a_state_goes_first_in_a_batch():
     def with_state(p, state, x):
         return jnp.tanh(x @ p['a'] - state['mean']) @ p['b'], state
 
@@ -305,14 +305,11 @@ def test_a_state_goes_with_each_batch():
     state = {'mean': jnp.array([0.0, 1, 2, 3])}
     graph = channel_groups(with_state, params, X, state=state)
     settings = {'counts': {'a[1]': 2}, 'score': 'wanda', 'normalise': None, 'progress': False}
-    by_batch = graph.choose(params, batches=[X], **settings).scores['a[1]']
+    by_batch = graph.choose(params, batches=[(state, X)], **settings).scores['a[1]']
     np.testing.assert_allclose(graph.choose(params, **settings).scores['a[1]'], by_batch)
     hidden = jnp.tanh(X @ params['a'] - state['mean'])
     inputs = jnp.linalg.norm(X, axis=0) @ jnp.abs(params['a'])
     np.testing.assert_allclose(by_batch, inputs + 2 * jnp.linalg.norm(hidden, axis=0), rtol=1e-5)
-    shapes = channel_groups(with_state, params, X, state=jax.eval_shape(lambda: state))
-    with pytest.raises(ValueError, match=r'state.* make the graph with arrays'):
-        shapes.choose(params, batches=[X], **settings)
 
 
 def test_a_choice_is_printed_as_a_table():

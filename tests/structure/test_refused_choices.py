@@ -124,6 +124,13 @@ def test_groups_that_are_not_exact_are_no_candidates():
         graph.choose(PARAMS, counts={'a[1]': 2})
 
 
+def test_equal_groups_have_equal_limits():
+    params = {'0': PARAMS['a'][:, :3], '1': jnp.ones((3, 3)), '2': jnp.ones((3, 3))}
+    graph = channel_groups(lambda p, x: jnp.tanh(jnp.tanh(x @ p['0']) @ p['1']) @ p['2'], params, X)
+    with pytest.raises(ValueError, match=r'equal: 0\[1\] and 1\[1\] have .*least=2.*round_to'):
+        graph.choose(params, equal='*', least={'0*': 0.5}, **HALF)
+
+
 def test_layers_are_no_candidates():
     with pytest.raises(ValueError, match=r'depth=True'):
         SCANNED.choose(LAYERS, 'flops=0.5', leave='up[2]')

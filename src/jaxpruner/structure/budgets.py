@@ -3,7 +3,7 @@
 import bisect
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.structure import latency
@@ -26,7 +26,7 @@ class Budget:
     share: float
 
     @classmethod
-    def parse(cls, text: str) -> 'Budget':
+    def parse(cls, text: Any) -> 'Budget':
         """Reads `'flops=0.5'`.
 
         Raises:

@@ -169,8 +169,8 @@ class ChannelGraph:
           equal: names or globs; of the groups that one of them means, those of like shape keep as many channels.
           depth: whether layers of a scan may go, as well (`Group.is_depth`). With `counts` naming them will do.
           gradients: a tree like `params`, for scores by gradients.
-          batches: for calibrated scores, as in `oneshot.calibrate`, and the first one for latency; by default the
-            inputs that the graph was made with. A state of the model is that of the graph.
+          batches: for calibrated scores, and the first one for latency; by default what the graph was made with. A
+            tuple holds the inputs, after the state if there is one; anything else is the only input.
           allow_inexact: whether groups may be cut although that is not the same as zeroing them.
           progress: show a bar while calibrating and timing, if stderr is a terminal and rich is installed.
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.structure.axes import Axes
+from jaxpruner.structure.axes import Axes, sizes_of
 from jaxpruner.structure.members import Group
 
 Counts = Mapping[str, int]
@@ -83,7 +83,7 @@ class Steps:
             pools.setdefault(keys[ranking], []).append(number)
         times, owners = [], []
         for pool in pools.values():
-            owner = np.concatenate([np.full(bundles[number].size, number) for number in pool])
+            owner = np.repeat(pool, [bundles[number].size for number in pool])
             scores = np.concatenate([bundles[number].scores for number in pool])
             owners.append(owner[np.argsort(scores, kind='stable')])
             times.append(np.arange(1, len(owner) + 1) / len(owner))
@@ -150,34 +150,32 @@ def bundle_groups(
             lists = np.sort(tables[name].reshape(-1, size))
             scores += lists.mean(axis=0) / len(names)
         bundles.append(
-            Bundle(names, size, _all_limits(names, limits), scores, shape_of(groups[0], leaves))
+            Bundle(names, size, _common_limits(names, limits), scores, shape_of(groups[0], leaves))
         )
     return bundles
 
 
-def _all_limits(names: Sequence[str], limits: Mapping[str, Limits]) -> Limits:
-    """The limits that hold for several groups of one size.
+def _common_limits(names: Sequence[str], limits: Mapping[str, Limits]) -> Limits:
+    """The limits of several groups of one size.
 
     Raises:
-      ValueError: no count meets them all.
+      ValueError: they differ.
     """
-    several = [limits[name] for name in names]
-    multiple = math.lcm(*[each.multiple for each in several])
-    least = max(each.least for each in several)
-    most = min(each.most for each in several)
-    if len(set(several)) > 1:
-        raise ValueError(
-            f'equal: {", ".join(names)} have different limits (from {least}, up to {most}, multiples of {multiple}); '
-            'give least, greatest and round_to alike for groups that equal names'
-        )
-    return several[0]
+    first = limits[names[0]]
+    for name in names:
+        if limits[name] != first:
+            raise ValueError(
+                f'equal: {names[0]} and {name} have different limits, {first} and {limits[name]}; give least, greatest '
+                'and round_to alike for groups that keep as many channels'
+            )
+    return first
 
 
 def shape_of(group: Group, leaves: Mapping[tree_lib.Path, Axes]) -> Any:
     """What groups of like shape have in common: their size, and the shapes and axes of their members."""
     members = []
     for member in group.members:
-        shape = tuple([axis.size for axis in leaves[member.path]])
+        shape = sizes_of(leaves[member.path])
         members.append((shape, member.axis, member.offset, member.stride, member.repeats))
-    owners = tuple([owner.size for owner in group.lists])
+    owners = sizes_of(group.lists)
     return group.size, owners, group.is_depth, tuple(sorted(members))
