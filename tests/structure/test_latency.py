@@ -28,7 +28,7 @@ class Clock:
 
     def seconds(self, call, repeats):
         self.timings += 1
-        # The machine gets slower with each round of two, and each fifth timing takes ten times as long.
+        # The machine gets slower before each round of two (after 15 of one), and each fifth timing takes ten times as long.
         self.slower *= 1.0 if self.timings % 2 else 1.1
         disturbed = 10 if self.timings % 5 == 0 else 1
         result, *_ = jax.tree.leaves(call())
@@ -49,7 +49,7 @@ def graph():
 
 
 def test_a_candidate_is_timed_beside_the_whole_model(graph, clock):
-    seconds = latency_function(graph, PARAMS)
+    seconds = latency_function(graph, PARAMS, rounds=15)
     for count in (32, 8, 63):
         assert seconds({'up[1]': count}) == pytest.approx(seconds.whole * count / 64)
     assert seconds({}) == seconds({'up[1]': 64}) == seconds.whole
@@ -67,7 +67,7 @@ def test_a_candidate_is_timed_once(graph, clock):
 def test_inputs_of_another_size_are_timed(clock):
     """The graph has shapes alone, and the result is that of the inputs which are given."""
     graph = channel_groups(units, jax.eval_shape(lambda: PARAMS), floats(2, 1))
-    seconds = latency_function(graph, PARAMS, [3 * jnp.ones((5, 1))])
+    seconds = latency_function(graph, PARAMS, [3 * jnp.ones((5, 1))], rounds=15)
     assert seconds.whole >= 3 * 64
     assert seconds({'up[1]': 16}) == pytest.approx(seconds.whole / 4)
 
@@ -78,14 +78,14 @@ def test_a_state_is_cut_along(clock):
 
     state = {'scale': jnp.ones(64)}
     graph = channel_groups(units_of_state, PARAMS, X, state=state)
-    seconds = latency_function(graph, PARAMS)
+    seconds = latency_function(graph, PARAMS, rounds=15)
     assert seconds({'up[1]': 16}) == pytest.approx(seconds.whole / 4)
 
 
 def test_rounds_end_when_time_is_over(monkeypatch):
-    monkeypatch.setattr(latency, 'time', Watch(seconds_between_looks=0.5))
+    monkeypatch.setattr(latency, 'time', Watch(seconds_between_looks=1.0))
     (times,) = latency._in_turns([lambda: X], [1], 15)
-    assert times == [0.5] * 3
+    assert times == [1.0] * 3
 
 
 class Watch:
@@ -102,7 +102,7 @@ class Watch:
 
 def test_short_calls_are_repeated(monkeypatch):
     """A call takes a third of what is long enough."""
-    monkeypatch.setattr(latency, '_seconds', lambda call, repeats: repeats * 0.01 / 3)
+    monkeypatch.setattr(latency, '_seconds', lambda call, repeats: repeats * 0.02 / 3)
     assert latency._repeats(lambda: X) == 4
 
 

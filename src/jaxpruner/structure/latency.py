@@ -21,10 +21,10 @@ from jaxpruner.structure.programs import is_array
 
 Counts = Mapping[str, int]
 
-_LONG_ENOUGH = 1e-2  # seconds; a shorter call is repeated within a timing
-_ROUNDS = 15
+_LONG_ENOUGH = 2e-2  # seconds; a shorter call is repeated within a timing
+_ROUNDS = 30
 _FEWEST_ROUNDS = 3
-_MOST_SECONDS = 3.0  # after which no round begins but the fewest
+_MOST_SECONDS = 5.0  # after which no round begins but the fewest
 # Of the way between the ends of the search.
 _SHORTEST_STEP = 0.1
 
