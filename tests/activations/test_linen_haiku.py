@@ -14,6 +14,7 @@ import pytest
 from flax.errors import ScopeParamShapeError
 
 from activations.frameworks import FRAMEWORKS, HIDDEN, LinenNetwork, X
+from helpers import rows
 from jaxpruner.activations import prune_act_unstruct, sparsify_activations, summarize_activations
 
 KEY = jax.random.key(0)
@@ -46,8 +47,13 @@ def hidden(module, variables):
     return module.apply(variables, X, method=lambda self, x: self.inner(x))
 
 
-@pytest.mark.parametrize('layer', [nn.Dense, Scaled, nn.remat(nn.Dense), nn.jit(nn.Dense)])
-@pytest.mark.parametrize('where', ['inner/layers_0', 'inner-*', 'inner', nn.Dense])
+@pytest.mark.parametrize(
+    ('layer', 'where'),
+    rows.crossed(
+        [nn.Dense, Scaled, nn.remat(nn.Dense), nn.jit(nn.Dense)],
+        ['inner/layers_0', 'inner-*', 'inner', nn.Dense],
+    ),
+)
 def test_submodules(layer, where):
     model = Outer(layer)
     variables = model.init(KEY, X)

@@ -159,10 +159,11 @@ WRAPPED = {
 }
 
 
-@pytest.mark.parametrize('straight_through', [False, True])
-@pytest.mark.parametrize('wrap', WRAPPED.values(), ids=WRAPPED)
-@pytest.mark.parametrize('prune', FUNCTIONS.values(), ids=FUNCTIONS)
-def test_gradients_under_remat_scan_and_vmap(prune, wrap, straight_through):
+@pytest.mark.parametrize(
+    ('function', 'wrapper', 'straight_through'), rows.crossed(FUNCTIONS, WRAPPED, [False, True])
+)
+def test_gradients_under_remat_scan_and_vmap(function, wrapper, straight_through):
+    prune, wrap = FUNCTIONS[function], WRAPPED[wrapper]
     weights = jnp.arange(1.0, 33.0).reshape(4, 8)
 
     def gradient(prune):

@@ -11,6 +11,7 @@ import optax
 import pytest
 
 import jaxpruner
+from helpers import rows
 from jaxpruner import mask_calculator, sparsity_distributions, sparsity_types
 
 # What people keep beside their weights.
@@ -57,10 +58,11 @@ def test_flags_and_keys_are_not_ranked_whatever_the_filter_says():
     assert updater.instant_sparsify(PARAMS)[1]['flags'] is None
 
 
-@pytest.mark.parametrize('filter_fn', [sparsity_distributions.NOT_DIM_ONE_FILTER, everything])
-@pytest.mark.parametrize(
-    'name', [name for name in jaxpruner.all_algorithm_names() if name != 'no_prune']
-)
+PRUNE = [name for name in jaxpruner.all_algorithm_names() if name != 'no_prune']
+FILTERS = [sparsity_distributions.NOT_DIM_ONE_FILTER, everything]
+
+
+@pytest.mark.parametrize(('name', 'filter_fn'), rows.crossed(PRUNE, FILTERS))
 def test_numbers_are_trained_as_arrays_are(name, filter_fn):
     config = {
         'algorithm': name,

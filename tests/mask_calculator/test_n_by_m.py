@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers import rows
 from jaxpruner.mask_calculator import n_by_m
 
 VALUES = [0.0, -0.0, 0.5, 1.0, 2.0, 3.0, -1.0, math.inf, -math.inf, math.nan]
@@ -36,8 +37,9 @@ def test_each_number_of_winners(m, axis):
         np.testing.assert_array_equal(found, [best(group, n) for group in groups])
 
 
-@pytest.mark.parametrize('axes', [(0, 1), (1, 2), (2, 0), (-1, -3), (2, 1, 0), (1,)])
-@pytest.mark.parametrize('m', [4, 5])
+@pytest.mark.parametrize(
+    ('axes', 'm'), rows.crossed([(0, 1), (1, 2), (2, 0), (-1, -3), (2, 1, 0), (1,)], [4, 5])
+)
 def test_several_axes_are_one_whose_innermost_is_the_last(axes, m):
     scores = jnp.asarray(np.random.default_rng(0).normal(size=(4, 6, 8)), jnp.float32)
     others = [axis for axis in range(3) if axis not in {axis % 3 for axis in axes}]

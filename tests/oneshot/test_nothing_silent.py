@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import jaxpruner
+from helpers import rows
 from jaxpruner.oneshot import calibrate
 from jaxpruner.sparsity_types import NByM
 from oneshot.model import normal
@@ -16,6 +17,7 @@ from oneshot.model import normal
 PARAMS = {'up': normal(8, 16), 'down': normal(16, 8), 'bias': normal(8)}
 X = normal(32, 8)
 CALIBRATED = ['wanda', 'ria', 'sparsegpt']
+EACH_WAY = rows.crossed(CALIBRATED, [{}, {'sequential': True}])
 
 
 def mlp(params, x):
@@ -43,8 +45,7 @@ def test_to_calibrate_such_a_model_is_refused():
         calibrate(lambda params, x: mlp(PARAMS, x), PARAMS, [X])
 
 
-@pytest.mark.parametrize('settings', [{}, {'sequential': True}])
-@pytest.mark.parametrize('algorithm', CALIBRATED)
+@pytest.mark.parametrize(('algorithm', 'settings'), EACH_WAY)
 def test_one_leaf_that_has_no_part_is_warned_of_once(algorithm, settings):
     params = PARAMS | {'old': normal(4, 4)}
     with pytest.warns(
@@ -75,8 +76,7 @@ def normed(params, x):
     return mlp(params | {'up': params['up'] / jnp.linalg.norm(params['up'], axis=0)}, x)
 
 
-@pytest.mark.parametrize('settings', [{}, {'sequential': True}])
-@pytest.mark.parametrize('algorithm', CALIBRATED)
+@pytest.mark.parametrize(('algorithm', 'settings'), EACH_WAY)
 def test_a_leaf_that_is_computed_with_before_use_stays_dense_alone(algorithm, settings):
     with pytest.warns(
         UserWarning, match=r"up: what is contracted .* computed .*\{'up': None, '\*': …\}"
@@ -200,8 +200,7 @@ def tied(params, tokens):
     return jnp.tanh(x @ params['w']) @ params['wte'].T
 
 
-@pytest.mark.parametrize('settings', [{}, {'sequential': True}])
-@pytest.mark.parametrize('algorithm', CALIBRATED)
+@pytest.mark.parametrize(('algorithm', 'settings'), EACH_WAY)
 def test_tied_lookups_are_left_alone_unless_they_are_named(algorithm, settings, caplog):
     given = {'algorithm': algorithm, 'apply_fn': tied, 'batches': [TOKENS]} | settings
     with caplog.at_level(logging.INFO, 'jaxpruner'):

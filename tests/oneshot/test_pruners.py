@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import jaxpruner
+from helpers import rows
 from jaxpruner.oneshot import RIA, SparseGPT, Wanda, calibrate, owl_sparsities
 from jaxpruner.sparsity_types import Block, NByM, Unstructured
 from oneshot import model, references
@@ -32,8 +33,10 @@ def matrices_of(tree, calibration, name):
 SCORES = {'wanda': references.wanda, 'ria': references.ria}
 
 
-@pytest.mark.parametrize('pattern', ['unstructured', '2:4'])
-@pytest.mark.parametrize('algorithm', ['wanda', 'ria', 'sparsegpt'])
+@pytest.mark.parametrize(
+    ('algorithm', 'pattern'),
+    rows.crossed(['wanda', 'ria', 'sparsegpt'], ['unstructured', '2:4']),
+)
 def test_models_are_pruned_as_the_references_prune_matrices(
     algorithm, pattern, calibration, samples
 ):

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import jaxpruner
-from helpers import seed_documents
+from helpers import rows, seed_documents
 from jaxpruner import base_updater, sparsity_distributions, sparsity_schedules
 from jaxpruner.algorithms import pruners
 from jaxpruner.core import packing
@@ -148,20 +148,24 @@ def check_equal(result, expected):
         assert np.array_equal(*masks), layer
 
 
-@pytest.mark.parametrize('compiled', [False, True], ids=['eager', 'compiled'])
-@pytest.mark.parametrize('is_packed', [False, True], ids=['unpacked', 'packed'])
-@pytest.mark.parametrize('name', ['MagnitudePruning', 'StaticRandomSparse'])
+CLASSES = ['MagnitudePruning', 'StaticRandomSparse']
+
+
+@pytest.mark.parametrize(
+    ('name', 'is_packed', 'compiled'), rows.crossed(CLASSES, [False, True], [False, True])
+)
 def test_printed_classes_train_as_the_library_s(printed, name, is_packed, compiled):
     result = train(printed[name](**settings(is_packed)), compiled)
     check(*result)
     check_equal(result, library_result(name))
 
 
-@pytest.mark.parametrize('is_packed', [False, True], ids=['unpacked', 'packed'])
 @pytest.mark.parametrize(
-    'methods', [METHODS, METHODS[1:], ('init_state',), ('update_state',)], ids='+'.join
+    ('name', 'methods', 'is_packed'),
+    rows.crossed(
+        CLASSES, [METHODS, METHODS[1:], ('init_state',), ('update_state',)], [False, True]
+    ),
 )
-@pytest.mark.parametrize('name', ['MagnitudePruning', 'StaticRandomSparse'])
 def test_printed_methods_train(printed, name, methods, is_packed):
     """They replace the library's own, all or some of them; packed, they keep masks as one row of bytes."""
     if name == 'StaticRandomSparse':

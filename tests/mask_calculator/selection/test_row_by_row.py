@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers import compiling
+from helpers import compiling, rows
 from jaxpruner.mask_calculator import selection
 from jaxpruner.mask_calculator.selection import buffers, row_by_row
 from jaxpruner.mask_calculator.selection.by_counting import keep_largest_by_counting
@@ -71,12 +71,12 @@ def expected_masks(arrays, counts):
 
 
 def test_the_shapes_are_of_all_kinds():
-    rows = [
+    alone = [
         jnp.zeros(shape)[None]
         for i, shape in enumerate(SHAPES)
         if i not in STACKED and 0 not in shape
     ]
-    (group,) = [group for group in buffers.groups(rows) if group.lengths is not None]
+    (group,) = [group for group in buffers.groups(alone) if group.lengths is not None]
     assert len(group.indices) == 8
     assert len(set(group.lengths)) == 2
 
@@ -109,9 +109,10 @@ def test_an_accelerator_makes_the_same_masks_in_passes_over_all(monkeypatch):
         np.testing.assert_array_equal(mask, wanted)
 
 
-@pytest.mark.parametrize('backend', ['cpu', 'gpu'])
-@pytest.mark.parametrize('dtypes', [['float32'], ['bfloat16', 'float16']])
-@pytest.mark.parametrize('tied', [False, True])
+@pytest.mark.parametrize(
+    ('backend', 'dtypes', 'tied'),
+    rows.crossed(['cpu', 'gpu'], [['float32'], ['bfloat16', 'float16']], [False, True]),
+)
 def test_many_like_arrays_rank_as_one(monkeypatch, backend, dtypes, tied):
     random = np.random.default_rng(0)
     arrays = []
