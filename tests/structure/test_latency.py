@@ -28,7 +28,8 @@ class Clock:
 
     def seconds(self, call, repeats):
         self.timings += 1
-        # The machine gets slower before each round of two (after 15 of one), and each fifth timing takes ten times as long.
+        # The machine gets slower before each round of two (after 15 of one).
+        # Each fifth timing takes ten times as long.
         self.slower *= 1.0 if self.timings % 2 else 1.1
         disturbed = 10 if self.timings % 5 == 0 else 1
         result, *_ = jax.tree.leaves(call())
