@@ -94,7 +94,7 @@ def keep_from(array, count, start):
     return selection.keep_largest_each([selection.Request(array, count, start)])[0]
 
 
-@hypothesis.settings(max_examples=1000, deadline=None)
+@hypothesis.settings(max_examples=500, deadline=None)
 @hypothesis.given(rankings())
 def test_it_keeps_what_a_stable_sort_keeps(ranking):
     array, count, start = ranking
