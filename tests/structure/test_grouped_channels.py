@@ -228,9 +228,9 @@ def test_what_is_left_is_read_off_any_tree():
 REFUSED = {
     'no graph': (TypeError, lambda: GroupedChannels(SCANNED), 'GroupedChannels takes a graph'),
     'no such group': (
-        ValueError,
+        KeyError,
         lambda: GroupedChannels(SCANNED_GRAPH, ['layers/pu[2]']),
-        r"groups='layers/pu\[2\]': no group has this name.*layers/up\[2\]",
+        r"groups: 'layers/pu\[2\]' matches no group.*layers/up\[2\]",
     ),
     'SET': (
         ValueError,

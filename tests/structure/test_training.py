@@ -64,6 +64,54 @@ def test_the_first_step_after_the_cut_is_that_of_the_masked_model(tx):
     assert jax.tree.structure(found[1]) == jax.tree.structure(state)
 
 
+# Kernels with no more outputs than inputs, before the cut and after it: muon's scale for their shapes stays 1.
+NARROWING = {
+    'up': {'kernel': RNG.normal(size=(20, 16)), 'bias': RNG.normal(size=16)},
+    'down': {'kernel': RNG.normal(size=(16, 3)), 'bias': RNG.normal(size=3)},
+}
+NARROWING = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), NARROWING)
+WRAPPED = {name: OPTIMIZERS[name] for name in ('sgd', 'adam', 'adamw', 'MultiSteps')} | {
+    'muon': optax.contrib.muon(1e-2)
+}
+
+
+@pytest.mark.parametrize('name', WRAPPED)
+def test_the_first_step_after_channels_were_removed_in_training(name):
+    """Masked whole model and small model: parameters, moments and masks are the same after a step."""
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(8, 20)), jnp.float32)
+    graph = channel_groups(apply, NARROWING, x)
+    pruner = jaxpruner.MagnitudePruning(
+        scheduler=jaxpruner.sparsity_schedules.PolynomialSchedule(1, 1, 3),
+        sparsity=0.5,
+        sparsity_type=jaxpruner.structure.GroupedChannels(graph),
+        use_packed_masks=True,
+    )
+    tx = pruner.wrap_optax(WRAPPED[name])
+
+    def step(function, params, state):
+        grads = jax.grad(lambda params: jnp.mean((function(params, x) - Y) ** 2))(params)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    params, state = NARROWING, tx.init(NARROWING)
+    for _ in range(5):
+        params, state = step(apply, params, state)
+    keep = graph.nonzero_channels(state)
+    assert list(map(len, keep.values())) == [8]
+    if (
+        name == 'muon'
+    ):  # it makes a matrix orthogonal as a whole: moments of removed channels would tell on others
+        state = state._replace(inner_state=graph.zeroed(state.inner_state, keep))
+    expected = graph.shrink(step(apply, params, state), keep)
+    found = step(graph.small_apply(keep), *graph.shrink((params, state), keep))
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    jax.tree.map(
+        lambda one, other: np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6),
+        found,
+        expected,
+    )
+
+
 STATES = {
     'muon': optax.contrib.muon(1e-2),
     'ema': optax.chain(optax.ema(0.9), optax.inject_hyperparams(optax.lion)(learning_rate=1e-3)),

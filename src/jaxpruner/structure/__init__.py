@@ -31,7 +31,11 @@ Read the files in this order:
                            at smaller shapes, with `derivatives` for rules of derivatives
     programs               what a graph is made of: functions, and the state that they take and return
     small_model, verifying the smaller model, for inputs of any shape; compared with the zeroed one
+    leaf_numbers → channel_tables
+                           which leaves those of another tree are; values of weights become values of channels
     zero_channels          which channels are zero already
+    grouped_channels       the sparsity type that removes channels from all of their leaves, while a model trains
+    group_lasso            the optax transformation that pulls whole channels to zero
     refitting              kernels are fitted to calibration inputs, so that they make up for removed channels
     blocks, shallow_model  residual blocks of unrolled models; the model without some of them
     plans                  what is kept, as a file
@@ -50,6 +54,7 @@ from jaxpruner.structure.constructors import constructor_arguments as constructo
 from jaxpruner.structure.costs import Cost as Cost
 from jaxpruner.structure.folding import Folded as Folded
 from jaxpruner.structure.graph import ChannelGraph as ChannelGraph
+from jaxpruner.structure.group_lasso import group_lasso as group_lasso
 from jaxpruner.structure.grouped_channels import GroupedChannels as GroupedChannels
 from jaxpruner.structure.members import Group as Group
 from jaxpruner.structure.members import Member as Member

@@ -1,7 +1,6 @@
 """The sparsity type that removes whole channels, from all leaves that have a part in them."""
 
 import dataclasses
-import fnmatch
 import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.structure.channel_tables import ChannelTable, channel_table
+from jaxpruner.structure.choice_settings import matching
 from jaxpruner.structure.cut import Cut, Lists
 from jaxpruner.structure.graph import ChannelGraph
 from jaxpruner.structure.leaf_numbers import leaf_numbers
@@ -49,8 +49,9 @@ class GroupedChannels:
 
     Raises:
       TypeError: `graph` is no `ChannelGraph`.
-      ValueError: a name matches no group, or only groups that are not exact. By `init` of a pruner: leaves of other
-        shapes than those of the graph, or a group of which some leaf is not masked that would have to be.
+      KeyError: a name matches no group.
+      ValueError: a name matches only groups that are not exact. By `init` of a pruner: leaves of other shapes than
+        those of the graph, or a group of which some leaf is not masked that would have to be.
 
     >>> import jax.numpy as jnp
     >>> import jaxpruner
@@ -67,9 +68,10 @@ class GroupedChannels:
     Array([[9., 8.]], dtype=float32)
     """
 
+    # `chosen` are the groups that are pruned.
     graph: ChannelGraph
     groups: str | Sequence[str] | None = None
-    _chosen: list[Group] = dataclasses.field(init=False, default_factory=list)
+    chosen: tuple[Group, ...] = dataclasses.field(init=False)
     _joined: dict[Any, Any] = dataclasses.field(init=False, default_factory=dict)
 
     def __post_init__(self):
@@ -78,10 +80,10 @@ class GroupedChannels:
                 f'GroupedChannels takes a graph, as channel_groups(apply_fn, params, *inputs) makes it, got '
                 f'{self.graph!r}'
             )
-        self._chosen.extend(_choose(self.graph.groups, self.groups))
+        object.__setattr__(self, 'chosen', _choose(self.graph.groups, self.groups))
 
     def __repr__(self) -> str:
-        return f'GroupedChannels({", ".join(group.name for group in self._chosen)})'
+        return f'GroupedChannels({", ".join(group.name for group in self.chosen)})'
 
     def check_shape(self, shape: Sequence[int], where: str) -> None:
         """Accepts every shape; `join` compares them with those of the graph."""
@@ -141,7 +143,7 @@ class GroupedChannels:
                 )
         path_of = {number: path for path, number in numbers.items()}
         found = []
-        for group in self._chosen:
+        for group in self.chosen:
             leader = path_of.get(_leader(self.graph, group))
             if leader is not None:
                 table = channel_table(trace, group, numbers)
@@ -188,7 +190,7 @@ class GroupInLeaves:
         return self.table.look_up(verdicts.reshape(self.table.shape), leaf)
 
 
-def _choose(groups: Mapping[str, Group], names: str | Sequence[str] | None) -> list[Group]:
+def _choose(groups: Mapping[str, Group], names: str | Sequence[str] | None) -> tuple[Group, ...]:
     """The groups of these names; of globs those that are exact and no layers of a scan."""
     chosen = []
     patterns = [names] if isinstance(names, str) else names or ['*']
@@ -196,11 +198,11 @@ def _choose(groups: Mapping[str, Group], names: str | Sequence[str] | None) -> l
         if name in groups:
             chosen.append(groups[name])
             continue
-        matching = [group for group in groups.values() if _matches(name, group.name)]
-        usable = [group for group in matching if group.exact and not group.is_depth]
+        meant = matching(name, groups, 'groups')
+        usable = [groups[each] for each in groups if each in meant]
+        usable = [group for group in usable if group.exact and not group.is_depth]
         if not usable:
-            fault = 'is exact' if matching else f'has this name; {tree_lib.nearest(name, groups)}'
-            raise ValueError(f'groups={name!r}: no group {fault}; print(graph) shows all')
+            raise ValueError(f'groups={name!r}: no group is exact; print(graph) says why')
         chosen += usable
     for group in chosen:
         if not group.exact:
@@ -208,12 +210,7 @@ def _choose(groups: Mapping[str, Group], names: str | Sequence[str] | None) -> l
                 f'groups={names!r}: removing channels of {group.name!r} is not the same as zeroing them: '
                 f'{group.reason}'
             )
-    return list(dict.fromkeys(chosen))
-
-
-def _matches(name: str, group: str) -> bool:
-    """Whether a name or a glob means a group; brackets, which all names of groups have, stand for themselves."""
-    return fnmatch.fnmatchcase(group, name.replace('[', '[[]'))
+    return tuple(dict.fromkeys(chosen))
 
 
 def _leader(graph: ChannelGraph, group: Group) -> int:
