@@ -105,7 +105,8 @@ def settle(
         if parts is None:
             current = narrow(current, positions, counts)
         else:
-            sums = jnp.sum(control.keep_whole(counts), 0, keepdims=True, dtype=counts.dtype)
+            counts = control.keep_whole(counts)
+            sums = jnp.sum(counts, 0, keepdims=True, dtype=counts.dtype)
             current = narrow(current, positions, sums)
             parts = _parts_at_ends(current, sums, parts, counts)
         positions = next_probes(current)
