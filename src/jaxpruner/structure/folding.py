@@ -142,7 +142,7 @@ def _solve(flow: ScaleFlow, numbers: Sequence[OldNumber], weights_only: bool) ->
                 of_numbers[i, unknown.key] = -coefficient * math.log(ratios[unknown.key])
     together = np.unique(np.hstack([equations, of_numbers]), axis=0)
     equations, of_numbers = np.split(together, [len(columns)], axis=1)
-    solution, *_ = np.linalg.lstsq(equations, of_numbers)
+    solution = _least_squares(equations, of_numbers)
     unsolved = of_numbers - equations @ solution
     is_folded = np.ones(len(ratios), bool)
     if np.abs(unsolved.sum(1)).max(initial=0.0) > _TOLERANCE:
@@ -162,7 +162,7 @@ def _solve(flow: ScaleFlow, numbers: Sequence[OldNumber], weights_only: bool) ->
     support = np.abs(logarithms) > _SMALL
     logarithms = np.where(support, logarithms, 0.0)
     error = of_numbers @ is_folded - equations @ logarithms
-    logarithms[support] += np.linalg.lstsq(equations[:, support], error)[0]
+    logarithms[support] += _least_squares(equations[:, support], error)
     factors = {}
     for unknown, i in columns.items():
         if support[i]:
@@ -186,6 +186,10 @@ def _sparse_solution(equations: np.ndarray, values: np.ndarray, costs: np.ndarra
     sizes = 1 / costs
     for number in range(_ROUNDS):
         roots = np.sqrt(sizes)
-        solution = roots * np.linalg.lstsq(equations * roots, values)[0]
+        solution = roots * _least_squares(equations * roots, values)
         sizes = (solution**2 + 0.7**number) / costs
     return solution
+
+
+def _least_squares(matrix: np.ndarray, values: np.ndarray) -> np.ndarray:
+    return np.linalg.lstsq(matrix, values, rcond=None)[0]
