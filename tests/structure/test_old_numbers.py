@@ -58,6 +58,7 @@ CASES = {
     'branches': (branches, [('mul', 1 / 6, 1 / 3)]),
     'loop': (looped, [('div', 6**0.5, 3**0.5)]),
     'none': (jnp.tanh, []),
+    'fill with NaN': (lambda h: h + jnp.take(h, jnp.arange(1), axis=0), []),
 }
 
 

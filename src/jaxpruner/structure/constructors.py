@@ -31,7 +31,7 @@ Shapes = Mapping[str, Shape]
 Build = Callable[..., tuple[Callable[..., Any], tree_lib.PyTree]]
 _Changes = dict[Location, Value]
 # How often a module is built before the search gives up.
-_MOST_BUILDS = 500
+_MOST_BUILDS = 150
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

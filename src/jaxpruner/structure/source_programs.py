@@ -181,7 +181,9 @@ class Comparison:
             expected.update(row.resized(_Parameters(old, axes, self.cut), operands))
         for name, value in expected.items():
             other = new.params.get(name)
-            if _is_plain(value) and _is_plain(other) and value != other:
+            # As text, since a NaN differs from itself.
+            is_same = value == other or repr(value) == repr(other)
+            if _is_plain(value) and _is_plain(other) and not is_same:
                 raise OtherDifferenceError(
                     _where(f'{name}={value} in place of {other}', place, old)
                 )
