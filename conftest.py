@@ -58,9 +58,8 @@ def _is_known(flag):
 
 
 def pytest_collection_finish():
-    """What is imported and collected stays: it need not be searched for garbage, and the rest not so often."""
+    """What is imported stays, and need not be searched for garbage so often; old hypothesis bears no `gc.freeze`."""
     gc.collect()
-    gc.freeze()
     gc.set_threshold(50_000, 20, 50)
 
 
