@@ -56,9 +56,9 @@ class Settings:
     """Folder for the results, a JSON file for each seed."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Of parameters and batches."""
-    steps: int = 1500
+    steps: int = 1000
     """Of training before the cut."""
-    tune_steps: int = 750
+    tune_steps: int = 500
     """Of training after it."""
     small: bool = False
     """A tiny model and few steps, on the text inside CPython: shows that everything runs, and no more."""
@@ -150,8 +150,8 @@ class Experiment:
         dense = self.train(self.apply, start, settings.steps, seed, 'dense')
 
         graph = jaxpruner.channel_groups(self.apply, dense, self.tokens)
-        # Heads and hidden units go; the features within a head stay.
-        choice = graph.choose(dense, BUDGET, ranking='all', leave='*/attention/*/kernel[2]')
+        # Heads and hidden units go, the same share of both; the features within a head stay.
+        choice = graph.choose(dense, BUDGET, leave='*/attention/*/kernel[2]')
         small_apply = graph.small_apply(choice.keep)
         cut = graph.shrink(dense, choice.keep)
         tuned = self.train(small_apply, cut, settings.tune_steps, seed + 1000, 'cut')

@@ -53,6 +53,13 @@ def test_sentences_wrap():
     assert lines[2:] == ['bias  the filter', '      leaves it out']
 
 
+def test_words_that_are_too_long_fold_behind_a_separator():
+    row = ['bias', 'see block/attention/kernel too']
+    lines = text_tables.to_text([NAME, REASON], [row], width=24).split('\n')
+    folded = ['bias  see', '      block/attention/', '      kernel', '      too']
+    assert lines[2:] == folded
+
+
 @pytest.mark.parametrize(
     ('width', 'expected'), [(5, 'ab…ef'), (4, 'ab…f'), (6, 'abcdef'), (9, 'abcdef')]
 )

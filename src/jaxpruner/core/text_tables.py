@@ -114,13 +114,21 @@ def _cells(column: Column, texts: Sequence[str], width: int) -> list[list[str]]:
             case 'keep':
                 lines = [text]
             case 'wrap':
-                lines = textwrap.wrap(text, width) or ['']
+                lines = _wrapped(text, width)
             case 'middle' if counts[short] == 1:
                 lines = [short]
             case _:  # also of two names that look alike without their middles
                 lines = _folded(text, width)
         cells.append(lines)
     return cells
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """A text on several lines, broken between words; a word that is too long is folded, as a name is."""
+    lines = []
+    for line in textwrap.wrap(text, width, break_long_words=False):
+        lines += _folded(line, width)
+    return lines or ['']
 
 
 def _folded(name: str, width: int) -> list[str]:
