@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpruner.structure import zeros
-from jaxpruner.structure.positions import occurrences
-from jaxpruner.structure.records import Place
+from jaxpruner.structure.analysis import zeros
+from jaxpruner.structure.analysis.positions import occurrences
+from jaxpruner.structure.analysis.records import Place
 from jaxpruner.uses.bodies import Program
 from structure import permuted
 

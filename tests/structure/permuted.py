@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpruner.structure import positions
-from jaxpruner.structure.records import Place
+from jaxpruner.structure.analysis import positions
+from jaxpruner.structure.analysis.records import Place
 from jaxpruner.uses import bodies, liveness
 from jaxpruner.uses.bodies import Evaluator, Program
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import jaxpruner
-from jaxpruner.structure import channel_groups, latency
+from jaxpruner.structure import channel_groups
+from jaxpruner.structure.choosing import latency
 from structure import further_models
 from structure.values import values_like
 

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from jaxpruner.structure import channel_groups
-from jaxpruner.structure.costs import cost_function
+from jaxpruner.structure.choosing.costs import cost_function
 from structure import further_models
 from uses import test_models
 from uses.layers import conv

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpruner.structure import channel_groups, primitives
+from jaxpruner.structure import channel_groups
+from jaxpruner.structure.rules import primitives
 
 PARAMS = {'up': jnp.ones((3, 6)), 'gate': jnp.ones((3, 6)), 'out': jnp.ones((6, 2))}
 

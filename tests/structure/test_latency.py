@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpruner.structure import channel_groups, latency
-from jaxpruner.structure.latency import latency_function, least_removal
+from jaxpruner.structure import channel_groups
+from jaxpruner.structure.choosing import latency
+from jaxpruner.structure.choosing.latency import latency_function, least_removal
 from uses.table import floats
 
 

@@ -8,7 +8,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from helpers import eight_devices
 from jaxpruner import channel_groups
-from jaxpruner.structure import channel_scores
+from jaxpruner.structure.choosing import channel_scores
 
 KEEP = {'up[1]': np.arange(0, 32, 2)}
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxpruner.structure import channel_groups
-from jaxpruner.structure.latency import latency_function
+from jaxpruner.structure.choosing.latency import latency_function
 from structure import filled, permuted, stateful
 from structure.doubles import doubles, in_doubles, keep_of
 

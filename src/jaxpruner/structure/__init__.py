@@ -47,21 +47,21 @@ Read the files in this order:
                            numbers in arguments, and which of them build such a module
 """
 
-from jaxpruner.structure.blocks import Block as Block
-from jaxpruner.structure.choices import Choice as Choice
-from jaxpruner.structure.constructors import ConstructorArguments as ConstructorArguments
-from jaxpruner.structure.constructors import constructor_arguments as constructor_arguments
-from jaxpruner.structure.costs import Cost as Cost
-from jaxpruner.structure.folding import Folded as Folded
+from jaxpruner.structure.analysis.members import Group as Group
+from jaxpruner.structure.analysis.members import Member as Member
+from jaxpruner.structure.choosing.choices import Choice as Choice
+from jaxpruner.structure.choosing.costs import Cost as Cost
+from jaxpruner.structure.cutting.blocks import Block as Block
+from jaxpruner.structure.cutting.plans import load_plan as load_plan
+from jaxpruner.structure.cutting.plans import save_plan as save_plan
+from jaxpruner.structure.cutting.verifying import Verification as Verification
 from jaxpruner.structure.graph import ChannelGraph as ChannelGraph
 from jaxpruner.structure.group_lasso import group_lasso as group_lasso
 from jaxpruner.structure.grouped_channels import GroupedChannels as GroupedChannels
-from jaxpruner.structure.members import Group as Group
-from jaxpruner.structure.members import Member as Member
-from jaxpruner.structure.old_numbers import OldNumber as OldNumber
-from jaxpruner.structure.old_numbers import OldNumbers as OldNumbers
-from jaxpruner.structure.plans import load_plan as load_plan
-from jaxpruner.structure.plans import save_plan as save_plan
-from jaxpruner.structure.source_models import SourceComparison as SourceComparison
 from jaxpruner.structure.tracing import channel_groups as channel_groups
-from jaxpruner.structure.verifying import Verification as Verification
+from jaxpruner.structure.widths.constructors import ConstructorArguments as ConstructorArguments
+from jaxpruner.structure.widths.constructors import constructor_arguments as constructor_arguments
+from jaxpruner.structure.widths.folding import Folded as Folded
+from jaxpruner.structure.widths.old_numbers import OldNumber as OldNumber
+from jaxpruner.structure.widths.old_numbers import OldNumbers as OldNumbers
+from jaxpruner.structure.widths.source_models import SourceComparison as SourceComparison

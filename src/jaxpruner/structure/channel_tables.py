@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.structure.axes import Axes
-from jaxpruner.structure.cut import Cut
-from jaxpruner.structure.members import Group
-from jaxpruner.structure.records import Trace
+from jaxpruner.structure.analysis.axes import Axes
+from jaxpruner.structure.analysis.members import Group
+from jaxpruner.structure.analysis.records import Trace
+from jaxpruner.structure.cutting.cut import Cut
 
 Shape = tuple[int, ...]
 # Where the channel of each weight stands in the table of its group: an array for each axis of the table, of the rank

@@ -2,39 +2,32 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxpruner.core import text_tables
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.structure import (
-    choosing,
-    costs,
-    refitting,
-    shallow_model,
-    trees,
-    zero_channels,
-)
-from jaxpruner.structure.axes import Axis, Pin, atoms
-from jaxpruner.structure.blocks import Block, find_blocks
-from jaxpruner.structure.choice_settings import Names, Settings
-from jaxpruner.structure.choices import Choice
-from jaxpruner.structure.folding import Folded, fold
-from jaxpruner.structure.keeping import Keep, check_keep
-from jaxpruner.structure.members import Group, PinnedAxis
-from jaxpruner.structure.old_numbers import OldNumbers
+from jaxpruner.structure import graph_texts, refitting, zero_channels
+from jaxpruner.structure.analysis.members import Group, PinnedAxis
+from jaxpruner.structure.analysis.records import Trace
+from jaxpruner.structure.choosing import choosing, costs
+from jaxpruner.structure.choosing.choice_settings import Names, Settings
+from jaxpruner.structure.choosing.choices import Choice
+from jaxpruner.structure.cutting import shallow_model, trees
+from jaxpruner.structure.cutting.blocks import Block, find_blocks
+from jaxpruner.structure.cutting.keeping import Keep, check_keep
+from jaxpruner.structure.cutting.small_model import SmallApply
+from jaxpruner.structure.cutting.verifying import Verification, verify
 from jaxpruner.structure.programs import ModelProgram
-from jaxpruner.structure.records import Trace
-from jaxpruner.structure.small_model import SmallApply
-from jaxpruner.structure.source_models import (
+from jaxpruner.structure.widths.folding import Folded, fold
+from jaxpruner.structure.widths.old_numbers import OldNumbers
+from jaxpruner.structure.widths.source_models import (
     SourceComparison,
     compare_with_source,
     find_old_numbers,
 )
-from jaxpruner.structure.verifying import Verification, verify
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -750,42 +743,7 @@ class ChannelGraph:
           KeyError: there is no such leaf.
           ValueError: it has no such axis.
         """
-        number = self._leaf_number(leaf)
-        axes = self.trace.leaves[number]
-        path = self.trace.paths[number]
-        name = tree_lib.path_string(path)
-        if not -len(axes) <= axis < len(axes):
-            raise ValueError(f'{name} has {len(axes)} axes, so that there is no axis {axis}')
-        axis %= len(axes)
-        if path in self.unused:
-            return f'{name}[{axis}]: the leaf has no part in the results of the model'
-        lines = []
-        for group in self.groups.values():
-            if any(member.path == path and member.axis == axis for member in group.members):
-                lines.append(_describe(group, f'{name}[{axis}]'))
-        for pinned in self.pinned:
-            if pinned.path == path and pinned.axis == axis:
-                part = '' if pinned.size == axes[axis].size else f' from {pinned.offset} on'
-                text = f'{name}[{axis}]{part}, {pinned.size} channels, stays: {pinned.pin}'
-                lines += [text, *self._tied(number, axis, pinned)]
-        return '\n'.join(lines) or f'{name}[{axis}] has {axes[axis].size} element'
-
-    def _leaf_number(self, leaf: tree_lib.Path | str) -> int:
-        for number, path in enumerate(self.trace.paths):
-            if leaf in (path, tree_lib.path_string(path)):
-                return number
-        names = map(tree_lib.path_string, self.trace.paths)
-        raise KeyError(f'no parameter {leaf!r}; {tree_lib.nearest(str(leaf), names)}')
-
-    def _tied(self, number: int, axis: int, pinned: PinnedAxis) -> list[str]:
-        """A line that names the leaves' axes with an atom in common."""
-        own = _pinned_atoms(self.trace.leaves[number][axis], pinned.pin)
-        others = []
-        for other, (path, axes) in enumerate(zip(self.trace.paths, self.trace.leaves, strict=True)):
-            for i, each in enumerate(axes):
-                if (other, i) != (number, axis) and own & set(atoms(each)):
-                    others.append(f'{tree_lib.path_string(path)}[{i}]')
-        return [f'  tied to {", ".join(others)}'] if others else []
+        return graph_texts.explain(self, leaf, axis)
 
     def __repr__(self) -> str:
         exact = sum(group.exact for group in self.groups.values())
@@ -795,66 +753,4 @@ class ChannelGraph:
         )
 
     def __str__(self) -> str:
-        lines = []
-        if self.groups:
-            rows = list(map(_row, self.groups.values()))
-            lines.append(text_tables.to_text(_COLUMNS, rows))
-        else:
-            lines.append('no channels can be removed')
-        for group in self.groups.values():
-            if not group.exact:
-                lines.append(f'{group.name} is not exact: {group.reason}')
-        lines.append(
-            f'{len(self.pinned)} axes stay as they are; graph.explain(leaf, axis) says why'
-        )
-        for path in self.unused:
-            lines.append(f'{tree_lib.path_string(path)} has no part in the results')
-        return '\n'.join(lines)
-
-
-_COLUMNS = (
-    text_tables.Column('group', overflow='fold'),
-    text_tables.Column('channels', align='right'),
-    text_tables.Column('parameters', align='right'),
-    text_tables.Column('exact'),
-    text_tables.Column('members', overflow='wrap'),
-)
-
-
-_MOST_MEMBERS = 6  # in a row of the table
-
-
-def _row(group: Group) -> Sequence[str]:
-    exact = 'yes' if group.exact else 'no'
-    return group.name, str(group.size), f'{group.parameters:,}', exact, _members(group)
-
-
-def _members(group: Group) -> str:
-    """The leaves of a group, without the beginning of their paths that they share."""
-    paths = list(dict.fromkeys(member.path for member in group.members))
-    depth = 0
-    shortest = min(map(len, paths)) - 1
-    while depth < shortest and len({path[depth] for path in paths}) == 1:
-        depth += 1
-    names = [tree_lib.path_string(path[depth:]) for path in paths]
-    if len(names) > _MOST_MEMBERS:
-        names[_MOST_MEMBERS:] = [f'and {len(names) - _MOST_MEMBERS} more']
-    return ', '.join(names)
-
-
-def _describe(group: Group, place: str) -> str:
-    others = []
-    for member in group.members:
-        name = f'{member.name}[{member.axis}]'
-        if name != place:
-            others.append(name)
-    tied = f', with {", ".join(dict.fromkeys(others))}' if others else ''
-    exact = 'exact' if group.exact else f'not exact: {group.reason}'
-    if group.lists:
-        sizes = ' x '.join([str(owner.size) for owner in group.lists])
-        exact += f'; {sizes} lists of channels may differ'
-    return f'{place} can be cut in group {group.name}, {group.size} channels{tied}; {exact}'
-
-
-def _pinned_atoms(axis: Axis, pin: Pin | None) -> set[Axis]:
-    return {each for each in atoms(axis) if each.pin is pin and each.size > 1}
+        return graph_texts.table(self)

@@ -9,10 +9,10 @@ import numpy as np
 import optax
 
 from jaxpruner.core import tree as tree_lib
+from jaxpruner.structure.analysis.leaf_numbers import leaf_numbers
 from jaxpruner.structure.channel_tables import ChannelTable, channel_table
 from jaxpruner.structure.graph import ChannelGraph
 from jaxpruner.structure.grouped_channels import GroupedChannels
-from jaxpruner.structure.leaf_numbers import leaf_numbers
 
 Arrays = dict[tree_lib.Path, jax.Array]
 

@@ -9,12 +9,12 @@ import jax
 import numpy as np
 
 from jaxpruner.core import tree as tree_lib
+from jaxpruner.structure.analysis.leaf_numbers import leaf_numbers
+from jaxpruner.structure.analysis.members import Group
 from jaxpruner.structure.channel_tables import ChannelTable, channel_table
-from jaxpruner.structure.choice_settings import matching
-from jaxpruner.structure.cut import Cut, Lists
+from jaxpruner.structure.choosing.choice_settings import matching
+from jaxpruner.structure.cutting.cut import Cut, Lists
 from jaxpruner.structure.graph import ChannelGraph
-from jaxpruner.structure.leaf_numbers import leaf_numbers
-from jaxpruner.structure.members import Group
 from jaxpruner.structure.zero_channels import insufficient_members
 
 

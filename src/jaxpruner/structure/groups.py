@@ -7,13 +7,13 @@ import operator
 from collections.abc import Iterable, Sequence
 
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.structure.axes import Axes, Axis, atoms
+from jaxpruner.structure.analysis.axes import Axes, Axis, atoms
+from jaxpruner.structure.analysis.lists import owners_of_lists
+from jaxpruner.structure.analysis.members import Group, Member, PinnedAxis
+from jaxpruner.structure.analysis.positions import Occurrence, occurrences
+from jaxpruner.structure.analysis.records import Trace
+from jaxpruner.structure.analysis.zeros import inexact_atoms
 from jaxpruner.structure.graph import ChannelGraph
-from jaxpruner.structure.lists import owners_of_lists
-from jaxpruner.structure.members import Group, Member, PinnedAxis
-from jaxpruner.structure.positions import Occurrence, occurrences
-from jaxpruner.structure.records import Trace
-from jaxpruner.structure.zeros import inexact_atoms
 
 
 @dataclasses.dataclass

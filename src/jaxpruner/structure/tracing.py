@@ -7,12 +7,21 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.structure.axes import Axes, Axis, Pin, Ties, atoms, new_axes, set_pin, sizes_of
+from jaxpruner.structure.analysis.axes import (
+    Axes,
+    Axis,
+    Pin,
+    Ties,
+    atoms,
+    new_axes,
+    set_pin,
+    sizes_of,
+)
+from jaxpruner.structure.analysis.inference import Inference
+from jaxpruner.structure.analysis.records import Place, Trace
 from jaxpruner.structure.graph import ChannelGraph
 from jaxpruner.structure.groups import find_groups
-from jaxpruner.structure.inference import Inference
 from jaxpruner.structure.programs import Model, ModelProgram, returned_leaves, shape_of_leaf
-from jaxpruner.structure.records import Place, Trace
 from jaxpruner.uses import liveness
 from jaxpruner.uses.bodies import Program
 from jaxpruner.uses.moving_rules import shape_of

@@ -20,14 +20,14 @@ import numpy as np
 from jaxpruner.core import packing
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.sparse_state import only_sparse_state, sparse_states
-from jaxpruner.structure import trees
-from jaxpruner.structure.axes import Axis
+from jaxpruner.structure.analysis.axes import Axis
+from jaxpruner.structure.analysis.fills import Fill
+from jaxpruner.structure.analysis.leaf_numbers import leaf_numbers
+from jaxpruner.structure.analysis.members import Group
+from jaxpruner.structure.analysis.records import Trace
+from jaxpruner.structure.analysis.zeros import ZeroFlow, inexact_atoms
 from jaxpruner.structure.channel_tables import ChannelTable, channel_table
-from jaxpruner.structure.fills import Fill
-from jaxpruner.structure.leaf_numbers import leaf_numbers
-from jaxpruner.structure.members import Group
-from jaxpruner.structure.records import Trace
-from jaxpruner.structure.zeros import ZeroFlow, inexact_atoms
+from jaxpruner.structure.cutting import trees
 
 # Leaf and axis of members.
 Places = frozenset[tuple[tree_lib.Path, int]]

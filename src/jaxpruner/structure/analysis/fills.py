@@ -1,0 +1,218 @@
+"""What stands at removed channels once the parameters of their group are zero.
+
+Removing channels equals zeroing them if nothing else sees the zeroed ones. An elementwise operation never mixes
+channels. A sum over them does, and is the same only if what it adds for a removed channel is zero. So each value has a
+`Fill`: for each axis and each atom along it the one number that stands at all its removed indices, where it is known.
+
+A parameter is filled with 0 along its groups. If an operation has known operands, it is run on them, and its result is
+known, too. `exp(0)` is 1, so a softmax over channels is not exact. `0 * logistic(0)` is 0, so SiLU is.
+
+Unknown numbers are the activations of a model that works. They count as finite, and as not zero where they divide. What
+the zeroing itself makes is computed, not assumed: `log(0)` and `0 / 0` are not finite.
+"""
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.structure.analysis.axes import Axis
+from jaxpruner.structure.analysis.records import EquationAxes
+
+# A number of any dtype of JAX that is known, or `None`.
+Number = Any
+
+NAN = float('nan')  # the only one, so that it equals itself in keys of caches
+
+
+class Fill(NamedTuple):
+    """What is known of a value at removed channels.
+
+    Attributes:
+      everywhere: the number that all elements of the value are, `None` if there is none.
+      channels: for each axis, atom -> the number at all its removed indices along this axis.
+    """
+
+    everywhere: Number
+    channels: tuple[Mapping[Axis, Number], ...]
+
+    def at(self, axis: int, atom: Axis) -> Number:
+        """The number at removed indices of an atom along an axis; `None` where it is not known."""
+        if self.everywhere is not None:
+            return self.everywhere
+        return self.channels[axis].get(atom)
+
+
+class Flow:
+    """An equation as the rules see it, beside the fills of its operands.
+
+    Attributes:
+      equation: the equation.
+      operands: the axes of its operands.
+      results: the axes of its results.
+    """
+
+    def __init__(self, equation: Any, axes: EquationAxes, candidates: Any, reject: Any):
+        self.equation = equation
+        self.operands = axes.operands
+        self.results = axes.results
+        self.candidates = candidates  # axis -> the atoms in it that could be removed
+        self._reject = reject
+
+    def reject(self, atom: Axis, reason: str) -> None:
+        """Removing channels of this atom is not the same as zeroing them."""
+        self._reject(self.equation, atom, reason)
+
+    def axes_with(
+        self, atom: Axis, among: Iterable[int] | None = None, operand: int = 0
+    ) -> list[int]:
+        """The axes of an operand that have an atom, of these or of all."""
+        axes = self.operands[operand]
+        among = range(len(axes)) if among is None else among
+        return [i for i in among if atom in self.candidates(axes[i])]
+
+    def constant(self, number: Number) -> Fill:
+        """A result of which all elements are one number."""
+        return Fill(number, ({},) * len(self.results[0]))
+
+    def result(self, everywhere: Number, find: Any, number: int = 0) -> Fill:
+        """The fill of a result, with what `find(axis, atom)` returns for each of its axes and atoms."""
+        channels = []
+        for i, axis in enumerate(self.results[number]):
+            known = {}
+            for atom in self.candidates(axis):
+                value = find(i, atom)
+                if value is not None:
+                    known[atom] = value
+            channels.append(known)
+        return Fill(everywhere, tuple(channels))
+
+
+def is_finite(value: Number) -> bool:
+    """Whether a number is finite; an unknown one counts as finite."""
+    return value is None or bool(np.isfinite(value))
+
+
+def join(values: Iterable[Number]) -> Number:
+    """What is known of an element that is one of these numbers: nothing if they differ, NaN if one is not finite."""
+    first, *others = values
+    if all(other == first or other is first for other in others):
+        return first
+    return None if all(map(is_finite, (first, *others))) else NAN
+
+
+def join_fills(first: Fill, second: Fill) -> Fill:
+    """What is known of a value that is one of two, with the same axes."""
+    everywhere = None
+    if first.everywhere is not None and first.everywhere == second.everywhere:
+        everywhere = first.everywhere
+    channels = []
+    for i, (one, other) in enumerate(zip(first.channels, second.channels, strict=True)):
+        known = {}
+        for atom in {**one, **other}:
+            value = join((first.at(i, atom), second.at(i, atom)))
+            if value is not None:
+                known[atom] = value
+        channels.append(known)
+    return Fill(everywhere, tuple(channels))
+
+
+def product(first: Number, second: Number) -> Number:
+    """The product of two numbers; each may be unknown."""
+    if not is_finite(first) or not is_finite(second):
+        return NAN
+    if first == 0 or second == 0:
+        return 0
+    return None if first is None or second is None else first * second
+
+
+def computed(equation: Any, values: Sequence[Number], literals: Sequence[bool]) -> Number:
+    """What an elementwise operation makes of numbers.
+
+    Args:
+      equation: the operation.
+      values: of each operand.
+      literals: whether it is this number in the whole model, so that zeroing has no part in it.
+    """
+    name = equation.primitive.name
+    if name == 'select_n' and values[0] is not None:
+        return values[1 + int(values[0])] if np.isfinite(values[0]) else NAN
+    if None not in values:
+        return _evaluated(equation, values)
+    if name == 'select_n':
+        kept = [None if fixed else value for value, fixed in zip(values, literals, strict=True)]
+        cases = values[1:]
+        return cases[0] if len(set(cases)) == 1 else join([*kept[1:], None])
+    if name in ('mul', 'and'):
+        return product(values[0], values[1])
+    if name == 'div':
+        dividend, divisor = values
+        if divisor == 0 or not is_finite(dividend) or not is_finite(divisor):
+            return NAN
+        return 0 if dividend == 0 else None
+    if name in ('max', 'min', 'clamp'):
+        return NAN if any(value != value for value in values) else None
+    if name in ('pow', 'rem') and 0 in values:
+        return NAN
+    return None if all(map(is_finite, values)) else NAN
+
+
+def _evaluated(equation: Any, values: Sequence[Number]) -> Number:
+    """Runs the operation on numbers of its dtypes."""
+    dtypes = []
+    for variable in (*equation.invars, equation.outvars[0]):
+        if jnp.issubdtype(variable.aval.dtype, jax.dtypes.extended):  # keys of random numbers
+            return None
+        dtypes.append(variable.aval.dtype)
+    params = tuple(sorted(equation.params.items()))
+    try:
+        return _run(equation.primitive, params, tuple(dtypes[:-1]), tuple(values))
+    except (NotImplementedError, RuntimeError, TypeError, ValueError):
+        return NAN  # it cannot be run on numbers: nothing is assumed of what zeroing makes
+
+
+@functools.lru_cache(4096)
+def _run(primitive: Any, params: Any, dtypes: Any, values: tuple[Number, ...]) -> Number:
+    operands = []
+    with jax.ensure_compile_time_eval():
+        for value, dtype in zip(values, dtypes, strict=True):
+            operands.append(jnp.asarray(value, dtype))
+        result = primitive.bind(*operands, **dict(params))
+    if primitive.multiple_results:
+        result = result[0]
+    return number_of(np.asarray(result))
+
+
+def number_of(array: np.ndarray) -> Number:
+    """An array of one element as a number; all NaNs become the same object."""
+    if array.dtype.kind not in 'biufc':  # small floats of other libraries
+        array = array.astype(np.float64)
+    value = array.item()
+    return NAN if value != value else value
+
+
+def of_constant(value: Any, candidates: Sequence[Sequence[Axis]]) -> Fill:
+    """What is known of a constant: that all its elements are one number, or that some are not finite.
+
+    Args:
+      value: the constant.
+      candidates: for each of its axes the atoms that could be removed.
+    """
+    nothing = Fill(None, ({},) * len(candidates))
+    if tree_lib.is_traced(value) or jnp.issubdtype(jnp.result_type(value), jax.dtypes.extended):
+        return nothing
+    try:
+        array = np.asarray(value)
+    except RuntimeError:  # what another host has
+        return nothing
+    first = array.ravel()[:1]
+    if array.size and (array == first).all():
+        return Fill(number_of(first), nothing.channels)
+    if jnp.issubdtype(array.dtype, jnp.inexact) and not np.isfinite(array).all():
+        channels = [dict.fromkeys(atoms, NAN) for atoms in candidates]
+        return Fill(None, tuple(channels))
+    return nothing

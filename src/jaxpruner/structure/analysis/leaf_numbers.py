@@ -1,0 +1,50 @@
+"""Which leaves of a traced model the leaves of another tree are: of all parameters, or of a subtree of them."""
+
+from collections.abc import Collection
+
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.structure.analysis.records import Trace
+
+
+def leaf_numbers(trace: Trace, paths: Collection[tree_lib.Path]) -> dict[tree_lib.Path, int]:
+    """The number of each leaf in a trace, by its path; leaves that the model does not have are left out.
+
+    A pruner may have a subtree of the parameters: `a/kernel` is `params/a/kernel` then.
+
+    Raises:
+      ValueError: none of the leaves is one of the model's, or they may be those of several subtrees.
+    """
+    number_of = {path: number for number, path in enumerate(trace.paths)}
+    prefix = _prefix(trace, paths)
+    numbers = {}
+    for path in paths:
+        if (*prefix, *path) in number_of:
+            numbers[path] = number_of[*prefix, *path]
+    return numbers
+
+
+def _prefix(trace: Trace, paths: Collection[tree_lib.Path]) -> tree_lib.Path:
+    """The path of the subtree to which most leaves fit; the whole tree, if they fit to that."""
+    known = set(trace.paths)
+    if not paths or known & set(paths):
+        return ()
+    counts: dict[tree_lib.Path, int] = {}
+    for path in paths:
+        for other in trace.paths:
+            if other[len(other) - len(path) :] == path:
+                prefix = other[: len(other) - len(path)]
+                counts[prefix] = counts.get(prefix, 0) + 1
+    most = max(counts.values(), default=0)
+    best = [prefix for prefix, count in counts.items() if count == most]
+    if len(best) == 1:
+        return best[0]
+    names = ', '.join(sorted(map(tree_lib.path_string, paths)))
+    if not best:
+        raise ValueError(
+            f'none of the leaves {names} is a parameter of the graph, which has '
+            f'{", ".join(map(tree_lib.path_string, trace.paths))}'
+        )
+    raise ValueError(
+        f'the leaves {names} may be those of {" or ".join(map(tree_lib.path_string, best))}; make the graph of '
+        'parameters with other names, or give the whole tree to the pruner'
+    )

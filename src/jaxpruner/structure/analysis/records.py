@@ -1,0 +1,139 @@
+"""What the analysis of a program passes on: where an equation stands, its axes, and the row of a primitive."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from jax.extend import source_info_util
+
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.structure.analysis.axes import Axes, Axis, Pin, Ties
+from jaxpruner.uses.bodies import ProgramPath
+
+
+class Place(NamedTuple):
+    """Where a visitor is.
+
+    Attributes:
+      path: of the equation, or of a program inside one; see `uses.graph.Site`.
+      needed: which results have a part in the results of the model.
+      callers: the equations that led here, the innermost last.
+    """
+
+    path: ProgramPath = ()
+    needed: tuple[bool, ...] = ()
+    callers: tuple[Any, ...] = ()
+
+    def at(self, number: int) -> 'Place':
+        """An equation in this program, or a program in this equation."""
+        return self._replace(path=(*self.path, number))
+
+    def inside(self, equation: Any, number: int, needed: Sequence[bool]) -> 'Place':
+        """A program in this equation, of which these results are needed."""
+        callers = (*self.callers, equation)
+        return Place((*self.path, number), tuple(needed), callers)
+
+    def line(self, equation: Any) -> str:
+        """The line of the source that an equation comes from; within JAX, that of the call which led there."""
+        for each in (equation, *reversed(self.callers)):
+            line = source_info_util.summarize(each.source_info)
+            if line:
+                return line
+        return ''
+
+    def pin(self, equation: Any, reason: str, mixes: bool = True) -> Pin:
+        """Says that an equation here pins an axis."""
+        return Pin(reason, equation.primitive.name, lambda: self.line(equation), mixes)
+
+
+class EquationAxes(NamedTuple):
+    """The axes of an equation's operands and of its results."""
+
+    operands: tuple[Axes, ...]
+    results: tuple[Axes, ...]
+
+
+class Contraction(NamedTuple):
+    """The axes of an operation that multiplies and sums.
+
+    Attributes:
+      shared: that both operands have, summed or not.
+      summed: those of them that the result lacks.
+      free: that one operand has.
+    """
+
+    shared: Axes
+    summed: Axes
+    free: Axes
+
+
+class Trace(NamedTuple):
+    """A traced program of a model, and the axes of each of its values.
+
+    Equations that have no part in the results are in none of the mappings: nothing is known of their axes, and the
+    model is the same without them.
+
+    Attributes:
+      program: the traced program, a `jax.extend.core.ClosedJaxpr` of the leaves of the parameters, of the state and of
+        the inputs.
+      paths: of the parameters' leaves.
+      leaves: the axes of each leaf.
+      state_paths: of the leaves of the state.
+      states: the axes of each of them.
+      returned: number of a result -> number of the leaf of the state that comes back in it.
+      equations: path of an equation -> the axes of its operands and results. An equation with a program inside is
+        there, too. Within a scan the axes of sliced operands and stacked results lack the first.
+      constants: path of a program -> the axes of each of its constants; the whole program's path is `()`.
+      trips: path of a scan -> the axis that has an index for each of its trips.
+      contractions: the axes of each operation that multiplies and sums.
+      used: for each leaf, whether it has a part in the results.
+      first_uses: for each leaf, its place in the order in which the model first uses them.
+    """
+
+    program: Any
+    paths: Sequence[tree_lib.Path]
+    leaves: Sequence[Axes]
+    state_paths: Sequence[tree_lib.Path]
+    states: Sequence[Axes]
+    returned: Mapping[int, int]
+    equations: Mapping[ProgramPath, EquationAxes]
+    constants: Mapping[ProgramPath, tuple[Axes, ...]]
+    trips: Mapping[ProgramPath, Axis]
+    contractions: Sequence[Contraction]
+    used: Sequence[bool]
+    first_uses: Sequence[int]
+
+
+class Traced(Protocol):
+    """What a run of a traced program needs of a `Trace`; see there."""
+
+    @property
+    def program(self) -> Any: ...
+    @property
+    def equations(self) -> Mapping[ProgramPath, EquationAxes]: ...
+    @property
+    def constants(self) -> Mapping[ProgramPath, tuple[Axes, ...]]: ...
+    @property
+    def trips(self) -> Mapping[ProgramPath, Axis]: ...
+
+
+class AxesRule(Protocol):
+    """States what an equation says of the axes of its operands; returns the axes of each result."""
+
+    def __call__(self, equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
+        """See the class."""
+        ...
+
+
+class Row(NamedTuple):
+    """What is known of a primitive.
+
+    Attributes:
+      axes: what it says of axes.
+      fills: what it makes of removed channels: a rule of a `fills.Flow` and the fills of its operands.
+      resized: how it runs on smaller operands: a rule of a `resizing.SmallEquation` and these; `None` if it reads all
+        sizes off its operands.
+    """
+
+    axes: AxesRule
+    fills: Callable[[Any, Sequence[Any]], list[Any]]
+    resized: Callable[[Any, list[Any]], list[Any]] | None = None

@@ -1,0 +1,1 @@
+"""Which channels stay: scores, rankings, costs and budgets."""

@@ -1,0 +1,99 @@
+"""Budgets: the share of parameters, FLOPs, bytes or time that is to stay, and the search for what meets it."""
+
+import bisect
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, cast, get_args
+
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.structure.choosing import latency
+from jaxpruner.structure.choosing.ranking import Steps
+
+Quantity = Literal['parameters', 'flops', 'bytes', 'latency']
+# {group: how many stay} -> what the model costs then
+Measure = Callable[[Mapping[str, int]], float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """The share of a quantity that is to stay.
+
+    >>> Budget.parse('flops=0.5')
+    Budget(quantity='flops', share=0.5)
+    """
+
+    quantity: Quantity
+    share: float
+
+    @classmethod
+    def parse(cls, text: Any) -> 'Budget':
+        """Reads `'flops=0.5'`.
+
+        Raises:
+          TypeError: it is no string.
+          ValueError: it is no such text, the quantity is unknown, or the share is not between 0 and 1.
+        """
+        if not isinstance(text, str):
+            raise TypeError(f"budget is text such as 'flops=0.5', got {text!r}")
+        quantity, sign, number = text.partition('=')
+        known = get_args(Quantity)
+        if quantity not in known:
+            raise ValueError(f'budget={text!r}: {tree_lib.nearest(quantity, known)}')
+        try:
+            share = float(number)
+        except ValueError:
+            share = 0.0
+        if not sign or not 0 < share < 1:
+            raise ValueError(
+                f'budget={text!r}: give the share that stays, between 0 and 1, such as {quantity}=0.5'
+            )
+        return cls(cast(Quantity, quantity), share)
+
+    def __str__(self) -> str:
+        return f"'{self.quantity}={self.share:g}'"
+
+
+def meet_latency(budget: Budget, steps: Steps, seconds: Measure, progress: bool) -> dict[str, int]:
+    """As `meet`, with a handful of candidates, since each is compiled and timed; the last steps need not be used up.
+
+    Raises:
+      ValueError: it cannot be met.
+    """
+
+    def counts_at(removed: float) -> dict[str, int]:
+        return steps.counts(round(removed * len(steps)))
+
+    removed = latency.least_removal(
+        lambda removed: seconds(counts_at(removed) if removed else {}),
+        budget.share,
+        progress=progress,
+    )
+    return counts_at(removed)
+
+
+def meet(budget: Budget, steps: Steps, measure: Measure) -> dict[str, int]:
+    """How many channels of each group stay so that the budget is met with as few steps as can be.
+
+    Where there is room then, groups get one more channel, or one more multiple.
+
+    Raises:
+      ValueError: it cannot be met.
+    """
+    whole = measure({})
+    least = measure(steps.counts(len(steps)))
+    if least > budget.share * whole:
+        raise ValueError(
+            f'budget={budget} cannot be met: {least / whole:.4f} of the {budget.quantity} stay where as many channels '
+            'are removed as the settings allow; give a larger share, or loosen least, round_to, leave or allow_inexact'
+        )
+
+    def is_met(number: int) -> bool:
+        return measure(steps.counts(number)) <= budget.share * whole
+
+    number = bisect.bisect_left(range(len(steps)), True, key=is_met)
+    counts = steps.counts(number)
+    # The last step may have been a large one.
+    for more in steps.with_one_more(counts, number):
+        if measure({**counts, **more}) <= budget.share * whole:
+            counts.update(more)
+    return counts

@@ -1,0 +1,196 @@
+"""The settings of `ChannelGraph.choose`: checked, and read for each group.
+
+Groups are named by their names or by globs, in which `*` and `?` stand for anything and brackets for themselves.
+"""
+
+import dataclasses
+import fnmatch
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.structure.analysis.axes import Axes
+from jaxpruner.structure.analysis.members import Group
+from jaxpruner.structure.choosing import channel_scores, ranking
+
+Names = str | Sequence[str]
+Groups = Mapping[str, Group]
+
+
+def _check_numbers(setting: str, value: Any, noun: str, lower: float, upper: float) -> None:
+    """Refuses what is no such number in a setting, or in a mapping to such numbers."""
+    for number in value.values() if isinstance(value, Mapping) else [value]:
+        is_whole = hasattr(number, '__index__') and not isinstance(number, bool)
+        if not is_whole and (noun == 'whole number' or not tree_lib.is_number(number)):
+            raise TypeError(f'{setting}={number!r}: give a {noun}, or a mapping of globs to them')
+        if not lower <= number <= upper:
+            words = f'from {lower} to {upper}' if upper < math.inf else f'{lower} or more'
+            raise ValueError(f'{setting}={number!r}: give a {noun}, {words}')
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What `ChannelGraph.choose` is told; see there."""
+
+    budget: str | None = None
+    counts: Mapping[str, int] | None = None
+    score: Any = 'magnitude'
+    reduce: str = 'sum'
+    normalise: str | channel_scores.Normalise | None = 'mean'
+    ranking: str = 'each'
+    round_to: int | Mapping[str, int] = 1
+    least: float | Mapping[str, float] = 0.0
+    greatest: float | Mapping[str, float] = 1.0
+    leave: Names = ()
+    equal: Names = ()
+    depth: bool = False
+    gradients: tree_lib.PyTree | None = None
+    batches: Iterable[Any] | None = None
+    allow_inexact: bool = False
+    progress: bool = True
+
+    def __post_init__(self):
+        if (self.budget is None) == (self.counts is None):
+            given = f'budget={self.budget!r}, counts={self.counts!r}'
+            raise ValueError(f'give either a budget or counts; got {given}')
+        _check_choice('reduce', self.reduce, channel_scores.REDUCTIONS)
+        _check_choice('ranking', self.ranking, ranking.RANKINGS)
+        if self.normalise is not None and not callable(self.normalise):
+            _check_choice('normalise', self.normalise, channel_scores.NORMALISATIONS)
+        for setting in ('least', 'greatest'):
+            _check_numbers(setting, getattr(self, setting), 'number', 0, 1)
+        _check_numbers('round_to', self.round_to, 'whole number', 1, math.inf)
+        if self.counts is not None:
+            self._check_settings_of_counts()
+
+    def _check_settings_of_counts(self) -> None:
+        """Refuses what has no effect where the counts are given."""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name in _OF_SEARCH and value != field.default:
+                raise ValueError(
+                    f'{field.name}={value!r} has no effect with counts, which say how many channels stay; leave it out'
+                )
+
+
+_OF_SEARCH = ('ranking', 'round_to', 'least', 'greatest', 'leave', 'equal', 'depth')
+
+
+def _check_choice(setting: str, value: Any, known: Iterable[str]) -> None:
+    if value not in known:
+        raise ValueError(f'{setting}={value!r}: {tree_lib.nearest(str(value), known)}')
+
+
+def matching(names: Names, groups: Iterable[str], setting: str) -> set[str]:
+    """The names of the groups that some names or globs mean.
+
+    Raises:
+      KeyError: one of them means no group.
+
+    >>> sorted(matching('*/up/*', ['0/up/kernel[1]', '1/up/kernel[1]', 'head[0]'], 'leave'))
+    ['0/up/kernel[1]', '1/up/kernel[1]']
+    """
+    known = list(groups)
+    found: set[str] = set()
+    for name in tree_lib.as_names(names):
+        matches = [each for each in known if _is_meant(str(name), each)]
+        if not matches:
+            raise KeyError(
+                f'{setting}: {name!r} matches no group; {tree_lib.nearest(str(name), known)}'
+            )
+        found.update(matches)
+    return found
+
+
+def _is_meant(name: str, group: str) -> bool:
+    return name == group or fnmatch.fnmatchcase(group, name.replace('[', '[[]'))
+
+
+def by_group(value: Any, groups: Iterable[str], setting: str, default: Any) -> dict[str, Any]:
+    """A setting for each group: one value for all, or a mapping of globs, of which the first that matches counts."""
+    known = list(groups)
+    if not isinstance(value, Mapping):
+        return dict.fromkeys(known, value)
+    found = dict.fromkeys(known, default)
+    for name in reversed(list(value)):
+        found.update(dict.fromkeys(matching(name, known, setting), value[name]))
+    return found
+
+
+def remarks_of(groups: Groups, settings: Settings) -> dict[str, str]:
+    """Why groups are no candidates, by their names."""
+    left = matching(settings.leave, groups, 'leave')
+    remarks = {}
+    for name, group in groups.items():
+        if name in left:
+            remarks[name] = 'left alone'
+        elif not (group.exact or settings.allow_inexact):
+            remarks[name] = 'not exact'
+        elif group.is_depth and not settings.depth:
+            remarks[name] = 'layers: depth=True'
+    return remarks
+
+
+def named_counts(groups: Groups, settings: Settings) -> dict[str, int]:
+    """The counts that were asked for, in the order of the groups.
+
+    Raises:
+      KeyError: a name means no group.
+      ValueError: a group that is not exact would be cut.
+    """
+    counts = {}
+    found = by_group(settings.counts or {}, groups, 'counts', None)
+    for name, count in found.items():
+        group = groups[name]
+        if count is None:
+            continue
+        if count != group.size and not (group.exact or settings.allow_inexact):
+            raise ValueError(
+                f'counts: removing channels of {name} is not the same as zeroing them: {group.reason}; leave it out, '
+                'or pass allow_inexact=True and train the smaller model'
+            )
+        counts[name] = count
+    return counts
+
+
+def limits_of_groups(groups: Groups, settings: Settings) -> dict[str, ranking.Limits]:
+    """The limits of each candidate."""
+    least = by_group(settings.least, groups, 'least', 0.0)
+    greatest = by_group(settings.greatest, groups, 'greatest', 1.0)
+    multiples = by_group(settings.round_to, groups, 'round_to', 1)
+    limits = {}
+    for name, group in groups.items():
+        limits[name] = ranking.limits_of(group, least[name], greatest[name], multiples[name])
+    return limits
+
+
+def equal_sets(
+    groups: Groups, leaves: Mapping[tree_lib.Path, Axes], equal: Names
+) -> list[list[Group]]:
+    """Sets of groups of which the same number stays: those of like shape that one of the names means.
+
+    Raises:
+      KeyError: a name means no group.
+      ValueError: a name means no two groups of like shape, or two names mean one group.
+    """
+    sets: dict[Any, list[Group]] = {}
+    owner: dict[str, Any] = {}
+    for name in tree_lib.as_names(equal):
+        for each in matching(name, groups, 'equal'):
+            if each in owner:
+                raise ValueError(
+                    f'equal: {owner[each]!r} and {name!r} both match {each}; give one glob for it'
+                )
+            owner[each] = name
+    for name, group in groups.items():
+        is_tied = name in owner
+        key = (owner[name], ranking.shape_of(group, leaves)) if is_tied else (None, name)
+        sets.setdefault(key, []).append(group)
+    for name in tree_lib.as_names(equal):
+        sizes = [len(each) for (owner_name, _), each in sets.items() if owner_name == name]
+        if max(sizes) == 1:
+            raise ValueError(
+                f'equal: {name!r} has no effect, since no two groups that it matches have members of like shapes'
+            )
+    return list(sets.values())

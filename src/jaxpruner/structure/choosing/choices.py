@@ -1,0 +1,93 @@
+"""Which channels stay, as a record that is printed as a table."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+
+from jaxpruner.core import text_tables
+from jaxpruner.structure.choosing.costs import Cost
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Choice:
+    """The channels of a model that stay; made by `ChannelGraph.choose`, and printed as a table.
+
+    Attributes:
+      keep: for `ChannelGraph.shrink`: name of a group -> indices that stay, ascending, or an array of such lists of
+        shape `(*sizes of Group.lists, kept)`. Groups of which all channels stay are not there.
+      counts: name of a group -> how many of its channels stay, for all groups.
+      scores: name of a group -> the scores of its channels, of shape `(*sizes of Group.lists, channels)`, for the
+        groups that were ranked. They are those of what the other groups leave.
+      before: parameters, FLOPs and bytes of the model.
+      after: of the smaller one.
+      sizes: name of a group -> how many channels it has.
+      remarks: name of a group -> why nothing was removed from it, where that was not up to its scores.
+      milliseconds: before and after, where the budget was one of latency: the whole model's, and what the smaller one
+        takes while the whole one takes that.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxpruner.structure import channel_groups
+    >>> params = {'up': jnp.arange(8.0).reshape(2, 4), 'down': jnp.ones((4, 1))}
+    >>> graph = channel_groups(lambda p, x: jnp.tanh(x @ p['up']) @ p['down'], params, jnp.ones((5, 2)))
+    >>> choice = graph.choose(params, counts={'up[1]': 1})
+    >>> choice.keep['up[1]'].tolist(), choice.before.parameters, choice.after.parameters
+    ([3], 12, 3)
+    """
+
+    keep: Mapping[str, np.ndarray]
+    counts: Mapping[str, int]
+    scores: Mapping[str, np.ndarray]
+    before: Cost
+    after: Cost
+    sizes: Mapping[str, int]
+    remarks: Mapping[str, str]
+    milliseconds: tuple[float, float] | None = None
+
+    def score_share(self, name: str) -> float:
+        """The share of a group's score that its kept channels have."""
+        if name not in self.keep:
+            return 1.0
+        table = self.scores[name]
+        lists = np.broadcast_to(self.keep[name], (*table.shape[:-1], self.counts[name]))
+        kept = np.take_along_axis(table, lists, axis=-1)
+        return float(kept.sum() / table.sum()) if table.sum() else float('nan')
+
+    def __repr__(self) -> str:
+        return f'Choice({len(self.keep)} of {len(self.counts)} groups get smaller)'
+
+    def __str__(self) -> str:
+        rows = []
+        for name, count in self.counts.items():
+            share = f'{self.score_share(name):.3f}' if name in self.scores else ''
+            row = name, str(count), str(self.sizes[name]), share
+            rows.append((*row, self.remarks.get(name, '')) if self.remarks else row)
+        columns = _COLUMNS if self.remarks else _COLUMNS[:-1]
+        totals = []
+        for quantity, before, after in zip(_QUANTITIES, self.before, self.after, strict=True):
+            share = f'{after / before:.3f}' if before else ''
+            totals.append((quantity, f'{before:,}', f'{after:,}', share))
+        if self.milliseconds is not None:
+            before, after = self.milliseconds
+            totals.append(
+                ('milliseconds', f'{before:.3g}', f'{after:.3g}', f'{after / before:.3f}')
+            )
+        return '\n\n'.join(
+            [text_tables.to_text(columns, rows), text_tables.to_text(_TOTALS, totals)]
+        )
+
+
+_QUANTITIES = ('parameters', 'FLOPs', 'bytes')
+_COLUMNS = (
+    text_tables.Column('group', overflow='fold'),
+    text_tables.Column('stay', align='right'),
+    text_tables.Column('of', align='right'),
+    text_tables.Column('score that stays', align='right'),
+    text_tables.Column('remark', overflow='wrap'),
+)
+_TOTALS = (
+    text_tables.Column('the model'),
+    text_tables.Column('before', align='right'),
+    text_tables.Column('after', align='right'),
+    text_tables.Column('share', align='right'),
+)

@@ -1,0 +1,182 @@
+"""Chooses which channels stay: `ChannelGraph.choose`.
+
+Settings are read for each group (`choice_settings`). Weights get scores (`leaf_scores`), channels get scores of them
+(`channel_scores`). These say in which order channels go (`ranking`), and a budget how far that goes (`budgets`).
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.oneshot.batches import as_inputs, first_batch
+from jaxpruner.structure.analysis.axes import Axes
+from jaxpruner.structure.analysis.members import Group
+from jaxpruner.structure.choosing import (
+    budgets,
+    channel_scores,
+    choice_checks,
+    choice_settings,
+    costs,
+    latency,
+    ranking,
+)
+from jaxpruner.structure.choosing.choice_settings import Settings
+from jaxpruner.structure.choosing.choices import Choice
+from jaxpruner.structure.choosing.leaf_scores import Evidence, scores_of_leaves
+from jaxpruner.structure.cutting.cut import Cut
+from jaxpruner.structure.cutting.keeping import check_keep
+
+Groups = Mapping[str, Group]
+Leaves = Mapping[tree_lib.Path, Axes]
+Tables = Mapping[str, np.ndarray]
+Counts = Mapping[str, int]
+
+
+def choose(graph: Any, params: tree_lib.PyTree, settings: Settings) -> Choice:
+    """See `ChannelGraph.choose`."""
+    choice_checks.check_params(graph, params)
+    cost = costs.cost_function(graph)
+    inputs, batches = _inputs_and_batches(graph, settings)
+    if settings.budget is None:
+        search, counts = None, choice_settings.named_counts(graph.groups, settings)
+        cost(counts)  # refuses counts that are none
+        remarks = dict.fromkeys(graph.groups.keys() - counts.keys(), 'not named')
+        candidates = _candidates(graph.groups, remarks)
+    else:
+        remarks = choice_settings.remarks_of(graph.groups, settings)
+        candidates = _candidates(graph.groups, remarks)
+        search, counts = _Search(graph, candidates, settings), {}
+    choice_checks.check_shared(graph, params, candidates)
+    scorer = _scorer(graph, params, settings, batches)
+    tables = {}
+    for name, group in candidates.items():
+        tables[name] = scorer.score(group, Cut({}))
+    milliseconds = None
+    if search is not None:
+        seconds = None
+        if search.budget.quantity == 'latency':
+            seconds = latency.latency_function(graph, params, inputs)
+        counts = search.counts(tables, cost, seconds)
+        if seconds is not None:
+            milliseconds = 1e3 * seconds({}), 1e3 * seconds(counts)
+    choice_checks.check_shards(graph, params, counts)
+    keep, tables = _rank(candidates, tables, counts, scorer)
+    sizes = {name: group.size for name, group in graph.groups.items()}
+    return Choice(
+        keep=keep,
+        counts={**sizes, **counts},
+        scores=tables,
+        before=cost({}),
+        after=cost(counts),
+        sizes=sizes,
+        remarks=remarks,
+        milliseconds=milliseconds,
+    )
+
+
+class _Search:
+    """The search for counts that meet a budget; what is wrong with its settings is told at once."""
+
+    def __init__(self, graph: Any, candidates: Groups, settings: Settings):
+        self.budget = budgets.Budget.parse(settings.budget)
+        self._settings = settings
+        self._leaves = _leaves(graph)
+        self._limits = choice_settings.limits_of_groups(candidates, settings)
+        self._sets = choice_settings.equal_sets(candidates, self._leaves, settings.equal)
+
+    def counts(
+        self, tables: Tables, cost: costs.CostFunction, seconds: budgets.Measure | None
+    ) -> dict[str, int]:
+        """How many channels of each candidate stay; `seconds` for a budget of latency."""
+        bundles = ranking.bundle_groups(self._sets, tables, self._limits, self._leaves)
+        steps = ranking.Steps(bundles, self._settings.ranking)
+        if seconds is not None:
+            return budgets.meet_latency(self.budget, steps, seconds, self._settings.progress)
+        return budgets.meet(
+            self.budget, steps, lambda counts: getattr(cost(counts), self.budget.quantity)
+        )
+
+
+def _leaves(graph: Any) -> Leaves:
+    return dict(zip(graph.trace.paths, graph.trace.leaves, strict=True))
+
+
+def _candidates(groups: Groups, remarks: Mapping[str, str]) -> dict[str, Group]:
+    """The groups without a remark.
+
+    Raises:
+      ValueError: there is none.
+    """
+    candidates = {}
+    for name, group in groups.items():
+        if name not in remarks:
+            candidates[name] = group
+    if not candidates:
+        words = ', '.join(map('{0[0]} ({0[1]})'.format, remarks.items()))
+        raise ValueError(f'there is no group to choose from: {words or "the model has none"}')
+    return candidates
+
+
+def _scorer(
+    graph: Any, params: tree_lib.PyTree, settings: Settings, batches: Iterable[Any] | None
+) -> channel_scores.Scorer:
+    evidence = Evidence(graph.model.apply_fn, settings.gradients, batches, settings.progress)
+    scores = scores_of_leaves(settings.score, params, evidence)
+    return channel_scores.Scorer(_leaves(graph), scores, settings.reduce, settings.normalise)
+
+
+def _inputs_and_batches(
+    graph: Any, settings: Settings
+) -> tuple[tuple[Any, ...] | None, Iterable[Any] | None]:
+    """Arguments of the model after the parameters: the first ones, and all; `None` where there are none."""
+    if settings.batches is None:
+        examples = graph.model.examples
+        return examples, None if examples is None else [examples]
+    first, batches = first_batch(settings.batches)
+    return as_inputs(first), batches
+
+
+def _rank(
+    groups: Groups, tables: Tables, counts: Counts, scorer: channel_scores.Scorer
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """The indices that stay, and the scores that decide it.
+
+    The first scores are those of the whole model. So a head counts for features that go, and a feature that all heads
+    share for heads that go. Each group is ranked once more by what the others leave.
+    """
+    keep = {}
+    for name, group in groups.items():
+        if counts[name] < group.size:
+            keep[name] = _highest(tables[name], group, counts[name], groups)
+    tables = dict(tables)
+    for name in keep:
+        others = dict(keep)
+        del others[name]
+        cut = check_keep(groups, others, allow_inexact=True)
+        tables[name] = scorer.score(groups[name], cut)
+        keep[name] = _highest(tables[name], groups[name], counts[name], groups)
+    return keep, tables
+
+
+def _highest(table: np.ndarray, group: Group, count: int, groups: Groups) -> np.ndarray:
+    """The indices of the highest scores; of equal ones the lower index stays."""
+    if _owns_its_owner(group, groups):
+        table = table.reshape(-1, group.size).sum(axis=0)
+    order = np.argsort(-table, axis=-1, kind='stable')
+    return np.sort(order[..., :count], axis=-1)
+
+
+def _owns_its_owner(group: Group, groups: Groups) -> bool:
+    """Whether the channels of an earlier group have lists for each channel of this one, and the other way round."""
+    for other in groups.values():
+        if other is group:
+            break
+        if _owns_lists_of(group, other) and _owns_lists_of(other, group):
+            return True
+    return False
+
+
+def _owns_lists_of(owner: Group, group: Group) -> bool:
+    return any(each.resolved() is owner.atom.resolved() for each in group.lists)

@@ -1,0 +1,250 @@
+"""How long a model takes on the device at hand as a function of how many channels stay: candidates are timed.
+
+Machines drift, so that seconds taken at different times do not compare. Each candidate is timed in turns with the whole
+model, and the median ratio of the turns counts: a latency is that ratio times the seconds which the whole model took at
+first. A candidate costs a compilation, so that a search has to do with a handful.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.progress import progress_bar
+from jaxpruner.structure.choosing import costs
+from jaxpruner.structure.cutting.keeping import check_keep
+from jaxpruner.structure.programs import is_array
+
+Counts = Mapping[str, int]
+
+_LONG_ENOUGH = 2e-2  # seconds; a shorter call is repeated within a timing
+_ROUNDS = 30
+_FEWEST_ROUNDS = 3
+_MOST_SECONDS = 5.0  # after which no round begins but the fewest
+# Of the way between the ends of the search.
+_SHORTEST_STEP = 0.1
+
+
+class Latency:
+    """Seconds that smaller versions of a model take; made by `latency_function`.
+
+    Attributes:
+      whole: seconds that the whole model takes.
+    """
+
+    def __init__(self, graph: Any, params: tree_lib.PyTree, inputs: tuple[Any, ...], rounds: int):
+        self._graph = graph
+        self._params = params
+        self._inputs = inputs
+        self._rounds = rounds
+        self._apply = _call(graph.model.apply_fn, params, inputs)
+        self._repeats = _repeats(self._apply)
+        (times,) = _in_turns([self._apply], [self._repeats], rounds)
+        self.whole = statistics.median(times)
+        self._ratios: dict[frozenset[tuple[str, int]], float] = {frozenset(): 1.0}
+
+    def __call__(self, counts: Counts) -> float:
+        """Seconds that the model takes with so many channels of each group; times a candidate once.
+
+        Args:
+          counts: name of a group -> how many of its channels stay; groups that are not named stay whole.
+
+        Raises:
+          KeyError, TypeError, ValueError: as in `costs.cost_function`.
+        """
+        costs.check_counts(self._graph.groups, counts)
+        smaller = {}
+        for name, count in counts.items():
+            if count != self._graph.groups[name].size:
+                smaller[name] = int(count)
+        key = frozenset(smaller.items())
+        if key not in self._ratios:
+            self._ratios[key] = self._ratio(smaller)
+        return self.whole * self._ratios[key]
+
+    def _ratio(self, counts: Counts) -> float:
+        graph, trace = self._graph, self._graph.trace
+        keep = {name: np.arange(count) for name, count in counts.items()}
+        cut = check_keep(graph.groups, keep, allow_inexact=True)
+        params = _first_channels(self._params, map(cut.shape, trace.leaves))
+        arguments = self._inputs
+        if graph.model.programs[0].has_state:
+            state, *inputs = arguments
+            arguments = (_first_channels(state, map(cut.shape, trace.states)), *inputs)
+        small = _call(graph.small_apply(keep, allow_inexact=True), params, arguments)
+        repeats = [self._repeats, _repeats(small)]
+        whole_times, small_times = _in_turns([self._apply, small], repeats, self._rounds)
+        ratios = [mine / other for mine, other in zip(small_times, whole_times, strict=True)]
+        return statistics.median(ratios)
+
+
+def latency_function(
+    graph: Any,
+    params: tree_lib.PyTree,
+    inputs: Sequence[Any] | None = None,
+    *,
+    rounds: int = _ROUNDS,
+) -> Latency:
+    """How long smaller versions of a model take on the device at hand.
+
+    The whole model is compiled and timed here, and each candidate when it is first asked for. Which channels stay makes
+    no difference to the time, and so the first ones do.
+
+    Args:
+      graph: a `ChannelGraph`.
+      params: of the whole model, arrays.
+      inputs: what the model is called with after the parameters, arrays: a state if it has one, and a batch of the
+        size that is to be fast. Those of the graph if they are left out.
+        The state goes first if the model has one.
+      rounds: how often the model and a candidate are timed in turns; fewer for models that take seconds.
+
+    Returns:
+      `{name of a group: how many of its channels stay} -> seconds`.
+
+    Raises:
+      TypeError: parameters or inputs have no values.
+      ValueError: `rounds` is less than 1.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxpruner.structure import channel_groups
+    >>> params = {'up': jnp.ones((512, 4096)), 'down': jnp.ones((4096, 512))}
+    >>> graph = channel_groups(lambda p, x: (x @ p['up']) @ p['down'], params, jnp.ones((256, 512)))
+    >>> latency = latency_function(graph, params, rounds=3)
+    >>> 0 < latency({'up[1]': 128}) < latency({})
+    True
+    """
+    if rounds < 1:
+        raise ValueError(f'rounds is {rounds}; time each candidate once at least')
+    arrays = graph.model.examples if inputs is None else inputs
+    if arrays is None:
+        raise TypeError(
+            'the graph was made with shapes for inputs, which cannot be timed; give arrays as inputs'
+        )
+    for name, tree in (('params', params), ('inputs', arrays)):
+        if not all(map(is_array, jax.tree.leaves(tree))):
+            raise TypeError(f'{name} are shapes, or traced, and cannot be timed; give arrays')
+    return Latency(graph, params, tuple(arrays), rounds)
+
+
+def least_removal(
+    latency_at: Callable[[float], float],
+    share: float,
+    *,
+    candidates: int = 8,
+    tolerance: float = 0.04,
+    progress: bool = True,
+) -> float:
+    """How much has to be removed so that a model takes no more than a share of its time: timed at a few candidates.
+
+    The time between two candidates is interpolated, until one takes between `1 - tolerance` of what is allowed and all
+    of it.
+
+    Args:
+      latency_at: what is removed, from 0 for nothing to 1 for as much as can be -> seconds.
+      share: of the time of the whole model, `latency_at(0)`.
+      candidates: how many are timed at most, beside the two ends.
+      tolerance: how far below what is allowed the time may stay.
+      progress: show a progress bar.
+
+    Returns:
+      The least of the removals that were timed and take no longer than that.
+
+    Raises:
+      ValueError: the share is not between 0 and 1, or the model takes longer where as much as can be is removed.
+
+    >>> round(least_removal(lambda removed: 3.0 - 2.0 * removed, 0.5, progress=False), 2)
+    0.77
+    """
+    if not 0 < share <= 1:
+        raise ValueError(
+            f'a budget of {share} of the latency is none; give a share, 0 < share <= 1'
+        )
+    with progress_bar(candidates + 2, progress) as show:
+        show('timing the whole model', 0)
+        whole = latency_at(0.0)
+        target = share * whole
+        if whole <= target:
+            return 0.0
+        show('timing the smallest', 1)
+        slow, fast = (0.0, whole), (1.0, latency_at(1.0))
+        if fast[1] > target:
+            raise ValueError(
+                f'latency={share} cannot be met: where as much is removed as can be, the model takes '
+                f'{fast[1] / whole:.2f} of its {1e3 * whole:.3g} ms; a share of {fast[1] / whole:.2f} or more can'
+            )
+        for number in range(candidates):
+            if fast[1] >= (1 - tolerance) * target:
+                break
+            # Interpolation alone creeps along a bent curve; every other step halves what is between the ends.
+            middle = (slow[0] + fast[0]) / 2
+            aim = (1 - tolerance / 2) * target
+            removed = middle if number % 2 else _interpolated(slow, fast, aim)
+            show(f'{fast[1] / whole:.2f} of the latency', 2 + number)
+            seconds = latency_at(removed)
+            if seconds <= target:
+                fast = removed, seconds
+            else:
+                slow = removed, seconds
+    return fast[0]
+
+
+def _interpolated(slow: tuple[float, float], fast: tuple[float, float], seconds: float) -> float:
+    """What has to be removed to take so long; the ends are pairs of what is removed and of seconds."""
+    step = (slow[1] - seconds) / (slow[1] - fast[1])
+    step = min(max(step, _SHORTEST_STEP), 1 - _SHORTEST_STEP)
+    return slow[0] + step * (fast[0] - slow[0])
+
+
+def _first_channels(tree: tree_lib.PyTree, shapes: Iterable[tuple[int, ...]]) -> Any:
+    """Arrays of these shapes by one program, since `shrink` compiles a gather for each shape."""
+    leaves, treedef = jax.tree.flatten(tree)
+    small_shapes = list(shapes)
+
+    @jax.jit
+    def first(leaves: list[Any]) -> list[Any]:
+        parts = []
+        for leaf, shape in zip(leaves, small_shapes, strict=True):
+            parts.append(jax.lax.slice(leaf, (0,) * len(shape), shape))
+        return parts
+
+    return jax.tree.unflatten(treedef, first(leaves))
+
+
+def _call(function: Callable[..., Any], params: Any, inputs: tuple[Any, ...]) -> Callable[[], Any]:
+    """A compiled program with its arguments."""
+    program = jax.jit(function)
+    return lambda: program(params, *inputs)
+
+
+def _in_turns(
+    calls: Sequence[Callable[[], Any]], repeats: Sequence[int], rounds: int
+) -> list[list[float]]:
+    """Seconds that each call takes, for each round."""
+    times: list[list[float]] = [[] for _ in calls]
+    began = time.perf_counter()
+    for number in range(rounds):
+        if number >= _FEWEST_ROUNDS and time.perf_counter() - began > _MOST_SECONDS:
+            break
+        for call, count, seconds in zip(calls, repeats, times, strict=True):
+            seconds.append(_seconds(call, count) / count)
+    return times
+
+
+def _repeats(call: Callable[[], Any]) -> int:
+    """How often a call is repeated to take long enough; the first one compiles."""
+    _seconds(call, 1)
+    repeats = 1
+    while _seconds(call, repeats) < _LONG_ENOUGH:
+        repeats *= 2
+    return repeats
+
+
+def _seconds(call: Callable[[], Any], repeats: int) -> float:
+    began = time.perf_counter()
+    for _ in range(repeats):
+        jax.block_until_ready(call())
+    return time.perf_counter() - began

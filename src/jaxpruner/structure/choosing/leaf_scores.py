@@ -1,0 +1,190 @@
+"""Scores of weights, from which those of channels are made: by any algorithm of the library, or by a function.
+
+An algorithm scores each weight of each leaf. A function sees the matrix whose rows are a group's channels, and returns
+a score for each row, or for each weight in it.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpruner import api, oneshot
+from jaxpruner.base_updater import BaseUpdater
+from jaxpruner.core import arguments
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.mask_calculator import lazy_scores
+from jaxpruner.structure.analysis.members import Group, Member
+
+ByPath = Mapping[tree_lib.Path, Any]
+# (group, member, {'weights': matrix, 'gradients': matrix}) -> a number for each channel; None: no score
+OfChannels = Callable[[Group, Member, Mapping[str, jax.Array]], np.ndarray | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class LeafScores:
+    """Scores of the weights of leaves, or a function that scores channels by their weights.
+
+    Attributes:
+      name: of the score, for messages.
+      by_path: scores in the shape of each leaf, arrays or lazy ones; leaves without are not there.
+      of_channels: the function; `None` where `by_path` has the scores.
+      arrays: what the function sees by the name of its argument, by path of the leaf.
+    """
+
+    name: str
+    by_path: ByPath = dataclasses.field(default_factory=dict)
+    of_channels: OfChannels | None = None
+    arrays: Mapping[str, ByPath] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Evidence:
+    """What scores are made of beside the weights.
+
+    Attributes:
+      apply_fn: the model.
+      gradients: a tree like the parameters, or `None`.
+      batches: inputs of the model, or `None`.
+      progress: whether a bar shows how far calibration is.
+    """
+
+    apply_fn: Callable[..., Any]
+    gradients: tree_lib.PyTree | None = None
+    batches: Iterable[Any] | None = None
+    progress: bool = True
+
+
+def scores_of_leaves(score: Any, params: tree_lib.PyTree, evidence: Evidence) -> LeafScores:
+    """Reads the setting `score`; see `ChannelGraph.choose`.
+
+    Raises:
+      TypeError: it is nothing of what it may be, or a function that cannot be called.
+      ValueError: an algorithm is unknown or has no scores, or lacks gradients or batches.
+    """
+    if isinstance(score, str):
+        score = api.create_updater_from_config({'algorithm': score})
+    if isinstance(score, BaseUpdater):
+        return _by_algorithm(score, params, evidence)
+    by_path = _as_tree(score, params)
+    if by_path is not None:
+        return LeafScores('a tree of scores', by_path)
+    if callable(score):
+        return _by_function(score, params, evidence)
+    raise TypeError(
+        "score is the name of an algorithm such as 'magnitude', an algorithm such as jaxpruner.RandomPruning("
+        'rng_seed=1), a tree of arrays like the parameters, or a function of the matrix whose rows are channels; got '
+        f'{score!r}'
+    )
+
+
+def _as_tree(score: Any, params: tree_lib.PyTree) -> ByPath | None:
+    """The arrays of a tree like the parameters; `None` if it is none."""
+    paths, leaves, treedef = tree_lib.flatten_with_paths(params)
+    try:
+        entries = tree_lib.leaves_like(treedef, score)
+    except ValueError:
+        return None
+    by_path = {}
+    for path, leaf, entry in zip(paths, leaves, entries, strict=True):
+        if entry is not None and np.shape(entry) != np.shape(leaf):
+            return None
+        if entry is not None:
+            by_path[path] = entry
+    return by_path
+
+
+def _by_algorithm(
+    algorithm: BaseUpdater, params: tree_lib.PyTree, evidence: Evidence
+) -> LeafScores:
+    name = type(algorithm).__name__
+    if isinstance(algorithm, oneshot.CalibratedPruning):
+        return LeafScores(name, _calibrated(algorithm, params, evidence))
+    if isinstance(algorithm, oneshot.PruningAtInitialization):
+        raise ValueError(
+            f"{name} takes derivatives of its own and scores no channels; score='saliency' with gradients=… scores "
+            'them by weights times gradients'
+        )
+    if lazy_scores.hook_describes(algorithm, 'elementwise_score', 'calculate_scores'):
+        function = algorithm.elementwise_score()
+        scores = lazy_scores.from_function(params, function) if function is not None else None
+        if scores is not None:
+            return LeafScores(name, _without_none(scores))
+    try:
+        scores = algorithm.calculate_scores(params, grads=evidence.gradients)
+    except (AttributeError, TypeError, ValueError, NotImplementedError) as error:
+        raise ValueError(
+            f'{name} has no scores for these parameters ({error}); scores by gradients need gradients=…, and what '
+            'training gathers cannot be had here'
+        ) from error
+    return LeafScores(name, _without_none(scores))
+
+
+def _without_none(scores: tree_lib.PyTree) -> dict[tree_lib.Path, Any]:
+    paths, leaves, _ = lazy_scores.flatten(scores)
+    return {path: leaf for path, leaf in zip(paths, leaves, strict=True) if leaf is not None}
+
+
+def _calibrated(algorithm: Any, params: tree_lib.PyTree, evidence: Evidence) -> ByPath:
+    """Scores by the inputs of the matrices that the model reads from a leaf; no other leaf has any."""
+    score_matrices = getattr(algorithm, 'score_matrices', None)
+    if score_matrices is None:
+        raise ValueError(
+            f"{type(algorithm).__name__} scores no weights by themselves; take 'wanda' or 'ria'"
+        )
+    if evidence.batches is None:
+        raise ValueError(
+            f'{type(algorithm).__name__} looks at the inputs of each layer: give batches=…, or make the graph with '
+            'arrays for inputs'
+        )
+    calibration = oneshot.calibrate(
+        evidence.apply_fn, params, evidence.batches, progress=evidence.progress
+    )
+    scores = {}
+    paths, leaves, _ = tree_lib.flatten_with_paths(params)
+    for path, leaf in zip(paths, leaves, strict=True):
+        if path in calibration:
+            parts = []
+            for matrices, statistics in calibration[path]:
+                weights = matrices.read(leaf)
+                found = score_matrices(weights, statistics.second_moment)
+                parts.append(matrices.write(found, leaf))
+            scores[path] = sum(parts)
+    return scores
+
+
+def _by_function(
+    function: Callable[..., Any], params: tree_lib.PyTree, evidence: Evidence
+) -> LeafScores:
+    name = getattr(function, '__name__', repr(function))
+    names_gradients = 'gradients' in arguments.known_arguments(function, {'gradients': None})
+    if names_gradients and evidence.gradients is None:
+        raise ValueError(f'{name} scores by gradients, and there are none; give gradients=…')
+    paths, leaves, treedef = tree_lib.flatten_with_paths(params)
+    arrays = {'weights': dict(zip(paths, leaves, strict=True))}
+    if evidence.gradients is not None:
+        gradients = tree_lib.leaves_like(treedef, evidence.gradients)
+        arrays['gradients'] = dict(zip(paths, gradients, strict=True))
+
+    def of_channels(
+        group: Group, member: Member, matrices: Mapping[str, jax.Array]
+    ) -> np.ndarray | None:
+        known = {'group': group, 'member': member}
+        if 'gradients' in matrices:
+            known['gradients'] = matrices['gradients']
+        weights = matrices['weights']
+        found = function(weights, **arguments.known_arguments(function, known))
+        if found is None:
+            return None
+        if jnp.shape(found) not in (weights.shape, weights.shape[:1]):
+            raise ValueError(
+                f'{member.name}: score gets {weights.shape[0]} channels of {weights.shape[1]} weights, and returns one '
+                f'number for each channel or each weight; got shape {jnp.shape(found)}'
+            )
+        found = np.asarray(found, np.float64)
+        return found if found.ndim == 1 else found.sum(axis=1)
+
+    return LeafScores(name, of_channels=of_channels, arrays=arrays)

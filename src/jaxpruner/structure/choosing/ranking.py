@@ -1,0 +1,181 @@
+"""In which order channels go, and how many of each group stay after so many steps.
+
+Channels of a pool are ranked together, and the lowest score goes first. The pool is one group, all groups, or groups
+of like shape. All pools lose the same share at the same time:
+
+    pool a, 4 channels   goes at 1/4, 2/4, 3/4, 1     after 3 steps   a has lost 2 of 4
+    pool b, 2 channels   goes at 1/2, 1                               b has lost 1 of 2
+
+So the number of steps is the one thing to search for. The more steps, the fewer channels stay, of each group.
+"""
+
+import math
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.structure.analysis.axes import Axes, sizes_of
+from jaxpruner.structure.analysis.members import Group
+
+Counts = Mapping[str, int]
+RANKINGS = ('each', 'all', 'alike')
+
+
+class Limits(NamedTuple):
+    """How many channels of a group may stay.
+
+    Attributes:
+      least: so many at least.
+      most: so many at most.
+      multiple: a multiple of this, or all of them.
+    """
+
+    least: int
+    most: int
+    multiple: int
+
+    def count(self, size: int, removed: np.ndarray | int) -> int:
+        """How many stay where so many of `size` have the lowest scores: never fewer than the others."""
+        kept = size - int(removed)
+        kept = min(math.ceil(kept / self.multiple) * self.multiple, size)
+        return min(max(kept, self.least), self.most)
+
+    def above(self, count: int) -> int:
+        """The next larger count, or the same where there is none."""
+        return min((count // self.multiple + 1) * self.multiple, self.most)
+
+
+class Bundle(NamedTuple):
+    """Groups of which the same number stays; mostly one.
+
+    Attributes:
+      names: of the groups.
+      size: of each.
+      limits: of each.
+      scores: what goes with the first channel, the second one and so on; one number for each step.
+      shape: the same for groups of like shape.
+    """
+
+    names: tuple[str, ...]
+    size: int
+    limits: Limits
+    scores: np.ndarray
+    shape: Hashable
+
+
+class Steps:
+    """The order in which channels go.
+
+    >>> limits = Limits(least=1, most=4, multiple=1)
+    >>> up = Bundle(('up',), 4, limits, np.array([1.0, 2.0, 5.0, 6.0]), None)
+    >>> gate = Bundle(('gate',), 4, limits, np.array([3.0, 4.0, 7.0, 8.0]), None)
+    >>> Steps([up, gate], 'all').counts(3), Steps([up, gate], 'each').counts(4)
+    ({'up': 2, 'gate': 3}, {'up': 2, 'gate': 2})
+    """
+
+    def __init__(self, bundles: Sequence[Bundle], ranking: str):
+        self._bundles = bundles
+        pools: dict[Hashable, list[int]] = {}
+        for number, bundle in enumerate(bundles):
+            keys = {'each': number, 'all': None, 'alike': bundle.shape}
+            pools.setdefault(keys[ranking], []).append(number)
+        times, owners = [], []
+        for pool in pools.values():
+            owner = np.repeat(pool, [bundles[number].size for number in pool])
+            scores = np.concatenate([bundles[number].scores for number in pool])
+            owners.append(owner[np.argsort(scores, kind='stable')])
+            times.append(np.arange(1, len(owner) + 1) / len(owner))
+        order = np.argsort(np.concatenate(times), kind='stable')
+        self._owners = np.concatenate(owners)[order]
+
+    def __len__(self) -> int:
+        return len(self._owners)
+
+    def counts(self, number: int) -> dict[str, int]:
+        """How many channels of each group stay after so many steps."""
+        removed = np.bincount(self._owners[:number], minlength=len(self._bundles))
+        counts = {}
+        for bundle, lost in zip(self._bundles, removed, strict=True):
+            count = bundle.limits.count(bundle.size, lost)
+            counts.update(dict.fromkeys(bundle.names, count))
+        return counts
+
+    def with_one_more(self, counts: Counts, number: int) -> Iterator[Mapping[str, int]]:
+        """The next larger count of one bundle after the other; what lost a channel last is first."""
+        last_first = dict.fromkeys(self._owners[:number][::-1].tolist())
+        for each in last_first:
+            bundle: Bundle = self._bundles[each]
+            count = bundle.limits.above(counts[bundle.names[0]])
+            yield dict.fromkeys(bundle.names, count)
+
+
+def limits_of(group: Group, least: float, greatest: float, multiple: int) -> Limits:
+    """The limits of a group by shares of its size.
+
+    Raises:
+      ValueError: no count meets them.
+    """
+    size = group.size
+    if multiple > size:
+        raise ValueError(
+            f'round_to={multiple} is above the size of {group.name}, {size}; leave it alone with leave=…, or give '
+            'multiples by group, round_to={glob: multiple}'
+        )
+    lower = max(1, math.ceil(least * size))
+    lower = min(math.ceil(lower / multiple) * multiple, size)
+    upper = size if greatest == 1 else math.floor(greatest * size) // multiple * multiple
+    if upper < lower:
+        raise ValueError(
+            f'no multiple of {multiple} lies between least={least} and greatest={greatest} of {group.name}, {size} '
+            'channels; take a smaller round_to, or other shares'
+        )
+    return Limits(lower, upper, multiple)
+
+
+def bundle_groups(
+    sets: Sequence[Sequence[Group]],
+    tables: Mapping[str, np.ndarray],
+    limits: Mapping[str, Limits],
+    leaves: Mapping[tree_lib.Path, Axes],
+) -> list[Bundle]:
+    """Makes bundles of sets of groups of like shape."""
+    bundles = []
+    for groups in sets:
+        names = tuple([group.name for group in groups])
+        size = groups[0].size
+        scores = np.zeros(size)
+        for name in names:
+            lists = np.sort(tables[name].reshape(-1, size))
+            scores += lists.mean(axis=0) / len(names)
+        bundles.append(
+            Bundle(names, size, _common_limits(names, limits), scores, shape_of(groups[0], leaves))
+        )
+    return bundles
+
+
+def _common_limits(names: Sequence[str], limits: Mapping[str, Limits]) -> Limits:
+    """The limits of several groups of one size.
+
+    Raises:
+      ValueError: they differ.
+    """
+    first = limits[names[0]]
+    for name in names:
+        if limits[name] != first:
+            raise ValueError(
+                f'equal: {names[0]} and {name} have different limits, {first} and {limits[name]}; give least, greatest '
+                'and round_to alike for groups that keep as many channels'
+            )
+    return first
+
+
+def shape_of(group: Group, leaves: Mapping[tree_lib.Path, Axes]) -> Any:
+    """What groups of like shape have in common: their size, and the shapes and axes of their members."""
+    members = []
+    for member in group.members:
+        shape = sizes_of(leaves[member.path])
+        members.append((shape, member.axis, member.offset, member.stride, member.repeats))
+    owners = sizes_of(group.lists)
+    return group.size, owners, group.is_depth, tuple(sorted(members))

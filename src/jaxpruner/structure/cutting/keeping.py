@@ -1,0 +1,78 @@
+"""Checks what users want to keep, before anything is cut."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.structure.analysis.axes import Axis
+from jaxpruner.structure.cutting.cut import Cut, Lists
+
+# Name of a group -> the indices of its channels that stay, ascending; or a list for each trip, expert or head.
+Keep = Mapping[str, Any]
+
+
+def check_keep(groups: Mapping[str, Any], keep: Keep, allow_inexact: bool = False) -> Cut:
+    """The cut that leaves these channels.
+
+    Args:
+      groups: of the model, by name.
+      keep: name of a group -> the indices that stay, ascending, or an array of such lists of one length for each index
+        of `Group.lists`; a group that is not named stays whole.
+      allow_inexact: whether groups may be cut although that is not the same as zeroing them.
+
+    Raises:
+      TypeError: `keep` is no mapping, or indices are no whole numbers.
+      KeyError: there is no such group.
+      IndexError: a group has no such index.
+      ValueError: no index, one that is there twice, indices that are not in order, or a group that is not exact.
+    """
+    if not isinstance(keep, Mapping):
+        raise TypeError(f'keep is {{name of a group: indices that stay}}, got {keep!r}')
+    lists: dict[Axis, Lists] = {}
+    for name, indices in keep.items():
+        if name not in groups:
+            raise KeyError(f'there is no group {name!r}; {tree_lib.nearest(str(name), groups)}')
+        group = groups[name]
+        table = _checked_indices(name, group, indices)
+        if table.shape[-1] == group.size:
+            continue
+        if not (group.exact or allow_inexact):
+            raise ValueError(
+                f'removing channels of {name!r} is not the same as zeroing them: {group.reason}; keep all '
+                f'{group.size} of them, or pass allow_inexact=True and train the smaller model'
+            )
+        owners = [owner.resolved() for owner in group.lists] if table.ndim > 1 else []
+        lists[group.atom.resolved()] = Lists(tuple(owners), table)
+    return Cut(lists)
+
+
+def _checked_indices(name: str, group: Any, indices: Any) -> np.ndarray:
+    size = group.size
+    place = f'keep[{name!r}]'
+    if tree_lib.is_traced(indices):
+        raise TypeError(
+            f'{place} is traced, but shapes depend on it; choose indices outside of jit'
+        )
+    positions = np.asarray(indices)
+    if positions.dtype == bool:
+        raise TypeError(f'{place} is a mask; give the indices that stay, np.flatnonzero(mask)')
+    owners = tuple([owner.size for owner in group.lists])
+    if positions.ndim != 1 and (not owners or positions.shape[:-1] != owners):
+        lists = f', or an array of lists of shape {(*owners, "kept")}' if owners else ''
+        raise ValueError(f'{place} has shape {positions.shape}; give one list of indices{lists}')
+    if not positions.size:
+        raise ValueError(f'{place} is empty; a group keeps one channel at least')
+    if not np.issubdtype(positions.dtype, np.integer):
+        raise TypeError(f'{place} has {positions.flat[0]!r}; indices are whole numbers')
+    foreign = positions[(positions < 0) | (positions >= size)]
+    if len(foreign):
+        raise IndexError(f'{place} has {foreign[0]}; the group has indices from 0 to {size - 1}')
+    for channels in positions.reshape(-1, positions.shape[-1]).astype(np.int64):
+        falls = np.flatnonzero(np.diff(channels) <= 0) + 1
+        if len(falls):
+            channel = channels[falls[0]]
+            fault = 'twice' if channel in channels[: falls[0]] else 'not in ascending order'
+            raise ValueError(f'{place} has {channel} {fault}; give np.unique(indices)')
+    return positions

@@ -1,0 +1,174 @@
+"""What is kept of a model, as a JSON file: saved, read back, and checked against the model."""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxpruner.core import atomic_files, caller_warnings, input_files
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.structure.cutting.keeping import Keep, check_keep
+from jaxpruner.structure.graph import ChannelGraph
+
+VERSION = 1
+_FORMAT = 'jaxpruner channels'
+
+
+def save_plan(graph: ChannelGraph, keep: Keep, path: str | os.PathLike[str]) -> None:
+    """Writes what is kept to a JSON file, which appears whole or not at all.
+
+    The file has its version, for each group the number of channels and the indices that stay, the shapes of all
+    parameters before and after, and a hash of the traced program.
+
+    Args:
+      graph: of the model.
+      keep: as in `ChannelGraph.shrink`; groups that are not exact are written, too.
+      path: of the file.
+
+    Raises:
+      TypeError, KeyError, IndexError, ValueError: as in `ChannelGraph.shrink`.
+      OSError: the file cannot be written.
+
+    >>> import tempfile, jax.numpy as jnp
+    >>> from jaxpruner.structure import channel_groups
+    >>> params = {'up': jnp.ones((2, 4)), 'down': jnp.ones((4, 1))}
+    >>> graph = channel_groups(lambda p, x: jnp.tanh(x @ p['up']) @ p['down'], params, jnp.ones((5, 2)))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_plan(graph, {'up[1]': [0, 3]}, f'{folder}/plan.json')
+    ...     os.listdir(folder)
+    ['plan.json']
+    """
+    text = plan_text(graph, keep)
+    atomic_files.replace_file(Path(path), lambda temporary: temporary.write_text(text))
+
+
+def plan_text(graph: ChannelGraph, keep: Keep) -> str:
+    """What is kept, as JSON."""
+    cut = check_keep(graph.groups, keep, allow_inexact=True)
+    groups = {}
+    for name, indices in keep.items():
+        groups[name] = {'size': graph.groups[name].size, 'keep': np.asarray(indices).tolist()}
+    shapes = {}
+    for leaf, axes in zip(graph.trace.paths, graph.trace.leaves, strict=True):
+        before = [axis.size for axis in axes]
+        shapes[tree_lib.path_string(leaf)] = {'before': before, 'after': cut.shape(axes)}
+    plan = {
+        'format': _FORMAT,
+        'version': VERSION,
+        'groups': groups,
+        'parameters': shapes,
+        'program': _program_hash(graph),
+    }
+    return json.dumps(plan, indent=1)
+
+
+def load_plan(graph: ChannelGraph, path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+    """Reads what is kept from a file that `save_plan` wrote.
+
+    Args:
+      graph: of the model, with parameters of the same shapes; a fresh initialisation will do.
+      path: of the file.
+
+    Returns:
+      Name of a group -> the indices that stay, for `ChannelGraph.shrink`.
+
+    Raises:
+      OSError: the file cannot be read.
+      ValueError: it is no plan, of a newer version, or of another model.
+
+    If parameters and groups are the same, and the program is not (inputs of other shapes, another version of JAX), a
+    warning says so.
+
+    >>> import tempfile, jax.numpy as jnp
+    >>> from jaxpruner.structure import channel_groups
+    >>> params = {'up': jnp.ones((2, 4)), 'down': jnp.ones((4, 1))}
+    >>> graph = channel_groups(lambda p, x: jnp.tanh(x @ p['up']) @ p['down'], params, jnp.ones((5, 2)))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_plan(graph, {'up[1]': [0, 3]}, f'{folder}/plan.json')
+    ...     keep = load_plan(graph, f'{folder}/plan.json')
+    >>> graph.shrink(params, keep)['down'].shape
+    (2, 1)
+    """
+    path = Path(path)
+    return keep_of_json(graph, input_files.read_file(path), path)
+
+
+def keep_of_json(graph: ChannelGraph, content: bytes, path: Path) -> dict[str, np.ndarray]:
+    """What a plan that stands in a file keeps, checked as `load_plan` says."""
+    plan = _parse(content, path)
+    _check_parameters(graph, plan['parameters'], path)
+    _check_sizes(graph, plan['groups'], path)
+    keep = {name: np.asarray(group['keep']) for name, group in plan['groups'].items()}
+    try:
+        check_keep(graph.groups, keep, allow_inexact=True)
+    except (IndexError, TypeError, ValueError) as error:
+        raise ValueError(f'{path}: {error}') from error
+    if plan['program'] != _program_hash(graph):
+        caller_warnings.warn(
+            f'{path} was made for another program with the same groups, such as one of other inputs or of another '
+            'version of JAX; graph.verify(params, keep, *inputs) tells whether it still holds'
+        )
+    return keep
+
+
+def _check_parameters(graph: ChannelGraph, parameters: Mapping[str, Any], path: Path) -> None:
+    """Refuses a plan for parameters of other names or shapes."""
+    names = []
+    for leaf, axes in zip(graph.trace.paths, graph.trace.leaves, strict=True):
+        name = tree_lib.path_string(leaf)
+        names.append(name)
+        shape = [axis.size for axis in axes]
+        planned = parameters[name]['before'] if name in parameters else None
+        if planned != shape:
+            other = 'is not there' if planned is None else f'has shape {planned} there'
+            raise ValueError(
+                f'{path} is a plan of another model: {name}, of shape {shape}, {other}'
+            )
+    for name in parameters:
+        if name not in names:
+            raise ValueError(f'{path} is a plan of another model, with a parameter {name!r}')
+
+
+def _check_sizes(graph: ChannelGraph, groups: Mapping[str, Any], path: Path) -> None:
+    """Refuses a plan for groups of other names or sizes."""
+    for name, group in groups.items():
+        size = graph.groups[name].size if name in graph.groups else None
+        if size != group['size']:
+            found = 'has no such group' if size is None else f'has {size}'
+            raise ValueError(
+                f'{path} is a plan of another model: of group {name!r} it has {group["size"]} channels, this model '
+                f'{found}'
+            )
+
+
+def _parse(content: bytes, path: Path) -> dict[str, Any]:
+    try:
+        plan = input_files.parse_json(content)
+        if plan['format'] != _FORMAT:
+            raise ValueError(f'its format is {plan["format"]!r}')
+        version = plan['version']
+        if version == VERSION:
+            for entry in plan['groups'].values():
+                _ = entry['size'], entry['keep']
+            for entry in plan['parameters'].values():
+                _ = entry['before'], entry['after']
+            _ = plan['program']
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f'{path} is no plan of channels ({error}); save_plan writes one') from None
+    if version != VERSION:
+        raise ValueError(
+            f'{path} is a plan of version {version!r}, and this is read: {VERSION}; install the jaxpruner that wrote it'
+        )
+    return plan
+
+
+def _program_hash(graph: ChannelGraph) -> str:
+    """A hash of the programs as text, without the addresses of functions in it."""
+    programs = [str(trace.program) for trace in graph.traces]
+    text = re.sub(r'0x[0-9a-f]+', '', '\n'.join(programs))
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,129 @@
+"""The smaller model: the traced program, run with the shapes that a cut leaves."""
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.structure.analysis.axes import Axes
+from jaxpruner.structure.analysis.records import Trace
+from jaxpruner.structure.cutting.cut import Cut
+from jaxpruner.structure.cutting.keeping import Keep, check_keep
+from jaxpruner.structure.cutting.replay import Replay
+from jaxpruner.structure.programs import ModelProgram, shape_of_leaf
+
+
+class SmallApply:
+    """A program of a smaller model; made by `ChannelGraph.small_apply`.
+
+    For arguments of other shapes than those of the graph the model is traced anew.
+    """
+
+    def __init__(self, graph: Any, number: int, keep: Keep, allow_inexact: bool):
+        check_keep(graph.groups, keep, allow_inexact)
+        self._graph = graph
+        self._number = number
+        self._keep = dict(keep)
+        self._allow_inexact = allow_inexact
+        self._program: ModelProgram = graph.model.programs[number]
+        self._graphs: dict[Hashable, Any] = {
+            _signature(graph.model.params, self._program.arguments): graph
+        }
+
+    def __call__(self, params: tree_lib.PyTree, *arguments: Any) -> Any:
+        """Runs the smaller model.
+
+        Args:
+          params: what `ChannelGraph.shrink` made of the parameters.
+          *arguments: as the program takes them; a state is what `shrink` made of it, or what the last call returned.
+        """
+        if self._program.has_state and not arguments:
+            raise TypeError(f'{self._program.name} takes a state after the parameters, got none')
+        graph = self._graph_of(params, arguments)
+        trace, cut = self._cut(graph)
+        check_small(params, trace.paths, trace.leaves, cut)
+        if self._program.has_state:
+            check_small(arguments[0], trace.state_paths, trace.states, cut)
+        results = Replay(trace, cut).run(jax.tree.leaves((params, arguments)))
+        return jax.tree.unflatten(graph.model.programs[self._number].results, results)
+
+    def cut_results(self, results: Any) -> list[Any]:
+        """The leaves of the whole program's results, of which a state that comes back is cut along."""
+        trace, cut = self._cut(self._graph)
+        leaves = jax.tree.leaves(results)
+        for number, leaf in trace.returned.items():
+            leaves[number] = cut.take(leaves[number], trace.states[leaf])
+        return leaves
+
+    def _cut(self, graph: Any) -> tuple[Trace, Cut]:
+        cut = check_keep(graph.groups, self._keep, self._allow_inexact)
+        return graph.traces[self._number], cut
+
+    def _graph_of(self, params: tree_lib.PyTree, arguments: tuple[Any, ...]) -> Any:
+        """Returns the graph of these structures, dtypes and shapes; traces the model if they are new."""
+        model = self._graph.model
+        whole = _with_dtypes(model.params, params)
+        shapes = jax.tree.map(shape_of_leaf, arguments)
+        if self._program.has_state:
+            shapes = (self._whole_state(shapes[0]), *shapes[1:])
+        key = _signature(whole, shapes)
+        if key not in self._graphs:
+            program = self._program._replace(arguments=shapes, examples=None)
+            graph = model.with_program(self._number, whole, program)
+            if tree_lib.has_traced(graph.traces[self._number].program.consts):
+                return graph  # what the model closes over lives no longer than this call
+            self._graphs[key] = graph
+        return self._graphs[key]
+
+    def _whole_state(self, state: tree_lib.PyTree) -> tree_lib.PyTree:
+        """The shapes that a state had before the cut; along axes that are not cut it may have any size."""
+        trace, cut = self._cut(self._graph)
+        leaves, treedef = jax.tree.flatten(state)
+        check_structure('state', treedef, jax.tree.structure(self._program.state))
+        whole = []
+        for leaf, axes in zip(leaves, trace.states, strict=True):
+            shape = list(leaf.shape)
+            for i, axis in enumerate(axes[: len(shape)]):
+                if cut.size(axis) == shape[i]:
+                    shape[i] = axis.size
+            whole.append(jax.ShapeDtypeStruct(tuple(shape), leaf.dtype))
+        return jax.tree.unflatten(treedef, whole)
+
+
+def check_small(
+    tree: tree_lib.PyTree, paths: Sequence[tree_lib.Path], axes_of_leaves: Sequence[Axes], cut: Cut
+) -> None:
+    """Refuses parameters or a state of other shapes than a cut leaves."""
+    for path, leaf, axes in zip(paths, jax.tree.leaves(tree), axes_of_leaves, strict=True):
+        if jnp.shape(leaf) != cut.shape(axes):
+            raise ValueError(
+                f'{tree_lib.path_string(path)} has shape {jnp.shape(leaf)} where the smaller model has '
+                f'{cut.shape(axes)}; give what graph.shrink(params, keep) returns'
+            )
+
+
+def check_structure(what: str, given: Any, own: Any) -> None:
+    """Refuses a tree of another structure than that of the model."""
+    if given != own:
+        raise ValueError(
+            f'the {what} has another structure than that of the model, {given} instead of {own}; give what '
+            'graph.shrink returns'
+        )
+
+
+def _with_dtypes(whole: tree_lib.PyTree, params: tree_lib.PyTree) -> tree_lib.PyTree:
+    """The shapes of the whole model's parameters with the dtypes of those of the smaller one."""
+    leaves, treedef = jax.tree.flatten(whole)
+    given, structure = jax.tree.flatten(params)
+    check_structure('tree of parameters', structure, treedef)
+    shapes = []
+    for leaf, other in zip(leaves, given, strict=True):
+        shapes.append(jax.ShapeDtypeStruct(leaf.shape, jnp.result_type(other)))
+    return jax.tree.unflatten(treedef, shapes)
+
+
+def _signature(params: tree_lib.PyTree, arguments: tuple[Any, ...]) -> Hashable:
+    leaves, treedef = jax.tree.flatten((params, arguments))
+    return treedef, tuple([(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves])

@@ -1,0 +1,204 @@
+"""Cuts trees: the parameters, the state of the model, trees of their structure, and optimizer states.
+
+An array belongs to the parameter whose path ends the array's own path, as in `mu/dense/kernel`. It is cut like the
+parameter if it has the parameter's shape, or if it is the parameter's mask, packed or not.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpruner.core import packing
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.sparse_state import SparseState
+from jaxpruner.structure.analysis.axes import Axes, atoms, sizes_of
+from jaxpruner.structure.analysis.records import Trace
+from jaxpruner.structure.cutting.cut import Cut, take_along
+
+Shape = tuple[int, ...]
+
+
+class Change(NamedTuple):
+    """What becomes of arrays in the shape of a leaf of the model.
+
+    Attributes:
+      before: the shape that they have.
+      after: the shape that they get.
+      apply: makes the change; `None` if they stay as they are.
+      free: axes along which an array may have another size, such as the batch of a cache.
+    """
+
+    before: Shape
+    after: Shape
+    apply: Callable[[Any], Any] | None
+    free: frozenset[int]
+
+    def fits(self, shape: Shape) -> bool:
+        """Whether an array has the shape of the leaf."""
+        if len(shape) != len(self.before):
+            return False
+        sizes = zip(shape, self.before, strict=True)
+        return all(size == before or i in self.free for i, (size, before) in enumerate(sizes))
+
+
+Changes = Mapping[tree_lib.Path, Change]
+# (value, its axes, what stays) -> changed value
+Edit = Callable[[Any, Axes, Cut], Any]
+
+
+def shrink(tree: Any, traces: Sequence[Trace], cut: Cut) -> Any:
+    """The tree with what stays."""
+    edit: Edit = lambda value, axes, cut: cut.take(value, axes)  # noqa: E731
+    return _map_tree(tree, _changes(traces, cut, edit, sizes_of, cut.shape))
+
+
+def zeroed(tree: Any, traces: Sequence[Trace], cut: Cut) -> Any:
+    """The tree with zeros where something is removed, and all shapes as they are."""
+    return _map_tree(tree, _changes(traces, cut, _zero, sizes_of, sizes_of))
+
+
+def expand(tree: Any, traces: Sequence[Trace], cut: Cut) -> Any:
+    """The tree with what stayed back in its place, among zeros."""
+    return _map_tree(tree, _changes(traces, cut, _expand, cut.shape, sizes_of))
+
+
+def _changes(
+    traces: Sequence[Trace],
+    cut: Cut,
+    edit: Edit,
+    before: Callable[[Axes], Shape],
+    after: Callable[[Axes], Shape],
+) -> Changes:
+    """What becomes of the parameters, and of the states of all programs."""
+    changes: dict[tree_lib.Path, Change] = {}
+
+    def add(path: tree_lib.Path, axes: Axes, free: Iterable[int]) -> None:
+        def apply(value: Any) -> Any:
+            return edit(value, axes, cut)
+
+        is_cut = cut.touches([axes])
+        change = Change(before(axes), after(axes), apply if is_cut else None, frozenset(free))
+        changes.setdefault(path, change)
+
+    for path, axes in zip(traces[0].paths, traces[0].leaves, strict=True):
+        add(path, axes, ())
+    for trace in traces:
+        for path, axes in zip(trace.state_paths, trace.states, strict=True):
+            add(path, axes, _free_axes(axes, cut))
+    return changes
+
+
+def _free_axes(axes: Axes, cut: Cut) -> list[int]:
+    """The axes of a leaf of the state on whose size the cut does not depend."""
+    owners = {owner for lists in cut.lists.values() for owner in lists.owners}
+    free = []
+    for i, axis in enumerate(axes):
+        if not cut.touches([(axis,)]) and owners.isdisjoint(atoms(axis)):
+            free.append(i)
+    return free
+
+
+def _zero(value: Any, axes: Axes, cut: Cut) -> Any:
+    for i in cut.order(axes):
+        value = jnp.where(cut.stays(axes, i), value, jnp.zeros_like(value))
+    return value
+
+
+def _expand(value: Any, axes: Axes, cut: Cut) -> Any:
+    for i in reversed(cut.order(axes)):  # owners of lists first
+        stays = cut.stays(axes, i)
+        beyond_the_end = cut.size(axes[i])
+        source = np.where(stays, np.cumsum(stays, axis=i) - 1, beyond_the_end)
+        value = take_along(value, source, i, mode='fill', fill_value=0)
+    return value
+
+
+def _map_tree(tree: tree_lib.PyTree, changes: Changes) -> tree_lib.PyTree:
+    """Changes the arrays of a tree that belong to parameters.
+
+    Raises:
+      ValueError: an array has neither the shape of its parameter nor that of the parameter's mask, or it looks as if it
+        were to be cut and has the path of no parameter.
+    """
+    paths, nodes, treedef = tree_lib.flatten_with_paths(tree, is_leaf=_is_sparse_state)
+    changed = []
+    for path, node in zip(paths, nodes, strict=True):
+        is_state = _is_sparse_state(node)
+        changed.append(_map_state(node, changes) if is_state else _map_leaf(path, node, changes))
+    return jax.tree.unflatten(treedef, changed)
+
+
+def _is_sparse_state(node: Any) -> bool:
+    return isinstance(node, SparseState)
+
+
+def _map_state(state: SparseState, changes: Changes) -> SparseState:
+    """Targets, counts, and the thresholds at which a search begins, are the same in a smaller model."""
+    paths, sizes, treedef = tree_lib.flatten_with_paths(state.sizes)
+    new_sizes = []
+    for path, size in zip(paths, sizes, strict=True):
+        change = _owner(path, changes)
+        new_sizes.append(size if change is None else jnp.uint32(math.prod(change.after)))
+    return state._replace(
+        masks=_map_tree(state.masks, changes),
+        inner_state=_map_tree(state.inner_state, changes),
+        algorithm_state=_map_tree(state.algorithm_state, changes),
+        sizes=jax.tree.unflatten(treedef, new_sizes),
+    )
+
+
+def _owner(path: tree_lib.Path, changes: Changes) -> Change | None:
+    """What becomes of the parameter with the longest path that ends this path."""
+    for start in range(len(path)):
+        if path[start:] in changes:
+            return changes[path[start:]]
+    # A model that is one bare array has no name of its own.
+    is_bare = list(changes) == [tree_lib.SINGLE_ARRAY_PATH]
+    return changes[tree_lib.SINGLE_ARRAY_PATH] if is_bare else None
+
+
+def _map_leaf(path: tree_lib.Path, value: Any, changes: Changes) -> Any:
+    change = _owner(path, changes)
+    shape = jnp.shape(value)
+    name = tree_lib.path_string(path)
+    if change is None:
+        if _looks_cuttable(shape, changes):
+            raise ValueError(
+                f'{name}, of shape {shape}, has the path of no parameter, so that nobody knows where to cut it; leave '
+                'it out of the tree, or give an optimizer state whose moments have the structure of the parameters'
+            )
+        return value
+    if change.apply is None or math.prod(shape) <= 1:  # a number of the leaf
+        return value
+    if change.fits(shape):
+        return change.apply(value)
+    if is_packed(value, change.before):
+        mask = change.apply(packing.unpack_like(value, change.before))
+        is_flat = len(shape) != len(change.before)
+        return jnp.packbits(mask) if is_flat else packing.pack(mask)
+    raise ValueError(
+        f'{name} has shape {shape}, and its parameter {change.before}, so that nobody knows where to cut it (factored '
+        'moments and histories of parameters cannot be cut); start the optimizer anew with init'
+    )
+
+
+def _looks_cuttable(shape: Shape, changes: Changes) -> bool:
+    """Whether an array has the shape of a parameter that is cut, or room for all parameters, as if put in a row."""
+    size = 0
+    for change in changes.values():
+        size += math.prod(change.before)
+        if change.apply is not None and change.fits(shape):
+            return True
+    return len(shape) > 0 and math.prod(shape) >= size
+
+
+def is_packed(value: Any, shape: Shape) -> bool:
+    """Whether an array is the packed mask of a parameter of this shape."""
+    is_flat = value.shape == packing.packed_shape((math.prod(shape),))
+    return value.dtype == jnp.uint8 and (
+        is_flat or packing.axis_of_bits(value.shape, shape) is not None
+    )

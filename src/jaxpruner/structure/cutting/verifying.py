@@ -1,0 +1,110 @@
+"""Compares the smaller model with the whole one of which the removed channels are zero."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpruner.structure.cutting.small_model import SmallApply
+
+Verdict = Literal['equal', 'different', 'unproven']
+
+
+@dataclasses.dataclass(frozen=True)
+class Verification:
+    """How a smaller model compares with the whole one of which the removed channels are zero.
+
+    Attributes:
+      error: the largest difference of an element of the results between the two.
+      change: the largest difference that zeroing makes in the whole model's results.
+      tolerance: the relative error up to which they count as equal.
+      rounding: errors up to this are explained by rounding.
+
+    >>> print(Verification(error=1e-9, change=0.5, tolerance=1e-3, rounding=1e-6))
+    equal: the error is 2e-09 of the change of 0.5 that the removal makes
+    >>> print(Verification(error=0.0, change=0.0, tolerance=1e-3, rounding=1e-6))
+    unproven: the removal changes the results by 0, and rounding explains up to 1e-06
+    """
+
+    error: float
+    change: float
+    tolerance: float
+    rounding: float
+
+    @property
+    def relative_error(self) -> float:
+        """The error over the change; infinite where there is no change."""
+        return self.error / self.change if self.change else float('inf')
+
+    @property
+    def verdict(self) -> Verdict:
+        """`'unproven'` where nothing can be said: the removal changes nothing, or less than rounding does."""
+        if self.change > 0 and self.relative_error <= self.tolerance:
+            return 'equal'
+        return 'unproven' if self.error <= self.rounding else 'different'
+
+    def __str__(self) -> str:
+        if self.verdict == 'unproven':
+            return (
+                f'unproven: the removal changes the results by {self.change:.3g}, and rounding explains up to '
+                f'{self.rounding:.3g}'
+            )
+        return (
+            f'{self.verdict}: the error is {self.relative_error:.3g} of the change of {self.change:.3g} that the '
+            'removal makes'
+        )
+
+
+def compare(whole: Sequence[Any], zeroed: Sequence[Any], small: Sequence[Any]) -> Verification:
+    """Compares the results of the whole model, of the zeroed one, and of the smaller one.
+
+    The bound for rounding allows a thousand operations on the largest element, in the results' coarsest dtype.
+    """
+    error = max(map(_distance, zeroed, small), default=0.0)
+    change = max(map(_distance, whole, zeroed), default=0.0)
+    precisions = [0.0]
+    largest = 0.0
+    for result in zeroed:
+        if jnp.issubdtype(result.dtype, jnp.inexact):
+            precisions.append(float(jnp.finfo(result.dtype).eps))
+            largest = max(largest, _largest(_doubles(result)))
+    precision = max(precisions)
+    return Verification(error, change, precision**0.5, 1000 * precision * largest)
+
+
+def _doubles(array: Any) -> np.ndarray:
+    is_complex = jnp.issubdtype(array.dtype, jnp.complexfloating)
+    return np.asarray(array).astype(np.complex128 if is_complex else np.float64)
+
+
+def _largest(array: np.ndarray) -> float:
+    finite = np.abs(array[np.isfinite(array)])
+    return float(finite.max(initial=0.0))
+
+
+def _distance(first: Any, second: Any) -> float:
+    """The largest difference; infinite where only one is finite."""
+    first, second = _doubles(first), _doubles(second)
+    same = (first == second) | (np.isnan(first) & np.isnan(second))
+    with np.errstate(invalid='ignore'):
+        differences = np.where(same, 0, np.abs(first - second))
+    return float(np.nan_to_num(differences, nan=np.inf, posinf=np.inf).max(initial=0.0))
+
+
+def verify(
+    apply_fn: Callable[..., Any], small_apply: SmallApply, versions: Sequence[Sequence[Any]]
+) -> Verification:
+    """Runs both models.
+
+    Args:
+      apply_fn: of the whole model.
+      small_apply: of the smaller one.
+      versions: the arguments of the model as they are, zeroed, and cut.
+    """
+    whole = jax.jit(apply_fn)
+    results = [small_apply.cut_results(whole(*arguments)) for arguments in versions[:2]]
+    results.append(jax.tree.leaves(jax.jit(small_apply)(*versions[2])))
+    return compare(*results)

@@ -1,0 +1,87 @@
+"""Primitives that take or place elements at indices.
+
+An axis along which an index says where is pinned. A window that is as long as its axis has only one place, so that an
+index says nothing there.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jaxpruner.structure.analysis.axes import Axes, Axis, Ties, atom, new_axes, pick, sizes_of
+from jaxpruner.structure.analysis.records import Row
+from jaxpruner.structure.rules import moving_fills, resizing
+from jaxpruner.structure.rules.scatter_axes import ScatterAxes
+from jaxpruner.uses.indexing_rules import GatherAxes
+from jaxpruner.uses.moving_rules import shape_of
+
+_REASON = 'an index says where along it'
+_PARTS = 'numbers that make one index lie along it'
+
+
+def _window(axes: Axes, shape: Sequence[int], ties: Ties) -> Axes:
+    """The axes of a window of this shape: those that it takes as a whole, and new ones."""
+    result: list[Axis] = []
+    for axis, size in zip(axes, shape, strict=True):
+        if axis.size == size:
+            result.append(axis)
+        else:
+            part = atom(size)
+            ties.pin_all((axis, part), _REASON)
+            result.append(part)
+    return tuple(result)
+
+
+def _dynamic_slice(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
+    return [_window(operands[0], equation.params['slice_sizes'], ties)]
+
+
+def _dynamic_update_slice(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
+    base, update = operands[:2]
+    window = _window(base, sizes_of(update), ties)
+    ties.unify_each(window, update)
+    return [base]
+
+
+def _gather(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
+    base, indices = operands
+    axes = GatherAxes.of(equation)
+    result = list(new_axes(shape_of(equation.outvars[0])))
+    sizes = pick(axes.sizes, axes.kept)
+    window = _window(pick(base, axes.kept), sizes, ties)
+    for k, axis in zip(axes.kept.values(), window, strict=True):
+        result[k] = axis
+    for i, k in enumerate(axes.rows):
+        result[k] = indices[i]
+    numbers = equation.params['dimension_numbers']
+    ties.pin_all(pick(base, numbers.collapsed_slice_dims), _REASON)
+    # Older JAX has no axes that the operand and the indices have in common.
+    batching = getattr(numbers, 'operand_batching_dims', ())
+    batching_of_indices = getattr(numbers, 'start_indices_batching_dims', ())
+    ties.unify_each(pick(base, batching), pick(indices, batching_of_indices))
+    ties.pin(indices[-1], _PARTS)
+    return [tuple(result)]
+
+
+def _scatter(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
+    base, indices, updates = operands
+    axes = ScatterAxes.of(equation)
+    in_updates = pick(updates, axes.kept.values())
+    window = _window(pick(base, axes.kept), sizes_of(in_updates), ties)
+    ties.unify_each(window, in_updates)
+    numbers = equation.params['dimension_numbers']
+    ties.pin_all(pick(base, numbers.inserted_window_dims), _REASON)
+    ties.unify_each(indices[:-1], pick(updates, axes.rows))
+    ties.unify_each(pick(base, axes.batching), pick(indices, axes.batching_of_indices))
+    ties.pin(indices[-1], _PARTS)
+    return [base]
+
+
+SCATTERS = frozenset(
+    'scatter scatter-add scatter_add scatter_max scatter_min scatter_mul scatter_sub'.split()
+)
+ROWS: dict[str, Row] = {
+    **dict.fromkeys(SCATTERS, Row(_scatter, moving_fills.scatter)),
+    'dynamic_slice': Row(_dynamic_slice, moving_fills.part, resizing.dynamic_slice),
+    'dynamic_update_slice': Row(_dynamic_update_slice, moving_fills.update),
+    'gather': Row(_gather, moving_fills.gather, resizing.gather),
+}

@@ -1,0 +1,145 @@
+"""Numbers that a smaller program keeps although they were computed from an old width, such as `1 / width`."""
+
+import collections
+import dataclasses
+import os
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpruner.core import text_tables
+from jaxpruner.structure.analysis.records import Place
+from jaxpruner.uses.bodies import ProgramPath
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OldNumber:
+    """A number in the program that was, or may have been, computed from the old width of a group.
+
+    Attributes:
+      primitive: the operation that it is an operand of; of a table, the one that makes it.
+      line: of the source.
+      old: the number that `ChannelGraph.small_apply` keeps, or a table; `None` for a table that is not computed here.
+      new: what stands there in a module built with the new widths; `None` where that is not known.
+      groups: names of the groups whose widths meet the operation.
+      path: of the equation in the traced program.
+      operand: its number among the operands; `None` for a result.
+
+    >>> OldNumber('div', 'model.py:3', old=8.0, new=4.0, groups=('up[1]',)).is_table
+    False
+    """
+
+    primitive: str
+    line: str
+    old: Any
+    new: Any
+    groups: tuple[str, ...]
+    path: ProgramPath = dataclasses.field(default=(), repr=False)
+    operand: int | None = dataclasses.field(default=None, repr=False)
+
+    @property
+    def is_table(self) -> bool:
+        """Whether it is an array of more than one element."""
+        return self.old is None or np.size(self.old) > 1
+
+
+class OldValues(NamedTuple):
+    """The first entries of an `OldNumber`, and which operand of its equation it is."""
+
+    old: Any
+    new: Any
+    operand: int | None = None
+
+
+def number_at(equation: Any, place: Place, values: OldValues, groups: tuple[str, ...]) -> OldNumber:
+    """A number in an equation."""
+    return OldNumber(
+        primitive=equation.primitive.name,
+        line=place.line(equation),
+        old=values.old,
+        new=values.new,
+        groups=groups,
+        path=place.path,
+        operand=values.operand,
+    )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OldNumbers:
+    """The numbers of old widths in a smaller program. Made by `ChannelGraph.old_numbers`.
+
+    Attributes:
+      numbers: in the order of the program.
+      is_compared: whether the program was compared with one traced from a module of the new widths. Otherwise numbers
+        are listed that have the value of an old width, of its root, or of the inverse of either.
+      other_difference: where the two programs differ in more than numbers; empty if they do not.
+
+    >>> print(OldNumbers((OldNumber('div', 'model.py:3', 8.0, 4.0, ('up[1]',)),), is_compared=True))
+    number  with new widths  times  operation  groups  line
+    -------------------------------------------------------------
+         8                4      1  div        up[1]   model.py:3
+    """
+
+    numbers: tuple[OldNumber, ...]
+    is_compared: bool
+    other_difference: str = ''
+
+    def __str__(self) -> str:
+        lines = []
+        if self.numbers:
+            lines.append(to_table(self.numbers))
+        elif self.is_compared:
+            lines.append('no number differs')
+        else:
+            lines.append('no number has the value of an old width')
+        if self.numbers and not self.is_compared:
+            lines.append(
+                'these numbers have the value of an old width, and may come from it; with a module of the new widths, '
+                'small_fn=…, the programs are compared'
+            )
+        if self.other_difference:
+            lines.append(f'the programs differ in more than numbers: {self.other_difference}')
+        return '\n'.join(lines)
+
+
+_COLUMNS = (
+    text_tables.Column('number', align='right'),
+    text_tables.Column('with new widths', align='right'),
+    text_tables.Column('times', align='right'),
+    text_tables.Column('operation'),
+    text_tables.Column('groups', overflow='wrap'),
+    text_tables.Column('line', overflow='fold'),
+)
+
+
+def to_table(numbers: tuple[OldNumber, ...]) -> str:
+    """The numbers as a table."""
+    counts: collections.Counter[tuple[str, ...]] = collections.Counter()
+    for number in numbers:
+        groups = ', '.join(number.groups)
+        values = _short(number.old), _short(number.new)
+        counts[(*values, number.primitive, groups, _short_line(number.line))] += 1
+    rows = []
+    for (old, new, *rest), count in counts.items():
+        rows.append((old, new, str(count), *rest))
+    return text_tables.to_text(_COLUMNS, rows)
+
+
+def _short_line(line: str) -> str:
+    """The file, from where packages are or from the working directory, and the line."""
+    place = line.split(' ')[0].rpartition('site-packages/')[2]
+    return place.removeprefix(f'{os.getcwd()}/')
+
+
+def _short(value: Any) -> str:
+    """A number, or the shape of a table."""
+    if value is None:
+        return 'table'
+    if jnp.issubdtype(jnp.result_type(value), jax.dtypes.extended):
+        return 'key'
+    array = np.asarray(value)
+    if array.size == 1:
+        return f'{array.item():.6g}' if array.dtype.kind in 'fiu' else str(array.item())
+    return f'table {array.shape}'
