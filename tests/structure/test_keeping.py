@@ -124,3 +124,16 @@ def test_shrinking_parameters_compares_the_smaller_model(monkeypatch):
         both.shrink(params, keep)
     graph.shrink(params, keep, verify=False)
     graph.shrink(jax.tree.map(jnp.isfinite, params), keep)
+
+
+@pytest.mark.parametrize('inside', ['float32', 'bfloat16'])
+def test_errors_count_beside_the_coarsest_dtype_of_the_program(inside):
+    @jax.jit
+    def coarse(params, x):
+        hidden = (x @ params['up']).astype(inside)
+        return hidden.astype(jnp.float32) @ params['out']
+
+    params = {name: PARAMS[name] for name in ('up', 'out')}
+    graph = channel_groups(coarse, params, jnp.ones((5, 3)))
+    verification = graph.verify(params, {'up[1]': [0, 2]}, jnp.ones((5, 3)))
+    assert verification.tolerance == float(jnp.finfo(inside).eps) ** 0.5

@@ -32,6 +32,11 @@ class SmallApply:
             _signature(graph.model.params, self._program.arguments): graph
         }
 
+    @property
+    def program(self) -> Any:
+        """The traced program of the whole model, a jaxpr."""
+        return self._graph.traces[self._number].program.jaxpr
+
     def __call__(self, params: tree_lib.PyTree, *arguments: Any) -> Any:
         """Runs the smaller model.
 

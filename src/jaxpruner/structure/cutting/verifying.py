@@ -58,21 +58,43 @@ class Verification:
         )
 
 
-def compare(whole: Sequence[Any], zeroed: Sequence[Any], small: Sequence[Any]) -> Verification:
+def compare(
+    whole: Sequence[Any], zeroed: Sequence[Any], small: Sequence[Any], precision: float = 0.0
+) -> Verification:
     """Compares the results of the whole model, of the zeroed one, and of the smaller one.
 
-    The bound for rounding allows a thousand operations on the largest element, in the results' coarsest dtype.
+    The bound for rounding allows a thousand operations on the largest element, in the coarsest dtype of the results or
+    of the program, whose precision is given.
     """
     error = max(map(_distance, zeroed, small), default=0.0)
     change = max(map(_distance, whole, zeroed), default=0.0)
-    precisions = [0.0]
+    precisions = [precision]
     largest = 0.0
     for result in zeroed:
         if jnp.issubdtype(result.dtype, jnp.inexact):
-            precisions.append(float(jnp.finfo(result.dtype).eps))
+            precisions.append(_precision(result.dtype))
             largest = max(largest, _largest(_doubles(result)))
-    precision = max(precisions)
-    return Verification(error, change, precision**0.5, 1000 * precision * largest)
+    coarsest = max(precisions)
+    return Verification(error, change, coarsest**0.5, 1000 * coarsest * largest)
+
+
+def coarsest_precision(jaxpr: Any) -> float:
+    """The relative precision of the coarsest floating dtype in which a program computes."""
+    precisions = [0.0]
+    for equation in jaxpr.eqns:
+        for variable in equation.outvars:
+            dtype = getattr(variable.aval, 'dtype', None)
+            if dtype is not None and jnp.issubdtype(dtype, jnp.inexact):
+                precisions.append(_precision(dtype))
+        for parameter in jax.tree.leaves(list(equation.params.values())):
+            inner = getattr(parameter, 'jaxpr', parameter)
+            if hasattr(inner, 'eqns'):
+                precisions.append(coarsest_precision(inner))
+    return max(precisions)
+
+
+def _precision(dtype: Any) -> float:
+    return float(jnp.finfo(dtype).eps)
 
 
 def _doubles(array: Any) -> np.ndarray:
@@ -107,4 +129,4 @@ def verify(
     whole = jax.jit(apply_fn)
     results = [small_apply.cut_results(whole(*arguments)) for arguments in versions[:2]]
     results.append(jax.tree.leaves(jax.jit(small_apply)(*versions[2])))
-    return compare(*results)
+    return compare(*results, precision=coarsest_precision(small_apply.program))
