@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.structure.cutting import blocks as blocks_lib
 from jaxpruner.structure.cutting.blocks import Block
-from jaxpruner.structure.cutting.verifying import Verification, compare
+from jaxpruner.structure.cutting.verifying import Verification, coarsest_precision, compare
 from jaxpruner.structure.programs import Model, ModelProgram, shape_of_leaf
 
 
@@ -91,10 +91,12 @@ def verify_without_blocks(
         small = ShallowApply(program, model.params, blocks)
         with jax.default_matmul_precision('highest'):
             whole = jax.jit(program.apply_fn)
+            precision = coarsest_precision(jax.make_jaxpr(whole)(params, *program.examples).jaxpr)
             arguments = _drop_from_state(program, program.examples, blocks)
-            results = [whole(params, *program.examples), whole(zeroed, *program.examples)]
-            results.append(jax.jit(small)(dropped, *arguments))
-        verifications.append(compare(*map(jax.tree.leaves, results)))
+            before = jax.tree.leaves(whole(params, *program.examples))
+            without = jax.tree.leaves(whole(zeroed, *program.examples))
+            after = jax.tree.leaves(jax.jit(small)(dropped, *arguments))
+        verifications.append(compare(before, without, after, precision))
     return verifications
 
 
