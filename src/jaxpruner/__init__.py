@@ -26,7 +26,7 @@ Activations: sparsify_activations, summarize_activations, prune_act_unstruct, pr
 How a model uses its parameters: param_uses, UseGraph, Use, UnsupportedPrimitive
 Channels that can be removed: channel_groups, ChannelGraph, SmallModel, save_small_model, load_small_model
 Modules: activations, algorithms, api, base_updater, jax_pruning, mask_calculator, oneshot, pruners, report,
-    sparsity_distributions, sparsity_schedules, sparsity_types, structure, uses, utils
+    sparse, sparsity_distributions, sparsity_schedules, sparsity_types, structure, uses, utils
 
 `help(jaxpruner.RigL)` explains a name, with an example.
 """

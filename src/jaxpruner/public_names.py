@@ -8,6 +8,7 @@ from jaxpruner import jax_pruning as jax_pruning
 from jaxpruner import mask_calculator as mask_calculator
 from jaxpruner import oneshot as oneshot
 from jaxpruner import report as report
+from jaxpruner import sparse as sparse
 from jaxpruner import sparsity_distributions as sparsity_distributions
 from jaxpruner import sparsity_schedules as sparsity_schedules
 from jaxpruner import sparsity_types as sparsity_types
