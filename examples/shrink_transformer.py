@@ -150,8 +150,8 @@ class Experiment:
         dense = self.train(self.apply, start, settings.steps, seed, 'dense')
 
         graph = jaxpruner.channel_groups(self.apply, dense, self.tokens)
-        # Heads and hidden units go, the same share of both; the features within a head stay.
-        choice = graph.choose(dense, BUDGET, leave='*/attention/*/kernel[2]')
+        # Heads and hidden units go, the same share of both; the width and the features within a head stay.
+        choice = graph.choose(dense, BUDGET, leave=('tokens/*', '*/attention/*/kernel[2]'))
         small_apply = graph.small_apply(choice.keep)
         cut = graph.shrink(dense, choice.keep)
         tuned = self.train(small_apply, cut, settings.tune_steps, seed + 1000, 'cut')
