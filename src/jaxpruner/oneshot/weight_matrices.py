@@ -20,7 +20,7 @@ CONTRACTIONS = ('dot', 'conv')
 # These may put an element in several places.
 _REPEATS = frozenset('broadcast_in_dim concatenate gather stack tile'.split())
 # These give floats another dtype; exact views are not cast to and from others.
-_CASTS = frozenset(('convert_element_type', 'reduce_precision'))
+CASTS = frozenset(('convert_element_type', 'reduce_precision'))
 # Exact views go through these where a constant mask puts zeros in place of some weights.
 _MASKS = frozenset(('mul', 'select_n'))
 
@@ -146,8 +146,8 @@ class WeightMatrices:
     def _operand(self, leaf: jax.Array, masked: bool = True) -> jax.Array:
         """The operand of the contraction, without what other parameters put beside the leaf."""
         view = self.uses[0].site.view
-        left_out = _CASTS if masked else _CASTS | _MASKS
-        steps = tuple(step for step in view.steps if _name(step) not in left_out)
+        left_out = CASTS if masked else CASTS | _MASKS
+        steps = tuple(step for step in view.steps if step_name(step) not in left_out)
         operand = dataclasses.replace(view, steps=steps).read(leaf)
         # The slice of a stack has no axis for it.
         sliced = len(view.stack) + len(view.region) - operand.ndim
@@ -225,7 +225,7 @@ def _enters_loop_for_good(steps: tuple[Any, ...]) -> bool:
     return bool(steps)
 
 
-def _name(step: Any) -> str | None:
+def step_name(step: Any) -> str | None:
     """The primitive of a step of a view; `None` for what is no equation."""
     return step.equation.primitive.name if isinstance(step, Move) else None
 
@@ -242,7 +242,7 @@ def _steps(use: Use) -> tuple[Any, ...]:
         for number, array in step.others.items():
             constants.append((number, array.shape, array.tobytes()))
         settings = str(equation.params), shapes, step.operand, step.result
-        return _name(step), settings, tuple(constants)
+        return step_name(step), settings, tuple(constants)
 
     return tuple(map(comparable, use.site.view.steps))
 
@@ -290,7 +290,7 @@ def _has_one_matrix_per_group(equation: Any, operand: int) -> bool:
 
 def _may_repeat(step: Any) -> bool:
     """Whether a step may copy an element; a step that is neither an equation nor a loop takes indices."""
-    return _name(step) in _REPEATS if isinstance(step, Move) else not isinstance(step, str)
+    return step_name(step) in _REPEATS if isinstance(step, Move) else not isinstance(step, str)
 
 
 def _check_disjoint(matrices: Sequence[WeightMatrices], leaf: Any, path: tree_lib.Path) -> None:

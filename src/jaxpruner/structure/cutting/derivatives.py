@@ -20,9 +20,7 @@ from jaxpruner.structure.analysis.records import Place
 from jaxpruner.structure.cutting.cut import Cut, Lists
 from jaxpruner.structure.rules.resizing import SmallEquation
 from jaxpruner.uses.bodies import Program, bind
-
-_BACKWARDS = frozenset(('custom_vjp_call', 'custom_vjp_call_jaxpr'))
-WITH_RULES = _BACKWARDS | {'custom_jvp_call'}
+from jaxpruner.uses.calls import RULED_BACKWARDS
 
 Values = list[Any]
 Function = Callable[..., Values]
@@ -56,7 +54,7 @@ class RuledCall:
         self._replayed = replayed
         self._operands = _differentiable(small.equation.invars)
         self._results = _differentiable(small.equation.outvars)
-        is_backwards = small.equation.primitive.name in _BACKWARDS
+        is_backwards = small.equation.primitive.name in RULED_BACKWARDS
         self._function = self._with_vjp() if is_backwards else self._with_jvp()
 
     def __call__(self, *values: Any) -> Values:
@@ -128,7 +126,7 @@ def _derivative(
 ) -> Callable[[Values], Values]:
     """What runs the derivative of a call: of operands, then tangents of operands or cotangents of results."""
     equation = small.equation
-    is_backwards = equation.primitive.name in _BACKWARDS
+    is_backwards = equation.primitive.name in RULED_BACKWARDS
     operands = _differentiable(equation.invars)
     results = _differentiable(equation.outvars)
     seeds, derived = (results, operands) if is_backwards else (operands, results)
@@ -154,7 +152,7 @@ def _derivative(
 
 def _traced(equation: Any) -> Any:
     """The derivative of a call as a program for the old shapes."""
-    is_backwards = equation.primitive.name in _BACKWARDS
+    is_backwards = equation.primitive.name in RULED_BACKWARDS
     operands = _differentiable(equation.invars)
     results = _differentiable(equation.outvars)
 

@@ -7,7 +7,6 @@ traced, with their rules of derivatives. Each result has to have the shape that 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -17,7 +16,7 @@ from jaxpruner.structure.cutting import derivatives
 from jaxpruner.structure.cutting.cut import Cut
 from jaxpruner.structure.rules import primitives
 from jaxpruner.structure.rules.resizing import SmallEquation
-from jaxpruner.uses import liveness
+from jaxpruner.uses import calls, liveness
 from jaxpruner.uses.bodies import (
     Call,
     Cond,
@@ -85,7 +84,7 @@ class Replay(Evaluator[Any, Place]):
 
     def _run_without(self, equation: Any, operands: Values, position: Place) -> Values:
         """An equation that stays as it is, some of whose operands have no part in the results."""
-        if equation.primitive.name not in derivatives.WITH_RULES:
+        if equation.primitive.name not in calls.RULED:
             return super().visit_equation(equation, operands, position)
         whole = []
         for variable, operand in zip(equation.invars, operands, strict=True):
@@ -104,18 +103,11 @@ class Replay(Evaluator[Any, Place]):
         def run(*operands: Any) -> Values:
             return self.visit_program(call.program, operands, inside)
 
-        name, params = equation.primitive.name, equation.params
-        if name in derivatives.WITH_RULES:
+        if equation.primitive.name in calls.RULED:
             small = SmallEquation(equation, self.trace.equations[position.path], self.cut)
-            run = derivatives.RuledCall(run, small, position, Replay)
-        elif name in _CHECKPOINTS:
-            run = jax.checkpoint(run, prevent_cse=params['prevent_cse'], policy=params['policy'])
-        elif name in _JITS:
-            run.__name__ = params['name']
-            operands = _with_shardings(operands, params['in_shardings'])
-            run = jax.jit(run, inline=params['inline'])
-            return _with_shardings(run(*operands), params['out_shardings'])
-        return run(*operands)
+            ruled = derivatives.RuledCall(run, small, position, Replay)
+            return ruled(*operands)
+        return calls.run_call(equation, run, operands)
 
     def visit_scan(self, scan: Scan, operands: Values, position: Place) -> Values:
         constants, carried, sliced = scan.split(operands)
@@ -177,19 +169,6 @@ class Replay(Evaluator[Any, Place]):
         return lax.switch(index, branches, *values)
 
 
-_CHECKPOINTS = frozenset(('checkpoint', 'remat', 'remat2'))
-_JITS = frozenset(('jit', 'pjit'))
-
-
 def _where(needed: Sequence[bool], values: Sequence[Any]) -> Values:
     """The values that are needed, `None` for others."""
     return [value if keep else None for value, keep in zip(values, needed, strict=True)]
-
-
-def _with_shardings(values: Sequence[Any], shardings: Sequence[Any]) -> Values:
-    """Values with the shardings that were asked for where they go into a program, or come out of it."""
-    placed = []
-    for value, sharding in zip(values, shardings, strict=True):
-        is_asked = isinstance(sharding, jax.sharding.Sharding) and value is not None
-        placed.append(lax.with_sharding_constraint(value, sharding) if is_asked else value)
-    return placed

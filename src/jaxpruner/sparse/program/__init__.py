@@ -1,0 +1,47 @@
+"""The products of a traced model with its parameters, and the model with other products in their place.
+
+A dense layer multiplies rows of data by a matrix that it reads from a leaf: as it is, transposed, reshaped, cast, or
+one layer of a stack after the other. `find_products` says which leaves are read so, whatever the framework:
+
+>>> import jax, jax.numpy as jnp
+>>> def apply_fn(params, x):
+...     hidden, _ = jax.lax.scan(lambda x, kernel: (jnp.tanh(x @ kernel), None), x, params['layers'])
+...     return hidden @ params['out'].T + params['bias']
+>>> params = {'layers': jnp.ones((3, 4, 4)), 'out': jnp.ones((2, 4)), 'bias': jnp.ones(2)}
+>>> products = find_products(apply_fn, params, jnp.ones((5, 4)))
+>>> products.by_leaf['layers'].layers, products.by_leaf['out'].to_matrix(params['out']).shape
+((3,), (4, 2))
+>>> products.refused
+{'bias': 'no contraction reads it'}
+
+The model then runs with any object that has `multiply(rows)` in the place of a leaf. Its arrays have the axes of
+`layers` in front; inside the model it has those of one layer.
+
+>>> @jax.tree_util.register_dataclass
+... @dataclasses.dataclass
+... class Halved:
+...     matrix: jax.Array
+...     def multiply(self, rows):
+...         return rows @ self.matrix / 2
+>>> out = Halved(products.by_leaf['out'].to_matrix(params['out']))
+>>> weights = products.put(params, {'out': out})
+>>> x = jnp.ones((7, 4))
+>>> dense, halved = products.apply(params, x) - params['bias'], products.apply(weights, x) - params['bias']
+>>> bool(jnp.allclose(halved, dense / 2))
+True
+
+The files:
+
+    matrices     leaf -> matrix, and why a leaf is none
+    places       one product of the program: rows are made of data, and the result of products
+    running      the program is run, with operators sliced along the trips of scans
+    models       what users of this room get
+"""
+
+import dataclasses as dataclasses
+
+from jaxpruner.sparse.program.matrices import Product as Product
+from jaxpruner.sparse.program.models import Products as Products
+from jaxpruner.sparse.program.models import find_products as find_products
+from jaxpruner.sparse.program.places import Convolution as Convolution
+from jaxpruner.sparse.program.places import Operator as Operator

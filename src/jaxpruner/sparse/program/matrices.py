@@ -1,0 +1,192 @@
+"""The matrix that a leaf is to a model, and why some leaves are none.
+
+A leaf may be read in parts, such as queries, keys and values that are split before they are multiplied. Parts of one
+shape are layers like those of a stack; they stand behind the layers of loops, and in front of experts.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.oneshot.weight_matrices import UnknownWeightsError, WeightMatrices, find_matrices
+from jaxpruner.sparse.program.places import Place
+from jaxpruner.uses import Use, UseGraph, contractions
+from jaxpruner.uses.bodies import Call, Cond, Program, ProgramPath, Scan, While, inside
+from jaxpruner.uses.calls import RULED
+
+NOT_CONTRACTED = 'no contraction reads it'
+_OTHER_USES = {
+    'gather': 'data look up its rows',
+    'elementwise': 'it is added to data or multiplied with them element by element',
+    'output': 'the model returns it, or something computed from it',
+}
+
+
+class RefusedLeafError(ValueError):
+    """A leaf is no matrix that data are multiplied by; its text is the reason, without the name of the leaf."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """The matrix that data are multiplied by, or one for each layer.
+
+    Attributes:
+      path: of the leaf.
+      layers: lengths of the axes along which there are matrices: trips of scans, equal parts that are multiplied apart,
+        experts. `()` if there is one matrix.
+      inputs: rows of a matrix.
+      outputs: its columns.
+      op: `'dot'`, `'1x1 conv'`, or `'conv'`, whose inputs are the elements of a window, channels innermost.
+      places: where the program multiplies.
+      shape: of the leaf.
+      dtype: of the leaf.
+    """
+
+    path: tree_lib.Path
+    layers: tuple[int, ...]
+    inputs: int
+    outputs: int
+    op: str
+    places: tuple[Place, ...]
+    shape: tuple[int, ...]
+    dtype: jnp.dtype
+    parts: tuple[WeightMatrices, ...] = dataclasses.field(repr=False)
+
+    @property
+    def name(self) -> str:
+        """The path as text."""
+        return tree_lib.path_string(self.path)
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """How many rows one matrix multiplies at the sample, for each place."""
+        return tuple([place.rows for place in self.places])
+
+    def to_matrix(self, leaf: jax.Array) -> jax.Array:
+        """The matrices `[*layers, inputs, outputs]` of the leaf, in its dtype."""
+        matrices = [part.read(leaf) for part in self.parts]
+        if len(matrices) == 1:
+            return matrices[0]
+        return jnp.stack(matrices, self._parts_axis)
+
+    def from_matrix(self, matrices: jax.Array) -> jax.Array:
+        """The leaf whose matrices these are, in their dtype."""
+        like = jax.ShapeDtypeStruct(self.shape, matrices.dtype)
+        if len(self.parts) == 1:
+            return self.parts[0].write(matrices, like).astype(matrices.dtype)
+        leaf = jnp.zeros(self.shape, matrices.dtype)
+        for number, part in enumerate(self.parts):
+            matrix = jnp.take(matrices, number, self._parts_axis)
+            leaf += part.write(matrix, like).astype(matrices.dtype)
+        return leaf
+
+    @property
+    def _parts_axis(self) -> int:
+        return len(self.parts[0].stack)
+
+
+def product_of(graph: UseGraph, path: tree_lib.Path) -> Product:
+    """The product of a leaf.
+
+    Raises:
+      RefusedLeafError: the leaf is no matrix that data are multiplied by.
+    """
+    if path in graph.unused:
+        raise RefusedLeafError('it has no part in the results')
+    if path in graph.opaque:
+        raise RefusedLeafError(graph.opaque[path])
+    uses = graph[path]
+    if not any(use.op in ('dot', 'conv') for use in uses):
+        raise RefusedLeafError(NOT_CONTRACTED)
+    for use in uses:
+        _check_use(graph, use)
+    try:
+        parts = find_matrices(graph, path)
+    except UnknownWeightsError as error:
+        raise RefusedLeafError(error.reason) from error
+    leaf = graph.program.in_avals[uses[0].site.view.leaf]
+    _check_parts(parts, leaf)
+    places = tuple(_places_of(parts))
+    *layers, inputs, outputs = parts[0].shape
+    if len(parts) > 1:
+        layers.insert(len(parts[0].stack), len(parts))
+    ops = {place.op for place in places}
+    if len(ops) > 1:
+        raise RefusedLeafError('products and convolutions read it')
+    return Product(
+        path=path,
+        layers=tuple(layers),
+        inputs=inputs,
+        outputs=outputs,
+        op=ops.pop(),
+        places=places,
+        shape=leaf.shape,
+        dtype=leaf.dtype,
+        parts=parts,
+    )
+
+
+def _places_of(parts: Sequence[WeightMatrices]) -> Iterator[Place]:
+    for number, part in enumerate(parts):
+        for use in part.uses:
+            yield Place(use, number if len(parts) > 1 else None)
+
+
+def _check_use(graph: UseGraph, use: Use) -> None:
+    """Refuses a use in which nothing can take the leaf's place."""
+    if use.op not in ('dot', 'conv'):
+        raise RefusedLeafError(f'{_OTHER_USES[use.op]} ({use.where})')
+    site = use.site
+    name, params = site.equation.primitive.name, site.equation.params
+    if name in contractions.RAGGED:
+        raise RefusedLeafError(f'groups of rows meet a matrix each ({use.where})')
+    if params.get('feature_group_count', 1) > 1 or params.get('batch_group_count', 1) > 1:
+        raise RefusedLeafError(f'the convolution has groups ({use.where})')
+    if site.view.shape != tuple(axis.size for axis in site.view.axes):
+        raise RefusedLeafError(f'other parameters are put beside it ({use.where})')
+    if _is_ruled(graph, site.path):
+        raise RefusedLeafError(f'a call with a derivative rule of its own reads it ({use.where})')
+    loops = [entry.loop for entry in site.view.stack]
+    if loops != sorted(loops, key=len) or len(set(loops)) < len(loops):
+        raise RefusedLeafError(f'loops take it apart in another order ({use.where})')
+
+
+def _is_ruled(graph: UseGraph, path: ProgramPath) -> bool:
+    """Whether an equation lies in a call with a derivative rule of its own."""
+    program = graph.program.jaxpr
+    for number, within in zip(path[0::2], path[1::2], strict=False):
+        equation = program.eqns[number]
+        if equation.primitive.name in RULED:
+            return True
+        program = _programs(equation)[within].jaxpr
+    return False
+
+
+def _programs(equation: Any) -> Sequence[Program]:
+    """The programs inside an equation, in the order of their numbers."""
+    match inside(equation):
+        case Cond() as cond:
+            return cond.branches
+        case While() as loop:
+            return loop.condition, loop.body
+        case Scan() as scan:
+            return (scan.body,)
+        case Call() as call:
+            return (call.program,)
+    return ()
+
+
+def _check_parts(parts: Sequence[WeightMatrices], leaf: Any) -> None:
+    """Refuses a leaf that is not made of whole matrices of one shape."""
+    shapes = {part.shape for part in parts}
+    if len(shapes) > 1 or len({len(part.stack) for part in parts}) > 1:
+        raise RefusedLeafError(f'it is read in parts of the shapes {sorted(shapes)}')
+    if not all(part.fills_stacks for part in parts):
+        raise RefusedLeafError('other parameters lie in the same stack')
+    if len(parts) * math.prod(parts[0].shape) != math.prod(leaf.shape):
+        raise RefusedLeafError('only a part of it is multiplied')

@@ -1,0 +1,174 @@
+"""What users of this room get: the products of a model, and the model with operators in their place."""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.sparse.program.matrices import Product, RefusedLeafError, product_of
+from jaxpruner.sparse.program.places import Place
+from jaxpruner.sparse.program.running import run_with_operators
+from jaxpruner.uses import UseGraph, param_uses
+
+
+def find_products(
+    apply_fn: Callable[..., Any], params: tree_lib.PyTree, *sample: Any
+) -> 'Products':
+    """Which leaves of a model are matrices that data are multiplied by.
+
+    Args:
+      apply_fn: `(params, *inputs) -> results`.
+      params: the parameters, arrays or shapes.
+      *sample: inputs, arrays or shapes.
+
+    Raises:
+      ValueError: there are no inputs.
+      TypeError: a leaf of `params` is no array.
+    """
+    return Products(apply_fn, params, sample)
+
+
+class _Traced(NamedTuple):
+    """The model, traced with inputs of some shapes.
+
+    Attributes:
+      program: a closed jaxpr.
+      products: by number of the leaf.
+      refused: path -> reason.
+      results: the structure of its results.
+    """
+
+    program: Any
+    products: Mapping[int, Product]
+    refused: Mapping[tree_lib.Path, str]
+    results: Any
+
+
+class Products:
+    """The products of a model with its parameters.
+
+    Attributes:
+      by_leaf: name -> product, in the order of the parameters.
+      refused: name -> why a leaf is no matrix.
+      params: the shapes of the parameters.
+    """
+
+    def __init__(
+        self, apply_fn: Callable[..., Any], params: tree_lib.PyTree, sample: Sequence[Any]
+    ):
+        self._apply_fn = apply_fn
+        self.params = jax.tree.map(_shape, params)
+        self._paths, self._shapes, self._treedef = tree_lib.flatten_with_paths(self.params)
+        traced = self._trace(self._shapes, tuple(sample))
+        self._traced = {_signature(self._shapes, tuple(sample)): traced}
+        self.by_leaf: dict[str, Product] = {}
+        for product in traced.products.values():
+            self.by_leaf[product.name] = product
+        self.refused: dict[str, str] = {}
+        for path, reason in traced.refused.items():
+            self.refused[tree_lib.path_string(path)] = reason
+
+    def leaves(self, params: tree_lib.PyTree) -> dict[str, Any]:
+        """The leaves that are matrices, by name."""
+        leaves = tree_lib.leaves_like(self._treedef, params)
+        by_name = dict(zip(map(tree_lib.path_string, self._paths), leaves, strict=True))
+        return {name: by_name[name] for name in self.by_leaf}
+
+    def put(self, params: tree_lib.PyTree, operators: Mapping[str, Any]) -> tree_lib.PyTree:
+        """The parameters with operators, or other arrays, in the place of the leaves of these names.
+
+        Raises:
+          ValueError: a name is none of `by_leaf`.
+        """
+        for name in operators:
+            if name not in self.by_leaf:
+                raise ValueError(self._unknown(name))
+        leaves = self._treedef.flatten_up_to(params)
+        for number, path in enumerate(self._paths):
+            name = tree_lib.path_string(path)
+            leaves[number] = operators.get(name, leaves[number])
+        return jax.tree.unflatten(self._treedef, leaves)
+
+    def apply(self, weights: tree_lib.PyTree, *inputs: Any) -> Any:
+        """Runs the model; call it inside `jax.jit`.
+
+        Args:
+          weights: the parameters, in which the leaf of a product may be an `Operator`.
+          *inputs: of any shapes; for those of other shapes than before the model is traced anew.
+
+        Raises:
+          ValueError: a leaf that is no product is an operator.
+        """
+        leaves = self._treedef.flatten_up_to(weights)
+        operators = {}
+        shapes = list(self._shapes)
+        for number, leaf in enumerate(leaves):
+            if hasattr(leaf, 'multiply'):
+                operators[number] = leaf
+                leaves[number] = None
+            else:
+                shapes[number] = _shape(leaf)
+        traced = self._trace_of(shapes, inputs)
+        places: list[Place] = []
+        for number in operators:
+            if number not in traced.products:
+                raise ValueError(self._unknown(tree_lib.path_string(self._paths[number])))
+            places += traced.products[number].places
+        values = [*leaves, *jax.tree.leaves(inputs)]
+        results = run_with_operators(traced.program, places, values, operators)
+        return jax.tree.unflatten(traced.results, results)
+
+    def _unknown(self, name: str) -> str:
+        if name in self.refused:
+            return f'{name}: no operator can take the place of this leaf: {self.refused[name]}'
+        return f'no parameter {name!r}; {tree_lib.nearest(name, self.by_leaf)}'
+
+    def _trace_of(self, shapes: Sequence[Any], inputs: tuple[Any, ...]) -> _Traced:
+        """The model at these shapes, traced anew if they are new."""
+        key = _signature(shapes, inputs)
+        if key in self._traced:
+            return self._traced[key]
+        traced = self._trace(shapes, inputs)
+        if not tree_lib.has_traced(traced.program.consts):  # these live no longer than this call
+            self._traced[key] = traced
+        return traced
+
+    def _trace(self, shapes: Sequence[Any], inputs: tuple[Any, ...]) -> _Traced:
+        structures = []
+
+        def flat(params: tree_lib.PyTree, *inputs: Any) -> list[Any]:
+            results, structure = jax.tree.flatten(self._apply_fn(params, *inputs))
+            structures.append(structure)
+            return results
+
+        params = jax.tree.unflatten(self._treedef, shapes)
+        graph = param_uses(flat, params, *jax.tree.map(_shape, inputs))
+        products, refused = _products_of(graph, self._paths)
+        return _Traced(graph.program, products, refused, structures[-1])
+
+
+def _products_of(
+    graph: UseGraph, paths: Sequence[tree_lib.Path]
+) -> tuple[dict[int, Product], dict[tree_lib.Path, str]]:
+    """The products by number of the leaf, and why others are none."""
+    products, refused = {}, {}
+    for number, path in enumerate(paths):
+        try:
+            products[number] = product_of(graph, path)
+        except RefusedLeafError as error:
+            refused[path] = str(error)
+    return products, refused
+
+
+def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
+    if not hasattr(leaf, 'dtype'):
+        return jax.ShapeDtypeStruct((), jnp.result_type(leaf), weak_type=True)
+    is_weak = getattr(leaf, 'weak_type', False)
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=is_weak)
+
+
+def _signature(shapes: Sequence[Any], inputs: tuple[Any, ...]) -> Hashable:
+    leaves, treedef = jax.tree.flatten((list(shapes), tuple(jax.tree.map(_shape, inputs))))
+    return treedef, tuple([(leaf.shape, leaf.dtype, leaf.weak_type) for leaf in leaves])

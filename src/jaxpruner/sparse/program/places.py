@@ -1,0 +1,226 @@
+"""One product of a program: data become rows, an operator multiplies them, and its results become the program's."""
+
+import contextlib
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxpruner.oneshot.contracted_axes import contracted_axes
+from jaxpruner.oneshot.weight_matrices import CASTS, step_name
+from jaxpruner.uses import Use
+from jaxpruner.uses.bodies import bind
+
+
+class Operator(Protocol):
+    """What stands in the place of a leaf: a pytree whose arrays have the product's layers in front.
+
+    An operator may also have `convolve(image, convolution)`, with a `Convolution`; without it the windows of an image
+    are gathered into rows.
+    """
+
+    def multiply(self, rows: jax.Array) -> jax.Array:
+        """`[n, inputs] -> [n, outputs]`, inside the model, for one layer."""
+        ...
+
+
+@runtime_checkable
+class Convolving(Protocol):
+    """An operator with a way of its own to convolve."""
+
+    def convolve(self, image: jax.Array, convolution: 'Convolution') -> jax.Array:
+        """`[batch, *space, channels] -> [batch, *space, outputs]`."""
+        ...
+
+
+class Place(NamedTuple):
+    """Where a program multiplies data by a matrix.
+
+    Attributes:
+      use: the use of the leaf.
+      part: which part of the leaf; `None` where it is read as a whole.
+    """
+
+    use: Use
+    part: int | None = None
+
+    @property
+    def equation(self) -> Any:
+        """The operation."""
+        return self.use.site.equation
+
+    @property
+    def op(self) -> str:
+        """`'dot'`, `'1x1 conv'` or `'conv'`."""
+        if self.use.op == 'dot':
+            return 'dot'
+        return '1x1 conv' if is_pointwise(self.equation) else 'conv'
+
+    @property
+    def rows(self) -> int:
+        """How many rows a matrix multiplies at once."""
+        result = self.equation.outvars[0].aval
+        weights = self.equation.invars[self.use.site.operand].aval
+        if self.use.op == 'conv':
+            features = self.equation.params['dimension_numbers'].out_spec[1]
+            return math.prod(result.shape) // result.shape[features]
+        contracted = contracted_axes(self.equation, self.use.site.operand)
+        not_free = math.prod(weights.shape[axis] for axis in contracted.of_weights)
+        return math.prod(result.shape) * not_free // math.prod(weights.shape)
+
+    def multiply(self, operands: Sequence[Any], operator: Any) -> jax.Array:
+        """The result of the operation with an operator in the place of the weights."""
+        data = operands[1 - self.use.site.operand]
+        weights = self.equation.invars[self.use.site.operand].aval
+        if self.part is not None:
+            operator = jax.tree.map(lambda array: array[self.part], operator)
+        operator = _cast(operator, self.use.site.view.steps, weights.dtype)
+        run = _convolve if self.use.op == 'conv' else _dot
+        with _precision(self.equation.params['precision']):
+            result = run(self.use, data, operator)
+        return result.astype(self.equation.outvars[0].aval.dtype)
+
+
+def is_pointwise(equation: Any) -> bool:
+    """Whether a convolution has a window of one element, so that it is a product of pixels."""
+    params = equation.params
+    window = _window(equation)
+    is_padded = any(side != 0 for sides in params['padding'] for side in sides)
+    is_dilated = any(step != 1 for step in params['lhs_dilation'])
+    return math.prod(window) == 1 and not is_padded and not is_dilated
+
+
+class Convolution(NamedTuple):
+    """A convolution of images `[batch, *space, channels]` with kernels `[*window, channels, outputs]`."""
+
+    equation: Any
+
+    @property
+    def window(self) -> tuple[int, ...]:
+        """The shape of the window."""
+        return _window(self.equation)
+
+    def run(self, image: jax.Array, kernel: jax.Array) -> jax.Array:
+        """Convolves; image and kernel may have other numbers of channels than in the program."""
+        numbers = self.equation.params['dimension_numbers']
+        rank = image.ndim
+        image = image.transpose(_to_spec(numbers.lhs_spec))
+        outputs, channels, *window = numbers.rhs_spec
+        order = [*window, channels, outputs]
+        kernel = kernel.transpose([order.index(axis) for axis in range(rank)])
+        (result,) = bind(self.equation, [image, kernel])
+        return result.transpose(_from_spec(numbers.out_spec))
+
+
+def _convolve(use: Use, data: jax.Array, operator: Any) -> jax.Array:
+    equation = use.site.equation
+    numbers = equation.params['dimension_numbers']
+    image = data.transpose(_from_spec(numbers.lhs_spec))
+    if isinstance(operator, Convolving):
+        result = operator.convolve(image, Convolution(equation))
+    else:
+        windows = _windows(equation, image)
+        rows = windows.reshape(-1, windows.shape[-1])
+        products = operator.multiply(rows)
+        result = products.reshape(*windows.shape[:-1], products.shape[-1])
+    return result.transpose(_to_spec(numbers.out_spec))
+
+
+def _windows(equation: Any, image: jax.Array) -> jax.Array:
+    """The windows of images `[batch, *space, channels]` as `[batch, *space, elements]`, channels innermost."""
+    params = equation.params
+    window = _window(equation)
+    config = [(0, 0, 0)]
+    for (before, after), dilation in zip(params['padding'], params['lhs_dilation'], strict=True):
+        config.append((before, after, dilation - 1))
+    if any(map(any, config)):
+        image = lax.pad(image, jnp.zeros((), image.dtype), [*config, (0, 0, 0)])
+    batch, *space, channels = image.shape
+    strides = (1, *params['window_strides'], 1)
+    reach = [
+        (length - 1) * step + 1 for length, step in zip(window, params['rhs_dilation'], strict=True)
+    ]
+    taken = []
+    for offsets in itertools.product(*map(range, window)):
+        start = [0]
+        for offset, step in zip(offsets, params['rhs_dilation'], strict=True):
+            start.append(offset * step)
+        stop = [batch]
+        for first, length, reached in zip(start[1:], space, reach, strict=True):
+            stop.append(first + length - reached + 1)
+        taken.append(lax.slice(image, (*start, 0), (*stop, channels), strides))
+    return taken[0] if len(taken) == 1 else jnp.concatenate(taken, axis=-1)
+
+
+def _window(equation: Any) -> tuple[int, ...]:
+    kernel = equation.invars[1].aval.shape
+    return tuple([kernel[axis] for axis in equation.params['dimension_numbers'].rhs_spec[2:]])
+
+
+def _from_spec(spec: Sequence[int]) -> list[int]:
+    """The order that puts the channels of an image last."""
+    batch, channels, *space = spec
+    return [batch, *space, channels]
+
+
+def _to_spec(spec: Sequence[int]) -> list[int]:
+    """The order that puts channels from the last axis where a convolution has them."""
+    order = _from_spec(spec)
+    return [order.index(axis) for axis in range(len(order))]
+
+
+def _dot(use: Use, data: jax.Array, operator: Any) -> jax.Array:
+    equation, operand = use.site.equation, use.site.operand
+    contracted = contracted_axes(equation, operand)
+    batch, inputs = contracted.batch_of_data, contracted.of_data
+    free = [axis for axis in range(data.ndim) if axis not in (*batch, *inputs)]
+    arranged = data.transpose(*batch, *free, *inputs)
+    length = math.prod(data.shape[axis] for axis in inputs)
+    batch_shape = arranged.shape[: len(batch)]
+    free_shape = [data.shape[axis] for axis in free]
+    rows = arranged.reshape(*batch_shape, math.prod(free_shape), length)
+
+    multiply = _multiply
+    for _ in batch:
+        multiply = jax.vmap(multiply)
+    products = multiply(operator, rows)
+
+    weights = equation.invars[operand].aval.shape
+    outputs = [
+        weights[axis] for axis in range(len(weights)) if axis not in contracted.summed_or_shared
+    ]
+    products = products.reshape(*batch_shape, *free_shape, *outputs)
+    if operand == 1:
+        return products
+    behind = range(len(batch) + len(free), products.ndim)
+    return products.transpose(*range(len(batch)), *behind, *range(len(batch), behind.start))
+
+
+def _multiply(operator: Operator, rows: jax.Array) -> jax.Array:
+    return operator.multiply(rows)
+
+
+def _cast(operator: Any, steps: Sequence[Any], dtype: Any) -> Any:
+    """The operator with its numbers rounded as the model rounds those of the leaf."""
+    casts = [step.equation for step in steps if step_name(step) in CASTS]
+
+    def cast(array: jax.Array) -> jax.Array:
+        if not jnp.issubdtype(array.dtype, jnp.inexact):
+            return array
+        for equation in casts:
+            (array,) = bind(equation, [array])
+        return array.astype(dtype)
+
+    return jax.tree.map(cast, operator)
+
+
+def _precision(precision: Any) -> Any:
+    """The precision that the program asks for, for the products in an operator."""
+    first = precision[0] if isinstance(precision, tuple) else precision
+    if isinstance(first, lax.Precision):
+        return jax.default_matmul_precision(first.name.lower())
+    return contextlib.nullcontext()

@@ -1,0 +1,186 @@
+"""Runs a traced model with operators in the place of some of its parameters.
+
+Such a parameter goes through the program as a placeholder, an empty tree, which what moves its elements hands on. Where
+it meets data, its operator multiplies. Operators are slices of themselves inside of scans: their arrays are scanned
+over beside what the program scans, so that derivatives by them are put together trip by trip.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxpruner.sparse.program.places import Place
+from jaxpruner.uses.bodies import (
+    Call,
+    Cond,
+    Evaluator,
+    Position,
+    Program,
+    ProgramPath,
+    Scan,
+    While,
+    bind,
+)
+from jaxpruner.uses.calls import RULED, run_call
+
+Values = list[Any]
+# By number of the leaf.
+Operators = Mapping[int, Any]
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Placeholder:
+    """A value that is made of a leaf, by its number, for which there is an operator."""
+
+    leaf: int
+
+
+class Replacements:
+    """The places of a program at which operators multiply.
+
+    Attributes:
+      opened: paths of the equations that have to be taken apart.
+    """
+
+    def __init__(self, places: Sequence[Place]):
+        self._places: dict[ProgramPath, Place] = {}
+        self._sliced: dict[ProgramPath, set[int]] = {}
+        self.opened: set[ProgramPath] = set()
+        for place in places:
+            site = place.use.site
+            self._places[site.path] = place
+            for length in range(1, len(site.path), 2):
+                self.opened.add(site.path[:length])
+            for entry in site.view.stack:
+                self._sliced.setdefault(entry.loop, set()).add(site.view.leaf)
+
+    def at(self, path: ProgramPath) -> Place | None:
+        """The place that is an equation."""
+        return self._places.get(path)
+
+    def sliced_in(self, path: ProgramPath) -> set[int]:
+        """The leaves of which each trip of a scan gets a layer."""
+        return self._sliced.get(path, set())
+
+
+class ProductRun(Evaluator[Any, Position]):
+    """A run of a program.
+
+    Attributes:
+      replacements: where operators multiply.
+      operators: of the layers of this trip, inside of scans.
+    """
+
+    def __init__(self, replacements: Replacements, operators: Operators):
+        self.replacements = replacements
+        self.operators = operators
+
+    def constant(self, value: Any, aval: Any) -> Any:
+        return value
+
+    def visit_equation(self, equation: Any, operands: Values, position: Position) -> Values:
+        place = self.replacements.at(position.path)
+        if place is not None:
+            operator = self.operators[place.use.site.view.leaf]
+            return [place.multiply(operands, operator)]
+        is_opened = position.path in self.replacements.opened
+        if is_opened or any(isinstance(operand, Placeholder) for operand in operands):
+            return super().visit_equation(equation, operands, position)
+        return bind(equation, operands)
+
+    def visit_plain(self, equation: Any, operands: Values, position: Position) -> Values:
+        # It moves a parameter's elements, or the results have no part in those of the model.
+        leaf = next(operand for operand in operands if isinstance(operand, Placeholder))
+        return [leaf] * len(equation.outvars)
+
+    def visit_call(self, call: Call, operands: Values, position: Position) -> Values:
+        equation = call.equation
+
+        def run(*operands: Any) -> Values:
+            return self.visit_program(call.program, operands, position.at(0))
+
+        if equation.primitive.name in RULED:
+            return self._bind_ruled(equation, operands)
+        return run_call(equation, run, operands)
+
+    def _bind_ruled(self, equation: Any, operands: Values) -> Values:
+        """A call with a derivative rule; places inside of it are refused, so that it only moves the parameter."""
+        if not any(isinstance(operand, jax.Array) for operand in operands):
+            return self.visit_plain(equation, operands, Position())
+        whole = []
+        for variable, operand in zip(equation.invars, operands, strict=True):
+            is_missing = isinstance(operand, Placeholder)
+            whole.append(jnp.zeros_like(variable.aval) if is_missing else operand)
+        return bind(equation, whole)
+
+    def visit_scan(self, scan: Scan, operands: Values, position: Position) -> Values:
+        constants, carried, sliced = scan.split(operands)
+        layers = {}
+        for leaf in self.replacements.sliced_in(position.path):
+            if leaf in self.operators:
+                layers[leaf] = self.operators[leaf]
+
+        def body(carried: Values, elements: Any) -> tuple[Values, Values]:
+            elements, layers = elements
+            inner = ProductRun(self.replacements, {**self.operators, **layers})
+            inputs = [*constants, *carried, *elements]
+            results = inner.visit_program(scan.body, inputs, position.at(0))
+            return scan.split_results(results)
+
+        params = scan.equation.params
+        carried, stacked = lax.scan(
+            body,
+            carried,
+            (sliced, layers),
+            scan.length,
+            scan.reverse,
+            params['unroll'],
+            params.get('_split_transpose', False),
+        )
+        return carried + stacked
+
+    def visit_while(self, loop: While, operands: Values, position: Position) -> Values:
+        condition_constants, body_constants, carried = loop.split(operands)
+
+        def condition(carried: Values) -> Any:
+            inputs = condition_constants + carried
+            (again,) = self.visit_program(loop.condition, inputs, position.at(0))
+            return again
+
+        def body(carried: Values) -> Values:
+            return self.visit_program(loop.body, body_constants + carried, position.at(1))
+
+        return lax.while_loop(condition, body, carried)
+
+    def visit_cond(self, cond: Cond, operands: Values, position: Position) -> Values:
+        index, *values = operands
+
+        def branch(number: int) -> Any:
+            program = cond.branches[number]
+            return lambda *values: self.visit_program(program, values, position.at(number))
+
+        branches = [branch(number) for number in range(len(cond.branches))]
+        return lax.switch(index, branches, *values)
+
+
+def run_with_operators(
+    program: Any, places: Sequence[Place], values: Sequence[Any], operators: Operators
+) -> Values:
+    """The results of a closed program.
+
+    Args:
+      program: a closed jaxpr.
+      places: those of the leaves that have operators.
+      values: of its parameters and inputs; `None` for a leaf with an operator.
+      operators: by number of the leaf.
+    """
+    inputs = list(values)
+    for leaf in operators:
+        inputs[leaf] = Placeholder(leaf)
+    run = ProductRun(Replacements(places), operators)
+    return run.visit_program(Program.of(program), inputs, Position())

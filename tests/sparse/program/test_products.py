@@ -1,0 +1,425 @@
+"""Operators in the place of leaves: models of all frameworks, programs of every form, and what is refused."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jaxpruner.core import tree
+from jaxpruner.sparse.program import find_products
+from jaxpruner.uses import param_uses
+from sparse.program.dense import Dense, dense_weights
+from uses import equinox_models, haiku_models, linen_models, nnx_models
+from uses.table import short_uses
+
+FRAMEWORKS = {
+    'linen': linen_models,
+    'nnx': nnx_models,
+    'equinox': equinox_models,
+    'haiku': haiku_models,
+}
+FAST = ('scanned', 'convolutions', 'recurrent')
+
+
+def rows_of_frameworks():
+    rows = []
+    for framework, models in FRAMEWORKS.items():
+        for name, model in models.MODELS.items():
+            marks = () if name in FAST else pytest.mark.slow
+            rows.append(pytest.param(model, id=f'{framework} {name}', marks=marks))
+    return rows
+
+
+def filled(shapes, seed=0):
+    """Random numbers in the place of shapes; whole numbers are small."""
+    random = np.random.default_rng(seed)
+
+    def fill(leaf):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return jnp.asarray(random.integers(0, 2, leaf.shape), leaf.dtype)
+        return jnp.asarray(random.uniform(0.2, 1, leaf.shape), leaf.dtype)
+
+    return jax.tree.map(fill, shapes)
+
+
+def assert_equal_trees(first, second, rtol=1e-4):
+    def check(a, b):
+        assert a.dtype == b.dtype
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol)
+
+    jax.tree.map(check, first, second)
+
+
+@pytest.mark.parametrize('model', rows_of_frameworks())
+def test_models_of_all_frameworks(model):
+    apply_fn, shapes, inputs = model.make()
+    products = find_products(apply_fn, shapes, *inputs)
+    for name, text in short_uses(param_uses(apply_fn, shapes, *inputs)).items():
+        is_matrix = text.startswith(('dot', 'conv')) and '~' not in text and ',' not in text
+        if not is_matrix or 'has groups' in products.refused.get(name, ''):
+            assert name in products.refused
+        else:
+            assert name in products.by_leaf
+    params, inputs = filled(shapes), filled(inputs, 1)
+    weights = dense_weights(products, params)
+    assert_equal_trees(
+        jax.jit(products.apply)(weights, *inputs), jax.jit(apply_fn)(params, *inputs)
+    )
+    for name, leaf in products.leaves(params).items():
+        product = products.by_leaf[name]
+        assert (product.from_matrix(product.to_matrix(leaf)) == leaf).all(), name
+
+
+def scan(body, x, elements, **settings):
+    return lax.scan(lambda x, w: (body(x, w), None), x, elements, **settings)[0]
+
+
+def branches(p, x):
+    return lax.cond(x.sum() > 0, lambda x: x @ p['w'], lambda x: 2 * x @ p['w'], x)
+
+
+def counted(p, x):
+    """Takes its layers by the number of the trip."""
+    return lax.fori_loop(0, 3, lambda i, x: jnp.tanh(x @ p['stack'][i]), x)
+
+
+def reversed_layers(p, x):
+    return scan(lambda x, w: jnp.tanh(x @ w), x, p['stack'], reverse=True)
+
+
+def rematerialised(p, x):
+    layer = jax.checkpoint(lambda x, w: jnp.tanh(x @ w))
+    return scan(layer, x, p['stack'], unroll=3)
+
+
+def layers_in_groups(p, x):
+    groups = p['groups'].transpose(2, 0, 1, 3)  # the axis of the inner loop last but one
+    return scan(lambda x, ws: scan(lambda x, w: jnp.tanh(x @ w), x, ws), x, groups)
+
+
+def split_first(p, x):
+    query, key, value = jnp.split(p['fused'], 3, axis=1)
+    return (x @ query) * (2 * x @ key) + x @ value
+
+
+def split_last(p, x):
+    query, key, value = jnp.split(x @ p['fused'], 3, axis=1)
+    return query * key + value
+
+
+def tied(p, x):
+    return jnp.tanh(x @ p['w']) @ p['w']
+
+
+def experts_of_their_own(p, x):
+    data = x * jnp.arange(1.0, 4)[:, None, None]
+    return jnp.einsum('ebi,eio->ebo', data, p['stack'])
+
+
+def weights_on_the_left(p, x):
+    return p['w'].T @ x.T
+
+
+def several_axes(p, x):
+    """Inputs and outputs along two axes each, moved and cast."""
+    kernel = p['heads'].astype(jnp.bfloat16).astype(jnp.float32)
+    return jnp.einsum('bij,jhid->bhd', x.reshape(-1, 2, 2), kernel)
+
+
+def vector(p, x):
+    return x[0] @ p['w']
+
+
+def jitted(p, x):
+    @jax.jit
+    def layer(w, x):
+        return jnp.tanh(x @ w.T)
+
+    return jax.nn.relu(layer(p['w'].T, layer(p['w'].T, x)))
+
+
+def while_loop(p, x):
+    def body(state):
+        count, x = state
+        return count + 1, jnp.tanh(x @ p['w'])
+
+    return lax.while_loop(lambda state: state[0] < 3, body, (0, x))[1]
+
+
+def carried(p, x):
+    """The weights go through what a loop carries."""
+    return lax.fori_loop(0, 3, lambda i, c: (jnp.tanh(c[0] @ c[1]), c[1]), (x, p['w']))[0]
+
+
+RNG = np.random.default_rng(0)
+PARAMS = {
+    'w': (4, 4),
+    'stack': (3, 4, 4),
+    'groups': (3, 4, 2, 4),
+    'fused': (4, 12),
+    'heads': (2, 3, 2, 5),
+}
+PROGRAMS = [
+    (branches, 'w', ()),
+    (counted, 'stack', (3,)),
+    (reversed_layers, 'stack', (3,)),
+    (rematerialised, 'stack', (3,)),
+    (layers_in_groups, 'groups', (2, 3)),
+    (split_first, 'fused', (3,)),
+    (split_last, 'fused', ()),
+    (tied, 'w', ()),
+    (experts_of_their_own, 'stack', (3,)),
+    (weights_on_the_left, 'w', ()),
+    (several_axes, 'heads', ()),
+    (vector, 'w', ()),
+    (jitted, 'w', ()),
+    (while_loop, 'w', ()),
+    (carried, 'w', ()),
+]
+
+
+def params_of(name):
+    return {name: jnp.asarray(RNG.normal(size=PARAMS[name]), jnp.float32)}
+
+
+@pytest.mark.parametrize(('apply_fn', 'name', 'layers'), PROGRAMS)
+def test_programs_of_every_form(apply_fn, name, layers):
+    params, x = params_of(name), jnp.asarray(RNG.normal(size=(5, 4)), jnp.float32)
+    products = find_products(apply_fn, params, x)
+    assert products.by_leaf[name].layers == layers
+    assert products.by_leaf[name].to_matrix(params[name]).shape[:-2] == layers
+    operators = dense_weights(products, params)
+    assert_equal_trees(products.apply(operators, x), apply_fn(params, x), rtol=1e-5)
+    if apply_fn in (while_loop,):
+        return
+
+    def loss(apply_fn):
+        return lambda params, x: jnp.square(apply_fn(params, x)).sum()
+
+    (expected, *of_x), (found, *also_of_x) = (
+        jax.jit(jax.grad(loss(function), (0, 1)))(tree, x)
+        for function, tree in ((apply_fn, params), (products.apply, operators))
+    )
+    product = products.by_leaf[name]
+    assert_equal_trees(also_of_x, of_x, rtol=1e-4)
+    assert_equal_trees(found[name].matrix, product.to_matrix(expected[name]), rtol=1e-4)
+
+
+CONVOLUTIONS = [
+    ('pointwise', (1, 1, 3, 4), {'window_strides': (2, 1)}, '1x1 conv'),
+    ('padded', (1, 1, 3, 4), {'window_strides': (1, 1), 'padding': ((1, 0), (0, 2))}, 'conv'),
+    ('strided', (3, 2, 3, 4), {'window_strides': (2, 3)}, 'conv'),
+    ('dilated', (3, 2, 3, 4), {'window_strides': (1, 2), 'rhs_dilation': (1, 2)}, 'conv'),
+    ('transposed', (3, 3, 3, 4), {'window_strides': (1, 1), 'lhs_dilation': (2, 3)}, 'conv'),
+    ('cropped', (2, 2, 3, 4), {'window_strides': (1, 1), 'padding': ((-1, 0), (0, -2))}, 'conv'),
+]
+LAYOUTS = [
+    (('NHWC', 'HWIO', 'NHWC'), (0, 1, 2, 3), (0, 1, 2, 3)),
+    (('NCHW', 'OIHW', 'NHWC'), (0, 3, 1, 2), (3, 2, 0, 1)),
+]
+
+
+class Convolved(Dense):
+    """An operator with a way of its own to convolve."""
+
+    def convolve(self, image, convolution):
+        channels = image.shape[-1]
+        kernel = self.matrix.reshape(*convolution.window, channels, -1)
+        return convolution.run(image[..., :2], kernel[..., :2, :]) + convolution.run(
+            image[..., 2:], kernel[..., 2:, :]
+        )
+
+
+jax.tree_util.register_dataclass(Convolved, ['matrix'], [])
+
+
+@pytest.mark.parametrize('layout', LAYOUTS, ids=['channels last', 'channels first'])
+@pytest.mark.parametrize(
+    ('kernel', 'settings', 'op'),
+    [row[1:] for row in CONVOLUTIONS],
+    ids=[row[0] for row in CONVOLUTIONS],
+)
+def test_convolutions(kernel, settings, op, layout):
+    names, image_order, kernel_order = layout
+    settings = {'padding': ((0, 0), (0, 0)), **settings, 'dimension_numbers': names}
+
+    def apply_fn(p, x):
+        return lax.conv_general_dilated(x, p['w'], **settings)
+
+    params = {'w': jnp.asarray(RNG.normal(size=kernel), jnp.float32).transpose(kernel_order)}
+    image = jnp.asarray(RNG.normal(size=(2, 7, 8, 3)), jnp.float32).transpose(image_order)
+    products = find_products(apply_fn, params, image)
+    product = products.by_leaf['w']
+    expected = apply_fn(params, image)
+    assert product.op == op
+    assert (product.inputs, product.outputs) == (np.prod(kernel[:3]), kernel[3])
+    assert product.rows == (expected.size // kernel[3],)
+    for operator in (Dense, Convolved):
+        matrix = product.to_matrix(params['w'])
+        weights = products.put(params, {'w': operator(matrix)})
+        assert_equal_trees(products.apply(weights, image), expected)
+
+
+def repeated(p, x):
+    return x @ p['w'] + x @ p['w'].T
+
+
+def concatenated(p, x):
+    return x @ jnp.concatenate([p['w'], p['v']], 1)
+
+
+def half(p, x):
+    return x @ p['w'][:, :2]
+
+
+def unequal_parts(p, x):
+    return (x @ p['w'][:, :1]).sum() + x @ p['w'][:, 1:]
+
+
+@jax.custom_vjp
+def own_rule(w, x):
+    return x @ w
+
+
+own_rule.defvjp(lambda w, x: (x @ w, (w, x)), lambda r, g: (r[1].T @ g, g @ r[0].T))
+
+
+def returned(p, x):
+    return x @ p['w'], (p['w'] ** 2).sum()
+
+
+def added(p, x):
+    return x @ p['w'] + p['w']
+
+
+def ragged(p, x):
+    return lax.ragged_dot(x, p['w'].reshape(2, 4, 2), jnp.array([1, 3]))
+
+
+REFUSED = [
+    (lambda p, x: x + p['w'], 'no contraction'),
+    (lambda p, x: x * 2, 'no part in the results'),
+    (lambda p, x: jnp.tanh(x @ jnp.abs(p['w'])), 'is computed from this leaf'),
+    (lambda p, x: p['w'][x[:, 0].astype(int)] @ p['w'].T, 'data look up its rows'),
+    (lambda p, x: own_rule(p['w'], x), 'derivative rule'),
+    (repeated, 'more than one place'),
+    (concatenated, 'other parameters'),
+    (half, 'only a part'),
+    (unequal_parts, 'parts of the shapes'),
+    (returned, 'the model returns it'),
+    (added, 'element by element'),
+    (ragged, 'groups of rows'),
+    (lambda p, x: x @ jnp.linalg.svd(p['w'])[0], 'no rule for svd'),
+]
+
+
+@pytest.mark.parametrize(('apply_fn', 'reason'), REFUSED, ids=[reason for _, reason in REFUSED])
+def test_a_leaf_that_is_no_matrix_is_refused_with_the_reason(apply_fn, reason):
+    params = {'w': jnp.ones((4, 4)), 'v': jnp.ones((4, 4))}
+    products = find_products(apply_fn, params, jnp.ones((4, 4)))
+    assert reason in products.refused['w']
+    assert 'w' not in products.by_leaf
+    weights = {**params, 'w': Dense(params['w'])}
+    with pytest.raises(ValueError, match=f'w: .*{reason}'):
+        products.apply(weights, jnp.ones((4, 4)))
+    with pytest.raises(ValueError, match=f'w: .*{reason}'):
+        products.put(params, {'w': None})
+
+
+def mlp(p, x):
+    return jnp.tanh(x @ p['a']['kernel']) @ p['b'] + p['bias']
+
+
+MLP = {'a': {'kernel': jnp.ones((3, 5))}, 'b': jnp.ones((5, 2)), 'bias': jnp.ones(2)}
+
+
+def test_an_unknown_name_is_refused_with_the_nearest():
+    products = find_products(mlp, MLP, jnp.ones((2, 3)))
+    with pytest.raises(ValueError, match=r"'a/kernels'.*a/kernel"):
+        products.put(MLP, {'a/kernels': None})
+
+
+def test_inputs_of_other_shapes_are_traced_once():
+    calls = []
+
+    def apply_fn(p, x):
+        calls.append(x.shape)
+        return mlp(p, x)
+
+    products = find_products(apply_fn, MLP, jnp.ones((2, 3)))
+    weights = dense_weights(products, MLP)
+    for shape in ((2, 3), (7, 3), (4, 1, 3), (7, 3)):
+        x = jnp.ones(shape)
+        assert_equal_trees(products.apply(weights, x), mlp(MLP, x))
+    assert calls == [(2, 3), (7, 3), (4, 1, 3)]
+
+
+def test_models_that_close_over_values_of_a_transformation_are_traced_each_time():
+    scale = jnp.float32(1)
+    products = find_products(lambda p, x: scale * mlp(p, x), MLP, jnp.ones((2, 3)))
+    weights = dense_weights(products, MLP)
+
+    def scaled(factor):
+        nonlocal scale
+        scale = factor
+        return products.apply(weights, jnp.ones((4, 3)))
+
+    for factor in (2.0, 3.0):
+        scale = factor
+        expected = factor * mlp(MLP, jnp.ones((4, 3)))
+        assert_equal_trees(jax.jit(scaled)(factor), expected)
+
+
+def test_weights_and_inputs_can_be_mapped_over():
+    params = jax.tree.map(lambda leaf: jnp.stack([leaf, -2 * leaf]), MLP)
+    x = jnp.asarray(RNG.normal(size=(2, 6, 3)), jnp.float32)
+    products = find_products(mlp, MLP, x[0])
+    weights = jax.vmap(lambda params: dense_weights(products, params))(params)
+    expected = jax.vmap(mlp)(params, x)
+    assert_equal_trees(jax.vmap(products.apply)(weights, x), expected)
+
+
+def test_an_operator_multiplies_in_the_dtype_of_the_model():
+    dtypes = []
+
+    @jax.tree_util.register_static
+    class Seen:
+        def multiply(self, rows):
+            dtypes.append(rows.dtype)
+            return jnp.zeros((len(rows), 2), rows.dtype)
+
+    def apply_fn(p, x):
+        return jnp.dot(
+            x.astype(jnp.bfloat16), p['w'].astype(jnp.bfloat16), preferred_element_type=jnp.float32
+        )
+
+    products = find_products(apply_fn, {'w': jnp.ones((3, 2))}, jnp.ones((4, 3)))
+    assert products.apply({'w': Seen()}, jnp.ones((4, 3))).dtype == jnp.float32
+    assert dtypes == [jnp.bfloat16]
+
+
+@pytest.mark.parametrize('precision', ['highest', None])
+def test_an_operator_multiplies_in_the_precision_of_the_model(precision):
+    def apply_fn(p, x):
+        return jnp.dot(x, p['w'], precision=precision)
+
+    products = find_products(apply_fn, {'w': jnp.ones((3, 2))}, jnp.ones((4, 3)))
+    weights = dense_weights(products, {'w': jnp.ones((3, 2))})
+    program = jax.make_jaxpr(products.apply)(weights, jnp.ones((4, 3)))
+    assert ('HIGHEST' in str(program)) == (precision == 'highest')
+
+
+def test_numbers_of_python_keep_their_weak_type():
+    products = find_products(
+        lambda p, x, scale: x @ p * scale, jnp.ones((3, 2)), jnp.ones((4, 3)), 2.0
+    )
+    half = jnp.ones((4, 3), jnp.bfloat16)
+    assert products.apply(jnp.ones((3, 2), jnp.bfloat16), half, 2.0).dtype == jnp.bfloat16
+
+
+def test_paths_are_those_of_the_tree():
+    products = find_products(mlp, MLP, jnp.ones((2, 3)))
+    for name, product in products.by_leaf.items():
+        assert product.name == tree.path_string(product.path) == name
