@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxpruner.structure import channel_groups, constructor_arguments
+from jaxpruner.structure.widths import constructors
 from structure import widths
 from structure.values import values_like
 
@@ -52,6 +53,16 @@ def test_widths_that_no_argument_makes_are_named():
     assert not found.is_expressible
     assert 'attention/value_proj/weight[0] has' in str(found)
     assert 'no arguments make the smaller model' in str(found)
+    assert not found.gave_up
+
+
+def test_a_search_that_gives_up_says_so(monkeypatch):
+    monkeypatch.setattr(constructors, '_MOST_BUILDS', 2)
+    config = _Config((4, 6))
+    graph = channel_groups(*_build_mlp(config), widths.X)
+    found = constructor_arguments(_build_mlp, {'config': config}, graph, halved(graph))
+    assert found.gave_up
+    assert 'no arguments were found in 2 trials' in str(found)
 
 
 @dataclasses.dataclass(frozen=True)

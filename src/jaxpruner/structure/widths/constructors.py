@@ -45,6 +45,7 @@ class ConstructorArguments:
         numbers; empty if the module has the smaller model's program.
       old_numbers: the numbers of old widths that the smaller model keeps, and the module does not; `None` if shapes
         differ.
+      gave_up: whether the search ended before everything was tried, so that other arguments might do.
 
     >>> print(ConstructorArguments({'width': 4}, {'width': (8, 4)}, ()))
     width: 8 -> 4
@@ -54,6 +55,7 @@ class ConstructorArguments:
     changes: Mapping[str, tuple[Value, Value]]
     different: tuple[str, ...]
     old_numbers: OldNumbers | None = None
+    gave_up: bool = False
 
     @property
     def is_expressible(self) -> bool:
@@ -65,7 +67,12 @@ class ConstructorArguments:
         for name, (before, after) in self.changes.items():
             lines.append(f'{name}: {before} -> {after}')
         if self.different:
-            lines.append('no arguments make the smaller model; with these it differs:')
+            if self.gave_up:
+                lines.append(
+                    f'no arguments were found in {_MOST_BUILDS} trials; with these it differs:'
+                )
+            else:
+                lines.append('no arguments make the smaller model; with these it differs:')
             lines += [f'  {line}' for line in self.different]
         return '\n'.join(lines) or 'no argument changes'
 
@@ -158,6 +165,7 @@ class _Search:
         self._built: dict[frozenset[Any], Shapes | None] = {}
         self._gone_through: set[frozenset[Any]] = set()
         self._best: _Found | None = None
+        self._gave_up = False
 
     def run(self, changes: _Changes) -> bool:
         """Whether some further changes make the smaller model."""
@@ -190,7 +198,8 @@ class _Search:
         for location, after in changes.items():
             named['.'.join(map(str, location))] = self._numbers[location], after
         arguments = changed(self._arguments, changes)
-        return ConstructorArguments(arguments, named, different, old_numbers)
+        gave_up = self._gave_up and bool(different)
+        return ConstructorArguments(arguments, named, different, old_numbers, gave_up)
 
     def _look(self, changes: _Changes, shapes: Shapes) -> _Found:
         different = tuple(_differences(shapes, self._target))
@@ -225,6 +234,7 @@ class _Search:
         key = frozenset(changes.items())
         if key not in self._built:
             if len(self._built) >= _MOST_BUILDS:
+                self._gave_up = True
                 return None
             try:
                 self._built[key] = _shapes_of(self._build, changed(self._arguments, changes))
