@@ -5,10 +5,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
+from jaxpruner.core import host_arrays
 from jaxpruner.core import tree as tree_lib
 
 _NAME_OF_METADATA = '__metadata__'  # the format's own
@@ -53,7 +52,7 @@ def save_safetensors(
         leaves[name] = checkpoints.Leaf(tuple(array.shape), np.dtype(array.dtype))
     with checkpoints.SafetensorsWriter(Path(path), leaves, metadata) as writer:
         for name in leaves:
-            writer.write(name, _on_host(arrays[name]))
+            writer.write(name, host_arrays.on_host(arrays[name]))
 
 
 def _checkpoints() -> ModuleType:
@@ -82,45 +81,11 @@ def _arrays_by_name(tree: tree_lib.PyTree) -> dict[str, Any]:
                 f'the leaves {owners[name]} and {path} are both called {name!r} in a file; rename one'
             )
         owners[name] = path
-        arrays[name] = _checked_array(name, leaf)
+        arrays[name] = host_arrays.checked_array(name, leaf)
     return arrays
-
-
-def _checked_array(name: str, leaf: Any) -> Any:
-    if isinstance(leaf, bool | int | float | complex):
-        return np.asarray(leaf)
-    is_array = isinstance(leaf, jax.Array | np.ndarray | np.generic)
-    if not is_array or tree_lib.is_traced(leaf):
-        raise TypeError(
-            f'{name}: a leaf must be an array whose values are known, got {type(leaf).__name__}; save outside jit, and '
-            'leave out what is no array (for Equinox: eqx.filter(model, eqx.is_array))'
-        )
-    if isinstance(leaf, jax.Array):
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            raise TypeError(
-                f'{name}: a file holds no typed random keys; save jax.random.key_data(key) instead'
-            )
-        if not leaf.is_fully_addressable:
-            raise TypeError(
-                f'{name}: other processes hold parts of this array; gather it first, for instance with '
-                'jax.experimental.multihost_utils.process_allgather(leaf, tiled=True)'
-            )
-        return leaf
-    # Files are read as the machine's own byte order.
-    return leaf if leaf.dtype.isnative else leaf.astype(leaf.dtype.newbyteorder('='))
 
 
 def _check_metadata(metadata: Mapping[Any, Any]) -> None:
     for name, text in metadata.items():
         if not isinstance(name, str) or not isinstance(text, str):
             raise TypeError(f'metadata must map strings to strings, got {name!r}: {text!r}')
-
-
-def _on_host(array: Any) -> np.ndarray:
-    """The array's values, which are freed when the caller is done with them."""
-    if not isinstance(array, jax.Array):
-        return np.asarray(array)
-    # An array keeps the copy that is fetched from it. Another array of the same buffers takes it with it.
-    buffers = [shard.data for shard in array.addressable_shards]
-    same = jax.make_array_from_single_device_arrays(array.shape, array.sharding, buffers)
-    return np.asarray(same)

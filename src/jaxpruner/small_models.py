@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from jaxpruner.core import host_arrays
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.saving import save_safetensors
 from jaxpruner.structure import ChannelGraph
@@ -140,7 +140,7 @@ def load_small_model(graph: ChannelGraph, path: str | os.PathLike[str]) -> Small
                 raise ValueError(
                     f'{path}: {name} has shape {shape}, and by its plan {cut.shape(axes)}; save the model anew'
                 )
-            leaves.append(_as_it_is(checkpoint.read(name), f'{path}: {name}'))
+            leaves.append(host_arrays.on_device(f'{path}: {name}', checkpoint.read(name)))
         trees.append(part.treedef.unflatten(leaves))
     return SmallModel(trees[0], keep, *trees[1:])
 
@@ -175,13 +175,3 @@ def _check_names(path: Path, parts: Sequence[_Part], found: Collection[str]) -> 
     for name in found:
         if name not in names:
             raise ValueError(f'{path} has {name}, which the model has not; save the model anew')
-
-
-def _as_it_is(array: np.ndarray, where: str) -> jax.Array:
-    leaf = jnp.asarray(array)
-    if leaf.dtype != array.dtype:
-        raise ValueError(
-            f"{where} is {array.dtype}, of which JAX would make {leaf.dtype}; call jax.config.update('jax_enable_x64', "
-            'True) first'
-        )
-    return leaf

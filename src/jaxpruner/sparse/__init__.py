@@ -9,3 +9,14 @@ The rooms, from the bottom up:
     training       models that are trained on compact weights
     execution      the fastest way for each product of a pruned model, by measurement
 """
+
+from jaxpruner.sparse.storage.files import load as load
+from jaxpruner.sparse.storage.files import load_packed as load_packed
+from jaxpruner.sparse.storage.files import open_packed as open_packed
+from jaxpruner.sparse.storage.files import save as save
+from jaxpruner.sparse.storage.jax_sparse import from_bcsr as from_bcsr
+from jaxpruner.sparse.storage.jax_sparse import to_bcoo as to_bcoo
+from jaxpruner.sparse.storage.jax_sparse import to_bcsr as to_bcsr
+from jaxpruner.sparse.storage.packing import pack as pack
+from jaxpruner.sparse.storage.packing import stored_masks as stored_masks
+from jaxpruner.sparse.storage.packing import unpack as unpack

@@ -1,0 +1,55 @@
+"""Leaves of trees between files and devices, one at a time."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpruner.core import tree as tree_lib
+
+
+def checked_array(name: str, leaf: Any) -> Any:
+    """Returns a leaf as an array whose values this process has; a `TypeError` names what is none."""
+    if isinstance(leaf, bool | int | float | complex):
+        return np.asarray(leaf)
+    is_array = isinstance(leaf, jax.Array | np.ndarray | np.generic)
+    if not is_array or tree_lib.is_traced(leaf):
+        raise TypeError(
+            f'{name}: a leaf must be an array whose values are known, got {type(leaf).__name__}; save outside jit, and '
+            'leave out what is no array (for Equinox: eqx.filter(model, eqx.is_array))'
+        )
+    if isinstance(leaf, jax.Array):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            raise TypeError(
+                f'{name}: a file holds no typed random keys; save jax.random.key_data(key) instead'
+            )
+        if not leaf.is_fully_addressable:
+            raise TypeError(
+                f'{name}: other processes hold parts of this array; gather it first, for instance with '
+                'jax.experimental.multihost_utils.process_allgather(leaf, tiled=True)'
+            )
+        return leaf
+    # Files are read as the machine's own byte order.
+    return leaf if leaf.dtype.isnative else leaf.astype(leaf.dtype.newbyteorder('='))
+
+
+def on_host(array: Any) -> np.ndarray:
+    """Returns the array's values, which are freed when the caller is done with them."""
+    if not isinstance(array, jax.Array):
+        return np.asarray(array)
+    # An array keeps the copy that is fetched from it. Another array of the same buffers takes it with it.
+    buffers = [shard.data for shard in array.addressable_shards]
+    same = jax.make_array_from_single_device_arrays(array.shape, array.sharding, buffers)
+    return np.asarray(same)
+
+
+def on_device(where: str, array: np.ndarray, sharding: Any = None) -> jax.Array:
+    """Puts an array on devices; a `ValueError` says where JAX would round its 64 bits."""
+    placed = jnp.asarray(array) if sharding is None else jax.device_put(array, sharding)
+    if placed.dtype != array.dtype:
+        raise ValueError(
+            f"{where} is {array.dtype}, of which JAX would make {placed.dtype}; call jax.config.update('jax_enable_x64', "
+            'True) first'
+        )
+    return placed

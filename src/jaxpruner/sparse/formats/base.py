@@ -1,0 +1,84 @@
+"""What every format offers, and what is known of a leaf before it is packed."""
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+Arrays = Mapping[str, np.ndarray]  # those that a leaf is packed into, by name
+
+# Arrays of a few numbers, whatever the size of the leaf.
+SMALL_KEYS = frozenset({'shape', 'pattern'})
+
+
+class ArraySpec(NamedTuple):
+    """Shape and dtype of an array that is not there yet."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def bytes(self) -> int:
+        """The number of bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class Pattern(NamedTuple):
+    """Which weights of a leaf are kept."""
+
+    mask: np.ndarray  # bool, in the leaf's shape
+    kept: int
+    # A mask that was given can be read from what is stored: weights that regrew at zero are in it.
+    is_given: bool
+
+    @classmethod
+    def of(cls, mask: np.ndarray, is_given: bool = False) -> 'Pattern':
+        """Counts the kept weights of a mask of booleans."""
+        return cls(mask, int(np.count_nonzero(mask)), is_given)
+
+
+class Plan(NamedTuple):
+    """How a leaf is stored: the arrays that it takes in a format."""
+
+    format_name: str
+    arrays: dict[str, ArraySpec]
+    settings: tuple[int, ...] = ()  # the format's own, such as the shape of a block
+
+    @property
+    def bytes(self) -> int:
+        """The number of bytes in all arrays."""
+        return sum(spec.bytes for spec in self.arrays.values())
+
+    @property
+    def weight_bytes(self) -> int:
+        """The bytes that grow with the number of weights."""
+        return sum(spec.bytes for key, spec in self.arrays.items() if key not in SMALL_KEYS)
+
+
+class Format(Protocol):
+    """One way to leave out the zeros of a leaf."""
+
+    name: str
+    values_key: str  # the array of kept weights
+    keys: frozenset[str]  # all arrays
+
+    def plan(self, pattern: Pattern, dtype: np.dtype, most_bytes: int) -> Plan | None:
+        """Plans the smallest arrays; `None` if the pattern does not fit, or they take more than `most_bytes`."""
+        ...
+
+    def pack(self, array: np.ndarray, mask: np.ndarray, plan: Plan) -> dict[str, np.ndarray]:
+        """Returns the planned arrays."""
+        ...
+
+    def shape(self, arrays: Arrays) -> tuple[int, ...]:
+        """Returns the leaf's shape; raises `ValueError` if the arrays have none."""
+        ...
+
+    def check(self, arrays: Arrays) -> None:
+        """Raises `ValueError` if the arrays were not made by `pack`; needs no more memory than they do."""
+        ...
+
+    def unpack(self, arrays: Arrays) -> np.ndarray:
+        """Returns the leaf of arrays that were checked."""
+        ...

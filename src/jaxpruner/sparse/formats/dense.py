@@ -1,0 +1,36 @@
+"""Dense: the leaf as it is."""
+
+import numpy as np
+
+from jaxpruner.sparse.formats.base import Arrays, ArraySpec, Pattern, Plan
+
+
+class Dense:
+    """The format of leaves in which nothing is left out."""
+
+    name = 'dense'
+    values_key = 'values'
+    keys = frozenset({'values'})
+
+    def plan(self, pattern: Pattern, dtype: np.dtype, most_bytes: int) -> Plan | None:
+        """Plans the leaf itself, unless a given mask would be lost."""
+        del most_bytes
+        if pattern.is_given and pattern.kept < pattern.mask.size:
+            return None
+        return Plan(self.name, {'values': ArraySpec(pattern.mask.shape, dtype)})
+
+    def pack(self, array: np.ndarray, mask: np.ndarray, plan: Plan) -> dict[str, np.ndarray]:
+        """Returns the leaf."""
+        del mask, plan
+        return {'values': array}
+
+    def shape(self, arrays: Arrays) -> tuple[int, ...]:
+        """Returns that of the leaf."""
+        return arrays['values'].shape
+
+    def check(self, arrays: Arrays) -> None:
+        """Finds nothing to refuse."""
+
+    def unpack(self, arrays: Arrays) -> np.ndarray:
+        """Returns the leaf."""
+        return arrays['values']

@@ -1,0 +1,71 @@
+"""Element types: their names, their bits, and as what they stand in a file.
+
+Files hold whole numbers, booleans and the floats of 16 to 64 bits. What readers of the format lack (float8, int4,
+complex) is stored as unsigned whole numbers of the same bits.
+"""
+
+import ml_dtypes
+import numpy as np
+
+_NUMPY_NAMES = """
+    bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128
+""".split()
+_ML_NAMES = """
+    bfloat16 int2 int4 uint2 uint4 float8_e3m4 float8_e4m3 float8_e4m3b11fnuz float8_e4m3fn float8_e4m3fnuz
+    float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float6_e2m3fn float6_e3m2fn float4_e2m1fn
+""".split()
+
+DTYPES = {name: np.dtype(name) for name in _NUMPY_NAMES}
+DTYPES |= {
+    name: np.dtype(getattr(ml_dtypes, name)) for name in _ML_NAMES if hasattr(ml_dtypes, name)
+}
+_STORED_AS_THEY_ARE = frozenset([*_NUMPY_NAMES, 'bfloat16']) - {'complex64', 'complex128'}
+_WIDEST_NUMBER = 8  # bytes
+
+
+def dtype_named(name: object) -> np.dtype:
+    """Returns the element type of that name.
+
+    Raises:
+      ValueError: there is none.
+    """
+    if not isinstance(name, str) or name not in DTYPES:
+        raise ValueError(f'its dtype {name!r} is unknown; known are {", ".join(DTYPES)}')
+    return DTYPES[name]
+
+
+def stored_dtype(dtype: np.dtype) -> np.dtype:
+    """Returns what stands in a file for an element type."""
+    if dtype.name in _STORED_AS_THEY_ARE:
+        return dtype
+    return np.dtype(f'uint{8 * min(dtype.itemsize, _WIDEST_NUMBER)}')
+
+
+def stored_shape(shape: tuple[int, ...], dtype: np.dtype) -> tuple[int, ...]:
+    """Returns the shape of an array in a file: complex128 takes two numbers, along one more axis."""
+    numbers = dtype.itemsize // stored_dtype(dtype).itemsize
+    return shape if numbers == 1 else (*shape, numbers)
+
+
+def to_stored(array: np.ndarray) -> np.ndarray:
+    """Returns an array as it stands in a file."""
+    array = np.asarray(array, order='C')
+    numbers = array[..., None].view(stored_dtype(array.dtype))
+    return numbers.reshape(stored_shape(array.shape, array.dtype))
+
+
+def from_stored(numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Returns the array of which `to_stored` made these numbers."""
+    if stored_dtype(dtype).itemsize == dtype.itemsize:
+        numbers = numbers[..., None]
+    return numbers.view(dtype)[..., 0]
+
+
+def is_not_plus_zero(array: np.ndarray) -> np.ndarray:
+    """Whether each element has a bit that is set: -0.0 and NaN have."""
+    array = np.asarray(array, order='C')
+    width = min(array.dtype.itemsize, _WIDEST_NUMBER)
+    bits = array[..., None].view(f'uint{8 * width}')
+    if bits.shape[-1] == 1:
+        return bits[..., 0] != 0
+    return (bits != 0).any(-1)

@@ -1,0 +1,53 @@
+"""Small whole numbers at as many bits as they need, the highest bit first."""
+
+import numpy as np
+
+_BITS = 8
+_CHUNK = 1 << 20  # numbers, a multiple of 8, so that each chunk ends with a byte
+
+
+def bits_below(bound: int) -> int:
+    """Returns how many bits numbers below the bound need.
+
+    >>> bits_below(4), bits_below(6)
+    (2, 3)
+    """
+    return max(bound - 1, 1).bit_length()
+
+
+def packed_length(count: int, width: int) -> int:
+    """Returns how many bytes so many numbers of a width take."""
+    return -(-count * width // _BITS)
+
+
+def pack_numbers(numbers: np.ndarray, width: int) -> np.ndarray:
+    """Packs whole numbers below 2^width into bytes.
+
+    >>> pack_numbers(np.array([1, 0, 3, 2], np.uint8), 2)
+    array([78], dtype=uint8)
+    """
+    packed = np.empty(packed_length(len(numbers), width), np.uint8)
+    for start in range(0, len(numbers), _CHUNK):
+        bits = np.unpackbits(numbers[start : start + _CHUNK].astype(np.uint8)[:, None], axis=1)
+        chunk = np.packbits(bits[:, _BITS - width :])
+        first = start * width // _BITS
+        packed[first : first + len(chunk)] = chunk
+    return packed
+
+
+def unpack_numbers(packed: np.ndarray, width: int, count: int) -> np.ndarray:
+    """Returns the numbers of which `pack_numbers` made these bytes.
+
+    >>> unpack_numbers(np.array([78], np.uint8), 2, 4)
+    array([1, 0, 3, 2], dtype=uint8)
+    """
+    numbers = np.empty(count, np.uint8)
+    for start in range(0, count, _CHUNK):
+        chunk = numbers[start : start + _CHUNK]
+        first = start * width // _BITS
+        last = first + packed_length(len(chunk), width)
+        bits = np.unpackbits(packed[first:last], count=len(chunk) * width)
+        padded = np.zeros((len(chunk), _BITS), np.uint8)
+        padded[:, _BITS - width :] = bits.reshape(-1, width)
+        chunk[:] = np.packbits(padded)
+    return numbers

@@ -1,0 +1,91 @@
+"""All formats, and the smallest of them for a leaf."""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from jaxpruner.sparse.formats import array_checks
+from jaxpruner.sparse.formats.base import Arrays, Format, Pattern, Plan
+from jaxpruner.sparse.formats.bitmask import Bitmask
+from jaxpruner.sparse.formats.blocks import Blocks
+from jaxpruner.sparse.formats.csr import CSR
+from jaxpruner.sparse.formats.dense import Dense
+from jaxpruner.sparse.formats.n_by_m import NByM
+
+# Of formats that take as many bytes the first is chosen: the last of them cannot be executed.
+FORMATS: Mapping[str, Format] = {
+    entry.name: entry for entry in (Dense(), NByM(), Blocks(), CSR(), Bitmask())
+}
+# Bytes that an array takes beside its numbers: its entry in a file's header, or its object.
+_BYTES_OF_AN_ENTRY = 128
+_UNLIMITED = 2**63
+
+
+def plans_of(pattern: Pattern, dtype: np.dtype, all_sizes: bool = False) -> dict[str, Plan | None]:
+    """Plans a leaf in each format.
+
+    Args:
+      pattern: of the leaf.
+      dtype: of the leaf.
+      all_sizes: whether to look for N:M and blocks that are smaller than dense; by default only for those that are
+        smaller than all other formats, which takes less time.
+
+    Returns:
+      The plans by the name of the format; `None` where the pattern does not fit.
+    """
+    most_bytes = dense_bytes(pattern, dtype)
+    plans: dict[str, Plan | None] = {}
+    for name in ('dense', 'bitmask', 'csr'):
+        plan = FORMATS[name].plan(pattern, dtype, _UNLIMITED)
+        plans[name] = plan
+        if plan is not None and not all_sizes:
+            most_bytes = min(most_bytes, plan.weight_bytes)
+    for name in ('n_by_m', 'blocks'):
+        plans[name] = FORMATS[name].plan(pattern, dtype, most_bytes)
+    return {name: plans[name] for name in FORMATS}
+
+
+def smallest(plans: Mapping[str, Plan | None], dense_bytes: int) -> Plan:
+    """Returns the plan of the fewest bytes; a leaf stays dense unless another format makes up for its entries."""
+    fitting: list[Plan] = []
+    for plan in plans.values():
+        if plan is not None and not array_checks.is_too_large(dense_bytes, plan.bytes):
+            fitting.append(plan)
+    best = min(fitting, key=lambda plan: plan.weight_bytes)
+    dense = plans['dense']
+    if dense is not None and _bytes_with_entries(best) >= _bytes_with_entries(dense):
+        return dense
+    return best
+
+
+def dense_bytes(pattern: Pattern, dtype: np.dtype) -> int:
+    """Returns the bytes of the leaf as it is."""
+    return pattern.mask.size * dtype.itemsize
+
+
+def _bytes_with_entries(plan: Plan) -> int:
+    return plan.bytes + len(plan.arrays) * _BYTES_OF_AN_ENTRY
+
+
+def check(name: str, arrays: Arrays) -> None:
+    """Refuses arrays that the format did not make, and a leaf far larger than they are."""
+    entry = FORMATS[name]
+    shape = entry.shape(arrays)
+    array_checks.check_shape(shape)
+    values = arrays[entry.values_key]
+    leaf_bytes = math.prod(shape) * values.dtype.itemsize
+    packed_bytes = sum(array.nbytes for array in arrays.values())
+    if array_checks.is_too_large(leaf_bytes, packed_bytes):
+        raise ValueError(
+            f'its shape {shape} takes {leaf_bytes} bytes, and it is packed into {packed_bytes}; at most '
+            f'{array_checks.MOST_EXPANSION} times as much is unpacked'
+        )
+    entry.check(arrays)
+
+
+def stored_mask(name: str, arrays: Arrays) -> np.ndarray:
+    """Returns the mask of what is stored, as booleans; the arrays were checked."""
+    entry = FORMATS[name]
+    ones = np.ones(arrays[entry.values_key].shape, bool)
+    return entry.unpack({**arrays, entry.values_key: ones})

@@ -1,0 +1,11 @@
+"""A tree in its smallest formats, in memory and as a file.
+
+From the bottom up:
+
+leaves        the leaves of a tree or of a checkpoint, one at a time, with their masks
+packing       a tree packed in memory, and unpacked
+manifest      what a packed file says of its leaves, and what is refused
+packed_file   a packed file, read leaf by leaf
+files         a tree saved as such a file, and loaded
+jax_sparse    to and from the matrices of `jax.experimental.sparse`
+"""

@@ -1,0 +1,136 @@
+"""To and from the matrices of `jax.experimental.sparse`, which has no place of its own in this library."""
+
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpruner.core import host_arrays
+from jaxpruner.sparse.formats import table
+from jaxpruner.sparse.formats.base import Pattern
+from jaxpruner.sparse.storage.leaves import leaves_of_tree
+from jaxpruner.sparse.storage.packing import unpack
+
+if TYPE_CHECKING:
+    from jax.experimental import sparse as jax_sparse
+
+
+def to_bcsr(weights: Any, *, mask: Any = None) -> 'jax_sparse.BCSR':
+    """Converts a matrix to `jax.experimental.sparse.BCSR`.
+
+    Args:
+      weights: an array [rows, columns], or what `pack` made of one.
+      mask: what is kept, packed or not; without, all but +0.
+
+    Returns:
+      The matrix with as many stored elements as weights are kept; columns of a row ascend.
+
+    Raises:
+      ValueError: it is no matrix, the mask does not fit or removes what is not +0, or JAX would round the weights.
+      TypeError: the weights are no array.
+
+    >>> matrix = to_bcsr(jnp.array([[0.0, 2.0], [3.0, 0.0]]))
+    >>> matrix.indptr.tolist(), matrix.indices.tolist(), matrix.data.tolist()
+    ([0, 1, 2], [1, 0], [2.0, 3.0])
+    """
+    from jax.experimental import sparse as jax_sparse
+
+    arrays = _csr_arrays(weights, mask)
+    data = host_arrays.on_device('the matrix', arrays['compressed'])
+    indices = jnp.asarray(arrays['column_indices'].astype(np.int32))
+    offsets = jnp.asarray(arrays['row_offsets'].astype(np.int32))
+    return jax_sparse.BCSR((data, indices, offsets), shape=tuple(arrays['shape'].tolist()))
+
+
+def to_bcoo(weights: Any, *, mask: Any = None) -> 'jax_sparse.BCOO':
+    """Converts a matrix to `jax.experimental.sparse.BCOO`.
+
+    Args:
+      weights: an array [rows, columns], or what `pack` made of one.
+      mask: what is kept, packed or not; without, all but +0.
+
+    Returns:
+      The matrix with as many stored elements as weights are kept, sorted, each once.
+
+    Raises:
+      ValueError: it is no matrix, the mask does not fit or removes what is not +0, or JAX would round the weights.
+      TypeError: the weights are no array.
+
+    >>> to_bcoo(jnp.array([[0.0, 2.0], [3.0, 0.0]])).indices.tolist()
+    [[0, 1], [1, 0]]
+    """
+    from jax.experimental import sparse as jax_sparse
+
+    arrays = _csr_arrays(weights, mask)
+    shape = tuple(arrays['shape'].tolist())
+    rows = np.repeat(np.arange(shape[0]), np.diff(arrays['row_offsets']))
+    indices = np.stack([rows, arrays['column_indices']], axis=1).astype(np.int32)
+    return jax_sparse.BCOO(
+        (host_arrays.on_device('the matrix', arrays['compressed']), jnp.asarray(indices)),
+        shape=shape,
+        indices_sorted=True,
+        unique_indices=True,
+    )
+
+
+def from_bcsr(matrix: 'jax_sparse.BCSR') -> dict[str, np.ndarray]:
+    """Converts a `jax.experimental.sparse.BCSR` to the packed leaf of its stored elements, which `unpack` takes.
+
+    Args:
+      matrix: without batch or dense axes.
+
+    Returns:
+      CSR as in `pack`, columns of a row ascending. Padding is left out.
+
+    Raises:
+      TypeError: it is no BCSR.
+      ValueError: it has batch or dense axes, or an element twice.
+
+    >>> from jaxpruner import sparse
+    >>> sparse.unpack(from_bcsr(to_bcsr(jnp.array([[0.0, 2.0], [3.0, 0.0]])))).tolist()
+    [[0.0, 2.0], [3.0, 0.0]]
+    """
+    from jax.experimental import sparse as jax_sparse
+
+    if not isinstance(matrix, jax_sparse.BCSR):
+        raise TypeError(
+            f'matrix must be a jax.experimental.sparse.BCSR, got {type(matrix).__name__}'
+        )
+    if matrix.n_batch or matrix.n_dense:
+        raise ValueError(
+            f'matrix has {matrix.n_batch} batch axes and {matrix.n_dense} dense ones; convert one matrix at a time'
+        )
+    offsets, columns = np.asarray(matrix.indptr), np.asarray(matrix.indices)
+    values = np.asarray(matrix.data)[: len(columns)]
+    rows = np.repeat(np.arange(matrix.shape[0]), np.diff(offsets))
+    values, columns = values[: len(rows)], columns[: len(rows)]
+    is_inside = columns < matrix.shape[1]  # padding stands behind the last column
+    rows, columns, values = rows[is_inside], columns[is_inside], values[is_inside]
+    mask = np.zeros(matrix.shape, bool)
+    mask[rows, columns] = True
+    pattern = Pattern.of(mask)
+    if pattern.kept != len(rows):
+        raise ValueError(
+            f'matrix has {len(rows) - pattern.kept} elements more than once; add them up first, with sum_duplicates'
+        )
+    dense = np.zeros(matrix.shape, values.dtype)
+    dense[rows, columns] = values
+    return _pack_as_csr(dense, pattern)
+
+
+def _csr_arrays(weights: Any, mask: Any) -> dict[str, np.ndarray]:
+    is_packed = isinstance(weights, dict)
+    (source,) = leaves_of_tree(unpack(weights) if is_packed else weights, mask)
+    if len(source.shape) != 2:
+        raise ValueError(
+            f'weights have shape {source.shape}; a matrix has two axes: reshape them, or convert each layer'
+        )
+    values = source.values()
+    return _pack_as_csr(values, source.pattern(values))
+
+
+def _pack_as_csr(values: np.ndarray, pattern: Pattern) -> dict[str, np.ndarray]:
+    csr = table.FORMATS['csr']
+    plan = csr.plan(pattern, values.dtype, 2**63)
+    assert plan is not None  # CSR fits every matrix
+    return csr.pack(values, pattern.mask, plan)

@@ -1,0 +1,199 @@
+"""The leaves of a tree, one at a time on the host, with the masks that say what is kept of them."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxpruner.core import host_arrays, packing
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.sparse_state import only_sparse_state, outermost_states
+from jaxpruner.sparse.formats import element_types
+from jaxpruner.sparse.formats.base import Pattern
+
+
+class SourceLeaf(NamedTuple):
+    """A leaf that is to be packed; its values come when they are asked for."""
+
+    path: tree_lib.Path
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    read_values: Callable[[], np.ndarray]
+    read_mask: Callable[[], Any] | None = None  # packed or not; None where the values decide
+
+    @property
+    def name(self) -> str:
+        """The dotted name."""
+        return '.'.join(self.path)
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of the leaf as it is."""
+        return int(np.prod(self.shape, dtype=object)) * self.dtype.itemsize
+
+    def values(self) -> np.ndarray:
+        """Returns the values in flat order: files would hold those of a transposed view wrongly."""
+        return np.asarray(self.read_values(), order='C')
+
+    def pattern(self, values: np.ndarray) -> Pattern:
+        """Returns which of the values are kept.
+
+        Raises:
+          ValueError: the mask does not fit, or something other than +0 stands where it removes.
+        """
+        is_not_zero = element_types.is_not_plus_zero(values)
+        if self.read_mask is None:
+            return Pattern.of(is_not_zero)
+        try:
+            mask = np.asarray(packing.unpack_like(self.read_mask(), self.shape)) != 0
+        except ValueError as error:
+            raise ValueError(f'{self.name}: {error}') from error
+        lost = int(np.count_nonzero(is_not_zero & ~mask))
+        if lost:
+            raise ValueError(
+                f'{self.name}: {lost} weights that the mask removes are not +0, and would be lost; give what '
+                'jaxpruner.apply_mask(params, masks) returns, or no masks'
+            )
+        return Pattern.of(mask, is_given=True)
+
+
+def leaves_of_tree(tree: tree_lib.PyTree, masks: Any = None) -> list[SourceLeaf]:
+    """Lists the leaves of a pytree of arrays.
+
+    Args:
+      tree: the pytree.
+      masks: a tree of masks, packed or not, `None` where the values decide; or an optimizer state that holds one.
+
+    Raises:
+      TypeError: a leaf is no array whose values this process has.
+      ValueError: the masks have another structure, or two leaves have one name.
+    """
+    paths, leaves, treedef = tree_lib.flatten_with_paths(tree)
+    if outermost_states(masks):
+        masks = only_sparse_state(masks).masks
+    leaf_masks = tree_lib.leaves_like(treedef, masks)
+    sources = []
+    for path, leaf, mask in zip(paths, leaves, leaf_masks, strict=True):
+        array = host_arrays.checked_array('.'.join(path), leaf)
+        source = SourceLeaf(
+            path=path,
+            shape=tuple(array.shape),
+            dtype=np.dtype(array.dtype),
+            read_values=_Fetched(array),
+            read_mask=None if mask is None else _Constant(mask),
+        )
+        sources.append(source)
+    check_sources(sources)
+    return sources
+
+
+class _Fetched:
+    """Fetches an array from its devices."""
+
+    def __init__(self, array: Any):
+        self._array = array
+
+    def __call__(self) -> np.ndarray:
+        return host_arrays.on_host(self._array)
+
+
+class _Constant:
+    """Returns what it was made of."""
+
+    def __init__(self, value: Any):
+        self._value = value
+
+    def __call__(self) -> Any:
+        return jax.numpy.asarray(self._value)
+
+
+def check_sources(sources: Iterable[SourceLeaf]) -> None:
+    """Refuses two leaves of one name, and dtypes that no file could name."""
+    paths: dict[str, tree_lib.Path] = {}
+    for source in sources:
+        if source.name in paths:
+            raise ValueError(
+                f'the leaves {paths[source.name]} and {source.path} are both called {source.name!r}; rename one'
+            )
+        paths[source.name] = source.path
+        try:
+            element_types.dtype_named(source.dtype.name)
+        except ValueError as error:
+            raise TypeError(f'{source.name}: {error}') from error
+
+
+def nested(leaves: Mapping[tree_lib.Path, Any]) -> Any:
+    """Returns nested dictionaries of leaves by path.
+
+    Raises:
+      ValueError: a path leads through a leaf.
+    """
+    tree: dict[str, Any] = {}
+    folders: dict[tree_lib.Path, dict[str, Any]] = {(): tree}
+    for path, leaf in leaves.items():
+        if not path:
+            raise ValueError('a leaf has an empty path')
+        for depth in range(1, len(path)):
+            above = folders[path[: depth - 1]]
+            if path[:depth] not in folders:
+                if path[depth - 1] in above:
+                    raise ValueError(f'{path} leads through the leaf {path[:depth]}')
+                folders[path[:depth]] = above[path[depth - 1]] = {}
+        above = folders[path[:-1]]
+        if path[-1] in above:
+            raise ValueError(f'{path} is there twice, or has leaves below it')
+        above[path[-1]] = leaf
+    return tree
+
+
+def arranged_like(
+    like: tree_lib.PyTree,
+    shapes: Mapping[str, tuple[tuple[int, ...], np.dtype]],
+    read: Callable[[str], Any],
+) -> tree_lib.PyTree:
+    """Returns leaves in another tree's structure, placed on its devices one by one.
+
+    Args:
+      like: a pytree of arrays or shapes.
+      shapes: shape and dtype of each leaf by its dotted name.
+      read: returns a leaf of that name.
+
+    Raises:
+      ValueError: leaves are missing, or are too many, or have another shape or dtype.
+    """
+    paths, entries, treedef = tree_lib.flatten_with_paths(like)
+    names = ['.'.join(path) for path in paths]
+    _check_names(names, list(shapes))
+    for name, entry in zip(names, entries, strict=True):
+        _check_entry(name, entry, *shapes[name])
+    leaves = [_placed(name, read(name), entry) for name, entry in zip(names, entries, strict=True)]
+    return treedef.unflatten(leaves)
+
+
+def _check_names(wanted: Sequence[str], given: Sequence[str]) -> None:
+    for name in wanted:
+        if name not in given:
+            raise ValueError(
+                f'there is no leaf {name!r}, which `like` has; {tree_lib.nearest(name, given)}'
+            )
+    for name in given:
+        if name not in wanted:
+            raise ValueError(f'`like` has no leaf {name!r}, which is stored; give a tree with it')
+
+
+def _check_entry(name: str, entry: Any, shape: tuple[int, ...], dtype: np.dtype) -> None:
+    if not hasattr(entry, 'shape') or not hasattr(entry, 'dtype'):
+        return  # a number of Python
+    if tuple(entry.shape) != shape or entry.dtype != dtype:
+        raise ValueError(
+            f'{name} is {dtype}{list(shape)}, and in `like` {entry.dtype}{list(entry.shape)}; give a tree of the same '
+            'shapes and dtypes'
+        )
+
+
+def _placed(name: str, array: np.ndarray, entry: Any) -> Any:
+    sharding = getattr(entry, 'sharding', None)
+    if sharding is None:
+        return array
+    return host_arrays.on_device(name, array, sharding)

@@ -1,0 +1,146 @@
+"""The manifest of a packed file: in which format each leaf stands, among the metadata in the file's header.
+
+    {"version": 1, "leaves": {"mlp.kernel": {"path": ["mlp", "kernel"], "format": "csr", "dtype": "float8_e5m2",
+                                              "shape": [784, 300]}}}
+
+A dense leaf is the tensor of its name; any other has a tensor for each array, such as `mlp.kernel.compressed`.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxpruner.core import input_files
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.sparse.formats import array_checks, element_types, table
+from jaxpruner.sparse.formats.base import ArraySpec
+
+MANIFEST_KEY = 'jaxpruner_sparse'  # among the metadata
+VERSION = 1
+_FIELDS = frozenset({'path', 'format', 'dtype', 'shape'})
+
+
+class Entry(NamedTuple):
+    """What a manifest says of a leaf."""
+
+    name: str
+    path: tree_lib.Path
+    format_name: str
+    dtype: np.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def tensors(self) -> dict[str, str]:
+        """The name in the file of each array."""
+        keys = sorted(table.FORMATS[self.format_name].keys)
+        return {key: self.tensor_name(key) for key in keys}
+
+    def tensor_name(self, key: str) -> str:
+        """Returns the name of an array in the file."""
+        return self.name if self.format_name == 'dense' else f'{self.name}.{key}'
+
+    @property
+    def values_key(self) -> str:
+        """The array whose numbers are the leaf's."""
+        return table.FORMATS[self.format_name].values_key
+
+
+def to_text(entries: Iterable[Entry]) -> str:
+    """Writes a manifest."""
+    leaves = {}
+    for entry in entries:
+        leaves[entry.name] = {
+            'path': list(entry.path),
+            'format': entry.format_name,
+            'dtype': entry.dtype.name,
+            'shape': list(entry.shape),
+        }
+    manifest = {'version': VERSION, 'leaves': leaves}
+    return json.dumps(manifest, separators=(',', ':'), ensure_ascii=False)
+
+
+def from_text(text: str, tensors: Mapping[str, ArraySpec]) -> list[Entry]:
+    """Reads a manifest and compares it with the tensors of its file.
+
+    Raises:
+      ValueError: it is of a newer version, damaged, or not that of these tensors.
+    """
+    try:
+        manifest = input_files.parse_json(text.encode())
+    except ValueError as error:
+        raise ValueError(f'its manifest is no JSON: {error}') from error
+    if not isinstance(manifest, dict):
+        raise ValueError('its manifest is no table')
+    version = manifest.get('version')
+    if type(version) is not int or version < 1:
+        raise ValueError(f'its manifest has the version {version!r}, which is none')
+    if version > VERSION:
+        raise ValueError(
+            f'its manifest has version {version}, and this release reads up to {VERSION}; install a newer jaxpruner'
+        )
+    leaves = manifest.get('leaves')
+    if not isinstance(leaves, dict):
+        raise ValueError('its manifest has no table of leaves')
+    entries = []
+    for name, fields in leaves.items():
+        try:
+            entries.append(_entry(name, fields))
+        except ValueError as error:
+            raise ValueError(f'{name}: {error}') from error
+    _check_tensors(entries, tensors)
+    return entries
+
+
+def _entry(name: str, fields: Any) -> Entry:
+    if not isinstance(fields, dict) or set(fields) != _FIELDS:
+        raise ValueError(f'its entry must have the fields {", ".join(sorted(_FIELDS))}')
+    path, format_name, shape = fields['path'], fields['format'], fields['shape']
+    is_path = isinstance(path, list) and all(isinstance(part, str) for part in path)
+    if not is_path or not path or '.'.join(path) != name:
+        raise ValueError(f'its path {path!r} does not lead to its name')
+    if not isinstance(format_name, str) or format_name not in table.FORMATS:
+        raise ValueError(
+            f'its format {format_name!r} is unknown; known are {", ".join(table.FORMATS)}'
+        )
+    dtype = element_types.dtype_named(fields['dtype'])
+    array_checks.check_shape(shape)
+    return Entry(name, tuple(path), format_name, dtype, tuple(shape))
+
+
+def _check_tensors(entries: Iterable[Entry], tensors: Mapping[str, ArraySpec]) -> None:
+    """Refuses files that lack a tensor, have one too many, or one of another type."""
+    owners: dict[str, str] = {}
+    for entry in entries:
+        for key, tensor in entry.tensors.items():
+            if tensor not in tensors:
+                raise ValueError(f'{entry.name}: the tensor {tensor} is missing')
+            if tensor in owners:
+                raise ValueError(
+                    f'{entry.name}: the tensor {tensor} belongs to {owners[tensor]}, too'
+                )
+            owners[tensor] = entry.name
+            if key == entry.values_key:
+                _check_values(entry, tensor, tensors[tensor])
+    for tensor in tensors:
+        if tensor not in owners:
+            raise ValueError(f'the tensor {tensor} is not in its manifest')
+
+
+def _check_values(entry: Entry, tensor: str, spec: ArraySpec) -> None:
+    expected = element_types.stored_dtype(entry.dtype)
+    if spec.dtype != expected:
+        raise ValueError(
+            f'{entry.name}: the tensor {tensor} is {spec.dtype}, and {entry.dtype} is stored as {expected}'
+        )
+    stored_shape = element_types.stored_shape(entry.shape, entry.dtype)
+    if entry.format_name == 'dense' and spec.shape != stored_shape:
+        raise ValueError(
+            f'{entry.name}: the tensor {tensor} has shape {spec.shape}, and by the manifest {stored_shape}'
+        )
+    if stored_shape != entry.shape and spec.shape[-1:] != stored_shape[-1:]:
+        raise ValueError(
+            f'{entry.name}: the tensor {tensor} has shape {spec.shape}, and {entry.dtype} takes {stored_shape[-1]} '
+            'numbers'
+        )

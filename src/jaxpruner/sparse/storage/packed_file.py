@@ -1,0 +1,122 @@
+"""A packed file, read leaf by leaf; it is a checkpoint as any other."""
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from jaxpruner.checkpoints.base import Leaf
+from jaxpruner.checkpoints.parts import Part
+from jaxpruner.checkpoints.safetensors_reader import SafetensorsFile
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.sparse.formats import element_types, table
+from jaxpruner.sparse.formats.base import Arrays, ArraySpec
+from jaxpruner.sparse.storage import manifest
+
+_WRITE_AGAIN = 'write or download it again'
+
+
+class PackedFile:
+    """A file that `save` wrote: names, shapes and formats at once, weights leaf by leaf.
+
+    Attributes:
+      path: of the file.
+      leaves: shape and dtype of each leaf, unpacked, by its dotted name.
+      metadata: strings by name that `save` was given.
+      paths: of each leaf in its tree, by its dotted name.
+      formats: of each leaf, by its dotted name: 'dense', 'n_by_m', 'blocks', 'csr' or 'bitmask'.
+      stored_bytes: of each leaf in the file, by its dotted name.
+    """
+
+    def __init__(self, path: Path | str):
+        self._file = SafetensorsFile(Path(path))
+        self.path = self._file.path
+        metadata = dict(self._file.metadata)
+        text = metadata.pop(manifest.MANIFEST_KEY, None)
+        if text is None:
+            raise ValueError(
+                f'{self.path} is no packed file, since its header has no {manifest.MANIFEST_KEY}; '
+                'jaxpruner.sparse.save or `jaxpruner pack` makes one'
+            )
+        specs = {name: ArraySpec(*leaf) for name, leaf in self._file.leaves.items()}
+        try:
+            entries = manifest.from_text(text, specs)
+        except ValueError as error:
+            raise ValueError(f'{self.path}: {error}; {_WRITE_AGAIN}') from error
+        self._entries = {entry.name: entry for entry in entries}
+        self.metadata: Mapping[str, str] = metadata
+        self.leaves: Mapping[str, Leaf] = {
+            entry.name: Leaf(entry.shape, entry.dtype) for entry in entries
+        }
+        self.paths: Mapping[str, tree_lib.Path] = {entry.name: entry.path for entry in entries}
+        self.formats: Mapping[str, str] = {entry.name: entry.format_name for entry in entries}
+        self.stored_bytes: Mapping[str, int] = {}
+        for entry in entries:
+            sizes = [self._file.leaves[tensor].bytes for tensor in entry.tensors.values()]
+            self.stored_bytes = {**self.stored_bytes, entry.name: sum(sizes)}
+        self._leaf_of_parts = functools.lru_cache(maxsize=1)(self._unpacked)
+
+    def read(self, name: str, part: Part | None = None) -> np.ndarray:
+        """Reads and unpacks a leaf, or a part of it.
+
+        Args:
+          name: the leaf's dotted name.
+          part: one of `parts_of` its shape; the leaf is held until another one is read in parts.
+
+        Raises:
+          KeyError: there is no such leaf.
+          ValueError: its arrays do not belong together, or the file has changed since it was opened.
+        """
+        if part is None:
+            return self._unpacked(name)
+        return part.of(self._leaf_of_parts(name)).copy()
+
+    def read_packed(self, name: str) -> Arrays:
+        """Reads the arrays of a leaf as they are stored, checked.
+
+        Raises:
+          KeyError: there is no such leaf.
+          ValueError: the arrays do not belong together, or the file has changed since it was opened.
+        """
+        entry = self._entry(name)
+        arrays = {}
+        for key, tensor in entry.tensors.items():
+            array = self._file.read(tensor)
+            if key == entry.values_key:
+                array = element_types.from_stored(array, entry.dtype)
+            arrays[key] = array
+        try:
+            shape = table.FORMATS[entry.format_name].shape(arrays)
+            if shape != entry.shape:
+                raise ValueError(
+                    f'its arrays are of shape {shape}, and its manifest says {entry.shape}'
+                )
+            table.check(entry.format_name, arrays)
+        except ValueError as error:
+            raise ValueError(f'{self.path}: {name}: {error}; {_WRITE_AGAIN}') from error
+        return arrays
+
+    def stored_mask(self, name: str) -> np.ndarray | None:
+        """Reads which weights of a leaf are stored: uint8, 1 where one is; `None` if the leaf is dense.
+
+        This is the mask that `save` was given, or else where weights were not +0.
+
+        Raises:
+          KeyError: there is no such leaf.
+          ValueError: as in `read`.
+        """
+        if self._entry(name).format_name == 'dense':
+            return None
+        return table.stored_mask(self.formats[name], self.read_packed(name)).astype(np.uint8)
+
+    def _unpacked(self, name: str) -> np.ndarray:
+        arrays = self.read_packed(name)
+        return table.FORMATS[self.formats[name]].unpack(arrays)
+
+    def _entry(self, name: str) -> manifest.Entry:
+        if name not in self._entries:
+            raise KeyError(
+                f'{self.path} has no leaf {name!r}; {tree_lib.nearest(name, list(self._entries))}'
+            )
+        return self._entries[name]

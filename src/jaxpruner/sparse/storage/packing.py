@@ -1,0 +1,181 @@
+"""Trees packed in memory: each leaf in its smallest format, as plain arrays in dictionaries."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.sparse.formats import table
+from jaxpruner.sparse.formats.base import Arrays
+from jaxpruner.sparse.storage.leaves import SourceLeaf, arranged_like, leaves_of_tree, nested
+
+_NAMES = {entry.keys: entry.name for entry in table.FORMATS.values() if entry.name != 'dense'}
+
+
+def pack(tree: tree_lib.PyTree, *, masks: Any = None) -> Any:
+    """Packs a tree in memory: each leaf in the format of the fewest bytes.
+
+    The formats are dense, N:M, blocks, CSR and one bit a weight. A dense leaf stays an array. Any other becomes a
+    dictionary of arrays:
+
+    | format | arrays |
+    |---|---|
+    | N:M | `compressed` [..., groups, N], `indices` uint8, `pattern` [3]: N, M and the axis |
+    | blocks | `values` [groups, blocks, in, out], `indices` [groups, blocks], `shape` |
+    | CSR | `compressed` [kept], `row_offsets` [rows + 1], `column_indices` [kept], `shape` |
+    | one bit a weight | `compressed` [kept], `bitmask` uint8 [size / 8], `shape` |
+
+    So a packed tree is a pytree of arrays, which checkpoints, travels between devices and shards as any other. Between
+    formats of equal bytes the one that can be executed is chosen: 2:4 before one bit a weight. Everything is copied bit
+    by bit: NaN, -0.0 and masked weights that are zero are there again after `unpack`.
+
+    Args:
+      tree: any pytree of arrays. Arrays of devices are fetched one by one.
+      masks: what is kept: a tree of masks, packed or not, `None` where the values decide; or an optimizer state with
+        one `SparseState`. Without, all but the bit pattern of +0 is kept.
+
+    Returns:
+      Nested dictionaries of NumPy's arrays, by the names of the leaves; of a single array its packed arrays.
+
+    Raises:
+      TypeError: a leaf is no array whose values this process has.
+      ValueError: a mask does not fit or removes what is not +0, or the tree is packed already.
+
+    >>> packed = pack({'w': np.eye(256, dtype=np.float32), 'b': np.ones(2, np.float32)})
+    >>> packed['b'], sorted(packed['w'])
+    (array([1., 1.], dtype=float32), ['column_indices', 'compressed', 'row_offsets', 'shape'])
+    """
+    _check_unpacked(tree)
+    sources = leaves_of_tree(tree, masks)
+    leaves: dict[tree_lib.Path, Any] = {}
+    for source in sources:
+        leaves[source.path] = _packed(source)
+    is_array = len(sources) == 1 and _is_array(tree)
+    return leaves[sources[0].path] if is_array else nested(leaves)
+
+
+def unpack(packed: Any, like: tree_lib.PyTree = None) -> Any:
+    """Returns the tree of which `pack` made this one, bit by bit.
+
+    Args:
+      packed: what `pack` returned, or a checkpoint of it restored.
+      like: a tree of arrays or shapes, whose structure the result has. If an entry has a sharding, its leaf is placed
+        so.
+
+    Returns:
+      Without `like`, nested dictionaries of NumPy's arrays; of a single packed leaf the array.
+
+    Raises:
+      ValueError: arrays do not belong together, or the tree does not fit `like`.
+
+    >>> weights = np.arange(6.0).reshape(2, 3)
+    >>> unpack(pack({'a': [weights, weights]}), like={'a': [weights, weights]})['a'][1]
+    array([[0., 1., 2.],
+           [3., 4., 5.]])
+    """
+    if _is_packed(packed):
+        return _unpacked('the leaf', packed)
+    paths, nodes, _ = tree_lib.flatten_with_paths(packed, is_leaf=_is_packed)
+    by_name = {'.'.join(path): node for path, node in zip(paths, nodes, strict=True)}
+    if like is not None:
+        specs = {name: _spec(name, node) for name, node in by_name.items()}
+        return arranged_like(like, specs, lambda name: _unpacked(name, by_name[name]))
+    if _is_array(packed):
+        return np.asarray(packed)
+    leaves = {}
+    for path, node in zip(paths, nodes, strict=True):
+        leaves[path] = _unpacked('.'.join(path), node)
+    return nested(leaves)
+
+
+def stored_masks(packed: Any) -> Any:
+    """Returns the masks of what a packed tree stores: those that `pack` was given, or the weights that are not zero.
+
+    Args:
+      packed: what `pack` or `load_packed` returned.
+
+    Returns:
+      Nested dictionaries of uint8 masks, 1 where a weight is stored, `None` where a leaf is dense. N:M without a given
+      mask stores a few zeros, too; blocks store all that is in them.
+
+    Raises:
+      ValueError: arrays do not belong together.
+
+    >>> weights = np.zeros((8, 256), np.float32)
+    >>> mask = np.zeros((8, 256), np.uint8)
+    >>> mask[2, 7] = 1
+    >>> int(stored_masks(pack({'w': weights}, masks={'w': mask}))['w'].sum())
+    1
+    """
+    if _is_packed(packed):
+        return _stored_mask('the leaf', packed)
+    paths, nodes, _ = tree_lib.flatten_with_paths(packed, is_leaf=_is_packed)
+    masks = {}
+    for path, node in zip(paths, nodes, strict=True):
+        masks[path] = _stored_mask('.'.join(path), node) if _is_packed(node) else None
+    return nested(masks)
+
+
+def _packed(source: SourceLeaf) -> Any:
+    values = source.values()
+    pattern = source.pattern(values)
+    plan = table.smallest(
+        table.plans_of(pattern, source.dtype), table.dense_bytes(pattern, source.dtype)
+    )
+    if plan.format_name == 'dense':
+        return values
+    return table.FORMATS[plan.format_name].pack(values, pattern.mask, plan)
+
+
+def _is_array(tree: Any) -> bool:
+    return hasattr(tree, 'shape') and hasattr(tree, 'dtype')
+
+
+def _is_packed(node: Any) -> bool:
+    """Whether a node is the arrays of one leaf."""
+    if not isinstance(node, Mapping) or frozenset(node) not in _NAMES:
+        return False
+    return all(_is_array(value) for value in node.values())
+
+
+def _check_unpacked(tree: Any) -> None:
+    paths, nodes, _ = tree_lib.flatten_with_paths(tree, is_leaf=_is_packed)
+    for path, node in zip(paths, nodes, strict=True):
+        if _is_packed(node):
+            raise ValueError(
+                f'{".".join(path)} has the keys {sorted(node)}, as a packed leaf has; unpack the tree first, or rename '
+                'a key'
+            )
+
+
+def _checked(name: str, node: Any) -> tuple[str, Arrays]:
+    format_name = _NAMES[frozenset(node)]
+    arrays = {key: np.asarray(value) for key, value in node.items()}
+    try:
+        table.check(format_name, arrays)
+    except ValueError as error:
+        raise ValueError(f'{name}: {error}; pack the tree again') from error
+    return format_name, arrays
+
+
+def _unpacked(name: str, node: Any) -> np.ndarray:
+    if not _is_packed(node):
+        return np.asarray(node)
+    format_name, arrays = _checked(name, node)
+    return table.FORMATS[format_name].unpack(arrays)
+
+
+def _stored_mask(name: str, node: Any) -> np.ndarray:
+    return table.stored_mask(*_checked(name, node)).astype(np.uint8)
+
+
+def _spec(name: str, node: Any) -> tuple[tuple[int, ...], np.dtype]:
+    if not _is_packed(node):
+        return tuple(node.shape), np.dtype(node.dtype)
+    entry = table.FORMATS[_NAMES[frozenset(node)]]
+    arrays = {key: np.asarray(value) for key, value in node.items()}
+    try:
+        return entry.shape(arrays), arrays[entry.values_key].dtype
+    except ValueError as error:
+        raise ValueError(f'{name}: {error}; pack the tree again') from error

@@ -1,0 +1,248 @@
+"""What is packed comes back bit by bit: all dtypes, shapes, sparsities and patterns, in memory and from a file."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from jaxpruner import checkpoints, sparse
+from jaxpruner.sparse.formats import element_types, table
+from jaxpruner.sparse.formats.base import Pattern
+
+DTYPES = list(element_types.DTYPES)
+
+
+def random_bits(rng, shape, dtype):
+    """Any bits: NaN with payloads, -0.0, subnormal numbers."""
+    dtype = element_types.DTYPES[dtype]
+    if dtype.kind == 'b':
+        return rng.integers(2, size=shape).astype(bool)
+    if dtype.name in ('int2', 'int4', 'uint2', 'uint4') or dtype.name.startswith(
+        ('float6', 'float4')
+    ):
+        return rng.integers(0, 2, size=shape).astype(dtype)  # not every byte is one of them
+    size = math.prod(shape) * dtype.itemsize
+    return rng.integers(256, size=size, dtype=np.uint8).view(dtype).reshape(shape)
+
+
+def bits(array):
+    array = np.asarray(array, order='C')
+    return array.reshape(-1).view(np.uint8)
+
+
+def assert_same_bits(found, expected):
+    expected = np.asarray(expected)
+    assert found.shape == expected.shape
+    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(bits(found), bits(expected))
+
+
+def scattered(rng, shape, share):
+    return rng.random(shape) < share
+
+
+def grouped(rng, shape, share):
+    """N:M along the last axis that 4 divides, and whatever there is otherwise."""
+    axes = [axis for axis in range(len(shape)) if shape[axis] and shape[axis] % 4 == 0]
+    if not axes:
+        return scattered(rng, shape, share)
+    moved = np.moveaxis(np.empty(shape), axes[-1], -1).shape
+    ranks = rng.random((*moved[:-1], moved[-1] // 4, 4)).argsort(-1)
+    n = 1 + round(2 * share)
+    return np.moveaxis((ranks < n).reshape(moved), -1, axes[-1])
+
+
+def in_blocks(rng, shape, share):
+    if len(shape) < 2:
+        return scattered(rng, shape, share)
+    height, width = (next(side for side in (4, 3, 2, 1) if n % side == 0) for n in shape[-2:])
+    grid = rng.random((*shape[:-2], shape[-2] // height, shape[-1] // width)) < share
+    return grid.repeat(height, -2).repeat(width, -1)
+
+
+PATTERNS = {'scattered': scattered, 'N:M': grouped, 'blocks': in_blocks}
+
+shapes = st.lists(st.integers(0, 24), max_size=4).map(tuple).filter(lambda s: math.prod(s) < 20000)
+
+
+@settings(max_examples=150)
+@given(
+    shape=shapes,
+    dtype=st.sampled_from(DTYPES),
+    pattern=st.sampled_from(list(PATTERNS)),
+    share=st.sampled_from([0.0, 0.01, 0.05, 0.25, 0.5, 0.9, 1.0]),
+    seed=st.integers(0, 99),
+)
+@example(shape=(64, 64), dtype='bfloat16', pattern='N:M', share=0.5, seed=0)
+@example(shape=(3, 3, 16, 64), dtype='int8', pattern='blocks', share=0.25, seed=0)
+@example(shape=(60, 45), dtype='complex128', pattern='blocks', share=0.25, seed=0)
+@example(shape=(300, 70), dtype='float8_e5m2', pattern='scattered', share=0.01, seed=0)
+def test_every_fitting_format_keeps_every_bit(shape, dtype, pattern, share, seed):
+    """Each format by itself, the planned arrays being those that are made, and the smallest in memory."""
+    rng = np.random.default_rng(seed)
+    mask = PATTERNS[pattern](rng, shape, share)
+    array = random_bits(rng, shape, dtype)
+    array[~mask] = np.zeros((), array.dtype)
+    found = Pattern.of(element_types.is_not_plus_zero(array))
+    plans = table.plans_of(found, array.dtype, all_sizes=True)
+    for name, plan in plans.items():
+        if plan is None:
+            continue
+        arrays = table.FORMATS[name].pack(array, found.mask, plan)
+        made = {key: (value.shape, value.dtype) for key, value in arrays.items()}
+        assert made == plan.arrays, name
+        table.check(name, arrays)
+        assert_same_bits(table.FORMATS[name].unpack(arrays), array)
+        assert not (found.mask & ~table.stored_mask(name, arrays)).any(), name
+    assert_same_bits(sparse.unpack(sparse.pack(array)), array)
+
+
+@settings(max_examples=60)
+@given(
+    shape=shapes,
+    dtype=st.sampled_from(DTYPES),
+    pattern=st.sampled_from(list(PATTERNS)),
+    share=st.sampled_from([0.0, 0.01, 0.25, 0.5, 1.0]),
+    seed=st.integers(0, 99),
+)
+def test_given_masks_come_back(shape, dtype, pattern, share, seed):
+    """Also where weights of the mask are zero."""
+    rng = np.random.default_rng(seed)
+    mask = PATTERNS[pattern](rng, shape, share)
+    array = random_bits(rng, shape, dtype)
+    array[~mask | (rng.random(shape) < 0.3)] = np.zeros((), array.dtype)
+    packed = sparse.pack({'w': array}, masks={'w': jnp.asarray(mask, jnp.uint8)})
+    assert_same_bits(sparse.unpack(packed)['w'], array)
+    stored = sparse.stored_masks(packed)['w']
+    if stored is None:
+        assert mask.all()
+    else:
+        np.testing.assert_array_equal(stored, mask)
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_files_hold_every_dtype(dtype, tmp_path):
+    rng = np.random.default_rng(0)
+    path = tmp_path / 'a.safetensors'
+    tree = {'empty': random_bits(rng, (0, 3), dtype), 'scalar': random_bits(rng, (), dtype)}
+    for pattern, draw in PATTERNS.items():
+        for share in (0.03, 0.5):
+            array = random_bits(rng, (24, 3, 64), dtype)
+            array[~draw(rng, array.shape, share)] = np.zeros((), array.dtype)
+            tree[f'{pattern} {share}'] = array
+    sparse.save(path, tree)
+    loaded = sparse.load(path)
+    assert loaded.keys() == tree.keys()
+    for name, array in tree.items():
+        assert_same_bits(loaded[name], array)
+    # Other libraries read every tensor of the file.
+    assert (
+        safetensors.numpy.load_file(path).keys() == checkpoints.open_checkpoint(path).leaves.keys()
+    )
+    packed = sparse.load_packed(path)
+    again = sparse.unpack(packed, like=tree)
+    for name, array in tree.items():
+        assert_same_bits(again[name], array)
+
+
+SMALLEST = {
+    'dense': ('scattered', 1.0, (64, 64), 'dense'),
+    'few zeros': ('scattered', 0.99, (64, 64), 'dense'),
+    'half': ('scattered', 0.5, (64, 64), 'bitmask'),
+    'nine tenths': ('scattered', 0.1, (256, 256), 'bitmask'),
+    'nearly all': ('scattered', 0.02, (256, 256), 'csr'),
+    '2:4': ('N:M', 0.5, (64, 64), 'n_by_m'),
+    '1:4': ('N:M', 0.0, (64, 64), 'n_by_m'),
+    '2:4 along an inner axis': ('N:M', 0.5, (3, 64, 63), 'n_by_m'),
+    'blocks': ('blocks', 0.2, (256, 256), 'blocks'),
+    'blocks of 3 by 3': ('blocks', 0.2, (255, 255), 'blocks'),
+    'small': ('scattered', 0.1, (4, 4), 'dense'),
+}
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize('name', SMALLEST)
+def test_the_smallest_format_is_chosen(name, dtype, tmp_path):
+    pattern, share, shape, expected = SMALLEST[name]
+    rng = np.random.default_rng(0)
+    array = np.where(PATTERNS[pattern](rng, shape, share), 1.5, 0.0)
+    array = array.astype(element_types.DTYPES[dtype])
+    sparse.save(tmp_path / 'a.safetensors', {'w': array})
+    file = sparse.open_packed(tmp_path / 'a.safetensors')
+    assert file.formats == {'w': expected}
+    plans = table.plans_of(Pattern.of(array != 0), array.dtype, all_sizes=True)
+    sizes = {each: plan.bytes for each, plan in plans.items() if plan is not None}
+    assert file.stored_bytes['w'] == sizes[expected]
+    if name != 'small' and name != 'few zeros':
+        assert sizes[expected] <= 1.02 * min(sizes.values())
+
+
+def test_columns_take_16_bits_where_they_fit():
+    narrow, wide = np.zeros((8, 2**16), np.float32), np.zeros((8, 2**16 + 1), np.float32)
+    for array, dtype in ((narrow, np.uint16), (wide, np.uint32)):
+        array[::3, ::999] = 1.0
+        array[2, -1] = 2.0
+        packed = sparse.pack(array)
+        assert packed['column_indices'].dtype == dtype
+        assert_same_bits(sparse.unpack(packed), array)
+
+
+def test_an_even_number_of_blocks_a_column_makes_groups():
+    array = np.zeros((64, 256), np.float32)
+    array[8:16, :128] = array[40:48, :128] = array[:16, 128:] = 1.0
+    packed = sparse.pack(array)
+    assert packed['values'].shape[:1] + packed['indices'].shape[:1] == (2, 2)
+    assert packed['values'].shape[-2:] == (8, 128)
+    assert packed['indices'].tolist() == [[1, 5], [0, 1]]
+    array[16:24, 128:] = 1.0
+    packed = sparse.pack(array)
+    assert packed['values'].shape == (1, 5, 8, 128)
+    assert packed['indices'].tolist() == [[1, 5, 8, 9, 10]]
+    assert_same_bits(sparse.unpack(packed), array)
+
+
+def test_transposed_views_are_stored_in_their_own_order(tmp_path):
+    array = np.arange(12.0, dtype=np.float32).reshape(3, 4)
+    thin = np.zeros((256, 128), np.float32)
+    thin[3, 5] = 2.0
+    tree = {'dense': array.T, 'thin': thin.T, 'strided': thin[::2, ::3], 'backwards': array[::-1]}
+    sparse.save(tmp_path / 'a.safetensors', tree)
+    for found in (sparse.load(tmp_path / 'a.safetensors'), sparse.unpack(sparse.pack(tree))):
+        for name in tree:
+            assert_same_bits(found[name], tree[name])
+    raw = safetensors.numpy.load_file(tmp_path / 'a.safetensors')
+    np.testing.assert_array_equal(raw['dense'], array.T)
+
+
+@pytest.mark.parametrize('dtype', ['>f4', '>c16', '>i2'])
+def test_either_byte_order(dtype):
+    array = np.zeros((64, 64), dtype)
+    array[3, 4] = 7
+    found = sparse.unpack(sparse.pack({'w': array}))['w']
+    assert found.dtype == np.dtype(dtype).newbyteorder('=')
+    np.testing.assert_array_equal(found, array)
+
+
+def test_bits_that_are_zero_in_value_are_kept():
+    array = np.zeros((64, 64), np.float32)
+    array[1, 2], array[3, 4], array[5, 6] = -0.0, np.nan, 1e-45
+    array.view(np.uint32)[7, 8] = 0x7FA00001  # a signalling NaN
+    packed = sparse.pack(array)
+    stored = sparse.stored_masks(packed)
+    assert [stored[i, i + 1] for i in (1, 3, 5, 7)] == [1, 1, 1, 1]
+    assert_same_bits(sparse.unpack(packed), array)
+
+
+def test_arrays_of_devices(tmp_path):
+    tree = {'w': jnp.eye(64, dtype=jnp.float8_e4m3fn), 'n': jnp.eye(64).astype(jnp.int4), 's': 3}
+    sparse.save(tmp_path / 'a.safetensors', tree)
+    loaded = sparse.load(tmp_path / 'a.safetensors', like=tree)
+    for name in ('w', 'n'):
+        assert isinstance(loaded[name], jax.Array)
+        assert_same_bits(np.asarray(loaded[name]), tree[name])
+    assert loaded['s'] == 3
