@@ -1,0 +1,3 @@
+"""Products of rows with compact matrices, and their derivatives: plain functions of arrays, a file for each format."""
+
+from jaxpruner.sparse.operators.blocks import BlockMatrix as BlockMatrix
