@@ -49,7 +49,7 @@ def on_device(where: str, array: np.ndarray, sharding: Any = None) -> jax.Array:
     placed = jnp.asarray(array) if sharding is None else jax.device_put(array, sharding)
     if placed.dtype != array.dtype:
         raise ValueError(
-            f"{where} is {array.dtype}, of which JAX would make {placed.dtype}; call jax.config.update('jax_enable_x64', "
-            'True) first'
+            f'{where} is {array.dtype}, of which JAX would make {placed.dtype}; call '
+            "jax.config.update('jax_enable_x64', True) first"
         )
     return placed

@@ -1,0 +1,367 @@
+"""Trees of every kind: containers, masks of optimizer states, models, checkpoints, devices, and what is refused."""
+
+import collections
+import sys
+import tracemalloc
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+from flax import nnx
+from jax.experimental import sparse as jax_sparse
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import jaxpruner
+from helpers import eight_devices
+from jaxpruner import checkpoints, sparse
+
+Point = collections.namedtuple('Point', 'x y')
+
+
+def eye(size=64, dtype=np.float32):
+    return np.eye(size, dtype=dtype)
+
+
+TREE = {
+    'layers': [{'kernel': eye(), 'bias': None}, {'kernel': jnp.eye(64, dtype=jnp.bfloat16)}],
+    'point': Point(np.array([1, 2], np.int64), jnp.array([True, False])),
+    'dotted.name': np.zeros((64, 64), np.float32),
+    'step': jnp.int32(7),
+}
+
+
+def assert_same(found, expected):
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for leaf, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert leaf.dtype == other.dtype
+        assert np.asarray(leaf).tobytes() == np.asarray(other).tobytes()
+
+
+def test_containers_come_back_by_name_or_as_they_were(tmp_path):
+    path = tmp_path / 'a.safetensors'
+    sparse.save(path, TREE, metadata={'run': '8'})
+    packed = sparse.pack(TREE)
+    for found in (sparse.load(path), sparse.unpack(packed)):
+        assert list(found['layers']) == ['0', '1']
+        assert found['point']['x'].tolist() == [1, 2]
+        assert found['dotted.name'].shape == (64, 64)
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), TREE)
+    for like in (TREE, shapes):
+        assert_same(sparse.load(path, like=like), TREE)
+        assert_same(sparse.unpack(packed, like=like), TREE)
+    file = sparse.open_packed(path)
+    assert file.metadata == {'run': '8'}
+    assert file.paths['layers.0.kernel'] == ('layers', '0', 'kernel')
+    assert_same(sparse.unpack(sparse.load_packed(path), like=TREE), TREE)
+
+
+def test_packed_trees_are_plain_arrays_in_plain_dictionaries():
+    packed = sparse.pack(TREE)
+
+    def check(node):
+        assert type(node) in (dict, np.ndarray)
+        for child in node.values() if type(node) is dict else ():
+            check(child)
+
+    check(packed)
+    on_device = jax.tree.map(jnp.asarray, packed['layers'])
+    np.testing.assert_array_equal(
+        sparse.unpack({'layers': on_device})['layers']['0']['kernel'], eye()
+    )
+
+
+def test_a_leaf_is_read_alone_and_in_parts(tmp_path):
+    path = tmp_path / 'a.safetensors'
+    sparse.save(path, {'w': eye(64), 'v': eye(32)})
+    file = sparse.open_packed(path)
+    assert isinstance(file, checkpoints.Checkpoint)
+    parts = [file.read('w', part) for part in checkpoints.parts.parts_of((64, 64), size=500)]
+    np.testing.assert_array_equal(np.concatenate(parts), eye(64))
+    with pytest.raises(KeyError, match=r"a\.safetensors has no leaf 'wv'.*'w'"):
+        file.read('wv')
+
+
+ALGORITHMS = {
+    'magnitude': jaxpruner.MagnitudePruning(
+        sparsity=0.9, scheduler=jaxpruner.OneShotSchedule(0), use_packed_masks=True
+    ),
+    '2:4': jaxpruner.MagnitudePruning(
+        sparsity_type='2:4', scheduler=jaxpruner.OneShotSchedule(0), use_packed_masks=True
+    ),
+    'random': jaxpruner.StaticRandomSparse(sparsity=0.95),
+}
+
+
+@pytest.mark.parametrize('name', ALGORITHMS)
+def test_masks_of_an_optimizer_state(name, tmp_path):
+    """The masks come back exactly, although weights of them are zero, and the state itself is saved, too."""
+    tx = optax.chain(optax.clip(1.0), ALGORITHMS[name].wrap_optax(optax.adam(1e-3)))
+    params = {'w': jax.random.normal(jax.random.key(0), (64, 128)), 'b': jnp.ones(128)}
+    opt_state = tx.init(params)
+    _, opt_state = jax.jit(tx.update)(params, opt_state, params)
+    masks = jaxpruner.unpack_masks(jaxpruner.sparse_states(opt_state)[0].masks, params)
+    params = jaxpruner.apply_mask(params, masks)
+    params['w'] = params['w'].at[:, ::3].set(0.0)  # regrown at zero
+    path = tmp_path / 'a.safetensors'
+    sparse.save(path, params, masks=opt_state)
+    assert_same(sparse.load(path, like=params), params)
+    np.testing.assert_array_equal(sparse.open_packed(path).stored_mask('w'), masks['w'])
+    assert sparse.open_packed(path).stored_mask('b') is None
+    packed = sparse.pack(params, masks=opt_state)
+    np.testing.assert_array_equal(sparse.stored_masks(packed)['w'], masks['w'])
+    assert sparse.stored_masks(packed)['b'] is None
+    sparse.save(path, opt_state)
+    assert_same(sparse.load(path, like=opt_state), opt_state)
+    assert_same(sparse.unpack(sparse.pack(opt_state), like=opt_state), opt_state)
+
+
+def identity(key, shape, dtype=jnp.float32):
+    del key
+    return jnp.eye(*shape, dtype=dtype)
+
+
+def test_models_of_nnx(tmp_path):
+    model = nnx.Linear(64, 64, kernel_init=identity, rngs=nnx.Rngs(0))
+    state = nnx.state(model)
+    packed = sparse.pack(state)
+    assert packed['kernel'].keys() == sparse.pack(eye()).keys()
+    sparse.save(tmp_path / 'a.safetensors', state)
+    for found in (
+        sparse.unpack(packed, like=state),
+        sparse.load(tmp_path / 'a.safetensors', like=state),
+    ):
+        other = nnx.Linear(64, 64, rngs=nnx.Rngs(1))
+        nnx.update(other, found)
+        np.testing.assert_array_equal(other(jnp.ones(64)), model(jnp.ones(64)))
+
+
+def test_masks_of_an_optimizer_of_nnx(tmp_path):
+    model = nnx.Linear(64, 64, rngs=nnx.Rngs(0))
+    tx = ALGORITHMS['random'].wrap_optax(optax.adam(1e-3))
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    opt_state = optimizer.opt_state
+    masks = jaxpruner.sparse_states(opt_state)[0].masks
+    params = {'kernel': model.kernel[...], 'bias': model.bias[...]}
+    params = jaxpruner.apply_mask(params, masks)
+    packed = sparse.pack(params, masks=opt_state)
+    mask = sparse.stored_masks(packed)['kernel']
+    np.testing.assert_array_equal(mask, jaxpruner.unpack_masks(masks, params)['kernel'])
+    path = tmp_path / 'a.safetensors'
+    whole = nnx.state(optimizer)
+    sparse.save(path, whole)
+    assert_same(sparse.load(path, like=whole), whole)
+
+
+def test_packed_trees_go_through_checkpoints_without_a_target(tmp_path):
+    tree = {'w': jnp.eye(64), 'b': jnp.ones(3), 'deep': {'v': jnp.eye(32, dtype=jnp.bfloat16)}}
+    packed = sparse.pack(tree)
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / 'packed', packed)
+        checkpointer.wait_until_finished()
+        restored = checkpointer.restore(tmp_path / 'packed')
+    assert_same(sparse.unpack(restored, like=tree), tree)
+
+
+def test_checkpoints_are_packed_under_their_names(tmp_path):
+    jaxpruner.save_safetensors({'a': {'w': eye()}, 'b': np.ones(2)}, tmp_path / 'dense.safetensors')
+    masks = {'a.w': (np.eye(64) + np.eye(64, k=1)).astype(np.uint8)}
+    checkpoints.write_safetensors(tmp_path / 'masks.safetensors', masks)
+    dense, given = (
+        checkpoints.open_checkpoint(tmp_path / f'{name}.safetensors') for name in ('dense', 'masks')
+    )
+    path = tmp_path / 'packed.safetensors'
+    sparse.save(path, dense, masks=given)
+    np.testing.assert_array_equal(sparse.load(path)['a.w'], eye())
+    np.testing.assert_array_equal(sparse.open_packed(path).stored_mask('a.w'), masks['a.w'])
+    like = {'a': {'w': eye()}, 'b': np.ones(2)}
+    assert_same(sparse.load(path, like=like), like)
+    with pytest.raises(ValueError, match=r"masks: 'a\.w' is no tensor of .*packed"):
+        sparse.save(path, checkpoints.open_checkpoint(path), masks=given)
+
+
+def test_jax_experimental_sparse():
+    dense = jnp.asarray(np.where(np.random.default_rng(0).random((32, 48)) < 0.1, 1.5, 0.0))
+    dense = dense.astype(jnp.float32).at[3].set(0.0).at[5, 6].set(-0.0)
+    for weights in (dense, sparse.pack(dense), dense.T.T):
+        for matrix in (sparse.to_bcsr(weights), sparse.to_bcoo(weights)):
+            np.testing.assert_array_equal(matrix.todense(), dense)
+            assert matrix.nse == int((dense != 0).sum()) + 1
+    mask = (dense != 0).at[0].set(True)
+    matrix = sparse.to_bcsr(dense, mask=mask.at[5, 6].set(True))
+    assert matrix.nse == int(mask.sum()) + 1
+    again = sparse.from_bcsr(matrix)
+    np.testing.assert_array_equal(sparse.unpack(again), dense)
+    assert int(sparse.stored_masks(again).sum()) == matrix.nse
+    padded = jax_sparse.BCSR.fromdense(dense, nse=500)
+    np.testing.assert_array_equal(sparse.unpack(sparse.from_bcsr(padded)), dense)
+
+
+TWICE = jax_sparse.BCSR((jnp.ones(2), jnp.array([1, 1]), jnp.array([0, 2])), shape=(1, 3))
+BATCHED = jax_sparse.BCSR.fromdense(jnp.ones((2, 2, 2)), n_batch=1)
+
+REFUSED = {
+    'a text': (lambda: sparse.pack({'a': 'text'}), TypeError, r'^a: .*str'),
+    'a random key': (lambda: sparse.pack({'a': jax.random.key(0)}), TypeError, r'^a: .*key_data'),
+    'objects': (
+        lambda: sparse.pack({'a': {'b': np.array([None])}}),
+        TypeError,
+        r"^a\.b: .*'object'",
+    ),
+    'one name twice': (
+        lambda: sparse.pack({'a.b': eye(), 'a': {'b': eye()}}),
+        ValueError,
+        r"\('a', 'b'\) and \('a\.b',\)|\('a\.b',\) and",
+    ),
+    'a packed tree': (
+        lambda: sparse.pack(sparse.pack({'a': eye(256)})),
+        ValueError,
+        r'^a has the keys .*unpack',
+    ),
+    'masks of other trees': (
+        lambda: sparse.pack({'a': eye()}, masks={'b': eye()}),
+        ValueError,
+        "'b'",
+    ),
+    'masks of other shapes': (
+        lambda: sparse.pack({'a': {'w': eye()}}, masks={'a': {'w': eye(32)}}),
+        ValueError,
+        r'^a\.w: .*\(32, 32\)',
+    ),
+    'masks that lose weights': (
+        lambda: sparse.pack({'a': eye()}, masks={'a': jnp.ones((64, 64)).at[3, 3].set(0)}),
+        ValueError,
+        r'^a: 1 weights .*apply_mask',
+    ),
+    'masks that lose -0.0': (
+        lambda: sparse.pack({'a': -jnp.zeros(4)}, masks={'a': jnp.array([1, 1, 0, 0])}),
+        ValueError,
+        r'^a: 2 weights',
+    ),
+    'a state of two pruners': (
+        lambda: sparse.pack({'a': eye()}, masks=(jaxpruner.SparseState({'a': None}),) * 2),
+        ValueError,
+        'found 2',
+    ),
+    'a leaf too few': (
+        lambda: sparse.unpack({'a': eye()}, like={'a': eye(), 'b': eye()}),
+        ValueError,
+        "no leaf 'b'.*'a'",
+    ),
+    'a leaf too many': (
+        lambda: sparse.unpack({'a': eye(), 'b': eye()}, like={'a': eye()}),
+        ValueError,
+        "no leaf 'b', which is stored",
+    ),
+    'another shape': (
+        lambda: sparse.unpack({'a': eye()}, like={'a': eye(32)}),
+        ValueError,
+        r'^a is float32\[64, 64\].*float32\[32, 32\]',
+    ),
+    'another dtype': (
+        lambda: sparse.unpack(sparse.pack({'a': eye()}), like={'a': eye(dtype=np.float16)}),
+        ValueError,
+        r'^a is float32\[64, 64\].*float16',
+    ),
+    'no matrix': (lambda: sparse.to_bcsr(np.ones((2, 2, 2))), ValueError, r'\(2, 2, 2\)'),
+    'a matrix in words': (lambda: sparse.to_bcoo('text'), TypeError, 'str'),
+    'no BCSR': (lambda: sparse.from_bcsr(eye()), TypeError, 'ndarray'),
+    'batches': (lambda: sparse.from_bcsr(BATCHED), ValueError, '1 batch axes'),
+    'an element twice': (lambda: sparse.from_bcsr(TWICE), ValueError, '1 elements more than once'),
+    'float64 without x64': (lambda: sparse.to_bcsr(np.eye(3)), ValueError, 'float64.*x64'),
+}
+
+
+@pytest.mark.parametrize('name', REFUSED)
+def test_refused(name):
+    call, error, words = REFUSED[name]
+    with pytest.raises(error, match=words):
+        call()
+
+
+def test_refused_files(tmp_path):
+    path = tmp_path / 'a.safetensors'
+    with pytest.raises(TypeError, match=r"'sparsity': 0\.9"):
+        sparse.save(path, TREE, metadata={'sparsity': 0.9})
+    with pytest.raises(ValueError, match='metadata: jaxpruner_sparse'):
+        sparse.save(path, TREE, metadata={'jaxpruner_sparse': '{}'})
+    both = {'w': eye(256), 'w.compressed': np.ones(2)}
+    with pytest.raises(ValueError, match=r"'w\.compressed'.*rename"):
+        sparse.save(path, both)
+    with pytest.raises(FileNotFoundError, match='nowhere'):
+        sparse.save(tmp_path / 'nowhere' / 'a.safetensors', TREE)
+    assert not list(tmp_path.iterdir())
+    sparse.save(path, TREE)
+    with pytest.raises(FileExistsError, match=r'a\.safetensors'):
+        sparse.save(path, TREE, overwrite=False)
+    with pytest.raises(ValueError, match=r'a\.safetensors: .*no leaf'):
+        sparse.load(path, like={'w': eye()})
+    double = {'w': jax.device_put(1.0)}
+    sparse.save(path, {'w': np.float64(1)})
+    with pytest.raises(ValueError, match=r'a\.safetensors: w is float64'):
+        sparse.load(path, like=double)
+
+
+def test_the_extra_that_is_missing_is_named(tmp_path, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith('jaxpruner.checkpoints')]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr(jaxpruner, 'checkpoints')
+    monkeypatch.setitem(sys.modules, 'safetensors', None)
+    for call in (sparse.load, sparse.load_packed, sparse.open_packed):
+        with pytest.raises(ImportError, match=r'jaxpruner\[checkpoint\]'):
+            call(tmp_path / 'a.safetensors')
+    with pytest.raises(ImportError, match=r'jaxpruner\[checkpoint\]'):
+        sparse.save(tmp_path / 'a.safetensors', TREE)
+
+
+def test_on_eight_devices(request):
+    eight_devices.run_checks(__file__, request.config)
+
+
+def sharding(*spec):
+    devices = np.array(jax.devices()).reshape(4, 2)
+    return NamedSharding(Mesh(devices, ('rows', 'columns')), PartitionSpec(*spec))
+
+
+@pytest.mark.parametrize('spec', [('rows', 'columns'), ('columns',), ()], ids=str)
+def check_sharded_arrays_are_stored_whole(spec, tmp_path):
+    values = eye(64)
+    tree = {'w': jax.device_put(values, sharding(*spec))}
+    mask = jax.device_put(values.astype(np.uint8), sharding(*spec))
+    path = tmp_path / 'a.safetensors'
+    sparse.save(path, tree, masks={'w': mask})
+    for found in (
+        sparse.load(path, like=tree)['w'],
+        sparse.unpack(sparse.pack(tree), like=tree)['w'],
+    ):
+        assert found.sharding == tree['w'].sharding
+        np.testing.assert_array_equal(found, values)
+    shape = jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=sharding(*spec))
+    assert sparse.load(path, like={'w': shape})['w'].sharding == tree['w'].sharding
+
+
+def check_packed_arrays_lie_on_several_devices():
+    blocks = np.kron(np.eye(8, dtype=np.float32), np.ones((8, 128), np.float32))
+    packed = sparse.pack({'w': blocks})
+    assert packed['w']['values'].shape == (8, 1, 8, 128)
+    placed = jax.tree.map(
+        lambda leaf: jax.device_put(leaf, sharding('rows' if len(leaf) % 4 == 0 else None)), packed
+    )
+    assert not placed['w']['values'].sharding.is_fully_replicated
+    np.testing.assert_array_equal(sparse.unpack(placed)['w'], blocks)
+
+
+def check_one_leaf_is_on_the_host_at_a_time(tmp_path):
+    values = np.ones((256, 1024), np.float32)
+    values[::2] = 0.0
+    tree = {f'w{i}': jax.device_put(values, sharding('rows', 'columns')) for i in range(16)}
+    tracemalloc.start()
+    try:
+        sparse.save(tmp_path / 'a.safetensors', tree)
+        left, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 6 * values.nbytes
+    assert left < values.nbytes
