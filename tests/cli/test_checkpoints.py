@@ -86,6 +86,8 @@ def test_prune_then_inspect(dense, tmp_path, capsys):
         'dead_indices': [[], []],
         'bytes': 256,
         'packed_bytes': 144,
+        'formats': {'dense': 256, 'n_by_m': 144, 'blocks': None, 'csr': None, 'bitmask': 144},
+        'smallest': 'dense',
     }
 
 

@@ -242,12 +242,13 @@ def _first_few(names: list[str]) -> str:
 def _check_targets(out: Path, masks_out: Path | None, overwrite: bool, is_sharded: bool) -> None:
     if masks_out is not None and os.path.realpath(masks_out) == os.path.realpath(out):
         raise ValueError(f'masks_out and out are the same file, {out}; give them different names')
-    _check_target(out, overwrite, out.is_dir() or is_sharded)
+    check_target(out, overwrite, out.is_dir() or is_sharded)
     if masks_out is not None:
-        _check_target(masks_out, overwrite, masks_out.is_dir())
+        check_target(masks_out, overwrite, masks_out.is_dir())
 
 
-def _check_target(path: Path, overwrite: bool, is_folder: bool) -> None:
+def check_target(path: Path, overwrite: bool, is_folder: bool = False) -> None:
+    """Refuses what cannot be written, or must not be replaced, before any work is done."""
     if not path.parent.is_dir():
         raise FileNotFoundError(f'{path}: there is no folder {path.parent}')
     if path.exists() and (is_folder or not overwrite):

@@ -7,6 +7,7 @@ from tyro.conf import Positional, arg
 
 WorkloadName = Annotated[str, Positional, arg(metavar='WORKLOAD')]
 CheckpointPath = Annotated[Path, Positional, arg(metavar='CHECKPOINT')]
+PackedPath = Annotated[Path, Positional, arg(metavar='PACKED')]
 Folders = Annotated[tuple[Path, ...], Positional, arg(metavar='FOLDERS')]
 
 OptionalName = Annotated[str | None, arg(metavar='NAME')]

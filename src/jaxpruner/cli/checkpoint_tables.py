@@ -70,7 +70,7 @@ def inspection_table(reports: Sequence[LeafReport]) -> str:
         leaf, name = report.leaf, output.printable(report.name)
         shape = '×'.join(map(str, leaf.shape)) or 'scalar'
         sparsity = f'{report.structure.sparsity:.2%}'
-        sizes = [_size(leaf.bytes), _size(report.packed_bytes)]
+        sizes = [size_words(leaf.bytes), size_words(report.packed_bytes)]
         rows.append([name, shape, leaf.dtype.name, sparsity, *sizes])
         words = _structure_words(report)
         if words:
@@ -81,8 +81,8 @@ def inspection_table(reports: Sequence[LeafReport]) -> str:
         f'{total["weights"]:,}',
         '',
         f'{total["sparsity"]:.2%}',
-        _size(total['bytes']),
-        _size(total['packed_bytes']),
+        size_words(total['bytes']),
+        size_words(total['packed_bytes']),
     ]
     width = output.width()
     text = text_tables.to_text(_REPORT_COLUMNS, rows, last_row, width)
@@ -134,7 +134,7 @@ def pruning_table(
     return text_tables.to_text(_PRUNING_COLUMNS, rows, width=output.width())
 
 
-def _size(count: int) -> str:
+def size_words(count: int) -> str:
     """Writes bytes in a unit of thousands, as `5.2 MB`."""
     if count < 1000:
         return f'{count} B'

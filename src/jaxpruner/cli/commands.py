@@ -28,6 +28,8 @@ _ROWS = (
     ('compare', 'WORKLOAD', 'train it with each algorithm', 'baselines'),
     ('inspect', 'CHECKPOINT', 'sparsity, structure and bytes, leaf by leaf', 'checkpoint'),
     ('prune', 'CHECKPOINT', 'write a checkpoint with its smallest weights removed', 'checkpoint'),
+    ('pack', 'CHECKPOINT', 'write a checkpoint without its zeros', 'checkpoint'),
+    ('unpack', 'PACKED', 'write a packed checkpoint as it was', 'checkpoint'),
     ('table', 'FOLDERS', 'results of runs as a table', 'cli'),
     ('order', 'FOLDERS', "their order against the original's table", 'cli'),
     ('plot', 'FOLDERS', 'results of runs as images', 'plot'),

@@ -20,6 +20,7 @@ examples:
   jaxpruner compare digits-resnet --algorithms magnitude rigl --sparsities 0.8
   jaxpruner inspect model.safetensors
   jaxpruner prune model.safetensors --sparsity 0.8 --out sparse.safetensors
+  jaxpruner pack sparse.safetensors --out packed.safetensors
   jaxpruner table out/digits-resnet out/vit --out table.md
   jaxpruner plot out/digits-resnet --kind sparsity --out plot.png
 

@@ -61,8 +61,9 @@ class Prune:
         input_files.check_exists(self.checkpoint)
         from jaxpruner import checkpoints  # loads JAX, for which a wrong path need not wait
         from jaxpruner.cli import checkpoint_tables
+        from jaxpruner.sparse.storage.checkpoint_sizes import open_packed_or_dense
 
-        checkpoint = checkpoints.open_checkpoint(self.checkpoint)
+        checkpoint = open_packed_or_dense(self.checkpoint)
         leaves = checkpoint.leaves
         types = [_parse_type(text) for text in self.types]
         choices = checkpoints.choose(

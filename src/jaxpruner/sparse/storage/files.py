@@ -69,7 +69,10 @@ def save(
     (True, (256, 256))
     """
     checkpoints = _checkpoints('save')
+    from jaxpruner.checkpoints.pruning import check_target
+
     _check_metadata(metadata or {})
+    check_target(Path(path), overwrite, Path(path).is_dir())
     if isinstance(tree, checkpoints.Checkpoint):
         sources = _leaves_of_checkpoint(tree, masks)
     else:
@@ -121,7 +124,7 @@ def load(
         leaves = {}
         for name, leaf_path in file.paths.items():
             leaves[leaf_path] = read(name)
-    return _nested(file, leaves)
+    return nested(leaves)
 
 
 def load_packed(path: os.PathLike[str] | str, *, progress: bool = True) -> Any:
@@ -151,7 +154,7 @@ def load_packed(path: os.PathLike[str] | str, *, progress: bool = True) -> Any:
         for name, leaf_path in file.paths.items():
             arrays = read(name)
             leaves[leaf_path] = arrays['values'] if file.formats[name] == 'dense' else arrays
-    return _nested(file, leaves)
+    return nested(leaves)
 
 
 def open_packed(path: os.PathLike[str] | str) -> 'PackedFile':
@@ -307,13 +310,6 @@ def _reading(file: 'PackedFile', is_shown: bool, is_packed: bool = False) -> Ite
             return file.read_packed(name) if is_packed else file.read(name)
 
         yield read
-
-
-def _nested(file: 'PackedFile', leaves: Mapping[tree_lib.Path, Any]) -> Any:
-    try:
-        return nested(leaves)
-    except ValueError as error:
-        raise ValueError(f'{file.path}: {error}; write or download it again') from error
 
 
 def _named(path: Path, error: ValueError) -> str:

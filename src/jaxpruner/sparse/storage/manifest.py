@@ -16,6 +16,7 @@ from jaxpruner.core import input_files
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.sparse.formats import array_checks, element_types, table
 from jaxpruner.sparse.formats.base import ArraySpec
+from jaxpruner.sparse.storage.leaves import nested
 
 MANIFEST_KEY = 'jaxpruner_sparse'  # among the metadata
 VERSION = 1
@@ -89,6 +90,7 @@ def from_text(text: str, tensors: Mapping[str, ArraySpec]) -> list[Entry]:
             entries.append(_entry(name, fields))
         except ValueError as error:
             raise ValueError(f'{name}: {error}') from error
+    nested({entry.path: entry for entry in entries})
     _check_tensors(entries, tensors)
     return entries
 
