@@ -20,3 +20,7 @@ from jaxpruner.sparse.storage.jax_sparse import to_bcsr as to_bcsr
 from jaxpruner.sparse.storage.packing import pack as pack
 from jaxpruner.sparse.storage.packing import stored_masks as stored_masks
 from jaxpruner.sparse.storage.packing import unpack as unpack
+from jaxpruner.sparse.training.making import block_sparse as block_sparse
+from jaxpruner.sparse.training.models import BlockSparse as BlockSparse
+from jaxpruner.sparse.training.plans import BlockPlan as BlockPlan
+from jaxpruner.sparse.training.plans import PlannedLeaf as PlannedLeaf

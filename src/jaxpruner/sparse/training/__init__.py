@@ -1,0 +1,20 @@
+"""Models that are trained on compact weights: what is zero takes neither memory nor time.
+
+The files:
+
+layouts      how a matrix is stored in blocks, and how many weights that are
+choosing     which leaves, and why others stay dense
+measuring    the fastest block for a product
+positions    which blocks are stored: at first, and after some were replaced
+moving       when blocks move, and where to
+placement    blocks on several devices
+optimizers   those that would take another step
+plans        what becomes of each leaf, as a table
+models       the model: pack, apply, unpack, update
+making       all of it in one call
+"""
+
+from jaxpruner.sparse.training.making import block_sparse as block_sparse
+from jaxpruner.sparse.training.models import BlockSparse as BlockSparse
+from jaxpruner.sparse.training.plans import BlockPlan as BlockPlan
+from jaxpruner.sparse.training.plans import PlannedLeaf as PlannedLeaf

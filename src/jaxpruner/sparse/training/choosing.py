@@ -1,0 +1,186 @@
+"""Which leaves are trained in blocks, in which blocks, and why the others stay dense."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jaxpruner import sparsity_distributions
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.sparse.program import Product, Products
+from jaxpruner.sparse.training.layouts import Block, Layout, NoLayoutError, layout_for
+
+MEASURE = 'measure'
+Names = str | Sequence[str | tree_lib.Path]
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockSettings:
+    """What was asked for.
+
+    Attributes:
+      sparsity: of each leaf, or by name; the first name that matches a leaf counts.
+      block: inputs and outputs of a block, or `'measure'`; perhaps by name, too.
+      only: the leaves that are meant, or all of them.
+      low_rank: of the term beside the blocks.
+
+    Raises:
+      ValueError: a sparsity outside [0, 1), a block or a rank that is none.
+      TypeError: these are no numbers.
+    """
+
+    sparsity: float | Mapping[Any, float | None]
+    block: Block | str | Mapping[Any, Block | str]
+    only: Names | None
+    low_rank: int
+
+    def __post_init__(self):
+        for name, sparsity in _by_name(self.sparsity, 'sparsity').items():
+            if sparsity is not None:
+                sparsity_distributions.check_sparsity(sparsity, name)
+                if sparsity == 1:
+                    raise ValueError(
+                        f'{name} must be below 1, since each group of outputs keeps a block, got 1'
+                    )
+        for name, block in _by_name(self.block, 'block').items():
+            _check_block(block, name)
+        if isinstance(self.low_rank, bool) or not isinstance(self.low_rank, int):
+            raise TypeError(f'low_rank must be a whole number, got {self.low_rank!r}')
+        if self.low_rank < 0:
+            raise ValueError(f'low_rank must not be negative, got {self.low_rank}; 0 means none')
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether a block is to be measured."""
+        return MEASURE in _by_name(self.block, 'block').values()
+
+
+def _by_name(setting: Any, name: str) -> dict[str, Any]:
+    """The values of a setting by what messages call them."""
+    if not isinstance(setting, Mapping):
+        return {name: setting}
+    return {f'{name}[{key!r}]': value for key, value in setting.items()}
+
+
+def _check_block(block: Any, name: str) -> None:
+    if block == MEASURE:
+        return
+    is_pair = isinstance(block, tuple | list) and len(block) == 2
+    if not is_pair or not all(isinstance(n, int) and not isinstance(n, bool) for n in block):
+        raise TypeError(
+            f"{name} must be inputs and outputs, such as (8, 128), or 'measure', got {block!r}"
+        )
+    if min(block) < 1:
+        raise ValueError(f'{name} must have at least one input and one output, got {tuple(block)}')
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """What becomes of the leaves of a model, by name.
+
+    Attributes:
+      layouts: of leaves that are trained in blocks.
+      reasons: why the others stay dense.
+    """
+
+    layouts: dict[str, Layout]
+    reasons: dict[str, str]
+
+
+def choose_layouts(
+    products: Products,
+    settings: BlockSettings,
+    measured: Callable[[Product, float, int], Block],
+) -> Choice:
+    """Decides for each leaf of a model.
+
+    Args:
+      products: of the model.
+      settings: what was asked for.
+      measured: the fastest block for a product, a sparsity and a rank.
+
+    Raises:
+      ValueError: a name means no leaf, or one that cannot be trained in blocks; or no leaf is left.
+    """
+    reasons = dict(products.refused)
+    paths = [product.path for product in products.by_leaf.values()]
+    refused_paths = [tuple(name.split('/')) for name in reasons]
+    only = None if settings.only is None else tree_lib.as_names(settings.only)
+    tree_lib.check_names(only or (), paths + refused_paths, 'only')
+    _check_not_refused(only or (), paths, reasons)
+    sparsity_of = _lookup(settings.sparsity, paths, 'sparsity')
+    block_of = _lookup(settings.block, paths, 'block')
+    layouts = {}
+    for name, product in products.by_leaf.items():
+        try:
+            layouts[name] = _layout(product, only, sparsity_of, block_of, settings, measured)
+        except NoLayoutError as error:
+            if _is_named_in_full(only, product.path):
+                raise ValueError(f'only: {name!r} cannot be trained in blocks: {error}') from error
+            reasons[name] = str(error)
+    if not layouts:
+        why = '; '.join(f'{name}: {reason}' for name, reason in list(reasons.items())[:8])
+        raise ValueError(f'no leaf of the model can be trained in blocks. {why}')
+    return Choice(layouts, reasons)
+
+
+def _check_not_refused(
+    names: Names, paths: Sequence[tree_lib.Path], reasons: Mapping[str, str]
+) -> None:
+    """Refuses names that mean no product."""
+    for name in names:
+        if any(tree_lib.matches(name, path) for path in paths):
+            continue
+        refused = [other for other in reasons if tree_lib.matches(name, tuple(other.split('/')))]
+        raise ValueError(
+            f'only: {name!r} cannot be trained in blocks: {refused[0]}: {reasons[refused[0]]}'
+        )
+
+
+def _lookup(
+    setting: Any, paths: Sequence[tree_lib.Path], name: str
+) -> Callable[[tree_lib.Path], Any]:
+    """What a setting, perhaps one by name, says of a leaf; `None` where it says nothing."""
+    if not isinstance(setting, Mapping):
+        return lambda path: setting
+    matches = tree_lib.first_matches(setting, paths, name)
+    values = list(setting.values())
+    by_path = {}
+    for path, number in zip(paths, matches, strict=True):
+        by_path[path] = None if number is None else values[number]
+    return by_path.__getitem__
+
+
+def _is_named_in_full(only: Any, path: tree_lib.Path) -> bool:
+    return only is not None and (path in only or tree_lib.path_string(path) in only)
+
+
+def _layout(
+    product: Product,
+    only: Any,
+    sparsity_of: Callable[[tree_lib.Path], float | None],
+    block_of: Callable[[tree_lib.Path], Any],
+    settings: BlockSettings,
+    measured: Callable[[Product, float, int], Block],
+) -> Layout:
+    """The layout of a product.
+
+    Raises:
+      NoLayoutError: it stays dense, and why.
+    """
+    path = product.path
+    if only is not None and not tree_lib.matches_any(only, path):
+        raise NoLayoutError('no name in only matches it')
+    sparsity, block = sparsity_of(path), block_of(path)
+    if not sparsity:
+        raise NoLayoutError('its sparsity is 0' if sparsity == 0 else 'it has no sparsity')
+    if block is None:
+        raise NoLayoutError('no name in block matches it')
+    if product.op == 'conv' and not _is_named_in_full(only, path):
+        raise NoLayoutError(
+            'it is a convolution, whose windows would be gathered into rows; name it in only, in full'
+        )
+    if block == MEASURE:
+        block = measured(product, sparsity, settings.low_rank)
+    height, width = block
+    shape = product.inputs, product.outputs
+    return layout_for(product.layers, shape, (height, width), sparsity, settings.low_rank)

@@ -1,0 +1,103 @@
+"""How the matrices of a leaf are stored in blocks: how many, of what shape, and how many weights that are."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+Block = tuple[int, int]  # inputs and outputs
+
+
+class NoLayoutError(ValueError):
+    """A matrix cannot be stored in blocks as was asked; the text is the reason, without the name of the leaf."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """The blocks of a leaf.
+
+    Attributes:
+      layers: lengths of the axes along which there are matrices; () for one.
+      inputs: rows of a matrix.
+      outputs: its columns.
+      block: inputs and outputs of a block.
+      blocks: how many each group of outputs stores.
+      rank: of the term of low rank, 0 for none.
+    """
+
+    layers: tuple[int, ...]
+    inputs: int
+    outputs: int
+    block: Block
+    blocks: int
+    rank: int = 0
+
+    @property
+    def groups(self) -> int:
+        """Of outputs; the last one may be padded."""
+        return -(-self.outputs // self.block[1])
+
+    @property
+    def candidates(self) -> int:
+        """Blocks of inputs, from which each group chooses; the last one may be padded."""
+        return -(-self.inputs // self.block[0])
+
+    @property
+    def size(self) -> int:
+        """Weights of the dense leaf."""
+        return math.prod(self.layers) * self.inputs * self.outputs
+
+    @property
+    def low_rank_size(self) -> int:
+        """Weights of the term of low rank."""
+        return math.prod(self.layers) * self.rank * (self.inputs + self.outputs)
+
+    @property
+    def input_coverage(self) -> float:
+        """The largest share of the inputs that blocks can reach; 1 with a term of low rank, which reaches all."""
+        return 1.0 if self.rank else min(1.0, self.groups * self.blocks / self.candidates)
+
+    def block_sizes(self) -> np.ndarray:
+        """Weights of each block that are not padding: int[groups, candidates]."""
+        inputs = _lengths(self.inputs, self.block[0])
+        outputs = _lengths(self.outputs, self.block[1])
+        return np.outer(outputs, inputs)
+
+    def kept(self, indices: np.ndarray) -> int:
+        """Weights in these blocks `[*layers, groups, blocks]`, and in the term of low rank; no padding."""
+        sizes = np.broadcast_to(self.block_sizes(), (*self.layers, self.groups, self.candidates))
+        return int(np.take_along_axis(sizes, indices, -1).sum()) + self.low_rank_size
+
+
+def _lengths(size: int, length: int) -> np.ndarray:
+    """Of the parts of an axis; the last may be shorter."""
+    return np.minimum(size - np.arange(0, size, length), length)
+
+
+def layout_for(
+    layers: Sequence[int], shape: tuple[int, int], block: Block, sparsity: float, rank: int = 0
+) -> Layout:
+    """The layout whose weights come nearest to a sparsity; those of the term of low rank are counted.
+
+    Raises:
+      NoLayoutError: the block is larger than the matrix, or the term of low rank alone has too many weights.
+
+    >>> layout_for((), (64, 256), (8, 128), sparsity=0.75).blocks
+    2
+    """
+    inputs, outputs = shape
+    if block[0] > inputs or block[1] > outputs:
+        raise NoLayoutError(
+            f'a matrix of {inputs} inputs and {outputs} outputs is smaller than a block of {block[0]} x {block[1]}'
+        )
+    layout = Layout(tuple(layers), inputs, outputs, block, blocks=1, rank=rank)
+    share = 1 - sparsity - rank * (inputs + outputs) / (inputs * outputs)
+    if rank and share <= 0:
+        most = math.ceil((1 - sparsity) * inputs * outputs / (inputs + outputs)) - 1
+        raise NoLayoutError(
+            f'a term of rank {rank} has more weights than sparsity {sparsity} leaves of {inputs} x {outputs}; '
+            f'the rank can be at most {most}'
+        )
+    blocks = min(max(1, round(share * layout.candidates)), layout.candidates)
+    return dataclasses.replace(layout, blocks=blocks)

@@ -1,0 +1,154 @@
+"""Makes a model that is trained on blocks."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from jaxpruner import sparsity_schedules
+from jaxpruner.core import caller_warnings
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.progress import progress_bar
+from jaxpruner.sparse.program import Products, find_products
+from jaxpruner.sparse.training.choosing import BlockSettings, Choice, Names, choose_layouts
+from jaxpruner.sparse.training.layouts import Block, Layout
+from jaxpruner.sparse.training.measuring import BlockTimings
+from jaxpruner.sparse.training.models import BlockSparse, balanced_positions
+from jaxpruner.sparse.training.moving import MoveSettings
+from jaxpruner.sparse.training.placement import Placement
+from jaxpruner.sparse.training.plans import BlockPlan, PlannedLeaf
+
+
+def block_sparse(
+    apply_fn: Callable[..., Any],
+    params: Any,
+    *sample: Any,
+    sparsity: float | Mapping[Any, float | None],
+    block: Block | str | Mapping[Any, Block | str] = (8, 128),
+    only: Names | None = None,
+    low_rank: int = 0,
+    algorithm: str = 'static_sparse',
+    scheduler: sparsity_schedules.BaseSchedule | None = None,
+    drop_fraction_fn: Callable[[Any], Any] = optax.constant_schedule(0.3),
+    rng_seed: int = 8,
+    mesh: jax.sharding.Mesh | None = None,
+    mesh_axis: str | None = None,
+    progress: bool = True,
+) -> BlockSparse:
+    """Makes a model of which only some blocks are stored, multiplied and trained, so that a step takes less time.
+
+    Each matrix of the model, `[inputs, outputs]`, is cut into blocks. Each group of outputs stores as many of them, so
+    that all arrays keep their shapes while blocks move. What the optimizer keeps is as small as the values. A step is
+    that of the dense model under `masks`, if the optimizer looks at each weight by itself (sgd, adam, adamw, lion).
+
+    Wide blocks are fast: 1 to 16 inputs by 128 to 512 outputs. Narrow ones, and a term of low rank, reach more inputs.
+
+    Args:
+      apply_fn: `(params, *inputs) -> results`.
+      params: the parameters, arrays or shapes.
+      *sample: inputs, arrays or shapes.
+      sparsity: the share of the weights of each leaf that is not stored, below 1; or by name or glob of the leaf.
+      block: inputs and outputs of a block, `'measure'` to take the fastest for each leaf on this device, or by name.
+        Where a block does not divide an axis, the last one is padded. Padding is never trained, counted or unpacked.
+      only: names or globs of the leaves that are meant; by default all matrices that a block fits into.
+      low_rank: rank of a dense term `down @ up` beside the blocks. Its weights count as kept ones.
+      algorithm: `'static_sparse'`, `'set'` or `'rigl'`, as in configurations.
+      scheduler: when blocks move, such as `PeriodicSchedule`; by default never. Its sparsity may not change.
+      drop_fraction_fn: step -> the share of the blocks that is replaced then.
+      rng_seed: of positions.
+      mesh: a mesh of devices over which groups of outputs are spread.
+      mesh_axis: by which of its axes. Leaves whose groups it does not divide lie on each device; a warning names them.
+      progress: show a progress bar while blocks are measured; without a terminal there is none.
+
+    Returns:
+      The model; its `plan` says what becomes of each leaf, and why some stay dense.
+
+    Raises:
+      ValueError: a sparsity outside [0, 1), a rank or block that does not fit, a name that means no matrix, a schedule
+        whose sparsity changes, no leaf that can be trained in blocks.
+      TypeError: a block that is no pair of numbers.
+
+    Warns where blocks cannot reach all inputs, and where a leaf cannot be spread.
+
+    >>> import jax.numpy as jnp
+    >>> params = {'kernel': jnp.ones((16, 32)), 'bias': jnp.zeros(32)}
+    >>> def apply_fn(params, x):
+    ...     return x @ params['kernel'] + params['bias']
+    >>> model = block_sparse(apply_fn, params, jnp.ones((2, 16)), sparsity=0.75, block=(4, 8))
+    >>> print(model.plan)
+    leaf    shape  blocks, or why it stays dense   kept   of
+    --------------------------------------------------------
+    bias    32     dense: no contraction reads it    32   32
+    kernel  16×32  4 groups of 1 of 4 blocks 4×8    128  512
+    --------------------------------------------------------
+    total          sparsity 0.7059                  160  544
+    >>> weights, topology = model.pack(params)
+    >>> gradients = jax.grad(lambda weights: model.apply(weights, topology, jnp.ones((2, 16))).sum())(weights)
+    >>> gradients['kernel']['values'].shape
+    (4, 1, 4, 8)
+    """
+    settings = BlockSettings(sparsity, block, only, low_rank)
+    schedule = sparsity_schedules.NoUpdateSchedule() if scheduler is None else scheduler
+    moves = MoveSettings(algorithm, schedule, drop_fraction_fn, rng_seed)
+    placement = Placement(mesh, mesh_axis)
+    products = find_products(apply_fn, params, *sample)
+    with progress_bar(len(products.by_leaf), progress and settings.is_measured) as show:
+        choice = choose_layouts(products, settings, BlockTimings(show).fastest)
+    model = BlockSparse(
+        products, choice.layouts, _plan(products, choice, placement, rng_seed), moves, placement
+    )
+    _warn_of_unreached_inputs(choice.layouts)
+    _warn_of_replicas(choice.layouts, placement)
+    return model
+
+
+def _plan(products: Products, choice: Choice, placement: Placement, seed: int) -> BlockPlan:
+    topology = balanced_positions(choice.layouts, seed)
+    planned = {}
+    paths, shapes, _ = tree_lib.flatten_with_paths(products.params)
+    for path, shape in zip(paths, shapes, strict=True):
+        name = tree_lib.path_string(path)
+        layout = choice.layouts.get(name)
+        if layout is None:
+            leaf = PlannedLeaf(name, shape.shape, None, shape.size, choice.reasons[name])
+        else:
+            note = _note(layout, placement)
+            leaf = PlannedLeaf(name, shape.shape, layout, layout.kept(topology[name]), note)
+        planned[name] = leaf
+    return BlockPlan(planned)
+
+
+def _note(layout: Layout, placement: Placement) -> str:
+    notes = []
+    if layout.input_coverage < 1:
+        notes.append(f'reach {np.floor(100 * layout.input_coverage):.0f} % of the inputs')
+    if placement.is_replicated(layout):
+        notes.append('on each device')
+    return ', '.join(notes)
+
+
+def _warn_of_unreached_inputs(layouts: Mapping[str, Layout]) -> None:
+    """A model that does not see some of its inputs learns less; RigL chooses which ones, at least."""
+    unreached = []
+    for name, layout in layouts.items():
+        if layout.input_coverage < 1:
+            outputs = max(1, layout.outputs * layout.blocks // layout.candidates)
+            unreached.append(
+                f'{name} ({100 * layout.input_coverage:.0f} %; blocks of at most {outputs} outputs reach all)'
+            )
+    if unreached:
+        caller_warnings.warn(
+            f'block_sparse: blocks cannot reach all inputs of {"; ".join(unreached)}. Take narrower blocks, or a term '
+            'of low rank, which reaches all'
+        )
+
+
+def _warn_of_replicas(layouts: Mapping[str, Layout], placement: Placement) -> None:
+    replicas = [name for name, layout in layouts.items() if placement.is_replicated(layout)]
+    if replicas:
+        caller_warnings.warn(
+            f'block_sparse: the groups of {", ".join(replicas)} cannot be divided among the devices of mesh axis '
+            f'{placement.axis!r}; these leaves lie on each device as a whole. Take blocks of fewer outputs'
+        )

@@ -1,0 +1,96 @@
+"""The block with which a product and its derivatives are computed fastest, on the device at hand."""
+
+import statistics
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpruner.sparse.operators import blocks
+from jaxpruner.sparse.program import Product
+from jaxpruner.sparse.training import positions
+from jaxpruner.sparse.training.layouts import Block, Layout, NoLayoutError, layout_for
+
+# Wide blocks are fast, narrow ones reach more inputs.
+CANDIDATES: tuple[Block, ...] = (
+    *((1, 128), (4, 128), (8, 128), (16, 128), (8, 256), (16, 256), (8, 512)),
+    *((4, 32), (8, 64), (16, 64), (64, 64), (128, 128)),
+)
+_REPEATS = 5
+
+
+class BlockTimings:
+    """Measures once for each shape; all layers of a stack count as one.
+
+    Attributes:
+      seconds: of a product and its derivatives, by shape of the matrix, rows, sparsity, rank, and block.
+    """
+
+    def __init__(self, show: Callable[..., None] = lambda *_: None):
+        self.seconds: dict[tuple, dict[Block, float]] = {}
+        self._show = show
+
+    def fastest(self, product: Product, sparsity: float, rank: int) -> Block:
+        """The fastest block of those that reach all inputs, or of all, where none does.
+
+        Raises:
+          NoLayoutError: all candidates are larger than the matrix, or the rank is too large for the sparsity.
+        """
+        shape = product.inputs, product.outputs
+        rows = max(product.rows)
+        key = (shape, rows, str(product.dtype), sparsity, rank)
+        if key not in self.seconds:
+            self._show(f'{product.name}', len(self.seconds))
+            layouts = _layouts(shape, sparsity, rank)
+            self.seconds[key] = _timed(layouts, rows, product.dtype)
+        seconds = self.seconds[key]
+        return min(seconds, key=seconds.__getitem__)
+
+
+def _layouts(shape: tuple[int, int], sparsity: float, rank: int) -> list[Layout]:
+    """Those that reach all inputs, or all where none does."""
+    layouts = []
+    problem = NoLayoutError('there is no candidate')
+    for block in CANDIDATES:
+        try:
+            layouts.append(layout_for((), shape, block, sparsity, rank))
+        except NoLayoutError as error:
+            problem = error
+    if not layouts:
+        raise problem
+    covering = [layout for layout in layouts if layout.input_coverage == 1]
+    return covering or layouts
+
+
+def _timed(layouts: list[Layout], rows: int, dtype: jnp.dtype) -> dict[Block, float]:
+    """The median over rounds in which each takes its turn."""
+    calls = {layout.block: _call(layout, rows, dtype) for layout in layouts}
+    times: dict[Block, list[float]] = {block: [] for block in calls}
+    for call in calls.values():
+        jax.block_until_ready(call())
+    for _ in range(_REPEATS):
+        for block, call in calls.items():
+            began = time.perf_counter()
+            jax.block_until_ready(call())
+            times[block].append(time.perf_counter() - began)
+    return {block: statistics.median(seconds) for block, seconds in times.items()}
+
+
+def _call(layout: Layout, rows: int, dtype: jnp.dtype) -> Callable[[], object]:
+    indices = jnp.asarray(positions.balanced(layout, np.random.default_rng(0)))
+    values = jnp.ones((layout.groups, layout.blocks, *layout.block), dtype)
+    inputs, cotangents = jnp.ones((rows, layout.inputs)), jnp.ones((rows, layout.outputs))
+
+    @jax.jit
+    def run(
+        inputs: jax.Array, values: jax.Array, indices: jax.Array, cotangents: jax.Array
+    ) -> object:
+        def product(inputs: jax.Array, values: jax.Array) -> jax.Array:
+            return blocks.multiply(inputs, values, indices, outputs=layout.outputs)
+
+        result, back = jax.vjp(product, inputs, values)
+        return result, back(cotangents.astype(result.dtype))
+
+    return lambda: run(inputs, values, indices, cotangents)

@@ -1,0 +1,118 @@
+"""Moves blocks: which ones leave, and which come in their place."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxpruner import sparsity_schedules
+from jaxpruner.algorithms.sparse_trainers import check_drop_fraction
+from jaxpruner.core import control, seeds
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.sparse.training import positions
+from jaxpruner.sparse.training.layouts import Layout
+
+# By their names in configurations.
+STATIC, SET, RIGL = 'static_sparse', 'set', 'rigl'
+ALGORITHMS = (STATIC, SET, RIGL)
+
+
+@dataclasses.dataclass(frozen=True)
+class MoveSettings:
+    """When blocks move, how many, and where to.
+
+    Attributes:
+      algorithm: `'static_sparse'`, `'set'` or `'rigl'`.
+      scheduler: says in which steps; its sparsity has to stay the same.
+      drop_fraction_fn: step -> the share of the blocks of each group that is replaced.
+      rng_seed: of positions drawn at random.
+
+    Raises:
+      ValueError: an unknown algorithm, a schedule whose sparsity changes, a fraction outside [0, 1].
+    """
+
+    algorithm: str
+    scheduler: sparsity_schedules.BaseSchedule
+    drop_fraction_fn: Callable[[Any], Any]
+    rng_seed: int
+
+    def __post_init__(self):
+        if self.algorithm not in ALGORITHMS:
+            near = tree_lib.nearest(str(self.algorithm), ALGORITHMS)
+            raise ValueError(f'algorithm {self.algorithm!r} does not train in blocks; {near}')
+        _check_constant_sparsity(self.scheduler)
+        check_drop_fraction(self.drop_fraction_fn(0), 'drop_fraction_fn(0)')
+        seeds.check_seed(self.rng_seed)
+
+    @property
+    def moves_blocks(self) -> bool:
+        """Whether blocks ever move."""
+        never = isinstance(self.scheduler, sparsity_schedules.NoUpdateSchedule)
+        return self.algorithm != STATIC and not never
+
+
+def _check_constant_sparsity(scheduler: sparsity_schedules.BaseSchedule) -> None:
+    """Compact arrays have the same size at every step."""
+    target = 0.5
+    for step in (0, 1, 1000):
+        sparsity = float(scheduler.get_sparsity_at_step(target, step))
+        if sparsity != target:
+            raise ValueError(
+                f'scheduler: {type(scheduler).__name__} changes the number of weights (it makes {sparsity:.3g} of the '
+                f'target {target} at step {step}), and compact arrays keep their size; use PeriodicSchedule or '
+                'StepsSchedule'
+            )
+
+
+def drop_norms(values: jax.Array) -> jax.Array:
+    """The norms of stored blocks: float`[*layers, groups, blocks]`."""
+    values = values.astype(jnp.promote_types(values.dtype, jnp.float32))
+    return jnp.sqrt(jnp.sum(values * values, axis=(-2, -1)))
+
+
+def grow_scores(
+    settings: MoveSettings,
+    layouts: Mapping[str, Layout],
+    norms: Mapping[str, jax.Array] | None,
+    step: Any,
+) -> dict[str, jax.Array]:
+    """Scores of all candidates: norms of the dense gradient, or chance.
+
+    Raises:
+      ValueError: RigL got no norms.
+    """
+    if settings.algorithm == RIGL:
+        if norms is None:
+            raise ValueError(
+                'update: rigl regrows by block_norms, the gradient of the loss with respect to model.probe(); pass '
+                'them, or a function that computes them, or use set'
+            )
+        return {name: norms[name] for name in layouts}
+    keys = seeds.split_key(seeds.prng_key(settings.rng_seed, step), len(layouts))
+    scores = {}
+    for (name, layout), key in zip(layouts.items(), keys, strict=True):
+        shape = (*layout.layers, layout.groups, layout.candidates)
+
+        def draw(key: jax.Array, shape: tuple[int, ...] = shape) -> jax.Array:
+            return jax.random.uniform(key, shape)
+
+        scores[name] = control.draw_in_loop(draw, key)
+    return scores
+
+
+def replaced(
+    settings: MoveSettings,
+    values: Mapping[str, jax.Array],
+    topology: Mapping[str, jax.Array],
+    scores: Mapping[str, jax.Array],
+    step: Any,
+) -> dict[str, positions.Replacement]:
+    """Replaces blocks of each leaf."""
+    fraction = settings.drop_fraction_fn(step)
+    replacements = {}
+    for name, indices in topology.items():
+        norms = drop_norms(values[name])
+        replacements[name] = positions.replace(indices, norms, scores[name], fraction)
+    return replacements

@@ -1,0 +1,57 @@
+"""On which devices the blocks of a model lie: groups of outputs are spread over an axis of a mesh."""
+
+import dataclasses
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxpruner.sparse.training.layouts import Layout
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """The mesh over which groups are spread, and by which of its axes; `None` leaves arrays where they are.
+
+    Raises:
+      ValueError: an axis that the mesh does not have.
+    """
+
+    mesh: Mesh | None
+    axis: str | None
+
+    def __post_init__(self):
+        if (self.mesh is None) != (self.axis is None):
+            raise ValueError(
+                f'mesh and mesh_axis belong together, got mesh={self.mesh} and mesh_axis={self.axis!r}'
+            )
+        if self.mesh is not None and self.axis not in self.mesh.shape:
+            raise ValueError(
+                f'mesh_axis={self.axis!r} is no axis of the mesh; it has {", ".join(map(repr, self.mesh.shape))}'
+            )
+
+    def shards_of(self, layout: Layout) -> int:
+        """Over how many devices the groups of a leaf are spread: 1 where they cannot be divided among them."""
+        if self.mesh is None:
+            return 1
+        devices = self.mesh.shape[self.axis]
+        return devices if layout.groups % devices == 0 else 1
+
+    def is_replicated(self, layout: Layout) -> bool:
+        """Whether a leaf lies on each device as a whole, although it was to be spread."""
+        return self.mesh is not None and self.mesh.shape[self.axis] > 1 == self.shards_of(layout)
+
+    def place_groups(self, array: jax.Array, layout: Layout) -> jax.Array:
+        """Spreads an array `[*layers, groups, …]`, or puts it on all devices."""
+        if self.shards_of(layout) == 1:
+            return self.replicate(array)
+        return self._put(array, PartitionSpec(*[None] * len(layout.layers), self.axis))
+
+    def replicate(self, tree: Any) -> Any:
+        """Puts arrays on all devices."""
+        return jax.tree.map(lambda array: self._put(array, PartitionSpec()), tree)
+
+    def _put(self, array: jax.Array, spec: PartitionSpec) -> jax.Array:
+        if self.mesh is None:
+            return array
+        return jax.device_put(array, NamedSharding(self.mesh, spec))

@@ -1,0 +1,95 @@
+"""What training in blocks makes of each leaf, as a table."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+from jaxpruner.core import text_tables
+from jaxpruner.core.text_tables import Column
+from jaxpruner.sparse.training.layouts import Layout
+
+_COLUMNS = (
+    Column('leaf', overflow='middle'),
+    Column('shape', overflow='fold'),
+    Column('blocks, or why it stays dense', overflow='wrap'),
+    Column('kept', align='right'),
+    Column('of', align='right'),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedLeaf:
+    """A leaf of a model that is trained in blocks.
+
+    Attributes:
+      name: its path as text.
+      shape: of the dense leaf.
+      layout: its blocks; `None` where it stays dense.
+      kept: weights that are trained, those of the term of low rank included.
+      note: why it stays dense, or what else is to be known.
+
+    >>> PlannedLeaf('bias', (4,), None, kept=4, note='no contraction reads it').size
+    4
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    layout: Layout | None
+    kept: int
+    note: str = ''
+
+    @property
+    def size(self) -> int:
+        """Weights of the dense leaf."""
+        return math.prod(self.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockPlan:
+    """What becomes of the leaves of a model; it prints as a table.
+
+    Attributes:
+      leaves: by name, in the tree's order.
+
+    >>> plan = BlockPlan({'bias': PlannedLeaf('bias', (4,), None, kept=4, note='no contraction reads it')})
+    >>> print(plan)
+    leaf   shape  blocks, or why it stays dense   kept  of
+    ------------------------------------------------------
+    bias   4      dense: no contraction reads it     4   4
+    ------------------------------------------------------
+    total         sparsity 0                         4   4
+    """
+
+    leaves: Mapping[str, PlannedLeaf]
+
+    @property
+    def kept(self) -> int:
+        """Weights that are trained."""
+        return sum(leaf.kept for leaf in self.leaves.values())
+
+    @property
+    def size(self) -> int:
+        """Weights of the dense model."""
+        return sum(leaf.size for leaf in self.leaves.values())
+
+    def __str__(self) -> str:
+        rows = []
+        for leaf in self.leaves.values():
+            shape = '×'.join(map(str, leaf.shape))
+            rows.append([leaf.name, shape, _words(leaf), f'{leaf.kept:,}', f'{leaf.size:,}'])
+        sparsity = f'sparsity {1 - self.kept / max(self.size, 1):.4g}'
+        total = ['total', '', sparsity, f'{self.kept:,}', f'{self.size:,}']
+        return text_tables.to_text(_COLUMNS, rows, total)
+
+
+def _words(leaf: PlannedLeaf) -> str:
+    layout = leaf.layout
+    if layout is None:
+        return f'dense: {leaf.note}'
+    height, width = layout.block
+    words = (
+        f'{layout.groups} groups of {layout.blocks} of {layout.candidates} blocks {height}×{width}'
+    )
+    if layout.rank:
+        words += f', rank {layout.rank}'
+    return f'{words}; {leaf.note}' if leaf.note else words

@@ -1,0 +1,106 @@
+"""Which blocks are stored: at first, and after some were replaced."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpruner.sparse.training.layouts import Layout
+
+
+def balanced(layout: Layout, rng: np.random.Generator) -> np.ndarray:
+    """Random blocks int32`[*layers, groups, blocks]`; each block of inputs leads to as many groups, up to one.
+
+    Inputs that no group reads would be lost to the model, which costs more than blocks in the wrong places do.
+
+    >>> layout = Layout((), inputs=6, outputs=4, block=(1, 2), blocks=3)
+    >>> np.sort(balanced(layout, np.random.default_rng(0)), axis=None)
+    array([0, 1, 2, 3, 4, 5], dtype=int32)
+    """
+    layers = int(np.prod(layout.layers))
+    indices = np.empty((layers, layout.groups, layout.blocks), np.int32)
+    for layer in indices:
+        readers = np.zeros(layout.candidates)  # groups that read each block of inputs
+        for group in layer:
+            # Those with the fewest readers; which of them, chance decides.
+            order = np.argsort(readers + rng.random(layout.candidates))
+            group[:] = np.sort(order[: layout.blocks])
+            readers[group] += 1
+    return indices.reshape(*layout.layers, layout.groups, layout.blocks)
+
+
+def largest(norms: jax.Array, blocks: int) -> jax.Array:
+    """The blocks with the largest norms of each group, in their order: int32`[*layers, groups, blocks]`.
+
+    >>> largest(jnp.array([[3.0, 1.0, 2.0]]), 2)
+    Array([[0, 2]], dtype=int32)
+    """
+    return jnp.sort(jax.lax.top_k(norms, blocks)[1].astype(jnp.int32), axis=-1)
+
+
+class Replacement(NamedTuple):
+    """What became of the stored blocks of a leaf."""
+
+    indices: jax.Array  # int32[*layers, groups, blocks]
+    is_new: jax.Array  # bool[*layers, groups, blocks]: another block stands here now
+
+
+def replace(
+    indices: jax.Array, norms: jax.Array, scores: jax.Array, fraction: jax.Array | float
+) -> Replacement:
+    """Drops a share of the stored blocks of each group, and stores as many others.
+
+    `floor(fraction * blocks)` are dropped, but at least one, unless the fraction is 0. What was dropped may come
+    back at once. A block that stays, or comes back, keeps its place.
+
+    Args:
+      indices: int32`[*layers, groups, blocks]`.
+      norms: `[*layers, groups, blocks]`; blocks with the smallest are dropped.
+      scores: `[*layers, groups, candidates]`; of blocks that are not kept those with the largest are stored.
+      fraction: the share that is dropped.
+
+    >>> indices, norms = jnp.array([[0, 2, 3]]), jnp.array([[5.0, 1.0, 4.0]])
+    >>> replace(indices, norms, scores=jnp.array([[9.0, 2.0, 1.0, 0.0]]), fraction=0.5).indices
+    Array([[0, 1, 3]], dtype=int32)
+    """
+    layers = indices.shape[:-1]
+    operands = indices, norms, scores
+    flat = [x.reshape(-1, x.shape[-1]) for x in operands]
+    count = _count(fraction, indices.shape[-1])
+    replace_in_groups: Any = jax.vmap(_replace_in_group, in_axes=(0, 0, 0, None))
+    replaced = replace_in_groups(*flat, count)
+    return Replacement(*[x.reshape(*layers, -1) for x in replaced])
+
+
+def _count(fraction: jax.Array | float, blocks: int) -> jax.Array:
+    fraction = jnp.asarray(fraction, jnp.float32)
+    # 0.3 of 10 is 3, whatever rounding makes of it.
+    count = jnp.floor(fraction * blocks + 1e-4).astype(jnp.int32)
+    return jnp.where(fraction > 0, jnp.clip(count, 1, blocks), 0)
+
+
+def _replace_in_group(
+    indices: jax.Array, norms: jax.Array, scores: jax.Array, count: jax.Array
+) -> Replacement:
+    """One group: a block that leaves hands its place to one that comes, in the order of their ranks."""
+    is_dropped = _ranks(norms) < count
+    is_kept = jnp.zeros(scores.shape, bool).at[indices].set(~is_dropped)
+    # NaN ranks last, and a kept block behind it.
+    merits = jnp.where(jnp.isnan(scores), -jnp.inf, scores)
+    is_grown = (_ranks(-merits, last=is_kept) < count) & ~is_kept
+    is_leaving = is_dropped & ~is_grown[indices]
+    was_stored = jnp.zeros(scores.shape, bool).at[indices].set(True)
+    is_coming = is_grown & ~was_stored
+    # The coming blocks in their order, and then the rest.
+    coming = jnp.argsort(~is_coming, stable=True)
+    turn = jnp.cumsum(is_leaving) - 1
+    new = jnp.where(is_leaving, coming[turn].astype(indices.dtype), indices)
+    return Replacement(new, is_leaving)
+
+
+def _ranks(values: jax.Array, last: jax.Array | None = None) -> jax.Array:
+    """The rank of each value, 0 for the smallest; ties in their order. What `last` flags comes behind all others."""
+    keys = (values,) if last is None else (values, last)
+    order = jnp.lexsort(keys)
+    return jnp.zeros(len(order), jnp.int32).at[order].set(jnp.arange(len(order), dtype=jnp.int32))

@@ -1,0 +1,169 @@
+"""Blocks move when they are due, as many as are dropped, and start at zero with moments of zero."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxpruner import sparse, sparsity_schedules
+from jaxpruner.sparse.training import positions
+from jaxpruner.sparse.training.layouts import Layout
+from sparse.training.models import BLOCK, PARAMS, X, apply_fn, loss
+
+TX = optax.adam(1e-2)
+EVERY_FIVE = sparsity_schedules.PeriodicSchedule(update_freq=5, update_start_step=1)
+ONLY = ('up/kernel', 'layers/kernel')
+
+
+def model_of(algorithm, fraction=0.5, scheduler=EVERY_FIVE):
+    return sparse.block_sparse(
+        apply_fn,
+        PARAMS,
+        X,
+        sparsity=0.5,
+        block=BLOCK,
+        only=ONLY,
+        algorithm=algorithm,
+        scheduler=scheduler,
+        drop_fraction_fn=optax.constant_schedule(fraction),
+    )
+
+
+def norms_of(model):
+    def probed(weights, topology, probe):
+        return loss(lambda w, x: model.apply(w, topology, x, probe=probe), weights)
+
+    return lambda weights, topology: jax.grad(probed, 2)(weights, topology, model.probe())
+
+
+def trained(model, steps):
+    """Weights, topology and state after some steps, in one compiled step that also moves blocks."""
+
+    @jax.jit
+    def step(weights, topology, state, number):
+        gradients = jax.grad(
+            lambda weights: loss(lambda w, x: model.apply(w, topology, x), weights)
+        )(weights)
+        updates, state = TX.update(gradients, state, weights)
+        weights = optax.apply_updates(weights, updates)
+        return model.update(
+            weights, topology, state, tx=TX, step=number, block_norms=norms_of(model)
+        )
+
+    weights, topology = model.pack(PARAMS)
+    carried = weights, topology, model.wrap_optax(TX).init(weights)
+    history = [carried]
+    for number in range(steps):
+        carried = step(*carried, number)
+        history.append(carried)
+    return history
+
+
+@pytest.mark.parametrize('algorithm', ['static_sparse', 'set', 'rigl'])
+def test_blocks_move_when_they_are_due(algorithm):
+    model = model_of(algorithm)
+    history = trained(model, 7)
+    topologies = [topology for _, topology, _ in history]
+    for number, (before, after) in enumerate(itertools.pairwise(topologies)):
+        is_due = algorithm != 'static_sparse' and number == 5
+        for name, indices in after.items():
+            assert indices.shape == before[name].shape
+            assert np.array_equal(indices, before[name]) != is_due
+            rows = np.sort(np.asarray(indices).reshape(-1, indices.shape[-1]), axis=1)
+            assert (np.diff(rows) > 0).all()
+    if algorithm == 'static_sparse':
+        return
+    (_, before, _), (weights, after, state) = history[5], history[6]
+    for name, path in {'up/kernel': 'up', 'layers/kernel': 'layers'}.items():
+        is_new = np.asarray(before[name] != after[name])
+        assert (is_new.sum(-1) <= max(1, before[name].shape[-1] // 2)).all()
+        for tree in (weights, state[0].mu, state[0].nu):
+            values = np.asarray(tree[path]['kernel']['values'])
+            assert not values[is_new].any()
+            assert values[~is_new].any()
+    # Nothing is trained in place of what left: the same model goes on, and new blocks learn.
+    weights, after, _ = history[7]
+    assert all(np.asarray(weights['up']['kernel']['values']).any((-2, -1)).ravel())
+
+
+def test_rigl_grows_where_the_dense_gradient_is_largest():
+    model = model_of('rigl')
+    weights, topology = model.pack(PARAMS)
+    norms = jax.jit(norms_of(model))(weights, topology)
+    dense = jax.grad(lambda params: loss(apply_fn, params))(model.unpack(weights, topology))
+    gradient = np.pad(np.asarray(dense['up']['kernel']), ((0, 2), (0, 2)))
+    blocks = gradient.reshape(3, 4, 3, 8).transpose(2, 0, 1, 3)
+    expected = np.sqrt((blocks**2).sum((-2, -1)))
+    np.testing.assert_allclose(norms['up/kernel'], expected, rtol=1e-4)
+    state = TX.init(weights)
+    update = jax.jit(functools.partial(model.update, tx=TX, step=3, due=True))
+    _, moved, _ = update(weights, topology, state, block_norms=norms)
+    before, after = np.asarray(topology['up/kernel']), np.asarray(moved['up/kernel'])
+    stored = np.asarray(weights['up']['kernel']['values'])
+    for group in range(3):
+        order = np.argsort(np.linalg.norm(stored[group].reshape(len(before[group]), -1), axis=1))
+        stays = set(before[group][order[1:]])
+        grown = max(set(range(3)) - stays, key=lambda block: expected[group, block])
+        assert set(after[group]) == stays | {grown}
+
+
+REPLACE = jax.jit(positions.replace)
+
+
+@settings(max_examples=20)
+@given(
+    st.sampled_from((1, 5)),
+    st.sampled_from((0, 3)),
+    st.floats(0, 1, width=32),
+    st.integers(0, 10**6),
+    st.booleans(),
+)
+def test_replacement_keeps_numbers_and_order(stored, spare, fraction, seed, has_nan):
+    rng = np.random.default_rng(seed)
+    candidates = stored + spare
+    indices = jnp.asarray(rng.permutation(candidates)[:stored][None], jnp.int32)
+    norms, scores = rng.random((1, stored)), rng.random((1, candidates))
+    if has_nan:
+        scores[0, 0] = np.nan
+    found = REPLACE(indices, jnp.asarray(norms), jnp.asarray(scores), jnp.float32(fraction))
+    count = 0 if fraction == 0 else max(1, int(np.float32(fraction) * stored + 1e-4))
+    before, after = np.asarray(indices[0]), np.asarray(found.indices[0])
+    dropped = before[np.argsort(norms[0], kind='stable')[:count]]
+    staying = set(before.tolist()) - set(dropped.tolist())
+    others = [block for block in range(candidates) if block not in staying]
+    others.sort(key=lambda block: -np.inf if np.isnan(scores[0, block]) else scores[0, block])
+    assert set(after.tolist()) == staying | set(others[len(others) - count :])
+    np.testing.assert_array_equal(before != after, found.is_new[0])
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 20), st.integers(1, 9), st.data())
+def test_positions_at_the_start_cover_inputs_evenly(candidates, groups, data):
+    blocks = data.draw(st.integers(1, candidates))
+    layout = Layout((2,), candidates, groups, (1, 1), blocks)
+    indices = positions.balanced(layout, np.random.default_rng(0))
+    for layer in indices:
+        assert all(len(set(group)) == blocks for group in layer)
+        readers = np.bincount(layer.ravel(), minlength=candidates)
+        assert readers.max() - readers.min() <= 1
+
+
+def test_models_that_are_mapped_move_apart():
+    model = model_of('set')
+    weights, topology = model.pack(PARAMS)
+    state = TX.init(weights)
+
+    def move(step):
+        return model.update(weights, topology, state, tx=TX, step=step)[1]
+
+    steps = jnp.array([5, 6])
+    many = jax.jit(jax.vmap(move))(steps)
+    assert np.any(many['up/kernel'][0] != topology['up/kernel'])
+    np.testing.assert_array_equal(many['up/kernel'][1], topology['up/kernel'])
+    np.testing.assert_array_equal(many['up/kernel'][0], jax.jit(move)(5)['up/kernel'])
