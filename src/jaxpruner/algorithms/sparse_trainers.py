@@ -31,6 +31,8 @@ class StaticRandomSparse(base_updater.BaseUpdater):
     4
     """
 
+    keeps_count: ClassVar[bool] = True
+
     is_sparse_gradients: bool = True
 
     def get_initial_masks(self, params, target_sparsities):
@@ -81,6 +83,7 @@ class SET(StaticRandomSparse):
     """
 
     regrows_from_zero: ClassVar[bool] = True
+    keeps_count: ClassVar[bool] = True
 
     skip_gradients: bool = True
     eps: float = 1e-5

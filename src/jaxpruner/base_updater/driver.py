@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxpruner.base_updater import kept_values, optional_hooks
+from jaxpruner.base_updater import compact_moments, kept_values, optional_hooks
 from jaxpruner.base_updater.pruner import Pruner
 from jaxpruner.core import arguments, caller_warnings, control, masking, optimizer_state, packing
 from jaxpruner.core import tree as tree_lib
@@ -77,6 +77,7 @@ def wrap(
                 'of the wrapped optimizer, and restore checkpoints with the target `jax.eval_shape(tx.init, params)`'
             )
         check_has_masks(state)
+        compact_moments.check_state(updater, state.inner_state)
         step = Step(updater, optimizer, extra_args)
         is_due = _is_due(updater, state, update_masks)
         updates, new_state = step.run(
@@ -104,9 +105,13 @@ def _complete_state(
     algorithm_state = state.algorithm_state
     if algorithm_state is None:
         algorithm_state = updater.init_algorithm_state(params, leaf_targets(state))
+    if updater.compact_moments:
+        inner_state = compact_moments.init(updater, optimizer, params, masks)
+    else:
+        inner_state = optimizer.init(params)
     return state._replace(
         masks=masks,
-        inner_state=optimizer.init(params),
+        inner_state=inner_state,
         sizes=masking.mask_sizes(masks, params),
         algorithm_state=algorithm_state,
     )
@@ -265,6 +270,10 @@ class Step:
         masks: tree_lib.PyTree,
     ) -> tuple[tree_lib.PyTree, Any]:
         """The optimizer's updates and state; it sees masked gradients if that is asked for."""
+        if self.updater.compact_moments:
+            return compact_moments.update(
+                self.optimizer, grads, inner_state, params, self.extra_args
+            )
         if self.updater.is_sparse_gradients:
             grads = masking.apply_mask(grads, masks)
         return self.optimizer.update(grads, inner_state, params, **self.extra_args)
@@ -287,7 +296,12 @@ class Step:
         )  # as algorithms do whose masks never change
         new_state = new_state._replace(masks=masking.unpack_masks(new_state.masks, params))
         reset = self.updater.moments_to_reset(old_state, new_state)
-        if reset is not None:
+        if self.updater.compact_moments and not leaves_masks:
+            inner_state = compact_moments.after_mask_update(
+                self.optimizer, new_state, params, reset
+            )
+            new_state = new_state._replace(inner_state=inner_state)
+        elif reset is not None:
             inner_state = optimizer_state.zero_moments(
                 self.optimizer, new_state.inner_state, reset, params
             )

@@ -52,6 +52,7 @@ class Pruner(Protocol):
     scheduler: sparsity_schedules.BaseSchedule  # says at which steps masks are updated
     skip_gradients: bool  # no optimizer step where masks are updated
     is_sparse_gradients: bool  # the optimizer sees masked gradients
+    compact_moments: bool  # the optimizer keeps moments of kept weights alone
 
     def check_optimizer(self, inner: optax.GradientTransformation, params: tree_lib.PyTree) -> None:
         """Refuses an optimizer with which the algorithm cannot work."""

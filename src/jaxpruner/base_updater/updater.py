@@ -19,6 +19,7 @@ from jaxpruner import (
     sparsity_types,
 )
 from jaxpruner.base_updater import (
+    compact_moments,
     config_keys,
     driver,
     init_checks,
@@ -63,6 +64,8 @@ class BaseUpdater(OptionalHooks, ShortRepr):
       is_packed: another name of `use_packed_masks`.
       stacked: names or globs of leaves whose first axis counts layers; each layer is ranked on its own.
       sparsity: the sparsity of every selected leaf, short for `sparsity_distribution_fn=partial(uniform, sparsity=…)`.
+      compact_moments: the optimizer keeps moments of kept weights alone. For algorithms with a fixed number of kept
+        weights (static, SET, RigL) and optimizers that treat each weight by itself (sgd, adam, adamw, lion, rmsprop).
 
     Raises:
       TypeError, ValueError: a setting is wrong; the message says which and what would be right.
@@ -78,6 +81,8 @@ class BaseUpdater(OptionalHooks, ShortRepr):
     # Whether `create_masks` and `select_masks` take lazy scores (`selection.Scores`), too. A subclass that overrides
     # one of them gets arrays, unless it says so again.
     ranks_lazy_scores: ClassVar[bool] = True
+    # Whether as many weights are kept at every step. A subclass that overrides what makes or changes masks says it again.
+    keeps_count: ClassVar[bool] = False
     # What one ranking holds: a 'leaf' (or a layer), the 'model', or 'other' sets, whose counts a plan cannot tell.
     ranked_together: ClassVar[str] = 'leaf'
 
@@ -93,6 +98,7 @@ class BaseUpdater(OptionalHooks, ShortRepr):
     is_packed: bool | None = None
     stacked: str | Sequence[str | tree_lib.Path] = ()
     sparsity: Any = None
+    compact_moments: bool = False
 
     def __post_init__(self):
         config_keys.check_fields(self)
@@ -104,6 +110,8 @@ class BaseUpdater(OptionalHooks, ShortRepr):
         self.sparsity_distribution_fn = self.distribution()
         if isinstance(self.sparsity_type, sparsity_types.SparsityType):
             self.check_type(self.sparsity_type, 'sparsity_type: ')
+        if self.compact_moments:
+            compact_moments.check_pruner(self)
 
     # What an algorithm overrides.
 

@@ -1,0 +1,328 @@
+"""Moments of kept weights alone: `compact_moments=True` of pruners that keep as many weights to the end.
+
+An optimizer keeps one or two moments a weight, of pruned weights, too. Here it sees each masked leaf as a vector of its
+kept weights, and so does its state:
+
+    mask       0 1 1        positions  1 2 5       gradients  grads.reshape(-1)[positions]
+               0 0 1                               moments    three numbers
+                                                   updates    three numbers, put back at the positions
+
+A matrix stays a matrix, of one row, since optimizers tell biases from kernels by the number of axes.
+
+Positions are whole numbers, 4 bytes a kept weight. They are kept in the state, since reading them off a mask in each
+step would take longer than the optimizer. A mask update finds the new positions, and for each of them its place among
+the old ones: a weight that was kept takes its moments along, and one that comes back begins at zero.
+
+An optimizer that treats each weight by itself trains the same as with moments of all weights.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from optax import tree_utils
+
+from jaxpruner.base_updater import elementwise_optimizers
+from jaxpruner.base_updater.pruner import Pruner
+from jaxpruner.core import explicit_meshes, masking, optimizer_state, packing
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.sparse_state import SparseState
+from jaxpruner.mask_calculator import lazy_scores
+
+_REMEDY = 'take StaticRandomSparse, SET or RigL, or compact_moments=False'
+# What makes or changes masks: a class that overrides one of them says anew whether the count stays.
+_MAKERS = (
+    'init_state',
+    'get_initial_masks',
+    'update_state',
+    'update_masks',
+    'create_masks',
+    'select_masks',
+)
+
+
+class CompactMoments(NamedTuple):
+    """The state of an optimizer of which only kept weights have moments; plain arrays.
+
+    Attributes:
+      positions: tree like the parameters of int32 [kept], where the kept weights of a flattened leaf stand, ascending;
+        `None` where dense.
+      inner_state: the state of the optimizer, for parameters of which masked leaves are [1, …, kept].
+    """
+
+    positions: Any
+    inner_state: Any
+
+
+def check_pruner(pruner: Any) -> None:
+    """Refuses a pruner whose count of kept weights may change, or whose pruned weights may move.
+
+    Raises:
+      ValueError: it is one.
+    """
+    name = type(pruner).__name__
+    for method in _MAKERS:
+        is_known = not hasattr(pruner, method) or lazy_scores.hook_describes(
+            pruner, 'keeps_count', method
+        )
+        if not pruner.keeps_count or not is_known:
+            raise ValueError(
+                f'compact_moments=True needs as many kept weights at every step, which {name} does not promise '
+                f'(keeps_count, beside its {method}); {_REMEDY}'
+            )
+    if not pruner.lands_on_zero():
+        raise ValueError(
+            f'compact_moments=True needs pruned weights to stay at zero, and {name} decides itself what becomes of '
+            f'them (post_gradient_update); {_REMEDY}'
+        )
+
+
+def check_state(pruner: Pruner, inner_state: Any) -> None:
+    """Refuses a state that was made with another setting of `compact_moments`.
+
+    Raises:
+      ValueError: it was.
+    """
+    is_compact = isinstance(inner_state, CompactMoments)
+    if is_compact != pruner.compact_moments:
+        raise ValueError(
+            f'the pruner has compact_moments={pruner.compact_moments}, and the state was made with {is_compact}; give '
+            'the setting with which it was made, or make a new state with init'
+        )
+
+
+def init(
+    pruner: Pruner,
+    optimizer: optax.GradientTransformationExtraArgs,
+    params: tree_lib.PyTree,
+    masks: tree_lib.PyTree,
+) -> CompactMoments:
+    """The first state of an optimizer.
+
+    Args:
+      pruner: whose `compact_moments` is set.
+      optimizer: any that treats each weight by itself.
+      params: the parameters.
+      masks: as the state stores them.
+
+    Raises:
+      ValueError: the optimizer looks at more than single weights, or the number of kept weights of a leaf is not known.
+    """
+    counts = _kept_counts(pruner, params, masks)
+
+    def compact_shape(param: Any, count: int | None) -> jax.ShapeDtypeStruct:
+        shape = param.shape if count is None else _compact(param.shape, count)
+        return jax.ShapeDtypeStruct(shape, param.dtype)
+
+    compact_shapes = tree_lib.map_with_missing(compact_shape, params, counts)
+    elementwise_optimizers.check_elementwise(
+        optimizer, params, compact_shapes, pruner.is_sparse_gradients
+    )
+
+    def positions_of(param: Any, mask: Any, count: Any) -> Any:
+        return None if mask is None else _positions(param, mask, count)
+
+    positions = tree_lib.map_with_missing(positions_of, params, masks, counts)
+    return CompactMoments(positions, optimizer.init(_gathered(params, positions)))
+
+
+def update(
+    optimizer: optax.GradientTransformationExtraArgs,
+    grads: tree_lib.PyTree,
+    state: CompactMoments,
+    params: tree_lib.PyTree,
+    extra_args: dict[str, Any],
+) -> tuple[tree_lib.PyTree, CompactMoments]:
+    """The optimizer's updates and state; what stands where weights are pruned means nothing."""
+    compact_grads = _gathered(grads, state.positions)
+    compact_params = _gathered(params, state.positions)
+    updates, inner_state = optimizer.update(
+        compact_grads, state.inner_state, compact_params, **extra_args
+    )
+    return _scattered(updates, state.positions, grads), state._replace(inner_state=inner_state)
+
+
+def after_mask_update(
+    optimizer: optax.GradientTransformationExtraArgs,
+    new_state: SparseState,
+    params: tree_lib.PyTree,
+    reset: tree_lib.PyTree | None,
+) -> CompactMoments:
+    """The optimizer's state for new masks: moments move along with their weights, and begin at 0 where those come back.
+
+    Args:
+      optimizer: whose state it is.
+      new_state: with the new masks, unpacked, and the optimizer's state for the masks before.
+      params: the parameters.
+      reset: tree like the parameters of flags: further weights whose moments become zero.
+    """
+    state = new_state.inner_state
+
+    def new_positions(param: Any, mask: Any, old: Any) -> Any:
+        return None if mask is None else _positions(param, mask, old.shape[0])
+
+    positions = tree_lib.map_with_missing(
+        new_positions, params, new_state.masks, state.positions
+    )
+    # Dense leaves have an array of no dimensions, since trees with None do not map against arrays.
+    places = tree_lib.map_with_missing(_places_before, params, state.positions, positions)
+    inner_state = tree_utils.tree_map_params(
+        optimizer,
+        _moved,
+        state.inner_state,
+        places,
+        is_leaf=lambda node: isinstance(node, optax.MaskedNode),
+    )
+    if reset is not None:
+        inner_state = optimizer_state.zero_moments(
+            optimizer, inner_state, _gathered(reset, positions), _gathered(params, positions)
+        )
+    return CompactMoments(positions, inner_state)
+
+
+def _kept_counts(
+    pruner: Pruner, params: tree_lib.PyTree, masks: tree_lib.PyTree
+) -> tree_lib.PyTree:
+    """How many weights of each masked leaf are kept; `None` where dense."""
+    paths, leaves, treedef = tree_lib.flatten_with_paths(params)
+    planned = tree_lib.leaves_like(treedef, masks)
+    counts: list[int | None] = [None] * len(leaves)
+    for i, leaf in enumerate(pruner.plan(params)):
+        if planned[i] is None:
+            continue
+        name = tree_lib.path_string(paths[i])
+        if leaf.kept is None:
+            raise ValueError(
+                f'compact_moments=True needs to know from shapes how many weights are kept, and that of {name} is not '
+                f'known ({leaf.sparsity_type}); print(pruner.plan(params)) shows it. Take another sparsity type for '
+                'this leaf, or compact_moments=False'
+            )
+        if leaf.size > np.iinfo(np.int32).max:
+            raise ValueError(
+                f'compact_moments=True holds positions of 32 bits, and {name} has {leaf.size} weights; divide the '
+                'leaf, or set compact_moments=False'
+            )
+        if not tree_lib.is_traced(planned[i]):
+            _check_count(name, int(packing.kept_weights(planned[i])), leaf.kept)
+        counts[i] = leaf.kept
+    return jax.tree.unflatten(treedef, counts)
+
+
+def _check_count(name: str, kept: int, expected: int) -> None:
+    if kept != expected:
+        raise ValueError(
+            f'compact_moments=True needs the number of kept weights that shapes tell, {expected} for {name}, and its '
+            f'mask keeps {kept}; let get_initial_masks keep as many, or set compact_moments=False'
+        )
+
+
+def _compact(shape: tuple[int, ...], kept: int) -> tuple[int, ...]:
+    """The shape of so many kept weights of a leaf."""
+    return (1,) * (len(shape) - 1) + (kept,)
+
+
+def _positions(param: Any, mask: jax.Array, count: int) -> jax.Array:
+    """Where the mask of a leaf keeps weights, ascending."""
+
+    def find(kept: jax.Array) -> jax.Array:
+        return positions_of_bits(kept.reshape(-1), count)
+
+    kept = packing.unpack_like(mask, param.shape) != 0
+    return explicit_meshes.without_explicit_axes(find, kept, False)(kept)
+
+
+def positions_of_bits(kept: jax.Array, count: int) -> jax.Array:
+    """The positions of so many flags that are true, ascending: `jnp.nonzero` without a whole number for each flag.
+
+    Words of 32 flags are counted, and for each position the word is found that holds it; then the half of the word, the
+    quarter, and so on.
+
+    Args:
+      kept: bool[n].
+      count: how many are true.
+
+    Returns:
+      int32[count].
+
+    >>> positions_of_bits(jnp.array([False, True, True]), 2)
+    Array([1, 2], dtype=int32)
+    """
+    bits = jnp.pad(kept, (0, -kept.size % 32)).reshape(-1, 32).astype(jnp.uint32)
+    words = jnp.sum(bits << jnp.arange(32, dtype=jnp.uint32), axis=1, dtype=jnp.uint32)
+    ends = jnp.cumsum(jax.lax.population_count(words).astype(jnp.int32))
+    ranks = jnp.arange(count, dtype=jnp.int32)
+    places = jnp.searchsorted(ends, ranks, side='right').astype(jnp.int32)
+    word = words.at[places].get(mode='fill', fill_value=0)
+    rank = ranks - jnp.where(places == 0, 0, ends[places - 1])
+    positions = 32 * places
+    for width in (16, 8, 4, 2, 1):
+        low = word & jnp.uint32((1 << width) - 1)
+        number = jax.lax.population_count(low).astype(jnp.int32)
+        is_high = rank >= number
+        positions += jnp.where(is_high, width, 0)
+        rank -= jnp.where(is_high, number, 0)
+        word = jnp.where(is_high, word >> width, low)
+    return positions
+
+
+def _gathered(tree: tree_lib.PyTree, positions: tree_lib.PyTree) -> tree_lib.PyTree:
+    """A tree of which masked leaves hold their kept weights alone."""
+
+    def gathered(leaf: Any, where: Any) -> Any:
+        if where is None:
+            return leaf
+
+        def take(values: jax.Array, where: jax.Array) -> jax.Array:
+            kept = (
+                values.reshape(-1)
+                .at[where]
+                .get(mode='clip', unique_indices=True, indices_are_sorted=True)
+            )
+            return kept.reshape(_compact(values.shape, where.size))
+
+        return explicit_meshes.without_explicit_axes(take, leaf, False)(leaf, where)
+
+    return tree_lib.map_with_missing(gathered, tree, positions)
+
+
+def _scattered(
+    updates: tree_lib.PyTree, positions: tree_lib.PyTree, grads: tree_lib.PyTree
+) -> tree_lib.PyTree:
+    """Updates in the shapes of the parameters, where weights are kept.
+
+    They replace gradients, in their memory, and gradients are left where weights are pruned: these land on zero anyway.
+    """
+
+    def scattered(grad: Any, update: Any, where: Any) -> Any:
+        if where is None or update is None:
+            return update
+
+        def put(grad: jax.Array, update: jax.Array, where: jax.Array) -> jax.Array:
+            whole = grad.astype(update.dtype).reshape(-1)
+            whole = whole.at[where].set(
+                update.reshape(-1), mode='drop', unique_indices=True, indices_are_sorted=True
+            )
+            return whole.reshape(grad.shape)
+
+        return explicit_meshes.without_explicit_axes(put, grad, True)(grad, update, where)
+
+    return tree_lib.map_with_missing(scattered, grads, updates, positions)
+
+
+def _places_before(param: Any, old: Any, new: Any) -> jax.Array:
+    """For each kept weight its place among those that were kept before; their number where it was not."""
+    if old is None:
+        return jnp.zeros((), jnp.int32)
+    places = jnp.searchsorted(old, new).astype(jnp.int32)
+    before = old.at[places].get(mode='fill', fill_value=-1)
+    places = jnp.where(before == new, places, old.size)
+    return places.reshape(_compact(param.shape, new.size))
+
+
+def _moved(moment: Any, places: jax.Array) -> Any:
+    """The moments of kept weights in their new places, 0 where a weight was not kept."""
+    if not places.ndim or getattr(moment, 'shape', None) != places.shape:
+        return moment
+    return moment.reshape(-1).at[places].get(mode='fill', fill_value=0)

@@ -1,0 +1,114 @@
+"""JAX's kernel for a matrix in CSR on CPUs, behind one function: the only file that `jax.experimental.sparse` is in.
+
+That module is no longer actively developed, so nothing else here rests on it. Its kernel came with JAX 0.6.1. Where
+there is none JAX computes with scattered sums, a hundred times slower, so such a product is refused.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import custom_batching, lax
+from jax.experimental import sparse
+
+DTYPES = ('float32', 'float64')
+_CALL = 'custom_call'  # how a kernel shows in a lowered program
+
+
+def why_missing(dtype: Any) -> str | None:
+    """Why there is no kernel for values of this type on the default device; `None` where there is one.
+
+    >>> why_missing(jnp.bfloat16)
+    'there is a CSR kernel for float32 and float64, and not for bfloat16; cast rows and values to float32'
+    """
+    name = jnp.dtype(dtype).name
+    if name not in DTYPES:
+        return (
+            f'there is a CSR kernel for {" and ".join(DTYPES)}, and not for {name}; cast rows and values to float32'
+        )
+    device = jax.config.jax_default_device
+    platform = getattr(device, 'platform', device) or jax.default_backend()
+    if platform != 'cpu':
+        return (
+            f'there is a CSR kernel for CPUs, and not for {platform}; run on a CPU (jax.default_device), or keep the '
+            'matrix dense or in blocks'
+        )
+    if not _is_lowered_to_a_kernel():
+        return (
+            f'JAX has a CSR kernel from 0.6.1 on, and this is {jax.__version__}; upgrade jax and jaxlib, or keep the '
+            'matrix dense or in blocks'
+        )
+    return None
+
+
+def multiply(
+    compressed: jax.Array, row_offsets: jax.Array, column_indices: jax.Array, columns: jax.Array
+) -> jax.Array:
+    """A matrix in CSR [m, inner] times a dense one [inner, n].
+
+    Args:
+      compressed: float[weights], row by row.
+      row_offsets: int32[m + 1], where each row begins.
+      column_indices: int32[weights].
+      columns: float[inner, n] of the same dtype.
+
+    Returns:
+      float[m, n].
+
+    Raises:
+      NotImplementedError: there is no kernel for it; the message says what would help.
+    """
+    dtype = jnp.result_type(compressed, columns)
+    missing = why_missing(dtype)
+    if missing:
+        raise NotImplementedError(missing)
+    return _multiply(
+        compressed.astype(dtype), row_offsets, column_indices, columns.astype(dtype)
+    )
+
+
+def _plain(
+    compressed: jax.Array, row_offsets: jax.Array, column_indices: jax.Array, columns: jax.Array
+) -> jax.Array:
+    shape = (row_offsets.shape[0] - 1, columns.shape[0])
+    return sparse.BCSR((compressed, column_indices, row_offsets), shape=shape) @ columns
+
+
+@custom_batching.custom_vmap
+def _multiply(
+    compressed: jax.Array, row_offsets: jax.Array, column_indices: jax.Array, columns: jax.Array
+) -> jax.Array:
+    return _plain(compressed, row_offsets, column_indices, columns)
+
+
+@_multiply.def_vmap
+def _multiply_batched(size: int, is_batched: list[bool], *arguments: jax.Array) -> Any:
+    """One product with more columns where the matrix is the same, else one product after the other.
+
+    JAX's own rule has no kernel for batches.
+    """
+    *matrix, columns = arguments
+    if not any(is_batched[:-1]):
+        inner, number = columns.shape[1:]
+        joined = jnp.moveaxis(columns, 0, 1).reshape(inner, size * number)
+        result = _multiply(*matrix, joined)
+        return jnp.moveaxis(result.reshape(-1, size, number), 1, 0), True
+
+    def one(index: jax.Array) -> jax.Array:
+        chosen = [
+            lax.dynamic_index_in_dim(array, index, keepdims=False) if batched else array
+            for array, batched in zip(arguments, is_batched, strict=True)
+        ]
+        return _multiply(*chosen)
+
+    return lax.map(one, jnp.arange(size)), True
+
+
+@functools.cache
+def _is_lowered_to_a_kernel() -> bool:
+    """Whether this JAX calls a kernel for a matrix in CSR on a CPU."""
+    of = jax.ShapeDtypeStruct
+    shapes = of((1,), jnp.float32), of((2,), jnp.int32), of((1,), jnp.int32), of((1, 1), jnp.float32)
+    with jax.default_device(jax.local_devices(backend='cpu')[0]):
+        return _CALL in jax.jit(_plain).lower(*shapes).as_text()
