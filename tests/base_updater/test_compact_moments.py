@@ -67,7 +67,9 @@ PAIRS += [('RigL', name) for name in OPTIMIZERS if name != 'adam']
 
 def params_at(seed):
     keys = jax.random.split(jax.random.key(seed), len(SHAPES))
-    return {name: jax.random.normal(key, SHAPES[name]) for name, key in zip(SHAPES, keys)}
+    return {
+        name: jax.random.normal(key, SHAPES[name]) for name, key in zip(SHAPES, keys, strict=True)
+    }
 
 
 def train(pruner, optimizer, seed=0, wrapped=lambda tx: tx):
@@ -133,14 +135,13 @@ def test_moments_move_with_their_weights():
     pruner = ALGORITHMS['RigL'](compact_moments=True)
     (before, after) = [state for _, state in train(pruner, optax.adam(0.1))][3:5]
     old, new = before.inner_state, after.inner_state
-    dense = jnp.zeros(12 * 8).at[old.positions['kernel']].set(
-        old.inner_state[0].mu['kernel'][0]
-    )
+    dense = jnp.zeros(12 * 8).at[old.positions['kernel']].set(old.inner_state[0].mu['kernel'][0])
     stayed = np.isin(new.positions['kernel'], old.positions['kernel'])
     assert 0 < stayed.sum() < stayed.size  # else this shows nothing
     moved = new.inner_state[0].mu['kernel'][0]
     np.testing.assert_array_equal(moved, dense[new.positions['kernel']])
-    assert (moved[~stayed] == 0).all() and (moved[stayed] != 0).all()
+    assert (moved[~stayed] == 0).all()
+    assert (moved[stayed] != 0).all()
 
 
 def test_under_vmap():
@@ -218,7 +219,7 @@ def test_norm_of_all_gradients_is_refused():
         sparsity=0.75, is_sparse_gradients=False, compact_moments=True
     )
     tx = pruner.wrap_optax(optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1)))
-    with pytest.raises(ValueError, match='clip_by_global_norm.*reduce_sum'):
+    with pytest.raises(ValueError, match=r'clip_by_global_norm.*reduce_sum'):
         tx.init(params_at(0))
 
 
@@ -258,7 +259,7 @@ class KeepsPruned(jaxpruner.StaticRandomSparse):
     ],
 )
 def test_refused_pruners(make, words):
-    with pytest.raises(ValueError, match=f'compact_moments=True.*{words}'):
+    with pytest.raises(ValueError, match=rf'compact_moments=True.*{words}'):
         make(sparsity=0.5, compact_moments=True)
 
 
@@ -270,7 +271,7 @@ def test_unknown_count_is_refused():
     pruner = jaxpruner.StaticRandomSparse(
         sparsity=0.5, sparsity_type='block_5,5', compact_moments=True
     )
-    with pytest.raises(ValueError, match='kernel is not known.*Block'):
+    with pytest.raises(ValueError, match=r'kernel is not known.*Block'):
         pruner.wrap_optax(optax.adam(0.1)).init(params_at(0))
 
 
@@ -283,7 +284,7 @@ def test_wrong_count_is_refused():
             return jax.tree.map(lambda leaf: jnp.ones(leaf.shape, jnp.uint8), params)
 
     pruner = AllKept(sparsity=0.75, compact_moments=True)
-    with pytest.raises(ValueError, match='24 for kernel.*keeps 96'):
+    with pytest.raises(ValueError, match=r'24 for kernel.*keeps 96'):
         pruner.wrap_optax(optax.adam(0.1)).init({'kernel': jnp.ones((12, 8))})
 
 
@@ -300,7 +301,7 @@ def test_state_of_another_setting_is_refused(compact):
     state = ALGORITHMS['static'](compact_moments=compact).wrap_optax(optax.adam(0.1))
     other = ALGORITHMS['static'](compact_moments=not compact).wrap_optax(optax.adam(0.1))
     params = params_at(0)
-    with pytest.raises(ValueError, match=f'compact_moments={not compact}.*with {compact}'):
+    with pytest.raises(ValueError, match=rf'compact_moments={not compact}.*with {compact}'):
         other.update(params, state.init(params), params)
 
 

@@ -154,6 +154,7 @@ VALUES = {
         (-1, np.int64(-1), 2**63, 1.5, '8', True, [], {}, np.zeros(3), jnp.float32(1)),
     ),
     'use_packed_masks': FLAG,
+    'compact_moments': FLAG,
     'is_packed': FLAG,
     'drop_fraction': SHARE,
     'drop_fraction_fn': Values((optax.constant_schedule(0.3),), NOT_A_FUNCTION),
@@ -225,6 +226,7 @@ def test_a_good_value_is_taken(key, value):
         'rounds': 'snip',
         'damping': 'sparsegpt',
         'drop_fraction_fn': 'rigl',
+        'compact_moments': 'rigl',
     }
     config = {'algorithm': algorithms.get(key, 'magnitude'), **NEEDS.get(key, {}), key: value}
     assert isinstance(api.create_updater_from_config(config), jaxpruner.BaseUpdater)
@@ -438,7 +440,8 @@ for _name in ('FLAG', 'STEP', 'SHARE', 'FUNCTION', 'FROM_ZERO', 'COUNT', 'ABOVE_
 # Of keys that are right one by one some exclude each other, or miss another: what such a refusal names.
 TOGETHER = (
     'scheduler sparsity_distribution_fn drop_fraction_fn is_packed sparsity sparsity_type topk_fn stacked blocks owl '
-    'update_freq update_end_step custom_sparsity_map init_dense_steps_end cycle_sparse_steps'
+    'update_freq update_end_step custom_sparsity_map init_dense_steps_end cycle_sparse_steps '
+    'compact_moments'
 ).split()
 
 

@@ -48,6 +48,8 @@ def _all_but(kept: str, reason: str) -> dict[str, str]:
     return {name: reason for name in MASK_CHECKS if not name.startswith(kept)}
 
 
+# Blocks at the edges hold fewer weights, so that their number may change, which compact moments refuse.
+UNEVEN = 'block_4,3'
 N_BY_M = {'2:4': _NOT_IN_GROUPS, 'nm_1,4,0': _NOT_IN_GROUPS}
 _NO_NU = dict.fromkeys(('sgd_momentum', 'adafactor', 'lion', 'muon', 'lbfgs'), _NO_SECOND_MOMENT)
 _LBFGS = {'lbfgs': _NOT_RESETTABLE}
@@ -58,7 +60,7 @@ _GRADUAL = Algorithm(refuses=_COMPACT)
 _STRAIGHT_THROUGH = Algorithm(refuses=_COMPACT, straight_through=True)
 
 ALGORITHMS: dict[str, Algorithm] = {
-    'no_prune': _GRADUAL,
+    'no_prune': Algorithm(),
     'magnitude': _GRADUAL,
     'random': _GRADUAL,
     'saliency': _GRADUAL,
@@ -69,7 +71,9 @@ ALGORITHMS: dict[str, Algorithm] = {
     'static_sparse': Algorithm(starts_sparse=True),
     'set': _SPARSE_TRAINER,
     'rigl': _SPARSE_TRAINER,
-    'acdc': Algorithm(refuses=_LBFGS | _COMPACT),  # the schedules below end in its last sparse phase
+    'acdc': Algorithm(
+        refuses=_LBFGS | _COMPACT
+    ),  # the schedules below end in its last sparse phase
     'adam_fisher': Algorithm(refuses=_NO_NU | _COMPACT),
     'iterative_nm': Algorithm(
         refuses={n: _NEEDS_GROUPS for n in MASK_CHECKS if n not in N_BY_M} | _COMPACT
@@ -202,9 +206,12 @@ DIMENSIONS: dict[str, list[Any]] = {
 
 def is_allowed(combination: Mapping[str, Any]) -> bool:
     """Whether the algorithm takes what else has been chosen; a combination may be incomplete."""
+    sparsity_type = combination.get('sparsity_type')
+    if combination.get('optimizer') == 'adam_compact' and sparsity_type == UNEVEN:
+        return False
     if 'algorithm' not in combination:
         return True
-    name, sparsity_type = combination['algorithm'], combination.get('sparsity_type')
+    name = combination['algorithm']
     if sparsity_type is not None and (sparsity_type == DENSE) != (name == 'no_prune'):
         return False
     return not any(value in ALGORITHMS[name].refuses for value in combination.values())

@@ -85,9 +85,7 @@ def test_refused_sparsity_type(algorithm, sparsity_type, reason):
 @pytest.mark.parametrize(('algorithm', 'optimizer', 'reason'), refused(tables.OPTIMIZERS))
 @pytest.mark.parametrize('front_end', ['dict', 'nnx'])
 def test_refused_optimizer(algorithm, optimizer, front_end, reason):
-    case = dataclasses.replace(
-        PLAIN, algorithm=algorithm, optimizer=optimizer, front_end=front_end
-    )
+    case = dataclasses.replace(PLAIN, algorithm=algorithm, optimizer=optimizer, front_end=front_end)
     with pytest.raises(ValueError, match=reason):
         training.set_up(case).start(seed=0)
 

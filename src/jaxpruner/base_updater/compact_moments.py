@@ -26,7 +26,7 @@ from optax import tree_utils
 
 from jaxpruner.base_updater import elementwise_optimizers
 from jaxpruner.base_updater.pruner import Pruner
-from jaxpruner.core import explicit_meshes, masking, optimizer_state, packing
+from jaxpruner.core import explicit_meshes, optimizer_state, packing
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.sparse_state import SparseState
 from jaxpruner.mask_calculator import lazy_scores
@@ -163,9 +163,7 @@ def after_mask_update(
     def new_positions(param: Any, mask: Any, old: Any) -> Any:
         return None if mask is None else _positions(param, mask, old.shape[0])
 
-    positions = tree_lib.map_with_missing(
-        new_positions, params, new_state.masks, state.positions
-    )
+    positions = tree_lib.map_with_missing(new_positions, params, new_state.masks, state.positions)
     # Dense leaves have an array of no dimensions, since trees with None do not map against arrays.
     places = tree_lib.map_with_missing(_places_before, params, state.positions, positions)
     inner_state = tree_utils.tree_map_params(

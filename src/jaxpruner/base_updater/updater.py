@@ -81,7 +81,7 @@ class BaseUpdater(OptionalHooks, ShortRepr):
     # Whether `create_masks` and `select_masks` take lazy scores (`selection.Scores`), too. A subclass that overrides
     # one of them gets arrays, unless it says so again.
     ranks_lazy_scores: ClassVar[bool] = True
-    # Whether as many weights are kept at every step. A subclass that overrides what makes or changes masks says it again.
+    # Whether as many weights are kept at every step. A subclass that overrides what makes masks says it anew.
     keeps_count: ClassVar[bool] = False
     # What one ranking holds: a 'leaf' (or a layer), the 'model', or 'other' sets, whose counts a plan cannot tell.
     ranked_together: ClassVar[str] = 'leaf'
@@ -102,6 +102,8 @@ class BaseUpdater(OptionalHooks, ShortRepr):
 
     def __post_init__(self):
         config_keys.check_fields(self)
+        if self.compact_moments:
+            compact_moments.check_pruner(self)
         if self.is_packed is not None:
             self.use_packed_masks, self.is_packed = self.is_packed, None
         self.sparsity_type = type_settings.normalize_setting(self.sparsity_type)
@@ -110,8 +112,6 @@ class BaseUpdater(OptionalHooks, ShortRepr):
         self.sparsity_distribution_fn = self.distribution()
         if isinstance(self.sparsity_type, sparsity_types.SparsityType):
             self.check_type(self.sparsity_type, 'sparsity_type: ')
-        if self.compact_moments:
-            compact_moments.check_pruner(self)
 
     # What an algorithm overrides.
 
@@ -461,6 +461,8 @@ class NoPruning(BaseUpdater):
     >>> NoPruning().instant_sparsify({'w': jnp.ones(2)})[1]
     {'w': None}
     """
+
+    keeps_count: ClassVar[bool] = True
 
     sparsity_distribution_fn: DistributionFn | None = None
 

@@ -94,7 +94,7 @@ def _offsets(ascending: jax.Array, number: int) -> jax.Array:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class CsrOperator:
+class CsrMatrix:
     """A matrix in CSR that rows can be multiplied by.
 
     Attributes:
@@ -115,7 +115,7 @@ class CsrOperator:
 def csr_product(
     rows: jax.Array, compressed: jax.Array, pattern: CsrPattern, probe: jax.Array | None = None
 ) -> jax.Array:
-    """rows @ matrix, for a matrix in CSR.
+    """Rows @ matrix, for a matrix in CSR.
 
     Args:
       rows: float[n, inputs].

@@ -24,15 +24,13 @@ def why_missing(dtype: Any) -> str | None:
     """
     name = jnp.dtype(dtype).name
     if name not in DTYPES:
+        return f'there is a CSR kernel for {" and ".join(DTYPES)}, and not for {name}; cast rows and values to float32'
+    with jax.ensure_compile_time_eval():
+        (device,) = jnp.zeros(()).devices()
+    if device.platform != 'cpu':
         return (
-            f'there is a CSR kernel for {" and ".join(DTYPES)}, and not for {name}; cast rows and values to float32'
-        )
-    device = jax.config.jax_default_device
-    platform = getattr(device, 'platform', device) or jax.default_backend()
-    if platform != 'cpu':
-        return (
-            f'there is a CSR kernel for CPUs, and not for {platform}; run on a CPU (jax.default_device), or keep the '
-            'matrix dense or in blocks'
+            f'there is a CSR kernel for CPUs, and not for {device.platform}; run on a CPU (jax.default_device), or '
+            'keep the matrix dense or in blocks'
         )
     if not _is_lowered_to_a_kernel():
         return (
@@ -63,9 +61,7 @@ def multiply(
     missing = why_missing(dtype)
     if missing:
         raise NotImplementedError(missing)
-    return _multiply(
-        compressed.astype(dtype), row_offsets, column_indices, columns.astype(dtype)
-    )
+    return _multiply(compressed.astype(dtype), row_offsets, column_indices, columns.astype(dtype))
 
 
 def _plain(
@@ -109,6 +105,11 @@ def _multiply_batched(size: int, is_batched: list[bool], *arguments: jax.Array) 
 def _is_lowered_to_a_kernel() -> bool:
     """Whether this JAX calls a kernel for a matrix in CSR on a CPU."""
     of = jax.ShapeDtypeStruct
-    shapes = of((1,), jnp.float32), of((2,), jnp.int32), of((1,), jnp.int32), of((1, 1), jnp.float32)
+    shapes = (
+        of((1,), jnp.float32),
+        of((2,), jnp.int32),
+        of((1,), jnp.int32),
+        of((1, 1), jnp.float32),
+    )
     with jax.default_device(jax.local_devices(backend='cpu')[0]):
         return _CALL in jax.jit(_plain).lower(*shapes).as_text()
