@@ -18,7 +18,9 @@ from docs.extensions import coverage, public_names
 
 SOURCE = public_names.ROOT / 'src' / public_names.PACKAGE
 # Errors that no user sees: broken promises inside the package, and signals that it catches itself.
-INTERNAL = frozenset({'AssertionError', 'OtherDifferenceError', 'StaysInStepError'})
+INTERNAL = frozenset(
+    {'AssertionError', 'OtherDifferenceError', 'StaysInStepError', '_NotElementwiseError'}
+)
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _DEEPEST = 4  # names that stand for names that stand for names
 

@@ -34,6 +34,9 @@ class CsrPattern(NamedTuple):
       row_offsets: [inputs + 1].
       transposed_order: [weights], for each weight of the transposed matrix, row by row, its place in `positions`.
       transposed_row_offsets: [outputs + 1].
+
+    >>> csr_pattern(jnp.array([1, 2, 5]), inputs=2, outputs=3).transposed_column_indices
+    Array([0, 0, 1], dtype=int32)
     """
 
     positions: jax.Array
@@ -101,6 +104,10 @@ class CsrMatrix:
       compressed: float[weights], row by row.
       pattern: where they stand.
       probe: `None`, or zeros [inputs, outputs], whose gradient is that of the whole matrix.
+
+    >>> pattern = csr_pattern(jnp.array([1, 2, 5]), inputs=2, outputs=3)
+    >>> CsrMatrix(jnp.array([3.0, 5.0, 7.0]), pattern).multiply(jnp.array([[1.0, 2.0]]))
+    Array([[ 0.,  3., 19.]], dtype=float32)
     """
 
     compressed: jax.Array

@@ -25,11 +25,10 @@ def why_missing(dtype: Any) -> str | None:
     name = jnp.dtype(dtype).name
     if name not in DTYPES:
         return f'there is a CSR kernel for {" and ".join(DTYPES)}, and not for {name}; cast rows and values to float32'
-    with jax.ensure_compile_time_eval():
-        (device,) = jnp.zeros(()).devices()
-    if device.platform != 'cpu':
+    platform = _platform()
+    if platform != 'cpu':
         return (
-            f'there is a CSR kernel for CPUs, and not for {device.platform}; run on a CPU (jax.default_device), or '
+            f'there is a CSR kernel for CPUs, and not for {platform}; run on a CPU (jax.default_device), or '
             'keep the matrix dense or in blocks'
         )
     if not _is_lowered_to_a_kernel():
@@ -60,7 +59,7 @@ def multiply(
     dtype = jnp.result_type(compressed, columns)
     missing = why_missing(dtype)
     if missing:
-        raise NotImplementedError(missing)
+        raise NotImplementedError(f'a matrix in CSR cannot be multiplied here: {missing}')
     return _multiply(compressed.astype(dtype), row_offsets, column_indices, columns.astype(dtype))
 
 
@@ -99,6 +98,13 @@ def _multiply_batched(size: int, is_batched: list[bool], *arguments: jax.Array) 
         return _multiply(*chosen)
 
     return lax.map(one, jnp.arange(size)), True
+
+
+def _platform() -> str:
+    """Where arrays are put by default."""
+    with jax.ensure_compile_time_eval():
+        (device,) = jnp.zeros(()).devices()
+    return device.platform
 
 
 @functools.cache
