@@ -6,10 +6,9 @@ import numpy as np
 
 from jaxpruner.sparse.formats import array_checks
 from jaxpruner.sparse.formats.base import Arrays, ArraySpec, Pattern, Plan
+from jaxpruner.sparse.formats.gathering import CHUNK, kept_values
 
 _BITS = 8
-# Weights that are spread at a time, so that positions and copies take little memory.
-_CHUNK = 1 << 22
 
 
 class Bitmask:
@@ -32,9 +31,8 @@ class Bitmask:
 
     def pack(self, array: np.ndarray, mask: np.ndarray, plan: Plan) -> dict[str, np.ndarray]:
         """Returns the arrays; the first weight is the highest bit of the first byte, as in `np.packbits`."""
-        del plan
         return {
-            'compressed': array[mask],
+            'compressed': kept_values(array, mask, plan.arrays['compressed'].shape[0]),
             'bitmask': np.packbits(mask),
             'shape': np.array(array.shape, np.int64),
         }
@@ -53,8 +51,8 @@ class Bitmask:
         array_checks.check_length('bitmask', bits, -(-size // _BITS))
         array_checks.check_padding('bitmask', bits, size)
         kept = 0
-        for start in range(0, len(bits), _CHUNK // _BITS):
-            kept += int(np.count_nonzero(np.unpackbits(bits[start : start + _CHUNK // _BITS])))
+        for start in range(0, len(bits), CHUNK):
+            kept += int(np.count_nonzero(np.unpackbits(bits[start : start + CHUNK])))
         array_checks.check_length('compressed', values, kept)
 
     def unpack(self, arrays: Arrays) -> np.ndarray:
@@ -63,11 +61,10 @@ class Bitmask:
         bits, values = arrays['bitmask'], arrays['compressed']
         leaf = np.zeros(math.prod(shape), values.dtype)
         first = 0
-        for start in range(0, leaf.size, _CHUNK):
-            chunk = leaf[start : start + _CHUNK]
-            chunk_bits = bits[start // _BITS : (start + _CHUNK) // _BITS]
-            mask = np.unpackbits(chunk_bits, count=len(chunk)).view(bool)
-            last = first + np.count_nonzero(mask)
-            chunk[mask] = values[first:last]
+        for start in range(0, leaf.size, CHUNK):
+            chunk_bits = bits[start // _BITS : (start + CHUNK) // _BITS]
+            positions = np.flatnonzero(np.unpackbits(chunk_bits))
+            last = first + len(positions)
+            leaf[start : start + CHUNK][positions] = values[first:last]
             first = last
         return leaf.reshape(shape)

@@ -1,16 +1,23 @@
 """N:M: of each M weights along an axis N values, and where in the M they stand.
 
-    weights   0 a b 0 | 0 0 0 c        along the axis, 2:4
-    compressed  a b | 0 c              a group of fewer weights stores zeros, too: the first that it has
-    indices     1 2 | 0 3              at two bits each
+    weights     0 a b 0 | 0 0 0 c      along the axis, 2:4
+    compressed    a b   |   0 c        a group of fewer weights stores zeros, too: the first that it has
+    indices       1 2   |   0 3        at two bits each
 
 2:4 takes as many bytes as one bit a weight, and hardware can execute it.
+
+A leaf [..., length, trailing ...] is seen as [groups, M, trailing], and stored as [groups, trailing, N], so that
+neighbouring groups are neighbours in both: the work is done in chunks of groups.
 """
+
+import math
+from collections.abc import Iterator
 
 import numpy as np
 
 from jaxpruner.sparse.formats import array_checks
 from jaxpruner.sparse.formats.base import Arrays, ArraySpec, Pattern, Plan
+from jaxpruner.sparse.formats.gathering import CHUNK
 from jaxpruner.sparse.formats.number_bits import (
     bits_below,
     pack_numbers,
@@ -20,8 +27,6 @@ from jaxpruner.sparse.formats.number_bits import (
 
 _GROUP_LENGTHS = (2, 4, 8, 16)
 _LONGEST_GROUP = 256
-_SAMPLE = 1 << 16  # weights that are looked at first
-_CHUNK = 1 << 21
 
 
 class NByM:
@@ -45,29 +50,34 @@ class NByM:
         """Returns the arrays."""
         n, m, axis = plan.settings
         values = np.empty(plan.arrays['compressed'].shape, array.dtype)
-        indices = np.empty(values.shape, np.uint8)
-        groups = _in_groups(array, axis, m)
-        stored = _filled(_in_groups(mask, axis, m), n)
-        values.reshape(-1)[:] = groups[stored]
-        indices.reshape(-1)[:] = _positions_in_groups(stored)
+        indices = np.empty(values.size, np.uint8)
+        flat_values = values.reshape(-1)
+        weights, kept = _in_groups(array, axis, m), _in_groups(mask, axis, m)
+        first = 0
+        for chunk in _chunks(weights.shape):
+            stored = np.ascontiguousarray(_filled(kept[chunk], n).transpose(0, 2, 1))
+            positions = np.flatnonzero(stored)
+            last = first + len(positions)
+            flat_values[first:last] = weights[chunk].transpose(0, 2, 1).reshape(-1)[positions]
+            indices[first:last] = positions & (m - 1)  # M is a power of two here
+            first = last
         return {
             'compressed': values,
-            'indices': pack_numbers(indices.reshape(-1), bits_below(m)),
+            'indices': pack_numbers(indices, bits_below(m)),
             'pattern': np.array(plan.settings, np.int64),
         }
 
     def shape(self, arrays: Arrays) -> tuple[int, ...]:
         """Returns the shape that N, M and the stored values have together."""
         n, m, axis = _settings(arrays)
-        stored_shape = arrays['compressed'].shape
-        if len(stored_shape) < 2 or stored_shape[-1] != n or axis >= len(stored_shape) - 1:
+        *stored_shape, stored_n = arrays['compressed'].shape or (0,)
+        if axis >= len(stored_shape) or stored_n != n:
             raise ValueError(
-                f'compressed has shape {stored_shape}, which is none for {n}:{m} along axis {axis}'
+                f'compressed has shape {arrays["compressed"].shape}, which is none for {n}:{m} along axis {axis}'
             )
-        shape = list(stored_shape[:-2])
-        shape.insert(axis, stored_shape[-2] * m)
-        array_checks.check_shape(shape)
-        return tuple(shape)
+        stored_shape[axis] *= m
+        array_checks.check_shape(stored_shape)
+        return tuple(stored_shape)
 
     def check(self, arrays: Arrays) -> None:
         """Refuses positions at or above M, and such as stand twice in a group."""
@@ -91,70 +101,65 @@ class NByM:
         """Returns the leaf."""
         n, m, axis = _settings(arrays)
         values = arrays['compressed']
-        leaf = np.zeros(self.shape(arrays), values.dtype)
+        leaf = np.empty(self.shape(arrays), values.dtype)
+        groups = _in_groups(leaf, axis, m)
         indices = unpack_numbers(arrays['indices'], bits_below(m), values.size)
-        groups = np.zeros((*values.shape[:-1], m), values.dtype)
-        rows = groups.reshape(-1, m)
-        step = max(_CHUNK // m, 1)
-        by_group, values_by_group = indices.reshape(-1, n), values.reshape(-1, n)
-        for start in range(0, len(rows), step):
-            chunk = slice(start, start + step)
-            np.put_along_axis(
-                rows[chunk], by_group[chunk].astype(np.int64), values_by_group[chunk], 1
-            )
-        np.moveaxis(leaf, axis, -1)[...] = groups.reshape(*values.shape[:-2], -1)
+        stored_shape = (len(groups), groups.shape[2], n)
+        indices, values = indices.reshape(stored_shape), values.reshape(stored_shape)
+        for chunk in _chunks(groups.shape):
+            spread = np.zeros((*values[chunk].shape[:2], m), values.dtype)
+            firsts = np.arange(0, spread.size, m).reshape(*spread.shape[:2], 1)
+            spread.reshape(-1)[firsts + indices[chunk]] = values[chunk]
+            groups[chunk] = spread.transpose(0, 2, 1)
         return leaf
 
 
 def _plan_along(
     pattern: Pattern, dtype: np.dtype, axis: int, m: int, most_bytes: int
 ) -> Plan | None:
-    groups = _in_groups(pattern.mask, axis, m)
+    stored_shape = list(pattern.mask.shape)
+    stored_shape[axis] //= m
     width = bits_below(m)
 
     def plan_for(n: int) -> Plan:
-        stored = (*groups.shape[:-1], n)
         count = pattern.mask.size // m * n
         arrays = {
-            'compressed': ArraySpec(stored, dtype),
+            'compressed': ArraySpec((*stored_shape, n), dtype),
             'indices': ArraySpec((packed_length(count, width),), np.dtype('uint8')),
             'pattern': ArraySpec((3,), np.dtype('int64')),
         }
         return Plan(NByM.name, arrays, (n, m, axis))
 
-    # A sample shows nearly always that a group is too full, and a part is looked at before all.
     n = 1
-    for part in _parts(groups):
-        n = max(n, int(_counts(part).max(initial=0)))
+    groups = _in_groups(pattern.mask, axis, m)
+    # The first chunk shows nearly always that a group is too full.
+    for chunk in _chunks(groups.shape):
+        n = max(n, int(_counts(groups[chunk]).max(initial=0)))
         if n == m or plan_for(n).weight_bytes > most_bytes:
             return None
     is_exact = n * (pattern.mask.size // m) == pattern.kept
     return plan_for(n) if is_exact or not pattern.is_given else None
 
 
-def _parts(groups: np.ndarray) -> list[np.ndarray]:
-    """Cuts an array along its longest axis but the last: a small part first."""
-    axis = int(np.argmax(groups.shape[:-1]))
-    along = np.moveaxis(groups, axis, 0)
-    row_size = max(along[0].size, 1)
-    ends = [max(_SAMPLE // row_size, 1)]
-    while ends[-1] < len(along):
-        ends.append(ends[-1] + max(_CHUNK // row_size, 1))
-    starts = [0, *ends[:-1]]
-    return [along[start:end] for start, end in zip(starts, ends, strict=True)]
-
-
 def _in_groups(array: np.ndarray, axis: int, m: int) -> np.ndarray:
-    """Returns a view or copy whose last two axes are groups of M along an axis."""
-    moved = np.moveaxis(array, axis, -1)
-    return moved.reshape(*moved.shape[:-1], -1, m)
+    """Returns a view [groups, M, trailing] of an array in flat order."""
+    trailing = math.prod(array.shape[axis + 1 :])
+    return array.reshape(-1, m, trailing) if array.size else np.empty((0, m, trailing), array.dtype)
+
+
+def _chunks(shape: tuple[int, ...]) -> Iterator[slice]:
+    """Yields runs of groups that stay in the processor's cache."""
+    groups, m, trailing = shape
+    step = max(CHUNK // max(m * trailing, 1), 1)
+    for start in range(0, groups, step):
+        yield slice(start, start + step)
 
 
 def _counts(groups: np.ndarray) -> np.ndarray:
     """Counts what is set in each group; NumPy sums along so short an axis slowly."""
-    counts = np.zeros(groups.shape[:-1], np.uint8)
-    for position in range(groups.shape[-1]):
-        counts += groups[..., position]
+    counts = np.zeros((len(groups), groups.shape[2]), np.uint8)
+    for position in range(groups.shape[1]):
+        counts += groups[:, position]
     return counts
 
 
@@ -164,18 +169,11 @@ def _filled(groups: np.ndarray, n: int) -> np.ndarray:
     if not lacking.any():
         return groups
     stored = groups.copy()
-    for position in range(groups.shape[-1]):
-        fills = ~stored[..., position] & (lacking > 0)
-        stored[..., position] |= fills
+    for position in range(groups.shape[1]):
+        fills = ~stored[:, position] & (lacking > 0)
+        stored[:, position] |= fills
         lacking -= fills
     return stored
-
-
-def _positions_in_groups(stored: np.ndarray) -> np.ndarray:
-    """Returns for each weight that is stored where in its group it stands."""
-    m = stored.shape[-1]
-    positions = np.broadcast_to(np.arange(m, dtype=np.uint8), stored.shape)
-    return positions[stored]
 
 
 def _settings(arrays: Arrays) -> tuple[int, int, int]:

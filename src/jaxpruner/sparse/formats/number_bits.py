@@ -27,6 +27,9 @@ def pack_numbers(numbers: np.ndarray, width: int) -> np.ndarray:
     array([78], dtype=uint8)
     """
     packed = np.empty(packed_length(len(numbers), width), np.uint8)
+    if _BITS % width == 0:
+        _pack_in_bytes(numbers, width, packed)
+        return packed
     for start in range(0, len(numbers), _CHUNK):
         bits = np.unpackbits(numbers[start : start + _CHUNK].astype(np.uint8)[:, None], axis=1)
         chunk = np.packbits(bits[:, _BITS - width :])
@@ -42,6 +45,9 @@ def unpack_numbers(packed: np.ndarray, width: int, count: int) -> np.ndarray:
     array([1, 0, 3, 2], dtype=uint8)
     """
     numbers = np.empty(count, np.uint8)
+    if _BITS % width == 0:
+        _unpack_from_bytes(packed, width, numbers)
+        return numbers
     for start in range(0, count, _CHUNK):
         chunk = numbers[start : start + _CHUNK]
         first = start * width // _BITS
@@ -51,3 +57,20 @@ def unpack_numbers(packed: np.ndarray, width: int, count: int) -> np.ndarray:
         padded[:, _BITS - width :] = bits.reshape(-1, width)
         chunk[:] = np.packbits(padded)
     return numbers
+
+
+def _pack_in_bytes(numbers: np.ndarray, width: int, packed: np.ndarray) -> None:
+    """Packs numbers of which none is cut by the end of a byte."""
+    packed[:] = 0
+    per_byte = _BITS // width
+    for place in range(per_byte):
+        part = numbers[place::per_byte].astype(np.uint8, copy=False)
+        packed[: len(part)] |= part << (_BITS - width * (place + 1))
+
+
+def _unpack_from_bytes(packed: np.ndarray, width: int, numbers: np.ndarray) -> None:
+    per_byte = _BITS // width
+    for place in range(per_byte):
+        part = numbers[place::per_byte]
+        shifted = packed[: len(part)] >> (_BITS - width * (place + 1))
+        part[:] = shifted & (2**width - 1)

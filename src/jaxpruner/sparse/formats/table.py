@@ -13,13 +13,15 @@ from jaxpruner.sparse.formats.csr import CSR
 from jaxpruner.sparse.formats.dense import Dense
 from jaxpruner.sparse.formats.n_by_m import NByM
 
-# Of formats that take as many bytes the first is chosen: the last of them cannot be executed.
+# Of formats that take nearly as many bytes the first is chosen: the last of them cannot be executed.
 FORMATS: Mapping[str, Format] = {
     entry.name: entry for entry in (Dense(), NByM(), Blocks(), CSR(), Bitmask())
 }
 # Bytes that an array takes beside its numbers: its entry in a file's header, or its object.
 _BYTES_OF_AN_ENTRY = 128
 _UNLIMITED = 2**63
+# So many times the fewest bytes are as good: a single zero among the kept weights of a 2:4 pattern must not decide.
+_NEARLY = 1.01
 
 
 def plans_of(pattern: Pattern, dtype: np.dtype, all_sizes: bool = False) -> dict[str, Plan | None]:
@@ -42,17 +44,18 @@ def plans_of(pattern: Pattern, dtype: np.dtype, all_sizes: bool = False) -> dict
         if plan is not None and not all_sizes:
             most_bytes = min(most_bytes, plan.weight_bytes)
     for name in ('n_by_m', 'blocks'):
-        plans[name] = FORMATS[name].plan(pattern, dtype, most_bytes)
+        plans[name] = FORMATS[name].plan(pattern, dtype, int(_NEARLY * most_bytes))
     return {name: plans[name] for name in FORMATS}
 
 
 def smallest(plans: Mapping[str, Plan | None], dense_bytes: int) -> Plan:
-    """Returns the plan of the fewest bytes; a leaf stays dense unless another format makes up for its entries."""
+    """Returns the plan of the fewest bytes, or nearly so; where dense is no larger, entries counted, it is dense."""
     fitting: list[Plan] = []
     for plan in plans.values():
         if plan is not None and not array_checks.is_too_large(dense_bytes, plan.bytes):
             fitting.append(plan)
-    best = min(fitting, key=lambda plan: plan.weight_bytes)
+    fewest = min(plan.weight_bytes for plan in fitting)
+    best = next(plan for plan in fitting if plan.weight_bytes <= _NEARLY * fewest)
     dense = plans['dense']
     if dense is not None and _bytes_with_entries(best) >= _bytes_with_entries(dense):
         return dense

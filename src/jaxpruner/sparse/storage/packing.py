@@ -21,7 +21,7 @@ def pack(tree: tree_lib.PyTree, *, masks: Any = None) -> Any:
 
     | format | arrays |
     |---|---|
-    | N:M | `compressed` [..., groups, N], `indices` uint8, `pattern` [3]: N, M and the axis |
+    | N:M | `compressed` [..., N], the axis M times shorter, `indices` uint8, `pattern` [3]: N, M and the axis |
     | blocks | `values` [groups, blocks, in, out], `indices` [groups, blocks], `shape` |
     | CSR | `compressed` [kept], `row_offsets` [rows + 1], `column_indices` [kept], `shape` |
     | one bit a weight | `compressed` [kept], `bitmask` uint8 [size / 8], `shape` |

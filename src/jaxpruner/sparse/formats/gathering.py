@@ -1,0 +1,36 @@
+"""Gathers weights by a mask, and their positions: in chunks that stay in the processor's cache.
+
+A mask that indexes a large array takes NumPy several times as long.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+CHUNK = 1 << 17  # weights, a multiple of all lengths of groups and of the bits in a byte
+
+
+def positions_in_chunks(mask: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Yields for each chunk of a flat mask its first index, and the positions in the chunk that are set.
+
+    >>> [(start, positions.tolist()) for start, positions in positions_in_chunks(np.array([True, False, True]))]
+    [(0, [0, 2])]
+    """
+    for start in range(0, len(mask), CHUNK):
+        yield start, np.flatnonzero(mask[start : start + CHUNK])
+
+
+def kept_values(array: np.ndarray, mask: np.ndarray, kept: int) -> np.ndarray:
+    """Returns `array[mask]`, of which there are so many.
+
+    >>> kept_values(np.array([[3.0, 4.0], [5.0, 6.0]]), np.array([[True, False], [False, True]]), 2)
+    array([3., 6.])
+    """
+    flat = array.reshape(-1)
+    values = np.empty(kept, array.dtype)
+    first = 0
+    for start, positions in positions_in_chunks(mask.reshape(-1)):
+        last = first + len(positions)
+        values[first:last] = flat[start : start + CHUNK][positions]
+        first = last
+    return values
