@@ -32,6 +32,7 @@ Subject = Literal[
     'sweep',
     'oneshot',
     'structure',
+    'sparse_execution',
 ]
 SUBJECTS: tuple[Subject, ...] = get_args(Subject)
 # Each subject is a file of its name; a word of the language cannot name one.

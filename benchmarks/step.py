@@ -47,7 +47,7 @@ LIMITS = {
 
 # A step allocates its temporaries anew. By default glibc has the kernel map and unmap them each time, which takes a
 # fifth of a dense step here.
-_KEEP_MEMORY = {
+KEEP_MEMORY = {
     'MALLOC_MMAP_MAX_': '0',
     'MALLOC_TRIM_THRESHOLD_': str(2**40),
     'MALLOC_TOP_PAD_': str(2**28),
@@ -56,9 +56,9 @@ _KEEP_MEMORY = {
 
 def environment() -> Mapping[str, str]:
     """What a process needs to keep the memory of a step for the next, if this one does not."""
-    if jax.default_backend() != 'cpu' or _KEEP_MEMORY.keys() <= os.environ.keys():
+    if jax.default_backend() != 'cpu' or KEEP_MEMORY.keys() <= os.environ.keys():
         return {}
-    return _KEEP_MEMORY
+    return KEEP_MEMORY
 
 
 def run(size: str, rounds: int) -> list[Row]:

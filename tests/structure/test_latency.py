@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxpruner.core import call_times
 from jaxpruner.structure import channel_groups
 from jaxpruner.structure.choosing import latency
 from jaxpruner.structure.choosing.latency import latency_function, least_removal
@@ -40,8 +41,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(latency, '_seconds', lambda call, repeats: clock.seconds(call, repeats))
-    monkeypatch.setattr(latency, '_repeats', lambda call: 1)
+    monkeypatch.setattr(call_times, '_seconds', lambda call, repeats: clock.seconds(call, repeats))
+    monkeypatch.setattr(latency, 'repeats_of', lambda call: 1)
     return clock
 
 
@@ -82,30 +83,6 @@ def test_a_state_is_cut_along(clock):
     graph = channel_groups(units_of_state, PARAMS, X, state=state)
     seconds = latency_function(graph, PARAMS, rounds=15)
     assert seconds({'up[1]': 16}) == pytest.approx(seconds.whole / 4)
-
-
-def test_rounds_end_when_time_is_over(monkeypatch):
-    monkeypatch.setattr(latency, 'time', Watch(seconds_between_looks=1.0))
-    (times,) = latency._in_turns([lambda: X], [1], 15)
-    assert times == [1.0] * 3
-
-
-class Watch:
-    """Passes the same time whenever someone looks at it."""
-
-    def __init__(self, seconds_between_looks):
-        self.between = seconds_between_looks
-        self.now = 0.0
-
-    def perf_counter(self):
-        self.now += self.between
-        return self.now
-
-
-def test_short_calls_are_repeated(monkeypatch):
-    """A call takes a third of what is long enough."""
-    monkeypatch.setattr(latency, '_seconds', lambda call, repeats: repeats * 0.02 / 3)
-    assert latency._repeats(lambda: X) == 4
 
 
 @pytest.mark.parametrize(

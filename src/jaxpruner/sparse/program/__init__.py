@@ -45,3 +45,4 @@ from jaxpruner.sparse.program.models import Products as Products
 from jaxpruner.sparse.program.models import find_products as find_products
 from jaxpruner.sparse.program.places import Convolution as Convolution
 from jaxpruner.sparse.program.places import Operator as Operator
+from jaxpruner.sparse.program.places import Place as Place

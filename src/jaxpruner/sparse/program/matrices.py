@@ -67,6 +67,17 @@ class Product:
         """How many rows one matrix multiplies at the sample, for each place."""
         return tuple([place.rows for place in self.places])
 
+    @property
+    def window(self) -> int:
+        """Elements of a window, each with all channels; 1 where nothing is convolved."""
+        return self.places[0].window
+
+    @property
+    def computed_dtype(self) -> jnp.dtype:
+        """To which the model casts the leaf before it multiplies."""
+        site = self.places[0].use.site
+        return site.equation.invars[site.operand].aval.dtype
+
     def to_matrix(self, leaf: jax.Array) -> jax.Array:
         """The matrices `[*layers, inputs, outputs]` of the leaf, in its dtype."""
         matrices = [part.read(leaf) for part in self.parts]

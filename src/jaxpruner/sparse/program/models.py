@@ -1,5 +1,6 @@
 """What users of this room get: the products of a model, and the model with operators in their place."""
 
+import collections
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ def find_products(
       *sample: inputs, arrays or shapes.
 
     Raises:
-      ValueError: there are no inputs.
+      ValueError: there are no inputs, or two leaves have one name.
       TypeError: a leaf of `params` is no array.
     """
     return Products(apply_fn, params, sample)
@@ -61,6 +62,12 @@ class Products:
         self._apply_fn = apply_fn
         self.params = jax.tree.map(_shape, params)
         self._paths, self._shapes, self._treedef = tree_lib.flatten_with_paths(self.params)
+        self._names = list(map(tree_lib.path_string, self._paths))
+        for name, count in collections.Counter(self._names).items():
+            if count > 1:
+                raise ValueError(
+                    f'{count} leaves are called {name!r}; give the containers other keys'
+                )
         traced = self._trace(self._shapes, tuple(sample))
         self._traced = {_signature(self._shapes, tuple(sample)): traced}
         self.by_leaf: dict[str, Product] = {}
@@ -70,10 +77,13 @@ class Products:
         for path, reason in traced.refused.items():
             self.refused[tree_lib.path_string(path)] = reason
 
+    def by_name(self, params: tree_lib.PyTree) -> dict[str, Any]:
+        """All leaves by name."""
+        return dict(zip(self._names, self._treedef.flatten_up_to(params), strict=True))
+
     def leaves(self, params: tree_lib.PyTree) -> dict[str, Any]:
         """The leaves that are matrices, by name."""
-        leaves = tree_lib.leaves_like(self._treedef, params)
-        by_name = dict(zip(map(tree_lib.path_string, self._paths), leaves, strict=True))
+        by_name = self.by_name(params)
         return {name: by_name[name] for name in self.by_leaf}
 
     def put(self, params: tree_lib.PyTree, operators: Mapping[str, Any]) -> tree_lib.PyTree:
@@ -85,11 +95,11 @@ class Products:
         for name in operators:
             if name not in self.by_leaf:
                 raise ValueError(self._unknown(name))
-        leaves = self._treedef.flatten_up_to(params)
-        for number, path in enumerate(self._paths):
-            name = tree_lib.path_string(path)
-            leaves[number] = operators.get(name, leaves[number])
-        return jax.tree.unflatten(self._treedef, leaves)
+        return self.unflatten({**self.by_name(params), **operators})
+
+    def unflatten(self, by_name: Mapping[str, Any]) -> tree_lib.PyTree:
+        """The tree of the parameters with these leaves."""
+        return jax.tree.unflatten(self._treedef, [by_name[name] for name in self._names])
 
     def apply(self, weights: tree_lib.PyTree, *inputs: Any) -> Any:
         """Runs the model; call it inside `jax.jit`.
@@ -114,7 +124,7 @@ class Products:
         places: list[Place] = []
         for number in operators:
             if number not in traced.products:
-                raise ValueError(self._unknown(tree_lib.path_string(self._paths[number])))
+                raise ValueError(self._unknown(self._names[number]))
             places += traced.products[number].places
         values = [*leaves, *jax.tree.leaves(inputs)]
         results = run_with_operators(traced.program, places, values, operators)

@@ -54,6 +54,11 @@ class Place(NamedTuple):
         return self.use.site.equation
 
     @property
+    def operand(self) -> int:
+        """Which of its operands is the weights."""
+        return self.use.site.operand
+
+    @property
     def op(self) -> str:
         """`'dot'`, `'1x1 conv'` or `'conv'`."""
         if self.use.op == 'dot':
@@ -64,18 +69,32 @@ class Place(NamedTuple):
     def rows(self) -> int:
         """How many rows a matrix multiplies at once."""
         result = self.equation.outvars[0].aval
-        weights = self.equation.invars[self.use.site.operand].aval
+        weights = self.equation.invars[self.operand].aval
         if self.use.op == 'conv':
             features = self.equation.params['dimension_numbers'].out_spec[1]
             return math.prod(result.shape) // result.shape[features]
-        contracted = contracted_axes(self.equation, self.use.site.operand)
+        contracted = contracted_axes(self.equation, self.operand)
         not_free = math.prod(weights.shape[axis] for axis in contracted.of_weights)
         return math.prod(result.shape) * not_free // math.prod(weights.shape)
 
+    @property
+    def window(self) -> int:
+        """Elements of a window; 1 where nothing is convolved."""
+        return 1 if self.use.op == 'dot' else math.prod(_window(self.equation))
+
+    @property
+    def trips(self) -> int:
+        """How often it runs; once where data decide."""
+        return self.use.trips or 1
+
+    def operands(self, data: Any, weights: Any) -> list[Any]:
+        """Data and weights in the order of the operation."""
+        return [weights, data] if self.operand == 0 else [data, weights]
+
     def multiply(self, operands: Sequence[Any], operator: Any) -> jax.Array:
         """The result of the operation with an operator in the place of the weights."""
-        data = operands[1 - self.use.site.operand]
-        weights = self.equation.invars[self.use.site.operand].aval
+        data = operands[1 - self.operand]
+        weights = self.equation.invars[self.operand].aval
         if self.part is not None:
             operator = jax.tree.map(lambda array: array[self.part], operator)
         operator = _cast(operator, self.use.site.view.steps, weights.dtype)

@@ -6,7 +6,6 @@ first. A candidate costs a compilation, so that a search has to do with a handfu
 """
 
 import statistics
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ import jax
 import numpy as np
 
 from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.call_times import in_turns, repeats_of
 from jaxpruner.core.progress import progress_bar
 from jaxpruner.structure.choosing import costs
 from jaxpruner.structure.cutting.keeping import check_keep
@@ -21,10 +21,7 @@ from jaxpruner.structure.programs import is_array
 
 Counts = Mapping[str, int]
 
-_LONG_ENOUGH = 2e-2  # seconds; a shorter call is repeated within a timing
 _ROUNDS = 30
-_FEWEST_ROUNDS = 3
-_MOST_SECONDS = 5.0  # after which no round begins but the fewest
 # Of the way between the ends of the search.
 _SHORTEST_STEP = 0.1
 
@@ -42,8 +39,8 @@ class Latency:
         self._inputs = inputs
         self._rounds = rounds
         self._apply = _call(graph.model.apply_fn, params, inputs)
-        self._repeats = _repeats(self._apply)
-        (times,) = _in_turns([self._apply], [self._repeats], rounds)
+        self._repeats = repeats_of(self._apply)
+        (times,) = in_turns([self._apply], [self._repeats], rounds)
         self.whole = statistics.median(times)
         self._ratios: dict[frozenset[tuple[str, int]], float] = {frozenset(): 1.0}
 
@@ -76,8 +73,8 @@ class Latency:
             state, *inputs = arguments
             arguments = (_first_channels(state, map(cut.shape, trace.states)), *inputs)
         small = _call(graph.small_apply(keep, allow_inexact=True), params, arguments)
-        repeats = [self._repeats, _repeats(small)]
-        whole_times, small_times = _in_turns([self._apply, small], repeats, self._rounds)
+        repeats = [self._repeats, repeats_of(small)]
+        whole_times, small_times = in_turns([self._apply, small], repeats, self._rounds)
         ratios = [mine / other for mine, other in zip(small_times, whole_times, strict=True)]
         return statistics.median(ratios)
 
@@ -218,33 +215,3 @@ def _call(function: Callable[..., Any], params: Any, inputs: tuple[Any, ...]) ->
     """A compiled program with its arguments."""
     program = jax.jit(function)
     return lambda: program(params, *inputs)
-
-
-def _in_turns(
-    calls: Sequence[Callable[[], Any]], repeats: Sequence[int], rounds: int
-) -> list[list[float]]:
-    """Seconds that each call takes, for each round."""
-    times: list[list[float]] = [[] for _ in calls]
-    began = time.perf_counter()
-    for number in range(rounds):
-        if number >= _FEWEST_ROUNDS and time.perf_counter() - began > _MOST_SECONDS:
-            break
-        for call, count, seconds in zip(calls, repeats, times, strict=True):
-            seconds.append(_seconds(call, count) / count)
-    return times
-
-
-def _repeats(call: Callable[[], Any]) -> int:
-    """How often a call is repeated to take long enough; the first one compiles."""
-    _seconds(call, 1)
-    repeats = 1
-    while _seconds(call, repeats) < _LONG_ENOUGH:
-        repeats *= 2
-    return repeats
-
-
-def _seconds(call: Callable[[], Any], repeats: int) -> float:
-    began = time.perf_counter()
-    for _ in range(repeats):
-        jax.block_until_ready(call())
-    return time.perf_counter() - began

@@ -1,0 +1,21 @@
+"""The fastest way for each product of a pruned model, by measurement.
+
+Read the files in this order:
+
+    patterns             where matrices are zero
+    formats, operators   what each format stores, and how it multiplies
+    measuring            candidates timed in turns with the dense product
+    choosing             the format of each leaf: measured, or as was asked
+    removed_channels     the model without channels that are zero
+    packed_models        the model for packed parameters
+    report               what was measured and chosen
+    compiling            `compile`, which goes through these
+
+Channels that are zero are removed first, since then all layers around them shrink.
+"""
+
+from jaxpruner.sparse.execution.compiling import Compiled as Compiled
+from jaxpruner.sparse.execution.compiling import compile as compile
+from jaxpruner.sparse.execution.packed_models import PackedApply as PackedApply
+from jaxpruner.sparse.execution.report import ExecutionReport as ExecutionReport
+from jaxpruner.sparse.execution.report import LayerExecution as LayerExecution

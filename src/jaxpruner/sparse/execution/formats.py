@@ -1,0 +1,254 @@
+"""The ways in which a product can be run: what each stores of a matrix, and why it may not suit one.
+
+A format packs matrices into a dictionary of arrays with the layers in front, and makes an operator of them inside of
+the model. Layers of a stack have arrays of one length; shorter ones are filled up with zeros.
+"""
+
+import abc
+import dataclasses
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxpruner.sparse.execution.operators import Smaller, TransposedCsr
+from jaxpruner.sparse.execution.patterns import Block, Pattern
+from jaxpruner.sparse.operators import csr_kernel
+from jaxpruner.sparse.operators.blocks import BlockMatrix
+from jaxpruner.sparse.program import Product
+
+Arrays = dict[str, np.ndarray]
+
+# Formats that store a larger share of the matrix are not measured: they have never been faster.
+_LARGEST_CSR = 0.3
+_LARGEST_BLOCKS = 0.85  # with what narrow blocks cost more
+_LARGEST_SMALLER = 0.95
+_BLOCK_SHAPES = 3  # that are measured
+_MOST_WINDOW_BYTES = 1 << 28
+
+
+class Format(abc.ABC):
+    """A way to run a product; its text is its name in settings, reports and files."""
+
+    @abc.abstractmethod
+    def why_not(self, product: Product, pattern: Pattern) -> str | None:
+        """Why it cannot run a product, or `None`."""
+
+    @abc.abstractmethod
+    def pack(self, matrices: np.ndarray, product: Product) -> Arrays:
+        """The arrays of matrices `[layers, inputs, outputs]`, each with the layers in front."""
+
+    @abc.abstractmethod
+    def operator(self, arrays: Mapping[str, Any], product: Product) -> Any:
+        """What multiplies, of arrays inside of a program."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Csr(Format):
+    """Single weights, in the CSR of the matrix transposed."""
+
+    def __str__(self) -> str:
+        return 'csr'
+
+    def why_not(self, product: Product, pattern: Pattern) -> str | None:
+        return csr_kernel.why_missing(product.computed_dtype) or _why_no_windows(product)
+
+    def pack(self, matrices: np.ndarray, product: Product) -> Arrays:
+        transposed = matrices.swapaxes(1, 2)
+        weights = Pattern.of(matrices).weights
+        layers, outputs, _ = transposed.shape
+        compressed = np.zeros((layers, weights), matrices.dtype)
+        column_indices = np.zeros((layers, weights), np.int32)
+        row_offsets = np.zeros((layers, outputs + 1), np.int32)
+        for layer in range(layers):
+            rows, columns = np.nonzero(transposed[layer])
+            count = len(rows)
+            compressed[layer, :count] = transposed[layer][rows, columns]
+            column_indices[layer, :count] = columns
+            row_offsets[layer, :] = np.searchsorted(rows, np.arange(outputs + 1))
+            # What fills up is zeros of the last row.
+            row_offsets[layer, -1] = weights
+        return {
+            'compressed': compressed,
+            'row_offsets': row_offsets,
+            'column_indices': column_indices,
+        }
+
+    def operator(self, arrays: Mapping[str, Any], product: Product) -> Any:
+        return TransposedCsr(**arrays, inputs=product.inputs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks(Format):
+    """Blocks of so many inputs and outputs, as many for each group of outputs."""
+
+    block: Block
+
+    def __str__(self) -> str:
+        return f'blocks {self.block[0]}x{self.block[1]}'
+
+    def why_not(self, product: Product, pattern: Pattern) -> str | None:
+        if self.block[0] > product.inputs or self.block[1] > product.outputs:
+            return f'the matrix of {product.inputs} x {product.outputs} is smaller than a block'
+        return _why_no_windows(product)
+
+    def pack(self, matrices: np.ndarray, product: Product) -> Arrays:
+        stored = Pattern.of(matrices).blocks(self.block)
+        layers, groups, candidates = stored.shape
+        count = max(int(stored.sum(-1).max(initial=0)), 1)
+        # Those with weights first; what fills up holds zeros.
+        indices = np.argsort(~stored, axis=-1, kind='stable')[..., :count].astype(np.int32)
+        block_inputs, block_outputs = self.block
+        padded = np.zeros(
+            (layers, candidates * block_inputs, groups * block_outputs), matrices.dtype
+        )
+        padded[:, : product.inputs, : product.outputs] = matrices
+        cut = padded.reshape(layers, candidates, block_inputs, groups, block_outputs)
+        cut = cut.transpose(0, 3, 1, 2, 4)
+        values = np.take_along_axis(cut, indices[..., None, None], axis=2)
+        return {'values': values, 'indices': indices}
+
+    def operator(self, arrays: Mapping[str, Any], product: Product) -> Any:
+        return BlockMatrix(arrays['values'], arrays['indices'], outputs=product.outputs)
+
+
+@dataclasses.dataclass(frozen=True)
+class SmallerDense(Format):
+    """A dense matrix without the inputs and outputs (channels of a convolution) that are zero."""
+
+    def __str__(self) -> str:
+        return 'smaller'
+
+    def why_not(self, product: Product, pattern: Pattern) -> str | None:
+        return None
+
+    def pack(self, matrices: np.ndarray, product: Product) -> Arrays:
+        pattern = Pattern.of(matrices)
+        window = product.window
+        channels = pattern.used(1, window)
+        outputs = pattern.used(2)
+        kept_channels, kept_outputs = _first_used(channels), _first_used(outputs)
+        layers = len(matrices)
+        by_window = matrices.reshape(layers, window, -1, product.outputs)
+        small = np.take_along_axis(by_window, kept_channels[:, None, :, None], axis=2)
+        small = np.take_along_axis(small, kept_outputs[:, None, None, :], axis=3)
+        # A list that was filled up has channels of zeros.
+        arrays: Arrays = {'matrix': small.reshape(layers, -1, kept_outputs.shape[1])}
+        if kept_channels.shape[1] < channels.shape[1]:
+            arrays['inputs'] = kept_channels.astype(np.int32)
+        if kept_outputs.shape[1] < product.outputs:
+            count = kept_outputs.shape[1]
+            arrays['outputs'] = np.full((layers, product.outputs), count, np.int32)
+            for layer in range(layers):
+                arrays['outputs'][layer, kept_outputs[layer]] = np.arange(count)
+        return arrays
+
+    def operator(self, arrays: Mapping[str, Any], product: Product) -> Any:
+        return Smaller(arrays['matrix'], arrays.get('inputs'), arrays.get('outputs'))
+
+
+def _first_used(used: np.ndarray) -> np.ndarray:
+    """Numbers of what is used, ascending, in lists of one length: int[layers, most]."""
+    most = max(int(used.sum(-1).max(initial=0)), 1)
+    return np.sort(np.argsort(~used, axis=-1, kind='stable')[:, :most], axis=-1)
+
+
+def _why_no_windows(product: Product) -> str | None:
+    """Why the windows of a convolution cannot be gathered into rows."""
+    if product.op != 'conv':
+        return None
+    count = max(product.rows) * product.inputs * product.dtype.itemsize
+    if count <= _MOST_WINDOW_BYTES:
+        return None
+    return f'the windows of its images would take {count >> 20} MiB'
+
+
+ANY_BLOCKS = 'blocks'
+NAMES = ('dense', 'csr', 'smaller', ANY_BLOCKS)
+_BLOCKS = re.compile(r'blocks (\d+)x(\d+)')
+
+
+def parse(text: Any) -> Format | None:
+    """The format of a name; `None` for dense.
+
+    Raises:
+      ValueError: there is no such format.
+
+    >>> parse('blocks 8x128'), parse('dense')
+    (Blocks(block=(8, 128)), None)
+    """
+    if text == 'dense':
+        return None
+    for known in (Csr(), SmallerDense()):
+        if text == str(known):
+            return known
+    match = _BLOCKS.fullmatch(text) if isinstance(text, str) else None
+    if match is None or not all(map(int, match.groups())):
+        raise ValueError(
+            f"no format {text!r}; the formats are {', '.join(NAMES)}, and blocks of a shape, 'blocks 8x128'"
+        )
+    inputs, outputs = map(int, match.groups())
+    return Blocks((inputs, outputs))
+
+
+class UnsuitableFormatError(ValueError):
+    """A format cannot run a product; its text is the reason, without the name of the leaf."""
+
+
+def resolve(text: Any, product: Product, pattern: Pattern) -> Format | None:
+    """The format of a name for one product: `'blocks'` are of the shape that promises most.
+
+    Raises:
+      UnsuitableFormatError: it cannot run the product.
+      ValueError: there is no such format.
+    """
+    if text == ANY_BLOCKS:
+        shapes = pattern.best_blocks(math.inf, 1)
+        if not shapes:
+            size = f'{product.inputs} x {product.outputs}'
+            raise UnsuitableFormatError(f'the matrix of {size} is smaller than any block')
+        return Blocks(shapes[0])
+    format = parse(text)
+    reason = None if format is None else format.why_not(product, pattern)
+    if reason is not None:
+        raise UnsuitableFormatError(reason)
+    return format
+
+
+def candidates(product: Product, pattern: Pattern) -> tuple[list[Format], dict[str, str]]:
+    """The formats that may be faster than dense, and why the others are not measured."""
+    chosen: list[Format] = []
+    refused: dict[str, str] = {}
+    formats: list[Format] = [Csr(), SmallerDense()]
+    shapes = pattern.best_blocks(_LARGEST_BLOCKS, _BLOCK_SHAPES)
+    formats += map(Blocks, shapes)
+    if not shapes:
+        refused['blocks'] = 'no shape of block leaves out enough of the matrix'
+    for each in formats:
+        reason = each.why_not(product, pattern) or _why_not_worth(each, product, pattern)
+        if reason is None:
+            chosen.append(each)
+        else:
+            refused[str(each)] = reason
+    return chosen, refused
+
+
+def _why_not_worth(format: Format, product: Product, pattern: Pattern) -> str | None:
+    if isinstance(format, Csr) and pattern.density > _LARGEST_CSR:
+        return f'{pattern.density:.0%} of the weights are not zero'
+    if isinstance(format, SmallerDense):
+        inputs = _first_used(pattern.used(1, product.window)).shape[1]
+        outputs = _first_used(pattern.used(2)).shape[1]
+        share = inputs * product.window * outputs / (product.inputs * product.outputs)
+        if share > _LARGEST_SMALLER:
+            return (
+                'no inputs or outputs are zero' if share == 1 else 'few inputs and outputs are zero'
+            )
+    return None
+
+
+def size_in_bytes(arrays: Mapping[str, np.ndarray]) -> int:
+    """Of all arrays."""
+    return sum(math.prod(array.shape) * array.dtype.itemsize for array in arrays.values())

@@ -1,0 +1,157 @@
+"""A model for packed parameters: plain arrays in dictionaries become operators inside of the program."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.sparse.execution import formats
+from jaxpruner.sparse.execution.choosing import Matrices
+from jaxpruner.sparse.execution.formats import Format
+from jaxpruner.sparse.execution.patterns import digest
+from jaxpruner.sparse.execution.removed_channels import SmallModel
+from jaxpruner.sparse.execution.report import ExecutionReport
+from jaxpruner.sparse.program import Products
+
+Packed = dict[str, Any]
+
+
+class Model(NamedTuple):
+    """The model that runs: the whole one, or the one without channels that are zero.
+
+    Attributes:
+      apply_fn: the function of its parameters.
+      products: its products.
+      small: how it was made; `None` for the whole model.
+    """
+
+    apply_fn: Callable[..., Any]
+    products: Products
+    small: SmallModel | None = None
+
+    def shrink(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
+        """Its parameters, of those of the whole model."""
+        return params if self.small is None else self.small.shrink(params)
+
+
+class PackedApply:
+    """A model for packed parameters; made by `sparse.compile`.
+
+    Attributes:
+      report: what was measured and chosen.
+    """
+
+    def __init__(
+        self, model: Model, whole: Products, params: tree_lib.PyTree, report: ExecutionReport
+    ):
+        self.report = report
+        self._model = model
+        self._whole = whole
+        self._formats: dict[str, Format] = {}
+        for name, layer in report.layers.items():
+            format = formats.parse(layer.format)
+            if isinstance(format, Format):
+                self._formats[name] = format
+        self.packed = self._pack(params)
+        self._shapes = _shapes(self.packed)
+        self._jitted = jax.jit(self._run)
+
+    @property
+    def _key(self) -> str:
+        """Packed parameters lie under it, so that those of another pattern are refused, traced ones, too."""
+        return f'pattern {self.report.pattern}'
+
+    def pack(self, params: tree_lib.PyTree) -> Packed:
+        """Packs other parameters with the same zeros, such as fine-tuned ones.
+
+        Args:
+          params: of the whole model, arrays.
+
+        Raises:
+          ValueError: other weights are zero, or a leaf has another shape.
+        """
+        found = pattern_of(matrices_of(self._whole, params))
+        if found != self.report.pattern:
+            raise ValueError(
+                f'other weights of these parameters are zero: their pattern is {found}, and that of the compiled model '
+                f'{self.report.pattern}; compile the model for them'
+            )
+        return self._pack(params)
+
+    def _pack(self, params: tree_lib.PyTree) -> Packed:
+        products = self._model.products
+        leaves = products.by_name(self._model.shrink(params))
+        for name, format in self._formats.items():
+            product = products.by_leaf[name]
+            arrays = {}
+            for key, array in Matrices.of(product, leaves[name]).pack(format).items():
+                arrays[key] = jnp.asarray(array.reshape(*product.layers, *array.shape[1:]))
+            leaves[name] = arrays
+        return {self._key: leaves}
+
+    def __call__(self, packed: Packed, *inputs: Any) -> Any:
+        """Runs the model, compiled; under `jit`, `grad` and `vmap`, too, and with inputs of any shape.
+
+        Args:
+          packed: what `compile` or `pack` returned.
+          *inputs: as the model takes them.
+
+        Raises:
+          ValueError: the parameters are not those of this model, or were packed from other zeros.
+        """
+        return self._jitted(packed, *inputs)
+
+    def _run(self, packed: Packed, *inputs: Any) -> Any:
+        self._check(packed)
+        leaves = dict(packed[self._key])
+        products = self._model.products
+        for name, format in self._formats.items():
+            leaves[name] = format.operator(leaves[name], products.by_leaf[name])
+        weights = products.unflatten(leaves)
+        if not self._formats:
+            return self._model.apply_fn(weights, *inputs)
+        return products.apply(weights, *inputs)
+
+    def _check(self, packed: Packed) -> None:
+        """Refuses parameters that are not those of this model; it runs when the model is traced."""
+        if not isinstance(packed, Mapping) or list(packed) != [self._key]:
+            found = list(packed) if isinstance(packed, Mapping) else type(packed).__name__
+            raise ValueError(
+                f'these parameters are not packed for this model: they are {found}, and not under {self._key!r}; give '
+                'what compile returned, or apply.pack(params)'
+            )
+        shapes = _shapes(packed)
+        for path in {**self._shapes, **shapes}:
+            given, expected = shapes.get(path), self._shapes.get(path)
+            if given != expected:
+                raise ValueError(
+                    f'{path} is {given or "missing"} where this model has {expected or "nothing"}; give what compile '
+                    'returned, or apply.pack(params)'
+                )
+
+
+def _shapes(packed: Packed) -> dict[str, str]:
+    """Path of a leaf -> dtype and shape."""
+    shapes = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(packed)[0]:
+        shapes[jax.tree_util.keystr(path)] = f'{leaf.dtype}{list(jnp.shape(leaf))}'
+    return shapes
+
+
+def matrices_of(products: Products, params: tree_lib.PyTree) -> dict[str, Matrices]:
+    """The matrices of the leaves of parameters."""
+    matrices = {}
+    for name, leaf in products.leaves(params).items():
+        if jnp.shape(leaf) != products.by_leaf[name].shape:
+            raise ValueError(
+                f'{name} has shape {jnp.shape(leaf)}, and in the model {products.by_leaf[name].shape}'
+            )
+        matrices[name] = Matrices.of(products.by_leaf[name], leaf)
+    return matrices
+
+
+def pattern_of(matrices: Mapping[str, Matrices]) -> str:
+    """A short name of the zeros."""
+    return digest({name: each.pattern for name, each in matrices.items()})

@@ -1,0 +1,108 @@
+"""Where the matrices of a leaf are zero, and what follows from it for formats; NumPy throughout."""
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Mapping
+
+import numpy as np
+
+Block = tuple[int, int]  # inputs and outputs
+
+# From wide to narrow outputs: wide blocks multiply faster.
+_BLOCK_OUTPUTS = (512, 256, 128, 64, 32)
+_BLOCK_INPUTS = (64, 32, 16, 8, 4, 2, 1)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pattern:
+    """Where matrices are not zero.
+
+    Attributes:
+      nonzero: bool[layers, inputs, outputs].
+    """
+
+    nonzero: np.ndarray
+
+    @classmethod
+    def of(cls, matrices: np.ndarray) -> 'Pattern':
+        """Of matrices `[*layers, inputs, outputs]`."""
+        return cls(np.not_equal(matrices, 0).reshape(-1, *matrices.shape[-2:]))
+
+    @property
+    def inputs(self) -> int:
+        """Rows of a matrix."""
+        return self.nonzero.shape[1]
+
+    @property
+    def outputs(self) -> int:
+        """Columns of a matrix."""
+        return self.nonzero.shape[2]
+
+    @functools.cached_property
+    def density(self) -> float:
+        """The share of the weights that are not zero."""
+        return float(self.nonzero.mean()) if self.nonzero.size else 0.0
+
+    @functools.cached_property
+    def weights(self) -> int:
+        """The most nonzero weights that a layer has, one at least."""
+        return max(int(self.nonzero.sum((1, 2)).max(initial=0)), 1)
+
+    def used(self, axis: int, group: int = 1) -> np.ndarray:
+        """Which inputs (axis 1) or outputs (axis 2) are not zero throughout: bool[layers, length].
+
+        With `group` inputs are channels, of which each window has so many elements, channels innermost.
+        """
+        used = np.any(self.nonzero, axis=3 - axis)
+        return np.any(used.reshape(len(self.nonzero), group, -1), axis=1)
+
+    def blocks(self, block: Block) -> np.ndarray:
+        """Which blocks have weights: bool[layers, groups of outputs, blocks of inputs]; edges are padded."""
+        block_inputs, block_outputs = block
+        lacking = -self.inputs % block_inputs, -self.outputs % block_outputs
+        padded = np.pad(self.nonzero, [(0, 0), (0, lacking[0]), (0, lacking[1])])
+        layers, inputs, outputs = padded.shape
+        cut = padded.reshape(
+            layers, inputs // block_inputs, block_inputs, outputs // block_outputs, block_outputs
+        )
+        return np.swapaxes(np.any(cut, axis=(2, 4)), 1, 2)
+
+    def block_share(self, block: Block) -> float:
+        """The share of the matrix that blocks take; each group stores as many as the one with the most."""
+        stored = self.blocks(block)
+        most = max(int(stored.sum(-1).max(initial=0)), 1)
+        return stored.shape[1] * most * block[0] * block[1] / (self.inputs * self.outputs)
+
+    def best_blocks(self, largest_cost: float, count: int) -> list[Block]:
+        """The shapes of blocks that promise the fastest products, at most so many.
+
+        The cost is in products of the dense matrix, and rough: what is better is measured.
+
+        >>> nonzero = np.zeros((1, 64, 256), bool)
+        >>> nonzero[:, :8, :128] = nonzero[:, 56:, 128:] = True
+        >>> Pattern(nonzero).best_blocks(0.75, count=1)
+        [(8, 128)]
+        """
+        if self.density > largest_cost:
+            return []
+        costs: dict[Block, float] = {}
+        for outputs in _BLOCK_OUTPUTS:
+            for inputs in _BLOCK_INPUTS:
+                if inputs > self.inputs or outputs > self.outputs:
+                    continue
+                # Narrow groups multiply more slowly, and single inputs are gathered more slowly.
+                slower = (1 + 64 / outputs) * (1 + 0.5 / inputs)
+                cost = slower * self.block_share((inputs, outputs))
+                if cost <= largest_cost:
+                    costs[inputs, outputs] = cost
+        return sorted(costs, key=lambda block: costs[block])[:count]
+
+
+def digest(patterns: Mapping[str, Pattern]) -> str:
+    """A short name of the zeros of some leaves."""
+    hasher = hashlib.sha256()
+    for name, pattern in sorted(patterns.items()):
+        hasher.update(f'{name} {pattern.nonzero.shape}'.encode())
+        hasher.update(np.packbits(pattern.nonzero).tobytes())
+    return hasher.hexdigest()[:16]

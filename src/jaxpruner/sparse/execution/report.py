@@ -1,0 +1,225 @@
+"""What was measured and chosen: a table to print, and a JSON file from which the choices are used again."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxpruner.core import atomic_files, text_tables
+from jaxpruner.sparse.execution import formats
+
+_FORMAT = 'jaxpruner execution'
+VERSION = 1
+
+DENSE = 'dense'
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerExecution:
+    """How one leaf is run.
+
+    Attributes:
+      op: `'dot'`, `'1x1 conv'` or `'conv'`.
+      shape: `[*layers, inputs, outputs]` of its matrices.
+      density: the share of its weights that are not zero.
+      format: that was chosen.
+      milliseconds: format -> time in one call of the model, of all places and trips; empty where nothing was measured.
+      bytes: format -> what its arrays take.
+      not_measured: format -> why it is no candidate.
+
+    >>> layer = LayerExecution('dot', (256, 256), 0.02, 'csr', {'dense': 0.4, 'csr': 0.1}, {'csr': 11000}, {})
+    >>> layer.times_as_fast
+    4.0
+    """
+
+    op: str
+    shape: tuple[int, ...]
+    density: float
+    format: str
+    milliseconds: Mapping[str, float]
+    bytes: Mapping[str, int]
+    not_measured: Mapping[str, str]
+
+    @property
+    def times_as_fast(self) -> float:
+        """As the dense product; 1 where nothing was measured."""
+        if self.format not in self.milliseconds:
+            return 1.0
+        return self.milliseconds[DENSE] / self.milliseconds[self.format]
+
+
+@dataclasses.dataclass(frozen=True)
+class ExecutionReport:
+    """What was measured and chosen for a model; `str` is a table.
+
+    Attributes:
+      layers: name of a leaf -> how it is run.
+      dense_leaves: name -> why a leaf stays dense without having been measured.
+      channels: group of channels -> how many were removed because they are zero.
+      milliseconds: a call of the dense model; `None` where nothing was measured.
+      predicted: a call of the compiled model, by the times of its layers.
+      measured: a call of the compiled model.
+      pattern: a short name of the zeros.
+      device: on which it was measured.
+      jax: version with which it was measured.
+      notes: what else there is to say.
+
+    >>> report = ExecutionReport(layers={}, dense_leaves={'bias': 'no contraction reads it'}, pattern='0', device='cpu')
+    >>> ExecutionReport.from_dict(report.to_dict()) == report
+    True
+    """
+
+    layers: Mapping[str, LayerExecution]
+    dense_leaves: Mapping[str, str]
+    pattern: str
+    device: str
+    channels: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    milliseconds: float | None = None
+    predicted: float | None = None
+    measured: float | None = None
+    jax: str = jax.__version__
+    notes: tuple[str, ...] = ()
+
+    @property
+    def times_as_fast(self) -> float | None:
+        """As the dense model, in a call; `None` where nothing was measured."""
+        if self.milliseconds is None or self.measured is None:
+            return None
+        return self.milliseconds / self.measured
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes a JSON file, which appears whole or not at all.
+
+        Args:
+          path: of the file.
+
+        Raises:
+          OSError: the file cannot be written.
+        """
+        text = json.dumps(self.to_dict(), indent=1)
+        atomic_files.replace_file(Path(path), lambda temporary: temporary.write_text(text))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> 'ExecutionReport':
+        """Reads the file that `save` has written.
+
+        Args:
+          path: of the file.
+
+        Raises:
+          ValueError: the file is no such report, is damaged, or is of a newer version.
+          OSError: it cannot be read.
+
+        >>> import tempfile
+        >>> report = ExecutionReport(layers={}, dense_leaves={}, pattern='0', device='cpu')
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     report.save(f'{folder}/report.json')
+        ...     ExecutionReport.load(f'{folder}/report.json') == report
+        True
+        """
+        try:
+            values = json.loads(Path(path).read_text())
+        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise ValueError(f'{path} is no JSON file: {error}') from error
+        try:
+            return cls.from_dict(values)
+        except ValueError as error:
+            raise ValueError(f'{path}: {error}') from error
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields, for JSON."""
+        return {'format': _FORMAT, 'version': VERSION, **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> 'ExecutionReport':
+        """The report of what `to_dict` returned.
+
+        Raises:
+          ValueError: it is no such report, or of a newer version.
+        """
+        if not isinstance(values, Mapping) or values.get('format') != _FORMAT:
+            raise ValueError('this is no report of sparse.compile')
+        if values.get('version') != VERSION:
+            raise ValueError(
+                f'the report has version {values.get("version")!r}, and this library reads version {VERSION}'
+            )
+        fields = {key: values[key] for key in values if key not in ('format', 'version')}
+        try:
+            layers = {}
+            for name, layer in fields['layers'].items():
+                layers[name] = LayerExecution(**{**layer, 'shape': tuple(layer['shape'])})
+                formats.parse(layers[name].format)
+            notes = tuple(fields['notes'])
+            return cls(**{**fields, 'layers': layers, 'notes': notes})
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f'the report is damaged: {error}') from error
+
+    def __str__(self) -> str:
+        return _table(self)
+
+
+_COLUMNS = (
+    text_tables.Column('leaf', overflow='middle'),
+    text_tables.Column('matrix', overflow='fold'),
+    text_tables.Column('kept', align='right'),
+    text_tables.Column('format'),
+    text_tables.Column('ms', align='right'),
+    text_tables.Column('dense ms', align='right'),
+    text_tables.Column('others, ms', overflow='wrap'),
+    text_tables.Column('bytes', align='right'),
+)
+
+
+def _table(report: ExecutionReport) -> str:
+    rows = []
+    for name, layer in report.layers.items():
+        times = layer.milliseconds
+        others = []
+        for format, milliseconds in times.items():
+            if format not in (DENSE, layer.format):
+                others.append(f'{format}: {milliseconds:.3g}')
+        rows.append(
+            [
+                name,
+                '×'.join(map(str, layer.shape)),
+                f'{layer.density:.1%}',
+                layer.format,
+                _number(times.get(layer.format)),
+                _number(times.get(DENSE)),
+                ', '.join(others),
+                f'{layer.bytes[layer.format]:,}',
+            ]
+        )
+    lines = [text_tables.to_text(_COLUMNS, rows, width=110)]
+    if report.channels:
+        removed = ', '.join(f'{count} of {name}' for name, count in report.channels.items())
+        lines.append(f'channels that are zero were removed: {removed}')
+    if report.milliseconds is not None:
+        lines.append(
+            f'a call: dense {_number(report.milliseconds)} ms, predicted {_number(report.predicted)} ms, measured '
+            f'{_number(report.measured)} ms on {report.device}'
+        )
+    lines += _reasons(report)
+    lines += report.notes
+    return '\n'.join(lines)
+
+
+def _reasons(report: ExecutionReport) -> list[str]:
+    """Why formats were not measured: a line for each reason, with how many leaves it holds for."""
+    leaves: dict[str, list[str]] = {}
+    for name, layer in report.layers.items():
+        for format, reason in layer.not_measured.items():
+            leaves.setdefault(f'{format} is no candidate: {reason}', []).append(name)
+    lines = []
+    for reason, names in leaves.items():
+        more = f' and {len(names) - 1} more' if len(names) > 1 else ''
+        lines.append(f'{names[0]}{more}: {reason}')
+    return lines
+
+
+def _number(milliseconds: float | None) -> str:
+    return '' if milliseconds is None else f'{milliseconds:.3g}'

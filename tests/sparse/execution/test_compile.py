@@ -1,0 +1,345 @@
+"""Compiled models: equal to dense ones in every format, what is refused, and which format is chosen."""
+
+import dataclasses
+import json
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpruner.sparse import execution
+from jaxpruner.sparse.execution import ExecutionReport, LayerExecution, compiling, measuring
+from jaxpruner.sparse.operators import csr_kernel
+from uses import equinox_models, haiku_models, linen_models, nnx_models
+
+RNG = np.random.default_rng(0)
+HAS_CSR = csr_kernel.why_missing(jnp.float32) is None
+
+
+def normal(*shape):
+    return jnp.asarray(RNG.normal(size=shape), jnp.float32)
+
+
+def sparse_normal(*shape, kept=0.2):
+    return jnp.where(jnp.asarray(RNG.random(shape)) < kept, normal(*shape), 0)
+
+
+def model(p, x):
+    """Two layers, three scanned ones, and a bias."""
+    x = jnp.tanh(x @ p['up'])
+    x, _ = jax.lax.scan(lambda x, kernel: (jnp.tanh(x @ kernel) + x, None), x, p['layers'])
+    return x @ p['out'].T + p['bias']
+
+
+PARAMS = {
+    'up': sparse_normal(12, 32),
+    'layers': sparse_normal(3, 32, 32).at[1].set(0).at[:, :, 5].set(0),
+    'out': sparse_normal(8, 32, kept=0.6).at[3].set(0),
+    'bias': normal(8),
+}
+X = normal(6, 12)
+SETTINGS = [
+    'smaller',
+    'blocks',
+    'channels',
+    'dense',
+    {'layers': 'blocks 4x32', 'up': 'smaller'},
+    pytest.param('csr', marks=pytest.mark.skipif(not HAS_CSR, reason='no CSR kernel')),
+]
+
+
+def compiled(setting, **settings):
+    return execution.compile(model, PARAMS, X, formats=setting, progress=False, **settings)
+
+
+def assert_close(first, second):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), first, second)
+
+
+@pytest.mark.parametrize('setting', SETTINGS, ids=str)
+def test_results_are_those_of_the_dense_model(setting):
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        apply, packed, report = compiled(setting)
+        assert_close(apply(packed, X), model(PARAMS, X))
+        # Inputs of other sizes, mapped over, and differentiated.
+        xs = normal(2, 3, 12)
+        expected = jax.vmap(lambda x: model(PARAMS, x))(xs)
+        assert_close(jax.vmap(apply, (None, 0))(packed, xs), expected)
+        assert_close(jax.jit(apply)(packed, xs[0]), expected[0])
+        gradient = jax.grad(lambda apply, params, x: apply(params, x).sum(), 2)
+        assert_close(gradient(apply, packed, X), gradient(model, PARAMS, X))
+        of_params = jax.grad(lambda packed: apply(packed, X).sum(), allow_int=True)(packed)
+    (leaves,) = packed.values()
+    (gradients,) = of_params.values()
+    assert_close(gradients['bias'], jnp.full(8, 6.0))
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(leaves))
+    names = {name: layer.format for name, layer in report.layers.items()}
+    if isinstance(setting, dict):
+        assert names == {'up': 'smaller', 'layers': 'blocks 4x32', 'out': 'dense'}
+    elif setting in ('channels', 'dense'):
+        assert set(names.values()) == {'dense'}
+    else:
+        assert names['up'].startswith(setting)
+        assert names['layers'].startswith(setting)
+    assert bool(report.channels) == (setting == 'channels')
+
+
+def rows_of_frameworks():
+    rows = []
+    for framework in (linen_models, nnx_models, equinox_models, haiku_models):
+        for name in ('mlp', 'scanned', 'recurrent'):
+            marks = () if name == 'mlp' else pytest.mark.slow
+            row = framework.MODELS[name]
+            rows.append(pytest.param(row, id=f'{framework.__name__} {name}', marks=marks))
+    return rows
+
+
+@pytest.mark.parametrize('row', rows_of_frameworks())
+def test_models_of_all_frameworks(row):
+    apply_fn, shapes, inputs = row.make()
+    params = jax.tree.map(lambda leaf: sparse_normal(*leaf.shape, kept=0.5), shapes)
+    inputs = jax.tree.map(lambda leaf: normal(*leaf.shape), inputs)
+    apply, packed, report = execution.compile(apply_fn, params, *inputs, formats='smaller')
+    assert 'smaller' in {layer.format for layer in report.layers.values()}
+    assert_close(apply(packed, *inputs), apply_fn(params, *inputs))
+    assert type(packed) is dict
+
+
+REFUSED_SETTINGS = [
+    ('bcsr', "no format 'bcsr'"),
+    ({'ups': 'smaller'}, "'ups' matches no parameter"),
+    ({'up': 'blocks 16x512'}, 'up: the matrix of 12 x 32 is smaller than a block'),
+    ('blocks 64x64', 'layers: .*up: the matrix of 12 x 32'),
+]
+
+
+@pytest.mark.parametrize(('setting', 'message'), REFUSED_SETTINGS)
+def test_settings_that_cannot_be_met_are_refused(setting, message):
+    with pytest.raises(ValueError, match=message):
+        compiled(setting)
+
+
+def test_parameters_of_other_zeros_or_shapes_are_refused():
+    apply, packed, report = compiled('smaller')
+    (key,) = packed
+    assert report.pattern in key
+    denser = {**PARAMS, 'up': PARAMS['up'].at[0].set(1)}
+    with pytest.raises(ValueError, match=f'pattern is .*{report.pattern}'):
+        apply.pack(denser)
+    other = execution.compile(model, denser, X, formats='smaller').packed
+    for wrong, message in [
+        (other, f'not under .*{report.pattern}'),
+        (PARAMS, 'not under'),
+        ([packed], 'they are list'),
+        ({key: {**packed[key], 'bias': jnp.ones(9)}}, r"'bias'.*float32\[9\].*float32\[8\]"),
+        ({key: {**packed[key], 'more': jnp.ones(1)}}, "'more'.*nothing"),
+        ({key: {**packed[key], 'up': PARAMS['up']}}, "'up'"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            apply(wrong, X)
+        with pytest.raises(ValueError, match=message):
+            jax.eval_shape(apply, wrong, X)
+
+
+def test_other_parameters_with_the_same_zeros_are_packed():
+    tuned = {**PARAMS, 'up': 2 * PARAMS['up'], 'bias': PARAMS['bias'] + 1}
+    for setting in ('smaller', 'channels'):
+        apply, _, _ = compiled(setting)
+        assert_close(apply(apply.pack(tuned), X), model(tuned, X))
+
+
+@pytest.mark.parametrize('what', ['params', 'sample'])
+def test_what_is_timed_has_values(what):
+    shapes = jax.eval_shape(lambda: (PARAMS, X))
+    params, x = (shapes[0], X) if what == 'params' else (PARAMS, shapes[1])
+    with pytest.raises(TypeError, match=f'{what} must be arrays'):
+        execution.compile(model, params, x)
+    apply, packed, _ = execution.compile(model, PARAMS, shapes[1], formats='smaller')
+    assert_close(apply(packed, X), model(PARAMS, X))
+
+
+class Clock:
+    """Says that a product takes as long as its format says, whatever it computes."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+        self.calls = 0
+
+    def in_turns(self, calls, repeats, rounds):
+        self.calls += 1
+        times = []
+        for number in range(len(calls)):
+            seconds = self.seconds[min(number, len(self.seconds) - 1)]
+            # A tenth of the rounds is disturbed.
+            times.append([seconds * (10 if i % 10 == 9 else 1) for i in range(rounds)])
+        return times
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    def set_clocks(products, whole):
+        clock = Clock(products)
+        monkeypatch.setattr(measuring, 'repeats_of', lambda call, long_enough: 1)
+        monkeypatch.setattr(measuring, 'in_turns', clock.in_turns)
+        monkeypatch.setattr(compiling, 'repeats_of', lambda call: 1)
+        monkeypatch.setattr(compiling, 'in_turns', Clock(whole).in_turns)
+        return clock
+
+    return set_clocks
+
+
+def test_the_fastest_candidate_is_chosen_and_predicted(timed):
+    # Dense, and candidates from the first to the last.
+    timed(products=[4e-3, 3e-3, 2e-3, 1e-3], whole=[10e-3, 6e-3, 5e-3])
+    report = compiled('measure').report
+    for layer in report.layers.values():
+        fastest = min(layer.milliseconds, key=layer.milliseconds.get)
+        assert layer.format == fastest != 'dense'
+        trips = layer.shape[0] if len(layer.shape) == 3 else 1
+        assert layer.milliseconds['dense'] == pytest.approx(4 * trips)
+    saved = sum(
+        layer.milliseconds['dense'] - layer.milliseconds[layer.format]
+        for layer in report.layers.values()
+    )
+    # The second version has fewer channels, and the third one formats, too.
+    assert report.predicted == pytest.approx(max(6 - saved, 0))
+    assert report.milliseconds == pytest.approx(10)
+    assert report.measured == pytest.approx(5)
+    assert report.times_as_fast == pytest.approx(2)
+
+
+@pytest.mark.parametrize(
+    ('products', 'whole'),
+    [([1e-3, 1e-3], [1e-3, 1e-3]), ([1e-3, 0.97e-3], [1e-3, 0.5e-3])],
+    ids=['equal', 'within noise'],
+)
+def test_a_product_stays_dense_unless_another_is_faster_beyond_noise(timed, products, whole):
+    timed(products, whole)
+    for layer in compiled('measure').report.layers.values():
+        assert layer.format == 'dense'
+
+
+def test_a_model_stays_dense_if_the_whole_is_not_faster(timed):
+    timed(products=[4e-3, 1e-3], whole=[1e-3, 1.1e-3])
+    apply, packed, report = compiled('measure')
+    assert {layer.format for layer in report.layers.values()} == {'dense'}
+    assert not report.channels
+    assert '0.91 times as fast' in str(report)
+    assert_close(apply(packed, X), model(PARAMS, X))
+    program = jax.make_jaxpr(apply)(packed, X)
+    assert str(jax.make_jaxpr(model)(PARAMS, X)).count('dot_general') == str(program).count(
+        'dot_general'
+    )
+
+
+def test_layers_of_one_shape_are_measured_once(timed):
+    def apply_fn(p, x):
+        for kernel in p:
+            x = jnp.tanh(x @ kernel)
+        return x
+
+    clock = timed(products=[1e-3, 2e-3], whole=[1e-3])
+    kernel = sparse_normal(16, 16, kept=0.1) + jnp.eye(16)
+    params = [jnp.roll(kernel, number, 0) for number in range(4)]
+    execution.compile(apply_fn, params, normal(3, 16), progress=False)
+    assert clock.calls <= 2
+
+
+def test_measuring_for_real():
+    """Whatever the machine says, the results are those of the dense model, and each candidate was timed."""
+    apply, packed, report = compiled('measure', rounds=2)
+    assert_close(apply(packed, X), model(PARAMS, X))
+    assert report.milliseconds > 0
+    for layer in report.layers.values():
+        assert {'dense', layer.format} <= set(layer.milliseconds) | {'dense'}
+        assert set(layer.milliseconds) <= set(layer.bytes)
+
+
+def test_choices_are_saved_and_used_again(tmp_path, timed):
+    timed(products=[4e-3, 1e-3], whole=[3e-3, 1e-3])
+    first = compiled('measure')
+    first.report.save(tmp_path / 'report.json')
+    report = ExecutionReport.load(tmp_path / 'report.json')
+    assert report == first.report
+    clock = timed(products=[1.0], whole=[1.0])
+    again = compiled(report)
+    assert clock.calls == 0
+    assert again.report == first.report
+    assert_close(again.packed, first.packed)
+    for changed in ({'device': 'another'}, {'jax': '0.0.1'}):
+        compiled(dataclasses.replace(report, **changed))
+        assert clock.calls > 0
+        clock.calls = 0
+    with pytest.raises(ValueError, match=f'{report.pattern}.*other weights are zero'):
+        execution.compile(model, {**PARAMS, 'up': jnp.ones((12, 32))}, X, formats=report)
+
+
+@pytest.mark.parametrize(
+    ('change', 'message'),
+    [
+        (lambda values: [], 'no report'),
+        (lambda values: {**values, 'format': 'other'}, 'no report'),
+        (lambda values: {**values, 'version': 2}, 'version 2'),
+        (lambda values: {**values, 'colour': 1}, 'damaged.*colour'),
+        (lambda values: {**values, 'layers': {'up': {}}}, 'damaged.*shape'),
+        (
+            lambda values: {**values, 'layers': {'up': {**LAYER, 'format': 'xyz'}}},
+            "no format 'xyz'",
+        ),
+        (lambda values: {key: values[key] for key in values if key != 'pattern'}, 'damaged'),
+    ],
+)
+def test_a_report_that_is_none_is_refused(tmp_path, change, message):
+    report = ExecutionReport(layers={}, dense_leaves={}, pattern='0', device='cpu')
+    path = tmp_path / 'report.json'
+    path.write_text(json.dumps(change(report.to_dict())))
+    with pytest.raises(ValueError, match=f'report.json.*{message}'):
+        ExecutionReport.load(path)
+
+
+def test_a_file_that_is_no_json_is_refused(tmp_path):
+    (tmp_path / 'report.json').write_text('{')
+    with pytest.raises(ValueError, match=r'report\.json is no JSON'):
+        ExecutionReport.load(tmp_path / 'report.json')
+
+
+LAYER = {
+    'op': 'dot',
+    'shape': [64, 64],
+    'density': 0.02,
+    'format': 'csr',
+    'milliseconds': {'dense': 2.0, 'csr': 0.5, 'blocks 8x32': 3.0},
+    'bytes': {'dense': 16384, 'csr': 900},
+    'not_measured': {'smaller': 'no inputs or outputs are zero'},
+}
+
+
+def test_a_report_is_a_table():
+    report = ExecutionReport(
+        layers={'layer/kernel': LayerExecution(**{**LAYER, 'shape': (64, 64)})},
+        dense_leaves={},
+        pattern='0',
+        device='a device',
+        channels={'up[1]': 3},
+        milliseconds=2.5,
+        predicted=1.0,
+        measured=1.25,
+        notes=('a note',),
+    )
+    text = str(report)
+    for part in [
+        'layer/kernel',
+        '64×64',
+        '2.0%',
+        'csr',
+        'blocks 8x32: 3',
+        '900',
+        '3 of up[1]',
+        'dense 2.5 ms, predicted 1 ms, measured 1.25 ms on a device',
+        'layer/kernel: smaller is no candidate: no inputs or outputs are zero',
+        'a note',
+    ]:
+        assert part in text
