@@ -19,7 +19,15 @@ from docs.extensions import coverage, public_names
 SOURCE = public_names.ROOT / 'src' / public_names.PACKAGE
 # Errors that no user sees: broken promises inside the package, and signals that it catches itself.
 INTERNAL = frozenset(
-    {'AssertionError', 'OtherDifferenceError', 'StaysInStepError', '_NotElementwiseError'}
+    {
+        'AssertionError',
+        'OtherDifferenceError',
+        'StaysInStepError',
+        '_NotElementwiseError',
+        'NoLayoutError',
+        'RefusedLeafError',
+        'UnsuitableFormatError',
+    }
 )
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _DEEPEST = 4  # names that stand for names that stand for names

@@ -10,11 +10,11 @@ The rooms, from the bottom up:
     execution      the fastest way for each product of a pruned model, by measurement
 """
 
-from jaxpruner.sparse.execution import Compiled as Compiled
-from jaxpruner.sparse.execution import ExecutionReport as ExecutionReport
-from jaxpruner.sparse.execution import LayerExecution as LayerExecution
-from jaxpruner.sparse.execution import PackedApply as PackedApply
-from jaxpruner.sparse.execution import compile as compile
+from jaxpruner.sparse.execution.compiling import Compiled as Compiled
+from jaxpruner.sparse.execution.compiling import compile as compile
+from jaxpruner.sparse.execution.packed_models import PackedApply as PackedApply
+from jaxpruner.sparse.execution.report import ExecutionReport as ExecutionReport
+from jaxpruner.sparse.execution.report import LayerExecution as LayerExecution
 from jaxpruner.sparse.storage.files import load as load
 from jaxpruner.sparse.storage.files import load_packed as load_packed
 from jaxpruner.sparse.storage.files import open_packed as open_packed

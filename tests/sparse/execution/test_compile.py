@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpruner.sparse import execution
-from jaxpruner.sparse.execution import ExecutionReport, LayerExecution, compiling, measuring
+from jaxpruner.sparse.execution import compiling, measuring
+from jaxpruner.sparse.execution.report import ExecutionReport, LayerExecution
 from jaxpruner.sparse.operators import csr_kernel
 from uses import equinox_models, haiku_models, linen_models, nnx_models
 
@@ -51,7 +51,7 @@ SETTINGS = [
 
 
 def compiled(setting, **settings):
-    return execution.compile(model, PARAMS, X, formats=setting, progress=False, **settings)
+    return compiling.compile(model, PARAMS, X, formats=setting, progress=False, **settings)
 
 
 def assert_close(first, second):
@@ -102,7 +102,7 @@ def test_models_of_all_frameworks(row):
     apply_fn, shapes, inputs = row.make()
     params = jax.tree.map(lambda leaf: sparse_normal(*leaf.shape, kept=0.5), shapes)
     inputs = jax.tree.map(lambda leaf: normal(*leaf.shape), inputs)
-    apply, packed, report = execution.compile(apply_fn, params, *inputs, formats='smaller')
+    apply, packed, report = compiling.compile(apply_fn, params, *inputs, formats='smaller')
     assert 'smaller' in {layer.format for layer in report.layers.values()}
     assert_close(apply(packed, *inputs), apply_fn(params, *inputs))
     assert type(packed) is dict
@@ -129,7 +129,7 @@ def test_parameters_of_other_zeros_or_shapes_are_refused():
     denser = {**PARAMS, 'up': PARAMS['up'].at[0].set(1)}
     with pytest.raises(ValueError, match=f'pattern is .*{report.pattern}'):
         apply.pack(denser)
-    other = execution.compile(model, denser, X, formats='smaller').packed
+    other = compiling.compile(model, denser, X, formats='smaller').packed
     for wrong, message in [
         (other, f'not under .*{report.pattern}'),
         (PARAMS, 'not under'),
@@ -156,8 +156,8 @@ def test_what_is_timed_has_values(what):
     shapes = jax.eval_shape(lambda: (PARAMS, X))
     params, x = (shapes[0], X) if what == 'params' else (PARAMS, shapes[1])
     with pytest.raises(TypeError, match=f'{what} must be arrays'):
-        execution.compile(model, params, x)
-    apply, packed, _ = execution.compile(model, PARAMS, shapes[1], formats='smaller')
+        compiling.compile(model, params, x)
+    apply, packed, _ = compiling.compile(model, PARAMS, shapes[1], formats='smaller')
     assert_close(apply(packed, X), model(PARAMS, X))
 
 
@@ -195,15 +195,16 @@ def test_the_fastest_candidate_is_chosen_and_predicted(timed):
     # Dense, and candidates from the first to the last.
     timed(products=[4e-3, 3e-3, 2e-3, 1e-3], whole=[10e-3, 6e-3, 5e-3])
     report = compiled('measure').report
-    for layer in report.layers.values():
-        fastest = min(layer.milliseconds, key=layer.milliseconds.get)
-        assert layer.format == fastest != 'dense'
+    # Where there is no CSR, some leaves have no candidates.
+    measured = [layer for layer in report.layers.values() if layer.milliseconds]
+    assert measured
+    saved = 0
+    for layer in measured:
+        times = layer.milliseconds
+        assert layer.format == min(times, key=times.get) != 'dense'
         trips = layer.shape[0] if len(layer.shape) == 3 else 1
-        assert layer.milliseconds['dense'] == pytest.approx(4 * trips)
-    saved = sum(
-        layer.milliseconds['dense'] - layer.milliseconds[layer.format]
-        for layer in report.layers.values()
-    )
+        assert times['dense'] == pytest.approx(4 * trips)
+        saved += times['dense'] - times[layer.format]
     # The second version has fewer channels, and the third one formats, too.
     assert report.predicted == pytest.approx(max(6 - saved, 0))
     assert report.milliseconds == pytest.approx(10)
@@ -244,7 +245,7 @@ def test_layers_of_one_shape_are_measured_once(timed):
     clock = timed(products=[1e-3, 2e-3], whole=[1e-3])
     kernel = sparse_normal(16, 16, kept=0.1) + jnp.eye(16)
     params = [jnp.roll(kernel, number, 0) for number in range(4)]
-    execution.compile(apply_fn, params, normal(3, 16), progress=False)
+    compiling.compile(apply_fn, params, normal(3, 16), progress=False)
     assert clock.calls <= 2
 
 
@@ -274,7 +275,7 @@ def test_choices_are_saved_and_used_again(tmp_path, timed):
         assert clock.calls > 0
         clock.calls = 0
     with pytest.raises(ValueError, match=f'{report.pattern}.*other weights are zero'):
-        execution.compile(model, {**PARAMS, 'up': jnp.ones((12, 32))}, X, formats=report)
+        compiling.compile(model, {**PARAMS, 'up': jnp.ones((12, 32))}, X, formats=report)
 
 
 @pytest.mark.parametrize(

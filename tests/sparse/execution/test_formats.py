@@ -11,7 +11,7 @@ from jaxpruner.sparse.execution import formats
 from jaxpruner.sparse.execution.formats import Blocks, Csr, SmallerDense
 from jaxpruner.sparse.execution.patterns import Pattern, digest
 from jaxpruner.sparse.operators import csr_kernel
-from jaxpruner.sparse.program import find_products
+from jaxpruner.sparse.program.models import find_products
 
 RNG = np.random.default_rng(0)
 has_csr = csr_kernel.why_missing(jnp.float32) is None

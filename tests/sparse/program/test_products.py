@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 from jaxpruner.core import tree
-from jaxpruner.sparse.program import find_products
+from jaxpruner.sparse.program.models import find_products
 from jaxpruner.uses import param_uses
 from sparse.program.dense import Dense, dense_weights
 from uses import equinox_models, haiku_models, linen_models, nnx_models

@@ -13,9 +13,3 @@ Read the files in this order:
 
 Channels that are zero are removed first, since then all layers around them shrink.
 """
-
-from jaxpruner.sparse.execution.compiling import Compiled as Compiled
-from jaxpruner.sparse.execution.compiling import compile as compile
-from jaxpruner.sparse.execution.packed_models import PackedApply as PackedApply
-from jaxpruner.sparse.execution.report import ExecutionReport as ExecutionReport
-from jaxpruner.sparse.execution.report import LayerExecution as LayerExecution

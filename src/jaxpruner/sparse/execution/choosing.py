@@ -13,7 +13,7 @@ from jaxpruner.sparse.execution.formats import Arrays, Format
 from jaxpruner.sparse.execution.measuring import Measurements
 from jaxpruner.sparse.execution.patterns import Pattern
 from jaxpruner.sparse.execution.report import DENSE, LayerExecution
-from jaxpruner.sparse.program import Product
+from jaxpruner.sparse.program.matrices import Product
 
 # A format has to be so much faster than dense in three rounds of four.
 _LEAST_GAIN = 1.05

@@ -17,7 +17,7 @@ from jaxpruner.sparse.execution.operators import Smaller, TransposedCsr
 from jaxpruner.sparse.execution.patterns import Block, Pattern
 from jaxpruner.sparse.operators import csr_kernel
 from jaxpruner.sparse.operators.blocks import BlockMatrix
-from jaxpruner.sparse.program import Product
+from jaxpruner.sparse.program.matrices import Product
 
 Arrays = dict[str, np.ndarray]
 

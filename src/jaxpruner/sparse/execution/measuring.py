@@ -13,7 +13,8 @@ import jax.numpy as jnp
 
 from jaxpruner.core.call_times import in_turns, repeats_of
 from jaxpruner.sparse.execution.formats import Arrays, Format
-from jaxpruner.sparse.program import Place, Product
+from jaxpruner.sparse.program.matrices import Product
+from jaxpruner.sparse.program.places import Place
 from jaxpruner.uses.bodies import bind
 
 _LONG_ENOUGH = 5e-3  # seconds

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpruner.sparse.operators import csr_kernel
-from jaxpruner.sparse.program import Convolution
+from jaxpruner.sparse.program.places import Convolution
 
 
 @functools.partial(

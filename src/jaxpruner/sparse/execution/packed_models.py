@@ -13,7 +13,7 @@ from jaxpruner.sparse.execution.formats import Format
 from jaxpruner.sparse.execution.patterns import digest
 from jaxpruner.sparse.execution.removed_channels import SmallModel
 from jaxpruner.sparse.execution.report import ExecutionReport
-from jaxpruner.sparse.program import Products
+from jaxpruner.sparse.program.models import Products
 
 Packed = dict[str, Any]
 
@@ -41,6 +41,13 @@ class PackedApply:
 
     Attributes:
       report: what was measured and chosen.
+
+    >>> from jaxpruner import sparse
+    >>> params = {'w': jnp.eye(4, 8)}
+    >>> apply, _, _ = sparse.compile(lambda params, x: x @ params['w'], params, jnp.ones((2, 4)), formats='smaller')
+    >>> packed = apply.pack({'w': 2 * params['w']})
+    >>> apply(packed, jnp.ones((1, 4)))
+    Array([[2., 2., 2., 2., 0., 0., 0., 0.]], dtype=float32)
     """
 
     def __init__(

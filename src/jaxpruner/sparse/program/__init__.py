@@ -3,7 +3,8 @@
 A dense layer multiplies rows of data by a matrix that it reads from a leaf: as it is, transposed, reshaped, cast, or
 one layer of a stack after the other. `find_products` says which leaves are read so, whatever the framework:
 
->>> import jax, jax.numpy as jnp
+>>> import dataclasses, jax, jax.numpy as jnp
+>>> from jaxpruner.sparse.program.models import find_products
 >>> def apply_fn(params, x):
 ...     hidden, _ = jax.lax.scan(lambda x, kernel: (jnp.tanh(x @ kernel), None), x, params['layers'])
 ...     return hidden @ params['out'].T + params['bias']
@@ -35,14 +36,5 @@ The files:
     matrices     leaf -> matrix, and why a leaf is none
     places       one product of the program: rows are made of data, and the result of products
     running      the program is run, with operators sliced along the trips of scans
-    models       what users of this room get
+    models       what other rooms use: `find_products`, `Products`
 """
-
-import dataclasses as dataclasses
-
-from jaxpruner.sparse.program.matrices import Product as Product
-from jaxpruner.sparse.program.models import Products as Products
-from jaxpruner.sparse.program.models import find_products as find_products
-from jaxpruner.sparse.program.places import Convolution as Convolution
-from jaxpruner.sparse.program.places import Operator as Operator
-from jaxpruner.sparse.program.places import Place as Place

@@ -6,7 +6,8 @@ from typing import Any
 
 from jaxpruner import sparsity_distributions
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.sparse.program import Product, Products
+from jaxpruner.sparse.program.matrices import Product
+from jaxpruner.sparse.program.models import Products
 from jaxpruner.sparse.training.layouts import Block, Layout, NoLayoutError, layout_for
 
 MEASURE = 'measure'

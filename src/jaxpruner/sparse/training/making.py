@@ -11,7 +11,7 @@ from jaxpruner import sparsity_schedules
 from jaxpruner.core import caller_warnings
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.progress import progress_bar
-from jaxpruner.sparse.program import Products, find_products
+from jaxpruner.sparse.program.models import Products, find_products
 from jaxpruner.sparse.training.choosing import BlockSettings, Choice, Names, choose_layouts
 from jaxpruner.sparse.training.layouts import Block, Layout
 from jaxpruner.sparse.training.measuring import BlockTimings

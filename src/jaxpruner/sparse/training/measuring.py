@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpruner.sparse.operators import blocks
-from jaxpruner.sparse.program import Product
+from jaxpruner.sparse.program.matrices import Product
 from jaxpruner.sparse.training import positions
 from jaxpruner.sparse.training.layouts import Block, Layout, NoLayoutError, layout_for
 

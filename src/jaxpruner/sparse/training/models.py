@@ -13,7 +13,7 @@ from jaxpruner.core import control, optimizer_state, seeds
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.sparse.operators import blocks
 from jaxpruner.sparse.operators.blocks import BlockMatrix
-from jaxpruner.sparse.program import Products
+from jaxpruner.sparse.program.models import Products
 from jaxpruner.sparse.training import moving, optimizers, positions
 from jaxpruner.sparse.training.layouts import Layout
 from jaxpruner.sparse.training.moving import MoveSettings
