@@ -101,7 +101,7 @@ def multiply(
     """
     block_inputs = values.shape[-2]
     dtype = jnp.result_type(rows, values)
-    columns = _padded(rows.astype(dtype).T, 0, block_inputs)
+    columns = pad_to_multiple(rows.astype(dtype).T, 0, block_inputs)
     columns = columns.reshape(-1, block_inputs, len(rows))
     operands = values.astype(dtype), indices, probe
     if shards == 1:
@@ -158,14 +158,14 @@ def _backward(operands: Any, cotangents: jax.Array) -> Any:
     total, values_cotangents = _over_chunks(differentiate_groups, total, chunks)
     norms = None
     if probe is not None:
-        norms = _norms_of_dense_gradient(columns, cotangents, len(values)).astype(probe.dtype)
+        norms = norms_of_dense_gradient(columns, cotangents, len(values)).astype(probe.dtype)
     return total.astype(columns.dtype), values_cotangents.reshape(values.shape), None, norms
 
 
 _product.defvjp(_forward, _backward)
 
 
-def _norms_of_dense_gradient(columns: jax.Array, cotangents: jax.Array, groups: int) -> jax.Array:
+def norms_of_dense_gradient(columns: jax.Array, cotangents: jax.Array, groups: int) -> jax.Array:
     """The norm of each block of the gradient of the whole matrix: `[groups, blocks of inputs]`."""
     in_chunk = _groups_in_chunk(groups)
     dtype = jnp.promote_types(columns.dtype, jnp.float32)
@@ -231,7 +231,7 @@ def gather_blocks(matrix: jax.Array, indices: jax.Array, block: tuple[int, int])
              [3]]]], dtype=int32)
     """
     block_inputs, block_outputs = block
-    padded = _padded(_padded(matrix, 0, block_inputs), 1, block_outputs)
+    padded = pad_to_multiple(pad_to_multiple(matrix, 0, block_inputs), 1, block_outputs)
     cut = padded.reshape(-1, block_inputs, len(indices), block_outputs).transpose(2, 0, 1, 3)
     return jnp.take_along_axis(cut, indices[:, :, None, None], axis=1)
 
@@ -251,7 +251,7 @@ def scatter_blocks(values: jax.Array, indices: jax.Array, inputs: int, outputs: 
     return matrix[:inputs, :outputs]
 
 
-def _padded(array: jax.Array, axis: int, multiple: int) -> jax.Array:
+def pad_to_multiple(array: jax.Array, axis: int, multiple: int) -> jax.Array:
     """The array with zeros at the end of an axis, up to a multiple of some length."""
     lacking = -array.shape[axis] % multiple
     if not lacking:

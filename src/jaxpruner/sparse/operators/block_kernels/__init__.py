@@ -1,0 +1,16 @@
+"""Products with stored blocks on TPUs and Hopper GPUs, in kernels written in Pallas.
+
+`blocks.multiply` runs everywhere: it gathers the rows of each group of blocks in memory, and multiplies. These kernels
+do not write down what they gather. They are compiled for their devices, and have not been timed on one: where there is
+a choice, measure both.
+
+The files, from the bottom up:
+
+    steps          what a kernel computes, as a list of steps; padding, and `vmap`
+    tpu, hopper    the kernels; each is loaded where its device is
+    choosing       whether there is a kernel, and why not
+    product        the product and its derivatives
+"""
+
+from jaxpruner.sparse.operators.block_kernels.choosing import why_missing as why_missing
+from jaxpruner.sparse.operators.block_kernels.product import multiply as multiply

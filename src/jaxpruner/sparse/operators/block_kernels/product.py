@@ -1,0 +1,103 @@
+"""The product of rows with stored blocks in a kernel, and its derivatives: what `blocks.multiply` computes."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxpruner.sparse.operators import blocks
+from jaxpruner.sparse.operators.block_kernels import choosing, steps
+from jaxpruner.sparse.operators.block_kernels.steps import Kernels
+
+
+def multiply(
+    rows: jax.Array,
+    values: jax.Array,
+    indices: jax.Array,
+    *,
+    outputs: int,
+    probe: jax.Array | None = None,
+    kernels: Kernels | None = None,
+) -> jax.Array:
+    """Multiplies rows `[n, inputs]` with a matrix of which blocks are stored; returns `[n, outputs]`.
+
+    Products are added up in float32. Under `vmap` all products are one call of a kernel.
+
+    Args:
+      rows: `[n, inputs]`.
+      values: `[groups, blocks, in, out]`.
+      indices: int32`[groups, blocks]`.
+      outputs: of the matrix, at most groups times `out`.
+      probe: see `blocks.multiply`; its cotangent is computed without a kernel.
+      kernels: those for the default device unless given.
+
+    Raises:
+      NotImplementedError: there is no kernel for it; `why_missing` says so beforehand.
+    """
+    dtype = jnp.result_type(rows, values)
+    _, _, block_inputs, block_outputs = values.shape
+    if kernels is None:
+        block = block_inputs, block_outputs
+        kernels = choosing.default_kernels(dtype, block, indices.size)
+    padded = blocks.pad_to_multiple(rows.astype(dtype), 1, block_inputs)
+    result: Any = _product(kernels, padded, values.astype(dtype), indices, probe)
+    return result[:, :outputs]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _product(
+    kernels: Kernels,
+    rows: jax.Array,
+    values: jax.Array,
+    indices: jax.Array,
+    probe: jax.Array | None,
+) -> jax.Array:
+    """The product of rows `[n, blocks of inputs * in]`: `[n, groups * out]`."""
+    del probe
+    forward = steps.forward_steps(indices)
+    return steps.product(kernels, rows, _flat(values), forward, len(values))
+
+
+def _forward(kernels: Kernels, *operands: Any) -> tuple[jax.Array, Any]:
+    return _product(kernels, *operands), operands
+
+
+def _backward(kernels: Kernels, operands: Any, cotangents: jax.Array) -> Any:
+    rows, values, indices, probe = operands
+    groups, _, block_inputs, block_outputs = values.shape
+    blocks_of_inputs = rows.shape[1] // block_inputs
+    forward = steps.forward_steps(indices)
+    of_values = steps.blocks_gradient(
+        kernels, rows, cotangents, forward, (block_inputs, block_outputs)
+    )
+    norms = None
+    if probe is not None:
+        columns = rows.T.reshape(blocks_of_inputs, block_inputs, len(rows))
+        norms = blocks.norms_of_dense_gradient(columns, cotangents, groups).astype(probe.dtype)
+    of_rows = _rows_gradient(kernels, cotangents, values, indices, blocks_of_inputs)
+    return of_rows, of_values.reshape(values.shape), None, norms
+
+
+_product.defvjp(_forward, _backward)
+
+
+def _rows_gradient(
+    kernels: Kernels,
+    cotangents: jax.Array,
+    values: jax.Array,
+    indices: jax.Array,
+    blocks_of_inputs: int,
+) -> jax.Array:
+    """The product with the transposed matrix. The blocks are transposed beforehand; they are few."""
+    backward = steps.transposed_steps(steps.forward_steps(indices))
+    transposed = _flat(values).swapaxes(1, 2)
+    gradient = steps.product(kernels, cotangents, transposed, backward, blocks_of_inputs)
+    # No step leads to the inputs that no block reads: a kernel leaves there what was in memory.
+    is_read = jnp.zeros(blocks_of_inputs, bool).at[indices].set(True)
+    return jnp.where(jnp.repeat(is_read, values.shape[2]), gradient, 0)
+
+
+def _flat(values: jax.Array) -> jax.Array:
+    """`[groups, blocks, in, out]` as `[groups * blocks, in, out]`."""
+    return values.reshape(-1, *values.shape[2:])

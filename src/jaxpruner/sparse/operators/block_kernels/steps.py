@@ -1,0 +1,165 @@
+"""The two products that the forward pass and the derivatives are made of, as a list of steps.
+
+A block-sparse matrix, its transpose, and several matrices side by side differ only in which block meets which tile of
+rows. That is data: step `s` multiplies the tile of rows `left[s]` by the block `right[s]`, and adds it to the tile of
+the result `target[s]`. The matrix of 6 inputs and 4 outputs in blocks of 2 x 2, one for each group, with
+`indices = [[1], [0]]` takes two steps forward, and the same two for the derivative of its inputs:
+
+    forward      left 1 0   right 0 1   target 0 1
+    transposed   left 1 0   right 1 0   target 0 1
+
+Targets ascend, so that a kernel adds up one tile after the other in fast memory.
+"""
+
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import custom_batching
+
+
+class Steps(NamedTuple):
+    """Which tile of rows meets which block; all int32[steps].
+
+    Attributes:
+      left: tiles of the rows.
+      right: blocks.
+      target: tiles of the result, ascending.
+    """
+
+    left: jax.Array
+    right: jax.Array
+    target: jax.Array
+
+
+class Kernels(Protocol):
+    """What the kernels for a device provide; they know nothing of padding and `vmap`."""
+
+    def tile_of(self, rows: int) -> int:
+        """Of how many rows a tile is; kernels get a multiple of it."""
+        ...
+
+    def product(self, rows: jax.Array, blocks: jax.Array, steps: Steps, targets: int) -> jax.Array:
+        """Returns `[n, targets * out]`; what no step leads to may hold anything.
+
+        Args:
+          rows: `[n, lefts * in]`.
+          blocks: `[rights, in, out]`.
+          steps: at least one.
+          targets: how many tiles the result has.
+        """
+        ...
+
+    def blocks_gradient(
+        self, rows: jax.Array, cotangents: jax.Array, steps: Steps, block: tuple[int, int]
+    ) -> jax.Array:
+        """Returns `[steps, in, out]`: what rows `[n, lefts * in]` and cotangents `[n, targets * out]` say of a block.
+
+        Blocks are in the order of the steps; `right` is not read.
+        """
+        ...
+
+
+def forward_steps(indices: jax.Array) -> Steps:
+    """The steps of a product with blocks at `indices` int32[groups, blocks]."""
+    groups, blocks = indices.shape
+    target = jnp.repeat(jnp.arange(groups, dtype=jnp.int32), blocks)
+    right = jnp.arange(indices.size, dtype=jnp.int32)
+    return Steps(indices.reshape(-1).astype(jnp.int32), right, target)
+
+
+def transposed_steps(steps: Steps) -> Steps:
+    """The same blocks, as the transposed matrix meets them."""
+    order = jnp.argsort(steps.left)
+    return Steps(steps.target[order], steps.right[order], steps.left[order])
+
+
+def product(
+    kernels: Kernels,
+    rows: jax.Array,
+    blocks: jax.Array,
+    steps: Steps,
+    targets: int,
+) -> jax.Array:
+    """`Kernels.product` for any number of rows, and under `vmap` one call of the kernel."""
+
+    @custom_batching.custom_vmap
+    def run(rows: jax.Array, blocks: jax.Array, steps: Steps) -> jax.Array:
+        padded = _padded_rows(kernels, rows)
+        result = kernels.product(padded, blocks, steps, targets)
+        return result[: len(rows)]
+
+    @run.def_vmap
+    def run_batched(size: int, is_batched: Any, rows: jax.Array, blocks: jax.Array, steps: Steps):
+        rows_batched, *matrix_batched = jax.tree.leaves(is_batched)
+        if not any(matrix_batched):
+            # One matrix: all rows are multiplied at once.
+            merged = rows.reshape(-1, rows.shape[-1])
+            result = product(kernels, merged, blocks, steps, targets)
+            return result.reshape(size, -1, result.shape[-1]), True
+        # Matrices of their own are the blocks of a larger one: their results stand side by side.
+        lefts = rows.shape[-1] // blocks.shape[-2] if rows_batched else 0
+        rights = blocks.shape[1] if is_batched[1] else 0
+        of_all = _side_by_side(size, is_batched[2], steps, (lefts, rights, targets))
+        rows = _columns_side_by_side(rows) if rows_batched else rows
+        blocks = blocks.reshape(-1, *blocks.shape[2:]) if is_batched[1] else blocks
+        result = product(kernels, rows, blocks, of_all, size * targets)
+        return _columns_apart(result, size), True
+
+    return run(rows, blocks, steps)
+
+
+def blocks_gradient(
+    kernels: Kernels,
+    rows: jax.Array,
+    cotangents: jax.Array,
+    steps: Steps,
+    block: tuple[int, int],
+) -> jax.Array:
+    """`Kernels.blocks_gradient` for any number of rows, and under `vmap` one call of the kernel."""
+
+    @custom_batching.custom_vmap
+    def run(rows: jax.Array, cotangents: jax.Array, steps: Steps) -> jax.Array:
+        padded = _padded_rows(kernels, rows), _padded_rows(kernels, cotangents)
+        return kernels.blocks_gradient(*padded, steps, block)
+
+    @run.def_vmap
+    def run_batched(
+        size: int, is_batched: Any, rows: jax.Array, cotangents: jax.Array, steps: Steps
+    ):
+        lefts = rows.shape[-1] // block[0] if is_batched[0] else 0
+        targets = cotangents.shape[-1] // block[1] if is_batched[1] else 0
+        of_all = _side_by_side(size, is_batched[2], steps, (lefts, 0, targets))
+        rows = _columns_side_by_side(rows) if is_batched[0] else rows
+        cotangents = _columns_side_by_side(cotangents) if is_batched[1] else cotangents
+        result = blocks_gradient(kernels, rows, cotangents, of_all, block)
+        return result.reshape(size, -1, *block), True
+
+    return run(rows, cotangents, steps)
+
+
+def _side_by_side(size: int, is_batched: Any, steps: Steps, counts: tuple[int, int, int]) -> Steps:
+    """The steps of all members of a batch; each has so many tiles and blocks of its own, or 0 if they share them."""
+
+    def number(steps: jax.Array, is_batched: bool, count: int) -> jax.Array:
+        of_members = steps if is_batched else jnp.broadcast_to(steps, (size, *steps.shape))
+        offsets = count * jnp.arange(size, dtype=jnp.int32)
+        return (of_members + offsets[:, None]).reshape(-1)
+
+    return Steps._make(map(number, steps, is_batched, counts))
+
+
+def _columns_side_by_side(rows: jax.Array) -> jax.Array:
+    """`[size, n, columns]` as `[n, size * columns]`."""
+    return jnp.moveaxis(rows, 0, 1).reshape(rows.shape[1], -1)
+
+
+def _columns_apart(rows: jax.Array, size: int) -> jax.Array:
+    return jnp.moveaxis(rows.reshape(len(rows), size, -1), 1, 0)
+
+
+def _padded_rows(kernels: Kernels, rows: jax.Array) -> jax.Array:
+    """Rows in whole tiles, at least one."""
+    tile = kernels.tile_of(len(rows))
+    tiles = max(-(-len(rows) // tile), 1)
+    return jnp.pad(rows, ((0, tiles * tile - len(rows)), (0, 0)))
