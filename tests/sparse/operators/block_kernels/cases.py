@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpruner.sparse.operators import block_kernels, blocks
+from jaxpruner.sparse.operators import blocks
+from jaxpruner.sparse.operators.block_kernels import product
 
 
 class PlainKernels:
@@ -90,7 +91,7 @@ def with_derivatives(multiply, case):
 
 def in_kernels(kernels):
     """`with_derivatives` of the product in these kernels."""
-    multiply = functools.partial(block_kernels.multiply, kernels=kernels)
+    multiply = functools.partial(product.multiply, kernels=kernels)
     return functools.partial(with_derivatives, multiply)
 
 

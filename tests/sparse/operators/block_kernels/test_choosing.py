@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxpruner.sparse.operators import block_kernels
+from jaxpruner.sparse.operators.block_kernels import choosing, product
 from sparse.operators.block_kernels.cases import case
 
 TPU = types.SimpleNamespace(platform='tpu', device_kind='TPU v5 lite')
@@ -44,13 +44,13 @@ HAS_NONE = [
 @pytest.mark.parametrize(('device', 'dtype', 'block', 'version'), HAS_ONE)
 def test_there_is_a_kernel(device, dtype, block, version, monkeypatch):
     monkeypatch.setattr(jax, '__version_info__', version)
-    assert block_kernels.why_missing(jnp.dtype(dtype), block, stored=65536, device=device) is None
+    assert choosing.why_missing(jnp.dtype(dtype), block, stored=65536, device=device) is None
 
 
 @pytest.mark.parametrize(('device', 'dtype', 'block', 'stored', 'version', 'reason'), HAS_NONE)
 def test_there_is_no_kernel(device, dtype, block, stored, version, reason, monkeypatch):
     monkeypatch.setattr(jax, '__version_info__', version)
-    missing = block_kernels.why_missing(dtype, block, stored=stored, device=device)
+    missing = choosing.why_missing(dtype, block, stored=stored, device=device)
     assert missing
     assert re.search(reason, missing)
 
@@ -62,4 +62,4 @@ def test_a_product_says_why_it_has_no_kernel(device):
         jax.default_device(device),
         pytest.raises(NotImplementedError, match='Hopper GPUs, and not for cpu'),
     ):
-        block_kernels.multiply(given.rows, given.values, given.indices, outputs=64)
+        product.multiply(given.rows, given.values, given.indices, outputs=64)

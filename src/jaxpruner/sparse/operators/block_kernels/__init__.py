@@ -11,6 +11,3 @@ The files, from the bottom up:
     choosing       whether there is a kernel, and why not
     product        the product and its derivatives
 """
-
-from jaxpruner.sparse.operators.block_kernels.choosing import why_missing as why_missing
-from jaxpruner.sparse.operators.block_kernels.product import multiply as multiply
