@@ -33,6 +33,7 @@ Subject = Literal[
     'oneshot',
     'structure',
     'sparse_execution',
+    'sparse_training',
 ]
 SUBJECTS: tuple[Subject, ...] = get_args(Subject)
 # Each subject is a file of its name; a word of the language cannot name one.

@@ -43,6 +43,7 @@ SLOW = (
     'sweep',
     'oneshot',
     'structure',
+    'sparse_training',
 )  # what compiles many programs, or another process
 EACH_SUBJECT = [
     pytest.param(subject, marks=pytest.mark.slow) if subject in SLOW else subject
@@ -73,6 +74,8 @@ MAY_BE_EMPTY = {
     'share of memory',
     'share of parameters',
     'share of FLOPs',
+    'share of weights',
+    'memory to weights',
 }
 
 PROGRAM = """
