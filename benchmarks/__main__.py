@@ -34,6 +34,7 @@ Subject = Literal[
     'structure',
     'sparse_execution',
     'sparse_training',
+    'storage',
 ]
 SUBJECTS: tuple[Subject, ...] = get_args(Subject)
 # Each subject is a file of its name; a word of the language cannot name one.

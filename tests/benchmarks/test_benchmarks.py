@@ -44,6 +44,7 @@ SLOW = (
     'oneshot',
     'structure',
     'sparse_training',
+    'storage',
 )  # what compiles many programs, or another process
 EACH_SUBJECT = [
     pytest.param(subject, marks=pytest.mark.slow) if subject in SLOW else subject
@@ -76,6 +77,13 @@ MAY_BE_EMPTY = {
     'share of FLOPs',
     'share of weights',
     'memory to weights',
+    'share of the dense file',
+    'over the least format',
+    'zip takes times as many bytes',
+    'zstd takes times as many bytes',
+    'saving takes times as long as writing dense',
+    'loading takes times as long as writing dense',
+    'peak MiB',
 }
 
 PROGRAM = """
