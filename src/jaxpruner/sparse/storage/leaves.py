@@ -1,9 +1,10 @@
 """The leaves of a tree, one at a time on the host, with the masks that say what is kept of them."""
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxpruner.core import host_arrays, packing
@@ -80,32 +81,12 @@ def leaves_of_tree(tree: tree_lib.PyTree, masks: Any = None) -> list[SourceLeaf]
             path=path,
             shape=tuple(array.shape),
             dtype=np.dtype(array.dtype),
-            read_values=_Fetched(array),
-            read_mask=None if mask is None else _Constant(mask),
+            read_values=functools.partial(host_arrays.on_host, array),
+            read_mask=None if mask is None else functools.partial(jnp.asarray, mask),
         )
         sources.append(source)
     check_sources(sources)
     return sources
-
-
-class _Fetched:
-    """Fetches an array from its devices."""
-
-    def __init__(self, array: Any):
-        self._array = array
-
-    def __call__(self) -> np.ndarray:
-        return host_arrays.on_host(self._array)
-
-
-class _Constant:
-    """Returns what it was made of."""
-
-    def __init__(self, value: Any):
-        self._value = value
-
-    def __call__(self) -> Any:
-        return jax.numpy.asarray(self._value)
 
 
 def check_sources(sources: Iterable[SourceLeaf]) -> None:
