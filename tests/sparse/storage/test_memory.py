@@ -1,14 +1,11 @@
 """A tree is saved and loaded within the memory of a leaf: measured in a process of its own, against a smaller tree."""
 
-import subprocess
-import sys
-
 import pytest
 
-pytest.importorskip('resource', reason='memory is measured with resource, which Windows has not')
+from helpers import peak_memory
 
-PRINT_PEAK = """
-import resource, sys, tempfile
+SAVE_AND_LOAD = """
+import tempfile
 import numpy as np
 from jaxpruner import sparse
 from jaxpruner.checkpoints import Leaf
@@ -27,16 +24,11 @@ with tempfile.TemporaryDirectory() as folder:
     file = sparse.open_packed(f'{folder}/a')
     for name in file.leaves:
         file.read(name)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // (1024 if sys.platform != 'darwin' else 2**20))
 """
 
 
-def peak_mebibytes(leaves):
-    command = [sys.executable, '-c', PRINT_PEAK, str(leaves)]
-    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-
-
 @pytest.mark.slow
+@peak_memory.needs_status
 def test_memory_does_not_grow_with_the_number_of_leaves():
-    few, many = peak_mebibytes(2), peak_mebibytes(40)  # 8 and 160 MiB
-    assert many - few < 20
+    few, many = (peak_memory.peak_mebibytes(SAVE_AND_LOAD, leaves) for leaves in (2, 40))
+    assert many - few < 20  # of 8 and 160 MiB
