@@ -11,7 +11,9 @@ from jaxpruner.sparse.execution import formats
 from jaxpruner.sparse.execution.formats import Blocks, Csr, SmallerDense
 from jaxpruner.sparse.execution.patterns import Pattern, digest
 from jaxpruner.sparse.operators import csr_kernel
+from jaxpruner.sparse.operators.block_kernels import choosing
 from jaxpruner.sparse.program.models import find_products
+from sparse.operators.block_kernels.cases import PlainKernels
 
 RNG = np.random.default_rng(0)
 has_csr = csr_kernel.why_missing(jnp.float32) is None
@@ -144,7 +146,7 @@ def test_bytes():
     assert formats.size_in_bytes(arrays) == 4 * 32 + 4 * 8
 
 
-@pytest.mark.parametrize('text', ['csr', 'smaller', 'blocks 8x128'])
+@pytest.mark.parametrize('text', ['csr', 'smaller', 'blocks 8x128', 'kernel blocks 64x128'])
 def test_names_are_read_as_they_are_written(text):
     assert str(formats.parse(text)) == text
 
@@ -153,6 +155,34 @@ def test_names_are_read_as_they_are_written(text):
 def test_an_unknown_name_is_refused(text):
     with pytest.raises(ValueError, match=r'no format.*csr, smaller, blocks'):
         formats.parse(text)
+
+
+class TestKernels:
+    # Two blocks of 64 x 64 of six, on the diagonal.
+    matrix = np.kron(np.eye(3, 2), np.ones((64, 64), np.float32))
+
+    def test_a_device_without_kernels(self):
+        product, pattern = product_of((192, 128)), Pattern.of(self.matrix[None])
+        candidates, refused = formats.candidates(product, pattern)
+        assert 'not for cpu' in refused['kernel blocks']
+        assert not any(isinstance(each, Blocks) and each.in_kernel for each in candidates)
+        with pytest.raises(formats.UnsuitableFormatError, match='not for cpu'):
+            formats.resolve('kernel blocks 64x64', product, pattern)
+
+    def test_a_device_with_kernels(self, monkeypatch):
+        monkeypatch.setattr(formats, 'why_no_kernel', lambda dtype, block, stored=1: None)
+        monkeypatch.setattr(choosing, 'default_kernels', lambda *_: PlainKernels())
+        product, pattern = product_of((192, 128)), Pattern.of(self.matrix[None])
+        candidates, _ = formats.candidates(product, pattern)
+        in_kernels = [each for each in candidates if isinstance(each, Blocks) and each.in_kernel]
+        assert [each.block for each in in_kernels] == list(choosing.BLOCKS)
+        _, refused = formats.candidates(product, Pattern.of(np.ones((1, 192, 128))))
+        assert '100%' in refused['kernel blocks 64x64']
+        (packed, *_) = (each.pack(self.matrix[None], product) for each in in_kernels)
+        operator = in_kernels[0].operator({key: a[0] for key, a in packed.items()}, product)
+        rows = RNG.normal(size=(6, 192)).astype(np.float32)
+        result = jax.jit(lambda operator: operator.multiply(rows))(operator)
+        np.testing.assert_allclose(result, rows @ self.matrix, rtol=1e-5, atol=1e-5)
 
 
 def test_bfloat16_has_no_csr_kernel():

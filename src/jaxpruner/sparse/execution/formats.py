@@ -16,6 +16,9 @@ import numpy as np
 from jaxpruner.sparse.execution.operators import Smaller, TransposedCsr
 from jaxpruner.sparse.execution.patterns import Block, Pattern
 from jaxpruner.sparse.operators import csr_kernel
+from jaxpruner.sparse.operators.block_kernels.choosing import BLOCKS as KERNEL_BLOCKS
+from jaxpruner.sparse.operators.block_kernels.choosing import why_missing as why_no_kernel
+from jaxpruner.sparse.operators.block_kernels.product import multiply as multiply_in_kernel
 from jaxpruner.sparse.operators.blocks import BlockMatrix
 from jaxpruner.sparse.program.matrices import Product
 
@@ -27,6 +30,7 @@ _LARGEST_BLOCKS = 0.85  # with what narrow blocks cost more
 _LARGEST_SMALLER = 0.95
 _BLOCK_SHAPES = 3  # that are measured
 _MOST_WINDOW_BYTES = 1 << 28
+KERNEL = 'kernel'  # for accelerators, in the name of a format
 
 
 class Format(abc.ABC):
@@ -82,16 +86,23 @@ class Csr(Format):
 
 @dataclasses.dataclass(frozen=True)
 class Blocks(Format):
-    """Blocks of so many inputs and outputs, as many for each group of outputs."""
+    """Blocks of so many inputs and outputs, as many for each group of outputs; perhaps multiplied in a kernel."""
 
     block: Block
+    in_kernel: bool = False
 
     def __str__(self) -> str:
-        return f'blocks {self.block[0]}x{self.block[1]}'
+        blocks = f'blocks {self.block[0]}x{self.block[1]}'
+        return f'{KERNEL} {blocks}' if self.in_kernel else blocks
 
     def why_not(self, product: Product, pattern: Pattern) -> str | None:
         if self.block[0] > product.inputs or self.block[1] > product.outputs:
             return f'the matrix of {product.inputs} x {product.outputs} is smaller than a block'
+        if self.in_kernel:
+            stored = pattern.blocks_in_group(self.block) * -(-product.outputs // self.block[1])
+            missing = why_no_kernel(product.computed_dtype, self.block, stored=stored)
+            if missing:
+                return missing
         return _why_no_windows(product)
 
     def pack(self, matrices: np.ndarray, product: Product) -> Arrays:
@@ -111,7 +122,12 @@ class Blocks(Format):
         return {'values': values, 'indices': indices}
 
     def operator(self, arrays: Mapping[str, Any], product: Product) -> Any:
-        return BlockMatrix(arrays['values'], arrays['indices'], outputs=product.outputs)
+        return BlockMatrix(
+            arrays['values'],
+            arrays['indices'],
+            outputs=product.outputs,
+            kernel=multiply_in_kernel if self.in_kernel else None,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +183,7 @@ def _why_no_windows(product: Product) -> str | None:
 
 ANY_BLOCKS = 'blocks'
 NAMES = ('dense', 'csr', 'smaller', ANY_BLOCKS)
-_BLOCKS = re.compile(r'blocks (\d+)x(\d+)')
+_BLOCKS = re.compile(rf'({KERNEL} )?blocks (\d+)x(\d+)')
 
 
 def parse(text: Any) -> Format | None:
@@ -177,7 +193,7 @@ def parse(text: Any) -> Format | None:
       ValueError: there is no such format.
 
     >>> parse('blocks 8x128'), parse('dense')
-    (Blocks(block=(8, 128)), None)
+    (Blocks(block=(8, 128), in_kernel=False), None)
     """
     if text == 'dense':
         return None
@@ -185,12 +201,13 @@ def parse(text: Any) -> Format | None:
         if text == str(known):
             return known
     match = _BLOCKS.fullmatch(text) if isinstance(text, str) else None
-    if match is None or not all(map(int, match.groups())):
+    block = (int(match[2]), int(match[3])) if match else (0, 0)
+    if match is None or not all(block):
         raise ValueError(
-            f"no format {text!r}; the formats are {', '.join(NAMES)}, and blocks of a shape, 'blocks 8x128'"
+            f"no format {text!r}; the formats are {', '.join(NAMES)}, and blocks of a shape, 'blocks 8x128' "
+            f"or '{KERNEL} blocks 64x128'"
         )
-    inputs, outputs = map(int, match.groups())
-    return Blocks((inputs, outputs))
+    return Blocks(block, in_kernel=bool(match[1]))
 
 
 class UnsuitableFormatError(ValueError):
@@ -226,6 +243,11 @@ def candidates(product: Product, pattern: Pattern) -> tuple[list[Format], dict[s
     formats += map(Blocks, shapes)
     if not shapes:
         refused['blocks'] = 'no shape of block leaves out enough of the matrix'
+    no_kernel = why_no_kernel(product.computed_dtype, KERNEL_BLOCKS[0])
+    if no_kernel:
+        refused[f'{KERNEL} blocks'] = no_kernel
+    else:
+        formats += [Blocks(block, in_kernel=True) for block in KERNEL_BLOCKS]
     for each in formats:
         reason = each.why_not(product, pattern) or _why_not_worth(each, product, pattern)
         if reason is None:
@@ -238,6 +260,10 @@ def candidates(product: Product, pattern: Pattern) -> tuple[list[Format], dict[s
 def _why_not_worth(format: Format, product: Product, pattern: Pattern) -> str | None:
     if isinstance(format, Csr) and pattern.density > _LARGEST_CSR:
         return f'{pattern.density:.0%} of the weights are not zero'
+    if isinstance(format, Blocks) and format.in_kernel:
+        share = pattern.block_share(format.block)
+        if share > _LARGEST_BLOCKS:
+            return f'its blocks store {share:.0%} of the matrix'
     if isinstance(format, SmallerDense):
         inputs = _first_used(pattern.used(1, product.window)).shape[1]
         outputs = _first_used(pattern.used(2)).shape[1]

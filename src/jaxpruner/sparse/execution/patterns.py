@@ -69,10 +69,15 @@ class Pattern:
         return np.swapaxes(np.any(cut, axis=(2, 4)), 1, 2)
 
     def block_share(self, block: Block) -> float:
-        """The share of the matrix that blocks take; each group stores as many as the one with the most."""
-        stored = self.blocks(block)
-        most = max(int(stored.sum(-1).max(initial=0)), 1)
-        return stored.shape[1] * most * block[0] * block[1] / (self.inputs * self.outputs)
+        """The share of the matrix that blocks take."""
+        block_inputs, block_outputs = block
+        groups = -(-self.outputs // block_outputs)
+        weights = groups * self.blocks_in_group(block) * block_inputs * block_outputs
+        return weights / (self.inputs * self.outputs)
+
+    def blocks_in_group(self, block: Block) -> int:
+        """How many blocks each group stores: as many as the one with the most, one at least."""
+        return max(int(self.blocks(block).sum(-1).max(initial=0)), 1)
 
     def best_blocks(self, largest_cost: float, count: int) -> list[Block]:
         """The shapes of blocks that promise the fastest products, at most so many.

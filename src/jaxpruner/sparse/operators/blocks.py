@@ -37,7 +37,7 @@ _UNROLLED_GROUPS = 32
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=['values', 'indices', 'probe', 'down', 'up'],
-    meta_fields=['outputs', 'shards'],
+    meta_fields=['outputs', 'shards', 'kernel'],
 )
 @dataclasses.dataclass(frozen=True)
 class BlockMatrix:
@@ -55,17 +55,13 @@ class BlockMatrix:
     down: jax.Array | None = None  # [inputs, rank]; down @ up is added to the matrix
     up: jax.Array | None = None  # [rank, outputs]
     shards: int = 1  # over so many devices the groups are spread
+    # `block_kernels.product.multiply`, where a kernel computes it; without shards
+    kernel: Callable[..., jax.Array] | None = None
 
     def multiply(self, rows: jax.Array) -> jax.Array:
         """Multiplies rows `[n, inputs]`, as `multiply` does, and adds the term of low rank."""
-        result = multiply(
-            rows,
-            self.values,
-            self.indices,
-            outputs=self.outputs,
-            probe=self.probe,
-            shards=self.shards,
-        )
+        product = self.kernel or functools.partial(multiply, shards=self.shards)
+        result = product(rows, self.values, self.indices, outputs=self.outputs, probe=self.probe)
         if self.down is None or self.up is None:
             return result
         return result + (rows @ self.down) @ self.up

@@ -308,7 +308,7 @@ class BlockSparse:
         leaves = dict(zip(self._names, self._structure.flatten_up_to(tree), strict=True))
         return self._tree({**leaves, **entries})
 
-    def _stored(self, weights: Any) -> dict[str, dict[str, jax.Array]]:
+    def _stored(self, weights: Any) -> dict[str, dict[str, Any]]:
         """What is trained in blocks, by name."""
         leaves = dict(zip(self._names, self._structure.flatten_up_to(weights), strict=True))
         return {name: leaves[name] for name in self.layouts}

@@ -15,11 +15,10 @@ from sparse.operators.block_kernels.cases import (
 NEEDS = {'tpu': (0, 6, 2), 'gpu': (0, 10, 0)}
 LOWERED_FOR = {'tpu': ('tpu', 'tpu_custom_call'), 'gpu': ('cuda', 'mosaic_gpu_v2')}
 LOWERED = [
-    (platform, dtype, (inputs, outputs))
+    (platform, dtype, block)
     for platform, dtypes in choosing.DTYPES.items()
     for dtype in dtypes
-    for inputs in choosing.SIZES
-    for outputs in choosing.SIZES
+    for block in choosing.BLOCKS
 ]
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxpruner.sparse.operators.block_kernels.steps import Kernels
 
-SIZES = (64, 128)  # of a block, both ways
+BLOCKS = ((64, 64), (64, 128), (128, 64), (128, 128))  # inputs and outputs
 # By the platform of a device.
 DTYPES = {'tpu': ('bfloat16', 'float32'), 'gpu': ('bfloat16', 'float16')}
 _OLDEST_JAX = {'tpu': (0, 6, 2), 'gpu': (0, 10, 0)}
@@ -107,11 +107,8 @@ def _why_not_this_type(dtype: Any, platform: str) -> str | None:
 
 
 def _why_not_these_blocks(block: tuple[int, int], stored: int, platform: str) -> str | None:
-    if any(size not in SIZES for size in block):
-        return (
-            f'a kernel takes blocks of {" or ".join(map(str, SIZES))} inputs and as many outputs, and not of '
-            f'{block[0]} x {block[1]}'
-        )
+    if tuple(block) not in BLOCKS:
+        return f'a kernel takes blocks of 64 or 128 inputs by 64 or 128 outputs, and not of {block[0]} x {block[1]}'
     if platform == 'tpu' and stored > _MOST_BLOCKS_OF_TPU:
         return f'the kernel for TPUs takes up to {_MOST_BLOCKS_OF_TPU} blocks, and not {stored}; use larger ones'
     return None
