@@ -35,6 +35,7 @@ Subject = Literal[
     'sparse_execution',
     'sparse_training',
     'storage',
+    'sparse_unstructured',
 ]
 SUBJECTS: tuple[Subject, ...] = get_args(Subject)
 # Each subject is a file of its name; a word of the language cannot name one.

@@ -75,6 +75,8 @@ MAY_BE_EMPTY = {
     'share of memory',
     'share of parameters',
     'share of FLOPs',
+    'weights and moments, share of bytes',
+    'with positions',
     'share of weights',
     'memory to weights',
     'share of the dense file',

@@ -22,11 +22,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from optax import tree_utils
 
 from jaxpruner.base_updater import elementwise_optimizers
 from jaxpruner.base_updater.pruner import Pruner
-from jaxpruner.core import explicit_meshes, optimizer_state, packing
+from jaxpruner.core import explicit_meshes, kept_positions, optimizer_state, packing
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.sparse_state import SparseState
 from jaxpruner.mask_calculator import lazy_scores
@@ -166,13 +165,7 @@ def after_mask_update(
     positions = tree_lib.map_with_missing(new_positions, params, new_state.masks, state.positions)
     # Dense leaves have an array of no dimensions, since trees with None do not map against arrays.
     places = tree_lib.map_with_missing(_places_before, params, state.positions, positions)
-    inner_state = tree_utils.tree_map_params(
-        optimizer,
-        _moved,
-        state.inner_state,
-        places,
-        is_leaf=lambda node: isinstance(node, optax.MaskedNode),
-    )
+    inner_state = kept_positions.move_moments(optimizer, state.inner_state, places)
     if reset is not None:
         inner_state = optimizer_state.zero_moments(
             optimizer, inner_state, _gathered(reset, positions), _gathered(params, positions)
@@ -225,44 +218,10 @@ def _positions(param: Any, mask: jax.Array, count: int) -> jax.Array:
     """Where the mask of a leaf keeps weights, ascending."""
 
     def find(kept: jax.Array) -> jax.Array:
-        return positions_of_bits(kept.reshape(-1), count)
+        return kept_positions.positions_of(kept.reshape(-1), count)
 
     kept = packing.unpack_like(mask, param.shape) != 0
     return explicit_meshes.without_explicit_axes(find, kept, False)(kept)
-
-
-def positions_of_bits(kept: jax.Array, count: int) -> jax.Array:
-    """The positions of so many flags that are true, ascending: `jnp.nonzero` without a whole number for each flag.
-
-    Words of 32 flags are counted, and for each position the word is found that holds it; then the half of the word, the
-    quarter, and so on.
-
-    Args:
-      kept: bool[n].
-      count: how many are true.
-
-    Returns:
-      int32[count].
-
-    >>> positions_of_bits(jnp.array([False, True, True]), 2)
-    Array([1, 2], dtype=int32)
-    """
-    bits = jnp.pad(kept, (0, -kept.size % 32)).reshape(-1, 32).astype(jnp.uint32)
-    words = jnp.sum(bits << jnp.arange(32, dtype=jnp.uint32), axis=1, dtype=jnp.uint32)
-    ends = jnp.cumsum(jax.lax.population_count(words).astype(jnp.int32))
-    ranks = jnp.arange(count, dtype=jnp.int32)
-    places = jnp.searchsorted(ends, ranks, side='right').astype(jnp.int32)
-    word = words.at[places].get(mode='fill', fill_value=0)
-    rank = ranks - jnp.where(places == 0, 0, ends[places - 1])
-    positions = 32 * places
-    for width in (16, 8, 4, 2, 1):
-        low = word & jnp.uint32((1 << width) - 1)
-        number = jax.lax.population_count(low).astype(jnp.int32)
-        is_high = rank >= number
-        positions += jnp.where(is_high, width, 0)
-        rank -= jnp.where(is_high, number, 0)
-        word = jnp.where(is_high, word >> width, low)
-    return positions
 
 
 def _gathered(tree: tree_lib.PyTree, positions: tree_lib.PyTree) -> tree_lib.PyTree:
@@ -310,17 +269,8 @@ def _scattered(
 
 
 def _places_before(param: Any, old: Any, new: Any) -> jax.Array:
-    """For each kept weight its place among those that were kept before; their number where it was not."""
+    """For each kept weight its place among those that were kept before; no dimensions for a dense leaf."""
     if old is None:
         return jnp.zeros((), jnp.int32)
-    places = jnp.searchsorted(old, new).astype(jnp.int32)
-    before = old.at[places].get(mode='fill', fill_value=-1)
-    places = jnp.where(before == new, places, old.size)
+    places = kept_positions.places_before(old, new)
     return places.reshape(_compact(param.shape, new.size))
-
-
-def _moved(moment: Any, places: jax.Array) -> Any:
-    """The moments of kept weights in their new places, 0 where a weight was not kept."""
-    if not places.ndim or getattr(moment, 'shape', None) != places.shape:
-        return moment
-    return moment.reshape(-1).at[places].get(mode='fill', fill_value=0)

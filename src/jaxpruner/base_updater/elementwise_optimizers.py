@@ -96,9 +96,9 @@ def check_elementwise(
     except _NotElementwiseError as reason:
         names = ', '.join(list(_names_of(optimizer.update))[:_MOST_NAMED]) or str(optimizer)
         raise ValueError(
-            'compact_moments=True holds the moments of kept weights alone, so the optimizer must treat each weight '
-            f'by itself. This one ({names}) {reason}. muon, adafactor, lamb and clipping by blocks do '
-            'so; use sgd, adam, adamw, lion or rmsprop, or compact_moments=False'
+            'moments of kept weights alone (compact_moments=True, unstructured_sparse) need an optimizer that treats '
+            f'each weight by itself, and this one ({names}) {reason}. muon, adafactor, lamb and clipping by blocks '
+            'look at more; use sgd, adam, adamw, lion or rmsprop'
         ) from None
 
 

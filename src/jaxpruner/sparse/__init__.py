@@ -29,3 +29,5 @@ from jaxpruner.sparse.training.making import block_sparse as block_sparse
 from jaxpruner.sparse.training.models import BlockSparse as BlockSparse
 from jaxpruner.sparse.training.plans import BlockPlan as BlockPlan
 from jaxpruner.sparse.training.plans import PlannedLeaf as PlannedLeaf
+from jaxpruner.sparse.training.unstructured import UnstructuredSparse as UnstructuredSparse
+from jaxpruner.sparse.training.unstructured import unstructured_sparse as unstructured_sparse

@@ -12,9 +12,13 @@ optimizers   those that would take another step
 plans        what becomes of each leaf, as a table
 models       the model: pack, apply, unpack, update
 making       all of it in one call
+
+unstructured_positions, unstructured: the same for single weights in the place of blocks.
 """
 
 from jaxpruner.sparse.training.making import block_sparse as block_sparse
 from jaxpruner.sparse.training.models import BlockSparse as BlockSparse
 from jaxpruner.sparse.training.plans import BlockPlan as BlockPlan
 from jaxpruner.sparse.training.plans import PlannedLeaf as PlannedLeaf
+from jaxpruner.sparse.training.unstructured import UnstructuredSparse as UnstructuredSparse
+from jaxpruner.sparse.training.unstructured import unstructured_sparse as unstructured_sparse

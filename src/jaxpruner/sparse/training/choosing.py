@@ -35,14 +35,14 @@ class BlockSettings:
     low_rank: int
 
     def __post_init__(self):
-        for name, sparsity in _by_name(self.sparsity, 'sparsity').items():
+        for name, sparsity in by_name(self.sparsity, 'sparsity').items():
             if sparsity is not None:
                 sparsity_distributions.check_sparsity(sparsity, name)
                 if sparsity == 1:
                     raise ValueError(
                         f'{name} must be below 1, since each group of outputs keeps a block, got 1'
                     )
-        for name, block in _by_name(self.block, 'block').items():
+        for name, block in by_name(self.block, 'block').items():
             _check_block(block, name)
         if isinstance(self.low_rank, bool) or not isinstance(self.low_rank, int):
             raise TypeError(f'low_rank must be a whole number, got {self.low_rank!r}')
@@ -52,10 +52,10 @@ class BlockSettings:
     @property
     def is_measured(self) -> bool:
         """Whether a block is to be measured."""
-        return MEASURE in _by_name(self.block, 'block').values()
+        return MEASURE in by_name(self.block, 'block').values()
 
 
-def _by_name(setting: Any, name: str) -> dict[str, Any]:
+def by_name(setting: Any, name: str) -> dict[str, Any]:
     """The values of a setting by what messages call them."""
     if not isinstance(setting, Mapping):
         return {name: setting}
@@ -107,15 +107,15 @@ def choose_layouts(
     refused_paths = [tuple(name.split('/')) for name in reasons]
     only = None if settings.only is None else tree_lib.as_names(settings.only)
     tree_lib.check_names(only or (), paths + refused_paths, 'only')
-    _check_not_refused(only or (), paths, reasons)
-    sparsity_of = _lookup(settings.sparsity, paths, 'sparsity')
-    block_of = _lookup(settings.block, paths, 'block')
+    check_not_refused(only or (), paths, reasons)
+    sparsity_of = lookup(settings.sparsity, paths, 'sparsity')
+    block_of = lookup(settings.block, paths, 'block')
     layouts = {}
     for name, product in products.by_leaf.items():
         try:
             layouts[name] = _layout(product, only, sparsity_of, block_of, settings, measured)
         except NoLayoutError as error:
-            if _is_named_in_full(only, product.path):
+            if is_named_in_full(only, product.path):
                 raise ValueError(f'only: {name!r} cannot be trained in blocks: {error}') from error
             reasons[name] = str(error)
     if not layouts:
@@ -124,20 +124,24 @@ def choose_layouts(
     return Choice(layouts, reasons)
 
 
-def _check_not_refused(
+def check_not_refused(
     names: Names, paths: Sequence[tree_lib.Path], reasons: Mapping[str, str]
 ) -> None:
-    """Refuses names that mean no product."""
+    """Refuses names that mean no product.
+
+    Raises:
+      ValueError: a name means only leaves that are none.
+    """
     for name in names:
         if any(tree_lib.matches(name, path) for path in paths):
             continue
         refused = [other for other in reasons if tree_lib.matches(name, tuple(other.split('/')))]
         raise ValueError(
-            f'only: {name!r} cannot be trained in blocks: {refused[0]}: {reasons[refused[0]]}'
+            f'only: {name!r} cannot be trained on compact weights: {refused[0]}: {reasons[refused[0]]}'
         )
 
 
-def _lookup(
+def lookup(
     setting: Any, paths: Sequence[tree_lib.Path], name: str
 ) -> Callable[[tree_lib.Path], Any]:
     """What a setting, perhaps one by name, says of a leaf; `None` where it says nothing."""
@@ -151,7 +155,8 @@ def _lookup(
     return by_path.__getitem__
 
 
-def _is_named_in_full(only: Any, path: tree_lib.Path) -> bool:
+def is_named_in_full(only: Any, path: tree_lib.Path) -> bool:
+    """Whether `only` has the name of this leaf itself, and no glob that matches it."""
     return only is not None and (path in only or tree_lib.path_string(path) in only)
 
 
@@ -176,7 +181,7 @@ def _layout(
         raise NoLayoutError('its sparsity is 0' if sparsity == 0 else 'it has no sparsity')
     if block is None:
         raise NoLayoutError('no name in block matches it')
-    if product.op == 'conv' and not _is_named_in_full(only, path):
+    if product.op == 'conv' and not is_named_in_full(only, path):
         raise NoLayoutError(
             'it is a convolution, whose windows would be gathered into rows; name it in only, in full'
         )

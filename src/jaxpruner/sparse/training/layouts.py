@@ -54,6 +54,15 @@ class Layout:
         return math.prod(self.layers) * self.rank * (self.inputs + self.outputs)
 
     @property
+    def words(self) -> str:
+        """What a plan says of it."""
+        height, width = self.block
+        words = (
+            f'{self.groups} groups of {self.blocks} of {self.candidates} blocks {height}×{width}'
+        )
+        return f'{words}, rank {self.rank}' if self.rank else words
+
+    @property
     def input_coverage(self) -> float:
         """The largest share of the inputs that blocks can reach; 1 with a term of low rank, which reaches all."""
         return 1.0 if self.rank else min(1.0, self.groups * self.blocks / self.candidates)

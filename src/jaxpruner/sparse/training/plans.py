@@ -1,4 +1,4 @@
-"""What training in blocks makes of each leaf, as a table."""
+"""What training on compact weights makes of each leaf, as a table."""
 
 import dataclasses
 import math
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from jaxpruner.core import text_tables
 from jaxpruner.core.text_tables import Column
 from jaxpruner.sparse.training.layouts import Layout
+from jaxpruner.sparse.training.unstructured_positions import KeptWeights
 
 _COLUMNS = (
     Column('leaf', overflow='middle'),
@@ -19,12 +20,12 @@ _COLUMNS = (
 
 @dataclasses.dataclass(frozen=True)
 class PlannedLeaf:
-    """A leaf of a model that is trained in blocks.
+    """A leaf of a model that is trained on compact weights.
 
     Attributes:
       name: its path as text.
       shape: of the dense leaf.
-      layout: its blocks; `None` where it stays dense.
+      layout: its blocks, or how many weights are kept; `None` where it stays dense.
       kept: weights that are trained, those of the term of low rank included.
       note: why it stays dense, or what else is to be known.
 
@@ -34,7 +35,7 @@ class PlannedLeaf:
 
     name: str
     shape: tuple[int, ...]
-    layout: Layout | None
+    layout: Layout | KeptWeights | None
     kept: int
     note: str = ''
 
@@ -50,6 +51,7 @@ class BlockPlan:
 
     Attributes:
       leaves: by name, in the tree's order.
+      heading: of the column that says how a leaf is stored.
 
     >>> plan = BlockPlan({'bias': PlannedLeaf('bias', (4,), None, kept=4, note='no contraction reads it')})
     >>> print(plan)
@@ -61,6 +63,7 @@ class BlockPlan:
     """
 
     leaves: Mapping[str, PlannedLeaf]
+    heading: str = 'blocks, or why it stays dense'
 
     @property
     def kept(self) -> int:
@@ -79,17 +82,13 @@ class BlockPlan:
             rows.append([leaf.name, shape, _words(leaf), f'{leaf.kept:,}', f'{leaf.size:,}'])
         sparsity = f'sparsity {1 - self.kept / max(self.size, 1):.4g}'
         total = ['total', '', sparsity, f'{self.kept:,}', f'{self.size:,}']
-        return text_tables.to_text(_COLUMNS, rows, total)
+        columns = list(_COLUMNS)
+        columns[2] = Column(self.heading, overflow='wrap')
+        return text_tables.to_text(columns, rows, total)
 
 
 def _words(leaf: PlannedLeaf) -> str:
     layout = leaf.layout
     if layout is None:
         return f'dense: {leaf.note}'
-    height, width = layout.block
-    words = (
-        f'{layout.groups} groups of {layout.blocks} of {layout.candidates} blocks {height}×{width}'
-    )
-    if layout.rank:
-        words += f', rank {layout.rank}'
-    return f'{words}; {leaf.note}' if leaf.note else words
+    return f'{layout.words}; {leaf.note}' if leaf.note else layout.words

@@ -1,0 +1,144 @@
+"""Where the kept weights of matrices stand: at first, and after some were replaced."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpruner import sparsity_types
+from jaxpruner.core import kept_positions
+from jaxpruner.mask_calculator import replacement
+from jaxpruner.mask_calculator.groups import Groups
+from jaxpruner.sparse.operators.csr import CsrPattern, csr_pattern
+
+# The arrays of a pattern, by name: plain containers are what checkpoints and libraries take.
+Arrays = dict[str, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class KeptWeights:
+    """How many weights of the matrices of a leaf are kept.
+
+    Attributes:
+      layers: lengths of the axes along which there are matrices; () for one.
+      inputs: rows of a matrix.
+      outputs: its columns.
+      kept: weights of each matrix.
+    """
+
+    layers: tuple[int, ...]
+    inputs: int
+    outputs: int
+    kept: int
+
+    @property
+    def words(self) -> str:
+        """What a plan says of it."""
+        each = f'each of {math.prod(self.layers)} ' if self.layers else ''
+        return f'unstructured, {self.kept:,} weights of {each}{self.inputs}×{self.outputs}'
+
+    def over_layers(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function of one matrix, for each of a stack."""
+        for _ in self.layers:
+            function = jax.vmap(function)
+        return function
+
+    def arrays_of(self, positions: jax.Array) -> Arrays:
+        """The pattern of positions int32[*layers, kept], ascending."""
+
+        def of_matrix(positions: jax.Array) -> Arrays:
+            return csr_pattern(positions, self.inputs, self.outputs)._asdict()
+
+        return self.over_layers(of_matrix)(positions)
+
+
+def pattern_of(arrays: Arrays) -> CsrPattern:
+    """The pattern whose arrays these are."""
+    return CsrPattern(**arrays)
+
+
+def drawn(leaf: KeptWeights, rng: np.random.Generator) -> np.ndarray:
+    """Random positions, each as likely: int32[*layers, kept].
+
+    >>> drawn(KeptWeights((), 2, 3, kept=6), np.random.default_rng(0)).tolist()
+    [0, 1, 2, 3, 4, 5]
+    """
+    size = leaf.inputs * leaf.outputs
+    positions = np.empty((math.prod(leaf.layers), leaf.kept), np.int32)
+    for layer in positions:
+        layer[:] = np.sort(rng.choice(size, leaf.kept, replace=False, shuffle=False))
+    return positions.reshape(*leaf.layers, leaf.kept)
+
+
+def largest(leaf: KeptWeights, matrices: jax.Array) -> jax.Array:
+    """The positions of the largest weights: int32[*layers, kept]."""
+
+    def of_matrix(matrix: jax.Array) -> jax.Array:
+        return jnp.sort(jax.lax.top_k(jnp.abs(matrix.reshape(-1)), leaf.kept)[1])
+
+    return leaf.over_layers(of_matrix)(matrices)
+
+
+def scattered(leaf: KeptWeights, compressed: jax.Array, positions: jax.Array) -> jax.Array:
+    """The matrices [*layers, inputs, outputs] with these weights, and zeros elsewhere."""
+
+    def of_matrix(compressed: jax.Array, positions: jax.Array) -> jax.Array:
+        zeros = jnp.zeros(leaf.inputs * leaf.outputs, compressed.dtype)
+        whole = zeros.at[positions].set(compressed, unique_indices=True, indices_are_sorted=True)
+        return whole.reshape(leaf.inputs, leaf.outputs)
+
+    return leaf.over_layers(of_matrix)(compressed, positions)
+
+
+def gathered(leaf: KeptWeights, matrices: jax.Array, positions: jax.Array) -> jax.Array:
+    """The kept weights [*layers, kept] of matrices."""
+
+    def of_matrix(matrix: jax.Array, positions: jax.Array) -> jax.Array:
+        return matrix.reshape(-1)[positions]
+
+    return leaf.over_layers(of_matrix)(matrices, positions)
+
+
+def replaced(
+    leaf: KeptWeights,
+    compressed: jax.Array,
+    positions: jax.Array,
+    grow_scores: jax.Array,
+    fraction: Any,
+) -> tuple[jax.Array, jax.Array]:
+    """Drops the smallest weights of each matrix, and as many others come, as in RigL and SET of masks.
+
+    Args:
+      leaf: how many there are.
+      compressed: float[*layers, kept].
+      positions: int32[*layers, kept].
+      grow_scores: [*layers, inputs, outputs]; the largest that are not kept come.
+      fraction: the share of the kept weights that is replaced.
+
+    Returns:
+      New positions, and for each kept weight its place among all that the leaf kept before (their number, if it has
+      none).
+    """
+    ones = jnp.ones_like(compressed, jnp.uint8)
+    masks = scattered(leaf, ones, positions)
+    drop_scores = scattered(leaf, jnp.abs(compressed), positions)
+    stacked = (math.prod(leaf.layers), leaf.inputs * leaf.outputs)
+    masked = replacement.MaskedLeaf(
+        masks.reshape(stacked),
+        drop_scores.reshape(stacked),
+        grow_scores.reshape(stacked),
+        Groups(sparsity_types.Unstructured(), is_stacked=True),
+    )
+    (new_masks,) = replacement.drop_and_grow([masked], fraction)
+
+    def find(mask: jax.Array) -> jax.Array:
+        return kept_positions.positions_of(mask.reshape(-1) != 0, leaf.kept)
+
+    new = leaf.over_layers(find)(new_masks.reshape(masks.shape))
+    places = leaf.over_layers(kept_positions.places_before)(positions, new)
+    first = leaf.kept * jnp.arange(math.prod(leaf.layers)).reshape(*leaf.layers, 1)
+    return new, jnp.where(places < leaf.kept, first + places, positions.size)
