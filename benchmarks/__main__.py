@@ -34,8 +34,8 @@ Subject = Literal[
     'structure',
     'sparse_execution',
     'sparse_training',
-    'storage',
     'sparse_unstructured',
+    'storage',
 ]
 SUBJECTS: tuple[Subject, ...] = get_args(Subject)
 # Each subject is a file of its name; a word of the language cannot name one.

@@ -44,6 +44,7 @@ SLOW = (
     'oneshot',
     'structure',
     'sparse_training',
+    'sparse_unstructured',
     'storage',
 )  # what compiles many programs, or another process
 EACH_SUBJECT = [
