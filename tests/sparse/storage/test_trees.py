@@ -192,6 +192,8 @@ def test_jax_experimental_sparse():
     mask = (dense != 0).at[0].set(True)
     matrix = sparse.to_bcsr(dense, mask=mask.at[5, 6].set(True))
     assert matrix.nse == int(mask.sum()) + 1
+    packed = sparse.pack(dense, masks=mask.at[5, 6].set(True))
+    assert sparse.to_bcsr(packed).nse == sparse.to_bcoo(packed).nse == matrix.nse
     again = sparse.from_bcsr(matrix)
     np.testing.assert_array_equal(sparse.unpack(again), dense)
     assert int(sparse.stored_masks(again).sum()) == matrix.nse

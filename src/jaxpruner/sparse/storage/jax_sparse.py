@@ -2,14 +2,13 @@
 
 from typing import TYPE_CHECKING, Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from jaxpruner.core import host_arrays
 from jaxpruner.sparse.formats import table
 from jaxpruner.sparse.formats.base import Pattern
 from jaxpruner.sparse.storage.leaves import leaves_of_tree
-from jaxpruner.sparse.storage.packing import unpack
+from jaxpruner.sparse.storage.packing import stored_masks, unpack
 
 if TYPE_CHECKING:
     from jax.experimental import sparse as jax_sparse
@@ -20,7 +19,7 @@ def to_bcsr(weights: Any, *, mask: Any = None) -> 'jax_sparse.BCSR':
 
     Args:
       weights: an array [rows, columns], or what `pack` made of one.
-      mask: what is kept, packed or not; without, all but +0.
+      mask: what is kept, packed or not; without, all but +0, or what the packed leaf stores.
 
     Returns:
       The matrix with as many stored elements as weights are kept; columns of a row ascend.
@@ -29,6 +28,7 @@ def to_bcsr(weights: Any, *, mask: Any = None) -> 'jax_sparse.BCSR':
       ValueError: it is no matrix, the mask does not fit or removes what is not +0, or JAX would round the weights.
       TypeError: the weights are no array.
 
+    >>> import jax.numpy as jnp
     >>> matrix = to_bcsr(jnp.array([[0.0, 2.0], [3.0, 0.0]]))
     >>> matrix.indptr.tolist(), matrix.indices.tolist(), matrix.data.tolist()
     ([0, 1, 2], [1, 0], [2.0, 3.0])
@@ -37,8 +37,8 @@ def to_bcsr(weights: Any, *, mask: Any = None) -> 'jax_sparse.BCSR':
 
     arrays = _csr_arrays(weights, mask)
     data = host_arrays.on_device('the matrix', arrays['compressed'])
-    indices = jnp.asarray(arrays['column_indices'].astype(np.int32))
-    offsets = jnp.asarray(arrays['row_offsets'].astype(np.int32))
+    indices = host_arrays.on_device('the matrix: column_indices', arrays['column_indices'])
+    offsets = host_arrays.on_device('the matrix: row_offsets', arrays['row_offsets'])
     return jax_sparse.BCSR((data, indices, offsets), shape=tuple(arrays['shape'].tolist()))
 
 
@@ -47,7 +47,7 @@ def to_bcoo(weights: Any, *, mask: Any = None) -> 'jax_sparse.BCOO':
 
     Args:
       weights: an array [rows, columns], or what `pack` made of one.
-      mask: what is kept, packed or not; without, all but +0.
+      mask: what is kept, packed or not; without, all but +0, or what the packed leaf stores.
 
     Returns:
       The matrix with as many stored elements as weights are kept, sorted, each once.
@@ -56,6 +56,7 @@ def to_bcoo(weights: Any, *, mask: Any = None) -> 'jax_sparse.BCOO':
       ValueError: it is no matrix, the mask does not fit or removes what is not +0, or JAX would round the weights.
       TypeError: the weights are no array.
 
+    >>> import jax.numpy as jnp
     >>> to_bcoo(jnp.array([[0.0, 2.0], [3.0, 0.0]])).indices.tolist()
     [[0, 1], [1, 0]]
     """
@@ -64,9 +65,13 @@ def to_bcoo(weights: Any, *, mask: Any = None) -> 'jax_sparse.BCOO':
     arrays = _csr_arrays(weights, mask)
     shape = tuple(arrays['shape'].tolist())
     rows = np.repeat(np.arange(shape[0]), np.diff(arrays['row_offsets']))
-    indices = np.stack([rows, arrays['column_indices']], axis=1).astype(np.int32)
+    columns = arrays['column_indices']
+    indices = np.stack([rows.astype(columns.dtype), columns], axis=1)
     return jax_sparse.BCOO(
-        (host_arrays.on_device('the matrix', arrays['compressed']), jnp.asarray(indices)),
+        (
+            host_arrays.on_device('the matrix', arrays['compressed']),
+            host_arrays.on_device('the matrix: indices', indices),
+        ),
         shape=shape,
         indices_sorted=True,
         unique_indices=True,
@@ -86,6 +91,7 @@ def from_bcsr(matrix: 'jax_sparse.BCSR') -> dict[str, np.ndarray]:
       TypeError: it is no BCSR.
       ValueError: it has batch or dense axes, or an element twice.
 
+    >>> import jax.numpy as jnp
     >>> from jaxpruner import sparse
     >>> sparse.unpack(from_bcsr(to_bcsr(jnp.array([[0.0, 2.0], [3.0, 0.0]])))).tolist()
     [[0.0, 2.0], [3.0, 0.0]]
@@ -119,14 +125,18 @@ def from_bcsr(matrix: 'jax_sparse.BCSR') -> dict[str, np.ndarray]:
 
 
 def _csr_arrays(weights: Any, mask: Any) -> dict[str, np.ndarray]:
-    is_packed = isinstance(weights, dict)
-    (source,) = leaves_of_tree(unpack(weights) if is_packed else weights, mask)
+    if isinstance(weights, dict):
+        mask = stored_masks(weights) if mask is None else mask
+        weights = unpack(weights)
+    (source,) = leaves_of_tree(weights, mask)
     if len(source.shape) != 2:
         raise ValueError(
             f'weights have shape {source.shape}; a matrix has two axes: reshape them, or convert each layer'
         )
     values = source.values()
-    return _pack_as_csr(values, source.pattern(values))
+    arrays = _pack_as_csr(values, source.pattern(values))
+    index_dtype = np.int32 if source.shape[1] < 2**31 else np.int64
+    return {**arrays, 'column_indices': arrays['column_indices'].astype(index_dtype)}
 
 
 def _pack_as_csr(values: np.ndarray, pattern: Pattern) -> dict[str, np.ndarray]:

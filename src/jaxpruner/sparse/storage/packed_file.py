@@ -51,10 +51,11 @@ class PackedFile:
         }
         self.paths: Mapping[str, tree_lib.Path] = {entry.name: entry.path for entry in entries}
         self.formats: Mapping[str, str] = {entry.name: entry.format_name for entry in entries}
-        self.stored_bytes: Mapping[str, int] = {}
+        stored_bytes = {}
         for entry in entries:
             sizes = [self._file.leaves[tensor].bytes for tensor in entry.tensors.values()]
-            self.stored_bytes = {**self.stored_bytes, entry.name: sum(sizes)}
+            stored_bytes[entry.name] = sum(sizes)
+        self.stored_bytes: Mapping[str, int] = stored_bytes
         self._leaf_of_parts = functools.lru_cache(maxsize=1)(self._unpacked)
 
     def read(self, name: str, part: Part | None = None) -> np.ndarray:

@@ -26,9 +26,9 @@ def pack(tree: tree_lib.PyTree, *, masks: Any = None) -> Any:
     | CSR | `compressed` [kept], `row_offsets` [rows + 1], `column_indices` [kept], `shape` |
     | one bit a weight | `compressed` [kept], `bitmask` uint8 [size / 8], `shape` |
 
-    So a packed tree is a pytree of arrays, which checkpoints, travels between devices and shards as any other. Between
-    formats of equal bytes the one that can be executed is chosen: 2:4 before one bit a weight. Everything is copied bit
-    by bit: NaN, -0.0 and masked weights that are zero are there again after `unpack`.
+    So a packed tree is a pytree of arrays, which checkpoints, travels between devices and shards as any other. Among
+    formats within 1 % of the fewest bytes one that can be executed is chosen: 2:4 before one bit a weight. Everything
+    is copied bit by bit: NaN, -0.0 and masked weights that are zero are there again after `unpack`.
 
     Args:
       tree: any pytree of arrays. Arrays of devices are fetched one by one.
