@@ -58,6 +58,18 @@ def test_containers_come_back_by_name_or_as_they_were(tmp_path):
     assert_same(sparse.unpack(sparse.load_packed(path), like=TREE), TREE)
 
 
+def test_names_of_any_letters(tmp_path):
+    tree = {'': np.ones(2), 'ü "quoted"': {'\n': eye(256), '/': np.zeros(3)}, 'a': {'': eye(256)}}
+    sparse.save(tmp_path / 'a.safetensors', tree)
+    assert_same(sparse.load(tmp_path / 'a.safetensors'), tree)
+    assert_same(sparse.load(tmp_path / 'a.safetensors', like=tree), tree)
+    assert_same(sparse.unpack(sparse.pack(tree)), tree)
+    for bare in (np.float32(3), eye(256), jnp.ones(2)):
+        sparse.save(tmp_path / 'a.safetensors', bare)
+        assert_same(sparse.load(tmp_path / 'a.safetensors', like=bare), bare)
+        assert_same(sparse.unpack(sparse.pack(bare)), np.asarray(bare))
+
+
 def test_packed_trees_are_plain_arrays_in_plain_dictionaries():
     packed = sparse.pack(TREE)
 
@@ -292,6 +304,8 @@ def test_refused_files(tmp_path):
     both = {'w': eye(256), 'w.compressed': np.ones(2)}
     with pytest.raises(ValueError, match=r"'w\.compressed'.*rename"):
         sparse.save(path, both)
+    with pytest.raises(ValueError, match=r'^__metadata__: .*rename'):
+        sparse.save(path, {'__metadata__': np.ones(2)})
     with pytest.raises(FileNotFoundError, match='nowhere'):
         sparse.save(tmp_path / 'nowhere' / 'a.safetensors', TREE)
     assert not list(tmp_path.iterdir())

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -237,12 +237,13 @@ def _plan(source: SourceLeaf) -> Plan:
 
 def _write(
     path: Path,
-    planned: Iterable[tuple[SourceLeaf, Plan]],
+    planned: Sequence[tuple[SourceLeaf, Plan]],
     metadata: Mapping[str, str],
     overwrite: bool,
     on_leaf: Any,
 ) -> None:
     from jaxpruner.checkpoints import Leaf, SafetensorsWriter
+    from jaxpruner.checkpoints.safetensors_reader import METADATA_KEY
 
     entries: list[manifest.Entry] = []
     tensors: dict[str, Leaf] = {}
@@ -253,6 +254,10 @@ def _write(
         entries.append(entry)
         for key, spec in plan.arrays.items():
             tensor = entry.tensor_name(key)
+            if tensor == METADATA_KEY:
+                raise ValueError(
+                    f'{tensor}: safetensors files keep this name for metadata; rename the leaf'
+                )
             if tensor in tensors:
                 raise ValueError(
                     f'{source.name}: its array {tensor!r} is the name of another leaf; rename one'
