@@ -33,6 +33,7 @@ Subject = Literal[
     'oneshot',
     'structure',
     'sparse_execution',
+    'sparse_kernels',
     'sparse_training',
     'sparse_unstructured',
     'storage',

@@ -26,6 +26,7 @@ from benchmarks import (
     models,
     report,
     selection,
+    sparse_kernels,
     step,
     timing,
     training,
@@ -53,6 +54,7 @@ EACH_SUBJECT = [
 ]
 # Columns that not every row fills.
 MAY_BE_EMPTY = {
+    *sparse_kernels.COLUMNS,
     'limit',
     'top_k takes times as long',
     'sorting takes times as long',
@@ -533,3 +535,15 @@ def test_temporary_bytes_are_those_of_what_is_neither_argument_nor_result():
     x = jnp.ones((64, 64))
     assert compiled.temporary_bytes(jnp.add, x, x) == 0
     assert compiled.temporary_bytes(lambda x: jnp.sort(x.ravel())[0], x) >= x.nbytes
+
+
+def test_kernels_are_compared_with_the_dense_product(monkeypatch):
+    monkeypatch.setattr(sparse_kernels.choosing, 'why_missing', lambda *_: None)
+    monkeypatch.setattr(sparse_kernels.product, 'multiply', sparse_kernels.blocks.multiply)
+    monkeypatch.setattr(sparse_kernels, 'SPARSITIES', (0.5,))
+    monkeypatch.setattr(sparse_kernels, 'TIMES', 2)
+    (row,) = sparse_kernels.run('small', 2)
+    assert row.name == '16 rows, 128 x 128 blocks, 50% zero'
+    for value in row.values:
+        assert isinstance(value, Ratio)
+        assert value.median > 0
