@@ -10,7 +10,7 @@ ARGUMENTS = ['--small', '--seeds', '0', '--no-progress']
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings('ignore:block_sparse. blocks cannot reach')
+@pytest.mark.filterwarnings('ignore:block_sparse. blocks')
 @pytest.mark.filterwarnings('ignore:.*looks like a bias or norm')
 def test_methods_train_as_many_weights_and_a_second_run_trains_nothing(
     tmp_path, capsys, monkeypatch
@@ -30,7 +30,7 @@ def test_methods_train_as_many_weights_and_a_second_run_trains_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings('ignore:block_sparse. blocks cannot reach')
+@pytest.mark.filterwarnings('ignore:block_sparse. blocks')
 @pytest.mark.filterwarnings('ignore:.*looks like a bias or norm')
 def test_the_transformer_gets_curves_and_a_picture(tmp_path, capsys):
     image = tmp_path / 'curves.png'

@@ -129,6 +129,13 @@ def test_inputs_that_no_block_reaches_are_said():
     assert made(block=(4, 22), sparsity=0.6, only='layers/*', low_rank=1).layouts
 
 
+def test_blocks_that_are_too_coarse_for_the_sparsity_are_said():
+    with pytest.warns(
+        UserWarning, match=r'more weights are kept of up/kernel \(33 %: 1 of 3 blocks'
+    ):
+        made(sparsity=0.8, only='up/*', block=(4, 1))
+
+
 def test_the_fastest_block_is_measured():
     params = {'kernel': jnp.ones((32, 256))}
     model = sparse.block_sparse(

@@ -8,7 +8,7 @@ from jaxpruner import sparsity_distributions
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.sparse.program.matrices import Product
 from jaxpruner.sparse.program.models import Products
-from jaxpruner.sparse.training.layouts import Block, Layout, NoLayoutError, layout_for
+from jaxpruner.sparse.training.layouts import Block, Layout, NoLayoutError, has_surplus, layout_for
 
 MEASURE = 'measure'
 Names = str | Sequence[str | tree_lib.Path]
@@ -81,10 +81,12 @@ class Choice:
     Attributes:
       layouts: of leaves that are trained in blocks.
       reasons: why the others stay dense.
+      surplus: those of `layouts` that keep many more weights than were asked for.
     """
 
     layouts: dict[str, Layout]
     reasons: dict[str, str]
+    surplus: tuple[str, ...]
 
 
 def choose_layouts(
@@ -121,7 +123,11 @@ def choose_layouts(
     if not layouts:
         why = '; '.join(f'{name}: {reason}' for name, reason in list(reasons.items())[:8])
         raise ValueError(f'no leaf of the model can be trained in blocks. {why}')
-    return Choice(layouts, reasons)
+    surplus = []
+    for name, layout in layouts.items():
+        if has_surplus(layout, sparsity_of(products.by_leaf[name].path)):
+            surplus.append(name)
+    return Choice(layouts, reasons, tuple(surplus))
 
 
 def check_not_refused(

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 Block = tuple[int, int]  # inputs and outputs
+# A group keeps whole blocks, and at least one. So many times the weights that were asked for are too many.
+_MOST_KEPT = 1.5
 
 
 class NoLayoutError(ValueError):
@@ -67,6 +69,12 @@ class Layout:
         """The largest share of the inputs that blocks can reach; 1 with a term of low rank, which reaches all."""
         return 1.0 if self.rank else min(1.0, self.groups * self.blocks / self.candidates)
 
+    @property
+    def kept_share(self) -> float:
+        """Of the weights, where no block is padded."""
+        low_rank = self.rank * (self.inputs + self.outputs) / (self.inputs * self.outputs)
+        return self.blocks / self.candidates + low_rank
+
     def block_sizes(self) -> np.ndarray:
         """Weights of each block that are not padding: int[groups, candidates]."""
         inputs = _lengths(self.inputs, self.block[0])
@@ -82,6 +90,11 @@ class Layout:
 def _lengths(size: int, length: int) -> np.ndarray:
     """Of the parts of an axis; the last may be shorter."""
     return np.minimum(size - np.arange(0, size, length), length)
+
+
+def has_surplus(layout: Layout, sparsity: float) -> bool:
+    """Whether blocks are so coarse that many more weights are kept than were asked for."""
+    return layout.kept_share > _MOST_KEPT * (1 - sparsity)
 
 
 def layout_for(

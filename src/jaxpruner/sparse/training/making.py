@@ -70,7 +70,8 @@ def block_sparse(
         whose sparsity changes, no leaf that can be trained in blocks.
       TypeError: a block that is no pair of numbers.
 
-    Warns where blocks cannot reach all inputs, and where a leaf cannot be spread.
+    Warns where blocks cannot reach all inputs, where they are too coarse for the sparsity, and where a leaf cannot be
+    spread.
 
     >>> import jax.numpy as jnp
     >>> params = {'kernel': jnp.ones((16, 32)), 'bias': jnp.zeros(32)}
@@ -100,6 +101,7 @@ def block_sparse(
         products, choice.layouts, _plan(products, choice, placement, rng_seed), moves, placement
     )
     _warn_of_unreached_inputs(choice.layouts)
+    _warn_of_surplus(choice)
     _warn_of_replicas(choice.layouts, placement)
     return model
 
@@ -142,6 +144,20 @@ def _warn_of_unreached_inputs(layouts: Mapping[str, Layout]) -> None:
         caller_warnings.warn(
             f'block_sparse: blocks cannot reach all inputs of {"; ".join(unreached)}. Take narrower blocks, or a term '
             'of low rank, which reaches all'
+        )
+
+
+def _warn_of_surplus(choice: Choice) -> None:
+    surplus = []
+    for name in choice.surplus:
+        layout = choice.layouts[name]
+        surplus.append(
+            f'{name} ({100 * layout.kept_share:.0f} %: {layout.blocks} of {layout.candidates} blocks in each group)'
+        )
+    if surplus:
+        caller_warnings.warn(
+            'block_sparse: blocks are too coarse for the sparsity, so that more weights are kept of '
+            f'{"; ".join(surplus)}. Take blocks of fewer inputs'
         )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from jaxpruner.sparse.operators import blocks
 from jaxpruner.sparse.program.matrices import Product
 from jaxpruner.sparse.training import positions
-from jaxpruner.sparse.training.layouts import Block, Layout, NoLayoutError, layout_for
+from jaxpruner.sparse.training.layouts import Block, Layout, NoLayoutError, has_surplus, layout_for
 
 # Wide blocks are fast, narrow ones reach more inputs.
 CANDIDATES: tuple[Block, ...] = (
@@ -33,7 +33,9 @@ class BlockTimings:
         self._show = show
 
     def fastest(self, product: Product, sparsity: float, rank: int) -> Block:
-        """The fastest block of those that reach all inputs, or of all, where none does.
+        """The fastest block of those that keep about as many weights as asked for, and reach all inputs.
+
+        Where none does both, one that keeps as many is taken, and where none does that, any.
 
         Raises:
           NoLayoutError: all candidates are larger than the matrix, or the rank is too large for the sparsity.
@@ -50,7 +52,7 @@ class BlockTimings:
 
 
 def _layouts(shape: tuple[int, int], sparsity: float, rank: int) -> list[Layout]:
-    """Those that reach all inputs, or all where none does."""
+    """Those that suit best, as `fastest` says."""
     layouts = []
     problem = NoLayoutError('there is no candidate')
     for block in CANDIDATES:
@@ -60,8 +62,9 @@ def _layouts(shape: tuple[int, int], sparsity: float, rank: int) -> list[Layout]
             problem = error
     if not layouts:
         raise problem
-    covering = [layout for layout in layouts if layout.input_coverage == 1]
-    return covering or layouts
+    exact = [layout for layout in layouts if not has_surplus(layout, sparsity)]
+    covering = [layout for layout in exact if layout.input_coverage == 1]
+    return covering or exact or layouts
 
 
 def _timed(layouts: list[Layout], rows: int, dtype: jnp.dtype) -> dict[Block, float]:
