@@ -161,6 +161,7 @@ SMALLEST = {
     '2:4 along an inner axis': ('N:M', 0.5, (3, 64, 63), 'n_by_m'),
     'blocks': ('blocks', 0.2, (256, 256), 'blocks'),
     'blocks of 3 by 3': ('blocks', 0.2, (255, 255), 'blocks'),
+    'blocks of 3 by 3 in layers': ('blocks', 0.2, (7, 30, 45), 'blocks'),
     'small': ('scattered', 0.1, (4, 4), 'dense'),
 }
 

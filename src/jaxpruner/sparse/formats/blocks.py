@@ -156,16 +156,17 @@ def _paired_columns(mask: np.ndarray) -> np.ndarray:
 
 def _exact_block(mask: np.ndarray) -> tuple[int, int] | None:
     """Returns the largest block that is all kept or all removed everywhere, if it is no small one."""
-    layers, height, width = mask.shape
+    _, height, width = mask.shape
     row_step, column_step = height, width
+    rows = mask.reshape(-1, width)
     rows_at_once = max(_CHUNK // width, 2)
-    for layer in range(layers):
-        for start in range(0, height, rows_at_once):
-            rows = mask[layer, max(start - 1, 0) : start + rows_at_once]
-            changes = np.flatnonzero((rows[1:] != rows[:-1]).any(1)) + max(start - 1, 0) + 1
-            row_step = int(np.gcd.reduce(changes, initial=row_step))
-            changes = np.flatnonzero((rows[:, 1:] != rows[:, :-1]).any(0)) + 1
-            column_step = int(np.gcd.reduce(changes, initial=column_step))
-            if row_step * column_step < _FEWEST_WEIGHTS:
-                return None
+    for start in range(0, len(rows), rows_at_once):
+        first = max(start - 1, 0)
+        part = rows[first : start + rows_at_once]
+        changes = np.flatnonzero((part[1:] != part[:-1]).any(1)) + first + 1
+        row_step = int(np.gcd.reduce(changes % height, initial=row_step))
+        changes = np.flatnonzero((part[:, 1:] != part[:, :-1]).any(0)) + 1
+        column_step = int(np.gcd.reduce(changes, initial=column_step))
+        if row_step * column_step < _FEWEST_WEIGHTS:
+            return None
     return row_step, column_step
