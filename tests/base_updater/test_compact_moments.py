@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -129,6 +130,49 @@ def test_accumulated_outside():
     assert_same_training(
         [train(pruner, optax.adam(0.1), wrapped=accumulated) for pruner in pruners]
     )
+
+
+@pytest.mark.parametrize('algorithm', ['static', 'RigL', 'RigL, packed'])
+def test_masks_updated_by_the_host(algorithm):
+    results = []
+    for compact in (False, True):
+        pruner = ALGORITHMS[algorithm](compact_moments=compact)
+        tx = pruner.wrap_optax(optax.adam(0.1))
+        host = jaxpruner.HostDriven(pruner)
+        step = jax.jit(tx.update)
+        params = params_at(0)
+        state = tx.init(params)
+        params = pruner.post_gradient_update(params, state)
+        for number in range(STEPS):
+            state = host.update(params, state)
+            updates, state = step(params_at(100 + number), state, params)
+            params = optax.apply_updates(params, updates)
+        results.append(params)
+    jax.tree.map(
+        lambda all_moments, kept: np.testing.assert_allclose(
+            kept, all_moments, rtol=2e-5, atol=2e-6
+        ),
+        *results,
+    )
+
+
+@pytest.mark.parametrize('sparsity', [0.0, 0.99, 1.0])
+def test_few_kept_weights_and_many(sparsity):
+    results = []
+    for compact in (False, True):
+        pruner = jaxpruner.RigL(SCHEDULE, sparsity=sparsity, compact_moments=compact)
+        tx = pruner.wrap_optax(optax.adam(0.1))
+        params = {'kernel': params_at(0)['kernel'][:5, :7]}
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')  # of nothing that is pruned
+            state = tx.init(params)
+        params = pruner.post_gradient_update(params, state)
+        for _ in range(4):
+            updates, state = jax.jit(tx.update)(params, state, params)
+            params = optax.apply_updates(params, updates)
+        assert int(state.count) == 4
+        results.append(params['kernel'])
+    np.testing.assert_allclose(*results, rtol=2e-5, atol=2e-6)
 
 
 def test_moments_move_with_their_weights():

@@ -62,14 +62,15 @@ def check_pruner(pruner: Any) -> None:
       ValueError: it is one.
     """
     name = type(pruner).__name__
+    needs = 'compact_moments=True needs as many kept weights at every step'
+    if not pruner.keeps_count:
+        raise ValueError(f'{needs}, which {name} does not promise; {_REMEDY}')
     for method in _MAKERS:
-        is_known = not hasattr(pruner, method) or lazy_scores.hook_describes(
-            pruner, 'keeps_count', method
-        )
-        if not pruner.keeps_count or not is_known:
+        is_own = hasattr(pruner, method)
+        if is_own and not lazy_scores.hook_describes(pruner, 'keeps_count', method):
             raise ValueError(
-                f'compact_moments=True needs as many kept weights at every step, which {name} does not promise '
-                f'(keeps_count, beside its {method}); {_REMEDY}'
+                f'{needs}, and {name} has a {method} of its own; write `keeps_count = True` beside it if as many stay '
+                'kept, or set compact_moments=False'
             )
     if not pruner.lands_on_zero():
         raise ValueError(
