@@ -1,14 +1,19 @@
 """What block_sparse chooses and refuses, and what its plan says."""
 
+import dataclasses
 import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
 from jaxpruner import sparse, sparsity_schedules
-from sparse.training.models import BLOCK, PARAMS, X, apply_fn
+from jaxpruner.sparse.operators.block_kernels import choosing
+from jaxpruner.sparse.training import measuring
+from sparse.operators.block_kernels.cases import PlainKernels
+from sparse.training.models import BLOCK, PARAMS, X, apply_fn, loss
 
 
 def made(**settings):
@@ -157,3 +162,31 @@ def test_the_fastest_block_is_measured():
         sparsity=0.5,
         block=(4, 32),
     ).layouts
+
+
+def test_a_kernel_is_taken_where_it_is_fastest(monkeypatch):
+    monkeypatch.setattr(measuring, 'why_no_kernel', lambda dtype, block, stored: None)
+    monkeypatch.setattr(measuring, '_timed', prefer_kernels)
+    monkeypatch.setattr(measuring, 'CANDIDATES', ((2, 4), (3, 4)))
+    monkeypatch.setattr(choosing, 'default_kernels', lambda *_: PlainKernels())
+    model = made(block='measure')
+    assert all(layout.in_kernel for layout in model.layouts.values())
+    assert 'in a kernel' in model.plan.leaves['up/kernel'].note
+    layouts = {
+        name: dataclasses.replace(layout, in_kernel=False) for name, layout in model.layouts.items()
+    }
+    without_kernels = dataclasses.replace(model, layouts=layouts)
+    weights, topology = model.pack(PARAMS)
+
+    def value_and_grad(model):
+        return jax.jit(
+            jax.value_and_grad(lambda w: loss(lambda w, x: model.apply(w, topology, x), w))
+        )(weights)
+
+    found, expected = value_and_grad(model), value_and_grad(without_kernels)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+def prefer_kernels(layouts, rows, dtype):
+    return {layout: float(not layout.in_kernel) for layout in layouts}

@@ -92,14 +92,14 @@ class Choice:
 def choose_layouts(
     products: Products,
     settings: BlockSettings,
-    measured: Callable[[Product, float, int], Block],
+    measured: Callable[[Product, float, int], Layout],
 ) -> Choice:
     """Decides for each leaf of a model.
 
     Args:
       products: of the model.
       settings: what was asked for.
-      measured: the fastest block for a product, a sparsity and a rank.
+      measured: the fastest layout for a product, a sparsity and a rank.
 
     Raises:
       ValueError: a name means no leaf, or one that cannot be trained in blocks; or no leaf is left.
@@ -172,7 +172,7 @@ def _layout(
     sparsity_of: Callable[[tree_lib.Path], float | None],
     block_of: Callable[[tree_lib.Path], Any],
     settings: BlockSettings,
-    measured: Callable[[Product, float, int], Block],
+    measured: Callable[[Product, float, int], Layout],
 ) -> Layout:
     """The layout of a product.
 
@@ -192,7 +192,7 @@ def _layout(
             'it is a convolution, whose windows would be gathered into rows; name it in only, in full'
         )
     if block == MEASURE:
-        block = measured(product, sparsity, settings.low_rank)
+        return measured(product, sparsity, settings.low_rank)
     height, width = block
     shape = product.inputs, product.outputs
     return layout_for(product.layers, shape, (height, width), sparsity, settings.low_rank)

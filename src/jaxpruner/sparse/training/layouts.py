@@ -26,6 +26,7 @@ class Layout:
       block: inputs and outputs of a block.
       blocks: how many each group of outputs stores.
       rank: of the term of low rank, 0 for none.
+      in_kernel: a kernel for accelerators multiplies the blocks.
     """
 
     layers: tuple[int, ...]
@@ -34,6 +35,7 @@ class Layout:
     block: Block
     blocks: int
     rank: int = 0
+    in_kernel: bool = False
 
     @property
     def groups(self) -> int:

@@ -96,7 +96,8 @@ def block_sparse(
     placement = Placement(mesh, mesh_axis)
     products = find_products(apply_fn, params, *sample)
     with progress_bar(len(products.by_leaf), progress and settings.is_measured) as show:
-        choice = choose_layouts(products, settings, BlockTimings(show).fastest)
+        timings = BlockTimings(show, with_kernels=mesh is None)
+        choice = choose_layouts(products, settings, timings.fastest)
     model = BlockSparse(
         products, choice.layouts, _plan(products, choice, placement, rng_seed), moves, placement
     )
@@ -126,6 +127,8 @@ def _note(layout: Layout, placement: Placement) -> str:
     notes = []
     if layout.input_coverage < 1:
         notes.append(f'reach {np.floor(100 * layout.input_coverage):.0f} % of the inputs')
+    if layout.in_kernel:
+        notes.append('in a kernel')
     if placement.is_replicated(layout):
         notes.append('on each device')
     return ', '.join(notes)

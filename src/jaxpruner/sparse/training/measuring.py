@@ -1,5 +1,6 @@
 """The block with which a product and its derivatives are computed fastest, on the device at hand."""
 
+import dataclasses
 import statistics
 import time
 from collections.abc import Callable
@@ -9,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpruner.sparse.operators import blocks
+from jaxpruner.sparse.operators.block_kernels.choosing import why_missing as why_no_kernel
+from jaxpruner.sparse.operators.block_kernels.product import multiply as multiply_in_kernel
 from jaxpruner.sparse.program.matrices import Product
 from jaxpruner.sparse.training import positions
 from jaxpruner.sparse.training.layouts import Block, Layout, NoLayoutError, has_surplus, layout_for
@@ -25,15 +28,16 @@ class BlockTimings:
     """Measures once for each shape; all layers of a stack count as one.
 
     Attributes:
-      seconds: of a product and its derivatives, by shape of the matrix, rows, sparsity, rank, and block.
+      seconds: of a product and its derivatives, by shape of the matrix, rows, sparsity, rank, and layout.
     """
 
-    def __init__(self, show: Callable[..., None] = lambda *_: None):
-        self.seconds: dict[tuple, dict[Block, float]] = {}
+    def __init__(self, show: Callable[..., None] = lambda *_: None, with_kernels: bool = True):
+        self.seconds: dict[tuple, dict[Layout, float]] = {}
         self._show = show
+        self._with_kernels = with_kernels
 
-    def fastest(self, product: Product, sparsity: float, rank: int) -> Block:
-        """The fastest block of those that keep about as many weights as asked for, and reach all inputs.
+    def fastest(self, product: Product, sparsity: float, rank: int) -> Layout:
+        """The fastest layout of those that keep about as many weights as asked for, and reach all inputs.
 
         Where none does both, one that keeps as many is taken, and where none does that, any.
 
@@ -42,13 +46,17 @@ class BlockTimings:
         """
         shape = product.inputs, product.outputs
         rows = max(product.rows)
-        key = (shape, rows, str(product.dtype), sparsity, rank)
+        dtype = product.computed_dtype
+        key = (shape, rows, str(dtype), sparsity, rank)
         if key not in self.seconds:
             self._show(f'{product.name}', len(self.seconds))
             layouts = _layouts(shape, sparsity, rank)
-            self.seconds[key] = _timed(layouts, rows, product.dtype)
+            if self._with_kernels:
+                layouts += _in_kernels(layouts, dtype)
+            self.seconds[key] = _timed(layouts, rows, dtype)
         seconds = self.seconds[key]
-        return min(seconds, key=seconds.__getitem__)
+        fastest = min(seconds, key=seconds.__getitem__)
+        return dataclasses.replace(fastest, layers=product.layers)
 
 
 def _layouts(shape: tuple[int, int], sparsity: float, rank: int) -> list[Layout]:
@@ -67,31 +75,43 @@ def _layouts(shape: tuple[int, int], sparsity: float, rank: int) -> list[Layout]
     return covering or exact or layouts
 
 
-def _timed(layouts: list[Layout], rows: int, dtype: jnp.dtype) -> dict[Block, float]:
+def _in_kernels(layouts: list[Layout], dtype: jnp.dtype) -> list[Layout]:
+    """Those of the layouts that kernels suit, in kernels."""
+    found = []
+    for layout in layouts:
+        stored = layout.groups * layout.blocks
+        if why_no_kernel(dtype, layout.block, stored=stored) is None:
+            found.append(dataclasses.replace(layout, in_kernel=True))
+    return found
+
+
+def _timed(layouts: list[Layout], rows: int, dtype: jnp.dtype) -> dict[Layout, float]:
     """The median over rounds in which each takes its turn."""
-    calls = {layout.block: _call(layout, rows, dtype) for layout in layouts}
-    times: dict[Block, list[float]] = {block: [] for block in calls}
+    calls = {layout: _call(layout, rows, dtype) for layout in layouts}
+    times: dict[Layout, list[float]] = {layout: [] for layout in calls}
     for call in calls.values():
         jax.block_until_ready(call())
     for _ in range(_REPEATS):
-        for block, call in calls.items():
+        for layout, call in calls.items():
             began = time.perf_counter()
             jax.block_until_ready(call())
-            times[block].append(time.perf_counter() - began)
-    return {block: statistics.median(seconds) for block, seconds in times.items()}
+            times[layout].append(time.perf_counter() - began)
+    return {layout: statistics.median(seconds) for layout, seconds in times.items()}
 
 
 def _call(layout: Layout, rows: int, dtype: jnp.dtype) -> Callable[[], object]:
     indices = jnp.asarray(positions.balanced(layout, np.random.default_rng(0)))
     values = jnp.ones((layout.groups, layout.blocks, *layout.block), dtype)
-    inputs, cotangents = jnp.ones((rows, layout.inputs)), jnp.ones((rows, layout.outputs))
+    inputs = jnp.ones((rows, layout.inputs), dtype)
+    cotangents = jnp.ones((rows, layout.outputs), dtype)
+    multiply = multiply_in_kernel if layout.in_kernel else blocks.multiply
 
     @jax.jit
     def run(
         inputs: jax.Array, values: jax.Array, indices: jax.Array, cotangents: jax.Array
     ) -> object:
         def product(inputs: jax.Array, values: jax.Array) -> jax.Array:
-            return blocks.multiply(inputs, values, indices, outputs=layout.outputs)
+            return multiply(inputs, values, indices, outputs=layout.outputs)
 
         result, back = jax.vjp(product, inputs, values)
         return result, back(cotangents.astype(result.dtype))

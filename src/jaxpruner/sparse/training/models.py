@@ -12,6 +12,7 @@ import optax
 from jaxpruner.core import control, optimizer_state, seeds
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.sparse.operators import blocks
+from jaxpruner.sparse.operators.block_kernels.product import multiply as multiply_in_kernel
 from jaxpruner.sparse.operators.blocks import BlockMatrix
 from jaxpruner.sparse.program.models import Products
 from jaxpruner.sparse.training import moving, optimizers, positions
@@ -104,12 +105,14 @@ class BlockSparse:
         """
         operators = {}
         for name, stored in self._stored(weights).items():
+            layout = self.layouts[name]
             operators[name] = BlockMatrix(
                 **stored,
                 indices=topology[name],
-                outputs=self.layouts[name].outputs,
+                outputs=layout.outputs,
                 probe=None if probe is None else probe[name],
-                shards=self.placement.shards_of(self.layouts[name]),
+                shards=self.placement.shards_of(layout),
+                kernel=multiply_in_kernel if layout.in_kernel else None,
             )
         return self.products.apply(self._put(weights, operators), *inputs)
 
