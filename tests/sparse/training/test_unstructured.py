@@ -214,3 +214,27 @@ def test_other_refusals():
         sparse.unstructured_sparse(
             apply_fn, half, INPUTS.astype(jnp.bfloat16), sparsity=0.8, only=PRUNED
         )
+
+
+def test_products_in_a_short_type_are_refused():
+    def in_bfloat16(params, x):
+        return x.astype(jnp.bfloat16) @ params['w'].astype(jnp.bfloat16)
+
+    with pytest.raises(NotImplementedError, match=r'w cannot.*not for bfloat16; cast'):
+        sparse.unstructured_sparse(in_bfloat16, {'w': jnp.ones((8, 4))}, INPUTS, sparsity=0.8)
+
+
+def test_experts_have_matrices_of_their_own():
+    params = {'experts': jax.random.normal(jax.random.key(0), (4, 8, 10))}
+    inputs = jax.random.normal(jax.random.key(1), (4, 5, 8))
+
+    def experts(params, x):
+        return jnp.einsum('end,edf->enf', x, params['experts'])
+
+    model = sparse.unstructured_sparse(experts, params, inputs, sparsity=0.7)
+    weights, topology = model.pack(params)
+    assert weights['experts']['compressed'].shape == (4, 24)
+    dense = model.unpack(weights, topology)
+    np.testing.assert_allclose(
+        model.apply(weights, topology, inputs), experts(dense, inputs), rtol=1e-5, atol=1e-5
+    )

@@ -119,7 +119,7 @@ def _kept_weights(product: Product, only: Any, sparsity: float | None) -> KeptWe
         raise NoLayoutError(
             'it is a convolution, whose windows would be gathered into rows; name it in only, in full'
         )
-    missing = csr_kernel.why_missing(product.dtype)
+    missing = csr_kernel.why_missing(product.computed_dtype)
     if missing:
         raise NotImplementedError(f'{product.name} cannot be trained in CSR: {missing}')
     kept = selection.number_to_keep_on_host(product.inputs * product.outputs, sparsity)
