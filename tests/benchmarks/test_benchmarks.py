@@ -33,7 +33,7 @@ from benchmarks import (
 )
 from benchmarks import compile as first_steps
 from benchmarks.timing import Ratio, Timing, interleaved, interval, ratio
-from jaxpruner.structure.choosing import latency
+from jaxpruner.core import call_times
 
 SLOW = (
     'global',
@@ -48,6 +48,7 @@ SLOW = (
     'sparse_training',
     'sparse_unstructured',
     'storage',
+    'sparse_execution',
 )  # what compiles many programs, or another process
 EACH_SUBJECT = [
     pytest.param(subject, marks=pytest.mark.slow) if subject in SLOW else subject
@@ -90,6 +91,8 @@ MAY_BE_EMPTY = {
     'saving takes times as long as writing dense',
     'loading takes times as long as writing dense',
     'peak MiB',
+    'by default',
+    'prediction',
 }
 
 PROGRAM = """
@@ -118,7 +121,7 @@ def test_each_subject_runs(subject, capsys, monkeypatch):
     monkeypatch.setattr(cold_prunes, 'MOST_PROCESSES', 1)  # of each algorithm
     # No time is read here, so that short ones will do; a search for a latency still takes the median of 30 rounds.
     monkeypatch.setattr(timing, 'LONG_ENOUGH', 1e-3)
-    monkeypatch.setattr(latency, '_LONG_ENOUGH', 4e-3)
+    monkeypatch.setattr(call_times, 'LONG_ENOUGH', 4e-3)
     assert benchmarks.main([subject, '--size', 'small', '--rounds', '2', '--json']) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed['subject'] == subject

@@ -30,8 +30,9 @@ def in_turns(calls: Sequence[Call], repeats: Sequence[int], rounds: int) -> list
     return times
 
 
-def repeats_of(call: Call, long_enough: float = LONG_ENOUGH) -> int:
-    """How often a call is repeated to take long enough; the first one compiles."""
+def repeats_of(call: Call, long_enough: float | None = None) -> int:
+    """How often a call is repeated to take long enough, `LONG_ENOUGH` by default; the first one compiles."""
+    long_enough = LONG_ENOUGH if long_enough is None else long_enough
     _seconds(call, 1)
     repeats = 1
     while _seconds(call, repeats) < long_enough:
