@@ -54,6 +54,19 @@ def test_kernels_are_lowered_without_a_device(platform, dtype, block):
     assert lowered.as_text().count(f'@{call}') == 3
 
 
+@pytest.mark.parametrize(
+    ('precision', 'is_highest'), [('default', False), ('high', True), ('highest', True)]
+)
+def test_kernels_for_tpus_have_the_default_precision(precision, is_highest):
+    skip_without('tpu')
+    given = case(20, 192, 256, (64, 128), 2)
+    with jax.default_matmul_precision(precision):
+        kernels = choosing.kernels_for('tpu')
+    traced = jax.jit(in_kernels(kernels)).trace(given)
+    assert str(traced.jaxpr).count('Precision.HIGHEST') == (6 if is_highest else 0)
+    assert '@tpu_custom_call' in traced.lower(lowering_platforms=('tpu',)).as_text()
+
+
 def test_kernels_of_the_default_device():
     missing = choosing.why_missing(jnp.bfloat16, (128, 64), stored=4)
     if missing:

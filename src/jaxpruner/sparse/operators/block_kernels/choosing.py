@@ -58,7 +58,7 @@ def kernels_for(platform: str) -> Kernels:
     if platform == 'tpu':
         from jaxpruner.sparse.operators.block_kernels.tpu import TpuKernels
 
-        return TpuKernels()
+        return TpuKernels.as_configured()
     from jaxpruner.sparse.operators.block_kernels.hopper import HopperKernels
 
     return HopperKernels()

@@ -5,6 +5,7 @@ as they lie. Narrower ones cannot be, so the rows are cut into such tiles before
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -17,6 +18,8 @@ from jaxpruner.sparse.operators.block_kernels.steps import Steps
 
 _LANES = 128
 _SUBLANES = 16  # of 16-bit types; those of 32 bits need half as many
+# Of the precisions in JAX's configuration, those in which a TPU rounds float32 to bfloat16.
+_ROUNDED = (None, 'default', 'fastest', 'bfloat16')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,10 +29,20 @@ class TpuKernels:
     Attributes:
       interpret: run the kernels on any device, for tests: `True`, or `pltpu.InterpretParams`.
       largest_tile: rows, a multiple of 16.
+      precision: of products of float32, in the derivatives, too.
     """
 
     interpret: Any = False
     largest_tile: int = 1024
+    precision: lax.Precision = lax.Precision.DEFAULT
+
+    @classmethod
+    def as_configured(cls) -> 'TpuKernels':
+        """Those of JAX's default precision; a kernel has the lowest and the highest."""
+        config: Any = jax.config  # its names are made as JAX is loaded
+        if config.jax_default_matmul_precision in _ROUNDED:
+            return cls()
+        return cls(precision=lax.Precision.HIGHEST)
 
     def tile_of(self, rows: int) -> int:
         tiles = max(-(-rows // self.largest_tile), 1)
@@ -41,7 +54,7 @@ class TpuKernels:
         tile = self.tile_of(count)
         height, width = blocks.shape[1:]
         result = self._call(
-            _multiply,
+            functools.partial(_multiply, precision=self.precision),
             grid=(count // tile, len(steps.left)),
             in_specs=[
                 _tiles(tile, height, lambda i, s, left, right, target: (i, left[s])),
@@ -60,7 +73,7 @@ class TpuKernels:
         tile = self.tile_of(count)
         height, width = block
         return self._call(
-            _differentiate,
+            functools.partial(_differentiate, precision=self.precision),
             grid=(len(steps.left), count // tile),
             in_specs=[
                 _tiles(tile, height, lambda s, i, left, right, target: (i, left[s])),
@@ -98,7 +111,7 @@ class TpuKernels:
         )
 
 
-def _multiply(left, right, target, rows, block, result, total):
+def _multiply(left, right, target, rows, block, result, total, *, precision):
     """One step of `product`; the sum is written when the next step has another target."""
     del left, right
     step, last = pl.program_id(1), pl.num_programs(1) - 1
@@ -109,14 +122,14 @@ def _multiply(left, right, target, rows, block, result, total):
     def _():
         total[...] = jnp.zeros_like(total)
 
-    total[...] += _dot(rows[...], block[...], 1)
+    total[...] += _dot(rows[...], block[...], 1, precision)
 
     @pl.when((step == last) | (after != target[step]))
     def _():
         result[...] = total[...].astype(result.dtype)
 
 
-def _differentiate(left, right, target, rows, cotangents, result, total):
+def _differentiate(left, right, target, rows, cotangents, result, total, *, precision):
     """One tile of rows of `blocks_gradient`."""
     del left, right, target
     tile, last = pl.program_id(1), pl.num_programs(1) - 1
@@ -125,16 +138,23 @@ def _differentiate(left, right, target, rows, cotangents, result, total):
     def _():
         total[...] = jnp.zeros_like(total)
 
-    total[...] += _dot(rows[...], cotangents[...], 0)
+    total[...] += _dot(rows[...], cotangents[...], 0, precision)
 
     @pl.when(tile == last)
     def _():
         result[...] = total[...].astype(result.dtype)
 
 
-def _dot(left: jax.Array, right: jax.Array, left_axis: int) -> jax.Array:
-    axes = ((left_axis,), (0,)), ((), ())
-    return lax.dot_general(left, right, axes, preferred_element_type=jnp.float32)
+def _dot(left: jax.Array, right: jax.Array, left_axis: int, precision: lax.Precision) -> jax.Array:
+    if left.dtype != jnp.float32:
+        precision = lax.Precision.DEFAULT
+    return lax.dot_general(
+        left,
+        right,
+        (((left_axis,), (0,)), ((), ())),
+        precision=precision,
+        preferred_element_type=jnp.float32,
+    )
 
 
 def _blocks(block: tuple[int, ...], number: Any) -> pl.BlockSpec:
