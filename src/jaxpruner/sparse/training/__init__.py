@@ -1,17 +1,18 @@
 """Models that are trained on compact weights: what is zero takes neither memory nor time.
 
-The files:
+The files, from the bottom up:
 
-layouts      how a matrix is stored in blocks, and how many weights that are
-choosing     which leaves, and why others stay dense
-measuring    the fastest block for a product
-positions    which blocks are stored: at first, and after some were replaced
-moving       when blocks move, and where to
-placement    blocks on several devices
-optimizers   those that would take another step
-plans        what becomes of each leaf, as a table
-models       the model: pack, apply, unpack, update
-making       all of it in one call
+    layouts      how a matrix is stored in blocks, and how many weights that are
+    choosing     which leaves, and why others stay dense
+    measuring    the fastest block for a product
+    positions    which blocks are stored: at first, and after some were replaced
+    conversion   between the leaf of a dense model and what is stored of it
+    moving       when blocks move, and where to
+    placement    blocks on several devices
+    optimizers   those that would take another step
+    plans        what becomes of each leaf, as a table
+    models       the model: pack, apply, unpack, update
+    making       all of it in one call
 
 unstructured_positions, unstructured: the same for single weights in the place of blocks.
 """

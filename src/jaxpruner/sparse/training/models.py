@@ -11,11 +11,10 @@ import optax
 
 from jaxpruner.core import control, optimizer_state, seeds
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.sparse.operators import blocks
 from jaxpruner.sparse.operators.block_kernels.product import multiply as multiply_in_kernel
 from jaxpruner.sparse.operators.blocks import BlockMatrix
 from jaxpruner.sparse.program.models import Products
-from jaxpruner.sparse.training import moving, optimizers, positions
+from jaxpruner.sparse.training import conversion, moving, optimizers, positions
 from jaxpruner.sparse.training.layouts import Layout
 from jaxpruner.sparse.training.moving import MoveSettings
 from jaxpruner.sparse.training.placement import Placement
@@ -134,31 +133,16 @@ class BlockSparse:
         """
         leaves = {}
         for name, stored in self._stored(weights).items():
-            layout = self.layouts[name]
-
-            def scatter(stored: Any, indices: jax.Array, layout: Layout = layout) -> jax.Array:
-                shape = layout.inputs, layout.outputs
-                matrix = blocks.scatter_blocks(stored['values'], indices, *shape)
-                return matrix + stored['down'] @ stored['up'] if layout.rank else matrix
-
-            matrices = _over_layers(scatter, layout)(stored, topology[name])
-            leaves[name] = self.products.by_leaf[name].from_matrix(matrices)
+            of_leaf = self.products.by_leaf[name], self.layouts[name]
+            leaves[name] = conversion.restore(stored, topology[name], *of_leaf)
         return self._put(weights, leaves)
 
     def masks(self, topology: Topology) -> Any:
         """The masks of the blocks: a tree like the parameters of uint8, `None` for leaves that stay dense."""
         masks = {}
         for name, layout in self.layouts.items():
-            shape = layout.blocks, *layout.block
-
-            def scatter(
-                indices: jax.Array, layout: Layout = layout, shape: tuple[int, ...] = shape
-            ) -> jax.Array:
-                ones = jnp.ones((layout.groups, *shape), jnp.uint8)
-                return blocks.scatter_blocks(ones, indices, layout.inputs, layout.outputs)
-
-            matrices = _over_layers(scatter, layout)(topology[name])
-            masks[name] = self.products.by_leaf[name].from_matrix(matrices)
+            product = self.products.by_leaf[name]
+            masks[name] = conversion.mask_of(topology[name], product, layout)
         return self._tree({name: masks.get(name) for name in self._names})
 
     def wrap_optax(self, tx: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -251,16 +235,12 @@ class BlockSparse:
         leaves = dict(zip(self._names, self._structure.flatten_up_to(params), strict=True))
         keys = seeds.split_key(seeds.prng_key(self.moves.rng_seed), len(self.layouts))
         for (name, layout), key in zip(self.layouts.items(), keys, strict=True):
-            matrices = self.products.by_leaf[name].to_matrix(leaves[name])
-            indices = _largest(matrices, layout) if topology is None else topology[name]
-
-            def gather(
-                matrix: jax.Array, indices: jax.Array, block: tuple[int, int] = layout.block
-            ) -> jax.Array:
-                return blocks.gather_blocks(matrix, indices, block)
-
-            stored[name] = {'values': _over_layers(gather, layout)(matrices, indices)}
-            stored[name] |= _low_rank(layout, key, matrices.dtype)
+            of_leaf = self.products.by_leaf[name], layout
+            if topology is None:
+                indices = conversion.largest_blocks(leaves[name], *of_leaf)
+            else:
+                indices = topology[name]
+            stored[name] = conversion.store(leaves[name], indices, *of_leaf, key)
             positions_by_name[name] = jnp.asarray(indices, jnp.int32)
         return self._put(params, stored), positions_by_name
 
@@ -323,31 +303,3 @@ def balanced_positions(layouts: Mapping[str, Layout], seed: int) -> dict[str, np
     for number, (name, layout) in enumerate(layouts.items()):
         topology[name] = positions.balanced(layout, np.random.default_rng([seed, number]))
     return topology
-
-
-def _over_layers(function: Callable[..., Any], layout: Layout) -> Callable[..., Any]:
-    """The function of one matrix, for each of a stack."""
-    for _ in layout.layers:
-        function = jax.vmap(function)
-    return function
-
-
-def _largest(matrices: jax.Array, layout: Layout) -> jax.Array:
-    every = jnp.broadcast_to(jnp.arange(layout.candidates), (layout.groups, layout.candidates))
-
-    def choose(matrix: jax.Array) -> jax.Array:
-        norms = moving.drop_norms(blocks.gather_blocks(matrix, every, layout.block))
-        return positions.largest(norms, layout.blocks)
-
-    return _over_layers(choose, layout)(matrices)
-
-
-def _low_rank(layout: Layout, key: jax.Array, dtype: Any) -> dict[str, jax.Array]:
-    """Two matrices whose product is zero; the first one maps inputs as a dense layer at its start does."""
-    if not layout.rank:
-        return {}
-    down = jax.random.normal(key, (*layout.layers, layout.inputs, layout.rank))
-    return {
-        'down': (down / np.sqrt(layout.inputs)).astype(dtype),
-        'up': jnp.zeros((*layout.layers, layout.rank, layout.outputs), dtype),
-    }

@@ -5,13 +5,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jaxpruner import sparsity_schedules
 from jaxpruner.algorithms.sparse_trainers import check_drop_fraction
 from jaxpruner.core import control, seeds
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.sparse.training import positions
+from jaxpruner.sparse.training import conversion, positions
 from jaxpruner.sparse.training.layouts import Layout
 
 # By their names in configurations.
@@ -66,12 +65,6 @@ def _check_constant_sparsity(scheduler: sparsity_schedules.BaseSchedule) -> None
             )
 
 
-def drop_norms(values: jax.Array) -> jax.Array:
-    """The norms of stored blocks: float`[*layers, groups, blocks]`."""
-    values = values.astype(jnp.promote_types(values.dtype, jnp.float32))
-    return jnp.sqrt(jnp.sum(values * values, axis=(-2, -1)))
-
-
 def grow_scores(
     settings: MoveSettings,
     layouts: Mapping[str, Layout],
@@ -113,6 +106,6 @@ def replaced(
     fraction = settings.drop_fraction_fn(step)
     replacements = {}
     for name, indices in topology.items():
-        norms = drop_norms(values[name])
+        norms = conversion.block_norms(values[name])
         replacements[name] = positions.replace(indices, norms, scores[name], fraction)
     return replacements

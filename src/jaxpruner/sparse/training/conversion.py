@@ -1,0 +1,78 @@
+"""Between the leaf of a dense model and what is stored of it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpruner.sparse.operators import blocks
+from jaxpruner.sparse.program.matrices import Product
+from jaxpruner.sparse.training import positions
+from jaxpruner.sparse.training.layouts import Layout
+
+Stored = dict[str, jax.Array]  # 'values', and with a term of low rank 'down' and 'up'
+
+
+def largest_blocks(leaf: jax.Array, product: Product, layout: Layout) -> jax.Array:
+    """The positions of the blocks with the largest norms, as many of each group."""
+    every = jnp.broadcast_to(jnp.arange(layout.candidates), (layout.groups, layout.candidates))
+
+    def choose(matrix: jax.Array) -> jax.Array:
+        norms = block_norms(blocks.gather_blocks(matrix, every, layout.block))
+        return positions.largest(norms, layout.blocks)
+
+    return _over_layers(choose, layout)(product.to_matrix(leaf))
+
+
+def block_norms(values: jax.Array) -> jax.Array:
+    """The norms of stored blocks, float`[*layers, groups, blocks]`."""
+    values = values.astype(jnp.promote_types(values.dtype, jnp.float32))
+    return jnp.sqrt(jnp.sum(values * values, axis=(-2, -1)))
+
+
+def store(
+    leaf: jax.Array, indices: jax.Array, product: Product, layout: Layout, key: jax.Array
+) -> Stored:
+    """The blocks of a leaf, and a term of low rank that is zero: its first matrix is random, the second one zero."""
+
+    def gather(matrix: jax.Array, indices: jax.Array) -> jax.Array:
+        return blocks.gather_blocks(matrix, indices, layout.block)
+
+    matrices = product.to_matrix(leaf)
+    stored = {'values': _over_layers(gather, layout)(matrices, indices)}
+    if layout.rank:
+        # It maps inputs as a dense layer does at its start.
+        down = jax.random.normal(key, (*layout.layers, layout.inputs, layout.rank))
+        stored['down'] = (down / np.sqrt(layout.inputs)).astype(matrices.dtype)
+        stored['up'] = jnp.zeros((*layout.layers, layout.rank, layout.outputs), matrices.dtype)
+    return stored
+
+
+def restore(stored: Stored, indices: jax.Array, product: Product, layout: Layout) -> jax.Array:
+    """The leaf that a model with these blocks stands for."""
+
+    def scatter(stored: Stored, indices: jax.Array) -> jax.Array:
+        values = stored['values']
+        matrix = blocks.scatter_blocks(values, indices, layout.inputs, layout.outputs)
+        return matrix + stored['down'] @ stored['up'] if layout.rank else matrix
+
+    return product.from_matrix(_over_layers(scatter, layout)(stored, indices))
+
+
+def mask_of(indices: jax.Array, product: Product, layout: Layout) -> jax.Array:
+    """The mask of the blocks, uint8 in the leaf's shape."""
+
+    def scatter(indices: jax.Array) -> jax.Array:
+        ones = jnp.ones((layout.groups, layout.blocks, *layout.block), jnp.uint8)
+        return blocks.scatter_blocks(ones, indices, layout.inputs, layout.outputs)
+
+    return product.from_matrix(_over_layers(scatter, layout)(indices))
+
+
+def _over_layers(function: Callable[..., Any], layout: Layout) -> Callable[..., Any]:
+    """The function of one matrix, for each of a stack."""
+    for _ in layout.layers:
+        function = jax.vmap(function)
+    return function
