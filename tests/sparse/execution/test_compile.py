@@ -193,7 +193,7 @@ def timed(monkeypatch):
 
 def test_the_fastest_candidate_is_chosen_and_predicted(timed):
     # Dense, and candidates from the first to the last.
-    timed(products=[4e-3, 3e-3, 2e-3, 1e-3], whole=[10e-3, 6e-3, 5e-3])
+    timed(products=[4e-3, 3e-3, 2e-3, 1e-3], whole=[100e-3, 60e-3, 50e-3])
     report = compiled('measure').report
     # Where there is no CSR, some leaves have no candidates.
     measured = [layer for layer in report.layers.values() if layer.milliseconds]
@@ -206,10 +206,19 @@ def test_the_fastest_candidate_is_chosen_and_predicted(timed):
         assert times['dense'] == pytest.approx(4 * trips)
         saved += times['dense'] - times[layer.format]
     # The second version has fewer channels, and the third one formats, too.
-    assert report.predicted == pytest.approx(max(6 - saved, 0))
-    assert report.milliseconds == pytest.approx(10)
-    assert report.measured == pytest.approx(5)
+    assert report.predicted == pytest.approx(60 - saved)
+    assert report.milliseconds == pytest.approx(100)
+    assert report.measured == pytest.approx(50)
     assert report.times_as_fast == pytest.approx(2)
+
+
+def test_layers_that_were_timed_on_a_slower_machine_are_scaled(timed):
+    timed(products=[400e-3, 100e-3], whole=[10e-3, 6e-3, 5e-3])
+    report = compiled('measure').report
+    measured = [layer.milliseconds for layer in report.layers.values() if layer.milliseconds]
+    dense = sum(times['dense'] for times in measured)
+    chosen = sum(min(times.values()) for times in measured)
+    assert report.predicted == pytest.approx(6 * chosen / dense)
 
 
 @pytest.mark.parametrize(

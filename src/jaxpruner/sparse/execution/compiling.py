@@ -225,20 +225,30 @@ def _fastest(
     report = versions[best].report
     # Of the model without formats other than dense, with as many channels.
     plain = 1 if report.channels else 0
-    predicted = dense_ms / gains[plain]
-    for layer in report.layers.values():
-        if layer.format != DENSE:
-            predicted += layer.milliseconds[layer.format] - layer.milliseconds[DENSE]
     report = dataclasses.replace(
         report,
         milliseconds=dense_ms,
-        predicted=max(predicted, 0.0),
+        predicted=_predicted(dense_ms / gains[plain], report.layers),
         measured=dense_ms / gains[best],
         notes=notes,
     )
     apply = versions[best]
     apply.report = report
     return Compiled(apply, apply.packed, report)
+
+
+def _predicted(plain: float, layers: Layers) -> float:
+    """Milliseconds of a call in the formats of the layers, of which `plain` is the dense one.
+
+    Dense layers cannot take longer than the call. Where they do, the machine was slower when they were timed.
+    """
+    dense = chosen = 0.0
+    for layer in layers.values():
+        if layer.milliseconds:
+            dense += layer.milliseconds[DENSE]
+            chosen += layer.milliseconds[layer.format]
+    slower = max(1.0, dense / plain)
+    return plain - (dense - chosen) / slower
 
 
 def _call(apply: PackedApply, sample: tuple[Any, ...]) -> Callable[[], Any]:
