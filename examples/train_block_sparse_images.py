@@ -15,6 +15,7 @@ from train_block_sparse_methods import Run, block_model, block_run, dense_run, m
 
 BATCH_SIZE = 128
 METHODS = ('dense', 'masks', 'blocks')
+_LOW_RANK_SHARE = 0.75  # of the kept weights, at most
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,16 +43,18 @@ class Network:
         return params
 
     def rank_for(self, inputs: int, sparsity: float) -> int:
-        """The rank whose term has at most half of the weights of each hidden layer."""
+        """The largest rank, up to `low_rank`, whose term has no more than its share of each hidden layer."""
         sizes = (inputs, *self.widths)
         rank = self.low_rank
         for rows, columns in itertools.pairwise(sizes):
-            rank = min(rank, int(0.5 * (1 - sparsity) * rows * columns / (rows + columns)))
+            rank = min(
+                rank, int(_LOW_RANK_SHARE * (1 - sparsity) * rows * columns / (rows + columns))
+            )
         return rank
 
 
 NETWORKS = {
-    'lenet': Network((300, 100), block=(4, 50), low_rank=2),
+    'lenet': Network((300, 100), block=(1, 10), low_rank=2),
     'wide': Network((1024, 1024), block=(8, 128), low_rank=8),
 }
 
