@@ -110,7 +110,8 @@ class Axis:
         if self.form == 'atom':
             return str(self.size)
         sign = '*' if self.form == 'product' else ' + '
-        return f'({sign.join(map(repr, self.parts))})'
+        parts = sign.join(map(repr, self.parts))
+        return f'({parts})'
 
 
 Axes = tuple[Axis, ...]
@@ -142,12 +143,25 @@ def all_but(numbers: Iterable[int], entries: Sequence[Any]) -> list[int]:
     return sorted(others)
 
 
+def drop(entries: Sequence[T], numbers: Iterable[int]) -> tuple[T, ...]:
+    """Returns all entries but those with these numbers."""
+    return pick(entries, all_but(numbers, entries))
+
+
+def replace(entries: Sequence[T], number: int, entry: T) -> tuple[T, ...]:
+    """Returns the entries with another one in the place of one."""
+    replaced = list(entries)
+    replaced[number] = entry
+    return tuple(replaced)
+
+
 def product(factors: Iterable[Axis]) -> Axis:
     """Returns the axis that a reshape makes of several; the first is outermost."""
     parts = _flat('product', factors, neutral=1)
     if len(parts) == 1:
         return parts[0]
-    return Axis(math.prod(part.size for part in parts), 'product', parts)
+    size = math.prod(sizes_of(parts))
+    return Axis(size, 'product', parts)
 
 
 def total(segments: Iterable[Axis]) -> Axis:
@@ -155,7 +169,8 @@ def total(segments: Iterable[Axis]) -> Axis:
     parts = _flat('sum', segments, neutral=0)
     if len(parts) == 1:
         return parts[0]
-    return Axis(sum(part.size for part in parts), 'sum', parts)
+    size = sum(sizes_of(parts))
+    return Axis(size, 'sum', parts)
 
 
 def _flat(form: Form, axes: Iterable[Axis], neutral: int) -> list[Axis]:
@@ -216,18 +231,28 @@ class Ties:
         elif second.form == 'atom':
             second.become(first)
         elif first.form != second.form:
-            is_product = first.form == 'product'
-            self._distribute(*((first, second) if is_product else (second, first)))
+            if first.form == 'product':
+                self._distribute(first, second)
+            else:
+                self._distribute(second, first)
         else:
-            align = self.align_factors if first.form == 'product' else self._align_segments
-            align(first.parts, second.parts)
-            if first.resolved() is not second.resolved():
-                first.resolved().become(second.resolved())
+            if first.form == 'product':
+                self.align_factors(first.parts, second.parts)
+            else:
+                self._align_segments(first.parts, second.parts)
+            first, second = first.resolved(), second.resolved()
+            if first is not second:
+                first.become(second)
 
     def unify_each(self, first: Iterable[Axis], second: Iterable[Axis]) -> None:
         """States that the axes of two values are the same, one by one."""
         for one, other in zip(first, second, strict=True):
             self.unify(one, other)
+
+    def unify_values(self, first: Iterable[Axes], second: Iterable[Axes]) -> None:
+        """States that values have the same axes as others, one by one."""
+        for one, other in zip(first, second, strict=True):
+            self.unify_each(one, other)
 
     def cut(self, axis: Axis, sizes: Sequence[int]) -> list[Axis]:
         """Cuts an axis into consecutive segments of these sizes."""
@@ -242,12 +267,11 @@ class Ties:
             if first[0].size == second[0].size:
                 self.unify(first.pop(0), second.pop(0))
             else:
-                is_first = first[0].size > second[0].size
-                longer, other = (first, second) if is_first else (second, first)
-                if longer[0].size % other[0].size:
+                longer, shorter = _longer_first(first, second)
+                outer, rest = shorter[0].size, longer[0].size
+                if rest % outer:
                     break
-                outer = other[0].size
-                pieces = [Axis(outer), Axis(longer[0].size // outer)]
+                pieces = [Axis(outer), Axis(rest // outer)]
                 self.unify(longer[0], product(pieces))
                 longer[:1] = pieces
             first, second = _flat('product', first, 1), _flat('product', second, 1)
@@ -261,10 +285,9 @@ class Ties:
             if first[0].size == second[0].size:
                 self.unify(first.pop(0), second.pop(0))
             else:
-                is_first = first[0].size > second[0].size
-                longer, other = (first, second) if is_first else (second, first)
-                size = other[0].size
+                longer, shorter = _longer_first(first, second)
                 segment = longer[0]
+                size = shorter[0].size
                 self.cut(segment, [size, segment.size - size])
                 if segment.form != 'sum':  # it could not be cut there, and is pinned
                     self.pin_all((*first, *second), 'segments that do not fit meet')
@@ -273,21 +296,35 @@ class Ties:
 
     def _distribute(self, factors_axis: Axis, segments_axis: Axis) -> None:
         """States that a product is a sum: `(a + b) * c` is `a*c + b*c`, if the factors c fit into each segment."""
-        factors, segments = list(factors_axis.parts), segments_axis.parts
-        common = math.gcd(*[segment.size for segment in segments])
-        inner: list[Axis] = []
-        inner_size = 1
-        while common % (inner_size * factors[-1].size) == 0:
-            inner.insert(0, factors.pop())
-            inner_size *= inner[0].size
+        segments = segments_axis.parts
+        sizes = sizes_of(segments)
+        outer, inner = _split_factors(factors_axis.parts, math.gcd(*sizes))
         if not inner:
             reason = 'a reshape cuts across the parts of a concatenation'
             self.pin_all((factors_axis, segments_axis), reason)
             return
-        outers = []
+        inner_size = math.prod(sizes_of(inner))
+        terms = []
         for segment in segments:
-            outer = Axis(segment.size // inner_size)
-            outers.append(outer)
-            self.unify(segment, product([outer, *inner]))
-        self.unify(product(factors), total(outers))
+            term = Axis(segment.size // inner_size)
+            terms.append(term)
+            self.unify(segment, product([term, *inner]))
+        self.unify(product(outer), total(terms))
         factors_axis.resolved().become(segments_axis.resolved())
+
+
+def _longer_first(first: list[Axis], second: list[Axis]) -> tuple[list[Axis], list[Axis]]:
+    """Returns two lists of axes, first the one that begins with the longer axis."""
+    if first[0].size > second[0].size:
+        return first, second
+    return second, first
+
+
+def _split_factors(factors: Sequence[Axis], common: int) -> tuple[list[Axis], list[Axis]]:
+    """Splits off the innermost factors whose product divides a number; returns the others, and these."""
+    outer, inner = list(factors), []
+    while common % outer[-1].size == 0:
+        factor = outer.pop()
+        common //= factor.size
+        inner.insert(0, factor)
+    return outer, inner

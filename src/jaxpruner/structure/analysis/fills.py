@@ -12,7 +12,7 @@ the zeroing itself makes is computed, not assumed: `log(0)` and `0 / 0` are not 
 """
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -47,37 +47,58 @@ class Fill(NamedTuple):
         return self.channels[axis].get(atom)
 
 
+def nothing_of(rank: int) -> Fill:
+    """A value with so many axes of which nothing is known."""
+    return Fill(None, ({},) * rank)
+
+
 class Flow:
-    """An equation as the rules see it, beside the fills of its operands.
+    """An equation as the rules see it.
 
     Attributes:
       equation: the equation.
       operands: the axes of its operands.
       results: the axes of its results.
+      fills: what is known of its operands.
     """
 
-    def __init__(self, equation: Any, axes: EquationAxes, candidates: Any, reject: Any):
+    def __init__(
+        self,
+        equation: Any,
+        axes: EquationAxes,
+        fills: Sequence[Fill],
+        candidates: Callable[[Axis], Sequence[Axis]],
+        reject: Callable[[Axis, str], None],
+    ):
         self.equation = equation
         self.operands = axes.operands
         self.results = axes.results
+        self.fills = fills
         self.candidates = candidates  # axis -> the atoms in it that could be removed
         self._reject = reject
 
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """The parameters of the equation."""
+        return self.equation.params
+
     def reject(self, atom: Axis, reason: str) -> None:
         """Removing channels of this atom is not the same as zeroing them."""
-        self._reject(self.equation, atom, reason)
+        self._reject(atom, reason)
 
     def axes_with(
         self, atom: Axis, among: Iterable[int] | None = None, operand: int = 0
     ) -> list[int]:
         """The axes of an operand that have an atom, of these or of all."""
         axes = self.operands[operand]
-        among = range(len(axes)) if among is None else among
+        if among is None:
+            among = range(len(axes))
         return [i for i in among if atom in self.candidates(axes[i])]
 
     def constant(self, number: Number) -> Fill:
         """A result of which all elements are one number."""
-        return Fill(number, ({},) * len(self.results[0]))
+        nothing = nothing_of(len(self.results[0]))
+        return nothing._replace(everywhere=number)
 
     def result(self, everywhere: Number, find: Any, number: int = 0) -> Fill:
         """The fill of a result, with what `find(axis, atom)` returns for each of its axes and atoms."""
@@ -99,17 +120,17 @@ def is_finite(value: Number) -> bool:
 
 def join(values: Iterable[Number]) -> Number:
     """What is known of an element that is one of these numbers: nothing if they differ, NaN if one is not finite."""
-    first, *others = values
-    if all(other == first or other is first for other in others):
+    values = list(values)
+    first = values[0]
+    if all(value == first or value is first for value in values):
         return first
-    return None if all(map(is_finite, (first, *others))) else NAN
+    return None if all(map(is_finite, values)) else NAN
 
 
 def join_fills(first: Fill, second: Fill) -> Fill:
     """What is known of a value that is one of two, with the same axes."""
-    everywhere = None
-    if first.everywhere is not None and first.everywhere == second.everywhere:
-        everywhere = first.everywhere
+    is_same = first.everywhere == second.everywhere
+    everywhere = first.everywhere if is_same else None
     channels = []
     for i, (one, other) in enumerate(zip(first.channels, second.channels, strict=True)):
         known = {}
@@ -140,37 +161,59 @@ def computed(equation: Any, values: Sequence[Number], literals: Sequence[bool]) 
     """
     name = equation.primitive.name
     if name == 'select_n' and values[0] is not None:
-        return values[1 + int(values[0])] if np.isfinite(values[0]) else NAN
+        return _selected(values)
     if None not in values:
         return _evaluated(equation, values)
     if name == 'select_n':
-        kept = [None if fixed else value for value, fixed in zip(values, literals, strict=True)]
-        cases = values[1:]
-        return cases[0] if len(set(cases)) == 1 else join([*kept[1:], None])
+        return _one_of(values[1:], literals[1:])
     if name in ('mul', 'and'):
-        return product(values[0], values[1])
+        return product(*values)
     if name == 'div':
-        dividend, divisor = values
-        if divisor == 0 or not is_finite(dividend) or not is_finite(divisor):
-            return NAN
-        return 0 if dividend == 0 else None
+        return _quotient(*values)
     if name in ('max', 'min', 'clamp'):
-        return NAN if any(value != value for value in values) else None
+        has_nan = any(value != value for value in values)
+        return NAN if has_nan else None
     if name in ('pow', 'rem') and 0 in values:
         return NAN
     return None if all(map(is_finite, values)) else NAN
+
+
+def _selected(values: Sequence[Number]) -> Number:
+    """What a selection with a known predicate returns; the predicate is the first value."""
+    predicate, *cases = values
+    if not np.isfinite(predicate):
+        return NAN
+    return cases[int(predicate)]
+
+
+def _one_of(cases: Sequence[Number], literals: Sequence[bool]) -> Number:
+    """What a selection with an unknown predicate returns; literals that are not finite are the model's own."""
+    if len(set(cases)) == 1:
+        return cases[0]
+    for case, is_literal in zip(cases, literals, strict=True):
+        if not is_literal and not is_finite(case):
+            return NAN
+    return None
+
+
+def _quotient(dividend: Number, divisor: Number) -> Number:
+    """The quotient of two numbers; one of them is unknown."""
+    if divisor == 0 or not is_finite(dividend) or not is_finite(divisor):
+        return NAN
+    return 0 if dividend == 0 else None
 
 
 def _evaluated(equation: Any, values: Sequence[Number]) -> Number:
     """Runs the operation on numbers of its dtypes."""
     dtypes = []
     for variable in (*equation.invars, equation.outvars[0]):
-        if jnp.issubdtype(variable.aval.dtype, jax.dtypes.extended):  # keys of random numbers
+        dtype = variable.aval.dtype
+        if jnp.issubdtype(dtype, jax.dtypes.extended):  # keys of random numbers
             return None
-        dtypes.append(variable.aval.dtype)
-    params = tuple(sorted(equation.params.items()))
+        dtypes.append(dtype)
+    params = sorted(equation.params.items())
     try:
-        return _run(equation.primitive, params, tuple(dtypes[:-1]), tuple(values))
+        return _run(equation.primitive, tuple(params), tuple(dtypes[:-1]), tuple(values))
     except (NotImplementedError, RuntimeError, TypeError, ValueError):
         return NAN  # it cannot be run on numbers: nothing is assumed of what zeroing makes
 
@@ -202,8 +245,10 @@ def of_constant(value: Any, candidates: Sequence[Sequence[Axis]]) -> Fill:
       value: the constant.
       candidates: for each of its axes the atoms that could be removed.
     """
-    nothing = Fill(None, ({},) * len(candidates))
-    if tree_lib.is_traced(value) or jnp.issubdtype(jnp.result_type(value), jax.dtypes.extended):
+    nothing = nothing_of(len(candidates))
+    if tree_lib.is_traced(value):
+        return nothing
+    if jnp.issubdtype(jnp.result_type(value), jax.dtypes.extended):  # keys of random numbers
         return nothing
     try:
         array = np.asarray(value)
@@ -211,8 +256,10 @@ def of_constant(value: Any, candidates: Sequence[Sequence[Axis]]) -> Fill:
         return nothing
     first = array.ravel()[:1]
     if array.size and (array == first).all():
-        return Fill(number_of(first), nothing.channels)
-    if jnp.issubdtype(array.dtype, jnp.inexact) and not np.isfinite(array).all():
-        channels = [dict.fromkeys(atoms, NAN) for atoms in candidates]
-        return Fill(None, tuple(channels))
-    return nothing
+        number = number_of(first)
+        return nothing._replace(everywhere=number)
+    is_inexact = jnp.issubdtype(array.dtype, jnp.inexact)
+    if not is_inexact or np.isfinite(array).all():
+        return nothing
+    channels = [dict.fromkeys(atoms, NAN) for atoms in candidates]
+    return Fill(None, tuple(channels))

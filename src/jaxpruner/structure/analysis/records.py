@@ -1,13 +1,16 @@
 """What the analysis of a program passes on: where an equation stands, its axes, and the row of a primitive."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from jax.extend import source_info_util
 
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.structure.analysis.axes import Axes, Axis, Pin, Ties
-from jaxpruner.uses.bodies import ProgramPath
+from jaxpruner.structure.analysis.axes import Axes, Axis, Pin, Ties, new_axes
+from jaxpruner.uses import liveness
+from jaxpruner.uses.bodies import ProgramPath, Scan, While
+from jaxpruner.uses.moving_rules import shape_of
 
 
 class Place(NamedTuple):
@@ -31,6 +34,20 @@ class Place(NamedTuple):
         """A program in this equation, of which these results are needed."""
         callers = (*self.callers, equation)
         return Place((*self.path, number), tuple(needed), callers)
+
+    def in_scan(self, scan: Scan) -> 'Place':
+        """The body of this scan."""
+        needed = liveness.needed_of_scan_body(scan, self.needed)
+        return self.inside(scan.equation, 0, needed)
+
+    def in_condition(self, loop: While) -> 'Place':
+        """The condition of this loop."""
+        return self.inside(loop.equation, 0, (True,))
+
+    def in_body(self, loop: While) -> 'Place':
+        """The body of this loop."""
+        needed = liveness.needed_of_while_body(loop, self.needed)
+        return self.inside(loop.equation, 1, needed)
 
     def line(self, equation: Any) -> str:
         """The line of the source that an equation comes from; within JAX, that of the call which led there."""
@@ -116,24 +133,52 @@ class Traced(Protocol):
     def trips(self) -> Mapping[ProgramPath, Axis]: ...
 
 
-class AxesRule(Protocol):
-    """States what an equation says of the axes of its operands; returns the axes of each result."""
+class EquationTies(Ties):
+    """An equation, and what it states of axes.
 
-    def __call__(self, equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
-        """See the class."""
-        ...
+    Attributes:
+      equation: the equation.
+      operands: the axes of its operands.
+    """
+
+    def __init__(self, equation: Any, operands: Sequence[Axes], place: Place):
+        super().__init__(functools.partial(place.pin, equation))
+        self.equation = equation
+        self.operands = operands
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """The parameters of the equation."""
+        return self.equation.params
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the first result."""
+        return shape_of(self.equation.outvars[0])
+
+    def new_results(self) -> list[Axes]:
+        """New axes for each result."""
+        return new_results(self.equation)
+
+
+def new_results(equation: Any) -> list[Axes]:
+    """New axes for each result of an equation."""
+    results = []
+    for variable in equation.outvars:
+        results.append(new_axes(shape_of(variable)))
+    return results
 
 
 class Row(NamedTuple):
     """What is known of a primitive.
 
     Attributes:
-      axes: what it says of axes.
-      fills: what it makes of removed channels: a rule of a `fills.Flow` and the fills of its operands.
+      axes: what it says of axes; returns those of each result.
+      fills: what it makes of removed channels: a rule of a `fills.Flow`.
       resized: how it runs on smaller operands: a rule of a `resizing.SmallEquation` and these; `None` if it reads all
         sizes off its operands.
     """
 
-    axes: AxesRule
-    fills: Callable[[Any, Sequence[Any]], list[Any]]
+    axes: Callable[[EquationTies], list[Axes]]
+    fills: Callable[[Any], list[Any]]
     resized: Callable[[Any, list[Any]], list[Any]] | None = None

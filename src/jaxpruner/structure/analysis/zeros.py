@@ -1,15 +1,22 @@
 """Which groups are exact: zeros are followed through the program, from the parameters to every sum over channels."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.structure.analysis.axes import Axes, Axis, atoms
-from jaxpruner.structure.analysis.fills import Fill, Flow, Number, join_fills, of_constant
-from jaxpruner.structure.analysis.records import EquationAxes, Place, Trace
+from jaxpruner.structure.analysis.fills import (
+    Fill,
+    Flow,
+    Number,
+    join_fills,
+    nothing_of,
+    of_constant,
+)
+from jaxpruner.structure.analysis.live_evaluator import KnownConstant, LiveEvaluator
+from jaxpruner.structure.analysis.records import Place, Trace
 from jaxpruner.structure.rules import primitives
-from jaxpruner.uses import liveness
-from jaxpruner.uses.bodies import Call, Cond, Evaluator, Program, Scan, While
+from jaxpruner.uses.bodies import Cond, Program, Scan, While
 
 
 def inexact_atoms(traces: Sequence[Trace], leaves: Sequence[Fill] | None = None) -> dict[Axis, str]:
@@ -26,8 +33,8 @@ def inexact_atoms(traces: Sequence[Trace], leaves: Sequence[Fill] | None = None)
     states: dict[tree_lib.Path, Fill] = {}
     for flow in flows:
         for path, axes in zip(flow.trace.state_paths, flow.trace.states, strict=True):
-            unknown = Fill(None, ({},) * len(axes))
-            states.setdefault(path, flow.zeroed(axes) if leaves is None else unknown)
+            known = flow.zeroed(axes) if leaves is None else nothing_of(len(axes))
+            states.setdefault(path, known)
     before = None
     while states != before:
         before = dict(states)
@@ -42,14 +49,7 @@ def inexact_atoms(traces: Sequence[Trace], leaves: Sequence[Fill] | None = None)
     return inexact
 
 
-class _Constant:
-    """What is known of a constant, in its place among a program's constants."""
-
-    def __init__(self, fill: Fill):
-        self.fill = fill
-
-
-class ZeroFlow(Evaluator[Fill, Place]):
+class ZeroFlow(LiveEvaluator[Fill]):
     """Follows what stands at removed channels.
 
     Attributes:
@@ -80,7 +80,9 @@ class ZeroFlow(Evaluator[Fill, Place]):
           states: what is known of the state; likewise.
         """
         jaxpr = self.trace.program.jaxpr
-        inputs = list(map(self.zeroed, self.trace.leaves) if leaves is None else leaves)
+        if leaves is None:
+            leaves = list(map(self.zeroed, self.trace.leaves))
+        inputs = list(leaves)
         for path, axes in zip(self.trace.state_paths, self.trace.states, strict=True):
             inputs.append(self.zeroed(axes) if states is None else states[path])
         for variable in jaxpr.invars[len(inputs) :]:
@@ -92,26 +94,25 @@ class ZeroFlow(Evaluator[Fill, Place]):
         """The atoms of an axis that could be removed."""
         axis = axis.resolved()
         if id(axis) not in self._candidates:
-            removable = []
-            for atom in dict.fromkeys(atoms(axis)):
-                if atom.pin is None and atom.size > 1 and atom in self._in_leaves:
-                    removable.append(atom)
-            self._candidates[id(axis)] = tuple(removable)
+            candidates = filter(self._is_removable, dict.fromkeys(atoms(axis)))
+            self._candidates[id(axis)] = tuple(candidates)
         return self._candidates[id(axis)]
+
+    def _is_removable(self, atom: Axis) -> bool:
+        return atom.pin is None and atom.size > 1 and atom in self._in_leaves
 
     def zeroed(self, axes: Axes) -> Fill:
         """A parameter or a leaf of the state, zero along all of its groups."""
-        return Fill(None, tuple([dict.fromkeys(self.candidates(axis), 0) for axis in axes]))
+        channels = [dict.fromkeys(self.candidates(axis), 0) for axis in axes]
+        return Fill(None, tuple(channels))
 
     def constant(self, value: Any, aval: Any) -> Fill:
-        if isinstance(value, _Constant):
-            return value.fill
+        if isinstance(value, KnownConstant):
+            return value.value
         return of_constant(value, ((),) * len(aval.shape))
 
-    def positions_in(self, program: Program, position: Place) -> Iterable[Place]:
-        live = liveness.live(program.jaxpr, position.needed)
-        for number, needed in enumerate(live.results):
-            yield position.at(number)._replace(needed=needed)
+    def unneeded(self, equation: Any) -> list[Fill]:
+        return list(map(_unknown, equation.outvars))
 
     def visit_program(
         self, program: Program, inputs: Sequence[Fill], position: Place
@@ -119,33 +120,32 @@ class ZeroFlow(Evaluator[Fill, Place]):
         constants = []
         axes_of_constants = self.trace.constants[position.path]
         for value, axes in zip(program.constants, axes_of_constants, strict=True):
-            fill = of_constant(value, list(map(self.candidates, axes)))
-            constants.append(_Constant(fill))
-        return super().visit_program(Program(program.jaxpr, tuple(constants)), inputs, position)
-
-    def visit_equation(self, equation: Any, operands: list[Fill], position: Place) -> list[Fill]:
-        if not any(position.needed):
-            return list(map(_unknown, equation.outvars))
-        return super().visit_equation(equation, operands, position)
+            candidates = list(map(self.candidates, axes))
+            fill = of_constant(value, candidates)
+            constants.append(KnownConstant(fill))
+        program = Program(program.jaxpr, tuple(constants))
+        return super().visit_program(program, inputs, position)
 
     def visit_plain(self, equation: Any, operands: list[Fill], position: Place) -> list[Fill]:
-        def reject(equation: Any, atom: Axis, reason: str) -> None:
-            if atom not in self.inexact:
-                self.inexact[atom] = str(position.pin(equation, reason))
+        def reject(atom: Axis, reason: str) -> None:
+            self._reject(atom, equation, reason, position)
 
-        axes: EquationAxes = self.trace.equations[position.path]
-        flow = Flow(equation, axes, self.candidates, reject)
-        return primitives.fills_rule(equation.primitive.name)(flow, operands)
+        axes = self.trace.equations[position.path]
+        flow = Flow(equation, axes, operands, self.candidates, reject)
+        rule = primitives.fills_rule(equation.primitive.name)
+        return rule(flow)
 
-    def visit_call(self, call: Call, operands: list[Fill], position: Place) -> list[Fill]:
-        inside = position.inside(call.equation, 0, position.needed)
-        return self.visit_program(call.program, operands, inside)
+    def _reject(self, atom: Axis, equation: Any, reason: str, place: Place) -> None:
+        """Notes why an atom is not exact; its first reason stays."""
+        if atom not in self.inexact:
+            self.inexact[atom] = str(place.pin(equation, reason))
 
     def visit_scan(self, scan: Scan, operands: list[Fill], position: Place) -> list[Fill]:
         constants, carried, sliced = scan.split(operands)
-        needed = liveness.needed_of_scan_body(scan, position.needed)
-        inside = position.inside(scan.equation, 0, needed)
-        taken = [Fill(fill.everywhere, fill.channels[1:]) for fill in sliced]
+        inside = position.in_scan(scan)
+        taken = []
+        for fill in sliced:
+            taken.append(fill._replace(channels=fill.channels[1:]))
         stacked: list[Fill] = []
 
         def run(carried: list[Fill]) -> list[Fill]:
@@ -158,7 +158,8 @@ class ZeroFlow(Evaluator[Fill, Place]):
         in_trips = self._zeroed_trips(scan, sliced, position)
         results = after if scan.length else before
         for fill, known in zip(stacked, in_trips, strict=True):
-            results.append(Fill(fill.everywhere, (known, *fill.channels)))
+            channels = (known, *fill.channels)
+            results.append(fill._replace(channels=channels))
         return results
 
     def _zeroed_trips(
@@ -169,14 +170,14 @@ class ZeroFlow(Evaluator[Fill, Place]):
         Returns:
           For each stacked result what such trips put there.
         """
-        count = len(scan.equation.outvars) - scan.carried
-        known: list[dict[Axis, Number]] = [{} for _ in range(count)]
+        _, results = scan.split_results(scan.equation.outvars)
+        known: list[dict[Axis, Number]] = [{} for _ in results]
         for atom in self.candidates(self.trace.trips[position.path]):
             numbers = [fill.at(0, atom) for fill in sliced]
             stacked = _zeroed_trip(self.trace, scan, numbers, position)
             if stacked is None:
                 reason = 'a trip without its parameters changes what is carried'
-                self.inexact.setdefault(atom, str(position.pin(scan.equation, reason)))
+                self._reject(atom, scan.equation, reason, position)
                 continue
             for of_result, number in zip(known, stacked, strict=True):
                 if number is not None:
@@ -185,9 +186,7 @@ class ZeroFlow(Evaluator[Fill, Place]):
 
     def visit_while(self, loop: While, operands: list[Fill], position: Place) -> list[Fill]:
         condition_constants, body_constants, carried = loop.split(operands)
-        needed = liveness.needed_of_while_body(loop, position.needed)
-        in_condition = position.inside(loop.equation, 0, (True,))
-        in_body = position.inside(loop.equation, 1, needed)
+        in_condition, in_body = position.in_condition(loop), position.in_body(loop)
 
         def run(carried: list[Fill]) -> list[Fill]:
             return self.visit_program(loop.body, body_constants + carried, in_body)
@@ -197,12 +196,10 @@ class ZeroFlow(Evaluator[Fill, Place]):
         return carried
 
     def visit_cond(self, cond: Cond, operands: list[Fill], position: Place) -> list[Fill]:
-        _, *operands = operands
-        joined: list[Fill] = []
-        for number, branch in enumerate(cond.branches):
-            inside = position.inside(cond.equation, number, position.needed)
-            results = self.visit_program(branch, operands, inside)
-            joined = list(map(join_fills, joined, results)) if number else results
+        first, *others = self.visit_branches(cond, operands, position)
+        joined = first
+        for results in others:
+            joined = list(map(join_fills, joined, results))
         return joined
 
 
@@ -229,27 +226,33 @@ class _TripProbe(ZeroFlow):
 
     def visit_plain(self, equation: Any, operands: list[Fill], position: Place) -> list[Fill]:
         if equation.primitive.name in ('add', 'add_any'):
-            result = equation.outvars[0].aval
-            for number, other in enumerate(reversed(operands)):
-                aval = equation.invars[number].aval
-                is_like_result = (aval.shape, aval.dtype) == (result.shape, result.dtype)
-                if other.everywhere == 0 and is_like_result:
-                    return [operands[number]]
+            first, second = operands
+            if second.everywhere == 0 and _is_like_result(equation, 0):
+                return [first]
+            if first.everywhere == 0 and _is_like_result(equation, 1):
+                return [second]
         return super().visit_plain(equation, operands, position)
+
+
+def _is_like_result(equation: Any, operand: int) -> bool:
+    """Whether an operand has the shape and the dtype of the result."""
+    aval = equation.invars[operand].aval
+    result = equation.outvars[0].aval
+    return (aval.shape, aval.dtype) == (result.shape, result.dtype)
 
 
 def _zeroed_trip(
     trace: Trace, scan: Scan, numbers: Sequence[Number], place: Place
 ) -> list[Number] | None:
     """What a trip stacks of which the sliced operands are these numbers; `None` if it changes what is carried."""
-    needed = liveness.needed_of_scan_body(scan, place.needed)
-    constants, carried, sliced = scan.split([_unknown(v) for v in scan.body.jaxpr.invars])
+    inside = place.in_scan(scan)
+    inputs = list(map(_unknown, scan.body.jaxpr.invars))
+    constants, carried, sliced = scan.split(inputs)
     for i, number in enumerate(numbers):
         sliced[i] = sliced[i]._replace(everywhere=number)
-    inside = place.inside(scan.equation, 0, needed)
     results = _TripProbe(trace).visit_program(scan.body, [*constants, *carried, *sliced], inside)
     carried_out, stacked = scan.split_results(results)
-    for before, after, is_needed in zip(carried, carried_out, needed, strict=False):
+    for before, after, is_needed in zip(carried, carried_out, inside.needed, strict=False):
         if is_needed and after is not before:
             return None
     return [fill.everywhere for fill in stacked]
@@ -257,4 +260,4 @@ def _zeroed_trip(
 
 def _unknown(variable: Any) -> Fill:
     """A value of which nothing is known."""
-    return Fill(None, ({},) * len(variable.aval.shape))
+    return nothing_of(len(variable.aval.shape))

@@ -1,160 +1,168 @@
 """Primitives that multiply and sum, and those that reduce axes or go along them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from jaxpruner.structure.analysis.axes import Axes, Ties, atom, new_axes, product
-from jaxpruner.structure.analysis.records import Contraction, Row
+from jaxpruner.structure.analysis.axes import (
+    Axes,
+    atom,
+    drop,
+    new_axes,
+    pick,
+    product,
+    replace,
+)
+from jaxpruner.structure.analysis.records import Contraction, EquationTies, Row
 from jaxpruner.structure.rules import contracting_fills, resizing
 from jaxpruner.uses import contractions
-from jaxpruner.uses.moving_rules import shape_of
+from jaxpruner.uses.contractions import DotAxes
 
 
-def _without(axes: Axes, dropped: Sequence[int]) -> Axes:
-    return tuple([axis for i, axis in enumerate(axes) if i not in dropped])
-
-
-def contraction(equation: Any, operands: Sequence[Axes]) -> Contraction:
+def contraction(ties: EquationTies) -> Contraction:
     """Which axes a contraction sums over, and which only one of its operands has."""
-    left, right = operands[:2]
-    if contractions.OPERATIONS[equation.primitive.name] == 'conv':
-        numbers = equation.params['dimension_numbers']
-        channels = (left[numbers.lhs_spec[1]],)
-        return Contraction(
-            channels, channels, (left[numbers.lhs_spec[0]], right[numbers.rhs_spec[0]])
-        )
-    numbers = contractions.dot_axes(equation)
-    summed = tuple([left[i] for i in numbers.contract[0]])
-    batch = tuple([left[i] for i in numbers.batch[0]])
-    free = _without(left, numbers.contract[0] + numbers.batch[0])
-    free_right = _without(right, numbers.contract[1] + numbers.batch[1])
-    return Contraction(batch + summed, summed, free + free_right)
+    left, right = ties.operands[:2]
+    name = ties.equation.primitive.name
+    if contractions.OPERATIONS[name] == 'conv':
+        numbers = ties.params['dimension_numbers']
+        images, channels = pick(left, numbers.lhs_spec[:2])
+        outputs = right[numbers.rhs_spec[0]]
+        return Contraction((channels,), (channels,), (images, outputs))
+    numbers = contractions.dot_axes(ties.equation)
+    summed = pick(left, numbers.contract[0])
+    batch = pick(left, numbers.batch[0])
+    return Contraction(batch + summed, summed, _free_axes(left, right, numbers))
 
 
-def _dot(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
-    left, right = operands
-    numbers = contractions.dot_axes(equation)
-    for kind in (numbers.contract, numbers.batch):
-        for i, k in zip(*kind, strict=True):
-            ties.unify(left[i], right[k])
-    batch = tuple([left[i] for i in numbers.batch[0]])
-    free_left = _without(left, numbers.contract[0] + numbers.batch[0])
-    free_right = _without(right, numbers.contract[1] + numbers.batch[1])
-    return [batch + free_left + free_right]
+def _free_axes(left: Axes, right: Axes, numbers: DotAxes) -> Axes:
+    """The axes of a product that only one of its operands has."""
+    shared_left = numbers.contract[0] + numbers.batch[0]
+    shared_right = numbers.contract[1] + numbers.batch[1]
+    return drop(left, shared_left) + drop(right, shared_right)
 
 
-def _ragged_dot(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
+def _dot(ties: EquationTies) -> list[Axes]:
+    left, right = ties.operands
+    numbers = contractions.dot_axes(ties.equation)
+    for in_left, in_right in (numbers.contract, numbers.batch):
+        ties.unify_each(pick(left, in_left), pick(right, in_right))
+    batch = pick(left, numbers.batch[0])
+    return [batch + _free_axes(left, right, numbers)]
+
+
+# Rows of a matrix, and for each group of them a matrix.
+_PLAIN_RAGGED_DOT = DotAxes(contract=((1,), (1,)), batch=((), ()), groups=(0,))
+
+
+def _ragged_dot(ties: EquationTies) -> list[Axes]:
     """Groups of rows, with a matrix for each group: the sizes of groups are data, so no group can be removed."""
-    left, right, sizes = operands
-    numbers = contractions.dot_axes(equation)
-    result = new_axes(shape_of(equation.outvars[0]))
-    is_plain = (
-        len(left) == 2
-        and len(right) == 3
-        and numbers == contractions.DotAxes(((1,), (1,)), ((), ()), (0,))
-    )
-    if not is_plain:
-        ties.pin_all((*left, *right, *sizes, *result), 'groups of rows along several axes')
-        return [result]
-    ties.pin_all((left[0], right[0], *sizes), 'data say how many rows a group has')
-    ties.unify(left[1], right[1])
-    return [(left[0], right[2])]
+    left, right, sizes = ties.operands
+    numbers = contractions.dot_axes(ties.equation)
+    ranks = len(left), len(right)
+    if ranks != (2, 3) or numbers != _PLAIN_RAGGED_DOT:
+        results = ties.new_results()
+        for axes in (*ties.operands, *results):
+            ties.pin_all(axes, 'groups of rows along several axes')
+        return results
+    rows, inputs = left
+    groups, inputs_of_matrices, outputs = right
+    ties.pin_all((rows, groups, *sizes), 'data say how many rows a group has')
+    ties.unify(inputs, inputs_of_matrices)
+    return [(rows, outputs)]
 
 
-def _conv(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
-    params = equation.params
-    numbers = params['dimension_numbers']
-    image, kernel = operands
-    result = list(new_axes(shape_of(equation.outvars[0])))
-    if params['batch_group_count'] != 1:
+def _conv(ties: EquationTies) -> list[Axes]:
+    numbers = ties.params['dimension_numbers']
+    image, kernel = ties.operands
+    result = list(new_axes(ties.shape))
+    if ties.params['batch_group_count'] != 1:
         ties.pin_all((*image, *kernel, *result), 'groups of images')
         return [tuple(result)]
-    for axes, spec in (
-        (image, numbers.lhs_spec),
-        (kernel, numbers.rhs_spec),
-        (result, numbers.out_spec),
-    ):
-        ties.pin_all([axes[i] for i in spec[2:]], 'the window moves along it')
-    batch, channels = (image[i] for i in numbers.lhs_spec[:2])
-    outputs, inputs = (kernel[i] for i in numbers.rhs_spec[:2])
-    groups = params['feature_group_count']
+    specs = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
+    for axes, spec in zip((image, kernel, result), specs, strict=True):
+        ties.pin_all(pick(axes, spec[2:]), 'the window moves along it')
+    batch, channels = pick(image, numbers.lhs_spec[:2])
+    outputs, inputs = pick(kernel, numbers.rhs_spec[:2])
+    groups = ties.params['feature_group_count']
     if groups == 1:
         ties.unify(channels, inputs)
     else:
         group = atom(groups)
+        outputs_of_group = atom(outputs.size // groups)
         ties.unify(channels, product([group, inputs]))
-        ties.unify(outputs, product([group, atom(outputs.size // groups)]))
+        ties.unify(outputs, product([group, outputs_of_group]))
     result[numbers.out_spec[0]] = batch
     result[numbers.out_spec[1]] = outputs
     return [tuple(result)]
 
 
-def _reduce(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
-    return [_without(operands[0], equation.params['axes'])]
+def _reduce(ties: EquationTies) -> list[Axes]:
+    return [drop(ties.operands[0], ties.params['axes'])]
 
 
-def _collective(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
+def _collective(ties: EquationTies) -> list[Axes]:
     """`vmap` with a name for its axis, over which the program then sums."""
-    axes = equation.params['axes']
-    is_plain = equation.params['axis_index_groups'] is None
+    axes = ties.params['axes']
+    is_plain = ties.params['axis_index_groups'] is None
     if is_plain and all(isinstance(axis, int) for axis in axes):
-        return [_without(operand, axes) for operand in operands]
-    results = [new_axes(shape_of(variable)) for variable in equation.outvars]
-    for each in (*operands, *results):
+        return [drop(operand, axes) for operand in ties.operands]
+    results = ties.new_results()
+    for each in (*ties.operands, *results):
         ties.pin_all(each, 'devices, or parts of an axis, exchange values')
     return results
 
 
-def _arg_reduce(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
-    axes = equation.params['axes']
-    ties.pin_all([operands[0][i] for i in axes], 'its result is an index along it')
-    return [_without(operands[0], axes)]
+def _arg_reduce(ties: EquationTies) -> list[Axes]:
+    axes = ties.operands[0]
+    reduced = ties.params['axes']
+    ties.pin_all(pick(axes, reduced), 'its result is an index along it')
+    return [drop(axes, reduced)]
 
 
-def _along(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
-    params = equation.params
+def _along(ties: EquationTies) -> list[Axes]:
+    params = ties.params
     i = params['axis'] if 'axis' in params else params['dimension']
-    for axes in operands:
-        ties.unify_each(operands[0], axes)
-    ties.pin(operands[0][i], 'elements follow one another along it')
-    return [operands[0]] * len(equation.outvars)
+    first = ties.operands[0]
+    for axes in ties.operands:
+        ties.unify_each(first, axes)
+    ties.pin(first[i], 'elements follow one another along it')
+    return [first] * len(ties.equation.outvars)
 
 
-def _fourier(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
-    (axes,) = operands
-    first = len(axes) - len(equation.params['fft_lengths'])
-    frequencies = new_axes(shape_of(equation.outvars[0])[first:])
-    ties.pin_all((*axes[first:], *frequencies), 'a Fourier transform goes along it')
+def _fourier(ties: EquationTies) -> list[Axes]:
+    (axes,) = ties.operands
+    first = len(axes) - len(ties.params['fft_lengths'])
+    frequencies = new_axes(ties.shape[first:])
+    ties.pin_all(axes[first:] + frequencies, 'a Fourier transform goes along it')
     return [axes[:first] + frequencies]
 
 
-def _top_k(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
-    (axes,) = operands
-    i = equation.params.get('axis', -1) % len(axes)
+def _top_k(ties: EquationTies) -> list[Axes]:
+    (axes,) = ties.operands
+    i = ties.params.get('axis', -1) % len(axes)
     ties.pin(axes[i], 'the largest along it are taken')
-    largest = atom(shape_of(equation.outvars[0])[i])
+    largest = atom(ties.shape[i])
     ties.pin(largest, 'the largest along another axis lie along it')
-    return [(*axes[:i], largest, *axes[i + 1 :])] * len(equation.outvars)
+    result = replace(axes, i, largest)
+    return [result] * len(ties.equation.outvars)
 
 
-def _reduce_window(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
-    (axes,) = operands
-    shape = shape_of(equation.outvars[0])
-    result = list(new_axes(shape))
-    window = equation.params['window_dimensions']
+def _reduce_window(ties: EquationTies) -> list[Axes]:
+    (axes,) = ties.operands
+    result = list(new_axes(ties.shape))
     for i, axis in enumerate(axes):
-        if window[i] == 1 and axis.size == shape[i] and _is_plain(equation.params, i):
+        if axis.size == result[i].size and _copies(ties.params, i):
             result[i] = axis
         else:
             ties.pin_all((axis, result[i]), 'the window moves along it')
     return [tuple(result)]
 
 
-def _is_plain(params: Any, i: int) -> bool:
+def _copies(params: Mapping[str, Any], i: int) -> bool:
     """Whether windows of one element just copy an axis."""
     base = params.get('base_dilation')
     return (
-        params['window_strides'][i] == 1
+        params['window_dimensions'][i] == 1
+        and params['window_strides'][i] == 1
         and tuple(params['padding'][i]) == (0, 0)
         and (base is None or base[i] == 1)
     )

@@ -1,10 +1,11 @@
 """What operations that sum over axes make of removed channels, and whether the sum is the same without them."""
 
-from collections.abc import Sequence
+import functools
+import math
 
 import numpy as np
 
-from jaxpruner.structure.analysis.axes import Axis
+from jaxpruner.structure.analysis.axes import Axis, all_but, pick, sizes_of
 from jaxpruner.structure.analysis.fills import NAN, Fill, Flow, Number, is_finite, product
 from jaxpruner.uses import contractions
 
@@ -28,25 +29,26 @@ def _zero_or_unknown(value: Number) -> Number:
     return 0 if value == 0 else None
 
 
-def _check_contraction(flow: Flow, axis: Axis, first: Fill, i: int, second: Fill, k: int) -> None:
-    for atom in flow.candidates(axis):
-        if product(first.at(i, atom), second.at(k, atom)) != 0:
-            flow.reject(atom, 'sums products of channels that are not zero')
+def _check_product(flow: Flow, atom: Axis, first: Number, second: Number) -> None:
+    """Rejects an atom over which products of these numbers are summed, unless they are zero."""
+    if product(first, second) != 0:
+        flow.reject(atom, 'sums products of channels that are not zero')
 
 
-def dot(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
+def dot(flow: Flow) -> list[Fill]:
     """A product of two values; of groups of rows, too, whose sizes are the third operand."""
-    left, right = fills[:2]
+    left, right = flow.fills[:2]
+    left_axes, right_axes = flow.operands[:2]
     numbers = contractions.dot_axes(flow.equation)
     for i, k in zip(*numbers.contract, strict=True):
-        _check_contraction(flow, flow.operands[0][i], left, i, right, k)
-    dropped = numbers.contract[0] + numbers.batch[0]
-    free = [i for i in range(len(flow.operands[0])) if i not in dropped]
-    dropped = numbers.contract[1] + numbers.batch[1] + numbers.groups
-    free_right = [k for k in range(len(flow.operands[1])) if k not in dropped]
+        for atom in flow.candidates(left_axes[i]):
+            _check_product(flow, atom, left.at(i, atom), right.at(k, atom))
+    # Which axes of the left and of the right operand each axis of the result comes from.
     sources: list[tuple[int | None, int | None]] = [*zip(*numbers.batch, strict=True)]
-    sources += [(i, None) for i in free]
-    sources += [(None, k) for k in free_right]
+    for i in all_but(numbers.contract[0] + numbers.batch[0], left_axes):
+        sources.append((i, None))
+    for k in all_but(numbers.contract[1] + numbers.batch[1] + numbers.groups, right_axes):
+        sources.append((None, k))
 
     def find(axis: int, atom: Axis) -> Number:
         i, k = sources[axis]
@@ -54,60 +56,67 @@ def dot(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
         second = None if k is None else right.at(k, atom)
         return _zero_or_unknown(product(first, second))
 
-    is_zero = left.everywhere == 0 or right.everywhere == 0
-    return [flow.result(0 if is_zero else None, find)]
+    return [flow.result(_zero_product(left, right), find)]
 
 
-def conv(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
+def _zero_product(first: Fill, second: Fill) -> Number:
+    """Zero if one of two factors is zero everywhere."""
+    is_zero = first.everywhere == 0 or second.everywhere == 0
+    return 0 if is_zero else None
+
+
+def conv(flow: Flow) -> list[Fill]:
     """A convolution sums over the channels of its input; each group of channels meets its own part of the kernel."""
-    image, kernel = fills
-    numbers = flow.equation.params['dimension_numbers']
+    image, kernel = flow.fills
+    image_axes, kernel_axes = flow.operands
+    numbers = flow.params['dimension_numbers']
     batch, channels = numbers.lhs_spec[:2]
     outputs, inputs = numbers.rhs_spec[:2]
-    summed = flow.candidates(flow.operands[1][inputs])
-    _check_contraction(flow, flow.operands[1][inputs], image, channels, kernel, inputs)
-    in_image = flow.candidates(flow.operands[0][channels])
-    has_groups = flow.equation.params['feature_group_count'] > 1
+    batch_of_result, channels_of_result = numbers.out_spec[:2]
+    summed = flow.candidates(kernel_axes[inputs])
+    for atom in summed:
+        _check_product(flow, atom, image.at(channels, atom), kernel.at(inputs, atom))
+    grouped: set[Axis] = set()  # atoms of the groups of channels
+    if flow.params['feature_group_count'] > 1:
+        grouped.update(flow.candidates(image_axes[channels]))
+        grouped.difference_update(summed)
 
     def find(axis: int, atom: Axis) -> Number:
-        if axis == numbers.out_spec[0]:
+        if axis == batch_of_result:
             return _zero_or_unknown(image.at(batch, atom))
-        if axis != numbers.out_spec[1]:
+        if axis != channels_of_result:
             return None
         value = kernel.at(outputs, atom)
-        if has_groups and atom in in_image and atom not in summed:
+        if atom in grouped:
             value = product(value, image.at(channels, atom))
         return _zero_or_unknown(value)
 
-    is_zero = image.everywhere == 0 or kernel.everywhere == 0
-    return [flow.result(0 if is_zero else None, find)]
+    return [flow.result(_zero_product(image, kernel), find)]
 
 
-def reduce(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
+def reduce(flow: Flow) -> list[Fill]:
     """What is reduced has to be neutral at removed channels."""
-    return [_reduce(flow, flow.equation.primitive.name, fills[0], 0)]
+    return [_reduce(flow, flow.equation.primitive.name, 0)]
 
 
-def collective(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
+def collective(flow: Flow) -> list[Fill]:
     """A reduction of each operand along an axis over which the program was mapped."""
     name = COLLECTIVES[flow.equation.primitive.name]
-    return [_reduce(flow, name, fill, number) for number, fill in enumerate(fills)]
+    return [_reduce(flow, name, number) for number in range(len(flow.fills))]
 
 
-def _reduce(flow: Flow, name: str, fill: Fill, number: int) -> Fill:
-    operand = flow.operands[number]
-    axes = flow.equation.params['axes']
-    neutral = _NEUTRAL.get(name)
-    count = 1
-    kept = []
-    for i, axis in enumerate(operand):
-        if i not in axes:
-            kept.append(i)
-            continue
-        count *= axis.size
-        for atom in flow.candidates(axis):
-            if neutral is None or fill.at(i, atom) != neutral:
-                flow.reject(atom, _reduce_reason(name, fill.at(i, atom)))
+def _reduce(flow: Flow, name: str, number: int) -> Fill:
+    """The reduction of one operand."""
+    fill = flow.fills[number]
+    axes = flow.operands[number]
+    kept = all_but(flow.params['axes'], axes)
+    reduced = all_but(kept, axes)
+    for i in reduced:
+        for atom in flow.candidates(axes[i]):
+            value = fill.at(i, atom)
+            if not _is_neutral(name, value):
+                flow.reject(atom, _reduce_reason(name, value))
+    count = math.prod(sizes_of(pick(axes, reduced)))
 
     def find(k: int, atom: Axis) -> Number:
         return _reduced(name, fill.at(kept[k], atom), count)
@@ -115,53 +124,73 @@ def _reduce(flow: Flow, name: str, fill: Fill, number: int) -> Fill:
     return flow.result(_reduced(name, fill.everywhere, count), find, number)
 
 
+def _is_neutral(name: str, value: Number) -> bool:
+    """Whether a reduction is the same without elements of this number."""
+    return name in _NEUTRAL and value == _NEUTRAL[name]
+
+
 def _reduce_reason(name: str, value: Number) -> str:
     if name not in _NEUTRAL:
         return 'takes channels that are zero into account'
-    return (
-        'sums channels that are not zero' if value is None else f'meets {value} at zeroed channels'
-    )
+    if value is None:
+        return 'sums channels that are not zero'
+    return f'meets {value} at zeroed channels'
 
 
 def _reduced(name: str, value: Number, count: int) -> Number:
     """What reducing as many elements of one number gives."""
-    if value is None or not is_finite(value):
-        return value if value is None else NAN
+    if value is None:
+        return None
+    if not is_finite(value):
+        return NAN
     if name == 'reduce_sum':
         return value * count
     if name == 'reduce_prod':
-        with np.errstate(over='ignore'):
-            return float(np.float64(value) ** count) if value not in (0, 1) else value
-    return None if name == 'reduce_xor' and value else value
+        return _power(value, count)
+    if name == 'reduce_xor' and value:
+        return None
+    return value
 
 
-def arg_reduce(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
+def _power(value: Number, count: int) -> Number:
+    if value in (0, 1):
+        return value
+    with np.errstate(over='ignore'):
+        return float(np.float64(value) ** count)
+
+
+def _nothing_found(axis: int, atom: Axis) -> Number:
+    return None
+
+
+def arg_reduce(flow: Flow) -> list[Fill]:
     """An index: nothing is known of it, and it is finite."""
-    return [flow.result(None, lambda axis, atom: None)]
+    return [flow.result(None, _nothing_found)]
 
 
-def along(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
+def along(flow: Flow) -> list[Fill]:
     """Elements that follow one another: 0 stays 0, and what is sorted or compared stays what it is."""
     name = flow.equation.primitive.name
-    keeps_all = name in ('cummax', 'cummin', 'sort')
-
-    def kept(value: Number) -> Number:
-        if value is None or keeps_all:
-            return value
-        if not is_finite(value):
-            return NAN
-        return 0 if value == 0 and name in ('cumsum', 'cumprod') else None
-
     results = []
-    for number in range(len(flow.results)):
-        fill = fills[number]
-        results.append(flow.result(None, lambda i, atom, fill=fill: kept(fill.at(i, atom)), number))
+    for number, fill in enumerate(flow.fills):
+        find = functools.partial(_accumulated, name, fill)
+        results.append(flow.result(None, find, number))
     return results
 
 
-def window(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
+def _accumulated(name: str, fill: Fill, axis: int, atom: Axis) -> Number:
+    value = fill.at(axis, atom)
+    if name in ('cummax', 'cummin', 'sort'):
+        return value
+    value = _zero_or_unknown(value)
+    if name == 'cumlogsumexp' and value == 0:
+        return None
+    return value
+
+
+def window(flow: Flow) -> list[Fill]:
     """Pooling along other axes."""
-    (fill,) = fills
+    (fill,) = flow.fills
     sums = flow.equation.primitive.name == 'reduce_window_sum'
 
     def find(i: int, atom: Axis) -> Number:
@@ -171,13 +200,19 @@ def window(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
     return [flow.result(None, find)]
 
 
-def fourier(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
+def fourier(flow: Flow) -> list[Fill]:
     """A Fourier transform along other axes: of zeros it is zero."""
-    (fill,) = fills
-    return [flow.result(None, lambda i, atom: _zero_or_unknown(fill.at(i, atom)))]
+    (fill,) = flow.fills
+
+    def find(i: int, atom: Axis) -> Number:
+        return _zero_or_unknown(fill.at(i, atom))
+
+    return [flow.result(None, find)]
 
 
-def top_k(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
+def top_k(flow: Flow) -> list[Fill]:
     """The largest elements, and indices."""
-    (fill,) = fills
-    return [flow.result(None, fill.at, 0), flow.result(None, lambda axis, atom: None, 1)]
+    (fill,) = flow.fills
+    largest = flow.result(None, fill.at, 0)
+    indices = flow.result(None, _nothing_found, 1)
+    return [largest, indices]

@@ -1,20 +1,16 @@
 """Elementwise primitives: each element of a result is computed from the operands' elements at the same position."""
 
-from collections.abc import Sequence
-from typing import Any
-
-from jaxpruner.structure.analysis.axes import Axes, Ties, new_axes
-from jaxpruner.structure.analysis.records import Row
+from jaxpruner.structure.analysis.axes import Axes, new_axes
+from jaxpruner.structure.analysis.records import EquationTies, Row
 from jaxpruner.structure.rules import moving_fills
 from jaxpruner.uses import moving_rules, rules
-from jaxpruner.uses.moving_rules import shape_of
 
 
-def _elementwise(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
+def _elementwise(ties: EquationTies) -> list[Axes]:
     """All operands have the axes of the result, but for scalars and axes of one element, which are repeated."""
-    arrays = [axes for axes in operands if axes]
+    arrays = [axes for axes in ties.operands if axes]
     result = []
-    for i, size in enumerate(shape_of(equation.outvars[0])):
+    for i, size in enumerate(ties.shape):
         first, *others = [axes[i] for axes in arrays if axes[i].size == size]
         for other in others:
             ties.unify(first, other)
@@ -22,21 +18,22 @@ def _elementwise(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Ax
     return [tuple(result)]
 
 
-def _same(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
+def _same(ties: EquationTies) -> list[Axes]:
     """Each result has the axes of its operand."""
-    return list(operands)
+    return list(ties.operands)
 
 
-def _bits(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
+def _bits(ties: EquationTies) -> list[Axes]:
     """Reads the bits as numbers of another width, which splits or merges the last axis."""
-    shape = shape_of(equation.outvars[0])
-    if len(shape) == len(operands[0]):
-        return [operands[0]]
-    common = min(len(shape), len(operands[0]))
-    ties.pin_all(operands[0][common:], 'parts of numbers lie along it')
+    axes = ties.operands[0]
+    shape = ties.shape
+    if len(shape) == len(axes):
+        return [axes]
+    common = min(len(shape), len(axes))
     bytes_axes = new_axes(shape[common:])
-    ties.pin_all(bytes_axes, 'parts of numbers lie along it')
-    return [(*operands[0][:common], *bytes_axes)]
+    parts = axes[common:] + bytes_axes
+    ties.pin_all(parts, 'parts of numbers lie along it')
+    return [axes[:common] + bytes_axes]
 
 
 # Each makes one result of all its operands.

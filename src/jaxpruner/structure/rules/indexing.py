@@ -5,14 +5,12 @@ index says nothing there.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from jaxpruner.structure.analysis.axes import Axes, Axis, Ties, atom, new_axes, pick, sizes_of
-from jaxpruner.structure.analysis.records import Row
+from jaxpruner.structure.analysis.records import EquationTies, Row
 from jaxpruner.structure.rules import moving_fills, resizing
 from jaxpruner.structure.rules.scatter_axes import ScatterAxes
 from jaxpruner.uses.indexing_rules import GatherAxes
-from jaxpruner.uses.moving_rules import shape_of
 
 _REASON = 'an index says where along it'
 _PARTS = 'numbers that make one index lie along it'
@@ -31,28 +29,28 @@ def _window(axes: Axes, shape: Sequence[int], ties: Ties) -> Axes:
     return tuple(result)
 
 
-def _dynamic_slice(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
-    return [_window(operands[0], equation.params['slice_sizes'], ties)]
+def _dynamic_slice(ties: EquationTies) -> list[Axes]:
+    return [_window(ties.operands[0], ties.params['slice_sizes'], ties)]
 
 
-def _dynamic_update_slice(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
-    base, update = operands[:2]
+def _dynamic_update_slice(ties: EquationTies) -> list[Axes]:
+    base, update = ties.operands[:2]
     window = _window(base, sizes_of(update), ties)
     ties.unify_each(window, update)
     return [base]
 
 
-def _gather(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
-    base, indices = operands
-    axes = GatherAxes.of(equation)
-    result = list(new_axes(shape_of(equation.outvars[0])))
+def _gather(ties: EquationTies) -> list[Axes]:
+    base, indices = ties.operands
+    axes = GatherAxes.of(ties.equation)
+    result = list(new_axes(ties.shape))
     sizes = pick(axes.sizes, axes.kept)
     window = _window(pick(base, axes.kept), sizes, ties)
     for k, axis in zip(axes.kept.values(), window, strict=True):
         result[k] = axis
     for i, k in enumerate(axes.rows):
         result[k] = indices[i]
-    numbers = equation.params['dimension_numbers']
+    numbers = ties.params['dimension_numbers']
     ties.pin_all(pick(base, numbers.collapsed_slice_dims), _REASON)
     # Older JAX has no axes that the operand and the indices have in common.
     batching = getattr(numbers, 'operand_batching_dims', ())
@@ -62,13 +60,13 @@ def _gather(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
     return [tuple(result)]
 
 
-def _scatter(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
-    base, indices, updates = operands
-    axes = ScatterAxes.of(equation)
+def _scatter(ties: EquationTies) -> list[Axes]:
+    base, indices, updates = ties.operands
+    axes = ScatterAxes.of(ties.equation)
     in_updates = pick(updates, axes.kept.values())
     window = _window(pick(base, axes.kept), sizes_of(in_updates), ties)
     ties.unify_each(window, in_updates)
-    numbers = equation.params['dimension_numbers']
+    numbers = ties.params['dimension_numbers']
     ties.pin_all(pick(base, numbers.inserted_window_dims), _REASON)
     ties.unify_each(indices[:-1], pick(updates, axes.rows))
     ties.unify_each(pick(base, axes.batching), pick(indices, axes.batching_of_indices))

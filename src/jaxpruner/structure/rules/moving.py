@@ -1,119 +1,139 @@
 """Primitives that move elements, or place them beside others."""
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-from jaxpruner.structure.analysis.axes import Axes, Axis, Ties, atom, new_axes, product, total
-from jaxpruner.structure.analysis.records import Row
+from jaxpruner.structure.analysis.axes import (
+    Axes,
+    Axis,
+    atom,
+    drop,
+    new_axes,
+    pick,
+    product,
+    replace,
+    total,
+)
+from jaxpruner.structure.analysis.records import EquationTies, Row
 from jaxpruner.structure.rules import moving_fills, resizing
-from jaxpruner.uses.moving_rules import shape_of
+
+_PARTS_OF_KEYS = 'parts of keys lie along it'
 
 
-def _transpose(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
-    (axes,) = operands
-    return [tuple([axes[i] for i in equation.params['permutation']])]
+def _transpose(ties: EquationTies) -> list[Axes]:
+    (axes,) = ties.operands
+    return [pick(axes, ties.params['permutation'])]
 
 
-def _squeeze(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
-    dropped = equation.params['dimensions']
-    return [tuple([axis for i, axis in enumerate(operands[0]) if i not in dropped])]
+def _squeeze(ties: EquationTies) -> list[Axes]:
+    (axes,) = ties.operands
+    return [drop(axes, ties.params['dimensions'])]
 
 
-def _broadcast(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
+def _broadcast(ties: EquationTies) -> list[Axes]:
     """An axis along which a value is repeated is a new one."""
-    result = list(new_axes(shape_of(equation.outvars[0])))
-    for axis, i in zip(operands[0], equation.params['broadcast_dimensions'], strict=True):
+    result = list(new_axes(ties.shape))
+    for axis, i in zip(ties.operands[0], ties.params['broadcast_dimensions'], strict=True):
         if axis.size == result[i].size:
             result[i] = axis
     return [tuple(result)]
 
 
-def _tile(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
+def _tile(ties: EquationTies) -> list[Axes]:
     result = []
-    for axis, count in zip(operands[0], equation.params['reps'], strict=True):
-        result.append(product([atom(count), axis]))
+    for axis, count in zip(ties.operands[0], ties.params['reps'], strict=True):
+        repeated = product([atom(count), axis])
+        result.append(repeated)
     return [tuple(result)]
 
 
-def _reshape(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
-    (axes,) = operands
-    order = equation.params.get('dimensions')
+def _reshape(ties: EquationTies) -> list[Axes]:
+    (axes,) = ties.operands
+    order = ties.params.get('dimensions')
     if order is not None:  # the elements are read in this order of the axes
-        axes = tuple([axes[i] for i in order])
-    shape = shape_of(equation.outvars[0])
-    if not math.prod(shape):
+        axes = pick(axes, order)
+    if math.prod(ties.shape) == 0:
         ties.pin_all(axes, 'a value without elements is reshaped')
-        return [new_axes(shape)]
-    return [_reshaped(axes, shape, ties)]
+        return ties.new_results()
+    return [_reshaped(axes, ties)]
 
 
-def _reshaped(axes: Axes, shape: Sequence[int], ties: Ties) -> Axes:
+def _reshaped(axes: Axes, ties: EquationTies) -> Axes:
     """The axes of a value in another shape; axes that stay are not taken apart."""
+    shape = ties.shape
     result = list(new_axes(shape))
     sizes = [axis.size for axis in axes]
-    i = k = 0
-    while i < len(axes) and k < len(shape):  # one group of axes after the other
-        old, new = [i], [k]
-        before, after = sizes[i], shape[k]
-        while before != after:
-            if before < after:
-                old.append(old[-1] + 1)
-                before *= sizes[old[-1]]
-            else:
-                new.append(new[-1] + 1)
-                after *= shape[new[-1]]
+    for old, new in _matching_axes(sizes, shape):
+        old_axes = pick(axes, old)
         if len(new) == 1:
-            result[k] = product([axes[n] for n in old])
+            result[new[0]] = product(old_axes)
         else:
-            ties.align_factors([axes[n] for n in old], [result[n] for n in new])
-        i, k = old[-1] + 1, new[-1] + 1
+            ties.align_factors(old_axes, pick(result, new))
     return tuple(result)
 
 
-def _concatenate(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
-    i = equation.params['dimension']
-    result = list(operands[0])
-    for axes in operands[1:]:
-        ties.unify_each(result[:i] + result[i + 1 :], axes[:i] + axes[i + 1 :])
-    result[i] = total([axes[i] for axes in operands])
+def _matching_axes(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[range, range]]:
+    """Yields which axes become which in a reshape: as few as have the same product, one group after the other."""
+    i = k = 0
+    while i < len(before) and k < len(after):
+        old, new = range(i, i + 1), range(k, k + 1)
+        old_size, new_size = before[i], after[k]
+        while old_size != new_size:
+            if old_size < new_size:
+                old_size *= before[old.stop]
+                old = range(i, old.stop + 1)
+            else:
+                new_size *= after[new.stop]
+                new = range(k, new.stop + 1)
+        yield old, new
+        i, k = old.stop, new.stop
+
+
+def _concatenate(ties: EquationTies) -> list[Axes]:
+    i = ties.params['dimension']
+    first, *others = ties.operands
+    segments = [first[i]]
+    for axes in others:
+        ties.unify_each(drop(first, [i]), drop(axes, [i]))
+        segments.append(axes[i])
+    return [replace(first, i, total(segments))]
+
+
+def _stack(ties: EquationTies) -> list[Axes]:
+    first, *others = ties.operands
+    for axes in others:
+        ties.unify_each(first, axes)
+    segments = new_axes([1] * len(ties.operands))
+    result = list(first)
+    result.insert(ties.params['axis'], total(segments))
     return [tuple(result)]
 
 
-def _stack(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
-    result = list(operands[0])
-    for axes in operands[1:]:
-        ties.unify_each(result, axes)
-    result.insert(equation.params['axis'], total(new_axes([1] * len(operands))))
-    return [tuple(result)]
-
-
-def _split(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
-    i = equation.params['axis']
+def _split(ties: EquationTies) -> list[Axes]:
+    axes = ties.operands[0]
+    i = ties.params['axis']
     results = []
-    for segment in ties.cut(operands[0][i], equation.params['sizes']):
-        results.append((*operands[0][:i], segment, *operands[0][i + 1 :]))
+    for segment in ties.cut(axes[i], ties.params['sizes']):
+        results.append(replace(axes, i, segment))
     return results
 
 
-def _slice(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
-    params = equation.params
-    strides = params['strides'] or [1] * len(operands[0])
+def _slice(ties: EquationTies) -> list[Axes]:
     result = []
-    for i, axis in enumerate(operands[0]):
-        taken = range(params['start_indices'][i], params['limit_indices'][i], strides[i])
+    for axis, taken in zip(ties.operands[0], resizing.slices(ties.params), strict=True):
         result.append(_taken(axis, taken, ties))
     return [tuple(result)]
 
 
-def _taken(axis: Axis, taken: range, ties: Ties) -> Axis:
+def _taken(axis: Axis, taken: range, ties: EquationTies) -> Axis:
     """The axis that holds the elements of a slice."""
-    if len(taken) == axis.size:
+    count = len(taken)
+    if count == axis.size:
         return axis
     if taken.step == 1:
-        sizes = [taken.start, len(taken), axis.size - taken.stop]
-        return ties.cut(axis, sizes)[1]
-    count = len(taken)
+        sizes = [taken.start, count, axis.size - taken.stop]
+        _, segment, _ = ties.cut(axis, sizes)
+        return segment
     if taken.start < taken.step and count * taken.step == axis.size:  # one of each few neighbours
         kept, neighbours = atom(count), atom(taken.step)
         ties.unify(axis, product([kept, neighbours]))
@@ -123,59 +143,64 @@ def _taken(axis: Axis, taken: range, ties: Ties) -> Axis:
     return _pinned(count, 'every few of another axis lie along it', ties)
 
 
-def _pinned(size: int, reason: str, ties: Ties) -> Axis:
+def _pinned(size: int, reason: str, ties: EquationTies) -> Axis:
     axis = atom(size)
     ties.pin(axis, reason)
     return axis
 
 
-def _pad(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
+def _pad(ties: EquationTies) -> list[Axes]:
     result = []
-    shape = shape_of(equation.outvars[0])
-    for i, (before, after, between) in enumerate(equation.params['padding_config']):
-        axis = operands[0][i]
-        if not (before or after or between):
-            result.append(axis)
-        elif between or min(before, after) < 0:
-            reason = 'padding between elements, or less than none'
-            ties.pin(axis, reason)
-            result.append(_pinned(shape[i], reason, ties))
-        else:
-            first = _pinned(before, 'padding', ties)
-            last = _pinned(after, 'padding', ties)
-            result.append(total([first, axis, last]))
+    config = ties.params['padding_config']
+    for axis, size, padding in zip(ties.operands[0], ties.shape, config, strict=True):
+        result.append(_padded(axis, size, padding, ties))
     return [tuple(result)]
 
 
-def _reverse(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
-    ties.pin_all([operands[0][i] for i in equation.params['dimensions']], 'it is reversed')
-    return [operands[0]]
+def _padded(axis: Axis, size: int, padding: Sequence[int], ties: EquationTies) -> Axis:
+    """An axis with padding, of this size."""
+    if not any(padding):
+        return axis
+    before, after, between = padding
+    if between or min(before, after) < 0:
+        reason = 'padding between elements, or less than none'
+        ties.pin(axis, reason)
+        return _pinned(size, reason, ties)
+    first = _pinned(before, 'padding', ties)
+    last = _pinned(after, 'padding', ties)
+    return total([first, axis, last])
 
 
-def _new(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
+def _reverse(ties: EquationTies) -> list[Axes]:
+    axes = ties.operands[0]
+    reversed_axes = pick(axes, ties.params['dimensions'])
+    ties.pin_all(reversed_axes, 'it is reversed')
+    return [axes]
+
+
+def _new(ties: EquationTies) -> list[Axes]:
     """Values that are made from nothing: what stands at an index is known."""
-    return [new_axes(shape_of(variable)) for variable in equation.outvars]
+    return ties.new_results()
 
 
-def _random_bits(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
+def _random_bits(ties: EquationTies) -> list[Axes]:
     """Numbers for each of an array of keys."""
-    (keys,) = operands
-    shape = shape_of(equation.outvars[0])
-    return [keys + new_axes(shape[len(keys) :])]
+    (keys,) = ties.operands
+    return [keys + new_axes(ties.shape[len(keys) :])]
 
 
-def _unwrap(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
+def _unwrap(ties: EquationTies) -> list[Axes]:
     """The numbers that a key is made of lie along a new axis; so do keys that are split off."""
-    (keys,) = operands
-    parts = new_axes(shape_of(equation.outvars[0])[len(keys) :])
-    ties.pin_all(parts, 'parts of keys lie along it')
+    (keys,) = ties.operands
+    parts = new_axes(ties.shape[len(keys) :])
+    ties.pin_all(parts, _PARTS_OF_KEYS)
     return [keys + parts]
 
 
-def _wrap(equation: Any, operands: Sequence[Axes], ties: Ties) -> list[Axes]:
-    (numbers,) = operands
-    rank = len(shape_of(equation.outvars[0]))
-    ties.pin_all(numbers[rank:], 'parts of keys lie along it')
+def _wrap(ties: EquationTies) -> list[Axes]:
+    (numbers,) = ties.operands
+    rank = len(ties.shape)
+    ties.pin_all(numbers[rank:], _PARTS_OF_KEYS)
     return [numbers[:rank]]
 
 

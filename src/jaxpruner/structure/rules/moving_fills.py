@@ -1,11 +1,11 @@
 """Fills after operations that compute elementwise, move elements, or place them beside others."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
 
-from jaxpruner.structure.analysis.axes import Axis, all_but, pick
+from jaxpruner.structure.analysis.axes import Axis, drop, pick
 from jaxpruner.structure.analysis.fills import NAN, Fill, Flow, Number, computed, is_finite, join
 from jaxpruner.structure.rules.scatter_axes import ScatterAxes
 from jaxpruner.uses.indexing_rules import GatherAxes
@@ -14,11 +14,11 @@ from jaxpruner.uses.indexing_rules import GatherAxes
 Find = Callable[[int, Axis], Number]
 
 
-def nothing(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
+def nothing(flow: Flow) -> list[Fill]:
     """Knows nothing of the results, but that what is not finite may spread."""
 
     def find(i: int, atom: Axis) -> Number:
-        for fill in fills:
+        for fill in flow.fills:
             for channels in fill.channels:
                 if not is_finite(channels.get(atom)):
                     return NAN
@@ -35,122 +35,139 @@ def _each_result(flow: Flow, everywhere: Number, find: Find) -> list[Fill]:
     return results
 
 
-def elementwise(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
+def elementwise(flow: Flow) -> list[Fill]:
     """Computes the result from the operands' numbers, if they are known."""
-    everywhere = [fill.everywhere for fill in fills]
+    everywhere = [fill.everywhere for fill in flow.fills]
     literals = [number is not None for number in everywhere]
     if any(literals):
         number = computed(flow.equation, everywhere, literals)
-        if number is not None and (all(literals) or is_finite(number)):
+        is_certain = all(literals) or is_finite(number)
+        if number is not None and is_certain:
             return [flow.constant(number)]
 
     def find(i: int, atom: Axis) -> Number:
         size = flow.results[0][i].size
         values = []
-        for fill, axes in zip(fills, flow.operands, strict=True):
-            has_axis = bool(axes) and axes[i].size == size  # others are repeated
-            values.append(fill.at(i, atom) if has_axis else fill.everywhere)
+        for fill, axes in zip(flow.fills, flow.operands, strict=True):
+            if axes and axes[i].size == size:
+                values.append(fill.at(i, atom))
+            else:  # it is repeated along this axis
+                values.append(fill.everywhere)
         return computed(flow.equation, values, literals)
 
     return [flow.result(None, find)]
 
 
-def same(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
+def same(flow: Flow) -> list[Fill]:
     """Returns the operands: each result is one."""
-    return list(fills)
+    return list(flow.fills)
 
 
-def transpose(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
+def transpose(flow: Flow) -> list[Fill]:
     """Puts the axes in another order."""
-    (fill,) = fills
-    return [Fill(fill.everywhere, pick(fill.channels, flow.equation.params['permutation']))]
+    (fill,) = flow.fills
+    channels = pick(fill.channels, flow.params['permutation'])
+    return [Fill(fill.everywhere, channels)]
 
 
-def squeeze(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
+def squeeze(flow: Flow) -> list[Fill]:
     """Drops axes of one element."""
-    (fill,) = fills
-    kept = all_but(flow.equation.params['dimensions'], fill.channels)
-    return [Fill(fill.everywhere, pick(fill.channels, kept))]
+    (fill,) = flow.fills
+    channels = drop(fill.channels, flow.params['dimensions'])
+    return [Fill(fill.everywhere, channels)]
 
 
-def broadcast(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
+def broadcast(flow: Flow) -> list[Fill]:
     """Keeps what is known along old axes; along new ones nothing is."""
-    fill = fills[0]
-    source = {k: i for i, k in enumerate(flow.equation.params['broadcast_dimensions'])}
+    fill = flow.fills[0]
+    source = _reversed(enumerate(flow.params['broadcast_dimensions']))
 
     def find(k: int, atom: Axis) -> Number:
-        return fill.channels[source[k]].get(atom) if k in source else None
+        if k not in source:
+            return None
+        return fill.channels[source[k]].get(atom)
 
     return [flow.result(fill.everywhere, find)]
 
 
-def regrouped(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
+def _reversed(pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
+    """The first number of each pair, by the second."""
+    return {second: first for first, second in pairs}
+
+
+def regrouped(flow: Flow) -> list[Fill]:
     """Splits and merges axes: an atom comes from all axes of the operand that have it."""
-    fill = fills[0]
+    fill = flow.fills[0]
 
     def find(k: int, atom: Axis) -> Number:
-        values = [fill.at(i, atom) for i in flow.axes_with(atom)]
-        return join(values) if values else None
+        return _joined_along(fill, flow.axes_with(atom), atom)
 
     return [flow.result(fill.everywhere, find)]
 
 
-def part(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
+def _joined_along(fill: Fill, axes: Iterable[int], atom: Axis) -> Number:
+    """What is known of an element that comes from one of these axes of a value, or from none of them."""
+    values = [fill.at(i, atom) for i in axes]
+    return join(values) if values else None
+
+
+def part(flow: Flow) -> list[Fill]:
     """Takes parts of the first operand, of which the same is known as of the whole."""
-    fill = fills[0]
+    fill = flow.fills[0]
     return _each_result(flow, fill.everywhere, fill.at)
 
 
-def concatenate(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
+def concatenate(flow: Flow) -> list[Fill]:
     """Joins what is known of the operands; along the axis of the concatenation, of those that have the atom."""
-    along = flow.equation.params['dimension']
+    along = flow.params['dimension']
 
     def find(i: int, atom: Axis) -> Number:
         values = []
-        for fill, axes in zip(fills, flow.operands, strict=True):
+        for fill, axes in zip(flow.fills, flow.operands, strict=True):
             if i != along or atom in flow.candidates(axes[i]):
                 values.append(fill.at(i, atom))
         return join(values)
 
-    return [flow.result(_common(fills), find)]
+    return [flow.result(_common(flow.fills), find)]
 
 
-def _common(fills: Sequence[Fill]) -> Number:
+def _common(fills: Iterable[Fill]) -> Number:
     """The number that all elements of all these values are, if there is one."""
     numbers = {fill.everywhere for fill in fills}
     return numbers.pop() if len(numbers) == 1 else None
 
 
-def stack(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
+def stack(flow: Flow) -> list[Fill]:
     """Places the operands along a new axis."""
-    along = flow.equation.params['axis']
+    along = flow.params['axis']
 
     def find(k: int, atom: Axis) -> Number:
         if k == along:
             return None
         i = k - 1 if k > along else k
-        return join([fill.at(i, atom) for fill in fills])
+        return join([fill.at(i, atom) for fill in flow.fills])
 
-    return [flow.result(_common(fills), find)]
+    return [flow.result(_common(flow.fills), find)]
 
 
-def pad(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
+def pad(flow: Flow) -> list[Fill]:
     """Pads removed channels like others, along all axes but their own."""
-    fill, padding = fills
-    config = flow.equation.params['padding_config']
+    fill, padding = flow.fills
+    config = flow.params['padding_config']
+    padded = {i for i, amounts in enumerate(config) if max(amounts) > 0}
 
     def find(i: int, atom: Axis) -> Number:
-        is_padded = any(max(each) > 0 for k, each in enumerate(config) if k != i)
         value = fill.at(i, atom)
-        return join((value, padding.everywhere)) if is_padded else value
+        if padded <= {i}:
+            return value
+        return join((value, padding.everywhere))
 
-    is_one_number = fill.everywhere is not None and fill.everywhere == padding.everywhere
-    return [flow.result(fill.everywhere if is_one_number else None, find)]
+    return [flow.result(_common(flow.fills), find)]
 
 
-def update(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
+def update(flow: Flow) -> list[Fill]:
     """Replaces a window of the first operand by the second."""
-    base, window = fills[:2]
+    base, window = flow.fills[:2]
 
     def find(i: int, atom: Axis) -> Number:
         return join((base.at(i, atom), window.at(i, atom)))
@@ -158,33 +175,38 @@ def update(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
     return [flow.result(None, find)]
 
 
-def gather(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
+def gather(flow: Flow) -> list[Fill]:
     """Takes windows at indices; an index beyond the end may fill in a number."""
-    base = fills[0]
+    base = flow.fills[0]
     axes = GatherAxes.of(flow.equation)
-    source = {k: i for i, k in axes.kept.items()}
-    filled_in = _filled_in(flow.equation.params, flow.equation.outvars[0].aval.dtype)
+    source = _reversed(axes.kept.items())
+    dtype = flow.equation.outvars[0].aval.dtype
+    has_other = _fills_in(flow.params, dtype)
 
     def find(k: int, atom: Axis) -> Number:
         sources = [source[k]] if k in source else flow.axes_with(atom, axes.gone)
-        values = [base.at(i, atom) for i in sources]
-        return join((*values, *filled_in)) if values else None
+        if not sources:
+            return None
+        value = _joined_along(base, sources, atom)
+        return join((value, flow.params.get('fill_value'))) if has_other else value
 
-    return [flow.result(None if filled_in else base.everywhere, find)]
+    return [flow.result(None if has_other else base.everywhere, find)]
 
 
-def _filled_in(params: Any, dtype: Any) -> tuple[Number, ...]:
-    """The number that fills in for an index beyond the end. NaN spoils the whole model, and needs no care."""
+def _fills_in(params: Mapping[str, Any], dtype: Any) -> bool:
+    """Whether a number fills in for an index beyond the end. NaN spoils the whole model, and needs no care."""
+    if 'FILL' not in str(params.get('mode')):
+        return False
     value = params.get('fill_value')
-    is_nan = jnp.issubdtype(dtype, jnp.inexact) and (value is None or not is_finite(value))
-    return () if is_nan or 'FILL' not in str(params.get('mode')) else (value,)
+    is_number = value is not None and is_finite(value)
+    return is_number or not jnp.issubdtype(dtype, jnp.inexact)
 
 
-def scatter(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
+def scatter(flow: Flow) -> list[Fill]:
     """Replaces elements of the first operand by windows of the third, or combines them."""
-    base, _, updates = fills
-    name = flow.equation.primitive.name
+    base, _, updates = flow.fills
     kept = ScatterAxes.of(flow.equation).kept
+    chooses = flow.equation.primitive.name in ('scatter', 'scatter_max', 'scatter_min')
 
     def find(i: int, atom: Axis) -> Number:
         sources = [kept[i]] if i in kept else flow.axes_with(atom, operand=2)
@@ -192,7 +214,7 @@ def scatter(flow: Flow, fills: Sequence[Fill]) -> list[Fill]:
         for k in sources:
             values.append(updates.at(k, atom))
         value = join(values)
-        keeps = name in ('scatter', 'scatter_max', 'scatter_min') or value == 0
-        return value if keeps or not is_finite(value) else None
+        keeps_value = chooses or value == 0 or not is_finite(value)
+        return value if keeps_value else None
 
     return [flow.result(None, find)]

@@ -23,7 +23,9 @@ ROWS: dict[str, Row] = {
 
 def fills_rule(name: str) -> Callable[..., list[Any]]:
     """What a primitive makes of removed channels."""
-    return ROWS[name].fills if name in ROWS else moving_fills.nothing
+    if name not in ROWS:
+        return moving_fills.nothing
+    return ROWS[name].fills
 
 
 def resized_rule(name: str) -> Callable[..., list[Any]]:

@@ -3,7 +3,7 @@
 Most primitives read all shapes off their operands and are bound unchanged. Here are those whose parameters hold sizes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxpruner.structure.analysis.axes import Axis
@@ -44,9 +44,10 @@ def unchanged(small: SmallEquation, operands: Values) -> Values:
 def from_nothing(small: SmallEquation, operands: Values) -> Values:
     """What is made from nothing is made as before, and cut along: what stands at an index is known."""
     rank = len(operands[0].shape) if operands else 0
-    results = small.run(operands)
-    axes = small.axes.results
-    return [small.cut.take(value, each, rank) for value, each in zip(results, axes, strict=True)]
+    results = []
+    for value, axes in zip(small.run(operands), small.axes.results, strict=True):
+        results.append(small.cut.take(value, axes, rank))
+    return results
 
 
 def broadcast(small: SmallEquation, operands: Values) -> Values:
@@ -61,14 +62,18 @@ def reshape(small: SmallEquation, operands: Values) -> Values:
 
 def tile(small: SmallEquation, operands: Values) -> Values:
     """How often each axis is repeated is a parameter."""
-    sizes = zip(small.result_shape(), operands[0].shape, strict=True)
-    return small.run(operands, reps=tuple([result // size for result, size in sizes]))
+    counts = []
+    for result_size, size in zip(small.result_shape(), operands[0].shape, strict=True):
+        counts.append(result_size // size)
+    return small.run(operands, reps=tuple(counts))
 
 
 def split(small: SmallEquation, operands: Values) -> Values:
     """The sizes of the parts are a parameter."""
     i = small.equation.params['axis']
-    sizes = [small.cut.size(axes[i]) for axes in small.axes.results]
+    sizes = []
+    for axes in small.axes.results:
+        sizes.append(small.cut.size(axes[i]))
     return small.run(operands, sizes=tuple(sizes))
 
 
@@ -87,17 +92,22 @@ def gather(small: SmallEquation, operands: Values) -> Values:
     return small.run(operands, slice_sizes=tuple(sizes))
 
 
+def slices(params: Mapping[str, Any]) -> list[range]:
+    """The positions that a slice takes along each axis."""
+    starts, limits = params['start_indices'], params['limit_indices']
+    strides = params['strides'] or [1] * len(starts)
+    return list(map(range, starts, limits, strides))
+
+
 def slice_(small: SmallEquation, operands: Values) -> Values:
     """Bounds are moved to where their elements have gone."""
-    params = small.equation.params
-    strides = params['strides'] or [1] * len(small.axes.operands[0])
     starts, limits = [], []
-    for i, axis in enumerate(small.axes.operands[0]):
-        taken = range(params['start_indices'][i], params['limit_indices'][i], strides[i])
-        count = small.cut.size(small.axes.results[0][i])
-        taken = _moved(small.cut, axis, taken, count)
-        starts.append(taken.start)
-        limits.append(taken.stop)
+    counts = small.result_shape()
+    old_slices = slices(small.equation.params)
+    for axis, taken, count in zip(small.axes.operands[0], old_slices, counts, strict=True):
+        moved = _moved(small.cut, axis, taken, count)
+        starts.append(moved.start)
+        limits.append(moved.stop)
     return small.run(operands, start_indices=tuple(starts), limit_indices=tuple(limits))
 
 
@@ -106,15 +116,20 @@ def _moved(cut: Cut, axis: Axis, taken: range, count: int) -> range:
     if cut.size(axis) == axis.size:
         return taken
     if taken.step > 1:  # one of each few neighbours, which are all there
-        return range(taken.start, taken.start + (count - 1) * taken.step + 1, taken.step)
-    return range(cut.size_before(axis, taken.start), cut.size_before(axis, taken.stop))
+        last = taken.start + (count - 1) * taken.step
+        return range(taken.start, last + 1, taken.step)
+    start = cut.size_before(axis, taken.start)
+    stop = cut.size_before(axis, taken.stop)
+    return range(start, stop)
 
 
 def conv(small: SmallEquation, operands: Values) -> Values:
     """Each group of channels has as many as the kernel has inputs."""
-    numbers = small.equation.params['dimension_numbers']
-    if small.equation.params['feature_group_count'] == 1:
+    params = small.equation.params
+    if params['feature_group_count'] == 1:
         return small.run(operands)
+    numbers = params['dimension_numbers']
     image, kernel = operands
-    channels, inputs = image.shape[numbers.lhs_spec[1]], kernel.shape[numbers.rhs_spec[1]]
+    channels = image.shape[numbers.lhs_spec[1]]
+    inputs = kernel.shape[numbers.rhs_spec[1]]
     return small.run(operands, feature_group_count=channels // inputs)

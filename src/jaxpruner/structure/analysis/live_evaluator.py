@@ -1,0 +1,53 @@
+"""Goes through the equations of a program that have a part in its needed results."""
+
+import abc
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
+
+from jaxpruner.structure.analysis.records import Place
+from jaxpruner.uses import liveness
+from jaxpruner.uses.bodies import Call, Cond, Evaluator, Program
+
+T = TypeVar('T')
+
+
+class KnownConstant(Generic[T]):
+    """What is known of a constant, in its place among a program's constants."""
+
+    def __init__(self, value: T):
+        self.value = value
+
+
+class LiveEvaluator(Evaluator[T, Place]):
+    """An evaluator that leaves out what is not needed; `T` is what it knows of a value."""
+
+    @abc.abstractmethod
+    def unneeded(self, equation: Any) -> list[T]:
+        """What stands for the results of an equation that is left out."""
+
+    def visit_needed(self, equation: Any, operands: list[T], position: Place) -> list[T]:
+        """An equation with a result that is needed."""
+        return super().visit_equation(equation, operands, position)
+
+    def visit_equation(self, equation: Any, operands: list[T], position: Place) -> list[T]:
+        if not any(position.needed):
+            return self.unneeded(equation)
+        return self.visit_needed(equation, operands, position)
+
+    def positions_in(self, program: Program, position: Place) -> Iterable[Place]:
+        live = liveness.live(program.jaxpr, position.needed)
+        for number, needed in enumerate(live.results):
+            yield position.at(number)._replace(needed=needed)
+
+    def visit_call(self, call: Call, operands: list[T], position: Place) -> list[T]:
+        inside = position.inside(call.equation, 0, position.needed)
+        return self.visit_program(call.program, operands, inside)
+
+    def visit_branches(
+        self, cond: Cond, operands: Sequence[T], position: Place
+    ) -> Iterator[list[T]]:
+        """Goes through one branch after the other; yields the results of each."""
+        _, *values = operands
+        for number, branch in enumerate(cond.branches):
+            inside = position.inside(cond.equation, number, position.needed)
+            yield self.visit_program(branch, values, inside)
