@@ -59,11 +59,11 @@ class ChannelTable:
     def any_along(self, flags: jax.Array, path: tree_lib.Path, axis: int) -> np.ndarray:
         """Whether some weight of each channel along an axis of a leaf is flagged: an array of the table's shape."""
         index = self.places[path][axis]
-        where = np.broadcast_shapes(*[each.shape for each in index])
-        some = np.asarray(_any_over(flags, _other_axes(flags.shape, where)))
+        others = _other_axes(flags.shape, index)
+        any_flagged = np.asarray(_any_over(flags, others))
         *owners, size = self.shape
         found = np.zeros((*owners, size + 1), bool)  # the last is for weights without a channel
-        np.logical_or.at(found, index, some)
+        np.logical_or.at(found, index, any_flagged)
         return found[..., :size]
 
     def look_up(self, table: jax.Array, path: tree_lib.Path) -> jax.Array:
@@ -85,12 +85,14 @@ def channel_table(trace: Trace, group: Group, numbers: Mapping[tree_lib.Path, in
       group: one of its groups.
       numbers: path of a leaf -> its number in the trace; leaves that are no members are left out.
     """
-    axes_of = _member_axes(trace, group)
-    places = {}
+    member_axes = _member_axes(trace, group)
+    places: dict[tree_lib.Path, dict[int, Index]] = {}
     for path, number in numbers.items():
-        if number in axes_of:
-            axes = trace.leaves[number]
-            places[path] = {i: _index(axes, i, group) for i in axes_of[number]}
+        if number not in member_axes:
+            continue
+        places[path] = {}
+        for i in member_axes[number]:
+            places[path][i] = _index(trace.leaves[number], i, group)
     owners = [owner.size for owner in group.lists]
     return ChannelTable(group, (*owners, group.size), places)
 
@@ -98,28 +100,40 @@ def channel_table(trace: Trace, group: Group, numbers: Mapping[tree_lib.Path, in
 def _member_axes(trace: Trace, group: Group) -> dict[int, list[int]]:
     """The number of each leaf with channels of a group, and along which of its axes they lie."""
     number_of = {path: number for number, path in enumerate(trace.paths)}
-    found: dict[int, list[int]] = {}
+    member_axes: dict[int, list[int]] = {}
     for member in group.members:
-        of_leaf = found.setdefault(number_of[member.path], [])
-        if member.axis not in of_leaf:
-            of_leaf.append(member.axis)
-    return found
+        number = number_of[member.path]
+        axes_of_leaf = member_axes.setdefault(number, [])
+        if member.axis not in axes_of_leaf:
+            axes_of_leaf.append(member.axis)
+    return member_axes
 
 
 def _index(axes: Axes, i: int, group: Group) -> Index:
+    """Where the channels along an axis of a leaf stand in the table of their group."""
+    atom = group.atom.resolved()
     owners = [owner.resolved() for owner in group.lists]
-    *of_owners, channel = Cut({}).channel_index(axes, i, group.atom.resolved(), owners)
-    return (*of_owners, np.where(channel < 0, group.size, channel))
+    *of_owners, channel = Cut({}).channel_index(axes, i, atom, owners)
+    beyond_the_end = group.size
+    channel = np.where(channel < 0, beyond_the_end, channel)
+    return (*of_owners, channel)
 
 
 def _added_up(value: Any, index: Index, shape: Shape) -> jax.Array:
-    where = np.broadcast_shapes(*[each.shape for each in index])
+    """Sums over the weights of each channel, in the shape of the table."""
     dtype = jnp.promote_types(value.dtype, jnp.float32)  # sums of 16-bit numbers would overflow
-    others = _other_axes(value.shape, where)
+    others = _other_axes(value.shape, index)
     sums = jnp.sum(value, axis=others, keepdims=True, dtype=dtype)
-    if len(index) == 1 and np.array_equal(index[0].ravel(), np.arange(shape[0])):
-        return sums.ravel()  # each position is a channel
+    if _is_in_order(index, shape):
+        return sums.ravel()
     return jnp.zeros(shape, dtype).at[index].add(sums, mode='drop')
+
+
+def _is_in_order(index: Index, shape: Shape) -> bool:
+    """Whether each position is the channel of the same number."""
+    if len(index) != 1:
+        return False
+    return np.array_equal(index[0].ravel(), np.arange(shape[0]))
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -127,6 +141,8 @@ def _any_over(flags: jax.Array, axes: tuple[int, ...]) -> jax.Array:
     return jnp.any(flags, axis=axes, keepdims=True)
 
 
-def _other_axes(shape: Shape, where: Shape) -> tuple[int, ...]:
+def _other_axes(shape: Shape, index: Index) -> tuple[int, ...]:
     """The axes of a leaf that have no part in an index."""
-    return tuple([i for i, size in enumerate(where) if size < shape[i]])
+    shapes = [each.shape for each in index]
+    index_shape = np.broadcast_shapes(*shapes)
+    return tuple([i for i, size in enumerate(index_shape) if size < shape[i]])

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpruner.structure.analysis.axes import Axes, Axis, atoms
-from jaxpruner.structure.analysis.positions import Keep, indices_of, kept_positions, occurrences
+from jaxpruner.structure.analysis.axes import Axes, Axis, atoms, replace
+from jaxpruner.structure.analysis.positions import indices_of, kept_positions
 
 
 class Lists(NamedTuple):
@@ -53,38 +53,46 @@ class Cut:
         self.lists = lists
         self.trips = trips or {}
         # Sizes depend on how many channels stay, not on which ones.
-        self._counted: Keep = {
-            atom: np.arange(each.table.shape[-1]) for atom, each in lists.items()
-        }
+        self._counted: dict[Axis, np.ndarray] = {}
+        for atom, each in lists.items():
+            count = each.table.shape[-1]
+            self._counted[atom] = np.arange(count)
         self._sizes: dict[int, tuple[Axis, int]] = {}  # by `id`; the axis stays alive
 
     def inside(self, trips: Mapping[Axis, Any]) -> 'Cut':
         """The same cut in the body of a scan."""
         return Cut(self.lists, {**self.trips, **trips})
 
+    def owners_of(self, channels: Iterable[Axis]) -> set[Axis]:
+        """The atoms that own lists of some atoms."""
+        owners: set[Axis] = set()
+        for atom in channels:
+            if atom in self.lists:
+                owners.update(self.lists[atom].owners)
+        return owners
+
     def has_lists_of(self, owners: Iterable[Axis]) -> bool:
         """Whether one of these atoms owns lists."""
-        owned = {owner for each in self.lists.values() for owner in each.owners}
+        owned = self.owners_of(self.lists)
         return not owned.isdisjoint(owners)
 
     def has_lists_along(self, axes: Axes) -> bool:
         """Whether what stays along one of these axes differs between the indices of an owner."""
-        for axis in axes:
-            for each in atoms(axis):
-                if each in self.lists and self.lists[each].owners:
-                    return True
-        return False
+        return any(self.owners_of(atoms(axis)) for axis in axes)
 
     def size(self, axis: Axis) -> int:
         """How many positions of an axis stay."""
         axis = axis.resolved()
         if id(axis) not in self._sizes:
-            self._sizes[id(axis)] = axis, len(kept_positions(axis, self._counted))
-        return self._sizes[id(axis)][1]
+            kept = kept_positions(axis, self._counted)
+            self._sizes[id(axis)] = axis, len(kept)
+        _, size = self._sizes[id(axis)]
+        return size
 
     def size_before(self, axis: Axis, position: int) -> int:
         """How many positions before this one stay. It is where a part of a concatenation begins, or the end."""
-        return int(np.searchsorted(kept_positions(axis, self._counted), position))
+        kept = kept_positions(axis, self._counted)
+        return int(np.searchsorted(kept, position))
 
     def shape(self, axes: Axes) -> tuple[int, ...]:
         """The shape of a value of these axes after the cut."""
@@ -92,7 +100,11 @@ class Cut:
 
     def touches(self, values: Iterable[Axes]) -> bool:
         """Whether one of some values gets smaller."""
-        return any(self.size(axis) != axis.size for axes in values for axis in axes)
+        return any(map(self._cut_axes, values))
+
+    def _cut_axes(self, axes: Axes) -> list[int]:
+        """The axes of a value that get smaller."""
+        return [i for i, axis in enumerate(axes) if self.size(axis) != axis.size]
 
     def order(self, axes: Axes) -> list[int]:
         """The axes that get smaller, in the order of the cuts: lists are read off owners that are still whole.
@@ -100,28 +112,26 @@ class Cut:
         Raises:
           ValueError: two groups own each other's lists.
         """
-        remaining = [i for i, axis in enumerate(axes) if self.size(axis) != axis.size]
-        atoms_along = {i: {each.atom for each in occurrences(axes[i])} for i in remaining}
+        remaining = self._cut_axes(axes)
+        atoms_along: dict[int, list[Axis]] = {}
+        owners_along: dict[int, set[Axis]] = {}
+        for i in remaining:
+            atoms_along[i] = atoms(axes[i])
+            owners_along[i] = self.owners_of(atoms_along[i])
         ordered: list[int] = []
         while remaining:
-            free = [i for i in remaining if not self._owns(i, remaining, atoms_along)]
-            if not free:
+            for i in remaining:
+                others = [owners_along[k] for k in remaining if k != i]
+                if set().union(*others).isdisjoint(atoms_along[i]):
+                    break
+            else:
                 sizes = [axes[i].size for i in remaining]
                 raise ValueError(
                     f'groups along axes of {sizes} have lists for each channel of the other; give one of them one list'
                 )
-            ordered.append(free[0])
-            remaining.remove(free[0])
+            ordered.append(i)
+            remaining.remove(i)
         return ordered
-
-    def _owns(self, i: int, others: Iterable[int], atoms_along: Mapping[int, set[Axis]]) -> bool:
-        """Whether what lies along an axis owns lists along another one."""
-        owners: set[Axis] = set()
-        for k in others:
-            if k != i:
-                for atom in atoms_along[k] & self.lists.keys():
-                    owners.update(self.lists[atom].owners)
-        return not owners.isdisjoint(atoms_along[i])
 
     def stays(self, axes: Axes, i: int) -> Any:
         """Flags of the positions along an axis that stay.
@@ -130,13 +140,18 @@ class Cut:
         """
         rank = len(self.trips) + len(axes)
         flags = np.ones((1,) * rank, bool)
-        for atom in dict.fromkeys([each.atom for each in occurrences(axes[i])]):
-            if atom not in self.lists:
-                continue
-            each = self.lists[atom]
-            index = self.channel_index(axes, i, atom, each.owners)
-            flags = flags & ((index[-1] < 0) | each.stays(atom.size)[index])
-        return np.broadcast_to(flags, _with_size(flags.shape, rank - len(axes) + i, axes[i].size))
+        for atom in dict.fromkeys(atoms(axes[i])):
+            if atom in self.lists:
+                flags = flags & self._stays_by(atom, axes, i)
+        shape = replace(flags.shape, len(self.trips) + i, axes[i].size)
+        return np.broadcast_to(flags, shape)
+
+    def _stays_by(self, atom: Axis, axes: Axes, i: int) -> np.ndarray:
+        """Which positions along an axis stay as far as one atom is concerned."""
+        lists = self.lists[atom]
+        index = self.channel_index(axes, i, atom, lists.owners)
+        has_no_channel = index[-1] < 0
+        return has_no_channel | lists.stays(atom.size)[index]
 
     def at_trip(self, table: np.ndarray) -> Any:
         """The part of a table that belongs to the current trips; its first axes are those of the scans."""
@@ -173,29 +188,27 @@ class Cut:
         where there is none.
         """
         indices = [self._owner_index(axes, owner) for owner in owners]
-        return (*indices, self._along(axes, i, atom))
+        return (*indices, self._index_along(axes, i, atom))
 
     def _owner_index(self, axes: Axes, owner: Axis) -> np.ndarray:
         """The index of an owner for each element of a value."""
         if owner in self.trips:
-            rank = len(self.trips) + len(axes)
             number = list(self.trips).index(owner)
-            return np.arange(owner.size).reshape(_with_size((1,) * rank, number, owner.size))
+            return self._along(axes, number, np.arange(owner.size))
         for k in range(len(axes)):
-            index = self._along(axes, k, owner)
+            index = self._index_along(axes, k, owner)
             if (index >= 0).any():
                 return index
         raise AssertionError(f'a value of shape {axes} has channels, and not what owns their lists')
 
-    def _along(self, axes: Axes, i: int, atom: Axis) -> np.ndarray:
+    def _index_along(self, axes: Axes, i: int, atom: Axis) -> np.ndarray:
         """The index of an atom for each position along an axis, -1 where it has none."""
-        index = indices_of(atom, axes[i])
-        rank = len(self.trips) + len(axes)
-        return index.reshape(_with_size((1,) * rank, len(self.trips) + i, axes[i].size))
+        return self._along(axes, len(self.trips) + i, indices_of(atom, axes[i]))
 
-
-def _with_size(shape: tuple[int, ...], i: int, size: int) -> tuple[int, ...]:
-    return (*shape[:i], size, *shape[i + 1 :])
+    def _along(self, axes: Axes, number: int, index: np.ndarray) -> np.ndarray:
+        """An index along one axis, of the trips or of a value, in the rank of both together."""
+        ones = (1,) * (len(self.trips) + len(axes))
+        return index.reshape(replace(ones, number, -1))
 
 
 def take_along(value: Any, places: Any, axis: int, **out_of_bounds: Any) -> Any:
