@@ -10,10 +10,11 @@ experts. Here is the rule: channels may be chosen apart for each index of an ato
 - no contraction of the channels has t on one side alone, since it compares the channels of different t then.
 """
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from jaxpruner.structure.analysis.axes import Axes, Axis, atoms
+from jaxpruner.structure.analysis.axes import Axes, Axis, atoms, drop
 from jaxpruner.structure.analysis.records import Trace
 from jaxpruner.uses.bodies import ProgramPath
 
@@ -34,15 +35,18 @@ class _Value(NamedTuple):
 
     def has_one_owner(self, atom: Axis, owner: Axis) -> bool:
         """Whether an owner stands exactly once beside each place of an atom."""
-        in_axes = [_count_in_each(terms, owner) for terms in self.terms]
+        counts = [_count_in_each(terms, owner) for terms in self.terms]
         for i, terms in enumerate(self.terms):
-            others = in_axes[:i] + in_axes[i + 1 :]
+            in_other_axes = drop(counts, [i])
             for term in terms:
                 if atom not in term:
                     continue
+                if term.count(atom) > 1:  # two of them in one axis would need two owners
+                    return False
+                if None in in_other_axes:
+                    return False
                 beside = self.trips.count(owner) + term.count(owner)
-                is_single = term.count(atom) == 1  # two of them in one axis would need two owners
-                if not is_single or None in others or beside + sum(filter(None, others)) != 1:
+                if beside + sum(filter(None, in_other_axes)) != 1:
                     return False
         return True
 
@@ -68,32 +72,34 @@ def owners_of_lists(
             values.setdefault(atom, []).extend(values_of_atom)
     owners: dict[Axis, tuple[Axis, ...]] = {}
     for atom, values_of_atom in values.items():
-        possible = _first_owners(values_of_atom[0], atom)
-        for value in values_of_atom:
-            possible = [owner for owner in possible if value.has_one_owner(atom, owner)]
         kept = []
-        for owner in possible:
-            is_mixed = owner.pin is not None and owner.pin.mixes
-            if not is_mixed and (atom, owner) not in mixed:
+        for owner in _first_owners(values_of_atom[0], atom):
+            if _may_own(owner, atom, values_of_atom) and (atom, owner) not in mixed:
                 kept.append(owner)
         owners[atom] = tuple(kept)
     return owners
 
 
+def _may_own(owner: Axis, atom: Axis, values: Iterable[_Value]) -> bool:
+    """Whether all values with the channels have an owner beside them, whose indices never meet."""
+    if owner.pin is not None and owner.pin.mixes:
+        return False
+    return all(value.has_one_owner(atom, owner) for value in values)
+
+
 def _mixed_pairs(trace: Trace) -> set[tuple[Axis, Axis]]:
     """Pairs of channels and an atom of which a contraction lets different indices meet."""
     pairs = set()
-    for each in trace.contractions:
-        shared, summed, free = map(_atoms_of, each)
-        for owner in summed:
-            pairs.update([(atom, owner) for atom in (shared - summed) | free])
-        for owner in free:
-            pairs.update([(atom, owner) for atom in shared])
+    for contraction in trace.contractions:
+        shared, summed, free = map(_atoms_of, contraction)
+        in_result = (shared - summed) | free
+        pairs.update(itertools.product(in_result, summed))
+        pairs.update(itertools.product(shared, free))
     return pairs
 
 
 def _atoms_of(axes: Axes) -> set[Axis]:
-    return {each for axis in axes for each in atoms(axis)}
+    return set(itertools.chain.from_iterable(map(atoms, axes)))
 
 
 def _first_owners(value: _Value, atom: Axis) -> list[Axis]:
@@ -109,15 +115,17 @@ def _values_by_atom(trace: Trace, removable: set[Axis]) -> dict[Axis, list[_Valu
     seen = set()
 
     def add(axes: Axes, trips: Sequence[Axis]) -> None:
-        key = tuple([id(axis.resolved()) for axis in axes]), tuple(map(id, trips))
+        own_axes = [id(axis.resolved()) for axis in axes]
+        key = tuple(own_axes), tuple(map(id, trips))
         if key in seen:
             return
         seen.add(key)
         own = _atoms_of(axes) & removable
-        if own:
-            value = _Value([terms_of(axis) for axis in axes], trips)
-            for atom in own:
-                values.setdefault(atom, []).append(value)
+        if not own:
+            return
+        value = _Value(list(map(terms_of, axes)), trips)
+        for atom in own:
+            values.setdefault(atom, []).append(value)
 
     for axes in (*trace.leaves, *trace.states):
         add(axes, ())
@@ -132,8 +140,9 @@ def _trips(trace: Trace, path: ProgramPath) -> tuple[Axis, ...]:
     """The atoms of the scans in whose bodies an equation stands."""
     trips = []
     for length in range(1, len(path) - 1):
-        if path[:length] in trace.trips:
-            trips += atoms(trace.trips[path[:length]])
+        outer_path = path[:length]
+        if outer_path in trace.trips:
+            trips += atoms(trace.trips[outer_path])
     return tuple(trips)
 
 

@@ -4,23 +4,23 @@ Each equation with an axis that gets smaller is run as its row of the table says
 traced, with their rules of derivatives. Each result has to have the shape that the cut says.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
 from jaxpruner.structure.analysis.axes import atoms
+from jaxpruner.structure.analysis.live_evaluator import LiveEvaluator
 from jaxpruner.structure.analysis.records import Place, Traced
 from jaxpruner.structure.cutting import derivatives
 from jaxpruner.structure.cutting.cut import Cut
 from jaxpruner.structure.rules import primitives
 from jaxpruner.structure.rules.resizing import SmallEquation
-from jaxpruner.uses import calls, liveness
+from jaxpruner.uses import calls
 from jaxpruner.uses.bodies import (
     Call,
     Cond,
-    Evaluator,
     Program,
     Scan,
     While,
@@ -31,7 +31,7 @@ from jaxpruner.uses.bodies import (
 Values = list[Any]
 
 
-class Replay(Evaluator[Any, Place]):
+class Replay(LiveEvaluator[Any]):
     """A run of a program on values of which a cut has been made.
 
     Attributes:
@@ -51,11 +51,6 @@ class Replay(Evaluator[Any, Place]):
     def constant(self, value: Any, aval: Any) -> Any:
         return value
 
-    def positions_in(self, program: Program, position: Place) -> Iterable[Place]:
-        live = liveness.live(program.jaxpr, position.needed)
-        for number, needed in enumerate(live.results):
-            yield position.at(number)._replace(needed=needed)
-
     def visit_program(self, program: Program, inputs: Sequence[Any], position: Place) -> Values:
         constants = []
         for value, axes in zip(program.constants, self.trace.constants[position.path], strict=True):
@@ -63,12 +58,13 @@ class Replay(Evaluator[Any, Place]):
         results = super().visit_program(Program(program.jaxpr, tuple(constants)), inputs, position)
         return _where(position.needed, results)
 
-    def visit_equation(self, equation: Any, operands: Values, position: Place) -> Values:
-        if not any(position.needed):
-            return [None] * len(equation.outvars)
+    def unneeded(self, equation: Any) -> Values:
+        return [None] * len(equation.outvars)
+
+    def visit_needed(self, equation: Any, operands: Values, position: Place) -> Values:
         axes = self.trace.equations[position.path]
         if self.cut.touches((*axes.operands, *axes.results)):
-            results = super().visit_equation(equation, operands, position)
+            results = super().visit_needed(equation, operands, position)
         elif any(operand is None for operand in operands):
             results = self._run_without(equation, operands, position)
         else:
@@ -85,7 +81,7 @@ class Replay(Evaluator[Any, Place]):
     def _run_without(self, equation: Any, operands: Values, position: Place) -> Values:
         """An equation that stays as it is, some of whose operands have no part in the results."""
         if equation.primitive.name not in calls.RULED:
-            return super().visit_equation(equation, operands, position)
+            return super().visit_needed(equation, operands, position)
         whole = []
         for variable, operand in zip(equation.invars, operands, strict=True):
             missing = operand is None
@@ -111,8 +107,7 @@ class Replay(Evaluator[Any, Place]):
 
     def visit_scan(self, scan: Scan, operands: Values, position: Place) -> Values:
         constants, carried, sliced = scan.split(operands)
-        needed = liveness.needed_of_scan_body(scan, position.needed)
-        inside = position.inside(scan.equation, 0, needed)
+        inside = position.in_scan(scan)
         params = scan.equation.params
 
         all_trips = self.trace.trips[position.path]
@@ -132,7 +127,7 @@ class Replay(Evaluator[Any, Place]):
 
         carried, stacked = lax.scan(
             body,
-            _where(needed[: scan.carried], carried),
+            _where(inside.needed[: scan.carried], carried),
             (sliced, numbers if has_lists else None),
             self.cut.size(all_trips),
             scan.reverse,
@@ -143,9 +138,7 @@ class Replay(Evaluator[Any, Place]):
 
     def visit_while(self, loop: While, operands: Values, position: Place) -> Values:
         condition_constants, body_constants, carried = loop.split(operands)
-        needed = liveness.needed_of_while_body(loop, position.needed)
-        in_condition = position.inside(loop.equation, 0, (True,))
-        in_body = position.inside(loop.equation, 1, needed)
+        in_condition, in_body = position.in_condition(loop), position.in_body(loop)
 
         def condition(carried: Values) -> Any:
             (again,) = self.visit_program(
@@ -156,7 +149,7 @@ class Replay(Evaluator[Any, Place]):
         def body(carried: Values) -> Values:
             return self.visit_program(loop.body, body_constants + carried, in_body)
 
-        return lax.while_loop(condition, body, _where(needed, carried))
+        return lax.while_loop(condition, body, _where(in_body.needed, carried))
 
     def visit_cond(self, cond: Cond, operands: Values, position: Place) -> Values:
         index, *values = operands

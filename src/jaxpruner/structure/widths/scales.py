@@ -18,10 +18,10 @@ import numpy as np
 from jax.extend.core import Literal
 
 from jaxpruner.structure.analysis import fills
+from jaxpruner.structure.analysis.live_evaluator import LiveEvaluator
 from jaxpruner.structure.analysis.records import Place, Trace
 from jaxpruner.structure.widths.old_numbers import OldNumber
-from jaxpruner.uses import liveness
-from jaxpruner.uses.bodies import Call, Cond, Evaluator, Program, Scan, While
+from jaxpruner.uses.bodies import Cond, Program, Scan, While
 
 
 class Unknown(NamedTuple):
@@ -83,7 +83,7 @@ _POWERS = {'sqrt': 0.5, 'rsqrt': -0.5, 'cbrt': 1 / 3, 'square': 2.0}
 _ADDING = frozenset(('add', 'sub'))
 
 
-class ScaleFlow(Evaluator[Scale, Place]):
+class ScaleFlow(LiveEvaluator[Scale]):
     """Goes through a program and states equations between factors.
 
     Args:
@@ -119,21 +119,17 @@ class ScaleFlow(Evaluator[Scale, Place]):
             return ONE
         return ANY if number == 0 or not np.isfinite(number) else ONE
 
-    def positions_in(self, program: Program, position: Place) -> Iterable[Place]:
-        live = liveness.live(program.jaxpr, position.needed)
-        for number, needed in enumerate(live.results):
-            yield position.at(number)._replace(needed=needed)
+    def unneeded(self, equation: Any) -> list[Scale]:
+        return [ANY] * len(equation.outvars)
 
-    def visit_equation(self, equation: Any, operands: list[Scale], position: Place) -> list[Scale]:
-        if not any(position.needed):
-            return [ANY] * len(equation.outvars)
+    def visit_needed(self, equation: Any, operands: list[Scale], position: Place) -> list[Scale]:
         for i, variable in enumerate(equation.invars):
             known = self._numbers.get((position.path, i))
             if known is not None:
                 operands[i] = Scale({known: 1.0})
             elif equation.primitive.name in _ADDING and isinstance(variable, Literal):
                 operands[i] = self._constant_added(equation, operands[i], position, i)
-        return super().visit_equation(equation, operands, position)
+        return super().visit_needed(equation, operands, position)
 
     def visit_plain(self, equation: Any, operands: list[Scale], position: Place) -> list[Scale]:
         name = equation.primitive.name
@@ -160,13 +156,8 @@ class ScaleFlow(Evaluator[Scale, Place]):
             self._fix(operands)
         return [result] * len(equation.outvars)
 
-    def visit_call(self, call: Call, operands: list[Scale], position: Place) -> list[Scale]:
-        inside = position.inside(call.equation, 0, position.needed)
-        return self.visit_program(call.program, operands, inside)
-
     def visit_scan(self, scan: Scan, operands: list[Scale], position: Place) -> list[Scale]:
-        needed = liveness.needed_of_scan_body(scan, position.needed)
-        inside = position.inside(scan.equation, 0, needed)
+        inside = position.in_scan(scan)
         constants, carried, sliced = scan.split(operands)
         before = self._carried(carried, scan.first_carried, scan.equation, position)
         results = self.visit_program(scan.body, [*constants, *before, *sliced], inside)
@@ -176,9 +167,7 @@ class ScaleFlow(Evaluator[Scale, Place]):
 
     def visit_while(self, loop: While, operands: list[Scale], position: Place) -> list[Scale]:
         condition_constants, body_constants, carried = loop.split(operands)
-        needed = liveness.needed_of_while_body(loop, position.needed)
-        in_condition = position.inside(loop.equation, 0, (True,))
-        in_body = position.inside(loop.equation, 1, needed)
+        in_condition, in_body = position.in_condition(loop), position.in_body(loop)
         before = self._carried(carried, loop.first_carried, loop.equation, position)
         self._fix(self.visit_program(loop.condition, condition_constants + before, in_condition))
         after = self.visit_program(loop.body, body_constants + before, in_body)
@@ -186,12 +175,8 @@ class ScaleFlow(Evaluator[Scale, Place]):
         return before
 
     def visit_cond(self, cond: Cond, operands: list[Scale], position: Place) -> list[Scale]:
-        _, *values = operands
-        results: list[list[Scale]] = []
-        for number, branch in enumerate(cond.branches):
-            inside = position.inside(cond.equation, number, position.needed)
-            results.append(self.visit_program(branch, values, inside))
-        return [self._equate(scales) for scales in zip(*results, strict=True)]
+        branches = self.visit_branches(cond, operands, position)
+        return [self._equate(scales) for scales in zip(*branches, strict=True)]
 
     def _constant_added(self, equation: Any, scale: Scale, place: Place, operand: int) -> Scale:
         """A constant that is added, such as an epsilon: the module may be built with another one."""

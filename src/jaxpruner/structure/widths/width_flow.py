@@ -16,12 +16,12 @@ import numpy as np
 
 from jaxpruner.structure.analysis import fills
 from jaxpruner.structure.analysis.axes import Axes, Axis, atoms
+from jaxpruner.structure.analysis.live_evaluator import LiveEvaluator
 from jaxpruner.structure.analysis.records import Place, Trace
 from jaxpruner.structure.cutting.cut import Cut
 from jaxpruner.structure.rules import elementwise, primitives, resizing
 from jaxpruner.structure.widths.old_numbers import OldNumber, OldValues, number_at
-from jaxpruner.uses import liveness
-from jaxpruner.uses.bodies import Call, Cond, Evaluator, Program, ProgramPath, Scan, While, bind
+from jaxpruner.uses.bodies import Cond, Program, ProgramPath, Scan, While, bind
 
 
 class Width(NamedTuple):
@@ -72,7 +72,7 @@ _MEETS = frozenset(('div', 'mul', 'pow'))
 _NUMBERS = elementwise.COMPUTING | {'broadcast_in_dim', 'reshape', 'squeeze', 'copy'}
 
 
-class WidthFlow(Evaluator[Known, Place]):
+class WidthFlow(LiveEvaluator[Known]):
     """Goes through a traced model.
 
     Args:
@@ -104,11 +104,6 @@ class WidthFlow(Evaluator[Known, Place]):
         fill = fills.of_constant(value, ((),) * len(aval.shape))
         return Known(fill.everywhere)
 
-    def positions_in(self, program: Program, position: Place) -> Iterable[Place]:
-        live = liveness.live(program.jaxpr, position.needed)
-        for number, needed in enumerate(live.results):
-            yield position.at(number)._replace(needed=needed)
-
     def visit_program(
         self, program: Program, inputs: Sequence[Known], position: Place
     ) -> list[Known]:
@@ -122,9 +117,10 @@ class WidthFlow(Evaluator[Known, Place]):
                 self._tables[id(variable)] = axes
         return super().visit_program(program, inputs, position)
 
-    def visit_equation(self, equation: Any, operands: list[Known], position: Place) -> list[Known]:
-        if not any(position.needed):
-            return [Known()] * len(equation.outvars)
+    def unneeded(self, equation: Any) -> list[Known]:
+        return [Known()] * len(equation.outvars)
+
+    def visit_needed(self, equation: Any, operands: list[Known], position: Place) -> list[Known]:
         axes = self.trace.equations[position.path]
         widths = self._widths_of((*axes.operands, *axes.results))
         widths = widths.union(*[known.summed for known in operands])
@@ -135,9 +131,9 @@ class WidthFlow(Evaluator[Known, Place]):
         for number, variable in enumerate(equation.invars):
             axes_of_table = self._tables.pop(id(variable), None)
             if axes_of_table is not None:
-                found = self._widths_of([axes_of_table])
-                self._add(equation, position, OldValues(None, None, number), found)
-        return super().visit_equation(equation, operands, position)
+                values = OldValues(None, None, number)
+                self._add(equation, position, values, self._widths_of([axes_of_table]))
+        return super().visit_needed(equation, operands, position)
 
     def visit_plain(self, equation: Any, operands: list[Known], position: Place) -> list[Known]:
         axes = self.trace.equations[position.path]
@@ -173,10 +169,12 @@ class WidthFlow(Evaluator[Known, Place]):
                 continue
             others = axes.operands[:i] + axes.operands[i + 1 :]
             widths = self._widths_of(others).union(*[each.summed for each in operands])
-            sources = _sources_of(known.number, widths, equation.invars[i].aval.dtype)
+            dtype = equation.invars[i].aval.dtype
+            sources = _sources_of(known.number, widths, dtype)
             if sources:
                 width, new = sources[0]
-                self._add(equation, place, OldValues(known.number, new, i), frozenset([width]))
+                values = OldValues(known.number, new, i)
+                self._add(equation, place, values, frozenset([width]))
 
     def _check_table(self, equation: Any, axes: Axes, place: Place) -> None:
         """What is made for the old width, and cut along: differs from what is made for the new width."""
@@ -208,32 +206,23 @@ class WidthFlow(Evaluator[Known, Place]):
     def _add(self, equation: Any, place: Place, values: OldValues, widths: Widths) -> None:
         self.numbers.append(number_at(equation, place, values, self._names_of(widths)))
 
-    def visit_call(self, call: Call, operands: list[Known], position: Place) -> list[Known]:
-        inside = position.inside(call.equation, 0, position.needed)
-        return self.visit_program(call.program, operands, inside)
-
     def visit_scan(self, scan: Scan, operands: list[Known], position: Place) -> list[Known]:
-        needed = liveness.needed_of_scan_body(scan, position.needed)
-        inside = position.inside(scan.equation, 0, needed)
+        inside = position.in_scan(scan)
         constants, carried, sliced = scan.split(operands)
         carried = [Known(summed=known.summed) for known in carried]
         return self.visit_program(scan.body, [*constants, *carried, *sliced], inside)
 
     def visit_while(self, loop: While, operands: list[Known], position: Place) -> list[Known]:
-        needed = liveness.needed_of_while_body(loop, position.needed)
         condition_constants, body_constants, carried = loop.split(operands)
         carried = [Known(summed=known.summed) for known in carried]
-        in_condition = position.inside(loop.equation, 0, (True,))
-        in_body = position.inside(loop.equation, 1, needed)
+        in_condition, in_body = position.in_condition(loop), position.in_body(loop)
         self.visit_program(loop.condition, condition_constants + carried, in_condition)
         return self.visit_program(loop.body, body_constants + carried, in_body)
 
     def visit_cond(self, cond: Cond, operands: list[Known], position: Place) -> list[Known]:
         results = [Known()] * len(cond.equation.outvars)
-        for number, branch in enumerate(cond.branches):
-            inside = position.inside(cond.equation, number, position.needed)
-            found = self.visit_program(branch, operands[1:], inside)
-            for i, known in enumerate(found):
+        for results_of_branch in self.visit_branches(cond, operands, position):
+            for i, known in enumerate(results_of_branch):
                 results[i] = Known(None, results[i].summed | known.summed)
         return results
 
@@ -279,7 +268,8 @@ def _sources_of(number: Any, widths: Widths, dtype: Any) -> list[tuple[Width, fl
             before, after = form(width.old), form(width.new)
             if min(before, after) <= 0:
                 continue
-            for power in (1, -1):
-                if math.isclose(number, before**power, rel_tol=tolerance):
-                    sources.append((width, after**power))
+            if math.isclose(number, before, rel_tol=tolerance):
+                sources.append((width, after))
+            if math.isclose(number, 1 / before, rel_tol=tolerance):
+                sources.append((width, 1 / after))
     return sources
