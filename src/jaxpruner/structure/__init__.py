@@ -16,6 +16,7 @@ Read the files in this order:
 
     axes → positions       expressions over atoms, and how two of them become one; where atoms lie along an axis
     records                what is known of an equation and of a traced model
+    live_evaluator         what goes through a program and leaves out what is not needed
     primitives             the table: a row for each primitive, from elementwise, moving, contracting and indexing
     inference → tracing    a program is gone through; a model is traced
     fills → zeros          what zeroing leaves at removed channels, and which groups are exact; `moving_fills` and
