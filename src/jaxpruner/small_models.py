@@ -64,6 +64,7 @@ def save_small_model(
       OSError: the file cannot be written.
 
     >>> import tempfile
+    >>> import jax.numpy as jnp
     >>> from jaxpruner import channel_groups
     >>> params = {'up': jnp.arange(8.0).reshape(2, 4), 'down': jnp.ones((4, 1))}
     >>> graph = channel_groups(lambda p, x: jnp.tanh(x @ p['up']) @ p['down'], params, jnp.ones((5, 2)))
@@ -106,6 +107,7 @@ def load_small_model(graph: ChannelGraph, path: str | os.PathLike[str]) -> Small
     If the program is another than that of which the plan was made, a warning says so, as in `structure.load_plan`.
 
     >>> import tempfile
+    >>> import jax.numpy as jnp
     >>> from jaxpruner import channel_groups
     >>> shapes = {'up': jax.ShapeDtypeStruct((2, 4), 'float32'), 'down': jax.ShapeDtypeStruct((4, 1), 'float32')}
     >>> x = jax.ShapeDtypeStruct((5, 2), 'float32')

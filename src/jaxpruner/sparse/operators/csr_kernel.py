@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import custom_batching, lax
-from jax.experimental import sparse
 
 DTYPES = ('float32', 'float64')
 _CALL = 'custom_call'  # how a kernel shows in a lowered program
@@ -66,6 +65,8 @@ def multiply(
 def _plain(
     compressed: jax.Array, row_offsets: jax.Array, column_indices: jax.Array, columns: jax.Array
 ) -> jax.Array:
+    from jax.experimental import sparse  # loads scipy, in some versions
+
     shape = (row_offsets.shape[0] - 1, columns.shape[0])
     return sparse.BCSR((compressed, column_indices, row_offsets), shape=shape) @ columns
 
