@@ -10,7 +10,7 @@ bash run.sh [test ARGS]   all tests, in parallel; ARGS go to pytest
 bash run.sh demo [ARGS]   two minutes of training, explained: jaxpruner demo; ARGS go to it, try --help
 bash run.sh docs [ARGS]   the site, from nothing, into site/; ARGS go to sphinx-build
 bash run.sh lint          ruff, pyright and the import contracts
-bash run.sh lowest        all but the slow tests and those of benchmarks, with the oldest versions that pyproject.toml allows; needs Python 3.11
+bash run.sh lowest        all but the slow tests and those of benchmarks and examples, with the oldest versions that are allowed; needs Python 3.11
 bash run.sh package       dist/: source and wheel, checked, and the wheel tried in a fresh environment; installs 1 GB
 bash run.sh integrations  the scripts for Dopamine and Kauldron; installs 6 GB, TensorFlow twice
 
@@ -113,9 +113,9 @@ case $command in
   lowest)
     find_python 'version == (3, 11)' "Python 3.11"
     environment .venv-lowest test -r ci/lowest.txt -e '.[test]'
-    # Old releases warn that they use one another's old names. Benchmarks are for those who develop, with what is new.
+    # Old releases warn that they use one another's old names. Benchmarks and examples are for what is new.
     exec .venv-lowest/bin/python -m pytest "${parallel[@]}" -W ignore::DeprecationWarning -m 'not slow' \
-      --ignore tests/benchmarks "$@"
+      --ignore tests/benchmarks --ignore tests/examples "$@"
     ;;
   package)
     any_python
