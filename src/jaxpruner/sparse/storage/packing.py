@@ -19,12 +19,10 @@ def pack(tree: tree_lib.PyTree, *, masks: Any = None) -> Any:
     The formats are dense, N:M, blocks, CSR and one bit a weight. A dense leaf stays an array. Any other becomes a
     dictionary of arrays:
 
-    | format | arrays |
-    |---|---|
-    | N:M | `compressed` [..., N], the axis M times shorter, `indices` uint8, `pattern` [3]: N, M and the axis |
-    | blocks | `values` [groups, blocks, in, out], `indices` [groups, blocks], `shape` |
-    | CSR | `compressed` [kept], `row_offsets` [rows + 1], `column_indices` [kept], `shape` |
-    | one bit a weight | `compressed` [kept], `bitmask` uint8 [size / 8], `shape` |
+    - N:M: `compressed` [..., N], the axis M times shorter, `indices` uint8, `pattern` [3]: N, M and the axis
+    - blocks: `values` [groups, blocks, in, out], `indices` [groups, blocks], `shape`
+    - CSR: `compressed` [kept], `row_offsets` [rows + 1], `column_indices` [kept], `shape`
+    - one bit a weight: `compressed` [kept], `bitmask` uint8 [size / 8], `shape`
 
     So a packed tree is a pytree of arrays, which checkpoints, travels between devices and shards as any other. Among
     formats within 1 % of the fewest bytes one that can be executed is chosen: 2:4 before one bit a weight. Everything

@@ -31,7 +31,7 @@ class BlockSparse:
     Weights are the tree of the parameters. In the place of a leaf that is trained in blocks stands a dictionary:
     `'values'`, `[*layers, groups, blocks, in, out]`, and with a term of low rank `'down'`, `[*layers, inputs, rank]`,
     and `'up'`, `[*layers, rank, outputs]`. The topology has the positions of the blocks by name of the leaf,
-    int32`[*layers, groups, blocks]`.
+    int32 `[*layers, groups, blocks]`.
 
     Attributes:
       products: the matrices of the model.
@@ -116,7 +116,7 @@ class BlockSparse:
         return self.products.apply(self._put(weights, operators), *inputs)
 
     def probe(self) -> dict[str, jax.Array]:
-        """Zeros for each candidate block, float32`[*layers, groups, candidates]` by name.
+        """Zeros for each candidate block, float32 `[*layers, groups, candidates]` by name.
 
         >>> # norms = jax.grad(loss, argnums=2)(weights, topology, model.probe(), batch)
         """

@@ -10,7 +10,7 @@ from jaxpruner.sparse.training.layouts import Layout
 
 
 def balanced(layout: Layout, rng: np.random.Generator) -> np.ndarray:
-    """Random blocks int32`[*layers, groups, blocks]`; each block of inputs leads to as many groups, up to one.
+    """Random blocks int32 `[*layers, groups, blocks]`; each block of inputs leads to as many groups, up to one.
 
     Inputs that no group reads would be lost to the model, which costs more than blocks in the wrong places do.
 
@@ -31,7 +31,7 @@ def balanced(layout: Layout, rng: np.random.Generator) -> np.ndarray:
 
 
 def largest(norms: jax.Array, blocks: int) -> jax.Array:
-    """The blocks with the largest norms of each group, in their order: int32`[*layers, groups, blocks]`.
+    """The blocks with the largest norms of each group, in their order: int32 `[*layers, groups, blocks]`.
 
     >>> largest(jnp.array([[3.0, 1.0, 2.0]]), 2)
     Array([[0, 2]], dtype=int32)
@@ -55,7 +55,7 @@ def replace(
     back at once. A block that stays, or comes back, keeps its place.
 
     Args:
-      indices: int32`[*layers, groups, blocks]`.
+      indices: int32 `[*layers, groups, blocks]`.
       norms: `[*layers, groups, blocks]`; blocks with the smallest are dropped.
       scores: `[*layers, groups, candidates]`; of blocks that are not kept those with the largest are stored.
       fraction: the share that is dropped.

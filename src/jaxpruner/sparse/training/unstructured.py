@@ -228,7 +228,7 @@ class UnstructuredSparse:
         return self.products.apply(self.products.put(weights, operators), *inputs)
 
     def probe(self) -> dict[str, jax.Array]:
-        """Zeros for each matrix, float32`[*layers, inputs, outputs]` by name."""
+        """Zeros for each matrix, float32 `[*layers, inputs, outputs]` by name."""
         probe = {}
         for name, leaf in self.leaves.items():
             probe[name] = jnp.zeros((*leaf.layers, leaf.inputs, leaf.outputs))
