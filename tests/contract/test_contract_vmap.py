@@ -45,7 +45,7 @@ def test_seeds_train_together_as_alone(case):
             np.testing.assert_array_equal(own_masks[path], mask)
         values, own_values = training.by_path(params), training.by_path(own_params)
         for path, value in values.items():
-            np.testing.assert_allclose(own_values[path], value, rtol=1e-5, atol=2e-5)
+            np.testing.assert_allclose(own_values[path], value, rtol=1e-5, atol=1e-5)
 
 
 def run_together(setup):
