@@ -147,6 +147,28 @@ def test_groups_spread_over_shards_give_the_same_product():
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-5), results(2), results(1))
 
 
+@pytest.mark.parametrize('shards', [1, 2])
+def test_there_may_be_no_rows(shards):
+    rows, _, values, indices = case(10, 13, (4, 4), 2)
+    probe = jnp.zeros((4, 3))
+
+    @jax.jit
+    def with_derivatives(rows, values, probe):
+        def product(rows, values, probe):
+            return blocks.multiply(rows, values, indices, outputs=13, probe=probe, shards=shards)
+
+        result, back = jax.vjp(product, rows, values, probe)
+        return result, *back(result)
+
+    result, of_rows, of_values, norms = with_derivatives(rows[:0], values, probe)
+    assert result.shape == (0, 13)
+    assert of_rows.shape == (0, 10)
+    assert of_values.shape == values.shape
+    assert not of_values.any()
+    assert norms.shape == probe.shape
+    assert not norms.any()
+
+
 def test_rows_and_values_of_different_types_are_promoted():
     rows, _, values, indices = case(12, 16, (4, 8), 2)
     found, back = jax.vjp(

@@ -24,7 +24,7 @@ the outputs that do not exist, so their derivative is zero.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -95,67 +95,104 @@ def multiply(
     >>> jax.grad(loss)(probe).round(2)
     Array([[4.24, 5.66]], dtype=float32)
     """
-    block_inputs = values.shape[-2]
     dtype = jnp.result_type(rows, values)
-    columns = pad_to_multiple(rows.astype(dtype).T, 0, block_inputs)
-    columns = columns.reshape(-1, block_inputs, len(rows))
-    operands = values.astype(dtype), indices, probe
-    if shards == 1:
-        return _product(columns, *operands)[:, :outputs]
-    of_shards = jax.tree.map(lambda x: x.reshape(shards, -1, *x.shape[1:]), operands)
-    product = jax.vmap(_product, in_axes=(None, 0, 0, 0), out_axes=1)
-    return product(columns, *of_shards).reshape(len(rows), -1)[:, :outputs]
+    columns = _columns_of(rows.astype(dtype), block_inputs=values.shape[-2])
+    operands = _Operands(columns, values.astype(dtype), indices, probe)
+    product = _product if shards == 1 else functools.partial(_product_of_shards, shards)
+    result: Any = product(operands)
+    return result[:, :outputs]
+
+
+class _Operands(NamedTuple):
+    """What a product is made of.
+
+    Attributes:
+      columns: `[blocks of inputs, in, n]`.
+      values: `[groups, blocks, in, out]`.
+      indices: int32`[groups, blocks]`.
+      probe: `[groups, blocks of inputs]`, or none.
+    """
+
+    columns: jax.Array
+    values: jax.Array
+    indices: jax.Array
+    probe: jax.Array | None
+
+
+def _columns_of(rows: jax.Array, block_inputs: int) -> jax.Array:
+    """Rows `[n, inputs]` as columns `[blocks of inputs, in, n]`."""
+    padded = pad_to_multiple(rows.T, 0, block_inputs)
+    inputs, count = padded.shape
+    return padded.reshape(inputs // block_inputs, block_inputs, count)
+
+
+def _product_of_shards(shards: int, operands: _Operands) -> jax.Array:
+    """One product for each shard of the groups; their outputs stand side by side."""
+
+    def cut(array: jax.Array) -> jax.Array:
+        return array.reshape(shards, -1, *array.shape[1:])
+
+    columns, *of_groups = operands
+    of_shards = _Operands(columns, *jax.tree.map(cut, of_groups))
+    axes = _Operands._make((None, 0, 0, 0))
+    results = jax.vmap(_product, in_axes=(axes,), out_axes=1)(of_shards)
+    count, _, outputs = results.shape
+    return results.reshape(count, shards * outputs)
 
 
 @jax.custom_vjp
-def _product(
-    columns: jax.Array, values: jax.Array, indices: jax.Array, probe: jax.Array | None
-) -> jax.Array:
-    """The product of columns `[blocks of inputs, in, n]`: rows `[n, groups * out]`."""
-    del probe
+def _product(operands: _Operands) -> jax.Array:
+    """Rows `[n, groups * out]`."""
+    columns = operands.columns
 
-    def multiply_groups(_: None, operands: Any) -> tuple[None, jax.Array]:
-        values, indices = operands
-        rows = []
+    def multiply_chunk(_: None, chunk: Any) -> tuple[None, jax.Array]:
+        values, indices = chunk
+        results = []
         for group in range(len(values)):
-            gathered = _merged(_take(columns, indices[group]))
-            rows.append(_contract(gathered, _merged(values[group]), 0, 0))
-        return None, jnp.concatenate(rows, axis=1)
+            gathered = _take(columns, indices[group])
+            result = _contract(_merged(gathered), _merged(values[group]), (0, 0))
+            results.append(result)
+        return None, jnp.concatenate(results, axis=1)
 
-    chunks = _chunks(values), _chunks(indices)
-    _, rows = _over_chunks(multiply_groups, None, chunks)
-    return rows.transpose(1, 0, 2).reshape(columns.shape[-1], -1)
-
-
-def _forward(
-    columns: jax.Array, values: jax.Array, indices: jax.Array, probe: jax.Array | None
-) -> tuple[jax.Array, Any]:
-    operands = columns, values, indices, probe
-    return _product(*operands), operands
+    chunks = _chunks(operands.values), _chunks(operands.indices)
+    _, of_chunks = _over_chunks(multiply_chunk, None, chunks)
+    number, count, outputs = of_chunks.shape
+    side_by_side = of_chunks.transpose(1, 0, 2)
+    return side_by_side.reshape(count, number * outputs)
 
 
-def _backward(operands: Any, cotangents: jax.Array) -> Any:
+def _forward(operands: _Operands) -> tuple[jax.Array, _Operands]:
+    return _product(operands), operands
+
+
+def _backward(operands: _Operands, cotangents: jax.Array) -> tuple[_Operands]:
     """The derivatives. Columns are gathered again, since those of all groups together take much memory."""
     columns, values, indices, probe = operands
+    groups = len(values)
+
+    def differentiate_chunk(total: jax.Array, chunk: Any) -> tuple[jax.Array, jax.Array]:
+        values, indices, cotangents = chunk
+        of_values = []
+        for group, cotangent in enumerate(jnp.split(cotangents, len(values), axis=1)):
+            stored, places = values[group], indices[group]
+            gathered = _take(columns, places)
+            of_values.append(_contract(_merged(gathered), cotangent, (1, 0)))
+            addend = _contract(_merged(stored), cotangent, (1, 1))
+            addend = addend.reshape(gathered.shape).astype(total.dtype)
+            total = total.at[places].add(addend, unique_indices=True)
+        return total, jnp.stack(of_values)
+
+    chunks = _chunks(values), _chunks(indices), _chunks_of_rows(cotangents, groups)
     # Each group adds to it: a sum of 16-bit floats would lose what is small.
     total = jnp.zeros(columns.shape, jnp.promote_types(columns.dtype, jnp.float32))
-
-    def differentiate_groups(total: jax.Array, operands: Any) -> tuple[jax.Array, jax.Array]:
-        values, indices, cotangents = operands
-        values_cotangents = []
-        for group, cotangent in enumerate(jnp.split(cotangents, len(values), axis=1)):
-            gathered = _take(columns, indices[group])
-            values_cotangents.append(_contract(_merged(gathered), cotangent, 1, 0))
-            addend = _contract(_merged(values[group]), cotangent, 1, 1).reshape(gathered.shape)
-            total = total.at[indices[group]].add(addend.astype(total.dtype), unique_indices=True)
-        return total, jnp.stack(values_cotangents)
-
-    chunks = _chunks(values), _chunks(indices), _chunks_of_rows(cotangents, len(values))
-    total, values_cotangents = _over_chunks(differentiate_groups, total, chunks)
+    total, of_values = _over_chunks(differentiate_chunk, total, chunks)
     norms = None
     if probe is not None:
-        norms = norms_of_dense_gradient(columns, cotangents, len(values)).astype(probe.dtype)
-    return total.astype(columns.dtype), values_cotangents.reshape(values.shape), None, norms
+        norms = norms_of_dense_gradient(columns, cotangents, groups)
+        norms = norms.astype(probe.dtype)
+    of_columns = total.astype(columns.dtype)
+    of_values = of_values.reshape(values.shape)
+    return (_Operands._make((of_columns, of_values, None, norms)),)
 
 
 _product.defvjp(_forward, _backward)
@@ -164,42 +201,52 @@ _product.defvjp(_forward, _backward)
 def norms_of_dense_gradient(columns: jax.Array, cotangents: jax.Array, groups: int) -> jax.Array:
     """The norm of each block of the gradient of the whole matrix: `[groups, blocks of inputs]`."""
     in_chunk = _groups_in_chunk(groups)
+    blocks_of_inputs = len(columns)
     dtype = jnp.promote_types(columns.dtype, jnp.float32)
 
-    def norms_of_groups(_: None, cotangents: jax.Array) -> tuple[None, jax.Array]:
+    def norms_of_chunk(_: None, cotangents: jax.Array) -> tuple[None, jax.Array]:
         norms = []
         for cotangent in jnp.split(cotangents, in_chunk, axis=1):
-            gradient = _contract(_merged(columns), cotangent, 1, 0)
-            blocks = gradient.reshape(len(columns), -1).astype(dtype)
-            norms.append(jnp.linalg.norm(blocks, axis=1))
+            gradient = _contract(_merged(columns), cotangent, (1, 0))
+            blocks = gradient.reshape(blocks_of_inputs, -1)
+            norms.append(jnp.linalg.norm(blocks.astype(dtype), axis=1))
         return None, jnp.stack(norms)
 
-    _, norms = _over_chunks(norms_of_groups, None, _chunks_of_rows(cotangents, groups))
-    return norms.reshape(groups, len(columns))
+    chunks = _chunks_of_rows(cotangents, groups)
+    _, norms = _over_chunks(norms_of_chunk, None, chunks)
+    return norms.reshape(groups, blocks_of_inputs)
 
 
 def _over_chunks(function: Callable[..., Any], carry: Any, chunks: Any) -> tuple[Any, Any]:
     """A scan over chunks of groups; of a single chunk there is no loop."""
-    if len(jax.tree.leaves(chunks)[0]) > 1:
+    first, *_ = jax.tree.leaves(chunks)
+    if len(first) > 1:
         return lax.scan(function, carry, chunks)
-    carry, result = function(carry, jax.tree.map(lambda x: x[0], chunks))
+    only = jax.tree.map(lambda of_chunks: of_chunks[0], chunks)
+    carry, result = function(carry, only)
     return carry, result[None]
 
 
 def _groups_in_chunk(groups: int) -> int:
     """The largest divisor that is not too large."""
-    return max(n for n in range(1, _UNROLLED_GROUPS + 1) if groups % n == 0)
+    number = min(groups, _UNROLLED_GROUPS)
+    while groups % number:
+        number -= 1
+    return number
 
 
 def _chunks(of_groups: jax.Array) -> jax.Array:
+    """`[groups, …]` as `[chunks, groups in a chunk, …]`."""
     in_chunk = _groups_in_chunk(len(of_groups))
     return of_groups.reshape(-1, in_chunk, *of_groups.shape[1:])
 
 
 def _chunks_of_rows(rows: jax.Array, groups: int) -> jax.Array:
     """`[n, groups * out]` as `[chunks, n, …]`, the outputs of some groups side by side."""
+    count, outputs = rows.shape
     chunks = groups // _groups_in_chunk(groups)
-    return rows.reshape(len(rows), chunks, -1).transpose(1, 0, 2)
+    cut = rows.reshape(count, chunks, outputs // chunks)
+    return cut.transpose(1, 0, 2)
 
 
 def _take(columns: jax.Array, indices: jax.Array) -> jax.Array:
@@ -208,11 +255,16 @@ def _take(columns: jax.Array, indices: jax.Array) -> jax.Array:
 
 def _merged(blocks: jax.Array) -> jax.Array:
     """`[blocks, in, …]` as `[blocks * in, …]`."""
-    return blocks.reshape(-1, blocks.shape[-1])
+    number, block_inputs, width = blocks.shape
+    return blocks.reshape(number * block_inputs, width)
 
 
-def _contract(left: jax.Array, right: jax.Array, left_axis: int, right_axis: int) -> jax.Array:
-    return lax.dot_general(left, right, (((left_axis,), (right_axis,)), ((), ())))
+def _contract(left: jax.Array, right: jax.Array, axes: tuple[int, int]) -> jax.Array:
+    """Adds products up along an axis of each."""
+    left_axis, right_axis = axes
+    contracted = (left_axis,), (right_axis,)
+    no_batch = (), ()
+    return lax.dot_general(left, right, (contracted, no_batch))
 
 
 def gather_blocks(matrix: jax.Array, indices: jax.Array, block: tuple[int, int]) -> jax.Array:
@@ -227,9 +279,11 @@ def gather_blocks(matrix: jax.Array, indices: jax.Array, block: tuple[int, int])
              [3]]]], dtype=int32)
     """
     block_inputs, block_outputs = block
-    padded = pad_to_multiple(pad_to_multiple(matrix, 0, block_inputs), 1, block_outputs)
-    cut = padded.reshape(-1, block_inputs, len(indices), block_outputs).transpose(2, 0, 1, 3)
-    return jnp.take_along_axis(cut, indices[:, :, None, None], axis=1)
+    padded = pad_to_multiple(matrix, 0, block_inputs)
+    padded = pad_to_multiple(padded, 1, block_outputs)
+    cut = padded.reshape(-1, block_inputs, len(indices), block_outputs)
+    by_group = cut.transpose(2, 0, 1, 3)
+    return jnp.take_along_axis(by_group, indices[:, :, None, None], axis=1)
 
 
 def scatter_blocks(values: jax.Array, indices: jax.Array, inputs: int, outputs: int) -> jax.Array:
@@ -241,9 +295,11 @@ def scatter_blocks(values: jax.Array, indices: jax.Array, inputs: int, outputs: 
     """
     groups, _, block_inputs, block_outputs = values.shape
     blocks_of_inputs = -(-inputs // block_inputs)
-    whole = jnp.zeros((groups, blocks_of_inputs, block_inputs, block_outputs), values.dtype)
-    whole = whole.at[jnp.arange(groups)[:, None], indices].set(values)
-    matrix = whole.transpose(1, 2, 0, 3).reshape(-1, groups * block_outputs)
+    shape = groups, blocks_of_inputs, block_inputs, block_outputs
+    group_numbers = jnp.arange(groups)[:, None]
+    by_group = jnp.zeros(shape, values.dtype).at[group_numbers, indices].set(values)
+    matrix = by_group.transpose(1, 2, 0, 3)
+    matrix = matrix.reshape(blocks_of_inputs * block_inputs, groups * block_outputs)
     return matrix[:inputs, :outputs]
 
 

@@ -143,9 +143,10 @@ def _convolve(use: Use, data: jax.Array, operator: Any) -> jax.Array:
         result = operator.convolve(image, Convolution(equation))
     else:
         windows = _windows(equation, image)
-        rows = windows.reshape(-1, windows.shape[-1])
+        *image_shape, elements = windows.shape
+        rows = windows.reshape(math.prod(image_shape), elements)
         products = operator.multiply(rows)
-        result = products.reshape(*windows.shape[:-1], products.shape[-1])
+        result = products.reshape(*image_shape, products.shape[-1])
     return result.transpose(_to_spec(numbers.out_spec))
 
 
