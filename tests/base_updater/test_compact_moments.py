@@ -62,6 +62,15 @@ OPTIMIZERS = {
     'masked': optax.chain(optax.masked(optax.scale_by_adam(), is_kernel), optax.scale(-0.1)),
     'two': optax.multi_transform({'a': optax.adam(0.1), 'b': optax.sgd(0.1)}, labels),
 }
+MASKS = {
+    'kernel': np.arange(96).reshape(12, 8) % 5 == 2,
+    'stack': np.arange(288).reshape(3, 8, 12) % 7 < 2,
+    'dense': None,
+}
+ALGORITHMS['fixed masks'] = functools.partial(jaxpruner.FixedMask, MASKS)
+ALGORITHMS['fixed masks, packed'] = functools.partial(
+    jaxpruner.FixedMask, MASKS, use_packed_masks=True
+)
 PAIRS = [(name, 'adam') for name in ALGORITHMS]
 PAIRS += [('RigL', name) for name in OPTIMIZERS if name != 'adam']
 
@@ -212,8 +221,9 @@ def test_under_vmap():
         )
 
 
-def test_state_is_known_from_shapes():
-    pruner = ALGORITHMS['RigL'](compact_moments=True)
+@pytest.mark.parametrize('algorithm', ['RigL', 'fixed masks'])
+def test_state_is_known_from_shapes(algorithm):
+    pruner = ALGORITHMS[algorithm](compact_moments=True)
     tx = pruner.wrap_optax(optax.adam(0.1))
     shapes = jax.eval_shape(tx.init, params_at(0))
     state = tx.init(params_at(0))
@@ -309,6 +319,24 @@ def test_refused_pruners(make, words):
 
 def test_subclass_that_says_so_passes():
     assert OwnCountedMasks(sparsity=0.5, compact_moments=True).compact_moments
+
+
+def test_masks_that_keep_nothing():
+    masks = {'kernel': np.zeros((12, 8), bool)}
+    tx = jaxpruner.FixedMask(masks, compact_moments=True).wrap_optax(optax.adam(0.1))
+    params = {'kernel': jnp.zeros((12, 8))}
+    updates, state = jax.jit(tx.update)({'kernel': jnp.ones((12, 8))}, tx.init(params), params)
+    assert state.inner_state.positions['kernel'].shape == (0,)
+    assert not updates['kernel'].any()
+
+
+def test_traced_masks_are_refused():
+    def init(masks):
+        pruner = jaxpruner.FixedMask({'kernel': masks}, compact_moments=True)
+        return pruner.wrap_optax(optax.adam(0.1)).init({'kernel': jnp.ones((12, 8))})
+
+    with pytest.raises(ValueError, match=r'compact_moments=True.*masks of FixedMask.*traced'):
+        jax.eval_shape(init, jnp.asarray(MASKS['kernel']))
 
 
 def test_unknown_count_is_refused():

@@ -1,7 +1,7 @@
 """Continuing with masks that are there: fine-tuning of a pruned model."""
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,8 @@ class FixedMask(base_updater.BaseUpdater):
     {'w': Array([3., 0.], dtype=float32)}
     """
 
+    keeps_count: ClassVar[bool] = True
+
     is_sparse_gradients: bool = True
     masks: Any
 
@@ -50,6 +52,18 @@ class FixedMask(base_updater.BaseUpdater):
             return 1 - packing.kept_weights(mask) / max(mask.size, 1)
 
         return jax.tree.map(sparsity, self.get_initial_masks(params, None))
+
+    def kept_counts(self, params):
+        """The counts of the masks, which are known inside `jit`, too."""
+        if tree_lib.has_traced(self.masks):
+            raise ValueError(
+                'compact_moments=True needs to know how many weights the masks of FixedMask keep, and they are traced; '
+                'make FixedMask of masks that have values, outside of jit, or set compact_moments=False'
+            )
+        with jax.ensure_compile_time_eval():
+            masks = self.get_initial_masks(params, None)
+            counts = jax.tree.map(lambda mask: int(packing.kept_weights(mask)), masks)
+        return tree_lib.leaves_like(jax.tree.structure(params), counts)
 
     def get_initial_masks(self, params, target_sparsities):
         """The given masks, unpacked, as zeros and ones."""

@@ -16,6 +16,7 @@ the old ones: a weight that was kept takes its moments along, and one that comes
 An optimizer that treats each weight by itself trains the same as with moments of all weights.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -25,12 +26,18 @@ import optax
 
 from jaxpruner.base_updater import elementwise_optimizers
 from jaxpruner.base_updater.pruner import Pruner
-from jaxpruner.core import explicit_meshes, kept_positions, optimizer_state, packing
+from jaxpruner.core import (
+    caller_warnings,
+    explicit_meshes,
+    kept_positions,
+    optimizer_state,
+    packing,
+)
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.sparse_state import SparseState
 from jaxpruner.mask_calculator import lazy_scores
 
-_REMEDY = 'take StaticRandomSparse, SET or RigL, or compact_moments=False'
+_REMEDY = 'take StaticRandomSparse, SET, RigL or FixedMask, or compact_moments=False'
 # What makes or changes masks: a class that overrides one of them says anew whether the count stays.
 _MAKERS = (
     'init_state',
@@ -112,6 +119,8 @@ def init(
     """
     counts = _kept_counts(pruner, params, masks)
 
+    _warn_of_whole_moments(params, counts)
+
     def compact_shape(param: Any, count: int | None) -> jax.ShapeDtypeStruct:
         shape = param.shape if count is None else _compact(param.shape, count)
         return jax.ShapeDtypeStruct(shape, param.dtype)
@@ -179,27 +188,57 @@ def _kept_counts(
 ) -> tree_lib.PyTree:
     """How many weights of each masked leaf are kept; `None` where dense."""
     paths, leaves, treedef = tree_lib.flatten_with_paths(params)
-    planned = tree_lib.leaves_like(treedef, masks)
-    counts: list[int | None] = [None] * len(leaves)
-    for i, leaf in enumerate(pruner.plan(params)):
-        if planned[i] is None:
+    leaf_masks = tree_lib.leaves_like(treedef, masks)
+    counts = pruner.kept_counts(params)
+    for i, mask in enumerate(leaf_masks):
+        if mask is None:
+            counts[i] = None
             continue
         name = tree_lib.path_string(paths[i])
-        if leaf.kept is None:
+        _check_size(name, math.prod(leaves[i].shape))
+        count = counts[i]
+        if count is None:
+            sparsity_type = pruner.plan(params)[paths[i]].sparsity_type
             raise ValueError(
                 f'compact_moments=True needs to know from shapes how many weights are kept, and that of {name} is not '
-                f'known ({leaf.sparsity_type}); print(pruner.plan(params)) shows it. Take another sparsity type for '
-                'this leaf, or compact_moments=False'
+                f'known ({sparsity_type}); print(pruner.plan(params)) shows it. Take another sparsity type for this '
+                'leaf, or compact_moments=False'
             )
-        if leaf.size > np.iinfo(np.int32).max:
-            raise ValueError(
-                f'compact_moments=True holds positions of 32 bits, and {name} has {leaf.size} weights; divide the '
-                'leaf, or set compact_moments=False'
-            )
-        if not tree_lib.is_traced(planned[i]):
-            _check_count(name, int(packing.kept_weights(planned[i])), leaf.kept)
-        counts[i] = leaf.kept
+        if not tree_lib.is_traced(mask):
+            _check_count(name, int(packing.kept_weights(mask)), count)
     return jax.tree.unflatten(treedef, counts)
+
+
+def _check_size(name: str, size: int) -> None:
+    if size > np.iinfo(np.int32).max:
+        raise ValueError(
+            f'compact_moments=True holds positions of 32 bits, and {name} has {size} weights; divide the leaf, or set '
+            'compact_moments=False'
+        )
+
+
+def _warn_of_whole_moments(params: tree_lib.PyTree, counts: tree_lib.PyTree) -> None:
+    """Warns of masked leaves that are divided over devices: positions in the whole leaf cannot be divided alike."""
+    paths, leaves, treedef = tree_lib.flatten_with_paths(params)
+    leaf_counts = tree_lib.leaves_like(treedef, counts)
+    divided = []
+    for path, leaf, count in zip(paths, leaves, leaf_counts, strict=True):
+        if count is not None and _is_divided(leaf):
+            divided.append(tree_lib.path_string(path))
+    if divided:
+        more = f' and {len(divided) - 1} more' if len(divided) > 1 else ''
+        caller_warnings.warn(
+            f'compact_moments=True may keep the moments of {divided[0]}{more} whole on each device, while the weights are '
+            'divided over devices; this pays where fewer weights are kept than a device holds, else set '
+            'compact_moments=False'
+        )
+
+
+def _is_divided(leaf: Any) -> bool:
+    if tree_lib.is_traced(leaf):
+        return False
+    sharding = getattr(leaf, 'sharding', None)
+    return sharding is not None and not sharding.is_fully_replicated
 
 
 def _check_count(name: str, kept: int, expected: int) -> None:

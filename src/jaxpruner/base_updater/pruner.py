@@ -72,6 +72,10 @@ class Pruner(Protocol):
         """What will happen to each leaf; handed on to `check_plan` as it is."""
         ...
 
+    def kept_counts(self, params: tree_lib.PyTree) -> list[int | None]:
+        """How many weights of each leaf are kept; `None` where that is not known before training."""
+        ...
+
     def check_plan(self, plan: Any) -> None:
         """Warns where the masks cannot become what was asked for."""
         ...

@@ -65,7 +65,8 @@ class BaseUpdater(OptionalHooks, ShortRepr):
       stacked: names or globs of leaves whose first axis counts layers; each layer is ranked on its own.
       sparsity: the sparsity of every selected leaf, short for `sparsity_distribution_fn=partial(uniform, sparsity=…)`.
       compact_moments: the optimizer keeps moments of kept weights alone. For algorithms with a fixed number of kept
-        weights (static, SET, RigL) and optimizers that treat each weight by itself (sgd, adam, adamw, lion, rmsprop).
+        weights (static, SET, RigL, fixed masks) and optimizers that treat each weight by itself (sgd, adam, adamw, lion,
+        rmsprop).
 
     Raises:
       TypeError, ValueError: a setting is wrong; the message says which and what would be right.
@@ -284,6 +285,20 @@ class BaseUpdater(OptionalHooks, ShortRepr):
         return leaf_plans.plan_leaves(self, params)
 
     # What the driver is made of.
+
+    def kept_counts(self, params: tree_lib.PyTree) -> list[int | None]:
+        """How many weights of each leaf are kept at every step, where `keeps_count` says that as many are.
+
+        Args:
+          params: the parameters, or their shapes.
+
+        Returns:
+          One number for each leaf; `None` where it is not known before training.
+        """
+        counts = []
+        for leaf in self.plan(params):
+            counts.append(leaf.kept)
+        return counts
 
     def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
         """The target of each leaf, checked against its shape and sparsity type before anything is computed.
