@@ -228,8 +228,8 @@ def _warn_of_whole_moments(params: tree_lib.PyTree, counts: tree_lib.PyTree) -> 
     if divided:
         more = f' and {len(divided) - 1} more' if len(divided) > 1 else ''
         caller_warnings.warn(
-            f'compact_moments=True may keep the moments of {divided[0]}{more} whole on each device, while the weights are '
-            'divided over devices; this pays where fewer weights are kept than a device holds, else set '
+            f'compact_moments=True may keep the moments of {divided[0]}{more} whole on each device, while the weights '
+            'are divided over devices; this pays where fewer weights are kept than a device holds, else set '
             'compact_moments=False'
         )
 

@@ -65,8 +65,8 @@ class BaseUpdater(OptionalHooks, ShortRepr):
       stacked: names or globs of leaves whose first axis counts layers; each layer is ranked on its own.
       sparsity: the sparsity of every selected leaf, short for `sparsity_distribution_fn=partial(uniform, sparsity=…)`.
       compact_moments: the optimizer keeps moments of kept weights alone. For algorithms with a fixed number of kept
-        weights (static, SET, RigL, fixed masks) and optimizers that treat each weight by itself (sgd, adam, adamw, lion,
-        rmsprop).
+        weights (static, SET, RigL, fixed masks) and optimizers that treat each weight by itself (sgd, adam, adamw,
+        lion, rmsprop).
 
     Raises:
       TypeError, ValueError: a setting is wrong; the message says which and what would be right.
