@@ -186,6 +186,19 @@ def test_what_is_not_due_is_refused(tmp_path, name, array):
         writer.write(name, array)
 
 
+def test_metadata_are_replaced_by_strings_as_long(tmp_path):
+    path = tmp_path / 'a.safetensors'
+    with SafetensorsWriter(path, {'w': Leaf((2,), np.dtype('int8'))}, {'sum': '0000'}) as writer:
+        writer.write('w', np.int8([1]))
+        writer.replace_metadata({'sum': '1234'})
+        with pytest.raises(ValueError, match=r'a\.safetensors: .*same lengths'):
+            writer.replace_metadata({'sum': 'a longer text'})
+        writer.write('w', np.int8([2]))
+    checkpoint = open_checkpoint(path)
+    assert checkpoint.metadata == {'sum': '1234'}
+    assert checkpoint.read('w').tolist() == [1, 2]
+
+
 def test_what_the_format_does_not_hold_is_refused(tmp_path):
     with pytest.raises(
         ValueError, match=r'x: w has dtype complex128, which safetensors files do not hold'

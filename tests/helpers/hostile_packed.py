@@ -6,6 +6,7 @@ import numpy as np
 
 from helpers.hostile_checkpoints import DEEP
 from jaxpruner.checkpoints import write_safetensors
+from jaxpruner.sparse.storage.digests import digest_of
 from jaxpruner.sparse.storage.manifest import MANIFEST_KEY
 
 
@@ -55,10 +56,12 @@ def good_leaves():
 
 
 def write(path, arrays, fields, manifest=None):
-    """Writes a file with one leaf; the manifest may be another one, as an object or as words."""
+    """Writes a file with one leaf, without fields that are 'missing'; or with another manifest, an object or words."""
     prefix = 'w' if 'values' in arrays and len(arrays) == 1 else None
     tensors = {prefix or f'w.{key}': np.ascontiguousarray(value) for key, value in arrays.items()}
     if manifest is None:
+        fields = {'crc32': digest_of(arrays), **fields}
+        fields = {key: value for key, value in fields.items() if value != 'missing'}
         manifest = {'version': 1, 'leaves': {'w': fields}}
     text = manifest if isinstance(manifest, str) else json.dumps(manifest)
     write_safetensors(path, tensors, {MANIFEST_KEY: text})
@@ -93,8 +96,7 @@ def fields_with(**changes):
 
     def make(path):
         arrays, fields = good_leaves()['bitmask']
-        fields = {key: value for key, value in (fields | changes).items() if value != 'missing'}
-        write(path, arrays, fields)
+        write(path, arrays, fields | changes)
 
     return make
 
@@ -111,6 +113,14 @@ def cut(path):
     path.write_bytes(path.read_bytes()[:-3])
 
 
+def damaged(path):
+    """A good file of which one bit of a weight is another: all arrays still belong together."""
+    write(path, *good_leaves()['dense'])
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
 def two_leaves(first, second):
     """A file with two dense leaves under these paths."""
 
@@ -120,6 +130,7 @@ def two_leaves(first, second):
             name = '.'.join(parts)
             leaves[name] = {'path': parts, 'format': 'dense', 'dtype': 'float32', 'shape': [2]}
             tensors[name] = np.ones(2, np.float32)
+            leaves[name]['crc32'] = digest_of({'values': tensors[name]})
         text = json.dumps({'version': 1, 'leaves': leaves})
         write_safetensors(path, tensors, {MANIFEST_KEY: text})
 
@@ -129,7 +140,9 @@ def two_leaves(first, second):
 def shared_tensor(path):
     """A leaf of one bit a weight, one of whose arrays is another leaf."""
     arrays, fields = good_leaves()['bitmask']
+    fields['crc32'] = digest_of(arrays)
     other = {'path': ['w.compressed'], 'format': 'dense', 'dtype': 'float32', 'shape': [4]}
+    other['crc32'] = digest_of({'values': arrays['compressed']})
     write(path, arrays, fields, {'version': 1, 'leaves': {'w': fields, 'w.compressed': other}})
 
 
@@ -169,6 +182,11 @@ FILES = {
         manifest_of({'version': 1, 'leaves': {}}),
         'not in its manifest',
     ),
+    'one bit of a weight is another': (damaged, 'w: its bytes are damaged.*crc32'),
+    'another digest': (fields_with(crc32='00000000'), 'w: its bytes are damaged.*00000000'),
+    'no digest': (fields_with(crc32='missing'), 'w: .*fields'),
+    'a digest that is a number': (fields_with(crc32=12345678), 'crc32 is 12345678'),
+    'a digest that is a word': (fields_with(crc32='damaged!'), "crc32 is 'damaged!'"),
     'no path': (fields_with(path='missing'), 'w: .*fields'),
     'a field too many': (fields_with(scale=1), 'w: .*fields'),
     'an empty path': (fields_with(path=[]), 'path'),

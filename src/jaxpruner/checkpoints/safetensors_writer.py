@@ -58,8 +58,9 @@ class SafetensorsWriter:
     ):
         self.path = Path(path)
         self._overwrite = overwrite
-        self._header = _encode_header(self.path, leaves, metadata or {}, keys or list(leaves))
         self._leaves = leaves
+        self._keys = keys or list(leaves)
+        self._header = _encode_header(self.path, leaves, metadata or {}, self._keys)
         self._bytes_left = {name: leaf.bytes for name, leaf in leaves.items()}
         self._stack = contextlib.ExitStack()
 
@@ -103,6 +104,31 @@ class SafetensorsWriter:
             )
         self._bytes_left[name] -= array.nbytes
         self._write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+    def replace_metadata(self, metadata: Mapping[str, str]) -> None:
+        """Writes other metadata in the place of those in the header, for what is known only now.
+
+        Args:
+          metadata: strings by name, in all as long as those before.
+
+        Raises:
+          ValueError: they are longer or shorter.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with SafetensorsWriter(Path(folder) / 'a', {}, {'sum': '0000'}) as writer:
+        ...         writer.replace_metadata({'sum': '1234'})
+        """
+        header = _encode_header(self.path, self._leaves, metadata, self._keys)
+        if len(header) != len(self._header):
+            raise ValueError(
+                f'{self.path}: the header with these metadata takes {len(header)} bytes, and {len(self._header)} are '
+                'written; give strings of the same lengths'
+            )
+        end = self._file.tell()
+        self._file.seek(0)
+        self._write(header)
+        self._file.seek(end)
 
     def __exit__(
         self,

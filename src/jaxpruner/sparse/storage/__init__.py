@@ -4,8 +4,10 @@ From the bottom up:
 
 leaves        the leaves of a tree or of a checkpoint, one at a time, with their masks
 packing       a tree packed in memory, and unpacked
+digests       by which damage is noticed
 manifest      what a packed file says of its leaves, and what is refused
 packed_file   a packed file, read leaf by leaf
-files         a tree saved as such a file, and loaded
+saving        a tree saved as such a file
+loading       such a file loaded
 jax_sparse    to and from the matrices of `jax.experimental.sparse`
 """

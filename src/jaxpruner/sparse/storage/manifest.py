@@ -1,12 +1,13 @@
 """The manifest of a packed file: in which format each leaf stands, among the metadata in the file's header.
 
     {"version": 1, "leaves": {"mlp.kernel": {"path": ["mlp", "kernel"], "format": "csr", "dtype": "float8_e5m2",
-                                              "shape": [784, 300]}}}
+                                              "shape": [784, 300], "crc32": "d5065190"}}}
 
 A dense leaf is the tensor of its name; any other has a tensor for each array, such as `mlp.kernel.compressed`.
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -20,7 +21,8 @@ from jaxpruner.sparse.storage.leaves import nested
 
 MANIFEST_KEY = 'jaxpruner_sparse'  # among the metadata
 VERSION = 1
-_FIELDS = frozenset({'path', 'format', 'dtype', 'shape'})
+_FIELDS = frozenset({'path', 'format', 'dtype', 'shape', 'crc32'})
+_DIGEST = re.compile('[0-9a-f]{8}')
 
 
 class Entry(NamedTuple):
@@ -31,6 +33,7 @@ class Entry(NamedTuple):
     format_name: str
     dtype: np.dtype
     shape: tuple[int, ...]
+    digest: str  # of what is stored
 
     @property
     def tensors(self) -> dict[str, str]:
@@ -57,6 +60,7 @@ def to_text(entries: Iterable[Entry]) -> str:
             'format': entry.format_name,
             'dtype': entry.dtype.name,
             'shape': list(entry.shape),
+            'crc32': entry.digest,
         }
     manifest = {'version': VERSION, 'leaves': leaves}
     return json.dumps(manifest, separators=(',', ':'), ensure_ascii=False)
@@ -108,7 +112,10 @@ def _entry(name: str, fields: Any) -> Entry:
         )
     dtype = element_types.dtype_named(fields['dtype'])
     array_checks.check_shape(shape)
-    return Entry(name, tuple(path), format_name, dtype, tuple(shape))
+    digest = fields['crc32']
+    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+        raise ValueError(f'its crc32 is {digest!r}, and not 8 hexadecimal digits')
+    return Entry(name, tuple(path), format_name, dtype, tuple(shape), digest)
 
 
 def _check_tensors(entries: Iterable[Entry], tensors: Mapping[str, ArraySpec]) -> None:

@@ -13,6 +13,7 @@ from jaxpruner.core import tree as tree_lib
 from jaxpruner.sparse.formats import element_types, table
 from jaxpruner.sparse.formats.base import Arrays, ArraySpec
 from jaxpruner.sparse.storage import manifest
+from jaxpruner.sparse.storage.digests import digest_of
 
 _WRITE_AGAIN = 'write or download it again'
 
@@ -67,7 +68,7 @@ class PackedFile:
 
         Raises:
           KeyError: there is no such leaf.
-          ValueError: its arrays do not belong together, or the file has changed since it was opened.
+          ValueError: its arrays are damaged or do not belong together, or the file has changed since it was opened.
         """
         if part is None:
             return self._unpacked(name)
@@ -78,16 +79,20 @@ class PackedFile:
 
         Raises:
           KeyError: there is no such leaf.
-          ValueError: the arrays do not belong together, or the file has changed since it was opened.
+          ValueError: the arrays are damaged or do not belong together, or the file has changed since it was opened.
         """
         entry = self._entry(name)
-        arrays = {}
+        arrays: dict[str, np.ndarray] = {}
         for key, tensor in entry.tensors.items():
-            array = self._file.read(tensor)
-            if key == entry.values_key:
-                array = element_types.from_stored(array, entry.dtype)
-            arrays[key] = array
+            arrays[key] = self._file.read(tensor)
+        digest = digest_of(arrays)
+        values = arrays[entry.values_key]
+        arrays[entry.values_key] = element_types.from_stored(values, entry.dtype)
         try:
+            if digest != entry.digest:
+                raise ValueError(
+                    f'its bytes are damaged: their crc32 is {digest}, and by the manifest {entry.digest}'
+                )
             shape = table.FORMATS[entry.format_name].shape(arrays)
             if shape != entry.shape:
                 raise ValueError(
