@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxpruner.structure import channel_groups
-from jaxpruner.structure.analysis.axes import Pin, Ties, atom, atoms, product, total
+from jaxpruner.structure.analysis.axes import Pin, atom, atoms, product, total
 from jaxpruner.structure.analysis.positions import kept_positions, occurrences
+from jaxpruner.structure.analysis.ties import Ties
 from structure import permuted
 
 

@@ -9,7 +9,7 @@ earlier tokens, and returns it with other numbers. Among the results it is recog
 {0: 0, 1: 1}
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -56,6 +56,13 @@ class ModelProgram(NamedTuple):
     def inputs(self) -> tuple[Any, ...]:
         """The shapes of the arguments without the state."""
         return self.arguments[1:] if self.has_state else self.arguments
+
+    def split(self, arguments: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
+        """The state among some arguments, an empty tree if there is none, and the inputs."""
+        if not self.has_state:
+            return (), arguments
+        state, *inputs = arguments
+        return state, inputs
 
     @property
     def name(self) -> str:
@@ -129,6 +136,15 @@ def is_array(leaf: Any) -> bool:
 def shape_of_leaf(leaf: Any) -> jax.ShapeDtypeStruct:
     """The shape and the dtype of an array or a number."""
     return jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf))
+
+
+def signature(shapes: tree_lib.PyTree) -> Hashable:
+    """The structure, the shapes and the dtypes of a tree, to look up what was traced for them."""
+    leaves, treedef = jax.tree.flatten(shapes)
+    shapes_and_dtypes = []
+    for leaf in leaves:
+        shapes_and_dtypes.append((jnp.shape(leaf), jnp.result_type(leaf)))
+    return treedef, tuple(shapes_and_dtypes)
 
 
 def returned_leaves(state: tree_lib.PyTree, results: tree_lib.PyTree) -> dict[int, int]:

@@ -1,29 +1,29 @@
 """`channel_groups`: traces a model once and finds which channels can be removed from it."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
 from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.tree import Path
 from jaxpruner.structure.analysis.axes import (
     Axes,
-    Axis,
     Pin,
-    Ties,
-    atoms,
+    atoms_of_values,
     new_axes,
     set_pin,
     sizes_of,
 )
 from jaxpruner.structure.analysis.inference import Inference
-from jaxpruner.structure.analysis.records import Place, Trace
+from jaxpruner.structure.analysis.records import Position, Trace
+from jaxpruner.structure.analysis.ties import Ties
 from jaxpruner.structure.graph import ChannelGraph
 from jaxpruner.structure.groups import find_groups
 from jaxpruner.structure.programs import Model, ModelProgram, returned_leaves, shape_of_leaf
 from jaxpruner.uses import liveness
-from jaxpruner.uses.bodies import Program
 from jaxpruner.uses.moving_rules import shape_of
 from jaxpruner.uses.tracing import leaf_shape
 
@@ -85,23 +85,30 @@ def channel_groups(
 
 def analyse(params: tree_lib.PyTree, programs: Sequence[ModelProgram]) -> ChannelGraph:
     """The graph of a model with these programs; the first one names the groups."""
-    paths, leaves, _ = tree_lib.flatten_with_paths(params)
-    shapes = list(map(leaf_shape, leaves, paths))  # raises where a leaf is no array
-    axes_of_leaves = list(map(new_axes, shapes))
+    paths, arrays, _ = tree_lib.flatten_with_paths(params)
+    shapes = map(leaf_shape, arrays, paths)  # raises where a leaf is no array
+    leaves = _Leaves(paths, list(map(new_axes, shapes)))
     states = _States(paths)
-    traced = []
+    traces = []
+    traced_programs = []
+    axes_read: list[Axes] = []
     for program in programs:
         owner = 'the model' if len(programs) == 1 else program.name
-        traced.append(_trace(program, params, (paths, axes_of_leaves), states, owner))
-    traces = [each.trace for each in traced]
-    read = [axes for each in traced for axes in each.read]
-    _pin_unread(axes_of_leaves, read)
-    model = Model(
-        params=jax.tree.map(shape_of_leaf, params),
-        programs=tuple([each.program for each in traced]),
-        analyse=analyse,
-    )
+        traced = _trace(program, params, leaves, states, owner)
+        traces.append(traced.trace)
+        traced_programs.append(traced.program)
+        axes_read += traced.read
+    _pin_unread(leaves.axes, axes_read)
+    shapes_of_params = jax.tree.map(shape_of_leaf, params)
+    model = Model(shapes_of_params, tuple(traced_programs), analyse)
     return dataclasses.replace(find_groups(traces), model=model)
+
+
+class _Leaves(NamedTuple):
+    """The paths and the axes of the parameters, or of a state."""
+
+    paths: Sequence[Path]
+    axes: Sequence[Axes]
 
 
 class _Traced(NamedTuple):
@@ -115,57 +122,70 @@ class _Traced(NamedTuple):
 def _trace(
     program: ModelProgram,
     params: tree_lib.PyTree,
-    leaves: tuple[Sequence[tree_lib.Path], Sequence[Axes]],
+    leaves: _Leaves,
     states: '_States',
     owner: str,
 ) -> _Traced:
     """Traces a program, and infers the axes of each of its values."""
-    jaxpr, results = jax.make_jaxpr(program.apply_fn, return_shape=True)(params, *program.arguments)
+    trace = jax.make_jaxpr(program.apply_fn, return_shape=True)
+    closed_jaxpr, results = trace(params, *program.arguments)
     returned = returned_leaves(program.state, results)
-    paths, axes_of_leaves = leaves
-    state_paths, axes_of_states = states.axes_of(program.state)
-    count = len(paths) + len(state_paths)
-    inputs = [new_axes(shape_of(variable)) for variable in jaxpr.jaxpr.invars[count:]]
-    for number, axes in enumerate(inputs):
-        _pin_each(axes, f'input {number} of {owner}')
+    state_leaves = states.leaves_of(program.state)
+    axes_of_inputs = _pinned_inputs(closed_jaxpr, leaves, state_leaves, owner)
 
-    inference = Inference(axes_of_leaves)
-    needed = (True,) * len(jaxpr.jaxpr.outvars)
-    arguments = [*axes_of_leaves, *axes_of_states, *inputs]
-    axes_of_results = inference.visit_program(Program.of(jaxpr), arguments, Place(needed=needed))
+    inference = Inference(leaves.axes)
+    arguments = [*leaves.axes, *state_leaves.axes, *axes_of_inputs]
+    axes_of_results = inference.visit_whole(closed_jaxpr, arguments)
     for number, axes in enumerate(axes_of_results):
         if number in returned:
-            ties = Ties(_pins_of_result(number, owner))
-            ties.unify_each(axes, axes_of_states[returned[number]])
+            ties = Ties(functools.partial(_pin_of_returned_state, number, owner))
+            ties.unify_each(axes, state_leaves.axes[returned[number]])
         else:
             _pin_each(axes, f'result {number} of {owner}')
-    last = len(inference.equations)
-    trace = Trace(
-        program=jaxpr,
-        paths=paths,
-        leaves=axes_of_leaves,
-        state_paths=state_paths,
-        states=axes_of_states,
+    whole = Position.of_whole(closed_jaxpr)
+    live = liveness.live(closed_jaxpr.jaxpr, whole.needed)
+    count = len(leaves.paths)
+    never = len(inference.equations)
+    first_uses = [inference.first_uses.get(number, never) for number in range(count)]
+    traced = Trace(
+        program=closed_jaxpr,
+        paths=leaves.paths,
+        leaves=leaves.axes,
+        state_paths=state_leaves.paths,
+        states=state_leaves.axes,
         returned=returned,
         equations=inference.equations,
         constants=inference.constants,
         trips=inference.trips,
         contractions=inference.contractions,
-        used=liveness.live(jaxpr.jaxpr, needed).inputs[: len(paths)],
-        first_uses=[inference.first_uses.get(number, last) for number in range(len(paths))],
+        used=live.inputs[:count],
+        first_uses=first_uses,
     )
     program = program._replace(results=jax.tree.structure(results))
-    return _Traced(program, trace, [*inference.read, *axes_of_results])
+    return _Traced(program, traced, [*inference.read, *axes_of_results])
+
+
+def _pinned_inputs(
+    closed_jaxpr: Any, leaves: _Leaves, state_leaves: _Leaves, owner: str
+) -> list[Axes]:
+    """Axes for the inputs behind the parameters and the state."""
+    first = len(leaves.paths) + len(state_leaves.paths)
+    axes_of_inputs = []
+    for number, variable in enumerate(closed_jaxpr.jaxpr.invars[first:]):
+        axes = new_axes(shape_of(variable))
+        _pin_each(axes, f'input {number} of {owner}')
+        axes_of_inputs.append(axes)
+    return axes_of_inputs
 
 
 class _States:
     """The axes of states. Leaves with one path in several programs are the same."""
 
-    def __init__(self, param_paths: Sequence[tree_lib.Path]):
+    def __init__(self, param_paths: Sequence[Path]):
         self._param_paths = frozenset(param_paths)
-        self._axes: dict[tree_lib.Path, Axes] = {}
+        self._axes: dict[Path, Axes] = {}
 
-    def axes_of(self, state: tree_lib.PyTree) -> tuple[list[tree_lib.Path], list[Axes]]:
+    def leaves_of(self, state: tree_lib.PyTree) -> _Leaves:
         """The paths and axes of the leaves of a state.
 
         Raises:
@@ -180,9 +200,9 @@ class _States:
                     'state a name, state={"state": state}'
                 )
             axes_of_leaves.append(self._axes_of_leaf(path, leaf.shape))
-        return paths, axes_of_leaves
+        return _Leaves(paths, axes_of_leaves)
 
-    def _axes_of_leaf(self, path: tree_lib.Path, shape: tuple[int, ...]) -> Axes:
+    def _axes_of_leaf(self, path: Path, shape: tuple[int, ...]) -> Axes:
         own = new_axes(shape)
         others = self._axes.setdefault(path, own)
         name = tree_lib.path_string(path)
@@ -194,11 +214,13 @@ class _States:
         shared = []
         for i, (axis, other) in enumerate(zip(own, others, strict=True)):
             if axis.size != other.size:  # such as the batch of a cache
-                sizes = f'{other.size} and {axis.size}'
-                pin = Pin(f'axis {i} of the state {name} has sizes {sizes}', '', _no_line, False)
+                reason = f'axis {i} of the state {name} has sizes {other.size} and {axis.size}'
+                pin = Pin(reason, '', _no_line, mixes=False)
                 set_pin(axis, pin)
                 set_pin(other, pin)
-            shared.append(other if axis.size == other.size else axis)
+                shared.append(axis)
+            else:
+                shared.append(other)
         return tuple(shared)
 
 
@@ -206,25 +228,21 @@ def _no_line() -> str:
     return ''
 
 
-def _pins_of_result(number: int, owner: str) -> Callable[[str], Pin]:
-    return lambda reason: Pin(f'result {number} of {owner}, a state: {reason}', '', _no_line)
+def _pin_of_returned_state(number: int, owner: str, reason: str) -> Pin:
+    return Pin(f'result {number} of {owner}, a state: {reason}', '', _no_line)
 
 
 def _pin_each(axes: Axes, owner: str) -> None:
     for i, axis in enumerate(axes):
-        set_pin(axis, Pin(f'axis {i} of {owner}', '', _no_line, mixes=False))
+        pin = Pin(f'axis {i} of {owner}', '', _no_line, mixes=False)
+        set_pin(axis, pin)
 
 
 def _pin_unread(leaves: Iterable[Axes], read: Iterable[Axes]) -> None:
     """Pins what no program reads of the parameters, such as positions beyond the length of the inputs."""
-    read_atoms: set[Axis] = set()
-    for axes in read:
-        for axis in axes:
-            read_atoms.update(atoms(axis))
+    read_atoms = set(atoms_of_values(read))
     reason = 'the model does not read this part for inputs of these shapes'
     pin = Pin(reason, '', _no_line, mixes=False)
-    for axes in leaves:
-        for axis in axes:
-            for each in atoms(axis):
-                if each not in read_atoms:
-                    set_pin(each, pin)
+    for atom in atoms_of_values(leaves):
+        if atom not in read_atoms:
+            set_pin(atom, pin)

@@ -1,4 +1,4 @@
-"""Axes of values as expressions over atoms, and what makes two of them one.
+"""Axes of values as expressions over atoms.
 
 An atom is a set of indices that are kept or removed together wherever the atom occurs. A reshape makes an axis a
 product of others, a concatenation makes it a sum:
@@ -8,25 +8,6 @@ product of others, a concatenation makes it a sum:
 >>> fused = total([merged, atom(8), atom(8)])
 >>> print(fused)
 ((4*16) + 8 + 8)
-
-`Ties` states that two expressions are one axis. Atoms become one, or are taken apart until both sides are alike:
-
->>> other = atom(80)
->>> ties = Ties(lambda reason: Pin(reason, '', lambda: 'model.py:1'))
->>> ties.unify(other, fused)
->>> [part.size for part in atoms(other)]
-[4, 16, 8, 8]
->>> whole = atom(64)
->>> ties.unify(whole, merged)
->>> atoms(whole) == atoms(merged)
-True
-
-What does not fit is pinned, which is always right: none of the indices of a pinned atom is ever removed.
-
->>> ties.unify(product([atom(3), atom(4)]), total([atom(5), atom(7)]))
->>> ties.pin(heads, 'returned by the model')
->>> atoms(whole)[0].pin.reason
-'returned by the model'
 """
 
 import math
@@ -157,7 +138,7 @@ def replace(entries: Sequence[T], number: int, entry: T) -> tuple[T, ...]:
 
 def product(factors: Iterable[Axis]) -> Axis:
     """Returns the axis that a reshape makes of several; the first is outermost."""
-    parts = _flat('product', factors, neutral=1)
+    parts = flat_parts('product', factors, neutral=1)
     if len(parts) == 1:
         return parts[0]
     size = math.prod(sizes_of(parts))
@@ -166,21 +147,21 @@ def product(factors: Iterable[Axis]) -> Axis:
 
 def total(segments: Iterable[Axis]) -> Axis:
     """Returns the axis that a concatenation makes of several."""
-    parts = _flat('sum', segments, neutral=0)
+    parts = flat_parts('sum', segments, neutral=0)
     if len(parts) == 1:
         return parts[0]
     size = sum(sizes_of(parts))
     return Axis(size, 'sum', parts)
 
 
-def _flat(form: Form, axes: Iterable[Axis], neutral: int) -> list[Axis]:
+def flat_parts(form: Form, axes: Iterable[Axis], neutral: int) -> list[Axis]:
     """Returns factors without nested products, or segments without nested sums, and without neutral ones."""
     parts: list[Axis] = []
     for axis in axes:
         if axis.size == neutral:
             continue
         if axis.form == form:
-            parts += _flat(form, axis.parts, neutral)
+            parts += flat_parts(form, axis.parts, neutral)
         else:
             parts.append(axis.resolved())
     return parts
@@ -191,140 +172,24 @@ def atoms(axis: Axis) -> list[Axis]:
     axis = axis.resolved()
     if axis.form == 'atom':
         return [axis]
-    found: list[Axis] = []
+    atoms_of_parts: list[Axis] = []
     for part in axis.parts:
-        found += atoms(part)
-    return found
+        atoms_of_parts += atoms(part)
+    return atoms_of_parts
+
+
+def atoms_of_values(values: Iterable[Iterable[Axis]]) -> list[Axis]:
+    """Lists the atoms along the axes of some values, in their order."""
+    atoms_along: list[Axis] = []
+    for axes in values:
+        for axis in axes:
+            atoms_along += atoms(axis)
+    return atoms_along
 
 
 def set_pin(axis: Axis, pin: Pin) -> None:
     """Pins all atoms of an expression. The first reason stays, unless a later one mixes and it does not."""
-    for each in atoms(axis):
-        if each._pin is None or (pin.mixes and not each._pin.mixes):
-            each._pin = pin
-
-
-class Ties:
-    """States what one equation of a program says of axes; `make_pin` says why something is pinned there."""
-
-    def __init__(self, make_pin: Callable[[str], Pin]):
-        self._make_pin = make_pin
-
-    def pin(self, axis: Axis, reason: str) -> None:
-        """States that no index of the axis can be removed."""
-        set_pin(axis, self._make_pin(reason))
-
-    def pin_all(self, axes: Iterable[Axis], reason: str) -> None:
-        """States that no index of these axes can be removed."""
-        for axis in axes:
-            self.pin(axis, reason)
-
-    def unify(self, first: Axis, second: Axis) -> None:
-        """States that two axes are the same."""
-        first, second = first.resolved(), second.resolved()
-        if first is second or max(first.size, second.size) <= 1:
-            return
-        if first.size != second.size:
-            self.pin_all((first, second), f'sizes {first.size} and {second.size} meet')
-        elif first.form == 'atom':
-            first.become(second)
-        elif second.form == 'atom':
-            second.become(first)
-        elif first.form != second.form:
-            if first.form == 'product':
-                self._distribute(first, second)
-            else:
-                self._distribute(second, first)
-        else:
-            if first.form == 'product':
-                self.align_factors(first.parts, second.parts)
-            else:
-                self._align_segments(first.parts, second.parts)
-            first, second = first.resolved(), second.resolved()
-            if first is not second:
-                first.become(second)
-
-    def unify_each(self, first: Iterable[Axis], second: Iterable[Axis]) -> None:
-        """States that the axes of two values are the same, one by one."""
-        for one, other in zip(first, second, strict=True):
-            self.unify(one, other)
-
-    def unify_values(self, first: Iterable[Axes], second: Iterable[Axes]) -> None:
-        """States that values have the same axes as others, one by one."""
-        for one, other in zip(first, second, strict=True):
-            self.unify_each(one, other)
-
-    def cut(self, axis: Axis, sizes: Sequence[int]) -> list[Axis]:
-        """Cuts an axis into consecutive segments of these sizes."""
-        segments = list(map(Axis, sizes))
-        self.unify(axis, total(segments))
-        return segments
-
-    def align_factors(self, left: Iterable[Axis], right: Iterable[Axis]) -> None:
-        """States that two lists of factors have the same product; factors are split where the other list needs it."""
-        first, second = _flat('product', left, 1), _flat('product', right, 1)
-        while first and second:
-            if first[0].size == second[0].size:
-                self.unify(first.pop(0), second.pop(0))
-            else:
-                longer, shorter = _longer_first(first, second)
-                outer, rest = shorter[0].size, longer[0].size
-                if rest % outer:
-                    break
-                pieces = [Axis(outer), Axis(rest // outer)]
-                self.unify(longer[0], product(pieces))
-                longer[:1] = pieces
-            first, second = _flat('product', first, 1), _flat('product', second, 1)
-        while first and second and first[-1].size == second[-1].size:
-            self.unify(first.pop(), second.pop())
-        self.pin_all((*first, *second), 'the reshape cuts across these sizes')
-
-    def _align_segments(self, left: Iterable[Axis], right: Iterable[Axis]) -> None:
-        first, second = _flat('sum', left, 0), _flat('sum', right, 0)
-        while first and second:
-            if first[0].size == second[0].size:
-                self.unify(first.pop(0), second.pop(0))
-            else:
-                longer, shorter = _longer_first(first, second)
-                segment = longer[0]
-                size = shorter[0].size
-                self.cut(segment, [size, segment.size - size])
-                if segment.form != 'sum':  # it could not be cut there, and is pinned
-                    self.pin_all((*first, *second), 'segments that do not fit meet')
-                    return
-            first, second = _flat('sum', first, 0), _flat('sum', second, 0)
-
-    def _distribute(self, factors_axis: Axis, segments_axis: Axis) -> None:
-        """States that a product is a sum: `(a + b) * c` is `a*c + b*c`, if the factors c fit into each segment."""
-        segments = segments_axis.parts
-        sizes = sizes_of(segments)
-        outer, inner = _split_factors(factors_axis.parts, math.gcd(*sizes))
-        if not inner:
-            reason = 'a reshape cuts across the parts of a concatenation'
-            self.pin_all((factors_axis, segments_axis), reason)
-            return
-        inner_size = math.prod(sizes_of(inner))
-        terms = []
-        for segment in segments:
-            term = Axis(segment.size // inner_size)
-            terms.append(term)
-            self.unify(segment, product([term, *inner]))
-        self.unify(product(outer), total(terms))
-        factors_axis.resolved().become(segments_axis.resolved())
-
-
-def _longer_first(first: list[Axis], second: list[Axis]) -> tuple[list[Axis], list[Axis]]:
-    """Returns two lists of axes, first the one that begins with the longer axis."""
-    if first[0].size > second[0].size:
-        return first, second
-    return second, first
-
-
-def _split_factors(factors: Sequence[Axis], common: int) -> tuple[list[Axis], list[Axis]]:
-    """Splits off the innermost factors whose product divides a number; returns the others, and these."""
-    outer, inner = list(factors), []
-    while common % outer[-1].size == 0:
-        factor = outer.pop()
-        common //= factor.size
-        inner.insert(0, factor)
-    return outer, inner
+    for pinned in atoms(axis):
+        earlier = pinned._pin
+        if earlier is None or (pin.mixes and not earlier.mixes):
+            pinned._pin = pin

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jaxpruner.structure.analysis.axes import Axes, Axis, new_axes
-from jaxpruner.structure.analysis.live_evaluator import KnownConstant, LiveEvaluator
+from jaxpruner.structure.analysis.live_evaluator import KnownConstant, LiveEvaluator, with_constants
 from jaxpruner.structure.analysis.records import (
     Contraction,
     EquationAxes,
     EquationTies,
-    Place,
+    Position,
     new_results,
 )
 from jaxpruner.structure.rules import contracting, primitives
@@ -44,24 +44,20 @@ class Inference(LiveEvaluator[Axes]):
         return new_results(equation)
 
     def visit_program(
-        self, program: Program, inputs: Sequence[Axes], position: Place
+        self, program: Program, inputs: Sequence[Axes], position: Position
     ) -> list[Axes]:
-        axes_of_constants = []
-        constants = []
-        for variable in program.jaxpr.constvars:
-            axes = new_axes(shape_of(variable))
-            axes_of_constants.append(axes)
-            constants.append(KnownConstant(axes))
-        self.constants[position.path] = tuple(axes_of_constants)
-        program = Program(program.jaxpr, tuple(constants))
+        shapes = map(shape_of, program.jaxpr.constvars)
+        axes_of_constants = tuple(map(new_axes, shapes))
+        self.constants[position.path] = axes_of_constants
+        program = with_constants(program, axes_of_constants)
         return super().visit_program(program, inputs, position)
 
-    def visit_needed(self, equation: Any, operands: list[Axes], position: Place) -> list[Axes]:
+    def visit_needed(self, equation: Any, operands: list[Axes], position: Position) -> list[Axes]:
         results = super().visit_needed(equation, operands, position)
         self.equations[position.path] = EquationAxes(tuple(operands), tuple(results))
         return results
 
-    def visit_plain(self, equation: Any, operands: list[Axes], position: Place) -> list[Axes]:
+    def visit_plain(self, equation: Any, operands: list[Axes], position: Position) -> list[Axes]:
         self._note_uses(operands)
         name = equation.primitive.name
         ties = EquationTies(equation, operands, position)
@@ -81,32 +77,33 @@ class Inference(LiveEvaluator[Axes]):
                 number, _ = self._leaves[id(axes)]
                 self.first_uses.setdefault(number, now)
 
-    def visit_scan(self, scan: Scan, operands: list[Axes], position: Place) -> list[Axes]:
+    def visit_scan(self, scan: Scan, operands: list[Axes], position: Position) -> list[Axes]:
         """What is carried keeps its axes. The sliced and stacked axes have an index for each trip."""
         constants, carried, sliced = scan.split(operands)
         trips = Axis(scan.length)
         self.trips[position.path] = trips
         self.read.append((trips,))
         ties = EquationTies(scan.equation, operands, position)
-        taken = []
+        slices = []
         for axes in sliced:
             ties.unify(axes[0], trips)
-            taken.append(self._taken(axes))
-        inputs = [*constants, *carried, *taken]
+            slices.append(self._slice(axes))
+        inputs = [*constants, *carried, *slices]
         results = self.visit_program(scan.body, inputs, position.in_scan(scan))
         carried_out, stacked = scan.split_results(results)
         ties.unify_values(carried, carried_out)
-        return carried + [(trips, *axes) for axes in stacked]
+        with_trips = [(trips, *axes) for axes in stacked]
+        return carried + with_trips
 
-    def _taken(self, axes: Axes) -> Axes:
+    def _slice(self, axes: Axes) -> Axes:
         """The axes of an operand in one trip; a slice of a leaf counts as that leaf."""
-        taken = axes[1:]
+        axes_in_trip = axes[1:]
         if id(axes) in self._leaves:
             number, _ = self._leaves[id(axes)]
-            self._leaves[id(taken)] = number, taken
-        return taken
+            self._leaves[id(axes_in_trip)] = number, axes_in_trip
+        return axes_in_trip
 
-    def visit_while(self, loop: While, operands: list[Axes], position: Place) -> list[Axes]:
+    def visit_while(self, loop: While, operands: list[Axes], position: Position) -> list[Axes]:
         condition_constants, body_constants, carried = loop.split(operands)
         ties = EquationTies(loop.equation, operands, position)
         in_condition, in_body = position.in_condition(loop), position.in_body(loop)
@@ -115,7 +112,7 @@ class Inference(LiveEvaluator[Axes]):
         ties.unify_values(carried, results)
         return carried
 
-    def visit_cond(self, cond: Cond, operands: list[Axes], position: Place) -> list[Axes]:
+    def visit_cond(self, cond: Cond, operands: list[Axes], position: Position) -> list[Axes]:
         ties = EquationTies(cond.equation, operands, position)
         first: list[Axes] = []
         for results in self.visit_branches(cond, operands, position):

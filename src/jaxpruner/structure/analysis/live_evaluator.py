@@ -4,7 +4,7 @@ import abc
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
-from jaxpruner.structure.analysis.records import Place
+from jaxpruner.structure.analysis.records import Position
 from jaxpruner.uses import liveness
 from jaxpruner.uses.bodies import Call, Cond, Evaluator, Program
 
@@ -18,33 +18,44 @@ class KnownConstant(Generic[T]):
         self.value = value
 
 
-class LiveEvaluator(Evaluator[T, Place]):
+def with_constants(program: Program, known: Iterable[Any]) -> Program:
+    """The program with what is known of its constants in their place."""
+    constants = map(KnownConstant, known)
+    return Program(program.jaxpr, tuple(constants))
+
+
+class LiveEvaluator(Evaluator[T, Position]):
     """An evaluator that leaves out what is not needed; `T` is what it knows of a value."""
+
+    def visit_whole(self, program: Any, inputs: Sequence[T]) -> list[T]:
+        """Goes through a whole traced program, a `ClosedJaxpr`."""
+        position = Position.of_whole(program)
+        return self.visit_program(Program.of(program), inputs, position)
 
     @abc.abstractmethod
     def unneeded(self, equation: Any) -> list[T]:
         """What stands for the results of an equation that is left out."""
 
-    def visit_needed(self, equation: Any, operands: list[T], position: Place) -> list[T]:
+    def visit_needed(self, equation: Any, operands: list[T], position: Position) -> list[T]:
         """An equation with a result that is needed."""
         return super().visit_equation(equation, operands, position)
 
-    def visit_equation(self, equation: Any, operands: list[T], position: Place) -> list[T]:
+    def visit_equation(self, equation: Any, operands: list[T], position: Position) -> list[T]:
         if not any(position.needed):
             return self.unneeded(equation)
         return self.visit_needed(equation, operands, position)
 
-    def positions_in(self, program: Program, position: Place) -> Iterable[Place]:
+    def positions_in(self, program: Program, position: Position) -> Iterable[Position]:
         live = liveness.live(program.jaxpr, position.needed)
         for number, needed in enumerate(live.results):
             yield position.at(number)._replace(needed=needed)
 
-    def visit_call(self, call: Call, operands: list[T], position: Place) -> list[T]:
+    def visit_call(self, call: Call, operands: list[T], position: Position) -> list[T]:
         inside = position.inside(call.equation, 0, position.needed)
         return self.visit_program(call.program, operands, inside)
 
     def visit_branches(
-        self, cond: Cond, operands: Sequence[T], position: Place
+        self, cond: Cond, operands: Sequence[T], position: Position
     ) -> Iterator[list[T]]:
         """Goes through one branch after the other; yields the results of each."""
         _, *values = operands

@@ -7,13 +7,14 @@ from typing import Any, NamedTuple, Protocol
 from jax.extend import source_info_util
 
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.structure.analysis.axes import Axes, Axis, Pin, Ties, new_axes
+from jaxpruner.structure.analysis.axes import Axes, Axis, Pin, new_axes
+from jaxpruner.structure.analysis.ties import Ties
 from jaxpruner.uses import liveness
 from jaxpruner.uses.bodies import ProgramPath, Scan, While
 from jaxpruner.uses.moving_rules import shape_of
 
 
-class Place(NamedTuple):
+class Position(NamedTuple):
     """Where a visitor is.
 
     Attributes:
@@ -26,25 +27,32 @@ class Place(NamedTuple):
     needed: tuple[bool, ...] = ()
     callers: tuple[Any, ...] = ()
 
-    def at(self, number: int) -> 'Place':
+    @classmethod
+    def of_whole(cls, program: Any) -> 'Position':
+        """A whole traced program, of which all results are needed."""
+        count = len(program.jaxpr.outvars)
+        return cls(needed=(True,) * count)
+
+    def at(self, number: int) -> 'Position':
         """An equation in this program, or a program in this equation."""
         return self._replace(path=(*self.path, number))
 
-    def inside(self, equation: Any, number: int, needed: Sequence[bool]) -> 'Place':
+    def inside(self, equation: Any, number: int, needed: Sequence[bool]) -> 'Position':
         """A program in this equation, of which these results are needed."""
+        path = (*self.path, number)
         callers = (*self.callers, equation)
-        return Place((*self.path, number), tuple(needed), callers)
+        return Position(path, tuple(needed), callers)
 
-    def in_scan(self, scan: Scan) -> 'Place':
+    def in_scan(self, scan: Scan) -> 'Position':
         """The body of this scan."""
         needed = liveness.needed_of_scan_body(scan, self.needed)
         return self.inside(scan.equation, 0, needed)
 
-    def in_condition(self, loop: While) -> 'Place':
+    def in_condition(self, loop: While) -> 'Position':
         """The condition of this loop."""
-        return self.inside(loop.equation, 0, (True,))
+        return self.inside(loop.equation, 0, needed=(True,))
 
-    def in_body(self, loop: While) -> 'Place':
+    def in_body(self, loop: While) -> 'Position':
         """The body of this loop."""
         needed = liveness.needed_of_while_body(loop, self.needed)
         return self.inside(loop.equation, 1, needed)
@@ -59,7 +67,8 @@ class Place(NamedTuple):
 
     def pin(self, equation: Any, reason: str, mixes: bool = True) -> Pin:
         """Says that an equation here pins an axis."""
-        return Pin(reason, equation.primitive.name, lambda: self.line(equation), mixes)
+        find_line = functools.partial(self.line, equation)
+        return Pin(reason, equation.primitive.name, find_line, mixes)
 
 
 class EquationAxes(NamedTuple):
@@ -67,6 +76,11 @@ class EquationAxes(NamedTuple):
 
     operands: tuple[Axes, ...]
     results: tuple[Axes, ...]
+
+    @property
+    def values(self) -> tuple[Axes, ...]:
+        """The operands, and then the results."""
+        return self.operands + self.results
 
 
 class Contraction(NamedTuple):
@@ -141,8 +155,8 @@ class EquationTies(Ties):
       operands: the axes of its operands.
     """
 
-    def __init__(self, equation: Any, operands: Sequence[Axes], place: Place):
-        super().__init__(functools.partial(place.pin, equation))
+    def __init__(self, equation: Any, operands: Sequence[Axes], position: Position):
+        super().__init__(functools.partial(position.pin, equation))
         self.equation = equation
         self.operands = operands
 

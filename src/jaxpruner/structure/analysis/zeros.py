@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.tree import Path
 from jaxpruner.structure.analysis.axes import Axes, Axis, atoms
 from jaxpruner.structure.analysis.fills import (
     Fill,
@@ -13,8 +13,8 @@ from jaxpruner.structure.analysis.fills import (
     nothing_of,
     of_constant,
 )
-from jaxpruner.structure.analysis.live_evaluator import KnownConstant, LiveEvaluator
-from jaxpruner.structure.analysis.records import Place, Trace
+from jaxpruner.structure.analysis.live_evaluator import KnownConstant, LiveEvaluator, with_constants
+from jaxpruner.structure.analysis.records import Position, Trace
 from jaxpruner.structure.rules import primitives
 from jaxpruner.uses.bodies import Cond, Program, Scan, While
 
@@ -30,11 +30,12 @@ def inexact_atoms(traces: Sequence[Trace], leaves: Sequence[Fill] | None = None)
       leaves: what is known of the parameters, where they are not zeroed; nothing is known of the state then.
     """
     flows = list(map(ZeroFlow, traces))
-    states: dict[tree_lib.Path, Fill] = {}
+    states: dict[Path, Fill] = {}
     for flow in flows:
-        for path, axes in zip(flow.trace.state_paths, flow.trace.states, strict=True):
-            known = flow.zeroed(axes) if leaves is None else nothing_of(len(axes))
-            states.setdefault(path, known)
+        trace = flow.trace
+        for path, axes in zip(trace.state_paths, trace.states, strict=True):
+            fill = flow.zeroed(axes) if leaves is None else nothing_of(len(axes))
+            states.setdefault(path, fill)
     before = None
     while states != before:
         before = dict(states)
@@ -43,10 +44,14 @@ def inexact_atoms(traces: Sequence[Trace], leaves: Sequence[Fill] | None = None)
             for number, leaf in flow.trace.returned.items():
                 path = flow.trace.state_paths[leaf]
                 states[path] = join_fills(states[path], results[number])
-    inexact = {}
+    inexact: dict[Axis, str] = {}
     for flow in flows:
-        inexact = flow.inexact | inexact  # the first program's reasons go first
+        for atom, reason in flow.inexact.items():
+            inexact.setdefault(atom, reason)  # that of the first program
     return inexact
+
+
+Fills = list[Fill]
 
 
 class ZeroFlow(LiveEvaluator[Fill]):
@@ -71,31 +76,32 @@ class ZeroFlow(LiveEvaluator[Fill]):
     def run(
         self,
         leaves: Sequence[Fill] | None = None,
-        states: Mapping[tree_lib.Path, Fill] | None = None,
-    ) -> list[Fill]:
+        states: Mapping[Path, Fill] | None = None,
+    ) -> Fills:
         """Goes through the whole program; returns what is known of its results.
 
         Args:
           leaves: what is known of the parameters; without it they are zero along all of their groups.
           states: what is known of the state; likewise.
         """
-        jaxpr = self.trace.program.jaxpr
+        trace = self.trace
         if leaves is None:
-            leaves = list(map(self.zeroed, self.trace.leaves))
-        inputs = list(leaves)
-        for path, axes in zip(self.trace.state_paths, self.trace.states, strict=True):
-            inputs.append(self.zeroed(axes) if states is None else states[path])
-        for variable in jaxpr.invars[len(inputs) :]:
-            inputs.append(_unknown(variable))
-        place = Place(needed=(True,) * len(jaxpr.outvars))
-        return self.visit_program(Program.of(self.trace.program), inputs, place)
+            leaves = list(map(self.zeroed, trace.leaves))
+        fills = list(leaves)
+        for path, axes in zip(trace.state_paths, trace.states, strict=True):
+            fill = self.zeroed(axes) if states is None else states[path]
+            fills.append(fill)
+        inputs = trace.program.jaxpr.invars[len(fills) :]
+        fills += map(_unknown, inputs)
+        return self.visit_whole(trace.program, fills)
 
     def candidates(self, axis: Axis) -> tuple[Axis, ...]:
         """The atoms of an axis that could be removed."""
         axis = axis.resolved()
         if id(axis) not in self._candidates:
-            candidates = filter(self._is_removable, dict.fromkeys(atoms(axis)))
-            self._candidates[id(axis)] = tuple(candidates)
+            distinct = dict.fromkeys(atoms(axis))
+            removable = filter(self._is_removable, distinct)
+            self._candidates[id(axis)] = tuple(removable)
         return self._candidates[id(axis)]
 
     def _is_removable(self, atom: Axis) -> bool:
@@ -103,67 +109,71 @@ class ZeroFlow(LiveEvaluator[Fill]):
 
     def zeroed(self, axes: Axes) -> Fill:
         """A parameter or a leaf of the state, zero along all of its groups."""
-        channels = [dict.fromkeys(self.candidates(axis), 0) for axis in axes]
+        channels = []
+        for axis in axes:
+            zeros = dict.fromkeys(self.candidates(axis), 0)
+            channels.append(zeros)
         return Fill(None, tuple(channels))
 
     def constant(self, value: Any, aval: Any) -> Fill:
         if isinstance(value, KnownConstant):
             return value.value
-        return of_constant(value, ((),) * len(aval.shape))
+        no_candidates = ((),) * len(aval.shape)
+        return of_constant(value, no_candidates)
 
-    def unneeded(self, equation: Any) -> list[Fill]:
+    def unneeded(self, equation: Any) -> Fills:
         return list(map(_unknown, equation.outvars))
 
-    def visit_program(
-        self, program: Program, inputs: Sequence[Fill], position: Place
-    ) -> list[Fill]:
-        constants = []
+    def visit_program(self, program: Program, inputs: Sequence[Fill], position: Position) -> Fills:
+        fills = []
         axes_of_constants = self.trace.constants[position.path]
         for value, axes in zip(program.constants, axes_of_constants, strict=True):
             candidates = list(map(self.candidates, axes))
             fill = of_constant(value, candidates)
-            constants.append(KnownConstant(fill))
-        program = Program(program.jaxpr, tuple(constants))
-        return super().visit_program(program, inputs, position)
+            fills.append(fill)
+        return super().visit_program(with_constants(program, fills), inputs, position)
 
-    def visit_plain(self, equation: Any, operands: list[Fill], position: Place) -> list[Fill]:
+    def visit_plain(self, equation: Any, operands: Fills, position: Position) -> Fills:
         def reject(atom: Axis, reason: str) -> None:
             self._reject(atom, equation, reason, position)
 
         axes = self.trace.equations[position.path]
         flow = Flow(equation, axes, operands, self.candidates, reject)
-        rule = primitives.fills_rule(equation.primitive.name)
-        return rule(flow)
+        fill_results = primitives.fills_rule(equation.primitive.name)
+        return fill_results(flow)
 
-    def _reject(self, atom: Axis, equation: Any, reason: str, place: Place) -> None:
+    def _reject(self, atom: Axis, equation: Any, reason: str, position: Position) -> None:
         """Notes why an atom is not exact; its first reason stays."""
         if atom not in self.inexact:
-            self.inexact[atom] = str(place.pin(equation, reason))
+            pin = position.pin(equation, reason)
+            self.inexact[atom] = str(pin)
 
-    def visit_scan(self, scan: Scan, operands: list[Fill], position: Place) -> list[Fill]:
+    def visit_scan(self, scan: Scan, operands: Fills, position: Position) -> Fills:
         constants, carried, sliced = scan.split(operands)
         inside = position.in_scan(scan)
-        taken = []
+        slices = []
         for fill in sliced:
-            taken.append(fill._replace(channels=fill.channels[1:]))
-        stacked: list[Fill] = []
+            _, *channels = fill.channels
+            slices.append(fill._replace(channels=tuple(channels)))
+        stacked: Fills = []
 
-        def run(carried: list[Fill]) -> list[Fill]:
+        def run(carried: Fills) -> Fills:
             nonlocal stacked
-            results = self.visit_program(scan.body, [*constants, *carried, *taken], inside)
+            inputs = [*constants, *carried, *slices]
+            results = self.visit_program(scan.body, inputs, inside)
             carried, stacked = scan.split_results(results)
             return carried
 
-        before, after = _settled(run, carried)
+        before, after = _settle(run, carried)
         in_trips = self._zeroed_trips(scan, sliced, position)
         results = after if scan.length else before
-        for fill, known in zip(stacked, in_trips, strict=True):
-            channels = (known, *fill.channels)
+        for fill, channels_of_trips in zip(stacked, in_trips, strict=True):
+            channels = (channels_of_trips, *fill.channels)
             results.append(fill._replace(channels=channels))
         return results
 
     def _zeroed_trips(
-        self, scan: Scan, sliced: list[Fill], position: Place
+        self, scan: Scan, sliced: Fills, position: Position
     ) -> list[dict[Axis, Number]]:
         """Rejects the trips of a scan unless one with zeroed parameters hands on what it got.
 
@@ -171,31 +181,31 @@ class ZeroFlow(LiveEvaluator[Fill]):
           For each stacked result what such trips put there.
         """
         _, results = scan.split_results(scan.equation.outvars)
-        known: list[dict[Axis, Number]] = [{} for _ in results]
+        channels: list[dict[Axis, Number]] = [{} for _ in results]
         for atom in self.candidates(self.trace.trips[position.path]):
             numbers = [fill.at(0, atom) for fill in sliced]
-            stacked = _zeroed_trip(self.trace, scan, numbers, position)
+            stacked = _run_zeroed_trip(self.trace, scan, numbers, position)
             if stacked is None:
                 reason = 'a trip without its parameters changes what is carried'
                 self._reject(atom, scan.equation, reason, position)
                 continue
-            for of_result, number in zip(known, stacked, strict=True):
+            for channels_of_result, number in zip(channels, stacked, strict=True):
                 if number is not None:
-                    of_result[atom] = number
-        return known
+                    channels_of_result[atom] = number
+        return channels
 
-    def visit_while(self, loop: While, operands: list[Fill], position: Place) -> list[Fill]:
+    def visit_while(self, loop: While, operands: Fills, position: Position) -> Fills:
         condition_constants, body_constants, carried = loop.split(operands)
         in_condition, in_body = position.in_condition(loop), position.in_body(loop)
 
-        def run(carried: list[Fill]) -> list[Fill]:
+        def run(carried: Fills) -> Fills:
             return self.visit_program(loop.body, body_constants + carried, in_body)
 
-        carried, _ = _settled(run, carried)
+        carried, _ = _settle(run, carried)
         self.visit_program(loop.condition, condition_constants + carried, in_condition)
         return carried
 
-    def visit_cond(self, cond: Cond, operands: list[Fill], position: Place) -> list[Fill]:
+    def visit_cond(self, cond: Cond, operands: Fills, position: Position) -> Fills:
         first, *others = self.visit_branches(cond, operands, position)
         joined = first
         for results in others:
@@ -203,9 +213,7 @@ class ZeroFlow(LiveEvaluator[Fill]):
         return joined
 
 
-def _settled(
-    run: Callable[[list[Fill]], list[Fill]], carried: list[Fill]
-) -> tuple[list[Fill], list[Fill]]:
+def _settle(run: Callable[[Fills], Fills], carried: Fills) -> tuple[Fills, Fills]:
     """What is known of carried values before every turn of a loop, and after the last."""
     while True:
         after = run(carried)
@@ -224,13 +232,12 @@ class _TripProbe(ZeroFlow):
     def candidates(self, axis: Axis) -> tuple[Axis, ...]:
         return ()
 
-    def visit_plain(self, equation: Any, operands: list[Fill], position: Place) -> list[Fill]:
+    def visit_plain(self, equation: Any, operands: Fills, position: Position) -> Fills:
         if equation.primitive.name in ('add', 'add_any'):
-            first, second = operands
-            if second.everywhere == 0 and _is_like_result(equation, 0):
-                return [first]
-            if first.everywhere == 0 and _is_like_result(equation, 1):
-                return [second]
+            for number, other in ((0, 1), (1, 0)):
+                adds_zeros = operands[other].everywhere == 0
+                if adds_zeros and _is_like_result(equation, number):
+                    return [operands[number]]
         return super().visit_plain(equation, operands, position)
 
 
@@ -241,18 +248,20 @@ def _is_like_result(equation: Any, operand: int) -> bool:
     return (aval.shape, aval.dtype) == (result.shape, result.dtype)
 
 
-def _zeroed_trip(
-    trace: Trace, scan: Scan, numbers: Sequence[Number], place: Place
+def _run_zeroed_trip(
+    trace: Trace, scan: Scan, numbers: Sequence[Number], position: Position
 ) -> list[Number] | None:
     """What a trip stacks of which the sliced operands are these numbers; `None` if it changes what is carried."""
-    inside = place.in_scan(scan)
+    inside = position.in_scan(scan)
     inputs = list(map(_unknown, scan.body.jaxpr.invars))
     constants, carried, sliced = scan.split(inputs)
     for i, number in enumerate(numbers):
         sliced[i] = sliced[i]._replace(everywhere=number)
-    results = _TripProbe(trace).visit_program(scan.body, [*constants, *carried, *sliced], inside)
+    probe = _TripProbe(trace)
+    results = probe.visit_program(scan.body, [*constants, *carried, *sliced], inside)
     carried_out, stacked = scan.split_results(results)
-    for before, after, is_needed in zip(carried, carried_out, inside.needed, strict=False):
+    carried_values = zip(carried, carried_out, inside.needed, strict=False)
+    for before, after, is_needed in carried_values:
         if is_needed and after is not before:
             return None
     return [fill.everywhere for fill in stacked]

@@ -9,31 +9,30 @@ of the block. In
     y = x @ head
 
 these are `up` and `down`. Leaving the block out is the same as setting its leaves to zero if the branch is zero then.
-
-Each step is one pass through the equations of a program:
-
-    _additions      the additions of which one operand is computed from the other
-    _ways           for each value the additions through which all of its ways to the results lead
-    _with_reasons   which branches are zero
-    without         the program that reads the stream before an addition instead of the sum
+`additions` finds the branches of a program, and `_with_reasons` which of them are zero.
 
 Layers of a scan are the channels of a group instead, see `Group.is_depth`.
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
-
-import jax.extend.core
-from jax.extend.core import Literal
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.tree import Path
 from jaxpruner.structure.analysis.axes import Axis
-from jaxpruner.structure.analysis.fills import Fill
-from jaxpruner.structure.analysis.records import Place, Trace
+from jaxpruner.structure.analysis.fills import Fill, nothing_of
+from jaxpruner.structure.analysis.records import Position, Trace
 from jaxpruner.structure.analysis.zeros import ZeroFlow
+from jaxpruner.structure.cutting.additions import (
+    Addition,
+    Branch,
+    LeafPaths,
+    Paths,
+    find_branches,
+)
 from jaxpruner.uses import liveness
-from jaxpruner.uses.bodies import Program, bind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +60,8 @@ class Block:
     """
 
     name: str
-    paths: frozenset[tree_lib.Path]
-    state_paths: frozenset[tree_lib.Path]
+    paths: Paths
+    state_paths: Paths
     parameters: int
     exact: bool
     reason: str
@@ -71,58 +70,25 @@ class Block:
 _REASON = 'the branch is not zero once its parameters are'
 
 
-class LeafPaths(Protocol):
-    """The paths of the first inputs of a program, such as a `Trace` has."""
-
-    @property
-    def paths(self) -> Sequence[tree_lib.Path]: ...
-    @property
-    def state_paths(self) -> Sequence[tree_lib.Path]: ...
-
-
-class Addition(NamedTuple):
-    """An equation that adds a branch to a stream.
-
-    Attributes:
-      number: of the equation in its program.
-      stream: the number of the operand that is the stream; the other one is the branch.
-    """
-
-    number: int
-    stream: int
-
-
-class _Branch(NamedTuple):
-    """An addition, and the leaves that have no part in the results without it.
-
-    Attributes:
-      addition: the addition.
-      paths: of leaves of the parameters.
-      state_paths: of leaves of the state.
-      reason: why the branch is not zero once its parameters are; empty where it is.
-    """
-
-    addition: Addition
-    paths: frozenset[tree_lib.Path]
-    state_paths: frozenset[tree_lib.Path]
-    reason: str = ''
-
-
 def find_blocks(traces: Sequence[Trace]) -> dict[str, Block]:
     """The residual blocks of a model by name, in the order of the program.
 
     A program that uses a leaf of a block has to have the whole block.
     """
-    found: dict[frozenset[tree_lib.Path], list[_Branch]] = {}
+    branches_of: dict[Paths, list[Branch]] = {}
     for trace in traces:
-        for branch in _with_reasons(trace, _branches(trace.program.jaxpr, trace)):
-            found.setdefault(branch.paths, []).append(branch)
+        branches = find_branches(trace.program.jaxpr, trace)
+        for branch in _with_reasons(trace, branches):
+            branches_of.setdefault(branch.paths, []).append(branch)
     blocks = {}
-    for paths, parts in found.items():
+    for paths, branches in branches_of.items():
         users = [trace for trace in traces if _uses_some(trace.program.jaxpr, trace.paths, paths)]
-        if len(parts) == len(users):
-            inside = frozenset().union(*[other for other in found if other < paths])
-            block = _block(traces, parts, inside)
+        if len(branches) == len(users):
+            inner_paths: set[Path] = set()
+            for other in branches_of:
+                if other < paths:
+                    inner_paths |= other
+            block = _block(traces, branches, inner_paths)
             blocks[block.name] = block
     return blocks
 
@@ -133,41 +99,45 @@ def find_additions(jaxpr: Any, leaves: LeafPaths, blocks: Iterable[Block]) -> li
     Raises:
       ValueError: the program uses a block and does not add it to a stream.
     """
-    by_paths = {branch.paths: branch.addition for branch in _branches(jaxpr, leaves)}
+    additions_of = {}
+    for branch in find_branches(jaxpr, leaves):
+        additions_of[branch.paths] = branch.addition
     additions = []
     for block in blocks:
-        if block.paths in by_paths:
-            additions.append(by_paths[block.paths])
+        if block.paths in additions_of:
+            additions.append(additions_of[block.paths])
         elif _uses_some(jaxpr, leaves.paths, block.paths):
             raise ValueError(f'for inputs of these shapes {block.name} is no residual block')
     return additions
 
 
-def _uses_some(jaxpr: Any, paths: Sequence[tree_lib.Path], some: frozenset[tree_lib.Path]) -> bool:
-    """Whether one of these leaves has a part in the results of a program."""
-    live = liveness.live(jaxpr, (True,) * len(jaxpr.outvars))
-    return any(used and path in some for path, used in zip(paths, live.inputs, strict=False))
+def _uses_some(jaxpr: Any, paths: Sequence[Path], some: Paths) -> bool:
+    """Whether one of some leaves has a part in the results of a program."""
+    needed = (True,) * len(jaxpr.outvars)
+    live = liveness.live(jaxpr, needed)
+    leaves_used = live.inputs[: len(paths)]
+    used_paths = itertools.compress(paths, leaves_used)
+    return not some.isdisjoint(used_paths)
 
 
-def _block(
-    traces: Sequence[Trace], parts: Sequence[_Branch], inside: frozenset[tree_lib.Path]
-) -> Block:
+def _block(traces: Sequence[Trace], branches: Sequence[Branch], inner_paths: set[Path]) -> Block:
     """A block of some programs, with the leaves of blocks inside it."""
-    trace = traces[0]
-    paths = parts[0].paths
+    first = traces[0]
+    paths = branches[0].paths
     parameters = 0
-    for path, variable in zip(trace.paths, trace.program.jaxpr.invars, strict=False):
+    for path, variable in zip(first.paths, first.program.jaxpr.invars, strict=False):
         if path in paths:
             parameters += variable.aval.size
-    reasons = [part.reason for part in parts if part.reason]
-    state_paths = frozenset().union(*[part.state_paths for part in parts])
-    name = _name(traces, paths, inside)
-    return Block(name, paths, state_paths, parameters, not reasons, ''.join(reasons[:1]))
+    reason = ''
+    state_paths: set[Path] = set()
+    for branch in branches:
+        reason = reason or branch.reason
+        state_paths |= branch.state_paths
+    name = _name(traces, paths, inner_paths)
+    return Block(name, paths, frozenset(state_paths), parameters, not reason, reason)
 
 
-def _name(
-    traces: Sequence[Trace], paths: frozenset[tree_lib.Path], inside: frozenset[tree_lib.Path]
-) -> str:
+def _name(traces: Sequence[Trace], paths: Paths, inner_paths: set[Path]) -> str:
     """The part of the tree that holds the leaves of a block; otherwise its own leaf that is used first."""
     all_paths = traces[0].paths
     first_uses = {}
@@ -175,119 +145,32 @@ def _name(
         if path in paths:
             # Its own leaves go before those of blocks inside, which have names of their own.
             uses = [trace.first_uses[number] for trace in traces]
-            first_uses[path] = path in inside, *uses
+            first_uses[path] = path in inner_paths, *uses
     first = min(first_uses, key=lambda path: first_uses[path])
     for length in range(1, len(first) + 1):
-        under = {path for path in all_paths if path[:length] == first[:length]}
-        if under == paths:
-            return tree_lib.path_string(first[:length])
+        prefix = first[:length]
+        paths_below = {path for path in all_paths if path[:length] == prefix}
+        if paths_below == paths:
+            return tree_lib.path_string(prefix)
     name = tree_lib.path_string(first)
-    return name if first not in inside else f'{name} and {len(paths) - 1} more'
+    if first in inner_paths:
+        return f'{name} and {len(paths) - 1} more'
+    return name
 
 
-def _branches(jaxpr: Any, leaves: LeafPaths) -> list[_Branch]:
-    """The branches of a program that have leaves of their own, the outermost of several with the same leaves."""
-    additions = _additions(jaxpr)
-    ways = _ways(jaxpr, additions)
-    branches: dict[frozenset[tree_lib.Path], _Branch] = {}
-    for number, addition in enumerate(additions):
-        own = []
-        for variable, path in zip(jaxpr.invars, (*leaves.paths, *leaves.state_paths), strict=False):
-            if ways.get(id(variable), 0) >> number & 1:
-                own.append(path)
-        paths = frozenset(own).intersection(leaves.paths)
-        if paths:
-            branches[paths] = _Branch(addition, paths, frozenset(own) - paths)
-    return list(branches.values())
-
-
-def _with_reasons(trace: Trace, branches: Sequence[_Branch]) -> list[_Branch]:
+def _with_reasons(trace: Trace, branches: Sequence[Branch]) -> list[Branch]:
     """The branches with the reasons why some are not zero once their leaves are."""
-    jaxpr = trace.program.jaxpr
-    zeroed: set[tree_lib.Path] = set()
-    for branch in branches:
-        zeroed |= branch.paths
-    inputs = []
-    paths = dict(enumerate(trace.paths))
-    for i, variable in enumerate(jaxpr.invars):
-        everywhere = 0 if paths.get(i) in zeroed else None
-        inputs.append(Fill(everywhere, ({},) * len(variable.aval.shape)))
-    probe = _BranchProbe(trace, [branch.addition for branch in branches])
-    place = Place(needed=(True,) * len(jaxpr.outvars))
-    probe.visit_program(Program.of(trace.program), inputs, place)
+    equations = trace.program.jaxpr.eqns
+    position = Position.of_whole(trace.program)
+    zero_additions = _BranchProbe(trace, branches).find_zeros()
     explained = []
     for branch in branches:
-        number = branch.addition.number
-        pin = place.at(number).pin(jaxpr.eqns[number], _REASON)
-        is_zero = branch.addition in probe.zero
-        explained.append(branch if is_zero else branch._replace(reason=str(pin)))
+        if branch.addition not in zero_additions:
+            number = branch.addition.number
+            pin = position.at(number).pin(equations[number], _REASON)
+            branch = branch._replace(reason=str(pin))
+        explained.append(branch)
     return explained
-
-
-def _additions(jaxpr: Any) -> list[Addition]:
-    """The additions of which the branch is computed from the stream, or from what was added up to the stream."""
-    # Sets of variables are whole numbers, of which each bit is a variable.
-    sources: dict[int, int] = {}  # what a variable is computed from, and itself
-    summands: dict[int, int] = {}  # the variable and what it is a sum of
-    count = 0
-    for variable in (*jaxpr.constvars, *jaxpr.invars):
-        sources[id(variable)] = summands[id(variable)] = 1 << count
-        count += 1
-    additions = []
-    for number, equation in enumerate(jaxpr.eqns):
-        operands = [v for v in equation.invars if not isinstance(v, Literal)]
-        of_operands = 0
-        for variable in operands:
-            of_operands |= sources[id(variable)]
-        of_sum = 0
-        if _adds_arrays(equation):
-            for variable in operands:
-                of_sum |= summands[id(variable)]
-            for stream, branch in ((0, 1), (1, 0)):
-                before, added = id(operands[stream]), id(operands[branch])
-                if summands[before] & sources[added] & ~summands[added]:
-                    additions.append(Addition(number, stream))
-        for variable in equation.outvars:
-            sources[id(variable)] = of_operands | 1 << count
-            summands[id(variable)] = of_sum | 1 << count
-            count += 1
-    return additions
-
-
-def _adds_arrays(equation: Any) -> bool:
-    """Whether an equation adds two arrays of the same shape and dtype, of which nothing is repeated."""
-    if equation.primitive.name not in ('add', 'add_any'):
-        return False
-    result = equation.outvars[0].aval
-    for variable in equation.invars:
-        aval = variable.aval
-        is_alike = (aval.shape, aval.dtype) == (result.shape, result.dtype)
-        if isinstance(variable, Literal) or not is_alike:
-            return False
-    return True
-
-
-def _ways(jaxpr: Any, additions: Sequence[Addition]) -> Mapping[int, int]:
-    """For each variable by `id` the branches through which all of its ways to the results lead.
-
-    These are whole numbers, of which bit i is that of addition i. A variable without a way is not there.
-    """
-    bits = {}
-    for i, addition in enumerate(additions):
-        bits[addition.number, 1 - addition.stream] = 1 << i
-    ways: dict[int, int] = {id(variable): 0 for variable in jaxpr.outvars}
-    live = liveness.live(jaxpr, (True,) * len(jaxpr.outvars))
-    for number in reversed(range(len(jaxpr.eqns))):
-        if not any(live.results[number]):
-            continue
-        equation = jaxpr.eqns[number]
-        common = 0 if equation.effects else ~0
-        for variable in equation.outvars:
-            common &= ways.get(id(variable), ~0)
-        for i, variable in enumerate(equation.invars):
-            own = common | bits.get((number, i), 0)
-            ways[id(variable)] = ways.get(id(variable), ~0) & own
-    return ways
 
 
 class _BranchProbe(ZeroFlow):
@@ -296,58 +179,38 @@ class _BranchProbe(ZeroFlow):
     Nothing is known of a stream after an addition, so that no block is zero because another one is.
     """
 
-    def __init__(self, trace: Trace, additions: Sequence[Addition]):
+    def __init__(self, trace: Trace, branches: Iterable[Branch]):
         super().__init__(trace)
-        self.zero: set[Addition] = set()
+        self._zero_additions: set[Addition] = set()
+        self._zeroed_paths: set[Path] = set()
         self._additions: dict[int, list[Addition]] = {}
-        for addition in additions:
-            self._additions.setdefault(addition.number, []).append(addition)
+        for branch in branches:
+            self._zeroed_paths |= branch.paths
+            number = branch.addition.number
+            self._additions.setdefault(number, []).append(branch.addition)
+
+    def find_zeros(self) -> set[Addition]:
+        """The additions of which the branch is zero."""
+        program = self.trace.program
+        inputs = []
+        for variable in program.jaxpr.invars:
+            inputs.append(nothing_of(len(variable.aval.shape)))
+        for i, path in enumerate(self.trace.paths):
+            if path in self._zeroed_paths:
+                inputs[i] = inputs[i]._replace(everywhere=0)
+        self.visit_whole(program, inputs)
+        return self._zero_additions
 
     def candidates(self, axis: Axis) -> tuple[Axis, ...]:
         return ()
 
-    def visit_equation(self, equation: Any, operands: list[Fill], position: Place) -> list[Fill]:
+    def visit_equation(self, equation: Any, operands: list[Fill], position: Position) -> list[Fill]:
         results = super().visit_equation(equation, operands, position)
         is_inside = len(position.path) > 1
-        additions = [] if is_inside else self._additions.get(position.path[0], [])
-        for addition in additions:
-            if operands[1 - addition.stream].everywhere == 0:
-                self.zero.add(addition)
-        return [result._replace(everywhere=None) for result in results] if additions else results
-
-
-def without(program: Any, additions: Iterable[Addition]) -> Any:
-    """The program, a `ClosedJaxpr`, that reads the streams before some additions instead of the sums."""
-    jaxpr = program.jaxpr
-    streams: dict[int, Any] = {}
-    for addition in sorted(additions):  # a stream that is a sum itself has been replaced before
-        equation = jaxpr.eqns[addition.number]
-        stream = equation.invars[addition.stream]
-        streams[id(equation.outvars[0])] = streams.get(id(stream), stream)
-
-    def replaced(variables: Iterable[Any]) -> list[Any]:
-        return [streams.get(id(variable), variable) for variable in variables]
-
-    equations = [equation.replace(invars=replaced(equation.invars)) for equation in jaxpr.eqns]
-    jaxpr = jaxpr.replace(eqns=equations, outvars=replaced(jaxpr.outvars))
-    return jax.extend.core.ClosedJaxpr(jaxpr, program.consts)
-
-
-def run(program: Any, inputs: Sequence[Any]) -> list[Any]:
-    """Runs the equations of a program that have a part in its results; inputs without one may be `None`."""
-    jaxpr = program.jaxpr
-    values: dict[int, Any] = {}
-    variables = (*jaxpr.constvars, *jaxpr.invars)
-    for variable, value in zip(variables, (*program.consts, *inputs), strict=True):
-        values[id(variable)] = value
-
-    def read(variable: Any) -> Any:
-        return variable.val if isinstance(variable, Literal) else values[id(variable)]
-
-    live = liveness.live(jaxpr, (True,) * len(jaxpr.outvars))
-    for equation, needed in zip(jaxpr.eqns, live.results, strict=True):
-        if any(needed):
-            results = bind(equation, list(map(read, equation.invars)))
-            for variable, value in zip(equation.outvars, results, strict=True):
-                values[id(variable)] = value
-    return list(map(read, jaxpr.outvars))
+        number = position.path[0]
+        if is_inside or number not in self._additions:
+            return results
+        for addition in self._additions[number]:
+            if operands[addition.branch].everywhere == 0:
+                self._zero_additions.add(addition)
+        return [result._replace(everywhere=None) for result in results]

@@ -28,7 +28,8 @@ class Lists(NamedTuple):
 
     def stays(self, size: int) -> np.ndarray:
         """Whether each of `size` channels stays: flags of shape `(*sizes of the owners, size)`."""
-        flags = np.zeros((*self.table.shape[:-1], size), bool)
+        owner_sizes = self.table.shape[:-1]
+        flags = np.zeros((*owner_sizes, size), bool)
         np.put_along_axis(flags, self.table, True, axis=-1)
         return flags
 
@@ -53,15 +54,16 @@ class Cut:
         self.lists = lists
         self.trips = trips or {}
         # Sizes depend on how many channels stay, not on which ones.
-        self._counted: dict[Axis, np.ndarray] = {}
-        for atom, each in lists.items():
-            count = each.table.shape[-1]
-            self._counted[atom] = np.arange(count)
+        self._first_channels: dict[Axis, np.ndarray] = {}
+        for atom, lists_of_atom in lists.items():
+            count = lists_of_atom.table.shape[-1]
+            self._first_channels[atom] = np.arange(count)
         self._sizes: dict[int, tuple[Axis, int]] = {}  # by `id`; the axis stays alive
 
     def inside(self, trips: Mapping[Axis, Any]) -> 'Cut':
         """The same cut in the body of a scan."""
-        return Cut(self.lists, {**self.trips, **trips})
+        all_trips = {**self.trips, **trips}
+        return Cut(self.lists, all_trips)
 
     def owners_of(self, channels: Iterable[Axis]) -> set[Axis]:
         """The atoms that own lists of some atoms."""
@@ -73,58 +75,61 @@ class Cut:
 
     def has_lists_of(self, owners: Iterable[Axis]) -> bool:
         """Whether one of these atoms owns lists."""
-        owned = self.owners_of(self.lists)
-        return not owned.isdisjoint(owners)
+        owners_of_all = self.owners_of(self.lists)
+        return not owners_of_all.isdisjoint(owners)
 
     def has_lists_along(self, axes: Axes) -> bool:
         """Whether what stays along one of these axes differs between the indices of an owner."""
-        return any(self.owners_of(atoms(axis)) for axis in axes)
+        return bool(self._owners_along(axes))
+
+    def _owners_along(self, axes: Iterable[Axis]) -> set[Axis]:
+        """The atoms that own lists of channels along some axes."""
+        owners: set[Axis] = set()
+        for axis in axes:
+            owners |= self.owners_of(atoms(axis))
+        return owners
 
     def size(self, axis: Axis) -> int:
         """How many positions of an axis stay."""
         axis = axis.resolved()
         if id(axis) not in self._sizes:
-            kept = kept_positions(axis, self._counted)
+            kept = kept_positions(axis, self._first_channels)
             self._sizes[id(axis)] = axis, len(kept)
         _, size = self._sizes[id(axis)]
         return size
 
     def size_before(self, axis: Axis, position: int) -> int:
         """How many positions before this one stay. It is where a part of a concatenation begins, or the end."""
-        kept = kept_positions(axis, self._counted)
+        kept = kept_positions(axis, self._first_channels)
         return int(np.searchsorted(kept, position))
 
     def shape(self, axes: Axes) -> tuple[int, ...]:
         """The shape of a value of these axes after the cut."""
         return tuple(map(self.size, axes))
 
+    def shortens(self, axis: Axis) -> bool:
+        """Whether an axis gets shorter."""
+        return self.size(axis) != axis.size
+
     def touches(self, values: Iterable[Axes]) -> bool:
         """Whether one of some values gets smaller."""
-        return any(map(self._cut_axes, values))
+        return any(map(self.shrinks, values))
 
-    def _cut_axes(self, axes: Axes) -> list[int]:
-        """The axes of a value that get smaller."""
-        return [i for i, axis in enumerate(axes) if self.size(axis) != axis.size]
+    def shrinks(self, axes: Axes) -> bool:
+        """Whether a value of these axes gets smaller."""
+        return any(map(self.shortens, axes))
 
     def order(self, axes: Axes) -> list[int]:
-        """The axes that get smaller, in the order of the cuts: lists are read off owners that are still whole.
+        """The axes that get shorter, in the order of the cuts: lists are read off owners that are still whole.
 
         Raises:
           ValueError: two groups own each other's lists.
         """
-        remaining = self._cut_axes(axes)
-        atoms_along: dict[int, list[Axis]] = {}
-        owners_along: dict[int, set[Axis]] = {}
-        for i in remaining:
-            atoms_along[i] = atoms(axes[i])
-            owners_along[i] = self.owners_of(atoms_along[i])
+        remaining = [i for i, axis in enumerate(axes) if self.shortens(axis)]
         ordered: list[int] = []
         while remaining:
-            for i in remaining:
-                others = [owners_along[k] for k in remaining if k != i]
-                if set().union(*others).isdisjoint(atoms_along[i]):
-                    break
-            else:
+            i = self._next_to_cut(axes, remaining)
+            if i is None:
                 sizes = [axes[i].size for i in remaining]
                 raise ValueError(
                     f'groups along axes of {sizes} have lists for each channel of the other; give one of them one list'
@@ -133,34 +138,46 @@ class Cut:
             remaining.remove(i)
         return ordered
 
+    def _next_to_cut(self, axes: Axes, remaining: list[int]) -> int | None:
+        """The first axis whose channels own no lists of the other axes."""
+        for i in remaining:
+            others = [axes[k] for k in remaining if k != i]
+            owners = self._owners_along(others)
+            if owners.isdisjoint(atoms(axes[i])):
+                return i
+        return None
+
     def stays(self, axes: Axes, i: int) -> Any:
         """Flags of the positions along an axis that stay.
 
         They have the rank of the value, and one element along axes that have no part in it.
         """
-        rank = len(self.trips) + len(axes)
-        flags = np.ones((1,) * rank, bool)
+        ones = self._ones(axes)
+        flags = np.ones(ones, bool)
         for atom in dict.fromkeys(atoms(axes[i])):
             if atom in self.lists:
                 flags = flags & self._stays_by(atom, axes, i)
-        shape = replace(flags.shape, len(self.trips) + i, axes[i].size)
+        axis_of_flags = len(self.trips) + i
+        shape = replace(flags.shape, axis_of_flags, axes[i].size)
         return np.broadcast_to(flags, shape)
 
     def _stays_by(self, atom: Axis, axes: Axes, i: int) -> np.ndarray:
         """Which positions along an axis stay as far as one atom is concerned."""
         lists = self.lists[atom]
         index = self.channel_index(axes, i, atom, lists.owners)
+        channel_stays = lists.stays(atom.size)[index]
         has_no_channel = index[-1] < 0
-        return has_no_channel | lists.stays(atom.size)[index]
+        return has_no_channel | channel_stays
 
     def at_trip(self, table: np.ndarray) -> Any:
         """The part of a table that belongs to the current trips; its first axes are those of the scans."""
         count = len(self.trips)
-        sizes, shape = table.shape[:count], table.shape[count:]
-        if all(size == 1 for size in sizes):
+        trip_counts = table.shape[:count]
+        if all(size == 1 for size in trip_counts):
+            shape = table.shape[count:]
             return table.reshape(shape)
         index = []
-        for trip, size in zip(self.trips.values(), sizes, strict=True):
+        for trip, size in zip(self.trips.values(), trip_counts, strict=True):
             index.append(trip if size > 1 else 0)
         return jnp.asarray(table)[tuple(index)]
 
@@ -168,16 +185,18 @@ class Cut:
         """Takes what stays of a value along its axes from `first` on; returns the value itself if all of it stays."""
         for i in self.order(axes):
             if i >= first:
-                value = take_along(value, self._places(axes, i), i)
+                kept = self._kept_along(axes, i)
+                value = take_along(value, kept, i)
         return value
 
-    def _places(self, axes: Axes, i: int) -> Any:
+    def _kept_along(self, axes: Axes, i: int) -> Any:
         """The positions along an axis that stay, in the rank of the value."""
-        along = i - len(axes)
-        flags = np.moveaxis(self.stays(axes, i), along, -1)
-        positions = np.nonzero(flags)[-1]
-        places = positions.reshape(*flags.shape[:-1], self.size(axes[i]))
-        return self.at_trip(np.moveaxis(places, -1, along))
+        from_the_end = i - len(axes)
+        flags = np.moveaxis(self.stays(axes, i), from_the_end, -1)
+        *_, kept = np.nonzero(flags)
+        size = self.size(axes[i])
+        kept = kept.reshape(*flags.shape[:-1], size)
+        return self.at_trip(np.moveaxis(kept, -1, from_the_end))
 
     def channel_index(
         self, axes: Axes, i: int, atom: Axis, owners: Iterable[Axis]
@@ -187,14 +206,16 @@ class Cut:
         The arrays have the rank of the value, and one element along axes that have no part in them. The channel is -1
         where there is none.
         """
-        indices = [self._owner_index(axes, owner) for owner in owners]
-        return (*indices, self._index_along(axes, i, atom))
+        owner_indices = [self._owner_index(axes, owner) for owner in owners]
+        channel = self._index_along(axes, i, atom)
+        return (*owner_indices, channel)
 
     def _owner_index(self, axes: Axes, owner: Axis) -> np.ndarray:
         """The index of an owner for each element of a value."""
         if owner in self.trips:
             number = list(self.trips).index(owner)
-            return self._along(axes, number, np.arange(owner.size))
+            trips = np.arange(owner.size)
+            return self._spread(axes, number, trips)
         for k in range(len(axes)):
             index = self._index_along(axes, k, owner)
             if (index >= 0).any():
@@ -203,24 +224,34 @@ class Cut:
 
     def _index_along(self, axes: Axes, i: int, atom: Axis) -> np.ndarray:
         """The index of an atom for each position along an axis, -1 where it has none."""
-        return self._along(axes, len(self.trips) + i, indices_of(atom, axes[i]))
+        number = len(self.trips) + i
+        index = indices_of(atom, axes[i])
+        return self._spread(axes, number, index)
 
-    def _along(self, axes: Axes, number: int, index: np.ndarray) -> np.ndarray:
+    def _spread(self, axes: Axes, number: int, index: np.ndarray) -> np.ndarray:
         """An index along one axis, of the trips or of a value, in the rank of both together."""
-        ones = (1,) * (len(self.trips) + len(axes))
-        return index.reshape(replace(ones, number, -1))
+        shape = replace(self._ones(axes), number, -1)
+        return index.reshape(shape)
+
+    def _ones(self, axes: Axes) -> tuple[int, ...]:
+        """The shape of one element, in the rank of the trips and of a value together."""
+        rank = len(self.trips) + len(axes)
+        return (1,) * rank
 
 
-def take_along(value: Any, places: Any, axis: int, **out_of_bounds: Any) -> Any:
+def take_along(value: Any, kept: Any, axis: int, **out_of_bounds: Any) -> Any:
     """Takes elements along an axis, on the device where the value is.
 
     Args:
       value: the value.
-      places: of the rank of the value, with one element along axes on which they do not depend.
+      kept: the positions, of the rank of the value, with one element along axes on which they do not depend.
       axis: of the value.
-      **out_of_bounds: settings of `jnp.take` for places beyond the end, if there are some.
+      **out_of_bounds: settings of `jnp.take` for positions beyond the end, if there are some.
     """
     settings = out_of_bounds or {'mode': 'clip'}
-    if places.size == places.shape[axis]:
-        return jnp.take(value, places.reshape(-1), axis=axis, **settings)
-    return jnp.take_along_axis(jnp.asarray(value), places, axis=axis, **settings)
+    is_one_list = kept.size == kept.shape[axis]
+    if is_one_list:
+        positions = kept.reshape(-1)
+        return jnp.take(value, positions, axis=axis, **settings)
+    array = jnp.asarray(value)
+    return jnp.take_along_axis(array, kept, axis=axis, **settings)

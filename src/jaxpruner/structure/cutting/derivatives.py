@@ -14,9 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpruner.structure.analysis.axes import Axes, Axis, Ties, atoms, product, total
+from jaxpruner.structure.analysis.axes import Axes, Axis, atoms, product, total
 from jaxpruner.structure.analysis.inference import Inference
-from jaxpruner.structure.analysis.records import Place
+from jaxpruner.structure.analysis.records import Position
+from jaxpruner.structure.analysis.ties import Ties
 from jaxpruner.structure.cutting.cut import Cut, Lists
 from jaxpruner.structure.rules.resizing import SmallEquation
 from jaxpruner.uses.bodies import Program, bind
@@ -47,10 +48,10 @@ class RuledCall:
       replayed: makes a run of a program with smaller shapes.
     """
 
-    def __init__(self, run: Function, small: SmallEquation, place: Place, replayed: Replayed):
+    def __init__(self, run: Function, small: SmallEquation, position: Position, replayed: Replayed):
         self._run = run
         self._small = small
-        self._place = place
+        self._position = position
         self._replayed = replayed
         self._operands = _differentiable(small.equation.invars)
         self._results = _differentiable(small.equation.outvars)
@@ -109,7 +110,7 @@ class RuledCall:
 
     @functools.cached_property
     def _derivative(self) -> Callable[[Values], Values]:
-        return _derivative(self._small, self._place, self._replayed)
+        return _derivative(self._small, self._position, self._replayed)
 
 
 def _differentiable(variables: Sequence[Any]) -> list[int]:
@@ -122,7 +123,7 @@ def _differentiable(variables: Sequence[Any]) -> list[int]:
 
 
 def _derivative(
-    small: SmallEquation, place: Place, replayed: Replayed
+    small: SmallEquation, position: Position, replayed: Replayed
 ) -> Callable[[Values], Values]:
     """What runs the derivative of a call: of operands, then tangents of operands or cotangents of results."""
     equation = small.equation
@@ -139,13 +140,13 @@ def _derivative(
     inputs = [copies.of(axes) for axes in small.axes.operands]
     inputs += [copies.of(of_seeds[i]) for i in seeds]
     inference = Inference(())
-    inside = place.inside(equation, 0, (True,) * len(derived))
+    inside = position.inside(equation, 0, (True,) * len(derived))
     inside = inside._replace(path=())
     outputs = inference.visit_program(Program.of(program), inputs, inside)
-    ties = Ties(lambda reason: place.pin(equation, reason))
+    ties = Ties(lambda reason: position.pin(equation, reason))
     for axes, i in zip(outputs, derived, strict=True):
         ties.unify_each(axes, copies.of(of_derived[i]))
-    cut = copies.cut(small.cut, f'{equation.primitive.name} at {place.line(equation)}')
+    cut = copies.cut(small.cut, f'{equation.primitive.name} at {position.line(equation)}')
     trace = _Trace(program, inference.equations, inference.constants, inference.trips)
     return replayed(trace, cut).run
 

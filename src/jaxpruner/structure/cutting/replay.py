@@ -4,15 +4,16 @@ Each equation with an axis that gets smaller is run as its row of the table says
 traced, with their rules of derivatives. Each result has to have the shape that the cut says.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpruner.structure.analysis.axes import atoms
+from jaxpruner.structure.analysis.axes import Axis, atoms, sizes_of
 from jaxpruner.structure.analysis.live_evaluator import LiveEvaluator
-from jaxpruner.structure.analysis.records import Place, Traced
+from jaxpruner.structure.analysis.records import Position, Traced
 from jaxpruner.structure.cutting import derivatives
 from jaxpruner.structure.cutting.cut import Cut
 from jaxpruner.structure.rules import primitives
@@ -45,54 +46,55 @@ class Replay(LiveEvaluator[Any]):
 
     def run(self, arguments: Sequence[Any]) -> Values:
         """Runs the whole program."""
-        needed = (True,) * len(self.trace.program.jaxpr.outvars)
-        return self.visit_program(Program.of(self.trace.program), arguments, Place(needed=needed))
+        return self.visit_whole(self.trace.program, arguments)
 
     def constant(self, value: Any, aval: Any) -> Any:
         return value
 
-    def visit_program(self, program: Program, inputs: Sequence[Any], position: Place) -> Values:
-        constants = []
-        for value, axes in zip(program.constants, self.trace.constants[position.path], strict=True):
-            constants.append(self.cut.take(value, axes))
-        results = super().visit_program(Program(program.jaxpr, tuple(constants)), inputs, position)
-        return _where(position.needed, results)
+    def visit_program(self, program: Program, inputs: Sequence[Any], position: Position) -> Values:
+        axes_of_constants = self.trace.constants[position.path]
+        constants = map(self.cut.take, program.constants, axes_of_constants)
+        small = Program(program.jaxpr, tuple(constants))
+        results = super().visit_program(small, inputs, position)
+        return _needed_alone(position.needed, results)
 
     def unneeded(self, equation: Any) -> Values:
         return [None] * len(equation.outvars)
 
-    def visit_needed(self, equation: Any, operands: Values, position: Place) -> Values:
+    def visit_needed(self, equation: Any, operands: Values, position: Position) -> Values:
         axes = self.trace.equations[position.path]
-        if self.cut.touches((*axes.operands, *axes.results)):
+        is_missing = [operand is None for operand in operands]
+        if self.cut.touches(axes.values):
             results = super().visit_needed(equation, operands, position)
-        elif any(operand is None for operand in operands):
-            results = self._run_without(equation, operands, position)
-        else:
+        elif not any(is_missing):
             results = bind(equation, operands)
-        for value, result_axes, needed in zip(results, axes.results, position.needed, strict=True):
-            expected = self.cut.shape(result_axes)
-            if needed and jnp.shape(value) != expected:
+        elif equation.primitive.name in calls.RULED:
+            results = _run_with_zeros(equation, operands)
+        else:
+            results = super().visit_needed(equation, operands, position)
+        values = zip(results, axes.results, position.needed, strict=True)
+        for value, axes_of_result, is_needed in values:
+            if not is_needed:
+                continue
+            shape = jnp.shape(value)
+            expected = self.cut.shape(axes_of_result)
+            if shape != expected:
                 raise AssertionError(
-                    f'{equation.primitive.name} at {position.line(equation)} has a result of shape '
-                    f'{jnp.shape(value)} where the cut leaves {expected}; its rule in jaxpruner.structure is wrong'
+                    f'{equation.primitive.name} at {position.line(equation)} has a result of shape {shape} where the '
+                    f'cut leaves {expected}; its rule in jaxpruner.structure is wrong'
                 )
         return results
 
-    def _run_without(self, equation: Any, operands: Values, position: Place) -> Values:
-        """An equation that stays as it is, some of whose operands have no part in the results."""
-        if equation.primitive.name not in calls.RULED:
-            return super().visit_needed(equation, operands, position)
-        whole = []
-        for variable, operand in zip(equation.invars, operands, strict=True):
-            missing = operand is None
-            whole.append(jnp.zeros_like(variable.aval) if missing else operand)
-        return bind(equation, whole)
+    def visit_plain(self, equation: Any, operands: Values, position: Position) -> Values:
+        small = self._small(equation, position)
+        run = primitives.resized_rule(equation.primitive.name)
+        return run(small, operands)
 
-    def visit_plain(self, equation: Any, operands: Values, position: Place) -> Values:
-        small = SmallEquation(equation, self.trace.equations[position.path], self.cut)
-        return primitives.resized_rule(equation.primitive.name)(small, operands)
+    def _small(self, equation: Any, position: Position) -> SmallEquation:
+        axes = self.trace.equations[position.path]
+        return SmallEquation(equation, axes, self.cut)
 
-    def visit_call(self, call: Call, operands: Values, position: Place) -> Values:
+    def visit_call(self, call: Call, operands: Values, position: Position) -> Values:
         equation = call.equation
         inside = position.inside(equation, 0, position.needed)
 
@@ -100,68 +102,85 @@ class Replay(LiveEvaluator[Any]):
             return self.visit_program(call.program, operands, inside)
 
         if equation.primitive.name in calls.RULED:
-            small = SmallEquation(equation, self.trace.equations[position.path], self.cut)
-            ruled = derivatives.RuledCall(run, small, position, Replay)
-            return ruled(*operands)
+            small = self._small(equation, position)
+            run_by_rule = derivatives.RuledCall(run, small, position, Replay)
+            return run_by_rule(*operands)
         return calls.run_call(equation, run, operands)
 
-    def visit_scan(self, scan: Scan, operands: Values, position: Place) -> Values:
+    def visit_scan(self, scan: Scan, operands: Values, position: Position) -> Values:
         constants, carried, sliced = scan.split(operands)
         inside = position.in_scan(scan)
         params = scan.equation.params
+        trips = self.trace.trips[position.path]
+        has_lists = self.cut.has_lists_of(atoms(trips))
+        trips_that_stay = None
+        if has_lists:
+            trips_that_stay = self.cut.take(jnp.arange(scan.length), (trips,))
 
-        all_trips = self.trace.trips[position.path]
-        numbers = self.cut.take(jnp.arange(scan.length), (all_trips,))  # of the trips that stay
-        trips = atoms(all_trips)
-        has_lists = self.cut.has_lists_of(trips)
-
-        def body(carried: Values, elements: Any) -> tuple[Values, Values]:
-            elements, trip = elements
-            inner = self
-            if has_lists:
-                indices = jnp.unravel_index(trip, [each.size for each in trips])
-                cut = self.cut.inside(dict(zip(trips, indices, strict=True)))
-                inner = Replay(self.trace, cut)
-            results = inner.visit_program(scan.body, [*constants, *carried, *elements], inside)
+        def body(carried: Values, slices_and_trip: Any) -> tuple[Values, Values]:
+            slices, trip = slices_and_trip
+            run = self._in_trip(trips, trip) if has_lists else self
+            results = run.visit_program(scan.body, [*constants, *carried, *slices], inside)
             return scan.split_results(results)
 
         carried, stacked = lax.scan(
             body,
-            _where(inside.needed[: scan.carried], carried),
-            (sliced, numbers if has_lists else None),
-            self.cut.size(all_trips),
+            _needed_alone(inside.needed[: scan.carried], carried),
+            (sliced, trips_that_stay),
+            self.cut.size(trips),
             scan.reverse,
             params['unroll'],
             params.get('_split_transpose', False),
         )
         return carried + stacked
 
-    def visit_while(self, loop: While, operands: Values, position: Place) -> Values:
+    def _in_trip(self, trips: Axis, trip: Any) -> 'Replay':
+        """A run of the body of a scan, in which channels stay that are listed for this trip."""
+        trip_atoms = atoms(trips)
+        indices = jnp.unravel_index(trip, sizes_of(trip_atoms))
+        index_of = dict(zip(trip_atoms, indices, strict=True))
+        return Replay(self.trace, self.cut.inside(index_of))
+
+    def visit_while(self, loop: While, operands: Values, position: Position) -> Values:
         condition_constants, body_constants, carried = loop.split(operands)
         in_condition, in_body = position.in_condition(loop), position.in_body(loop)
 
         def condition(carried: Values) -> Any:
-            (again,) = self.visit_program(
-                loop.condition, condition_constants + carried, in_condition
-            )
+            inputs = condition_constants + carried
+            (again,) = self.visit_program(loop.condition, inputs, in_condition)
             return again
 
         def body(carried: Values) -> Values:
             return self.visit_program(loop.body, body_constants + carried, in_body)
 
-        return lax.while_loop(condition, body, _where(in_body.needed, carried))
+        initial = _needed_alone(in_body.needed, carried)
+        return lax.while_loop(condition, body, initial)
 
-    def visit_cond(self, cond: Cond, operands: Values, position: Place) -> Values:
+    def visit_cond(self, cond: Cond, operands: Values, position: Position) -> Values:
         index, *values = operands
 
-        def branch(number: int) -> Any:
+        def run(number: int, branch: Program, *values: Any) -> Values:
             inside = position.inside(cond.equation, number, position.needed)
-            return lambda *values: self.visit_program(cond.branches[number], values, inside)
+            return self.visit_program(branch, values, inside)
 
-        branches = [branch(number) for number in range(len(cond.branches))]
+        branches = []
+        for number, branch in enumerate(cond.branches):
+            branches.append(functools.partial(run, number, branch))
         return lax.switch(index, branches, *values)
 
 
-def _where(needed: Sequence[bool], values: Sequence[Any]) -> Values:
+def _run_with_zeros(equation: Any, operands: Values) -> Values:
+    """Runs an equation with zeros for operands that have no part in the results."""
+    whole = []
+    for variable, operand in zip(equation.invars, operands, strict=True):
+        is_missing = operand is None
+        whole.append(jnp.zeros_like(variable.aval) if is_missing else operand)
+    return bind(equation, whole)
+
+
+def _needed_alone(needed: Sequence[bool], values: Sequence[Any]) -> Values:
     """The values that are needed, `None` for others."""
-    return [value if keep else None for value, keep in zip(values, needed, strict=True)]
+    needed_values = []
+    for value, is_needed in zip(values, needed, strict=True):
+        needed_values.append(value if is_needed else None)
+    return needed_values

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.structure.cutting import blocks as blocks_lib
-from jaxpruner.structure.cutting.blocks import Block
+from jaxpruner.structure.cutting import additions as additions_lib
+from jaxpruner.structure.cutting.blocks import Block, find_additions
 from jaxpruner.structure.cutting.verifying import Verification, coarsest_precision, compare
-from jaxpruner.structure.programs import Model, ModelProgram, shape_of_leaf
+from jaxpruner.structure.programs import Model, ModelProgram, shape_of_leaf, signature
 
 
 def chosen_blocks(
@@ -28,7 +28,8 @@ def chosen_blocks(
     chosen = []
     for name in names:
         if name not in blocks:
-            raise KeyError(f'there is no residual block {name!r}; {tree_lib.nearest(name, blocks)}')
+            nearest = tree_lib.nearest(name, blocks)
+            raise KeyError(f'there is no residual block {name!r}; {nearest}')
         block = blocks[name]
         if not (block.exact or allow_inexact):
             raise ValueError(
@@ -47,7 +48,8 @@ def drop(tree: tree_lib.PyTree, blocks: Iterable[Block]) -> tree_lib.PyTree:
     paths, leaves, treedef = tree_lib.flatten_with_paths(tree)
     kept = []
     for path, leaf in zip(paths, leaves, strict=True):
-        is_dropped = any(path[start:] in dropped for start in range(len(path)))
+        ends = [path[start:] for start in range(len(path))]
+        is_dropped = not dropped.isdisjoint(ends)
         kept.append(None if is_dropped else leaf)
     return jax.tree.unflatten(treedef, kept)
 
@@ -57,13 +59,16 @@ def without_blocks(model: Model, blocks: Sequence[Block]) -> Any:
     programs = []
     for program in model.programs:
         examples = program.examples
+        if examples is not None:
+            examples = _drop_from_state(program, examples, blocks)
         shallow = program._replace(
             apply_fn=ShallowApply(program, model.params, blocks),
             arguments=_drop_from_state(program, program.arguments, blocks),
-            examples=examples and _drop_from_state(program, examples, blocks),
+            examples=examples,
         )
         programs.append(shallow)
-    return model.analyse(drop(model.params, blocks), programs)
+    params = drop(model.params, blocks)
+    return model.analyse(params, programs)
 
 
 def _drop_from_state(
@@ -71,7 +76,8 @@ def _drop_from_state(
 ) -> tuple[Any, ...]:
     if not program.has_state:
         return arguments
-    return drop(arguments[0], blocks), *arguments[1:]
+    state, *inputs = arguments
+    return drop(state, blocks), *inputs
 
 
 def verify_without_blocks(
@@ -79,24 +85,27 @@ def verify_without_blocks(
 ) -> list[Verification]:
     """Compares each program that has arrays for arguments with itself without some blocks."""
     dropped = drop(params, blocks)
-    kept = tree_lib.leaves_like(jax.tree.structure(params), dropped)
-    leaves = []
-    for leaf, rest in zip(jax.tree.leaves(params), kept, strict=True):
-        leaves.append(jnp.zeros_like(leaf) if rest is None else leaf)
-    zeroed = jax.tree.unflatten(jax.tree.structure(params), leaves)
+    leaves, treedef = jax.tree.flatten(params)
+    for i, kept in enumerate(tree_lib.leaves_like(treedef, dropped)):
+        if kept is None:
+            leaves[i] = jnp.zeros_like(leaves[i])
+    zeroed = jax.tree.unflatten(treedef, leaves)
     verifications = []
     for program in model.programs:
-        if program.examples is None:
+        examples = program.examples
+        if examples is None:
             continue
-        small = ShallowApply(program, model.params, blocks)
+        small_examples = _drop_from_state(program, examples, blocks)
+        run_whole = jax.jit(program.apply_fn)
+        run_small = jax.jit(ShallowApply(program, model.params, blocks))
         with jax.default_matmul_precision('highest'):
-            whole = jax.jit(program.apply_fn)
-            precision = coarsest_precision(jax.make_jaxpr(whole)(params, *program.examples).jaxpr)
-            arguments = _drop_from_state(program, program.examples, blocks)
-            before = jax.tree.leaves(whole(params, *program.examples))
-            without = jax.tree.leaves(whole(zeroed, *program.examples))
-            after = jax.tree.leaves(jax.jit(small)(dropped, *arguments))
-        verifications.append(compare(before, without, after, precision))
+            traced = jax.make_jaxpr(run_whole)(params, *examples)
+            whole = jax.tree.leaves(run_whole(params, *examples))
+            without = jax.tree.leaves(run_whole(zeroed, *examples))
+            small = jax.tree.leaves(run_small(dropped, *small_examples))
+        precision = coarsest_precision(traced.jaxpr)
+        verification = compare(whole, without, small, precision)
+        verifications.append(verification)
     return verifications
 
 
@@ -114,46 +123,53 @@ class ShallowApply:
         self._program = program
         self._params = params  # shapes, with the blocks
         self._blocks = blocks
-        self._programs: dict[Hashable, tuple[Any, Any]] = {}
+        self._programs: dict[Hashable, _ShallowProgram] = {}
 
     def __call__(self, params: tree_lib.PyTree, *arguments: Any) -> Any:
         """Runs the program with parameters, and a state, in which the leaves of the blocks are `None`."""
-        whole = _Filled(self._params, params)
-        has_state = self._program.has_state
-        state = _Filled(self._program.state, arguments[0] if has_state else ())
-        rest = arguments[has_state:]
-        shapes = (whole.shapes, state.shapes, jax.tree.map(shape_of_leaf, rest))
-        program, results = self._traced(shapes)
-        inputs = [*whole.values, *state.values, *jax.tree.leaves(rest)]
-        return jax.tree.unflatten(results, blocks_lib.run(program, inputs))
+        state, inputs = self._program.split(arguments)
+        filled_params = _Filled(self._params, params)
+        filled_state = _Filled(self._program.state, state)
+        shapes_of_inputs = jax.tree.map(shape_of_leaf, inputs)
+        shallow = self._traced(filled_params.shapes, filled_state.shapes, shapes_of_inputs)
+        leaves = [*filled_params.values, *filled_state.values, *jax.tree.leaves(inputs)]
+        results = additions_lib.run(shallow.program, leaves)
+        return jax.tree.unflatten(shallow.results, results)
 
-    def _traced(self, shapes: tuple[Any, Any, Any]) -> tuple[Any, Any]:
-        """The program without the blocks at these shapes, and the structure of its results."""
-        leaves, treedef = jax.tree.flatten(shapes)
-        key = treedef, tuple([(leaf.shape, leaf.dtype) for leaf in leaves])
+    def _traced(self, params: Any, state: Any, inputs: Any) -> '_ShallowProgram':
+        """The program without the blocks at these shapes."""
+        key = signature((params, state, inputs))
         if key in self._programs:
             return self._programs[key]
-        params, state, inputs = shapes
         arguments = (state, *inputs) if self._program.has_state else inputs
         trace = jax.make_jaxpr(self.whole, return_shape=True)
         program, results = trace(params, *arguments)
         paths = _Paths(_paths_of(params), _paths_of(state))
-        additions = blocks_lib.find_additions(program.jaxpr, paths, self._blocks)
-        traced = blocks_lib.without(program, additions), jax.tree.structure(results)
+        additions = find_additions(program.jaxpr, paths, self._blocks)
+        shallow_program = additions_lib.without(program, additions)
+        shallow = _ShallowProgram(shallow_program, jax.tree.structure(results))
         if not tree_lib.has_traced(program.consts):  # what the model closes over may be gone later
-            self._programs[key] = traced
-        return traced
+            self._programs[key] = shallow
+        return shallow
+
+
+class _ShallowProgram(NamedTuple):
+    """A traced program without some blocks, and the structure of its results."""
+
+    program: Any
+    results: Any
 
 
 class _Paths(NamedTuple):
-    """A `blocks.LeafPaths`."""
+    """An `additions.LeafPaths`."""
 
     paths: Sequence[tree_lib.Path]
     state_paths: Sequence[tree_lib.Path]
 
 
 def _paths_of(tree: tree_lib.PyTree) -> list[tree_lib.Path]:
-    return tree_lib.flatten_with_paths(tree)[0]
+    paths, _, _ = tree_lib.flatten_with_paths(tree)
+    return paths
 
 
 class _Filled:
@@ -167,12 +183,15 @@ class _Filled:
     def __init__(self, whole: tree_lib.PyTree, tree: tree_lib.PyTree):
         own, treedef = jax.tree.flatten(whole)
         self.values = tree_lib.leaves_like(treedef, tree)
-        dtypes: dict[Any, Any] = {}
+        new_dtypes: dict[Any, Any] = {}
         for leaf, value in zip(own, self.values, strict=True):
             if value is not None:
-                dtypes.setdefault(leaf.dtype, jnp.result_type(value))
+                new_dtypes.setdefault(leaf.dtype, jnp.result_type(value))
         shapes = []
         for leaf, value in zip(own, self.values, strict=True):
-            missing = jax.ShapeDtypeStruct(leaf.shape, dtypes.get(leaf.dtype, leaf.dtype))
-            shapes.append(missing if value is None else shape_of_leaf(value))
+            if value is None:
+                dtype = new_dtypes.get(leaf.dtype, leaf.dtype)
+                shapes.append(jax.ShapeDtypeStruct(leaf.shape, dtype))
+            else:
+                shapes.append(shape_of_leaf(value))
         self.shapes = jax.tree.unflatten(treedef, shapes)

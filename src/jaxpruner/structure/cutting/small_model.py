@@ -12,7 +12,7 @@ from jaxpruner.structure.analysis.records import Trace
 from jaxpruner.structure.cutting.cut import Cut
 from jaxpruner.structure.cutting.keeping import Keep, check_keep
 from jaxpruner.structure.cutting.replay import Replay
-from jaxpruner.structure.programs import ModelProgram, shape_of_leaf
+from jaxpruner.structure.programs import ModelProgram, shape_of_leaf, signature
 
 
 class SmallApply:
@@ -28,9 +28,8 @@ class SmallApply:
         self._keep = dict(keep)
         self._allow_inexact = allow_inexact
         self._program: ModelProgram = graph.model.programs[number]
-        self._graphs: dict[Hashable, Any] = {
-            _signature(graph.model.params, self._program.arguments): graph
-        }
+        shapes = (graph.model.params, self._program.arguments)
+        self._graphs: dict[Hashable, Any] = {signature(shapes): graph}
 
     @property
     def program(self) -> Any:
@@ -44,27 +43,32 @@ class SmallApply:
           params: what `ChannelGraph.shrink` made of the parameters.
           *arguments: as the program takes them; a state is what `shrink` made of it, or what the last call returned.
         """
-        if self._program.has_state and not arguments:
+        has_state = self._program.has_state
+        if has_state and not arguments:
             raise TypeError(f'{self._program.name} takes a state after the parameters, got none')
         graph = self._graph_of(params, arguments)
-        trace, cut = self._cut(graph)
+        trace: Trace = graph.traces[self._number]
+        cut = self._cut(graph)
         check_small(params, trace.paths, trace.leaves, cut)
-        if self._program.has_state:
+        if has_state:
             check_small(arguments[0], trace.state_paths, trace.states, cut)
-        results = Replay(trace, cut).run(jax.tree.leaves((params, arguments)))
-        return jax.tree.unflatten(graph.model.programs[self._number].results, results)
+        leaves = jax.tree.leaves((params, arguments))
+        results = Replay(trace, cut).run(leaves)
+        structure = graph.model.programs[self._number].results
+        return jax.tree.unflatten(structure, results)
 
     def cut_results(self, results: Any) -> list[Any]:
         """The leaves of the whole program's results, of which a state that comes back is cut along."""
-        trace, cut = self._cut(self._graph)
+        trace: Trace = self._graph.traces[self._number]
+        cut = self._cut(self._graph)
         leaves = jax.tree.leaves(results)
         for number, leaf in trace.returned.items():
-            leaves[number] = cut.take(leaves[number], trace.states[leaf])
+            axes = trace.states[leaf]
+            leaves[number] = cut.take(leaves[number], axes)
         return leaves
 
-    def _cut(self, graph: Any) -> tuple[Trace, Cut]:
-        cut = check_keep(graph.groups, self._keep, self._allow_inexact)
-        return graph.traces[self._number], cut
+    def _cut(self, graph: Any) -> Cut:
+        return check_keep(graph.groups, self._keep, self._allow_inexact)
 
     def _graph_of(self, params: tree_lib.PyTree, arguments: tuple[Any, ...]) -> Any:
         """Returns the graph of these structures, dtypes and shapes; traces the model if they are new."""
@@ -72,21 +76,25 @@ class SmallApply:
         whole = _with_dtypes(model.params, params)
         shapes = jax.tree.map(shape_of_leaf, arguments)
         if self._program.has_state:
-            shapes = (self._whole_state(shapes[0]), *shapes[1:])
-        key = _signature(whole, shapes)
-        if key not in self._graphs:
-            program = self._program._replace(arguments=shapes, examples=None)
-            graph = model.with_program(self._number, whole, program)
-            if tree_lib.has_traced(graph.traces[self._number].program.consts):
-                return graph  # what the model closes over lives no longer than this call
+            state, *inputs = shapes
+            shapes = (self._whole_state(state), *inputs)
+        key = signature((whole, shapes))
+        if key in self._graphs:
+            return self._graphs[key]
+        program = self._program._replace(arguments=shapes, examples=None)
+        graph = model.with_program(self._number, whole, program)
+        constants = graph.traces[self._number].program.consts
+        if not tree_lib.has_traced(constants):  # what the model closes over may be gone later
             self._graphs[key] = graph
-        return self._graphs[key]
+        return graph
 
     def _whole_state(self, state: tree_lib.PyTree) -> tree_lib.PyTree:
         """The shapes that a state had before the cut; along axes that are not cut it may have any size."""
-        trace, cut = self._cut(self._graph)
+        trace: Trace = self._graph.traces[self._number]
+        cut = self._cut(self._graph)
         leaves, treedef = jax.tree.flatten(state)
-        check_structure('state', treedef, jax.tree.structure(self._program.state))
+        expected = jax.tree.structure(self._program.state)
+        check_structure('state', treedef, expected)
         whole = []
         for leaf, axes in zip(leaves, trace.states, strict=True):
             shape = list(leaf.shape)
@@ -101,11 +109,14 @@ def check_small(
     tree: tree_lib.PyTree, paths: Sequence[tree_lib.Path], axes_of_leaves: Sequence[Axes], cut: Cut
 ) -> None:
     """Refuses parameters or a state of other shapes than a cut leaves."""
-    for path, leaf, axes in zip(paths, jax.tree.leaves(tree), axes_of_leaves, strict=True):
-        if jnp.shape(leaf) != cut.shape(axes):
+    leaves = jax.tree.leaves(tree)
+    for path, leaf, axes in zip(paths, leaves, axes_of_leaves, strict=True):
+        shape = jnp.shape(leaf)
+        expected = cut.shape(axes)
+        if shape != expected:
             raise ValueError(
-                f'{tree_lib.path_string(path)} has shape {jnp.shape(leaf)} where the smaller model has '
-                f'{cut.shape(axes)}; give what graph.shrink(params, keep) returns'
+                f'{tree_lib.path_string(path)} has shape {shape} where the smaller model has {expected}; give what '
+                'graph.shrink(params, keep) returns'
             )
 
 
@@ -121,14 +132,10 @@ def check_structure(what: str, given: Any, own: Any) -> None:
 def _with_dtypes(whole: tree_lib.PyTree, params: tree_lib.PyTree) -> tree_lib.PyTree:
     """The shapes of the whole model's parameters with the dtypes of those of the smaller one."""
     leaves, treedef = jax.tree.flatten(whole)
-    given, structure = jax.tree.flatten(params)
+    small_leaves, structure = jax.tree.flatten(params)
     check_structure('tree of parameters', structure, treedef)
     shapes = []
-    for leaf, other in zip(leaves, given, strict=True):
-        shapes.append(jax.ShapeDtypeStruct(leaf.shape, jnp.result_type(other)))
+    for leaf, small_leaf in zip(leaves, small_leaves, strict=True):
+        dtype = jnp.result_type(small_leaf)
+        shapes.append(jax.ShapeDtypeStruct(leaf.shape, dtype))
     return jax.tree.unflatten(treedef, shapes)
-
-
-def _signature(params: tree_lib.PyTree, arguments: tuple[Any, ...]) -> Hashable:
-    leaves, treedef = jax.tree.flatten((params, arguments))
-    return treedef, tuple([(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves])

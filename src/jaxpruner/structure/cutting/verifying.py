@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -68,29 +68,31 @@ def compare(
     """
     error = max(map(_distance, zeroed, small), default=0.0)
     change = max(map(_distance, whole, zeroed), default=0.0)
-    precisions = [precision]
+    coarsest = precision
     largest = 0.0
     for result in zeroed:
         if jnp.issubdtype(result.dtype, jnp.inexact):
-            precisions.append(_precision(result.dtype))
+            coarsest = max(coarsest, _precision(result.dtype))
             largest = max(largest, _largest(_doubles(result)))
-    coarsest = max(precisions)
-    return Verification(error, change, coarsest**0.5, 1000 * coarsest * largest)
+    tolerance = coarsest**0.5
+    rounding = 1000 * coarsest * largest
+    return Verification(error, change, tolerance, rounding)
 
 
 def coarsest_precision(jaxpr: Any) -> float:
     """The relative precision of the coarsest floating dtype in which a program computes."""
-    precisions = [0.0]
+    coarsest = 0.0
     for equation in jaxpr.eqns:
         for variable in equation.outvars:
             dtype = getattr(variable.aval, 'dtype', None)
             if dtype is not None and jnp.issubdtype(dtype, jnp.inexact):
-                precisions.append(_precision(dtype))
-        for parameter in jax.tree.leaves(list(equation.params.values())):
+                coarsest = max(coarsest, _precision(dtype))
+        parameters = list(equation.params.values())
+        for parameter in jax.tree.leaves(parameters):
             inner = getattr(parameter, 'jaxpr', parameter)
             if hasattr(inner, 'eqns'):
-                precisions.append(coarsest_precision(inner))
-    return max(precisions)
+                coarsest = max(coarsest, coarsest_precision(inner))
+    return coarsest
 
 
 def _precision(dtype: Any) -> float:
@@ -110,23 +112,30 @@ def _largest(array: np.ndarray) -> float:
 def _distance(first: Any, second: Any) -> float:
     """The largest difference; infinite where only one is finite."""
     first, second = _doubles(first), _doubles(second)
-    same = (first == second) | (np.isnan(first) & np.isnan(second))
+    both_nan = np.isnan(first) & np.isnan(second)
+    is_same = (first == second) | both_nan
     with np.errstate(invalid='ignore'):
-        differences = np.where(same, 0, np.abs(first - second))
-    return float(np.nan_to_num(differences, nan=np.inf, posinf=np.inf).max(initial=0.0))
+        differences = np.where(is_same, 0, np.abs(first - second))
+    finite_or_infinite = np.nan_to_num(differences, nan=np.inf, posinf=np.inf)
+    return float(finite_or_infinite.max(initial=0.0))
+
+
+class Versions(NamedTuple):
+    """The arguments of the whole model as they are, with zeros at removed channels, and cut."""
+
+    whole: Sequence[Any]
+    zeroed: Sequence[Any]
+    small: Sequence[Any]
 
 
 def verify(
-    apply_fn: Callable[..., Any], small_apply: SmallApply, versions: Sequence[Sequence[Any]]
+    apply_fn: Callable[..., Any], small_apply: SmallApply, versions: Versions
 ) -> Verification:
-    """Runs both models.
-
-    Args:
-      apply_fn: of the whole model.
-      small_apply: of the smaller one.
-      versions: the arguments of the model as they are, zeroed, and cut.
-    """
-    whole = jax.jit(apply_fn)
-    results = [small_apply.cut_results(whole(*arguments)) for arguments in versions[:2]]
-    results.append(jax.tree.leaves(jax.jit(small_apply)(*versions[2])))
-    return compare(*results, precision=coarsest_precision(small_apply.program))
+    """Runs the whole model twice, and the smaller one."""
+    run_whole = jax.jit(apply_fn)
+    run_small = jax.jit(small_apply)
+    whole = small_apply.cut_results(run_whole(*versions.whole))
+    zeroed = small_apply.cut_results(run_whole(*versions.zeroed))
+    small = jax.tree.leaves(run_small(*versions.small))
+    precision = coarsest_precision(small_apply.program)
+    return compare(whole, zeroed, small, precision)

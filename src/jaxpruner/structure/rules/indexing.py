@@ -6,8 +6,9 @@ index says nothing there.
 
 from collections.abc import Sequence
 
-from jaxpruner.structure.analysis.axes import Axes, Axis, Ties, atom, new_axes, pick, sizes_of
+from jaxpruner.structure.analysis.axes import Axes, Axis, atom, new_axes, pick, sizes_of
 from jaxpruner.structure.analysis.records import EquationTies, Row
+from jaxpruner.structure.analysis.ties import Ties
 from jaxpruner.structure.rules import moving_fills, resizing
 from jaxpruner.structure.rules.scatter_axes import ScatterAxes
 from jaxpruner.uses.indexing_rules import GatherAxes

@@ -21,6 +21,12 @@ ROWS: dict[str, Row] = {
 }
 
 
+def makes_from_nothing(name: str) -> bool:
+    """Whether a primitive makes values without operands, such as `iota`."""
+    row = ROWS.get(name)
+    return row is not None and row.resized is resizing.from_nothing
+
+
 def fills_rule(name: str) -> Callable[..., list[Any]]:
     """What a primitive makes of removed channels."""
     if name not in ROWS:

@@ -44,16 +44,23 @@ def changed(value: Any, changes: Mapping[Location, Value]) -> Any:
         return value
     if () in changes:
         return changes[()]
-    inner = {}
+    new_entries = {}
     for key, entry in _entries(value):
-        below = {}
-        for location, number in changes.items():
-            if location[0] == key:
-                below[location[1:]] = number
-        inner[key] = changed(entry, below)
+        changes_of_entry = {}
+        for (first, *rest), number in changes.items():
+            if first == key:
+                changes_of_entry[tuple(rest)] = number
+        new_entries[key] = changed(entry, changes_of_entry)
+    return _rebuilt(value, new_entries)
+
+
+def _rebuilt(value: Any, entries: Mapping[Any, Any]) -> Any:
+    """A mapping, sequence or dataclass of the same type with other entries."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.replace(value, **inner)
-    kind: Any = type(value)
+        return dataclasses.replace(value, **entries)
+    constructor: Any = type(value)
     if isinstance(value, Mapping):
-        return kind(inner)
-    return kind(*inner.values()) if hasattr(value, '_fields') else kind(inner.values())
+        return constructor(entries)
+    if hasattr(value, '_fields'):  # a named tuple
+        return constructor(*entries.values())
+    return constructor(entries.values())

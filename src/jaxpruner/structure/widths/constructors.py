@@ -11,7 +11,7 @@ at; where nothing is left to try, the last change is taken back.
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -22,13 +22,21 @@ from jaxpruner.structure.cutting.cut import Cut
 from jaxpruner.structure.cutting.keeping import Keep, check_keep
 from jaxpruner.structure.graph import ChannelGraph
 from jaxpruner.structure.widths.argument_numbers import Location, Value, changed, numbers_in
+from jaxpruner.structure.widths.built_shapes import (
+    Build,
+    Mismatch,
+    ModuleInShapes,
+    Shape,
+    Shapes,
+    build_in_shapes,
+    differences,
+    mismatches,
+    shapes_of,
+)
 from jaxpruner.structure.widths.old_numbers import OldNumbers
 from jaxpruner.structure.widths.source_models import find_old_numbers
 
-Shape = tuple[int, ...]
-Shapes = Mapping[str, Shape]
-# `(**arguments)` -> apply function, parameters.
-Build = Callable[..., tuple[Callable[..., Any], tree_lib.PyTree]]
+_Change = tuple[Location, Value]
 _Changes = dict[Location, Value]
 # How often a module is built before the search gives up.
 _MOST_BUILDS = 150
@@ -67,12 +75,10 @@ class ConstructorArguments:
         for name, (before, after) in self.changes.items():
             lines.append(f'{name}: {before} -> {after}')
         if self.different:
+            failure = 'no arguments make the smaller model'
             if self.gave_up:
-                lines.append(
-                    f'no arguments were found in {_MOST_BUILDS} trials; with these it differs:'
-                )
-            else:
-                lines.append('no arguments make the smaller model; with these it differs:')
+                failure = f'no arguments were found in {_MOST_BUILDS} trials'
+            lines.append(f'{failure}; with these it differs:')
             lines += [f'  {line}' for line in self.different]
         return '\n'.join(lines) or 'no argument changes'
 
@@ -112,10 +118,10 @@ def constructor_arguments(
     ...     params = {'up': jnp.zeros((inputs, hidden)), 'down': jnp.zeros((hidden, 2))}
     ...     return (lambda p, x: jnp.tanh(x @ p['up']) @ p['down']), params
     >>> graph = channel_groups(*build(8, 8), jnp.ones((5, 8)))
-    >>> found = constructor_arguments(build, {'inputs': 8, 'hidden': 8}, graph, {'up[1]': [0, 3, 5]})
-    >>> print(found)
+    >>> changed = constructor_arguments(build, {'inputs': 8, 'hidden': 8}, graph, {'up[1]': [0, 3, 5]})
+    >>> print(changed)
     hidden: 8 -> 3
-    >>> found.arguments
+    >>> changed.arguments
     {'inputs': 8, 'hidden': 3}
     """
     cut = check_keep(graph.groups, keep, allow_inexact)
@@ -123,7 +129,7 @@ def constructor_arguments(
     whole: dict[str, Shape] = {}
     for name, axes in search.axes.items():
         whole[name] = tuple([axis.size for axis in axes])
-    for line in _differences(_shapes_of(build, arguments), whole):
+    for line in differences(shapes_of(build, arguments), whole):
         raise ValueError(
             f'build(**arguments) does not give the parameters of the graph: {line}; give the arguments of the model '
             'that channel_groups got'
@@ -132,17 +138,8 @@ def constructor_arguments(
     return search.result()
 
 
-class _Mismatch(NamedTuple):
-    """An axis that has not the length that it is to have."""
-
-    leaf: str
-    axis: int
-    length: int
-    target: int
-
-
-class _Found(NamedTuple):
-    """What a module with changed arguments still differs by."""
+class _Trial(NamedTuple):
+    """Changed arguments, and what a module that is built with them still differs by."""
 
     changes: _Changes
     different: tuple[str, ...]
@@ -160,11 +157,11 @@ class _Search:
         self._arguments = arguments
         self._graph = graph
         self._cut = cut
-        self._target = {name: cut.shape(axes) for name, axes in self.axes.items()}
+        self._target: Shapes = {name: cut.shape(axes) for name, axes in self.axes.items()}
         self._numbers = dict(numbers_in(arguments))
         self._built: dict[frozenset[Any], Shapes | None] = {}
         self._gone_through: set[frozenset[Any]] = set()
-        self._best: _Found | None = None
+        self._best: _Trial | None = None
         self._gave_up = False
 
     def run(self, changes: _Changes) -> bool:
@@ -174,19 +171,20 @@ class _Search:
         if key in self._gone_through or shapes is None:
             return False
         self._gone_through.add(key)
-        found = self._look(changes, shapes)
-        if self._best is None or len(found.different) < len(self._best.different):
-            self._best = found
-        if not found.different:
+        trial = self._try(changes, shapes)
+        if self._best is None or len(trial.different) < len(self._best.different):
+            self._best = trial
+        if not trial.different:
             return True
         # Axes that are to get the same length mostly come from the same number.
-        lengths: dict[tuple[int, int], _Mismatch] = {}
-        for mismatch in _mismatches(shapes, self._target):
-            lengths.setdefault((mismatch.length, mismatch.target), mismatch)
-        for mismatch in lengths.values():
+        by_lengths: dict[tuple[int, int], Mismatch] = {}
+        for mismatch in mismatches(shapes, self._target):
+            lengths = mismatch.length, mismatch.target
+            by_lengths.setdefault(lengths, mismatch)
+        for mismatch in by_lengths.values():
             for further in self._candidates(mismatch, changes):
-                longer = {**changes, **further}
-                if self._repairs(longer, mismatch) and self.run(longer):
+                more_changes = {**changes, **further}
+                if self._repairs(more_changes, mismatch) and self.run(more_changes):
                     return True
         return False
 
@@ -201,31 +199,34 @@ class _Search:
         gave_up = self._gave_up and bool(different)
         return ConstructorArguments(arguments, named, different, old_numbers, gave_up)
 
-    def _look(self, changes: _Changes, shapes: Shapes) -> _Found:
-        different = tuple(_differences(shapes, self._target))
+    def _try(self, changes: _Changes, shapes: Shapes) -> _Trial:
+        """Compares the shapes, and then the programs."""
+        different = tuple(differences(shapes, self._target))
         if different:
-            return _Found(changes, different, None)
+            return _Trial(changes, different, None)
         arguments = changed(self._arguments, changes)
         try:
-            old_numbers = self._compare(*_built_in_shapes(self._build, arguments))
-        except (
-            jax.errors.UnexpectedTracerError
-        ):  # the function closes over values that building has made
-            old_numbers = self._compare(*self._build(**arguments))
-        except (
-            Exception
-        ) as error:  # the function's own, such as of attributes that do not fit together
-            return _Found(changes, (f'its function raises {error!r}',), None)
+            module = build_in_shapes(self._build, arguments)
+            old_numbers = self._compare(module)
+        except jax.errors.UnexpectedTracerError:
+            # The function closes over values that building has made.
+            apply_fn, params = self._build(**arguments)
+            old_numbers = self._compare(ModuleInShapes(apply_fn, params))
+        except Exception as error:
+            # The function's own, such as of attributes that do not fit together.
+            return _Trial(changes, (f'its function raises {error!r}',), None)
         if old_numbers.other_difference:
             different = (f'the program has {old_numbers.other_difference}',)
-        return _Found(changes, different, old_numbers)
+        return _Trial(changes, different, old_numbers)
 
-    def _compare(self, apply_fn: Callable[..., Any], params: tree_lib.PyTree) -> OldNumbers:
+    def _compare(self, module: ModuleInShapes) -> OldNumbers:
         # Modules of some libraries have their widths in the structure of the tree.
-        structure = jax.tree.structure(params)
+        structure = jax.tree.structure(module.params)
 
         def small_fn(params: tree_lib.PyTree, *inputs: Any) -> Any:
-            return apply_fn(jax.tree.unflatten(structure, jax.tree.leaves(params)), *inputs)
+            leaves = jax.tree.leaves(params)
+            restored = jax.tree.unflatten(structure, leaves)
+            return module.apply_fn(restored, *inputs)
 
         return find_old_numbers(self._graph, self._cut, small_fn)
 
@@ -236,87 +237,49 @@ class _Search:
             if len(self._built) >= _MOST_BUILDS:
                 self._gave_up = True
                 return None
+            arguments = changed(self._arguments, changes)
             try:
-                self._built[key] = _shapes_of(self._build, changed(self._arguments, changes))
+                self._built[key] = shapes_of(self._build, arguments)
             except Exception:  # the constructor's own, for widths that do not fit
                 self._built[key] = None
         return self._built[key]
 
-    def _repairs(self, changes: _Changes, mismatch: _Mismatch) -> bool:
+    def _repairs(self, changes: _Changes, mismatch: Mismatch) -> bool:
         shapes = self._shapes(changes)
         if shapes is None or mismatch.leaf not in shapes:
             return False
         shape = shapes[mismatch.leaf]
-        return len(shape) > mismatch.axis and shape[mismatch.axis] == mismatch.target
+        has_axis = mismatch.axis < len(shape)
+        return has_axis and shape[mismatch.axis] == mismatch.target
 
-    def _candidates(self, mismatch: _Mismatch, changes: _Changes) -> Iterator[_Changes]:
+    def _candidates(self, mismatch: Mismatch, changes: _Changes) -> Iterator[_Changes]:
         """Changes of one number that may give an axis its length, the likeliest first; then of two."""
-        lengths = {mismatch.length: mismatch.target}
-        for each in atoms(
-            self.axes[mismatch.leaf][mismatch.axis]
-        ):  # such as heads, features of a head
-            lengths.setdefault(each.size, self._cut.size(each))
-        same: list[tuple[Location, Value]] = []
-        scaled: list[tuple[Location, Value]] = []
+        singles = [*self._same_as_width(mismatch, changes), *self._scaled(mismatch, changes)]
+        singles = list(dict.fromkeys(singles))
+        for location, value in singles:
+            yield {location: value}
+        for first, second in itertools.combinations(singles, 2):
+            pair = dict([first, second])
+            if len(pair) == 2:
+                yield pair
+
+    def _same_as_width(self, mismatch: Mismatch, changes: _Changes) -> Iterator[_Change]:
+        """New values of numbers that are the length of an axis, or of a part of it such as the features of a head."""
+        axis = self.axes[mismatch.leaf][mismatch.axis]
+        new_lengths = {mismatch.length: mismatch.target}
+        for atom in atoms(axis):
+            new_lengths.setdefault(atom.size, self._cut.size(atom))
         for location, original in self._numbers.items():
             before = changes.get(location, original)
-            if before in lengths:
-                same.append((location, lengths[int(before)]))
+            if before in new_lengths:
+                yield location, new_lengths[int(before)]
+
+    def _scaled(self, mismatch: Mismatch, changes: _Changes) -> Iterator[_Change]:
+        """New values of numbers that are scaled as the axis is; whole numbers stay whole."""
+        for location, original in self._numbers.items():
+            before = changes.get(location, original)
             after = before * mismatch.target / mismatch.length
             if isinstance(before, float):
-                scaled.append((location, after))
+                yield location, after
             elif after == int(after):
-                scaled.append((location, int(after)))
-        singles = list(dict.fromkeys([*same, *scaled]))
-        for location, after in singles:
-            yield {location: after}
-        for (first, one), (second, other) in itertools.combinations(singles, 2):
-            if first != second:
-                yield {first: one, second: other}
-
-
-def _built_in_shapes(
-    build: Build, arguments: Mapping[str, Any]
-) -> tuple[Callable[..., Any], tree_lib.PyTree]:
-    """The apply function of a module, and the shapes of its parameters."""
-    functions = []
-
-    def params() -> tree_lib.PyTree:
-        apply_fn, params = build(**arguments)
-        functions.append(apply_fn)
-        return params
-
-    shapes = jax.eval_shape(params)
-    return functions[-1], shapes
-
-
-def _shapes_of(build: Build, arguments: Mapping[str, Any]) -> Shapes:
-    _, tree = _built_in_shapes(build, arguments)
-    paths, leaves, _ = tree_lib.flatten_with_paths(tree)
-    shapes = {}
-    for path, leaf in zip(paths, leaves, strict=True):
-        shapes[tree_lib.path_string(path)] = tuple(leaf.shape)
-    return shapes
-
-
-def _mismatches(shapes: Shapes, target: Shapes) -> Iterator[_Mismatch]:
-    for name, shape in shapes.items():
-        expected = target.get(name, ())
-        if len(shape) == len(expected):
-            for axis, (length, wanted) in enumerate(zip(shape, expected, strict=True)):
-                if length != wanted:
-                    yield _Mismatch(name, axis, length, wanted)
-
-
-def _differences(shapes: Shapes, target: Shapes) -> Iterator[str]:
-    """A line for each difference of the shapes that a module has from those that it is to have."""
-    for name, expected in target.items():
-        if name not in shapes:
-            yield f'{name} is missing'
-        elif len(shapes[name]) != len(expected):
-            yield f'{name} has shape {shapes[name]} in place of {expected}'
-    for name in shapes:
-        if name not in target:
-            yield f'{name} is a further leaf'
-    for mismatch in _mismatches(shapes, target):
-        yield f'{mismatch.leaf}[{mismatch.axis}] has {mismatch.length} in place of {mismatch.target}'
+                yield location, int(after)

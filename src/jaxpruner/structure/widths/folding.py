@@ -22,7 +22,7 @@ from jaxpruner.structure.widths.old_numbers import (
     number_at,
     to_table,
 )
-from jaxpruner.structure.widths.scales import ScaleFlow, Unknown
+from jaxpruner.structure.widths.scales import Constant, ScaleFlow, Unknown
 
 # What a changed factor counts: a module gets another epsilon before a whole stream is scaled.
 _COSTS = {'leaf': 1.0, 'constant': 0.25, 'carried': 1e-3}
@@ -86,103 +86,135 @@ def fold(
             f'nothing can be folded into a module of another program: it has {old_numbers.other_difference}; build the '
             'module with the arguments that constructor_arguments finds'
         )
-    numbers: list[OldNumber] = []
-    left: list[OldNumber] = []
-    for number in old_numbers.numbers:
-        (numbers if _ratio(number) else left).append(number)
-    flow = ScaleFlow(trace, numbers)
+    scalable = [number for number in old_numbers.numbers if _ratio(number)]
+    left = [number for number in old_numbers.numbers if not _ratio(number)]
+    flow = ScaleFlow(trace, scalable)
     flow.run()
-    solved = _solve(flow, numbers, weights_only)
-    for number, is_folded in zip(numbers, solved.is_folded, strict=True):
+    solution = _solve(flow, scalable, weights_only)
+    for number, is_folded in zip(scalable, solution.is_folded, strict=True):
         if not is_folded:
             left.append(number)
     constants = []
-    of_leaves: dict[int, float] = {}
-    for unknown, factor in solved.factors.items():
-        if unknown.kind == 'leaf':
-            of_leaves[unknown.key] = factor
-        elif unknown.kind == 'constant':
-            equation, place, operand = flow.constants[unknown]
-            value = np.asarray(equation.invars[operand].val).item()
-            values = OldValues(value, value * factor, operand)
-            constants.append(number_at(equation, place, values, ()))
+    factors_of_leaves: dict[int, float] = {}
+    for unknown, factor in solution.factors.items():
+        if unknown.role == 'leaf':
+            factors_of_leaves[unknown.key] = factor
+        elif unknown.role == 'constant':
+            constant = flow.constants[unknown]
+            constants.append(_scaled_constant(constant, factor))
     leaves, treedef = jax.tree.flatten(params)
-    named = {}
-    for number, factor in sorted(of_leaves.items()):
-        named[tree_lib.path_string(trace.paths[number])] = factor
-        leaves[number] = leaves[number] * np.asarray(factor, leaves[number].dtype)
-    return Folded(jax.tree.unflatten(treedef, leaves), named, tuple(constants), tuple(left))
+    factors = {}
+    for number, factor in sorted(factors_of_leaves.items()):
+        name = tree_lib.path_string(trace.paths[number])
+        factors[name] = factor
+        leaf = leaves[number]
+        leaves[number] = leaf * np.asarray(factor, leaf.dtype)
+    scaled = jax.tree.unflatten(treedef, leaves)
+    return Folded(scaled, factors, tuple(constants), tuple(left))
+
+
+def _scaled_constant(constant: Constant, factor: float) -> OldNumber:
+    """A constant that the module has to get."""
+    literal = constant.equation.invars[constant.operand]
+    value = np.asarray(literal.val).item()
+    values = OldValues(value, value * factor, constant.operand)
+    return number_at(constant.equation, constant.position, values, ())
 
 
 def _ratio(number: OldNumber) -> float:
     """What the module has over what the smaller program has; 0 for tables and for other signs."""
     if number.is_table or np.size(number.new) != 1:
         return 0.0
-    before, after = float(np.asarray(number.old).item()), float(np.asarray(number.new).item())
-    return after / before if before * after > 0 else 0.0
+    before = float(np.asarray(number.old).item())
+    after = float(np.asarray(number.new).item())
+    has_same_sign = before * after > 0
+    return after / before if has_same_sign else 0.0
 
 
-class _Solved(NamedTuple):
+class _Solution(NamedTuple):
     """Whether each number is taken up, and the factors that differ from one."""
 
     is_folded: Sequence[bool]
     factors: Mapping[Unknown, float]
 
 
-def _solve(flow: ScaleFlow, numbers: Sequence[OldNumber], weights_only: bool) -> _Solved:
+class _System(NamedTuple):
+    """Linear equations for the logarithms of the factors, `matrix @ logarithms = values.sum(1)`.
+
+    Attributes:
+      columns: unknown -> its column of the matrix.
+      matrix: a row for each equation.
+      values: what each number adds to the right side, a column for each.
+    """
+
+    columns: Mapping[Unknown, int]
+    matrix: np.ndarray
+    values: np.ndarray
+
+
+def _solve(flow: ScaleFlow, numbers: Sequence[OldNumber], weights_only: bool) -> _Solution:
     """The factors, of which few differ from one."""
     ratios = list(map(_ratio, numbers))
+    system = _system(flow, ratios, weights_only)
+    solution = _least_squares(system.matrix, system.values)
+    unsolved = system.values - system.matrix @ solution
+    is_solved = np.abs(unsolved).max(axis=0, initial=0.0) <= _TOLERANCE
+    is_folded = is_solved
+    if np.abs(unsolved.sum(1)).max(initial=0.0) <= _TOLERANCE:
+        is_folded = np.ones(len(ratios), bool)  # some numbers only go together
+    # Like numbers by themselves: a solution for two sorts of them would mix what they change.
+    alike: dict[Any, list[int]] = {}
+    for i in np.flatnonzero(is_folded).tolist():
+        key = (numbers[i].line, ratios[i]) if is_solved[i] else None
+        alike.setdefault(key, []).append(i)
+    costs = _costs(system)
+    logarithms = np.zeros(len(costs))
+    for members in alike.values():
+        values = system.values[:, members].sum(1)
+        logarithms += _sparse_solution(system.matrix, values, costs)
+    is_changed = np.abs(logarithms) > _SMALL
+    logarithms = np.where(is_changed, logarithms, 0.0)
+    error = system.values @ is_folded - system.matrix @ logarithms
+    logarithms[is_changed] += _least_squares(system.matrix[:, is_changed], error)
+    factors = {}
+    for unknown, i in system.columns.items():
+        if is_changed[i]:
+            factors[unknown] = math.exp(logarithms[i])
+    return _Solution(is_folded.tolist(), factors)
+
+
+def _system(flow: ScaleFlow, ratios: Sequence[float], weights_only: bool) -> _System:
+    """The equations that a program states, each once."""
     columns: dict[Unknown, int] = {}
     for row in flow.rows:
         for unknown in row.terms:
-            is_fixed = unknown.kind == 'number' or (weights_only and unknown.kind == 'constant')
-            if not is_fixed:
+            is_fixed = weights_only and unknown.role == 'constant'
+            if unknown.role != 'number' and not is_fixed:
                 columns.setdefault(unknown, len(columns))
-    equations = np.zeros((len(flow.rows), len(columns)))
-    of_numbers = np.zeros((len(flow.rows), len(ratios)))
+    matrix = np.zeros((len(flow.rows), len(columns)))
+    values = np.zeros((len(flow.rows), len(ratios)))
     for i, row in enumerate(flow.rows):
         for unknown, coefficient in row.terms.items():
             if unknown in columns:
-                equations[i, columns[unknown]] = coefficient
-            elif unknown.kind == 'number':
-                of_numbers[i, unknown.key] = -coefficient * math.log(ratios[unknown.key])
-    together = np.unique(np.hstack([equations, of_numbers]), axis=0)
-    equations, of_numbers = np.split(together, [len(columns)], axis=1)
-    solution = _least_squares(equations, of_numbers)
-    unsolved = of_numbers - equations @ solution
-    is_folded = np.ones(len(ratios), bool)
-    if np.abs(unsolved.sum(1)).max(initial=0.0) > _TOLERANCE:
-        is_folded = np.abs(unsolved).max(axis=0, initial=0.0) <= _TOLERANCE
-    # Each kind of number by itself: a solution for two of them would mix what they change. Some only go together.
-    kinds: dict[Any, list[int]] = {}
-    for i, number in enumerate(numbers):
-        is_solved = np.abs(unsolved[:, i]).max(initial=0.0) <= _TOLERANCE
-        if is_folded[i]:
-            key = (number.line, ratios[i]) if is_solved else None
-            kinds.setdefault(key, []).append(i)
-    costs = _costs(columns, equations)
-    logarithms = np.zeros(len(columns))
-    for members in kinds.values():
-        values = of_numbers[:, members].sum(1)
-        logarithms += _sparse_solution(equations, values, costs)
-    support = np.abs(logarithms) > _SMALL
-    logarithms = np.where(support, logarithms, 0.0)
-    error = of_numbers @ is_folded - equations @ logarithms
-    logarithms[support] += _least_squares(equations[:, support], error)
-    factors = {}
-    for unknown, i in columns.items():
-        if support[i]:
-            factors[unknown] = math.exp(logarithms[i])
-    return _Solved(is_folded.tolist(), factors)
+                matrix[i, columns[unknown]] = coefficient
+            elif unknown.role == 'number':
+                logarithm = math.log(ratios[unknown.key])
+                values[i, unknown.key] = -coefficient * logarithm
+    equations = np.hstack([matrix, values])
+    equations = np.unique(equations, axis=0)
+    matrix, values = np.split(equations, [len(columns)], axis=1)
+    return _System(columns, matrix, values)
 
 
-def _costs(columns: Mapping[Unknown, int], equations: np.ndarray) -> np.ndarray:
+def _costs(system: _System) -> np.ndarray:
     """What a change of each factor counts; of one that many values depend on, such as a norm's scale, more."""
-    costs = np.zeros(len(columns))
-    uses = np.count_nonzero(equations, axis=0)
-    for unknown, i in columns.items():
+    count = len(system.columns)
+    costs = np.zeros(count)
+    uses = np.count_nonzero(system.matrix, axis=0)
+    for unknown, i in system.columns.items():
         # Of two that would do, such as queries and keys, the one that the model uses first.
-        costs[i] = _COSTS[unknown.kind] * (1 + 0.5 * uses[i] + 0.1 * i / len(columns))
+        lateness = 0.1 * i / count
+        costs[i] = _COSTS[unknown.role] * (1 + 0.5 * uses[i] + lateness)
     return costs
 
 
@@ -192,7 +224,8 @@ def _sparse_solution(equations: np.ndarray, values: np.ndarray, costs: np.ndarra
     sizes = 1 / costs
     for number in range(_ROUNDS):
         roots = np.sqrt(sizes)
-        solution = roots * _least_squares(equations * roots, values)
+        weighted = _least_squares(equations * roots, values)
+        solution = roots * weighted
         sizes = (solution**2 + 0.7**number) / costs
     return solution
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpruner.core import text_tables
-from jaxpruner.structure.analysis.records import Place
+from jaxpruner.structure.analysis.records import Position
 from jaxpruner.uses.bodies import ProgramPath
 
 
@@ -53,15 +53,17 @@ class OldValues(NamedTuple):
     operand: int | None = None
 
 
-def number_at(equation: Any, place: Place, values: OldValues, groups: tuple[str, ...]) -> OldNumber:
+def number_at(
+    equation: Any, position: Position, values: OldValues, groups: tuple[str, ...]
+) -> OldNumber:
     """A number in an equation."""
     return OldNumber(
         primitive=equation.primitive.name,
-        line=place.line(equation),
+        line=position.line(equation),
         old=values.old,
         new=values.new,
         groups=groups,
-        path=place.path,
+        path=position.path,
         operand=values.operand,
     )
 
@@ -118,19 +120,21 @@ def to_table(numbers: tuple[OldNumber, ...]) -> str:
     """The numbers as a table."""
     counts: collections.Counter[tuple[str, ...]] = collections.Counter()
     for number in numbers:
+        old, new = _short(number.old), _short(number.new)
         groups = ', '.join(number.groups)
-        values = _short(number.old), _short(number.new)
-        counts[(*values, number.primitive, groups, _short_line(number.line))] += 1
+        line = _short_line(number.line)
+        counts[old, new, number.primitive, groups, line] += 1
     rows = []
-    for (old, new, *rest), count in counts.items():
-        rows.append((old, new, str(count), *rest))
+    for (old, new, *others), count in counts.items():
+        rows.append((old, new, str(count), *others))
     return text_tables.to_text(_COLUMNS, rows)
 
 
 def _short_line(line: str) -> str:
     """The file, from where packages are or from the working directory, and the line."""
-    place = line.split(' ')[0].rpartition('site-packages/')[2]
-    return place.removeprefix(f'{os.getcwd()}/')
+    file_and_line, _, _ = line.partition(' ')
+    _, _, in_packages = file_and_line.rpartition('site-packages/')
+    return in_packages.removeprefix(f'{os.getcwd()}/')
 
 
 def _short(value: Any) -> str:
@@ -141,5 +145,7 @@ def _short(value: Any) -> str:
         return 'key'
     array = np.asarray(value)
     if array.size == 1:
-        return f'{array.item():.6g}' if array.dtype.kind in 'fiu' else str(array.item())
+        number = array.item()
+        is_real = array.dtype.kind in 'fiu'
+        return f'{number:.6g}' if is_real else str(number)
     return f'table {array.shape}'

@@ -7,33 +7,33 @@ program states linear equations between them:
     norm = x * rsqrt(mean(x * x) / D + eps) * scale
 
 If `D` becomes half of what it was, the mean is twice as large. The sum asks for twice the `eps`, the product is smaller
-by `sqrt(2)`, and is as it was once `scale` is larger by `sqrt(2)`. `Equations.solve` finds that.
+by `sqrt(2)`, and is as it was once `scale` is larger by `sqrt(2)`. `folding` finds that.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Literal
+from jax.extend import core
 
 from jaxpruner.structure.analysis import fills
 from jaxpruner.structure.analysis.live_evaluator import LiveEvaluator
-from jaxpruner.structure.analysis.records import Place, Trace
+from jaxpruner.structure.analysis.records import Position, Trace
 from jaxpruner.structure.widths.old_numbers import OldNumber
-from jaxpruner.uses.bodies import Cond, Program, Scan, While
+from jaxpruner.uses.bodies import Cond, ProgramPath, Scan, While
 
 
 class Unknown(NamedTuple):
     """An unknown factor.
 
     Attributes:
-      kind: `'leaf'` of a parameter, `'number'` of one that differs, `'constant'` of one that is added, `'carried'` of
+      role: whether it is the factor of a parameter's leaf, of a number that differs, of a constant that is added, or of
         what a loop carries.
       key: which one.
     """
 
-    kind: str
+    role: Literal['leaf', 'number', 'constant', 'carried']
     key: Any
 
 
@@ -48,20 +48,51 @@ class Scale(NamedTuple):
     terms: Mapping[Unknown, float]
     takes_any: bool = False
 
+    @classmethod
+    def of(cls, unknown: Unknown) -> 'Scale':
+        """An unknown factor by itself."""
+        return cls({unknown: 1.0})
+
+    def to_the(self, power: float) -> 'Scale':
+        """The factor of a power of the value."""
+        return _combined(self, power, ONE, 0.0)
+
+    def times(self, other: 'Scale') -> 'Scale':
+        """The factor of a product of two values."""
+        return _combined(self, 1.0, other, 1.0)
+
+    def over(self, other: 'Scale') -> 'Scale':
+        """The factor of a quotient of two values."""
+        return _combined(self, 1.0, other, -1.0)
+
 
 ONE = Scale({})
 ANY = Scale({}, takes_any=True)
 
 
-def _sum(scales: Iterable[tuple[Scale, float]]) -> Scale:
-    """The sum of some scales, each times a coefficient."""
+def _combined(first: Scale, coefficient: float, second: Scale, other: float) -> Scale:
+    """The sum of two scales, each times a coefficient."""
+    if first.takes_any or second.takes_any:
+        return ANY
     terms: dict[Unknown, float] = {}
-    for scale, coefficient in scales:
-        if scale.takes_any:
-            return ANY
+    for scale, weight in ((first, coefficient), (second, other)):
         for unknown, value in scale.terms.items():
-            terms[unknown] = terms.get(unknown, 0.0) + coefficient * value
+            terms[unknown] = terms.get(unknown, 0.0) + weight * value
     return Scale({unknown: value for unknown, value in terms.items() if value})
+
+
+class Constant(NamedTuple):
+    """Where a constant stands that the module may be built with anew.
+
+    Attributes:
+      equation: that adds it.
+      position: of the equation.
+      operand: its number among the operands.
+    """
+
+    equation: Any
+    position: Position
+    operand: int
 
 
 _SAME = frozenset(
@@ -79,8 +110,11 @@ _EQUAL = frozenset(
 )
 _COMPARING = frozenset('eq ge gt le lt ne'.split())
 _NONE = frozenset('argmax argmin iota is_finite sign'.split())
+_PRODUCTS = frozenset('conv_general_dilated dot_general mul'.split())
 _POWERS = {'sqrt': 0.5, 'rsqrt': -0.5, 'cbrt': 1 / 3, 'square': 2.0}
 _ADDING = frozenset(('add', 'sub'))
+
+Scales = list[Scale]
 
 
 class ScaleFlow(LiveEvaluator[Scale]):
@@ -97,119 +131,123 @@ class ScaleFlow(LiveEvaluator[Scale]):
 
     def __init__(self, trace: Trace, numbers: Sequence[OldNumber]):
         self.trace = trace
-        self.rows: list[Scale] = []
-        self.constants: dict[Unknown, tuple[Any, Place, int]] = {}
-        self._numbers: dict[Any, Unknown] = {}
-        for number, each in enumerate(numbers):
-            self._numbers[each.path, each.operand] = Unknown('number', number)
+        self.rows: Scales = []
+        self.constants: dict[Unknown, Constant] = {}
+        self._numbers: dict[tuple[ProgramPath, int | None], Unknown] = {}
+        for i, number in enumerate(numbers):
+            self._numbers[number.path, number.operand] = Unknown('number', i)
 
     def run(self) -> None:
         """Goes through the whole program; its results keep their factor of one."""
-        jaxpr = self.trace.program.jaxpr
-        inputs = [ONE] * len(jaxpr.invars)
+        variables = self.trace.program.jaxpr.invars
+        inputs = [ONE] * len(variables)
         for number in range(len(self.trace.leaves)):
-            if _is_inexact(jaxpr.invars[number]):
-                inputs[number] = Scale({Unknown('leaf', number): 1.0})
-        place = Place(needed=(True,) * len(jaxpr.outvars))
-        self._fix(self.visit_program(Program.of(self.trace.program), inputs, place))
+            if _is_inexact(variables[number]):
+                inputs[number] = Scale.of(Unknown('leaf', number))
+        results = self.visit_whole(self.trace.program, inputs)
+        self._fix(results)
 
     def constant(self, value: Any, aval: Any) -> Scale:
-        number = fills.of_constant(value, ((),) * len(aval.shape)).everywhere
+        no_candidates = ((),) * len(aval.shape)
+        number = fills.of_constant(value, no_candidates).everywhere
         if number is None:
             return ONE
-        return ANY if number == 0 or not np.isfinite(number) else ONE
+        stays_itself = number == 0 or not np.isfinite(number)
+        return ANY if stays_itself else ONE
 
-    def unneeded(self, equation: Any) -> list[Scale]:
+    def unneeded(self, equation: Any) -> Scales:
         return [ANY] * len(equation.outvars)
 
-    def visit_needed(self, equation: Any, operands: list[Scale], position: Place) -> list[Scale]:
+    def visit_needed(self, equation: Any, operands: Scales, position: Position) -> Scales:
+        adds = equation.primitive.name in _ADDING
         for i, variable in enumerate(equation.invars):
-            known = self._numbers.get((position.path, i))
-            if known is not None:
-                operands[i] = Scale({known: 1.0})
-            elif equation.primitive.name in _ADDING and isinstance(variable, Literal):
-                operands[i] = self._constant_added(equation, operands[i], position, i)
+            number = self._numbers.get((position.path, i))
+            if number is not None:
+                operands[i] = Scale.of(number)
+            elif adds and isinstance(variable, core.Literal) and not operands[i].takes_any:
+                # Such as an epsilon: the module may be built with another one.
+                unknown = Unknown('constant', (position.path, i))
+                self.constants[unknown] = Constant(equation, position, i)
+                operands[i] = Scale.of(unknown)
         return super().visit_needed(equation, operands, position)
 
-    def visit_plain(self, equation: Any, operands: list[Scale], position: Place) -> list[Scale]:
-        name = equation.primitive.name
-        result = ONE
-        if name in _SAME and _is_inexact(equation.outvars[0]):
-            result = operands[0]
-        elif name in _EQUAL:
-            result = self._equate(operands[1:] if name == 'select_n' else _values(name, operands))
-        elif name in _COMPARING:
-            self._equate(operands)
-        elif name in ('mul', 'dot_general', 'conv_general_dilated'):
-            result = _sum([(operands[0], 1.0), (operands[1], 1.0)])
-        elif name == 'div':
-            result = _sum([(operands[0], 1.0), (operands[1], -1.0)])
-        elif name in _POWERS:
-            result = _sum([(operands[0], _POWERS[name])])
-        elif name == 'integer_pow':
-            result = _sum([(operands[0], float(equation.params['y']))])
-        elif name == 'pow' and isinstance(equation.invars[1], Literal) and operands[1] is ONE:
-            result = _sum([(operands[0], float(equation.invars[1].val))])
-        elif name == 'optimization_barrier':
+    def visit_plain(self, equation: Any, operands: Scales, position: Position) -> Scales:
+        if equation.primitive.name == 'optimization_barrier':
             return operands
-        elif name not in _NONE:
-            self._fix(operands)
+        result = self._scale_result(equation, operands)
         return [result] * len(equation.outvars)
 
-    def visit_scan(self, scan: Scan, operands: list[Scale], position: Place) -> list[Scale]:
-        inside = position.in_scan(scan)
+    def _scale_result(self, equation: Any, operands: Scales) -> Scale:
+        """The factor of the results; states what the operation asks of its operands."""
+        name = equation.primitive.name
+        first = operands[0] if operands else ONE
+        if name in _SAME and _is_inexact(equation.outvars[0]):
+            return first
+        if name in _EQUAL:
+            return self._equate(_values_among(name, operands))
+        if name in _PRODUCTS:
+            return first.times(operands[1])
+        if name == 'div':
+            return first.over(operands[1])
+        power = _power_of(equation, operands)
+        if power is not None:
+            return first.to_the(power)
+        if name in _COMPARING:
+            self._equate(operands)
+        elif name not in _NONE:
+            self._fix(operands)
+        return ONE
+
+    def visit_scan(self, scan: Scan, operands: Scales, position: Position) -> Scales:
         constants, carried, sliced = scan.split(operands)
-        before = self._carried(carried, scan.first_carried, scan.equation, position)
-        results = self.visit_program(scan.body, [*constants, *before, *sliced], inside)
+        before = self._carried(carried, scan.equation.invars[scan.first_carried :], position)
+        inputs = [*constants, *before, *sliced]
+        results = self.visit_program(scan.body, inputs, position.in_scan(scan))
         after, stacked = scan.split_results(results)
         self._equate_each(before, after)
         return before + stacked
 
-    def visit_while(self, loop: While, operands: list[Scale], position: Place) -> list[Scale]:
+    def visit_while(self, loop: While, operands: Scales, position: Position) -> Scales:
         condition_constants, body_constants, carried = loop.split(operands)
         in_condition, in_body = position.in_condition(loop), position.in_body(loop)
-        before = self._carried(carried, loop.first_carried, loop.equation, position)
-        self._fix(self.visit_program(loop.condition, condition_constants + before, in_condition))
+        before = self._carried(carried, loop.equation.invars[loop.first_carried :], position)
+        again = self.visit_program(loop.condition, condition_constants + before, in_condition)
+        self._fix(again)
         after = self.visit_program(loop.body, body_constants + before, in_body)
         self._equate_each(before, after)
         return before
 
-    def visit_cond(self, cond: Cond, operands: list[Scale], position: Place) -> list[Scale]:
+    def visit_cond(self, cond: Cond, operands: Scales, position: Position) -> Scales:
         branches = self.visit_branches(cond, operands, position)
-        return [self._equate(scales) for scales in zip(*branches, strict=True)]
+        results = zip(*branches, strict=True)
+        return list(map(self._equate, results))
 
-    def _constant_added(self, equation: Any, scale: Scale, place: Place, operand: int) -> Scale:
-        """A constant that is added, such as an epsilon: the module may be built with another one."""
-        if scale.takes_any:
-            return scale
-        unknown = Unknown('constant', (place.path, operand))
-        self.constants[unknown] = equation, place, operand
-        return Scale({unknown: 1.0})
-
-    def _carried(
-        self, carried: Sequence[Scale], first: int, equation: Any, place: Place
-    ) -> list[Scale]:
+    def _carried(self, carried: Scales, variables: Sequence[Any], position: Position) -> Scales:
         """What a loop carries has one factor in all of its turns."""
         before = []
         for i, scale in enumerate(carried):
-            variable = equation.invars[first + i]
-            unknown = Unknown('carried', (place.path, i))
-            before.append(Scale({unknown: 1.0}) if _is_inexact(variable) else ONE)
-            self._equate([before[i], scale])
+            scale_inside = ONE
+            if _is_inexact(variables[i]):
+                scale_inside = Scale.of(Unknown('carried', (position.path, i)))
+            self._equate([scale_inside, scale])
+            before.append(scale_inside)
         return before
 
-    def _equate_each(self, first: Sequence[Scale], second: Sequence[Scale]) -> None:
-        for one, other in zip(first, second, strict=True):
-            self._equate([one, other])
+    def _equate_each(self, first: Scales, second: Scales) -> None:
+        for pair in zip(first, second, strict=True):
+            self._equate(pair)
 
     def _equate(self, scales: Sequence[Scale]) -> Scale:
         """All values have one factor, which is returned."""
-        fixed = [scale for scale in scales if not scale.takes_any]
-        for other in fixed[1:]:
-            self.rows.append(_sum([(fixed[0], 1.0), (other, -1.0)]))
-        return fixed[0] if fixed else ANY
+        scalable = [scale for scale in scales if not scale.takes_any]
+        if not scalable:
+            return ANY
+        first, *others = scalable
+        for other in others:
+            self.rows.append(first.over(other))
+        return first
 
-    def _fix(self, scales: Sequence[Scale]) -> None:
+    def _fix(self, scales: Iterable[Scale]) -> None:
         """These values have a factor of one."""
         for scale in scales:
             if scale.terms:
@@ -221,8 +259,24 @@ def _is_inexact(variable: Any) -> bool:
     return jnp.issubdtype(variable.aval.dtype, jnp.inexact)
 
 
-def _values(name: str, operands: Sequence[Scale]) -> Sequence[Scale]:
-    """The operands of an operation that are values, and no indices."""
+def _power_of(equation: Any, operands: Scales) -> float | None:
+    """The power to which an operation raises its first operand; `None` for other operations."""
+    name = equation.primitive.name
+    if name == 'integer_pow':
+        return float(equation.params['y'])
+    if name == 'pow':
+        exponent = equation.invars[1]
+        is_own_constant = isinstance(exponent, core.Literal) and operands[1] is ONE
+        return float(exponent.val) if is_own_constant else None
+    return _POWERS.get(name)
+
+
+def _values_among(name: str, operands: Scales) -> Scales:
+    """The operands of an operation that are values, and no indices or predicates."""
+    if name == 'select_n':
+        return operands[1:]
     if name == 'dynamic_update_slice':
         return operands[:2]
-    return (operands[0], operands[2]) if name.startswith('scatter') else operands
+    if name.startswith('scatter'):
+        return [operands[0], operands[2]]
+    return operands

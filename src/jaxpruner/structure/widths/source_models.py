@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -26,20 +26,24 @@ def find_old_numbers(
       small_fn: of the module with the new widths; `None` to look for values of old widths.
       number: of the program.
     """
-    names = {group.atom.resolved(): name for name, group in graph.groups.items()}
+    group_names = {}
+    for name, group in graph.groups.items():
+        group_names[group.atom.resolved()] = name
     trace = graph.traces[number]
-    flow = WidthFlow(trace, cut, names)
+    flow = WidthFlow(trace, cut, group_names)
     flow.run()
     if small_fn is None:
         return OldNumbers(tuple(flow.numbers), is_compared=False)
-    source = jax.make_jaxpr(small_fn)(*_small_shapes(graph, cut, number))
+    small_shapes = _small_shapes(graph, cut, number)
+    source = jax.make_jaxpr(small_fn)(*small_shapes)
     comparison = Comparison(trace, cut, flow.groups_at)
-    difference = ''
+    other_difference = ''
     try:
         comparison.run(source)
     except OtherDifferenceError as error:
-        difference = str(error)
-    return OldNumbers(tuple(comparison.numbers), True, difference)
+        other_difference = str(error)
+    numbers = tuple(comparison.numbers)
+    return OldNumbers(numbers, True, other_difference)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,16 +66,17 @@ class SourceComparison:
     @property
     def verdict(self) -> Verdict:
         """`'equal'` where results are equal and no number is left; `'unproven'` where they are equal all the same."""
-        is_same = not (self.numbers or self.other_difference)
         verdict = self.verification.verdict
-        return 'unproven' if verdict == 'equal' and not is_same else verdict
+        programs_differ = bool(self.numbers or self.other_difference)
+        if verdict == 'equal' and programs_differ:
+            return 'unproven'
+        return verdict
 
     def __str__(self) -> str:
-        lines = [str(self.verification)]
+        comparison = str(self.verification)
         if self.verdict != self.verification.verdict:
-            lines = [
-                f'unproven: the results are equal for these inputs, and the programs are not ({lines[0]})'
-            ]
+            comparison = f'unproven: the results are equal for these inputs, and the programs are not ({comparison})'
+        lines = [comparison]
         if self.numbers:
             lines.append(to_table(self.numbers))
         if self.other_difference:
@@ -79,36 +84,36 @@ class SourceComparison:
         return '\n'.join(lines)
 
 
+class SourceVersions(NamedTuple):
+    """The arguments of the whole model, of the smaller one, and of the module from source."""
+
+    whole: Sequence[Any]
+    small: Sequence[Any]
+    source: Sequence[Any]
+
+
 def compare_with_source(
     apply_fn: Callable[..., Any],
     small_apply: SmallApply,
     small_fn: Callable[..., Any],
-    versions: Sequence[Sequence[Any]],
+    versions: SourceVersions,
 ) -> Verification:
-    """Runs the whole model, the smaller one, and the module.
-
-    Args:
-      apply_fn: of the whole model.
-      small_apply: of the smaller one.
-      small_fn: of the module with the new widths.
-      versions: the arguments of the whole model, of the smaller one, and of the module.
-    """
-    whole = small_apply.cut_results(jax.jit(apply_fn)(*versions[0]))
-    small = jax.tree.leaves(jax.jit(small_apply)(*versions[1]))
-    source = jax.tree.leaves(jax.jit(small_fn)(*versions[2]))
-    return verifying.compare(whole, small, source)
+    """Runs the whole model, the smaller one, and the module, whose function is `small_fn`."""
+    results = jax.jit(apply_fn)(*versions.whole)
+    whole = small_apply.cut_results(results)
+    small = jax.jit(small_apply)(*versions.small)
+    source = jax.jit(small_fn)(*versions.source)
+    return verifying.compare(whole, jax.tree.leaves(small), jax.tree.leaves(source))
 
 
 def _small_shapes(graph: Any, cut: Cut, number: int) -> tuple[Any, ...]:
     """The shapes of the smaller model's parameters and other arguments."""
     program = graph.model.programs[number]
     trace = graph.traces[number]
-    leaves, treedef = jax.tree.flatten((graph.model.params, program.arguments))
+    whole = (graph.model.params, *program.arguments)
+    shapes, treedef = jax.tree.flatten(whole)
     axes_of_leaves = [*trace.leaves, *trace.states]
-    shapes = []
-    for i, leaf in enumerate(leaves):
-        is_cut = i < len(axes_of_leaves)
-        shape = cut.shape(axes_of_leaves[i]) if is_cut else leaf.shape
-        shapes.append(jax.ShapeDtypeStruct(shape, leaf.dtype))
-    params, arguments = jax.tree.unflatten(treedef, shapes)
-    return params, *arguments
+    for i, axes in enumerate(axes_of_leaves):  # the inputs behind them keep their shapes
+        small_shape = cut.shape(axes)
+        shapes[i] = jax.ShapeDtypeStruct(small_shape, shapes[i].dtype)
+    return jax.tree.unflatten(treedef, shapes)

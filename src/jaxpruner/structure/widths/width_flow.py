@@ -7,41 +7,24 @@ either may come from it.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxpruner.structure.analysis import fills
-from jaxpruner.structure.analysis.axes import Axes, Axis, atoms
+from jaxpruner.structure.analysis.axes import Axes, Axis, atoms, drop, pick
 from jaxpruner.structure.analysis.live_evaluator import LiveEvaluator
-from jaxpruner.structure.analysis.records import Place, Trace
+from jaxpruner.structure.analysis.records import EquationAxes, Position, Trace
 from jaxpruner.structure.cutting.cut import Cut
-from jaxpruner.structure.rules import elementwise, primitives, resizing
+from jaxpruner.structure.rules import elementwise, primitives
 from jaxpruner.structure.widths.old_numbers import OldNumber, OldValues, number_at
+from jaxpruner.structure.widths.width_sources import Width, Widths, sources_of
 from jaxpruner.uses.bodies import Cond, Program, ProgramPath, Scan, While, bind
 
 
-class Width(NamedTuple):
-    """A width that a cut changes.
-
-    Attributes:
-      old: before the cut.
-      new: after it.
-      atoms: the cut atoms that lie along it.
-    """
-
-    old: int
-    new: int
-    atoms: frozenset[Axis]
-
-
-Widths = frozenset[Width]
-
-
-class Known(NamedTuple):
+class Facts(NamedTuple):
     """What is known of a value.
 
     Attributes:
@@ -55,24 +38,14 @@ class Known(NamedTuple):
     made_at: frozenset[ProgramPath] = frozenset()
 
 
-def _root(width: float) -> float:
-    return math.sqrt(width)
+Values = list[Facts]
 
 
-def _fourth_root(width: float) -> float:
-    return width**0.25
-
-
-def _one_less(width: float) -> float:
-    return width - 1.0
-
-
-_FORMS: tuple[Callable[[float], float], ...] = (float, _root, _fourth_root, _one_less)
 _MEETS = frozenset(('div', 'mul', 'pow'))
-_NUMBERS = elementwise.COMPUTING | {'broadcast_in_dim', 'reshape', 'squeeze', 'copy'}
+_KEEPS_NUMBERS = frozenset(('broadcast_in_dim', 'reshape', 'squeeze', 'copy'))
 
 
-class WidthFlow(LiveEvaluator[Known]):
+class WidthFlow(LiveEvaluator[Facts]):
     """Goes through a traced model.
 
     Args:
@@ -95,181 +68,227 @@ class WidthFlow(LiveEvaluator[Known]):
 
     def run(self) -> None:
         """Goes through the whole program."""
-        jaxpr = self.trace.program.jaxpr
-        place = Place(needed=(True,) * len(jaxpr.outvars))
-        inputs = [Known()] * len(jaxpr.invars)
-        self.visit_program(Program.of(self.trace.program), inputs, place)
+        program = self.trace.program
+        inputs = [Facts()] * len(program.jaxpr.invars)
+        self.visit_whole(program, inputs)
 
-    def constant(self, value: Any, aval: Any) -> Known:
-        fill = fills.of_constant(value, ((),) * len(aval.shape))
-        return Known(fill.everywhere)
+    def constant(self, value: Any, aval: Any) -> Facts:
+        no_candidates = ((),) * len(aval.shape)
+        fill = fills.of_constant(value, no_candidates)
+        return Facts(fill.everywhere)
 
     def visit_program(
-        self, program: Program, inputs: Sequence[Known], position: Place
-    ) -> list[Known]:
-        jaxpr = program.jaxpr
-        axes_of_constants = self.trace.constants[position.path]
-        for variable, value, axes in zip(
-            jaxpr.constvars, program.constants, axes_of_constants, strict=True
-        ):
-            is_table = self.constant(value, variable.aval).number is None
-            if is_table and self.cut.touches([axes]):
-                self._tables[id(variable)] = axes
+        self, program: Program, inputs: Sequence[Facts], position: Position
+    ) -> Values:
+        self._note_tables(program, position)
         return super().visit_program(program, inputs, position)
 
-    def unneeded(self, equation: Any) -> list[Known]:
-        return [Known()] * len(equation.outvars)
+    def _note_tables(self, program: Program, position: Position) -> None:
+        """Notes the constants that get smaller and are no single number."""
+        variables = program.jaxpr.constvars
+        axes_of_constants = self.trace.constants[position.path]
+        entries = zip(variables, program.constants, axes_of_constants, strict=True)
+        for variable, value, axes in entries:
+            is_table = self.constant(value, variable.aval).number is None
+            if is_table and self.cut.shrinks(axes):
+                self._tables[id(variable)] = axes
 
-    def visit_needed(self, equation: Any, operands: list[Known], position: Place) -> list[Known]:
+    def unneeded(self, equation: Any) -> Values:
+        return _nothing_of(equation)
+
+    def visit_needed(self, equation: Any, operands: Values, position: Position) -> Values:
         axes = self.trace.equations[position.path]
-        widths = self._widths_of((*axes.operands, *axes.results))
-        widths = widths.union(*[known.summed for known in operands])
+        widths = self._widths_of(axes.values) | _last_sums(operands)
         self.widths[position.path] = widths
-        for known in operands:
-            for path in known.made_at:
-                self.widths[path] |= widths
-        for number, variable in enumerate(equation.invars):
-            axes_of_table = self._tables.pop(id(variable), None)
-            if axes_of_table is not None:
-                values = OldValues(None, None, number)
-                self._add(equation, position, values, self._widths_of([axes_of_table]))
+        for path in _made_at(operands):
+            self.widths[path] |= widths
+        self._list_tables(equation, position)
         return super().visit_needed(equation, operands, position)
 
-    def visit_plain(self, equation: Any, operands: list[Known], position: Place) -> list[Known]:
+    def _list_tables(self, equation: Any, position: Position) -> None:
+        """Lists the tables among the operands, each where it is first used."""
+        for number, variable in enumerate(equation.invars):
+            axes = self._tables.pop(id(variable), None)
+            if axes is not None:
+                values = OldValues(None, None, number)
+                self._add(equation, position, values, self._widths_of([axes]))
+
+    def visit_plain(self, equation: Any, operands: Values, position: Position) -> Values:
         axes = self.trace.equations[position.path]
         name = equation.primitive.name
-        row = primitives.ROWS.get(name)
-        if row is not None and row.resized is resizing.from_nothing:
+        if primitives.makes_from_nothing(name):
             self._check_table(equation, axes.results[0], position)
-        summed = frozenset[Width]().union(*[known.summed for known in operands])
-        if name.startswith('reduce_') and 'axes' in equation.params:
-            reduced = [axes.operands[0][i] for i in equation.params['axes']]
-            summed = self._sum_over(reduced) or summed
-        elif name == 'dot_general':
-            (contracted, _), _ = equation.params['dimension_numbers']
-            summed = self._sum_over([axes.operands[0][i] for i in contracted])
-        if name in _NUMBERS and all(known.number is not None for known in operands):
-            made_at = frozenset((position.path,)).union(*[known.made_at for known in operands])
-            return [Known(self._computed(equation, operands), summed, made_at)]
+        summed = self._summed_by(equation, axes, operands)
+        if _makes_number(name, operands):
+            number = _number_made(equation, operands)
+            made_at = _made_at(operands) | {position.path}
+            return [Facts(number, summed, made_at)]
         if name in _MEETS:
             self._check_operands(equation, operands, position)
-        return [Known(summed=summed)] * len(equation.outvars)
+        return [Facts(summed=summed)] * len(equation.outvars)
 
-    def _computed(self, equation: Any, operands: Sequence[Known]) -> Any:
-        if equation.primitive.name not in elementwise.COMPUTING:
-            return operands[0].number
-        numbers = [known.number for known in operands]
-        return fills.computed(equation, numbers, [True] * len(operands))
+    def _summed_by(self, equation: Any, axes: EquationAxes, operands: Values) -> Widths:
+        """The widths over which the results were summed last, in this equation or before it."""
+        name = equation.primitive.name
+        before = _last_sums(operands)
+        if name == 'dot_general':
+            (contracted, _), _ = equation.params['dimension_numbers']
+            return self._sum_over(pick(axes.operands[0], contracted))
+        if name.startswith('reduce_') and 'axes' in equation.params:
+            reduced = pick(axes.operands[0], equation.params['axes'])
+            return self._sum_over(reduced) or before
+        return before
 
-    def _check_operands(self, equation: Any, operands: Sequence[Known], place: Place) -> None:
-        """Whether a known operand has the value of a width that the other one has, or was summed over."""
-        axes = self.trace.equations[place.path]
-        for i, known in enumerate(operands):
-            if known.number is None or not np.isfinite(known.number):
+    def _check_operands(self, equation: Any, operands: Values, position: Position) -> None:
+        """Lists an operand that has the value of a width which the other one has, or was summed over."""
+        axes = self.trace.equations[position.path]
+        summed = _last_sums(operands)
+        for i, facts in enumerate(operands):
+            if facts.number is None or not np.isfinite(facts.number):
                 continue
-            others = axes.operands[:i] + axes.operands[i + 1 :]
-            widths = self._widths_of(others).union(*[each.summed for each in operands])
+            others = drop(axes.operands, [i])
+            widths = self._widths_of(others) | summed
             dtype = equation.invars[i].aval.dtype
-            sources = _sources_of(known.number, widths, dtype)
+            sources = sources_of(facts.number, widths, dtype)
             if sources:
                 width, new = sources[0]
-                values = OldValues(known.number, new, i)
-                self._add(equation, place, values, frozenset([width]))
+                values = OldValues(facts.number, new, i)
+                self._add(equation, position, values, frozenset([width]))
 
-    def _check_table(self, equation: Any, axes: Axes, place: Place) -> None:
-        """What is made for the old width, and cut along: differs from what is made for the new width."""
-        if equation.primitive.name == 'empty' or not self.cut.touches([axes]):
+    def _check_table(self, equation: Any, axes: Axes, position: Position) -> None:
+        """Lists a table that is made for the old width, unless one for the new width equals what stays of it."""
+        name = equation.primitive.name
+        if name == 'empty' or not self.cut.shrinks(axes):
             return
-        table = None
-        if equation.primitive.name == 'iota':
+        kept = None
+        if name == 'iota':
             numbered = axes[equation.params['dimension']]
-            if not self.cut.touches([(numbered,)]):
+            if not self.cut.shortens(numbered):
                 return
             if not self.cut.has_lists_along(axes):
-                with jax.ensure_compile_time_eval():
-                    table = np.asarray(self.cut.take(bind(equation, ())[0], axes))
-                kept = np.unique(table)
-                if np.array_equal(kept, np.arange(len(kept))):
+                kept = self._kept_of_table(equation, axes)
+                if _counts_up(kept):
                     return
-        self._add(equation, place, OldValues(table, None), self._widths_of([axes]))
+        widths = self._widths_of([axes])
+        self._add(equation, position, OldValues(kept, None), widths)
+
+    def _kept_of_table(self, equation: Any, axes: Axes) -> np.ndarray:
+        with jax.ensure_compile_time_eval():
+            (table,) = bind(equation, ())
+            return np.asarray(self.cut.take(table, axes))
 
     def groups_at(self, path: ProgramPath, values: OldValues) -> tuple[str, ...]:
         """Names of the groups from whose widths a number comes: of all that meet there, unless its values tell."""
         widths = self.widths.get(path, frozenset())
-        if values.new is not None and np.size(values.old) == np.size(values.new) == 1:
-            dtype = np.float32
-            for width, new in _sources_of(np.asarray(values.old).item(), widths, dtype):
-                if math.isclose(new, np.asarray(values.new).item(), rel_tol=1e-6):
-                    return self._names_of(frozenset([width]))
+        are_numbers = np.size(values.old) == np.size(values.new) == 1
+        if values.new is not None and are_numbers:
+            old = np.asarray(values.old).item()
+            new = np.asarray(values.new).item()
+            for source in sources_of(old, widths, np.float32):
+                if math.isclose(source.new, new, rel_tol=1e-6):
+                    return self._names_of([source.width])
         return self._names_of(widths)
 
-    def _add(self, equation: Any, place: Place, values: OldValues, widths: Widths) -> None:
-        self.numbers.append(number_at(equation, place, values, self._names_of(widths)))
+    def _add(self, equation: Any, position: Position, values: OldValues, widths: Widths) -> None:
+        names = self._names_of(widths)
+        number = number_at(equation, position, values, names)
+        self.numbers.append(number)
 
-    def visit_scan(self, scan: Scan, operands: list[Known], position: Place) -> list[Known]:
-        inside = position.in_scan(scan)
+    def visit_scan(self, scan: Scan, operands: Values, position: Position) -> Values:
         constants, carried, sliced = scan.split(operands)
-        carried = [Known(summed=known.summed) for known in carried]
-        return self.visit_program(scan.body, [*constants, *carried, *sliced], inside)
+        inputs = [*constants, *_sums_alone(carried), *sliced]
+        return self.visit_program(scan.body, inputs, position.in_scan(scan))
 
-    def visit_while(self, loop: While, operands: list[Known], position: Place) -> list[Known]:
+    def visit_while(self, loop: While, operands: Values, position: Position) -> Values:
         condition_constants, body_constants, carried = loop.split(operands)
-        carried = [Known(summed=known.summed) for known in carried]
+        carried = _sums_alone(carried)
         in_condition, in_body = position.in_condition(loop), position.in_body(loop)
         self.visit_program(loop.condition, condition_constants + carried, in_condition)
         return self.visit_program(loop.body, body_constants + carried, in_body)
 
-    def visit_cond(self, cond: Cond, operands: list[Known], position: Place) -> list[Known]:
-        results = [Known()] * len(cond.equation.outvars)
+    def visit_cond(self, cond: Cond, operands: Values, position: Position) -> Values:
+        results = _nothing_of(cond.equation)
         for results_of_branch in self.visit_branches(cond, operands, position):
-            for i, known in enumerate(results_of_branch):
-                results[i] = Known(None, results[i].summed | known.summed)
+            for i, facts in enumerate(results_of_branch):
+                summed = results[i].summed | facts.summed
+                results[i] = Facts(summed=summed)
         return results
 
     def _widths_of(self, values: Iterable[Axes]) -> Widths:
         """The cut axes of some values, and the cut atoms along them."""
-        found: set[Width] = set()
+        widths: set[Width] = set()
         for axes in values:
-            for axis in axes:
-                if self.cut.size(axis) == axis.size:
-                    continue
-                found.add(self._width([axis]))
-                for each in atoms(axis):
-                    if self.cut.size(each) != each.size:
-                        found.add(self._width([each]))
-        return frozenset(found)
+            for axis in filter(self.cut.shortens, axes):
+                widths.add(self._width([axis]))
+                for atom in filter(self.cut.shortens, atoms(axis)):
+                    widths.add(self._width([atom]))
+        return frozenset(widths)
 
-    def _sum_over(self, axes: Sequence[Axis]) -> Widths:
+    def _sum_over(self, axes: Axes) -> Widths:
         """The widths of a sum over some axes: of all of them together, and of each."""
-        found = self._widths_of([tuple(axes)])
-        return found | {self._width(axes)} if found else found
+        widths = self._widths_of([axes])
+        if widths:
+            widths |= {self._width(axes)}
+        return widths
 
     def _width(self, axes: Iterable[Axis]) -> Width:
         old, new = 1, 1
-        found: set[Axis] = set()
+        atoms_of_groups: set[Axis] = set()
         for axis in axes:
             old *= axis.size
             new *= self.cut.size(axis)
-            found.update(each for each in atoms(axis) if each in self._names)
-        return Width(old, new, frozenset(found))
+            atoms_of_groups.update(atoms(axis))
+        atoms_of_groups.intersection_update(self._names)
+        return Width(old, new, frozenset(atoms_of_groups))
 
-    def _names_of(self, widths: Widths) -> tuple[str, ...]:
-        found = frozenset[Axis]().union(*[width.atoms for width in widths])
-        return tuple([name for each, name in self._names.items() if each in found])
+    def _names_of(self, widths: Iterable[Width]) -> tuple[str, ...]:
+        """The names of the groups along some widths, in the order of the groups."""
+        along: set[Axis] = set()
+        for width in widths:
+            along |= width.atoms
+        return tuple([name for atom, name in self._names.items() if atom in along])
 
 
-def _sources_of(number: Any, widths: Widths, dtype: Any) -> list[tuple[Width, float]]:
-    """The widths that a number may come from, the largest first, and the number for each new width."""
-    # A number was rounded to the dtype of the operation before it got here.
-    tolerance = 4 * float(jnp.finfo(dtype).eps) if jnp.issubdtype(dtype, jnp.inexact) else 0.0
-    sources = []
-    for width in sorted(widths, key=lambda width: -width.old):
-        for form in _FORMS:
-            before, after = form(width.old), form(width.new)
-            if min(before, after) <= 0:
-                continue
-            if math.isclose(number, before, rel_tol=tolerance):
-                sources.append((width, after))
-            if math.isclose(number, 1 / before, rel_tol=tolerance):
-                sources.append((width, 1 / after))
-    return sources
+def _nothing_of(equation: Any) -> Values:
+    return [Facts()] * len(equation.outvars)
+
+
+def _last_sums(values: Iterable[Facts]) -> Widths:
+    """The widths over which some values were summed last."""
+    widths: set[Width] = set()
+    for facts in values:
+        widths |= facts.summed
+    return frozenset(widths)
+
+
+def _made_at(values: Iterable[Facts]) -> frozenset[ProgramPath]:
+    """The paths of the equations that computed some numbers."""
+    paths: set[ProgramPath] = set()
+    for facts in values:
+        paths |= facts.made_at
+    return frozenset(paths)
+
+
+def _sums_alone(carried: Iterable[Facts]) -> Values:
+    """What is known of carried values in every turn of a loop: no numbers."""
+    return [Facts(summed=facts.summed) for facts in carried]
+
+
+def _makes_number(name: str, operands: Iterable[Facts]) -> bool:
+    """Whether an equation makes a number of numbers."""
+    is_followed = name in elementwise.COMPUTING or name in _KEEPS_NUMBERS
+    return is_followed and all(facts.number is not None for facts in operands)
+
+
+def _number_made(equation: Any, operands: Sequence[Facts]) -> Any:
+    if equation.primitive.name in _KEEPS_NUMBERS:
+        return operands[0].number
+    numbers = [facts.number for facts in operands]
+    are_literals = [True] * len(operands)
+    return fills.computed(equation, numbers, are_literals)
+
+
+def _counts_up(table: np.ndarray) -> bool:
+    """Whether the numbers in a table are 0, 1, 2 and so on, without a gap."""
+    numbers = np.unique(table)
+    return np.array_equal(numbers, np.arange(len(numbers)))

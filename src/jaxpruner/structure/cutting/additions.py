@@ -1,0 +1,206 @@
+"""Additions of a branch to a stream: found in a program, and taken out of it.
+
+In `after = before + branch(before)` the branch is computed from the stream that it is added to. To leave it out is to
+read `before` wherever the program reads `after`.
+
+    find_branches   the additions of which one operand is computed from the other, with the leaves that need them
+    without         the program that reads the stream before an addition instead of the sum
+    run             the equations of such a program that still have a part in its results
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax.extend.core
+from jax.extend.core import Literal
+
+from jaxpruner.core.tree import Path
+from jaxpruner.uses import liveness
+from jaxpruner.uses.bodies import bind
+
+Paths = frozenset[Path]
+
+
+class LeafPaths(Protocol):
+    """The paths of the first inputs of a program, such as a `Trace` has."""
+
+    @property
+    def paths(self) -> Sequence[Path]: ...
+    @property
+    def state_paths(self) -> Sequence[Path]: ...
+
+
+class Addition(NamedTuple):
+    """An equation that adds a branch to a stream.
+
+    Attributes:
+      number: of the equation in its program.
+      stream: the number of the operand that is the stream; the other one is the branch.
+    """
+
+    number: int
+    stream: int
+
+    @property
+    def branch(self) -> int:
+        """The number of the operand that is the branch."""
+        return 1 - self.stream
+
+
+class Branch(NamedTuple):
+    """An addition, and the leaves that have no part in the results without it.
+
+    Attributes:
+      addition: the addition.
+      paths: of leaves of the parameters.
+      state_paths: of leaves of the state.
+      reason: why the branch is not zero once its parameters are; empty where it is.
+    """
+
+    addition: Addition
+    paths: Paths
+    state_paths: Paths
+    reason: str = ''
+
+
+def find_branches(jaxpr: Any, leaves: LeafPaths) -> list[Branch]:
+    """The branches of a program that have leaves of their own, the outermost of several with the same leaves."""
+    additions = _find_additions(jaxpr)
+    ways = _ways_to_results(jaxpr, additions)
+    all_paths = (*leaves.paths, *leaves.state_paths)
+    branches: dict[Paths, Branch] = {}
+    for number, addition in enumerate(additions):
+        own_paths: set[Path] = set()
+        for variable, path in zip(jaxpr.invars, all_paths, strict=False):
+            additions_on_all_ways = ways.get(id(variable), 0)
+            if additions_on_all_ways >> number & 1:
+                own_paths.add(path)
+        paths = own_paths.intersection(leaves.paths)
+        state_paths = own_paths - paths
+        if paths:
+            key = frozenset(paths)
+            branches[key] = Branch(addition, key, frozenset(state_paths))
+    return list(branches.values())
+
+
+def _find_additions(jaxpr: Any) -> list[Addition]:
+    """The additions of which the branch is computed from the stream, or from what was added up to the stream."""
+    # Sets of variables are whole numbers, of which each bit is a variable.
+    sources: dict[int, int] = {}  # what a variable is computed from, and itself
+    summands: dict[int, int] = {}  # the variable and what it is a sum of
+    count = 0
+    for variable in (*jaxpr.constvars, *jaxpr.invars):
+        sources[id(variable)] = summands[id(variable)] = 1 << count
+        count += 1
+    additions = []
+    for number, equation in enumerate(jaxpr.eqns):
+        operands = [id(v) for v in equation.invars if not isinstance(v, Literal)]
+        sources_of_results = _union(sources, operands)
+        summands_of_result = 0
+        if _adds_arrays(equation):
+            summands_of_result = _union(summands, operands)
+            for stream, branch in ((0, 1), (1, 0)):
+                computed = sources[operands[branch]] & ~summands[operands[branch]]
+                if summands[operands[stream]] & computed:
+                    additions.append(Addition(number, stream))
+        for variable in equation.outvars:
+            own_bit = 1 << count
+            sources[id(variable)] = sources_of_results | own_bit
+            summands[id(variable)] = summands_of_result | own_bit
+            count += 1
+    return additions
+
+
+def _union(sets: Mapping[int, int], variables: Iterable[int]) -> int:
+    """The union of the sets of some variables."""
+    union = 0
+    for variable in variables:
+        union |= sets[variable]
+    return union
+
+
+def _adds_arrays(equation: Any) -> bool:
+    """Whether an equation adds two arrays of the same shape and dtype, of which nothing is repeated."""
+    if equation.primitive.name not in ('add', 'add_any'):
+        return False
+    result = equation.outvars[0].aval
+    for variable in equation.invars:
+        aval = variable.aval
+        is_alike = (aval.shape, aval.dtype) == (result.shape, result.dtype)
+        if isinstance(variable, Literal) or not is_alike:
+            return False
+    return True
+
+
+def _ways_to_results(jaxpr: Any, additions: Sequence[Addition]) -> Mapping[int, int]:
+    """For each variable by `id` the branches through which all of its ways to the results lead.
+
+    These are whole numbers, of which bit i is that of addition i. A variable without a way is not there.
+    """
+    bits: dict[tuple[int, int], int] = {}
+    for i, addition in enumerate(additions):
+        bits[addition.number, addition.branch] = 1 << i
+    all_additions = ~0
+    ways: dict[int, int] = {id(variable): 0 for variable in jaxpr.outvars}
+    needed = (True,) * len(jaxpr.outvars)
+    live = liveness.live(jaxpr, needed)
+    for number in reversed(range(len(jaxpr.eqns))):
+        if not any(live.results[number]):
+            continue
+        equation = jaxpr.eqns[number]
+        common = 0 if equation.effects else all_additions
+        for variable in equation.outvars:
+            common &= ways.get(id(variable), all_additions)
+        for i, variable in enumerate(equation.invars):
+            own = common | bits.get((number, i), 0)
+            earlier = ways.get(id(variable), all_additions)
+            ways[id(variable)] = earlier & own
+    return ways
+
+
+def without(program: Any, additions: Iterable[Addition]) -> Any:
+    """The program, a `ClosedJaxpr`, that reads the streams before some additions instead of the sums."""
+    jaxpr = program.jaxpr
+    streams: dict[int, Any] = {}
+    for addition in sorted(additions):  # a stream that is a sum itself has been replaced before
+        equation = jaxpr.eqns[addition.number]
+        (result,) = equation.outvars
+        stream = equation.invars[addition.stream]
+        streams[id(result)] = streams.get(id(stream), stream)
+
+    def replaced(variables: Iterable[Any]) -> list[Any]:
+        return [streams.get(id(variable), variable) for variable in variables]
+
+    equations = []
+    for equation in jaxpr.eqns:
+        operands = replaced(equation.invars)
+        equations.append(equation.replace(invars=operands))
+    results = replaced(jaxpr.outvars)
+    jaxpr = jaxpr.replace(eqns=equations, outvars=results)
+    return jax.extend.core.ClosedJaxpr(jaxpr, program.consts)
+
+
+def run(program: Any, inputs: Sequence[Any]) -> list[Any]:
+    """Runs the equations of a program that have a part in its results; inputs without one may be `None`."""
+    jaxpr = program.jaxpr
+    values: dict[int, Any] = {}
+
+    def write(variables: Iterable[Any], new_values: Iterable[Any]) -> None:
+        for variable, value in zip(variables, new_values, strict=True):
+            values[id(variable)] = value
+
+    def read(variable: Any) -> Any:
+        if isinstance(variable, Literal):
+            return variable.val
+        return values[id(variable)]
+
+    write(jaxpr.constvars, program.consts)
+    write(jaxpr.invars, inputs)
+    all_needed = (True,) * len(jaxpr.outvars)
+    live = liveness.live(jaxpr, all_needed)
+    for equation, needed in zip(jaxpr.eqns, live.results, strict=True):
+        if any(needed):
+            operands = list(map(read, equation.invars))
+            results = bind(equation, operands)
+            write(equation.outvars, results)
+    return list(map(read, jaxpr.outvars))

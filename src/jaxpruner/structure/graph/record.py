@@ -1,0 +1,89 @@
+"""What is known of a model's channels: the record that the methods of a `ChannelGraph` read."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.structure.analysis.members import Group, PinnedAxis
+from jaxpruner.structure.analysis.records import Trace
+from jaxpruner.structure.graph import texts
+from jaxpruner.structure.programs import ModelProgram
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class GraphRecord:
+    """The fields of a `ChannelGraph`, and what they say of themselves."""
+
+    groups: Mapping[str, Group]
+    pinned: tuple[PinnedAxis, ...]
+    unused: tuple[tree_lib.Path, ...]
+    trace: Trace
+    model: Any = None
+    others: tuple[Trace, ...] = ()
+
+    @property
+    def traces(self) -> tuple[Trace, ...]:
+        """The traces of all programs."""
+        return self.trace, *self.others
+
+    def also(
+        self,
+        apply_fn: Callable[..., Any],
+        *inputs: Any,
+        state: tree_lib.PyTree | None = None,
+    ) -> Self:
+        """The graph of this model with one more program of the same parameters, such as evaluation or decoding.
+
+        A channel can be removed if each program allows it, and its group is exact if it is so in each. Groups are named
+        after the first program. Leaves of states with the same path are the same in all programs.
+
+        Args:
+          apply_fn: `(params, *inputs) -> results`, or `(params, state, *inputs) -> results` if there is a state.
+          *inputs: as in `channel_groups`.
+          state: as in `channel_groups`.
+
+        Raises:
+          ValueError: as in `channel_groups`; the graph has this function already; or a leaf of the state has another
+            number of axes than in another program.
+
+        >>> import jax.numpy as jnp
+        >>> from jaxpruner.structure import channel_groups
+        >>> params = {'up': jnp.ones((2, 4)), 'down': jnp.ones((4, 1))}
+        >>> def apply(p, x):
+        ...     return jnp.tanh(x @ p['up']) @ p['down']
+        >>> def features(p, x):
+        ...     return jnp.tanh(x @ p['up'])
+        >>> graph = channel_groups(apply, params, jnp.ones((5, 2)))
+        >>> print(graph.also(features, jnp.ones((5, 2))).explain('up', 1))
+        up[1], 4 channels, stays: axis 1 of result 0 of features
+          tied to down[0]
+        """
+        model = self.model
+        added = ModelProgram.of(apply_fn, state, inputs)
+        for program in model.programs:
+            if program.apply_fn == apply_fn:
+                raise ValueError(f'the graph has the program {added.name} already')
+        return model.analyse(model.params, [*model.programs, added])
+
+    def explain(self, leaf: tree_lib.Path | str, axis: int) -> str:
+        """Says what is known of an axis of a leaf: its groups, or why it stays and what it is tied to.
+
+        Args:
+          leaf: its path, as a tuple or as text.
+          axis: of the leaf; negative ones count from the end.
+
+        Raises:
+          KeyError: there is no such leaf.
+          ValueError: it has no such axis.
+        """
+        return texts.explain(self, leaf, axis)
+
+    def __repr__(self) -> str:
+        exact = [group for group in self.groups.values() if group.exact]
+        groups = f'{len(self.groups)} groups, {len(exact)} of them exact'
+        others = f'{len(self.pinned)} pinned axes, {len(self.unused)} unused leaves'
+        return f'ChannelGraph({groups}, {others})'
+
+    def __str__(self) -> str:
+        return texts.table(self)

@@ -1,0 +1,107 @@
+"""One of two programs that are compared: its live equations, the programs inside, and where its values come from."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Literal
+
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.uses import liveness
+from jaxpruner.uses.bodies import Call, Cond, Program, Scan, While
+
+
+class Fixed(NamedTuple):
+    """The origin of an operand whose value is known while tracing."""
+
+    value: Any
+
+
+class Side(NamedTuple):
+    """One of two programs, and which of its results are needed."""
+
+    program: Program
+    needed: Sequence[bool]
+
+
+class LiveEquation(NamedTuple):
+    """An equation with a part in the needed results: its number, and which of its own results are needed."""
+
+    number: int
+    equation: Any
+    needed: Sequence[bool]
+
+
+class Origins:
+    """Where the values of a program come from: an input, a result of an equation, or a fixed value."""
+
+    def __init__(self, constants: Iterable[Any], variables: Iterable[Any]):
+        self._by_variable: dict[int, Any] = {}
+        self.note(variables, map(Fixed, constants))
+
+    def note(self, variables: Iterable[Any], origins: Iterable[Any]) -> None:
+        """Notes where some variables come from."""
+        for variable, origin in zip(variables, origins, strict=True):
+            self._by_variable[id(variable)] = origin
+
+    def read(self, variable: Any) -> Any:
+        """The origin of an operand; `None` for a value that is not needed."""
+        if isinstance(variable, Literal):
+            return Fixed(variable.val)
+        return self._by_variable.get(id(variable))
+
+
+def live_equations(side: Side) -> list[LiveEquation]:
+    """The equations of a program that have a part in its needed results."""
+    jaxpr = side.program.jaxpr
+    live = liveness.live(jaxpr, tuple(side.needed))
+    equations = []
+    for number, needed in enumerate(live.results):
+        if any(needed):
+            equations.append(LiveEquation(number, jaxpr.eqns[number], needed))
+    return equations
+
+
+def programs_inside(equation: Any, needed: Any) -> list[Side]:
+    """The programs inside an equation, with the results of each that are needed."""
+    match equation:
+        case Call():
+            return [Side(equation.program, needed)]
+        case Scan():
+            needed_of_body = liveness.needed_of_scan_body(equation, needed)
+            return [Side(equation.body, needed_of_body)]
+        case While():
+            needed_of_body = liveness.needed_of_while_body(equation, needed)
+            condition = Side(equation.condition, (True,))
+            return [condition, Side(equation.body, needed_of_body)]
+        case Cond():
+            return [Side(branch, needed) for branch in equation.branches]
+    raise AssertionError(f'{equation} has programs that are not known')
+
+
+_PLAIN = (bool, int, float, str, np.dtype)
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a parameter of a primitive is numbers and words alone, which can be compared."""
+    if isinstance(value, tuple | list):
+        return all(map(is_plain, value))
+    return isinstance(value, _PLAIN)
+
+
+def is_same(first: Any, second: Any) -> bool:
+    """Whether two constants are equal; what is traced, or no array of numbers, cannot be told apart."""
+    if first is second:
+        return True
+    if first is None or second is None:
+        return False
+    if tree_lib.is_traced(first) or tree_lib.is_traced(second):
+        return False
+    if jnp.issubdtype(jnp.result_type(first), jax.dtypes.extended):  # keys of random numbers
+        first = jax.random.key_data(first)
+        second = jax.random.key_data(second)
+    first, second = np.asarray(first), np.asarray(second)
+    is_same_shape = first.shape == second.shape
+    return is_same_shape and bool(np.array_equal(first, second, equal_nan=True))
