@@ -12,40 +12,40 @@ belongs together in any model that JAX can trace:
 >>> [(member.name, member.axis) for member in graph.groups['up[1]'].members]
 [('bias', 0), ('down', 0), ('up', 1)]
 
-Read the files in this order:
+Each folder begins with a worked example. Read them in this order:
 
-    axes → positions       expressions over atoms, and how two of them become one; where atoms lie along an axis
-    records                what is known of an equation and of a traced model
-    live_evaluator         what goes through a program and leaves out what is not needed
-    primitives             the table: a row for each primitive, from elementwise, moving, contracting and indexing
-    inference → tracing    a program is gone through; a model is traced
-    fills → zeros          what zeroing leaves at removed channels, and which groups are exact; `moving_fills` and
-                           `contracting_fills` hold the second half of each row of the table
-    lists                  which groups may keep other channels in each trip of a scan, each expert, each head
-    members, groups, graph atoms become groups with names; what users see
-    keeping → cut          what is kept is checked; what stays along each axis
-    choosing               which channels stay, by scores and budgets; it names the files that it goes through
-    costs                  parameters, bytes and operations as a function of how many channels stay
-    latency                seconds as such a function, by timing candidates on the device at hand
-    trees                  parameters, masks and states of optimizers are cut along
-    resizing → replay      how primitives run on smaller operands, the third part of each row of the table; the program
-                           at smaller shapes, with `derivatives` for rules of derivatives
-    programs               what a graph is made of: functions, and the state that they take and return
-    small_model, verifying the smaller model, for inputs of any shape; compared with the zeroed one
-    leaf_numbers → channel_tables
-                           which leaves those of another tree are; values of weights become values of channels
-    zero_channels          which channels are zero already
-    grouped_channels       the sparsity type that removes channels from all of their leaves, while a model trains
-    group_lasso            the optax transformation that pulls whole channels to zero
-    refitting              kernels are fitted to calibration inputs, so that they make up for removed channels
-    blocks, shallow_model  residual blocks of unrolled models; the model without some of them
-    plans                  what is kept, as a file
-    old_numbers → width_flow → source_programs → source_models
-                           numbers that a smaller program keeps from an old width: what is known of one, where it
-                           meets the width, and the program of a module that is built with the new widths beside it
-    scales → folding       factors that parameters can take up; the equations between them solved
-    argument_numbers → constructors
-                           numbers in arguments, and which of them build such a module
+    analysis    what the trace says of channels
+        axes → ties → positions  expressions over atoms, how two of them become one, and where atoms lie along an axis
+        records, live_evaluator  what is known of an equation and of a trace; what goes through a program
+        inference                states what each equation says of axes
+        fills → zeros            what zeroing leaves at removed channels, and which groups are exact
+        lists                    which groups may keep other channels in each trip of a scan, each expert, each head
+        members, leaf_numbers    the records of groups; which leaves those of another tree are
+    rules       a row for each primitive: `primitives` is the table
+    cutting     from what is kept to a smaller model
+        keeping → cut → trees    what is kept is checked; what stays along each axis; trees are cut along
+        replay, derivatives      the program at smaller shapes, and its rules of derivatives
+        small_model, verifying   the smaller model for inputs of any shape; compared with the zeroed one
+        additions → blocks → shallow_model
+                                 residual blocks of unrolled models; the model without some of them
+        plans                    what is kept, as a file
+    choosing    which channels stay
+        costs, latency           parameters, bytes, operations and seconds as functions of how many channels stay
+        leaf_scores → channel_scores → ranking → budgets
+                                 scores of weights, then of channels; in which order channels go, and how far
+        choosing                 goes through all of these
+    widths      a module that is built from source with the new widths
+        width_sources, width_flow            numbers that may come from an old width
+        program_sides → source_programs → source_models
+                                             the module's program beside the smaller one
+        scales → folding                     factors that parameters can take up; the equations between them solved
+        argument_numbers, built_shapes, constructors
+                                             which arguments build such a module
+    graph       what users hold, `ChannelGraph`: a file for each purpose of its methods
+
+Beside the folders, `tracing` traces a model, `programs` says what a graph is made of, and `groups` gives names to what
+the analysis found. `zero_channels`, `channel_tables`, `grouped_channels` and `group_lasso` are about training that
+removes channels, and `refitting` fits kernels to calibration inputs.
 """
 
 from jaxpruner.structure.analysis.members import Group as Group

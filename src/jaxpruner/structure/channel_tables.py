@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpruner.core import tree as tree_lib
-from jaxpruner.structure.analysis.axes import Axes
+from jaxpruner.core.tree import Path
+from jaxpruner.structure.analysis.axes import Axes, sizes_of
 from jaxpruner.structure.analysis.members import Group
 from jaxpruner.structure.analysis.records import Trace
 from jaxpruner.structure.cutting.cut import Cut
@@ -33,14 +33,14 @@ class ChannelTable:
     Attributes:
       group: the group.
       shape: of the table, `(*sizes of the owners of lists, channels)`.
-      places: path of a leaf -> axis with channels -> where the channels of its weights stand.
+      indices: path of a leaf -> axis with channels -> where the channels of its weights stand.
     """
 
     group: Group
     shape: Shape
-    places: Mapping[tree_lib.Path, Mapping[int, Index]]
+    indices: Mapping[Path, Mapping[int, Index]]
 
-    def add_up(self, values: Mapping[tree_lib.Path, jax.Array]) -> jax.Array:
+    def add_up(self, values: Mapping[Path, jax.Array]) -> jax.Array:
         """Sums over the weights of each channel, in float32 at least; leaves without values add nothing.
 
         >>> import jaxpruner
@@ -52,32 +52,34 @@ class ChannelTable:
         """
         total = jnp.zeros(self.shape, jnp.float32)
         for path, value in values.items():
-            for index in self.places[path].values():
-                total = total + _added_up(value, index, self.shape)
+            for index in self.indices[path].values():
+                sums = _add_up(value, index, self.shape)
+                total = total + sums
         return total
 
-    def any_along(self, flags: jax.Array, path: tree_lib.Path, axis: int) -> np.ndarray:
+    def any_along(self, flags: jax.Array, path: Path, axis: int) -> np.ndarray:
         """Whether some weight of each channel along an axis of a leaf is flagged: an array of the table's shape."""
-        index = self.places[path][axis]
-        others = _other_axes(flags.shape, index)
-        any_flagged = np.asarray(_any_over(flags, others))
+        index = self.indices[path][axis]
+        other_axes = _other_axes(flags.shape, index)
+        flagged = _any_over(flags, other_axes)
         *owners, size = self.shape
-        found = np.zeros((*owners, size + 1), bool)  # the last is for weights without a channel
-        np.logical_or.at(found, index, any_flagged)
-        return found[..., :size]
+        table = np.zeros((*owners, size + 1), bool)  # the last is for weights without a channel
+        np.logical_or.at(table, index, np.asarray(flagged))
+        return table[..., :size]
 
-    def look_up(self, table: jax.Array, path: tree_lib.Path) -> jax.Array:
+    def look_up(self, table: jax.Array, path: Path) -> jax.Array:
         """What the weights of a leaf have in the table, 1 for those without a channel.
 
         The result has one element along axes of the leaf on which it does not depend.
         """
-        found = jnp.ones((), table.dtype)
-        for index in self.places[path].values():
-            found = found * table.at[index].get(mode='fill', fill_value=1)
-        return found
+        product = jnp.ones((), table.dtype)
+        for index in self.indices[path].values():
+            entries = table.at[index].get(mode='fill', fill_value=1)
+            product = product * entries
+        return product
 
 
-def channel_table(trace: Trace, group: Group, numbers: Mapping[tree_lib.Path, int]) -> ChannelTable:
+def channel_table(trace: Trace, group: Group, numbers: Mapping[Path, int]) -> ChannelTable:
     """The table of a group.
 
     Args:
@@ -86,26 +88,25 @@ def channel_table(trace: Trace, group: Group, numbers: Mapping[tree_lib.Path, in
       numbers: path of a leaf -> its number in the trace; leaves that are no members are left out.
     """
     member_axes = _member_axes(trace, group)
-    places: dict[tree_lib.Path, dict[int, Index]] = {}
+    indices: dict[Path, dict[int, Index]] = {}
     for path, number in numbers.items():
         if number not in member_axes:
             continue
-        places[path] = {}
+        indices[path] = {}
+        axes = trace.leaves[number]
         for i in member_axes[number]:
-            places[path][i] = _index(trace.leaves[number], i, group)
-    owners = [owner.size for owner in group.lists]
-    return ChannelTable(group, (*owners, group.size), places)
+            indices[path][i] = _index(axes, i, group)
+    owners = sizes_of(group.lists)
+    return ChannelTable(group, (*owners, group.size), indices)
 
 
 def _member_axes(trace: Trace, group: Group) -> dict[int, list[int]]:
     """The number of each leaf with channels of a group, and along which of its axes they lie."""
     number_of = {path: number for number, path in enumerate(trace.paths)}
     member_axes: dict[int, list[int]] = {}
-    for member in group.members:
-        number = number_of[member.path]
-        axes_of_leaf = member_axes.setdefault(number, [])
-        if member.axis not in axes_of_leaf:
-            axes_of_leaf.append(member.axis)
+    for path, axis in dict.fromkeys([(member.path, member.axis) for member in group.members]):
+        number = number_of[path]
+        member_axes.setdefault(number, []).append(axis)
     return member_axes
 
 
@@ -113,27 +114,32 @@ def _index(axes: Axes, i: int, group: Group) -> Index:
     """Where the channels along an axis of a leaf stand in the table of their group."""
     atom = group.atom.resolved()
     owners = [owner.resolved() for owner in group.lists]
-    *of_owners, channel = Cut({}).channel_index(axes, i, atom, owners)
+    whole = Cut({})
+    *owner_indices, channel = whole.channel_index(axes, i, atom, owners)
+    has_channel = channel >= 0
     beyond_the_end = group.size
-    channel = np.where(channel < 0, beyond_the_end, channel)
-    return (*of_owners, channel)
+    channel = np.where(has_channel, channel, beyond_the_end)
+    return (*owner_indices, channel)
 
 
-def _added_up(value: Any, index: Index, shape: Shape) -> jax.Array:
+def _add_up(value: Any, index: Index, shape: Shape) -> jax.Array:
     """Sums over the weights of each channel, in the shape of the table."""
     dtype = jnp.promote_types(value.dtype, jnp.float32)  # sums of 16-bit numbers would overflow
-    others = _other_axes(value.shape, index)
-    sums = jnp.sum(value, axis=others, keepdims=True, dtype=dtype)
+    other_axes = _other_axes(value.shape, index)
+    sums = jnp.sum(value, axis=other_axes, keepdims=True, dtype=dtype)
     if _is_in_order(index, shape):
         return sums.ravel()
-    return jnp.zeros(shape, dtype).at[index].add(sums, mode='drop')
+    zeros = jnp.zeros(shape, dtype)
+    return zeros.at[index].add(sums, mode='drop')
 
 
 def _is_in_order(index: Index, shape: Shape) -> bool:
     """Whether each position is the channel of the same number."""
     if len(index) != 1:
         return False
-    return np.array_equal(index[0].ravel(), np.arange(shape[0]))
+    (channels,) = index
+    (count,) = shape
+    return np.array_equal(channels.ravel(), np.arange(count))
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -143,6 +149,6 @@ def _any_over(flags: jax.Array, axes: tuple[int, ...]) -> jax.Array:
 
 def _other_axes(shape: Shape, index: Index) -> tuple[int, ...]:
     """The axes of a leaf that have no part in an index."""
-    shapes = [each.shape for each in index]
+    shapes = [indices.shape for indices in index]
     index_shape = np.broadcast_shapes(*shapes)
     return tuple([i for i, size in enumerate(index_shape) if size < shape[i]])

@@ -1,5 +1,6 @@
 """Group lasso: training pulls whole channels to zero."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -9,12 +10,13 @@ import numpy as np
 import optax
 
 from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.tree import Path, PyTree
 from jaxpruner.structure.analysis.leaf_numbers import leaf_numbers
 from jaxpruner.structure.channel_tables import ChannelTable, channel_table
 from jaxpruner.structure.graph import ChannelGraph
 from jaxpruner.structure.grouped_channels import GroupedChannels
 
-Arrays = dict[tree_lib.Path, jax.Array]
+Arrays = dict[Path, jax.Array]
 
 
 class GroupLassoState(NamedTuple):
@@ -77,16 +79,13 @@ def group_lasso(
     chosen = GroupedChannels(graph, groups).chosen
     if not callable(strength):
         _check_strength(strength)
-    tables_of: dict[Any, list[ChannelTable]] = {}
 
-    def tables(paths: Sequence[tree_lib.Path]) -> list[ChannelTable]:
-        key = tuple(paths)
-        if key not in tables_of:
-            numbers = leaf_numbers(graph.trace, paths)
-            tables_of[key] = [channel_table(graph.trace, group, numbers) for group in chosen]
-        return tables_of[key]
+    @functools.cache
+    def tables_of(paths: tuple[Path, ...]) -> list[ChannelTable]:
+        numbers = leaf_numbers(graph.trace, paths)
+        return [channel_table(graph.trace, group, numbers) for group in chosen]
 
-    def init(params: tree_lib.PyTree) -> GroupLassoState:
+    def init(params: PyTree) -> GroupLassoState:
         del params
         return GroupLassoState(jnp.zeros([], jnp.int32))
 
@@ -98,20 +97,21 @@ def group_lasso(
         threshold = strength(state.count) if callable(strength) else strength
         paths, weights, treedef = tree_lib.flatten_with_paths(tree_lib.as_arrays(params))
         steps = tree_lib.leaves_like(treedef, updates)
-        after = {}
+        new_weights = {}
         for path, weight, step in zip(paths, weights, steps, strict=True):
             if step is not None:
-                after[path] = weight + step
-        factors = _factors(tables(paths), after, threshold)
-        new = []
-        for path, weight, old_step in zip(paths, weights, steps, strict=True):
-            step = old_step
+                new_weights[path] = weight + step
+        factors = _factors(tables_of(tuple(paths)), new_weights, threshold)
+        new_steps = []
+        for path, weight, step in zip(paths, weights, steps, strict=True):
             if path in factors:
+                new_weight = new_weights[path]
+                shrunk = (new_weight * factors[path]).astype(new_weight.dtype)
                 # What is to be 0 becomes it exactly: the weight plus its own negative.
-                step = (after[path] * factors[path]).astype(after[path].dtype) - weight
-            new.append(step)
-        count = optax.safe_increment(state.count)
-        return jax.tree.unflatten(treedef, new), GroupLassoState(jnp.asarray(count))
+                step = shrunk - weight
+            new_steps.append(step)
+        count = jnp.asarray(optax.safe_increment(state.count))
+        return jax.tree.unflatten(treedef, new_steps), GroupLassoState(count)
 
     return optax.GradientTransformation(init, update)
 
@@ -120,15 +120,22 @@ def _factors(tables: Sequence[ChannelTable], weights: Arrays, threshold: Any) ->
     """What the weights of each leaf are multiplied by."""
     factors: Arrays = {}
     for table in tables:
-        members = [path for path in table.places if path in weights]
-        squares = {path: jnp.square(weights[path].astype(jnp.float32)) for path in members}
-        numbers = {path: jnp.ones(weights[path].shape) for path in members}
+        squares: Arrays = {}
+        ones: Arrays = {}
+        for path in table.indices:
+            if path in weights:
+                squares[path] = jnp.square(weights[path].astype(jnp.float32))
+                ones[path] = jnp.ones(weights[path].shape)
         norms = jnp.sqrt(table.add_up(squares))
-        least = threshold * jnp.sqrt(table.add_up(numbers))
-        factor = jnp.where(norms > least, 1 - least / jnp.where(norms > least, norms, 1), 0)
-        for path in members:
-            part = table.look_up(factor, path)
-            factors[path] = factors[path] * part if path in factors else part
+        least = threshold * jnp.sqrt(table.add_up(ones))
+        stays = norms > least
+        divisors = jnp.where(stays, norms, 1)
+        factors_of_channels = jnp.where(stays, 1 - least / divisors, 0)
+        for path in squares:
+            factor = table.look_up(factors_of_channels, path)
+            if path in factors:
+                factor = factors[path] * factor
+            factors[path] = factor
     return factors
 
 

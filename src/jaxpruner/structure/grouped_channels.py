@@ -9,8 +9,11 @@ import jax
 import numpy as np
 
 from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.tree import Path
+from jaxpruner.structure.analysis.axes import sizes_of
 from jaxpruner.structure.analysis.leaf_numbers import leaf_numbers
 from jaxpruner.structure.analysis.members import Group
+from jaxpruner.structure.analysis.records import Trace
 from jaxpruner.structure.channel_tables import ChannelTable, channel_table
 from jaxpruner.structure.choosing.choice_settings import matching
 from jaxpruner.structure.cutting.cut import Cut, Lists
@@ -88,67 +91,68 @@ class GroupedChannels:
     def check_shape(self, shape: Sequence[int], where: str) -> None:
         """Accepts every shape; `join` compares them with those of the graph."""
 
-    def join(self, shapes: Mapping[tree_lib.Path, tuple[int, ...]]) -> 'Sequence[GroupInLeaves]':
+    def join(self, shapes: Mapping[Path, tuple[int, ...]]) -> 'Sequence[GroupInLeaves]':
         """The groups whose leaders are among leaves of these paths and shapes."""
         key = frozenset(shapes.items())
         if key not in self._joined:
             self._joined[key] = self._find(shapes)
         return self._joined[key]
 
-    def check_members(
-        self, groups: 'Sequence[GroupInLeaves]', masked: Collection[tree_lib.Path]
-    ) -> None:
+    def check_members(self, groups: 'Sequence[GroupInLeaves]', masked: Collection[Path]) -> None:
         """Refuses groups that masks of these leaves do not remove."""
-        trace = self.graph.trace
-        zeroed = {trace.paths[each.numbers[path]] for each in groups[:1] for path in masked}
-        asked = {}
+        masked_in_model: set[Path] = set()
+        for group in groups[:1]:  # all have the same leaves
+            masked_in_model.update(map(group.path_in_model, masked))
+        zeroed = {}
         missing = {}
-        for each in groups:
-            members = each.table.group.members
-            atom = each.table.group.atom.resolved()
-            missing[atom] = sorted({one.name for one in members if one.path not in zeroed})
-            asked[atom] = frozenset([(one.path, one.axis) for one in members if one.path in zeroed])
+        for group in groups:
+            atom = group.table.group.atom.resolved()
+            members = group.table.group.members
+            zeroed_members = [member for member in members if member.path in masked_in_model]
+            others = [member for member in members if member.path not in masked_in_model]
+            zeroed[atom] = frozenset([(member.path, member.axis) for member in zeroed_members])
+            missing[atom] = sorted({member.name for member in others})
         if not any(missing.values()):
             return  # the groups are exact where all members are zero
-        for atom in insufficient_members(self.graph.traces, asked):
+        for atom in insufficient_members(self.graph.traces, zeroed):
             if missing.get(atom):
                 raise ValueError(
                     f'channels do not vanish while {", ".join(missing[atom])} get no masks; prune these leaves, too, '
                     f'or leave their group out of groups={self.groups!r}'
                 )
 
-    def kept_weights(
-        self, counts: 'Sequence[tuple[GroupInLeaves, int]]', leaf: tree_lib.Path
-    ) -> int:
+    def kept_weights(self, counts: 'Sequence[tuple[GroupInLeaves, int]]', leaf: Path) -> int:
         """How many weights of a leaf are kept where so many channels of some groups are."""
         lists = {}
-        for groups, count in counts:
-            kept = np.broadcast_to(np.arange(count), (*groups.table.shape[:-1], count))
-            group = groups.table.group
+        for group_in_leaves, count in counts:
+            *owner_sizes, _ = group_in_leaves.table.shape
+            kept = np.broadcast_to(np.arange(count), (*owner_sizes, count))
+            group = group_in_leaves.table.group
             owners = tuple([owner.resolved() for owner in group.lists])
             lists[group.atom.resolved()] = Lists(owners, kept)
         first, _ = counts[0]
-        axes = self.graph.trace.leaves[first.numbers[leaf]]
+        number = first.numbers[leaf]
+        axes = self.graph.trace.leaves[number]
         return math.prod(Cut(lists).shape(axes))
 
-    def _find(self, shapes: Mapping[tree_lib.Path, tuple[int, ...]]) -> 'list[GroupInLeaves]':
+    def _find(self, shapes: Mapping[Path, tuple[int, ...]]) -> 'list[GroupInLeaves]':
         trace = self.graph.trace
         numbers = leaf_numbers(trace, shapes)
         for path, number in numbers.items():
-            shape = tuple([axis.size for axis in trace.leaves[number]])
+            shape = sizes_of(trace.leaves[number])
             if shapes[path] != shape:
                 raise ValueError(
                     f'{tree_lib.path_string(path)} has shape {shapes[path]} where the graph has {shape}; make the '
                     'graph of the same model'
                 )
         path_of = {number: path for path, number in numbers.items()}
-        found = []
+        groups = []
         for group in self.chosen:
-            leader = path_of.get(_leader(self.graph, group))
+            leader = path_of.get(_find_leader(trace, group))
             if leader is not None:
                 table = channel_table(trace, group, numbers)
-                found.append(GroupInLeaves(leader, table, numbers))
-        return found
+                groups.append(GroupInLeaves(trace, leader, table, numbers))
+        return groups
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -156,36 +160,42 @@ class GroupInLeaves:
     """A group among the leaves of a pruner, as `sparsity_types.joint.JointGroups` describes it.
 
     Attributes:
+      trace: of the model.
       leader: see there.
       table: of its channels.
       numbers: path of each leaf -> its number in the trace.
     """
 
-    leader: tree_lib.Path
+    trace: Trace
+    leader: Path
     table: ChannelTable
-    numbers: Mapping[tree_lib.Path, int]
+    numbers: Mapping[Path, int]
 
     @property
-    def members(self) -> list[tree_lib.Path]:
+    def members(self) -> list[Path]:
         """The leaves that have a part in the channels."""
-        return list(self.table.places)
+        return list(self.table.indices)
 
     @property
     def size(self) -> int:
         """How many channels there are."""
         return self.table.group.size
 
+    def path_in_model(self, leaf: Path) -> Path:
+        """The path of a leaf in the model, of which the pruner may have a subtree."""
+        return self.trace.paths[self.numbers[leaf]]
+
     @property
     def is_stacked(self) -> bool:
         """Whether layers, experts or heads keep channels of their own."""
         return len(self.table.shape) > 1
 
-    def pool(self, scores: Mapping[tree_lib.Path, jax.Array]) -> jax.Array:
+    def pool(self, scores: Mapping[Path, jax.Array]) -> jax.Array:
         """The sum of the scores of each channel."""
         table = self.table.add_up(scores)
         return table.reshape(-1, self.size) if self.is_stacked else table
 
-    def spread(self, verdicts: jax.Array, leaf: tree_lib.Path) -> jax.Array:
+    def spread(self, verdicts: jax.Array, leaf: Path) -> jax.Array:
         """The verdict on the channel of each weight."""
         return self.table.look_up(verdicts.reshape(self.table.shape), leaf)
 
@@ -198,9 +208,11 @@ def _choose(groups: Mapping[str, Group], names: str | Sequence[str] | None) -> t
         if name in groups:
             chosen.append(groups[name])
             continue
-        meant = matching(name, groups, 'groups')
-        usable = [groups[each] for each in groups if each in meant]
-        usable = [group for group in usable if group.exact and not group.is_depth]
+        matches = matching(name, groups, 'groups')
+        usable = []
+        for group in groups.values():
+            if group.name in matches and group.exact and not group.is_depth:
+                usable.append(group)
         if not usable:
             raise ValueError(f'groups={name!r}: no group is exact; print(graph) says why')
         chosen += usable
@@ -213,12 +225,13 @@ def _choose(groups: Mapping[str, Group], names: str | Sequence[str] | None) -> t
     return tuple(dict.fromkeys(chosen))
 
 
-def _leader(graph: ChannelGraph, group: Group) -> int:
+def _find_leader(trace: Trace, group: Group) -> int:
     """The number of the leaf whose sparsity is that of a group."""
-    trace = graph.trace
 
     def order(number: int) -> tuple[bool, int]:
-        return len(trace.leaves[number]) < 2, trace.first_uses[number]
+        has_one_axis = len(trace.leaves[number]) < 2
+        return has_one_axis, trace.first_uses[number]
 
-    members = {member.path for member in group.members}
-    return min([i for i, path in enumerate(trace.paths) if path in members], key=order)
+    member_paths = {member.path for member in group.members}
+    numbers = [number for number, path in enumerate(trace.paths) if path in member_paths]
+    return min(numbers, key=order)

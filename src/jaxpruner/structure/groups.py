@@ -1,13 +1,13 @@
 """Makes the groups of a `ChannelGraph` from the axes of a traced model."""
 
-import dataclasses
 import functools
 import math
-import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.structure.analysis.axes import Axes, Axis, atoms
+from jaxpruner.core.tree import Path
+from jaxpruner.structure.analysis.axes import Axes, Axis, atoms_of_values, sizes_of
 from jaxpruner.structure.analysis.lists import owners_of_lists
 from jaxpruner.structure.analysis.members import Group, Member, PinnedAxis
 from jaxpruner.structure.analysis.positions import Occurrence, occurrences
@@ -16,49 +16,74 @@ from jaxpruner.structure.analysis.zeros import inexact_atoms
 from jaxpruner.structure.graph import ChannelGraph
 
 
-@dataclasses.dataclass
-class _Place:
-    """An atom in an axis of a leaf: of the parameters, or of the states."""
+class _Spot(NamedTuple):
+    """Where an atom lies along an axis of a leaf: of the parameters, or of the states.
+
+    Attributes:
+      leaf: its number.
+      axis: of the leaf.
+      occurrence: of the atom in the axis.
+    """
 
     leaf: int
     axis: int
     occurrence: Occurrence
 
 
+Spots = Sequence[_Spot]
+
+
 def find_groups(traces: Sequence[Trace]) -> ChannelGraph:
     """The groups of a model with these programs, and what is pinned or unused."""
     trace = traces[0]
-    places: dict[Axis, list[_Place]] = {}
-    pinned = []
-    unused = []
+    pinned: list[PinnedAxis] = []
+    unused: list[Path] = []
+    spots_of: dict[Axis, list[_Spot]] = {}
     for leaf, (path, axes) in enumerate(zip(trace.paths, trace.leaves, strict=True)):
-        if not any(each.used[leaf] for each in traces):
+        is_used = any(each.used[leaf] for each in traces)
+        if not is_used:
             unused.append(path)
             continue
         if all(axis.size <= 1 for axis in axes):
             pinned.append(PinnedAxis(path, None, 0, 1, None))
-        for i, axis in enumerate(axes):
-            for found in occurrences(axis):
-                size, pin = found.atom.size, found.atom.pin
-                if pin is not None and size > 1:
-                    pinned.append(PinnedAxis(path, i, found.offset, size, pin))
-                elif size > 1:
-                    places.setdefault(found.atom, []).append(_Place(leaf, i, found))
+        for spot in _spots_in(leaf, axes):
+            _, axis, occurrence = spot
+            atom = occurrence.atom
+            if atom.pin is not None and atom.size > 1:
+                pinned.append(PinnedAxis(path, axis, occurrence.offset, atom.size, atom.pin))
+            elif atom.size > 1:
+                spots_of.setdefault(atom, []).append(spot)
+    groups = _make_groups(traces, spots_of)
+    return ChannelGraph(groups, tuple(pinned), tuple(unused), trace, others=tuple(traces[1:]))
+
+
+def _spots_in(leaf: int, axes: Axes) -> Iterator[_Spot]:
+    """Where atoms lie in a leaf."""
+    for i, axis in enumerate(axes):
+        for occurrence in occurrences(axis):
+            yield _Spot(leaf, i, occurrence)
+
+
+def _make_groups(traces: Sequence[Trace], spots_of: Mapping[Axis, Spots]) -> dict[str, Group]:
+    """The groups by name, in the order in which the model uses their first leaves."""
+    trace = traces[0]
     inexact = inexact_atoms(traces)
-    owners = owners_of_lists(traces, places)
-    trips = {atom for each in traces for axis in each.trips.values() for atom in atoms(axis)}
+    owners = owners_of_lists(traces, spots_of)
+    all_trips = [tuple(each.trips.values()) for each in traces]
+    trips = set(atoms_of_values(all_trips))
     in_states = _members_in_states(traces)
     order = functools.partial(_order, traces)
-    groups = []
-    for atom, places_of_atom in places.items():
-        first = min(places_of_atom, key=order)
+    groups = {}
+    for atom in sorted(spots_of, key=lambda atom: min(map(order, spots_of[atom]))):
+        spots = spots_of[atom]
         reason = inexact.get(atom, '')
-        members = [_member(trace.paths[place.leaf], place) for place in places_of_atom]
-        group = Group(
-            name=_name(trace, first),
+        name = _name(trace, min(spots, key=order))
+        members = [_member(trace.paths[spot.leaf], spot) for spot in spots]
+        groups[name] = Group(
+            name=name,
             size=atom.size,
             members=tuple(members),
-            parameters=_parameters(trace, places_of_atom),
+            parameters=_count_parameters(trace, spots),
             exact=not reason,
             reason=reason,
             atom=atom,
@@ -66,64 +91,62 @@ def find_groups(traces: Sequence[Trace]) -> ChannelGraph:
             is_depth=atom in trips,
             in_state=tuple(in_states.get(atom, ())),
         )
-        groups.append((order(first), group))
-    groups.sort(key=operator.itemgetter(0))
-    by_name = {group.name: group for _, group in groups}
-    return ChannelGraph(by_name, tuple(pinned), tuple(unused), trace, others=tuple(traces[1:]))
+    return groups
 
 
 def _members_in_states(traces: Iterable[Trace]) -> dict[Axis, list[Member]]:
     """Where atoms lie in states; a leaf that several programs have counts once."""
-    axes_of_states: dict[tree_lib.Path, Axes] = {}
+    axes_of_states: dict[Path, Axes] = {}
     for trace in traces:
         for path, axes in zip(trace.state_paths, trace.states, strict=True):
             axes_of_states.setdefault(path, axes)
     members: dict[Axis, list[Member]] = {}
-    for number, (path, axes) in enumerate(axes_of_states.items()):
-        for i, axis in enumerate(axes):
-            for found in occurrences(axis):
-                member = _member(path, _Place(number, i, found))
-                members.setdefault(found.atom, []).append(member)
+    for leaf, (path, axes) in enumerate(axes_of_states.items()):
+        for spot in _spots_in(leaf, axes):
+            atom = spot.occurrence.atom
+            members.setdefault(atom, []).append(_member(path, spot))
     return members
 
 
-def _order(traces: Iterable[Trace], place: _Place) -> tuple[int, ...]:
+def _order(traces: Iterable[Trace], spot: _Spot) -> tuple[int, ...]:
     """Leaves in the order of their first use; of one leaf the last axis first, outer parts before inner ones."""
-    found = place.occurrence
-    uses = [trace.first_uses[place.leaf] for trace in traces]
-    return *uses, -place.axis, found.offset, -found.stride
+    uses = [trace.first_uses[spot.leaf] for trace in traces]
+    occurrence = spot.occurrence
+    return *uses, -spot.axis, occurrence.offset, -occurrence.stride
 
 
-def _member(path: tree_lib.Path, place: _Place) -> Member:
-    found = place.occurrence
-    return Member(path, place.axis, found.offset, found.stride, found.repeats, found)
+def _member(path: Path, spot: _Spot) -> Member:
+    occurrence = spot.occurrence
+    return Member(
+        path, spot.axis, occurrence.offset, occurrence.stride, occurrence.repeats, occurrence
+    )
 
 
-def _name(trace: Trace, place: _Place) -> str:
+def _name(trace: Trace, spot: _Spot) -> str:
     """The leaf and the axis, and where the channels lie along it if they are not all of it."""
-    name = f'{tree_lib.path_string(trace.paths[place.leaf])}[{place.axis}]'
-    length = trace.leaves[place.leaf][place.axis].size
-    found = place.occurrence
-    size = found.atom.size
-    if size == length:
+    path = tree_lib.path_string(trace.paths[spot.leaf])
+    name = f'{path}[{spot.axis}]'
+    length = trace.leaves[spot.leaf][spot.axis].size
+    atom, start, stride, _ = spot.occurrence
+    if atom.size == length:
         return name
-    stop = found.offset + size * found.stride
-    step = f':{found.stride}' if found.stride > 1 else ''
-    return f'{name}[{found.offset}:{stop}{step}]'
+    stop = start + atom.size * stride
+    step = f':{stride}' if stride > 1 else ''
+    return f'{name}[{start}:{stop}{step}]'
 
 
-def _parameters(trace: Trace, places: Sequence[_Place]) -> int:
+def _count_parameters(trace: Trace, spots: Spots) -> int:
     """How many parameters lie along an atom, each counted once."""
-    along: dict[int, dict[int, int]] = {}
-    for place in places:
-        found = place.occurrence
-        repeats = math.prod(count for count, _ in found.repeats)
-        length = found.atom.size * found.stride * repeats
-        of_leaf = along.setdefault(place.leaf, {})
-        of_leaf[place.axis] = of_leaf.get(place.axis, 0) + length
+    lengths_along: dict[int, dict[int, int]] = {}  # leaf -> axis -> positions with channels
+    for spot in spots:
+        length = spot.occurrence.positions().size
+        lengths = lengths_along.setdefault(spot.leaf, {})
+        lengths[spot.axis] = lengths.get(spot.axis, 0) + length
     count = 0
-    for leaf, of_leaf in along.items():
-        sizes = [axis.size for axis in trace.leaves[leaf]]
-        others = [size - of_leaf.get(i, 0) for i, size in enumerate(sizes)]
-        count += math.prod(sizes) - math.prod(others)
+    for leaf, lengths in lengths_along.items():
+        sizes = sizes_of(trace.leaves[leaf])
+        sizes_without = list(sizes)
+        for axis, length in lengths.items():
+            sizes_without[axis] -= length
+        count += math.prod(sizes) - math.prod(sizes_without)
     return count

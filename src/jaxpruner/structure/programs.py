@@ -16,9 +16,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.tree import Path, PyTree
 
 Shape = tuple[int, ...]
-Shapes = Mapping[tree_lib.Path, Shape]
+Shapes = Mapping[Path, Shape]
 
 
 class ModelProgram(NamedTuple):
@@ -43,12 +44,13 @@ class ModelProgram(NamedTuple):
         """A program with these inputs, and a state unless it is `None`."""
         has_state = state is not None
         arguments = (state, *inputs) if has_state else tuple(inputs)
-        are_arrays = all(map(is_array, jax.tree.leaves(arguments)))
         shapes = jax.tree.map(shape_of_leaf, arguments)
-        return cls(apply_fn, has_state, shapes, arguments if are_arrays else None)
+        are_arrays = all(map(is_array, jax.tree.leaves(arguments)))
+        examples = arguments if are_arrays else None
+        return cls(apply_fn, has_state, shapes, examples)
 
     @property
-    def state(self) -> tree_lib.PyTree:
+    def state(self) -> PyTree:
         """The shapes of the state; an empty tree if there is none."""
         return self.arguments[0] if self.has_state else ()
 
@@ -79,7 +81,7 @@ class Model(NamedTuple):
       analyse: `(params, programs) -> ChannelGraph` of the same model with others.
     """
 
-    params: tree_lib.PyTree
+    params: PyTree
     programs: tuple[ModelProgram, ...]
     analyse: Callable[..., Any]
 
@@ -111,17 +113,19 @@ class Model(NamedTuple):
             f'the graph was made of {names}, not of {apply_fn!r}; add it with graph.also before channels are chosen'
         )
 
-    def with_program(self, number: int, params: tree_lib.PyTree, program: ModelProgram) -> Any:
+    def with_program(self, number: int, params: PyTree, program: ModelProgram) -> Any:
         """The graph of the model with other parameters, and another program in this place."""
         programs = list(self.programs)
         programs[number] = program
         return self.analyse(params, programs)
 
-    def are_params(self, tree: tree_lib.PyTree) -> bool:
+    def are_params(self, tree: PyTree) -> bool:
         """Whether these are parameters: arrays of the structure and the dtypes of the model's."""
-        if jax.tree.structure(tree) != jax.tree.structure(self.params):
+        leaves, structure = jax.tree.flatten(tree)
+        own_leaves, own_structure = jax.tree.flatten(self.params)
+        if structure != own_structure:
             return False
-        for leaf, own in zip(jax.tree.leaves(tree), jax.tree.leaves(self.params), strict=True):
+        for leaf, own in zip(leaves, own_leaves, strict=True):
             if not is_array(leaf) or jnp.result_type(leaf) != own.dtype:
                 return False
         return True
@@ -138,7 +142,7 @@ def shape_of_leaf(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf))
 
 
-def signature(shapes: tree_lib.PyTree) -> Hashable:
+def signature(shapes: PyTree) -> Hashable:
     """The structure, the shapes and the dtypes of a tree, to look up what was traced for them."""
     leaves, treedef = jax.tree.flatten(shapes)
     shapes_and_dtypes = []
@@ -147,7 +151,7 @@ def signature(shapes: tree_lib.PyTree) -> Hashable:
     return treedef, tuple(shapes_and_dtypes)
 
 
-def returned_leaves(state: tree_lib.PyTree, results: tree_lib.PyTree) -> dict[int, int]:
+def returned_leaves(state: PyTree, results: PyTree) -> dict[int, int]:
     """Which results are the state that comes back.
 
     A part of the results with the names and shapes of the whole state is the state. If there is none, each named entry
@@ -159,51 +163,60 @@ def returned_leaves(state: tree_lib.PyTree, results: tree_lib.PyTree) -> dict[in
     Raises:
       ValueError: several parts of the results could be the state.
     """
-    wanted, among = _shapes_by_path(state), _shapes_by_path(results)
-    if not wanted:
+    state_shapes = _shapes_by_path(state)
+    result_shapes = _shapes_by_path(results)
+    if not state_shapes:
         return {}
-    matches = _matches(wanted, among)
+    matches = _match(state_shapes, result_shapes)
     if not matches:
-        for key in dict.fromkeys([path[0] for path in wanted if path]):
-            if not key.isdigit():  # numbers of a tuple name nothing
-                entry = _part(wanted, (key,), ())
-                matches |= _matches(entry, among, key)
-    numbers = {path: number for number, path in enumerate(wanted)}
+        names = dict.fromkeys([path[0] for path in state_shapes if path])
+        for name in names:
+            if not name.isdigit():  # numbers of a tuple name nothing
+                entry = _part(state_shapes, (name,), ())
+                matches |= _match(entry, result_shapes, name)
+    number_of = {path: number for number, path in enumerate(state_shapes)}
     returned = {}
-    for number, path in enumerate(among):
+    for number, path in enumerate(result_shapes):
         if path in matches:
-            returned[number] = numbers[matches[path]]
+            returned[number] = number_of[matches[path]]
     return returned
 
 
-def _shapes_by_path(tree: tree_lib.PyTree) -> Shapes:
+def _shapes_by_path(tree: PyTree) -> Shapes:
     if jax.tree.structure(tree) == jax.tree.structure(0):
         return {(): jnp.shape(tree)}
     paths, leaves, _ = tree_lib.flatten_with_paths(tree)
-    return dict(zip(paths, map(jnp.shape, leaves), strict=True))
+    shapes = map(jnp.shape, leaves)
+    return dict(zip(paths, shapes, strict=True))
 
 
-def _matches(wanted: Shapes, among: Shapes, *key: str) -> dict[tree_lib.Path, tree_lib.Path]:
-    """Path of a result -> that of what is wanted, for the one part of the results that is it, under a key if given."""
-    first = next(iter(wanted))
-    starts = []
-    for path in among:
-        start = path[: len(path) - len(first)]
-        if (*start, *first) == path and _part(among, (*start, *key), start) == wanted:
-            starts.append(start)
-    if len(starts) > 1:
-        places = ' and '.join([tree_lib.path_string(start) or 'the whole' for start in starts])
+def _match(state: Shapes, results: Shapes, *name: str) -> dict[Path, Path]:
+    """Path of a result -> path in the state, for the one part of the results that is the state, or its named entry."""
+    first = next(iter(state))
+    prefixes = []
+    for path in results:
+        prefix = path[: len(path) - len(first)]
+        is_first = (*prefix, *first) == path
+        if is_first and _part(results, (*prefix, *name), prefix) == state:
+            prefixes.append(prefix)
+    if len(prefixes) > 1:
+        parts = ' and '.join([tree_lib.path_string(prefix) or 'the whole' for prefix in prefixes])
         raise ValueError(
-            f'{places} of the results could each be the state that comes back; give the state a name, '
+            f'{parts} of the results could each be the state that comes back; give the state a name, '
             'state={"cache": state}, and return it under this name'
         )
-    return {(*start, *path): path for start in starts for path in wanted}
+    matches = {}
+    for prefix in prefixes:
+        for path in state:
+            matches[*prefix, *path] = path
+    return matches
 
 
-def _part(among: Shapes, begin: tree_lib.Path, start: tree_lib.Path) -> Shapes:
-    """What has a path with this begin; its path from the start on."""
+def _part(shapes: Shapes, beginning: Path, prefix: Path) -> Shapes:
+    """The entries whose paths have this beginning, by their paths without the prefix."""
     part = {}
-    for path, shape in among.items():
-        if path[: len(begin)] == begin:
-            part[path[len(start) :]] = shape
+    for path, shape in shapes.items():
+        if path[: len(beginning)] == beginning:
+            below = path[len(prefix) :]
+            part[below] = shape
     return part

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from jaxpruner.core import caller_warnings
 from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.tree import Path, PyTree
 from jaxpruner.oneshot import CalibratedPruning
 from jaxpruner.oneshot.batches import as_inputs, check_inputs, check_samples, first_batch
 from jaxpruner.oneshot.followed_leaves import FollowedLeaves, follow_leaves
@@ -57,14 +58,14 @@ class _LeastSquares(CalibratedPruning):
 
 def refit(
     apply_fn: Callable[..., Any],
-    params: tree_lib.PyTree,
-    zeroed_ones: tree_lib.PyTree,
+    params: PyTree,
+    zeroed_ones: PyTree,
     batches: Iterable[Any],
     *,
     damping: float,
     sequential: bool,
     progress: bool,
-) -> tree_lib.PyTree:
+) -> PyTree:
     """The parameters of the whole model with fitted kernels, of which the rows of removed channels are zero.
 
     Args:
@@ -82,7 +83,8 @@ def refit(
     paths, ones, treedef = tree_lib.flatten_with_paths(zeroed_ones)
     is_kept = dict(zip(paths, ones, strict=True))
     cut = [path for path in paths if not is_kept[path].all()]
-    followed = follow_leaves(param_uses(apply_fn, params, *as_inputs(first)), cut)
+    uses = param_uses(apply_fn, params, *as_inputs(first))
+    followed = follow_leaves(uses, cut)
     masks, left_out = _row_masks(followed, is_kept)
     for path, reason in followed.unclear.items():
         left_out[path] = reason
@@ -101,8 +103,8 @@ def refit(
 
 
 def _row_masks(
-    followed: FollowedLeaves, is_kept: Mapping[tree_lib.Path, jax.Array]
-) -> tuple[dict[tree_lib.Path, jax.Array], dict[tree_lib.Path, str]]:
+    followed: FollowedLeaves, is_kept: Mapping[Path, jax.Array]
+) -> tuple[dict[Path, jax.Array], dict[Path, str]]:
     """Masks of the leaves that sum over removed channels, and those of such leaves that have to stay, with reasons."""
     masks, left_out = {}, {}
     for path, parts in followed.matrices.items():
@@ -120,14 +122,17 @@ def _row_mask(parts: Sequence[WeightMatrices], is_kept: jax.Array) -> jax.Array:
     """0 at the rows of removed channels, of matrices that keep some; columns of removed channels stay until the cut."""
     mask = jnp.ones_like(is_kept)
     for matrices in parts:
-        rows = (matrices.read(is_kept) > 0).any(-1, keepdims=True)
-        is_removed = ~rows & rows.any(-2, keepdims=True)
-        written = matrices.write(jnp.broadcast_to(is_removed, matrices.shape) * 1.0, is_kept)
-        mask = jnp.where(written > 0, 0, mask)
+        stays = matrices.read(is_kept) > 0
+        row_stays = stays.any(-1, keepdims=True)
+        keeps_some = row_stays.any(-2, keepdims=True)
+        row_goes = ~row_stays & keeps_some
+        removed = jnp.broadcast_to(row_goes, matrices.shape) * 1.0
+        is_removed = matrices.write(removed, is_kept) > 0
+        mask = jnp.where(is_removed, 0, mask)
     return mask
 
 
-def _warn(left_out: Mapping[tree_lib.Path, str], has_masks: bool) -> None:
+def _warn(left_out: Mapping[Path, str], has_masks: bool) -> None:
     reasons = [f'{tree_lib.path_string(path)} ({reason})' for path, reason in left_out.items()]
     if reasons:
         caller_warnings.warn(

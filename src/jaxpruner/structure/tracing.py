@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.core.tree import Path
+from jaxpruner.core.tree import Path, PyTree
 from jaxpruner.structure.analysis.axes import (
     Axes,
     Pin,
@@ -30,9 +30,9 @@ from jaxpruner.uses.tracing import leaf_shape
 
 def channel_groups(
     apply_fn: Callable[..., Any],
-    params: tree_lib.PyTree,
+    params: PyTree,
     *inputs: Any,
-    state: tree_lib.PyTree | None = None,
+    state: PyTree | None = None,
 ) -> ChannelGraph:
     """Which channels of a model can be removed, and what has to be removed together.
 
@@ -83,7 +83,7 @@ def channel_groups(
     return analyse(params, [ModelProgram.of(apply_fn, state, inputs)])
 
 
-def analyse(params: tree_lib.PyTree, programs: Sequence[ModelProgram]) -> ChannelGraph:
+def analyse(params: PyTree, programs: Sequence[ModelProgram]) -> ChannelGraph:
     """The graph of a model with these programs; the first one names the groups."""
     paths, arrays, _ = tree_lib.flatten_with_paths(params)
     shapes = map(leaf_shape, arrays, paths)  # raises where a leaf is no array
@@ -121,7 +121,7 @@ class _Traced(NamedTuple):
 
 def _trace(
     program: ModelProgram,
-    params: tree_lib.PyTree,
+    params: PyTree,
     leaves: _Leaves,
     states: '_States',
     owner: str,
@@ -185,7 +185,7 @@ class _States:
         self._param_paths = frozenset(param_paths)
         self._axes: dict[Path, Axes] = {}
 
-    def leaves_of(self, state: tree_lib.PyTree) -> _Leaves:
+    def leaves_of(self, state: PyTree) -> _Leaves:
         """The paths and axes of the leaves of a state.
 
         Raises:

@@ -10,6 +10,7 @@ followed to every sum over channels, as they are for exactness.
     left_over         the other channels, for a cut
 """
 
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -20,7 +21,8 @@ import numpy as np
 from jaxpruner.core import packing
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.sparse_state import only_sparse_state, sparse_states
-from jaxpruner.structure.analysis.axes import Axis
+from jaxpruner.core.tree import Path, PyTree
+from jaxpruner.structure.analysis.axes import Axis, sizes_of
 from jaxpruner.structure.analysis.fills import Fill
 from jaxpruner.structure.analysis.leaf_numbers import leaf_numbers
 from jaxpruner.structure.analysis.members import Group
@@ -29,11 +31,11 @@ from jaxpruner.structure.analysis.zeros import ZeroFlow, inexact_atoms
 from jaxpruner.structure.channel_tables import ChannelTable, channel_table
 from jaxpruner.structure.cutting import trees
 
-# Leaf and axis of members.
-Places = frozenset[tuple[tree_lib.Path, int]]
+# Leaf and axis of each of some members.
+Members = frozenset[tuple[Path, int]]
 
 
-def nonzero_weights(trace: Trace, tree: tree_lib.PyTree) -> dict[tree_lib.Path, jax.Array]:
+def nonzero_weights(trace: Trace, tree: PyTree) -> dict[Path, jax.Array]:
     """For each parameter that has a value in a tree, by its path there, where that is not zero.
 
     Args:
@@ -55,7 +57,7 @@ def nonzero_weights(trace: Trace, tree: tree_lib.PyTree) -> dict[tree_lib.Path, 
     nonzero = {}
     for path, number in leaf_numbers(trace, paths).items():
         value = value_of[path]
-        expected = tuple([axis.size for axis in trace.leaves[number]])
+        expected = sizes_of(trace.leaves[number])
         if jnp.shape(value) != expected and trees.is_packed(value, expected):
             value = packing.unpack_like(value, expected)
         if jnp.shape(value) != expected:
@@ -68,7 +70,7 @@ def nonzero_weights(trace: Trace, tree: tree_lib.PyTree) -> dict[tree_lib.Path, 
 
 
 def find(
-    traces: Sequence[Trace], groups: Iterable[Group], nonzero: Mapping[tree_lib.Path, jax.Array]
+    traces: Sequence[Trace], groups: Iterable[Group], nonzero: Mapping[Path, jax.Array]
 ) -> dict[str, np.ndarray]:
     """The channels of exact groups that can be removed although nothing is zeroed.
 
@@ -87,19 +89,21 @@ def find(
     for group in groups:
         if group.exact:
             table = channel_table(trace, group, numbers)
-            searches.append(_Search(table, _zero_places(trace, table, nonzero, numbers)))
-    while any(search.undecided for search in searches):
-        asked = {search.atom: search.undecided[0] for search in searches if search.undecided}
+            zero_members = _zero_members(trace, table, nonzero, numbers)
+            searches.append(_Search(table, zero_members))
+    pending = [search for search in searches if search.undecided]
+    while pending:
+        asked = {search.atom: search.undecided[0] for search in pending}
         insufficient = insufficient_members(traces, asked)
-        for search in searches:
-            if search.undecided:
-                search.decide(search.atom not in insufficient)
-    found = {}
+        for search in pending:
+            search.decide(search.atom not in insufficient)
+        pending = [search for search in pending if search.undecided]
+    zero_channels = {}
     for search in searches:
         is_zero = search.channels()
         if is_zero.any():
-            found[search.table.group.name] = is_zero
-    return found
+            zero_channels[search.table.group.name] = is_zero
+    return zero_channels
 
 
 def left_over(is_zero: np.ndarray) -> np.ndarray:
@@ -113,11 +117,14 @@ def left_over(is_zero: np.ndarray) -> np.ndarray:
     [0]
     """
     rows = is_zero.reshape(-1, is_zero.shape[-1])
-    if (rows == rows[0]).all():
-        is_zero = rows[0]
-    count = max(int((~is_zero).sum(axis=-1).max()), 1)
-    first = np.argsort(is_zero, axis=-1, kind='stable')[..., :count]
-    return np.sort(first, axis=-1)
+    first_row = rows[0]
+    if (rows == first_row).all():
+        is_zero = first_row
+    counts = np.count_nonzero(~is_zero, axis=-1)
+    count = max(int(np.max(counts)), 1)
+    others_first = np.argsort(is_zero, axis=-1, kind='stable')
+    kept = others_first[..., :count]
+    return np.sort(kept, axis=-1)
 
 
 class _Search:
@@ -129,63 +136,68 @@ class _Search:
       undecided: sets of members that are zero in some channel, of which it is not known yet whether they suffice.
     """
 
-    def __init__(self, table: ChannelTable, places: list[Places]):
+    def __init__(self, table: ChannelTable, zero_members: list[Members]):
         self.table = table
         self.atom = table.group.atom.resolved()
-        self._places = places
-        self.undecided = sorted(filter(None, set(places)), key=len, reverse=True)
-        self._sufficient: list[Places] = []
+        self._zero_members = zero_members  # of each channel
+        some_zero = filter(None, set(zero_members))
+        self.undecided = sorted(some_zero, key=len, reverse=True)
+        self._sufficient: list[Members] = []
 
     def decide(self, suffices: bool) -> None:
         """Notes whether the first undecided set suffices; with it all larger ones do, or no smaller one does."""
         decided = self.undecided[0]
         undecided = []
-        for places in self.undecided[1:]:
-            is_known = decided <= places if suffices else places <= decided
-            if not is_known:
-                undecided.append(places)
+        for members in self.undecided[1:]:
+            follows = decided <= members if suffices else members <= decided
+            if not follows:
+                undecided.append(members)
         self.undecided = undecided
         if suffices:
             self._sufficient.append(decided)
 
     def channels(self) -> np.ndarray:
         """Flags of the channels that can be removed, in the shape of the table."""
-        sufficient = {}
-        for places in set(self._places):
-            sufficient[places] = any(known <= places for known in self._sufficient)
-        flags = [sufficient[places] for places in self._places]
+        suffices = functools.cache(self._suffices)
+        flags = list(map(suffices, self._zero_members))
         return np.reshape(flags, self.table.shape)
 
+    def _suffices(self, members: Members) -> bool:
+        return any(map(members.issuperset, self._sufficient))
 
-def _zero_places(
+
+def _zero_members(
     trace: Trace,
     table: ChannelTable,
-    nonzero: Mapping[tree_lib.Path, jax.Array],
-    numbers: Mapping[tree_lib.Path, int],
-) -> list[Places]:
+    nonzero: Mapping[Path, jax.Array],
+    numbers: Mapping[Path, int],
+) -> list[Members]:
     """For each element of a table the members that are zero, by their paths in the model."""
     flags = {}
-    for path, by_axis in table.places.items():
+    for path, by_axis in table.indices.items():
+        path_in_model = trace.paths[numbers[path]]
         for axis in by_axis:
             is_zero = ~table.any_along(nonzero[path], path, axis)
-            flags[trace.paths[numbers[path]], axis] = is_zero.ravel()
-    places = []
+            flags[path_in_model, axis] = is_zero.ravel()
+    zero_members = []
     for channel in range(math.prod(table.shape)):
-        places.append(frozenset([place for place, is_zero in flags.items() if is_zero[channel]]))
-    return places
+        zero = [member for member, is_zero in flags.items() if is_zero[channel]]
+        zero_members.append(frozenset(zero))
+    return zero_members
 
 
-def insufficient_members(traces: Sequence[Trace], asked: Mapping[Axis, Places]) -> set[Axis]:
+def insufficient_members(traces: Sequence[Trace], asked: Mapping[Axis, Members]) -> set[Axis]:
     """The atoms whose channels have a part in the results although these members are zero."""
     trace = traces[0]
     flow = ZeroFlow(trace)
-    inputs = []
+    fills = []
     for path, axes in zip(trace.paths, trace.leaves, strict=True):
         channels = []
         for i, axis in enumerate(axes):
-            known = [
-                atom for atom in flow.candidates(axis) if (path, i) in asked.get(atom, frozenset())
-            ]
-            channels.append(dict.fromkeys(known, 0))
-        inputs.append(Fill(None, tuple(channels)))
-    return set(inexact_atoms(traces, inputs))
+            zeros = {}
+            for atom in flow.candidates(axis):
+                if (path, i) in asked.get(atom, ()):
+                    zeros[atom] = 0
+            channels.append(zeros)
+        fills.append(Fill(None, tuple(channels)))
+    return set(inexact_atoms(traces, fills))

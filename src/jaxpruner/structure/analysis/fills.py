@@ -104,12 +104,12 @@ class Flow:
         """The fill of a result, with what `find(axis, atom)` returns for each of its axes and atoms."""
         channels = []
         for i, axis in enumerate(self.results[number]):
-            known = {}
+            numbers = {}
             for atom in self.candidates(axis):
                 value = find(i, atom)
                 if value is not None:
-                    known[atom] = value
-            channels.append(known)
+                    numbers[atom] = value
+            channels.append(numbers)
         return Fill(everywhere, tuple(channels))
 
 
@@ -132,13 +132,14 @@ def join_fills(first: Fill, second: Fill) -> Fill:
     is_same = first.everywhere == second.everywhere
     everywhere = first.everywhere if is_same else None
     channels = []
-    for i, (one, other) in enumerate(zip(first.channels, second.channels, strict=True)):
-        known = {}
-        for atom in {**one, **other}:
-            value = join((first.at(i, atom), second.at(i, atom)))
+    for i in range(len(first.channels)):
+        numbers = {}
+        for atom in {**first.channels[i], **second.channels[i]}:
+            values = first.at(i, atom), second.at(i, atom)
+            value = join(values)
             if value is not None:
-                known[atom] = value
-        channels.append(known)
+                numbers[atom] = value
+        channels.append(numbers)
     return Fill(everywhere, tuple(channels))
 
 

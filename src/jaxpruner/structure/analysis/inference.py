@@ -124,9 +124,7 @@ class Inference(LiveEvaluator[Axes]):
 def _results(ties: EquationTies) -> list[Axes]:
     """The axes of the results of an equation with no program inside."""
     name = ties.equation.primitive.name
-    if name in primitives.ROWS:
-        return primitives.ROWS[name].axes(ties)
-    results = ties.new_results()
-    for axes in (*ties.operands, *results):
-        ties.pin_all(axes, 'nothing is known of this operation')
-    return results
+    if name not in primitives.ROWS:
+        return ties.pin_everything('nothing is known of this operation')
+    row = primitives.ROWS[name]
+    return row.axes(ties)

@@ -1,12 +1,14 @@
 """Which leaves of a traced model the leaves of another tree are: of all parameters, or of a subtree of them."""
 
+from collections import Counter
 from collections.abc import Collection
 
 from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.tree import Path
 from jaxpruner.structure.analysis.records import Trace
 
 
-def leaf_numbers(trace: Trace, paths: Collection[tree_lib.Path]) -> dict[tree_lib.Path, int]:
+def leaf_numbers(trace: Trace, paths: Collection[Path]) -> dict[Path, int]:
     """The number of each leaf in a trace, by its path; leaves that the model does not have are left out.
 
     A pruner may have a subtree of the parameters: `a/kernel` is `params/a/kernel` then.
@@ -23,17 +25,18 @@ def leaf_numbers(trace: Trace, paths: Collection[tree_lib.Path]) -> dict[tree_li
     return numbers
 
 
-def _prefix(trace: Trace, paths: Collection[tree_lib.Path]) -> tree_lib.Path:
+def _prefix(trace: Trace, paths: Collection[Path]) -> Path:
     """The path of the subtree to which most leaves fit; the whole tree, if they fit to that."""
-    known = set(trace.paths)
-    if not paths or known & set(paths):
+    own_paths = set(trace.paths)
+    if not paths or not own_paths.isdisjoint(paths):
         return ()
-    counts: dict[tree_lib.Path, int] = {}
+    counts: Counter[Path] = Counter()
     for path in paths:
-        for other in trace.paths:
-            if other[len(other) - len(path) :] == path:
-                prefix = other[: len(other) - len(path)]
-                counts[prefix] = counts.get(prefix, 0) + 1
+        for own_path in trace.paths:
+            depth = len(own_path) - len(path)
+            prefix, rest = own_path[:depth], own_path[depth:]
+            if rest == path:
+                counts[prefix] += 1
     most = max(counts.values(), default=0)
     best = [prefix for prefix, count in counts.items() if count == most]
     if len(best) == 1:

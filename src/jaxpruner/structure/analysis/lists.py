@@ -12,9 +12,9 @@ experts. Here is the rule: channels may be chosen apart for each index of an ato
 
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from jaxpruner.structure.analysis.axes import Axes, Axis, atoms, drop
+from jaxpruner.structure.analysis.axes import Axes, Axis, atoms, atoms_of_values, drop
 from jaxpruner.structure.analysis.records import Trace
 from jaxpruner.uses.bodies import ProgramPath
 
@@ -41,12 +41,12 @@ class _Value(NamedTuple):
             for term in terms:
                 if atom not in term:
                     continue
-                if term.count(atom) > 1:  # two of them in one axis would need two owners
+                is_repeated = term.count(atom) > 1  # two in one axis would need two owners
+                if is_repeated or None in in_other_axes:
                     return False
-                if None in in_other_axes:
-                    return False
+                in_others = sum(filter(None, in_other_axes))
                 beside = self.trips.count(owner) + term.count(owner)
-                if beside + sum(filter(None, in_other_axes)) != 1:
+                if beside + in_others != 1:
                     return False
         return True
 
@@ -67,17 +67,19 @@ def owners_of_lists(
         trips |= _atoms_of(tuple(trace.trips.values()))
         mixed |= _mixed_pairs(trace)
     values: dict[Axis, list[_Value]] = {}
+    candidates = set(removable) - trips
     for trace in traces:
-        for atom, values_of_atom in _values_by_atom(trace, set(removable) - trips).items():
+        for atom, values_of_atom in _values_by_atom(trace, candidates).items():
             values.setdefault(atom, []).extend(values_of_atom)
-    owners: dict[Axis, tuple[Axis, ...]] = {}
+    owners_of: dict[Axis, tuple[Axis, ...]] = {}
     for atom, values_of_atom in values.items():
-        kept = []
-        for owner in _first_owners(values_of_atom[0], atom):
-            if _may_own(owner, atom, values_of_atom) and (atom, owner) not in mixed:
-                kept.append(owner)
-        owners[atom] = tuple(kept)
-    return owners
+        owners = []
+        for owner in _possible_owners(values_of_atom[0], atom):
+            is_mixed = (atom, owner) in mixed
+            if not is_mixed and _may_own(owner, atom, values_of_atom):
+                owners.append(owner)
+        owners_of[atom] = tuple(owners)
+    return owners_of
 
 
 def _may_own(owner: Axis, atom: Axis, values: Iterable[_Value]) -> bool:
@@ -99,41 +101,49 @@ def _mixed_pairs(trace: Trace) -> set[tuple[Axis, Axis]]:
 
 
 def _atoms_of(axes: Axes) -> set[Axis]:
-    return set(itertools.chain.from_iterable(map(atoms, axes)))
+    return set(atoms_of_values([axes]))
 
 
-def _first_owners(value: _Value, atom: Axis) -> list[Axis]:
-    found = list(value.trips)
+def _possible_owners(value: _Value, atom: Axis) -> list[Axis]:
+    """The other atoms of a value, and those of the scans around it."""
+    beside = list(value.trips)
     for terms in value.terms:
         for term in terms:
-            found += term
-    return [each for each in dict.fromkeys(found) if each is not atom and each.size > 1]
+            beside += term
+    distinct = dict.fromkeys(beside)
+    distinct.pop(atom, None)
+    return [owner for owner in distinct if owner.size > 1]
 
 
 def _values_by_atom(trace: Trace, removable: set[Axis]) -> dict[Axis, list[_Value]]:
+    """For each group's atom the values with its channels, each once."""
     values: dict[Axis, list[_Value]] = {}
-    seen = set()
+    for axes, trips in _distinct_values(trace):
+        atoms_along = _atoms_of(axes) & removable
+        if not atoms_along:
+            continue
+        terms = list(map(terms_of, axes))
+        for atom in atoms_along:
+            values.setdefault(atom, []).append(_Value(terms, trips))
+    return values
+
+
+def _distinct_values(trace: Trace) -> Iterable[tuple[Axes, Sequence[Axis]]]:
+    """The axes of values, and the atoms of the scans in whose bodies they stand; those that are alike once."""
+    values: dict[Any, tuple[Axes, Sequence[Axis]]] = {}
 
     def add(axes: Axes, trips: Sequence[Axis]) -> None:
-        own_axes = [id(axis.resolved()) for axis in axes]
-        key = tuple(own_axes), tuple(map(id, trips))
-        if key in seen:
-            return
-        seen.add(key)
-        own = _atoms_of(axes) & removable
-        if not own:
-            return
-        value = _Value(list(map(terms_of, axes)), trips)
-        for atom in own:
-            values.setdefault(atom, []).append(value)
+        resolved = [axis.resolved() for axis in axes]
+        key = tuple(map(id, resolved)), tuple(map(id, trips))
+        values.setdefault(key, (axes, trips))
 
     for axes in (*trace.leaves, *trace.states):
         add(axes, ())
     for path, equation in trace.equations.items():
         trips = _trips(trace, path)
-        for axes in (*equation.operands, *equation.results):
+        for axes in equation.values:
             add(axes, trips)
-    return values
+    return values.values()
 
 
 def _trips(trace: Trace, path: ProgramPath) -> tuple[Axis, ...]:
@@ -150,12 +160,11 @@ def terms_of(axis: Axis) -> list[Term]:
     """The terms of an expression, in their order."""
     if axis.form == 'atom':
         return [(axis.resolved(),)]
+    terms_of_parts = map(terms_of, axis.parts)
     if axis.form == 'sum':
-        found: list[Term] = []
-        for part in axis.parts:
-            found += terms_of(part)
-        return found
-    products: list[Term] = [()]
-    for part in axis.parts:
-        products = [before + term for before in products for term in terms_of(part)]
-    return products
+        return list(itertools.chain.from_iterable(terms_of_parts))
+    terms = []
+    for chosen in itertools.product(*terms_of_parts):  # one of each factor
+        together = itertools.chain.from_iterable(chosen)
+        terms.append(tuple(together))
+    return terms

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.tree import Path
 from jaxpruner.structure.analysis.axes import Axis, Pin
 from jaxpruner.structure.analysis.positions import Occurrence
 
@@ -25,7 +26,7 @@ class Member:
     'mlp/kernel'
     """
 
-    path: tree_lib.Path
+    path: Path
     axis: int
     offset: int
     stride: int
@@ -95,7 +96,7 @@ class PinnedAxis:
       pin: why.
     """
 
-    path: tree_lib.Path
+    path: Path
     axis: int | None
     offset: int
     size: int

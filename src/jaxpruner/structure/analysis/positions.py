@@ -27,17 +27,19 @@ def kept_positions(axis: Axis, keep: Keep) -> np.ndarray:
     if axis.form == 'atom':
         return np.asarray(keep.get(axis, np.arange(axis.size)))
     if axis.form == 'sum':
-        before = 0
-        positions = []
+        start = 0
+        segments = []
         for part in axis.parts:
-            positions.append(before + kept_positions(part, keep))
-            before += part.size
-        return np.concatenate(positions)
-    kept = np.zeros(1, int)
+            kept = kept_positions(part, keep)
+            segments.append(start + kept)
+            start += part.size
+        return np.concatenate(segments)
+    positions = np.zeros(1, int)
     for part in axis.parts:
-        inside = kept_positions(part, keep)
-        kept = (kept[:, None] * part.size + inside).ravel()
-    return kept
+        inner = kept_positions(part, keep)
+        outer = positions[:, None] * part.size
+        positions = (outer + inner).ravel()
+    return positions
 
 
 class Occurrence(NamedTuple):
@@ -54,45 +56,55 @@ class Occurrence(NamedTuple):
 
     def positions(self) -> np.ndarray:
         """The positions of each index along the axis: an array of shape (atom.size, positions of one index)."""
-        starts = self.offset + self.stride * np.arange(self.atom.size)[:, None]
         shifts = np.zeros(1, int)
-        for count, distance in self.repeats:
-            shifts = (shifts[:, None] + distance * np.arange(count)).ravel()
-        shifts = (shifts[:, None] + np.arange(self.stride)).ravel()
-        return starts + shifts
+        for count, distance in (*self.repeats, (self.stride, 1)):
+            distances = distance * np.arange(count)
+            shifts = (shifts[:, None] + distances).ravel()
+        indices = np.arange(self.atom.size)
+        starts = self.offset + self.stride * indices
+        return starts[:, None] + shifts
 
 
 def occurrences(axis: Axis) -> list[Occurrence]:
     """Where the atoms of an expression stand.
 
     >>> from jaxpruner.structure.analysis.axes import atom, product
-    >>> [(found.offset, found.stride, found.repeats) for found in occurrences(product([atom(2), atom(3)]))]
-    [(0, 3, ()), (0, 1, ((2, 3),))]
+    >>> for _, offset, stride, repeats in occurrences(product([atom(2), atom(3)])):
+    ...     print(offset, stride, repeats)
+    0 3 ()
+    0 1 ((2, 3),)
     """
     axis = axis.resolved()
     if axis.form == 'atom':
         return [Occurrence(axis, 0, 1, ())]
-    found = []
     if axis.form == 'sum':
-        before = 0
-        for part in axis.parts:
-            for inside in occurrences(part):
-                found.append(inside._replace(offset=before + inside.offset))
-            before += part.size
-        return found
-    outer, inner = 1, axis.size
+        return _occurrences_in_sum(axis)
+    return _occurrences_in_product(axis)
+
+
+def _occurrences_in_sum(axis: Axis) -> list[Occurrence]:
+    moved = []
+    start = 0
+    for part in axis.parts:
+        for occurrence in occurrences(part):
+            offset = start + occurrence.offset
+            moved.append(occurrence._replace(offset=offset))
+        start += part.size
+    return moved
+
+
+def _occurrences_in_product(axis: Axis) -> list[Occurrence]:
+    scaled = []
+    outer, inner = 1, axis.size  # products of the factors before and behind this one
     for part in axis.parts:
         inner //= part.size
-        repeats = ((outer, part.size * inner),) if outer > 1 else ()
-        for inside in occurrences(part):
-            scaled = tuple([(count, distance * inner) for count, distance in inside.repeats])
-            found.append(
-                Occurrence(
-                    inside.atom, inside.offset * inner, inside.stride * inner, repeats + scaled
-                )
-            )
+        outer_repeats = ((outer, part.size * inner),) if outer > 1 else ()
+        for atom, offset, stride, repeats in occurrences(part):
+            inner_repeats = [(count, distance * inner) for count, distance in repeats]
+            all_repeats = (*outer_repeats, *inner_repeats)
+            scaled.append(Occurrence(atom, offset * inner, stride * inner, all_repeats))
         outer *= part.size
-    return found
+    return scaled
 
 
 def indices_of(atom: Axis, axis: Axis) -> np.ndarray:
@@ -104,7 +116,7 @@ def indices_of(atom: Axis, axis: Axis) -> np.ndarray:
     [-1, 0, 1, 0, 1]
     """
     indices = np.full(axis.size, -1)
-    for found in occurrences(axis):
-        if found.atom is atom:
-            indices[found.positions()] = np.arange(atom.size)[:, None]
+    for occurrence in occurrences(axis):
+        if occurrence.atom is atom:
+            indices[occurrence.positions()] = np.arange(atom.size)[:, None]
     return indices

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 from jax.extend import source_info_util
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.tree import Path
 from jaxpruner.structure.analysis.axes import Axes, Axis, Pin, new_axes
 from jaxpruner.structure.analysis.ties import Ties
 from jaxpruner.uses import liveness
@@ -121,9 +121,9 @@ class Trace(NamedTuple):
     """
 
     program: Any
-    paths: Sequence[tree_lib.Path]
+    paths: Sequence[Path]
     leaves: Sequence[Axes]
-    state_paths: Sequence[tree_lib.Path]
+    state_paths: Sequence[Path]
     states: Sequence[Axes]
     returned: Mapping[int, int]
     equations: Mapping[ProgramPath, EquationAxes]
@@ -173,6 +173,13 @@ class EquationTies(Ties):
     def new_results(self) -> list[Axes]:
         """New axes for each result."""
         return new_results(self.equation)
+
+    def pin_everything(self, reason: str) -> list[Axes]:
+        """Pins the axes of all operands and results; returns those of the results."""
+        results = self.new_results()
+        for axes in (*self.operands, *results):
+            self.pin_all(axes, reason)
+        return results
 
 
 def new_results(equation: Any) -> list[Axes]:

@@ -36,9 +36,10 @@ class Budget:
         if not isinstance(text, str):
             raise TypeError(f"budget is text such as 'flops=0.5', got {text!r}")
         quantity, sign, number = text.partition('=')
-        known = get_args(Quantity)
-        if quantity not in known:
-            raise ValueError(f'budget={text!r}: {tree_lib.nearest(quantity, known)}')
+        quantities = get_args(Quantity)
+        if quantity not in quantities:
+            nearest = tree_lib.nearest(quantity, quantities)
+            raise ValueError(f'budget={text!r}: {nearest}')
         try:
             share = float(number)
         except ValueError:

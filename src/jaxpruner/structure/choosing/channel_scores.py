@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpruner.core import tree as tree_lib
-from jaxpruner.structure.analysis.axes import Axes, Axis, all_but, atoms
+from jaxpruner.core.tree import Path
+from jaxpruner.structure.analysis.axes import Axes, Axis, all_but, atoms, pick, sizes_of
 from jaxpruner.structure.analysis.members import Group, Member
 from jaxpruner.structure.analysis.positions import indices_of
 from jaxpruner.structure.choosing.leaf_scores import LeafScores
@@ -58,7 +58,7 @@ class Scorer(NamedTuple):
       normalise: of each member's table before, a name of `NORMALISATIONS`, or a function of the table, or `None`.
     """
 
-    leaves: Mapping[tree_lib.Path, Axes]
+    leaves: Mapping[Path, Axes]
     scores: LeafScores
     reduce: str
     normalise: str | Normalise | None
@@ -78,48 +78,62 @@ class Scorer(NamedTuple):
             table = self._score_member(group, member, stays)
             if table is not None:
                 _check_finite(table, group, member)
-                tables.append(_normalise(table, self.normalise))
+                normalised = _normalise(table, self.normalise)
+                tables.append(normalised)
         if not tables:
             raise ValueError(
                 f'{group.name}: no member of the group has a score ({self.scores.name}); leave the group alone with '
                 f'leave={group.name!r}, or take another score'
             )
-        return REDUCTIONS[self.reduce](np.stack(tables), axis=0)
+        reduce_members = REDUCTIONS[self.reduce]
+        return reduce_members(np.stack(tables), axis=0)
 
     def _score_member(
         self, group: Group, member: Member, stays: Sequence[np.ndarray]
     ) -> Table | None:
         axes = self.leaves[member.path]
-        places = _places(group, member, axes)
-        of_channels = self.scores.of_channels
-        if of_channels is None:
-            of_weights = self.scores.by_path.get(member.path)
-            if of_weights is None:
-                return None
-            sums = sum_over(of_weights, stays, tuple(all_but(places.axes, axes)))
-            return np.asarray(sums, np.float64).ravel()[places.positions].sum(axis=-1)
+        layout = _layout(group, member, axes)
+        if self.scores.of_channels is not None:
+            return self._score_by_function(group, member, stays, layout)
+        of_weights = self.scores.by_path.get(member.path)
+        if of_weights is None:
+            return None
+        other_axes = all_but(layout.axes, axes)
+        sums = sum_over(of_weights, stays, tuple(other_axes))
+        sums = np.asarray(sums, np.float64).ravel()
+        return sums[layout.positions].sum(axis=-1)
+
+    def _score_by_function(
+        self, group: Group, member: Member, stays: Sequence[np.ndarray], layout: '_Layout'
+    ) -> Table | None:
+        """Asks the function for the scores of each list of channels."""
+        score_channels = self.scores.of_channels
+        assert score_channels is not None
         matrices = {}
         for name, by_path in self.scores.arrays.items():
             leaf = by_path[member.path]
             if leaf is None:  # it has no gradient
                 return None
-            matrices[name] = _as_rows(_zeroed(leaf, stays), places)
-        table = np.empty(places.positions.shape[:-1])
-        for index in np.ndindex(*table.shape[:-1]):
-            own = {name: array[index] for name, array in matrices.items()}
-            found = of_channels(group, member, own)
-            if found is None:
+            matrices[name] = _as_rows(_zeroed(leaf, stays), layout)
+        table = np.empty(layout.positions.shape[:-1])
+        owner_sizes = table.shape[:-1]
+        for index in np.ndindex(*owner_sizes):
+            matrices_of_list = {name: rows[index] for name, rows in matrices.items()}
+            scores = score_channels(group, member, matrices_of_list)
+            if scores is None:
                 return None
-            table[index] = found
+            table[index] = scores
         return table
 
 
 @functools.partial(jax.jit, static_argnums=2)
 def sum_over(scores: Any, stays: Sequence[Any], axes: tuple[int, ...]) -> jax.Array:
     """Sums scores of a leaf where it is: what is sharded is not gathered, and lazy scores are never materialised."""
-    scores = jnp.asarray(scores.of(scores.weights) if hasattr(scores, 'of') else scores)
-    dtype = jnp.promote_types(scores.dtype, jnp.float32)
-    return jnp.sum(_zeroed(scores, stays), axis=axes, dtype=dtype)
+    is_lazy = hasattr(scores, 'of')
+    array = jnp.asarray(scores.of(scores.weights) if is_lazy else scores)
+    dtype = jnp.promote_types(array.dtype, jnp.float32)
+    zeroed = _zeroed(array, stays)
+    return jnp.sum(zeroed, axis=axes, dtype=dtype)
 
 
 def _zeroed(leaf: jax.Array, stays: Sequence[Any]) -> jax.Array:
@@ -128,7 +142,7 @@ def _zeroed(leaf: jax.Array, stays: Sequence[Any]) -> jax.Array:
     return leaf
 
 
-class _Places(NamedTuple):
+class _Layout(NamedTuple):
     """Where the channels of a member lie.
 
     Attributes:
@@ -140,32 +154,32 @@ class _Places(NamedTuple):
     positions: np.ndarray
 
 
-def _places(group: Group, member: Member, axes: Axes) -> _Places:
+def _layout(group: Group, member: Member, axes: Axes) -> _Layout:
     owners = [owner.resolved() for owner in group.lists]
-    kept = {member.axis}
-    owner_axes = []
-    for owner in owners:
-        owner_axes.append(_axis_with(owner, axes))
-        kept.add(owner_axes[-1])
-    order = sorted(kept)
-    shape = tuple([axes[i].size for i in order])
+    owner_axes = [_axis_with(owner, axes) for owner in owners]
+    along = sorted({member.axis, *owner_axes})
+    shape = sizes_of(pick(axes, along))
 
-    def along(indices: np.ndarray, axis: int) -> np.ndarray:
-        sizes = [1] * len(order)
-        sizes[order.index(axis)] = -1
+    def spread(indices: np.ndarray, axis: int) -> np.ndarray:
+        """Indices along one axis for each element along all of them, in a row."""
+        sizes = [1] * len(along)
+        sizes[along.index(axis)] = -1
         return np.broadcast_to(indices.reshape(sizes), shape).ravel()
 
-    channel = np.full(axes[member.axis].size, -1)
-    channel[member.positions()] = np.arange(group.size)[:, None]
-    channels = along(channel, member.axis)
-    flat = np.flatnonzero(channels >= 0)
+    channels = np.full(axes[member.axis].size, -1)
+    channels[member.positions()] = np.arange(group.size)[:, None]
+    channels = spread(channels, member.axis)
+    positions = np.flatnonzero(channels >= 0)
     indices = []
     for owner, axis in zip(owners, owner_axes, strict=True):
-        indices.append(along(indices_of(owner, axes[axis]), axis)[flat])
-    indices.append(channels[flat])
-    sizes = (*[owner.size for owner in owners], group.size)
-    by_channel = np.argsort(np.ravel_multi_index(tuple(indices), sizes), kind='stable')
-    return _Places(tuple(order), flat[by_channel].reshape(*sizes, -1))
+        index = spread(indices_of(owner, axes[axis]), axis)
+        indices.append(index[positions])
+    indices.append(channels[positions])
+    sizes = (*sizes_of(owners), group.size)
+    numbers = np.ravel_multi_index(tuple(indices), sizes)
+    by_channel = np.argsort(numbers, kind='stable')
+    positions = positions[by_channel].reshape(*sizes, -1)
+    return _Layout(tuple(along), positions)
 
 
 def _axis_with(owner: Axis, axes: Axes) -> int:
@@ -175,21 +189,24 @@ def _axis_with(owner: Axis, axes: Axes) -> int:
     raise AssertionError(f'a leaf of axes {axes} has channels, and not what owns their lists')
 
 
-def _as_rows(leaf: jax.Array, places: _Places) -> jax.Array:
+def _as_rows(leaf: jax.Array, layout: _Layout) -> jax.Array:
     """The weights of each channel: of shape `(*owners, channels, weights of one)`."""
-    moved = jnp.moveaxis(leaf, places.axes, range(len(places.axes)))
-    rest = moved.shape[len(places.axes) :]
-    rows = moved.reshape(-1, *rest)[places.positions]
-    return rows.reshape(*places.positions.shape[:-1], -1)
+    count = len(layout.axes)
+    moved = jnp.moveaxis(leaf, layout.axes, range(count))
+    other_sizes = moved.shape[count:]
+    rows = moved.reshape(-1, *other_sizes)[layout.positions]
+    *channels, _ = layout.positions.shape
+    return rows.reshape(*channels, -1)
 
 
 def _check_finite(table: Table, group: Group, member: Member) -> None:
-    wrong = np.argwhere(~np.isfinite(table))
-    if len(wrong):
-        place = wrong[0]
+    not_finite = np.argwhere(~np.isfinite(table))
+    if len(not_finite):
+        index = tuple(not_finite[0])
+        score = table[index]
         raise ValueError(
-            f'the score of channel {place[-1]} of {group.name} is {table[tuple(place)]} for {member.name}; look for '
-            'NaN or inf in that leaf, in the gradients and in the batches'
+            f'the score of channel {index[-1]} of {group.name} is {score} for {member.name}; look for NaN or inf in '
+            'that leaf, in the gradients and in the batches'
         )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.tree import Path, PyTree
 from jaxpruner.structure.analysis.axes import Axes
 from jaxpruner.structure.analysis.members import Group
 from jaxpruner.structure.choosing import channel_scores, ranking
@@ -45,7 +46,7 @@ class Settings:
     leave: Names = ()
     equal: Names = ()
     depth: bool = False
-    gradients: tree_lib.PyTree | None = None
+    gradients: PyTree | None = None
     batches: Iterable[Any] | None = None
     allow_inexact: bool = False
     progress: bool = True
@@ -77,9 +78,10 @@ class Settings:
 _OF_SEARCH = ('ranking', 'round_to', 'least', 'greatest', 'leave', 'equal', 'depth')
 
 
-def _check_choice(setting: str, value: Any, known: Iterable[str]) -> None:
-    if value not in known:
-        raise ValueError(f'{setting}={value!r}: {tree_lib.nearest(str(value), known)}')
+def _check_choice(setting: str, value: Any, choices: Iterable[str]) -> None:
+    if value not in choices:
+        nearest = tree_lib.nearest(str(value), choices)
+        raise ValueError(f'{setting}={value!r}: {nearest}')
 
 
 def matching(names: Names, groups: Iterable[str], setting: str) -> set[str]:
@@ -91,31 +93,32 @@ def matching(names: Names, groups: Iterable[str], setting: str) -> set[str]:
     >>> sorted(matching('*/up/*', ['0/up/kernel[1]', '1/up/kernel[1]', 'head[0]'], 'leave'))
     ['0/up/kernel[1]', '1/up/kernel[1]']
     """
-    known = list(groups)
-    found: set[str] = set()
+    all_groups = list(groups)
+    matches: set[str] = set()
     for name in tree_lib.as_names(names):
-        matches = [each for each in known if _is_meant(str(name), each)]
-        if not matches:
-            raise KeyError(
-                f'{setting}: {name!r} matches no group; {tree_lib.nearest(str(name), known)}'
-            )
-        found.update(matches)
-    return found
+        matches_of_name = [group for group in all_groups if _is_meant(str(name), group)]
+        if not matches_of_name:
+            nearest = tree_lib.nearest(str(name), all_groups)
+            raise KeyError(f'{setting}: {name!r} matches no group; {nearest}')
+        matches.update(matches_of_name)
+    return matches
 
 
 def _is_meant(name: str, group: str) -> bool:
-    return name == group or fnmatch.fnmatchcase(group, name.replace('[', '[[]'))
+    pattern = name.replace('[', '[[]')
+    return name == group or fnmatch.fnmatchcase(group, pattern)
 
 
 def by_group(value: Any, groups: Iterable[str], setting: str, default: Any) -> dict[str, Any]:
     """A setting for each group: one value for all, or a mapping of globs, of which the first that matches counts."""
-    known = list(groups)
+    all_groups = list(groups)
     if not isinstance(value, Mapping):
-        return dict.fromkeys(known, value)
-    found = dict.fromkeys(known, default)
+        return dict.fromkeys(all_groups, value)
+    values = dict.fromkeys(all_groups, default)
     for name in reversed(list(value)):
-        found.update(dict.fromkeys(matching(name, known, setting), value[name]))
-    return found
+        for group in matching(name, all_groups, setting):
+            values[group] = value[name]
+    return values
 
 
 def remarks_of(groups: Groups, settings: Settings) -> dict[str, str]:
@@ -140,8 +143,8 @@ def named_counts(groups: Groups, settings: Settings) -> dict[str, int]:
       ValueError: a group that is not exact would be cut.
     """
     counts = {}
-    found = by_group(settings.counts or {}, groups, 'counts', None)
-    for name, count in found.items():
+    counts_or_none = by_group(settings.counts or {}, groups, 'counts', None)
+    for name, count in counts_or_none.items():
         group = groups[name]
         if count is None:
             continue
@@ -165,32 +168,31 @@ def limits_of_groups(groups: Groups, settings: Settings) -> dict[str, ranking.Li
     return limits
 
 
-def equal_sets(
-    groups: Groups, leaves: Mapping[tree_lib.Path, Axes], equal: Names
-) -> list[list[Group]]:
+def equal_sets(groups: Groups, leaves: Mapping[Path, Axes], equal: Names) -> list[list[Group]]:
     """Sets of groups of which the same number stays: those of like shape that one of the names means.
 
     Raises:
       KeyError: a name means no group.
       ValueError: a name means no two groups of like shape, or two names mean one group.
     """
-    sets: dict[Any, list[Group]] = {}
-    owner: dict[str, Any] = {}
-    for name in tree_lib.as_names(equal):
-        for each in matching(name, groups, 'equal'):
-            if each in owner:
+    glob_of: dict[str, Any] = {}
+    for glob in tree_lib.as_names(equal):
+        for name in matching(glob, groups, 'equal'):
+            if name in glob_of:
                 raise ValueError(
-                    f'equal: {owner[each]!r} and {name!r} both match {each}; give one glob for it'
+                    f'equal: {glob_of[name]!r} and {glob!r} both match {name}; give one glob for it'
                 )
-            owner[each] = name
+            glob_of[name] = glob
+    sets: dict[tuple[str | None, Any], list[Group]] = {}
     for name, group in groups.items():
-        is_tied = name in owner
-        key = (owner[name], ranking.shape_of(group, leaves)) if is_tied else (None, name)
+        key = (None, name)
+        if name in glob_of:
+            key = (glob_of[name], ranking.shape_of(group, leaves))
         sets.setdefault(key, []).append(group)
-    for name in tree_lib.as_names(equal):
-        sizes = [len(each) for (owner_name, _), each in sets.items() if owner_name == name]
+    for glob in tree_lib.as_names(equal):
+        sizes = [len(groups_in_set) for key, groups_in_set in sets.items() if key[0] == glob]
         if max(sizes) == 1:
             raise ValueError(
-                f'equal: {name!r} has no effect, since no two groups that it matches have members of like shapes'
+                f'equal: {glob!r} has no effect, since no two groups that it matches have members of like shapes'
             )
     return list(sets.values())

@@ -51,30 +51,36 @@ class Choice:
         table = self.scores[name]
         lists = np.broadcast_to(self.keep[name], (*table.shape[:-1], self.counts[name]))
         kept = np.take_along_axis(table, lists, axis=-1)
-        return float(kept.sum() / table.sum()) if table.sum() else float('nan')
+        total = table.sum()
+        return float(kept.sum() / total) if total else float('nan')
 
     def __repr__(self) -> str:
         return f'Choice({len(self.keep)} of {len(self.counts)} groups get smaller)'
 
     def __str__(self) -> str:
+        return f'{self._groups_as_text()}\n\n{self._totals_as_text()}'
+
+    def _groups_as_text(self) -> str:
         rows = []
         for name, count in self.counts.items():
             share = f'{self.score_share(name):.3f}' if name in self.scores else ''
-            row = name, str(count), str(self.sizes[name]), share
-            rows.append((*row, self.remarks.get(name, '')) if self.remarks else row)
+            row = [name, str(count), str(self.sizes[name]), share]
+            if self.remarks:
+                row.append(self.remarks.get(name, ''))
+            rows.append(row)
         columns = _COLUMNS if self.remarks else _COLUMNS[:-1]
-        totals = []
+        return text_tables.to_text(columns, rows)
+
+    def _totals_as_text(self) -> str:
+        rows = []
         for quantity, before, after in zip(_QUANTITIES, self.before, self.after, strict=True):
             share = f'{after / before:.3f}' if before else ''
-            totals.append((quantity, f'{before:,}', f'{after:,}', share))
+            rows.append((quantity, f'{before:,}', f'{after:,}', share))
         if self.milliseconds is not None:
             before, after = self.milliseconds
-            totals.append(
-                ('milliseconds', f'{before:.3g}', f'{after:.3g}', f'{after / before:.3f}')
-            )
-        return '\n\n'.join(
-            [text_tables.to_text(columns, rows), text_tables.to_text(_TOTALS, totals)]
-        )
+            share = f'{after / before:.3f}'
+            rows.append(('milliseconds', f'{before:.3g}', f'{after:.3g}', share))
+        return text_tables.to_text(_TOTALS, rows)
 
 
 _QUANTITIES = ('parameters', 'FLOPs', 'bytes')

@@ -5,11 +5,11 @@ Settings are read for each group (`choice_settings`). Weights get scores (`leaf_
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.tree import Path, PyTree
 from jaxpruner.oneshot.batches import as_inputs, first_batch
 from jaxpruner.structure.analysis.axes import Axes
 from jaxpruner.structure.analysis.members import Group
@@ -29,27 +29,29 @@ from jaxpruner.structure.cutting.cut import Cut
 from jaxpruner.structure.cutting.keeping import check_keep
 
 Groups = Mapping[str, Group]
-Leaves = Mapping[tree_lib.Path, Axes]
+Leaves = Mapping[Path, Axes]
 Tables = Mapping[str, np.ndarray]
 Counts = Mapping[str, int]
 
 
-def choose(graph: Any, params: tree_lib.PyTree, settings: Settings) -> Choice:
+def choose(graph: Any, params: PyTree, settings: Settings) -> Choice:
     """See `ChannelGraph.choose`."""
     choice_checks.check_params(graph, params)
     cost = costs.cost_function(graph)
-    inputs, batches = _inputs_and_batches(graph, settings)
+    samples = _samples(graph, settings)
+    search = None
+    counts: Counts = {}
     if settings.budget is None:
-        search, counts = None, choice_settings.named_counts(graph.groups, settings)
+        counts = choice_settings.named_counts(graph.groups, settings)
         cost(counts)  # refuses counts that are none
         remarks = dict.fromkeys(graph.groups.keys() - counts.keys(), 'not named')
         candidates = _candidates(graph.groups, remarks)
     else:
         remarks = choice_settings.remarks_of(graph.groups, settings)
         candidates = _candidates(graph.groups, remarks)
-        search, counts = _Search(graph, candidates, settings), {}
+        search = _Search(graph, candidates, settings)
     choice_checks.check_shared(graph, params, candidates)
-    scorer = _scorer(graph, params, settings, batches)
+    scorer = _scorer(graph, params, settings, samples.batches)
     tables = {}
     for name, group in candidates.items():
         tables[name] = scorer.score(group, Cut({}))
@@ -57,17 +59,17 @@ def choose(graph: Any, params: tree_lib.PyTree, settings: Settings) -> Choice:
     if search is not None:
         seconds = None
         if search.budget.quantity == 'latency':
-            seconds = latency.latency_function(graph, params, inputs)
+            seconds = latency.latency_function(graph, params, samples.first)
         counts = search.counts(tables, cost, seconds)
         if seconds is not None:
             milliseconds = 1e3 * seconds({}), 1e3 * seconds(counts)
     choice_checks.check_shards(graph, params, counts)
-    keep, tables = _rank(candidates, tables, counts, scorer)
+    ranked = _rank(candidates, tables, counts, scorer)
     sizes = {name: group.size for name, group in graph.groups.items()}
     return Choice(
-        keep=keep,
+        keep=ranked.keep,
         counts={**sizes, **counts},
-        scores=tables,
+        scores=ranked.scores,
         before=cost({}),
         after=cost(counts),
         sizes=sizes,
@@ -94,9 +96,11 @@ class _Search:
         steps = ranking.Steps(bundles, self._settings.ranking)
         if seconds is not None:
             return budgets.meet_latency(self.budget, steps, seconds, self._settings.progress)
-        return budgets.meet(
-            self.budget, steps, lambda counts: getattr(cost(counts), self.budget.quantity)
-        )
+
+        def measure(counts: Counts) -> float:
+            return getattr(cost(counts), self.budget.quantity)
+
+        return budgets.meet(self.budget, steps, measure)
 
 
 def _leaves(graph: Any) -> Leaves:
@@ -114,33 +118,45 @@ def _candidates(groups: Groups, remarks: Mapping[str, str]) -> dict[str, Group]:
         if name not in remarks:
             candidates[name] = group
     if not candidates:
-        words = ', '.join(map('{0[0]} ({0[1]})'.format, remarks.items()))
-        raise ValueError(f'there is no group to choose from: {words or "the model has none"}')
+        reasons = [f'{name} ({remark})' for name, remark in remarks.items()]
+        words = ', '.join(reasons) or 'the model has none'
+        raise ValueError(f'there is no group to choose from: {words}')
     return candidates
 
 
 def _scorer(
-    graph: Any, params: tree_lib.PyTree, settings: Settings, batches: Iterable[Any] | None
+    graph: Any, params: PyTree, settings: Settings, batches: Iterable[Any] | None
 ) -> channel_scores.Scorer:
     evidence = Evidence(graph.model.apply_fn, settings.gradients, batches, settings.progress)
     scores = scores_of_leaves(settings.score, params, evidence)
     return channel_scores.Scorer(_leaves(graph), scores, settings.reduce, settings.normalise)
 
 
-def _inputs_and_batches(
-    graph: Any, settings: Settings
-) -> tuple[tuple[Any, ...] | None, Iterable[Any] | None]:
+class _Samples(NamedTuple):
     """Arguments of the model after the parameters: the first ones, and all; `None` where there are none."""
-    if settings.batches is None:
-        examples = graph.model.examples
-        return examples, None if examples is None else [examples]
-    first, batches = first_batch(settings.batches)
-    return as_inputs(first), batches
+
+    first: tuple[Any, ...] | None
+    batches: Iterable[Any] | None
 
 
-def _rank(
-    groups: Groups, tables: Tables, counts: Counts, scorer: channel_scores.Scorer
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+def _samples(graph: Any, settings: Settings) -> _Samples:
+    if settings.batches is not None:
+        first, batches = first_batch(settings.batches)
+        return _Samples(as_inputs(first), batches)
+    examples = graph.model.examples
+    if examples is None:
+        return _Samples(None, None)
+    return _Samples(examples, [examples])
+
+
+class _Ranked(NamedTuple):
+    """The indices that stay, and the scores that decide it."""
+
+    keep: dict[str, np.ndarray]
+    scores: dict[str, np.ndarray]
+
+
+def _rank(groups: Groups, tables: Tables, counts: Counts, scorer: channel_scores.Scorer) -> _Ranked:
     """The indices that stay, and the scores that decide it.
 
     The first scores are those of the whole model. So a head counts for features that go, and a feature that all heads
@@ -150,22 +166,24 @@ def _rank(
     for name, group in groups.items():
         if counts[name] < group.size:
             keep[name] = _highest(tables[name], group, counts[name], groups)
-    tables = dict(tables)
+    scores = dict(tables)
     for name in keep:
+        group = groups[name]
         others = dict(keep)
         del others[name]
         cut = check_keep(groups, others, allow_inexact=True)
-        tables[name] = scorer.score(groups[name], cut)
-        keep[name] = _highest(tables[name], groups[name], counts[name], groups)
-    return keep, tables
+        scores[name] = scorer.score(group, cut)
+        keep[name] = _highest(scores[name], group, counts[name], groups)
+    return _Ranked(keep, scores)
 
 
 def _highest(table: np.ndarray, group: Group, count: int, groups: Groups) -> np.ndarray:
     """The indices of the highest scores; of equal ones the lower index stays."""
     if _owns_its_owner(group, groups):
         table = table.reshape(-1, group.size).sum(axis=0)
-    order = np.argsort(-table, axis=-1, kind='stable')
-    return np.sort(order[..., :count], axis=-1)
+    highest_first = np.argsort(-table, axis=-1, kind='stable')
+    kept = highest_first[..., :count]
+    return np.sort(kept, axis=-1)
 
 
 def _owns_its_owner(group: Group, groups: Groups) -> bool:
@@ -179,4 +197,5 @@ def _owns_its_owner(group: Group, groups: Groups) -> bool:
 
 
 def _owns_lists_of(owner: Group, group: Group) -> bool:
-    return any(each.resolved() is owner.atom.resolved() for each in group.lists)
+    owners = [atom.resolved() for atom in group.lists]
+    return owner.atom.resolved() in owners

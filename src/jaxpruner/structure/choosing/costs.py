@@ -78,16 +78,21 @@ def cost_function(graph: Any) -> CostFunction:
     Cost(parameters=20, flops=200, bytes=80)
     """
     reader = _Reader(graph)
-    parameters, in_bytes = reader.leaves()
-    flops = reader.work(Program.of(graph.trace.program), _Scope())
-    atoms_of_groups = {name: group.atom.resolved() for name, group in graph.groups.items()}
+    of_leaves = reader.leaves()
+    whole = Program.of(graph.trace.program)
+    work = reader.work(whole, _Scope())
 
     def cost(counts: Mapping[str, int]) -> Cost:
-        sizes: dict[Axis, int] = {}
         check_counts(graph.groups, counts)
+        sizes: dict[Axis, int] = {}
         for name, count in counts.items():
-            sizes[atoms_of_groups[name]] = operator.index(count)
-        return Cost(_sum(parameters, sizes), _evaluate(flops, sizes), _sum(in_bytes, sizes))
+            atom = graph.groups[name].atom.resolved()
+            sizes[atom] = operator.index(count)
+        return Cost(
+            parameters=_sum(of_leaves.parameters, sizes),
+            flops=_evaluate(work, sizes),
+            bytes=_sum(of_leaves.bytes, sizes),
+        )
 
     return cost
 
@@ -107,13 +112,15 @@ def check_counts(groups: Mapping[str, Any], counts: Mapping[str, int]) -> None:
     """Raises KeyError for a group that there is not, TypeError and ValueError for a count that is none."""
     for name, count in counts.items():
         if name not in groups:
-            raise KeyError(f'there is no group {name!r}; {tree_lib.nearest(str(name), groups)}')
+            nearest = tree_lib.nearest(str(name), groups)
+            raise KeyError(f'there is no group {name!r}; {nearest}')
         if isinstance(count, bool) or not hasattr(count, '__index__'):
             raise TypeError(
                 f'counts[{name!r}] is {count!r}; give how many channels stay, a whole number'
             )
-        if not 1 <= count <= groups[name].size:
-            raise ValueError(f'counts[{name!r}] is {count}; it can be 1 to {groups[name].size}')
+        size = groups[name].size
+        if not 1 <= count <= size:
+            raise ValueError(f'counts[{name!r}] is {count}; it can be 1 to {size}')
 
 
 class _Scope(NamedTuple):
@@ -131,7 +138,16 @@ class _Scope(NamedTuple):
 
     def inside(self, *path: int, times: Sequence[Axis] = ()) -> '_Scope':
         """A program inside this one."""
-        return self._replace(path=(*self.path, *path), times=(*self.times, *times))
+        inner_path = (*self.path, *path)
+        inner_times = (*self.times, *times)
+        return self._replace(path=inner_path, times=inner_times)
+
+
+class _LeafProducts(NamedTuple):
+    """What all leaves hold."""
+
+    parameters: _Products
+    bytes: _Products
 
 
 class _Reader:
@@ -139,17 +155,18 @@ class _Reader:
 
     def __init__(self, graph: Any):
         self._trace: Trace = graph.trace
-        self._of_groups = {group.atom.resolved() for group in graph.groups.values()}
+        self._atoms_of_groups = {group.atom.resolved() for group in graph.groups.values()}
 
-    def leaves(self) -> tuple[_Products, _Products]:
+    def leaves(self) -> _LeafProducts:
         """Parameters and bytes of all leaves."""
-        parameters, in_bytes = _Products(), _Products()
+        products = _LeafProducts(_Products(), _Products())
         variables = self._trace.program.jaxpr.invars
         for axes, variable in zip(self._trace.leaves, variables, strict=False):
             factors, constant = self._product(axes)
-            parameters[factors] += constant
-            in_bytes[factors] += constant * variable.aval.dtype.itemsize
-        return parameters, in_bytes
+            itemsize = variable.aval.dtype.itemsize
+            products.parameters[factors] += constant
+            products.bytes[factors] += constant * itemsize
+        return products
 
     def work(self, program: Program, scope: _Scope) -> _Work:
         """What a program multiplies."""
@@ -178,10 +195,12 @@ class _Reader:
             case Cond() as cond:
                 branches = []
                 for number, branch in enumerate(cond.branches):
-                    branches.append(self.work(branch, at.inside(number)))
+                    work_of_branch = self.work(branch, at.inside(number))
+                    branches.append(work_of_branch)
                 work.choices.append(branches)
             case _ if equation.primitive.name in contractions.OPERATIONS:
-                factors, constant = self._product([*at.times, *self._multiplied(equation, at)])
+                multiplied = self._multiplied(equation, at)
+                factors, constant = self._product([*at.times, *multiplied])
                 work.products[factors] += 2 * constant
 
     def _extend(self, work: _Work, program: Program, scope: _Scope) -> None:
@@ -196,8 +215,9 @@ class _Reader:
             values = [*operands[:2], results[0]]
         else:
             variables = [*equation.invars[:2], equation.outvars[0]]
-            values = [new_axes(shape_of(variable)) for variable in variables]
-        return [values[number][axis] for number, axis in contractions.factors(equation)]
+            values = list(map(new_axes, map(shape_of, variables)))
+        factors = contractions.factors(equation)
+        return [values[number][axis] for number, axis in factors]
 
     def _product(self, axes: Sequence[Axis]) -> tuple[tuple[Axis, ...], int]:
         """The factors of a product of sizes that depend on what stays, and the product of the others."""
@@ -208,7 +228,7 @@ class _Reader:
             axis = pending.pop().resolved()
             if axis.form == 'product':
                 pending += axis.parts
-            elif self._of_groups.isdisjoint(atoms(axis)):
+            elif self._atoms_of_groups.isdisjoint(atoms(axis)):
                 constant *= axis.size
             else:
                 factors.append(axis)
@@ -219,30 +239,31 @@ class _Reader:
 def _evaluate(work: _Work, sizes: dict[Axis, int]) -> int:
     count = _sum(work.products, sizes)
     for branches in work.choices:
-        count += max(_evaluate(branch, sizes) for branch in branches)
+        counts = [_evaluate(branch, sizes) for branch in branches]
+        count += max(counts)
     return count
 
 
 def _sum(products: _Products, sizes: dict[Axis, int]) -> int:
-    count = 0
-    for factors, times in products.items():
+    total = 0
+    for factors, count in products.items():
         for axis in factors:
-            times *= _size(axis, sizes)
-        count += times
-    return count
+            count *= _size(axis, sizes)
+        total += count
+    return total
 
 
 def _size(axis: Axis, sizes: dict[Axis, int]) -> int:
     """How many indices of an axis stay; adds it to the sizes."""
-    size = sizes.get(axis)
-    if size is None:
-        parts = [_size(part, sizes) for part in axis.parts]
-        match axis.form:
-            case 'atom':
-                size = axis.size
-            case 'product':
-                size = math.prod(parts)
-            case 'sum':
-                size = sum(parts)
-        sizes[axis] = size
+    if axis in sizes:
+        return sizes[axis]
+    sizes_of_parts = [_size(part, sizes) for part in axis.parts]
+    match axis.form:
+        case 'atom':
+            size = axis.size
+        case 'product':
+            size = math.prod(sizes_of_parts)
+        case 'sum':
+            size = sum(sizes_of_parts)
+    sizes[axis] = size
     return size

@@ -5,6 +5,7 @@ model, and the median ratio of the turns counts: a latency is that ratio times t
 first. A candidate costs a compilation, so that a search has to do with a handful.
 """
 
+import operator
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -12,9 +13,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.call_times import in_turns, repeats_of
 from jaxpruner.core.progress import progress_bar
+from jaxpruner.core.tree import PyTree
 from jaxpruner.structure.choosing import costs
 from jaxpruner.structure.cutting.keeping import check_keep
 from jaxpruner.structure.programs import is_array
@@ -33,7 +34,7 @@ class Latency:
       whole: seconds that the whole model takes.
     """
 
-    def __init__(self, graph: Any, params: tree_lib.PyTree, inputs: tuple[Any, ...], rounds: int):
+    def __init__(self, graph: Any, params: PyTree, inputs: tuple[Any, ...], rounds: int):
         self._graph = graph
         self._params = params
         self._inputs = inputs
@@ -54,9 +55,10 @@ class Latency:
           KeyError, TypeError, ValueError: as in `costs.cost_function`.
         """
         costs.check_counts(self._graph.groups, counts)
+        groups = self._graph.groups
         smaller = {}
         for name, count in counts.items():
-            if count != self._graph.groups[name].size:
+            if count != groups[name].size:
                 smaller[name] = int(count)
         key = frozenset(smaller.items())
         if key not in self._ratios:
@@ -75,13 +77,13 @@ class Latency:
         small = _call(graph.small_apply(keep, allow_inexact=True), params, arguments)
         repeats = [self._repeats, repeats_of(small)]
         whole_times, small_times = in_turns([self._apply, small], repeats, self._rounds)
-        ratios = [mine / other for mine, other in zip(small_times, whole_times, strict=True)]
+        ratios = map(operator.truediv, small_times, whole_times)
         return statistics.median(ratios)
 
 
 def latency_function(
     graph: Any,
-    params: tree_lib.PyTree,
+    params: PyTree,
     inputs: Sequence[Any] | None = None,
     *,
     rounds: int = _ROUNDS,
@@ -196,7 +198,7 @@ def _interpolated(slow: tuple[float, float], fast: tuple[float, float], seconds:
     return slow[0] + step * (fast[0] - slow[0])
 
 
-def _first_channels(tree: tree_lib.PyTree, shapes: Iterable[tuple[int, ...]]) -> Any:
+def _first_channels(tree: PyTree, shapes: Iterable[tuple[int, ...]]) -> Any:
     """Arrays of these shapes by one program, since `shrink` compiles a gather for each shape."""
     leaves, treedef = jax.tree.flatten(tree)
     small_shapes = list(shapes)

@@ -16,10 +16,11 @@ from jaxpruner import api, oneshot
 from jaxpruner.base_updater import BaseUpdater
 from jaxpruner.core import arguments
 from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.tree import Path, PyTree
 from jaxpruner.mask_calculator import lazy_scores
 from jaxpruner.structure.analysis.members import Group, Member
 
-ByPath = Mapping[tree_lib.Path, Any]
+ByPath = Mapping[Path, Any]
 # (group, member, {'weights': matrix, 'gradients': matrix}) -> a number for each channel; None: no score
 OfChannels = Callable[[Group, Member, Mapping[str, jax.Array]], np.ndarray | None]
 
@@ -53,12 +54,12 @@ class Evidence:
     """
 
     apply_fn: Callable[..., Any]
-    gradients: tree_lib.PyTree | None = None
+    gradients: PyTree | None = None
     batches: Iterable[Any] | None = None
     progress: bool = True
 
 
-def scores_of_leaves(score: Any, params: tree_lib.PyTree, evidence: Evidence) -> LeafScores:
+def scores_of_leaves(score: Any, params: PyTree, evidence: Evidence) -> LeafScores:
     """Reads the setting `score`; see `ChannelGraph.choose`.
 
     Raises:
@@ -81,7 +82,7 @@ def scores_of_leaves(score: Any, params: tree_lib.PyTree, evidence: Evidence) ->
     )
 
 
-def _as_tree(score: Any, params: tree_lib.PyTree) -> ByPath | None:
+def _as_tree(score: Any, params: PyTree) -> ByPath | None:
     """The arrays of a tree like the parameters; `None` if it is none."""
     paths, leaves, treedef = tree_lib.flatten_with_paths(params)
     try:
@@ -97,9 +98,7 @@ def _as_tree(score: Any, params: tree_lib.PyTree) -> ByPath | None:
     return by_path
 
 
-def _by_algorithm(
-    algorithm: BaseUpdater, params: tree_lib.PyTree, evidence: Evidence
-) -> LeafScores:
+def _by_algorithm(algorithm: BaseUpdater, params: PyTree, evidence: Evidence) -> LeafScores:
     name = type(algorithm).__name__
     if isinstance(algorithm, oneshot.CalibratedPruning):
         return LeafScores(name, _calibrated(algorithm, params, evidence))
@@ -123,12 +122,12 @@ def _by_algorithm(
     return LeafScores(name, _without_none(scores))
 
 
-def _without_none(scores: tree_lib.PyTree) -> dict[tree_lib.Path, Any]:
+def _without_none(scores: PyTree) -> dict[Path, Any]:
     paths, leaves, _ = lazy_scores.flatten(scores)
     return {path: leaf for path, leaf in zip(paths, leaves, strict=True) if leaf is not None}
 
 
-def _calibrated(algorithm: Any, params: tree_lib.PyTree, evidence: Evidence) -> ByPath:
+def _calibrated(algorithm: Any, params: PyTree, evidence: Evidence) -> ByPath:
     """Scores by the inputs of the matrices that the model reads from a leaf; no other leaf has any."""
     score_matrices = getattr(algorithm, 'score_matrices', None)
     if score_matrices is None:
@@ -150,15 +149,13 @@ def _calibrated(algorithm: Any, params: tree_lib.PyTree, evidence: Evidence) -> 
             parts = []
             for matrices, statistics in calibration[path]:
                 weights = matrices.read(leaf)
-                found = score_matrices(weights, statistics.second_moment)
-                parts.append(matrices.write(found, leaf))
+                scores_of_matrices = score_matrices(weights, statistics.second_moment)
+                parts.append(matrices.write(scores_of_matrices, leaf))
             scores[path] = sum(parts)
     return scores
 
 
-def _by_function(
-    function: Callable[..., Any], params: tree_lib.PyTree, evidence: Evidence
-) -> LeafScores:
+def _by_function(function: Callable[..., Any], params: PyTree, evidence: Evidence) -> LeafScores:
     name = getattr(function, '__name__', repr(function))
     names_gradients = 'gradients' in arguments.known_arguments(function, {'gradients': None})
     if names_gradients and evidence.gradients is None:
@@ -172,19 +169,21 @@ def _by_function(
     def of_channels(
         group: Group, member: Member, matrices: Mapping[str, jax.Array]
     ) -> np.ndarray | None:
-        known = {'group': group, 'member': member}
+        offered: dict[str, Any] = {'group': group, 'member': member}
         if 'gradients' in matrices:
-            known['gradients'] = matrices['gradients']
+            offered['gradients'] = matrices['gradients']
         weights = matrices['weights']
-        found = function(weights, **arguments.known_arguments(function, known))
-        if found is None:
+        named = arguments.known_arguments(function, offered)
+        scores = function(weights, **named)
+        if scores is None:
             return None
-        if jnp.shape(found) not in (weights.shape, weights.shape[:1]):
+        shape = jnp.shape(scores)
+        if shape not in (weights.shape, weights.shape[:1]):
             raise ValueError(
                 f'{member.name}: score gets {weights.shape[0]} channels of {weights.shape[1]} weights, and returns one '
-                f'number for each channel or each weight; got shape {jnp.shape(found)}'
+                f'number for each channel or each weight; got shape {shape}'
             )
-        found = np.asarray(found, np.float64)
-        return found if found.ndim == 1 else found.sum(axis=1)
+        scores = np.asarray(scores, np.float64)
+        return scores if scores.ndim == 1 else scores.sum(axis=1)
 
     return LeafScores(name, of_channels=of_channels, arrays=arrays)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.tree import Path
 from jaxpruner.structure.analysis.axes import Axes, sizes_of
 from jaxpruner.structure.analysis.members import Group
 
@@ -39,12 +39,14 @@ class Limits(NamedTuple):
     def count(self, size: int, removed: np.ndarray | int) -> int:
         """How many stay where so many of `size` have the lowest scores: never fewer than the others."""
         kept = size - int(removed)
-        kept = min(math.ceil(kept / self.multiple) * self.multiple, size)
+        multiple = math.ceil(kept / self.multiple) * self.multiple
+        kept = min(multiple, size)
         return min(max(kept, self.least), self.most)
 
     def above(self, count: int) -> int:
         """The next larger count, or the same where there is none."""
-        return min((count // self.multiple + 1) * self.multiple, self.most)
+        next_multiple = (count // self.multiple + 1) * self.multiple
+        return min(next_multiple, self.most)
 
 
 class Bundle(NamedTuple):
@@ -81,32 +83,34 @@ class Steps:
         for number, bundle in enumerate(bundles):
             keys = {'each': number, 'all': None, 'alike': bundle.shape}
             pools.setdefault(keys[ranking], []).append(number)
-        times, owners = [], []
+        times, losers = [], []  # when a channel goes, and the number of the bundle that loses it
         for pool in pools.values():
-            owner = np.repeat(pool, [bundles[number].size for number in pool])
+            sizes = [bundles[number].size for number in pool]
             scores = np.concatenate([bundles[number].scores for number in pool])
-            owners.append(owner[np.argsort(scores, kind='stable')])
-            times.append(np.arange(1, len(owner) + 1) / len(owner))
-        order = np.argsort(np.concatenate(times), kind='stable')
-        self._owners = np.concatenate(owners)[order]
+            lowest_first = np.argsort(scores, kind='stable')
+            bundle_of_score = np.repeat(pool, sizes)
+            losers.append(bundle_of_score[lowest_first])
+            times.append(np.arange(1, len(scores) + 1) / len(scores))
+        earliest_first = np.argsort(np.concatenate(times), kind='stable')
+        self._losers = np.concatenate(losers)[earliest_first]
 
     def __len__(self) -> int:
-        return len(self._owners)
+        return len(self._losers)
 
     def counts(self, number: int) -> dict[str, int]:
         """How many channels of each group stay after so many steps."""
-        removed = np.bincount(self._owners[:number], minlength=len(self._bundles))
+        losses = np.bincount(self._losers[:number], minlength=len(self._bundles))
         counts = {}
-        for bundle, lost in zip(self._bundles, removed, strict=True):
-            count = bundle.limits.count(bundle.size, lost)
+        for bundle, removed in zip(self._bundles, losses, strict=True):
+            count = bundle.limits.count(bundle.size, removed)
             counts.update(dict.fromkeys(bundle.names, count))
         return counts
 
     def with_one_more(self, counts: Counts, number: int) -> Iterator[Mapping[str, int]]:
         """The next larger count of one bundle after the other; what lost a channel last is first."""
-        last_first = dict.fromkeys(self._owners[:number][::-1].tolist())
-        for each in last_first:
-            bundle: Bundle = self._bundles[each]
+        last_first = self._losers[:number][::-1]
+        for loser in dict.fromkeys(last_first.tolist()):
+            bundle: Bundle = self._bundles[loser]
             count = bundle.limits.above(counts[bundle.names[0]])
             yield dict.fromkeys(bundle.names, count)
 
@@ -125,7 +129,9 @@ def limits_of(group: Group, least: float, greatest: float, multiple: int) -> Lim
         )
     lower = max(1, math.ceil(least * size))
     lower = min(math.ceil(lower / multiple) * multiple, size)
-    upper = size if greatest == 1 else math.floor(greatest * size) // multiple * multiple
+    upper = size
+    if greatest != 1:
+        upper = math.floor(greatest * size) // multiple * multiple
     if upper < lower:
         raise ValueError(
             f'no multiple of {multiple} lies between least={least} and greatest={greatest} of {group.name}, {size} '
@@ -138,7 +144,7 @@ def bundle_groups(
     sets: Sequence[Sequence[Group]],
     tables: Mapping[str, np.ndarray],
     limits: Mapping[str, Limits],
-    leaves: Mapping[tree_lib.Path, Axes],
+    leaves: Mapping[Path, Axes],
 ) -> list[Bundle]:
     """Makes bundles of sets of groups of like shape."""
     bundles = []
@@ -149,9 +155,9 @@ def bundle_groups(
         for name in names:
             lists = np.sort(tables[name].reshape(-1, size))
             scores += lists.mean(axis=0) / len(names)
-        bundles.append(
-            Bundle(names, size, _common_limits(names, limits), scores, shape_of(groups[0], leaves))
-        )
+        common_limits = _common_limits(names, limits)
+        shape = shape_of(groups[0], leaves)
+        bundles.append(Bundle(names, size, common_limits, scores, shape))
     return bundles
 
 
@@ -171,7 +177,7 @@ def _common_limits(names: Sequence[str], limits: Mapping[str, Limits]) -> Limits
     return first
 
 
-def shape_of(group: Group, leaves: Mapping[tree_lib.Path, Axes]) -> Any:
+def shape_of(group: Group, leaves: Mapping[Path, Axes]) -> Any:
     """What groups of like shape have in common: their size, and the shapes and axes of their members."""
     members = []
     for member in group.members:

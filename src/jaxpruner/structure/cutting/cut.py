@@ -26,6 +26,10 @@ class Lists(NamedTuple):
     owners: tuple[Axis, ...]
     table: np.ndarray
 
+    def equal(self, other: 'Lists') -> bool:
+        """Whether the same channels stay, for the same owners."""
+        return self.owners == other.owners and np.array_equal(self.table, other.table)
+
     def stays(self, size: int) -> np.ndarray:
         """Whether each of `size` channels stays: flags of shape `(*sizes of the owners, size)`."""
         owner_sizes = self.table.shape[:-1]

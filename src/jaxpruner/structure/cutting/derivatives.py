@@ -8,13 +8,13 @@ axis that gets smaller, nobody knows the rule for the small shape, and taking a 
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpruner.structure.analysis.axes import Axes, Axis, atoms, product, total
+from jaxpruner.structure.analysis.axes import Axes, Axis, atoms, pick, product, total
 from jaxpruner.structure.analysis.inference import Inference
 from jaxpruner.structure.analysis.records import Position
 from jaxpruner.structure.analysis.ties import Ties
@@ -23,6 +23,7 @@ from jaxpruner.structure.rules.resizing import SmallEquation
 from jaxpruner.uses.bodies import Program, bind
 from jaxpruner.uses.calls import RULED_BACKWARDS
 
+T = TypeVar('T')
 Values = list[Any]
 Function = Callable[..., Values]
 # (trace, cut) -> what runs the program: `replay.Replay`.
@@ -64,15 +65,15 @@ class RuledCall:
         Raises:
           ValueError: when a derivative is taken, and the rule pins an axis that gets smaller.
         """
-        whole = []
         small = self._small
-        for value, variable, axes in zip(
-            values, small.equation.invars, small.axes.operands, strict=True
-        ):
-            missing = value is None
-            zeros = jnp.zeros(small.cut.shape(axes), variable.aval.dtype) if missing else value
-            whole.append(zeros)
-        return self._function(*whole)
+        operands = []
+        for i, value in enumerate(values):
+            if value is None:
+                shape = small.cut.shape(small.axes.operands[i])
+                dtype = small.equation.invars[i].aval.dtype
+                value = jnp.zeros(shape, dtype)
+            operands.append(value)
+        return self._function(*operands)
 
     def _with_vjp(self) -> Function:
         def forward(*values: Any) -> tuple[Values, Sequence[Any]]:
@@ -97,14 +98,17 @@ class RuledCall:
         def _(values: Sequence[Any], tangents: Sequence[Any]) -> tuple[Values, Values]:
             results = function(*values)
             seeds = [tangents[i] for i in self._operands]
-            moved: Values = []
-            for result in results:
-                is_there = result is not None
-                moved.append(np.zeros(result.shape, jax.dtypes.float0) if is_there else None)
             derivatives = self._derivative([*values, *seeds])
-            for i, tangent in zip(self._results, derivatives, strict=True):
-                moved[i] = None if results[i] is None else tangent
-            return results, moved
+            derivative_of = dict(zip(self._results, derivatives, strict=True))
+            tangents_out: Values = []
+            for i, result in enumerate(results):
+                if result is None:
+                    tangents_out.append(None)
+                elif i in derivative_of:
+                    tangents_out.append(derivative_of[i])
+                else:  # a whole number
+                    tangents_out.append(np.zeros(result.shape, jax.dtypes.float0))
+            return results, tangents_out
 
         return function
 
@@ -127,33 +131,37 @@ def _derivative(
 ) -> Callable[[Values], Values]:
     """What runs the derivative of a call: of operands, then tangents of operands or cotangents of results."""
     equation = small.equation
-    is_backwards = equation.primitive.name in RULED_BACKWARDS
-    operands = _differentiable(equation.invars)
-    results = _differentiable(equation.outvars)
-    seeds, derived = (results, operands) if is_backwards else (operands, results)
-    of_seeds, of_derived = small.axes.operands, small.axes.results
-    if is_backwards:
-        of_seeds, of_derived = of_derived, of_seeds
-    program = _traced(equation)
+    ends = small.axes.operands, small.axes.results
+    axes_of_seeds, axes_of_derivatives = _swapped_if_backwards(equation, ends)
+    variables = equation.invars, equation.outvars
+    seeded, derived = _swapped_if_backwards(equation, variables)
+    seed_axes = pick(axes_of_seeds, _differentiable(seeded))
+    derivative_axes = pick(axes_of_derivatives, _differentiable(derived))
+    program = _trace_derivative(equation)
 
     copies = _Copies()
-    inputs = [copies.of(axes) for axes in small.axes.operands]
-    inputs += [copies.of(of_seeds[i]) for i in seeds]
+    inputs = list(map(copies.of, small.axes.operands + seed_axes))
     inference = Inference(())
-    inside = position.inside(equation, 0, (True,) * len(derived))
-    inside = inside._replace(path=())
+    needed = (True,) * len(derivative_axes)
+    inside = position.inside(equation, 0, needed)._replace(path=())
     outputs = inference.visit_program(Program.of(program), inputs, inside)
-    ties = Ties(lambda reason: position.pin(equation, reason))
-    for axes, i in zip(outputs, derived, strict=True):
-        ties.unify_each(axes, copies.of(of_derived[i]))
+    ties = Ties(functools.partial(position.pin, equation))
+    ties.unify_values(outputs, map(copies.of, derivative_axes))
     cut = copies.cut(small.cut, f'{equation.primitive.name} at {position.line(equation)}')
     trace = _Trace(program, inference.equations, inference.constants, inference.trips)
     return replayed(trace, cut).run
 
 
-def _traced(equation: Any) -> Any:
+def _swapped_if_backwards(equation: Any, ends: tuple[T, T]) -> tuple[T, T]:
+    """What belongs to the seeds and to the derivatives, of what belongs to operands and to results."""
+    of_operands, of_results = ends
+    if equation.primitive.name in RULED_BACKWARDS:
+        return of_results, of_operands
+    return of_operands, of_results
+
+
+def _trace_derivative(equation: Any) -> Any:
     """The derivative of a call as a program for the old shapes."""
-    is_backwards = equation.primitive.name in RULED_BACKWARDS
     operands = _differentiable(equation.invars)
     results = _differentiable(equation.outvars)
 
@@ -166,18 +174,19 @@ def _traced(equation: Any) -> Any:
             return [outputs[i] for i in results]
 
         inexact = [values[i] for i in operands]
-        if is_backwards:
-            return jax.vjp(function, *inexact)[1](seeds)
-        return jax.jvp(function, inexact, seeds)[1]
+        if equation.primitive.name in RULED_BACKWARDS:
+            _, pull_back = jax.vjp(function, *inexact)
+            return pull_back(seeds)
+        _, tangents = jax.jvp(function, inexact, seeds)
+        return tangents
 
-    def shapes(variables: Iterable[Any]) -> Values:
-        return [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in variables]
+    seeded, _ = _swapped_if_backwards(equation, (equation.invars, equation.outvars))
+    inexact_seeds = pick(seeded, _differentiable(seeded))
+    return jax.make_jaxpr(derivative)(_shapes(equation.invars), _shapes(inexact_seeds))
 
-    numbers, variables = (
-        (results, equation.outvars) if is_backwards else (operands, equation.invars)
-    )
-    seeds = shapes([variables[i] for i in numbers])
-    return jax.make_jaxpr(derivative)(shapes(equation.invars), seeds)
+
+def _shapes(variables: Iterable[Any]) -> Values:
+    return [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in variables]
 
 
 class _Copies:
@@ -204,20 +213,28 @@ class _Copies:
             if original not in cut.lists:
                 continue
             copy = copy.resolved()
-            owners, table = cut.lists[original]
-            owners = tuple([self._atoms.get(owner, owner).resolved() for owner in owners])
             is_free = copy.form == 'atom' and copy.pin is None
-            other = lists.setdefault(copy, Lists(owners, table))
-            if not is_free or other.owners != owners or not np.array_equal(other.table, table):
+            copied = self._copied_lists(cut.lists[original])
+            earlier = lists.setdefault(copy, copied)
+            if not is_free or not earlier.equal(copied):
                 raise ValueError(_refusal(rule_of, original.size, copy))
         for original, copy in self._atoms.items():
             if original not in cut.lists and not lists.keys().isdisjoint(atoms(copy)):
                 raise ValueError(_refusal(rule_of, original.size, copy))
         return Cut(lists, cut.trips)
 
+    def _copied_lists(self, lists: Lists) -> Lists:
+        """The same lists, owned by copies."""
+        owners = []
+        for owner in lists.owners:
+            copy = self._atoms.get(owner, owner)
+            owners.append(copy.resolved())
+        return Lists(tuple(owners), lists.table)
+
 
 def _refusal(rule_of: str, size: int, copy: Axis) -> str:
-    reason = f': {copy.pin}' if copy.form == 'atom' and copy.pin is not None else ''
+    is_pinned = copy.form == 'atom' and copy.pin is not None
+    reason = f': {copy.pin}' if is_pinned else ''
     return (
         f'the derivative rule of {rule_of} cannot be used after an axis of {size} was cut{reason}; keep all channels '
         'of its group, or take no derivative'

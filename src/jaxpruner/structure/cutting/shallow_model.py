@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.tree import Path, PyTree
 from jaxpruner.structure.cutting import additions as additions_lib
 from jaxpruner.structure.cutting.blocks import Block, find_additions
 from jaxpruner.structure.cutting.verifying import Verification, coarsest_precision, compare
@@ -40,9 +41,9 @@ def chosen_blocks(
     return chosen
 
 
-def drop(tree: tree_lib.PyTree, blocks: Iterable[Block]) -> tree_lib.PyTree:
+def drop(tree: PyTree, blocks: Iterable[Block]) -> PyTree:
     """A tree with `None` for what belongs to leaves of some blocks."""
-    dropped = set[tree_lib.Path]()
+    dropped = set[Path]()
     for block in blocks:
         dropped |= block.paths | block.state_paths
     paths, leaves, treedef = tree_lib.flatten_with_paths(tree)
@@ -81,7 +82,7 @@ def _drop_from_state(
 
 
 def verify_without_blocks(
-    model: Model, params: tree_lib.PyTree, blocks: Sequence[Block]
+    model: Model, params: PyTree, blocks: Sequence[Block]
 ) -> list[Verification]:
     """Compares each program that has arrays for arguments with itself without some blocks."""
     dropped = drop(params, blocks)
@@ -115,7 +116,7 @@ class ShallowApply:
     def __init__(
         self,
         program: ModelProgram,
-        params: tree_lib.PyTree,
+        params: PyTree,
         blocks: Sequence[Block],
     ):
         self.__name__ = program.name
@@ -125,7 +126,7 @@ class ShallowApply:
         self._blocks = blocks
         self._programs: dict[Hashable, _ShallowProgram] = {}
 
-    def __call__(self, params: tree_lib.PyTree, *arguments: Any) -> Any:
+    def __call__(self, params: PyTree, *arguments: Any) -> Any:
         """Runs the program with parameters, and a state, in which the leaves of the blocks are `None`."""
         state, inputs = self._program.split(arguments)
         filled_params = _Filled(self._params, params)
@@ -163,11 +164,11 @@ class _ShallowProgram(NamedTuple):
 class _Paths(NamedTuple):
     """An `additions.LeafPaths`."""
 
-    paths: Sequence[tree_lib.Path]
-    state_paths: Sequence[tree_lib.Path]
+    paths: Sequence[Path]
+    state_paths: Sequence[Path]
 
 
-def _paths_of(tree: tree_lib.PyTree) -> list[tree_lib.Path]:
+def _paths_of(tree: PyTree) -> list[Path]:
     paths, _, _ = tree_lib.flatten_with_paths(tree)
     return paths
 
@@ -180,7 +181,7 @@ class _Filled:
       shapes: the whole tree; a missing leaf has the dtype that others of its dtype were given.
     """
 
-    def __init__(self, whole: tree_lib.PyTree, tree: tree_lib.PyTree):
+    def __init__(self, whole: PyTree, tree: PyTree):
         own, treedef = jax.tree.flatten(whole)
         self.values = tree_lib.leaves_like(treedef, tree)
         new_dtypes: dict[Any, Any] = {}

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.tree import Path, PyTree
 from jaxpruner.structure.analysis.axes import Axes
 from jaxpruner.structure.analysis.records import Trace
 from jaxpruner.structure.cutting.cut import Cut
@@ -36,7 +37,7 @@ class SmallApply:
         """The traced program of the whole model, a jaxpr."""
         return self._graph.traces[self._number].program.jaxpr
 
-    def __call__(self, params: tree_lib.PyTree, *arguments: Any) -> Any:
+    def __call__(self, params: PyTree, *arguments: Any) -> Any:
         """Runs the smaller model.
 
         Args:
@@ -70,7 +71,7 @@ class SmallApply:
     def _cut(self, graph: Any) -> Cut:
         return check_keep(graph.groups, self._keep, self._allow_inexact)
 
-    def _graph_of(self, params: tree_lib.PyTree, arguments: tuple[Any, ...]) -> Any:
+    def _graph_of(self, params: PyTree, arguments: tuple[Any, ...]) -> Any:
         """Returns the graph of these structures, dtypes and shapes; traces the model if they are new."""
         model = self._graph.model
         whole = _with_dtypes(model.params, params)
@@ -88,7 +89,7 @@ class SmallApply:
             self._graphs[key] = graph
         return graph
 
-    def _whole_state(self, state: tree_lib.PyTree) -> tree_lib.PyTree:
+    def _whole_state(self, state: PyTree) -> PyTree:
         """The shapes that a state had before the cut; along axes that are not cut it may have any size."""
         trace: Trace = self._graph.traces[self._number]
         cut = self._cut(self._graph)
@@ -106,7 +107,7 @@ class SmallApply:
 
 
 def check_small(
-    tree: tree_lib.PyTree, paths: Sequence[tree_lib.Path], axes_of_leaves: Sequence[Axes], cut: Cut
+    tree: PyTree, paths: Sequence[Path], axes_of_leaves: Sequence[Axes], cut: Cut
 ) -> None:
     """Refuses parameters or a state of other shapes than a cut leaves."""
     leaves = jax.tree.leaves(tree)
@@ -129,7 +130,7 @@ def check_structure(what: str, given: Any, own: Any) -> None:
         )
 
 
-def _with_dtypes(whole: tree_lib.PyTree, params: tree_lib.PyTree) -> tree_lib.PyTree:
+def _with_dtypes(whole: PyTree, params: PyTree) -> PyTree:
     """The shapes of the whole model's parameters with the dtypes of those of the smaller one."""
     leaves, treedef = jax.tree.flatten(whole)
     small_leaves, structure = jax.tree.flatten(params)

@@ -15,6 +15,7 @@ import numpy as np
 from jaxpruner.core import packing
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.sparse_state import SparseState
+from jaxpruner.core.tree import Path, PyTree
 from jaxpruner.structure.analysis.axes import Axes, atoms, sizes_of
 from jaxpruner.structure.analysis.records import Trace
 from jaxpruner.structure.cutting.cut import Cut, take_along
@@ -41,83 +42,106 @@ class Change(NamedTuple):
         """Whether an array has the shape of the leaf."""
         if len(shape) != len(self.before):
             return False
-        sizes = zip(shape, self.before, strict=True)
-        return all(size == before or i in self.free for i, (size, before) in enumerate(sizes))
+        differing = [i for i, size in enumerate(shape) if size != self.before[i]]
+        return self.free.issuperset(differing)
 
 
-Changes = Mapping[tree_lib.Path, Change]
-# (value, its axes, what stays) -> changed value
-Edit = Callable[[Any, Axes, Cut], Any]
+Changes = Mapping[Path, Change]
+
+
+class _Edit(NamedTuple):
+    """A way to change all leaves of a model.
+
+    Attributes:
+      apply: (value, its axes, what stays) -> changed value.
+      before: axes of a leaf -> the shape that it has.
+      after: axes of a leaf -> the shape that it gets.
+    """
+
+    apply: Callable[[Any, Axes, Cut], Any]
+    before: Callable[[Axes], Shape]
+    after: Callable[[Axes], Shape]
 
 
 def shrink(tree: Any, traces: Sequence[Trace], cut: Cut) -> Any:
     """The tree with what stays."""
-    edit: Edit = lambda value, axes, cut: cut.take(value, axes)  # noqa: E731
-    return _map_tree(tree, _changes(traces, cut, edit, sizes_of, cut.shape))
+    edit = _Edit(_take, before=sizes_of, after=cut.shape)
+    return _map_tree(tree, _changes(traces, cut, edit))
 
 
 def zeroed(tree: Any, traces: Sequence[Trace], cut: Cut) -> Any:
     """The tree with zeros where something is removed, and all shapes as they are."""
-    return _map_tree(tree, _changes(traces, cut, _zero, sizes_of, sizes_of))
+    edit = _Edit(_zero, before=sizes_of, after=sizes_of)
+    return _map_tree(tree, _changes(traces, cut, edit))
 
 
 def expand(tree: Any, traces: Sequence[Trace], cut: Cut) -> Any:
     """The tree with what stayed back in its place, among zeros."""
-    return _map_tree(tree, _changes(traces, cut, _expand, cut.shape, sizes_of))
+    edit = _Edit(_expand, before=cut.shape, after=sizes_of)
+    return _map_tree(tree, _changes(traces, cut, edit))
 
 
-def _changes(
-    traces: Sequence[Trace],
-    cut: Cut,
-    edit: Edit,
-    before: Callable[[Axes], Shape],
-    after: Callable[[Axes], Shape],
-) -> Changes:
+def _changes(traces: Sequence[Trace], cut: Cut, edit: _Edit) -> Changes:
     """What becomes of the parameters, and of the states of all programs."""
-    changes: dict[tree_lib.Path, Change] = {}
-
-    def add(path: tree_lib.Path, axes: Axes, free: Iterable[int]) -> None:
-        def apply(value: Any) -> Any:
-            return edit(value, axes, cut)
-
-        is_cut = cut.touches([axes])
-        change = Change(before(axes), after(axes), apply if is_cut else None, frozenset(free))
-        changes.setdefault(path, change)
-
-    for path, axes in zip(traces[0].paths, traces[0].leaves, strict=True):
-        add(path, axes, ())
+    first = traces[0]
+    changes = {}
+    for path, axes in zip(first.paths, first.leaves, strict=True):
+        changes[path] = _change(axes, cut, edit, free=())
     for trace in traces:
         for path, axes in zip(trace.state_paths, trace.states, strict=True):
-            add(path, axes, _free_axes(axes, cut))
+            change = _change(axes, cut, edit, free=_free_axes(axes, cut))
+            changes.setdefault(path, change)
     return changes
+
+
+def _change(axes: Axes, cut: Cut, edit: _Edit, free: Iterable[int]) -> Change:
+    """What becomes of arrays with these axes."""
+
+    def apply(value: Any) -> Any:
+        return edit.apply(value, axes, cut)
+
+    is_cut = cut.shrinks(axes)
+    return Change(
+        before=edit.before(axes),
+        after=edit.after(axes),
+        apply=apply if is_cut else None,
+        free=frozenset(free),
+    )
 
 
 def _free_axes(axes: Axes, cut: Cut) -> list[int]:
     """The axes of a leaf of the state on whose size the cut does not depend."""
-    owners = {owner for lists in cut.lists.values() for owner in lists.owners}
+    owners = cut.owners_of(cut.lists)
     free = []
     for i, axis in enumerate(axes):
-        if not cut.touches([(axis,)]) and owners.isdisjoint(atoms(axis)):
+        is_owner = not owners.isdisjoint(atoms(axis))
+        if not is_owner and not cut.shortens(axis):
             free.append(i)
     return free
 
 
+def _take(value: Any, axes: Axes, cut: Cut) -> Any:
+    return cut.take(value, axes)
+
+
 def _zero(value: Any, axes: Axes, cut: Cut) -> Any:
     for i in cut.order(axes):
-        value = jnp.where(cut.stays(axes, i), value, jnp.zeros_like(value))
+        stays = cut.stays(axes, i)
+        value = jnp.where(stays, value, jnp.zeros_like(value))
     return value
 
 
 def _expand(value: Any, axes: Axes, cut: Cut) -> Any:
     for i in reversed(cut.order(axes)):  # owners of lists first
         stays = cut.stays(axes, i)
+        number_among_kept = np.cumsum(stays, axis=i) - 1
         beyond_the_end = cut.size(axes[i])
-        source = np.where(stays, np.cumsum(stays, axis=i) - 1, beyond_the_end)
+        source = np.where(stays, number_among_kept, beyond_the_end)
         value = take_along(value, source, i, mode='fill', fill_value=0)
     return value
 
 
-def _map_tree(tree: tree_lib.PyTree, changes: Changes) -> tree_lib.PyTree:
+def _map_tree(tree: PyTree, changes: Changes) -> PyTree:
     """Changes the arrays of a tree that belong to parameters.
 
     Raises:
@@ -127,8 +151,10 @@ def _map_tree(tree: tree_lib.PyTree, changes: Changes) -> tree_lib.PyTree:
     paths, nodes, treedef = tree_lib.flatten_with_paths(tree, is_leaf=_is_sparse_state)
     changed = []
     for path, node in zip(paths, nodes, strict=True):
-        is_state = _is_sparse_state(node)
-        changed.append(_map_state(node, changes) if is_state else _map_leaf(path, node, changes))
+        if _is_sparse_state(node):
+            changed.append(_map_state(node, changes))
+        else:
+            changed.append(_map_leaf(path, node, changes))
     return jax.tree.unflatten(treedef, changed)
 
 
@@ -141,8 +167,10 @@ def _map_state(state: SparseState, changes: Changes) -> SparseState:
     paths, sizes, treedef = tree_lib.flatten_with_paths(state.sizes)
     new_sizes = []
     for path, size in zip(paths, sizes, strict=True):
-        change = _owner(path, changes)
-        new_sizes.append(size if change is None else jnp.uint32(math.prod(change.after)))
+        change = _change_at(path, changes)
+        if change is not None:
+            size = jnp.uint32(math.prod(change.after))
+        new_sizes.append(size)
     return state._replace(
         masks=_map_tree(state.masks, changes),
         inner_state=_map_tree(state.inner_state, changes),
@@ -151,18 +179,19 @@ def _map_state(state: SparseState, changes: Changes) -> SparseState:
     )
 
 
-def _owner(path: tree_lib.Path, changes: Changes) -> Change | None:
+def _change_at(path: Path, changes: Changes) -> Change | None:
     """What becomes of the parameter with the longest path that ends this path."""
     for start in range(len(path)):
-        if path[start:] in changes:
-            return changes[path[start:]]
+        end = path[start:]
+        if end in changes:
+            return changes[end]
     # A model that is one bare array has no name of its own.
     is_bare = list(changes) == [tree_lib.SINGLE_ARRAY_PATH]
     return changes[tree_lib.SINGLE_ARRAY_PATH] if is_bare else None
 
 
-def _map_leaf(path: tree_lib.Path, value: Any, changes: Changes) -> Any:
-    change = _owner(path, changes)
+def _map_leaf(path: Path, value: Any, changes: Changes) -> Any:
+    change = _change_at(path, changes)
     shape = jnp.shape(value)
     name = tree_lib.path_string(path)
     if change is None:
@@ -177,7 +206,8 @@ def _map_leaf(path: tree_lib.Path, value: Any, changes: Changes) -> Any:
     if change.fits(shape):
         return change.apply(value)
     if is_packed(value, change.before):
-        mask = change.apply(packing.unpack_like(value, change.before))
+        whole_mask = packing.unpack_like(value, change.before)
+        mask = change.apply(whole_mask)
         is_flat = len(shape) != len(change.before)
         return jnp.packbits(mask) if is_flat else packing.pack(mask)
     raise ValueError(
@@ -198,7 +228,8 @@ def _looks_cuttable(shape: Shape, changes: Changes) -> bool:
 
 def is_packed(value: Any, shape: Shape) -> bool:
     """Whether an array is the packed mask of a parameter of this shape."""
-    is_flat = value.shape == packing.packed_shape((math.prod(shape),))
-    return value.dtype == jnp.uint8 and (
-        is_flat or packing.axis_of_bits(value.shape, shape) is not None
-    )
+    if value.dtype != jnp.uint8:
+        return False
+    size = math.prod(shape)
+    is_flat = value.shape == packing.packed_shape((size,))
+    return is_flat or packing.axis_of_bits(value.shape, shape) is not None

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.tree import PyTree
 from jaxpruner.structure.cutting import shallow_model
 from jaxpruner.structure.cutting.blocks import Block, find_blocks
 from jaxpruner.structure.graph.record import GraphRecord
@@ -40,7 +40,7 @@ class BlockMethods(GraphRecord):
 
     def drop_blocks(
         self,
-        tree: tree_lib.PyTree,
+        tree: PyTree,
         names: Iterable[str],
         allow_inexact: bool = False,
         *,

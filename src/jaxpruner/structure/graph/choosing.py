@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.tree import PyTree
 from jaxpruner.structure.choosing import choosing, costs
 from jaxpruner.structure.choosing.choice_settings import Names, Settings
 from jaxpruner.structure.choosing.choices import Choice
@@ -18,7 +18,7 @@ class ChoosingMethods(GraphRecord):
 
     def choose(
         self,
-        params: tree_lib.PyTree,
+        params: PyTree,
         budget: str | None = None,
         *,
         counts: Mapping[str, int] | None = None,
@@ -32,7 +32,7 @@ class ChoosingMethods(GraphRecord):
         leave: Names = (),
         equal: Names = (),
         depth: bool = False,
-        gradients: tree_lib.PyTree | None = None,
+        gradients: PyTree | None = None,
         batches: Iterable[Any] | None = None,
         allow_inexact: bool = False,
         progress: bool = True,

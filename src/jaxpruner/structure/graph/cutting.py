@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.tree import PyTree
 from jaxpruner.structure import refitting
 from jaxpruner.structure.cutting import trees
 from jaxpruner.structure.cutting.keeping import Keep, check_keep
@@ -21,7 +21,7 @@ class CuttingMethods(GraphRecord):
 
     def shrink(
         self,
-        tree: tree_lib.PyTree,
+        tree: PyTree,
         keep: Keep,
         allow_inexact: bool = False,
         *,
@@ -63,12 +63,12 @@ class CuttingMethods(GraphRecord):
             self._check_examples(tree, keep)
         return trees.shrink(tree, self.traces, cut)
 
-    def zeroed(self, tree: tree_lib.PyTree, keep: Keep, allow_inexact: bool = False) -> Any:
+    def zeroed(self, tree: PyTree, keep: Keep, allow_inexact: bool = False) -> Any:
         """As `shrink`, but what belongs to removed channels is set to zero, and all shapes stay."""
         cut = check_keep(self.groups, keep, allow_inexact)
         return trees.zeroed(tree, self.traces, cut)
 
-    def expand(self, tree: tree_lib.PyTree, keep: Keep, allow_inexact: bool = False) -> Any:
+    def expand(self, tree: PyTree, keep: Keep, allow_inexact: bool = False) -> Any:
         """The inverse of `shrink`: what stayed gets back to its place, with zeros for what was removed."""
         cut = check_keep(self.groups, keep, allow_inexact)
         return trees.expand(tree, self.traces, cut)
@@ -112,10 +112,10 @@ class CuttingMethods(GraphRecord):
 
     def verify(
         self,
-        params: tree_lib.PyTree,
+        params: PyTree,
         keep: Keep,
         *inputs: Any,
-        state: tree_lib.PyTree | None = None,
+        state: PyTree | None = None,
         allow_inexact: bool = False,
         of: Callable[..., Any] | None = None,
     ) -> Verification:
@@ -161,7 +161,7 @@ class CuttingMethods(GraphRecord):
             small_apply = SmallApply(graph, number, keep, allow_inexact)
             return verify(traced.apply_fn, small_apply, versions)
 
-    def _check_examples(self, params: tree_lib.PyTree, keep: Keep) -> None:
+    def _check_examples(self, params: PyTree, keep: Keep) -> None:
         """Compares the smaller model with the zeroed one, in each program with arrays for arguments."""
         for program in self.model.programs:
             if program.examples is None:
@@ -178,7 +178,7 @@ class CuttingMethods(GraphRecord):
 
     def refit(
         self,
-        params: tree_lib.PyTree,
+        params: PyTree,
         keep: Keep,
         batches: Iterable[Any],
         *,
@@ -186,7 +186,7 @@ class CuttingMethods(GraphRecord):
         sequential: bool = False,
         allow_inexact: bool = False,
         progress: bool = True,
-    ) -> tree_lib.PyTree:
+    ) -> PyTree:
         r"""Shrinks parameters after it has fitted them to calibration inputs by least squares.
 
         Each kernel $W$ that sums over removed channels gets new rows $W'$ for those that stay, so that its output on

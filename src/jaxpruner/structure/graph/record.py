@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.tree import Path, PyTree
 from jaxpruner.structure.analysis.members import Group, PinnedAxis
 from jaxpruner.structure.analysis.records import Trace
 from jaxpruner.structure.graph import texts
@@ -17,7 +17,7 @@ class GraphRecord:
 
     groups: Mapping[str, Group]
     pinned: tuple[PinnedAxis, ...]
-    unused: tuple[tree_lib.Path, ...]
+    unused: tuple[Path, ...]
     trace: Trace
     model: Any = None
     others: tuple[Trace, ...] = ()
@@ -31,7 +31,7 @@ class GraphRecord:
         self,
         apply_fn: Callable[..., Any],
         *inputs: Any,
-        state: tree_lib.PyTree | None = None,
+        state: PyTree | None = None,
     ) -> Self:
         """The graph of this model with one more program of the same parameters, such as evaluation or decoding.
 
@@ -66,7 +66,7 @@ class GraphRecord:
                 raise ValueError(f'the graph has the program {added.name} already')
         return model.analyse(model.params, [*model.programs, added])
 
-    def explain(self, leaf: tree_lib.Path | str, axis: int) -> str:
+    def explain(self, leaf: Path | str, axis: int) -> str:
         """Says what is known of an axis of a leaf: its groups, or why it stays and what it is tied to.
 
         Args:

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.tree import PyTree
 from jaxpruner.structure.cutting.keeping import Keep, check_keep
 from jaxpruner.structure.cutting.small_model import SmallApply
 from jaxpruner.structure.graph.cutting import CuttingMethods
@@ -63,7 +63,7 @@ class SourceMethods(CuttingMethods):
 
     def fold(
         self,
-        small_params: tree_lib.PyTree,
+        small_params: PyTree,
         keep: Keep,
         small_fn: Callable[..., Any],
         allow_inexact: bool = False,
@@ -117,11 +117,11 @@ class SourceMethods(CuttingMethods):
 
     def compare(
         self,
-        params: tree_lib.PyTree,
+        params: PyTree,
         keep: Keep,
         small_fn: Callable[..., Any],
         *inputs: Any,
-        state: tree_lib.PyTree | None = None,
+        state: PyTree | None = None,
         folded: Folded | None = None,
         allow_inexact: bool = False,
     ) -> SourceComparison:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.tree import PyTree
 from jaxpruner.structure import zero_channels
 from jaxpruner.structure.graph.record import GraphRecord
 
@@ -10,7 +10,7 @@ from jaxpruner.structure.graph.record import GraphRecord
 class ZeroChannelMethods(GraphRecord):
     """Finds what can be removed without any change of the results."""
 
-    def zero_channels(self, tree: tree_lib.PyTree) -> dict[str, np.ndarray]:
+    def zero_channels(self, tree: PyTree) -> dict[str, np.ndarray]:
         """The channels that are zero already: removing them changes nothing.
 
         Some members of a channel are enough if the others then have no part in the results: a column of a kernel with
@@ -44,7 +44,7 @@ class ZeroChannelMethods(GraphRecord):
                 channels[name] = np.flatnonzero(is_zero_in_all)
         return channels
 
-    def nonzero_channels(self, tree: tree_lib.PyTree) -> dict[str, np.ndarray]:
+    def nonzero_channels(self, tree: PyTree) -> dict[str, np.ndarray]:
         """What `shrink` has to keep so that nothing changes: all channels that are not zero already.
 
         Args:
@@ -72,6 +72,6 @@ class ZeroChannelMethods(GraphRecord):
                 keep[name] = left
         return keep
 
-    def _zero_flags(self, tree: tree_lib.PyTree) -> dict[str, np.ndarray]:
+    def _zero_flags(self, tree: PyTree) -> dict[str, np.ndarray]:
         nonzero = zero_channels.nonzero_weights(self.trace, tree)
         return zero_channels.find(self.traces, self.groups.values(), nonzero)

@@ -1,10 +1,11 @@
 """Primitives that multiply and sum, and those that reduce axes or go along them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxpruner.structure.analysis.axes import (
     Axes,
+    Axis,
     atom,
     drop,
     new_axes,
@@ -28,25 +29,32 @@ def contraction(ties: EquationTies) -> Contraction:
         outputs = right[numbers.rhs_spec[0]]
         return Contraction((channels,), (channels,), (images, outputs))
     numbers = contractions.dot_axes(ties.equation)
-    summed = pick(left, numbers.contract[0])
-    batch = pick(left, numbers.batch[0])
-    return Contraction(batch + summed, summed, _free_axes(left, right, numbers))
+    summed, _ = numbers.contract
+    batch, _ = numbers.batch
+    summed_axes = pick(left, summed)
+    shared_axes = pick(left, batch) + summed_axes
+    return Contraction(shared_axes, summed_axes, _free_axes(left, right, numbers))
 
 
 def _free_axes(left: Axes, right: Axes, numbers: DotAxes) -> Axes:
     """The axes of a product that only one of its operands has."""
-    shared_left = numbers.contract[0] + numbers.batch[0]
-    shared_right = numbers.contract[1] + numbers.batch[1]
-    return drop(left, shared_left) + drop(right, shared_right)
+    summed_left, summed_right = numbers.contract
+    batch_left, batch_right = numbers.batch
+    free_left = drop(left, summed_left + batch_left)
+    free_right = drop(right, summed_right + batch_right)
+    return free_left + free_right
 
 
 def _dot(ties: EquationTies) -> list[Axes]:
     left, right = ties.operands
     numbers = contractions.dot_axes(ties.equation)
     for in_left, in_right in (numbers.contract, numbers.batch):
-        ties.unify_each(pick(left, in_left), pick(right, in_right))
-    batch = pick(left, numbers.batch[0])
-    return [batch + _free_axes(left, right, numbers)]
+        left_axes = pick(left, in_left)
+        right_axes = pick(right, in_right)
+        ties.unify_each(left_axes, right_axes)
+    batch, _ = numbers.batch
+    batch_axes = pick(left, batch)
+    return [batch_axes + _free_axes(left, right, numbers)]
 
 
 # Rows of a matrix, and for each group of them a matrix.
@@ -59,10 +67,7 @@ def _ragged_dot(ties: EquationTies) -> list[Axes]:
     numbers = contractions.dot_axes(ties.equation)
     ranks = len(left), len(right)
     if ranks != (2, 3) or numbers != _PLAIN_RAGGED_DOT:
-        results = ties.new_results()
-        for axes in (*ties.operands, *results):
-            ties.pin_all(axes, 'groups of rows along several axes')
-        return results
+        return ties.pin_everything('groups of rows along several axes')
     rows, inputs = left
     groups, inputs_of_matrices, outputs = right
     ties.pin_all((rows, groups, *sizes), 'data say how many rows a group has')
@@ -71,28 +76,33 @@ def _ragged_dot(ties: EquationTies) -> list[Axes]:
 
 
 def _conv(ties: EquationTies) -> list[Axes]:
+    if ties.params['batch_group_count'] != 1:
+        return ties.pin_everything('groups of images')
     numbers = ties.params['dimension_numbers']
     image, kernel = ties.operands
     result = list(new_axes(ties.shape))
-    if ties.params['batch_group_count'] != 1:
-        ties.pin_all((*image, *kernel, *result), 'groups of images')
-        return [tuple(result)]
-    specs = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
-    for axes, spec in zip((image, kernel, result), specs, strict=True):
-        ties.pin_all(pick(axes, spec[2:]), 'the window moves along it')
-    batch, channels = pick(image, numbers.lhs_spec[:2])
-    outputs, inputs = pick(kernel, numbers.rhs_spec[:2])
-    groups = ties.params['feature_group_count']
-    if groups == 1:
+    batch, channels = _window_pinned(image, numbers.lhs_spec, ties)
+    outputs, inputs = _window_pinned(kernel, numbers.rhs_spec, ties)
+    _window_pinned(result, numbers.out_spec, ties)
+    count = ties.params['feature_group_count']
+    if count == 1:
         ties.unify(channels, inputs)
     else:
-        group = atom(groups)
-        outputs_of_group = atom(outputs.size // groups)
-        ties.unify(channels, product([group, inputs]))
-        ties.unify(outputs, product([group, outputs_of_group]))
-    result[numbers.out_spec[0]] = batch
-    result[numbers.out_spec[1]] = outputs
+        groups = atom(count)
+        outputs_of_group = atom(outputs.size // count)
+        ties.unify(channels, product([groups, inputs]))
+        ties.unify(outputs, product([groups, outputs_of_group]))
+    batch_of_result, channels_of_result = numbers.out_spec[:2]
+    result[batch_of_result] = batch
+    result[channels_of_result] = outputs
     return [tuple(result)]
+
+
+def _window_pinned(axes: Sequence[Axis], spec: Sequence[int], ties: EquationTies) -> Axes:
+    """Pins the axes along which a window moves; returns the two others."""
+    first, second, *window = spec
+    ties.pin_all(pick(axes, window), 'the window moves along it')
+    return axes[first], axes[second]
 
 
 def _reduce(ties: EquationTies) -> list[Axes]:
@@ -101,20 +111,19 @@ def _reduce(ties: EquationTies) -> list[Axes]:
 
 def _collective(ties: EquationTies) -> list[Axes]:
     """`vmap` with a name for its axis, over which the program then sums."""
-    axes = ties.params['axes']
-    is_plain = ties.params['axis_index_groups'] is None
-    if is_plain and all(isinstance(axis, int) for axis in axes):
-        return [drop(operand, axes) for operand in ties.operands]
-    results = ties.new_results()
-    for each in (*ties.operands, *results):
-        ties.pin_all(each, 'devices, or parts of an axis, exchange values')
-    return results
+    reduced = ties.params['axes']
+    has_names = not all(isinstance(axis, int) for axis in reduced)
+    has_groups = ties.params['axis_index_groups'] is not None
+    if has_names or has_groups:
+        return ties.pin_everything('devices, or parts of an axis, exchange values')
+    return [drop(axes, reduced) for axes in ties.operands]
 
 
 def _arg_reduce(ties: EquationTies) -> list[Axes]:
     axes = ties.operands[0]
     reduced = ties.params['axes']
-    ties.pin_all(pick(axes, reduced), 'its result is an index along it')
+    reduced_axes = pick(axes, reduced)
+    ties.pin_all(reduced_axes, 'its result is an index along it')
     return [drop(axes, reduced)]
 
 
@@ -130,10 +139,11 @@ def _along(ties: EquationTies) -> list[Axes]:
 
 def _fourier(ties: EquationTies) -> list[Axes]:
     (axes,) = ties.operands
-    first = len(axes) - len(ties.params['fft_lengths'])
-    frequencies = new_axes(ties.shape[first:])
-    ties.pin_all(axes[first:] + frequencies, 'a Fourier transform goes along it')
-    return [axes[:first] + frequencies]
+    count = len(axes) - len(ties.params['fft_lengths'])
+    kept, transformed = axes[:count], axes[count:]
+    frequencies = new_axes(ties.shape[count:])
+    ties.pin_all(transformed + frequencies, 'a Fourier transform goes along it')
+    return [kept + frequencies]
 
 
 def _top_k(ties: EquationTies) -> list[Axes]:
@@ -150,7 +160,8 @@ def _reduce_window(ties: EquationTies) -> list[Axes]:
     (axes,) = ties.operands
     result = list(new_axes(ties.shape))
     for i, axis in enumerate(axes):
-        if axis.size == result[i].size and _copies(ties.params, i):
+        is_same_size = axis.size == result[i].size
+        if is_same_size and _copies(ties.params, i):
             result[i] = axis
         else:
             ties.pin_all((axis, result[i]), 'the window moves along it')
@@ -159,13 +170,11 @@ def _reduce_window(ties: EquationTies) -> list[Axes]:
 
 def _copies(params: Mapping[str, Any], i: int) -> bool:
     """Whether windows of one element just copy an axis."""
-    base = params.get('base_dilation')
-    return (
-        params['window_dimensions'][i] == 1
-        and params['window_strides'][i] == 1
-        and tuple(params['padding'][i]) == (0, 0)
-        and (base is None or base[i] == 1)
-    )
+    dilations = params.get('base_dilation')
+    is_dilated = dilations is not None and dilations[i] != 1
+    is_padded = any(params['padding'][i])
+    size, stride = params['window_dimensions'][i], params['window_strides'][i]
+    return size == stride == 1 and not is_padded and not is_dilated
 
 
 REDUCTIONS = frozenset(

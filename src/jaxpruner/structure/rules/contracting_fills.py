@@ -2,12 +2,14 @@
 
 import functools
 import math
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxpruner.structure.analysis.axes import Axis, all_but, pick, sizes_of
 from jaxpruner.structure.analysis.fills import NAN, Fill, Flow, Number, is_finite, product
 from jaxpruner.uses import contractions
+from jaxpruner.uses.contractions import DotAxes
 
 # The number that changes nothing when an operation meets it.
 _NEUTRAL: dict[str, Number] = {
@@ -43,20 +45,36 @@ def dot(flow: Flow) -> list[Fill]:
     for i, k in zip(*numbers.contract, strict=True):
         for atom in flow.candidates(left_axes[i]):
             _check_product(flow, atom, left.at(i, atom), right.at(k, atom))
-    # Which axes of the left and of the right operand each axis of the result comes from.
-    sources: list[tuple[int | None, int | None]] = [*zip(*numbers.batch, strict=True)]
-    for i in all_but(numbers.contract[0] + numbers.batch[0], left_axes):
-        sources.append((i, None))
-    for k in all_but(numbers.contract[1] + numbers.batch[1] + numbers.groups, right_axes):
-        sources.append((None, k))
+    sources = _dot_sources(numbers, len(left_axes), len(right_axes))
 
     def find(axis: int, atom: Axis) -> Number:
-        i, k = sources[axis]
-        first = None if i is None else left.at(i, atom)
-        second = None if k is None else right.at(k, atom)
+        source = sources[axis]
+        first = None if source.left is None else left.at(source.left, atom)
+        second = None if source.right is None else right.at(source.right, atom)
         return _zero_or_unknown(product(first, second))
 
     return [flow.result(_zero_product(left, right), find)]
+
+
+class _Source(NamedTuple):
+    """The axes of the left and of the right operand that an axis of a product comes from."""
+
+    left: int | None
+    right: int | None
+
+
+def _dot_sources(numbers: DotAxes, left_rank: int, right_rank: int) -> list[_Source]:
+    """For each axis of a product the axes that it comes from."""
+    summed_left, summed_right = numbers.contract
+    batch_left, batch_right = numbers.batch
+    free_left = all_but(summed_left + batch_left, range(left_rank))
+    free_right = all_but(summed_right + batch_right + numbers.groups, range(right_rank))
+    sources = list(map(_Source, batch_left, batch_right))
+    for i in free_left:
+        sources.append(_Source(i, None))
+    for k in free_right:
+        sources.append(_Source(None, k))
+    return sources
 
 
 def _zero_product(first: Fill, second: Fill) -> Number:
@@ -116,12 +134,15 @@ def _reduce(flow: Flow, name: str, number: int) -> Fill:
             value = fill.at(i, atom)
             if not _is_neutral(name, value):
                 flow.reject(atom, _reduce_reason(name, value))
-    count = math.prod(sizes_of(pick(axes, reduced)))
+    sizes = sizes_of(pick(axes, reduced))
+    count = math.prod(sizes)
 
     def find(k: int, atom: Axis) -> Number:
-        return _reduced(name, fill.at(kept[k], atom), count)
+        value = fill.at(kept[k], atom)
+        return _reduced(name, value, count)
 
-    return flow.result(_reduced(name, fill.everywhere, count), find, number)
+    everywhere = _reduced(name, fill.everywhere, count)
+    return flow.result(everywhere, find, number)
 
 
 def _is_neutral(name: str, value: Number) -> bool:

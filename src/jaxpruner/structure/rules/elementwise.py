@@ -11,7 +11,8 @@ def _elementwise(ties: EquationTies) -> list[Axes]:
     arrays = [axes for axes in ties.operands if axes]
     result = []
     for i, size in enumerate(ties.shape):
-        first, *others = [axes[i] for axes in arrays if axes[i].size == size]
+        axes_here = [axes[i] for axes in arrays]
+        first, *others = [axis for axis in axes_here if axis.size == size]
         for other in others:
             ties.unify(first, other)
         result.append(first)

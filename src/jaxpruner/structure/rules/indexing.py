@@ -44,19 +44,23 @@ def _dynamic_update_slice(ties: EquationTies) -> list[Axes]:
 def _gather(ties: EquationTies) -> list[Axes]:
     base, indices = ties.operands
     axes = GatherAxes.of(ties.equation)
-    result = list(new_axes(ties.shape))
     sizes = pick(axes.sizes, axes.kept)
-    window = _window(pick(base, axes.kept), sizes, ties)
+    windowed = pick(base, axes.kept)
+    window = _window(windowed, sizes, ties)
+    result = list(new_axes(ties.shape))
     for k, axis in zip(axes.kept.values(), window, strict=True):
         result[k] = axis
     for i, k in enumerate(axes.rows):
         result[k] = indices[i]
     numbers = ties.params['dimension_numbers']
-    ties.pin_all(pick(base, numbers.collapsed_slice_dims), _REASON)
+    collapsed = pick(base, numbers.collapsed_slice_dims)
+    ties.pin_all(collapsed, _REASON)
     # Older JAX has no axes that the operand and the indices have in common.
     batching = getattr(numbers, 'operand_batching_dims', ())
     batching_of_indices = getattr(numbers, 'start_indices_batching_dims', ())
-    ties.unify_each(pick(base, batching), pick(indices, batching_of_indices))
+    in_base = pick(base, batching)
+    in_indices = pick(indices, batching_of_indices)
+    ties.unify_each(in_base, in_indices)
     ties.pin(indices[-1], _PARTS)
     return [tuple(result)]
 
@@ -65,13 +69,18 @@ def _scatter(ties: EquationTies) -> list[Axes]:
     base, indices, updates = ties.operands
     axes = ScatterAxes.of(ties.equation)
     in_updates = pick(updates, axes.kept.values())
-    window = _window(pick(base, axes.kept), sizes_of(in_updates), ties)
+    windowed = pick(base, axes.kept)
+    window = _window(windowed, sizes_of(in_updates), ties)
     ties.unify_each(window, in_updates)
     numbers = ties.params['dimension_numbers']
-    ties.pin_all(pick(base, numbers.inserted_window_dims), _REASON)
-    ties.unify_each(indices[:-1], pick(updates, axes.rows))
-    ties.unify_each(pick(base, axes.batching), pick(indices, axes.batching_of_indices))
-    ties.pin(indices[-1], _PARTS)
+    inserted = pick(base, numbers.inserted_window_dims)
+    ties.pin_all(inserted, _REASON)
+    *rows, parts = indices
+    ties.unify_each(rows, pick(updates, axes.rows))
+    in_base = pick(base, axes.batching)
+    in_indices = pick(indices, axes.batching_of_indices)
+    ties.unify_each(in_base, in_indices)
+    ties.pin(parts, _PARTS)
     return [base]
 
 

@@ -66,35 +66,37 @@ def _reshaped(axes: Axes, ties: EquationTies) -> Axes:
     for old, new in _matching_axes(sizes, shape):
         old_axes = pick(axes, old)
         if len(new) == 1:
-            result[new[0]] = product(old_axes)
+            result[new.start] = product(old_axes)
         else:
-            ties.align_factors(old_axes, pick(result, new))
+            new_factors = pick(result, new)
+            ties.align_factors(old_axes, new_factors)
     return tuple(result)
 
 
 def _matching_axes(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[range, range]]:
     """Yields which axes become which in a reshape: as few as have the same product, one group after the other."""
-    i = k = 0
-    while i < len(before) and k < len(after):
-        old, new = range(i, i + 1), range(k, k + 1)
-        old_size, new_size = before[i], after[k]
+    first_old = first_new = 0
+    while first_old < len(before) and first_new < len(after):
+        old_stop, new_stop = first_old + 1, first_new + 1
+        old_size, new_size = before[first_old], after[first_new]
         while old_size != new_size:
             if old_size < new_size:
-                old_size *= before[old.stop]
-                old = range(i, old.stop + 1)
+                old_size *= before[old_stop]
+                old_stop += 1
             else:
-                new_size *= after[new.stop]
-                new = range(k, new.stop + 1)
-        yield old, new
-        i, k = old.stop, new.stop
+                new_size *= after[new_stop]
+                new_stop += 1
+        yield range(first_old, old_stop), range(first_new, new_stop)
+        first_old, first_new = old_stop, new_stop
 
 
 def _concatenate(ties: EquationTies) -> list[Axes]:
     i = ties.params['dimension']
     first, *others = ties.operands
     segments = [first[i]]
+    other_axes = drop(first, [i])
     for axes in others:
-        ties.unify_each(drop(first, [i]), drop(axes, [i]))
+        ties.unify_each(other_axes, drop(axes, [i]))
         segments.append(axes[i])
     return [replace(first, i, total(segments))]
 
@@ -119,23 +121,27 @@ def _split(ties: EquationTies) -> list[Axes]:
 
 
 def _slice(ties: EquationTies) -> list[Axes]:
+    (axes,) = ties.operands
     result = []
-    for axis, taken in zip(ties.operands[0], resizing.slices(ties.params), strict=True):
-        result.append(_taken(axis, taken, ties))
+    for axis, positions in zip(axes, resizing.slices(ties.params), strict=True):
+        sliced = _slice_axis(axis, positions, ties)
+        result.append(sliced)
     return [tuple(result)]
 
 
-def _taken(axis: Axis, taken: range, ties: EquationTies) -> Axis:
-    """The axis that holds the elements of a slice."""
-    count = len(taken)
+def _slice_axis(axis: Axis, positions: range, ties: EquationTies) -> Axis:
+    """The axis that holds the elements at these positions of another one."""
+    start, stop, step = positions.start, positions.stop, positions.step
+    count = len(positions)
     if count == axis.size:
         return axis
-    if taken.step == 1:
-        sizes = [taken.start, count, axis.size - taken.stop]
+    if step == 1:
+        sizes = [start, count, axis.size - stop]
         _, segment, _ = ties.cut(axis, sizes)
         return segment
-    if taken.start < taken.step and count * taken.step == axis.size:  # one of each few neighbours
-        kept, neighbours = atom(count), atom(taken.step)
+    takes_one_of_each = start < step and count * step == axis.size
+    if takes_one_of_each:
+        kept, neighbours = atom(count), atom(step)
         ties.unify(axis, product([kept, neighbours]))
         ties.pin(neighbours, 'every few of it are taken')
         return kept
@@ -150,14 +156,16 @@ def _pinned(size: int, reason: str, ties: EquationTies) -> Axis:
 
 
 def _pad(ties: EquationTies) -> list[Axes]:
-    result = []
+    axes = ties.operands[0]
     config = ties.params['padding_config']
-    for axis, size, padding in zip(ties.operands[0], ties.shape, config, strict=True):
-        result.append(_padded(axis, size, padding, ties))
+    result = []
+    for axis, size, padding in zip(axes, ties.shape, config, strict=True):
+        padded = _pad_axis(axis, size, padding, ties)
+        result.append(padded)
     return [tuple(result)]
 
 
-def _padded(axis: Axis, size: int, padding: Sequence[int], ties: EquationTies) -> Axis:
+def _pad_axis(axis: Axis, size: int, padding: Sequence[int], ties: EquationTies) -> Axis:
     """An axis with padding, of this size."""
     if not any(padding):
         return axis
@@ -186,13 +194,15 @@ def _new(ties: EquationTies) -> list[Axes]:
 def _random_bits(ties: EquationTies) -> list[Axes]:
     """Numbers for each of an array of keys."""
     (keys,) = ties.operands
-    return [keys + new_axes(ties.shape[len(keys) :])]
+    sizes = ties.shape[len(keys) :]
+    return [keys + new_axes(sizes)]
 
 
 def _unwrap(ties: EquationTies) -> list[Axes]:
     """The numbers that a key is made of lie along a new axis; so do keys that are split off."""
     (keys,) = ties.operands
-    parts = new_axes(ties.shape[len(keys) :])
+    sizes = ties.shape[len(keys) :]
+    parts = new_axes(sizes)
     ties.pin_all(parts, _PARTS_OF_KEYS)
     return [keys + parts]
 

@@ -17,10 +17,11 @@ Find = Callable[[int, Axis], Number]
 def nothing(flow: Flow) -> list[Fill]:
     """Knows nothing of the results, but that what is not finite may spread."""
 
-    def find(i: int, atom: Axis) -> Number:
+    def find(axis: int, atom: Axis) -> Number:
         for fill in flow.fills:
             for channels in fill.channels:
-                if not is_finite(channels.get(atom)):
+                number = channels.get(atom)
+                if not is_finite(number):
                     return NAN
         return None
 
@@ -31,29 +32,29 @@ def _each_result(flow: Flow, everywhere: Number, find: Find) -> list[Fill]:
     """The same fill for each result."""
     results = []
     for number in range(len(flow.results)):
-        results.append(flow.result(everywhere, find, number))
+        fill = flow.result(everywhere, find, number)
+        results.append(fill)
     return results
 
 
 def elementwise(flow: Flow) -> list[Fill]:
     """Computes the result from the operands' numbers, if they are known."""
     everywhere = [fill.everywhere for fill in flow.fills]
-    literals = [number is not None for number in everywhere]
-    if any(literals):
-        number = computed(flow.equation, everywhere, literals)
-        is_certain = all(literals) or is_finite(number)
-        if number is not None and is_certain:
-            return [flow.constant(number)]
+    is_literal = [number is not None for number in everywhere]
+    if any(is_literal):
+        result = computed(flow.equation, everywhere, is_literal)
+        is_certain = all(is_literal) or is_finite(result)
+        if result is not None and is_certain:
+            return [flow.constant(result)]
 
     def find(i: int, atom: Axis) -> Number:
         size = flow.results[0][i].size
-        values = []
+        numbers = []
         for fill, axes in zip(flow.fills, flow.operands, strict=True):
-            if axes and axes[i].size == size:
-                values.append(fill.at(i, atom))
-            else:  # it is repeated along this axis
-                values.append(fill.everywhere)
-        return computed(flow.equation, values, literals)
+            is_repeated = not axes or axes[i].size != size
+            number = fill.everywhere if is_repeated else fill.at(i, atom)
+            numbers.append(number)
+        return computed(flow.equation, numbers, is_literal)
 
     return [flow.result(None, find)]
 
@@ -80,19 +81,21 @@ def squeeze(flow: Flow) -> list[Fill]:
 def broadcast(flow: Flow) -> list[Fill]:
     """Keeps what is known along old axes; along new ones nothing is."""
     fill = flow.fills[0]
-    source = _reversed(enumerate(flow.params['broadcast_dimensions']))
+    axes_of_result = flow.params['broadcast_dimensions']
+    source = _axis_before(enumerate(axes_of_result))
 
     def find(k: int, atom: Axis) -> Number:
         if k not in source:
             return None
-        return fill.channels[source[k]].get(atom)
+        channels = fill.channels[source[k]]
+        return channels.get(atom)
 
     return [flow.result(fill.everywhere, find)]
 
 
-def _reversed(pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
-    """The first number of each pair, by the second."""
-    return {second: first for first, second in pairs}
+def _axis_before(moves: Iterable[tuple[int, int]]) -> dict[int, int]:
+    """For each axis of a result the axis of the operand; the moves are pairs, that of the operand first."""
+    return {after: before for before, after in moves}
 
 
 def regrouped(flow: Flow) -> list[Fill]:
@@ -100,15 +103,15 @@ def regrouped(flow: Flow) -> list[Fill]:
     fill = flow.fills[0]
 
     def find(k: int, atom: Axis) -> Number:
-        return _joined_along(fill, flow.axes_with(atom), atom)
+        return _join_along(fill, flow.axes_with(atom), atom)
 
     return [flow.result(fill.everywhere, find)]
 
 
-def _joined_along(fill: Fill, axes: Iterable[int], atom: Axis) -> Number:
+def _join_along(fill: Fill, axes: Iterable[int], atom: Axis) -> Number:
     """What is known of an element that comes from one of these axes of a value, or from none of them."""
-    values = [fill.at(i, atom) for i in axes]
-    return join(values) if values else None
+    numbers = [fill.at(i, atom) for i in axes]
+    return join(numbers) if numbers else None
 
 
 def part(flow: Flow) -> list[Fill]:
@@ -122,11 +125,11 @@ def concatenate(flow: Flow) -> list[Fill]:
     along = flow.params['dimension']
 
     def find(i: int, atom: Axis) -> Number:
-        values = []
+        numbers = []
         for fill, axes in zip(flow.fills, flow.operands, strict=True):
             if i != along or atom in flow.candidates(axes[i]):
-                values.append(fill.at(i, atom))
-        return join(values)
+                numbers.append(fill.at(i, atom))
+        return join(numbers)
 
     return [flow.result(_common(flow.fills), find)]
 
@@ -145,7 +148,8 @@ def stack(flow: Flow) -> list[Fill]:
         if k == along:
             return None
         i = k - 1 if k > along else k
-        return join([fill.at(i, atom) for fill in flow.fills])
+        numbers = [fill.at(i, atom) for fill in flow.fills]
+        return join(numbers)
 
     return [flow.result(_common(flow.fills), find)]
 
@@ -154,13 +158,14 @@ def pad(flow: Flow) -> list[Fill]:
     """Pads removed channels like others, along all axes but their own."""
     fill, padding = flow.fills
     config = flow.params['padding_config']
-    padded = {i for i, amounts in enumerate(config) if max(amounts) > 0}
+    padded_axes = {i for i, amounts in enumerate(config) if max(amounts) > 0}
 
     def find(i: int, atom: Axis) -> Number:
-        value = fill.at(i, atom)
-        if padded <= {i}:
-            return value
-        return join((value, padding.everywhere))
+        number = fill.at(i, atom)
+        other_axes = padded_axes - {i}
+        if not other_axes:
+            return number
+        return join((number, padding.everywhere))
 
     return [flow.result(_common(flow.fills), find)]
 
@@ -170,7 +175,8 @@ def update(flow: Flow) -> list[Fill]:
     base, window = flow.fills[:2]
 
     def find(i: int, atom: Axis) -> Number:
-        return join((base.at(i, atom), window.at(i, atom)))
+        outside, inside = base.at(i, atom), window.at(i, atom)
+        return join((outside, inside))
 
     return [flow.result(None, find)]
 
@@ -179,18 +185,21 @@ def gather(flow: Flow) -> list[Fill]:
     """Takes windows at indices; an index beyond the end may fill in a number."""
     base = flow.fills[0]
     axes = GatherAxes.of(flow.equation)
-    source = _reversed(axes.kept.items())
+    source = _axis_before(axes.kept.items())
     dtype = flow.equation.outvars[0].aval.dtype
-    has_other = _fills_in(flow.params, dtype)
+    fills_in = _fills_in(flow.params, dtype)
+    everywhere = None if fills_in else base.everywhere
 
     def find(k: int, atom: Axis) -> Number:
         sources = [source[k]] if k in source else flow.axes_with(atom, axes.gone)
         if not sources:
             return None
-        value = _joined_along(base, sources, atom)
-        return join((value, flow.params.get('fill_value'))) if has_other else value
+        number = _join_along(base, sources, atom)
+        if fills_in:
+            return join((number, flow.params.get('fill_value')))
+        return number
 
-    return [flow.result(None if has_other else base.everywhere, find)]
+    return [flow.result(everywhere, find)]
 
 
 def _fills_in(params: Mapping[str, Any], dtype: Any) -> bool:
@@ -206,15 +215,14 @@ def scatter(flow: Flow) -> list[Fill]:
     """Replaces elements of the first operand by windows of the third, or combines them."""
     base, _, updates = flow.fills
     kept = ScatterAxes.of(flow.equation).kept
-    chooses = flow.equation.primitive.name in ('scatter', 'scatter_max', 'scatter_min')
+    name = flow.equation.primitive.name
+    chooses = name in ('scatter', 'scatter_max', 'scatter_min')
 
     def find(i: int, atom: Axis) -> Number:
-        sources = [kept[i]] if i in kept else flow.axes_with(atom, operand=2)
-        values = [base.at(i, atom)]
-        for k in sources:
-            values.append(updates.at(k, atom))
-        value = join(values)
-        keeps_value = chooses or value == 0 or not is_finite(value)
-        return value if keeps_value else None
+        axes_of_updates = [kept[i]] if i in kept else flow.axes_with(atom, operand=2)
+        numbers = [updates.at(k, atom) for k in axes_of_updates]
+        number = join([base.at(i, atom), *numbers])
+        stays = chooses or number == 0 or not is_finite(number)
+        return number if stays else None
 
     return [flow.result(None, find)]

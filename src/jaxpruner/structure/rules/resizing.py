@@ -3,6 +3,7 @@
 Most primitives read all shapes off their operands and are bound unchanged. Here are those whose parameters hold sizes.
 """
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -43,10 +44,11 @@ def unchanged(small: SmallEquation, operands: Values) -> Values:
 
 def from_nothing(small: SmallEquation, operands: Values) -> Values:
     """What is made from nothing is made as before, and cut along: what stands at an index is known."""
-    rank = len(operands[0].shape) if operands else 0
+    rank = operands[0].ndim if operands else 0  # of keys, for each of which values are made
     results = []
     for value, axes in zip(small.run(operands), small.axes.results, strict=True):
-        results.append(small.cut.take(value, axes, rank))
+        kept = small.cut.take(value, axes, rank)
+        results.append(kept)
     return results
 
 
@@ -62,19 +64,15 @@ def reshape(small: SmallEquation, operands: Values) -> Values:
 
 def tile(small: SmallEquation, operands: Values) -> Values:
     """How often each axis is repeated is a parameter."""
-    counts = []
-    for result_size, size in zip(small.result_shape(), operands[0].shape, strict=True):
-        counts.append(result_size // size)
+    counts = map(operator.floordiv, small.result_shape(), operands[0].shape)
     return small.run(operands, reps=tuple(counts))
 
 
 def split(small: SmallEquation, operands: Values) -> Values:
     """The sizes of the parts are a parameter."""
     i = small.equation.params['axis']
-    sizes = []
-    for axes in small.axes.results:
-        sizes.append(small.cut.size(axes[i]))
-    return small.run(operands, sizes=tuple(sizes))
+    segments = [axes[i] for axes in small.axes.results]
+    return small.run(operands, sizes=small.cut.shape(tuple(segments)))
 
 
 def dynamic_slice(small: SmallEquation, operands: Values) -> Values:
@@ -86,41 +84,45 @@ def gather(small: SmallEquation, operands: Values) -> Values:
     """Windows that are as long as their axis stay so."""
     sizes = []
     old_sizes = small.equation.params['slice_sizes']
-    for axis, size in zip(small.axes.operands[0], old_sizes, strict=True):
-        is_whole = size == axis.size and size > 1
-        sizes.append(small.cut.size(axis) if is_whole else size)
+    for axis, old_size in zip(small.axes.operands[0], old_sizes, strict=True):
+        is_whole = old_size == axis.size and old_size > 1
+        size = small.cut.size(axis) if is_whole else old_size
+        sizes.append(size)
     return small.run(operands, slice_sizes=tuple(sizes))
 
 
 def slices(params: Mapping[str, Any]) -> list[range]:
     """The positions that a slice takes along each axis."""
-    starts, limits = params['start_indices'], params['limit_indices']
+    starts = params['start_indices']
+    limits = params['limit_indices']
     strides = params['strides'] or [1] * len(starts)
     return list(map(range, starts, limits, strides))
 
 
 def slice_(small: SmallEquation, operands: Values) -> Values:
     """Bounds are moved to where their elements have gone."""
-    starts, limits = [], []
+    axes = small.axes.operands[0]
     counts = small.result_shape()
     old_slices = slices(small.equation.params)
-    for axis, taken, count in zip(small.axes.operands[0], old_slices, counts, strict=True):
-        moved = _moved(small.cut, axis, taken, count)
+    starts, limits = [], []
+    for axis, old_slice, count in zip(axes, old_slices, counts, strict=True):
+        moved = _move_slice(small.cut, axis, old_slice, count)
         starts.append(moved.start)
         limits.append(moved.stop)
     return small.run(operands, start_indices=tuple(starts), limit_indices=tuple(limits))
 
 
-def _moved(cut: Cut, axis: Axis, taken: range, count: int) -> range:
+def _move_slice(cut: Cut, axis: Axis, old_slice: range, count: int) -> range:
     """The elements of a slice of an axis, of which `count` stay, among those that stay."""
-    if cut.size(axis) == axis.size:
-        return taken
-    if taken.step > 1:  # one of each few neighbours, which are all there
-        last = taken.start + (count - 1) * taken.step
-        return range(taken.start, last + 1, taken.step)
-    start = cut.size_before(axis, taken.start)
-    stop = cut.size_before(axis, taken.stop)
-    return range(start, stop)
+    if not cut.shortens(axis):
+        return old_slice
+    start, step = old_slice.start, old_slice.step
+    if step > 1:  # one of each few neighbours, which are all there
+        last = start + (count - 1) * step
+        return range(start, last + 1, step)
+    new_start = cut.size_before(axis, start)
+    new_stop = cut.size_before(axis, old_slice.stop)
+    return range(new_start, new_stop)
 
 
 def conv(small: SmallEquation, operands: Values) -> Values:
@@ -130,6 +132,8 @@ def conv(small: SmallEquation, operands: Values) -> Values:
         return small.run(operands)
     numbers = params['dimension_numbers']
     image, kernel = operands
-    channels = image.shape[numbers.lhs_spec[1]]
-    inputs = kernel.shape[numbers.rhs_spec[1]]
+    _, channel_axis, *_ = numbers.lhs_spec
+    _, input_axis, *_ = numbers.rhs_spec
+    channels = image.shape[channel_axis]
+    inputs = kernel.shape[input_axis]
     return small.run(operands, feature_group_count=channels // inputs)

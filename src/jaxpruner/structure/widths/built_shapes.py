@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.tree import PyTree
 
 Shape = tuple[int, ...]
 Shapes = Mapping[str, Shape]
 # `(**arguments)` -> apply function, parameters.
-Build = Callable[..., tuple[Callable[..., Any], tree_lib.PyTree]]
+Build = Callable[..., tuple[Callable[..., Any], PyTree]]
 
 
 class Mismatch(NamedTuple):
@@ -26,14 +27,14 @@ class ModuleInShapes(NamedTuple):
     """The apply function of a module, and the shapes of its parameters."""
 
     apply_fn: Callable[..., Any]
-    params: tree_lib.PyTree
+    params: PyTree
 
 
 def build_in_shapes(build: Build, arguments: Mapping[str, Any]) -> ModuleInShapes:
     """Builds a module without values."""
     functions = []
 
-    def params() -> tree_lib.PyTree:
+    def params() -> PyTree:
         apply_fn, params = build(**arguments)
         functions.append(apply_fn)
         return params

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.tree import PyTree
 from jaxpruner.structure.analysis.axes import Axes, atoms
 from jaxpruner.structure.cutting.cut import Cut
 from jaxpruner.structure.cutting.keeping import Keep, check_keep
@@ -223,7 +224,7 @@ class _Search:
         # Modules of some libraries have their widths in the structure of the tree.
         structure = jax.tree.structure(module.params)
 
-        def small_fn(params: tree_lib.PyTree, *inputs: Any) -> Any:
+        def small_fn(params: PyTree, *inputs: Any) -> Any:
             leaves = jax.tree.leaves(params)
             restored = jax.tree.unflatten(structure, leaves)
             return module.apply_fn(restored, *inputs)

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.tree import PyTree
 from jaxpruner.structure.analysis.records import Trace
 from jaxpruner.structure.widths.old_numbers import (
     OldNumber,
@@ -46,7 +47,7 @@ class Folded:
     norm/scale times 1.41421
     """
 
-    params: tree_lib.PyTree
+    params: PyTree
     factors: Mapping[str, float]
     constants: tuple[OldNumber, ...]
     left: tuple[OldNumber, ...]
@@ -67,9 +68,7 @@ class Folded:
         return '\n'.join(lines) or 'nothing is scaled'
 
 
-def fold(
-    trace: Trace, old_numbers: OldNumbers, params: tree_lib.PyTree, weights_only: bool
-) -> Folded:
+def fold(trace: Trace, old_numbers: OldNumbers, params: PyTree, weights_only: bool) -> Folded:
     """Scales parameters.
 
     Args:
