@@ -10,7 +10,7 @@ from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.progress import progress_bar
 from jaxpruner.sparse.execution import formats
 from jaxpruner.sparse.execution.formats import Arrays, Format
-from jaxpruner.sparse.execution.measuring import Measurements
+from jaxpruner.sparse.execution.measuring import Candidate, Measurements
 from jaxpruner.sparse.execution.patterns import Pattern
 from jaxpruner.sparse.execution.report import DENSE, LayerExecution
 from jaxpruner.sparse.program.matrices import Product
@@ -72,19 +72,30 @@ def measured_layers(
 
 def _fastest(matrices: Matrices, measurements: Measurements) -> LayerExecution:
     candidates, refused = formats.candidates(matrices.product, matrices.pattern)
-    packed = [(each, matrices.pack(each)) for each in candidates]
-    if not packed:
+    if not candidates:
         return matrices.layer(None, not_measured=refused)
+    packed = []
+    for format in candidates:
+        packed.append(Candidate(format, matrices.pack(format)))
     dense, *timings = measurements.times(matrices.product, packed)
+    best, best_seconds = None, dense.seconds
     milliseconds = {DENSE: 1e3 * dense.seconds}
+    empty_milliseconds = {DENSE: 1e3 * dense.empty}
     sizes = {}
-    best, best_timing = None, dense
-    for (each, arrays), timing in zip(packed, timings, strict=True):
-        milliseconds[str(each)] = 1e3 * timing.seconds
-        sizes[str(each)] = formats.size_in_bytes(arrays)
-        if timing.gain >= _LEAST_GAIN and timing.seconds < best_timing.seconds:
-            best, best_timing = each, timing
-    return matrices.layer(best, milliseconds=milliseconds, bytes=sizes, not_measured=refused)
+    for candidate, timing in zip(packed, timings, strict=True):
+        name = str(candidate.format)
+        milliseconds[name] = 1e3 * timing.seconds
+        empty_milliseconds[name] = 1e3 * timing.empty
+        sizes[name] = formats.size_in_bytes(candidate.arrays)
+        if timing.gain >= _LEAST_GAIN and timing.seconds < best_seconds:
+            best, best_seconds = candidate.format, timing.seconds
+    return matrices.layer(
+        best,
+        milliseconds=milliseconds,
+        bytes=sizes,
+        not_measured=refused,
+        empty_milliseconds=empty_milliseconds,
+    )
 
 
 def asked_layers(matrices: Mapping[str, Matrices], setting: Any) -> dict[str, LayerExecution]:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.core.call_times import in_turns, repeats_of
+from jaxpruner.core.call_times import Call, in_turns, repeats_of
 from jaxpruner.sparse.execution.choosing import asked_layers, measured_layers
 from jaxpruner.sparse.execution.packed_models import (
     Model,
@@ -20,6 +20,7 @@ from jaxpruner.sparse.execution.packed_models import (
     matrices_of,
     pattern_of,
 )
+from jaxpruner.sparse.execution.predicting import empty_call, predicted_milliseconds
 from jaxpruner.sparse.execution.removed_channels import without_zero_channels
 from jaxpruner.sparse.execution.report import DENSE, ExecutionReport, LayerExecution
 from jaxpruner.sparse.program.models import find_products
@@ -134,7 +135,7 @@ def compile(
     if is_measured:
         layers = measured_layers(matrices, rounds, progress)
         versions = _versions(dense_model, model, params, report, layers)
-        return _fastest(versions, params, sample, rounds)
+        return _fastest(versions, model, params, sample, rounds)
     if isinstance(setting, ExecutionReport):
         report = setting
     elif setting != CHANNELS:
@@ -196,23 +197,56 @@ def _versions(
     versions = [PackedApply(dense_model, whole, params, dense)]
     if model.small is not None:
         versions.append(PackedApply(model, whole, params, small_dense))
-    if any(each.format != DENSE for each in layers.values()):
+    if _other_formats(layers):
         chosen = dataclasses.replace(report, layers=layers)
         versions.append(PackedApply(model, whole, params, chosen))
     return versions
 
 
+class _Compared(NamedTuple):
+    """Whole calls, timed in turns.
+
+    Attributes:
+      milliseconds: of the first, which is dense.
+      gains: how many times as fast as the first each is.
+    """
+
+    milliseconds: float
+    gains: list[float]
+
+    @classmethod
+    def of(cls, calls: Sequence[Call], rounds: int) -> '_Compared':
+        """Times them."""
+        repeats = list(map(repeats_of, calls))
+        times = in_turns(calls, repeats, rounds)
+        first, *_ = times
+        gains = []
+        for seconds in times:
+            ratios = [dense / mine for dense, mine in zip(first, seconds, strict=True)]
+            gains.append(statistics.median(ratios))
+        return cls(1e3 * statistics.median(first), gains)
+
+    def milliseconds_of(self, number: int) -> float:
+        """Of one of the calls."""
+        return self.milliseconds / self.gains[number]
+
+
 def _fastest(
-    versions: Sequence[PackedApply], params: tree_lib.PyTree, sample: tuple[Any, ...], rounds: int
+    versions: Sequence[PackedApply],
+    model: Model,
+    params: tree_lib.PyTree,
+    sample: tuple[Any, ...],
+    rounds: int,
 ) -> Compiled:
     """The fastest version of a model, of which the first is dense; that one unless another is faster."""
     calls = [_call(version, sample) for version in versions]
-    repeats = [repeats_of(call) for call in calls]
-    times = in_turns(calls, repeats, rounds)
-    gains = []
-    for seconds in times:
-        ratios = [dense / mine for dense, mine in zip(times[0], seconds, strict=True)]
-        gains.append(statistics.median(ratios))
+    other_formats = _other_formats(versions[-1].report.layers)
+    if other_formats:
+        in_dense = dict.fromkeys(other_formats, DENSE)
+        calls.append(empty_call(model, params, in_dense, sample))
+        calls.append(empty_call(model, params, other_formats, sample))
+    compared = _Compared.of(calls, rounds)
+    gains = compared.gains[: len(versions)]
     best = max(range(len(versions)), key=gains.__getitem__)
     notes: tuple[str, ...] = ()
     if gains[best] < _LEAST_GAIN:
@@ -221,35 +255,27 @@ def _fastest(
         notes = (
             f'the model stays dense: the best other version is {max(gains[1:]):.2f} times as fast',
         )
-    dense_ms = 1e3 * statistics.median(times[0])
-    report = versions[best].report
-    # Of the model without formats other than dense, with as many channels.
-    plain = 1 if report.channels else 0
-    report = dataclasses.replace(
+    apply = versions[best]
+    report = apply.report
+    # The model with dense products, and with as many channels.
+    predicted = compared.milliseconds_of(1 if report.channels else 0)
+    if _other_formats(report.layers):
+        empty = compared.milliseconds_of(-2), compared.milliseconds_of(-1)
+        predicted = predicted_milliseconds(predicted, *empty, report.layers)
+    apply.report = dataclasses.replace(
         report,
-        milliseconds=dense_ms,
-        predicted=_predicted(dense_ms / gains[plain], report.layers),
-        measured=dense_ms / gains[best],
+        milliseconds=compared.milliseconds,
+        predicted=predicted,
+        measured=compared.milliseconds_of(best),
         notes=notes,
     )
-    apply = versions[best]
-    apply.report = report
-    return Compiled(apply, apply.packed, report)
+    return Compiled(apply, apply.packed, apply.report)
 
 
-def _predicted(plain: float, layers: Layers) -> float:
-    """Milliseconds of a call in the formats of the layers, of which `plain` is the dense one.
-
-    Dense layers cannot take longer than the call. Where they do, the machine was slower when they were timed.
-    """
-    dense = chosen = 0.0
-    for layer in layers.values():
-        if layer.milliseconds:
-            dense += layer.milliseconds[DENSE]
-            chosen += layer.milliseconds[layer.format]
-    slower = max(1.0, dense / plain)
-    return plain - (dense - chosen) / slower
+def _other_formats(layers: Layers) -> dict[str, str]:
+    """The formats of the leaves that do not stay dense."""
+    return {name: layer.format for name, layer in layers.items() if layer.format != DENSE}
 
 
-def _call(apply: PackedApply, sample: tuple[Any, ...]) -> Callable[[], Any]:
+def _call(apply: PackedApply, sample: tuple[Any, ...]) -> Call:
     return lambda: apply(apply.packed, *sample)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxpruner.sparse.execution.empty_operators import EmptyBlocks, EmptyCsr, EmptyDense
 from jaxpruner.sparse.execution.operators import Smaller, TransposedCsr
 from jaxpruner.sparse.execution.patterns import Block, Pattern
 from jaxpruner.sparse.operators import csr_kernel
@@ -48,6 +49,10 @@ class Format(abc.ABC):
     def operator(self, arrays: Mapping[str, Any], product: Product) -> Any:
         """What multiplies, of arrays inside of a program."""
 
+    @abc.abstractmethod
+    def empty(self, product: Product) -> Any:
+        """An operator that reads and writes as this one does, and multiplies next to nothing."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Csr(Format):
@@ -82,6 +87,9 @@ class Csr(Format):
 
     def operator(self, arrays: Mapping[str, Any], product: Product) -> Any:
         return TransposedCsr(**arrays, inputs=product.inputs)
+
+    def empty(self, product: Product) -> Any:
+        return EmptyCsr(product.outputs, product.computed_dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,6 +137,10 @@ class Blocks(Format):
             kernel=multiply_in_kernel if self.in_kernel else None,
         )
 
+    def empty(self, product: Product) -> Any:
+        kernel = multiply_in_kernel if self.in_kernel else None
+        return EmptyBlocks(product.outputs, self.block, product.computed_dtype, kernel)
+
 
 @dataclasses.dataclass(frozen=True)
 class SmallerDense(Format):
@@ -163,6 +175,9 @@ class SmallerDense(Format):
 
     def operator(self, arrays: Mapping[str, Any], product: Product) -> Any:
         return Smaller(arrays['matrix'], arrays.get('inputs'), arrays.get('outputs'))
+
+    def empty(self, product: Product) -> Any:
+        return EmptyDense(product.outputs)
 
 
 def _first_used(used: np.ndarray) -> np.ndarray:

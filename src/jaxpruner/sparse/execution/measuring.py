@@ -1,17 +1,20 @@
 """Times the candidates of a product, each in turns with the dense one, on data of the model's shapes.
 
-Layers of one shape are measured once, and so are candidates that differ in a few weights alone.
+Layers of one shape are measured once, and so are candidates that differ in a few weights alone. Data are NumPy's: JAX
+would compile a program for each shape to draw them, which takes longer than to measure.
 """
 
 import math
 import statistics
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jaxpruner.core.call_times import in_turns, repeats_of
+from jaxpruner.core.call_times import Call, in_turns, repeats_of
+from jaxpruner.sparse.execution.empty_operators import EmptyDense
 from jaxpruner.sparse.execution.formats import Arrays, Format
 from jaxpruner.sparse.program.matrices import Product
 from jaxpruner.sparse.program.places import Place
@@ -21,8 +24,12 @@ _LONG_ENOUGH = 5e-3  # seconds
 # Numbers of weights that differ by less are measured as one.
 _BUCKET = 1.05
 
-# A format, and what it stores of the layers of one product.
-Candidate = tuple[Format, Arrays]
+
+class Candidate(NamedTuple):
+    """A format, and what it stores of the layers of one product."""
+
+    format: Format
+    arrays: Arrays
 
 
 class Timing(NamedTuple):
@@ -31,10 +38,20 @@ class Timing(NamedTuple):
     Attributes:
       seconds: the median.
       gain: how many times as fast as the dense product it is at least, in three rounds of four.
+      empty: seconds of an operator that reads and writes as it does, and multiplies nothing.
     """
 
-    seconds: float
-    gain: float
+    seconds: float = 0.0
+    gain: float = math.inf
+    empty: float = 0.0
+
+    def with_place(self, other: 'Timing', trips: int) -> 'Timing':
+        """Adds another place, at which the product runs so often."""
+        return Timing(
+            self.seconds + trips * other.seconds,
+            min(self.gain, other.gain),
+            self.empty + trips * other.empty,
+        )
 
 
 class Measurements:
@@ -50,13 +67,12 @@ class Measurements:
 
     def times(self, product: Product, candidates: Sequence[Candidate]) -> list[Timing]:
         """Of the dense product, then of each candidate; places and trips of loops are added up."""
-        total = [Timing(0.0, math.inf)] * (len(candidates) + 1)
+        totals = [Timing()] * (len(candidates) + 1)
         for place in product.places:
             timings = self._times_at(place, product, candidates)
             for number, timing in enumerate(timings):
-                seconds = total[number].seconds + place.trips * timing.seconds
-                total[number] = Timing(seconds, min(total[number].gain, timing.gain))
-        return total
+                totals[number] = totals[number].with_place(timing, place.trips)
+        return totals
 
     def _times_at(
         self, place: Place, product: Product, candidates: Sequence[Candidate]
@@ -69,24 +85,44 @@ class Measurements:
     def _measure(
         self, place: Place, product: Product, candidates: Sequence[Candidate]
     ) -> list[Timing]:
-        shapes = [variable.aval for variable in place.equation.invars]
-        data = _random(shapes[1 - place.operand])
-        weights = _random(shapes[place.operand])
-        calls = [_dense_call(place, data, weights)]
-        for each, arrays in candidates:
+        variables = place.equation.invars
+        data = _random(variables[1 - place.operand].aval)
+        weights = _random(variables[place.operand].aval)
+        # Each product, and behind it the empty one that reads and writes alike.
+        calls = [
+            _dense_call(place, data, weights),
+            _empty_call(EmptyDense(product.outputs), place, data),
+        ]
+        for format, arrays in candidates:
             layer = _one_layer(arrays, product, place)
-            calls.append(_call(place, product, each, layer, data))
-        repeats = [repeats_of(call, _LONG_ENOUGH) for call in calls]
-        rounds = in_turns(calls, repeats, self.rounds)
-        return [_timing(seconds, rounds[0]) for seconds in rounds]
+            calls.append(_candidate_call(format, product, place, data, layer))
+            calls.append(_empty_call(format.empty(product), place, data))
+        rounds = self._seconds(calls)
+        dense, *_ = rounds
+        timings = []
+        for seconds, empty in zip(rounds[::2], rounds[1::2], strict=True):
+            gain = _gain(seconds, dense)
+            timings.append(Timing(statistics.median(seconds), gain, statistics.median(empty)))
+        return timings
+
+    def _seconds(self, calls: Sequence[Call]) -> list[list[float]]:
+        """Of each call in each round."""
+        repeats = []
+        for call in calls:
+            repeats.append(repeats_of(call, _LONG_ENOUGH))
+        return in_turns(calls, repeats, self.rounds)
 
 
-def _timing(seconds: Sequence[float], dense: Sequence[float]) -> Timing:
-    ratios = [other / mine for mine, other in zip(seconds, dense, strict=True)]
-    return Timing(statistics.median(seconds), statistics.quantiles(ratios, n=4)[0])
+def _gain(seconds: Sequence[float], dense: Sequence[float]) -> float:
+    """How many times as fast as dense, in three rounds of four."""
+    gains = []
+    for mine, other in zip(seconds, dense, strict=True):
+        gains.append(other / mine)
+    lowest_quarter, *_ = statistics.quantiles(gains, n=4)
+    return lowest_quarter
 
 
-def _dense_call(place: Place, data: jax.Array, weights: jax.Array) -> Any:
+def _dense_call(place: Place, data: jax.Array, weights: jax.Array) -> Call:
     @jax.jit
     def run(data: jax.Array, weights: jax.Array) -> Any:
         return bind(place.equation, place.operands(data, weights))
@@ -94,15 +130,33 @@ def _dense_call(place: Place, data: jax.Array, weights: jax.Array) -> Any:
     return lambda: run(data, weights)
 
 
+def _candidate_call(
+    format: Format, product: Product, place: Place, data: jax.Array, layer: Arrays
+) -> Call:
+    def operator_of(arrays: Mapping[str, Any]) -> Any:
+        return format.operator(arrays, product)
+
+    return _call(operator_of, place, data, layer)
+
+
+def _empty_call(empty: Any, place: Place, data: jax.Array) -> Call:
+    return _call(lambda _: empty, place, data, {})
+
+
 def _call(
-    place: Place, product: Product, format: Format, arrays: Mapping[str, Any], data: jax.Array
-) -> Any:
+    operator_of: Callable[[Mapping[str, Any]], Any],
+    place: Place,
+    data: jax.Array,
+    layer: Arrays,
+) -> Call:
+    """A call of the product at a place, in which an operator of the arrays of a layer multiplies."""
+
     @jax.jit
     def run(data: jax.Array, arrays: Mapping[str, Any]) -> jax.Array:
-        operator = format.operator(arrays, product)
-        return place.multiply(place.operands(data, None), operator)
+        operands = place.operands(data, None)
+        return place.multiply(operands, operator_of(arrays))
 
-    arrays = jax.tree.map(jnp.asarray, dict(arrays))
+    arrays = jax.tree.map(jnp.asarray, layer)
     return lambda: run(data, arrays)
 
 
@@ -112,24 +166,29 @@ def _one_layer(arrays: Arrays, product: Product, place: Place) -> Arrays:
     first = (0,) * depth
     layer = {}
     for name, array in arrays.items():
-        layer[name] = array.reshape(*product.layers, *array.shape[1:])[first]
+        of_layers = array.reshape(*product.layers, *array.shape[1:])
+        layer[name] = of_layers[first]
     return layer
 
 
-def _random(shape: Any) -> jax.Array:
-    return jax.random.normal(jax.random.key(0), shape.shape, jnp.float32).astype(shape.dtype)
+def _random(aval: Any) -> jax.Array:
+    numbers = np.random.default_rng(0).standard_normal(aval.shape, np.float32)
+    return jnp.asarray(numbers.astype(aval.dtype))
 
 
 def _signature(place: Place) -> Hashable:
-    shapes = [(variable.aval.shape, variable.aval.dtype) for variable in place.equation.invars]
+    shapes = []
+    for variable in place.equation.invars:
+        aval = variable.aval
+        shapes.append((aval.shape, aval.dtype))
     is_part = place.part is not None
     return str(place.equation.params), tuple(shapes), place.operand, is_part
 
 
 def _bucket(candidate: Candidate) -> Hashable:
-    format, arrays = candidate
+    """A candidate, and roughly how much it stores of a layer."""
     sizes = []
-    for name, array in sorted(arrays.items()):
-        weights = round(math.log(max(array[0].size, 1), _BUCKET))
-        sizes.append((name, weights))
-    return format, tuple(sizes)
+    for name, array in sorted(candidate.arrays.items()):
+        size = max(array[0].size, 1)
+        sizes.append((name, round(math.log(size, _BUCKET))))
+    return candidate.format, tuple(sizes)

@@ -123,6 +123,13 @@ class Convolution(NamedTuple):
         """The shape of the window."""
         return _window(self.equation)
 
+    @property
+    def result_shape(self) -> tuple[int, ...]:
+        """`[batch, *space, outputs]` in the program."""
+        numbers = self.equation.params['dimension_numbers']
+        shape = self.equation.outvars[0].aval.shape
+        return tuple([shape[axis] for axis in _from_spec(numbers.out_spec)])
+
     def run(self, image: jax.Array, kernel: jax.Array) -> jax.Array:
         """Convolves; image and kernel may have other numbers of channels than in the program."""
         numbers = self.equation.params['dimension_numbers']

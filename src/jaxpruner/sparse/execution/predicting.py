@@ -1,0 +1,75 @@
+"""How long a call takes with products in other formats, told from single products and from a model with empty ones.
+
+A timed product takes longer than the same product inside a model: the program is handed over, threads wake up, rows are
+transposed that stay so from layer to layer in a model. All this holds for an empty product, too, which reads and writes
+in the same way and multiplies nothing. What lies between them is what the product itself takes:
+
+    of the model      call - call with empty products     measured for the dense one, wanted for the others
+    of its products   sum of (product - empty product)    measured for all
+
+In the model products take longer or shorter than alone, since other data are in the caches. How much is known of the
+dense model, and taken to be so of the others.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.call_times import Call
+from jaxpruner.sparse.execution import formats
+from jaxpruner.sparse.execution.empty_operators import EmptyDense
+from jaxpruner.sparse.execution.packed_models import Model
+from jaxpruner.sparse.execution.report import DENSE, LayerExecution
+from jaxpruner.sparse.program.matrices import Product
+
+Layers = Mapping[str, LayerExecution]
+
+_LEAST = 1e-6  # milliseconds; noise can make a difference of times zero
+
+
+def empty_call(
+    model: Model,
+    params: tree_lib.PyTree,
+    layer_formats: Mapping[str, str],
+    sample: tuple[Any, ...],
+) -> Call:
+    """A call of a model in which some products are empty.
+
+    Args:
+      model: that runs.
+      params: of the whole model.
+      layer_formats: name of a leaf -> the format in which its products read and write.
+      sample: inputs.
+    """
+    products = model.products
+    operators = {}
+    for name, text in layer_formats.items():
+        operators[name] = _empty(text, products.by_leaf[name])
+    weights = products.put(model.shrink(params), operators)
+    run = jax.jit(products.apply)
+    return lambda: run(weights, *sample)
+
+
+def _empty(text: str, product: Product) -> Any:
+    format = formats.parse(text)
+    return EmptyDense(product.outputs) if format is None else format.empty(product)
+
+
+def predicted_milliseconds(dense: float, empty_dense: float, empty: float, layers: Layers) -> float:
+    """A call of the model with products in other formats.
+
+    Args:
+      dense: milliseconds of a call with dense products.
+      empty_dense: with empty products in their place.
+      empty: with empty products that read and write in the other formats.
+      layers: name -> times of a product; one at least is in another format.
+    """
+    dense_alone = alone = 0.0
+    for layer in layers.values():
+        if layer.format != DENSE:
+            dense_alone += layer.product_milliseconds(DENSE)
+            alone += layer.product_milliseconds(layer.format)
+    in_model = max(dense - empty_dense, _LEAST) / max(dense_alone, _LEAST)
+    return empty + in_model * max(alone, _LEAST)
