@@ -1,5 +1,6 @@
 """Settings for all tests and doctests: programs compile quickly, and once; what needs a missing library is left out."""
 
+import builtins
 import gc
 import importlib.util
 import os
@@ -7,6 +8,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+
+import pytest
 
 collect_ignore = []
 if importlib.util.find_spec('gymnax') is None:
@@ -64,7 +67,14 @@ def pytest_collection_finish():
 
 
 def pytest_runtest_teardown(item, nextitem):
-    """Between two files, a process that holds much lets its compiled programs go: two workers share a machine."""
+    """Leaves what a test must not leave to those after it.
+
+    Between two files, a process that holds much lets its compiled programs go: two workers share a machine.
+    """
+    if isinstance(item, pytest.DoctestItem):
+        # What a doctest shows is kept as `_` among the builtins, all of which tyro hashes when it is imported. A tuple
+        # of arrays cannot be hashed.
+        vars(builtins).pop('_', None)
     if nextitem is None or nextitem.path == item.path or 'jax' not in sys.modules:
         return
     if _resident_bytes() > _limit[0]:

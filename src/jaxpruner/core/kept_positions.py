@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import optax
 from optax import tree_utils
 
+_WORD = 32  # bits
+
 
 def positions_of(kept: jax.Array, count: int) -> jax.Array:
     """The positions of so many flags that are true, ascending: `jnp.nonzero` without a whole number for each flag.
@@ -24,22 +26,41 @@ def positions_of(kept: jax.Array, count: int) -> jax.Array:
     >>> positions_of(jnp.array([False, True, True]), 2)
     Array([1, 2], dtype=int32)
     """
-    bits = jnp.pad(kept, (0, -kept.size % 32)).reshape(-1, 32).astype(jnp.uint32)
-    words = jnp.sum(bits << jnp.arange(32, dtype=jnp.uint32), axis=1, dtype=jnp.uint32)
-    ends = jnp.cumsum(jax.lax.population_count(words).astype(jnp.int32))
+    words = _words_of(kept)
+    ends = jnp.cumsum(_bits_in(words))
     ranks = jnp.arange(count, dtype=jnp.int32)
     places = jnp.searchsorted(ends, ranks, side='right').astype(jnp.int32)
+    before = jnp.where(places == 0, 0, ends[places - 1])
     word = words.at[places].get(mode='fill', fill_value=0)
-    rank = ranks - jnp.where(places == 0, 0, ends[places - 1])
-    positions = 32 * places
-    for width in (16, 8, 4, 2, 1):
+    return _WORD * places + _position_in_word(word, ranks - before)
+
+
+def _words_of(flags: jax.Array) -> jax.Array:
+    """Flags as uint32, the first in the lowest bit; the last word is filled up with 0."""
+    padded = jnp.pad(flags, (0, -flags.size % _WORD))
+    bits = padded.reshape(-1, _WORD).astype(jnp.uint32)
+    shifted = bits << jnp.arange(_WORD, dtype=jnp.uint32)
+    return jnp.sum(shifted, axis=1, dtype=jnp.uint32)
+
+
+def _bits_in(words: jax.Array) -> jax.Array:
+    """How many bits are set in each."""
+    return jax.lax.population_count(words).astype(jnp.int32)
+
+
+def _position_in_word(word: jax.Array, rank: jax.Array) -> jax.Array:
+    """Where the bit stands that so many set bits stand before: in which half of the word, then in which quarter."""
+    position = jnp.zeros_like(rank)
+    width = _WORD // 2
+    while width:
         low = word & jnp.uint32((1 << width) - 1)
-        number = jax.lax.population_count(low).astype(jnp.int32)
-        is_high = rank >= number
-        positions += jnp.where(is_high, width, 0)
-        rank -= jnp.where(is_high, number, 0)
+        in_low = _bits_in(low)
+        is_high = rank >= in_low
+        position += jnp.where(is_high, width, 0)
+        rank -= jnp.where(is_high, in_low, 0)
         word = jnp.where(is_high, word >> width, low)
-    return positions
+        width //= 2
+    return position
 
 
 def places_before(old: jax.Array, new: jax.Array) -> jax.Array:
@@ -66,7 +87,8 @@ def moved(values: jax.Array, places: jax.Array) -> jax.Array:
     >>> moved(jnp.array([7.0, 8.0, 9.0]), jnp.array([0, 3, 2]))
     Array([7., 0., 9.], dtype=float32)
     """
-    return values.reshape(-1).at[places].get(mode='fill', fill_value=0)
+    flat = values.reshape(-1)
+    return flat.at[places].get(mode='fill', fill_value=0)
 
 
 def move_moments(optimizer: optax.GradientTransformation, state: Any, places: Any) -> Any:

@@ -254,6 +254,21 @@ def test_a_model_stays_dense_if_the_whole_is_not_faster(timed):
     )
 
 
+def test_the_smallest_products_are_not_measured(timed):
+    def apply_fn(p, x):
+        return x @ p['large'] @ p['small']
+
+    timed(products=[4e-3, 1e-3], whole=[3e-3, 1e-3])
+    small, reasons = normal(32, 1), []
+    for inputs in (32, 256):
+        params = {'large': sparse_normal(inputs, 32), 'small': small}
+        report = compiling.compile(apply_fn, params, normal(3, inputs), progress=False).report
+        assert 'another format' not in report.layers['large'].not_measured
+        reasons.append(report.layers['small'].not_measured.get('another format'))
+    assert reasons == [None, 'such products are less than 1% of all together']
+    assert f'small: another format is no candidate: {reasons[1]}' in str(report)
+
+
 def test_layers_of_one_shape_are_measured_once(timed):
     def apply_fn(p, x):
         for kernel in p:

@@ -17,6 +17,11 @@ from jaxpruner.sparse.program.matrices import Product
 
 # A format has to be so much faster than dense in three rounds of four.
 _LEAST_GAIN = 1.05
+# Of all multiplications. Products that together are less are not measured: many models have a lot of them.
+_NEGLIGIBLE_SHARE = 0.01
+_NEGLIGIBLE = {
+    'another format': f'such products are less than {_NEGLIGIBLE_SHARE:.0%} of all together'
+}
 
 
 class Matrices(NamedTuple):
@@ -62,12 +67,29 @@ def measured_layers(
 ) -> dict[str, LayerExecution]:
     """The fastest format of each leaf; dense unless another is faster beyond noise."""
     measurements = Measurements(rounds)
+    negligible = _negligible(matrices)
     layers = {}
     with progress_bar(len(matrices), progress) as show:
         for number, (name, each) in enumerate(matrices.items()):
             show(name, number)
-            layers[name] = _fastest(each, measurements)
+            if name in negligible:
+                layers[name] = each.layer(None, not_measured=_NEGLIGIBLE)
+            else:
+                layers[name] = _fastest(each, measurements)
     return layers
+
+
+def _negligible(matrices: Mapping[str, Matrices]) -> set[str]:
+    """The leaves with the smallest products, which together are a small share of all."""
+    work = {name: each.product.multiplications for name, each in matrices.items()}
+    left = _NEGLIGIBLE_SHARE * sum(work.values())
+    names = set()
+    for name in sorted(work, key=work.__getitem__):
+        left -= work[name]
+        if left < 0:
+            break
+        names.add(name)
+    return names
 
 
 def _fastest(matrices: Matrices, measurements: Measurements) -> LayerExecution:

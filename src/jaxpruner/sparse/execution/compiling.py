@@ -66,7 +66,8 @@ def compile(
     A dense layer, a 1x1 convolution, and other convolutions can run as compact blocks (`sparse.operators.blocks`), in
     CSR, or as a smaller dense matrix without inputs and outputs that are zero. Channels that are zero in all layers are
     removed from the whole model. Each candidate is timed on this device at the batch of the sample, in turns with the
-    dense product, which stays unless another one is faster beyond noise. In the end the whole model is timed, and stays
+    dense product, which stays unless another one is faster beyond noise; the smallest products, which together are a
+    hundredth of all, stay dense without being timed. In the end the whole model is timed, and stays
     dense unless it is faster.
 
     Results are those of the dense model, up to the order in which floats are added. Whichever weights are zero stay so:

@@ -68,6 +68,14 @@ class Product:
         return tuple([place.rows for place in self.places])
 
     @property
+    def multiplications(self) -> int:
+        """How many numbers are multiplied in one call of the model."""
+        rows = 0
+        for place in self.places:
+            rows += place.rows * place.trips
+        return rows * self.inputs * self.outputs
+
+    @property
     def window(self) -> int:
         """Elements of a window, each with all channels; 1 where nothing is convolved."""
         return self.places[0].window
