@@ -15,7 +15,7 @@ from jax import lax
 
 from benchmarks.report import Row, Value
 from benchmarks.timing import in_program, interleaved, ratio
-from jaxpruner.sparse.operators import blocks
+from jaxpruner.sparse.operators import block_layout, blocks
 from jaxpruner.sparse.operators.block_kernels import choosing, product
 
 ROUNDS = 15
@@ -80,7 +80,7 @@ def _ratios(
     positions = [rng.permutation(candidates)[:stored] for _ in range(groups)]
     indices = jnp.asarray(np.stack(positions), jnp.int32)
     matrix = jnp.asarray(rng.normal(size=(width, width)) / width**0.5, DTYPE)
-    values = blocks.gather_blocks(matrix, indices, block)
+    values = block_layout.gather_blocks(matrix, indices, block)
     rows = jnp.asarray(rng.normal(size=(batch, width)), DTYPE)
     sides: dict[str, tuple[Product, jax.Array]] = {'dense': (jnp.matmul, matrix)}
     for name, multiply in (('kernel', product.multiply), ('plain', blocks.multiply)):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxpruner.sparse.operators import blocks
+from jaxpruner.sparse.operators import block_layout, blocks
 from jaxpruner.sparse.operators.blocks import BlockMatrix
 from structure.doubles import doubles
 
@@ -30,8 +30,8 @@ def case(inputs, outputs, block, stored, dtype='float32'):
     """Rows, the matrix that blocks make, its blocks and their positions."""
     groups, candidates = -(-outputs // block[1]), -(-inputs // block[0])
     indices = positions(0, groups, candidates, stored)
-    values = blocks.gather_blocks(drawn(1, (inputs, outputs), dtype), indices, block)
-    matrix = blocks.scatter_blocks(values, indices, inputs, outputs)
+    values = block_layout.gather_blocks(drawn(1, (inputs, outputs), dtype), indices, block)
+    matrix = block_layout.scatter_blocks(values, indices, inputs, outputs)
     return drawn(2, (5, inputs), dtype), matrix, values, indices
 
 
@@ -65,7 +65,7 @@ def test_products_and_derivatives_are_those_of_the_matrix(shape, dtype):
             found, back = jax.vjp(lambda x, v: product(x, v, indices), rows, values)
             expected, dense_back = jax.vjp(jnp.matmul, rows, matrix)
             dense = dense_back(cotangent)
-            gathered = blocks.gather_blocks(dense[1], indices, shape[2])
+            gathered = block_layout.gather_blocks(dense[1], indices, shape[2])
             return (found, *back(cotangent)), (expected, dense[0], gathered)
 
         for found, expected in zip(*both(rows, matrix, values, indices), strict=True):
@@ -81,8 +81,8 @@ def test_blocks_gathered_are_scattered_back(inputs, outputs, block_inputs, block
     groups, candidates = -(-outputs // block_outputs), -(-inputs // block_inputs)
     indices = positions(0, groups, candidates, min(stored, candidates))
     matrix = drawn(0, (inputs, outputs))
-    values = blocks.gather_blocks(matrix, indices, (block_inputs, block_outputs))
-    found = np.asarray(blocks.scatter_blocks(values, indices, inputs, outputs))
+    values = block_layout.gather_blocks(matrix, indices, (block_inputs, block_outputs))
+    found = np.asarray(block_layout.scatter_blocks(values, indices, inputs, outputs))
     is_stored = np.zeros((candidates, groups), bool)
     is_stored[np.asarray(indices).T, np.arange(groups)] = True
     mask = is_stored.repeat(block_inputs, 0).repeat(block_outputs, 1)[:inputs, :outputs]
@@ -105,7 +105,7 @@ def test_the_probe_gets_the_norms_of_the_dense_gradient(name):
 
         return jax.grad(total)(probe)
 
-    gradient = blocks.gather_blocks(rows.T @ cotangent, every, block)
+    gradient = block_layout.gather_blocks(rows.T @ cotangent, every, block)
     expected = jnp.sqrt(jnp.sum(gradient**2, axis=(2, 3)))
     assert_close(norms(jnp.zeros((groups, candidates))), expected)
 
@@ -124,7 +124,7 @@ def test_a_product_is_mapped_over_seeds_and_differentiated_twice():
         return blocks.multiply(rows, values, indices, outputs=outputs)
 
     def dense_product(values, indices):
-        return rows @ blocks.scatter_blocks(values, indices, inputs, outputs)
+        return rows @ block_layout.scatter_blocks(values, indices, inputs, outputs)
 
     results = []
     for product in (stored_product, dense_product):

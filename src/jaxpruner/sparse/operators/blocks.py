@@ -12,10 +12,10 @@ inputs and 4 outputs in blocks of 2 x 2, one for each group:
     . . . .
     . . . .
 
-The simple version of the product is `rows @ scatter_blocks(values, indices, inputs, outputs)`; the tests compare with
-it. The fast version works on columns, which are the rows transposed: there the inputs of a block lie side by side in
-memory. Each group gathers the columns of its blocks, and multiplies once. The derivative for the inputs is added up
-transposed as well. Scattering whole columns is fast; scattering into rows takes 50 times as long on a CPU.
+The simple version of the product is `rows @ block_layout.scatter_blocks(values, indices, inputs, outputs)`; the tests
+compare with it. The fast version works on columns, which are the rows transposed: there the inputs of a block lie side
+by side in memory. Each group gathers the columns of its blocks, and multiplies once. The derivative for the inputs is
+added up transposed as well. Scattering whole columns is fast; scattering into rows takes 50 times as long on a CPU.
 
 A matrix that the block does not divide is padded. Values in the padding meet inputs that are zero, or are cut off with
 the outputs that do not exist, so their derivative is zero.
@@ -29,6 +29,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+
+from jaxpruner.sparse.operators import block_layout
 
 # So many groups stand in the program one after another; of more groups a loop goes through as many at once.
 _UNROLLED_GROUPS = 32
@@ -121,7 +123,7 @@ class _Operands(NamedTuple):
 
 def _columns_of(rows: jax.Array, block_inputs: int) -> jax.Array:
     """Rows `[n, inputs]` as columns `[blocks of inputs, in, n]`."""
-    padded = pad_to_multiple(rows.T, 0, block_inputs)
+    padded = block_layout.pad_to_multiple(rows.T, 0, block_inputs)
     inputs, count = padded.shape
     return padded.reshape(inputs // block_inputs, block_inputs, count)
 
@@ -265,49 +267,3 @@ def _contract(left: jax.Array, right: jax.Array, axes: tuple[int, int]) -> jax.A
     contracted = (left_axis,), (right_axis,)
     no_batch = (), ()
     return lax.dot_general(left, right, (contracted, no_batch))
-
-
-def gather_blocks(matrix: jax.Array, indices: jax.Array, block: tuple[int, int]) -> jax.Array:
-    """The stored blocks `[groups, blocks, in, out]` of a matrix `[inputs, outputs]`, zeros in the padding.
-
-    >>> gather_blocks(jnp.arange(6).reshape(3, 2), jnp.array([[1], [0]]), (2, 1))
-    Array([[[[4],
-             [0]]],
-    <BLANKLINE>
-    <BLANKLINE>
-           [[[1],
-             [3]]]], dtype=int32)
-    """
-    block_inputs, block_outputs = block
-    padded = pad_to_multiple(matrix, 0, block_inputs)
-    padded = pad_to_multiple(padded, 1, block_outputs)
-    cut = padded.reshape(-1, block_inputs, len(indices), block_outputs)
-    by_group = cut.transpose(2, 0, 1, 3)
-    return jnp.take_along_axis(by_group, indices[:, :, None, None], axis=1)
-
-
-def scatter_blocks(values: jax.Array, indices: jax.Array, inputs: int, outputs: int) -> jax.Array:
-    """The matrix `[inputs, outputs]` that has these blocks, and zeros elsewhere; the padding is cut off.
-
-    >>> scatter_blocks(jnp.ones((2, 1, 1, 2), int), jnp.array([[1], [0]]), 2, 3)
-    Array([[0, 0, 1],
-           [1, 1, 0]], dtype=int32)
-    """
-    groups, _, block_inputs, block_outputs = values.shape
-    blocks_of_inputs = -(-inputs // block_inputs)
-    shape = groups, blocks_of_inputs, block_inputs, block_outputs
-    group_numbers = jnp.arange(groups)[:, None]
-    by_group = jnp.zeros(shape, values.dtype).at[group_numbers, indices].set(values)
-    matrix = by_group.transpose(1, 2, 0, 3)
-    matrix = matrix.reshape(blocks_of_inputs * block_inputs, groups * block_outputs)
-    return matrix[:inputs, :outputs]
-
-
-def pad_to_multiple(array: jax.Array, axis: int, multiple: int) -> jax.Array:
-    """The array with zeros at the end of an axis, up to a multiple of some length."""
-    lacking = -array.shape[axis] % multiple
-    if not lacking:
-        return array
-    padding = [(0, 0)] * array.ndim
-    padding[axis] = (0, lacking)
-    return jnp.pad(array, padding)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpruner.sparse.operators import blocks
+from jaxpruner.sparse.operators import block_layout
 from jaxpruner.sparse.program.matrices import Product
 from jaxpruner.sparse.training import positions
 from jaxpruner.sparse.training.layouts import Layout
@@ -20,7 +20,7 @@ def largest_blocks(leaf: jax.Array, product: Product, layout: Layout) -> jax.Arr
     every = jnp.broadcast_to(jnp.arange(layout.candidates), (layout.groups, layout.candidates))
 
     def choose(matrix: jax.Array) -> jax.Array:
-        norms = block_norms(blocks.gather_blocks(matrix, every, layout.block))
+        norms = block_norms(block_layout.gather_blocks(matrix, every, layout.block))
         return positions.largest(norms, layout.blocks)
 
     return _over_layers(choose, layout)(product.to_matrix(leaf))
@@ -38,7 +38,7 @@ def store(
     """The blocks of a leaf, and a term of low rank that is zero: its first matrix is random, the second one zero."""
 
     def gather(matrix: jax.Array, indices: jax.Array) -> jax.Array:
-        return blocks.gather_blocks(matrix, indices, layout.block)
+        return block_layout.gather_blocks(matrix, indices, layout.block)
 
     matrices = product.to_matrix(leaf)
     stored = {'values': _over_layers(gather, layout)(matrices, indices)}
@@ -55,7 +55,7 @@ def restore(stored: Stored, indices: jax.Array, product: Product, layout: Layout
 
     def scatter(stored: Stored, indices: jax.Array) -> jax.Array:
         values = stored['values']
-        matrix = blocks.scatter_blocks(values, indices, layout.inputs, layout.outputs)
+        matrix = block_layout.scatter_blocks(values, indices, layout.inputs, layout.outputs)
         return matrix + stored['down'] @ stored['up'] if layout.rank else matrix
 
     return product.from_matrix(_over_layers(scatter, layout)(stored, indices))
@@ -66,7 +66,7 @@ def mask_of(indices: jax.Array, product: Product, layout: Layout) -> jax.Array:
 
     def scatter(indices: jax.Array) -> jax.Array:
         ones = jnp.ones((layout.groups, layout.blocks, *layout.block), jnp.uint8)
-        return blocks.scatter_blocks(ones, indices, layout.inputs, layout.outputs)
+        return block_layout.scatter_blocks(ones, indices, layout.inputs, layout.outputs)
 
     return product.from_matrix(_over_layers(scatter, layout)(indices))
 

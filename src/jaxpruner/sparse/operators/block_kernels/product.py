@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpruner.sparse.operators import blocks
+from jaxpruner.sparse.operators import block_layout, blocks
 from jaxpruner.sparse.operators.block_kernels import choosing, steps
 from jaxpruner.sparse.operators.block_kernels.steps import Kernels
 
@@ -40,7 +40,7 @@ def multiply(
     if kernels is None:
         block = block_inputs, block_outputs
         kernels = choosing.default_kernels(dtype, block, indices.size)
-    padded = blocks.pad_to_multiple(rows.astype(dtype), 1, block_inputs)
+    padded = block_layout.pad_to_multiple(rows.astype(dtype), 1, block_inputs)
     result: Any = _product(kernels, padded, values.astype(dtype), indices, probe)
     return result[:, :outputs]
 

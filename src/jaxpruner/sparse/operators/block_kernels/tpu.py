@@ -5,8 +5,8 @@ as they lie. Narrower ones cannot be, so the rows are cut into such tiles before
 """
 
 import dataclasses
-import functools
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -52,39 +52,57 @@ class TpuKernels:
     def product(self, rows: jax.Array, blocks: jax.Array, steps: Steps, targets: int) -> jax.Array:
         count = len(rows)
         tile = self.tile_of(count)
-        height, width = blocks.shape[1:]
-        result = self._call(
-            functools.partial(_multiply, precision=self.precision),
+        height, width = block = blocks.shape[1:]
+
+        def left(tile: Any, step: Any, steps: Steps) -> Any:
+            return tile, steps.left[step]
+
+        def right(tile: Any, step: Any, steps: Steps) -> Any:
+            del tile
+            return steps.right[step]
+
+        def target(tile: Any, step: Any, steps: Steps) -> Any:
+            return tile, steps.target[step]
+
+        kernel = self._kernel(
+            _multiply,
             grid=(count // tile, len(steps.left)),
-            in_specs=[
-                _tiles(tile, height, lambda i, s, left, right, target: (i, left[s])),
-                _blocks(blocks.shape[1:], lambda i, s, left, right, target: right[s]),
-            ],
-            out_specs=_tiles(tile, width, lambda i, s, left, right, target: (i, target[s])),
+            in_specs=[_tiles(tile, height, left), _blocks(block, right)],
+            out_specs=_tiles(tile, width, target),
             out_shape=_tiled_shape(count, targets, width, rows.dtype),
             total=(tile, width),
-        )(*steps, _to_tiles(rows, height), blocks)
+        )
+        result = kernel(*steps, _to_tiles(rows, height), blocks)
         return _from_tiles(result)
 
     def blocks_gradient(
         self, rows: jax.Array, cotangents: jax.Array, steps: Steps, block: tuple[int, int]
     ) -> jax.Array:
-        count = len(rows)
+        number, count = len(steps.left), len(rows)
         tile = self.tile_of(count)
         height, width = block
-        return self._call(
-            functools.partial(_differentiate, precision=self.precision),
-            grid=(len(steps.left), count // tile),
-            in_specs=[
-                _tiles(tile, height, lambda s, i, left, right, target: (i, left[s])),
-                _tiles(tile, width, lambda s, i, left, right, target: (i, target[s])),
-            ],
-            out_specs=_blocks(block, lambda s, i, left, right, target: s),
-            out_shape=jax.ShapeDtypeStruct((len(steps.left), *block), rows.dtype),
-            total=block,
-        )(*steps, _to_tiles(rows, height), _to_tiles(cotangents, width))
 
-    def _call(
+        def left(step: Any, tile: Any, steps: Steps) -> Any:
+            return tile, steps.left[step]
+
+        def target(step: Any, tile: Any, steps: Steps) -> Any:
+            return tile, steps.target[step]
+
+        def result(step: Any, tile: Any, steps: Steps) -> Any:
+            del tile, steps
+            return step
+
+        kernel = self._kernel(
+            _differentiate,
+            grid=(number, count // tile),
+            in_specs=[_tiles(tile, height, left), _tiles(tile, width, target)],
+            out_specs=_blocks(block, result),
+            out_shape=jax.ShapeDtypeStruct((number, *block), rows.dtype),
+            total=block,
+        )
+        return kernel(*steps, _to_tiles(rows, height), _to_tiles(cotangents, width))
+
+    def _kernel(
         self,
         body: Any,
         *,
@@ -102,8 +120,12 @@ class TpuKernels:
             out_specs=out_specs,
             scratch_shapes=[pltpu.VMEM(total, jnp.float32)],
         )
+
+        def run(*refs: Any) -> None:
+            body(_Refs.of(refs), self.precision)
+
         return pl.pallas_call(
-            body,
+            run,
             out_shape=out_shape,
             grid_spec=grid_spec,
             compiler_params=pltpu.CompilerParams(dimension_semantics=('parallel', 'arbitrary')),
@@ -111,67 +133,104 @@ class TpuKernels:
         )
 
 
-def _multiply(left, right, target, rows, block, result, total, *, precision):
+class _Refs(NamedTuple):
+    """What a kernel gets for one place of its grid.
+
+    Attributes:
+      steps: numbers of tiles and blocks.
+      left: a tile of rows.
+      right: what it is multiplied by.
+      result: the part of the result.
+      total: the sum so far, in float32.
+    """
+
+    steps: Steps
+    left: Any
+    right: Any
+    result: Any
+    total: Any
+
+    @classmethod
+    def of(cls, refs: Sequence[Any]) -> '_Refs':
+        """Of the references in the kernel's order."""
+        return cls(*_split_steps(refs))
+
+    def add(self, product: jax.Array, is_first: Any, is_last: Any) -> None:
+        """Adds a product to the sum, which is written when it is the last."""
+
+        @pl.when(is_first)
+        def _():
+            self.total[...] = jnp.zeros_like(self.total)
+
+        self.total[...] += product
+
+        @pl.when(is_last)
+        def _():
+            self.result[...] = self.total[...].astype(self.result.dtype)
+
+
+def _split_steps(values: Sequence[Any]) -> tuple[Any, ...]:
+    """The steps as one record, and what stands behind them."""
+    number = len(Steps._fields)
+    return Steps(*values[:number]), *values[number:]
+
+
+def _multiply(refs: _Refs, precision: lax.Precision) -> None:
     """One step of `product`; the sum is written when the next step has another target."""
-    del left, right
     step, last = pl.program_id(1), pl.num_programs(1) - 1
-    before = target[jnp.maximum(step - 1, 0)]
-    after = target[jnp.minimum(step + 1, last)]
-
-    @pl.when((step == 0) | (before != target[step]))
-    def _():
-        total[...] = jnp.zeros_like(total)
-
-    total[...] += _dot(rows[...], block[...], 1, precision)
-
-    @pl.when((step == last) | (after != target[step]))
-    def _():
-        result[...] = total[...].astype(result.dtype)
+    targets = refs.steps.target
+    before = targets[jnp.maximum(step - 1, 0)]
+    after = targets[jnp.minimum(step + 1, last)]
+    is_first = (step == 0) | (before != targets[step])
+    is_last = (step == last) | (after != targets[step])
+    product = _dot(refs.left[...], refs.right[...], 1, precision)
+    refs.add(product, is_first, is_last)
 
 
-def _differentiate(left, right, target, rows, cotangents, result, total, *, precision):
+def _differentiate(refs: _Refs, precision: lax.Precision) -> None:
     """One tile of rows of `blocks_gradient`."""
-    del left, right, target
     tile, last = pl.program_id(1), pl.num_programs(1) - 1
-
-    @pl.when(tile == 0)
-    def _():
-        total[...] = jnp.zeros_like(total)
-
-    total[...] += _dot(rows[...], cotangents[...], 0, precision)
-
-    @pl.when(tile == last)
-    def _():
-        result[...] = total[...].astype(result.dtype)
+    product = _dot(refs.left[...], refs.right[...], 0, precision)
+    refs.add(product, tile == 0, tile == last)
 
 
 def _dot(left: jax.Array, right: jax.Array, left_axis: int, precision: lax.Precision) -> jax.Array:
     if left.dtype != jnp.float32:
         precision = lax.Precision.DEFAULT
+    contracted = (left_axis,), (0,)
+    no_batch = (), ()
     return lax.dot_general(
         left,
         right,
-        (((left_axis,), (0,)), ((), ())),
+        (contracted, no_batch),
         precision=precision,
         preferred_element_type=jnp.float32,
     )
 
 
-def _blocks(block: tuple[int, ...], number: Any) -> pl.BlockSpec:
+# Number of a tile and a step, in the order of the grid, and the steps -> where to find a part of an array.
+_Place = Callable[[Any, Any, Steps], Any]
+
+
+def _blocks(block: tuple[int, ...], place: _Place) -> pl.BlockSpec:
     """One of the blocks `[blocks, in, out]`."""
-    return pl.BlockSpec((None, *block), lambda *places: (number(*places), 0, 0))
+
+    def index_map(first: Any, second: Any, *steps: Any) -> Any:
+        return place(first, second, Steps(*steps)), 0, 0
+
+    return pl.BlockSpec((None, *block), index_map)
 
 
-def _tiles(tile: int, width: int, place: Any) -> pl.BlockSpec:
+def _tiles(tile: int, width: int, place: _Place) -> pl.BlockSpec:
     """One tile of rows; `place` gives its number down and across."""
-    if width % _LANES == 0:
-        return pl.BlockSpec((tile, width), place)
+    is_cut = width % _LANES != 0
 
-    def apart(*places: Any) -> Any:
-        down, across = place(*places)
-        return across, down, 0
+    def index_map(first: Any, second: Any, *steps: Any) -> Any:
+        down, across = place(first, second, Steps(*steps))
+        return (across, down, 0) if is_cut else (down, across)
 
-    return pl.BlockSpec((None, tile, width), apart)
+    shape = (None, tile, width) if is_cut else (tile, width)
+    return pl.BlockSpec(shape, index_map)
 
 
 def _tiled_shape(count: int, tiles: int, width: int, dtype: Any) -> jax.ShapeDtypeStruct:
