@@ -6,6 +6,8 @@ blocks. Otherwise all blocks are one group, and `indices` counts through all col
 """
 
 import math
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,11 +33,11 @@ class Blocks:
             return None
         best, best_bytes = None, most_bytes
         matrices = mask.reshape(-1, *mask.shape[-2:])
-        for block, kept in _candidates(matrices, best_bytes // dtype.itemsize):
-            is_exact = np.count_nonzero(kept) * math.prod(block) == pattern.kept
-            if pattern.is_given and not is_exact:
+        most_values = most_bytes // dtype.itemsize
+        for candidate in _candidates(matrices, most_values):
+            if pattern.is_given and candidate.values != pattern.kept:
                 continue
-            plan = _plan_for(mask.shape, dtype, block, kept)
+            plan = _plan_for(mask.shape, dtype, candidate)
             if plan.weight_bytes <= best_bytes:
                 best, best_bytes = plan, plan.weight_bytes
         return best
@@ -43,12 +45,15 @@ class Blocks:
     def pack(self, array: np.ndarray, mask: np.ndarray, plan: Plan) -> dict[str, np.ndarray]:
         """Returns the arrays."""
         values_spec, indices_spec = plan.arrays['values'], plan.arrays['indices']
-        block = values_spec.shape[-2:]
-        is_kept = _in_blocks(mask, block).any((-2, -1))
-        positions = np.flatnonzero(is_kept) % (is_kept.size // indices_spec.shape[0])
+        *_, height, width = values_spec.shape
+        is_kept = _in_blocks(mask, (height, width)).any((-2, -1))
+        values = _in_blocks(array, (height, width))[is_kept]
+        groups, _ = indices_spec.shape
+        blocks_in_group = is_kept.size // groups
+        indices = np.flatnonzero(is_kept) % blocks_in_group
         return {
-            'values': _in_blocks(array, block)[is_kept].reshape(values_spec.shape),
-            'indices': positions.astype(indices_spec.dtype).reshape(indices_spec.shape),
+            'values': values.reshape(values_spec.shape),
+            'indices': indices.astype(indices_spec.dtype).reshape(indices_spec.shape),
             'shape': np.array(array.shape, np.int64),
         }
 
@@ -86,15 +91,19 @@ class Blocks:
         """Returns the leaf."""
         shape = self.shape(arrays)
         values, indices = arrays['values'], arrays['indices']
+        groups, _, height, width = values.shape
         leaf = np.zeros(shape, values.dtype)
-        places = _in_blocks(leaf, values.shape[-2:])
-        run = math.prod(places.shape[:-2]) // len(values)
-        positions = (np.arange(len(values))[:, None] * run + indices).reshape(-1)
-        blocks = values.reshape(-1, *values.shape[2:])
-        step = max(_CHUNK // math.prod(values.shape[2:]), 1)
+        places = _in_blocks(leaf, (height, width))
+        grid = places.shape[:-2]
+        blocks_in_group = math.prod(grid) // groups
+        first_of_group = blocks_in_group * np.arange(groups)
+        positions = (first_of_group[:, None] + indices).reshape(-1)
+        blocks = values.reshape(-1, height, width)
+        step = max(_CHUNK // (height * width), 1)
         for start in range(0, len(positions), step):
             chunk = slice(start, start + step)
-            places[np.unravel_index(positions[chunk], places.shape[:-2])] = blocks[chunk]
+            place = np.unravel_index(positions[chunk], grid)
+            places[place] = blocks[chunk]
         return leaf
 
 
@@ -106,47 +115,80 @@ def _in_blocks(array: np.ndarray, block: tuple[int, ...]) -> np.ndarray:
     return grid.transpose(0, 3, 1, 2, 4)
 
 
-def _plan_for(
-    shape: tuple[int, ...], dtype: np.dtype, block: tuple[int, int], kept: np.ndarray
-) -> Plan:
-    """Plans blocks of a shape; `kept` is [leading, rows, columns] of blocks."""
-    per_column = np.count_nonzero(kept, axis=1)
+class _Candidate(NamedTuple):
+    """Blocks of a shape.
+
+    Attributes:
+      height: rows of a block.
+      width: columns of a block.
+      kept: which of them are kept, [leading, rows, columns] of blocks.
+    """
+
+    height: int
+    width: int
+    kept: np.ndarray
+
+    @property
+    def values(self) -> int:
+        """How many numbers these blocks store."""
+        return int(np.count_nonzero(self.kept)) * self.height * self.width
+
+
+def _plan_for(shape: tuple[int, ...], dtype: np.dtype, candidate: _Candidate) -> Plan:
+    per_column = np.count_nonzero(candidate.kept, axis=1)
     is_uniform = bool((per_column == per_column.flat[0]).all())
     groups = per_column.size if is_uniform else 1
-    run = kept.size // groups
     count = int(per_column.sum()) // groups
-    index_dtype = np.dtype('uint16' if run <= 2**16 else 'uint32' if run <= 2**32 else 'int64')
+    index_dtype = _index_dtype(candidate.kept.size // groups)
     arrays = {
-        'values': ArraySpec((groups, count, *block), dtype),
+        'values': ArraySpec((groups, count, candidate.height, candidate.width), dtype),
         'indices': ArraySpec((groups, count), index_dtype),
         'shape': ArraySpec((len(shape),), np.dtype('int64')),
     }
     return Plan(Blocks.name, arrays)
 
 
-def _candidates(mask: np.ndarray, most_values: int) -> list[tuple[tuple[int, int], np.ndarray]]:
-    """Lists blocks that store no more values than that, with the blocks that are kept [leading, rows, columns]."""
-    found = []
-    tall, height = mask, 1
+def _index_dtype(bound: int) -> np.dtype:
+    """The smallest type for numbers below a bound."""
+    if bound <= 2**16:
+        return np.dtype('uint16')
+    return np.dtype('uint32' if bound <= 2**32 else 'int64')
+
+
+def _candidates(mask: np.ndarray, most_values: int) -> list[_Candidate]:
+    """Lists blocks that store no more values than that: sides of powers of two, and the exact block."""
+    found: list[_Candidate] = []
+    tall = _Candidate(1, 1, mask)
     while True:
-        wide, width = tall, 1
-        # Blocks that hold smaller ones store at least as many values.
-        while np.count_nonzero(wide) * height * width <= most_values:
-            if height * width >= _FEWEST_WEIGHTS:
-                found.append(((height, width), wide))
-            if wide.shape[2] % 2 or width >= _LONGEST_SIDE:
-                break
-            wide, width = _paired_columns(wide), width * 2
-        if np.count_nonzero(tall) * height > most_values:
+        found += _wider(tall, most_values)
+        if tall.values > most_values or not _can_double(tall.height, tall.kept.shape[1]):
             break
-        if tall.shape[1] % 2 or height >= _LONGEST_SIDE:
-            break
-        tall, height = tall[:, 0::2] | tall[:, 1::2], height * 2
-    block = _exact_block(mask)
-    if block is not None and block not in [other for other, _ in found]:
-        height, width = block
-        found.append((block, np.ascontiguousarray(mask[:, ::height, ::width])))
+        upper, lower = tall.kept[:, 0::2], tall.kept[:, 1::2]
+        tall = _Candidate(2 * tall.height, 1, upper | lower)
+    exact = _exact_block(mask)
+    if exact is not None:
+        height, width = exact
+        shapes = [(each.height, each.width) for each in found]
+        if exact not in shapes:
+            corners = np.ascontiguousarray(mask[:, ::height, ::width])
+            found.append(_Candidate(height, width, corners))
     return found
+
+
+def _wider(tall: _Candidate, most_values: int) -> Iterator[_Candidate]:
+    """Blocks of one height that are large enough, as long as they store few values: wider ones store no fewer."""
+    wide = tall
+    while wide.values <= most_values:
+        if wide.height * wide.width >= _FEWEST_WEIGHTS:
+            yield wide
+        if not _can_double(wide.width, wide.kept.shape[2]):
+            return
+        wide = _Candidate(wide.height, 2 * wide.width, _paired_columns(wide.kept))
+
+
+def _can_double(side: int, number: int) -> bool:
+    """Whether so many blocks with this side can be joined in pairs."""
+    return number % 2 == 0 and side < _LONGEST_SIDE
 
 
 def _paired_columns(mask: np.ndarray) -> np.ndarray:

@@ -38,13 +38,18 @@ class NByM:
 
     def plan(self, pattern: Pattern, dtype: np.dtype, most_bytes: int) -> Plan | None:
         """Plans the smallest of all axes and lengths of groups; the last axis of several that are equal."""
-        plans = []
-        for axis in reversed(range(pattern.mask.ndim)):
+        mask = pattern.mask
+        if not mask.size:
+            return None
+        plans: list[Plan] = []
+        for axis in reversed(range(mask.ndim)):
             for m in _GROUP_LENGTHS:
-                if pattern.mask.size and pattern.mask.shape[axis] % m == 0:
-                    plans.append(_plan_along(pattern, dtype, axis, m, most_bytes))
-        found = [plan for plan in plans if plan is not None]
-        return min(found, key=lambda plan: plan.weight_bytes, default=None)
+                if mask.shape[axis] % m:
+                    continue
+                plan = _plan_along(pattern, dtype, axis, m, most_bytes)
+                if plan is not None:
+                    plans.append(plan)
+        return min(plans, key=lambda plan: plan.weight_bytes, default=None)
 
     def pack(self, array: np.ndarray, mask: np.ndarray, plan: Plan) -> dict[str, np.ndarray]:
         """Returns the arrays."""
@@ -55,10 +60,11 @@ class NByM:
         weights, kept = _in_groups(array, axis, m), _in_groups(mask, axis, m)
         first = 0
         for chunk in _chunks(weights.shape):
-            stored = np.ascontiguousarray(_filled(kept[chunk], n).transpose(0, 2, 1))
-            positions = np.flatnonzero(stored)
+            stored = _filled(kept[chunk], n).transpose(0, 2, 1)
+            positions = np.flatnonzero(np.ascontiguousarray(stored))
             last = first + len(positions)
-            flat_values[first:last] = weights[chunk].transpose(0, 2, 1).reshape(-1)[positions]
+            flat_weights = weights[chunk].transpose(0, 2, 1).reshape(-1)
+            flat_values[first:last] = flat_weights[positions]
             indices[first:last] = positions & (m - 1)  # M is a power of two here
             first = last
         return {
@@ -107,9 +113,11 @@ class NByM:
         stored_shape = (len(groups), groups.shape[2], n)
         indices, values = indices.reshape(stored_shape), values.reshape(stored_shape)
         for chunk in _chunks(groups.shape):
-            spread = np.zeros((*values[chunk].shape[:2], m), values.dtype)
-            firsts = np.arange(0, spread.size, m).reshape(*spread.shape[:2], 1)
-            spread.reshape(-1)[firsts + indices[chunk]] = values[chunk]
+            number, trailing, _ = values[chunk].shape
+            spread = np.zeros((number, trailing, m), values.dtype)
+            firsts = np.arange(0, spread.size, m).reshape(number, trailing, 1)
+            places = firsts + indices[chunk]
+            spread.reshape(-1)[places] = values[chunk]
             groups[chunk] = spread.transpose(0, 2, 1)
         return leaf
 

@@ -31,10 +31,13 @@ def pack_numbers(numbers: np.ndarray, width: int) -> np.ndarray:
         _pack_in_bytes(numbers, width, packed)
         return packed
     for start in range(0, len(numbers), _CHUNK):
-        bits = np.unpackbits(numbers[start : start + _CHUNK].astype(np.uint8)[:, None], axis=1)
-        chunk = np.packbits(bits[:, _BITS - width :])
+        chunk = numbers[start : start + _CHUNK]
+        column = chunk.astype(np.uint8)[:, None]
+        bits = np.unpackbits(column, axis=1)
+        packed_chunk = np.packbits(bits[:, _BITS - width :])
         first = start * width // _BITS
-        packed[first : first + len(chunk)] = chunk
+        last = first + len(packed_chunk)
+        packed[first:last] = packed_chunk
     return packed
 
 
@@ -65,12 +68,15 @@ def _pack_in_bytes(numbers: np.ndarray, width: int, packed: np.ndarray) -> None:
     per_byte = _BITS // width
     for place in range(per_byte):
         part = numbers[place::per_byte].astype(np.uint8, copy=False)
-        packed[: len(part)] |= part << (_BITS - width * (place + 1))
+        shift = _BITS - width * (place + 1)
+        packed[: len(part)] |= part << shift
 
 
 def _unpack_from_bytes(packed: np.ndarray, width: int, numbers: np.ndarray) -> None:
     per_byte = _BITS // width
+    largest = 2**width - 1
     for place in range(per_byte):
         part = numbers[place::per_byte]
-        shifted = packed[: len(part)] >> (_BITS - width * (place + 1))
-        part[:] = shifted & (2**width - 1)
+        shift = _BITS - width * (place + 1)
+        shifted = packed[: len(part)] >> shift
+        part[:] = shifted & largest
