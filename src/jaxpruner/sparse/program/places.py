@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -160,27 +160,53 @@ def _convolve(use: Use, data: jax.Array, operator: Any) -> jax.Array:
 def _windows(equation: Any, image: jax.Array) -> jax.Array:
     """The windows of images `[batch, *space, channels]` as `[batch, *space, elements]`, channels innermost."""
     params = equation.params
-    window = _window(equation)
+    image = _padded(params, image)
+    axes = list(
+        map(_WindowAxis, _window(equation), params['window_strides'], params['rhs_dilation'])
+    )
+    batch, *space, channels = image.shape
+    strides = 1, *[axis.stride for axis in axes], 1
+    elements = []
+    for offsets in itertools.product(*[range(axis.length) for axis in axes]):
+        start, stop = [0], [batch]
+        for offset, axis, length in zip(offsets, axes, space, strict=True):
+            first = offset * axis.dilation
+            start.append(first)
+            stop.append(first + length - axis.reach)
+        element = lax.slice(image, (*start, 0), (*stop, channels), strides)
+        elements.append(element)
+    return elements[0] if len(elements) == 1 else jnp.concatenate(elements, axis=-1)
+
+
+class _WindowAxis(NamedTuple):
+    """How windows lie along an axis of an image.
+
+    Attributes:
+      length: elements of a window.
+      stride: from one window to the next.
+      dilation: from one element to the next.
+    """
+
+    length: int
+    stride: int
+    dilation: int
+
+    @property
+    def reach(self) -> int:
+        """From the first element of a window to the last."""
+        return (self.length - 1) * self.dilation
+
+
+def _padded(params: Mapping[str, Any], image: jax.Array) -> jax.Array:
+    """The images with zeros around them, and between their elements."""
     config = [(0, 0, 0)]
     for (before, after), dilation in zip(params['padding'], params['lhs_dilation'], strict=True):
         config.append((before, after, dilation - 1))
-    if any(map(any, config)):
-        image = lax.pad(image, jnp.zeros((), image.dtype), [*config, (0, 0, 0)])
-    batch, *space, channels = image.shape
-    strides = (1, *params['window_strides'], 1)
-    reach = [
-        (length - 1) * step + 1 for length, step in zip(window, params['rhs_dilation'], strict=True)
-    ]
-    taken = []
-    for offsets in itertools.product(*map(range, window)):
-        start = [0]
-        for offset, step in zip(offsets, params['rhs_dilation'], strict=True):
-            start.append(offset * step)
-        stop = [batch]
-        for first, length, reached in zip(start[1:], space, reach, strict=True):
-            stop.append(first + length - reached + 1)
-        taken.append(lax.slice(image, (*start, 0), (*stop, channels), strides))
-    return taken[0] if len(taken) == 1 else jnp.concatenate(taken, axis=-1)
+    config.append((0, 0, 0))
+    if not any(map(any, config)):
+        return image
+    zero = jnp.zeros((), image.dtype)
+    return lax.pad(image, zero, config)
 
 
 def _window(equation: Any) -> tuple[int, ...]:
@@ -204,27 +230,38 @@ def _dot(use: Use, data: jax.Array, operator: Any) -> jax.Array:
     equation, operand = use.site.equation, use.site.operand
     contracted = contracted_axes(equation, operand)
     batch, inputs = contracted.batch_of_data, contracted.of_data
-    free = [axis for axis in range(data.ndim) if axis not in (*batch, *inputs)]
+    free = []
+    for axis in range(data.ndim):
+        if axis not in batch and axis not in inputs:
+            free.append(axis)
+    batch_shape, free_shape, input_shape = (_lengths(data, axes) for axes in (batch, free, inputs))
     arranged = data.transpose(*batch, *free, *inputs)
-    length = math.prod(data.shape[axis] for axis in inputs)
-    batch_shape = arranged.shape[: len(batch)]
-    free_shape = [data.shape[axis] for axis in free]
-    rows = arranged.reshape(*batch_shape, math.prod(free_shape), length)
+    rows = arranged.reshape(*batch_shape, math.prod(free_shape), math.prod(input_shape))
 
     multiply = _multiply
     for _ in batch:
         multiply = jax.vmap(multiply)
     products = multiply(operator, rows)
 
-    weights = equation.invars[operand].aval.shape
-    outputs = [
-        weights[axis] for axis in range(len(weights)) if axis not in contracted.summed_or_shared
-    ]
-    products = products.reshape(*batch_shape, *free_shape, *outputs)
+    weights = equation.invars[operand].aval
+    outputs = []
+    for axis in range(weights.ndim):
+        if axis not in contracted.summed_or_shared:
+            outputs.append(axis)
+    products = products.reshape(*batch_shape, *free_shape, *_lengths(weights, outputs))
     if operand == 1:
         return products
-    behind = range(len(batch) + len(free), products.ndim)
-    return products.transpose(*range(len(batch)), *behind, *range(len(batch), behind.start))
+    # The outputs stand before the free axes of the data.
+    first_free, first_output = len(batch), len(batch) + len(free)
+    return products.transpose(
+        *range(first_free),
+        *range(first_output, products.ndim),
+        *range(first_free, first_output),
+    )
+
+
+def _lengths(array: Any, axes: Sequence[int]) -> list[int]:
+    return [array.shape[axis] for axis in axes]
 
 
 def _multiply(operator: Operator, rows: jax.Array) -> jax.Array:

@@ -44,6 +44,11 @@ def test_no_rows():
     assert result.shape == (0, 3)
     assert of_rows.shape == (0, 4)
     assert not of_values.any()
+    members = stacked(given, given)
+    result, of_rows, of_values, _ = jax.jit(jax.vmap(in_kernels(PlainKernels())))(members)
+    assert result.shape == (2, 0, 3)
+    assert of_rows.shape == (2, 0, 4)
+    assert not of_values.any()
 
 
 @pytest.mark.parametrize('mapped', MAPPED, ids=' and '.join)

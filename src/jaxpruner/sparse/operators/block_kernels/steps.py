@@ -91,18 +91,22 @@ def product(
 
     @run.def_vmap
     def run_batched(size: int, is_batched: Any, rows: jax.Array, blocks: jax.Array, steps: Steps):
-        rows_batched, *matrix_batched = jax.tree.leaves(is_batched)
-        if not any(matrix_batched):
+        rows_batched, blocks_batched, steps_batched = is_batched
+        if not blocks_batched and not any(steps_batched):
             # One matrix: all rows are multiplied at once.
             merged = rows.reshape(-1, rows.shape[-1])
             result = product(kernels, merged, blocks, steps, targets)
             return result.reshape(size, -1, result.shape[-1]), True
         # Matrices of their own are the blocks of a larger one: their results stand side by side.
-        lefts = rows.shape[-1] // blocks.shape[-2] if rows_batched else 0
-        rights = blocks.shape[1] if is_batched[1] else 0
-        of_all = _side_by_side(size, is_batched[2], steps, (lefts, rights, targets))
-        rows = _columns_side_by_side(rows) if rows_batched else rows
-        blocks = blocks.reshape(-1, *blocks.shape[2:]) if is_batched[1] else blocks
+        lefts = rights = 0
+        if rows_batched:
+            lefts = rows.shape[-1] // blocks.shape[-2]
+            rows = _columns_side_by_side(rows)
+        if blocks_batched:
+            rights = blocks.shape[1]
+            blocks = blocks.reshape(-1, *blocks.shape[2:])
+        counts = lefts, rights, targets
+        of_all = _side_by_side(size, steps_batched, steps, counts)
         result = product(kernels, rows, blocks, of_all, size * targets)
         return _columns_apart(result, size), True
 
@@ -127,11 +131,17 @@ def blocks_gradient(
     def run_batched(
         size: int, is_batched: Any, rows: jax.Array, cotangents: jax.Array, steps: Steps
     ):
-        lefts = rows.shape[-1] // block[0] if is_batched[0] else 0
-        targets = cotangents.shape[-1] // block[1] if is_batched[1] else 0
-        of_all = _side_by_side(size, is_batched[2], steps, (lefts, 0, targets))
-        rows = _columns_side_by_side(rows) if is_batched[0] else rows
-        cotangents = _columns_side_by_side(cotangents) if is_batched[1] else cotangents
+        rows_batched, cotangents_batched, steps_batched = is_batched
+        height, width = block
+        lefts = targets = 0
+        if rows_batched:
+            lefts = rows.shape[-1] // height
+            rows = _columns_side_by_side(rows)
+        if cotangents_batched:
+            targets = cotangents.shape[-1] // width
+            cotangents = _columns_side_by_side(cotangents)
+        counts = lefts, 0, targets
+        of_all = _side_by_side(size, steps_batched, steps, counts)
         result = blocks_gradient(kernels, rows, cotangents, of_all, block)
         return result.reshape(size, -1, *block), True
 
@@ -142,24 +152,30 @@ def _side_by_side(size: int, is_batched: Any, steps: Steps, counts: tuple[int, i
     """The steps of all members of a batch; each has so many tiles and blocks of its own, or 0 if they share them."""
 
     def number(steps: jax.Array, is_batched: bool, count: int) -> jax.Array:
-        of_members = steps if is_batched else jnp.broadcast_to(steps, (size, *steps.shape))
+        if not is_batched:
+            steps = jnp.broadcast_to(steps, (size, *steps.shape))
         offsets = count * jnp.arange(size, dtype=jnp.int32)
-        return (of_members + offsets[:, None]).reshape(-1)
+        numbered = steps + offsets[:, None]
+        return numbered.reshape(-1)
 
     return Steps._make(map(number, steps, is_batched, counts))
 
 
 def _columns_side_by_side(rows: jax.Array) -> jax.Array:
     """`[size, n, columns]` as `[n, size * columns]`."""
-    return jnp.moveaxis(rows, 0, 1).reshape(rows.shape[1], -1)
+    size, count, columns = rows.shape
+    return jnp.moveaxis(rows, 0, 1).reshape(count, size * columns)
 
 
 def _columns_apart(rows: jax.Array, size: int) -> jax.Array:
-    return jnp.moveaxis(rows.reshape(len(rows), size, -1), 1, 0)
+    count, columns = rows.shape
+    cut = rows.reshape(count, size, columns // size)
+    return jnp.moveaxis(cut, 1, 0)
 
 
 def _padded_rows(kernels: Kernels, rows: jax.Array) -> jax.Array:
     """Rows in whole tiles, at least one."""
     tile = kernels.tile_of(len(rows))
     tiles = max(-(-len(rows) // tile), 1)
-    return jnp.pad(rows, ((0, tiles * tile - len(rows)), (0, 0)))
+    lacking = tiles * tile - len(rows)
+    return jnp.pad(rows, ((0, lacking), (0, 0)))
