@@ -92,7 +92,8 @@ class Experiment:
     """The networks of one set of images."""
 
     def __init__(self, settings: Settings, data: Dataset):
-        self.settings, self.data = settings, data
+        self.settings = settings
+        self.data = data
         self.images = jnp.asarray(data.x_test)
         start = jax.eval_shape(functools.partial(self.start, WIDTHS), 0)
         self.graph = jaxpruner.channel_groups(apply, start, self.images)
@@ -115,21 +116,25 @@ class Experiment:
         @jax.jit
         def step(params: Any, state: Any, key: jax.Array) -> tuple[Any, Any]:
             rows = jax.random.randint(key, (BATCH_SIZE,), 0, len(labels))
-            updates, state = optimizer.update(jax.grad(loss)(params, rows), state, params)
+            gradients = jax.grad(loss)(params, rows)
+            updates, state = optimizer.update(gradients, state, params)
             return optax.apply_updates(params, updates), state
 
         state = optimizer.init(params)
         key = jax.random.key(seed)
         with progress_bar(self.settings.steps, self.settings.progress) as show:
             for number in range(self.settings.steps):
-                params, state = step(params, state, jax.random.fold_in(key, number))
+                key_of_step = jax.random.fold_in(key, number)
+                params, state = step(params, state, key_of_step)
                 show(f'seed {seed}: {name}', number + 1, params)
         return params, state
 
     def pruner(self, params: Any) -> Any:
         """Removes channels while a network trains, the same share of each layer, until the budget is met."""
         choice = self.graph.choose(params, BUDGET)
-        shares = [len(kept) / self.graph.groups[name].size for name, kept in choice.keep.items()]
+        shares = []
+        for name, kept in choice.keep.items():
+            shares.append(len(kept) / choice.sizes[name])
         period = self.settings.steps // UPDATES
         return jaxpruner.MagnitudePruning(
             sparsity=1 - min(shares),
@@ -176,24 +181,18 @@ class Experiment:
 
     def compare(self, pruned: Any, small_apply: Apply, cut: Any) -> dict[str, Any]:
         """What the network with zeros predicts beside the smaller one, and how much faster that is."""
-        whole, smaller = jax.jit(apply), jax.jit(small_apply)
-        logits = np.asarray(whole(pruned, self.images))
-        differs = logits.argmax(-1) != np.asarray(smaller(cut, self.images)).argmax(-1)
+        run_whole = functools.partial(jax.jit(apply), pruned, self.images)
+        run_small = functools.partial(jax.jit(small_apply), cut, self.images)
+        logits = np.asarray(run_whole())
+        small_logits = np.asarray(run_small())
+        differs = logits.argmax(-1) != small_logits.argmax(-1)
         second, first = np.sort(logits, axis=-1)[:, -2:].T
         is_near_tie = first - second < NEAR_TIE
-        times = []
-        for _ in range(15):
-            each = []
-            for function, params in ((whole, pruned), (smaller, cut)):
-                begin = time.perf_counter()
-                jax.block_until_ready(function(params, self.images))
-                each.append(time.perf_counter() - begin)
-            times.append(each)
-        of_whole, of_smaller = np.median(times, axis=0)
+        whole_seconds, small_seconds = median_seconds([run_whole, run_small])
         return {
             'near ties': int(is_near_tie.sum()),
             'other predictions': int((differs & ~is_near_tie).sum()),
-            'speed-up': of_whole / of_smaller,
+            'speed-up': whole_seconds / small_seconds,
         }
 
 
@@ -204,6 +203,19 @@ def apply(params: Any, images: jax.Array) -> jax.Array:
     logits = Network(tuple(widths)).apply(params, images)
     assert isinstance(logits, jax.Array)
     return logits
+
+
+def median_seconds(calls: Sequence[Callable[[], Any]], rounds: int = 15) -> list[float]:
+    """How long each of some calls takes; they take turns, so that a slow moment meets all of them."""
+    times = []
+    for _ in range(rounds):
+        times_of_round = []
+        for call in calls:
+            begin = time.perf_counter()
+            jax.block_until_ready(call())
+            times_of_round.append(time.perf_counter() - begin)
+        times.append(times_of_round)
+    return np.median(times, axis=0).tolist()
 
 
 def accuracy_in_another_process(settings: Settings, path: Path) -> float:
@@ -237,8 +249,9 @@ def report(results: Sequence[dict[str, Any]]) -> str:
 def _with_interval(values: Sequence[float]) -> str:
     if len(values) < 2:
         return f'{values[0]:.2f}'
-    half = STUDENT.get(len(values) - 1, 1.96) * np.std(values, ddof=1) / np.sqrt(len(values))
-    return f'{np.mean(values):.2f} ± {half:.2f}'
+    quantile = STUDENT.get(len(values) - 1, 1.96)
+    standard_error = np.std(values, ddof=1) / np.sqrt(len(values))
+    return f'{np.mean(values):.2f} ± {quantile * standard_error:.2f}'
 
 
 def run(settings: Settings) -> None:

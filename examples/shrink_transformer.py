@@ -9,6 +9,7 @@ JSON file for each seed. Ctrl-C loses no more than the seed that is being traine
 
 import dataclasses
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -97,7 +98,9 @@ class Experiment:
 
     def __init__(self, settings: Settings, text: Text):
         sizes: Any = settings.recipe.model
-        self.settings, self.recipe, self.text = settings, settings.recipe, text
+        self.settings = settings
+        self.recipe = settings.recipe
+        self.text = text
         self.context = sizes['context']
         self.model = Transformer(text.symbols, **sizes)
         self.tokens = jnp.zeros((self.recipe.batch_size, self.context), jnp.int32)
@@ -111,7 +114,8 @@ class Experiment:
     ) -> Any:
         """Trains parameters with AdamW, and with a rate that rises, and falls to nothing."""
         batch_size, context = self.recipe.batch_size, self.context
-        rate = optax.warmup_cosine_decay_schedule(0.0, 2e-3, -(-steps // 20), steps)
+        warmup_steps = math.ceil(steps / 20)
+        rate = optax.warmup_cosine_decay_schedule(0.0, 2e-3, warmup_steps, steps)
         optimizer = optax.chain(
             optax.clip_by_global_norm(1.0), optax.adamw(rate, b2=0.99, weight_decay=0.1)
         )
@@ -128,7 +132,8 @@ class Experiment:
         key = jax.random.key(seed)
         with progress_bar(steps, self.settings.progress) as show:
             for step in range(steps):
-                params, state = train_step(params, state, jax.random.fold_in(key, step))
+                key_of_step = jax.random.fold_in(key, step)
+                params, state = train_step(params, state, key_of_step)
                 show(name, step + 1, params)
         return params
 
@@ -136,17 +141,17 @@ class Experiment:
         """The mean loss of the text that was held out, in nats a character."""
         batch_size = self.recipe.batch_size
         sequences = windows(self.text.validation, self.context)
-        mean = jax.jit(lambda params, batch: losses(apply_fn, params, batch).mean())
-        batches = len(sequences) // batch_size
-        each = []
-        for batch in np.split(sequences[: batches * batch_size], batches):
-            each.append(mean(params, batch))
-        return float(np.mean(each))
+        mean_loss = jax.jit(lambda params, batch: losses(apply_fn, params, batch).mean())
+        count = len(sequences) // batch_size
+        batches = np.split(sequences[: count * batch_size], count)
+        means = [mean_loss(params, batch) for batch in batches]
+        return float(np.mean(means))
 
     def run(self, seed: int) -> dict[str, Any]:
         """Trains the models of a seed; returns their losses, and what the cut leaves."""
         settings = self.settings
-        start = jax.jit(self.model.init)(jax.random.key(seed), self.tokens)['params']
+        variables = jax.jit(self.model.init)(jax.random.key(seed), self.tokens)
+        start = variables['params']
         dense = self.train(self.apply, start, settings.steps, seed, 'dense')
 
         graph = jaxpruner.channel_groups(self.apply, dense, self.tokens)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpruner.core.tree import Path
-from jaxpruner.structure.analysis.axes import Axes, sizes_of
+from jaxpruner.structure.analysis.axes import Axes, resolve_each, sizes_of
 from jaxpruner.structure.analysis.members import Group
 from jaxpruner.structure.analysis.records import Trace
 from jaxpruner.structure.cutting.cut import Cut
@@ -102,18 +102,20 @@ def channel_table(trace: Trace, group: Group, numbers: Mapping[Path, int]) -> Ch
 
 def _member_axes(trace: Trace, group: Group) -> dict[int, list[int]]:
     """The number of each leaf with channels of a group, and along which of its axes they lie."""
-    number_of = {path: number for number, path in enumerate(trace.paths)}
+    number_of = trace.leaf_numbers
     member_axes: dict[int, list[int]] = {}
-    for path, axis in dict.fromkeys([(member.path, member.axis) for member in group.members]):
-        number = number_of[path]
-        member_axes.setdefault(number, []).append(axis)
+    for member in group.members:
+        number = number_of[member.path]
+        axes_of_leaf = member_axes.setdefault(number, [])
+        if member.axis not in axes_of_leaf:
+            axes_of_leaf.append(member.axis)
     return member_axes
 
 
 def _index(axes: Axes, i: int, group: Group) -> Index:
     """Where the channels along an axis of a leaf stand in the table of their group."""
     atom = group.atom.resolved()
-    owners = [owner.resolved() for owner in group.lists]
+    owners = resolve_each(group.lists)
     whole = Cut({})
     *owner_indices, channel = whole.channel_index(axes, i, atom, owners)
     has_channel = channel >= 0
@@ -124,7 +126,8 @@ def _index(axes: Axes, i: int, group: Group) -> Index:
 
 def _add_up(value: Any, index: Index, shape: Shape) -> jax.Array:
     """Sums over the weights of each channel, in the shape of the table."""
-    dtype = jnp.promote_types(value.dtype, jnp.float32)  # sums of 16-bit numbers would overflow
+    # Sums of 16-bit numbers would overflow.
+    dtype = jnp.promote_types(value.dtype, jnp.float32)
     other_axes = _other_axes(value.shape, index)
     sums = jnp.sum(value, axis=other_axes, keepdims=True, dtype=dtype)
     if _is_in_order(index, shape):

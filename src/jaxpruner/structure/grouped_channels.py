@@ -16,7 +16,8 @@ from jaxpruner.structure.analysis.members import Group
 from jaxpruner.structure.analysis.records import Trace
 from jaxpruner.structure.channel_tables import ChannelTable, channel_table
 from jaxpruner.structure.choosing.choice_settings import matching
-from jaxpruner.structure.cutting.cut import Cut, Lists
+from jaxpruner.structure.cutting.cut import Cut
+from jaxpruner.structure.cutting.keeping import lists_of
 from jaxpruner.structure.graph import ChannelGraph
 from jaxpruner.structure.zero_channels import insufficient_members
 
@@ -108,10 +109,15 @@ class GroupedChannels:
         for group in groups:
             atom = group.table.group.atom.resolved()
             members = group.table.group.members
-            zeroed_members = [member for member in members if member.path in masked_in_model]
-            others = [member for member in members if member.path not in masked_in_model]
-            zeroed[atom] = frozenset([(member.path, member.axis) for member in zeroed_members])
-            missing[atom] = sorted({member.name for member in others})
+            zeroed_members: set[tuple[Path, int]] = set()
+            missing_names: set[str] = set()
+            for member in members:
+                if member.path in masked_in_model:
+                    zeroed_members.add((member.path, member.axis))
+                else:
+                    missing_names.add(member.name)
+            zeroed[atom] = frozenset(zeroed_members)
+            missing[atom] = sorted(missing_names)
         if not any(missing.values()):
             return  # the groups are exact where all members are zero
         for atom in insufficient_members(self.graph.traces, zeroed):
@@ -128,8 +134,7 @@ class GroupedChannels:
             *owner_sizes, _ = group_in_leaves.table.shape
             kept = np.broadcast_to(np.arange(count), (*owner_sizes, count))
             group = group_in_leaves.table.group
-            owners = tuple([owner.resolved() for owner in group.lists])
-            lists[group.atom.resolved()] = Lists(owners, kept)
+            lists[group.atom.resolved()] = lists_of(group, kept)
         first, _ = counts[0]
         number = first.numbers[leaf]
         axes = self.graph.trace.leaves[number]
@@ -197,7 +202,8 @@ class GroupInLeaves:
 
     def spread(self, verdicts: jax.Array, leaf: Path) -> jax.Array:
         """The verdict on the channel of each weight."""
-        return self.table.look_up(verdicts.reshape(self.table.shape), leaf)
+        table = verdicts.reshape(self.table.shape)
+        return self.table.look_up(table, leaf)
 
 
 def _choose(groups: Mapping[str, Group], names: str | Sequence[str] | None) -> tuple[Group, ...]:

@@ -39,8 +39,8 @@ def find_groups(traces: Sequence[Trace]) -> ChannelGraph:
     pinned: list[PinnedAxis] = []
     unused: list[Path] = []
     spots_of: dict[Axis, list[_Spot]] = {}
-    for leaf, (path, axes) in enumerate(zip(trace.paths, trace.leaves, strict=True)):
-        is_used = any(each.used[leaf] for each in traces)
+    for leaf, (path, axes) in enumerate(trace.named_leaves):
+        is_used = any(trace.used[leaf] for trace in traces)
         if not is_used:
             unused.append(path)
             continue
@@ -49,12 +49,20 @@ def find_groups(traces: Sequence[Trace]) -> ChannelGraph:
         for spot in _spots_in(leaf, axes):
             _, axis, occurrence = spot
             atom = occurrence.atom
-            if atom.pin is not None and atom.size > 1:
-                pinned.append(PinnedAxis(path, axis, occurrence.offset, atom.size, atom.pin))
-            elif atom.size > 1:
+            if atom.size <= 1:
+                continue
+            if atom.pin is None:
                 spots_of.setdefault(atom, []).append(spot)
-    groups = _make_groups(traces, spots_of)
-    return ChannelGraph(groups, tuple(pinned), tuple(unused), trace, others=tuple(traces[1:]))
+            else:
+                offset = occurrence.offset
+                pinned.append(PinnedAxis(path, axis, offset, atom.size, atom.pin))
+    return ChannelGraph(
+        groups=_make_groups(traces, spots_of),
+        pinned=tuple(pinned),
+        unused=tuple(unused),
+        trace=trace,
+        others=tuple(traces[1:]),
+    )
 
 
 def _spots_in(leaf: int, axes: Axes) -> Iterator[_Spot]:
@@ -69,16 +77,22 @@ def _make_groups(traces: Sequence[Trace], spots_of: Mapping[Axis, Spots]) -> dic
     trace = traces[0]
     inexact = inexact_atoms(traces)
     owners = owners_of_lists(traces, spots_of)
-    all_trips = [tuple(each.trips.values()) for each in traces]
+    all_trips = [tuple(trace.trips.values()) for trace in traces]
     trips = set(atoms_of_values(all_trips))
     in_states = _members_in_states(traces)
     order = functools.partial(_order, traces)
     groups = {}
-    for atom in sorted(spots_of, key=lambda atom: min(map(order, spots_of[atom]))):
+    first_spots = {}
+    for atom, spots in spots_of.items():
+        first_spots[atom] = min(spots, key=order)
+    for atom in sorted(spots_of, key=lambda atom: order(first_spots[atom])):
         spots = spots_of[atom]
         reason = inexact.get(atom, '')
-        name = _name(trace, min(spots, key=order))
-        members = [_member(trace.paths[spot.leaf], spot) for spot in spots]
+        name = _name(trace, first_spots[atom])
+        members = []
+        for spot in spots:
+            path = trace.paths[spot.leaf]
+            members.append(_member(path, spot))
         groups[name] = Group(
             name=name,
             size=atom.size,
@@ -98,13 +112,13 @@ def _members_in_states(traces: Iterable[Trace]) -> dict[Axis, list[Member]]:
     """Where atoms lie in states; a leaf that several programs have counts once."""
     axes_of_states: dict[Path, Axes] = {}
     for trace in traces:
-        for path, axes in zip(trace.state_paths, trace.states, strict=True):
+        for path, axes in trace.named_states:
             axes_of_states.setdefault(path, axes)
     members: dict[Axis, list[Member]] = {}
     for leaf, (path, axes) in enumerate(axes_of_states.items()):
         for spot in _spots_in(leaf, axes):
-            atom = spot.occurrence.atom
-            members.setdefault(atom, []).append(_member(path, spot))
+            member = _member(path, spot)
+            members.setdefault(spot.occurrence.atom, []).append(member)
     return members
 
 
@@ -116,10 +130,8 @@ def _order(traces: Iterable[Trace], spot: _Spot) -> tuple[int, ...]:
 
 
 def _member(path: Path, spot: _Spot) -> Member:
-    occurrence = spot.occurrence
-    return Member(
-        path, spot.axis, occurrence.offset, occurrence.stride, occurrence.repeats, occurrence
-    )
+    _, offset, stride, repeats = spot.occurrence
+    return Member(path, spot.axis, offset, stride, repeats, spot.occurrence)
 
 
 def _name(trace: Trace, spot: _Spot) -> str:

@@ -45,7 +45,8 @@ class ModelProgram(NamedTuple):
         has_state = state is not None
         arguments = (state, *inputs) if has_state else tuple(inputs)
         shapes = jax.tree.map(shape_of_leaf, arguments)
-        are_arrays = all(map(is_array, jax.tree.leaves(arguments)))
+        leaves = jax.tree.leaves(arguments)
+        are_arrays = all(map(is_array, leaves))
         examples = arguments if are_arrays else None
         return cls(apply_fn, has_state, shapes, examples)
 
@@ -147,7 +148,8 @@ def signature(shapes: PyTree) -> Hashable:
     leaves, treedef = jax.tree.flatten(shapes)
     shapes_and_dtypes = []
     for leaf in leaves:
-        shapes_and_dtypes.append((jnp.shape(leaf), jnp.result_type(leaf)))
+        shape_and_dtype = jnp.shape(leaf), jnp.result_type(leaf)
+        shapes_and_dtypes.append(shape_and_dtype)
     return treedef, tuple(shapes_and_dtypes)
 
 
@@ -169,8 +171,8 @@ def returned_leaves(state: PyTree, results: PyTree) -> dict[int, int]:
         return {}
     matches = _match(state_shapes, result_shapes)
     if not matches:
-        names = dict.fromkeys([path[0] for path in state_shapes if path])
-        for name in names:
+        first_parts = [path[0] for path in state_shapes if path]
+        for name in dict.fromkeys(first_parts):
             if not name.isdigit():  # numbers of a tuple name nothing
                 entry = _part(state_shapes, (name,), ())
                 matches |= _match(entry, result_shapes, name)
@@ -183,7 +185,8 @@ def returned_leaves(state: PyTree, results: PyTree) -> dict[int, int]:
 
 
 def _shapes_by_path(tree: PyTree) -> Shapes:
-    if jax.tree.structure(tree) == jax.tree.structure(0):
+    is_bare_leaf = jax.tree.structure(tree) == jax.tree.structure(0)
+    if is_bare_leaf:
         return {(): jnp.shape(tree)}
     paths, leaves, _ = tree_lib.flatten_with_paths(tree)
     shapes = map(jnp.shape, leaves)

@@ -39,7 +39,8 @@ class _LeastSquares(CalibratedPruning):
         self._most_damping = 0.0
 
     def reconstruct_matrices(self, weights, statistics, mask):
-        fitted = fit_kept_inputs(weights, statistics.gram, mask.any(-1), self.damping)
+        is_kept = mask.any(-1)
+        fitted = fit_kept_inputs(weights, statistics.gram, is_kept, self.damping)
         self._most_damping = float(jnp.max(fitted.damping, initial=0))
         return fitted.weights, mask
 
@@ -91,12 +92,13 @@ def refit(
     _warn(left_out, has_masks=bool(masks))
     if not masks:
         return params
+    masks_of_leaves = [masks.get(path) for path in paths]
     solver = _LeastSquares(damping=damping, sequential=sequential)
     fitted, _ = solver.instant_sparsify(
         params,
         apply_fn=apply_fn,
         batches=batches,
-        masks=treedef.unflatten([masks.get(path) for path in paths]),
+        masks=treedef.unflatten(masks_of_leaves),
         progress=progress,
     )
     return fitted

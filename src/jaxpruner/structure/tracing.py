@@ -18,12 +18,12 @@ from jaxpruner.structure.analysis.axes import (
     sizes_of,
 )
 from jaxpruner.structure.analysis.inference import Inference
-from jaxpruner.structure.analysis.records import Position, Trace
+from jaxpruner.structure.analysis.live_evaluator import live_in_whole
+from jaxpruner.structure.analysis.records import Trace
 from jaxpruner.structure.analysis.ties import Ties
 from jaxpruner.structure.graph import ChannelGraph
 from jaxpruner.structure.groups import find_groups
 from jaxpruner.structure.programs import Model, ModelProgram, returned_leaves, shape_of_leaf
-from jaxpruner.uses import liveness
 from jaxpruner.uses.moving_rules import shape_of
 from jaxpruner.uses.tracing import leaf_shape
 
@@ -80,7 +80,8 @@ def channel_groups(
     >>> graph.shrink(state, {'up[1]': [0, 1]})['mean'].shape
     (2,)
     """
-    return analyse(params, [ModelProgram.of(apply_fn, state, inputs)])
+    program = ModelProgram.of(apply_fn, state, inputs)
+    return analyse(params, [program])
 
 
 def analyse(params: PyTree, programs: Sequence[ModelProgram]) -> ChannelGraph:
@@ -142,11 +143,12 @@ def _trace(
             ties.unify_each(axes, state_leaves.axes[returned[number]])
         else:
             _pin_each(axes, f'result {number} of {owner}')
-    whole = Position.of_whole(closed_jaxpr)
-    live = liveness.live(closed_jaxpr.jaxpr, whole.needed)
+    live = live_in_whole(closed_jaxpr.jaxpr)
     count = len(leaves.paths)
     never = len(inference.equations)
-    first_uses = [inference.first_uses.get(number, never) for number in range(count)]
+    first_uses = []
+    for number in range(count):
+        first_uses.append(inference.first_uses.get(number, never))
     traced = Trace(
         program=closed_jaxpr,
         paths=leaves.paths,
@@ -171,7 +173,8 @@ def _pinned_inputs(
     """Axes for the inputs behind the parameters and the state."""
     first = len(leaves.paths) + len(state_leaves.paths)
     axes_of_inputs = []
-    for number, variable in enumerate(closed_jaxpr.jaxpr.invars[first:]):
+    variables = closed_jaxpr.jaxpr.invars[first:]
+    for number, variable in enumerate(variables):
         axes = new_axes(shape_of(variable))
         _pin_each(axes, f'input {number} of {owner}')
         axes_of_inputs.append(axes)
@@ -212,7 +215,8 @@ class _States:
                 'give states that are not the same other names'
             )
         shared = []
-        for i, (axis, other) in enumerate(zip(own, others, strict=True)):
+        for i, axis in enumerate(own):
+            other = others[i]
             if axis.size != other.size:  # such as the batch of a cache
                 reason = f'axis {i} of the state {name} has sizes {other.size} and {axis.size}'
                 pin = Pin(reason, '', _no_line, mixes=False)

@@ -58,7 +58,8 @@ def nonzero_weights(trace: Trace, tree: PyTree) -> dict[Path, jax.Array]:
     for path, number in leaf_numbers(trace, paths).items():
         value = value_of[path]
         expected = sizes_of(trace.leaves[number])
-        if jnp.shape(value) != expected and trees.is_packed(value, expected):
+        is_whole = jnp.shape(value) == expected
+        if not is_whole and trees.is_packed(value, expected):
             value = packing.unpack_like(value, expected)
         if jnp.shape(value) != expected:
             raise ValueError(
@@ -93,7 +94,9 @@ def find(
             searches.append(_Search(table, zero_members))
     pending = [search for search in searches if search.undecided]
     while pending:
-        asked = {search.atom: search.undecided[0] for search in pending}
+        asked = {}
+        for search in pending:
+            asked[search.atom] = search.undecided[0]
         insufficient = insufficient_members(traces, asked)
         for search in pending:
             search.decide(search.atom not in insufficient)
@@ -191,7 +194,7 @@ def insufficient_members(traces: Sequence[Trace], asked: Mapping[Axis, Members])
     trace = traces[0]
     flow = ZeroFlow(trace)
     fills = []
-    for path, axes in zip(trace.paths, trace.leaves, strict=True):
+    for path, axes in trace.named_leaves:
         channels = []
         for i, axis in enumerate(axes):
             zeros = {}

@@ -74,7 +74,8 @@ class Axis:
     @property
     def parts(self) -> tuple['Axis', ...]:
         """The factors of a product or the segments of a sum; an atom has none."""
-        return tuple([part.resolved() for part in self.resolved()._parts])
+        parts = self.resolved()._parts
+        return tuple(resolve_each(parts))
 
     @property
     def pin(self) -> Pin | None:
@@ -106,6 +107,11 @@ def atom(size: int) -> Axis:
 def new_axes(shape: Iterable[int]) -> Axes:
     """A new atom for each axis of a value."""
     return tuple(map(Axis, shape))
+
+
+def resolve_each(axes: Iterable[Axis]) -> list[Axis]:
+    """The axes that these have become."""
+    return [axis.resolved() for axis in axes]
 
 
 def sizes_of(axes: Iterable[Axis]) -> tuple[int, ...]:

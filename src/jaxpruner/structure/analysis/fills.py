@@ -26,6 +26,9 @@ from jaxpruner.structure.analysis.records import EquationAxes
 # A number of any dtype of JAX that is known, or `None`.
 Number = Any
 
+# (axis, atom) -> the number at the atom's removed indices along this axis.
+Find = Callable[[int, Axis], Number]
+
 NAN = float('nan')  # the only one, so that it equals itself in keys of caches
 
 
@@ -93,14 +96,23 @@ class Flow:
         axes = self.operands[operand]
         if among is None:
             among = range(len(axes))
-        return [i for i in among if atom in self.candidates(axes[i])]
+        with_atom = []
+        for i in among:
+            if atom in self.candidates(axes[i]):
+                with_atom.append(i)
+        return with_atom
 
     def constant(self, number: Number) -> Fill:
         """A result of which all elements are one number."""
         nothing = nothing_of(len(self.results[0]))
         return nothing._replace(everywhere=number)
 
-    def result(self, everywhere: Number, find: Any, number: int = 0) -> Fill:
+    def fill_results(self, find: Find, everywhere: Number = None) -> list[Fill]:
+        """The fill of each result: the same for all of them, if there are several."""
+        numbers = range(len(self.results))
+        return [self.result(everywhere, find, number) for number in numbers]
+
+    def result(self, everywhere: Number, find: Find, number: int = 0) -> Fill:
         """The fill of a result, with what `find(axis, atom)` returns for each of its axes and atoms."""
         channels = []
         for i, axis in enumerate(self.results[number]):
@@ -134,7 +146,8 @@ def join_fills(first: Fill, second: Fill) -> Fill:
     channels = []
     for i in range(len(first.channels)):
         numbers = {}
-        for atom in {**first.channels[i], **second.channels[i]}:
+        atoms = [*first.channels[i], *second.channels[i]]
+        for atom in dict.fromkeys(atoms):
             values = first.at(i, atom), second.at(i, atom)
             value = join(values)
             if value is not None:
@@ -207,28 +220,37 @@ def _quotient(dividend: Number, divisor: Number) -> Number:
 def _evaluated(equation: Any, values: Sequence[Number]) -> Number:
     """Runs the operation on numbers of its dtypes."""
     dtypes = []
-    for variable in (*equation.invars, equation.outvars[0]):
+    result = equation.outvars[0]
+    for variable in (*equation.invars, result):
         dtype = variable.aval.dtype
-        if jnp.issubdtype(dtype, jax.dtypes.extended):  # keys of random numbers
+        if _is_dtype_of_keys(dtype):
             return None
         dtypes.append(dtype)
-    params = sorted(equation.params.items())
+    *operand_dtypes, _ = dtypes
+    params = tuple(sorted(equation.params.items()))
     try:
-        return _run(equation.primitive, tuple(params), tuple(dtypes[:-1]), tuple(values))
+        return _run(equation.primitive, params, tuple(operand_dtypes), tuple(values))
     except (NotImplementedError, RuntimeError, TypeError, ValueError):
         return NAN  # it cannot be run on numbers: nothing is assumed of what zeroing makes
 
 
 @functools.lru_cache(4096)
 def _run(primitive: Any, params: Any, dtypes: Any, values: tuple[Number, ...]) -> Number:
-    operands = []
     with jax.ensure_compile_time_eval():
-        for value, dtype in zip(values, dtypes, strict=True):
-            operands.append(jnp.asarray(value, dtype))
+        operands = map(jnp.asarray, values, dtypes)
         result = primitive.bind(*operands, **dict(params))
     if primitive.multiple_results:
         result = result[0]
     return number_of(np.asarray(result))
+
+
+def is_key(value: Any) -> bool:
+    """Whether a value is keys of random numbers."""
+    return _is_dtype_of_keys(jnp.result_type(value))
+
+
+def _is_dtype_of_keys(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jax.dtypes.extended)
 
 
 def number_of(array: np.ndarray) -> Number:
@@ -247,9 +269,7 @@ def of_constant(value: Any, candidates: Sequence[Sequence[Axis]]) -> Fill:
       candidates: for each of its axes the atoms that could be removed.
     """
     nothing = nothing_of(len(candidates))
-    if tree_lib.is_traced(value):
-        return nothing
-    if jnp.issubdtype(jnp.result_type(value), jax.dtypes.extended):  # keys of random numbers
+    if tree_lib.is_traced(value) or is_key(value):
         return nothing
     try:
         array = np.asarray(value)

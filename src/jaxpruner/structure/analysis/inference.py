@@ -54,7 +54,8 @@ class Inference(LiveEvaluator[Axes]):
 
     def visit_needed(self, equation: Any, operands: list[Axes], position: Position) -> list[Axes]:
         results = super().visit_needed(equation, operands, position)
-        self.equations[position.path] = EquationAxes(tuple(operands), tuple(results))
+        axes = EquationAxes(tuple(operands), tuple(results))
+        self.equations[position.path] = axes
         return results
 
     def visit_plain(self, equation: Any, operands: list[Axes], position: Position) -> list[Axes]:

@@ -16,7 +16,7 @@ def leaf_numbers(trace: Trace, paths: Collection[Path]) -> dict[Path, int]:
     Raises:
       ValueError: none of the leaves is one of the model's, or they may be those of several subtrees.
     """
-    number_of = {path: number for number, path in enumerate(trace.paths)}
+    number_of = trace.leaf_numbers
     prefix = _prefix(trace, paths)
     numbers = {}
     for path in paths:
@@ -34,8 +34,8 @@ def _prefix(trace: Trace, paths: Collection[Path]) -> Path:
     for path in paths:
         for own_path in trace.paths:
             depth = len(own_path) - len(path)
-            prefix, rest = own_path[:depth], own_path[depth:]
-            if rest == path:
+            prefix, end = own_path[:depth], own_path[depth:]
+            if end == path:
                 counts[prefix] += 1
     most = max(counts.values(), default=0)
     best = [prefix for prefix, count in counts.items() if count == most]

@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from jaxpruner.structure.analysis.axes import Axes, Axis, atoms, atoms_of_values, drop
+from jaxpruner.structure.analysis.axes import Axes, Axis, atoms, atoms_of_values, drop, resolve_each
 from jaxpruner.structure.analysis.records import Trace
 from jaxpruner.uses.bodies import ProgramPath
 
@@ -133,8 +133,8 @@ def _distinct_values(trace: Trace) -> Iterable[tuple[Axes, Sequence[Axis]]]:
     values: dict[Any, tuple[Axes, Sequence[Axis]]] = {}
 
     def add(axes: Axes, trips: Sequence[Axis]) -> None:
-        resolved = [axis.resolved() for axis in axes]
-        key = tuple(map(id, resolved)), tuple(map(id, trips))
+        identities = map(id, (*resolve_each(axes), *trips))
+        key = len(axes), *identities
         values.setdefault(key, (axes, trips))
 
     for axes in (*trace.leaves, *trace.states):

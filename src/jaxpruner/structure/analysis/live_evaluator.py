@@ -24,6 +24,12 @@ def with_constants(program: Program, known: Iterable[Any]) -> Program:
     return Program(program.jaxpr, tuple(constants))
 
 
+def live_in_whole(jaxpr: Any) -> liveness.Live:
+    """What has a part in the results of a whole program."""
+    all_results = (True,) * len(jaxpr.outvars)
+    return liveness.live(jaxpr, all_results)
+
+
 class LiveEvaluator(Evaluator[T, Position]):
     """An evaluator that leaves out what is not needed; `T` is what it knows of a value."""
 

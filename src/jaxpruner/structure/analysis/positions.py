@@ -25,7 +25,8 @@ def kept_positions(axis: Axis, keep: Keep) -> np.ndarray:
     """
     axis = axis.resolved()
     if axis.form == 'atom':
-        return np.asarray(keep.get(axis, np.arange(axis.size)))
+        all_indices = np.arange(axis.size)
+        return np.asarray(keep.get(axis, all_indices))
     if axis.form == 'sum':
         start = 0
         segments = []
@@ -118,5 +119,6 @@ def indices_of(atom: Axis, axis: Axis) -> np.ndarray:
     indices = np.full(axis.size, -1)
     for occurrence in occurrences(axis):
         if occurrence.atom is atom:
-            indices[occurrence.positions()] = np.arange(atom.size)[:, None]
+            positions = occurrence.positions()
+            indices[positions] = np.arange(atom.size)[:, None]
     return indices

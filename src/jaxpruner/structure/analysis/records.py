@@ -1,7 +1,7 @@
 """What the analysis of a program passes on: where an equation stands, its axes, and the row of a primitive."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from jax.extend import source_info_util
@@ -59,8 +59,9 @@ class Position(NamedTuple):
 
     def line(self, equation: Any) -> str:
         """The line of the source that an equation comes from; within JAX, that of the call which led there."""
-        for each in (equation, *reversed(self.callers)):
-            line = source_info_util.summarize(each.source_info)
+        callers = reversed(self.callers)
+        for candidate in (equation, *callers):
+            line = source_info_util.summarize(candidate.source_info)
             if line:
                 return line
         return ''
@@ -133,6 +134,21 @@ class Trace(NamedTuple):
     used: Sequence[bool]
     first_uses: Sequence[int]
 
+    @property
+    def named_leaves(self) -> Iterator[tuple[Path, Axes]]:
+        """The path and the axes of each leaf of the parameters."""
+        return zip(self.paths, self.leaves, strict=True)
+
+    @property
+    def named_states(self) -> Iterator[tuple[Path, Axes]]:
+        """The path and the axes of each leaf of the state."""
+        return zip(self.state_paths, self.states, strict=True)
+
+    @property
+    def leaf_numbers(self) -> dict[Path, int]:
+        """The number of each leaf of the parameters by its path."""
+        return {path: number for number, path in enumerate(self.paths)}
+
 
 class Traced(Protocol):
     """What a run of a traced program needs of a `Trace`; see there."""
@@ -180,6 +196,11 @@ class EquationTies(Ties):
         for axes in (*self.operands, *results):
             self.pin_all(axes, reason)
         return results
+
+
+def has_type_of(aval: Any, other: Any) -> bool:
+    """Whether two values have the same shape and dtype."""
+    return aval.shape == other.shape and aval.dtype == other.dtype
 
 
 def new_results(equation: Any) -> list[Axes]:

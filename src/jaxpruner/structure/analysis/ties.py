@@ -57,7 +57,8 @@ class Ties:
     def unify(self, first: Axis, second: Axis) -> None:
         """States that two axes are the same."""
         first, second = first.resolved(), second.resolved()
-        if first is second or max(first.size, second.size) <= 1:
+        has_one_index = max(first.size, second.size) <= 1
+        if first is second or has_one_index:
             return
         if first.size != second.size:
             self.pin_all((first, second), f'sizes {first.size} and {second.size} meet')
@@ -80,13 +81,13 @@ class Ties:
 
     def unify_each(self, first: Iterable[Axis], second: Iterable[Axis]) -> None:
         """States that the axes of two values are the same, one by one."""
-        for one, other in zip(first, second, strict=True):
-            self.unify(one, other)
+        for axis, other in zip(first, second, strict=True):
+            self.unify(axis, other)
 
     def unify_values(self, first: Iterable[Axes], second: Iterable[Axes]) -> None:
         """States that values have the same axes as others, one by one."""
-        for one, other in zip(first, second, strict=True):
-            self.unify_each(one, other)
+        for axes, other in zip(first, second, strict=True):
+            self.unify_each(axes, other)
 
     def cut(self, axis: Axis, sizes: Sequence[int]) -> list[Axis]:
         """Cuts an axis into consecutive segments of these sizes."""
@@ -136,8 +137,8 @@ class Ties:
     def _distribute(self, factors_axis: Axis, segments_axis: Axis) -> None:
         """States that a product is a sum: `(a + b) * c` is `a*c + b*c`, if the factors c fit into each segment."""
         segments = segments_axis.parts
-        sizes = sizes_of(segments)
-        outer, inner = _split_factors(factors_axis.parts, math.gcd(*sizes))
+        common = math.gcd(*sizes_of(segments))
+        outer, inner = _split_factors(factors_axis.parts, common)
         if not inner:
             reason = 'a reshape cuts across the parts of a concatenation'
             self.pin_all((factors_axis, segments_axis), reason)

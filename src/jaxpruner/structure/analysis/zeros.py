@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxpruner.core.tree import Path
-from jaxpruner.structure.analysis.axes import Axes, Axis, atoms
+from jaxpruner.structure.analysis.axes import Axes, Axis, atoms, atoms_of_values
 from jaxpruner.structure.analysis.fills import (
     Fill,
     Flow,
@@ -14,7 +14,7 @@ from jaxpruner.structure.analysis.fills import (
     of_constant,
 )
 from jaxpruner.structure.analysis.live_evaluator import KnownConstant, LiveEvaluator, with_constants
-from jaxpruner.structure.analysis.records import Position, Trace
+from jaxpruner.structure.analysis.records import Position, Trace, has_type_of
 from jaxpruner.structure.rules import primitives
 from jaxpruner.uses.bodies import Cond, Program, Scan, While
 
@@ -33,8 +33,10 @@ def inexact_atoms(traces: Sequence[Trace], leaves: Sequence[Fill] | None = None)
     states: dict[Path, Fill] = {}
     for flow in flows:
         trace = flow.trace
-        for path, axes in zip(trace.state_paths, trace.states, strict=True):
-            fill = flow.zeroed(axes) if leaves is None else nothing_of(len(axes))
+        for path, axes in trace.named_states:
+            fill = nothing_of(len(axes))
+            if leaves is None:
+                fill = flow.zeroed(axes)
             states.setdefault(path, fill)
     before = None
     while states != before:
@@ -67,10 +69,7 @@ class ZeroFlow(LiveEvaluator[Fill]):
     def __init__(self, trace: Trace):
         self.trace = trace
         self.inexact: dict[Axis, str] = {}
-        self._in_leaves: set[Axis] = set()
-        for axes in trace.leaves:
-            for axis in axes:
-                self._in_leaves.update(atoms(axis))
+        self._in_leaves = set(atoms_of_values(trace.leaves))
         self._candidates: dict[int, tuple[Axis, ...]] = {}
 
     def run(
@@ -88,7 +87,7 @@ class ZeroFlow(LiveEvaluator[Fill]):
         if leaves is None:
             leaves = list(map(self.zeroed, trace.leaves))
         fills = list(leaves)
-        for path, axes in zip(trace.state_paths, trace.states, strict=True):
+        for path, axes in trace.named_states:
             fill = self.zeroed(axes) if states is None else states[path]
             fills.append(fill)
         inputs = trace.program.jaxpr.invars[len(fills) :]
@@ -105,7 +104,8 @@ class ZeroFlow(LiveEvaluator[Fill]):
         return self._candidates[id(axis)]
 
     def _is_removable(self, atom: Axis) -> bool:
-        return atom.pin is None and atom.size > 1 and atom in self._in_leaves
+        is_free = atom.pin is None and atom.size > 1
+        return is_free and atom in self._in_leaves
 
     def zeroed(self, axes: Axes) -> Fill:
         """A parameter or a leaf of the state, zero along all of its groups."""
@@ -131,7 +131,8 @@ class ZeroFlow(LiveEvaluator[Fill]):
             candidates = list(map(self.candidates, axes))
             fill = of_constant(value, candidates)
             fills.append(fill)
-        return super().visit_program(with_constants(program, fills), inputs, position)
+        program = with_constants(program, fills)
+        return super().visit_program(program, inputs, position)
 
     def visit_plain(self, equation: Any, operands: Fills, position: Position) -> Fills:
         def reject(atom: Axis, reason: str) -> None:
@@ -182,7 +183,8 @@ class ZeroFlow(LiveEvaluator[Fill]):
         """
         _, results = scan.split_results(scan.equation.outvars)
         channels: list[dict[Axis, Number]] = [{} for _ in results]
-        for atom in self.candidates(self.trace.trips[position.path]):
+        trips = self.trace.trips[position.path]
+        for atom in self.candidates(trips):
             numbers = [fill.at(0, atom) for fill in sliced]
             stacked = _run_zeroed_trip(self.trace, scan, numbers, position)
             if stacked is None:
@@ -243,9 +245,8 @@ class _TripProbe(ZeroFlow):
 
 def _is_like_result(equation: Any, operand: int) -> bool:
     """Whether an operand has the shape and the dtype of the result."""
-    aval = equation.invars[operand].aval
-    result = equation.outvars[0].aval
-    return (aval.shape, aval.dtype) == (result.shape, result.dtype)
+    (result,) = equation.outvars
+    return has_type_of(equation.invars[operand].aval, result.aval)
 
 
 def _run_zeroed_trip(
@@ -253,12 +254,12 @@ def _run_zeroed_trip(
 ) -> list[Number] | None:
     """What a trip stacks of which the sliced operands are these numbers; `None` if it changes what is carried."""
     inside = position.in_scan(scan)
-    inputs = list(map(_unknown, scan.body.jaxpr.invars))
-    constants, carried, sliced = scan.split(inputs)
+    unknown = list(map(_unknown, scan.body.jaxpr.invars))
+    constants, carried, sliced = scan.split(unknown)
     for i, number in enumerate(numbers):
         sliced[i] = sliced[i]._replace(everywhere=number)
-    probe = _TripProbe(trace)
-    results = probe.visit_program(scan.body, [*constants, *carried, *sliced], inside)
+    inputs = [*constants, *carried, *sliced]
+    results = _TripProbe(trace).visit_program(scan.body, inputs, inside)
     carried_out, stacked = scan.split_results(results)
     carried_values = zip(carried, carried_out, inside.needed, strict=False)
     for before, after, is_needed in carried_values:

@@ -16,7 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpruner.core.tree import Path
-from jaxpruner.structure.analysis.axes import Axes, Axis, all_but, atoms, pick, sizes_of
+from jaxpruner.structure.analysis.axes import (
+    Axes,
+    Axis,
+    all_but,
+    atoms,
+    pick,
+    resolve_each,
+    sizes_of,
+)
 from jaxpruner.structure.analysis.members import Group, Member
 from jaxpruner.structure.analysis.positions import indices_of
 from jaxpruner.structure.choosing.leaf_scores import LeafScores
@@ -45,7 +53,11 @@ NORMALISATIONS: Mapping[str, Normalise] = {
     'max': _over(lambda table: np.abs(table).max()),
     'standard': _standard,
 }
-REDUCTIONS: Mapping[str, Callable[..., Table]] = {'sum': np.sum, 'mean': np.mean, 'max': np.max}
+REDUCTIONS: Mapping[str, Callable[..., Table]] = {
+    'sum': np.sum,
+    'mean': np.mean,
+    'max': np.max,
+}
 
 
 class Scorer(NamedTuple):
@@ -155,7 +167,7 @@ class _Layout(NamedTuple):
 
 
 def _layout(group: Group, member: Member, axes: Axes) -> _Layout:
-    owners = [owner.resolved() for owner in group.lists]
+    owners = resolve_each(group.lists)
     owner_axes = [_axis_with(owner, axes) for owner in owners]
     along = sorted({member.axis, *owner_axes})
     shape = sizes_of(pick(axes, along))

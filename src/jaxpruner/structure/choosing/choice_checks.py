@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.tree import Path, PyTree
-from jaxpruner.structure.analysis.axes import atoms_of_values, sizes_of
+from jaxpruner.structure.analysis.axes import atoms_of_values, resolve_each, sizes_of
 from jaxpruner.structure.analysis.members import Group
 from jaxpruner.structure.analysis.records import Trace
 from jaxpruner.structure.cutting.cut import Cut, Lists
@@ -41,7 +41,8 @@ def check_params(graph: Any, params: PyTree) -> None:
 
 def check_shared(graph: Any, params: PyTree, candidates: Groups) -> None:
     """Refuses one array for two leaves that would be cut in different ways."""
-    cut_atoms = {group.atom.resolved() for group in candidates.values()}
+    atoms_of_groups = [group.atom for group in candidates.values()]
+    cut_atoms = set(resolve_each(atoms_of_groups))
     trace: Trace = graph.trace
     first_with: dict[int, int] = {}  # `id` of an array -> its first leaf
     for number, leaf in enumerate(jax.tree.leaves(params)):

@@ -5,6 +5,7 @@ Groups are named by their names or by globs, in which `*` and `?` stand for anyt
 
 import dataclasses
 import fnmatch
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -21,9 +22,11 @@ Groups = Mapping[str, Group]
 
 def _check_numbers(setting: str, value: Any, noun: str, lower: float, upper: float) -> None:
     """Refuses what is no such number in a setting, or in a mapping to such numbers."""
-    for number in value.values() if isinstance(value, Mapping) else [value]:
+    numbers = value.values() if isinstance(value, Mapping) else [value]
+    for number in numbers:
         is_whole = hasattr(number, '__index__') and not isinstance(number, bool)
-        if not is_whole and (noun == 'whole number' or not tree_lib.is_number(number)):
+        is_allowed = noun != 'whole number' and tree_lib.is_number(number)
+        if not (is_whole or is_allowed):
             raise TypeError(f'{setting}={number!r}: give a {noun}, or a mapping of globs to them')
         if not lower <= number <= upper:
             words = f'from {lower} to {upper}' if upper < math.inf else f'{lower} or more'
@@ -96,7 +99,8 @@ def matching(names: Names, groups: Iterable[str], setting: str) -> set[str]:
     all_groups = list(groups)
     matches: set[str] = set()
     for name in tree_lib.as_names(names):
-        matches_of_name = [group for group in all_groups if _is_meant(str(name), group)]
+        is_meant = functools.partial(_is_meant, str(name))
+        matches_of_name = list(filter(is_meant, all_groups))
         if not matches_of_name:
             nearest = tree_lib.nearest(str(name), all_groups)
             raise KeyError(f'{setting}: {name!r} matches no group; {nearest}')
@@ -148,7 +152,8 @@ def named_counts(groups: Groups, settings: Settings) -> dict[str, int]:
         group = groups[name]
         if count is None:
             continue
-        if count != group.size and not (group.exact or settings.allow_inexact):
+        may_cut = group.exact or settings.allow_inexact
+        if count != group.size and not may_cut:
             raise ValueError(
                 f'counts: removing channels of {name} is not the same as zeroing them: {group.reason}; leave it out, '
                 'or pass allow_inexact=True and train the smaller model'
@@ -190,8 +195,11 @@ def equal_sets(groups: Groups, leaves: Mapping[Path, Axes], equal: Names) -> lis
             key = (glob_of[name], ranking.shape_of(group, leaves))
         sets.setdefault(key, []).append(group)
     for glob in tree_lib.as_names(equal):
-        sizes = [len(groups_in_set) for key, groups_in_set in sets.items() if key[0] == glob]
-        if max(sizes) == 1:
+        most = 0
+        for (glob_of_set, _), groups_in_set in sets.items():
+            if glob_of_set == glob:
+                most = max(most, len(groups_in_set))
+        if most == 1:
             raise ValueError(
                 f'equal: {glob!r} has no effect, since no two groups that it matches have members of like shapes'
             )

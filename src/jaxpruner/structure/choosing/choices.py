@@ -49,7 +49,8 @@ class Choice:
         if name not in self.keep:
             return 1.0
         table = self.scores[name]
-        lists = np.broadcast_to(self.keep[name], (*table.shape[:-1], self.counts[name]))
+        *owner_sizes, _ = table.shape
+        lists = np.broadcast_to(self.keep[name], (*owner_sizes, self.counts[name]))
         kept = np.take_along_axis(table, lists, axis=-1)
         total = table.sum()
         return float(kept.sum() / total) if total else float('nan')
@@ -64,7 +65,8 @@ class Choice:
         rows = []
         for name, count in self.counts.items():
             share = f'{self.score_share(name):.3f}' if name in self.scores else ''
-            row = [name, str(count), str(self.sizes[name]), share]
+            size = self.sizes[name]
+            row = [name, str(count), str(size), share]
             if self.remarks:
                 row.append(self.remarks.get(name, ''))
             rows.append(row)
@@ -73,7 +75,8 @@ class Choice:
 
     def _totals_as_text(self) -> str:
         rows = []
-        for quantity, before, after in zip(_QUANTITIES, self.before, self.after, strict=True):
+        quantities = zip(_QUANTITIES, self.before, self.after, strict=True)
+        for quantity, before, after in quantities:
             share = f'{after / before:.3f}' if before else ''
             rows.append((quantity, f'{before:,}', f'{after:,}', share))
         if self.milliseconds is not None:

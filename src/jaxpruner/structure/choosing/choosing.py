@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxpruner.core.tree import Path, PyTree
 from jaxpruner.oneshot.batches import as_inputs, first_batch
-from jaxpruner.structure.analysis.axes import Axes
+from jaxpruner.structure.analysis.axes import Axes, resolve_each
 from jaxpruner.structure.analysis.members import Group
 from jaxpruner.structure.choosing import (
     budgets,
@@ -44,7 +44,8 @@ def choose(graph: Any, params: PyTree, settings: Settings) -> Choice:
     if settings.budget is None:
         counts = choice_settings.named_counts(graph.groups, settings)
         cost(counts)  # refuses counts that are none
-        remarks = dict.fromkeys(graph.groups.keys() - counts.keys(), 'not named')
+        not_named = graph.groups.keys() - counts.keys()
+        remarks = dict.fromkeys(not_named, 'not named')
         candidates = _candidates(graph.groups, remarks)
     else:
         remarks = choice_settings.remarks_of(graph.groups, settings)
@@ -65,7 +66,9 @@ def choose(graph: Any, params: PyTree, settings: Settings) -> Choice:
             milliseconds = 1e3 * seconds({}), 1e3 * seconds(counts)
     choice_checks.check_shards(graph, params, counts)
     ranked = _rank(candidates, tables, counts, scorer)
-    sizes = {name: group.size for name, group in graph.groups.items()}
+    sizes = {}
+    for name, group in graph.groups.items():
+        sizes[name] = group.size
     return Choice(
         keep=ranked.keep,
         counts={**sizes, **counts},
@@ -92,10 +95,11 @@ class _Search:
         self, tables: Tables, cost: costs.CostFunction, seconds: budgets.Measure | None
     ) -> dict[str, int]:
         """How many channels of each candidate stay; `seconds` for a budget of latency."""
+        settings = self._settings
         bundles = ranking.bundle_groups(self._sets, tables, self._limits, self._leaves)
-        steps = ranking.Steps(bundles, self._settings.ranking)
+        steps = ranking.Steps(bundles, settings.ranking)
         if seconds is not None:
-            return budgets.meet_latency(self.budget, steps, seconds, self._settings.progress)
+            return budgets.meet_latency(self.budget, steps, seconds, settings.progress)
 
         def measure(counts: Counts) -> float:
             return getattr(cost(counts), self.budget.quantity)
@@ -104,7 +108,7 @@ class _Search:
 
 
 def _leaves(graph: Any) -> Leaves:
-    return dict(zip(graph.trace.paths, graph.trace.leaves, strict=True))
+    return dict(graph.trace.named_leaves)
 
 
 def _candidates(groups: Groups, remarks: Mapping[str, str]) -> dict[str, Group]:
@@ -164,8 +168,9 @@ def _rank(groups: Groups, tables: Tables, counts: Counts, scorer: channel_scores
     """
     keep = {}
     for name, group in groups.items():
-        if counts[name] < group.size:
-            keep[name] = _highest(tables[name], group, counts[name], groups)
+        count = counts[name]
+        if count < group.size:
+            keep[name] = _highest(tables[name], group, count, groups)
     scores = dict(tables)
     for name in keep:
         group = groups[name]
@@ -180,7 +185,8 @@ def _rank(groups: Groups, tables: Tables, counts: Counts, scorer: channel_scores
 def _highest(table: np.ndarray, group: Group, count: int, groups: Groups) -> np.ndarray:
     """The indices of the highest scores; of equal ones the lower index stays."""
     if _owns_its_owner(group, groups):
-        table = table.reshape(-1, group.size).sum(axis=0)
+        lists = table.reshape(-1, group.size)
+        table = lists.sum(axis=0)
     highest_first = np.argsort(-table, axis=-1, kind='stable')
     kept = highest_first[..., :count]
     return np.sort(kept, axis=-1)
@@ -197,5 +203,5 @@ def _owns_its_owner(group: Group, groups: Groups) -> bool:
 
 
 def _owns_lists_of(owner: Group, group: Group) -> bool:
-    owners = [atom.resolved() for atom in group.lists]
+    owners = resolve_each(group.lists)
     return owner.atom.resolved() in owners

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.structure.analysis.axes import Axis, atoms, new_axes
+from jaxpruner.structure.analysis.axes import Axis, atoms, new_axes, resolve_each
 from jaxpruner.structure.analysis.records import Trace
 from jaxpruner.structure.cutting.keeping import Keep, check_keep
 from jaxpruner.uses import contractions, shard_maps
@@ -105,7 +105,11 @@ def cost_of_keep(graph: Any, keep: Keep) -> Cost:
 
 def counts_of(keep: Keep) -> dict[str, int]:
     """How many channels stay of each group that is named; each of several lists has as many."""
-    return {name: np.shape(indices)[-1] for name, indices in keep.items()}
+    counts = {}
+    for name, indices in keep.items():
+        *_, count = np.shape(indices)
+        counts[name] = count
+    return counts
 
 
 def check_counts(groups: Mapping[str, Any], counts: Mapping[str, int]) -> None:
@@ -155,7 +159,8 @@ class _Reader:
 
     def __init__(self, graph: Any):
         self._trace: Trace = graph.trace
-        self._atoms_of_groups = {group.atom.resolved() for group in graph.groups.values()}
+        atoms_of_groups = [group.atom for group in graph.groups.values()]
+        self._atoms_of_groups = set(resolve_each(atoms_of_groups))
 
     def leaves(self) -> _LeafProducts:
         """Parameters and bytes of all leaves."""
@@ -181,14 +186,16 @@ class _Reader:
     def _add(self, work: _Work, equation: Any, at: _Scope) -> None:
         match inside(equation):
             case ShardMap() as shard_map:
-                devices = Axis(shard_maps.device_count(equation.params))
-                part = at.inside(0, times=[devices])._replace(has_axes=False)
+                count = shard_maps.device_count(equation.params)
+                on_each_device = at.inside(0, times=[Axis(count)])
+                part = on_each_device._replace(has_axes=False)
                 self._extend(work, shard_map.program, part)
             case Call() as call:
                 self._extend(work, call.program, at.inside(0))
             case Scan() as scan:
                 trips = self._trace.trips.get(at.path) or Axis(scan.length)
-                self._extend(work, scan.body, at.inside(0, times=[trips]))
+                body = at.inside(0, times=[trips])
+                self._extend(work, scan.body, body)
             case While() as loop:
                 self._extend(work, loop.condition, at.inside(0))
                 self._extend(work, loop.body, at.inside(1))

@@ -8,7 +8,7 @@ first. A candidate costs a compilation, so that a search has to do with a handfu
 import operator
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -43,7 +43,8 @@ class Latency:
         self._repeats = repeats_of(self._apply)
         (times,) = in_turns([self._apply], [self._repeats], rounds)
         self.whole = statistics.median(times)
-        self._ratios: dict[frozenset[tuple[str, int]], float] = {frozenset(): 1.0}
+        whole: frozenset[tuple[str, int]] = frozenset()  # no group has fewer channels
+        self._ratios = {whole: 1.0}
 
     def __call__(self, counts: Counts) -> float:
         """Seconds that the model takes with so many channels of each group; times a candidate once.
@@ -67,14 +68,18 @@ class Latency:
 
     def _ratio(self, counts: Counts) -> float:
         graph, trace = self._graph, self._graph.trace
-        keep = {name: np.arange(count) for name, count in counts.items()}
+        keep = {}
+        for name, count in counts.items():
+            keep[name] = np.arange(count)
         cut = check_keep(graph.groups, keep, allow_inexact=True)
         params = _first_channels(self._params, map(cut.shape, trace.leaves))
         arguments = self._inputs
         if graph.model.programs[0].has_state:
             state, *inputs = arguments
-            arguments = (_first_channels(state, map(cut.shape, trace.states)), *inputs)
-        small = _call(graph.small_apply(keep, allow_inexact=True), params, arguments)
+            small_state = _first_channels(state, map(cut.shape, trace.states))
+            arguments = (small_state, *inputs)
+        small_apply = graph.small_apply(keep, allow_inexact=True)
+        small = _call(small_apply, params, arguments)
         repeats = [self._repeats, repeats_of(small)]
         whole_times, small_times = in_turns([self._apply, small], repeats, self._rounds)
         ratios = map(operator.truediv, small_times, whole_times)
@@ -124,7 +129,8 @@ def latency_function(
             'the graph was made with shapes for inputs, which cannot be timed; give arrays as inputs'
         )
     for name, tree in (('params', params), ('inputs', arrays)):
-        if not all(map(is_array, jax.tree.leaves(tree))):
+        leaves = jax.tree.leaves(tree)
+        if not all(map(is_array, leaves)):
             raise TypeError(f'{name} are shapes, or traced, and cannot be timed; give arrays')
     return Latency(graph, params, tuple(arrays), rounds)
 
@@ -169,33 +175,42 @@ def least_removal(
         if whole <= target:
             return 0.0
         show('timing the smallest', 1)
-        slow, fast = (0.0, whole), (1.0, latency_at(1.0))
-        if fast[1] > target:
+        slow = _Timing(0.0, whole)
+        fast = _Timing(1.0, latency_at(1.0))
+        if fast.seconds > target:
+            ratio = fast.seconds / whole
             raise ValueError(
                 f'latency={share} cannot be met: where as much is removed as can be, the model takes '
-                f'{fast[1] / whole:.2f} of its {1e3 * whole:.3g} ms; a share of {fast[1] / whole:.2f} or more can'
+                f'{ratio:.2f} of its {1e3 * whole:.3g} ms; a share of {ratio:.2f} or more can'
             )
         for number in range(candidates):
-            if fast[1] >= (1 - tolerance) * target:
+            if fast.seconds >= (1 - tolerance) * target:
                 break
             # Interpolation alone creeps along a bent curve; every other step halves what is between the ends.
-            middle = (slow[0] + fast[0]) / 2
+            middle = (slow.removed + fast.removed) / 2
             aim = (1 - tolerance / 2) * target
-            removed = middle if number % 2 else _interpolated(slow, fast, aim)
-            show(f'{fast[1] / whole:.2f} of the latency', 2 + number)
-            seconds = latency_at(removed)
-            if seconds <= target:
-                fast = removed, seconds
+            removed = middle if number % 2 else _interpolate(slow, fast, aim)
+            show(f'{fast.seconds / whole:.2f} of the latency', 2 + number)
+            timing = _Timing(removed, latency_at(removed))
+            if timing.seconds <= target:
+                fast = timing
             else:
-                slow = removed, seconds
-    return fast[0]
+                slow = timing
+    return fast.removed
 
 
-def _interpolated(slow: tuple[float, float], fast: tuple[float, float], seconds: float) -> float:
-    """What has to be removed to take so long; the ends are pairs of what is removed and of seconds."""
-    step = (slow[1] - seconds) / (slow[1] - fast[1])
+class _Timing(NamedTuple):
+    """How much is removed of a candidate, from 0 to 1, and how long it takes."""
+
+    removed: float
+    seconds: float
+
+
+def _interpolate(slow: _Timing, fast: _Timing, seconds: float) -> float:
+    """How much has to be removed to take so long."""
+    step = (slow.seconds - seconds) / (slow.seconds - fast.seconds)
     step = min(max(step, _SHORTEST_STEP), 1 - _SHORTEST_STEP)
-    return slow[0] + step * (fast[0] - slow[0])
+    return slow.removed + step * (fast.removed - slow.removed)
 
 
 def _first_channels(tree: PyTree, shapes: Iterable[tuple[int, ...]]) -> Any:
@@ -207,7 +222,8 @@ def _first_channels(tree: PyTree, shapes: Iterable[tuple[int, ...]]) -> Any:
     def first(leaves: list[Any]) -> list[Any]:
         parts = []
         for leaf, shape in zip(leaves, small_shapes, strict=True):
-            parts.append(jax.lax.slice(leaf, (0,) * len(shape), shape))
+            start = (0,) * len(shape)
+            parts.append(jax.lax.slice(leaf, start, shape))
         return parts
 
     return jax.tree.unflatten(treedef, first(leaves))

@@ -91,10 +91,11 @@ def _as_tree(score: Any, params: PyTree) -> ByPath | None:
         return None
     by_path = {}
     for path, leaf, entry in zip(paths, leaves, entries, strict=True):
-        if entry is not None and np.shape(entry) != np.shape(leaf):
+        if entry is None:
+            continue
+        if np.shape(entry) != np.shape(leaf):
             return None
-        if entry is not None:
-            by_path[path] = entry
+        by_path[path] = entry
     return by_path
 
 
@@ -109,7 +110,9 @@ def _by_algorithm(algorithm: BaseUpdater, params: PyTree, evidence: Evidence) ->
         )
     if lazy_scores.hook_describes(algorithm, 'elementwise_score', 'calculate_scores'):
         function = algorithm.elementwise_score()
-        scores = lazy_scores.from_function(params, function) if function is not None else None
+        scores = None
+        if function is not None:
+            scores = lazy_scores.from_function(params, function)
         if scores is not None:
             return LeafScores(name, _without_none(scores))
     try:
@@ -124,7 +127,11 @@ def _by_algorithm(algorithm: BaseUpdater, params: PyTree, evidence: Evidence) ->
 
 def _without_none(scores: PyTree) -> dict[Path, Any]:
     paths, leaves, _ = lazy_scores.flatten(scores)
-    return {path: leaf for path, leaf in zip(paths, leaves, strict=True) if leaf is not None}
+    by_path = {}
+    for path, leaf in zip(paths, leaves, strict=True):
+        if leaf is not None:
+            by_path[path] = leaf
+    return by_path
 
 
 def _calibrated(algorithm: Any, params: PyTree, evidence: Evidence) -> ByPath:
@@ -161,7 +168,8 @@ def _by_function(function: Callable[..., Any], params: PyTree, evidence: Evidenc
     if names_gradients and evidence.gradients is None:
         raise ValueError(f'{name} scores by gradients, and there are none; give gradients=…')
     paths, leaves, treedef = tree_lib.flatten_with_paths(params)
-    arrays = {'weights': dict(zip(paths, leaves, strict=True))}
+    weights = dict(zip(paths, leaves, strict=True))
+    arrays = {'weights': weights}
     if evidence.gradients is not None:
         gradients = tree_lib.leaves_like(treedef, evidence.gradients)
         arrays['gradients'] = dict(zip(paths, gradients, strict=True))

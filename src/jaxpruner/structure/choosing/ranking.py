@@ -90,7 +90,8 @@ class Steps:
             lowest_first = np.argsort(scores, kind='stable')
             bundle_of_score = np.repeat(pool, sizes)
             losers.append(bundle_of_score[lowest_first])
-            times.append(np.arange(1, len(scores) + 1) / len(scores))
+            count = len(scores)
+            times.append(np.arange(1, count + 1) / count)
         earliest_first = np.argsort(np.concatenate(times), kind='stable')
         self._losers = np.concatenate(losers)[earliest_first]
 
@@ -99,7 +100,8 @@ class Steps:
 
     def counts(self, number: int) -> dict[str, int]:
         """How many channels of each group stay after so many steps."""
-        losses = np.bincount(self._losers[:number], minlength=len(self._bundles))
+        losers = self._losers[:number]
+        losses = np.bincount(losers, minlength=len(self._bundles))
         counts = {}
         for bundle, removed in zip(self._bundles, losses, strict=True):
             count = bundle.limits.count(bundle.size, removed)
@@ -111,7 +113,8 @@ class Steps:
         last_first = self._losers[:number][::-1]
         for loser in dict.fromkeys(last_first.tolist()):
             bundle: Bundle = self._bundles[loser]
-            count = bundle.limits.above(counts[bundle.names[0]])
+            count_before = counts[bundle.names[0]]
+            count = bundle.limits.above(count_before)
             yield dict.fromkeys(bundle.names, count)
 
 
@@ -153,7 +156,8 @@ def bundle_groups(
         size = groups[0].size
         scores = np.zeros(size)
         for name in names:
-            lists = np.sort(tables[name].reshape(-1, size))
+            lists = tables[name].reshape(-1, size)
+            lists = np.sort(lists)
             scores += lists.mean(axis=0) / len(names)
         common_limits = _common_limits(names, limits)
         shape = shape_of(groups[0], leaves)

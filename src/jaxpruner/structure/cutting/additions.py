@@ -15,7 +15,8 @@ import jax.extend.core
 from jax.extend.core import Literal
 
 from jaxpruner.core.tree import Path
-from jaxpruner.uses import liveness
+from jaxpruner.structure.analysis.live_evaluator import live_in_whole
+from jaxpruner.structure.analysis.records import has_type_of
 from jaxpruner.uses.bodies import bind
 
 Paths = frozenset[Path]
@@ -90,19 +91,23 @@ def _find_additions(jaxpr: Any) -> list[Addition]:
     summands: dict[int, int] = {}  # the variable and what it is a sum of
     count = 0
     for variable in (*jaxpr.constvars, *jaxpr.invars):
-        sources[id(variable)] = summands[id(variable)] = 1 << count
+        own_bit = 1 << count
+        sources[id(variable)] = own_bit
+        summands[id(variable)] = own_bit
         count += 1
     additions = []
     for number, equation in enumerate(jaxpr.eqns):
-        operands = [id(v) for v in equation.invars if not isinstance(v, Literal)]
+        variables = [v for v in equation.invars if not isinstance(v, Literal)]
+        operands = list(map(id, variables))
         sources_of_results = _union(sources, operands)
         summands_of_result = 0
         if _adds_arrays(equation):
             summands_of_result = _union(summands, operands)
-            for stream, branch in ((0, 1), (1, 0)):
-                computed = sources[operands[branch]] & ~summands[operands[branch]]
-                if summands[operands[stream]] & computed:
-                    additions.append(Addition(number, stream))
+            for addition in (Addition(number, 0), Addition(number, 1)):
+                stream, branch = operands[addition.stream], operands[addition.branch]
+                computed = sources[branch] & ~summands[branch]
+                if summands[stream] & computed:
+                    additions.append(addition)
         for variable in equation.outvars:
             own_bit = 1 << count
             sources[id(variable)] = sources_of_results | own_bit
@@ -125,9 +130,8 @@ def _adds_arrays(equation: Any) -> bool:
         return False
     result = equation.outvars[0].aval
     for variable in equation.invars:
-        aval = variable.aval
-        is_alike = (aval.shape, aval.dtype) == (result.shape, result.dtype)
-        if isinstance(variable, Literal) or not is_alike:
+        is_literal = isinstance(variable, Literal)
+        if is_literal or not has_type_of(variable.aval, result):
             return False
     return True
 
@@ -141,9 +145,8 @@ def _ways_to_results(jaxpr: Any, additions: Sequence[Addition]) -> Mapping[int, 
     for i, addition in enumerate(additions):
         bits[addition.number, addition.branch] = 1 << i
     all_additions = ~0
-    ways: dict[int, int] = {id(variable): 0 for variable in jaxpr.outvars}
-    needed = (True,) * len(jaxpr.outvars)
-    live = liveness.live(jaxpr, needed)
+    ways: dict[int, int] = dict.fromkeys(map(id, jaxpr.outvars), 0)
+    live = live_in_whole(jaxpr)
     for number in reversed(range(len(jaxpr.eqns))):
         if not any(live.results[number]):
             continue
@@ -152,9 +155,9 @@ def _ways_to_results(jaxpr: Any, additions: Sequence[Addition]) -> Mapping[int, 
         for variable in equation.outvars:
             common &= ways.get(id(variable), all_additions)
         for i, variable in enumerate(equation.invars):
-            own = common | bits.get((number, i), 0)
-            earlier = ways.get(id(variable), all_additions)
-            ways[id(variable)] = earlier & own
+            own_addition = bits.get((number, i), 0)
+            other_ways = ways.get(id(variable), all_additions)
+            ways[id(variable)] = other_ways & (common | own_addition)
     return ways
 
 
@@ -196,8 +199,7 @@ def run(program: Any, inputs: Sequence[Any]) -> list[Any]:
 
     write(jaxpr.constvars, program.consts)
     write(jaxpr.invars, inputs)
-    all_needed = (True,) * len(jaxpr.outvars)
-    live = liveness.live(jaxpr, all_needed)
+    live = live_in_whole(jaxpr)
     for equation, needed in zip(jaxpr.eqns, live.results, strict=True):
         if any(needed):
             operands = list(map(read, equation.invars))

@@ -16,13 +16,15 @@ Layers of a scan are the channels of a group instead, see `Group.is_depth`.
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.tree import Path
-from jaxpruner.structure.analysis.axes import Axis
+from jaxpruner.structure.analysis.axes import Axis, sizes_of
 from jaxpruner.structure.analysis.fills import Fill, nothing_of
+from jaxpruner.structure.analysis.live_evaluator import live_in_whole
 from jaxpruner.structure.analysis.records import Position, Trace
 from jaxpruner.structure.analysis.zeros import ZeroFlow
 from jaxpruner.structure.cutting.additions import (
@@ -32,7 +34,6 @@ from jaxpruner.structure.cutting.additions import (
     Paths,
     find_branches,
 )
-from jaxpruner.uses import liveness
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,8 +83,10 @@ def find_blocks(traces: Sequence[Trace]) -> dict[str, Block]:
             branches_of.setdefault(branch.paths, []).append(branch)
     blocks = {}
     for paths, branches in branches_of.items():
-        users = [trace for trace in traces if _uses_some(trace.program.jaxpr, trace.paths, paths)]
-        if len(branches) == len(users):
+        users = 0
+        for trace in traces:
+            users += _uses_some(trace.program.jaxpr, trace.paths, paths)
+        if len(branches) == users:
             inner_paths: set[Path] = set()
             for other in branches_of:
                 if other < paths:
@@ -113,8 +116,7 @@ def find_additions(jaxpr: Any, leaves: LeafPaths, blocks: Iterable[Block]) -> li
 
 def _uses_some(jaxpr: Any, paths: Sequence[Path], some: Paths) -> bool:
     """Whether one of some leaves has a part in the results of a program."""
-    needed = (True,) * len(jaxpr.outvars)
-    live = liveness.live(jaxpr, needed)
+    live = live_in_whole(jaxpr)
     leaves_used = live.inputs[: len(paths)]
     used_paths = itertools.compress(paths, leaves_used)
     return not some.isdisjoint(used_paths)
@@ -125,9 +127,9 @@ def _block(traces: Sequence[Trace], branches: Sequence[Branch], inner_paths: set
     first = traces[0]
     paths = branches[0].paths
     parameters = 0
-    for path, variable in zip(first.paths, first.program.jaxpr.invars, strict=False):
+    for path, axes in first.named_leaves:
         if path in paths:
-            parameters += variable.aval.size
+            parameters += math.prod(sizes_of(axes))
     reason = ''
     state_paths: set[Path] = set()
     for branch in branches:
@@ -167,7 +169,8 @@ def _with_reasons(trace: Trace, branches: Sequence[Branch]) -> list[Branch]:
     for branch in branches:
         if branch.addition not in zero_additions:
             number = branch.addition.number
-            pin = position.at(number).pin(equations[number], _REASON)
+            at = position.at(number)
+            pin = at.pin(equations[number], _REASON)
             branch = branch._replace(reason=str(pin))
         explained.append(branch)
     return explained

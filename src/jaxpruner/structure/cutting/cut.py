@@ -181,7 +181,8 @@ class Cut:
             shape = table.shape[count:]
             return table.reshape(shape)
         index = []
-        for trip, size in zip(self.trips.values(), trip_counts, strict=True):
+        trips = self.trips.values()
+        for trip, size in zip(trips, trip_counts, strict=True):
             index.append(trip if size > 1 else 0)
         return jnp.asarray(table)[tuple(index)]
 
@@ -196,11 +197,14 @@ class Cut:
     def _kept_along(self, axes: Axes, i: int) -> Any:
         """The positions along an axis that stay, in the rank of the value."""
         from_the_end = i - len(axes)
-        flags = np.moveaxis(self.stays(axes, i), from_the_end, -1)
+        stays = self.stays(axes, i)
+        flags = np.moveaxis(stays, from_the_end, -1)
         *_, kept = np.nonzero(flags)
+        *other_sizes, _ = flags.shape
         size = self.size(axes[i])
-        kept = kept.reshape(*flags.shape[:-1], size)
-        return self.at_trip(np.moveaxis(kept, -1, from_the_end))
+        kept = kept.reshape(*other_sizes, size)
+        kept = np.moveaxis(kept, -1, from_the_end)
+        return self.at_trip(kept)
 
     def channel_index(
         self, axes: Axes, i: int, atom: Axis, owners: Iterable[Axis]

@@ -102,12 +102,12 @@ class RuledCall:
             derivative_of = dict(zip(self._results, derivatives, strict=True))
             tangents_out: Values = []
             for i, result in enumerate(results):
+                tangent = derivative_of.get(i)
                 if result is None:
-                    tangents_out.append(None)
-                elif i in derivative_of:
-                    tangents_out.append(derivative_of[i])
-                else:  # a whole number
-                    tangents_out.append(np.zeros(result.shape, jax.dtypes.float0))
+                    tangent = None
+                elif i not in derivative_of:  # a whole number
+                    tangent = np.zeros(result.shape, jax.dtypes.float0)
+                tangents_out.append(tangent)
             return results, tangents_out
 
         return function
@@ -140,7 +140,8 @@ def _derivative(
     program = _trace_derivative(equation)
 
     copies = _Copies()
-    inputs = list(map(copies.of, small.axes.operands + seed_axes))
+    axes_of_inputs = small.axes.operands + seed_axes
+    inputs = list(map(copies.of, axes_of_inputs))
     inference = Inference(())
     needed = (True,) * len(derivative_axes)
     inside = position.inside(equation, 0, needed)._replace(path=())
@@ -180,13 +181,17 @@ def _trace_derivative(equation: Any) -> Any:
         _, tangents = jax.jvp(function, inexact, seeds)
         return tangents
 
-    seeded, _ = _swapped_if_backwards(equation, (equation.invars, equation.outvars))
+    ends = equation.invars, equation.outvars
+    seeded, _ = _swapped_if_backwards(equation, ends)
     inexact_seeds = pick(seeded, _differentiable(seeded))
-    return jax.make_jaxpr(derivative)(_shapes(equation.invars), _shapes(inexact_seeds))
+    operand_shapes = _shapes(equation.invars)
+    seed_shapes = _shapes(inexact_seeds)
+    return jax.make_jaxpr(derivative)(operand_shapes, seed_shapes)
 
 
 def _shapes(variables: Iterable[Any]) -> Values:
-    return [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in variables]
+    avals = [variable.aval for variable in variables]
+    return [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
 
 
 class _Copies:
@@ -219,7 +224,8 @@ class _Copies:
             if not is_free or not earlier.equal(copied):
                 raise ValueError(_refusal(rule_of, original.size, copy))
         for original, copy in self._atoms.items():
-            if original not in cut.lists and not lists.keys().isdisjoint(atoms(copy)):
+            is_cut = not lists.keys().isdisjoint(atoms(copy))
+            if is_cut and original not in cut.lists:
                 raise ValueError(_refusal(rule_of, original.size, copy))
         return Cut(lists, cut.trips)
 

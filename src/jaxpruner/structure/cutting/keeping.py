@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.structure.analysis.axes import Axis
+from jaxpruner.structure.analysis.axes import Axis, resolve_each, sizes_of
 from jaxpruner.structure.cutting.cut import Cut, Lists
 
 # Name of a group -> the indices of its channels that stay, ascending; or a list for each trip, expert or head.
@@ -43,36 +43,47 @@ def check_keep(groups: Mapping[str, Any], keep: Keep, allow_inexact: bool = Fals
                 f'removing channels of {name!r} is not the same as zeroing them: {group.reason}; keep all '
                 f'{group.size} of them, or pass allow_inexact=True and train the smaller model'
             )
-        owners = [owner.resolved() for owner in group.lists] if table.ndim > 1 else []
-        lists[group.atom.resolved()] = Lists(tuple(owners), table)
+        lists[group.atom.resolved()] = lists_of(group, table)
     return Cut(lists)
+
+
+def lists_of(group: Any, table: np.ndarray) -> Lists:
+    """What stays of a group: one list for all, or one for each trip, expert or head."""
+    owners = resolve_each(group.lists) if table.ndim > 1 else ()
+    return Lists(tuple(owners), table)
 
 
 def _checked_indices(name: str, group: Any, indices: Any) -> np.ndarray:
     size = group.size
-    place = f'keep[{name!r}]'
+    entry = f'keep[{name!r}]'
     if tree_lib.is_traced(indices):
         raise TypeError(
-            f'{place} is traced, but shapes depend on it; choose indices outside of jit'
+            f'{entry} is traced, but shapes depend on it; choose indices outside of jit'
         )
     positions = np.asarray(indices)
     if positions.dtype == bool:
-        raise TypeError(f'{place} is a mask; give the indices that stay, np.flatnonzero(mask)')
-    owners = tuple([owner.size for owner in group.lists])
-    if positions.ndim != 1 and (not owners or positions.shape[:-1] != owners):
+        raise TypeError(f'{entry} is a mask; give the indices that stay, np.flatnonzero(mask)')
+    owners = sizes_of(group.lists)
+    is_one_list = positions.ndim == 1
+    are_lists = bool(owners) and positions.shape[:-1] == owners
+    if not (is_one_list or are_lists):
         lists = f', or an array of lists of shape {(*owners, "kept")}' if owners else ''
-        raise ValueError(f'{place} has shape {positions.shape}; give one list of indices{lists}')
+        raise ValueError(f'{entry} has shape {positions.shape}; give one list of indices{lists}')
     if not positions.size:
-        raise ValueError(f'{place} is empty; a group keeps one channel at least')
+        raise ValueError(f'{entry} is empty; a group keeps one channel at least')
     if not np.issubdtype(positions.dtype, np.integer):
-        raise TypeError(f'{place} has {positions.flat[0]!r}; indices are whole numbers')
-    foreign = positions[(positions < 0) | (positions >= size)]
+        raise TypeError(f'{entry} has {positions.flat[0]!r}; indices are whole numbers')
+    is_beyond = (positions < 0) | (positions >= size)
+    foreign = positions[is_beyond]
     if len(foreign):
-        raise IndexError(f'{place} has {foreign[0]}; the group has indices from 0 to {size - 1}')
-    for channels in positions.reshape(-1, positions.shape[-1]).astype(np.int64):
-        falls = np.flatnonzero(np.diff(channels) <= 0) + 1
-        if len(falls):
-            channel = channels[falls[0]]
-            fault = 'twice' if channel in channels[: falls[0]] else 'not in ascending order'
-            raise ValueError(f'{place} has {channel} {fault}; give np.unique(indices)')
+        raise IndexError(f'{entry} has {foreign[0]}; the group has indices from 0 to {size - 1}')
+    rows = positions.reshape(-1, positions.shape[-1])
+    for channels in rows.astype(np.int64):
+        is_fall = np.diff(channels) <= 0
+        if is_fall.any():
+            first_fall = np.argmax(is_fall) + 1
+            channel = channels[first_fall]
+            is_repeated = channel in channels[:first_fall]
+            fault = 'twice' if is_repeated else 'not in ascending order'
+            raise ValueError(f'{entry} has {channel} {fault}; give np.unique(indices)')
     return positions

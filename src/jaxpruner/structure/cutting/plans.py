@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxpruner.core import atomic_files, caller_warnings, input_files
 from jaxpruner.core import tree as tree_lib
+from jaxpruner.structure.analysis.axes import sizes_of
 from jaxpruner.structure.cutting.keeping import Keep, check_keep
 from jaxpruner.structure.graph import ChannelGraph
 
@@ -44,7 +45,11 @@ def save_plan(graph: ChannelGraph, keep: Keep, path: str | os.PathLike[str]) -> 
     ['plan.json']
     """
     text = plan_text(graph, keep)
-    atomic_files.replace_file(Path(path), lambda temporary: temporary.write_text(text))
+
+    def write(temporary: Path) -> None:
+        temporary.write_text(text)
+
+    atomic_files.replace_file(Path(path), write)
 
 
 def plan_text(graph: ChannelGraph, keep: Keep) -> str:
@@ -52,11 +57,13 @@ def plan_text(graph: ChannelGraph, keep: Keep) -> str:
     cut = check_keep(graph.groups, keep, allow_inexact=True)
     groups = {}
     for name, indices in keep.items():
-        groups[name] = {'size': graph.groups[name].size, 'keep': np.asarray(indices).tolist()}
+        group = graph.groups[name]
+        kept = np.asarray(indices).tolist()
+        groups[name] = {'size': group.size, 'keep': kept}
     shapes = {}
-    for leaf, axes in zip(graph.trace.paths, graph.trace.leaves, strict=True):
-        before = [axis.size for axis in axes]
-        shapes[tree_lib.path_string(leaf)] = {'before': before, 'after': cut.shape(axes)}
+    for leaf, axes in graph.trace.named_leaves:
+        name = tree_lib.path_string(leaf)
+        shapes[name] = {'before': sizes_of(axes), 'after': cut.shape(axes)}
     plan = {
         'format': _FORMAT,
         'version': VERSION,
@@ -103,7 +110,9 @@ def keep_of_json(graph: ChannelGraph, content: bytes, path: Path) -> dict[str, n
     plan = _parse(content, path)
     _check_parameters(graph, plan['parameters'], path)
     _check_sizes(graph, plan['groups'], path)
-    keep = {name: np.asarray(group['keep']) for name, group in plan['groups'].items()}
+    keep = {}
+    for name, group in plan['groups'].items():
+        keep[name] = np.asarray(group['keep'])
     try:
         check_keep(graph.groups, keep, allow_inexact=True)
     except (IndexError, TypeError, ValueError) as error:
@@ -119,7 +128,7 @@ def keep_of_json(graph: ChannelGraph, content: bytes, path: Path) -> dict[str, n
 def _check_parameters(graph: ChannelGraph, parameters: Mapping[str, Any], path: Path) -> None:
     """Refuses a plan for parameters of other names or shapes."""
     names = []
-    for leaf, axes in zip(graph.trace.paths, graph.trace.leaves, strict=True):
+    for leaf, axes in graph.trace.named_leaves:
         name = tree_lib.path_string(leaf)
         names.append(name)
         shape = [axis.size for axis in axes]
@@ -137,12 +146,14 @@ def _check_parameters(graph: ChannelGraph, parameters: Mapping[str, Any], path: 
 def _check_sizes(graph: ChannelGraph, groups: Mapping[str, Any], path: Path) -> None:
     """Refuses a plan for groups of other names or sizes."""
     for name, group in groups.items():
-        size = graph.groups[name].size if name in graph.groups else None
+        size = None
+        if name in graph.groups:
+            size = graph.groups[name].size
         if size != group['size']:
-            found = 'has no such group' if size is None else f'has {size}'
+            own = 'has no such group' if size is None else f'has {size}'
             raise ValueError(
                 f'{path} is a plan of another model: of group {name!r} it has {group["size"]} channels, this model '
-                f'{found}'
+                f'{own}'
             )
 
 

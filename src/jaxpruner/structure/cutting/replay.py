@@ -115,12 +115,14 @@ class Replay(LiveEvaluator[Any]):
         has_lists = self.cut.has_lists_of(atoms(trips))
         trips_that_stay = None
         if has_lists:
-            trips_that_stay = self.cut.take(jnp.arange(scan.length), (trips,))
+            all_trips = jnp.arange(scan.length)
+            trips_that_stay = self.cut.take(all_trips, (trips,))
 
         def body(carried: Values, slices_and_trip: Any) -> tuple[Values, Values]:
             slices, trip = slices_and_trip
             run = self._in_trip(trips, trip) if has_lists else self
-            results = run.visit_program(scan.body, [*constants, *carried, *slices], inside)
+            inputs = [*constants, *carried, *slices]
+            results = run.visit_program(scan.body, inputs, inside)
             return scan.split_results(results)
 
         carried, stacked = lax.scan(

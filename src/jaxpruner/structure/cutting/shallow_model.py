@@ -133,7 +133,8 @@ class ShallowApply:
         filled_state = _Filled(self._program.state, state)
         shapes_of_inputs = jax.tree.map(shape_of_leaf, inputs)
         shallow = self._traced(filled_params.shapes, filled_state.shapes, shapes_of_inputs)
-        leaves = [*filled_params.values, *filled_state.values, *jax.tree.leaves(inputs)]
+        leaves = filled_params.values + filled_state.values
+        leaves += jax.tree.leaves(inputs)
         results = additions_lib.run(shallow.program, leaves)
         return jax.tree.unflatten(shallow.results, results)
 

@@ -85,11 +85,12 @@ def _changes(traces: Sequence[Trace], cut: Cut, edit: _Edit) -> Changes:
     """What becomes of the parameters, and of the states of all programs."""
     first = traces[0]
     changes = {}
-    for path, axes in zip(first.paths, first.leaves, strict=True):
+    for path, axes in first.named_leaves:
         changes[path] = _change(axes, cut, edit, free=())
     for trace in traces:
-        for path, axes in zip(trace.state_paths, trace.states, strict=True):
-            change = _change(axes, cut, edit, free=_free_axes(axes, cut))
+        for path, axes in trace.named_states:
+            free = _free_axes(axes, cut)
+            change = _change(axes, cut, edit, free)
             changes.setdefault(path, change)
     return changes
 
@@ -127,7 +128,8 @@ def _take(value: Any, axes: Axes, cut: Cut) -> Any:
 def _zero(value: Any, axes: Axes, cut: Cut) -> Any:
     for i in cut.order(axes):
         stays = cut.stays(axes, i)
-        value = jnp.where(stays, value, jnp.zeros_like(value))
+        zeros = jnp.zeros_like(value)
+        value = jnp.where(stays, value, zeros)
     return value
 
 

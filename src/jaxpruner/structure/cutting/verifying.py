@@ -101,7 +101,8 @@ def _precision(dtype: Any) -> float:
 
 def _doubles(array: Any) -> np.ndarray:
     is_complex = jnp.issubdtype(array.dtype, jnp.complexfloating)
-    return np.asarray(array).astype(np.complex128 if is_complex else np.float64)
+    dtype = np.complex128 if is_complex else np.float64
+    return np.asarray(array).astype(dtype)
 
 
 def _largest(array: np.ndarray) -> float:

@@ -59,7 +59,8 @@ class CuttingMethods(GraphRecord):
         [[0.0, 3.0], [4.0, 7.0]]
         """
         cut = check_keep(self.groups, keep, allow_inexact)
-        if verify and not allow_inexact and cut.lists and self.model.are_params(tree):
+        can_verify = bool(cut.lists) and self.model.are_params(tree)
+        if verify and can_verify and not allow_inexact:
             self._check_examples(tree, keep)
         return trees.shrink(tree, self.traces, cut)
 
@@ -108,7 +109,8 @@ class CuttingMethods(GraphRecord):
         >>> graph.small_apply(keep)(graph.shrink(params, keep), jnp.ones((1, 2)))
         Array([[14.]], dtype=float32)
         """
-        return SmallApply(self, self.model.number_of(of), keep, allow_inexact)
+        number = self.model.number_of(of)
+        return SmallApply(self, number, keep, allow_inexact)
 
     def verify(
         self,
@@ -166,9 +168,11 @@ class CuttingMethods(GraphRecord):
         for program in self.model.programs:
             if program.examples is None:
                 continue
-            state = program.examples[0] if program.has_state else None
-            inputs = program.examples[program.has_state :]
-            verification = self.verify(params, keep, *inputs, state=state, of=program.apply_fn)
+            state, inputs = program.split(program.examples)
+            if not program.has_state:
+                state = None
+            apply_fn = program.apply_fn
+            verification = self.verify(params, keep, *inputs, state=state, of=apply_fn)
             if verification.verdict == 'different':
                 where = f' in {program.name}' if self.others else ''
                 raise ValueError(
@@ -226,7 +230,11 @@ class CuttingMethods(GraphRecord):
         >>> small['down'].tolist()  # the channel that goes is twice the one that stays
         [[3.0]]
         """
-        ones = jax.tree.map(lambda leaf: np.ones(leaf.shape, np.float32), self.model.params)
+
+        def ones_of(leaf: Any) -> np.ndarray:
+            return np.ones(leaf.shape, np.float32)
+
+        ones = jax.tree.map(ones_of, self.model.params)
         stays = self.zeroed(ones, keep, allow_inexact)
         fitted = refitting.refit(
             self.model.apply_fn,

@@ -64,7 +64,8 @@ class GraphRecord:
         for program in model.programs:
             if program.apply_fn == apply_fn:
                 raise ValueError(f'the graph has the program {added.name} already')
-        return model.analyse(model.params, [*model.programs, added])
+        programs = [*model.programs, added]
+        return model.analyse(model.params, programs)
 
     def explain(self, leaf: Path | str, axis: int) -> str:
         """Says what is known of an axis of a leaf: its groups, or why it stays and what it is tied to.

@@ -59,7 +59,8 @@ class SourceMethods(CuttingMethods):
         ('div', 8.0, 4.0, ('up[1]',))
         """
         cut = check_keep(self.groups, keep, allow_inexact)
-        return find_old_numbers(self, cut, small_fn, self.model.number_of(of))
+        number = self.model.number_of(of)
+        return find_old_numbers(self, cut, small_fn, number)
 
     def fold(
         self,

@@ -85,12 +85,14 @@ def _name_tied(trace: Trace, leaf: int, axis: int, pinned: PinnedAxis) -> list[s
 
 def _row(group: Group) -> Sequence[str]:
     exact = 'yes' if group.exact else 'no'
-    return group.name, str(group.size), f'{group.parameters:,}', exact, _name_members(group)
+    counts = str(group.size), f'{group.parameters:,}'
+    return group.name, *counts, exact, _name_members(group)
 
 
 def _name_members(group: Group) -> str:
     """The leaves of a group, without the beginning of their paths that they share."""
-    paths = list(dict.fromkeys(member.path for member in group.members))
+    all_paths = [member.path for member in group.members]
+    paths = list(dict.fromkeys(all_paths))
     shared = _shared_depth(paths)
     names = [tree_lib.path_string(path[shared:]) for path in paths]
     if len(names) > _MOST_MEMBERS:
@@ -101,7 +103,8 @@ def _name_members(group: Group) -> str:
 def _shared_depth(paths: Sequence[Path]) -> int:
     """How many parts at the beginning all paths share; each keeps one of its own."""
     depth = 0
-    for parts in zip(*[path[:-1] for path in paths], strict=False):
+    parents = [path[:-1] for path in paths]
+    for parts in zip(*parents, strict=False):
         if len(set(parts)) > 1:
             break
         depth += 1
@@ -109,7 +112,8 @@ def _shared_depth(paths: Sequence[Path]) -> int:
 
 
 def _describe(group: Group, own_name: str) -> str:
-    names = dict.fromkeys([f'{member.name}[{member.axis}]' for member in group.members])
+    all_names = [f'{member.name}[{member.axis}]' for member in group.members]
+    names = dict.fromkeys(all_names)
     names.pop(own_name)
     tied = f', with {", ".join(names)}' if names else ''
     exact = 'exact' if group.exact else f'not exact: {group.reason}'

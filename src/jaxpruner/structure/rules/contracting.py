@@ -24,10 +24,10 @@ def contraction(ties: EquationTies) -> Contraction:
     left, right = ties.operands[:2]
     name = ties.equation.primitive.name
     if contractions.OPERATIONS[name] == 'conv':
-        numbers = ties.params['dimension_numbers']
-        images, channels = pick(left, numbers.lhs_spec[:2])
-        outputs = right[numbers.rhs_spec[0]]
-        return Contraction((channels,), (channels,), (images, outputs))
+        specs = ties.params['dimension_numbers']
+        batch, channels, *_ = pick(left, specs.lhs_spec)
+        outputs, *_ = pick(right, specs.rhs_spec)
+        return Contraction(shared=(channels,), summed=(channels,), free=(batch, outputs))
     numbers = contractions.dot_axes(ties.equation)
     summed, _ = numbers.contract
     batch, _ = numbers.batch
@@ -106,7 +106,8 @@ def _window_pinned(axes: Sequence[Axis], spec: Sequence[int], ties: EquationTies
 
 
 def _reduce(ties: EquationTies) -> list[Axes]:
-    return [drop(ties.operands[0], ties.params['axes'])]
+    axes = ties.operands[0]
+    return [drop(axes, ties.params['axes'])]
 
 
 def _collective(ties: EquationTies) -> list[Axes]:
@@ -148,7 +149,8 @@ def _fourier(ties: EquationTies) -> list[Axes]:
 
 def _top_k(ties: EquationTies) -> list[Axes]:
     (axes,) = ties.operands
-    i = ties.params.get('axis', -1) % len(axes)
+    axis = ties.params.get('axis', -1)
+    i = axis % len(axes)
     ties.pin(axes[i], 'the largest along it are taken')
     largest = atom(ties.shape[i])
     ties.pin(largest, 'the largest along another axis lie along it')
@@ -173,7 +175,8 @@ def _copies(params: Mapping[str, Any], i: int) -> bool:
     dilations = params.get('base_dilation')
     is_dilated = dilations is not None and dilations[i] != 1
     is_padded = any(params['padding'][i])
-    size, stride = params['window_dimensions'][i], params['window_strides'][i]
+    size = params['window_dimensions'][i]
+    stride = params['window_strides'][i]
     return size == stride == 1 and not is_padded and not is_dilated
 
 

@@ -44,16 +44,21 @@ def dot(flow: Flow) -> list[Fill]:
     numbers = contractions.dot_axes(flow.equation)
     for i, k in zip(*numbers.contract, strict=True):
         for atom in flow.candidates(left_axes[i]):
-            _check_product(flow, atom, left.at(i, atom), right.at(k, atom))
+            first = left.at(i, atom)
+            second = right.at(k, atom)
+            _check_product(flow, atom, first, second)
     sources = _dot_sources(numbers, len(left_axes), len(right_axes))
 
     def find(axis: int, atom: Axis) -> Number:
         source = sources[axis]
-        first = None if source.left is None else left.at(source.left, atom)
-        second = None if source.right is None else right.at(source.right, atom)
+        first = second = None
+        if source.left is not None:
+            first = left.at(source.left, atom)
+        if source.right is not None:
+            second = right.at(source.right, atom)
         return _zero_or_unknown(product(first, second))
 
-    return [flow.result(_zero_product(left, right), find)]
+    return flow.fill_results(find, everywhere=_zero_product(left, right))
 
 
 class _Source(NamedTuple):
@@ -93,7 +98,9 @@ def conv(flow: Flow) -> list[Fill]:
     batch_of_result, channels_of_result = numbers.out_spec[:2]
     summed = flow.candidates(kernel_axes[inputs])
     for atom in summed:
-        _check_product(flow, atom, image.at(channels, atom), kernel.at(inputs, atom))
+        first = image.at(channels, atom)
+        second = kernel.at(inputs, atom)
+        _check_product(flow, atom, first, second)
     grouped: set[Axis] = set()  # atoms of the groups of channels
     if flow.params['feature_group_count'] > 1:
         grouped.update(flow.candidates(image_axes[channels]))
@@ -109,18 +116,20 @@ def conv(flow: Flow) -> list[Fill]:
             value = product(value, image.at(channels, atom))
         return _zero_or_unknown(value)
 
-    return [flow.result(_zero_product(image, kernel), find)]
+    return flow.fill_results(find, everywhere=_zero_product(image, kernel))
 
 
 def reduce(flow: Flow) -> list[Fill]:
     """What is reduced has to be neutral at removed channels."""
-    return [_reduce(flow, flow.equation.primitive.name, 0)]
+    name = flow.equation.primitive.name
+    return [_reduce(flow, name, 0)]
 
 
 def collective(flow: Flow) -> list[Fill]:
     """A reduction of each operand along an axis over which the program was mapped."""
     name = COLLECTIVES[flow.equation.primitive.name]
-    return [_reduce(flow, name, number) for number in range(len(flow.fills))]
+    numbers = range(len(flow.fills))
+    return [_reduce(flow, name, number) for number in numbers]
 
 
 def _reduce(flow: Flow, name: str, number: int) -> Fill:
@@ -186,7 +195,7 @@ def _nothing_found(axis: int, atom: Axis) -> Number:
 
 def arg_reduce(flow: Flow) -> list[Fill]:
     """An index: nothing is known of it, and it is finite."""
-    return [flow.result(None, _nothing_found)]
+    return flow.fill_results(_nothing_found)
 
 
 def along(flow: Flow) -> list[Fill]:
@@ -218,7 +227,7 @@ def window(flow: Flow) -> list[Fill]:
         value = fill.at(i, atom)
         return _zero_or_unknown(value) if sums else value
 
-    return [flow.result(None, find)]
+    return flow.fill_results(find)
 
 
 def fourier(flow: Flow) -> list[Fill]:
@@ -228,7 +237,7 @@ def fourier(flow: Flow) -> list[Fill]:
     def find(i: int, atom: Axis) -> Number:
         return _zero_or_unknown(fill.at(i, atom))
 
-    return [flow.result(None, find)]
+    return flow.fill_results(find)
 
 
 def top_k(flow: Flow) -> list[Fill]:

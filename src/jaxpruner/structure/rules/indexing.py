@@ -31,7 +31,9 @@ def _window(axes: Axes, shape: Sequence[int], ties: Ties) -> Axes:
 
 
 def _dynamic_slice(ties: EquationTies) -> list[Axes]:
-    return [_window(ties.operands[0], ties.params['slice_sizes'], ties)]
+    base = ties.operands[0]
+    window = _window(base, ties.params['slice_sizes'], ties)
+    return [window]
 
 
 def _dynamic_update_slice(ties: EquationTies) -> list[Axes]:

@@ -32,16 +32,18 @@ def _squeeze(ties: EquationTies) -> list[Axes]:
 
 def _broadcast(ties: EquationTies) -> list[Axes]:
     """An axis along which a value is repeated is a new one."""
+    axes = ties.operands[0]
     result = list(new_axes(ties.shape))
-    for axis, i in zip(ties.operands[0], ties.params['broadcast_dimensions'], strict=True):
+    for axis, i in zip(axes, ties.params['broadcast_dimensions'], strict=True):
         if axis.size == result[i].size:
             result[i] = axis
     return [tuple(result)]
 
 
 def _tile(ties: EquationTies) -> list[Axes]:
+    (axes,) = ties.operands
     result = []
-    for axis, count in zip(ties.operands[0], ties.params['reps'], strict=True):
+    for axis, count in zip(axes, ties.params['reps'], strict=True):
         repeated = product([atom(count), axis])
         result.append(repeated)
     return [tuple(result)]
@@ -114,16 +116,18 @@ def _stack(ties: EquationTies) -> list[Axes]:
 def _split(ties: EquationTies) -> list[Axes]:
     axes = ties.operands[0]
     i = ties.params['axis']
+    segments = ties.cut(axes[i], ties.params['sizes'])
     results = []
-    for segment in ties.cut(axes[i], ties.params['sizes']):
+    for segment in segments:
         results.append(replace(axes, i, segment))
     return results
 
 
 def _slice(ties: EquationTies) -> list[Axes]:
     (axes,) = ties.operands
+    slices = resizing.slices(ties.params)
     result = []
-    for axis, positions in zip(axes, resizing.slices(ties.params), strict=True):
+    for axis, positions in zip(axes, slices, strict=True):
         sliced = _slice_axis(axis, positions, ties)
         result.append(sliced)
     return [tuple(result)]

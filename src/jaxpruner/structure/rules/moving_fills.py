@@ -1,6 +1,6 @@
 """Fills after operations that compute elementwise, move elements, or place them beside others."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -9,9 +9,6 @@ from jaxpruner.structure.analysis.axes import Axis, drop, pick
 from jaxpruner.structure.analysis.fills import NAN, Fill, Flow, Number, computed, is_finite, join
 from jaxpruner.structure.rules.scatter_axes import ScatterAxes
 from jaxpruner.uses.indexing_rules import GatherAxes
-
-# (axis, atom) -> the number at the atom's removed indices along this axis.
-Find = Callable[[int, Axis], Number]
 
 
 def nothing(flow: Flow) -> list[Fill]:
@@ -25,16 +22,7 @@ def nothing(flow: Flow) -> list[Fill]:
                     return NAN
         return None
 
-    return _each_result(flow, None, find)
-
-
-def _each_result(flow: Flow, everywhere: Number, find: Find) -> list[Fill]:
-    """The same fill for each result."""
-    results = []
-    for number in range(len(flow.results)):
-        fill = flow.result(everywhere, find, number)
-        results.append(fill)
-    return results
+    return flow.fill_results(find)
 
 
 def elementwise(flow: Flow) -> list[Fill]:
@@ -56,7 +44,7 @@ def elementwise(flow: Flow) -> list[Fill]:
             numbers.append(number)
         return computed(flow.equation, numbers, is_literal)
 
-    return [flow.result(None, find)]
+    return flow.fill_results(find)
 
 
 def same(flow: Flow) -> list[Fill]:
@@ -90,7 +78,7 @@ def broadcast(flow: Flow) -> list[Fill]:
         channels = fill.channels[source[k]]
         return channels.get(atom)
 
-    return [flow.result(fill.everywhere, find)]
+    return flow.fill_results(find, everywhere=fill.everywhere)
 
 
 def _axis_before(moves: Iterable[tuple[int, int]]) -> dict[int, int]:
@@ -105,7 +93,7 @@ def regrouped(flow: Flow) -> list[Fill]:
     def find(k: int, atom: Axis) -> Number:
         return _join_along(fill, flow.axes_with(atom), atom)
 
-    return [flow.result(fill.everywhere, find)]
+    return flow.fill_results(find, everywhere=fill.everywhere)
 
 
 def _join_along(fill: Fill, axes: Iterable[int], atom: Axis) -> Number:
@@ -117,7 +105,7 @@ def _join_along(fill: Fill, axes: Iterable[int], atom: Axis) -> Number:
 def part(flow: Flow) -> list[Fill]:
     """Takes parts of the first operand, of which the same is known as of the whole."""
     fill = flow.fills[0]
-    return _each_result(flow, fill.everywhere, fill.at)
+    return flow.fill_results(fill.at, everywhere=fill.everywhere)
 
 
 def concatenate(flow: Flow) -> list[Fill]:
@@ -131,7 +119,7 @@ def concatenate(flow: Flow) -> list[Fill]:
                 numbers.append(fill.at(i, atom))
         return join(numbers)
 
-    return [flow.result(_common(flow.fills), find)]
+    return flow.fill_results(find, everywhere=_common(flow.fills))
 
 
 def _common(fills: Iterable[Fill]) -> Number:
@@ -151,7 +139,7 @@ def stack(flow: Flow) -> list[Fill]:
         numbers = [fill.at(i, atom) for fill in flow.fills]
         return join(numbers)
 
-    return [flow.result(_common(flow.fills), find)]
+    return flow.fill_results(find, everywhere=_common(flow.fills))
 
 
 def pad(flow: Flow) -> list[Fill]:
@@ -167,7 +155,7 @@ def pad(flow: Flow) -> list[Fill]:
             return number
         return join((number, padding.everywhere))
 
-    return [flow.result(_common(flow.fills), find)]
+    return flow.fill_results(find, everywhere=_common(flow.fills))
 
 
 def update(flow: Flow) -> list[Fill]:
@@ -175,10 +163,11 @@ def update(flow: Flow) -> list[Fill]:
     base, window = flow.fills[:2]
 
     def find(i: int, atom: Axis) -> Number:
-        outside, inside = base.at(i, atom), window.at(i, atom)
+        outside = base.at(i, atom)
+        inside = window.at(i, atom)
         return join((outside, inside))
 
-    return [flow.result(None, find)]
+    return flow.fill_results(find)
 
 
 def gather(flow: Flow) -> list[Fill]:
@@ -191,7 +180,9 @@ def gather(flow: Flow) -> list[Fill]:
     everywhere = None if fills_in else base.everywhere
 
     def find(k: int, atom: Axis) -> Number:
-        sources = [source[k]] if k in source else flow.axes_with(atom, axes.gone)
+        sources = flow.axes_with(atom, axes.gone)
+        if k in source:
+            sources = [source[k]]
         if not sources:
             return None
         number = _join_along(base, sources, atom)
@@ -199,7 +190,7 @@ def gather(flow: Flow) -> list[Fill]:
             return join((number, flow.params.get('fill_value')))
         return number
 
-    return [flow.result(everywhere, find)]
+    return flow.fill_results(find, everywhere=everywhere)
 
 
 def _fills_in(params: Mapping[str, Any], dtype: Any) -> bool:
@@ -219,10 +210,14 @@ def scatter(flow: Flow) -> list[Fill]:
     chooses = name in ('scatter', 'scatter_max', 'scatter_min')
 
     def find(i: int, atom: Axis) -> Number:
-        axes_of_updates = [kept[i]] if i in kept else flow.axes_with(atom, operand=2)
-        numbers = [updates.at(k, atom) for k in axes_of_updates]
-        number = join([base.at(i, atom), *numbers])
+        axes_of_updates = flow.axes_with(atom, operand=2)
+        if i in kept:
+            axes_of_updates = [kept[i]]
+        numbers = [base.at(i, atom)]
+        for k in axes_of_updates:
+            numbers.append(updates.at(k, atom))
+        number = join(numbers)
         stays = chooses or number == 0 or not is_finite(number)
         return number if stays else None
 
-    return [flow.result(None, find)]
+    return flow.fill_results(find)

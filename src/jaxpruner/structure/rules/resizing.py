@@ -3,6 +3,7 @@
 Most primitives read all shapes off their operands and are bound unchanged. Here are those whose parameters hold sizes.
 """
 
+import functools
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -45,11 +46,8 @@ def unchanged(small: SmallEquation, operands: Values) -> Values:
 def from_nothing(small: SmallEquation, operands: Values) -> Values:
     """What is made from nothing is made as before, and cut along: what stands at an index is known."""
     rank = operands[0].ndim if operands else 0  # of keys, for each of which values are made
-    results = []
-    for value, axes in zip(small.run(operands), small.axes.results, strict=True):
-        kept = small.cut.take(value, axes, rank)
-        results.append(kept)
-    return results
+    take = functools.partial(small.cut.take, first=rank)
+    return list(map(take, small.run(operands), small.axes.results))
 
 
 def broadcast(small: SmallEquation, operands: Values) -> Values:
@@ -64,7 +62,8 @@ def reshape(small: SmallEquation, operands: Values) -> Values:
 
 def tile(small: SmallEquation, operands: Values) -> Values:
     """How often each axis is repeated is a parameter."""
-    counts = map(operator.floordiv, small.result_shape(), operands[0].shape)
+    (value,) = operands
+    counts = map(operator.floordiv, small.result_shape(), value.shape)
     return small.run(operands, reps=tuple(counts))
 
 
@@ -72,7 +71,8 @@ def split(small: SmallEquation, operands: Values) -> Values:
     """The sizes of the parts are a parameter."""
     i = small.equation.params['axis']
     segments = [axes[i] for axes in small.axes.results]
-    return small.run(operands, sizes=small.cut.shape(tuple(segments)))
+    sizes = map(small.cut.size, segments)
+    return small.run(operands, sizes=tuple(sizes))
 
 
 def dynamic_slice(small: SmallEquation, operands: Values) -> Values:
@@ -83,8 +83,9 @@ def dynamic_slice(small: SmallEquation, operands: Values) -> Values:
 def gather(small: SmallEquation, operands: Values) -> Values:
     """Windows that are as long as their axis stay so."""
     sizes = []
+    axes = small.axes.operands[0]
     old_sizes = small.equation.params['slice_sizes']
-    for axis, old_size in zip(small.axes.operands[0], old_sizes, strict=True):
+    for axis, old_size in zip(axes, old_sizes, strict=True):
         is_whole = old_size == axis.size and old_size > 1
         size = small.cut.size(axis) if is_whole else old_size
         sizes.append(size)
@@ -109,7 +110,8 @@ def slice_(small: SmallEquation, operands: Values) -> Values:
         moved = _move_slice(small.cut, axis, old_slice, count)
         starts.append(moved.start)
         limits.append(moved.stop)
-    return small.run(operands, start_indices=tuple(starts), limit_indices=tuple(limits))
+    bounds = {'start_indices': tuple(starts), 'limit_indices': tuple(limits)}
+    return small.run(operands, **bounds)
 
 
 def _move_slice(cut: Cut, axis: Axis, old_slice: range, count: int) -> range:

@@ -33,8 +33,11 @@ def _entries(value: Any) -> Sequence[tuple[Any, Any]]:
     if isinstance(value, tuple | list):
         return list(enumerate(value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [field.name for field in dataclasses.fields(value) if field.init]
-        return [(name, getattr(value, name)) for name in names]
+        entries = []
+        for field in dataclasses.fields(value):
+            if field.init:
+                entries.append((field.name, getattr(value, field.name)))
+        return entries
     return []
 
 

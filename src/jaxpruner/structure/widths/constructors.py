@@ -18,7 +18,7 @@ import jax
 
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.tree import PyTree
-from jaxpruner.structure.analysis.axes import Axes, atoms
+from jaxpruner.structure.analysis.axes import Axes, atoms, sizes_of
 from jaxpruner.structure.cutting.cut import Cut
 from jaxpruner.structure.cutting.keeping import Keep, check_keep
 from jaxpruner.structure.graph import ChannelGraph
@@ -129,7 +129,7 @@ def constructor_arguments(
     search = _Search(build, arguments, graph, cut)
     whole: dict[str, Shape] = {}
     for name, axes in search.axes.items():
-        whole[name] = tuple([axis.size for axis in axes])
+        whole[name] = sizes_of(axes)
     for line in differences(shapes_of(build, arguments), whole):
         raise ValueError(
             f'build(**arguments) does not give the parameters of the graph: {line}; give the arguments of the model '
@@ -147,18 +147,24 @@ class _Trial(NamedTuple):
     old_numbers: OldNumbers | None
 
 
+def _count_differences(trial: _Trial) -> int:
+    return len(trial.different)
+
+
 class _Search:
     """Goes through changes of arguments: mappings of locations to new values."""
 
     def __init__(self, build: Build, arguments: Mapping[str, Any], graph: ChannelGraph, cut: Cut):
         self.axes: dict[str, Axes] = {}
-        for path, axes in zip(graph.trace.paths, graph.trace.leaves, strict=True):
+        for path, axes in graph.trace.named_leaves:
             self.axes[tree_lib.path_string(path)] = axes
         self._build = build
         self._arguments = arguments
         self._graph = graph
         self._cut = cut
-        self._target: Shapes = {name: cut.shape(axes) for name, axes in self.axes.items()}
+        self._target: dict[str, Shape] = {}
+        for name, axes in self.axes.items():
+            self._target[name] = cut.shape(axes)
         self._numbers = dict(numbers_in(arguments))
         self._built: dict[frozenset[Any], Shapes | None] = {}
         self._gone_through: set[frozenset[Any]] = set()
@@ -173,8 +179,7 @@ class _Search:
             return False
         self._gone_through.add(key)
         trial = self._try(changes, shapes)
-        if self._best is None or len(trial.different) < len(self._best.different):
-            self._best = trial
+        self._best = min(self._best or trial, trial, key=_count_differences)
         if not trial.different:
             return True
         # Axes that are to get the same length mostly come from the same number.
@@ -195,7 +200,8 @@ class _Search:
         changes, different, old_numbers = self._best
         named = {}
         for location, after in changes.items():
-            named['.'.join(map(str, location))] = self._numbers[location], after
+            name = '.'.join(map(str, location))
+            named[name] = self._numbers[location], after
         arguments = changed(self._arguments, changes)
         gave_up = self._gave_up and bool(different)
         return ConstructorArguments(arguments, named, different, old_numbers, gave_up)
@@ -255,8 +261,9 @@ class _Search:
 
     def _candidates(self, mismatch: Mismatch, changes: _Changes) -> Iterator[_Changes]:
         """Changes of one number that may give an axis its length, the likeliest first; then of two."""
-        singles = [*self._same_as_width(mismatch, changes), *self._scaled(mismatch, changes)]
-        singles = list(dict.fromkeys(singles))
+        same = self._same_as_width(mismatch, changes)
+        scaled = self._scaled(mismatch, changes)
+        singles = list(dict.fromkeys([*same, *scaled]))
         for location, value in singles:
             yield {location: value}
         for first, second in itertools.combinations(singles, 2):

@@ -157,14 +157,18 @@ def _solve(flow: ScaleFlow, numbers: Sequence[OldNumber], weights_only: bool) ->
     system = _system(flow, ratios, weights_only)
     solution = _least_squares(system.matrix, system.values)
     unsolved = system.values - system.matrix @ solution
-    is_solved = np.abs(unsolved).max(axis=0, initial=0.0) <= _TOLERANCE
+    errors = np.abs(unsolved).max(axis=0, initial=0.0)
+    error_of_all = np.abs(unsolved.sum(1)).max(initial=0.0)
+    is_solved = errors <= _TOLERANCE
     is_folded = is_solved
-    if np.abs(unsolved.sum(1)).max(initial=0.0) <= _TOLERANCE:
+    if error_of_all <= _TOLERANCE:
         is_folded = np.ones(len(ratios), bool)  # some numbers only go together
     # Like numbers by themselves: a solution for two sorts of them would mix what they change.
     alike: dict[Any, list[int]] = {}
     for i in np.flatnonzero(is_folded).tolist():
-        key = (numbers[i].line, ratios[i]) if is_solved[i] else None
+        key = None
+        if is_solved[i]:
+            key = numbers[i].line, ratios[i]
         alike.setdefault(key, []).append(i)
     costs = _costs(system)
     logarithms = np.zeros(len(costs))
@@ -174,7 +178,8 @@ def _solve(flow: ScaleFlow, numbers: Sequence[OldNumber], weights_only: bool) ->
     is_changed = np.abs(logarithms) > _SMALL
     logarithms = np.where(is_changed, logarithms, 0.0)
     error = system.values @ is_folded - system.matrix @ logarithms
-    logarithms[is_changed] += _least_squares(system.matrix[:, is_changed], error)
+    changed_columns = system.matrix[:, is_changed]
+    logarithms[is_changed] += _least_squares(changed_columns, error)
     factors = {}
     for unknown, i in system.columns.items():
         if is_changed[i]:
@@ -190,8 +195,9 @@ def _system(flow: ScaleFlow, ratios: Sequence[float], weights_only: bool) -> _Sy
             is_fixed = weights_only and unknown.role == 'constant'
             if unknown.role != 'number' and not is_fixed:
                 columns.setdefault(unknown, len(columns))
-    matrix = np.zeros((len(flow.rows), len(columns)))
-    values = np.zeros((len(flow.rows), len(ratios)))
+    count = len(flow.rows)
+    matrix = np.zeros((count, len(columns)))
+    values = np.zeros((count, len(ratios)))
     for i, row in enumerate(flow.rows):
         for unknown, coefficient in row.terms.items():
             if unknown in columns:
@@ -213,7 +219,8 @@ def _costs(system: _System) -> np.ndarray:
     for unknown, i in system.columns.items():
         # Of two that would do, such as queries and keys, the one that the model uses first.
         lateness = 0.1 * i / count
-        costs[i] = _COSTS[unknown.role] * (1 + 0.5 * uses[i] + lateness)
+        weight = 1 + 0.5 * uses[i] + lateness
+        costs[i] = _COSTS[unknown.role] * weight
     return costs
 
 
@@ -230,4 +237,5 @@ def _sparse_solution(equations: np.ndarray, values: np.ndarray, costs: np.ndarra
 
 
 def _least_squares(matrix: np.ndarray, values: np.ndarray) -> np.ndarray:
-    return np.linalg.lstsq(matrix, values, rcond=None)[0]
+    solution, *_ = np.linalg.lstsq(matrix, values, rcond=None)
+    return solution

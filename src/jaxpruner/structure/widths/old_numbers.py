@@ -5,11 +5,10 @@ import dataclasses
 import os
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxpruner.core import text_tables
+from jaxpruner.structure.analysis import fills
 from jaxpruner.structure.analysis.records import Position
 from jaxpruner.uses.bodies import ProgramPath
 
@@ -141,7 +140,7 @@ def _short(value: Any) -> str:
     """A number, or the shape of a table."""
     if value is None:
         return 'table'
-    if jnp.issubdtype(jnp.result_type(value), jax.dtypes.extended):
+    if fills.is_key(value):
         return 'key'
     array = np.asarray(value)
     if array.size == 1:

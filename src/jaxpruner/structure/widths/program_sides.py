@@ -4,11 +4,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
 from jaxpruner.core import tree as tree_lib
+from jaxpruner.structure.analysis import fills
 from jaxpruner.uses import liveness
 from jaxpruner.uses.bodies import Call, Cond, Program, Scan, While
 
@@ -99,9 +99,8 @@ def is_same(first: Any, second: Any) -> bool:
         return False
     if tree_lib.is_traced(first) or tree_lib.is_traced(second):
         return False
-    if jnp.issubdtype(jnp.result_type(first), jax.dtypes.extended):  # keys of random numbers
+    if fills.is_key(first):
         first = jax.random.key_data(first)
         second = jax.random.key_data(second)
     first, second = np.asarray(first), np.asarray(second)
-    is_same_shape = first.shape == second.shape
-    return is_same_shape and bool(np.array_equal(first, second, equal_nan=True))
+    return bool(np.array_equal(first, second, equal_nan=True))

@@ -77,8 +77,13 @@ def _combined(first: Scale, coefficient: float, second: Scale, other: float) -> 
     terms: dict[Unknown, float] = {}
     for scale, weight in ((first, coefficient), (second, other)):
         for unknown, value in scale.terms.items():
-            terms[unknown] = terms.get(unknown, 0.0) + weight * value
-    return Scale({unknown: value for unknown, value in terms.items() if value})
+            before = terms.get(unknown, 0.0)
+            terms[unknown] = before + weight * value
+    nonzero = {}
+    for unknown, value in terms.items():
+        if value:
+            nonzero[unknown] = value
+    return Scale(nonzero)
 
 
 class Constant(NamedTuple):
@@ -200,9 +205,11 @@ class ScaleFlow(LiveEvaluator[Scale]):
 
     def visit_scan(self, scan: Scan, operands: Scales, position: Position) -> Scales:
         constants, carried, sliced = scan.split(operands)
-        before = self._carried(carried, scan.equation.invars[scan.first_carried :], position)
+        variables = scan.equation.invars[scan.first_carried :]
+        before = self._carried(carried, variables, position)
         inputs = [*constants, *before, *sliced]
-        results = self.visit_program(scan.body, inputs, position.in_scan(scan))
+        inside = position.in_scan(scan)
+        results = self.visit_program(scan.body, inputs, inside)
         after, stacked = scan.split_results(results)
         self._equate_each(before, after)
         return before + stacked
@@ -210,7 +217,8 @@ class ScaleFlow(LiveEvaluator[Scale]):
     def visit_while(self, loop: While, operands: Scales, position: Position) -> Scales:
         condition_constants, body_constants, carried = loop.split(operands)
         in_condition, in_body = position.in_condition(loop), position.in_body(loop)
-        before = self._carried(carried, loop.equation.invars[loop.first_carried :], position)
+        variables = loop.equation.invars[loop.first_carried :]
+        before = self._carried(carried, variables, position)
         again = self.visit_program(loop.condition, condition_constants + before, in_condition)
         self._fix(again)
         after = self.visit_program(loop.body, body_constants + before, in_body)
@@ -228,7 +236,8 @@ class ScaleFlow(LiveEvaluator[Scale]):
         for i, scale in enumerate(carried):
             scale_inside = ONE
             if _is_inexact(variables[i]):
-                scale_inside = Scale.of(Unknown('carried', (position.path, i)))
+                unknown = Unknown('carried', (position.path, i))
+                scale_inside = Scale.of(unknown)
             self._equate([scale_inside, scale])
             before.append(scale_inside)
         return before

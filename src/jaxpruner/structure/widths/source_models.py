@@ -103,7 +103,8 @@ def compare_with_source(
     whole = small_apply.cut_results(results)
     small = jax.jit(small_apply)(*versions.small)
     source = jax.jit(small_fn)(*versions.source)
-    return verifying.compare(whole, jax.tree.leaves(small), jax.tree.leaves(source))
+    small, source = map(jax.tree.leaves, (small, source))
+    return verifying.compare(whole, small, source)
 
 
 def _small_shapes(graph: Any, cut: Cut, number: int) -> tuple[Any, ...]:

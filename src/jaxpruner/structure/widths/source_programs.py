@@ -68,7 +68,8 @@ class Comparison:
         count = len(old_jaxpr.invars)
         if count != len(new_jaxpr.invars):
             raise OtherDifferenceError('another number of operands', position)
-        old_origins = Origins(self._kept_constants(old, position), old_jaxpr.constvars)
+        kept_constants = self._kept_constants(old, position)
+        old_origins = Origins(kept_constants, old_jaxpr.constvars)
         new_origins = Origins(new.program.constants, new_jaxpr.constvars)
         old_origins.note(old_jaxpr.invars, range(count))
         new_origins.note(new_jaxpr.invars, range(count))
@@ -144,8 +145,9 @@ class Comparison:
             self._compare_plain(old.equation, new.equation, position)
             return
         if isinstance(old_inside, Scan) and isinstance(new_inside, Scan):
-            trips = self.cut.size(self.trace.trips[position.path])
-            if (trips, old_inside.reverse) != (new_inside.length, new_inside.reverse):
+            trips = self.trace.trips[position.path]
+            is_same_length = self.cut.size(trips) == new_inside.length
+            if not is_same_length or old_inside.reverse != new_inside.reverse:
                 raise OtherDifferenceError('other trips', position, old.equation)
         old_sides = programs_inside(old_inside, old.needed)
         new_sides = programs_inside(new_inside, new.needed)

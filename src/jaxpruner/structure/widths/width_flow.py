@@ -111,7 +111,8 @@ class WidthFlow(LiveEvaluator[Facts]):
             axes = self._tables.pop(id(variable), None)
             if axes is not None:
                 values = OldValues(None, None, number)
-                self._add(equation, position, values, self._widths_of([axes]))
+                widths = self._widths_of([axes])
+                self._add(equation, position, values, widths)
 
     def visit_plain(self, equation: Any, operands: Values, position: Position) -> Values:
         axes = self.trace.equations[position.path]
@@ -180,8 +181,8 @@ class WidthFlow(LiveEvaluator[Facts]):
     def groups_at(self, path: ProgramPath, values: OldValues) -> tuple[str, ...]:
         """Names of the groups from whose widths a number comes: of all that meet there, unless its values tell."""
         widths = self.widths.get(path, frozenset())
-        are_numbers = np.size(values.old) == np.size(values.new) == 1
-        if values.new is not None and are_numbers:
+        sizes = np.size(values.old), np.size(values.new)
+        if values.new is not None and sizes == (1, 1):
             old = np.asarray(values.old).item()
             new = np.asarray(values.new).item()
             for source in sources_of(old, widths, np.float32):
@@ -197,7 +198,8 @@ class WidthFlow(LiveEvaluator[Facts]):
     def visit_scan(self, scan: Scan, operands: Values, position: Position) -> Values:
         constants, carried, sliced = scan.split(operands)
         inputs = [*constants, *_sums_alone(carried), *sliced]
-        return self.visit_program(scan.body, inputs, position.in_scan(scan))
+        inside = position.in_scan(scan)
+        return self.visit_program(scan.body, inputs, inside)
 
     def visit_while(self, loop: While, operands: Values, position: Position) -> Values:
         condition_constants, body_constants, carried = loop.split(operands)
