@@ -60,7 +60,7 @@ class ChannelTable:
     def any_along(self, flags: jax.Array, path: Path, axis: int) -> np.ndarray:
         """Whether some weight of each channel along an axis of a leaf is flagged: an array of the table's shape."""
         index = self.indices[path][axis]
-        other_axes = _other_axes(flags.shape, index)
+        other_axes = _axes_without_part(flags.shape, index)
         flagged = _any_over(flags, other_axes)
         *owners, size = self.shape
         table = np.zeros((*owners, size + 1), bool)  # the last is for weights without a channel
@@ -95,7 +95,7 @@ def channel_table(trace: Trace, group: Group, numbers: Mapping[Path, int]) -> Ch
         indices[path] = {}
         axes = trace.leaves[number]
         for i in member_axes[number]:
-            indices[path][i] = _index(axes, i, group)
+            indices[path][i] = _find_index(axes, i, group)
     owners = sizes_of(group.lists)
     return ChannelTable(group, (*owners, group.size), indices)
 
@@ -112,7 +112,7 @@ def _member_axes(trace: Trace, group: Group) -> dict[int, list[int]]:
     return member_axes
 
 
-def _index(axes: Axes, i: int, group: Group) -> Index:
+def _find_index(axes: Axes, i: int, group: Group) -> Index:
     """Where the channels along an axis of a leaf stand in the table of their group."""
     atom = group.atom.resolved()
     owners = resolve_each(group.lists)
@@ -128,7 +128,7 @@ def _add_up(value: Any, index: Index, shape: Shape) -> jax.Array:
     """Sums over the weights of each channel, in the shape of the table."""
     # Sums of 16-bit numbers would overflow.
     dtype = jnp.promote_types(value.dtype, jnp.float32)
-    other_axes = _other_axes(value.shape, index)
+    other_axes = _axes_without_part(value.shape, index)
     sums = jnp.sum(value, axis=other_axes, keepdims=True, dtype=dtype)
     if _is_in_order(index, shape):
         return sums.ravel()
@@ -150,7 +150,7 @@ def _any_over(flags: jax.Array, axes: tuple[int, ...]) -> jax.Array:
     return jnp.any(flags, axis=axes, keepdims=True)
 
 
-def _other_axes(shape: Shape, index: Index) -> tuple[int, ...]:
+def _axes_without_part(shape: Shape, index: Index) -> tuple[int, ...]:
     """The axes of a leaf that have no part in an index."""
     shapes = [indices.shape for indices in index]
     index_shape = np.broadcast_shapes(*shapes)

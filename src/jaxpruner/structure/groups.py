@@ -80,7 +80,7 @@ def _make_groups(traces: Sequence[Trace], spots_of: Mapping[Axis, Spots]) -> dic
     all_trips = [tuple(trace.trips.values()) for trace in traces]
     trips = set(atoms_of_values(all_trips))
     in_states = _members_in_states(traces)
-    order = functools.partial(_order, traces)
+    order = functools.partial(_order_of, traces)
     groups = {}
     first_spots = {}
     for atom, spots in spots_of.items():
@@ -88,11 +88,11 @@ def _make_groups(traces: Sequence[Trace], spots_of: Mapping[Axis, Spots]) -> dic
     for atom in sorted(spots_of, key=lambda atom: order(first_spots[atom])):
         spots = spots_of[atom]
         reason = inexact.get(atom, '')
-        name = _name(trace, first_spots[atom])
+        name = _name_group(trace, first_spots[atom])
         members = []
         for spot in spots:
             path = trace.paths[spot.leaf]
-            members.append(_member(path, spot))
+            members.append(_make_member(path, spot))
         groups[name] = Group(
             name=name,
             size=atom.size,
@@ -117,24 +117,24 @@ def _members_in_states(traces: Iterable[Trace]) -> dict[Axis, list[Member]]:
     members: dict[Axis, list[Member]] = {}
     for leaf, (path, axes) in enumerate(axes_of_states.items()):
         for spot in _spots_in(leaf, axes):
-            member = _member(path, spot)
+            member = _make_member(path, spot)
             members.setdefault(spot.occurrence.atom, []).append(member)
     return members
 
 
-def _order(traces: Iterable[Trace], spot: _Spot) -> tuple[int, ...]:
+def _order_of(traces: Iterable[Trace], spot: _Spot) -> tuple[int, ...]:
     """Leaves in the order of their first use; of one leaf the last axis first, outer parts before inner ones."""
     uses = [trace.first_uses[spot.leaf] for trace in traces]
     occurrence = spot.occurrence
     return *uses, -spot.axis, occurrence.offset, -occurrence.stride
 
 
-def _member(path: Path, spot: _Spot) -> Member:
+def _make_member(path: Path, spot: _Spot) -> Member:
     _, offset, stride, repeats = spot.occurrence
     return Member(path, spot.axis, offset, stride, repeats, spot.occurrence)
 
 
-def _name(trace: Trace, spot: _Spot) -> str:
+def _name_group(trace: Trace, spot: _Spot) -> str:
     """The leaf and the axis, and where the channels lie along it if they are not all of it."""
     path = tree_lib.path_string(trace.paths[spot.leaf])
     name = f'{path}[{spot.axis}]'

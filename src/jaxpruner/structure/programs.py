@@ -174,7 +174,7 @@ def returned_leaves(state: PyTree, results: PyTree) -> dict[int, int]:
         first_parts = [path[0] for path in state_shapes if path]
         for name in dict.fromkeys(first_parts):
             if not name.isdigit():  # numbers of a tuple name nothing
-                entry = _part(state_shapes, (name,), ())
+                entry = _take_part(state_shapes, (name,), ())
                 matches |= _match(entry, result_shapes, name)
     number_of = {path: number for number, path in enumerate(state_shapes)}
     returned = {}
@@ -200,7 +200,7 @@ def _match(state: Shapes, results: Shapes, *name: str) -> dict[Path, Path]:
     for path in results:
         prefix = path[: len(path) - len(first)]
         is_first = (*prefix, *first) == path
-        if is_first and _part(results, (*prefix, *name), prefix) == state:
+        if is_first and _take_part(results, (*prefix, *name), prefix) == state:
             prefixes.append(prefix)
     if len(prefixes) > 1:
         parts = ' and '.join([tree_lib.path_string(prefix) or 'the whole' for prefix in prefixes])
@@ -215,7 +215,7 @@ def _match(state: Shapes, results: Shapes, *name: str) -> dict[Path, Path]:
     return matches
 
 
-def _part(shapes: Shapes, beginning: Path, prefix: Path) -> Shapes:
+def _take_part(shapes: Shapes, beginning: Path, prefix: Path) -> Shapes:
     """The entries whose paths have this beginning, by their paths without the prefix."""
     part = {}
     for path, shape in shapes.items():

@@ -132,7 +132,7 @@ def _trace(
     closed_jaxpr, results = trace(params, *program.arguments)
     returned = returned_leaves(program.state, results)
     state_leaves = states.leaves_of(program.state)
-    axes_of_inputs = _pinned_inputs(closed_jaxpr, leaves, state_leaves, owner)
+    axes_of_inputs = _pin_inputs(closed_jaxpr, leaves, state_leaves, owner)
 
     inference = Inference(leaves.axes)
     arguments = [*leaves.axes, *state_leaves.axes, *axes_of_inputs]
@@ -167,7 +167,7 @@ def _trace(
     return _Traced(program, traced, [*inference.read, *axes_of_results])
 
 
-def _pinned_inputs(
+def _pin_inputs(
     closed_jaxpr: Any, leaves: _Leaves, state_leaves: _Leaves, owner: str
 ) -> list[Axes]:
     """Axes for the inputs behind the parameters and the state."""

@@ -17,7 +17,7 @@ def leaf_numbers(trace: Trace, paths: Collection[Path]) -> dict[Path, int]:
       ValueError: none of the leaves is one of the model's, or they may be those of several subtrees.
     """
     number_of = trace.leaf_numbers
-    prefix = _prefix(trace, paths)
+    prefix = _find_prefix(trace, paths)
     numbers = {}
     for path in paths:
         if (*prefix, *path) in number_of:
@@ -25,7 +25,7 @@ def leaf_numbers(trace: Trace, paths: Collection[Path]) -> dict[Path, int]:
     return numbers
 
 
-def _prefix(trace: Trace, paths: Collection[Path]) -> Path:
+def _find_prefix(trace: Trace, paths: Collection[Path]) -> Path:
     """The path of the subtree to which most leaves fit; the whole tree, if they fit to that."""
     own_paths = set(trace.paths)
     if not paths or not own_paths.isdisjoint(paths):

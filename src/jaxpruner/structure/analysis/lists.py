@@ -140,13 +140,13 @@ def _distinct_values(trace: Trace) -> Iterable[tuple[Axes, Sequence[Axis]]]:
     for axes in (*trace.leaves, *trace.states):
         add(axes, ())
     for path, equation in trace.equations.items():
-        trips = _trips(trace, path)
+        trips = _trips_around(trace, path)
         for axes in equation.values:
             add(axes, trips)
     return values.values()
 
 
-def _trips(trace: Trace, path: ProgramPath) -> tuple[Axis, ...]:
+def _trips_around(trace: Trace, path: ProgramPath) -> tuple[Axis, ...]:
     """The atoms of the scans in whose bodies an equation stands."""
     trips = []
     for length in range(1, len(path) - 1):

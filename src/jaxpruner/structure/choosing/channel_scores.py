@@ -104,7 +104,7 @@ class Scorer(NamedTuple):
         self, group: Group, member: Member, stays: Sequence[np.ndarray]
     ) -> Table | None:
         axes = self.leaves[member.path]
-        layout = _layout(group, member, axes)
+        layout = _find_layout(group, member, axes)
         if self.scores.of_channels is not None:
             return self._score_by_function(group, member, stays, layout)
         of_weights = self.scores.by_path.get(member.path)
@@ -166,7 +166,7 @@ class _Layout(NamedTuple):
     positions: np.ndarray
 
 
-def _layout(group: Group, member: Member, axes: Axes) -> _Layout:
+def _find_layout(group: Group, member: Member, axes: Axes) -> _Layout:
     owners = resolve_each(group.lists)
     owner_axes = [_axis_with(owner, axes) for owner in owners]
     along = sorted({member.axis, *owner_axes})

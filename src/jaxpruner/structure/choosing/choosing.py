@@ -38,7 +38,7 @@ def choose(graph: Any, params: PyTree, settings: Settings) -> Choice:
     """See `ChannelGraph.choose`."""
     choice_checks.check_params(graph, params)
     cost = costs.cost_function(graph)
-    samples = _samples(graph, settings)
+    samples = _read_samples(graph, settings)
     search = None
     counts: Counts = {}
     if settings.budget is None:
@@ -52,7 +52,7 @@ def choose(graph: Any, params: PyTree, settings: Settings) -> Choice:
         candidates = _candidates(graph.groups, remarks)
         search = _Search(graph, candidates, settings)
     choice_checks.check_shared(graph, params, candidates)
-    scorer = _scorer(graph, params, settings, samples.batches)
+    scorer = _make_scorer(graph, params, settings, samples.batches)
     tables = {}
     for name, group in candidates.items():
         tables[name] = scorer.score(group, Cut({}))
@@ -128,7 +128,7 @@ def _candidates(groups: Groups, remarks: Mapping[str, str]) -> dict[str, Group]:
     return candidates
 
 
-def _scorer(
+def _make_scorer(
     graph: Any, params: PyTree, settings: Settings, batches: Iterable[Any] | None
 ) -> channel_scores.Scorer:
     evidence = Evidence(graph.model.apply_fn, settings.gradients, batches, settings.progress)
@@ -143,7 +143,7 @@ class _Samples(NamedTuple):
     batches: Iterable[Any] | None
 
 
-def _samples(graph: Any, settings: Settings) -> _Samples:
+def _read_samples(graph: Any, settings: Settings) -> _Samples:
     if settings.batches is not None:
         first, batches = first_batch(settings.batches)
         return _Samples(as_inputs(first), batches)
@@ -170,7 +170,7 @@ def _rank(groups: Groups, tables: Tables, counts: Counts, scorer: channel_scores
     for name, group in groups.items():
         count = counts[name]
         if count < group.size:
-            keep[name] = _highest(tables[name], group, count, groups)
+            keep[name] = _pick_highest(tables[name], group, count, groups)
     scores = dict(tables)
     for name in keep:
         group = groups[name]
@@ -178,11 +178,11 @@ def _rank(groups: Groups, tables: Tables, counts: Counts, scorer: channel_scores
         del others[name]
         cut = check_keep(groups, others, allow_inexact=True)
         scores[name] = scorer.score(group, cut)
-        keep[name] = _highest(scores[name], group, counts[name], groups)
+        keep[name] = _pick_highest(scores[name], group, counts[name], groups)
     return _Ranked(keep, scores)
 
 
-def _highest(table: np.ndarray, group: Group, count: int, groups: Groups) -> np.ndarray:
+def _pick_highest(table: np.ndarray, group: Group, count: int, groups: Groups) -> np.ndarray:
     """The indices of the highest scores; of equal ones the lower index stays."""
     if _owns_its_owner(group, groups):
         lists = table.reshape(-1, group.size)

@@ -9,7 +9,7 @@ of the block. In
     y = x @ head
 
 these are `up` and `down`. Leaving the block out is the same as setting its leaves to zero if the branch is zero then.
-`additions` finds the branches of a program, and `_with_reasons` which of them are zero.
+`additions` finds the branches of a program, and `_give_reasons` which of them are zero.
 
 Layers of a scan are the channels of a group instead, see `Group.is_depth`.
 """
@@ -79,7 +79,7 @@ def find_blocks(traces: Sequence[Trace]) -> dict[str, Block]:
     branches_of: dict[Paths, list[Branch]] = {}
     for trace in traces:
         branches = find_branches(trace.program.jaxpr, trace)
-        for branch in _with_reasons(trace, branches):
+        for branch in _give_reasons(trace, branches):
             branches_of.setdefault(branch.paths, []).append(branch)
     blocks = {}
     for paths, branches in branches_of.items():
@@ -91,7 +91,7 @@ def find_blocks(traces: Sequence[Trace]) -> dict[str, Block]:
             for other in branches_of:
                 if other < paths:
                     inner_paths |= other
-            block = _block(traces, branches, inner_paths)
+            block = _make_block(traces, branches, inner_paths)
             blocks[block.name] = block
     return blocks
 
@@ -122,7 +122,9 @@ def _uses_some(jaxpr: Any, paths: Sequence[Path], some: Paths) -> bool:
     return not some.isdisjoint(used_paths)
 
 
-def _block(traces: Sequence[Trace], branches: Sequence[Branch], inner_paths: set[Path]) -> Block:
+def _make_block(
+    traces: Sequence[Trace], branches: Sequence[Branch], inner_paths: set[Path]
+) -> Block:
     """A block of some programs, with the leaves of blocks inside it."""
     first = traces[0]
     paths = branches[0].paths
@@ -135,11 +137,11 @@ def _block(traces: Sequence[Trace], branches: Sequence[Branch], inner_paths: set
     for branch in branches:
         reason = reason or branch.reason
         state_paths |= branch.state_paths
-    name = _name(traces, paths, inner_paths)
+    name = _name_block(traces, paths, inner_paths)
     return Block(name, paths, frozenset(state_paths), parameters, not reason, reason)
 
 
-def _name(traces: Sequence[Trace], paths: Paths, inner_paths: set[Path]) -> str:
+def _name_block(traces: Sequence[Trace], paths: Paths, inner_paths: set[Path]) -> str:
     """The part of the tree that holds the leaves of a block; otherwise its own leaf that is used first."""
     all_paths = traces[0].paths
     first_uses = {}
@@ -160,7 +162,7 @@ def _name(traces: Sequence[Trace], paths: Paths, inner_paths: set[Path]) -> str:
     return name
 
 
-def _with_reasons(trace: Trace, branches: Sequence[Branch]) -> list[Branch]:
+def _give_reasons(trace: Trace, branches: Sequence[Branch]) -> list[Branch]:
     """The branches with the reasons why some are not zero once their leaves are."""
     equations = trace.program.jaxpr.eqns
     position = Position.of_whole(trace.program)

@@ -56,7 +56,7 @@ class Replay(LiveEvaluator[Any]):
         constants = map(self.cut.take, program.constants, axes_of_constants)
         small = Program(program.jaxpr, tuple(constants))
         results = super().visit_program(small, inputs, position)
-        return _needed_alone(position.needed, results)
+        return _drop_unneeded(position.needed, results)
 
     def unneeded(self, equation: Any) -> Values:
         return [None] * len(equation.outvars)
@@ -127,7 +127,7 @@ class Replay(LiveEvaluator[Any]):
 
         carried, stacked = lax.scan(
             body,
-            _needed_alone(inside.needed[: scan.carried], carried),
+            _drop_unneeded(inside.needed[: scan.carried], carried),
             (sliced, trips_that_stay),
             self.cut.size(trips),
             scan.reverse,
@@ -155,7 +155,7 @@ class Replay(LiveEvaluator[Any]):
         def body(carried: Values) -> Values:
             return self.visit_program(loop.body, body_constants + carried, in_body)
 
-        initial = _needed_alone(in_body.needed, carried)
+        initial = _drop_unneeded(in_body.needed, carried)
         return lax.while_loop(condition, body, initial)
 
     def visit_cond(self, cond: Cond, operands: Values, position: Position) -> Values:
@@ -180,7 +180,7 @@ def _run_with_zeros(equation: Any, operands: Values) -> Values:
     return bind(equation, whole)
 
 
-def _needed_alone(needed: Sequence[bool], values: Sequence[Any]) -> Values:
+def _drop_unneeded(needed: Sequence[bool], values: Sequence[Any]) -> Values:
     """The values that are needed, `None` for others."""
     needed_values = []
     for value, is_needed in zip(values, needed, strict=True):

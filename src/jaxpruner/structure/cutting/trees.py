@@ -66,36 +66,36 @@ class _Edit(NamedTuple):
 def shrink(tree: Any, traces: Sequence[Trace], cut: Cut) -> Any:
     """The tree with what stays."""
     edit = _Edit(_take, before=sizes_of, after=cut.shape)
-    return _map_tree(tree, _changes(traces, cut, edit))
+    return _map_tree(tree, _plan_changes(traces, cut, edit))
 
 
 def zeroed(tree: Any, traces: Sequence[Trace], cut: Cut) -> Any:
     """The tree with zeros where something is removed, and all shapes as they are."""
     edit = _Edit(_zero, before=sizes_of, after=sizes_of)
-    return _map_tree(tree, _changes(traces, cut, edit))
+    return _map_tree(tree, _plan_changes(traces, cut, edit))
 
 
 def expand(tree: Any, traces: Sequence[Trace], cut: Cut) -> Any:
     """The tree with what stayed back in its place, among zeros."""
     edit = _Edit(_expand, before=cut.shape, after=sizes_of)
-    return _map_tree(tree, _changes(traces, cut, edit))
+    return _map_tree(tree, _plan_changes(traces, cut, edit))
 
 
-def _changes(traces: Sequence[Trace], cut: Cut, edit: _Edit) -> Changes:
+def _plan_changes(traces: Sequence[Trace], cut: Cut, edit: _Edit) -> Changes:
     """What becomes of the parameters, and of the states of all programs."""
     first = traces[0]
     changes = {}
     for path, axes in first.named_leaves:
-        changes[path] = _change(axes, cut, edit, free=())
+        changes[path] = _plan_change(axes, cut, edit, free=())
     for trace in traces:
         for path, axes in trace.named_states:
             free = _free_axes(axes, cut)
-            change = _change(axes, cut, edit, free)
+            change = _plan_change(axes, cut, edit, free)
             changes.setdefault(path, change)
     return changes
 
 
-def _change(axes: Axes, cut: Cut, edit: _Edit, free: Iterable[int]) -> Change:
+def _plan_change(axes: Axes, cut: Cut, edit: _Edit, free: Iterable[int]) -> Change:
     """What becomes of arrays with these axes."""
 
     def apply(value: Any) -> Any:
@@ -169,7 +169,7 @@ def _map_state(state: SparseState, changes: Changes) -> SparseState:
     paths, sizes, treedef = tree_lib.flatten_with_paths(state.sizes)
     new_sizes = []
     for path, size in zip(paths, sizes, strict=True):
-        change = _change_at(path, changes)
+        change = _find_change(path, changes)
         if change is not None:
             size = jnp.uint32(math.prod(change.after))
         new_sizes.append(size)
@@ -181,7 +181,7 @@ def _map_state(state: SparseState, changes: Changes) -> SparseState:
     )
 
 
-def _change_at(path: Path, changes: Changes) -> Change | None:
+def _find_change(path: Path, changes: Changes) -> Change | None:
     """What becomes of the parameter with the longest path that ends this path."""
     for start in range(len(path)):
         end = path[start:]
@@ -193,7 +193,7 @@ def _change_at(path: Path, changes: Changes) -> Change | None:
 
 
 def _map_leaf(path: Path, value: Any, changes: Changes) -> Any:
-    change = _change_at(path, changes)
+    change = _find_change(path, changes)
     shape = jnp.shape(value)
     name = tree_lib.path_string(path)
     if change is None:

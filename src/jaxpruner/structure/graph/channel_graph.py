@@ -1,23 +1,28 @@
 """The graph of a model's channels: one class, whose methods stand in a file for each purpose.
 
-record          the fields, and what they say of themselves
-choosing        which channels stay
-cutting         the smaller arrays and the smaller program
-blocks          residual blocks that are left out as a whole
-zero_channels   channels that are zero already
-sources         a module that is built from source with the new widths
+Each part is an abstract class that reads the fields of a `GraphRecord`:
+
+    record          the fields, and what they say of themselves
+    choosing        which channels stay
+    cutting         the smaller arrays and the smaller program
+    blocks          residual blocks that are left out as a whole
+    zero_channels   channels that are zero already
+    sources         a module that is built from source with the new widths
 """
 
 from typing import final
 
 from jaxpruner.structure.graph.blocks import BlockMethods
 from jaxpruner.structure.graph.choosing import ChoosingMethods
+from jaxpruner.structure.graph.cutting import CuttingMethods
 from jaxpruner.structure.graph.sources import SourceMethods
 from jaxpruner.structure.graph.zero_channels import ZeroChannelMethods
 
 
 @final
-class ChannelGraph(ChoosingMethods, SourceMethods, BlockMethods, ZeroChannelMethods):
+class ChannelGraph(
+    ChoosingMethods, CuttingMethods, BlockMethods, ZeroChannelMethods, SourceMethods
+):
     """The channels of a model: what can be removed together, and what cannot be removed. Made by `channel_groups`.
 
     Each leaf has a part in a group, is in `pinned`, or is in `unused`.

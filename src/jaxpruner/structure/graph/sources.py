@@ -6,9 +6,10 @@ from typing import Any
 import jax
 
 from jaxpruner.core.tree import PyTree
+from jaxpruner.structure.cutting import trees
 from jaxpruner.structure.cutting.keeping import Keep, check_keep
 from jaxpruner.structure.cutting.small_model import SmallApply
-from jaxpruner.structure.graph.cutting import CuttingMethods
+from jaxpruner.structure.graph.record import GraphRecord
 from jaxpruner.structure.programs import ModelProgram
 from jaxpruner.structure.widths.folding import Folded, fold
 from jaxpruner.structure.widths.old_numbers import OldNumbers
@@ -20,7 +21,7 @@ from jaxpruner.structure.widths.source_models import (
 )
 
 
-class SourceMethods(CuttingMethods):
+class SourceMethods(GraphRecord):
     """Finds the numbers of old widths, folds them into parameters, and compares the module."""
 
     def old_numbers(
@@ -157,7 +158,8 @@ class SourceMethods(CuttingMethods):
         'equal'
         """
         whole = [params] if state is None else [params, state]
-        small = [self.shrink(tree, keep, allow_inexact, verify=False) for tree in whole]
+        cut = check_keep(self.groups, keep, allow_inexact)
+        small = [trees.shrink(tree, self.traces, cut) for tree in whole]
         old_numbers = self.old_numbers(keep, small_fn, allow_inexact)
         if folded is None:
             source = small

@@ -81,9 +81,9 @@ def _conv(ties: EquationTies) -> list[Axes]:
     numbers = ties.params['dimension_numbers']
     image, kernel = ties.operands
     result = list(new_axes(ties.shape))
-    batch, channels = _window_pinned(image, numbers.lhs_spec, ties)
-    outputs, inputs = _window_pinned(kernel, numbers.rhs_spec, ties)
-    _window_pinned(result, numbers.out_spec, ties)
+    batch, channels = _pin_window(image, numbers.lhs_spec, ties)
+    outputs, inputs = _pin_window(kernel, numbers.rhs_spec, ties)
+    _pin_window(result, numbers.out_spec, ties)
     count = ties.params['feature_group_count']
     if count == 1:
         ties.unify(channels, inputs)
@@ -98,7 +98,7 @@ def _conv(ties: EquationTies) -> list[Axes]:
     return [tuple(result)]
 
 
-def _window_pinned(axes: Sequence[Axis], spec: Sequence[int], ties: EquationTies) -> Axes:
+def _pin_window(axes: Sequence[Axis], spec: Sequence[int], ties: EquationTies) -> Axes:
     """Pins the axes along which a window moves; returns the two others."""
     first, second, *window = spec
     ties.pin_all(pick(axes, window), 'the window moves along it')

@@ -65,7 +65,7 @@ def _reshaped(axes: Axes, ties: EquationTies) -> Axes:
     shape = ties.shape
     result = list(new_axes(shape))
     sizes = [axis.size for axis in axes]
-    for old, new in _matching_axes(sizes, shape):
+    for old, new in _match_axes(sizes, shape):
         old_axes = pick(axes, old)
         if len(new) == 1:
             result[new.start] = product(old_axes)
@@ -75,7 +75,7 @@ def _reshaped(axes: Axes, ties: EquationTies) -> Axes:
     return tuple(result)
 
 
-def _matching_axes(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[range, range]]:
+def _match_axes(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[range, range]]:
     """Yields which axes become which in a reshape: as few as have the same product, one group after the other."""
     first_old = first_new = 0
     while first_old < len(before) and first_new < len(after):
@@ -150,10 +150,10 @@ def _slice_axis(axis: Axis, positions: range, ties: EquationTies) -> Axis:
         ties.pin(neighbours, 'every few of it are taken')
         return kept
     ties.pin(axis, 'every few of it are taken')
-    return _pinned(count, 'every few of another axis lie along it', ties)
+    return _make_pinned(count, 'every few of another axis lie along it', ties)
 
 
-def _pinned(size: int, reason: str, ties: EquationTies) -> Axis:
+def _make_pinned(size: int, reason: str, ties: EquationTies) -> Axis:
     axis = atom(size)
     ties.pin(axis, reason)
     return axis
@@ -177,9 +177,9 @@ def _pad_axis(axis: Axis, size: int, padding: Sequence[int], ties: EquationTies)
     if between or min(before, after) < 0:
         reason = 'padding between elements, or less than none'
         ties.pin(axis, reason)
-        return _pinned(size, reason, ties)
-    first = _pinned(before, 'padding', ties)
-    last = _pinned(after, 'padding', ties)
+        return _make_pinned(size, reason, ties)
+    first = _make_pinned(before, 'padding', ties)
+    last = _make_pinned(after, 'padding', ties)
     return total([first, axis, last])
 
 

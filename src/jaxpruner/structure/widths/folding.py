@@ -100,7 +100,7 @@ def fold(trace: Trace, old_numbers: OldNumbers, params: PyTree, weights_only: bo
             factors_of_leaves[unknown.key] = factor
         elif unknown.role == 'constant':
             constant = flow.constants[unknown]
-            constants.append(_scaled_constant(constant, factor))
+            constants.append(_scale_constant(constant, factor))
     leaves, treedef = jax.tree.flatten(params)
     factors = {}
     for number, factor in sorted(factors_of_leaves.items()):
@@ -112,7 +112,7 @@ def fold(trace: Trace, old_numbers: OldNumbers, params: PyTree, weights_only: bo
     return Folded(scaled, factors, tuple(constants), tuple(left))
 
 
-def _scaled_constant(constant: Constant, factor: float) -> OldNumber:
+def _scale_constant(constant: Constant, factor: float) -> OldNumber:
     """A constant that the module has to get."""
     literal = constant.equation.invars[constant.operand]
     value = np.asarray(literal.val).item()
@@ -154,8 +154,8 @@ class _System(NamedTuple):
 def _solve(flow: ScaleFlow, numbers: Sequence[OldNumber], weights_only: bool) -> _Solution:
     """The factors, of which few differ from one."""
     ratios = list(map(_ratio, numbers))
-    system = _system(flow, ratios, weights_only)
-    solution = _least_squares(system.matrix, system.values)
+    system = _build_system(flow, ratios, weights_only)
+    solution = _solve_least_squares(system.matrix, system.values)
     unsolved = system.values - system.matrix @ solution
     errors = np.abs(unsolved).max(axis=0, initial=0.0)
     error_of_all = np.abs(unsolved.sum(1)).max(initial=0.0)
@@ -170,16 +170,16 @@ def _solve(flow: ScaleFlow, numbers: Sequence[OldNumber], weights_only: bool) ->
         if is_solved[i]:
             key = numbers[i].line, ratios[i]
         alike.setdefault(key, []).append(i)
-    costs = _costs(system)
+    costs = _weigh_changes(system)
     logarithms = np.zeros(len(costs))
     for members in alike.values():
         values = system.values[:, members].sum(1)
-        logarithms += _sparse_solution(system.matrix, values, costs)
+        logarithms += _solve_sparsely(system.matrix, values, costs)
     is_changed = np.abs(logarithms) > _SMALL
     logarithms = np.where(is_changed, logarithms, 0.0)
     error = system.values @ is_folded - system.matrix @ logarithms
     changed_columns = system.matrix[:, is_changed]
-    logarithms[is_changed] += _least_squares(changed_columns, error)
+    logarithms[is_changed] += _solve_least_squares(changed_columns, error)
     factors = {}
     for unknown, i in system.columns.items():
         if is_changed[i]:
@@ -187,7 +187,7 @@ def _solve(flow: ScaleFlow, numbers: Sequence[OldNumber], weights_only: bool) ->
     return _Solution(is_folded.tolist(), factors)
 
 
-def _system(flow: ScaleFlow, ratios: Sequence[float], weights_only: bool) -> _System:
+def _build_system(flow: ScaleFlow, ratios: Sequence[float], weights_only: bool) -> _System:
     """The equations that a program states, each once."""
     columns: dict[Unknown, int] = {}
     for row in flow.rows:
@@ -211,7 +211,7 @@ def _system(flow: ScaleFlow, ratios: Sequence[float], weights_only: bool) -> _Sy
     return _System(columns, matrix, values)
 
 
-def _costs(system: _System) -> np.ndarray:
+def _weigh_changes(system: _System) -> np.ndarray:
     """What a change of each factor counts; of one that many values depend on, such as a norm's scale, more."""
     count = len(system.columns)
     costs = np.zeros(count)
@@ -224,18 +224,18 @@ def _costs(system: _System) -> np.ndarray:
     return costs
 
 
-def _sparse_solution(equations: np.ndarray, values: np.ndarray, costs: np.ndarray) -> np.ndarray:
+def _solve_sparsely(equations: np.ndarray, values: np.ndarray, costs: np.ndarray) -> np.ndarray:
     """A solution with few numbers that are not 0: least squares, reweighted by what was found."""
     solution = np.zeros(len(costs))
     sizes = 1 / costs
     for number in range(_ROUNDS):
         roots = np.sqrt(sizes)
-        weighted = _least_squares(equations * roots, values)
+        weighted = _solve_least_squares(equations * roots, values)
         solution = roots * weighted
         sizes = (solution**2 + 0.7**number) / costs
     return solution
 
 
-def _least_squares(matrix: np.ndarray, values: np.ndarray) -> np.ndarray:
+def _solve_least_squares(matrix: np.ndarray, values: np.ndarray) -> np.ndarray:
     solution, *_ = np.linalg.lstsq(matrix, values, rcond=None)
     return solution

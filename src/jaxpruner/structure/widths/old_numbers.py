@@ -119,9 +119,9 @@ def to_table(numbers: tuple[OldNumber, ...]) -> str:
     """The numbers as a table."""
     counts: collections.Counter[tuple[str, ...]] = collections.Counter()
     for number in numbers:
-        old, new = _short(number.old), _short(number.new)
+        old, new = _shorten(number.old), _shorten(number.new)
         groups = ', '.join(number.groups)
-        line = _short_line(number.line)
+        line = _shorten_line(number.line)
         counts[old, new, number.primitive, groups, line] += 1
     rows = []
     for (old, new, *others), count in counts.items():
@@ -129,14 +129,14 @@ def to_table(numbers: tuple[OldNumber, ...]) -> str:
     return text_tables.to_text(_COLUMNS, rows)
 
 
-def _short_line(line: str) -> str:
+def _shorten_line(line: str) -> str:
     """The file, from where packages are or from the working directory, and the line."""
     file_and_line, _, _ = line.partition(' ')
     _, _, in_packages = file_and_line.rpartition('site-packages/')
     return in_packages.removeprefix(f'{os.getcwd()}/')
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     """A number, or the shape of a table."""
     if value is None:
         return 'table'

@@ -35,7 +35,7 @@ class OtherDifferenceError(Exception):
     """The programs differ in more than numbers; the text says where."""
 
     def __init__(self, text: str, position: Position, equation: Any = None):
-        super().__init__(_located(text, position, equation))
+        super().__init__(_locate(text, position, equation))
 
 
 class Comparison:
@@ -221,7 +221,7 @@ class _Parameters(resizing.SmallEquation):
         return changed
 
 
-def _located(text: str, position: Position, equation: Any) -> str:
+def _locate(text: str, position: Position, equation: Any) -> str:
     """A difference and its line of the source."""
     if equation is None:
         if not position.callers:
