@@ -80,7 +80,7 @@ class Inference(LiveEvaluator[Axes]):
 
     def visit_scan(self, scan: Scan, operands: list[Axes], position: Position) -> list[Axes]:
         """What is carried keeps its axes. The sliced and stacked axes have an index for each trip."""
-        constants, carried, sliced = scan.split(operands)
+        _, carried, sliced = scan.split(operands)
         trips = Axis(scan.length)
         self.trips[position.path] = trips
         self.read.append((trips,))
@@ -89,8 +89,7 @@ class Inference(LiveEvaluator[Axes]):
         for axes in sliced:
             ties.unify(axes[0], trips)
             slices.append(self._slice(axes))
-        inputs = [*constants, *carried, *slices]
-        results = self.visit_program(scan.body, inputs, position.in_scan(scan))
+        results = self.visit_scan_body(scan, operands, carried, slices, position)
         carried_out, stacked = scan.split_results(results)
         ties.unify_values(carried, carried_out)
         with_trips = [(trips, *axes) for axes in stacked]
@@ -105,11 +104,10 @@ class Inference(LiveEvaluator[Axes]):
         return axes_in_trip
 
     def visit_while(self, loop: While, operands: list[Axes], position: Position) -> list[Axes]:
-        condition_constants, body_constants, carried = loop.split(operands)
+        _, _, carried = loop.split(operands)
         ties = EquationTies(loop.equation, operands, position)
-        in_condition, in_body = position.in_condition(loop), position.in_body(loop)
-        self.visit_program(loop.condition, condition_constants + carried, in_condition)
-        results = self.visit_program(loop.body, body_constants + carried, in_body)
+        self.visit_condition(loop, operands, carried, position)
+        results = self.visit_loop_body(loop, operands, carried, position)
         ties.unify_values(carried, results)
         return carried
 

@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 
 from jaxpruner.structure.analysis.records import Position
 from jaxpruner.uses import liveness
-from jaxpruner.uses.bodies import Call, Cond, Evaluator, Program
+from jaxpruner.uses.bodies import Call, Cond, Evaluator, Program, Scan, While
 
 T = TypeVar('T')
 
@@ -59,6 +59,31 @@ class LiveEvaluator(Evaluator[T, Position]):
     def visit_call(self, call: Call, operands: list[T], position: Position) -> list[T]:
         inside = position.inside(call.equation, 0, position.needed)
         return self.visit_program(call.program, operands, inside)
+
+    def visit_scan_body(
+        self, scan: Scan, operands: list[T], carried: list[T], slices: list[T], position: Position
+    ) -> list[T]:
+        """Goes through the body of a scan, with this in place of what is carried and sliced."""
+        constants, _, _ = scan.split(operands)
+        inputs = [*constants, *carried, *slices]
+        inside = position.in_scan(scan)
+        return self.visit_program(scan.body, inputs, inside)
+
+    def visit_condition(
+        self, loop: While, operands: list[T], carried: list[T], position: Position
+    ) -> list[T]:
+        """Goes through the condition of a loop, with this in place of what is carried."""
+        constants, _, _ = loop.split(operands)
+        inside = position.in_condition(loop)
+        return self.visit_program(loop.condition, constants + carried, inside)
+
+    def visit_loop_body(
+        self, loop: While, operands: list[T], carried: list[T], position: Position
+    ) -> list[T]:
+        """Goes through the body of a loop, with this in place of what is carried."""
+        _, constants, _ = loop.split(operands)
+        inside = position.in_body(loop)
+        return self.visit_program(loop.body, constants + carried, inside)
 
     def visit_branches(
         self, cond: Cond, operands: Sequence[T], position: Position

@@ -150,8 +150,7 @@ class ZeroFlow(LiveEvaluator[Fill]):
             self.inexact[atom] = str(pin)
 
     def visit_scan(self, scan: Scan, operands: Fills, position: Position) -> Fills:
-        constants, carried, sliced = scan.split(operands)
-        inside = position.in_scan(scan)
+        _, carried, sliced = scan.split(operands)
         slices = []
         for fill in sliced:
             _, *channels = fill.channels
@@ -160,8 +159,7 @@ class ZeroFlow(LiveEvaluator[Fill]):
 
         def run(carried: Fills) -> Fills:
             nonlocal stacked
-            inputs = [*constants, *carried, *slices]
-            results = self.visit_program(scan.body, inputs, inside)
+            results = self.visit_scan_body(scan, operands, carried, slices, position)
             carried, stacked = scan.split_results(results)
             return carried
 
@@ -197,14 +195,13 @@ class ZeroFlow(LiveEvaluator[Fill]):
         return channels
 
     def visit_while(self, loop: While, operands: Fills, position: Position) -> Fills:
-        condition_constants, body_constants, carried = loop.split(operands)
-        in_condition, in_body = position.in_condition(loop), position.in_body(loop)
+        _, _, carried = loop.split(operands)
 
         def run(carried: Fills) -> Fills:
-            return self.visit_program(loop.body, body_constants + carried, in_body)
+            return self.visit_loop_body(loop, operands, carried, position)
 
         carried, _ = _settle(run, carried)
-        self.visit_program(loop.condition, condition_constants + carried, in_condition)
+        self.visit_condition(loop, operands, carried, position)
         return carried
 
     def visit_cond(self, cond: Cond, operands: Fills, position: Position) -> Fills:

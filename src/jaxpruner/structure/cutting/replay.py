@@ -108,8 +108,8 @@ class Replay(LiveEvaluator[Any]):
         return calls.run_call(equation, run, operands)
 
     def visit_scan(self, scan: Scan, operands: Values, position: Position) -> Values:
-        constants, carried, sliced = scan.split(operands)
-        inside = position.in_scan(scan)
+        _, carried, sliced = scan.split(operands)
+        needed = position.in_scan(scan).needed
         params = scan.equation.params
         trips = self.trace.trips[position.path]
         has_lists = self.cut.has_lists_of(atoms(trips))
@@ -121,13 +121,12 @@ class Replay(LiveEvaluator[Any]):
         def body(carried: Values, slices_and_trip: Any) -> tuple[Values, Values]:
             slices, trip = slices_and_trip
             run = self._in_trip(trips, trip) if has_lists else self
-            inputs = [*constants, *carried, *slices]
-            results = run.visit_program(scan.body, inputs, inside)
+            results = run.visit_scan_body(scan, operands, carried, slices, position)
             return scan.split_results(results)
 
         carried, stacked = lax.scan(
             body,
-            _drop_unneeded(inside.needed[: scan.carried], carried),
+            _drop_unneeded(needed[: scan.carried], carried),
             (sliced, trips_that_stay),
             self.cut.size(trips),
             scan.reverse,
@@ -144,18 +143,16 @@ class Replay(LiveEvaluator[Any]):
         return Replay(self.trace, self.cut.inside(index_of))
 
     def visit_while(self, loop: While, operands: Values, position: Position) -> Values:
-        condition_constants, body_constants, carried = loop.split(operands)
-        in_condition, in_body = position.in_condition(loop), position.in_body(loop)
+        _, _, carried = loop.split(operands)
 
         def condition(carried: Values) -> Any:
-            inputs = condition_constants + carried
-            (again,) = self.visit_program(loop.condition, inputs, in_condition)
+            (again,) = self.visit_condition(loop, operands, carried, position)
             return again
 
         def body(carried: Values) -> Values:
-            return self.visit_program(loop.body, body_constants + carried, in_body)
+            return self.visit_loop_body(loop, operands, carried, position)
 
-        initial = _drop_unneeded(in_body.needed, carried)
+        initial = _drop_unneeded(position.in_body(loop).needed, carried)
         return lax.while_loop(condition, body, initial)
 
     def visit_cond(self, cond: Cond, operands: Values, position: Position) -> Values:

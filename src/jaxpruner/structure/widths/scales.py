@@ -204,24 +204,21 @@ class ScaleFlow(LiveEvaluator[Scale]):
         return ONE
 
     def visit_scan(self, scan: Scan, operands: Scales, position: Position) -> Scales:
-        constants, carried, sliced = scan.split(operands)
+        _, carried, slices = scan.split(operands)
         variables = scan.equation.invars[scan.first_carried :]
         before = self._carried(carried, variables, position)
-        inputs = [*constants, *before, *sliced]
-        inside = position.in_scan(scan)
-        results = self.visit_program(scan.body, inputs, inside)
+        results = self.visit_scan_body(scan, operands, before, slices, position)
         after, stacked = scan.split_results(results)
         self._equate_each(before, after)
         return before + stacked
 
     def visit_while(self, loop: While, operands: Scales, position: Position) -> Scales:
-        condition_constants, body_constants, carried = loop.split(operands)
-        in_condition, in_body = position.in_condition(loop), position.in_body(loop)
+        _, _, carried = loop.split(operands)
         variables = loop.equation.invars[loop.first_carried :]
         before = self._carried(carried, variables, position)
-        again = self.visit_program(loop.condition, condition_constants + before, in_condition)
+        again = self.visit_condition(loop, operands, before, position)
         self._fix(again)
-        after = self.visit_program(loop.body, body_constants + before, in_body)
+        after = self.visit_loop_body(loop, operands, before, position)
         self._equate_each(before, after)
         return before
 

@@ -196,17 +196,14 @@ class WidthFlow(LiveEvaluator[Facts]):
         self.numbers.append(number)
 
     def visit_scan(self, scan: Scan, operands: Values, position: Position) -> Values:
-        constants, carried, sliced = scan.split(operands)
-        inputs = [*constants, *_sums_alone(carried), *sliced]
-        inside = position.in_scan(scan)
-        return self.visit_program(scan.body, inputs, inside)
+        _, carried, slices = scan.split(operands)
+        return self.visit_scan_body(scan, operands, _sums_alone(carried), slices, position)
 
     def visit_while(self, loop: While, operands: Values, position: Position) -> Values:
-        condition_constants, body_constants, carried = loop.split(operands)
+        _, _, carried = loop.split(operands)
         carried = _sums_alone(carried)
-        in_condition, in_body = position.in_condition(loop), position.in_body(loop)
-        self.visit_program(loop.condition, condition_constants + carried, in_condition)
-        return self.visit_program(loop.body, body_constants + carried, in_body)
+        self.visit_condition(loop, operands, carried, position)
+        return self.visit_loop_body(loop, operands, carried, position)
 
     def visit_cond(self, cond: Cond, operands: Values, position: Position) -> Values:
         results = _nothing_of(cond.equation)
