@@ -47,7 +47,8 @@ class Pattern:
     @functools.cached_property
     def weights(self) -> int:
         """The most nonzero weights that a layer has, one at least."""
-        return max(int(self.nonzero.sum((1, 2)).max(initial=0)), 1)
+        counts = self.nonzero.sum((1, 2))
+        return max(int(counts.max(initial=0)), 1)
 
     def used(self, axis: int, group: int = 1) -> np.ndarray:
         """Which inputs (axis 1) or outputs (axis 2) are not zero throughout: bool[layers, length].
@@ -60,13 +61,14 @@ class Pattern:
     def blocks(self, block: Block) -> np.ndarray:
         """Which blocks have weights: bool[layers, groups of outputs, blocks of inputs]; edges are padded."""
         block_inputs, block_outputs = block
-        lacking = -self.inputs % block_inputs, -self.outputs % block_outputs
-        padded = np.pad(self.nonzero, [(0, 0), (0, lacking[0]), (0, lacking[1])])
+        lacking_inputs = -self.inputs % block_inputs
+        lacking_outputs = -self.outputs % block_outputs
+        padded = np.pad(self.nonzero, [(0, 0), (0, lacking_inputs), (0, lacking_outputs)])
         layers, inputs, outputs = padded.shape
-        cut = padded.reshape(
-            layers, inputs // block_inputs, block_inputs, outputs // block_outputs, block_outputs
-        )
-        return np.swapaxes(np.any(cut, axis=(2, 4)), 1, 2)
+        candidates, groups = inputs // block_inputs, outputs // block_outputs
+        cut = padded.reshape(layers, candidates, block_inputs, groups, block_outputs)
+        has_weights = np.any(cut, axis=(2, 4))
+        return np.swapaxes(has_weights, 1, 2)
 
     def block_share(self, block: Block) -> float:
         """The share of the matrix that blocks take."""
@@ -77,7 +79,8 @@ class Pattern:
 
     def blocks_in_group(self, block: Block) -> int:
         """How many blocks each group stores: as many as the one with the most, one at least."""
-        return max(int(self.blocks(block).sum(-1).max(initial=0)), 1)
+        counts = self.blocks(block).sum(-1)
+        return max(int(counts.max(initial=0)), 1)
 
     def best_blocks(self, largest_cost: float, count: int) -> list[Block]:
         """The shapes of blocks that promise the fastest products, at most so many.

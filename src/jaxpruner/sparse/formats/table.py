@@ -62,6 +62,11 @@ def smallest(plans: Mapping[str, Plan | None], dense_bytes: int) -> Plan:
     return best
 
 
+def best_plan(pattern: Pattern, dtype: np.dtype) -> Plan:
+    """Returns how a leaf is stored."""
+    return smallest(plans_of(pattern, dtype), dense_bytes(pattern, dtype))
+
+
 def dense_bytes(pattern: Pattern, dtype: np.dtype) -> int:
     """Returns the bytes of the leaf as it is."""
     return pattern.mask.size * dtype.itemsize

@@ -118,9 +118,7 @@ def stored_masks(packed: Any) -> Any:
 def _packed(source: SourceLeaf) -> Any:
     values = source.values()
     pattern = source.pattern(values)
-    plan = table.smallest(
-        table.plans_of(pattern, source.dtype), table.dense_bytes(pattern, source.dtype)
-    )
+    plan = table.best_plan(pattern, source.dtype)
     if plan.format_name == 'dense':
         return values
     return table.FORMATS[plan.format_name].pack(values, pattern.mask, plan)

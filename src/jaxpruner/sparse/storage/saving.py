@@ -132,8 +132,7 @@ class _PlannedLeaf(NamedTuple):
     def of(cls, source: SourceLeaf) -> '_PlannedLeaf':
         """Plans a leaf."""
         pattern = source.pattern(source.values())
-        plans = table.plans_of(pattern, source.dtype)
-        plan = table.smallest(plans, table.dense_bytes(pattern, source.dtype))
+        plan = table.best_plan(pattern, source.dtype)
         entry = manifest.Entry(
             source.name, source.path, plan.format_name, source.dtype, source.shape, NO_DIGEST
         )
