@@ -12,7 +12,7 @@ import pytest
 import jaxpruner
 from helpers import compiling, hlo
 from jaxpruner import sparsity_distributions, sparsity_schedules
-from jaxpruner.mask_calculator.selection import buffers
+from jaxpruner.mask_calculator.selection import row_by_row
 
 ninety = functools.partial(sparsity_distributions.uniform, sparsity=0.9)
 at_once = {
@@ -34,7 +34,7 @@ def make_params():
 
 def make_short_params():
     """Leaves that share a buffer while they are ranked."""
-    keys = jax.random.split(jax.random.key(0), buffers._WORTH_A_BUFFER)
+    keys = jax.random.split(jax.random.key(0), row_by_row._WORTH_A_BUFFER)
     return {f'layer_{i}': jax.random.normal(key, (32, 32)) for i, key in enumerate(keys)}
 
 

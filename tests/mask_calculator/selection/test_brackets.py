@@ -58,7 +58,7 @@ def test_each_bracket_settles(first, second, share, other_share, how):
     )
     probes, turns = how
     found = settle(counts, wanted, probes, turns)
-    assert not brackets.is_unsettled(found).any()
+    assert not found.is_unsettled.any()
     for i in range(2):
         (low,), (high,) = found.low[i], found.high[i]
         assert found.count_low[i] == counts[i, low] >= wanted[i]

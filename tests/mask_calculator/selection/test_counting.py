@@ -13,7 +13,7 @@ from helpers import eight_devices, hlo
 from jaxpruner import mask_calculator, sparsity_types
 from jaxpruner.mask_calculator import selection
 from jaxpruner.mask_calculator.selection import counting
-from jaxpruner.mask_calculator.selection.rankings import LeafByLeaf
+from jaxpruner.mask_calculator.selection.passes import LeafByLeaf
 
 COLLECTIVES = ('all-gather', 'all-to-all', 'all-reduce', 'collective-permute', 'reduce-scatter')
 SHAPE = (4, 16, 8)

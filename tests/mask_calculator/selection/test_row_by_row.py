@@ -9,7 +9,7 @@ import pytest
 
 from helpers import compiling, rows
 from jaxpruner.mask_calculator import selection
-from jaxpruner.mask_calculator.selection import buffers, row_by_row
+from jaxpruner.mask_calculator.selection import row_by_row
 from jaxpruner.mask_calculator.selection.by_counting import keep_largest_by_counting
 
 # Like arrays and a longer one, which share a buffer; two that are too short for it; stacked ones; an empty one.
@@ -76,7 +76,7 @@ def test_the_shapes_are_of_all_kinds():
         for i, shape in enumerate(SHAPES)
         if i not in STACKED and 0 not in shape
     ]
-    (group,) = [group for group in buffers.groups(alone) if group.lengths is not None]
+    (group,) = [group for group in row_by_row.groups(alone) if group.lengths is not None]
     assert len(group.indices) == 8
     assert len(set(group.lengths)) == 2
 
@@ -154,14 +154,14 @@ TOO_LONG = 2**19 + 1
 )
 def test_groups(lengths, expected):
     arrays = [jax.ShapeDtypeStruct((1, length), jnp.float32) for length in lengths]
-    assert buffers.groups(arrays) == expected
+    assert row_by_row.groups(arrays) == expected
 
 
 def test_a_table_of_masks_is_of_a_limited_size(monkeypatch):
-    monkeypatch.setattr(buffers, '_LARGEST_TABLE', 6 * 90)
+    monkeypatch.setattr(row_by_row, 'LARGEST_TABLE', 6 * 90)
     arrays = [jax.ShapeDtypeStruct((10, 9), jnp.float32)] * 13
     arrays.append(jax.ShapeDtypeStruct((61, 9), jnp.float32))
-    groups = buffers.groups(arrays)
+    groups = row_by_row.groups(arrays)
     expected = [(list(range(6)), [9] * 6), (list(range(6, 12)), [9] * 6), ([13, 12], None)]
     assert groups == expected
 

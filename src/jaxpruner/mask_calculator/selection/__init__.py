@@ -12,22 +12,25 @@ of zero; those of float16 are ranked. To rank bits instead would cost each pass 
 
 Read `by_counting` first: it is the whole selection in its simplest form. Then:
 
-    largest                             requests, and which of two ways they go
-    row_by_row, turns, buffers          one CPU: rows take turns, and each ends when its own count is right
-    search, rankings, counting          accelerators, several devices, all arrays in one ranking: passes over all arrays
-    first_probes, brackets              where to probe, and how brackets are narrowed
-    counts_of_parts                     one pass over an array or a row
-    tie_ends                            which ties are kept
+    largest                  requests, and which of two ways they go
+    row_by_row, buffers      one CPU: rows take turns, and each ends when its own count is right
+    passes, counting         accelerators, several devices, all arrays in one ranking: passes over all arrays
+    search                   both ways: first probes, and the threshold of a ranking
+    brackets                 floats in their order, and how brackets of them are narrowed
+    counts_of_parts          one pass over an array or a row
+    masks                    which ties are kept, and the mask
+    scores                   lazy scores, and the rows of arrays
+    whole_numbers            how many to keep
 
-`counts_over_devices` is for several devices only. Both ways share the search (`search.find_cut`) and the masks.
+`counts_over_devices` is for several devices only.
 """
 
 from jaxpruner.mask_calculator.selection.counts_of_parts import count_true as count_true
 from jaxpruner.mask_calculator.selection.largest import Request as Request
-from jaxpruner.mask_calculator.selection.largest import Selected as Selected
 from jaxpruner.mask_calculator.selection.largest import keep_largest as keep_largest
 from jaxpruner.mask_calculator.selection.largest import keep_largest_each as keep_largest_each
 from jaxpruner.mask_calculator.selection.largest import keep_largest_jointly as keep_largest_jointly
+from jaxpruner.mask_calculator.selection.masks import Selected as Selected
 from jaxpruner.mask_calculator.selection.scores import Scores as Scores
 from jaxpruner.mask_calculator.selection.scores import read as read
 from jaxpruner.mask_calculator.selection.whole_numbers import counter_for as counter_for

@@ -1,7 +1,7 @@
 """Narrows brackets by counting at probes, many brackets at a time.
 
 A bracket holds a position at which a falling count passes a target: at least `target` are counted at `low`, fewer at
-`high`. Positions are those of floats (`ordered_floats`), or indices in flat order where the end of the ties is sought.
+`high`. Positions are those of floats (`Order`), or indices in flat order where the end of the ties is sought.
 
 Probes stand where the count would pass its target if it fell evenly within the bracket. Where that narrowed a bracket
 by little, the next probes divide it evenly, which bounds the number of turns. A bracket is settled when the count at
@@ -27,6 +27,80 @@ from jaxpruner.core import control
 _DEVIATIONS = 1.0
 _BEND = 0.2
 _BEND_IN_A_SCALE = 2.0
+# A float that is rounded up to the number of all positions would not convert back.
+_MOST_OF_WIDTH = 1 - 2**-20
+
+
+class Order(NamedTuple):
+    """Floats of one dtype as whole numbers in the same order, so that a bracket can be halved exactly.
+
+    The position of a float is its rank among all floats of the dtype, and says nothing of where it stands in an array.
+    Positions are unsigned; -0.0 and 0.0 share one.
+    """
+
+    dtype: jnp.dtype  # of the floats
+    bits: jnp.dtype  # signed integers as wide as the floats
+    signed: jnp.dtype  # at least 32 bits, to compute in
+    unsigned: jnp.dtype  # of the positions
+
+    @classmethod
+    def of(cls, dtype: jnp.dtype) -> 'Order':
+        """Makes the order of a float dtype that has infinities."""
+        width = 8 * jnp.dtype(dtype).itemsize
+        wide = max(width, 32)
+        return cls(
+            jnp.dtype(dtype),
+            bits=jnp.dtype(f'int{width}'),
+            signed=jnp.dtype(f'int{wide}'),
+            unsigned=jnp.dtype(f'uint{wide}'),
+        )
+
+    def position(self, value: jax.Array) -> jax.Array:
+        """Finds the position of each value; that of NaN means nothing."""
+        bits = lax.bitcast_convert_type(value, self.bits).astype(self.signed)
+        steps_from_zero = self._flip_negative(bits)
+        return steps_from_zero.astype(self.unsigned) + self._zero
+
+    def value(self, position: jax.Array) -> jax.Array:
+        """Finds the value at each position."""
+        steps_from_zero = (position - self._zero).astype(self.signed)
+        bits = self._flip_negative(steps_from_zero).astype(self.bits)
+        return lax.bitcast_convert_type(bits, self.dtype)
+
+    def _flip_negative(self, numbers: jax.Array) -> jax.Array:
+        """Turns bits of negative floats, which rise with the magnitude, into steps below zero, and back."""
+        lowest = jnp.iinfo(self.bits).min
+        return jnp.where(numbers >= 0, numbers, lowest - numbers)
+
+    @property
+    def lowest(self) -> jax.Array:
+        """Position of -inf. The position below it stands before all numbers."""
+        return self._zero - self._infinity
+
+    @property
+    def highest(self) -> jax.Array:
+        """Position of inf. The position above it stands after all numbers."""
+        return self._zero + self._infinity
+
+    @property
+    def octave(self) -> int:
+        """Number of positions from a float to its double."""
+        return 1 << jnp.finfo(self.dtype).nmant
+
+    @property
+    def width(self) -> int:
+        """Number of bits that tell all positions apart."""
+        return 8 * self.dtype.itemsize
+
+    @property
+    def _zero(self) -> jax.Array:
+        return jnp.array(1 << (8 * self.unsigned.itemsize - 1), self.unsigned)
+
+    @property
+    def _infinity(self) -> jax.Array:
+        infinity = jnp.array(jnp.inf, self.dtype)
+        bits = lax.bitcast_convert_type(infinity, self.bits)
+        return bits.astype(self.signed).astype(self.unsigned)
 
 
 class Brackets(NamedTuple):
@@ -54,7 +128,8 @@ class Brackets(NamedTuple):
         target: jax.Array,
     ) -> 'Brackets':
         """Makes brackets from vectors of ends and counts there; the first probes divide them evenly."""
-        columns = [field[:, None] for field in (low, high, count_low, count_high, target)]
+        vectors = low, high, count_low, count_high, target
+        columns = [vector[:, None] for vector in vectors]
         return cls(*columns, is_even=jnp.ones_like(columns[0], bool))
 
     @property
@@ -62,6 +137,16 @@ class Brackets(NamedTuple):
         """All fields but the parts."""
         low, high, count_low, count_high, target, is_even, _ = self
         return [low, high, count_low, count_high, target, is_even]
+
+    @property
+    def width(self) -> jax.Array:
+        """How far `high` lies above `low`."""
+        return self.high - self.low
+
+    @property
+    def is_unsettled(self) -> jax.Array:
+        """Tells which brackets have to be narrowed further."""
+        return (self.count_low != self.target) & (self.width > 1)
 
     def without_even_probes(self) -> 'Brackets':
         """Makes the next probes stand where the count should pass its target."""
@@ -114,7 +199,7 @@ def settle(
 
     def is_open(state: tuple) -> jax.Array:
         current, _ = _from_table(state[0], brackets)
-        return jnp.any(is_unsettled(current))
+        return jnp.any(current.is_unsettled)
 
     if first is None:
         first = next_probes(brackets)
@@ -130,6 +215,26 @@ def settle(
     return settled._replace(parts=parts)
 
 
+def narrow(brackets: Brackets, probes: jax.Array, counts: jax.Array) -> Brackets:
+    """Narrows brackets by the counts at rising probes `[n, probes]`; those outside their bracket count for nothing."""
+    low, high, count_low, count_high, target, is_even = brackets.columns
+    is_open = brackets.is_unsettled
+    # Counts fall. So the last of the probes with enough is the best, and the first of the others.
+    for i in range(probes.shape[1]):
+        probe = _column(probes, i)
+        count = _column(counts, i)
+        is_inside = is_open & (probe > brackets.low) & (probe < brackets.high)
+        is_enough = is_inside & (count >= target)
+        is_too_few = is_inside & (count < target)
+        low = jnp.maximum(low, jnp.where(is_enough, probe, low))
+        count_low = jnp.minimum(count_low, jnp.where(is_enough, count, count_low))
+        high = jnp.minimum(high, jnp.where(is_too_few, probe, high))
+        count_high = jnp.maximum(count_high, jnp.where(is_too_few, count, count_high))
+    is_narrowed_by_little = high - low > brackets.width // 2
+    is_even = is_narrowed_by_little & ~is_even
+    return Brackets(low, high, count_low, count_high, target, is_even)
+
+
 def _parts_at_ends(
     brackets: Brackets, sums: jax.Array, parts: jax.Array, counts: jax.Array
 ) -> jax.Array:
@@ -138,62 +243,39 @@ def _parts_at_ends(
     Counts fall, part by part. So where two sums are equal, their parts are.
     """
     at_ends = jnp.concatenate([brackets.count_low, brackets.count_high], 1)
-    for column in range(sums.shape[1]):
-        is_at_end = sums[:, column : column + 1] == at_ends
-        parts = jnp.where(is_at_end, counts[:, column : column + 1], parts)
+    for i in range(sums.shape[1]):
+        is_at_end = _column(sums, i) == at_ends
+        parts = jnp.where(is_at_end, _column(counts, i), parts)
     return parts
-
-
-def is_unsettled(brackets: Brackets) -> jax.Array:
-    """Tells which brackets have to be narrowed further."""
-    return (brackets.count_low != brackets.target) & (brackets.high - brackets.low > 1)
-
-
-def narrow(brackets: Brackets, probes: jax.Array, counts: jax.Array) -> Brackets:
-    """Narrows brackets by the counts at rising probes `[n, probes]`; those outside their bracket count for nothing."""
-    low, high, count_low, count_high, target, is_even = brackets.columns
-    is_open = is_unsettled(brackets)
-    # Counts fall. So the last of the probes with enough is the best, and the first of the others.
-    for column in range(probes.shape[1]):
-        probe, count = probes[:, column : column + 1], counts[:, column : column + 1]
-        is_inside = is_open & (probe > brackets.low) & (probe < brackets.high)
-        is_enough = is_inside & (count >= target)
-        is_too_few = is_inside & (count < target)
-        low = jnp.maximum(low, jnp.where(is_enough, probe, low))
-        count_low = jnp.minimum(count_low, jnp.where(is_enough, count, count_low))
-        high = jnp.minimum(high, jnp.where(is_too_few, probe, high))
-        count_high = jnp.maximum(count_high, jnp.where(is_too_few, count, count_high))
-    is_narrowed_by_little = high - low > (brackets.high - brackets.low) // 2
-    is_even = is_narrowed_by_little & ~is_even
-    return Brackets(low, high, count_low, count_high, target, is_even)
 
 
 def even_probes(brackets: Brackets, number: int) -> jax.Array:
     """Makes probes `[n, number]` that divide brackets into parts of one length."""
-    width = brackets.high - brackets.low
+    width = brackets.width
     parts = number + 1
     index = np.arange(1, parts, dtype=width.dtype)
-    return _inside(brackets, width // parts * index + width % parts * index // parts)
+    steps = width // parts * index + width % parts * index // parts
+    return _inside(brackets, steps)
 
 
 def likely_probes(brackets: Brackets, scale: int | None = None) -> jax.Array:
     """Makes three probes `[n, 3]` around the position where an even fall of the count would pass the target."""
-    width = brackets.high - brackets.low
+    width = brackets.width
     float_width = width.astype(jnp.float32)
     bend = _BEND
     if scale is not None:
         bend = jnp.minimum(_BEND, float_width * (_BEND_IN_A_SCALE / scale))
     # The expected position and its scatter, if each count falls anywhere in the bracket.
     number = (brackets.count_low - brackets.count_high).astype(jnp.float32)
-    share = ((brackets.count_low - brackets.target).astype(jnp.float32) + 0.5) / (number + 1)
+    surplus = (brackets.count_low - brackets.target).astype(jnp.float32)
+    share = (surplus + 0.5) / (number + 1)
     share = jnp.minimum(share, 1)  # a target above the count makes the difference wrap around
     scatter = share * (1 - share)
     reach = _DEVIATIONS * jnp.sqrt(scatter / (number + 2)) + bend * scatter
 
     def steps(share_of_width: jax.Array) -> jax.Array:
-        # A float that is rounded up to the number of all positions would not convert back.
-        below_one = jnp.clip(share_of_width, 0, 1 - 2**-20)
-        return (below_one * float_width).astype(width.dtype)
+        below_all = jnp.clip(share_of_width, 0, _MOST_OF_WIDTH)
+        return (below_all * float_width).astype(width.dtype)
 
     # Leaves room for the outer two, where there is any.
     middle = jnp.clip(steps(share), 2, jnp.maximum(width, 4) - 2)
@@ -201,22 +283,31 @@ def likely_probes(brackets: Brackets, scale: int | None = None) -> jax.Array:
     below = middle - jnp.minimum(away, middle)
     above = middle + jnp.minimum(away, width - middle)
     column = np.arange(3)
-    return _inside(brackets, jnp.where(column < 1, below, jnp.where(column > 1, above, middle)))
+    middle_or_above = jnp.where(column > 1, above, middle)
+    return _inside(brackets, jnp.where(column < 1, below, middle_or_above))
 
 
 def _inside(brackets: Brackets, steps: jax.Array) -> jax.Array:
     """Goes so many steps from `low`, or as far as the bracket allows; two probes may become one."""
-    last = jnp.maximum(brackets.high - brackets.low, 2) - 1
+    last = jnp.maximum(brackets.width, 2) - 1
     return brackets.low + jnp.clip(steps, 1, last)
 
 
 def _as_table(brackets: Brackets, probes: jax.Array) -> jax.Array:
     """Joins the columns in one array: a turn of few programs spends less on handing them to threads."""
     dtype = jnp.result_type(brackets.low, brackets.count_low)
-    return jnp.concatenate([column.astype(dtype) for column in (*brackets.columns, probes)], 1)
+    columns = [column.astype(dtype) for column in (*brackets.columns, probes)]
+    return jnp.concatenate(columns, 1)
 
 
 def _from_table(table: jax.Array, like: Brackets) -> tuple[Brackets, jax.Array]:
-    number = len(like.columns)
-    columns = (table[:, i : i + 1].astype(field.dtype) for i, field in enumerate(like.columns))
-    return Brackets(*columns), table[:, number:].astype(like.low.dtype)
+    columns = []
+    for i, field in enumerate(like.columns):
+        columns.append(_column(table, i).astype(field.dtype))
+    probes = table[:, len(columns) :]
+    return Brackets(*columns), probes.astype(like.low.dtype)
+
+
+def _column(table: jax.Array, i: int) -> jax.Array:
+    """Takes a column of a table as a table `[rows, 1]`."""
+    return table[:, i : i + 1]

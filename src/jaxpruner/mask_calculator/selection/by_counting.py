@@ -15,14 +15,14 @@ For the scores 5 1 3 3 2 and k = 2 the steps are, with the floats in between lef
 No threshold divides equal scores. Then all scores above the ties are kept, and of the ties the first in flat order, as
 many as there is room for. So the mask is that of a stable sort, down to the last bit.
 
-The other files take the same steps faster, and call them by the same words. `search` takes them in this order:
+The other files take the same steps faster, and call them by the same words. `search.find_cut` takes them in this order:
 
 1. `bracket`: two thresholds, `low` that at least k scores reach, and `high` that fewer do. (`brackets`)
 2. `probes`: thresholds between them. Three are counted in one pass; a sample of the scores tells where to begin.
-   (`first_probes` for the sample, `brackets` for the later probes, `counting` and `counts_of_parts` for the pass)
+   (`search` for the first probes, `brackets` for the later ones, `counts_of_parts` for the pass)
 3. `settle`: replace `low` or `high` by the probes until the count at `low` is k, or no float lies between. (`brackets`)
 4. `ties`: scores that reach `low` and not `high`. Of these the first `room = k - count(high)` are kept, those before
-   the `end` in flat order. (`tie_ends`)
+   the `end` in flat order. (`masks`)
 
 Order: NaN ranks lowest and is kept only where everything is. -0.0 equals 0.0.
 """

@@ -18,7 +18,7 @@ from jaxpruner.mask_calculator.selection.counts_of_parts import (
     reaching,
 )
 from jaxpruner.mask_calculator.selection.counts_over_devices import count_by_xla, count_per_device
-from jaxpruner.mask_calculator.selection.tables import RankedArray
+from jaxpruner.mask_calculator.selection.scores import RankedArray
 
 # Threads share an array if one is at least this part of all; else each takes arrays.
 _SHARE_TO_SPLIT = 1 / 16

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpruner.core import control
-from jaxpruner.mask_calculator.selection.scores import Scores, read
+from jaxpruner.mask_calculator.selection.scores import ScoresLike, read
 
 # An array of fewer scores is read by one thread, in one piece.
 _WORTH_SHARING = 2**17
@@ -27,24 +27,27 @@ class AxisEnd(NamedTuple):
     is_reached: jax.Array  # bool: does not lie before the part
 
 
-# (scores, function that finds ends in flat order in them, bounds of the rows) -> booleans for each column of counts
-Predicates = Callable[
-    [jax.Array, Callable[[jax.Array], list[AxisEnd]], Sequence[jax.Array]], list[jax.Array]
-]
+# From ends in flat order, `[rows, columns]`, to where they lie along each axis of a part.
+FindEnds = Callable[[jax.Array], list[AxisEnd]]
+# (scores, function that finds ends in them, bounds of the rows) -> booleans for each column of counts
+Predicates = Callable[[jax.Array, FindEnds, Sequence[jax.Array]], list[jax.Array]]
 
 
 def reaching(
-    scores: jax.Array, find_ends: Callable[..., list[AxisEnd]], bounds: Sequence[jax.Array]
+    scores: jax.Array, find_ends: FindEnds, bounds: Sequence[jax.Array]
 ) -> list[jax.Array]:
     """Tells which scores reach each threshold `[rows, columns]` of their row."""
     del find_ends
     (thresholds,) = bounds
-    columns = range(thresholds.shape[1])
-    return [scores >= column_of(thresholds, column, scores.ndim) for column in columns]
+    reached = []
+    for column in range(thresholds.shape[1]):
+        threshold = column_of(thresholds, column, scores.ndim)
+        reached.append(scores >= threshold)
+    return reached
 
 
 def between_before(
-    scores: jax.Array, find_ends: Callable[..., list[AxisEnd]], bounds: Sequence[jax.Array]
+    scores: jax.Array, find_ends: FindEnds, bounds: Sequence[jax.Array]
 ) -> list[jax.Array]:
     """Tells which scores reach the first threshold and not the second, and stand before each end."""
     thresholds, ends = bounds
@@ -52,14 +55,17 @@ def between_before(
     high = column_of(thresholds, 1, scores.ndim)
     is_between = (scores >= low) & ~(scores >= high)
     axis_ends = find_ends(ends)
-    columns = range(ends.shape[1])
-    return [is_between & before(axis_ends, scores.shape, column) for column in columns]
+    counted = []
+    for column in range(ends.shape[1]):
+        is_before_end = before(axis_ends, scores.shape, column)
+        counted.append(is_between & is_before_end)
+    return counted
 
 
 def count_array(
     predicates: Predicates,
     counter: jnp.dtype,
-    array: jax.Array | Scores,
+    array: ScoresLike,
     bounds: Sequence[jax.Array],
     may_split: bool = True,
 ) -> jax.Array:
@@ -71,24 +77,31 @@ def count_array(
 
 
 @functools.partial(jax.jit, static_argnums=0)  # traced once for all rows of one size
-def count_row(counter: jnp.dtype, row: jax.Array | Scores, thresholds: jax.Array) -> jax.Array:
+def count_row(counter: jnp.dtype, row: ScoresLike, thresholds: jax.Array) -> jax.Array:
     """Counts how many scores of a row `[size]` reach each threshold `[1, columns]`; returns `[1, columns]`."""
     row, thresholds = control.keep_in_loop((row, thresholds))
-    is_shared = row.size >= _WORTH_SHARING
-    shares = _largest_divisor(row.size, 2 * _SHARES) if is_shared else 1
-    view = (shares, -1) if shares > 1 else (-1,)
-    scores = read(jax.tree.map(lambda leaf: leaf.reshape(view), row))
+    shares = 1
+    if row.size >= _WORTH_SHARING:
+        shares = _largest_divisor(row.size, 2 * _SHARES)
+    is_shared = shares > 1
+    scores = _viewed(row, (shares, -1) if is_shared else (-1,))
     reached = [scores >= threshold for threshold in thresholds[0]]
-    counts = sum_together(reached, (scores.ndim - 1,), counter)
-    if shares > 1:
+    last = scores.ndim - 1
+    counts = sum_together(reached, (last,), counter)
+    if is_shared:
         counts = sum_together(counts, (0,), counter)
     return jnp.stack(counts)[None]
+
+
+def _viewed(scores: ScoresLike, shape: tuple[int, ...]) -> jax.Array:
+    """Reads scores in another shape."""
+    return read(jax.tree.map(lambda leaf: leaf.reshape(shape), scores))
 
 
 class Part(NamedTuple):
     """Scores that are counted together: a whole array, or what a device holds of it."""
 
-    scores: jax.Array | Scores  # floats [rows, …]
+    scores: ScoresLike  # floats [rows, …]
     bounds: Sequence[jax.Array]  # of these rows
     origin: Sequence[Any]  # where the part begins in the whole array
     whole_shape: Sequence[int]
@@ -99,45 +112,58 @@ def count_part(
 ) -> jax.Array:
     """Counts a part, an axis of which may be viewed in shares; returns `[rows, columns]`."""
     shape = part.scores.shape
-    view, kept, split = _in_shares(shape) if may_split else (shape, 1, None)
+    view = _in_shares(shape) if may_split else _View(shape, counted_apart=1)
 
     def find_ends(ends: jax.Array) -> list[AxisEnd]:
         axis_ends = find_axis_ends(ends, part.whole_shape, part.origin)
+        split = view.split_axis
         if split is not None:
-            end = axis_ends[split - 1]
-            length = jnp.array(view[split + 1], end.index.dtype)
-            share = AxisEnd(end.index // length, end.is_reached)
-            in_share = AxisEnd(end.index % length, jnp.ones_like(end.is_reached))
-            axis_ends[split - 1 : split] = [share, in_share]
+            axis_ends[split - 1 : split] = _split_end(axis_ends[split - 1], view.shape[split + 1])
         return axis_ends
 
-    scores = read(jax.tree.map(lambda leaf: leaf.reshape(view), part.scores))
+    scores = _viewed(part.scores, view.shape)
     columns = predicates(scores, find_ends, part.bounds)
-    counts = sum_together(columns, tuple(range(kept, len(view))), counter)
-    if kept > 1:
-        counts = sum_together(counts, tuple(range(1, kept)), counter)
+    shares = range(1, view.counted_apart)
+    inside_shares = range(view.counted_apart, len(view.shape))
+    counts = sum_together(columns, tuple(inside_shares), counter)
+    if shares:
+        counts = sum_together(counts, tuple(shares), counter)
     return jnp.stack(counts, 1)
 
 
-def _in_shares(shape: tuple[int, ...]) -> tuple[tuple[int, ...], int, int | None]:
-    """Finds a view with enough parts to share among threads.
+def _split_end(end: AxisEnd, length: int) -> list[AxisEnd]:
+    """Finds an end along two axes into which its axis is split: shares, and what is in a share of some length."""
+    in_share = jnp.array(length, end.index.dtype)
+    return [
+        AxisEnd(end.index // in_share, end.is_reached),
+        AxisEnd(end.index % in_share, jnp.ones_like(end.is_reached)),
+    ]
 
-    Returns its shape, how many of its first axes are counted apart, and which axis it splits, if any. No axes are
-    joined: a part that ends inside an axis reads slowly.
-    """
+
+class _View(NamedTuple):
+    """Another shape for scores, with parts to share among threads."""
+
+    shape: tuple[int, ...]
+    counted_apart: int  # how many of the first axes are
+    split_axis: int | None = None  # which axis of the scores two axes of the view are made of
+
+
+def _in_shares(shape: tuple[int, ...]) -> _View:
+    """Finds a view with enough parts to share. No axes are joined: a part that ends inside an axis reads slowly."""
     if math.prod(shape) < _WORTH_SHARING:
-        return shape, 1, None
+        return _View(shape, counted_apart=1)
     shares = shape[0]
     for axis in range(1, len(shape)):
         if shares >= _SHARES:
-            return shape, axis, None
+            return _View(shape, counted_apart=axis)
         length = shape[axis]
         if shares * length > _SHARES:
             split = _largest_divisor(length, 2 * _SHARES // shares)
-            view = (*shape[:axis], split, length // split, *shape[axis + 1 :])
-            return view, axis + 1, axis
+            in_two = split, length // split
+            split_shape = *shape[:axis], *in_two, *shape[axis + 1 :]
+            return _View(split_shape, counted_apart=axis + 1, split_axis=axis)
         shares *= length
-    return shape, len(shape) - 1, None
+    return _View(shape, counted_apart=len(shape) - 1)
 
 
 def _largest_divisor(length: int, limit: int) -> int:
@@ -158,11 +184,11 @@ def count_true(flags: jax.Array, axes: tuple[int, ...], counter: Any) -> jax.Arr
     >>> count_true(jnp.array([[True, False], [True, True]]), (1,), jnp.uint32).tolist()
     [1, 2]
     """
-    size = math.prod(flags.shape[axis] for axis in axes)
     if not axes or jax.device_count() > 1:
         return jnp.sum(flags, axes, dtype=counter)
     # XLA materialises what a lone sum reads, four bytes for each flag. So there are two sums, which agree.
     set_flags, others = sum_together([flags, ~flags], axes, counter)
+    size = math.prod(flags.shape[axis] for axis in axes)
     return jnp.minimum(set_flags, jnp.array(size, counter) - others)
 
 
@@ -185,21 +211,24 @@ def reduce_together(
     At least two operands must differ: XLA materialises what a lone reduction reads on a CPU.
     """
     start = jnp.array(initial, operands[0].dtype)
+    starts = (start,) * len(operands)
 
-    def combine_all(*pairs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
-        return tuple(map(combine, *pairs))
+    def combine_all(first: tuple, second: tuple) -> tuple:
+        return tuple(map(combine, first, second))
 
-    return list(lax.reduce(tuple(operands), (start,) * len(operands), combine_all, axes))
+    return list(lax.reduce(tuple(operands), starts, combine_all, axes))
 
 
 def find_axis_ends(
     ends: jax.Array, whole_shape: Sequence[int], origin: Sequence[Any]
 ) -> list[AxisEnd]:
     """Finds ends `[rows, columns]` in the flat order of the rows of a whole array in a part of it, axis by axis."""
-    axis_ends, remainder = [], ends
+    axis_ends = []
+    remainder = ends
     for axis in range(1, len(whole_shape)):
         stride = jnp.array(math.prod(whole_shape[axis + 1 :]), ends.dtype)
-        index, remainder = remainder // stride, remainder % stride
+        index = remainder // stride
+        remainder = remainder % stride
         begin = jnp.asarray(origin[axis]).astype(ends.dtype)
         axis_ends.append(AxisEnd(index - begin, index >= begin))
     return axis_ends
@@ -210,7 +239,8 @@ def before(axis_ends: list[AxisEnd], shape: Sequence[int], column: int) -> jax.A
 
     It compares axis by axis. A flat index would be one more array to materialise.
     """
-    is_earlier, is_level = False, True  # the axes so far stand before the end, or at it
+    # Along the axes so far, a score stands before the end, or at it.
+    is_earlier, is_level = False, True
     last = len(shape) - 1
     for axis in range(1, last):
         end, index = _along(axis_ends, shape, axis, column)
@@ -218,8 +248,9 @@ def before(axis_ends: list[AxisEnd], shape: Sequence[int], column: int) -> jax.A
         is_level &= end.is_reached & (index == end.index)
     end, index = _along(axis_ends, shape, last, column)
     # One comparison for each score: all else has length 1 along the last axis.
-    up_to = jnp.where(is_level & end.is_reached, end.index, 0)
-    return index < jnp.where(is_earlier, end.index.dtype.type(shape[last]), up_to)
+    whole_axis = end.index.dtype.type(shape[last])
+    up_to_end = jnp.where(is_level & end.is_reached, end.index, 0)
+    return index < jnp.where(is_earlier, whole_axis, up_to_end)
 
 
 def _along(
@@ -228,12 +259,17 @@ def _along(
     """Finds the ends of a column along an axis, and the indices along it, as they compare with scores."""
     table = axis_ends[axis - 1]
     rank = len(shape)
-    end = AxisEnd(column_of(table.index, column, rank), column_of(table.is_reached, column, rank))
+    end = AxisEnd(
+        column_of(table.index, column, rank),
+        column_of(table.is_reached, column, rank),
+    )
     lengths = [1] * rank
     lengths[axis] = shape[axis]
-    return end, lax.broadcasted_iota(end.index.dtype, lengths, axis)
+    index = lax.broadcasted_iota(end.index.dtype, lengths, axis)
+    return end, index
 
 
 def column_of(table: jax.Array, column: int, rank: int) -> jax.Array:
     """Takes a column of a table `[rows, columns]`, to be compared with an array `[rows, …]` of some rank."""
-    return table[:, column].reshape(-1, *(1,) * (rank - 1))
+    other_axes = (1,) * (rank - 1)
+    return table[:, column].reshape(-1, *other_axes)

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,16 +11,11 @@ import numpy as np
 from jax import lax
 
 from jaxpruner.core import control
-from jaxpruner.mask_calculator.selection import (
-    buffers,
-    first_probes,
-    row_by_row,
-    search,
-    whole_numbers,
-)
-from jaxpruner.mask_calculator.selection.rankings import LeafByLeaf, OverModel
-from jaxpruner.mask_calculator.selection.scores import Scores, read
-from jaxpruner.mask_calculator.selection.tables import sizes_of_rows
+from jaxpruner.mask_calculator.selection import passes, row_by_row, search, whole_numbers
+from jaxpruner.mask_calculator.selection.masks import Selected
+from jaxpruner.mask_calculator.selection.passes import LeafByLeaf, OverModel
+from jaxpruner.mask_calculator.selection.row_by_row import Targets
+from jaxpruner.mask_calculator.selection.scores import ScoresLike, read, sizes_of_rows
 
 
 @functools.partial(
@@ -45,26 +40,14 @@ class Request:
     False
     """
 
-    scores: jax.Array | Scores
+    scores: ScoresLike
     count: jax.Array | int
     start: jax.Array | None = None
     is_stacked: bool = False
     count_per_device: bool = False
 
 
-class Selected(NamedTuple):
-    """The result of a selection.
-
-    >>> Selected(mask=jnp.array([1, 0]), threshold=jnp.float32(3)).threshold.shape
-    ()
-    """
-
-    mask: jax.Array  # uint8, 1 = kept
-    # One float for each ranking, at most the smallest score that is kept.
-    threshold: jax.Array | None
-
-
-def keep_largest(scores: jax.Array | Scores, count: jax.Array | int) -> jax.Array:
+def keep_largest(scores: ScoresLike, count: jax.Array | int) -> jax.Array:
     """Makes the mask of the `count` largest scores.
 
     Args:
@@ -111,91 +94,80 @@ def keep_largest_each(requests: Sequence[Request]) -> list[Selected]:
 @jax.jit
 def _keep_largest_each(requests: list[Request]) -> list[Selected]:
     results: dict[int, Selected] = {}
+    # Arrays of one dtype share their order of floats.
     by_dtype: dict[Any, dict[int, Request]] = {}
     for i, request in enumerate(requests):
         array = _with_rows(request.scores, request.is_stacked)
         if array.size:
-            # Arrays of one dtype share their order of floats.
             same_dtype = by_dtype.setdefault(array.dtype, {})
             same_dtype[i] = dataclasses.replace(request, scores=array)
         else:
             mask = jnp.zeros(array.shape, jnp.uint8)
             thresholds = jnp.zeros(array.shape[0], array.dtype)
-            results[i] = _like_request(request, mask, thresholds)
+            results[i] = Selected(mask, thresholds)
     for same_dtype in by_dtype.values():
-        group = list(same_dtype.values())
-        selected = _select_each(group)
-        for i, (mask, thresholds) in zip(same_dtype, selected, strict=True):
-            results[i] = _like_request(requests[i], mask, thresholds)
-    return [results[i] for i in range(len(requests))]
+        selected = _select_each(list(same_dtype.values()))
+        results.update(zip(same_dtype, selected, strict=True))
+    return [_like_request(request, results[i]) for i, request in enumerate(requests)]
 
 
-def _like_request(request: Request, mask: jax.Array, thresholds: jax.Array) -> Selected:
-    threshold = thresholds if request.is_stacked else thresholds[0]
-    return Selected(mask.reshape(request.scores.shape), threshold)
+def _like_request(request: Request, selected: Selected) -> Selected:
+    mask = selected.mask.reshape(request.scores.shape)
+    thresholds = selected.threshold
+    return Selected(mask, thresholds if request.is_stacked else thresholds[0])
 
 
-def _select_each(requests: list[Request]) -> list[tuple[jax.Array, jax.Array]]:
-    """Selects in arrays `[rows, …]` of one dtype; returns masks, and the threshold of each row."""
-    arrays = [request.scores for request in requests]
-    number_of_rows = sum(array.shape[0] for array in arrays)
-    is_on_cpu = jax.default_backend() == 'cpu'
-    if jax.device_count() > 1 or not (is_on_cpu or number_of_rows == 1):
-        # An accelerator would be asked about each row, which takes longer than to read it.
+def _select_each(requests: list[Request]) -> list[Selected]:
+    """Selects in arrays `[rows, …]` of one dtype, with a threshold for each row."""
+    number_of_rows = sum(request.scores.shape[0] for request in requests)
+    # An accelerator would be asked about each row, which takes longer than to read it.
+    can_take_turns = jax.default_backend() == 'cpu' or number_of_rows == 1
+    if jax.device_count() > 1 or not can_take_turns:
         return _select_in_passes(requests)
+    in_passes, in_turns = [], []
+    for i, request in enumerate(requests):
+        is_in_passes = row_by_row.takes_too_many_turns(request.scores)
+        (in_passes if is_in_passes else in_turns).append(i)
     selected = {}
-    in_passes = [i for i, array in enumerate(arrays) if row_by_row.takes_too_many_turns(array)]
-    if in_passes:
-        results = _select_in_passes([requests[i] for i in in_passes])
-        selected.update(zip(in_passes, results, strict=True))
-    in_turns = [i for i in range(len(arrays)) if i not in selected]
-    if in_turns:
-        selected.update(_select_in_turns({i: requests[i] for i in in_turns}))
+    for indices, select in ((in_passes, _select_in_passes), (in_turns, _select_in_turns)):
+        if indices:
+            results = select([requests[i] for i in indices])
+            selected.update(zip(indices, results, strict=True))
     return [selected[i] for i in range(len(requests))]
 
 
-def _select_in_turns(requests: dict[int, Request]) -> dict[int, tuple[jax.Array, jax.Array]]:
+def _select_in_turns(requests: list[Request]) -> list[Selected]:
     """As `_select_each`, row by row."""
-    arrays = [request.scores for request in requests.values()]
+    arrays = [request.scores for request in requests]
     counter = whole_numbers.counter_for(max(sizes_of_rows(arrays)))
-    target, earlier = _for_all_rows(list(requests.values()), counter)
-    numbers = [array.shape[0] for array in arrays]
-    rows_of_array = np.split(np.arange(sum(numbers)), np.cumsum(numbers)[:-1])
-    keys = list(requests)
-    selected = {}
-    for group in buffers.groups(arrays):
-        rows = np.concatenate([rows_of_array[i] for i in group.indices])
-        own_earlier = None if earlier is None else earlier[rows]
-        own_arrays = [arrays[i] for i in group.indices]
-        results = row_by_row.select(own_arrays, target[rows], own_earlier, group.lengths)
-        selected.update(zip([keys[i] for i in group.indices], results, strict=True))
-    return selected
+    return row_by_row.select(arrays, _targets(requests, counter))
 
 
-def _select_in_passes(requests: list[Request]) -> list[tuple[jax.Array, jax.Array]]:
+def _select_in_passes(requests: list[Request]) -> list[Selected]:
     """As `_select_each`, in passes that all rows share."""
     arrays = [request.scores for request in requests]
     ranking = LeafByLeaf(arrays, [request.count_per_device for request in requests])
-    target, earlier = _for_all_rows(requests, ranking.counter)
-    return search.select(ranking, target, earlier=earlier)
+    targets = _targets(requests, ranking.counter)
+    return passes.select(ranking, targets.target, earlier=targets.earlier)
 
 
-def _for_all_rows(
-    requests: list[Request], counter: jnp.dtype
-) -> tuple[jax.Array, jax.Array | None]:
+def _targets(requests: list[Request], counter: jnp.dtype) -> Targets:
     """Makes vectors `[all rows]` of how many to keep, and of where to look first if any request says so."""
     counts, starts = [], []
     for request in requests:
-        rows, dtype = request.scores.shape[0], request.scores.dtype
+        shape = request.scores.shape[:1]
         start = jnp.nan if request.start is None else request.start
-        counts.append(jnp.broadcast_to(jnp.asarray(request.count).astype(counter), (rows,)))
-        starts.append(jnp.broadcast_to(jnp.asarray(start).astype(dtype), (rows,)))
+        own_counts = jnp.asarray(request.count).astype(counter)
+        own_starts = jnp.asarray(start).astype(request.scores.dtype)
+        counts.append(jnp.broadcast_to(own_counts, shape))
+        starts.append(jnp.broadcast_to(own_starts, shape))
     has_start = any(request.start is not None for request in requests)
-    return jnp.concatenate(counts), jnp.concatenate(starts) if has_start else None
+    earlier = jnp.concatenate(starts) if has_start else None
+    return Targets(jnp.concatenate(counts), earlier)
 
 
 def keep_largest_jointly(
-    scores: Sequence[jax.Array | Scores],
+    scores: Sequence[ScoresLike],
     count: jax.Array | int,
     divisors: jax.Array | Sequence[jax.Array] | None = None,
     count_per_device: bool = False,
@@ -229,19 +201,19 @@ def _keep_largest_jointly(
 ) -> list[jax.Array]:
     masks = [jnp.zeros(array.shape, jnp.uint8) for array in scores]
     indices = [i for i, array in enumerate(scores) if array.size]
-    if not indices:
-        return masks
     arrays = [_with_rows(scores[i], is_stacked=False) for i in indices]
+    if not arrays:
+        return masks
     if divisors is not None:
         divisors = lax.stop_gradient(divisors[np.array(indices)])
         # XLA would compute them anew in the loop that reads them.
         divisors = control.compute_apart(jnp.positive, divisors)
     ranking = OverModel(arrays, divisors, count_per_device)
     target = jnp.asarray(count).astype(ranking.counter)[None]
-    probes = first_probes.sampled_jointly(arrays, ranking.scales, target, ranking.order)
-    selected = search.select(ranking, target, probes)
-    for i, (mask, _) in zip(indices, selected, strict=True):
-        masks[i] = mask.reshape(scores[i].shape)
+    probes = search.sampled_jointly(arrays, ranking.scales, target, ranking.order)
+    results = passes.select(ranking, target, probes)
+    for i, selected in zip(indices, results, strict=True):
+        masks[i] = selected.mask.reshape(scores[i].shape)
     return masks
 
 
@@ -255,7 +227,7 @@ def _as_count(count: jax.Array | int) -> Any:
     return np.asarray(min(count, np.iinfo(widest).max), widest)
 
 
-def _with_rows(array: jax.Array | Scores, is_stacked: bool) -> jax.Array | Scores:
+def _with_rows(array: ScoresLike, is_stacked: bool) -> ScoresLike:
     """Makes floats `[rows, …]` that have infinities, of at least two axes: reductions need one beside the rows."""
     array = lax.stop_gradient(array)  # masks have no derivative
     # Some floats of 8 bits have no infinity, which ends the search.

@@ -1,15 +1,28 @@
-"""Lazy scores: a function of the weights, computed wherever they are read and never materialised.
+"""What is ranked: scores, lazy or not, and their rows.
 
-The scores of a model as arrays take as much memory as its weights. A pass that computes them as it reads takes none.
+Each row of an array `[rows, …]` is ranked for itself: a layer of a stacked leaf, or the whole leaf as its only row.
+Rows stand in tables that have a row for every row of all arrays (`Rows`), and take turns in programs that serve the
+rows of many arrays (`Turn`).
+
+Lazy scores are a function of the weights, computed wherever they are read and never materialised. The scores of a model
+as arrays take as much memory as its weights. A pass that computes them as it reads takes none.
 """
 
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxpruner.core import control
+
+# A row of at most so many scores may be copied.
+LONGEST_BUFFER = 2**19
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=['weights'], meta_fields=['of'])
@@ -37,7 +50,7 @@ class Scores:
         return self._array.shape
 
     @property
-    def dtype(self) -> jax.numpy.dtype:
+    def dtype(self) -> jnp.dtype:
         """Dtype of the weights."""
         return self._array.dtype
 
@@ -56,11 +69,187 @@ class Scores:
         return jax.tree.leaves(self.weights)[0]
 
 
-def read(scores: jax.Array | Scores) -> jax.Array:
+# Scores, lazy or not.
+ScoresLike = jax.Array | Scores
+
+
+def read(scores: ScoresLike) -> jax.Array:
     """Computes lazy scores; returns an array as it is.
 
     >>> import jax.numpy as jnp
     >>> read(jnp.array([1.0])).tolist(), read(Scores(jnp.array([-1.0]), jnp.abs)).tolist()
     ([1.0], [1.0])
     """
-    return scores.of(scores.weights) if isinstance(scores, Scores) else scores
+    if isinstance(scores, Scores):
+        return scores.of(scores.weights)
+    return scores
+
+
+def flat_rows(array: ScoresLike) -> ScoresLike:
+    """Views an array `[rows, …]` as rows `[rows, size]`, or as its only row `[size]`."""
+    number = array.shape[0]
+    # Under vmap XLA would copy an array that has an axis of length 1 behind that of the batch.
+    shape = (-1,) if number == 1 else (number, -1)
+    return jax.tree.map(lambda leaf: leaf.reshape(shape), array)
+
+
+def sizes_of_rows(arrays: Sequence[ScoresLike]) -> list[int]:
+    """Lists how many scores each row of each array has."""
+    sizes = []
+    for array in arrays:
+        number = array.shape[0]
+        sizes += [array.size // number] * number
+    return sizes
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=['begin'], meta_fields=['number'])
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """So many rows of a table from `begin` on; `None` is the whole table."""
+
+    begin: jax.Array | None
+    number: int
+
+    def of(self, table: jax.Array) -> jax.Array:
+        """Takes these rows of a table `[all rows, …]`."""
+        if self.begin is None:
+            return table
+        return lax.dynamic_slice_in_dim(table, self.begin, self.number)
+
+
+def rows_of(arrays: Sequence[ScoresLike]) -> list[Rows]:
+    """Finds where the rows of each array `[rows, …]` stand in tables of the rows of all arrays.
+
+    The compiler does not see where they begin. XLA compiles equal programs once, and the programs of arrays of one
+    shape differ in this number alone. `control.hide_constants` says how long it takes to compile each of them.
+    """
+    numbers = [array.shape[0] for array in arrays]
+    if len(numbers) == 1:
+        return [Rows(None, numbers[0])]
+    ends = np.cumsum(numbers, dtype=np.uint32)
+    begins = control.hide_constants(ends - np.array(numbers, np.uint32), arrays[0])
+    rows = []
+    for i, number in enumerate(numbers):
+        rows.append(Rows(begins[i], number))
+    return rows
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=['scores', 'rows', 'threshold_rows'],
+    meta_fields=['per_device'],
+)
+@dataclasses.dataclass(frozen=True)
+class RankedArray:
+    """An array, and its rows in tables."""
+
+    scores: ScoresLike  # floats [rows, …]
+    rows: Rows
+    threshold_rows: Rows  # in tables of thresholds, which may have one row for all arrays
+    per_device: bool = False  # whether devices that share the array count their own parts
+
+    def thresholds(self, table: jax.Array) -> jax.Array:
+        """Takes the thresholds of its rows from a table `[rows, columns]`, in its own dtype."""
+        own_rows = self.threshold_rows.of(table)
+        return own_rows.astype(self.scores.dtype)
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=['rows', 'array', 'row', 'size'],
+    meta_fields=['longest', 'prefixes'],
+)
+@dataclasses.dataclass(frozen=True)
+class Turn:
+    """One row of one of several arrays: the row whose turn it is."""
+
+    # For each array its only row [size], or its rows [rows, size].
+    rows: Sequence[ScoresLike]
+    array: jax.Array  # which of the arrays
+    row: jax.Array  # which row of that array
+    size: jax.Array  # how many scores the row has
+    longest: int  # how many scores a row has at most
+    # For each array how many scores of a row are looked at; `None`: all.
+    prefixes: tuple[int, ...] | None = None
+
+    @classmethod
+    def of(cls, arrays: Sequence[ScoresLike], row: jax.Array | int, counter: jnp.dtype) -> 'Turn':
+        """Finds a row by its number among the rows of all arrays `[rows, …]`."""
+        array_of_row: list[int] = []
+        row_in_array: list[int] = []
+        for i, array in enumerate(arrays):
+            number = array.shape[0]
+            array_of_row += [i] * number
+            row_in_array += range(number)
+        sizes = sizes_of_rows(arrays)
+        return cls(
+            rows=[flat_rows(array) for array in arrays],
+            array=look_up(np.array(array_of_row, np.int32), row),
+            row=look_up(np.array(row_in_array, np.int32), row),
+            size=look_up(np.array(sizes, counter), row),
+            longest=max(sizes),
+        )
+
+    def ask(self, function: Callable[..., Any], *inputs: Any) -> Any:
+        """Calls a function of the row `[size]` and inputs; the result has one shape, whichever array it is.
+
+        The function is in the program once for each array. What is computed from its results is there once for all.
+        """
+
+        def of_array(i: int) -> Callable[..., Any]:
+            prefix = None if self.prefixes is None else self.prefixes[i]
+
+            def of_row(rows: Sequence[Any], row: jax.Array, *inputs: Any) -> Any:
+                return function(_row(rows[i], row, prefix), *inputs)
+
+            return of_row
+
+        if len(self.rows) == 1:
+            of_only_array = of_array(0)
+            return of_only_array(self.rows, self.row, *inputs)
+        branches = [of_array(i) for i in range(len(self.rows))]
+        return lax.switch(self.array, branches, self.rows, self.row, *inputs)
+
+    def copied(self, dtype: jnp.dtype, lengths: Sequence[int], length_of_row: jax.Array) -> 'Turn':
+        """Copies the scores of the row to a buffer, padded with NaN.
+
+        Args:
+          dtype: the buffer's.
+          lengths: so much of the buffer may be looked at; the first is how long it is.
+          length_of_row: which of them it is for this row.
+        """
+        length = lengths[0]
+        buffer = self.ask(functools.partial(_padded, length, dtype))
+        return Turn(
+            rows=[buffer] * len(lengths),
+            array=length_of_row,
+            row=jnp.int32(0),
+            size=self.size,
+            longest=length,
+            prefixes=tuple(lengths),
+        )
+
+
+def look_up(table: np.ndarray, row: jax.Array | int) -> jax.Array:
+    """Finds what a table of constants says of a row."""
+    if np.all(table == table[0]):
+        return jnp.asarray(table[0])
+    return lax.dynamic_index_in_dim(jnp.asarray(table), row, keepdims=False)
+
+
+def _row(rows: ScoresLike, row: jax.Array, prefix: int | None) -> ScoresLike:
+    """Takes one of several rows, or the only one, and of it as many scores as are looked at."""
+
+    def take(leaf: jax.Array) -> jax.Array:
+        if leaf.ndim > 1:
+            leaf = lax.dynamic_index_in_dim(leaf, row, keepdims=False)
+        return leaf if prefix is None else leaf[:prefix]
+
+    return jax.tree.map(take, rows)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))  # traced once for all arrays of one shape
+def _padded(length: int, dtype: jnp.dtype, row: ScoresLike) -> jax.Array:
+    scores = read(row).astype(dtype)
+    padding = (0, length - row.size)
+    return jnp.pad(scores, padding, constant_values=jnp.nan)

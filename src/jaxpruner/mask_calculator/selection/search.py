@@ -1,10 +1,12 @@
-"""The search for the thresholds of rankings, and the masks: bracket, probes, settle, ties, as in `by_counting`.
+"""The search for the thresholds of rankings: bracket, probes, settle, as in `by_counting`.
 
-`ties` is how many scores reach `low` and not `high`, `room` how many of them may still be kept.
+The first probes stand near the threshold of an earlier selection, or where a sample of the scores has it. A good guess
+saves passes and changes nothing else.
 """
 
+import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -12,38 +14,56 @@ import numpy as np
 from jax import lax
 
 from jaxpruner.core import control
-from jaxpruner.mask_calculator.selection import brackets, counting, first_probes, tie_ends
-from jaxpruner.mask_calculator.selection.brackets import Brackets
+from jaxpruner.mask_calculator.selection import brackets
+from jaxpruner.mask_calculator.selection.brackets import Brackets, Order
 from jaxpruner.mask_calculator.selection.counts_of_parts import (
-    before,
-    column_of,
-    find_axis_ends,
+    count_array,
+    reaching,
     reduce_together,
+    sum_together,
 )
-from jaxpruner.mask_calculator.selection.rankings import LeafByLeaf, OverModel, Ranking
-from jaxpruner.mask_calculator.selection.scores import read
-from jaxpruner.mask_calculator.selection.tables import RankedArray, flat_rows
-from jaxpruner.mask_calculator.selection.turns import LONGEST_BUFFER, Turn
+from jaxpruner.mask_calculator.selection.scores import ScoresLike, read
 
 # Probes of a pass. Three settle two bits at the memory's speed on a CPU, and more make a pass slower than they save
 # passes. An accelerator computes while it reads, and asking it whether to go on costs more than a pass.
 _PROBES_ON_CPU = 3
 _PROBES_ELSEWHERE = 15
-# Arrays are copied in turn where ties are cut, if the largest is at most this share of the model.
-_SHARE_TO_COPY = 1 / 16
+
+# A sample of at most so many scores is compared pair by pair, which takes no loop. Larger samples pay where passes take
+# longer, and are so few of all scores that their memory does not count.
+_PAIRED = 128
+_LARGEST_SAMPLE = 2**14
+_SCORES_FOR_EACH_SAMPLED = 192
+_SHORT_RANKING, _LONG_RANKING = 2**16, 2**19
+# Large samples take so many neighbours together, as memory is read.
+_RUN = 8
+_GOLDEN_RATIO = (5**0.5 - 1) / 2
+# How far the outer probes stand, in standard deviations of the rank in a sample.
+_DEVIATIONS = 2.0
+# An earlier threshold is taken to be right to about this many bits.
+_BITS_KEPT = 8
 
 
-def probes_of_pass() -> int:
-    """The number of columns of thresholds."""
-    return _PROBES_ON_CPU if jax.default_backend() == 'cpu' else _PROBES_ELSEWHERE
+class Ranking(Protocol):
+    """`n` rankings, in tables with a row for each.
 
+    Each row of each array is one (`passes.LeafByLeaf`), or all arrays together are (`passes.OverModel`), or it is the
+    row whose turn it is (`row_by_row.RowInTurn`).
+    """
 
-def _turns(bits: int) -> int | None:
-    """The number of passes that settle so many bits, or `None` where each pass is asked whether it was the last."""
-    if jax.default_backend() == 'cpu':
-        return None
-    bits_of_turn = (probes_of_pass() + 1).bit_length() - 1
-    return -(-bits // bits_of_turn)
+    order: Order
+    sizes: Any  # [n], how many scores each has
+    counter: Any  # unsigned dtype that holds the sizes
+    # How many scores each part of a single ranking has; `None`: rankings have no parts.
+    sizes_of_parts: Any
+
+    def thresholds(self, positions: jax.Array) -> jax.Array:
+        """Makes what arrays have to reach from positions `[n, columns]`."""
+        ...
+
+    def count_reaching(self, thresholds: jax.Array) -> jax.Array:
+        """Counts the scores that reach thresholds, `[n, columns]`; of a ranking with parts `[parts, columns]`."""
+        ...
 
 
 class Cut(NamedTuple):
@@ -53,21 +73,9 @@ class Cut(NamedTuple):
     # as they did when they were counted with.
     positions: jax.Array  # of the rankings
     thresholds: jax.Array  # of their arrays
-    ties: jax.Array  # [n]
-    room: jax.Array  # [n]
+    ties: jax.Array  # [n]: how many scores reach low and not high
+    room: jax.Array  # [n]: how many of the ties are kept
     parts: jax.Array | None  # [parts, 2] of a single ranking: how many scores reach low, and high
-
-    def by_part(self) -> tuple[jax.Array, jax.Array]:
-        """Divides ties and room among the parts, in their order; `[n]` of each if there are no parts."""
-        if self.parts is None:
-            return self.ties, self.room
-        ties = self.parts[:, 0] - self.parts[:, 1]
-        index = np.arange(len(ties))
-        ties_up_to = jnp.where(index <= index[:, None], ties, 0)
-        ties_before = jnp.where(index < index[:, None], ties, 0)
-        sums = reduce_together([ties_up_to, ties_before], 0, lax.add, (1,))
-        used_up_to, used_before = (jnp.minimum(total, self.room) for total in sums)
-        return ties, used_up_to - used_before
 
     @property
     def is_needed(self) -> jax.Array:
@@ -75,31 +83,17 @@ class Cut(NamedTuple):
         return self.room < self.ties
 
 
-def select(
-    ranking: LeafByLeaf | OverModel,
-    target: jax.Array,
-    probes: jax.Array | None = None,
-    earlier: jax.Array | None = None,
-) -> list[tuple[jax.Array, jax.Array]]:
-    """Selects the `target` largest scores of each ranking, in passes over all of its arrays.
+def probes_of_pass() -> int:
+    """The number of columns of thresholds."""
+    return _PROBES_ON_CPU if jax.default_backend() == 'cpu' else _PROBES_ELSEWHERE
 
-    Args:
-      ranking: `n` of them.
-      target: `[n]` of the count dtype, which is `ranking.counter`.
-      probes: first probes `[n, 3]`, even ones if there are none.
-      earlier: as in `find_cut`.
 
-    Returns:
-      For each array its mask, and the threshold of each row.
-    """
-    cut = find_cut(ranking, target, probes, earlier)
-    if isinstance(ranking, OverModel) and jax.device_count() == 1:
-        ends = _ends_by_parts(ranking, cut)
-    else:
-        ends = _ends_by_counts(ranking, cut)
-    keeps_everything = target >= np.array(ranking.sizes, ranking.counter)
-    keeps_everything = jnp.broadcast_to(keeps_everything, ends.shape)
-    return masks(ranking.arrays, cut.thresholds, ends, keeps_everything)
+def turns_for(bits: int) -> int | None:
+    """The number of passes that settle so many bits, or `None` where each pass is asked whether it was the last."""
+    if jax.default_backend() == 'cpu':
+        return None
+    bits_of_turn = (probes_of_pass() + 1).bit_length() - 1
+    return -(-bits // bits_of_turn)
 
 
 def find_cut(
@@ -108,173 +102,184 @@ def find_cut(
     """Finds thresholds between which only ties lie.
 
     Args:
-      ranking: `n` of them; see `rankings` for what it is asked.
-      target: `[n]` of the count dtype.
+      ranking: `n` of them.
+      target: `[n]` of the count dtype, which is `ranking.counter`: how many scores to keep.
       probes: first probes `[n, 3]`, even ones if there are none.
       earlier: thresholds `[n]` of an earlier selection to look near first, NaN where there is none.
     """
-    order, sizes = ranking.order, jnp.asarray(ranking.sizes, ranking.counter)
-    start = first_probes.over_all_numbers(order, sizes, target)
+    order = ranking.order
+    sizes = jnp.asarray(ranking.sizes, ranking.counter)
+    bracket = _over_all_numbers(order, sizes, target)
     if ranking.sizes_of_parts is not None:
-        sizes_of_parts = np.array(ranking.sizes_of_parts, ranking.counter)
-        parts = np.stack([sizes_of_parts, np.zeros_like(sizes_of_parts)], 1)
-        start = start._replace(parts=jnp.asarray(parts))
-    number, turns = probes_of_pass(), _turns(order.width)
+        reaching_low = np.array(ranking.sizes_of_parts, ranking.counter)
+        parts = np.stack([reaching_low, np.zeros_like(reaching_low)], 1)
+        bracket = bracket._replace(parts=jnp.asarray(parts))
     if earlier is not None:
-        otherwise = brackets.even_probes(start, 3) if probes is None else probes
-        probes = first_probes.near(order, earlier, otherwise)
-    if turns is not None:
-        probes = None
-    bracket = brackets.settle(
-        start,
+        otherwise = brackets.even_probes(bracket, 3) if probes is None else probes
+        probes = _near(order, earlier, otherwise)
+    turns = turns_for(order.width)
+    settled = brackets.settle(
+        bracket,
         ranking.thresholds,
         ranking.count_reaching,
-        first=probes,
-        probes=number,
+        first=probes if turns is None else None,
+        probes=probes_of_pass(),
         turns=turns,
         scale=order.octave,
     )
+    return _cut(ranking, settled, sizes)
+
+
+def _cut(ranking: Ranking, settled: Brackets, sizes: jax.Array) -> Cut:
+    """Cuts rankings where their brackets have settled."""
+    target, count_high = settled.target, settled.count_high
+    lowest = ranking.order.lowest
     # There are fewer scores than the target that are not NaN: all of these are kept, and no NaN.
-    is_short = (bracket.low < order.lowest) & (bracket.target < sizes[:, None])
-    count_low = jnp.where(is_short, bracket.target, bracket.count_low)
-    low = jnp.maximum(bracket.low, order.lowest)
-    positions = jnp.where(np.arange(number) == 0, low, bracket.high)
-    ties = count_low - bracket.count_high
-    room = jnp.where(count_low > bracket.target, bracket.target - bracket.count_high, ties)
+    is_short = (settled.low < lowest) & (target < sizes[:, None])
+    count_low = jnp.where(is_short, target, settled.count_low)
+    low = jnp.maximum(settled.low, lowest)
+    column = np.arange(probes_of_pass())
+    positions = jnp.where(column == 0, low, settled.high)
+    ties = count_low - count_high
+    room = jnp.where(count_low > target, target - count_high, ties)
     thresholds = ranking.thresholds(positions)
-    return Cut(positions, thresholds, ties[:, 0], room[:, 0], bracket.parts)
+    return Cut(positions, thresholds, ties[:, 0], room[:, 0], settled.parts)
 
 
-def _ends_by_parts(ranking: OverModel, cut: Cut) -> jax.Array:
-    """Finds the end in each array before which as many ties stand as there is room for, on one device.
+def _over_all_numbers(order: Order, sizes: jax.Array, target: jax.Array) -> Brackets:
+    """Makes brackets from below -inf, where NaN is counted, too, to above inf."""
+    zeros = jnp.zeros(sizes.shape, order.unsigned)
+    low = zeros + order.lowest - 1
+    high = zeros + order.highest + 1
+    return Brackets.between(low, high, sizes, jnp.zeros_like(sizes), target)
 
-    Earlier arrays fill up first, so that at most one array is cut. Only that one is read.
+
+def _near(order: Order, earlier: jax.Array, otherwise: jax.Array) -> jax.Array:
+    """Makes probes `[n, 3]` around earlier thresholds `[n]`, or other probes where a threshold is NaN."""
+    bits_left = max(0, jnp.finfo(order.dtype).nmant - _BITS_KEPT)
+    step = jnp.array(1 << bits_left, order.unsigned)
+    inside = jnp.clip(order.position(earlier), order.lowest + step, order.highest - step)
+    first = inside[:, None] - step
+    around = first + np.arange(3, dtype=order.unsigned) * step
+    return jnp.where(jnp.isnan(earlier)[:, None], otherwise, around)
+
+
+def sampled_jointly(
+    arrays: Sequence[ScoresLike], scales: jax.Array, target: jax.Array, order: Order
+) -> jax.Array | None:
+    """Makes probes `[1, 3]` around the threshold of a sample of all arrays, each divided by its scale.
+
+    `None` on several devices, where no part of an array stands for the whole.
     """
-    arrays = [array.scores for array in ranking.arrays]
-    sizes = jnp.array(ranking.sizes_of_parts, ranking.counter)
-
-    def find(ends: jax.Array, arrays: list, cut: Cut) -> jax.Array:
-        ties, room = cut.by_part()
-        thresholds = jnp.broadcast_to(cut.thresholds, (len(arrays), cut.thresholds.shape[1]))
-
-        def cut_array(row: jax.Array, ends: jax.Array) -> jax.Array:
-            turn = Turn.of(arrays, row, ranking.counter)
-            if turn.longest <= min(LONGEST_BUFFER, _SHARE_TO_COPY * ranking.sizes[0]):
-                turn = turn.copied(ranking.order.dtype, [turn.longest], jnp.int32(0))
-            end = tie_ends.end_in_row(ends, turn, thresholds[row], room[row])
-            return lax.dynamic_update_index_in_dim(ends, end, row, 0)
-
-        def take_turn(row: jax.Array, ends: jax.Array) -> jax.Array:
-            is_cut = (room[row] > 0) & (room[row] < ties[row])
-            return lax.cond(is_cut, cut_array, lambda _, ends: ends, row, ends)
-
-        # No room: none is kept. Room for all: the end is that of the array. Under `vmap`, models are cut in different
-        # arrays, so that all of them have a turn.
-        ends = jnp.where(room > 0, ends, 0)
-        return lax.fori_loop(0, len(arrays), take_turn, ends)
-
-    return control.run_once(cut.is_needed[0], find, sizes, arrays, cut)
+    if jax.device_count() > 1:
+        return None
+    size = sum(array.size for array in arrays)
+    parts: list[jax.Array] = []
+    array_of_sampled: list[int] = []
+    for i, array in enumerate(arrays):
+        number = max(1, round(sample_size(size) * array.size / size))
+        part = sample_of_row(number, jax.tree.map(jnp.ravel, array))
+        parts.append(part.astype(order.dtype))
+        array_of_sampled += [i] * number
+    sample = jnp.concatenate(parts) / scales[np.array(array_of_sampled)]
+    share = target.astype(jnp.float32) / float(size)
+    return quantiles(order, sample[None], share)
 
 
-def _ends_by_counts(ranking: LeafByLeaf | OverModel, cut: Cut) -> jax.Array:
-    """Finds the end in each row of all arrays as `_ends_by_parts` does, by counts alone."""
-    sizes_of_rows = ranking.sizes_of_parts or ranking.sizes
-    sizes = jnp.array(sizes_of_rows, ranking.counter)
-
-    def find(ends: jax.Array, cut: Cut) -> jax.Array:
-        del ends
-        ties, room = cut.by_part()
-        # These brackets hold indices in flat order, not positions of floats. Counts have to fall along a bracket, so
-        # that the indices are counted from the end.
-        zeros = jnp.zeros_like(sizes)
-        backward = Brackets.between(zeros, sizes, ties, zeros, room)
-
-        def count(ends: jax.Array) -> jax.Array:
-            thresholds = cut.thresholds
-            return counting.count_between_before(ranking.arrays, thresholds, ends, ranking.counter)
-
-        # Ties lie scattered: no even division has to come first.
-        settled = brackets.settle(
-            backward.without_even_probes(),
-            prepare=lambda from_end: sizes[:, None] - from_end,
-            count=count,
-            probes=probes_of_pass(),
-            turns=_turns(max(sizes_of_rows).bit_length()),
-        )
-        # No room: nothing at all is kept.
-        return jnp.where(room > 0, sizes - settled.low[:, 0], 0)
-
-    return control.run_once(jnp.any(cut.is_needed), find, sizes, cut)
+def sample_size(size: int) -> int:
+    """Chooses how many scores to sample of so many."""
+    if size >= _LONG_RANKING:
+        return min(size // _SCORES_FOR_EACH_SAMPLED, _LARGEST_SAMPLE)
+    return _PAIRED if size >= _SHORT_RANKING else _PAIRED // 2
 
 
-def masks(
-    arrays: Sequence[RankedArray],
-    thresholds: jax.Array,
-    ends: jax.Array,
-    keeps_everything: jax.Array,
-) -> list[tuple[jax.Array, jax.Array]]:
-    """Makes the mask of each array, and lists the lower threshold of each of its rows.
+@functools.partial(jax.jit, static_argnums=0)
+def sample_of_row(number: int, row: ScoresLike) -> jax.Array:
+    """Takes scores `[number]` that are spread over a row `[size]`, NaN where it has fewer."""
 
-    Args:
-      arrays: as they were ranked.
-      thresholds: table of low and high.
-      ends: `[all rows]`: ties are kept before these indices.
-      keeps_everything: `[all rows]`: NaN are kept, too.
-    """
-    selected = []
-    for array in arrays:
-        mask = _mask(array, thresholds, ends[:, None], keeps_everything[:, None])
-        selected.append((mask, array.thresholds(thresholds)[:, 0]))
-    return selected
+    def take(leaf: jax.Array) -> jax.Array:
+        return _take_spread(leaf, min(number, row.size))
+
+    sample = read(jax.tree.map(take, row))
+    padding = (0, number - len(sample))
+    return jnp.pad(sample, padding, constant_values=jnp.nan)
 
 
-@jax.jit  # traced once for all arrays of one shape
-def _mask(
-    ranked: RankedArray, thresholds: jax.Array, ends: jax.Array, keeps_everything: jax.Array
-) -> jax.Array:
-    """Makes the mask of an array, in few operations: for many, XLA wakes threads, which takes longer."""
-    is_on_one_device = jax.device_count() == 1
-    array = read(flat_rows(ranked.scores) if is_on_one_device else ranked.scores)
-    low, high = (column_of(ranked.thresholds(thresholds), i, array.ndim) for i in (0, 1))
-    own_ends = ranked.rows.of(ends)
-    if is_on_one_device:
-        index = lax.broadcasted_iota(ends.dtype, array.shape, array.ndim - 1)
-        is_before_end = index < column_of(own_ends, 0, array.ndim)
-    else:
-        axis_ends = find_axis_ends(own_ends, array.shape, (0,) * array.ndim)
-        is_before_end = before(axis_ends, array.shape, 0)
-    keeps_row = column_of(ranked.rows.of(keeps_everything), 0, array.ndim).astype(jnp.uint8)
-    mask = jnp.where(_is_kept(array, low, high, is_before_end), jnp.uint8(1), keeps_row)
-    return mask.reshape(ranked.scores.shape)
+def _take_spread(row: jax.Array, number: int) -> jax.Array:
+    """Takes at most so many elements."""
+    length = len(row)
+    run = _RUN if number > _PAIRED else 1
+    stretches = np.arange(number // run)
+    stride = length // len(stretches)
+    # Multiples of the golden ratio are spread evenly. So where runs stand in their stretches meets no period.
+    share_of_stretch = stretches * _GOLDEN_RATIO % 1
+    offsets = share_of_stretch * (stride - run + 1)
+    begins = stretches * stride + offsets.astype(np.int64)
+    indices = begins[:, None] + np.arange(run)
+    dtype = np.uint32 if length <= np.iinfo(np.uint32).max else np.uint64
+    return jnp.take(
+        row,
+        indices.ravel().astype(dtype),
+        mode='clip',
+        unique_indices=True,
+        indices_are_sorted=True,
+    )
 
 
-def mask_of_turn(
-    turn: Turn, thresholds: jax.Array, end: jax.Array, keeps_everything: jax.Array
-) -> jax.Array:
-    """Makes the mask of the row whose turn it is, padded to the longest row.
-
-    Args:
-      turn: the row.
-      thresholds: `[2 or more]`, low and high.
-      end: ties are kept before this index.
-      keeps_everything: whether NaN are kept, too.
-    """
-
-    def mask(row: jax.Array) -> jax.Array:
-        is_before_end = lax.iota(end.dtype, row.size) < end
-        is_in = _is_kept(row, thresholds[0], thresholds[1], is_before_end)
-        own_mask = jnp.where(is_in, jnp.uint8(1), keeps_everything.astype(jnp.uint8))
-        return jnp.pad(own_mask, (0, turn.longest - row.size))
-
-    return turn.ask(mask)
+def quantiles(order: Order, sample: jax.Array, share: jax.Array) -> jax.Array:
+    """Makes rising probes `[n, 3]` that about a share of a sample `[n, number]` reaches."""
+    is_small = sample.shape[1] <= _PAIRED
+    find = _quantiles_by_pairs if is_small else _quantiles_by_counts
+    low, middle, high = find(order, sample, share)
+    middle = jnp.maximum(middle, low + 1)
+    high = jnp.maximum(high, middle + 1)
+    column = np.arange(3)
+    middle_or_high = jnp.where(column == 1, middle[:, None], high[:, None])
+    return jnp.where(column == 0, low[:, None], middle_or_high)
 
 
-def _is_kept(
-    scores: jax.Array, low: jax.Array, high: jax.Array, is_before_end: jax.Array
-) -> jax.Array:
-    """Tells which scores reach `high`, or reach `low` and stand before the end of the ties that are kept."""
-    if scores.dtype.itemsize < 4:
-        # XLA compares these as wider floats. A select between them would be widened anew for each score; widened here,
-        # lazy scores would not be rounded to their dtype as they are where they are counted.
-        return (scores >= low) & ((scores >= high) | is_before_end)
-    return scores >= jnp.where(is_before_end, low, high)
+def _ranks(share: jax.Array, numbers: jax.Array) -> list[jax.Array]:
+    """Finds how many of so many numbers are to reach each of three probes, falling, at least one."""
+    rank = share * numbers
+    variance = jnp.maximum(rank * (1 - share), 0)
+    away = _DEVIATIONS * jnp.sqrt(variance) + 1
+    ranks = rank + away, rank, rank - away
+    return [jnp.maximum(rank, 1) for rank in ranks]
+
+
+def _quantiles_by_pairs(order: Order, sample: jax.Array, share: jax.Array) -> list[jax.Array]:
+    """Compares each score of the sample with each other one."""
+    others, own = sample[:, :, None], sample[:, None, :]
+    reaches = others >= own
+    # Padding is no number: it neither reaches a score nor does it not.
+    is_number = reaches | (others < own)
+    counts, numbers = sum_together([reaches, is_number], (1,), jnp.uint32)
+    counts = counts.astype(jnp.float32)
+    ranks = _ranks(share[:, None], numbers.astype(jnp.float32))
+    positions = order.position(sample)
+    candidates = []
+    for rank in ranks:
+        candidates.append(jnp.where(counts >= rank, positions, 0))
+    return reduce_together(candidates, 0, lax.max, (1,))
+
+
+def _quantiles_by_counts(order: Order, sample: jax.Array, share: jax.Array) -> list[jax.Array]:
+    """Selects in the sample, beginning where a sample of the sample has the quantiles."""
+    # Gathered anew by each comparison, the sample would take longer than all that is done with it.
+    sample = control.compute_apart(jnp.positive, sample)
+    rows, size = sample.shape
+    few = sample[:, :: size // (_PAIRED // 2)]
+    first = jnp.repeat(quantiles(order, few, share), 3, 0)
+    numbers = jnp.sum(sample == sample, 1, dtype=jnp.uint32)
+    ranks = jnp.stack(_ranks(share, numbers.astype(jnp.float32)), 1)
+    target = jnp.minimum(ranks.astype(jnp.uint32), numbers[:, None]).ravel()
+    start = _over_all_numbers(order, jnp.repeat(numbers, 3), target)
+
+    def count(thresholds: jax.Array) -> jax.Array:
+        of_each_row = thresholds.reshape(rows, -1)
+        counts = count_array(reaching, jnp.dtype('uint32'), sample, (of_each_row,))
+        return counts.reshape(thresholds.shape)
+
+    settled = brackets.settle(start, order.value, count, first=first, scale=order.octave)
+    by_probe = settled.low.reshape(rows, 3).T
+    return list(by_probe)

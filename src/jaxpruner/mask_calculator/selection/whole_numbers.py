@@ -55,12 +55,14 @@ def number_to_keep(size: int, sparsity: jax.Array | float) -> jax.Array:
     """
     counter = counter_for(size)
     sparsity = jnp.asarray(sparsity, jnp.float32)
+    least = jnp.array(min(size, 1), counter)
     if size <= _EXACT_IN_FLOAT32:
         kept = jnp.round(size * (1 - sparsity)).astype(counter)
-    else:
-        whole = jnp.array(1 << _fraction_bits(counter), counter)
-        kept = _multiply_round(jnp.array(size, counter), whole - _fixed_point(sparsity, counter))
-    return jnp.maximum(kept, jnp.array(min(size, 1), counter))
+        return jnp.maximum(kept, least)
+    whole = jnp.array(1 << _fraction_bits(counter), counter)
+    density = whole - _fixed_point(sparsity, counter)
+    kept = _multiply_round(jnp.array(size, counter), density)
+    return jnp.maximum(kept, least)
 
 
 def numbers_to_keep(sizes: Sequence[int], sparsities: Sequence[Any]) -> list[jax.Array]:
@@ -81,21 +83,22 @@ def numbers_to_keep(sizes: Sequence[int], sparsities: Sequence[Any]) -> list[jax
     >>> [int(number) for number in numbers_to_keep([10, 4], [0.25, 0.5])]
     [8, 2]
     """
-    numbers: list[Any] = [None] * len(sizes)
-    together = []
+    numbers: dict[int, jax.Array] = {}
+    small: dict[int, int] = {}
+    shares = []
     for i, size in enumerate(sizes):
         if size <= _EXACT_IN_FLOAT32 and jnp.ndim(sparsities[i]) == 0:
-            together.append(i)
+            small[i] = size
+            shares.append(jnp.asarray(sparsities[i], jnp.float32))
         else:
             numbers[i] = number_to_keep(size, sparsities[i])
-    if together:
-        small = np.array([sizes[i] for i in together])
-        shares = jnp.stack([jnp.asarray(sparsities[i], jnp.float32) for i in together])
-        kept = jnp.round(small.astype(np.float32) * (1 - shares)).astype(jnp.uint32)
-        least = np.minimum(small, 1).astype(np.uint32)
-        for i, number in zip(together, jnp.maximum(kept, least), strict=True):
-            numbers[i] = number
-    return numbers
+    if small:
+        small_sizes = np.array(list(small.values()))
+        density = 1 - jnp.stack(shares)
+        kept = jnp.round(small_sizes.astype(np.float32) * density).astype(jnp.uint32)
+        least = np.minimum(small_sizes, 1).astype(np.uint32)
+        numbers.update(zip(small, jnp.maximum(kept, least), strict=True))
+    return [numbers[i] for i in range(len(sizes))]
 
 
 def number_to_keep_on_host(size: int, sparsity: float) -> int:
@@ -110,7 +113,8 @@ def number_to_keep_on_host(size: int, sparsity: float) -> int:
     """
     share = np.float32(sparsity)
     if size <= _EXACT_IN_FLOAT32:
-        kept = int(np.round(np.float32(size) * (np.float32(1) - share)))
+        density = np.float32(1) - share
+        kept = int(np.round(np.float32(size) * density))
     else:
         whole = 1 << (31 if size <= jnp.iinfo(jnp.uint32).max else 63)
         removed = round(float(share) * whole)
@@ -133,12 +137,11 @@ def share_of(count: jax.Array, share: jax.Array | float, most: int | None = None
     58
     """
     share = jnp.asarray(share, jnp.float32)
-    small = jnp.round(count.astype(jnp.float32) * share).astype(count.dtype)
+    in_float32 = jnp.round(count.astype(jnp.float32) * share).astype(count.dtype)
     if most is not None and most <= _EXACT_IN_FLOAT32:
-        return small
-    return jnp.where(
-        count <= _EXACT_IN_FLOAT32, small, _multiply_round(count, _fixed_point(share, count.dtype))
-    )
+        return in_float32
+    in_whole_numbers = _multiply_round(count, _fixed_point(share, count.dtype))
+    return jnp.where(count <= _EXACT_IN_FLOAT32, in_float32, in_whole_numbers)
 
 
 def _fraction_bits(counter: jnp.dtype) -> int:
@@ -147,28 +150,40 @@ def _fraction_bits(counter: jnp.dtype) -> int:
 
 def _fixed_point(share: jax.Array, counter: jnp.dtype) -> jax.Array:
     """A share in [0, 1] as a whole number of 2^-31 (2^-63): exact for every float32 from 2^-7 up."""
-    return jnp.round(share * float(1 << _fraction_bits(counter))).astype(counter)
+    whole = float(1 << _fraction_bits(counter))
+    return jnp.round(share * whole).astype(counter)
 
 
 def _multiply_round(count: jax.Array, share: jax.Array) -> jax.Array:
-    """`round(count * share)`, half to even, of a share in fixed point; the double-width product is made of halves."""
+    """`round(count * share)`, half to even, of a share in fixed point."""
     counter = count.dtype
-    fraction_bits, half_bits = _fraction_bits(counter), jnp.iinfo(counter).bits // 2
-    half_mask = jnp.array((1 << half_bits) - 1, counter)
-
-    def low(x: jax.Array) -> jax.Array:
-        return x & half_mask
-
-    def high(x: jax.Array) -> jax.Array:
-        return x >> half_bits
-
-    cross_a, cross_b = high(count) * low(share), low(count) * high(share)
-    lowest = low(count) * low(share)
-    middle = high(lowest) + low(cross_a) + low(cross_b)
-    upper = high(count) * high(share) + high(cross_a) + high(cross_b) + high(middle)
-    lower = (low(middle) << half_bits) | low(lowest)
+    fraction_bits = _fraction_bits(counter)
+    upper, lower = _double_width_product(count, share)
     product = (upper << 1) | (lower >> fraction_bits)
     fraction = lower & jnp.array((1 << fraction_bits) - 1, counter)
     half = jnp.array(1 << (fraction_bits - 1), counter)
-    rounds_up = (fraction > half) | ((fraction == half) & (product % 2 == 1))
+    is_odd = product % 2 == 1
+    rounds_up = (fraction > half) | ((fraction == half) & is_odd)
     return product + rounds_up.astype(counter)
+
+
+def _double_width_product(first: jax.Array, second: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Multiplies whole numbers by halves, as on paper; the product takes two numbers of as many bits."""
+    counter = first.dtype
+    half_bits = jnp.iinfo(counter).bits // 2
+    half_mask = jnp.array((1 << half_bits) - 1, counter)
+
+    def low(number: jax.Array) -> jax.Array:
+        return number & half_mask
+
+    def high(number: jax.Array) -> jax.Array:
+        return number >> half_bits
+
+    lowest = low(first) * low(second)
+    one_cross = high(first) * low(second)
+    other_cross = low(first) * high(second)
+    highest = high(first) * high(second)
+    middle = high(lowest) + low(one_cross) + low(other_cross)
+    upper = highest + high(one_cross) + high(other_cross) + high(middle)
+    lower = (low(middle) << half_bits) | low(lowest)
+    return upper, lower

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from jaxpruner.mask_calculator import selection
-from jaxpruner.mask_calculator.selection import tie_ends
-from jaxpruner.mask_calculator.selection.turns import Turn
+from jaxpruner.mask_calculator.selection import masks
+from jaxpruner.mask_calculator.selection.scores import Turn
 
-FEW = tie_ends._FEW_SCORES
+FEW = masks._FEW_SCORES
 MANY = 3 * FEW + 7
 
 
@@ -51,7 +51,7 @@ def test_ends_are_the_places_after_the_last_tie_that_is_kept(shapes, dtype, unwr
     @jax.jit
     def end_in_row(row, room):
         turn = Turn.of(given, row, jnp.dtype('uint32'))
-        return tie_ends.end_in_row(jnp.uint32(0), turn, between, room)
+        return masks.end_in_row(jnp.uint32(0), turn, between, room)
 
     for number, row in enumerate(rows):
         ties = (row == 2).sum()
@@ -61,5 +61,5 @@ def test_ends_are_the_places_after_the_last_tie_that_is_kept(shapes, dtype, unwr
 
 def test_few_scores_have_few_parts():
     for size in (*range(1, 50), FEW - 1, FEW):
-        length = tie_ends._part_length(size)
-        assert 1 <= size // length <= tie_ends._FEW_PARTS
+        length = masks._part_length(size)
+        assert 1 <= size // length <= masks._FEW_PARTS

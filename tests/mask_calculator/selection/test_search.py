@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from jaxpruner.mask_calculator import selection
-from jaxpruner.mask_calculator.selection import first_probes
-from jaxpruner.mask_calculator.selection.ordered_floats import Order
+from jaxpruner.mask_calculator.selection import search
+from jaxpruner.mask_calculator.selection.brackets import Order
 from jaxpruner.mask_calculator.selection.row_by_row import RowInTurn
-from jaxpruner.mask_calculator.selection.turns import Turn
+from jaxpruner.mask_calculator.selection.scores import Turn
 
 LARGE = (1024, 640)  # more scores than are compared pair by pair
 NORMAL = jax.random.normal(jax.random.key(0), LARGE)
@@ -37,9 +37,7 @@ def probes_of_rows(arrays, targets):
 @jax.jit
 def probes_jointly(arrays, targets):
     dtype = arrays[0].dtype
-    return first_probes.sampled_jointly(
-        arrays, jnp.ones(len(arrays), dtype), targets, Order.of(dtype)
-    )
+    return search.sampled_jointly(arrays, jnp.ones(len(arrays), dtype), targets, Order.of(dtype))
 
 
 def shares_reached(probes, scores):

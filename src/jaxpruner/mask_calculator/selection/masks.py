@@ -1,0 +1,245 @@
+"""The masks: scores above the ties are kept, and of the ties the first in flat order, as many as there is room for.
+
+Where the ties of a row end that are kept is found by one pass over the row, then in a short stretch of it. The pass
+counts the ties in each of some dozens of parts, which tells the part in which the room ends. Only that part is looked
+at again, and divided in the same way.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxpruner.core import control
+from jaxpruner.mask_calculator.selection.counts_of_parts import (
+    before,
+    column_of,
+    find_axis_ends,
+    reduce_together,
+    sum_together,
+)
+from jaxpruner.mask_calculator.selection.scores import (
+    RankedArray,
+    ScoresLike,
+    Turn,
+    flat_rows,
+    read,
+)
+
+# Rows of at most so many scores have so few parts, which one thread counts side by side: to wake another takes longer.
+_FEW_SCORES = 2**14
+_FEW_PARTS = 4
+
+
+class Selected(NamedTuple):
+    """The result of a selection.
+
+    >>> Selected(mask=jnp.array([1, 0]), threshold=jnp.float32(3)).threshold.shape
+    ()
+    """
+
+    mask: jax.Array  # uint8, 1 = kept
+    # One float for each ranking, at most the smallest score that is kept.
+    threshold: jax.Array
+
+
+def masks_of_arrays(
+    arrays: Sequence[RankedArray],
+    thresholds: jax.Array,
+    ends: jax.Array,
+    keeps_everything: jax.Array,
+) -> list[Selected]:
+    """Makes the mask of each array; `threshold` is the lower one of each of its rows.
+
+    Args:
+      arrays: as they were ranked.
+      thresholds: table of low and high.
+      ends: `[all rows]`: ties are kept before these indices.
+      keeps_everything: `[all rows]`: NaN are kept, too.
+    """
+    selected = []
+    for array in arrays:
+        mask = _mask_of_array(array, thresholds, ends[:, None], keeps_everything[:, None])
+        low = array.thresholds(thresholds)[:, 0]
+        selected.append(Selected(mask, low))
+    return selected
+
+
+@jax.jit  # traced once for all arrays of one shape
+def _mask_of_array(
+    ranked: RankedArray, thresholds: jax.Array, ends: jax.Array, keeps_everything: jax.Array
+) -> jax.Array:
+    """Makes the mask of an array, in few operations: for many, XLA wakes threads, which takes longer."""
+    is_on_one_device = jax.device_count() == 1
+    scores = read(flat_rows(ranked.scores) if is_on_one_device else ranked.scores)
+    shape, rank = scores.shape, scores.ndim
+    low = column_of(ranked.thresholds(thresholds), 0, rank)
+    high = column_of(ranked.thresholds(thresholds), 1, rank)
+    own_ends = ranked.rows.of(ends)
+    if is_on_one_device:
+        index = lax.broadcasted_iota(ends.dtype, shape, rank - 1)
+        is_before_end = index < column_of(own_ends, 0, rank)
+    else:
+        axis_ends = find_axis_ends(own_ends, shape, (0,) * rank)
+        is_before_end = before(axis_ends, shape, 0)
+    keeps_row = column_of(ranked.rows.of(keeps_everything), 0, rank).astype(jnp.uint8)
+    is_kept = _is_kept(scores, low, high, is_before_end)
+    mask = jnp.where(is_kept, jnp.uint8(1), keeps_row)
+    return mask.reshape(ranked.scores.shape)
+
+
+def mask_of_turn(
+    turn: Turn, thresholds: jax.Array, end: jax.Array, keeps_everything: jax.Array
+) -> jax.Array:
+    """Makes the mask of the row whose turn it is, padded to the longest row.
+
+    Args:
+      turn: the row.
+      thresholds: `[2 or more]`, low and high.
+      end: ties are kept before this index.
+      keeps_everything: whether NaN are kept, too.
+    """
+    low, high = thresholds[0], thresholds[1]
+
+    def mask_of_row(row: jax.Array) -> jax.Array:
+        is_before_end = lax.iota(end.dtype, row.size) < end
+        is_kept = _is_kept(row, low, high, is_before_end)
+        mask = jnp.where(is_kept, jnp.uint8(1), keeps_everything.astype(jnp.uint8))
+        return _pad(mask, turn.longest)
+
+    return turn.ask(mask_of_row)
+
+
+def _is_kept(
+    scores: jax.Array, low: jax.Array, high: jax.Array, is_before_end: jax.Array
+) -> jax.Array:
+    """Tells which scores reach `high`, or reach `low` and stand before the end of the ties that are kept."""
+    if scores.dtype.itemsize < 4:
+        # XLA compares these as wider floats. A select between them would be widened anew for each score; widened here,
+        # lazy scores would not be rounded to their dtype as they are where they are counted.
+        return (scores >= low) & ((scores >= high) | is_before_end)
+    return scores >= jnp.where(is_before_end, low, high)
+
+
+def end_in_row(
+    otherwise: jax.Array, turn: Turn, thresholds: jax.Array, room: jax.Array
+) -> jax.Array:
+    """Finds the end in the flat order of a row before which as many ties stand as there is room for.
+
+    Args:
+      otherwise: what the row has where no end is sought; not read.
+      turn: the row.
+      thresholds: `[2 or more]`: ties reach the first, and not the second.
+      room: unsigned scalar, at most the number of ties.
+
+    Returns:
+      Unsigned scalar: the index after the last tie that there is room for, 0 where there is room for none.
+    """
+    del otherwise
+    counter = room.dtype
+    # The part of the row in which the room ends.
+    length = _part_length(turn.longest)
+    most_parts = turn.longest // length
+    count_ties = functools.partial(_ties_in_parts, length, most_parts)
+    ties = turn.ask(count_ties, thresholds)
+    part, room_left = _where_room_ends(ties.astype(counter), room)
+
+    # The stretch of the row that holds this part. What is left over at the end of a row is shorter than a part.
+    begin = jnp.minimum(part, turn.size // length) * length
+    last_stretch = jnp.maximum(turn.size, length) - length
+    first = jnp.minimum(begin, last_stretch)
+    look_at = functools.partial(_thresholds_reached_from, length)
+    reached = turn.ask(look_at, thresholds, first, begin)
+
+    # The short part of the stretch in which the room ends, and the index in it.
+    short = math.isqrt(length)
+    short_parts = -(-length // short)
+    reached = _pad(reached, short_parts * short).reshape(-1, short)
+    reaching_low, reaching_high = sum_together([reached > 0, reached > 1], (1,), counter)
+    part, room_left = _where_room_ends(reaching_low - reaching_high, room_left)
+    is_tie = lax.dynamic_index_in_dim(reached, part, keepdims=False) == 1
+    last, _ = _where_room_ends(is_tie.astype(counter), room_left)
+    end = first + part * short + last + 1
+    return jnp.where(room > 0, end, 0)
+
+
+def _part_length(size: int) -> int:
+    """Chooses the length of a part: few scores have few parts, and more have some dozens or hundreds."""
+    if size <= _FEW_SCORES:
+        return max(-(-size // _FEW_PARTS), 1)
+    third = round(size ** (1 / 3))
+    return max(third * third // 2, 1)
+
+
+def _pad(vector: jax.Array, length: int) -> jax.Array:
+    return jnp.pad(vector, (0, length - len(vector)))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _ties_in_parts(
+    length: int, most_parts: int, row: ScoresLike, thresholds: jax.Array
+) -> jax.Array:
+    """Counts the ties in each part of a row, `[most_parts]`."""
+    number = row.size // length
+    low = thresholds[0].astype(row.dtype)
+    high = thresholds[1].astype(row.dtype)
+    if 0 < number <= _FEW_PARTS:
+        predicates = []
+        for begin in range(0, number * length, length):
+            part = read(_slice(row, begin, begin + length))
+            predicates += [part >= low, part >= high]
+        counts = jnp.stack(sum_together(predicates, (0,), jnp.uint32))
+        reaching_low, reaching_high = counts[::2], counts[1::2]
+        return _pad(reaching_low - reaching_high, most_parts)
+    in_parts = _slice(row, 0, number * length)
+    parts = read(jax.tree.map(lambda leaf: leaf.reshape(number, length), in_parts))
+    reaching_low, reaching_high = sum_together([parts >= low, parts >= high], (1,), jnp.uint32)
+    return _pad(reaching_low - reaching_high, most_parts)
+
+
+def _slice(row: ScoresLike, begin: int, end: int) -> ScoresLike:
+    return jax.tree.map(lambda leaf: lax.slice_in_dim(leaf, begin, end), row)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _thresholds_reached_from(
+    length: int,
+    row: ScoresLike,
+    thresholds: jax.Array,
+    first: jax.Array,
+    begin: jax.Array,
+) -> jax.Array:
+    """Tells for a stretch of a row from `first` how many thresholds each score from `begin` on reaches, `[length]`."""
+    own_length = min(length, row.size)
+
+    def cut(leaf: jax.Array) -> jax.Array:
+        return lax.dynamic_slice_in_dim(leaf, first, own_length)
+
+    stretch = read(jax.tree.map(cut, row))
+    reaches_low = stretch >= thresholds[0].astype(row.dtype)
+    reaches_high = stretch >= thresholds[1].astype(row.dtype)
+    reached = reaches_low.astype(jnp.uint8) + reaches_high.astype(jnp.uint8)
+    is_new = lax.iota(begin.dtype, own_length) >= begin - first
+    return _pad(jnp.where(is_new, reached, 0), length)
+
+
+def _where_room_ends(counts: jax.Array, room: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Finds where the sum of counts `[n]` reaches the room, and how much room is left there.
+
+    `sum_up_to` is what `jnp.cumsum(counts)` says. XLA would make nine programs of a cumulative sum and what follows it,
+    each of which is compiled and started. All is one program where each sum is taken over its pairs, of which there are
+    few here. `sum_before` says nothing more: for a lone sum, XLA would write all pairs to memory, 66 kB for 128 counts,
+    in nine programs again. The larger of the two is read, so that neither is dropped. Seen with jaxlib 0.10.2 on CPU.
+    """
+    counts, index = control.keep_in_loop((counts, lax.iota(jnp.int32, len(counts))))
+    up_to = jnp.where(index <= index[:, None], counts, 0)
+    before_it = jnp.where(index < index[:, None], counts, 0)
+    sum_up_to, sum_before = reduce_together([up_to, before_it], 0, lax.add, (1,))
+    is_passed = (jnp.maximum(sum_up_to, sum_before) < room).astype(room.dtype)
+    # Parts that are passed stand first.
+    passed, used = reduce_together([is_passed, is_passed * counts], 0, lax.add, (0,))
+    return passed, room - used
