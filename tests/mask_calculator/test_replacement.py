@@ -12,7 +12,7 @@ import jaxpruner
 from helpers import compiling, rows
 from jaxpruner import sparsity_distributions
 from jaxpruner.mask_calculator import replacement, selection
-from jaxpruner.mask_calculator.groups import Groups
+from jaxpruner.mask_calculator.leaves import Groups
 from jaxpruner.mask_calculator.replacement import MaskedLeaf
 
 

@@ -20,10 +20,9 @@ from jaxpruner.mask_calculator.calculators import (
     TopkFn,
     select_leaves,
 )
-from jaxpruner.mask_calculator.groups import Groups
-from jaxpruner.mask_calculator.leaves import Leaf
+from jaxpruner.mask_calculator.leaves import Groups, Leaf
 from jaxpruner.sparsity_types import Unstructured
-from jaxpruner.sparsity_types.joint import JointGroups, JointType, is_joint
+from jaxpruner.sparsity_types.joint import JointGroups, JointType
 
 # Leaves that get a mask for the sake of others: on their own they keep everything.
 FOLLOWER = 0.0
@@ -39,11 +38,11 @@ class _Joined:
 
     def groups(self, values: Sequence[Any]) -> list[JointGroups]:
         """The groups whose leader has a value."""
-        found = []
+        pruned = []
         for groups in self.sparsity_type.join(self.shapes):
             if values[self.numbers[groups.leader]] is not None:
-                found.append(groups)
-        return found
+                pruned.append(groups)
+        return pruned
 
     def members(self, groups: JointGroups) -> list[tree_lib.Path]:
         """Those that are among the leaves."""
@@ -123,20 +122,19 @@ def kept_weights(leaves: Sequence[Leaf], targets: Sequence[Any]) -> Iterator[tup
 
 def _joined(leaves: Sequence[Leaf], is_included: Sequence[bool]) -> list[_Joined]:
     """The types that tie leaves, each with those of its leaves that are included."""
-    found: dict[int, _Joined] = {}
+    by_type: dict[int, _Joined] = {}
     for number, leaf in enumerate(leaves):
         sparsity_type = leaf.sparsity_type
-        if not (is_included[number] and is_joint(sparsity_type)):
+        if not is_included[number] or not isinstance(sparsity_type, JointType):
             continue
         if leaf.is_stacked:
             raise ValueError(
                 f'{leaf.name}: {sparsity_type!r} knows which layers are stacked; leave the leaf out of `stacked`'
             )
-        assert isinstance(sparsity_type, JointType)
-        joined = found.setdefault(id(sparsity_type), _Joined(sparsity_type))
+        joined = by_type.setdefault(id(sparsity_type), _Joined(sparsity_type))
         joined.numbers[leaf.path] = number
         joined.shapes[leaf.path] = leaf.shape
-    return list(found.values())
+    return list(by_type.values())
 
 
 def _scored_groups(

@@ -12,7 +12,7 @@ import numpy as np
 from jaxpruner import sparsity_types
 from jaxpruner.core import kept_positions
 from jaxpruner.mask_calculator import replacement
-from jaxpruner.mask_calculator.groups import Groups
+from jaxpruner.mask_calculator.leaves import Groups
 from jaxpruner.sparse.operators.csr import CsrPattern, csr_pattern
 
 # The arrays of a pattern, by name: plain containers are what checkpoints and libraries take.
