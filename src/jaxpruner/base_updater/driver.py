@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxpruner.base_updater import compact_moments, kept_values, optional_hooks
+from jaxpruner.base_updater import compact_moments, optional_hooks
 from jaxpruner.base_updater.pruner import Pruner
 from jaxpruner.core import arguments, caller_warnings, control, masking, optimizer_state, packing
 from jaxpruner.core import tree as tree_lib
@@ -260,7 +260,7 @@ class Step:
         named = arguments.known_arguments(self.updater.track, available)
         optional_hooks.check_track_arguments(self.updater, named)
         returned = self.updater.track(state, params, **named)
-        return kept_values.check_tracked(self.updater, state, returned)
+        return optional_hooks.check_tracked(self.updater, state, returned)
 
     def _update(
         self,
@@ -290,7 +290,7 @@ class Step:
         if self.updater.ranks_next_params:
             params = self._next_params(old_state, params, grads)
         new_state = self._call_update_state(old_state, params, grads, tracked)
-        kept_values.check_memory(self.updater, 'update_state', old_state, new_state)
+        optional_hooks.check_memory(self.updater, 'update_state', old_state, new_state)
         leaves_masks = (
             new_state.masks is old_state.masks
         )  # as algorithms do whose masks never change
