@@ -21,13 +21,13 @@ EVERY_FIVE = sparsity_schedules.PeriodicSchedule(update_freq=5, update_start_ste
 ONLY = ('up/kernel', 'layers/kernel')
 
 
-def model_of(algorithm, fraction=0.5, scheduler=EVERY_FIVE):
+def model_of(algorithm, fraction=0.5, scheduler=EVERY_FIVE, block=BLOCK):
     return sparse.block_sparse(
         apply_fn,
         PARAMS,
         X,
         sparsity=0.5,
-        block=BLOCK,
+        block=block,
         only=ONLY,
         algorithm=algorithm,
         scheduler=scheduler,
@@ -132,7 +132,8 @@ def test_replacement_keeps_numbers_and_order(stored, spare, fraction, seed, has_
     if has_nan:
         scores[0, 0] = np.nan
     found = REPLACE(indices, jnp.asarray(norms), jnp.asarray(scores), jnp.float32(fraction))
-    count = 0 if fraction == 0 else max(1, int(np.float32(fraction) * stored + 1e-4))
+    most = stored if fraction == 1 else stored - 1
+    count = 0 if fraction == 0 else min(most, max(1, int(np.float32(fraction) * stored + 1e-4)))
     before, after = np.asarray(indices[0]), np.asarray(found.indices[0])
     dropped = before[np.argsort(norms[0], kind='stable')[:count]]
     staying = set(before.tolist()) - set(dropped.tolist())
@@ -140,6 +141,24 @@ def test_replacement_keeps_numbers_and_order(stored, spare, fraction, seed, has_
     others.sort(key=lambda block: -np.inf if np.isnan(scores[0, block]) else scores[0, block])
     assert set(after.tolist()) == staying | set(others[len(others) - count :])
     np.testing.assert_array_equal(before != after, found.is_new[0])
+
+
+def test_what_a_group_has_learned_stays_unless_all_of_it_is_dropped():
+    indices, norms = jnp.array([[2], [0]]), jnp.array([[1.0], [5.0]])
+    scores = jnp.array([[9.0, 2.0, 1.0], [0.0, 2.0, 9.0]])
+    assert REPLACE(indices, norms, scores, 0.3).indices.tolist() == [[2], [0]]
+    assert REPLACE(indices, norms, scores, 1.0).indices.tolist() == [[0], [2]]
+
+
+def test_a_layer_of_a_single_block_goes_on_learning_while_others_move():
+    single = {'up/kernel': (5, 8), 'layers/kernel': BLOCK}
+    model = model_of('set', fraction=0.3, block=single)
+    assert 'the block of each group stays' in model.plan.leaves['up/kernel'].note
+    assert not model.plan.leaves['layers/kernel'].note
+    before, after = trained(model, 6)[-2:]
+    assert not np.array_equal(before[1]['layers/kernel'], after[1]['layers/kernel'])
+    values = np.asarray(after[0]['up']['kernel']['values'])
+    assert values.any(axis=(-2, -1)).all()
 
 
 @settings(max_examples=30)

@@ -56,7 +56,8 @@ def block_sparse(
       low_rank: rank of a dense term `down @ up` beside the blocks. Its weights count as kept ones.
       algorithm: `'static_sparse'`, `'set'` or `'rigl'`, as in configurations.
       scheduler: when blocks move, such as `PeriodicSchedule`; by default never. Its sparsity may not change.
-      drop_fraction_fn: step -> the share of the blocks that is replaced then.
+      drop_fraction_fn: step -> the share of the blocks that is replaced then. A group of a single block keeps it, unless
+        the share is 1.
       rng_seed: of positions.
       mesh: a mesh of devices over which groups of outputs are spread.
       mesh_axis: by which of its axes. Leaves whose groups it does not divide lie on each device; a warning names them.
@@ -98,17 +99,18 @@ def block_sparse(
     with progress_bar(len(products.by_leaf), progress and settings.is_measured) as show:
         timings = BlockTimings(show, with_kernels=mesh is None)
         choice = choose_layouts(products, settings, timings.fastest)
-    model = BlockSparse(
-        products, choice.layouts, _plan(products, choice, placement, rng_seed), moves, placement
-    )
+    plan = _plan(products, choice, placement, moves)
+    model = BlockSparse(products, choice.layouts, plan, moves, placement)
     _warn_of_unreached_inputs(choice.layouts)
     _warn_of_surplus(choice)
     _warn_of_replicas(choice.layouts, placement)
     return model
 
 
-def _plan(products: Products, choice: Choice, placement: Placement, seed: int) -> BlockPlan:
-    topology = balanced_positions(choice.layouts, seed)
+def _plan(
+    products: Products, choice: Choice, placement: Placement, moves: MoveSettings
+) -> BlockPlan:
+    topology = balanced_positions(choice.layouts, moves.rng_seed)
     planned = {}
     paths, shapes, _ = tree_lib.flatten_with_paths(products.params)
     for path, shape in zip(paths, shapes, strict=True):
@@ -117,14 +119,16 @@ def _plan(products: Products, choice: Choice, placement: Placement, seed: int) -
         if layout is None:
             leaf = PlannedLeaf(name, shape.shape, None, shape.size, choice.reasons[name])
         else:
-            note = _note(layout, placement)
+            note = _note(layout, placement, moves)
             leaf = PlannedLeaf(name, shape.shape, layout, layout.kept(topology[name]), note)
         planned[name] = leaf
     return BlockPlan(planned)
 
 
-def _note(layout: Layout, placement: Placement) -> str:
+def _note(layout: Layout, placement: Placement, moves: MoveSettings) -> str:
     notes = []
+    if moves.moves_blocks and layout.blocks == 1:
+        notes.append('the block of each group stays')
     if layout.input_coverage < 1:
         notes.append(f'reach {np.floor(100 * layout.input_coverage):.0f} % of the inputs')
     if layout.in_kernel:

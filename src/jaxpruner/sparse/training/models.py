@@ -172,8 +172,8 @@ class BlockSparse:
     ) -> tuple[Any, Topology, Any]:
         """Moves blocks, if the schedule says so: those with the smallest norms leave, and as many come.
 
-        Each group replaces `floor(fraction * blocks)` of its blocks, at least one. A block that comes starts at zero,
-        with moments of zero. It may be called in every step, inside `jax.jit`.
+        Each group replaces `floor(fraction * blocks)` of its blocks, at least one. One stays, unless the fraction is 1.
+        A block that comes starts at zero, with moments of zero. It may be called in every step, inside `jax.jit`.
 
         Args:
           weights: as they are after the optimizer's step.

@@ -51,8 +51,9 @@ def replace(
 ) -> Replacement:
     """Drops a share of the stored blocks of each group, and stores as many others.
 
-    `floor(fraction * blocks)` are dropped, but at least one, unless the fraction is 0. What was dropped may come
-    back at once. A block that stays, or comes back, keeps its place.
+    `floor(fraction * blocks)` are dropped, but at least one, unless the fraction is 0. One stays, unless the fraction
+    is 1: a group that loses all of its blocks has learned nothing. What was dropped may come back at once. A block that
+    stays, or comes back, keeps its place.
 
     Args:
       indices: int32 `[*layers, groups, blocks]`.
@@ -77,7 +78,9 @@ def _count(fraction: jax.Array | float, blocks: int) -> jax.Array:
     fraction = jnp.asarray(fraction, jnp.float32)
     # 0.3 of 10 is 3, whatever rounding makes of it.
     count = jnp.floor(fraction * blocks + 1e-4).astype(jnp.int32)
-    return jnp.where(fraction > 0, jnp.clip(count, 1, blocks), 0)
+    count = jnp.maximum(count, jnp.where(fraction > 0, 1, 0))
+    most = jnp.where(fraction < 1, blocks - 1, blocks)
+    return jnp.minimum(count, most)
 
 
 def _replace_in_group(
