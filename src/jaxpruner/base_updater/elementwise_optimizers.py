@@ -66,6 +66,7 @@ def check_elementwise(
     params: tree_lib.PyTree,
     compact_params: tree_lib.PyTree,
     masks_gradients: bool,
+    masks_params: bool = False,
 ) -> None:
     """Refuses an optimizer that does not treat each weight of some leaves by itself; computes nothing.
 
@@ -74,6 +75,8 @@ def check_elementwise(
       params: the parameters, or their shapes.
       compact_params: a tree like them of shapes; other ones where only kept weights have moments.
       masks_gradients: whether the optimizer sees masked gradients.
+      masks_params: whether it also sees masked parameters, and has seen no others since its state was made. Sums over
+        moments pass then, such as the norm of gradients that were accumulated.
 
     Raises:
       ValueError: it looks at shapes or at several weights together, or its update cannot be traced.
@@ -86,8 +89,10 @@ def check_elementwise(
     is_compact = jax.tree.map(lambda p, c: p.shape != c.shape, shapes, compact_params)
     try:
         program = _program(optimizer, shapes)
-        flows = _input_flows(optimizer, shapes, is_compact, masks_gradients)
-        results = _flows_through(program.jaxpr, flows)
+        flows = _input_flows(optimizer, shapes, is_compact, masks_gradients, masks_params)
+        if masks_params:
+            flows = _with_silent_moments(optimizer, shapes, program.jaxpr, flows)
+        results = _flows_through(program.jaxpr, jax.tree.leaves(flows))
         for is_checked, flow in zip(jax.tree.leaves(is_compact), results, strict=False):
             if is_checked and flow is _Flow.FOREIGN:
                 raise _NotElementwiseError('makes updates that come from no gradient')
@@ -96,9 +101,9 @@ def check_elementwise(
     except _NotElementwiseError as reason:
         names = ', '.join(list(_names_of(optimizer.update))[:_MOST_NAMED]) or str(optimizer)
         raise ValueError(
-            'moments of kept weights alone (compact_moments=True, unstructured_sparse) need an optimizer that treats '
-            f'each weight by itself, and this one ({names}) {reason}. muon, adafactor, lamb and clipping by blocks '
-            'look at more; use sgd, adam, adamw, lion or rmsprop'
+            'moments of kept weights alone (compact_moments=True, block_sparse, unstructured_sparse) need an optimizer '
+            f'that treats each weight by itself, and this one ({names}) {reason}. muon, adafactor, lamb and clipping '
+            'by blocks look at more; use sgd, adam, adamw, lion or rmsprop'
         ) from None
 
 
@@ -123,7 +128,8 @@ def _input_flows(
     shapes: tree_lib.PyTree,
     is_compact: tree_lib.PyTree,
     masks_gradients: bool,
-) -> list[_Flow]:
+    masks_params: bool,
+) -> tuple[list[_Flow], list[_Flow], list[_Flow]]:
     """What gradients, state and parameters are."""
 
     def among(flow: _Flow) -> tree_lib.PyTree:
@@ -152,7 +158,32 @@ def _input_flows(
             'has a state of which optax cannot tell what belongs to which parameter'
         ) from None
     grads = among(_Flow.SILENT if masks_gradients else _Flow.OWN)
-    return jax.tree.leaves((grads, of_state, among(_Flow.OWN)))
+    params = among(_Flow.SILENT if masks_params else _Flow.OWN)
+    return jax.tree.leaves(grads), jax.tree.leaves(of_state), jax.tree.leaves(params)
+
+
+def _with_silent_moments(
+    optimizer: optax.GradientTransformationExtraArgs,
+    shapes: tree_lib.PyTree,
+    program: jax.extend.core.Jaxpr,
+    flows: tuple[list[_Flow], list[_Flow], list[_Flow]],
+) -> tuple[list[_Flow], list[_Flow], list[_Flow]]:
+    """Moments are 0 where a weight is pruned, if they start at 0, and each step leaves them so."""
+    grads, state, params = flows
+    first = _flows_through(jax.make_jaxpr(optimizer.init)(shapes).jaxpr, params)
+    state = list(state)
+    for number, start in enumerate(first):
+        if state[number] is _Flow.OWN and start in _ZERO_WHERE_PRUNED:
+            state[number] = _Flow.SILENT
+    while True:
+        after = _flows_through(program, [*grads, *state, *params])[len(grads) :]
+        is_settled = True
+        for number, flow in enumerate(after):
+            if state[number] is _Flow.SILENT and flow not in _ZERO_WHERE_PRUNED:
+                state[number] = _Flow.OWN
+                is_settled = False
+        if is_settled:
+            return grads, state, params
 
 
 def _untouched(array: Any) -> _Flow:
@@ -253,18 +284,23 @@ def _outline(program: jax.extend.core.Jaxpr) -> list[Any]:
 
 def _names_of(function: Callable[..., Any], depth: int = 8) -> Iterator[str]:
     """The optax functions that made a transformation, such as `scale_by_adam`, from what its update closes over."""
-    if not inspect.isfunction(function) or not depth:
+    if not callable(function) or not depth:
         return
-    inner = [
-        part
-        for cell in function.__closure__ or ()
-        for part in jax.tree.leaves(_contents(cell))
-        if inspect.isfunction(part) and part.__name__.startswith('update')
-    ]
+    inner = []
+    for part in jax.tree.leaves(_reached_by(function)):
+        if callable(part) and getattr(part, '__name__', '').startswith('update'):
+            inner.append(part)
     for part in inner:
         yield from _names_of(part, depth - 1)
-    if not inner:
+    if not inner and hasattr(function, '__qualname__'):
         yield function.__qualname__.partition('.')[0]
+
+
+def _reached_by(function: Callable[..., Any]) -> list[Any]:
+    """What a function closes over, or what the object of a method holds."""
+    if inspect.ismethod(function):
+        return list(vars(function.__self__).values())
+    return [_contents(cell) for cell in getattr(function, '__closure__', None) or ()]
 
 
 def _contents(cell: Any) -> Any:

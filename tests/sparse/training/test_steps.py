@@ -16,6 +16,9 @@ OPTIMIZERS = {
     'adamw': optax.adamw(1e-2, weight_decay=0.1),
     'lion': optax.lion(1e-2),
     'clipped': optax.chain(optax.clip_by_global_norm(0.1), optax.adam(1e-2)),
+    'clipped when accumulated': optax.MultiSteps(
+        optax.chain(optax.clip_by_global_norm(0.1), optax.adam(1e-2)), 2
+    ).gradient_transformation(),
 }
 MODEL = sparse.block_sparse(
     apply_fn, PARAMS, X, sparsity=0.6, block=BLOCK, only=('up/*', 'layers/*')

@@ -7,19 +7,21 @@ The files, from the bottom up:
     measuring    the fastest block for a product
     positions    which blocks are stored: at first, and after some were replaced
     conversion   between the leaf of a dense model and what is stored of it
-    moving       when blocks move, and where to
+    moving       when blocks move, how many, and where to
     placement    blocks on several devices
-    optimizers   those that would take another step
     plans        what becomes of each leaf, as a table
-    models       the model: pack, apply, unpack, update
+    compact_models  what all models do: apply, unpack, masks, update
+    models       the model in blocks
     making       all of it in one call
 
-unstructured_positions, unstructured: the same for single weights in the place of blocks.
+unstructured_positions, unstructured_models, unstructured: the same for single weights in the place of blocks.
 """
 
 from jaxpruner.sparse.training.making import block_sparse as block_sparse
 from jaxpruner.sparse.training.models import BlockSparse as BlockSparse
 from jaxpruner.sparse.training.plans import BlockPlan as BlockPlan
 from jaxpruner.sparse.training.plans import PlannedLeaf as PlannedLeaf
-from jaxpruner.sparse.training.unstructured import UnstructuredSparse as UnstructuredSparse
 from jaxpruner.sparse.training.unstructured import unstructured_sparse as unstructured_sparse
+from jaxpruner.sparse.training.unstructured_models import (
+    UnstructuredSparse as UnstructuredSparse,
+)

@@ -1,6 +1,6 @@
 """Between the leaf of a dense model and what is stored of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ from jaxpruner.sparse.program.matrices import Product
 from jaxpruner.sparse.training import positions
 from jaxpruner.sparse.training.layouts import Layout
 
-Stored = dict[str, jax.Array]  # 'values', and with a term of low rank 'down' and 'up'
+Stored = Mapping[str, jax.Array]  # 'values', and with a term of low rank 'down' and 'up'
 
 
 def largest_blocks(leaf: jax.Array, product: Product, layout: Layout) -> jax.Array:
@@ -34,7 +34,7 @@ def block_norms(values: jax.Array) -> jax.Array:
 
 def store(
     leaf: jax.Array, indices: jax.Array, product: Product, layout: Layout, key: jax.Array
-) -> Stored:
+) -> dict[str, jax.Array]:
     """The blocks of a leaf, and a term of low rank that is zero: its first matrix is random, the second one zero."""
 
     def gather(matrix: jax.Array, indices: jax.Array) -> jax.Array:

@@ -48,6 +48,16 @@ class Layout:
         return -(-self.inputs // self.block[0])
 
     @property
+    def positions_shape(self) -> tuple[int, ...]:
+        """Of the positions of stored blocks."""
+        return *self.layers, self.groups, self.blocks
+
+    @property
+    def candidates_shape(self) -> tuple[int, ...]:
+        """Of a number for each block that could be stored."""
+        return *self.layers, self.groups, self.candidates
+
+    @property
     def size(self) -> int:
         """Weights of the dense leaf."""
         return math.prod(self.layers) * self.inputs * self.outputs

@@ -56,8 +56,8 @@ def block_sparse(
       low_rank: rank of a dense term `down @ up` beside the blocks. Its weights count as kept ones.
       algorithm: `'static_sparse'`, `'set'` or `'rigl'`, as in configurations.
       scheduler: when blocks move, such as `PeriodicSchedule`; by default never. Its sparsity may not change.
-      drop_fraction_fn: step -> the share of the blocks that is replaced then. A group of a single block keeps it, unless
-        the share is 1.
+      drop_fraction_fn: step -> the share of the blocks that is replaced then. A group of a single block keeps it,
+        unless the share is 1.
       rng_seed: of positions.
       mesh: a mesh of devices over which groups of outputs are spread.
       mesh_axis: by which of its axes. Leaves whose groups it does not divide lie on each device; a warning names them.
@@ -100,7 +100,7 @@ def block_sparse(
         timings = BlockTimings(show, with_kernels=mesh is None)
         choice = choose_layouts(products, settings, timings.fastest)
     plan = _plan(products, choice, placement, moves)
-    model = BlockSparse(products, choice.layouts, plan, moves, placement)
+    model = BlockSparse(products, plan, moves, choice.layouts, placement)
     _warn_of_unreached_inputs(choice.layouts)
     _warn_of_surplus(choice)
     _warn_of_replicas(choice.layouts, placement)

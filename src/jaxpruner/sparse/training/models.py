@@ -2,30 +2,26 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxpruner.core import control, optimizer_state, seeds
+from jaxpruner.core import optimizer_state, seeds
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.sparse.operators.block_kernels.product import multiply as multiply_in_kernel
 from jaxpruner.sparse.operators.blocks import BlockMatrix
-from jaxpruner.sparse.program.models import Products
-from jaxpruner.sparse.training import conversion, moving, optimizers, positions
+from jaxpruner.sparse.training import conversion, positions
+from jaxpruner.sparse.training.compact_models import CompactModel, Gradients, Topology
+from jaxpruner.sparse.training.conversion import Stored
 from jaxpruner.sparse.training.layouts import Layout
-from jaxpruner.sparse.training.moving import MoveSettings
 from jaxpruner.sparse.training.placement import Placement
-from jaxpruner.sparse.training.plans import BlockPlan
-
-Topology = Mapping[str, Any]  # arrays of whole numbers
-Norms = Mapping[str, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
-class BlockSparse:
+class BlockSparse(CompactModel):
     """A model in blocks, as `block_sparse` makes it. It holds no arrays; weights and topology go through it.
 
     Weights are the tree of the parameters. In the place of a leaf that is trained in blocks stands a dictionary:
@@ -35,9 +31,9 @@ class BlockSparse:
 
     Attributes:
       products: the matrices of the model.
-      layouts: the blocks of each leaf that is trained in blocks, by name.
       plan: what becomes of each leaf; it prints as a table.
       moves: when blocks move, and where to.
+      layouts: the blocks of each leaf that is trained in blocks, by name.
       placement: over which devices they are spread.
 
     >>> import jaxpruner
@@ -50,11 +46,16 @@ class BlockSparse:
     ({'bias': (32,), 'kernel': {'values': (4, 1, 4, 8)}}, {'kernel': (4, 1)})
     """
 
-    products: Products
     layouts: Mapping[str, Layout]
-    plan: BlockPlan
-    moves: MoveSettings
     placement: Placement
+
+    chosen_array: ClassVar[str] = 'values'
+    gradients_argument: ClassVar[str] = 'block_norms'
+
+    @property
+    def stored_leaves(self) -> Mapping[str, Layout]:
+        """The blocks of each leaf that is trained in blocks, by name."""
+        return self.layouts
 
     def pack(
         self,
@@ -77,87 +78,11 @@ class BlockSparse:
         Raises:
           ValueError: positions that do not fit the model, or an unknown way to select.
         """
-        if topology is not None:
-            self._check_topology(topology)
-        elif select == 'balanced':
+        self._check_way_to_pack(topology, select, ('balanced', 'magnitude'))
+        if topology is None and select == 'balanced':
             topology = balanced_positions(self.layouts, self.moves.rng_seed)
-        elif select != 'magnitude':
-            near = tree_lib.nearest(str(select), ('balanced', 'magnitude'))
-            raise ValueError(f'select={select!r} is unknown; {near}')
         pack = self._pack if tree_lib.has_traced((params, topology)) else jax.jit(self._pack)
         return self._placed(*pack(params, topology))
-
-    def apply(
-        self, weights: Any, topology: Topology, *inputs: Any, probe: Norms | None = None
-    ) -> Any:
-        """Runs the model.
-
-        Args:
-          weights: as `pack` returns them.
-          topology: where their blocks are.
-          *inputs: of the model; other shapes than those of the sample are traced anew.
-          probe: `model.probe()`, where the norms of the blocks of the dense gradient are wanted: they are the gradient
-            with respect to it.
-
-        Returns:
-          What the model returns for `unpack(weights, topology)`.
-        """
-        operators = {}
-        for name, stored in self._stored(weights).items():
-            layout = self.layouts[name]
-            operators[name] = BlockMatrix(
-                **stored,
-                indices=topology[name],
-                outputs=layout.outputs,
-                probe=None if probe is None else probe[name],
-                shards=self.placement.shards_of(layout),
-                kernel=multiply_in_kernel if layout.in_kernel else None,
-            )
-        return self.products.apply(self._put(weights, operators), *inputs)
-
-    def probe(self) -> dict[str, jax.Array]:
-        """Zeros for each candidate block, float32 `[*layers, groups, candidates]` by name.
-
-        >>> # norms = jax.grad(loss, argnums=2)(weights, topology, model.probe(), batch)
-        """
-        probe = {}
-        for name, layout in self.layouts.items():
-            probe[name] = jnp.zeros((*layout.layers, layout.groups, layout.candidates))
-        return probe
-
-    def unpack(self, weights: Any, topology: Topology) -> Any:
-        """The dense parameters, in the tree and dtypes of `pack`'s.
-
-        With a term of low rank the product of its matrices is added, so that nothing of them is zero; `masks` says
-        where the blocks are.
-        """
-        leaves = {}
-        for name, stored in self._stored(weights).items():
-            of_leaf = self.products.by_leaf[name], self.layouts[name]
-            leaves[name] = conversion.restore(stored, topology[name], *of_leaf)
-        return self._put(weights, leaves)
-
-    def masks(self, topology: Topology) -> Any:
-        """The masks of the blocks: a tree like the parameters of uint8, `None` for leaves that stay dense."""
-        masks = {}
-        for name, layout in self.layouts.items():
-            product = self.products.by_leaf[name]
-            masks[name] = conversion.mask_of(topology[name], product, layout)
-        return self._tree({name: masks.get(name) for name in self._names})
-
-    def wrap_optax(self, tx: optax.GradientTransformation) -> optax.GradientTransformation:
-        """The optimizer, which refuses at `init` what does not take the step of the masked dense model.
-
-        Raises:
-          ValueError: at `init`, for optimizers that look at shapes, such as muon and adafactor; also for those whose
-            moments cannot be set to zero, if blocks move.
-        """
-
-        def init(params: Any) -> Any:
-            self._check_optimizer(tx, params)
-            return tx.init(params)
-
-        return optax.GradientTransformationExtraArgs(init, optax.with_extra_args_support(tx).update)
 
     def update(
         self,
@@ -167,7 +92,7 @@ class BlockSparse:
         *,
         tx: optax.GradientTransformation,
         step: Any,
-        block_norms: Norms | Callable[[Any, Topology], Norms] | None = None,
+        block_norms: Gradients | Callable[[Any, Topology], Gradients] | None = None,
         due: Any = None,
     ) -> tuple[Any, Topology, Any]:
         """Moves blocks, if the schedule says so: those with the smallest norms leave, and as many come.
@@ -191,58 +116,67 @@ class BlockSparse:
         Raises:
           ValueError: RigL without norms, or an optimizer that `wrap_optax` refuses.
         """
-        self._check_optimizer(tx, weights)
-        if self.moves.algorithm == moving.STATIC:
-            return weights, topology, opt_state
-        if due is None:
-            due = self.moves.scheduler.is_mask_update_iter(step)
+        return self._update(weights, topology, opt_state, tx, step, block_norms, due)
 
-        def move(state: Any, step: Any) -> Any:
-            return self._move(*state, tx=tx, step=step, block_norms=block_norms)
+    def _operator(
+        self, name: str, stored: Stored, where: Any, probe: jax.Array | None
+    ) -> BlockMatrix:
+        layout = self.layouts[name]
+        return BlockMatrix(
+            **stored,
+            indices=where,
+            outputs=layout.outputs,
+            probe=probe,
+            shards=self.placement.shards_of(layout),
+            kernel=multiply_in_kernel if layout.in_kernel else None,
+        )
 
-        return control.run_once(due, move, (weights, topology, opt_state), step)
+    def _restored(self, name: str, stored: Stored, where: Any) -> jax.Array:
+        return conversion.restore(stored, where, self.products.by_leaf[name], self.layouts[name])
 
-    def _move(
+    def _mask(self, name: str, where: Any) -> jax.Array:
+        return conversion.mask_of(where, self.products.by_leaf[name], self.layouts[name])
+
+    def _moved(
         self,
         weights: Any,
         topology: Topology,
         opt_state: Any,
-        *,
+        scores: Gradients,
         tx: Any,
         step: Any,
-        block_norms: Any,
     ) -> tuple[Any, Topology, Any]:
-        norms: Any = block_norms(weights, topology) if callable(block_norms) else block_norms
-        scores = moving.grow_scores(self.moves, self.layouts, norms, step)
-        stored = self._stored(weights)
-        values = {name: leaf['values'] for name, leaf in stored.items()}
-        replacements = moving.replaced(self.moves, values, topology, scores, step)
-        is_new, moved = {}, {}
-        for name, leaf in stored.items():
-            flags = replacements[name].is_new[..., None, None]
-            is_new[name] = {
-                **dict.fromkeys(leaf),
-                'values': jnp.broadcast_to(flags, leaf['values'].shape),
-            }
-            moved[name] = {**leaf, 'values': jnp.where(flags, 0, leaf['values'])}
-        flags = self._tree({name: is_new.get(name) for name in self._names})
+        fraction = self.moves.drop_fraction_fn(step)
+        new_topology, flags, moved = {}, {}, {}
+        for name, stored in self._stored(weights).items():
+            values = stored['values']
+            norms = conversion.block_norms(values)
+            replacement = positions.replace(topology[name], norms, scores[name], fraction)
+            new_topology[name] = replacement.indices
+            is_new = jnp.broadcast_to(replacement.is_new[..., None, None], values.shape)
+            moved[name] = {**stored, 'values': jnp.where(is_new, 0, values)}
+            flags[name] = {**dict.fromkeys(stored), 'values': is_new}
+        flags = self._tree_with_none(flags)
         opt_state = optimizer_state.zero_moments(tx, opt_state, flags, weights)
-        topology = {name: replacement.indices for name, replacement in replacements.items()}
-        return self._put(weights, moved), topology, opt_state
+        return self.products.put(weights, moved), new_topology, opt_state
+
+    @staticmethod
+    def _shape_of_positions(where: Any) -> tuple[int, ...]:
+        return jnp.shape(where)
 
     def _pack(self, params: Any, topology: Topology | None) -> tuple[Any, Topology]:
-        positions_by_name, stored = {}, {}
-        leaves = dict(zip(self._names, self._structure.flatten_up_to(params), strict=True))
+        leaves = self.products.by_name(params)
         keys = seeds.split_key(seeds.prng_key(self.moves.rng_seed), len(self.layouts))
+        packed, stored = {}, {}
         for (name, layout), key in zip(self.layouts.items(), keys, strict=True):
-            of_leaf = self.products.by_leaf[name], layout
+            leaf, product = leaves[name], self.products.by_leaf[name]
             if topology is None:
-                indices = conversion.largest_blocks(leaves[name], *of_leaf)
+                indices = conversion.largest_blocks(leaf, product, layout)
             else:
                 indices = topology[name]
-            stored[name] = conversion.store(leaves[name], indices, *of_leaf, key)
-            positions_by_name[name] = jnp.asarray(indices, jnp.int32)
-        return self._put(params, stored), positions_by_name
+            stored[name] = conversion.store(leaf, indices, product, layout, key)
+            packed[name] = jnp.asarray(indices, jnp.int32)
+        return self.products.put(params, stored), packed
 
     def _placed(self, weights: Any, topology: Topology) -> tuple[Any, Topology]:
         """On the devices of the mesh, if there is one; leaves that stay dense are left where they are."""
@@ -256,45 +190,7 @@ class BlockSparse:
             placed[name] = self.placement.place_groups(topology[name], layout)
             for key in leaf.keys() - {'values'}:
                 stored[name][key] = self.placement.replicate(leaf[key])
-        return self._put(weights, stored), placed
-
-    def _check_topology(self, topology: Topology) -> None:
-        for name, layout in self.layouts.items():
-            expected = (*layout.layers, layout.groups, layout.blocks)
-            found = jnp.shape(topology[name]) if name in topology else None
-            if found != expected:
-                raise ValueError(
-                    f'topology: {name!r} must have positions of shape {expected}, got {found}; use that of a model '
-                    'made with the same settings'
-                )
-
-    def _check_optimizer(self, tx: optax.GradientTransformation, weights: Any) -> None:
-        optimizers.check_optimizer(tx, weights, self.moves.moves_blocks)
-
-    @property
-    def _names(self) -> list[str]:
-        return [tree_lib.path_string(path) for path in tree_lib.flatten_with_paths(self._params)[0]]
-
-    @property
-    def _params(self) -> Any:
-        return self.products.params
-
-    @property
-    def _structure(self) -> Any:
-        return jax.tree.structure(self._params)
-
-    def _tree(self, entries: Mapping[str, Any]) -> Any:
-        return jax.tree.unflatten(self._structure, [entries[name] for name in self._names])
-
-    def _put(self, tree: Any, entries: Mapping[str, Any]) -> Any:
-        """The tree with other entries in the place of some leaves."""
-        leaves = dict(zip(self._names, self._structure.flatten_up_to(tree), strict=True))
-        return self._tree({**leaves, **entries})
-
-    def _stored(self, weights: Any) -> dict[str, dict[str, Any]]:
-        """What is trained in blocks, by name."""
-        leaves = dict(zip(self._names, self._structure.flatten_up_to(weights), strict=True))
-        return {name: leaves[name] for name in self.layouts}
+        return self.products.put(weights, stored), placed
 
 
 def balanced_positions(layouts: Mapping[str, Layout], seed: int) -> dict[str, np.ndarray]:

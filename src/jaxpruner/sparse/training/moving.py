@@ -1,4 +1,4 @@
-"""Moves blocks: which ones leave, and which come in their place."""
+"""When blocks or single weights are replaced, how many, and by which."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -10,8 +10,6 @@ from jaxpruner import sparsity_schedules
 from jaxpruner.algorithms.sparse_trainers import check_drop_fraction
 from jaxpruner.core import control, seeds
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.sparse.training import conversion, positions
-from jaxpruner.sparse.training.layouts import Layout
 
 # By their names in configurations.
 STATIC, SET, RIGL = 'static_sparse', 'set', 'rigl'
@@ -20,12 +18,12 @@ ALGORITHMS = (STATIC, SET, RIGL)
 
 @dataclasses.dataclass(frozen=True)
 class MoveSettings:
-    """When blocks move, how many, and where to.
+    """When blocks or single weights are replaced, how many, and by which.
 
     Attributes:
       algorithm: `'static_sparse'`, `'set'` or `'rigl'`.
       scheduler: says in which steps; its sparsity has to stay the same.
-      drop_fraction_fn: step -> the share of the blocks of each group that is replaced.
+      drop_fraction_fn: step -> the share of the blocks of each group, or of the weights of each matrix.
       rng_seed: of positions drawn at random.
 
     Raises:
@@ -47,7 +45,7 @@ class MoveSettings:
 
     @property
     def moves_blocks(self) -> bool:
-        """Whether blocks ever move."""
+        """Whether anything is ever replaced."""
         never = isinstance(self.scheduler, sparsity_schedules.NoUpdateSchedule)
         return self.algorithm != STATIC and not never
 
@@ -65,47 +63,16 @@ def _check_constant_sparsity(scheduler: sparsity_schedules.BaseSchedule) -> None
             )
 
 
-def grow_scores(
-    settings: MoveSettings,
-    layouts: Mapping[str, Layout],
-    norms: Mapping[str, jax.Array] | None,
-    step: Any,
+def random_scores(
+    shapes: Mapping[str, tuple[int, ...]], seed: Any, step: Any
 ) -> dict[str, jax.Array]:
-    """Scores of all candidates: norms of the dense gradient, or chance.
-
-    Raises:
-      ValueError: RigL got no norms.
-    """
-    if settings.algorithm == RIGL:
-        if norms is None:
-            raise ValueError(
-                'update: rigl regrows by block_norms, the gradient of the loss with respect to model.probe(); pass '
-                'them, or a function that computes them, or use set'
-            )
-        return {name: norms[name] for name in layouts}
-    keys = seeds.split_key(seeds.prng_key(settings.rng_seed, step), len(layouts))
+    """Numbers drawn anew at each step, by name of the leaf."""
+    keys = seeds.split_key(seeds.prng_key(seed, step), len(shapes))
     scores = {}
-    for (name, layout), key in zip(layouts.items(), keys, strict=True):
-        shape = (*layout.layers, layout.groups, layout.candidates)
+    for (name, shape), key in zip(shapes.items(), keys, strict=True):
 
         def draw(key: jax.Array, shape: tuple[int, ...] = shape) -> jax.Array:
             return jax.random.uniform(key, shape)
 
         scores[name] = control.draw_in_loop(draw, key)
     return scores
-
-
-def replaced(
-    settings: MoveSettings,
-    values: Mapping[str, jax.Array],
-    topology: Mapping[str, jax.Array],
-    scores: Mapping[str, jax.Array],
-    step: Any,
-) -> dict[str, positions.Replacement]:
-    """Replaces blocks of each leaf."""
-    fraction = settings.drop_fraction_fn(step)
-    replacements = {}
-    for name, indices in topology.items():
-        norms = conversion.block_norms(values[name])
-        replacements[name] = positions.replace(indices, norms, scores[name], fraction)
-    return replacements

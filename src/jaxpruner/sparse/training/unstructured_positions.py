@@ -36,6 +36,16 @@ class KeptWeights:
     kept: int
 
     @property
+    def positions_shape(self) -> tuple[int, ...]:
+        """Of the positions of kept weights."""
+        return *self.layers, self.kept
+
+    @property
+    def candidates_shape(self) -> tuple[int, ...]:
+        """Of a number for each weight that could be kept."""
+        return *self.layers, self.inputs, self.outputs
+
+    @property
     def words(self) -> str:
         """What a plan says of it."""
         each = f'each of {math.prod(self.layers)} ' if self.layers else ''

@@ -1,0 +1,226 @@
+"""What models on compact weights have in common, whether they store blocks or single weights."""
+
+import abc
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxpruner.base_updater import elementwise_optimizers
+from jaxpruner.core import control, optimizer_state
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.sparse.program.models import Products
+from jaxpruner.sparse.training import moving
+from jaxpruner.sparse.training.conversion import Stored
+from jaxpruner.sparse.training.layouts import Layout
+from jaxpruner.sparse.training.moving import MoveSettings
+from jaxpruner.sparse.training.plans import BlockPlan
+from jaxpruner.sparse.training.unstructured_positions import KeptWeights
+
+Topology = Mapping[str, Any]  # by name of the leaf: whole numbers that say where its weights are
+Gradients = Mapping[str, jax.Array]  # by name of the leaf
+
+
+@dataclasses.dataclass(frozen=True)
+class CompactModel(abc.ABC):
+    """A model of which some leaves are stored compactly. It holds no arrays; weights and topology go through it.
+
+    Attributes:
+      products: the matrices of the model.
+      plan: what becomes of each leaf; it prints as a table.
+      moves: when weights are replaced, and by which.
+    """
+
+    products: Products
+    plan: BlockPlan
+    moves: MoveSettings
+
+    # The array of a stored leaf whose weights are chosen, and how messages call the gradient that RigL needs.
+    chosen_array: ClassVar[str]
+    gradients_argument: ClassVar[str]
+
+    @property
+    @abc.abstractmethod
+    def stored_leaves(self) -> Mapping[str, Layout | KeptWeights]:
+        """How leaves are stored, by name."""
+
+    @abc.abstractmethod
+    def _operator(self, name: str, stored: Stored, where: Any, probe: jax.Array | None) -> Any:
+        """What multiplies in the place of a leaf."""
+
+    @abc.abstractmethod
+    def _restored(self, name: str, stored: Stored, where: Any) -> jax.Array:
+        """The dense leaf."""
+
+    @abc.abstractmethod
+    def _mask(self, name: str, where: Any) -> jax.Array:
+        """The mask of a leaf, uint8 in its shape."""
+
+    @abc.abstractmethod
+    def _moved(
+        self,
+        weights: Any,
+        topology: Topology,
+        opt_state: Any,
+        scores: Gradients,
+        tx: Any,
+        step: Any,
+    ) -> tuple[Any, Topology, Any]:
+        """Weights, topology and state of the optimizer after weights were replaced by those of the largest scores."""
+
+    def apply(
+        self, weights: Any, topology: Topology, *inputs: Any, probe: Gradients | None = None
+    ) -> Any:
+        """Runs the model.
+
+        Args:
+          weights: as `pack` returns them.
+          topology: where they are kept.
+          *inputs: of the model; other shapes than those of the sample are traced anew.
+          probe: `model.probe()`, where RigL's gradients are wanted: they are the gradient with respect to it.
+
+        Returns:
+          What the model returns for `unpack(weights, topology)`.
+        """
+        operators = {}
+        for name, stored in self._stored(weights).items():
+            probe_of_leaf = None if probe is None else probe[name]
+            operators[name] = self._operator(name, stored, topology[name], probe_of_leaf)
+        return self.products.apply(self.products.put(weights, operators), *inputs)
+
+    def probe(self) -> dict[str, jax.Array]:
+        """Zeros, float32 by name of the leaf, for all blocks or weights that could be kept.
+
+        >>> # gradients = jax.grad(loss, argnums=2)(weights, topology, model.probe(), batch)
+        """
+        probe = {}
+        for name, leaf in self.stored_leaves.items():
+            probe[name] = jnp.zeros(leaf.candidates_shape)
+        return probe
+
+    def unpack(self, weights: Any, topology: Topology) -> Any:
+        """The dense parameters, in the tree and dtypes of `pack`'s; zeros where nothing is kept.
+
+        With a term of low rank the product of its matrices is added, so that nothing of them is zero; `masks` says
+        where the blocks are.
+        """
+        leaves = {}
+        for name, stored in self._stored(weights).items():
+            leaves[name] = self._restored(name, stored, topology[name])
+        return self.products.put(weights, leaves)
+
+    def masks(self, topology: Topology) -> Any:
+        """The masks: a tree like the parameters of uint8, `None` for leaves that stay dense."""
+        masks = {}
+        for name in self.stored_leaves:
+            masks[name] = self._mask(name, topology[name])
+        return self._tree_with_none(masks)
+
+    def wrap_optax(self, tx: optax.GradientTransformation) -> optax.GradientTransformation:
+        """The optimizer, which refuses at `init` what does not take the step of the masked dense model.
+
+        Raises:
+          ValueError: at `init`, for optimizers that look at shapes, such as muon and adafactor; also for those whose
+            moments cannot follow when weights are replaced.
+        """
+        optimizer = optax.with_extra_args_support(tx)
+
+        def init(params: Any) -> Any:
+            # optax finds moments by an init with a placeholder, which has no leaves.
+            if jax.tree.leaves(params):
+                self._check_optimizer(optimizer, params)
+            return optimizer.init(params)
+
+        return optax.GradientTransformationExtraArgs(init, optimizer.update)
+
+    def _update(
+        self,
+        weights: Any,
+        topology: Topology,
+        opt_state: Any,
+        tx: optax.GradientTransformation,
+        step: Any,
+        gradients: Gradients | Callable[[Any, Topology], Gradients] | None,
+        due: Any,
+    ) -> tuple[Any, Topology, Any]:
+        """Replaces weights, if it is due."""
+        self._check_optimizer(tx, weights)
+        if self.moves.algorithm == moving.STATIC:
+            return weights, topology, opt_state
+        if due is None:
+            due = self.moves.scheduler.is_mask_update_iter(step)
+
+        def move(state: Any, step: Any) -> Any:
+            weights, topology, opt_state = state
+            scores = self._grow_scores(weights, topology, gradients, step)
+            return self._moved(weights, topology, opt_state, scores, tx, step)
+
+        return control.run_once(due, move, (weights, dict(topology), opt_state), step)
+
+    def _grow_scores(
+        self, weights: Any, topology: Topology, gradients: Any, step: Any
+    ) -> Mapping[str, jax.Array]:
+        if self.moves.algorithm == moving.SET:
+            shapes = {name: leaf.candidates_shape for name, leaf in self.stored_leaves.items()}
+            return moving.random_scores(shapes, self.moves.rng_seed, step)
+        if gradients is None:
+            raise ValueError(
+                f'update: rigl regrows by {self.gradients_argument}, the gradient of the loss with respect to '
+                'model.probe(); pass it, or a function that computes it, or use set'
+            )
+        gradients = gradients(weights, topology) if callable(gradients) else gradients
+        return {name: jnp.abs(gradients[name]) for name in self.stored_leaves}
+
+    def _check_way_to_pack(
+        self, topology: Topology | None, select: str, ways: Sequence[str]
+    ) -> None:
+        """Refuses positions that do not fit the model, and an unknown way to choose them."""
+        if topology is None:
+            if select not in ways:
+                near = tree_lib.nearest(str(select), ways)
+                raise ValueError(f'select={select!r} is unknown; {near}')
+            return
+        for name, leaf in self.stored_leaves.items():
+            shape = self._shape_of_positions(topology[name]) if name in topology else None
+            if shape != leaf.positions_shape:
+                raise ValueError(
+                    f'topology: {name!r} must have positions of shape {leaf.positions_shape}, got {shape}; use that of '
+                    'a model made with the same settings'
+                )
+
+    @staticmethod
+    @abc.abstractmethod
+    def _shape_of_positions(where: Any) -> tuple[int, ...]:
+        """Of the positions of a leaf."""
+
+    def _check_optimizer(self, tx: optax.GradientTransformation, weights: Any) -> None:
+        """Refuses an optimizer that would not take the step of the masked dense model; computes nothing."""
+        compact = jax.tree.map(_shape, weights)
+        whole_leaves = {}
+        for name, stored in self._stored(compact).items():
+            product = self.products.by_leaf[name]
+            shape = jax.ShapeDtypeStruct(product.shape, product.dtype)
+            whole_leaves[name] = {**stored, self.chosen_array: shape}
+        whole = self.products.put(compact, whole_leaves)
+        optimizer = optax.with_extra_args_support(tx)
+        elementwise_optimizers.check_elementwise(
+            optimizer, whole, compact, masks_gradients=True, masks_params=True
+        )
+        if self.moves.moves_blocks:
+            optimizer_state.check_resettable(tx, compact)
+
+    def _stored(self, weights: Any) -> dict[str, Any]:
+        """What stands in the place of leaves that are stored compactly, by name."""
+        by_name = self.products.by_name(weights)
+        return {name: by_name[name] for name in self.stored_leaves}
+
+    def _tree_with_none(self, entries: Mapping[str, Any]) -> Any:
+        """A tree like the parameters of these entries, `None` for the other leaves."""
+        return self.products.unflatten({**dict.fromkeys(self.plan.leaves), **entries})
+
+
+def _shape(array: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype)

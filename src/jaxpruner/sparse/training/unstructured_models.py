@@ -1,0 +1,161 @@
+"""A model of whose matrices single weights are kept and trained: values, and whole numbers that say where."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxpruner.core import kept_positions
+from jaxpruner.sparse.operators.csr import CsrMatrix
+from jaxpruner.sparse.training import unstructured_positions as positions_lib
+from jaxpruner.sparse.training.compact_models import CompactModel, Gradients, Topology
+from jaxpruner.sparse.training.conversion import Stored
+from jaxpruner.sparse.training.unstructured_positions import KeptWeights
+
+
+@dataclasses.dataclass(frozen=True)
+class UnstructuredSparse(CompactModel):
+    """A model in CSR, as `unstructured_sparse` makes it. It holds no arrays; weights and topology go through it.
+
+    Weights are the tree of the parameters, with a dictionary in the place of a leaf of which single weights are kept:
+    `'compressed'`, `[*layers, kept]`, row by row. The topology has by name of the leaf int32 arrays: `'positions'` in
+    the flattened matrix, `'row_offsets'`, and what the transposed matrix needs, `'transposed_order'` and
+    `'transposed_row_offsets'`. That is 8 bytes a kept weight.
+
+    Attributes:
+      products: the matrices of the model.
+      plan: what becomes of each leaf; it prints as a table.
+      moves: when weights are replaced, and by which.
+      leaves: how many weights are kept, by name.
+
+    >>> UnstructuredSparse.__dataclass_params__.frozen
+    True
+    """
+
+    leaves: Mapping[str, KeptWeights]
+
+    chosen_array: ClassVar[str] = 'compressed'
+    gradients_argument: ClassVar[str] = 'dense_grads'
+
+    @property
+    def stored_leaves(self) -> Mapping[str, KeptWeights]:
+        """How many weights of each leaf are kept, by name."""
+        return self.leaves
+
+    def pack(
+        self,
+        params: Any,
+        topology: Topology | None = None,
+        *,
+        select: Literal['random', 'magnitude'] = 'random',
+    ) -> tuple[Any, Topology]:
+        """Takes the kept weights out of parameters.
+
+        Args:
+          params: the dense parameters.
+          topology: where weights are kept, as from an earlier call.
+          select: where they are otherwise: at `'random'`, or the largest (`'magnitude'`), for a trained model.
+
+        Returns:
+          Weights and topology.
+
+        Raises:
+          ValueError: positions that do not fit the model, or an unknown way to select.
+        """
+        self._check_way_to_pack(topology, select, ('random', 'magnitude'))
+        stored, packed = {}, {}
+        parameters = self.products.leaves(params)
+        for number, (name, leaf) in enumerate(self.leaves.items()):
+            matrices = self.products.by_leaf[name].to_matrix(parameters[name])
+            if topology is not None:
+                packed[name] = dict(topology[name])
+            elif select == 'magnitude':
+                packed[name] = leaf.arrays_of(positions_lib.largest(leaf, matrices))
+            else:
+                rng = np.random.default_rng([self.moves.rng_seed, number])
+                packed[name] = leaf.arrays_of(jnp.asarray(positions_lib.drawn(leaf, rng)))
+            compressed = positions_lib.gathered(leaf, matrices, packed[name]['positions'])
+            stored[name] = {'compressed': compressed}
+        return self.products.put(params, stored), packed
+
+    def update(
+        self,
+        weights: Any,
+        topology: Topology,
+        opt_state: Any,
+        *,
+        tx: optax.GradientTransformation,
+        step: Any,
+        dense_grads: Gradients | Callable[[Any, Topology], Gradients] | None = None,
+        due: Any = None,
+    ) -> tuple[Any, Topology, Any]:
+        """Replaces weights, if the schedule says so: the smallest leave, and as many come, at zero, without moments.
+
+        It may be called in every step, inside `jax.jit`.
+
+        Args:
+          weights: as they are after the optimizer's step.
+          topology: where they are kept.
+          opt_state: of `tx`.
+          tx: the optimizer.
+          step: its number, an int32 scalar or a number of Python's.
+          dense_grads: for RigL the gradient with respect to `probe()`, by name; or a function of weights and topology
+            that computes it, and is run only if it is needed.
+          due: whether to replace weights now, whatever the schedule says.
+
+        Returns:
+          Weights, topology and state of the optimizer.
+
+        Raises:
+          ValueError: RigL without gradients.
+        """
+        return self._update(weights, topology, opt_state, tx, step, dense_grads, due)
+
+    def _operator(
+        self, name: str, stored: Stored, where: Any, probe: jax.Array | None
+    ) -> CsrMatrix:
+        pattern = positions_lib.pattern_of(where)
+        return CsrMatrix(stored['compressed'], pattern, probe)
+
+    def _restored(self, name: str, stored: Stored, where: Any) -> jax.Array:
+        return self._dense(name, stored['compressed'], where)
+
+    def _mask(self, name: str, where: Any) -> jax.Array:
+        ones = jnp.ones(where['positions'].shape, jnp.uint8)
+        return self._dense(name, ones, where)
+
+    def _dense(self, name: str, compressed: jax.Array, where: Any) -> jax.Array:
+        """The leaf with these weights, and zeros elsewhere."""
+        matrices = positions_lib.scattered(self.leaves[name], compressed, where['positions'])
+        return self.products.by_leaf[name].from_matrix(matrices)
+
+    def _moved(
+        self,
+        weights: Any,
+        topology: Topology,
+        opt_state: Any,
+        scores: Gradients,
+        tx: Any,
+        step: Any,
+    ) -> tuple[Any, Topology, Any]:
+        fraction = self.moves.drop_fraction_fn(step)
+        new_topology, moved, places_by_name = {}, {}, {}
+        for name, stored in self._stored(weights).items():
+            leaf, compressed = self.leaves[name], stored['compressed']
+            old = topology[name]['positions']
+            new, places = positions_lib.replaced(leaf, compressed, old, scores[name], fraction)
+            new_topology[name] = leaf.arrays_of(new)
+            moved[name] = {'compressed': kept_positions.moved(compressed, places)}
+            places_by_name[name] = {'compressed': places}
+        nothing = jax.tree.map(lambda _: jnp.zeros((), jnp.int32), self.products.params)
+        places_by_name = self.products.put(nothing, places_by_name)
+        opt_state = kept_positions.move_moments(tx, opt_state, places_by_name)
+        return self.products.put(weights, moved), new_topology, opt_state
+
+    @staticmethod
+    def _shape_of_positions(where: Any) -> tuple[int, ...]:
+        return jnp.shape(where['positions'])
