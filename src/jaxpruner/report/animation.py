@@ -40,23 +40,24 @@ def animate_masks(folder: Path, cell_name: str, path: Path) -> None:
     path = figures.check_ending(path, ('.gif',))
     steps, kernels = read_masks(folder, cell_name)
     frames = _frames(len(steps))
-    frames_per_second = min(max(round(len(frames) / _SECONDS), 2), 10)
+    frames_per_second = round(len(frames) / _SECONDS)
+    frames_per_second = min(max(frames_per_second, 2), 10)
     held = [frames[-1]] * round(_HOLD * frames_per_second)
     figure = figures.new_figure(4.4 * len(kernels), 4.9)
     figure.set_layout_engine('constrained', w_pad=0.15)
-    images = mask_images.draw(figure, {name: masks[0] for name, masks in kernels.items()})
+    first_masks = {name: masks[0] for name, masks in kernels.items()}
+    images = mask_images.draw(figure, first_masks)
 
     def show(frame: int) -> None:
-        kept, size = 0, 0
+        shown = []
         for name, masks in kernels.items():
             mask = masks[frame]
-            kept += int(mask.sum())
-            size += mask.size
+            shown.append(mask)
             images[name].set_data(mask_images.lay_out(mask))
-            images[name].axes.set_title(
-                mask_images.describe(name, mask), fontsize=9, color=figures.INK
-            )
-        title = f'{cell_name}   step {steps[frame]:,}   {100 * (1 - kept / size):.1f}% pruned'
+            description = mask_images.describe(name, mask)
+            images[name].axes.set_title(description, fontsize=9, color=figures.INK)
+        percent = mask_images.percent_pruned(shown)
+        title = f'{cell_name}   step {steps[frame]:,}   {percent:.1f}% pruned'
         figure.suptitle(title, color=figures.INK)
 
     def write(temporary: Path) -> None:
@@ -111,7 +112,8 @@ def read_masks(folder: Path, cell_name: str) -> tuple[np.ndarray, dict[str, np.n
 
 def mask_names(folder: Path) -> list[str]:
     """The names of the cells of a folder of results whose masks were kept."""
-    return sorted(path.stem for path in Path(folder).glob('masks/*.npz'))
+    paths = Path(folder).glob('masks/*.npz')
+    return sorted(path.stem for path in paths)
 
 
 def _frames(count: int) -> np.ndarray:

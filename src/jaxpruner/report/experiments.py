@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
@@ -59,14 +60,17 @@ class Experiment:
     @property
     def sparsities(self) -> list[float]:
         """The sparsities asked for, ascending; the dense baseline adds none."""
-        return sorted({cell.sparsity for cell in self.cells if cell.algorithm != DENSE})
+        sparse_cells = [cell for cell in self.cells if cell.algorithm != DENSE]
+        return sorted({cell.sparsity for cell in sparse_cells})
 
     def select(self, algorithm: str, sparsity: float) -> list[Cell]:
         """The cells of an algorithm at a sparsity, by seed; dense ones belong to every sparsity."""
-        cells = [cell for cell in self.cells if cell.algorithm == algorithm]
-        if algorithm == DENSE:
-            return cells
-        return [cell for cell in cells if cell.sparsity == sparsity]
+        cells = []
+        for cell in self.cells:
+            has_sparsity = algorithm == DENSE or cell.sparsity == sparsity
+            if cell.algorithm == algorithm and has_sparsity:
+                cells.append(cell)
+        return cells
 
     def summarize(self, algorithm: str, sparsity: float) -> Summary | None:
         """Mean and deviation of the metric, or None where there is no such cell."""
@@ -123,12 +127,16 @@ def algorithms_of(cells: Iterable[Cell]) -> list[str]:
 
 def _summarize(values: Sequence[float]) -> Summary:
     with np.errstate(invalid='ignore'):  # the deviation of infinite losses is NaN
-        deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
-        return Summary(float(np.mean(values)), deviation, len(values))
+        mean = float(np.mean(values))
+        deviation = None
+        if len(values) > 1:
+            deviation = float(np.std(values, ddof=1))
+    return Summary(mean, deviation, len(values))
 
 
 def _is_same(first: float, second: float) -> bool:
-    return first == second or (first != first and second != second)  # NaN is the same result as NaN
+    are_nan = math.isnan(first) and math.isnan(second)  # NaN is the same result as NaN
+    return first == second or are_nan
 
 
 def _cell_order(cell: Cell) -> tuple[str, float, int]:

@@ -3,6 +3,8 @@
 No display is needed, and nothing of matplotlib's global state is touched.
 """
 
+import itertools
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -41,8 +43,9 @@ def new_figure(width: float, height: float) -> 'Figure':
 
 def make_panels(figure: Any, count: int, columns: int, **settings: Any) -> list[Any]:
     """Returns `count` panels of a figure, in rows of `columns`. Places that are left over stay empty."""
-    rows = -(-count // columns)
-    panels = list(figure.subplots(rows, columns, squeeze=False, **settings).flat)
+    rows = math.ceil(count / columns)
+    grid = figure.subplots(rows, columns, squeeze=False, **settings)
+    panels = list(grid.flat)
     for axes in panels[count:]:
         axes.axis('off')
     return panels[:count]
@@ -50,23 +53,27 @@ def make_panels(figure: Any, count: int, columns: int, **settings: Any) -> list[
 
 def save(figure: Any, path: Path) -> None:
     """Writes a figure; the file appears when it is complete."""
-    atomic_files.replace_file(
-        path, lambda temporary: figure.savefig(temporary, dpi=150), keeps_ending=True
-    )
+
+    def write(temporary: Path) -> None:
+        figure.savefig(temporary, dpi=150)
+
+    atomic_files.replace_file(path, write, keeps_ending=True)
 
 
 def styles_of(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Returns a colour and mark for each algorithm, the same in every plot for those of the original's table."""
     styles = {DENSE: {'color': INK, 'marker': ''}}
     original = [name for name in ALGORITHM_ORDER if name != DENSE]
+    free = []
     for number, name in enumerate(original):
         styles[name] = _style(number)
-    others = [name for name in names if name not in ALGORITHM_ORDER]
+        if name not in names:
+            free.append(number)
     # Others first take the styles of original algorithms that are not in this plot.
-    free = [number for number, name in enumerate(original) if name not in names]
-    free += range(len(original), len(original) + len(others))
-    for number, name in zip(free, others, strict=False):
-        styles[name] = _style(number)
+    numbers = itertools.chain(free, itertools.count(len(original)))
+    for name in names:
+        if name not in ALGORITHM_ORDER:
+            styles[name] = _style(next(numbers))
     return styles
 
 

@@ -38,10 +38,13 @@ class MaskCounts(NamedTuple):
 
         chosen = stored_masks.chosen_names(self.leaves, leaves)
         return MaskCounts(
-            self.steps,
-            tuple(self.leaves[i] for i in chosen),
-            self.weights[chosen],
-            *(counts[:, chosen] for counts in self[3:]),
+            steps=self.steps,
+            leaves=tuple(self.leaves[number] for number in chosen),
+            weights=self.weights[chosen],
+            targets=self.targets[:, chosen],
+            kept=self.kept[:, chosen],
+            dropped=self.dropped[:, chosen],
+            regrown=self.regrown[:, chosen],
         )
 
 
@@ -110,19 +113,24 @@ class MaskHistory:
                 'nothing was recorded: call record(opt_state) after steps of the training loop'
             )
         self._fetch(len(self._records))
-        steps, targets, counts = (np.array(column) for column in zip(*self._records, strict=True))
+        steps, targets, counts = map(np.array, zip(*self._records, strict=True))
+        kept, dropped, regrown = np.moveaxis(counts.astype(np.int64), 1, 0)
+        weights = list(self._leaves.values())
         return MaskCounts(
-            steps[:, 0].astype(np.int64),
-            tuple(self._leaves),
-            np.array(list(self._leaves.values()), np.int64),
-            targets.astype(float),
-            *np.moveaxis(counts.astype(np.int64), 1, 0),
+            steps=steps[:, 0].astype(np.int64),
+            leaves=tuple(self._leaves),
+            weights=np.array(weights, np.int64),
+            targets=targets.astype(float),
+            kept=kept,
+            dropped=dropped,
+            regrown=regrown,
         )
 
     def _fetch(self, end: int) -> None:
         from jaxpruner.report import stored_masks
 
-        self._records[self._fetched : end] = stored_masks.fetch(self._records[self._fetched : end])
+        new = slice(self._fetched, end)
+        self._records[new] = stored_masks.fetch(self._records[new])
         self._fetched = end
 
     def _check_leaves(self, leaves: list['MaskedLeaf']) -> None:
@@ -136,7 +144,8 @@ class MaskHistory:
                 self._leaves[name] = stored_masks.number_of_weights(leaf)
         elif list(named) != list(self._leaves) or shapes != self._shapes:
             before = set(zip(self._leaves, self._shapes, strict=True))
-            name, shape = min(before ^ set(zip(named, shapes, strict=True)) or before)
+            now = set(zip(named, shapes, strict=True))
+            name, shape = min(before ^ now or before)
             raise ValueError(
                 f'the masks are not those recorded before, of {len(before)} leaves: {name} of shape {shape} is in '
                 'one of them alone; make a MaskHistory for each model'

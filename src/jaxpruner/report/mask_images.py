@@ -1,6 +1,7 @@
 """Masks as images: kept weights dark, pruned ones light. Needs matplotlib."""
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,17 +52,31 @@ def plot_masks(
     if path is not None:
         path = figures.check_ending(Path(path), figures.IMAGE_ENDINGS)
     chosen = _chosen_masks(masks, params, leaves)
-    columns = min(math.ceil(math.sqrt(len(chosen))), _MOST_COLUMNS)
-    rows = -(-len(chosen) // columns)
+    side = math.ceil(math.sqrt(len(chosen)))
+    columns = min(side, _MOST_COLUMNS)
+    rows = math.ceil(len(chosen) / columns)
     figure = figures.new_figure(4.4 * columns, 3.8 * rows + 0.4)
     draw(figure, chosen, columns)
-    weights = sum(mask.size for mask in chosen.values())
-    kept = sum(int(mask.sum()) for mask in chosen.values())
-    title = f'{100 * (1 - kept / weights):.1f}% pruned: kept weights are dark, pruned ones light'
+    percent = percent_pruned(chosen.values())
+    title = f'{percent:.1f}% pruned: kept weights are dark, pruned ones light'
     figure.suptitle(title, fontsize=11, color=figures.INK)
     if path is not None:
         figures.save(figure, path)
     return figure
+
+
+def percent_pruned(masks: Iterable[np.ndarray]) -> float:
+    """How much masks prune together.
+
+    >>> percent_pruned([np.array([1, 0]), np.array([0, 0])])
+    75.0
+    """
+    weights = 0
+    kept = 0
+    for mask in masks:
+        weights += mask.size
+        kept += int(mask.sum())
+    return 100 * (1 - kept / weights)
 
 
 def lay_out(mask: np.ndarray) -> np.ndarray:
@@ -78,7 +93,8 @@ def lay_out(mask: np.ndarray) -> np.ndarray:
     """
     mask = np.asarray(mask, float)
     if mask.ndim < 4:
-        return _pool(mask.reshape(len(mask) if mask.ndim > 1 else 1, -1))
+        rows = len(mask) if mask.ndim > 1 else 1
+        return _pool(mask.reshape(rows, -1))
     height, *middle, inputs, outputs = mask.shape
     filters = mask.reshape(height, math.prod(middle), inputs, outputs)
     if inputs == 1:
@@ -88,7 +104,9 @@ def lay_out(mask: np.ndarray) -> np.ndarray:
     # Each filter is a tile with a gap below it and on its right; the last gaps are cut off.
     tiles = np.full((rows, height + 1, columns, width + 1), np.nan)
     tiles[:, :height, :, :width] = filters.transpose(2, 0, 3, 1)
-    picture = tiles.reshape(rows * (height + 1), columns * (width + 1))
+    all_rows = rows * (height + 1)
+    all_columns = columns * (width + 1)
+    picture = tiles.reshape(all_rows, all_columns)
     return picture[:-1, :-1]
 
 
@@ -111,7 +129,8 @@ def draw(figure: Any, masks: dict[str, np.ndarray], columns: int | None = None) 
     images = {}
     for axes, (name, mask) in zip(panels, masks.items(), strict=True):
         picture = lay_out(mask)
-        aspect = 'equal' if max(picture.shape) <= _LONGEST * min(picture.shape) else 'auto'
+        is_long = max(picture.shape) > _LONGEST * min(picture.shape)
+        aspect = 'auto' if is_long else 'equal'
         axes.axis('off')
         axes.set_title(describe(name, mask), fontsize=9, color=figures.INK)
         axes.set_anchor('N')
@@ -124,9 +143,11 @@ def draw(figure: Any, masks: dict[str, np.ndarray], columns: int | None = None) 
 def _pool(matrix: np.ndarray) -> np.ndarray:
     """Means over blocks, so that no side is longer than can be shown; last blocks may be smaller."""
     for axis in (0, 1):
-        starts = np.arange(0, matrix.shape[axis], _block(matrix.shape[axis]))
-        lengths = np.diff(starts, append=matrix.shape[axis])
-        matrix = np.add.reduceat(matrix, starts, axis) / np.expand_dims(lengths, 1 - axis)
+        side = matrix.shape[axis]
+        starts = np.arange(0, side, _block(side))
+        lengths = np.diff(starts, append=side)
+        sums = np.add.reduceat(matrix, starts, axis)
+        matrix = sums / np.expand_dims(lengths, 1 - axis)
     return matrix
 
 
@@ -136,14 +157,18 @@ def _block(length: int) -> int:
 
 def describe(name: str, mask: np.ndarray) -> str:
     """The title of a kernel: its name, its shape, what is shown of it, and how much is kept."""
-    rows, columns = len(mask), mask.size // len(mask)
+    rows = len(mask)
+    columns = mask.size // rows
     detail = ''
-    if mask.ndim >= 4 and max(mask.shape[-2:]) > _MOST_CHANNELS and mask.shape[-2] > 1:
-        detail = f'first {_MOST_CHANNELS} channels shown, '
-    elif 1 < mask.ndim < 4 and max(rows, columns) > _MOST_PIXELS:
+    if mask.ndim >= 4:
+        *_, inputs, outputs = mask.shape
+        if inputs > 1 and max(inputs, outputs) > _MOST_CHANNELS:
+            detail = f'first {_MOST_CHANNELS} channels shown, '
+    elif mask.ndim > 1 and max(rows, columns) > _MOST_PIXELS:
         detail = f'a pixel is {_block(rows)}×{_block(columns)} weights, '
     shape = '×'.join(map(str, mask.shape))
-    return f'{name}\n{shape}, {detail}{int(mask.sum()):,} of {mask.size:,} kept'
+    kept = int(mask.sum())
+    return f'{name}\n{shape}, {detail}{kept:,} of {mask.size:,} kept'
 
 
 def _chosen_masks(masks: Any, params: Any, leaves: Any) -> dict[str, np.ndarray]:

@@ -33,7 +33,8 @@ def draw(axes: 'Axes', experiment: Experiment, styles: dict[str, dict[str, Any]]
         all_series.append(series)
     dense = _series_of(experiment, DENSE, {0.0: 0.0})
     if dense.means.size and math.isfinite(dense.means[0]):
-        mean, deviation = dense.means[0], dense.deviations[0]
+        mean = dense.means[0]
+        deviation = dense.deviations[0]
         axes.axhline(mean, color=INK, ls='--', lw=1.2, label=DENSE, zorder=1)
         axes.axhspan(mean - deviation, mean + deviation, color=INK, alpha=0.08, lw=0, zorder=0)
     _cut_far_outliers(axes, experiment.better == 'high', [*all_series, dense], styles)
@@ -58,7 +59,9 @@ class _Series(NamedTuple):
 
 
 def _series_of(experiment: Experiment, name: str, positions: dict[float, float]) -> _Series:
-    xs, means, deviations = [], [], []
+    xs = []
+    means = []
+    deviations = []
     for sparsity, x in positions.items():
         summary = experiment.summarize(name, sparsity)
         if summary is None:
@@ -80,7 +83,8 @@ def _draw_series(axes: 'Axes', series: _Series, style: dict[str, Any], is_single
         axes.errorbar(xs, means, deviations, label=name, capsize=3, ms=6, **marks)
         return
     axes.plot(xs, means, label=name, ms=5, **style)
-    lower, upper = means - deviations, means + deviations
+    lower = means - deviations
+    upper = means + deviations
     axes.fill_between(xs, lower, upper, color=style['color'], alpha=0.15, lw=0)
 
 
@@ -99,8 +103,10 @@ def _positions(sparsities: Sequence[float]) -> dict[float, float]:
 
 def _tick_labels(positions: dict[float, float]) -> list[str]:
     """The sparsities in per cent; empty where a label would lie over the one before."""
-    room = _LABEL_WIDTH * (max(positions.values()) - min(positions.values()))
-    labels, last = [], -math.inf
+    ends = positions.values()
+    room = _LABEL_WIDTH * (max(ends) - min(ends))
+    labels = []
+    last = -math.inf
     for sparsity, position in positions.items():
         if position - last >= room:
             labels.append(f'{100 * sparsity:.4g}')
@@ -129,11 +135,13 @@ def _cut_far_outliers(
     for series in all_series:
         for x, y in zip(series.xs, series.means, strict=True):
             if sign * y < worst:
+                text = f'{series.name} {y:.4g}'
                 color = styles[series.name]['color']
-                _name_at_edge(axes, is_high_good, f'{series.name} {y:.4g}', x, lines[x], color)
+                _name_at_edge(axes, is_high_good, text, x, lines[x], color)
                 lines[x] += 1
-    margin = 0.05 * (best - worst)
-    text_height = _TEXT_HEIGHT * max(lines.values()) * (best - worst)
+    height = best - worst
+    margin = 0.05 * height
+    text_height = _TEXT_HEIGHT * max(lines.values()) * height
     ends = sign * (worst - margin - text_height), sign * (best + margin)
     axes.set_ylim(min(ends), max(ends))
 
@@ -144,13 +152,20 @@ def _name_at_edge(
     """Writes a text at the bad end of a panel, with an arrow that points out of it, `line` lines from the edge."""
     left, right = axes.get_xlim()
     share = (x - left) / (right - left)
+    if share < 1 / 3:
+        alignment = 'left'
+    elif share > 2 / 3:
+        alignment = 'right'
+    else:
+        alignment = 'center'
     height = 0.02 + _TEXT_HEIGHT * line
+    arrow = '↓' if is_high_good else '↑'
     axes.text(
         x,
         height if is_high_good else 1 - height,
-        f'{text} {"↓" if is_high_good else "↑"}',
+        f'{text} {arrow}',
         transform=axes.get_xaxis_transform(),
-        ha='left' if share < 1 / 3 else 'right' if share > 2 / 3 else 'center',
+        ha=alignment,
         va='bottom' if is_high_good else 'top',
         fontsize=8,
         color=color,
@@ -167,8 +182,11 @@ def _range_without_outliers(
     if not means.size:
         return None
     lower, upper = np.quantile(means, [0.25, 0.75])
-    is_near = means >= lower - 3 * (upper - lower)
+    fence = lower - 3 * (upper - lower)
+    is_near = means >= fence
+    if is_near.all():
+        return None
     worst = (means - deviations)[is_near].min()
     best = (means + deviations)[is_near].max()
     is_worth_it = worst < best and worst - means.min() >= best - worst
-    return (worst, best) if is_worth_it and not is_near.all() else None
+    return (worst, best) if is_worth_it else None

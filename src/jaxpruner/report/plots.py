@@ -1,5 +1,6 @@
 """Results as plots: the metric against the sparsity, and the sparsity of each layer. Needs matplotlib."""
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -50,18 +51,25 @@ def plot_metric_against_sparsity(cells: Iterable[Cell], path: Path) -> None:
         drawn_cells += experiment.cells
     names = algorithms_of(drawn_cells)
     columns = min(len(experiments), 2)
-    rows = -(-len(experiments) // columns)
-    height = max(3.8 * rows, _LEGEND_LINE * (len(names) + 1))
+    rows = math.ceil(len(experiments) / columns)
+    legend_height = _LEGEND_LINE * (len(names) + 1)
+    height = max(3.8 * rows, legend_height)
     figure = figures.new_figure(5 * columns + 1.8, height)
     panels = figures.make_panels(figure, len(experiments), columns)
     styles = figures.styles_of(names)
     handles: dict[str, Any] = {}
     for axes, experiment in zip(panels, experiments, strict=True):
         metric_panels.draw(axes, experiment, styles)
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+        own_handles, labels = axes.get_legend_handles_labels()
+        for handle, label in zip(own_handles, labels, strict=True):
             handles.setdefault(label, handle)
-    drawn = {name: handles[name] for name in names if name in handles}
-    figure.legend(list(drawn.values()), list(drawn), loc='outside right upper', frameon=False)
+    labels = [name for name in names if name in handles]
+    figure.legend(
+        [handles[label] for label in labels],
+        labels,
+        loc='outside right upper',
+        frameon=False,
+    )
     figures.save(figure, path)
 
 
@@ -92,20 +100,25 @@ def plot_layer_sparsity(cells: Iterable[Cell], path: Path) -> None:
         raise ValueError('no cell of a sparse algorithm that names its layers')
     names = algorithms_of(sparse_cells)
     columns = min(len(names), _MOST_PANELS)
-    rows = -(-len(names) // columns)
+    rows = math.ceil(len(names) / columns)
     blocks = []
     for experiment in group_cells(sparse_cells):
         layers = _layer_names(experiment)
-        height = rows * (_BAR_HEIGHT * len(layers) + 0.5) + 0.5
+        panel_height = _BAR_HEIGHT * len(layers) + 0.5
+        height = rows * panel_height + 0.5
         for sparsity in experiment.sparsities:
             blocks.append(_LayerBlock(experiment, sparsity, layers, height))
     heights = [block.height for block in blocks]
-    panel_width = max(1.35, _LETTER_WIDTH * max(map(len, names)))
-    figure = figures.new_figure(2.4 + panel_width * columns, sum(heights) + 0.3)
-    subfigures = figure.subfigures(len(blocks), 1, squeeze=False, height_ratios=heights)[:, 0]
+    longest_name = max(map(len, names))
+    panel_width = max(1.35, _LETTER_WIDTH * longest_name)
+    width = 2.4 + panel_width * columns
+    figure = figures.new_figure(width, sum(heights) + 0.3)
+    grid = figure.subfigures(len(blocks), 1, squeeze=False, height_ratios=heights)
+    subfigures = grid[:, 0]
     styles = figures.styles_of(names)
     for subfigure, block in zip(subfigures, blocks, strict=True):
-        label = f'{block.experiment.label}, {100 * block.sparsity:.4g}% asked for (dashed)'
+        percent = 100 * block.sparsity
+        label = f'{block.experiment.label}, {percent:.4g}% asked for (dashed)'
         subfigure.suptitle(label, x=0.01, ha='left', fontsize=11, color=INK)
         subfigure.supxlabel('sparsity of the layer (%), mean over seeds', fontsize=9, color=INK)
         panels = figures.make_panels(subfigure, len(names), columns, sharey=True)
@@ -134,9 +147,13 @@ def _layer_names(experiment: Experiment) -> list[str]:
 def _draw_layers(axes: 'Axes', block: _LayerBlock, algorithm: str, color: str) -> None:
     cells = block.experiment.select(algorithm, block.sparsity)
     for row, name in enumerate(block.layers):
-        sparsities = [cell.layers[name] for cell in cells if name in cell.layers]
+        sparsities = []
+        for cell in cells:
+            if name in cell.layers:
+                sparsities.append(cell.layers[name])
         if sparsities:
-            axes.barh(row, 100 * float(np.mean(sparsities)), height=0.75, color=color)
+            percent = 100 * float(np.mean(sparsities))
+            axes.barh(row, percent, height=0.75, color=color)
     count = len(block.layers)
     if not cells:
         middle = (count - 1) / 2

@@ -1,7 +1,7 @@
 """Plots of one's own run, from what a `MaskHistory` recorded. Needs matplotlib."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_BLUE, _ROSE = '#332288', '#cc6677'  # of the colours of figures.styles_of
+# Two of the colours of figures.styles_of.
+_BLUE = '#332288'
+_ROSE = '#cc6677'
 _PALE = '#b9c0ca'
 _BAR_HEIGHT = 0.26  # inches a layer
 _LETTER_WIDTH = 0.072  # inches
@@ -51,30 +53,29 @@ def plot_schedule(
     'pruned weights (%)'
     """
     counts = _counts_of(history, path, leaves)
-    figure, axes = _one_panel(figures.new_figure(6.4, 3.6))
+    figure = figures.new_figure(6.4, 3.6)
+    axes = figure.subplots()
     label = counts.leaves[0]
     if len(counts.leaves) > 1:
         label = 'all layers together'
-        lines = axes.step(
-            counts.steps, 100 * counts.sparsity, where='post', color=_PALE, lw=0.9, zorder=1
-        )
+        percents = 100 * counts.sparsity
+        lines = axes.step(counts.steps, percents, where='post', color=_PALE, lw=0.9, zorder=1)
         lines[0].set_label('single layers')
-    total, target = _totals(counts)
-    axes.step(
-        counts.steps,
-        100 * total,
-        where='post',
-        color=_BLUE,
-        lw=2,
-        label=label,
-        **_mark('o', counts),
-    )
-    axes.axhline(100 * target[-1], color=INK, ls='--', lw=1, label='target', zorder=0)
+    total = _totals(counts)
+    marks = _mark('o', counts)
+    percents = 100 * total.sparsity
+    axes.step(counts.steps, percents, where='post', color=_BLUE, lw=2, label=label, **marks)
+    target = total.target[-1]
+    axes.axhline(100 * target, color=INK, ls='--', lw=1, label='target', zorder=0)
     if scheduler is not None:
-        steps = np.unique(np.linspace(counts.steps[0], counts.steps[-1], _MOST_POINTS).astype(int))
-        # The counter stands at 1 after step 0.
-        asked = [float(scheduler.get_sparsity_at_step(target[-1], int(step) - 1)) for step in steps]
-        axes.plot(steps, 100 * np.array(asked), color=_ROSE, ls=':', lw=2, label='schedule')
+        evenly = np.linspace(counts.steps[0], counts.steps[-1], _MOST_POINTS)
+        steps = np.unique(evenly.astype(int))
+        percents = []
+        for step in steps.tolist():
+            # The counter stands at 1 after step 0.
+            sparsity = scheduler.get_sparsity_at_step(target, step - 1)
+            percents.append(100 * float(sparsity))
+        axes.plot(steps, percents, color=_ROSE, ls=':', lw=2, label='schedule')
     axes.set_ylabel('pruned weights (%)')
     axes.set_ylim(-2, 102)
     return _finish(figure, axes, path)
@@ -113,19 +114,25 @@ def plot_turnover(
     counts = _counts_of(history, path, leaves)
     if len(history) < 2:
         raise ValueError('a change needs two records, got 1: record after further steps')
-    kept, dropped, regrown = counts.kept.sum(1), counts.dropped.sum(1), counts.regrown.sum(1)
-    kept_before = np.maximum(kept - regrown + dropped, 1)
-    changed = dropped + regrown > 0
-    figure, axes = _one_panel(figures.new_figure(6.4, 3.6))
+    kept = counts.kept.sum(1)
+    dropped = counts.dropped.sum(1)
+    regrown = counts.regrown.sum(1)
+    kept_before = kept - regrown + dropped
+    has_changed = dropped + regrown > 0
+    steps = counts.steps[has_changed]
+    figure = figures.new_figure(6.4, 3.6)
+    axes = figure.subplots()
     # Where as many come back as are dropped, the wide line stays visible below the narrow one.
     wide = {'color': _ROSE, 'marker': 'v', 'ms': 9, 'lw': 4}
     narrow = {'color': _BLUE, 'marker': '^', 'ms': 4, 'lw': 1.2}
     for label, number, style in (('dropped', dropped, wide), ('brought back', regrown, narrow)):
-        shares = 100 * number / kept_before
-        axes.plot(counts.steps[changed], shares[changed], label=label, clip_on=False, **style)
-    if not changed.any():
+        percents = 100 * number / np.maximum(kept_before, 1)
+        axes.plot(steps, percents[has_changed], label=label, clip_on=False, **style)
+    if not has_changed.any():
         axes.text(0.5, 0.5, 'no mask changed', transform=axes.transAxes, ha='center', color='grey')
-    axes.set_xlim(counts.steps[0], max(counts.steps[-1], counts.steps[0] + 1))
+    first = counts.steps[0]
+    last = counts.steps[-1]
+    axes.set_xlim(first, max(last, first + 1))
     axes.set_ylim(bottom=0)
     axes.set_ylabel('share of the kept weights (%)')
     return _finish(figure, axes, path)
@@ -157,8 +164,11 @@ def plot_layers(
     """
     counts = _counts_of(history, path, leaves)
     number = len(counts.leaves)
-    names_width = _LETTER_WIDTH * max(map(len, counts.leaves))
-    figure, axes = _one_panel(figures.new_figure(names_width + 6, _BAR_HEIGHT * number + 1.2))
+    longest_name = max(map(len, counts.leaves))
+    width = _LETTER_WIDTH * longest_name + 6
+    height = _BAR_HEIGHT * number + 1.2
+    figure = figures.new_figure(width, height)
+    axes = figure.subplots()
     rows = np.arange(number)
     axes.barh(rows, 100 * counts.sparsity[-1], height=0.72, color=_BLUE)
     ends = 100 * counts.targets[-1]
@@ -177,8 +187,8 @@ def plot_layers(
     axes.set_ylim(number - 0.4, -0.6)  # the first layer on top
     axes.set_xlim(0, 102)
     axes.set_xlabel('pruned weights (%)')
-    total, _ = _totals(counts)
-    title = f'step {counts.steps[-1]:,}: {100 * total[-1]:.1f}% pruned'
+    percent = 100 * _totals(counts).sparsity[-1]
+    title = f'step {counts.steps[-1]:,}: {percent:.1f}% pruned'
     axes.set_title(title, loc='left', fontsize=11, color=INK)
     figures.clean(axes, 'x')
     figure.legend(loc='outside upper right', frameon=False)
@@ -196,19 +206,25 @@ def _counts_of(history: MaskHistory, path: Path | str | None, leaves: Any) -> Ma
     return history.counts.select(leaves)
 
 
-def _totals(counts: MaskCounts) -> tuple[np.ndarray, np.ndarray]:
-    """Sparsity and target of all leaves together, weighted by size, float64[n] each."""
+class _Totals(NamedTuple):
+    """All leaves together, weighted by size."""
+
+    sparsity: np.ndarray  # float64[n]
+    target: np.ndarray  # float64[n]
+
+
+def _totals(counts: MaskCounts) -> _Totals:
     weights = max(counts.weights.sum(), 1)
-    return 1 - counts.kept.sum(1) / weights, counts.targets @ counts.weights / weights
-
-
-def _one_panel(figure: 'Figure') -> 'tuple[Figure, Axes]':
-    return figure, figure.subplots()
+    kept = counts.kept.sum(1)
+    target = counts.targets @ counts.weights
+    return _Totals(1 - kept / weights, target / weights)
 
 
 def _mark(mark: str, counts: MaskCounts) -> dict[str, Any]:
     """Marks where records are few enough to be told apart."""
-    return {'marker': mark, 'ms': 4} if len(counts.steps) <= _FEW_RECORDS else {}
+    if len(counts.steps) > _FEW_RECORDS:
+        return {}
+    return {'marker': mark, 'ms': 4}
 
 
 def _finish(figure: 'Figure', axes: 'Axes', path: Path | str | None) -> 'Figure':

@@ -40,7 +40,7 @@ def masked_leaves(opt_state: Any) -> list[MaskedLeaf]:
             leaves.append(leaf)
     if not leaves:
         raise ValueError('no leaf of the optimizer state is masked: there is nothing to record')
-    if any(map(tree_lib.is_traced, jax.tree.leaves(leaves))):
+    if tree_lib.has_traced(leaves):
         raise TypeError(
             'MaskHistory.record was called inside of a compiled program (jit, scan, vmap): call it between steps '
             'with the optimizer state that a step returned'
@@ -52,9 +52,14 @@ def count(
     leaves: list[MaskedLeaf], before: list[jax.Array] | None, step: Any
 ) -> tuple[list[jax.Array], Record]:
     """Copies of the masks, at one bit per weight, and the record of them beside earlier copies; waits for nothing."""
-    masks = [leaf.mask for leaf in leaves]
-    targets = [leaf.target for leaf in leaves]
-    return _count(masks, before, (step, targets), tuple(map(_packing_axis, leaves)))
+    masks = []
+    targets = []
+    axes = []
+    for leaf in leaves:
+        masks.append(leaf.mask)
+        targets.append(leaf.target)
+        axes.append(_packing_axis(leaf))
+    return _count(masks, before, (step, targets), tuple(axes))
 
 
 def steps_counted(opt_state: Any) -> Any:
@@ -76,27 +81,32 @@ def fetch(records: list[Record]) -> list[Record]:
 
 def chosen_names(leaves: Any, names: Any) -> list[int]:
     """The numbers of the leaves, such as 'dense/kernel', that names or globs mean; ValueError if one means none."""
-    names = [tree_lib.rule_name(name) for name in tree_lib.as_names(names)]
+    names = list(map(tree_lib.rule_name, tree_lib.as_names(names)))
     paths = [tuple(leaf.split('/')) for leaf in leaves]
     tree_lib.check_names(names, paths, 'leaves')
-    return [i for i, path in enumerate(paths) if tree_lib.matches_any(names, path)]
+    numbers = []
+    for number, path in enumerate(paths):
+        if tree_lib.matches_any(names, path):
+            numbers.append(number)
+    return numbers
 
 
 def masks_by_name(masks: Any, params: Any) -> dict[str, Any]:
     """Unpacked masks of all masked leaves, of an optimizer state or a tree of masks."""
     states = sparse_state.sparse_states(masks)
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for state in states or [sparse_state.SparseState(masks)]:
-        trees = state.masks
+        own_masks = state.masks
         if params is not None:
-            trees = masking.unpack_masks(trees, params)
+            own_masks = masking.unpack_masks(own_masks, params)
         elif state.sizes is not None:
             raise ValueError(
                 'the masks are packed, and their shapes are those of the parameters: give params='
             )
-        paths, arrays, _ = tree_lib.flatten_with_paths(trees)
-        found |= dict(zip(map(tree_lib.path_string, paths), arrays, strict=True))
-    return found
+        paths, arrays, _ = tree_lib.flatten_with_paths(own_masks)
+        for path, array in zip(paths, arrays, strict=True):
+            by_name[tree_lib.path_string(path)] = array
+    return by_name
 
 
 def _leaves_of(state: sparse_state.SparseState) -> list[MaskedLeaf]:
@@ -105,8 +115,14 @@ def _leaves_of(state: sparse_state.SparseState) -> list[MaskedLeaf]:
     sizes = tree_lib.leaves_like(treedef, state.sizes)
     leaves = []
     for path, mask, size, target in zip(paths, masks, sizes, targets, strict=True):
-        target = np.nan if target is None else target
-        leaves.append(MaskedLeaf(tree_lib.path_string(path), jnp.asarray(mask), size, target))
+        leaves.append(
+            MaskedLeaf(
+                name=tree_lib.path_string(path),
+                mask=jnp.asarray(mask),
+                size=size,
+                target=np.nan if target is None else target,
+            )
+        )
     return leaves
 
 
@@ -132,10 +148,14 @@ def _count(
     counts = []
     for new, old in zip(copies, before or copies, strict=True):
         kept = packing.kept_weights(new)
-        counts.append((kept, packing.kept_weights(old & ~new), packing.kept_weights(new & ~old)))
+        dropped = packing.kept_weights(old & ~new)
+        regrown = packing.kept_weights(new & ~old)
+        counts.append((kept, dropped, regrown))
     step, targets = steps_and_targets
-    means = [jnp.mean(target, dtype=jnp.float32) for target in targets]
-    return copies, (jnp.array([jnp.max(step)]), jnp.array(means), jnp.array(counts).T)
+    mean = partial(jnp.mean, dtype=jnp.float32)
+    means = list(map(mean, targets))
+    last_step = jnp.array([jnp.max(step)])
+    return copies, (last_step, jnp.array(means), jnp.array(counts).T)
 
 
 def _copied(mask: jax.Array) -> jax.Array:

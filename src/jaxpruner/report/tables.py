@@ -6,6 +6,7 @@
 import csv
 import dataclasses
 import io
+import itertools
 import math
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
@@ -109,8 +110,9 @@ def to_markdown(table: ResultTable) -> str:
     |:------------------|---------:|----------:|------:|
     | t5 (text): loss ↓ |      80% | **2.500** |     1 |
     """
+    text_columns = zip(*_text_rows(table), strict=True)
     columns = []
-    for number, column in enumerate(zip(*_text_rows(table), strict=True)):
+    for number, column in enumerate(text_columns):
         columns.append(_markdown_column(column, is_number=number > 0))
     lines = []
     for line in zip(*columns, strict=True):
@@ -155,14 +157,16 @@ def to_rich(table: ResultTable, width: int) -> 'rich.console.Group':
         full_width += _widest(column) + 3
     if full_width < width:
         last_rows: set[int] = set()  # of the blocks of one sparsity
-        for number in range(1, len(table.rows)):
-            if table.rows[number - 1].sparsity != table.rows[number].sparsity:
+        for number, (row, following) in enumerate(itertools.pairwise(table.rows), 1):
+            if row.sparsity != following.sparsity:
                 last_rows.add(number)
         return rich.console.Group(_rich_table(text_rows, last_rows))
     # Transposed, rules go below the sparsities and above the numbers of seeds.
     last_rows = {1, len(table.columns) + 1}
-    parts = _transposed_parts(text_rows, width)
-    return rich.console.Group(*(_rich_table(part, last_rows) for part in parts))
+    parts = []
+    for part in _transposed_parts(text_rows, width):
+        parts.append(_rich_table(part, last_rows))
+    return rich.console.Group(*parts)
 
 
 def _make_row(experiment: Experiment, sparsity: float, columns: Sequence[str]) -> Row:
@@ -201,7 +205,8 @@ def _decimals(experiment: Experiment, summaries: Iterable[Summary | None]) -> in
     for summary in summaries:
         if summary and math.isfinite(summary.mean):
             largest = max(largest, abs(summary.mean) * experiment.factor)
-    decimals = _DIGITS - 1 - math.floor(math.log10(largest or 1))
+    digits_before = 1 + math.floor(math.log10(largest or 1))
+    decimals = _DIGITS - digits_before
     return min(max(decimals, 0), _MOST_DECIMALS)
 
 
@@ -209,7 +214,8 @@ def _shown(summary: Summary, factor: int, decimals: int) -> str:
     mean = f'{summary.mean * factor:.{decimals}f}'
     if summary.deviation is None:
         return mean
-    return f'{mean} ± {summary.deviation * factor:.{decimals}f}'
+    deviation = f'{summary.deviation * factor:.{decimals}f}'
+    return f'{mean} ± {deviation}'
 
 
 def _csv_lines(table: ResultTable) -> Iterator[tuple]:
@@ -257,7 +263,8 @@ def _markdown_column(column: Sequence[_Text], is_number: bool) -> list[str]:
     width = max(map(len, texts))
     aligned = []
     for text in texts:
-        aligned.append(f' {text.rjust(width) if is_number else text.ljust(width)} ')
+        padded = text.rjust(width) if is_number else text.ljust(width)
+        aligned.append(f' {padded} ')
     dashes = '-' * (width + 1)
     rule = f'{dashes}:' if is_number else f':{dashes}'
     return [aligned[0], rule, *aligned[1:]]
@@ -266,7 +273,8 @@ def _markdown_column(column: Sequence[_Text], is_number: bool) -> list[str]:
 def _transposed_parts(text_rows: _TextRows, width: int) -> list[_TextRows]:
     """The transposed table, in parts that are no wider than the terminal, if at all possible."""
     headings, *rows = text_rows
-    parts, room = [], 0
+    parts = []
+    room = 0
     for label, *entries in rows:
         # A label may be folded between its words; every other text stays on one line.
         longest_word = max(map(len, label.text.split()))
@@ -274,7 +282,8 @@ def _transposed_parts(text_rows: _TextRows, width: int) -> list[_TextRows]:
         if widest + 3 > room:
             parts.append([headings])
             room = width - _widest(headings) - 4
-        parts[-1].append([_Text(textwrap.fill(label.text, widest)), *entries])
+        folded = textwrap.fill(label.text, widest)
+        parts[-1].append([_Text(folded), *entries])
         room -= widest + 3
     return [list(zip(*part, strict=True)) for part in parts]
 
@@ -290,6 +299,8 @@ def _rich_table(text_rows: _TextRows, last_rows: set[int]) -> 'rich.table.Table'
         justify = 'right' if number else 'left'
         result.add_column(rich.text.Text(heading), justify=justify, no_wrap=True)
     for number, row in enumerate(rows, 1):
-        texts = [rich.text.Text(text, style='bold' if is_bold else '') for text, is_bold in row]
+        texts = []
+        for text, is_bold in row:
+            texts.append(rich.text.Text(text, style='bold' if is_bold else ''))
         result.add_row(*texts, end_section=number in last_rows)
     return result
