@@ -55,7 +55,8 @@ def _class_settings(layer: Any) -> tuple[tuple[str, Any], ...]:
 
 def _put(holder: Any, path: Any, value: Any) -> Any:
     """Puts a value at a path; plain containers, which a copy of the model may share with it, are made anew."""
-    key, rest = path[0], path[1:]
+    key = path[0]
+    rest = path[1:]
     by_item = isinstance(holder, dict) or not isinstance(key, str)
     child = holder[key] if by_item else getattr(holder, key)
     new = _put(child, rest, value) if rest else value

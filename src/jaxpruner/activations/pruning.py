@@ -155,7 +155,8 @@ def _example_axes(shape: tuple[int, ...], axes: tuple[int, ...] | None) -> tuple
 def _largest_of_each(x: jax.Array, sparsity: Any, axes: tuple[int, ...]) -> jax.Array:
     """The mask of the largest magnitudes, one ranking for each index of the batch axes."""
     scores = jnp.moveaxis(jnp.abs(x), axes, range(len(axes)))
-    batch, example = scores.shape[: len(axes)], scores.shape[len(axes) :]
+    batch = scores.shape[: len(axes)]
+    example = scores.shape[len(axes) :]
     count = selection.number_to_keep(math.prod(example), sparsity)
     rows = scores.reshape(math.prod(batch), *example) if len(axes) > 1 else scores
     request = selection.Request(rows, count, is_stacked=bool(axes))

@@ -58,7 +58,8 @@ def summarize_activations(
         )
     if count not in ('outputs', 'inputs'):
         raise ValueError(f"count must be 'outputs' or 'inputs', got {count!r}")
-    entries, action = layers_lib.read_where(where), _Counting(count)
+    entries = layers_lib.read_where(where)
+    action = _Counting(count)
     tap = calls.Tap(
         entries, action, token=(entries, action), refuses=False, innermost=count == 'inputs'
     )
@@ -75,7 +76,8 @@ def summarize_activations(
 
 def _summary(counts: dict[str, list[int]]) -> dict[str, Any]:
     summary: dict[str, Any] = {}
-    total_nonzero, total_size = 0, 0
+    total_nonzero = 0
+    total_size = 0
     for name, (nonzero, size) in counts.items():
         if size:
             summary[name] = (size - nonzero) / size

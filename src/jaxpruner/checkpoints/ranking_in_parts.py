@@ -44,7 +44,9 @@ def threshold(parts: Callable[[], Iterable[np.ndarray]], count: int, total: int)
     """
     if count >= total:
         return Threshold(0, 0, keeps_everything=True)
-    prefix, room, position = 0, count, 0
+    prefix = 0
+    room = count
+    position = 0
     is_last = False
     while not is_last:
         histogram, is_last = _count_digits(parts(), prefix, position)

@@ -156,7 +156,8 @@ class ShardedSafetensors:
     """
 
     def __init__(self, index: Path):
-        self.index, self.path = index, index.parent
+        self.index = index
+        self.path = index.parent
         weight_map = _read_index(index)
         self.files = {
             name: SafetensorsFile(self.path / name) for name in dict.fromkeys(weight_map.values())

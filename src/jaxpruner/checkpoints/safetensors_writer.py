@@ -93,7 +93,8 @@ class SafetensorsWriter:
         ...     with SafetensorsWriter(Path(folder) / 'a', {'w': Leaf((1,), np.dtype('int8'))}) as writer:
         ...         writer.write('w', np.array([1], np.int8))
         """
-        bytes_left, dtype = self._bytes_left[name], self._leaves[name].dtype
+        bytes_left = self._bytes_left[name]
+        dtype = self._leaves[name].dtype
         if not array.nbytes:
             return
         due = self._unfinished() or name

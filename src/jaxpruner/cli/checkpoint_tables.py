@@ -67,7 +67,8 @@ def inspection_table(reports: Sequence[LeafReport]) -> str:
     rows: list[list[str]] = []
     structures: list[list[str]] = []
     for report in reports:
-        leaf, name = report.leaf, output.printable(report.name)
+        leaf = report.leaf
+        name = output.printable(report.name)
         shape = '×'.join(map(str, leaf.shape)) or 'scalar'
         sparsity = f'{report.structure.sparsity:.2%}'
         sizes = [size_words(leaf.bytes), size_words(report.packed_bytes)]
@@ -138,10 +139,12 @@ def size_words(count: int) -> str:
     """Writes bytes in a unit of thousands, as `5.2 MB`."""
     if count < 1000:
         return f'{count} B'
-    size, units = count / 1000, iter(('kB', 'MB', 'GB', 'TB', 'PB'))
+    size = count / 1000
+    units = iter(('kB', 'MB', 'GB', 'TB', 'PB'))
     unit = next(units)
     while size >= 1000:
-        size, unit = size / 1000, next(units)
+        size = size / 1000
+        unit = next(units)
     return f'{size:.1f} {unit}'
 
 

@@ -89,7 +89,8 @@ def result_table(cells: Sequence[results.Cell]) -> str:
 
 def _marked_column(experiment: experiments.Experiment, sparsity: float) -> dict[str, str]:
     """The accuracy of each algorithm with its mark."""
-    texts, means = {}, {}
+    texts = {}
+    means = {}
     for name in ALGORITHMS:
         mean, deviation, _ = experiment.summarize(name, sparsity) or (float('nan'), None, 0)
         texts[name] = f'{100 * mean:.2f} ± {100 * (deviation or 0):.2f}'

@@ -48,7 +48,9 @@ class Inspect:
         graph = self._graph()
         checkpoint = checkpoint_sizes.open_packed_or_dense(self.checkpoint)
         with checkpoint_tables.leaf_progress(checkpoint.leaves, self.progress) as on_leaf:
-            reports, sizes, smallest = [], [], []
+            reports = []
+            sizes = []
+            smallest = []
             for report in checkpoints.inspect_leaves(checkpoint, on_leaf):
                 leaf_sizes, best = checkpoint_sizes.format_bytes(checkpoint, report.name)
                 reports.append(report)

@@ -77,7 +77,8 @@ def _parse(name: str, command_class: type, arguments: list[str]) -> Any:
     """Returns the command with its options, or raises an error of one line, or prints the help."""
     import tyro
 
-    printed, errors = io.StringIO(), io.StringIO()
+    printed = io.StringIO()
+    errors = io.StringIO()
     description = help_texts.description(command_class)
     try:
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors):

@@ -105,7 +105,8 @@ def _sort(arguments: Sequence[str], flags: Mapping[str, _Option]) -> _SortedArgu
     values: dict[str, list[str]] = {}
     unknown: list[str] = []
     positional: list[str] = []
-    current, room = positional, _ANY_NUMBER
+    current = positional
+    room = _ANY_NUMBER
     for argument in arguments:
         if re.match('--?[a-z]', argument):
             name, equals, value = argument.partition('=')

@@ -37,7 +37,8 @@ class EntryPlan:
         if old_masks is not None:
             old = masking.unpack_masks(old_masks, params)
         types = dict(self.types)
-        scores, targets = [], []
+        scores = []
+        targets = []
         for path, weights in zip(
             paths, jax.tree.leaves(masking.apply_mask(params, old)), strict=True
         ):
@@ -113,7 +114,8 @@ def _read_leaves(params: tree_lib.PyTree, stacked: tuple[str | tree_lib.Path, ..
 def _resolve(entry: PruningEntry, leaves: list[_Leaf], prune_axis: int | None) -> ResolvedEntry:
     rates = _rates_of(entry, leaves)
     types: dict[tree_lib.Path, SparsityType] = {}
-    sparsities, warnings = {}, []
+    sparsities = {}
+    warnings = []
     for leaf in leaves:
         if leaf.path not in rates:
             continue

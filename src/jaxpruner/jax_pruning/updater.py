@@ -73,7 +73,8 @@ class StrategyPruning(base_updater.BaseUpdater):
         self.steps_per_epoch = sparsity_schedules.checked_step(
             'steps_per_epoch', steps_per_epoch, minimum=1
         )
-        self.first_epoch, self.prune_axis = first_epoch, prune_axis
+        self.first_epoch = first_epoch
+        self.prune_axis = prune_axis
         super().__init__(scheduler=self._schedule(), **settings)
 
     def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
