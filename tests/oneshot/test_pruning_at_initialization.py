@@ -310,6 +310,16 @@ BAD = [
     ),
     (lambda: prune('synflow', apply_fn=apply, batches=iter([])), ValueError, 'batches are empty'),
     (
+        lambda: prune('snip', loss_fn=loss_fn, batches=[(X, Y), (X[:0], Y[:0])]),
+        ValueError,
+        r'batches\[1\] holds no samples: its inputs have shapes \(0, ',
+    ),
+    (
+        lambda: prune('grasp', loss_fn=loss_fn, batches=[(X[:0], Y[:0])]),
+        ValueError,
+        r'batches\[0\] holds no samples',
+    ),
+    (
         lambda: prune('grasp', loss_fn=loss_fn, batches=iter(BATCHES)),
         ValueError,
         'batches are read 2 times, and',

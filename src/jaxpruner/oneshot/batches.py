@@ -67,7 +67,7 @@ def as_inputs(batch: Any) -> tuple[Any, ...]:
 
 
 def check_samples(batch: Any, number: int) -> None:
-    """Refuses batch `number` if every array in it is empty: nothing can be calibrated by it."""
+    """Refuses batch `number` if every array in it is empty: nothing can be learned from it."""
     shapes = [leaf.shape for leaf in jax.tree.leaves(batch) if getattr(leaf, 'shape', ())]
     if shapes and all(0 in shape for shape in shapes):
         raise ValueError(
@@ -106,7 +106,8 @@ def shapes_of(inputs: Any) -> Any:
 
 def _mismatch(signature: inspect.Signature, batch: Any, name: str) -> str:
     """What is wrong with a batch that a function of this signature does not take."""
-    positional, keywords = 0, []
+    positional = 0
+    keywords = []
     for parameter in signature.parameters.values():
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             positional += 1

@@ -18,7 +18,14 @@ from jaxpruner.algorithms import global_pruners
 from jaxpruner.core import masking
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.progress import progress_bar
-from jaxpruner.oneshot.batches import READ_AGAIN, as_batches, as_inputs, check_inputs, first_batch
+from jaxpruner.oneshot.batches import (
+    READ_AGAIN,
+    as_batches,
+    as_inputs,
+    check_inputs,
+    check_samples,
+    first_batch,
+)
 from jaxpruner.uses.compiled_once import CompiledOnce
 
 logger = logging.getLogger(__name__)
@@ -38,8 +45,11 @@ def sparsities_of_rounds(sparsity: float, rounds: int) -> list[float]:
     [0.9, 0.99]
     """
     density = 1 - sparsity
-    before_last = [1 - density ** (number / rounds) for number in range(1, rounds)]
-    return [*(min(earlier, sparsity) for earlier in before_last), sparsity]
+    sparsities = []
+    for number in range(1, rounds):
+        after_round = 1 - density ** (number / rounds)
+        sparsities.append(min(after_round, sparsity))
+    return [*sparsities, sparsity]
 
 
 @dataclasses.dataclass
@@ -105,8 +115,8 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
           The pruned parameters, and the (unpacked) masks. Leaves of which nothing is left are warned of.
 
         Raises:
-          ValueError: sparsities do not fit, something is missing or not wanted, there are no batches, the loss is no
-            scalar, or scores are not finite.
+          ValueError: sparsities do not fit, an argument is missing or one too many, there are no batches or one without
+            samples, the loss is no scalar, or scores are not finite.
         """
         del grads
         function = self._given_function(loss_fn, apply_fn, batches)
@@ -142,7 +152,8 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
             has_derivative = target is not None and jnp.issubdtype(leaf.dtype, jnp.inexact)
             return target if has_derivative else None
 
-        return tree_lib.map_with_missing(of_floats, params, super().get_target_sparsities(params))
+        sparsities = super().get_target_sparsities(params)
+        return tree_lib.map_with_missing(of_floats, params, sparsities)
 
     def wrap_optax(self, inner: optax.GradientTransformation) -> NoReturn:
         """Refused: masks are made once, before training."""
@@ -166,8 +177,9 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
         adders = [_compile_adder(loss, derive) for derive in self.passes]
         score = CompiledOnce(self._score, donate_argnums=(0,))
         name = type(self).__name__
+        sparsities_to_reach = sparsities_of_rounds(total_sparsity, self.rounds)
         with progress_bar(self.rounds, progress) as show:
-            for number, sparsity in enumerate(sparsities_of_rounds(total_sparsity, self.rounds), 1):
+            for number, sparsity in enumerate(sparsities_to_reach, 1):
                 sums: list[tree_lib.PyTree] = []
                 for add in adders:
                     sums.append(_sum_over(batches, add, params, masks, sums))
@@ -186,14 +198,17 @@ class PruningAtInitialization(global_pruners.GlobalPruningMixin, base_updater.Ba
     ) -> tuple[tree_lib.PyTree, jax.Array, jax.Array]:
         """The scores, whether those of each leaf are finite, and the largest of all."""
         scores = self.calculate_scores(_selected(params, masks), grads=sums)
-        leaves = jax.tree.leaves(scores)
-        are_finite = jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves])
-        largest = jnp.stack([jnp.abs(leaf).max(initial=0) for leaf in leaves]).max()
-        # What is pruned stays so.
-        scores = jax.tree.map(
-            lambda leaf, mask: jnp.where(mask != 0, leaf, -jnp.inf), scores, masks
-        )
-        return scores, are_finite, largest
+        are_finite = []
+        largest = []
+        for leaf in jax.tree.leaves(scores):
+            are_finite.append(jnp.isfinite(leaf).all())
+            largest.append(jnp.abs(leaf).max(initial=0))
+
+        def keep_pruned(leaf: jax.Array, mask: jax.Array) -> jax.Array:
+            return jnp.where(mask != 0, leaf, -jnp.inf)
+
+        scores = jax.tree.map(keep_pruned, scores, masks)
+        return scores, jnp.stack(are_finite), jnp.stack(largest).max()
 
     def _given_function(
         self, loss_fn: LossFn | None, apply_fn: Callable[..., Any] | None, batches: Any
@@ -256,7 +271,8 @@ def _sum_over(
 ) -> tree_lib.PyTree:
     """One pass over the batches; sums are float32 or wider, and lie on the devices of the parameters."""
     total = None
-    for batch in batches:
+    for number, batch in enumerate(batches):
+        check_samples(batch, number)
         if total is None:
             total = jax.tree.map(_wide_zeros, _selected(params, masks))
         total = add(total, sums, params, masks, *as_inputs(batch))
@@ -271,30 +287,37 @@ def _compile_adder(loss_fn: LossFn, derive: Callable[..., Any]) -> CompiledOnce:
     def put_back(leaf: Any, weight: jax.Array | None, mask: Any) -> Any:
         return leaf if weight is None else jnp.where(mask != 0, weight, 0)
 
+    def add_term(total: jax.Array, term: jax.Array) -> jax.Array:
+        return total + term.astype(total.dtype)
+
     def add(total: Any, sums: Any, params: Any, masks: Any, *inputs: Any) -> Any:
         def loss(weights: tree_lib.PyTree) -> jax.Array:
             pruned = tree_lib.map_with_missing(put_back, params, weights, masks)
             return loss_fn(pruned, *inputs)
 
         terms = derive(loss, _selected(params, masks), *sums)
-        return jax.tree.map(lambda sums, term: sums + term.astype(sums.dtype), total, terms)
+        return jax.tree.map(add_term, total, terms)
 
     return CompiledOnce(add, donate_argnums=(0,))
 
 
 def _wide_zeros(leaf: Any) -> jax.Array:
     leaf = jnp.asarray(leaf)  # NumPy's float64 is only that where 64 bits are enabled
-    return jnp.zeros_like(leaf, dtype=jnp.promote_types(leaf.dtype, jnp.float32))
+    dtype = jnp.promote_types(leaf.dtype, jnp.float32)
+    return jnp.zeros_like(leaf, dtype=dtype)
 
 
 def _selected(params: tree_lib.PyTree, masks: tree_lib.PyTree) -> tree_lib.PyTree:
     """The leaves that have a mask, `None` for the others."""
-    return tree_lib.map_with_missing(
-        lambda leaf, mask: None if mask is None else leaf, params, masks
-    )
+
+    def select(leaf: Any, mask: Any) -> Any:
+        return None if mask is None else leaf
+
+    return tree_lib.map_with_missing(select, params, masks)
 
 
 def _total(masks: tree_lib.PyTree, sparsities: tree_lib.PyTree) -> float:
     """The sparsity of all weights that are ranked."""
     sizes = [mask.size for mask in jax.tree.leaves(masks)]
-    return float(global_pruners.total_sparsity(jax.tree.leaves(sparsities), sizes))
+    of_leaves = jax.tree.leaves(sparsities)
+    return float(global_pruners.total_sparsity(of_leaves, sizes))
