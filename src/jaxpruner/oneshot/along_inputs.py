@@ -37,7 +37,8 @@ def prune_along_inputs(
     paths, leaves, _ = tree_lib.flatten_with_paths(params)
     resolved = type_settings.resolve(updater.sparsity_type, paths, leaves)
     types = dict(zip(paths, resolved, strict=True))
-    followed = follow_leaves(graph, _selected(updater, params, list(types.values())))
+    selected = _selected(updater, params, list(types.values()))
+    followed = follow_leaves(graph, selected)
     check_used(followed, type(updater).__name__)
     dense = leave_alone(followed, names_of(updater)).union(followed.unused)
     unclear = {}
@@ -46,7 +47,8 @@ def prune_along_inputs(
             try:
                 types[path] = _along_inputs(types[path], path, leaf, graph)
             except (UnsupportedPrimitive, ValueError) as error:
-                unclear[path] = str(error).removeprefix(f'{tree_lib.path_string(path)}: ')
+                name = tree_lib.path_string(path)
+                unclear[path] = str(error).removeprefix(f'{name}: ')
     warn_of_unclear(unclear)
     types.update(dict.fromkeys((*dense, *unclear)))
     updater = copy.copy(updater)
@@ -67,8 +69,12 @@ def _selected(
         sparsities = targets.of_leaves(
             updater.sparsity_distribution_fn, params, leaves, updater.stacked, lambda leaf: None
         )
-    by_path = zip(paths, tree_lib.leaves_like(treedef, sparsities), strict=True)
-    return [path for path, sparsity in by_path if sparsity is not None]
+    of_leaves = tree_lib.leaves_like(treedef, sparsities)
+    selected = []
+    for path, sparsity in zip(paths, of_leaves, strict=True):
+        if sparsity is not None:
+            selected.append(path)
+    return selected
 
 
 def _along_inputs(sparsity_type: Any, path: tree_lib.Path, leaf: Any, graph: UseGraph) -> Any:
@@ -82,7 +88,8 @@ def _along_inputs(sparsity_type: Any, path: tree_lib.Path, leaf: Any, graph: Use
     if sparsity_type.axis not in (_DEFAULT_AXIS, sparsity_types.INPUT_AXIS):
         return sparsity_type
     asked = dataclasses.replace(sparsity_type, axis=sparsity_types.INPUT_AXIS)
-    along_inputs = with_input_axes(lambda path, leaf: asked, graph)(path, leaf)
+    type_along_inputs = with_input_axes(lambda path, leaf: asked, graph)
+    along_inputs = type_along_inputs(path, leaf)
     if along_inputs is not None:
         return along_inputs
     if any(use.contract for use in graph[path]):

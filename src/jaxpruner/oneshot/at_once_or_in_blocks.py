@@ -49,7 +49,8 @@ def prune_in_blocks(
     Raises:
       ValueError: as in `prune_at_once`, or blocks have no order.
     """
-    only, kind = list(run.targets), run.pruner.kind
+    only = list(run.targets)
+    kind = run.pruner.kind
     calibration = SequentialCalibration(
         apply_fn, run.leaves.params, batches, kind, only=only, blocks=blocks
     )

@@ -46,8 +46,10 @@ def find_blocks(
     for part in matrices:
         scan = program.scan_of(part.uses)
         number = block_of(part.path, blocks or ())
-        is_alone = scan is None and number is None
-        key = scan, number, inputs_key(part) if is_alone else None
+        shared_value = None
+        if scan is None and number is None:
+            shared_value = inputs_key(part)
+        key = scan, number, shared_value
         together.setdefault(key, []).append(part)
     blocks_by_start: list[tuple[Any, Block]] = []
     for (scan, *_), parts in together.items():
@@ -94,7 +96,8 @@ def find_cuts(blocks: Sequence[Block], program: Steps) -> list[Cut]:
     steps, sizes = _cheapest_steps(blocks, program.bytes_kept())
     # Of two blocks in turn the batches are kept before one at least.
     limit = max(map(min, itertools.pairwise(sizes)), default=0)
-    cuts, here = [], Cut(0)
+    cuts = []
+    here = Cut(0)
     for block, step, size in zip(blocks, steps, sizes, strict=True):
         if step is None:
             here = block.cut
@@ -111,9 +114,8 @@ def block_of(path: tree_lib.Path, blocks: Sequence[Names]) -> int | None:
     1
     """
     for number, names in enumerate(blocks):
-        for name in (names,) if isinstance(names, str) else names:
-            if tree_lib.matches(name, path):
-                return number
+        if tree_lib.matches_any(names, path):
+            return number
     return None
 
 
@@ -127,7 +129,8 @@ def _cheapest_steps(
     for block in blocks:
         step = None
         if block.cut.trips is None:
-            candidates = range(min(earliest, block.cut.step), block.cut.step + 1)
+            last = block.cut.step
+            candidates = range(min(earliest, last), last + 1)
             step = min(candidates, key=lambda step: (kept_bytes[step], -step))
         steps.append(step)
         sizes.append(0 if step is None else kept_bytes[step])

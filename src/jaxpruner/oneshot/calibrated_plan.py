@@ -58,9 +58,8 @@ def with_model(plan: PruningPlan, model: FollowedModel, arrays: Sequence[Any]) -
             leaves.append(_with_axis(leaf, array, model))
         elif leaf.is_pruned:
             why_dense = _why_dense(leaf.path, model.followed)
-            leaves.append(
-                dataclasses.replace(leaf, target=None, kept=leaf.size, why_dense=why_dense)
-            )
+            leaf = dataclasses.replace(leaf, target=None, kept=leaf.size, why_dense=why_dense)
+            leaves.append(leaf)
         else:
             leaves.append(leaf)
     counts = [leaf.kept for leaf in leaves]
@@ -91,9 +90,9 @@ def _with_axis(leaf: LeafPlan, array: Any, model: FollowedModel) -> LeafPlan:
         sparsity_type = axis_of(leaf.path, array) or along_inputs
     except ValueError:  # inputs of several readings lie along several axes
         sparsity_type = along_inputs
-    kept = leaf.size - sum(
-        _removed(matrices, along_inputs) for matrices in model.followed.matrices[leaf.path]
-    )
+    kept = leaf.size
+    for matrices in model.followed.matrices[leaf.path]:
+        kept -= _removed(matrices, along_inputs)
     return dataclasses.replace(leaf, sparsity_type=sparsity_type, kept=kept)
 
 

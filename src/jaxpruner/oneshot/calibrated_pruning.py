@@ -339,7 +339,8 @@ class CalibratedPruning(base_updater.BaseUpdater):
                 run, apply_fn, list(batches), blocks=self.blocks, owl=owl, progress=progress
             )
             return
-        params, only = run.leaves.params, list(run.targets)
+        params = run.leaves.params
+        only = list(run.targets)
         # Given as an argument alone: no variable here keeps the statistics from being freed.
         prune_at_once(
             run,

@@ -123,17 +123,22 @@ def calibrate(
     """
     if kind not in KINDS:
         raise ValueError(f'kind is {" or ".join(map(repr, KINDS))}, got {kind!r}')
-    program, shapes, totals = None, None, None
+    program = None
+    shapes = None
+    totals = None
     batches = as_batches(batches)
-    with progress_bar(len(batches) if isinstance(batches, Sized) else None, progress) as show:
+    number_of_batches = len(batches) if isinstance(batches, Sized) else None
+    with progress_bar(number_of_batches, progress) as show:
         for number, batch in enumerate(batches):
             show('calibrating', number, totals)
             inputs = as_inputs(batch)
             if program is None or shapes_of(inputs) != shapes:
                 check_samples(batch, number)
                 check_inputs(apply_fn, batch, params=params)
-                before, shapes = program, shapes_of(inputs)
-                program = _Program(param_uses(apply_fn, params, *inputs), kind, only)
+                before = program
+                shapes = shapes_of(inputs)
+                graph = param_uses(apply_fn, params, *inputs)
+                program = _Program(graph, kind, only)
                 if before is None:
                     check_used(program.followed, 'calibrate')
                     warn_of_unclear(program.followed.unclear, 'have no statistics')
@@ -161,11 +166,12 @@ class _Program:
     def zeros(self) -> list[InputStatistics]:
         """Totals to begin with; says first how much memory they take."""
         shapes = jax.tree.leaves(jax.eval_shape(self._taps.zeros))
+        size = sum(leaf.size * leaf.dtype.itemsize for leaf in shapes)
         logger.info(
             'calibration: statistics of %d leaves in %d places take %.1f MiB; only=… makes them fewer',
             len(self.followed.matrices),
             len(self._uses),
-            sum(leaf.size * leaf.dtype.itemsize for leaf in shapes) / 2**20,
+            size / 2**20,
         )
         return self._taps.zeros()
 

@@ -13,7 +13,8 @@ _MAX_DAMPING = 1e6
 _BLOCK = 128
 # Blocks of a band are decomposed by one loop, with as many rows as its last block has. With fewer bands a program is
 # shorter, and more rows are computed in vain.
-_LEAST_BLOCKS_OF_BAND, _MOST_BANDS = 3, 8
+_LEAST_BLOCKS_OF_BAND = 3
+_MOST_BANDS = 8
 
 
 class Factors(NamedTuple):
@@ -50,22 +51,26 @@ def flipped_cholesky(gram: jax.Array, damping: Any) -> Factors:
     stack = gram.reshape(-1, inputs, inputs)
 
     def replace(number: jax.Array, done: Factors) -> Factors:
-        factors = _factor(lax.dynamic_index_in_dim(done.upper, number, keepdims=False), start)
+        own_gram = lax.dynamic_index_in_dim(done.upper, number, keepdims=False)
+        factors = _factor(own_gram, start)
 
         def put(stacked: jax.Array, matrix: jax.Array) -> jax.Array:
             return lax.dynamic_update_index_in_dim(stacked, matrix, number, 0)
 
         return jax.tree.map(put, done, factors)
 
-    if stack.shape[0] == 1:
+    number = stack.shape[0]
+    if number == 1:
         upper, occurs, damping = _factor(stack[0], start)
     else:
         # `zeros_like` keeps the mesh of the stack, whose axes may be part of types.
         none_occurs = jnp.zeros_like(stack[:, 0], dtype=bool)
-        undone = Factors(stack, none_occurs, jnp.full(stack.shape[0], start))
-        upper, occurs, damping = lax.fori_loop(0, stack.shape[0], replace, undone)
+        undone = Factors(stack, none_occurs, jnp.full(number, start))
+        upper, occurs, damping = lax.fori_loop(0, number, replace, undone)
     return Factors(
-        upper.reshape(gram.shape), occurs.reshape(gram.shape[:-1]), damping.reshape(leading)
+        upper=upper.reshape(gram.shape),
+        occurs=occurs.reshape(gram.shape[:-1]),
+        damping=damping.reshape(leading),
     )
 
 
@@ -74,30 +79,43 @@ def _factor(gram: jax.Array, start: jax.Array) -> Factors:
     diagonal = jnp.diagonal(gram)
     occurs = diagonal != 0
     number = jnp.maximum(jnp.sum(occurs), 1)
-    mean = jnp.where(occurs.any(), jnp.sum(diagonal) / number, 1)
+    mean = jnp.sum(diagonal) / number
+    mean = jnp.where(occurs.any(), mean, 1)
     undamped = jnp.where(occurs, diagonal, mean)
     bands = _bands(gram.shape[0])
     blocks = [_diagonal_blocks(gram, band) for band in bands]
 
-    def retry(attempt: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def retry(attempt: _Attempt) -> _Attempt:
         matrix, damping, is_first = attempt
-        damping = jnp.where(is_first, start, jnp.maximum(10 * damping, 1e-6))
+        more = jnp.maximum(10 * damping, 1e-6)
+        damping = jnp.where(is_first, start, more)
         damped = undamped + damping * mean
         for band, own_blocks in zip(bands, blocks, strict=True):
-            diagonals = damped[band.start : band.end].reshape(band.number, band.width, 1)
-            corners = jnp.where(jnp.eye(band.width, dtype=bool), diagonals, own_blocks)
+            diagonals = damped[band.start : band.end]
+            diagonals = diagonals.reshape(band.number, band.width, 1)
+            is_diagonal = jnp.eye(band.width, dtype=bool)
+            corners = jnp.where(is_diagonal, diagonals, own_blocks)
             matrix = _add_band(matrix, corners, band)
-        return matrix, damping, jnp.zeros_like(is_first)
+        return _Attempt(matrix, damping, jnp.zeros_like(is_first))
 
-    def has_failed(attempt: tuple[jax.Array, ...]) -> jax.Array:
-        matrix, damping, is_first = attempt
-        is_finite = jnp.isfinite(jnp.diagonal(matrix)).all()
-        return is_first | ~is_finite & (damping < _MAX_DAMPING)
+    def has_failed(attempt: _Attempt) -> jax.Array:
+        diagonal = jnp.diagonal(attempt.matrix)
+        is_finite = jnp.isfinite(diagonal).all()
+        may_be_damped = attempt.damping < _MAX_DAMPING
+        return attempt.is_first | ~is_finite & may_be_damped
 
     # The first attempt is in the loop, too: the program is half as long.
-    first_attempt = gram, start, jnp.bool_(True)
-    upper, damping, _ = lax.while_loop(has_failed, retry, first_attempt)
+    undone = _Attempt(gram, start, jnp.bool_(True))
+    upper, damping, _ = lax.while_loop(has_failed, retry, undone)
     return Factors(upper, occurs, damping)
+
+
+class _Attempt(NamedTuple):
+    """A decomposition with some damping."""
+
+    matrix: jax.Array  # the factor, or at first the Gram matrix
+    damping: jax.Array
+    is_first: jax.Array  # whether nothing was tried yet
 
 
 class _Band(NamedTuple):
@@ -119,7 +137,8 @@ def _bands(size: int) -> list[_Band]:
     bands = []
     for stop in range(number, 0, -length):
         first = max(stop - length, 0)
-        bands.append(_Band(remainder + first * _BLOCK, _BLOCK, stop - first))
+        start = remainder + first * _BLOCK
+        bands.append(_Band(start, _BLOCK, stop - first))
     if remainder:
         bands.append(_Band(0, remainder, 1))
     return bands
@@ -131,7 +150,8 @@ def _diagonal_blocks(matrix: jax.Array, band: _Band) -> jax.Array:
     def block(start: jax.Array) -> jax.Array:
         return lax.dynamic_slice(matrix, (start, start), (band.width, band.width))
 
-    return jax.vmap(block)(jnp.arange(band.start, band.end, band.width))
+    starts = jnp.arange(band.start, band.end, band.width)
+    return jax.vmap(block)(starts)
 
 
 class _Block(NamedTuple):
@@ -162,7 +182,8 @@ def _add_columns(matrix: jax.Array, block: _Block, height: int) -> jax.Array:
     blocks, which stays as it is, so that it can be read again.
     """
     corner, start, later_blocks = block
-    width, first_row = len(corner), jnp.zeros_like(start)
+    width = len(corner)
+    first_row = jnp.zeros_like(start)
 
     def subtract(number: jax.Array, carry: list[jax.Array]) -> list[jax.Array]:
         # The matrix is carried, since an array that a loop merely reads cannot be changed in place after it.
@@ -173,14 +194,17 @@ def _add_columns(matrix: jax.Array, block: _Block, height: int) -> jax.Array:
         product = jnp.matmul(later, of_block.T, precision=lax.Precision.HIGHEST)
         return [matrix, left - product]
 
-    left = lax.dynamic_slice(matrix, (start, first_row), (width, height)).T
+    below_diagonal = lax.dynamic_slice(matrix, (start, first_row), (width, height))
+    left = below_diagonal.T
     left = lax.dynamic_update_slice_in_dim(left, corner, start, 0)
     if len(matrix) >= width + _BLOCK:
         matrix, left = lax.fori_loop(first_row, later_blocks, subtract, [matrix, left])
     flipped = jnp.flip(lax.dynamic_slice_in_dim(left, start, width))
-    corner = jnp.flip(lax.linalg.cholesky(flipped, symmetrize_input=False))
+    lower = lax.linalg.cholesky(flipped, symmetrize_input=False)
+    corner = jnp.flip(lower)
     above = lax.linalg.triangular_solve(corner, left, transpose_a=True)
     old = lax.dynamic_slice(matrix, (first_row, start), (height, width))
-    columns = jnp.where(jnp.arange(height)[:, None] < start, above, old)
+    is_above = jnp.arange(height)[:, None] < start
+    columns = jnp.where(is_above, above, old)
     columns = lax.dynamic_update_slice_in_dim(columns, corner, start, 0)
     return lax.dynamic_update_slice(matrix, columns, (first_row, start))

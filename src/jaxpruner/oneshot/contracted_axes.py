@@ -31,11 +31,13 @@ def contracted_axes(equation: Any, operand: int) -> Contracted:
     Contracted(of_weights=(0,), batch_of_weights=(), of_data=(1,), batch_of_data=())
     """
     if equation.primitive.name == 'conv_general_dilated':
-        return Contracted(contractions.input_axes(equation, operand), (), (), ())
+        inputs = contractions.input_axes(equation, operand)
+        return Contracted(inputs, (), (), ())
     contract, batch, _ = contractions.dot_axes(equation)
-    pairs = sorted(zip(contract[operand], contract[1 - operand], strict=True))
+    data = 1 - operand
+    pairs = sorted(zip(contract[operand], contract[data], strict=True))
     of_weights = tuple(weights_axis for weights_axis, _ in pairs)
     of_data = tuple(data_axis for _, data_axis in pairs)
     # With the axis of groups, which data do not have.
     batch_of_weights = contractions.roles(equation, operand).batch
-    return Contracted(of_weights, batch_of_weights, of_data, batch[1 - operand])
+    return Contracted(of_weights, batch_of_weights, of_data, batch[data])

@@ -1,7 +1,7 @@
 """Removes the weights of a matrix input by input: later inputs make up for what earlier ones lost."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,22 +40,37 @@ class Rows(NamedTuple):
     def costs(self) -> jax.Array:
         """The root of what removing each weight costs."""
         diagonal = jnp.diagonal(self.inverse)
-        return jnp.minimum(jnp.abs(self.weights) / diagonal[:, None], self.limits)
+        costs = jnp.abs(self.weights) / diagonal[:, None]
+        return jnp.minimum(costs, self.limits)
 
     def part(self, start: jax.Array, length: int) -> 'Rows':
         """The rows of some inputs that follow one another."""
         return Rows(
-            lax.dynamic_slice_in_dim(self.weights, start, length),
-            lax.dynamic_slice_in_dim(self.mask, start, length),
-            lax.dynamic_slice(self.inverse, (start, start), (length, length)),
-            lax.dynamic_slice_in_dim(self.limits, start, length),
+            weights=lax.dynamic_slice_in_dim(self.weights, start, length),
+            mask=lax.dynamic_slice_in_dim(self.mask, start, length),
+            inverse=lax.dynamic_slice(self.inverse, (start, start), (length, length)),
+            limits=lax.dynamic_slice_in_dim(self.limits, start, length),
         )
 
 
-def eliminate(
-    rows: Rows, rule: Rule, lengths: Sequence[int]
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Removes the weights of some inputs in order: their new weights, their mask, and the errors that this made.
+class Eliminated(NamedTuple):
+    """Some inputs of which weights were removed."""
+
+    weights: jax.Array
+    mask: jax.Array
+    errors: jax.Array  # that this made
+
+    def with_part(self, part: 'Eliminated', start: jax.Array) -> 'Eliminated':
+        """The same with other values for the inputs from `start` on."""
+
+        def put(old: jax.Array, new: jax.Array) -> jax.Array:
+            return lax.dynamic_update_slice_in_dim(old, new, start, 0)
+
+        return jax.tree.map(put, self, part)
+
+
+def eliminate(rows: Rows, rule: Rule, lengths: Sequence[int]) -> Eliminated:
+    """Removes the weights of some inputs in order.
 
     It calls itself once for each of `lengths`. With `(16, 4, 1)` rows are pruned in parts of 16 inputs, these in parts
     of 4, and these input by input. After each part the later inputs of these rows are updated. With no lengths
@@ -65,28 +80,28 @@ def eliminate(
         n, m = rule.sparsity_type.n, rule.sparsity_type.m
         if len(rows.weights) == m:  # a group
             kept = n_by_m.keep_n_of_m(rows.costs(), n, m, 0) != 0
-            rows = rows._replace(mask=kept | (rule.sparsity == 0))
+            keeps_all = rule.sparsity == 0
+            rows = rows._replace(mask=kept | keeps_all)
     if not lengths:
         new = jnp.where(rows.mask, rows.weights, 0)
-        return new, rows.mask, (rows.weights - new) / rows.inverse
+        errors = (rows.weights - new) / rows.inverse
+        return Eliminated(new, rows.mask, errors)
     length, *shorter = lengths
 
-    def prune_part(number: jax.Array, carry: Any) -> Any:
-        weights, mask, errors = carry
+    def prune_part(number: jax.Array, all_rows: Eliminated) -> Eliminated:
         start = number * length
-        part = Rows(weights, mask, rows.inverse, rows.limits).part(start, length)
-        new, kept, error = eliminate(part, rule, shorter)
-        is_later = jnp.arange(weights.shape[0]) >= start + length
-        update = jnp.where(is_later, lax.dynamic_slice_in_dim(rows.inverse, start, length), 0)
-        weights = weights - (update.T * error if length == 1 else product(update, error))
-        return [
-            lax.dynamic_update_slice_in_dim(weights, new, start, 0),
-            lax.dynamic_update_slice_in_dim(mask, kept, start, 0),
-            lax.dynamic_update_slice_in_dim(errors, error, start, 0),
-        ]
+        now = rows._replace(weights=all_rows.weights, mask=all_rows.mask)
+        part = eliminate(now.part(start, length), rule, shorter)
+        is_later = jnp.arange(len(rows.weights)) >= start + length
+        update = lax.dynamic_slice_in_dim(rows.inverse, start, length)
+        update = jnp.where(is_later, update, 0)
+        change = update.T * part.errors if length == 1 else product(update, part.errors)
+        all_rows = all_rows._replace(weights=all_rows.weights - change)
+        return all_rows.with_part(part, start)
 
-    unpruned = [rows.weights, rows.mask, jnp.zeros_like(rows.weights)]
-    return tuple(lax.fori_loop(0, len(rows.weights) // length, prune_part, unpruned))
+    unpruned = Eliminated(rows.weights, rows.mask, jnp.zeros_like(rows.weights))
+    number_of_parts = len(rows.weights) // length
+    return lax.fori_loop(0, number_of_parts, prune_part, unpruned)
 
 
 def part_lengths(
@@ -101,8 +116,10 @@ def part_lengths(
     if isinstance(sparsity_type, sparsity_types.NByM):
         # Each group is chosen by itself, so that the blocks may have any length.
         group = sparsity_type.m
-        part = group * max(_PART // group, 1)
-        block = part * max(min(block_size, inputs + part - 1) // part, 1)
+        groups_of_part = max(_PART // group, 1)
+        part = group * groups_of_part
+        longest_block = min(block_size, inputs + part - 1)
+        block = part * max(longest_block // part, 1)
         return _without_repeats(block, part, group, 1)
     if block_size > inputs:  # one block, padded
         block = -(-inputs // _PART) * _PART

@@ -77,7 +77,10 @@ def follow_leaves(graph: UseGraph, paths: Iterable[tree_lib.Path]) -> FollowedLe
     >>> list(followed.matrices), followed.not_contracted, followed.unused
     ([('w',)], (('b',),), (('old',),))
     """
-    matrices, unclear, not_contracted, unused = {}, {}, [], []
+    matrices = {}
+    unclear = {}
+    not_contracted = []
+    unused = []
     for path in paths:
         if path in graph.unused:
             unused.append(path)

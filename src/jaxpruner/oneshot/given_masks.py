@@ -28,7 +28,8 @@ def check_masks(params: tree_lib.PyTree, masks: tree_lib.PyTree) -> dict[tree_li
                 'unpacked, in the shapes of the parameters'
             )
         mask = jnp.asarray(mask)
-        if not bool(jnp.all((mask == 0) | (mask == 1))):
+        is_binary = (mask == 0) | (mask == 1)
+        if not bool(jnp.all(is_binary)):
             raise ValueError(f'{where}: a mask holds 0 (pruned) and 1 (kept) alone')
         by_path[path] = mask.astype(mask_calculator.MASK_DTYPE)
     if not by_path:
@@ -46,7 +47,8 @@ def apply_masks(params: tree_lib.PyTree, masks: dict[tree_lib.Path, jax.Array]) 
     paths, leaves, treedef = tree_lib.flatten_with_paths(params)
     for number, path in enumerate(paths):
         if path in masks:
-            leaf, is_kept = leaves[number], masks[path] != 0
+            leaf = leaves[number]
+            is_kept = masks[path] != 0
             leaves[number] = jnp.where(is_kept, leaf, jnp.zeros_like(leaf))
     of_leaves = list(map(masks.get, paths))
     return treedef.unflatten(leaves), treedef.unflatten(of_leaves)

@@ -49,6 +49,8 @@ class GraSP(PruningAtInitialization):
     def calculate_scores(self, params, sparse_state=None, grads=None):
         """Weights times the Hessian's product with the gradient, which comes as `grads`."""
         del sparse_state
-        return jax.tree.map(
-            lambda weight, product: weight.astype(product.dtype) * product, params, grads
-        )
+
+        def score(weight: jax.Array, product: jax.Array) -> jax.Array:
+            return weight.astype(product.dtype) * product
+
+        return jax.tree.map(score, params, grads)

@@ -75,7 +75,8 @@ def too_few_samples(
     """A record if matrices `[..., inputs, outputs]` have more inputs than samples, else `None`."""
     if tree_lib.is_traced(statistics.count):
         return None
-    samples, inputs = int(np.min(statistics.count)), shape[-2]
+    samples = int(np.min(statistics.count))
+    inputs = shape[-2]
     return TooFewSamples(where, samples, inputs) if samples < inputs else None
 
 
@@ -84,7 +85,9 @@ def warn_of_few_samples(leaves: Sequence[TooFewSamples]) -> None:
     if not leaves:
         return
     messages = []
-    few, unseen, times = [], [], 0
+    few = []
+    unseen = []
+    times = 0
     for leaf in leaves:
         if leaf.samples:
             few.append(leaf)

@@ -44,8 +44,10 @@ def fit_kept_inputs(
     gram = gram.astype(jnp.promote_types(gram.dtype, jnp.float32))
     old = weights.astype(gram.dtype)
     # The matrix keeps its size: inputs that are all zero are independent of the others, and get no change.
-    kept_gram = jnp.where(kept_rows & is_kept[..., None, :], gram, 0)
-    lost = jnp.matmul(gram, jnp.where(kept_rows, 0, old), precision=lax.Precision.HIGHEST)
+    kept_columns = is_kept[..., None, :]
+    kept_gram = jnp.where(kept_rows & kept_columns, gram, 0)
+    removed = jnp.where(kept_rows, 0, old)
+    lost = jnp.matmul(gram, removed, precision=lax.Precision.HIGHEST)
     lost = jnp.where(kept_rows, lost, 0)
     factors = flipped_cholesky(kept_gram, damping)
     solve = functools.partial(

@@ -40,10 +40,9 @@ class MatrixLayout:
                 f'each axis of shape {self.shape} must be in one of contract={self.contract}, free={self.free} and '
                 f'leading={self.leading}'
             )
-        if self.groups < 1 or self._length(self.free) % self.groups:
-            raise ValueError(
-                f'{self.groups} groups do not divide the {self._length(self.free)} outputs'
-            )
+        outputs = self._length(self.free)
+        if self.groups < 1 or outputs % self.groups:
+            raise ValueError(f'{self.groups} groups do not divide the {outputs} outputs')
 
     @property
     def matrices_shape(self) -> tuple[int, ...]:
@@ -51,7 +50,8 @@ class MatrixLayout:
         groups = (self.groups,) if self.groups > 1 else ()
         inputs = self._length(self.contract)
         outputs = self._length(self.free) // self.groups
-        return (*(self.shape[axis] for axis in self.leading), *groups, inputs, outputs)
+        leading = [self.shape[axis] for axis in self.leading]
+        return (*leading, *groups, inputs, outputs)
 
     def to_matrices(self, leaf: jax.Array) -> jax.Array:
         """The weight matrices `[..., inputs, outputs]` of a parameter of the layout's shape.
@@ -78,7 +78,8 @@ class MatrixLayout:
         order = self.leading + self.contract + self.free
         arranged = matrices.swapaxes(-3, -2) if self.groups > 1 else matrices
         arranged = arranged.reshape([self.shape[axis] for axis in order])
-        return arranged.transpose([*map(order.index, range(len(order)))])
+        positions = [order.index(axis) for axis in range(len(order))]
+        return arranged.transpose(positions)
 
     def _length(self, axes: tuple[int, ...]) -> int:
         return math.prod(self.shape[axis] for axis in axes)

@@ -48,7 +48,9 @@ def ria_scores(weights: jax.Array, second_moment: jax.Array, power: Any = 0.5) -
     >>> ria_scores(jnp.array([[3.0, 1.0], [0.0, 1.0]]), jnp.ones(2)).tolist()
     [[1.75, 0.75], [0.0, 1.5]]
     """
-    return scores_of_shares(shares(weights, -2), shares(weights, -1), second_moment, power)
+    of_outputs = shares(weights, -2)
+    of_inputs = shares(weights, -1)
+    return scores_of_shares(of_outputs, of_inputs, second_moment, power)
 
 
 def scores_of_shares(
@@ -56,7 +58,8 @@ def scores_of_shares(
 ) -> jax.Array:
     """`ria_scores` of each weight's share of its output's sum, and of its input's."""
     importance = of_outputs + of_inputs
-    activations = second_moment.astype(importance.dtype) ** (power / 2)
+    second_moment = second_moment.astype(importance.dtype)
+    activations = second_moment ** (power / 2)
     return importance * activations[..., None]
 
 
@@ -66,6 +69,7 @@ def shares(weights: jax.Array, axis: int) -> jax.Array:
 
     A program of its own: in one program with the sum of two shares both are rounded otherwise.
     """
-    sizes = jnp.abs(weights.astype(jnp.promote_types(weights.dtype, jnp.float32)))
+    dtype = jnp.promote_types(weights.dtype, jnp.float32)
+    sizes = jnp.abs(weights.astype(dtype))
     sums = sizes.sum(axis, keepdims=True)
     return sizes / jnp.where(sums == 0, 1, sums)

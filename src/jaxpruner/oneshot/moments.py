@@ -45,7 +45,8 @@ def _statistics_of(
     data: jax.Array, sizes: jax.Array | None, equation: Any, operand: int, with_gram: bool
 ) -> InputStatistics:
     if sizes is not None:
-        return _statistics_of_groups(_samples_of_dot(equation, operand, data), sizes, with_gram)
+        samples = _samples_of_dot(equation, operand, data)
+        return _statistics_of_groups(samples, sizes, with_gram)
     if equation.primitive.name == 'dot_general':
         samples = _samples_of_dot(equation, operand, data)
         count = jnp.float32(samples.shape[-2])
@@ -53,8 +54,11 @@ def _statistics_of(
             return _statistics_of_gram(count, _gram(samples))
         second_moment = jnp.sum(jnp.square(samples), -2)
     else:
-        result, numbers = equation.outvars[0].aval.shape, equation.params['dimension_numbers']
-        count = jnp.float32(math.prod(result) // result[numbers.out_spec[1]])
+        result = equation.outvars[0].aval.shape
+        numbers = equation.params['dimension_numbers']
+        channels = result[numbers.out_spec[1]]
+        windows = math.prod(result) // channels
+        count = jnp.float32(windows)
         if with_gram:
             return _statistics_of_gram(count, _gram_of_windows(equation, data))
         second_moment = _second_moment_of_windows(equation, operand, data)
@@ -62,7 +66,8 @@ def _statistics_of(
 
 
 def _statistics_of_gram(count: jax.Array, gram: jax.Array) -> InputStatistics:
-    return InputStatistics(count, jnp.diagonal(gram, 0, -2, -1), gram)
+    second_moment = jnp.diagonal(gram, 0, -2, -1)
+    return InputStatistics(count, second_moment, gram)
 
 
 def _statistics_of_groups(samples: jax.Array, sizes: jax.Array, with_gram: bool) -> InputStatistics:
@@ -77,8 +82,10 @@ def _statistics_of_groups(samples: jax.Array, sizes: jax.Array, with_gram: bool)
 
     count = sizes.astype(jnp.float32)
     if with_gram:
-        return _statistics_of_gram(count, lax.map(gram_of, is_member.T))
-    squares = jnp.matmul(is_member.T, jnp.square(samples), precision=lax.Precision.HIGHEST)
+        grams = lax.map(gram_of, is_member.T)
+        return _statistics_of_gram(count, grams)
+    squares = jnp.square(samples)
+    squares = jnp.matmul(is_member.T, squares, precision=lax.Precision.HIGHEST)
     return InputStatistics(count, squares)
 
 
@@ -87,7 +94,8 @@ def _second_moment_of_windows(equation: Any, operand: int, data: jax.Array) -> j
     shape = list(equation.invars[operand].aval.shape)
     contract = contracted_axes(equation, operand).of_weights
     (free,) = set(range(len(shape))).difference(contract)
-    groups = shape[free] = equation.params['feature_group_count']
+    groups = equation.params['feature_group_count']
+    shape[free] = groups
     params = equation.params | {
         'precision': (lax.Precision.HIGHEST, lax.Precision.HIGHEST),
         'preferred_element_type': data.dtype,
@@ -104,7 +112,7 @@ def _second_moment_of_windows(equation: Any, operand: int, data: jax.Array) -> j
     result = jax.eval_shape(contracted, weights)
     ones = jnp.ones(result.shape, result.dtype)
     (sums,) = jax.linear_transpose(contracted, weights)(ones)
-    layout = MatrixLayout(tuple(shape), contract, (free,), (), groups)
+    layout = MatrixLayout(tuple(shape), contract, free=(free,), groups=groups)
     return layout.to_matrices(sums)[..., 0]
 
 
@@ -126,15 +134,20 @@ def _gram(samples: jax.Array) -> jax.Array:
 
 def _gram_of_windows(equation: Any, data: jax.Array) -> jax.Array:
     """Takes so many images at a time that their windows fit into `_PATCHES` bytes."""
-    params, numbers = equation.params, equation.params['dimension_numbers']
-    kernel, result = equation.invars[1].aval.shape, equation.outvars[0].aval.shape
+    params = equation.params
+    numbers = equation.params['dimension_numbers']
+    kernel = equation.invars[1].aval.shape
+    result = equation.outvars[0].aval.shape
     window = [kernel[axis] for axis in numbers.rhs_spec[2:]]
     positions = math.prod(result[axis] for axis in numbers.out_spec[2:])
     groups = params['feature_group_count']
     images = data.transpose(numbers.lhs_spec)
-    inputs = math.prod(window) * images.shape[1] // groups
+    pixels = math.prod(window)
+    channels = images.shape[1] // groups
+    inputs = pixels * channels
     bytes_of_image = positions * inputs * groups * data.dtype.itemsize
-    size = max(min(_PATCHES // max(bytes_of_image, 1), len(images)), 1)
+    fitting = _PATCHES // max(bytes_of_image, 1)
+    size = max(min(fitting, len(images)), 1)
     while len(images) % size:
         size -= 1
 
@@ -149,9 +162,7 @@ def _gram_of_windows(equation: Any, data: jax.Array) -> jax.Array:
             precision=lax.Precision.HIGHEST,
         )
         # Channels come first in the patches, and last in the order of inputs.
-        patches = patches.reshape(
-            size, groups, images.shape[1] // groups, math.prod(window), positions
-        )
+        patches = patches.reshape(size, groups, channels, pixels, positions)
         samples = patches.transpose(1, 0, 4, 3, 2)
         samples = samples.reshape(groups, size * positions, inputs)
         return total + _gram(samples), None

@@ -20,12 +20,14 @@ def in_portions(mask_of: Callable[[jax.Array], jax.Array], weights: jax.Array) -
     """
     outputs = weights.shape[-1]
     # On several devices a portion may lie on some of them alone.
-    if outputs <= _OUTPUTS or tree_lib.has_traced(weights) or jax.device_count() > 1:
+    is_divided = jax.device_count() > 1
+    if outputs <= _OUTPUTS or tree_lib.has_traced(weights) or is_divided:
         return mask_of(weights)
     mask = jax.device_put(np.zeros(weights.shape, np.uint8))  # takes no program
     for start in range(0, outputs, _OUTPUTS):
         start = min(start, outputs - _OUTPUTS)  # the last portion has some outputs once more
-        mask = _put(mask, mask_of(_take(weights, start)), start)
+        portion = _take(weights, start)
+        mask = _put(mask, mask_of(portion), start)
     return mask
 
 

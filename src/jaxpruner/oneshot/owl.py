@@ -68,8 +68,10 @@ def owl_sparsities(
     if spread == 0:
         return [float(sparsity)] * len(sizes)
     above = 2 * max_deviation * (outliers - outliers.min()) / spread
-    above -= np.sum(above * weights) / np.sum(weights)
+    mean_above = np.sum(above * weights) / np.sum(weights)
+    above -= mean_above
     room_below = sparsity / max(above.max(), 1e-30)
     room_above = (1 - sparsity) / max(-above.min(), 1e-30)
     room = min(room_below, room_above, 1.0)
-    return np.clip(sparsity - room * above, 0, 1).tolist()
+    sparsities = sparsity - room * above
+    return np.clip(sparsities, 0, 1).tolist()

@@ -46,7 +46,9 @@ def matrix_sparsities(
     """
     matrices = [entry.matrices for entry in entries]
     numbers = number_blocks(matrices, settings.per, settings.names)
-    score_sums, sizes, own_targets = [], [], []
+    score_sums = []
+    sizes = []
+    own_targets = []
     for part, statistics in entries:
         sums = _sums_of_scores(read(part), statistics)
         score_sums.append(sums)
@@ -55,15 +57,18 @@ def matrix_sparsities(
         own_targets.append(np.full(sums.shape, float(targets[part.path].sparsity)))
     block_sizes = _sum_by_block(numbers, sizes)
     at_least_one = np.maximum(block_sizes, 1)
-    thresholds = settings.multiple * (_sum_by_block(numbers, score_sums) / at_least_one)
+    mean_scores = _sum_by_block(numbers, score_sums) / at_least_one
+    thresholds = settings.multiple * mean_scores
     outliers = []
     for (part, statistics), own in zip(entries, numbers, strict=True):
         own_thresholds = jnp.asarray(thresholds[own], jnp.float32)
-        outliers.append(_numbers_above(read(part), statistics, own_thresholds))
+        weights = read(part)
+        outliers.append(_numbers_above(weights, statistics, own_thresholds))
+        del weights  # before the next are read
     shares = _sum_by_block(numbers, outliers) / at_least_one
-    mean_target = float(np.average(_flat(own_targets), weights=_flat(sizes)))
+    mean_target = np.average(_flat(own_targets), weights=_flat(sizes))
     of_blocks = owl.owl_sparsities(
-        shares.tolist(), block_sizes.tolist(), mean_target, settings.deviation
+        shares.tolist(), block_sizes.tolist(), float(mean_target), settings.deviation
     )
     by_block = np.asarray(of_blocks)
     return [jnp.asarray(by_block[own], jnp.float32) for own in numbers]
@@ -101,12 +106,13 @@ def numbered_prefixes(paths: Sequence[tree_lib.Path]) -> list[tree_lib.Path]:
     siblings: dict[tree_lib.Path, set[str]] = {}
     for path in paths:
         for end, part in enumerate(path):
-            prefix = (*path[:end], _without_numbers(part))
-            siblings.setdefault(prefix, set()).add(part)
+            key = (*path[:end], _without_numbers(part))
+            siblings.setdefault(key, set()).add(part)
 
     def numbered_prefix(path: tree_lib.Path) -> tree_lib.Path:
         for end, part in enumerate(path):
-            if len(siblings[*path[:end], _without_numbers(part)]) > 1:
+            key = (*path[:end], _without_numbers(part))
+            if len(siblings[key]) > 1:
                 return path[: end + 1]
         return path
 
@@ -121,14 +127,18 @@ def _block_name(matrices: WeightMatrices, prefix: tree_lib.Path, names: Sequence
     number = block_of(matrices.path, names)
     if number is not None:
         return number
-    stack = matrices.stack
-    return (stack[0].loop, stack[0].length) if stack else prefix
+    if not matrices.stack:
+        return prefix
+    outermost = matrices.stack[0]
+    return outermost.loop, outermost.length
 
 
 def _trip(matrices: WeightMatrices, index: tuple[int, ...]) -> int:
     """In which trip of the outermost loop that takes the leaf apart a matrix is used; -1 where none does."""
-    stack = matrices.stack
-    return stack[0].range[0] + index[0] if stack else -1
+    if not matrices.stack:
+        return -1
+    first_trip, _ = matrices.stack[0].range
+    return first_trip + index[0]
 
 
 @jax.jit
@@ -150,7 +160,8 @@ def _scores(weights: jax.Array, statistics: InputStatistics) -> jax.Array:
     second_moment = statistics.second_moment
     missing_axes = second_moment.ndim - count.ndim
     count = count.reshape(count.shape + (1,) * missing_axes)
-    return matrix_scores.wanda_scores(weights, second_moment / jnp.maximum(count, 1))
+    mean_square = second_moment / jnp.maximum(count, 1)
+    return matrix_scores.wanda_scores(weights, mean_square)
 
 
 def _sum_by_block(numbers: Sequence[np.ndarray], values: Sequence[Any]) -> np.ndarray:

@@ -65,13 +65,15 @@ class PrunedLeaves:
           ValueError: new weights are not finite.
         """
         path = matrices.path
-        leaf, mask = jnp.asarray(self._leaves[path]), self._masks.get(path)
+        leaf = jnp.asarray(self._leaves[path])
+        mask = self._masks.get(path)
         is_slice = matrices.layer is not None and matrices.of_slice is not None
         # What is the caller's, or another leaf's, must not be given away.
         is_own = mask is not None or path in self._donated
         if is_slice:
             if not is_own:
-                leaf, is_own = jnp.array(leaf, copy=True), True
+                leaf = jnp.array(leaf, copy=True)
+                is_own = True
             mask = _packed_ones(leaf) if mask is None else mask
         elif mask is not None:
             mask = self._mask(path)
@@ -79,7 +81,8 @@ class PrunedLeaves:
             new = jnp.array(new, copy=True)
         _, writer = self._functions(matrices, leaf, is_own)
         leaf, mask, is_finite = writer(leaf, mask, new, kept, matrices.layer)
-        self._leaves[path], self._masks[path] = leaf, mask
+        self._leaves[path] = leaf
+        self._masks[path] = mask
         if not is_finite:
             raise ValueError(
                 f'{tree_lib.path_string(path)}: its new weights are not finite; look for NaN or inf in it and in its '
@@ -88,7 +91,9 @@ class PrunedLeaves:
 
     def _mask(self, path: tree_lib.Path) -> jax.Array | None:
         mask = self._masks.get(path)
-        return None if mask is None else packing.unpack_like(mask, self._leaves[path].shape)
+        if mask is None:
+            return None
+        return packing.unpack_like(mask, self._leaves[path].shape)
 
     def _functions(
         self, matrices: WeightMatrices, leaf: jax.Array, is_own: bool = True
@@ -99,13 +104,14 @@ class PrunedLeaves:
         """
         # Left to itself, the compiler may make a leaf or its mask whole on each device.
         sharding = getattr(leaf, 'sharding', None)
-        divided = sharding if sharding is not None and len(sharding.device_set) > 1 else None
+        is_divided = sharding is not None and len(sharding.device_set) > 1
+        divided = sharding if is_divided else None
         key = matrices.reading, divided, is_own
         if key not in self._compiled:
+            reader = _reader(matrices)
+            writer = _writer(matrices)
             given_away = (0, 1) if is_own else ()
-            self._compiled[key] = _compile(
-                _reader(matrices), _writer(matrices), divided, given_away
-            )
+            self._compiled[key] = _compile(reader, writer, divided, given_away)
         return self._compiled[key]
 
 
@@ -130,8 +136,9 @@ def _single_leaves(leaves: dict[tree_lib.Path, Any]) -> set[tree_lib.Path]:
 
 def _reader(matrices: WeightMatrices) -> Callable[..., jax.Array]:
     def read(leaf: jax.Array, layer: Any) -> jax.Array:
-        reader = matrices.at_layer(layer).read
-        return without_explicit_axes(reader, leaf, False)(leaf)
+        of_layer = matrices.at_layer(layer)
+        reader = without_explicit_axes(of_layer.read, leaf, False)
+        return reader(leaf)
 
     return read
 
@@ -146,7 +153,8 @@ def _writer(matrices: WeightMatrices) -> Callable[..., Any]:
         if mask is None:
             mask = _ones(leaf)
         if layer is None or matrices.of_slice is None:
-            return _change(matrices.at_layer(layer), leaf, mask, new, kept)
+            of_layer = matrices.at_layer(layer)
+            return _change(of_layer, leaf, mask, new, kept)
         old = lax.dynamic_index_in_dim(leaf, layer, keepdims=False)
         old_mask = lax.dynamic_index_in_dim(mask, layer, keepdims=False)
         old_mask = packing.unpack_like(old_mask, old.shape)
@@ -158,7 +166,8 @@ def _writer(matrices: WeightMatrices) -> Callable[..., Any]:
         return leaf, mask, is_finite
 
     def on_any_mesh(leaf: jax.Array, *arguments: Any) -> Any:
-        return without_explicit_axes(replace, leaf, True, True, False)(leaf, *arguments)
+        replace_there = without_explicit_axes(replace, leaf, True, True, False)
+        return replace_there(leaf, *arguments)
 
     return on_any_mesh
 
@@ -172,7 +181,8 @@ def _change(
     is_finite = jnp.bool_(True)
     if new is not None:
         is_finite = jnp.isfinite(new).all()
-        is_replaced = matrices.write(jnp.ones(kept.shape), leaf) > 0
+        ones = jnp.ones(kept.shape)
+        is_replaced = matrices.write(ones, leaf) > 0
         written = matrices.write(new, leaf)
         leaf = jnp.where(is_replaced, written.astype(leaf.dtype), leaf)
     leaf = jnp.where(is_removed, jnp.zeros_like(leaf), leaf)

@@ -60,7 +60,9 @@ class PruningRun:
     """
 
     def __init__(self, pruner: MatrixPruner, leaves: PrunedLeaves, targets: LeafTargets):
-        self.pruner, self.leaves, self.targets = pruner, leaves, targets
+        self.pruner = pruner
+        self.leaves = leaves
+        self.targets = targets
         self.sparsities: dict[Any, jax.Array] = {}
         self._few_samples: list[TooFewSamples] = []
         self._doubts: list[str] = []
@@ -113,13 +115,16 @@ class PruningRun:
 
     def _prune_matrices(self, entry: CalibratedMatrices, is_prepared: bool) -> None:
         pruner, (matrices, prepared) = self.pruner, entry
-        target, where = self.targets[matrices.path], matrices.where
+        target = self.targets[matrices.path]
+        where = matrices.where
         if not is_prepared:
             prepared = pruner.prepare(prepared, donate=False)
         weights = self.leaves.read(matrices)
         if target.mask is None:
-            sparsity = self.sparsities.get((matrices.path, matrices.reading), target.sparsity)
-            sparsity = jnp.asarray(_at_layer(sparsity, matrices.layer), jnp.float32)
+            key = matrices.path, matrices.reading
+            sparsity = self.sparsities.get(key, target.sparsity)
+            sparsity = _at_layer(sparsity, matrices.layer)
+            sparsity = jnp.asarray(sparsity, jnp.float32)
             new, kept = pruner.prune_matrices(
                 weights, prepared, sparsity, target.sparsity_type, where
             )

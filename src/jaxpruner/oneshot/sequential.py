@@ -84,7 +84,8 @@ class SequentialCalibration:
         if not programs:
             raise ValueError('batches are empty; calibration needs at least one')
         first, *others = programs.values()
-        self.blocks, self.matrices = first.blocks, first.matrices
+        self.blocks = first.blocks
+        self.matrices = first.matrices
         _check_order(first, others)
 
     def take(
@@ -132,7 +133,10 @@ class _Program:
 
     def order(self) -> list[Any]:
         """What is pruned when, to be compared."""
-        return [[part.where for part in block.matrices] for block in self.blocks]
+        order = []
+        for block in self.blocks:
+            order.append([part.where for part in block.matrices])
+        return order
 
     def scan_path(self, number: int) -> tuple[int, ...] | None:
         """Where the scan is of which a block is one trip."""
@@ -142,14 +146,17 @@ class _Program:
 
     def observer_of(self, number: int) -> tuple[Taps, Any]:
         """The taps of a block, and the compiled function that adds their statistics to totals."""
-        block, cut = self.blocks[number], self.cuts[number]
+        block = self.blocks[number]
+        cut = self.cuts[number]
         start = Cut(cut.step, None if block.layer is None else 0)
-        return self._observer(tuple(uses_by_inputs(block.matrices)), start, block.stop)
+        inputs = tuple(uses_by_inputs(block.matrices))
+        return self._observer(inputs, start, block.stop)
 
     def _make_observer(
         self, inputs: tuple[Hashable, ...], start: Cut, stop: int
     ) -> tuple[Taps, Any]:
-        taps = input_taps([self._uses[key] for key in inputs], self._with_gram)
+        uses = [self._uses[key] for key in inputs]
+        taps = input_taps(uses, self._with_gram)
         return taps, self.segments.observe(taps, start, stop)
 
 

@@ -44,7 +44,8 @@ def input_taps(values: Iterable[Sequence[Use]], with_gram: bool) -> Taps:
 
     def statistic(use: Use, operands: list[jax.Array]) -> InputStatistics:
         weights = use.site.operand
-        data, group_sizes = operands[1 - weights], operands[2:]
+        data = operands[1 - weights]
+        group_sizes = operands[2:]
         return moments.statistics_of(use.site.equation, weights, data, with_gram, *group_sizes)
 
     return Taps(list(values), statistic)
@@ -70,7 +71,8 @@ def _value_key(use: Use) -> Hashable:
         group_sizes = tuple(map(id, equation.invars[2:]))
         _, _, *data_axes = contracted_axes(equation, site.operand)
         return program, id(data), group_sizes, tuple(data_axes), loops
-    settings = {name: value for name, value in equation.params.items() if name != 'precision'}
+    settings = dict(equation.params)
+    settings.pop('precision', None)
     kernel_axes = equation.params['dimension_numbers'].rhs_spec[1:]
     kernel_shape = equation.invars[1].aval.shape
     window_and_channels = tuple(kernel_shape[axis] for axis in kernel_axes)

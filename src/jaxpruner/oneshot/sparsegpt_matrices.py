@@ -96,27 +96,33 @@ def prune_by_factors(
     else:
         sparsity_type = sparsity_types.Unstructured()
     if not weights.size:
-        return PrunedMatrices(weights, jnp.ones(weights.shape, jnp.uint8), factors.damping)
+        keeps_all = jnp.ones(weights.shape, jnp.uint8)
+        return PrunedMatrices(weights, keeps_all, factors.damping)
     *leading, inputs, _ = weights.shape
     lengths = part_lengths(sparsity_type, inputs, block_size)
 
     def prune(matrix: _Matrix) -> PrunedMatrices:
-        return _prune(matrix, Rule(sparsity_type, per, matrix.sparsity, lengths))
+        rule = Rule(sparsity_type, per, matrix.sparsity, lengths)
+        return _prune(matrix, rule)
 
     number = math.prod(leading)
-    sparsities = jnp.broadcast_to(jnp.asarray(sparsity, jnp.float32), leading)
-    matrices = jax.tree.map(
-        lambda array: array.reshape(number, *array.shape[len(leading) :]),
-        _Matrix(weights, factors, sparsities, mask),
-    )
+
+    def stack(array: jax.Array) -> jax.Array:
+        return array.reshape(number, *array.shape[len(leading) :])
+
+    sparsity = jnp.asarray(sparsity, jnp.float32)
+    sparsities = jnp.broadcast_to(sparsity, leading)
+    matrices = _Matrix(weights, factors, sparsities, mask)
+    matrices = jax.tree.map(stack, matrices)
     if number == 1:
-        pruned = prune(jax.tree.map(lambda array: array[0], matrices))
+        only_matrix = jax.tree.map(lambda array: array[0], matrices)
+        pruned = prune(only_matrix)
     else:
         pruned = lax.map(prune, matrices)
     return PrunedMatrices(
-        pruned.weights.reshape(weights.shape),
-        pruned.mask.reshape(weights.shape),
-        pruned.damping.reshape(leading),
+        weights=pruned.weights.reshape(weights.shape),
+        mask=pruned.mask.reshape(weights.shape),
+        damping=pruned.damping.reshape(leading),
     )
 
 
@@ -139,7 +145,8 @@ def _prune(matrix: _Matrix, rule: Rule) -> PrunedMatrices:
     below = (0, padding), (0, 0)
     old_weights = jnp.pad(matrix.weights.astype(factor.dtype), below)
     # Weights of inputs that never occur cost nothing; those that pad the last block are never preferred.
-    limits = jnp.where(matrix.factors.occurs, jnp.inf, 0).astype(factor.dtype)
+    limits = jnp.where(matrix.factors.occurs, jnp.inf, 0)
+    limits = limits.astype(factor.dtype)
     limits = jnp.pad(limits, (0, padding), constant_values=-jnp.inf)[:, None]
     given = matrix.mask
     if given is not None:
@@ -153,13 +160,17 @@ def _prune(matrix: _Matrix, rule: Rule) -> PrunedMatrices:
         corner = lax.dynamic_slice(factor, (start, start), (length, length))
         old = lax.dynamic_slice_in_dim(old_weights, start, length)
         inverse = _invert(corner)
-        weights = old + product(inverse, _errors_of_earlier_blocks(factor, changes, number, length))
+        errors = _errors_of_earlier_blocks(factor, changes, number, length)
+        weights = old + product(inverse, errors)
+        keeps_all = jnp.ones(weights.shape, bool)
         limit = lax.dynamic_slice_in_dim(limits, start, length)
-        rows = Rows(weights, jnp.ones(weights.shape, bool), inverse, limit)
+        rows = Rows(weights, keeps_all, inverse, limit)
         if given is not None:
-            rows = rows._replace(mask=lax.dynamic_slice_in_dim(given, start, length))
+            own_mask = lax.dynamic_slice_in_dim(given, start, length)
+            rows = rows._replace(mask=own_mask)
         elif sparsity_types.is_unstructured(rule.sparsity_type):
-            rows = rows._replace(mask=_keep(rows.costs(), count, rule.per))
+            own_mask = _keep(rows.costs(), count, rule.per)
+            rows = rows._replace(mask=own_mask)
         new, mask, _ = eliminate(rows, rule, parts)
         changes = lax.dynamic_update_slice_in_dim(changes, old - new, start, 0)
         return changes, (new, mask)
@@ -169,16 +180,19 @@ def _prune(matrix: _Matrix, rule: Rule) -> PrunedMatrices:
     new = new.reshape(-1, outputs)[:inputs]
     mask = mask.reshape(-1, outputs)[:inputs]
     return PrunedMatrices(
-        new.astype(matrix.weights.dtype), mask.astype(jnp.uint8), matrix.factors.damping
+        weights=new.astype(matrix.weights.dtype),
+        mask=mask.astype(jnp.uint8),
+        damping=matrix.factors.damping,
     )
 
 
 def _counts(inputs: int, outputs: int, rule: Rule) -> jax.Array:
     """How many weights each block keeps (of each output), so that the sum is what the library keeps of all."""
     length = rule.lengths[0]
+    compared_outputs = outputs if rule.per == 'layer' else 1
     kept = []
     for end in range(length, inputs + length, length):
-        weights = min(end, inputs) * (outputs if rule.per == 'layer' else 1)
+        weights = min(end, inputs) * compared_outputs
         kept.append(selection.number_to_keep(weights, rule.sparsity))
     zero = jnp.zeros((1,), kept[0].dtype)
     return jnp.diff(jnp.stack(kept), prepend=zero)
@@ -210,8 +224,10 @@ def _errors_of_earlier_blocks(
     """
 
     def add(earlier: jax.Array, total: jax.Array) -> jax.Array:
-        part = lax.dynamic_slice(factor, (earlier * length, number * length), (length, length))
-        return total + product(part, lax.dynamic_slice_in_dim(changes, earlier * length, length))
+        start = earlier * length
+        part = lax.dynamic_slice(factor, (start, number * length), (length, length))
+        own_changes = lax.dynamic_slice_in_dim(changes, start, length)
+        return total + product(part, own_changes)
 
     zeros = jnp.zeros((length, changes.shape[1]), changes.dtype)
     return lax.fori_loop(0, number, add, zeros)

@@ -40,15 +40,16 @@ class SynFlow(PruningAtInitialization):
         """The flow, and one batch of ones."""
 
         def flow(params: Any, *inputs: Any) -> Any:
-            magnitudes = jax.tree.map(
-                lambda leaf: jnp.abs(leaf) if _is_float(leaf) else leaf, params
-            )
+            magnitudes = jax.tree.map(_magnitude, params)
+            results = jax.tree.leaves(function(magnitudes, *inputs))
             total = 0
-            for result in filter(_is_float, jax.tree.leaves(function(magnitudes, *inputs))):
-                total += jnp.sum(result, dtype=jnp.promote_types(result.dtype, jnp.float32))
+            for result in filter(_is_float, results):
+                dtype = jnp.promote_types(result.dtype, jnp.float32)
+                total += jnp.sum(result, dtype=dtype)
             return total
 
-        inputs = as_inputs(first_batch(batches)[0])
+        first, _ = first_batch(batches)
+        inputs = as_inputs(first)
         for leaf in jax.tree.leaves(inputs):
             if not hasattr(leaf, 'shape') or not hasattr(leaf, 'dtype'):
                 raise ValueError(
@@ -57,7 +58,8 @@ class SynFlow(PruningAtInitialization):
                 )
 
         def ones_like(leaf: Any) -> jax.Array:
-            return jnp.ones(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
+            dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+            return jnp.ones(leaf.shape, dtype)
 
         return flow, [jax.tree.map(ones_like, inputs)]
 
@@ -65,6 +67,10 @@ class SynFlow(PruningAtInitialization):
         """Weights times derivatives of the flow."""
         del sparse_state
         return pruners.saliencies(params, grads)
+
+
+def _magnitude(leaf: Any) -> Any:
+    return jnp.abs(leaf) if _is_float(leaf) else leaf
 
 
 def _is_float(leaf: Any) -> bool:

@@ -66,7 +66,9 @@ class WeightMatrices:
     def where(self) -> str:
         """The name of the leaf, with the layer."""
         name = tree_lib.path_string(self.path)
-        return name if self.layer is None else f'{name}, layer {self.layer}'
+        if self.layer is None:
+            return name
+        return f'{name}, layer {self.layer}'
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -95,12 +97,13 @@ class WeightMatrices:
     def read(self, leaf: jax.Array) -> jax.Array:
         """The matrices `[..., inputs, outputs]`, in the leaf's own dtype, whatever the model casts it to."""
         if self.layer is None:
-            return self.layout.to_matrices(self._operand(leaf))
+            operand = self._operand(leaf)
+            return self.layout.to_matrices(operand)
         if self.of_slice is None:
-            return lax.dynamic_index_in_dim(
-                self.at_layer(None).read(leaf), self.layer, keepdims=False
-            )
-        return self.of_slice.read(lax.dynamic_index_in_dim(leaf, self.layer, keepdims=False))
+            of_all_layers = self.at_layer(None).read(leaf)
+            return lax.dynamic_index_in_dim(of_all_layers, self.layer, keepdims=False)
+        part = lax.dynamic_index_in_dim(leaf, self.layer, keepdims=False)
+        return self.of_slice.read(part)
 
     def write(self, matrices: jax.Array, leaf: Any) -> jax.Array:
         """Puts float matrices where `read` takes them from.
@@ -111,7 +114,8 @@ class WeightMatrices:
         if self.layer is not None:
             zeros = jnp.zeros(self.layout.matrices_shape, matrices.dtype)
             matrices = lax.dynamic_update_index_in_dim(zeros, matrices, self.layer, 0)
-        shape = jax.ShapeDtypeStruct(leaf.shape, jnp.promote_types(leaf.dtype, jnp.float32))
+        dtype = jnp.promote_types(leaf.dtype, jnp.float32)
+        shape = jax.ShapeDtypeStruct(leaf.shape, dtype)
         # Weights that the model masks are in the matrices, too: they are pruned like any that is zero.
         read_operand = functools.partial(self._operand, masked=False)
         operand = jax.eval_shape(read_operand, shape)
@@ -135,11 +139,11 @@ class WeightMatrices:
         use = dataclasses.replace(self.uses[0], site=site)
         layout = self.layout
         layout = MatrixLayout(
-            layout.shape[1:],
-            _without_first_axis(layout.contract),
-            _without_first_axis(layout.free),
-            _without_first_axis(layout.leading),
-            layout.groups,
+            shape=layout.shape[1:],
+            contract=_without_first_axis(layout.contract),
+            free=_without_first_axis(layout.free),
+            leading=_without_first_axis(layout.leading),
+            groups=layout.groups,
         )
         return WeightMatrices(self.path, (use,), layout)
 
@@ -148,11 +152,16 @@ class WeightMatrices:
         view = self.uses[0].site.view
         left_out = CASTS if masked else CASTS | _MASKS
         steps = tuple(step for step in view.steps if step_name(step) not in left_out)
-        operand = dataclasses.replace(view, steps=steps).read(leaf)
+        own_view = dataclasses.replace(view, steps=steps)
+        operand = own_view.read(leaf)
         # The slice of a stack has no axis for it.
         sliced = len(view.stack) + len(view.region) - operand.ndim
-        ranges = [*(axis.range for axis in view.stack[sliced:]), *view.region]
-        return operand[tuple(slice(start, stop) for start, stop in ranges)]
+        index = []
+        for axis in view.stack[sliced:]:
+            index.append(slice(*axis.range))
+        for start, stop in view.region:
+            index.append(slice(start, stop))
+        return operand[tuple(index)]
 
 
 def find_matrices(graph: UseGraph, path: tree_lib.Path) -> tuple[WeightMatrices, ...]:
@@ -195,12 +204,13 @@ def _layout_of(use: Use) -> MatrixLayout:
     def behind_stack(axes: Sequence[int]) -> tuple[int, ...]:
         return tuple(len(stack) + axis for axis in axes)
 
+    batch = behind_stack(contracted.batch_of_weights)
     return MatrixLayout(
-        (*stack, *shape),
-        behind_stack(contracted.of_weights),
-        behind_stack(free),
-        (*range(len(stack)), *behind_stack(contracted.batch_of_weights)),
-        use.site.equation.params.get('feature_group_count', 1),
+        shape=(*stack, *shape),
+        contract=behind_stack(contracted.of_weights),
+        free=behind_stack(free),
+        leading=(*range(len(stack)), *batch),
+        groups=use.site.equation.params.get('feature_group_count', 1),
     )
 
 
@@ -249,7 +259,8 @@ def _steps(use: Use) -> tuple[Any, ...]:
 
 def _check_use(use: Use, path: tree_lib.Path) -> None:
     """Refuses a contraction of which it is unknown which weight meets which input."""
-    equation, operand = use.site.equation, use.site.operand
+    equation = use.site.equation
+    operand = use.site.operand
     if not use.exact:
         raise UnknownWeightsError(
             path, f'what is contracted at {use.where} is computed from this leaf, not read from it'
@@ -275,22 +286,33 @@ def _check_use(use: Use, path: tree_lib.Path) -> None:
 
 
 def _meets_part_of_inputs(use: Use) -> bool:
-    equation, operand = use.site.equation, use.site.operand
-    shape, region = equation.invars[operand].aval.shape, use.site.view.region
-    partial = {axis for axis, length in enumerate(shape) if region[axis] != (0, length)}
-    contracted = contracted_axes(equation, operand)
+    equation = use.site.equation
+    operand = use.site.operand
+    shape = equation.invars[operand].aval.shape
+    region = use.site.view.region
+    axes_in_part = set()
+    for axis, length in enumerate(shape):
+        if region[axis] != (0, length):
+            axes_in_part.add(axis)
     is_grouped = equation.params.get('feature_group_count', 1) != 1
-    return bool(partial if is_grouped else partial & contracted.summed_or_shared)
+    if not is_grouped:
+        contracted = contracted_axes(equation, operand)
+        axes_in_part &= contracted.summed_or_shared
+    return bool(axes_in_part)
 
 
 def _has_one_matrix_per_group(equation: Any, operand: int) -> bool:
-    axes, left = contractions.dot_axes(equation), equation.invars[0].aval
-    return operand == 1 and len(axes.groups) == 1 and left.ndim == 2 and not axes.batch[0]
+    axes = contractions.dot_axes(equation)
+    left = equation.invars[0].aval
+    has_rows_alone = left.ndim == 2 and not axes.batch[0]
+    return operand == 1 and len(axes.groups) == 1 and has_rows_alone
 
 
 def _may_repeat(step: Any) -> bool:
     """Whether a step may copy an element; a step that is neither an equation nor a loop takes indices."""
-    return step_name(step) in _REPEATS if isinstance(step, Move) else not isinstance(step, str)
+    if isinstance(step, Move):
+        return step_name(step) in _REPEATS
+    return not isinstance(step, str)
 
 
 def _check_disjoint(matrices: Sequence[WeightMatrices], leaf: Any, path: tree_lib.Path) -> None:
@@ -301,13 +323,15 @@ def _check_disjoint(matrices: Sequence[WeightMatrices], leaf: Any, path: tree_li
     else:  # parts of the leaf may lie beside each other
         times = jnp.zeros(leaf.shape)
         for part in matrices:
-            times = times + part.write(jnp.ones(part.shape), leaf)
+            ones = jnp.ones(part.shape)
+            times = times + part.write(ones, leaf)
         is_repeated = bool(jnp.max(times) > 1)
     if is_repeated:
-        uses = [use for part in matrices for use in part.uses]
-        lines = ' and '.join(dict.fromkeys(use.where for use in uses))
+        lines: dict[str, None] = {}
+        for part in matrices:
+            lines |= dict.fromkeys(use.where for use in part.uses)
         raise UnknownWeightsError(
             path,
-            f'a weight of this leaf stands in more than one place of its weight matrices ({lines}), so that it has '
-            'more than one kind of input',
+            'a weight of this leaf stands in more than one place of its weight matrices '
+            f'({" and ".join(lines)}), so that it has more than one kind of input',
         )
