@@ -1,4 +1,4 @@
-"""Removes channels from a convolutional network while it trains, until a quarter of its FLOPs are left.
+"""Removes channels from a convolutional network while it trains, until at most a quarter of its FLOPs is left.
 
     python examples/shrink_cnn.py                      # scikit-learn's digits, a minute
     python examples/shrink_cnn.py --data-dir folder    # MNIST, three seeds
