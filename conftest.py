@@ -43,7 +43,7 @@ def pytest_configure():
     with nothing. To keep programs from run to run, name a folder yourself: `JAX_COMPILATION_CACHE_DIR=… bash run.sh`.
     """
     if _FLAGS not in os.environ:
-        os.environ[_FLAGS] = ' '.join(flag for flag in _QUICK if _is_known(flag))
+        os.environ[_FLAGS] = _known_flags()
     if _FOLDER not in os.environ:
         _made.append(tempfile.mkdtemp(prefix='jaxpruner_compiled_'))
         os.environ[_FOLDER] = _made[0]
@@ -51,10 +51,17 @@ def pytest_configure():
     os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES', '-1')
 
 
-def _is_known(flag):
+def _known_flags():
     """Not every release of XLA has every flag, and one that it does not know ends the process."""
+    all_flags = ' '.join(_QUICK)
+    if _are_known(all_flags):
+        return all_flags
+    return ' '.join(flag for flag in _QUICK if _are_known(flag))
+
+
+def _are_known(flags):
     program = [sys.executable, '-c', 'import jax; jax.devices()']
-    environment = os.environ | {_FLAGS: flag, 'JAX_PLATFORMS': 'cpu'}
+    environment = os.environ | {_FLAGS: flags, 'JAX_PLATFORMS': 'cpu'}
     return (
         subprocess.run(program, env=environment, capture_output=True, check=False).returncode == 0
     )
