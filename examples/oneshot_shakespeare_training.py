@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jaxpruner.baselines.cell_key import CellKey
 from jaxpruner.baselines.checkpointing import Checkpoints, Progress
 from jaxpruner.baselines.optimizers import make_optimizer
 from jaxpruner.baselines.recipe import Optimizer, Recipe, Schedule
@@ -149,7 +150,7 @@ class Training:
         """
         params = self.start(seed)
         carry = params, self._optimizer.init(params)
-        progress = Progress([('no_prune', 0.0, seed)], step=0)
+        progress = Progress([CellKey('no_prune', 0.0, seed)], step=0)
         for begun in checkpoints.begun():
             if list(begun.cells) == progress.cells:
                 progress, carry = checkpoints.restore(begun, begun.cells, carry) or (

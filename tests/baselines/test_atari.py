@@ -109,7 +109,7 @@ def test_games_end_at_their_limit_and_begin_anew():
         [True] * 2,
         [False] * 2,
     ]
-    assert not any(outcome.over.any() for outcome in outcomes)
+    assert not any(outcome.ended.any() for outcome in outcomes)
     assert emulators.behind.tolist() == [1, 1]
     assert not emulators.observations[..., :2].any()
 

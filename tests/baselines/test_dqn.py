@@ -13,7 +13,7 @@ from jaxpruner.baselines import device_replay
 from jaxpruner.baselines.device_replay import Transitions
 from jaxpruner.baselines.dqn import DQNWorkload
 from jaxpruner.baselines.dqn_learning import td_targets
-from jaxpruner.baselines.dqn_model import NATURE, QNetwork
+from jaxpruner.baselines.dqn_model import NATURE, Convolution, QNetwork
 from jaxpruner.baselines.minatar_training import explore
 from jaxpruner.baselines.task import Carry
 from jaxpruner.sparsity_distributions import uniform
@@ -146,7 +146,10 @@ def test_exploring():
 
 @pytest.mark.parametrize(
     ('shape', 'convolutions', 'hidden', 'actions', 'expected'),
-    [((10, 10, 4), [(16, 3, 1)], 128, 3, 132_179), ((84, 84, 4), NATURE, 512, 9, 1_688_745)],
+    [
+        ((10, 10, 4), [Convolution(16, 3, 1)], 128, 3, 132_179),
+        ((84, 84, 4), NATURE, 512, 9, 1_688_745),
+    ],
     ids=['minatar', 'nature'],
 )
 def test_sizes_of_the_papers(shape, convolutions, hidden, actions, expected):

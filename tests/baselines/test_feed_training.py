@@ -42,7 +42,7 @@ def undisturbed(tmp_path_factory):
 def test_a_sweep_trains_one_cell_after_the_other(tmp_path):
     seen = []
     sweep = Sweep(
-        TinyWorkload(), RECIPE, None, tmp_path, over='auto'
+        TinyWorkload(), RECIPE, None, tmp_path, mapping='auto'
     )  # of which there is nothing to measure
     sweep.run(CELLS, lambda group, step: seen.append((group[0].seed, step)))
     assert seen == [(seed, step) for seed in (3, 4) for step in (2, 4, 6, 8)]
@@ -158,7 +158,7 @@ def test_the_three_ways_of_evaluating(evaluates):
 
 def test_cells_with_a_feed_are_trained_one_after_another(tmp_path):
     with pytest.raises(ValueError, match=r"over 'vmap': batches of .* come from the host"):
-        Sweep(TinyWorkload(), RECIPE, None, tmp_path, over='vmap').run(CELLS)
+        Sweep(TinyWorkload(), RECIPE, None, tmp_path, mapping='vmap').run(CELLS)
 
 
 def check_the_batch_is_spread_over_the_devices(monkeypatch):

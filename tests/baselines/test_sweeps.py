@@ -21,6 +21,7 @@ from helpers.tiny_sweeps import (
     stopped,
 )
 from jaxpruner.baselines import mapping_choice, sweeps
+from jaxpruner.baselines.cell_key import CellKey
 from jaxpruner.baselines.checkpointing import Checkpoints, Progress
 from jaxpruner.baselines.compiled_training import CompiledTraining, SharedPrograms
 from jaxpruner.baselines.sweeps import Interrupted, Sweep, plan
@@ -340,7 +341,7 @@ def test_a_checkpoint_keeps_keys_and_dtypes(tmp_path):
         'half': jnp.ones(3, jnp.bfloat16),
         'none': None,
     }
-    checkpoints, cells = Checkpoints(tmp_path, 'identity'), [('set', 0.5, 0)]
+    checkpoints, cells = Checkpoints(tmp_path, 'identity'), [CellKey('set', 0.5, 0)]
     for step in (1, 2):
         checkpoints.save(
             Progress(cells, step, snapshots={'b/a': np.eye(2, dtype=np.uint8)}), carries
@@ -356,7 +357,7 @@ def test_a_checkpoint_keeps_keys_and_dtypes(tmp_path):
 
 
 def test_what_is_no_checkpoint_stays_when_checkpoints_are_removed(tmp_path):
-    checkpoints, cells = Checkpoints(tmp_path, 'identity'), [('set', 0.5, 0)]
+    checkpoints, cells = Checkpoints(tmp_path, 'identity'), [CellKey('set', 0.5, 0)]
     checkpoints.save(Progress(cells, step=1), {'w': jnp.ones(3)})
     (group,) = tmp_path.iterdir()
     (group / 'notes.txt').write_text('mine')

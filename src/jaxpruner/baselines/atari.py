@@ -13,7 +13,8 @@ import numpy as np
 
 from jaxpruner.core import tree as tree_lib
 
-SIZE, STACK = 84, 4
+SIZE = 84  # pixels of a side
+STACK = 4  # frames of an observation
 SHAPE = (SIZE, SIZE, STACK)  # of an observation
 
 
@@ -34,7 +35,7 @@ class Outcome(NamedTuple):
     """What a move in each game brought."""
 
     reward: np.ndarray  # float64[count]: change of the score
-    over: np.ndarray  # bool[count]: the game ended
+    ended: np.ndarray  # bool[count]
     cut: np.ndarray  # bool[count]: the game would go on, but reached its time limit
 
 
@@ -57,7 +58,8 @@ class Emulators:
         conventions: Conventions = Conventions(),
     ):
         """Begins the games; `rng` draws their seeds and first frames, and is used on."""
-        self._rng, self._conventions = rng, conventions
+        self._rng = rng
+        self._conventions = conventions
         self._games = []
         for _ in range(count):
             seed = int(rng.integers(2**31))
@@ -70,21 +72,22 @@ class Emulators:
         self.observations = np.zeros((count, *SHAPE), np.uint8)
         self.behind = np.zeros(count, np.uint8)
         self._begin(np.ones(count, bool))
-        self.observations[..., -1] = resize(self._screens.max(axis=1))
+        self._observe()
 
     def step(self, actions: np.ndarray) -> Outcome:
         """Makes a move in each game; actions are whole numbers below `actions`, [count]."""
         rewards = []
         for number, action in enumerate(actions):
             rewards.append(self._play(number, self._actions[action]))
-        over = np.array([game.game_over() for game in self._games])
+        ended = np.array([game.game_over() for game in self._games])
         self._moves += 1
-        cut = ~over & (self._moves >= self._conventions.longest)
+        is_too_long = self._moves >= self._conventions.longest
+        cut = is_too_long & ~ended
         self.observations = np.roll(self.observations, -1, axis=-1)
         self.behind = np.minimum(self.behind + 1, STACK - 1).astype(np.uint8)
-        self._begin(over | cut)
-        self.observations[..., -1] = resize(self._screens.max(axis=1))
-        return Outcome(np.array(rewards), over, cut)
+        self._begin(ended | cut)
+        self._observe()
+        return Outcome(np.array(rewards), ended, cut)
 
     def state(self) -> dict[str, np.ndarray]:
         """Everything that the next moves depend on, but the generator."""
@@ -109,7 +112,9 @@ class Emulators:
 
     def _play(self, number: int, action: Any) -> float:
         """The change of the score while an action is held; the last two frames are kept."""
-        game, reward, skip = self._games[number], 0.0, self._conventions.frame_skip
+        game = self._games[number]
+        reward = 0.0
+        skip = self._conventions.frame_skip
         for frame in range(skip):
             reward += game.act(action)
             if game.game_over():
@@ -118,6 +123,11 @@ class Emulators:
                 game.getScreenGrayscale(self._screens[number, frame % 2])
         return reward
 
+    def _observe(self) -> None:
+        """Writes the newest frame of each game, the maximum of its last two screens."""
+        newest = self._screens.max(axis=1)
+        self.observations[..., -1] = resize(newest)
+
     def _begin(self, which: np.ndarray) -> None:
         """Begins some of the games anew."""
         self.observations[which] = 0
@@ -125,7 +135,8 @@ class Emulators:
         for number in np.flatnonzero(which):
             game = self._games[number]
             game.reset_game()
-            for _ in range(self._rng.integers(self._conventions.no_ops + 1)):
+            no_ops = self._rng.integers(self._conventions.no_ops + 1)
+            for _ in range(no_ops):
                 game.act(self._actions[0])
             self._screens[number, 1] = 0
             game.getScreenGrayscale(self._screens[number, 0])
@@ -134,14 +145,17 @@ class Emulators:
 def resize(screens: np.ndarray) -> np.ndarray:
     """Shrinks gray screens to uint8[n, 84, 84]; each new pixel is the mean over its area."""
     of_columns = _means(screens).swapaxes(1, 2)
-    return np.rint(_means(of_columns).swapaxes(1, 2)).astype(np.uint8)
+    shrunk = _means(of_columns).swapaxes(1, 2)
+    return np.rint(shrunk).astype(np.uint8)
 
 
 def games() -> dict[str, str]:
     """The games by name, such as 'MsPacman', with the file's name in ale-py."""
     names = {}
     for file_name in _ale().roms.get_all_rom_ids():
-        names[''.join(part.capitalize() for part in file_name.split('_'))] = file_name
+        words = file_name.split('_')
+        name = ''.join(word.capitalize() for word in words)
+        names[name] = file_name
     return names
 
 
@@ -176,9 +190,10 @@ def play_games(
     sums = np.zeros(len(emulators.observations))
     is_playing = np.ones(len(sums), bool)
     while is_playing.any():
-        outcome = emulators.step(choose(emulators, values, epsilon, rng))
+        actions = choose(emulators, values, epsilon, rng)
+        outcome = emulators.step(actions)
         sums += outcome.reward * is_playing
-        is_playing &= ~(outcome.over | outcome.cut)
+        is_playing &= ~(outcome.ended | outcome.cut)
     return sums
 
 
@@ -197,7 +212,8 @@ def choose(
     random = rng.integers(emulators.actions, size=count)
     if is_random.all():
         return random
-    best = np.asarray(values(emulators.observations)).argmax(axis=-1)
+    action_values = np.asarray(values(emulators.observations))
+    best = action_values.argmax(axis=-1)
     return np.where(is_random, random, best)
 
 
@@ -210,8 +226,10 @@ def _means(pixels: np.ndarray) -> np.ndarray:
     share = (edges - pixel).astype(np.float32)[:, None]  # of that pixel before the edge
     sums = np.zeros((len(pixels), size + 1, pixels.shape[2]), np.float32)
     np.cumsum(pixels, axis=1, out=sums[:, 1:])
-    up_to_edges = sums[:, pixel] + pixels[:, np.minimum(pixel, size - 1)] * share
-    return np.diff(up_to_edges, axis=1) * np.float32(SIZE / size)
+    cut_pixels = pixels[:, np.minimum(pixel, size - 1)]
+    up_to_edges = sums[:, pixel] + cut_pixels * share
+    sums_of_parts = np.diff(up_to_edges, axis=1)
+    return sums_of_parts * np.float32(SIZE / size)
 
 
 def _load(name: str, seed: int, sticky: float) -> Any:

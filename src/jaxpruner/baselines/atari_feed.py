@@ -15,7 +15,8 @@ from jaxpruner.baselines.frame_replay import FrameReplay
 from jaxpruner.baselines.recipe import Recipe
 from jaxpruner.core.atomic_files import replacing
 
-_FRAMES, _OTHERS = 'frames.npy', 'player.npz'
+_FRAMES = 'frames.npy'
+_OTHERS = 'player.npz'
 _PREFIX = 'emulators_'  # of the emulators' arrays in the second file
 _AT_LEAST = {'environments': 1, 'frame_skip': 1, 'no_ops': 0, 'longest': 2, 'test_games': 1}
 
@@ -26,7 +27,8 @@ class AtariFeed:
     def __init__(self, recipe: Recipe, seed: int):
         """Begins the games; the first batch is preceded by random play."""
         check_numbers(recipe)
-        self._recipe, self._numbers = recipe, dict[str, Any](recipe.task)
+        self._recipe = recipe
+        self._numbers = dict[str, Any](recipe.task)
         count = self._numbers['environments']
         self._rng = np.random.default_rng(seed)
         self._emulators = Emulators(recipe.data, count, self._rng, conventions(recipe))
@@ -70,8 +72,10 @@ class AtariFeed:
             arrays['frames'] = np.load(path, mmap_mode='r')
             self._replay.restore(arrays, about['moves'])
             path = folder / _OTHERS
-            names = [name for name in arrays if name.startswith(_PREFIX)]
-            state = {name.removeprefix(_PREFIX): arrays[name] for name in names}
+            state = {}
+            for name, array in arrays.items():
+                if name.startswith(_PREFIX):
+                    state[name.removeprefix(_PREFIX)] = array
             self._emulators.set_state(state)
         except Exception as error:  # whatever NumPy and zipfile raise for damaged files
             raise ValueError(
@@ -99,10 +103,9 @@ def check_numbers(recipe: Recipe) -> None:
     numbers: Any = recipe.task
     count = numbers['environments']
     for name in ('replay', 'replay_start', 'moves'):
-        if numbers[name] % max(1, count) or numbers[name] < 1:
-            raise ValueError(
-                f'task.{name} {numbers[name]} must be a multiple of task.environments {count}'
-            )
+        moves = numbers[name]
+        if moves % max(1, count) or moves < 1:
+            raise ValueError(f'task.{name} {moves} must be a multiple of task.environments {count}')
     for name, least in _AT_LEAST.items():
         if numbers[name] < least:
             raise ValueError(f'task.{name} must be at least {least}, got {numbers[name]}')

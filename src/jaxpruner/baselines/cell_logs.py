@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxpruner.core.atomic_files import replace_file
 
+Masks = dict[str, np.ndarray]  # by leaf path
 _SHOWN_KERNELS = 2  # whose masks are kept over time
 
 
@@ -16,7 +17,7 @@ def write_logs(
     out: Path,
     name: str,
     history: Sequence[dict[str, Any]],
-    masks: dict[str, np.ndarray],
+    masks: Masks,
     tensorboard: bool = False,
 ) -> None:
     """Writes `metrics/<name>.jsonl`, `masks/<name>.npz` and, if asked, TensorBoard's events.
@@ -24,34 +25,38 @@ def write_logs(
     `history` has `{'step': …, metric: value, …}` of each evaluation; `masks` maps leaf paths to
     uint8[1 + evaluations, …leaf shape], the first before the first step, and is empty when dense.
     """
-    lines = ''.join(json.dumps(entry) + '\n' for entry in history).encode()
-    replace_file(out / 'metrics' / f'{name}.jsonl', lambda temporary: temporary.write_bytes(lines))
+    lines = [json.dumps(entry) + '\n' for entry in history]
+    content = ''.join(lines).encode()
+    path = out / 'metrics' / f'{name}.jsonl'
+    replace_file(path, lambda temporary: temporary.write_bytes(content))
     if masks:
-        steps = np.asarray([0, *(entry['step'] for entry in history)], np.int64)
-        arrays = {'steps': steps, **masks}
+        steps = [0]
+        for entry in history:
+            steps.append(entry['step'])
+        arrays = {'steps': np.asarray(steps, np.int64), **masks}
         path = out / 'masks' / f'{name}.npz'
         replace_file(path, lambda temporary: _write_npz(temporary, arrays))
     if tensorboard:
         _write_events(out / 'tensorboard' / name, history)
 
 
-def with_snapshot(
-    snapshots: Mapping[str, np.ndarray], masks: Mapping[str, np.ndarray]
-) -> dict[str, np.ndarray]:
+def with_snapshot(snapshots: Mapping[str, np.ndarray], masks: Mapping[str, np.ndarray]) -> Masks:
     """Adds the masks of this moment: of the first kernel, and of the largest other one.
 
     `snapshots` maps leaf paths to uint8[moments, cells, …leaf shape] and is empty at first; the
     arrays of `masks` have no axis of moments.
     """
-    others = sorted(list(masks)[1:], key=lambda path: -masks[path].size)
+    first, others = list(masks)[:1], list(masks)[1:]
+    largest_first = sorted(others, key=lambda path: -masks[path].size)
+    shown = (first + largest_first)[:_SHOWN_KERNELS]
     longer = {}
-    for path in [*list(masks)[:1], *others][:_SHOWN_KERNELS]:
+    for path in shown:
         now = masks[path][None]
         longer[path] = np.concatenate([snapshots[path], now]) if snapshots else now
     return longer
 
 
-def _write_npz(path: Path, arrays: dict[str, np.ndarray]) -> None:
+def _write_npz(path: Path, arrays: Masks) -> None:
     with path.open('wb') as file:  # a name alone would get another ending
         np.savez_compressed(file, allow_pickle=False, **arrays)
 

@@ -57,7 +57,8 @@ def place_data(mapping: CellMapping, data: Any) -> Any:
     """Copies data to every device where cells are spread over devices."""
     if mapping != 'devices':
         return data
-    return jax.device_put(data, NamedSharding(_mesh(), PartitionSpec()))
+    replicated = NamedSharding(_mesh(), PartitionSpec())
+    return jax.device_put(data, replicated)
 
 
 def add_cell_axis(cell: Any) -> Any:
@@ -92,14 +93,17 @@ def _spread_over_devices(function: Callable, *data: Any) -> Callable:
         return _one_after_another(function, *data)(*arrays, **shared)
 
     def mapped(*arrays, **shared):
-        mesh, count = _mesh(), _count_cells(arrays)
-        padded_count = -(-count // mesh.size) * mesh.size
+        mesh = _mesh()
+        count = _count_cells(arrays)
+        cells_per_device = -(-count // mesh.size)
+        padded_count = cells_per_device * mesh.size
         # Each device gets as many: the last cell is trained again to fill up. Outside of the
         # program the count is that of the other mappings, so that checkpoints fit them all.
         if padded_count > count:
             repeated = np.minimum(np.arange(padded_count), count - 1)
             arrays = jax.tree.map(lambda leaf: leaf[repeated], arrays)
-        everywhere, split = PartitionSpec(), PartitionSpec(_AXIS)
+        everywhere = PartitionSpec()
+        split = PartitionSpec(_AXIS)
         specs = (everywhere, everywhere, split)
         train = _shard_map(train_share, mesh=mesh, in_specs=specs, out_specs=split)
         results = train(data, shared, arrays)

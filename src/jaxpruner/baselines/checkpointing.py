@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
-from jaxpruner.baselines.cell_logs import with_snapshot
+from jaxpruner.baselines.cell_key import CellKey
+from jaxpruner.baselines.cell_logs import Masks, with_snapshot
 from jaxpruner.baselines.feeds import Feed
 from jaxpruner.checkpoints.orbax_errors import orbax_errors
 
@@ -28,7 +29,7 @@ _NAMES = ocp.path.step.standard_name_format(step_format_fixed_length=6)
 class Progress(NamedTuple):
     """How far cells have been trained, besides their carries; plain values and NumPy arrays."""
 
-    cells: Sequence[tuple[str, float, int]]  # algorithm, sparsity, seed
+    cells: Sequence[CellKey]
     step: int
     seconds: float = 0.0
     history: tuple = ()  # of each evaluation: {'step': …, metric: [a value for each cell]}
@@ -46,17 +47,20 @@ class Progress(NamedTuple):
         for name, values in metrics.items():
             entry[name] = np.asarray(values).tolist()
         snapshots = with_snapshot(self.snapshots, masks)
-        return Progress(self.cells, step, seconds, (*self.history, entry), snapshots)
+        history = (*self.history, entry)
+        return Progress(self.cells, step, seconds, history, snapshots)
 
     def history_of(self, position: int) -> list[dict[str, Any]]:
         """The history of one cell."""
         history = []
         for entry in self.history:
-            values = {name: value[position] for name, value in entry.items() if name != 'step'}
-            history.append({'step': entry['step'], **values})
+            own_entry = {}
+            for name, values in entry.items():
+                own_entry[name] = values if name == 'step' else values[position]
+            history.append(own_entry)
         return history
 
-    def snapshots_of(self, position: int) -> dict[str, np.ndarray]:
+    def snapshots_of(self, position: int) -> Masks:
         """The snapshots of one cell."""
         return {path: masks[:, position] for path, masks in self.snapshots.items()}
 
@@ -66,17 +70,17 @@ class Progress(NamedTuple):
         for entry in self.history:
             chosen = {}
             for name, values in entry.items():
-                is_per_cell = name != 'step'
-                chosen[name] = (
-                    [values[position] for position in positions] if is_per_cell else values
-                )
+                if name != 'step':
+                    values = [values[position] for position in positions]
+                chosen[name] = values
             history.append(chosen)
+        share = len(positions) / len(self.cells)
         return Progress(
-            [self.cells[position] for position in positions],
-            self.step,
-            self.seconds * len(positions) / len(self.cells),
-            tuple(history),
-            {path: masks[:, positions] for path, masks in self.snapshots.items()},
+            cells=[self.cells[position] for position in positions],
+            step=self.step,
+            seconds=self.seconds * share,
+            history=tuple(history),
+            snapshots={path: masks[:, positions] for path, masks in self.snapshots.items()},
         )
 
 
@@ -85,7 +89,8 @@ class Checkpoints:
 
     def __init__(self, folder: Path, identity: str):
         """Touches nothing yet; a checkpoint of a recipe with another identity is set aside."""
-        self._folder, self._identity = folder.absolute(), identity
+        self._folder = folder.absolute()
+        self._identity = identity
 
     def save(self, progress: Progress, carries: Any, feed: Feed | None = None) -> None:
         """Writes a checkpoint and removes the one before of the same cells.
@@ -96,13 +101,15 @@ class Checkpoints:
         about = progress._asdict()
         del about['snapshots']
         about |= {'identity': self._identity, 'leaves': sorted(progress.snapshots)}
-        arrays = {'carries': _numbered(map(_plain, jax.tree.leaves(carries)))}
+        carried_arrays = map(_plain, jax.tree.leaves(carries))
+        arrays = {'carries': _numbered(carried_arrays)}
         if progress.snapshots:
             arrays['snapshots'] = _numbered(_in_order(progress.snapshots))
         items: dict[str, Any] = {}
         if feed is not None:
             items['feed'] = _FeedItem(feed)
-        items |= {'arrays': ocp.args.PyTreeSave(arrays), 'about': ocp.args.JsonSave(about)}
+        items['arrays'] = ocp.args.PyTreeSave(arrays)
+        items['about'] = ocp.args.JsonSave(about)
         group = self._group(progress.cells)
         what = f'{group}: the checkpoint cannot be written'
         remedy = 'free space there, or choose another --out'
@@ -113,13 +120,17 @@ class Checkpoints:
 
     def begun(self) -> list[Progress]:
         """The progress of each group without its arrays, the furthest first."""
-        progress = [self._latest(group) for group in self._groups()]
-        return sorted(filter(None, progress), key=lambda progress: -progress.step)
+        begun = []
+        for group in self._groups():
+            progress = self._latest(group)
+            if progress is not None:
+                begun.append(progress)
+        return sorted(begun, key=lambda progress: -progress.step)
 
     def restore(
         self,
         begun: Progress,
-        cells: Sequence[tuple[str, float, int]],
+        cells: Sequence[CellKey],
         like: Any,
         feed: Feed | None = None,
     ) -> tuple[Progress, Any] | None:
@@ -135,23 +146,24 @@ class Checkpoints:
             stored_cells = list(begun.cells)
             positions = np.asarray([stored_cells.index(cell) for cell in cells])
         try:
-            names = _read(path, 'about', ocp.args.JsonRestore())['leaves']
-            target = {'carries': _numbered([0] * len(jax.tree.leaves(like)))}
-            if names:
-                target['snapshots'] = _numbered([0] * len(names))
-            as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), target)
-            arrays = _read(path, 'arrays', ocp.args.PyTreeRestore(target, restore_args=as_numpy))
-            carries = _as_carries(_in_order(arrays['carries']), like, positions)
+            names = _read_about(path)['leaves']
+            count = len(jax.tree.leaves(like))
+            arrays = _read_arrays(path, count, len(names))
+            stored_carries = _in_order(arrays['carries'])
+            carries = _as_carries(stored_carries, like, positions)
             if feed is not None:
                 _restore_feed(path, feed)
         except Exception as error:  # whatever orbax raises for damaged files
             _set_aside(path, error)
             return None
-        snapshots = _in_order(arrays.get('snapshots', {}))
-        progress = begun._replace(snapshots=dict(zip(names, snapshots, strict=True)))
-        return (progress if positions is None else progress.of_cells(positions)), carries
+        stored_snapshots = _in_order(arrays.get('snapshots', {}))
+        snapshots = dict(zip(names, stored_snapshots, strict=True))
+        progress = begun._replace(snapshots=snapshots)
+        if positions is not None:
+            progress = progress.of_cells(positions)
+        return progress, carries
 
-    def clear(self, finished: Collection[tuple[str, float, int]]) -> None:
+    def clear(self, finished: Collection[CellKey]) -> None:
         """Removes the checkpoints of groups whose cells are all finished."""
         for group in self._groups():
             progress = self._latest(group)
@@ -163,21 +175,24 @@ class Checkpoints:
             return []
         return sorted(path for path in self._folder.iterdir() if path.is_dir())
 
-    def _group(self, cells: Sequence[tuple[str, float, int]]) -> Path:
-        names = ' '.join(f'{algorithm}_{sparsity}_{seed}' for algorithm, sparsity, seed in cells)
-        return self._folder / f'{cells[0][0]}_{hashlib.sha256(names.encode()).hexdigest()[:8]}'
+    def _group(self, cells: Sequence[CellKey]) -> Path:
+        """The folder of cells that train together."""
+        names = ' '.join(cell.name for cell in cells)
+        digest = hashlib.sha256(names.encode()).hexdigest()
+        return self._folder / f'{cells[0].algorithm}_{digest[:8]}'
 
     def _latest(self, group: Path) -> Progress | None:
         """The progress of the last readable checkpoint, without arrays; damaged ones are set aside."""
         while (path := _latest_path(group)) is not None:
             try:
-                about = _read(path, 'about', ocp.args.JsonRestore())
+                about = _read_about(path)
                 if about['identity'] != self._identity:
                     raise ValueError('it belongs to another recipe')
                 cells = []
                 for algorithm, sparsity, seed in about['cells']:
-                    cells.append((str(algorithm), float(sparsity), int(seed)))
-                return Progress(cells, about['step'], about['seconds'], tuple(about['history']))
+                    cells.append(CellKey(str(algorithm), float(sparsity), int(seed)))
+                history = tuple(about['history'])
+                return Progress(cells, about['step'], about['seconds'], history)
             except Exception as error:  # whatever orbax raises for damaged files
                 _set_aside(path, error)
         return None
@@ -216,7 +231,9 @@ def _manager(group: Path) -> ocp.CheckpointManager:
 def _latest_path(group: Path) -> Path | None:
     """The last checkpoint that was written to its end."""
     steps = [metadata.step for metadata in _NAMES.find_all(group)]
-    return group / _NAMES.build_name(max(steps)) if steps else None
+    if not steps:
+        return None
+    return group / _NAMES.build_name(max(steps))
 
 
 def _read(path: Path, name: str, restore: Any) -> Any:
@@ -225,6 +242,20 @@ def _read(path: Path, name: str, restore: Any) -> Any:
     checkpointer = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
     with orbax_errors('orbax cannot read it', 'its cells begin anew'), checkpointer:
         return checkpointer.restore(path, items)[name]
+
+
+def _read_about(path: Path) -> dict[str, Any]:
+    """Reads the plain values of a checkpoint."""
+    return _read(path, 'about', ocp.args.JsonRestore())
+
+
+def _read_arrays(path: Path, carries: int, snapshots: int) -> dict[str, Any]:
+    """Reads the numbered arrays of a checkpoint into NumPy, as many of each as are given."""
+    numbered = {'carries': _numbered([0] * carries)}
+    if snapshots:
+        numbered['snapshots'] = _numbered([0] * snapshots)
+    as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), numbered)
+    return _read(path, 'arrays', ocp.args.PyTreeRestore(numbered, restore_args=as_numpy))
 
 
 def _restore_feed(path: Path, feed: Feed) -> None:
@@ -251,7 +282,8 @@ def _set_aside(path: Path, error: Exception) -> None:
     if aside.exists():
         shutil.rmtree(aside)
     path.rename(aside)
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    message = str(error) or type(error).__name__
+    reason = message.splitlines()[0]
     warnings.warn(f'{path} cannot be resumed from ({reason}); it is now {aside.name}', stacklevel=3)
 
 
@@ -266,8 +298,9 @@ def _numbered(leaves: Iterable[Any]) -> dict[str, Any]:
 
 def _plain(leaf: Any) -> np.ndarray:
     """An array of NumPy; a key becomes its data."""
-    is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
+    if isinstance(leaf, jax.Array) and _is_key(leaf):
+        leaf = jax.random.key_data(leaf)
+    return np.asarray(leaf)
 
 
 def _as_carries(arrays: list[Any], like: Any, positions: np.ndarray | None) -> Any:
@@ -276,11 +309,21 @@ def _as_carries(arrays: list[Any], like: Any, positions: np.ndarray | None) -> A
     restored = []
     for leaf, stored in zip(leaves, arrays, strict=True):
         array = stored if positions is None else stored[positions]
-        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        plain = jax.eval_shape(jax.random.key_data, leaf) if is_key else leaf
-        if array.shape != plain.shape or array.dtype != plain.dtype:
-            expected = f'{plain.dtype}{plain.shape}'
-            raise ValueError(f'an array is {array.dtype}{array.shape} where {expected} belongs')
-        # A copy: carries are donated, and an array that shares NumPy's memory must not be.
-        restored.append(jax.random.wrap_key_data(array) if is_key else jnp.array(array, copy=True))
+        restored.append(_as_leaf(array, leaf))
     return jax.tree.unflatten(treedef, restored)
+
+
+def _as_leaf(array: np.ndarray, like: Any) -> jax.Array:
+    """A stored array as a leaf like this one: an array, or a key."""
+    is_key = _is_key(like)
+    plain = jax.eval_shape(jax.random.key_data, like) if is_key else like
+    if array.shape != plain.shape or array.dtype != plain.dtype:
+        expected = f'{plain.dtype}{plain.shape}'
+        raise ValueError(f'an array is {array.dtype}{array.shape} where {expected} belongs')
+    # A copy: carries are donated, and an array that shares NumPy's memory must not be.
+    own = jnp.array(array, copy=True)
+    return jax.random.wrap_key_data(own) if is_key else own
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)

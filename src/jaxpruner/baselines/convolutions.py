@@ -23,16 +23,20 @@ def convolution_as_matmul(
     if isinstance(padding, str):
         padding = jax.lax.padtype_to_pads(images.shape[1:3], (height, width), strides, padding)
     padded = jnp.pad(images, ((0, 0), *padding, (0, 0)))
-    rows, columns = padded.shape[1] - height + 1, padded.shape[2] - width + 1
+    rows = padded.shape[1] - height + 1
+    columns = padded.shape[2] - width + 1
     shifted = []
     for row in range(height):
         for column in range(width):
             of_rows = slice(row, row + rows, strides[0])
             of_columns = slice(column, column + columns, strides[1])
             shifted.append(padded[:, of_rows, of_columns])
-    return jnp.concatenate(shifted, axis=-1) @ kernel.reshape(-1, kernel.shape[-1])
+    patches = jnp.concatenate(shifted, axis=-1)
+    return patches @ kernel.reshape(-1, kernel.shape[-1])
 
 
 def fastest_convolution() -> Any:
     """The convolution that is fastest to train with on this machine, as flax takes it."""
-    return convolution_as_matmul if jax.default_backend() == 'cpu' else jax.lax.conv_general_dilated
+    if jax.default_backend() == 'cpu':
+        return convolution_as_matmul
+    return jax.lax.conv_general_dilated

@@ -68,7 +68,8 @@ def hold_out(images: Images, share: float) -> Images:
         raise ValueError(
             f'the share of training images that are held out must lie in [0, 1), got {share}'
         )
-    kept = max(1, round(len(images.x_train) * (1 - share)))
+    count = len(images.x_train)
+    kept = max(1, round(count * (1 - share)))
     return images._replace(x_train=images.x_train[:kept], y_train=images.y_train[:kept])
 
 
@@ -206,10 +207,12 @@ def _check_part(arrays: dict[str, np.ndarray], part: str, folder: Path) -> None:
 
 def _on_device(arrays: dict[str, np.ndarray]) -> Images:
     """Normalizes the pixels by the training images' mean and deviation; adds the channel axis."""
-    mean, deviation = arrays['x_train'].mean(), arrays['x_train'].std()
+    mean = arrays['x_train'].mean()
+    deviation = arrays['x_train'].std()
 
     def normalized(images):
-        return jnp.asarray((images[..., None] - mean) / deviation, jnp.float32)
+        scaled = (images[..., None] - mean) / deviation
+        return jnp.asarray(scaled, jnp.float32)
 
     return Images(
         x_train=normalized(arrays['x_train']),

@@ -40,7 +40,8 @@ def insert(replay: Transitions, new: Transitions, before: jax.Array | int) -> Tr
     start = before % len(replay.reward)
 
     def write(old, values):
-        return jax.lax.dynamic_update_slice_in_dim(old, values.astype(old.dtype), start, axis=0)
+        values = values.astype(old.dtype)
+        return jax.lax.dynamic_update_slice_in_dim(old, values, start, axis=0)
 
     return jax.tree.map(write, replay, new)
 

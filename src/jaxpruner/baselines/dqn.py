@@ -25,7 +25,12 @@ _DEFAULT = Recipe(
     eval_every=0.2,
     optimizer=Optimizer(name='adam', learning_rate=1e-3),
     schedule=Schedule(decay='cosine'),
-    model={'filters': (16,), 'kernel_sizes': (3,), 'strides': (1,), 'hidden': 128},
+    model={
+        'filters': (16,),
+        'kernel_sizes': (3,),
+        'strides': (1,),
+        'hidden': 128,
+    },
     task={
         'environments': 16,
         'replay': 48_000,
@@ -46,7 +51,11 @@ _ATARI = Recipe(
     steps=24_500,
     batch_size=32,
     eval_every=0.2,
-    optimizer=Optimizer(name='adam', learning_rate=2.5e-4, epsilon=1.5e-4),
+    optimizer=Optimizer(
+        name='adam',
+        learning_rate=2.5e-4,
+        epsilon=1.5e-4,
+    ),
     schedule=Schedule(decay='constant'),
     model={
         'filters': _FILTERS,

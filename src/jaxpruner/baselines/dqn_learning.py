@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 from jaxpruner.baselines.device_replay import Transitions
-from jaxpruner.baselines.dqn_model import QNetwork
+from jaxpruner.baselines.dqn_model import Convolution, QNetwork
 from jaxpruner.baselines.models import Functional
 from jaxpruner.baselines.recipe import Recipe
 from jaxpruner.baselines.task import Carry
@@ -39,11 +39,12 @@ class DeepQLearning:
     def __post_init__(self):
         sizes: Any = self.recipe.model
         dtype = jnp.dtype(self.recipe.dtype)
-        columns = sizes['filters'], sizes['kernel_sizes'], sizes['strides']
-        convolutions = list(zip(*columns, strict=True))
+        settings = sizes['filters'], sizes['kernel_sizes'], sizes['strides']
+        convolutions = [Convolution(*setting) for setting in zip(*settings, strict=True)]
 
         def make(rngs):
-            hidden, actions = sizes['hidden'], self.actions
+            hidden = sizes['hidden']
+            actions = self.actions
             return QNetwork(self.shape, convolutions, hidden, actions, dtype, rngs=rngs)
 
         object.__setattr__(self, 'network', Functional(make))
@@ -66,7 +67,8 @@ class DeepQLearning:
         targets = td_targets(batch, next_values, numbers['discount'])
         values = self.values(params, batch.observation)
         taken = jnp.take_along_axis(values, batch.action[:, None], axis=-1)
-        return optax.huber_loss(taken[:, 0], targets).mean(), state
+        losses = optax.huber_loss(taken[:, 0], targets)
+        return losses.mean(), state
 
     def update(
         self, updater: Any, tx: Any, carry: Carry, number: jax.Array, batch: Transitions
@@ -76,14 +78,19 @@ class DeepQLearning:
         numbers: Any = self.recipe.task
 
         def loss(params):
-            return self.loss(updater.pre_forward_update(params, opt_state), state, batch)[0]
+            forward = updater.pre_forward_update(params, opt_state)
+            return self.loss(forward, state, batch)[0]
 
         grads = jax.grad(loss)(params)
         updates, opt_state = tx.update(grads, opt_state, params)
         params = optax.apply_updates(params, updates)
         newest = updater.pre_forward_update(params, opt_state)
         is_due = number % numbers['target_every'] == 0
-        target = jax.tree.map(lambda new, old: jnp.where(is_due, new, old), newest, state.target)
+
+        def renew(new, old):
+            return jnp.where(is_due, new, old)
+
+        target = jax.tree.map(renew, newest, state.target)
         state = state._replace(target=target)
         return carry._replace(params=params, opt_state=opt_state, state=state)
 
@@ -98,13 +105,15 @@ def td_targets(transitions: Transitions, next_values: jax.Array, discount: float
     >>> td_targets(batch, jnp.array([[2.0, 4.0], [2.0, 4.0]]), 0.5).tolist()
     [3.0, 1.0]
     """
-    future = jnp.where(transitions.terminal, 0.0, next_values.max(axis=-1))
+    best_values = next_values.max(axis=-1)
+    future = jnp.where(transitions.terminal, 0.0, best_values)
     return transitions.reward + discount * future
 
 
 def exploration(recipe: Recipe, number: jax.Array | int) -> Any:
     """The probability of a random action at a step: from 1 linearly to `task.epsilon_end`."""
     numbers: Any = recipe.task
+    steps = max(1, recipe.share(numbers['epsilon_until']))
     clip = np.clip if isinstance(number, int) else jnp.clip  # on the host without the device
-    progress = clip(number / max(1, recipe.share(numbers['epsilon_until'])), 0, 1)
+    progress = clip(number / steps, 0, 1)
     return 1 + progress * (numbers['epsilon_end'] - 1)

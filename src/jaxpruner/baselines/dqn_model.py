@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,21 +11,29 @@ from jax.typing import DTypeLike
 
 from jaxpruner.baselines.convolutions import fastest_convolution
 
-# Filters, size and stride of each convolution in Mnih et al. 2015, for images of 84 x 84 x 4; with
-# 512 hidden units.
-NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+
+class Convolution(NamedTuple):
+    """A layer of the network."""
+
+    filters: int
+    size: int  # pixels of a side
+    stride: int
+
+
+# Mnih et al. 2015, for images of 84 x 84 x 4; with 512 hidden units.
+NATURE = (Convolution(32, 8, 4), Convolution(64, 4, 2), Convolution(64, 3, 1))
 
 
 class QNetwork(nnx.Module):
     """From observations to the value of each action.
 
-    `shape` is height, width and channels; `convolutions` are as in `NATURE`.
+    `shape` is height, width and channels.
     """
 
     def __init__(
         self,
         shape: Sequence[int],
-        convolutions: Sequence[Sequence[int]],
+        convolutions: Sequence[Convolution],
         hidden: int,
         actions: int,
         dtype: DTypeLike = jnp.float32,
@@ -35,17 +44,19 @@ class QNetwork(nnx.Module):
         height, width, channels = shape
         self.layers = len(convolutions)
         # With strides XLA's own convolution is the faster, on a CPU, too.
-        is_strided = any(stride > 1 for _, _, stride in convolutions)
+        is_strided = any(settings.stride > 1 for settings in convolutions)
         convolve = jax.lax.conv_general_dilated if is_strided else fastest_convolution()
         convolution = functools.partial(
             nnx.Conv, padding='VALID', dtype=dtype, conv_general_dilated=convolve, rngs=rngs
         )
         for number, (filters, size, stride) in enumerate(convolutions):
-            setattr(self, f'conv{number + 1}', convolution(channels, filters, (size, size), stride))
+            layer = convolution(channels, filters, (size, size), stride)
+            setattr(self, f'conv{number + 1}', layer)
             height = (height - size) // stride + 1
             width = (width - size) // stride + 1
             channels = filters
-        self.dense = nnx.Linear(height * width * channels, hidden, dtype=dtype, rngs=rngs)
+        features = height * width * channels
+        self.dense = nnx.Linear(features, hidden, dtype=dtype, rngs=rngs)
         self.head = nnx.Linear(hidden, actions, dtype=dtype, rngs=rngs)
 
     def __call__(self, observations: jax.Array) -> jax.Array:
@@ -54,6 +65,8 @@ class QNetwork(nnx.Module):
         if observations.dtype == jnp.uint8:
             features = features / 255
         for number in range(self.layers):
-            features = nnx.relu(getattr(self, f'conv{number + 1}')(features))
-        features = nnx.relu(self.dense(features.reshape(len(features), -1)))
+            layer = getattr(self, f'conv{number + 1}')
+            features = nnx.relu(layer(features))
+        features = features.reshape(len(features), -1)
+        features = nnx.relu(self.dense(features))
         return self.head(features).astype(jnp.float32)

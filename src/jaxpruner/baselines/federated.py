@@ -19,7 +19,7 @@ import optax
 from jaxpruner.baselines import data as data_lib
 from jaxpruner.baselines.federated_model import ClientCNN
 from jaxpruner.baselines.feeds import Feed
-from jaxpruner.baselines.metrics import classification_metrics, example_metrics
+from jaxpruner.baselines.metrics import Metrics, classification_metrics, example_metrics
 from jaxpruner.baselines.models import Functional
 from jaxpruner.baselines.readers import pipelines
 from jaxpruner.baselines.readers.clients import Client, ClientFiles, read_emnist
@@ -27,6 +27,7 @@ from jaxpruner.baselines.readers.pipelines import Reader
 from jaxpruner.baselines.recipe import Optimizer, Pruning, Recipe, Schedule
 from jaxpruner.baselines.task import (
     Carry,
+    Examples,
     Metric,
     PresetRecipes,
     Task,
@@ -34,6 +35,7 @@ from jaxpruner.baselines.task import (
     step_key,
 )
 
+Array = jax.Array | np.ndarray
 _TEST_BATCH = 500
 _DEFAULT = Recipe(
     workload='federated',
@@ -43,7 +45,12 @@ _DEFAULT = Recipe(
     schedule=Schedule(decay='cosine'),
     # It was uniform until one seed at 95 % had shown most algorithms collapse.
     pruning=Pruning(distribution='erk'),
-    model={'filters': (16, 32), 'hidden': 64, 'classes': 10, 'dropout': (0.0, 0.0)},
+    model={
+        'filters': (16, 32),
+        'hidden': 64,
+        'classes': 10,
+        'dropout': (0.0, 0.0),
+    },
     task={
         'clients': 20,
         'shards': 2,
@@ -68,7 +75,12 @@ _EMNIST = {
     'eval_every': 0.01,
     'optimizer': {'learning_rate': 10**-2.5},
     'schedule': {'decay': 'constant'},
-    'model': {'filters': (32, 64), 'hidden': 128, 'classes': 62, 'dropout': (0.25, 0.5)},
+    'model': {
+        'filters': (32, 64),
+        'hidden': 128,
+        'classes': 62,
+        'dropout': (0.25, 0.5),
+    },
     'task': {
         'clients': 3400,
         'clients_per_round': 10,
@@ -86,10 +98,10 @@ _RECIPES = {
 class Clients(NamedTuple):
     """Images and labels of each client, and those of the test; a pytree of arrays."""
 
-    images: jax.Array | np.ndarray  # float32[clients, examples, height, width, 1]
-    labels: jax.Array | np.ndarray  # int32[clients, examples]
-    x_test: jax.Array | np.ndarray  # float32[tests, height, width, 1]
-    y_test: jax.Array | np.ndarray  # int32[tests]
+    images: Array  # float32[clients, examples, height, width, 1]
+    labels: Array  # int32[clients, examples]
+    x_test: Array  # float32[tests, height, width, 1]
+    y_test: Array  # int32[tests]
 
 
 class FederatedWorkload(PresetRecipes):
@@ -129,7 +141,9 @@ class FederatedWorkload(PresetRecipes):
         numbers: Any = recipe.task
         sizes: Any = recipe.model
         if isinstance(data, ClientFiles):  # of each client, all are taken again and again
-            clients, examples, side = len(data.clients), recipe.batch_size, data.x_test.shape[1]
+            clients = len(data.clients)
+            examples = recipe.batch_size
+            side = data.x_test.shape[1]
         else:
             clients, examples, side = data.images.shape[:3]
         chosen = numbers['clients_per_round']
@@ -140,7 +154,11 @@ class FederatedWorkload(PresetRecipes):
                 f'batch_size must be at most {examples}, what a client has; got {recipe.batch_size}'
             )
         dtype = jnp.dtype(recipe.dtype)
-        model = Functional(lambda rngs: ClientCNN(side, **sizes, dtype=dtype, rngs=rngs))
+
+        def make(rngs):
+            return ClientCNN(side, **sizes, dtype=dtype, rngs=rngs)
+
+        model = Functional(make)
         rounds = _Rounds(recipe, data, model)
         task = Task(
             metric=Metric('accuracy', 'high'),
@@ -175,8 +193,10 @@ def split_by_label(labels: Any, clients: int, shards: int, seed: int = 0) -> np.
             'task.clients or task.shards to less'
         )
     order = np.argsort(np.asarray(labels), kind='stable')
-    all_shards = order[: size * clients * shards].reshape(-1, size)
-    return np.random.default_rng(seed).permutation(all_shards).reshape(clients, -1)
+    used = order[: size * clients * shards]
+    all_shards = used.reshape(-1, size)
+    shuffled = np.random.default_rng(seed).permutation(all_shards)
+    return shuffled.reshape(clients, -1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,12 +211,12 @@ class _Rounds:
     def numbers(self) -> Any:
         return self.recipe.task
 
-    def loss(
-        self, params: Any, state: Any, batch: tuple[jax.Array, jax.Array], key: Any
-    ) -> tuple[jax.Array, Any]:
+    def loss(self, params: Any, state: Any, batch: Examples, key: Any) -> tuple[jax.Array, Any]:
         images, labels = batch
-        logits = self.model.module(params)(images, key)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean(), state
+        model = self.model.module(params)
+        logits = model(images, key)
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        return losses.mean(), state
 
     def train_client(self, params: Any, client: jax.Array, key: jax.Array) -> Any:
         """The parameters after a client's steps: through its examples in a random order, repeated."""
@@ -204,12 +224,13 @@ class _Rounds:
         labels = jnp.asarray(self.data.labels)
         key_order, key_loss = jax.random.split(key)
         order = jax.random.permutation(key_order, images.shape[1])
-        positions = jnp.arange(self.numbers['local_steps'] * self.recipe.batch_size)
+        count = self.numbers['local_steps'] * self.recipe.batch_size
+        positions = jnp.arange(count)
         indices = order[positions % len(order)]
         examples = images[client, indices], labels[client, indices]
         return self.train(params, examples, key_loss)
 
-    def train(self, params: Any, examples: tuple[jax.Array, jax.Array], key_loss: jax.Array) -> Any:
+    def train(self, params: Any, examples: Examples, key_loss: jax.Array) -> Any:
         """The parameters after steps over examples, batch after batch."""
         size = self.recipe.batch_size
         sgd = optax.sgd(self.numbers['client_learning_rate'])
@@ -231,14 +252,16 @@ class _Rounds:
 
     def step(self, updater: Any, tx: Any, carry: Carry, number: jax.Array) -> Carry:
         """A round: some clients train, and the mean of what they changed is the server's gradient."""
-        key_choice, key_train = jax.random.split(step_key(carry.key, number))
+        key = step_key(carry.key, number)
+        key_choice, key_train = jax.random.split(key)
         count = self.numbers['clients_per_round']
         all_clients = len(self.data.images)
         clients = jax.random.choice(key_choice, all_clients, (count,), replace=False)
         keys = jax.random.split(key_train, count)
 
         def train(params):
-            return jax.vmap(self.train_client, (None, 0, 0))(params, clients, keys)
+            train_clients = jax.vmap(self.train_client, (None, 0, 0))
+            return train_clients(params, clients, keys)
 
         return _round(updater, tx, carry, train)
 
@@ -246,24 +269,25 @@ class _Rounds:
         self, updater: Any, tx: Any, carry: Carry, number: jax.Array, batch: Any
     ) -> Carry:
         """A round with the examples of the clients as a batch."""
-        keys = jax.random.split(step_key(carry.key, number), self.numbers['clients_per_round'])
+        key = step_key(carry.key, number)
+        keys = jax.random.split(key, self.numbers['clients_per_round'])
 
         def train(params):
-            return jax.vmap(self.train, (None, 0, 0))(params, batch, keys)
+            train_clients = jax.vmap(self.train, (None, 0, 0))
+            return train_clients(params, batch, keys)
 
         return _round(updater, tx, carry, train)
 
-    def evaluate(self, params: Any, state: Any) -> dict[str, jax.Array]:
+    def evaluate(self, params: Any, state: Any) -> Metrics:
         del state
         model = self.model.module(params)
         return classification_metrics(model, self.data.x_test, self.data.y_test)
 
-    def evaluate_batch(
-        self, params: Any, state: Any, batch: tuple[jax.Array, jax.Array]
-    ) -> dict[str, jax.Array]:
+    def evaluate_batch(self, params: Any, state: Any, batch: Examples) -> Metrics:
         del state
         images, labels = batch
-        return example_metrics(self.model.module(params)(images), labels)
+        model = self.model.module(params)
+        return example_metrics(model(images), labels)
 
     def tests(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for start in range(0, len(self.data.y_test), _TEST_BATCH):
@@ -271,11 +295,13 @@ class _Rounds:
             yield self.data.x_test[part], self.data.y_test[part]
 
     def feed(self, seed: int) -> Feed:
-        clients, count = self.data.clients, self.numbers['clients_per_round']
+        clients = self.data.clients
+        count = self.numbers['clients_per_round']
         size = self.recipe.batch_size * self.numbers['local_steps']
 
         def make(number):
-            return _examples_of_round(np.random.default_rng((seed, number)), clients, count, size)
+            random = np.random.default_rng((seed, number))
+            return _examples_of_round(random, clients, count, size)
 
         return pipelines.numbered(make)
 
@@ -284,7 +310,11 @@ def _round(updater: Any, tx: Any, carry: Carry, train: Callable[[Any], Any]) -> 
     """Updates the server; `train` maps the sent parameters to those of each client."""
     sent = updater.pre_forward_update(carry.params, carry.opt_state)
     trained = train(sent)
-    change = jax.tree.map(lambda old, new: (old - new).mean(axis=0), sent, trained)
+
+    def mean_change(old, new):
+        return (old - new).mean(axis=0)
+
+    change = jax.tree.map(mean_change, sent, trained)
     updates, opt_state = tx.update(change, carry.opt_state, carry.params)
     params = optax.apply_updates(carry.params, updates)
     return carry._replace(params=params, opt_state=opt_state)

@@ -42,11 +42,14 @@ class ClientCNN(nnx.Module):
 
     def __call__(self, images: jax.Array, key: jax.Array | None = None) -> jax.Array:
         """Logits, float32[batch, classes]; without a key there is no dropout."""
-        features = nnx.relu(self.conv2(nnx.relu(self.conv1(images))))
+        features = nnx.relu(self.conv1(images))
+        features = nnx.relu(self.conv2(features))
         pooled = nnx.max_pool(features, (2, 2), (2, 2))
         features = pooled.reshape(len(images), -1)
-        features = nnx.relu(self.dense(self._drop(0, features, key)))
-        return self.head(self._drop(1, features, key)).astype(jnp.float32)
+        features = self._drop(0, features, key)
+        features = nnx.relu(self.dense(features))
+        features = self._drop(1, features, key)
+        return self.head(features).astype(jnp.float32)
 
     def _drop(self, layer: int, features: jax.Array, key: jax.Array | None) -> jax.Array:
         rate = self.dropout[layer]

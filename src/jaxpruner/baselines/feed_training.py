@@ -16,8 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxpruner.baselines.cell_logs import Masks
 from jaxpruner.baselines.cell_mapping import add_cell_axis, drop_cell_axis
-from jaxpruner.baselines.compiled_training import masks_by_path
+from jaxpruner.baselines.compiled_training import Report, masks_by_path
 from jaxpruner.baselines.feeds import Feed, Values
 from jaxpruner.baselines.recipe import Recipe
 from jaxpruner.baselines.task import Carry, Workload
@@ -25,10 +26,9 @@ from jaxpruner.baselines.training import Training
 
 AXIS = 'data'  # of the mesh: the examples of a batch
 _AHEAD = 2  # steps that the host may be ahead of the devices; each holds a batch there
-_ADD_AXIS, _DROP_AXIS = (
-    jax.jit(add_cell_axis),
-    jax.jit(drop_cell_axis),
-)  # one program for all leaves
+# One program each for all leaves.
+_ADD_AXIS = jax.jit(add_cell_axis)
+_DROP_AXIS = jax.jit(drop_cell_axis)
 
 
 class FeedTraining:
@@ -36,27 +36,32 @@ class FeedTraining:
 
     def __init__(self, workload: Workload, recipe: Recipe, data: Any, algorithm: str):
         self._training = training = Training(workload, recipe, algorithm)
-        self._data, self._task = data, workload.task(recipe, data)
+        self._data = data
+        self._task = workload.task(recipe, data)
         self._feed: Feed | None = None
         self._seed = 0
 
         def start(targets, seed):
             params, state = training.init(data, seed)
-            return add_cell_axis(training.start(drop_cell_axis(targets), seed, params, state))
+            carry = training.start(drop_cell_axis(targets), seed, params, state)
+            return add_cell_axis(carry)
 
         # The second result says when the step is done; the carry is donated to the next step.
         def step(targets, carry, number, batch):
-            return training.step(data, targets, carry, number, batch), number + 1
+            next_carry = training.step(data, targets, carry, number, batch)
+            return next_carry, number + 1
 
         def forward(targets, carries):
             return training.forward(drop_cell_axis(targets), drop_cell_axis(carries))
 
         def values(targets, carry, observations):
             assert self._task.values is not None, 'the feed asks for values; the task has none'
-            return self._task.values(training.forward(targets, carry), observations)
+            params = training.forward(targets, carry)
+            return self._task.values(params, observations)
 
         # The programs close over the data's arrays; the large ones come from the feed.
-        self._start, self._forward = jax.jit(start), jax.jit(forward)
+        self._start = jax.jit(start)
+        self._forward = jax.jit(forward)
         self._step = jax.jit(step, donate_argnums=1)
         self._evaluate = jax.jit(self._task.evaluate)
         self._values = jax.jit(values)
@@ -78,7 +83,7 @@ class FeedTraining:
     def targets(self, sparsities: Sequence[float]) -> Any:
         (sparsity,) = sparsities
         targets = self._training.targets(self._data, sparsity)
-        return jax.tree.map(lambda leaf: jnp.float32(leaf)[None], targets)
+        return add_cell_axis(jax.tree.map(jnp.float32, targets))
 
     def start(self, targets: Any, seeds: Sequence[int]) -> Carry:
         (seed,) = seeds
@@ -90,37 +95,40 @@ class FeedTraining:
         target, carry = _DROP_AXIS((targets, carries))
         running: collections.deque[jax.Array] = collections.deque()
         for number in range(first, stop):
-            batch = self._feed.next(self._bound_values(target, carry))
+            values = self._bound_values(target, carry)
+            batch = self._feed.next(values)
             mesh = _mesh_for(batch)
-            batch = jax.device_put(batch, NamedSharding(mesh, PartitionSpec(AXIS)))
-            replicated = NamedSharding(mesh, PartitionSpec())
-            target, carry = jax.device_put((target, carry), replicated)
+            batch = _spread(batch, mesh)
+            target, carry = _replicate((target, carry), mesh)
             carry, done = self._step(target, carry, np.int32(number), batch)
             running.append(done)
             if len(running) > _AHEAD:
                 running.popleft().block_until_ready()
         return _ADD_AXIS(carry)
 
-    def report(
-        self, targets: Any, carries: Carry
-    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    def report(self, targets: Any, carries: Carry) -> Report:
         metrics = jax.tree.map(np.array, self._metrics(targets, carries))
-        return add_cell_axis(metrics), self.masks(carries)
+        return Report(add_cell_axis(metrics), self.masks(carries))
 
-    def masks(self, carries: Carry) -> dict[str, np.ndarray]:
+    def masks(self, carries: Carry) -> Masks:
         return masks_by_path(carries.opt_state)
 
     def prunable(self) -> dict[str, int]:
         return self._training.prunable(self._data)
 
     def _bound_values(self, target: Any, carry: Carry) -> Values:
-        return lambda observations: np.asarray(self._values(target, carry, observations))
+        def values(observations):
+            return np.asarray(self._values(target, carry, observations))
+
+        return values
 
     def _metrics(self, targets: Any, carries: Carry) -> dict[str, Any]:
         if self._task.evaluate_host is not None:
             target, carry = _DROP_AXIS((targets, carries))
-            return dict(self._task.evaluate_host(self._bound_values(target, carry), self._seed))
-        params, state = self._forward(targets, carries), _DROP_AXIS(carries.state)
+            values = self._bound_values(target, carry)
+            return dict(self._task.evaluate_host(values, self._seed))
+        params = self._forward(targets, carries)
+        state = _DROP_AXIS(carries.state)
         if self._task.tests is not None:
             return self._mean_metrics(params, state)
         return dict(self._evaluate(params, state))
@@ -132,14 +140,19 @@ class FeedTraining:
         size = examples = 0
         for batch in self._task.tests():
             count = _count_examples(batch)
-            size, examples = size or count, examples + count
+            size = size or count
+            examples += count
             mesh = _mesh_of(_usable_devices(size))
-            padded = jax.device_put(_pad(batch, size), NamedSharding(mesh, PartitionSpec(AXIS)))
-            params, state = jax.device_put((params, state), NamedSharding(mesh, PartitionSpec()))
-            for name, values in self._evaluate(params, state, padded).items():
-                total = np.asarray(values, np.float64)[:count].sum()
-                totals[name] = totals.get(name, 0.0) + float(total)
-        return {name: np.float32(total / examples) for name, total in totals.items()}
+            padded = _spread(_pad(batch, size), mesh)
+            params, state = _replicate((params, state), mesh)
+            metrics = self._evaluate(params, state, padded)
+            for name, values in metrics.items():
+                unpadded = np.asarray(values, np.float64)[:count]
+                totals[name] = totals.get(name, 0.0) + float(unpadded.sum())
+        means = {}
+        for name, total in totals.items():
+            means[name] = np.float32(total / examples)
+        return means
 
 
 def _count_examples(batch: Any) -> int:
@@ -161,7 +174,18 @@ def _mesh_for(batch: Any) -> Mesh:
 
 @functools.cache
 def _mesh_of(devices: int) -> Mesh:
-    return Mesh(np.array(jax.local_devices()[:devices]), (AXIS,))
+    used = jax.local_devices()[:devices]
+    return Mesh(np.array(used), (AXIS,))
+
+
+def _spread(batch: Any, mesh: Mesh) -> Any:
+    """The batch with as many examples on each device."""
+    return jax.device_put(batch, NamedSharding(mesh, PartitionSpec(AXIS)))
+
+
+def _replicate(tree: Any, mesh: Mesh) -> Any:
+    """The tree with a copy on each device."""
+    return jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))
 
 
 @functools.cache

@@ -8,7 +8,8 @@ import numpy as np
 from jaxpruner.baselines.atari import SIZE, STACK, Emulators, Outcome
 from jaxpruner.baselines.device_replay import Transitions
 
-_OVER, _CUT = 1, 2
+_ENDED = 1
+_CUT = 2
 
 
 class FrameReplay:
@@ -37,7 +38,7 @@ class FrameReplay:
         outcome = emulators.step(actions)
         self.action[row] = actions
         self.reward[row] = np.clip(outcome.reward, -1, 1)
-        self.ending[row] = _OVER * outcome.over + _CUT * outcome.cut
+        self.ending[row] = _ENDED * outcome.ended + _CUT * outcome.cut
         self._added += 1
         return outcome
 
@@ -46,14 +47,15 @@ class FrameReplay:
         rows, games = self._draw(rng, size)
         # The next frame of a game that was cut off is not kept: its last move is drawn again.
         while (is_cut := self.ending[rows % self._rows, games] == _CUT).any():
-            rows[is_cut], games[is_cut] = self._draw(rng, int(is_cut.sum()))
+            cut_moves = int(is_cut.sum())
+            rows[is_cut], games[is_cut] = self._draw(rng, cut_moves)
         moves = rows % self._rows, games
         drawn: dict[str, Any] = {
             'observation': self._stacked(rows, games),
             'action': self.action[moves].astype(np.int32),
             'reward': self.reward[moves],
             'next_observation': self._stacked(rows + 1, games),
-            'terminal': self.ending[moves] == _OVER,
+            'terminal': self.ending[moves] == _ENDED,
         }
         return Transitions(**drawn)
 
@@ -73,11 +75,10 @@ class FrameReplay:
         """Becomes what another buffer was, from its `kept` and its length."""
         self._added = moves // self.frames.shape[1]
         for name, own in self.kept().items():
-            if arrays[name].shape != own.shape:
-                raise ValueError(
-                    f'{name} has the shape {arrays[name].shape} where {own.shape} belongs'
-                )
-            own[:] = arrays[name]
+            given = arrays[name]
+            if given.shape != own.shape:
+                raise ValueError(f'{name} has the shape {given.shape} where {own.shape} belongs')
+            own[:] = given
 
     def _draw(self, rng: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows and games.
@@ -87,12 +88,14 @@ class FrameReplay:
         overwritten = max(0, self._added - self._rows)
         first = overwritten + STACK - 1 if overwritten else 0
         rows = rng.integers(first, self._added - 1, size)
-        return rows, rng.integers(self.frames.shape[1], size=size)
+        games = rng.integers(self.frames.shape[1], size=size)
+        return rows, games
 
     def _stacked(self, rows: np.ndarray, games: np.ndarray) -> np.ndarray:
         """The frames of rows and those behind them of the same game, the oldest first."""
         back = np.arange(STACK)[::-1]
-        frames = self.frames[(rows[:, None] - back) % self._rows, games[:, None]]
+        frame_rows = (rows[:, None] - back) % self._rows
+        frames = self.frames[frame_rows, games[:, None]]
         behind = self.behind[rows % self._rows, games]
         frames[back > behind[:, None]] = 0
         return np.moveaxis(frames, 1, -1)

@@ -8,26 +8,53 @@ import dataclasses
 
 from jaxpruner.baselines.recipe import Optimizer, Pruning, Recipe, Schedule
 
-_TASK = {'split_seed': 0, 'held_out': 0.0, 'shift': 0, 'label_smoothing': 0.0}
+_TASK = {
+    'split_seed': 0,
+    'held_out': 0.0,
+    'shift': 0,
+    'label_smoothing': 0.0,
+}
 _ERK = Pruning(distribution='erk')
 _RESNET = Recipe(
     workload='resnet',
     steps=600,
     batch_size=64,
-    optimizer=Optimizer('sgd', learning_rate=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4),
+    optimizer=Optimizer(
+        'sgd',
+        learning_rate=0.1,
+        momentum=0.9,
+        nesterov=True,
+        weight_decay=5e-4,
+    ),
     schedule=Schedule(warmup=0.05, decay='cosine'),
     pruning=_ERK,
-    model={'stages': (1, 1, 1), 'width': 16, 'bottleneck': False, 'large_stem': False},
+    model={
+        'stages': (1, 1, 1),
+        'width': 16,
+        'bottleneck': False,
+        'large_stem': False,
+    },
     task=_TASK,
 )
 _VIT = Recipe(
     workload='vit',
     steps=800,
     batch_size=64,
-    optimizer=Optimizer('adamw', learning_rate=2e-3, weight_decay=0.05, clip_norm=1.0),
+    optimizer=Optimizer(
+        'adamw',
+        learning_rate=2e-3,
+        weight_decay=0.05,
+        clip_norm=1.0,
+    ),
     schedule=Schedule(warmup=0.1, decay='cosine'),
     pruning=_ERK,
-    model={'patch': 2, 'width': 48, 'layers': 3, 'heads': 4, 'hidden': 96},
+    model={
+        'patch': 2,
+        'width': 48,
+        'layers': 3,
+        'heads': 4,
+        'hidden': 96,
+    },
     task=_TASK,
 )
 # Dettmers and Zettlemoyer's sparse-learning, from memory and not compared with its code: a tenth
@@ -45,11 +72,21 @@ _LENET = Recipe(
         'sgd', 0.1, momentum=0.9, nesterov=True, weight_decay=5e-4, decay_kernels_only=False
     ),
     schedule=Schedule(decay='steps', boundaries=(25 / 54, 50 / 54)),
-    pruning=Pruning(distribution='erk', frequency=0.01, trainer_end=1.0, drop_fraction=0.5),
+    pruning=Pruning(
+        distribution='erk',
+        frequency=0.01,
+        trainer_end=1.0,
+        drop_fraction=0.5,
+    ),
     model={'hidden': (300, 100)},
     task={**_TASK, 'held_out': 0.1},
 )
-_MNIST = {'preset': 'data', 'data': 'mnist', 'steps': 4000, 'batch_size': 128}
+_MNIST = {
+    'preset': 'data',
+    'data': 'mnist',
+    'steps': 4000,
+    'batch_size': 128,
+}
 
 
 def _on_imagenet(recipe: Recipe, optimizer: Optimizer, model: dict) -> Recipe:
@@ -73,8 +110,19 @@ RESNET = {
     'data': _RESNET.updated(_MNIST),
     'full': _on_imagenet(
         _RESNET,
-        Optimizer('sgd', learning_rate=0.4, momentum=0.9, nesterov=True, weight_decay=1e-4),
-        {'stages': (3, 4, 6, 3), 'width': 64, 'bottleneck': True, 'large_stem': True},
+        Optimizer(
+            'sgd',
+            learning_rate=0.4,
+            momentum=0.9,
+            nesterov=True,
+            weight_decay=1e-4,
+        ),
+        {
+            'stages': (3, 4, 6, 3),
+            'width': 64,
+            'bottleneck': True,
+            'large_stem': True,
+        },
     ),
 }
 VIT = {
@@ -82,8 +130,19 @@ VIT = {
     'data': _VIT.updated({**_MNIST, 'model': {'patch': 4}}),
     'full': _on_imagenet(
         _VIT,
-        Optimizer('adamw', learning_rate=1e-3, weight_decay=0.1, clip_norm=1.0),
-        {'patch': 16, 'width': 768, 'layers': 12, 'heads': 12, 'hidden': 3072},
+        Optimizer(
+            'adamw',
+            learning_rate=1e-3,
+            weight_decay=0.1,
+            clip_norm=1.0,
+        ),
+        {
+            'patch': 16,
+            'width': 768,
+            'layers': 12,
+            'heads': 12,
+            'hidden': 3072,
+        },
     ),
 }
 LENET = {

@@ -18,11 +18,11 @@ import optax
 from jaxpruner.baselines import data as data_lib
 from jaxpruner.baselines import image_recipes, models
 from jaxpruner.baselines.feeds import Feed
-from jaxpruner.baselines.metrics import classification_metrics, example_metrics
+from jaxpruner.baselines.metrics import Metrics, classification_metrics, example_metrics
 from jaxpruner.baselines.readers import pictures, pipelines
 from jaxpruner.baselines.readers.imagenet import ImageFiles, read_imagenet
 from jaxpruner.baselines.recipe import Recipe
-from jaxpruner.baselines.task import Metric, PresetRecipes, Task, require_folder
+from jaxpruner.baselines.task import Examples, Metric, PresetRecipes, Task, require_folder
 from jaxpruner.core import tree as tree_lib
 
 _IMAGE_SHAPES = {'digits': (8, 8, 1), 'mnist': (28, 28, 1)}
@@ -58,28 +58,37 @@ class ImageWorkload(PresetRecipes):
         """The model as pure functions; nothing is computed, so that full sizes can be looked at."""
         numbers: Any = recipe.task
         if recipe.data == 'imagenet':
-            shape = numbers['image_size'], numbers['image_size'], 3
+            side = numbers['image_size']
+            shape = side, side, 3
             classes = numbers['classes']
         else:
-            shape, classes = _IMAGE_SHAPES[recipe.data], _CLASSES
-        return models.Functional(lambda rngs: self.make(recipe, shape, classes, rngs))
+            shape = _IMAGE_SHAPES[recipe.data]
+            classes = _CLASSES
+
+        def make(rngs):
+            return self.make(recipe, shape, classes, rngs)
+
+        return models.Functional(make)
 
     def task(self, recipe: Recipe, data: data_lib.Images | ImageFiles) -> Task:
         model = self.model(recipe)
+        functions = _Classification(recipe, model, data)
         task = Task(
             metric=Metric('accuracy', 'high'),
             steps=recipe.steps,
             init=model.init_params,
             init_state=lambda params, key: model.init(key)[1],
-            loss=functools.partial(_loss, recipe, model),
-            evaluate=functools.partial(_evaluate_batch, model),
+            loss=functions.loss,
+            evaluate=functions.evaluate,
             filter_fn=is_kernel,
         )
         if isinstance(data, ImageFiles):
-            feed = functools.partial(_feed, recipe, data)
-            return task._replace(feed=feed, tests=functools.partial(_tests, recipe, data))
-        evaluate = functools.partial(_evaluate_all, model, data)
-        return task._replace(batch=functools.partial(_batch, recipe, data), evaluate=evaluate)
+            return task._replace(
+                evaluate=functions.evaluate_batch,
+                feed=functions.feed,
+                tests=functions.tests,
+            )
+        return task._replace(batch=functions.batch)
 
 
 def is_kernel(path: tree_lib.Path, leaf: Any) -> bool:
@@ -93,7 +102,8 @@ def is_kernel(path: tree_lib.Path, leaf: Any) -> bool:
 
 
 def _read_files(recipe: Recipe, folder: Path) -> ImageFiles:
-    files, classes = read_imagenet(folder), recipe.task['classes']
+    files = read_imagenet(folder)
+    classes = recipe.task['classes']
     if files.classes not in (None, classes):
         raise ValueError(
             f'{folder} has {files.classes} classes and task.classes is {classes}: make them equal'
@@ -101,68 +111,72 @@ def _read_files(recipe: Recipe, folder: Path) -> ImageFiles:
     return files
 
 
-def _batch(
-    recipe: Recipe, data: data_lib.Images, key: jax.Array, step: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Images and labels, drawn inside the program."""
-    del step
-    key_choice, key_shift = jax.random.split(key)
-    shape = (recipe.batch_size,)
-    chosen = jax.random.randint(key_choice, shape, 0, len(data.x_train))
-    images = _shifted(data.x_train[chosen], key_shift, recipe.task['shift'])
-    return images, data.y_train[chosen]
+@dataclasses.dataclass(frozen=True)
+class _Classification:
+    """The functions of a task."""
+
+    recipe: Recipe
+    model: models.Functional
+    data: Any  # Images, or ImageFiles
+
+    @property
+    def numbers(self) -> Any:
+        return self.recipe.task
+
+    def batch(self, key: jax.Array, step: jax.Array) -> Examples:
+        """Images and labels, drawn inside the program."""
+        del step
+        key_choice, key_shift = jax.random.split(key)
+        shape = (self.recipe.batch_size,)
+        chosen = jax.random.randint(key_choice, shape, 0, len(self.data.x_train))
+        images = self.data.x_train[chosen]
+        labels = self.data.y_train[chosen]
+        return _shifted(images, key_shift, self.numbers['shift']), labels
+
+    def loss(self, params: Any, state: Any, batch: Any, key: jax.Array) -> tuple[jax.Array, Any]:
+        del key
+        images, labels = _images_and_labels(batch)
+        logits, state = self.model.apply(params, state, images, train=True)
+        one_hot = jax.nn.one_hot(labels, logits.shape[-1])
+        targets = optax.smooth_labels(one_hot, self.numbers['label_smoothing'])
+        losses = optax.softmax_cross_entropy(logits, targets)
+        return losses.mean(), state
+
+    def evaluate(self, params: Any, state: Any) -> Metrics:
+        """Mean metrics of all test images."""
+
+        def logits(images):
+            return self._logits(params, state, images)
+
+        return classification_metrics(logits, self.data.x_test, self.data.y_test)
+
+    def evaluate_batch(self, params: Any, state: Any, batch: Any) -> Metrics:
+        """The metrics of each image of a batch."""
+        images, labels = _images_and_labels(batch)
+        logits = self._logits(params, state, images)
+        return example_metrics(logits, labels)
+
+    def feed(self, seed: int) -> Feed:
+        part = functools.partial(pictures.random_part, size=self.numbers['image_size'])
+        return pipelines.mixed(self.data.train, part, self.recipe.batch_size, seed)
+
+    def tests(self) -> Iterator[Any]:
+        middle = functools.partial(pictures.middle, size=self.numbers['image_size'])
+        return pipelines.in_order(self.data.test, middle, self.recipe.batch_size)
+
+    def _logits(self, params: Any, state: Any, images: jax.Array) -> jax.Array:
+        logits, _ = self.model.apply(params, state, images, train=False)
+        return logits
 
 
-def _loss(
-    recipe: Recipe, model: models.Functional, params: Any, state: Any, batch: Any, key: jax.Array
-) -> tuple[jax.Array, Any]:
-    del key
-    images, labels = _images_and_labels(batch)
-    logits, state = model.apply(params, state, images, train=True)
-    smoothing: Any = recipe.task['label_smoothing']
-    one_hot = jax.nn.one_hot(labels, logits.shape[-1])
-    targets = optax.smooth_labels(one_hot, smoothing)
-    return optax.softmax_cross_entropy(logits, targets).mean(), state
-
-
-def _evaluate_all(
-    model: models.Functional, data: data_lib.Images, params: Any, state: Any
-) -> dict[str, jax.Array]:
-    """Mean metrics of all test images."""
-
-    def logits(images):
-        return model.apply(params, state, images, train=False)[0]
-
-    return classification_metrics(logits, data.x_test, data.y_test)
-
-
-def _evaluate_batch(
-    model: models.Functional, params: Any, state: Any, batch: Any
-) -> dict[str, jax.Array]:
-    """The metrics of each image of a batch."""
-    images, labels = _images_and_labels(batch)
-    return example_metrics(model.apply(params, state, images, train=False)[0], labels)
-
-
-def _feed(recipe: Recipe, files: ImageFiles, seed: int) -> Feed:
-    size: Any = recipe.task['image_size']
-    part = functools.partial(pictures.random_part, size=size)
-    return pipelines.mixed(files.train, part, recipe.batch_size, seed)
-
-
-def _tests(recipe: Recipe, files: ImageFiles) -> Iterator[Any]:
-    size: Any = recipe.task['image_size']
-    middle = functools.partial(pictures.middle, size=size)
-    return pipelines.in_order(files.test, middle, recipe.batch_size)
-
-
-def _images_and_labels(batch: Any) -> tuple[jax.Array, jax.Array]:
+def _images_and_labels(batch: Any) -> Examples:
     """A pair as it is; pictures of a feed are normalized here, so that bytes go to the device."""
     if not isinstance(batch, dict):
         return batch
+    mean = jnp.array(pictures.MEAN)
+    deviation = jnp.array(pictures.DEVIATION)
     pixels = batch['image'] / 255.0
-    images = (pixels - jnp.array(pictures.MEAN)) / jnp.array(pictures.DEVIATION)
-    return images, batch['label']
+    return (pixels - mean) / deviation, batch['label']
 
 
 def _shifted(images: jax.Array, key: jax.Array, most: Any) -> jax.Array:
@@ -170,11 +184,14 @@ def _shifted(images: jax.Array, key: jax.Array, most: Any) -> jax.Array:
     if not most:
         return images
     margin = (most, most)
-    padded = jnp.pad(images, ((0, 0), margin, margin, (0, 0)), mode='edge')
-    corners = jax.random.randint(key, (len(images), 2), 0, 2 * most + 1)
+    none = (0, 0)
+    padded = jnp.pad(images, (none, margin, margin, none), mode='edge')
+    positions = 2 * most + 1
+    corners = jax.random.randint(key, (len(images), 2), 0, positions)
+    image_shape = images.shape[1:]
 
     def cut(image, corner):
-        return jax.lax.dynamic_slice(image, (*corner, 0), images.shape[1:])
+        return jax.lax.dynamic_slice(image, (*corner, 0), image_shape)
 
     return jax.vmap(cut)(padded, corners)
 
@@ -186,13 +203,15 @@ def _make_resnet(recipe: Recipe, shape: tuple[int, ...], classes: int, rngs: Any
 
 def _make_vit(recipe: Recipe, shape: tuple[int, ...], classes: int, rngs: Any) -> models.ViT:
     sizes: Any = recipe.model
-    image = shape[0], shape[1], shape[2]
+    height, width, channels = shape
+    image = height, width, channels
     return models.ViT(image, classes=classes, dtype=recipe.dtype, rngs=rngs, **sizes)
 
 
 def _make_lenet(recipe: Recipe, shape: tuple[int, ...], classes: int, rngs: Any) -> models.LeNet:
     hidden: Any = recipe.model['hidden']
-    return models.LeNet(math.prod(shape), hidden, classes, recipe.dtype, rngs=rngs)
+    inputs = math.prod(shape)
+    return models.LeNet(inputs, hidden, classes, recipe.dtype, rngs=rngs)
 
 
 RESNET = ImageWorkload('resnet', image_recipes.RESNET, _make_resnet)

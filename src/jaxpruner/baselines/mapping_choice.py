@@ -116,7 +116,8 @@ def measure_mappings(workload: Workload, recipe: Recipe, data: Any, cells: int) 
     mappings = list(available_mappings())
     runs = {}
     for mapping in mappings:
-        runs[mapping] = _run_of(SharedPrograms(workload, recipe, data, mapping), mapping, cells)
+        programs = SharedPrograms(workload, recipe, data, mapping)
+        runs[mapping] = _run_of(programs, mapping, cells)
     steps = _steps_that_last(runs['each'], recipe.steps)
     seconds: dict[CellMapping, list[float]] = {mapping: [] for mapping in mappings}
     for number in range(_ROUNDS):
@@ -137,7 +138,9 @@ def pick_fastest(seconds: Mapping[CellMapping, list[float]]) -> MappingChoice:
         pairs = zip(times, seconds['each'], strict=True)
         ratios[mapping] = statistics.median(duration / reference for duration, reference in pairs)
     best = min(ratios, key=lambda mapping: ratios[mapping])
-    return MappingChoice(best if ratios[best] < 1 - _MARGIN else 'each', 'measured', ratios)
+    if ratios[best] >= 1 - _MARGIN:
+        best = 'each'
+    return MappingChoice(best, 'measured', ratios)
 
 
 def _run_of(programs: SharedPrograms, mapping: CellMapping, cells: int) -> Callable[[int], None]:

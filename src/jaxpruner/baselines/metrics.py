@@ -6,12 +6,13 @@ from typing import Any
 import jax
 import optax
 
+Metrics = dict[str, jax.Array]  # by name
 _LARGEST_BATCH = 500
 
 
 def classification_metrics(
     model: Callable[[jax.Array], jax.Array], inputs: Any, labels: Any
-) -> dict[str, jax.Array]:
+) -> Metrics:
     """Mean `accuracy` in [0, 1] and `loss` in nats over a test set, in batches of one size.
 
     `model` maps a batch of inputs to logits; `labels` are int32[tests].
@@ -32,7 +33,7 @@ def classification_metrics(
     return {name: values.mean() for name, values in metrics.items()}
 
 
-def example_metrics(logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
+def example_metrics(logits: jax.Array, labels: jax.Array) -> Metrics:
     """`accuracy`, which is 0 or 1, and `loss` in nats of each example, float32[n]."""
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
     is_right = logits.argmax(axis=-1) == labels

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from jaxpruner.baselines import device_replay
 from jaxpruner.baselines.dqn_learning import DeepQLearning, exploration
+from jaxpruner.baselines.metrics import Metrics
 from jaxpruner.baselines.minatar_games import Games
 from jaxpruner.baselines.recipe import Recipe
 from jaxpruner.baselines.task import Carry, Metric, Task, step_key
@@ -32,10 +33,12 @@ def minatar_task(recipe: Recipe) -> Task:
     """The training on one of MinAtar's games; `ValueError` for numbers that do not fit."""
     numbers: Any = recipe.task
     count = numbers['environments']
-    if numbers['replay'] % count or numbers['replay_start'] % count or numbers['replay_start'] < 1:
+    capacity = numbers['replay']
+    random_moves = numbers['replay_start']
+    if capacity % count or random_moves % count or random_moves < 1:
         raise ValueError(
-            f'task.replay {numbers["replay"]} and task.replay_start {numbers["replay_start"]} '
-            f'must be multiples of task.environments {count}'
+            f'task.replay {capacity} and task.replay_start {random_moves} must be multiples of '
+            f'task.environments {count}'
         )
     game = Games(recipe.data)
     learning = DeepQLearning(recipe, game.shape, game.actions)
@@ -59,9 +62,10 @@ def explore(key: jax.Array, values: jax.Array, epsilon: jax.Array | float) -> ja
     """
     key_choice, key_action = jax.random.split(key)
     count, actions = values.shape
+    best = values.argmax(axis=-1)
     random = jax.random.randint(key_action, (count,), 0, actions)
     is_random = jax.random.uniform(key_choice, (count,)) < epsilon
-    return jnp.where(is_random, random, values.argmax(axis=-1)).astype(jnp.int32)
+    return jnp.where(is_random, random, best).astype(jnp.int32)
 
 
 def returns(
@@ -75,15 +79,38 @@ def returns(
     key_reset, key_play = jax.random.split(key)
     observations, games = game.reset(key_reset, count)
 
-    def move(now):
-        number, games, observations, sums, is_playing = now
-        key_action, key_game = jax.random.split(jax.random.fold_in(key_play, number))
-        actions = explore(key_action, values(observations), epsilon)
-        after, games, new, ended = game.play(key_game, games, observations, actions)
-        return number + 1, games, after, sums + new.reward * is_playing, is_playing & ~ended
+    def move(now: _Evaluation) -> _Evaluation:
+        key = jax.random.fold_in(key_play, now.number)
+        key_action, key_game = jax.random.split(key)
+        actions = explore(key_action, values(now.observations), epsilon)
+        after, games, new, ended = game.play(key_game, now.games, now.observations, actions)
+        return _Evaluation(
+            number=now.number + 1,
+            games=games,
+            observations=after,
+            sums=now.sums + new.reward * now.is_playing,
+            is_playing=now.is_playing & ~ended,
+        )
 
-    start = 0, games, observations, jnp.zeros(count), jnp.ones(count, bool)
-    return jax.lax.while_loop(lambda now: now[-1].any(), move, start)[3]
+    start = _Evaluation(
+        number=0,
+        games=games,
+        observations=observations,
+        sums=jnp.zeros(count),
+        is_playing=jnp.ones(count, bool),
+    )
+    end = jax.lax.while_loop(lambda now: now.is_playing.any(), move, start)
+    return end.sums
+
+
+class _Evaluation(NamedTuple):
+    """Whole games that are played at the same time."""
+
+    number: Any  # of the move
+    games: Any  # the environments' states
+    observations: jax.Array
+    sums: jax.Array  # float32[count]: rewards so far
+    is_playing: jax.Array  # bool[count]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,33 +132,42 @@ class _Playing:
         observations, games = self.game.reset(key_reset, count)
 
         def move(number, agent):
-            key_action, key_game = jax.random.split(jax.random.fold_in(key_play, number))
-            actions = explore(key_action, jnp.zeros((count, self.game.actions)), 1.0)
+            key = jax.random.fold_in(key_play, number)
+            key_action, key_game = jax.random.split(key)
+            no_values = jnp.zeros((count, self.game.actions))
+            actions = explore(key_action, no_values, 1.0)
             return self._play(key_game, agent, actions, number * count)
 
-        replay = device_replay.empty(self.numbers['replay'], self.game.shape)
+        capacity = self.numbers['replay']
+        replay = device_replay.empty(capacity, self.game.shape)
         agent = Agent(params, games, observations, replay)
-        return jax.lax.fori_loop(0, self.numbers['replay_start'] // count, move, agent)
+        moves = self.numbers['replay_start'] // count
+        return jax.lax.fori_loop(0, moves, move, agent)
 
     def step(self, updater: Any, tx: Any, carry: Carry, number: jax.Array) -> Carry:
         """A move in each environment, and an update."""
-        key_action, key_game, key_sample = jax.random.split(step_key(carry.key, number), 3)
+        key = step_key(carry.key, number)
+        key_action, key_game, key_sample = jax.random.split(key, 3)
         params, agent, opt_state, _ = carry
         forward = updater.pre_forward_update(params, opt_state)
         values = self.learning.values(forward, agent.observations)
-        actions = explore(key_action, values, exploration(self.recipe, number))
+        epsilon = exploration(self.recipe, number)
+        actions = explore(key_action, values, epsilon)
         before = self.numbers['replay_start'] + number * len(actions)
         agent = self._play(key_game, agent, actions, before)
-        inserted, size = before + len(actions), self.recipe.batch_size
+        inserted = before + len(actions)
+        size = self.recipe.batch_size
         batch = device_replay.sample(key_sample, agent.replay, inserted, size)
-        return self.learning.update(updater, tx, carry._replace(state=agent), number, batch)
+        carry = carry._replace(state=agent)
+        return self.learning.update(updater, tx, carry, number, batch)
 
-    def evaluate(self, params: Any, state: Any) -> dict[str, jax.Array]:
+    def evaluate(self, params: Any, state: Any) -> Metrics:
         del state
-        count, epsilon = self.numbers['test_games'], self.numbers['test_epsilon']
+        count = self.numbers['test_games']
+        epsilon = self.numbers['test_epsilon']
         values = functools.partial(self.learning.values, params)
-        key = jax.random.key(0)
-        return {'return': returns(key, self.game, values, count, epsilon).mean()}
+        sums = returns(jax.random.key(0), self.game, values, count, epsilon)
+        return {'return': sums.mean()}
 
     def _play(self, key: jax.Array, agent: Agent, actions: jax.Array, before: Any) -> Agent:
         """A move in each environment; `before` transitions were ever inserted."""

@@ -25,13 +25,15 @@ class Functional:
 
     def init(self, key: jax.Array) -> tuple[Any, Any]:
         """The parameters and the batch statistics, each an `nnx.State`."""
-        model = self._make(nnx.Rngs(key))
+        rngs = nnx.Rngs(key)
+        model = self._make(rngs)
         _, params, state = nnx.split(model, nnx.Param, nnx.BatchStat)
         return params, state
 
     def init_params(self, key: jax.Array) -> Any:
         """The parameters alone."""
-        return self.init(key)[0]
+        params, _ = self.init(key)
+        return params
 
     def module(self, params: Any) -> Any:
         """The model with its parameters, for those that keep no batch statistics."""
@@ -48,7 +50,8 @@ class Functional:
         own_state = jax.tree.map(lambda leaf: leaf, state)
         model = nnx.merge(self._graph, params, own_state)
         logits = model(images, train)
-        return logits.astype(jnp.float32), nnx.state(model, nnx.BatchStat)
+        new_state = nnx.state(model, nnx.BatchStat)
+        return logits.astype(jnp.float32), new_state
 
 
 class _ConvNorm(nnx.Module):
@@ -64,13 +67,14 @@ class _ConvNorm(nnx.Module):
         is_last: bool = False,
         **settings,
     ):
+        kernel_init = nnx.initializers.variance_scaling(2.0, 'fan_out', 'normal')
         self.conv = nnx.Conv(
             inputs,
             outputs,
             (size, size),
             strides=stride,
             use_bias=False,
-            kernel_init=nnx.initializers.variance_scaling(2.0, 'fan_out', 'normal'),
+            kernel_init=kernel_init,
             conv_general_dilated=fastest_convolution(),
             **settings,
         )
@@ -80,17 +84,16 @@ class _ConvNorm(nnx.Module):
         self.norm = nnx.BatchNorm(outputs, momentum=0.9, scale_init=init, **settings)
 
     def __call__(self, images: jax.Array, train: bool) -> jax.Array:
-        return self.norm(self.conv(images), use_running_average=not train)
+        convolved = self.conv(images)
+        return self.norm(convolved, use_running_average=not train)
 
 
 class _Block(nnx.Module):
     """A residual block: two 3x3 convolutions, or a bottleneck of 1x1, 3x3 and 1x1 at 4 x width."""
 
-    def __init__(
-        self, inputs: int, width: int, stride: int, bottleneck: bool, dtype: Any, rngs: nnx.Rngs
-    ):
+    def __init__(self, inputs: int, width: int, stride: int, bottleneck: bool, **settings):
         outputs = 4 * width if bottleneck else width
-        layer = functools.partial(_ConvNorm, dtype=dtype, rngs=rngs)
+        layer = functools.partial(_ConvNorm, **settings)
         if bottleneck:
             self.layer1 = layer(inputs, width, 1, 1)
             self.layer2 = layer(width, width, 3, stride)
@@ -106,9 +109,13 @@ class _Block(nnx.Module):
     def __call__(self, images: jax.Array, train: bool) -> jax.Array:
         hidden = images
         for number in range(1, self.depth + 1):
-            hidden = getattr(self, f'layer{number}')(hidden, train)
-            hidden = nnx.relu(hidden) if number < self.depth else hidden
-        shortcut = self.shortcut(images, train) if self.has_shortcut else images
+            layer = getattr(self, f'layer{number}')
+            hidden = layer(hidden, train)
+            if number < self.depth:
+                hidden = nnx.relu(hidden)
+        shortcut = images
+        if self.has_shortcut:
+            shortcut = self.shortcut(images, train)
         return nnx.relu(hidden + shortcut)
 
 
@@ -136,14 +143,16 @@ class ResNet(nnx.Module):
         size, stride = (7, 2) if large_stem else (3, 1)
         self.stem = _ConvNorm(channels, width, size, stride, **settings)
         self.large_stem = large_stem
-        features, names = width, []
+        features = width
+        names = []
         for stage, blocks in enumerate(stages):
             stage_width = width << stage
             for number in range(blocks):
                 stride = 2 if stage and not number else 1
-                names.append(f'stage{stage + 1}_block{number + 1}')
                 block = _Block(features, stage_width, stride, bottleneck, **settings)
-                setattr(self, names[-1], block)
+                name = f'stage{stage + 1}_block{number + 1}'
+                setattr(self, name, block)
+                names.append(name)
                 features = stage_width * (4 if bottleneck else 1)
         self.names = tuple(names)
         self.head = nnx.Linear(features, classes, dtype=dtype, rngs=rngs)
@@ -153,23 +162,28 @@ class ResNet(nnx.Module):
         if self.large_stem:
             hidden = nnx.max_pool(hidden, (3, 3), (2, 2), padding='SAME')
         for name in self.names:
-            hidden = getattr(self, name)(hidden, train)
-        return self.head(hidden.mean(axis=(1, 2)))
+            block = getattr(self, name)
+            hidden = block(hidden, train)
+        features = hidden.mean(axis=(1, 2))
+        return self.head(features)
 
 
 class _EncoderLayer(nnx.Module):
     """Attention and two dense layers, each after a normalization and beside a shortcut."""
 
     def __init__(self, width: int, heads: int, hidden: int, dtype: Any, rngs: nnx.Rngs):
-        self.norm1 = nnx.LayerNorm(width, epsilon=1e-6, dtype=dtype, rngs=rngs)
-        self.attention = nnx.MultiHeadAttention(heads, width, decode=False, dtype=dtype, rngs=rngs)
-        self.norm2 = nnx.LayerNorm(width, epsilon=1e-6, dtype=dtype, rngs=rngs)
-        self.dense1 = nnx.Linear(width, hidden, dtype=dtype, rngs=rngs)
-        self.dense2 = nnx.Linear(hidden, width, dtype=dtype, rngs=rngs)
+        settings: Any = {'dtype': dtype, 'rngs': rngs}
+        self.norm1 = nnx.LayerNorm(width, epsilon=1e-6, **settings)
+        self.attention = nnx.MultiHeadAttention(heads, width, decode=False, **settings)
+        self.norm2 = nnx.LayerNorm(width, epsilon=1e-6, **settings)
+        self.dense1 = nnx.Linear(width, hidden, **settings)
+        self.dense2 = nnx.Linear(hidden, width, **settings)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        tokens = tokens + self.attention(self.norm1(tokens))
-        hidden = nnx.gelu(self.dense1(self.norm2(tokens)))
+        normed = self.norm1(tokens)
+        tokens = tokens + self.attention(normed)
+        normed = self.norm2(tokens)
+        hidden = nnx.gelu(self.dense1(normed))
         return tokens + self.dense2(hidden)
 
 
@@ -198,30 +212,39 @@ class ViT(nnx.Module):
             raise ValueError(
                 f'model.patch {patch} does not divide images of {rows}x{columns} pixels'
             )
-        self.patch, self.layers = patch, layers
-        tokens = (rows // patch) * (columns // patch) + 1
-        self.embed = nnx.Linear(patch * patch * channels, width, dtype=dtype, rngs=rngs)
+        settings: Any = {'dtype': dtype, 'rngs': rngs}
+        self.patch = patch
+        self.layers = layers
+        patches = (rows // patch) * (columns // patch)
+        tokens = patches + 1
+        self.embed = nnx.Linear(patch * patch * channels, width, **settings)
         self.token = nnx.Param(jnp.zeros((1, 1, width)))
-        positions = jax.random.normal(rngs.params(), (1, tokens, width))
+        key = rngs.params()
+        positions = jax.random.normal(key, (1, tokens, width))
         self.positions = nnx.Param(0.02 * positions)
         for number in range(layers):
-            setattr(self, f'layer{number + 1}', _EncoderLayer(width, heads, hidden, dtype, rngs))
-        self.norm = nnx.LayerNorm(width, epsilon=1e-6, dtype=dtype, rngs=rngs)
-        self.head = nnx.Linear(width, classes, dtype=dtype, rngs=rngs)
+            layer = _EncoderLayer(width, heads, hidden, dtype, rngs)
+            setattr(self, f'layer{number + 1}', layer)
+        self.norm = nnx.LayerNorm(width, epsilon=1e-6, **settings)
+        self.head = nnx.Linear(width, classes, **settings)
 
     def __call__(self, images: jax.Array, train: bool) -> jax.Array:
         del train
         batch, height, width, channels = images.shape
         rows, columns = height // self.patch, width // self.patch
         patches = images.reshape(batch, rows, self.patch, columns, self.patch, channels)
-        patches = patches.swapaxes(2, 3).reshape(batch, rows * columns, -1)
+        patches = patches.swapaxes(2, 3)
+        patches = patches.reshape(batch, rows * columns, -1)
         tokens = self.embed(patches)
-        first = jnp.broadcast_to(self.token[...], (batch, 1, tokens.shape[-1]))
-        tokens = jnp.concatenate([first.astype(tokens.dtype), tokens], axis=1)
+        class_token = self.token[...].astype(tokens.dtype)
+        first = jnp.broadcast_to(class_token, (batch, 1, tokens.shape[-1]))
+        tokens = jnp.concatenate([first, tokens], axis=1)
         tokens = tokens + self.positions[...].astype(tokens.dtype)
         for number in range(self.layers):
-            tokens = getattr(self, f'layer{number + 1}')(tokens)
-        return self.head(self.norm(tokens)[:, 0])
+            layer = getattr(self, f'layer{number + 1}')
+            tokens = layer(tokens)
+        normed = self.norm(tokens)
+        return self.head(normed[:, 0])
 
 
 class LeNet(nnx.Module):
@@ -237,15 +260,24 @@ class LeNet(nnx.Module):
         sizes = [inputs, *hidden, classes]
         self.depth = len(sizes) - 1
         for number in range(self.depth):
-            bound = sizes[number] ** -0.5
+            inputs, outputs = sizes[number], sizes[number + 1]
+            bound = inputs**-0.5
             init = functools.partial(jax.random.uniform, minval=-bound, maxval=bound)
-            settings: Any = {'kernel_init': init, 'bias_init': init, 'dtype': dtype, 'rngs': rngs}
-            layer = nnx.Linear(sizes[number], sizes[number + 1], **settings)
+            layer = nnx.Linear(
+                inputs,
+                outputs,
+                kernel_init=init,
+                bias_init=init,
+                dtype=dtype,
+                rngs=rngs,
+            )
             setattr(self, f'dense{number + 1}', layer)
 
     def __call__(self, images: jax.Array, train: bool) -> jax.Array:
         del train
         hidden = images.reshape(len(images), -1)
         for number in range(1, self.depth):
-            hidden = nnx.relu(getattr(self, f'dense{number}')(hidden))
-        return getattr(self, f'dense{self.depth}')(hidden)
+            layer = getattr(self, f'dense{number}')
+            hidden = nnx.relu(layer(hidden))
+        last = getattr(self, f'dense{self.depth}')
+        return last(hidden)

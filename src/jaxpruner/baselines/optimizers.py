@@ -25,21 +25,24 @@ def make_optimizer(recipe: Recipe) -> optax.GradientTransformation:
 
 def make_schedule(recipe: Recipe) -> optax.Schedule:
     """The learning rate of a step: a linear warmup, then a decay; `ValueError` for an unknown one."""
-    rate, decay = recipe.optimizer.learning_rate, recipe.schedule.decay
+    rate = recipe.optimizer.learning_rate
+    decay = recipe.schedule.decay
     if decay not in _DECAYS:
         raise ValueError(f'schedule.decay {decay!r} is unknown; {tree_lib.nearest(decay, _DECAYS)}')
     warmup = recipe.share(recipe.schedule.warmup)
     if decay == 'inverse_sqrt':
         after = _inverse_sqrt(rate, warmup)
     elif decay == 'cosine':
-        after = optax.cosine_decay_schedule(rate, max(1, recipe.steps - warmup))
+        decay_steps = max(1, recipe.steps - warmup)
+        after = optax.cosine_decay_schedule(rate, decay_steps)
     elif decay == 'steps':
         after = _steps(recipe, warmup)
     else:
         after = optax.constant_schedule(rate)
     if not warmup:
         return after
-    return optax.join_schedules([optax.linear_schedule(0.0, rate, warmup), after], [warmup])
+    before = optax.linear_schedule(0.0, rate, warmup)
+    return optax.join_schedules([before, after], [warmup])
 
 
 def _inverse_sqrt(rate: float, warmup: int) -> optax.Schedule:
@@ -53,7 +56,8 @@ def _inverse_sqrt(rate: float, warmup: int) -> optax.Schedule:
 
 def _steps(recipe: Recipe, warmup: int) -> optax.Schedule:
     boundaries = [recipe.share(share) for share in recipe.schedule.boundaries]
-    if not boundaries or sorted(set(boundaries)) != boundaries or boundaries[0] <= warmup:
+    are_growing = boundaries == sorted(set(boundaries))
+    if not boundaries or not are_growing or boundaries[0] <= warmup:
         raise ValueError(
             'schedule.boundaries must be growing shares of the steps after the warmup, '
             f'got {list(recipe.schedule.boundaries)}'
@@ -65,7 +69,11 @@ def _steps(recipe: Recipe, warmup: int) -> optax.Schedule:
 def _decay_mask(settings: Optimizer) -> Any:
     if not settings.decay_kernels_only:
         return None
-    return lambda params: jax.tree.map(lambda leaf: leaf.ndim > 1, params)
+
+    def are_kernels(params):
+        return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
+
+    return are_kernels
 
 
 def _with_l2(
@@ -79,11 +87,13 @@ def _with_l2(
 
 def _sgd(settings: Optimizer, schedule: optax.Schedule) -> optax.GradientTransformation:
     momentum = settings.momentum or None
-    return _with_l2(settings, optax.sgd(schedule, momentum=momentum, nesterov=settings.nesterov))
+    optimizer = optax.sgd(schedule, momentum=momentum, nesterov=settings.nesterov)
+    return _with_l2(settings, optimizer)
 
 
 def _adam(settings: Optimizer, schedule: optax.Schedule) -> optax.GradientTransformation:
-    return _with_l2(settings, optax.adam(schedule, b2=settings.beta2, eps=settings.epsilon))
+    optimizer = optax.adam(schedule, b2=settings.beta2, eps=settings.epsilon)
+    return _with_l2(settings, optimizer)
 
 
 def _adamw(settings: Optimizer, schedule: optax.Schedule) -> optax.GradientTransformation:

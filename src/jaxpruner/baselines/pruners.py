@@ -81,13 +81,20 @@ def make_updater(
 
 def _update_interval(algorithm: str, recipe: Recipe) -> tuple[int, int]:
     """The first and the last step at which masks may be updated."""
-    updater_class, pruning = api.ALGORITHM_REGISTRY[algorithm], recipe.pruning
+    updater_class = api.ALGORITHM_REGISTRY[algorithm]
+    pruning = recipe.pruning
     if issubclass(updater_class, _TRAINERS):
-        start, end, names = pruning.trainer_start, pruning.trainer_end, 'trainer_start, trainer_end'
+        start = pruning.trainer_start
+        end = pruning.trainer_end
+        names = 'trainer_start, trainer_end'
     elif issubclass(updater_class, _STRAIGHT_THROUGH):
-        start, end, names = pruning.ste_start, pruning.ste_end, 'ste_start, ste_end'
+        start = pruning.ste_start
+        end = pruning.ste_end
+        names = 'ste_start, ste_end'
     else:
-        start, end, names = pruning.start, pruning.end, 'start, end'
+        start = pruning.start
+        end = pruning.end
+        names = 'start, end'
     if end < start:
         raise ValueError(f'pruning.{names}: the end {end} lies before the start {start}')
     return recipe.share(start), recipe.share(end)

@@ -115,7 +115,8 @@ class Recipe:
 
     def to_toml(self) -> str:
         """The recipe as a TOML file."""
-        lines, tables = [], []
+        lines = []
+        tables = []
         for key, value in dataclasses.asdict(self).items():
             if not isinstance(value, Mapping):
                 lines.append(f'{key} = {_to_toml(value)}')
@@ -127,11 +128,13 @@ class Recipe:
 
     def digest(self) -> str:
         """The SHA-256 of the TOML file in hexadecimal: equal for runs with the same numbers."""
-        return hashlib.sha256(self.to_toml().encode()).hexdigest()
+        content = self.to_toml().encode()
+        return hashlib.sha256(content).hexdigest()
 
     def write(self, path: Path) -> None:
         """Writes the TOML file, which appears when it is complete."""
-        atomic_files.replace_file(path, lambda temporary: temporary.write_text(self.to_toml()))
+        text = self.to_toml()
+        atomic_files.replace_file(path, lambda temporary: temporary.write_text(text))
 
     def share(self, share: float) -> int:
         """A share of the steps, in [0, 1], as a number of steps."""

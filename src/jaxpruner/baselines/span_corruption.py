@@ -56,7 +56,8 @@ def noise_mask(key: jax.Array, lengths: Lengths) -> jax.Array:
     noise = _segments(key_noise, lengths.noise, lengths.spans)
     in_turn = jnp.stack([kept, noise], axis=1).reshape(-1)
     ends = jnp.cumsum(in_turn)
-    run = jnp.searchsorted(ends, jnp.arange(lengths.text), side='right')
+    positions = jnp.arange(lengths.text)
+    run = jnp.searchsorted(ends, positions, side='right')
     return run % 2 == 1
 
 
@@ -78,11 +79,13 @@ def corrupt(
     sentinels = vocabulary - jnp.cumsum(first_of_noise)
 
     def compact(is_kept, values, length):
-        kept = values[jnp.nonzero(is_kept, size=length - 1)[0]]
-        return jnp.concatenate([kept, jnp.array([END])]).astype(jnp.int32)
+        (positions,) = jnp.nonzero(is_kept, size=length - 1)
+        ended = jnp.concatenate([values[positions], jnp.array([END])])
+        return ended.astype(jnp.int32)
 
     is_input = ~is_noise | first_of_noise
-    inputs = compact(is_input, jnp.where(is_noise, sentinels, tokens), lengths.inputs)
+    input_values = jnp.where(is_noise, sentinels, tokens)
+    inputs = compact(is_input, input_values, lengths.inputs)
     # A run's sentinel stands before its first token: each position is doubled.
     is_target = jnp.stack([first_of_noise, is_noise], axis=1).reshape(-1)
     values = jnp.stack([sentinels, tokens], axis=1).reshape(-1)
@@ -91,6 +94,7 @@ def corrupt(
 
 def _segments(key: jax.Array, items: int, segments: int) -> jax.Array:
     """Random lengths of at least 1 that add up to `items`, int[segments], uniform over divisions."""
-    drawn = jax.random.permutation(key, items - 1)[: segments - 1]
+    order = jax.random.permutation(key, items - 1)
+    drawn = order[: segments - 1]
     cuts = jnp.sort(drawn) + 1
     return jnp.diff(cuts, prepend=0, append=items)

@@ -42,7 +42,9 @@ def _check_recipe(path: Path, recipe: Recipe) -> None:
     existing = read_recipe(path, recipe)
     if existing == recipe:
         return
-    pairs = zip(recipe.to_toml().splitlines(), existing.to_toml().splitlines(), strict=False)
+    lines = recipe.to_toml().splitlines()
+    existing_lines = existing.to_toml().splitlines()
+    pairs = zip(lines, existing_lines, strict=False)
     different = (pair for pair in pairs if pair[0] != pair[1])
     new_line, old_line = next(different, ('', ''))
     raise ValueError(

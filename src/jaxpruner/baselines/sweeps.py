@@ -11,12 +11,13 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
-from jaxpruner.baselines.cell_logs import with_snapshot, write_logs
+from jaxpruner.baselines.cell_key import CellKey
+from jaxpruner.baselines.cell_logs import Masks, with_snapshot, write_logs
 from jaxpruner.baselines.cell_mapping import CellMapping, RequestedMapping
 from jaxpruner.baselines.checkpointing import Checkpoints, Progress
 from jaxpruner.baselines.compiled_training import CompiledTraining, SharedPrograms
@@ -30,19 +31,6 @@ from jaxpruner.report.results import Cell, read_cells, write_cell
 from jaxpruner.sparsity_distributions import check_sparsity
 
 CellTraining = CompiledTraining | FeedTraining
-
-
-class CellKey(NamedTuple):
-    """One training of a sweep."""
-
-    algorithm: str
-    sparsity: float
-    seed: int
-
-    @property
-    def name(self) -> str:
-        """As its files are called."""
-        return f'{self.algorithm}_{self.sparsity}_{self.seed}'
 
 
 class Interrupted(Exception):
@@ -68,7 +56,8 @@ def plan(
             raise ValueError(f'a seed must be a whole number from 0 to {2**31 - 1}, got {seed}')
     cells: dict[CellKey, None] = {}
     for algorithm, sparsity, seed in itertools.product(algorithms, sparsities, seeds):
-        cells[CellKey(algorithm, 0.0 if algorithm == DENSE else float(sparsity), seed)] = None
+        own_sparsity = 0.0 if algorithm == DENSE else float(sparsity)
+        cells[CellKey(algorithm, own_sparsity, seed)] = None
     return list(cells)
 
 
@@ -91,7 +80,7 @@ class Sweep:
     recipe: Recipe
     data: Any  # of the workload
     out: Path  # made when it is missing
-    over: RequestedMapping | None = None  # how cells are trained together, for `settle_mapping`
+    mapping: RequestedMapping | None = None  # how cells are trained together: `--over`
     tensorboard: bool = False  # also write event files
 
     def finished(self) -> list[CellKey]:
@@ -140,18 +129,22 @@ class Sweep:
         self, pending: Sequence[CellKey]
     ) -> tuple[CellMapping, Callable[[str], CellTraining]]:
         """How cells are trained together, and what makes the training of an algorithm."""
-        if self.workload.task(self.recipe, self.data).feed is not None:
-            if self.over not in ('each', 'auto', None):
+        task = self.workload.task(self.recipe, self.data)
+        if task.feed is not None:
+            if self.mapping not in ('each', 'auto', None):
                 raise ValueError(
-                    f'over {self.over!r}: batches of {self.recipe.data} come from the host, so '
+                    f'over {self.mapping!r}: batches of {self.recipe.data} come from the host, so '
                     "that cells are trained one after another; leave it out, or say 'each'"
                 )
-            return 'each', functools.partial(FeedTraining, self.workload, self.recipe, self.data)
+            training_of = functools.partial(FeedTraining, self.workload, self.recipe, self.data)
+            return 'each', training_of
         counts = collections.Counter(cell.algorithm for cell in pending)
         settings = self.workload, self.recipe, self.data
-        measure = functools.partial(measure_mappings, *settings, max(counts.values()))
-        mapping = settle_mapping(self.out, self.over, measure).mapping
-        return mapping, functools.partial(CompiledTraining, SharedPrograms(*settings, mapping))
+        most_cells = max(counts.values())
+        measure = functools.partial(measure_mappings, *settings, most_cells)
+        mapping = settle_mapping(self.out, self.mapping, measure).mapping
+        programs = SharedPrograms(*settings, mapping)
+        return mapping, functools.partial(CompiledTraining, programs)
 
     def _checkpoints(self) -> Checkpoints:
         return Checkpoints(self.out / 'checkpoints', self.recipe.digest())
@@ -166,12 +159,14 @@ class Sweep:
         self, pending: Sequence[CellKey], mapping: CellMapping
     ) -> tuple[list[CellKey], Progress | None]:
         """The cells to train together next: those of a checkpoint, or else all of an algorithm."""
-        group = [cell for cell in pending if cell.algorithm == pending[0].algorithm]
+        algorithm = pending[0].algorithm
+        group = [cell for cell in pending if cell.algorithm == algorithm]
         checkpoint = None
         for progress in self._checkpoints().begun():
-            unfinished = [CellKey(*cell) for cell in progress.cells if cell in pending]
+            unfinished = [cell for cell in progress.cells if cell in pending]
             if unfinished:
-                group, checkpoint = unfinished, progress
+                group = unfinished
+                checkpoint = progress
                 break
         return group[:1] if mapping == 'each' else group, checkpoint
 
@@ -184,7 +179,8 @@ class Sweep:
         should_stop: Callable,
     ) -> None:
         """Trains cells of one algorithm to the end, from their checkpoint if there is one."""
-        checkpoints, seeds = self._checkpoints(), [cell.seed for cell in group]
+        checkpoints = self._checkpoints()
+        seeds = [cell.seed for cell in group]
         targets = training.targets([cell.sparsity for cell in group])
         began = time.perf_counter()
         feed = training.open(seeds)
@@ -219,7 +215,7 @@ class Sweep:
         self,
         group: list[CellKey],
         progress: Progress,
-        masks: dict[str, np.ndarray],
+        masks: Masks,
         sizes: dict[str, int],
     ) -> None:
         """Writes the results of finished cells; a cell's own file is the last, after its logs."""
@@ -230,9 +226,12 @@ class Sweep:
             write_logs(self.out, key.name, history, snapshots, self.tensorboard)
             zeros = dict.fromkeys(sizes, 0)
             for path in sizes.keys() & masks.keys():
-                zeros[path] = int((masks[path][number] == 0).sum())
+                is_pruned = masks[path][number] == 0
+                zeros[path] = int(is_pruned.sum())
             metrics = {name: float(value) for name, value in history[-1].items()}
             del metrics['step']
+            zeros_of_all = sum(zeros.values())
+            weights_of_all = max(1, sum(sizes.values()))
             cell = Cell(
                 workload=self.workload.name,
                 data=self.recipe.data,
@@ -243,7 +242,7 @@ class Sweep:
                 better=metric.better,
                 value=metrics.pop(metric.name),
                 metrics=metrics,
-                reached=sum(zeros.values()) / max(1, sum(sizes.values())),
+                reached=zeros_of_all / weights_of_all,
                 layers={path: zeros[path] / max(1, size) for path, size in sizes.items()},
                 steps=self.recipe.steps,
                 seconds=progress.seconds / len(group),
@@ -254,5 +253,7 @@ class Sweep:
 
 def _chunk_ends(recipe: Recipe) -> list[int]:
     """The steps after which everything is evaluated and saved; the last step is one."""
-    chunks = max(1, min(recipe.steps, round(1 / recipe.eval_every)))
-    return np.linspace(0, recipe.steps, chunks + 1).round().astype(int).tolist()[1:]
+    chunks = min(recipe.steps, round(1 / recipe.eval_every))
+    evenly = np.linspace(0, recipe.steps, max(1, chunks) + 1)
+    _, *ends = evenly.round().astype(int).tolist()
+    return ends

@@ -17,23 +17,34 @@ import optax
 from jaxpruner.baselines import span_corruption
 from jaxpruner.baselines.data import check_no_folder
 from jaxpruner.baselines.feeds import Feed
+from jaxpruner.baselines.metrics import Metrics
 from jaxpruner.baselines.models import Functional
 from jaxpruner.baselines.readers import pipelines
 from jaxpruner.baselines.readers.texts import Corpus, read_corpus
 from jaxpruner.baselines.recipe import Optimizer, Recipe, Schedule
 from jaxpruner.baselines.span_corruption import Lengths
 from jaxpruner.baselines.t5_model import T5, Sizes
-from jaxpruner.baselines.task import Metric, PresetRecipes, Task
+from jaxpruner.baselines.task import Examples, Metric, PresetRecipes, Task
 
+Array = jax.Array | np.ndarray
 SHAKESPEARE = 'tinyshakespeare.txt'
 TEST_SHARE = 10  # the last tenth of a text is for testing
-_CORRUPTION = {'length': 64, 'noise_density': 0.15, 'mean_span': 3.0, 'test_examples': 256}
+_CORRUPTION = {
+    'length': 64,
+    'noise_density': 0.15,
+    'mean_span': 3.0,
+    'test_examples': 256,
+}
 _DEFAULT = Recipe(
     't5',
     data='pydoc',
     steps=1000,
     batch_size=32,
-    optimizer=Optimizer(name='adam', learning_rate=5e-3, clip_norm=1.0),
+    optimizer=Optimizer(
+        name='adam',
+        learning_rate=5e-3,
+        clip_norm=1.0,
+    ),
     schedule=Schedule(warmup=0.1),
     model={
         'vocabulary': 0,
@@ -72,15 +83,16 @@ class Text(NamedTuple):
     b'ehlo'
     """
 
-    train: jax.Array | np.ndarray  # int32[n]
-    test: jax.Array | np.ndarray  # int32[m], the last tenth
+    train: Array  # int32[n]
+    test: Array  # int32[m], the last tenth
     # uint8[different bytes]; the embedding has no rows for others, which nothing would use.
-    symbols: jax.Array | np.ndarray
+    symbols: Array
 
     @classmethod
     def of(cls, content: bytes) -> 'Text':
         """Numbers the bytes that occur."""
-        symbols, tokens = np.unique(np.frombuffer(content, np.uint8), return_inverse=True)
+        all_bytes = np.frombuffer(content, np.uint8)
+        symbols, tokens = np.unique(all_bytes, return_inverse=True)
         tokens = tokens.astype(np.int32) + span_corruption.SYMBOLS
         held_out = len(tokens) // TEST_SHARE
         return cls(tokens[:-held_out], tokens[-held_out:], symbols)
@@ -102,7 +114,8 @@ class T5Workload(PresetRecipes):
             check_no_folder(recipe.data, data_dir)
             from pydoc_data.topics import topics
 
-            return Text.of('\n'.join(topics[key] for key in sorted(topics)).encode())
+            text = '\n'.join(topics[key] for key in sorted(topics))
+            return Text.of(text.encode())
         if recipe.data == 'tinyshakespeare':
             path = _folder(recipe, data_dir, SHAKESPEARE) / SHAKESPEARE
             if not path.is_file():
@@ -112,7 +125,8 @@ class T5Workload(PresetRecipes):
             return Text.of(path.read_bytes())
         if recipe.data == 'c4':
             test_bytes = numbers['length'] * numbers['test_examples']
-            return read_corpus(_folder(recipe, data_dir, 'its files'), test_bytes)
+            folder = _folder(recipe, data_dir, 'its files')
+            return read_corpus(folder, test_bytes)
         raise ValueError(
             f"t5 reads 'pydoc', 'tinyshakespeare' or 'c4', not {recipe.data!r}: set data to one "
             'of them'
@@ -131,7 +145,8 @@ class T5Workload(PresetRecipes):
                 f'examples of {lengths.text}: set task.length to at most that'
             )
         sizes = _sizes(recipe, data, lengths)
-        model = Functional(lambda rngs: T5(sizes, jnp.dtype(recipe.dtype), rngs=rngs))
+        dtype = jnp.dtype(recipe.dtype)
+        model = Functional(lambda rngs: T5(sizes, dtype, rngs=rngs))
         filling = _Filling(recipe, data, lengths, sizes.vocabulary, model)
         return Task(
             metric=Metric('loss', 'low'),
@@ -154,22 +169,25 @@ class _Filling:
     vocabulary: int
     model: Functional
 
-    def batch(self, key: jax.Array, step: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def batch(self, key: jax.Array, step: jax.Array) -> Examples:
         del step
         train = jnp.asarray(self.data.train)
         key_start, key_noise = jax.random.split(key)
         shape = (self.recipe.batch_size,)
         last = len(train) - self.lengths.text
         starts = jax.random.randint(key_start, shape, 0, last + 1)
-        return self._corrupted(self._cut(train, starts), key_noise)
+        texts = self._cut(train, starts)
+        return self._corrupted(texts, key_noise)
 
     def loss(self, params: Any, state: Any, batch: Any, key: Any) -> tuple[jax.Array, Any]:
         if isinstance(self.data, Corpus):  # the feed's texts are not corrupted yet
             batch = self._corrupted(_as_tokens(batch), key)
         inputs, targets = batch
-        return _token_losses(self.model.module(params), inputs, targets).mean(), state
+        model = self.model.module(params)
+        losses = _token_losses(model, inputs, targets)
+        return losses.mean(), state
 
-    def evaluate(self, params: Any, state: Any) -> dict[str, jax.Array]:
+    def evaluate(self, params: Any, state: Any) -> Metrics:
         del state
         test = jnp.asarray(self.data.test)
         if isinstance(self.data, Corpus):
@@ -180,15 +198,19 @@ class _Filling:
         texts = self._cut(test, starts)
         examples = self._corrupted(texts, jax.random.key(0))
 
-        def losses(example):
+        model = self.model.module(params)
+
+        def losses_of(example):
             inputs, targets = example
-            return _token_losses(self.model.module(params), inputs[None], targets[None])[0]
+            return _token_losses(model, inputs[None], targets[None])[0]
 
         size = min(self.recipe.batch_size, len(starts))
-        return {'loss': jax.lax.map(losses, examples, batch_size=size).mean()}
+        losses = jax.lax.map(losses_of, examples, batch_size=size)
+        return {'loss': losses.mean()}
 
     def feed(self, seed: int) -> Feed:
-        length, size = self.lengths.text, self.recipe.batch_size
+        length = self.lengths.text
+        size = self.recipe.batch_size
         return pipelines.windows(self.data.train, length, size, seed)
 
     def _cut(self, text: jax.Array, starts: jax.Array) -> jax.Array:
@@ -199,14 +221,15 @@ class _Filling:
 
         return jax.vmap(cut)(starts)
 
-    def _corrupted(self, texts: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def _corrupted(self, texts: jax.Array, key: jax.Array) -> Examples:
         """Inputs and targets of texts, by noise of their own each."""
 
         def corrupt(text, key):
             mask = span_corruption.noise_mask(key, self.lengths)
             return span_corruption.corrupt(text, mask, self.lengths, self.vocabulary)
 
-        return jax.vmap(corrupt)(texts, jax.random.split(key, len(texts)))
+        keys = jax.random.split(key, len(texts))
+        return jax.vmap(corrupt)(texts, keys)
 
 
 def _token_losses(model: T5, inputs: jax.Array, targets: jax.Array) -> jax.Array:

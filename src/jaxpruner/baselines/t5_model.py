@@ -35,12 +35,13 @@ class T5(nnx.Module):
 
     def __init__(self, sizes: Sizes, dtype: DTypeLike = jnp.float32, *, rngs: nnx.Rngs):
         init = nnx.initializers.normal(1.0)
+        layers = _Layers(dtype, rngs)
         self.embedding = nnx.Embed(
             sizes.vocabulary, sizes.width, dtype=dtype, embedding_init=init, rngs=rngs
         )
-        self.encoder = Stack(sizes, dtype, is_decoder=False, rngs=rngs)
-        self.decoder = Stack(sizes, dtype, is_decoder=True, rngs=rngs)
-        self.head = _linear(sizes.width, sizes.vocabulary, dtype, rngs)
+        self.encoder = Stack(sizes, layers, is_decoder=False)
+        self.decoder = Stack(sizes, layers, is_decoder=True)
+        self.head = layers.linear(sizes.width, sizes.vocabulary)
 
     def __call__(self, inputs: jax.Array, targets_so_far: jax.Array) -> jax.Array:
         """Logits of each target, float32[batch, target length, vocabulary]; both are int tokens."""
@@ -49,17 +50,36 @@ class T5(nnx.Module):
         return self.head(decoded).astype(jnp.float32)
 
 
+class _Layers(NamedTuple):
+    """Makes the layers of a model: all compute in one dtype and draw from the same numbers."""
+
+    dtype: DTypeLike
+    rngs: nnx.Rngs
+
+    def linear(self, inputs: int, outputs: int, init: nnx.Initializer = FAN_IN) -> nnx.Linear:
+        return nnx.Linear(
+            inputs, outputs, use_bias=False, dtype=self.dtype, kernel_init=init, rngs=self.rngs
+        )
+
+    def norm(self, width: int) -> nnx.RMSNorm:
+        return nnx.RMSNorm(width, dtype=self.dtype, rngs=self.rngs)
+
+
 class Stack(nnx.Module):
     """The encoder, or the decoder: blocks that share one relative position bias."""
 
-    def __init__(self, sizes: Sizes, dtype: DTypeLike, is_decoder: bool, *, rngs: nnx.Rngs):
+    def __init__(self, sizes: Sizes, layers: _Layers, is_decoder: bool):
         self.is_decoder = is_decoder
-        self.buckets, self.distance = sizes.buckets, sizes.distance
-        self.position_bias = nnx.Embed(sizes.buckets, sizes.heads, embedding_init=FAN_IN, rngs=rngs)
+        self.buckets = sizes.buckets
+        self.distance = sizes.distance
+        self.position_bias = nnx.Embed(
+            sizes.buckets, sizes.heads, embedding_init=FAN_IN, rngs=layers.rngs
+        )
         self.layers = sizes.layers
         for number in range(sizes.layers):
-            setattr(self, f'block{number + 1}', Block(sizes, dtype, is_decoder, rngs=rngs))
-        self.norm = _norm(sizes.width, dtype, rngs)
+            block = Block(sizes, layers, is_decoder)
+            setattr(self, f'block{number + 1}', block)
+        self.norm = layers.norm(sizes.width)
 
     def __call__(self, hidden: jax.Array, encoded: jax.Array | None = None) -> jax.Array:
         """Runs the blocks."""
@@ -67,25 +87,27 @@ class Stack(nnx.Module):
         positions = position_buckets(length, not self.is_decoder, self.buckets, self.distance)
         bias = self.position_bias(jnp.asarray(positions)).transpose(2, 0, 1)
         if self.is_decoder:
-            bias += jnp.where(jnp.tri(length, dtype=bool), 0.0, MASKED)
+            is_seen = jnp.tri(length, dtype=bool)
+            bias += jnp.where(is_seen, 0.0, MASKED)
         for number in range(self.layers):
-            hidden = getattr(self, f'block{number + 1}')(hidden, bias, encoded)
+            block = getattr(self, f'block{number + 1}')
+            hidden = block(hidden, bias, encoded)
         return self.norm(hidden)
 
 
 class Block(nnx.Module):
     """Self-attention, in the decoder attention to what was encoded, and a gated MLP."""
 
-    def __init__(self, sizes: Sizes, dtype: DTypeLike, is_decoder: bool, *, rngs: nnx.Rngs):
-        self.attention = Attention(sizes, dtype, rngs=rngs)
-        self.attention_norm = _norm(sizes.width, dtype, rngs)
+    def __init__(self, sizes: Sizes, layers: _Layers, is_decoder: bool):
+        self.attention = Attention(sizes, layers)
+        self.attention_norm = layers.norm(sizes.width)
         if is_decoder:
-            self.cross_attention = Attention(sizes, dtype, rngs=rngs)
-            self.cross_attention_norm = _norm(sizes.width, dtype, rngs)
-        self.gate = _linear(sizes.width, sizes.mlp_width, dtype, rngs)
-        self.up = _linear(sizes.width, sizes.mlp_width, dtype, rngs)
-        self.down = _linear(sizes.mlp_width, sizes.width, dtype, rngs)
-        self.mlp_norm = _norm(sizes.width, dtype, rngs)
+            self.cross_attention = Attention(sizes, layers)
+            self.cross_attention_norm = layers.norm(sizes.width)
+        self.gate = layers.linear(sizes.width, sizes.mlp_width)
+        self.up = layers.linear(sizes.width, sizes.mlp_width)
+        self.down = layers.linear(sizes.mlp_width, sizes.width)
+        self.mlp_norm = layers.norm(sizes.width)
 
     def __call__(
         self, hidden: jax.Array, bias: jax.Array, encoded: jax.Array | None = None
@@ -94,7 +116,8 @@ class Block(nnx.Module):
         normed = self.attention_norm(hidden)
         hidden += self.attention(normed, normed, bias)
         if encoded is not None:
-            hidden += self.cross_attention(self.cross_attention_norm(hidden), encoded)
+            normed = self.cross_attention_norm(hidden)
+            hidden += self.cross_attention(normed, encoded)
         normed = self.mlp_norm(hidden)
         gated = nnx.gelu(self.gate(normed)) * self.up(normed)
         return hidden + self.down(gated)
@@ -103,15 +126,16 @@ class Block(nnx.Module):
 class Attention(nnx.Module):
     """Attention of several heads."""
 
-    def __init__(self, sizes: Sizes, dtype: DTypeLike, *, rngs: nnx.Rngs):
+    def __init__(self, sizes: Sizes, layers: _Layers):
         joined = sizes.heads * sizes.head_width
-        self.heads, self.dtype = sizes.heads, dtype
+        self.heads = sizes.heads
+        self.dtype = layers.dtype
         # What other models divide the scores by is in the initial query instead.
         narrow = nnx.initializers.variance_scaling(1 / sizes.head_width, 'fan_in', 'normal')
-        self.query = _linear(sizes.width, joined, dtype, rngs, narrow)
-        self.key = _linear(sizes.width, joined, dtype, rngs)
-        self.value = _linear(sizes.width, joined, dtype, rngs)
-        self.out = _linear(joined, sizes.width, dtype, rngs)
+        self.query = layers.linear(sizes.width, joined, narrow)
+        self.key = layers.linear(sizes.width, joined)
+        self.value = layers.linear(sizes.width, joined)
+        self.out = layers.linear(joined, sizes.width)
 
     def __call__(
         self, queries: jax.Array, seen: jax.Array, bias: jax.Array | None = None
@@ -124,17 +148,16 @@ class Attention(nnx.Module):
         def split(joined):
             return joined.reshape(*joined.shape[:2], self.heads, -1)
 
-        query, key, value = (
-            split(self.query(queries)),
-            split(self.key(seen)),
-            split(self.value(seen)),
-        )
+        query = split(self.query(queries))
+        key = split(self.key(seen))
+        value = split(self.value(seen))
         scores = jnp.einsum('bqhd,bkhd->bhqk', query, key).astype(jnp.float32)
         if bias is not None:
             scores += bias
         weights = jax.nn.softmax(scores).astype(self.dtype)
         attended = jnp.einsum('bhqk,bkhd->bqhd', weights, value)
-        return self.out(attended.reshape(*attended.shape[:2], -1))
+        joined = attended.reshape(*attended.shape[:2], -1)
+        return self.out(joined)
 
 
 def position_buckets(length: int, bidirectional: bool, buckets: int, distance: int) -> np.ndarray:
@@ -151,7 +174,9 @@ def position_buckets(length: int, bidirectional: bool, buckets: int, distance: i
     relative = positions[None, :] - positions[:, None]
     if bidirectional:
         buckets //= 2
-    away = np.abs(relative) if bidirectional else np.maximum(-relative, 0)
+        away = np.abs(relative)
+    else:
+        away = np.maximum(-relative, 0)
     near = buckets // 2
     # In float32 and with its epsilon, as in T5: distances on an edge fall to the same side.
     epsilon = np.finfo(np.float32).eps
@@ -160,18 +185,6 @@ def position_buckets(length: int, bidirectional: bool, buckets: int, distance: i
     beyond = (ratio * (buckets - near)).astype(int)
     far = np.minimum(near + beyond, buckets - 1)
     bucket = np.where(away < near, away, far)
-    return bucket + buckets * (relative > 0) if bidirectional else bucket
-
-
-def _linear(
-    inputs: int,
-    outputs: int,
-    dtype: DTypeLike,
-    rngs: nnx.Rngs,
-    init: nnx.Initializer = FAN_IN,
-) -> nnx.Linear:
-    return nnx.Linear(inputs, outputs, use_bias=False, dtype=dtype, kernel_init=init, rngs=rngs)
-
-
-def _norm(width: int, dtype: DTypeLike, rngs: nnx.Rngs) -> nnx.RMSNorm:
-    return nnx.RMSNorm(width, dtype=dtype, rngs=rngs)
+    if bidirectional:
+        bucket += buckets * (relative > 0)
+    return bucket

@@ -10,10 +10,12 @@ from typing import Any, Literal, NamedTuple, Protocol
 import jax
 
 from jaxpruner.baselines.feeds import Feed, Values
+from jaxpruner.baselines.metrics import Metrics
 from jaxpruner.baselines.recipe import Recipe
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.sparsity_distributions import NOT_DIM_ONE_FILTER, FilterFn
 
+Examples = tuple[jax.Array, jax.Array]  # inputs, and what is to be said of them
 STEPS = 2  # folded into a seed's key before the number of a step
 
 
@@ -35,7 +37,8 @@ class Carry(NamedTuple):
 
 def step_key(key: jax.Array, step: Any) -> jax.Array:
     """The key of a step, from the seed's key in `Carry`."""
-    return jax.random.fold_in(jax.random.fold_in(key, STEPS), step)
+    key_steps = jax.random.fold_in(key, STEPS)
+    return jax.random.fold_in(key_steps, step)
 
 
 def no_state(params: Any, key: jax.Array) -> None:
@@ -51,7 +54,7 @@ class Task(NamedTuple):
     init: Callable[[jax.Array], Any]  # key -> trained parameters
     loss: Callable[..., tuple[jax.Array, Any]]  # parameters, state, batch, key -> loss, state
     # Parameters, state -> scalars; the metric is among them.
-    evaluate: Callable[..., dict[str, jax.Array]]
+    evaluate: Callable[..., Metrics]
     # Parameters, key -> what else is carried.
     init_state: Callable[[Any, jax.Array], Any] = no_state
     # Key of the step, step -> a batch, drawn inside the program; None with a feed or a step.

@@ -11,6 +11,7 @@ import jax
 import optax
 
 from jaxpruner.base_updater import BaseUpdater
+from jaxpruner.baselines.metrics import Metrics
 from jaxpruner.baselines.optimizers import make_optimizer
 from jaxpruner.baselines.pruners import make_updater, target_sparsities
 from jaxpruner.baselines.recipe import Recipe
@@ -18,7 +19,9 @@ from jaxpruner.baselines.task import Carry, Task, Workload, step_key
 from jaxpruner.core import tree as tree_lib
 
 # What a seed's key is folded with: another number for each use; that of the steps is `task.STEPS`.
-_INIT, _MASKS, _STATE = 0, 1, 3
+_INIT = 0
+_MASKS = 1
+_STATE = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,9 +53,12 @@ class Training:
 
     def init(self, data: Any, seed: Any) -> tuple[Any, Any]:
         """Parameters and state before pruning, the same for every algorithm."""
-        task, key = self._task(data), jax.random.key(seed)
-        params = task.init(jax.random.fold_in(key, _INIT))
-        return params, task.init_state(params, jax.random.fold_in(key, _STATE))
+        task = self._task(data)
+        key = jax.random.key(seed)
+        params_key = jax.random.fold_in(key, _INIT)
+        state_key = jax.random.fold_in(key, _STATE)
+        params = task.init(params_key)
+        return params, task.init_state(params, state_key)
 
     def start(self, targets: Any, seed: Any, params: Any, state: Any) -> Carry:
         """The carry before the first step; `targets` may hold arrays in place of floats."""
@@ -60,7 +66,8 @@ class Training:
         updater, tx = self._pruner(targets, key)
         opt_state = tx.init(params)
         # Methods that begin sparse have masks already; otherwise their first step would be dense.
-        return Carry(updater.post_gradient_update(params, opt_state), state, opt_state, key)
+        params = updater.post_gradient_update(params, opt_state)
+        return Carry(params, state, opt_state, key)
 
     def advance(self, data: Any, targets: Any, carry: Carry, first: Any, stop: Any) -> Carry:
         """Trains from step `first` up to `stop`, both int32 scalars.
@@ -86,7 +93,7 @@ class Training:
         updater, _ = self._pruner(targets, carry.key)
         return updater.pre_forward_update(carry.params, carry.opt_state)
 
-    def evaluate(self, data: Any, params: Any, state: Any) -> dict[str, jax.Array]:
+    def evaluate(self, data: Any, params: Any, state: Any) -> Metrics:
         """The task's metrics of parameters from `forward`."""
         return self._task(data).evaluate(params, state)
 
@@ -109,7 +116,8 @@ class Training:
     ) -> tuple[BaseUpdater, optax.GradientTransformationExtraArgs]:
         mask_key = jax.random.fold_in(key, _MASKS)
         updater = make_updater(self.algorithm, targets, self.recipe, mask_key)
-        return updater, updater.wrap_optax(make_optimizer(self.recipe))
+        optimizer = make_optimizer(self.recipe)
+        return updater, updater.wrap_optax(optimizer)
 
 
 def _generic_step(
@@ -121,7 +129,8 @@ def _generic_step(
     batch: Any = None,
 ) -> Carry:
     """One update of the optimizer on one batch, drawn here where no feed gives it."""
-    batch_key, loss_key = jax.random.split(step_key(carry.key, step))
+    key = step_key(carry.key, step)
+    batch_key, loss_key = jax.random.split(key)
     if batch is None and task.batch is not None:
         batch = task.batch(batch_key, step)
 

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxpruner.baselines.cell_key import CellKey
 from jaxpruner.baselines.mapping_choice import read_choice
 from jaxpruner.baselines.recipe import Recipe, parse_override, read_recipe
-from jaxpruner.baselines.sweeps import CellKey, Interrupted, Sweep, plan
+from jaxpruner.baselines.sweeps import Interrupted, Sweep, plan
 from jaxpruner.cli import compilation_cache, output, own_modules
 from jaxpruner.cli.options import TrainingOptions
 from jaxpruner.cli.workload_names import NamedWorkload, find_workload
@@ -47,7 +48,8 @@ def sweep(
         print(_read_recipe(options, find_workload(options.workload)).to_toml(), end='')
         return 0
     outcome = train(options, cells)
-    finished, out = outcome.cells, outcome.out
+    finished = outcome.cells
+    out = outcome.out
     if finished:
         output.print_rich(tables.to_rich(tables.make_table(finished), output.width()))
     minutes, seconds = divmod(round(outcome.seconds), 60)

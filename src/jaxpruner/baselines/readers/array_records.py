@@ -25,7 +25,8 @@ class ArrayRecords:
         """Counts the records; a `DataError` for a file that is missing or of another kind."""
         self._paths = list(paths)
         self._sources = [_opened(path) for path in self._paths]
-        self._ends = np.cumsum([len(source) for source in self._sources])
+        lengths = [len(source) for source in self._sources]
+        self._ends = np.cumsum(lengths)
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -40,7 +41,8 @@ class ArrayRecords:
         except Exception as error:  # array_record and protobuf have their own
             raise DataError(f'{name} cannot be read ({error}): {DOWNLOAD_AGAIN}') from error
         try:
-            (content,), (label,) = features['image'], features['label']
+            (content,) = features['image']
+            (label,) = features['label']
         except (KeyError, ValueError):
             raise DataError(
                 f"{name} has the features {sorted(features)}; it needs one 'image' (a file's "
@@ -53,7 +55,9 @@ def _parse_example(record: bytes) -> dict[str, list[Any]]:
     """The features of a `tf.train.Example`: bytes and whole numbers."""
     features = {}
     for entry in _example().FromString(record).features.feature:
-        features[entry.key] = [*entry.value.bytes_list.value, *entry.value.int64_list.value]
+        contents = entry.value.bytes_list.value
+        numbers = entry.value.int64_list.value
+        features[entry.key] = [*contents, *numbers]
     return features
 
 
@@ -80,7 +84,8 @@ def _example() -> Any:
             added = described.field.add(name=title, number=number)
             added.label = field.LABEL_REPEATED if is_repeated else field.LABEL_OPTIONAL
             if isinstance(field_type, str):
-                added.type, added.type_name = field.TYPE_MESSAGE, f'.example.{field_type}'
+                added.type = field.TYPE_MESSAGE
+                added.type_name = f'.example.{field_type}'
             else:
                 added.type = field_type
 

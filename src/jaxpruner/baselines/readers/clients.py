@@ -39,7 +39,8 @@ class SqliteClients:
     """A reader of a file as FedJAX has it; a `DataError` where it is missing or damaged."""
 
     def __init__(self, path: Path):
-        self._path, self._local = path, threading.local()
+        self._path = path
+        self._local = threading.local()
         query = 'SELECT client_id FROM federated_data ORDER BY client_id'
         try:
             rows = self._connection().execute(query).fetchall()
@@ -56,8 +57,9 @@ class SqliteClients:
         query = 'SELECT data FROM federated_data WHERE client_id = ?'
         errors = sqlite3.Error, zlib.error, ValueError, KeyError, TypeError
         try:
-            (data,) = self._connection().execute(query, [name]).fetchone()
-            fields = msgpack.unpackb(zlib.decompress(data), ext_hook=_array, raw=False)
+            (compressed,) = self._connection().execute(query, [name]).fetchone()
+            packed = zlib.decompress(compressed)
+            fields = msgpack.unpackb(packed, ext_hook=_array, raw=False)
             return _client(fields['pixels'], fields['label'])
         except (*errors, msgpack.UnpackException) as error:
             raise _unreadable(f'{self._path}, client {name!r},', error) from error
@@ -101,9 +103,11 @@ def read_emnist(folder: Path) -> ClientFiles:
     """Finds the training and test files of FedJAX or of TensorFlow Federated; reads the test part."""
     pairs = []
     for name, reader in _READERS.items():
-        train, test = folder / name.format('train'), folder / name.format('test')
+        train = folder / name.format('train')
+        test = folder / name.format('test')
         if train.is_file() and test.is_file():
-            train_clients, test_clients = reader(train), reader(test)
+            train_clients = reader(train)
+            test_clients = reader(test)
             clients = [test_clients[index] for index in range(len(test_clients))]
             images = np.concatenate([client.images for client in clients])
             labels = np.concatenate([client.labels for client in clients])
@@ -123,8 +127,10 @@ def _client(pixels: Any, labels: Any) -> Client:
 def _array(extension: int, data: bytes) -> np.ndarray:
     if extension != _NDARRAY:
         raise ValueError(f'extension type {extension} where an array belongs')
-    shape, dtype, content = imported('msgpack', "FedJAX's files").unpackb(data, raw=True)
-    return np.frombuffer(content, np.dtype(dtype.decode())).reshape(shape)
+    msgpack = imported('msgpack', "FedJAX's files")
+    shape, dtype_name, content = msgpack.unpackb(data, raw=True)
+    dtype = np.dtype(dtype_name.decode())
+    return np.frombuffer(content, dtype).reshape(shape)
 
 
 def _unreadable(what: Path | str, error: Exception) -> DataError:

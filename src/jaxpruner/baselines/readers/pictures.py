@@ -32,7 +32,8 @@ def random_part(random: np.random.Generator, picture: Picture, size: int) -> dic
     As Szegedy et al. 2015 (https://arxiv.org/abs/1409.4842); a damaged picture is a `DataError`.
     """
     image = _decoded(picture)
-    pixels = _resized(image, random_box(random, *image.size), size)
+    box = random_box(random, *image.size)
+    pixels = _resized(image, box, size)
     if random.random() < 0.5:
         pixels = pixels[:, ::-1]
     return {'image': pixels, 'label': np.int32(picture.label)}
@@ -41,7 +42,8 @@ def random_part(random: np.random.Generator, picture: Picture, size: int) -> dic
 def middle(picture: Picture, size: int) -> dict[str, Any]:
     """The square in the middle, without a margin, as of `random_part`."""
     image = _decoded(picture)
-    pixels = _resized(image, middle_box(*image.size), size)
+    box = middle_box(*image.size)
+    pixels = _resized(image, box, size)
     return {'image': pixels, 'label': np.int32(picture.label)}
 
 
@@ -51,9 +53,10 @@ def random_box(random: np.random.Generator, width: int, height: int) -> Box:
     >>> random_box(np.random.default_rng(0), 1000, 1)
     (499.33..., 0.0, 500.66..., 1.0)
     """
+    narrowest = math.log(_RATIO[0])
+    widest = math.log(_RATIO[1])
     for _ in range(_TRIES):
         area = random.uniform(*_AREA) * width * height
-        narrowest, widest = (math.log(ratio) for ratio in _RATIO)
         ratio = math.exp(random.uniform(narrowest, widest))
         wide = round(math.sqrt(area * ratio))
         high = round(math.sqrt(area / ratio))
@@ -77,15 +80,20 @@ def middle_box(width: int, height: int) -> Box:
 
 
 def _centered(width: int, height: int, wide: float, high: float) -> Box:
-    left, right = (width - wide) / 2, (width + wide) / 2
-    return left, (height - high) / 2, right, (height + high) / 2
+    left = (width - wide) / 2
+    right = (width + wide) / 2
+    upper = (height - high) / 2
+    lower = (height + high) / 2
+    return left, upper, right, lower
 
 
 def _decoded(picture: Picture) -> Any:
     module = imported('PIL.Image', 'images')
+    errors = OSError, SyntaxError, ValueError, module.DecompressionBombError
     try:
-        return module.open(io.BytesIO(picture.content)).convert('RGB')
-    except (OSError, SyntaxError, ValueError, module.DecompressionBombError) as error:
+        image = module.open(io.BytesIO(picture.content))
+        return image.convert('RGB')
+    except errors as error:
         raise DataError(
             f'{picture.name} cannot be read as an image ({error}): {DOWNLOAD_AGAIN}'
         ) from error
@@ -93,4 +101,5 @@ def _decoded(picture: Picture) -> Any:
 
 def _resized(image: Any, box: Box, size: int) -> np.ndarray:
     bilinear = imported('PIL.Image', 'images').Resampling.BILINEAR
-    return np.asarray(image.resize((size, size), bilinear, box=box))
+    resized = image.resize((size, size), bilinear, box=box)
+    return np.asarray(resized)

@@ -41,10 +41,12 @@ class GrainFeed:
         return next(self._iterator)
 
     def save(self, folder: Path) -> None:
-        (folder / _STATE).write_text(json.dumps(self._iterator.get_state()))
+        text = json.dumps(self._iterator.get_state())
+        (folder / _STATE).write_text(text)
 
     def restore(self, folder: Path) -> None:
-        self._iterator.set_state(json.loads((folder / _STATE).read_text()))
+        text = (folder / _STATE).read_text()
+        self._iterator.set_state(json.loads(text))
 
     def close(self) -> None:
         self._iterator.close()
@@ -66,10 +68,12 @@ def mixed(
     """
 
     def prepare_item(index, item):
-        return prepare(np.random.default_rng((seed, index)), item)
+        random = np.random.default_rng((seed, index))
+        return prepare(random, item)
 
-    dataset = _grain().MapDataset.source(reader).shuffle(seed=seed).repeat(_EPOCHS)
-    return GrainFeed(_read_ahead(dataset.map_with_index(prepare_item), batch_size))
+    shuffled = _grain().MapDataset.source(reader).shuffle(seed=seed)
+    examples = shuffled.repeat(_EPOCHS).map_with_index(prepare_item)
+    return GrainFeed(_read_ahead(examples, batch_size))
 
 
 def numbered(make: Callable[[int], Any]) -> GrainFeed:
@@ -112,7 +116,8 @@ def windows(parts: Reader[np.ndarray], length: int, batch_size: int, seed: int) 
                 f'{len(texts)} parts of the text are all shorter than {length} bytes: use longer '
                 'files'
             )
-        return np.random.default_rng((seed, number)).permutation(all_pieces)
+        random = np.random.default_rng((seed, number))
+        return random.permutation(all_pieces)
 
     size = min(_POOL, len(parts))  # more would have a part twice
     shuffled = grain.MapDataset.source(parts).shuffle(seed=seed).repeat(_EPOCHS)
@@ -128,7 +133,8 @@ def in_order(reader: Reader[Any], prepare: Callable[[Any], Any], batch_size: int
     >>> [batch.tolist() for batch in in_order([1, 2, 3], np.float32, batch_size=2)]
     [[1.0, 2.0], [3.0]]
     """
-    yield from _read_ahead(_grain().MapDataset.source(reader).map(prepare), batch_size)
+    examples = _grain().MapDataset.source(reader).map(prepare)
+    yield from _read_ahead(examples, batch_size)
 
 
 def _read_ahead(examples: Any, batch_size: int) -> Any:

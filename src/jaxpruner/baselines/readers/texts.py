@@ -71,7 +71,8 @@ class ParquetParts:
         path, group = self._parts[index]
         try:
             with _parquet().ParquetFile(path) as file:
-                rows = file.read_row_group(group, columns=[COLUMN])[COLUMN].to_pylist()
+                table = file.read_row_group(group, columns=[COLUMN])
+                rows = table[COLUMN].to_pylist()
         except (OSError, ValueError) as error:
             raise DataError(
                 f'{path}, row group {group}, cannot be read ({error}): {DOWNLOAD_AGAIN}'
@@ -120,7 +121,8 @@ def _read_beginning(parts: Reader[np.ndarray], size: int) -> np.ndarray:
 def _count_row_groups(path: Path) -> int:
     try:
         with _parquet().ParquetFile(path) as file:
-            names, count = file.schema_arrow.names, file.num_row_groups
+            names = file.schema_arrow.names
+            count = file.num_row_groups
     except (OSError, ValueError) as error:
         raise DataError(
             f'{path} cannot be read as a parquet file ({error}): {DOWNLOAD_AGAIN}'
