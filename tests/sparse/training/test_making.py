@@ -50,6 +50,17 @@ def test_settings_go_by_name():
     assert model.plan.leaves['head/kernel'].note == 'no name in block matches it'
 
 
+def test_ranks_go_by_name():
+    model = made(sparsity=0.4, low_rank={'up/*': 2, 'layers/*': 1})
+    assert {name: layout.rank for name, layout in model.layouts.items()} == {
+        'up/kernel': 2,
+        'layers/kernel': 1,
+    }
+    weights, topology = model.pack(PARAMS)
+    assert weights['up']['kernel']['down'].shape[-1] == 2
+    assert made(sparsity=0.4, low_rank={'up/*': 2}).layouts['layers/kernel'].rank == 0
+
+
 REFUSED = {
     'sparsity of 1': ({'sparsity': 1.0}, ValueError, 'sparsity must be below 1'),
     'sparsity above 1': ({'sparsity': {'up/*': 1.5}}, ValueError, r"sparsity\['up/\*'\].*1\.5"),
@@ -57,6 +68,8 @@ REFUSED = {
     'block of nothing': ({'block': (0, 8)}, ValueError, r'at least one input.*\(0, 8\)'),
     'a rank below 0': ({'low_rank': -1}, ValueError, 'low_rank.*-1'),
     'a rank that is none': ({'low_rank': 1.5}, TypeError, 'low_rank.*1.5'),
+    'a rank by name': ({'low_rank': {'up/*': -1}}, ValueError, r"low_rank\['up/\*'\].*-1"),
+    'a rank of nothing': ({'low_rank': {'upp/*': 1}}, ValueError, "low_rank.*'upp/\\*'"),
     'too large a rank': (
         {'low_rank': 9, 'only': 'up/kernel'},
         ValueError,

@@ -22,7 +22,7 @@ class BlockSettings:
       sparsity: of each leaf, or by name; the first name that matches a leaf counts.
       block: inputs and outputs of a block, or `'measure'`; perhaps by name, too.
       only: the leaves that are meant, or all of them.
-      low_rank: of the term beside the blocks.
+      low_rank: of the term beside the blocks; perhaps by name, too.
 
     Raises:
       ValueError: a sparsity outside [0, 1), a block or a rank that is none.
@@ -32,7 +32,7 @@ class BlockSettings:
     sparsity: float | Mapping[Any, float | None]
     block: Block | str | Mapping[Any, Block | str]
     only: Names | None
-    low_rank: int
+    low_rank: int | Mapping[Any, int]
 
     def __post_init__(self):
         for name, sparsity in by_name(self.sparsity, 'sparsity').items():
@@ -44,15 +44,33 @@ class BlockSettings:
                     )
         for name, block in by_name(self.block, 'block').items():
             _check_block(block, name)
-        if isinstance(self.low_rank, bool) or not isinstance(self.low_rank, int):
-            raise TypeError(f'low_rank must be a whole number, got {self.low_rank!r}')
-        if self.low_rank < 0:
-            raise ValueError(f'low_rank must not be negative, got {self.low_rank}; 0 means none')
+        for name, rank in by_name(self.low_rank, 'low_rank').items():
+            _check_rank(rank, name)
 
     @property
     def is_measured(self) -> bool:
         """Whether a block is to be measured."""
         return MEASURE in by_name(self.block, 'block').values()
+
+    def by_path(self, paths: Sequence[tree_lib.Path]) -> dict[tree_lib.Path, 'LeafSettings']:
+        """What was asked for each leaf."""
+        sparsity_of = lookup(self.sparsity, paths, 'sparsity')
+        block_of = lookup(self.block, paths, 'block')
+        rank_of = lookup(self.low_rank, paths, 'low_rank')
+        settings = {}
+        for path in paths:
+            rank = rank_of(path) or 0
+            settings[path] = LeafSettings(sparsity_of(path), block_of(path), rank)
+        return settings
+
+
+@dataclasses.dataclass(frozen=True)
+class LeafSettings:
+    """What was asked for one leaf; `None` where no name matches it."""
+
+    sparsity: float | None
+    block: Block | str | None
+    low_rank: int
 
 
 def by_name(setting: Any, name: str) -> dict[str, Any]:
@@ -72,6 +90,13 @@ def _check_block(block: Any, name: str) -> None:
         )
     if min(block) < 1:
         raise ValueError(f'{name} must have at least one input and one output, got {tuple(block)}')
+
+
+def _check_rank(rank: Any, name: str) -> None:
+    if isinstance(rank, bool) or not isinstance(rank, int):
+        raise TypeError(f'{name} must be a whole number, got {rank!r}')
+    if rank < 0:
+        raise ValueError(f'{name} must not be negative, got {rank}; 0 means none')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,12 +135,11 @@ def choose_layouts(
     only = None if settings.only is None else tree_lib.as_names(settings.only)
     tree_lib.check_names(only or (), paths + refused_paths, 'only')
     check_not_refused(only or (), paths, reasons)
-    sparsity_of = lookup(settings.sparsity, paths, 'sparsity')
-    block_of = lookup(settings.block, paths, 'block')
+    settings_of = settings.by_path(paths)
     layouts = {}
     for name, product in products.by_leaf.items():
         try:
-            layouts[name] = _layout(product, only, sparsity_of, block_of, settings, measured)
+            layouts[name] = _layout(product, only, settings_of[product.path], measured)
         except NoLayoutError as error:
             if is_named_in_full(only, product.path):
                 raise ValueError(f'only: {name!r} cannot be trained in blocks: {error}') from error
@@ -125,7 +149,8 @@ def choose_layouts(
         raise ValueError(f'no leaf of the model can be trained in blocks. {why}')
     surplus = []
     for name, layout in layouts.items():
-        if has_surplus(layout, sparsity_of(products.by_leaf[name].path)):
+        sparsity = settings_of[products.by_leaf[name].path].sparsity
+        if sparsity is not None and has_surplus(layout, sparsity):
             surplus.append(name)
     return Choice(layouts, reasons, tuple(surplus))
 
@@ -169,9 +194,7 @@ def is_named_in_full(only: Any, path: tree_lib.Path) -> bool:
 def _layout(
     product: Product,
     only: Any,
-    sparsity_of: Callable[[tree_lib.Path], float | None],
-    block_of: Callable[[tree_lib.Path], Any],
-    settings: BlockSettings,
+    settings: LeafSettings,
     measured: Callable[[Product, float, int], Layout],
 ) -> Layout:
     """The layout of a product.
@@ -182,17 +205,16 @@ def _layout(
     path = product.path
     if only is not None and not tree_lib.matches_any(only, path):
         raise NoLayoutError('no name in only matches it')
-    sparsity, block = sparsity_of(path), block_of(path)
-    if not sparsity:
-        raise NoLayoutError('its sparsity is 0' if sparsity == 0 else 'it has no sparsity')
-    if block is None:
+    if not settings.sparsity:
+        raise NoLayoutError('its sparsity is 0' if settings.sparsity == 0 else 'it has no sparsity')
+    if settings.block is None:
         raise NoLayoutError('no name in block matches it')
     if product.op == 'conv' and not is_named_in_full(only, path):
         raise NoLayoutError(
             'it is a convolution, whose windows would be gathered into rows; name it in only, in full'
         )
-    if block == MEASURE:
-        return measured(product, sparsity, settings.low_rank)
-    height, width = block
+    if isinstance(settings.block, str):
+        return measured(product, settings.sparsity, settings.low_rank)
+    height, width = settings.block
     shape = product.inputs, product.outputs
-    return layout_for(product.layers, shape, (height, width), sparsity, settings.low_rank)
+    return layout_for(product.layers, shape, (height, width), settings.sparsity, settings.low_rank)

@@ -28,7 +28,7 @@ def block_sparse(
     sparsity: float | Mapping[Any, float | None],
     block: Block | str | Mapping[Any, Block | str] = (8, 128),
     only: Names | None = None,
-    low_rank: int = 0,
+    low_rank: int | Mapping[Any, int] = 0,
     algorithm: str = 'static_sparse',
     scheduler: sparsity_schedules.BaseSchedule | None = None,
     drop_fraction_fn: Callable[[Any], Any] = optax.constant_schedule(0.3),
@@ -53,7 +53,7 @@ def block_sparse(
       block: inputs and outputs of a block, `'measure'` to take the fastest for each leaf on this device, or by name.
         Where a block does not divide an axis, the last one is padded. Padding is never trained, counted or unpacked.
       only: names or globs of the leaves that are meant; by default all matrices that a block fits into.
-      low_rank: rank of a dense term `down @ up` beside the blocks. Its weights count as kept ones.
+      low_rank: rank of a dense term `down @ up` beside the blocks, or by name. Its weights count as kept ones.
       algorithm: `'static_sparse'`, `'set'` or `'rigl'`, as in configurations.
       scheduler: when blocks move, such as `PeriodicSchedule`; by default never. Its sparsity may not change.
       drop_fraction_fn: step -> the share of the blocks that is replaced then. A group of a single block keeps it,
