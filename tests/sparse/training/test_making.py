@@ -56,7 +56,7 @@ def test_ranks_go_by_name():
         'up/kernel': 2,
         'layers/kernel': 1,
     }
-    weights, topology = model.pack(PARAMS)
+    weights, _ = model.pack(PARAMS)
     assert weights['up']['kernel']['down'].shape[-1] == 2
     assert made(sparsity=0.4, low_rank={'up/*': 2}).layouts['layers/kernel'].rank == 0
 

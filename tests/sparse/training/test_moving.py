@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxpruner import sparse, sparsity_schedules
-from jaxpruner.sparse.training import positions
+from jaxpruner.sparse.operators import block_layout
+from jaxpruner.sparse.training import conversion, positions
 from jaxpruner.sparse.training.layouts import Layout
 from sparse.training.models import BLOCK, PARAMS, X, apply_fn, loss
 
@@ -82,7 +83,8 @@ def test_blocks_move_when_they_are_due(algorithm):
     (_, before, _), (weights, after, state) = history[5], history[6]
     for name, path in {'up/kernel': 'up', 'layers/kernel': 'layers'}.items():
         is_new = np.asarray(before[name] != after[name])
-        assert (is_new.sum(-1) <= max(1, before[name].shape[-1] // 2)).all()
+        stored = before[name].shape[-2] * before[name].shape[-1]
+        assert (is_new.sum((-2, -1)) <= max(1, stored // 2)).all()
         for tree in (weights, state[0].mu, state[0].nu):
             values = np.asarray(tree[path]['kernel']['values'])
             assert not values[is_new].any()
@@ -106,8 +108,10 @@ def test_rigl_grows_where_the_dense_gradient_is_largest():
     _, moved, _ = update(weights, topology, state, block_norms=norms)
     before, after = np.asarray(topology['up/kernel']), np.asarray(moved['up/kernel'])
     stored = np.asarray(weights['up']['kernel']['values'])
+    sizes = model.layouts['up/kernel'].block_sizes()
     for group in range(3):
-        order = np.argsort(np.linalg.norm(stored[group].reshape(len(before[group]), -1), axis=1))
+        mean_squares = (stored[group] ** 2).sum((-2, -1)) / sizes[group, before[group]]
+        order = np.argsort(mean_squares)
         stays = set(before[group][order[1:]])
         grown = max(set(range(3)) - stays, key=lambda block: expected[group, block])
         assert set(after[group]) == stays | {grown}
@@ -141,6 +145,43 @@ def test_replacement_keeps_numbers_and_order(stored, spare, fraction, seed, has_
     others.sort(key=lambda block: -np.inf if np.isnan(scores[0, block]) else scores[0, block])
     assert set(after.tolist()) == staying | set(others[len(others) - count :])
     np.testing.assert_array_equal(before != after, found.is_new[0])
+
+
+@settings(max_examples=20)
+@given(st.floats(0, 1, width=32, allow_subnormal=False), st.integers(0, 10**6))
+def test_the_smallest_blocks_of_a_matrix_leave_whatever_group_they_are_in(fraction, seed):
+    rng = np.random.default_rng(seed)
+    groups, blocks, candidates = 4, 3, 7
+    indices = np.stack([rng.permutation(candidates)[:blocks] for _ in range(groups)])
+    magnitudes, scores = rng.random((groups, blocks)), np.ones((groups, candidates))
+    # What is stored already scores lowest, so that everything that leaves is replaced.
+    np.put_along_axis(scores, indices, 0, axis=-1)
+    result = REPLACE(
+        jnp.asarray(indices, jnp.int32),
+        jnp.asarray(magnitudes),
+        jnp.asarray(scores),
+        jnp.float32(fraction),
+    )
+    may_leave = magnitudes.copy()
+    if fraction < 1:
+        np.put_along_axis(may_leave, magnitudes.argmax(-1)[:, None], np.inf, axis=-1)
+    most = groups * (blocks - 1) if fraction < 1 else groups * blocks
+    count = int(np.float32(fraction) * np.float32(groups * blocks) + 1e-4)
+    count = min(max(count, 1), most) if fraction > 0 else 0
+    expected = np.zeros(groups * blocks, bool)
+    expected[np.argsort(may_leave, axis=None)[:count]] = True
+    np.testing.assert_array_equal(result.is_new.ravel(), expected)
+    for group in np.sort(result.indices, axis=-1):
+        assert (np.diff(group) > 0).all()
+
+
+def test_blocks_at_an_edge_are_not_dropped_for_their_padding():
+    layout = Layout((), inputs=5, outputs=9, block=(4, 8), blocks=2)
+    indices = jnp.array([[0, 1], [1, 0]])
+    weights = jnp.ones((5, 9))
+    values = block_layout.gather_blocks(weights, indices, layout.block)
+    magnitudes = conversion.mean_magnitudes(values, indices, layout)
+    np.testing.assert_allclose(magnitudes, np.ones((2, 2)), rtol=1e-6)
 
 
 def test_what_a_group_has_learned_stays_unless_all_of_it_is_dropped():

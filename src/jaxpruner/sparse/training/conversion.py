@@ -32,6 +32,16 @@ def block_norms(values: jax.Array) -> jax.Array:
     return jnp.sqrt(jnp.sum(values * values, axis=(-2, -1)))
 
 
+def mean_magnitudes(values: jax.Array, indices: jax.Array, layout: Layout) -> jax.Array:
+    """The root of the mean square of the weights of each stored block, float`[*layers, groups, blocks]`.
+
+    Padding does not count, so that blocks at the edge compare with whole ones.
+    """
+    of_candidates = jnp.broadcast_to(layout.block_sizes(), layout.candidates_shape)
+    sizes = jnp.take_along_axis(of_candidates, indices, axis=-1)
+    return block_norms(values) / jnp.sqrt(sizes)
+
+
 def store(
     leaf: jax.Array, indices: jax.Array, product: Product, layout: Layout, key: jax.Array
 ) -> dict[str, jax.Array]:

@@ -56,8 +56,8 @@ def block_sparse(
       low_rank: rank of a dense term `down @ up` beside the blocks, or by name. Its weights count as kept ones.
       algorithm: `'static_sparse'`, `'set'` or `'rigl'`, as in configurations.
       scheduler: when blocks move, such as `PeriodicSchedule`; by default never. Its sparsity may not change.
-      drop_fraction_fn: step -> the share of the blocks that is replaced then. A group of a single block keeps it,
-        unless the share is 1.
+      drop_fraction_fn: step -> the share of the blocks of each matrix that is replaced then. A group of a single block
+        keeps it, unless the share is 1.
       rng_seed: of positions.
       mesh: a mesh of devices over which groups of outputs are spread.
       mesh_axis: by which of its axes. Leaves whose groups it does not divide lie on each device; a warning names them.

@@ -95,10 +95,11 @@ class BlockSparse(CompactModel):
         block_norms: Gradients | Callable[[Any, Topology], Gradients] | None = None,
         due: Any = None,
     ) -> tuple[Any, Topology, Any]:
-        """Moves blocks, if the schedule says so: those with the smallest norms leave, and as many come.
+        """Moves blocks, if the schedule says so: those with the smallest weights leave, and as many come.
 
-        Each group replaces `floor(fraction * blocks)` of its blocks, at least one. One stays, unless the fraction is 1.
-        A block that comes starts at zero, with moments of zero. It may be called in every step, inside `jax.jit`.
+        Of each matrix leave the `floor(fraction * blocks)` blocks whose mean square is smallest, at least one. The
+        largest block of each group stays, unless the fraction is 1. In each group as many come as have left it. A block
+        that comes starts at zero, with moments of zero. This may be called in every step, inside `jax.jit`.
 
         Args:
           weights: as they are after the optimizer's step.
@@ -149,9 +150,9 @@ class BlockSparse(CompactModel):
         fraction = self.moves.drop_fraction_fn(step)
         new_topology, flags, moved = {}, {}, {}
         for name, stored in self._stored(weights).items():
-            values = stored['values']
-            norms = conversion.block_norms(values)
-            replacement = positions.replace(topology[name], norms, scores[name], fraction)
+            values, layout = stored['values'], self.layouts[name]
+            magnitudes = conversion.mean_magnitudes(values, topology[name], layout)
+            replacement = positions.replace(topology[name], magnitudes, scores[name], fraction)
             new_topology[name] = replacement.indices
             is_new = jnp.broadcast_to(replacement.is_new[..., None, None], values.shape)
             moved[name] = {**stored, 'values': jnp.where(is_new, 0, values)}

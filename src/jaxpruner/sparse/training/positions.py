@@ -1,6 +1,6 @@
 """Which blocks are stored: at first, and after some were replaced."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -47,47 +47,52 @@ class Replacement(NamedTuple):
 
 
 def replace(
-    indices: jax.Array, norms: jax.Array, scores: jax.Array, fraction: jax.Array | float
+    indices: jax.Array, magnitudes: jax.Array, scores: jax.Array, fraction: jax.Array | float
 ) -> Replacement:
-    """Drops a share of the stored blocks of each group, and stores as many others.
+    """Drops a share of the stored blocks of each matrix, and stores as many others in the groups that lose some.
 
-    `floor(fraction * blocks)` are dropped, but at least one, unless the fraction is 0. One stays, unless the fraction
-    is 1: a group that loses all of its blocks has learned nothing. What was dropped may come back at once. A block that
-    stays, or comes back, keeps its place.
+    Of all `stored` blocks of a matrix the `floor(fraction * stored)` with the smallest magnitudes are dropped, but at
+    least one, unless the fraction is 0. So a group may lose several blocks, and another none. Each group keeps its
+    largest block, unless the fraction is 1: a group that loses all of its blocks has learned nothing. What was dropped
+    may come back at once. A block that stays, or comes back, keeps its place.
 
     Args:
       indices: int32 `[*layers, groups, blocks]`.
-      norms: `[*layers, groups, blocks]`; blocks with the smallest are dropped.
+      magnitudes: `[*layers, groups, blocks]`; blocks with the smallest are dropped.
       scores: `[*layers, groups, candidates]`; of blocks that are not kept those with the largest are stored.
       fraction: the share that is dropped.
 
-    >>> indices, norms = jnp.array([[0, 2, 3]]), jnp.array([[5.0, 1.0, 4.0]])
-    >>> replace(indices, norms, scores=jnp.array([[9.0, 2.0, 1.0, 0.0]]), fraction=0.5).indices
+    >>> indices, magnitudes = jnp.array([[0, 2, 3]]), jnp.array([[5.0, 1.0, 4.0]])
+    >>> replace(indices, magnitudes, scores=jnp.array([[9.0, 2.0, 1.0, 0.0]]), fraction=0.5).indices
     Array([[0, 1, 3]], dtype=int32)
     """
-    layers = indices.shape[:-1]
-    operands = indices, norms, scores
-    flat = [x.reshape(-1, x.shape[-1]) for x in operands]
-    count = _count(fraction, indices.shape[-1])
-    replace_in_groups: Any = jax.vmap(_replace_in_group, in_axes=(0, 0, 0, None))
-    replaced = replace_in_groups(*flat, count)
-    return Replacement(*[x.reshape(*layers, -1) for x in replaced])
+    *layers, groups, blocks = indices.shape
+    is_dropped = _dropped(magnitudes.reshape(-1, groups, blocks), fraction)
+    operands = indices, is_dropped, scores
+    of_groups = [x.reshape(-1, x.shape[-1]) for x in operands]
+    replaced = jax.vmap(_replace_in_group)(*of_groups)
+    return Replacement(*[x.reshape(*layers, groups, blocks) for x in replaced])
 
 
-def _count(fraction: jax.Array | float, blocks: int) -> jax.Array:
+def _dropped(magnitudes: jax.Array, fraction: jax.Array | float) -> jax.Array:
+    """Which stored blocks of each matrix are dropped: bool`[matrices, groups, blocks]`, as the magnitudes are."""
+    matrices, groups, blocks = magnitudes.shape
+    stored = groups * blocks
     fraction = jnp.asarray(fraction, jnp.float32)
     # 0.3 of 10 is 3, whatever rounding makes of it.
-    count = jnp.floor(fraction * blocks + 1e-4).astype(jnp.int32)
+    count = jnp.floor(fraction * stored + 1e-4).astype(jnp.int32)
     count = jnp.maximum(count, jnp.where(fraction > 0, 1, 0))
-    most = jnp.where(fraction < 1, blocks - 1, blocks)
-    return jnp.minimum(count, most)
+    count = jnp.minimum(count, jnp.where(fraction < 1, stored - groups, stored))
+    largest = jnp.argmax(magnitudes, axis=-1)
+    is_largest = jnp.arange(blocks) == largest[..., None]
+    flat = magnitudes.reshape(matrices, stored)
+    ranks = jax.vmap(_ranks)(flat, is_largest.reshape(matrices, stored))
+    return (ranks < count).reshape(magnitudes.shape)
 
 
-def _replace_in_group(
-    indices: jax.Array, norms: jax.Array, scores: jax.Array, count: jax.Array
-) -> Replacement:
+def _replace_in_group(indices: jax.Array, is_dropped: jax.Array, scores: jax.Array) -> Replacement:
     """One group: a block that leaves hands its place to one that comes, in the order of their ranks."""
-    is_dropped = _ranks(norms) < count
+    count = jnp.sum(is_dropped)
     is_kept = jnp.zeros(scores.shape, bool).at[indices].set(~is_dropped)
     # NaN ranks last, and a kept block behind it.
     merits = jnp.where(jnp.isnan(scores), -jnp.inf, scores)
