@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -26,11 +26,15 @@ class Network:
       widths: of the hidden layers.
       block: inputs and outputs.
       low_rank: rank of the term beside the blocks, at most; see `rank_for`.
+      rates: method -> the first learning rate, which falls to zero as a cosine does. For masks and for blocks it is the
+        best of 0.002, 0.004 and 0.01 on 10,000 held-out training images of MNIST, at 95 % and with another seed. Dense
+        networks take that of masks.
     """
 
     widths: tuple[int, ...]
     block: tuple[int, int]
     low_rank: int
+    rates: Mapping[str, float]
 
     def init(self, seed: int, inputs: int) -> dict[str, Any]:
         """He's initialisation."""
@@ -54,8 +58,18 @@ class Network:
 
 
 NETWORKS = {
-    'lenet': Network((300, 100), block=(1, 10), low_rank=2),
-    'wide': Network((1024, 1024), block=(8, 128), low_rank=8),
+    'lenet': Network(
+        (300, 100),
+        block=(1, 5),
+        low_rank=1,
+        rates={'dense': 0.004, 'masks': 0.004, 'blocks': 0.01},
+    ),
+    'wide': Network(
+        (1024, 1024),
+        block=(1, 64),
+        low_rank=4,
+        rates={'dense': 0.002, 'masks': 0.002, 'blocks': 0.004},
+    ),
 }
 
 
@@ -119,7 +133,7 @@ def _flat(images: np.ndarray) -> jax.Array:
 
 def _run_of(cell: Cell, network: Network, params: Any, sample: jax.Array) -> tuple[Run, int]:
     """The run, and how many weights it trains."""
-    tx = optax.adam(1e-3)
+    tx = optax.adam(optax.cosine_decay_schedule(network.rates[cell.method], cell.steps))
     if cell.method == 'dense':
         weights = sum(leaf.size for leaf in jax.tree.leaves(params))
         return dense_run(apply_fn, params, tx, cross_entropy), weights
