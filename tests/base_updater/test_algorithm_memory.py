@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -157,3 +158,33 @@ def test_algorithms_of_the_library_keep_theirs_in_16_bits(name):
     assert [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(before)] == [
         (leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(after)
     ]
+
+
+@dataclasses.dataclass
+class HandsOn(jaxpruner.BaseUpdater):
+    """Tracks the mean gradient, and keeps what its mask update gets of it; -1 where that is nothing."""
+
+    def init_algorithm_state(self, params, target_sparsities):
+        return jnp.float32(0)
+
+    def track(self, sparse_state, params, grads):
+        return sparse_state, jnp.mean(grads['w'], dtype=jnp.float32)
+
+    def calculate_scores(self, params, sparse_state=None, grads=None):
+        return jax.tree.map(jnp.abs, params)
+
+    def update_state(self, sparse_state, params, grads, tracked=None):
+        state = super().update_state(sparse_state, params, grads)
+        received = jnp.float32(-1) if tracked is None else tracked
+        return state._replace(algorithm_state=received)
+
+
+@pytest.mark.parametrize('update_masks', [None, True])
+@pytest.mark.parametrize('skip_gradients', [False, True])
+def test_update_state_gets_what_track_returned(skip_gradients, update_masks):
+    schedule = sparsity_schedules.OneShotSchedule(0)
+    pruner = HandsOn(schedule, sparsity=0.5, skip_gradients=skip_gradients)
+    tx = pruner.wrap_optax(optax.sgd(0.1))
+    update = jax.jit(functools.partial(tx.update, update_masks=update_masks))
+    _, state = update(PARAMS, tx.init(PARAMS), PARAMS)
+    assert float(state.algorithm_state) == 8.5

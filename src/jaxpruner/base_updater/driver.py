@@ -161,7 +161,7 @@ class Step:
         elif is_due is False:
             updates, state = self._update_alone(grads, state, params)
         else:
-            updates, state = self._masks_or_update(is_due, grads, state, params)
+            updates, state = self._masks_or_update(is_due, grads, state, params, tracked)
             regrow = False  # `_masks_or_update` has landed what comes back; landing again changes nothing
         if self.updater.lands_on_zero():
             updates = _land(updates, params, old_state.masks, state.masks, regrow)
@@ -214,7 +214,12 @@ class Step:
         return updates, state._replace(inner_state=inner_state)
 
     def _masks_or_update(
-        self, is_due: Any, grads: tree_lib.PyTree, state: SparseState, params: tree_lib.PyTree
+        self,
+        is_due: Any,
+        grads: tree_lib.PyTree,
+        state: SparseState,
+        params: tree_lib.PyTree,
+        tracked: Any,
     ) -> tuple[tree_lib.PyTree, SparseState]:
         """New masks if they are due, else the optimizer.
 
@@ -227,10 +232,12 @@ class Step:
         in_slot = _dtypes(shapes) == _dtypes(grads)
         slot, gradients = (grads, None) if in_slot else (_zeros(shapes), grads)
 
-        def only_masks(carry: Any, gradients: tree_lib.PyTree, params: tree_lib.PyTree) -> Any:
+        def only_masks(
+            carry: Any, gradients: tree_lib.PyTree, params: tree_lib.PyTree, tracked: Any
+        ) -> Any:
             slot, state = carry
             grads = slot if gradients is None else gradients
-            new_state = self.with_new_masks(state, params, grads)
+            new_state = self.with_new_masks(state, params, grads, tracked)
             updates = _zeros(shapes)
             if self.updater.regrows_from_zero and self.updater.lands_on_zero():
                 updates = _land(updates, params, state.masks, new_state.masks, regrow=True)
@@ -241,7 +248,9 @@ class Step:
             return self._update(slot if gradients is None else gradients, inner_state, *inputs)
 
         # If masks are due, the first loop fills the slot and the second does not run; else the other way round.
-        slot, state = control.run_once(is_due, only_masks, (slot, state), gradients, params)
+        slot, state = control.run_once(
+            is_due, only_masks, (slot, state), gradients, params, tracked
+        )
         if is_due is True:
             return slot, state
         updates, inner_state = control.run_once(
