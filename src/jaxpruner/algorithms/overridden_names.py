@@ -9,9 +9,9 @@ from typing import Any
 
 from jaxpruner.core.arguments import signature_words
 
-# Our name -> what the method is called with, besides the updater.
+# Our name -> the arguments that the method is called with, after `self`.
 _SCORES = ('sparse_state', 'params', 'grads')
-_ARGUMENTS = {
+_METHOD_ARGUMENTS = {
     'get_drop_scores': _SCORES,
     'get_grow_scores': _SCORES,
     'update_masks': ('old_mask', 'drop_score', 'grow_score', 'drop_fraction'),
@@ -27,8 +27,8 @@ _MAY_CALL_SCORES = {
     'track',
     'update_state',
     'wrap_optax',
-    *_ARGUMENTS,
-    *(f'_{name}' for name in _ARGUMENTS),
+    *_METHOD_ARGUMENTS,
+    *(f'_{name}' for name in _METHOD_ARGUMENTS),
 }
 
 
@@ -46,7 +46,7 @@ def unify_names(cls: type, root: type) -> None:
     >>> Mine.get_drop_scores is Mine._get_drop_scores
     True
     """
-    for name, arguments in _ARGUMENTS.items():
+    for name, arguments in _METHOD_ARGUMENTS.items():
         method = _nearest_definition(cls, name)
         _check_arguments(cls, name, method, arguments)
         for alias in (name, f'_{name}'):

@@ -1,4 +1,4 @@
-"""Moments of kept weights alone: `compact_moments=True` of pruners that keep as many weights to the end.
+"""Moments of kept weights alone: `compact_moments=True` of pruners with a fixed number of kept weights.
 
 An optimizer keeps one or two moments a weight, of pruned weights, too. Here it sees each masked leaf as a vector of its
 kept weights, and so does its state:
@@ -17,7 +17,7 @@ An optimizer that treats each weight by itself trains the same as with moments o
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -63,10 +63,10 @@ class CompactMoments(NamedTuple):
 
 
 def check_pruner(pruner: Any) -> None:
-    """Refuses a pruner whose count of kept weights may change, or whose pruned weights may move.
+    """Refuses a pruner whose number of kept weights may change, or whose pruned weights may move.
 
     Raises:
-      ValueError: it is one.
+      ValueError: the number may change, or pruned weights may move.
     """
     name = type(pruner).__name__
     needs = 'compact_moments=True needs as many kept weights at every step'
@@ -86,18 +86,22 @@ def check_pruner(pruner: Any) -> None:
         )
 
 
-def check_state(pruner: Pruner, inner_state: Any) -> None:
-    """Refuses a state that was made with another setting of `compact_moments`.
+def is_compact(inner_state: Any) -> bool:
+    """Tells whether the state of an optimizer has moments of kept weights alone."""
+    return isinstance(inner_state, CompactMoments)
+
+
+def refuse_state(pruner: Pruner) -> NoReturn:
+    """Refuses a state that was made with the other setting of `compact_moments`.
 
     Raises:
-      ValueError: it was.
+      ValueError: always.
     """
-    is_compact = isinstance(inner_state, CompactMoments)
-    if is_compact != pruner.compact_moments:
-        raise ValueError(
-            f'the pruner has compact_moments={pruner.compact_moments}, and the state was made with {is_compact}; give '
-            'the setting with which it was made, or make a new state with init'
-        )
+    setting = pruner.compact_moments
+    raise ValueError(
+        f'the pruner has compact_moments={setting}, and the state was made with {not setting}; give the setting with '
+        'which it was made, or make a new state with init'
+    )
 
 
 def init(
@@ -144,7 +148,7 @@ def update(
     params: tree_lib.PyTree,
     extra_args: dict[str, Any],
 ) -> tuple[tree_lib.PyTree, CompactMoments]:
-    """The optimizer's updates and state; what stands where weights are pruned means nothing."""
+    """Runs the optimizer; returns its updates, of which pruned entries mean nothing, and its state."""
     compact_grads = _gathered(grads, state.positions)
     compact_params = _gathered(params, state.positions)
     updates, inner_state = optimizer.update(
@@ -250,7 +254,7 @@ def _check_count(name: str, kept: int, expected: int) -> None:
 
 
 def _compact(shape: tuple[int, ...], kept: int) -> tuple[int, ...]:
-    """The shape of so many kept weights of a leaf."""
+    """The shape of a leaf of which `kept` weights are kept."""
     return (1,) * (len(shape) - 1) + (kept,)
 
 
@@ -289,7 +293,8 @@ def _scattered(
 ) -> tree_lib.PyTree:
     """Updates in the shapes of the parameters, where weights are kept.
 
-    They replace gradients, in their memory, and gradients are left where weights are pruned: these land on zero anyway.
+    They replace gradients, in their memory. Pruned entries still hold gradients; the driver overwrites them when it
+    lands pruned weights on zero.
     """
 
     def scattered(grad: Any, update: Any, where: Any) -> Any:

@@ -77,7 +77,8 @@ def wrap(
                 'of the wrapped optimizer, and restore checkpoints with the target `jax.eval_shape(tx.init, params)`'
             )
         check_has_masks(state)
-        compact_moments.check_state(updater, state.inner_state)
+        if updater.compact_moments != compact_moments.is_compact(state.inner_state):
+            compact_moments.refuse_state(updater)
         step = Step(updater, optimizer, extra_args)
         is_due = _is_due(updater, state, update_masks)
         updates, new_state = step.run(
@@ -155,14 +156,15 @@ class Step:
     ) -> tuple[tree_lib.PyTree, SparseState]:
         """The updates and the next state; `is_due` is a bool, or a traced scalar."""
         state, tracked = self.track(grads, old_state, params)
-        regrow = self.updater.regrows_from_zero and is_due
+        regrow: Any = False  # whether weights that come back still have to land on zero
         if not self.updater.skip_gradients:
             updates, state = self._masks_then_update(is_due, grads, state, params, tracked)
+            if self.updater.regrows_from_zero:
+                regrow = is_due
         elif is_due is False:
             updates, state = self._update_alone(grads, state, params)
         else:
             updates, state = self._masks_or_update(is_due, grads, state, params, tracked)
-            regrow = False  # `_masks_or_update` has landed what comes back; landing again changes nothing
         if self.updater.lands_on_zero():
             updates = _land(updates, params, old_state.masks, state.masks, regrow)
         # The count stays at its maximum rather than becoming negative.
@@ -188,11 +190,11 @@ class Step:
             params,
             grads,
             tracked,
-            # A loop that reads no gradients lets the optimizer begin while some are still being computed. On a CPU this
-            # is faster for straight-through steps, and slower where landing on zero waits for the masks anyway.
+            # A narrow loop waits for no gradient that it does not read, so that the optimizer may begin earlier. On a
+            # CPU, only straight-through steps gain from it; others wait for the masks anyway (benchmarks/step.py).
             narrow=not self.updater.lands_on_zero(),
         )
-        # If the mask update ranked the parameters after the step, the step has to be the one that it ranked.
+        # If `ranks_next_params` is set, this is the optimizer step that was ranked, with the masks from before.
         masks = masks_before if self.updater.ranks_next_params else state.masks
         updates, inner_state = self._update(grads, state.inner_state, params, masks)
         return updates, state._replace(inner_state=inner_state)
@@ -225,36 +227,49 @@ class Step:
 
         With new masks, weights that come back land on zero, and nothing else changes. Nothing reads the old masks after
         the first loop, which therefore replaces them in place.
+
+        Two loops share a carry: one for each value of `is_due`, which is True or traced here (`run` handles False). The
+        carry holds gradients until one of the loops has run, and updates afterwards. So the updates take the memory of
+        the gradients. Updates of other dtypes cannot: then the carry begins as zeros, and gradients stay an input.
         """
         shapes, _ = jax.eval_shape(self._update, grads, state.inner_state, params, state.masks)
-        # The slot holds gradients until one of the two loops has run, and updates afterwards: these take the memory of
-        # the gradients, unless they have other dtypes.
-        in_slot = _dtypes(shapes) == _dtypes(grads)
-        slot, gradients = (grads, None) if in_slot else (_zeros(shapes), grads)
+        takes_memory = _dtypes(shapes) == _dtypes(grads)
+        carried = grads if takes_memory else _zeros(shapes)
+        separate_grads = None if takes_memory else grads
+
+        def gradients(carried: tree_lib.PyTree, separate_grads: tree_lib.PyTree) -> tree_lib.PyTree:
+            return carried if separate_grads is None else separate_grads
 
         def only_masks(
-            carry: Any, gradients: tree_lib.PyTree, params: tree_lib.PyTree, tracked: Any
+            carry: Any, separate_grads: tree_lib.PyTree, params: tree_lib.PyTree, tracked: Any
         ) -> Any:
-            slot, state = carry
-            grads = slot if gradients is None else gradients
+            carried, state = carry
+            grads = gradients(carried, separate_grads)
             new_state = self.with_new_masks(state, params, grads, tracked)
             updates = _zeros(shapes)
             if self.updater.regrows_from_zero and self.updater.lands_on_zero():
                 updates = _land(updates, params, state.masks, new_state.masks, regrow=True)
             return updates, new_state
 
-        def only_update(carry: Any, gradients: tree_lib.PyTree, *inputs: tree_lib.PyTree) -> Any:
-            slot, inner_state = carry
-            return self._update(slot if gradients is None else gradients, inner_state, *inputs)
+        def only_update(
+            carry: Any, separate_grads: tree_lib.PyTree, *inputs: tree_lib.PyTree
+        ) -> Any:
+            carried, inner_state = carry
+            return self._update(gradients(carried, separate_grads), inner_state, *inputs)
 
-        # If masks are due, the first loop fills the slot and the second does not run; else the other way round.
-        slot, state = control.run_once(
-            is_due, only_masks, (slot, state), gradients, params, tracked
+        updates, state = control.run_once(
+            is_due, only_masks, (carried, state), separate_grads, params, tracked
         )
         if is_due is True:
-            return slot, state
+            return updates, state
+        # If masks were due, `updates` is what they are, and this loop does not run; else it still holds gradients.
         updates, inner_state = control.run_once(
-            ~is_due, only_update, (slot, state.inner_state), gradients, params, state.masks
+            jnp.logical_not(is_due),
+            only_update,
+            (updates, state.inner_state),
+            separate_grads,
+            params,
+            state.masks,
         )
         return updates, state._replace(inner_state=inner_state)
 
@@ -299,13 +314,12 @@ class Step:
         if self.updater.ranks_next_params:
             params = self._next_params(old_state, params, grads)
         new_state = self._call_update_state(old_state, params, grads, tracked)
-        optional_hooks.check_memory(self.updater, 'update_state', old_state, new_state)
-        leaves_masks = (
-            new_state.masks is old_state.masks
-        )  # as algorithms do whose masks never change
+        optional_hooks.check_algorithm_state(self.updater, 'update_state', old_state, new_state)
+        # Algorithms whose masks never change return the same tree; it is stored as it was.
+        masks_unchanged = new_state.masks is old_state.masks
         new_state = new_state._replace(masks=masking.unpack_masks(new_state.masks, params))
         reset = self.updater.moments_to_reset(old_state, new_state)
-        if self.updater.compact_moments and not leaves_masks:
+        if self.updater.compact_moments and not masks_unchanged:
             inner_state = compact_moments.after_mask_update(
                 self.optimizer, new_state, params, reset
             )
@@ -315,7 +329,7 @@ class Step:
                 self.optimizer, new_state.inner_state, reset, params
             )
             new_state = new_state._replace(inner_state=inner_state)
-        if leaves_masks:
+        if masks_unchanged:
             return new_state._replace(masks=state.masks)
         packs_masks = self.updater.packs_masks()
         stored = masking.store_masks(new_state.masks, params, packs_masks, like=state.masks)

@@ -25,8 +25,8 @@ from jaxpruner.core import control, masking
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.sparse_state import SparseState
 
-# Method -> what it may read outside of a step; other arguments are extra arguments of the step's `update`.
-_ARGUMENTS = {
+# Method -> its arguments that exist outside of a step; any other is an extra argument of the step's `update`.
+_ARGUMENTS_OUTSIDE_A_STEP = {
     'track': {'sparse_state', 'params', 'grads'},
     'update_state': {'sparse_state', 'params', 'grads', 'tracked'},
     'calculate_scores': {'params', 'sparse_state', 'grads'},
@@ -103,7 +103,7 @@ def _check_arguments(updater: BaseUpdater) -> None:
     """Refuses an algorithm that needs a step, or one of whose methods takes extra arguments of the step."""
     if updater.skip_gradients:
         raise StaysInStepError(_SKIPS)
-    for method, known in _ARGUMENTS.items():
+    for method, known in _ARGUMENTS_OUTSIDE_A_STEP.items():
         if not updater.overrides(method):
             continue
         function = getattr(updater, method)
@@ -143,7 +143,9 @@ def _replaced_leaves(program: jax.extend.core.Jaxpr, number: int) -> list[int]:
     changed = [old[i] for i in replaced]
     _refuse_path(program, changed, [tracked[i] for i in is_tracked], _TRACKED)
     results = [new[i] for i in replaced]
-    gradients = program.invars[number + (len(program.invars) - number) // 2 :]
+    # `_update` takes the state, the parameters, and as many gradients as parameters.
+    number_of_params = (len(program.invars) - number) // 2
+    gradients = program.invars[number + number_of_params :]
     _refuse_path(program, gradients, results, _GRADIENTS)
     _refuse_path(program, changed, results, _ITSELF)
     return replaced

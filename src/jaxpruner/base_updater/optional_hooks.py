@@ -1,8 +1,8 @@
 """What an algorithm may override and most do not: hooks that do nothing unless a class defines them.
 
-What a hook returns keeps the structure, shapes and dtypes of the algorithm's memory. A memory that changes its dtype
-compiles the step of a Python loop once more, is refused by `scan`, and is cast in silence when a checkpoint is restored
-into the shapes of `init`. The checks read shapes alone, while a step is traced: a compiled step pays nothing for them.
+A hook must return an `algorithm_state` of the same structure, shapes and dtypes. If a dtype changed, a loop in Python
+would compile the step a second time, `scan` would refuse it, and restoring a checkpoint into the shapes of `init` would
+cast it in silence. The checks read shapes alone, while a step is traced: a compiled step pays nothing for them.
 """
 
 import inspect
@@ -19,8 +19,10 @@ from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.arguments import signature_words
 from jaxpruner.core.sparse_state import SparseState
 
-# Hook -> what it is called with, besides the updater. The original calls none of them.
-_ARGUMENTS = {
+# Hook -> the arguments it is called with, after `self`. JaxPruner calls none of these, so that a subclass written for
+# it may have a method of such a name that means something else. `check_plan` is defined in `BaseUpdater`.
+# `pre_forward_update` is missing because JaxPruner calls it, too.
+HOOK_ARGUMENTS = {
     'elementwise_score': (),
     'init_algorithm_state': ('params', 'target_sparsities'),
     'track': ('sparse_state', 'params'),
@@ -37,7 +39,7 @@ _RENAME = 'if it is a method of your own that means something else, rename it'
 def check_track_arguments(updater: Any, extra_arguments: dict[str, Any]) -> None:
     """Refuses a `track` that needs an argument which `update` was not given; `extra_arguments` are those it takes."""
     try:
-        inspect.signature(updater.track).bind(*_ARGUMENTS['track'], **extra_arguments)
+        inspect.signature(updater.track).bind(*HOOK_ARGUMENTS['track'], **extra_arguments)
     except TypeError as error:
         raise TypeError(
             f'{type(updater).__name__}.track is called in each step with (sparse_state, params), and with those of '
@@ -50,7 +52,7 @@ class OptionalHooks:
 
     def __init_subclass__(cls, **settings: Any):
         super().__init_subclass__(**settings)
-        for name, arguments in _ARGUMENTS.items():
+        for name, arguments in HOOK_ARGUMENTS.items():
             _check_hook(cls, name, arguments)
 
     def __new__(cls, *_: Any, **settings: Any) -> Self:
@@ -184,11 +186,11 @@ def check_tracked(updater: Any, state: SparseState, returned: Any) -> tuple[Spar
             f'its argument tracked, got {_kind(returned)}; write `return sparse_state._replace(…), None`'
         )
     new_state, tracked = returned
-    check_memory(updater, 'track', state, new_state)
+    check_algorithm_state(updater, 'track', state, new_state)
     return new_state, tracked
 
 
-def check_memory(updater: Any, method: str, old: SparseState, new: SparseState) -> None:
+def check_algorithm_state(updater: Any, method: str, old: SparseState, new: SparseState) -> None:
     """Refuses a method that changes the structure, shapes or dtypes of `algorithm_state`."""
     before, after = old.algorithm_state, new.algorithm_state
     if before is after or _described(before) == _described(after):
@@ -212,17 +214,17 @@ def _kind(value: Any) -> str:
     return f'one {type(value).__name__}'
 
 
-def _described(memory: tree_lib.PyTree) -> Any:
-    leaves, treedef = jax.tree.flatten(memory)
+def _described(algorithm_state: tree_lib.PyTree) -> Any:
+    leaves, treedef = jax.tree.flatten(algorithm_state)
     return treedef, [_leaf_words(leaf) for leaf in leaves]
 
 
-def _by_name(memory: tree_lib.PyTree) -> dict[str, str]:
-    paths, leaves, _ = tree_lib.flatten_with_paths({'algorithm_state': memory})
-    return {
-        tree_lib.path_string(path): _leaf_words(leaf)
-        for path, leaf in zip(paths, leaves, strict=True)
-    }
+def _by_name(algorithm_state: tree_lib.PyTree) -> dict[str, str]:
+    paths, leaves, _ = tree_lib.flatten_with_paths({'algorithm_state': algorithm_state})
+    words = {}
+    for path, leaf in zip(paths, leaves, strict=True):
+        words[tree_lib.path_string(path)] = _leaf_words(leaf)
+    return words
 
 
 def _differences(before: dict[str, str], after: dict[str, str]) -> list[tuple[str, str, str]]:
