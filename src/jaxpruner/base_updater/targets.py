@@ -2,6 +2,7 @@
 
 import contextlib
 import contextvars
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +16,8 @@ from jaxpruner.mask_calculator import joint_leaves
 from jaxpruner.mask_calculator.leaves import Leaf, Stacked
 from jaxpruner.sparsity_types import NByM
 from jaxpruner.sparsity_types.joint import is_joint
+
+logger = logging.getLogger(__name__)
 
 # A sparsity that is a rounded share of N:M, such as 0.33 for 2:3, does not contradict it.
 _ROUNDING = 0.005
@@ -63,8 +66,10 @@ def of_leaves(
       leaves: the same, leaf by leaf; their own targets are not read.
       stacked: names of leaves that are stacks of layers.
       check: refuses the sparsity type of a leaf that is to be pruned.
-      types_decide: leaves of N:M have the share of N:M as their target: whatever other sparsity they are given, with a
-        warning; and where nobody has given any. A sparsity of 0 keeps them dense.
+      types_decide: the type N:M decides the target of its leaves, by what the user gave them:
+        a sparsity other than 0 -> the share that N:M removes, with a warning if the two differ;
+        a sparsity of 0 -> dense;
+        no sparsity at all -> the share that N:M removes.
 
     Raises:
       TypeError: a leaf is no array.
@@ -94,6 +99,19 @@ def of_leaves(
         is_given = not isinstance(distribution, sparsity_distributions.NotGiven)
         targets = _with_shares_of_n_by_m(targets, leaves, is_given)
     return jax.tree.unflatten(treedef, targets)
+
+
+def log_targets(sparsities: tree_lib.PyTree) -> None:
+    """Logs the target of each leaf, as a number where its value can be read."""
+    if logger.isEnabledFor(logging.INFO):  # reading arrays waits for the device
+        logger.info('target_sparsities: %s', jax.tree.map(_as_number, sparsities))
+
+
+def _as_number(sparsity: Any) -> Any:
+    is_readable = getattr(sparsity, 'is_fully_addressable', True)
+    if tree_lib.is_traced(sparsity) or not is_readable:
+        return sparsity
+    return float(sparsity)
 
 
 @contextlib.contextmanager
@@ -155,7 +173,7 @@ def _can_be_ranked(leaf: Leaf, array: Any) -> bool:
 def _with_shares_of_n_by_m(
     targets: Sequence[Any], leaves: Sequence[Leaf], is_given: bool
 ) -> list[Any]:
-    """Sets the target of each leaf of N:M to its share; whether sparsities were given says what 0 means."""
+    """Sets the target of each leaf of N:M to its share; a target of 0 keeps it dense if a user gave it (`is_given`)."""
     reached, contradictions = list(targets), []
     for i, leaf in enumerate(leaves):
         target, sparsity_type = targets[i], leaf.sparsity_type

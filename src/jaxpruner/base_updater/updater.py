@@ -1,10 +1,10 @@
 """The base of all algorithms: a pruner is a `BaseUpdater` that says how weights are scored.
 
-Methods that users override see masks unpacked, and may return them packed or not.
+Most hooks see unpacked masks, and may return them packed or not. `track`, `pre_forward_update` and
+`post_gradient_update` see masks as they are stored.
 """
 
 import dataclasses
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -37,8 +37,7 @@ from jaxpruner.core.sparse_state import only_sparse_state
 from jaxpruner.mask_calculator import calculators, joint_leaves, lazy_scores
 from jaxpruner.mask_calculator.leaves import Leaf, resolve_leaves
 from jaxpruner.sparsity_types import settings as type_settings
-
-logger = logging.getLogger(__name__)
+from jaxpruner.sparsity_types.joint import is_joint
 
 DistributionFn = Callable[..., tree_lib.PyTree]
 _SEED = seeds.SeedField()
@@ -114,7 +113,7 @@ class BaseUpdater(OptionalHooks, ShortRepr):
         if isinstance(self.sparsity_type, sparsity_types.SparsityType):
             self.check_type(self.sparsity_type, 'sparsity_type: ')
 
-    # What an algorithm overrides.
+    # What an algorithm overrides; `OptionalHooks` has more, which do nothing by default.
 
     def calculate_scores(
         self,
@@ -135,26 +134,6 @@ class BaseUpdater(OptionalHooks, ShortRepr):
           A tree like the parameters.
         """
         raise NotImplementedError(f'{type(self).__name__} must define calculate_scores')
-
-    def get_initial_masks(
-        self, params: tree_lib.PyTree, target_sparsities: tree_lib.PyTree
-    ) -> tree_lib.PyTree:
-        """The masks before the first step: everything is kept.
-
-        Args:
-          params: the parameters.
-          target_sparsities: a tree like them, `None` where dense.
-
-        Returns:
-          A tree of uint8 masks, `None` where dense.
-        """
-
-        def ones(param: jax.Array, target: Any) -> jax.Array | None:
-            return (
-                None if target is None else jnp.ones_like(param, dtype=mask_calculator.MASK_DTYPE)
-            )
-
-        return tree_lib.map_with_missing(ones, params, target_sparsities)
 
     def update_state(
         self,
@@ -179,161 +158,6 @@ class BaseUpdater(OptionalHooks, ShortRepr):
         )
         scores = self._scores_to_rank(params, sparse_state, grads, extra_args)
         return sparse_state._replace(masks=self.create_masks(scores, sparsities))
-
-    def scores_now(
-        self,
-        params: tree_lib.PyTree,
-        sparse_state: SparseState | None,
-        grads: Any,
-        extra_args: dict[str, Any],
-    ) -> tree_lib.PyTree:
-        """Calls `calculate_scores` with those extra arguments that it names."""
-        known = arguments.known_arguments(self.calculate_scores, extra_args)
-        return self.calculate_scores(params, sparse_state=sparse_state, grads=grads, **known)
-
-    def _scores_to_rank(
-        self,
-        params: tree_lib.PyTree,
-        sparse_state: SparseState | None,
-        grads: Any,
-        extra_args: dict[str, Any],
-    ) -> tree_lib.PyTree:
-        """The scores for `create_masks`: lazy where the algorithm has them, else from `scores_now`."""
-        scores = self._lazy_scores(params)
-        if scores is None:
-            scores = self.scores_now(params, sparse_state, grads, extra_args)
-        return scores
-
-    def _lazy_scores(self, params: tree_lib.PyTree) -> tree_lib.PyTree | None:
-        """Lazy scores of the parameters; `None` where scores or rankings are made otherwise."""
-        ranks_lazily = all(
-            lazy_scores.hook_describes(self, 'ranks_lazy_scores', method)
-            for method in ('create_masks', 'select_masks')
-        )
-        if not ranks_lazily or not self.ranks_lazy_scores:
-            return None
-        if not lazy_scores.hook_describes(self, 'elementwise_score', 'calculate_scores'):
-            return None
-        function = self.elementwise_score()
-        return None if function is None else lazy_scores.from_function(params, function)
-
-    def check_plan(self, plan: leaf_plans.PruningPlan) -> None:
-        """Warns where the masks cannot become what was asked for; called by `init` with `plan(params)`."""
-        init_checks.check_plan(self, plan)
-
-    def instant_sparsify(
-        self, params: tree_lib.PyTree, grads: tree_lib.PyTree | None = None, **extra_args: Any
-    ) -> tuple[tree_lib.PyTree, tree_lib.PyTree]:
-        """One-shot pruning to the target sparsities.
-
-        Args:
-          params: any pytree of arrays.
-          grads: gradients, for algorithms that score by them.
-          **extra_args: handed on to `calculate_scores`, which has to name them.
-
-        Returns:
-          The pruned parameters, and the (unpacked) masks.
-
-        Raises:
-          TypeError: `calculate_scores` does not take an extra argument.
-          ValueError: sparsities or shapes do not fit.
-        """
-        arguments.check_taken(
-            self.calculate_scores, extra_args, f'{type(self).__name__}.calculate_scores'
-        )
-        arrays, grads = tree_lib.as_arrays(params), tree_lib.as_arrays(grads)
-        sparsities = self.get_target_sparsities(arrays)
-        scores = self._scores_to_rank(arrays, None, grads, extra_args)
-        masks = self.create_masks(scores, sparsities)
-        masking.warn_of_emptied(masks, arrays, grads)
-        return self.apply_masks(params, masks), masks
-
-    def post_gradient_update(
-        self, params: tree_lib.PyTree, sparse_state: Any = None, *, opt_state: Any = None
-    ) -> tree_lib.PyTree:
-        """Applies the masks to the parameters.
-
-        After an update this changes nothing that is finite. Call it once after `init` if the algorithm starts sparse
-        (static, SET, RigL), since `init` cannot change the parameters.
-
-        Args:
-          params: the parameters.
-          sparse_state: a `SparseState`, or any optimizer state that holds one; its masks are as stored.
-          opt_state: another name of `sparse_state`.
-        """
-        return self.apply_masks(
-            params, only_sparse_state(arguments.given_state(sparse_state, opt_state)).masks
-        )
-
-    def apply_masks(
-        self, params: tree_lib.PyTree, masks: tree_lib.PyTree, is_packed: bool = False
-    ) -> tree_lib.PyTree:
-        """Sets the pruned weights to zero, as `apply_mask`; for averaged weights (EMA), too."""
-        return apply_mask(params, masks, is_packed)
-
-    def plan(self, params: tree_lib.PyTree) -> leaf_plans.PruningPlan:
-        """What will happen to each leaf: its type, its target, how many weights stay, or why it stays dense.
-
-        Nothing is computed on a device. `print(pruner.plan(params))` shows a table.
-
-        Args:
-          params: the parameters, or their shapes.
-
-        Raises:
-          ValueError: sparsities or shapes do not fit.
-        """
-        return leaf_plans.plan_leaves(self, params)
-
-    # What the driver is made of.
-
-    def kept_counts(self, params: tree_lib.PyTree) -> list[int | None]:
-        """How many weights of each leaf are kept at every step, where `keeps_count` says that as many are.
-
-        Args:
-          params: the parameters, or their shapes.
-
-        Returns:
-          One number for each leaf; `None` where it is not known before training.
-        """
-        counts = []
-        for leaf in self.plan(params):
-            counts.append(leaf.kept)
-        return counts
-
-    def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
-        """The target of each leaf, checked against its shape and sparsity type before anything is computed.
-
-        Args:
-          params: the parameters, or their shapes.
-
-        Returns:
-          A tree like the parameters, `None` where dense.
-
-        Raises:
-          ValueError: a sparsity outside [0, 1], a shape that the sparsity type cannot divide, a name without a leaf.
-        """
-        params = tree_lib.as_arrays(params)
-        paths, arrays, _ = tree_lib.flatten_with_paths(params)
-        is_ranked_by_type = calculators.own_topk_fn(self.topk_fn) is None
-
-        def check(leaf: Leaf) -> None:
-            assert leaf.sparsity_type is not None
-            self.check_type(leaf.sparsity_type, f'{leaf.name}: ')
-            if is_ranked_by_type:
-                leaf.sparsity_type.check_shape(leaf.layer_shape, leaf.name)
-
-        return targets.of_leaves(
-            self.distribution(),
-            params,
-            self._leaves(paths, arrays),
-            self.stacked,
-            check,
-            types_decide=is_ranked_by_type,
-        )
-
-    def distribution(self) -> DistributionFn | None:
-        """What `sparsity` and `sparsity_distribution_fn` mean together; `None` for no target at all."""
-        return sparsity_setting.distribution_of(self)
 
     def create_masks(self, scores: tree_lib.PyTree, sparsities: tree_lib.PyTree) -> tree_lib.PyTree:
         """A mask for each leaf from its scores and its sparsity.
@@ -377,9 +201,63 @@ class BaseUpdater(OptionalHooks, ShortRepr):
                 scored[i] = calculators.ScoredLeaf(
                     score_of[i], sparsity_of[i], leaf.groups, start_of[i]
                 )
-        kept = joint_leaves.select(leaves, scored, self.topk_fn)
+        if any(is_joint(leaf.sparsity_type) for leaf in leaves):
+            kept = joint_leaves.select(leaves, scored, self.topk_fn)
+        else:
+            kept = calculators.select_leaves(scored, self.topk_fn)
         masks = jax.tree.unflatten(treedef, [leaf.mask for leaf in kept])
         return masks, jax.tree.unflatten(treedef, [leaf.threshold for leaf in kept])
+
+    def get_initial_masks(
+        self, params: tree_lib.PyTree, target_sparsities: tree_lib.PyTree
+    ) -> tree_lib.PyTree:
+        """The masks before the first step: everything is kept.
+
+        Args:
+          params: the parameters.
+          target_sparsities: a tree like them, `None` where dense.
+
+        Returns:
+          A tree of uint8 masks, `None` where dense.
+        """
+
+        def ones(param: jax.Array, target: Any) -> jax.Array | None:
+            if target is None:
+                return None
+            return jnp.ones_like(param, dtype=mask_calculator.MASK_DTYPE)
+
+        return tree_lib.map_with_missing(ones, params, target_sparsities)
+
+    def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
+        """The target of each leaf, checked against its shape and sparsity type before anything is computed.
+
+        Args:
+          params: the parameters, or their shapes.
+
+        Returns:
+          A tree like the parameters, `None` where dense.
+
+        Raises:
+          ValueError: a sparsity outside [0, 1], a shape that the sparsity type cannot divide, a name without a leaf.
+        """
+        params = tree_lib.as_arrays(params)
+        paths, arrays, _ = tree_lib.flatten_with_paths(params)
+        is_ranked_by_type = calculators.own_topk_fn(self.topk_fn) is None
+
+        def check(leaf: Leaf) -> None:
+            assert leaf.sparsity_type is not None
+            self.check_type(leaf.sparsity_type, f'{leaf.name}: ')
+            if is_ranked_by_type:
+                leaf.sparsity_type.check_shape(leaf.layer_shape, leaf.name)
+
+        return targets.of_leaves(
+            self.distribution(),
+            params,
+            self._leaves(paths, arrays),
+            self.stacked,
+            check,
+            types_decide=is_ranked_by_type,
+        )
 
     def init_state(self, params: tree_lib.PyTree) -> SparseState:
         """The state before the first step, without the optimizer's.
@@ -395,19 +273,43 @@ class BaseUpdater(OptionalHooks, ShortRepr):
         """
         params = tree_lib.as_arrays(params)
         sparsities = self.get_target_sparsities(params)
-        _log_targets(sparsities)
-        masks = masking.store_masks(
-            self.get_initial_masks(params, sparsities), params, self.packs_masks()
-        )
+        targets.log_targets(sparsities)
+        initial_masks = self.get_initial_masks(params, sparsities)
+        masks = masking.store_masks(initial_masks, params, self.packs_masks())
+
+        def as_float(target: Any) -> jax.Array:
+            return jnp.asarray(target, jnp.float32)
+
         return SparseState(
             masks=masks,
-            target_sparsities=jax.tree.map(
-                lambda target: jnp.asarray(target, jnp.float32), sparsities
-            ),
+            target_sparsities=jax.tree.map(as_float, sparsities),
             count=jnp.zeros([], jnp.int32),
             sizes=masking.mask_sizes(masks, params),
             algorithm_state=self.init_algorithm_state(params, sparsities),
         )
+
+    def post_gradient_update(
+        self, params: tree_lib.PyTree, sparse_state: Any = None, *, opt_state: Any = None
+    ) -> tree_lib.PyTree:
+        """Applies the masks to the parameters.
+
+        After an update this changes nothing that is finite. Call it once after `init` if the algorithm starts sparse
+        (static, SET, RigL), since `init` cannot change the parameters.
+
+        Args:
+          params: the parameters.
+          sparse_state: a `SparseState`, or any optimizer state that holds one; its masks are as stored.
+          opt_state: another name of `sparse_state`.
+        """
+        return self.apply_masks(
+            params, only_sparse_state(arguments.given_state(sparse_state, opt_state)).masks
+        )
+
+    def check_plan(self, plan: leaf_plans.PruningPlan) -> None:
+        """Warns where the masks cannot become what was asked for; called by `init` with `plan(params)`."""
+        init_checks.check_plan(self, plan)
+
+    # What users call.
 
     def wrap_optax(
         self, inner: optax.GradientTransformation
@@ -433,6 +335,108 @@ class BaseUpdater(OptionalHooks, ShortRepr):
         """
         return driver.wrap(self, inner)
 
+    def plan(self, params: tree_lib.PyTree) -> leaf_plans.PruningPlan:
+        """What will happen to each leaf: its type, its target, how many weights stay, or why it stays dense.
+
+        Nothing is computed on a device. `print(pruner.plan(params))` shows a table.
+
+        Args:
+          params: the parameters, or their shapes.
+
+        Raises:
+          ValueError: sparsities or shapes do not fit.
+        """
+        return leaf_plans.plan_leaves(self, params)
+
+    def instant_sparsify(
+        self, params: tree_lib.PyTree, grads: tree_lib.PyTree | None = None, **extra_args: Any
+    ) -> tuple[tree_lib.PyTree, tree_lib.PyTree]:
+        """One-shot pruning to the target sparsities.
+
+        Args:
+          params: any pytree of arrays.
+          grads: gradients, for algorithms that score by them.
+          **extra_args: handed on to `calculate_scores`, which has to name them.
+
+        Returns:
+          The pruned parameters, and the (unpacked) masks.
+
+        Raises:
+          TypeError: `calculate_scores` does not take an extra argument.
+          ValueError: sparsities or shapes do not fit.
+        """
+        arguments.check_taken(
+            self.calculate_scores, extra_args, f'{type(self).__name__}.calculate_scores'
+        )
+        arrays, grads = tree_lib.as_arrays(params), tree_lib.as_arrays(grads)
+        sparsities = self.get_target_sparsities(arrays)
+        scores = self._scores_to_rank(arrays, None, grads, extra_args)
+        masks = self.create_masks(scores, sparsities)
+        masking.warn_of_emptied(masks, arrays, grads)
+        return self.apply_masks(params, masks), masks
+
+    def apply_masks(
+        self, params: tree_lib.PyTree, masks: tree_lib.PyTree, is_packed: bool = False
+    ) -> tree_lib.PyTree:
+        """Sets the pruned weights to zero, as `apply_mask`; for averaged weights (EMA), too."""
+        return apply_mask(params, masks, is_packed)
+
+    # What the library reads and calls.
+
+    def distribution(self) -> DistributionFn | None:
+        """What `sparsity` and `sparsity_distribution_fn` mean together; `None` for no target at all."""
+        return sparsity_setting.distribution_of(self)
+
+    def kept_counts(self, params: tree_lib.PyTree) -> list[int | None]:
+        """How many weights of each leaf are kept at every step, where `keeps_count` says that as many are.
+
+        Args:
+          params: the parameters, or their shapes.
+
+        Returns:
+          One number for each leaf; `None` where it is not known before training.
+        """
+        counts = []
+        for leaf in self.plan(params):
+            counts.append(leaf.kept)
+        return counts
+
+    def scores_now(
+        self,
+        params: tree_lib.PyTree,
+        sparse_state: SparseState | None,
+        grads: Any,
+        extra_args: dict[str, Any],
+    ) -> tree_lib.PyTree:
+        """Calls `calculate_scores` with those extra arguments that it names."""
+        known = arguments.known_arguments(self.calculate_scores, extra_args)
+        return self.calculate_scores(params, sparse_state=sparse_state, grads=grads, **known)
+
+    def _scores_to_rank(
+        self,
+        params: tree_lib.PyTree,
+        sparse_state: SparseState | None,
+        grads: Any,
+        extra_args: dict[str, Any],
+    ) -> tree_lib.PyTree:
+        """The scores for `create_masks`: lazy where the algorithm has them, else from `scores_now`."""
+        scores = self._lazy_scores(params)
+        if scores is None:
+            scores = self.scores_now(params, sparse_state, grads, extra_args)
+        return scores
+
+    def _lazy_scores(self, params: tree_lib.PyTree) -> tree_lib.PyTree | None:
+        """Lazy scores of the parameters; `None` where scores or rankings are made otherwise."""
+        if not self.ranks_lazy_scores:
+            return None
+        for method in ('create_masks', 'select_masks'):
+            if not lazy_scores.hook_describes(self, 'ranks_lazy_scores', method):
+                return None
+        if not lazy_scores.hook_describes(self, 'elementwise_score', 'calculate_scores'):
+            return None
+        function = self.elementwise_score()
+        return None if function is None else lazy_scores.from_function(params, function)
+
     def lands_on_zero(self) -> bool:
         """Whether updates land pruned weights on zero.
 
@@ -455,18 +459,6 @@ class BaseUpdater(OptionalHooks, ShortRepr):
         setting = type_settings.normalize_setting(self.sparsity_type)
         types = type_settings.resolve(setting, paths, arrays)
         return resolve_leaves(paths, arrays, types, self.stacked)
-
-
-def _log_targets(sparsities: tree_lib.PyTree) -> None:
-    if logger.isEnabledFor(logging.INFO):  # reading arrays waits for the device
-        logger.info('target_sparsities: %s', jax.tree.map(_as_number, sparsities))
-
-
-def _as_number(sparsity: Any) -> Any:
-    """A sparsity as a float of Python, where its value is known."""
-    is_readable = getattr(sparsity, 'is_fully_addressable', True)
-    is_known = is_readable and not tree_lib.is_traced(sparsity)
-    return float(sparsity) if is_known else sparsity
 
 
 @dataclasses.dataclass
