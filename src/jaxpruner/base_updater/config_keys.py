@@ -121,19 +121,19 @@ CONFIG_KEYS: Mapping[str, Check] = {
     'rounds': _COUNT,
 }
 
-_DISTRIBUTION = (
-    'sparsity_distribution_fn=functools.partial(jaxpruner.sparsity_distributions.uniform, '
-    'sparsity=0.8, {key}=…)'
+_UNIFORM = 'sparsity_distribution_fn=functools.partial(jaxpruner.sparsity_distributions.uniform, sparsity=0.8'
+_ERK = (
+    'sparsity_distribution_fn=functools.partial(jaxpruner.sparsity_distributions.erk, sparsity=0.8'
 )
 _SCHEDULE = (
     'scheduler=jaxpruner.PolynomialSchedule(update_freq=…, update_start_step=…, update_end_step=…)'
 )
 # Keys that no constructor, or not each, takes -> what says the same there.
 _SAID_BY_A_FIELD = {
-    'dist_type': 'sparsity_distribution_fn=functools.partial(jaxpruner.sparsity_distributions.erk, sparsity=0.8)',
-    'filter_fn': _DISTRIBUTION,
-    'custom_sparsity_map': _DISTRIBUTION,
-    'count_excluded': _DISTRIBUTION.replace('uniform', 'erk'),
+    'dist_type': f'{_ERK})',
+    'filter_fn': f'{_UNIFORM}, filter_fn=…)',
+    'custom_sparsity_map': f'{_UNIFORM}, custom_sparsity_map=…)',
+    'count_excluded': f'{_ERK}, count_excluded=…)',
     'update_freq': _SCHEDULE,
     'update_start_step': _SCHEDULE,
     'update_end_step': _SCHEDULE,
@@ -195,7 +195,7 @@ def check_constructor_takes(algorithm: type, settings: Mapping[str, Any]) -> Non
         if key in taken or key not in CONFIG_KEYS:
             continue
         remedy = 'leave it out'
-        field = _SAID_BY_A_FIELD.get(key, '').format(key=key)
+        field = _SAID_BY_A_FIELD.get(key, '')
         # Global algorithms select leaves by fields of their own, and a budget for each leaf has no meaning for them.
         is_of_a_leaf = key in ('dist_type', 'count_excluded') and hasattr(algorithm, 'filter_fn')
         if field and not is_of_a_leaf and hasattr(algorithm, field.partition('=')[0]):

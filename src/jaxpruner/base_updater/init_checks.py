@@ -20,8 +20,8 @@ from jaxpruner.sparsity_types import NByM
 
 # A training that ends this near its target, as a share of it, or within one weight, has reached it.
 _NEAR_ENOUGH = 0.001
-# At so many update steps the drop fraction is looked at, from the first on, and at as many over all of them.
-_LOOKED_AT = 4
+# The drop fraction is sampled at the first 4 update steps, and at 4 spread over all of them.
+_SAMPLED_STEPS = 4
 _MOST_NAMED = 3
 _SEE_PLAN = 'print(pruner.plan(params)) shows each leaf'
 _HOST = (
@@ -150,11 +150,9 @@ def _targets(plan: PruningPlan) -> str:
     if not targets:
         return 'a sparsity that is being traced'
     least, largest = min(targets), max(targets)
-    return (
-        f'sparsity {least:.4g}'
-        if least == largest
-        else f'sparsities from {least:.4g} to {largest:.4g}'
-    )
+    if least == largest:
+        return f'sparsity {least:.4g}'
+    return f'sparsities from {least:.4g} to {largest:.4g}'
 
 
 def _why_never(schedule: Any) -> str:
@@ -181,15 +179,15 @@ def _warn_of_a_shortfall(updater: PlannedPruner, plan: PruningPlan, last: int) -
 
 
 def _fractions(drop_fraction_fn: Callable[[Any], Any], steps: Sequence[int]) -> list[float]:
-    """Drop fractions at some update steps; none where they are being traced."""
-    places = {
-        *range(min(_LOOKED_AT, len(steps))),
-        *range(0, len(steps), -(-len(steps) // _LOOKED_AT)),
-    }
+    """Samples the drop fraction at some update steps; returns none where it is being traced."""
+    first = range(min(_SAMPLED_STEPS, len(steps)))
+    stride = math.ceil(len(steps) / _SAMPLED_STEPS)
+    spread = range(0, len(steps), stride)
+    fractions = []
     with jax.ensure_compile_time_eval():
-        fractions = [drop_fraction_fn(steps[place]) for place in sorted(places)]
-        return (
-            []
-            if any(tree_lib.is_traced(fraction) for fraction in fractions)
-            else [float(f) for f in fractions]
-        )
+        for i in sorted({*first, *spread}):
+            fraction = drop_fraction_fn(steps[i])
+            if tree_lib.is_traced(fraction):
+                return []
+            fractions.append(float(fraction))
+    return fractions

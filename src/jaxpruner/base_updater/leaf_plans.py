@@ -137,13 +137,17 @@ def plan_leaves(updater: PlannedPruner, params: tree_lib.PyTree) -> PruningPlan:
     targets = tree_lib.leaves_like(treedef, updater.get_target_sparsities(params))
     reasons = _reasons(updater, params)
     is_alone = _are_ranked_alone(updater, paths)
-    is_joint = [updater.ranked_together == 'model' and not alone for alone in is_alone]
+    ranks_model = updater.ranked_together == 'model'
+    is_in_model_ranking = [ranks_model and not alone for alone in is_alone]
     # One ranking over the model has one total, so that the target of any leaf prunes the others, too.
-    is_any_joint_pruned = any(is_joint[i] and _may_prune(targets[i]) for i in range(len(paths)))
+    model_ranking_prunes = False
+    for target, is_ranked in zip(targets, is_in_model_ranking, strict=True):
+        if is_ranked and _may_prune(target):
+            model_ranking_prunes = True
     planned = []
     for i, leaf in enumerate(updater._leaves(paths, arrays)):
         unpruned = unpruned_leaf(leaf.path, arrays[i], leaf.sparsity_type, leaf.is_stacked)
-        shares_target = is_joint[i] and is_any_joint_pruned
+        shares_target = is_in_model_ranking[i] and model_ranking_prunes
         leaf_plan = with_target(unpruned, targets[i], reasons[i], is_alone[i], shares_target)
         if shares_target and leaf_plan.is_pruned:
             leaf_plan = dataclasses.replace(leaf_plan, is_ranked_with_others=True)
@@ -151,7 +155,7 @@ def plan_leaves(updater: PlannedPruner, params: tree_lib.PyTree) -> PruningPlan:
     if all(is_alone):
         for i, number in joint_leaves.kept_weights(planned, targets):
             planned[i] = _with_kept(planned[i], number)
-    kept = _kept_in_all(planned, is_joint)
+    kept = _kept_in_all(planned, is_in_model_ranking)
     return PruningPlan(type(updater).__name__, tuple(planned), kept)
 
 
@@ -199,25 +203,28 @@ def with_target(
       is_counted: whether shapes say how many of its weights are kept.
       shares_target: whether the targets of other leaves prune it, too, so that its own may be 0.
     """
-    if leaf.sparsity_type is None:
-        return dataclasses.replace(leaf, why_dense='its sparsity type is None')
-    if not jnp.issubdtype(leaf.dtype, jnp.number):
-        return dataclasses.replace(leaf, why_dense='it holds no numbers that can be ranked')
-    if target is None:
-        return dataclasses.replace(leaf, why_dense=reason)
+    why_dense = _why_unranked(leaf, target, reason)
+    if why_dense is not None:
+        return dataclasses.replace(leaf, why_dense=why_dense)
     if tree_lib.is_traced(target):
         return dataclasses.replace(leaf, kept=None)
     leaf = dataclasses.replace(leaf, target=float(target))
     if leaf.target == 0 and not shares_target:
         return dataclasses.replace(leaf, why_dense='its target is 0')
-    if not is_counted or is_joint(
-        leaf.sparsity_type
-    ):  # groups of several leaves are counted together
-        return dataclasses.replace(leaf, kept=None)
-    leaf = dataclasses.replace(leaf, kept=_kept(leaf))
-    if leaf.kept == leaf.size:
-        return dataclasses.replace(leaf, why_dense='less than one weight would go')
-    return leaf
+    kept = None
+    if is_counted and not is_joint(leaf.sparsity_type):  # tied leaves are counted together
+        kept = _kept(leaf)
+    why_dense = 'less than one weight would go' if kept == leaf.size else None
+    return dataclasses.replace(leaf, kept=kept, why_dense=why_dense)
+
+
+def _why_unranked(leaf: LeafPlan, target: Any, reason: str) -> str | None:
+    """Why a leaf is in no ranking; `None` if it is in one."""
+    if leaf.sparsity_type is None:
+        return 'its sparsity type is None'
+    if not jnp.issubdtype(leaf.dtype, jnp.number):
+        return 'it holds no numbers that can be ranked'
+    return reason if target is None else None
 
 
 def _with_kept(leaf: LeafPlan, kept: int) -> LeafPlan:
@@ -263,18 +270,18 @@ def _has_equal_groups(sparsity_type: Any, shape: tuple[int, ...], groups: int) -
     return type(sparsity_type) is Channel or groups == math.prod(shape)
 
 
-def _kept_in_all(leaves: Sequence[LeafPlan], is_joint: Sequence[bool]) -> int | None:
-    """How many weights are kept in all, those counted together that one ranking over the model holds."""
+def _kept_in_all(leaves: Sequence[LeafPlan], is_in_model_ranking: Sequence[bool]) -> int | None:
+    """How many weights are kept in all; those in one ranking over the model are counted together."""
     unknown = [leaf for leaf in leaves if leaf.kept is None]
     total = sum(leaf.kept or 0 for leaf in leaves)
     if not unknown:
         return total
-    if not any(is_joint) or any(leaf.target is None for leaf in unknown):
+    if not any(is_in_model_ranking) or any(leaf.target is None for leaf in unknown):
         return None
     # One ranking holds every leaf that has a target, those with a target of 0, too.
     size, removed, counted = 0, 0.0, 0
     for i, leaf in enumerate(leaves):
-        if is_joint[i] and leaf.target is not None:
+        if is_in_model_ranking[i] and leaf.target is not None:
             size += leaf.size
             removed += leaf.target * leaf.size
             counted += leaf.kept or 0
