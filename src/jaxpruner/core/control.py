@@ -1,6 +1,17 @@
 """Control flow that costs nothing where it does nothing, and what keeps the compiler from undoing it.
 
-Each function that works against an optimization of XLA says what XLA does without it, and where that was seen.
+    function                 what XLA or JAX does without it
+    run_once                 pays for a mask update in every step, under `vmap`
+    keep_in_loop             moves what the body of a loop computes out of the loop
+    draw_in_loop             moves the counters of random numbers out of the loop
+    keep_whole               takes a concatenated array apart again, part by part
+    compute_apart            fuses a computation with its readers, which computes it anew and rounds otherwise
+    hide_constants           compiles programs that differ by a constant apiece
+    jit_when_eager           compiles and starts each operation of an eager function alone
+    round_before_adding      rounds a product and the addition behind it once instead of twice
+    sum_squares_in_passing   writes values to memory before it sums them
+
+Each docstring says what happens without the function, and where that was seen.
 """
 
 import functools
@@ -50,7 +61,11 @@ def run_once(
         return jax.tree.map(jnp.asarray, current)
 
     if not tree_lib.is_traced(when):  # outside jit, a loop would be compiled anew at each call
-        return _apart(run, unchanged, state, *inputs) if when else state
+        if not when:
+            return state
+        if not tree_lib.has_traced((state, inputs)):
+            return run(state, *inputs)
+        return _in_branch(run, state, *inputs, not_taken=unchanged)
     if narrow:
         return _run_once_narrowly(when, run, state, *inputs)
     return jax.lax.while_loop(lambda carry: carry[0], body, (when, state))[1]
@@ -99,7 +114,7 @@ def cast_like(new: Any, old: Any) -> Any:
 
 
 def keep_in_loop(values: Any) -> Any:
-    """The values that the body of a loop reads, behind a barrier: what is computed from them stays in the loop.
+    """Hides from XLA that the body of a loop reads values from outside: what is computed from them stays in the loop.
 
     Without this, XLA is free to move whatever does not change from turn to turn out of the body. In a loop that runs
     zero or one times that is all that depends on its inputs alone, such as scores: every step would pay for it.
@@ -108,7 +123,7 @@ def keep_in_loop(values: Any) -> Any:
 
 
 def keep_whole(joined: jax.Array) -> jax.Array:
-    """An array that was joined from many parts, which the compiler does not see.
+    """Hides from XLA that an array was concatenated from many parts.
 
     Without this, XLA makes a chain of additions of a sum over parts, and moves the reshapes between them one at a time,
     with a turn of all its simplifications for each: 3 s for 96 parts. Seen with jaxlib 0.10.2 on CPU.
@@ -133,16 +148,18 @@ def jit_when_eager(function: Callable[..., Any], **options: Any) -> Callable[...
 
 
 def compute_apart(function: Callable[..., Any], *inputs: Any) -> Any:
-    """`function(*inputs)` in a branch that is always taken, so that it is not fused with what surrounds it.
+    """Calls `function(*inputs)` in a branch that is always taken, so that it is not fused with what surrounds it.
 
     XLA fuses nothing across the border of a branch. Fused, what the function reads is computed anew for each of its
     results, and results may round otherwise than in a loop. A barrier alone does not help: it is gone before XLA fuses.
     """
-    return _apart(function, _zeros_of(function), *inputs)
+    if not tree_lib.has_traced(inputs):
+        return function(*inputs)
+    return _in_branch(function, *inputs)
 
 
 def hide_constants(values: Any, beside: Any) -> list[jax.Array]:
-    """Numbers that the compiler does not know, each an array of its own; it computes them beside other values.
+    """Makes arrays of numbers whose values XLA does not see; they are computed `beside` other values.
 
     XLA compiles equal programs once. Two that differ by a constant are compiled apiece: 96 comparisons with elements of
     one table take 1.3 s with constant indices, and 0.15 s with hidden ones. A barrier alone does not hide a constant.
@@ -153,45 +170,37 @@ def hide_constants(values: Any, beside: Any) -> list[jax.Array]:
         return inputs
 
     arrays = [jnp.asarray(value) for value in values]
-    return list(_in_branch(constants, _zeros_of(constants), *arrays, beside=beside))
+    return list(_in_branch(constants, *arrays, beside=beside))
 
 
 def draw_in_loop(function: Callable[[jax.Array], jax.Array], key: jax.Array) -> jax.Array:
-    """Random numbers `function(key)` that are drawn inside the loop of a mask update.
+    """Draws random numbers, `function(key)`, inside the loop of a mask update.
 
     The counters of the generator depend on the shape alone. Without a branch, XLA computes them outside the loop, in
     every step; `keep_in_loop` does not help, since they are computed from no value that the loop reads.
     """
-    return _in_branch(function, _zeros_of(function), key)
-
-
-def _zeros_of(function: Callable[..., Any]) -> Callable[..., Any]:
-    def zeros(*inputs: Any) -> Any:
-        shapes = jax.eval_shape(function, *inputs)
-        return jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
-
-    return zeros
-
-
-def _apart(function: Callable[..., Any], unreachable: Callable[..., Any], *inputs: Any) -> Any:
-    if tree_lib.has_traced(inputs):
-        return _in_branch(function, unreachable, *inputs)
-    return function(*inputs)
+    return _in_branch(function, key)
 
 
 def _in_branch(
     function: Callable[..., Any],
-    unreachable: Callable[..., Any],
     *inputs: Any,
+    not_taken: Callable[..., Any] | None = None,
     beside: Any = None,
 ) -> Any:
+    """Calls a function in a `cond` that always takes it, which XLA cannot see; `not_taken` makes zeros by default."""
+
+    def zeros(*inputs: Any) -> Any:
+        shapes = jax.eval_shape(function, *inputs)
+        return jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+
     # A condition that XLA can see through would take the branch away.
     always, _ = jax.lax.optimization_barrier((jnp.bool_(True), beside))
-    return jax.lax.cond(always, function, unreachable, *inputs)
+    return jax.lax.cond(always, function, not_taken or zeros, *inputs)
 
 
 def round_before_adding(update: jax.Array, param: jax.Array) -> jax.Array:
-    """The update, rounded before it is added to the parameter, as an update that leaves a loop is.
+    """Rounds the update before it is added to the parameter, as an update that leaves a loop is rounded.
 
     Without this, LLVM makes one multiply-add of the update's last product and that addition, which rounds once instead
     of twice. A select between the two prevents it, and stays in registers. It changes no sum: NaN plus anything is NaN.
@@ -203,7 +212,7 @@ def round_before_adding(update: jax.Array, param: jax.Array) -> jax.Array:
 
 
 def sum_squares_in_passing(values: jax.Array) -> jax.Array:
-    """The sum of squares of values that are computed while they are summed, and never written to memory.
+    """Sums the squares of values that are computed while they are summed, and never written to memory.
 
     Without this, XLA writes values that a `jnp.where` chooses to memory before it sums them. A reduction with two
     results reads them in passing, as long as both are needed: here the largest magnitude says whether the sum is zero.

@@ -154,13 +154,10 @@ def store_masks(
         return unpacked
     _, leaves, treedef = tree_lib.flatten_with_paths(params)
     new, old = tree_lib.leaves_like(treedef, unpacked), tree_lib.leaves_like(treedef, like)
-    stored = jax.tree.unflatten(
-        treedef,
-        [
-            None if mask is None else packing.pack(mask, _axis(param, replaced))
-            for param, mask, replaced in zip(leaves, new, old, strict=True)
-        ],
-    )
+    bits = []
+    for param, mask, replaced in zip(leaves, new, old, strict=True):
+        bits.append(None if mask is None else packing.pack(mask, _axis(param, replaced)))
+    stored = jax.tree.unflatten(treedef, bits)
     if like is None:
         _warn_of_shared_bytes(stored, masks, params)
     return stored
@@ -200,10 +197,7 @@ def _warn_of_shared_bytes(
     for path, param, mask, mask_before in zip(paths, leaves, masks, before, strict=True):
         if mask is None or mask.shape == mask_before.shape:
             continue
-        lengths = zip(param.shape, mask.shape, _local_shape(param), strict=True)
-        if any(
-            packed != whole != local and local % packing.BITS for whole, packed, local in lengths
-        ):
+        if _splits_a_byte(param, mask):
             sharding = _sharding(param)
             text = getattr(sharding, 'spec', sharding)
             named.append(f'{tree_lib.path_string(path)} of shape {param.shape}, sharded as {text}')
@@ -217,6 +211,17 @@ def _warn_of_shared_bytes(
             '; '.join(named[:_NAMED]),
             more,
         )
+
+
+def _splits_a_byte(param: Any, packed_mask: Any) -> bool:
+    """Whether a byte of a packed mask holds weights of several devices."""
+    lengths = zip(param.shape, packed_mask.shape, _local_shape(param), strict=True)
+    for length, packed_length, local_length in lengths:
+        is_packed = packed_length != length
+        is_divided = local_length != length
+        if is_packed and is_divided and local_length % packing.BITS:
+            return True
+    return False
 
 
 def warn_of_emptied(

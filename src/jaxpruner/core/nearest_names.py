@@ -1,7 +1,7 @@
 """What an error about an unknown name says: the names that look like it."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 _MOST_LISTED = 30  # names that a message lists, where none looks like the unknown one
 _MOST_NEAREST = 3
@@ -27,6 +27,16 @@ def nearest(name: str, known: Iterable[str]) -> str:
         least_different = difflib.get_close_matches(name, known, n=_MOST_NEAREST, cutoff=0.0)
         return f'the nearest of {len(known)} names are {", ".join(map(repr, least_different))}'
     return f'known are {", ".join(map(repr, known))}'
+
+
+def closest(name: str, known: Sequence[str]) -> list[str]:
+    """Lists the three known names that look most like an unknown one; the first three if none does.
+
+    >>> closest('dense/kernl', ['bias', 'dense/kernel'])
+    ['dense/kernel']
+    """
+    similar = difflib.get_close_matches(name, known, n=_MOST_NEAREST, cutoff=0.4)
+    return similar or list(known[:_MOST_NEAREST])
 
 
 def _likeness(name: str, other: str) -> float:

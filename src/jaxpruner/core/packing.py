@@ -19,9 +19,11 @@ BITS = 8
 def packed_axis(shape: Sequence[int], local_shape: Sequence[int] | None = None) -> int:
     """The axis along which a mask of this shape is to be packed, as a negative number.
 
-    Of the axes whose length on each device is a multiple of 8 that whose length has the most factors of two: as a rule
-    the one that would be chosen for the whole shape, too. Where there is none, the longest of those that devices do not
-    share, and where there is none of these either, the longest. Of several the last.
+    It takes the first of these that there is, and of several axes the last:
+    1. of the axes whose length on each device is a multiple of 8, that whose length has the most factors of two (as a
+       rule the axis that would be chosen without devices, too);
+    2. of the axes that are not divided over devices, the longest;
+    3. the longest axis.
 
     Args:
       shape: the parameter's shape, of at least one dimension.

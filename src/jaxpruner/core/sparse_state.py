@@ -31,8 +31,8 @@ class SparseState(NamedTuple):
     algorithm_state: Any = None
 
 
-# Who decides whether a step updates the masks is a part of the state's type: of a program's structure, so that `jit`
-# compiles another one, and of no array, so that checkpoints are alike. No methods of their own, nor fields.
+# The class itself says who decides whether a step updates the masks. `jit` compiles a program for each class, and
+# checkpoints stay the same, since no array says it. Add no fields or methods to these classes.
 class HostDrivenState(SparseState):
     """A state whose masks the host updates; the next step leaves them as they are."""
 

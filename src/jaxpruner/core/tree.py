@@ -6,7 +6,6 @@ functions here take them.
 """
 
 import collections
-import difflib
 import fnmatch
 import numbers
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jaxpruner.core import nearest_names
 from jaxpruner.core.nearest_names import nearest as nearest
 
 Path = tuple[str, ...]
@@ -47,13 +47,15 @@ def _is_box(key_path: Sequence[Any]) -> bool:
 
 def _named(entries: Sequence[tuple[Any, Any]]) -> list[Path]:
     """The paths of all leaves; of an only child called `value` its parent's."""
-    siblings = collections.Counter(_path_names(path[:-1]) for path, _ in entries)
+    children_of = collections.Counter(_path_names(path[:-1]) for path, _ in entries)
     names = []
     for path, _ in entries:
         name = _path_names(path)
-        names.append(
-            (name[:-1] if _is_box(path) and siblings[name[:-1]] == 1 else name) or SINGLE_ARRAY_PATH
-        )
+        if _is_box(path) and children_of[name[:-1]] == 1:
+            name = name[:-1]
+        if not name:
+            name = SINGLE_ARRAY_PATH
+        names.append(name)
     return names
 
 
@@ -133,7 +135,9 @@ def _unboxed(entry: Any) -> Any:
     if hasattr(entry, 'shape'):
         return entry
     inside = jax.tree.leaves(entry)
-    return inside[0] if len(inside) == 1 else (None if not inside else entry)
+    if not inside:
+        return None
+    return inside[0] if len(inside) == 1 else entry
 
 
 def _by_name(treedef: Any, tree: PyTree) -> list[Any] | None:
@@ -282,7 +286,7 @@ def check_names(
         if not any(matches(name, path) for path in paths):
             known = [separator.join(path) for path in paths]
             text = name if isinstance(name, str) else separator.join(str(part) for part in name)
-            near = difflib.get_close_matches(text, known, n=3, cutoff=0.4) or known[:3]
+            near = nearest_names.closest(text, known)
             raise ValueError(
                 f'{setting}: {name!r} matches no parameter; the nearest are {", ".join(map(repr, near))}'
             )
