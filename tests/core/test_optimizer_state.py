@@ -47,6 +47,15 @@ def test_moments_of_chosen_weights_alone_become_zero(tx):
     assert changed
 
 
+@pytest.mark.parametrize('tx', OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_moments_are_found_by_path_as_by_optax(tx):
+    _, state = tx.update(jax.tree.map(lambda p: p * 0.5, PARAMS), tx.init(PARAMS), PARAMS)
+    expected = optimizer_state.zero_moments(tx, state, WHERE, PARAMS)
+    restarted = optimizer_state.restart_inner_state(state, WHERE)
+    jax.tree.map(np.testing.assert_array_equal, restarted, expected)
+    optimizer_state.check_restartable(tx, PARAMS)
+
+
 def test_a_moment_of_another_shape_is_left_alone():
     tx = optax.adafactor(0.1, min_dim_size_to_factor=2)
     _, state = tx.update(PARAMS, tx.init(PARAMS), PARAMS)
@@ -57,9 +66,12 @@ def test_a_moment_of_another_shape_is_left_alone():
 @pytest.mark.parametrize(
     'tx', [optax.lbfgs(), optax.lbfgs(0.1, linesearch=None), optax.scale_by_lbfgs()]
 )
-def test_lbfgs_is_refused(tx):
+@pytest.mark.parametrize(
+    'check', [optimizer_state.check_resettable, optimizer_state.check_restartable]
+)
+def test_lbfgs_is_refused(check, tx):
     with pytest.raises(ValueError, match=r'cannot be zeroed.*lbfgs.*use a first-order'):
-        optimizer_state.check_resettable(tx, PARAMS)
+        check(tx, PARAMS)
 
 
 @pytest.mark.parametrize(

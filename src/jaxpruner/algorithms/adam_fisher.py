@@ -43,7 +43,9 @@ class AdamFisherPruning(base_updater.BaseUpdater):
         return new_state._replace(inner_state=inner_state)
 
     def check_optimizer(self, inner, params):
-        """Refuses optimizers without second moments."""
+        """Refuses optimizers without second moments, and those whose moments cannot be zeroed, if they are to be."""
+        if self.reset_adam:
+            optimizer_state.check_restartable(inner, params)
         shapes = jax.eval_shape(lambda values: (inner.init(values), values), params)
         moments = optimizer_state.second_moments(*shapes)
         paths, leaves, treedef = tree_lib.flatten_with_paths(params)

@@ -114,6 +114,8 @@ class SET(StaticRandomSparse):
 
     def check_optimizer(self, inner, params):
         """Refuses optimizers whose moments cannot be zeroed."""
+        # By `update_state` here, and by the training step where a subclass has an `update_state` of its own.
+        optimizer_state.check_restartable(inner, params)
         optimizer_state.check_resettable(inner, params)
 
     def check_plan(self, plan):
@@ -124,7 +126,7 @@ class SET(StaticRandomSparse):
     def get_drop_scores(self, sparse_state, params, grads):
         """Scores of the weights: the smallest kept ones are dropped.
 
-        Not called while `elementwise_drop_score` stands for it: who changes this method in place changes both.
+        It is not called while `elementwise_drop_score` gives the same scores. An override in a subclass is called.
         """
         del sparse_state, grads
         return pruners.magnitudes(params)
@@ -206,12 +208,13 @@ class SET(StaticRandomSparse):
         return tree_lib.map_with_missing(came_back, new_state.masks, old_state.masks)
 
     def moments_to_reset(self, old_state, new_state):
-        """The weights that came back, where a subclass has chosen masks and left the optimizer's state as it was.
+        """The weights that came back, if `update_state` has not zeroed their moments already.
 
-        `update_state` of SET and RigL zeroes the moments itself, where subclasses written for JaxPruner expect it.
-        A new `inner_state` shows that this is done.
+        That of SET and RigL has: subclasses written for JaxPruner expect it of `super().update_state`. A subclass that
+        makes masks without it leaves `inner_state` as it was.
         """
-        if new_state.inner_state is not old_state.inner_state:
+        is_already_done = new_state.inner_state is not old_state.inner_state
+        if is_already_done:
             return None
         return self.weights_that_came_back(old_state, new_state)
 
@@ -287,7 +290,7 @@ class RigL(SET):
     """
 
     def get_grow_scores(self, sparse_state, params, grads):
-        """The gradients' magnitudes; not called while `elementwise_grow_score` stands for it."""
+        """The gradients' magnitudes; not called while `elementwise_grow_score` gives the same scores."""
         del sparse_state, params
         return pruners.magnitudes(grads)
 

@@ -1,4 +1,10 @@
-"""Walks through the state of any optax optimizer, by optax's own means."""
+"""Changes and reads the moments in the state of any optax optimizer.
+
+Two functions zero the moments of chosen weights, and both zero an array by the same rule. They find the parameter of an
+array in two ways. `zero_moments` knows the optimizer and asks optax; the training step calls it. `restart_inner_state`
+has JaxPruner's interface, which has no optimizer, and matches paths; `update_state` of an algorithm calls it. `init` of
+a wrapped optimizer tries those that the algorithm uses.
+"""
 
 from typing import Any
 
@@ -35,19 +41,8 @@ def zero_moments(
         lambda p, flag: jnp.zeros((), bool) if flag is None else flag, params, where
     )
 
-    def zeroed(moment: Any, flag: jax.Array) -> Any:
-        # Dense leaves have flags of no dimensions; those of another optimizer are masked nodes.
-        if _is_masked_node(moment) or not getattr(flag, 'ndim', 0):
-            return moment
-        shape = getattr(moment, 'shape', None)
-        if shape is not None and shape[1:] == flag.shape:
-            raise ValueError('the state holds a history of the parameter')  # as lbfgs does
-        if shape != flag.shape:
-            return moment
-        return jnp.where(flag, jnp.zeros_like(moment), moment)
-
     try:
-        return tree_utils.tree_map_params(inner, zeroed, state, flags, is_leaf=_is_masked_node)
+        return tree_utils.tree_map_params(inner, _zeroed, state, flags, is_leaf=_is_masked_node)
     except (ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
         raise ValueError(_CANNOT_RESET) from error
 
@@ -72,29 +67,37 @@ def restart_inner_state(state: Any, masks_activated: tree_lib.PyTree) -> Any:
     >>> restart_inner_state(state, {'w': jnp.array([1, 0])})[0].trace
     {'w': Array([0., 1.], dtype=float32)}
     """
-    flags = dict(
-        jax.tree_util.tree_flatten_with_path(masks_activated, is_leaf=lambda node: node is None)[0]
-    )
+
+    def is_missing(node: Any) -> bool:
+        return node is None
+
+    flags, _ = jax.tree_util.tree_flatten_with_path(masks_activated, is_leaf=is_missing)
+    flag_by_path = dict(flags)
 
     def flag_of(path: tuple[Any, ...]) -> Any:
         """That of the parameter with the longest path that ends this path."""
         for start in range(len(path) + 1):
-            if path[start:] in flags:
-                return flags[path[start:]]
+            if path[start:] in flag_by_path:
+                return flag_by_path[path[start:]]
         return None
 
     def restarted(path: tuple[Any, ...], moment: Any) -> Any:
-        flag = flag_of(path)
-        shape = getattr(moment, 'shape', None)
-        if flag is None or not flag.ndim or shape is None:
-            return moment
-        if shape[1:] == flag.shape:
-            raise ValueError(_CANNOT_RESET)
-        if shape != flag.shape:
-            return moment
-        return jnp.where(jnp.asarray(flag, bool), jnp.zeros_like(moment), moment)
+        return _zeroed(moment, flag_of(path))
 
     return jax.tree_util.tree_map_with_path(restarted, state)
+
+
+def _zeroed(moment: Any, flag: Any) -> Any:
+    """A part of the state with zeros where the flag is set, if it has the shape of the flag's parameter."""
+    # Dense leaves have no flag, or one of no dimensions; parts of the state may be no arrays.
+    shape = getattr(moment, 'shape', None)
+    if shape is None or not getattr(flag, 'ndim', 0):
+        return moment
+    if shape[1:] == flag.shape:  # a history of the parameter, as lbfgs keeps it
+        raise ValueError(_CANNOT_RESET)
+    if shape != flag.shape:
+        return moment
+    return jnp.where(jnp.asarray(flag, bool), jnp.zeros_like(moment), moment)
 
 
 _CANNOT_RESET = (
@@ -108,10 +111,22 @@ def check_resettable(inner: optax.GradientTransformation, params: tree_lib.PyTre
     """Refuses an optimizer whose moments `zero_moments` could not zero; computes nothing."""
 
     def attempt(values: tree_lib.PyTree) -> Any:
-        everywhere = jax.tree.map(lambda value: jnp.ones(value.shape, bool), values)
-        return zero_moments(inner, inner.init(values), everywhere, values)
+        return zero_moments(inner, inner.init(values), _everywhere(values), values)
 
     jax.eval_shape(attempt, params)
+
+
+def check_restartable(inner: optax.GradientTransformation, params: tree_lib.PyTree) -> None:
+    """Refuses an optimizer whose moments `restart_inner_state` could not zero; computes nothing."""
+
+    def attempt(values: tree_lib.PyTree) -> Any:
+        return restart_inner_state(inner.init(values), _everywhere(values))
+
+    jax.eval_shape(attempt, params)
+
+
+def _everywhere(params: tree_lib.PyTree) -> tree_lib.PyTree:
+    return jax.tree.map(lambda param: jnp.ones(param.shape, bool), params)
 
 
 def second_moments(inner_state: Any, params: tree_lib.PyTree) -> list[Any]:
