@@ -1,6 +1,7 @@
 """AC/DC: dense and sparse phases in turn."""
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -79,7 +80,8 @@ class PhasesSchedule:
 
 COUNTS = tuple(field.name for field in dataclasses.fields(PhasesSchedule))
 
-# One update begins the only phase, a sparse one; none leaves training dense.
+# The one update of `OneShotSchedule` begins a sparse phase that lasts to the end. With `NoUpdateSchedule` training
+# stays dense.
 _SCHEDULES = (
     PhasesSchedule,
     sparsity_schedules.PeriodicSchedule,
@@ -156,11 +158,13 @@ class ACDC(base_updater.BaseUpdater):
         if isinstance(schedule, PhasesSchedule):
             return jnp.asarray(schedule.is_sparse(step))
         if not isinstance(schedule, sparsity_schedules.PeriodicSchedule):
-            return jnp.bool_(True)
-        first = -(-schedule.update_start_step // schedule.update_freq)
+            return jnp.bool_(True)  # the only update there is
+        # Updates are numbered by the multiples of `update_freq` that they come at.
+        first = math.ceil(schedule.update_start_step / schedule.update_freq)
         sparse = (jnp.asarray(step) // schedule.update_freq - first) % 2 == 0
         if schedule.update_end_step is not None:
-            sparse |= jnp.asarray(step) + schedule.update_freq > schedule.update_end_step
+            is_last = jnp.asarray(step) + schedule.update_freq > schedule.update_end_step
+            sparse |= is_last
         return sparse
 
     def check_type(self, sparsity_type, where=''):

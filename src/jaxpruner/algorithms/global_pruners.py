@@ -112,7 +112,7 @@ class GlobalPruningMixin(_Pruner):
     def instant_sparsify(
         self, params: tree_lib.PyTree, grads: tree_lib.PyTree | None = None, **extra_args: Any
     ):
-        """One-shot pruning to the total sparsity, as `BaseUpdater.instant_sparsify`."""
+        """One-shot pruning to the total sparsity, as `BaseUpdater.instant_sparsify`; JaxPruner's mixin has it, too."""
         return super().instant_sparsify(params, grads, **extra_args)
 
     def create_masks(self, scores: tree_lib.PyTree, target_sparsity: Any) -> tree_lib.PyTree:
@@ -132,7 +132,10 @@ class GlobalPruningMixin(_Pruner):
         alone = tree_lib.first_matches(custom, paths, 'custom_sparsity_map')
         masks: list[Any] = [None] * len(leaves)
         together = []
-        for i in sorted(range(len(leaves)), key=lambda i: paths[i]):
+        by_path = sorted(
+            range(len(leaves)), key=lambda i: paths[i]
+        )  # of equal scores the first by path is kept
+        for i in by_path:
             if targets[i] is None:
                 continue
             if alone[i] is None:
@@ -158,8 +161,10 @@ class GlobalPruningMixin(_Pruner):
         custom = sparsity_distributions.check_custom_map(self.custom_sparsity_map)
         values = list(custom.values())
         rules = tree_lib.first_matches(custom, paths, 'custom_sparsity_map')
+        # The tree of sparsities of a model that is one bare array is one number, too.
+        is_single_array = treedef.num_nodes == 1
         targets: list[Any]
-        if not _is_one_number(sparsity) or treedef.num_nodes == 1:
+        if is_single_array or not _is_one_number(sparsity):
             targets = tree_lib.leaves_like(treedef, sparsity)
             for i, rule in enumerate(rules):
                 # No schedule delays these leaves.
@@ -207,10 +212,11 @@ def _is_one_number(sparsities: Any) -> bool:
 
 @dataclasses.dataclass
 class _PublishedOrder:
-    """Gives the fields of the classes below JaxPruner's order.
+    """Gives the fields of the classes below JaxPruner's order, for code that passes them by position.
 
-    A dataclass puts a field where the last of its bases has it. `sparsity` is a keyword of every updater, but here the
-    last positional field.
+    A dataclass collects the fields of its bases from the last base to the first. A field stays at the place where it
+    came first, and has the default that came last. So as the last base this class decides the order alone, and none of
+    its defaults is used. Without it `sparsity` would come before `custom_sparsity_map`.
     """
 
     scheduler: Any = None

@@ -74,7 +74,7 @@ class IterativeNMPruning(base_updater.BaseUpdater):
         return pruners.magnitudes(params)
 
     def update_state(self, sparse_state, params, grads, **extra_args):
-        """Masks with as many weights in each group as the schedule has reached."""
+        """Masks that keep in each group the number of weights that the schedule has reached."""
         targets = sparse_state.target_sparsities
         sparsities = self.scheduler.get_sparsity_at_step(targets, sparse_state.count)
         scores = self.scores_now(params, sparse_state, grads, extra_args)

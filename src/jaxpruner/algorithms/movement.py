@@ -34,7 +34,11 @@ class MovementPruning(ste.SteMixin, base_updater.BaseUpdater):
 
     def init_algorithm_state(self, params, target_sparsities):
         """Scores of zero for each leaf that is pruned, in 32 bits at least: products of 16-bit numbers would vanish."""
-        return tree_lib.map_with_missing(_first_scores, params, target_sparsities)
+
+        def first_scores(param, target):
+            return None if target is None else _zero_scores(param)
+
+        return tree_lib.map_with_missing(first_scores, params, target_sparsities)
 
     def track(self, sparse_state, params, grads):
         """Adds the movement of this step to the scores."""
@@ -50,13 +54,12 @@ class MovementPruning(ste.SteMixin, base_updater.BaseUpdater):
             raise ValueError(
                 'movement scores need gradients; pass them: instant_sparsify(params, grads)'
             )
-        return _add_movements(
-            params, grads, jax.tree.map(lambda param: _first_scores(param, 0.0), params)
-        )
+        return _add_movements(params, grads, jax.tree.map(_zero_scores, params))
 
 
-def _first_scores(param, target):
-    if target is None or not jnp.issubdtype(param.dtype, jnp.floating):
+def _zero_scores(param):
+    """Scores of zero; `None` for a leaf that is no array of floats."""
+    if not jnp.issubdtype(param.dtype, jnp.floating):
         return None
     return jnp.zeros_like(param, dtype=jnp.promote_types(param.dtype, jnp.float32))
 

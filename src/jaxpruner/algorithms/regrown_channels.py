@@ -1,4 +1,4 @@
-"""Why channels of which nothing is left do not come back."""
+"""The check of algorithms that let weights come back: they refuse channels that are removed from all leaves."""
 
 from typing import Any
 

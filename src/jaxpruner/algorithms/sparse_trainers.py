@@ -60,7 +60,7 @@ class StaticRandomSparse(base_updater.BaseUpdater):
 
 @dataclasses.dataclass
 class SET(StaticRandomSparse):
-    """Sparse evolutionary training: drops the smallest kept weights, regrows as many at random. Mocanu et al., 2018.
+    """Sparse evolutionary training: drops the smallest kept weights, regrows others at random. Mocanu et al., 2018.
 
     On update steps the optimizer is skipped. A weight that comes back starts at zero with zeroed moments; one that is
     dropped and regrown in the same update keeps both. Call `post_gradient_update` once after `init`.
@@ -156,7 +156,7 @@ class SET(StaticRandomSparse):
           drop_fraction: share of the kept weights to replace.
 
         Returns:
-          The new mask, which keeps as many weights.
+          The new mask, which keeps the same number of weights.
 
         Raises:
           TypeError: called by hand where `sparsity_type` names types by leaf, so that the leaf's is not known.

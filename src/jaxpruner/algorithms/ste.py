@@ -51,7 +51,7 @@ class SteMixin(_Pruner):
         return state._replace(thresholds=nowhere)
 
     def get_initial_masks(self, params, target_sparsities):
-        """Those of the pruner; no update applies them."""
+        """Those of the pruner; no update applies them. JaxPruner's mixin has this method, so it stays callable here."""
         return super().get_initial_masks(params, target_sparsities)
 
     def pre_forward_update(self, params, opt_state=None, *, sparse_state=None):
@@ -85,8 +85,7 @@ class SteMixin(_Pruner):
         scores = self._lazy_scores(detached)
         if scores is None:
             scores = self.calculate_scores(detached, sparse_state=state)
-        has_own_ranking = type(self).create_masks is not base_updater.BaseUpdater.create_masks
-        if has_own_ranking:
+        if self.overrides('create_masks'):  # such a ranking starts at no threshold
             return self.create_masks(scores, sparsities), None
         return self.select_masks(scores, sparsities, state.thresholds)
 

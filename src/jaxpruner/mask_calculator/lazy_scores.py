@@ -19,11 +19,22 @@ ElementwiseFn = Callable[[jax.Array], jax.Array]
 
 
 def hook_describes(updater: Any, hook: str, method: str) -> bool:
-    """Tells whether a hook of an updater's class, or a flag, describes the method that the updater has.
+    """Tells whether a hook, or a flag, of an updater describes the method that the updater has.
 
-    The hook counts only if no class nearer than the one that defines the hook overrides the method: a subclass that
-    overrides the method alone inherits a hook that describes another one. Nor does it count where the method is
+    A subclass that overrides the method alone inherits a hook that describes another method. So the hook counts only if
+    it is defined in the same class as the method, or nearer to the updater. It does not count where the method is
     replaced later, on the object or on a class.
+
+    >>> class Magnitude:
+    ...     def scores(self, weights): ...
+    ...     def score(self): ...
+    >>> class OwnScores(Magnitude):  # the inherited hook describes the other scores
+    ...     def scores(self, weights): ...
+    >>> class OwnScoresAndScore(OwnScores):
+    ...     def score(self): ...
+    >>> updaters = Magnitude(), OwnScores(), OwnScoresAndScore()
+    >>> [hook_describes(updater, 'score', 'scores') for updater in updaters]
+    [True, False, True]
     """
     if method in vars(updater):
         return False
