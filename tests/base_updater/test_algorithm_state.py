@@ -65,7 +65,7 @@ DRIFTS = {
 
 
 @pytest.mark.parametrize(('first', 'then', 'words'), DRIFTS.values(), ids=DRIFTS)
-def test_a_memory_that_changes_is_refused_with_class_leaf_and_remedy(first, then, words):
+def test_an_algorithm_state_that_changes_is_refused_with_class_leaf_and_remedy(first, then, words):
     remedy = r'init_algorithm_state .*jnp\.zeros_like\(param, dtype=jnp\.float32\)'
     with pytest.raises(TypeError, match=rf'Keeps\.track changes .*{words}.*{remedy}'):
         step(keeps(first, then))
@@ -91,12 +91,12 @@ STAYS = {
 
 
 @pytest.mark.parametrize(('first', 'then'), STAYS.values(), ids=STAYS)
-def test_a_memory_that_stays_is_taken(first, then):
+def test_an_algorithm_state_that_stays_is_taken(first, then):
     state = step(keeps(first, then))
     assert int(state.masks['w'].sum()) == 8
 
 
-def test_a_memory_of_parameters_in_16_bits_may_have_32():
+def test_an_algorithm_state_of_parameters_in_16_bits_may_have_32():
     @dataclasses.dataclass
     class Averages(jaxpruner.BaseUpdater):
         def init_algorithm_state(self, params, target_sparsities):

@@ -50,7 +50,7 @@ _MAKERS = (
 
 
 class CompactMoments(NamedTuple):
-    """The state of an optimizer of which only kept weights have moments; plain arrays.
+    """The state of an optimizer that has moments of kept weights alone; plain arrays.
 
     Attributes:
       positions: tree like the parameters of int32 [kept], where the kept weights of a flattened leaf stand, ascending;
@@ -269,7 +269,7 @@ def _positions(param: Any, mask: jax.Array, count: int) -> jax.Array:
 
 
 def _gathered(tree: tree_lib.PyTree, positions: tree_lib.PyTree) -> tree_lib.PyTree:
-    """A tree of which masked leaves hold their kept weights alone."""
+    """A tree whose masked leaves hold their kept weights alone."""
 
     def gathered(leaf: Any, where: Any) -> Any:
         if where is None:

@@ -263,7 +263,7 @@ def _kept_of_layer(leaf: LeafPlan) -> int | None:
 
 
 def _has_equal_groups(sparsity_type: Any, shape: tuple[int, ...], groups: int) -> bool:
-    """Whether all groups are known to have as many weights: blocks at the edges may have fewer."""
+    """Whether all groups are known to be of one size: blocks at the edges may have fewer weights."""
     if type(sparsity_type) is Block:
         lengths = zip(reversed(shape), reversed(sparsity_type.block_shape), strict=False)
         return all(length % block == 0 for length, block in lengths)

@@ -46,9 +46,7 @@ class Pruner(Protocol):
     """What a wrapped optimizer reads and calls: methods down to `check_plan` in `init`, the others in each step."""
 
     regrows_from_zero: ClassVar[bool]  # weights that come back start at zero
-    ranks_next_params: ClassVar[
-        bool
-    ]  # a mask update ranks the parameters as they are after the step
+    ranks_next_params: ClassVar[bool]  # a mask update ranks the parameters after the step
     scheduler: sparsity_schedules.BaseSchedule  # says at which steps masks are updated
     skip_gradients: bool  # no optimizer step where masks are updated
     is_sparse_gradients: bool  # the optimizer sees masked gradients

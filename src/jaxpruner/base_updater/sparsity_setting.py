@@ -68,12 +68,10 @@ def _declares_sparsity_itself(updater: PlannedPruner) -> bool:
 
 def _is_published_default(distribution: Any) -> bool:
     """Whether it is JaxPruner's default, written out: clients that pass every field by position give it."""
-    if (
-        not isinstance(distribution, functools.partial)
-        or distribution.func is not sparsity_distributions.uniform
-    ):
+    if not isinstance(distribution, functools.partial) or distribution.args:
         return False
-    return distribution.args == () and distribution.keywords == {'sparsity': 0.0}
+    is_uniform = distribution.func is sparsity_distributions.uniform
+    return is_uniform and distribution.keywords == {'sparsity': 0.0}
 
 
 def _default(updater: PlannedPruner) -> Any:

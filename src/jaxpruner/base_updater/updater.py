@@ -81,7 +81,8 @@ class BaseUpdater(OptionalHooks, ShortRepr):
     # Whether `create_masks` and `select_masks` take lazy scores (`selection.Scores`), too. A subclass that overrides
     # one of them gets arrays, unless it says so again.
     ranks_lazy_scores: ClassVar[bool] = True
-    # Whether as many weights are kept at every step. A subclass that overrides what makes masks says it anew.
+    # Whether the number of kept weights is the same at every step. A subclass that overrides what makes masks sets it
+    # again.
     keeps_count: ClassVar[bool] = False
     # What one ranking holds: a 'leaf' (or a layer), the 'model', or 'other' sets, whose counts a plan cannot tell.
     ranked_together: ClassVar[str] = 'leaf'
@@ -388,7 +389,7 @@ class BaseUpdater(OptionalHooks, ShortRepr):
         return sparsity_setting.distribution_of(self)
 
     def kept_counts(self, params: tree_lib.PyTree) -> list[int | None]:
-        """How many weights of each leaf are kept at every step, where `keeps_count` says that as many are.
+        """How many weights of each leaf are kept at every step, if `keeps_count` says that the number stays.
 
         Args:
           params: the parameters, or their shapes.

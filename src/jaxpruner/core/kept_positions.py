@@ -11,7 +11,7 @@ _WORD = 32  # bits
 
 
 def positions_of(kept: jax.Array, count: int) -> jax.Array:
-    """The positions of so many flags that are true, ascending: `jnp.nonzero` without a whole number for each flag.
+    """Finds the positions of the flags that are true, ascending: `jnp.nonzero` without a whole number for each flag.
 
     Words of 32 flags are counted, and for each position the word is found that holds it; then the half of the word, the
     quarter, and so on.
@@ -49,7 +49,7 @@ def _bits_in(words: jax.Array) -> jax.Array:
 
 
 def _position_in_word(word: jax.Array, rank: jax.Array) -> jax.Array:
-    """Where the bit stands that so many set bits stand before: in which half of the word, then in which quarter."""
+    """Finds the set bit that has `rank` set bits before it: in which half of the word, then in which quarter."""
     position = jnp.zeros_like(rank)
     width = _WORD // 2
     while width:

@@ -190,7 +190,7 @@ def _local_shape(param: Any) -> tuple[int, ...]:
 def _warn_of_shared_bytes(
     stored: tree_lib.PyTree, given: tree_lib.PyTree, params: tree_lib.PyTree
 ) -> None:
-    """Names the masks of which single bytes hold weights of several devices, unless they were given so."""
+    """Names the masks in which single bytes hold weights of several devices, unless they were given so."""
     paths, leaves, treedef = tree_lib.flatten_with_paths(params)
     masks, before = tree_lib.leaves_like(treedef, stored), tree_lib.leaves_like(treedef, given)
     named = []
@@ -227,7 +227,7 @@ def _splits_a_byte(param: Any, packed_mask: Any) -> bool:
 def warn_of_emptied(
     masks: tree_lib.PyTree, params: tree_lib.PyTree, grads: tree_lib.PyTree | None
 ) -> None:
-    """Names the leaves of which nothing is kept because they, or their gradients, are NaN throughout.
+    """Names the leaves that lose every weight because they, or their gradients, are NaN throughout.
 
     NaN ranks lowest and is never kept, so that such a leaf becomes zero. Nothing is looked at where values are traced.
 

@@ -1,7 +1,7 @@
 """Masks at one bit per weight.
 
-A packed mask is a plain uint8 array of the parameter's rank, `jnp.packbits(mask, axis=a)`. Who packs chooses the axis
-`a`, so that each device packs what it has of a sharded parameter; who unpacks reads it off the two shapes.
+A packed mask is a plain uint8 array of the parameter's rank, `jnp.packbits(mask, axis=a)`. Packing chooses the
+axis `a`, so that each device packs what it has of a sharded parameter. Unpacking reads the axis off the two shapes.
 """
 
 import functools

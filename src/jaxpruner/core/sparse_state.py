@@ -94,7 +94,7 @@ def split_masks(opt_state: Any) -> tuple[Any, tuple[SparseState, ...]]:
 
 
 def join_masks(rest: Any, masks: tuple[SparseState, ...]) -> Any:
-    """The optimizer state of which `split_masks` made these two.
+    """The optimizer state that `split_masks` split into these two.
 
     Args:
       rest: the state without masks, or what a step made of it.

@@ -11,7 +11,7 @@ from typing import Literal
 WIDTH = 80
 # A column that gives way keeps at least this many characters.
 _LEAST_WIDTH = 8
-# One that wraps between words gives way before others, down to so many characters.
+# A column that wraps between words gives way before others, down to this many characters.
 _WRAPPED_WIDTH = 16
 _GAP = '  '
 _ELLIPSIS = '…'
