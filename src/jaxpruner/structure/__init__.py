@@ -43,6 +43,9 @@ Each folder begins with a worked example. Read them in this order:
                                              which arguments build such a module
     graph       what users hold, `ChannelGraph`: a file for each purpose of its methods
 
+A graph may have the traces of several programs of one model. Code about all of them reads `graph.traces`; `graph.trace`
+is the first.
+
 Beside the folders, `tracing` traces a model, `programs` says what a graph is made of, and `groups` gives names to what
 the analysis found. `zero_channels`, `channel_tables`, `grouped_channels` and `group_lasso` are about training that
 removes channels, and `refitting` fits kernels to calibration inputs.

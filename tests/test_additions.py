@@ -1,0 +1,80 @@
+"""What CONTRIBUTING.md asks of an addition: each place that lists algorithms or sparsity types names all of them."""
+
+import dataclasses
+import inspect
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from jaxpruner import BaseUpdater, algorithms, api, mask_calculator, oneshot, sparsity_types
+from jaxpruner.base_updater import config_keys, leaf_plans
+from jaxpruner.sparsity_types import settings
+
+ROOT = Path(__file__).resolve().parents[1]
+# Users make these by hand: a configuration cannot hold masks.
+WITHOUT_NAME = {'FixedMask'}
+
+
+def classes_of(module):
+    """The classes that a package exports, by name."""
+    return {name: value for name, value in vars(module).items() if inspect.isclass(value)}
+
+
+UPDATERS = {
+    name: value
+    for name, value in (classes_of(algorithms) | classes_of(oneshot)).items()
+    if issubclass(value, BaseUpdater)
+}
+TRAINED = classes_of(algorithms).keys() & UPDATERS.keys() - WITHOUT_NAME
+TYPES = {
+    name: value
+    for name, value in classes_of(sparsity_types).items()
+    if dataclasses.is_dataclass(value)
+}
+# A type with its arguments, where its constructor needs some.
+MADE = {'NByM': (2, 4), 'Block': ((2, 2),)}
+
+
+def test_the_table_of_packages_has_the_layers_of_the_linter():
+    contributing = (ROOT / 'CONTRIBUTING.md').read_text()
+    section = contributing.split('## Where things are')[1].split('\n## ')[0]
+    rows = []
+    for cell in re.findall(r'^\| (`[^|]*) \|', section, re.MULTILINE):
+        names = re.findall(r'`(\w+)(?:/|\.py)`', cell)
+        rows.append(set(names))
+    tools = tomllib.loads((ROOT / 'pyproject.toml').read_text())['tool']
+    layers = tools['importlinter']['contracts'][0]['layers']
+    assert rows == [set(layer.split(' | ')) for layer in reversed(layers)]
+
+
+@pytest.mark.parametrize('name', sorted(TRAINED))
+def test_an_algorithm_has_a_name_in_configurations(name):
+    assert UPDATERS[name] in api.ALGORITHM_REGISTRY.values()
+
+
+@pytest.mark.parametrize('name', sorted(UPDATERS.keys() - WITHOUT_NAME))
+def test_each_field_of_an_algorithm_is_checked(name):
+    fields = {field.name for field in dataclasses.fields(UPDATERS[name]) if field.init}
+    assert fields - config_keys.CONFIG_KEYS.keys() == set()
+
+
+@pytest.mark.parametrize('name', sorted(TYPES))
+def test_errors_name_each_sparsity_type(name):
+    for read in (settings.normalize_setting, mask_calculator.get_topk_fn):
+        with pytest.raises(TypeError, match=rf'\b{name}\b'):
+            read(0)
+
+
+@pytest.mark.parametrize('name', sorted(TYPES))
+def test_plans_have_words_for_each_sparsity_type(name):
+    made = TYPES[name](*MADE.get(name, ()))
+    assert leaf_plans.type_words(made) != repr(made)
+
+
+@pytest.mark.parametrize('name', sorted(TYPES))
+def test_documents_name_each_sparsity_type(name):
+    docs = ROOT / 'docs'
+    assert f'\njaxpruner.{name}\n' in (docs / 'reference' / 'sparsity_types.md').read_text()
+    assert f'\n| `{name}(' in (docs / 'how_to' / 'choose_sparsity_types.md').read_text()
