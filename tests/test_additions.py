@@ -1,7 +1,9 @@
 """What CONTRIBUTING.md asks of an addition: each place that lists algorithms or sparsity types names all of them."""
 
 import dataclasses
+import importlib
 import inspect
+import pkgutil
 import re
 import tomllib
 from pathlib import Path
@@ -13,6 +15,11 @@ from jaxpruner.base_updater import config_keys, leaf_plans
 from jaxpruner.sparsity_types import settings
 
 ROOT = Path(__file__).resolve().parents[1]
+CONTRIBUTING = (ROOT / 'CONTRIBUTING.md').read_text()
+PROSE = re.sub(r'```.*?```', '', CONTRIBUTING, flags=re.DOTALL)
+PACKAGE = ROOT / 'src' / 'jaxpruner'
+# Where the page says that its paths begin.
+BEGINNINGS = (ROOT, ROOT / 'src', PACKAGE, *(path for path in PACKAGE.rglob('*') if path.is_dir()))
 # Users make these by hand: a configuration cannot hold masks.
 WITHOUT_NAME = {'FixedMask'}
 
@@ -37,9 +44,26 @@ TYPES = {
 MADE = {'NByM': (2, 4), 'Block': ((2, 2),)}
 
 
+@pytest.mark.parametrize('path', sorted(set(re.findall(r'`([\w/]+(?:\.py|\.md|/))`', PROSE))))
+def test_the_paths_of_the_page_lead_somewhere(path):
+    assert any((beginning / path).exists() for beginning in BEGINNINGS)
+
+
+def test_the_constants_and_private_names_of_the_page_are_in_the_code():
+    named = set(re.findall(r'`(?:\w+\.)*(_\w+|[A-Z][A-Z_]+)`', PROSE))
+    files = [
+        *PACKAGE.rglob('*.py'),
+        *(ROOT / 'tests').rglob('*.py'),
+        *(ROOT / 'docs').rglob('*.py'),
+    ]
+    words = set()
+    for file in files:
+        words.update(re.findall(r'\w+', file.read_text()))
+    assert named - words == set()
+
+
 def test_the_table_of_packages_has_the_layers_of_the_linter():
-    contributing = (ROOT / 'CONTRIBUTING.md').read_text()
-    section = contributing.split('## Where things are')[1].split('\n## ')[0]
+    section = CONTRIBUTING.split('## Where things are')[1].split('\n## ')[0]
     rows = []
     for cell in re.findall(r'^\| (`[^|]*) \|', section, re.MULTILINE):
         names = re.findall(r'`(\w+)(?:/|\.py)`', cell)
@@ -47,6 +71,27 @@ def test_the_table_of_packages_has_the_layers_of_the_linter():
     tools = tomllib.loads((ROOT / 'pyproject.toml').read_text())['tool']
     layers = tools['importlinter']['contracts'][0]['layers']
     assert rows == [set(layer.split(' | ')) for layer in reversed(layers)]
+
+
+@pytest.mark.parametrize(
+    ('package', 'file'),
+    [
+        (package, module.name)
+        for package in (algorithms, oneshot)
+        for module in pkgutil.iter_modules(package.__path__)
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_a_package_exports_the_algorithms_of_its_files(package, file):
+    module = importlib.import_module(f'{package.__name__}.{file}')
+    public = {
+        name
+        for name, value in classes_of(module).items()
+        if issubclass(value, BaseUpdater)
+        and value.__module__ == module.__name__
+        and not name.startswith('_')
+    }
+    assert public - classes_of(package).keys() == set()
 
 
 @pytest.mark.parametrize('name', sorted(TRAINED))
