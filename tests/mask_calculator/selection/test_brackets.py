@@ -1,4 +1,4 @@
-"""Brackets close around the place where a falling count passes a wanted number, and do so in few turns."""
+"""Brackets close around the place where a falling count passes a wanted number, and do so in few iterations."""
 
 import functools
 
@@ -13,20 +13,20 @@ from jaxpruner.mask_calculator.selection import brackets
 from jaxpruner.mask_calculator.selection.brackets import Brackets
 
 WIDTH = 4**5
-# Three probes settle two bits; each turn that narrows by little is followed by one that divides evenly.
-TURNS = 2 * 5 + 1
+# Three probes settle two bits; each iteration that narrows by little is followed by one that divides evenly.
+ITERATIONS = 2 * 5 + 1
 
 
-@functools.partial(jax.jit, static_argnames=('probes', 'turns'))
-def settle(counts, wanted, probes=3, turns=None):
+@functools.partial(jax.jit, static_argnames=('probe_count', 'iterations'))
+def settle(counts, wanted, probe_count=3, iterations=None):
     low, high = jnp.zeros(len(counts), jnp.uint32), jnp.full(len(counts), WIDTH, jnp.uint32)
     start = Brackets.between(low, high, counts[:, 0], counts[:, -1], wanted)
     return brackets.settle(
         start,
         prepare=lambda probes: probes,
         count=lambda probes: jnp.take_along_axis(counts, probes.astype(jnp.int32), 1),
-        probes=probes,
-        turns=turns,
+        probe_count=probe_count,
+        iterations=iterations,
     )
 
 
@@ -49,15 +49,15 @@ places = st.one_of(
     places,
     st.floats(0, 1),
     st.floats(0, 1),
-    st.sampled_from([(3, None), (3, TURNS), (15, 3)]),
+    st.sampled_from([(3, None), (3, ITERATIONS), (15, 3)]),
 )
 def test_each_bracket_settles(first, second, share, other_share, how):
     counts = np.stack([falling(first), falling(second)])
     wanted = np.array(
         [max(1, round(s * len(p))) for s, p in ((share, first), (other_share, second))], np.uint32
     )
-    probes, turns = how
-    found = settle(counts, wanted, probes, turns)
+    probe_count, iterations = how
+    found = settle(counts, wanted, probe_count, iterations)
     assert not found.is_unsettled.any()
     for i in range(2):
         (low,), (high,) = found.low[i], found.high[i]
@@ -68,7 +68,7 @@ def test_each_bracket_settles(first, second, share, other_share, how):
 def test_an_even_fall_is_guessed_at_once():
     counts = falling(range(0, WIDTH, 2))[None]
     found = settle(
-        counts, np.array([100], np.uint32), turns=2
+        counts, np.array([100], np.uint32), iterations=2
     )  # the first divides evenly, since nothing is known
     assert found.count_low.tolist() == [[100]]
 

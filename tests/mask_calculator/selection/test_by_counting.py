@@ -50,13 +50,15 @@ def test_the_fast_selection_keeps_what_it_keeps(name, dtype, shape):
 
 
 @pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64'])
-def test_positions_are_in_the_order_of_floats(dtype):
+def test_float_ranks_are_in_the_order_of_floats(dtype):
     dtype = np.dtype(dtype)
-    infinity = by_counting.position_of_infinity(dtype)
-    positions = np.linspace(-infinity, infinity, 101).astype(np.int64).tolist()
-    values = [by_counting.value_at(position, dtype) for position in positions]
+    infinity = by_counting.float_rank_of_infinity(dtype)
+    float_ranks = np.linspace(-infinity, infinity, 101).astype(np.int64).tolist()
+    values = [by_counting.value_at(float_rank, dtype) for float_rank in float_ranks]
     assert np.all(np.diff(values[1:-1]) > 0)
     assert (values[0], values[50], values[-1]) == (-np.inf, 0, np.inf)
-    for position in (-3, 0, 1, 1000):
-        value = by_counting.value_at(position, dtype)
-        assert np.nextafter(value, dtype.type(np.inf)) == by_counting.value_at(position + 1, dtype)
+    for float_rank in (-3, 0, 1, 1000):
+        value = by_counting.value_at(float_rank, dtype)
+        assert np.nextafter(value, dtype.type(np.inf)) == by_counting.value_at(
+            float_rank + 1, dtype
+        )

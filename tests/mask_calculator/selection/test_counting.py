@@ -1,4 +1,4 @@
-"""Counts of scores that several devices hold: each counts its own part, and one sum is made of the counts."""
+"""Counts of scores that several devices hold: each counts its own shard, and one sum is made of the counts."""
 
 import math
 
@@ -12,7 +12,7 @@ import jaxpruner
 from helpers import eight_devices, hlo
 from jaxpruner import mask_calculator, sparsity_types
 from jaxpruner.mask_calculator import selection
-from jaxpruner.mask_calculator.selection import counting
+from jaxpruner.mask_calculator.selection import passes
 from jaxpruner.mask_calculator.selection.passes import LeafByLeaf
 
 COLLECTIVES = ('all-gather', 'all-to-all', 'all-reduce', 'collective-permute', 'reduce-scatter')
@@ -73,7 +73,7 @@ def check_counts_are_those_of_one_device(spec):
     def both(scores, thresholds):
         ranking = LeafByLeaf([scores], [True])
         ends = jnp.array([[1, 50, 128]] * 4, jnp.uint32)
-        between = counting.count_between_before(ranking.arrays, thresholds, ends, ranking.counter)
+        between = passes.count_between_before(ranking.arrays, thresholds, ends, ranking.counter)
         return ranking.count_reaching(thresholds), between
 
     compiled = both.lower(sharded, thresholds).compile()

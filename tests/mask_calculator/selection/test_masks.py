@@ -1,4 +1,4 @@
-"""Where the ties that are kept end, in rows that are counted in few parts or in many."""
+"""Where the ties that are kept end, in rows that are counted in few chunks or in many."""
 
 import jax
 import jax.numpy as jnp
@@ -7,15 +7,15 @@ import pytest
 
 from jaxpruner.mask_calculator import selection
 from jaxpruner.mask_calculator.selection import masks
-from jaxpruner.mask_calculator.selection.scores import Turn
+from jaxpruner.mask_calculator.selection.scores import RowCursor
 
 FEW = masks._FEW_SCORES
 MANY = 3 * FEW + 7
 
 
-def place_after(row, room):
-    """The place after the last tie (a 2) that there is room for."""
-    return 0 if room == 0 else int(np.flatnonzero(row == 2)[room - 1]) + 1
+def place_after(row, ties_to_keep):
+    """The place after the last tie (a 2) that is kept."""
+    return 0 if ties_to_keep == 0 else int(np.flatnonzero(row == 2)[ties_to_keep - 1]) + 1
 
 
 @pytest.mark.parametrize('unwritten', [False, True], ids=['written', 'unwritten'])
@@ -35,7 +35,7 @@ def place_after(row, room):
             (1, MANY),
             (1, 2),
             (2, FEW // 2),
-        ],  # parts are of the longest row's length, which others may not have
+        ],  # chunks are of the longest row's length, which others may not have
     ],
     ids=str,
 )
@@ -49,17 +49,17 @@ def test_ends_are_the_places_after_the_last_tie_that_is_kept(shapes, dtype, unwr
     between = jnp.array([2, 3], dtype)
 
     @jax.jit
-    def end_in_row(row, room):
-        turn = Turn.of(given, row, jnp.dtype('uint32'))
-        return masks.end_in_row(jnp.uint32(0), turn, between, room)
+    def end_in_row(row, ties_to_keep):
+        cursor = RowCursor.at_row(given, row, jnp.dtype('uint32'))
+        return masks.end_in_row(jnp.uint32(0), cursor, between, ties_to_keep)
 
-    for number, row in enumerate(rows):
+    for index, row in enumerate(rows):
         ties = (row == 2).sum()
-        for room in {0, min(ties, 1), ties // 3, max(ties - 1, 0), ties}:
-            assert end_in_row(number, jnp.uint32(room)) == place_after(row, room)
+        for ties_to_keep in {0, min(ties, 1), ties // 3, max(ties - 1, 0), ties}:
+            assert end_in_row(index, jnp.uint32(ties_to_keep)) == place_after(row, ties_to_keep)
 
 
-def test_few_scores_have_few_parts():
+def test_few_scores_have_few_chunks():
     for size in (*range(1, 50), FEW - 1, FEW):
-        length = masks._part_length(size)
-        assert 1 <= size // length <= masks._FEW_PARTS
+        length = masks._chunk_length(size)
+        assert 1 <= size // length <= masks._FEW_CHUNKS

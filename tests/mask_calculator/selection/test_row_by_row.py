@@ -1,4 +1,4 @@
-"""Rows that take turns: masks are those of the selection in its simplest form, in every kind of group."""
+"""Rows one after another: masks are those of the selection in its simplest form, in every kind of batch."""
 
 import hypothesis
 import hypothesis.strategies as st
@@ -76,9 +76,9 @@ def test_the_shapes_are_of_all_kinds():
         for i, shape in enumerate(SHAPES)
         if i not in STACKED and 0 not in shape
     ]
-    (group,) = [group for group in row_by_row.groups(alone) if group.lengths is not None]
-    assert len(group.indices) == 8
-    assert len(set(group.lengths)) == 2
+    (batch,) = [batch for batch in row_by_row.batches(alone) if batch.lengths is not None]
+    assert len(batch.indices) == 8
+    assert len(set(batch.lengths)) == 2
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'float16'])
@@ -152,25 +152,25 @@ TOO_LONG = 2**19 + 1
         pytest.param([TOO_LONG] * 6, [([0, 1, 2, 3, 4, 5], None)], id='too long to be copied'),
     ],
 )
-def test_groups(lengths, expected):
+def test_batches(lengths, expected):
     arrays = [jax.ShapeDtypeStruct((1, length), jnp.float32) for length in lengths]
-    assert row_by_row.groups(arrays) == expected
+    assert row_by_row.batches(arrays) == expected
 
 
 def test_a_table_of_masks_is_of_a_limited_size(monkeypatch):
     monkeypatch.setattr(row_by_row, 'LARGEST_TABLE', 6 * 90)
     arrays = [jax.ShapeDtypeStruct((10, 9), jnp.float32)] * 13
     arrays.append(jax.ShapeDtypeStruct((61, 9), jnp.float32))
-    groups = row_by_row.groups(arrays)
+    batches = row_by_row.batches(arrays)
     expected = [(list(range(6)), [9] * 6), (list(range(6, 12)), [9] * 6), ([13, 12], None)]
-    assert groups == expected
+    assert batches == expected
 
 
 @pytest.mark.parametrize(
     ('shape', 'expected'), [((64, 64), True), ((63, 64), False), ((64, 65), False)]
 )
-def test_many_short_rows_take_no_turns(shape, expected):
-    assert row_by_row.takes_too_many_turns(jnp.zeros(shape)) == expected
+def test_many_short_rows_go_in_passes(shape, expected):
+    assert row_by_row.has_many_short_rows(jnp.zeros(shape)) == expected
     scores = jax.random.normal(jax.random.key(0), shape)
     (selected,) = selection.keep_largest_each([selection.Request(scores, 5, is_stacked=True)])
     for mask, row in zip(selected.mask, scores, strict=True):

@@ -8,8 +8,8 @@ import pytest
 from jaxpruner.mask_calculator import selection
 from jaxpruner.mask_calculator.selection import search
 from jaxpruner.mask_calculator.selection.brackets import Order
-from jaxpruner.mask_calculator.selection.row_by_row import RowInTurn
-from jaxpruner.mask_calculator.selection.scores import Turn
+from jaxpruner.mask_calculator.selection.row_by_row import RankedRow
+from jaxpruner.mask_calculator.selection.scores import RowCursor
 
 LARGE = (1024, 640)  # more scores than are compared pair by pair
 NORMAL = jax.random.normal(jax.random.key(0), LARGE)
@@ -26,8 +26,8 @@ SCORES = {
 
 @jax.jit  # one program for all rows and targets
 def probes_of_row(arrays, row, target):
-    turn = Turn.of(arrays, row, jnp.dtype('uint32'))
-    return RowInTurn(turn, Order.of(arrays[0].dtype)).probes(target[None])
+    cursor = RowCursor.at_row(arrays, row, jnp.dtype('uint32'))
+    return RankedRow(cursor, Order.from_dtype(arrays[0].dtype)).sampled_probes(target[None])
 
 
 def probes_of_rows(arrays, targets):
@@ -37,12 +37,15 @@ def probes_of_rows(arrays, targets):
 @jax.jit
 def probes_jointly(arrays, targets):
     dtype = arrays[0].dtype
-    return search.sampled_jointly(arrays, jnp.ones(len(arrays), dtype), targets, Order.of(dtype))
+    return search.sampled_jointly(
+        arrays, jnp.ones(len(arrays), dtype), targets, Order.from_dtype(dtype)
+    )
 
 
 def shares_reached(probes, scores):
     values, scores = (
-        np.asarray(x.astype(jnp.float32)) for x in (Order.of(scores.dtype).value(probes)[0], scores)
+        np.asarray(x.astype(jnp.float32))
+        for x in (Order.from_dtype(scores.dtype).value(probes)[0], scores)
     )
     return [float(np.mean(scores >= value)) for value in values]
 
@@ -69,7 +72,7 @@ def test_outer_probes_nearly_always_hold_the_threshold():
     rows = jax.random.normal(jax.random.key(3), (40, 2**19))
     wanted = np.arange(1, 41) * 2**19 // 41
     probes = probes_of_rows([rows], wanted)
-    values = np.asarray(Order.of(rows.dtype).value(probes))
+    values = np.asarray(Order.from_dtype(rows.dtype).value(probes))
     reached = (np.asarray(rows)[:, :, None] >= values[:, None]).sum(1)
     held = (reached[:, 0] >= wanted) & (reached[:, 2] < wanted)
     assert held.sum() >= 35
@@ -82,7 +85,7 @@ def test_each_row_has_its_own_probes():
     apart = [jnp.concatenate([rows * scale for scale in scales[:2]]), rows * scales[2]]
     wanted = np.full(3, NORMAL.size // 10)
     for arrays in ([stacked], apart):
-        values = np.asarray(Order.of(rows.dtype).value(probes_of_rows(arrays, wanted)))
+        values = np.asarray(Order.from_dtype(rows.dtype).value(probes_of_rows(arrays, wanted)))
         np.testing.assert_allclose(values / np.array(scales)[:, None], 1.645, rtol=0.1)
 
 
@@ -112,7 +115,7 @@ def test_all_arrays_of_a_model_are_sampled():
     """The last of many weigh as much as the first."""
     arrays = [jnp.full((1, 2**15), float(i)) for i in range(64)]
     probes = probes_jointly(arrays, np.array([2**15 * 16]))
-    np.testing.assert_allclose(Order.of(arrays[0].dtype).value(probes)[0], 48, atol=2)
+    np.testing.assert_allclose(Order.from_dtype(arrays[0].dtype).value(probes)[0], 48, atol=2)
 
 
 def some(value, share):

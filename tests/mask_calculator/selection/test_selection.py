@@ -107,7 +107,7 @@ def test_it_keeps_what_a_stable_sort_keeps(ranking):
 
 @functools.cache
 def compiled_as_elsewhere(shape, dtype, machine, name, value):
-    """What runs on accelerators (many probes in a number of turns that is known), or on many devices (counts alone)."""
+    """What runs on accelerators (many probes in a fixed number of passes), or on many devices (counts alone)."""
     with pytest.MonkeyPatch.context() as patch, compiling.traced_as(machine):
         patch.setattr(jax, name, lambda: value)
         lowered = jax.jit(selection.keep_largest).lower(
@@ -347,7 +347,7 @@ def test_nothing_as_large_as_the_scores_is_written_but_the_mask(dtype, shapes, j
     )
     total = sum(array.size for array in arrays)
     if len(arrays) > 2 and not jointly:
-        # Short arrays are copied to a buffer in turn, and their masks are made in a table.
+        # Short arrays are copied to a buffer one after another, and their masks are made in a table.
         temporary -= arrays[0].nbytes + arrays[0].size + total
     assert temporary <= 0.05 * total
 

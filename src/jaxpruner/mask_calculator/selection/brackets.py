@@ -1,14 +1,14 @@
 """Narrows brackets by counting at probes, many brackets at a time.
 
-A bracket holds a position at which a falling count passes a target: at least `target` are counted at `low`, fewer at
-`high`. Positions are those of floats (`Order`), or indices in flat order where the end of the ties is sought.
+A bracket is two whole numbers between which a falling count passes a target: at least `target` are counted at `low`,
+fewer at `high`. The numbers are float ranks (`Order`), or indices in flat order where the end of the ties is sought.
 
 Probes stand where the count would pass its target if it fell evenly within the bracket. Where that narrowed a bracket
-by little, the next probes divide it evenly, which bounds the number of turns. A bracket is settled when the count at
-`low` is the target, or when nothing lies between `low` and `high`.
+by little, the next probes divide it evenly, which bounds the number of iterations. A bracket is settled when the count
+at `low` is the target, or when nothing lies between `low` and `high`.
 
-What is counted for one bracket may have parts, arrays that are ranked together. Then the counts of each part at `low`
-and `high` are kept, too, so that no pass has to find them where the ties are cut.
+A ranking of several arrays, its members, has one bracket. Then the counts of each member at `low` and `high` are kept,
+too, so that no pass has to find them where the ties are cut.
 """
 
 from collections.abc import Callable
@@ -21,30 +21,30 @@ from jax import lax
 
 from jaxpruner.core import control
 
-# How far the outer probes stand from the middle one: so many standard deviations of counts that are scattered evenly,
-# and so much of the bracket, since the fall may bend. In brackets that are short against the scale on which it bends
+# Distance of the outer probes from the middle one: this many standard deviations of counts that are scattered evenly,
+# and this share of the bracket, since the fall may bend. In brackets that are short against the scale on which it bends
 # the second is proportional to their width. All three were tuned on magnitudes of several distributions.
 _DEVIATIONS = 1.0
 _BEND = 0.2
 _BEND_IN_A_SCALE = 2.0
-# A float that is rounded up to the number of all positions would not convert back.
+# A share that is rounded up to all of the width would not convert back.
 _MOST_OF_WIDTH = 1 - 2**-20
 
 
 class Order(NamedTuple):
-    """Floats of one dtype as whole numbers in the same order, so that a bracket can be halved exactly.
+    """The order of the floats of one dtype, as whole numbers, so that a bracket can be halved exactly.
 
-    The position of a float is its rank among all floats of the dtype, and says nothing of where it stands in an array.
-    Positions are unsigned; -0.0 and 0.0 share one.
+    The float rank of a value is its rank among all floats of the dtype. It depends on no array. Float ranks are
+    unsigned; -0.0 and 0.0 share one.
     """
 
     dtype: jnp.dtype  # of the floats
     bits: jnp.dtype  # signed integers as wide as the floats
     signed: jnp.dtype  # at least 32 bits, to compute in
-    unsigned: jnp.dtype  # of the positions
+    unsigned: jnp.dtype  # of the float ranks
 
     @classmethod
-    def of(cls, dtype: jnp.dtype) -> 'Order':
+    def from_dtype(cls, dtype: jnp.dtype) -> 'Order':
         """Makes the order of a float dtype that has infinities."""
         width = 8 * jnp.dtype(dtype).itemsize
         wide = max(width, 32)
@@ -55,15 +55,15 @@ class Order(NamedTuple):
             unsigned=jnp.dtype(f'uint{wide}'),
         )
 
-    def position(self, value: jax.Array) -> jax.Array:
-        """Finds the position of each value; that of NaN means nothing."""
+    def float_rank(self, value: jax.Array) -> jax.Array:
+        """Finds the float rank of each value; that of NaN means nothing."""
         bits = lax.bitcast_convert_type(value, self.bits).astype(self.signed)
         steps_from_zero = self._flip_negative(bits)
         return steps_from_zero.astype(self.unsigned) + self._zero
 
-    def value(self, position: jax.Array) -> jax.Array:
-        """Finds the value at each position."""
-        steps_from_zero = (position - self._zero).astype(self.signed)
+    def value(self, float_rank: jax.Array) -> jax.Array:
+        """Finds the value of each float rank."""
+        steps_from_zero = (float_rank - self._zero).astype(self.signed)
         bits = self._flip_negative(steps_from_zero).astype(self.bits)
         return lax.bitcast_convert_type(bits, self.dtype)
 
@@ -74,22 +74,22 @@ class Order(NamedTuple):
 
     @property
     def lowest(self) -> jax.Array:
-        """Position of -inf. The position below it stands before all numbers."""
+        """Float rank of -inf. The one below it stands before all numbers."""
         return self._zero - self._infinity
 
     @property
     def highest(self) -> jax.Array:
-        """Position of inf. The position above it stands after all numbers."""
+        """Float rank of inf. The one above it stands after all numbers."""
         return self._zero + self._infinity
 
     @property
     def octave(self) -> int:
-        """Number of positions from a float to its double."""
+        """Number of floats from one to its double."""
         return 1 << jnp.finfo(self.dtype).nmant
 
     @property
     def width(self) -> int:
-        """Number of bits that tell all positions apart."""
+        """Number of bits that tell all float ranks apart."""
         return 8 * self.dtype.itemsize
 
     @property
@@ -106,7 +106,7 @@ class Order(NamedTuple):
 class Brackets(NamedTuple):
     """`n` brackets; each field is a column `[n, 1]`, beside which probes `[n, probes]` stand.
 
-    Vectors would be reshaped at each step, and XLA takes one turn of all its simplifications for each such reshape.
+    Vectors would be reshaped at each step, and XLA runs all its simplifications once for each such reshape.
     """
 
     low: jax.Array  # unsigned: at least `target` are counted here
@@ -115,8 +115,8 @@ class Brackets(NamedTuple):
     count_high: jax.Array  # count dtype
     target: jax.Array  # count dtype
     is_even: jax.Array  # bool: the next probes divide the bracket evenly
-    # Count dtype `[parts, 2]`, for a single bracket: what each part adds to `count_low` and `count_high`.
-    parts: jax.Array | None = None
+    # Count dtype `[members, 2]`, for a single bracket: what each member adds to `count_low` and `count_high`.
+    member_counts: jax.Array | None = None
 
     @classmethod
     def between(
@@ -134,7 +134,7 @@ class Brackets(NamedTuple):
 
     @property
     def columns(self) -> list[jax.Array]:
-        """All fields but the parts."""
+        """All fields but the counts of members."""
         low, high, count_low, count_high, target, is_even, _ = self
         return [low, high, count_low, count_high, target, is_even]
 
@@ -159,43 +159,45 @@ def settle(
     count: Callable[[Any], jax.Array],
     *,
     first: jax.Array | None = None,
-    probes: int = 3,
-    turns: int | None = None,
+    probe_count: int = 3,
+    iterations: int | None = None,
     scale: int | None = None,
 ) -> Brackets:
     """Narrows brackets until all are settled.
 
     Args:
       brackets: `n` of them.
-      prepare: makes what `count` takes from probes, unsigned `[n, probes]`. The loop carries it from turn to turn, so
-        that the programs of arrays of one shape are equal and compiled once.
-      count: counts at the probes, `[n, probes]` of the count dtype, falling along a row; of a bracket with parts
-        `[parts, probes]`.
+      prepare: makes what `count` takes from probes, unsigned `[n, probes]`. The loop carries it, so that the programs
+        of arrays of one shape are equal and compiled once.
+      count: counts at the probes, `[n, probes]` of the count dtype, falling along a row; of a bracket with members
+        `[members, probes]`.
       first: the first probes; even ones if there are none.
-      probes: how many a turn; more than three always divide evenly.
-      turns: so many turns, after which no device is asked; they take `(probes + 1) ** turns` of the width.
-      scale: number of positions on which the fall of the count bends.
+      probe_count: how many probes in each iteration; more than three always divide evenly.
+      iterations: a fixed number, so that no device is asked whether to go on; each divides the width by
+        `probe_count + 1`.
+        By default the loop ends as soon as all brackets are settled.
+      scale: width, in whole numbers, on which the fall of the count bends.
     """
 
     def next_probes(current: Brackets) -> jax.Array:
-        even = even_probes(current, probes)
-        if probes > 3:
+        even = even_probes(current, probe_count)
+        if probe_count > 3:
             return even
         return jnp.where(current.is_even, even, likely_probes(current, scale))
 
-    def turn(state: tuple) -> tuple:
-        table, prepared, parts = state
-        current, positions = _from_table(table, brackets)
+    def iterate(state: tuple) -> tuple:
+        table, prepared, member_counts = state
+        current, probes = _from_table(table, brackets)
         counts = count(prepared)
-        if parts is None:
-            current = narrow(current, positions, counts)
+        if member_counts is None:
+            current = narrow(current, probes, counts)
         else:
             counts = control.keep_whole(counts)
             sums = jnp.sum(counts, 0, keepdims=True, dtype=counts.dtype)
-            current = narrow(current, positions, sums)
-            parts = _parts_at_ends(current, sums, parts, counts)
-        positions = next_probes(current)
-        return _as_table(current, positions), prepare(positions), parts
+            current = narrow(current, probes, sums)
+            member_counts = _member_counts_at_ends(current, sums, member_counts, counts)
+        probes = next_probes(current)
+        return _as_table(current, probes), prepare(probes), member_counts
 
     def is_open(state: tuple) -> jax.Array:
         current, _ = _from_table(state[0], brackets)
@@ -206,13 +208,14 @@ def settle(
     else:
         # A guess that is wrong is followed by an even division, as any other.
         brackets = brackets.without_even_probes()
-    state = _as_table(brackets, first), prepare(first), brackets.parts
-    if turns is not None:
-        table, _, parts = lax.fori_loop(0, turns, lambda _, state: turn(state), state)
+    state = _as_table(brackets, first), prepare(first), brackets.member_counts
+    if iterations is not None:
+        state = lax.fori_loop(0, iterations, lambda _, state: iterate(state), state)
     else:
-        table, _, parts = lax.while_loop(is_open, turn, state)
+        state = lax.while_loop(is_open, iterate, state)
+    table, _, member_counts = state
     settled, _ = _from_table(table, brackets)
-    return settled._replace(parts=parts)
+    return settled._replace(member_counts=member_counts)
 
 
 def narrow(brackets: Brackets, probes: jax.Array, counts: jax.Array) -> Brackets:
@@ -235,43 +238,47 @@ def narrow(brackets: Brackets, probes: jax.Array, counts: jax.Array) -> Brackets
     return Brackets(low, high, count_low, count_high, target, is_even)
 
 
-def _parts_at_ends(
-    brackets: Brackets, sums: jax.Array, parts: jax.Array, counts: jax.Array
+def _member_counts_at_ends(
+    brackets: Brackets,
+    sums: jax.Array,
+    member_counts: jax.Array,
+    counts: jax.Array,
 ) -> jax.Array:
-    """Updates the parts of the counts at `low` and `high` from a pass that counted `[parts, probes]`.
+    """Updates the counts of members at `low` and `high` from a pass that counted `[members, probes]`.
 
-    Counts fall, part by part. So where two sums are equal, their parts are.
+    The counts of each member fall. So where two sums are equal, the counts of each member are.
     """
     at_ends = jnp.concatenate([brackets.count_low, brackets.count_high], 1)
     for i in range(sums.shape[1]):
         is_at_end = _column(sums, i) == at_ends
-        parts = jnp.where(is_at_end, _column(counts, i), parts)
-    return parts
+        member_counts = jnp.where(is_at_end, _column(counts, i), member_counts)
+    return member_counts
 
 
-def even_probes(brackets: Brackets, number: int) -> jax.Array:
-    """Makes probes `[n, number]` that divide brackets into parts of one length."""
+def even_probes(brackets: Brackets, count: int) -> jax.Array:
+    """Makes probes `[n, count]` that divide brackets into intervals of one length."""
     width = brackets.width
-    parts = number + 1
-    index = np.arange(1, parts, dtype=width.dtype)
-    steps = width // parts * index + width % parts * index // parts
+    intervals = count + 1
+    index = np.arange(1, intervals, dtype=width.dtype)
+    steps = width // intervals * index
+    steps += width % intervals * index // intervals
     return _inside(brackets, steps)
 
 
 def likely_probes(brackets: Brackets, scale: int | None = None) -> jax.Array:
-    """Makes three probes `[n, 3]` around the position where an even fall of the count would pass the target."""
+    """Makes three probes `[n, 3]` around the place where an even fall of the count would pass the target."""
     width = brackets.width
     float_width = width.astype(jnp.float32)
     bend = _BEND
     if scale is not None:
         bend = jnp.minimum(_BEND, float_width * (_BEND_IN_A_SCALE / scale))
-    # The expected position and its scatter, if each count falls anywhere in the bracket.
-    number = (brackets.count_low - brackets.count_high).astype(jnp.float32)
+    # The expected place and its scatter, if each count falls anywhere in the bracket.
+    inside = (brackets.count_low - brackets.count_high).astype(jnp.float32)
     surplus = (brackets.count_low - brackets.target).astype(jnp.float32)
-    share = (surplus + 0.5) / (number + 1)
+    share = (surplus + 0.5) / (inside + 1)
     share = jnp.minimum(share, 1)  # a target above the count makes the difference wrap around
     scatter = share * (1 - share)
-    reach = _DEVIATIONS * jnp.sqrt(scatter / (number + 2)) + bend * scatter
+    reach = _DEVIATIONS * jnp.sqrt(scatter / (inside + 2)) + bend * scatter
 
     def steps(share_of_width: jax.Array) -> jax.Array:
         below_all = jnp.clip(share_of_width, 0, _MOST_OF_WIDTH)
@@ -288,13 +295,13 @@ def likely_probes(brackets: Brackets, scale: int | None = None) -> jax.Array:
 
 
 def _inside(brackets: Brackets, steps: jax.Array) -> jax.Array:
-    """Goes so many steps from `low`, or as far as the bracket allows; two probes may become one."""
+    """Goes these numbers of steps from `low`, or as far as the bracket allows; two probes may become one."""
     last = jnp.maximum(brackets.width, 2) - 1
     return brackets.low + jnp.clip(steps, 1, last)
 
 
 def _as_table(brackets: Brackets, probes: jax.Array) -> jax.Array:
-    """Joins the columns in one array: a turn of few programs spends less on handing them to threads."""
+    """Joins the columns in one array: an iteration of few programs spends less on handing them to threads."""
     dtype = jnp.result_type(brackets.low, brackets.count_low)
     columns = [column.astype(dtype) for column in (*brackets.columns, probes)]
     return jnp.concatenate(columns, 1)

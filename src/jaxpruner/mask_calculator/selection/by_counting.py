@@ -5,24 +5,25 @@ each move them through memory. A mask needs no order. It needs one number, the t
 
 How many scores reach a threshold falls as the threshold rises. A pass that counts reads the scores once, in order, and
 writes nothing. So try a threshold in the middle: where too many reach it, the one that is sought lies above, where too
-few do, below. Floats of 32 bits can be halved so 32 times at most, and usually much sooner a count is exactly k.
+few do, below. Floats of 32 bits can be halved 32 times at most. Usually a count is
+exactly k much sooner.
 
 For the scores 5 1 3 3 2 and k = 2 the steps are, with the floats in between left out:
 
     threshold      1   2   3   5   above      3 reach 3, which are too many; 1 reaches 5, which is too few.
-    reaching it    5   4   3   1   0          Nothing lies between: the two 3 are ties, and there is room for one.
+    reaching it    5   4   3   1   0          Nothing lies between: the two 3 are ties, and one is kept.
 
-No threshold divides equal scores. Then all scores above the ties are kept, and of the ties the first in flat order, as
-many as there is room for. So the mask is that of a stable sort, down to the last bit.
+No threshold divides equal scores. Then all scores above the ties are kept, and of the ties the first in flat order, up
+to k in all. So the mask is that of a stable sort, down to the last bit.
 
 The other files take the same steps faster, and call them by the same words. `search.find_cut` takes them in this order:
 
 1. `bracket`: two thresholds, `low` that at least k scores reach, and `high` that fewer do. (`brackets`)
 2. `probes`: thresholds between them. Three are counted in one pass; a sample of the scores tells where to begin.
-   (`search` for the first probes, `brackets` for the later ones, `counts_of_parts` for the pass)
+   (`search` for the first probes, `brackets` for the later ones, `counting` for the pass)
 3. `settle`: replace `low` or `high` by the probes until the count at `low` is k, or no float lies between. (`brackets`)
-4. `ties`: scores that reach `low` and not `high`. Of these the first `room = k - count(high)` are kept, those before
-   the `end` in flat order. (`masks`)
+4. `ties`: scores that reach `low` and not `high`. Of these the first `ties_to_keep = k - count(high)` are kept,
+   those before the `end` in flat order. (`masks`)
 
 Order: NaN ranks lowest and is kept only where everything is. -0.0 equals 0.0.
 """
@@ -37,14 +38,14 @@ def keep_largest_by_counting(scores: np.ndarray, k: int) -> np.ndarray:
     low, high = settle(scores, k)
     above = scores >= value_at(high, scores.dtype)
     ties = (scores >= value_at(low, scores.dtype)) & ~above
-    room = k - np.count_nonzero(above)
-    is_before_end = np.cumsum(ties).reshape(scores.shape) <= room
+    ties_to_keep = k - np.count_nonzero(above)
+    is_before_end = np.cumsum(ties).reshape(scores.shape) <= ties_to_keep
     return (above | (ties & is_before_end)).astype(np.uint8)
 
 
 def settle(scores: np.ndarray, k: int) -> tuple[int, int]:
-    """Narrows the bracket of positions `low` and `high` by one probe a pass."""
-    infinity = position_of_infinity(scores.dtype)
+    """Narrows the bracket of float ranks `low` and `high` by one probe a pass."""
+    infinity = float_rank_of_infinity(scores.dtype)
     low, high = -infinity, infinity + 1
     while high - low > 1:
         probe = (low + high) // 2
@@ -58,12 +59,12 @@ def settle(scores: np.ndarray, k: int) -> tuple[int, int]:
     return low, high
 
 
-def position_of_infinity(dtype: np.dtype) -> int:
+def float_rank_of_infinity(dtype: np.dtype) -> int:
     """Counts the floats from zero up to infinity: that many bit patterns lie between."""
     return int(np.array(np.inf, dtype).view(f'int{8 * dtype.itemsize}'))
 
 
-def value_at(position: int, dtype: np.dtype) -> np.ndarray:
-    """Finds the float so many floats above zero, or below where negative; NaN one above infinity."""
-    value = np.array(abs(position)).astype(f'int{8 * dtype.itemsize}').view(dtype)
-    return -value if position < 0 else value
+def value_at(float_rank: int, dtype: np.dtype) -> np.ndarray:
+    """Finds the float with this rank, which counts floats from zero; NaN one above infinity."""
+    value = np.array(abs(float_rank)).astype(f'int{8 * dtype.itemsize}').view(dtype)
+    return -value if float_rank < 0 else value

@@ -1,4 +1,4 @@
-"""Counts on several devices: each counts its own part of an array, and the counts are summed once.
+"""Counts on several devices: each counts its own shard of an array, and the counts are summed once.
 
 Only arrays that lie on devices as parameters do are counted so. What was pooled or reshaped may be divided in ways that
 no axis of the mesh names, which JAX cannot tell a partitioned function. Those arrays are left to XLA.
@@ -14,11 +14,11 @@ from jax import lax
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxpruner.mask_calculator.selection.counts_of_parts import (
-    Part,
+from jaxpruner.mask_calculator.selection.counting import (
     Predicates,
+    Shard,
     count_array,
-    count_part,
+    count_shard,
 )
 
 
@@ -80,18 +80,18 @@ def _partitioned(
         del result
         whole = NamedSharding(mesh, PartitionSpec())
         specs, shapes, shardings = [], [], []
-        for number in leaves_per_array:
+        for leaf_count in leaves_per_array:
             first = arguments[len(shardings)]
             specs.append(_even_spec(mesh, first))
             shapes.append(first.shape)
-            shardings += [NamedSharding(mesh, specs[-1])] * number
+            shardings += [NamedSharding(mesh, specs[-1])] * leaf_count
         shardings += [whole] * (len(arguments) - len(shardings))
 
-        def count_own_parts(*leaves):
+        def count_own_shards(*leaves):
             arrays, bounds = jax.tree.unflatten(treedef, leaves)
             return _count_on_device(predicates, counter, mesh, specs, shapes, arrays, bounds)
 
-        return mesh, count_own_parts, whole, tuple(shardings)
+        return mesh, count_own_shards, whole, tuple(shardings)
 
     def infer_sharding(mesh, arguments, result):
         del arguments, result
@@ -115,8 +115,8 @@ def _even_spec(mesh: Any, argument: Any) -> PartitionSpec:
     entries = []
     for axis, length in enumerate(argument.shape):
         entry = spec[axis] if axis < len(spec) else None
-        parts = math.prod(mesh.shape[name] for name in _names(entry))
-        entries.append(entry if length % parts == 0 else None)
+        shard_count = math.prod(mesh.shape[name] for name in _names(entry))
+        entries.append(entry if length % shard_count == 0 else None)
     return PartitionSpec(*entries)
 
 
@@ -134,18 +134,18 @@ def _names_in(spec: PartitionSpec) -> set[str]:
 
 
 def _count_on_device(predicates, counter, mesh, specs, shapes, arrays, bounds):
-    """Counts all rows of the parts that this device holds; one sum over the mesh for all arrays."""
+    """Counts all rows of the shards that this device holds; one sum over the mesh for all arrays."""
     used: set[str] = set().union(*map(_names_in, specs))
     totals = []
     for i, array in enumerate(arrays):
         origin = []
         for entry, length in zip(specs[i], array.shape, strict=True):
-            origin.append(_part_number(mesh, entry, counter) * length)
+            origin.append(_shard_index(mesh, entry, counter) * length)
         rows = array.shape[0]
         own_bounds = [lax.dynamic_slice_in_dim(bound, origin[0], rows) for bound in bounds[i]]
-        part = Part(array, own_bounds, origin, shapes[i])
-        counts = count_part(predicates, counter, part, may_split=True)
-        # Of devices that hold the same part one counts.
+        shard = Shard(array, own_bounds, origin, shapes[i])
+        counts = count_shard(predicates, counter, shard, may_split=True)
+        # Of devices that hold the same shard one counts.
         for name in sorted(used - _names_in(specs[i])):
             counts = jnp.where(lax.axis_index(name) == 0, counts, 0)
         if rows != shapes[i][0]:
@@ -156,9 +156,9 @@ def _count_on_device(predicates, counter, mesh, specs, shapes, arrays, bounds):
     return lax.psum(total, tuple(sorted(used))) if used else total
 
 
-def _part_number(mesh: Any, entry: Any, counter: jnp.dtype) -> jax.Array:
-    """Finds the number of this device's part along an axis."""
-    number = jnp.zeros((), counter)
+def _shard_index(mesh: Any, entry: Any, counter: jnp.dtype) -> jax.Array:
+    """Finds the index of this device's shard along an axis."""
+    index = jnp.zeros((), counter)
     for name in _names(entry):
-        number = number * mesh.shape[name] + lax.axis_index(name).astype(counter)
-    return number
+        index = index * mesh.shape[name] + lax.axis_index(name).astype(counter)
+    return index

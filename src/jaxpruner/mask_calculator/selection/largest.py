@@ -11,11 +11,11 @@ import numpy as np
 from jax import lax
 
 from jaxpruner.core import control
-from jaxpruner.mask_calculator.selection import passes, row_by_row, search, whole_numbers
+from jaxpruner.mask_calculator.selection import passes, row_by_row, whole_numbers
 from jaxpruner.mask_calculator.selection.masks import Selected
 from jaxpruner.mask_calculator.selection.passes import LeafByLeaf, OverModel
-from jaxpruner.mask_calculator.selection.row_by_row import Targets
 from jaxpruner.mask_calculator.selection.scores import ScoresLike, read, sizes_of_rows
+from jaxpruner.mask_calculator.selection.search import Targets
 
 
 @functools.partial(
@@ -30,11 +30,11 @@ class Request:
     Attributes:
       scores: float array of any shape, or `Scores`.
       count: unsigned scalar, as in `keep_largest`; for a stacked array a scalar or one a layer.
-      start: where to look first: the threshold of an earlier selection, NaN or `None` for none. The result does not
-        depend on it.
+      start: where to look first on a CPU: the threshold of an earlier selection, NaN or `None` for none. The result
+        does not depend on it.
       is_stacked: whether the first axis counts layers, each of which is a ranking of its own.
-      count_per_device: whether devices that share the array count their own parts. It needs to be sharded along axes of
-        the mesh, as parameters are. By default XLA divides the work, also of what was pooled or reshaped.
+      count_per_device: whether devices that share the array count their own shards. It needs to be sharded along axes
+        of the mesh, as parameters are. By default XLA divides the work, also of what was pooled or reshaped.
 
     >>> Request(jnp.array([1.0, 4.0]), 1).is_stacked
     False
@@ -106,7 +106,7 @@ def _keep_largest_each(requests: list[Request]) -> list[Selected]:
             thresholds = jnp.zeros(array.shape[0], array.dtype)
             results[i] = Selected(mask, thresholds)
     for same_dtype in by_dtype.values():
-        selected = _select_each(list(same_dtype.values()))
+        selected = _select_in_one_dtype(list(same_dtype.values()))
         results.update(zip(same_dtype, selected, strict=True))
     return [_like_request(request, results[i]) for i, request in enumerate(requests)]
 
@@ -117,38 +117,42 @@ def _like_request(request: Request, selected: Selected) -> Selected:
     return Selected(mask, thresholds if request.is_stacked else thresholds[0])
 
 
-def _select_each(requests: list[Request]) -> list[Selected]:
+def _select_in_one_dtype(requests: list[Request]) -> list[Selected]:
     """Selects in arrays `[rows, …]` of one dtype, with a threshold for each row."""
-    number_of_rows = sum(request.scores.shape[0] for request in requests)
+    row_count = sum(request.scores.shape[0] for request in requests)
     # An accelerator would be asked about each row, which takes longer than to read it.
-    can_take_turns = jax.default_backend() == 'cpu' or number_of_rows == 1
-    if jax.device_count() > 1 or not can_take_turns:
+    can_go_row_by_row = jax.default_backend() == 'cpu' or row_count == 1
+    if jax.device_count() > 1 or not can_go_row_by_row:
         return _select_in_passes(requests)
-    in_passes, in_turns = [], []
+    short_rows: dict[int, Request] = {}
+    other: dict[int, Request] = {}
     for i, request in enumerate(requests):
-        is_in_passes = row_by_row.takes_too_many_turns(request.scores)
-        (in_passes if is_in_passes else in_turns).append(i)
-    selected = {}
-    for indices, select in ((in_passes, _select_in_passes), (in_turns, _select_in_turns)):
-        if indices:
-            results = select([requests[i] for i in indices])
-            selected.update(zip(indices, results, strict=True))
+        if row_by_row.has_many_short_rows(request.scores):
+            short_rows[i] = request
+        else:
+            other[i] = request
+    selected: dict[int, Selected] = {}
+    if short_rows:
+        results = _select_in_passes(list(short_rows.values()))
+        selected.update(zip(short_rows, results, strict=True))
+    if other:
+        results = _select_row_by_row(list(other.values()))
+        selected.update(zip(other, results, strict=True))
     return [selected[i] for i in range(len(requests))]
 
 
-def _select_in_turns(requests: list[Request]) -> list[Selected]:
-    """As `_select_each`, row by row."""
+def _select_row_by_row(requests: list[Request]) -> list[Selected]:
+    """As `_select_in_one_dtype`, each row by itself."""
     arrays = [request.scores for request in requests]
     counter = whole_numbers.counter_for(max(sizes_of_rows(arrays)))
     return row_by_row.select(arrays, _targets(requests, counter))
 
 
 def _select_in_passes(requests: list[Request]) -> list[Selected]:
-    """As `_select_each`, in passes that all rows share."""
+    """As `_select_in_one_dtype`, in passes that all rows share."""
     arrays = [request.scores for request in requests]
     ranking = LeafByLeaf(arrays, [request.count_per_device for request in requests])
-    targets = _targets(requests, ranking.counter)
-    return passes.select(ranking, targets.target, earlier=targets.earlier)
+    return passes.select(ranking, _targets(requests, ranking.counter))
 
 
 def _targets(requests: list[Request], counter: jnp.dtype) -> Targets:
@@ -210,8 +214,7 @@ def _keep_largest_jointly(
         divisors = control.compute_apart(jnp.positive, divisors)
     ranking = OverModel(arrays, divisors, count_per_device)
     target = jnp.asarray(count).astype(ranking.counter)[None]
-    probes = search.sampled_jointly(arrays, ranking.scales, target, ranking.order)
-    results = passes.select(ranking, target, probes)
+    results = passes.select(ranking, Targets(target, earlier=None))
     for i, selected in zip(indices, results, strict=True):
         masks[i] = selected.mask.reshape(scores[i].shape)
     return masks

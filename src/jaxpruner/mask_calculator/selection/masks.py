@@ -1,8 +1,7 @@
-"""The masks: scores above the ties are kept, and of the ties the first in flat order, as many as there is room for.
+"""The masks: scores above the ties are kept, and of the ties the first in flat order, up to the number to keep.
 
-Where the ties of a row end that are kept is found by one pass over the row, then in a short stretch of it. The pass
-counts the ties in each of some dozens of parts, which tells the part in which the room ends. Only that part is looked
-at again, and divided in the same way.
+One pass over the row finds the index of the last tie that is kept. It counts the ties in each of some dozens of chunks,
+which tells the chunk that holds the last one. Only that chunk is read again, and divided in the same way.
 """
 
 import functools
@@ -15,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpruner.core import control
-from jaxpruner.mask_calculator.selection.counts_of_parts import (
+from jaxpruner.mask_calculator.selection.counting import (
     before,
     column_of,
     find_axis_ends,
@@ -24,15 +23,15 @@ from jaxpruner.mask_calculator.selection.counts_of_parts import (
 )
 from jaxpruner.mask_calculator.selection.scores import (
     RankedArray,
+    RowCursor,
     ScoresLike,
-    Turn,
     flat_rows,
     read,
 )
 
-# Rows of at most so many scores have so few parts, which one thread counts side by side: to wake another takes longer.
+# Rows of few scores have few chunks, which one thread counts side by side: to wake another takes longer.
 _FEW_SCORES = 2**14
-_FEW_PARTS = 4
+_FEW_CHUNKS = 4
 
 
 class Selected(NamedTuple):
@@ -79,39 +78,42 @@ def _mask_of_array(
     shape, rank = scores.shape, scores.ndim
     low = column_of(ranked.thresholds(thresholds), 0, rank)
     high = column_of(ranked.thresholds(thresholds), 1, rank)
-    own_ends = ranked.rows.of(ends)
+    own_ends = ranked.rows.take(ends)
     if is_on_one_device:
         index = lax.broadcasted_iota(ends.dtype, shape, rank - 1)
         is_before_end = index < column_of(own_ends, 0, rank)
     else:
         axis_ends = find_axis_ends(own_ends, shape, (0,) * rank)
         is_before_end = before(axis_ends, shape, 0)
-    keeps_row = column_of(ranked.rows.of(keeps_everything), 0, rank).astype(jnp.uint8)
+    keeps_row = column_of(ranked.rows.take(keeps_everything), 0, rank).astype(jnp.uint8)
     is_kept = _is_kept(scores, low, high, is_before_end)
     mask = jnp.where(is_kept, jnp.uint8(1), keeps_row)
     return mask.reshape(ranked.scores.shape)
 
 
-def mask_of_turn(
-    turn: Turn, thresholds: jax.Array, end: jax.Array, keeps_everything: jax.Array
+def mask_of_row(
+    cursor: RowCursor,
+    thresholds: jax.Array,
+    end: jax.Array,
+    keeps_everything: jax.Array,
 ) -> jax.Array:
-    """Makes the mask of the row whose turn it is, padded to the longest row.
+    """Makes the mask of the row at a cursor, padded to the longest row.
 
     Args:
-      turn: the row.
+      cursor: the row.
       thresholds: `[2 or more]`, low and high.
       end: ties are kept before this index.
       keeps_everything: whether NaN are kept, too.
     """
     low, high = thresholds[0], thresholds[1]
 
-    def mask_of_row(row: jax.Array) -> jax.Array:
+    def mask_row(row: jax.Array) -> jax.Array:
         is_before_end = lax.iota(end.dtype, row.size) < end
         is_kept = _is_kept(row, low, high, is_before_end)
         mask = jnp.where(is_kept, jnp.uint8(1), keeps_everything.astype(jnp.uint8))
-        return _pad(mask, turn.longest)
+        return _pad(mask, cursor.longest)
 
-    return turn.ask(mask_of_row)
+    return cursor.apply_to_row(mask_row)
 
 
 def _is_kept(
@@ -126,51 +128,54 @@ def _is_kept(
 
 
 def end_in_row(
-    otherwise: jax.Array, turn: Turn, thresholds: jax.Array, room: jax.Array
+    otherwise: jax.Array,
+    cursor: RowCursor,
+    thresholds: jax.Array,
+    ties_to_keep: jax.Array,
 ) -> jax.Array:
-    """Finds the end in the flat order of a row before which as many ties stand as there is room for.
+    """Finds the index after the last tie of a row that is kept, in flat order.
 
     Args:
       otherwise: what the row has where no end is sought; not read.
-      turn: the row.
+      cursor: the row.
       thresholds: `[2 or more]`: ties reach the first, and not the second.
-      room: unsigned scalar, at most the number of ties.
+      ties_to_keep: unsigned scalar, at most the number of ties.
 
     Returns:
-      Unsigned scalar: the index after the last tie that there is room for, 0 where there is room for none.
+      Unsigned scalar; 0 where no tie is kept.
     """
     del otherwise
-    counter = room.dtype
-    # The part of the row in which the room ends.
-    length = _part_length(turn.longest)
-    most_parts = turn.longest // length
-    count_ties = functools.partial(_ties_in_parts, length, most_parts)
-    ties = turn.ask(count_ties, thresholds)
-    part, room_left = _where_room_ends(ties.astype(counter), room)
+    counter = ties_to_keep.dtype
+    # The chunk of the row that holds the last tie.
+    length = _chunk_length(cursor.longest)
+    most_chunks = cursor.longest // length
+    count_ties = functools.partial(_ties_in_chunks, length, most_chunks)
+    ties = cursor.apply_to_row(count_ties, thresholds)
+    chunk, ties_left = _find_last_tie(ties.astype(counter), ties_to_keep)
 
-    # The stretch of the row that holds this part. What is left over at the end of a row is shorter than a part.
-    begin = jnp.minimum(part, turn.size // length) * length
-    last_stretch = jnp.maximum(turn.size, length) - length
-    first = jnp.minimum(begin, last_stretch)
-    look_at = functools.partial(_thresholds_reached_from, length)
-    reached = turn.ask(look_at, thresholds, first, begin)
+    # A window of the row that holds this chunk. What is left over at the end of a row is shorter than a chunk.
+    begin = jnp.minimum(chunk, cursor.size // length) * length
+    last_window = jnp.maximum(cursor.size, length) - length
+    window = jnp.minimum(begin, last_window)
+    look_at = functools.partial(_thresholds_reached_in_window, length)
+    reached = cursor.apply_to_row(look_at, thresholds, window, begin)
 
-    # The short part of the stretch in which the room ends, and the index in it.
+    # The short chunk of the window that holds the last tie, and the index in it.
     short = math.isqrt(length)
-    short_parts = -(-length // short)
-    reached = _pad(reached, short_parts * short).reshape(-1, short)
+    short_chunks = -(-length // short)
+    reached = _pad(reached, short_chunks * short).reshape(-1, short)
     reaching_low, reaching_high = sum_together([reached > 0, reached > 1], (1,), counter)
-    part, room_left = _where_room_ends(reaching_low - reaching_high, room_left)
-    is_tie = lax.dynamic_index_in_dim(reached, part, keepdims=False) == 1
-    last, _ = _where_room_ends(is_tie.astype(counter), room_left)
-    end = first + part * short + last + 1
-    return jnp.where(room > 0, end, 0)
+    chunk, ties_left = _find_last_tie(reaching_low - reaching_high, ties_left)
+    is_tie = lax.dynamic_index_in_dim(reached, chunk, keepdims=False) == 1
+    last, _ = _find_last_tie(is_tie.astype(counter), ties_left)
+    end = window + chunk * short + last + 1
+    return jnp.where(ties_to_keep > 0, end, 0)
 
 
-def _part_length(size: int) -> int:
-    """Chooses the length of a part: few scores have few parts, and more have some dozens or hundreds."""
+def _chunk_length(size: int) -> int:
+    """Chooses the length of a chunk: few scores have few chunks, and more have some dozens or hundreds."""
     if size <= _FEW_SCORES:
-        return max(-(-size // _FEW_PARTS), 1)
+        return max(-(-size // _FEW_CHUNKS), 1)
     third = round(size ** (1 / 3))
     return max(third * third // 2, 1)
 
@@ -180,25 +185,29 @@ def _pad(vector: jax.Array, length: int) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _ties_in_parts(
-    length: int, most_parts: int, row: ScoresLike, thresholds: jax.Array
+def _ties_in_chunks(
+    length: int,
+    most_chunks: int,
+    row: ScoresLike,
+    thresholds: jax.Array,
 ) -> jax.Array:
-    """Counts the ties in each part of a row, `[most_parts]`."""
-    number = row.size // length
+    """Counts the ties in each chunk of a row, `[most_chunks]`."""
+    count = row.size // length
     low = thresholds[0].astype(row.dtype)
     high = thresholds[1].astype(row.dtype)
-    if 0 < number <= _FEW_PARTS:
+    if 0 < count <= _FEW_CHUNKS:
         predicates = []
-        for begin in range(0, number * length, length):
-            part = read(_slice(row, begin, begin + length))
-            predicates += [part >= low, part >= high]
+        for begin in range(0, count * length, length):
+            chunk = read(_slice(row, begin, begin + length))
+            predicates += [chunk >= low, chunk >= high]
         counts = jnp.stack(sum_together(predicates, (0,), jnp.uint32))
         reaching_low, reaching_high = counts[::2], counts[1::2]
-        return _pad(reaching_low - reaching_high, most_parts)
-    in_parts = _slice(row, 0, number * length)
-    parts = read(jax.tree.map(lambda leaf: leaf.reshape(number, length), in_parts))
-    reaching_low, reaching_high = sum_together([parts >= low, parts >= high], (1,), jnp.uint32)
-    return _pad(reaching_low - reaching_high, most_parts)
+        return _pad(reaching_low - reaching_high, most_chunks)
+    in_chunks = _slice(row, 0, count * length)
+    chunks = read(jax.tree.map(lambda leaf: leaf.reshape(count, length), in_chunks))
+    predicates = [chunks >= low, chunks >= high]
+    reaching_low, reaching_high = sum_together(predicates, (1,), jnp.uint32)
+    return _pad(reaching_low - reaching_high, most_chunks)
 
 
 def _slice(row: ScoresLike, begin: int, end: int) -> ScoresLike:
@@ -206,40 +215,42 @@ def _slice(row: ScoresLike, begin: int, end: int) -> ScoresLike:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _thresholds_reached_from(
+def _thresholds_reached_in_window(
     length: int,
     row: ScoresLike,
     thresholds: jax.Array,
-    first: jax.Array,
+    window: jax.Array,
     begin: jax.Array,
 ) -> jax.Array:
-    """Tells for a stretch of a row from `first` how many thresholds each score from `begin` on reaches, `[length]`."""
+    """Tells how many thresholds each score of a window reaches, `[length]`; 0 for those before `begin`."""
     own_length = min(length, row.size)
 
     def cut(leaf: jax.Array) -> jax.Array:
-        return lax.dynamic_slice_in_dim(leaf, first, own_length)
+        return lax.dynamic_slice_in_dim(leaf, window, own_length)
 
-    stretch = read(jax.tree.map(cut, row))
-    reaches_low = stretch >= thresholds[0].astype(row.dtype)
-    reaches_high = stretch >= thresholds[1].astype(row.dtype)
+    scores = read(jax.tree.map(cut, row))
+    reaches_low = scores >= thresholds[0].astype(row.dtype)
+    reaches_high = scores >= thresholds[1].astype(row.dtype)
     reached = reaches_low.astype(jnp.uint8) + reaches_high.astype(jnp.uint8)
-    is_new = lax.iota(begin.dtype, own_length) >= begin - first
+    is_new = lax.iota(begin.dtype, own_length) >= begin - window
     return _pad(jnp.where(is_new, reached, 0), length)
 
 
-def _where_room_ends(counts: jax.Array, room: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Finds where the sum of counts `[n]` reaches the room, and how much room is left there.
+def _find_last_tie(tie_counts: jax.Array, ties_to_keep: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Finds which of `[n]` chunks holds the last tie to keep, and how many ties are kept of that chunk.
 
-    `sum_up_to` is what `jnp.cumsum(counts)` says. XLA would make nine programs of a cumulative sum and what follows it,
-    each of which is compiled and started. All is one program where each sum is taken over its pairs, of which there are
-    few here. `sum_before` says nothing more: for a lone sum, XLA would write all pairs to memory, 66 kB for 128 counts,
-    in nine programs again. The larger of the two is read, so that neither is dropped. Seen with jaxlib 0.10.2 on CPU.
+    `sum_up_to` is what `jnp.cumsum(tie_counts)` says. XLA would make nine programs of a cumulative sum and what follows
+    it, each of which is compiled and started. All is one program where each sum is taken over its pairs, of which there
+    are few here. `sum_before` says nothing more: for a lone sum, XLA would write all pairs to memory, 66 kB for 128
+    counts, in nine programs again. The larger of the two is read, so that neither is dropped. Seen with jaxlib 0.10.2
+    on CPU.
     """
-    counts, index = control.keep_in_loop((counts, lax.iota(jnp.int32, len(counts))))
+    counts, index = control.keep_in_loop((tie_counts, lax.iota(jnp.int32, len(tie_counts))))
     up_to = jnp.where(index <= index[:, None], counts, 0)
     before_it = jnp.where(index < index[:, None], counts, 0)
     sum_up_to, sum_before = reduce_together([up_to, before_it], 0, lax.add, (1,))
-    is_passed = (jnp.maximum(sum_up_to, sum_before) < room).astype(room.dtype)
-    # Parts that are passed stand first.
-    passed, used = reduce_together([is_passed, is_passed * counts], 0, lax.add, (0,))
-    return passed, room - used
+    is_passed = jnp.maximum(sum_up_to, sum_before) < ties_to_keep
+    is_passed = is_passed.astype(ties_to_keep.dtype)
+    # Chunks that are passed stand first.
+    passed, ties_passed = reduce_together([is_passed, is_passed * counts], 0, lax.add, (0,))
+    return passed, ties_to_keep - ties_passed

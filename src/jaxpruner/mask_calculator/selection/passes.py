@@ -2,8 +2,13 @@
 
 So it goes on accelerators, which would have to be asked about each row, on several devices, and where all arrays are
 one ranking. What is ranked is each row of each array (`LeafByLeaf`), or all arrays together (`OverModel`).
+
+A pass reads every array once, in its own shape, for several thresholds at a time. On one device an array may be viewed
+in shares for threads (`counting`). On several devices each counts its own shard of an array, and the counts are summed
+(`counts_over_devices`): scores are never sent, and no axis that devices share is reshaped.
 """
 
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -12,56 +17,69 @@ import numpy as np
 from jax import lax
 
 from jaxpruner.core import control
-from jaxpruner.mask_calculator.selection import brackets, counting, masks, search, whole_numbers
+from jaxpruner.mask_calculator.selection import brackets, masks, search, whole_numbers
 from jaxpruner.mask_calculator.selection.brackets import Brackets, Order
-from jaxpruner.mask_calculator.selection.counts_of_parts import reduce_together
+from jaxpruner.mask_calculator.selection.counting import (
+    Predicates,
+    between_before,
+    count_array,
+    reaching,
+    reduce_together,
+)
+from jaxpruner.mask_calculator.selection.counts_over_devices import count_by_xla, count_per_device
 from jaxpruner.mask_calculator.selection.masks import Selected
 from jaxpruner.mask_calculator.selection.scores import (
     LONGEST_BUFFER,
     RankedArray,
+    RowCursor,
     Rows,
     ScoresLike,
-    Turn,
     rows_of,
     sizes_of_rows,
 )
-from jaxpruner.mask_calculator.selection.search import Cut
+from jaxpruner.mask_calculator.selection.search import Cut, Targets
 
-# Arrays are copied in turn where ties are cut, if the largest is at most this share of the model.
+# Arrays are copied one after another where ties are cut, if the largest is at most this share of the model.
 _SHARE_TO_COPY = 1 / 16
-# How far a float of the quotient's dtype may lie from `value * scale`: so many floats, as a first guess.
+# Threads share an array if it is at least this share of all; else each takes arrays.
+_SHARE_TO_SPLIT = 1 / 16
+# How many floats of the quotient's dtype may lie between it and `value * scale`, as a first guess.
 _NEAR = 8
 
 
 class LeafByLeaf:
-    """Each row of each array is a ranking of its own; a pass reads all arrays.
+    """Each row of each array is a ranking of its own.
 
     Arrays are floats `[rows, …]` of one dtype, or `Scores`, none of them empty.
     """
 
-    sizes_of_parts = None
+    member_sizes = None  # each ranking is within one array
 
     def __init__(self, arrays: list[ScoresLike], per_device: list[bool]):
         self.arrays = []
         for i, rows in enumerate(rows_of(arrays)):
             self.arrays.append(RankedArray(arrays[i], rows, rows, per_device[i]))
-        self.order = Order.of(arrays[0].dtype)
+        self.order = Order.from_dtype(arrays[0].dtype)
         self.sizes = sizes_of_rows(arrays)
         self.counter = whole_numbers.counter_for(max(self.sizes))
 
-    def thresholds(self, positions: jax.Array) -> jax.Array:
-        """Makes what each row has to reach from positions `[n, columns]`."""
-        return self.order.value(positions)
+    def thresholds(self, float_ranks: jax.Array) -> jax.Array:
+        """Makes what each row has to reach from float ranks `[n, columns]`."""
+        return self.order.value(float_ranks)
 
     def count_reaching(self, thresholds: jax.Array) -> jax.Array:
         """Counts the scores that reach thresholds, `[n, columns]`."""
-        return counting.count_reaching(self.arrays, thresholds, self.counter)
+        return count_reaching(self.arrays, thresholds, self.counter)
+
+    def sampled_probes(self, target: jax.Array) -> None:
+        """Takes no sample: rows are short here, or devices share them."""
+        del target
 
 
 class OverModel:
     """All arrays are one ranking, by their scores over a scale; ties in the order of the arrays.
 
-    Arrays are floats `[1, …]` or `Scores`, none of them empty; they are the parts of the ranking. Quotients are never
+    Arrays are floats `[1, …]` or `Scores`, none of them empty; they are the members of the ranking. Quotients are never
     materialised: each pass translates its thresholds to those of each array.
     """
 
@@ -79,14 +97,14 @@ class OverModel:
         for i, rows in enumerate(rows_of(arrays)):
             threshold_rows = Rows(None, 1) if self._has_one_threshold else rows
             self.arrays.append(RankedArray(arrays[i], rows, threshold_rows, per_device))
-        self.order = Order.of(dtype)
-        self.sizes_of_parts = sizes_of_rows(arrays)
-        self.sizes = [sum(self.sizes_of_parts)]
+        self.order = Order.from_dtype(dtype)
+        self.member_sizes = sizes_of_rows(arrays)
+        self.sizes = [sum(self.member_sizes)]
         self.counter = whole_numbers.counter_for(self.sizes[0])
 
-    def thresholds(self, positions: jax.Array) -> jax.Array:
-        """Makes what arrays have to reach from positions `[1, columns]`: `[1 or arrays, columns]`."""
-        values = self.order.value(positions)
+    def thresholds(self, float_ranks: jax.Array) -> jax.Array:
+        """Makes what arrays have to reach from float ranks `[1, columns]`: `[1 or arrays, columns]`."""
+        values = self.order.value(float_ranks)
         if self._has_one_threshold:
             return values
         dtypes = [array.scores.dtype for array in self.arrays]
@@ -94,119 +112,196 @@ class OverModel:
 
     def count_reaching(self, thresholds: jax.Array) -> jax.Array:
         """Counts the scores of each array that reach thresholds, `[arrays, columns]`."""
-        return counting.count_reaching(self.arrays, thresholds, self.counter)
+        return count_reaching(self.arrays, thresholds, self.counter)
+
+    def sampled_probes(self, target: jax.Array) -> jax.Array | None:
+        """Makes probes `[1, 3]` around the threshold of a sample of all arrays."""
+        scores = [array.scores for array in self.arrays]
+        return search.sampled_jointly(scores, self.scales, target, self.order)
 
 
-def select(
-    ranking: LeafByLeaf | OverModel,
-    target: jax.Array,
-    probes: jax.Array | None = None,
-    earlier: jax.Array | None = None,
-) -> list[Selected]:
-    """Selects the `target` largest scores of each ranking.
+def select(ranking: LeafByLeaf | OverModel, targets: Targets) -> list[Selected]:
+    """Selects the largest scores of each ranking.
 
     Args:
       ranking: `n` of them.
-      target: `[n]` of the count dtype, which is `ranking.counter`.
-      probes: as in `search.find_cut`.
-      earlier: as there.
+      targets: of each; counts are of the dtype `ranking.counter`.
 
     Returns:
       For each array its mask; `threshold` is that of each row.
     """
-    cut = search.find_cut(ranking, target, probes, earlier)
+    cut = search.find_cut(ranking, targets)
     if isinstance(ranking, OverModel) and jax.device_count() == 1:
-        ends = _ends_by_parts(ranking, cut)
+        ends = _ends_by_members(ranking, cut)
     else:
         ends = _ends_by_counts(ranking, cut)
-    keeps_everything = target >= np.array(ranking.sizes, ranking.counter)
+    keeps_everything = targets.target >= np.array(ranking.sizes, ranking.counter)
     keeps_everything = jnp.broadcast_to(keeps_everything, ends.shape)
     return masks.masks_of_arrays(ranking.arrays, cut.thresholds, ends, keeps_everything)
 
 
-def _ends_by_parts(ranking: OverModel, cut: Cut) -> jax.Array:
-    """Finds the end in each array before which as many ties stand as there is room for, on one device.
+def _ends_by_members(ranking: OverModel, cut: Cut) -> jax.Array:
+    """Finds the index in each array after the last tie that is kept, on one device.
 
-    Earlier arrays fill up first, so that at most one array is cut. Only that one is read.
+    Ties of earlier arrays are kept first, so that at most one array is cut. Only that one is read.
     """
     arrays = [array.scores for array in ranking.arrays]
-    sizes = jnp.array(ranking.sizes_of_parts, ranking.counter)
+    sizes = jnp.array(ranking.member_sizes, ranking.counter)
     longest_to_copy = min(LONGEST_BUFFER, _SHARE_TO_COPY * ranking.sizes[0])
 
     def find(ends: jax.Array, arrays: list, cut: Cut) -> jax.Array:
-        ties, room = _by_part(cut)
+        ties, ties_to_keep = _by_member(cut)
         columns = cut.thresholds.shape[1]
         thresholds = jnp.broadcast_to(cut.thresholds, (len(arrays), columns))
 
         def cut_array(row: jax.Array, ends: jax.Array) -> jax.Array:
-            turn = Turn.of(arrays, row, ranking.counter)
-            if turn.longest <= longest_to_copy:
-                turn = turn.copied(ranking.order.dtype, [turn.longest], jnp.int32(0))
-            end = masks.end_in_row(ends, turn, thresholds[row], room[row])
+            cursor = RowCursor.at_row(arrays, row, ranking.counter)
+            if cursor.longest <= longest_to_copy:
+                cursor = cursor.copied(ranking.order.dtype, [cursor.longest], jnp.int32(0))
+            end = masks.end_in_row(ends, cursor, thresholds[row], ties_to_keep[row])
             return lax.dynamic_update_index_in_dim(ends, end, row, 0)
 
         def leave_array(row: jax.Array, ends: jax.Array) -> jax.Array:
             del row
             return ends
 
-        def take_turn(row: jax.Array, ends: jax.Array) -> jax.Array:
-            is_cut = (room[row] > 0) & (room[row] < ties[row])
+        def visit_array(row: jax.Array, ends: jax.Array) -> jax.Array:
+            is_cut = (ties_to_keep[row] > 0) & (ties_to_keep[row] < ties[row])
             return lax.cond(is_cut, cut_array, leave_array, row, ends)
 
-        # No room: none is kept. Room for all: the end is that of the array. Under `vmap`, models are cut in different
-        # arrays, so that all of them have a turn.
-        ends = jnp.where(room > 0, ends, 0)
-        return lax.fori_loop(0, len(arrays), take_turn, ends)
+        # If no tie is kept, the end is 0; if all are, it is that of the array. Under `vmap`, models are cut in
+        # different arrays, so that the loop goes over all of them.
+        ends = jnp.where(ties_to_keep > 0, ends, 0)
+        return lax.fori_loop(0, len(arrays), visit_array, ends)
 
     return control.run_once(cut.is_needed[0], find, sizes, arrays, cut)
 
 
 def _ends_by_counts(ranking: LeafByLeaf | OverModel, cut: Cut) -> jax.Array:
-    """Finds the end in each row of all arrays as `_ends_by_parts` does, by counts alone."""
-    sizes_of_rows = ranking.sizes_of_parts or ranking.sizes
+    """Finds the end in each row of all arrays as `_ends_by_members` does, by counts alone."""
+    sizes_of_rows = ranking.member_sizes or ranking.sizes
     sizes = jnp.array(sizes_of_rows, ranking.counter)
 
     def find(ends: jax.Array, cut: Cut) -> jax.Array:
         del ends
-        ties, room = _by_part(cut)
-        # These brackets hold indices in flat order, not positions of floats. Counts have to fall along a bracket, so
-        # that the indices are counted from the end.
+        ties, ties_to_keep = _by_member(cut)
+        # These brackets hold indices in flat order, not float ranks. Counts have to fall along a bracket, so that the
+        # indices are counted from the end.
         zeros = jnp.zeros_like(sizes)
-        backward = Brackets.between(zeros, sizes, ties, zeros, room)
+        backward = Brackets.between(zeros, sizes, ties, zeros, ties_to_keep)
 
         def as_ends(from_end: jax.Array) -> jax.Array:
             return sizes[:, None] - from_end
 
         def count(ends: jax.Array) -> jax.Array:
             thresholds = cut.thresholds
-            return counting.count_between_before(ranking.arrays, thresholds, ends, ranking.counter)
+            return count_between_before(ranking.arrays, thresholds, ends, ranking.counter)
 
         # Ties lie scattered: no even division has to come first.
         settled = brackets.settle(
             backward.without_even_probes(),
             as_ends,
             count,
-            probes=search.probes_of_pass(),
-            turns=search.turns_for(max(sizes_of_rows).bit_length()),
+            probe_count=search.probes_per_pass(),
+            iterations=search.iterations_for(max(sizes_of_rows).bit_length()),
         )
-        # No room: nothing at all is kept.
-        return jnp.where(room > 0, sizes - settled.low[:, 0], 0)
+        # If no tie is kept, the end is 0.
+        return jnp.where(ties_to_keep > 0, sizes - settled.low[:, 0], 0)
 
     return control.run_once(jnp.any(cut.is_needed), find, sizes, cut)
 
 
-def _by_part(cut: Cut) -> tuple[jax.Array, jax.Array]:
-    """Divides ties and room among the parts, in their order; `[n]` of each if there are no parts."""
-    if cut.parts is None:
-        return cut.ties, cut.room
-    ties = cut.parts[:, 0] - cut.parts[:, 1]
+def _by_member(cut: Cut) -> tuple[jax.Array, jax.Array]:
+    """Finds the ties of each member, and how many of them are kept; of each ranking if there are no members."""
+    if cut.member_counts is None:
+        return cut.ties, cut.ties_to_keep
+    ties = cut.member_counts[:, 0] - cut.member_counts[:, 1]
     index = np.arange(len(ties))
     ties_up_to = jnp.where(index <= index[:, None], ties, 0)
     ties_before = jnp.where(index < index[:, None], ties, 0)
     sum_up_to, sum_before = reduce_together([ties_up_to, ties_before], 0, lax.add, (1,))
-    used_up_to = jnp.minimum(sum_up_to, cut.room)
-    used_before = jnp.minimum(sum_before, cut.room)
-    return ties, used_up_to - used_before
+    kept_up_to = jnp.minimum(sum_up_to, cut.ties_to_keep)
+    kept_before = jnp.minimum(sum_before, cut.ties_to_keep)
+    return ties, kept_up_to - kept_before
+
+
+def count_reaching(
+    arrays: Sequence[RankedArray],
+    thresholds: jax.Array,
+    counter: jnp.dtype,
+) -> jax.Array:
+    """Counts how many scores of each row reach each threshold; NaN reaches none.
+
+    Args:
+      arrays: whose scores are counted.
+      thresholds: table `[rows, columns]`.
+      counter: unsigned dtype that holds the counts.
+
+    Returns:
+      Counts `[all rows, columns]`.
+    """
+    return _count(reaching, arrays, (thresholds,), counter)
+
+
+def count_between_before(
+    arrays: Sequence[RankedArray],
+    thresholds: jax.Array,
+    ends: jax.Array,
+    counter: jnp.dtype,
+) -> jax.Array:
+    """Counts how many scores of each row lie between two thresholds and before each end in flat order.
+
+    Column 0 of the thresholds `[rows, 2 or more]` is to be reached, column 1 not; ends are `[all rows, columns]` of the
+    counter's dtype. All else is as in `count_reaching`.
+    """
+    return _count(between_before, arrays, (thresholds, ends), counter)
+
+
+def _count(
+    predicates: Predicates,
+    arrays: Sequence[RankedArray],
+    tables: tuple[jax.Array, ...],
+    counter: jnp.dtype,
+) -> jax.Array:
+    if jax.device_count() == 1:
+        sizes = [array.scores.size for array in arrays]
+        may_split = max(sizes) >= _SHARE_TO_SPLIT * sum(sizes)
+        counts = []
+        for array in arrays:
+            counts.append(_count_on_one_device(predicates, counter, may_split, array, tables))
+        return jnp.concatenate(counts)
+    counts_of: dict[int, jax.Array] = {}
+    for count, is_per_device in ((count_per_device, True), (count_by_xla, False)):
+        indices = [i for i in range(len(arrays)) if arrays[i].per_device is is_per_device]
+        if not indices:
+            continue
+        scores = tuple(arrays[i].scores for i in indices)
+        bounds = tuple(_bounds(arrays[i], tables) for i in indices)
+        table = count(predicates, jnp.dtype(counter), scores, bounds)
+        ends = np.cumsum([array.shape[0] for array in scores])
+        counts_of.update(zip(indices, jnp.split(table, ends[:-1]), strict=True))
+    return jnp.concatenate([counts_of[i] for i in range(len(arrays))])
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))  # traced once for all arrays of one shape
+def _count_on_one_device(
+    predicates: Predicates,
+    counter: jnp.dtype,
+    may_split: bool,
+    array: RankedArray,
+    tables: tuple[jax.Array, ...],
+) -> jax.Array:
+    bounds = _bounds(array, tables)
+    return count_array(predicates, counter, array.scores, bounds, may_split)
+
+
+def _bounds(array: RankedArray, tables: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    """Takes the bounds of an array from tables of thresholds, and of ends."""
+    thresholds, *ends = tables
+    bounds = [array.thresholds(thresholds)]
+    for table in ends:
+        bounds.append(array.rows.take(table))
+    return tuple(bounds)
 
 
 def _smallest_reaching(
@@ -221,7 +316,7 @@ def _smallest_reaching(
         indices = np.array([i for i in range(len(dtypes)) if dtypes[i] == dtype])
         of_each_array = scales[indices][:, None]
         scale = jnp.broadcast_to(of_each_array, (len(indices), len(values)))
-        smallest = _smallest_quotients_reaching(Order.of(dtype), scale, values)
+        smallest = _smallest_quotients_reaching(Order.from_dtype(dtype), scale, values)
         thresholds = thresholds.at[indices].set(smallest.astype(values.dtype))
     return thresholds
 
@@ -232,16 +327,16 @@ def _smallest_quotients_reaching(order: Order, scale: jax.Array, values: jax.Arr
     All divisions stand in the loop. Elsewhere XLA may multiply by a reciprocal instead, which rounds in another way,
     and a threshold that was counted with would not be found again.
     """
-    near = order.position((values * scale).astype(order.dtype))
+    near = order.float_rank((values * scale).astype(order.dtype))
     # `low` does not reach the value; `high` does, or stands after all numbers.
     low = jnp.full_like(near, order.lowest - 1)
     high = jnp.full_like(near, order.highest + 1)
 
     def halve(state):
-        turn, low, high = state
+        iteration, low, high = state
         middle = low + (high - low) // 2
-        below_or_middle = jnp.where(turn == 1, near - _NEAR, middle)
-        guess = jnp.where(turn == 0, near + _NEAR, below_or_middle)
+        below_or_middle = jnp.where(iteration == 1, near - _NEAR, middle)
+        guess = jnp.where(iteration == 0, near + _NEAR, below_or_middle)
         is_inside = (guess > low) & (guess < high)
         probe = jnp.where(is_inside, guess, middle)
         is_open = high - low > 1
@@ -249,7 +344,7 @@ def _smallest_quotients_reaching(order: Order, scale: jax.Array, values: jax.Arr
         is_enough = quotient >= values
         low = jnp.where(is_open & ~is_enough, probe, low)
         high = jnp.where(is_open & is_enough, probe, high)
-        return turn + 1, low, high
+        return iteration + 1, low, high
 
     def is_any_open(state):
         _, low, high = state

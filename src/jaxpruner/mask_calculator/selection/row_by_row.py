@@ -1,12 +1,13 @@
 """Finds the thresholds of rows one after another: each ends when its own count is right.
 
 So it goes on one CPU device. A short row stays in the processor's cache while it is read again and again. Short arrays
-are copied to one buffer in turn, where their masks are made, too. Longer arrays, and those that few others resemble,
-are read where they are.
+are copied to one buffer, one row at a time, where their masks are made, too. What is done with a row in the buffer is
+in the program once for all arrays. For each array there are only two copies: of its scores to the buffer, and of its
+mask from a table of all masks. Longer arrays, and those that few others resemble, are read in place.
 """
 
-import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -18,88 +19,36 @@ from jax import lax
 from jaxpruner.core import control
 from jaxpruner.mask_calculator.selection import masks, search
 from jaxpruner.mask_calculator.selection.brackets import Order
-from jaxpruner.mask_calculator.selection.buffers import LARGEST_TABLE, Buffer
-from jaxpruner.mask_calculator.selection.counts_of_parts import count_row
+from jaxpruner.mask_calculator.selection.counting import count_row
 from jaxpruner.mask_calculator.selection.masks import Selected
 from jaxpruner.mask_calculator.selection.scores import (
     LONGEST_BUFFER,
     RankedArray,
+    RowCursor,
     ScoresLike,
-    Turn,
+    look_up,
     rows_of,
     sizes_of_rows,
 )
-from jaxpruner.mask_calculator.selection.search import Cut
+from jaxpruner.mask_calculator.selection.search import Cut, Targets
 
-# A turn takes about as long as all passes over a row of so many scores.
+# To go on to the next row takes about as long as all passes over a row of this many scores.
 _SHORT_ROW = 64
 _MANY_ROWS = 64
-# A buffer pays for so many arrays.
+# From this many arrays on a buffer pays.
 _WORTH_A_BUFFER = 6
 # Rows are padded to the longest of them, if that adds at most this share to what is read.
 _MOST_PADDING = 0.5
-# The longest row of a buffer is at most so many times as long as what is looked at of it for the shortest: to fill the
-# buffer takes time, too.
+# Longest padded row / shortest padded row in one buffer: to fill the buffer takes time, too.
 _MOST_OF_BUFFER = 16
+# Most bytes of the table in which the masks of arrays that share a buffer are made.
+LARGEST_TABLE = 2**25
 
 
-def takes_too_many_turns(array: ScoresLike) -> bool:
-    """Whether the rows of an array are so short, and so many, that turns take longer than passes over all of them."""
+def has_many_short_rows(array: ScoresLike) -> bool:
+    """Whether rows are so short and so many that one after another takes longer than passes over all of them."""
     rows = array.shape[0]
     return rows >= _MANY_ROWS and array.size <= _SHORT_ROW * rows
-
-
-@dataclasses.dataclass(frozen=True)
-class Targets:
-    """What is asked of all rows."""
-
-    target: jax.Array  # unsigned [all rows]: how many scores to keep
-    # Thresholds [all rows] of an earlier selection to look near first, NaN where there is none.
-    earlier: jax.Array | None
-
-    def of(self, rows: np.ndarray) -> 'Targets':
-        """Takes what is asked of some rows."""
-        earlier = None if self.earlier is None else self.earlier[rows]
-        return Targets(self.target[rows], earlier)
-
-    def settle(self, turn: Turn, row: jax.Array | int, order: Order) -> tuple[Cut, jax.Array]:
-        """Finds the thresholds of the row whose turn it is, and where its ties end that are kept."""
-        target = lax.dynamic_slice_in_dim(self.target, row, 1)
-        earlier = None
-        if self.earlier is not None:
-            earlier = lax.dynamic_slice_in_dim(self.earlier, row, 1)
-        ranking = RowInTurn(turn, order)
-        cut = search.find_cut(ranking, target, ranking.probes(target), earlier)
-        inputs = turn, cut.thresholds[0], cut.room[0]
-        end = control.run_once(cut.is_needed[0], masks.end_in_row, turn.size, *inputs)
-        return cut, end
-
-
-class RowInTurn:
-    """The row whose turn it is, as a ranking (`search.Ranking`) of its own."""
-
-    sizes_of_parts = None
-
-    def __init__(self, turn: Turn, order: Order):
-        self.order = order
-        self.sizes = turn.size[None]
-        self.counter = turn.size.dtype
-        self._turn = turn
-
-    def thresholds(self, positions: jax.Array) -> jax.Array:
-        """Makes what the row has to reach from positions `[1, columns]`."""
-        return self.order.value(positions)
-
-    def count_reaching(self, thresholds: jax.Array) -> jax.Array:
-        """Counts the scores that reach thresholds, `[1, columns]`."""
-        return self._turn.ask(functools.partial(count_row, self.counter), thresholds)
-
-    def probes(self, target: jax.Array) -> jax.Array:
-        """Makes probes `[1, 3]` around the threshold of a sample."""
-        number = search.sample_size(self._turn.longest)
-        sample = self._turn.ask(functools.partial(search.sample_of_row, number))
-        share = target.astype(jnp.float32) / self.sizes.astype(jnp.float32)
-        return search.quantiles(self.order, sample[None], share)
 
 
 def select(arrays: Sequence[ScoresLike], targets: Targets) -> list[Selected]:
@@ -113,49 +62,92 @@ def select(arrays: Sequence[ScoresLike], targets: Targets) -> list[Selected]:
       For each array its mask; `threshold` is that of each row.
     """
     rows_of_array = []
-    number_of_rows = 0
+    row_count = 0
     for array in arrays:
         rows = np.arange(array.shape[0])
-        rows_of_array.append(number_of_rows + rows)
-        number_of_rows += len(rows)
+        rows_of_array.append(row_count + rows)
+        row_count += len(rows)
     selected: dict[int, Selected] = {}
-    for group in groups(arrays):
-        own_arrays = [arrays[i] for i in group.indices]
-        own_rows = np.concatenate([rows_of_array[i] for i in group.indices])
-        own_targets = targets.of(own_rows)
-        if group.lengths is None:
-            results = _select_where_they_are(own_arrays, own_targets)
+    for batch in batches(arrays):
+        own_arrays = [arrays[i] for i in batch.indices]
+        own_rows = [rows_of_array[i] for i in batch.indices]
+        own_targets = targets.take(np.concatenate(own_rows))
+        if batch.lengths is None:
+            results = _select_in_place(own_arrays, own_targets)
         else:
-            results = _select_in_buffer(own_arrays, own_targets, group.lengths)
-        selected.update(zip(group.indices, results, strict=True))
+            results = _select_in_buffer(own_arrays, own_targets, batch.lengths)
+        selected.update(zip(batch.indices, results, strict=True))
     return [selected[i] for i in range(len(arrays))]
 
 
-def _select_where_they_are(arrays: Sequence[ScoresLike], targets: Targets) -> list[Selected]:
-    """Selects in few arrays, or long ones: turns find thresholds, and each array has a program for its mask."""
-    order = Order.of(arrays[0].dtype)
+class RankedRow:
+    """The row at a cursor, as a ranking (`search.Ranking`) of its own."""
+
+    member_sizes = None
+
+    def __init__(self, cursor: RowCursor, order: Order):
+        self.order = order
+        self.sizes = cursor.size[None]
+        self.counter = cursor.size.dtype
+        self._cursor = cursor
+
+    def thresholds(self, float_ranks: jax.Array) -> jax.Array:
+        """Makes what the row has to reach from float ranks `[1, columns]`."""
+        return self.order.value(float_ranks)
+
+    def count_reaching(self, thresholds: jax.Array) -> jax.Array:
+        """Counts the scores that reach thresholds, `[1, columns]`."""
+        count = functools.partial(count_row, self.counter)
+        return self._cursor.apply_to_row(count, thresholds)
+
+    def sampled_probes(self, target: jax.Array) -> jax.Array:
+        """Makes probes `[1, 3]` around the threshold of a sample."""
+        count = search.sample_size(self._cursor.longest)
+        take_sample = functools.partial(search.sample_of_row, count)
+        sample = self._cursor.apply_to_row(take_sample)
+        share = target.astype(jnp.float32) / self.sizes.astype(jnp.float32)
+        return search.quantiles(self.order, sample[None], share)
+
+
+def _settle_row(
+    targets: Targets,
+    cursor: RowCursor,
+    row: jax.Array | int,
+    order: Order,
+) -> tuple[Cut, jax.Array]:
+    """Finds the thresholds of the row at a cursor, and the index after the last of its ties that is kept."""
+    own_targets = targets.at_row(row)
+    cut = search.find_cut(RankedRow(cursor, order), own_targets)
+    inputs = cursor, cut.thresholds[0], cut.ties_to_keep[0]
+    end = control.run_once(cut.is_needed[0], masks.end_in_row, cursor.size, *inputs)
+    return cut, end
+
+
+def _select_in_place(arrays: Sequence[ScoresLike], targets: Targets) -> list[Selected]:
+    """Selects in few arrays, or long ones: a loop finds thresholds, and each array has a program for its mask."""
+    order = Order.from_dtype(arrays[0].dtype)
     sizes = sizes_of_rows(arrays)
     counter = targets.target.dtype
 
-    def take_turn(row: jax.Array | int, table: jax.Array) -> jax.Array:
-        turn = Turn.of(arrays, row, counter)
-        cut, end = targets.settle(turn, row, order)
-        positions = cut.positions.astype(table.dtype)
+    def settle_next(row: jax.Array | int, table: jax.Array) -> jax.Array:
+        cursor = RowCursor.at_row(arrays, row, counter)
+        cut, end = _settle_row(targets, cursor, row, order)
+        float_ranks = cut.float_ranks.astype(table.dtype)
         end = end.astype(table.dtype)
-        entry = jnp.concatenate([positions, end[None, None]], 1)
+        entry = jnp.concatenate([float_ranks, end[None, None]], 1)
         return lax.dynamic_update_slice_in_dim(table, entry, row, 0)
 
-    # One table for positions and ends. A step of a straight-through method selects twice, once for thresholds alone.
+    # One table for float ranks and ends. A step of a straight-through method selects twice, once for thresholds alone.
     # XLA makes one loop of the two, unless it has dropped the ends from one of them.
     dtype = jnp.promote_types(order.unsigned, counter)
-    table = jnp.zeros((len(sizes), search.probes_of_pass() + 1), dtype)
+    table = jnp.zeros((len(sizes), search.probes_per_pass() + 1), dtype)
     if len(sizes) == 1:
-        table = take_turn(0, table)
+        table = settle_next(0, table)
     else:
-        table = lax.fori_loop(0, len(sizes), take_turn, table)
-    positions = table[:, :-1].astype(order.unsigned)
+        table = lax.fori_loop(0, len(sizes), settle_next, table)
+    float_ranks = table[:, :-1].astype(order.unsigned)
     ends = table[:, -1].astype(counter)
-    thresholds = order.value(positions)
+    thresholds = order.value(float_ranks)
     ranked = []
     for i, rows in enumerate(rows_of(arrays)):
         ranked.append(RankedArray(arrays[i], rows, rows))
@@ -166,55 +158,56 @@ def _select_where_they_are(arrays: Sequence[ScoresLike], targets: Targets) -> li
 def _select_in_buffer(
     arrays: Sequence[ScoresLike], targets: Targets, lengths: Sequence[int]
 ) -> list[Selected]:
-    """Selects in many short arrays: turns make the masks, too, while the row is in the buffer."""
-    order = Order.of(arrays[0].dtype)
+    """Selects in many short arrays: the loop makes the masks, too, while the row is in the buffer."""
+    order = Order.from_dtype(arrays[0].dtype)
     buffer = Buffer(arrays, lengths, targets.target.dtype)
 
-    def take_turn(row: jax.Array, table: jax.Array) -> jax.Array:
-        turn = buffer.turn(row)
-        cut, end = targets.settle(turn, row, order)
+    def select_next(row: jax.Array, table: jax.Array) -> jax.Array:
+        cursor = buffer.copy_row(row)
+        cut, end = _settle_row(targets, cursor, row, order)
         thresholds = cut.thresholds[0]
         target = lax.dynamic_index_in_dim(targets.target, row, keepdims=False)
-        mask = masks.mask_of_turn(turn, thresholds, end, target >= turn.size)
+        keeps_everything = target >= cursor.size
+        mask = masks.mask_of_row(cursor, thresholds, end, keeps_everything)
         table = buffer.with_threshold(table, row, thresholds[0])
         return buffer.with_mask(table, row, mask)
 
-    table = lax.fori_loop(0, buffer.number_of_rows, take_turn, buffer.empty_table())
+    table = lax.fori_loop(0, buffer.row_count, select_next, buffer.empty_table())
     thresholds = buffer.thresholds(table)
     masks_of_arrays = buffer.masks_of_arrays(table)
     selected = []
     for i, rows in enumerate(rows_of(arrays)):
-        selected.append(Selected(masks_of_arrays[i], rows.of(thresholds)))
+        selected.append(Selected(masks_of_arrays[i], rows.take(thresholds)))
     return selected
 
 
-class Group(NamedTuple):
-    """Arrays that take turns in one program."""
+class Batch(NamedTuple):
+    """Arrays whose rows go through one program."""
 
     indices: list[int]  # which arrays
-    # Of how many scores the beginning of the buffer is that each array's rows are padded to; `None`: they are read
-    # where they are.
-    lengths: list[int] | None
+    lengths: list[int] | None  # padded row length of each array; `None`: rows are read in place
 
 
-def groups(arrays: Sequence[ScoresLike]) -> list[Group]:
-    """Divides arrays into groups: few, since each is a program."""
+def batches(arrays: Sequence[ScoresLike]) -> list[Batch]:
+    """Divides arrays into batches: few, since each is a program."""
     lengths = [array.size // array.shape[0] for array in arrays]
     sizes = [array.size for array in arrays]
-    others, short = [], []
+    in_place, short = [], []
     for i, size in enumerate(sizes):
-        fits = lengths[i] <= LONGEST_BUFFER and size <= LARGEST_TABLE
-        (short if fits else others).append(i)
+        if lengths[i] <= LONGEST_BUFFER and size <= LARGEST_TABLE:
+            short.append(i)
+        else:
+            in_place.append(i)
     falling = sorted(short, key=lambda i: -lengths[i])
     divided = []
     for indices in _sharing_a_buffer(falling, sizes, lengths):
         if len(indices) < _WORTH_A_BUFFER:
-            others += indices
+            in_place += indices
         else:
             padded = _padded_lengths([lengths[i] for i in indices])
-            divided.append(Group(indices, padded))
-    if others:
-        divided.append(Group(others, None))
+            divided.append(Batch(indices, padded))
+    if in_place:
+        divided.append(Batch(in_place, None))
     return divided
 
 
@@ -223,14 +216,14 @@ def _sharing_a_buffer(
 ) -> list[list[int]]:
     """Divides arrays of falling lengths into those that share a buffer and a table of masks."""
     divided: list[list[int]] = []
-    room = 0
+    bytes_left = 0
     for i in falling:
         is_much_shorter = divided and _MOST_OF_BUFFER * lengths[i] < lengths[divided[-1][0]]
-        if not divided or is_much_shorter or sizes[i] > room:
+        if not divided or is_much_shorter or sizes[i] > bytes_left:
             divided.append([])
-            room = LARGEST_TABLE
+            bytes_left = LARGEST_TABLE
         divided[-1].append(i)
-        room -= sizes[i]
+        bytes_left -= sizes[i]
     return divided
 
 
@@ -246,3 +239,83 @@ def _padded_lengths(falling: Sequence[int]) -> list[int]:
         padded.append(current)
         rest -= length
     return padded
+
+
+class Buffer:
+    """The buffer that holds one row at a time of some arrays `[rows, …]` of one dtype.
+
+    The masks are made in a table of bytes: first the bytes of each row's threshold, then the masks of all rows.
+
+    Args:
+      arrays: floats, or `Scores`, none of them empty.
+      lengths: padded row length of each array.
+      counter: unsigned dtype that holds the sizes of rows.
+    """
+
+    def __init__(
+        self,
+        arrays: Sequence[ScoresLike],
+        lengths: Sequence[int],
+        counter: jnp.dtype,
+    ):
+        sizes = sizes_of_rows(arrays)
+        self.row_count = len(sizes)
+        self._arrays = arrays
+        self._counter = counter
+        self._lengths = sorted(set(lengths), reverse=True)
+        length_of_row: list[int] = []
+        for i, array in enumerate(arrays):
+            length_of_row += [self._lengths.index(lengths[i])] * array.shape[0]
+        self._length_of_row = np.array(length_of_row, np.int32)
+        self._threshold_bytes = arrays[0].dtype.itemsize
+        bytes_of_thresholds = self._threshold_bytes * len(sizes)
+        ends = bytes_of_thresholds + np.cumsum(sizes)
+        self._begins = (ends - sizes).astype(np.int32)
+        self._table_size = int(ends[-1])
+
+    def copy_row(self, row: jax.Array) -> RowCursor:
+        """Copies the row with this index among the rows of all arrays to the buffer."""
+        cursor = RowCursor.at_row(self._arrays, row, self._counter)
+        length = look_up(self._length_of_row, row)
+        return cursor.copied(self._arrays[0].dtype, self._lengths, length)
+
+    def empty_table(self) -> jax.Array:
+        """Makes a table for the thresholds and masks of all rows."""
+        # A mask is written at the length of the buffer, and the next one overwrites what stands behind its row.
+        longest = self._lengths[0]
+        return jnp.zeros(self._table_size + longest, jnp.uint8)
+
+    def with_mask(self, table: jax.Array, row: jax.Array, mask: jax.Array) -> jax.Array:
+        """Writes the mask of a row, which is as long as the buffer, to the table; rows come in their order."""
+        begin = look_up(self._begins, row)
+        return lax.dynamic_update_slice_in_dim(table, mask, begin, 0)
+
+    def with_threshold(self, table: jax.Array, row: jax.Array, threshold: jax.Array) -> jax.Array:
+        """Writes the threshold of a row, a scalar, to the table.
+
+        It stands in one array with the masks. A step of a straight-through method selects twice, once for thresholds
+        alone, and XLA makes one loop of the two, unless it has dropped an array from one of them.
+        """
+        as_bytes = lax.bitcast_convert_type(threshold, jnp.uint8)
+        written = as_bytes.reshape(self._threshold_bytes)
+        return lax.dynamic_update_slice_in_dim(table, written, row * self._threshold_bytes, 0)
+
+    def thresholds(self, table: jax.Array) -> jax.Array:
+        """Reads the threshold of each row from the table."""
+        shape = self.row_count, self._threshold_bytes
+        as_bytes = table[: math.prod(shape)].reshape(shape)
+        return lax.bitcast_convert_type(as_bytes, self._arrays[0].dtype)
+
+    def masks_of_arrays(self, table: jax.Array) -> list[jax.Array]:
+        """Takes the mask of each array from the table."""
+        masks_of_arrays = []
+        for i, rows in enumerate(rows_of(self._arrays)):
+            begin = lax.dynamic_index_in_dim(self._begins, rows.begin, keepdims=False)
+            masks_of_arrays.append(_cut_out(self._arrays[i].shape, table, begin))
+        return masks_of_arrays
+
+
+@functools.partial(jax.jit, static_argnums=0)  # traced once for all arrays of one shape
+def _cut_out(shape: tuple[int, ...], table: jax.Array, begin: jax.Array) -> jax.Array:
+    mask = lax.dynamic_slice_in_dim(table, begin, math.prod(shape))
+    return mask.reshape(shape)

@@ -1,8 +1,8 @@
 """What is ranked: scores, lazy or not, and their rows.
 
 Each row of an array `[rows, …]` is ranked for itself: a layer of a stacked leaf, or the whole leaf as its only row.
-Rows stand in tables that have a row for every row of all arrays (`Rows`), and take turns in programs that serve the
-rows of many arrays (`Turn`).
+Rows stand in tables that have a row for every row of all arrays (`Rows`). A loop over the rows of many arrays, one
+program for all, reads them by a cursor (`RowCursor`).
 
 Lazy scores are a function of the weights, computed wherever they are read and never materialised. The scores of a model
 as arrays take as much memory as its weights. A pass that computes them as it reads takes none.
@@ -21,7 +21,7 @@ from jax import lax
 
 from jaxpruner.core import control
 
-# A row of at most so many scores may be copied.
+# The most scores of a row that may be copied.
 LONGEST_BUFFER = 2**19
 
 
@@ -87,9 +87,9 @@ def read(scores: ScoresLike) -> jax.Array:
 
 def flat_rows(array: ScoresLike) -> ScoresLike:
     """Views an array `[rows, …]` as rows `[rows, size]`, or as its only row `[size]`."""
-    number = array.shape[0]
+    row_count = array.shape[0]
     # Under vmap XLA would copy an array that has an axis of length 1 behind that of the batch.
-    shape = (-1,) if number == 1 else (number, -1)
+    shape = (-1,) if row_count == 1 else (row_count, -1)
     return jax.tree.map(lambda leaf: leaf.reshape(shape), array)
 
 
@@ -97,40 +97,41 @@ def sizes_of_rows(arrays: Sequence[ScoresLike]) -> list[int]:
     """Lists how many scores each row of each array has."""
     sizes = []
     for array in arrays:
-        number = array.shape[0]
-        sizes += [array.size // number] * number
+        row_count = array.shape[0]
+        sizes += [array.size // row_count] * row_count
     return sizes
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=['begin'], meta_fields=['number'])
+@functools.partial(jax.tree_util.register_dataclass, data_fields=['begin'], meta_fields=['count'])
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """So many rows of a table from `begin` on; `None` is the whole table."""
+    """The rows of an array in a table of the rows of all arrays."""
 
-    begin: jax.Array | None
-    number: int
+    begin: jax.Array | None  # `None`: the table has these rows alone
+    count: int
 
-    def of(self, table: jax.Array) -> jax.Array:
+    def take(self, table: jax.Array) -> jax.Array:
         """Takes these rows of a table `[all rows, …]`."""
         if self.begin is None:
             return table
-        return lax.dynamic_slice_in_dim(table, self.begin, self.number)
+        return lax.dynamic_slice_in_dim(table, self.begin, self.count)
 
 
 def rows_of(arrays: Sequence[ScoresLike]) -> list[Rows]:
     """Finds where the rows of each array `[rows, …]` stand in tables of the rows of all arrays.
 
     The compiler does not see where they begin. XLA compiles equal programs once, and the programs of arrays of one
-    shape differ in this number alone. `control.hide_constants` says how long it takes to compile each of them.
+    shape differ in this begin alone. `control.hide_constants` says how long it takes to compile each of them.
     """
-    numbers = [array.shape[0] for array in arrays]
-    if len(numbers) == 1:
-        return [Rows(None, numbers[0])]
-    ends = np.cumsum(numbers, dtype=np.uint32)
-    begins = control.hide_constants(ends - np.array(numbers, np.uint32), arrays[0])
+    counts = [array.shape[0] for array in arrays]
+    if len(counts) == 1:
+        return [Rows(None, counts[0])]
+    ends = np.cumsum(counts, dtype=np.uint32)
+    known_begins = ends - np.array(counts, np.uint32)
+    begins = control.hide_constants(known_begins, arrays[0])
     rows = []
-    for i, number in enumerate(numbers):
-        rows.append(Rows(begins[i], number))
+    for i, count in enumerate(counts):
+        rows.append(Rows(begins[i], count))
     return rows
 
 
@@ -146,11 +147,11 @@ class RankedArray:
     scores: ScoresLike  # floats [rows, …]
     rows: Rows
     threshold_rows: Rows  # in tables of thresholds, which may have one row for all arrays
-    per_device: bool = False  # whether devices that share the array count their own parts
+    per_device: bool = False  # whether devices that share the array count their own shards
 
     def thresholds(self, table: jax.Array) -> jax.Array:
         """Takes the thresholds of its rows from a table `[rows, columns]`, in its own dtype."""
-        own_rows = self.threshold_rows.of(table)
+        own_rows = self.threshold_rows.take(table)
         return own_rows.astype(self.scores.dtype)
 
 
@@ -160,8 +161,8 @@ class RankedArray:
     meta_fields=['longest', 'prefixes'],
 )
 @dataclasses.dataclass(frozen=True)
-class Turn:
-    """One row of one of several arrays: the row whose turn it is."""
+class RowCursor:
+    """Points to one row of one of several arrays; which one is known when the program runs."""
 
     # For each array its only row [size], or its rows [rows, size].
     rows: Sequence[ScoresLike]
@@ -169,18 +170,20 @@ class Turn:
     row: jax.Array  # which row of that array
     size: jax.Array  # how many scores the row has
     longest: int  # how many scores a row has at most
-    # For each array how many scores of a row are looked at; `None`: all.
+    # For each array the number of scores of a row that are read; `None`: all.
     prefixes: tuple[int, ...] | None = None
 
     @classmethod
-    def of(cls, arrays: Sequence[ScoresLike], row: jax.Array | int, counter: jnp.dtype) -> 'Turn':
-        """Finds a row by its number among the rows of all arrays `[rows, …]`."""
+    def at_row(
+        cls, arrays: Sequence[ScoresLike], row: jax.Array | int, counter: jnp.dtype
+    ) -> 'RowCursor':
+        """Points to a row by its index among the rows of all arrays `[rows, …]`."""
         array_of_row: list[int] = []
         row_in_array: list[int] = []
         for i, array in enumerate(arrays):
-            number = array.shape[0]
-            array_of_row += [i] * number
-            row_in_array += range(number)
+            row_count = array.shape[0]
+            array_of_row += [i] * row_count
+            row_in_array += range(row_count)
         sizes = sizes_of_rows(arrays)
         return cls(
             rows=[flat_rows(array) for array in arrays],
@@ -190,7 +193,7 @@ class Turn:
             longest=max(sizes),
         )
 
-    def ask(self, function: Callable[..., Any], *inputs: Any) -> Any:
+    def apply_to_row(self, function: Callable[..., Any], *inputs: Any) -> Any:
         """Calls a function of the row `[size]` and inputs; the result has one shape, whichever array it is.
 
         The function is in the program once for each array. What is computed from its results is there once for all.
@@ -210,19 +213,21 @@ class Turn:
         branches = [of_array(i) for i in range(len(self.rows))]
         return lax.switch(self.array, branches, self.rows, self.row, *inputs)
 
-    def copied(self, dtype: jnp.dtype, lengths: Sequence[int], length_of_row: jax.Array) -> 'Turn':
+    def copied(
+        self, dtype: jnp.dtype, lengths: Sequence[int], length_index: jax.Array
+    ) -> 'RowCursor':
         """Copies the scores of the row to a buffer, padded with NaN.
 
         Args:
           dtype: the buffer's.
-          lengths: so much of the buffer may be looked at; the first is how long it is.
-          length_of_row: which of them it is for this row.
+          lengths: how much of the buffer may be read, falling; the first is its own length.
+          length_index: which of them is read for this row.
         """
         length = lengths[0]
-        buffer = self.ask(functools.partial(_padded, length, dtype))
-        return Turn(
+        buffer = self.apply_to_row(functools.partial(_padded, length, dtype))
+        return RowCursor(
             rows=[buffer] * len(lengths),
-            array=length_of_row,
+            array=length_index,
             row=jnp.int32(0),
             size=self.size,
             longest=length,
@@ -238,7 +243,7 @@ def look_up(table: np.ndarray, row: jax.Array | int) -> jax.Array:
 
 
 def _row(rows: ScoresLike, row: jax.Array, prefix: int | None) -> ScoresLike:
-    """Takes one of several rows, or the only one, and of it as many scores as are looked at."""
+    """Takes one of several rows, or the only one, and of it the scores that are read."""
 
     def take(leaf: jax.Array) -> jax.Array:
         if leaf.ndim > 1:

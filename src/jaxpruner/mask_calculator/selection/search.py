@@ -1,9 +1,10 @@
 """The search for the thresholds of rankings: bracket, probes, settle, as in `by_counting`.
 
 The first probes stand near the threshold of an earlier selection, or where a sample of the scores has it. A good guess
-saves passes and changes nothing else.
+saves passes and changes nothing else. Accelerators take no guess: their number of passes is fixed.
 """
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
@@ -16,7 +17,7 @@ from jax import lax
 from jaxpruner.core import control
 from jaxpruner.mask_calculator.selection import brackets
 from jaxpruner.mask_calculator.selection.brackets import Brackets, Order
-from jaxpruner.mask_calculator.selection.counts_of_parts import (
+from jaxpruner.mask_calculator.selection.counting import (
     count_array,
     reaching,
     reduce_together,
@@ -29,16 +30,16 @@ from jaxpruner.mask_calculator.selection.scores import ScoresLike, read
 _PROBES_ON_CPU = 3
 _PROBES_ELSEWHERE = 15
 
-# A sample of at most so many scores is compared pair by pair, which takes no loop. Larger samples pay where passes take
-# longer, and are so few of all scores that their memory does not count.
+# Largest sample that is compared pair by pair, which takes no loop. Larger samples pay where passes take longer. They
+# are few against all scores, so that their memory does not count.
 _PAIRED = 128
 _LARGEST_SAMPLE = 2**14
 _SCORES_FOR_EACH_SAMPLED = 192
 _SHORT_RANKING, _LONG_RANKING = 2**16, 2**19
-# Large samples take so many neighbours together, as memory is read.
+# Neighbours that large samples take together, as memory is read.
 _RUN = 8
 _GOLDEN_RATIO = (5**0.5 - 1) / 2
-# How far the outer probes stand, in standard deviations of the rank in a sample.
+# How far the outer probes stand, in standard deviations of the count in a sample.
 _DEVIATIONS = 2.0
 # An earlier threshold is taken to be right to about this many bits.
 _BITS_KEPT = 8
@@ -47,84 +48,110 @@ _BITS_KEPT = 8
 class Ranking(Protocol):
     """`n` rankings, in tables with a row for each.
 
-    Each row of each array is one (`passes.LeafByLeaf`), or all arrays together are (`passes.OverModel`), or it is the
-    row whose turn it is (`row_by_row.RowInTurn`).
+    Each row of each array is one (`passes.LeafByLeaf`), or all arrays together are (`passes.OverModel`), or it is one
+    row alone (`row_by_row.RankedRow`).
     """
 
     order: Order
     sizes: Any  # [n], how many scores each has
     counter: Any  # unsigned dtype that holds the sizes
-    # How many scores each part of a single ranking has; `None`: rankings have no parts.
-    sizes_of_parts: Any
+    # How many scores each member has, if several arrays are one ranking; else `None`.
+    member_sizes: Any
 
-    def thresholds(self, positions: jax.Array) -> jax.Array:
-        """Makes what arrays have to reach from positions `[n, columns]`."""
+    def thresholds(self, float_ranks: jax.Array) -> jax.Array:
+        """Makes what arrays have to reach from float ranks `[n, columns]`."""
         ...
 
     def count_reaching(self, thresholds: jax.Array) -> jax.Array:
-        """Counts the scores that reach thresholds, `[n, columns]`; of a ranking with parts `[parts, columns]`."""
+        """Counts the scores that reach thresholds, `[n, columns]`; of a ranking with members `[members, columns]`."""
         ...
+
+    def sampled_probes(self, target: jax.Array) -> jax.Array | None:
+        """Makes first probes `[n, 3]` by a sample; `None` where none is taken."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Targets:
+    """What is asked of `n` rankings."""
+
+    target: jax.Array  # unsigned [n]: how many scores to keep
+    # Thresholds [n] of an earlier selection, to look near first on a CPU; NaN where there is none.
+    earlier: jax.Array | None
+
+    def take(self, rows: np.ndarray) -> 'Targets':
+        """Takes what is asked of some rows."""
+        earlier = None if self.earlier is None else self.earlier[rows]
+        return Targets(self.target[rows], earlier)
+
+    def at_row(self, row: jax.Array | int) -> 'Targets':
+        """Takes what is asked of one row."""
+        target = lax.dynamic_slice_in_dim(self.target, row, 1)
+        if self.earlier is None:
+            return Targets(target, None)
+        return Targets(target, lax.dynamic_slice_in_dim(self.earlier, row, 1))
 
 
 class Cut(NamedTuple):
     """Where each of `n` rankings is cut."""
 
-    # Column 0 is low, the others are high. These tables are as wide as those of the passes, so that thresholds round
-    # as they did when they were counted with.
-    positions: jax.Array  # of the rankings
+    # Tables whose columns 0 and 1 are low and high; all others are high, too. They are as wide as the tables of the
+    # passes: XLA rounds differently at other shapes, and thresholds have to round as when they were counted with.
+    float_ranks: jax.Array  # of the rankings
     thresholds: jax.Array  # of their arrays
     ties: jax.Array  # [n]: how many scores reach low and not high
-    room: jax.Array  # [n]: how many of the ties are kept
-    parts: jax.Array | None  # [parts, 2] of a single ranking: how many scores reach low, and high
+    ties_to_keep: jax.Array  # [n]: how many of them are kept
+    member_counts: (
+        jax.Array | None
+    )  # [members, 2] of a single ranking: how many scores reach low, and high
 
     @property
     def is_needed(self) -> jax.Array:
-        """Whether some of the ties are kept and others are not."""
-        return self.room < self.ties
+        """Tells of each ranking whether some of its ties are kept and others are not."""
+        return self.ties_to_keep < self.ties
 
 
-def probes_of_pass() -> int:
-    """The number of columns of thresholds."""
+def probes_per_pass() -> int:
+    """Returns the number of columns of thresholds."""
     return _PROBES_ON_CPU if jax.default_backend() == 'cpu' else _PROBES_ELSEWHERE
 
 
-def turns_for(bits: int) -> int | None:
-    """The number of passes that settle so many bits, or `None` where each pass is asked whether it was the last."""
+def iterations_for(bits: int) -> int | None:
+    """Returns the number of passes that settle a number of bits; `None` where a loop asks after each pass."""
     if jax.default_backend() == 'cpu':
         return None
-    bits_of_turn = (probes_of_pass() + 1).bit_length() - 1
+    bits_of_turn = (probes_per_pass() + 1).bit_length() - 1
     return -(-bits // bits_of_turn)
 
 
-def find_cut(
-    ranking: Ranking, target: jax.Array, probes: jax.Array | None, earlier: jax.Array | None
-) -> Cut:
+def find_cut(ranking: Ranking, targets: Targets) -> Cut:
     """Finds thresholds between which only ties lie.
 
     Args:
       ranking: `n` of them.
-      target: `[n]` of the count dtype, which is `ranking.counter`: how many scores to keep.
-      probes: first probes `[n, 3]`, even ones if there are none.
-      earlier: thresholds `[n]` of an earlier selection to look near first, NaN where there is none.
+      targets: of each; counts are of the dtype `ranking.counter`.
     """
     order = ranking.order
+    iterations = iterations_for(order.width)
+    is_number_of_passes_fixed = iterations is not None
+    probes = None if is_number_of_passes_fixed else ranking.sampled_probes(targets.target)
     sizes = jnp.asarray(ranking.sizes, ranking.counter)
-    bracket = _over_all_numbers(order, sizes, target)
-    if ranking.sizes_of_parts is not None:
-        reaching_low = np.array(ranking.sizes_of_parts, ranking.counter)
-        parts = np.stack([reaching_low, np.zeros_like(reaching_low)], 1)
-        bracket = bracket._replace(parts=jnp.asarray(parts))
-    if earlier is not None:
+    bracket = _over_all_numbers(order, sizes, targets.target)
+    if ranking.member_sizes is not None:
+        reaching_low = np.array(ranking.member_sizes, ranking.counter)
+        reaching_high = np.zeros_like(reaching_low)
+        member_counts = jnp.asarray(np.stack([reaching_low, reaching_high], 1))
+        bracket = bracket._replace(member_counts=member_counts)
+    if targets.earlier is not None and not is_number_of_passes_fixed:
         otherwise = brackets.even_probes(bracket, 3) if probes is None else probes
-        probes = _near(order, earlier, otherwise)
-    turns = turns_for(order.width)
+        probes = _near(order, targets.earlier, otherwise)
     settled = brackets.settle(
         bracket,
         ranking.thresholds,
         ranking.count_reaching,
-        first=probes if turns is None else None,
-        probes=probes_of_pass(),
-        turns=turns,
+        first=probes,
+        probe_count=probes_per_pass(),
+        iterations=iterations,
         scale=order.octave,
     )
     return _cut(ranking, settled, sizes)
@@ -138,12 +165,18 @@ def _cut(ranking: Ranking, settled: Brackets, sizes: jax.Array) -> Cut:
     is_short = (settled.low < lowest) & (target < sizes[:, None])
     count_low = jnp.where(is_short, target, settled.count_low)
     low = jnp.maximum(settled.low, lowest)
-    column = np.arange(probes_of_pass())
-    positions = jnp.where(column == 0, low, settled.high)
+    column = np.arange(probes_per_pass())
+    float_ranks = jnp.where(column == 0, low, settled.high)
     ties = count_low - count_high
-    room = jnp.where(count_low > target, target - count_high, ties)
-    thresholds = ranking.thresholds(positions)
-    return Cut(positions, thresholds, ties[:, 0], room[:, 0], settled.parts)
+    ties_to_keep = jnp.where(count_low > target, target - count_high, ties)
+    thresholds = ranking.thresholds(float_ranks)
+    return Cut(
+        float_ranks,
+        thresholds,
+        ties[:, 0],
+        ties_to_keep[:, 0],
+        settled.member_counts,
+    )
 
 
 def _over_all_numbers(order: Order, sizes: jax.Array, target: jax.Array) -> Brackets:
@@ -158,7 +191,7 @@ def _near(order: Order, earlier: jax.Array, otherwise: jax.Array) -> jax.Array:
     """Makes probes `[n, 3]` around earlier thresholds `[n]`, or other probes where a threshold is NaN."""
     bits_left = max(0, jnp.finfo(order.dtype).nmant - _BITS_KEPT)
     step = jnp.array(1 << bits_left, order.unsigned)
-    inside = jnp.clip(order.position(earlier), order.lowest + step, order.highest - step)
+    inside = jnp.clip(order.float_rank(earlier), order.lowest + step, order.highest - step)
     first = inside[:, None] - step
     around = first + np.arange(3, dtype=order.unsigned) * step
     return jnp.where(jnp.isnan(earlier)[:, None], otherwise, around)
@@ -169,47 +202,48 @@ def sampled_jointly(
 ) -> jax.Array | None:
     """Makes probes `[1, 3]` around the threshold of a sample of all arrays, each divided by its scale.
 
-    `None` on several devices, where no part of an array stands for the whole.
+    `None` on several devices, where a sample of what one of them holds would not stand for the whole.
     """
     if jax.device_count() > 1:
         return None
     size = sum(array.size for array in arrays)
-    parts: list[jax.Array] = []
+    samples: list[jax.Array] = []
     array_of_sampled: list[int] = []
     for i, array in enumerate(arrays):
-        number = max(1, round(sample_size(size) * array.size / size))
-        part = sample_of_row(number, jax.tree.map(jnp.ravel, array))
-        parts.append(part.astype(order.dtype))
-        array_of_sampled += [i] * number
-    sample = jnp.concatenate(parts) / scales[np.array(array_of_sampled)]
+        share_of_all = sample_size(size) * array.size / size
+        count = max(1, round(share_of_all))
+        sample = sample_of_row(count, jax.tree.map(jnp.ravel, array))
+        samples.append(sample.astype(order.dtype))
+        array_of_sampled += [i] * count
+    joined = jnp.concatenate(samples) / scales[np.array(array_of_sampled)]
     share = target.astype(jnp.float32) / float(size)
-    return quantiles(order, sample[None], share)
+    return quantiles(order, joined[None], share)
 
 
 def sample_size(size: int) -> int:
-    """Chooses how many scores to sample of so many."""
+    """Chooses how many scores to sample of a row or model of this size."""
     if size >= _LONG_RANKING:
         return min(size // _SCORES_FOR_EACH_SAMPLED, _LARGEST_SAMPLE)
     return _PAIRED if size >= _SHORT_RANKING else _PAIRED // 2
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def sample_of_row(number: int, row: ScoresLike) -> jax.Array:
-    """Takes scores `[number]` that are spread over a row `[size]`, NaN where it has fewer."""
+def sample_of_row(count: int, row: ScoresLike) -> jax.Array:
+    """Takes scores `[count]` that are spread over a row `[size]`, NaN where it has fewer."""
 
     def take(leaf: jax.Array) -> jax.Array:
-        return _take_spread(leaf, min(number, row.size))
+        return _take_spread(leaf, min(count, row.size))
 
     sample = read(jax.tree.map(take, row))
-    padding = (0, number - len(sample))
+    padding = (0, count - len(sample))
     return jnp.pad(sample, padding, constant_values=jnp.nan)
 
 
-def _take_spread(row: jax.Array, number: int) -> jax.Array:
-    """Takes at most so many elements."""
+def _take_spread(row: jax.Array, count: int) -> jax.Array:
+    """Takes at most `count` elements, spread over the row."""
     length = len(row)
-    run = _RUN if number > _PAIRED else 1
-    stretches = np.arange(number // run)
+    run = _RUN if count > _PAIRED else 1
+    stretches = np.arange(count // run)
     stride = length // len(stretches)
     # Multiples of the golden ratio are spread evenly. So where runs stand in their stretches meets no period.
     share_of_stretch = stretches * _GOLDEN_RATIO % 1
@@ -227,7 +261,7 @@ def _take_spread(row: jax.Array, number: int) -> jax.Array:
 
 
 def quantiles(order: Order, sample: jax.Array, share: jax.Array) -> jax.Array:
-    """Makes rising probes `[n, 3]` that about a share of a sample `[n, number]` reaches."""
+    """Makes rising probes `[n, 3]` that about a share of a sample `[n, count]` reaches."""
     is_small = sample.shape[1] <= _PAIRED
     find = _quantiles_by_pairs if is_small else _quantiles_by_counts
     low, middle, high = find(order, sample, share)
@@ -238,13 +272,13 @@ def quantiles(order: Order, sample: jax.Array, share: jax.Array) -> jax.Array:
     return jnp.where(column == 0, low[:, None], middle_or_high)
 
 
-def _ranks(share: jax.Array, numbers: jax.Array) -> list[jax.Array]:
-    """Finds how many of so many numbers are to reach each of three probes, falling, at least one."""
-    rank = share * numbers
-    variance = jnp.maximum(rank * (1 - share), 0)
+def _counts_to_reach(share: jax.Array, sizes: jax.Array) -> list[jax.Array]:
+    """Finds how many scores of samples are to reach each of three probes, falling, at least one."""
+    count = share * sizes
+    variance = jnp.maximum(count * (1 - share), 0)
     away = _DEVIATIONS * jnp.sqrt(variance) + 1
-    ranks = rank + away, rank, rank - away
-    return [jnp.maximum(rank, 1) for rank in ranks]
+    counts = count + away, count, count - away
+    return [jnp.maximum(each, 1) for each in counts]
 
 
 def _quantiles_by_pairs(order: Order, sample: jax.Array, share: jax.Array) -> list[jax.Array]:
@@ -253,13 +287,13 @@ def _quantiles_by_pairs(order: Order, sample: jax.Array, share: jax.Array) -> li
     reaches = others >= own
     # Padding is no number: it neither reaches a score nor does it not.
     is_number = reaches | (others < own)
-    counts, numbers = sum_together([reaches, is_number], (1,), jnp.uint32)
+    counts, sizes = sum_together([reaches, is_number], (1,), jnp.uint32)
     counts = counts.astype(jnp.float32)
-    ranks = _ranks(share[:, None], numbers.astype(jnp.float32))
-    positions = order.position(sample)
+    counts_to_reach = _counts_to_reach(share[:, None], sizes.astype(jnp.float32))
+    float_ranks = order.float_rank(sample)
     candidates = []
-    for rank in ranks:
-        candidates.append(jnp.where(counts >= rank, positions, 0))
+    for count in counts_to_reach:
+        candidates.append(jnp.where(counts >= count, float_ranks, 0))
     return reduce_together(candidates, 0, lax.max, (1,))
 
 
@@ -270,10 +304,11 @@ def _quantiles_by_counts(order: Order, sample: jax.Array, share: jax.Array) -> l
     rows, size = sample.shape
     few = sample[:, :: size // (_PAIRED // 2)]
     first = jnp.repeat(quantiles(order, few, share), 3, 0)
-    numbers = jnp.sum(sample == sample, 1, dtype=jnp.uint32)
-    ranks = jnp.stack(_ranks(share, numbers.astype(jnp.float32)), 1)
-    target = jnp.minimum(ranks.astype(jnp.uint32), numbers[:, None]).ravel()
-    start = _over_all_numbers(order, jnp.repeat(numbers, 3), target)
+    is_number = sample == sample
+    sizes = jnp.sum(is_number, 1, dtype=jnp.uint32)
+    counts_to_reach = jnp.stack(_counts_to_reach(share, sizes.astype(jnp.float32)), 1)
+    target = jnp.minimum(counts_to_reach.astype(jnp.uint32), sizes[:, None]).ravel()
+    start = _over_all_numbers(order, jnp.repeat(sizes, 3), target)
 
     def count(thresholds: jax.Array) -> jax.Array:
         of_each_row = thresholds.reshape(rows, -1)
