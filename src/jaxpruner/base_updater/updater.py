@@ -203,9 +203,9 @@ class BaseUpdater(OptionalHooks, ShortRepr):
                     score_of[i], sparsity_of[i], leaf.groups, start_of[i]
                 )
         if any(is_joint(leaf.sparsity_type) for leaf in leaves):
-            kept = joint_leaves.select(leaves, scored, self.topk_fn)
+            kept = joint_leaves.mask_joint_leaves(leaves, scored, self.topk_fn)
         else:
-            kept = calculators.select_leaves(scored, self.topk_fn)
+            kept = calculators.mask_leaves(scored, self.topk_fn)
         masks = jax.tree.unflatten(treedef, [leaf.mask for leaf in kept])
         return masks, jax.tree.unflatten(treedef, [leaf.threshold for leaf in kept])
 

@@ -1,15 +1,27 @@
 """Scores become masks: one function for each sparsity type, and what they are made of.
 
+Read `selection/by_counting.py` first: it finds the largest scores of an array in the simplest way.
+
 From a model down to a threshold, each function calls the next:
 
-    create_masks            of an updater: a tree of scores
-    → select_leaves         sets leaves of N:M and those of a user's own `topk_fn` apart
-    → best_groups           pools scores over groups, counts how many to keep, spreads the masks of the groups
-    → keep_largest_each     leaves become arrays of rows
-    → row_by_row.select     thresholds, ties and masks, row by row, on one CPU device
-    → search.select         the same elsewhere, in passes over all rows
+    create_masks, select_masks       of an updater: a tree of scores
+    joint_leaves.mask_joint_leaves   leaves that a type ties are ranked as the groups that they share
+    calculators.mask_leaves          sets leaves of N:M, and a user's own `topk_fn`, apart
+    _mask_by_groups                  the types that rank groups; `topk_mask_calculator` and others begin here
 
-A ranking over the whole model goes by `keep_largest_jointly` to `search.select`.
+    inside a traced program                         eagerly
+    _mask_in_one_program: all leaves at once        _mask_alone: one leaf, padded to one of few lengths
+
+    selection.keep_largest_each      leaves become arrays of rows
+    _select_in_one_dtype             chooses between two ways
+
+    on one CPU                                      elsewhere, and for many short rows
+    row_by_row.select: one row after another        passes.select: passes over all rows
+
+    search.find_cut                  the thresholds of a ranking
+    masks                            which ties are kept, and the mask
+
+A ranking over the whole model goes by `selection.keep_largest_jointly` to `passes.select`.
 """
 
 from jaxpruner.mask_calculator.calculators import MASK_DTYPE as MASK_DTYPE

@@ -20,7 +20,7 @@ from jaxpruner.mask_calculator.leaves import Groups
 
 MASK_DTYPE = jnp.uint8
 
-# Lengths of the buffers in which leaves are selected one by one. Few lengths take few programs; an array eight times as
+# Lengths of the buffers in which leaves are masked one by one. Few lengths take few programs; an array eight times as
 # long as a leaf takes a millisecond at most. Longer leaves would take more memory, and select for longer than a program
 # compiles.
 _BUFFER_LENGTHS = 2**12, 2**15, 2**18, 2**19
@@ -70,7 +70,8 @@ def topk_group_mask_calculator(
     Array([1, 0, 1], dtype=uint8)
     """
     leaf = ScoredLeaf(jnp.asarray(scores), sparsity, Groups(sparsity_type))
-    return _select_in_groups([leaf])[0].mask
+    (selected,) = _mask_by_groups([leaf])
+    return selected.mask
 
 
 @functools.partial(
@@ -82,7 +83,7 @@ def topk_group_mask_calculator(
 class ScoredLeaf:
     """A leaf whose weights are ranked, and the share of its groups to remove.
 
-    `start` is the threshold of an earlier selection, if there is any; masks do not depend on it.
+    `start` is the threshold of an earlier selection, near which one on a CPU begins; masks do not depend on it.
     """
 
     scores: jax.Array | selection.Scores
@@ -93,17 +94,23 @@ class ScoredLeaf:
     def scores_of_groups(self) -> jax.Array | selection.Scores:
         """The scores of the leaf's groups, one a group."""
         groups = self.groups
-        groups.sparsity_type.check_shape(groups.layer_shape(self.scores.shape), 'scores')
-        return self.scores if groups.is_unstructured else groups.pool(selection.read(self.scores))
+        layer_shape = groups.layer_shape(self.scores.shape)
+        groups.sparsity_type.check_shape(layer_shape, 'scores')
+        if groups.is_unstructured:
+            return self.scores
+        return groups.pool(selection.read(self.scores))
 
 
 def _requests(leaves: Sequence[ScoredLeaf]) -> list[selection.Request]:
     """Asks for the best groups of each leaf. Sparsity 0 asks for all of them, which keeps NaN, too."""
-    scores = [leaf.scores_of_groups() for leaf in leaves]
-    sizes = []
-    for leaf, array in zip(leaves, scores, strict=True):
-        sizes.append(math.prod(leaf.groups.layer_shape(array.shape)))
-    counts = selection.numbers_to_keep(sizes, [leaf.sparsity for leaf in leaves])
+    scores, sizes, sparsities = [], [], []
+    for leaf in leaves:
+        array = leaf.scores_of_groups()
+        layer_shape = leaf.groups.layer_shape(array.shape)
+        scores.append(array)
+        sizes.append(math.prod(layer_shape))
+        sparsities.append(leaf.sparsity)
+    counts = selection.numbers_to_keep(sizes, sparsities)
     requests = []
     for i, leaf in enumerate(leaves):
         # Only an array that is sharded as parameters are can be counted per device; what was pooled may not be.
@@ -119,8 +126,8 @@ def _requests(leaves: Sequence[ScoredLeaf]) -> list[selection.Request]:
 
 
 @jax.jit
-def best_groups(leaves: list[ScoredLeaf]) -> list[selection.Selected]:
-    """As `topk_group_mask_calculator` for many leaves, in one selection.
+def _mask_in_one_program(leaves: list[ScoredLeaf]) -> list[selection.Selected]:
+    """Makes the masks of many leaves in one program, each as `topk_group_mask_calculator` does.
 
     Thresholds are those among groups: a scalar, or one a layer.
 
@@ -128,7 +135,8 @@ def best_groups(leaves: list[ScoredLeaf]) -> list[selection.Selected]:
       ValueError: a type does not fit its shape.
     """
     results = []
-    for leaf, selected in zip(leaves, selection.keep_largest_each(_requests(leaves)), strict=True):
+    all_selected = selection.keep_largest_each(_requests(leaves))
+    for leaf, selected in zip(leaves, all_selected, strict=True):
         mask = leaf.groups.spread(selected.mask, leaf.scores.shape)
         results.append(selected._replace(mask=mask))
     return results
@@ -159,8 +167,10 @@ def topk_n_by_m_mask_calculator(
 @functools.partial(jax.jit, static_argnames='sparsity_type')
 def _n_by_m_mask(scores: jax.Array, sparsity: Any, sparsity_type: sparsity_types.NByM) -> jax.Array:
     sparsity_type.check_shape(scores.shape, 'scores')
-    mask = n_by_m.keep_n_of_m(scores, sparsity_type.n, sparsity_type.m, sparsity_type.axis)
-    return mask | (jnp.asarray(sparsity) == 0).astype(MASK_DTYPE)
+    n, m, axis = sparsity_type.n, sparsity_type.m, sparsity_type.axis
+    mask = n_by_m.keep_n_of_m(scores, n, m, axis)
+    keeps_everything = jnp.asarray(sparsity) == 0
+    return mask | keeps_everything.astype(MASK_DTYPE)
 
 
 def topk_block_mask_calculator(
@@ -182,9 +192,8 @@ def topk_block_mask_calculator(
     Array([[0, 0, 1],
            [0, 0, 1]], dtype=uint8)
     """
-    return topk_group_mask_calculator(
-        scores, sparsity, sparsity_types.Block((block_height, block_width), use_avg_pooling)
-    )
+    block = sparsity_types.Block((block_height, block_width), use_avg_pooling)
+    return topk_group_mask_calculator(scores, sparsity, block)
 
 
 def topk_channel_mask_calculator(
@@ -270,7 +279,7 @@ class KeptOfLeaf(NamedTuple):
     threshold: jax.Array | None = None  # None, too, where nothing is ranked over the whole leaf
 
 
-def select_leaves(
+def mask_leaves(
     leaves: Sequence[ScoredLeaf | None], topk_fn: TopkFn | None = None
 ) -> list[KeptOfLeaf]:
     """Makes the masks of all leaves of a model; a user's own `topk_fn` is used instead of their types' rankings."""
@@ -283,42 +292,47 @@ def select_leaves(
         sparsity_type = leaf.groups.sparsity_type
         if topk_fn is None and not isinstance(sparsity_type, sparsity_types.NByM):
             ranked_in_groups[i] = leaf
-        else:
-            topk = leaf.groups.per_layer(topk_fn or get_topk_fn(sparsity_type), (0, None))
-            results[i] = KeptOfLeaf(topk(selection.read(leaf.scores), leaf.sparsity))
+            continue
+        own_or_of_type = topk_fn or get_topk_fn(sparsity_type)
+        mask_layers = leaf.groups.per_layer(own_or_of_type, (0, None))
+        scores = selection.read(leaf.scores)
+        results[i] = KeptOfLeaf(mask_layers(scores, leaf.sparsity))
     if ranked_in_groups:
-        selected = _select_in_groups(list(ranked_in_groups.values()))
+        selected = _mask_by_groups(list(ranked_in_groups.values()))
         for i, (mask, threshold) in zip(ranked_in_groups, selected, strict=True):
             results[i] = KeptOfLeaf(mask, threshold)
     return results
 
 
-def _select_in_groups(leaves: Sequence[ScoredLeaf]) -> list[selection.Selected]:
-    """As `best_groups`, which makes a program of all leaves, where the selections are part of a larger program.
+def _mask_by_groups(leaves: Sequence[ScoredLeaf]) -> list[selection.Selected]:
+    """Makes the masks of leaves whose types rank groups.
 
-    Called by itself, such a program would be compiled anew for each model. So leaves are then selected one by one.
+    Inside a traced program all leaves share one selection. Called eagerly, that would be compiled anew for each model.
+    So leaves are then masked one by one.
     """
     if tree_lib.has_traced(leaves):
-        return best_groups(leaves)
-    return [_select_alone(leaf) for leaf in leaves]
+        return _mask_in_one_program(leaves)
+    return [_mask_alone(leaf) for leaf in leaves]
 
 
-def _select_alone(leaf: ScoredLeaf) -> selection.Selected:
-    """Selects in one leaf, in a buffer of one of few lengths if it fits.
+def _mask_alone(leaf: ScoredLeaf) -> selection.Selected:
+    """Makes the mask of one leaf, in a buffer of one of few lengths if it fits.
 
     What takes longest to compile is then compiled for a length, and not for each shape.
     """
     length = _buffer_length(leaf)
     if length is None:
-        return best_groups([leaf])[0]
+        (selected,) = _mask_in_one_program([leaf])
+        return selected
     buffer, count = _to_buffer(leaf, length)
     request = selection.Request(buffer, count, leaf.start)
     (selected,) = selection.keep_largest_each([request])
-    return selected._replace(mask=_from_buffer(selected.mask, count, leaf.scores.shape))
+    mask = _from_buffer(selected.mask, count, leaf.scores.shape)
+    return selected._replace(mask=mask)
 
 
 def _buffer_length(leaf: ScoredLeaf) -> int | None:
-    """The first that is long enough; `None` for what is selected where it is."""
+    """Finds the first buffer length that is enough; `None` for what is masked in place."""
     scores, groups = leaf.scores, leaf.groups
     is_one_row = groups.is_unstructured and not groups.is_stacked
     # Others become float32 where they are ranked.
@@ -326,8 +340,10 @@ def _buffer_length(leaf: ScoredLeaf) -> int | None:
     # Flat, an array that devices share would have to be gathered.
     if not (is_one_row and is_ranked_as_it_is) or jax.device_count() > 1:
         return None
-    lengths = (length for length in _BUFFER_LENGTHS if 0 < scores.size <= length)
-    return next(lengths, None)
+    for length in _BUFFER_LENGTHS:
+        if 0 < scores.size <= length:
+            return length
+    return None
 
 
 @functools.partial(jax.jit, static_argnames='length')

@@ -1,4 +1,4 @@
-"""Leaves that a sparsity type ties together: their groups are ranked once, and each leaf gets its part of the verdict.
+"""Leaves that a sparsity type ties together: their groups are ranked once, and each leaf gets its share of the verdict.
 
 The groups take the place of the leaves. A group that has weights in several leaves has one score, pooled over all of
 them, and the sparsity of one leaf, its leader. Other leaves of a group need not have a sparsity of their own: biases,
@@ -18,7 +18,7 @@ from jaxpruner.mask_calculator.calculators import (
     KeptOfLeaf,
     ScoredLeaf,
     TopkFn,
-    select_leaves,
+    mask_leaves,
 )
 from jaxpruner.mask_calculator.leaves import Groups, Leaf
 from jaxpruner.sparsity_types import Unstructured
@@ -30,29 +30,29 @@ FOLLOWER = 0.0
 
 @dataclasses.dataclass(frozen=True)
 class _Joined:
-    """Leaves of one type that ties them: path -> place among all leaves, and path -> shape."""
+    """Leaves of one type that ties them: path -> index among all leaves, and path -> shape."""
 
     sparsity_type: JointType
-    numbers: dict[tree_lib.Path, int] = dataclasses.field(default_factory=dict)
+    indices: dict[tree_lib.Path, int] = dataclasses.field(default_factory=dict)
     shapes: dict[tree_lib.Path, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
     def groups(self, values: Sequence[Any]) -> list[JointGroups]:
-        """The groups whose leader has a value."""
+        """Lists the groups whose leader has a value."""
         pruned = []
         for groups in self.sparsity_type.join(self.shapes):
-            if values[self.numbers[groups.leader]] is not None:
+            if values[self.indices[groups.leader]] is not None:
                 pruned.append(groups)
         return pruned
 
     def members(self, groups: JointGroups) -> list[tree_lib.Path]:
-        """Those that are among the leaves."""
-        return [path for path in groups.members if path in self.numbers]
+        """Lists those members that are among the leaves."""
+        return [path for path in groups.members if path in self.indices]
 
 
 def with_targets(
     leaves: Sequence[Leaf], targets: Sequence[Any], can_be_ranked: Sequence[bool]
 ) -> list[Any]:
-    """Targets in which each member of a pruned group has one, and leaves of no such group have none.
+    """Gives each member of a pruned group a target, and takes it from leaves of no such group.
 
     Args:
       leaves: of a model.
@@ -65,44 +65,47 @@ def with_targets(
     tied = list(targets)
     for joined in _joined(leaves, can_be_ranked):
         pruned = joined.groups(targets)
-        leaders = {groups.leader for groups in pruned}
-        members = {path for groups in pruned for path in groups.members}
-        for path, number in joined.numbers.items():
+        leaders: set[tree_lib.Path] = set()
+        members: set[tree_lib.Path] = set()
+        for groups in pruned:
+            leaders.add(groups.leader)
+            members.update(groups.members)
+        for path, index in joined.indices.items():
             if path not in leaders:
-                tied[number] = FOLLOWER if path in members else None
-        masked = [path for path in joined.numbers if path in members]
+                tied[index] = FOLLOWER if path in members else None
+        masked = [path for path in joined.indices if path in members]
         joined.sparsity_type.check_members(pruned, masked)
     return tied
 
 
-def select(
+def mask_joint_leaves(
     leaves: Sequence[Leaf], scored: Sequence[ScoredLeaf | None], topk_fn: TopkFn | None
 ) -> list[KeptOfLeaf]:
-    """As `calculators.select_leaves`; leaves that a type ties are ranked as the groups that they share."""
+    """Makes the masks of all leaves of a model; leaves that a type ties are ranked as the groups that they share."""
     requests = list(scored)
     ranked: list[tuple[_Joined, JointGroups]] = []
     for joined in _joined(leaves, [leaf is not None for leaf in scored]):
         for groups in joined.groups(scored):
             requests.append(_scored_groups(joined, groups, scored))
             ranked.append((joined, groups))
-        for number in joined.numbers.values():
-            requests[number] = None
-    kept = select_leaves(requests, topk_fn)
+        for index in joined.indices.values():
+            requests[index] = None
+    kept = mask_leaves(requests, topk_fn)
     masks: dict[int, Any] = {}
     for (joined, groups), verdict in zip(ranked, kept[len(leaves) :], strict=True):
         assert verdict.mask is not None
         for path in joined.members(groups):
-            number = joined.numbers[path]
-            part = groups.spread(verdict.mask, path)
-            masks[number] = masks[number] * part if number in masks else part
-    for number, mask in masks.items():
-        whole = jnp.broadcast_to(mask, leaves[number].shape)
-        kept[number] = KeptOfLeaf(whole.astype(MASK_DTYPE))
+            index = joined.indices[path]
+            own_mask = groups.spread(verdict.mask, path)
+            masks[index] = masks[index] * own_mask if index in masks else own_mask
+    for index, mask in masks.items():
+        whole = jnp.broadcast_to(mask, leaves[index].shape)
+        kept[index] = KeptOfLeaf(whole.astype(MASK_DTYPE))
     return kept[: len(leaves)]
 
 
 def kept_weights(leaves: Sequence[Leaf], targets: Sequence[Any]) -> Iterator[tuple[int, int]]:
-    """For each leaf of a pruned group its place among the leaves, and how many of its weights are kept.
+    """Yields for each leaf of a pruned group its index among the leaves, and how many of its weights are kept.
 
     Args:
       leaves: of a model.
@@ -111,28 +114,28 @@ def kept_weights(leaves: Sequence[Leaf], targets: Sequence[Any]) -> Iterator[tup
     for joined in _joined(leaves, [target is not None for target in targets]):
         counts = []
         for groups in joined.groups(targets):
-            target = targets[joined.numbers[groups.leader]]
+            target = targets[joined.indices[groups.leader]]
             if tree_lib.is_traced(target):
                 return
             count = selection.number_to_keep_on_host(groups.size, float(target))
             counts.append((groups, count))
-        for path, number in joined.numbers.items():
-            yield number, joined.sparsity_type.kept_weights(counts, path)
+        for path, index in joined.indices.items():
+            yield index, joined.sparsity_type.kept_weights(counts, path)
 
 
 def _joined(leaves: Sequence[Leaf], is_included: Sequence[bool]) -> list[_Joined]:
-    """The types that tie leaves, each with those of its leaves that are included."""
+    """Finds the types that tie leaves, each with those of its leaves that are included."""
     by_type: dict[int, _Joined] = {}
-    for number, leaf in enumerate(leaves):
+    for index, leaf in enumerate(leaves):
         sparsity_type = leaf.sparsity_type
-        if not is_included[number] or not isinstance(sparsity_type, JointType):
+        if not is_included[index] or not isinstance(sparsity_type, JointType):
             continue
         if leaf.is_stacked:
             raise ValueError(
                 f'{leaf.name}: {sparsity_type!r} knows which layers are stacked; leave the leaf out of `stacked`'
             )
         joined = by_type.setdefault(id(sparsity_type), _Joined(sparsity_type))
-        joined.numbers[leaf.path] = number
+        joined.indices[leaf.path] = index
         joined.shapes[leaf.path] = leaf.shape
     return list(by_type.values())
 
@@ -140,13 +143,13 @@ def _joined(leaves: Sequence[Leaf], is_included: Sequence[bool]) -> list[_Joined
 def _scored_groups(
     joined: _Joined, groups: JointGroups, scored: Sequence[ScoredLeaf | None]
 ) -> ScoredLeaf:
-    """Groups as a leaf of which each weight is one."""
+    """Describes groups as a leaf, each of whose weights is a group."""
     scores = {}
     for path in joined.members(groups):
-        leaf = scored[joined.numbers[path]]
+        leaf = scored[joined.indices[path]]
         assert leaf is not None
         scores[path] = selection.read(leaf.scores)
-    leader = scored[joined.numbers[groups.leader]]
+    leader = scored[joined.indices[groups.leader]]
     assert leader is not None
     each_alone = Groups(Unstructured(), groups.is_stacked)
     return ScoredLeaf(groups.pool(scores), leader.sparsity, each_alone)

@@ -1,4 +1,24 @@
-"""N:M masks by a tournament inside each group."""
+"""N:M masks by a tournament inside each group.
+
+Each pair of a group is compared once, and a score is kept if it beats at least m - n others. The wins of several scores
+are counted in one word, each in a field of bits of its own. Which are the best 2 of the 4 scores 5 1 7 3?
+
+1. A field needs 3 bits: wins go up to 3, which takes two, and the last bit is set as soon as they are enough. That is
+   so from 4 on. Two wins are enough, so that each field has a head start of 2.
+2. At first the earlier of each pair counts as the winner: the scores have 3, 2, 1 and 0 wins.
+3. Where the later is at least as large, one addition gives it the win of the earlier. The third score beats the first:
+   add 1 to its field and take 1 from the first, which is to add 001000000 - 000000001.
+
+        score              3    7    1    5      the first stands in the lowest bits
+        at first          010  011  100  101     2 + 0, 2 + 1, 2 + 2, 2 + 3
+        7 beats 5         010  100  100  100
+        7 beats 1         010  101  011  100
+        3 beats 1         011  101  010  100
+        last bits          0    1    0    1      keep 7 and 5
+
+Where the two fields are in different words, the word of the earlier has 1 taken from its field: in unsigned words of 32
+bits that is to add 2^32 less the unit of the field.
+"""
 
 import collections
 import functools
@@ -13,9 +33,9 @@ import numpy as np
 
 from jaxpruner.core import control
 
-_MOST_BITS = 32  # of the numbers that stand for groups
+_MOST_BITS = 32  # of a word whose bits are the mask of a group
 _WORD = 32  # bits in which wins are counted
-_MOST_THAT_SHARE = 16  # of more members so few fit in a word that sharing saves nothing
+_MOST_THAT_SHARE = 16  # with more members few fit in a word, and sharing saves nothing
 
 
 def keep_n_of_m(
@@ -46,7 +66,7 @@ def keep_n_of_m(
 def _keep_along_several(
     scores: jax.Array, n: jax.Array | int, m: int, axes: tuple[int, ...]
 ) -> jax.Array:
-    """The mask of groups along several axes, the last of which is the innermost."""
+    """Makes the mask of groups along several axes, the last of which is the innermost."""
     first = min(axis % scores.ndim for axis in axes)
     beside = tuple(range(first, first + len(axes)))
     # Axes that are beside each other already stay where they are.
@@ -76,7 +96,7 @@ def _full_groups_mask(scores: jax.Array, n: jax.Array | int, m: int, axis: int) 
 
 
 def _bits_dtype(m: int) -> Any:
-    """The narrowest unsigned integer of at least m bits."""
+    """Finds the narrowest unsigned integer of at least m bits."""
     for dtype in (jnp.uint8, jnp.uint16):
         if m <= jnp.iinfo(dtype).bits:
             return dtype
@@ -84,43 +104,50 @@ def _bits_dtype(m: int) -> Any:
 
 
 def _winners(members: Sequence[jax.Array], n: jax.Array | int) -> list[jax.Array]:
-    """For each member of the groups 1 where it is among the best n, else 0, in uint32.
-
-    A word counts the wins of several members, if these are not too many: one addition counts for both of a pair. A
-    member's field has a bit more than its wins need, which is set as soon as they are enough.
-    """
+    """Tells of each member of the groups whether it is among the best n: 1, else 0, in uint32."""
     m = len(members)
-    field = (m - 1).bit_length() + 1
-    per_word = _WORD // field if m <= _MOST_THAT_SHARE else 1
-    counts = _first_counts(m, n, field, per_word)
+    field_bits = (m - 1).bit_length() + 1
+    per_word = _WORD // field_bits if m <= _MOST_THAT_SHARE else 1
+    counts = _counts_at_first(m, n, field_bits, per_word)
     counts = [jnp.broadcast_to(count, members[0].shape) for count in counts]
+
+    def unit_of(member: int) -> int:
+        """One win of a member, in its word."""
+        return 1 << field_bits * (member % per_word)
+
     for earlier, later in itertools.combinations(range(m), 2):
         # Ties go to the later member, and so does a NaN before it.
         is_later_better = (members[later] >= members[earlier]) | jnp.isnan(members[earlier])
-        changes = collections.Counter({later // per_word: 1 << field * (later % per_word)})
-        changes[earlier // per_word] -= 1 << field * (earlier % per_word)
+        changes = collections.Counter()
+        changes[later // per_word] += unit_of(later)
+        changes[earlier // per_word] -= unit_of(earlier)
         for word, change in changes.items():
             step = np.uint32(change % 2**_WORD)
             counts[word] += jnp.where(is_later_better, step, np.uint32(0))
     winners = []
     for i in range(m):
-        last_bit = field * (i % per_word) + field - 1
+        last_bit = field_bits * (i % per_word) + field_bits - 1
         winners.append(counts[i // per_word] >> last_bit & 1)
     return winners
 
 
-def _first_counts(m: int, n: jax.Array | int, field: int, per_word: int) -> list[jax.Array]:
-    """The words of `m` members, as if the earlier of each pair had won.
+def _counts_at_first(
+    m: int,
+    n: jax.Array | int,
+    field_bits: int,
+    per_word: int,
+) -> list[jax.Array]:
+    """Makes the words of `m` members, as if the earlier of each pair had won.
 
-    Each field has a head start, so that more wins than all but n reach its last bit.
+    Each field has a head start, with which `m - n` wins set its last bit.
     """
     most = jnp.clip(jnp.asarray(n).astype(jnp.int32), 0, m)
-    head_start = (most + (2 ** (field - 1) - m)).astype(jnp.uint32)
+    head_start = (most + (2 ** (field_bits - 1) - m)).astype(jnp.uint32)
     counts = []
     for first in range(0, m, per_word):
         units, wins = 0, 0
         for i in range(first, min(first + per_word, m)):
-            unit = 1 << field * (i % per_word)
+            unit = 1 << field_bits * (i % per_word)
             units += unit
             wins += (m - 1 - i) * unit
         counts.append(head_start * np.uint32(units) + np.uint32(wins))
@@ -128,7 +155,8 @@ def _first_counts(m: int, n: jax.Array | int, field: int, per_word: int) -> list
 
 
 def _spread(bits: jax.Array, m: int, axis: int) -> jax.Array:
-    """The mask of groups of which each has a number whose bit `i` says whether the i-th of `m` is kept."""
+    """Makes the mask of groups; bit `i` of a group's word says whether the i-th of `m` is kept."""
     after = [1] * (bits.ndim - axis - 1)
-    positions = jnp.arange(m, dtype=bits.dtype).reshape(m, *after)
-    return (jnp.expand_dims(bits, axis + 1) >> positions & 1).astype(jnp.uint8)
+    index = jnp.arange(m, dtype=bits.dtype).reshape(m, *after)
+    kept = jnp.expand_dims(bits, axis + 1) >> index & 1
+    return kept.astype(jnp.uint8)

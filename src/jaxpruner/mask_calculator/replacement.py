@@ -18,10 +18,11 @@ from jaxpruner.mask_calculator.leaves import Groups
 # many, and memory counts where they are large.
 _MIN_LAZY_SIZE = 2**17
 
-# The role of a group, from turn to turn:
+# The role of a group, from phase to phase:
 #   before: _KEPT, which may be dropped, or _PRUNED.
-#   after the first turn, which drops: _STAYS, or _MISSING, all the others. These may grow, what was just dropped, too.
-#   after the second turn, which grows: _STAYS is the new mask.
+#   after the first phase, which drops: _STAYS, or _MISSING, all the others. Every _MISSING group may be regrown,
+#     including one just dropped.
+#   after the second phase, which grows: _STAYS is the new mask.
 _KEPT, _PRUNED, _MISSING, _STAYS = np.arange(4, dtype=np.uint8)
 
 
@@ -77,7 +78,7 @@ class _Candidates:
     is_materialised: bool  # whether scores become an array before they are ranked
 
     def count(self, flags: jax.Array) -> jax.Array:
-        """How many flags are true: a scalar, or one number a layer."""
+        """Counts the true flags: a scalar, or one count a layer."""
         axes = tuple(range(int(self.is_stacked), flags.ndim))
         return selection.count_true(flags, axes, selection.counter_for(flags.size))
 
@@ -96,45 +97,50 @@ class _Candidates:
 
 class _Progress(NamedTuple):
     role: jax.Array  # what becomes of each group
-    number: jax.Array  # of groups that were kept at first; one a layer, where layers are stacked
+    kept_before: (
+        jax.Array
+    )  # how many groups were kept before; one count a layer, where layers are stacked
 
 
 @jax.jit
 def _drop_and_grow(leaves: list[_Candidates], fraction: jax.Array) -> list[jax.Array]:
     """Flags the groups that are kept then, by one selection that is compiled once and runs twice."""
 
-    def turn(number: jax.Array | int, carry: list[_Progress]) -> list[_Progress]:
-        progress, scores = control.keep_in_loop((carry, [leaf.scores for leaf in leaves]))
-        is_growing = number == 1
-        requests, numbers = [], []
+    def run_phase(phase: jax.Array | int, carry: list[_Progress]) -> list[_Progress]:
+        all_scores = [leaf.scores for leaf in leaves]
+        progress, scores = control.keep_in_loop((carry, all_scores))
+        is_growing = phase == 1
+        requests, counts_before = [], []
         for i, leaf in enumerate(leaves):
             role = progress[i].role
             kept = leaf.count((role == _KEPT) | (role == _STAYS))
-            at_first = jnp.where(is_growing, progress[i].number, kept)
+            kept_before = jnp.where(is_growing, progress[i].kept_before, kept)
             undropped = kept - selection.share_of(kept, fraction, most=role.size)
-            count = jnp.where(is_growing, at_first - kept, undropped)
+            count = jnp.where(is_growing, kept_before - kept, undropped)
             requests.append(leaf.request(scores[i], role, count))
-            numbers.append(at_first)
+            counts_before.append(kept_before)
         after = []
         for i, selected in enumerate(selection.keep_largest_each(requests)):
             role = _next_role(is_growing, progress[i].role, selected.mask != 0)
-            after.append(_Progress(role, numbers[i]))
+            after.append(_Progress(role, counts_before[i]))
         return after
 
     start = []
     for leaf in leaves:
         is_alive = leaf.is_alive
         layers = is_alive.shape[: int(leaf.is_stacked)]
-        number = jnp.zeros(layers, selection.counter_for(is_alive.size))
-        start.append(_Progress(jnp.where(is_alive, _KEPT, _PRUNED), number))
-    return [progress.role == _STAYS for progress in jax.lax.fori_loop(0, 2, turn, start)]
+        kept_before = jnp.zeros(layers, selection.counter_for(is_alive.size))
+        role = jnp.where(is_alive, _KEPT, _PRUNED)
+        start.append(_Progress(role, kept_before))
+    after_both = jax.lax.fori_loop(0, 2, run_phase, start)
+    return [progress.role == _STAYS for progress in after_both]
 
 
 def _next_role(is_growing: jax.Array | bool, role: jax.Array, is_chosen: jax.Array) -> jax.Array:
-    """What stays after a turn, and what is missing then.
+    """Tells what stays after a phase, and what is missing then.
 
-    Kept weights whose scores are NaN or -inf tie with pruned ones, which may then be chosen in the first turn. So what
-    is chosen counts only where it was kept.
+    Kept weights whose scores are NaN or -inf tie with pruned ones, which may then be chosen in the first phase. So what
+    is chosen there counts only where it was kept.
     """
     after_growing = (role == _STAYS) | is_chosen
     after_dropping = (role == _KEPT) & is_chosen
@@ -188,7 +194,7 @@ def _as_floats(scores: jax.Array | selection.Scores, shape: tuple[int, ...]) -> 
 
 
 def _common_dtype(first: jnp.dtype, second: jnp.dtype) -> jnp.dtype:
-    """One that holds all numbers of both; JAX promotes no floats of 8 bits, and none at all where it is strict."""
+    """Finds a dtype that holds all floats of both; JAX promotes none of 8 bits, and none at all where it is strict."""
     if first == second:
         return first
     return jnp.dtype('float64' if 'float64' in (first, second) else 'float32')
@@ -217,4 +223,6 @@ class _ScoreByRole:
         dropped, grown = (second, first) if self.is_grow_first else (first, second)
         drop = self.drop(dropped).astype(self.dtype)
         grow = _at_least_lowest(self.grow(grown)).astype(self.dtype)
-        return jnp.where(role == _KEPT, drop, jnp.where(role == _MISSING, grow, -jnp.inf))
+        may_be_dropped = role == _KEPT
+        may_grow = role == _MISSING
+        return jnp.where(may_be_dropped, drop, jnp.where(may_grow, grow, -jnp.inf))
