@@ -174,7 +174,11 @@ def _n_by_m_mask(scores: jax.Array, sparsity: Any, sparsity_type: sparsity_types
 
 
 def topk_block_mask_calculator(
-    scores: Any, sparsity: Any, block_height: int, block_width: int, use_avg_pooling: bool = True
+    scores: Any,
+    sparsity: Any,
+    block_height: int,
+    block_width: int,
+    use_avg_pooling: bool = True,
 ) -> jax.Array:
     """Keeps the best blocks over the last two axes, in one ranking over all blocks of the array.
 
@@ -352,7 +356,8 @@ def _to_buffer(leaf: ScoredLeaf, length: int) -> tuple[jax.Array, jax.Array]:
     (request,) = _requests([leaf])
     scores = selection.read(request.scores).ravel()
     padding = (0, length - scores.size)
-    return jnp.pad(scores, padding, constant_values=jnp.nan), jnp.asarray(request.count)
+    buffer = jnp.pad(scores, padding, constant_values=jnp.nan)
+    return buffer, jnp.asarray(request.count)
 
 
 @functools.partial(jax.jit, static_argnames='shape')

@@ -50,7 +50,9 @@ class _Joined:
 
 
 def with_targets(
-    leaves: Sequence[Leaf], targets: Sequence[Any], can_be_ranked: Sequence[bool]
+    leaves: Sequence[Leaf],
+    targets: Sequence[Any],
+    can_be_ranked: Sequence[bool],
 ) -> list[Any]:
     """Gives each member of a pruned group a target, and takes it from leaves of no such group.
 
@@ -79,7 +81,9 @@ def with_targets(
 
 
 def mask_joint_leaves(
-    leaves: Sequence[Leaf], scored: Sequence[ScoredLeaf | None], topk_fn: TopkFn | None
+    leaves: Sequence[Leaf],
+    scored: Sequence[ScoredLeaf | None],
+    topk_fn: TopkFn | None,
 ) -> list[KeptOfLeaf]:
     """Makes the masks of all leaves of a model; leaves that a type ties are ranked as the groups that they share."""
     requests = list(scored)
@@ -92,7 +96,8 @@ def mask_joint_leaves(
             requests[index] = None
     kept = mask_leaves(requests, topk_fn)
     masks: dict[int, Any] = {}
-    for (joined, groups), verdict in zip(ranked, kept[len(leaves) :], strict=True):
+    verdicts = kept[len(leaves) :]
+    for (joined, groups), verdict in zip(ranked, verdicts, strict=True):
         assert verdict.mask is not None
         for path in joined.members(groups):
             index = joined.indices[path]
@@ -141,7 +146,9 @@ def _joined(leaves: Sequence[Leaf], is_included: Sequence[bool]) -> list[_Joined
 
 
 def _scored_groups(
-    joined: _Joined, groups: JointGroups, scored: Sequence[ScoredLeaf | None]
+    joined: _Joined,
+    groups: JointGroups,
+    scored: Sequence[ScoredLeaf | None],
 ) -> ScoredLeaf:
     """Describes groups as a leaf, each of whose weights is a group."""
     scores = {}

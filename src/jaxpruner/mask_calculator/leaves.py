@@ -94,7 +94,10 @@ class Leaf:
 
 
 def leaf_of(
-    path: tree_lib.Path, array: Any, sparsity_type: SparsityType | None, is_stacked: bool
+    path: tree_lib.Path,
+    array: Any,
+    sparsity_type: SparsityType | None,
+    is_stacked: bool,
 ) -> Leaf:
     """Describes a leaf by its array, or by its shape; it has no target yet."""
     shape = tuple(getattr(array, 'shape', ()))

@@ -39,7 +39,10 @@ _MOST_THAT_SHARE = 16  # with more members few fit in a word, and sharing saves 
 
 
 def keep_n_of_m(
-    scores: jax.Array, n: jax.Array | int, m: int, axis: int | tuple[int, ...] = -1
+    scores: jax.Array,
+    n: jax.Array | int,
+    m: int,
+    axis: int | tuple[int, ...] = -1,
 ) -> jax.Array:
     """Keeps the best n of each m scores along an axis, or along several as one; returns a uint8 mask.
 
@@ -64,22 +67,34 @@ def keep_n_of_m(
 
 
 def _keep_along_several(
-    scores: jax.Array, n: jax.Array | int, m: int, axes: tuple[int, ...]
+    scores: jax.Array,
+    n: jax.Array | int,
+    m: int,
+    axes: tuple[int, ...],
 ) -> jax.Array:
     """Makes the mask of groups along several axes, the last of which is the innermost."""
     first = min(axis % scores.ndim for axis in axes)
     beside = tuple(range(first, first + len(axes)))
     # Axes that are beside each other already stay where they are.
     moved = jnp.moveaxis(scores, axes, beside)
-    before, after = moved.shape[:first], moved.shape[first + len(axes) :]
+    before = moved.shape[:first]
+    after = moved.shape[first + len(axes) :]
     length = math.prod(scores.shape[axis] for axis in axes)
-    mask = keep_n_of_m(moved.reshape(*before, length, *after), n, m, first)
+    as_one_axis = moved.reshape(*before, length, *after)
+    mask = keep_n_of_m(as_one_axis, n, m, first)
     return jnp.moveaxis(mask.reshape(moved.shape), beside, axes)
 
 
-def _full_groups_mask(scores: jax.Array, n: jax.Array | int, m: int, axis: int) -> jax.Array:
-    before, after = scores.shape[:axis], scores.shape[axis + 1 :]
-    groups = scores.reshape(*before, scores.shape[axis] // m, m, *after)
+def _full_groups_mask(
+    scores: jax.Array,
+    n: jax.Array | int,
+    m: int,
+    axis: int,
+) -> jax.Array:
+    before = scores.shape[:axis]
+    after = scores.shape[axis + 1 :]
+    group_count = scores.shape[axis] // m
+    groups = scores.reshape(*before, group_count, m, *after)
     members = []
     for i in range(m):
         members.append(jax.lax.index_in_dim(groups, i, axis + 1, keepdims=False))
@@ -92,7 +107,9 @@ def _full_groups_mask(scores: jax.Array, n: jax.Array | int, m: int, axis: int) 
     for i in range(1, m):
         bits = jnp.bitwise_or(bits, winners[i] << i)
     spread = functools.partial(_spread, m=m, axis=axis)
-    return control.compute_apart(spread, bits.astype(_bits_dtype(m))).reshape(scores.shape)
+    narrow_bits = bits.astype(_bits_dtype(m))
+    mask = control.compute_apart(spread, narrow_bits)
+    return mask.reshape(scores.shape)
 
 
 def _bits_dtype(m: int) -> Any:
@@ -141,8 +158,11 @@ def _counts_at_first(
 
     Each field has a head start, with which `m - n` wins set its last bit.
     """
-    most = jnp.clip(jnp.asarray(n).astype(jnp.int32), 0, m)
-    head_start = (most + (2 ** (field_bits - 1) - m)).astype(jnp.uint32)
+    last_bit = 2 ** (field_bits - 1)
+    most = jnp.asarray(n).astype(jnp.int32)
+    most = jnp.clip(most, 0, m)
+    head_start = most + (last_bit - m)
+    head_start = head_start.astype(jnp.uint32)
     counts = []
     for first in range(0, m, per_word):
         units, wins = 0, 0
@@ -150,11 +170,16 @@ def _counts_at_first(
             unit = 1 << field_bits * (i % per_word)
             units += unit
             wins += (m - 1 - i) * unit
-        counts.append(head_start * np.uint32(units) + np.uint32(wins))
+        head_starts = head_start * np.uint32(units)
+        counts.append(head_starts + np.uint32(wins))
     return counts
 
 
-def _spread(bits: jax.Array, m: int, axis: int) -> jax.Array:
+def _spread(
+    bits: jax.Array,
+    m: int,
+    axis: int,
+) -> jax.Array:
     """Makes the mask of groups; bit `i` of a group's word says whether the i-th of `m` is kept."""
     after = [1] * (bits.ndim - axis - 1)
     index = jnp.arange(m, dtype=bits.dtype).reshape(m, *after)

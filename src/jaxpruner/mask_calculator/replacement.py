@@ -58,7 +58,8 @@ def drop_and_grow(leaves: Sequence[MaskedLeaf], fraction: jax.Array | float) -> 
         is_kept = [_drop_and_grow([candidate], fraction)[0] for candidate in candidates]
     masks = []
     for leaf, flags in zip(leaves, is_kept, strict=True):
-        masks.append(leaf.groups.spread(flags.astype(jnp.uint8), leaf.mask.shape))
+        verdicts = flags.astype(jnp.uint8)
+        masks.append(leaf.groups.spread(verdicts, leaf.mask.shape))
     return masks
 
 
@@ -83,7 +84,10 @@ class _Candidates:
         return selection.count_true(flags, axes, selection.counter_for(flags.size))
 
     def request(
-        self, scores: selection.Scores, role: jax.Array, count: jax.Array
+        self,
+        scores: selection.Scores,
+        role: jax.Array,
+        count: jax.Array,
     ) -> selection.Request:
         """Asks for the `count` best groups among those whose role lets them be chosen."""
         ranked = selection.Scores((*scores.weights, role), scores.of)
@@ -136,7 +140,11 @@ def _drop_and_grow(leaves: list[_Candidates], fraction: jax.Array) -> list[jax.A
     return [progress.role == _STAYS for progress in after_both]
 
 
-def _next_role(is_growing: jax.Array | bool, role: jax.Array, is_chosen: jax.Array) -> jax.Array:
+def _next_role(
+    is_growing: jax.Array | bool,
+    role: jax.Array,
+    is_chosen: jax.Array,
+) -> jax.Array:
     """Tells what stays after a phase, and what is missing then.
 
     Kept weights whose scores are NaN or -inf tie with pruned ones, which may then be chosen in the first phase. So what
@@ -166,7 +174,9 @@ def _candidates(leaf: MaskedLeaf) -> _Candidates:
 
 
 def _scores_of_roles(
-    is_alive: jax.Array, drop: jax.Array | selection.Scores, grow: jax.Array | selection.Scores
+    is_alive: jax.Array,
+    drop: jax.Array | selection.Scores,
+    grow: jax.Array | selection.Scores,
 ) -> selection.Scores:
     drop, grow = _as_floats(drop, is_alive.shape), _as_floats(grow, is_alive.shape)
     common = _common_dtype(drop.dtype, grow.dtype)

@@ -218,7 +218,11 @@ def settle(
     return settled._replace(member_counts=member_counts)
 
 
-def narrow(brackets: Brackets, probes: jax.Array, counts: jax.Array) -> Brackets:
+def narrow(
+    brackets: Brackets,
+    probes: jax.Array,
+    counts: jax.Array,
+) -> Brackets:
     """Narrows brackets by the counts at rising probes `[n, probes]`; those outside their bracket count for nothing."""
     low, high, count_low, count_high, target, is_even = brackets.columns
     is_open = brackets.is_unsettled

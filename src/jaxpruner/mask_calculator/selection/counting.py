@@ -34,7 +34,9 @@ Predicates = Callable[[jax.Array, FindEnds, Sequence[jax.Array]], list[jax.Array
 
 
 def reaching(
-    scores: jax.Array, find_ends: FindEnds, bounds: Sequence[jax.Array]
+    scores: jax.Array,
+    find_ends: FindEnds,
+    bounds: Sequence[jax.Array],
 ) -> list[jax.Array]:
     """Tells which scores reach each threshold `[rows, columns]` of their row."""
     del find_ends
@@ -47,7 +49,9 @@ def reaching(
 
 
 def between_before(
-    scores: jax.Array, find_ends: FindEnds, bounds: Sequence[jax.Array]
+    scores: jax.Array,
+    find_ends: FindEnds,
+    bounds: Sequence[jax.Array],
 ) -> list[jax.Array]:
     """Tells which scores reach the first threshold and not the second, and stand before each end."""
     thresholds, ends = bounds
@@ -78,7 +82,11 @@ def count_array(
 
 
 @functools.partial(jax.jit, static_argnums=0)  # traced once for all rows of one size
-def count_row(counter: jnp.dtype, row: ScoresLike, thresholds: jax.Array) -> jax.Array:
+def count_row(
+    counter: jnp.dtype,
+    row: ScoresLike,
+    thresholds: jax.Array,
+) -> jax.Array:
     """Counts how many scores of a row `[size]` reach each threshold `[1, columns]`; returns `[1, columns]`."""
     row, thresholds = control.keep_in_loop((row, thresholds))
     shares = 1
@@ -121,9 +129,10 @@ def count_shard(
     def find_ends(ends: jax.Array) -> list[AxisEnd]:
         axis_ends = find_axis_ends(ends, shard.whole_shape, shard.origin)
         split = view.split_axis
-        if split is not None:
-            axis_ends[split - 1 : split] = _split_end(axis_ends[split - 1], view.shape[split + 1])
-        return axis_ends
+        if split is None:
+            return axis_ends
+        in_two = _split_end(axis_ends[split - 1], view.shape[split + 1])
+        return [*axis_ends[: split - 1], *in_two, *axis_ends[split:]]
 
     scores = _viewed(shard.scores, view.shape)
     columns = predicates(scores, find_ends, shard.bounds)
@@ -177,7 +186,11 @@ def _largest_divisor(length: int, limit: int) -> int:
     return divisor
 
 
-def count_true(flags: jax.Array, axes: tuple[int, ...], counter: Any) -> jax.Array:
+def count_true(
+    flags: jax.Array,
+    axes: tuple[int, ...],
+    counter: Any,
+) -> jax.Array:
     """Counts the flags that are set.
 
     Args:
@@ -197,7 +210,9 @@ def count_true(flags: jax.Array, axes: tuple[int, ...], counter: Any) -> jax.Arr
 
 
 def sum_together(
-    predicates: Sequence[jax.Array], axes: tuple[int, ...], counter: Any
+    predicates: Sequence[jax.Array],
+    axes: tuple[int, ...],
+    counter: Any,
 ) -> list[jax.Array]:
     """Counts several booleans of one shape in one pass; at least two of them must differ."""
     operands = [predicate.astype(counter) for predicate in predicates]
@@ -224,7 +239,9 @@ def reduce_together(
 
 
 def find_axis_ends(
-    ends: jax.Array, whole_shape: Sequence[int], origin: Sequence[Any]
+    ends: jax.Array,
+    whole_shape: Sequence[int],
+    origin: Sequence[Any],
 ) -> list[AxisEnd]:
     """Finds ends `[rows, columns]` in the flat order of the rows of a whole array in a shard of it, axis by axis."""
     axis_ends = []
@@ -238,7 +255,11 @@ def find_axis_ends(
     return axis_ends
 
 
-def before(axis_ends: list[AxisEnd], shape: Sequence[int], column: int) -> jax.Array:
+def before(
+    axis_ends: list[AxisEnd],
+    shape: Sequence[int],
+    column: int,
+) -> jax.Array:
     """Tells which scores of a shard `[rows, …]` stand before the ends of a column.
 
     It compares axis by axis. A flat index would be one more array to materialise.
@@ -258,7 +279,10 @@ def before(axis_ends: list[AxisEnd], shape: Sequence[int], column: int) -> jax.A
 
 
 def _along(
-    axis_ends: list[AxisEnd], shape: Sequence[int], axis: int, column: int
+    axis_ends: list[AxisEnd],
+    shape: Sequence[int],
+    axis: int,
+    column: int,
 ) -> tuple[AxisEnd, jax.Array]:
     """Finds the ends of a column along an axis, and the indices along it, as they compare with scores."""
     table = axis_ends[axis - 1]
@@ -273,7 +297,11 @@ def _along(
     return end, index
 
 
-def column_of(table: jax.Array, column: int, rank: int) -> jax.Array:
+def column_of(
+    table: jax.Array,
+    column: int,
+    rank: int,
+) -> jax.Array:
     """Takes a column of a table `[rows, columns]`, to be compared with an array `[rows, …]` of some rank."""
     other_axes = (1,) * (rank - 1)
     return table[:, column].reshape(-1, *other_axes)

@@ -23,7 +23,10 @@ from jaxpruner.mask_calculator.selection.counting import (
 
 
 def count_by_xla(
-    predicates: Predicates, counter: jnp.dtype, arrays: tuple, bounds: tuple
+    predicates: Predicates,
+    counter: jnp.dtype,
+    arrays: tuple,
+    bounds: tuple,
 ) -> jax.Array:
     """Counts arrays that may be sharded in unknown ways, each by its own bounds; `[all rows, columns]`."""
     counts = []
@@ -33,7 +36,10 @@ def count_by_xla(
 
 
 def count_per_device(
-    predicates: Predicates, counter: jnp.dtype, arrays: tuple, bounds: tuple
+    predicates: Predicates,
+    counter: jnp.dtype,
+    arrays: tuple,
+    bounds: tuple,
 ) -> jax.Array:
     """Counts as `count_by_xla` does; each device counts what it holds."""
     leaves, treedef = jax.tree.flatten((arrays, bounds))
@@ -149,14 +155,19 @@ def _count_on_device(predicates, counter, mesh, specs, shapes, arrays, bounds):
         for name in sorted(used - _names_in(specs[i])):
             counts = jnp.where(lax.axis_index(name) == 0, counts, 0)
         if rows != shapes[i][0]:
-            all_rows = jnp.zeros((shapes[i][0], counts.shape[1]), counter)
+            shape = shapes[i][0], counts.shape[1]
+            all_rows = jnp.zeros(shape, counter)
             counts = lax.dynamic_update_slice_in_dim(all_rows, counts, origin[0], 0)
         totals.append(counts)
     total = jnp.concatenate(totals)
     return lax.psum(total, tuple(sorted(used))) if used else total
 
 
-def _shard_index(mesh: Any, entry: Any, counter: jnp.dtype) -> jax.Array:
+def _shard_index(
+    mesh: Any,
+    entry: Any,
+    counter: jnp.dtype,
+) -> jax.Array:
     """Finds the index of this device's shard along an axis."""
     index = jnp.zeros((), counter)
     for name in _names(entry):

@@ -151,7 +151,8 @@ def _select_row_by_row(requests: list[Request]) -> list[Selected]:
 def _select_in_passes(requests: list[Request]) -> list[Selected]:
     """As `_select_in_one_dtype`, in passes that all rows share."""
     arrays = [request.scores for request in requests]
-    ranking = LeafByLeaf(arrays, [request.count_per_device for request in requests])
+    per_device = [request.count_per_device for request in requests]
+    ranking = LeafByLeaf(arrays, per_device)
     return passes.select(ranking, _targets(requests, ranking.counter))
 
 
@@ -201,7 +202,10 @@ def keep_largest_jointly(
 
 @functools.partial(jax.jit, static_argnums=3)
 def _keep_largest_jointly(
-    scores: list, count: jax.Array | int, divisors: jax.Array | None, count_per_device: bool
+    scores: list,
+    count: jax.Array | int,
+    divisors: jax.Array | None,
+    count_per_device: bool,
 ) -> list[jax.Array]:
     masks = [jnp.zeros(array.shape, jnp.uint8) for array in scores]
     indices = [i for i, array in enumerate(scores) if array.size]
@@ -227,7 +231,8 @@ def _as_count(count: jax.Array | int) -> Any:
     if count < 0:
         raise ValueError(f'count must not be negative, got {count}')
     widest = jax.dtypes.canonicalize_dtype(np.uint64)
-    return np.asarray(min(count, np.iinfo(widest).max), widest)
+    most = np.iinfo(widest).max
+    return np.asarray(min(count, most), widest)
 
 
 def _with_rows(array: ScoresLike, is_stacked: bool) -> ScoresLike:
@@ -238,7 +243,7 @@ def _with_rows(array: ScoresLike, is_stacked: bool) -> ScoresLike:
         array = read(array).astype(jnp.float32)
 
     def with_axes(leaf: jax.Array) -> jax.Array:
-        leaf = leaf if is_stacked else leaf[None]
-        return leaf if leaf.ndim > 1 else leaf[:, None]
+        rows = leaf if is_stacked else leaf[None]
+        return rows if rows.ndim > 1 else rows[:, None]
 
     return jax.tree.map(with_axes, array)

@@ -70,7 +70,10 @@ def masks_of_arrays(
 
 @jax.jit  # traced once for all arrays of one shape
 def _mask_of_array(
-    ranked: RankedArray, thresholds: jax.Array, ends: jax.Array, keeps_everything: jax.Array
+    ranked: RankedArray,
+    thresholds: jax.Array,
+    ends: jax.Array,
+    keeps_everything: jax.Array,
 ) -> jax.Array:
     """Makes the mask of an array, in few operations: for many, XLA wakes threads, which takes longer."""
     is_on_one_device = jax.device_count() == 1
@@ -85,7 +88,8 @@ def _mask_of_array(
     else:
         axis_ends = find_axis_ends(own_ends, shape, (0,) * rank)
         is_before_end = before(axis_ends, shape, 0)
-    keeps_row = column_of(ranked.rows.take(keeps_everything), 0, rank).astype(jnp.uint8)
+    keeps_rows = ranked.rows.take(keeps_everything)
+    keeps_row = column_of(keeps_rows, 0, rank).astype(jnp.uint8)
     is_kept = _is_kept(scores, low, high, is_before_end)
     mask = jnp.where(is_kept, jnp.uint8(1), keeps_row)
     return mask.reshape(ranked.scores.shape)
@@ -117,7 +121,10 @@ def mask_of_row(
 
 
 def _is_kept(
-    scores: jax.Array, low: jax.Array, high: jax.Array, is_before_end: jax.Array
+    scores: jax.Array,
+    low: jax.Array,
+    high: jax.Array,
+    is_before_end: jax.Array,
 ) -> jax.Array:
     """Tells which scores reach `high`, or reach `low` and stand before the end of the ties that are kept."""
     if scores.dtype.itemsize < 4:
@@ -210,7 +217,11 @@ def _ties_in_chunks(
     return _pad(reaching_low - reaching_high, most_chunks)
 
 
-def _slice(row: ScoresLike, begin: int, end: int) -> ScoresLike:
+def _slice(
+    row: ScoresLike,
+    begin: int,
+    end: int,
+) -> ScoresLike:
     return jax.tree.map(lambda leaf: lax.slice_in_dim(leaf, begin, end), row)
 
 
@@ -245,7 +256,8 @@ def _find_last_tie(tie_counts: jax.Array, ties_to_keep: jax.Array) -> tuple[jax.
     counts, in nine programs again. The larger of the two is read, so that neither is dropped. Seen with jaxlib 0.10.2
     on CPU.
     """
-    counts, index = control.keep_in_loop((tie_counts, lax.iota(jnp.int32, len(tie_counts))))
+    index = lax.iota(jnp.int32, len(tie_counts))
+    counts, index = control.keep_in_loop((tie_counts, index))
     up_to = jnp.where(index <= index[:, None], counts, 0)
     before_it = jnp.where(index < index[:, None], counts, 0)
     sum_up_to, sum_before = reduce_together([up_to, before_it], 0, lax.add, (1,))

@@ -157,7 +157,8 @@ def _ends_by_members(ranking: OverModel, cut: Cut) -> jax.Array:
         def cut_array(row: jax.Array, ends: jax.Array) -> jax.Array:
             cursor = RowCursor.at_row(arrays, row, ranking.counter)
             if cursor.longest <= longest_to_copy:
-                cursor = cursor.copied(ranking.order.dtype, [cursor.longest], jnp.int32(0))
+                lengths = [cursor.longest]
+                cursor = cursor.copied(ranking.order.dtype, lengths, jnp.int32(0))
             end = masks.end_in_row(ends, cursor, thresholds[row], ties_to_keep[row])
             return lax.dynamic_update_index_in_dim(ends, end, row, 0)
 
@@ -279,7 +280,8 @@ def _count(
         bounds = tuple(_bounds(arrays[i], tables) for i in indices)
         table = count(predicates, jnp.dtype(counter), scores, bounds)
         ends = np.cumsum([array.shape[0] for array in scores])
-        counts_of.update(zip(indices, jnp.split(table, ends[:-1]), strict=True))
+        counts_of_arrays = jnp.split(table, ends[:-1])
+        counts_of.update(zip(indices, counts_of_arrays, strict=True))
     return jnp.concatenate([counts_of[i] for i in range(len(arrays))])
 
 
@@ -350,5 +352,6 @@ def _smallest_quotients_reaching(order: Order, scale: jax.Array, values: jax.Arr
         _, low, high = state
         return jnp.any(high - low > 1)
 
-    _, _, high = lax.while_loop(is_any_open, halve, (jnp.int32(0), low, high))
+    start = jnp.int32(0), low, high
+    _, _, high = lax.while_loop(is_any_open, halve, start)
     return order.value(high)

@@ -156,7 +156,9 @@ def _select_in_place(arrays: Sequence[ScoresLike], targets: Targets) -> list[Sel
 
 
 def _select_in_buffer(
-    arrays: Sequence[ScoresLike], targets: Targets, lengths: Sequence[int]
+    arrays: Sequence[ScoresLike],
+    targets: Targets,
+    lengths: Sequence[int],
 ) -> list[Selected]:
     """Selects in many short arrays: the loop makes the masks, too, while the row is in the buffer."""
     order = Order.from_dtype(arrays[0].dtype)
@@ -212,7 +214,9 @@ def batches(arrays: Sequence[ScoresLike]) -> list[Batch]:
 
 
 def _sharing_a_buffer(
-    falling: Sequence[int], sizes: Sequence[int], lengths: Sequence[int]
+    falling: Sequence[int],
+    sizes: Sequence[int],
+    lengths: Sequence[int],
 ) -> list[list[int]]:
     """Divides arrays of falling lengths into those that share a buffer and a table of masks."""
     divided: list[list[int]] = []
@@ -285,12 +289,22 @@ class Buffer:
         longest = self._lengths[0]
         return jnp.zeros(self._table_size + longest, jnp.uint8)
 
-    def with_mask(self, table: jax.Array, row: jax.Array, mask: jax.Array) -> jax.Array:
+    def with_mask(
+        self,
+        table: jax.Array,
+        row: jax.Array,
+        mask: jax.Array,
+    ) -> jax.Array:
         """Writes the mask of a row, which is as long as the buffer, to the table; rows come in their order."""
         begin = look_up(self._begins, row)
         return lax.dynamic_update_slice_in_dim(table, mask, begin, 0)
 
-    def with_threshold(self, table: jax.Array, row: jax.Array, threshold: jax.Array) -> jax.Array:
+    def with_threshold(
+        self,
+        table: jax.Array,
+        row: jax.Array,
+        threshold: jax.Array,
+    ) -> jax.Array:
         """Writes the threshold of a row, a scalar, to the table.
 
         It stands in one array with the masks. A step of a straight-through method selects twice, once for thresholds
@@ -316,6 +330,10 @@ class Buffer:
 
 
 @functools.partial(jax.jit, static_argnums=0)  # traced once for all arrays of one shape
-def _cut_out(shape: tuple[int, ...], table: jax.Array, begin: jax.Array) -> jax.Array:
+def _cut_out(
+    shape: tuple[int, ...],
+    table: jax.Array,
+    begin: jax.Array,
+) -> jax.Array:
     mask = lax.dynamic_slice_in_dim(table, begin, math.prod(shape))
     return mask.reshape(shape)

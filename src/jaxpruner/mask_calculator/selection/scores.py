@@ -175,7 +175,10 @@ class RowCursor:
 
     @classmethod
     def at_row(
-        cls, arrays: Sequence[ScoresLike], row: jax.Array | int, counter: jnp.dtype
+        cls,
+        arrays: Sequence[ScoresLike],
+        row: jax.Array | int,
+        counter: jnp.dtype,
     ) -> 'RowCursor':
         """Points to a row by its index among the rows of all arrays `[rows, …]`."""
         array_of_row: list[int] = []
@@ -202,7 +205,11 @@ class RowCursor:
         def of_array(i: int) -> Callable[..., Any]:
             prefix = None if self.prefixes is None else self.prefixes[i]
 
-            def of_row(rows: Sequence[Any], row: jax.Array, *inputs: Any) -> Any:
+            def of_row(
+                rows: Sequence[Any],
+                row: jax.Array,
+                *inputs: Any,
+            ) -> Any:
                 return function(_row(rows[i], row, prefix), *inputs)
 
             return of_row
@@ -214,7 +221,10 @@ class RowCursor:
         return lax.switch(self.array, branches, self.rows, self.row, *inputs)
 
     def copied(
-        self, dtype: jnp.dtype, lengths: Sequence[int], length_index: jax.Array
+        self,
+        dtype: jnp.dtype,
+        lengths: Sequence[int],
+        length_index: jax.Array,
     ) -> 'RowCursor':
         """Copies the scores of the row to a buffer, padded with NaN.
 
@@ -242,7 +252,11 @@ def look_up(table: np.ndarray, row: jax.Array | int) -> jax.Array:
     return lax.dynamic_index_in_dim(jnp.asarray(table), row, keepdims=False)
 
 
-def _row(rows: ScoresLike, row: jax.Array, prefix: int | None) -> ScoresLike:
+def _row(
+    rows: ScoresLike,
+    row: jax.Array,
+    prefix: int | None,
+) -> ScoresLike:
     """Takes one of several rows, or the only one, and of it the scores that are read."""
 
     def take(leaf: jax.Array) -> jax.Array:
@@ -254,7 +268,11 @@ def _row(rows: ScoresLike, row: jax.Array, prefix: int | None) -> ScoresLike:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))  # traced once for all arrays of one shape
-def _padded(length: int, dtype: jnp.dtype, row: ScoresLike) -> jax.Array:
+def _padded(
+    length: int,
+    dtype: jnp.dtype,
+    row: ScoresLike,
+) -> jax.Array:
     scores = read(row).astype(dtype)
     padding = (0, length - row.size)
     return jnp.pad(scores, padding, constant_values=jnp.nan)

@@ -157,7 +157,11 @@ def find_cut(ranking: Ranking, targets: Targets) -> Cut:
     return _cut(ranking, settled, sizes)
 
 
-def _cut(ranking: Ranking, settled: Brackets, sizes: jax.Array) -> Cut:
+def _cut(
+    ranking: Ranking,
+    settled: Brackets,
+    sizes: jax.Array,
+) -> Cut:
     """Cuts rankings where their brackets have settled."""
     target, count_high = settled.target, settled.count_high
     lowest = ranking.order.lowest
@@ -179,7 +183,11 @@ def _cut(ranking: Ranking, settled: Brackets, sizes: jax.Array) -> Cut:
     )
 
 
-def _over_all_numbers(order: Order, sizes: jax.Array, target: jax.Array) -> Brackets:
+def _over_all_numbers(
+    order: Order,
+    sizes: jax.Array,
+    target: jax.Array,
+) -> Brackets:
     """Makes brackets from below -inf, where NaN is counted, too, to above inf."""
     zeros = jnp.zeros(sizes.shape, order.unsigned)
     low = zeros + order.lowest - 1
@@ -187,18 +195,26 @@ def _over_all_numbers(order: Order, sizes: jax.Array, target: jax.Array) -> Brac
     return Brackets.between(low, high, sizes, jnp.zeros_like(sizes), target)
 
 
-def _near(order: Order, earlier: jax.Array, otherwise: jax.Array) -> jax.Array:
+def _near(
+    order: Order,
+    earlier: jax.Array,
+    otherwise: jax.Array,
+) -> jax.Array:
     """Makes probes `[n, 3]` around earlier thresholds `[n]`, or other probes where a threshold is NaN."""
     bits_left = max(0, jnp.finfo(order.dtype).nmant - _BITS_KEPT)
     step = jnp.array(1 << bits_left, order.unsigned)
-    inside = jnp.clip(order.float_rank(earlier), order.lowest + step, order.highest - step)
+    middle = order.float_rank(earlier)
+    inside = jnp.clip(middle, order.lowest + step, order.highest - step)
     first = inside[:, None] - step
     around = first + np.arange(3, dtype=order.unsigned) * step
     return jnp.where(jnp.isnan(earlier)[:, None], otherwise, around)
 
 
 def sampled_jointly(
-    arrays: Sequence[ScoresLike], scales: jax.Array, target: jax.Array, order: Order
+    arrays: Sequence[ScoresLike],
+    scales: jax.Array,
+    target: jax.Array,
+    order: Order,
 ) -> jax.Array | None:
     """Makes probes `[1, 3]` around the threshold of a sample of all arrays, each divided by its scale.
 
@@ -260,7 +276,11 @@ def _take_spread(row: jax.Array, count: int) -> jax.Array:
     )
 
 
-def quantiles(order: Order, sample: jax.Array, share: jax.Array) -> jax.Array:
+def quantiles(
+    order: Order,
+    sample: jax.Array,
+    share: jax.Array,
+) -> jax.Array:
     """Makes rising probes `[n, 3]` that about a share of a sample `[n, count]` reaches."""
     is_small = sample.shape[1] <= _PAIRED
     find = _quantiles_by_pairs if is_small else _quantiles_by_counts
@@ -281,7 +301,11 @@ def _counts_to_reach(share: jax.Array, sizes: jax.Array) -> list[jax.Array]:
     return [jnp.maximum(each, 1) for each in counts]
 
 
-def _quantiles_by_pairs(order: Order, sample: jax.Array, share: jax.Array) -> list[jax.Array]:
+def _quantiles_by_pairs(
+    order: Order,
+    sample: jax.Array,
+    share: jax.Array,
+) -> list[jax.Array]:
     """Compares each score of the sample with each other one."""
     others, own = sample[:, :, None], sample[:, None, :]
     reaches = others >= own
@@ -297,7 +321,11 @@ def _quantiles_by_pairs(order: Order, sample: jax.Array, share: jax.Array) -> li
     return reduce_together(candidates, 0, lax.max, (1,))
 
 
-def _quantiles_by_counts(order: Order, sample: jax.Array, share: jax.Array) -> list[jax.Array]:
+def _quantiles_by_counts(
+    order: Order,
+    sample: jax.Array,
+    share: jax.Array,
+) -> list[jax.Array]:
     """Selects in the sample, beginning where a sample of the sample has the quantiles."""
     # Gathered anew by each comparison, the sample would take longer than all that is done with it.
     sample = control.compute_apart(jnp.positive, sample)
@@ -307,7 +335,8 @@ def _quantiles_by_counts(order: Order, sample: jax.Array, share: jax.Array) -> l
     is_number = sample == sample
     sizes = jnp.sum(is_number, 1, dtype=jnp.uint32)
     counts_to_reach = jnp.stack(_counts_to_reach(share, sizes.astype(jnp.float32)), 1)
-    target = jnp.minimum(counts_to_reach.astype(jnp.uint32), sizes[:, None]).ravel()
+    whole_counts = counts_to_reach.astype(jnp.uint32)
+    target = jnp.minimum(whole_counts, sizes[:, None]).ravel()
     start = _over_all_numbers(order, jnp.repeat(sizes, 3), target)
 
     def count(thresholds: jax.Array) -> jax.Array:

@@ -122,7 +122,11 @@ def number_to_keep_on_host(size: int, sparsity: float) -> int:
     return max(kept, min(size, 1))
 
 
-def share_of(count: jax.Array, share: jax.Array | float, most: int | None = None) -> jax.Array:
+def share_of(
+    count: jax.Array,
+    share: jax.Array | float,
+    most: int | None = None,
+) -> jax.Array:
     """`round(count * share)`, half to even: in float32 up to a count of 2^24, in whole numbers above.
 
     Args:
