@@ -92,7 +92,7 @@ class ScoredLeaf:
     start: jax.Array | None = None
 
     def scores_of_groups(self) -> jax.Array | selection.Scores:
-        """The scores of the leaf's groups, one a group."""
+        """Computes the scores of the leaf's groups, one a group."""
         groups = self.groups
         layer_shape = groups.layer_shape(self.scores.shape)
         groups.sparsity_type.check_shape(layer_shape, 'scores')
@@ -224,7 +224,7 @@ def topk_channel_mask_calculator(
 
 
 def get_topk_fn(sparsity_type: Any) -> TopkFn:
-    """The function `(scores, sparsity) -> mask` of a sparsity type.
+    """Returns the function `(scores, sparsity) -> mask` of a sparsity type.
 
     Args:
       sparsity_type: a type, its config string, or the class `Unstructured`.
@@ -352,7 +352,7 @@ def _buffer_length(leaf: ScoredLeaf) -> int | None:
 
 @functools.partial(jax.jit, static_argnames='length')
 def _to_buffer(leaf: ScoredLeaf, length: int) -> tuple[jax.Array, jax.Array]:
-    """The scores, padded with NaN, which rank lowest; and how many of them to keep."""
+    """Pads the scores with NaN, which rank lowest, and counts how many of them to keep."""
     (request,) = _requests([leaf])
     scores = selection.read(request.scores).ravel()
     padding = (0, length - scores.size)
@@ -362,7 +362,7 @@ def _to_buffer(leaf: ScoredLeaf, length: int) -> tuple[jax.Array, jax.Array]:
 
 @functools.partial(jax.jit, static_argnames='shape')
 def _from_buffer(mask: jax.Array, count: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """The mask of a leaf from that of its buffer."""
+    """Takes the mask of a leaf from that of its buffer."""
     size = math.prod(shape)
     # The padding hides from the selection that everything is to be kept, NaN included.
     keeps_everything = (count >= size).astype(MASK_DTYPE)

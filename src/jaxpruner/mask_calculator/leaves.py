@@ -17,7 +17,7 @@ Stacked = str | Sequence[str | tree_lib.Path]
 
 @dataclasses.dataclass(frozen=True)
 class Groups:
-    """How the weights of one leaf are grouped.
+    """The groups of weights of one leaf.
 
     Each layer of a stacked leaf has groups of its own, and its sparsity type sees one layer at a time.
     """
@@ -27,11 +27,11 @@ class Groups:
 
     @property
     def is_unstructured(self) -> bool:
-        """Whether each weight is a group."""
+        """Tells whether each weight is a group."""
         return sparsity_types.is_unstructured(self.sparsity_type)
 
     def layer_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of what is ranked on its own: a layer of a stacked leaf, else all of it."""
+        """Returns the shape of what is ranked on its own: a layer of a stacked leaf, else all of it."""
         return shape[1:] if self.is_stacked else shape
 
     def per_layer(self, function: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]:
@@ -84,7 +84,7 @@ class Leaf:
 
     @property
     def groups(self) -> Groups:
-        """How the leaf's weights are grouped."""
+        """The groups of the leaf's weights."""
         return Groups(self.sparsity_type, self.is_stacked)
 
     @property

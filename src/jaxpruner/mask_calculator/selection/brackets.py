@@ -140,7 +140,7 @@ class Brackets(NamedTuple):
 
     @property
     def width(self) -> jax.Array:
-        """How far `high` lies above `low`."""
+        """The distance from `low` to `high`."""
         return self.high - self.low
 
     @property

@@ -112,6 +112,7 @@ def _keep_largest_each(requests: list[Request]) -> list[Selected]:
 
 
 def _like_request(request: Request, selected: Selected) -> Selected:
+    """Gives a mask the shape of the scores, and one array one threshold."""
     mask = selected.mask.reshape(request.scores.shape)
     thresholds = selected.threshold
     return Selected(mask, thresholds if request.is_stacked else thresholds[0])
@@ -142,14 +143,14 @@ def _select_in_one_dtype(requests: list[Request]) -> list[Selected]:
 
 
 def _select_row_by_row(requests: list[Request]) -> list[Selected]:
-    """As `_select_in_one_dtype`, each row by itself."""
+    """Selects as `_select_in_one_dtype` does, each row by itself."""
     arrays = [request.scores for request in requests]
     counter = whole_numbers.counter_for(max(sizes_of_rows(arrays)))
     return row_by_row.select(arrays, _targets(requests, counter))
 
 
 def _select_in_passes(requests: list[Request]) -> list[Selected]:
-    """As `_select_in_one_dtype`, in passes that all rows share."""
+    """Selects as `_select_in_one_dtype` does, in passes that all rows share."""
     arrays = [request.scores for request in requests]
     per_device = [request.count_per_device for request in requests]
     ranking = LeafByLeaf(arrays, per_device)

@@ -46,7 +46,7 @@ LARGEST_TABLE = 2**25
 
 
 def has_many_short_rows(array: ScoresLike) -> bool:
-    """Whether rows are so short and so many that one after another takes longer than passes over all of them."""
+    """Tells whether an array has so many short rows that passes over all of them are faster than one after another."""
     rows = array.shape[0]
     return rows >= _MANY_ROWS and array.size <= _SHORT_ROW * rows
 

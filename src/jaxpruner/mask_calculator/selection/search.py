@@ -73,23 +73,24 @@ class Ranking(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Targets:
-    """What is asked of `n` rankings."""
+    """Says how many scores each of `n` rankings keeps, and where to look first."""
 
     target: jax.Array  # unsigned [n]: how many scores to keep
     # Thresholds [n] of an earlier selection, to look near first on a CPU; NaN where there is none.
     earlier: jax.Array | None
 
     def take(self, rows: np.ndarray) -> 'Targets':
-        """Takes what is asked of some rows."""
+        """Takes the targets of some rows."""
         earlier = None if self.earlier is None else self.earlier[rows]
         return Targets(self.target[rows], earlier)
 
     def at_row(self, row: jax.Array | int) -> 'Targets':
-        """Takes what is asked of one row."""
+        """Takes the target of one row."""
         target = lax.dynamic_slice_in_dim(self.target, row, 1)
         if self.earlier is None:
             return Targets(target, None)
-        return Targets(target, lax.dynamic_slice_in_dim(self.earlier, row, 1))
+        earlier = lax.dynamic_slice_in_dim(self.earlier, row, 1)
+        return Targets(target, earlier)
 
 
 class Cut(NamedTuple):
@@ -101,9 +102,8 @@ class Cut(NamedTuple):
     thresholds: jax.Array  # of their arrays
     ties: jax.Array  # [n]: how many scores reach low and not high
     ties_to_keep: jax.Array  # [n]: how many of them are kept
-    member_counts: (
-        jax.Array | None
-    )  # [members, 2] of a single ranking: how many scores reach low, and high
+    # [members, 2] of a ranking with members: how many scores of each reach low, and high.
+    member_counts: jax.Array | None
 
     @property
     def is_needed(self) -> jax.Array:
@@ -120,8 +120,9 @@ def iterations_for(bits: int) -> int | None:
     """Returns the number of passes that settle a number of bits; `None` where a loop asks after each pass."""
     if jax.default_backend() == 'cpu':
         return None
-    bits_of_turn = (probes_per_pass() + 1).bit_length() - 1
-    return -(-bits // bits_of_turn)
+    intervals = probes_per_pass() + 1
+    bits_per_pass = intervals.bit_length() - 1
+    return -(-bits // bits_per_pass)
 
 
 def find_cut(ranking: Ranking, targets: Targets) -> Cut:
@@ -133,8 +134,9 @@ def find_cut(ranking: Ranking, targets: Targets) -> Cut:
     """
     order = ranking.order
     iterations = iterations_for(order.width)
-    is_number_of_passes_fixed = iterations is not None
-    probes = None if is_number_of_passes_fixed else ranking.sampled_probes(targets.target)
+    # A fixed number of passes settles all brackets: a guess would save none.
+    takes_a_guess = iterations is None
+    probes = ranking.sampled_probes(targets.target) if takes_a_guess else None
     sizes = jnp.asarray(ranking.sizes, ranking.counter)
     bracket = _over_all_numbers(order, sizes, targets.target)
     if ranking.member_sizes is not None:
@@ -142,7 +144,7 @@ def find_cut(ranking: Ranking, targets: Targets) -> Cut:
         reaching_high = np.zeros_like(reaching_low)
         member_counts = jnp.asarray(np.stack([reaching_low, reaching_high], 1))
         bracket = bracket._replace(member_counts=member_counts)
-    if targets.earlier is not None and not is_number_of_passes_fixed:
+    if takes_a_guess and targets.earlier is not None:
         otherwise = brackets.even_probes(bracket, 3) if probes is None else probes
         probes = _near(order, targets.earlier, otherwise)
     settled = brackets.settle(

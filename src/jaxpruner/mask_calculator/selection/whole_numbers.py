@@ -13,7 +13,7 @@ _EXACT_IN_FLOAT32 = 2**24
 
 
 def counter_for(size: int) -> jnp.dtype:
-    """The dtype that counts to `size`: uint32, or uint64 where that is too short.
+    """Returns the dtype that counts to `size`: uint32, or uint64 where that is too short.
 
     Args:
       size: the largest count.
@@ -35,7 +35,7 @@ def counter_for(size: int) -> jnp.dtype:
 
 
 def number_to_keep(size: int, sparsity: jax.Array | float) -> jax.Array:
-    """How many of `size` scores a sparsity keeps: `max(1, round(size * (1 - sparsity)))`.
+    """Computes how many of `size` scores a sparsity keeps: `max(1, round(size * (1 - sparsity)))`.
 
     The product is rounded half to even, in float32 up to 2^24 scores (as JaxPruner does) and in whole numbers above,
     where float32 would miss the count.
@@ -66,7 +66,7 @@ def number_to_keep(size: int, sparsity: jax.Array | float) -> jax.Array:
 
 
 def numbers_to_keep(sizes: Sequence[int], sparsities: Sequence[Any]) -> list[jax.Array]:
-    """As `number_to_keep` for many arrays, in a few operations on vectors.
+    """Computes `number_to_keep` for many arrays, in a few operations on vectors.
 
     Computed for each array alone, the numbers would be several operations an array, all of which have to be compiled.
 
@@ -102,7 +102,7 @@ def numbers_to_keep(sizes: Sequence[int], sparsities: Sequence[Any]) -> list[jax
 
 
 def number_to_keep_on_host(size: int, sparsity: float) -> int:
-    """As `number_to_keep`, of numbers of Python: nothing is computed on a device.
+    """Computes `number_to_keep` from Python's numbers: nothing is computed on a device.
 
     Args:
       size: number of scores.
@@ -127,7 +127,7 @@ def share_of(
     share: jax.Array | float,
     most: int | None = None,
 ) -> jax.Array:
-    """`round(count * share)`, half to even: in float32 up to a count of 2^24, in whole numbers above.
+    """Computes `round(count * share)`, half to even: in float32 up to a count of 2^24, in whole numbers above.
 
     Args:
       count: uint32 (or uint64) scalar.
@@ -153,13 +153,13 @@ def _fraction_bits(counter: jnp.dtype) -> int:
 
 
 def _fixed_point(share: jax.Array, counter: jnp.dtype) -> jax.Array:
-    """A share in [0, 1] as a whole number of 2^-31 (2^-63): exact for every float32 from 2^-7 up."""
+    """Writes a share in [0, 1] as a whole number of 2^-31 (2^-63): exact for every float32 from 2^-7 up."""
     whole = float(1 << _fraction_bits(counter))
     return jnp.round(share * whole).astype(counter)
 
 
 def _multiply_round(count: jax.Array, share: jax.Array) -> jax.Array:
-    """`round(count * share)`, half to even, of a share in fixed point."""
+    """Computes `round(count * share)`, half to even, of a share in fixed point."""
     counter = count.dtype
     fraction_bits = _fraction_bits(counter)
     upper, lower = _double_width_product(count, share)
@@ -172,7 +172,7 @@ def _multiply_round(count: jax.Array, share: jax.Array) -> jax.Array:
 
 
 def _double_width_product(first: jax.Array, second: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Multiplies whole numbers by halves, as on paper; the product takes two numbers of as many bits."""
+    """Multiplies whole numbers by halves, as on paper; the product is an upper and a lower number of the same dtype."""
     counter = first.dtype
     half_bits = jnp.iinfo(counter).bits // 2
     half_mask = jnp.array((1 << half_bits) - 1, counter)
