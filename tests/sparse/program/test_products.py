@@ -381,23 +381,41 @@ def test_weights_and_inputs_can_be_mapped_over():
     assert_equal_trees(jax.vmap(products.apply)(weights, x), expected)
 
 
-def test_an_operator_multiplies_in_the_dtype_of_the_model():
-    dtypes = []
+@jax.tree_util.register_static
+class Seen:
+    """Notes the type of its rows."""
 
-    @jax.tree_util.register_static
-    class Seen:
-        def multiply(self, rows):
-            dtypes.append(rows.dtype)
-            return jnp.zeros((len(rows), 2), rows.dtype)
+    def __init__(self):
+        self.dtypes = []
 
+    def multiply(self, rows):
+        self.dtypes.append(rows.dtype)
+        return jnp.zeros((len(rows), 2), rows.dtype)
+
+
+@jax.tree_util.register_static
+class SeenWithResultDtype(Seen):
+    """Notes the type in which it is to return its results, too."""
+
+    def with_result_dtype(self, dtype):
+        self.dtypes.append(dtype)
+        return self
+
+
+@pytest.mark.parametrize(
+    ('operator', 'expected'),
+    [(Seen, [jnp.float32]), (SeenWithResultDtype, [jnp.float32, jnp.bfloat16])],
+)
+def test_an_operator_multiplies_in_the_dtype_of_the_model(operator, expected):
     def apply_fn(p, x):
         return jnp.dot(
             x.astype(jnp.bfloat16), p['w'].astype(jnp.bfloat16), preferred_element_type=jnp.float32
         )
 
     products = find_products(apply_fn, {'w': jnp.ones((3, 2))}, jnp.ones((4, 3)))
-    assert products.apply({'w': Seen()}, jnp.ones((4, 3))).dtype == jnp.float32
-    assert dtypes == [jnp.bfloat16]
+    seen = operator()
+    assert products.apply({'w': seen}, jnp.ones((4, 3))).dtype == jnp.float32
+    assert seen.dtypes == expected
 
 
 @pytest.mark.parametrize('precision', ['highest', None])

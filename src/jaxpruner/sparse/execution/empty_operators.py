@@ -24,17 +24,23 @@ class EmptyDense:
 
     Attributes:
       outputs: of the matrix.
+      result_dtype: in which results are written; by default that of the data.
     """
 
     outputs: int
+    result_dtype: Any = None
+
+    def with_result_dtype(self, dtype: Any) -> 'EmptyDense':
+        """The operator whose results are written in a type."""
+        return dataclasses.replace(self, result_dtype=dtype)
 
     def multiply(self, rows: jax.Array) -> jax.Array:
         """`[n, inputs] -> [n, outputs]`."""
-        return _written(rows, (len(rows), self.outputs))
+        return _written(rows, (len(rows), self.outputs), self.result_dtype)
 
     def convolve(self, image: jax.Array, convolution: Convolution) -> jax.Array:
         """`[batch, *space, channels] -> [batch, *space, outputs]`."""
-        return _written(image, convolution.result_shape)
+        return _written(image, convolution.result_shape, self.result_dtype)
 
 
 @jax.tree_util.register_static
@@ -73,12 +79,18 @@ class EmptyBlocks:
       block: inputs and outputs of a block.
       dtype: of its values.
       kernel: as in `BlockMatrix`.
+      result_dtype: as in `BlockMatrix`.
     """
 
     outputs: int
     block: tuple[int, int]
     dtype: Any
     kernel: Any = None
+    result_dtype: Any = None
+
+    def with_result_dtype(self, dtype: Any) -> 'EmptyBlocks':
+        """As `BlockMatrix` has it."""
+        return dataclasses.replace(self, result_dtype=dtype, kernel=None)
 
     def multiply(self, rows: jax.Array) -> jax.Array:
         """`[n, inputs] -> [n, outputs]`."""
@@ -86,14 +98,18 @@ class EmptyBlocks:
         values = jnp.zeros((groups, 1, *self.block), self.dtype)
         indices = jnp.zeros((groups, 1), jnp.int32)
         hidden = lax.optimization_barrier((values, indices))
-        return BlockMatrix(*hidden, outputs=self.outputs, kernel=self.kernel).multiply(rows)
+        matrix = BlockMatrix(
+            *hidden, outputs=self.outputs, kernel=self.kernel, result_dtype=self.result_dtype
+        )
+        return matrix.multiply(rows)
 
 
-def _written(data: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """A number of the data in an array of some shape.
+def _written(data: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """A number of the data in an array of some shape, and perhaps of another type.
 
     Without the barriers XLA would compute that number alone, and would never write the array.
     """
     numbers = lax.optimization_barrier(data).reshape(-1)
-    result = jnp.broadcast_to(numbers[0], shape)
+    number = numbers[0] if dtype is None else numbers[0].astype(dtype)
+    result = jnp.broadcast_to(number, shape)
     return lax.optimization_barrier(result)

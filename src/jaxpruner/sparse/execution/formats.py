@@ -107,6 +107,12 @@ class Blocks(Format):
         if self.block[0] > product.inputs or self.block[1] > product.outputs:
             return f'the matrix of {product.inputs} x {product.outputs} is smaller than a block'
         if self.in_kernel:
+            result_dtype = product.result_dtype
+            if result_dtype != product.computed_dtype:
+                return (
+                    f'the kernel returns {product.computed_dtype}, and the model asks for {result_dtype} '
+                    "(preferred_element_type); use 'blocks' without a kernel"
+                )
             stored = pattern.blocks_in_group(self.block) * -(-product.outputs // self.block[1])
             missing = why_no_kernel(product.computed_dtype, self.block, stored=stored)
             if missing:

@@ -153,8 +153,7 @@ def _call(
 
     @jax.jit
     def run(data: jax.Array, arrays: Mapping[str, Any]) -> jax.Array:
-        operands = place.operands(data, None)
-        return place.multiply(operands, operator_of(arrays))
+        return place.multiply(data, operator_of(arrays))
 
     arrays = jax.tree.map(jnp.asarray, layer)
     return lambda: run(data, arrays)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -69,7 +70,11 @@ def _backward(operands, gradient):
 _csr_product.defvjp(_forward, _backward)
 
 
-@jax.tree_util.register_dataclass
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=['matrix', 'inputs', 'outputs'],
+    meta_fields=['result_dtype'],
+)
 @dataclasses.dataclass(frozen=True)
 class Smaller:
     """A dense matrix without inputs and outputs that are zero; of a convolution without such channels.
@@ -79,15 +84,24 @@ class Smaller:
       inputs: int32[kept inputs], or channels; `None` if all stay.
       outputs: int32[outputs], for each output its column of the matrix, or the number of columns where it is zero;
         `None` if all stay.
+      result_dtype: in which products are added up; by default that of rows and matrix.
     """
 
     matrix: jax.Array
     inputs: jax.Array | None
     outputs: jax.Array | None
+    result_dtype: Any = None
+
+    def with_result_dtype(self, dtype: Any) -> 'Smaller':
+        """The operator whose products are added up in a type."""
+        return dataclasses.replace(self, result_dtype=dtype)
 
     def multiply(self, rows: jax.Array) -> jax.Array:
         """`[n, inputs] -> [n, outputs]`."""
-        return self._spread(self._kept(rows) @ self.matrix)
+        product = jnp.matmul(
+            self._kept(rows), self.matrix, preferred_element_type=self.result_dtype
+        )
+        return self._spread(product)
 
     def convolve(self, image: jax.Array, convolution: Convolution) -> jax.Array:
         """`[batch, *space, channels] -> [batch, *space, outputs]`."""

@@ -39,7 +39,7 @@ _UNROLLED_GROUPS = 32
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=['values', 'indices', 'probe', 'down', 'up'],
-    meta_fields=['outputs', 'shards', 'kernel'],
+    meta_fields=['outputs', 'shards', 'kernel', 'result_dtype'],
 )
 @dataclasses.dataclass(frozen=True)
 class BlockMatrix:
@@ -59,14 +59,23 @@ class BlockMatrix:
     shards: int = 1  # over so many devices the groups are spread
     # `block_kernels.product.multiply`, where a kernel computes it; without shards
     kernel: Callable[..., jax.Array] | None = None
+    result_dtype: Any = None  # in which products are added up; by default that of rows and values
+
+    def with_result_dtype(self, dtype: Any) -> 'BlockMatrix':
+        """The matrix whose products are added up in a type; without a kernel, which rounds to that of the rows."""
+        return dataclasses.replace(self, result_dtype=dtype, kernel=None)
 
     def multiply(self, rows: jax.Array) -> jax.Array:
         """Multiplies rows `[n, inputs]`, as `multiply` does, and adds the term of low rank."""
-        product = self.kernel or functools.partial(multiply, shards=self.shards)
+        product = self.kernel or functools.partial(
+            multiply, shards=self.shards, result_dtype=self.result_dtype
+        )
         result = product(rows, self.values, self.indices, outputs=self.outputs, probe=self.probe)
         if self.down is None or self.up is None:
             return result
-        return result + (rows @ self.down) @ self.up
+        # In a wider type the sums stay in it between the two matrices.
+        low = jnp.matmul(rows, self.down, preferred_element_type=self.result_dtype)
+        return result + low @ self.up
 
 
 def multiply(
@@ -77,6 +86,7 @@ def multiply(
     outputs: int,
     probe: jax.Array | None = None,
     shards: int = 1,
+    result_dtype: Any = None,
 ) -> jax.Array:
     """Multiplies rows `[n, inputs]` with a matrix of which blocks are stored; returns `[n, outputs]`.
 
@@ -90,6 +100,8 @@ def multiply(
       outputs: of the matrix, at most groups times `out`.
       probe: zeros `[groups, ceil(inputs / in)]`, or none.
       shards: over how many devices the groups are spread. The product is then one for each of them, side by side.
+      result_dtype: in which products are added up and returned, such as float32 for bfloat16; by default that of rows
+        and values.
 
     >>> probe, blocks = jnp.zeros((1, 2)), jnp.ones((1, 1, 1, 2))
     >>> def loss(probe):
@@ -101,7 +113,7 @@ def multiply(
     columns = _columns_of(rows.astype(dtype), block_inputs=values.shape[-2])
     operands = _Operands(columns, values.astype(dtype), indices, probe)
     product = _product if shards == 1 else functools.partial(_product_of_shards, shards)
-    result: Any = product(operands)
+    result: Any = product(result_dtype or dtype, operands)
     return result[:, :outputs]
 
 
@@ -128,7 +140,7 @@ def _columns_of(rows: jax.Array, block_inputs: int) -> jax.Array:
     return padded.reshape(inputs // block_inputs, block_inputs, count)
 
 
-def _product_of_shards(shards: int, operands: _Operands) -> jax.Array:
+def _product_of_shards(shards: int, dtype: Any, operands: _Operands) -> jax.Array:
     """One product for each shard of the groups; their outputs stand side by side."""
 
     def cut(array: jax.Array) -> jax.Array:
@@ -137,14 +149,15 @@ def _product_of_shards(shards: int, operands: _Operands) -> jax.Array:
     columns, *of_groups = operands
     of_shards = _Operands(columns, *jax.tree.map(cut, of_groups))
     axes = _Operands._make((None, 0, 0, 0))
-    results = jax.vmap(_product, in_axes=(axes,), out_axes=1)(of_shards)
+    product: Any = functools.partial(_product, dtype)
+    results = jax.vmap(product, in_axes=(axes,), out_axes=1)(of_shards)
     count, _, outputs = results.shape
     return results.reshape(count, shards * outputs)
 
 
-@jax.custom_vjp
-def _product(operands: _Operands) -> jax.Array:
-    """Rows `[n, groups * out]`."""
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _product(dtype: Any, operands: _Operands) -> jax.Array:
+    """Rows `[n, groups * out]` of a type, in which products are added up."""
     columns = operands.columns
 
     def multiply_chunk(_: None, chunk: Any) -> tuple[None, jax.Array]:
@@ -152,7 +165,7 @@ def _product(operands: _Operands) -> jax.Array:
         results = []
         for group in range(len(values)):
             gathered = _take(columns, indices[group])
-            result = _contract(_merged(gathered), _merged(values[group]), (0, 0))
+            result = _contract(_merged(gathered), _merged(values[group]), (0, 0), dtype)
             results.append(result)
         return None, jnp.concatenate(results, axis=1)
 
@@ -163,11 +176,11 @@ def _product(operands: _Operands) -> jax.Array:
     return side_by_side.reshape(count, number * outputs)
 
 
-def _forward(operands: _Operands) -> tuple[jax.Array, _Operands]:
-    return _product(operands), operands
+def _forward(dtype: Any, operands: _Operands) -> tuple[jax.Array, _Operands]:
+    return _product(dtype, operands), operands
 
 
-def _backward(operands: _Operands, cotangents: jax.Array) -> tuple[_Operands]:
+def _backward(_: Any, operands: _Operands, cotangents: jax.Array) -> tuple[_Operands]:
     """The derivatives. Columns are gathered again, since those of all groups together take much memory."""
     columns, values, indices, probe = operands
     groups = len(values)
@@ -178,8 +191,9 @@ def _backward(operands: _Operands, cotangents: jax.Array) -> tuple[_Operands]:
         for group, cotangent in enumerate(jnp.split(cotangents, len(values), axis=1)):
             stored, places = values[group], indices[group]
             gathered = _take(columns, places)
-            of_values.append(_contract(_merged(gathered), cotangent, (1, 0)))
-            addend = _contract(_merged(stored), cotangent, (1, 1))
+            dtype = cotangent.dtype
+            of_values.append(_contract(_merged(gathered), cotangent, (1, 0), dtype))
+            addend = _contract(_merged(stored), cotangent, (1, 1), dtype)
             addend = addend.reshape(gathered.shape).astype(total.dtype)
             total = total.at[places].add(addend, unique_indices=True)
         return total, jnp.stack(of_values)
@@ -193,7 +207,7 @@ def _backward(operands: _Operands, cotangents: jax.Array) -> tuple[_Operands]:
         norms = norms_of_dense_gradient(columns, cotangents, groups)
         norms = norms.astype(probe.dtype)
     of_columns = total.astype(columns.dtype)
-    of_values = of_values.reshape(values.shape)
+    of_values = of_values.reshape(values.shape).astype(values.dtype)
     return (_Operands._make((of_columns, of_values, None, norms)),)
 
 
@@ -209,7 +223,7 @@ def norms_of_dense_gradient(columns: jax.Array, cotangents: jax.Array, groups: i
     def norms_of_chunk(_: None, cotangents: jax.Array) -> tuple[None, jax.Array]:
         norms = []
         for cotangent in jnp.split(cotangents, in_chunk, axis=1):
-            gradient = _contract(_merged(columns), cotangent, (1, 0))
+            gradient = _contract(_merged(columns), cotangent, (1, 0), cotangent.dtype)
             blocks = gradient.reshape(blocks_of_inputs, -1)
             norms.append(jnp.linalg.norm(blocks.astype(dtype), axis=1))
         return None, jnp.stack(norms)
@@ -261,9 +275,9 @@ def _merged(blocks: jax.Array) -> jax.Array:
     return blocks.reshape(number * block_inputs, width)
 
 
-def _contract(left: jax.Array, right: jax.Array, axes: tuple[int, int]) -> jax.Array:
-    """Adds products up along an axis of each."""
+def _contract(left: jax.Array, right: jax.Array, axes: tuple[int, int], dtype: Any) -> jax.Array:
+    """Adds products up along an axis of each, in a type."""
     left_axis, right_axis = axes
     contracted = (left_axis,), (right_axis,)
     no_batch = (), ()
-    return lax.dot_general(left, right, (contracted, no_batch))
+    return lax.dot_general(left, right, (contracted, no_batch), preferred_element_type=dtype)

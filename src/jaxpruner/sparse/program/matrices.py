@@ -5,6 +5,7 @@ shape are layers like those of a stack; they stand behind the layers of loops, a
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -85,6 +86,12 @@ class Product:
         """To which the model casts the leaf before it multiplies."""
         site = self.places[0].use.site
         return site.equation.invars[site.operand].aval.dtype
+
+    @property
+    def result_dtype(self) -> jnp.dtype:
+        """In which the model adds products up: the widest type of all places."""
+        dtypes = [place.result_dtype for place in self.places]
+        return functools.reduce(jnp.promote_types, dtypes)
 
     def to_matrix(self, leaf: jax.Array) -> jax.Array:
         """The matrices `[*layers, inputs, outputs]` of the leaf, in its dtype."""

@@ -37,6 +37,19 @@ class Convolving(Protocol):
         ...
 
 
+@runtime_checkable
+class Accumulating(Protocol):
+    """An operator that adds products up in another type than that of its operands.
+
+    Such as int32 for products of int8, or float32 for those of bfloat16: the `preferred_element_type` of a program. For
+    an operator without this method the rows are cast to that type first. That is exact, and takes longer.
+    """
+
+    def with_result_dtype(self, dtype: Any) -> 'Operator':
+        """The operator whose results are added up, and returned, in a type."""
+        ...
+
+
 class Place(NamedTuple):
     """Where a program multiplies data by a matrix.
 
@@ -78,6 +91,11 @@ class Place(NamedTuple):
         return math.prod(result.shape) * not_free // math.prod(weights.shape)
 
     @property
+    def result_dtype(self) -> jnp.dtype:
+        """In which products are added up."""
+        return self.equation.outvars[0].aval.dtype
+
+    @property
     def window(self) -> int:
         """Elements of a window; 1 where nothing is convolved."""
         return 1 if self.use.op == 'dot' else math.prod(_window(self.equation))
@@ -91,17 +109,22 @@ class Place(NamedTuple):
         """Data and weights in the order of the operation."""
         return [weights, data] if self.operand == 0 else [data, weights]
 
-    def multiply(self, operands: Sequence[Any], operator: Any) -> jax.Array:
-        """The result of the operation with an operator in the place of the weights."""
-        data = operands[1 - self.operand]
+    def multiply(self, data: jax.Array, operator: Any) -> jax.Array:
+        """The result of the operation on data, with an operator in the place of the weights."""
         weights = self.equation.invars[self.operand].aval
+        result_dtype = self.result_dtype
         if self.part is not None:
             operator = jax.tree.map(lambda array: array[self.part], operator)
         operator = _cast(operator, self.use.site.view.steps, weights.dtype)
+        if data.dtype != result_dtype or weights.dtype != result_dtype:
+            if isinstance(operator, Accumulating):
+                operator = operator.with_result_dtype(result_dtype)
+            elif not (self.use.op == 'conv' and isinstance(operator, Convolving)):
+                data = data.astype(result_dtype)
         run = _convolve if self.use.op == 'conv' else _dot
         with _precision(self.equation.params['precision']):
             result = run(self.use, data, operator)
-        return result.astype(self.equation.outvars[0].aval.dtype)
+        return result.astype(result_dtype)
 
 
 def is_pointwise(equation: Any) -> bool:

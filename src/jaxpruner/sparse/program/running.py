@@ -87,7 +87,8 @@ class ProductRun(Evaluator[Any, Position]):
         place = self.replacements.at(position.path)
         if place is not None:
             operator = self.operators[place.use.site.view.leaf]
-            return [place.multiply(operands, operator)]
+            data = operands[1 - place.operand]
+            return [place.multiply(data, operator)]
         is_opened = position.path in self.replacements.opened
         if is_opened or any(isinstance(operand, Placeholder) for operand in operands):
             return super().visit_equation(equation, operands, position)
