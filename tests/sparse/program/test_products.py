@@ -298,6 +298,8 @@ def ragged(p, x):
     return lax.ragged_dot(x, p['w'].reshape(2, 4, 2), jnp.array([1, 3]))
 
 
+MASK = np.eye(4) > 0
+
 REFUSED = [
     (lambda p, x: x + p['w'], 'no contraction'),
     (lambda p, x: x * 2, 'no part in the results'),
@@ -312,6 +314,8 @@ REFUSED = [
     (added, 'element by element'),
     (ragged, 'groups of rows'),
     (lambda p, x: x @ jnp.linalg.cholesky(p['w']), 'no rule for cholesky'),
+    (lambda p, x: x @ (p['w'] * MASK), 'masks it with a constant'),
+    (lambda p, x: x @ jnp.where(MASK, p['w'], 0), 'masks it with a constant'),
 ]
 
 
@@ -326,6 +330,28 @@ def test_a_leaf_that_is_no_matrix_is_refused_with_the_reason(apply_fn, reason):
         products.apply(weights, jnp.ones((4, 4)))
     with pytest.raises(ValueError, match=f'w: .*{reason}'):
         products.put(params, {'w': None})
+
+
+def test_a_leaf_without_elements_is_refused():
+    def apply_fn(p, x):
+        return (x @ p['w']).sum() + (x @ p['v']).sum()
+
+    products = find_products(apply_fn, {'w': jnp.zeros((4, 0)), 'v': jnp.eye(4)}, jnp.ones((2, 4)))
+    assert products.refused == {'w': 'it has no elements'}
+    assert list(products.by_leaf) == ['v']
+
+
+@pytest.mark.parametrize(
+    'apply_fn',
+    [lambda p, x: x @ (p['w'] * MASK), lambda p, x: x @ jnp.where(MASK, p['w'], 0)],
+    ids=['multiplied', 'selected'],
+)
+def test_constant_masks_are_applied_to_weights_that_stay(apply_fn):
+    params, x = params_of('w'), jnp.ones((5, 4))
+    products = find_products(apply_fn, params, x, constant_masks=True)
+    for rows in (x, jnp.ones((3, 4))):  # of another shape: the model is traced anew
+        operators = dense_weights(products, params)
+        assert_equal_trees(products.apply(operators, rows), apply_fn(params, rows))
 
 
 def mlp(p, x):

@@ -113,7 +113,8 @@ def compile(
     """
     params = tree_lib.as_arrays(params)
     _check_arrays('params', params)
-    whole = find_products(apply_fn, params, *sample)
+    # Masks are applied to the packed weights, once.
+    whole = find_products(apply_fn, params, *sample, constant_masks=True)
     matrices = matrices_of(whole, params)
     pattern = pattern_of(matrices)
     setting = _setting(formats, pattern)
@@ -179,7 +180,9 @@ def _without_zero_channels(
     small = without_zero_channels(model.apply_fn, params, sample, matrices)
     if small is None:
         return model
-    products = find_products(small.apply_fn, small.shrink(params), *sample)
+    products = find_products(
+        small.apply_fn, small.shrink(params), *sample, constant_masks=True
+    )
     return Model(small.apply_fn, products, small)
 
 

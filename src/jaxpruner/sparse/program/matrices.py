@@ -14,7 +14,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.oneshot.weight_matrices import UnknownWeightsError, WeightMatrices, find_matrices
+from jaxpruner.oneshot.weight_matrices import (
+    UnknownWeightsError,
+    WeightMatrices,
+    find_matrices,
+    step_name,
+)
 from jaxpruner.sparse.program.places import Place
 from jaxpruner.uses import Use, UseGraph, contractions
 from jaxpruner.uses.bodies import Call, Cond, Program, ProgramPath, Scan, While, inside
@@ -26,6 +31,8 @@ _OTHER_USES = {
     'elementwise': 'it is added to data or multiplied with them element by element',
     'output': 'the model returns it, or something computed from it',
 }
+# By these a constant mask puts zeros in the place of some weights.
+_MASKS = frozenset(('mul', 'select_n'))
 
 
 class RefusedLeafError(ValueError):
@@ -116,8 +123,15 @@ class Product:
         return len(self.parts[0].stack)
 
 
-def product_of(graph: UseGraph, path: tree_lib.Path) -> Product:
+def product_of(graph: UseGraph, path: tree_lib.Path, constant_masks: bool = False) -> Product:
     """The product of a leaf.
+
+    Args:
+      graph: of the model.
+      path: of the leaf.
+      constant_masks: whether the model may multiply the leaf with a constant mask. Operators do not apply it again, so
+        that this is right where the matrices that `to_matrix` returns stay as they are, and wrong where they are
+        trained.
 
     Raises:
       RefusedLeafError: the leaf is no matrix that data are multiplied by.
@@ -131,11 +145,15 @@ def product_of(graph: UseGraph, path: tree_lib.Path) -> Product:
         raise RefusedLeafError(NOT_CONTRACTED)
     for use in uses:
         _check_use(graph, use)
+        if not constant_masks:
+            _check_unmasked(use)
+    leaf = graph.program.in_avals[uses[0].site.view.leaf]
+    if not leaf.size:
+        raise RefusedLeafError('it has no elements')
     try:
         parts = find_matrices(graph, path)
     except UnknownWeightsError as error:
         raise RefusedLeafError(error.reason) from error
-    leaf = graph.program.in_avals[uses[0].site.view.leaf]
     _check_parts(parts, leaf)
     places = tuple(_places_of(parts))
     *layers, inputs, outputs = parts[0].shape
@@ -180,6 +198,14 @@ def _check_use(graph: UseGraph, use: Use) -> None:
     loops = [entry.loop for entry in site.view.stack]
     if loops != sorted(loops, key=len) or len(set(loops)) < len(loops):
         raise RefusedLeafError(f'loops take it apart in another order ({use.where})')
+
+
+def _check_unmasked(use: Use) -> None:
+    for step in use.site.view.steps:
+        if step_name(step) in _MASKS:
+            raise RefusedLeafError(
+                f'the model masks it with a constant ({use.where}); mask the parameters instead'
+            )
 
 
 def _is_ruled(graph: UseGraph, path: ProgramPath) -> bool:

@@ -15,7 +15,10 @@ from jaxpruner.uses import UseGraph, param_uses
 
 
 def find_products(
-    apply_fn: Callable[..., Any], params: tree_lib.PyTree, *sample: Any
+    apply_fn: Callable[..., Any],
+    params: tree_lib.PyTree,
+    *sample: Any,
+    constant_masks: bool = False,
 ) -> 'Products':
     """Which leaves of a model are matrices that data are multiplied by.
 
@@ -23,12 +26,14 @@ def find_products(
       apply_fn: `(params, *inputs) -> results`.
       params: the parameters, arrays or shapes.
       *sample: inputs, arrays or shapes.
+      constant_masks: whether a leaf may be one that the model multiplies with a constant mask. `to_matrix` applies the
+        mask, and operators do not: that is right only for weights that are not trained.
 
     Raises:
       ValueError: there are no inputs, or two leaves have one name.
       TypeError: a leaf of `params` is no array.
     """
-    return Products(apply_fn, params, sample)
+    return Products(apply_fn, params, sample, constant_masks)
 
 
 class _Traced(NamedTuple):
@@ -57,9 +62,14 @@ class Products:
     """
 
     def __init__(
-        self, apply_fn: Callable[..., Any], params: tree_lib.PyTree, sample: Sequence[Any]
+        self,
+        apply_fn: Callable[..., Any],
+        params: tree_lib.PyTree,
+        sample: Sequence[Any],
+        constant_masks: bool = False,
     ):
         self._apply_fn = apply_fn
+        self._constant_masks = constant_masks
         self.params = jax.tree.map(_shape, params)
         self._paths, self._shapes, self._treedef = tree_lib.flatten_with_paths(self.params)
         self._names = list(map(tree_lib.path_string, self._paths))
@@ -155,18 +165,18 @@ class Products:
 
         params = jax.tree.unflatten(self._treedef, shapes)
         graph = param_uses(flat, params, *jax.tree.map(_shape, inputs))
-        products, refused = _products_of(graph, self._paths)
+        products, refused = _products_of(graph, self._paths, self._constant_masks)
         return _Traced(graph.program, products, refused, structures[-1])
 
 
 def _products_of(
-    graph: UseGraph, paths: Sequence[tree_lib.Path]
+    graph: UseGraph, paths: Sequence[tree_lib.Path], constant_masks: bool
 ) -> tuple[dict[int, Product], dict[tree_lib.Path, str]]:
     """The products by number of the leaf, and why others are none."""
     products, refused = {}, {}
     for number, path in enumerate(paths):
         try:
-            products[number] = product_of(graph, path)
+            products[number] = product_of(graph, path, constant_masks)
         except RefusedLeafError as error:
             refused[path] = str(error)
     return products, refused
