@@ -1,5 +1,7 @@
 """Operators in the place of leaves: models of all frameworks, programs of every form, and what is refused."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -444,15 +446,29 @@ def test_an_operator_multiplies_in_the_dtype_of_the_model(operator, expected):
     assert seen.dtypes == expected
 
 
-@pytest.mark.parametrize('precision', ['highest', None])
-def test_an_operator_multiplies_in_the_precision_of_the_model(precision):
+PRECISIONS = [('highest', 'HIGHEST'), (None, 'None'), ('F32_F32_F32', 'F32_F32_F32')]
+
+
+@pytest.mark.parametrize(('precision', 'text'), PRECISIONS)
+def test_an_operator_multiplies_in_the_precision_of_the_model(precision, text):
     def apply_fn(p, x):
         return jnp.dot(x, p['w'], precision=precision)
 
     products = find_products(apply_fn, {'w': jnp.ones((3, 2))}, jnp.ones((4, 3)))
     weights = dense_weights(products, {'w': jnp.ones((3, 2))})
     program = jax.make_jaxpr(products.apply)(weights, jnp.ones((4, 3)))
-    assert ('HIGHEST' in str(program)) == (precision == 'highest')
+    (found,) = re.findall(r'precision=(\S+)', str(program)) or ['None']
+    assert text in found
+
+
+def test_an_algorithm_without_a_name_is_refused():
+    algorithm = lax.DotAlgorithm(jnp.float32, jnp.float32, jnp.float32)
+
+    def apply_fn(p, x):
+        return lax.dot_general(x, p['w'], (((1,), (0,)), ((), ())), precision=algorithm)
+
+    products = find_products(apply_fn, {'w': jnp.ones((3, 2))}, jnp.ones((4, 3)))
+    assert 'an algorithm that has no name' in products.refused['w']
 
 
 def test_numbers_of_python_keep_their_weak_type():

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.oneshot.weight_matrices import (
@@ -191,13 +192,22 @@ def _check_use(graph: UseGraph, use: Use) -> None:
         raise RefusedLeafError(f'groups of rows meet a matrix each ({use.where})')
     if params.get('feature_group_count', 1) > 1 or params.get('batch_group_count', 1) > 1:
         raise RefusedLeafError(f'the convolution has groups ({use.where})')
+    if isinstance(params['precision'], lax.DotAlgorithm):
+        raise RefusedLeafError(
+            f'it is multiplied by an algorithm that has no name ({use.where}); take one of lax.DotAlgorithmPreset'
+        )
     if site.view.shape != tuple(axis.size for axis in site.view.axes):
         raise RefusedLeafError(f'other parameters are put beside it ({use.where})')
     if _is_ruled(graph, site.path):
         raise RefusedLeafError(f'a call with a derivative rule of its own reads it ({use.where})')
     loops = [entry.loop for entry in site.view.stack]
-    if loops != sorted(loops, key=len) or len(set(loops)) < len(loops):
+    if not _is_nested_outermost_first(loops):
         raise RefusedLeafError(f'loops take it apart in another order ({use.where})')
+
+
+def _is_nested_outermost_first(loops: Sequence[ProgramPath]) -> bool:
+    """Whether loops, by their paths, are different ones in the order in which they are nested."""
+    return loops == sorted(loops, key=len) and len(set(loops)) == len(loops)
 
 
 def _check_unmasked(use: Use) -> None:
@@ -211,12 +221,18 @@ def _check_unmasked(use: Use) -> None:
 def _is_ruled(graph: UseGraph, path: ProgramPath) -> bool:
     """Whether an equation lies in a call with a derivative rule of its own."""
     program = graph.program.jaxpr
-    for number, within in zip(path[0::2], path[1::2], strict=False):
+    for number, within in _steps_into(path):
         equation = program.eqns[number]
         if equation.primitive.name in RULED:
             return True
         program = _programs(equation)[within].jaxpr
     return False
+
+
+def _steps_into(path: ProgramPath) -> Iterator[tuple[int, int]]:
+    """The equations around the one at a path, outermost first: the number of each, and which of its programs."""
+    for start in range(0, len(path) - 1, 2):
+        yield path[start], path[start + 1]
 
 
 def _programs(equation: Any) -> Sequence[Program]:

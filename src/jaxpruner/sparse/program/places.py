@@ -306,8 +306,11 @@ def _cast(operator: Any, steps: Sequence[Any], dtype: Any) -> Any:
 
 
 def _precision(precision: Any) -> Any:
-    """The precision that the program asks for, for the products in an operator."""
+    """The precision, or the algorithm, that the program asks for, for the products in an operator."""
     first = precision[0] if isinstance(precision, tuple) else precision
     if isinstance(first, lax.Precision):
         return jax.default_matmul_precision(first.name.lower())
+    if isinstance(first, lax.DotAlgorithmPreset):
+        is_default = first == lax.DotAlgorithmPreset.DEFAULT
+        return jax.default_matmul_precision('default' if is_default else first.name)
     return contextlib.nullcontext()

@@ -1,8 +1,8 @@
 """Runs a traced model with operators in the place of some of its parameters.
 
-Such a parameter goes through the program as a placeholder, an empty tree, which what moves its elements hands on. Where
-it meets data, its operator multiplies. Operators are slices of themselves inside of scans: their arrays are scanned
-over beside what the program scans, so that derivatives by them are put together trip by trip.
+Such a parameter goes through the program as a placeholder, an empty tree. Equations that only move its elements return
+the placeholder. Where it meets data, its operator multiplies. Operators are slices of themselves inside of scans: their
+arrays are scanned over beside what the program scans, so that derivatives by them are put together trip by trip.
 """
 
 import dataclasses
