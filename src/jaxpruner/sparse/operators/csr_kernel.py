@@ -102,9 +102,9 @@ def _multiply_batched(size: int, is_batched: list[bool], *arguments: jax.Array) 
 
 
 def _platform() -> str:
-    """Where arrays are put by default."""
+    """Where arrays are put by default; under a mesh these are several devices of one platform."""
     with jax.ensure_compile_time_eval():
-        (device,) = jnp.zeros(()).devices()
+        device, *_ = jnp.zeros(()).devices()
     return device.platform
 
 
