@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpruner.sparse.execution import compiling, measuring
+from jaxpruner.sparse.execution import compiling, measuring, versions
 from jaxpruner.sparse.execution.packed_models import Model
 from jaxpruner.sparse.execution.predicting import empty_call
 from jaxpruner.sparse.execution.report import ExecutionReport, LayerExecution
@@ -190,8 +190,8 @@ def timed(monkeypatch):
         clock = Clock(pairs)
         monkeypatch.setattr(measuring, 'repeats_of', lambda call, long_enough: 1)
         monkeypatch.setattr(measuring, 'in_turns', clock.in_turns)
-        monkeypatch.setattr(compiling, 'repeats_of', lambda call: 1)
-        monkeypatch.setattr(compiling, 'in_turns', Clock(whole).in_turns)
+        monkeypatch.setattr(versions, 'repeats_of', lambda call: 1)
+        monkeypatch.setattr(versions, 'in_turns', Clock(whole).in_turns)
         return clock
 
     return set_clocks

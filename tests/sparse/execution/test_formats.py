@@ -131,9 +131,9 @@ def test_blocks_keep_as_many_for_each_group():
 def test_csr_is_that_of_the_matrix_transposed():
     matrix = np.array([[[0, 3.0], [5, 7]], [[0, 0], [2, 0]]], np.float32)
     arrays = Csr().pack(matrix, product_of((2, 2)))
-    # The second layer is filled up with zeros of its last row.
+    # The second layer is filled up with zeros behind its last row.
     assert arrays['compressed'].tolist() == [[5, 3, 7], [2, 0, 0]]
-    assert arrays['row_offsets'].tolist() == [[0, 1, 3], [0, 1, 3]]
+    assert arrays['row_offsets'].tolist() == [[0, 1, 3], [0, 1, 1]]
     assert arrays['column_indices'].tolist() == [[1, 0, 1], [1, 0, 0]]
 
 

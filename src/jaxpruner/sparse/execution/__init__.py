@@ -9,6 +9,9 @@ Read the files in this order:
     removed_channels     the model without channels that are zero
     packed_models        the model for packed parameters
     report               what was measured and chosen
+    predicting           the time of a call, by the times of its products
+    versions             the whole model timed: dense, without channels, in the formats chosen
+    checking             settings, devices, and whether results are those of the dense model
     compiling            `compile`, which goes through these
 
 Channels that are zero are removed first, since then all layers around them shrink.

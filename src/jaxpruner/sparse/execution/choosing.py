@@ -1,5 +1,6 @@
 """Which format each product runs in: as was asked, as was chosen before, or the fastest by measurement."""
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -12,9 +13,13 @@ from jaxpruner.sparse.execution import formats
 from jaxpruner.sparse.execution.formats import Arrays, Format
 from jaxpruner.sparse.execution.measuring import Candidate, Measurements
 from jaxpruner.sparse.execution.patterns import Pattern
-from jaxpruner.sparse.execution.report import DENSE, LayerExecution
+from jaxpruner.sparse.execution.report import DENSE, ExecutionReport, LayerExecution
 from jaxpruner.sparse.program.matrices import Product
 
+_MOST_LISTED = 8  # leaves in a message
+# What a setting may ask for beside formats.
+MEASURE = 'measure'
+CHANNELS = 'channels'
 # A format has to be so much faster than dense in three rounds of four.
 _LEAST_GAIN = 1.05
 # Of all multiplications. Products that together are less are not measured: many models have a lot of them.
@@ -48,18 +53,39 @@ class Matrices(NamedTuple):
         """What a format stores."""
         return format.pack(self.values, self.product)
 
-    def layer(self, format: Format | None, **measured: Any) -> LayerExecution:
-        """The row of a report."""
+    def layer(
+        self,
+        format: Format | None,
+        *,
+        milliseconds: Mapping[str, float] | None = None,
+        sizes: Mapping[str, int] | None = None,
+        not_measured: Mapping[str, str] | None = None,
+        empty_milliseconds: Mapping[str, float] | None = None,
+    ) -> LayerExecution:
+        """The row of a report; a size is computed where it is missing.
+
+        Args:
+          format: that was chosen; `None` for dense.
+          milliseconds: as in `LayerExecution`.
+          sizes: `LayerExecution.bytes`.
+          not_measured: as in `LayerExecution`.
+          empty_milliseconds: as in `LayerExecution`.
+        """
         product = self.product
         name = DENSE if format is None else str(format)
-        settings: dict[str, Any] = {'milliseconds': {}, 'bytes': {}, 'not_measured': {}}
-        settings |= measured
-        sizes = {DENSE: math.prod(product.shape) * product.dtype.itemsize, **settings['bytes']}
-        if format is not None and name not in sizes:
-            sizes[name] = formats.size_in_bytes(self.pack(format))
-        settings['bytes'] = sizes
-        shape = (*product.layers, product.inputs, product.outputs)
-        return LayerExecution(product.op, shape, self.pattern.density, name, **settings)
+        all_sizes = {DENSE: math.prod(product.shape) * product.dtype.itemsize, **(sizes or {})}
+        if format is not None and name not in all_sizes:
+            all_sizes[name] = formats.size_in_bytes(self.pack(format))
+        return LayerExecution(
+            op=product.op,
+            shape=(*product.layers, product.inputs, product.outputs),
+            density=self.pattern.density,
+            format=name,
+            milliseconds=milliseconds or {},
+            bytes=all_sizes,
+            not_measured=not_measured or {},
+            empty_milliseconds=empty_milliseconds or {},
+        )
 
 
 def measured_layers(
@@ -114,17 +140,20 @@ def _fastest(matrices: Matrices, measurements: Measurements) -> LayerExecution:
     return matrices.layer(
         best,
         milliseconds=milliseconds,
-        bytes=sizes,
+        sizes=sizes,
         not_measured=refused,
         empty_milliseconds=empty_milliseconds,
     )
 
 
-def asked_layers(matrices: Mapping[str, Matrices], setting: Any) -> dict[str, LayerExecution]:
+def asked_layers(
+    matrices: Mapping[str, Matrices], dense_leaves: Mapping[str, str], setting: Any
+) -> dict[str, LayerExecution]:
     """The formats that a setting names; leaves that it does not name stay dense.
 
     Args:
       matrices: by name of the leaf.
+      dense_leaves: name of each other leaf -> why it is no matrix.
       setting: a mapping from names or globs to formats, of which each leaf takes the first that matches it, or one
         format for all leaves that it suits.
 
@@ -133,28 +162,95 @@ def asked_layers(matrices: Mapping[str, Matrices], setting: Any) -> dict[str, La
     """
     is_mapping = isinstance(setting, Mapping)
     rules = setting if is_mapping else {'*': setting}
-    texts = list(rules.values())
-    for text in texts:
+    for text in rules.values():
         if text != formats.ANY_BLOCKS:
             formats.parse(text)
     if not matrices:
         raise ValueError(
-            f'formats={setting!r}: no leaf of this model is a matrix that data are multiplied by'
+            f'formats={setting!r}: no leaf of this model is a matrix that data are multiplied by: '
+            f'{_listed(dense_leaves)}'
         )
-    paths = [each.product.path for each in matrices.values()]
-    numbers = tree_lib.first_matches(list(rules), paths, 'formats')
+    paths = {name: each.product.path for name, each in matrices.items()}
+    dense_paths = {name: tuple(name.split('/')) for name in dense_leaves}
+    rule_of = _first_rules(rules, {**paths, **dense_paths})
     layers: dict[str, LayerExecution] = {}
     refused: dict[str, str] = {}
-    for number, (name, each) in zip(numbers, matrices.items(), strict=True):
-        text = DENSE if number is None else texts[number]
+    for name, each in matrices.items():
+        text = rule_of.get(name, DENSE)
         try:
             layers[name] = each.layer(formats.resolve(text, each.product, each.pattern))
         except formats.UnsuitableFormatError as error:
             refused[name] = str(error)
             layers[name] = each.layer(None, not_measured={text: str(error)})
+    if is_mapping:
+        for name in _named_in_vain(rules, paths, dense_paths):
+            refused[name] = dense_leaves[name]
     if refused and (is_mapping or len(refused) == len(matrices)):
-        reasons = '; '.join(f'{name}: {reason}' for name, reason in refused.items())
         raise ValueError(
-            f"formats={setting!r} cannot be met: {reasons}; name 'dense' for these leaves"
+            f"formats={setting!r} cannot be met: {_listed(refused)}; name 'dense' for these leaves"
         )
+    return layers
+
+
+def _first_rules(rules: Mapping[Any, Any], paths: Mapping[str, tree_lib.Path]) -> dict[str, Any]:
+    """What the first rule that matches it says of each leaf."""
+    texts = list(rules.values())
+    numbers = tree_lib.first_matches(list(rules), list(paths.values()), 'formats')
+    rule_of = {}
+    for name, number in zip(paths, numbers, strict=True):
+        if number is not None:
+            rule_of[name] = texts[number]
+    return rule_of
+
+
+def _named_in_vain(
+    rules: Mapping[Any, Any],
+    paths: Mapping[str, tree_lib.Path],
+    dense_paths: Mapping[str, tree_lib.Path],
+) -> list[str]:
+    """The leaves that are no matrices where a rule names only such ones, and asks for a format."""
+    names = []
+    for rule, text in rules.items():
+        if text == DENSE or any(tree_lib.matches(rule, path) for path in paths.values()):
+            continue
+        for name, path in dense_paths.items():
+            if tree_lib.matches(rule, path):
+                names.append(name)
+    return names
+
+
+def _listed(reasons: Mapping[str, str]) -> str:
+    """Leaves with their reasons, in a message."""
+    texts = [f'{name}: {reason}' for name, reason in reasons.items()]
+    more = [f'and {len(texts) - _MOST_LISTED} more'] if len(texts) > _MOST_LISTED else []
+    return '; '.join(texts[:_MOST_LISTED] + more)
+
+
+def reused_layers(
+    matrices: Mapping[str, Matrices], report: ExecutionReport
+) -> dict[str, LayerExecution]:
+    """The rows of an earlier report, for these matrices.
+
+    Raises:
+      ValueError: a leaf is missing, or its format cannot run it.
+    """
+    layers = {}
+    for name, layer in report.layers.items():
+        if name not in matrices:
+            raise ValueError(
+                f'formats: the report has a leaf {name!r}, which is no matrix of this model; '
+                f'{tree_lib.nearest(name, matrices)}'
+            )
+        each = matrices[name]
+        try:
+            format = formats.resolve(layer.format, each.product, each.pattern)
+        except formats.UnsuitableFormatError as error:
+            raise ValueError(
+                f'formats: the report has {layer.format!r} for {name}, which cannot run it: {error}; compile with '
+                "formats='measure'"
+            ) from error
+        layers[name] = layer
+        if layer.format not in layer.bytes:  # the file was edited
+            sizes = {**layer.bytes, layer.format: each.layer(format).bytes[layer.format]}
+            layers[name] = dataclasses.replace(layer, bytes=sizes)
     return layers

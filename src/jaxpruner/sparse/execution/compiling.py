@@ -3,16 +3,21 @@
 import dataclasses
 import os
 import platform
-import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.core.call_times import Call, in_turns, repeats_of
-from jaxpruner.sparse.execution.choosing import asked_layers, measured_layers
+from jaxpruner.sparse.execution import checking
+from jaxpruner.sparse.execution.choosing import (
+    CHANNELS,
+    MEASURE,
+    asked_layers,
+    measured_layers,
+    reused_layers,
+)
 from jaxpruner.sparse.execution.packed_models import (
     Model,
     Packed,
@@ -20,17 +25,10 @@ from jaxpruner.sparse.execution.packed_models import (
     matrices_of,
     pattern_of,
 )
-from jaxpruner.sparse.execution.predicting import empty_call, predicted_milliseconds
 from jaxpruner.sparse.execution.removed_channels import without_zero_channels
-from jaxpruner.sparse.execution.report import DENSE, ExecutionReport, LayerExecution
+from jaxpruner.sparse.execution.report import ExecutionReport
+from jaxpruner.sparse.execution.versions import Candidates, fastest_version
 from jaxpruner.sparse.program.models import find_products
-
-MEASURE = 'measure'
-CHANNELS = 'channels'
-# So much faster than dense the whole model has to be, or it stays dense.
-_LEAST_GAIN = 1.02
-
-Layers = Mapping[str, LayerExecution]
 
 
 class Compiled(NamedTuple):
@@ -67,11 +65,17 @@ def compile(
     CSR, or as a smaller dense matrix without inputs and outputs that are zero. Channels that are zero in all layers are
     removed from the whole model. Each candidate is timed on this device at the batch of the sample, in turns with the
     dense product, which stays unless another one is faster beyond noise; the smallest products, which together are a
-    hundredth of all, stay dense without being timed. In the end the whole model is timed, and stays
-    dense unless it is faster.
+    hundredth of all, stay dense without being timed. In the end the whole model is timed, and stays dense unless it is
+    faster. Then its results at the sample are compared with those of the dense model.
 
-    Results are those of the dense model, up to the order in which floats are added. Whichever weights are zero stay so:
-    the packed parameters hold the others alone.
+    For finite inputs results are those of the dense model, up to the order in which floats are added. Weights that are
+    zero are not multiplied, so that infinite inputs give no NaN there.
+
+    A compiled model runs on one device: leaves that lie on several are gathered when they are packed.
+
+    Packed arrays may hold zeros: all of a leaf that stays dense, and those inside of kept blocks, inputs and outputs.
+    Gradients change them like any weights, also where the model masks them with a constant. To fine-tune, mask the
+    updates, or train the dense parameters and pack them.
 
     On CPUs set `MALLOC_MMAP_MAX_=0` and `MALLOC_TRIM_THRESHOLD_=20000000000` in the environment before Python starts:
     glibc else gives large buffers back to the system after each call, which can cost half of the time, dense or not.
@@ -85,7 +89,7 @@ def compile(
         a mapping from names of leaves or globs to formats, in which leaves that are not named stay dense; or the report
         of an earlier call, whose choices are used again. Choices made on another device, or with another version of
         JAX, are measured anew.
-      rounds: how often each candidate is timed.
+      rounds: how often each candidate is timed, at least twice.
       progress: show a progress bar.
 
     Returns:
@@ -95,7 +99,10 @@ def compile(
 
     Raises:
       ValueError: a format or a name is unknown, or cannot be met; the report is of other zeros; there are no inputs.
-      TypeError: the parameters, or a sample that is to be timed, have no values.
+      TypeError: the parameters, or a sample that is to be timed, have no values; `rounds` is no whole number.
+      RuntimeError: where formats are measured, the results of the fastest model are not those of the dense one.
+
+    Warns where matrices lie on several devices.
 
     >>> import jax.numpy as jnp
     >>> from jaxpruner import sparse
@@ -111,10 +118,12 @@ def compile(
     >>> report.layers['down'].bytes
     {'dense': 65536, 'smaller': 16640}
     """
+    checking.check_rounds(rounds)
     params = tree_lib.as_arrays(params)
-    _check_arrays('params', params)
+    checking.check_arrays('params', params)
     # Masks are applied to the packed weights, once.
     whole = find_products(apply_fn, params, *sample, constant_masks=True)
+    checking.warn_of_several_devices(whole.leaves(params))
     matrices = matrices_of(whole, params)
     pattern = pattern_of(matrices)
     setting = _setting(formats, pattern)
@@ -127,7 +136,7 @@ def compile(
     )
     is_measured = setting == MEASURE
     if is_measured:
-        _check_arrays('the sample', sample)
+        checking.check_arrays('the sample', sample)
     model = dense_model
     if is_measured or setting == CHANNELS or getattr(setting, 'channels', None):
         model = _without_zero_channels(dense_model, params, sample, matrices)
@@ -136,19 +145,23 @@ def compile(
         report = dataclasses.replace(report, channels=model.small.removed)
     if is_measured:
         layers = measured_layers(matrices, rounds, progress)
-        versions = _versions(dense_model, model, params, report, layers)
-        return _fastest(versions, model, params, sample, rounds)
+        candidates = Candidates(dense_model, model, params, layers, report)
+        apply = fastest_version(candidates, sample, rounds)
+        return Compiled(apply, apply.packed, apply.report)
     if isinstance(setting, ExecutionReport):
-        report = setting
+        _check_same_channels(setting, report)
+        report = dataclasses.replace(setting, layers=reused_layers(matrices, setting))
     elif setting != CHANNELS:
-        report = dataclasses.replace(report, layers=asked_layers(matrices, setting))
+        layers = asked_layers(matrices, model.products.refused, setting)
+        report = dataclasses.replace(report, layers=layers)
     apply = PackedApply(model, whole, params, report)
     return Compiled(apply, apply.packed, report)
 
 
 def device_name() -> str:
     """The device on which programs run, as reports name it."""
-    (device,) = jnp.zeros(()).devices()  # where arrays go that nobody placed
+    # Where arrays go that nobody placed; under a mesh these are several devices of one kind.
+    device, *_ = jnp.zeros(()).devices()
     if device.platform != 'cpu':
         return device.device_kind
     return f'cpu, {platform.machine()}, {os.cpu_count()} cores'
@@ -167,10 +180,14 @@ def _setting(formats: Any, pattern: str) -> Any:
     return formats if is_from_here else MEASURE
 
 
-def _check_arrays(name: str, tree: tree_lib.PyTree) -> None:
-    for leaf in jax.tree.leaves(tree):
-        if isinstance(leaf, jax.ShapeDtypeStruct) or tree_lib.is_traced(leaf):
-            raise TypeError(f'{name} must be arrays with values, outside of jit; got {leaf}')
+def _check_same_channels(reused: ExecutionReport, report: ExecutionReport) -> None:
+    """Refuses a report that was measured without channels that are needed here, or with ones that are not."""
+    if dict(reused.channels) != dict(report.channels):
+        raise ValueError(
+            f'formats: the report was made for a model of which the channels {dict(reused.channels)} were removed, and '
+            f'here {dict(report.channels)} can be: biases, or other weights that are no matrices, have other zeros; '
+            "compile with formats='measure'"
+        )
 
 
 def _without_zero_channels(
@@ -180,106 +197,5 @@ def _without_zero_channels(
     small = without_zero_channels(model.apply_fn, params, sample, matrices)
     if small is None:
         return model
-    products = find_products(
-        small.apply_fn, small.shrink(params), *sample, constant_masks=True
-    )
+    products = find_products(small.apply_fn, small.shrink(params), *sample, constant_masks=True)
     return Model(small.apply_fn, products, small)
-
-
-def _versions(
-    dense_model: Model,
-    model: Model,
-    params: tree_lib.PyTree,
-    report: ExecutionReport,
-    layers: Layers,
-) -> list[PackedApply]:
-    """The versions of the model that are timed as a whole: dense, with fewer channels, and in the formats chosen."""
-    all_dense = {name: dataclasses.replace(each, format=DENSE) for name, each in layers.items()}
-    whole = dense_model.products
-    small_dense = dataclasses.replace(report, layers=all_dense)
-    dense = small_dense if model.small is None else dataclasses.replace(report, channels={})
-    versions = [PackedApply(dense_model, whole, params, dense)]
-    if model.small is not None:
-        versions.append(PackedApply(model, whole, params, small_dense))
-    if _other_formats(layers):
-        chosen = dataclasses.replace(report, layers=layers)
-        versions.append(PackedApply(model, whole, params, chosen))
-    return versions
-
-
-class _Compared(NamedTuple):
-    """Whole calls, timed in turns.
-
-    Attributes:
-      milliseconds: of the first, which is dense.
-      gains: how many times as fast as the first each is.
-    """
-
-    milliseconds: float
-    gains: list[float]
-
-    @classmethod
-    def of(cls, calls: Sequence[Call], rounds: int) -> '_Compared':
-        """Times them."""
-        repeats = list(map(repeats_of, calls))
-        times = in_turns(calls, repeats, rounds)
-        first, *_ = times
-        gains = []
-        for seconds in times:
-            ratios = [dense / mine for dense, mine in zip(first, seconds, strict=True)]
-            gains.append(statistics.median(ratios))
-        return cls(1e3 * statistics.median(first), gains)
-
-    def milliseconds_of(self, number: int) -> float:
-        """Of one of the calls."""
-        return self.milliseconds / self.gains[number]
-
-
-def _fastest(
-    versions: Sequence[PackedApply],
-    model: Model,
-    params: tree_lib.PyTree,
-    sample: tuple[Any, ...],
-    rounds: int,
-) -> Compiled:
-    """The fastest version of a model, of which the first is dense; that one unless another is faster."""
-    calls = [_call(version, sample) for version in versions]
-    other_formats = _other_formats(versions[-1].report.layers)
-    if other_formats:
-        in_dense = dict.fromkeys(other_formats, DENSE)
-        calls.append(empty_call(model, params, in_dense, sample))
-        calls.append(empty_call(model, params, other_formats, sample))
-    compared = _Compared.of(calls, rounds)
-    gains = compared.gains[: len(versions)]
-    best = max(range(len(versions)), key=gains.__getitem__)
-    notes: tuple[str, ...] = ()
-    if gains[best] < _LEAST_GAIN:
-        best = 0
-    if best == 0 and len(versions) > 1:
-        notes = (
-            f'the model stays dense: the best other version is {max(gains[1:]):.2f} times as fast',
-        )
-    apply = versions[best]
-    report = apply.report
-    # The model with dense products, and with as many channels.
-    predicted = compared.milliseconds_of(1 if report.channels else 0)
-    if _other_formats(report.layers):
-        empty = compared.milliseconds_of(-2), compared.milliseconds_of(-1)
-        predicted = predicted_milliseconds(predicted, *empty, report.layers)
-    apply.report = dataclasses.replace(
-        report,
-        milliseconds=compared.milliseconds,
-        predicted=predicted,
-        measured=compared.milliseconds_of(best),
-        notes=notes,
-    )
-    return Compiled(apply, apply.packed, apply.report)
-
-
-def _other_formats(layers: Layers) -> dict[str, str]:
-    """The formats of the leaves that do not stay dense."""
-    return {name: layer.format for name, layer in layers.items() if layer.format != DENSE}
-
-
-def _call(apply: PackedApply, sample: tuple[Any, ...]) -> Call:
-    return lambda: apply(apply.packed, *sample)

@@ -76,9 +76,8 @@ class Csr(Format):
             count = len(rows)
             compressed[layer, :count] = transposed[layer][rows, columns]
             column_indices[layer, :count] = columns
+            # What fills up stands behind the last row, and is never read.
             row_offsets[layer, :] = np.searchsorted(rows, np.arange(outputs + 1))
-            # What fills up is zeros of the last row.
-            row_offsets[layer, -1] = weights
         return {
             'compressed': compressed,
             'row_offsets': row_offsets,
@@ -161,8 +160,8 @@ class SmallerDense(Format):
     def pack(self, matrices: np.ndarray, product: Product) -> Arrays:
         pattern = Pattern.of(matrices)
         window = product.window
-        channels = pattern.used(1, window)
-        outputs = pattern.used(2)
+        channels = pattern.used_inputs(window)
+        outputs = pattern.used_outputs()
         kept_channels, kept_outputs = _first_used(channels), _first_used(outputs)
         layers = len(matrices)
         by_window = matrices.reshape(layers, window, -1, product.outputs)
@@ -226,7 +225,7 @@ def parse(text: Any) -> Format | None:
     if match is None or not all(block):
         raise ValueError(
             f"no format {text!r}; the formats are {', '.join(NAMES)}, and blocks of a shape, 'blocks 8x128' "
-            f"or '{KERNEL} blocks 64x128'"
+            f"or '{KERNEL} blocks 64x128'; for a whole model also 'measure' and 'channels'"
         )
     return Blocks(block, in_kernel=bool(match[1]))
 
@@ -247,8 +246,9 @@ def resolve(text: Any, product: Product, pattern: Pattern) -> Format | None:
         if not shapes:
             size = f'{product.inputs} x {product.outputs}'
             raise UnsuitableFormatError(f'the matrix of {size} is smaller than any block')
-        return Blocks(shapes[0])
-    format = parse(text)
+        format: Format | None = Blocks(shapes[0])
+    else:
+        format = parse(text)
     reason = None if format is None else format.why_not(product, pattern)
     if reason is not None:
         raise UnsuitableFormatError(reason)
@@ -286,8 +286,8 @@ def _why_not_worth(format: Format, product: Product, pattern: Pattern) -> str | 
         if share > _LARGEST_BLOCKS:
             return f'its blocks store {share:.0%} of the matrix'
     if isinstance(format, SmallerDense):
-        inputs = _first_used(pattern.used(1, product.window)).shape[1]
-        outputs = _first_used(pattern.used(2)).shape[1]
+        inputs = _first_used(pattern.used_inputs(product.window)).shape[1]
+        outputs = _first_used(pattern.used_outputs()).shape[1]
         share = inputs * product.window * outputs / (product.inputs * product.outputs)
         if share > _LARGEST_SMALLER:
             return (

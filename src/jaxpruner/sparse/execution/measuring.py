@@ -33,7 +33,7 @@ class Candidate(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """How long a product takes in one call of the model.
+    """How long a product takes at one place of the model, or at all of them in one call.
 
     Attributes:
       seconds: the median.
@@ -41,17 +41,9 @@ class Timing(NamedTuple):
       empty: seconds of an operator that reads and writes as it does, and multiplies nothing.
     """
 
-    seconds: float = 0.0
-    gain: float = math.inf
-    empty: float = 0.0
-
-    def with_place(self, other: 'Timing', trips: int) -> 'Timing':
-        """Adds another place, at which the product runs so often."""
-        return Timing(
-            self.seconds + trips * other.seconds,
-            min(self.gain, other.gain),
-            self.empty + trips * other.empty,
-        )
+    seconds: float
+    gain: float
+    empty: float
 
 
 class Measurements:
@@ -67,11 +59,15 @@ class Measurements:
 
     def times(self, product: Product, candidates: Sequence[Candidate]) -> list[Timing]:
         """Of the dense product, then of each candidate; places and trips of loops are added up."""
-        totals = [Timing()] * (len(candidates) + 1)
-        for place in product.places:
-            timings = self._times_at(place, product, candidates)
-            for number, timing in enumerate(timings):
-                totals[number] = totals[number].with_place(timing, place.trips)
+        at_places = [self._times_at(place, product, candidates) for place in product.places]
+        totals = []
+        for timings in zip(*at_places, strict=True):
+            seconds = empty = 0.0
+            for place, timing in zip(product.places, timings, strict=True):
+                seconds += place.trips * timing.seconds
+                empty += place.trips * timing.empty
+            gain = min(timing.gain for timing in timings)
+            totals.append(Timing(seconds, gain, empty))
         return totals
 
     def _times_at(

@@ -24,7 +24,7 @@ class TransposedCsr:
     Here a derivative goes through the dense matrix.
 
     Attributes:
-      compressed: [weights].
+      compressed: [weights]. Those behind the last row fill the layers of a stack up to one length.
       row_offsets: int32[outputs + 1].
       column_indices: int32[weights], the input of each weight.
       inputs: how many there are.
@@ -54,16 +54,18 @@ def _forward(rows, compressed, row_offsets, column_indices):
 
 def _backward(operands, gradient):
     rows, compressed, row_offsets, column_indices = operands
+    is_read = jnp.arange(len(compressed)) < row_offsets[-1]
+    compressed = jnp.where(is_read, compressed, 0)
     outputs = jnp.repeat(
         jnp.arange(len(row_offsets) - 1),
         jnp.diff(row_offsets),
         total_repeat_length=len(compressed),
     )
-    # Zeros at the end fill the layers of a stack up; their output is that of the last weight.
     transposed = jnp.zeros((len(row_offsets) - 1, rows.shape[1]), compressed.dtype)
     transposed = transposed.at[outputs, column_indices].add(compressed)
     of_matrix = gradient.T @ rows
-    of_compressed = of_matrix[outputs, column_indices].astype(compressed.dtype)
+    of_compressed = jnp.where(is_read, of_matrix[outputs, column_indices], 0)
+    of_compressed = of_compressed.astype(compressed.dtype)
     return (gradient @ transposed).astype(rows.dtype), of_compressed, None, None
 
 

@@ -67,7 +67,11 @@ class PackedApply:
 
     @property
     def _key(self) -> str:
-        """Packed parameters lie under it, so that those of another pattern are refused, traced ones, too."""
+        """Packed parameters lie under it.
+
+        The arrays do not say which zeros they were packed from, and those of another pattern may have the same shapes.
+        A key of a dictionary is part of the structure of a tree, which is known where values are traced, too.
+        """
         return f'pattern {self.report.pattern}'
 
     def pack(self, params: tree_lib.PyTree) -> Packed:
@@ -77,7 +81,7 @@ class PackedApply:
           params: of the whole model, arrays.
 
         Raises:
-          ValueError: other weights are zero, or a leaf has another shape.
+          ValueError: other weights are zero, a removed channel is not, or a leaf has another shape.
         """
         found = pattern_of(matrices_of(self._whole, params))
         if found != self.report.pattern:
@@ -85,6 +89,8 @@ class PackedApply:
                 f'other weights of these parameters are zero: their pattern is {found}, and that of the compiled model '
                 f'{self.report.pattern}; compile the model for them'
             )
+        if self._model.small is not None:
+            self._model.small.check_removed(params)
         return self._pack(params)
 
     def _pack(self, params: tree_lib.PyTree) -> Packed:

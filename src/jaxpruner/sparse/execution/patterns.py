@@ -50,13 +50,19 @@ class Pattern:
         counts = self.nonzero.sum((1, 2))
         return max(int(counts.max(initial=0)), 1)
 
-    def used(self, axis: int, group: int = 1) -> np.ndarray:
-        """Which inputs (axis 1) or outputs (axis 2) are not zero throughout: bool[layers, length].
+    def used_inputs(self, window: int = 1) -> np.ndarray:
+        """Which inputs have a weight that is not zero: bool[layers, inputs].
 
-        With `group` inputs are channels, of which each window has so many elements, channels innermost.
+        With a window of several elements these are channels, `[layers, channels]`: the inputs are the elements of the
+        window, each with all channels.
         """
-        used = np.any(self.nonzero, axis=3 - axis)
-        return np.any(used.reshape(len(self.nonzero), group, -1), axis=1)
+        used = np.any(self.nonzero, axis=2)
+        by_window = used.reshape(len(used), window, -1)
+        return np.any(by_window, axis=1)
+
+    def used_outputs(self) -> np.ndarray:
+        """Which outputs have a weight that is not zero: bool[layers, outputs]."""
+        return np.any(self.nonzero, axis=1)
 
     def blocks(self, block: Block) -> np.ndarray:
         """Which blocks have weights: bool[layers, groups of outputs, blocks of inputs]; edges are padded."""

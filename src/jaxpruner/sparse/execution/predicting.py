@@ -1,14 +1,19 @@
 """How long a call takes with products in other formats, told from single products and from a model with empty ones.
 
-A timed product takes longer than the same product inside a model: the program is handed over, threads wake up, rows are
-transposed that stay so from layer to layer in a model. All this holds for an empty product, too, which reads and writes
-in the same way and multiplies nothing. What lies between them is what the product itself takes:
+A product that is timed alone takes longer than inside a model: the program is handed over, threads wake up, and rows
+are transposed, which inside a model may stay transposed from layer to layer. An empty product takes all this time, too:
+it reads and writes in the same way, and multiplies nothing. The difference of the two is what the product itself takes.
 
-    of the model      call - call with empty products     measured for the dense one, wanted for the others
-    of its products   sum of (product - empty product)    measured for all
+Other data are in the caches inside a model, so that products take longer or shorter there than alone. The factor is
+measured with dense products, and taken to be the same for other formats:
 
-In the model products take longer or shorter than alone, since other data are in the caches. How much is known of the
-dense model, and taken to be so of the others.
+    call = empty + (dense - empty_dense) / Σ dense_alone · Σ alone
+
+    dense         a call of the model with dense products
+    empty_dense   a call with empty products in their place
+    empty         a call with empty products that read and write as the other formats do
+    dense_alone   the dense product alone, less the empty one; summed over products in other formats
+    alone         the product alone in its format, less the empty one; summed over the same products
 """
 
 from collections.abc import Mapping

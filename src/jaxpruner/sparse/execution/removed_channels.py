@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.sparse.execution.choosing import Matrices
-from jaxpruner.structure import ChannelGraph, channel_groups
+from jaxpruner.structure import ChannelGraph, channel_groups, zero_channels
 
 
 class SmallModel(NamedTuple):
@@ -26,6 +26,30 @@ class SmallModel(NamedTuple):
     def shrink(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
         """The parameters of the smaller model."""
         return self.graph.shrink(params, self.keep, verify=False)
+
+    def check_removed(self, params: tree_lib.PyTree) -> None:
+        """Refuses parameters of the whole model in which a removed channel has a part in the results.
+
+        The pattern of zeros covers matrices alone. Whether a channel can be left out may rest on its bias, too.
+
+        Raises:
+          ValueError: some removed channels are not zero.
+        """
+        nonzero = zero_channels.nonzero_weights(self.graph.trace, params)
+        groups = [self.graph.groups[name] for name in self.keep]
+        zero = zero_channels.find(self.graph.traces, groups, nonzero)
+        for group in groups:
+            name = group.name
+            is_kept = _flags(self.keep[name], group.size)
+            is_zero = zero.get(name, np.zeros(group.size, bool)).reshape(-1, group.size)
+            is_needed = ~is_zero & ~is_kept
+            count = int(is_needed.any(axis=0).sum())
+            if count:
+                raise ValueError(
+                    f'{count} of the channels {name} that were removed from the model are not zero in these '
+                    'parameters: a bias, or another weight of theirs, has a part in the results; compile the model for '
+                    'them'
+                )
 
     @property
     def removed(self) -> dict[str, int]:
@@ -53,7 +77,15 @@ def without_zero_channels(
     return SmallModel(graph.small_apply(keep), graph, keep) if keep else None
 
 
+def _flags(channels: Any, size: int) -> np.ndarray:
+    """Lists of channels as bool[lists, size]."""
+    lists = np.reshape(channels, (-1, np.shape(channels)[-1]))
+    flags = np.zeros((len(lists), size), bool)
+    np.put_along_axis(flags, lists, True, axis=1)
+    return flags
+
+
 def _has_zero_lines(matrices: Matrices) -> bool:
-    window = matrices.product.window
-    used = matrices.pattern.used(1, window), matrices.pattern.used(2)
-    return not all(lines.all() for lines in used)
+    pattern = matrices.pattern
+    has_all_inputs = pattern.used_inputs(matrices.product.window).all()
+    return not (has_all_inputs and pattern.used_outputs().all())

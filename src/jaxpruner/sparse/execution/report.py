@@ -197,10 +197,10 @@ def _table(report: ExecutionReport) -> str:
                 _number(times.get(layer.format)),
                 _number(times.get(DENSE)),
                 ', '.join(others),
-                f'{layer.bytes[layer.format]:,}',
+                f'{layer.bytes[layer.format]:,}' if layer.format in layer.bytes else '',
             ]
         )
-    lines = [text_tables.to_text(_COLUMNS, rows, width=110)]
+    lines = [text_tables.to_text(_COLUMNS, rows, width=110)] if rows else []
     if report.channels:
         removed = ', '.join(f'{count} of {name}' for name, count in report.channels.items())
         lines.append(f'channels that are zero were removed: {removed}')
@@ -215,11 +215,13 @@ def _table(report: ExecutionReport) -> str:
 
 
 def _reasons(report: ExecutionReport) -> list[str]:
-    """Why formats were not measured: a line for each reason, with how many leaves it holds for."""
+    """Why formats were not measured, and leaves stay dense: a line for each reason, and for how many leaves."""
     leaves: dict[str, list[str]] = {}
     for name, layer in report.layers.items():
         for format, reason in layer.not_measured.items():
             leaves.setdefault(f'{format} is no candidate: {reason}', []).append(name)
+    for name, reason in report.dense_leaves.items():
+        leaves.setdefault(f'stays dense: {reason}', []).append(name)
     lines = []
     for reason, names in leaves.items():
         more = f' and {len(names) - 1} more' if len(names) > 1 else ''

@@ -1,0 +1,116 @@
+"""What is checked before and after a model is compiled: settings, values, devices, and results."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxpruner.core import caller_warnings
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.sparse.program.models import Products
+
+# Up to these shares of the largest result differences are taken for rounding. On GPUs and TPUs products of float32 are
+# rounded to fewer bits by default, and errors grow from layer to layer.
+_TOLERANCES = {'float64': 1e-6, 'float32': 1e-2, 'float16': 0.05, 'bfloat16': 0.1}
+_TOLERANCE_OF_NARROW_FLOATS = 0.3
+
+
+def check_rounds(rounds: Any) -> None:
+    """Refuses a number of rounds from which there are no quartiles.
+
+    Raises:
+      TypeError: it is no whole number.
+      ValueError: it is below 2.
+    """
+    if isinstance(rounds, bool) or not isinstance(rounds, int):
+        raise TypeError(f'rounds must be a whole number, got {rounds!r}')
+    if rounds < 2:
+        raise ValueError(
+            f'rounds must be at least 2, got {rounds}; one timing says nothing of noise'
+        )
+
+
+def check_arrays(name: str, tree: tree_lib.PyTree) -> None:
+    """Refuses what has no values.
+
+    Raises:
+      TypeError: a leaf is a shape, or traced.
+    """
+    for leaf in jax.tree.leaves(tree):
+        if isinstance(leaf, jax.ShapeDtypeStruct) or tree_lib.is_traced(leaf):
+            raise TypeError(f'{name} must be arrays with values, outside of jit; got {leaf}')
+
+
+def warn_of_several_devices(leaves: Mapping[str, Any]) -> None:
+    """Warns of matrices that lie on several devices: packed ones lie on one."""
+    spread = []
+    for name, leaf in leaves.items():
+        if isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1:
+            spread.append(name)
+    if spread:
+        caller_warnings.warn(
+            f'compile: {", ".join(spread)} lie on several devices, and a compiled model runs on one: packed matrices '
+            'are gathered there. Keep the dense model where it does not fit, or train it with block_sparse over a mesh'
+        )
+
+
+def check_results(found: Any, expected: Any, products: Products) -> None:
+    """Refuses a compiled model whose results are not those of the dense one, up to rounding.
+
+    Differences are relative to the largest result of all. Whole numbers are compared only where the model computes with
+    whole numbers: others follow from floats, and may well change where two floats are about equal. So may results that
+    are infinite, or no numbers.
+
+    Args:
+      found: results of the compiled model.
+      expected: of the dense model.
+      products: of the dense model.
+
+    Raises:
+      RuntimeError: they differ.
+    """
+    tolerance = _tolerance_of(products, expected)
+    scale = 0.0
+    differences = {}
+    results = jax.tree_util.tree_leaves_with_path(expected)
+    for (path, of_dense), of_compiled in zip(results, jax.tree.leaves(found), strict=True):
+        if not _is_compared(of_dense, tolerance):
+            continue
+        is_finite = jnp.isfinite(of_dense)
+        difference = jnp.where(is_finite, jnp.abs(_wide(of_compiled) - _wide(of_dense)), 0)
+        magnitude = jnp.where(is_finite, jnp.abs(_wide(of_dense)), 0)
+        differences[jax.tree_util.keystr(path)] = float(difference.max(initial=0))
+        scale = max(scale, float(magnitude.max(initial=0)))
+    for name, difference in differences.items():
+        if not difference <= tolerance * scale:  # NaN is not
+            raise RuntimeError(
+                f'compile: the result{name} of the compiled model differs by {difference:.3g} from that of the dense '
+                f'model, whose largest result is {scale:.3g}; rounding explains up to {tolerance * scale:.3g}. Keep '
+                "the model dense (formats='dense'); or, if its results jump where floats hardly differ, name formats, "
+                'since then nothing is compared'
+            )
+
+
+def _tolerance_of(products: Products, results: Any) -> float:
+    """Of the coarsest floats of products and results; 0 where all are whole numbers."""
+    dtypes = [leaf.dtype for leaf in jax.tree.leaves(results)]
+    for product in products.by_leaf.values():
+        dtypes += [product.computed_dtype, product.result_dtype]
+    tolerance = 0.0
+    for dtype in dtypes:
+        if jnp.issubdtype(dtype, jnp.inexact):
+            name = jnp.finfo(dtype).dtype.name
+            tolerance = max(tolerance, _TOLERANCES.get(name, _TOLERANCE_OF_NARROW_FLOATS))
+    return tolerance
+
+
+def _is_compared(result: jax.Array, tolerance: float) -> bool:
+    if jnp.issubdtype(result.dtype, jnp.inexact):
+        return True
+    return jnp.issubdtype(result.dtype, jnp.integer) and not tolerance
+
+
+def _wide(result: jax.Array) -> jax.Array:
+    """The result in a type in which differences can be taken."""
+    return result.astype(jnp.promote_types(result.dtype, jnp.float32))

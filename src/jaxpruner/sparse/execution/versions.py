@@ -1,0 +1,147 @@
+"""The whole model, timed: dense, without its zero channels, and in the formats of its layers."""
+
+import dataclasses
+import statistics
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from jaxpruner.core import tree as tree_lib
+from jaxpruner.core.call_times import Call, in_turns, repeats_of
+from jaxpruner.sparse.execution.checking import check_results
+from jaxpruner.sparse.execution.choosing import CHANNELS
+from jaxpruner.sparse.execution.packed_models import Model, PackedApply
+from jaxpruner.sparse.execution.predicting import empty_call, predicted_milliseconds
+from jaxpruner.sparse.execution.report import DENSE, ExecutionReport, LayerExecution
+
+FORMATS = 'formats'
+# Calls of models with empty products, which tell what a call takes beside its products.
+_EMPTY_DENSE = 'empty dense'
+_EMPTY_FORMATS = 'empty formats'
+# So much faster than dense the whole model has to be, or it stays dense.
+_LEAST_GAIN = 1.02
+
+Layers = Mapping[str, LayerExecution]
+
+
+class Candidates(NamedTuple):
+    """What the versions of a model are made of.
+
+    Attributes:
+      dense: the whole model.
+      model: the one without its zero channels; the whole one if there are none.
+      params: of the whole model.
+      layers: the formats that were chosen for `model`.
+      report: the report so far, whose channels are those that `model` lacks.
+    """
+
+    dense: Model
+    model: Model
+    params: tree_lib.PyTree
+    layers: Layers
+    report: ExecutionReport
+
+    def versions(self) -> dict[str, PackedApply]:
+        """The versions that are timed: the dense one first, and those that differ from it."""
+        whole = self.dense.products
+        all_dense = {}
+        for name, layer in self.layers.items():
+            all_dense[name] = dataclasses.replace(layer, format=DENSE)
+        dense_report = dataclasses.replace(self.report, layers=all_dense)
+        if self.model.small is not None:
+            # Rows of matrices with all their channels: the whole model has no others.
+            dense_report = dataclasses.replace(self.report, channels={})
+        versions = {DENSE: PackedApply(self.dense, whole, self.params, dense_report)}
+        if self.model.small is not None:
+            report = dataclasses.replace(self.report, layers=all_dense)
+            versions[CHANNELS] = PackedApply(self.model, whole, self.params, report)
+        if other_formats(self.layers):
+            report = dataclasses.replace(self.report, layers=self.layers)
+            versions[FORMATS] = PackedApply(self.model, whole, self.params, report)
+        return versions
+
+
+def fastest_version(candidates: Candidates, sample: tuple[Any, ...], rounds: int) -> PackedApply:
+    """The fastest version of a model; the dense one unless another is faster.
+
+    Raises:
+      RuntimeError: its results are not those of the dense model.
+    """
+    versions = candidates.versions()
+    calls: dict[str, Call] = {}
+    for name, version in versions.items():
+        calls[name] = _call(version, sample)
+    formats = other_formats(candidates.layers)
+    if formats:
+        for name, layer_formats in (
+            (_EMPTY_DENSE, dict.fromkeys(formats, DENSE)),
+            (_EMPTY_FORMATS, formats),
+        ):
+            calls[name] = empty_call(candidates.model, candidates.params, layer_formats, sample)
+    times = _Times.of(calls, rounds)
+    best = max(versions, key=times.gains.__getitem__)
+    notes: tuple[str, ...] = ()
+    if times.gains[best] < _LEAST_GAIN:
+        best = DENSE
+    if best == DENSE and len(versions) > 1:
+        gain = max(times.gains[name] for name in versions if name != DENSE)
+        notes = (f'the model stays dense: the best other version is {gain:.2f} times as fast',)
+    apply = versions[best]
+    if best != DENSE:
+        check_results(calls[best](), calls[DENSE](), candidates.dense.products)
+    apply.report = dataclasses.replace(
+        apply.report,
+        milliseconds=times.milliseconds(DENSE),
+        predicted=_predicted(times, apply.report),
+        measured=times.milliseconds(best),
+        notes=notes,
+    )
+    return apply
+
+
+def other_formats(layers: Layers) -> dict[str, str]:
+    """The formats of the leaves that do not stay dense."""
+    return {name: layer.format for name, layer in layers.items() if layer.format != DENSE}
+
+
+class _Times(NamedTuple):
+    """Whole calls, timed in turns, by name.
+
+    Attributes:
+      dense_milliseconds: of the dense call.
+      gains: how many times as fast as the dense one each is.
+    """
+
+    dense_milliseconds: float
+    gains: Mapping[str, float]
+
+    @classmethod
+    def of(cls, calls: Mapping[str, Call], rounds: int) -> '_Times':
+        """Times them."""
+        repeats = list(map(repeats_of, calls.values()))
+        times = in_turns(list(calls.values()), repeats, rounds)
+        by_name = dict(zip(calls, times, strict=True))
+        gains = {}
+        for name, seconds in by_name.items():
+            ratios = []
+            for dense, mine in zip(by_name[DENSE], seconds, strict=True):
+                ratios.append(dense / mine)
+            gains[name] = statistics.median(ratios)
+        return cls(1e3 * statistics.median(by_name[DENSE]), gains)
+
+    def milliseconds(self, name: str) -> float:
+        """Of one of the calls."""
+        return self.dense_milliseconds / self.gains[name]
+
+
+def _predicted(times: _Times, report: ExecutionReport) -> float:
+    """Milliseconds of a call, from those of the model with the same channels and dense products."""
+    dense = times.milliseconds(CHANNELS if report.channels else DENSE)
+    if not other_formats(report.layers):
+        return dense
+    empty_dense = times.milliseconds(_EMPTY_DENSE)
+    empty = times.milliseconds(_EMPTY_FORMATS)
+    return predicted_milliseconds(dense, empty_dense, empty, report.layers)
+
+
+def _call(apply: PackedApply, sample: tuple[Any, ...]) -> Call:
+    return lambda: apply(apply.packed, *sample)
