@@ -64,7 +64,7 @@ def test_a_model_without_matrices_says_why():
     with pytest.raises(ValueError, match=r'no leaf of this model.*w: .*computed from this leaf'):
         sparse.compile(scaled, params, X, formats='smaller')
     report = sparse.compile(scaled, params, X, formats='channels').report
-    assert 'w: stays dense: ' in str(report)
+    assert 'w: dense, since ' in str(report)
 
 
 @pytest.mark.parametrize(('rounds', 'error'), [(0, ValueError), (1, ValueError), (2.5, TypeError)])
@@ -127,8 +127,8 @@ def test_a_report_shows_which_leaves_stay_dense():
         lambda params, x: apply_fn(params, x) + params['more'], params, X, formats='dense'
     ).report
     text = str(report)
-    assert 'bias and 1 more: stays dense: no contraction reads it' in text
-    assert 'scaled: stays dense: ' in text
+    assert 'bias and 1 more: dense, since no contraction reads it' in text
+    assert 'scaled: dense, since ' in text
 
 
 class TestResults:

@@ -20,7 +20,7 @@ _MOST_LISTED = 8  # leaves in a message
 # What a setting may ask for beside formats.
 MEASURE = 'measure'
 CHANNELS = 'channels'
-# A format has to be so much faster than dense in three rounds of four.
+# How many times as fast as dense a format has to be, in three rounds of four.
 _LEAST_GAIN = 1.05
 # Of all multiplications. Products that together are less are not measured: many models have a lot of them.
 _NEGLIGIBLE_SHARE = 0.01
@@ -168,7 +168,7 @@ def asked_layers(
     if not matrices:
         raise ValueError(
             f'formats={setting!r}: no leaf of this model is a matrix that data are multiplied by: '
-            f'{_listed(dense_leaves)}'
+            f'{_listed(dense_leaves)}; run it without sparse.compile'
         )
     paths = {name: each.product.path for name, each in matrices.items()}
     dense_paths = {name: tuple(name.split('/')) for name in dense_leaves}

@@ -74,8 +74,8 @@ def compile(
     A compiled model runs on one device: leaves that lie on several are gathered when they are packed.
 
     Packed arrays may hold zeros: all of a leaf that stays dense, and those inside of kept blocks, inputs and outputs.
-    Gradients change them like any weights, also where the model masks them with a constant. To fine-tune, mask the
-    updates, or train the dense parameters and pack them.
+    Gradients change them like any weights; in formats other than dense even those that the model itself masks with a
+    constant. To fine-tune, mask the updates, or train the dense parameters and pack them.
 
     On CPUs set `MALLOC_MMAP_MAX_=0` and `MALLOC_TRIM_THRESHOLD_=20000000000` in the environment before Python starts:
     glibc else gives large buffers back to the system after each call, which can cost half of the time, dense or not.

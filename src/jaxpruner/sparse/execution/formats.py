@@ -93,7 +93,7 @@ class Csr(Format):
 
 @dataclasses.dataclass(frozen=True)
 class Blocks(Format):
-    """Blocks of so many inputs and outputs, as many for each group of outputs; perhaps multiplied in a kernel."""
+    """Blocks of some inputs by some outputs, equally many for each group of outputs; perhaps multiplied in a kernel."""
 
     block: Block
     in_kernel: bool = False

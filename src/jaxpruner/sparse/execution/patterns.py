@@ -84,12 +84,12 @@ class Pattern:
         return weights / (self.inputs * self.outputs)
 
     def blocks_in_group(self, block: Block) -> int:
-        """How many blocks each group stores: as many as the one with the most, one at least."""
+        """How many blocks each group stores: the most that any group has, one at least."""
         counts = self.blocks(block).sum(-1)
         return max(int(counts.max(initial=0)), 1)
 
     def best_blocks(self, largest_cost: float, count: int) -> list[Block]:
-        """The shapes of blocks that promise the fastest products, at most so many.
+        """The shapes of blocks that promise the fastest products, at most `count`.
 
         The cost is in products of the dense matrix, and rough: what is better is measured.
 

@@ -221,7 +221,7 @@ def _reasons(report: ExecutionReport) -> list[str]:
         for format, reason in layer.not_measured.items():
             leaves.setdefault(f'{format} is no candidate: {reason}', []).append(name)
     for name, reason in report.dense_leaves.items():
-        leaves.setdefault(f'stays dense: {reason}', []).append(name)
+        leaves.setdefault(f'dense, since {reason}', []).append(name)
     lines = []
     for reason, names in leaves.items():
         more = f' and {len(names) - 1} more' if len(names) > 1 else ''

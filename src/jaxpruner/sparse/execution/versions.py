@@ -17,7 +17,7 @@ FORMATS = 'formats'
 # Calls of models with empty products, which tell what a call takes beside its products.
 _EMPTY_DENSE = 'empty dense'
 _EMPTY_FORMATS = 'empty formats'
-# So much faster than dense the whole model has to be, or it stays dense.
+# How many times as fast as dense the whole model has to be; otherwise it stays dense.
 _LEAST_GAIN = 1.02
 
 Layers = Mapping[str, LayerExecution]
@@ -48,7 +48,7 @@ class Candidates(NamedTuple):
             all_dense[name] = dataclasses.replace(layer, format=DENSE)
         dense_report = dataclasses.replace(self.report, layers=all_dense)
         if self.model.small is not None:
-            # Rows of matrices with all their channels: the whole model has no others.
+            # The layers were measured without these channels; here all channels stay.
             dense_report = dataclasses.replace(self.report, channels={})
         versions = {DENSE: PackedApply(self.dense, whole, self.params, dense_report)}
         if self.model.small is not None:

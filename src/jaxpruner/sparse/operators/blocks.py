@@ -32,7 +32,7 @@ from jax import lax
 
 from jaxpruner.sparse.operators import block_layout
 
-# So many groups stand in the program one after another; of more groups a loop goes through as many at once.
+# The most groups that stand in the program one after another. Of more groups a loop goes through at most this number.
 _UNROLLED_GROUPS = 32
 
 
@@ -56,7 +56,7 @@ class BlockMatrix:
     probe: jax.Array | None = None  # float[groups, blocks of inputs], zeros; see `multiply`
     down: jax.Array | None = None  # [inputs, rank]; down @ up is added to the matrix
     up: jax.Array | None = None  # [rank, outputs]
-    shards: int = 1  # over so many devices the groups are spread
+    shards: int = 1  # over how many devices the groups are spread
     # `block_kernels.product.multiply`, where a kernel computes it; without shards
     kernel: Callable[..., jax.Array] | None = None
     result_dtype: Any = None  # in which products are added up; by default that of rows and values
