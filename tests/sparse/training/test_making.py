@@ -140,6 +140,39 @@ def test_positions_that_do_not_fit_are_refused():
         model.pack(PARAMS, select='magnitud')
 
 
+UNFIT_POSITIONS = {
+    'beyond the last block': ([[0, 2]] * 3, r"'up/kernel'.*from 0 to 1, got 2"),
+    'below the first': ([[-1, 0]] * 3, r"'up/kernel'.*from 0 to 1, got -1"),
+    'twice in a group': ([[0, 1], [1, 1], [0, 1]], r"'up/kernel'.*once in a group, and 1"),
+    'fractions': (np.zeros((3, 2)), r"'up/kernel'.*whole numbers.*float"),
+    'another shape': ([[0], [0], [0]], r"'up/kernel'.*positions of shape \(3, 2\), got \(3, 1\)"),
+}
+
+
+@pytest.mark.parametrize(('positions', 'words'), UNFIT_POSITIONS.values(), ids=UNFIT_POSITIONS)
+def test_positions_of_other_settings_are_refused(positions, words):
+    # Two of two blocks of 5 inputs: the shapes are those of two of three blocks of 4.
+    model = made(block=(5, 8), sparsity=0.01, only='up/kernel')
+    with pytest.raises(ValueError, match=words):
+        model.pack(PARAMS, {'up/kernel': np.asarray(positions)})
+
+
+def test_arrays_of_another_shape_are_refused_where_they_are_used():
+    model = made(only='up/kernel')
+    weights, topology = model.pack(PARAMS)
+    with pytest.raises(ValueError, match=r"topology: 'up/kernel'.*\(3, 2\), got None"):
+        jax.jit(model.apply)(weights, {}, X)
+    cut = {'up/kernel': topology['up/kernel'][:, :1]}
+    for function in (lambda t: model.apply(weights, t, X), lambda t: model.unpack(weights, t)):
+        with pytest.raises(ValueError, match=r"topology: 'up/kernel'.*got \(3, 1\)"):
+            function(cut)
+    with pytest.raises(ValueError, match=r"topology: 'up/kernel'.*got \(3, 1\)"):
+        model.masks(cut)
+    others, _ = made(only='up/kernel', block=(2, 8)).pack(PARAMS)
+    with pytest.raises(ValueError, match=r"weights: 'up/kernel'.*\(3, 2, 4, 8\), got"):
+        model.apply(others, topology, X)
+
+
 def test_inputs_that_no_block_reaches_are_said():
     with pytest.warns(
         UserWarning, match=r'reach all inputs of up/kernel \(33 %; blocks of at most'

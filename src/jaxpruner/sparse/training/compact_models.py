@@ -13,7 +13,7 @@ from jaxpruner.base_updater import elementwise_optimizers
 from jaxpruner.core import control, optimizer_state
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.sparse.program.models import Products
-from jaxpruner.sparse.training import moving
+from jaxpruner.sparse.training import fit_checks, moving
 from jaxpruner.sparse.training.conversion import Stored
 from jaxpruner.sparse.training.layouts import Layout
 from jaxpruner.sparse.training.moving import MoveSettings
@@ -84,7 +84,13 @@ class CompactModel(abc.ABC):
 
         Returns:
           What the model returns for `unpack(weights, topology)`.
+
+        Raises:
+          ValueError: weights or topology have other shapes than this model's. Values are not looked at, since they are
+            not known inside `jax.jit`: a topology of other settings may have the same shapes. `pack` looks at them.
         """
+        self._check_weights_shapes(weights)
+        self._check_topology_shapes(topology)
         operators = {}
         for name, stored in self._stored(weights).items():
             probe_of_leaf = None if probe is None else probe[name]
@@ -107,6 +113,8 @@ class CompactModel(abc.ABC):
         With a term of low rank the product of its matrices is added, so that nothing of them is zero; `masks` says
         where the blocks are.
         """
+        self._check_weights_shapes(weights)
+        self._check_topology_shapes(topology)
         leaves = {}
         for name, stored in self._stored(weights).items():
             leaves[name] = self._restored(name, stored, topology[name])
@@ -114,6 +122,7 @@ class CompactModel(abc.ABC):
 
     def masks(self, topology: Topology) -> Any:
         """The masks: a tree like the parameters of uint8, `None` for leaves that stay dense."""
+        self._check_topology_shapes(topology)
         masks = {}
         for name in self.stored_leaves:
             masks[name] = self._mask(name, topology[name])
@@ -147,6 +156,7 @@ class CompactModel(abc.ABC):
         due: Any,
     ) -> tuple[Any, Topology, Any]:
         """Replaces weights, if it is due."""
+        self._check_topology_shapes(topology)
         self._check_optimizer(tx, weights)
         if self.moves.algorithm == moving.STATIC:
             return weights, topology, opt_state
@@ -183,18 +193,28 @@ class CompactModel(abc.ABC):
                 near = tree_lib.nearest(str(select), ways)
                 raise ValueError(f'select={select!r} is unknown; {near}')
             return
+        self._check_topology_shapes(topology)
+        for name in self.stored_leaves:
+            self._check_positions(name, topology[name])
+
+    def _check_topology_shapes(self, topology: Topology) -> None:
         for name, leaf in self.stored_leaves.items():
-            shape = self._shape_of_positions(topology[name]) if name in topology else None
-            if shape != leaf.positions_shape:
-                raise ValueError(
-                    f'topology: {name!r} must have positions of shape {leaf.positions_shape}, got {shape}; use that of '
-                    'a model made with the same settings'
-                )
+            arrays = self._topology_arrays(topology[name]) if name in topology else {}
+            fit_checks.check_shapes('topology', name, arrays, leaf.topology_shapes)
+
+    def _check_weights_shapes(self, weights: Any) -> None:
+        for name, stored in self._stored(weights).items():
+            shapes = {self.chosen_array: self.stored_leaves[name].values_shape}
+            fit_checks.check_shapes('weights', name, stored, shapes)
 
     @staticmethod
     @abc.abstractmethod
-    def _shape_of_positions(where: Any) -> tuple[int, ...]:
-        """Of the positions of a leaf."""
+    def _topology_arrays(where: Any) -> Mapping[str, Any]:
+        """What the topology has of a leaf, by name."""
+
+    @abc.abstractmethod
+    def _check_positions(self, name: str, where: Any) -> None:
+        """Refuses positions that are out of range, or there twice."""
 
     def _check_optimizer(self, tx: optax.GradientTransformation, weights: Any) -> None:
         """Refuses an optimizer that would not take the step of the masked dense model; computes nothing."""

@@ -53,6 +53,16 @@ class Layout:
         return *self.layers, self.groups, self.blocks
 
     @property
+    def values_shape(self) -> tuple[int, ...]:
+        """Of the weights in stored blocks."""
+        return *self.positions_shape, *self.block
+
+    @property
+    def topology_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of what says where its blocks are, by name."""
+        return {'positions': self.positions_shape}
+
+    @property
     def candidates_shape(self) -> tuple[int, ...]:
         """Of a number for each block that could be stored."""
         return *self.layers, self.groups, self.candidates

@@ -13,7 +13,7 @@ from jaxpruner.core import optimizer_state, seeds
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.sparse.operators.block_kernels.product import multiply as multiply_in_kernel
 from jaxpruner.sparse.operators.blocks import BlockMatrix
-from jaxpruner.sparse.training import conversion, positions
+from jaxpruner.sparse.training import conversion, fit_checks, positions
 from jaxpruner.sparse.training.compact_models import CompactModel, Gradients, Topology
 from jaxpruner.sparse.training.conversion import Stored
 from jaxpruner.sparse.training.layouts import Layout
@@ -76,7 +76,8 @@ class BlockSparse(CompactModel):
           Weights and topology. The term of low rank starts at zero: `'down'` is random, and `'up'` zero.
 
         Raises:
-          ValueError: positions that do not fit the model, or an unknown way to select.
+          ValueError: positions that do not fit the model, or an unknown way to select. Traced positions are checked by
+            their shapes only.
         """
         self._check_way_to_pack(topology, select, ('balanced', 'magnitude'))
         if topology is None and select == 'balanced':
@@ -162,8 +163,12 @@ class BlockSparse(CompactModel):
         return self.products.put(weights, moved), new_topology, opt_state
 
     @staticmethod
-    def _shape_of_positions(where: Any) -> tuple[int, ...]:
-        return jnp.shape(where)
+    def _topology_arrays(where: Any) -> Mapping[str, Any]:
+        return {'positions': where}
+
+    def _check_positions(self, name: str, where: Any) -> None:
+        bound = self.layouts[name].candidates
+        fit_checks.check_positions(name, where, bound, must_ascend=False)
 
     def _pack(self, params: Any, topology: Topology | None) -> tuple[Any, Topology]:
         leaves = self.products.by_name(params)

@@ -11,6 +11,7 @@ import optax
 
 from jaxpruner.core import kept_positions
 from jaxpruner.sparse.operators.csr import CsrMatrix
+from jaxpruner.sparse.training import fit_checks
 from jaxpruner.sparse.training import unstructured_positions as positions_lib
 from jaxpruner.sparse.training.compact_models import CompactModel, Gradients, Topology
 from jaxpruner.sparse.training.conversion import Stored
@@ -64,7 +65,8 @@ class UnstructuredSparse(CompactModel):
           Weights and topology.
 
         Raises:
-          ValueError: positions that do not fit the model, or an unknown way to select.
+          ValueError: positions that do not fit the model, or an unknown way to select. Traced positions are checked by
+            their shapes only.
         """
         self._check_way_to_pack(topology, select, ('random', 'magnitude'))
         stored, packed = {}, {}
@@ -72,7 +74,9 @@ class UnstructuredSparse(CompactModel):
         for number, (name, leaf) in enumerate(self.leaves.items()):
             matrices = self.products.by_leaf[name].to_matrix(parameters[name])
             if topology is not None:
-                packed[name] = dict(topology[name])
+                # The other arrays follow from the positions.
+                positions = jnp.asarray(topology[name]['positions'])
+                packed[name] = leaf.arrays_of(positions)
             elif select == 'magnitude':
                 packed[name] = leaf.arrays_of(positions_lib.largest(leaf, matrices))
             else:
@@ -157,5 +161,10 @@ class UnstructuredSparse(CompactModel):
         return self.products.put(weights, moved), new_topology, opt_state
 
     @staticmethod
-    def _shape_of_positions(where: Any) -> tuple[int, ...]:
-        return jnp.shape(where['positions'])
+    def _topology_arrays(where: Any) -> Mapping[str, Any]:
+        return where
+
+    def _check_positions(self, name: str, where: Any) -> None:
+        leaf = self.leaves[name]
+        bound = leaf.inputs * leaf.outputs
+        fit_checks.check_positions(name, where['positions'], bound, must_ascend=True)

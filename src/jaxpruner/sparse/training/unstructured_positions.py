@@ -41,6 +41,21 @@ class KeptWeights:
         return *self.layers, self.kept
 
     @property
+    def values_shape(self) -> tuple[int, ...]:
+        """Of the kept weights."""
+        return self.positions_shape
+
+    @property
+    def topology_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of what says where its weights are, by name."""
+        return {
+            'positions': self.positions_shape,
+            'row_offsets': (*self.layers, self.inputs + 1),
+            'transposed_order': self.positions_shape,
+            'transposed_row_offsets': (*self.layers, self.outputs + 1),
+        }
+
+    @property
     def candidates_shape(self) -> tuple[int, ...]:
         """Of a number for each weight that could be kept."""
         return *self.layers, self.inputs, self.outputs

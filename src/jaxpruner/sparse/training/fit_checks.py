@@ -1,0 +1,72 @@
+"""Whether compact weights and their positions fit a model.
+
+Shapes are known always, and values only outside of transformations: positions that are traced are not looked at.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpruner.core import tree as tree_lib
+
+_SAME_SETTINGS = 'use that of a model made with the same settings'
+
+
+def check_shapes(where: str, name: str, arrays: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuses arrays of a leaf that are missing, or of other shapes than the model needs.
+
+    Args:
+      where: the argument, for the message.
+      name: of the leaf.
+      arrays: by name.
+      shapes: that they must have, by name.
+
+    Raises:
+      ValueError: an array does not fit.
+    """
+    for key, expected in shapes.items():
+        is_there = isinstance(arrays, Mapping) and key in arrays
+        shape = jnp.shape(arrays[key]) if is_there else None
+        if shape != expected:
+            raise ValueError(
+                f'{where}: {name!r} must have {key} of shape {expected}, got {shape}; {_SAME_SETTINGS}'
+            )
+
+
+def check_positions(name: str, positions: Any, bound: int, must_ascend: bool) -> None:
+    """Refuses positions out of range, and those that are there twice.
+
+    Traced positions pass, and so do those that lie in other processes.
+
+    Args:
+      name: of the leaf.
+      positions: along the last axis they must differ.
+      bound: all are below it.
+      must_ascend: along the last axis they must also ascend.
+
+    Raises:
+      ValueError: positions do not fit.
+    """
+    is_elsewhere = not getattr(positions, 'is_fully_addressable', True)
+    if tree_lib.is_traced(positions) or is_elsewhere:
+        return
+    found = np.asarray(positions)
+    start = f'topology: {name!r} must have'
+    if found.dtype.kind not in 'iu':
+        raise ValueError(
+            f'{start} whole numbers for positions, got {found.dtype}; {_SAME_SETTINGS}'
+        )
+    if not found.size:
+        return
+    least, greatest = int(found.min()), int(found.max())
+    if least < 0 or greatest >= bound:
+        wrong = least if least < 0 else greatest
+        raise ValueError(f'{start} positions from 0 to {bound - 1}, got {wrong}; {_SAME_SETTINGS}')
+    in_order = found if must_ascend else np.sort(found, axis=-1)
+    is_out_of_order = in_order[..., 1:] <= in_order[..., :-1]
+    if is_out_of_order.any():
+        wrong = in_order[..., 1:][is_out_of_order][0]
+        rule = 'ascending positions' if must_ascend else 'each position once in a group'
+        raise ValueError(f'{start} {rule}, and {wrong} breaks that; {_SAME_SETTINGS}')
