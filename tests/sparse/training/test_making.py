@@ -173,6 +173,14 @@ def test_arrays_of_another_shape_are_refused_where_they_are_used():
         model.apply(others, topology, X)
 
 
+@pytest.mark.parametrize('path', [('up', 'kernel'), ('up', 'bias')])
+def test_parameters_of_another_shape_are_refused(path):
+    group, leaf = path
+    params = {**PARAMS, group: {**PARAMS[group], leaf: jnp.ones((3, 7))}}
+    with pytest.raises(ValueError, match=rf"params: '{group}/{leaf}'.*22.*got \(3, 7\)"):
+        made().pack(params)
+
+
 def test_inputs_that_no_block_reaches_are_said():
     with pytest.warns(
         UserWarning, match=r'reach all inputs of up/kernel \(33 %; blocks of at most'

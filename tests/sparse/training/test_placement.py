@@ -57,6 +57,26 @@ def check_groups_are_spread_and_train_as_on_one_device():
     assert topology['layers/kernel'].sharding.is_equivalent_to(layers, 3)
 
 
+def check_explicit_axes_are_refused_where_they_divide():
+    if not hasattr(jax.sharding, 'AxisType'):
+        pytest.skip('this JAX has no axis types')
+    explicit = jax.make_mesh((2,), ('model',), axis_types=(jax.sharding.AxisType.Explicit,))
+    with pytest.raises(ValueError, match=r'mesh has axes of types \(Explicit\).*mesh\.devices'):
+        sparse.block_sparse(apply_fn, PARAMS, X, **SETTINGS, mesh=explicit, mesh_axis='model')
+    automatic = Mesh(explicit.devices, explicit.axis_names)
+    with pytest.warns(UserWarning, match='cannot be divided'):
+        sparse.block_sparse(apply_fn, PARAMS, X, **SETTINGS, mesh=automatic, mesh_axis='model')
+    model = sparse.block_sparse(apply_fn, PARAMS, X, **SETTINGS)
+    params = jax.device_put(PARAMS, NamedSharding(explicit, PartitionSpec()))
+    weights, topology = model.pack(params)
+    result = model.apply(weights, topology, X)
+    np.testing.assert_allclose(result, model.apply(*model.pack(PARAMS), X), rtol=1e-5)
+    by_outputs = NamedSharding(explicit, PartitionSpec(None, 'model'))
+    params['up']['kernel'] = jax.device_put(PARAMS['up']['kernel'], by_outputs)
+    with pytest.raises(ValueError, match=r"params: 'up/kernel'.*Explicit.*'model'.*device_put"):
+        model.pack(params)
+
+
 def test_an_axis_that_the_mesh_lacks_is_refused():
     mesh = Mesh(np.array(jax.devices()[:1]), ('model',))
     with pytest.raises(ValueError, match=r"mesh_axis='data' is no axis.*'model'"):

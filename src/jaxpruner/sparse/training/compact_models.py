@@ -184,10 +184,15 @@ class CompactModel(abc.ABC):
         gradients = gradients(weights, topology) if callable(gradients) else gradients
         return {name: jnp.abs(gradients[name]) for name in self.stored_leaves}
 
-    def _check_way_to_pack(
-        self, topology: Topology | None, select: str, ways: Sequence[str]
+    def _check_pack(
+        self, params: Any, topology: Topology | None, select: str, ways: Sequence[str]
     ) -> None:
-        """Refuses positions that do not fit the model, and an unknown way to choose them."""
+        """Refuses what does not fit the model, and an unknown way to choose positions."""
+        shapes = self.products.by_name(self.products.params)
+        leaves = self.products.by_name(params)
+        fit_checks.check_params(leaves, shapes)
+        for name in self.stored_leaves:
+            fit_checks.check_not_divided(name, leaves[name])
         if topology is None:
             if select not in ways:
                 near = tree_lib.nearest(str(select), ways)

@@ -1,4 +1,4 @@
-"""Whether compact weights and their positions fit a model.
+"""Whether parameters, compact weights and positions fit a model.
 
 Shapes are known always, and values only outside of transformations: positions that are traced are not looked at.
 """
@@ -6,12 +6,49 @@ Shapes are known always, and values only outside of transformations: positions t
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpruner.core import explicit_meshes
 from jaxpruner.core import tree as tree_lib
 
 _SAME_SETTINGS = 'use that of a model made with the same settings'
+
+
+def check_params(params: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Refuses dense leaves of other shapes than those of the model.
+
+    Args:
+      params: leaves by name.
+      expected: their shapes by name.
+
+    Raises:
+      ValueError: a leaf has another shape.
+    """
+    for name, leaf in params.items():
+        shape = jnp.shape(leaf)
+        if shape != expected[name].shape:
+            raise ValueError(
+                f'params: {name!r} must have shape {expected[name].shape}, as when the model was made, got {shape}; '
+                'make a model for these parameters'
+            )
+
+
+def check_not_divided(name: str, leaf: Any) -> None:
+    """Refuses a dense leaf whose type says that an explicit axis of a mesh divides it: JAX does not reshape those.
+
+    Raises:
+      ValueError: it is divided so.
+    """
+    if not explicit_meshes.has_explicit_axes(leaf):
+        return
+    spec = jax.typeof(leaf).sharding.spec
+    if any(axis is not None for axis in spec):
+        raise ValueError(
+            f'params: {name!r} is divided by axes of type Explicit, as {spec}, and cannot be cut so; gather it first: '
+            'jax.device_put(leaf, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))'
+        )
 
 
 def check_shapes(where: str, name: str, arrays: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:

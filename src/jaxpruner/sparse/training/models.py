@@ -76,10 +76,10 @@ class BlockSparse(CompactModel):
           Weights and topology. The term of low rank starts at zero: `'down'` is random, and `'up'` zero.
 
         Raises:
-          ValueError: positions that do not fit the model, or an unknown way to select. Traced positions are checked by
+          ValueError: parameters or positions that do not fit the model, or an unknown way to select. Traced positions are checked by
             their shapes only.
         """
-        self._check_way_to_pack(topology, select, ('balanced', 'magnitude'))
+        self._check_pack(params, topology, select, ('balanced', 'magnitude'))
         if topology is None and select == 'balanced':
             topology = balanced_positions(self.layouts, self.moves.rng_seed)
         pack = self._pack if tree_lib.has_traced((params, topology)) else jax.jit(self._pack)

@@ -14,7 +14,7 @@ class Placement:
     """The mesh over which groups are spread, and by which of its axes; `None` leaves arrays where they are.
 
     Raises:
-      ValueError: an axis that the mesh does not have.
+      ValueError: an axis that the mesh does not have, or a mesh of explicit axes.
     """
 
     mesh: Mesh | None
@@ -28,6 +28,17 @@ class Placement:
         if self.mesh is not None and self.axis not in self.mesh.shape:
             raise ValueError(
                 f'mesh_axis={self.axis!r} is no axis of the mesh; it has {", ".join(map(repr, self.mesh.shape))}'
+            )
+        self._check_axis_types()
+
+    def _check_axis_types(self) -> None:
+        """Products with blocks leave it to the compiler how arrays are divided, which explicit axes forbid."""
+        types = getattr(self.mesh, 'axis_types', None)  # the oldest JAX has none
+        names = [getattr(axis_type, 'name', '') for axis_type in types or ()]
+        if 'Explicit' in names:
+            raise ValueError(
+                f'mesh has axes of types ({", ".join(names)}), and blocks are spread over those of type Auto only; '
+                'give the same devices as jax.sharding.Mesh(mesh.devices, mesh.axis_names)'
             )
 
     def shards_of(self, layout: Layout) -> int:

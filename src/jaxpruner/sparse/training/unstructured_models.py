@@ -65,10 +65,10 @@ class UnstructuredSparse(CompactModel):
           Weights and topology.
 
         Raises:
-          ValueError: positions that do not fit the model, or an unknown way to select. Traced positions are checked by
+          ValueError: parameters or positions that do not fit the model, or an unknown way to select. Traced positions are checked by
             their shapes only.
         """
-        self._check_way_to_pack(topology, select, ('random', 'magnitude'))
+        self._check_pack(params, topology, select, ('random', 'magnitude'))
         stored, packed = {}, {}
         parameters = self.products.leaves(params)
         for number, (name, leaf) in enumerate(self.leaves.items()):
