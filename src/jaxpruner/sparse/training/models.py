@@ -76,8 +76,8 @@ class BlockSparse(CompactModel):
           Weights and topology. The term of low rank starts at zero: `'down'` is random, and `'up'` zero.
 
         Raises:
-          ValueError: parameters or positions that do not fit the model, or an unknown way to select. Traced positions are checked by
-            their shapes only.
+          ValueError: parameters or positions that do not fit the model, or an unknown way to select. Traced positions
+            are checked by their shapes only.
         """
         self._check_pack(params, topology, select, ('balanced', 'magnitude'))
         if topology is None and select == 'balanced':

@@ -65,8 +65,8 @@ class UnstructuredSparse(CompactModel):
           Weights and topology.
 
         Raises:
-          ValueError: parameters or positions that do not fit the model, or an unknown way to select. Traced positions are checked by
-            their shapes only.
+          ValueError: parameters or positions that do not fit the model, or an unknown way to select. Traced positions
+            are checked by their shapes only.
         """
         self._check_pack(params, topology, select, ('random', 'magnitude'))
         stored, packed = {}, {}
