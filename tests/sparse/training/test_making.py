@@ -1,6 +1,7 @@
 """What block_sparse chooses and refuses, and what its plan says."""
 
 import dataclasses
+import functools
 import re
 
 import jax
@@ -86,6 +87,23 @@ REFUSED = {
         'PolynomialSchedule changes the number.*PeriodicSchedule',
     ),
     'a fraction': ({'drop_fraction_fn': lambda step: 2.0}, ValueError, r'\[0, 1\].*2\.0'),
+    'a fraction that grows': (
+        {
+            'scheduler': sparsity_schedules.PeriodicSchedule(2),
+            'drop_fraction_fn': lambda step: 0.3 + step,
+        },
+        ValueError,
+        r'drop_fraction_fn\(2\).*\[0, 1\].*2\.3',
+    ),
+    'a fraction below 0 in the end': (
+        {
+            'scheduler': sparsity_schedules.PeriodicSchedule(2, update_end_step=100),
+            'drop_fraction_fn': lambda step: 0.3 - step / 200,
+        },
+        ValueError,
+        r'drop_fraction_fn\(94\).*\[0, 1\].*-0\.1',
+    ),
+    'a seed that is none': ({'rng_seed': 'eight'}, TypeError, "rng_seed.*'eight'"),
     'an axis without a mesh': ({'mesh_axis': 'x'}, ValueError, "mesh_axis='x'"),
 }
 
@@ -179,6 +197,42 @@ def test_parameters_of_another_shape_are_refused(path):
     params = {**PARAMS, group: {**PARAMS[group], leaf: jnp.ones((3, 7))}}
     with pytest.raises(ValueError, match=rf"params: '{group}/{leaf}'.*22.*got \(3, 7\)"):
         made().pack(params)
+
+
+@pytest.mark.parametrize('shape', [(3, 2), None])
+def test_norms_of_another_shape_are_refused(shape):
+    model = made(
+        algorithm='rigl', scheduler=sparsity_schedules.PeriodicSchedule(1), only='up/kernel'
+    )
+    weights, topology = model.pack(PARAMS)
+    norms = {} if shape is None else {'up/kernel': jnp.ones(shape)}
+    tx = optax.sgd(0.1)
+    state = tx.init(weights)
+    update = jax.jit(functools.partial(model.update, tx=tx))
+    words = rf"block_norms: 'up/kernel'.*\(3, 3\), got {re.escape(str(shape))}; .*model.probe"
+    with pytest.raises(ValueError, match=words):
+        update(weights, topology, state, step=1, block_norms=norms)
+
+
+def test_fractions_are_checked_at_the_step_of_an_update():
+    # Far from the first steps, which are looked at beforehand.
+    model = made(
+        algorithm='set',
+        scheduler=sparsity_schedules.PeriodicSchedule(1),
+        drop_fraction_fn=lambda step: 0.3 + step / 100,
+    )
+    with pytest.raises(ValueError, match=r'drop_fraction_fn\(90\).*1\.2'):
+        model.moves.drop_fraction(90)
+
+
+def test_a_key_is_a_seed():
+    first, again, other = (
+        made(rng_seed=seed).pack(PARAMS)[1]
+        for seed in (jax.random.key(3), jax.random.PRNGKey(3), jax.random.key(4))
+    )
+    jax.tree.map(np.testing.assert_array_equal, first, again)
+    assert any(np.any(first[name] != other[name]) for name in first)
+    assert made(rng_seed=None).pack(PARAMS)[1].keys() == first.keys()
 
 
 def test_inputs_that_no_block_reaches_are_said():

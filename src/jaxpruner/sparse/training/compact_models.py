@@ -173,6 +173,7 @@ class CompactModel(abc.ABC):
     def _grow_scores(
         self, weights: Any, topology: Topology, gradients: Any, step: Any
     ) -> Mapping[str, jax.Array]:
+        """What weights regrow by: the largest come."""
         if self.moves.algorithm == moving.SET:
             shapes = {name: leaf.candidates_shape for name, leaf in self.stored_leaves.items()}
             return moving.random_scores(shapes, self.moves.rng_seed, step)
@@ -182,7 +183,14 @@ class CompactModel(abc.ABC):
                 'model.probe(); pass it, or a function that computes it, or use set'
             )
         gradients = gradients(weights, topology) if callable(gradients) else gradients
-        return {name: jnp.abs(gradients[name]) for name in self.stored_leaves}
+        scores = {}
+        for name, leaf in self.stored_leaves.items():
+            gradient = gradients.get(name)
+            fit_checks.check_gradient(
+                self.gradients_argument, name, gradient, leaf.candidates_shape
+            )
+            scores[name] = jnp.abs(gradient)
+        return scores
 
     def _check_pack(
         self, params: Any, topology: Topology | None, select: str, ways: Sequence[str]

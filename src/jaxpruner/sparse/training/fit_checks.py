@@ -72,6 +72,26 @@ def check_shapes(where: str, name: str, arrays: Any, shapes: Mapping[str, tuple[
             )
 
 
+def check_gradient(argument: str, name: str, gradient: Any, expected: tuple[int, ...]) -> None:
+    """Refuses what is no gradient with respect to the probe of a leaf.
+
+    Args:
+      argument: that it came in, for the message.
+      name: of the leaf.
+      gradient: an array, or `None` where there is none.
+      expected: its shape.
+
+    Raises:
+      ValueError: it is missing, or has another shape.
+    """
+    shape = None if gradient is None else jnp.shape(gradient)
+    if shape != expected:
+        raise ValueError(
+            f'{argument}: {name!r} must have shape {expected}, got {shape}; take the gradient of the loss with respect '
+            'to model.probe()'
+        )
+
+
 def check_positions(name: str, positions: Any, bound: int, must_ascend: bool) -> None:
     """Refuses positions out of range, and those that are there twice.
 

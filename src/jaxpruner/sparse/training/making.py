@@ -58,7 +58,7 @@ def block_sparse(
       scheduler: when blocks move, such as `PeriodicSchedule`; by default never. Its sparsity may not change.
       drop_fraction_fn: step -> the share of the blocks of each matrix that is replaced then. A group of a single block
         keeps it, unless the share is 1.
-      rng_seed: of positions.
+      rng_seed: of positions, a whole number or a key.
       mesh: a mesh of devices over which groups of outputs are spread.
       mesh_axis: by which of its axes. Leaves whose groups it does not divide lie on each device; a warning names them.
       progress: show a progress bar while blocks are measured; without a terminal there is none.
@@ -110,7 +110,7 @@ def block_sparse(
 def _plan(
     products: Products, choice: Choice, placement: Placement, moves: MoveSettings
 ) -> BlockPlan:
-    topology = balanced_positions(choice.layouts, moves.rng_seed)
+    topology = balanced_positions(choice.layouts, moves)
     planned = {}
     paths, shapes, _ = tree_lib.flatten_with_paths(products.params)
     for path, shape in zip(paths, shapes, strict=True):

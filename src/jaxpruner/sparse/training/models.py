@@ -17,6 +17,7 @@ from jaxpruner.sparse.training import conversion, fit_checks, positions
 from jaxpruner.sparse.training.compact_models import CompactModel, Gradients, Topology
 from jaxpruner.sparse.training.conversion import Stored
 from jaxpruner.sparse.training.layouts import Layout
+from jaxpruner.sparse.training.moving import MoveSettings
 from jaxpruner.sparse.training.placement import Placement
 
 
@@ -81,7 +82,7 @@ class BlockSparse(CompactModel):
         """
         self._check_pack(params, topology, select, ('balanced', 'magnitude'))
         if topology is None and select == 'balanced':
-            topology = balanced_positions(self.layouts, self.moves.rng_seed)
+            topology = balanced_positions(self.layouts, self.moves)
         pack = self._pack if tree_lib.has_traced((params, topology)) else jax.jit(self._pack)
         return self._placed(*pack(params, topology))
 
@@ -148,7 +149,7 @@ class BlockSparse(CompactModel):
         tx: Any,
         step: Any,
     ) -> tuple[Any, Topology, Any]:
-        fraction = self.moves.drop_fraction_fn(step)
+        fraction = self.moves.drop_fraction(step)
         new_topology, flags, moved = {}, {}, {}
         for name, stored in self._stored(weights).items():
             values, layout = stored['values'], self.layouts[name]
@@ -199,9 +200,9 @@ class BlockSparse(CompactModel):
         return self.products.put(weights, stored), placed
 
 
-def balanced_positions(layouts: Mapping[str, Layout], seed: int) -> dict[str, np.ndarray]:
+def balanced_positions(layouts: Mapping[str, Layout], moves: MoveSettings) -> dict[str, np.ndarray]:
     """The positions at which training starts."""
     topology = {}
     for number, (name, layout) in enumerate(layouts.items()):
-        topology[name] = positions.balanced(layout, np.random.default_rng([seed, number]))
+        topology[name] = positions.balanced(layout, moves.host_rng(number))
     return topology

@@ -5,15 +5,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxpruner import sparsity_schedules
 from jaxpruner.algorithms.sparse_trainers import check_drop_fraction
+from jaxpruner.base_updater import schedule_reach
 from jaxpruner.core import control, seeds
 from jaxpruner.core import tree as tree_lib
 
 # By their names in configurations.
 STATIC, SET, RIGL = 'static_sparse', 'set', 'rigl'
 ALGORITHMS = (STATIC, SET, RIGL)
+_LOOKED_AT = 4  # update steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +30,8 @@ class MoveSettings:
       rng_seed: of positions drawn at random.
 
     Raises:
-      ValueError: an unknown algorithm, a schedule whose sparsity changes, a fraction outside [0, 1].
+      ValueError: an unknown algorithm, a schedule whose sparsity changes, a fraction outside [0, 1] at one of the
+        update steps that are looked at.
     """
 
     algorithm: str
@@ -40,14 +44,55 @@ class MoveSettings:
             near = tree_lib.nearest(str(self.algorithm), ALGORITHMS)
             raise ValueError(f'algorithm {self.algorithm!r} does not train in blocks; {near}')
         _check_constant_sparsity(self.scheduler)
-        check_drop_fraction(self.drop_fraction_fn(0), 'drop_fraction_fn(0)')
         seeds.check_seed(self.rng_seed)
+        for step in _steps_to_check(self.scheduler):
+            self.drop_fraction(step)
 
     @property
     def moves_blocks(self) -> bool:
         """Whether anything is ever replaced."""
         never = isinstance(self.scheduler, sparsity_schedules.NoUpdateSchedule)
         return self.algorithm != STATIC and not never
+
+    def drop_fraction(self, step: Any) -> Any:
+        """The share that is replaced at a step.
+
+        Raises:
+          ValueError: it lies outside [0, 1]; a traced one is not looked at.
+          TypeError: it is no number.
+        """
+        fraction = self.drop_fraction_fn(step)
+        check_drop_fraction(fraction, f'drop_fraction_fn({step})')
+        return fraction
+
+    def host_rng(self, number: int) -> np.random.Generator:
+        """Random numbers of NumPy's for the leaf of this number.
+
+        Raises:
+          TypeError: the seed is being traced.
+        """
+        if tree_lib.is_traced(self.rng_seed):
+            raise TypeError(
+                'rng_seed is traced, and positions are drawn by NumPy; make the model outside of jit'
+            )
+        if self.rng_seed is None or isinstance(self.rng_seed, jax.Array | np.ndarray):
+            words = jax.random.key_data(seeds.prng_key(self.rng_seed))
+            return np.random.default_rng([*np.asarray(words).tolist(), number])
+        return np.random.default_rng([self.rng_seed, number])
+
+
+def _steps_to_check(scheduler: sparsity_schedules.BaseSchedule) -> list[int]:
+    """Steps at which the drop fraction is looked at beforehand: 0, the first updates, and the last ones.
+
+    Of a schedule without an end only the first are taken: nobody knows how long a training is.
+    """
+    steps = schedule_reach.update_steps(scheduler)
+    if steps is None:  # not known in Python
+        return list(range(_LOOKED_AT))
+    found = {0, *steps[:_LOOKED_AT]}
+    if getattr(scheduler, 'update_end_step', 0) is not None:
+        found.update(steps[-_LOOKED_AT:])
+    return sorted(found)
 
 
 def _check_constant_sparsity(scheduler: sparsity_schedules.BaseSchedule) -> None:

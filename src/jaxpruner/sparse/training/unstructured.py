@@ -49,7 +49,7 @@ def unstructured_sparse(
       algorithm: `'static_sparse'`, `'set'` or `'rigl'`, as in configurations.
       scheduler: when weights are replaced, such as `PeriodicSchedule`; by default never. Its sparsity may not change.
       drop_fraction_fn: step -> the share of the kept weights that is replaced then.
-      rng_seed: of positions.
+      rng_seed: of positions, a whole number or a key.
 
     Returns:
       A model that holds no arrays: `pack` makes them.

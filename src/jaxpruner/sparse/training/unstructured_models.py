@@ -6,7 +6,6 @@ from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from jaxpruner.core import kept_positions
@@ -80,7 +79,7 @@ class UnstructuredSparse(CompactModel):
             elif select == 'magnitude':
                 packed[name] = leaf.arrays_of(positions_lib.largest(leaf, matrices))
             else:
-                rng = np.random.default_rng([self.moves.rng_seed, number])
+                rng = self.moves.host_rng(number)
                 packed[name] = leaf.arrays_of(jnp.asarray(positions_lib.drawn(leaf, rng)))
             compressed = positions_lib.gathered(leaf, matrices, packed[name]['positions'])
             stored[name] = {'compressed': compressed}
@@ -146,7 +145,7 @@ class UnstructuredSparse(CompactModel):
         tx: Any,
         step: Any,
     ) -> tuple[Any, Topology, Any]:
-        fraction = self.moves.drop_fraction_fn(step)
+        fraction = self.moves.drop_fraction(step)
         new_topology, moved, places_by_name = {}, {}, {}
         for name, stored in self._stored(weights).items():
             leaf, compressed = self.leaves[name], stored['compressed']
