@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from jaxpruner import checkpoints, sparse
 from jaxpruner.sparse.formats import element_types, table
-from jaxpruner.sparse.formats.base import Pattern
+from jaxpruner.sparse.formats.base import ArraySpec, Pattern, Plan
 
 DTYPES = list(element_types.DTYPES)
 
@@ -123,6 +123,47 @@ def test_given_masks_come_back(shape, dtype, pattern, share, seed):
         assert mask.all()
     else:
         np.testing.assert_array_equal(stored, mask)
+
+
+class Blank:
+    """A format made up for a test: leaves of zeros, of which only the shape is stored."""
+
+    name = 'blank'
+    values_key = 'blank_values'
+    keys = frozenset({'blank_values', 'shape'})
+
+    def plan(self, pattern, dtype, most_bytes):
+        if pattern.kept:
+            return None
+        arrays = {
+            'blank_values': ArraySpec((0,), dtype),
+            'shape': ArraySpec((pattern.mask.ndim,), np.dtype('int64')),
+        }
+        return Plan(self.name, arrays)
+
+    def pack(self, array, mask, plan):
+        return {'blank_values': array[:0].reshape(-1), 'shape': np.array(array.shape, np.int64)}
+
+    def shape(self, arrays):
+        return tuple(arrays['shape'].tolist())
+
+    def check(self, arrays):
+        pass
+
+    def unpack(self, arrays):
+        return np.zeros(self.shape(arrays), arrays['blank_values'].dtype)
+
+
+def test_a_row_of_the_table_makes_a_format(monkeypatch, tmp_path):
+    monkeypatch.setitem(table.FORMATS, 'blank', Blank())
+    tree = {'w': np.zeros((64, 64), np.float32), 'v': np.eye(64, dtype=np.float32)}
+    packed = sparse.pack(tree)
+    assert packed['w'].keys() == Blank.keys
+    assert sparse.unpack(packed)['w'].shape == (64, 64)
+    sparse.save(tmp_path / 'a.safetensors', tree)
+    file = sparse.open_packed(tmp_path / 'a.safetensors')
+    assert file.formats == {'v': 'csr', 'w': 'blank'}
+    np.testing.assert_array_equal(file.read('w'), tree['w'])
 
 
 @pytest.mark.parametrize('dtype', DTYPES)

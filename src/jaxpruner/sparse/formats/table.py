@@ -13,14 +13,16 @@ from jaxpruner.sparse.formats.csr import CSR
 from jaxpruner.sparse.formats.dense import Dense
 from jaxpruner.sparse.formats.n_by_m import NByM
 
-# Of formats that take nearly as many bytes the first is chosen: the last of them cannot be executed.
+# Order is preference among formats of nearly equal size: bitmask last, since no kernel runs it.
 FORMATS: Mapping[str, Format] = {
     entry.name: entry for entry in (Dense(), NByM(), Blocks(), CSR(), Bitmask())
 }
+# Formats that look for a structure in the mask: planned last, so that they look no further than the others need.
+_SEARCHED = (NByM.name, Blocks.name)
 # Bytes that an array takes beside its numbers: its entry in a file's header, or its object.
 _BYTES_OF_AN_ENTRY = 128
 _UNLIMITED = 2**63
-# So many times the fewest bytes are as good: a single zero among the kept weights of a 2:4 pattern must not decide.
+# Up to this factor sizes count as equal: a single zero among the kept weights of a 2:4 pattern must not decide.
 _NEARLY = 1.01
 
 
@@ -38,12 +40,14 @@ def plans_of(pattern: Pattern, dtype: np.dtype, all_sizes: bool = False) -> dict
     """
     most_bytes = dense_bytes(pattern, dtype)
     plans: dict[str, Plan | None] = {}
-    for name in ('dense', 'bitmask', 'csr'):
-        plan = FORMATS[name].plan(pattern, dtype, _UNLIMITED)
+    for name, entry in FORMATS.items():
+        if name in _SEARCHED:
+            continue
+        plan = entry.plan(pattern, dtype, _UNLIMITED)
         plans[name] = plan
         if plan is not None and not all_sizes:
             most_bytes = min(most_bytes, plan.weight_bytes)
-    for name in ('n_by_m', 'blocks'):
+    for name in _SEARCHED:
         plans[name] = FORMATS[name].plan(pattern, dtype, int(_NEARLY * most_bytes))
     return {name: plans[name] for name in FORMATS}
 

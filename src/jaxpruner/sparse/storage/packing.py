@@ -7,10 +7,8 @@ import numpy as np
 
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.sparse.formats import table
-from jaxpruner.sparse.formats.base import Arrays
+from jaxpruner.sparse.formats.base import Arrays, Format
 from jaxpruner.sparse.storage.leaves import SourceLeaf, arranged_like, leaves_of_tree, nested
-
-_NAMES = {entry.keys: entry.name for entry in table.FORMATS.values() if entry.name != 'dense'}
 
 
 def pack(tree: tree_lib.PyTree, *, masks: Any = None) -> Any:
@@ -128,9 +126,25 @@ def _is_array(tree: Any) -> bool:
     return hasattr(tree, 'shape') and hasattr(tree, 'dtype')
 
 
+def _format_of(node: Mapping[str, Any]) -> Format | None:
+    """The format whose arrays these are by their names; a dense leaf is an array itself."""
+    keys = frozenset(node)
+    for entry in table.FORMATS.values():
+        if entry.name != 'dense' and entry.keys == keys:
+            return entry
+    return None
+
+
+def _packed_format(node: Any) -> Format:
+    """The format of a node that is packed."""
+    entry = _format_of(node)
+    assert entry is not None
+    return entry
+
+
 def _is_packed(node: Any) -> bool:
     """Whether a node is the arrays of one leaf."""
-    if not isinstance(node, Mapping) or frozenset(node) not in _NAMES:
+    if not isinstance(node, Mapping) or _format_of(node) is None:
         return False
     return all(_is_array(value) for value in node.values())
 
@@ -146,7 +160,7 @@ def _check_unpacked(tree: Any) -> None:
 
 
 def _checked(name: str, node: Any) -> tuple[str, Arrays]:
-    format_name = _NAMES[frozenset(node)]
+    format_name = _packed_format(node).name
     arrays = {key: np.asarray(value) for key, value in node.items()}
     try:
         table.check(format_name, arrays)
@@ -169,7 +183,7 @@ def _stored_mask(name: str, node: Any) -> np.ndarray:
 def _spec(name: str, node: Any) -> tuple[tuple[int, ...], np.dtype]:
     if not _is_packed(node):
         return tuple(node.shape), np.dtype(node.dtype)
-    entry = table.FORMATS[_NAMES[frozenset(node)]]
+    entry = _packed_format(node)
     arrays = {key: np.asarray(value) for key, value in node.items()}
     try:
         return entry.shape(arrays), arrays[entry.values_key].dtype
