@@ -7,7 +7,7 @@ import numpy as np
 from helpers.hostile_checkpoints import DEEP
 from jaxpruner.checkpoints import write_safetensors
 from jaxpruner.sparse.storage.digests import digest_of
-from jaxpruner.sparse.storage.manifest import MANIFEST_KEY
+from jaxpruner.sparse.storage.manifest import MANIFEST_KEY, digest_with_metadata
 
 
 def good_leaves():
@@ -63,8 +63,15 @@ def write(path, arrays, fields, manifest=None):
         fields = {'crc32': digest_of(arrays), **fields}
         fields = {key: value for key, value in fields.items() if value != 'missing'}
         manifest = {'version': 1, 'leaves': {'w': fields}}
-    text = manifest if isinstance(manifest, str) else json.dumps(manifest)
+    text = manifest if isinstance(manifest, str) else json.dumps(with_digest(manifest))
     write_safetensors(path, tensors, {MANIFEST_KEY: text})
+
+
+def with_digest(manifest):
+    """A manifest with a digest of itself, unless it has one or is no table of leaves."""
+    if not isinstance(manifest, dict) or not isinstance(manifest.get('leaves'), dict):
+        return manifest
+    return {'crc32': digest_with_metadata(manifest['leaves'], {}), **manifest}
 
 
 def arrays_with(format_name, **changes):
@@ -131,7 +138,7 @@ def two_leaves(first, second):
             leaves[name] = {'path': parts, 'format': 'dense', 'dtype': 'float32', 'shape': [2]}
             tensors[name] = np.ones(2, np.float32)
             leaves[name]['crc32'] = digest_of({'values': tensors[name]})
-        text = json.dumps({'version': 1, 'leaves': leaves})
+        text = json.dumps(with_digest({'version': 1, 'leaves': leaves}))
         write_safetensors(path, tensors, {MANIFEST_KEY: text})
 
     return make
@@ -183,6 +190,14 @@ FILES = {
         'not in its manifest',
     ),
     'one bit of a weight is another': (damaged, 'w: its bytes are damaged.*crc32'),
+    'another digest of the manifest': (
+        manifest_of({'version': 1, 'crc32': '00000000', 'leaves': {}}),
+        "manifest or its metadata are damaged.*'00000000'",
+    ),
+    'no digest of the manifest': (
+        manifest_of('{"version": 1, "leaves": {}}'),
+        'manifest or its metadata are damaged.*None',
+    ),
     'another digest': (fields_with(crc32='00000000'), 'w: its bytes are damaged.*00000000'),
     'no digest': (fields_with(crc32='missing'), 'w: .*fields'),
     'a digest that is a number': (fields_with(crc32=12345678), 'crc32 is 12345678'),

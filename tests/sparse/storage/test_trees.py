@@ -40,6 +40,34 @@ def assert_same(found, expected):
         assert np.asarray(leaf).tobytes() == np.asarray(other).tobytes()
 
 
+@pytest.mark.parametrize(
+    ('before', 'after'),
+    [(b'"hello"', b'"jello"'), (b'float8_e5m2', b'float8_e4m3')],
+    ids=['metadata', 'dtype'],
+)
+def test_a_changed_byte_of_the_header_is_noticed(before, after, tmp_path):
+    path = tmp_path / 'a.safetensors'
+    tree = {'w': jnp.ones(4, jnp.float8_e5m2)}
+    sparse.save(path, tree, metadata={'word': 'hello'})
+    assert sparse.open_packed(path).metadata == {'word': 'hello'}
+    content = path.read_bytes()
+    assert content.count(before) == 1
+    path.write_bytes(content.replace(before, after))
+    with pytest.raises(ValueError, match=r'a\.safetensors: .*manifest or its metadata are damaged'):
+        sparse.open_packed(path)
+
+
+def test_blocks_store_the_zeros_in_them(tmp_path):
+    weights = np.zeros((64, 1024), np.float32)
+    weights[:8, :128] = 1
+    weights[0, :5] = 0
+    path = tmp_path / 'a.safetensors'
+    sparse.save(path, {'w': weights})
+    file = sparse.open_packed(path)
+    assert file.formats == {'w': 'blocks'}
+    assert file.stored_mask('w').sum() == 8 * 128
+
+
 def test_containers_come_back_by_name_or_as_they_were(tmp_path):
     path = tmp_path / 'a.safetensors'
     sparse.save(path, TREE, metadata={'run': '8'})

@@ -1,7 +1,9 @@
-"""A digest of what is stored of a leaf, by which damage to a file is noticed when the leaf is read."""
+"""Digests of what a file stores, by which damage to it is noticed when it is read."""
 
+import json
 import zlib
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -19,3 +21,13 @@ def digest_of(arrays: Mapping[str, np.ndarray]) -> str:
         numbers = np.ascontiguousarray(array).reshape(-1)
         checksum = zlib.crc32(numbers.view(np.uint8).data, checksum)
     return f'{checksum:08x}'
+
+
+def digest_of_table(table: Any) -> str:
+    """The CRC-32 of a table of JSON, in whatever order and spacing it was written: eight hexadecimal digits.
+
+    >>> digest_of_table({'a': 1, 'b': []}) == digest_of_table({'b': [], 'a': 1})
+    True
+    """
+    text = json.dumps(table, sort_keys=True)
+    return f'{zlib.crc32(text.encode()):08x}'

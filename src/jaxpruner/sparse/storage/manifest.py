@@ -1,7 +1,10 @@
 """The manifest of a packed file: in which format each leaf stands, among the metadata in the file's header.
 
-    {"version": 1, "leaves": {"mlp.kernel": {"path": ["mlp", "kernel"], "format": "csr", "dtype": "float8_e5m2",
-                                              "shape": [784, 300], "crc32": "d5065190"}}}
+    {"version": 1, "crc32": "0f2c4a88",
+     "leaves": {"mlp.kernel": {"path": ["mlp", "kernel"], "format": "csr", "dtype": "float8_e5m2",
+                               "shape": [784, 300], "crc32": "d5065190"}}}
+
+The outer digest is that of all leaves' entries and of the user's metadata, the inner one that of a leaf's bytes.
 
 A dense leaf is the tensor of its name; any other has a tensor for each array, such as `mlp.kernel.compressed`.
 """
@@ -17,6 +20,7 @@ from jaxpruner.core import input_files
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.sparse.formats import array_checks, element_types, table
 from jaxpruner.sparse.formats.base import ArraySpec
+from jaxpruner.sparse.storage.digests import digest_of_table
 from jaxpruner.sparse.storage.leaves import nested
 
 MANIFEST_KEY = 'jaxpruner_sparse'  # among the metadata
@@ -51,8 +55,13 @@ class Entry(NamedTuple):
         return table.FORMATS[self.format_name].values_key
 
 
-def to_text(entries: Iterable[Entry]) -> str:
-    """Writes a manifest."""
+def digest_with_metadata(leaves: Mapping[str, Any], metadata: Mapping[str, str]) -> str:
+    """The digest of what the file's header says of leaves, and of the user's metadata beside it."""
+    return digest_of_table({'leaves': leaves, 'metadata': dict(metadata)})
+
+
+def to_text(entries: Iterable[Entry], metadata: Mapping[str, str]) -> str:
+    """Writes a manifest, with a digest of itself and of the user's metadata."""
     leaves = {}
     for entry in entries:
         leaves[entry.name] = {
@@ -62,12 +71,15 @@ def to_text(entries: Iterable[Entry]) -> str:
             'shape': list(entry.shape),
             'crc32': entry.digest,
         }
-    manifest = {'version': VERSION, 'leaves': leaves}
+    digest = digest_with_metadata(leaves, metadata)
+    manifest = {'version': VERSION, 'crc32': digest, 'leaves': leaves}
     return json.dumps(manifest, separators=(',', ':'), ensure_ascii=False)
 
 
-def from_text(text: str, tensors: Mapping[str, ArraySpec]) -> list[Entry]:
-    """Reads a manifest and compares it with the tensors of its file.
+def from_text(
+    text: str, tensors: Mapping[str, ArraySpec], metadata: Mapping[str, str]
+) -> list[Entry]:
+    """Reads a manifest and compares it with the tensors and the user's metadata of its file.
 
     Raises:
       ValueError: it is of a newer version, damaged, or not that of these tensors.
@@ -88,6 +100,11 @@ def from_text(text: str, tensors: Mapping[str, ArraySpec]) -> list[Entry]:
     leaves = manifest.get('leaves')
     if not isinstance(leaves, dict):
         raise ValueError('its manifest has no table of leaves')
+    given, found = manifest.get('crc32'), digest_with_metadata(leaves, metadata)
+    if given != found:
+        raise ValueError(
+            f'its manifest or its metadata are damaged: their crc32 is {found}, and by the manifest {given!r}'
+        )
     entries = []
     for name, fields in leaves.items():
         try:

@@ -42,7 +42,7 @@ class PackedFile:
             )
         specs = {name: ArraySpec(*leaf) for name, leaf in self._file.leaves.items()}
         try:
-            entries = manifest.from_text(text, specs)
+            entries = manifest.from_text(text, specs, metadata)
         except ValueError as error:
             raise ValueError(f'{self.path}: {error}; {_WRITE_AGAIN}') from error
         self._entries = {entry.name: entry for entry in entries}
@@ -106,7 +106,8 @@ class PackedFile:
     def stored_mask(self, name: str) -> np.ndarray | None:
         """Reads which weights of a leaf are stored: uint8, 1 where one is; `None` if the leaf is dense.
 
-        This is the mask that `save` was given, or else where weights were not +0.
+        This is the mask that `save` was given. Without one it has all weights that were not +0, and perhaps more: N:M
+        stores a few zeros, too, and blocks store all that is in them.
 
         Raises:
           KeyError: there is no such leaf.

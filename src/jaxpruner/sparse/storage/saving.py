@@ -33,9 +33,9 @@ def save(
 ) -> None:
     """Saves a tree as one safetensors file, each leaf in the format of the fewest bytes.
 
-    The formats are those of `pack`. A manifest in the file's header names the format, dtype and shape of each leaf, and
-    has a digest of its bytes, by which damage is noticed. The file appears when it is whole. Leaves are fetched and
-    packed one at a time. Needs the extra `jaxpruner[checkpoint]`.
+    The formats are those of `pack`. A manifest in the file's header names the format, dtype and shape of each leaf. It
+    has digests of each leaf's bytes, and of itself with the metadata, by which damage is noticed. The file appears when
+    it is whole. Leaves are fetched and packed one at a time. Needs the extra `jaxpruner[checkpoint]`.
 
     Element types that readers of the format lack (float8, int4, complex) are stored as unsigned whole numbers.
 
@@ -159,7 +159,7 @@ def _write(
 
     tensors = _tensors_of(leaves)
     entries = [leaf.entry for leaf in leaves]
-    texts = {**metadata, manifest.MANIFEST_KEY: manifest.to_text(entries)}
+    texts = {**metadata, manifest.MANIFEST_KEY: manifest.to_text(entries, metadata)}
     with SafetensorsWriter(path, tensors, texts, overwrite=overwrite) as writer:
         for number, leaf in enumerate(leaves):
             on_leaf(leaf.source)
@@ -167,7 +167,7 @@ def _write(
             entries[number] = leaf.entry._replace(digest=digest_of(arrays))
             for key, array in arrays.items():
                 writer.write(leaf.entry.tensor_name(key), array)
-        texts[manifest.MANIFEST_KEY] = manifest.to_text(entries)
+        texts[manifest.MANIFEST_KEY] = manifest.to_text(entries, metadata)
         writer.replace_metadata(texts)
 
 
