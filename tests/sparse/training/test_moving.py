@@ -1,4 +1,4 @@
-"""Blocks move when they are due, as many as are dropped, and start at zero with moments of zero."""
+"""Blocks move when they are due. Each that leaves is replaced by another, which starts at zero, with zero moments."""
 
 import functools
 import itertools

@@ -1,4 +1,7 @@
-"""Models that are trained on compact weights: what is zero takes neither memory nor time.
+"""Models that are trained on compact weights: blocks, or single weights in CSR.
+
+Only stored weights have values and moments. Zeros inside blocks are multiplied, and CSR forms each matrix's dense
+gradient in the backward pass.
 
 The files, from the bottom up:
 
@@ -10,6 +13,7 @@ The files, from the bottom up:
     moving       when blocks move, how many, and where to
     placement    blocks on several devices
     plans        what becomes of each leaf, as a table
+    fit_checks   whether parameters, weights and positions fit a model
     compact_models  what all models do: apply, unpack, masks, update
     models       the model in blocks
     making       all of it in one call

@@ -242,7 +242,7 @@ class CompactModel(abc.ABC):
         elementwise_optimizers.check_elementwise(
             optimizer, whole, compact, masks_gradients=True, masks_params=True
         )
-        if self.moves.moves_blocks:
+        if self.moves.ever_moves:
             optimizer_state.check_resettable(tx, compact)
 
     def _stored(self, weights: Any) -> dict[str, Any]:

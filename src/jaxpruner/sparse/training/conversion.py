@@ -16,7 +16,7 @@ Stored = Mapping[str, jax.Array]  # 'values', and with a term of low rank 'down'
 
 
 def largest_blocks(leaf: jax.Array, product: Product, layout: Layout) -> jax.Array:
-    """The positions of the blocks with the largest norms, as many of each group."""
+    """The positions of the blocks with the largest norms, the same number in each group."""
     every = jnp.broadcast_to(jnp.arange(layout.candidates), (layout.groups, layout.candidates))
 
     def choose(matrix: jax.Array) -> jax.Array:

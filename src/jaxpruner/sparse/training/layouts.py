@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 Block = tuple[int, int]  # inputs and outputs
-# A group keeps whole blocks, and at least one. So many times the weights that were asked for are too many.
+# A group keeps whole blocks, and at least one: more than this factor times the weights asked for are too many.
 _MOST_KEPT = 1.5
 
 

@@ -39,9 +39,10 @@ def block_sparse(
 ) -> BlockSparse:
     """Makes a model of which only some blocks are stored, multiplied and trained, so that a step takes less time.
 
-    Each matrix of the model, `[inputs, outputs]`, is cut into blocks. Each group of outputs stores as many of them, so
-    that all arrays keep their shapes while blocks move. What the optimizer keeps is as small as the values. A step is
-    that of the dense model under `masks`, if the optimizer looks at each weight by itself (sgd, adam, adamw, lion).
+    Each matrix of the model, `[inputs, outputs]`, is cut into blocks. Every group of outputs stores the same number of
+    blocks, so that all arrays keep their shapes while blocks move. What the optimizer keeps is as small as the values.
+    A step is that of the dense model under `masks`, if the optimizer looks at each weight by itself (sgd, adam, adamw,
+    lion).
 
     Wide blocks are fast: 1 to 16 inputs by 128 to 512 outputs. Narrow ones, and a term of low rank, reach more inputs.
 
@@ -127,7 +128,7 @@ def _plan(
 
 def _note(layout: Layout, placement: Placement, moves: MoveSettings) -> str:
     notes = []
-    if moves.moves_blocks and layout.blocks == 1:
+    if moves.ever_moves and layout.blocks == 1:
         notes.append('the block of each group stays')
     if layout.input_coverage < 1:
         notes.append(f'reach {np.floor(100 * layout.input_coverage):.0f} % of the inputs')

@@ -37,9 +37,9 @@ class BlockTimings:
         self._with_kernels = with_kernels
 
     def fastest(self, product: Product, sparsity: float, rank: int) -> Layout:
-        """The fastest layout of those that keep about as many weights as asked for, and reach all inputs.
+        """The fastest layout of those that keep about the asked number of weights, and reach all inputs.
 
-        Where none does both, one that keeps as many is taken, and where none does that, any.
+        Falls back to layouts with the right number of weights, then to any.
 
         Raises:
           NoLayoutError: all candidates are larger than the matrix, or the rank is too large for the sparsity.
@@ -60,7 +60,7 @@ class BlockTimings:
 
 
 def _layouts(shape: tuple[int, int], sparsity: float, rank: int) -> list[Layout]:
-    """Those that suit best, as `fastest` says."""
+    """Those from which `fastest` chooses."""
     layouts = []
     problem = NoLayoutError('there is no candidate')
     for block in CANDIDATES:

@@ -70,8 +70,9 @@ class BlockSparse(CompactModel):
         Args:
           params: the dense parameters.
           topology: where blocks are, as from an earlier call.
-          select: where they are otherwise. `'balanced'` draws them such that all inputs lead to as many groups;
-            `'magnitude'` takes the blocks of each group with the largest norms, for a model that is trained already.
+          select: where they are otherwise. `'balanced'` draws them such that all inputs lead to about the same
+            number of groups; `'magnitude'` takes the blocks of each group with the largest norms, for a model that is
+            trained already.
 
         Returns:
           Weights and topology. The term of low rank starts at zero: `'down'` is random, and `'up'` zero.
@@ -97,11 +98,11 @@ class BlockSparse(CompactModel):
         block_norms: Gradients | Callable[[Any, Topology], Gradients] | None = None,
         due: Any = None,
     ) -> tuple[Any, Topology, Any]:
-        """Moves blocks, if the schedule says so: those with the smallest weights leave, and as many come.
+        """Moves blocks, if the schedule says so: those with the smallest weights leave, and others come.
 
         Of each matrix leave the `floor(fraction * blocks)` blocks whose mean square is smallest, at least one. The
-        largest block of each group stays, unless the fraction is 1. In each group as many come as have left it. A block
-        that comes starts at zero, with moments of zero. This may be called in every step, inside `jax.jit`.
+        largest block of each group stays, unless the fraction is 1. Each group gets a new block for each one that left
+        it. A block that comes starts at zero, with moments of zero. This may be called in every step, inside `jax.jit`.
 
         Args:
           weights: as they are after the optimizer's step.

@@ -26,7 +26,7 @@ class MoveSettings:
     Attributes:
       algorithm: `'static_sparse'`, `'set'` or `'rigl'`.
       scheduler: says in which steps; its sparsity has to stay the same.
-      drop_fraction_fn: step -> the share of the blocks of each group, or of the weights of each matrix.
+      drop_fraction_fn: step -> the share of the stored blocks or weights of each matrix.
       rng_seed: of positions drawn at random.
 
     Raises:
@@ -42,14 +42,14 @@ class MoveSettings:
     def __post_init__(self):
         if self.algorithm not in ALGORITHMS:
             near = tree_lib.nearest(str(self.algorithm), ALGORITHMS)
-            raise ValueError(f'algorithm {self.algorithm!r} does not train in blocks; {near}')
+            raise ValueError(f'algorithm {self.algorithm!r} does not train compact weights; {near}')
         _check_constant_sparsity(self.scheduler)
         seeds.check_seed(self.rng_seed)
         for step in _steps_to_check(self.scheduler):
             self.drop_fraction(step)
 
     @property
-    def moves_blocks(self) -> bool:
+    def ever_moves(self) -> bool:
         """Whether anything is ever replaced."""
         never = isinstance(self.scheduler, sparsity_schedules.NoUpdateSchedule)
         return self.algorithm != STATIC and not never

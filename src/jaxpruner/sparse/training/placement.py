@@ -50,7 +50,11 @@ class Placement:
 
     def is_replicated(self, layout: Layout) -> bool:
         """Whether a leaf lies on each device as a whole, although it was to be spread."""
-        return self.mesh is not None and self.mesh.shape[self.axis] > 1 == self.shards_of(layout)
+        if self.mesh is None:
+            return False
+        was_to_be_spread = self.mesh.shape[self.axis] > 1
+        is_spread = self.shards_of(layout) > 1
+        return was_to_be_spread and not is_spread
 
     def place_groups(self, array: jax.Array, layout: Layout) -> jax.Array:
         """Spreads an array `[*layers, groups, …]`, or puts it on all devices."""

@@ -10,9 +10,10 @@ from jaxpruner.sparse.training.layouts import Layout
 
 
 def balanced(layout: Layout, rng: np.random.Generator) -> np.ndarray:
-    """Random blocks int32 `[*layers, groups, blocks]`; each block of inputs leads to as many groups, up to one.
+    """Random blocks int32 `[*layers, groups, blocks]`; all blocks of inputs lead to n or n + 1 groups.
 
-    Inputs that no group reads would be lost to the model, which costs more than blocks in the wrong places do.
+    Here n is the number of stored blocks divided by that of candidates, rounded down. Inputs that no group reads would
+    be lost to the model, which costs more than blocks in the wrong places do.
 
     >>> layout = Layout((), inputs=6, outputs=4, block=(1, 2), blocks=3)
     >>> np.sort(balanced(layout, np.random.default_rng(0)), axis=None)
@@ -49,7 +50,7 @@ class Replacement(NamedTuple):
 def replace(
     indices: jax.Array, magnitudes: jax.Array, scores: jax.Array, fraction: jax.Array | float
 ) -> Replacement:
-    """Drops a share of the stored blocks of each matrix, and stores as many others in the groups that lose some.
+    """Drops a share of the stored blocks of each matrix, and stores others in the groups that lose some.
 
     Of all `stored` blocks of a matrix the `floor(fraction * stored)` with the smallest magnitudes are dropped, but at
     least one, unless the fraction is 0. So a group may lose several blocks, and another none. Each group keeps its
@@ -91,20 +92,26 @@ def _dropped(magnitudes: jax.Array, fraction: jax.Array | float) -> jax.Array:
 
 
 def _replace_in_group(indices: jax.Array, is_dropped: jax.Array, scores: jax.Array) -> Replacement:
-    """One group: a block that leaves hands its place to one that comes, in the order of their ranks."""
+    """One group. A dropped block whose score brings it back stays in its place; the other places get new blocks.
+
+    indices      0 2 3
+    is_dropped   . x x      2 dropped, so 2 are grown
+    scores       9 2 1 0    0 is kept; of the others 1 and 2 score highest, and are grown
+    is_new       . . x      2 stays, since it was grown again; 3 is replaced
+    result       0 2 1
+    """
     count = jnp.sum(is_dropped)
+    was_stored = jnp.zeros(scores.shape, bool).at[indices].set(True)
     is_kept = jnp.zeros(scores.shape, bool).at[indices].set(~is_dropped)
     # NaN ranks last, and a kept block behind it.
     merits = jnp.where(jnp.isnan(scores), -jnp.inf, scores)
     is_grown = (_ranks(-merits, last=is_kept) < count) & ~is_kept
-    is_leaving = is_dropped & ~is_grown[indices]
-    was_stored = jnp.zeros(scores.shape, bool).at[indices].set(True)
-    is_coming = is_grown & ~was_stored
-    # The coming blocks in their order, and then the rest.
-    coming = jnp.argsort(~is_coming, stable=True)
-    turn = jnp.cumsum(is_leaving) - 1
-    new = jnp.where(is_leaving, coming[turn].astype(indices.dtype), indices)
-    return Replacement(new, is_leaving)
+    is_new = is_dropped & ~is_grown[indices]
+    # The numbers of the new blocks, ascending; what stands behind them is not read.
+    new_blocks = jnp.argsort(~is_grown | was_stored, stable=True)
+    which_new = jnp.cumsum(is_new) - 1
+    replaced = jnp.where(is_new, new_blocks[which_new].astype(indices.dtype), indices)
+    return Replacement(replaced, is_new)
 
 
 def _ranks(values: jax.Array, last: jax.Array | None = None) -> jax.Array:

@@ -96,7 +96,7 @@ class UnstructuredSparse(CompactModel):
         dense_grads: Gradients | Callable[[Any, Topology], Gradients] | None = None,
         due: Any = None,
     ) -> tuple[Any, Topology, Any]:
-        """Replaces weights, if the schedule says so: the smallest leave, and as many come, at zero, without moments.
+        """Replaces weights, if the schedule says so: the smallest leave, and others come at zero, without moments.
 
         It may be called in every step, inside `jax.jit`.
 

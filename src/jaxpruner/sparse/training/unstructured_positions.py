@@ -87,7 +87,7 @@ def pattern_of(arrays: Arrays) -> CsrPattern:
 
 
 def drawn(leaf: KeptWeights, rng: np.random.Generator) -> np.ndarray:
-    """Random positions, each as likely: int32[*layers, kept].
+    """Random positions, all equally likely: int32[*layers, kept].
 
     >>> drawn(KeptWeights((), 2, 3, kept=6), np.random.default_rng(0)).tolist()
     [0, 1, 2, 3, 4, 5]
@@ -135,7 +135,7 @@ def replaced(
     grow_scores: jax.Array,
     fraction: Any,
 ) -> tuple[jax.Array, jax.Array]:
-    """Drops the smallest weights of each matrix, and as many others come, as in RigL and SET of masks.
+    """Drops the smallest weights of each matrix and stores the same number of others, as RigL and SET of masks do.
 
     Args:
       leaf: how many there are.
