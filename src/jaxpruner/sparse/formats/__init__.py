@@ -7,5 +7,5 @@
     bitmask   one bit a weight, and the kept weights
 
 Each format plans its arrays from a mask, packs a leaf into them, checks arrays that somebody else made, and unpacks
-them. All of it is NumPy's: bits are copied as they are.
+them. All arrays are NumPy's, and bits are copied as they are.
 """

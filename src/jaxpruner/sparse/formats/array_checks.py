@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 MOST_AXES = 32  # of an array in the oldest NumPy that is allowed
-# A leaf is so many times as large as what it is packed into, at most, beyond a mebibyte: a small file must not claim a
-# terabyte of zeros. One row of 65,536 float32 zeros in CSR reaches it.
+# Max unpacked/packed size ratio, ignoring the first MiB: a small file must not claim a terabyte of zeros. One row of
+# 65,536 float32 zeros in CSR reaches it.
 MOST_EXPANSION = 2**16
 ALWAYS_ALLOWED_BYTES = 2**20
 
@@ -25,7 +25,7 @@ def shape_from(numbers: np.ndarray) -> tuple[int, ...]:
 
 
 def check_shape(shape: Any) -> None:
-    """Refuses what is no list of lengths of axes."""
+    """Refuses what is not a list of lengths of axes."""
     is_list = isinstance(shape, list | tuple)
     if not is_list or not all(type(length) is int and length >= 0 for length in shape):
         raise ValueError(f'its shape is {shape!r}, which is no list of lengths')

@@ -29,7 +29,7 @@ class Pattern(NamedTuple):
 
     mask: np.ndarray  # bool, in the leaf's shape
     kept: int
-    # A mask that was given can be read from what is stored: weights that regrew at zero are in it.
+    # If True, the format must reproduce the mask exactly, also where a kept weight is zero.
     is_given: bool
 
     @classmethod

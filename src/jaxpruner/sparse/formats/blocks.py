@@ -1,8 +1,8 @@
 """Blocks: those blocks of the last two axes that have weights, and where they stand.
 
-Blocks are counted down the first column of blocks, then down the second. If each column has as many blocks, as block
-sparse training makes them, it is a group: `values[group, block, in, out]` and `indices[group, block]`, the row of
-blocks. Otherwise all blocks are one group, and `indices` counts through all columns.
+Blocks are counted down the first column of blocks, then down the second. If each column has the same number of blocks,
+as block sparse training makes them, it is a group: `values[group, block, in, out]` and `indices[group, block]`, the row
+of blocks. Otherwise all blocks are one group, and `indices` counts through all columns.
 """
 
 import math
@@ -187,7 +187,7 @@ def _wider(tall: _Candidate, most_values: int) -> Iterator[_Candidate]:
 
 
 def _can_double(side: int, number: int) -> bool:
-    """Whether so many blocks with this side can be joined in pairs."""
+    """Whether `number` blocks of length `side` can be joined in pairs."""
     return number % 2 == 0 and side < _LONGEST_SIDE
 
 

@@ -21,7 +21,7 @@ def positions_in_chunks(mask: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def kept_values(array: np.ndarray, mask: np.ndarray, kept: int) -> np.ndarray:
-    """Returns `array[mask]`, of which there are so many.
+    """Returns `array[mask]`, which has `kept` values.
 
     >>> kept_values(np.array([[3.0, 4.0], [5.0, 6.0]]), np.array([[True, False], [False, True]]), 2)
     array([3., 6.])

@@ -16,7 +16,7 @@ def bits_below(bound: int) -> int:
 
 
 def packed_length(count: int, width: int) -> int:
-    """Returns how many bytes so many numbers of a width take."""
+    """Returns how many bytes `count` numbers of `width` bits take."""
     return -(-count * width // _BITS)
 
 

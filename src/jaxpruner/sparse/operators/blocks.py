@@ -1,9 +1,9 @@
 """Products with a matrix of which only some blocks are stored.
 
 The outputs of the matrix `[inputs, outputs]` are cut into groups of `out`, its inputs into blocks of `in`. Each group
-stores as many blocks: `values[g, b]`, of shape `[in, out]`, leads from the inputs of block `indices[g, b]` to the
-outputs of group `g`. Positions are data, so that blocks can move without a new compilation. Here is a matrix of 6
-inputs and 4 outputs in blocks of 2 x 2, one for each group:
+stores the same number of blocks: `values[g, b]`, of shape `[in, out]`, leads from the inputs of block `indices[g, b]`
+to the outputs of group `g`. Positions are data, so that blocks can move without a new compilation. Here is a matrix of
+6 inputs and 4 outputs in blocks of 2 x 2, one for each group:
 
     . . c d
     . . e f        indices = [[1], [0]]
@@ -32,7 +32,7 @@ from jax import lax
 
 from jaxpruner.sparse.operators import block_layout
 
-# The most groups that stand in the program one after another. Of more groups a loop goes through at most this number.
+# Up to this number of groups stand in the program one after another; of more, a loop takes equal parts.
 _UNROLLED_GROUPS = 32
 
 
@@ -56,7 +56,7 @@ class BlockMatrix:
     probe: jax.Array | None = None  # float[groups, blocks of inputs], zeros; see `multiply`
     down: jax.Array | None = None  # [inputs, rank]; down @ up is added to the matrix
     up: jax.Array | None = None  # [rank, outputs]
-    shards: int = 1  # over how many devices the groups are spread
+    shards: int = 1  # the number of devices over which the groups are spread
     # `block_kernels.product.multiply`, where a kernel computes it; without shards
     kernel: Callable[..., jax.Array] | None = None
     result_dtype: Any = None  # in which products are added up; by default that of rows and values

@@ -98,7 +98,7 @@ def csr_pattern(positions: jax.Array, inputs: int, outputs: int) -> CsrPattern:
 
 
 def _offsets(ascending: jax.Array, number: int) -> jax.Array:
-    """Where each of so many rows begins among ascending row numbers."""
+    """Where each of `number` rows begins among ascending row numbers."""
     return jnp.searchsorted(ascending, jnp.arange(number + 1)).astype(jnp.int32)
 
 
@@ -127,6 +127,7 @@ class CsrMatrix:
         return csr_product(rows, self.compressed, self.pattern, self.probe)
 
 
+@jax.custom_vjp
 def csr_product(
     rows: jax.Array, compressed: jax.Array, pattern: CsrPattern, probe: jax.Array | None = None
 ) -> jax.Array:
@@ -149,14 +150,7 @@ def csr_product(
     >>> if csr_kernel.why_missing(jnp.float32) is None:
     ...     assert csr_product(rows, compressed, pattern).tolist() == [[0.0, 3.0, 19.0]]
     """
-    return _product(rows, compressed, pattern, probe)
-
-
-@jax.custom_vjp
-def _product(
-    rows: jax.Array, compressed: jax.Array, pattern: CsrPattern, probe: jax.Array | None
-) -> jax.Array:
-    del probe
+    del probe  # only its gradient counts
     result = csr_kernel.multiply(
         compressed[pattern.transposed_order],
         pattern.transposed_row_offsets,
@@ -169,7 +163,7 @@ def _product(
 def _forward(
     rows: jax.Array, compressed: jax.Array, pattern: CsrPattern, probe: jax.Array | None
 ) -> tuple[jax.Array, Any]:
-    return _product(rows, compressed, pattern, probe), (rows, compressed, pattern, probe)
+    return csr_product(rows, compressed, pattern, probe), (rows, compressed, pattern, probe)
 
 
 def _backward(saved: Any, gradient: jax.Array) -> tuple[Any, ...]:
@@ -187,4 +181,4 @@ def _backward(saved: Any, gradient: jax.Array) -> tuple[Any, ...]:
     return of_rows.astype(rows.dtype), of_compressed.astype(compressed.dtype), None, of_probe
 
 
-_product.defvjp(_forward, _backward)
+csr_product.defvjp(_forward, _backward)
