@@ -63,3 +63,8 @@ def test_a_product_says_why_it_has_no_kernel(device):
         pytest.raises(NotImplementedError, match='Hopper GPUs, and not for cpu'),
     ):
         product.multiply(given.rows, given.values, given.indices, outputs=64)
+
+
+def test_another_platform_gets_no_kernels():
+    with pytest.raises(NotImplementedError, match='Hopper GPUs, and not for cpu'):
+        choosing.kernels_for('cpu')

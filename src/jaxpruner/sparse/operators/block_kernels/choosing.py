@@ -39,7 +39,7 @@ def why_missing(
     device = device or _default_device()
     platform = device.platform
     if platform not in DTYPES:
-        return f'there are kernels for TPUs and Hopper GPUs, and not for {platform}; use the product without a kernel'
+        return _why_not_this_platform(platform)
     oldest = _OLDEST_JAX[platform]
     if jax.__version_info__ < oldest:
         return (
@@ -54,11 +54,17 @@ def why_missing(
 
 
 def kernels_for(platform: str) -> Kernels:
-    """The kernels for a platform, loaded when they are first asked for: Pallas takes a while, and may be missing."""
+    """The kernels for a platform, loaded when they are first asked for: Pallas takes a while, and may be missing.
+
+    Raises:
+      NotImplementedError: there are none for it.
+    """
     if platform == 'tpu':
         from jaxpruner.sparse.operators.block_kernels.tpu import TpuKernels
 
         return TpuKernels.as_configured()
+    if platform != 'gpu':
+        raise NotImplementedError(_why_not_this_platform(platform))
     from jaxpruner.sparse.operators.block_kernels.hopper import HopperKernels
 
     return HopperKernels()
@@ -82,6 +88,10 @@ def _default_device() -> Any:
     if device is None or isinstance(device, str):
         return jax.local_devices(backend=device)[0]
     return device
+
+
+def _why_not_this_platform(platform: str) -> str:
+    return f'there are kernels for TPUs and Hopper GPUs, and not for {platform}; use the product without a kernel'
 
 
 def _why_not_this_device(device: Any) -> str | None:

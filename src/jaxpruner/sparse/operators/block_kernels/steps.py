@@ -81,7 +81,10 @@ def product(
     steps: Steps,
     targets: int,
 ) -> jax.Array:
-    """`Kernels.product` for any number of rows, and under `vmap` one call of the kernel."""
+    """`Kernels.product` for any number of rows, and under `vmap` one call of the kernel.
+
+    The rule for `vmap` ends in another call of this function, so that it holds for a `vmap` of a `vmap`, too.
+    """
 
     @custom_batching.custom_vmap
     def run(rows: jax.Array, blocks: jax.Array, steps: Steps) -> jax.Array:
@@ -91,26 +94,63 @@ def product(
 
     @run.def_vmap
     def run_batched(size: int, is_batched: Any, rows: jax.Array, blocks: jax.Array, steps: Steps):
-        rows_batched, blocks_batched, steps_batched = is_batched
-        if not blocks_batched and not any(steps_batched):
-            # One matrix: all rows are multiplied at once.
-            merged = rows.reshape(-1, rows.shape[-1])
-            result = product(kernels, merged, blocks, steps, targets)
-            return result.reshape(size, -1, result.shape[-1]), True
-        # Matrices of their own are the blocks of a larger one: their results stand side by side.
-        lefts = rights = 0
-        if rows_batched:
-            lefts = rows.shape[-1] // blocks.shape[-2]
-            rows = _columns_side_by_side(rows)
-        if blocks_batched:
-            rights = blocks.shape[1]
-            blocks = blocks.reshape(-1, *blocks.shape[2:])
-        counts = lefts, rights, targets
-        of_all = _side_by_side(size, steps_batched, steps, counts)
-        result = product(kernels, rows, blocks, of_all, size * targets)
-        return _columns_apart(result, size), True
+        _, blocks_batched, steps_batched = is_batched
+        if blocks_batched or any(steps_batched):
+            members = _Members(size, *is_batched)
+            result = _product_of_own_matrices(kernels, members, rows, blocks, steps, targets)
+        else:
+            result = _product_of_one_matrix(kernels, rows, blocks, steps, targets)
+        return result, True
 
     return run(rows, blocks, steps)
+
+
+class _Members(NamedTuple):
+    """A batch, as `vmap` hands it over.
+
+    Attributes:
+      size: how many members it has.
+      rows: whether each member has rows of its own, along a first axis.
+      blocks: whether each has blocks of its own.
+      steps: which of the arrays of steps each has for itself.
+    """
+
+    size: int
+    rows: bool
+    blocks: bool
+    steps: Any
+
+
+def _product_of_one_matrix(
+    kernels: Kernels, rows: jax.Array, blocks: jax.Array, steps: Steps, targets: int
+) -> jax.Array:
+    """All members `[size, n, columns]` meet the same matrix: their rows are multiplied at once."""
+    size, _, columns = rows.shape
+    merged = rows.reshape(-1, columns)
+    result = product(kernels, merged, blocks, steps, targets)
+    return result.reshape(size, -1, result.shape[-1])
+
+
+def _product_of_own_matrices(
+    kernels: Kernels,
+    members: _Members,
+    rows: jax.Array,
+    blocks: jax.Array,
+    steps: Steps,
+    targets: int,
+) -> jax.Array:
+    """Each member meets a matrix of its own: all are one larger matrix, whose results stand side by side."""
+    lefts = rights = 0
+    if members.rows:
+        lefts = rows.shape[-1] // blocks.shape[-2]
+        rows = _columns_side_by_side(rows)
+    if members.blocks:
+        rights = blocks.shape[1]
+        blocks = blocks.reshape(-1, *blocks.shape[2:])
+    counts = lefts, rights, targets
+    of_all = _side_by_side(members.size, members.steps, steps, counts)
+    result = product(kernels, rows, blocks, of_all, members.size * targets)
+    return _columns_apart(result, members.size)
 
 
 def blocks_gradient(
@@ -149,7 +189,12 @@ def blocks_gradient(
 
 
 def _side_by_side(size: int, is_batched: Any, steps: Steps, counts: tuple[int, int, int]) -> Steps:
-    """The steps of all members of a batch; each has so many tiles and blocks of its own, or 0 if they share them."""
+    """The steps of all members of a batch, in one list.
+
+    `counts` says how many tiles of rows, blocks and tiles of the result each member has of its own, or 0 if members
+    share them. With `counts = (3, 0, 2)` a step of the second member that was `left 1, right 5, target 0` becomes
+    `left 3 + 1, right 5, target 2 + 0`.
+    """
 
     def number(steps: jax.Array, is_batched: bool, count: int) -> jax.Array:
         if not is_batched:

@@ -208,25 +208,34 @@ def _dot(left: jax.Array, right: jax.Array, left_axis: int, precision: lax.Preci
     )
 
 
-# Number of a tile and a step, in the order of the grid, and the steps -> where to find a part of an array.
-_Place = Callable[[Any, Any, Steps], Any]
+# Where the parts of arrays lie that one place of the grid needs. The grid of `product` goes over tiles of rows, and
+# within each over steps. With 2 tiles and steps `left 1 0, right 0 1, target 0 1` it is
+#
+#     place of the grid    rows (down, across)    blocks    result (down, across)
+#     tile 0, step 0       0, left[0] = 1         0         0, target[0] = 0
+#     tile 0, step 1       0, left[1] = 0         1         0, target[1] = 1
+#     tile 1, step 0       1, 1                   0         1, 0
+#     tile 1, step 1       1, 0                   1         1, 1
+#
+# An index gives a column of this table: for both numbers of a place, in the order of the grid, and the steps.
+_Index = Callable[[Any, Any, Steps], Any]
 
 
-def _blocks(block: tuple[int, ...], place: _Place) -> pl.BlockSpec:
-    """One of the blocks `[blocks, in, out]`."""
+def _blocks(block: tuple[int, ...], index: _Index) -> pl.BlockSpec:
+    """One of the blocks `[blocks, in, out]`; `index` gives its number."""
 
     def index_map(first: Any, second: Any, *steps: Any) -> Any:
-        return place(first, second, Steps(*steps)), 0, 0
+        return index(first, second, Steps(*steps)), 0, 0
 
     return pl.BlockSpec((None, *block), index_map)
 
 
-def _tiles(tile: int, width: int, place: _Place) -> pl.BlockSpec:
-    """One tile of rows; `place` gives its number down and across."""
+def _tiles(tile: int, width: int, index: _Index) -> pl.BlockSpec:
+    """One tile of rows; `index` gives its number down and across."""
     is_cut = width % _LANES != 0
 
     def index_map(first: Any, second: Any, *steps: Any) -> Any:
-        down, across = place(first, second, Steps(*steps))
+        down, across = index(first, second, Steps(*steps))
         return (across, down, 0) if is_cut else (down, across)
 
     shape = (None, tile, width) if is_cut else (tile, width)
