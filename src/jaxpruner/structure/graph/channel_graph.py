@@ -1,22 +1,25 @@
 """The graph of a model's channels: one class, whose methods stand in a file for each purpose.
 
-Each part is an abstract class that reads the fields of a `GraphRecord`:
+Each part is an abstract class that reads the fields of a `GraphRecord`. It holds the methods that users call and their
+documentation; the work is done in the room named last:
 
-    record          the fields, and what they say of themselves
-    choosing        which channels stay
-    cutting         the smaller arrays and the smaller program
-    blocks          residual blocks that are left out as a whole
-    zero_channels   channels that are zero already
-    sources         a module that is built from source with the new widths
+    file                   methods                                         room
+    record                 also, explain; the fields                       programs, graph/texts
+    choosing_methods       choose, cost                                    choosing
+    cutting_methods        shrink, zeroed, expand, small_apply, verify     cutting
+                           refit                                           refitting
+    block_methods          blocks, without_blocks, drop_blocks             cutting/blocks, cutting/shallow_model
+    zero_channel_methods   zero_channels, nonzero_channels                 zero_channels
+    source_methods         old_numbers, fold, compare                      widths
 """
 
 from typing import final
 
-from jaxpruner.structure.graph.blocks import BlockMethods
-from jaxpruner.structure.graph.choosing import ChoosingMethods
-from jaxpruner.structure.graph.cutting import CuttingMethods
-from jaxpruner.structure.graph.sources import SourceMethods
-from jaxpruner.structure.graph.zero_channels import ZeroChannelMethods
+from jaxpruner.structure.graph.block_methods import BlockMethods
+from jaxpruner.structure.graph.choosing_methods import ChoosingMethods
+from jaxpruner.structure.graph.cutting_methods import CuttingMethods
+from jaxpruner.structure.graph.source_methods import SourceMethods
+from jaxpruner.structure.graph.zero_channel_methods import ZeroChannelMethods
 
 
 @final
