@@ -8,7 +8,7 @@ from jaxpruner.oneshot.followed_leaves import follow_named_leaves
 from jaxpruner.oneshot.pruned_leaves import PrunedLeaves
 from jaxpruner.oneshot.shared_inputs import input_taps, uses_by_inputs
 from jaxpruner.uses import param_uses
-from jaxpruner.uses.segments import Cut, Segments
+from jaxpruner.uses.segments import ProgramCut, Segments
 
 LAYERS, WIDTH = 24, 64
 
@@ -70,7 +70,7 @@ def test_of_one_layer_after_another(graph, taps):
     state = segments.begin(X)._replace(carried=[X])
     totals = jax.eval_shape(lambda: taps.zeros((0,)))
     assert _bytes(totals) < 20 * WIDTH**2 * 4
-    observe = segments.observe(taps, Cut(0, 0), 1)
+    observe = segments.observe(taps, ProgramCut(0, 0), 1)
     assert _peak(observe, totals, PARAMS, state, 3) <= 1.1 * (_bytes(PARAMS) + _bytes(totals))
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxpruner.structure.analysis import zeros
 from jaxpruner.structure.analysis.positions import occurrences
-from jaxpruner.structure.analysis.records import Position
+from jaxpruner.structure.analysis.records import TracePosition
 from jaxpruner.uses.bodies import Program
 from structure import permuted
 
@@ -88,7 +88,7 @@ def _check(graph, groups, cuttable, inputs, rng):
         arguments.append(permuted.Twin(jnp.asarray(leaf), _zeroed(leaf, axes, removed)))
     for leaf in jax.tree.leaves(inputs):
         arguments.append(permuted.Twin(jnp.asarray(leaf), jnp.asarray(leaf)))
-    place = Position(needed=(True,) * len(trace.program.jaxpr.outvars))
+    place = TracePosition(needed=(True,) * len(trace.program.jaxpr.outvars))
     run.visit_program(Program.of(trace.program), arguments, place)
     return run.moved
 

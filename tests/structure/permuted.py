@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpruner.structure.analysis import positions
-from jaxpruner.structure.analysis.records import Position
+from jaxpruner.structure.analysis.records import TracePosition
 from jaxpruner.uses import bodies, liveness
 from jaxpruner.uses.bodies import Evaluator, Program
 
@@ -258,7 +258,7 @@ def check(graph, params, inputs, seed=0, state=()):
     program = bodies.Program.of(trace.program)
     needed = (True,) * len(trace.program.jaxpr.outvars)
     run = Check(trace, orders)
-    results = run.visit_program(program, arguments, Position(needed=needed))
+    results = run.visit_program(program, arguments, TracePosition(needed=needed))
     for number, result in enumerate(results):
         expected = np.asarray(result.value)
         if number in trace.returned:

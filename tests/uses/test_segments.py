@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxpruner.uses import param_uses, run_with_taps
-from jaxpruner.uses.segments import Cut, Segments
+from jaxpruner.uses.segments import ProgramCut, Segments
 from jaxpruner.uses.taps import Taps
 
 RNG = np.random.default_rng(0)
@@ -60,16 +60,16 @@ def test_what_a_layer_meets_is_the_same_from_whichever_cut(graph):
     scan, last = program.scan_of(graph['stack']), program.place_of(graph['out'][0].site.path)
     assert program.scan_of(graph['shared']) is None
     inside = Taps([graph['stack']], _operands)
-    observe = segments.observe(inside, Cut(scan, 0), scan + 1)
-    state, here = segments.begin(X), Cut(0)
+    observe = segments.observe(inside, ProgramCut(scan, 0), scan + 1)
+    state, here = segments.begin(X), ProgramCut(0)
     for there in (
-        Cut(1),
-        Cut(scan),
-        Cut(scan, 0),
-        Cut(scan, 1),
-        Cut(scan, 2),
-        Cut(scan + 1),
-        Cut(last),
+        ProgramCut(1),
+        ProgramCut(scan),
+        ProgramCut(scan, 0),
+        ProgramCut(scan, 1),
+        ProgramCut(scan, 2),
+        ProgramCut(scan + 1),
+        ProgramCut(last),
     ):
         state, here = segments.advance(PARAMS, state, here, there), there
         if there.trips is not None:  # the last element first, of a stack that is turned round
@@ -77,7 +77,7 @@ def test_what_a_layer_meets_is_the_same_from_whichever_cut(graph):
             np.testing.assert_allclose(found, stack[2 - there.trips], rtol=1e-5)
     (found,) = segments.observe(taps, here, last + 1)(taps.zeros(), PARAMS, state, None)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
-    at_once = segments.advance(PARAMS, segments.begin(X), Cut(0), Cut(last))
+    at_once = segments.advance(PARAMS, segments.begin(X), ProgramCut(0), ProgramCut(last))
     jax.tree.map(lambda *pair: np.testing.assert_allclose(*pair, rtol=1e-5), at_once, state)
 
 
@@ -86,8 +86,11 @@ def test_parameters_may_change_between_cuts(graph):
     scan = next(
         i for i, step in enumerate(segments.program.steps) if step.equation.primitive.name == 'scan'
     )
-    middle, last = Cut(scan, 2), Cut(segments.program.place_of(graph['out'][0].site.path))
-    state = segments.advance(PARAMS, segments.begin(X), Cut(0), middle)
+    middle, last = (
+        ProgramCut(scan, 2),
+        ProgramCut(segments.program.place_of(graph['out'][0].site.path)),
+    )
+    state = segments.advance(PARAMS, segments.begin(X), ProgramCut(0), middle)
     changed = PARAMS | {'in': PARAMS['in'] * 0, 'scale': PARAMS['scale'] + 1}
     found = segments.advance(changed, state, middle, last)
     again = segments.advance(PARAMS, state, middle, last)

@@ -8,8 +8,8 @@ from jaxpruner.core import tree as tree_lib
 from jaxpruner.oneshot.shared_inputs import inputs_key
 from jaxpruner.oneshot.weight_matrices import WeightMatrices
 from jaxpruner.uses import bodies
-from jaxpruner.uses.segments import Cut
-from jaxpruner.uses.steps import Steps
+from jaxpruner.uses.segments import ProgramCut
+from jaxpruner.uses.steps import ModelSteps
 
 # A glob or a path, or several.
 Names = str | Sequence[str | tree_lib.Path]
@@ -25,7 +25,7 @@ class Block(NamedTuple):
     """
 
     matrices: tuple[WeightMatrices, ...]
-    cut: Cut
+    cut: ProgramCut
     stop: int
 
     @property
@@ -35,7 +35,7 @@ class Block(NamedTuple):
 
 
 def find_blocks(
-    matrices: Sequence[WeightMatrices], program: Steps, blocks: Sequence[Names] | None = None
+    matrices: Sequence[WeightMatrices], program: ModelSteps, blocks: Sequence[Names] | None = None
 ) -> list[Block]:
     """The blocks of a model, in the order in which the program comes to them.
 
@@ -58,7 +58,7 @@ def find_blocks(
         if scan is None:
             start = program.place_of(first)
             stop = max(map(program.place_of, paths)) + 1
-            block = Block(tuple(parts), Cut(start), stop)
+            block = Block(tuple(parts), ProgramCut(start), stop)
             blocks_by_start.append(((start, -1, first), block))
             continue
         equation = program.steps[scan].equation
@@ -66,13 +66,13 @@ def find_blocks(
         for trip in range(length):
             layer = length - 1 - trip if equation.params['reverse'] else trip
             layers = tuple(part.at_layer(layer) for part in parts)
-            block = Block(layers, Cut(scan, trip), scan + 1)
+            block = Block(layers, ProgramCut(scan, trip), scan + 1)
             blocks_by_start.append(((scan, trip, first), block))
     blocks_by_start.sort(key=lambda start_and_block: start_and_block[0])
     return [block for _, block in blocks_by_start]
 
 
-def find_cuts(blocks: Sequence[Block], program: Steps) -> list[Cut]:
+def find_cuts(blocks: Sequence[Block], program: ModelSteps) -> list[ProgramCut]:
     """Where batches are kept while the statistics of each block are taken: at or before its cut.
 
     From one cut to the next the values differ that are kept of a batch: between the layers of a transformer they are
@@ -89,7 +89,7 @@ def find_cuts(blocks: Sequence[Block], program: Steps) -> list[Cut]:
     >>> params = {name + w: jnp.ones(shape) for w in 'abc' for name, shape in (('up', (2, 8)), ('down', (8, 2)))}
     >>> graph = param_uses(apply, params, jnp.ones((4, 2)))
     >>> matrices = follow_named_leaves(graph).all_matrices
-    >>> program = Steps(graph, [use for part in matrices for use in part.uses])
+    >>> program = ModelSteps(graph, [use for part in matrices for use in part.uses])
     >>> [cut.step for cut in find_cuts(find_blocks(matrices, program), program)]
     [0, 0, 4, 4, 8, 8]
     """
@@ -97,12 +97,12 @@ def find_cuts(blocks: Sequence[Block], program: Steps) -> list[Cut]:
     # Of two blocks in turn the batches are kept before one at least.
     limit = max(map(min, itertools.pairwise(sizes)), default=0)
     cuts = []
-    here = Cut(0)
+    here = ProgramCut(0)
     for block, step, size in zip(blocks, steps, sizes, strict=True):
         if step is None:
             here = block.cut
         elif here.trips is not None or (size <= limit and step > here.step):
-            here = Cut(step)
+            here = ProgramCut(step)
         cuts.append(here)
     return cuts
 

@@ -24,7 +24,7 @@ from jaxpruner.oneshot.input_statistics import InputStatistics
 from jaxpruner.oneshot.shared_inputs import check_alike, input_taps, inputs_key, uses_by_inputs
 from jaxpruner.oneshot.weight_matrices import WeightMatrices
 from jaxpruner.uses import UseGraph, param_uses
-from jaxpruner.uses.segments import Cut, Segments, State
+from jaxpruner.uses.segments import ProgramCut, Segments, State
 from jaxpruner.uses.taps import Taps
 
 
@@ -80,7 +80,7 @@ class SequentialCalibration:
                 matrices = follow_named_leaves(graph, only).all_matrices
                 programs[key] = _Program(graph, matrices, kind == 'gram', blocks)
             state = programs[key].segments.begin(*inputs)
-            self._batches.append(_Batch(programs[key], state, Cut(0)))
+            self._batches.append(_Batch(programs[key], state, ProgramCut(0)))
         if not programs:
             raise ValueError('batches are empty; calibration needs at least one')
         first, *others = programs.values()
@@ -148,12 +148,12 @@ class _Program:
         """The taps of a block, and the compiled function that adds their statistics to totals."""
         block = self.blocks[number]
         cut = self.cuts[number]
-        start = Cut(cut.step, None if block.layer is None else 0)
+        start = ProgramCut(cut.step, None if block.layer is None else 0)
         inputs = tuple(uses_by_inputs(block.matrices))
         return self._observer(inputs, start, block.stop)
 
     def _make_observer(
-        self, inputs: tuple[Hashable, ...], start: Cut, stop: int
+        self, inputs: tuple[Hashable, ...], start: ProgramCut, stop: int
     ) -> tuple[Taps, Any]:
         uses = [self._uses[key] for key in inputs]
         taps = input_taps(uses, self._with_gram)
@@ -166,7 +166,7 @@ class _Batch:
 
     program: _Program
     state: State
-    cut: Cut
+    cut: ProgramCut
 
     def advance(self, params: tree_lib.PyTree, number: int) -> None:
         """Runs the batch on to where a block is calibrated from."""

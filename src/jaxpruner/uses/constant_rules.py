@@ -17,7 +17,7 @@ from jaxpruner.uses.indexing_rules import GatherAxes
 from jaxpruner.uses.moving_rules import Results, shape_of
 from jaxpruner.uses.numbers import Counter, Number
 from jaxpruner.uses.records import Value
-from jaxpruner.uses.views import Axis, Factor, Move, NoRuleError, View, Views
+from jaxpruner.uses.views import Factor, Move, NoRuleError, View, ViewAxis, Views
 
 Values = Sequence[Value]
 Rule = Callable[[Any, Values], Results | None]
@@ -83,7 +83,7 @@ def _taken_in_loop(view: View, number: int, counter: Counter) -> View | None:
     if not np.array_equal(indices, np.arange(axis.length)):
         factors = views.mixed(axis.factors, hits.size).factors
         first_hit = int(hits[0])
-        axis = Axis(factors, length=indices.size, start=first_hit)
+        axis = ViewAxis(factors, length=indices.size, start=first_hit)
         take = functools.partial(jnp.take, indices=indices, axis=number)
         view = view.moved(view.axes, take)
     if number:
@@ -214,7 +214,7 @@ def _masked(operand: Views, step: Move, mask: np.ndarray) -> Results:
     return [tuple(map(masked, operand))]
 
 
-def _has_copies(axis: Axis) -> bool:
+def _has_copies(axis: ViewAxis) -> bool:
     return any(factor.size > 1 and not factor.axes for factor in axis.factors)
 
 

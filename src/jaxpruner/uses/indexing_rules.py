@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from jaxpruner.uses import moves, views
 from jaxpruner.uses.moving_rules import Operands, Results, Rule, moving, shape_of
-from jaxpruner.uses.views import Axis, Factor, Move, NoRuleError, View
+from jaxpruner.uses.views import Factor, Move, NoRuleError, View, ViewAxis
 
 
 class GatherAxes(NamedTuple):
@@ -45,7 +45,7 @@ class GatherAxes(NamedTuple):
             has_batches=len(batching_dims) > 0,
         )
 
-    def window_axis(self, view: View, axis: int) -> Axis:
+    def window_axis(self, view: View, axis: int) -> ViewAxis:
         """What the window holds of an axis of the operand."""
         whole = view.axes[axis]
         size = self.sizes[axis]

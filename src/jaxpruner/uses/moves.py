@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jaxpruner.uses.views import (
-    Axis,
     Factor,
     Factors,
     View,
+    ViewAxis,
     Views,
     axis_of,
     copies,
@@ -59,7 +59,7 @@ def cut(view: View, taken: Sequence[range], *steps: Any) -> View | None:
     return view.moved(axes, *steps)
 
 
-def _cut_axis(axis: Axis, taken: range) -> Axis | None:
+def _cut_axis(axis: ViewAxis, taken: range) -> ViewAxis | None:
     first = max(0, _ceil_div(axis.start - taken.start, taken.step))
     after = _ceil_div(axis.stop - taken.start, taken.step)
     inside = taken[first:after]
@@ -68,7 +68,7 @@ def _cut_axis(axis: Axis, taken: range) -> Axis | None:
     start = inside[0] - axis.start
     stop = inside[-1] - axis.start + 1
     factors = _cut_factors(axis.factors, range(start, stop, taken.step))
-    return Axis(factors, len(taken), first)
+    return ViewAxis(factors, len(taken), first)
 
 
 def _ceil_div(dividend: int, divisor: int) -> int:
@@ -105,7 +105,7 @@ def shift(view: View, axis: int, before: int, after: int, *steps: Any) -> View:
     return view.moved(axes, *steps)
 
 
-def shift_axis(axis: Axis, before: int, after: int) -> Axis:
+def shift_axis(axis: ViewAxis, before: int, after: int) -> ViewAxis:
     """An axis with as many elements before it and after it."""
     length = before + axis.length + after
     return axis._replace(length=length, start=before + axis.start)
@@ -131,7 +131,7 @@ def join(views: Iterable[View]) -> Views:
     return tuple(joined.values())
 
 
-def _join_axis(first: Axis, second: Axis) -> Axis:
+def _join_axis(first: ViewAxis, second: ViewAxis) -> ViewAxis:
     if first == second or not second.along:
         return first
     if not first.along:

@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxpruner.uses import moves, reshaping, views
-from jaxpruner.uses.views import Axis, Factor, Move, NoRuleError, View, Views
+from jaxpruner.uses.views import Factor, Move, NoRuleError, View, ViewAxis, Views
 
 # The views of each operand of an equation, and of each result.
 Operands = Sequence[Views]
@@ -132,12 +132,12 @@ def _pad(equation: Any, view: View, step: Move) -> View | None:
     return inside.computed(axes) if is_spread else inside.moved(axes, step)
 
 
-def _padded(axis: Axis, padding: tuple[int, int, int]) -> Axis:
+def _padded(axis: ViewAxis, padding: tuple[int, int, int]) -> ViewAxis:
     """An axis between zeros; with zeros between elements the view is that of all in between."""
     before, after, between = padding
     step = between + 1
     if between:
-        axis = Axis(
+        axis = ViewAxis(
             views.mixed(axis.factors, step * axis.size - between).factors,
             length=max(0, step * (axis.length - 1) + 1),
             start=step * axis.start,
@@ -191,7 +191,7 @@ def _stack(equation: Any, operands: Operands) -> Results:
     axis = equation.params['axis']
     stacked = []
     for i, operand in enumerate(operands):
-        new_axis = Axis((), length=len(operands), start=i)
+        new_axis = ViewAxis((), length=len(operands), start=i)
         step = Move(equation, operand=i)
         for view in operand:
             axes = list(view.axes)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jaxpruner.uses.views import Axis, Factor, Factors, NoRuleError, Range, View, mixed
+from jaxpruner.uses.views import Factor, Factors, NoRuleError, Range, View, ViewAxis, mixed
 
 
 def reshape(view: View, new_shape: Sequence[int], *steps: Any) -> View:
@@ -49,7 +49,7 @@ def _groups(shape: Sequence[int], new_shape: Sequence[int]) -> list[_Group]:
     return groups
 
 
-def _regrouped(axes: Sequence[Axis], sizes: Sequence[int]) -> list[Axis]:
+def _regrouped(axes: Sequence[ViewAxis], sizes: Sequence[int]) -> list[ViewAxis]:
     """The elements of some axes, along axes of other lengths."""
     ranges = _ranges(*_linear_range(axes), sizes)
     factors: Factors = ()
@@ -59,11 +59,11 @@ def _regrouped(axes: Sequence[Axis], sizes: Sequence[int]) -> list[Axis]:
     regrouped = []
     for number, length in enumerate(sizes):
         start, _ = ranges[number]
-        regrouped.append(Axis(dealt[number], length, start))
+        regrouped.append(ViewAxis(dealt[number], length, start))
     return regrouped
 
 
-def _linear_range(axes: Sequence[Axis]) -> Range:
+def _linear_range(axes: Sequence[ViewAxis]) -> Range:
     """The parameter's elements, counted through all of these axes; they must follow one another."""
     first, count = 0, 1
     for axis in axes:

@@ -16,7 +16,7 @@ from jaxpruner.core import tree as tree_lib
 from jaxpruner.uses.bodies import Position, Scan
 from jaxpruner.uses.compiled_once import CompiledOnce
 from jaxpruner.uses.graph import Use, UseGraph
-from jaxpruner.uses.steps import Step, Steps
+from jaxpruner.uses.steps import ModelSteps, Step
 from jaxpruner.uses.taps import TapRun, Taps
 
 _NO_TAPS = TapRun(Taps([], lambda use, operands: None), {})
@@ -26,7 +26,7 @@ Values = dict[int, Any]
 Leaves = list[Any]
 
 
-class Cut(NamedTuple):
+class ProgramCut(NamedTuple):
     """A place in the program: before a step, or in the scan that it is, after so many trips."""
 
     step: int
@@ -77,7 +77,7 @@ class Segments:
     """
 
     def __init__(self, graph: UseGraph, uses: Iterable[Use]):
-        self.program = Steps(graph, uses)
+        self.program = ModelSteps(graph, uses)
         # By the method that makes a function, and its arguments.
         self._compiled = functools.cache(lambda make, *numbers: CompiledOnce(make(*numbers)))
 
@@ -88,7 +88,9 @@ class Segments:
         numbers = self.program.inputs[first:]
         return State(dict(zip(numbers, leaves, strict=True)))
 
-    def advance(self, params: tree_lib.PyTree, state: State, here: Cut, there: Cut) -> State:
+    def advance(
+        self, params: tree_lib.PyTree, state: State, here: ProgramCut, there: ProgramCut
+    ) -> State:
         """Runs a batch from one cut to a later one; returns its state there."""
         while here != there:
             step = here.step
@@ -97,24 +99,24 @@ class Segments:
                 values = self.program.reads_between(step, there.step)
                 values += self.program.live(there.step)
                 state = run(self._leaves_of(params, step, values), state)
-                here = Cut(there.step)
+                here = ProgramCut(there.step)
                 continue
             values = self.program.steps[step].reads
             leaves = self._leaves_of(params, step, values)
             if here.trips is None:
                 enter = self._compiled(self._enter, step)
                 state = enter(leaves, state)
-                here = Cut(step, 0)
+                here = ProgramCut(step, 0)
             elif here.trips < self._scan(step).length:
                 trip = self._compiled(self._trip, step)
                 state = trip(leaves, state, here.trips)
-                here = Cut(step, here.trips + 1)
+                here = ProgramCut(step, here.trips + 1)
             else:
                 state = self._leave(step, state)
-                here = Cut(step + 1)
+                here = ProgramCut(step + 1)
         return state
 
-    def observe(self, taps: Taps, here: Cut, stop: int) -> Observer:
+    def observe(self, taps: Taps, here: ProgramCut, stop: int) -> Observer:
         """A compiled function that adds what goes into operations to their totals, in place.
 
         Args:

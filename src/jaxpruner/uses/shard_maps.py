@@ -9,7 +9,7 @@ from jaxpruner.uses import views
 from jaxpruner.uses.bodies import ShardMap
 from jaxpruner.uses.moving_rules import shape_of
 from jaxpruner.uses.records import Scope, Value, Values, Walker
-from jaxpruner.uses.views import Axis, NoRuleError, View
+from jaxpruner.uses.views import NoRuleError, View, ViewAxis
 
 
 def walk_shard_map(walker: Walker, shard_map: ShardMap, values: Values, scope: Scope) -> Values:
@@ -54,7 +54,7 @@ def _rescaled(
 def _resized(view: View, new_shape: Sequence[int]) -> View:
     if view.shape == new_shape:
         return view.computed()
-    axes: list[Axis] = []
+    axes: list[ViewAxis] = []
     for axis, length in zip(view.axes, new_shape, strict=True):
         if not axis.is_whole:
             raise NoRuleError('no rule for shard_map of a concatenation')

@@ -19,7 +19,7 @@ class Step(NamedTuple):
     writes: tuple[int, ...]
 
 
-class Steps:
+class ModelSteps:
     """The steps of a model up to the last operation that is observed, and which values they pass on.
 
     Attributes:

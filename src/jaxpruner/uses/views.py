@@ -38,7 +38,7 @@ Factors = tuple[Factor, ...]
 Range = tuple[int, int]
 
 
-class Axis(NamedTuple):
+class ViewAxis(NamedTuple):
     """An axis of a value, of which the parameter has a run of elements; other values may have the others.
 
     Attributes:
@@ -81,17 +81,17 @@ class Axis(NamedTuple):
         return factors if self.is_whole else f'{factors} at {self.start} of {self.length}'
 
 
-def axis_of(*factors: Factor) -> Axis:
+def axis_of(*factors: Factor) -> ViewAxis:
     """A whole axis of these factors."""
-    return Axis(factors, size_of(factors))
+    return ViewAxis(factors, size_of(factors))
 
 
-def copies(size: int) -> Axis:
+def copies(size: int) -> ViewAxis:
     """An axis along which the value is the same."""
     return axis_of(Factor((), size))
 
 
-def mixed(factors: Iterable[Factor], size: int) -> Axis:
+def mixed(factors: Iterable[Factor], size: int) -> ViewAxis:
     """An axis of which only the parameter's axes are known, not their order."""
     return axis_of(Factor(axes_of(factors), size))
 
@@ -118,7 +118,7 @@ class StackAxis(NamedTuple):
     """
 
     loop: ProgramPath
-    axis: Axis
+    axis: ViewAxis
 
     @property
     def range(self) -> Range:
@@ -188,7 +188,7 @@ class View:
     """
 
     leaf: int
-    axes: tuple[Axis, ...]
+    axes: tuple[ViewAxis, ...]
     stack: tuple[StackAxis, ...] = ()
     exact: bool = True
     steps: tuple[Any, ...] = ()
@@ -203,12 +203,12 @@ class View:
         """The value's shape."""
         return tuple(axis.length for axis in self.axes)
 
-    def moved(self, axes: Iterable[Axis], *steps: Any) -> 'View':
+    def moved(self, axes: Iterable[ViewAxis], *steps: Any) -> 'View':
         """The view after a move of its elements."""
         steps = (*self.steps, *steps) if self.exact else ()
         return dataclasses.replace(self, axes=tuple(axes), steps=steps)
 
-    def computed(self, axes: Iterable[Axis] | None = None) -> 'View':
+    def computed(self, axes: Iterable[ViewAxis] | None = None) -> 'View':
         """The view of values computed from these, along the same axes or others."""
         axes = self.axes if axes is None else tuple(axes)
         return dataclasses.replace(self, axes=axes, exact=False, steps=())

@@ -9,7 +9,7 @@ from jaxpruner.structure.analysis.records import (
     Contraction,
     EquationAxes,
     EquationTies,
-    Position,
+    TracePosition,
     new_results,
 )
 from jaxpruner.structure.rules import contracting, primitives
@@ -44,7 +44,7 @@ class Inference(LiveEvaluator[Axes]):
         return new_results(equation)
 
     def visit_program(
-        self, program: Program, inputs: Sequence[Axes], position: Position
+        self, program: Program, inputs: Sequence[Axes], position: TracePosition
     ) -> list[Axes]:
         shapes = map(shape_of, program.jaxpr.constvars)
         axes_of_constants = tuple(map(new_axes, shapes))
@@ -52,13 +52,17 @@ class Inference(LiveEvaluator[Axes]):
         program = with_constants(program, axes_of_constants)
         return super().visit_program(program, inputs, position)
 
-    def visit_needed(self, equation: Any, operands: list[Axes], position: Position) -> list[Axes]:
+    def visit_needed(
+        self, equation: Any, operands: list[Axes], position: TracePosition
+    ) -> list[Axes]:
         results = super().visit_needed(equation, operands, position)
         axes = EquationAxes(tuple(operands), tuple(results))
         self.equations[position.path] = axes
         return results
 
-    def visit_plain(self, equation: Any, operands: list[Axes], position: Position) -> list[Axes]:
+    def visit_plain(
+        self, equation: Any, operands: list[Axes], position: TracePosition
+    ) -> list[Axes]:
         self._note_uses(operands)
         name = equation.primitive.name
         ties = EquationTies(equation, operands, position)
@@ -78,7 +82,7 @@ class Inference(LiveEvaluator[Axes]):
                 number, _ = self._leaves[id(axes)]
                 self.first_uses.setdefault(number, now)
 
-    def visit_scan(self, scan: Scan, operands: list[Axes], position: Position) -> list[Axes]:
+    def visit_scan(self, scan: Scan, operands: list[Axes], position: TracePosition) -> list[Axes]:
         """What is carried keeps its axes. The sliced and stacked axes have an index for each trip."""
         _, carried, sliced = scan.split(operands)
         trips = Axis(scan.length)
@@ -103,7 +107,7 @@ class Inference(LiveEvaluator[Axes]):
             self._leaves[id(axes_in_trip)] = number, axes_in_trip
         return axes_in_trip
 
-    def visit_while(self, loop: While, operands: list[Axes], position: Position) -> list[Axes]:
+    def visit_while(self, loop: While, operands: list[Axes], position: TracePosition) -> list[Axes]:
         _, _, carried = loop.split(operands)
         ties = EquationTies(loop.equation, operands, position)
         self.visit_condition(loop, operands, carried, position)
@@ -111,7 +115,7 @@ class Inference(LiveEvaluator[Axes]):
         ties.unify_values(carried, results)
         return carried
 
-    def visit_cond(self, cond: Cond, operands: list[Axes], position: Position) -> list[Axes]:
+    def visit_cond(self, cond: Cond, operands: list[Axes], position: TracePosition) -> list[Axes]:
         ties = EquationTies(cond.equation, operands, position)
         first: list[Axes] = []
         for results in self.visit_branches(cond, operands, position):

@@ -4,7 +4,7 @@ import abc
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
-from jaxpruner.structure.analysis.records import Position
+from jaxpruner.structure.analysis.records import TracePosition
 from jaxpruner.uses import liveness
 from jaxpruner.uses.bodies import Call, Cond, Evaluator, Program, Scan, While
 
@@ -30,38 +30,43 @@ def live_in_whole(jaxpr: Any) -> liveness.Live:
     return liveness.live(jaxpr, all_results)
 
 
-class LiveEvaluator(Evaluator[T, Position]):
+class LiveEvaluator(Evaluator[T, TracePosition]):
     """An evaluator that leaves out what is not needed; `T` is what it knows of a value."""
 
     def visit_whole(self, program: Any, inputs: Sequence[T]) -> list[T]:
         """Goes through a whole traced program, a `ClosedJaxpr`."""
-        position = Position.of_whole(program)
+        position = TracePosition.of_whole(program)
         return self.visit_program(Program.of(program), inputs, position)
 
     @abc.abstractmethod
     def unneeded(self, equation: Any) -> list[T]:
         """What stands for the results of an equation that is left out."""
 
-    def visit_needed(self, equation: Any, operands: list[T], position: Position) -> list[T]:
+    def visit_needed(self, equation: Any, operands: list[T], position: TracePosition) -> list[T]:
         """An equation with a result that is needed."""
         return super().visit_equation(equation, operands, position)
 
-    def visit_equation(self, equation: Any, operands: list[T], position: Position) -> list[T]:
+    def visit_equation(self, equation: Any, operands: list[T], position: TracePosition) -> list[T]:
         if not any(position.needed):
             return self.unneeded(equation)
         return self.visit_needed(equation, operands, position)
 
-    def positions_in(self, program: Program, position: Position) -> Iterable[Position]:
+    def positions_in(self, program: Program, position: TracePosition) -> Iterable[TracePosition]:
         live = liveness.live(program.jaxpr, position.needed)
         for number, needed in enumerate(live.results):
             yield position.at(number)._replace(needed=needed)
 
-    def visit_call(self, call: Call, operands: list[T], position: Position) -> list[T]:
+    def visit_call(self, call: Call, operands: list[T], position: TracePosition) -> list[T]:
         inside = position.inside(call.equation, 0, position.needed)
         return self.visit_program(call.program, operands, inside)
 
     def visit_scan_body(
-        self, scan: Scan, operands: list[T], carried: list[T], slices: list[T], position: Position
+        self,
+        scan: Scan,
+        operands: list[T],
+        carried: list[T],
+        slices: list[T],
+        position: TracePosition,
     ) -> list[T]:
         """Goes through the body of a scan, with this in place of what is carried and sliced."""
         constants, _, _ = scan.split(operands)
@@ -70,7 +75,7 @@ class LiveEvaluator(Evaluator[T, Position]):
         return self.visit_program(scan.body, inputs, inside)
 
     def visit_condition(
-        self, loop: While, operands: list[T], carried: list[T], position: Position
+        self, loop: While, operands: list[T], carried: list[T], position: TracePosition
     ) -> list[T]:
         """Goes through the condition of a loop, with this in place of what is carried."""
         constants, _, _ = loop.split(operands)
@@ -78,7 +83,7 @@ class LiveEvaluator(Evaluator[T, Position]):
         return self.visit_program(loop.condition, constants + carried, inside)
 
     def visit_loop_body(
-        self, loop: While, operands: list[T], carried: list[T], position: Position
+        self, loop: While, operands: list[T], carried: list[T], position: TracePosition
     ) -> list[T]:
         """Goes through the body of a loop, with this in place of what is carried."""
         _, constants, _ = loop.split(operands)
@@ -86,7 +91,7 @@ class LiveEvaluator(Evaluator[T, Position]):
         return self.visit_program(loop.body, constants + carried, inside)
 
     def visit_branches(
-        self, cond: Cond, operands: Sequence[T], position: Position
+        self, cond: Cond, operands: Sequence[T], position: TracePosition
     ) -> Iterator[list[T]]:
         """Goes through one branch after the other; yields the results of each."""
         _, *values = operands

@@ -14,8 +14,8 @@ from jaxpruner.uses.bodies import ProgramPath, Scan, While
 from jaxpruner.uses.moving_rules import shape_of
 
 
-class Position(NamedTuple):
-    """Where a visitor is.
+class TracePosition(NamedTuple):
+    """Where a visitor of a traced program is: a `uses.bodies.Position` that also knows what is needed there.
 
     Attributes:
       path: of the equation, or of a program inside one; see `uses.graph.Site`.
@@ -28,31 +28,31 @@ class Position(NamedTuple):
     callers: tuple[Any, ...] = ()
 
     @classmethod
-    def of_whole(cls, program: Any) -> 'Position':
+    def of_whole(cls, program: Any) -> 'TracePosition':
         """A whole traced program, of which all results are needed."""
         count = len(program.jaxpr.outvars)
         return cls(needed=(True,) * count)
 
-    def at(self, number: int) -> 'Position':
+    def at(self, number: int) -> 'TracePosition':
         """An equation in this program, or a program in this equation."""
         return self._replace(path=(*self.path, number))
 
-    def inside(self, equation: Any, number: int, needed: Sequence[bool]) -> 'Position':
+    def inside(self, equation: Any, number: int, needed: Sequence[bool]) -> 'TracePosition':
         """A program in this equation, of which these results are needed."""
         path = (*self.path, number)
         callers = (*self.callers, equation)
-        return Position(path, tuple(needed), callers)
+        return TracePosition(path, tuple(needed), callers)
 
-    def in_scan(self, scan: Scan) -> 'Position':
+    def in_scan(self, scan: Scan) -> 'TracePosition':
         """The body of this scan."""
         needed = liveness.needed_of_scan_body(scan, self.needed)
         return self.inside(scan.equation, 0, needed)
 
-    def in_condition(self, loop: While) -> 'Position':
+    def in_condition(self, loop: While) -> 'TracePosition':
         """The condition of this loop."""
         return self.inside(loop.equation, 0, needed=(True,))
 
-    def in_body(self, loop: While) -> 'Position':
+    def in_body(self, loop: While) -> 'TracePosition':
         """The body of this loop."""
         needed = liveness.needed_of_while_body(loop, self.needed)
         return self.inside(loop.equation, 1, needed)
@@ -171,7 +171,7 @@ class EquationTies(Ties):
       operands: the axes of its operands.
     """
 
-    def __init__(self, equation: Any, operands: Sequence[Axes], position: Position):
+    def __init__(self, equation: Any, operands: Sequence[Axes], position: TracePosition):
         super().__init__(functools.partial(position.pin, equation))
         self.equation = equation
         self.operands = operands

@@ -14,7 +14,7 @@ from jaxpruner.structure.analysis.fills import (
     of_constant,
 )
 from jaxpruner.structure.analysis.live_evaluator import KnownConstant, LiveEvaluator, with_constants
-from jaxpruner.structure.analysis.records import Position, Trace, has_type_of
+from jaxpruner.structure.analysis.records import Trace, TracePosition, has_type_of
 from jaxpruner.structure.rules import primitives
 from jaxpruner.uses.bodies import Cond, Program, Scan, While
 
@@ -124,7 +124,9 @@ class ZeroFlow(LiveEvaluator[Fill]):
     def unneeded(self, equation: Any) -> Fills:
         return list(map(_unknown, equation.outvars))
 
-    def visit_program(self, program: Program, inputs: Sequence[Fill], position: Position) -> Fills:
+    def visit_program(
+        self, program: Program, inputs: Sequence[Fill], position: TracePosition
+    ) -> Fills:
         fills = []
         axes_of_constants = self.trace.constants[position.path]
         for value, axes in zip(program.constants, axes_of_constants, strict=True):
@@ -134,7 +136,7 @@ class ZeroFlow(LiveEvaluator[Fill]):
         program = with_constants(program, fills)
         return super().visit_program(program, inputs, position)
 
-    def visit_plain(self, equation: Any, operands: Fills, position: Position) -> Fills:
+    def visit_plain(self, equation: Any, operands: Fills, position: TracePosition) -> Fills:
         def reject(atom: Axis, reason: str) -> None:
             self._reject(atom, equation, reason, position)
 
@@ -143,13 +145,13 @@ class ZeroFlow(LiveEvaluator[Fill]):
         fill_results = primitives.fills_rule(equation.primitive.name)
         return fill_results(flow)
 
-    def _reject(self, atom: Axis, equation: Any, reason: str, position: Position) -> None:
+    def _reject(self, atom: Axis, equation: Any, reason: str, position: TracePosition) -> None:
         """Notes why an atom is not exact; its first reason stays."""
         if atom not in self.inexact:
             pin = position.pin(equation, reason)
             self.inexact[atom] = str(pin)
 
-    def visit_scan(self, scan: Scan, operands: Fills, position: Position) -> Fills:
+    def visit_scan(self, scan: Scan, operands: Fills, position: TracePosition) -> Fills:
         _, carried, sliced = scan.split(operands)
         slices = []
         for fill in sliced:
@@ -172,7 +174,7 @@ class ZeroFlow(LiveEvaluator[Fill]):
         return results
 
     def _zeroed_trips(
-        self, scan: Scan, sliced: Fills, position: Position
+        self, scan: Scan, sliced: Fills, position: TracePosition
     ) -> list[dict[Axis, Number]]:
         """Rejects the trips of a scan unless one with zeroed parameters hands on what it got.
 
@@ -194,7 +196,7 @@ class ZeroFlow(LiveEvaluator[Fill]):
                     channels_of_result[atom] = number
         return channels
 
-    def visit_while(self, loop: While, operands: Fills, position: Position) -> Fills:
+    def visit_while(self, loop: While, operands: Fills, position: TracePosition) -> Fills:
         _, _, carried = loop.split(operands)
 
         def run(carried: Fills) -> Fills:
@@ -204,7 +206,7 @@ class ZeroFlow(LiveEvaluator[Fill]):
         self.visit_condition(loop, operands, carried, position)
         return carried
 
-    def visit_cond(self, cond: Cond, operands: Fills, position: Position) -> Fills:
+    def visit_cond(self, cond: Cond, operands: Fills, position: TracePosition) -> Fills:
         first, *others = self.visit_branches(cond, operands, position)
         joined = first
         for results in others:
@@ -231,7 +233,7 @@ class _TripProbe(ZeroFlow):
     def candidates(self, axis: Axis) -> tuple[Axis, ...]:
         return ()
 
-    def visit_plain(self, equation: Any, operands: Fills, position: Position) -> Fills:
+    def visit_plain(self, equation: Any, operands: Fills, position: TracePosition) -> Fills:
         if equation.primitive.name in ('add', 'add_any'):
             for number, other in ((0, 1), (1, 0)):
                 adds_zeros = operands[other].everywhere == 0
@@ -247,7 +249,7 @@ def _is_like_result(equation: Any, operand: int) -> bool:
 
 
 def _run_zeroed_trip(
-    trace: Trace, scan: Scan, numbers: Sequence[Number], position: Position
+    trace: Trace, scan: Scan, numbers: Sequence[Number], position: TracePosition
 ) -> list[Number] | None:
     """What a trip stacks of which the sliced operands are these numbers; `None` if it changes what is carried."""
     inside = position.in_scan(scan)

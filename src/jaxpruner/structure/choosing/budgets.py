@@ -7,7 +7,7 @@ from typing import Any, Literal, cast, get_args
 
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.structure.choosing import latency
-from jaxpruner.structure.choosing.ranking import Steps
+from jaxpruner.structure.choosing.ranking import RemovalOrder
 
 Quantity = Literal['parameters', 'flops', 'bytes', 'latency']
 # {group: how many stay} -> what the model costs then
@@ -54,15 +54,20 @@ class Budget:
         return f"'{self.quantity}={self.share:g}'"
 
 
-def meet_latency(budget: Budget, steps: Steps, seconds: Measure, progress: bool) -> dict[str, int]:
-    """As `meet`, with a handful of candidates, since each is compiled and timed; the last steps need not be used up.
+def meet_latency(
+    budget: Budget, order: RemovalOrder, seconds: Measure, progress: bool
+) -> dict[str, int]:
+    """Does as `meet` with a handful of candidates, since each is compiled and timed.
+
+    The budget need not be used up then.
 
     Raises:
       ValueError: it cannot be met.
     """
 
     def counts_at(removed: float) -> dict[str, int]:
-        return steps.counts(round(removed * len(steps)))
+        number = round(removed * len(order))
+        return order.counts(number)
 
     removed = latency.least_removal(
         lambda removed: seconds(counts_at(removed) if removed else {}),
@@ -72,8 +77,8 @@ def meet_latency(budget: Budget, steps: Steps, seconds: Measure, progress: bool)
     return counts_at(removed)
 
 
-def meet(budget: Budget, steps: Steps, measure: Measure) -> dict[str, int]:
-    """How many channels of each group stay so that the budget is met with as few steps as can be.
+def meet(budget: Budget, order: RemovalOrder, measure: Measure) -> dict[str, int]:
+    """How many channels of each group stay so that the budget is met with the fewest removals.
 
     Where there is room then, groups get one more channel, or one more multiple.
 
@@ -81,20 +86,20 @@ def meet(budget: Budget, steps: Steps, measure: Measure) -> dict[str, int]:
       ValueError: it cannot be met.
     """
     whole = measure({})
-    least = measure(steps.counts(len(steps)))
+    least = measure(order.counts(len(order)))
     if least > budget.share * whole:
         raise ValueError(
-            f'budget={budget} cannot be met: {least / whole:.4f} of the {budget.quantity} stay where as many channels '
-            'are removed as the settings allow; give a larger share, or loosen least, round_to, leave or allow_inexact'
+            f'budget={budget} cannot be met: {least / whole:.4f} of the {budget.quantity} stay where all channels that '
+            'the settings let go are removed; give a larger share, or loosen least, round_to, leave or allow_inexact'
         )
 
     def is_met(number: int) -> bool:
-        return measure(steps.counts(number)) <= budget.share * whole
+        return measure(order.counts(number)) <= budget.share * whole
 
-    number = bisect.bisect_left(range(len(steps)), True, key=is_met)
-    counts = steps.counts(number)
-    # The last step may have been a large one.
-    for more in steps.with_one_more(counts, number):
+    number = bisect.bisect_left(range(len(order)), True, key=is_met)
+    counts = order.counts(number)
+    # The last removal may have been a large one, such as a whole multiple.
+    for more in order.with_one_more(counts, number):
         if measure({**counts, **more}) <= budget.share * whole:
             counts.update(more)
     return counts

@@ -97,14 +97,14 @@ class _Search:
         """How many channels of each candidate stay; `seconds` for a budget of latency."""
         settings = self._settings
         bundles = ranking.bundle_groups(self._sets, tables, self._limits, self._leaves)
-        steps = ranking.Steps(bundles, settings.ranking)
+        order = ranking.RemovalOrder(bundles, settings.ranking)
         if seconds is not None:
-            return budgets.meet_latency(self.budget, steps, seconds, settings.progress)
+            return budgets.meet_latency(self.budget, order, seconds, settings.progress)
 
         def measure(counts: Counts) -> float:
             return getattr(cost(counts), self.budget.quantity)
 
-        return budgets.meet(self.budget, steps, measure)
+        return budgets.meet(self.budget, order, measure)
 
 
 def _leaves(graph: Any) -> Leaves:

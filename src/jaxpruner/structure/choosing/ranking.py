@@ -1,4 +1,4 @@
-"""In which order channels go, and how many of each group stay after so many steps.
+"""In which order channels go, and how many of each group stay after a number of steps.
 
 Channels of a pool are ranked together, and the lowest score goes first. The pool is one group, all groups, or groups
 of like shape. All pools lose the same share at the same time:
@@ -27,9 +27,9 @@ class Limits(NamedTuple):
     """How many channels of a group may stay.
 
     Attributes:
-      least: so many at least.
-      most: so many at most.
-      multiple: a multiple of this, or all of them.
+      least: the least number that may stay.
+      most: the greatest number that may stay.
+      multiple: the number that stays is a multiple of this, or all of them.
     """
 
     least: int
@@ -37,7 +37,7 @@ class Limits(NamedTuple):
     multiple: int
 
     def count(self, size: int, removed: np.ndarray | int) -> int:
-        """How many stay where so many of `size` have the lowest scores: never fewer than the others."""
+        """How many of `size` channels stay if the `removed` of lowest score may go: at least `size - removed`."""
         kept = size - int(removed)
         multiple = math.ceil(kept / self.multiple) * self.multiple
         kept = min(multiple, size)
@@ -67,13 +67,13 @@ class Bundle(NamedTuple):
     shape: Hashable
 
 
-class Steps:
-    """The order in which channels go.
+class RemovalOrder:
+    """The order in which channels go; with each step one channel goes.
 
     >>> limits = Limits(least=1, most=4, multiple=1)
     >>> up = Bundle(('up',), 4, limits, np.array([1.0, 2.0, 5.0, 6.0]), None)
     >>> gate = Bundle(('gate',), 4, limits, np.array([3.0, 4.0, 7.0, 8.0]), None)
-    >>> Steps([up, gate], 'all').counts(3), Steps([up, gate], 'each').counts(4)
+    >>> RemovalOrder([up, gate], 'all').counts(3), RemovalOrder([up, gate], 'each').counts(4)
     ({'up': 2, 'gate': 3}, {'up': 2, 'gate': 2})
     """
 
@@ -99,7 +99,7 @@ class Steps:
         return len(self._losers)
 
     def counts(self, number: int) -> dict[str, int]:
-        """How many channels of each group stay after so many steps."""
+        """How many channels of each group stay after this number of steps."""
         losers = self._losers[:number]
         losses = np.bincount(losers, minlength=len(self._bundles))
         counts = {}
@@ -176,7 +176,7 @@ def _common_limits(names: Sequence[str], limits: Mapping[str, Limits]) -> Limits
         if limits[name] != first:
             raise ValueError(
                 f'equal: {names[0]} and {name} have different limits, {first} and {limits[name]}; give least, greatest '
-                'and round_to alike for groups that keep as many channels'
+                'and round_to alike for groups that keep the same number of channels'
             )
     return first
 

@@ -25,7 +25,7 @@ from jaxpruner.core.tree import Path
 from jaxpruner.structure.analysis.axes import Axis, sizes_of
 from jaxpruner.structure.analysis.fills import Fill, nothing_of
 from jaxpruner.structure.analysis.live_evaluator import live_in_whole
-from jaxpruner.structure.analysis.records import Position, Trace
+from jaxpruner.structure.analysis.records import Trace, TracePosition
 from jaxpruner.structure.analysis.zeros import ZeroFlow
 from jaxpruner.structure.cutting.additions import (
     Addition,
@@ -165,7 +165,7 @@ def _name_block(traces: Sequence[Trace], paths: Paths, inner_paths: set[Path]) -
 def _give_reasons(trace: Trace, branches: Sequence[Branch]) -> list[Branch]:
     """The branches with the reasons why some are not zero once their leaves are."""
     equations = trace.program.jaxpr.eqns
-    position = Position.of_whole(trace.program)
+    position = TracePosition.of_whole(trace.program)
     zero_additions = _BranchProbe(trace, branches).find_zeros()
     explained = []
     for branch in branches:
@@ -209,7 +209,9 @@ class _BranchProbe(ZeroFlow):
     def candidates(self, axis: Axis) -> tuple[Axis, ...]:
         return ()
 
-    def visit_equation(self, equation: Any, operands: list[Fill], position: Position) -> list[Fill]:
+    def visit_equation(
+        self, equation: Any, operands: list[Fill], position: TracePosition
+    ) -> list[Fill]:
         results = super().visit_equation(equation, operands, position)
         is_inside = len(position.path) > 1
         number = position.path[0]

@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxpruner.structure.analysis.axes import Axes, Axis, atoms, pick, product, total
 from jaxpruner.structure.analysis.inference import Inference
-from jaxpruner.structure.analysis.records import Position
+from jaxpruner.structure.analysis.records import TracePosition
 from jaxpruner.structure.analysis.ties import Ties
 from jaxpruner.structure.cutting.cut import Cut, Lists
 from jaxpruner.structure.rules.resizing import SmallEquation
@@ -49,7 +49,9 @@ class RuledCall:
       replayed: makes a run of a program with smaller shapes.
     """
 
-    def __init__(self, run: Function, small: SmallEquation, position: Position, replayed: Replayed):
+    def __init__(
+        self, run: Function, small: SmallEquation, position: TracePosition, replayed: Replayed
+    ):
         self._run = run
         self._small = small
         self._position = position
@@ -127,7 +129,7 @@ def _differentiable(variables: Sequence[Any]) -> list[int]:
 
 
 def _derivative(
-    small: SmallEquation, position: Position, replayed: Replayed
+    small: SmallEquation, position: TracePosition, replayed: Replayed
 ) -> Callable[[Values], Values]:
     """What runs the derivative of a call: of operands, then tangents of operands or cotangents of results."""
     equation = small.equation

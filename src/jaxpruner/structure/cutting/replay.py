@@ -13,7 +13,7 @@ from jax import lax
 
 from jaxpruner.structure.analysis.axes import Axis, atoms, sizes_of
 from jaxpruner.structure.analysis.live_evaluator import LiveEvaluator
-from jaxpruner.structure.analysis.records import Position, Traced
+from jaxpruner.structure.analysis.records import Traced, TracePosition
 from jaxpruner.structure.cutting import derivatives
 from jaxpruner.structure.cutting.cut import Cut
 from jaxpruner.structure.rules import primitives
@@ -51,7 +51,9 @@ class Replay(LiveEvaluator[Any]):
     def constant(self, value: Any, aval: Any) -> Any:
         return value
 
-    def visit_program(self, program: Program, inputs: Sequence[Any], position: Position) -> Values:
+    def visit_program(
+        self, program: Program, inputs: Sequence[Any], position: TracePosition
+    ) -> Values:
         axes_of_constants = self.trace.constants[position.path]
         constants = map(self.cut.take, program.constants, axes_of_constants)
         small = Program(program.jaxpr, tuple(constants))
@@ -61,7 +63,7 @@ class Replay(LiveEvaluator[Any]):
     def unneeded(self, equation: Any) -> Values:
         return [None] * len(equation.outvars)
 
-    def visit_needed(self, equation: Any, operands: Values, position: Position) -> Values:
+    def visit_needed(self, equation: Any, operands: Values, position: TracePosition) -> Values:
         axes = self.trace.equations[position.path]
         is_missing = [operand is None for operand in operands]
         if self.cut.touches(axes.values):
@@ -85,16 +87,16 @@ class Replay(LiveEvaluator[Any]):
                 )
         return results
 
-    def visit_plain(self, equation: Any, operands: Values, position: Position) -> Values:
+    def visit_plain(self, equation: Any, operands: Values, position: TracePosition) -> Values:
         small = self._small(equation, position)
         run = primitives.resized_rule(equation.primitive.name)
         return run(small, operands)
 
-    def _small(self, equation: Any, position: Position) -> SmallEquation:
+    def _small(self, equation: Any, position: TracePosition) -> SmallEquation:
         axes = self.trace.equations[position.path]
         return SmallEquation(equation, axes, self.cut)
 
-    def visit_call(self, call: Call, operands: Values, position: Position) -> Values:
+    def visit_call(self, call: Call, operands: Values, position: TracePosition) -> Values:
         equation = call.equation
         inside = position.inside(equation, 0, position.needed)
 
@@ -107,7 +109,7 @@ class Replay(LiveEvaluator[Any]):
             return run_by_rule(*operands)
         return calls.run_call(equation, run, operands)
 
-    def visit_scan(self, scan: Scan, operands: Values, position: Position) -> Values:
+    def visit_scan(self, scan: Scan, operands: Values, position: TracePosition) -> Values:
         _, carried, sliced = scan.split(operands)
         needed = position.in_scan(scan).needed
         params = scan.equation.params
@@ -142,7 +144,7 @@ class Replay(LiveEvaluator[Any]):
         index_of = dict(zip(trip_atoms, indices, strict=True))
         return Replay(self.trace, self.cut.inside(index_of))
 
-    def visit_while(self, loop: While, operands: Values, position: Position) -> Values:
+    def visit_while(self, loop: While, operands: Values, position: TracePosition) -> Values:
         _, _, carried = loop.split(operands)
 
         def condition(carried: Values) -> Any:
@@ -155,7 +157,7 @@ class Replay(LiveEvaluator[Any]):
         initial = _drop_unneeded(position.in_body(loop).needed, carried)
         return lax.while_loop(condition, body, initial)
 
-    def visit_cond(self, cond: Cond, operands: Values, position: Position) -> Values:
+    def visit_cond(self, cond: Cond, operands: Values, position: TracePosition) -> Values:
         index, *values = operands
 
         def run(number: int, branch: Program, *values: Any) -> Values:

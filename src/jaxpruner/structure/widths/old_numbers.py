@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxpruner.core import text_tables
 from jaxpruner.structure.analysis import fills
-from jaxpruner.structure.analysis.records import Position
+from jaxpruner.structure.analysis.records import TracePosition
 from jaxpruner.uses.bodies import ProgramPath
 
 
@@ -53,7 +53,7 @@ class OldValues(NamedTuple):
 
 
 def number_at(
-    equation: Any, position: Position, values: OldValues, groups: tuple[str, ...]
+    equation: Any, position: TracePosition, values: OldValues, groups: tuple[str, ...]
 ) -> OldNumber:
     """A number in an equation."""
     return OldNumber(

@@ -19,7 +19,7 @@ from jax.extend import core
 
 from jaxpruner.structure.analysis import fills
 from jaxpruner.structure.analysis.live_evaluator import LiveEvaluator
-from jaxpruner.structure.analysis.records import Position, Trace
+from jaxpruner.structure.analysis.records import Trace, TracePosition
 from jaxpruner.structure.widths.old_numbers import OldNumber
 from jaxpruner.uses.bodies import Cond, ProgramPath, Scan, While
 
@@ -96,7 +96,7 @@ class Constant(NamedTuple):
     """
 
     equation: Any
-    position: Position
+    position: TracePosition
     operand: int
 
 
@@ -163,7 +163,7 @@ class ScaleFlow(LiveEvaluator[Scale]):
     def unneeded(self, equation: Any) -> Scales:
         return [ANY] * len(equation.outvars)
 
-    def visit_needed(self, equation: Any, operands: Scales, position: Position) -> Scales:
+    def visit_needed(self, equation: Any, operands: Scales, position: TracePosition) -> Scales:
         adds = equation.primitive.name in _ADDING
         for i, variable in enumerate(equation.invars):
             number = self._numbers.get((position.path, i))
@@ -176,7 +176,7 @@ class ScaleFlow(LiveEvaluator[Scale]):
                 operands[i] = Scale.of(unknown)
         return super().visit_needed(equation, operands, position)
 
-    def visit_plain(self, equation: Any, operands: Scales, position: Position) -> Scales:
+    def visit_plain(self, equation: Any, operands: Scales, position: TracePosition) -> Scales:
         if equation.primitive.name == 'optimization_barrier':
             return operands
         result = self._scale_result(equation, operands)
@@ -203,7 +203,7 @@ class ScaleFlow(LiveEvaluator[Scale]):
             self._fix(operands)
         return ONE
 
-    def visit_scan(self, scan: Scan, operands: Scales, position: Position) -> Scales:
+    def visit_scan(self, scan: Scan, operands: Scales, position: TracePosition) -> Scales:
         _, carried, slices = scan.split(operands)
         variables = scan.equation.invars[scan.first_carried :]
         before = self._carried(carried, variables, position)
@@ -212,7 +212,7 @@ class ScaleFlow(LiveEvaluator[Scale]):
         self._equate_each(before, after)
         return before + stacked
 
-    def visit_while(self, loop: While, operands: Scales, position: Position) -> Scales:
+    def visit_while(self, loop: While, operands: Scales, position: TracePosition) -> Scales:
         _, _, carried = loop.split(operands)
         variables = loop.equation.invars[loop.first_carried :]
         before = self._carried(carried, variables, position)
@@ -222,12 +222,14 @@ class ScaleFlow(LiveEvaluator[Scale]):
         self._equate_each(before, after)
         return before
 
-    def visit_cond(self, cond: Cond, operands: Scales, position: Position) -> Scales:
+    def visit_cond(self, cond: Cond, operands: Scales, position: TracePosition) -> Scales:
         branches = self.visit_branches(cond, operands, position)
         results = zip(*branches, strict=True)
         return list(map(self._equate, results))
 
-    def _carried(self, carried: Scales, variables: Sequence[Any], position: Position) -> Scales:
+    def _carried(
+        self, carried: Scales, variables: Sequence[Any], position: TracePosition
+    ) -> Scales:
         """What a loop carries has one factor in all of its turns."""
         before = []
         for i, scale in enumerate(carried):

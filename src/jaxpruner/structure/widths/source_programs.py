@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jaxpruner.structure.analysis.axes import Axes
-from jaxpruner.structure.analysis.records import EquationAxes, Position, Trace
+from jaxpruner.structure.analysis.records import EquationAxes, Trace, TracePosition
 from jaxpruner.structure.cutting.cut import Cut
 from jaxpruner.structure.rules import primitives, resizing
 from jaxpruner.structure.widths.old_numbers import OldNumber, OldValues, number_at
@@ -34,7 +34,7 @@ GroupsAt = Callable[[ProgramPath, OldValues], tuple[str, ...]]
 class OtherDifferenceError(Exception):
     """The programs differ in more than numbers; the text says where."""
 
-    def __init__(self, text: str, position: Position, equation: Any = None):
+    def __init__(self, text: str, position: TracePosition, equation: Any = None):
         super().__init__(_locate(text, position, equation))
 
 
@@ -59,11 +59,11 @@ class Comparison:
     def run(self, source: Any) -> None:
         """Compares the whole program with that of the model built from source; raises OtherDifferenceError."""
         old = Program.of(self.trace.program)
-        position = Position.of_whole(self.trace.program)
+        position = TracePosition.of_whole(self.trace.program)
         new = Side(Program.of(source), position.needed)
         self._compare_programs(old, new, position)
 
-    def _compare_programs(self, old: Program, new: Side, position: Position) -> None:
+    def _compare_programs(self, old: Program, new: Side, position: TracePosition) -> None:
         old_jaxpr, new_jaxpr = old.jaxpr, new.program.jaxpr
         count = len(old_jaxpr.invars)
         if count != len(new_jaxpr.invars):
@@ -90,7 +90,7 @@ class Comparison:
         new_results = list(map(new_origins.read, new_jaxpr.outvars))
         _compare_results(old_results, new_results, position)
 
-    def _kept_constants(self, old: Program, position: Position) -> list[Any]:
+    def _kept_constants(self, old: Program, position: TracePosition) -> list[Any]:
         """The constants of the whole model, cut along."""
         axes_of_constants = self.trace.constants[position.path]
         return list(map(self._kept, old.constants, axes_of_constants))
@@ -101,7 +101,7 @@ class Comparison:
             return None
         return self.cut.take(value, axes)
 
-    def _compare_names(self, old: LiveEquation, new: LiveEquation, position: Position) -> None:
+    def _compare_names(self, old: LiveEquation, new: LiveEquation, position: TracePosition) -> None:
         name = old.equation.primitive.name
         other = new.equation.primitive.name
         if name != other:
@@ -112,7 +112,7 @@ class Comparison:
         old: LiveEquation,
         new: LiveEquation,
         origins: tuple[Origins, Origins],
-        position: Position,
+        position: TracePosition,
     ) -> None:
         old_variables, new_variables = old.equation.invars, new.equation.invars
         if len(old_variables) != len(new_variables):
@@ -129,12 +129,14 @@ class Comparison:
             elif before != after:
                 raise OtherDifferenceError(f'another operand {number}', position, old.equation)
 
-    def _add(self, equation: Any, position: Position, values: OldValues) -> None:
+    def _add(self, equation: Any, position: TracePosition, values: OldValues) -> None:
         groups = self._groups_at(position.path, values)
         number = number_at(equation, position, values, groups)
         self.numbers.append(number)
 
-    def _compare_equations(self, old: LiveEquation, new: LiveEquation, position: Position) -> None:
+    def _compare_equations(
+        self, old: LiveEquation, new: LiveEquation, position: TracePosition
+    ) -> None:
         """Shapes of results, and parameters or the programs inside."""
         self._compare_shapes(old, new, position)
         old_inside = inside(old.equation)
@@ -156,7 +158,9 @@ class Comparison:
             within = position.inside(old.equation, number, old_side.needed)
             self._compare_programs(old_side.program, new_side, within)
 
-    def _compare_shapes(self, old: LiveEquation, new: LiveEquation, position: Position) -> None:
+    def _compare_shapes(
+        self, old: LiveEquation, new: LiveEquation, position: TracePosition
+    ) -> None:
         axes = self.trace.equations[position.path]
         results = zip(new.equation.outvars, axes.results, old.needed, strict=False)
         for variable, result_axes, needed in results:
@@ -166,7 +170,7 @@ class Comparison:
                 text = f'a result of shape {expected} in place of {shape}'
                 raise OtherDifferenceError(text, position, old.equation)
 
-    def _compare_plain(self, old: Any, new: Any, position: Position) -> None:
+    def _compare_plain(self, old: Any, new: Any, position: TracePosition) -> None:
         """Parameters of two equations with no program inside, and what they make from nothing."""
         axes = self.trace.equations[position.path]
         is_cut = self.cut.touches(axes.values)
@@ -196,7 +200,7 @@ class Comparison:
         return parameters
 
     def _compare_new_values(
-        self, old: Any, new: Any, position: Position, axes: EquationAxes
+        self, old: Any, new: Any, position: TracePosition, axes: EquationAxes
     ) -> None:
         """Values made from nothing, such as `iota`: the smaller program makes the whole and takes what stays."""
         if old.primitive.name == 'empty':
@@ -221,7 +225,7 @@ class _Parameters(resizing.SmallEquation):
         return changed
 
 
-def _locate(text: str, position: Position, equation: Any) -> str:
+def _locate(text: str, position: TracePosition, equation: Any) -> str:
     """A difference and its line of the source."""
     if equation is None:
         if not position.callers:
@@ -233,7 +237,7 @@ def _locate(text: str, position: Position, equation: Any) -> str:
 
 
 def _result_origins(
-    old: LiveEquation, new: LiveEquation, position: Position
+    old: LiveEquation, new: LiveEquation, position: TracePosition
 ) -> list[tuple[int, int]]:
     """What stands for the results of two equations in both programs."""
     count = len(old.equation.outvars)
@@ -242,7 +246,7 @@ def _result_origins(
     return [(old.number, result) for result in range(count)]
 
 
-def _compare_results(old: Sequence[Any], new: Sequence[Any], position: Position) -> None:
+def _compare_results(old: Sequence[Any], new: Sequence[Any], position: TracePosition) -> None:
     """Compares the origins of the results of two programs."""
     origins = zip(old, new, position.needed, strict=True)
     for number, (before, after, needed) in enumerate(origins):

@@ -16,7 +16,7 @@ import numpy as np
 from jaxpruner.structure.analysis import fills
 from jaxpruner.structure.analysis.axes import Axes, Axis, atoms, drop, pick
 from jaxpruner.structure.analysis.live_evaluator import LiveEvaluator
-from jaxpruner.structure.analysis.records import EquationAxes, Position, Trace
+from jaxpruner.structure.analysis.records import EquationAxes, Trace, TracePosition
 from jaxpruner.structure.cutting.cut import Cut
 from jaxpruner.structure.rules import elementwise, primitives
 from jaxpruner.structure.widths.old_numbers import OldNumber, OldValues, number_at
@@ -78,12 +78,12 @@ class WidthFlow(LiveEvaluator[Facts]):
         return Facts(fill.everywhere)
 
     def visit_program(
-        self, program: Program, inputs: Sequence[Facts], position: Position
+        self, program: Program, inputs: Sequence[Facts], position: TracePosition
     ) -> Values:
         self._note_tables(program, position)
         return super().visit_program(program, inputs, position)
 
-    def _note_tables(self, program: Program, position: Position) -> None:
+    def _note_tables(self, program: Program, position: TracePosition) -> None:
         """Notes the constants that get smaller and are no single number."""
         variables = program.jaxpr.constvars
         axes_of_constants = self.trace.constants[position.path]
@@ -96,7 +96,7 @@ class WidthFlow(LiveEvaluator[Facts]):
     def unneeded(self, equation: Any) -> Values:
         return _nothing_of(equation)
 
-    def visit_needed(self, equation: Any, operands: Values, position: Position) -> Values:
+    def visit_needed(self, equation: Any, operands: Values, position: TracePosition) -> Values:
         axes = self.trace.equations[position.path]
         widths = self._widths_of(axes.values) | _last_sums(operands)
         self.widths[position.path] = widths
@@ -105,7 +105,7 @@ class WidthFlow(LiveEvaluator[Facts]):
         self._list_tables(equation, position)
         return super().visit_needed(equation, operands, position)
 
-    def _list_tables(self, equation: Any, position: Position) -> None:
+    def _list_tables(self, equation: Any, position: TracePosition) -> None:
         """Lists the tables among the operands, each where it is first used."""
         for number, variable in enumerate(equation.invars):
             axes = self._tables.pop(id(variable), None)
@@ -114,7 +114,7 @@ class WidthFlow(LiveEvaluator[Facts]):
                 widths = self._widths_of([axes])
                 self._add(equation, position, values, widths)
 
-    def visit_plain(self, equation: Any, operands: Values, position: Position) -> Values:
+    def visit_plain(self, equation: Any, operands: Values, position: TracePosition) -> Values:
         axes = self.trace.equations[position.path]
         name = equation.primitive.name
         if primitives.makes_from_nothing(name):
@@ -140,7 +140,7 @@ class WidthFlow(LiveEvaluator[Facts]):
             return self._sum_over(reduced) or before
         return before
 
-    def _check_operands(self, equation: Any, operands: Values, position: Position) -> None:
+    def _check_operands(self, equation: Any, operands: Values, position: TracePosition) -> None:
         """Lists an operand that has the value of a width which the other one has, or was summed over."""
         axes = self.trace.equations[position.path]
         summed = _last_sums(operands)
@@ -156,7 +156,7 @@ class WidthFlow(LiveEvaluator[Facts]):
                 values = OldValues(facts.number, new, i)
                 self._add(equation, position, values, frozenset([width]))
 
-    def _check_table(self, equation: Any, axes: Axes, position: Position) -> None:
+    def _check_table(self, equation: Any, axes: Axes, position: TracePosition) -> None:
         """Lists a table that is made for the old width, unless one for the new width equals what stays of it."""
         name = equation.primitive.name
         if name == 'empty' or not self.cut.shrinks(axes):
@@ -190,22 +190,24 @@ class WidthFlow(LiveEvaluator[Facts]):
                     return self._names_of([source.width])
         return self._names_of(widths)
 
-    def _add(self, equation: Any, position: Position, values: OldValues, widths: Widths) -> None:
+    def _add(
+        self, equation: Any, position: TracePosition, values: OldValues, widths: Widths
+    ) -> None:
         names = self._names_of(widths)
         number = number_at(equation, position, values, names)
         self.numbers.append(number)
 
-    def visit_scan(self, scan: Scan, operands: Values, position: Position) -> Values:
+    def visit_scan(self, scan: Scan, operands: Values, position: TracePosition) -> Values:
         _, carried, slices = scan.split(operands)
         return self.visit_scan_body(scan, operands, _sums_alone(carried), slices, position)
 
-    def visit_while(self, loop: While, operands: Values, position: Position) -> Values:
+    def visit_while(self, loop: While, operands: Values, position: TracePosition) -> Values:
         _, _, carried = loop.split(operands)
         carried = _sums_alone(carried)
         self.visit_condition(loop, operands, carried, position)
         return self.visit_loop_body(loop, operands, carried, position)
 
-    def visit_cond(self, cond: Cond, operands: Values, position: Position) -> Values:
+    def visit_cond(self, cond: Cond, operands: Values, position: TracePosition) -> Values:
         results = _nothing_of(cond.equation)
         for results_of_branch in self.visit_branches(cond, operands, position):
             for i, facts in enumerate(results_of_branch):
