@@ -12,6 +12,8 @@ belongs together in any model that JAX can trace:
 >>> [(member.name, member.axis) for member in graph.groups['up[1]'].members]
 [('bias', 0), ('down', 0), ('up', 1)]
 
+A trip is one iteration of a `scan`, one run of its body. A model that scans over its layers has a trip for each layer.
+
 Each folder begins with a worked example. Read them in this order:
 
     analysis    what the trace says of channels
@@ -20,7 +22,8 @@ Each folder begins with a worked example. Read them in this order:
         inference                states what each equation says of axes
         fills → zeros            what zeroing leaves at removed channels, and which groups are exact
         lists                    which groups may keep other channels in each trip of a scan, each expert, each head
-        members, leaf_numbers    the records of groups; which leaves those of another tree are
+        members                  the records of groups
+        leaf_numbers             maps another tree's leaves to the model's
     rules       a row for each primitive: `primitives` is the table
     cutting     from what is kept to a smaller model
         keeping → cut → trees    what is kept is checked; what stays along each axis; trees are cut along

@@ -10,7 +10,7 @@ from jax.extend.core import Literal
 
 from jaxpruner.uses import constants, liveness, moves, views
 from jaxpruner.uses.bodies import Cond, ProgramPath, Scan, While
-from jaxpruner.uses.graph import Site
+from jaxpruner.uses.graph import AFTER_LOOP, NEXT_TRIP, Site, branch_result
 from jaxpruner.uses.numbers import Counter
 from jaxpruner.uses.records import DATA, Scope, Value, Values, Walker
 from jaxpruner.uses.views import View
@@ -92,8 +92,7 @@ def walk_while(walker: Walker, loop: While, values: Values, scope: Scope) -> Val
     for number, variable in enumerate(jaxpr.outvars):
         if variable is not before[number]:
             after[number] = DATA
-    # What the loop returns; -1 is what its body hands to the next trip, see `Site.path`.
-    _record_lost(walker, equation, carried, after, scope.at(-2))
+    _record_lost(walker, equation, carried, after, scope.at(AFTER_LOOP))
     return after
 
 
@@ -111,7 +110,7 @@ def walk_cond(walker: Walker, cond: Cond, values: Values, scope: Scope) -> Value
     if index.data:
         results = [DATA] * len(results)
     for number, branch in enumerate(results_of_branches):
-        leaving = scope.at(-1 - number)
+        leaving = scope.at(branch_result(number))
         _record_lost(walker, cond.equation, branch, results, leaving)
     return results
 
@@ -237,7 +236,7 @@ def _settle(walker: Walker, body: _LoopBody, first: Values) -> tuple[Values, Val
         if joined == carried:
             first_operand = body.loop.first_carried
             _record_lost(walker, equation, first, carried, scope, first_operand)
-            _record_lost(walker, equation, after, carried, scope.at(-1))
+            _record_lost(walker, equation, after, carried, scope.at(NEXT_TRIP))
             return carried, results
         walker.findings = findings
         carried = joined
@@ -262,7 +261,7 @@ def _record_lost(
       equation: the loop or the branch.
       values: of operands that follow one another, or of results of the program inside.
       joined: what they become.
-      scope: where they stand: a negative number for the results of a program inside.
+      scope: where they stand; for the results of a program inside, see `Site.path`.
       first: the number of the first of them.
     """
     for number, value in enumerate(values):

@@ -21,6 +21,30 @@ class UnsupportedPrimitive(NotImplementedError):
     """
 
 
+# The last number of the path of a `Site` where a parameter leaves a program as one of its results. Numbers of equations
+# are 0 and above, so that these are below. Loops and branches are told apart by their equation.
+NEXT_TRIP = -1  # what the body of a loop hands to the next trip
+AFTER_LOOP = -2  # what a while loop returns
+
+
+def branch_result(branch: int) -> int:
+    """The last number of the path of a result of a branch, likewise.
+
+    >>> branch_result(0), branch_result(1)
+    (-1, -2)
+    """
+    return -1 - branch
+
+
+def leaves_a_program(path: ProgramPath) -> bool:
+    """Whether a path is that of a result that leaves a program, and not of an operand.
+
+    >>> leaves_a_program((2, NEXT_TRIP)), leaves_a_program((2, 0, 5))
+    (True, False)
+    """
+    return min(path) < 0
+
+
 _HEADINGS = 'leaf operation contract free batch stack exact FLOPs trips'.split()
 
 
@@ -30,9 +54,9 @@ class Site:
 
     Attributes:
       path: number of the equation, then for each program inside an equation which one it is, and the number therein:
-        `(2, 0, 5)` is equation 5 of program 0 in equation 2. Its last number is negative for results that leave a
-        program: `(2, -1)` and `(2, -2)` are those of branches 0 and 1 of equation 2. Where equation 2 is a loop,
-        `(2, -1)` is what its body hands to the next trip, and `(2, -2)` what a while loop returns.
+        `(2, 0, 5)` is equation 5 of program 0 in equation 2. Where a parameter is no operand but a result that leaves a
+        program inside equation 2, the last number is negative and says which result: `NEXT_TRIP` of a loop's body,
+        `AFTER_LOOP` of a while loop, or `branch_result(i)` of branch i.
       equation: the equation itself, `None` for a result of the program.
       operand: which of its operands is read from the parameter; of results of a program, which of them.
       view: how.

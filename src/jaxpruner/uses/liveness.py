@@ -52,46 +52,48 @@ def _chosen(variables: Sequence[Any], needed: Sequence[bool]) -> set[int]:
 
 
 class _Backwards(Visitor[bool, Position]):
-    """Tells which operands of an equation are needed for its results that are.
+    """Tells which operands of an equation are needed for those of its results that are needed.
 
-    It goes the other way than other visitors: each method gets flags of the results, under the names `operands` and
-    `inputs` of the base class, and returns flags of the operands.
+    Other visitors go from operands to results. This one goes backwards: each method gets flags of the results,
+    `results`, and returns flags of the operands. Its parameters are named for that, unlike those of the base class,
+    which passes them by position alone.
     """
 
     def visit_program(
-        self, program: Program, inputs: Sequence[bool], position: Position
+        self, program: Program, results: Sequence[bool], position: Position
     ) -> list[bool]:
-        return list(live(program.jaxpr, tuple(inputs)).inputs)
+        return list(live(program.jaxpr, tuple(results)).inputs)
 
-    def visit_plain(self, equation: Any, operands: Flags, position: Position) -> Flags:
+    def visit_plain(self, equation: Any, results: Flags, position: Position) -> Flags:
         return [True] * len(equation.invars)
 
-    def visit_shard_map(self, shard_map: ShardMap, operands: Flags, position: Position) -> Flags:
-        return self.visit_program(shard_map.program, operands, position)
+    def visit_shard_map(self, shard_map: ShardMap, results: Flags, position: Position) -> Flags:
+        return self.visit_program(shard_map.program, results, position)
 
-    def visit_scan(self, scan: Scan, operands: Flags, position: Position) -> Flags:
-        carried, _ = scan.split_results(operands)
+    def visit_scan(self, scan: Scan, results: Flags, position: Position) -> Flags:
+        carried, _ = scan.split_results(results)
         if not scan.length:  # what is carried goes through, and nothing else does
             needed = [False] * len(scan.equation.invars)
             needed[scan.constants : scan.constants + scan.carried] = carried
             return needed
-        body = live(scan.body.jaxpr, needed_of_scan_body(scan, tuple(operands)))
+        body = live(scan.body.jaxpr, needed_of_scan_body(scan, tuple(results)))
         constants, carried_in, sliced = scan.split(body.inputs)
         # What is carried out without having gone through the body is the operand itself.
         return constants + _either(carried, carried_in) + sliced
 
-    def visit_while(self, loop: While, operands: Flags, position: Position) -> Flags:
-        carried = needed_of_while_body(loop, tuple(operands))
+    def visit_while(self, loop: While, results: Flags, position: Position) -> Flags:
+        carried = needed_of_while_body(loop, tuple(results))
         condition = live(loop.condition.jaxpr, (True,)).inputs
         body = live(loop.body.jaxpr, carried).inputs
         constants = condition[: loop.condition_constants] + body[: loop.body_constants]
         return list(constants + carried)
 
-    def visit_cond(self, cond: Cond, operands: Flags, position: Position) -> Flags:
+    def visit_cond(self, cond: Cond, results: Flags, position: Position) -> Flags:
         _, *variables = cond.equation.invars
         needed = [False] * len(variables)
         for branch in cond.branches:
-            needed = _either(needed, self.visit_program(branch, operands, position))
+            needed_of_branch = self.visit_program(branch, results, position)
+            needed = _either(needed, needed_of_branch)
         return [True, *needed]
 
 

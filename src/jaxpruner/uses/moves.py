@@ -106,7 +106,7 @@ def shift(view: View, axis: int, before: int, after: int, *steps: Any) -> View:
 
 
 def shift_axis(axis: ViewAxis, before: int, after: int) -> ViewAxis:
-    """An axis with as many elements before it and after it."""
+    """An axis with `before` more elements in front of it and `after` more behind it."""
     length = before + axis.length + after
     return axis._replace(length=length, start=before + axis.start)
 

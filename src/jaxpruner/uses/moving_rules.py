@@ -18,7 +18,7 @@ Operands = Sequence[Views]
 Results = list[Views]
 Rule = Callable[[Any, Operands], Results]
 
-# The operands as they are, cast or placed elsewhere; as many results.
+# Each result is the operand of the same number as it is, cast or placed elsewhere.
 SAME = frozenset(
     """
     convert_element_type copy copy_p device_put mesh_cast name optimization_barrier pbroadcast pvary reduce_precision

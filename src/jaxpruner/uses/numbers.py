@@ -47,7 +47,7 @@ class Counter(NamedTuple):
 
     Attributes:
       loop: the loop's path.
-      values: one for each trip, in the order in which the loop's stacks are; a loop in reverse begins with the last.
+      values: one for each trip, in the order of the axis that is scanned. A reverse scan runs them from the last on.
     """
 
     loop: ProgramPath

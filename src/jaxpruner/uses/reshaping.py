@@ -106,17 +106,29 @@ class _Dealt(NamedTuple):
 
 
 def _deal(factors: Factors, sizes: Sequence[int]) -> list[Factors]:
-    """Deals the factors out to axes of these sizes, in order."""
+    """Deals the factors out to axes of these sizes, in order.
+
+    Dealing begins at the front and stops at the first axis that no factor fits. Take a parameter of shape (4, 6, 5)
+    that becomes (3, 8, 5): 3 does not divide the factor of 4, nor 4 the axis of 3. The axes after that one are dealt
+    from the back, which still finds that the last axis is the parameter's axis of 5. Only the axes that neither end
+    reaches are mixed: here the axes of 3 and 8 hold elements along the parameter's axes 0 and 1.
+
+    >>> factors = Factor((0,), 4), Factor((1,), 6), Factor((2,), 5)
+    >>> for axis in _deal(factors, [3, 8, 5]):
+    ...     print(*axis)
+    0+1:3
+    0+1:8
+    2:5
+    """
     left, dealt, missing = _deal_from_front(factors, sizes)
     if missing == 1:
         if left and dealt:  # axes of length 1
             dealt[-1] += left
         return dealt
-    # A factor does not divide what an axis lacks. From behind, more may be known.
-    first = len(dealt) - 1
+    first = len(dealt) - 1  # the axis at which dealing from the front has stopped
     sizes_from_behind = [*reversed(sizes[first + 1 :]), missing]
     from_behind = _deal_from_front(left[::-1], sizes_from_behind)
-    last = len(sizes) - len(from_behind.axes)
+    last = len(sizes) - len(from_behind.axes)  # the axis at which dealing from the back has stopped
     behind = [axis[::-1] for axis in reversed(from_behind.axes)]
     if last == first:
         dealt[first] += behind.pop(0)

@@ -19,7 +19,12 @@ from jaxpruner.uses.graph import Use, UseGraph
 from jaxpruner.uses.steps import ModelSteps, Step
 from jaxpruner.uses.taps import TapRun, Taps
 
-_NO_TAPS = TapRun(Taps([], lambda use, operands: None), {})
+
+def _observe_nothing(use: Use, operands: Sequence[Any]) -> None:
+    """The statistic of a run without taps; never called."""
+
+
+_NO_TAPS = TapRun(Taps(places=[], statistic=_observe_nothing), totals={})
 # Values of the program by number; `env` is all that are known at a step.
 Values = dict[int, Any]
 # The parameters' leaves; `None` for those that a segment does not read.
@@ -27,7 +32,12 @@ Leaves = list[Any]
 
 
 class ProgramCut(NamedTuple):
-    """A place in the program: before a step, or in the scan that it is, after so many trips."""
+    """A place in the program: before a step; or, where the step is a scan, inside it between two trips.
+
+    Attributes:
+      step: the number of the step.
+      trips: how many trips of the scan are done; `None` before the step.
+    """
 
     step: int
     trips: int | None = None
@@ -78,8 +88,8 @@ class Segments:
 
     def __init__(self, graph: UseGraph, uses: Iterable[Use]):
         self.program = ModelSteps(graph, uses)
-        # By the method that makes a function, and its arguments.
-        self._compiled = functools.cache(lambda make, *numbers: CompiledOnce(make(*numbers)))
+        # Each function is made and compiled once for each step, or pair of steps.
+        self._compiled = functools.cache(_compile)
 
     def begin(self, *inputs: Any) -> State:
         """A batch of these inputs, before the first step."""
@@ -257,6 +267,11 @@ class Segments:
             inputs.append(element)
         in_body = Position(step.path).at(0)
         return running.visit_program(scan.body, inputs, in_body)
+
+
+def _compile(make: Callable[..., Callable[..., Any]], *steps: int) -> CompiledOnce:
+    """Makes a function of some steps with a method such as `Segments._segment`, and compiles it."""
+    return CompiledOnce(make(*steps))
 
 
 def _element_of(scan: Scan, trips: Any) -> Any:

@@ -24,7 +24,7 @@ from jaxpruner.uses.bodies import (
     While,
     bind,
 )
-from jaxpruner.uses.graph import UnsupportedPrimitive, Use, UseGraph
+from jaxpruner.uses.graph import UnsupportedPrimitive, Use, UseGraph, leaves_a_program
 
 Values = list[Any]
 # By number of the place.
@@ -270,7 +270,7 @@ def _check_observable(use: Use) -> None:
         raise UnsupportedPrimitive(
             'a parameter that the model returns is an operand of nothing, so there is no tap'
         )
-    if min(site.path) < 0:
+    if leaves_a_program(site.path):
         name = site.equation.primitive.name
         raise UnsupportedPrimitive(
             f'a parameter leaves a program inside {name} as one of its results ({use.where}); it is an operand of '
