@@ -148,16 +148,16 @@ class _Search:
         self._sufficient: list[Members] = []
 
     def decide(self, suffices: bool) -> None:
-        """Notes whether the first undecided set suffices; with it all larger ones do, or no smaller one does."""
-        decided = self.undecided[0]
-        undecided = []
-        for members in self.undecided[1:]:
-            follows = decided <= members if suffices else members <= decided
-            if not follows:
-                undecided.append(members)
-        self.undecided = undecided
+        """Notes whether the first undecided set of members suffices.
+
+        If it does, all sets that contain it do. If it does not, no set that it contains does.
+        """
+        decided, *others = self.undecided
         if suffices:
             self._sufficient.append(decided)
+            self.undecided = [members for members in others if not members >= decided]
+        else:
+            self.undecided = [members for members in others if not members <= decided]
 
     def channels(self) -> np.ndarray:
         """Flags of the channels that can be removed, in the shape of the table."""

@@ -167,6 +167,19 @@ class _Layout(NamedTuple):
 
 
 def _find_layout(group: Group, member: Member, axes: Axes) -> _Layout:
+    """Sorts the elements along a member's axes by owner and channel.
+
+    Take a leaf of 3 columns and 2 rows, of which the columns are 3 layers of a scan and the rows 2 channels. Each layer
+    may keep channels of its own, so that it owns a list. The elements are numbered row by row:
+
+        position   0  1  2  3  4  5
+        channel    0  0  0  1  1  1
+        owner      0  1  2  0  1  2
+        number     0  2  4  1  3  5     owner * 2 + channel: the place in a table of shape (owners, channels)
+
+    In the order of these numbers the positions are 0, 3, 1, 4, 2, 5. Of shape `(*owners, channels, 1)` they are
+    [[[0], [3]], [[1], [4]], [[2], [5]]]: the list of layer 1 lies at positions 1 and 4.
+    """
     owners = resolve_each(group.lists)
     owner_axes = [_axis_with(owner, axes) for owner in owners]
     along = sorted({member.axis, *owner_axes})
@@ -178,9 +191,9 @@ def _find_layout(group: Group, member: Member, axes: Axes) -> _Layout:
         sizes[along.index(axis)] = -1
         return np.broadcast_to(indices.reshape(sizes), shape).ravel()
 
-    channels = np.full(axes[member.axis].size, -1)
-    channels[member.positions()] = np.arange(group.size)[:, None]
-    channels = spread(channels, member.axis)
+    channel_along_axis = np.full(axes[member.axis].size, -1)  # -1: an element of no channel
+    channel_along_axis[member.positions()] = np.arange(group.size)[:, None]
+    channels = spread(channel_along_axis, member.axis)
     positions = np.flatnonzero(channels >= 0)
     indices = []
     for owner, axis in zip(owners, owner_axes, strict=True):
@@ -189,8 +202,8 @@ def _find_layout(group: Group, member: Member, axes: Axes) -> _Layout:
     indices.append(channels[positions])
     sizes = (*sizes_of(owners), group.size)
     numbers = np.ravel_multi_index(tuple(indices), sizes)
-    by_channel = np.argsort(numbers, kind='stable')
-    positions = positions[by_channel].reshape(*sizes, -1)
+    by_number = np.argsort(numbers, kind='stable')
+    positions = positions[by_number].reshape(*sizes, -1)
     return _Layout(tuple(along), positions)
 
 

@@ -86,42 +86,48 @@ def find_branches(jaxpr: Any, leaves: LeafPaths) -> list[Branch]:
 
 def _find_additions(jaxpr: Any) -> list[Addition]:
     """The additions of which the branch is computed from the stream, or from what was added up to the stream."""
-    # Sets of variables are whole numbers, of which each bit is a variable.
-    sources: dict[int, int] = {}  # what a variable is computed from, and itself
-    summands: dict[int, int] = {}  # the variable and what it is a sum of
-    count = 0
+    sources = _VariableSets()  # what a variable is computed from, and itself
+    summands = _VariableSets()  # what a variable is a sum of, and itself
     for variable in (*jaxpr.constvars, *jaxpr.invars):
-        own_bit = 1 << count
-        sources[id(variable)] = own_bit
-        summands[id(variable)] = own_bit
-        count += 1
+        sources.add(variable)
+        summands.add(variable)
     additions = []
     for number, equation in enumerate(jaxpr.eqns):
-        variables = [v for v in equation.invars if not isinstance(v, Literal)]
-        operands = list(map(id, variables))
-        sources_of_results = _union(sources, operands)
-        summands_of_result = 0
+        operands = [v for v in equation.invars if not isinstance(v, Literal)]
+        terms: list[Any] = []
         if _adds_arrays(equation):
-            summands_of_result = _union(summands, operands)
+            terms = operands
             for addition in (Addition(number, 0), Addition(number, 1)):
                 stream, branch = operands[addition.stream], operands[addition.branch]
-                computed = sources[branch] & ~summands[branch]
-                if summands[stream] & computed:
+                computed = sources.of(branch) & ~summands.of(branch)
+                if summands.of(stream) & computed:
                     additions.append(addition)
         for variable in equation.outvars:
-            own_bit = 1 << count
-            sources[id(variable)] = sources_of_results | own_bit
-            summands[id(variable)] = summands_of_result | own_bit
-            count += 1
+            sources.add(variable, operands)
+            summands.add(variable, terms)
     return additions
 
 
-def _union(sets: Mapping[int, int], variables: Iterable[int]) -> int:
-    """The union of the sets of some variables."""
-    union = 0
-    for variable in variables:
-        union |= sets[variable]
-    return union
+class _VariableSets:
+    """A set of variables for each variable of a program.
+
+    A set is a whole number: bit i stands for the variable that was added as number i. A program of n equations has
+    sets of up to n variables, which Python's own sets would hold and join element by element.
+    """
+
+    def __init__(self):
+        self._sets: dict[int, int] = {}  # by `id` of the variable
+
+    def add(self, variable: Any, others: Iterable[Any] = ()) -> None:
+        """Gives a variable the set of itself and of all that is in the sets of others, which were added before."""
+        variables = 1 << len(self._sets)  # itself
+        for other in others:
+            variables |= self.of(other)
+        self._sets[id(variable)] = variables
+
+    def of(self, variable: Any) -> int:
+        """The set of a variable; `&` and `~` are intersection and complement."""
+        return self._sets[id(variable)]
 
 
 def _adds_arrays(equation: Any) -> bool:

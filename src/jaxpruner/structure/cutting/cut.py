@@ -3,6 +3,11 @@
 A mask says which positions of an axis stay. If all layers of a scan keep the same channels, the mask has that axis
 alone. If each layer keeps channels of its own, the mask has an axis for the layers, too. In the body of the scan a
 value belongs to one layer. There the mask has an axis for the trips, and is read at the current trip.
+
+    keep the same units      mask of a kernel (inputs, units): [1, units]
+    units of their own       mask of the stack of kernels (layers, inputs, units): [layers, 1, units]
+    in the body of the scan  mask of one kernel, with an axis for the trips in front: [layers, 1, units],
+                             and at trip t, which may be traced: [1, units]
 """
 
 from collections.abc import Iterable, Mapping
@@ -36,6 +41,29 @@ class Lists(NamedTuple):
         flags = np.zeros((*owner_sizes, size), bool)
         np.put_along_axis(flags, self.table, True, axis=-1)
         return flags
+
+
+class _TripTable(NamedTuple):
+    """Flags or positions of a value, for each trip of the scans in whose bodies it stands.
+
+    Attributes:
+      trip_axes: how many axes in front are those of scans, the outermost first; 0 outside of scans.
+      table: of shape `(*trips, *axes of the value)`, with one element along axes on which it does not depend.
+    """
+
+    trip_axes: int
+    table: np.ndarray
+
+    def at(self, trips: Iterable[Any]) -> Any:
+        """The part of the current trips, in the rank of the value."""
+        trip_counts = self.table.shape[: self.trip_axes]
+        if all(size == 1 for size in trip_counts):
+            shape = self.table.shape[self.trip_axes :]
+            return self.table.reshape(shape)
+        index = []
+        for trip, size in zip(trips, trip_counts, strict=True):
+            index.append(trip if size > 1 else 0)
+        return jnp.asarray(self.table)[tuple(index)]
 
 
 class Cut:
@@ -151,11 +179,16 @@ class Cut:
                 return i
         return None
 
-    def stays(self, axes: Axes, i: int) -> Any:
-        """Flags of the positions along an axis that stay.
+    def stays(self, axes: Axes, i: int) -> np.ndarray:
+        """Flags of the positions along an axis that stay, of a value outside of scans.
 
-        They have the rank of the value, and one element along axes that have no part in it.
+        They have the rank of the value, and one element along axes on which they do not depend.
         """
+        assert not self.trips, 'in the body of a scan flags depend on the trip'
+        return self._stays_in_trips(axes, i).table
+
+    def _stays_in_trips(self, axes: Axes, i: int) -> _TripTable:
+        """Flags of the positions along an axis that stay, in each trip."""
         ones = self._ones(axes)
         flags = np.ones(ones, bool)
         for atom in dict.fromkeys(atoms(axes[i])):
@@ -163,28 +196,16 @@ class Cut:
                 flags = flags & self._stays_by(atom, axes, i)
         axis_of_flags = len(self.trips) + i
         shape = replace(flags.shape, axis_of_flags, axes[i].size)
-        return np.broadcast_to(flags, shape)
+        table = np.broadcast_to(flags, shape)
+        return _TripTable(len(self.trips), table)
 
     def _stays_by(self, atom: Axis, axes: Axes, i: int) -> np.ndarray:
-        """Which positions along an axis stay as far as one atom is concerned."""
+        """Which positions along an axis stay as far as one atom is concerned: the table of a `_TripTable`."""
         lists = self.lists[atom]
         index = self.channel_index(axes, i, atom, lists.owners)
         channel_stays = lists.stays(atom.size)[index]
         has_no_channel = index[-1] < 0
         return has_no_channel | channel_stays
-
-    def at_trip(self, table: np.ndarray) -> Any:
-        """The part of a table that belongs to the current trips; its first axes are those of the scans."""
-        count = len(self.trips)
-        trip_counts = table.shape[:count]
-        if all(size == 1 for size in trip_counts):
-            shape = table.shape[count:]
-            return table.reshape(shape)
-        index = []
-        trips = self.trips.values()
-        for trip, size in zip(trips, trip_counts, strict=True):
-            index.append(trip if size > 1 else 0)
-        return jnp.asarray(table)[tuple(index)]
 
     def take(self, value: Any, axes: Axes, first: int = 0) -> Any:
         """Takes what stays of a value along its axes from `first` on; returns the value itself if all of it stays."""
@@ -195,24 +216,24 @@ class Cut:
         return value
 
     def _kept_along(self, axes: Axes, i: int) -> Any:
-        """The positions along an axis that stay, in the rank of the value."""
-        from_the_end = i - len(axes)
-        stays = self.stays(axes, i)
-        flags = np.moveaxis(stays, from_the_end, -1)
+        """The positions along an axis that stay at the current trips, in the rank of the value."""
+        trip_axes, stays = self._stays_in_trips(axes, i)
+        axis = trip_axes + i
+        flags = np.moveaxis(stays, axis, -1)
         *_, kept = np.nonzero(flags)
         *other_sizes, _ = flags.shape
         size = self.size(axes[i])
         kept = kept.reshape(*other_sizes, size)
-        kept = np.moveaxis(kept, -1, from_the_end)
-        return self.at_trip(kept)
+        kept = np.moveaxis(kept, -1, axis)
+        return _TripTable(trip_axes, kept).at(self.trips.values())
 
     def channel_index(
         self, axes: Axes, i: int, atom: Axis, owners: Iterable[Axis]
     ) -> tuple[np.ndarray, ...]:
         """For each element of a value the index of its owners, and last that of its channel along an axis.
 
-        The arrays have the rank of the value, and one element along axes that have no part in them. The channel is -1
-        where there is none.
+        Each array has the axes of the trips, then those of the value, as the table of a `_TripTable` has; outside of
+        scans those of the value alone. The channel is -1 where there is none.
         """
         owner_indices = [self._owner_index(axes, owner) for owner in owners]
         channel = self._index_along(axes, i, atom)
