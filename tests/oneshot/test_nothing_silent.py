@@ -120,6 +120,19 @@ def test_groups_lie_along_the_inputs_of_a_model_that_is_given(algorithm, sparsit
     assert groups_along(masks['down'], 1)
 
 
+def test_an_axis_that_is_named_stays_and_the_default_does_not():
+    params = {'up': normal(8, 12)}
+
+    def mask_of(axis):
+        model = {'apply_fn': lambda params, x: x @ params['up'], 'batches': [X]}
+        sparsity_type = NByM(2, 4, axis=axis)
+        _, masks = jaxpruner.prune(params, 0.5, **model, sparsity_type=sparsity_type)
+        return masks['up']
+
+    assert groups_along(mask_of(1), 1)
+    assert groups_along(mask_of(-1), 0)  # the inputs: -1 may be the default, too
+
+
 def test_groups_of_stacked_layers_lie_along_their_inputs():
     params = {'layers': {'kernel': normal(3, 8, 8), 'bias': normal(3, 8)}}
 
@@ -484,4 +497,4 @@ def test_experts_that_no_sample_reaches_are_named():
 
     with pytest.warns(UserWarning, match='no sample reached .*: experts .0 samples') as seen:
         jaxpruner.prune(experts, 0.5, 'wanda', apply_fn=apply, batches=[normal(64, 8)])
-    assert 'times as many' not in str(seen[0].message)
+    assert 'times the number' not in str(seen[0].message)

@@ -19,7 +19,7 @@ from jaxpruner.oneshot.named_leaves import names_of
 from jaxpruner.sparsity_types import settings as type_settings
 from jaxpruner.uses import UnsupportedPrimitive, UseGraph, with_input_axes
 
-_DEFAULT_AXIS = -1
+_DEFAULT_AXIS = -1  # of `NByM`; whether a user has written it does not show
 
 
 def prune_along_inputs(
@@ -27,9 +27,10 @@ def prune_along_inputs(
 ) -> tuple[tree_lib.PyTree, tree_lib.PyTree]:
     """Prunes the weight matrices of a model, and returns them with the masks.
 
-    N:M groups lie along the axis that the model sums over; an axis that was named stays, but for -1, the default. Of
-    the leaves that the updater selects, those that no contraction reads stay dense, and lookups (embeddings), tied
-    ones, too, unless a setting names them.
+    N:M groups lie along the axis that the model sums over. An axis that was named stays: `NByM(2, 4, axis=1)`. But
+    `NByM(2, 4, axis=-1)` equals `NByM(2, 4)`, so that the last axis can only be named by its positive number. Of the
+    leaves that the updater selects, those that no contraction reads stay dense, and lookups (embeddings), tied ones,
+    too, unless a setting names them.
 
     Raises:
       ValueError: the model uses none of the leaves, or sparsities or shapes do not fit.

@@ -33,7 +33,7 @@ def first_batch(batches: Iterable[Any], times: int = 1) -> tuple[Any, Iterable[A
 
     Raises:
       TypeError: what is given is no iterable.
-      ValueError: there are no batches, or they cannot be read so many times.
+      ValueError: there are no batches, or they cannot be read `times` times.
     """
     batches = as_batches(batches)
     iterator = iter(batches)
@@ -78,7 +78,7 @@ def check_samples(batch: Any, number: int) -> None:
 def check_inputs(
     function: Callable[..., Any], batch: Any, name: str = 'apply_fn', params: Any = None
 ) -> None:
-    """Refuses a batch that does not hold as many inputs as `function(params, *inputs)` takes.
+    """Refuses a batch that holds another number of inputs than `function(params, *inputs)` takes.
 
     With `params` a batch that is a list is tried: the function may take a list as one input.
     """

@@ -75,9 +75,13 @@ def find_blocks(
 def find_cuts(blocks: Sequence[Block], program: ModelSteps) -> list[ProgramCut]:
     """Where batches are kept while the statistics of each block are taken: at or before its cut.
 
-    From one cut to the next the values differ that are kept of a batch: between the layers of a transformer they are
-    one array, before the second product of its MLP five times as much. A batch stays where it is if that takes less,
-    and is run from there, but for no two blocks in turn, so that each step is run no more than three times.
+    What is kept of a batch differs in size from cut to cut: between the layers of a transformer it is one array, before
+    the second product of an MLP it is five times the size. So a batch may stay at the cut of the block before if it
+    takes less memory there, and is run from there again. It never does so for two blocks in turn. Hence a step is run
+    three times at most: for the statistics of its own block, for those of the next block, and on to the cut after it.
+
+    In this model `up` begins at steps 0, 4 and 8 with 4 x 2 numbers. `down` would begin with 4 x 8 more, so that its
+    batch stays before `up`, whose step is run for the statistics of `up`, for those of `down`, and on to the next `up`.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxpruner.oneshot.followed_leaves import follow_named_leaves
@@ -94,7 +98,7 @@ def find_cuts(blocks: Sequence[Block], program: ModelSteps) -> list[ProgramCut]:
     [0, 0, 4, 4, 8, 8]
     """
     steps, sizes = _cheapest_steps(blocks, program.bytes_kept())
-    # Of two blocks in turn the batches are kept before one at least.
+    # Of any two blocks in turn the smaller one is within the limit: there the batch moves on.
     limit = max(map(min, itertools.pairwise(sizes)), default=0)
     cuts = []
     here = ProgramCut(0)

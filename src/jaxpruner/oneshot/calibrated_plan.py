@@ -20,7 +20,7 @@ _NOTE = (
 
 
 class FollowedModel(NamedTuple):
-    """How a model uses the leaves that are selected, and what those that can be pruned are to reach."""
+    """How a model uses the leaves that are selected, and the targets of those that can be pruned."""
 
     graph: UseGraph
     followed: FollowedLeaves

@@ -11,8 +11,8 @@ from jax import lax
 _MAX_DAMPING = 1e6
 # Beyond this LAPACK takes more time than the products into which a decomposition can be broken up.
 _BLOCK = 128
-# Blocks of a band are decomposed by one loop, with as many rows as its last block has. With fewer bands a program is
-# shorter, and more rows are computed in vain.
+# Blocks of a band are decomposed by one loop, each with the number of rows that the last one has. With fewer bands a
+# program is shorter, and more rows are computed in vain.
 _LEAST_BLOCKS_OF_BAND = 3
 _MOST_BANDS = 8
 

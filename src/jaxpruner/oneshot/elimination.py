@@ -16,7 +16,11 @@ _PART = 16  # inputs that are pruned before the rest of a block is updated
 class Rule(NamedTuple):
     """How the weights of a matrix are chosen.
 
-    `lengths` are those of `part_lengths`.
+    Attributes:
+      sparsity_type: unstructured, or N:M.
+      per: what is ranked together, as in `CalibratedPruning`.
+      sparsity: the share of weights to remove.
+      lengths: what `part_lengths` returned.
     """
 
     sparsity_type: sparsity_types.SparsityType
@@ -26,19 +30,19 @@ class Rule(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Some inputs, whose weights are removed in order.
+    """Some inputs, whose weights are removed in order."""
 
-    `inverse` is their diagonal block of the upper factor of the inverse Gram matrix. `limits` is what removing a weight
-    may cost at most, `[inputs, 1]`: 0 where an input never occurs, so that its weights go first.
-    """
-
-    weights: jax.Array
-    mask: jax.Array
-    inverse: jax.Array
+    weights: jax.Array  # [inputs, outputs]
+    mask: jax.Array  # [inputs, outputs], of the weights that stay
+    inverse: (
+        jax.Array
+    )  # [inputs, inputs], their diagonal block of the upper factor of the inverse Gram matrix
+    # [inputs, 1], the upper clamp on the costs of an input's weights: 0 if it never occurs, so that they go before all
+    # that cost something; -inf for rows of padding, which go before these; else inf.
     limits: jax.Array
 
     def costs(self) -> jax.Array:
-        """The root of what removing each weight costs."""
+        """The square root of what removing each weight costs."""
         diagonal = jnp.diagonal(self.inverse)
         costs = jnp.abs(self.weights) / diagonal[:, None]
         return jnp.minimum(costs, self.limits)

@@ -21,14 +21,18 @@ IsNamed = Callable[[tree_lib.Path], bool]
 
 
 class FollowedLeaves(NamedTuple):
-    """How a model uses some leaves; each of them is in exactly one of the first four.
+    """How a model uses some leaves.
+
+    Each leaf is in exactly one of `matrices`, `unclear`, `not_contracted` and `unused`. Beside that, `looked_up` tells
+    which leaves of the whole model are embeddings. An embedding that only data look up is in `not_contracted`, too; a
+    tied one, which a contraction also reads, is in `matrices`, too.
 
     Attributes:
       matrices: of leaves that contractions read, their weight matrices.
       unclear: leaves that contractions may read, but not as they are, and the reason.
-      not_contracted: leaves that no contraction reads: lookups alone, biases, norms.
+      not_contracted: leaves that no contraction reads: embeddings, biases, norms.
       unused: leaves that have no part in the results.
-      looked_up: those of which data look up rows: embeddings, also where a contraction reads them, too (tied ones).
+      looked_up: leaves of which data look up rows, whether they were asked for or not.
     """
 
     matrices: dict[tree_lib.Path, tuple[WeightMatrices, ...]]

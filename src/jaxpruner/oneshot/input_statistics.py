@@ -97,7 +97,7 @@ def warn_of_few_samples(leaves: Sequence[TooFewSamples]) -> None:
     if few:
         messages.append(
             f'samples are fewer than inputs, so that what they say of these is uncertain: {_names(few)}; calibrate '
-            f'with at least {times} times as many'
+            f'with at least {times} times the number of samples'
         )
     if unseen:
         messages.append(

@@ -78,7 +78,7 @@ def keep_in_matrices(
 
 
 def _keep_in_rows(scores: jax.Array, counts: jax.Array) -> jax.Array:
-    """Keeps so many of the scores that stand behind each count."""
+    """Keeps the largest scores of each row: `counts` has the number to keep, `scores` further axes for the row."""
     row_length = math.prod(scores.shape[counts.ndim :])
     rows = scores.reshape(counts.size, row_length)
     request = selection.Request(rows, counts.ravel(), is_stacked=True)

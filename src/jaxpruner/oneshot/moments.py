@@ -133,7 +133,7 @@ def _gram(samples: jax.Array) -> jax.Array:
 
 
 def _gram_of_windows(equation: Any, data: jax.Array) -> jax.Array:
-    """Takes so many images at a time that their windows fit into `_PATCHES` bytes."""
+    """Takes a few images at a time, whose windows fit into `_PATCHES` bytes."""
     params = equation.params
     numbers = equation.params['dimension_numbers']
     kernel = equation.invars[1].aval.shape

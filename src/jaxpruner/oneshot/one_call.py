@@ -59,11 +59,12 @@ def prune(
     """Prunes a model in one call.
 
     With `apply_fn` and `batches` any algorithm sees what the model does with each leaf. Groups of N:M then lie along
-    the inputs, the axis that the model sums over (an axis that is named stays, except -1, the default). Leaves that no
-    contraction reads (biases, norms, positions) and lookups (embeddings, tied ones, too) stay dense, which is logged;
-    one that `custom_sparsity_map`, `sparsity_type` or `sparsity` names itself is pruned. Without a model groups lie
-    along the last axis, with a warning where `'2:4'` names none. SNIP, GraSP and SynFlow rank all leaves that are
-    selected together and leave none alone.
+    the inputs, the axis that the model sums over. An axis that is named stays; but -1 is the default, and counts as not
+    named, so that the last axis of a kernel of two has to be named as `NByM(2, 4, axis=1)`. Leaves that no contraction
+    reads (biases, norms, positions) and lookups (embeddings, tied ones, too) stay dense, which is logged; one that
+    `custom_sparsity_map`, `sparsity_type` or `sparsity` names itself is pruned. Without a model groups lie along the
+    last axis, with a warning where `'2:4'` names none. SNIP, GraSP and SynFlow rank all leaves that are selected
+    together and leave none alone.
 
     Args:
       params: any pytree of arrays.

@@ -34,7 +34,7 @@ class GroupedChannels:
 
     and `sparsity` is the share of its channels to remove. Biases and norms get masks, too, although the default filter
     leaves them out. Where layers of a scan, experts or heads may keep channels of their own, each has a ranking of its
-    own, and all keep as many. After training `graph.nonzero_channels(opt_state)` says which channels stay, and
+    own, and all keep the same number. After training `graph.nonzero_channels(opt_state)` says which channels stay, and
     `graph.shrink` leaves the others out without a change of the function.
 
     A group has the sparsity of its leader: of the leaves with more than one axis the one that the model uses first. So
@@ -128,7 +128,7 @@ class GroupedChannels:
                 )
 
     def kept_weights(self, counts: 'Sequence[tuple[GroupInLeaves, int]]', leaf: Path) -> int:
-        """How many weights of a leaf are kept where so many channels of some groups are."""
+        """How many weights of a leaf are kept, given how many channels of each of some groups are kept."""
         lists = {}
         for group_in_leaves, count in counts:
             *owner_sizes, _ = group_in_leaves.table.shape

@@ -51,7 +51,7 @@ class Fill(NamedTuple):
 
 
 def nothing_of(rank: int) -> Fill:
-    """A value with so many axes of which nothing is known."""
+    """A value of this rank of which nothing is known."""
     return Fill(None, ({},) * rank)
 
 

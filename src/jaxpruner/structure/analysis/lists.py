@@ -1,8 +1,8 @@
 """Groups whose channels need not be the same in each trip of a scan, each expert, or each head.
 
-Layers of a scan share the group of their hidden units: all have as many. But layer 3 may keep other units than layer 5,
-since no operation ever compares units of different layers. So it is with the features of heads and the hidden units of
-experts. Here is the rule: channels may be chosen apart for each index of an atom t if
+Layers of a scan share the group of their hidden units: all have the same number. But layer 3 may keep other units than
+layer 5, since no operation ever compares units of different layers. So it is with the features of heads and the hidden
+units of experts. Here is the rule: channels may be chosen apart for each index of an atom t if
 
 - every value with the channels also has t, once, or stands in the body of the scan whose trips t counts, and
 - no operation mixes different indices of t, and
@@ -11,6 +11,7 @@ experts. Here is the rule: channels may be chosen apart for each index of an ato
 """
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -34,27 +35,34 @@ class _Value(NamedTuple):
     trips: Sequence[Axis]
 
     def has_one_owner(self, atom: Axis, owner: Axis) -> bool:
-        """Whether an owner stands exactly once beside each place of an atom."""
-        counts = [_count_in_each(terms, owner) for terms in self.terms]
+        """Whether each channel has exactly one index of an owner beside it.
+
+        A channel lies in a term of one axis. Beside it are the scans around the value, the rest of that term, and of
+        each other axis one of its terms. All of these together have the owner once:
+
+            trips.count(owner) + term.count(owner) + sum over the other axes of term.count(owner) = 1
+
+        With heads h and features c, axes (h, c) and (h * c,) have one owner. Axes (h, h * c) have two. Axes (h + g, c)
+        have one beside the first elements of axis 0 and none beside the others, which is none that can be relied on.
+        """
+        times_in_axes = [_times_in_each(terms, owner) for terms in self.terms]
         for i, terms in enumerate(self.terms):
-            in_other_axes = drop(counts, [i])
+            times_in_others = sum(drop(times_in_axes, [i]))
             for term in terms:
                 if atom not in term:
                     continue
-                is_repeated = term.count(atom) > 1  # two in one axis would need two owners
-                if is_repeated or None in in_other_axes:
+                if term.count(atom) > 1:  # two in one axis would need two owners
                     return False
-                in_others = sum(filter(None, in_other_axes))
-                beside = self.trips.count(owner) + term.count(owner)
-                if beside + in_others != 1:
+                times = self.trips.count(owner) + term.count(owner) + times_in_others
+                if times != 1:
                     return False
         return True
 
 
-def _count_in_each(terms: Sequence[Term], owner: Axis) -> int | None:
-    """How often each term of an axis has an atom; `None` where they differ."""
+def _times_in_each(terms: Sequence[Term], owner: Axis) -> float:
+    """How often each term of an axis has an atom; infinity where terms differ, so that no sum with it is 1."""
     counts = {term.count(owner) for term in terms}
-    return counts.pop() if len(counts) == 1 else None
+    return counts.pop() if len(counts) == 1 else math.inf
 
 
 def owners_of_lists(

@@ -20,7 +20,8 @@ class Member:
       axis: of the leaf.
       offset: where the first channel begins.
       stride: how many neighbours make one channel.
-      repeats: pairs of a count and a distance, outermost first: the channels are there again so many times.
+      repeats: pairs of a count and a distance, outermost first: the channels are there `count` times in all, each time
+        `distance` positions further on.
 
     >>> Member(('mlp', 'kernel'), axis=1, offset=0, stride=1, repeats=()).name
     'mlp/kernel'
@@ -57,8 +58,9 @@ class Group:
       exact: whether removing a channel is the same as setting its members to zero.
       reason: why it is not; empty where it is.
       atom: what stands for the group in the axes of a `Trace`.
-      lists: atoms of which each index may keep channels of its own, such as trips of a scan, experts, or heads: what is
-        kept is then an array of shape `(*sizes of these atoms, channels that are kept)`.
+      lists: the owners of lists of channels, as in `cutting.cut.Lists.owners`: atoms of which each index may keep
+        channels of its own, such as trips of a scan, experts, or heads. What is kept is then an array of shape
+        `(*sizes of these atoms, channels that are kept)`. Empty where all keep the same channels.
       is_depth: whether the channels are trips of a scan, such as layers that are stacked. Exact are those that hand on
         what they got once their parameters are zero, as residual blocks do.
       in_state: where the channels lie in the state, which is cut along and holds no parameters.

@@ -1,4 +1,10 @@
-"""Which groups are exact: zeros are followed through the program, from the parameters to every sum over channels."""
+"""Which groups are exact: zeros are followed through the program, from the parameters to every sum over channels.
+
+A group is rejected unless zeros are known wherever its channels are summed over. Loops are gone through until what is
+known of their carried values stays the same, and so are programs that hand a state on. That is monotone: a turn joins
+what was known before it with what comes out of it, so that it knows what the turn before knew, or less. Whatever is
+rejected in an early turn, which knows more, is rejected in the last one, too. So it may be noted in any turn.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -61,9 +67,6 @@ class ZeroFlow(LiveEvaluator[Fill]):
 
     Attributes:
       inexact: the atoms of which removing channels is not the same as zeroing them, with the reason.
-
-    Loops are gone through until what is carried stays the same. Each turn knows less than the one before, so that what
-    is rejected in an earlier turn is rejected in the last one, too.
     """
 
     def __init__(self, trace: Trace):
@@ -215,7 +218,7 @@ class ZeroFlow(LiveEvaluator[Fill]):
 
 
 def _settle(run: Callable[[Fills], Fills], carried: Fills) -> tuple[Fills, Fills]:
-    """What is known of carried values before every turn of a loop, and after the last."""
+    """What is known of carried values before every turn of a loop, and after the last; see the head of this file."""
     while True:
         after = run(carried)
         joined = list(map(join_fills, carried, after))

@@ -1,8 +1,8 @@
 """What a model costs as a function of how many channels stay, without tracing the smaller model.
 
-Each leaf has the product of its axes' sizes as parameters, and each contraction multiplies as often as a product of
-sizes says. An axis is an expression over atoms, and the atom of a group has as many indices as channels stay. So a cost
-is a sum of products of counts, read off the trace once:
+The parameters of a leaf are a product of the sizes of its axes, and so are the multiplications of a contraction. An
+axis is an expression over atoms, and the atom of a group has one index for each channel that stays. So a cost is a sum
+of products of counts, read off the trace once:
 
     x @ up @ down, 5 rows of 3, u units, 2 results:  3*u + u*2 parameters,  2 * (5*3*u + 5*u*2) operations
 """
@@ -104,7 +104,7 @@ def cost_of_keep(graph: Any, keep: Keep) -> Cost:
 
 
 def counts_of(keep: Keep) -> dict[str, int]:
-    """How many channels stay of each group that is named; each of several lists has as many."""
+    """How many channels stay of each group that is named; all of several lists have that length."""
     counts = {}
     for name, indices in keep.items():
         *_, count = np.shape(indices)

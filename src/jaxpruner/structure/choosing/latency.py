@@ -47,7 +47,7 @@ class Latency:
         self._ratios = {whole: 1.0}
 
     def __call__(self, counts: Counts) -> float:
-        """Seconds that the model takes with so many channels of each group; times a candidate once.
+        """Seconds that the model takes if these numbers of channels stay; times a candidate once.
 
         Args:
           counts: name of a group -> how many of its channels stay; groups that are not named stay whole.

@@ -1,9 +1,12 @@
 """Custom derivative rules at smaller shapes.
 
-A call with a rule of its own, `jax.custom_jvp` or `jax.custom_vjp`, was traced as a program and a rule for the old
-shapes. To run it with smaller ones, its derivative is traced as a program, too, as JAX takes it by the rule. The axes
-of that program are inferred, and it is run with smaller shapes as the model is. So the rule stays. Where it pins an
-axis that gets smaller, nobody knows the rule for the small shape, and taking a derivative is an error that says so.
+A call with a derivative rule of its own (`jax.custom_jvp`, `jax.custom_vjp`) holds two things made for the old shapes:
+a program and a rule. The program is run with smaller shapes as the rest of the model is. The rule is a Python function
+that cannot be run so. Instead, the derivative that JAX takes by the rule is traced as a second program, at the old
+shapes. The axes of that second program are inferred, and it, too, is run with smaller shapes.
+
+A rule may pin an axis that gets smaller. Then the rule for the small shape is unknown: the call itself still runs, and
+taking its derivative is an error that says so.
 """
 
 import functools
@@ -197,7 +200,7 @@ def _shapes(variables: Iterable[Any]) -> Values:
 
 
 class _Copies:
-    """Copies of axes, of which more can be stated than of the axes themselves."""
+    """Copies of the axes of a model, made of fresh atoms: unifying them inside a rule changes no axes of the model."""
 
     def __init__(self) -> None:
         self._atoms: dict[Axis, Axis] = {}
@@ -214,7 +217,11 @@ class _Copies:
         return product(parts) if axis.form == 'product' else total(parts)
 
     def cut(self, cut: Cut, rule_of: str) -> Cut:
-        """The same cut of the copies; raises ValueError where what was stated of them does not allow it."""
+        """The same cut of the copies.
+
+        Raises:
+          ValueError: the rule has pinned a copy that is cut, or unified it with one that is cut otherwise.
+        """
         lists: dict[Axis, Lists] = {}
         for original, copy in self._atoms.items():
             if original not in cut.lists:

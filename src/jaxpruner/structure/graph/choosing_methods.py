@@ -37,7 +37,7 @@ class ChoosingMethods(GraphRecord):
         allow_inexact: bool = False,
         progress: bool = True,
     ) -> Choice:
-        """Chooses which channels stay: those of the highest scores, so many that a budget is met.
+        """Chooses which channels stay: those of the highest scores that a budget has room for.
 
         The score of a channel is the sum of the scores of its weights in each member, divided by the member's mean, and
         reduced over the members. Where `Group.lists` has atoms, channels are chosen for each of their indices (layers
@@ -67,7 +67,7 @@ class ChoosingMethods(GraphRecord):
           least: the least share of a group that stays, one for all or by glob.
           greatest: the greatest share of a group that stays, likewise.
           leave: names or globs of groups that are left alone.
-          equal: names or globs; of the groups that one of them means, those of like shape keep as many channels.
+          equal: names or globs; of the groups that one of them means, those of like shape keep the same number.
           depth: whether layers of a scan may go, as well (`Group.is_depth`). With `counts` naming them will do.
           gradients: a tree like `params`, for scores by gradients.
           batches: for calibrated scores, and the first one for latency; by default what the graph was made with. A

@@ -168,7 +168,7 @@ def _reduce_reason(name: str, value: Number) -> str:
 
 
 def _reduced(name: str, value: Number, count: int) -> Number:
-    """What reducing as many elements of one number gives."""
+    """What reducing `count` elements gives that are all the same number."""
     if value is None:
         return None
     if not is_finite(value):

@@ -128,7 +128,7 @@ def _move_slice(cut: Cut, axis: Axis, old_slice: range, count: int) -> range:
 
 
 def conv(small: SmallEquation, operands: Values) -> Values:
-    """Each group of channels has as many as the kernel has inputs."""
+    """The number of groups is a parameter: each has the number of channels that the kernel has inputs."""
     params = small.equation.params
     if params['feature_group_count'] == 1:
         return small.run(operands)

@@ -54,7 +54,7 @@ def shapes_of(build: Build, arguments: Mapping[str, Any]) -> Shapes:
 
 
 def mismatches(shapes: Shapes, target: Shapes) -> Iterator[Mismatch]:
-    """The axes that have another length, of leaves that have as many axes as they are to have."""
+    """The axes that have another length than the target, of leaves whose rank is that of the target."""
     for name, shape in shapes.items():
         expected = target.get(name, ())
         if len(shape) != len(expected):
