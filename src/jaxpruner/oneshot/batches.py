@@ -68,10 +68,15 @@ def as_inputs(batch: Any) -> tuple[Any, ...]:
 
 def check_samples(batch: Any, number: int) -> None:
     """Refuses batch `number` if every array in it is empty: nothing can be learned from it."""
-    shapes = [leaf.shape for leaf in jax.tree.leaves(batch) if getattr(leaf, 'shape', ())]
+    shapes = []
+    for leaf in jax.tree.leaves(batch):
+        shape = getattr(leaf, 'shape', ())
+        if shape:  # neither a number nor what is no array
+            shapes.append(shape)
     if shapes and all(0 in shape for shape in shapes):
+        texts = ', '.join(map(str, shapes))
         raise ValueError(
-            f'batches[{number}] holds no samples: its inputs have shapes {", ".join(map(str, shapes))}; leave it out'
+            f'batches[{number}] holds no samples: its inputs have shapes {texts}; leave it out'
         )
 
 

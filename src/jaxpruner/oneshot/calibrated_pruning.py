@@ -294,7 +294,8 @@ class CalibratedPruning(base_updater.BaseUpdater):
             sparsities = tree_lib.leaves_like(treedef, self.get_target_sparsities(params))
         contradiction_of = {each.leaf.path: each for each in contradictions}
         for names in self.blocks or ():
-            tree_lib.check_names((names,) if isinstance(names, str) else names, paths, 'blocks')
+            names = (names,) if isinstance(names, str) else names
+            tree_lib.check_names(names, paths, 'blocks')
         targets = {}
         for i, leaf in enumerate(self._leaves(paths, leaves)):
             if sparsities[i] is not None and leaf.sparsity_type is not None:

@@ -192,7 +192,8 @@ def _compile_step(taps: Taps, graph: UseGraph) -> Callable[..., list[InputStatis
     """A function that adds the statistics of a batch, in place."""
 
     def step(totals: list[InputStatistics], params: Any, *inputs: Any) -> list[InputStatistics]:
-        return taps.run(graph, totals, params, *inputs)[1]
+        _, new_totals = taps.run(graph, totals, params, *inputs)
+        return new_totals
 
     return CompiledOnce(step, donate_argnums=(0,))
 
@@ -201,5 +202,11 @@ def _of_own_trips(matrices: WeightMatrices, statistics: InputStatistics) -> Inpu
     """The statistics of those trips of loops that read this leaf; other trips read others."""
     if matrices.fills_stacks:
         return statistics
-    trips = tuple(slice(*axis.range) for axis in matrices.stack if axis.loop)
-    return jax.tree.map(lambda array: array[trips] if array.ndim else array, statistics)
+    slices = [slice(*axis.range) for axis in matrices.stack if axis.loop]
+    trips = tuple(slices)
+
+    def take(array: jax.Array) -> jax.Array:
+        is_single_number = not array.ndim
+        return array if is_single_number else array[trips]
+
+    return jax.tree.map(take, statistics)

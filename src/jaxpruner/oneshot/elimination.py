@@ -99,7 +99,10 @@ def eliminate(rows: Rows, rule: Rule, lengths: Sequence[int]) -> Eliminated:
         is_later = jnp.arange(len(rows.weights)) >= start + length
         update = lax.dynamic_slice_in_dim(rows.inverse, start, length)
         update = jnp.where(is_later, update, 0)
-        change = update.T * part.errors if length == 1 else product(update, part.errors)
+        if length == 1:
+            change = update.T * part.errors
+        else:
+            change = product(update, part.errors)
         all_rows = all_rows._replace(weights=all_rows.weights - change)
         return all_rows.with_part(part, start)
 

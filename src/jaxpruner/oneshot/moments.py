@@ -119,7 +119,8 @@ def _second_moment_of_windows(equation: Any, operand: int, data: jax.Array) -> j
 def _samples_of_dot(equation: Any, operand: int, data: jax.Array) -> jax.Array:
     """`[batch…, samples, inputs]`."""
     _, _, contract, batch = contracted_axes(equation, operand)
-    samples = [axis for axis in range(data.ndim) if axis not in (*contract, *batch)]
+    other = {*contract, *batch}
+    samples = [axis for axis in range(data.ndim) if axis not in other]
     arranged = data.transpose(*batch, *samples, *contract)
     first_input = data.ndim - len(contract)
     batch_shape = arranged.shape[: len(batch)]
@@ -129,7 +130,8 @@ def _samples_of_dot(equation: Any, operand: int, data: jax.Array) -> jax.Array:
 
 
 def _gram(samples: jax.Array) -> jax.Array:
-    return jnp.matmul(samples.swapaxes(-2, -1), samples, precision=lax.Precision.HIGHEST)
+    transposed = samples.swapaxes(-2, -1)
+    return jnp.matmul(transposed, samples, precision=lax.Precision.HIGHEST)
 
 
 def _gram_of_windows(equation: Any, data: jax.Array) -> jax.Array:

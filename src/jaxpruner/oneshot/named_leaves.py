@@ -36,7 +36,8 @@ def sparsities_by_name(
         if value is not None:
             sparsity_distributions.check_sparsity(value, f'sparsity[{name!r}]')
     paths, leaves, treedef = tree_lib.flatten_with_paths(params)
-    tree_lib.check_names([name for name in sparsities if name != _ALL], paths, 'sparsity')
+    names = [name for name in sparsities if name != _ALL]
+    tree_lib.check_names(names, paths, 'sparsity')
 
     def target(path: tree_lib.Path, leaf: Any) -> float | None:
         is_stacked = any(tree_lib.matches(name, path) for name in stacked)

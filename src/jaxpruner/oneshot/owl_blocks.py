@@ -54,7 +54,8 @@ def matrix_sparsities(
         score_sums.append(sums)
         *_, inputs, outputs = part.shape
         sizes.append(np.full(sums.shape, inputs * outputs))
-        own_targets.append(np.full(sums.shape, float(targets[part.path].sparsity)))
+        target = float(targets[part.path].sparsity)
+        own_targets.append(np.full(sums.shape, target))
     block_sizes = _sum_by_block(numbers, sizes)
     at_least_one = np.maximum(block_sizes, 1)
     mean_scores = _sum_by_block(numbers, score_sums) / at_least_one

@@ -32,7 +32,8 @@ class PrunedLeaves:
     @property
     def params(self) -> tree_lib.PyTree:
         """The parameters as they are now; what is pruned later changes them in place."""
-        return jax.tree.unflatten(self._treedef, list(self._leaves.values()))
+        leaves = list(self._leaves.values())
+        return jax.tree.unflatten(self._treedef, leaves)
 
     @property
     def masks(self) -> tree_lib.PyTree:
@@ -125,13 +126,18 @@ def _compile(
     if divided is None:
         return CompiledOnce(reader), CompiledOnce(writer, donate_argnums=given_away)
     shardings = divided, divided, None
-    return jax.jit(reader), jax.jit(writer, donate_argnums=given_away, out_shardings=shardings)
+    write = jax.jit(writer, donate_argnums=given_away, out_shardings=shardings)
+    return jax.jit(reader), write
 
 
 def _single_leaves(leaves: dict[tree_lib.Path, Any]) -> set[tree_lib.Path]:
     """The leaves whose arrays no other leaf shares."""
     times = collections.Counter(map(id, leaves.values()))
-    return {path for path, leaf in leaves.items() if times[id(leaf)] == 1}
+    single = set()
+    for path, leaf in leaves.items():
+        if times[id(leaf)] == 1:
+            single.add(path)
+    return single
 
 
 def _reader(matrices: WeightMatrices) -> Callable[..., jax.Array]:

@@ -154,4 +154,8 @@ def _axes_without_part(shape: Shape, index: Index) -> tuple[int, ...]:
     """The axes of a leaf that have no part in an index."""
     shapes = [indices.shape for indices in index]
     index_shape = np.broadcast_shapes(*shapes)
-    return tuple([i for i, size in enumerate(index_shape) if size < shape[i]])
+    without_part = []
+    for i, size in enumerate(index_shape):
+        if size < shape[i]:
+            without_part.append(i)
+    return tuple(without_part)

@@ -85,7 +85,11 @@ def _make_groups(traces: Sequence[Trace], spots_of: Mapping[Axis, Spots]) -> dic
     first_spots = {}
     for atom, spots in spots_of.items():
         first_spots[atom] = min(spots, key=order)
-    for atom in sorted(spots_of, key=lambda atom: order(first_spots[atom])):
+
+    def order_of_first(atom: Axis) -> tuple[int, ...]:
+        return order(first_spots[atom])
+
+    for atom in sorted(spots_of, key=order_of_first):
         spots = spots_of[atom]
         reason = inexact.get(atom, '')
         name = _name_group(trace, first_spots[atom])

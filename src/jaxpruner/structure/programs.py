@@ -203,7 +203,8 @@ def _match(state: Shapes, results: Shapes, *name: str) -> dict[Path, Path]:
         if is_first and _take_part(results, (*prefix, *name), prefix) == state:
             prefixes.append(prefix)
     if len(prefixes) > 1:
-        parts = ' and '.join([tree_lib.path_string(prefix) or 'the whole' for prefix in prefixes])
+        names = [tree_lib.path_string(prefix) or 'the whole' for prefix in prefixes]
+        parts = ' and '.join(names)
         raise ValueError(
             f'{parts} of the results could each be the state that comes back; give the state a name, '
             'state={"cache": state}, and return it under this name'

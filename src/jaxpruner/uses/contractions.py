@@ -1,6 +1,5 @@
 """Contractions, the operations that multiply and sum: which axes of an operand they contract, and what they cost."""
 
-import math
 from typing import Any, NamedTuple
 
 from jaxpruner.uses.views import NoRuleError
@@ -27,11 +26,15 @@ class DotAxes(NamedTuple):
     groups: Axes = ()
 
 
+# Of `ragged_dot`: rows (rows, inputs), and for each group of them a matrix (groups, inputs, outputs).
+PLAIN_RAGGED_DOT = DotAxes(contract=((1,), (1,)), batch=((), ()), groups=(0,))
+
+
 def dot_axes(equation: Any) -> DotAxes:
     """The axes of a product that is no convolution."""
     name, params = equation.primitive.name, equation.params
     if name == 'ragged_dot':
-        return DotAxes(contract=((1,), (1,)), batch=((), ()), groups=(0,))
+        return PLAIN_RAGGED_DOT
     groups: Axes = ()
     if name in RAGGED:
         ragged = params['ragged_dot_dimension_numbers']
@@ -66,7 +69,8 @@ def roles(equation: Any, operand: int) -> Roles:
         if operand == 1:
             batch += axes.groups
         rank = len(equation.invars[operand].aval.shape)
-        free = tuple(i for i in range(rank) if i not in (*contract, *batch))
+        not_free = {*contract, *batch}
+        free = tuple([axis for axis in range(rank) if axis not in not_free])
         return Roles(contract, free, batch)
     if operand == 0:
         raise NoRuleError('no rule for a convolution with a parameter as its image')
@@ -81,8 +85,10 @@ def flops(equation: Any) -> int:
     in a transposed convolution, each input with each element of the window. Of groups of rows each row counts once.
     """
     variables = (*equation.invars[:2], equation.outvars[0])
-    shapes = [variable.aval.shape for variable in variables]
-    return 2 * math.prod(shapes[number][axis] for number, axis in factors(equation))
+    products = 1
+    for number, axis in factors(equation):
+        products *= variables[number].aval.shape[axis]
+    return 2 * products
 
 
 def factors(equation: Any) -> list[tuple[int, int]]:
@@ -92,14 +98,18 @@ def factors(equation: Any) -> list[tuple[int, int]]:
     """
     if OPERATIONS[equation.primitive.name] == 'dot':
         rank = len(equation.invars[0].aval.shape)
-        return [(0, axis) for axis in range(rank)] + [(1, axis) for axis in roles(equation, 1).free]
+        of_left = [(0, axis) for axis in range(rank)]
+        of_right = [(1, axis) for axis in roles(equation, 1).free]
+        return of_left + of_right
     params = equation.params
     numbers = params['dimension_numbers']
-    found = [(2, axis) for axis in numbers.out_spec]
+    of_positions = [(2, axis) for axis in numbers.out_spec]
     for k, dilation in enumerate(params['lhs_dilation']):
         if dilation > 1 and params['window_strides'][k] == 1:
-            found[2 + k] = 0, numbers.lhs_spec[2 + k]
-    return found + [(1, axis) for axis in numbers.rhs_spec[1:]]
+            of_positions[2 + k] = 0, numbers.lhs_spec[2 + k]
+    _, *summed = numbers.rhs_spec
+    of_window = [(1, axis) for axis in summed]
+    return of_positions + of_window
 
 
 def input_axes(equation: Any, operand: int) -> Axes:

@@ -175,7 +175,8 @@ class Findings:
 def _share_of(site: Site) -> float:
     """The share of an operand that is the parameter's."""
     sizes = [axis.size for axis in site.view.axes]
-    return math.prod(sizes) / max(math.prod(site.view.shape), 1)
+    elements = math.prod(site.view.shape)
+    return math.prod(sizes) / max(elements, 1)
 
 
 class Walker(Protocol):

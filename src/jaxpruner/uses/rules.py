@@ -93,8 +93,8 @@ def _dot(equation: Any, operands: Operands) -> Results:
         for view in operand:
             batch = moves.transpose(view, roles[k].batch).axes
             own = moves.transpose(view, roles[k].free).axes
-            free = [*own, *others] if k == 0 else [*others, *own]
-            products.append(view.computed([*batch, *free]))
+            left, right = (own, others) if k == 0 else (others, own)
+            products.append(view.computed([*batch, *left, *right]))
     return [moves.join(products)]
 
 

@@ -66,7 +66,8 @@ def _walk_through(program: Any, shapes: Sequence[tuple[int, ...]]) -> Findings:
     for leaf, shape in enumerate(shapes):
         view = views.whole(leaf, shape)
         arguments.append(Value(views=(view,)))
-    arguments += [DATA] * (len(program.jaxpr.invars) - len(shapes))
+    number_of_inputs = len(program.jaxpr.invars) - len(shapes)
+    arguments += [DATA] * number_of_inputs
     scope = Scope(needed=(True,) * len(program.jaxpr.outvars))
     walk = Walk(shapes)
     results = walk.visit_program(Program.of(program), arguments, scope)

@@ -86,7 +86,8 @@ class Scorer(NamedTuple):
         tables = []
         for member in group.members:
             axes = self.leaves[member.path]
-            stays = [cut.stays(axes, i) for i in cut.order(axes)]
+            order = cut.order(axes)
+            stays = [cut.stays(axes, i) for i in order]
             table = self._score_member(group, member, stays)
             if table is not None:
                 _check_finite(table, group, member)

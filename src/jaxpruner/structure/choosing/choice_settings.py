@@ -169,7 +169,8 @@ def limits_of_groups(groups: Groups, settings: Settings) -> dict[str, ranking.Li
     multiples = by_group(settings.round_to, groups, 'round_to', 1)
     limits = {}
     for name, group in groups.items():
-        limits[name] = ranking.limits_of(group, least[name], greatest[name], multiples[name])
+        shares = least[name], greatest[name]
+        limits[name] = ranking.limits_of(group, *shares, multiples[name])
     return limits
 
 

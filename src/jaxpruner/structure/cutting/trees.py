@@ -42,7 +42,10 @@ class Change(NamedTuple):
         """Whether an array has the shape of the leaf."""
         if len(shape) != len(self.before):
             return False
-        differing = [i for i, size in enumerate(shape) if size != self.before[i]]
+        differing = []
+        for i, size in enumerate(shape):
+            if size != self.before[i]:
+                differing.append(i)
         return self.free.issuperset(differing)
 
 

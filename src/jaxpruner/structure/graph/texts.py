@@ -124,4 +124,8 @@ def _describe(group: Group, own_name: str) -> str:
 
 
 def _pinned_atoms(axis: Axis, pin: Pin | None) -> set[Axis]:
-    return {atom for atom in atoms(axis) if atom.pin is pin and atom.size > 1}
+    pinned = set()
+    for atom in atoms(axis):
+        if atom.pin is pin and atom.size > 1:
+            pinned.add(atom)
+    return pinned

@@ -57,16 +57,12 @@ def _dot(ties: EquationTies) -> list[Axes]:
     return [batch_axes + _free_axes(left, right, numbers)]
 
 
-# Rows of a matrix, and for each group of them a matrix.
-_PLAIN_RAGGED_DOT = DotAxes(contract=((1,), (1,)), batch=((), ()), groups=(0,))
-
-
 def _ragged_dot(ties: EquationTies) -> list[Axes]:
     """Groups of rows, with a matrix for each group: the sizes of groups are data, so no group can be removed."""
     left, right, sizes = ties.operands
     numbers = contractions.dot_axes(ties.equation)
     ranks = len(left), len(right)
-    if ranks != (2, 3) or numbers != _PLAIN_RAGGED_DOT:
+    if ranks != (2, 3) or numbers != contractions.PLAIN_RAGGED_DOT:
         return ties.pin_everything('groups of rows along several axes')
     rows, inputs = left
     groups, inputs_of_matrices, outputs = right

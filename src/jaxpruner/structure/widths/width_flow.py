@@ -247,7 +247,11 @@ class WidthFlow(LiveEvaluator[Facts]):
         along: set[Axis] = set()
         for width in widths:
             along |= width.atoms
-        return tuple([name for atom, name in self._names.items() if atom in along])
+        names = []
+        for atom, name in self._names.items():
+            if atom in along:
+                names.append(name)
+        return tuple(names)
 
 
 def _nothing_of(equation: Any) -> Values:
