@@ -45,7 +45,8 @@ def whole_number(constant: Constant | None, aval: Any) -> int | None:
 
 
 def _is_whole(dtype: Any) -> bool:
-    return jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.bool_)
+    is_integer = jnp.issubdtype(dtype, jnp.integer)
+    return is_integer or jnp.issubdtype(dtype, jnp.bool_)
 
 
 def of_value(value: Any) -> Constant:

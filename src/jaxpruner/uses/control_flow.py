@@ -71,8 +71,10 @@ def walk_while(walker: Walker, loop: While, values: Values, scope: Scope) -> Val
     equation = loop.equation
     condition_constants, body_constants, first = loop.split(values)
     needed = liveness.needed_of_while_body(loop, scope.needed)
-    in_body = scope.inside(equation, 1, needed)._replace(trips_are_known=False)
-    in_condition = scope.inside(equation, 0, (True,))._replace(trips_are_known=False)
+    in_body = scope.inside(equation, 1, needed)
+    in_body = in_body._replace(trips_are_known=False)
+    in_condition = scope.inside(equation, 0, needed=(True,))
+    in_condition = in_condition._replace(trips_are_known=False)
 
     def walk_body(carried: Values) -> Values:
         inputs = body_constants + carried

@@ -60,7 +60,8 @@ def with_input_axes(
         if leaf.shape[axis] % leaf_type.m:
             axes = _axes_as_one(graph[path], leaf.shape)
             if len(axes) > 1:
-                return dataclasses.replace(along, axis=tuple(axis - leaf.ndim for axis in axes))
+                from_the_end = [axis - leaf.ndim for axis in axes]
+                return dataclasses.replace(along, axis=tuple(from_the_end))
         return along
 
     return resolve
@@ -69,7 +70,8 @@ def with_input_axes(
 def _types_of_leaves(setting: Any, graph: UseGraph) -> Callable[[tree_lib.Path, Any], Any]:
     """What a setting that names leaves says of each leaf of the graph."""
     paths = [*graph, *graph.opaque, *graph.unused]
-    types = dict(zip(paths, type_settings.resolve(setting, paths, paths), strict=True))
+    resolved = type_settings.resolve(setting, paths, paths)
+    types = dict(zip(paths, resolved, strict=True))
 
     def type_of(path: tree_lib.Path, leaf: Any) -> Any:
         if path not in types:
@@ -111,9 +113,13 @@ def _contractions(uses: Iterable[Use]) -> list[Use]:
 def _axes_as_one(uses: Iterable[Use], shape: Sequence[int]) -> Axes:
     """The leaf's axes that all contractions count as one, in this order; none where they are not whole, or differ."""
     orders = set(map(_order_of_inputs, _contractions(uses)))
-    axes, sizes = orders.pop() if len(orders) == 1 else ((), ())
-    are_whole = sizes == tuple(shape[axis] for axis in axes)
-    return axes if are_whole and len(set(axes)) == len(axes) else ()
+    if len(orders) != 1:
+        return ()
+    axes, sizes = orders.pop()
+    whole_sizes = [shape[axis] for axis in axes]
+    are_whole = list(sizes) == whole_sizes
+    are_distinct = len(set(axes)) == len(axes)
+    return axes if are_whole and are_distinct else ()
 
 
 def _order_of_inputs(use: Use) -> tuple[Axes, Axes]:

@@ -21,7 +21,8 @@ from jaxpruner.uses.views import (
 
 def transpose(view: View, permutation: Iterable[int], *steps: Any) -> View:
     """The axes in another order, or some of them."""
-    return view.moved([view.axes[i] for i in permutation], *steps)
+    axes = [view.axes[i] for i in permutation]
+    return view.moved(axes, *steps)
 
 
 def broadcast(view: View, new_shape: Sequence[int], dimensions: Iterable[int], *steps: Any) -> View:
@@ -42,7 +43,8 @@ def broadcast(view: View, new_shape: Sequence[int], dimensions: Iterable[int], *
 def align(view: View, shape: Sequence[int]) -> View:
     """The view in an elementwise operation: scalars and axes of length 1 may stand among arrays."""
     rank = len(shape)
-    return broadcast(view, shape, range(rank - len(view.axes), rank))
+    last_axes = range(rank - len(view.axes), rank)
+    return broadcast(view, shape, last_axes)
 
 
 def cut(view: View, taken: Sequence[range], *steps: Any) -> View | None:

@@ -45,7 +45,11 @@ def moving(function: Callable[[Any, View, Move], View | None]) -> Rule:
         if any(operands[1:]):
             raise NoRuleError(f'no rule for {equation.primitive.name} by a parameter')
         step = Move(equation)
-        return [views.map_views(lambda view: function(equation, view, step), operands[0])]
+
+        def move(view: View) -> View | None:
+            return function(equation, view, step)
+
+        return [views.map_views(move, operands[0])]
 
     return rule
 
@@ -54,7 +58,8 @@ def same(equation: Any, operands: Operands) -> Results:
     """A rule of operations that leave each operand as it is, but for its dtype or place."""
     results = []
     for i, operand in enumerate(operands):
-        move = functools.partial(_cast, step=Move(equation, i, i))
+        step = Move(equation, operand=i, result=i)
+        move = functools.partial(_cast, step=step)
         results.append(tuple(map(move, operand)))
     return results
 
@@ -66,7 +71,8 @@ def _cast(view: View, step: Move) -> View:
         return view
     before = equation.invars[step.operand].aval.dtype
     after = equation.outvars[step.result].aval.dtype
-    is_rounded = jnp.issubdtype(before, jnp.inexact) and jnp.issubdtype(after, jnp.inexact)
+    was_inexact = jnp.issubdtype(before, jnp.inexact)
+    is_rounded = was_inexact and jnp.issubdtype(after, jnp.inexact)
     if before == after or is_rounded:
         return view.moved(view.axes, step)
     return view.computed()
@@ -137,9 +143,11 @@ def _padded(axis: ViewAxis, padding: tuple[int, int, int]) -> ViewAxis:
     before, after, between = padding
     step = between + 1
     if between:
+        spread_size = step * axis.size - between
+        spread_length = step * (axis.length - 1) + 1
         axis = ViewAxis(
-            views.mixed(axis.factors, step * axis.size - between).factors,
-            length=max(0, step * (axis.length - 1) + 1),
+            views.mixed(axis.factors, spread_size).factors,
+            length=max(0, spread_length),
             start=step * axis.start,
         )
     return moves.shift_axis(axis, max(0, before), max(0, after))
@@ -164,12 +172,16 @@ def _split(equation: Any, operands: Operands) -> Results:
     for i, size in enumerate(equation.params['sizes']):
         start, stop = stop, stop + size
         taken[axis] = range(start, stop)
-        results.append(_cut_each(operands[0], taken, Move(equation, result=i)))
+        step = Move(equation, result=i)
+        results.append(_cut_each(operands[0], taken, step))
     return results
 
 
 def _cut_each(operand: Views, taken: Sequence[range], step: Move) -> Views:
-    return views.map_views(lambda view: moves.cut(view, taken, step), operand)
+    def cut(view: View) -> View | None:
+        return moves.cut(view, taken, step)
+
+    return views.map_views(cut, operand)
 
 
 def _concatenate(equation: Any, operands: Operands) -> Results:

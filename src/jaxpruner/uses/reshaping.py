@@ -23,6 +23,13 @@ class _Group(NamedTuple):
 
 
 def _groups(shape: Sequence[int], new_shape: Sequence[int]) -> list[_Group]:
+    """Matches runs of axes, the shortest that hold the same elements.
+
+    >>> for group in _groups((6, 4, 5), (2, 3, 20)):
+    ...     print(group.old, group.new)
+    slice(0, 1, None) slice(0, 2, None)
+    slice(1, 3, None) slice(2, 3, None)
+    """
     if 0 in shape:
         raise NoRuleError('reshape of an empty array')
     groups: list[_Group] = []

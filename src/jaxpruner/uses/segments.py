@@ -219,10 +219,10 @@ class Segments:
             results = self._run_trip(_NO_TAPS, number, leaves, state, trips)
             carried, _ = scan.split_results(results)
             index = _element_of(scan, trips)
+            put = functools.partial(lax.dynamic_update_index_in_dim, index=index, axis=0)
             updated = []
             for stacked, i in zip(state.outputs, outputs, strict=True):
-                stacked = lax.dynamic_update_index_in_dim(stacked, results[i], index, 0)
-                updated.append(stacked)
+                updated.append(put(stacked, results[i]))
             return State(state.values, carried, updated)
 
         return run
@@ -262,8 +262,9 @@ class Segments:
         inputs = [env[value] for value in constants]
         inputs += state.carried
         index = _element_of(scan, trips)
+        take = functools.partial(lax.dynamic_index_in_dim, index=index, keepdims=False)
         for value in sliced:
-            element = lax.dynamic_index_in_dim(env[value], index, keepdims=False)
+            element = take(env[value])
             inputs.append(element)
         in_body = Position(step.path).at(0)
         return running.visit_program(scan.body, inputs, in_body)

@@ -279,12 +279,14 @@ def _check_observable(use: Use) -> None:
 
 
 def _add(total: jax.Array, statistic: jax.Array, index: Sequence[Any]) -> jax.Array:
-    """To the whole, or to the element of stacked totals that belongs to the trip."""
+    """Adds a statistic to the total, or to the element of stacked totals that belongs to the trip."""
     if not index:
         return total + statistic
-    statistic = jnp.expand_dims(statistic, tuple(range(len(index))))
+    in_front = range(len(index))
+    statistic = jnp.expand_dims(statistic, tuple(in_front))
     # Indices must be of one dtype, whatever that is.
-    zeros = [jnp.zeros_like(index[0])] * (statistic.ndim - len(index))
-    start = (*index, *zeros)
+    zero = jnp.zeros_like(index[0])
+    other_axes = statistic.ndim - len(index)
+    start = (*index, *[zero] * other_axes)
     old = lax.dynamic_slice(total, start, statistic.shape)
     return lax.dynamic_update_slice(total, old + statistic, start)
