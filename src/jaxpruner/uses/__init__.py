@@ -18,8 +18,8 @@ of a stack of 3 kernels with 4 inputs and 2 x 3 outputs:
 >>> print(view)  # what each trip of a scan gets; equation 2 of the program is the scan
 (2:4, 1:3, 1:2), a trip for each of 0:3
 
-A trip is one iteration of a loop: one run of the body of a `scan`, which takes element i of the arrays that it scans
-over, or of a `while` loop.
+A trip is one iteration of a `scan` or a `while` loop, one run of its body. In trip i a scan takes element i of each
+array that it scans over.
 
 A product of data with this value sums over its first axis. So it contracts axis 2 of the parameter, axis 1 is free, and
 axis 0 is a stack, which is what `param_uses` finds in the model itself:
