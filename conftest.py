@@ -31,6 +31,9 @@ _FOLDER = 'JAX_COMPILATION_CACHE_DIR'
 _made = []
 _MOST_RESIDENT = 5 << 30  # bytes
 _limit = [_MOST_RESIDENT]
+# JAX keeps 8192 compiled functions, and forgets at once which ones come later. A test leaves two behind, or fewer.
+_MOST_TESTS = 2500
+_tests_since_clearing = [0]
 
 
 def pytest_configure():
@@ -76,17 +79,20 @@ def pytest_collection_finish():
 def pytest_runtest_teardown(item, nextitem):
     """Leaves what a test must not leave to those after it.
 
-    Between two files, a process that holds much lets its compiled programs go: two workers share a machine.
+    Between two files, a process that holds much lets its compiled programs go: two workers share a machine, and JAX
+    keeps no more than some thousands.
     """
     if isinstance(item, pytest.DoctestItem):
         # What a doctest shows is kept as `_` among the builtins, all of which tyro hashes when it is imported. A tuple
         # of arrays cannot be hashed.
         vars(builtins).pop('_', None)
+    _tests_since_clearing[0] += 1
     if nextitem is None or nextitem.path == item.path or 'jax' not in sys.modules:
         return
-    if _resident_bytes() > _limit[0]:
+    if _resident_bytes() > _limit[0] or _tests_since_clearing[0] > _MOST_TESTS:
         sys.modules['jax'].clear_caches()
         gc.collect()
+        _tests_since_clearing[0] = 0
         _limit[0] = max(
             _MOST_RESIDENT, _resident_bytes() + _MOST_RESIDENT // 4
         )  # not again at once
