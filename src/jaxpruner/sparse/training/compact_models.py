@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,14 @@ from jaxpruner.sparse.training.unstructured_positions import KeptWeights
 
 Topology = Mapping[str, Any]  # by name of the leaf: whole numbers that say where its weights are
 Gradients = Mapping[str, jax.Array]  # by name of the leaf
+
+
+class TrainingState(NamedTuple):
+    """What a training carries from step to step."""
+
+    weights: Any
+    topology: Topology
+    opt_state: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,16 +68,8 @@ class CompactModel(abc.ABC):
         """The mask of a leaf, uint8 in its shape."""
 
     @abc.abstractmethod
-    def _moved(
-        self,
-        weights: Any,
-        topology: Topology,
-        opt_state: Any,
-        scores: Gradients,
-        tx: Any,
-        step: Any,
-    ) -> tuple[Any, Topology, Any]:
-        """Weights, topology and state of the optimizer after weights were replaced by those of the largest scores."""
+    def _moved(self, state: TrainingState, scores: Gradients, tx: Any, step: Any) -> TrainingState:
+        """The state after weights were replaced by those of the largest scores."""
 
     def apply(
         self, weights: Any, topology: Topology, *inputs: Any, probe: Gradients | None = None
@@ -147,28 +147,28 @@ class CompactModel(abc.ABC):
 
     def _update(
         self,
-        weights: Any,
-        topology: Topology,
-        opt_state: Any,
+        state: TrainingState,
         tx: optax.GradientTransformation,
         step: Any,
         gradients: Gradients | Callable[[Any, Topology], Gradients] | None,
         due: Any,
     ) -> tuple[Any, Topology, Any]:
         """Replaces weights, if it is due."""
-        self._check_topology_shapes(topology)
-        self._check_optimizer(tx, weights)
+        self._check_topology_shapes(state.topology)
+        self._check_optimizer(tx, state.weights)
         if self.moves.algorithm == moving.STATIC:
-            return weights, topology, opt_state
+            return state.weights, state.topology, state.opt_state
         if due is None:
             due = self.moves.scheduler.is_mask_update_iter(step)
 
-        def move(state: Any, step: Any) -> Any:
-            weights, topology, opt_state = state
-            scores = self._grow_scores(weights, topology, gradients, step)
-            return self._moved(weights, topology, opt_state, scores, tx, step)
+        def move(state: TrainingState, step: Any) -> TrainingState:
+            scores = self._grow_scores(state.weights, state.topology, gradients, step)
+            return self._moved(state, scores, tx, step)
 
-        return control.run_once(due, move, (weights, dict(topology), opt_state), step)
+        state = state._replace(topology=dict(state.topology))
+        # Users carry a plain tuple through their loops.
+        weights, topology, opt_state = control.run_once(due, move, state, step)
+        return weights, topology, opt_state
 
     def _grow_scores(
         self, weights: Any, topology: Topology, gradients: Any, step: Any

@@ -14,7 +14,12 @@ from jaxpruner.core import tree as tree_lib
 from jaxpruner.sparse.operators.block_kernels.product import multiply as multiply_in_kernel
 from jaxpruner.sparse.operators.blocks import BlockMatrix
 from jaxpruner.sparse.training import conversion, fit_checks, positions
-from jaxpruner.sparse.training.compact_models import CompactModel, Gradients, Topology
+from jaxpruner.sparse.training.compact_models import (
+    CompactModel,
+    Gradients,
+    Topology,
+    TrainingState,
+)
 from jaxpruner.sparse.training.conversion import Stored
 from jaxpruner.sparse.training.layouts import Layout
 from jaxpruner.sparse.training.moving import MoveSettings
@@ -120,7 +125,8 @@ class BlockSparse(CompactModel):
         Raises:
           ValueError: RigL without norms, or an optimizer that `wrap_optax` refuses.
         """
-        return self._update(weights, topology, opt_state, tx, step, block_norms, due)
+        state = TrainingState(weights, topology, opt_state)
+        return self._update(state, tx, step, block_norms, due)
 
     def _operator(
         self, name: str, stored: Stored, where: Any, probe: jax.Array | None
@@ -141,28 +147,22 @@ class BlockSparse(CompactModel):
     def _mask(self, name: str, where: Any) -> jax.Array:
         return conversion.mask_of(where, self.products.by_leaf[name], self.layouts[name])
 
-    def _moved(
-        self,
-        weights: Any,
-        topology: Topology,
-        opt_state: Any,
-        scores: Gradients,
-        tx: Any,
-        step: Any,
-    ) -> tuple[Any, Topology, Any]:
+    def _moved(self, state: TrainingState, scores: Gradients, tx: Any, step: Any) -> TrainingState:
         fraction = self.moves.drop_fraction(step)
         new_topology, flags, moved = {}, {}, {}
-        for name, stored in self._stored(weights).items():
+        for name, stored in self._stored(state.weights).items():
             values, layout = stored['values'], self.layouts[name]
-            magnitudes = conversion.mean_magnitudes(values, topology[name], layout)
-            replacement = positions.replace(topology[name], magnitudes, scores[name], fraction)
+            indices = state.topology[name]
+            magnitudes = conversion.mean_magnitudes(values, indices, layout)
+            replacement = positions.replace(indices, magnitudes, scores[name], fraction)
             new_topology[name] = replacement.indices
             is_new = jnp.broadcast_to(replacement.is_new[..., None, None], values.shape)
             moved[name] = {**stored, 'values': jnp.where(is_new, 0, values)}
             flags[name] = {**dict.fromkeys(stored), 'values': is_new}
         flags = self._tree_with_none(flags)
-        opt_state = optimizer_state.zero_moments(tx, opt_state, flags, weights)
-        return self.products.put(weights, moved), new_topology, opt_state
+        opt_state = optimizer_state.zero_moments(tx, state.opt_state, flags, state.weights)
+        weights = self.products.put(state.weights, moved)
+        return TrainingState(weights, new_topology, opt_state)
 
     @staticmethod
     def _topology_arrays(where: Any) -> Mapping[str, Any]:

@@ -89,10 +89,10 @@ def _steps_to_check(scheduler: sparsity_schedules.BaseSchedule) -> list[int]:
     steps = schedule_reach.update_steps(scheduler)
     if steps is None:  # not known in Python
         return list(range(_LOOKED_AT))
-    found = {0, *steps[:_LOOKED_AT]}
+    steps_to_check = {0, *steps[:_LOOKED_AT]}
     if getattr(scheduler, 'update_end_step', 0) is not None:
-        found.update(steps[-_LOOKED_AT:])
-    return sorted(found)
+        steps_to_check.update(steps[-_LOOKED_AT:])
+    return sorted(steps_to_check)
 
 
 def _check_constant_sparsity(scheduler: sparsity_schedules.BaseSchedule) -> None:

@@ -12,7 +12,12 @@ from jaxpruner.core import kept_positions
 from jaxpruner.sparse.operators.csr import CsrMatrix
 from jaxpruner.sparse.training import fit_checks
 from jaxpruner.sparse.training import unstructured_positions as positions_lib
-from jaxpruner.sparse.training.compact_models import CompactModel, Gradients, Topology
+from jaxpruner.sparse.training.compact_models import (
+    CompactModel,
+    Gradients,
+    Topology,
+    TrainingState,
+)
 from jaxpruner.sparse.training.conversion import Stored
 from jaxpruner.sparse.training.unstructured_positions import KeptWeights
 
@@ -116,7 +121,8 @@ class UnstructuredSparse(CompactModel):
         Raises:
           ValueError: RigL without gradients.
         """
-        return self._update(weights, topology, opt_state, tx, step, dense_grads, due)
+        state = TrainingState(weights, topology, opt_state)
+        return self._update(state, tx, step, dense_grads, due)
 
     def _operator(
         self, name: str, stored: Stored, where: Any, probe: jax.Array | None
@@ -136,28 +142,21 @@ class UnstructuredSparse(CompactModel):
         matrices = positions_lib.scattered(self.leaves[name], compressed, where['positions'])
         return self.products.by_leaf[name].from_matrix(matrices)
 
-    def _moved(
-        self,
-        weights: Any,
-        topology: Topology,
-        opt_state: Any,
-        scores: Gradients,
-        tx: Any,
-        step: Any,
-    ) -> tuple[Any, Topology, Any]:
+    def _moved(self, state: TrainingState, scores: Gradients, tx: Any, step: Any) -> TrainingState:
         fraction = self.moves.drop_fraction(step)
         new_topology, moved, places_by_name = {}, {}, {}
-        for name, stored in self._stored(weights).items():
+        for name, stored in self._stored(state.weights).items():
             leaf, compressed = self.leaves[name], stored['compressed']
-            old = topology[name]['positions']
+            old = state.topology[name]['positions']
             new, places = positions_lib.replaced(leaf, compressed, old, scores[name], fraction)
             new_topology[name] = leaf.arrays_of(new)
             moved[name] = {'compressed': kept_positions.moved(compressed, places)}
             places_by_name[name] = {'compressed': places}
         nothing = jax.tree.map(lambda _: jnp.zeros((), jnp.int32), self.products.params)
         places_by_name = self.products.put(nothing, places_by_name)
-        opt_state = kept_positions.move_moments(tx, opt_state, places_by_name)
-        return self.products.put(weights, moved), new_topology, opt_state
+        opt_state = kept_positions.move_moments(tx, state.opt_state, places_by_name)
+        weights = self.products.put(state.weights, moved)
+        return TrainingState(weights, new_topology, opt_state)
 
     @staticmethod
     def _topology_arrays(where: Any) -> Mapping[str, Any]:
