@@ -4,12 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-RANDOM = np.random.default_rng(1)
+from helpers.random_numbers import Normal
 
-
-def normal(*shape):
-    return jnp.asarray(RANDOM.normal(size=shape), jnp.float32)
-
+normal = Normal(1)
 
 PARAMS = {
     'conv': normal(3, 2, 4, 8),
@@ -27,7 +24,7 @@ CONVOLUTION = {
     'feature_group_count': 2,
     'dimension_numbers': ('NHWC', 'HWIO', 'NHWC'),
 }
-BATCHES = [(normal(n, 6, 5, 8), jnp.asarray(RANDOM.integers(0, 5, n))) for n in (4, 4, 3)]
+BATCHES = [(normal(n, 6, 5, 8), jnp.asarray(normal.generator.integers(0, 5, n))) for n in (4, 4, 3)]
 
 
 def apply(params, images, numbers):

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 import jaxpruner
+from helpers.random_numbers import Normal
 from jaxpruner import NByM
 from jaxpruner.core import tree
 from oneshot import model
-from oneshot.model import normal
+
+normal = Normal(5)
 
 PARAMS = {
     'tokens': normal(5, 8),

@@ -10,9 +10,11 @@ import pytest
 
 import jaxpruner
 from helpers import rows
+from helpers.random_numbers import Normal
 from jaxpruner.oneshot import calibrate
 from jaxpruner.sparsity_types import NByM
-from oneshot.model import normal
+
+normal = Normal(4)
 
 PARAMS = {'up': normal(8, 16), 'down': normal(16, 8), 'bias': normal(8)}
 X = normal(32, 8)

@@ -5,9 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers.random_numbers import Normal
 from jaxpruner.oneshot import RIA, SparseGPT, Wanda
 from oneshot import references
-from oneshot.model import normal
+
+normal = Normal(2)
 
 LAYERS = 3
 # Some columns are large, so that layers differ in their outliers, and the two matrices of a layer do, too.

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 import jaxpruner
+from helpers.random_numbers import Normal
 from jaxpruner.oneshot import SparseGPT, calibrate, sparsegpt_matrices
 from oneshot import model, references
-from oneshot.model import normal
+
+normal = Normal(3)
 
 X = normal(400, 200) @ (jnp.eye(200) + normal(200, 200) / 30)
 W = normal(200, 24)

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 import jaxpruner
+from helpers.random_numbers import Normal
 from jaxpruner.oneshot import SparseGPT, Wanda, calibrate, sequential
-from oneshot.model import normal
+
+normal = Normal(6)
 
 
 def linear(params, x):
