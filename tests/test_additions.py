@@ -12,7 +12,7 @@ import pytest
 
 from jaxpruner import BaseUpdater, algorithms, api, mask_calculator, oneshot, sparsity_types
 from jaxpruner.base_updater import config_keys, leaf_plans
-from jaxpruner.sparsity_types import settings
+from jaxpruner.sparsity_types.leaves import normalize_setting
 
 ROOT = Path(__file__).resolve().parents[1]
 CONTRIBUTING = (ROOT / 'CONTRIBUTING.md').read_text()
@@ -107,7 +107,7 @@ def test_each_field_of_an_algorithm_is_checked(name):
 
 @pytest.mark.parametrize('name', sorted(TYPES))
 def test_errors_name_each_sparsity_type(name):
-    for read in (settings.normalize_setting, mask_calculator.get_topk_fn):
+    for read in (normalize_setting, mask_calculator.get_topk_fn):
         with pytest.raises(TypeError, match=rf'\b{name}\b'):
             read(0)
 

@@ -5,7 +5,7 @@ import pytest
 
 import jaxpruner
 from jaxpruner import sparsity_types as types
-from jaxpruner.sparsity_types import settings as type_settings
+from jaxpruner.sparsity_types.leaves import normalize_setting, resolve_types
 
 STRINGS = {
     'unstructured': types.Unstructured(),
@@ -77,12 +77,12 @@ BAD = [
     ),
     (lambda: types.parse_sparsity_type('5:4'), ValueError, r'n must not exceed m'),
     (
-        lambda: type_settings.normalize_setting(types.NByM),
+        lambda: normalize_setting(types.NByM),
         TypeError,
         r'is no sparsity type; write NByM\(…\)',
     ),
     (
-        lambda: type_settings.normalize_setting(7),
+        lambda: normalize_setting(7),
         TypeError,
         r'7 is no sparsity type; use Unstructured\(\)',
     ),
@@ -118,17 +118,17 @@ PATHS = [('a', 'kernel'), ('head', 'kernel')]
 
 
 def test_the_first_rule_that_matches_wins_and_the_rest_is_unstructured():
-    setting = type_settings.normalize_setting({'head/*': None, '*/kernel': '2:4'})
-    assert type_settings.resolve(setting, PATHS, [0, 0]) == [types.NByM(2, 4), None]
-    setting = type_settings.normalize_setting({('head', 'kernel'): 'channel_-1'})
-    assert type_settings.resolve(setting, PATHS, [0, 0]) == [
+    setting = normalize_setting({'head/*': None, '*/kernel': '2:4'})
+    assert resolve_types(setting, PATHS, [0, 0]) == [types.NByM(2, 4), None]
+    setting = normalize_setting({('head', 'kernel'): 'channel_-1'})
+    assert resolve_types(setting, PATHS, [0, 0]) == [
         types.Unstructured(),
         types.Channel(-1),
     ]
 
 
 def test_a_function_chooses_by_path_and_leaf():
-    chosen = type_settings.resolve(lambda path, leaf: '2:4' if leaf else None, PATHS, [True, False])
+    chosen = resolve_types(lambda path, leaf: '2:4' if leaf else None, PATHS, [True, False])
     assert chosen == [types.NByM(2, 4), None]
 
 
@@ -137,7 +137,7 @@ def test_a_rule_that_matches_nothing_is_refused():
         ValueError,
         match=r"sparsity_type: 'haed/\*' matches no parameter; the nearest are 'head/kernel'",
     ):
-        type_settings.resolve({'haed/*': None}, PATHS, [0, 0])
+        resolve_types({'haed/*': None}, PATHS, [0, 0])
 
 
 class Renamed(types.Unstructured):

@@ -20,7 +20,7 @@ from jaxpruner.algorithms import acdc
 from jaxpruner.base_updater import BaseUpdater, NoPruning, config_keys
 from jaxpruner.core import config_files
 from jaxpruner.core.nearest_names import nearest
-from jaxpruner.sparsity_types import settings as type_settings
+from jaxpruner.sparsity_types.leaves import normalize_setting
 
 logger = logging.getLogger(__name__)
 
@@ -308,7 +308,7 @@ def _distribution_settings(config: dict[str, Any], algorithm: type[BaseUpdater])
 
 def _types_prune(config: dict[str, Any], algorithm: type[BaseUpdater]) -> bool:
     """Whether a sparsity type decides itself how much is pruned, as N:M does; a function of leaves may."""
-    setting = type_settings.normalize_setting(config.get('sparsity_type', algorithm.sparsity_type))
+    setting = normalize_setting(config.get('sparsity_type', algorithm.sparsity_type))
     entries = setting.values() if isinstance(setting, Mapping) else [setting]
     if any(isinstance(entry, sparsity_types.NByM) for entry in entries):
         return True

@@ -11,7 +11,7 @@ from jaxpruner.algorithms import pruners
 from jaxpruner.base_updater import init_checks, schedule_reach
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.mask_calculator import calculators, lazy_scores, n_by_m
-from jaxpruner.mask_calculator.leaves import Groups
+from jaxpruner.sparsity_types.base import Groups
 
 
 @dataclasses.dataclass

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jaxpruner.sparsity_types.joint import is_joint
+from jaxpruner.sparsity_types.base import is_joint
 
 
 def check_not_joint(updater: Any, sparsity_type: Any, where: str) -> None:

@@ -86,11 +86,6 @@ def check_pruner(pruner: Any) -> None:
         )
 
 
-def is_compact(inner_state: Any) -> bool:
-    """Tells whether the state of an optimizer has moments of kept weights alone."""
-    return isinstance(inner_state, CompactMoments)
-
-
 def refuse_state(pruner: Pruner) -> NoReturn:
     """Refuses a state that was made with the other setting of `compact_moments`.
 

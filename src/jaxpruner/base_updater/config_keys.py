@@ -28,7 +28,7 @@ from jaxpruner.base_updater.setting_checks import (
 )
 from jaxpruner.core import arguments, seeds
 from jaxpruner.core.tree import is_number
-from jaxpruner.sparsity_types import settings as type_settings
+from jaxpruner.sparsity_types.leaves import normalize_setting
 
 
 def _check_sparsity(key: str, value: Any) -> None:
@@ -76,7 +76,7 @@ CONFIG_KEYS: Mapping[str, Check] = {
     'power': _check_power,
     'scheduler': check_scheduler,
     # Which weights together.
-    'sparsity_type': by_value(type_settings.normalize_setting),
+    'sparsity_type': by_value(normalize_setting),
     'stacked': Setting('a glob of leaves, or a list of globs', are_names),
     'topk_fn': Setting('a function (scores, sparsity) -> mask', callable),
     # All updaters.

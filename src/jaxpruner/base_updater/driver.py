@@ -77,7 +77,8 @@ def wrap(
                 'of the wrapped optimizer, and restore checkpoints with the target `jax.eval_shape(tx.init, params)`'
             )
         check_has_masks(state)
-        if updater.compact_moments != compact_moments.is_compact(state.inner_state):
+        is_compact = isinstance(state.inner_state, compact_moments.CompactMoments)
+        if updater.compact_moments != is_compact:
             compact_moments.refuse_state(updater)
         step = Step(updater, optimizer, extra_args)
         is_due = _is_due(updater, state, update_masks)
@@ -279,6 +280,8 @@ class Step:
         self, grads: tree_lib.PyTree, state: SparseState, params: tree_lib.PyTree
     ) -> tuple[SparseState, Any]:
         """What the algorithm keeps of every step; it gets gradients and extra arguments by naming them."""
+        if not self.updater.overrides('track'):
+            return state, None
         available = {key: x for key, x in self.extra_args.items() if key != 'sparse_state'}
         available['grads'] = grads
         named = arguments.known_arguments(self.updater.track, available)
@@ -314,11 +317,14 @@ class Step:
         if self.updater.ranks_next_params:
             params = self._next_params(old_state, params, grads)
         new_state = self._call_update_state(old_state, params, grads, tracked)
-        optional_hooks.check_algorithm_state(self.updater, 'update_state', old_state, new_state)
+        if new_state.algorithm_state is not old_state.algorithm_state:
+            optional_hooks.check_algorithm_state(self.updater, 'update_state', old_state, new_state)
         # Algorithms whose masks never change return the same tree; it is stored as it was.
         masks_unchanged = new_state.masks is old_state.masks
         new_state = new_state._replace(masks=masking.unpack_masks(new_state.masks, params))
-        reset = self.updater.moments_to_reset(old_state, new_state)
+        reset = None
+        if self.updater.overrides('moments_to_reset'):
+            reset = self.updater.moments_to_reset(old_state, new_state)
         if self.updater.compact_moments and not masks_unchanged:
             inner_state = compact_moments.after_mask_update(
                 self.optimizer, new_state, params, reset

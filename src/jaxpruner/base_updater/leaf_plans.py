@@ -14,7 +14,6 @@ from jaxpruner.base_updater.pruner import PlannedPruner
 from jaxpruner.core import text_tables
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.mask_calculator import calculators, joint_leaves, selection
-from jaxpruner.mask_calculator.leaves import Leaf, leaf_of
 from jaxpruner.sparsity_types import (
     Block,
     Channel,
@@ -23,7 +22,8 @@ from jaxpruner.sparsity_types import (
     SparsityType,
     is_unstructured,
 )
-from jaxpruner.sparsity_types.joint import is_joint
+from jaxpruner.sparsity_types.base import is_joint
+from jaxpruner.sparsity_types.leaves import Leaf, leaf_of
 
 _UNKNOWN = '?'
 

@@ -193,7 +193,7 @@ def check_tracked(updater: Any, state: SparseState, returned: Any) -> tuple[Spar
 def check_algorithm_state(updater: Any, method: str, old: SparseState, new: SparseState) -> None:
     """Refuses a method that changes the structure, shapes or dtypes of `algorithm_state`."""
     before, after = old.algorithm_state, new.algorithm_state
-    if before is after or _described(before) == _described(after):
+    if _described(before) == _described(after):
         return
     differences = [
         f'{name} was {before_leaf} and is {after_leaf}'

@@ -12,7 +12,7 @@ import optax
 from jaxpruner import mask_calculator, sparsity_schedules
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.sparse_state import SparseState
-from jaxpruner.mask_calculator.leaves import Leaf
+from jaxpruner.sparsity_types.leaves import Leaf
 
 
 class PlannedPruner(Protocol):
@@ -76,6 +76,10 @@ class Pruner(Protocol):
 
     def check_plan(self, plan: Any) -> None:
         """Warns where the masks cannot become what was asked for."""
+        ...
+
+    def overrides(self, method: str) -> bool:
+        """Whether the algorithm defines a method of `BaseUpdater` itself."""
         ...
 
     def track(self, sparse_state: SparseState, params: tree_lib.PyTree) -> tuple[SparseState, Any]:

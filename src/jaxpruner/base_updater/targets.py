@@ -13,9 +13,9 @@ from jaxpruner import sparsity_distributions
 from jaxpruner.core import arguments, caller_warnings, vector_warnings
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.mask_calculator import joint_leaves
-from jaxpruner.mask_calculator.leaves import Leaf, Stacked
 from jaxpruner.sparsity_types import NByM
-from jaxpruner.sparsity_types.joint import is_joint
+from jaxpruner.sparsity_types.base import is_joint
+from jaxpruner.sparsity_types.leaves import Leaf, Stacked
 
 logger = logging.getLogger(__name__)
 

@@ -35,9 +35,8 @@ from jaxpruner.core.short_repr import ShortRepr
 from jaxpruner.core.sparse_state import SparseState as SparseState
 from jaxpruner.core.sparse_state import only_sparse_state
 from jaxpruner.mask_calculator import calculators, joint_leaves, lazy_scores
-from jaxpruner.mask_calculator.leaves import Leaf, resolve_leaves
-from jaxpruner.sparsity_types import settings as type_settings
-from jaxpruner.sparsity_types.joint import is_joint
+from jaxpruner.sparsity_types.base import is_joint
+from jaxpruner.sparsity_types.leaves import Leaf, normalize_setting, resolve_leaves, resolve_types
 
 DistributionFn = Callable[..., tree_lib.PyTree]
 _SEED = seeds.SeedField()
@@ -107,7 +106,7 @@ class BaseUpdater(OptionalHooks, ShortRepr):
             compact_moments.check_pruner(self)
         if self.is_packed is not None:
             self.use_packed_masks, self.is_packed = self.is_packed, None
-        self.sparsity_type = type_settings.normalize_setting(self.sparsity_type)
+        self.sparsity_type = normalize_setting(self.sparsity_type)
         if calculators.own_topk_fn(self.topk_fn) is None:
             self.topk_fn = calculators.TopkOfType(self.sparsity_type)
         self.sparsity_distribution_fn = self.distribution()
@@ -457,36 +456,6 @@ class BaseUpdater(OptionalHooks, ShortRepr):
     def _leaves(self, paths: Sequence[tree_lib.Path], arrays: Sequence[Any]) -> list[Leaf]:
         """Resolves the sparsity type of each leaf, and whether layers are stacked in it."""
         # Read here, too: a subclass may define `__post_init__` without calling the base's.
-        setting = type_settings.normalize_setting(self.sparsity_type)
-        types = type_settings.resolve(setting, paths, arrays)
+        setting = normalize_setting(self.sparsity_type)
+        types = resolve_types(setting, paths, arrays)
         return resolve_leaves(paths, arrays, types, self.stacked)
-
-
-@dataclasses.dataclass
-class NoPruning(BaseUpdater):
-    """Keeps every weight: the dense baseline under the same interface.
-
-    >>> NoPruning().instant_sparsify({'w': jnp.ones(2)})[1]
-    {'w': None}
-    """
-
-    keeps_count: ClassVar[bool] = True
-
-    sparsity_distribution_fn: DistributionFn | None = None
-
-    def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
-        """No leaf has a target."""
-        return jax.tree.map(lambda _: None, params)
-
-    def check_plan(self, plan):
-        """Dense is what was asked for."""
-
-    def update_state(self, sparse_state, params, grads):
-        """Nothing changes."""
-        del params, grads
-        return sparse_state
-
-    def calculate_scores(self, params, sparse_state=None, grads=None):
-        """Nothing is scored."""
-        del sparse_state, grads
-        return jax.tree.map(lambda _: None, params)

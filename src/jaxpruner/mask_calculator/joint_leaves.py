@@ -20,9 +20,9 @@ from jaxpruner.mask_calculator.calculators import (
     TopkFn,
     mask_leaves,
 )
-from jaxpruner.mask_calculator.leaves import Groups, Leaf
 from jaxpruner.sparsity_types import Unstructured
-from jaxpruner.sparsity_types.joint import JointGroups, JointType
+from jaxpruner.sparsity_types.base import Groups, JointGroups, JointType
+from jaxpruner.sparsity_types.leaves import Leaf
 
 # Leaves that get a mask for the sake of others: on their own they keep everything.
 FOLLOWER = 0.0

@@ -12,7 +12,7 @@ import numpy as np
 from jaxpruner.core import control
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.mask_calculator import selection
-from jaxpruner.mask_calculator.leaves import Groups
+from jaxpruner.sparsity_types.base import Groups
 
 # Scores of a smaller leaf are materialised: programs that read arrays compile faster, which counts where leaves are
 # many, and memory counts where they are large.

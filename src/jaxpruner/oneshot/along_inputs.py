@@ -7,7 +7,6 @@ from typing import Any
 from jaxpruner import sparsity_types
 from jaxpruner.base_updater import BaseUpdater, targets
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.mask_calculator.leaves import resolve_leaves
 from jaxpruner.oneshot.followed_leaves import (
     check_used,
     follow_leaves,
@@ -16,7 +15,7 @@ from jaxpruner.oneshot.followed_leaves import (
     warn_of_unclear,
 )
 from jaxpruner.oneshot.named_leaves import names_of
-from jaxpruner.sparsity_types import settings as type_settings
+from jaxpruner.sparsity_types.leaves import resolve_leaves, resolve_types
 from jaxpruner.uses import UnsupportedPrimitive, UseGraph, with_input_axes
 
 _DEFAULT_AXIS = -1  # of `NByM`; whether a user has written it does not show
@@ -36,7 +35,7 @@ def prune_along_inputs(
       ValueError: the model uses none of the leaves, or sparsities or shapes do not fit.
     """
     paths, leaves, _ = tree_lib.flatten_with_paths(params)
-    resolved = type_settings.resolve(updater.sparsity_type, paths, leaves)
+    resolved = resolve_types(updater.sparsity_type, paths, leaves)
     types = dict(zip(paths, resolved, strict=True))
     selected = _selected(updater, params, list(types.values()))
     followed = follow_leaves(graph, selected)

@@ -12,7 +12,6 @@ from jaxpruner.base_updater import targets as targets_lib
 from jaxpruner.base_updater.leaf_plans import PruningPlan
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.mask_calculator import calculators
-from jaxpruner.mask_calculator.leaves import Leaf
 from jaxpruner.oneshot import given_masks
 from jaxpruner.oneshot.at_once_or_in_blocks import prune_at_once, prune_in_blocks
 from jaxpruner.oneshot.batches import (
@@ -44,6 +43,7 @@ from jaxpruner.oneshot.owl_blocks import OwlSettings
 from jaxpruner.oneshot.pruned_leaves import PrunedLeaves
 from jaxpruner.oneshot.pruning_run import PruningRun
 from jaxpruner.sparsity_distributions import why_dense
+from jaxpruner.sparsity_types.leaves import Leaf
 from jaxpruner.uses import param_uses
 
 

@@ -23,7 +23,7 @@ from jaxpruner.oneshot.snip import SNIP
 from jaxpruner.oneshot.sparsegpt import SparseGPT
 from jaxpruner.oneshot.synflow import SynFlow
 from jaxpruner.oneshot.wanda import Wanda
-from jaxpruner.sparsity_types import settings as type_settings
+from jaxpruner.sparsity_types.leaves import normalize_setting
 from jaxpruner.sparsity_types.parsing import is_n_by_m_without_axis
 from jaxpruner.uses import param_uses
 
@@ -193,7 +193,7 @@ def _may_hold_n_by_m(setting: Any) -> bool:
     """Whether a setting of sparsity types names N:M, or is a function, whose types are unknown before it is called."""
     if setting is None:
         return False
-    normalized = type_settings.normalize_setting(setting)
+    normalized = normalize_setting(setting)
     for sparsity_type in normalized.values() if isinstance(normalized, Mapping) else [normalized]:
         is_type = sparsity_type is None or isinstance(sparsity_type, sparsity_types.SparsityType)
         if isinstance(sparsity_type, sparsity_types.NByM) or not is_type:

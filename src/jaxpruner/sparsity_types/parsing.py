@@ -4,11 +4,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from jaxpruner.sparsity_types.base import SparsityType
+from jaxpruner.sparsity_types.base import SparsityType, Unstructured
 from jaxpruner.sparsity_types.block import Block
 from jaxpruner.sparsity_types.channel import Channel
 from jaxpruner.sparsity_types.n_by_m import NByM
-from jaxpruner.sparsity_types.unstructured import Unstructured
 
 _INTEGER = r'\s*([+-]?\d+)\s*'
 _N_BY_M_WITHOUT_AXIS = (rf'{_INTEGER}:{_INTEGER}', rf'\s*nm_{_INTEGER},{_INTEGER}')

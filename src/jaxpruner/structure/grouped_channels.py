@@ -162,7 +162,7 @@ class GroupedChannels:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GroupInLeaves:
-    """A group among the leaves of a pruner, as `sparsity_types.joint.JointGroups` describes it.
+    """A group among the leaves of a pruner, as `sparsity_types.base.JointGroups` describes it.
 
     Attributes:
       trace: of the model.

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxpruner import sparsity_types
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.sparsity_types import settings as type_settings
+from jaxpruner.sparsity_types.leaves import normalize_setting, resolve_types
 from jaxpruner.uses import contractions
 from jaxpruner.uses.contractions import Axes
 from jaxpruner.uses.graph import Use, UseGraph
@@ -43,7 +43,7 @@ def with_input_axes(
     >>> setting(('out_by_in',), params['out_by_in'])
     NByM(n=2, m=4, axis=-1, allow_partial=False)
     """
-    setting = type_settings.normalize_setting(sparsity_type)
+    setting = normalize_setting(sparsity_type)
     type_of: Any = setting if callable(setting) else _types_of_leaves(setting, graph)
 
     def resolve(path: tree_lib.Path, leaf: Any) -> sparsity_types.SparsityType | None:
@@ -70,7 +70,7 @@ def with_input_axes(
 def _types_of_leaves(setting: Any, graph: UseGraph) -> Callable[[tree_lib.Path, Any], Any]:
     """What a setting that names leaves says of each leaf of the graph."""
     paths = [*graph, *graph.opaque, *graph.unused]
-    resolved = type_settings.resolve(setting, paths, paths)
+    resolved = resolve_types(setting, paths, paths)
     types = dict(zip(paths, resolved, strict=True))
 
     def type_of(path: tree_lib.Path, leaf: Any) -> Any:

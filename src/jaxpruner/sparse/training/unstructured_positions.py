@@ -12,8 +12,8 @@ import numpy as np
 from jaxpruner import sparsity_types
 from jaxpruner.core import kept_positions
 from jaxpruner.mask_calculator import replacement
-from jaxpruner.mask_calculator.leaves import Groups
 from jaxpruner.sparse.operators.csr import CsrPattern, csr_pattern
+from jaxpruner.sparsity_types.base import Groups
 
 # The arrays of a pattern, by name: plain containers are what checkpoints and libraries take.
 Arrays = dict[str, jax.Array]

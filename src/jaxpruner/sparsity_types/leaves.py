@@ -1,16 +1,81 @@
-"""Which sparsity type each leaf has: one for all, an ordered mapping from names, or a function."""
+"""What is known of each leaf before its masks are made, and the setting that says which sparsity type it has."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxpruner.core import tree as tree_lib
-from jaxpruner.sparsity_types.base import GroupedType, SparsityType
-from jaxpruner.sparsity_types.joint import is_joint
+from jaxpruner.sparsity_types.base import GroupedType, Groups, SparsityType, Unstructured, is_joint
 from jaxpruner.sparsity_types.n_by_m import NByM
 from jaxpruner.sparsity_types.parsing import parse_sparsity_type
-from jaxpruner.sparsity_types.unstructured import Unstructured
 
+# One type for all leaves, an ordered mapping from names to types, or a function `(path, leaf) -> type`.
 SparsityTypeSetting = SparsityType | Mapping[Any, Any] | Callable[[tree_lib.Path, Any], Any]
+# A glob or a path, or several.
+Stacked = str | Sequence[str | tree_lib.Path]
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """One leaf of a model.
+
+    Attributes:
+      path: the leaf's.
+      shape: its shape, with the axis of layers where it is stacked.
+      dtype: of its elements; `None` where there is no array.
+      sparsity_type: which of its weights are removed together; `None` where it is dense.
+      is_stacked: its first axis counts layers, each of which is ranked on its own.
+      target: the share to remove in the end; `None` where it has no target, or where that is being traced.
+    """
+
+    path: tree_lib.Path
+    shape: tuple[int, ...]
+    dtype: Any
+    sparsity_type: SparsityType | None
+    is_stacked: bool
+    target: float | None
+
+    @property
+    def name(self) -> str:
+        """The path as text."""
+        return tree_lib.path_string(self.path)
+
+    @property
+    def groups(self) -> Groups:
+        """The groups of the leaf's weights."""
+        return Groups(self.sparsity_type, self.is_stacked)
+
+    @property
+    def layer_shape(self) -> tuple[int, ...]:
+        """The shape of what is ranked on its own."""
+        return self.groups.layer_shape(self.shape)
+
+
+def leaf_of(
+    path: tree_lib.Path,
+    array: Any,
+    sparsity_type: SparsityType | None,
+    is_stacked: bool,
+) -> Leaf:
+    """Describes a leaf by its array, or by its shape; it has no target yet."""
+    shape = tuple(getattr(array, 'shape', ()))
+    dtype = getattr(array, 'dtype', None)
+    return Leaf(path, shape, dtype, sparsity_type, is_stacked, target=None)
+
+
+def resolve_leaves(
+    paths: Sequence[tree_lib.Path],
+    arrays: Sequence[Any],
+    types: Sequence[SparsityType | None],
+    stacked: Stacked,
+) -> list[Leaf]:
+    """Describes all leaves of a model, given the sparsity type of each and the names of stacked ones."""
+    names = tree_lib.as_names(stacked)
+    leaves = []
+    for i, path in enumerate(paths):
+        is_stacked = tree_lib.matches_any(names, path)
+        leaves.append(leaf_of(path, arrays[i], types[i], is_stacked))
+    return leaves
 
 
 def normalize_setting(setting: Any) -> Any:
@@ -84,7 +149,7 @@ def _read_rules(pairs: Sequence[Any]) -> dict[Any, Any]:
     return rules
 
 
-def resolve(
+def resolve_types(
     setting: SparsityTypeSetting, paths: Sequence[tree_lib.Path], leaves: Sequence[Any]
 ) -> list[SparsityType | None]:
     """The sparsity type of each leaf by a normalized setting, `None` where it is dense.
@@ -95,7 +160,7 @@ def resolve(
     Raises:
       ValueError: a name in the mapping matches no leaf, or only leaves that earlier names take.
 
-    >>> resolve({'*/bias': None, '*': NByM(1, 2)}, [('a', 'bias'), ('a', 'kernel')], [0, 0])
+    >>> resolve_types({'*/bias': None, '*': NByM(1, 2)}, [('a', 'bias'), ('a', 'kernel')], [0, 0])
     [None, NByM(n=1, m=2, axis=-1, allow_partial=False)]
     """
     if isinstance(setting, SparsityType):

@@ -1,0 +1,39 @@
+"""The dense baseline: an algorithm that prunes nothing."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+
+from jaxpruner.base_updater.updater import BaseUpdater, DistributionFn
+from jaxpruner.core import tree as tree_lib
+
+
+@dataclasses.dataclass
+class NoPruning(BaseUpdater):
+    """Keeps every weight: the dense baseline under the same interface.
+
+    >>> NoPruning().instant_sparsify({'w': jnp.ones(2)})[1]
+    {'w': None}
+    """
+
+    keeps_count: ClassVar[bool] = True
+
+    sparsity_distribution_fn: DistributionFn | None = None
+
+    def get_target_sparsities(self, params: tree_lib.PyTree) -> tree_lib.PyTree:
+        """No leaf has a target."""
+        return jax.tree.map(lambda _: None, params)
+
+    def check_plan(self, plan):
+        """Dense is what was asked for."""
+
+    def update_state(self, sparse_state, params, grads):
+        """Nothing changes."""
+        del params, grads
+        return sparse_state
+
+    def calculate_scores(self, params, sparse_state=None, grads=None):
+        """Nothing is scored."""
+        del sparse_state, grads
+        return jax.tree.map(lambda _: None, params)
