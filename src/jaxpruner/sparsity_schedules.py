@@ -24,9 +24,9 @@ class BaseSchedule(Protocol):
     """
 
     def is_mask_update_iter(self, step: Any) -> Any:
-        """Whether masks are updated at `step`: a bool scalar of an int32 scalar, a bool of Python's number of it.
+        """Whether masks are updated at `step`: a Python bool for a Python int, a bool scalar for an int32 scalar.
 
-        Python's `False` for an int32 scalar means never.
+        A Python `False` for an int32 scalar means never.
         """
         ...
 
@@ -97,12 +97,12 @@ def check_power(value: Any, name: str) -> None:
 
 
 def _check_step(schedule: Any, name: str, minimum: int = 0) -> None:
-    """Checks a field, and makes it a number of Python's: what the host asks is answered with bools of Python's."""
+    """Checks a field, and makes it a Python int, so that the host gets Python bools as answers."""
     object.__setattr__(schedule, name, checked_step(name, getattr(schedule, name), minimum))
 
 
 def _number(step: Any) -> Any:
-    """A number of Python's for a step that the host counts, so that it asks no device; else an array."""
+    """A Python int for a step that the host counts, so that it asks no device; else an array."""
     return int(step) if isinstance(step, int | np.integer) else jnp.asarray(step)
 
 

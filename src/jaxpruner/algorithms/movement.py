@@ -19,8 +19,8 @@ class MovementPruning(ste.SteMixin, base_updater.BaseUpdater):
     gradients pass to the pruned weights, too, so that these may come back. All scores begin at zero: let the sparsity
     grow from the first step on (`PolynomialSchedule`), or ties decide.
 
-    A mask update ranks the scores after the step's gradients. By default a pruned weight does not learn, as published,
-    but keeps its value: the masks of the last update decide, those of each step with `update_freq=1`.
+    A mask update ranks the scores after the step's gradients. By default pruned weights keep their values and do not
+    learn, as published. The masks of the last update say which these are. With `update_freq=1` every step decides anew.
 
     >>> import optax
     >>> updater = MovementPruning(sparsity_distribution_fn=lambda params: {'w': 0.5})

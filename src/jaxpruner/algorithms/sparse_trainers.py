@@ -71,7 +71,8 @@ class SET(StaticRandomSparse):
     Attributes:
       eps: accepted for code written for JaxPruner, and not used: weights are ranked exactly.
       drop_fraction_fn: step -> share of the kept weights (or blocks, channels) to replace, in [0, 1]; by default 0.3 at
-        every step. `optax.cosine_decay_schedule(0.3, last_step)` lets it decay, as published.
+        every step (a configuration has another default: `drop_fraction`, 0.1, which decays).
+        `optax.cosine_decay_schedule(0.3, last_step)` lets it decay, as published.
       is_debug: print step, drop fraction and the number of weights that came back at each mask update.
 
     Raises:

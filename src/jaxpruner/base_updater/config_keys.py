@@ -165,20 +165,20 @@ def check_key(key: str, value: Any) -> None:
         CONFIG_KEYS[key](key, value)
 
 
-def check_fields(updater: Any) -> None:
-    """Checks the fields of an updater: keys of the table by the table, fields of its own class by their annotation.
+def check_fields(pruner: Any) -> None:
+    """Checks the fields of a pruner: keys of the table by the table, fields of its own class by their annotation.
 
     Raises:
       TypeError, ValueError: a field has a value of the wrong type or out of range.
     """
-    given = vars(updater)
-    for field in dataclasses.fields(updater):
+    given = vars(pruner)
+    for field in dataclasses.fields(pruner):
         name = field.name
         # By attribute only if need be (slots): a field may be a descriptor that makes something of the setting.
-        value = given[name] if name in given else getattr(updater, name, field.default)
+        value = given[name] if name in given else getattr(pruner, name, field.default)
         if value is None and (field.default is None or name in _MAY_BE_NONE):
             continue
-        if is_users_own(type(updater), name):
+        if is_users_own(type(pruner), name):
             check_annotation(name, field.type, value)
         else:
             check_key(name, value)
@@ -202,7 +202,7 @@ def check_constructor_takes(algorithm: type, settings: Mapping[str, Any]) -> Non
             remedy = f'give {field}'
         raise TypeError(
             f'{algorithm.__name__} has no setting {key!r}, which is a key of configurations; {remedy}, or make the '
-            'updater with jaxpruner.create_updater_from_config'
+            'pruner with jaxpruner.create_updater_from_config'
         )
 
 
@@ -220,9 +220,9 @@ def check_annotation(key: str, annotation: Any, value: Any) -> None:
 
 def is_users_own(algorithm: type, field: str) -> bool:
     """Whether a field was declared outside of this package, so that only its class knows what it means."""
-    rooms = []
+    packages = []
     for base in algorithm.__mro__:
         if field in inspect.get_annotations(base):
-            rooms.append(base.__module__.partition('.')[0])
+            packages.append(base.__module__.partition('.')[0])
     # Where a class of this package declares it, too, a subclass has only given it another default.
-    return bool(rooms) and 'jaxpruner' not in rooms
+    return bool(packages) and 'jaxpruner' not in packages

@@ -7,7 +7,7 @@ pay for them. Where the host says whether masks are due, there is no loop: the m
 With `skip_gradients` (SET, RigL) a step that makes new masks runs no optimizer: updates are 0, or -p where a weight is
 pruned or comes back.
 
-Programs and rounding. The schedule decides inside the program (`due` is traced), or the host decides (`due` is a bool),
+Programs and rounding. The schedule decides inside the program (`is_due` is traced), or the host does (it is a bool),
 which compiles one program for steps with new masks and one for steps without. All three round alike, to the last bit:
 - A mask update rounds in a branch of its own as it does in a loop (`control.run_once`).
 - Where the optimizer runs in a loop (`skip_gradients`), its updates are rounded when they leave it, and its state has
@@ -43,7 +43,7 @@ _NO_PARAMS = (
 
 
 def wrap(
-    updater: Pruner, inner: optax.GradientTransformation
+    pruner: Pruner, inner: optax.GradientTransformation
 ) -> optax.GradientTransformationExtraArgs:
     """The transformation whose state is a `SparseState`; see `BaseUpdater.wrap_optax`."""
     if not (callable(getattr(inner, 'init', None)) and callable(getattr(inner, 'update', None))):
@@ -56,10 +56,10 @@ def wrap(
     def init_fn(params: tree_lib.PyTree) -> SparseState:
         params = tree_lib.as_arrays(params)
         with caller_warnings.each_once(warned_of):
-            updater.check_optimizer(optimizer, params)
-            state = updater.init_state(params)
-            updater.check_plan(updater.plan(params))
-        return _complete_state(updater, optimizer, state, params)
+            pruner.check_optimizer(optimizer, params)
+            state = pruner.init_state(params)
+            pruner.check_plan(pruner.plan(params))
+        return _complete_state(pruner, optimizer, state, params)
 
     def update_fn(
         updates: tree_lib.PyTree,
@@ -78,10 +78,10 @@ def wrap(
             )
         check_has_masks(state)
         is_compact = isinstance(state.inner_state, compact_moments.CompactMoments)
-        if updater.compact_moments != is_compact:
-            compact_moments.refuse_state(updater)
-        step = Step(updater, optimizer, extra_args)
-        is_due = _is_due(updater, state, update_masks)
+        if pruner.compact_moments != is_compact:
+            compact_moments.refuse_state(pruner)
+        step = Step(pruner, optimizer, extra_args)
+        is_due = _is_due(pruner, state, update_masks)
         updates, new_state = step.run(
             is_due,
             tree_lib.as_arrays(updates),
@@ -94,7 +94,7 @@ def wrap(
 
 
 def _complete_state(
-    updater: Pruner,
+    pruner: Pruner,
     optimizer: optax.GradientTransformationExtraArgs,
     state: SparseState,
     params: tree_lib.PyTree,
@@ -103,12 +103,12 @@ def _complete_state(
 
     A user's own `init_state` may pack masks in another way, or not at all, and may know nothing of the other fields.
     """
-    masks = masking.store_masks(state.masks, params, updater.packs_masks())
+    masks = masking.store_masks(state.masks, params, pruner.packs_masks())
     algorithm_state = state.algorithm_state
     if algorithm_state is None:
-        algorithm_state = updater.init_algorithm_state(params, leaf_targets(state))
-    if updater.compact_moments:
-        inner_state = compact_moments.init(updater, optimizer, params, masks)
+        algorithm_state = pruner.init_algorithm_state(params, leaf_targets(state))
+    if pruner.compact_moments:
+        inner_state = compact_moments.init(pruner, optimizer, params, masks)
     else:
         inner_state = optimizer.init(params)
     return state._replace(
@@ -119,17 +119,17 @@ def _complete_state(
     )
 
 
-def _is_due(updater: Pruner, state: SparseState, update_masks: Any) -> Any:
+def _is_due(pruner: Pruner, state: SparseState, update_masks: Any) -> Any:
     """Whether this step updates the masks: a bool where that is known now, else a traced scalar."""
     if isinstance(state, HostDrivenState):
         return _is_due_by_host(isinstance(state, DueState), update_masks)
     if update_masks is None:
-        is_due = updater.scheduler.is_mask_update_iter(state.count)
+        is_due = pruner.scheduler.is_mask_update_iter(state.count)
         return is_due if tree_lib.is_traced(is_due) else bool(is_due)
     if not isinstance(update_masks, bool | np.bool_):
         raise TypeError(
-            f'update_masks must be a bool of Python, got {update_masks!r}; under jit it has to be static '
-            "(static_argnames='update_masks'), and bool(updater.scheduler.is_mask_update_iter(step)) gives it for a "
+            f'update_masks must be a Python bool, got {update_masks!r}; under jit it has to be static '
+            "(static_argnames='update_masks'), and bool(pruner.scheduler.is_mask_update_iter(step)) gives it for a "
             'step that the host counts'
         )
     return bool(update_masks)
@@ -148,7 +148,7 @@ def _is_due_by_host(is_due: bool, update_masks: Any) -> bool:
 class Step:
     """One training step, and the ways it can go."""
 
-    updater: Pruner
+    pruner: Pruner
     optimizer: optax.GradientTransformationExtraArgs
     extra_args: dict[str, Any]  # those of `update`, by name
 
@@ -158,15 +158,15 @@ class Step:
         """The updates and the next state; `is_due` is a bool, or a traced scalar."""
         state, tracked = self.track(grads, old_state, params)
         regrow: Any = False  # whether weights that come back still have to land on zero
-        if not self.updater.skip_gradients:
+        if not self.pruner.skip_gradients:
             updates, state = self._masks_then_update(is_due, grads, state, params, tracked)
-            if self.updater.regrows_from_zero:
+            if self.pruner.regrows_from_zero:
                 regrow = is_due
         elif is_due is False:
             updates, state = self._update_alone(grads, state, params)
         else:
             updates, state = self._masks_or_update(is_due, grads, state, params, tracked)
-        if self.updater.lands_on_zero():
+        if self.pruner.lands_on_zero():
             updates = _land(updates, params, old_state.masks, state.masks, regrow)
         # The count stays at its maximum rather than becoming negative.
         count = jnp.where(state.count < jnp.iinfo(jnp.int32).max, state.count + 1, state.count)
@@ -193,10 +193,10 @@ class Step:
             tracked,
             # A narrow loop waits for no gradient that it does not read, so that the optimizer may begin earlier. On a
             # CPU, only straight-through steps gain from it; others wait for the masks anyway (benchmarks/step.py).
-            narrow=not self.updater.lands_on_zero(),
+            narrow=not self.pruner.lands_on_zero(),
         )
-        # If `ranks_next_params` is set, this is the optimizer step that was ranked, with the masks from before.
-        masks = masks_before if self.updater.ranks_next_params else state.masks
+        # If `ranks_next_params` is set, the parameters after this optimizer step were ranked, under the old masks.
+        masks = masks_before if self.pruner.ranks_next_params else state.masks
         updates, inner_state = self._update(grads, state.inner_state, params, masks)
         return updates, state._replace(inner_state=inner_state)
 
@@ -205,7 +205,7 @@ class Step:
     ) -> tuple[tree_lib.PyTree, SparseState]:
         """The optimizer alone, with updates and state as they leave the loop of `_masks_or_update`."""
         updates, inner_state = self._update(grads, state.inner_state, params, state.masks)
-        lands_on_zero = self.updater.lands_on_zero()
+        lands_on_zero = self.pruner.lands_on_zero()
 
         def rounded(param: jax.Array, update: Any, mask: Any) -> Any:
             # The select by which masked leaves land on zero rounds, too.
@@ -229,9 +229,9 @@ class Step:
         With new masks, weights that come back land on zero, and nothing else changes. Nothing reads the old masks after
         the first loop, which therefore replaces them in place.
 
-        Two loops share a carry: one for each value of `is_due`, which is True or traced here (`run` handles False). The
-        carry holds gradients until one of the loops has run, and updates afterwards. So the updates take the memory of
-        the gradients. Updates of other dtypes cannot: then the carry begins as zeros, and gradients stay an input.
+        There are two loops, one for each value of `is_due`, which is True or traced here (`run` handles False). To save
+        memory, they write updates over the gradients. So the carry holds gradients until one of the loops has run. If
+        updates have other dtypes, the carry begins as zeros instead, and gradients stay an input.
         """
         shapes, _ = jax.eval_shape(self._update, grads, state.inner_state, params, state.masks)
         takes_memory = _dtypes(shapes) == _dtypes(grads)
@@ -248,7 +248,7 @@ class Step:
             grads = gradients(carried, separate_grads)
             new_state = self.with_new_masks(state, params, grads, tracked)
             updates = _zeros(shapes)
-            if self.updater.regrows_from_zero and self.updater.lands_on_zero():
+            if self.pruner.regrows_from_zero and self.pruner.lands_on_zero():
                 updates = _land(updates, params, state.masks, new_state.masks, regrow=True)
             return updates, new_state
 
@@ -258,16 +258,15 @@ class Step:
             carried, inner_state = carry
             return self._update(gradients(carried, separate_grads), inner_state, *inputs)
 
-        updates, state = control.run_once(
+        grads_or_updates, state = control.run_once(
             is_due, only_masks, (carried, state), separate_grads, params, tracked
         )
         if is_due is True:
-            return updates, state
-        # If masks were due, `updates` is what they are, and this loop does not run; else it still holds gradients.
+            return grads_or_updates, state
         updates, inner_state = control.run_once(
             jnp.logical_not(is_due),
             only_update,
-            (updates, state.inner_state),
+            (grads_or_updates, state.inner_state),
             separate_grads,
             params,
             state.masks,
@@ -280,14 +279,14 @@ class Step:
         self, grads: tree_lib.PyTree, state: SparseState, params: tree_lib.PyTree
     ) -> tuple[SparseState, Any]:
         """What the algorithm keeps of every step; it gets gradients and extra arguments by naming them."""
-        if not self.updater.overrides('track'):
+        if not self.pruner.overrides('track'):
             return state, None
         available = {key: x for key, x in self.extra_args.items() if key != 'sparse_state'}
         available['grads'] = grads
-        named = arguments.known_arguments(self.updater.track, available)
-        optional_hooks.check_track_arguments(self.updater, named)
-        returned = self.updater.track(state, params, **named)
-        return optional_hooks.check_tracked(self.updater, state, returned)
+        named = arguments.known_arguments(self.pruner.track, available)
+        optional_hooks.check_track_arguments(self.pruner, named)
+        returned = self.pruner.track(state, params, **named)
+        return optional_hooks.check_tracked(self.pruner, state, returned)
 
     def _update(
         self,
@@ -297,11 +296,11 @@ class Step:
         masks: tree_lib.PyTree,
     ) -> tuple[tree_lib.PyTree, Any]:
         """The optimizer's updates and state; it sees masked gradients if that is asked for."""
-        if self.updater.compact_moments:
+        if self.pruner.compact_moments:
             return compact_moments.update(
                 self.optimizer, grads, inner_state, params, self.extra_args
             )
-        if self.updater.is_sparse_gradients:
+        if self.pruner.is_sparse_gradients:
             grads = masking.apply_mask(grads, masks)
         return self.optimizer.update(grads, inner_state, params, **self.extra_args)
 
@@ -314,18 +313,18 @@ class Step:
     ) -> SparseState:
         """The state after a mask update, with the moments of chosen weights at zero."""
         old_state = state._replace(masks=masking.unpack_masks(state.masks, params))
-        if self.updater.ranks_next_params:
+        if self.pruner.ranks_next_params:
             params = self._next_params(old_state, params, grads)
         new_state = self._call_update_state(old_state, params, grads, tracked)
         if new_state.algorithm_state is not old_state.algorithm_state:
-            optional_hooks.check_algorithm_state(self.updater, 'update_state', old_state, new_state)
+            optional_hooks.check_algorithm_state(self.pruner, 'update_state', old_state, new_state)
         # Algorithms whose masks never change return the same tree; it is stored as it was.
         masks_unchanged = new_state.masks is old_state.masks
         new_state = new_state._replace(masks=masking.unpack_masks(new_state.masks, params))
         reset = None
-        if self.updater.overrides('moments_to_reset'):
-            reset = self.updater.moments_to_reset(old_state, new_state)
-        if self.updater.compact_moments and not masks_unchanged:
+        if self.pruner.overrides('moments_to_reset'):
+            reset = self.pruner.moments_to_reset(old_state, new_state)
+        if self.pruner.compact_moments and not masks_unchanged:
             inner_state = compact_moments.after_mask_update(
                 self.optimizer, new_state, params, reset
             )
@@ -337,7 +336,7 @@ class Step:
             new_state = new_state._replace(inner_state=inner_state)
         if masks_unchanged:
             return new_state._replace(masks=state.masks)
-        packs_masks = self.updater.packs_masks()
+        packs_masks = self.pruner.packs_masks()
         stored = masking.store_masks(new_state.masks, params, packs_masks, like=state.masks)
         return new_state._replace(masks=stored)
 
@@ -348,8 +347,8 @@ class Step:
         extra_args = {key: x for key, x in self.extra_args.items() if key not in taken}
         if tracked is not None:
             extra_args['tracked'] = tracked
-        named = arguments.known_arguments(self.updater.update_state, extra_args)
-        return self.updater.update_state(state, params, grads, **named)
+        named = arguments.known_arguments(self.pruner.update_state, extra_args)
+        return self.pruner.update_state(state, params, grads, **named)
 
     def _next_params(
         self, state: SparseState, params: tree_lib.PyTree, grads: tree_lib.PyTree

@@ -33,7 +33,7 @@ class HostDriven:
       donate: whether `update` may replace masks in place, which deletes those of the state that it is given.
 
     Raises:
-      TypeError: the pruner is none.
+      TypeError: `pruner` is not a pruner.
 
     >>> import jax.numpy as jnp, optax, jaxpruner
     >>> pruner = jaxpruner.MagnitudePruning(jaxpruner.OneShotSchedule(target_step=2), sparsity=0.5)

@@ -30,11 +30,11 @@ _HOST = (
 )
 
 
-def check_plan(updater: PlannedPruner, plan: PruningPlan) -> None:
+def check_plan(pruner: PlannedPruner, plan: PruningPlan) -> None:
     """Warns where no leaf is pruned, masks are never updated, or the last update falls short of the target.
 
     Args:
-      updater: any.
+      pruner: any.
       plan: its plan of the parameters.
 
     >>> import jaxpruner, jax.numpy as jnp
@@ -45,28 +45,28 @@ def check_plan(updater: PlannedPruner, plan: PruningPlan) -> None:
         _warn_that_nothing_is_pruned(plan)
         return
     # Masks that are sparse from the start, or made in each forward pass, need no update.
-    if updater.overrides('get_initial_masks') or updater.overrides('pre_forward_update'):
+    if pruner.overrides('get_initial_masks') or pruner.overrides('pre_forward_update'):
         return
-    steps = schedule_reach.update_steps(updater.scheduler)
+    steps = schedule_reach.update_steps(pruner.scheduler)
     if steps is None:
         return
     if not steps:
         caller_warnings.warn(
             f'{plan.algorithm} never updates its masks, so that all leaves stay dense (asked for: {_targets(plan)}): '
-            f'{_why_never(updater.scheduler)}; {_SEE_PLAN}. Give a schedule that updates, such as '
+            f'{_why_never(pruner.scheduler)}; {_SEE_PLAN}. Give a schedule that updates, such as '
             f'PolynomialSchedule(update_freq, update_start_step, update_end_step); or {_HOST}'
         )
-    elif not updater.overrides('update_state'):
-        _warn_of_a_shortfall(updater, plan, steps[-1])
+    elif not pruner.overrides('update_state'):
+        _warn_of_a_shortfall(pruner, plan, steps[-1])
 
 
 def check_replacement(
-    updater: PlannedPruner, plan: PruningPlan, drop_fraction_fn: Callable[[Any], Any]
+    pruner: PlannedPruner, plan: PruningPlan, drop_fraction_fn: Callable[[Any], Any]
 ) -> None:
     """Warns where an algorithm that drops and regrows weights never does.
 
     Args:
-      updater: the algorithm.
+      pruner: the algorithm.
       plan: its plan of the parameters.
       drop_fraction_fn: step -> share of the kept weights to replace.
 
@@ -74,14 +74,14 @@ def check_replacement(
     >>> pruner = jaxpruner.RigL(scheduler=jaxpruner.sparsity_schedules.PeriodicSchedule(10), sparsity_type='block_1,4')
     >>> check_replacement(pruner, pruner.plan({'w': jnp.ones((2, 4))}), pruner.drop_fraction_fn)
     """
-    steps = schedule_reach.update_steps(updater.scheduler)
+    steps = schedule_reach.update_steps(pruner.scheduler)
     if not plan.pruned or steps is None:
         return
     static = 'StaticRandomSparse for masks that stay as they are'
     if not steps:
         caller_warnings.warn(
             f'{plan.algorithm} never updates its masks, so that they stay as they were drawn: '
-            f'{_why_never(updater.scheduler)}. Give a schedule that updates, such as '
+            f'{_why_never(pruner.scheduler)}. Give a schedule that updates, such as '
             f'PeriodicSchedule(update_freq, update_start_step, update_end_step); {static}; or HostSchedule() where '
             'your own loop decides with update_masks=…'
         )
@@ -163,10 +163,10 @@ def _why_never(schedule: Any) -> str:
     return f'{name} has no multiple of update_freq={schedule.update_freq} {window}'
 
 
-def _warn_of_a_shortfall(updater: PlannedPruner, plan: PruningPlan, last: int) -> None:
-    share = schedule_reach.share_at(updater.scheduler, last)
+def _warn_of_a_shortfall(pruner: PlannedPruner, plan: PruningPlan, last: int) -> None:
+    share = schedule_reach.share_at(pruner.scheduler, last)
     leaves = [leaf for leaf in plan.pruned if leaf.target is not None]
-    if calculators.own_topk_fn(updater.topk_fn) is None:  # any sparsity above 0 means N of M
+    if calculators.own_topk_fn(pruner.topk_fn) is None:  # any sparsity above 0 means N of M
         leaves = [leaf for leaf in leaves if not isinstance(leaf.sparsity_type, NByM)]
     if share is None or not leaves or 1 - share < _NEAR_ENOUGH:
         return
@@ -175,7 +175,7 @@ def _warn_of_a_shortfall(updater: PlannedPruner, plan: PruningPlan, last: int) -
         return
     largest = max(leaf.target or 0 for leaf in leaves)
     reached = f'sparsity {largest * share:.4g}, not {largest:.4g}'
-    warn_of_fewer_removed(plan.algorithm, updater.scheduler, last, reached)
+    warn_of_fewer_removed(plan.algorithm, pruner.scheduler, last, reached)
 
 
 def _fractions(drop_fraction_fn: Callable[[Any], Any], steps: Sequence[int]) -> list[float]:

@@ -130,14 +130,14 @@ class PruningPlan:
         return '\n'.join([title, *note, table])
 
 
-def plan_leaves(updater: PlannedPruner, params: tree_lib.PyTree) -> PruningPlan:
-    """Tells what an updater will do; see `BaseUpdater.plan`."""
+def plan_leaves(pruner: PlannedPruner, params: tree_lib.PyTree) -> PruningPlan:
+    """Tells what a pruner will do; see `BaseUpdater.plan`."""
     params = tree_lib.as_arrays(params)
     paths, arrays, treedef = tree_lib.flatten_with_paths(params)
-    targets = tree_lib.leaves_like(treedef, updater.get_target_sparsities(params))
-    reasons = _reasons(updater, params)
-    is_alone = _are_ranked_alone(updater, paths)
-    ranks_model = updater.ranked_together == 'model'
+    targets = tree_lib.leaves_like(treedef, pruner.get_target_sparsities(params))
+    reasons = _reasons(pruner, params)
+    is_alone = _are_ranked_alone(pruner, paths)
+    ranks_model = pruner.ranked_together == 'model'
     is_in_model_ranking = [ranks_model and not alone for alone in is_alone]
     # One ranking over the model has one total, so that the target of any leaf prunes the others, too.
     model_ranking_prunes = False
@@ -145,7 +145,7 @@ def plan_leaves(updater: PlannedPruner, params: tree_lib.PyTree) -> PruningPlan:
         if is_ranked and _may_prune(target):
             model_ranking_prunes = True
     planned = []
-    for i, leaf in enumerate(updater._leaves(paths, arrays)):
+    for i, leaf in enumerate(pruner._leaves(paths, arrays)):
         unpruned = unpruned_leaf(leaf.path, arrays[i], leaf.sparsity_type, leaf.is_stacked)
         shares_target = is_in_model_ranking[i] and model_ranking_prunes
         leaf_plan = with_target(unpruned, targets[i], reasons[i], is_alone[i], shares_target)
@@ -156,7 +156,7 @@ def plan_leaves(updater: PlannedPruner, params: tree_lib.PyTree) -> PruningPlan:
         for i, number in joint_leaves.kept_weights(planned, targets):
             planned[i] = _with_kept(planned[i], number)
     kept = _kept_in_all(planned, is_in_model_ranking)
-    return PruningPlan(type(updater).__name__, tuple(planned), kept)
+    return PruningPlan(type(pruner).__name__, tuple(planned), kept)
 
 
 def unpruned_leaf(
@@ -172,23 +172,23 @@ def _may_prune(target: Any) -> bool:
     return target is not None and (tree_lib.is_traced(target) or float(target) > 0)
 
 
-def _are_ranked_alone(updater: PlannedPruner, paths: Sequence[tree_lib.Path]) -> list[bool]:
+def _are_ranked_alone(pruner: PlannedPruner, paths: Sequence[tree_lib.Path]) -> list[bool]:
     """For each leaf whether its weights are ranked by the rules of its type, among themselves."""
-    if calculators.own_topk_fn(updater.topk_fn) is not None:
+    if calculators.own_topk_fn(pruner.topk_fn) is not None:
         return [False] * len(paths)
-    if updater.ranked_together == 'leaf':
-        return [not updater.overrides('create_masks')] * len(paths)
+    if pruner.ranked_together == 'leaf':
+        return [not pruner.overrides('create_masks')] * len(paths)
     # Of all leaves that are ranked together, those with a sparsity of their own are left out.
-    named = sparsity_distributions.check_custom_map(getattr(updater, 'custom_sparsity_map', None))
+    named = sparsity_distributions.check_custom_map(getattr(pruner, 'custom_sparsity_map', None))
     rules = tree_lib.first_matches(named, paths, 'custom_sparsity_map')
     return [rule is not None for rule in rules]
 
 
-def _reasons(updater: PlannedPruner, params: tree_lib.PyTree) -> list[str]:
+def _reasons(pruner: PlannedPruner, params: tree_lib.PyTree) -> list[str]:
     """For each leaf why it has no target, if it has none."""
-    if updater.overrides('get_target_sparsities'):
-        return [f'{type(updater).__name__} gives it no target'] * len(jax.tree.leaves(params))
-    return sparsity_distributions.why_dense(updater.distribution(), params, updater.stacked)
+    if pruner.overrides('get_target_sparsities'):
+        return [f'{type(pruner).__name__} gives it no target'] * len(jax.tree.leaves(params))
+    return sparsity_distributions.why_dense(pruner.distribution(), params, pruner.stacked)
 
 
 def with_target(

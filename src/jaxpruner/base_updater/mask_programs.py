@@ -58,12 +58,12 @@ class MaskProgram(NamedTuple):
 
 
 def mask_program(
-    updater: BaseUpdater, state: SparseState, params: tree_lib.PyTree, donate: bool
+    pruner: BaseUpdater, state: SparseState, params: tree_lib.PyTree, donate: bool
 ) -> MaskProgram:
     """The mask update of a state as a program.
 
     Args:
-      updater: whose update.
+      pruner: whose update.
       state: the state of a wrapped optimizer, of plain arrays; stacked where trainings are, for each `vmap` once.
       params: the parameters as the wrapped optimizer sees them.
       donate: whether the arrays that the program replaces are donated to it.
@@ -71,18 +71,18 @@ def mask_program(
     Raises:
       StaysInStepError: the update has to stay in the step.
     """
-    _check_arguments(updater)
+    _check_arguments(pruner)
     leaves, treedef = jax.tree.flatten(state)
 
     def fits(leaves: list, params: tree_lib.PyTree) -> Any:
         return masking.unpack_masks(jax.tree.unflatten(treedef, leaves).masks, params)
 
     def update(leaves: list, params: tree_lib.PyTree, grads: tree_lib.PyTree) -> Any:
-        return _update(updater, jax.tree.unflatten(treedef, leaves), params, grads)
+        return _update(pruner, jax.tree.unflatten(treedef, leaves), params, grads)
 
     def forward(leaves: list, params: tree_lib.PyTree) -> Any:
         state = jax.tree.unflatten(treedef, leaves)
-        return jax.tree.leaves(updater.pre_forward_update(params, state))
+        return jax.tree.leaves(pruner.pre_forward_update(params, state))
 
     for _ in range(state.count.ndim):
         fits, update, forward = jax.vmap(fits), jax.vmap(update), jax.vmap(forward)
@@ -93,20 +93,20 @@ def mask_program(
     # Gradients have the shapes of parameters: here it only matters whether they are read.
     program = jax.make_jaxpr(update)(leaves, params, params)
     replaced = _replaced_leaves(program.jaxpr, len(leaves))
-    if updater.overrides('pre_forward_update'):
+    if pruner.overrides('pre_forward_update'):
         passed = jax.make_jaxpr(forward)(leaves, params).jaxpr
         _refuse_path(passed, [passed.invars[i] for i in replaced], passed.outvars, _FORWARD)
     return MaskProgram(replaced, _compiled(program, replaced, leaves, donate))
 
 
-def _check_arguments(updater: BaseUpdater) -> None:
+def _check_arguments(pruner: BaseUpdater) -> None:
     """Refuses an algorithm that needs a step, or one of whose methods takes extra arguments of the step."""
-    if updater.skip_gradients:
+    if pruner.skip_gradients:
         raise StaysInStepError(_SKIPS)
     for method, known in _ARGUMENTS_OUTSIDE_A_STEP.items():
-        if not updater.overrides(method):
+        if not pruner.overrides(method):
             continue
-        function = getattr(updater, method)
+        function = getattr(pruner, method)
         # The library's own methods only hand such arguments on.
         hands_on = function.__module__.partition('.')[0] == __name__.partition('.')[0]
         for parameter in inspect.signature(function).parameters.values():
@@ -120,11 +120,11 @@ def _refuse_optimizer(*_: Any, **__: Any) -> Any:
 
 
 def _update(
-    updater: BaseUpdater, state: SparseState, params: tree_lib.PyTree, grads: tree_lib.PyTree
+    pruner: BaseUpdater, state: SparseState, params: tree_lib.PyTree, grads: tree_lib.PyTree
 ) -> tuple[list, list]:
     """The leaves of the state as `track` leaves it, and of the state after the mask update."""
     optimizer = optax.GradientTransformationExtraArgs(_refuse_optimizer, _refuse_optimizer)
-    step = Step(updater, optimizer, extra_args={})
+    step = Step(pruner, optimizer, extra_args={})
     tracked_state, tracked = step.track(grads, state, params)
     new_state = step.with_new_masks(tracked_state, params, grads, tracked)
     # Leaves, since Flax NNX keeps a state's arrays in variables of another type than the parameters'.

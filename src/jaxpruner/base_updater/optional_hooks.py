@@ -36,13 +36,13 @@ _MOST_NAMED = 3
 _RENAME = 'if it is a method of your own that means something else, rename it'
 
 
-def check_track_arguments(updater: Any, extra_arguments: dict[str, Any]) -> None:
+def check_track_arguments(pruner: Any, extra_arguments: dict[str, Any]) -> None:
     """Refuses a `track` that needs an argument which `update` was not given; `extra_arguments` are those it takes."""
     try:
-        inspect.signature(updater.track).bind(*HOOK_ARGUMENTS['track'], **extra_arguments)
+        inspect.signature(pruner.track).bind(*HOOK_ARGUMENTS['track'], **extra_arguments)
     except TypeError as error:
         raise TypeError(
-            f'{type(updater).__name__}.track is called in each step with (sparse_state, params), and with those of '
+            f'{type(pruner).__name__}.track is called in each step with (sparse_state, params), and with those of '
             f'grads and the extra arguments of update that it names: {error}; give it to update, or, {_RENAME}'
         ) from None
 
@@ -177,20 +177,20 @@ def _check_hook(cls: type, name: str, arguments: tuple[str, ...]) -> None:
         ) from None
 
 
-def check_tracked(updater: Any, state: SparseState, returned: Any) -> tuple[SparseState, Any]:
+def check_tracked(pruner: Any, state: SparseState, returned: Any) -> tuple[SparseState, Any]:
     """Returns what `track` returned; refuses anything but a state and what it tracked."""
     is_pair = isinstance(returned, tuple | list) and len(returned) == 2
     if not is_pair or not isinstance(returned[0], SparseState):
         raise TypeError(
-            f'{type(updater).__name__}.track must return two values, the SparseState and what update_state gets as '
+            f'{type(pruner).__name__}.track must return two values, the SparseState and what update_state gets as '
             f'its argument tracked, got {_kind(returned)}; write `return sparse_state._replace(…), None`'
         )
     new_state, tracked = returned
-    check_algorithm_state(updater, 'track', state, new_state)
+    check_algorithm_state(pruner, 'track', state, new_state)
     return new_state, tracked
 
 
-def check_algorithm_state(updater: Any, method: str, old: SparseState, new: SparseState) -> None:
+def check_algorithm_state(pruner: Any, method: str, old: SparseState, new: SparseState) -> None:
     """Refuses a method that changes the structure, shapes or dtypes of `algorithm_state`."""
     before, after = old.algorithm_state, new.algorithm_state
     if _described(before) == _described(after):
@@ -202,7 +202,7 @@ def check_algorithm_state(updater: Any, method: str, old: SparseState, new: Spar
     if differences:  # else containers differ in kind alone, as boxes of Flax NNX do
         named = '; '.join(differences[:_MOST_NAMED])
         raise TypeError(
-            f'{type(updater).__name__}.{method} changes the structure, shapes or dtypes of algorithm_state: '
+            f'{type(pruner).__name__}.{method} changes the structure, shapes or dtypes of algorithm_state: '
             f'{named}. They must stay from step to step: make each leaf in '
             'init_algorithm_state as it is computed later, such as jnp.zeros_like(param, dtype=jnp.float32)'
         )

@@ -1,7 +1,7 @@
 """What the library asks of a pruner: to plan a model before training, and to take a training step.
 
-`BaseUpdater` has every member. The functions of this room name these contracts rather than the class, so that imports
-point one way.
+`BaseUpdater` has every member. The functions of this package name these contracts rather than the class, so that
+imports point one way.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The keyword `sparsity` of an updater: one number, short for a distribution."""
+"""The keyword `sparsity` of a pruner: one number, short for a distribution."""
 
 import functools
 import inspect
@@ -12,55 +12,55 @@ _NAME = 'sparsity_distribution_fn'
 
 
 class FromSparsity(functools.partial):
-    """A distribution that an updater made of its own settings: another `sparsity` replaces it."""
+    """A distribution that a pruner made of its own settings: another `sparsity` replaces it."""
 
-    # The `repr` of an updater shows the settings themselves.
+    # The `repr` of a pruner shows the settings themselves.
     is_derived_setting = True
 
 
-def is_given(updater: PlannedPruner) -> bool:
-    """Whether a user gave the updater a distribution."""
-    distribution = updater.sparsity_distribution_fn
+def is_given(pruner: PlannedPruner) -> bool:
+    """Whether a user gave the pruner a distribution."""
+    distribution = pruner.sparsity_distribution_fn
     is_made_here = isinstance(distribution, FromSparsity | sparsity_distributions.NotGiven)
-    return not (distribution is None or distribution is _default(updater) or is_made_here)
+    return not (distribution is None or distribution is _default(pruner) or is_made_here)
 
 
-def distribution_of(updater: PlannedPruner) -> Any:
+def distribution_of(pruner: PlannedPruner) -> Any:
     """Uniform at `sparsity` if that is given, else `sparsity_distribution_fn`.
 
     A user's class may have a field `sparsity` of its own, written when updaters had none. Its default stands beside a
     distribution, which then holds.
 
     Raises:
-      TypeError, ValueError: both are given, or the sparsity is none.
+      TypeError, ValueError: both are given, or the sparsity is not a valid one.
     """
-    distribution = updater.sparsity_distribution_fn
-    if updater.sparsity is None:
-        return _default(updater) if isinstance(distribution, FromSparsity) else distribution
-    if _declares_sparsity_itself(updater) and _contradicts_settings(updater):
+    distribution = pruner.sparsity_distribution_fn
+    if pruner.sparsity is None:
+        return _default(pruner) if isinstance(distribution, FromSparsity) else distribution
+    if _declares_sparsity_itself(pruner) and _contradicts_settings(pruner):
         return distribution
-    check_not_both(updater)
-    return FromSparsity(sparsity_distributions.uniform, sparsity=updater.sparsity)
+    check_not_both(pruner)
+    return FromSparsity(sparsity_distributions.uniform, sparsity=pruner.sparsity)
 
 
-def check_not_both(updater: PlannedPruner, names: str = 'sparsity') -> None:
+def check_not_both(pruner: PlannedPruner, names: str = 'sparsity') -> None:
     """Refuses settings (`names`) beside a distribution, where they would have no effect."""
-    if _contradicts_settings(updater):
-        function = describe(updater.sparsity_distribution_fn)
+    if _contradicts_settings(pruner):
+        function = describe(pruner.sparsity_distribution_fn)
         raise ValueError(
-            f'{type(updater).__name__} got {names} and sparsity_distribution_fn={function}, which both say how sparse '
+            f'{type(pruner).__name__} got {names} and sparsity_distribution_fn={function}, which both say how sparse '
             'leaves are to be; give one of them. functools.partial(f, sparsity=0.7, custom_sparsity_map=…) gives a '
             'distribution f a sparsity; where dataclasses.replace gives it, give also sparsity=None'
         )
 
 
-def _contradicts_settings(updater: PlannedPruner) -> bool:
-    return is_given(updater) and not _is_published_default(updater.sparsity_distribution_fn)
+def _contradicts_settings(pruner: PlannedPruner) -> bool:
+    return is_given(pruner) and not _is_published_default(pruner.sparsity_distribution_fn)
 
 
-def _declares_sparsity_itself(updater: PlannedPruner) -> bool:
+def _declares_sparsity_itself(pruner: PlannedPruner) -> bool:
     """Whether the field `sparsity` is that of a user's class."""
-    for base in type(updater).__mro__:
+    for base in type(pruner).__mro__:
         if 'sparsity' in inspect.get_annotations(base):
             return base.__module__.partition('.')[0] != 'jaxpruner'
     return False
@@ -74,9 +74,9 @@ def _is_published_default(distribution: Any) -> bool:
     return is_uniform and distribution.keywords == {'sparsity': 0.0}
 
 
-def _default(updater: PlannedPruner) -> Any:
+def _default(pruner: PlannedPruner) -> Any:
     # If a class is no dataclass itself, a mixin among its bases may show its own fields alone.
-    for base in type(updater).__mro__:
+    for base in type(pruner).__mro__:
         fields = vars(base).get('__dataclass_fields__', {})
         if _NAME in fields:
             return fields[_NAME].default

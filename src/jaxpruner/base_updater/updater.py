@@ -177,7 +177,7 @@ class BaseUpdater(OptionalHooks, ShortRepr):
         sparsities: tree_lib.PyTree,
         thresholds: tree_lib.PyTree | None = None,
     ) -> tuple[tree_lib.PyTree, tree_lib.PyTree]:
-        """As `create_masks`, beginning at earlier thresholds; the masks do not depend on them.
+        """Makes masks and their thresholds. Thresholds of an earlier call only speed up the search.
 
         Args:
           scores: a tree like the parameters of arrays, or of `selection.Scores`.
@@ -293,8 +293,8 @@ class BaseUpdater(OptionalHooks, ShortRepr):
     ) -> tree_lib.PyTree:
         """Applies the masks to the parameters.
 
-        After an update this changes nothing that is finite. Call it once after `init` if the algorithm starts sparse
-        (static, SET, RigL), since `init` cannot change the parameters.
+        After `update`, pruned weights are already zero. Only infinite and NaN weights still change. Call it once after
+        `init` if the algorithm starts sparse (static, SET, RigL), since `init` cannot change the parameters.
 
         Args:
           params: the parameters.
@@ -316,8 +316,8 @@ class BaseUpdater(OptionalHooks, ShortRepr):
     ) -> optax.GradientTransformationExtraArgs:
         """Wraps an optimizer: its state becomes a `SparseState`, its updates keep pruned weights at zero.
 
-        Nothing outside may rescale the updates afterwards. Loops that are compiled allow no reverse-mode derivative of
-        `update` itself (as meta-learning wants it); the loss and its gradients are not concerned.
+        Nothing outside may rescale the updates afterwards. No reverse-mode derivative can be taken through `update` (as
+        meta-learning wants it). Derivatives of the loss are not affected.
 
         Args:
           inner: any optax transformation.

@@ -1,1 +1,1 @@
-"""What every room stands on: trees, masks, states, control flow, files and messages."""
+"""What every package stands on: trees, masks, states, control flow, files and messages."""

@@ -32,7 +32,7 @@ def run_once(
     *inputs: Any,
     narrow: bool = False,
 ) -> Any:
-    """`function(state, *inputs)` if it is due, else the state.
+    """`function(state, *inputs)` if `when` is true, else the state.
 
     A `while_loop` that runs zero or one times, where `cond` would do. Its carry is updated in place, and under `vmap`
     it stays a loop; `cond` becomes a select there, which always pays for both branches. If `when` is known while the

@@ -131,7 +131,7 @@ def store_masks(
 ) -> tree_lib.PyTree:
     """Masks as a state holds them.
 
-    Packed masks lie on devices as their parameters do if some axis is not divided, or its length on each device is a
+    Packed masks are sharded as their parameters are if some axis is not sharded, or its length on each device is a
     multiple of 8; a warning names the others. Where shardings are not known (inside `jit`), shapes alone decide.
 
     Args:
@@ -204,9 +204,9 @@ def _warn_of_shared_bytes(
     if named:
         more = f'; and {len(named) - _NAMED} more' if len(named) > _NAMED else ''
         logger.warning(
-            'all axes of these parameters are divided, and none has a multiple of %d weights on each device, so that '
-            'devices share bytes of their packed masks and send them to one another at each update '
-            '(use_packed_masks=False avoids it): %s%s',
+            'these parameters are sharded along every axis, and no axis has a multiple of %d weights on each device. '
+            'So a byte of a packed mask may hold weights of two devices, which exchange it at each mask update. Set '
+            'use_packed_masks=False to avoid this: %s%s',
             packing.BITS,
             '; '.join(named[:_NAMED]),
             more,

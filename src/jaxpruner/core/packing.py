@@ -19,11 +19,12 @@ BITS = 8
 def packed_axis(shape: Sequence[int], local_shape: Sequence[int] | None = None) -> int:
     """The axis along which a mask of this shape is to be packed, as a negative number.
 
-    It takes the first of these that there is, and of several axes the last:
-    1. of the axes whose length on each device is a multiple of 8, that whose length has the most factors of two (as a
-       rule the axis that would be chosen without devices, too);
-    2. of the axes that are not divided over devices, the longest;
+    It is the first of these that exists:
+    1. of the axes whose length on each device is a multiple of 8, the one whose whole length is divisible by the
+       largest power of two (as a rule, one device would choose the same axis);
+    2. of the axes that are not sharded, the longest;
     3. the longest axis.
+    Of several such axes it is the last.
 
     Args:
       shape: the parameter's shape, of at least one dimension.
@@ -38,8 +39,8 @@ def packed_axis(shape: Sequence[int], local_shape: Sequence[int] | None = None) 
     if axes:
         return max(axes, key=lambda axis: (shape[axis] & -shape[axis], axis)) - rank
     # What is packed along an axis of length 1 would look as if it were not packed.
-    undivided = [axis for axis in range(rank) if local_shape[axis] == shape[axis] > 1]
-    return max(undivided or range(rank), key=lambda axis: (shape[axis], axis)) - rank
+    unsharded = [axis for axis in range(rank) if local_shape[axis] == shape[axis] > 1]
+    return max(unsharded or range(rank), key=lambda axis: (shape[axis], axis)) - rank
 
 
 def packed_shape(shape: Sequence[int], axis: int | None = None) -> tuple[int, ...]:

@@ -15,7 +15,8 @@ class SparseState(NamedTuple):
       target_sparsities: tree like the parameters of float32 scalars, `None` where dense; or one scalar for all leaves.
       count: int32 scalar; steps so far.
       sizes: if masks are packed, tree like the parameters of uint32 scalars: the weights in each masked leaf.
-      thresholds: tree like the parameters; where methods that select in every step look first.
+      thresholds: tree like the parameters: those of the last selection, from which straight-through methods begin the
+        next one; else `None`.
       algorithm_state: any pytree of arrays; what `init_algorithm_state` and `track` of the algorithm make.
 
     >>> SparseState(masks={'kernel': None}).count is None

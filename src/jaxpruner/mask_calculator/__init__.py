@@ -2,9 +2,9 @@
 
 Read `selection/by_counting.py` first: it finds the largest scores of an array in the simplest way.
 
-From a model down to a threshold, each function calls the next:
+From a model down to a threshold, each function may call the next; skip the lines that do not apply:
 
-    create_masks, select_masks       of an updater: a tree of scores
+    create_masks, select_masks       of a pruner: a tree of scores
     joint_leaves.mask_joint_leaves   leaves that a type ties are ranked as the groups that they share
     calculators.mask_leaves          sets leaves of N:M, and a user's own `topk_fn`, apart
     _mask_by_groups                  the types that rank groups; `topk_mask_calculator` and others begin here
@@ -15,7 +15,7 @@ From a model down to a threshold, each function calls the next:
     selection.keep_largest_each      leaves become arrays of rows
     _select_in_one_dtype             chooses between two ways
 
-    on one CPU                                      elsewhere, and for many short rows
+    on one CPU, or for a single row                 elsewhere, and for many short rows
     row_by_row.select: one row after another        passes.select: passes over all rows
 
     search.find_cut                  the thresholds of a ranking

@@ -113,7 +113,7 @@ def _requests(leaves: Sequence[ScoredLeaf]) -> list[selection.Request]:
     counts = selection.numbers_to_keep(sizes, sparsities)
     requests = []
     for i, leaf in enumerate(leaves):
-        # Only an array that is sharded as parameters are can be counted per device; what was pooled may not be.
+        # An array can be counted per device if it is sharded as parameters are. Pooled scores may be sharded otherwise.
         request = selection.Request(
             scores[i],
             counts[i],
@@ -254,7 +254,7 @@ def get_topk_fn(sparsity_type: Any) -> TopkFn:
 
 @dataclasses.dataclass(frozen=True)
 class TopkOfType:
-    """The `topk_fn` of an updater that was given none: it ranks as the updater's sparsity type says.
+    """The `topk_fn` of a pruner that was given none: it ranks as the pruner's sparsity type says.
 
     A setting that names a type for each leaf has no single ranking.
 
@@ -262,7 +262,7 @@ class TopkOfType:
     Array([1, 0], dtype=uint8)
     """
 
-    # What is shown of the updater is the sparsity type itself.
+    # What is shown of the pruner is the sparsity type itself.
     is_derived_setting: ClassVar[bool] = True
 
     sparsity_type: Any

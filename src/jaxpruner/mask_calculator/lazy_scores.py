@@ -18,12 +18,11 @@ from jaxpruner.mask_calculator import selection
 ElementwiseFn = Callable[[jax.Array], jax.Array]
 
 
-def hook_describes(updater: Any, hook: str, method: str) -> bool:
-    """Tells whether a hook, or a flag, of an updater describes the method that the updater has.
+def hook_describes(pruner: Any, hook: str, method: str) -> bool:
+    """Tells whether a hook (or a flag) is defined in the same class as a method, or in a subclass of it.
 
-    A subclass that overrides the method alone inherits a hook that describes another method. So the hook counts only if
-    it is defined in the same class as the method, or nearer to the updater. It does not count where the method is
-    replaced later, on the object or on a class.
+    Otherwise it describes a method that is overridden: a subclass that overrides the method alone inherits the hook of
+    another method. The hook does not count either where the method is replaced later, on the object or on a class.
 
     >>> class Magnitude:
     ...     def scores(self, weights): ...
@@ -33,12 +32,12 @@ def hook_describes(updater: Any, hook: str, method: str) -> bool:
     >>> class OwnScoresAndScore(OwnScores):
     ...     def score(self): ...
     >>> updaters = Magnitude(), OwnScores(), OwnScoresAndScore()
-    >>> [hook_describes(updater, 'score', 'scores') for updater in updaters]
+    >>> [hook_describes(pruner, 'score', 'scores') for pruner in updaters]
     [True, False, True]
     """
-    if method in vars(updater):
+    if method in vars(pruner):
         return False
-    for base in type(updater).__mro__:
+    for base in type(pruner).__mro__:
         has_method = method in vars(base)
         if has_method and not _is_written_in(base, vars(base)[method]):
             return False

@@ -20,10 +20,10 @@ _MIN_LAZY_SIZE = 2**17
 
 # The role of a group, from phase to phase:
 #   before: _KEPT, which may be dropped, or _PRUNED.
-#   after the first phase, which drops: _STAYS, or _MISSING, all the others. Every _MISSING group may be regrown,
-#     including one just dropped.
+#   after the first phase, which drops: _STAYS, or _MAY_GROW, which are all the others. A group just dropped may grow,
+#     too.
 #   after the second phase, which grows: _STAYS is the new mask.
-_KEPT, _PRUNED, _MISSING, _STAYS = np.arange(4, dtype=np.uint8)
+_KEPT, _PRUNED, _MAY_GROW, _STAYS = np.arange(4, dtype=np.uint8)
 
 
 class MaskedLeaf(NamedTuple):
@@ -65,14 +65,14 @@ def drop_and_grow(leaves: Sequence[MaskedLeaf], fraction: jax.Array | float) -> 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=['is_alive', 'scores'],
+    data_fields=['is_kept_before', 'scores'],
     meta_fields=['is_stacked', 'count_per_device', 'is_materialised'],
 )
 @dataclasses.dataclass(frozen=True)
 class _Candidates:
     """The groups of a leaf, of which some are dropped and others regrow."""
 
-    is_alive: jax.Array
+    is_kept_before: jax.Array
     scores: selection.Scores  # of groups whose role is still to be added
     is_stacked: bool
     count_per_device: bool
@@ -90,7 +90,7 @@ class _Candidates:
         count: jax.Array,
     ) -> selection.Request:
         """Asks for the `count` best groups among those whose role lets them be chosen."""
-        ranked = selection.Scores((*scores.weights, role), scores.of)
+        ranked = selection.Scores((*scores.weights, role), scores.function)
         return selection.Request(
             selection.read(ranked) if self.is_materialised else ranked,
             count,
@@ -131,10 +131,10 @@ def _drop_and_grow(leaves: list[_Candidates], fraction: jax.Array) -> list[jax.A
 
     start = []
     for leaf in leaves:
-        is_alive = leaf.is_alive
-        layers = is_alive.shape[: int(leaf.is_stacked)]
-        kept_before = jnp.zeros(layers, selection.counter_for(is_alive.size))
-        role = jnp.where(is_alive, _KEPT, _PRUNED)
+        is_kept_before = leaf.is_kept_before
+        layers = is_kept_before.shape[: int(leaf.is_stacked)]
+        kept_before = jnp.zeros(layers, selection.counter_for(is_kept_before.size))
+        role = jnp.where(is_kept_before, _KEPT, _PRUNED)
         start.append(_Progress(role, kept_before))
     after_both = jax.lax.fori_loop(0, 2, run_phase, start)
     return [progress.role == _STAYS for progress in after_both]
@@ -153,42 +153,44 @@ def _next_role(
     after_growing = (role == _STAYS) | is_chosen
     after_dropping = (role == _KEPT) & is_chosen
     stays = jnp.where(is_growing, after_growing, after_dropping)
-    return jnp.where(stays, _STAYS, _MISSING)
+    return jnp.where(stays, _STAYS, _MAY_GROW)
 
 
 def _candidates(leaf: MaskedLeaf) -> _Candidates:
     groups = leaf.groups
     if groups.is_unstructured and leaf.mask.size:
-        is_alive, drop, grow = leaf.mask != 0, leaf.drop_scores, leaf.grow_scores
+        is_kept_before, drop, grow = leaf.mask != 0, leaf.drop_scores, leaf.grow_scores
     else:
-        is_alive = groups.pool(leaf.mask.astype(jnp.float32)) > 0
+        is_kept_before = groups.pool(leaf.mask.astype(jnp.float32)) > 0
         drop = groups.pool(selection.read(leaf.drop_scores))
         grow = groups.pool(selection.read(leaf.grow_scores))
     return _Candidates(
-        is_alive,
-        _scores_of_roles(is_alive, drop, grow),
+        is_kept_before,
+        _scores_of_roles(is_kept_before, drop, grow),
         is_stacked=groups.is_stacked,
         count_per_device=groups.is_unstructured,
-        is_materialised=is_alive.size < _MIN_LAZY_SIZE,
+        is_materialised=is_kept_before.size < _MIN_LAZY_SIZE,
     )
 
 
 def _scores_of_roles(
-    is_alive: jax.Array,
+    is_kept_before: jax.Array,
     drop: jax.Array | selection.Scores,
     grow: jax.Array | selection.Scores,
 ) -> selection.Scores:
-    drop, grow = _as_floats(drop, is_alive.shape), _as_floats(grow, is_alive.shape)
+    drop, grow = _as_floats(drop, is_kept_before.shape), _as_floats(grow, is_kept_before.shape)
     common = _common_dtype(drop.dtype, grow.dtype)
     if common not in (drop.dtype, grow.dtype):
         drop_array = selection.read(drop)
         grow_array = _at_least_lowest(selection.read(grow))
         drop = selection.Scores(drop_array.astype(common), jnp.positive)
         grow = selection.Scores(grow_array.astype(common), jnp.positive)
-    # The first array gives the dtype of the scores.
+    # The first array of `Scores.weights` gives the dtype of the scores.
     is_grow_first = drop.dtype != common
     weights = (grow.weights, drop.weights) if is_grow_first else (drop.weights, grow.weights)
-    return selection.Scores(weights, _ScoreByRole(drop.of, grow.of, common, is_grow_first))
+    return selection.Scores(
+        weights, _ScoreByRole(drop.function, grow.function, common, is_grow_first)
+    )
 
 
 def _as_floats(scores: jax.Array | selection.Scores, shape: tuple[int, ...]) -> selection.Scores:
@@ -234,5 +236,5 @@ class _ScoreByRole:
         drop = self.drop(dropped).astype(self.dtype)
         grow = _at_least_lowest(self.grow(grown)).astype(self.dtype)
         may_be_dropped = role == _KEPT
-        may_grow = role == _MISSING
+        may_grow = role == _MAY_GROW
         return jnp.where(may_be_dropped, drop, jnp.where(may_grow, grow, -jnp.inf))

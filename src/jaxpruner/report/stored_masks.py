@@ -1,6 +1,6 @@
 """Masks of optimizer states, for the recording and drawing of runs: what JAX is needed for.
 
-The other modules of this room load it where they are given masks, so that `jaxpruner table` need not load JAX.
+The other modules of this package load it where they are given masks, so that `jaxpruner table` need not load JAX.
 """
 
 from functools import partial

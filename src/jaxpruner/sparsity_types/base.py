@@ -182,7 +182,7 @@ class Groups:
 
 
 def is_sparsity_type(instance_to_check: Any) -> bool:
-    """Whether something is a single sparsity type; a class is none.
+    """Whether something is a single sparsity type; a class is not one.
 
     Args:
       instance_to_check: anything.

@@ -21,12 +21,13 @@ from jax import lax
 
 from jaxpruner.core import control
 
-# Distance of the outer probes from the middle one: this many standard deviations of counts that are scattered evenly,
-# and this share of the bracket, since the fall may bend. In brackets that are short against the scale on which it bends
-# the second is proportional to their width. All three were tuned on magnitudes of several distributions.
+# The outer probes stand this far from the middle one: some standard deviations of counts that are scattered evenly, and
+# a share of the bracket, since the count does not fall along a line. The curve is flat within a bracket that is much
+# shorter than the distance over which it bends (`curvature_width`). There the share is proportional to the width of the
+# bracket. All three numbers were tuned on magnitudes of several distributions.
 _DEVIATIONS = 1.0
 _BEND = 0.2
-_BEND_IN_A_SCALE = 2.0
+_BEND_PER_CURVATURE_WIDTH = 2.0
 # A share that is rounded up to all of the width would not convert back.
 _MOST_OF_WIDTH = 1 - 2**-20
 
@@ -161,7 +162,7 @@ def settle(
     first: jax.Array | None = None,
     probe_count: int = 3,
     iterations: int | None = None,
-    scale: int | None = None,
+    curvature_width: int | None = None,
 ) -> Brackets:
     """Narrows brackets until all are settled.
 
@@ -176,14 +177,14 @@ def settle(
       iterations: a fixed number, so that no device is asked whether to go on; each divides the width by
         `probe_count + 1`.
         By default the loop ends as soon as all brackets are settled.
-      scale: width, in whole numbers, on which the fall of the count bends.
+      curvature_width: the distance, in whole numbers, over which the count bends away from a line.
     """
 
     def next_probes(current: Brackets) -> jax.Array:
         even = even_probes(current, probe_count)
         if probe_count > 3:
             return even
-        return jnp.where(current.is_even, even, likely_probes(current, scale))
+        return jnp.where(current.is_even, even, likely_probes(current, curvature_width))
 
     def iterate(state: tuple) -> tuple:
         table, prepared, member_counts = state
@@ -269,13 +270,13 @@ def even_probes(brackets: Brackets, count: int) -> jax.Array:
     return _inside(brackets, steps)
 
 
-def likely_probes(brackets: Brackets, scale: int | None = None) -> jax.Array:
+def likely_probes(brackets: Brackets, curvature_width: int | None = None) -> jax.Array:
     """Makes three probes `[n, 3]` around the place where an even fall of the count would pass the target."""
     width = brackets.width
     float_width = width.astype(jnp.float32)
     bend = _BEND
-    if scale is not None:
-        bend = jnp.minimum(_BEND, float_width * (_BEND_IN_A_SCALE / scale))
+    if curvature_width is not None:
+        bend = jnp.minimum(_BEND, float_width * (_BEND_PER_CURVATURE_WIDTH / curvature_width))
     # The expected place and its scatter, if each count falls anywhere in the bracket.
     inside = (brackets.count_low - brackets.count_high).astype(jnp.float32)
     surplus = (brackets.count_low - brackets.target).astype(jnp.float32)

@@ -10,8 +10,11 @@ exactly k much sooner.
 
 For the scores 5 1 3 3 2 and k = 2 the steps are, with the floats in between left out:
 
-    threshold      1   2   3   5   above      3 reach 3, which are too many; 1 reaches 5, which is too few.
-    reaching it    5   4   3   1   0          Nothing lies between: the two 3 are ties, and one is kept.
+    threshold      1   2   3   5   above
+    reaching it    5   4   3   1   0
+
+Threshold 3: three scores reach it, one too many. Threshold 5: one score reaches it, one too few. No float between them
+changes the count. So the two scores 3 are ties, and one of them is kept.
 
 No threshold divides equal scores. Then all scores above the ties are kept, and of the ties the first in flat order, up
 to k in all. So the mask is that of a stable sort, down to the last bit.

@@ -300,8 +300,8 @@ def _along(
 def column_of(
     table: jax.Array,
     column: int,
-    rank: int,
+    ndim: int,
 ) -> jax.Array:
-    """Takes a column of a table `[rows, columns]`, to be compared with an array `[rows, …]` of some rank."""
-    other_axes = (1,) * (rank - 1)
+    """Takes a column of a table `[rows, columns]`, to be compared with an array `[rows, …]` of `ndim` axes."""
+    other_axes = (1,) * (ndim - 1)
     return table[:, column].reshape(-1, *other_axes)

@@ -15,7 +15,7 @@ from jaxpruner.mask_calculator.selection import passes, row_by_row, whole_number
 from jaxpruner.mask_calculator.selection.masks import Selected
 from jaxpruner.mask_calculator.selection.passes import LeafByLeaf, OverModel
 from jaxpruner.mask_calculator.selection.scores import ScoresLike, read, sizes_of_rows
-from jaxpruner.mask_calculator.selection.search import Targets
+from jaxpruner.mask_calculator.selection.search import ToKeep
 
 
 @functools.partial(
@@ -121,7 +121,8 @@ def _like_request(request: Request, selected: Selected) -> Selected:
 def _select_in_one_dtype(requests: list[Request]) -> list[Selected]:
     """Selects in arrays `[rows, …]` of one dtype, with a threshold for each row."""
     row_count = sum(request.scores.shape[0] for request in requests)
-    # An accelerator would be asked about each row, which takes longer than to read it.
+    # On an accelerator, each turn of a `while_loop` waits for the host to read its condition. That takes longer than to
+    # read a row.
     can_go_row_by_row = jax.default_backend() == 'cpu' or row_count == 1
     if jax.device_count() > 1 or not can_go_row_by_row:
         return _select_in_passes(requests)
@@ -146,7 +147,7 @@ def _select_row_by_row(requests: list[Request]) -> list[Selected]:
     """Selects as `_select_in_one_dtype` does, each row by itself."""
     arrays = [request.scores for request in requests]
     counter = whole_numbers.counter_for(max(sizes_of_rows(arrays)))
-    return row_by_row.select(arrays, _targets(requests, counter))
+    return row_by_row.select(arrays, _to_keep(requests, counter))
 
 
 def _select_in_passes(requests: list[Request]) -> list[Selected]:
@@ -154,10 +155,10 @@ def _select_in_passes(requests: list[Request]) -> list[Selected]:
     arrays = [request.scores for request in requests]
     per_device = [request.count_per_device for request in requests]
     ranking = LeafByLeaf(arrays, per_device)
-    return passes.select(ranking, _targets(requests, ranking.counter))
+    return passes.select(ranking, _to_keep(requests, ranking.counter))
 
 
-def _targets(requests: list[Request], counter: jnp.dtype) -> Targets:
+def _to_keep(requests: list[Request], counter: jnp.dtype) -> ToKeep:
     """Makes vectors `[all rows]` of how many to keep, and of where to look first if any request says so."""
     counts, starts = [], []
     for request in requests:
@@ -169,7 +170,7 @@ def _targets(requests: list[Request], counter: jnp.dtype) -> Targets:
         starts.append(jnp.broadcast_to(own_starts, shape))
     has_start = any(request.start is not None for request in requests)
     earlier = jnp.concatenate(starts) if has_start else None
-    return Targets(jnp.concatenate(counts), earlier)
+    return ToKeep(jnp.concatenate(counts), earlier)
 
 
 def keep_largest_jointly(
@@ -219,7 +220,7 @@ def _keep_largest_jointly(
         divisors = control.compute_apart(jnp.positive, divisors)
     ranking = OverModel(arrays, divisors, count_per_device)
     target = jnp.asarray(count).astype(ranking.counter)[None]
-    results = passes.select(ranking, Targets(target, earlier=None))
+    results = passes.select(ranking, ToKeep(target, earlier=None))
     for i, selected in zip(indices, results, strict=True):
         masks[i] = selected.mask.reshape(scores[i].shape)
     return masks

@@ -1,7 +1,6 @@
 """The masks: scores above the ties are kept, and of the ties the first in flat order, up to the number to keep.
 
-One pass over the row finds the index of the last tie that is kept. It counts the ties in each of some dozens of chunks,
-which tells the chunk that holds the last one. Only that chunk is read again, and divided in the same way.
+The end of the ties that are kept comes from `end_in_row` for a single row, or from counts of whole arrays (`passes`).
 """
 
 import functools
@@ -78,18 +77,18 @@ def _mask_of_array(
     """Makes the mask of an array, in few operations: for many, XLA wakes threads, which takes longer."""
     is_on_one_device = jax.device_count() == 1
     scores = read(flat_rows(ranked.scores) if is_on_one_device else ranked.scores)
-    shape, rank = scores.shape, scores.ndim
-    low = column_of(ranked.thresholds(thresholds), 0, rank)
-    high = column_of(ranked.thresholds(thresholds), 1, rank)
+    shape, ndim = scores.shape, scores.ndim
+    low = column_of(ranked.thresholds(thresholds), 0, ndim)
+    high = column_of(ranked.thresholds(thresholds), 1, ndim)
     own_ends = ranked.rows.take(ends)
     if is_on_one_device:
-        index = lax.broadcasted_iota(ends.dtype, shape, rank - 1)
-        is_before_end = index < column_of(own_ends, 0, rank)
+        index = lax.broadcasted_iota(ends.dtype, shape, ndim - 1)
+        is_before_end = index < column_of(own_ends, 0, ndim)
     else:
-        axis_ends = find_axis_ends(own_ends, shape, (0,) * rank)
+        axis_ends = find_axis_ends(own_ends, shape, (0,) * ndim)
         is_before_end = before(axis_ends, shape, 0)
     keeps_rows = ranked.rows.take(keeps_everything)
-    keeps_row = column_of(keeps_rows, 0, rank).astype(jnp.uint8)
+    keeps_row = column_of(keeps_rows, 0, ndim).astype(jnp.uint8)
     is_kept = _is_kept(scores, low, high, is_before_end)
     mask = jnp.where(is_kept, jnp.uint8(1), keeps_row)
     return mask.reshape(ranked.scores.shape)
@@ -141,6 +140,9 @@ def end_in_row(
     ties_to_keep: jax.Array,
 ) -> jax.Array:
     """Finds the index after the last tie of a row that is kept, in flat order.
+
+    One pass over the row counts the ties in each of some dozens of chunks, which tells the chunk that holds the last
+    one. Only that chunk is read again, and divided in the same way.
 
     Args:
       otherwise: what the row has where no end is sought; not read.
@@ -248,18 +250,15 @@ def _thresholds_reached_in_window(
 
 
 def _find_last_tie(tie_counts: jax.Array, ties_to_keep: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Finds which of `[n]` chunks holds the last tie to keep, and how many ties are kept of that chunk.
-
-    `sum_up_to` is what `jnp.cumsum(tie_counts)` says. XLA would make nine programs of a cumulative sum and what follows
-    it, each of which is compiled and started. All is one program where each sum is taken over its pairs, of which there
-    are few here. `sum_before` says nothing more: for a lone sum, XLA would write all pairs to memory, 66 kB for 128
-    counts, in nine programs again. The larger of the two is read, so that neither is dropped. Seen with jaxlib 0.10.2
-    on CPU.
-    """
+    """Finds which of `[n]` chunks holds the last tie to keep, and how many ties are kept of that chunk."""
     index = lax.iota(jnp.int32, len(tie_counts))
     counts, index = control.keep_in_loop((tie_counts, index))
     up_to = jnp.where(index <= index[:, None], counts, 0)
     before_it = jnp.where(index < index[:, None], counts, 0)
+    # A `jnp.cumsum` and what follows it would be nine programs of XLA, each of which is compiled and started. Summed
+    # over all pairs, of which there are few here, they are one. A lone sum would write all pairs to memory, so two are
+    # taken. The sum up to a chunk is never smaller than the sum before it: their maximum is the first one, and needs
+    # both. Seen with jaxlib 0.10.2 on CPU.
     sum_up_to, sum_before = reduce_together([up_to, before_it], 0, lax.add, (1,))
     is_passed = jnp.maximum(sum_up_to, sum_before) < ties_to_keep
     is_passed = is_passed.astype(ties_to_keep.dtype)

@@ -37,7 +37,7 @@ from jaxpruner.mask_calculator.selection.scores import (
     rows_of,
     sizes_of_rows,
 )
-from jaxpruner.mask_calculator.selection.search import Cut, Targets
+from jaxpruner.mask_calculator.selection.search import Cut, ToKeep
 
 # Arrays are copied one after another where ties are cut, if the largest is at most this share of the model.
 _SHARE_TO_COPY = 1 / 16
@@ -71,9 +71,9 @@ class LeafByLeaf:
         """Counts the scores that reach thresholds, `[n, columns]`."""
         return count_reaching(self.arrays, thresholds, self.counter)
 
-    def sampled_probes(self, target: jax.Array) -> None:
-        """Takes no sample: rows are short here, or devices share them."""
-        del target
+    def sampled_probes(self, count: jax.Array) -> None:
+        """Takes no sample. Accelerators do not call this; elsewhere, rows are short here or sharded."""
+        del count
 
 
 class OverModel:
@@ -114,28 +114,28 @@ class OverModel:
         """Counts the scores of each array that reach thresholds, `[arrays, columns]`."""
         return count_reaching(self.arrays, thresholds, self.counter)
 
-    def sampled_probes(self, target: jax.Array) -> jax.Array | None:
+    def sampled_probes(self, count: jax.Array) -> jax.Array | None:
         """Makes probes `[1, 3]` around the threshold of a sample of all arrays."""
         scores = [array.scores for array in self.arrays]
-        return search.sampled_jointly(scores, self.scales, target, self.order)
+        return search.sampled_jointly(scores, self.scales, count, self.order)
 
 
-def select(ranking: LeafByLeaf | OverModel, targets: Targets) -> list[Selected]:
+def select(ranking: LeafByLeaf | OverModel, to_keep: ToKeep) -> list[Selected]:
     """Selects the largest scores of each ranking.
 
     Args:
       ranking: `n` of them.
-      targets: of each; counts are of the dtype `ranking.counter`.
+      to_keep: of each; counts are of the dtype `ranking.counter`.
 
     Returns:
       For each array its mask; `threshold` is that of each row.
     """
-    cut = search.find_cut(ranking, targets)
+    cut = search.find_cut(ranking, to_keep)
     if isinstance(ranking, OverModel) and jax.device_count() == 1:
         ends = _ends_by_members(ranking, cut)
     else:
         ends = _ends_by_counts(ranking, cut)
-    keeps_everything = targets.target >= np.array(ranking.sizes, ranking.counter)
+    keeps_everything = to_keep.count >= np.array(ranking.sizes, ranking.counter)
     keeps_everything = jnp.broadcast_to(keeps_everything, ends.shape)
     return masks.masks_of_arrays(ranking.arrays, cut.thresholds, ends, keeps_everything)
 
@@ -175,7 +175,7 @@ def _ends_by_members(ranking: OverModel, cut: Cut) -> jax.Array:
         ends = jnp.where(ties_to_keep > 0, ends, 0)
         return lax.fori_loop(0, len(arrays), visit_array, ends)
 
-    return control.run_once(cut.is_needed[0], find, sizes, arrays, cut)
+    return control.run_once(cut.cuts_ties[0], find, sizes, arrays, cut)
 
 
 def _ends_by_counts(ranking: LeafByLeaf | OverModel, cut: Cut) -> jax.Array:
@@ -209,7 +209,7 @@ def _ends_by_counts(ranking: LeafByLeaf | OverModel, cut: Cut) -> jax.Array:
         # If no tie is kept, the end is 0.
         return jnp.where(ties_to_keep > 0, sizes - settled.low[:, 0], 0)
 
-    return control.run_once(jnp.any(cut.is_needed), find, sizes, cut)
+    return control.run_once(jnp.any(cut.cuts_ties), find, sizes, cut)
 
 
 def _by_member(cut: Cut) -> tuple[jax.Array, jax.Array]:

@@ -1,9 +1,10 @@
 """Finds the thresholds of rows one after another: each ends when its own count is right.
 
-So it goes on one CPU device. A short row stays in the processor's cache while it is read again and again. Short arrays
-are copied to one buffer, one row at a time, where their masks are made, too. What is done with a row in the buffer is
-in the program once for all arrays. For each array there are only two copies: of its scores to the buffer, and of its
-mask from a table of all masks. Longer arrays, and those that few others resemble, are read in place.
+So it goes on one CPU device, and where an accelerator has a single row. A short row stays in the processor's cache
+while it is read again and again. Short arrays are copied to one buffer, one row at a time, where their masks are made,
+too. What is done with a row in the buffer is in the program once for all arrays. For each array there are only two
+copies: of its scores to the buffer, and of its mask from a table of all masks. Longer arrays, and those that few others
+resemble, are read in place.
 """
 
 import functools
@@ -30,7 +31,7 @@ from jaxpruner.mask_calculator.selection.scores import (
     rows_of,
     sizes_of_rows,
 )
-from jaxpruner.mask_calculator.selection.search import Cut, Targets
+from jaxpruner.mask_calculator.selection.search import Cut, ToKeep
 
 # To go on to the next row takes about as long as all passes over a row of this many scores.
 _SHORT_ROW = 64
@@ -51,12 +52,12 @@ def has_many_short_rows(array: ScoresLike) -> bool:
     return rows >= _MANY_ROWS and array.size <= _SHORT_ROW * rows
 
 
-def select(arrays: Sequence[ScoresLike], targets: Targets) -> list[Selected]:
+def select(arrays: Sequence[ScoresLike], to_keep: ToKeep) -> list[Selected]:
     """Selects the largest scores of each row of arrays that one device holds.
 
     Args:
       arrays: floats `[rows, …]` of one dtype, or `Scores`, none of them empty.
-      targets: of all rows.
+      to_keep: of all rows.
 
     Returns:
       For each array its mask; `threshold` is that of each row.
@@ -71,11 +72,11 @@ def select(arrays: Sequence[ScoresLike], targets: Targets) -> list[Selected]:
     for batch in batches(arrays):
         own_arrays = [arrays[i] for i in batch.indices]
         own_rows = [rows_of_array[i] for i in batch.indices]
-        own_targets = targets.take(np.concatenate(own_rows))
+        own_to_keep = to_keep.take(np.concatenate(own_rows))
         if batch.lengths is None:
-            results = _select_in_place(own_arrays, own_targets)
+            results = _select_in_place(own_arrays, own_to_keep)
         else:
-            results = _select_in_buffer(own_arrays, own_targets, batch.lengths)
+            results = _select_in_buffer(own_arrays, own_to_keep, batch.lengths)
         selected.update(zip(batch.indices, results, strict=True))
     return [selected[i] for i in range(len(arrays))]
 
@@ -100,38 +101,38 @@ class RankedRow:
         count = functools.partial(count_row, self.counter)
         return self._cursor.apply_to_row(count, thresholds)
 
-    def sampled_probes(self, target: jax.Array) -> jax.Array:
+    def sampled_probes(self, count: jax.Array) -> jax.Array:
         """Makes probes `[1, 3]` around the threshold of a sample."""
-        count = search.sample_size(self._cursor.longest)
-        take_sample = functools.partial(search.sample_of_row, count)
+        size = search.sample_size(self._cursor.longest)
+        take_sample = functools.partial(search.sample_of_row, size)
         sample = self._cursor.apply_to_row(take_sample)
-        share = target.astype(jnp.float32) / self.sizes.astype(jnp.float32)
+        share = count.astype(jnp.float32) / self.sizes.astype(jnp.float32)
         return search.quantiles(self.order, sample[None], share)
 
 
 def _settle_row(
-    targets: Targets,
+    to_keep: ToKeep,
     cursor: RowCursor,
     row: jax.Array | int,
     order: Order,
 ) -> tuple[Cut, jax.Array]:
     """Finds the thresholds of the row at a cursor, and the index after the last of its ties that is kept."""
-    own_targets = targets.at_row(row)
-    cut = search.find_cut(RankedRow(cursor, order), own_targets)
+    own_to_keep = to_keep.at_row(row)
+    cut = search.find_cut(RankedRow(cursor, order), own_to_keep)
     inputs = cursor, cut.thresholds[0], cut.ties_to_keep[0]
-    end = control.run_once(cut.is_needed[0], masks.end_in_row, cursor.size, *inputs)
+    end = control.run_once(cut.cuts_ties[0], masks.end_in_row, cursor.size, *inputs)
     return cut, end
 
 
-def _select_in_place(arrays: Sequence[ScoresLike], targets: Targets) -> list[Selected]:
+def _select_in_place(arrays: Sequence[ScoresLike], to_keep: ToKeep) -> list[Selected]:
     """Selects in few arrays, or long ones: a loop finds thresholds, and each array has a program for its mask."""
     order = Order.from_dtype(arrays[0].dtype)
     sizes = sizes_of_rows(arrays)
-    counter = targets.target.dtype
+    counter = to_keep.count.dtype
 
     def settle_next(row: jax.Array | int, table: jax.Array) -> jax.Array:
         cursor = RowCursor.at_row(arrays, row, counter)
-        cut, end = _settle_row(targets, cursor, row, order)
+        cut, end = _settle_row(to_keep, cursor, row, order)
         float_ranks = cut.float_ranks.astype(table.dtype)
         end = end.astype(table.dtype)
         entry = jnp.concatenate([float_ranks, end[None, None]], 1)
@@ -151,24 +152,24 @@ def _select_in_place(arrays: Sequence[ScoresLike], targets: Targets) -> list[Sel
     ranked = []
     for i, rows in enumerate(rows_of(arrays)):
         ranked.append(RankedArray(arrays[i], rows, rows))
-    keeps_everything = targets.target >= np.array(sizes, counter)
+    keeps_everything = to_keep.count >= np.array(sizes, counter)
     return masks.masks_of_arrays(ranked, thresholds, ends, keeps_everything)
 
 
 def _select_in_buffer(
     arrays: Sequence[ScoresLike],
-    targets: Targets,
+    to_keep: ToKeep,
     lengths: Sequence[int],
 ) -> list[Selected]:
     """Selects in many short arrays: the loop makes the masks, too, while the row is in the buffer."""
     order = Order.from_dtype(arrays[0].dtype)
-    buffer = Buffer(arrays, lengths, targets.target.dtype)
+    buffer = Buffer(arrays, lengths, to_keep.count.dtype)
 
     def select_next(row: jax.Array, table: jax.Array) -> jax.Array:
         cursor = buffer.copy_row(row)
-        cut, end = _settle_row(targets, cursor, row, order)
+        cut, end = _settle_row(to_keep, cursor, row, order)
         thresholds = cut.thresholds[0]
-        target = lax.dynamic_index_in_dim(targets.target, row, keepdims=False)
+        target = lax.dynamic_index_in_dim(to_keep.count, row, keepdims=False)
         keeps_everything = target >= cursor.size
         mask = masks.mask_of_row(cursor, thresholds, end, keeps_everything)
         table = buffer.with_threshold(table, row, thresholds[0])

@@ -66,38 +66,39 @@ class Ranking(Protocol):
         """Counts the scores that reach thresholds, `[n, columns]`; of a ranking with members `[members, columns]`."""
         ...
 
-    def sampled_probes(self, target: jax.Array) -> jax.Array | None:
+    def sampled_probes(self, count: jax.Array) -> jax.Array | None:
         """Makes first probes `[n, 3]` by a sample; `None` where none is taken."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
-class Targets:
+class ToKeep:
     """Says how many scores each of `n` rankings keeps, and where to look first."""
 
-    target: jax.Array  # unsigned [n]: how many scores to keep
+    count: jax.Array  # unsigned [n]
     # Thresholds [n] of an earlier selection, to look near first on a CPU; NaN where there is none.
     earlier: jax.Array | None
 
-    def take(self, rows: np.ndarray) -> 'Targets':
-        """Takes the targets of some rows."""
+    def take(self, rows: np.ndarray) -> 'ToKeep':
+        """Takes what is said of some rows."""
         earlier = None if self.earlier is None else self.earlier[rows]
-        return Targets(self.target[rows], earlier)
+        return ToKeep(self.count[rows], earlier)
 
-    def at_row(self, row: jax.Array | int) -> 'Targets':
-        """Takes the target of one row."""
-        target = lax.dynamic_slice_in_dim(self.target, row, 1)
+    def at_row(self, row: jax.Array | int) -> 'ToKeep':
+        """Takes what is said of one row."""
+        count = lax.dynamic_slice_in_dim(self.count, row, 1)
         if self.earlier is None:
-            return Targets(target, None)
+            return ToKeep(count, None)
         earlier = lax.dynamic_slice_in_dim(self.earlier, row, 1)
-        return Targets(target, earlier)
+        return ToKeep(count, earlier)
 
 
 class Cut(NamedTuple):
     """Where each of `n` rankings is cut."""
 
-    # Tables whose columns 0 and 1 are low and high; all others are high, too. They are as wide as the tables of the
-    # passes: XLA rounds differently at other shapes, and thresholds have to round as when they were counted with.
+    # Two tables: column 0 is low, column 1 is high. All further columns repeat high. They make the tables as wide as
+    # those of the passes: XLA rounds differently at other shapes, and thresholds have to round as they did in the
+    # passes.
     float_ranks: jax.Array  # of the rankings
     thresholds: jax.Array  # of their arrays
     ties: jax.Array  # [n]: how many scores reach low and not high
@@ -106,7 +107,7 @@ class Cut(NamedTuple):
     member_counts: jax.Array | None
 
     @property
-    def is_needed(self) -> jax.Array:
+    def cuts_ties(self) -> jax.Array:
         """Tells of each ranking whether some of its ties are kept and others are not."""
         return self.ties_to_keep < self.ties
 
@@ -125,28 +126,28 @@ def iterations_for(bits: int) -> int | None:
     return -(-bits // bits_per_pass)
 
 
-def find_cut(ranking: Ranking, targets: Targets) -> Cut:
+def find_cut(ranking: Ranking, to_keep: ToKeep) -> Cut:
     """Finds thresholds between which only ties lie.
 
     Args:
       ranking: `n` of them.
-      targets: of each; counts are of the dtype `ranking.counter`.
+      to_keep: of each; counts are of the dtype `ranking.counter`.
     """
     order = ranking.order
     iterations = iterations_for(order.width)
     # A fixed number of passes settles all brackets: a guess would save none.
     takes_a_guess = iterations is None
-    probes = ranking.sampled_probes(targets.target) if takes_a_guess else None
+    probes = ranking.sampled_probes(to_keep.count) if takes_a_guess else None
     sizes = jnp.asarray(ranking.sizes, ranking.counter)
-    bracket = _over_all_numbers(order, sizes, targets.target)
+    bracket = _over_all_numbers(order, sizes, to_keep.count)
     if ranking.member_sizes is not None:
         reaching_low = np.array(ranking.member_sizes, ranking.counter)
         reaching_high = np.zeros_like(reaching_low)
         member_counts = jnp.asarray(np.stack([reaching_low, reaching_high], 1))
         bracket = bracket._replace(member_counts=member_counts)
-    if takes_a_guess and targets.earlier is not None:
+    if takes_a_guess and to_keep.earlier is not None:
         otherwise = brackets.even_probes(bracket, 3) if probes is None else probes
-        probes = _near(order, targets.earlier, otherwise)
+        probes = _near(order, to_keep.earlier, otherwise)
     settled = brackets.settle(
         bracket,
         ranking.thresholds,
@@ -154,7 +155,7 @@ def find_cut(ranking: Ranking, targets: Targets) -> Cut:
         first=probes,
         probe_count=probes_per_pass(),
         iterations=iterations,
-        scale=order.octave,
+        curvature_width=order.octave,
     )
     return _cut(ranking, settled, sizes)
 
@@ -346,6 +347,6 @@ def _quantiles_by_counts(
         counts = count_array(reaching, jnp.dtype('uint32'), sample, (of_each_row,))
         return counts.reshape(thresholds.shape)
 
-    settled = brackets.settle(start, order.value, count, first=first, scale=order.octave)
+    settled = brackets.settle(start, order.value, count, first=first, curvature_width=order.octave)
     by_probe = settled.low.reshape(rows, 3).T
     return list(by_probe)

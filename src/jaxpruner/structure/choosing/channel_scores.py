@@ -143,7 +143,7 @@ class Scorer(NamedTuple):
 def sum_over(scores: Any, stays: Sequence[Any], axes: tuple[int, ...]) -> jax.Array:
     """Sums scores of a leaf where it is: what is sharded is not gathered, and lazy scores are never materialised."""
     is_lazy = hasattr(scores, 'of')
-    array = jnp.asarray(scores.of(scores.weights) if is_lazy else scores)
+    array = jnp.asarray(scores.function(scores.weights) if is_lazy else scores)
     dtype = jnp.promote_types(array.dtype, jnp.float32)
     zeroed = _zeroed(array, stays)
     return jnp.sum(zeroed, axis=axes, dtype=dtype)
