@@ -91,6 +91,34 @@ def test_parameters_that_are_given_away_are_changed_in_place(calibration):
     assert not any(array.is_deleted() for array in model.PARAMS.values())
 
 
+class LargestOfInput(Wanda):
+    """Scores a weight by its rank among the weights of its input, so that all outputs have a part in a score."""
+
+    def score_matrices(self, weights, second_moment):
+        del second_moment
+        order = jnp.argsort(jnp.abs(weights), axis=-1)
+        return jnp.argsort(order, axis=-1).astype(jnp.float32)
+
+
+class LargestOfInputInLayer(RIA):
+    score_matrices = LargestOfInput.score_matrices
+
+
+@pytest.mark.parametrize('outputs', [6, 300])  # Wanda masks 256 outputs at a time
+@pytest.mark.parametrize('pruner_class', [LargestOfInput, LargestOfInputInLayer])
+def test_a_subclass_prunes_by_its_own_scores(pruner_class, outputs):
+    weights = model.normal(8, outputs)
+    pruner = pruner_class(sparsity_distribution_fn=lambda params: {'w': 0.5})
+    _, masks = pruner.instant_sparsify(
+        {'w': weights},
+        apply_fn=lambda params, x: x @ params['w'],
+        batches=[model.normal(32, 8)],
+    )
+    scores = pruner.score_matrices(weights, jnp.ones(8))
+    expected = references.mask_of(np.asarray(scores), 0.5, None, pruner.per)
+    np.testing.assert_array_equal(masks['w'], expected)
+
+
 class Counting(SparseGPT):
     """Counts how often Gram matrices are decomposed."""
 

@@ -193,10 +193,9 @@ def test_no_batch_of_what_can_be_read_once_is_lost(algorithm):
 class AsTheyAre(Wanda):
     """Returns the weights that it was given."""
 
-    def prune_matrices(self, weights, statistics, sparsity, sparsity_type, where):
-        return weights, super().prune_matrices(weights, statistics, sparsity, sparsity_type, where)[
-            1
-        ]
+    def prune_matrices(self, weights, prepared, sparsity, sparsity_type, where):
+        _, mask = super().prune_matrices(weights, prepared, sparsity, sparsity_type, where)
+        return weights, mask
 
 
 def test_weights_that_are_returned_as_they_were_may_be_given_away():

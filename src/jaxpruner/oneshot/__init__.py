@@ -32,6 +32,7 @@ Any other algorithm that is given a model goes from `one_call` to `along_inputs`
 What a subclass of `CalibratedPruning` overrides:
 
 - `prune_matrices`: the weights and the mask of some matrices; the only hook that each algorithm needs.
+- `score_matrices` of `Wanda` and `RIA`: the scores by which weights are ranked, and channels in `structure`.
 - `kind`: which statistics are taken, `'second_moment'` or `'gram'`.
 - `per`: what is ranked together, unless the user says so.
 - `prepare`: computes something of the statistics once for all leaves that share them, such as a decomposition.

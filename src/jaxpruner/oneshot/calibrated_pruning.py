@@ -121,16 +121,17 @@ class CalibratedPruning(base_updater.BaseUpdater):
     def prune_matrices(
         self,
         weights: jax.Array,
-        statistics: Any,
+        prepared: Any,
         sparsity: Any,
         sparsity_type: sparsity_types.SparsityType,
         where: str,
     ) -> tuple[jax.Array | None, jax.Array]:
-        """Prunes the weight matrices of a leaf.
+        """Prunes the weight matrices of a leaf. Arguments are given by position.
 
         Args:
           weights: `[..., inputs, outputs]`.
-          statistics: what `prepare` made of those of their inputs, such as SparseGPT's factors.
+          prepared: what `prepare` made of the statistics of their inputs, such as SparseGPT's factors; by default the
+            statistics.
           sparsity: a scalar, or one for each matrix.
           sparsity_type: unstructured, or N:M along the inputs.
           where: the leaf's path, for messages.
@@ -141,7 +142,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
         raise NotImplementedError(f'{type(self).__name__} must define prune_matrices')
 
     def reconstruct_matrices(
-        self, weights: jax.Array, statistics: Any, mask: jax.Array
+        self, weights: jax.Array, prepared: Any, mask: jax.Array
     ) -> tuple[jax.Array | None, jax.Array]:
         """Changes the weights that a mask from elsewhere keeps, to make up for the others; SparseGPT alone does.
 

@@ -3,21 +3,36 @@
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 from jaxpruner.oneshot.calibration import CalibratedMatrices
+from jaxpruner.oneshot.input_statistics import InputStatistics
 from jaxpruner.oneshot.weight_matrices import WeightMatrices
+
+
+class QueuedMatrices(NamedTuple):
+    """Matrices whose turn it is, with statistics or with what is prepared of them.
+
+    Attributes:
+      matrices: how the model reads them from the leaf.
+      statistics: of their inputs; `None` once they are prepared.
+      prepared: what the pruner's `prepare` made of the statistics; `None` before.
+    """
+
+    matrices: WeightMatrices
+    statistics: InputStatistics | None
+    prepared: Any
 
 
 @dataclasses.dataclass
 class _Shared:
-    """Statistics, or what a pruner has prepared of them, and how many matrices still wait for them."""
+    """Statistics, or what is prepared of them, and how many matrices still wait for them."""
 
-    statistics: Any
+    statistics: InputStatistics | None
+    prepared: Any = None
     users: int = 0
-    is_prepared: bool = False
 
 
 class PruningQueue:
@@ -29,7 +44,7 @@ class PruningQueue:
     def __init__(
         self,
         entries: Iterable[CalibratedMatrices],
-        prepare: Callable[[Any], Any] | None = None,
+        prepare: Callable[[InputStatistics], Any] | None = None,
     ):
         self._prepare = prepare
         shared: dict[int, _Shared] = {}
@@ -39,23 +54,23 @@ class PruningQueue:
             holder.users += 1
             self._waiting.append((matrices, holder))
 
-    def __iter__(self) -> Iterator[CalibratedMatrices]:
+    def __iter__(self) -> Iterator[QueuedMatrices]:
         while self._waiting:
             yield self._take()
 
-    def _take(self) -> CalibratedMatrices:
+    def _take(self) -> QueuedMatrices:
         numbers = range(len(self._waiting))
         matrices, shared = self._waiting.pop(max(numbers, key=self._freed_bytes))
-        if self._prepare is not None and not shared.is_prepared:
-            shared.statistics = self._prepare(shared.statistics)
-            shared.is_prepared = True
+        if self._prepare is not None and shared.statistics is not None:
+            shared.prepared = self._prepare(shared.statistics)
+            shared.statistics = None
         shared.users -= 1
-        return CalibratedMatrices(matrices, shared.statistics)
+        return QueuedMatrices(matrices, shared.statistics, shared.prepared)
 
     def _freed_bytes(self, number: int) -> float:
         matrices, shared = self._waiting[number]
         held = 0
-        for array in jax.tree.leaves(shared.statistics):
+        for array in jax.tree.leaves((shared.statistics, shared.prepared)):
             held += getattr(array, 'nbytes', 0)
         # Beside float32 weights there is a byte for each element of the mask.
         return held / shared.users - 5 * math.prod(matrices.layout.shape)

@@ -20,7 +20,7 @@ from jaxpruner.oneshot.input_statistics import (
 )
 from jaxpruner.oneshot.leaf_targets import LeafTargets
 from jaxpruner.oneshot.pruned_leaves import PrunedLeaves
-from jaxpruner.oneshot.pruning_queue import PruningQueue
+from jaxpruner.oneshot.pruning_queue import PruningQueue, QueuedMatrices
 
 
 class MatrixPruner(Protocol):
@@ -33,14 +33,14 @@ class MatrixPruner(Protocol):
     def prune_matrices(
         self,
         weights: jax.Array,
-        statistics: Any,
+        prepared: Any,
         sparsity: Any,
         sparsity_type: sparsity_types.SparsityType,
         where: str,
     ) -> tuple[jax.Array | None, jax.Array]: ...
 
     def reconstruct_matrices(
-        self, weights: jax.Array, statistics: Any, mask: jax.Array
+        self, weights: jax.Array, prepared: Any, mask: jax.Array
     ) -> tuple[jax.Array | None, jax.Array]: ...
 
     def doubt(self, prepared: Any, where: str) -> str | None: ...
@@ -87,9 +87,9 @@ class PruningRun:
         prepare = functools.partial(self.pruner.prepare, donate=True) if owns_statistics else None
         queue = PruningQueue(entries, prepare)
         entries.clear()
-        for entry in queue:
-            self._prune_layers(entry, is_prepared=owns_statistics)
-            del entry  # before the next statistics are prepared
+        for queued in queue:
+            self._prune_layers(queued)
+            del queued  # before the next statistics are prepared
 
     def warn(self) -> None:
         """Warns once of each kind of doubt about what was pruned."""
@@ -101,24 +101,23 @@ class PruningRun:
             )
         self.pruner.warn_of_doubts(self._doubts)
 
-    def _prune_layers(self, entry: CalibratedMatrices, is_prepared: bool) -> None:
+    def _prune_layers(self, queued: QueuedMatrices) -> None:
         """Prunes the layers of a stack one by one, so that only one's new weights lie beside the old ones."""
-        matrices, statistics = entry
+        matrices, *arrays = queued
         if matrices.layer is not None or not self.leaves.has_layers(matrices):
-            self._prune_matrices(entry, is_prepared)
+            self._prune_matrices(queued)
             return
         for layer in range(matrices.shape[0]):
-            of_layer = jax.tree.map(functools.partial(_at_layer, layer=layer), statistics)
-            self._prune_matrices(
-                CalibratedMatrices(matrices.at_layer(layer), of_layer), is_prepared
-            )
+            arrays_of_layer = jax.tree.map(functools.partial(_at_layer, layer=layer), arrays)
+            self._prune_matrices(QueuedMatrices(matrices.at_layer(layer), *arrays_of_layer))
 
-    def _prune_matrices(self, entry: CalibratedMatrices, is_prepared: bool) -> None:
-        pruner, (matrices, prepared) = self.pruner, entry
+    def _prune_matrices(self, queued: QueuedMatrices) -> None:
+        pruner = self.pruner
+        matrices, statistics, prepared = queued
         target = self.targets[matrices.path]
         where = matrices.where
-        if not is_prepared:
-            prepared = pruner.prepare(prepared, donate=False)
+        if statistics is not None:
+            prepared = pruner.prepare(statistics, donate=False)
         weights = self.leaves.read(matrices)
         if target.mask is None:
             key = matrices.path, matrices.reading
@@ -136,7 +135,7 @@ class PruningRun:
             self._doubts.append(doubt)
         if _has_nan(weights):
             self._with_nan.append(where)
-        del entry, weights, prepared  # before more memory is taken
+        del queued, weights, statistics, prepared  # before more memory is taken
         self.leaves.replace(matrices, new, kept)
 
 

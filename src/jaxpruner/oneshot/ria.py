@@ -25,16 +25,20 @@ class RIA(CalibratedPruning):
     power: float = 0.5
 
     def score_matrices(self, weights, second_moment):
-        """The scores of weights by the sums of squares of their inputs."""
+        """The scores of weights by the sums of squares of their inputs; a subclass may score otherwise."""
         return matrix_scores.ria_scores(weights, second_moment, self.power)
 
-    def prune_matrices(self, weights, statistics, sparsity, sparsity_type, where):
+    def prune_matrices(self, weights, prepared, sparsity, sparsity_type, where):
         """The mask; weights that are kept do not change."""
         del where
+        second_moment = prepared.second_moment
+        if type(self).score_matrices is not RIA.score_matrices:
+            scores = self.score_matrices(weights, second_moment)
+            mask = matrix_masks.keep_in_matrices(scores, sparsity, sparsity_type, self.per)
+            return None, mask
+        # These scores are computed with the mask.
         shares = matrix_scores.shares(weights, -2), matrix_scores.shares(weights, -1)
-        mask = _mask(
-            shares, statistics.second_moment, sparsity, self.power, sparsity_type, self.per
-        )
+        mask = _mask(shares, second_moment, sparsity, self.power, sparsity_type, self.per)
         return None, mask
 
 

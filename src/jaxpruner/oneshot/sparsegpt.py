@@ -50,18 +50,18 @@ class SparseGPT(CalibratedPruning):
         decompose = decompose_in_place if donate else flipped_cholesky
         return decompose(statistics.gram, jnp.float32(self.damping))
 
-    def prune_matrices(self, weights, statistics, sparsity, sparsity_type, where):
-        """New weights and the mask; `statistics` are the factors that `prepare` made."""
+    def prune_matrices(self, weights, prepared, sparsity, sparsity_type, where):
+        """New weights and the mask; `prepared` are the factors that `prepare` made."""
         del where
         pruned = prune_by_factors(
-            weights, statistics, sparsity, sparsity_type, self.per, block_size=self.block_size
+            weights, prepared, sparsity, sparsity_type, self.per, block_size=self.block_size
         )
         return pruned.weights, pruned.mask
 
-    def reconstruct_matrices(self, weights, statistics, mask):
-        """New weights under a mask from elsewhere; `statistics` are the factors, too."""
+    def reconstruct_matrices(self, weights, prepared, mask):
+        """New weights under a mask from elsewhere; `prepared` are the factors, too."""
         pruned = prune_by_factors(
-            weights, statistics, jnp.float32(0), block_size=self.block_size, mask=mask
+            weights, prepared, jnp.float32(0), block_size=self.block_size, mask=mask
         )
         return pruned.weights, pruned.mask
 

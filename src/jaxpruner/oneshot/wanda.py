@@ -24,22 +24,25 @@ class Wanda(CalibratedPruning):
     """
 
     def score_matrices(self, weights, second_moment):
-        """The scores of weights by the sums of squares of their inputs."""
+        """The scores of weights by the sums of squares of their inputs; a subclass may score otherwise."""
         return matrix_scores.wanda_scores(weights, second_moment)
 
-    def prune_matrices(self, weights, statistics, sparsity, sparsity_type, where):
+    def prune_matrices(self, weights, prepared, sparsity, sparsity_type, where):
         """The mask; weights that are kept do not change."""
         del where
-        mask_of = functools.partial(
-            _mask,
-            second_moment=statistics.second_moment,
-            sparsity=sparsity,
-            sparsity_type=sparsity_type,
-            per=self.per,
-        )
+        second_moment = prepared.second_moment
+        settings = {'sparsity': sparsity, 'sparsity_type': sparsity_type, 'per': self.per}
+        if type(self).score_matrices is Wanda.score_matrices:
+            # These scores are computed with the mask, of some outputs at a time.
+            ranked = weights
+            mask_of = functools.partial(_mask, second_moment=second_moment, **settings)
+        else:
+            # The scores of a subclass may depend on all outputs.
+            ranked = self.score_matrices(weights, second_moment)
+            mask_of = functools.partial(matrix_masks.keep_in_matrices, **settings)
         if self.per == 'output':
-            return None, in_portions(mask_of, weights)
-        return None, mask_of(weights)
+            return None, in_portions(mask_of, ranked)
+        return None, mask_of(ranked)
 
 
 @functools.partial(jax.jit, static_argnames=('sparsity_type', 'per'))

@@ -38,9 +38,9 @@ class _LeastSquares(CalibratedPruning):
         super().__post_init__()
         self._most_damping = 0.0
 
-    def reconstruct_matrices(self, weights, statistics, mask):
+    def reconstruct_matrices(self, weights, prepared, mask):
         is_kept = mask.any(-1)
-        fitted = fit_kept_inputs(weights, statistics.gram, is_kept, self.damping)
+        fitted = fit_kept_inputs(weights, prepared.gram, is_kept, self.damping)
         self._most_damping = float(jnp.max(fitted.damping, initial=0))
         return fitted.weights, mask
 
