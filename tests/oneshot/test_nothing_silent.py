@@ -51,7 +51,7 @@ def test_to_calibrate_such_a_model_is_refused():
 def test_one_leaf_that_has_no_part_is_warned_of_once(algorithm, settings):
     params = PARAMS | {'old': normal(4, 4)}
     with pytest.warns(
-        UserWarning, match=r"old: this leaf has no part .* dense; .*\{'old': None, '\*': …\}"
+        UserWarning, match=r"old: this leaf has no part .* dense\. .*\{'old': None, '\*': …\}"
     ) as seen:
         _, masks = jaxpruner.prune(params, 0.5, algorithm, apply_fn=mlp, batches=[X], **settings)
     assert len(seen) == 1

@@ -61,7 +61,7 @@ def prune_in_blocks(
         _choose_sparsities(run, _entries(dense, dense), owl)
         del dense
     number_of_takes = len(calibration.blocks) * len(batches)
-    del batches  # they go on as what they become
+    del batches  # `calibration` now holds the batches; free ours
     done = itertools.count(1)
     with progress_bar(number_of_takes, progress) as show:
         for number in range(len(calibration.blocks)):

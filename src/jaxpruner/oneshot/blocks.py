@@ -80,8 +80,9 @@ def find_cuts(blocks: Sequence[Block], program: ModelSteps) -> list[ProgramCut]:
     takes less memory there, and is run from there again. It never does so for two blocks in turn. Hence a step is run
     three times at most: for the statistics of its own block, for those of the next block, and on to the cut after it.
 
-    In this model `up` begins at steps 0, 4 and 8 with 4 x 2 numbers. `down` would begin with 4 x 8 more, so that its
-    batch stays before `up`, whose step is run for the statistics of `up`, for those of `down`, and on to the next `up`.
+    In this model `up` begins at steps 0, 4 and 8. Before it we keep 4 x 2 numbers of a batch. Before `down` we would
+    keep 4 x 8 more numbers. So we keep the activation before `up`, and run `up` again. It is run for its own
+    statistics, for those of `down`, and on to the next `up`.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxpruner.oneshot.followed_leaves import follow_named_leaves

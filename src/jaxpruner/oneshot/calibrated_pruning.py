@@ -54,18 +54,23 @@ class CalibratedPruning(base_updater.BaseUpdater):
     Leaves that the distribution selects and that are contracted with data are pruned; all others (embeddings that are
     looked up, biases, norms) stay dense. Masks are made once: to fine-tune with them, use `FixedMask`.
 
+    Sequential pruning and OWL divide leaves into blocks. A block holds
+
+    - the leaves that one entry of `blocks` names;
+    - of the others, the leaves in one trip of a scan;
+    - of the rest, leaves with the same input if sequential, and leaves with the same numbered path prefix for OWL.
+
     Attributes:
-      per: what is ranked together where unstructured: the inputs of one `'output'`, or a `'layer'`.
+      per: what is ranked together where unstructured. `'output'`: the weights of one output. `'layer'`: all weights of
+        one matrix.
       owl: blocks with many outliers stay denser; the mean over all weights stays what the distribution says.
       owl_per: what has one sparsity with OWL: a `'block'` (all matrices of a transformer's layer, as published), or a
         `'leaf'` (each matrix of a stack).
       owl_multiple: an outlier exceeds this multiple of the mean score of its block.
       owl_deviation: how far a block's sparsity may be from the mean.
       sequential: take the statistics of a block when the blocks before it have been pruned, so that only its own take
-        memory. Each block is run two or three times; all batches are held, as they are between two blocks.
-      blocks: which leaves make a block: a glob or a list of globs for each, such as `['layer_0/*', 'layer_1/*']`. Of
-        other leaves those in the same trip of a scan make a block. The rest make blocks of those that meet the same
-        value if sequential, and for OWL of those whose paths begin alike up to a part that is numbered.
+        memory. Each block is run two or three times. All batches are kept in memory, as activations between two blocks.
+      blocks: a glob or a list of globs for each block, such as `['layer_0/*', 'layer_1/*']`.
 
     Raises:
       TypeError, ValueError: a setting is wrong.
@@ -211,7 +216,7 @@ class CalibratedPruning(base_updater.BaseUpdater):
             assert apply_fn is not None
             assert batches is not None
             first, batches = first_batch(batches)
-            # What holds the traced program is freed at once.
+            # Keep only the targets: the graph holds the traced program, and is freed here.
             chosen = self._follow(apply_fn, first, params, targets).targets
             run = PruningRun(self, leaves, chosen)
             self._calibrate_and_prune(run, apply_fn, batches, progress)

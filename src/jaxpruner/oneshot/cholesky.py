@@ -50,23 +50,23 @@ def flipped_cholesky(gram: jax.Array, damping: Any) -> Factors:
         return Factors(gram, none_occurs, jnp.full(leading, start))
     stack = gram.reshape(-1, inputs, inputs)
 
-    def replace(number: jax.Array, done: Factors) -> Factors:
-        own_gram = lax.dynamic_index_in_dim(done.upper, number, keepdims=False)
+    def replace(index: jax.Array, done: Factors) -> Factors:
+        own_gram = lax.dynamic_index_in_dim(done.upper, index, keepdims=False)
         factors = _factor(own_gram, start)
 
         def put(stacked: jax.Array, matrix: jax.Array) -> jax.Array:
-            return lax.dynamic_update_index_in_dim(stacked, matrix, number, 0)
+            return lax.dynamic_update_index_in_dim(stacked, matrix, index, 0)
 
         return jax.tree.map(put, done, factors)
 
-    number = stack.shape[0]
-    if number == 1:
+    count = stack.shape[0]
+    if count == 1:
         upper, occurs, damping = _factor(stack[0], start)
     else:
         # `zeros_like` keeps the mesh of the stack, whose axes may be part of types.
         none_occurs = jnp.zeros_like(stack[:, 0], dtype=bool)
-        undone = Factors(stack, none_occurs, jnp.full(number, start))
-        upper, occurs, damping = lax.fori_loop(0, number, replace, undone)
+        undone = Factors(stack, none_occurs, jnp.full(count, start))
+        upper, occurs, damping = lax.fori_loop(0, count, replace, undone)
     return Factors(
         upper=upper.reshape(gram.shape),
         occurs=occurs.reshape(gram.shape[:-1]),
@@ -78,8 +78,8 @@ def _factor(gram: jax.Array, start: jax.Array) -> Factors:
     """The factor of one matrix."""
     diagonal = jnp.diagonal(gram)
     occurs = diagonal != 0
-    number = jnp.maximum(jnp.sum(occurs), 1)
-    mean = jnp.sum(diagonal) / number
+    count = jnp.maximum(jnp.sum(occurs), 1)
+    mean = jnp.sum(diagonal) / count
     mean = jnp.where(occurs.any(), mean, 1)
     undamped = jnp.where(occurs, diagonal, mean)
     bands = _bands(gram.shape[0])
@@ -92,7 +92,7 @@ def _factor(gram: jax.Array, start: jax.Array) -> Factors:
         damped = undamped + damping * mean
         for band, own_blocks in zip(bands, blocks, strict=True):
             diagonals = damped[band.start : band.end]
-            diagonals = diagonals.reshape(band.number, band.width, 1)
+            diagonals = diagonals.reshape(band.count, band.width, 1)
             is_diagonal = jnp.eye(band.width, dtype=bool)
             corners = jnp.where(is_diagonal, diagonals, own_blocks)
             matrix = _add_band(matrix, corners, band)
@@ -123,19 +123,19 @@ class _Band(NamedTuple):
 
     start: int
     width: int
-    number: int
+    count: int
 
     @property
     def end(self) -> int:
-        return self.start + self.number * self.width
+        return self.start + self.count * self.width
 
 
 def _bands(size: int) -> list[_Band]:
     """Divides a matrix, from its end; what the blocks leave over is a shorter one at the beginning."""
-    number, remainder = divmod(size, _BLOCK)
-    length = max(_LEAST_BLOCKS_OF_BAND, -(-number // _MOST_BANDS))
+    count, remainder = divmod(size, _BLOCK)
+    length = max(_LEAST_BLOCKS_OF_BAND, -(-count // _MOST_BANDS))
     bands = []
-    for stop in range(number, 0, -length):
+    for stop in range(count, 0, -length):
         first = max(stop - length, 0)
         start = remainder + first * _BLOCK
         bands.append(_Band(start, _BLOCK, stop - first))
@@ -145,7 +145,7 @@ def _bands(size: int) -> list[_Band]:
 
 
 def _diagonal_blocks(matrix: jax.Array, band: _Band) -> jax.Array:
-    """Copies `[number, width, width]` of blocks on the diagonal, which the factor takes the place of."""
+    """Copies `[count, width, width]` of blocks on the diagonal, which the factor takes the place of."""
 
     def block(start: jax.Array) -> jax.Array:
         return lax.dynamic_slice(matrix, (start, start), (band.width, band.width))
@@ -185,10 +185,10 @@ def _add_columns(matrix: jax.Array, block: _Block, height: int) -> jax.Array:
     width = len(corner)
     first_row = jnp.zeros_like(start)
 
-    def subtract(number: jax.Array, carry: list[jax.Array]) -> list[jax.Array]:
+    def subtract(index: jax.Array, carry: list[jax.Array]) -> list[jax.Array]:
         # The matrix is carried, since an array that a loop merely reads cannot be changed in place after it.
         matrix, left = carry
-        column = start + width + number * _BLOCK
+        column = start + width + index * _BLOCK
         later = lax.dynamic_slice(matrix, (first_row, column), (height, _BLOCK))
         of_block = lax.dynamic_slice(matrix, (start, column), (width, _BLOCK))
         product = jnp.matmul(later, of_block.T, precision=lax.Precision.HIGHEST)

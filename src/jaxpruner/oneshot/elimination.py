@@ -30,15 +30,19 @@ class Rule(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Some inputs, whose weights are removed in order."""
+    """Some inputs, whose weights are removed in order.
 
-    weights: jax.Array  # [inputs, outputs]
-    mask: jax.Array  # [inputs, outputs], of the weights that stay
-    inverse: (
-        jax.Array
-    )  # [inputs, inputs], their diagonal block of the upper factor of the inverse Gram matrix
-    # [inputs, 1], the upper clamp on the costs of an input's weights: 0 if it never occurs, so that they go before all
-    # that cost something; -inf for rows of padding, which go before these; else inf.
+    Attributes:
+      weights: `[inputs, outputs]`.
+      mask: `[inputs, outputs]`, of the weights that stay.
+      inverse: `[inputs, inputs]`, their diagonal block of the upper factor of the inverse Gram matrix.
+      limits: `[inputs, 1]`, the highest cost of an input's weights: -inf for padding, 0 for an input that never occurs,
+        else inf. So padding is removed first, then inputs that never occur.
+    """
+
+    weights: jax.Array
+    mask: jax.Array
+    inverse: jax.Array
     limits: jax.Array
 
     def costs(self) -> jax.Array:
@@ -92,8 +96,8 @@ def eliminate(rows: Rows, rule: Rule, lengths: Sequence[int]) -> Eliminated:
         return Eliminated(new, rows.mask, errors)
     length, *shorter = lengths
 
-    def prune_part(number: jax.Array, all_rows: Eliminated) -> Eliminated:
-        start = number * length
+    def prune_part(index: jax.Array, all_rows: Eliminated) -> Eliminated:
+        start = index * length
         now = rows._replace(weights=all_rows.weights, mask=all_rows.mask)
         part = eliminate(now.part(start, length), rule, shorter)
         is_later = jnp.arange(len(rows.weights)) >= start + length

@@ -11,12 +11,15 @@ from jaxpruner.oneshot.cholesky import flipped_cholesky
 
 
 class FittedMatrices(NamedTuple):
-    """What `fit_kept_inputs` returns."""
+    """What `fit_kept_inputs` returns.
 
-    weights: (
-        jax.Array
-    )  # [..., inputs, outputs], in the dtype that was given; those of removed inputs are zero
-    damping: jax.Array  # [...], that was used
+    Attributes:
+      weights: `[..., inputs, outputs]`, in the dtype that was given; those of removed inputs are zero.
+      damping: `[...]`, that was used.
+    """
+
+    weights: jax.Array
+    damping: jax.Array
 
 
 @jax.jit

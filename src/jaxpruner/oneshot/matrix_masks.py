@@ -52,9 +52,9 @@ def keep_in_matrices(
     """The uint8 mask of weight matrices by their float scores `[..., inputs, outputs]`.
 
     `sparsity` is the share to remove, a scalar or one for each matrix; 0 keeps everything, and N:M takes all other
-    values alike. Unstructured weights are ranked among the inputs of one `'output'`, or in a `'layer'`, which is a
-    matrix. Of equal scores the lower input (per layer: the lower flat index) is kept, in N:M the higher one; NaN ranks
-    lowest.
+    values alike. `per` says what is ranked together where unstructured. `'output'`: the weights of one output.
+    `'layer'`: all weights of one matrix. Of equal scores the lower input (per layer: the lower flat index) is kept, in
+    N:M the higher one. NaN ranks lowest.
 
     >>> keep_in_matrices(jnp.array([[4.0, 1.0], [3.0, 2.0]]), 0.5).tolist()
     [[1, 0], [0, 1]]

@@ -55,8 +55,8 @@ def _statistics_of(
         second_moment = jnp.sum(jnp.square(samples), -2)
     else:
         result = equation.outvars[0].aval.shape
-        numbers = equation.params['dimension_numbers']
-        channels = result[numbers.out_spec[1]]
+        dimension_numbers = equation.params['dimension_numbers']
+        channels = result[dimension_numbers.out_spec[1]]
         windows = math.prod(result) // channels
         count = jnp.float32(windows)
         if with_gram:
@@ -124,9 +124,9 @@ def _samples_of_dot(equation: Any, operand: int, data: jax.Array) -> jax.Array:
     arranged = data.transpose(*batch, *samples, *contract)
     first_input = data.ndim - len(contract)
     batch_shape = arranged.shape[: len(batch)]
-    number = math.prod(arranged.shape[len(batch) : first_input])
+    count = math.prod(arranged.shape[len(batch) : first_input])
     inputs = math.prod(arranged.shape[first_input:])
-    return arranged.reshape(*batch_shape, number, inputs)
+    return arranged.reshape(*batch_shape, count, inputs)
 
 
 def _gram(samples: jax.Array) -> jax.Array:
@@ -137,13 +137,13 @@ def _gram(samples: jax.Array) -> jax.Array:
 def _gram_of_windows(equation: Any, data: jax.Array) -> jax.Array:
     """Takes a few images at a time, whose windows fit into `_PATCHES` bytes."""
     params = equation.params
-    numbers = equation.params['dimension_numbers']
+    dimension_numbers = params['dimension_numbers']
     kernel = equation.invars[1].aval.shape
     result = equation.outvars[0].aval.shape
-    window = [kernel[axis] for axis in numbers.rhs_spec[2:]]
-    positions = math.prod(result[axis] for axis in numbers.out_spec[2:])
+    window = [kernel[axis] for axis in dimension_numbers.rhs_spec[2:]]
+    positions = math.prod(result[axis] for axis in dimension_numbers.out_spec[2:])
     groups = params['feature_group_count']
-    images = data.transpose(numbers.lhs_spec)
+    images = data.transpose(dimension_numbers.lhs_spec)
     pixels = math.prod(window)
     channels = images.shape[1] // groups
     inputs = pixels * channels

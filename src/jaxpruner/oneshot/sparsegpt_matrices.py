@@ -51,8 +51,8 @@ def prune_by_sparsegpt(
       gram: sums of products of each two inputs, `[..., inputs, inputs]`.
       sparsity: share to remove, a scalar or one for each matrix; 0 changes nothing. N:M takes any other value alike.
       sparsity_type: `Unstructured()`, or `NByM`, whose groups lie along the inputs whatever its axis.
-      per: what is ranked together among the inputs of a block where unstructured: all weights (`'layer'`), or those of
-        each `'output'`.
+      per: what is ranked together among the inputs of a block where unstructured. `'output'`: the weights of one
+        output. `'layer'`: all weights of one matrix.
       damping: what is added to the Gram matrix's diagonal, as a share of its mean. Where that is not enough to
         decompose it, ten times as much is tried, again and again.
       block_size: how many inputs make a block; the paper has 128.
@@ -105,16 +105,16 @@ def prune_by_factors(
         rule = Rule(sparsity_type, per, matrix.sparsity, lengths)
         return _prune(matrix, rule)
 
-    number = math.prod(leading)
+    count = math.prod(leading)
 
     def stack(array: jax.Array) -> jax.Array:
-        return array.reshape(number, *array.shape[len(leading) :])
+        return array.reshape(count, *array.shape[len(leading) :])
 
     sparsity = jnp.asarray(sparsity, jnp.float32)
     sparsities = jnp.broadcast_to(sparsity, leading)
     matrices = _Matrix(weights, factors, sparsities, mask)
     matrices = jax.tree.map(stack, matrices)
-    if number == 1:
+    if count == 1:
         only_matrix = jax.tree.map(lambda array: array[0], matrices)
         pruned = prune(only_matrix)
     else:
@@ -144,7 +144,8 @@ def _prune(matrix: _Matrix, rule: Rule) -> PrunedMatrices:
     factor = _pad_factor(matrix.factors.upper, padding)
     below = (0, padding), (0, 0)
     old_weights = jnp.pad(matrix.weights.astype(factor.dtype), below)
-    # Weights of inputs that never occur cost nothing; those that pad the last block are never preferred.
+    # Weights of inputs that never occur have cost 0. Padding has cost -inf. So padding is removed first, then inputs
+    # that never occur.
     limits = jnp.where(matrix.factors.occurs, jnp.inf, 0)
     limits = limits.astype(factor.dtype)
     limits = jnp.pad(limits, (0, padding), constant_values=-jnp.inf)[:, None]
@@ -155,12 +156,12 @@ def _prune(matrix: _Matrix, rule: Rule) -> PrunedMatrices:
     def prune_block(
         changes: jax.Array, block: tuple[jax.Array, jax.Array]
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        number, count = block
-        start = number * length
+        index, count = block
+        start = index * length
         corner = lax.dynamic_slice(factor, (start, start), (length, length))
         old = lax.dynamic_slice_in_dim(old_weights, start, length)
         inverse = _invert(corner)
-        errors = _errors_of_earlier_blocks(factor, changes, number, length)
+        errors = _errors_of_earlier_blocks(factor, changes, index, length)
         weights = old + product(inverse, errors)
         keeps_all = jnp.ones(weights.shape, bool)
         limit = lax.dynamic_slice_in_dim(limits, start, length)
@@ -215,7 +216,7 @@ def _invert(upper: jax.Array) -> jax.Array:
 
 
 def _errors_of_earlier_blocks(
-    factor: jax.Array, changes: jax.Array, number: jax.Array, length: int
+    factor: jax.Array, changes: jax.Array, index: jax.Array, length: int
 ) -> jax.Array:
     """The errors that a block has to make up for, summed over the blocks before it.
 
@@ -225,12 +226,12 @@ def _errors_of_earlier_blocks(
 
     def add(earlier: jax.Array, total: jax.Array) -> jax.Array:
         start = earlier * length
-        part = lax.dynamic_slice(factor, (start, number * length), (length, length))
+        part = lax.dynamic_slice(factor, (start, index * length), (length, length))
         own_changes = lax.dynamic_slice_in_dim(changes, start, length)
         return total + product(part, own_changes)
 
     zeros = jnp.zeros((length, changes.shape[1]), changes.dtype)
-    return lax.fori_loop(0, number, add, zeros)
+    return lax.fori_loop(0, index, add, zeros)
 
 
 def _keep(scores: jax.Array, count: jax.Array, per: str) -> jax.Array:

@@ -116,7 +116,7 @@ class WeightMatrices:
             matrices = lax.dynamic_update_index_in_dim(zeros, matrices, self.layer, 0)
         dtype = jnp.promote_types(leaf.dtype, jnp.float32)
         shape = jax.ShapeDtypeStruct(leaf.shape, dtype)
-        # Weights that the model masks are in the matrices, too: they are pruned like any that is zero.
+        # `read` returns zeros at weights that the model masks. `write` must reach them, so it leaves the masks out.
         read_operand = functools.partial(self._operand, masked=False)
         operand = jax.eval_shape(read_operand, shape)
         moved = self.layout.from_matrices(matrices).astype(operand.dtype)
