@@ -12,7 +12,10 @@ import pytest
 
 from jaxpruner import BaseUpdater, algorithms, api, mask_calculator, oneshot, sparsity_types
 from jaxpruner.base_updater import config_keys, leaf_plans
+from jaxpruner.oneshot import weight_matrices
 from jaxpruner.sparsity_types.leaves import normalize_setting
+from jaxpruner.structure.rules import contracting, contracting_fills, indexing
+from jaxpruner.uses import constant_rules, contractions, indexing_rules, moving_rules, rules
 
 ROOT = Path(__file__).resolve().parents[1]
 CONTRIBUTING = (ROOT / 'CONTRIBUTING.md').read_text()
@@ -71,6 +74,43 @@ def test_the_table_of_packages_has_the_layers_of_the_linter():
     tools = tomllib.loads((ROOT / 'pyproject.toml').read_text())['tool']
     layers = tools['importlinter']['contracts'][0]['layers']
     assert rows == [set(layer.split(' | ')) for layer in reversed(layers)]
+
+
+# A list of primitives, and the list in which all of them must be, too.
+PARTS_OF_LISTS = {
+    'primitives that may copy an element move elements': (
+        weight_matrices._REPEATS,
+        moving_rules.MOVING.keys() | indexing_rules.INDEXING.keys(),
+    ),
+    'casts leave operands as they are': (weight_matrices.CASTS, moving_rules.SAME),
+    'primitives that do nothing leave operands as they are': (
+        moving_rules._NOTHING,
+        moving_rules.SAME,
+    ),
+    'masks have a rule for constants': (weight_matrices.MASKS, constant_rules.RULES.keys()),
+    'rules for constants have a general rule': (constant_rules.RULES.keys(), rules.RULES.keys()),
+    'scatters of uses are followed in structure': (
+        indexing_rules.FOLLOWED_SCATTERS,
+        indexing._ALL_SCATTERS,
+    ),
+    'contractions have a row in structure': (
+        contractions.OPERATIONS.keys(),
+        contracting.ROWS.keys(),
+    ),
+    'collectives of structure are those of uses': (
+        contracting_fills.COLLECTIVES.keys(),
+        rules._COLLECTIVES,
+    ),
+    'neutral numbers are those of reductions': (
+        contracting_fills._NEUTRAL.keys(),
+        contracting.REDUCTIONS,
+    ),
+}
+
+
+@pytest.mark.parametrize(('part', 'whole'), PARTS_OF_LISTS.values(), ids=PARTS_OF_LISTS.keys())
+def test_a_primitive_of_one_list_is_in_the_other(part, whole):
+    assert part - whole == set()
 
 
 @pytest.mark.parametrize(

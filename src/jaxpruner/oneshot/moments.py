@@ -47,13 +47,14 @@ def _statistics_of(
     if sizes is not None:
         samples = _samples_of_dot(equation, operand, data)
         return _statistics_of_groups(samples, sizes, with_gram)
-    if equation.primitive.name == 'dot_general':
+    name = equation.primitive.name
+    if name == 'dot_general':
         samples = _samples_of_dot(equation, operand, data)
         count = jnp.float32(samples.shape[-2])
         if with_gram:
             return _statistics_of_gram(count, _gram(samples))
         second_moment = jnp.sum(jnp.square(samples), -2)
-    else:
+    elif name == 'conv_general_dilated':
         result = equation.outvars[0].aval.shape
         dimension_numbers = equation.params['dimension_numbers']
         channels = result[dimension_numbers.out_spec[1]]
@@ -62,6 +63,8 @@ def _statistics_of(
         if with_gram:
             return _statistics_of_gram(count, _gram_of_windows(equation, data))
         second_moment = _second_moment_of_windows(equation, operand, data)
+    else:
+        raise AssertionError(f'{name} is a contraction, and has no statistics of its inputs')
     return InputStatistics(count, second_moment)
 
 

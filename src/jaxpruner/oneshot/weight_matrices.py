@@ -14,7 +14,7 @@ from jaxpruner.core import tree as tree_lib
 from jaxpruner.oneshot.contracted_axes import contracted_axes
 from jaxpruner.oneshot.matrix_layout import MatrixLayout
 from jaxpruner.uses import Use, UseGraph, contractions
-from jaxpruner.uses.views import ENTER_LOOP, LEAVE_LOOP, Move, View
+from jaxpruner.uses.views import ENTER_LOOP, LEAVE_LOOP, Move, Step, View
 
 CONTRACTIONS = ('dot', 'conv')
 # These may put an element in several places.
@@ -22,7 +22,7 @@ _REPEATS = frozenset('broadcast_in_dim concatenate gather stack tile'.split())
 # These give floats another dtype; exact views are not cast to and from others.
 CASTS = frozenset(('convert_element_type', 'reduce_precision'))
 # Exact views go through these where a constant mask puts zeros in place of some weights.
-_MASKS = frozenset(('mul', 'select_n'))
+MASKS = frozenset(('mul', 'select_n'))
 
 
 class UnknownWeightsError(ValueError):
@@ -150,7 +150,7 @@ class WeightMatrices:
     def _operand(self, leaf: jax.Array, masked: bool = True) -> jax.Array:
         """The operand of the contraction, without what other parameters put beside the leaf."""
         view = self.uses[0].site.view
-        left_out = CASTS if masked else CASTS | _MASKS
+        left_out = CASTS if masked else CASTS | MASKS
         steps = tuple(step for step in view.steps if step_name(step) not in left_out)
         own_view = dataclasses.replace(view, steps=steps)
         operand = own_view.read(leaf)
@@ -222,7 +222,7 @@ def _without_first_axis(axes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(axis - 1 for axis in axes if axis)
 
 
-def _enters_loop_for_good(steps: tuple[Any, ...]) -> bool:
+def _enters_loop_for_good(steps: tuple[Step, ...]) -> bool:
     """Whether the first step enters a loop that is never left."""
     depth = 0
     for step in steps:
@@ -235,7 +235,7 @@ def _enters_loop_for_good(steps: tuple[Any, ...]) -> bool:
     return bool(steps)
 
 
-def step_name(step: Any) -> str | None:
+def step_name(step: Step) -> str | None:
     """The primitive of a step of a view; `None` for what is no equation."""
     return step.equation.primitive.name if isinstance(step, Move) else None
 
@@ -243,7 +243,7 @@ def step_name(step: Any) -> str | None:
 def _steps(use: Use) -> tuple[Any, ...]:
     """How the leaf is read, to be compared."""
 
-    def comparable(step: Any) -> Any:
+    def comparable(step: Step) -> Any:
         if not isinstance(step, Move):
             return str(step)
         equation = step.equation
@@ -308,11 +308,11 @@ def _has_one_matrix_per_group(equation: Any, operand: int) -> bool:
     return operand == 1 and len(axes.groups) == 1 and has_rows_alone
 
 
-def _may_repeat(step: Any) -> bool:
-    """Whether a step may copy an element; a step that is neither an equation nor a loop takes indices."""
+def _may_repeat(step: Step) -> bool:
+    """Whether a step may copy an element; a function may take it at several indices."""
     if isinstance(step, Move):
         return step_name(step) in _REPEATS
-    return not isinstance(step, str)
+    return step not in (ENTER_LOOP, LEAVE_LOOP)
 
 
 def _check_disjoint(matrices: Sequence[WeightMatrices], leaf: Any, path: tree_lib.Path) -> None:

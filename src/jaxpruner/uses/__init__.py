@@ -2,7 +2,7 @@
 
 The walk carries a view with each value that is made of a parameter: which axes of the parameter lie along which axes
 of the value. `1:6` is an axis of the value that holds 6 elements along axis 1 of the parameter. Here is what becomes
-of a stack of 3 kernels with 4 inputs and 2 x 3 outputs:
+of a stack of 3 kernels with 4 inputs and 2 x 3 outputs, stored as (kernels, outputs, inputs):
 
 >>> from jaxpruner.uses import control_flow, moves, reshaping, views
 >>> view = views.whole(leaf=0, shape=(3, 6, 4))
@@ -29,9 +29,10 @@ axis 0 is a stack, which is what `param_uses` finds in the model itself:
 ...     kernels = params['w'].reshape(3, 2, 3, 4).transpose(0, 3, 2, 1)
 ...     return jax.lax.scan(lambda x, w: (x, jnp.tensordot(x, w, 1)), x, kernels)[1]
 >>> (use,) = param_uses(apply, {'w': jnp.ones((3, 6, 4))}, jnp.ones((5, 4)))['w']
->>> use.op, use.contract, use.free, use.stack, print(use.site.view)
+>>> print(use.site.view)
 (2:4, 1:3, 1:2), a trip for each of 0:3
-('dot', (2,), (1,), (0,), None)
+>>> use.op, use.contract, use.free, use.stack
+('dot', (2,), (1,), (0,))
 
 Read the files in this order:
 
@@ -44,7 +45,7 @@ Read the files in this order:
 
 Beside these, `liveness` finds which equations have a part in the results. `indexing_rules` is for elements at indices
 that are not known. `constant_rules` keeps views exact where other operands are constants, which `constants` and
-`numbers` follow. `taps`, `steps` and `segments` run the traced model again.
+`known_integers` follow. `taps`, `steps` and `segments` run the traced model again.
 """
 
 from jaxpruner.uses.graph import UnsupportedPrimitive as UnsupportedPrimitive

@@ -5,8 +5,7 @@ equation into a record, which says which programs these are and which operand go
 for each of these records, and one for equations with no program inside. An `Evaluator` is a visitor that goes through a
 program from its inputs to its results; its subclass says what it knows of a value.
 
-A primitive with a program inside is a row of `_READERS`. Where it is none of the records here, it is a record and a
-method of `Visitor`, too.
+A primitive with a program inside is a row of `_READERS`. If no record fits, add a record and a method of `Visitor`.
 """
 
 import abc

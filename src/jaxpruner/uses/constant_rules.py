@@ -14,8 +14,8 @@ import numpy as np
 
 from jaxpruner.uses import moves, views
 from jaxpruner.uses.indexing_rules import GatherAxes
+from jaxpruner.uses.known_integers import Counter, KnownInteger
 from jaxpruner.uses.moving_rules import Results, shape_of
-from jaxpruner.uses.numbers import Counter, Number
 from jaxpruner.uses.records import Value
 from jaxpruner.uses.views import Factor, Move, NoRuleError, View, ViewAxis, Views
 
@@ -26,7 +26,8 @@ Rule = Callable[[Any, Values], Results | None]
 def _dynamic_slice(equation: Any, values: Values) -> Results | None:
     """A slice at indices that are known, maybe other ones in each trip of a loop."""
     operand, *indices = values
-    starts = [index.number for index in indices if index.number is not None]
+    known = [index.known_integer for index in indices]
+    starts = [start for start in known if start is not None]
     if len(starts) < len(indices):
         return None
     sizes = equation.params['slice_sizes']
@@ -37,23 +38,23 @@ def _dynamic_slice(equation: Any, values: Values) -> Results | None:
         return None
 
 
-def _sliced(view: View, starts: Sequence[Number], sizes: Sequence[int]) -> View | None:
+def _sliced(view: View, starts: Sequence[KnownInteger], sizes: Sequence[int]) -> View | None:
     everything = list(map(range, view.shape))
     taken = list(everything)
     counters: dict[int, Counter] = {}
     loops = {entry.loop for entry in view.stack}
-    for number, size in enumerate(sizes):
-        start = starts[number]
-        last = view.shape[number] - size
+    for axis, size in enumerate(sizes):
+        start = starts[axis]
+        last = view.shape[axis] - size
         if not isinstance(start, Counter):
             first = min(max(start, 0), last)
-            taken[number] = range(first, first + size)
+            taken[axis] = range(first, first + size)
         elif last:
             if size > 1 or start.loop in loops:
                 raise NoRuleError(
                     'no rule for a window that a loop moves, nor for two indices of one loop'
                 )
-            counters[number] = start
+            counters[axis] = start
             loops.add(start.loop)
     sliced: View | None = view
     if taken != everything:
@@ -63,10 +64,10 @@ def _sliced(view: View, starts: Sequence[Number], sizes: Sequence[int]) -> View 
             limit_indices=tuple(indices.stop for indices in taken),
         )
         sliced = moves.cut(view, taken, step)
-    for number, counter in counters.items():
+    for axis, counter in counters.items():
         if sliced is None:
             return None
-        sliced = _taken_in_loop(sliced, number, counter)
+        sliced = _taken_in_loop(sliced, axis, counter)
     return sliced
 
 

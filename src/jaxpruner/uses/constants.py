@@ -36,7 +36,7 @@ class Constant:
         return self._value
 
 
-def whole_number(constant: Constant | None, aval: Any) -> int | None:
+def known_integer(constant: Constant | None, aval: Any) -> int | None:
     """The value where it is a whole number or a truth value; `aval` has its shape and dtype."""
     if constant is None or aval.shape or not _is_whole(aval.dtype):
         return None

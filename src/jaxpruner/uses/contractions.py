@@ -9,7 +9,7 @@ RAGGED = frozenset(('ragged_dot', 'ragged_dot_general'))
 # Primitives, and the name of the operation in a `Use`.
 OPERATIONS = {'dot_general': 'dot', 'conv_general_dilated': 'conv', **dict.fromkeys(RAGGED, 'dot')}
 
-Axes = tuple[int, ...]
+AxisNumbers = tuple[int, ...]
 
 
 class DotAxes(NamedTuple):
@@ -21,9 +21,9 @@ class DotAxes(NamedTuple):
       groups: of the right operand: each group of rows of the left one meets one element of them.
     """
 
-    contract: tuple[Axes, Axes]
-    batch: tuple[Axes, Axes]
-    groups: Axes = ()
+    contract: tuple[AxisNumbers, AxisNumbers]
+    batch: tuple[AxisNumbers, AxisNumbers]
+    groups: AxisNumbers = ()
 
 
 # Of `ragged_dot`: rows (rows, inputs), and for each group of them a matrix (groups, inputs, outputs).
@@ -35,14 +35,14 @@ def dot_axes(equation: Any) -> DotAxes:
     name, params = equation.primitive.name, equation.params
     if name == 'ragged_dot':
         return PLAIN_RAGGED_DOT
-    groups: Axes = ()
+    groups: AxisNumbers = ()
     if name in RAGGED:
         ragged = params['ragged_dot_dimension_numbers']
-        numbers = ragged.dot_dimension_numbers
+        dimension_numbers = ragged.dot_dimension_numbers
         groups = tuple(ragged.rhs_group_dimensions)
     else:
-        numbers = params['dimension_numbers']
-    (left_contract, right_contract), (left_batch, right_batch) = numbers
+        dimension_numbers = params['dimension_numbers']
+    (left_contract, right_contract), (left_batch, right_batch) = dimension_numbers
     contract = tuple(left_contract), tuple(right_contract)
     return DotAxes(contract, (tuple(left_batch), tuple(right_batch)), groups)
 
@@ -50,9 +50,9 @@ def dot_axes(equation: Any) -> DotAxes:
 class Roles(NamedTuple):
     """What an operation does with the axes of one of its operands."""
 
-    contract: Axes
-    free: Axes
-    batch: Axes
+    contract: AxisNumbers
+    free: AxisNumbers
+    batch: AxisNumbers
 
 
 def roles(equation: Any, operand: int) -> Roles:
@@ -102,17 +102,17 @@ def factors(equation: Any) -> list[tuple[int, int]]:
         of_right = [(1, axis) for axis in roles(equation, 1).free]
         return of_left + of_right
     params = equation.params
-    numbers = params['dimension_numbers']
-    of_positions = [(2, axis) for axis in numbers.out_spec]
+    dimension_numbers = params['dimension_numbers']
+    of_positions = [(2, axis) for axis in dimension_numbers.out_spec]
     for k, dilation in enumerate(params['lhs_dilation']):
         if dilation > 1 and params['window_strides'][k] == 1:
-            of_positions[2 + k] = 0, numbers.lhs_spec[2 + k]
-    _, *summed = numbers.rhs_spec
+            of_positions[2 + k] = 0, dimension_numbers.lhs_spec[2 + k]
+    _, *summed = dimension_numbers.rhs_spec
     of_window = [(1, axis) for axis in summed]
     return of_positions + of_window
 
 
-def input_axes(equation: Any, operand: int) -> Axes:
+def input_axes(equation: Any, operand: int) -> AxisNumbers:
     """An operand's contracted axes in the order in which they are laid out as the rows of a matrix, innermost last.
 
     Of a convolution these are the axes of the window, then that of the channels.

@@ -11,24 +11,24 @@ from jax.extend.core import Literal
 from jaxpruner.uses import constants, liveness, moves, views
 from jaxpruner.uses.bodies import Cond, ProgramPath, Scan, While
 from jaxpruner.uses.graph import AFTER_LOOP, NEXT_TRIP, Site, branch_result
-from jaxpruner.uses.numbers import Counter
-from jaxpruner.uses.records import DATA, Scope, Value, Values, Walker
+from jaxpruner.uses.known_integers import Counter
+from jaxpruner.uses.records import DATA, Value, Values, Walker, WalkPosition
 from jaxpruner.uses.views import View
 
 # What is carried is joined with what comes out of the body until nothing changes, which is after two or three trips.
 _MOST_TRIPS = 20
 
 
-def walk_scan(walker: Walker, scan: Scan, values: Values, scope: Scope) -> Values:
+def walk_scan(walker: Walker, scan: Scan, values: Values, position: WalkPosition) -> Values:
     """A scan: the body is walked through until what is carried stays the same."""
     constant_values, carried, sliced = scan.split(values)
     if not scan.length:
         count = len(scan.equation.outvars) - scan.carried
         return carried + [DATA] * count
-    loop = scope.path
-    needed = liveness.needed_of_scan_body(scan, scope.needed)
-    inner = scope.inside(scan.equation, 0, needed)
-    inner = inner._replace(trips=scope.trips * scan.length)
+    loop = position.path
+    needed = liveness.needed_of_scan_body(scan, position.needed)
+    inner = position.inside(scan.equation, 0, needed)
+    inner = inner._replace(trips=position.trips * scan.length)
     *_, variables = scan.split(scan.body.jaxpr.invars)
     taken = []
     for value, variable in zip(sliced, variables, strict=True):
@@ -49,7 +49,7 @@ def walk_scan(walker: Walker, scan: Scan, values: Values, scope: Scope) -> Value
         """Without the elements of the stacks: the next trip has others."""
         return _with_views(value, functools.partial(_without, loop=loop))
 
-    body = _LoopBody(scan, scope, needed, walk_body, to_next_trip)
+    body = _LoopBody(scan, position, needed, walk_body, to_next_trip)
     settled, results = _settle(walker, body, carried)
     carried = list(settled)
     for number in counters:
@@ -66,25 +66,25 @@ def _with_views(value: Value, function: Callable[[View], View]) -> Value:
     return value._replace(views=tuple(map(function, value.views)))
 
 
-def walk_while(walker: Walker, loop: While, values: Values, scope: Scope) -> Values:
+def walk_while(walker: Walker, loop: While, values: Values, position: WalkPosition) -> Values:
     """A while loop, as a scan of which nothing is sliced and that runs as often as its condition says."""
     equation = loop.equation
     condition_constants, body_constants, first = loop.split(values)
-    needed = liveness.needed_of_while_body(loop, scope.needed)
-    in_body = scope.inside(equation, 1, needed)
+    needed = liveness.needed_of_while_body(loop, position.needed)
+    in_body = position.inside(equation, 1, needed)
     in_body = in_body._replace(trips_are_known=False)
-    in_condition = scope.inside(equation, 0, needed=(True,))
+    in_condition = position.inside(equation, 0, needed=(True,))
     in_condition = in_condition._replace(trips_are_known=False)
 
     def walk_body(carried: Values) -> Values:
         inputs = body_constants + carried
         return walker.visit_program(loop.body, inputs, in_body)
 
-    body = _LoopBody(loop, scope, needed, walk_body)
+    body = _LoopBody(loop, position, needed, walk_body)
     carried, _ = _settle(walker, body, first)
     inputs = condition_constants + carried
     (again,) = walker.visit_program(loop.condition, inputs, in_condition)
-    walker.findings.add_opaque([again], 'it decides how often a loop runs', equation, scope)
+    walker.findings.add_opaque([again], 'it decides how often a loop runs', equation, position)
     if not again.data:
         return carried
     # How far a counter has got depends on data, then.
@@ -94,17 +94,17 @@ def walk_while(walker: Walker, loop: While, values: Values, scope: Scope) -> Val
     for number, variable in enumerate(jaxpr.outvars):
         if variable is not before[number]:
             after[number] = DATA
-    _record_lost(walker, equation, carried, after, scope.at(AFTER_LOOP))
+    _record_lost(walker, equation, carried, after, position.at(AFTER_LOOP))
     return after
 
 
-def walk_cond(walker: Walker, cond: Cond, values: Values, scope: Scope) -> Values:
+def walk_cond(walker: Walker, cond: Cond, values: Values, position: WalkPosition) -> Values:
     """One of several branches: what holds of all of them."""
     index, *operands = values
-    walker.findings.add_opaque([index], 'it decides which branch runs', cond.equation, scope)
+    walker.findings.add_opaque([index], 'it decides which branch runs', cond.equation, position)
     results_of_branches = []
     for number, branch in enumerate(cond.branches):
-        inner = scope.inside(cond.equation, number)._replace(trips_are_known=False)
+        inner = position.inside(cond.equation, number)._replace(trips_are_known=False)
         results_of_branches.append(walker.visit_program(branch, operands, inner))
     results, *others = results_of_branches
     for other in others:
@@ -112,7 +112,7 @@ def walk_cond(walker: Walker, cond: Cond, values: Values, scope: Scope) -> Value
     if index.data:
         results = [DATA] * len(results)
     for number, branch in enumerate(results_of_branches):
-        leaving = scope.at(branch_result(number))
+        leaving = position.at(branch_result(number))
         _record_lost(walker, cond.equation, branch, results, leaving)
     return results
 
@@ -152,7 +152,7 @@ def _element(value: Value, variable: Any, loop: ProgramPath) -> Value:
     if array is None:
         return element
     counter = Counter(loop, tuple(array.tolist()))
-    return element._replace(number=counter)
+    return element._replace(known_integer=counter)
 
 
 def _counters(scan: Scan, carried: Values, loop: ProgramPath) -> dict[int, Value]:
@@ -167,13 +167,14 @@ def _counters(scan: Scan, carried: Values, loop: ProgramPath) -> dict[int, Value
     for number, value in enumerate(carried):
         equation = made_by.get(id(jaxpr.outvars[number]))
         increment = _increment(equation, before[number])
-        if not isinstance(value.number, int) or increment is None:
+        first = value.known_integer
+        if not isinstance(first, int) or increment is None:
             continue
-        numbers = [value.number + trip * increment for trip in range(scan.length)]
+        counts = [first + trip * increment for trip in range(scan.length)]
         if scan.reverse:
-            numbers.reverse()
-        counter = Counter(loop, tuple(numbers))
-        counters[number] = Value(number=counter)
+            counts.reverse()
+        counter = Counter(loop, tuple(counts))
+        counters[number] = Value(known_integer=counter)
     return counters
 
 
@@ -186,7 +187,7 @@ def _increment(equation: Any, counter: Any) -> int | None:
         first, second = second, first
     if first is not counter or not isinstance(second, Literal):
         return None
-    return constants.whole_number(constants.of_value(second.val), second.aval)
+    return constants.known_integer(constants.of_value(second.val), second.aval)
 
 
 def _join(before: Value, after: Value) -> Value:
@@ -205,14 +206,14 @@ class _LoopBody(NamedTuple):
 
     Attributes:
       loop: the loop.
-      scope: where it stands.
+      position: of the loop.
       needed: which results of the body are needed.
       walk: from what is carried to the results of the body.
       to_next_trip: from what is carried out of a trip to what the next one gets.
     """
 
     loop: Scan | While
-    scope: Scope
+    position: WalkPosition
     needed: tuple[bool, ...]
     walk: Callable[[Values], Values]
     to_next_trip: Callable[[Value], Value] = lambda value: value
@@ -224,7 +225,7 @@ def _settle(walker: Walker, body: _LoopBody, first: Values) -> tuple[Values, Val
     Returns what is carried, and the results of the body.
     """
     equation = body.loop.equation
-    scope = body.scope
+    position = body.position
     count = len(first)
     carried = first
     for _ in range(_MOST_TRIPS):
@@ -237,13 +238,13 @@ def _settle(walker: Walker, body: _LoopBody, first: Values) -> tuple[Values, Val
                 joined[number] = carried[number]
         if joined == carried:
             first_operand = body.loop.first_carried
-            _record_lost(walker, equation, first, carried, scope, first_operand)
-            _record_lost(walker, equation, after, carried, scope.at(NEXT_TRIP))
+            _record_lost(walker, equation, first, carried, position, first_operand)
+            _record_lost(walker, equation, after, carried, position.at(NEXT_TRIP))
             return carried, results
         walker.findings = findings
         carried = joined
     reason = f'what {equation.primitive.name} carries does not settle'
-    walker.findings.add_opaque(carried, reason, equation, scope)
+    walker.findings.add_opaque(carried, reason, equation, position)
     carried = [DATA if value.views else value for value in carried]
     return carried, body.walk(carried)
 
@@ -253,7 +254,7 @@ def _record_lost(
     equation: Any,
     values: Values,
     joined: Values,
-    scope: Scope,
+    position: WalkPosition,
     first: int = 0,
 ) -> None:
     """Parameters that go where data go, too, are used there: a learned first state, or one of two branches.
@@ -263,11 +264,11 @@ def _record_lost(
       equation: the loop or the branch.
       values: of operands that follow one another, or of results of the program inside.
       joined: what they become.
-      scope: where they stand; for the results of a program inside, see `Site.path`.
+      position: where they stand; for the results of a program inside, see `Site.path`.
       first: the number of the first of them.
     """
     for number, value in enumerate(values):
         if joined[number].data:
             for view in value.views:
-                site = Site(scope.path, equation, first + number, view)
-                walker.findings.add_use('elementwise', site, scope)
+                site = Site(position.path, equation, first + number, view)
+                walker.findings.add_use('elementwise', site, position)

@@ -31,13 +31,14 @@ class GatherAxes(NamedTuple):
     @classmethod
     def of(cls, equation: Any) -> 'GatherAxes':
         """Reads the equation."""
-        numbers = equation.params['dimension_numbers']
-        offset_dims = numbers.offset_dims
-        batching_dims = getattr(numbers, 'operand_batching_dims', ())  # older JAX has none
-        gone = (*numbers.collapsed_slice_dims, *batching_dims)
+        dimension_numbers = equation.params['dimension_numbers']
+        offset_dims = dimension_numbers.offset_dims
+        # Older JAX has none.
+        batching_dims = getattr(dimension_numbers, 'operand_batching_dims', ())
+        gone = (*dimension_numbers.collapsed_slice_dims, *batching_dims)
         kept = _all_but(gone, shape_of(equation.invars[0]))
         return cls(
-            indexed=numbers.start_index_map,
+            indexed=dimension_numbers.start_index_map,
             gone=gone,
             kept=dict(zip(kept, offset_dims, strict=True)),
             rows=_all_but(offset_dims, shape_of(equation.outvars[0])),
@@ -108,21 +109,22 @@ def _update(equation: Any, operands: Operands) -> Results:
 
 def _top_k(equation: Any, operands: Operands) -> Results:
     shape = shape_of(equation.outvars[0])
-    number = equation.params.get('axis', -1) % len(shape)  # older JAX knows the last alone
+    axis = equation.params.get('axis', -1) % len(shape)  # older JAX knows the last alone
 
     def largest(view: View) -> View:
         axes = list(view.axes)
-        if not axes[number].is_whole:
+        if not axes[axis].is_whole:
             raise NoRuleError('no rule for top_k along a concatenation')
-        axes[number] = views.mixed(axes[number].factors, shape[number])
+        axes[axis] = views.mixed(axes[axis].factors, shape[axis])
         return view.computed(axes)
 
     return [views.map_views(largest, operands[0])] * 2
 
 
-SCATTERS = frozenset('scatter scatter-add scatter_add scatter_mul'.split())
+# Other scatters make their parameters opaque.
+FOLLOWED_SCATTERS = frozenset('scatter scatter-add scatter_add scatter_mul'.split())
 INDEXING: dict[str, Rule] = {
-    **dict.fromkeys(SCATTERS | {'dynamic_update_slice'}, _update),
+    **dict.fromkeys(FOLLOWED_SCATTERS | {'dynamic_update_slice'}, _update),
     'dynamic_slice': moving(_dynamic_slice),
     'gather': moving(_gather),
     'top_k': _top_k,

@@ -9,7 +9,7 @@ from jaxpruner import sparsity_types
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.sparsity_types.leaves import normalize_setting, resolve_types
 from jaxpruner.uses import contractions
-from jaxpruner.uses.contractions import Axes
+from jaxpruner.uses.contractions import AxisNumbers
 from jaxpruner.uses.graph import Use, UseGraph
 
 logger = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ def _contractions(uses: Iterable[Use]) -> list[Use]:
     return [use for use in uses if use.op in ('dot', 'conv') and use.contract]
 
 
-def _axes_as_one(uses: Iterable[Use], shape: Sequence[int]) -> Axes:
+def _axes_as_one(uses: Iterable[Use], shape: Sequence[int]) -> AxisNumbers:
     """The leaf's axes that all contractions count as one, in this order; none where they are not whole, or differ."""
     orders = set(map(_order_of_inputs, _contractions(uses)))
     if len(orders) != 1:
@@ -122,7 +122,7 @@ def _axes_as_one(uses: Iterable[Use], shape: Sequence[int]) -> Axes:
     return axes if are_whole and are_distinct else ()
 
 
-def _order_of_inputs(use: Use) -> tuple[Axes, Axes]:
+def _order_of_inputs(use: Use) -> tuple[AxisNumbers, AxisNumbers]:
     """Along which of the leaf's axes the inputs of a contraction lie, and how far, the innermost last."""
     axes, sizes = [], []
     for operand_axis in contractions.input_axes(use.site.equation, use.site.operand):

@@ -9,6 +9,7 @@ from typing import Any
 from jaxpruner.uses.views import (
     Factor,
     Factors,
+    Step,
     View,
     ViewAxis,
     Views,
@@ -19,13 +20,15 @@ from jaxpruner.uses.views import (
 )
 
 
-def transpose(view: View, permutation: Iterable[int], *steps: Any) -> View:
+def transpose(view: View, permutation: Iterable[int], *steps: Step) -> View:
     """The axes in another order, or some of them."""
     axes = [view.axes[i] for i in permutation]
     return view.moved(axes, *steps)
 
 
-def broadcast(view: View, new_shape: Sequence[int], dimensions: Iterable[int], *steps: Any) -> View:
+def broadcast(
+    view: View, new_shape: Sequence[int], dimensions: Iterable[int], *steps: Step
+) -> View:
     """Copies along new axes and along those of length 1.
 
     `dimensions` says for each axis of the value which axis of the result it is.
@@ -47,7 +50,7 @@ def align(view: View, shape: Sequence[int]) -> View:
     return broadcast(view, shape, last_axes)
 
 
-def cut(view: View, taken: Sequence[range], *steps: Any) -> View | None:
+def cut(view: View, taken: Sequence[range], *steps: Step) -> View | None:
     """A slice of the value: the elements that are taken of each axis.
 
     `None` where the slice holds nothing of the parameter.
@@ -100,7 +103,7 @@ def _cut_factors(factors: Factors, taken: range) -> Factors:
     return mixed(factors, count).factors
 
 
-def shift(view: View, axis: int, before: int, after: int, *steps: Any) -> View:
+def shift(view: View, axis: int, before: int, after: int, *steps: Step) -> View:
     """The value between other elements of an axis: in a concatenation, or padded."""
     axes = list(view.axes)
     axes[axis] = shift_axis(axes[axis], before, after)

@@ -10,7 +10,7 @@ from jaxpruner.uses import contractions, views
 from jaxpruner.uses.bodies import Program, ProgramPath
 from jaxpruner.uses.constants import Constant
 from jaxpruner.uses.graph import Site, Use
-from jaxpruner.uses.numbers import Number
+from jaxpruner.uses.known_integers import KnownInteger
 from jaxpruner.uses.views import Factor, Views
 
 
@@ -20,13 +20,13 @@ class Value(NamedTuple):
     Attributes:
       data: it depends on an input of the model.
       views: how it is read or computed from parameters; only where it is not data.
-      number: a whole number that is known, maybe another one in each trip of a loop.
+      known_integer: a whole number that is known, maybe another one in each trip of a loop.
       constant: what it is, where it is made of constants alone and no loop goes through them.
     """
 
     data: bool = False
     views: Views = ()
-    number: Number | None = None
+    known_integer: KnownInteger | None = None
     constant: Constant | None = None
 
 
@@ -44,7 +44,7 @@ def has_views(values: Sequence[Value]) -> bool:
     return any(views_of(values))
 
 
-class Scope(NamedTuple):
+class WalkPosition(NamedTuple):
     """Where the walk is.
 
     Attributes:
@@ -63,11 +63,13 @@ class Scope(NamedTuple):
     devices: int = 1
     line: str = 'an unknown line'
 
-    def at(self, number: int) -> 'Scope':
+    def at(self, number: int) -> 'WalkPosition':
         """An equation in this program, or a program in this equation."""
         return self._replace(path=(*self.path, number))
 
-    def inside(self, equation: Any, number: int, needed: Sequence[bool] | None = None) -> 'Scope':
+    def inside(
+        self, equation: Any, number: int, needed: Sequence[bool] | None = None
+    ) -> 'WalkPosition':
         """A program in this equation, of which these results are needed; by default the equation's."""
         needed = self.needed if needed is None else tuple(needed)
         return self.at(number)._replace(needed=needed, line=self.where(equation))
@@ -105,21 +107,23 @@ class Findings:
         other.uncounted = dict(self.uncounted)
         return other
 
-    def add_opaque(self, values: Sequence[Value], reason: str, equation: Any, scope: Scope) -> None:
+    def add_opaque(
+        self, values: Sequence[Value], reason: str, equation: Any, position: WalkPosition
+    ) -> None:
         """Notes that the parameters in these values cannot be followed further."""
         for value in values:
             for view in value.views:
-                self.opaque.setdefault(view.leaf, f'{reason} ({scope.where(equation)})')
+                self.opaque.setdefault(view.leaf, f'{reason} ({position.where(equation)})')
 
-    def add_flops(self, flops: int, scope: Scope) -> None:
+    def add_flops(self, flops: int, position: WalkPosition) -> None:
         """Notes the floating point operations of one run of an equation."""
-        self.flops[scope.path] = flops * scope.trips * scope.devices
+        self.flops[position.path] = flops * position.trips * position.devices
 
     def add_use(
         self,
         op: str,
         site: Site,
-        scope: Scope,
+        position: WalkPosition,
         flops: int = 0,
         roles: contractions.Roles | None = None,
     ) -> None:
@@ -128,7 +132,7 @@ class Findings:
         Args:
           op: the operation, as in `Use`.
           site: where it happens.
-          scope: where the equation stands.
+          position: of the equation.
           flops: of one run of the equation.
           roles: what happens to the operand's axes; `None` for all free.
         """
@@ -141,7 +145,7 @@ class Findings:
         for entry in view.stack:
             share *= entry.share
             stack += entry.axis.factors
-        trips = round(scope.trips * share)
+        trips = round(position.trips * share)
         if flops:
             share *= _share_of(site)
         use = Use(
@@ -150,10 +154,10 @@ class Findings:
             free=self._leaf_axes(site, roles.free),
             batch=self._leaf_axes(site, roles.batch),
             stack=views.axes_of(stack),
-            flops=round(flops * scope.trips * scope.devices * share),
-            trips=trips if scope.trips_are_known else None,
+            flops=round(flops * position.trips * position.devices * share),
+            trips=trips if position.trips_are_known else None,
             exact=view.exact,
-            where=scope.where(site.equation),
+            where=position.where(site.equation),
             site=site,
         )
         key = site.path, site.operand, view.leaf, view.region
@@ -184,6 +188,6 @@ class Walker(Protocol):
 
     findings: Findings
 
-    def visit_program(self, program: Program, inputs: Values, position: Scope) -> Values:
+    def visit_program(self, program: Program, inputs: Values, position: WalkPosition) -> Values:
         """Walks through a program."""
         ...

@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from jaxpruner.uses.views import Factor, Factors, NoRuleError, Range, View, ViewAxis, mixed
+from jaxpruner.uses.views import Factor, Factors, NoRuleError, Range, Step, View, ViewAxis, mixed
 
 
-def reshape(view: View, new_shape: Sequence[int], *steps: Any) -> View:
+def reshape(view: View, new_shape: Sequence[int], *steps: Step) -> View:
     """The value in another shape."""
     axes = []
     for group in _groups(view.shape, new_shape):

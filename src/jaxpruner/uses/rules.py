@@ -3,14 +3,7 @@
 A rule gets the equation and the views of each operand, none of which depends on data, and returns the views of each
 result. What has no rule here makes its parameters opaque.
 
-Rules are asked only where no operand is data; those of `moving_rules.SAME` always, since they treat each operand by
-itself. What a parameter does beside data is decided in `Walk._meet`. So a primitive that places parameters among data
-also goes into `walk._PLACES`.
-
-A new primitive goes by what it does. It moves elements: a row in `moving_rules`. It takes elements at indices:
-`indexing_rules`. It computes: here. It has to know its other operands, such as indices or masks: `constant_rules`,
-beside a general rule for where these are not known. It multiplies and sums: `contractions`. It runs a program:
-`bodies`, and where it is no plain call a method of each visitor.
+The head of `walk` says when rules are asked. CONTRIBUTING.md lists where a new primitive goes.
 """
 
 import functools

@@ -8,18 +8,20 @@ from typing import Any
 from jaxpruner.uses import views
 from jaxpruner.uses.bodies import ShardMap
 from jaxpruner.uses.moving_rules import shape_of
-from jaxpruner.uses.records import Scope, Value, Values, Walker
+from jaxpruner.uses.records import Value, Values, Walker, WalkPosition
 from jaxpruner.uses.views import NoRuleError, View, ViewAxis
 
 
-def walk_shard_map(walker: Walker, shard_map: ShardMap, values: Values, scope: Scope) -> Values:
+def walk_shard_map(
+    walker: Walker, shard_map: ShardMap, values: Values, position: WalkPosition
+) -> Values:
     """Each device has a part of each axis; how large it is says which."""
     jaxpr = shard_map.program.jaxpr
-    inside = _rescaled(walker, shard_map, values, jaxpr.invars, scope)
-    devices = scope.devices * device_count(shard_map.equation.params)
-    inner = scope.inside(shard_map.equation, 0)._replace(devices=devices)
+    inside = _rescaled(walker, shard_map, values, jaxpr.invars, position)
+    devices = position.devices * device_count(shard_map.equation.params)
+    inner = position.inside(shard_map.equation, 0)._replace(devices=devices)
     results = walker.visit_program(shard_map.program, inside, inner)
-    return _rescaled(walker, shard_map, results, shard_map.equation.outvars, scope)
+    return _rescaled(walker, shard_map, results, shard_map.equation.outvars, position)
 
 
 def device_count(params: Mapping[str, Any]) -> int:
@@ -36,7 +38,7 @@ def _rescaled(
     shard_map: ShardMap,
     values: Values,
     variables: Sequence[Any],
-    scope: Scope,
+    position: WalkPosition,
 ) -> Values:
     """What is known of arrays of which each device has a part, or of the arrays that the parts make."""
     results = []
@@ -45,7 +47,7 @@ def _rescaled(
         try:
             inside = tuple(map(resized, value.views))
         except NoRuleError as reason:
-            walker.findings.add_opaque([value], str(reason), shard_map.equation, scope)
+            walker.findings.add_opaque([value], str(reason), shard_map.equation, position)
             inside = ()
         results.append(Value(value.data, inside))
     return results

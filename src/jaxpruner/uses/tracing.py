@@ -9,7 +9,7 @@ from jaxpruner.core import tree as tree_lib
 from jaxpruner.uses import views
 from jaxpruner.uses.bodies import Program
 from jaxpruner.uses.graph import Site, UnsupportedPrimitive, Use, UseGraph
-from jaxpruner.uses.records import DATA, Findings, Scope, Value
+from jaxpruner.uses.records import DATA, Findings, Value, WalkPosition
 from jaxpruner.uses.walk import Walk
 
 
@@ -68,13 +68,13 @@ def _walk_through(program: Any, shapes: Sequence[tuple[int, ...]]) -> Findings:
         arguments.append(Value(views=(view,)))
     number_of_inputs = len(program.jaxpr.invars) - len(shapes)
     arguments += [DATA] * number_of_inputs
-    scope = Scope(needed=(True,) * len(program.jaxpr.outvars))
+    position = WalkPosition(needed=(True,) * len(program.jaxpr.outvars))
     walk = Walk(shapes)
-    results = walk.visit_program(Program.of(program), arguments, scope)
+    results = walk.visit_program(Program.of(program), arguments, position)
     for number, result in enumerate(results):
         for view in result.views:
-            site = Site(scope.path, None, number, view)
-            walk.findings.add_use('output', site, scope)
+            site = Site(position.path, None, number, view)
+            walk.findings.add_use('output', site, position)
     return walk.findings
 
 

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -171,8 +171,11 @@ class Move:
         return results[self.result] if self.equation.primitive.multiple_results else results
 
 
-# The steps in between happen to each element of the first axis.
-ENTER_LOOP, LEAVE_LOOP = 'enter', 'leave'
+# Steps between `ENTER_LOOP` and `LEAVE_LOOP` are vmapped over the first axis.
+ENTER_LOOP: Literal['enter'] = 'enter'
+LEAVE_LOOP: Literal['leave'] = 'leave'
+# A step is a `Move`, `ENTER_LOOP`, `LEAVE_LOOP`, or a function of the array (made in `constant_rules`).
+Step = Move | Literal['enter', 'leave'] | Callable[[jax.Array], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,7 +194,7 @@ class View:
     axes: tuple[ViewAxis, ...]
     stack: tuple[StackAxis, ...] = ()
     exact: bool = True
-    steps: tuple[Any, ...] = ()
+    steps: tuple[Step, ...] = ()
 
     @functools.cached_property
     def region(self) -> tuple[Range, ...]:
@@ -203,10 +206,10 @@ class View:
         """The value's shape."""
         return tuple(axis.length for axis in self.axes)
 
-    def moved(self, axes: Iterable[ViewAxis], *steps: Any) -> 'View':
+    def moved(self, axes: Iterable[ViewAxis], *steps: Step) -> 'View':
         """The view after a move of its elements."""
-        steps = (*self.steps, *steps) if self.exact else ()
-        return dataclasses.replace(self, axes=tuple(axes), steps=steps)
+        all_steps = (*self.steps, *steps) if self.exact else ()
+        return dataclasses.replace(self, axes=tuple(axes), steps=all_steps)
 
     def computed(self, axes: Iterable[ViewAxis] | None = None) -> 'View':
         """The view of values computed from these, along the same axes or others."""

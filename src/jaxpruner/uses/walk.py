@@ -16,16 +16,16 @@ from jaxpruner.uses import (
     constants,
     contractions,
     control_flow,
+    known_integers,
     liveness,
-    numbers,
     rules,
     shard_maps,
 )
 from jaxpruner.uses.bodies import Call, Cond, Evaluator, Program, Scan, ShardMap, While
 from jaxpruner.uses.graph import Site
-from jaxpruner.uses.indexing_rules import SCATTERS
+from jaxpruner.uses.indexing_rules import FOLLOWED_SCATTERS
 from jaxpruner.uses.moving_rules import SAME, same
-from jaxpruner.uses.records import Findings, Scope, Value, Values, has_views, views_of
+from jaxpruner.uses.records import Findings, Value, Values, WalkPosition, has_views, views_of
 from jaxpruner.uses.views import NoRuleError
 
 # Operations in which a parameter takes its place among data, beside the elementwise ones.
@@ -35,7 +35,7 @@ _READS_MEMORY = frozenset(('addupdate', 'get', 'swap'))
 _LOOKS_UP = frozenset(('dynamic_slice', 'gather'))
 
 
-class Walk(Evaluator[Value, Scope]):
+class Walk(Evaluator[Value, WalkPosition]):
     """Walks through a program whose parameters have these shapes."""
 
     def __init__(self, shapes: Sequence[tuple[int, ...]]):
@@ -44,40 +44,42 @@ class Walk(Evaluator[Value, Scope]):
     def constant(self, value: Any, aval: Any) -> Value:
         return _constant(constants.of_value(value), aval)
 
-    def positions_in(self, program: Program, scope: Scope) -> Iterable[Scope]:
-        live = liveness.live(program.jaxpr, scope.needed)
+    def positions_in(self, program: Program, position: WalkPosition) -> Iterable[WalkPosition]:
+        live = liveness.live(program.jaxpr, position.needed)
         for number, needed in enumerate(live.results):
-            yield scope.at(number)._replace(needed=needed)
+            yield position.at(number)._replace(needed=needed)
 
-    def visit_equation(self, equation: Any, operands: Values, scope: Scope) -> Values:
-        if not any(scope.needed):
+    def visit_equation(self, equation: Any, operands: Values, position: WalkPosition) -> Values:
+        if not any(position.needed):
             return [Value()] * len(equation.outvars)
-        return super().visit_equation(equation, operands, scope)
+        return super().visit_equation(equation, operands, position)
 
-    def visit_call(self, call: Call, operands: Values, scope: Scope) -> Values:
-        inside = scope.inside(call.equation, 0)
+    def visit_call(self, call: Call, operands: Values, position: WalkPosition) -> Values:
+        inside = position.inside(call.equation, 0)
         return self.visit_program(call.program, operands, inside)
 
-    def visit_scan(self, scan: Scan, operands: Values, scope: Scope) -> Values:
-        return control_flow.walk_scan(self, scan, operands, scope)
+    def visit_scan(self, scan: Scan, operands: Values, position: WalkPosition) -> Values:
+        return control_flow.walk_scan(self, scan, operands, position)
 
-    def visit_while(self, loop: While, operands: Values, scope: Scope) -> Values:
-        return control_flow.walk_while(self, loop, operands, scope)
+    def visit_while(self, loop: While, operands: Values, position: WalkPosition) -> Values:
+        return control_flow.walk_while(self, loop, operands, position)
 
-    def visit_cond(self, cond: Cond, operands: Values, scope: Scope) -> Values:
-        return control_flow.walk_cond(self, cond, operands, scope)
+    def visit_cond(self, cond: Cond, operands: Values, position: WalkPosition) -> Values:
+        return control_flow.walk_cond(self, cond, operands, position)
 
-    def visit_shard_map(self, shard_map: ShardMap, operands: Values, scope: Scope) -> Values:
-        return shard_maps.walk_shard_map(self, shard_map, operands, scope)
+    def visit_shard_map(
+        self, shard_map: ShardMap, operands: Values, position: WalkPosition
+    ) -> Values:
+        return shard_maps.walk_shard_map(self, shard_map, operands, position)
 
-    def visit_plain(self, equation: Any, operands: Values, scope: Scope) -> Values:
+    def visit_plain(self, equation: Any, operands: Values, position: WalkPosition) -> Values:
         name = equation.primitive.name
         is_data = name in _READS_MEMORY or any(value.data for value in operands)
         has_parameters = has_views(operands)
         if name in contractions.OPERATIONS:
-            self.findings.add_flops(contractions.flops(equation), scope)
+            self.findings.add_flops(contractions.flops(equation), position)
         if name not in rules.CHEAP and (is_data or has_parameters):
-            self.findings.uncounted.setdefault(name, scope.where(equation))
+            self.findings.uncounted.setdefault(name, position.where(equation))
         if not is_data and not has_parameters:
             return _constants(equation, operands)
         unknown = [Value(is_data)] * len(equation.outvars)
@@ -87,29 +89,29 @@ class Walk(Evaluator[Value, Scope]):
             if name in SAME:  # each for itself, whatever stands beside it
                 return _moved(equation, operands)
             if is_data:
-                self._meet(equation, operands, scope)
+                self._meet(equation, operands, position)
                 return unknown
             views_of_results = rules.views_of_results(equation, operands)
             return [Value(views=views) for views in views_of_results]
         except NoRuleError as reason:
-            self.findings.add_opaque(operands, str(reason), equation, scope)
+            self.findings.add_opaque(operands, str(reason), equation, position)
             return unknown
 
-    def _meet(self, equation: Any, operands: Values, scope: Scope) -> None:
+    def _meet(self, equation: Any, operands: Values, position: WalkPosition) -> None:
         """Records the uses in an equation in which parameters meet data."""
         name = equation.primitive.name
         if name in contractions.OPERATIONS:
-            self._meet_in_contraction(equation, operands, scope)
-        elif name in rules.ELEMENTWISE | _PLACES | SCATTERS:
-            self._meet_elementwise(equation, operands, scope)
+            self._meet_in_contraction(equation, operands, position)
+        elif name in rules.ELEMENTWISE | _PLACES | FOLLOWED_SCATTERS:
+            self._meet_elementwise(equation, operands, position)
         elif name in _LOOKS_UP and not has_views(operands[1:]):
             for view in operands[0].views:
-                site = Site(scope.path, equation, 0, view)
-                self.findings.add_use('gather', site, scope)
+                site = Site(position.path, equation, 0, view)
+                self.findings.add_use('gather', site, position)
         else:
             raise NoRuleError(f'no rule for {name} of a parameter and data')
 
-    def _meet_in_contraction(self, equation: Any, operands: Values, scope: Scope) -> None:
+    def _meet_in_contraction(self, equation: Any, operands: Values, position: WalkPosition) -> None:
         name = equation.primitive.name
         number = next(i for i, value in enumerate(operands) if value.views)
         if has_views(operands[number + 1 :]):
@@ -118,10 +120,10 @@ class Walk(Evaluator[Value, Scope]):
         roles = contractions.roles(equation, number)
         flops = contractions.flops(equation)
         for view in operands[number].views:
-            site = Site(scope.path, equation, number, view)
-            self.findings.add_use(op, site, scope, flops, roles)
+            site = Site(position.path, equation, number, view)
+            self.findings.add_use(op, site, position, flops, roles)
 
-    def _meet_elementwise(self, equation: Any, operands: Values, scope: Scope) -> None:
+    def _meet_elementwise(self, equation: Any, operands: Values, position: WalkPosition) -> None:
         name = equation.primitive.name
         if has_views(_indices(name, operands)):
             raise NoRuleError(f'no rule for {name} at indices made of parameters')
@@ -129,16 +131,16 @@ class Walk(Evaluator[Value, Scope]):
         if name in rules.ARITHMETIC:
             flops = math.prod(equation.outvars[0].aval.shape)
         if flops:
-            self.findings.add_flops(flops, scope)
+            self.findings.add_flops(flops, position)
         for number, value in enumerate(operands):
             for view in value.views:
-                site = Site(scope.path, equation, number, view)
-                self.findings.add_use('elementwise', site, scope, flops)
+                site = Site(position.path, equation, number, view)
+                self.findings.add_use('elementwise', site, position, flops)
 
 
 def _indices(name: str, operands: Values) -> Values:
     """The operands that say where others go."""
-    if name in SCATTERS:
+    if name in FOLLOWED_SCATTERS:
         return operands[1:2]
     return operands[2:] if name == 'dynamic_update_slice' else []
 
@@ -153,14 +155,14 @@ def _moved(equation: Any, operands: Values) -> Values:
 
 def _constants(equation: Any, operands: Values) -> Values:
     """The results of an equation that no parameter and no input has a part in."""
-    number = numbers.of_result(equation, [value.number for value in operands])
+    known_integer = known_integers.of_result(equation, [value.known_integer for value in operands])
     results = constants.of_results(equation, [value.constant for value in operands])
-    if number is not None:
-        return [Value(number=number, constant=results[0])]
+    if known_integer is not None:
+        return [Value(known_integer=known_integer, constant=results[0])]
     avals = [variable.aval for variable in equation.outvars]
     return list(map(_constant, results, avals))
 
 
 def _constant(constant: constants.Constant | None, aval: Any) -> Value:
-    number = constants.whole_number(constant, aval)
-    return Value(number=number, constant=constant)
+    known_integer = constants.known_integer(constant, aval)
+    return Value(known_integer=known_integer, constant=constant)

@@ -16,6 +16,7 @@ from jax import lax
 
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.oneshot.weight_matrices import (
+    MASKS,
     UnknownWeightsError,
     WeightMatrices,
     find_matrices,
@@ -32,8 +33,6 @@ _OTHER_USES = {
     'elementwise': 'it is added to data or multiplied with them element by element',
     'output': 'the model returns it, or something computed from it',
 }
-# By these a constant mask puts zeros in the place of some weights.
-_MASKS = frozenset(('mul', 'select_n'))
 
 
 class RefusedLeafError(ValueError):
@@ -212,7 +211,7 @@ def _is_nested_outermost_first(loops: Sequence[ProgramPath]) -> bool:
 
 def _check_unmasked(use: Use) -> None:
     for step in use.site.view.steps:
-        if step_name(step) in _MASKS:
+        if step_name(step) in MASKS:
             raise RefusedLeafError(
                 f'the model masks it with a constant ({use.where}); mask the parameters instead'
             )

@@ -86,11 +86,11 @@ def _scatter(ties: EquationTies) -> list[Axes]:
     return [base]
 
 
-SCATTERS = frozenset(
+_ALL_SCATTERS = frozenset(
     'scatter scatter-add scatter_add scatter_max scatter_min scatter_mul scatter_sub'.split()
 )
 ROWS: dict[str, Row] = {
-    **dict.fromkeys(SCATTERS, Row(_scatter, moving_fills.scatter)),
+    **dict.fromkeys(_ALL_SCATTERS, Row(_scatter, moving_fills.scatter)),
     'dynamic_slice': Row(_dynamic_slice, moving_fills.part, resizing.dynamic_slice),
     'dynamic_update_slice': Row(_dynamic_update_slice, moving_fills.update),
     'gather': Row(_gather, moving_fills.gather, resizing.gather),

@@ -54,28 +54,28 @@ class Counter(NamedTuple):
     values: tuple[int, ...]
 
     @staticmethod
-    def in_trip(number: 'Number', trip: int) -> int:
-        """What a number is in a trip."""
-        return number.values[trip] if isinstance(number, Counter) else number
+    def in_trip(value: 'KnownInteger', trip: int) -> int:
+        """What a known integer is in a trip."""
+        return value.values[trip] if isinstance(value, Counter) else value
 
 
-Number = int | Counter
+KnownInteger = int | Counter
 
 
-def of_result(equation: Any, operands: Sequence[Number | None]) -> Number | None:
+def of_result(equation: Any, operands: Sequence[KnownInteger | None]) -> KnownInteger | None:
     """The result of an equation where all operands are known and it is a whole number."""
     function = _FUNCTIONS.get(equation.primitive.name)
-    numbers = [number for number in operands if number is not None]
-    if function is None or len(numbers) < len(operands):
+    known = [value for value in operands if value is not None]
+    if function is None or len(known) < len(operands):
         return None
-    counters = [number for number in numbers if isinstance(number, Counter)]
+    counters = [value for value in known if isinstance(value, Counter)]
     result = equation.outvars[0].aval
     is_whole = not result.shape and np.dtype(result.dtype).kind in 'bui'
     if not is_whole or len({counter.loop for counter in counters}) > 1:
         return None
 
     def evaluate(trip: int = 0) -> int:
-        operands = [Counter.in_trip(number, trip) for number in numbers]
+        operands = [Counter.in_trip(value, trip) for value in known]
         value = np.array(int(function(*operands)))
         return int(value.astype(result.dtype))  # what does not fit wraps round
 
