@@ -13,7 +13,7 @@ from jaxpruner.core import tree as tree_lib
 from jaxpruner.saving import save_safetensors
 from jaxpruner.structure import ChannelGraph
 from jaxpruner.structure.analysis.axes import Axes
-from jaxpruner.structure.cutting.keeping import Keep, check_keep
+from jaxpruner.structure.cutting.keeping import KeepByGroup, check_keep
 from jaxpruner.structure.cutting.plans import keep_of_json, plan_text
 from jaxpruner.structure.cutting.small_model import check_small, check_structure
 
@@ -40,7 +40,7 @@ class SmallModel(NamedTuple):
 def save_small_model(
     graph: ChannelGraph,
     params: tree_lib.PyTree,
-    keep: Keep,
+    keep: KeepByGroup,
     path: str | os.PathLike[str],
     *,
     state: tree_lib.PyTree = None,

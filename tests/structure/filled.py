@@ -11,8 +11,8 @@ from jaxpruner.uses.bodies import Program
 from structure import permuted
 
 
-class _Recorded(zeros.ZeroFlow):
-    """Keeps what is known of the results of each equation, in the last turn of loops."""
+class _Recorded(zeros.ZeroWalk):
+    """Keeps what is known of the results of each equation, in the last pass through loops."""
 
     def __init__(self, trace):
         super().__init__(trace)

@@ -14,7 +14,7 @@ belongs together in any model that JAX can trace:
 
 A trip is one iteration of a `scan`, one run of its body. A model that scans over its layers has a trip for each layer.
 
-Each folder begins with a worked example. Read them in this order:
+Each subpackage begins with a worked example. Read them in this order:
 
     analysis    what the trace says of channels
         axes → ties → positions  expressions over atoms, how two of them become one, and where atoms lie along an axis
@@ -49,8 +49,8 @@ Each folder begins with a worked example. Read them in this order:
 A graph may have the traces of several programs of one model. Code about all of them reads `graph.traces`; `graph.trace`
 is the first.
 
-Beside the folders, `tracing` traces a model, `programs` says what a graph is made of, and `groups` gives names to what
-the analysis found. `zero_channels`, `channel_tables`, `grouped_channels` and `group_lasso` are about training that
+Beside the subpackages, `tracing` traces a model, `programs` says what a graph is made of, and `groups` gives names to
+what the analysis found. `zero_channels`, `channel_tables`, `grouped_channels` and `group_lasso` are about training that
 removes channels, and `refitting` fits kernels to calibration inputs.
 """
 

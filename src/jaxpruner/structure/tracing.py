@@ -95,10 +95,10 @@ def analyse(params: PyTree, programs: Sequence[ModelProgram]) -> ChannelGraph:
     axes_read: list[Axes] = []
     for program in programs:
         owner = 'the model' if len(programs) == 1 else program.name
-        traced = _trace(program, params, leaves, states, owner)
-        traces.append(traced.trace)
-        traced_programs.append(traced.program)
-        axes_read += traced.read
+        program_trace = _trace_program(program, params, leaves, states, owner)
+        traces.append(program_trace.trace)
+        traced_programs.append(program_trace.program)
+        axes_read += program_trace.read
     _pin_unread(leaves.axes, axes_read)
     shapes_of_params = jax.tree.map(shape_of_leaf, params)
     model = Model(shapes_of_params, tuple(traced_programs), analyse)
@@ -112,7 +112,7 @@ class _Leaves(NamedTuple):
     axes: Sequence[Axes]
 
 
-class _Traced(NamedTuple):
+class _ProgramTrace(NamedTuple):
     """A program, its trace, and what it reads of values."""
 
     program: ModelProgram
@@ -120,16 +120,16 @@ class _Traced(NamedTuple):
     read: Sequence[Axes]
 
 
-def _trace(
+def _trace_program(
     program: ModelProgram,
     params: PyTree,
     leaves: _Leaves,
     states: '_States',
     owner: str,
-) -> _Traced:
+) -> _ProgramTrace:
     """Traces a program, and infers the axes of each of its values."""
-    trace = jax.make_jaxpr(program.apply_fn, return_shape=True)
-    closed_jaxpr, results = trace(params, *program.arguments)
+    make_jaxpr = jax.make_jaxpr(program.apply_fn, return_shape=True)
+    closed_jaxpr, results = make_jaxpr(params, *program.arguments)
     returned = returned_leaves(program.state, results)
     state_leaves = states.leaves_of(program.state)
     axes_of_inputs = _pin_inputs(closed_jaxpr, leaves, state_leaves, owner)
@@ -149,7 +149,7 @@ def _trace(
     first_uses = []
     for number in range(count):
         first_uses.append(inference.first_uses.get(number, never))
-    traced = Trace(
+    trace = Trace(
         program=closed_jaxpr,
         paths=leaves.paths,
         leaves=leaves.axes,
@@ -164,7 +164,7 @@ def _trace(
         first_uses=first_uses,
     )
     program = program._replace(results=jax.tree.structure(results))
-    return _Traced(program, traced, [*inference.read, *axes_of_results])
+    return _ProgramTrace(program, trace, [*inference.read, *axes_of_results])
 
 
 def _pin_inputs(

@@ -27,7 +27,7 @@ from jaxpruner.structure.analysis.fills import Fill
 from jaxpruner.structure.analysis.leaf_numbers import leaf_numbers
 from jaxpruner.structure.analysis.members import Group
 from jaxpruner.structure.analysis.records import Trace
-from jaxpruner.structure.analysis.zeros import ZeroFlow, inexact_atoms
+from jaxpruner.structure.analysis.zeros import ZeroWalk, inexact_atoms
 from jaxpruner.structure.channel_tables import ChannelTable, channel_table
 from jaxpruner.structure.cutting import trees
 
@@ -192,13 +192,13 @@ def _zero_members(
 def insufficient_members(traces: Sequence[Trace], asked: Mapping[Axis, Members]) -> set[Axis]:
     """The atoms whose channels have a part in the results although these members are zero."""
     trace = traces[0]
-    flow = ZeroFlow(trace)
+    walk = ZeroWalk(trace)
     fills = []
     for path, axes in trace.named_leaves:
         channels = []
         for i, axis in enumerate(axes):
             zeros = {}
-            for atom in flow.candidates(axis):
+            for atom in walk.candidates(axis):
                 if (path, i) in asked.get(atom, ()):
                     zeros[atom] = 0
             channels.append(zeros)

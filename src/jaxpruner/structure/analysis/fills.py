@@ -2,12 +2,12 @@
 
 Removing channels equals zeroing them if nothing else sees the zeroed ones. An elementwise operation never mixes
 channels. A sum over them does, and is the same only if what it adds for a removed channel is zero. So each value has a
-`Fill`: for each axis and each atom along it the one number that stands at all its removed indices, where it is known.
+`Fill`: for each axis and each atom along it the one scalar that stands at all its removed indices, where it is known.
 
 A parameter is filled with 0 along its groups. If an operation has known operands, it is run on them, and its result is
 known, too. `exp(0)` is 1, so a softmax over channels is not exact. `0 * logistic(0)` is 0, so SiLU is.
 
-Unknown numbers are the activations of a model that works. They count as finite, and as not zero where they divide. What
+Unknown scalars are the activations of a model that works. They count as finite, and as not zero where they divide. What
 the zeroing itself makes is computed, not assumed: `log(0)` and `0 / 0` are not finite.
 """
 
@@ -23,11 +23,11 @@ from jaxpruner.core import tree as tree_lib
 from jaxpruner.structure.analysis.axes import Axis
 from jaxpruner.structure.analysis.records import EquationAxes
 
-# A number of any dtype of JAX that is known, or `None`.
-Number = Any
+# A known scalar of any dtype of JAX, or `None`.
+Scalar = Any
 
-# (axis, atom) -> the number at the atom's removed indices along this axis.
-Find = Callable[[int, Axis], Number]
+# (axis, atom) -> the scalar at the atom's removed indices along this axis.
+Find = Callable[[int, Axis], Scalar]
 
 NAN = float('nan')  # the only one, so that it equals itself in keys of caches
 
@@ -36,15 +36,15 @@ class Fill(NamedTuple):
     """What is known of a value at removed channels.
 
     Attributes:
-      everywhere: the number that all elements of the value are, `None` if there is none.
-      channels: for each axis, atom -> the number at all its removed indices along this axis.
+      everywhere: the scalar that all elements of the value are, `None` if there is none.
+      channels: for each axis, atom -> the scalar at all its removed indices along this axis.
     """
 
-    everywhere: Number
-    channels: tuple[Mapping[Axis, Number], ...]
+    everywhere: Scalar
+    channels: tuple[Mapping[Axis, Scalar], ...]
 
-    def at(self, axis: int, atom: Axis) -> Number:
-        """The number at removed indices of an atom along an axis; `None` where it is not known."""
+    def at(self, axis: int, atom: Axis) -> Scalar:
+        """The scalar at removed indices of an atom along an axis; `None` where it is not known."""
         if self.everywhere is not None:
             return self.everywhere
         return self.channels[axis].get(atom)
@@ -55,28 +55,28 @@ def nothing_of(rank: int) -> Fill:
     return Fill(None, ({},) * rank)
 
 
-class Flow:
-    """An equation as the rules see it.
+class EquationFills:
+    """An equation, and what is known of its operands at removed channels.
 
     Attributes:
       equation: the equation.
       operands: the axes of its operands.
       results: the axes of its results.
-      fills: what is known of its operands.
+      of_operands: what is known of its operands.
     """
 
     def __init__(
         self,
         equation: Any,
         axes: EquationAxes,
-        fills: Sequence[Fill],
+        of_operands: Sequence[Fill],
         candidates: Callable[[Axis], Sequence[Axis]],
         reject: Callable[[Axis, str], None],
     ):
         self.equation = equation
         self.operands = axes.operands
         self.results = axes.results
-        self.fills = fills
+        self.of_operands = of_operands
         self.candidates = candidates  # axis -> the atoms in it that could be removed
         self._reject = reject
 
@@ -102,36 +102,36 @@ class Flow:
                 with_atom.append(i)
         return with_atom
 
-    def constant(self, number: Number) -> Fill:
-        """A result of which all elements are one number."""
+    def constant(self, scalar: Scalar) -> Fill:
+        """A result of which all elements are one scalar."""
         nothing = nothing_of(len(self.results[0]))
-        return nothing._replace(everywhere=number)
+        return nothing._replace(everywhere=scalar)
 
-    def fill_results(self, find: Find, everywhere: Number = None) -> list[Fill]:
+    def fill_results(self, find: Find, everywhere: Scalar = None) -> list[Fill]:
         """The fill of each result: the same for all of them, if there are several."""
-        numbers = range(len(self.results))
-        return [self.result(everywhere, find, number) for number in numbers]
+        indices = range(len(self.results))
+        return [self.result(everywhere, find, index) for index in indices]
 
-    def result(self, everywhere: Number, find: Find, number: int = 0) -> Fill:
+    def result(self, everywhere: Scalar, find: Find, index: int = 0) -> Fill:
         """The fill of a result, with what `find(axis, atom)` returns for each of its axes and atoms."""
         channels = []
-        for i, axis in enumerate(self.results[number]):
-            numbers = {}
+        for i, axis in enumerate(self.results[index]):
+            scalars = {}
             for atom in self.candidates(axis):
-                value = find(i, atom)
-                if value is not None:
-                    numbers[atom] = value
-            channels.append(numbers)
+                scalar = find(i, atom)
+                if scalar is not None:
+                    scalars[atom] = scalar
+            channels.append(scalars)
         return Fill(everywhere, tuple(channels))
 
 
-def is_finite(value: Number) -> bool:
-    """Whether a number is finite; an unknown one counts as finite."""
+def is_finite(value: Scalar) -> bool:
+    """Whether a scalar is finite; an unknown one counts as finite."""
     return value is None or bool(np.isfinite(value))
 
 
-def join(values: Iterable[Number]) -> Number:
-    """What is known of an element that is one of these numbers: nothing if they differ, NaN if one is not finite."""
+def join(values: Iterable[Scalar]) -> Scalar:
+    """What is known of an element that is one of these scalars: nothing if they differ, NaN if one is not finite."""
     values = list(values)
     first = values[0]
     if all(value == first or value is first for value in values):
@@ -145,19 +145,19 @@ def join_fills(first: Fill, second: Fill) -> Fill:
     everywhere = first.everywhere if is_same else None
     channels = []
     for i in range(len(first.channels)):
-        numbers = {}
+        scalars = {}
         atoms = [*first.channels[i], *second.channels[i]]
         for atom in dict.fromkeys(atoms):
             values = first.at(i, atom), second.at(i, atom)
             value = join(values)
             if value is not None:
-                numbers[atom] = value
-        channels.append(numbers)
+                scalars[atom] = value
+        channels.append(scalars)
     return Fill(everywhere, tuple(channels))
 
 
-def product(first: Number, second: Number) -> Number:
-    """The product of two numbers; each may be unknown."""
+def product(first: Scalar, second: Scalar) -> Scalar:
+    """The product of two scalars; each may be unknown."""
     if not is_finite(first) or not is_finite(second):
         return NAN
     if first == 0 or second == 0:
@@ -165,13 +165,13 @@ def product(first: Number, second: Number) -> Number:
     return None if first is None or second is None else first * second
 
 
-def computed(equation: Any, values: Sequence[Number], literals: Sequence[bool]) -> Number:
-    """What an elementwise operation makes of numbers.
+def computed(equation: Any, values: Sequence[Scalar], literals: Sequence[bool]) -> Scalar:
+    """What an elementwise operation makes of scalars.
 
     Args:
       equation: the operation.
       values: of each operand.
-      literals: whether it is this number in the whole model, so that zeroing has no part in it.
+      literals: whether it is this scalar in the whole model, so that zeroing has no part in it.
     """
     name = equation.primitive.name
     if name == 'select_n' and values[0] is not None:
@@ -192,7 +192,7 @@ def computed(equation: Any, values: Sequence[Number], literals: Sequence[bool]) 
     return None if all(map(is_finite, values)) else NAN
 
 
-def _selected(values: Sequence[Number]) -> Number:
+def _selected(values: Sequence[Scalar]) -> Scalar:
     """What a selection with a known predicate returns; the predicate is the first value."""
     predicate, *cases = values
     if not np.isfinite(predicate):
@@ -200,7 +200,7 @@ def _selected(values: Sequence[Number]) -> Number:
     return cases[int(predicate)]
 
 
-def _one_of(cases: Sequence[Number], literals: Sequence[bool]) -> Number:
+def _one_of(cases: Sequence[Scalar], literals: Sequence[bool]) -> Scalar:
     """What a selection with an unknown predicate returns; literals that are not finite are the model's own."""
     if len(set(cases)) == 1:
         return cases[0]
@@ -210,15 +210,15 @@ def _one_of(cases: Sequence[Number], literals: Sequence[bool]) -> Number:
     return None
 
 
-def _quotient(dividend: Number, divisor: Number) -> Number:
-    """The quotient of two numbers; one of them is unknown."""
+def _quotient(dividend: Scalar, divisor: Scalar) -> Scalar:
+    """The quotient of two scalars; one of them is unknown."""
     if divisor == 0 or not is_finite(dividend) or not is_finite(divisor):
         return NAN
     return 0 if dividend == 0 else None
 
 
-def _evaluated(equation: Any, values: Sequence[Number]) -> Number:
-    """Runs the operation on numbers of its dtypes."""
+def _evaluated(equation: Any, values: Sequence[Scalar]) -> Scalar:
+    """Runs the operation on scalars of its dtypes."""
     dtypes = []
     result = equation.outvars[0]
     for variable in (*equation.invars, result):
@@ -231,17 +231,17 @@ def _evaluated(equation: Any, values: Sequence[Number]) -> Number:
     try:
         return _run(equation.primitive, params, tuple(operand_dtypes), tuple(values))
     except (NotImplementedError, RuntimeError, TypeError, ValueError):
-        return NAN  # it cannot be run on numbers: nothing is assumed of what zeroing makes
+        return NAN  # it cannot be run on scalars: nothing is assumed of what zeroing makes
 
 
 @functools.lru_cache(4096)
-def _run(primitive: Any, params: Any, dtypes: Any, values: tuple[Number, ...]) -> Number:
+def _run(primitive: Any, params: Any, dtypes: Any, values: tuple[Scalar, ...]) -> Scalar:
     with jax.ensure_compile_time_eval():
         operands = map(jnp.asarray, values, dtypes)
         result = primitive.bind(*operands, **dict(params))
     if primitive.multiple_results:
         result = result[0]
-    return number_of(np.asarray(result))
+    return scalar_of(np.asarray(result))
 
 
 def is_key(value: Any) -> bool:
@@ -253,8 +253,8 @@ def _is_dtype_of_keys(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jax.dtypes.extended)
 
 
-def number_of(array: np.ndarray) -> Number:
-    """An array of one element as a number; all NaNs become the same object."""
+def scalar_of(array: np.ndarray) -> Scalar:
+    """An array of one element as a scalar; all NaNs become the same object."""
     if array.dtype.kind not in 'biufc':  # small floats of other libraries
         array = array.astype(np.float64)
     value = array.item()
@@ -262,7 +262,7 @@ def number_of(array: np.ndarray) -> Number:
 
 
 def of_constant(value: Any, candidates: Sequence[Sequence[Axis]]) -> Fill:
-    """What is known of a constant: that all its elements are one number, or that some are not finite.
+    """What is known of a constant: that all its elements are one scalar, or that some are not finite.
 
     Args:
       value: the constant.
@@ -277,8 +277,7 @@ def of_constant(value: Any, candidates: Sequence[Sequence[Axis]]) -> Fill:
         return nothing
     first = array.ravel()[:1]
     if array.size and (array == first).all():
-        number = number_of(first)
-        return nothing._replace(everywhere=number)
+        return nothing._replace(everywhere=scalar_of(first))
     is_inexact = jnp.issubdtype(array.dtype, jnp.inexact)
     if not is_inexact or np.isfinite(array).all():
         return nothing

@@ -58,9 +58,10 @@ class Group:
       exact: whether removing a channel is the same as setting its members to zero.
       reason: why it is not; empty where it is.
       atom: what stands for the group in the axes of a `Trace`.
-      lists: the owners of lists of channels, as in `cutting.cut.Lists.owners`: atoms of which each index may keep
-        channels of its own, such as trips of a scan, experts, or heads. What is kept is then an array of shape
-        `(*sizes of these atoms, channels that are kept)`. Empty where all keep the same channels.
+      lists: atoms that own lists of channels: each of their indices, such as a trip of a scan, an expert or a head, may
+        keep channels of its own. What is kept is then a list for each index, an array of shape `(*sizes of these atoms,
+        channels that are kept)`; `cutting.cut.Lists` holds it, with the same atoms as its `owners`. Empty where all
+        keep the same channels.
       is_depth: whether the channels are trips of a scan, such as layers that are stacked. Exact are those that hand on
         what they got once their parameters are zero, as residual blocks do.
       in_state: where the channels lie in the state, which is cut along and holds no parameters.

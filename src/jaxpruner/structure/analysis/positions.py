@@ -8,10 +8,10 @@ import numpy as np
 from jaxpruner.structure.analysis.axes import Axis
 
 # Atom -> its kept indices, ascending; of other atoms all are kept.
-Keep = Mapping[Axis, np.ndarray]
+KeepByAtom = Mapping[Axis, np.ndarray]
 
 
-def kept_positions(axis: Axis, keep: Keep) -> np.ndarray:
+def kept_positions(axis: Axis, keep: KeepByAtom) -> np.ndarray:
     """The positions along an axis that stay, ascending.
 
     Args:

@@ -150,7 +150,7 @@ class Trace(NamedTuple):
         return {path: number for number, path in enumerate(self.paths)}
 
 
-class Traced(Protocol):
+class TraceLike(Protocol):
     """What a run of a traced program needs of a `Trace`; see there."""
 
     @property
@@ -216,8 +216,8 @@ class Row(NamedTuple):
 
     Attributes:
       axes: what it says of axes; returns those of each result.
-      fills: what it makes of removed channels: a rule of a `fills.Flow`.
-      resized: how it runs on smaller operands: a rule of a `resizing.SmallEquation` and these; `None` if it reads all
+      fills: what it makes of removed channels: a rule of a `fills.EquationFills`.
+      resized: how it runs on smaller operands: a rule of a `resizing.EquationCut` and these; `None` if it reads all
         sizes off its operands.
     """
 

@@ -1,9 +1,8 @@
 """Which groups are exact: zeros are followed through the program, from the parameters to every sum over channels.
 
-A group is rejected unless zeros are known wherever its channels are summed over. Loops are gone through until what is
-known of their carried values stays the same, and so are programs that hand a state on. That is monotone: a turn joins
-what was known before it with what comes out of it, so that it knows what the turn before knew, or less. Whatever is
-rejected in an early turn, which knows more, is rejected in the last one, too. So it may be noted in any turn.
+A group is rejected unless zeros are known wherever its channels are summed over. The body of a loop is passed through
+until what is known of its carried values stays the same. So are programs that hand a state on. Each pass knows at most
+what the pass before knew. So an atom that one pass rejects is rejected by all later ones.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,9 +11,9 @@ from typing import Any
 from jaxpruner.core.tree import Path
 from jaxpruner.structure.analysis.axes import Axes, Axis, atoms, atoms_of_values
 from jaxpruner.structure.analysis.fills import (
+    EquationFills,
     Fill,
-    Flow,
-    Number,
+    Scalar,
     join_fills,
     nothing_of,
     of_constant,
@@ -35,26 +34,26 @@ def inexact_atoms(traces: Sequence[Trace], leaves: Sequence[Fill] | None = None)
       traces: of the programs of a model.
       leaves: what is known of the parameters, where they are not zeroed; nothing is known of the state then.
     """
-    flows = list(map(ZeroFlow, traces))
+    walks = list(map(ZeroWalk, traces))
     states: dict[Path, Fill] = {}
-    for flow in flows:
-        trace = flow.trace
+    for walk in walks:
+        trace = walk.trace
         for path, axes in trace.named_states:
             fill = nothing_of(len(axes))
             if leaves is None:
-                fill = flow.zeroed(axes)
+                fill = walk.zeroed(axes)
             states.setdefault(path, fill)
     before = None
     while states != before:
         before = dict(states)
-        for flow in flows:
-            results = flow.run(leaves, states)
-            for number, leaf in flow.trace.returned.items():
-                path = flow.trace.state_paths[leaf]
+        for walk in walks:
+            results = walk.run(leaves, states)
+            for number, leaf in walk.trace.returned.items():
+                path = walk.trace.state_paths[leaf]
                 states[path] = join_fills(states[path], results[number])
     inexact: dict[Axis, str] = {}
-    for flow in flows:
-        for atom, reason in flow.inexact.items():
+    for walk in walks:
+        for atom, reason in walk.inexact.items():
             inexact.setdefault(atom, reason)  # that of the first program
     return inexact
 
@@ -62,7 +61,7 @@ def inexact_atoms(traces: Sequence[Trace], leaves: Sequence[Fill] | None = None)
 Fills = list[Fill]
 
 
-class ZeroFlow(LiveEvaluator[Fill]):
+class ZeroWalk(LiveEvaluator[Fill]):
     """Follows what stands at removed channels.
 
     Attributes:
@@ -144,9 +143,9 @@ class ZeroFlow(LiveEvaluator[Fill]):
             self._reject(atom, equation, reason, position)
 
         axes = self.trace.equations[position.path]
-        flow = Flow(equation, axes, operands, self.candidates, reject)
+        fills = EquationFills(equation, axes, operands, self.candidates, reject)
         fill_results = primitives.fills_rule(equation.primitive.name)
-        return fill_results(flow)
+        return fill_results(fills)
 
     def _reject(self, atom: Axis, equation: Any, reason: str, position: TracePosition) -> None:
         """Notes why an atom is not exact; its first reason stays."""
@@ -178,25 +177,25 @@ class ZeroFlow(LiveEvaluator[Fill]):
 
     def _zeroed_trips(
         self, scan: Scan, sliced: Fills, position: TracePosition
-    ) -> list[dict[Axis, Number]]:
+    ) -> list[dict[Axis, Scalar]]:
         """Rejects the trips of a scan unless one with zeroed parameters hands on what it got.
 
         Returns:
           For each stacked result what such trips put there.
         """
         _, results = scan.split_results(scan.equation.outvars)
-        channels: list[dict[Axis, Number]] = [{} for _ in results]
+        channels: list[dict[Axis, Scalar]] = [{} for _ in results]
         trips = self.trace.trips[position.path]
         for atom in self.candidates(trips):
-            numbers = [fill.at(0, atom) for fill in sliced]
-            stacked = _run_zeroed_trip(self.trace, scan, numbers, position)
+            scalars = [fill.at(0, atom) for fill in sliced]
+            stacked = _run_zeroed_trip(self.trace, scan, scalars, position)
             if stacked is None:
                 reason = 'a trip without its parameters changes what is carried'
                 self._reject(atom, scan.equation, reason, position)
                 continue
-            for channels_of_result, number in zip(channels, stacked, strict=True):
-                if number is not None:
-                    channels_of_result[atom] = number
+            for channels_of_result, scalar in zip(channels, stacked, strict=True):
+                if scalar is not None:
+                    channels_of_result[atom] = scalar
         return channels
 
     def visit_while(self, loop: While, operands: Fills, position: TracePosition) -> Fills:
@@ -218,7 +217,7 @@ class ZeroFlow(LiveEvaluator[Fill]):
 
 
 def _settle(run: Callable[[Fills], Fills], carried: Fills) -> tuple[Fills, Fills]:
-    """What is known of carried values before every turn of a loop, and after the last; see the head of this file."""
+    """What is known of carried values before every pass, and after the last; see the head of this file."""
     while True:
         after = run(carried)
         joined = list(map(join_fills, carried, after))
@@ -227,7 +226,7 @@ def _settle(run: Callable[[Fills], Fills], carried: Fills) -> tuple[Fills, Fills
         carried = joined
 
 
-class _TripProbe(ZeroFlow):
+class _TripProbe(ZeroWalk):
     """Runs the body of a scan with zeroed parameters.
 
     Adding zeros returns the other operand itself. So what a trip hands on is known by identity.
@@ -252,14 +251,14 @@ def _is_like_result(equation: Any, operand: int) -> bool:
 
 
 def _run_zeroed_trip(
-    trace: Trace, scan: Scan, numbers: Sequence[Number], position: TracePosition
-) -> list[Number] | None:
-    """What a trip stacks of which the sliced operands are these numbers; `None` if it changes what is carried."""
+    trace: Trace, scan: Scan, scalars: Sequence[Scalar], position: TracePosition
+) -> list[Scalar] | None:
+    """What a trip stacks of which the sliced operands are these scalars; `None` if it changes what is carried."""
     inside = position.in_scan(scan)
     unknown = list(map(_unknown, scan.body.jaxpr.invars))
     constants, carried, sliced = scan.split(unknown)
-    for i, number in enumerate(numbers):
-        sliced[i] = sliced[i]._replace(everywhere=number)
+    for i, scalar in enumerate(scalars):
+        sliced[i] = sliced[i]._replace(everywhere=scalar)
     inputs = [*constants, *carried, *sliced]
     results = _TripProbe(trace).visit_program(scan.body, inputs, inside)
     carried_out, stacked = scan.split_results(results)

@@ -18,7 +18,7 @@ import numpy as np
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.structure.analysis.axes import Axis, atoms, new_axes, resolve_each
 from jaxpruner.structure.analysis.records import Trace
-from jaxpruner.structure.cutting.keeping import Keep, check_keep
+from jaxpruner.structure.cutting.keeping import KeepByGroup, check_keep
 from jaxpruner.uses import contractions, shard_maps
 from jaxpruner.uses.bodies import Call, Cond, Program, ProgramPath, Scan, ShardMap, While, inside
 from jaxpruner.uses.moving_rules import shape_of
@@ -97,13 +97,13 @@ def cost_function(graph: Any) -> CostFunction:
     return cost
 
 
-def cost_of_keep(graph: Any, keep: Keep) -> Cost:
+def cost_of_keep(graph: Any, keep: KeepByGroup) -> Cost:
     """The cost of what a cut leaves."""
     check_keep(graph.groups, keep, allow_inexact=True)
     return cost_function(graph)(counts_of(keep))
 
 
-def counts_of(keep: Keep) -> dict[str, int]:
+def counts_of(keep: KeepByGroup) -> dict[str, int]:
     """How many channels stay of each group that is named; all of several lists have that length."""
     counts = {}
     for name, indices in keep.items():

@@ -26,7 +26,7 @@ from jaxpruner.structure.analysis.axes import Axis, sizes_of
 from jaxpruner.structure.analysis.fills import Fill, nothing_of
 from jaxpruner.structure.analysis.live_evaluator import live_in_whole
 from jaxpruner.structure.analysis.records import Trace, TracePosition
-from jaxpruner.structure.analysis.zeros import ZeroFlow
+from jaxpruner.structure.analysis.zeros import ZeroWalk
 from jaxpruner.structure.cutting.additions import (
     Addition,
     Branch,
@@ -178,7 +178,7 @@ def _give_reasons(trace: Trace, branches: Sequence[Branch]) -> list[Branch]:
     return explained
 
 
-class _BranchProbe(ZeroFlow):
+class _BranchProbe(ZeroWalk):
     """Runs a program in which the leaves of all blocks are zero.
 
     Nothing is known of a stream after an addition, so that no block is zero because another one is.

@@ -1,12 +1,12 @@
 """Cuts arrays: finds which positions stay along an axis, and takes them.
 
-A mask says which positions of an axis stay. If all layers of a scan keep the same channels, the mask has that axis
-alone. If each layer keeps channels of its own, the mask has an axis for the layers, too. In the body of the scan a
-value belongs to one layer. There the mask has an axis for the trips, and is read at the current trip.
+Flags say which positions of an axis stay. If all layers of a scan keep the same channels, the flags have that axis
+alone. If each layer keeps channels of its own, the flags have an axis for the layers, too. In the body of the scan a
+value belongs to one layer. There the flags have an axis for the trips, and are read at the current trip.
 
-    keep the same units      mask of a kernel (inputs, units): [1, units]
-    units of their own       mask of the stack of kernels (layers, inputs, units): [layers, 1, units]
-    in the body of the scan  mask of one kernel, with an axis for the trips in front: [layers, 1, units],
+    keep the same units      flags of a kernel (inputs, units): [1, units]
+    units of their own       flags of the stack of kernels (layers, inputs, units): [layers, 1, units]
+    in the body of the scan  flags of one kernel, with an axis for the trips in front: [layers, 1, units],
                              and at trip t, which may be traced: [1, units]
 """
 

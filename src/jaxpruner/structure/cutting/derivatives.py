@@ -22,7 +22,7 @@ from jaxpruner.structure.analysis.inference import Inference
 from jaxpruner.structure.analysis.records import TracePosition
 from jaxpruner.structure.analysis.ties import Ties
 from jaxpruner.structure.cutting.cut import Cut, Lists
-from jaxpruner.structure.rules.resizing import SmallEquation
+from jaxpruner.structure.rules.resizing import EquationCut
 from jaxpruner.uses.bodies import Program, bind
 from jaxpruner.uses.calls import RULED_BACKWARDS
 
@@ -34,7 +34,7 @@ Replayed = Callable[..., Any]
 
 
 class _Trace(NamedTuple):
-    """A `records.Traced`."""
+    """A `records.TraceLike`."""
 
     program: Any
     equations: Any
@@ -53,7 +53,7 @@ class RuledCall:
     """
 
     def __init__(
-        self, run: Function, small: SmallEquation, position: TracePosition, replayed: Replayed
+        self, run: Function, small: EquationCut, position: TracePosition, replayed: Replayed
     ):
         self._run = run
         self._small = small
@@ -132,7 +132,7 @@ def _differentiable(variables: Sequence[Any]) -> list[int]:
 
 
 def _derivative(
-    small: SmallEquation, position: TracePosition, replayed: Replayed
+    small: EquationCut, position: TracePosition, replayed: Replayed
 ) -> Callable[[Values], Values]:
     """What runs the derivative of a call: of operands, then tangents of operands or cotangents of results."""
     equation = small.equation

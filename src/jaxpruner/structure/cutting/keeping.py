@@ -10,10 +10,10 @@ from jaxpruner.structure.analysis.axes import Axis, resolve_each, sizes_of
 from jaxpruner.structure.cutting.cut import Cut, Lists
 
 # Name of a group -> the indices of its channels that stay, ascending; or a list for each trip, expert or head.
-Keep = Mapping[str, Any]
+KeepByGroup = Mapping[str, Any]
 
 
-def check_keep(groups: Mapping[str, Any], keep: Keep, allow_inexact: bool = False) -> Cut:
+def check_keep(groups: Mapping[str, Any], keep: KeepByGroup, allow_inexact: bool = False) -> Cut:
     """The cut that leaves these channels.
 
     Args:

@@ -13,14 +13,14 @@ import numpy as np
 from jaxpruner.core import atomic_files, caller_warnings, input_files
 from jaxpruner.core import tree as tree_lib
 from jaxpruner.structure.analysis.axes import sizes_of
-from jaxpruner.structure.cutting.keeping import Keep, check_keep
+from jaxpruner.structure.cutting.keeping import KeepByGroup, check_keep
 from jaxpruner.structure.graph import ChannelGraph
 
 VERSION = 1
 _FORMAT = 'jaxpruner channels'
 
 
-def save_plan(graph: ChannelGraph, keep: Keep, path: str | os.PathLike[str]) -> None:
+def save_plan(graph: ChannelGraph, keep: KeepByGroup, path: str | os.PathLike[str]) -> None:
     """Writes what is kept to a JSON file, which appears whole or not at all.
 
     The file has its version, for each group the number of channels and the indices that stay, the shapes of all
@@ -52,7 +52,7 @@ def save_plan(graph: ChannelGraph, keep: Keep, path: str | os.PathLike[str]) -> 
     atomic_files.replace_file(Path(path), write)
 
 
-def plan_text(graph: ChannelGraph, keep: Keep) -> str:
+def plan_text(graph: ChannelGraph, keep: KeepByGroup) -> str:
     """What is kept, as JSON."""
     cut = check_keep(graph.groups, keep, allow_inexact=True)
     groups = {}

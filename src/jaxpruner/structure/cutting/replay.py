@@ -13,11 +13,11 @@ from jax import lax
 
 from jaxpruner.structure.analysis.axes import Axis, atoms, sizes_of
 from jaxpruner.structure.analysis.live_evaluator import LiveEvaluator
-from jaxpruner.structure.analysis.records import Traced, TracePosition
+from jaxpruner.structure.analysis.records import TraceLike, TracePosition
 from jaxpruner.structure.cutting import derivatives
 from jaxpruner.structure.cutting.cut import Cut
 from jaxpruner.structure.rules import primitives
-from jaxpruner.structure.rules.resizing import SmallEquation
+from jaxpruner.structure.rules.resizing import EquationCut
 from jaxpruner.uses import calls
 from jaxpruner.uses.bodies import (
     Call,
@@ -40,7 +40,7 @@ class Replay(LiveEvaluator[Any]):
       cut: what stays.
     """
 
-    def __init__(self, trace: Traced, cut: Cut):
+    def __init__(self, trace: TraceLike, cut: Cut):
         self.trace = trace
         self.cut = cut
 
@@ -92,9 +92,9 @@ class Replay(LiveEvaluator[Any]):
         run = primitives.resized_rule(equation.primitive.name)
         return run(small, operands)
 
-    def _small(self, equation: Any, position: TracePosition) -> SmallEquation:
+    def _small(self, equation: Any, position: TracePosition) -> EquationCut:
         axes = self.trace.equations[position.path]
-        return SmallEquation(equation, axes, self.cut)
+        return EquationCut(equation, axes, self.cut)
 
     def visit_call(self, call: Call, operands: Values, position: TracePosition) -> Values:
         equation = call.equation

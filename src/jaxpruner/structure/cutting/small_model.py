@@ -11,7 +11,7 @@ from jaxpruner.core.tree import Path, PyTree
 from jaxpruner.structure.analysis.axes import Axes
 from jaxpruner.structure.analysis.records import Trace
 from jaxpruner.structure.cutting.cut import Cut
-from jaxpruner.structure.cutting.keeping import Keep, check_keep
+from jaxpruner.structure.cutting.keeping import KeepByGroup, check_keep
 from jaxpruner.structure.cutting.replay import Replay
 from jaxpruner.structure.programs import ModelProgram, shape_of_leaf, signature
 
@@ -22,7 +22,7 @@ class SmallApply:
     For arguments of other shapes than those of the graph the model is traced anew.
     """
 
-    def __init__(self, graph: Any, number: int, keep: Keep, allow_inexact: bool):
+    def __init__(self, graph: Any, number: int, keep: KeepByGroup, allow_inexact: bool):
         check_keep(graph.groups, keep, allow_inexact)
         self._graph = graph
         self._number = number

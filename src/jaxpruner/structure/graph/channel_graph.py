@@ -1,9 +1,9 @@
 """The graph of a model's channels: one class, whose methods stand in a file for each purpose.
 
 Each part is an abstract class that reads the fields of a `GraphRecord`. It holds the methods that users call and their
-documentation; the work is done in the room named last:
+documentation; the work is done in the subpackage or the module named last:
 
-    file                   methods                                         room
+    file                   methods                                         done in
     record                 also, explain; the fields                       programs, graph/texts
     choosing_methods       choose, cost                                    choosing
     cutting_methods        shrink, zeroed, expand, small_apply, verify     cutting

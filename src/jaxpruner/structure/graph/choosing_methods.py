@@ -9,7 +9,7 @@ from jaxpruner.core.tree import PyTree
 from jaxpruner.structure.choosing import choosing, costs
 from jaxpruner.structure.choosing.choice_settings import Names, Settings
 from jaxpruner.structure.choosing.choices import Choice
-from jaxpruner.structure.cutting.keeping import Keep
+from jaxpruner.structure.cutting.keeping import KeepByGroup
 from jaxpruner.structure.graph.record import GraphRecord
 
 
@@ -123,7 +123,7 @@ class ChoosingMethods(GraphRecord):
         )
         return choosing.choose(self, params, settings)
 
-    def cost(self, keep: Keep | None = None) -> costs.Cost:
+    def cost(self, keep: KeepByGroup | None = None) -> costs.Cost:
         """Counts the parameters, the bytes and the floating point operations of the model, whole or after a cut.
 
         Nothing is traced or compiled: the numbers are read off the trace, for inputs of its shapes.

@@ -9,7 +9,7 @@ import numpy as np
 from jaxpruner.core.tree import PyTree
 from jaxpruner.structure import refitting
 from jaxpruner.structure.cutting import trees
-from jaxpruner.structure.cutting.keeping import Keep, check_keep
+from jaxpruner.structure.cutting.keeping import KeepByGroup, check_keep
 from jaxpruner.structure.cutting.small_model import SmallApply
 from jaxpruner.structure.cutting.verifying import Verification, Versions, verify
 from jaxpruner.structure.graph.record import GraphRecord
@@ -22,7 +22,7 @@ class CuttingMethods(GraphRecord):
     def shrink(
         self,
         tree: PyTree,
-        keep: Keep,
+        keep: KeepByGroup,
         allow_inexact: bool = False,
         *,
         verify: bool = True,
@@ -64,19 +64,19 @@ class CuttingMethods(GraphRecord):
             self._check_examples(tree, keep)
         return trees.shrink(tree, self.traces, cut)
 
-    def zeroed(self, tree: PyTree, keep: Keep, allow_inexact: bool = False) -> Any:
+    def zeroed(self, tree: PyTree, keep: KeepByGroup, allow_inexact: bool = False) -> Any:
         """As `shrink`, but what belongs to removed channels is set to zero, and all shapes stay."""
         cut = check_keep(self.groups, keep, allow_inexact)
         return trees.zeroed(tree, self.traces, cut)
 
-    def expand(self, tree: PyTree, keep: Keep, allow_inexact: bool = False) -> Any:
+    def expand(self, tree: PyTree, keep: KeepByGroup, allow_inexact: bool = False) -> Any:
         """The inverse of `shrink`: what stayed gets back to its place, with zeros for what was removed."""
         cut = check_keep(self.groups, keep, allow_inexact)
         return trees.expand(tree, self.traces, cut)
 
     def small_apply(
         self,
-        keep: Keep,
+        keep: KeepByGroup,
         allow_inexact: bool = False,
         *,
         of: Callable[..., Any] | None = None,
@@ -115,7 +115,7 @@ class CuttingMethods(GraphRecord):
     def verify(
         self,
         params: PyTree,
-        keep: Keep,
+        keep: KeepByGroup,
         *inputs: Any,
         state: PyTree | None = None,
         allow_inexact: bool = False,
@@ -163,7 +163,7 @@ class CuttingMethods(GraphRecord):
             small_apply = SmallApply(graph, number, keep, allow_inexact)
             return verify(traced.apply_fn, small_apply, versions)
 
-    def _check_examples(self, params: PyTree, keep: Keep) -> None:
+    def _check_examples(self, params: PyTree, keep: KeepByGroup) -> None:
         """Compares the smaller model with the zeroed one, in each program with arrays for arguments."""
         for program in self.model.programs:
             if program.examples is None:
@@ -183,7 +183,7 @@ class CuttingMethods(GraphRecord):
     def refit(
         self,
         params: PyTree,
-        keep: Keep,
+        keep: KeepByGroup,
         batches: Iterable[Any],
         *,
         damping: float = refitting.DAMPING,

@@ -7,7 +7,7 @@ import jax
 
 from jaxpruner.core.tree import PyTree
 from jaxpruner.structure.cutting import trees
-from jaxpruner.structure.cutting.keeping import Keep, check_keep
+from jaxpruner.structure.cutting.keeping import KeepByGroup, check_keep
 from jaxpruner.structure.cutting.small_model import SmallApply
 from jaxpruner.structure.graph.record import GraphRecord
 from jaxpruner.structure.programs import ModelProgram
@@ -26,7 +26,7 @@ class SourceMethods(GraphRecord):
 
     def old_numbers(
         self,
-        keep: Keep,
+        keep: KeepByGroup,
         small_fn: Callable[..., Any] | None = None,
         allow_inexact: bool = False,
         *,
@@ -66,7 +66,7 @@ class SourceMethods(GraphRecord):
     def fold(
         self,
         small_params: PyTree,
-        keep: Keep,
+        keep: KeepByGroup,
         small_fn: Callable[..., Any],
         allow_inexact: bool = False,
         *,
@@ -120,7 +120,7 @@ class SourceMethods(GraphRecord):
     def compare(
         self,
         params: PyTree,
-        keep: Keep,
+        keep: KeepByGroup,
         small_fn: Callable[..., Any],
         *inputs: Any,
         state: PyTree | None = None,

@@ -24,22 +24,22 @@ def contraction(ties: EquationTies) -> Contraction:
     left, right = ties.operands[:2]
     name = ties.equation.primitive.name
     if contractions.OPERATIONS[name] == 'conv':
-        specs = ties.params['dimension_numbers']
-        batch, channels, *_ = pick(left, specs.lhs_spec)
-        outputs, *_ = pick(right, specs.rhs_spec)
+        dimension_numbers = ties.params['dimension_numbers']
+        batch, channels, *_ = pick(left, dimension_numbers.lhs_spec)
+        outputs, *_ = pick(right, dimension_numbers.rhs_spec)
         return Contraction(shared=(channels,), summed=(channels,), free=(batch, outputs))
-    numbers = contractions.dot_axes(ties.equation)
-    summed, _ = numbers.contract
-    batch, _ = numbers.batch
+    dot_axes = contractions.dot_axes(ties.equation)
+    summed, _ = dot_axes.contract
+    batch, _ = dot_axes.batch
     summed_axes = pick(left, summed)
     shared_axes = pick(left, batch) + summed_axes
-    return Contraction(shared_axes, summed_axes, _free_axes(left, right, numbers))
+    return Contraction(shared_axes, summed_axes, _free_axes(left, right, dot_axes))
 
 
-def _free_axes(left: Axes, right: Axes, numbers: DotAxes) -> Axes:
+def _free_axes(left: Axes, right: Axes, dot_axes: DotAxes) -> Axes:
     """The axes of a product that only one of its operands has."""
-    summed_left, summed_right = numbers.contract
-    batch_left, batch_right = numbers.batch
+    summed_left, summed_right = dot_axes.contract
+    batch_left, batch_right = dot_axes.batch
     free_left = drop(left, summed_left + batch_left)
     free_right = drop(right, summed_right + batch_right)
     return free_left + free_right
@@ -47,22 +47,22 @@ def _free_axes(left: Axes, right: Axes, numbers: DotAxes) -> Axes:
 
 def _dot(ties: EquationTies) -> list[Axes]:
     left, right = ties.operands
-    numbers = contractions.dot_axes(ties.equation)
-    for in_left, in_right in (numbers.contract, numbers.batch):
+    dot_axes = contractions.dot_axes(ties.equation)
+    for in_left, in_right in (dot_axes.contract, dot_axes.batch):
         left_axes = pick(left, in_left)
         right_axes = pick(right, in_right)
         ties.unify_each(left_axes, right_axes)
-    batch, _ = numbers.batch
+    batch, _ = dot_axes.batch
     batch_axes = pick(left, batch)
-    return [batch_axes + _free_axes(left, right, numbers)]
+    return [batch_axes + _free_axes(left, right, dot_axes)]
 
 
 def _ragged_dot(ties: EquationTies) -> list[Axes]:
     """Groups of rows, with a matrix for each group: the sizes of groups are data, so no group can be removed."""
     left, right, sizes = ties.operands
-    numbers = contractions.dot_axes(ties.equation)
+    dot_axes = contractions.dot_axes(ties.equation)
     ranks = len(left), len(right)
-    if ranks != (2, 3) or numbers != contractions.PLAIN_RAGGED_DOT:
+    if ranks != (2, 3) or dot_axes != contractions.PLAIN_RAGGED_DOT:
         return ties.pin_everything('groups of rows along several axes')
     rows, inputs = left
     groups, inputs_of_matrices, outputs = right
@@ -74,12 +74,12 @@ def _ragged_dot(ties: EquationTies) -> list[Axes]:
 def _conv(ties: EquationTies) -> list[Axes]:
     if ties.params['batch_group_count'] != 1:
         return ties.pin_everything('groups of images')
-    numbers = ties.params['dimension_numbers']
+    dimension_numbers = ties.params['dimension_numbers']
     image, kernel = ties.operands
     result = list(new_axes(ties.shape))
-    batch, channels = _pin_window(image, numbers.lhs_spec, ties)
-    outputs, inputs = _pin_window(kernel, numbers.rhs_spec, ties)
-    _pin_window(result, numbers.out_spec, ties)
+    batch, channels = _pin_window(image, dimension_numbers.lhs_spec, ties)
+    outputs, inputs = _pin_window(kernel, dimension_numbers.rhs_spec, ties)
+    _pin_window(result, dimension_numbers.out_spec, ties)
     count = ties.params['feature_group_count']
     if count == 1:
         ties.unify(channels, inputs)
@@ -88,7 +88,7 @@ def _conv(ties: EquationTies) -> list[Axes]:
         outputs_of_group = atom(outputs.size // count)
         ties.unify(channels, product([groups, inputs]))
         ties.unify(outputs, product([groups, outputs_of_group]))
-    batch_of_result, channels_of_result = numbers.out_spec[:2]
+    batch_of_result, channels_of_result = dimension_numbers.out_spec[:2]
     result[batch_of_result] = batch
     result[channels_of_result] = outputs
     return [tuple(result)]

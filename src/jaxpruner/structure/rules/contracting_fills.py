@@ -7,12 +7,12 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpruner.structure.analysis.axes import Axis, all_but, pick, sizes_of
-from jaxpruner.structure.analysis.fills import NAN, Fill, Flow, Number, is_finite, product
+from jaxpruner.structure.analysis.fills import NAN, EquationFills, Fill, Scalar, is_finite, product
 from jaxpruner.uses import contractions
 from jaxpruner.uses.contractions import DotAxes
 
-# The number that changes nothing when an operation meets it.
-_NEUTRAL: dict[str, Number] = {
+# The scalar that changes nothing when an operation meets it.
+_NEUTRAL: dict[str, Scalar] = {
     'reduce_and': True,
     'reduce_or': 0,
     'reduce_prod': 1,
@@ -24,32 +24,32 @@ _NEUTRAL: dict[str, Number] = {
 COLLECTIVES = {'pmax': 'reduce_max', 'pmin': 'reduce_min', 'psum': 'reduce_sum'}
 
 
-def _zero_or_unknown(value: Number) -> Number:
-    """A sum of products with this number."""
+def _zero_or_unknown(value: Scalar) -> Scalar:
+    """A sum of products with this scalar."""
     if not is_finite(value):
         return NAN
     return 0 if value == 0 else None
 
 
-def _check_product(flow: Flow, atom: Axis, first: Number, second: Number) -> None:
-    """Rejects an atom over which products of these numbers are summed, unless they are zero."""
+def _check_product(fills: EquationFills, atom: Axis, first: Scalar, second: Scalar) -> None:
+    """Rejects an atom over which products of these scalars are summed, unless they are zero."""
     if product(first, second) != 0:
-        flow.reject(atom, 'sums products of channels that are not zero')
+        fills.reject(atom, 'sums products of channels that are not zero')
 
 
-def dot(flow: Flow) -> list[Fill]:
+def dot(fills: EquationFills) -> list[Fill]:
     """A product of two values; of groups of rows, too, whose sizes are the third operand."""
-    left, right = flow.fills[:2]
-    left_axes, right_axes = flow.operands[:2]
-    numbers = contractions.dot_axes(flow.equation)
-    for i, k in zip(*numbers.contract, strict=True):
-        for atom in flow.candidates(left_axes[i]):
+    left, right = fills.of_operands[:2]
+    left_axes, right_axes = fills.operands[:2]
+    dot_axes = contractions.dot_axes(fills.equation)
+    for i, k in zip(*dot_axes.contract, strict=True):
+        for atom in fills.candidates(left_axes[i]):
             first = left.at(i, atom)
             second = right.at(k, atom)
-            _check_product(flow, atom, first, second)
-    sources = _dot_sources(numbers, len(left_axes), len(right_axes))
+            _check_product(fills, atom, first, second)
+    sources = _dot_sources(dot_axes, len(left_axes), len(right_axes))
 
-    def find(axis: int, atom: Axis) -> Number:
+    def find(axis: int, atom: Axis) -> Scalar:
         source = sources[axis]
         first = second = None
         if source.left is not None:
@@ -58,7 +58,7 @@ def dot(flow: Flow) -> list[Fill]:
             second = right.at(source.right, atom)
         return _zero_or_unknown(product(first, second))
 
-    return flow.fill_results(find, everywhere=_zero_product(left, right))
+    return fills.fill_results(find, everywhere=_zero_product(left, right))
 
 
 class _Source(NamedTuple):
@@ -68,12 +68,12 @@ class _Source(NamedTuple):
     right: int | None
 
 
-def _dot_sources(numbers: DotAxes, left_rank: int, right_rank: int) -> list[_Source]:
+def _dot_sources(dot_axes: DotAxes, left_rank: int, right_rank: int) -> list[_Source]:
     """For each axis of a product the axes that it comes from."""
-    summed_left, summed_right = numbers.contract
-    batch_left, batch_right = numbers.batch
+    summed_left, summed_right = dot_axes.contract
+    batch_left, batch_right = dot_axes.batch
     free_left = all_but(summed_left + batch_left, range(left_rank))
-    free_right = all_but(summed_right + batch_right + numbers.groups, range(right_rank))
+    free_right = all_but(summed_right + batch_right + dot_axes.groups, range(right_rank))
     sources = list(map(_Source, batch_left, batch_right))
     for i in free_left:
         sources.append(_Source(i, None))
@@ -82,31 +82,31 @@ def _dot_sources(numbers: DotAxes, left_rank: int, right_rank: int) -> list[_Sou
     return sources
 
 
-def _zero_product(first: Fill, second: Fill) -> Number:
+def _zero_product(first: Fill, second: Fill) -> Scalar:
     """Zero if one of two factors is zero everywhere."""
     is_zero = first.everywhere == 0 or second.everywhere == 0
     return 0 if is_zero else None
 
 
-def conv(flow: Flow) -> list[Fill]:
+def conv(fills: EquationFills) -> list[Fill]:
     """A convolution sums over the channels of its input; each group of channels meets its own part of the kernel."""
-    image, kernel = flow.fills
-    image_axes, kernel_axes = flow.operands
-    numbers = flow.params['dimension_numbers']
-    batch, channels = numbers.lhs_spec[:2]
-    outputs, inputs = numbers.rhs_spec[:2]
-    batch_of_result, channels_of_result = numbers.out_spec[:2]
-    summed = flow.candidates(kernel_axes[inputs])
+    image, kernel = fills.of_operands
+    image_axes, kernel_axes = fills.operands
+    dimension_numbers = fills.params['dimension_numbers']
+    batch, channels = dimension_numbers.lhs_spec[:2]
+    outputs, inputs = dimension_numbers.rhs_spec[:2]
+    batch_of_result, channels_of_result = dimension_numbers.out_spec[:2]
+    summed = fills.candidates(kernel_axes[inputs])
     for atom in summed:
         first = image.at(channels, atom)
         second = kernel.at(inputs, atom)
-        _check_product(flow, atom, first, second)
+        _check_product(fills, atom, first, second)
     grouped: set[Axis] = set()  # atoms of the groups of channels
-    if flow.params['feature_group_count'] > 1:
-        grouped.update(flow.candidates(image_axes[channels]))
+    if fills.params['feature_group_count'] > 1:
+        grouped.update(fills.candidates(image_axes[channels]))
         grouped.difference_update(summed)
 
-    def find(axis: int, atom: Axis) -> Number:
+    def find(axis: int, atom: Axis) -> Scalar:
         if axis == batch_of_result:
             return _zero_or_unknown(image.at(batch, atom))
         if axis != channels_of_result:
@@ -116,50 +116,50 @@ def conv(flow: Flow) -> list[Fill]:
             value = product(value, image.at(channels, atom))
         return _zero_or_unknown(value)
 
-    return flow.fill_results(find, everywhere=_zero_product(image, kernel))
+    return fills.fill_results(find, everywhere=_zero_product(image, kernel))
 
 
-def reduce(flow: Flow) -> list[Fill]:
+def reduce(fills: EquationFills) -> list[Fill]:
     """What is reduced has to be neutral at removed channels."""
-    name = flow.equation.primitive.name
-    return [_reduce(flow, name, 0)]
+    name = fills.equation.primitive.name
+    return [_reduce(fills, name, 0)]
 
 
-def collective(flow: Flow) -> list[Fill]:
+def collective(fills: EquationFills) -> list[Fill]:
     """A reduction of each operand along an axis over which the program was mapped."""
-    name = COLLECTIVES[flow.equation.primitive.name]
-    numbers = range(len(flow.fills))
-    return [_reduce(flow, name, number) for number in numbers]
+    name = COLLECTIVES[fills.equation.primitive.name]
+    indices = range(len(fills.of_operands))
+    return [_reduce(fills, name, index) for index in indices]
 
 
-def _reduce(flow: Flow, name: str, number: int) -> Fill:
+def _reduce(fills: EquationFills, name: str, index: int) -> Fill:
     """The reduction of one operand."""
-    fill = flow.fills[number]
-    axes = flow.operands[number]
-    kept = all_but(flow.params['axes'], axes)
+    fill = fills.of_operands[index]
+    axes = fills.operands[index]
+    kept = all_but(fills.params['axes'], axes)
     reduced = all_but(kept, axes)
     for i in reduced:
-        for atom in flow.candidates(axes[i]):
+        for atom in fills.candidates(axes[i]):
             value = fill.at(i, atom)
             if not _is_neutral(name, value):
-                flow.reject(atom, _reduce_reason(name, value))
+                fills.reject(atom, _reduce_reason(name, value))
     sizes = sizes_of(pick(axes, reduced))
     count = math.prod(sizes)
 
-    def find(k: int, atom: Axis) -> Number:
+    def find(k: int, atom: Axis) -> Scalar:
         value = fill.at(kept[k], atom)
         return _reduced(name, value, count)
 
     everywhere = _reduced(name, fill.everywhere, count)
-    return flow.result(everywhere, find, number)
+    return fills.result(everywhere, find, index)
 
 
-def _is_neutral(name: str, value: Number) -> bool:
-    """Whether a reduction is the same without elements of this number."""
+def _is_neutral(name: str, value: Scalar) -> bool:
+    """Whether a reduction is the same without elements of this scalar."""
     return name in _NEUTRAL and value == _NEUTRAL[name]
 
 
-def _reduce_reason(name: str, value: Number) -> str:
+def _reduce_reason(name: str, value: Scalar) -> str:
     if name not in _NEUTRAL:
         return 'takes channels that are zero into account'
     if value is None:
@@ -167,8 +167,8 @@ def _reduce_reason(name: str, value: Number) -> str:
     return f'meets {value} at zeroed channels'
 
 
-def _reduced(name: str, value: Number, count: int) -> Number:
-    """What reducing `count` elements gives that are all the same number."""
+def _reduced(name: str, value: Scalar, count: int) -> Scalar:
+    """What reducing `count` elements gives that are all the same scalar."""
     if value is None:
         return None
     if not is_finite(value):
@@ -182,33 +182,33 @@ def _reduced(name: str, value: Number, count: int) -> Number:
     return value
 
 
-def _power(value: Number, count: int) -> Number:
+def _power(value: Scalar, count: int) -> Scalar:
     if value in (0, 1):
         return value
     with np.errstate(over='ignore'):
         return float(np.float64(value) ** count)
 
 
-def _nothing_found(axis: int, atom: Axis) -> Number:
+def _nothing_found(axis: int, atom: Axis) -> Scalar:
     return None
 
 
-def arg_reduce(flow: Flow) -> list[Fill]:
+def arg_reduce(fills: EquationFills) -> list[Fill]:
     """An index: nothing is known of it, and it is finite."""
-    return flow.fill_results(_nothing_found)
+    return fills.fill_results(_nothing_found)
 
 
-def along(flow: Flow) -> list[Fill]:
+def along(fills: EquationFills) -> list[Fill]:
     """Elements that follow one another: 0 stays 0, and what is sorted or compared stays what it is."""
-    name = flow.equation.primitive.name
+    name = fills.equation.primitive.name
     results = []
-    for number, fill in enumerate(flow.fills):
+    for index, fill in enumerate(fills.of_operands):
         find = functools.partial(_accumulated, name, fill)
-        results.append(flow.result(None, find, number))
+        results.append(fills.result(None, find, index))
     return results
 
 
-def _accumulated(name: str, fill: Fill, axis: int, atom: Axis) -> Number:
+def _accumulated(name: str, fill: Fill, axis: int, atom: Axis) -> Scalar:
     value = fill.at(axis, atom)
     if name in ('cummax', 'cummin', 'sort'):
         return value
@@ -218,31 +218,31 @@ def _accumulated(name: str, fill: Fill, axis: int, atom: Axis) -> Number:
     return value
 
 
-def window(flow: Flow) -> list[Fill]:
+def window(fills: EquationFills) -> list[Fill]:
     """Pooling along other axes."""
-    (fill,) = flow.fills
-    sums = flow.equation.primitive.name == 'reduce_window_sum'
+    (fill,) = fills.of_operands
+    sums = fills.equation.primitive.name == 'reduce_window_sum'
 
-    def find(i: int, atom: Axis) -> Number:
+    def find(i: int, atom: Axis) -> Scalar:
         value = fill.at(i, atom)
         return _zero_or_unknown(value) if sums else value
 
-    return flow.fill_results(find)
+    return fills.fill_results(find)
 
 
-def fourier(flow: Flow) -> list[Fill]:
+def fourier(fills: EquationFills) -> list[Fill]:
     """A Fourier transform along other axes: of zeros it is zero."""
-    (fill,) = flow.fills
+    (fill,) = fills.of_operands
 
-    def find(i: int, atom: Axis) -> Number:
+    def find(i: int, atom: Axis) -> Scalar:
         return _zero_or_unknown(fill.at(i, atom))
 
-    return flow.fill_results(find)
+    return fills.fill_results(find)
 
 
-def top_k(flow: Flow) -> list[Fill]:
+def top_k(fills: EquationFills) -> list[Fill]:
     """The largest elements, and indices."""
-    (fill,) = flow.fills
-    largest = flow.result(None, fill.at, 0)
-    indices = flow.result(None, _nothing_found, 1)
+    (fill,) = fills.of_operands
+    largest = fills.result(None, fill.at, 0)
+    indices = fills.result(None, _nothing_found, 1)
     return [largest, indices]

@@ -54,12 +54,12 @@ def _gather(ties: EquationTies) -> list[Axes]:
         result[k] = axis
     for i, k in enumerate(axes.rows):
         result[k] = indices[i]
-    numbers = ties.params['dimension_numbers']
-    collapsed = pick(base, numbers.collapsed_slice_dims)
+    dimension_numbers = ties.params['dimension_numbers']
+    collapsed = pick(base, dimension_numbers.collapsed_slice_dims)
     ties.pin_all(collapsed, _REASON)
     # Older JAX has no axes that the operand and the indices have in common.
-    batching = getattr(numbers, 'operand_batching_dims', ())
-    batching_of_indices = getattr(numbers, 'start_indices_batching_dims', ())
+    batching = getattr(dimension_numbers, 'operand_batching_dims', ())
+    batching_of_indices = getattr(dimension_numbers, 'start_indices_batching_dims', ())
     in_base = pick(base, batching)
     in_indices = pick(indices, batching_of_indices)
     ties.unify_each(in_base, in_indices)
@@ -74,8 +74,8 @@ def _scatter(ties: EquationTies) -> list[Axes]:
     windowed = pick(base, axes.kept)
     window = _window(windowed, sizes_of(in_updates), ties)
     ties.unify_each(window, in_updates)
-    numbers = ties.params['dimension_numbers']
-    inserted = pick(base, numbers.inserted_window_dims)
+    dimension_numbers = ties.params['dimension_numbers']
+    inserted = pick(base, dimension_numbers.inserted_window_dims)
     ties.pin_all(inserted, _REASON)
     *rows, parts = indices
     ties.unify_each(rows, pick(updates, axes.rows))

@@ -16,7 +16,7 @@ from jaxpruner.uses.bodies import bind
 Values = list[Any]
 
 
-class SmallEquation(NamedTuple):
+class EquationCut(NamedTuple):
     """An equation of which some operands or results are smaller.
 
     Attributes:
@@ -38,36 +38,36 @@ class SmallEquation(NamedTuple):
         return self.cut.shape(self.axes.results[0])
 
 
-def unchanged(small: SmallEquation, operands: Values) -> Values:
+def unchanged(small: EquationCut, operands: Values) -> Values:
     """The primitive reads all sizes off its operands."""
     return small.run(operands)
 
 
-def from_nothing(small: SmallEquation, operands: Values) -> Values:
+def from_nothing(small: EquationCut, operands: Values) -> Values:
     """What is made from nothing is made as before, and cut along: what stands at an index is known."""
     rank = operands[0].ndim if operands else 0  # of keys, for each of which values are made
     take = functools.partial(small.cut.take, first=rank)
     return list(map(take, small.run(operands), small.axes.results))
 
 
-def broadcast(small: SmallEquation, operands: Values) -> Values:
+def broadcast(small: EquationCut, operands: Values) -> Values:
     """The shape of the result is a parameter."""
     return small.run(operands, shape=small.result_shape())
 
 
-def reshape(small: SmallEquation, operands: Values) -> Values:
+def reshape(small: EquationCut, operands: Values) -> Values:
     """As `broadcast`."""
     return small.run(operands, new_sizes=small.result_shape())
 
 
-def tile(small: SmallEquation, operands: Values) -> Values:
+def tile(small: EquationCut, operands: Values) -> Values:
     """How often each axis is repeated is a parameter."""
     (value,) = operands
     counts = map(operator.floordiv, small.result_shape(), value.shape)
     return small.run(operands, reps=tuple(counts))
 
 
-def split(small: SmallEquation, operands: Values) -> Values:
+def split(small: EquationCut, operands: Values) -> Values:
     """The sizes of the parts are a parameter."""
     i = small.equation.params['axis']
     segments = [axes[i] for axes in small.axes.results]
@@ -75,12 +75,12 @@ def split(small: SmallEquation, operands: Values) -> Values:
     return small.run(operands, sizes=tuple(sizes))
 
 
-def dynamic_slice(small: SmallEquation, operands: Values) -> Values:
+def dynamic_slice(small: EquationCut, operands: Values) -> Values:
     """The shape of the window is a parameter."""
     return small.run(operands, slice_sizes=small.result_shape())
 
 
-def gather(small: SmallEquation, operands: Values) -> Values:
+def gather(small: EquationCut, operands: Values) -> Values:
     """Windows that are as long as their axis stay so."""
     sizes = []
     axes = small.axes.operands[0]
@@ -100,7 +100,7 @@ def slices(params: Mapping[str, Any]) -> list[range]:
     return list(map(range, starts, limits, strides))
 
 
-def slice_(small: SmallEquation, operands: Values) -> Values:
+def slice_(small: EquationCut, operands: Values) -> Values:
     """Bounds are moved to where their elements have gone."""
     axes = small.axes.operands[0]
     counts = small.result_shape()
@@ -127,15 +127,15 @@ def _move_slice(cut: Cut, axis: Axis, old_slice: range, count: int) -> range:
     return range(new_start, new_stop)
 
 
-def conv(small: SmallEquation, operands: Values) -> Values:
+def conv(small: EquationCut, operands: Values) -> Values:
     """The number of groups is a parameter: each has the number of channels that the kernel has inputs."""
     params = small.equation.params
     if params['feature_group_count'] == 1:
         return small.run(operands)
-    numbers = params['dimension_numbers']
+    dimension_numbers = params['dimension_numbers']
     image, kernel = operands
-    _, channel_axis, *_ = numbers.lhs_spec
-    _, input_axis, *_ = numbers.rhs_spec
+    _, channel_axis, *_ = dimension_numbers.lhs_spec
+    _, input_axis, *_ = dimension_numbers.rhs_spec
     channels = image.shape[channel_axis]
     inputs = kernel.shape[input_axis]
     return small.run(operands, feature_group_count=channels // inputs)

@@ -25,13 +25,13 @@ class ScatterAxes(NamedTuple):
     @classmethod
     def of(cls, equation: Any) -> 'ScatterAxes':
         """Reads the equation."""
-        numbers = equation.params['dimension_numbers']
+        dimension_numbers = equation.params['dimension_numbers']
         operand, _, updates = map(shape_of, equation.invars)
-        batching = tuple(getattr(numbers, 'operand_batching_dims', ()))
-        kept = all_but((*numbers.inserted_window_dims, *batching), operand)
+        batching = tuple(getattr(dimension_numbers, 'operand_batching_dims', ()))
+        kept = all_but((*dimension_numbers.inserted_window_dims, *batching), operand)
         return cls(
-            kept=dict(zip(kept, numbers.update_window_dims, strict=True)),
-            rows=all_but(numbers.update_window_dims, updates),
+            kept=dict(zip(kept, dimension_numbers.update_window_dims, strict=True)),
+            rows=all_but(dimension_numbers.update_window_dims, updates),
             batching=batching,
-            batching_of_indices=getattr(numbers, 'scatter_indices_batching_dims', ()),
+            batching_of_indices=getattr(dimension_numbers, 'scatter_indices_batching_dims', ()),
         )

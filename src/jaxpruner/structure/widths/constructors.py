@@ -20,7 +20,7 @@ from jaxpruner.core import tree as tree_lib
 from jaxpruner.core.tree import PyTree
 from jaxpruner.structure.analysis.axes import Axes, atoms, sizes_of
 from jaxpruner.structure.cutting.cut import Cut
-from jaxpruner.structure.cutting.keeping import Keep, check_keep
+from jaxpruner.structure.cutting.keeping import KeepByGroup, check_keep
 from jaxpruner.structure.graph import ChannelGraph
 from jaxpruner.structure.widths.argument_numbers import Location, Value, changed, numbers_in
 from jaxpruner.structure.widths.built_shapes import (
@@ -88,7 +88,7 @@ def constructor_arguments(
     build: Build,
     arguments: Mapping[str, Any],
     graph: ChannelGraph,
-    keep: Keep,
+    keep: KeepByGroup,
     allow_inexact: bool = False,
 ) -> ConstructorArguments:
     """Finds with which arguments a module becomes the smaller model.

@@ -230,7 +230,7 @@ class ScaleFlow(LiveEvaluator[Scale]):
     def _carried(
         self, carried: Scales, variables: Sequence[Any], position: TracePosition
     ) -> Scales:
-        """What a loop carries has one factor in all of its turns."""
+        """What a loop carries has one factor in all of its trips."""
         before = []
         for i, scale in enumerate(carried):
             scale_inside = ONE

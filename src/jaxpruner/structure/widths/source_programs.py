@@ -216,7 +216,7 @@ class Comparison:
             self._add(old, position, values)
 
 
-class _Parameters(resizing.SmallEquation):
+class _Parameters(resizing.EquationCut):
     """Tells with which parameters a primitive runs on smaller operands, in place of running it."""
 
     __slots__ = ()

@@ -275,7 +275,7 @@ def _made_at(values: Iterable[Facts]) -> frozenset[ProgramPath]:
 
 
 def _sums_alone(carried: Iterable[Facts]) -> Values:
-    """What is known of carried values in every turn of a loop: no numbers."""
+    """What is known of carried values in every trip of a loop: no numbers."""
     return [Facts(summed=facts.summed) for facts in carried]
 
 
