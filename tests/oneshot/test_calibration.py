@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpruner.oneshot import calibrate
+from jaxpruner.oneshot import calibrate, moments
 from jaxpruner.uses import UnsupportedPrimitive
 from oneshot import model
 
@@ -199,3 +199,9 @@ def test_a_layer_that_is_taken_by_its_number():
         lambda p, x: x @ jax.lax.dynamic_index_in_dim(p['w'], 2, keepdims=False), params, [x]
     )['w']
     np.testing.assert_array_equal(entry.matrices.read(params['w']), params['w'][2])
+
+
+def test_a_contraction_without_statistics_is_named():
+    equation = jax.make_jaxpr(jnp.add)(jnp.ones(2), jnp.ones(2)).eqns[0]
+    with pytest.raises(AssertionError, match=r'\badd\b'):
+        moments.statistics_of(equation, 1, jnp.ones(2), with_gram=False)
